@@ -1,0 +1,1 @@
+//! Node identity: keys, node ids and the signed grants that open sessions.

@@ -1,0 +1,1 @@
+//! Model files, text and the exact engine: everything that turns files into numbers.

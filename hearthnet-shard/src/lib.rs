@@ -1,0 +1,1 @@
+//! Hosts one contiguous range of layers for authenticated peers.

@@ -1,0 +1,1 @@
+//! X08 tensor transport: tensors over mutually authenticated, flow-controlled WebSocket frames.

@@ -1,0 +1,2 @@
+//! The `hearthnet` program.
+fn main() {}
