@@ -1,0 +1,267 @@
+//! What a shard host says about itself: the record that routing works on.
+
+use serde::{Deserialize, Serialize};
+
+/// Largest model this network routes, in layers; a descriptor beyond it is nonsense.
+///
+/// The deepest published dense models have 126 layers; 1024 leaves room and bounds the router.
+pub const MAX_LAYERS: u32 = 1024;
+
+/// Longest text field of a descriptor, in bytes.
+pub const MAX_TEXT: usize = 256;
+
+/// A shard host's description of the layers it serves (DESIGN.md section 8).
+///
+/// It comes from a peer: call [`Descriptor::validate`] before using any field.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Descriptor {
+    /// `<model_id>:<lo>-<hi>`.
+    pub shard_id: String,
+    /// Catalogue id or file stem of the model.
+    pub model_id: String,
+    /// Identity of the weights, 64 lowercase hex digits.
+    pub weights_sha256: String,
+    /// First and last layer served, both inclusive.
+    pub layer_range: (u32, u32),
+    /// Layers of the whole model.
+    pub total_layers: u32,
+    /// Memory that the layers and their KV budget take, in MiB.
+    pub vram_required_mb: u64,
+    /// Streams served at once; one more is refused.
+    pub max_concurrent_streams: u32,
+    /// Node id of the host (`ed25519:...`).
+    pub host: String,
+    /// `ADDR:PORT` of the tensor endpoint.
+    pub endpoint: String,
+    /// Unix time of this statement, in seconds.
+    pub advertised_at: u64,
+    /// Data type of the residual stream between blocks: `fp16`, `bf16` or `fp32`.
+    pub boundary_dtype: String,
+    /// Arithmetic that produced the answers: `canonical-1` is exact.
+    pub arithmetic: String,
+    /// Measured milliseconds per decoded token for the whole range; 0 when nothing was measured yet.
+    pub ms_per_token: f32,
+    /// Streams open now.
+    pub queue_depth: u32,
+    /// Software name and version.
+    pub software: String,
+}
+
+/// Why a descriptor is refused. All of them carry the code `bad_descriptor`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DescriptorError {
+    /// The bytes are not a descriptor in CBOR, or too long.
+    #[error("the descriptor cannot be read: {0}")]
+    Malformed(String),
+    /// The first layer lies after the last one.
+    #[error("the layer range {0}-{1} runs backwards")]
+    Backwards(u32, u32),
+    /// The range leaves the model, or the model is impossibly deep.
+    #[error("layers up to {hi} do not fit a model of {total} layers")]
+    BeyondModel {
+        /// Last layer claimed.
+        hi: u32,
+        /// Layers of the model as claimed.
+        total: u32,
+    },
+    /// A text field is too long or holds control characters.
+    #[error("the field {0} is not plain text of at most {MAX_TEXT} bytes")]
+    Text(&'static str),
+    /// `weights_sha256` is not 64 lowercase hex digits.
+    #[error("weights_sha256 is not 64 hex digits")]
+    Weights,
+    /// `shard_id` does not follow from the model id and the range.
+    #[error("shard_id does not match model_id and layer_range")]
+    ShardId,
+    /// The measured time is negative or not a number.
+    #[error("ms_per_token is not a finite, non-negative number")]
+    Speed,
+}
+
+impl DescriptorError {
+    /// The stable code of this refusal.
+    pub fn code(&self) -> &'static str {
+        "bad_descriptor"
+    }
+}
+
+/// Largest encoded descriptor, in bytes.
+pub const MAX_ENCODED: usize = 8 * 1024;
+
+impl Descriptor {
+    /// The shard id that belongs to a model and an inclusive layer range.
+    pub fn shard_id(model_id: &str, lo: u32, hi: u32) -> String {
+        format!("{model_id}:{lo}-{hi}")
+    }
+
+    /// Encodes as CBOR.
+    ///
+    /// # Errors
+    /// [`DescriptorError::Malformed`] when the result would exceed [`MAX_ENCODED`].
+    pub fn to_cbor(&self) -> Result<Vec<u8>, DescriptorError> {
+        let mut out = Vec::with_capacity(512);
+        ciborium::into_writer(self, &mut out)
+            .map_err(|e| DescriptorError::Malformed(e.to_string()))?;
+        if out.len() > MAX_ENCODED {
+            return Err(DescriptorError::Malformed(format!(
+                "{} bytes is too long",
+                out.len()
+            )));
+        }
+        Ok(out)
+    }
+
+    /// Decodes and validates what a peer sent.
+    ///
+    /// # Errors
+    /// Any [`DescriptorError`].
+    pub fn from_cbor(bytes: &[u8]) -> Result<Self, DescriptorError> {
+        if bytes.len() > MAX_ENCODED {
+            return Err(DescriptorError::Malformed(format!(
+                "{} bytes is too long",
+                bytes.len()
+            )));
+        }
+        let this: Self = ciborium::de::from_reader_with_recursion_limit(bytes, 8)
+            .map_err(|e| DescriptorError::Malformed(e.to_string()))?;
+        this.validate()?;
+        Ok(this)
+    }
+
+    /// Checks every field for sense.
+    ///
+    /// # Errors
+    /// The first [`DescriptorError`] that applies.
+    pub fn validate(&self) -> Result<(), DescriptorError> {
+        for (name, text) in [
+            ("shard_id", &self.shard_id),
+            ("model_id", &self.model_id),
+            ("host", &self.host),
+            ("endpoint", &self.endpoint),
+            ("boundary_dtype", &self.boundary_dtype),
+            ("arithmetic", &self.arithmetic),
+            ("software", &self.software),
+        ] {
+            if text.len() > MAX_TEXT || text.chars().any(char::is_control) {
+                return Err(DescriptorError::Text(name));
+            }
+        }
+        if self.weights_sha256.len() != 64
+            || !self
+                .weights_sha256
+                .bytes()
+                .all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+        {
+            return Err(DescriptorError::Weights);
+        }
+        let (lo, hi) = self.layer_range;
+        if lo > hi {
+            return Err(DescriptorError::Backwards(lo, hi));
+        }
+        if self.total_layers > MAX_LAYERS || hi >= self.total_layers {
+            return Err(DescriptorError::BeyondModel {
+                hi,
+                total: self.total_layers,
+            });
+        }
+        if self.shard_id != Self::shard_id(&self.model_id, lo, hi) {
+            return Err(DescriptorError::ShardId);
+        }
+        if !self.ms_per_token.is_finite() || self.ms_per_token < 0.0 {
+            return Err(DescriptorError::Speed);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn good() -> Descriptor {
+        Descriptor {
+            shard_id: "m:0-7".into(),
+            model_id: "m".into(),
+            weights_sha256: "0a".repeat(32),
+            layer_range: (0, 7),
+            total_layers: 16,
+            vram_required_mb: 10,
+            max_concurrent_streams: 4,
+            host: "ed25519:x".into(),
+            endpoint: "127.0.0.1:1".into(),
+            advertised_at: 1,
+            boundary_dtype: "fp16".into(),
+            arithmetic: "canonical-1".into(),
+            ms_per_token: 0.0,
+            queue_depth: 0,
+            software: "hearthnet/0.1.0".into(),
+        }
+    }
+
+    #[test]
+    fn a_good_descriptor_survives_the_round_trip() {
+        let d = good();
+        assert_eq!(Descriptor::from_cbor(&d.to_cbor().unwrap()).unwrap(), d);
+    }
+
+    #[test]
+    fn every_kind_of_nonsense_has_its_own_refusal() {
+        let with = |f: &dyn Fn(&mut Descriptor)| {
+            let mut d = good();
+            f(&mut d);
+            d.validate().unwrap_err()
+        };
+        assert_eq!(
+            with(&|d| d.layer_range = (8, 7)),
+            DescriptorError::Backwards(8, 7)
+        );
+        assert!(matches!(
+            with(&|d| d.layer_range = (0, u32::MAX)),
+            DescriptorError::BeyondModel { hi: u32::MAX, .. }
+        ));
+        assert!(matches!(
+            with(&|d| d.total_layers = u32::MAX),
+            DescriptorError::BeyondModel { .. }
+        ));
+        assert_eq!(
+            with(&|d| d.weights_sha256 = "zz".repeat(32)),
+            DescriptorError::Weights
+        );
+        assert_eq!(
+            with(&|d| d.weights_sha256.clear()),
+            DescriptorError::Weights
+        );
+        assert_eq!(
+            with(&|d| d.shard_id = "m:0-8".into()),
+            DescriptorError::ShardId
+        );
+        assert_eq!(with(&|d| d.ms_per_token = f32::NAN), DescriptorError::Speed);
+        assert_eq!(
+            with(&|d| d.host = "a\u{1b}[31m".into()),
+            DescriptorError::Text("host")
+        );
+        assert_eq!(
+            with(&|d| d.endpoint = "x".repeat(257)),
+            DescriptorError::Text("endpoint")
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn decoding_arbitrary_bytes_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..512)) {
+            let _ = Descriptor::from_cbor(&bytes);
+        }
+
+        #[test]
+        fn a_flipped_byte_never_panics(at in 0usize..300, to in any::<u8>()) {
+            let mut bytes = good().to_cbor().unwrap();
+            if let Some(b) = bytes.get_mut(at) { *b = to; }
+            if let Ok(d) = Descriptor::from_cbor(&bytes) {
+                prop_assert!(d.layer_range.0 <= d.layer_range.1 && d.layer_range.1 < d.total_layers);
+            }
+        }
+    }
+}
