@@ -1,1 +1,16 @@
 //! Model files, text and the exact engine: everything that turns files into numbers.
+
+pub mod boundary;
+mod error;
+pub mod families;
+pub mod gguf;
+pub mod manifest;
+pub mod model_file;
+pub mod spec;
+
+pub use boundary::BoundaryDtype;
+pub use error::ModelError;
+pub use gguf::{Gguf, TensorType};
+pub use manifest::WeightsId;
+pub use model_file::{ModelFile, TensorView};
+pub use spec::{LayerTensor, ModelSpec, RopeKind, RopeSpec};

@@ -1,0 +1,195 @@
+//! The residual stream's number format between blocks and on the wire.
+
+use std::fmt;
+use std::str::FromStr;
+
+use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
+
+/// Format to which the residual stream is rounded after every block, whether or not a network hop
+/// follows, so that where a model is cut can never change an answer. It belongs to the model: a
+/// family names it, and a file may override it.
+///
+/// Encodings are little-endian; rounding is to nearest, ties to even. A value beyond the format's
+/// range becomes an infinity, which the engine reports as an overflow of the boundary.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BoundaryDtype {
+    /// IEEE 754 binary16: 11 significant bits, up to 65,504.
+    F16,
+    /// bfloat16: 8 significant bits, the range of `F32`.
+    Bf16,
+    /// IEEE 754 binary32.
+    F32,
+}
+
+/// Bytes that do not hold whole values.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{len} bytes are no whole number of {dtype} values")]
+pub struct BoundaryLengthError {
+    /// Number of bytes.
+    pub len: usize,
+    /// Format of the values.
+    pub dtype: BoundaryDtype,
+}
+
+impl BoundaryDtype {
+    /// Every format.
+    pub const ALL: [Self; 3] = [Self::F16, Self::Bf16, Self::F32];
+
+    /// 2 or 4.
+    pub fn bytes_per_value(self) -> usize {
+        match self {
+            Self::F16 | Self::Bf16 => 2,
+            Self::F32 => 4,
+        }
+    }
+
+    /// The name in files and messages: `f16`, `bf16` or `f32`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::F32 => "f32",
+        }
+    }
+
+    /// Appends `values`, rounded to this format, to `out`.
+    pub fn encode(self, values: &[f32], out: &mut Vec<u8>) {
+        out.reserve(values.len() * self.bytes_per_value());
+        match self {
+            Self::F16 => {
+                out.extend(values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()));
+            }
+            Self::Bf16 => {
+                out.extend(values.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()));
+            }
+            Self::F32 => out.extend(values.iter().flat_map(|&v| v.to_le_bytes())),
+        }
+    }
+
+    /// Appends the values that `bytes` encode to `out`. Exact: no rounding takes place.
+    ///
+    /// # Errors
+    /// When `bytes` is not a whole number of values; `out` is then unchanged.
+    pub fn decode(self, bytes: &[u8], out: &mut Vec<f32>) -> Result<(), BoundaryLengthError> {
+        if !bytes.len().is_multiple_of(self.bytes_per_value()) {
+            return Err(BoundaryLengthError {
+                len: bytes.len(),
+                dtype: self,
+            });
+        }
+        let (pairs, _) = bytes.as_chunks::<2>();
+        match self {
+            Self::F16 => out.extend(pairs.iter().map(|&b| f16::from_le_bytes(b).to_f32())),
+            Self::Bf16 => out.extend(pairs.iter().map(|&b| bf16::from_le_bytes(b).to_f32())),
+            Self::F32 => {
+                let (quads, _) = bytes.as_chunks::<4>();
+                out.extend(quads.iter().map(|&b| f32::from_le_bytes(b)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Rounds each value to the nearest one of this format, ties to even.
+    pub fn round(self, values: &mut [f32]) {
+        match self {
+            Self::F16 => values
+                .iter_mut()
+                .for_each(|v| *v = f16::from_f32(*v).to_f32()),
+            Self::Bf16 => values
+                .iter_mut()
+                .for_each(|v| *v = bf16::from_f32(*v).to_f32()),
+            Self::F32 => {}
+        }
+    }
+}
+
+impl fmt::Display for BoundaryDtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A name that is no boundary format.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0:?} is no boundary dtype: use f16, bf16 or f32")]
+pub struct UnknownBoundaryDtype(pub String);
+
+impl FromStr for BoundaryDtype {
+    type Err = UnknownBoundaryDtype;
+
+    fn from_str(s: &str) -> Result<Self, UnknownBoundaryDtype> {
+        Self::ALL
+            .into_iter()
+            .find(|dtype| dtype.name() == s)
+            .ok_or_else(|| UnknownBoundaryDtype(s.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn ties_round_to_even() {
+        // Around 1 an f16 step is 2^-10 and a bf16 step is 2^-7.
+        for (dtype, step) in [
+            (BoundaryDtype::F16, 2f32.powi(-10)),
+            (BoundaryDtype::Bf16, 2f32.powi(-7)),
+        ] {
+            let mut x = [
+                1.0 + 0.5 * step,
+                1.0 + 1.5 * step,
+                1.0 + 0.51 * step,
+                -(1.0 + 0.5 * step),
+            ];
+            dtype.round(&mut x);
+            assert_eq!(x, [1.0, 1.0 + 2.0 * step, 1.0 + step, -1.0], "{dtype}");
+        }
+    }
+
+    #[test]
+    fn what_leaves_the_range_becomes_infinite() {
+        let mut x = [65_519.9, 65_520.0, -1e9];
+        BoundaryDtype::F16.round(&mut x);
+        assert_eq!(x, [65_504.0, f32::INFINITY, f32::NEG_INFINITY]);
+    }
+
+    #[test]
+    fn odd_lengths_are_refused_and_change_nothing() {
+        let mut out = vec![1.0];
+        for (dtype, len) in [
+            (BoundaryDtype::F16, 3),
+            (BoundaryDtype::Bf16, 1),
+            (BoundaryDtype::F32, 6),
+        ] {
+            assert_eq!(
+                dtype.decode(&vec![0; len], &mut out),
+                Err(BoundaryLengthError { len, dtype })
+            );
+        }
+        assert_eq!(out, [1.0]);
+    }
+
+    proptest! {
+        #[test]
+        fn decoding_gives_the_rounded_values_back(bits in prop::collection::vec(any::<u32>(), 0..40)) {
+            let values: Vec<f32> =
+                bits.into_iter().map(f32::from_bits).filter(|v| !v.is_nan()).collect();
+            for dtype in BoundaryDtype::ALL {
+                let (mut bytes, mut back, mut rounded) = (Vec::new(), Vec::new(), values.clone());
+                dtype.encode(&values, &mut bytes);
+                prop_assert_eq!(bytes.len(), values.len() * dtype.bytes_per_value());
+                dtype.decode(&bytes, &mut back).unwrap();
+                dtype.round(&mut rounded);
+                let bits = |v: &[f32]| v.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+                prop_assert_eq!(bits(&back), bits(&rounded));
+                dtype.round(&mut rounded);
+                prop_assert_eq!(bits(&back), bits(&rounded), "rounding is idempotent");
+            }
+        }
+    }
+}

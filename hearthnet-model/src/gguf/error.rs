@@ -1,0 +1,190 @@
+//! What can be wrong with a GGUF file.
+
+use std::path::PathBuf;
+
+/// Why a file is not a GGUF file that this program reads. Field names are those of the GGUF
+/// specification; strings that come from the file are quoted and escaped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GgufError {
+    /// The file cannot be opened or mapped.
+    #[error("cannot read {}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The file does not begin with `GGUF`.
+    #[error("magic: not a GGUF file, it begins with {found:02x?} instead of \"GGUF\"")]
+    Magic {
+        /// The first bytes of the file, at most four.
+        found: Vec<u8>,
+    },
+    /// A version other than 2 and 3.
+    #[error("version: GGUF version {version} is not supported, only 2 and 3 are")]
+    Version {
+        /// The version in the file.
+        version: u32,
+    },
+    /// The version reads as 2 or 3 only when its bytes are swapped.
+    #[error("version: this is a big-endian GGUF file; convert it to little-endian first")]
+    BigEndian,
+    /// The file ends inside a field.
+    #[error(
+        "{field}: needs {needed} bytes where the file has {available} left: it is truncated or damaged"
+    )]
+    Truncated {
+        /// The field.
+        field: String,
+        /// Bytes that the field takes.
+        needed: u64,
+        /// Bytes that are left in the file.
+        available: u64,
+    },
+    /// A count, length or size beyond what a sound file has, or beyond what the file can hold.
+    #[error("{field}: {value} is too large, at most {limit} is possible here")]
+    TooLarge {
+        /// The field.
+        field: String,
+        /// The value in the file.
+        value: u64,
+        /// The largest value that would be accepted.
+        limit: u64,
+    },
+    /// A string that is not UTF-8.
+    #[error("{field}: the string is not valid UTF-8")]
+    NotUtf8 {
+        /// The field.
+        field: String,
+    },
+    /// An empty key or tensor name.
+    #[error("{field}: must not be empty")]
+    Empty {
+        /// The field.
+        field: String,
+    },
+    /// A metadata value type other than 0 to 12.
+    #[error("{field}: {id} is no metadata value type")]
+    ValueType {
+        /// The field.
+        field: String,
+        /// The number in the file.
+        id: u32,
+    },
+    /// An array of arrays. The format allows them; no known key uses them, and ggml refuses them.
+    #[error("{field}: arrays of arrays are not supported")]
+    NestedArray {
+        /// The field.
+        field: String,
+    },
+    /// A boolean that is neither 0 nor 1.
+    #[error("{field}: {value} is no boolean, it must be 0 or 1")]
+    Bool {
+        /// The field.
+        field: String,
+        /// The byte in the file.
+        value: u8,
+    },
+    /// The same metadata key, or tensor name, twice.
+    #[error("{field}: {name:?} occurs twice")]
+    Duplicate {
+        /// The field.
+        field: String,
+        /// The repeated name.
+        name: String,
+    },
+    /// `general.alignment` is not a `u32` that is a power of two between 8 and 65,536.
+    #[error("general.alignment: must be a power of two between 8 and 65536, stored as u32")]
+    Alignment,
+    /// A tensor has no dimension, more than four, or one of zero length.
+    #[error("{field}: a tensor has one to four dimensions, none of them zero")]
+    Dimensions {
+        /// The field.
+        field: String,
+    },
+    /// A tensor type that ggml does not have, or has removed.
+    #[error("{field}: ggml has no tensor type {id}; the file may be newer than this program")]
+    TensorType {
+        /// The field.
+        field: String,
+        /// The number in the file.
+        id: u32,
+    },
+    /// A tensor whose rows do not fill whole blocks of its type.
+    #[error("{field}: rows of {columns} values do not fill whole blocks of {dtype}")]
+    Blocks {
+        /// The field.
+        field: String,
+        /// Length of the first dimension.
+        columns: u64,
+        /// The type's name.
+        dtype: &'static str,
+    },
+    /// The number of elements or bytes of a tensor overflows.
+    #[error("{field}: the tensor's size overflows")]
+    Overflow {
+        /// The field.
+        field: String,
+    },
+    /// A tensor's data does not begin at a multiple of the alignment.
+    #[error("{field}: offset {offset} is not a multiple of the alignment {alignment}")]
+    Misaligned {
+        /// The field.
+        field: String,
+        /// Offset within the data section.
+        offset: u64,
+        /// The file's alignment.
+        alignment: u64,
+    },
+    /// A tensor's data reaches beyond the end of the file.
+    #[error(
+        "{field}: the data of tensor {name:?} ends {beyond} bytes beyond the end of the file: it is truncated or damaged"
+    )]
+    OutOfBounds {
+        /// The field.
+        field: String,
+        /// The tensor.
+        name: String,
+        /// By how much.
+        beyond: u64,
+    },
+    /// Two tensors share bytes.
+    #[error("tensor_infos.offset: the data of tensors {first:?} and {second:?} overlap")]
+    Overlap {
+        /// The tensor that begins earlier.
+        first: String,
+        /// The tensor that begins inside it.
+        second: String,
+    },
+    /// There is more in the file than its header describes.
+    #[error(
+        "tensor_data: {extra} bytes after the last tensor belong to nothing: the file is damaged"
+    )]
+    TrailingBytes {
+        /// How many, beyond the padding of the last tensor.
+        extra: u64,
+    },
+}
+
+/// A metadata value that is missing, or not of the kind that its key calls for.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MetadataError {
+    /// The key is not in the file.
+    #[error("metadata {key:?} is missing")]
+    Missing {
+        /// The key.
+        key: String,
+    },
+    /// The key has a value of another type, or a number outside the expected range.
+    #[error("metadata {key:?} must be {expected}, the file has {found}")]
+    Mismatch {
+        /// The key.
+        key: String,
+        /// What was asked for.
+        expected: &'static str,
+        /// What the file has: its type and, for numbers, its value.
+        found: String,
+    },
+}

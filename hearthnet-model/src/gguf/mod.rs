@@ -1,0 +1,253 @@
+//! GGUF files: the container that llama.cpp and its relatives keep models in.
+//!
+//! [`Gguf`] reads versions 2 and 3, little-endian, over a memory map. The file is treated as
+//! hostile: every offset, length, count, type and alignment is checked before it is used, and
+//! what is wrong comes back as a [`GgufError`] that names the field. [`writer`] makes such files.
+//!
+//! Source of the format: the GGUF specification (`docs/gguf.md` of the ggml project), and, where
+//! the two differ, what ggml's own reader accepts.
+//!
+//! ```text
+//! "GGUF" | version u32 | tensor_count u64 | metadata_kv_count u64
+//! metadata_kv:  key string, value_type u32, value        string = length u64, bytes
+//! tensor_infos: name string, n_dimensions u32, dimensions u64 each, type u32, offset u64
+//! padding to general.alignment (default 32)
+//! tensor_data:  each tensor at its offset, counted from here, a multiple of the alignment
+//! ```
+//!
+//! Stricter than the specification: no arrays of arrays, no tensors without dimensions or with a
+//! zero dimension, no overlap, and nothing behind the last tensor but its padding.
+
+mod error;
+mod reader;
+mod tensor_type;
+mod value;
+
+use std::fs::File;
+use std::path::Path;
+
+pub use error::{GgufError, MetadataError};
+pub use tensor_type::{TensorType, UnknownTensorType};
+pub use value::{Array, ArrayIter, Value, ValueType};
+
+use reader::{Header, SlotKind};
+
+const MAGIC: &[u8] = b"GGUF";
+/// Of the specification, for files that do not name one.
+const DEFAULT_ALIGNMENT: u64 = 32;
+/// The specification wants a multiple of 8.
+const MIN_ALIGNMENT: u64 = 8;
+/// Far beyond any page or sector, small enough that padding never matters.
+const MAX_ALIGNMENT: u64 = 1 << 16;
+/// `GGML_MAX_DIMS`.
+const MAX_DIMENSIONS: u32 = 4;
+/// Of the specification.
+const MAX_KEY_BYTES: u64 = (1 << 16) - 1;
+/// Of the specification (`GGML_MAX_NAME`).
+const MAX_NAME_BYTES: u64 = 64;
+/// The largest known files have some 30,000 tensors (experts stored one by one).
+const MAX_TENSORS: u64 = 1 << 17;
+/// Known files have fewer than 100 keys.
+const MAX_METADATA: u64 = 1 << 16;
+
+/// A GGUF file, checked: its metadata and its tensors.
+///
+/// Memory used beside the map is the header's index: keys, names and shapes, a small multiple of
+/// the header's size and never more than a small multiple of the file's. Values, token lists and
+/// weights stay in the map.
+#[derive(Debug)]
+pub struct Gguf {
+    data: Data,
+    header: Header,
+}
+
+#[derive(Debug)]
+enum Data {
+    Map(memmap2::Mmap),
+    Bytes(Vec<u8>),
+}
+
+impl Data {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Map(map) => map,
+            Self::Bytes(bytes) => bytes,
+        }
+    }
+}
+
+/// One tensor of a file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TensorInfo {
+    /// At most 64 bytes, not empty, unique in the file.
+    pub name: String,
+    /// One to four lengths, none zero; the first is that of a row, which is contiguous.
+    pub dims: Vec<u64>,
+    /// How values are stored.
+    pub dtype: TensorType,
+    /// Where the data begins, in bytes from the start of the file.
+    pub offset: u64,
+    /// Length of the data in bytes.
+    pub bytes: u64,
+}
+
+impl Gguf {
+    /// Maps a file and checks its header.
+    ///
+    /// # Errors
+    /// [`GgufError::Io`] when the file cannot be opened or mapped, any other variant when it is
+    /// not a sound GGUF file.
+    pub fn open(path: &Path) -> Result<Self, GgufError> {
+        let io = |source| GgufError::Io {
+            path: path.to_owned(),
+            source,
+        };
+        let file = File::open(path).map_err(io)?;
+        let info = file.metadata().map_err(io)?;
+        if !info.is_file() {
+            let source = std::io::Error::new(std::io::ErrorKind::InvalidInput, "not a file");
+            return Err(io(source));
+        }
+        if info.len() == 0 {
+            return Err(GgufError::Magic { found: Vec::new() });
+        }
+        // SAFETY: the map is read-only and private to this process. Its contents are only ever
+        // read as bytes, decoded with bounds checks each time, so that a file that is changed
+        // underneath gives wrong numbers but no wrong memory access of ours. That nobody changes
+        // or shortens the file while it is open is the one assumption; models are replaced by
+        // renaming a new file into place, which leaves this map as it was.
+        #[allow(unsafe_code)]
+        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
+        Self::from_data(Data::Map(map))
+    }
+
+    /// Checks a file that is in memory.
+    ///
+    /// # Errors
+    /// Any variant but [`GgufError::Io`].
+    pub fn from_bytes(bytes: Vec<u8>) -> Result<Self, GgufError> {
+        Self::from_data(Data::Bytes(bytes))
+    }
+
+    fn from_data(data: Data) -> Result<Self, GgufError> {
+        let header = reader::parse(data.bytes())?;
+        Ok(Self { data, header })
+    }
+
+    /// Version of the format, 2 or 3.
+    pub fn version(&self) -> u32 {
+        self.header.version
+    }
+
+    /// Alignment of tensor data in bytes, a power of two.
+    pub fn alignment(&self) -> u64 {
+        self.header.alignment
+    }
+
+    /// Length of the file in bytes.
+    pub fn file_bytes(&self) -> u64 {
+        self.data.bytes().len() as u64
+    }
+
+    /// All metadata, in the order of the keys.
+    pub fn metadata(&self) -> impl Iterator<Item = (&str, Value<'_>)> {
+        self.header
+            .metadata
+            .keys()
+            .filter_map(|key| Some((key.as_str(), self.get(key)?)))
+    }
+
+    /// The value of a metadata key.
+    pub fn get(&self, key: &str) -> Option<Value<'_>> {
+        let slot = self.header.metadata.get(key)?;
+        let bytes = self.data.bytes().get(slot.bytes.clone())?;
+        match slot.kind {
+            SlotKind::One(value_type) => value::decode(value_type, bytes).map(|(value, _)| value),
+            SlotKind::Array { element, len } => Some(Value::Array(Array::new(element, len, bytes))),
+        }
+    }
+
+    /// An integer of any stored width that fits `u32`; `None` when the key is missing.
+    ///
+    /// # Errors
+    /// [`MetadataError::Mismatch`] when the value is no such integer.
+    pub fn u32(&self, key: &str) -> Result<Option<u32>, MetadataError> {
+        self.typed(key, "an integer from 0 to 4294967295", |value| {
+            value.as_integer().and_then(|v| u32::try_from(v).ok())
+        })
+    }
+
+    /// A finite float of either stored width, as stored; `None` when the key is missing.
+    ///
+    /// # Errors
+    /// [`MetadataError::Mismatch`] when the value is no float, infinite or not a number.
+    pub fn f64(&self, key: &str) -> Result<Option<f64>, MetadataError> {
+        self.typed(key, "a finite float", |value| {
+            value.as_float().filter(|v| v.is_finite())
+        })
+    }
+
+    /// A boolean; `None` when the key is missing.
+    ///
+    /// # Errors
+    /// [`MetadataError::Mismatch`] when the value is no boolean.
+    pub fn bool(&self, key: &str) -> Result<Option<bool>, MetadataError> {
+        self.typed(key, "a boolean", |value| value.as_bool())
+    }
+
+    /// A string; `None` when the key is missing.
+    ///
+    /// # Errors
+    /// [`MetadataError::Mismatch`] when the value is no string.
+    pub fn str(&self, key: &str) -> Result<Option<&str>, MetadataError> {
+        self.typed(key, "a string", |value| value.as_str())
+    }
+
+    /// An array; `None` when the key is missing.
+    ///
+    /// # Errors
+    /// [`MetadataError::Mismatch`] when the value is no array.
+    pub fn array(&self, key: &str) -> Result<Option<Array<'_>>, MetadataError> {
+        self.typed(key, "an array", |value| value.as_array())
+    }
+
+    fn typed<'a, T>(
+        &'a self,
+        key: &str,
+        expected: &'static str,
+        read: impl FnOnce(Value<'a>) -> Option<T>,
+    ) -> Result<Option<T>, MetadataError> {
+        let Some(value) = self.get(key) else {
+            return Ok(None);
+        };
+        read(value)
+            .map(Some)
+            .ok_or_else(|| MetadataError::Mismatch {
+                key: key.to_owned(),
+                expected,
+                found: value.to_string(),
+            })
+    }
+
+    /// All tensors, in the order of the file.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        &self.header.tensors
+    }
+
+    /// The tensor of that name.
+    pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
+        self.header.tensors.get(*self.header.by_name.get(name)?)
+    }
+
+    /// The data of a tensor of this file: `info.bytes` bytes. Empty for a tensor of another file
+    /// that does not fit into this one.
+    pub fn data(&self, info: &TensorInfo) -> &[u8] {
+        let range = usize::try_from(info.offset)
+            .ok()
+            .zip(usize::try_from(info.bytes).ok())
+            .and_then(|(start, len)| Some(start..start.checked_add(len)?));
+        range
+            .and_then(|range| self.data.bytes().get(range))
+            .unwrap_or_default()
+    }
+}

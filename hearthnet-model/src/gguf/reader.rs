@@ -1,0 +1,449 @@
+//! Walks the header of a GGUF file. Every length is compared with what is left of the file before
+//! it is believed, so the work and the memory that a file can cause are bounded by its size.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+
+use super::error::GgufError;
+use super::tensor_type::TensorType;
+use super::value::{self, ValueType};
+use super::{
+    DEFAULT_ALIGNMENT, MAGIC, MAX_ALIGNMENT, MAX_DIMENSIONS, MAX_KEY_BYTES, MAX_METADATA,
+    MAX_NAME_BYTES, MAX_TENSORS, MIN_ALIGNMENT, TensorInfo,
+};
+
+/// The header of a file: where its values and tensors are.
+#[derive(Debug)]
+pub(super) struct Header {
+    pub(super) version: u32,
+    pub(super) alignment: u64,
+    /// Where each value lies, by key.
+    pub(super) metadata: BTreeMap<String, Slot>,
+    /// In the order of the file, with offsets counted from the start of the file.
+    pub(super) tensors: Vec<TensorInfo>,
+    /// Index into `tensors`.
+    pub(super) by_name: BTreeMap<String, usize>,
+}
+
+/// A metadata value: its type and its encoded bytes. Of an array, only the elements.
+#[derive(Clone, Debug)]
+pub(super) struct Slot {
+    pub(super) kind: SlotKind,
+    pub(super) bytes: Range<usize>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum SlotKind {
+    One(ValueType),
+    Array { element: ValueType, len: usize },
+}
+
+/// Names a field in a message; turned into text only when something is wrong.
+#[derive(Clone, Copy)]
+enum Field<'a> {
+    Header(&'static str),
+    Metadata(u64, &'static str),
+    Value(&'a str),
+    Element(&'a str, u64),
+    TensorInfo(u64, &'static str),
+    Tensor(&'a str, &'static str),
+}
+
+impl fmt::Display for Field<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Header(name) => f.write_str(name),
+            Self::Metadata(index, part) => write!(f, "metadata_kv[{index}].{part}"),
+            Self::Value(key) => write!(f, "metadata_kv {key:?}"),
+            Self::Element(key, index) => write!(f, "metadata_kv {key:?}[{index}]"),
+            Self::TensorInfo(index, part) => write!(f, "tensor_infos[{index}].{part}"),
+            Self::Tensor(name, part) => write!(f, "tensor_infos {name:?}.{part}"),
+        }
+    }
+}
+
+/// A position in the file.
+struct Cursor<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Cursor<'a> {
+    fn left(&self) -> u64 {
+        self.bytes.len().saturating_sub(self.at) as u64
+    }
+
+    fn take(&mut self, len: u64, field: Field<'_>) -> Result<&'a [u8], GgufError> {
+        let taken = usize::try_from(len)
+            .ok()
+            .and_then(|len| self.at.checked_add(len))
+            .and_then(|end| Some((end, self.bytes.get(self.at..end)?)));
+        match taken {
+            Some((end, bytes)) => {
+                self.at = end;
+                Ok(bytes)
+            }
+            None => Err(GgufError::Truncated {
+                field: field.to_string(),
+                needed: len,
+                available: self.left(),
+            }),
+        }
+    }
+
+    fn array<const N: usize>(&mut self, field: Field<'_>) -> Result<[u8; N], GgufError> {
+        let mut out = [0; N];
+        out.copy_from_slice(self.take(N as u64, field)?);
+        Ok(out)
+    }
+
+    fn u32(&mut self, field: Field<'_>) -> Result<u32, GgufError> {
+        self.array(field).map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self, field: Field<'_>) -> Result<u64, GgufError> {
+        self.array(field).map(u64::from_le_bytes)
+    }
+
+    /// A count of things that take at least `least` bytes each: at most `limit`, and no more than
+    /// fit into the rest of the file.
+    fn count(&mut self, limit: u64, least: u64, field: Field<'_>) -> Result<u64, GgufError> {
+        let value = self.u64(field)?;
+        let limit = limit.min(self.left() / least);
+        if value > limit {
+            return Err(GgufError::TooLarge {
+                field: field.to_string(),
+                value,
+                limit,
+            });
+        }
+        Ok(value)
+    }
+
+    fn string(&mut self, limit: u64, field: Field<'_>) -> Result<&'a str, GgufError> {
+        let len = self.u64(field)?;
+        if len > limit {
+            return Err(GgufError::TooLarge {
+                field: field.to_string(),
+                value: len,
+                limit,
+            });
+        }
+        let bytes = self.take(len, field)?;
+        std::str::from_utf8(bytes).map_err(|_| GgufError::NotUtf8 {
+            field: field.to_string(),
+        })
+    }
+
+    fn name(&mut self, limit: u64, field: Field<'_>) -> Result<&'a str, GgufError> {
+        match self.string(limit, field)? {
+            "" => Err(GgufError::Empty {
+                field: field.to_string(),
+            }),
+            name => Ok(name),
+        }
+    }
+}
+
+pub(super) fn parse(bytes: &[u8]) -> Result<Header, GgufError> {
+    let mut cursor = Cursor { bytes, at: 0 };
+    let magic = bytes.get(..4).unwrap_or(bytes);
+    if magic != MAGIC {
+        return Err(GgufError::Magic {
+            found: magic.to_vec(),
+        });
+    }
+    cursor.at = 4;
+    let version = cursor.u32(Field::Header("version"))?;
+    match version {
+        2 | 3 => {}
+        _ if matches!(version.swap_bytes(), 1..=3) => return Err(GgufError::BigEndian),
+        _ => return Err(GgufError::Version { version }),
+    }
+    // Name length, dimension count, one dimension, type and offset; key length, key, type, value.
+    let tensor_count = cursor.count(
+        MAX_TENSORS,
+        8 + 1 + 4 + 8 + 4 + 8,
+        Field::Header("tensor_count"),
+    )?;
+    let metadata_count = cursor.count(
+        MAX_METADATA,
+        8 + 1 + 4 + 1,
+        Field::Header("metadata_kv_count"),
+    )?;
+
+    let metadata = metadata(&mut cursor, metadata_count)?;
+    let alignment = alignment(bytes, &metadata)?;
+    let (mut tensors, by_name) = tensor_infos(&mut cursor, tensor_count, alignment)?;
+    place(
+        &mut tensors,
+        cursor.at as u64,
+        alignment,
+        bytes.len() as u64,
+    )?;
+    Ok(Header {
+        version,
+        alignment,
+        metadata,
+        tensors,
+        by_name,
+    })
+}
+
+fn metadata(cursor: &mut Cursor<'_>, count: u64) -> Result<BTreeMap<String, Slot>, GgufError> {
+    let mut metadata = BTreeMap::new();
+    for index in 0..count {
+        let field = Field::Metadata(index, "key");
+        let key = cursor.name(MAX_KEY_BYTES, field)?;
+        let slot = slot(cursor, key, index)?;
+        if metadata.insert(key.to_owned(), slot).is_some() {
+            return Err(GgufError::Duplicate {
+                field: field.to_string(),
+                name: key.to_owned(),
+            });
+        }
+    }
+    Ok(metadata)
+}
+
+fn value_type(cursor: &mut Cursor<'_>, field: Field<'_>) -> Result<ValueType, GgufError> {
+    let id = cursor.u32(field)?;
+    ValueType::from_gguf(id).ok_or_else(|| GgufError::ValueType {
+        field: field.to_string(),
+        id,
+    })
+}
+
+fn slot(cursor: &mut Cursor<'_>, key: &str, index: u64) -> Result<Slot, GgufError> {
+    let value_type_of = value_type(cursor, Field::Metadata(index, "value_type"))?;
+    if value_type_of != ValueType::Array {
+        let start = cursor.at;
+        scalar(cursor, value_type_of, Field::Value(key))?;
+        return Ok(Slot {
+            kind: SlotKind::One(value_type_of),
+            bytes: start..cursor.at,
+        });
+    }
+    let element = value_type(cursor, Field::Metadata(index, "value.type"))?;
+    if element == ValueType::Array {
+        return Err(GgufError::NestedArray {
+            field: Field::Value(key).to_string(),
+        });
+    }
+    // A string takes at least its length.
+    let least = element.fixed_bytes().unwrap_or(8) as u64;
+    let len = cursor.count(u64::MAX, least, Field::Metadata(index, "value.len"))?;
+    let start = cursor.at;
+    match element.fixed_bytes() {
+        Some(size) if element != ValueType::Bool => {
+            cursor.take(len.saturating_mul(size as u64), Field::Value(key))?;
+        }
+        _ => {
+            for i in 0..len {
+                scalar(cursor, element, Field::Element(key, i))?;
+            }
+        }
+    }
+    // `len` is at most the file's length, which is a usize.
+    let kind = SlotKind::Array {
+        element,
+        len: len as usize,
+    };
+    Ok(Slot {
+        kind,
+        bytes: start..cursor.at,
+    })
+}
+
+/// Steps over one scalar or string and checks it.
+fn scalar(cursor: &mut Cursor<'_>, kind: ValueType, field: Field<'_>) -> Result<(), GgufError> {
+    match kind {
+        ValueType::String => {
+            cursor.string(u64::MAX, field)?;
+        }
+        ValueType::Bool => {
+            let [value] = cursor.array(field)?;
+            if value > 1 {
+                return Err(GgufError::Bool {
+                    field: field.to_string(),
+                    value,
+                });
+            }
+        }
+        ValueType::Array => {
+            return Err(GgufError::NestedArray {
+                field: field.to_string(),
+            });
+        }
+        other => {
+            cursor.take(other.fixed_bytes().unwrap_or(0) as u64, field)?;
+        }
+    }
+    Ok(())
+}
+
+fn alignment(bytes: &[u8], metadata: &BTreeMap<String, Slot>) -> Result<u64, GgufError> {
+    let Some(slot) = metadata.get("general.alignment") else {
+        return Ok(DEFAULT_ALIGNMENT);
+    };
+    let SlotKind::One(ValueType::U32) = slot.kind else {
+        return Err(GgufError::Alignment);
+    };
+    let decoded = bytes
+        .get(slot.bytes.clone())
+        .and_then(|b| value::decode(ValueType::U32, b));
+    match decoded.and_then(|(value, _)| value.as_integer()) {
+        Some(value) => match u64::try_from(value) {
+            Ok(a) if a.is_power_of_two() && (MIN_ALIGNMENT..=MAX_ALIGNMENT).contains(&a) => Ok(a),
+            _ => Err(GgufError::Alignment),
+        },
+        None => Err(GgufError::Alignment),
+    }
+}
+
+type Tensors = (Vec<TensorInfo>, BTreeMap<String, usize>);
+
+fn tensor_infos(cursor: &mut Cursor<'_>, count: u64, alignment: u64) -> Result<Tensors, GgufError> {
+    let mut tensors = Vec::new();
+    let mut by_name = BTreeMap::new();
+    for index in 0..count {
+        let field = Field::TensorInfo(index, "name");
+        let name = cursor.name(MAX_NAME_BYTES, field)?;
+        let info = tensor_info(cursor, name, alignment)?;
+        if by_name.insert(name.to_owned(), tensors.len()).is_some() {
+            return Err(GgufError::Duplicate {
+                field: field.to_string(),
+                name: name.to_owned(),
+            });
+        }
+        tensors.push(info);
+    }
+    Ok((tensors, by_name))
+}
+
+fn tensor_info(
+    cursor: &mut Cursor<'_>,
+    name: &str,
+    alignment: u64,
+) -> Result<TensorInfo, GgufError> {
+    let field = Field::Tensor(name, "n_dimensions");
+    let count = cursor.u32(field)?;
+    if count == 0 || count > MAX_DIMENSIONS {
+        return Err(GgufError::Dimensions {
+            field: field.to_string(),
+        });
+    }
+    let field = Field::Tensor(name, "dimensions");
+    let mut dims = Vec::with_capacity(count as usize);
+    for _ in 0..count {
+        match cursor.u64(field)? {
+            0 => {
+                return Err(GgufError::Dimensions {
+                    field: field.to_string(),
+                });
+            }
+            dim => dims.push(dim),
+        }
+    }
+    let (columns, rest) = dims
+        .split_first()
+        .map_or((0, &[][..]), |(first, rest)| (*first, rest));
+    let overflow = || GgufError::Overflow {
+        field: field.to_string(),
+    };
+    let rows = rest
+        .iter()
+        .try_fold(1u64, |n, dim| n.checked_mul(*dim))
+        .ok_or_else(overflow)?;
+    columns
+        .checked_mul(rows)
+        .filter(|n| i64::try_from(*n).is_ok())
+        .ok_or_else(overflow)?;
+
+    let type_field = Field::Tensor(name, "type");
+    let id = cursor.u32(type_field)?;
+    let dtype = TensorType::from_ggml(id).ok_or_else(|| GgufError::TensorType {
+        field: type_field.to_string(),
+        id,
+    })?;
+    if !columns.is_multiple_of(u64::from(dtype.block_values())) {
+        return Err(GgufError::Blocks {
+            field: field.to_string(),
+            columns,
+            dtype: dtype.name(),
+        });
+    }
+    let bytes = dtype
+        .row_bytes(columns)
+        .and_then(|row| row.checked_mul(rows))
+        .ok_or_else(overflow)?;
+
+    let field = Field::Tensor(name, "offset");
+    let offset = cursor.u64(field)?;
+    if !offset.is_multiple_of(alignment) {
+        return Err(GgufError::Misaligned {
+            field: field.to_string(),
+            offset,
+            alignment,
+        });
+    }
+    Ok(TensorInfo {
+        name: name.to_owned(),
+        dims,
+        dtype,
+        offset,
+        bytes,
+    })
+}
+
+/// Turns offsets within the data section into offsets within the file, and checks that the
+/// tensors lie inside the file, apart from one another, with nothing behind the last.
+fn place(
+    tensors: &mut [TensorInfo],
+    header_end: u64,
+    alignment: u64,
+    file_len: u64,
+) -> Result<(), GgufError> {
+    let data_start = header_end
+        .checked_next_multiple_of(alignment)
+        .unwrap_or(u64::MAX);
+    for info in tensors.iter_mut() {
+        let end = data_start
+            .checked_add(info.offset)
+            .and_then(|at| at.checked_add(info.bytes));
+        let end = end.ok_or_else(|| GgufError::Overflow {
+            field: Field::Tensor(&info.name, "offset").to_string(),
+        })?;
+        if end > file_len {
+            return Err(GgufError::OutOfBounds {
+                field: Field::Tensor(&info.name, "offset").to_string(),
+                name: info.name.clone(),
+                beyond: end - file_len,
+            });
+        }
+        info.offset = end - info.bytes;
+    }
+    let mut order: Vec<&TensorInfo> = tensors.iter().collect();
+    order.sort_by_key(|info| info.offset);
+    for pair in order.windows(2) {
+        if let [first, second] = pair
+            && first.offset + first.bytes > second.offset
+        {
+            return Err(GgufError::Overlap {
+                first: first.name.clone(),
+                second: second.name.clone(),
+            });
+        }
+    }
+    let last = order
+        .last()
+        .map_or(header_end, |info| info.offset + info.bytes);
+    let padded = last.checked_next_multiple_of(alignment).unwrap_or(u64::MAX);
+    if file_len > padded {
+        return Err(GgufError::TrailingBytes {
+            extra: file_len - padded,
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,239 @@
+//! A model file: container, family, hyperparameters and tensors, checked against one another.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use crate::error::ModelError;
+use crate::families::{EMBEDDING, Family, OUTPUT, OUTPUT_NORM, Rule};
+use crate::gguf::{Gguf, TensorInfo, TensorType};
+use crate::spec::{Dim, LayerTensor, ModelSpec};
+
+/// A model that can be run: every tensor that its family names is present, with the shape that
+/// the hyperparameters imply and a type that the engine computes with, and nothing else is there.
+#[derive(Debug)]
+pub struct ModelFile {
+    path: Option<PathBuf>,
+    gguf: Gguf,
+    family: &'static Family,
+    spec: ModelSpec,
+}
+
+/// A tensor's data, borrowed from the file.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorView<'a> {
+    /// The tensor's name.
+    pub name: &'a str,
+    /// How values are stored.
+    pub dtype: TensorType,
+    /// One or two lengths, row length first.
+    pub dims: &'a [u64],
+    /// The data: [`rows`](Self::rows) rows of [`cols`](Self::cols) values.
+    pub bytes: &'a [u8],
+}
+
+impl TensorView<'_> {
+    /// Values per row (of a matrix: the length of its input).
+    pub fn cols(&self) -> usize {
+        // The data is in memory, so its lengths fit usize.
+        self.dims.first().map_or(0, |&cols| cols as usize)
+    }
+
+    /// Number of rows (of a matrix: the length of its output); 1 for a vector.
+    pub fn rows(&self) -> usize {
+        self.dims.iter().skip(1).map(|&dim| dim as usize).product()
+    }
+}
+
+impl ModelFile {
+    /// Maps and checks a GGUF file.
+    ///
+    /// # Errors
+    /// See [`ModelError`].
+    pub fn open(path: &Path) -> Result<Self, ModelError> {
+        let mut model = Self::from_gguf(Gguf::open(path)?)?;
+        model.path = Some(path.to_owned());
+        Ok(model)
+    }
+
+    /// Checks an opened GGUF file.
+    ///
+    /// # Errors
+    /// See [`ModelError`].
+    pub fn from_gguf(gguf: Gguf) -> Result<Self, ModelError> {
+        let family = Family::of(&gguf)?;
+        let spec = family.spec(&gguf)?;
+        check_tensors(&gguf, family, &spec)?;
+        Ok(Self {
+            path: None,
+            gguf,
+            family,
+            spec,
+        })
+    }
+
+    /// Where the file is, if it was opened from one.
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    /// The container, for metadata such as the tokenizer's.
+    pub fn gguf(&self) -> &Gguf {
+        &self.gguf
+    }
+
+    /// The model's family.
+    pub fn family(&self) -> &'static Family {
+        self.family
+    }
+
+    /// The model's hyperparameters.
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// The tensor of that name.
+    ///
+    /// # Errors
+    /// [`ModelError::MissingTensor`] when there is none.
+    pub fn tensor(&self, name: &str) -> Result<TensorView<'_>, ModelError> {
+        let info = self.gguf.tensor(name).ok_or_else(|| self.missing(name))?;
+        Ok(TensorView {
+            name: &info.name,
+            dtype: info.dtype,
+            dims: &info.dims,
+            bytes: self.gguf.data(info),
+        })
+    }
+
+    /// A tensor of block `layer`, counted from 0.
+    ///
+    /// # Errors
+    /// [`ModelError::MissingTensor`] when there is no such block, or the family has no such tensor.
+    pub fn layer_tensor(
+        &self,
+        layer: u32,
+        which: LayerTensor,
+    ) -> Result<TensorView<'_>, ModelError> {
+        match self.family.layer.iter().find(|rule| rule.tensor == which) {
+            Some(rule) => self.tensor(&rule.full_name(layer)),
+            None => Err(self.missing(&format!("blk.{layer}.{which:?}"))),
+        }
+    }
+
+    /// The token embedding, `vocab` rows of `width` values.
+    ///
+    /// # Errors
+    /// None for a file that was opened; the signature is that of [`Self::tensor`].
+    pub fn embedding(&self) -> Result<TensorView<'_>, ModelError> {
+        self.tensor(EMBEDDING)
+    }
+
+    /// The norm before the output matrix, one row of `width` values.
+    ///
+    /// # Errors
+    /// As [`Self::embedding`].
+    pub fn output_norm(&self) -> Result<TensorView<'_>, ModelError> {
+        self.tensor(OUTPUT_NORM)
+    }
+
+    /// The output matrix, `vocab` rows of `width` values: the embedding where they are tied.
+    ///
+    /// # Errors
+    /// As [`Self::embedding`].
+    pub fn output(&self) -> Result<TensorView<'_>, ModelError> {
+        self.tensor(if self.spec.tied_embedding {
+            EMBEDDING
+        } else {
+            OUTPUT
+        })
+    }
+
+    /// The tensors of block `layer`, in the order of their use; none when there is no such block.
+    pub fn layer_tensors(&self, layer: u32) -> impl Iterator<Item = &TensorInfo> {
+        self.family
+            .layer
+            .iter()
+            .filter_map(move |rule| self.gguf.tensor(&rule.full_name(layer)))
+    }
+
+    /// The tensors outside the blocks: embedding, last norm, output matrix if it has its own.
+    pub fn head_tensors(&self) -> impl Iterator<Item = &TensorInfo> {
+        [EMBEDDING, OUTPUT_NORM, OUTPUT]
+            .into_iter()
+            .filter_map(|name| self.gguf.tensor(name))
+    }
+
+    /// Bytes of block `layer` in the file.
+    pub fn layer_bytes(&self, layer: u32) -> u64 {
+        self.layer_tensors(layer).map(|info| info.bytes).sum()
+    }
+
+    /// Bytes of the tensors outside the blocks.
+    pub fn head_bytes(&self) -> u64 {
+        self.head_tensors().map(|info| info.bytes).sum()
+    }
+
+    fn missing(&self, name: &str) -> ModelError {
+        ModelError::MissingTensor {
+            name: name.to_owned(),
+            architecture: self.family.architecture,
+        }
+    }
+}
+
+fn check_tensors(gguf: &Gguf, family: &'static Family, spec: &ModelSpec) -> Result<(), ModelError> {
+    let mut known = BTreeSet::new();
+    let mut check = |name: String, dims: &[Dim]| -> Result<(), ModelError> {
+        let Some(info) = gguf.tensor(&name) else {
+            return Err(ModelError::MissingTensor {
+                name,
+                architecture: family.architecture,
+            });
+        };
+        let expected: Vec<u64> = dims.iter().map(|dim| dim.of(spec)).collect();
+        if info.dims != expected {
+            return Err(ModelError::TensorShape {
+                name,
+                expected,
+                found: info.dims.clone(),
+            });
+        }
+        // Vectors are small and used in full precision; converters always store them so.
+        let supported = match dims {
+            [_] if info.dtype != TensorType::F32 => Some("F32"),
+            _ if !info.dtype.is_supported() => Some("F32, F16, Q8_0, Q4_1, Q4_0"),
+            _ => None,
+        };
+        if let Some(supported) = supported {
+            return Err(ModelError::TensorType {
+                name,
+                dtype: info.dtype,
+                supported,
+            });
+        }
+        known.insert(name);
+        Ok(())
+    };
+    check(EMBEDDING.to_owned(), &[Dim::Width, Dim::Vocab])?;
+    check(OUTPUT_NORM.to_owned(), &[Dim::Width])?;
+    if !spec.tied_embedding {
+        check(OUTPUT.to_owned(), &[Dim::Width, Dim::Vocab])?;
+    }
+    // A hostile layer count ends at the first block that is not there.
+    for layer in 0..spec.layers {
+        for rule in family.layer {
+            check(Rule::full_name(rule, layer), rule.dims)?;
+        }
+    }
+    match gguf
+        .tensors()
+        .iter()
+        .find(|info| !known.contains(&info.name))
+    {
+        None => Ok(()),
+        Some(info) => Err(ModelError::Unsupported {
+            what: format!("tensor {:?}", info.name),
+            architecture: family.architecture,
+        }),
+    }
+}
