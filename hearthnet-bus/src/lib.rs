@@ -1,5 +1,33 @@
 //! Node identity: keys, node ids and the signed grants that open sessions.
+//!
+//! | concept | type | file |
+//! |---|---|---|
+//! | who a node is | [`NodeId`] | `node_id.rs` |
+//! | the secret behind it | [`NodeKey`] | `node_key.rs`, on disk: `key_file.rs` |
+//! | what a signature is over | [`Domain`] | `signature.rs` |
+//! | a right that can be granted | [`Capability`] | `capability.rs` |
+//! | a session token | [`Grant`] | `grant.rs` (normative: `specs/session-grant.md`) |
+//! | "seen before" | [`ReplayCache`] | `replay.rs` |
+//! | what a shard host offers | [`Descriptor`] | `descriptor.rs` |
+//!
+//! Everything but the key file is pure: time and randomness come in as arguments.
 
+mod capability;
 mod descriptor;
+mod grant;
+mod key_file;
+mod node_id;
+mod node_key;
+mod replay;
+mod signature;
 
+pub use capability::{Capability, CapabilityError, SHARD_SERVE};
 pub use descriptor::{Descriptor, DescriptorError, MAX_ENCODED, MAX_LAYERS, MAX_TEXT};
+pub use grant::{
+    Expectation, Grant, GrantError, MAX_CLOCK_SKEW_SECS, MAX_GRANT_BYTES, MAX_GRANT_LIFETIME_SECS,
+};
+pub use key_file::KeyFileError;
+pub use node_id::{NodeId, NodeIdError};
+pub use node_key::{NodeKey, RandomnessError};
+pub use replay::ReplayCache;
+pub use signature::{Domain, InvalidSignature, SIGNATURE_BYTES};

@@ -1,0 +1,91 @@
+//! The secret behind a node id.
+
+use std::fmt;
+
+use ed25519_dalek::SigningKey;
+use zeroize::Zeroizing;
+
+use crate::NodeId;
+
+/// A node's Ed25519 key pair. Overwritten in memory when dropped; its `Debug` shows
+/// the public half only. Kept on disk by [`NodeKey::load_or_create`].
+pub struct NodeKey {
+    signing: SigningKey,
+    id: NodeId,
+}
+
+/// The operating system gave no randomness, so no key could be made.
+#[derive(Debug, thiserror::Error)]
+#[error("the operating system gave no randomness to make a key from: {0}")]
+pub struct RandomnessError(#[source] getrandom::Error);
+
+impl NodeKey {
+    /// Makes a new key from the operating system's randomness.
+    ///
+    /// # Errors
+    /// [`RandomnessError`] if the system has none to give.
+    pub fn generate() -> Result<Self, RandomnessError> {
+        let mut secret = Zeroizing::new([0; 32]);
+        getrandom::fill(secret.as_mut_slice()).map_err(RandomnessError)?;
+        Ok(Self::from_secret(&secret))
+    }
+
+    /// The key pair of a 32-byte secret (the seed of RFC 8032 section 5.1.5). Every
+    /// value is a valid secret.
+    pub fn from_secret(secret: &[u8; 32]) -> Self {
+        let signing = SigningKey::from_bytes(secret);
+        let id = NodeId::from_own_key(&signing.verifying_key());
+        Self { signing, id }
+    }
+
+    /// The public half.
+    pub fn id(&self) -> NodeId {
+        self.id
+    }
+
+    /// A copy of the secret, overwritten when dropped: what TLS needs to prove that
+    /// this node is who it says.
+    pub fn secret(&self) -> Zeroizing<[u8; 32]> {
+        Zeroizing::new(self.signing.to_bytes())
+    }
+
+    pub(crate) fn signing_key(&self) -> &SigningKey {
+        &self.signing
+    }
+}
+
+impl fmt::Debug for NodeKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NodeKey")
+            .field("id", &self.id)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_shows_the_id_and_nothing_of_the_secret() {
+        let key = NodeKey::generate().unwrap();
+        assert_eq!(
+            format!("{key:?}"),
+            format!("NodeKey {{ id: {}, .. }}", key.id())
+        );
+    }
+
+    #[test]
+    fn two_generated_keys_differ() {
+        assert_ne!(
+            NodeKey::generate().unwrap().id(),
+            NodeKey::generate().unwrap().id()
+        );
+    }
+
+    #[test]
+    fn the_secret_makes_the_same_key_again() {
+        let key = NodeKey::generate().unwrap();
+        assert_eq!(NodeKey::from_secret(&key.secret()).id(), key.id());
+    }
+}
