@@ -6,6 +6,7 @@ pub mod families;
 pub mod gguf;
 pub mod manifest;
 pub mod model_file;
+pub mod quantize;
 pub mod spec;
 
 pub use boundary::BoundaryDtype;

@@ -1,7 +1,13 @@
-//! Test support: the real model, its variants, and throw-away directories.
+//! Test support: the real model, its variants, and small synthetic models.
+//!
+//! Everything here panics when it cannot deliver: a test that needs it cannot go on.
 #![allow(clippy::expect_used, clippy::panic)]
 
+mod tiny;
+
 use std::path::PathBuf;
+
+pub use tiny::TinyLlama;
 
 /// Path of SmolLM2-135M-Instruct, Q4_1, in the user's cache.
 ///

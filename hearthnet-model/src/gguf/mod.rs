@@ -22,6 +22,7 @@ mod error;
 mod reader;
 mod tensor_type;
 mod value;
+pub mod writer;
 
 use std::fs::File;
 use std::path::Path;

@@ -1,0 +1,261 @@
+//! Weights to and from the block formats: ggml's reference formulas, value by value.
+//!
+//! For conversion and for tests; the engine has its own packed layouts and kernels. Layouts are
+//! described at [`TensorType`]; the formulas are those of `quantize_row_*_ref` and
+//! `dequantize_row_*` in ggml's `ggml-quants.c`, computed in binary32 without fused operations.
+
+use half::f16;
+
+use crate::gguf::TensorType;
+
+/// Values per block of every block format here.
+const BLOCK: usize = 32;
+
+/// Why values could not be stored or read.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum QuantizeError {
+    /// A type without a formula here.
+    #[error(
+        "values of type {0} can be neither written nor read here; use F32, F16, Q8_0, Q4_1 or Q4_0"
+    )]
+    Unsupported(TensorType),
+    /// A number of values or bytes that does not fill whole blocks.
+    #[error("{len} do not fill whole blocks of {dtype}")]
+    Length {
+        /// The type.
+        dtype: TensorType,
+        /// Number of values (when storing) or of bytes (when reading).
+        len: usize,
+    },
+}
+
+/// Appends `values`, stored as `dtype`, to `out`.
+///
+/// # Errors
+/// When the type is not a supported one, or `values` are not whole blocks; `out` is then unchanged.
+pub fn encode(dtype: TensorType, values: &[f32], out: &mut Vec<u8>) -> Result<(), QuantizeError> {
+    let (blocks, rest) = values.as_chunks::<BLOCK>();
+    if dtype.block_values() as usize == BLOCK && !rest.is_empty() {
+        return Err(QuantizeError::Length {
+            dtype,
+            len: values.len(),
+        });
+    }
+    match dtype {
+        TensorType::F32 => out.extend(values.iter().flat_map(|v| v.to_le_bytes())),
+        TensorType::F16 => out.extend(values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes())),
+        TensorType::Q8_0 => blocks.iter().for_each(|block| encode_q8_0(block, out)),
+        TensorType::Q4_1 => blocks.iter().for_each(|block| encode_q4_1(block, out)),
+        TensorType::Q4_0 => blocks.iter().for_each(|block| encode_q4_0(block, out)),
+        other => return Err(QuantizeError::Unsupported(other)),
+    }
+    Ok(())
+}
+
+/// Appends the values that `bytes` store as `dtype` to `out`.
+///
+/// # Errors
+/// When the type is not a supported one, or `bytes` are not whole blocks; `out` is then unchanged.
+pub fn decode(dtype: TensorType, bytes: &[u8], out: &mut Vec<f32>) -> Result<(), QuantizeError> {
+    if !bytes.len().is_multiple_of(dtype.block_bytes() as usize) {
+        return Err(QuantizeError::Length {
+            dtype,
+            len: bytes.len(),
+        });
+    }
+    match dtype {
+        TensorType::F32 => out.extend(bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b))),
+        TensorType::F16 => {
+            out.extend(
+                bytes
+                    .as_chunks()
+                    .0
+                    .iter()
+                    .map(|&b| f16::from_le_bytes(b).to_f32()),
+            );
+        }
+        TensorType::Q8_0 => {
+            for block in bytes.as_chunks::<34>().0 {
+                let [d0, d1, quants @ ..] = block;
+                let d = f16::from_le_bytes([*d0, *d1]).to_f32();
+                out.extend(quants.iter().map(|&q| d * f32::from(q as i8)));
+            }
+        }
+        TensorType::Q4_1 => {
+            for block in bytes.as_chunks::<20>().0 {
+                let [d0, d1, m0, m1, nibbles @ ..] = block;
+                let d = f16::from_le_bytes([*d0, *d1]).to_f32();
+                let m = f16::from_le_bytes([*m0, *m1]).to_f32();
+                out.extend(nibbles.iter().map(|&q| d * f32::from(q & 15) + m));
+                out.extend(nibbles.iter().map(|&q| d * f32::from(q >> 4) + m));
+            }
+        }
+        TensorType::Q4_0 => {
+            for block in bytes.as_chunks::<18>().0 {
+                let [d0, d1, nibbles @ ..] = block;
+                let d = f16::from_le_bytes([*d0, *d1]).to_f32();
+                out.extend(nibbles.iter().map(|&q| d * (f32::from(q & 15) - 8.0)));
+                out.extend(nibbles.iter().map(|&q| d * (f32::from(q >> 4) - 8.0)));
+            }
+        }
+        other => return Err(QuantizeError::Unsupported(other)),
+    }
+    Ok(())
+}
+
+fn inverse(d: f32) -> f32 {
+    if d == 0.0 { 0.0 } else { 1.0 / d }
+}
+
+/// Symmetric: the largest magnitude becomes 127.
+fn encode_q8_0(block: &[f32; BLOCK], out: &mut Vec<u8>) {
+    let d = block.iter().fold(0f32, |max, v| max.max(v.abs())) / 127.0;
+    let id = inverse(d);
+    out.extend(f16::from_f32(d).to_le_bytes());
+    // A cast from float saturates, and the value is at most 127 but for rounding.
+    out.extend(block.iter().map(|&v| ((v * id).round() as i8) as u8));
+}
+
+/// Affine: the least value becomes 0, the greatest 15.
+fn encode_q4_1(block: &[f32; BLOCK], out: &mut Vec<u8>) {
+    let min = block.iter().copied().fold(f32::MAX, f32::min);
+    let max = block.iter().copied().fold(f32::MIN, f32::max);
+    let d = (max - min) / 15.0;
+    let id = inverse(d);
+    out.extend(f16::from_f32(d).to_le_bytes());
+    out.extend(f16::from_f32(min).to_le_bytes());
+    nibbles(block, out, |v| (v - min) * id + 0.5);
+}
+
+/// Signed: the value of largest magnitude becomes -8, whatever its sign.
+fn encode_q4_0(block: &[f32; BLOCK], out: &mut Vec<u8>) {
+    let largest = block
+        .iter()
+        .fold(0f32, |best, &v| if v.abs() > best.abs() { v } else { best });
+    let d = largest / -8.0;
+    let id = inverse(d);
+    out.extend(f16::from_f32(d).to_le_bytes());
+    nibbles(block, out, |v| v * id + 8.5);
+}
+
+/// Stores `scaled(value)`, cut to an integer and to 15, two to a byte: `j` low, `j + 16` high.
+fn nibbles(block: &[f32; BLOCK], out: &mut Vec<u8>, scaled: impl Fn(f32) -> f32) {
+    let (low, high) = block.split_at(BLOCK / 2);
+    let nibble = |v: f32| (scaled(v) as u8).min(15);
+    out.extend(
+        low.iter()
+            .zip(high)
+            .map(|(&a, &b)| nibble(a) | nibble(b) << 4),
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use TensorType::{F16, F32, Q4_0, Q4_1, Q4_K, Q8_0};
+
+    fn encoded(dtype: TensorType, values: &[f32]) -> Vec<u8> {
+        let mut out = Vec::new();
+        encode(dtype, values, &mut out).unwrap();
+        out
+    }
+
+    fn decoded(dtype: TensorType, bytes: &[u8]) -> Vec<f32> {
+        let mut out = Vec::new();
+        decode(dtype, bytes, &mut out).unwrap();
+        out
+    }
+
+    #[test]
+    fn blocks_have_the_documented_layout() {
+        let ramp: Vec<f32> = (0..32).map(|i| i as f32 - 16.0).collect();
+
+        let q4_0 = encoded(Q4_0, &ramp);
+        assert_eq!(q4_0.len(), 18);
+        assert_eq!(q4_0[..2], f16::from_f32(2.0).to_le_bytes(), "-16 / -8");
+        // Value 0 is -16, nibble 0; value 16 is 0, nibble 8.
+        assert_eq!(q4_0[2], 0x80);
+
+        let q4_1 = encoded(Q4_1, &ramp);
+        assert_eq!(q4_1.len(), 20);
+        assert_eq!(q4_1[..2], f16::from_f32(31.0 / 15.0).to_le_bytes());
+        assert_eq!(q4_1[2..4], f16::from_f32(-16.0).to_le_bytes());
+        assert_eq!((q4_1[4] & 15, q4_1[19] >> 4), (0, 15));
+
+        let q8_0 = encoded(Q8_0, &ramp);
+        assert_eq!(q8_0.len(), 34);
+        assert_eq!(q8_0[..2], f16::from_f32(16.0 / 127.0).to_le_bytes());
+        assert_eq!((q8_0[2] as i8, q8_0[33] as i8), (-127, 119));
+    }
+
+    #[test]
+    fn partial_blocks_and_other_types_are_refused_and_change_nothing() {
+        let (mut bytes, mut values) = (vec![7], vec![7.0]);
+        assert_eq!(
+            encode(Q4_1, &[0.0; 31], &mut bytes),
+            Err(QuantizeError::Length {
+                dtype: Q4_1,
+                len: 31
+            })
+        );
+        assert_eq!(
+            encode(Q4_K, &[0.0; 256], &mut bytes),
+            Err(QuantizeError::Unsupported(Q4_K))
+        );
+        assert_eq!(
+            decode(Q8_0, &[0; 33], &mut values),
+            Err(QuantizeError::Length {
+                dtype: Q8_0,
+                len: 33
+            })
+        );
+        assert_eq!(
+            decode(Q4_K, &[0; 144], &mut values),
+            Err(QuantizeError::Unsupported(Q4_K))
+        );
+        assert_eq!((bytes, values), (vec![7], vec![7.0]));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_stored_comes_back_within_half_a_step(
+            values in prop::collection::vec(-100f32..100.0, 64),
+            shift in -50f32..50.0,
+        ) {
+            let values: Vec<f32> = values.into_iter().map(|v| v + shift).collect();
+            prop_assert_eq!(&decoded(F32, &encoded(F32, &values)), &values);
+            for (dtype, steps) in [(F16, 0.0), (Q8_0, 0.5), (Q4_1, 0.5), (Q4_0, 1.0)] {
+                let back = decoded(dtype, &encoded(dtype, &values));
+                prop_assert_eq!(back.len(), values.len());
+                for (block, back) in values.chunks(32).zip(back.chunks(32)) {
+                    let max = block.iter().fold(f32::MIN, |a, &b| a.max(b));
+                    let min = block.iter().fold(f32::MAX, |a, &b| a.min(b));
+                    let largest = max.abs().max(min.abs());
+                    let step = match dtype {
+                        Q8_0 => largest / 127.0,
+                        Q4_1 => (max - min) / 15.0,
+                        _ => largest / 8.0,
+                    };
+                    // Scales and minima are stored as f16: 11 bits, over up to 15 steps or 127.
+                    let slack = largest / 512.0;
+                    for (v, b) in block.iter().zip(back) {
+                        prop_assert!((v - b).abs() <= steps * step + slack, "{dtype}: {v} {b}");
+                    }
+                }
+            }
+        }
+
+        #[test]
+        fn no_value_makes_it_panic(bits in prop::collection::vec(any::<u32>(), 32)) {
+            let values: Vec<f32> = bits.into_iter().map(f32::from_bits).collect();
+            for dtype in TensorType::SUPPORTED {
+                let bytes = encoded(dtype, &values);
+                prop_assert_eq!(Some(bytes.len() as u64), dtype.row_bytes(32));
+                prop_assert_eq!(decoded(dtype, &bytes).len(), 32);
+            }
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! Small synthetic models: complete GGUF files with seeded random weights.
+
+use std::path::{Path, PathBuf};
+
+use hearthnet_model::gguf::writer::Writer;
+use hearthnet_model::gguf::{TensorType, Value};
+use hearthnet_model::quantize;
+
+/// Description of a synthetic model of the Llama family.
+///
+/// ```
+/// # use hearthnet_testkit::TinyLlama;
+/// let bytes = TinyLlama { layers: 3, weights: "q8_0", ..TinyLlama::default() }.bytes();
+/// let gguf = hearthnet_model::Gguf::from_bytes(bytes).unwrap();
+/// assert_eq!(hearthnet_model::ModelFile::from_gguf(gguf).unwrap().spec().layers, 3);
+/// ```
+#[derive(Clone, Debug)]
+pub struct TinyLlama {
+    /// Number of blocks.
+    pub layers: u32,
+    /// Width of the residual stream; for block types a multiple of 32.
+    pub width: u32,
+    /// Query heads.
+    pub heads: u32,
+    /// Key and value heads; must divide `heads`.
+    pub kv_heads: u32,
+    /// Values per head. `heads * head_dim` need not be `width`; for block types it must be a
+    /// multiple of 32.
+    pub head_dim: u32,
+    /// Width of the feed-forward layer; for block types a multiple of 32.
+    pub ffn: u32,
+    /// Tokens, at least [`TinyLlama::LEAST_VOCAB`].
+    pub vocab: u32,
+    /// Longest sequence.
+    pub context: u32,
+    /// Type of the matrices of the blocks: `f32`, `f16`, `q8_0`, `q4_1` or `q4_0`.
+    pub weights: &'static str,
+    /// Type of the embedding and the output matrix.
+    pub embedding: &'static str,
+    /// Whether the output matrix is the embedding.
+    pub tied: bool,
+    /// Boundary dtype to write into the file, if not the family's.
+    pub boundary: Option<&'static str>,
+    /// Seed of the weights.
+    pub seed: u64,
+}
+
+impl Default for TinyLlama {
+    /// Two blocks of width 64 with 4 query and 2 KV heads, Q4_1 with a Q8_0 embedding, tied.
+    fn default() -> Self {
+        Self {
+            layers: 2,
+            width: 64,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 16,
+            ffn: 96,
+            vocab: 320,
+            context: 256,
+            weights: "q4_1",
+            embedding: "q8_0",
+            tied: true,
+            boundary: None,
+            seed: 1,
+        }
+    }
+}
+
+/// Tokens after the 256 bytes: two merges, which make `hello` shorter, and three control tokens.
+const EXTRA: [(&str, i32); 5] = [
+    ("he", 1),
+    ("ll", 1),
+    ("<|endoftext|>", 3),
+    ("<|im_start|>", 3),
+    ("<|im_end|>", 3),
+];
+const MERGES: [&str; 2] = ["h e", "l l"];
+
+/// ChatML, as SmolLM2's own template writes it.
+const TEMPLATE: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + \
+    message['content'] + '<|im_end|>' + '\n' }}{% endfor %}\
+    {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+impl TinyLlama {
+    /// 256 bytes and the few tokens that the tokenizer metadata names besides.
+    pub const LEAST_VOCAB: u32 = 256 + EXTRA.len() as u32;
+
+    /// The file.
+    ///
+    /// # Panics
+    /// When the description cannot be a model: unknown types, rows that do not fill blocks.
+    pub fn bytes(&self) -> Vec<u8> {
+        let weights: TensorType = self.weights.parse().expect("a tensor type");
+        let embedding: TensorType = self.embedding.parse().expect("a tensor type");
+        let [width, ffn, vocab] = [self.width, self.ffn, self.vocab].map(u64::from);
+        let queries = u64::from(self.heads * self.head_dim);
+        let keys = u64::from(self.kv_heads * self.head_dim);
+
+        let mut writer = self.metadata();
+        let mut shapes = Vec::new();
+        let mut add = |name: &str, dims: &[u64], dtype| {
+            writer.tensor(name, dims, dtype).expect("a sound shape");
+            shapes.push((dims.to_vec(), dtype));
+        };
+        add("token_embd.weight", &[width, vocab], embedding);
+        for layer in 0..self.layers {
+            for (name, dims) in [
+                ("attn_norm", &[width][..]),
+                ("attn_q", &[width, queries]),
+                ("attn_k", &[width, keys]),
+                ("attn_v", &[width, keys]),
+                ("attn_output", &[queries, width]),
+                ("ffn_norm", &[width]),
+                ("ffn_gate", &[width, ffn]),
+                ("ffn_up", &[width, ffn]),
+                ("ffn_down", &[ffn, width]),
+            ] {
+                let dtype = if dims.len() == 1 {
+                    TensorType::F32
+                } else {
+                    weights
+                };
+                add(&format!("blk.{layer}.{name}.weight"), dims, dtype);
+            }
+        }
+        add("output_norm.weight", &[width], TensorType::F32);
+        if !self.tied {
+            add("output.weight", &[width, vocab], embedding);
+        }
+
+        let mut random = Random(self.seed);
+        let mut file = Vec::new();
+        writer
+            .write(&mut file, |index, _| {
+                let (dims, dtype) = &shapes[index];
+                let count: u64 = dims.iter().product();
+                // Norms scatter around 1; matrices turn unit inputs into outputs of about unit size.
+                let (mean, scale) = match dims[..] {
+                    [_] => (1.0, 0.1),
+                    _ => (0.0, 1.0 / (dims[0] as f32).sqrt()),
+                };
+                let values: Vec<f32> = (0..count).map(|_| mean + scale * random.normal()).collect();
+                let mut bytes = Vec::new();
+                quantize::encode(*dtype, &values, &mut bytes).expect("a supported type");
+                Ok(bytes)
+            })
+            .expect("writing to memory");
+        file
+    }
+
+    /// Writes the file into a directory and returns its path.
+    ///
+    /// # Panics
+    /// As [`Self::bytes`], and when the directory cannot be written to.
+    pub fn write(&self, directory: &Path) -> PathBuf {
+        let path = directory.join(format!("tiny-{}-{}.gguf", self.weights, self.seed));
+        std::fs::write(&path, self.bytes()).expect("a writable directory");
+        path
+    }
+
+    fn metadata(&self) -> Writer {
+        assert!(
+            self.vocab >= Self::LEAST_VOCAB,
+            "at least {} tokens",
+            Self::LEAST_VOCAB
+        );
+        let mut writer = Writer::new();
+        let mut set = |key: &str, value: Value<'_>| writer.set(key, value).expect("a new key");
+        set("general.architecture", Value::String("llama"));
+        set("general.name", Value::String("Tiny"));
+        set("llama.block_count", Value::U32(self.layers));
+        set("llama.context_length", Value::U32(self.context));
+        set("llama.embedding_length", Value::U32(self.width));
+        set("llama.feed_forward_length", Value::U32(self.ffn));
+        set("llama.vocab_size", Value::U32(self.vocab));
+        set("llama.attention.head_count", Value::U32(self.heads));
+        set("llama.attention.head_count_kv", Value::U32(self.kv_heads));
+        set("llama.attention.key_length", Value::U32(self.head_dim));
+        set("llama.attention.value_length", Value::U32(self.head_dim));
+        set("llama.attention.layer_norm_rms_epsilon", Value::F32(1e-5));
+        set("llama.rope.dimension_count", Value::U32(self.head_dim));
+        set("llama.rope.freq_base", Value::F32(10_000.0));
+        if let Some(boundary) = self.boundary {
+            set("hearthnet.boundary_dtype", Value::String(boundary));
+        }
+        set("tokenizer.ggml.model", Value::String("gpt2"));
+        set("tokenizer.ggml.pre", Value::String("smollm"));
+        set("tokenizer.ggml.add_bos_token", Value::Bool(false));
+        set("tokenizer.ggml.add_space_prefix", Value::Bool(false));
+        set("tokenizer.ggml.bos_token_id", Value::U32(259));
+        set("tokenizer.ggml.eos_token_id", Value::U32(260));
+        set("tokenizer.ggml.unknown_token_id", Value::U32(258));
+        set("tokenizer.chat_template", Value::String(TEMPLATE));
+
+        let mut tokens: Vec<String> = byte_alphabet().map(String::from).to_vec();
+        let mut types = vec![1; 256];
+        for (token, kind) in EXTRA {
+            tokens.push(token.to_owned());
+            types.push(kind);
+        }
+        for index in tokens.len()..self.vocab as usize {
+            tokens.push(format!("<unused{index}>"));
+            types.push(5);
+        }
+        let tokens = tokens.iter().map(String::as_str);
+        writer
+            .set_strings("tokenizer.ggml.tokens", tokens)
+            .expect("a new key");
+        writer
+            .set_i32s("tokenizer.ggml.token_type", &types)
+            .expect("a new key");
+        writer
+            .set_strings("tokenizer.ggml.merges", MERGES)
+            .expect("a new key");
+        writer
+    }
+}
+
+/// The characters that byte-level BPE writes the 256 bytes with, by byte (GPT-2's
+/// `bytes_to_unicode`): printable ones stand for themselves, the rest are moved up from U+0100.
+fn byte_alphabet() -> [char; 256] {
+    let mut moved = 0x100;
+    std::array::from_fn(|byte| match byte as u32 {
+        printable @ (0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff) => {
+            char::from_u32(printable).expect("Latin-1")
+        }
+        _ => {
+            moved += 1;
+            char::from_u32(moved - 1).expect("Latin Extended-A")
+        }
+    })
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014): enough for weights, the same everywhere.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Nearly normal, mean 0, variance 1: the sum of twelve uniform numbers, less six.
+    fn normal(&mut self) -> f32 {
+        let sum: f32 = (0..12)
+            .map(|_| (self.next() >> 40) as f32 / (1u64 << 24) as f32)
+            .sum();
+        sum - 6.0
+    }
+}
