@@ -1,5 +1,6 @@
 //! Model files, text and the exact engine: everything that turns files into numbers.
 
+mod atomic_file;
 pub mod boundary;
 mod error;
 pub mod families;
@@ -12,6 +13,6 @@ pub mod spec;
 pub use boundary::BoundaryDtype;
 pub use error::ModelError;
 pub use gguf::{Gguf, TensorType};
-pub use manifest::WeightsId;
+pub use manifest::{Digest, Manifest, WeightsId};
 pub use model_file::{ModelFile, TensorView};
 pub use spec::{LayerTensor, ModelSpec, RopeKind, RopeSpec};

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::error::ModelError;
-use crate::families::{EMBEDDING, Family, OUTPUT, OUTPUT_NORM, Rule};
+use crate::families::{EMBEDDING, Family, OUTPUT, OUTPUT_NORM};
 use crate::gguf::{Gguf, TensorInfo, TensorType};
-use crate::spec::{Dim, LayerTensor, ModelSpec};
+use crate::spec::{LayerTensor, ModelSpec};
 
 /// A model that can be run: every tensor that its family names is present, with the shape that
 /// the hyperparameters imply and a type that the engine computes with, and nothing else is there.
@@ -183,7 +183,8 @@ impl ModelFile {
 
 fn check_tensors(gguf: &Gguf, family: &'static Family, spec: &ModelSpec) -> Result<(), ModelError> {
     let mut known = BTreeSet::new();
-    let mut check = |name: String, dims: &[Dim]| -> Result<(), ModelError> {
+    // A hostile layer count ends at the first block that is not there.
+    for (name, dims) in family.tensors(spec) {
         let Some(info) = gguf.tensor(&name) else {
             return Err(ModelError::MissingTensor {
                 name,
@@ -212,18 +213,6 @@ fn check_tensors(gguf: &Gguf, family: &'static Family, spec: &ModelSpec) -> Resu
             });
         }
         known.insert(name);
-        Ok(())
-    };
-    check(EMBEDDING.to_owned(), &[Dim::Width, Dim::Vocab])?;
-    check(OUTPUT_NORM.to_owned(), &[Dim::Width])?;
-    if !spec.tied_embedding {
-        check(OUTPUT.to_owned(), &[Dim::Width, Dim::Vocab])?;
-    }
-    // A hostile layer count ends at the first block that is not there.
-    for layer in 0..spec.layers {
-        for rule in family.layer {
-            check(Rule::full_name(rule, layer), rule.dims)?;
-        }
     }
     match gguf
         .tensors()

@@ -4,6 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::boundary::BoundaryDtype;
 
+/// Longest row, column, list or sequence: far beyond any model, far from any overflow.
+pub const MAX_SIZE: u32 = 1 << 24;
+
 /// Hyperparameters of a model: everything besides the tensors that decides its numbers.
 ///
 /// A [family](crate::families) fills it from a file's metadata. Nothing here is decoration: every
@@ -42,6 +45,52 @@ pub struct ModelSpec {
 }
 
 impl ModelSpec {
+    /// Checks that the values are possible and fit one another. (Whether tensors fit them is
+    /// checked with the tensors.)
+    ///
+    /// # Errors
+    /// Names the first field that is wrong.
+    pub fn check(&self) -> Result<(), SpecError> {
+        let fail = |field, reason| Err(SpecError { field, reason });
+        for (field, value) in [
+            ("layers", self.layers),
+            ("width", self.width),
+            ("heads", self.heads),
+            ("kv_heads", self.kv_heads),
+            ("head_dim", self.head_dim),
+            ("ffn", self.ffn),
+            ("vocab", self.vocab),
+            ("context", self.context),
+            ("rope.dims", self.rope.dims),
+        ] {
+            if !(1..=MAX_SIZE).contains(&value) {
+                return fail(field, "must be between 1 and 16777216");
+            }
+        }
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            return fail("kv_heads", "must divide the number of heads");
+        }
+        if !self.head_dim.is_multiple_of(2) {
+            return fail("head_dim", "must be even");
+        }
+        if self.query_width() > MAX_SIZE {
+            return fail(
+                "heads",
+                "the heads together must not be wider than 16777216",
+            );
+        }
+        if self.rope.dims > self.head_dim || !self.rope.dims.is_multiple_of(2) {
+            return fail("rope.dims", "must be even and at most the head's width");
+        }
+        if !(1.0..=f64::from(f32::MAX)).contains(&self.rope.theta) {
+            return fail("rope.theta", "must be a finite number of at least 1");
+        }
+        if !(f32::MIN_POSITIVE..1.0).contains(&self.norm_eps) {
+            return fail("norm_eps", "must lie between 0 and 1");
+        }
+        Ok(())
+    }
+
     /// Width of all query heads together, in values.
     pub fn query_width(&self) -> u32 {
         self.heads.saturating_mul(self.head_dim)
@@ -56,6 +105,16 @@ impl ModelSpec {
     pub fn kv_bytes_per_position_and_layer(&self) -> u64 {
         2 * 2 * u64::from(self.kv_width())
     }
+}
+
+/// A hyperparameter that is out of range or at odds with another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{field} {reason}")]
+pub struct SpecError {
+    /// The field of [`ModelSpec`], with a dot for those of [`RopeSpec`].
+    pub field: &'static str,
+    /// What it must be.
+    pub reason: &'static str,
 }
 
 /// Rotary position embedding: value pair `i` of the first `dims` values of a head is turned by

@@ -31,10 +31,12 @@ pub const OUTPUT_NORM: &str = "output_norm.weight";
 /// Output matrix, `[width, vocab]`; a file without it uses the embedding.
 pub const OUTPUT: &str = "output.weight";
 
-/// More positions than any model has been made for; keeps sizes far from overflow.
-const MAX_CONTEXT: u32 = 1 << 24;
-/// Likewise for the lengths of rows and columns.
-const MAX_WIDTH: u32 = 1 << 24;
+/// The tensors outside the blocks, with their shapes.
+const HEAD: [(&str, &[Dim]); 3] = [
+    (EMBEDDING, &[Dim::Width, Dim::Vocab]),
+    (OUTPUT_NORM, &[Dim::Width]),
+    (OUTPUT, &[Dim::Width, Dim::Vocab]),
+];
 
 /// Description of a family.
 #[derive(Debug)]
@@ -122,24 +124,31 @@ const READ: [&str; 12] = [
 ];
 
 impl Family {
+    /// The family of that name.
+    pub fn named(architecture: &str) -> Option<&'static Self> {
+        ALL.iter()
+            .find(|family| family.architecture == architecture)
+            .copied()
+    }
+
     /// The family of a file, by its `general.architecture`.
     ///
     /// # Errors
     /// When the key is missing or no string, or the architecture is none of [`ALL`].
     pub fn of(gguf: &Gguf) -> Result<&'static Self, ModelError> {
         let key = "general.architecture";
-        let architecture = gguf.str(key)?.ok_or_else(|| missing(key))?;
-        ALL.iter()
-            .find(|family| family.architecture == architecture)
-            .copied()
-            .ok_or_else(|| ModelError::UnknownArchitecture {
-                architecture: architecture.chars().take(60).collect(),
-                known: ALL
-                    .iter()
-                    .map(|f| f.architecture)
-                    .collect::<Vec<_>>()
-                    .join(", "),
-            })
+        let missing = || MetadataError::Missing {
+            key: key.to_owned(),
+        };
+        let architecture = gguf.str(key)?.ok_or_else(missing)?;
+        Self::named(architecture).ok_or_else(|| ModelError::UnknownArchitecture {
+            architecture: architecture.chars().take(60).collect(),
+            known: ALL
+                .iter()
+                .map(|f| f.architecture)
+                .collect::<Vec<_>>()
+                .join(", "),
+        })
     }
 
     /// The hyperparameters of a file of this family.
@@ -154,69 +163,41 @@ impl Family {
             prefix: self.architecture,
         };
 
-        let layers = keys.size("block_count")?;
-        let width = keys.size("embedding_length")?;
-        let ffn = keys.size("feed_forward_length")?;
-        let heads = keys.size("attention.head_count")?;
-        let kv_heads = keys.size_or("attention.head_count_kv", heads)?;
-        if !heads.is_multiple_of(kv_heads) {
-            return Err(keys.bad("attention.head_count_kv", "must divide the number of heads"));
-        }
-        if gguf.get(&keys.full("attention.key_length")).is_none() && !width.is_multiple_of(heads) {
-            return Err(keys.bad("attention.head_count", "must divide the embedding length"));
-        }
-        let head_dim = keys.size_or("attention.key_length", width / heads)?;
-        if keys.size_or("attention.value_length", head_dim)? != head_dim {
+        let width = keys.u32("embedding_length")?;
+        let heads = keys.u32("attention.head_count")?;
+        let head_dim = match keys.optional_u32("attention.key_length")? {
+            Some(head_dim) => head_dim,
+            None if heads > 0 && width.is_multiple_of(heads) => width / heads,
+            None => return Err(keys.bad("attention.head_count", "must divide embedding_length")),
+        };
+        if keys
+            .optional_u32("attention.value_length")?
+            .is_some_and(|dim| dim != head_dim)
+        {
             return Err(keys.bad("attention.value_length", "must equal attention.key_length"));
         }
-        if !head_dim.is_multiple_of(2) {
-            return Err(keys.bad("attention.key_length", "must be even"));
-        }
-        if heads
-            .checked_mul(head_dim)
-            .is_none_or(|queries| queries > MAX_WIDTH)
-        {
-            return Err(keys.bad("attention.head_count", "the heads are too wide"));
-        }
-        let dims = keys.size_or("rope.dimension_count", head_dim)?;
-        if dims > head_dim || !dims.is_multiple_of(2) {
-            return Err(keys.bad(
-                "rope.dimension_count",
-                "must be even and at most the head's width",
-            ));
-        }
-        let theta = keys.float("rope.freq_base")?.unwrap_or(10_000.0);
-        if theta < 1.0 {
-            return Err(keys.bad("rope.freq_base", "must be at least 1"));
-        }
-        let norm_eps = keys
-            .float("attention.layer_norm_rms_epsilon")?
-            .ok_or_else(|| missing(&keys.full("attention.layer_norm_rms_epsilon")))?;
-        if !(f64::from(f32::MIN_POSITIVE)..1.0).contains(&norm_eps) {
-            return Err(keys.bad(
-                "attention.layer_norm_rms_epsilon",
-                "must lie between 0 and 1",
-            ));
-        }
-        let context = keys.size("context_length")?;
-        if context > MAX_CONTEXT {
-            return Err(keys.bad("context_length", "must be at most 16777216"));
-        }
-        Ok(ModelSpec {
+        let norm_eps = keys.float("attention.layer_norm_rms_epsilon")?;
+        let spec = ModelSpec {
             architecture: self.architecture.to_owned(),
-            layers,
+            layers: keys.u32("block_count")?,
             width,
             heads,
-            kv_heads,
+            kv_heads: keys
+                .optional_u32("attention.head_count_kv")?
+                .unwrap_or(heads),
             head_dim,
-            ffn,
+            ffn: keys.u32("feed_forward_length")?,
             vocab: vocab(gguf, &keys)?,
-            context,
-            norm_eps: norm_eps as f32,
+            context: keys.u32("context_length")?,
+            norm_eps: norm_eps.ok_or_else(|| keys.missing("attention.layer_norm_rms_epsilon"))?
+                as f32,
             rope: RopeSpec {
                 kind: self.rope,
-                dims,
-                theta,
+                dims: keys
+                    .optional_u32("rope.dimension_count")?
+                    .unwrap_or(head_dim),
+                // llama.cpp's default.
+                theta: keys.float("rope.freq_base")?.unwrap_or(10_000.0),
             },
             boundary: match gguf.str(BOUNDARY_KEY)? {
                 None => self.boundary,
@@ -226,7 +207,24 @@ impl Family {
                 })?,
             },
             tied_embedding: gguf.tensor(OUTPUT).is_none(),
-        })
+        };
+        spec.check()
+            .map_err(|error| keys.bad(key_of(error.field), error.reason))?;
+        Ok(spec)
+    }
+
+    /// Name and shape (row length first) of every tensor of a model of this family, those outside
+    /// the blocks first.
+    pub fn tensors(&self, spec: &ModelSpec) -> impl Iterator<Item = (String, &'static [Dim])> {
+        let layers = (0..spec.layers).flat_map(|layer| {
+            self.layer
+                .iter()
+                .map(move |rule| (rule.full_name(layer), rule.dims))
+        });
+        HEAD.iter()
+            .filter(|(name, _)| !(spec.tied_embedding && *name == OUTPUT))
+            .map(|(name, dims)| ((*name).to_owned(), *dims))
+            .chain(layers)
     }
 
     fn refuse_unknown_keys(&self, gguf: &Gguf) -> Result<(), ModelError> {
@@ -254,24 +252,35 @@ impl Family {
     }
 }
 
+/// The metadata key, after the architecture's prefix, that a field of [`ModelSpec`] comes from.
+fn key_of(field: &'static str) -> &'static str {
+    match field {
+        "layers" => "block_count",
+        "width" => "embedding_length",
+        "heads" => "attention.head_count",
+        "kv_heads" => "attention.head_count_kv",
+        "head_dim" => "attention.key_length",
+        "ffn" => "feed_forward_length",
+        "vocab" => "vocab_size",
+        "context" => "context_length",
+        "norm_eps" => "attention.layer_norm_rms_epsilon",
+        "rope.dims" => "rope.dimension_count",
+        "rope.theta" => "rope.freq_base",
+        other => other,
+    }
+}
+
 /// The number of embeddings: from the metadata where it says so, else from the embedding tensor.
 /// (That the two agree is checked with the shapes.)
 fn vocab(gguf: &Gguf, keys: &Keys<'_>) -> Result<u32, ModelError> {
     let from_tensor = match gguf.tensor(EMBEDDING).map(|info| info.dims.as_slice()) {
-        Some(&[_, rows]) => u32::try_from(rows).ok().filter(|rows| *rows <= MAX_WIDTH),
+        Some(&[_, rows]) => u32::try_from(rows).ok(),
         _ => None,
     };
-    match from_tensor {
-        Some(rows) => keys.size_or("vocab_size", rows),
-        None => keys.size("vocab_size"),
-    }
-}
-
-fn missing(key: &str) -> ModelError {
-    MetadataError::Missing {
-        key: key.to_owned(),
-    }
-    .into()
+    let from_metadata = keys.optional_u32("vocab_size")?;
+    from_metadata
+        .or(from_tensor)
+        .ok_or_else(|| keys.missing("vocab_size"))
 }
 
 /// Reads keys of one architecture.
@@ -292,23 +301,19 @@ impl Keys<'_> {
         }
     }
 
-    /// A count that must be there: 1 to 2^24.
-    fn size(&self, key: &str) -> Result<u32, ModelError> {
-        let full = self.full(key);
-        let value = self.gguf.u32(&full)?.ok_or_else(|| missing(&full))?;
-        self.in_range(key, value)
-    }
-
-    fn size_or(&self, key: &str, default: u32) -> Result<u32, ModelError> {
-        let value = self.gguf.u32(&self.full(key))?.unwrap_or(default);
-        self.in_range(key, value)
-    }
-
-    fn in_range(&self, key: &str, value: u32) -> Result<u32, ModelError> {
-        match value {
-            1..=MAX_WIDTH => Ok(value),
-            _ => Err(self.bad(key, "must be between 1 and 16777216")),
+    fn missing(&self, key: &str) -> ModelError {
+        MetadataError::Missing {
+            key: self.full(key),
         }
+        .into()
+    }
+
+    fn u32(&self, key: &str) -> Result<u32, ModelError> {
+        self.optional_u32(key)?.ok_or_else(|| self.missing(key))
+    }
+
+    fn optional_u32(&self, key: &str) -> Result<Option<u32>, ModelError> {
+        Ok(self.gguf.u32(&self.full(key))?)
     }
 
     fn float(&self, key: &str) -> Result<Option<f64>, ModelError> {

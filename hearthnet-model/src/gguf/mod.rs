@@ -26,6 +26,7 @@ pub mod writer;
 
 use std::fs::File;
 use std::path::Path;
+use std::time::SystemTime;
 
 pub use error::{GgufError, MetadataError};
 pub use tensor_type::{TensorType, UnknownTensorType};
@@ -60,6 +61,7 @@ const MAX_METADATA: u64 = 1 << 16;
 pub struct Gguf {
     data: Data,
     header: Header,
+    modified: Option<SystemTime>,
 }
 
 #[derive(Debug)]
@@ -119,7 +121,7 @@ impl Gguf {
         // renaming a new file into place, which leaves this map as it was.
         #[allow(unsafe_code)]
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
-        Self::from_data(Data::Map(map))
+        Self::from_data(Data::Map(map), info.modified().ok())
     }
 
     /// Checks a file that is in memory.
@@ -127,12 +129,16 @@ impl Gguf {
     /// # Errors
     /// Any variant but [`GgufError::Io`].
     pub fn from_bytes(bytes: Vec<u8>) -> Result<Self, GgufError> {
-        Self::from_data(Data::Bytes(bytes))
+        Self::from_data(Data::Bytes(bytes), None)
     }
 
-    fn from_data(data: Data) -> Result<Self, GgufError> {
+    fn from_data(data: Data, modified: Option<SystemTime>) -> Result<Self, GgufError> {
         let header = reader::parse(data.bytes())?;
-        Ok(Self { data, header })
+        Ok(Self {
+            data,
+            header,
+            modified,
+        })
     }
 
     /// Version of the format, 2 or 3.
@@ -148,6 +154,11 @@ impl Gguf {
     /// Length of the file in bytes.
     pub fn file_bytes(&self) -> u64 {
         self.data.bytes().len() as u64
+    }
+
+    /// When the file was last modified, as of when it was opened.
+    pub fn modified(&self) -> Option<SystemTime> {
+        self.modified
     }
 
     /// All metadata, in the order of the keys.

@@ -1,0 +1,151 @@
+//! SHA-256 values as types of their own.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+/// A text that is not 64 hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("a SHA-256 is written as 64 hexadecimal digits")]
+pub struct ParseDigestError;
+
+/// Defines a SHA-256 with a meaning: shown as 64 lower-case hexadecimal digits; serialised as
+/// those digits in formats for people (JSON, TOML) and as 32 bytes in the others (CBOR).
+macro_rules! sha256_type {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name(pub [u8; 32]);
+
+        impl $name {
+            /// Hashes `bytes`.
+            pub fn of(bytes: &[u8]) -> Self {
+                Self(Sha256::digest(bytes).into())
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!(stringify!($name), "({})"), self)
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = ParseDigestError;
+
+            /// Reads 64 hexadecimal digits of either case.
+            fn from_str(s: &str) -> Result<Self, ParseDigestError> {
+                parse(s).map(Self)
+            }
+        }
+
+        impl Serialize for $name {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                if serializer.is_human_readable() {
+                    serializer.collect_str(self)
+                } else {
+                    serializer.serialize_bytes(&self.0)
+                }
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                if deserializer.is_human_readable() {
+                    deserializer.deserialize_str(Visitor)
+                } else {
+                    deserializer.deserialize_bytes(Visitor)
+                }
+                .map(Self)
+            }
+        }
+    };
+}
+
+sha256_type! {
+    /// The SHA-256 of a file or of a tensor's data.
+    Digest
+}
+
+sha256_type! {
+    /// Identity of a model's weights: the SHA-256 of the canonical encoding of its
+    /// [`Manifest`](super::Manifest).
+    WeightsId
+}
+
+fn parse(s: &str) -> Result<[u8; 32], ParseDigestError> {
+    let mut out = [0; 32];
+    let (pairs, rest) = s.as_bytes().as_chunks::<2>();
+    if pairs.len() != out.len() || !rest.is_empty() {
+        return Err(ParseDigestError);
+    }
+    for (byte, &[high, low]) in out.iter_mut().zip(pairs) {
+        let digit = |c: u8| char::from(c).to_digit(16).ok_or(ParseDigestError);
+        // Two digits below 16 fit a byte.
+        *byte = (digit(high)? * 16 + digit(low)?) as u8;
+    }
+    Ok(out)
+}
+
+struct Visitor;
+
+impl serde::de::Visitor<'_> for Visitor {
+    type Value = [u8; 32];
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a SHA-256, as 64 hexadecimal digits or 32 bytes")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, v: &str) -> Result<[u8; 32], E> {
+        parse(v).map_err(E::custom)
+    }
+
+    fn visit_bytes<E: serde::de::Error>(self, v: &[u8]) -> Result<[u8; 32], E> {
+        v.try_into().map_err(|_| E::invalid_length(v.len(), &self))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digests_are_written_and_read_as_hexadecimal() {
+        // FIPS 180-4, appendix B.1.
+        let text = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        let digest = Digest::of(b"abc");
+        assert_eq!(digest.to_string(), text);
+        assert_eq!(text.parse(), Ok(digest));
+        assert_eq!(text.to_uppercase().parse(), Ok(digest));
+        assert_eq!(
+            serde_json::to_string(&digest).unwrap(),
+            format!("\"{text}\"")
+        );
+        assert_eq!(
+            serde_json::from_str::<Digest>(&format!("\"{text}\"")).unwrap(),
+            digest
+        );
+    }
+
+    #[test]
+    fn other_texts_are_no_digests() {
+        let text = Digest::of(b"abc").to_string();
+        for wrong in [
+            "",
+            &text[1..],
+            &format!("{text}00"),
+            &text.replace('b', "g"),
+            &"é".repeat(32),
+        ] {
+            assert_eq!(wrong.parse::<Digest>(), Err(ParseDigestError), "{wrong}");
+        }
+    }
+}
