@@ -1,5 +1,7 @@
 //! Weights identity: what it depends on, what it does not, and what a manifest proves.
 
+#![allow(clippy::unwrap_used, clippy::panic)] // in helpers, where a failure fails the test
+
 use std::fs;
 use std::path::Path;
 
@@ -8,6 +10,8 @@ use hearthnet_model::manifest::{MAX_MANIFEST_BYTES, ManifestError, VerifyError};
 use hearthnet_model::{Gguf, Manifest, ModelFile, WeightsId};
 use hearthnet_testkit::TinyLlama;
 use proptest::prelude::*;
+
+type Map = Vec<(Value, Value)>;
 
 fn model(tiny: &TinyLlama) -> ModelFile {
     ModelFile::from_gguf(Gguf::from_bytes(tiny.bytes()).unwrap()).unwrap()
@@ -317,14 +321,14 @@ fn a_place_that_cannot_be_written_is_no_error() {
 #[test]
 fn a_manifest_with_another_meaning_or_encoding_is_refused() {
     let good = manifest(&TinyLlama::default()).encode();
-    let with = |change: &dyn Fn(&mut Vec<(Value, Value)>)| {
+    let with = |change: &dyn Fn(&mut Map)| {
         let mut value: Value = ciborium::from_reader(&good[..]).unwrap();
         change(value.as_map_mut().unwrap());
         let mut bytes = Vec::new();
         ciborium::into_writer(&value, &mut bytes).unwrap();
         Manifest::decode(&bytes)
     };
-    let field = |map: &mut Vec<(Value, Value)>, name: &str| -> usize {
+    let field = |map: &mut Map, name: &str| -> usize {
         map.iter()
             .position(|(key, _)| key.as_text() == Some(name))
             .unwrap()
