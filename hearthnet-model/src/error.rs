@@ -1,5 +1,8 @@
 //! Why a file is not a model that can be run.
 
+use std::io;
+use std::path::{Path, PathBuf};
+
 use crate::gguf::{GgufError, MetadataError};
 
 /// Why a model file was refused. Strings that come from the file are quoted and escaped.
@@ -70,4 +73,51 @@ pub enum ModelError {
         /// The types that would do.
         supported: &'static str,
     },
+}
+
+/// Something that failed on a file, and what to do about it.
+#[derive(Debug)]
+pub struct FileError {
+    /// What was tried, as in "cannot write".
+    pub action: &'static str,
+    /// The file or directory.
+    pub path: PathBuf,
+    /// What the system said.
+    pub source: io::Error,
+}
+
+impl FileError {
+    pub(crate) fn new(action: &'static str, path: &Path, source: io::Error) -> Self {
+        Self {
+            action,
+            path: path.to_owned(),
+            source,
+        }
+    }
+}
+
+impl std::error::Error for FileError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.source)
+    }
+}
+
+impl std::fmt::Display for FileError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            action,
+            path,
+            source,
+        } = self;
+        write!(f, "cannot {action} {}: {source}", path.display())?;
+        f.write_str(match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                "; free some space there, or choose another place"
+            }
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                "; choose a place that you may write to, or change its permissions"
+            }
+            _ => "",
+        })
+    }
 }

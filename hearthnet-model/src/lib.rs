@@ -2,6 +2,8 @@
 
 mod atomic_file;
 pub mod boundary;
+pub mod cache;
+pub mod convert;
 mod error;
 pub mod families;
 pub mod gguf;
@@ -11,7 +13,7 @@ pub mod quantize;
 pub mod spec;
 
 pub use boundary::BoundaryDtype;
-pub use error::ModelError;
+pub use error::{FileError, ModelError};
 pub use gguf::{Gguf, TensorType};
 pub use manifest::{Digest, Manifest, WeightsId};
 pub use model_file::{ModelFile, TensorView};

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use hearthnet_model::gguf::writer::Writer;
+use hearthnet_model::gguf::writer::{WriteError, Writer};
 use hearthnet_model::gguf::{TensorType, Value};
 use hearthnet_model::quantize;
 
@@ -131,7 +131,7 @@ impl TinyLlama {
         let mut random = Random(self.seed);
         let mut file = Vec::new();
         writer
-            .write(&mut file, |index, _| {
+            .write(&mut file, |index, out| {
                 let (dims, dtype) = &shapes[index];
                 let count: u64 = dims.iter().product();
                 // Norms scatter around 1; matrices turn unit inputs into outputs of about unit size.
@@ -142,7 +142,7 @@ impl TinyLlama {
                 let values: Vec<f32> = (0..count).map(|_| mean + scale * random.normal()).collect();
                 let mut bytes = Vec::new();
                 quantize::encode(*dtype, &values, &mut bytes).expect("a supported type");
-                Ok(bytes)
+                out.write_all(&bytes).map_err(WriteError::Io)
             })
             .expect("writing to memory");
         file

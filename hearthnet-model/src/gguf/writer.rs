@@ -1,15 +1,18 @@
 //! Writes GGUF files, version 3: for `model convert`, and for tests that need small models.
 //!
 //! ```
-//! use hearthnet_model::gguf::{Gguf, TensorType, Value, writer::Writer};
+//! use hearthnet_model::gguf::writer::{WriteError, Writer};
+//! use hearthnet_model::gguf::{Gguf, TensorType, Value};
 //!
 //! let mut writer = Writer::new();
 //! writer.set("general.architecture", Value::String("example"))?;
 //! writer.tensor("ones", &[4], TensorType::F32)?;
 //! let mut file = Vec::new();
-//! writer.write(&mut file, |_, _| Ok(1f32.to_le_bytes().repeat(4)))?;
+//! writer.write(&mut file, |_, out| {
+//!     out.write_all(&1f32.to_le_bytes().repeat(4)).map_err(WriteError::Io)
+//! })?;
 //! assert_eq!(Gguf::from_bytes(file).unwrap().tensors().len(), 1);
-//! # Ok::<(), hearthnet_model::gguf::writer::WriteError>(())
+//! # Ok::<(), WriteError>(())
 //! ```
 
 use std::collections::BTreeSet;
@@ -234,36 +237,38 @@ impl Writer {
             .fold(0, u64::saturating_add)
     }
 
-    /// Writes the file, asking `data` for each tensor's bytes in turn: by its index and its name,
-    /// in the order in which they were added. Only one tensor's data is in memory at a time.
+    /// Writes the file, asking `data` to write each tensor's bytes in turn: by its index, in the
+    /// order in which they were added.
     ///
     /// # Errors
     /// What `data` or the writer return, and [`WriteError::DataLength`] for data of the wrong
     /// length.
-    pub fn write(
+    pub fn write<E: From<WriteError>>(
         &self,
-        out: &mut impl Write,
-        mut data: impl FnMut(usize, &str) -> Result<Vec<u8>, WriteError>,
-    ) -> Result<(), WriteError> {
-        let header = self.header();
-        out.write_all(&header)?;
-        let mut at = header.len() as u64;
+        out: &mut dyn Write,
+        mut data: impl FnMut(usize, &mut dyn Write) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut out = Counting { out, count: 0 };
+        out.write_all(&self.header()).map_err(WriteError::Io)?;
         for (index, planned) in self.tensors.iter().enumerate() {
-            self.pad(out, &mut at)?;
-            let bytes = data(index, &planned.name)?;
-            if bytes.len() as u64 != planned.bytes {
+            self.pad(&mut out).map_err(WriteError::Io)?;
+            let start = out.count;
+            data(index, &mut out)?;
+            let found = out.count - start;
+            if found != planned.bytes {
+                let (name, expected) = (planned.name.clone(), planned.bytes);
                 return Err(WriteError::DataLength {
-                    name: planned.name.clone(),
-                    expected: planned.bytes,
-                    found: bytes.len() as u64,
-                });
+                    name,
+                    expected,
+                    found,
+                }
+                .into());
             }
-            out.write_all(&bytes)?;
-            at += planned.bytes;
         }
         // As ggml does: the last tensor is padded like the others.
-        self.pad(out, &mut at)?;
-        out.flush()?;
+        self.pad(&mut out)
+            .and_then(|()| out.flush())
+            .map_err(WriteError::Io)?;
         Ok(())
     }
 
@@ -287,11 +292,28 @@ impl Writer {
         header
     }
 
-    fn pad(&self, out: &mut impl Write, at: &mut u64) -> io::Result<()> {
-        let padded = at.next_multiple_of(self.alignment);
-        io::copy(&mut io::Read::take(io::repeat(0), padded - *at), out)?;
-        *at = padded;
+    fn pad(&self, out: &mut Counting<'_>) -> io::Result<()> {
+        let padding = out.count.next_multiple_of(self.alignment) - out.count;
+        io::copy(&mut io::Read::take(io::repeat(0), padding), out)?;
         Ok(())
+    }
+}
+
+/// Counts what is written.
+struct Counting<'a> {
+    out: &'a mut dyn Write,
+    count: u64,
+}
+
+impl Write for Counting<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.out.write(bytes)?;
+        self.count += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
     }
 }
 

@@ -1,0 +1,174 @@
+//! Stores a model in another tensor type.
+
+use std::io::{self, BufWriter};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::atomic_file::AtomicFile;
+use crate::error::{FileError, ModelError};
+use crate::families::{EMBEDDING, OUTPUT};
+use crate::gguf::writer::{WriteError, Writer};
+use crate::gguf::{TensorInfo, TensorType, Value};
+use crate::model_file::ModelFile;
+use crate::quantize::{self, QuantizeError};
+
+/// Why a model could not be converted. Nothing is left behind.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConvertError {
+    /// A type that cannot be written.
+    #[error("models can be stored as F32, F16, Q8_0, Q4_1 or Q4_0, not as {0}")]
+    Target(TensorType),
+    /// There is a file of that name.
+    #[error("{} exists already: remove it, or choose another name", .0.display())]
+    Exists(PathBuf),
+    /// A row length that the type cannot hold.
+    #[error("tensor {name:?} cannot be stored as {dtype}: {source}")]
+    Tensor {
+        /// The tensor.
+        name: String,
+        /// The type it should have had.
+        dtype: TensorType,
+        /// What is wrong.
+        source: QuantizeError,
+    },
+    /// Writing failed.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// The new file's header could not be made.
+    #[error(transparent)]
+    Write(WriteError),
+    /// The source is damaged.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// It was asked to stop.
+    #[error("cancelled")]
+    Cancelled,
+}
+
+impl From<WriteError> for ConvertError {
+    fn from(error: WriteError) -> Self {
+        Self::Write(error)
+    }
+}
+
+/// Writes `model` to `target` with its matrices stored as `dtype`: F32, F16, Q8_0, Q4_1 or Q4_0.
+///
+/// Norms stay as they are. The embedding and the output matrix are never stored in fewer than
+/// eight bits: the last matrix decides every word, and llama.cpp does the same. Tensors that
+/// already have their type are copied; the others are read as floats and stored by
+/// [`quantize`], so converting an already quantised model loses quality twice. All metadata is
+/// kept. The file appears under its name when it is complete and on disk.
+///
+/// `progress` gets the source bytes done and in all, every few milliseconds; setting `cancel`
+/// ends the work soon after.
+///
+/// # Errors
+/// See [`ConvertError`]. An existing file is never replaced.
+pub fn convert(
+    model: &ModelFile,
+    dtype: TensorType,
+    target: &Path,
+    cancel: &AtomicBool,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(), ConvertError> {
+    if !dtype.is_supported() {
+        return Err(ConvertError::Target(dtype));
+    }
+    if target.exists() {
+        return Err(ConvertError::Exists(target.to_owned()));
+    }
+    let gguf = model.gguf();
+    let mut writer = Writer::new();
+    for (key, value) in gguf.metadata() {
+        match (key, value) {
+            ("general.file_type", _) => {}
+            ("general.alignment", _) => writer.align(gguf.alignment() as u32)?,
+            _ => writer.set(key, value)?,
+        }
+    }
+    writer.set("general.file_type", Value::U32(file_type(dtype)))?;
+    for info in gguf.tensors() {
+        writer.tensor(&info.name, &info.dims, stored_as(info, dtype))?;
+    }
+
+    let failed = |source| FileError::new("write", target, source);
+    let mut file = BufWriter::with_capacity(1 << 20, AtomicFile::create(target).map_err(failed)?);
+    let total = gguf.tensors().iter().map(|info| info.bytes).sum();
+    let mut done = 0;
+    let written = writer.write(&mut file, |index, out| {
+        let Some(info) = gguf.tensors().get(index) else {
+            return Ok(());
+        };
+        let mut values = Vec::new();
+        let mut stored = Vec::new();
+        for part in parts(info, gguf.data(info)) {
+            if cancel.load(Ordering::Relaxed) {
+                return Err(ConvertError::Cancelled);
+            }
+            let new = stored_as(info, dtype);
+            if new == info.dtype {
+                out.write_all(part).map_err(WriteError::Io)?;
+            } else {
+                values.clear();
+                stored.clear();
+                quantize::decode(info.dtype, part, &mut values)
+                    .and_then(|()| quantize::encode(new, &values, &mut stored))
+                    .map_err(|source| ConvertError::Tensor {
+                        name: info.name.clone(),
+                        dtype: new,
+                        source,
+                    })?;
+                out.write_all(&stored).map_err(WriteError::Io)?;
+            }
+            done += part.len() as u64;
+            progress(done, total);
+        }
+        Ok(())
+    });
+    let finished = written.and_then(|()| {
+        file.into_inner()
+            .map_err(io::IntoInnerError::into_error)
+            .map_err(WriteError::Io)?
+            .finish()
+            .map_err(|error| WriteError::Io(error).into())
+    });
+    finished.map_err(|error| match error {
+        ConvertError::Write(WriteError::Io(source)) => failed(source).into(),
+        other => other,
+    })
+}
+
+/// Whole rows of a tensor, about a megabyte of source data at a time.
+fn parts<'a>(info: &TensorInfo, data: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
+    let row = info
+        .dims
+        .first()
+        .and_then(|&columns| info.dtype.row_bytes(columns))
+        .unwrap_or(1);
+    let row = usize::try_from(row).unwrap_or(usize::MAX).max(1);
+    data.chunks(row.saturating_mul(((1 << 20) / row).max(1)))
+}
+
+/// The type that a tensor gets when the model is converted to `dtype`.
+fn stored_as(info: &TensorInfo, dtype: TensorType) -> TensorType {
+    let four_bits = matches!(dtype, TensorType::Q4_0 | TensorType::Q4_1);
+    match info.name.as_str() {
+        _ if info.dims.len() == 1 => info.dtype,
+        EMBEDDING | OUTPUT if four_bits => TensorType::Q8_0,
+        _ => dtype,
+    }
+}
+
+/// Value of `general.file_type` (`enum llama_ftype` of llama.cpp) for the type of most tensors.
+fn file_type(dtype: TensorType) -> u32 {
+    match dtype {
+        TensorType::F32 => 0,
+        TensorType::F16 => 1,
+        TensorType::Q4_0 => 2,
+        TensorType::Q4_1 => 3,
+        TensorType::Q8_0 => 7,
+        // LLAMA_FTYPE_GUESSED
+        _ => 1024,
+    }
+}
