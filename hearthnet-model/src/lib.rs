@@ -7,6 +7,7 @@ pub mod convert;
 mod error;
 pub mod families;
 pub mod gguf;
+pub mod kernels;
 pub mod manifest;
 pub mod model_file;
 pub mod quantize;

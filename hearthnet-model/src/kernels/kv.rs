@@ -1,0 +1,123 @@
+//! The layout of the key/value cache.
+//!
+//! A page holds [`PAGE`] positions of one layer and one key/value head, as
+//! binary16: first the keys in blocks of 16 positions, `[position / 16][head_dim][16]`,
+//! so that a register holds one component of 16 keys, then the values,
+//! `[position][head_dim]`.
+
+use super::convert::{f16_to_f32, f32_to_f16};
+use super::lanes::LANES;
+use super::shared::SharedMut;
+
+/// Positions in a page.
+pub const PAGE: usize = 32;
+
+/// Number of 16-bit cells in a page for heads of `head_dim` values.
+pub const fn page_len(head_dim: usize) -> usize {
+    2 * PAGE * head_dim
+}
+
+/// Cell of component `i` of the key at `slot` (position modulo [`PAGE`]).
+#[inline(always)]
+pub const fn key_cell(head_dim: usize, slot: usize, i: usize) -> usize {
+    (slot / LANES * head_dim + i) * LANES + slot % LANES
+}
+
+/// Cell of component `i` of the value at `slot`.
+#[inline(always)]
+pub const fn value_cell(head_dim: usize, slot: usize, i: usize) -> usize {
+    (PAGE + slot) * head_dim + i
+}
+
+/// Writes one position's key and value, rounded to binary16 (nearest even).
+///
+/// # Safety
+/// No other thread reads or writes the cells of this slot during the call. Other
+/// slots of the page may be in use.
+///
+/// # Panics
+/// When `page` is not [`page_len`] long for `key.len()`, `value` has another
+/// length than `key`, or the slot is not below [`PAGE`].
+pub unsafe fn store_kv(page: SharedMut<'_, u16>, slot: usize, key: &[f32], value: &[f32]) {
+    let d = key.len();
+    check(page.len(), slot, d, value.len());
+    for i in 0..d {
+        // SAFETY: both cells exist (checked by `at`) and belong to this slot.
+        unsafe {
+            page.at(key_cell(d, slot, i)).write(f32_to_f16(key[i]));
+            page.at(value_cell(d, slot, i)).write(f32_to_f16(value[i]));
+        }
+    }
+}
+
+/// Copies the raw binary16 bits of one position out of a page (export).
+///
+/// # Panics
+/// As [`store_kv`].
+pub fn read_kv(page: &[u16], slot: usize, key: &mut [u16], value: &mut [u16]) {
+    let d = key.len();
+    check(page.len(), slot, d, value.len());
+    for i in 0..d {
+        key[i] = page[key_cell(d, slot, i)];
+        value[i] = page[value_cell(d, slot, i)];
+    }
+}
+
+/// Copies the raw binary16 bits of one position into a page (import).
+///
+/// # Panics
+/// As [`store_kv`].
+pub fn write_kv(page: &mut [u16], slot: usize, key: &[u16], value: &[u16]) {
+    let d = key.len();
+    check(page.len(), slot, d, value.len());
+    for i in 0..d {
+        page[key_cell(d, slot, i)] = key[i];
+        page[value_cell(d, slot, i)] = value[i];
+    }
+}
+
+fn check(len: usize, slot: usize, key: usize, value: usize) {
+    assert_eq!(len, page_len(key), "a page of another head width");
+    assert_eq!(key, value, "key and value differ in length");
+    assert!(slot < PAGE, "a slot beyond the page");
+}
+
+/// Whether every one of these binary16 values is finite (imported data).
+pub fn all_finite_f16(values: &[u16]) -> bool {
+    values.iter().all(|h| f16_to_f32(*h).is_finite())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cells_of_a_page_are_used_exactly_once() {
+        let d = 24;
+        let mut used = vec![0; page_len(d)];
+        for slot in 0..PAGE {
+            for i in 0..d {
+                used[key_cell(d, slot, i)] += 1;
+                used[value_cell(d, slot, i)] += 1;
+            }
+        }
+        assert!(used.iter().all(|n| *n == 1));
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let d = 40;
+        let mut page = vec![0u16; page_len(d)];
+        for slot in 0..PAGE {
+            let key: Vec<u16> = (0..d).map(|i| (slot * 100 + i) as u16).collect();
+            let value: Vec<u16> = key.iter().map(|k| k + 5000).collect();
+            write_kv(&mut page, slot, &key, &value);
+        }
+        for slot in 0..PAGE {
+            let (mut key, mut value) = (vec![0; d], vec![0; d]);
+            read_kv(&page, slot, &mut key, &mut value);
+            assert!((0..d).all(|i| usize::from(key[i]) == slot * 100 + i));
+            assert!((0..d).all(|i| usize::from(value[i]) == slot * 100 + i + 5000));
+        }
+    }
+}

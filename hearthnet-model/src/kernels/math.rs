@@ -1,0 +1,56 @@
+//! Exponential and SiLU, sixteen lanes at a time (specs/canonical-arithmetic.md, section 5).
+
+use super::lanes::{Lanes, ROUND_MAGIC};
+
+const LN2_HIGH: f32 = f32::from_bits(0x3f31_7200); // 0x1.62e400p-1
+const LN2_LOW: f32 = f32::from_bits(0x35bf_be8e); // 0x1.7f7d1cp-20
+/// exp(r) = 1 + r + r²·P(r) for |r| <= ln 2 / 2, relative error below 3.1e-9
+/// before rounding. Highest power first.
+const P: [f32; 5] = [
+    f32::from_bits(0x3ab5_11e8), // 0x1.6a23d0p-10
+    f32::from_bits(0x3c09_1d10), // 0x1.123a20p-7
+    f32::from_bits(0x3d2a_ac79), // 0x1.5558f2p-5
+    f32::from_bits(0x3e2a_aa49), // 0x1.555492p-3
+    f32::from_bits(0x3eff_fffe), // 0x1.fffffcp-2
+];
+/// Below this the result is +0, above [`EXP_TOP`] that of `EXP_TOP`: the scale
+/// 2^n stays a normal number.
+const EXP_BOTTOM: f32 = -87.0;
+const EXP_TOP: f32 = 88.0;
+
+/// e^x; +0 below -87, e^88 above 88, NaN for NaN.
+///
+/// # Safety
+/// As [`Lanes`].
+#[inline(always)]
+pub(super) unsafe fn exp<V: Lanes>(x: V) -> V {
+    // SAFETY: no memory is touched; the ISA is the caller's.
+    unsafe {
+        // The order of the operands keeps a NaN.
+        let c = V::splat(EXP_TOP).min(x);
+        let magic = V::splat(ROUND_MAGIC);
+        let rounded = c.fma(V::splat(std::f32::consts::LOG2_E), magic);
+        let n = rounded.sub(magic);
+        let r = n.fma(V::splat(-LN2_HIGH), c);
+        let r = n.fma(V::splat(-LN2_LOW), r);
+        let mut p = V::splat(P[0]);
+        p = p.fma(r, V::splat(P[1]));
+        p = p.fma(r, V::splat(P[2]));
+        p = p.fma(r, V::splat(P[3]));
+        p = p.fma(r, V::splat(P[4]));
+        p = p.fma(r, V::splat(1.0));
+        p = p.fma(r, V::splat(1.0));
+        x.zero_where_less(V::splat(EXP_BOTTOM), p.mul(rounded.exp2_of_rounded()))
+    }
+}
+
+/// g / (1 + exp(-g)).
+///
+/// # Safety
+/// As [`Lanes`].
+#[inline(always)]
+pub(super) unsafe fn silu<V: Lanes>(g: V) -> V {
+    // SAFETY: no memory is touched; the ISA is the caller's. `-0.0 - g` negates:
+    // it differs from a sign flip for NaN only.
+    unsafe { g.div(V::splat(1.0).add(exp(V::splat(-0.0).sub(g)))) }
+}

@@ -1,0 +1,42 @@
+//! Panels of F32 and F16 weights: no quantisation, one fma per weight.
+
+use super::super::lanes::{LANES, Lanes};
+use super::ActRow;
+
+/// Products of `NP` panels with `NT` rows of plain activations.
+///
+/// # Safety
+/// As [`super::PanelDot::dot`]; `HALF` says that the weights are binary16.
+#[inline(always)]
+pub(in super::super) unsafe fn dot<V: Lanes, const HALF: bool, const NP: usize, const NT: usize>(
+    panels: [*const u8; NP],
+    records: usize,
+    rows: [ActRow; NT],
+    sums: *mut f32,
+) {
+    // SAFETY: record `k` of each panel and value `k` of each row exist for
+    // `k < records`, and there is room for all sums; panels are aligned to 32 bytes.
+    unsafe {
+        let mut acc = [[V::splat(0.0); NT]; NP];
+        for k in 0..records {
+            let w: [V; NP] = std::array::from_fn(|p| {
+                if HALF {
+                    V::load_f16(panels[p].cast::<u16>().add(k * LANES))
+                } else {
+                    V::load(panels[p].cast::<f32>().add(k * LANES))
+                }
+            });
+            for t in 0..NT {
+                let x = V::splat(*rows[t].plain.add(k));
+                for p in 0..NP {
+                    acc[p][t] = w[p].fma(x, acc[p][t]);
+                }
+            }
+        }
+        for p in 0..NP {
+            for t in 0..NT {
+                acc[p][t].store(sums.add((p * NT + t) * LANES));
+            }
+        }
+    }
+}

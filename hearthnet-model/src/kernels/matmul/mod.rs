@@ -1,0 +1,229 @@
+//! Matrix times a tile of activation rows.
+//!
+//! The driver here walks panels and tokens; what a panel and a few tokens give is
+//! computed by a [`PanelDot`], one per weight type and instruction set. Every
+//! output is one accumulator that takes the blocks of its row in ascending order,
+//! so neither the tiling nor the split between threads can change a bit of it.
+
+use std::ops::Range;
+
+use super::act::{Act, BlockMeta};
+use super::lanes::{LANES, Lanes};
+use super::math::silu;
+use super::pack::Packed;
+use super::rows::{Rounding, round_one};
+use super::shared::TileMut;
+
+pub(super) mod float;
+pub(super) mod portable;
+
+/// What becomes of a matrix product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// It replaces what was there.
+    Store,
+    /// It is added to what was there, and the sum is rounded (the residual stream).
+    Add(Rounding),
+}
+
+/// One row of activations, as a [`PanelDot`] reads it.
+#[derive(Clone, Copy)]
+pub(super) struct ActRow {
+    pub(super) plain: *const f32,
+    pub(super) quants: *const i8,
+    pub(super) meta: *const BlockMeta,
+}
+
+/// Most panels and rows that a [`PanelDot`] takes at once.
+pub(super) const MAX_PANELS: usize = 2;
+pub(super) const MAX_ROWS: usize = 8;
+
+/// Results of a [`PanelDot`]: `[panel][row][lane]`, tightly for the numbers used.
+#[repr(align(64))]
+pub(super) struct Sums(pub(super) [f32; MAX_PANELS * MAX_ROWS * LANES]);
+
+/// The inner kernel of one weight type on one instruction set.
+pub(super) trait PanelDot {
+    /// Panels taken together once there are enough rows; 1 or 2.
+    const PANELS: usize;
+    /// Rows taken together; at most [`MAX_ROWS`].
+    const ROWS: usize;
+    /// From this many rows on, panels are taken together. Below it one panel after
+    /// the other is read, in the order of memory.
+    const TOGETHER_FROM: usize;
+
+    /// Products of `NP` panels of `records` records with `NT` rows, to
+    /// `sums[panel][row][lane]`.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set; `panels` point to whole panels; `rows` to
+    /// rows of the form that the weight type wants, `records` records long; room
+    /// for `NP * NT * 16` sums.
+    unsafe fn dot<const NP: usize, const NT: usize>(
+        panels: [*const u8; NP],
+        records: usize,
+        rows: [ActRow; NT],
+        sums: *mut f32,
+    );
+}
+
+/// A checked call: [`super::Kernels::matmul`] makes it.
+pub(super) struct Job<'a> {
+    pub(super) packed: &'a Packed,
+    pub(super) panels: Range<usize>,
+    pub(super) act: &'a Act,
+    pub(super) output: Output,
+    pub(super) out: TileMut<'a>,
+}
+
+/// Runs a job with one kernel.
+///
+/// # Safety
+/// The CPU has the instruction set of `V` and `K`; the job is checked: the panels
+/// exist, `act` has the matrix's columns and the form that `K` reads, `out` has
+/// `act.rows()` rows and a column for every output of the panels.
+#[inline(always)]
+pub(super) unsafe fn run<V: Lanes, K: PanelDot>(job: &mut Job<'_>) {
+    let rows = job.act.rows();
+    let gated = job.packed.gated();
+    let together = K::PANELS == 2 && rows >= K::TOGETHER_FROM;
+    let mut sums = Sums([0.0; MAX_PANELS * MAX_ROWS * LANES]);
+    let mut panel = job.panels.start;
+    while panel < job.panels.end {
+        // Panels of output read in this round, and panels of weights behind them.
+        let outputs = if !gated && together && panel + 1 < job.panels.end {
+            2
+        } else {
+            1
+        };
+        let weights = if gated { 2 } else { outputs };
+        let first = panel * job.packed.streams();
+        for row in (0..rows).step_by(K::ROWS) {
+            let count = K::ROWS.min(rows - row);
+            // SAFETY: as the caller; `row + count` rows and `first + weights` panels exist.
+            unsafe {
+                if weights == 2 && together {
+                    dot_rows::<K, 2>(job, first, row, count, &mut sums.0);
+                } else {
+                    for i in 0..weights {
+                        let at = i * count * LANES;
+                        dot_rows::<K, 1>(job, first + i, row, count, &mut sums.0[at..]);
+                    }
+                }
+                if gated {
+                    gate::<V>(job, panel, row, count, &sums);
+                } else {
+                    for i in 0..outputs {
+                        finish::<V>(job, panel + i, row, count, &sums.0[i * count * LANES..]);
+                    }
+                }
+            }
+        }
+        panel += outputs;
+    }
+}
+
+/// Calls the kernel for `NP` panels from `first` on and `count` rows from `row` on.
+#[inline(always)]
+unsafe fn dot_rows<K: PanelDot, const NP: usize>(
+    job: &Job<'_>,
+    first: usize,
+    row: usize,
+    count: usize,
+    sums: &mut [f32],
+) {
+    assert!(sums.len() >= NP * count * LANES);
+    let bytes = job.packed.panel_bytes();
+    let data = job.packed.data();
+    assert!((first + NP) * bytes <= data.len());
+    let records = bytes / job.packed.weight_type().record();
+    // SAFETY: bounds checked above; the rest is the caller's contract.
+    unsafe {
+        let panels = std::array::from_fn(|i| data.as_ptr().add((first + i) * bytes));
+        let sums = sums.as_mut_ptr();
+        match count {
+            1 => K::dot::<NP, 1>(panels, records, act_rows(job.act, row), sums),
+            2 => K::dot::<NP, 2>(panels, records, act_rows(job.act, row), sums),
+            3 => K::dot::<NP, 3>(panels, records, act_rows(job.act, row), sums),
+            4 => K::dot::<NP, 4>(panels, records, act_rows(job.act, row), sums),
+            5 => K::dot::<NP, 5>(panels, records, act_rows(job.act, row), sums),
+            6 => K::dot::<NP, 6>(panels, records, act_rows(job.act, row), sums),
+            7 => K::dot::<NP, 7>(panels, records, act_rows(job.act, row), sums),
+            _ => K::dot::<NP, 8>(panels, records, act_rows(job.act, row), sums),
+        }
+    }
+}
+
+/// Pointers to `N` rows of activations from `first` on.
+#[inline(always)]
+fn act_rows<const N: usize>(act: &Act, first: usize) -> [ActRow; N] {
+    assert!(first + N <= act.rows);
+    let blocks = act.cols / super::pack::BLOCK;
+    std::array::from_fn(|i| {
+        let row = first + i;
+        ActRow {
+            plain: act
+                .plain
+                .as_ptr()
+                .wrapping_add(if act.form.plain { row * act.cols } else { 0 }),
+            quants: act.quants.as_ptr().wrapping_add(row * act.cols),
+            meta: act.meta.as_ptr().wrapping_add(row * blocks),
+        }
+    })
+}
+
+/// Columns of `out` that hold the outputs of `panel`.
+#[inline(always)]
+fn columns(job: &Job<'_>, panel: usize) -> Range<usize> {
+    let start = (panel - job.panels.start) * LANES;
+    start..start + LANES.min(job.packed.rows() - panel * LANES)
+}
+
+/// Brings one panel's sums for `count` rows to the output.
+#[inline(always)]
+unsafe fn finish<V: Lanes>(
+    job: &mut Job<'_>,
+    panel: usize,
+    row: usize,
+    count: usize,
+    sums: &[f32],
+) {
+    let columns = columns(job, panel);
+    for (i, sums) in sums.chunks_exact(LANES).take(count).enumerate() {
+        let out = &mut job.out.row_mut(row + i)[columns.clone()];
+        match job.output {
+            // SAFETY: `out` and `sums` have sixteen values; the ISA is the caller's.
+            Output::Store if out.len() == LANES => unsafe {
+                V::load(sums.as_ptr()).store(out.as_mut_ptr());
+            },
+            // SAFETY: as above.
+            Output::Add(Rounding::F16) if out.len() == LANES => unsafe {
+                let sum = V::load(out.as_ptr()).add(V::load(sums.as_ptr()));
+                sum.round_f16().store(out.as_mut_ptr());
+            },
+            Output::Store => out.copy_from_slice(&sums[..out.len()]),
+            Output::Add(rounding) => {
+                for (x, y) in out.iter_mut().zip(sums) {
+                    *x = round_one(*x + y, rounding);
+                }
+            }
+        }
+    }
+}
+
+/// `silu(gate) * up` of a gated pair's sums for `count` rows, to the output.
+#[inline(always)]
+unsafe fn gate<V: Lanes>(job: &mut Job<'_>, panel: usize, row: usize, count: usize, sums: &Sums) {
+    let columns = columns(job, panel);
+    let (gates, ups) = sums.0.split_at(count * LANES);
+    let pairs = gates.chunks_exact(LANES).zip(ups.chunks_exact(LANES));
+    for (i, (gate, up)) in pairs.enumerate() {
+        let out = &mut job.out.row_mut(row + i)[columns.clone()];
+        // SAFETY: sixteen values each, and `out.len()` of them are stored; the ISA
+        // is the caller's.
+        unsafe {
+            let h = silu(V::load(gate.as_ptr())).mul(V::load(up.as_ptr()));
+            h.store_partial(out.as_mut_ptr(), out.len());
+        }
+    }
+}

@@ -1,0 +1,481 @@
+//! The numeric kernels of the exact CPU engine.
+//!
+//! Everything here is single-threaded and works on a *tile*: a few rows of tokens
+//! (1 to 8 while decoding, 64 or more in prefill), and, for matrices, a range of
+//! *panels* of 16 outputs. The engine above splits panels between its threads when
+//! there are few rows, rows when there are many.
+//!
+//! Every function gives the same bits on every instruction set ([`Isa`]), for every
+//! size of tile and every split; `specs/canonical-arithmetic.md` says which bits.
+//! A row never depends on the rows beside it. Two NaNs count as the same bits.
+//!
+//! | what | where |
+//! |---|---|
+//! | sixteen lanes of `f32`, per instruction set | `lanes` |
+//! | weights: types, repacking, memory | [`Packed`], [`Arena`] |
+//! | activations: normalise, quantise | [`Kernels::norm_prepare`], [`Kernels::prepare`], [`Act`] |
+//! | matrices | [`Kernels::matmul`], [`Kernels::matmul_swiglu`] |
+//! | rotation | [`Kernels::rope`], [`RopeTable`] |
+//! | cache layout, attention | [`store_kv`], [`Kernels::attention`] |
+//!
+//! Lengths are checked on entry and a wrong one panics: shapes come from a model
+//! that [`Packed::pack`] and the engine have accepted, so that is a bug of the
+//! caller, never an effect of input.
+
+// The intrinsics, the pointers behind them and the shared buffers need it; every
+// block says why it is sound. Nothing outside this module does.
+#![allow(unsafe_code)]
+// Indices run over several arrays in step; iterators would hide the arithmetic.
+#![allow(clippy::needless_range_loop)]
+
+mod act;
+mod arena;
+mod attention;
+mod convert;
+mod kv;
+mod lanes;
+mod math;
+mod matmul;
+mod pack;
+mod rope;
+mod rows;
+mod shared;
+
+use std::ops::Range;
+
+use matmul::Job;
+use matmul::portable::Portable;
+
+pub use act::{Act, ActForm};
+pub use arena::Arena;
+pub use attention::{Attention, AttentionScratch};
+pub use convert::{f16_to_f32, f32_to_f16, round_to_bf16};
+pub use kv::{PAGE, all_finite_f16, key_cell, page_len, read_kv, store_kv, value_cell, write_kv};
+pub use lanes::LANES;
+pub use matmul::Output;
+pub use pack::{BLOCK, Matrix, Packed, WeightType};
+pub use rope::{RopeKind, RopeTable};
+pub use rows::Rounding;
+pub use shared::{SharedMut, Tile, TileMut};
+
+/// Why weights cannot be packed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PackError {
+    /// The number of inputs is zero or not whole blocks of the weight type.
+    #[error("a matrix has {cols} inputs, which is not a positive multiple of {block}")]
+    Columns {
+        /// Inputs of the matrix.
+        cols: usize,
+        /// Inputs per block.
+        block: usize,
+    },
+    /// The matrix has no outputs.
+    #[error("a matrix has no outputs")]
+    NoRows,
+    /// The data is not as long as type and shape say.
+    #[error("a matrix should have {expected} bytes and has {found}")]
+    Length {
+        /// Bytes that type and shape ask for.
+        expected: usize,
+        /// Bytes that are there.
+        found: usize,
+    },
+    /// Matrices that are to be packed together differ in type or shape.
+    #[error("matrices that belong together differ in type or shape")]
+    Mismatch,
+    /// A matrix that is to be followed by another does not fill its last panel.
+    #[error("matrices cannot be stacked after {rows} outputs, which is not a multiple of 16")]
+    PartialPanel {
+        /// Outputs so far.
+        rows: usize,
+    },
+    /// The size does not fit the address space.
+    #[error("a matrix is too large for this machine's address space")]
+    TooLarge,
+    /// The system has no memory for the weights.
+    #[error("no memory for the weights; hold fewer layers or free some memory")]
+    OutOfMemory(#[source] std::io::Error),
+}
+
+/// The instruction set that kernels use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Isa {
+    /// Plain Rust; the reference for the others.
+    Portable,
+    /// x86-64 with AVX2, FMA and F16C.
+    Avx2,
+    /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI.
+    Avx512,
+}
+
+impl Isa {
+    /// The best that this CPU has.
+    pub fn detect() -> Self {
+        Self::available()
+            .into_iter()
+            .max()
+            .unwrap_or(Self::Portable)
+    }
+
+    /// All that this CPU has, the portable one first.
+    pub fn available() -> Vec<Self> {
+        [Self::Portable, Self::Avx2, Self::Avx512]
+            .into_iter()
+            .filter(|isa| isa.usable())
+            .collect()
+    }
+
+    /// Its name, in lower case.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Portable => "portable",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+        }
+    }
+
+    fn usable(self) -> bool {
+        self == Self::Portable
+    }
+}
+
+impl std::fmt::Display for Isa {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The kernels of one instruction set. See the [module](self).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kernels {
+    isa: Isa,
+}
+
+/// Instantiates the kernels for one instruction set: the module `$name`.
+macro_rules! kernels {
+    ($(#[$attribute:meta])* mod $name:ident, $lanes:ty, $tile:literal, $chunks:literal, $dot:ident) => {
+        mod $name {
+            use super::*;
+
+            // SAFETY (of all): `Kernels` holds an instruction set only after it has
+            // found it on this CPU, and its methods check every length.
+
+            $(#[$attribute])*
+            pub(super) unsafe fn rms_norm(x: &[f32], w: &[f32], eps: f32, y: &mut [f32]) {
+                for (x, y) in x.chunks_exact(w.len()).zip(y.chunks_exact_mut(w.len())) {
+                    // SAFETY: see above.
+                    unsafe { rows::rms_norm::<$lanes>(x, w, eps, y) };
+                }
+            }
+
+            $(#[$attribute])*
+            pub(super) unsafe fn prepare(x: &[f32], norm: Option<(&[f32], f32)>, act: &mut Act) {
+                let (cols, form) = (act.cols, act.form);
+                for (row, x) in x.chunks_exact(cols).enumerate() {
+                    let kept = if form.plain { row * cols } else { 0 };
+                    let plain = &mut act.plain[kept..kept + cols];
+                    let values = match norm {
+                        Some((w, eps)) => {
+                            // SAFETY: see above.
+                            unsafe { rows::rms_norm::<$lanes>(x, w, eps, plain) };
+                            &*plain
+                        }
+                        None if form.plain => {
+                            plain.copy_from_slice(x);
+                            x
+                        }
+                        None => x,
+                    };
+                    if form.quantised {
+                        let quants = &mut act.quants[row * cols..][..cols];
+                        let meta = &mut act.meta[row * (cols / BLOCK)..][..cols / BLOCK];
+                        // SAFETY: see above.
+                        unsafe { rows::quantise::<$lanes>(values, quants, meta) };
+                    }
+                }
+            }
+
+            $(#[$attribute])*
+            pub(super) unsafe fn swiglu(g: &mut [f32], u: &[f32]) {
+                let (n, h) = (g.len().min(u.len()), g.as_mut_ptr());
+                // SAFETY: see above; `n` values behind each pointer.
+                unsafe { rows::swiglu::<$lanes>(h, u.as_ptr(), h, n) };
+            }
+
+            $(#[$attribute])*
+            pub(super) unsafe fn exp(x: &mut [f32]) {
+                // SAFETY: see above.
+                unsafe { rows::exp::<$lanes>(x) };
+            }
+
+            $(#[$attribute])*
+            pub(super) unsafe fn add_round(x: &mut [f32], y: &[f32], rounding: Rounding) {
+                rows::add_round(x, y, rounding);
+            }
+
+            $(#[$attribute])*
+            pub(super) unsafe fn rope(row: &rope::RopeRow<'_>, x: &mut [f32], head_dim: usize) {
+                rows::rope(row, x, head_dim);
+            }
+
+            $(#[$attribute])*
+            pub(super) unsafe fn all_finite(x: &[f32]) -> bool {
+                rows::all_finite(x)
+            }
+
+            $(#[$attribute])*
+            pub(super) unsafe fn attention(
+                a: &Attention<'_>,
+                q: Tile<'_>,
+                scratch: &mut AttentionScratch,
+                out: &mut TileMut<'_>,
+            ) {
+                // SAFETY: see above.
+                unsafe { attention::attend::<$lanes, $tile, $chunks>(a, q, scratch, out) };
+            }
+
+            $(#[$attribute])*
+            pub(super) unsafe fn matmul(job: &mut Job<'_>) {
+                // SAFETY: see above; the type is the one that the kernel reads.
+                unsafe {
+                    match job.packed.weight_type() {
+                        WeightType::F32 => matmul::run::<$lanes, $dot<0>>(job),
+                        WeightType::F16 => matmul::run::<$lanes, $dot<1>>(job),
+                        WeightType::Q4_0 => matmul::run::<$lanes, $dot<2>>(job),
+                        WeightType::Q4_1 => matmul::run::<$lanes, $dot<3>>(job),
+                        WeightType::Q8_0 => matmul::run::<$lanes, $dot<4>>(job),
+                    }
+                }
+            }
+        }
+    };
+}
+
+kernels!(mod portable, lanes::Array, 6, 1, Portable);
+
+/// Calls `$function` of the instruction set's module.
+macro_rules! dispatch {
+    ($self:ident, $function:ident($($argument:expr),*)) => {
+        match $self.isa {
+            // SAFETY: plain Rust runs everywhere; lengths are checked by the caller.
+            _ => unsafe { portable::$function($($argument),*) },
+        }
+    };
+}
+
+impl Kernels {
+    /// The kernels for `isa`, if this CPU has it.
+    pub fn new(isa: Isa) -> Option<Self> {
+        isa.usable().then_some(Self { isa })
+    }
+
+    /// The kernels for the best instruction set of this CPU.
+    pub fn best() -> Self {
+        Self { isa: Isa::detect() }
+    }
+
+    /// The instruction set in use.
+    pub fn isa(self) -> Isa {
+        self.isa
+    }
+
+    /// RMS normalisation of rows: `y = x / sqrt(mean(x²) + eps) * weight`.
+    ///
+    /// `x` and `y` are `[rows][weight.len()]`.
+    ///
+    /// # Panics
+    /// When the lengths do not fit.
+    pub fn rms_norm(self, x: &[f32], weight: &[f32], eps: f32, y: &mut [f32]) {
+        check_rows(x.len(), weight.len());
+        assert_eq!(x.len(), y.len(), "input and output differ in length");
+        dispatch!(self, rms_norm(x, weight, eps, y));
+    }
+
+    /// Brings rows of activations, `x` as `[rows][cols]`, into the forms that
+    /// matrices read ([`ActForm::of`]).
+    ///
+    /// # Panics
+    /// When `x` is not whole rows, or the quantised form is wanted and `cols` is
+    /// not a multiple of 32.
+    pub fn prepare(self, x: &[f32], cols: usize, form: ActForm, act: &mut Act) {
+        check_rows(x.len(), cols);
+        act.shape(x.len() / cols, cols, form);
+        dispatch!(self, prepare(x, None, act));
+    }
+
+    /// [`Kernels::rms_norm`] and [`Kernels::prepare`] in one pass per row. Where the
+    /// plain form is asked for, [`Act::plain`] has the normalised values.
+    ///
+    /// # Panics
+    /// As those.
+    pub fn norm_prepare(self, x: &[f32], weight: &[f32], eps: f32, form: ActForm, act: &mut Act) {
+        check_rows(x.len(), weight.len());
+        act.shape(x.len() / weight.len(), weight.len(), form);
+        dispatch!(self, prepare(x, Some((weight, eps)), act));
+    }
+
+    /// Multiplies `act` with the outputs of `panels` (16 each) of a matrix.
+    ///
+    /// `out` has a row per activation row, and its column 0 is the first output of
+    /// `panels.start`; it has as many columns as the panels have outputs (the last
+    /// panel may have fewer than 16). Threads take disjoint panels and
+    /// [`TileMut::split_cols`] of one tile.
+    ///
+    /// # Panics
+    /// When shapes differ, `act` lacks the form that the weights want, or the matrix
+    /// is a gated pair.
+    pub fn matmul(
+        self,
+        packed: &Packed,
+        panels: Range<usize>,
+        act: &Act,
+        output: Output,
+        out: TileMut<'_>,
+    ) {
+        assert!(
+            !packed.gated(),
+            "a gated pair is multiplied by matmul_swiglu"
+        );
+        self.run(Job {
+            packed,
+            panels,
+            act,
+            output,
+            out,
+        });
+    }
+
+    /// Multiplies `act` with a gate and an up projection
+    /// ([`Packed::pack_gate_up`]) and stores `silu(gate) * up`. Panels and `out` as
+    /// in [`Kernels::matmul`].
+    ///
+    /// # Panics
+    /// As [`Kernels::matmul`], and when the matrix is not a gated pair.
+    pub fn matmul_swiglu(self, packed: &Packed, panels: Range<usize>, act: &Act, out: TileMut<'_>) {
+        assert!(packed.gated(), "not a gated pair");
+        self.run(Job {
+            packed,
+            panels,
+            act,
+            output: Output::Store,
+            out,
+        });
+    }
+
+    fn run(self, mut job: Job<'_>) {
+        let Job {
+            packed,
+            panels,
+            act,
+            out,
+            ..
+        } = &job;
+        if panels.is_empty() {
+            return;
+        }
+        assert!(panels.end <= packed.panels(), "panels beyond the matrix");
+        let outputs = packed.rows().min(panels.end * LANES) - panels.start * LANES;
+        assert_eq!(act.cols(), packed.cols(), "activations of another width");
+        assert_eq!(
+            (out.rows(), out.cols()),
+            (act.rows(), outputs),
+            "an output of another shape"
+        );
+        let form = act.form();
+        let fits = if packed.weight_type().quantised() {
+            form.quantised
+        } else {
+            form.plain
+        };
+        assert!(fits, "activations lack the form that the weights want");
+        dispatch!(self, matmul(&mut job));
+    }
+
+    /// `gate = silu(gate) * up`, value by value: for gate and up projections that
+    /// were not packed as a pair.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn swiglu(self, gate: &mut [f32], up: &[f32]) {
+        assert_eq!(gate.len(), up.len(), "gate and up differ in length");
+        dispatch!(self, swiglu(gate, up));
+    }
+
+    /// e^x in place; relative error below 1.2e-7, +0 below -87, e^88 above 88.
+    pub fn exp(self, x: &mut [f32]) {
+        dispatch!(self, exp(x));
+    }
+
+    /// `x = round(x + y)`, value by value.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn add_round(self, x: &mut [f32], y: &[f32], rounding: Rounding) {
+        assert_eq!(x.len(), y.len(), "the two differ in length");
+        dispatch!(self, add_round(x, y, rounding));
+    }
+
+    /// Whether all values are finite.
+    pub fn all_finite(self, x: &[f32]) -> bool {
+        dispatch!(self, all_finite(x))
+    }
+
+    /// Rotates the heads of one row, `x` as `[heads][head_dim]`, in place by the
+    /// angles of `position`. Values of a head beyond [`RopeTable::dims`] stay.
+    ///
+    /// # Panics
+    /// When `x` is not whole heads, the table does not cover `position` or is wider
+    /// than a head.
+    pub fn rope(self, table: &RopeTable, position: usize, x: &mut [f32], head_dim: usize) {
+        check_rows(x.len(), head_dim);
+        assert!(table.dims() <= head_dim, "a rotation wider than the head");
+        dispatch!(self, rope(&table.row(position), x, head_dim));
+    }
+
+    /// Causal attention of consecutive positions of one sequence over the cache of
+    /// one key/value head.
+    ///
+    /// `q` and `out` have a row per position and `a.heads * a.head_dim` columns (a
+    /// part of the heads that share the key/value head, or all of them).
+    ///
+    /// # Panics
+    /// When shapes do not fit, or the pages do not cover the last row's position.
+    pub fn attention(
+        self,
+        a: &Attention<'_>,
+        q: Tile<'_>,
+        scratch: &mut AttentionScratch,
+        mut out: TileMut<'_>,
+    ) {
+        assert!(
+            a.head_dim > 0 && a.head_dim.is_multiple_of(8),
+            "a head width that is not 8 n"
+        );
+        assert!(
+            a.heads > 0 && q.cols() == a.heads * a.head_dim,
+            "queries of another width"
+        );
+        assert_eq!(
+            (out.rows(), out.cols()),
+            (q.rows(), q.cols()),
+            "an output of another shape"
+        );
+        assert!(
+            (a.position + q.rows()).div_ceil(PAGE) <= a.pages.len(),
+            "missing pages"
+        );
+        assert!(
+            a.pages.iter().all(|p| p.len() == page_len(a.head_dim)),
+            "pages of another width"
+        );
+        dispatch!(self, attention(a, q, scratch, &mut out));
+    }
+}
+
+fn check_rows(len: usize, cols: usize) {
+    assert!(
+        cols > 0 && len.is_multiple_of(cols),
+        "a buffer that is not whole rows"
+    );
+}

@@ -1,0 +1,123 @@
+//! Rotary position embedding: the table of cosines and sines.
+
+/// Which two values of a head are rotated together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeKind {
+    /// `2 i` and `2 i + 1` (GGUF files of the llama architecture).
+    Interleaved,
+    /// `i` and `i + dims / 2` (GPT-NeoX, Qwen2).
+    Halves,
+}
+
+/// Cosines and sines by position. Angles are computed in `f64` with the portable
+/// `libm` crate, so that tables are equal on all machines, and then rounded.
+#[derive(Clone, Debug)]
+pub struct RopeTable {
+    kind: RopeKind,
+    frequencies: Vec<f64>,
+    amplitude: f64,
+    positions: usize,
+    /// `[positions][pairs]`.
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+}
+
+/// The table's row for one position.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RopeRow<'a> {
+    pub(super) kind: RopeKind,
+    pub(super) cos: &'a [f32],
+    pub(super) sin: &'a [f32],
+}
+
+impl RopeTable {
+    /// The usual frequencies, `theta^(-2 i / dims)` radians per position for pair
+    /// `i` of `dims / 2`.
+    pub fn frequencies(dims: usize, theta: f64) -> Vec<f64> {
+        (0..dims / 2)
+            .map(|i| libm::pow(theta, -(2.0 * i as f64) / dims as f64))
+            .collect()
+    }
+
+    /// An empty table. `frequencies` has one value per rotated pair (scaled as the
+    /// model wants it); `amplitude` multiplies cosines and sines (1 for most models).
+    pub fn new(kind: RopeKind, frequencies: Vec<f64>, amplitude: f64) -> Self {
+        Self {
+            kind,
+            frequencies,
+            amplitude,
+            positions: 0,
+            cos: Vec::new(),
+            sin: Vec::new(),
+        }
+    }
+
+    /// Positions that the table covers.
+    pub fn positions(&self) -> usize {
+        self.positions
+    }
+
+    /// Values of a head that are rotated: the first `dims()` ones.
+    pub fn dims(&self) -> usize {
+        2 * self.frequencies.len()
+    }
+
+    /// Extends the table to cover at least `positions` positions.
+    pub fn cover(&mut self, positions: usize) {
+        for position in self.positions..positions {
+            for frequency in &self.frequencies {
+                let (sin, cos) = libm::sincos(position as f64 * frequency);
+                self.cos.push((cos * self.amplitude) as f32);
+                self.sin.push((sin * self.amplitude) as f32);
+            }
+        }
+        self.positions = self.positions.max(positions);
+    }
+
+    /// # Panics
+    /// When the table does not cover `position`.
+    pub(super) fn row(&self, position: usize) -> RopeRow<'_> {
+        assert!(
+            position < self.positions,
+            "a position beyond the rotation table"
+        );
+        let pairs = self.frequencies.len();
+        let range = position * pairs..(position + 1) * pairs;
+        RopeRow {
+            kind: self.kind,
+            cos: &self.cos[range.clone()],
+            sin: &self.sin[range],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_does_not_depend_on_how_it_grew() {
+        let frequencies = RopeTable::frequencies(64, 1e5);
+        let mut at_once = RopeTable::new(RopeKind::Halves, frequencies.clone(), 1.0);
+        at_once.cover(100);
+        let mut in_steps = RopeTable::new(RopeKind::Halves, frequencies, 1.0);
+        for n in [1, 7, 3, 64, 100] {
+            in_steps.cover(n);
+        }
+        assert_eq!((at_once.cos, at_once.sin), (in_steps.cos, in_steps.sin));
+    }
+
+    #[test]
+    fn angles_agree_with_the_standard_library_to_f32_precision() {
+        let mut table = RopeTable::new(RopeKind::Halves, RopeTable::frequencies(64, 1e5), 1.0);
+        table.cover(8192);
+        for position in [0usize, 1, 100, 8191] {
+            let row = table.row(position);
+            for (i, (c, s)) in row.cos.iter().zip(row.sin).enumerate() {
+                let angle = position as f64 * 1e5f64.powf(-2.0 * i as f64 / 64.0);
+                assert!((f64::from(*c) - angle.cos()).abs() < 1e-7);
+                assert!((f64::from(*s) - angle.sin()).abs() < 1e-7);
+            }
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! Kernels that work on one row at a time: normalisation, quantisation, the gate
+//! of the feed-forward block, rotation, rounding. Each is written once over
+//! [`Lanes`]; see specs/canonical-arithmetic.md for what they compute.
+
+use super::act::BlockMeta;
+use super::convert::{f16_to_f32, f32_to_f16, round_to_bf16};
+use super::lanes::{LANES, Lanes, ROUND_MAGIC};
+use super::math::silu;
+use super::pack::BLOCK;
+use super::rope::{RopeKind, RopeRow};
+
+/// Below this magnitude a block of activations counts as zero.
+const QUANT_FLOOR: f32 = 1e-30;
+
+/// What a value of the residual stream is rounded to (nearest, ties to even).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rounding {
+    /// Not at all.
+    F32,
+    /// IEEE binary16.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+/// One value rounded as the residual stream is.
+#[inline(always)]
+pub(super) fn round_one(x: f32, rounding: Rounding) -> f32 {
+    match rounding {
+        Rounding::F32 => x,
+        Rounding::F16 => f16_to_f32(f32_to_f16(x)),
+        Rounding::Bf16 => round_to_bf16(x),
+    }
+}
+
+/// `y = (x * s) * w`, `s = 1 / sqrt(sum(x²) / n + eps)`.
+///
+/// # Safety
+/// As [`Lanes`]; `x`, `w` and `y` have `n` values.
+#[inline(always)]
+pub(super) unsafe fn rms_norm<V: Lanes>(x: &[f32], w: &[f32], eps: f32, y: &mut [f32]) {
+    let n = x.len();
+    assert!(w.len() == n && y.len() == n);
+    let whole = n / LANES * LANES;
+    let rest = n - whole;
+    // SAFETY: every access is at `i .. i + 16` with `i + 16 <= n`, or partial with
+    // exactly the `rest` values left.
+    unsafe {
+        let mut squares = V::splat(0.0);
+        for i in (0..whole).step_by(LANES) {
+            let v = V::load(x.as_ptr().add(i));
+            squares = v.fma(v, squares);
+        }
+        if rest > 0 {
+            let v = V::load_partial(x.as_ptr().add(whole), rest, 0.0);
+            squares = v.fma(v, squares);
+        }
+        let s = V::splat(1.0 / (squares.fold() / n as f32 + eps).sqrt());
+        for i in (0..whole).step_by(LANES) {
+            let v = V::load(x.as_ptr().add(i))
+                .mul(s)
+                .mul(V::load(w.as_ptr().add(i)));
+            v.store(y.as_mut_ptr().add(i));
+        }
+        if rest > 0 {
+            let v = V::load_partial(x.as_ptr().add(whole), rest, 0.0).mul(s);
+            let v = v.mul(V::load_partial(w.as_ptr().add(whole), rest, 0.0));
+            v.store_partial(y.as_mut_ptr().add(whole), rest);
+        }
+    }
+}
+
+/// Quantises a row in blocks of 32.
+///
+/// # Safety
+/// As [`Lanes`].
+#[inline(always)]
+pub(super) unsafe fn quantise<V: Lanes>(x: &[f32], quants: &mut [i8], meta: &mut [BlockMeta]) {
+    assert!(x.len() == meta.len() * BLOCK && quants.len() == x.len());
+    for (b, meta) in meta.iter_mut().enumerate() {
+        // SAFETY: block `b` lies within `x` and `quants`, by the lengths above.
+        unsafe {
+            let from = x.as_ptr().add(b * BLOCK);
+            let to = quants.as_mut_ptr().add(b * BLOCK);
+            let (lo, hi) = (V::load(from), V::load(from.add(LANES)));
+            let m = f32::from_bits(lo.max_magnitude(hi).top_bits());
+            if m >= QUANT_FLOOR && m.is_finite() {
+                let inverse = V::splat(127.0 / m);
+                let magic = V::splat(ROUND_MAGIC);
+                let (lo, hi) = (lo.fma(inverse, magic), hi.fma(inverse, magic));
+                lo.store_low_bytes(to);
+                hi.store_low_bytes(to.add(LANES));
+                // Integers of at most 13 bits: exact in any order.
+                let s = lo.sub(magic).add(hi.sub(magic)).fold();
+                let d = m / 127.0;
+                *meta = BlockMeta {
+                    d,
+                    ds: d * s,
+                    neg8s: -8 * s as i32,
+                    unused: 0,
+                };
+            } else {
+                // All zero; a value that is not finite makes the scale NaN, so that
+                // it reaches every output and is noticed.
+                let d = if m.is_finite() { 0.0 } else { f32::NAN };
+                *meta = BlockMeta {
+                    d,
+                    ds: d,
+                    neg8s: 0,
+                    unused: 0,
+                };
+                std::ptr::write_bytes(to, 0, BLOCK);
+            }
+        }
+    }
+}
+
+/// `h = silu(g) * u`; `h` may be what `g` or `u` is.
+///
+/// # Safety
+/// As [`Lanes`]; `n` values behind each pointer.
+#[inline(always)]
+pub(super) unsafe fn swiglu<V: Lanes>(g: *const f32, u: *const f32, h: *mut f32, n: usize) {
+    let whole = n / LANES * LANES;
+    let rest = n - whole;
+    // SAFETY: accesses stay below `n`; each sixteen values are read before they
+    // are written.
+    unsafe {
+        for i in (0..whole).step_by(LANES) {
+            silu(V::load(g.add(i)))
+                .mul(V::load(u.add(i)))
+                .store(h.add(i));
+        }
+        if rest > 0 {
+            let (g, u) = (g.add(whole), u.add(whole));
+            let v = silu(V::load_partial(g, rest, 0.0)).mul(V::load_partial(u, rest, 0.0));
+            v.store_partial(h.add(whole), rest);
+        }
+    }
+}
+
+/// e^x in place.
+///
+/// # Safety
+/// As [`Lanes`].
+#[inline(always)]
+pub(super) unsafe fn exp<V: Lanes>(x: &mut [f32]) {
+    for chunk in x.chunks_mut(LANES) {
+        // SAFETY: `chunk` has at most sixteen values, and its length is passed.
+        unsafe {
+            let v = V::load_partial(chunk.as_ptr(), chunk.len(), 0.0);
+            super::math::exp(v).store_partial(chunk.as_mut_ptr(), chunk.len());
+        }
+    }
+}
+
+/// `x + y`, rounded, into `x`. Not over `Lanes`: one operation per value, which
+/// compilers vectorise for whatever instruction set the caller enables.
+#[inline(always)]
+pub(super) fn add_round(x: &mut [f32], y: &[f32], rounding: Rounding) {
+    assert_eq!(x.len(), y.len());
+    match rounding {
+        Rounding::F32 => x.iter_mut().zip(y).for_each(|(x, y)| *x += y),
+        Rounding::F16 => {
+            x.iter_mut()
+                .zip(y)
+                .for_each(|(x, y)| *x = round_one(*x + y, Rounding::F16));
+        }
+        Rounding::Bf16 => {
+            x.iter_mut()
+                .zip(y)
+                .for_each(|(x, y)| *x = round_one(*x + y, Rounding::Bf16));
+        }
+    }
+}
+
+/// Whether all values are finite.
+#[inline(always)]
+pub(super) fn all_finite(x: &[f32]) -> bool {
+    const EXPONENT: u32 = 0x7f80_0000;
+    // No early exit: the loop vectorises, and the answer is nearly always yes.
+    x.iter()
+        .fold(true, |all, v| all & (v.to_bits() & EXPONENT != EXPONENT))
+}
+
+/// Rotates every head of `x` (heads of `head_dim` values) in place.
+#[inline(always)]
+pub(super) fn rope(row: &RopeRow<'_>, x: &mut [f32], head_dim: usize) {
+    let pairs = row.cos.len();
+    for head in x.chunks_exact_mut(head_dim) {
+        match row.kind {
+            RopeKind::Interleaved => {
+                let rotated = head[..2 * pairs].chunks_exact_mut(2);
+                for ((pair, &c), &s) in rotated.zip(row.cos).zip(row.sin) {
+                    let (a, b) = (pair[0], pair[1]);
+                    pair[0] = a.mul_add(c, -(b * s));
+                    pair[1] = a.mul_add(s, b * c);
+                }
+            }
+            RopeKind::Halves => {
+                let (first, second) = head[..2 * pairs].split_at_mut(pairs);
+                for (((a, b), &c), &s) in first.iter_mut().zip(second).zip(row.cos).zip(row.sin) {
+                    let (x, y) = (*a, *b);
+                    *a = x.mul_add(c, -(y * s));
+                    *b = x.mul_add(s, y * c);
+                }
+            }
+        }
+    }
+}

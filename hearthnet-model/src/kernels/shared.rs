@@ -1,0 +1,349 @@
+//! Buffers that several threads work on at once: rectangles of a row-major matrix
+//! that are split without overlap ([`TileMut`]), and the audited escape hatch for
+//! barrier-separated phases ([`SharedMut`]).
+
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+/// A read-only rectangle: `rows` rows of `cols` values, `stride` values apart.
+#[derive(Clone, Copy, Debug)]
+pub struct Tile<'a> {
+    data: &'a [f32],
+    rows: usize,
+    cols: usize,
+    stride: usize,
+}
+
+impl<'a> Tile<'a> {
+    /// Rows `i` at `data[i * stride..][..cols]`.
+    ///
+    /// # Panics
+    /// When `cols > stride` or `data` is too short.
+    pub fn new(data: &'a [f32], rows: usize, cols: usize, stride: usize) -> Self {
+        assert!(
+            fits(data.len(), rows, cols, stride),
+            "a tile reaches beyond its buffer"
+        );
+        Self {
+            data,
+            rows,
+            cols,
+            stride,
+        }
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Values in a row.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// One row.
+    pub fn row(&self, row: usize) -> &'a [f32] {
+        assert!(row < self.rows, "a row beyond the tile");
+        &self.data[row * self.stride..][..self.cols]
+    }
+}
+
+/// A rectangle of a row-major `f32` matrix that its holder alone may write:
+/// `rows` rows of `cols` values, `stride` values apart. Splitting gives pieces
+/// that do not overlap, so that threads can fill one matrix together.
+#[derive(Debug)]
+pub struct TileMut<'a> {
+    origin: NonNull<f32>,
+    rows: usize,
+    cols: usize,
+    stride: usize,
+    owner: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: a `TileMut` is a unique borrow of its rectangle, like a `&mut [f32]`.
+unsafe impl Send for TileMut<'_> {}
+// SAFETY: through a shared `&TileMut` values can only be read.
+unsafe impl Sync for TileMut<'_> {}
+
+impl<'a> TileMut<'a> {
+    /// Rows `i` at `data[i * stride..][..cols]`.
+    ///
+    /// # Panics
+    /// When `cols > stride` or `data` is too short.
+    pub fn new(data: &'a mut [f32], rows: usize, cols: usize, stride: usize) -> Self {
+        assert!(
+            fits(data.len(), rows, cols, stride),
+            "a tile reaches beyond its buffer"
+        );
+        let origin = NonNull::from(data).cast();
+        Self {
+            origin,
+            rows,
+            cols,
+            stride,
+            owner: PhantomData,
+        }
+    }
+
+    /// All of `data` as rows of `cols` values.
+    ///
+    /// # Panics
+    /// When `data.len()` is not a multiple of `cols`.
+    pub fn whole(data: &'a mut [f32], cols: usize) -> Self {
+        assert!(
+            cols > 0 && data.len().is_multiple_of(cols),
+            "a buffer that is not whole rows"
+        );
+        let rows = data.len() / cols;
+        Self::new(data, rows, cols, cols)
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Values in a row.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// The columns before `at`, and those from `at` on.
+    ///
+    /// # Panics
+    /// When `at > cols`.
+    pub fn split_cols(self, at: usize) -> (TileMut<'a>, TileMut<'a>) {
+        assert!(at <= self.cols, "a split beyond the tile");
+        let right = if self.rows == 0 {
+            self.origin
+        } else {
+            // SAFETY: at <= cols <= stride, within the first row or one past it.
+            unsafe { self.origin.add(at) }
+        };
+        (
+            TileMut { cols: at, ..self },
+            TileMut {
+                origin: right,
+                cols: self.cols - at,
+                ..self
+            },
+        )
+    }
+
+    /// The rows before `at`, and those from `at` on.
+    ///
+    /// # Panics
+    /// When `at > rows`.
+    pub fn split_rows(self, at: usize) -> (TileMut<'a>, TileMut<'a>) {
+        assert!(at <= self.rows, "a split beyond the tile");
+        let below = if at == self.rows {
+            self.origin
+        } else {
+            // SAFETY: row `at` exists, so its start lies within the buffer.
+            unsafe { self.origin.add(at * self.stride) }
+        };
+        (
+            TileMut { rows: at, ..self },
+            TileMut {
+                origin: below,
+                rows: self.rows - at,
+                ..self
+            },
+        )
+    }
+
+    /// The same rectangle, borrowed for a shorter time.
+    pub fn reborrow(&mut self) -> TileMut<'_> {
+        TileMut {
+            owner: PhantomData,
+            ..*self
+        }
+    }
+
+    /// One row.
+    pub fn row(&self, row: usize) -> &[f32] {
+        assert!(row < self.rows, "a row beyond the tile");
+        // SAFETY: the row lies within this tile's rectangle, which nobody writes
+        // while `self` is borrowed.
+        unsafe {
+            std::slice::from_raw_parts(self.origin.as_ptr().add(row * self.stride), self.cols)
+        }
+    }
+
+    /// One row, to write.
+    pub fn row_mut(&mut self, row: usize) -> &mut [f32] {
+        assert!(row < self.rows, "a row beyond the tile");
+        // SAFETY: the row lies within this tile's rectangle, which is ours alone.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.origin.as_ptr().add(row * self.stride), self.cols)
+        }
+    }
+}
+
+/// Whether `rows` rows of `cols` values, `stride` apart, lie within `len` values.
+fn fits(len: usize, rows: usize, cols: usize, stride: usize) -> bool {
+    cols <= stride
+        && match rows.checked_sub(1) {
+            None => true,
+            Some(last) => last
+                .checked_mul(stride)
+                .and_then(|n| n.checked_add(cols))
+                .is_some_and(|n| n <= len),
+        }
+}
+
+/// A slice that several threads write in turns or in disjoint parts, where the
+/// parts are known from a thread's index and phases are separated by a barrier.
+/// All access is `unsafe`: the caller's schedule is the proof.
+#[derive(Debug)]
+pub struct SharedMut<'a, T> {
+    data: NonNull<T>,
+    len: usize,
+    owner: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: access is only by unsafe methods, whose contract excludes data races.
+unsafe impl<T: Send> Send for SharedMut<'_, T> {}
+// SAFETY: as above; values reach several threads, so they must be Send and Sync.
+unsafe impl<T: Send + Sync> Sync for SharedMut<'_, T> {}
+
+impl<T> Clone for SharedMut<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for SharedMut<'_, T> {}
+
+impl<'a, T> SharedMut<'a, T> {
+    /// Shares `data` until `'a` ends.
+    pub fn new(data: &'a mut [T]) -> Self {
+        Self {
+            len: data.len(),
+            data: NonNull::from(data).cast(),
+            owner: PhantomData,
+        }
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The elements of `range`, to read.
+    ///
+    /// # Safety
+    /// Nobody writes any of them while the result lives.
+    ///
+    /// # Panics
+    /// When the range reaches beyond the end.
+    pub unsafe fn slice(&self, range: Range<usize>) -> &'a [T] {
+        let (start, len) = self.checked(&range);
+        // SAFETY: within bounds (checked); no writer, by the caller's word.
+        unsafe { std::slice::from_raw_parts(self.data.as_ptr().add(start), len) }
+    }
+
+    /// The elements of `range`, to write.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes any of them while the result lives.
+    ///
+    /// # Panics
+    /// When the range reaches beyond the end.
+    #[allow(clippy::mut_from_ref)] // that is what it is for; see the contract
+    pub unsafe fn slice_mut(&self, range: Range<usize>) -> &'a mut [T] {
+        let (start, len) = self.checked(&range);
+        // SAFETY: within bounds (checked); no other user, by the caller's word.
+        unsafe { std::slice::from_raw_parts_mut(self.data.as_ptr().add(start), len) }
+    }
+
+    fn checked(&self, range: &Range<usize>) -> (usize, usize) {
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "a range beyond the buffer"
+        );
+        (range.start, range.end - range.start)
+    }
+
+    /// Pointer to element `index`.
+    ///
+    /// # Panics
+    /// When there is no such element.
+    pub(super) fn at(&self, index: usize) -> *mut T {
+        assert!(index < self.len, "an index beyond the buffer");
+        // SAFETY: within bounds.
+        unsafe { self.data.as_ptr().add(index) }
+    }
+}
+
+impl<'a> SharedMut<'a, f32> {
+    /// The columns `cols` of the first `rows` rows, `stride` values apart, to write.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes any value of that rectangle while the result lives.
+    ///
+    /// # Panics
+    /// When the rectangle reaches beyond the end, or `cols` beyond `stride`.
+    pub unsafe fn tile_mut(&self, rows: usize, stride: usize, cols: Range<usize>) -> TileMut<'a> {
+        assert!(
+            cols.start <= cols.end && fits(self.len, rows, cols.end, stride),
+            "a tile beyond the buffer"
+        );
+        let start = if rows == 0 { 0 } else { cols.start };
+        // SAFETY: the first row's columns lie within the buffer, or nothing is skipped.
+        let origin = unsafe { self.data.add(start) };
+        TileMut {
+            origin,
+            rows,
+            cols: cols.end - cols.start,
+            stride,
+            owner: PhantomData,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_of_a_tile_cover_it_without_overlap() {
+        let mut data = vec![0.0f32; 5 * 7];
+        let (top, bottom) = TileMut::new(&mut data, 5, 6, 7).split_rows(2);
+        let (left, right) = top.split_cols(4);
+        for (value, mut piece) in [(1.0, left), (2.0, right), (3.0, bottom)] {
+            for row in 0..piece.rows() {
+                for x in piece.row_mut(row) {
+                    *x += value;
+                }
+            }
+        }
+        for (i, x) in data.iter().enumerate() {
+            let expected = match (i / 7, i % 7) {
+                (_, 6) => 0.0,
+                (0..2, 0..4) => 1.0,
+                (0..2, _) => 2.0,
+                _ => 3.0,
+            };
+            assert_eq!(*x, expected, "element {i}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "beyond its buffer")]
+    fn a_tile_that_does_not_fit_is_refused() {
+        TileMut::new(&mut [0.0; 10], 2, 5, 6);
+    }
+
+    #[test]
+    fn the_last_row_of_a_tile_need_not_be_a_whole_stride() {
+        let data = [0.0; 11];
+        assert_eq!(Tile::new(&data, 2, 5, 6).row(1).len(), 5);
+    }
+}
