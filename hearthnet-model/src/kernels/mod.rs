@@ -43,6 +43,7 @@ mod shared;
 
 use std::ops::Range;
 
+use crate::boundary::BoundaryDtype;
 use matmul::Job;
 use matmul::portable::Portable;
 
@@ -54,8 +55,7 @@ pub use kv::{PAGE, all_finite_f16, key_cell, page_len, read_kv, store_kv, value_
 pub use lanes::LANES;
 pub use matmul::Output;
 pub use pack::{BLOCK, Matrix, Packed, WeightType};
-pub use rope::{RopeKind, RopeTable};
-pub use rows::Rounding;
+pub use rope::RopeTable;
 pub use shared::{SharedMut, Tile, TileMut};
 
 /// Why weights cannot be packed.
@@ -210,8 +210,8 @@ macro_rules! kernels {
             }
 
             $(#[$attribute])*
-            pub(super) unsafe fn add_round(x: &mut [f32], y: &[f32], rounding: Rounding) {
-                rows::add_round(x, y, rounding);
+            pub(super) unsafe fn add_round(x: &mut [f32], y: &[f32], dtype: BoundaryDtype) {
+                rows::add_round(x, y, dtype);
             }
 
             $(#[$attribute])*
@@ -411,9 +411,9 @@ impl Kernels {
     ///
     /// # Panics
     /// When the lengths differ.
-    pub fn add_round(self, x: &mut [f32], y: &[f32], rounding: Rounding) {
+    pub fn add_round(self, x: &mut [f32], y: &[f32], dtype: BoundaryDtype) {
         assert_eq!(x.len(), y.len(), "the two differ in length");
-        dispatch!(self, add_round(x, y, rounding));
+        dispatch!(self, add_round(x, y, dtype));
     }
 
     /// Whether all values are finite.

@@ -1,13 +1,6 @@
 //! Rotary position embedding: the table of cosines and sines.
 
-/// Which two values of a head are rotated together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RopeKind {
-    /// `2 i` and `2 i + 1` (GGUF files of the llama architecture).
-    Interleaved,
-    /// `i` and `i + dims / 2` (GPT-NeoX, Qwen2).
-    Halves,
-}
+use crate::spec::RopeKind;
 
 /// Cosines and sines by position. Angles are computed in `f64` with the portable
 /// `libm` crate, so that tables are equal on all machines, and then rounded.

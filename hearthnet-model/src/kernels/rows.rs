@@ -7,29 +7,20 @@ use super::convert::{f16_to_f32, f32_to_f16, round_to_bf16};
 use super::lanes::{LANES, Lanes, ROUND_MAGIC};
 use super::math::silu;
 use super::pack::BLOCK;
-use super::rope::{RopeKind, RopeRow};
+use super::rope::RopeRow;
+use crate::boundary::BoundaryDtype;
+use crate::spec::RopeKind;
 
 /// Below this magnitude a block of activations counts as zero.
 const QUANT_FLOOR: f32 = 1e-30;
 
-/// What a value of the residual stream is rounded to (nearest, ties to even).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rounding {
-    /// Not at all.
-    F32,
-    /// IEEE binary16.
-    F16,
-    /// bfloat16.
-    Bf16,
-}
-
 /// One value rounded as the residual stream is.
 #[inline(always)]
-pub(super) fn round_one(x: f32, rounding: Rounding) -> f32 {
-    match rounding {
-        Rounding::F32 => x,
-        Rounding::F16 => f16_to_f32(f32_to_f16(x)),
-        Rounding::Bf16 => round_to_bf16(x),
+pub(super) fn round_one(x: f32, dtype: BoundaryDtype) -> f32 {
+    match dtype {
+        BoundaryDtype::F32 => x,
+        BoundaryDtype::F16 => f16_to_f32(f32_to_f16(x)),
+        BoundaryDtype::Bf16 => round_to_bf16(x),
     }
 }
 
@@ -157,19 +148,19 @@ pub(super) unsafe fn exp<V: Lanes>(x: &mut [f32]) {
 /// `x + y`, rounded, into `x`. Not over `Lanes`: one operation per value, which
 /// compilers vectorise for whatever instruction set the caller enables.
 #[inline(always)]
-pub(super) fn add_round(x: &mut [f32], y: &[f32], rounding: Rounding) {
+pub(super) fn add_round(x: &mut [f32], y: &[f32], dtype: BoundaryDtype) {
     assert_eq!(x.len(), y.len());
-    match rounding {
-        Rounding::F32 => x.iter_mut().zip(y).for_each(|(x, y)| *x += y),
-        Rounding::F16 => {
+    match dtype {
+        BoundaryDtype::F32 => x.iter_mut().zip(y).for_each(|(x, y)| *x += y),
+        BoundaryDtype::F16 => {
             x.iter_mut()
                 .zip(y)
-                .for_each(|(x, y)| *x = round_one(*x + y, Rounding::F16));
+                .for_each(|(x, y)| *x = round_one(*x + y, BoundaryDtype::F16));
         }
-        Rounding::Bf16 => {
+        BoundaryDtype::Bf16 => {
             x.iter_mut()
                 .zip(y)
-                .for_each(|(x, y)| *x = round_one(*x + y, Rounding::Bf16));
+                .for_each(|(x, y)| *x = round_one(*x + y, BoundaryDtype::Bf16));
         }
     }
 }

@@ -11,8 +11,9 @@ use super::act::{Act, BlockMeta};
 use super::lanes::{LANES, Lanes};
 use super::math::silu;
 use super::pack::Packed;
-use super::rows::{Rounding, round_one};
+use super::rows::round_one;
 use super::shared::TileMut;
+use crate::boundary::BoundaryDtype;
 
 pub(super) mod float;
 pub(super) mod portable;
@@ -23,7 +24,7 @@ pub enum Output {
     /// It replaces what was there.
     Store,
     /// It is added to what was there, and the sum is rounded (the residual stream).
-    Add(Rounding),
+    Add(BoundaryDtype),
 }
 
 /// One row of activations, as a [`PanelDot`] reads it.
@@ -197,14 +198,14 @@ unsafe fn finish<V: Lanes>(
                 V::load(sums.as_ptr()).store(out.as_mut_ptr());
             },
             // SAFETY: as above.
-            Output::Add(Rounding::F16) if out.len() == LANES => unsafe {
+            Output::Add(BoundaryDtype::F16) if out.len() == LANES => unsafe {
                 let sum = V::load(out.as_ptr()).add(V::load(sums.as_ptr()));
                 sum.round_f16().store(out.as_mut_ptr());
             },
             Output::Store => out.copy_from_slice(&sums[..out.len()]),
-            Output::Add(rounding) => {
+            Output::Add(dtype) => {
                 for (x, y) in out.iter_mut().zip(sums) {
-                    *x = round_one(*x + y, rounding);
+                    *x = round_one(*x + y, dtype);
                 }
             }
         }
