@@ -1,0 +1,86 @@
+//! Token ids to text, one at a time, never half a character.
+
+use crate::tokenizer::{TokenKind, Tokenizer};
+
+/// Turns a stream of tokens into a stream of text.
+///
+/// A token's bytes need not be whole characters: an emoji is often three or four tokens. What
+/// [`push`](Self::push) returns is always whole; an unfinished character is kept until it is
+/// finished, or known to be broken (then it becomes U+FFFD, as in
+/// [`String::from_utf8_lossy`]). The pieces in a row are exactly [`Tokenizer::decode`] of all
+/// tokens.
+///
+/// ```text
+/// push(" 👋")  first three bytes  ->  " "       (F0 9F 91 held)
+/// push(last byte)                 ->  "👋"
+/// finish()                        ->  ""
+/// ```
+#[derive(Debug, Clone)]
+pub struct Detokenizer {
+    tokenizer: Tokenizer,
+    special: bool,
+    /// The beginning of a character: at most three bytes between calls.
+    held: Vec<u8>,
+}
+
+impl Detokenizer {
+    /// Control tokens give no text.
+    pub fn new(tokenizer: &Tokenizer) -> Self {
+        Self {
+            tokenizer: tokenizer.clone(),
+            special: false,
+            held: Vec::new(),
+        }
+    }
+
+    /// Control tokens give their names.
+    pub fn with_special(tokenizer: &Tokenizer) -> Self {
+        Self {
+            special: true,
+            ..Self::new(tokenizer)
+        }
+    }
+
+    /// The text that `id` completes; often its own text, sometimes nothing yet. An id outside
+    /// the vocabulary reads as U+FFFD.
+    pub fn push(&mut self, id: u32) -> String {
+        let hidden = !self.special
+            && matches!(
+                self.tokenizer.token_kind(id),
+                Some(TokenKind::Control | TokenKind::Unknown)
+            );
+        if !hidden {
+            let bytes = self.tokenizer.token_bytes(id);
+            self.held
+                .extend_from_slice(bytes.unwrap_or("\u{fffd}".as_bytes()));
+        }
+        self.take_whole()
+    }
+
+    /// What was held, now that nothing follows: a character that stayed unfinished is U+FFFD.
+    pub fn finish(&mut self) -> String {
+        let text = String::from_utf8_lossy(&self.held).into_owned();
+        self.held.clear();
+        text
+    }
+
+    /// Takes all bytes but those of a character that more bytes could still finish.
+    fn take_whole(&mut self) -> String {
+        let mut text = String::new();
+        let mut rest = self.held.as_slice();
+        while let Err(error) = std::str::from_utf8(rest) {
+            let (valid, broken) = rest.split_at(error.valid_up_to());
+            text.push_str(&String::from_utf8_lossy(valid));
+            let Some(len) = error.error_len() else {
+                // The end of what there is, and so far the beginning of a character.
+                self.held = broken.to_vec();
+                return text;
+            };
+            text.push(char::REPLACEMENT_CHARACTER);
+            rest = broken.get(len..).unwrap_or_default();
+        }
+        text.push_str(&String::from_utf8_lossy(rest));
+        self.held.clear();
+        text
+    }
+}

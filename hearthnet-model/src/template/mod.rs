@@ -1,0 +1,436 @@
+//! Chat templates: the model file's own Jinja template turns messages into a prompt.
+//!
+//! Rendered as transformers and llama.cpp do (`trim_blocks` and `lstrip_blocks` on, loop
+//! controls, Python's string and dictionary methods, `raise_exception`, Python's `tojson`), with
+//! `messages`, `add_generation_prompt`, `bos_token` and `eos_token` defined; `tools` and
+//! `documents` are not. `strftime_now` exists only when a time was given: without one, templates
+//! that print a date fall back to their own, and the same messages give the same prompt on any
+//! day.
+//!
+//! # A message cannot end its own turn
+//!
+//! A person may type `<|im_end|>`. In the rendered text that is indistinguishable from the
+//! template's own, and llama.cpp and transformers take it for the control token. Tokenising
+//! message and template apart would be no answer either: token borders go across the seam, so
+//! honest prompts would get other ids than the model was trained on, and templates trim, split
+//! and compare messages as they please.
+//!
+//! So [`ChatTemplate::prompt_ids`] renders twice: once as everybody does, and once *shielded*,
+//! with every message character that occurs in the name of any control token replaced by a
+//! private stand-in. A control token found in the shielded text can only be the template's. From
+//! that text the control tokens are cut out, then the stand-ins turn back into what they stand
+//! for, and everything between is encoded as plain text. For messages without such names the ids
+//! are exactly those of the usual way.
+//!
+//! Some templates look into messages (to drop a `</think>` part, say) and render the shielded
+//! ones differently. Then the usual rendering is taken, if no message contains the name of a
+//! control token and both renderings have the same control tokens in the same order; otherwise
+//! the shielded one.
+//!
+//! Two limits: a control token that is nothing but white space is not shielded (templates trim),
+//! and user-defined tokens are not control tokens.
+//!
+//! # The template is hostile
+//!
+//! Its size, steps, recursion and output are bounded, and it is read and run on a thread with a
+//! stack of its own, deep enough for what those bounds allow. What minijinja offers no bound for is the
+//! memory of a single step: a template that doubles a string in a loop can use up memory. Model
+//! files whose hash is pinned cannot be given such a template; others are as trusted as the one
+//! who chose them.
+
+mod json;
+mod shield;
+mod time;
+
+pub use time::TemplateTime;
+
+use crate::gguf::{Gguf, MetadataError};
+use crate::tokenizer::{EncodeError, MAX_TEXT_BYTES, Special, Tokenizer};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{AutoEscape, Environment, ErrorKind, Value, context};
+use minijinja_contrib::pycompat::unknown_method_callback;
+use serde::{Deserialize, Serialize};
+use shield::Shield;
+use std::{fmt, io};
+
+/// The longest template that is accepted, in bytes. Real ones end at some 20 KiB.
+pub const MAX_TEMPLATE_BYTES: usize = 128 << 10;
+/// Steps that one rendering may take. A message takes some fifty in the usual templates.
+const MAX_STEPS: u64 = 1_000_000;
+/// Stack for reading and for rendering a template: minijinja recurses over long chains of
+/// operators, and Rust drops a nested value recursively. What [`MAX_TEMPLATE_BYTES`] and
+/// [`MAX_STEPS`] allow takes less than half. Only what is touched is ever backed by memory.
+const STACK_BYTES: usize = 256 << 20;
+const NAME: &str = "chat_template";
+const KEY: &str = "tokenizer.chat_template";
+
+/// Who a message is from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Role {
+    /// Instructions for the whole conversation.
+    System,
+    /// The person.
+    User,
+    /// The model.
+    Assistant,
+    /// The result of a tool.
+    Tool,
+}
+
+impl Role {
+    /// The name that templates compare with.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::System => "system",
+            Self::User => "user",
+            Self::Assistant => "assistant",
+            Self::Tool => "tool",
+        }
+    }
+}
+
+/// One message of a conversation.
+///
+/// The role is a closed set because templates build control tokens from it (`<|{{ role }}|>`).
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(clippy::exhaustive_structs)] // Built by hand everywhere.
+pub struct ChatMessage {
+    /// Who it is from.
+    pub role: Role,
+    /// Its text: never trusted, whoever it is from.
+    pub content: String,
+}
+
+/// Leaves the text out, so that no log can show it.
+impl fmt::Debug for ChatMessage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "ChatMessage({}, {} bytes)",
+            self.role.as_str(),
+            self.content.len()
+        )
+    }
+}
+
+impl ChatMessage {
+    /// A message.
+    pub fn new(role: Role, content: impl Into<String>) -> Self {
+        Self {
+            role,
+            content: content.into(),
+        }
+    }
+
+    /// Instructions for the whole conversation.
+    pub fn system(content: impl Into<String>) -> Self {
+        Self::new(Role::System, content)
+    }
+
+    /// A message from the person.
+    pub fn user(content: impl Into<String>) -> Self {
+        Self::new(Role::User, content)
+    }
+
+    /// A message from the model.
+    pub fn assistant(content: impl Into<String>) -> Self {
+        Self::new(Role::Assistant, content)
+    }
+}
+
+/// Why there is no prompt.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TemplateError {
+    /// A metadata value has another type than expected.
+    #[error(transparent)]
+    Metadata(#[from] MetadataError),
+
+    /// The file has no chat template: a base model, or an old conversion.
+    #[error(
+        "the model file has no chat template (`tokenizer.chat_template`); use a model made for chat, or ask for a completion"
+    )]
+    Missing,
+
+    /// The template is larger than any real one.
+    #[error("the model file's chat template is {bytes} bytes long; at most {limit} are accepted")]
+    TooLong {
+        /// Its length in bytes.
+        bytes: usize,
+        /// The length that is accepted.
+        limit: usize,
+    },
+
+    /// The template is not valid Jinja, or uses what minijinja does not have.
+    #[error("the model file's chat template cannot be read: {0}")]
+    Syntax(String),
+
+    /// The template itself refused the messages with `raise_exception`.
+    #[error("the model's chat template refuses this conversation: {0}")]
+    Refused(String),
+
+    /// The template used up the steps that a rendering may take.
+    #[error("the model file's chat template did not come to an end after {MAX_STEPS} steps")]
+    TooManySteps,
+
+    /// The prompt is longer than any context could hold.
+    #[error("the prompt is longer than {limit} bytes; shorten the conversation")]
+    PromptTooLong {
+        /// The length that is accepted.
+        limit: usize,
+    },
+
+    /// The template failed while it ran.
+    #[error("the model file's chat template failed: {0}")]
+    Failed(String),
+
+    /// The names of the control tokens have more different characters than there are stand-ins.
+    #[error(
+        "the model file's control tokens are made of {0} different characters, too many to shield messages from"
+    )]
+    CannotShield(usize),
+
+    /// The rendered prompt could not be turned into tokens.
+    #[error(transparent)]
+    Encode(#[from] EncodeError),
+
+    /// The system gave no thread to render on.
+    #[error("cannot start a thread for the chat template: {0}")]
+    Thread(#[source] io::Error),
+}
+
+/// A chat template, read and ready.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    bos: String,
+    eos: String,
+}
+
+impl ChatTemplate {
+    /// The template in the metadata of a model file.
+    ///
+    /// # Errors
+    /// [`TemplateError::Missing`] when there is none; otherwise as [`ChatTemplate::new`].
+    pub fn from_gguf(gguf: &Gguf) -> Result<Self, TemplateError> {
+        let source = gguf.str(KEY)?.ok_or(TemplateError::Missing)?;
+        let token = |key| -> Result<&str, MetadataError> {
+            let id = gguf.u32(key)?.and_then(|id| usize::try_from(id).ok());
+            let tokens = gguf.array("tokenizer.ggml.tokens")?;
+            let text = tokens
+                .zip(id)
+                .and_then(|(tokens, id)| tokens.strings()?.nth(id));
+            Ok(text.unwrap_or_default())
+        };
+        let bos = token("tokenizer.ggml.bos_token_id")?;
+        let eos = token("tokenizer.ggml.eos_token_id")?;
+        Self::new(source, bos, eos)
+    }
+
+    /// A template from its source and the texts of the beginning-of-sequence and end-of-sequence
+    /// tokens (empty for none).
+    ///
+    /// # Errors
+    /// [`TemplateError::TooLong`] and [`TemplateError::Syntax`].
+    pub fn new(source: &str, bos: &str, eos: &str) -> Result<Self, TemplateError> {
+        if source.len() > MAX_TEMPLATE_BYTES {
+            let (bytes, limit) = (source.len(), MAX_TEMPLATE_BYTES);
+            return Err(TemplateError::TooLong { bytes, limit });
+        }
+        let syntax = SyntaxConfig::builder()
+            .trim_blocks(true)
+            .lstrip_blocks(true)
+            .build()
+            .map_err(|e| TemplateError::Syntax(e.to_string()))?;
+        let mut environment = Environment::new();
+        environment.set_syntax(syntax);
+        environment.set_auto_escape_callback(|_| AutoEscape::None);
+        environment.set_unknown_method_callback(unknown_method_callback);
+        environment.set_fuel(Some(MAX_STEPS));
+        environment.add_filter("tojson", json::to_json);
+        environment.add_function("raise_exception", raise_exception);
+        on_deep_stack(|| environment.add_template_owned(NAME, source.to_owned()))?
+            .map_err(|e| TemplateError::Syntax(e.to_string()))?;
+        Ok(Self {
+            environment,
+            bos: bos.to_owned(),
+            eos: eos.to_owned(),
+        })
+    }
+
+    /// Lets the template ask for the time: `strftime_now` formats `time`.
+    #[must_use]
+    pub fn with_time(mut self, time: TemplateTime) -> Self {
+        let format = move |format: &str| {
+            time.format(format)
+                .map_err(|e| minijinja::Error::new(ErrorKind::InvalidOperation, e))
+        };
+        self.environment.add_function("strftime_now", format);
+        self
+    }
+
+    /// The prompt as text, with `add_generation_prompt` up to where the model's answer begins.
+    ///
+    /// For showing and comparing. Control tokens that messages name look like the template's own
+    /// here: encode with [`prompt_ids`](Self::prompt_ids).
+    ///
+    /// # Errors
+    /// [`TemplateError`] when the template refuses the messages, fails, or exceeds its bounds.
+    pub fn render(
+        &self,
+        messages: &[ChatMessage],
+        add_generation_prompt: bool,
+    ) -> Result<String, TemplateError> {
+        self.render_with(messages, &str::to_owned, add_generation_prompt)
+    }
+
+    /// The prompt as tokens, with `add_generation_prompt` up to where the model's answer begins.
+    ///
+    /// Begins with the beginning-of-sequence token exactly once if the file asks for one; the
+    /// end-of-sequence token is never added. No message can add a control token: see the
+    /// [module's documentation](self).
+    ///
+    /// # Errors
+    /// [`TemplateError`] when the template refuses the messages, fails, or exceeds its bounds.
+    pub fn prompt_ids(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[ChatMessage],
+        add_generation_prompt: bool,
+    ) -> Result<Vec<u32>, TemplateError> {
+        let structure = tokenizer.structure();
+        let usual = self.render(messages, add_generation_prompt)?;
+        let shield = Shield::new(structure.alphabet(), &usual, messages)
+            .ok_or(TemplateError::CannotShield(structure.alphabet().len()))?;
+        let shielded =
+            self.render_with(messages, &|text| shield.apply(text), add_generation_prompt)?;
+
+        let looks_into_messages = shield.undo(&shielded) != usual;
+        let harmless = || {
+            !messages
+                .iter()
+                .any(|message| structure.occurs_in(&message.content))
+                && structure.ids_in(&usual) == structure.ids_in(&shielded)
+        };
+        let ids = if looks_into_messages && harmless() {
+            tokenizer.encode(&usual, Special::Parse)?
+        } else {
+            structure.encode_through(&shielded, &|text| shield.undo(text))?
+        };
+        Ok(match tokenizer.bos() {
+            Some(bos) if tokenizer.adds_bos() && ids.first() != Some(&bos) => {
+                std::iter::once(bos).chain(ids).collect()
+            }
+            _ => ids,
+        })
+    }
+
+    fn render_with(
+        &self,
+        messages: &[ChatMessage],
+        transform: &dyn Fn(&str) -> String,
+        add_generation_prompt: bool,
+    ) -> Result<String, TemplateError> {
+        let messages: Vec<Value> = messages
+            .iter()
+            .map(|message| {
+                let (role, content) = (message.role.as_str(), transform(&message.content));
+                context! { role, content }
+            })
+            .collect();
+        on_deep_stack(|| self.run(messages, add_generation_prompt))?
+    }
+
+    fn run(
+        &self,
+        messages: Vec<Value>,
+        add_generation_prompt: bool,
+    ) -> Result<String, TemplateError> {
+        let mut output = Bounded {
+            text: Vec::new(),
+            full: false,
+        };
+        let context = context! {
+            messages,
+            add_generation_prompt,
+            bos_token => self.bos.as_str(),
+            eos_token => self.eos.as_str(),
+        };
+        let rendered = self
+            .environment
+            .get_template(NAME)
+            .and_then(|template| template.render_captured_to(context, &mut output).map(drop));
+        if output.full {
+            return Err(TemplateError::PromptTooLong {
+                limit: MAX_TEXT_BYTES,
+            });
+        }
+        rendered.map_err(|error| explain(&error))?;
+        String::from_utf8(output.text).map_err(|e| TemplateError::Failed(e.to_string()))
+    }
+}
+
+/// Runs `task` on a thread with [`STACK_BYTES`] of stack, and waits for it.
+fn on_deep_stack<T: Send>(task: impl FnOnce() -> T + Send) -> Result<T, TemplateError> {
+    std::thread::scope(|scope| {
+        std::thread::Builder::new()
+            .name(NAME.to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn_scoped(scope, task)
+            .map_err(TemplateError::Thread)?
+            .join()
+            .map_err(|_| TemplateError::Failed("minijinja panicked".to_owned()))
+    })
+}
+
+/// Collects at most [`MAX_TEXT_BYTES`].
+struct Bounded {
+    text: Vec<u8>,
+    full: bool,
+}
+
+impl io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.len() > MAX_TEXT_BYTES - self.text.len() {
+            self.full = true;
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.text.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What a template says when it refuses the messages.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Raised(String);
+
+fn raise_exception(message: String) -> Result<Value, minijinja::Error> {
+    let raised = Raised(message);
+    Err(minijinja::Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(raised))
+}
+
+/// The cause of a failed rendering: an exception may come through calls and includes.
+fn explain(error: &minijinja::Error) -> TemplateError {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if let Some(raised) = error.downcast_ref::<Raised>() {
+            return TemplateError::Refused(raised.0.clone());
+        }
+        let kind = error
+            .downcast_ref::<minijinja::Error>()
+            .map(minijinja::Error::kind);
+        if kind == Some(ErrorKind::OutOfFuel) {
+            return TemplateError::TooManySteps;
+        }
+        cause = error.source();
+    }
+    TemplateError::Failed(error.to_string())
+}

@@ -1,0 +1,305 @@
+//! Pre-tokenisers: how a text is cut into words before byte pairs are merged inside each word.
+//!
+//! The rules are llama.cpp's for the same `tokenizer.ggml.pre` (`llm_tokenizer_bpe` in
+//! `llama-vocab.cpp`), because its converter wrote that name. They are run by the `regex` crate,
+//! whose time is linear in the text whatever the text is. It has no look-ahead, which the
+//! original patterns need in one place only: `\s+(?!\S)|\s+`, white space that leaves its last
+//! character to the word that follows. [`Stage::give_back`] does that part.
+//!
+//! Hugging Face writes contractions as `(?i:'s|...)`, where Unicode case folding makes `'ſ`
+//! (U+017F) a contraction. llama.cpp spells out both ASCII cases, and so do we.
+
+use super::error::TokenizerError;
+use regex::Regex;
+
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+";
+const LLAMA3: &str = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+";
+const QWEN2: &str = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+";
+
+/// The last character of a match of white space that goes to the next word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum GiveBack {
+    /// Matches stand as they are.
+    Nothing,
+    /// Any white space.
+    Space,
+    /// White space other than CR and LF: a match that ends in one of those came from another
+    /// alternative (`\s*[\r\n]+`), which keeps what it matched.
+    SpaceExceptNewlines,
+}
+
+/// What a file may ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Family {
+    /// llama.cpp's rules for files that were converted without knowing better.
+    Default,
+    /// GPT-2.
+    Gpt2,
+    /// StarCoder, SmolLM: every digit by itself, then GPT-2.
+    DigitsThenGpt2,
+    /// Llama 3.
+    Llama3,
+    /// Qwen2: Llama 3 with every digit by itself.
+    Qwen2,
+}
+
+/// The names of `tokenizer.ggml.pre`, with their rules and whether a word that is in the
+/// vocabulary is taken whole without merging (`ignore_merges`), and whether texts begin with the
+/// beginning-of-sequence token if the file does not say.
+const NAMES: &[(&str, Family, bool, bool)] = &[
+    ("default", Family::Default, false, false),
+    ("gpt-2", Family::Gpt2, false, false),
+    ("phi-2", Family::Gpt2, false, false),
+    ("olmo", Family::Gpt2, false, false),
+    ("exaone4", Family::Gpt2, false, false),
+    ("smollm", Family::DigitsThenGpt2, false, false),
+    ("starcoder", Family::DigitsThenGpt2, false, false),
+    ("refact", Family::DigitsThenGpt2, false, false),
+    ("command-r", Family::DigitsThenGpt2, false, false),
+    ("llama-bpe", Family::Llama3, true, true),
+    ("llama3", Family::Llama3, true, true),
+    ("llama-v3", Family::Llama3, true, true),
+    ("falcon3", Family::Llama3, true, true),
+    ("smaug-bpe", Family::Llama3, false, false),
+    ("dbrx", Family::Llama3, false, false),
+    ("qwen2", Family::Qwen2, false, false),
+    ("deepseek-r1-qwen", Family::Qwen2, false, false),
+    ("stablelm2", Family::Qwen2, false, false),
+    ("megrez", Family::Qwen2, false, false),
+];
+
+/// One pass over the text: cuts out the matches of a pattern.
+#[derive(Debug)]
+struct Stage {
+    pattern: Regex,
+    give_back: GiveBack,
+}
+
+/// Cuts texts into words. Nothing is dropped: the words in order are the text.
+#[derive(Debug)]
+pub(super) struct PreTokenizer {
+    /// Each stage cuts up every piece that the one before it left.
+    stages: Vec<Stage>,
+    /// A word that is a token is taken whole, without merging.
+    pub(super) ignore_merges: bool,
+    /// Texts begin with the beginning-of-sequence token unless the file says otherwise.
+    pub(super) add_bos: bool,
+}
+
+impl PreTokenizer {
+    /// The rules for a value of `tokenizer.ggml.pre`.
+    pub(super) fn new(pre: &str) -> Result<Self, TokenizerError> {
+        let &(_, family, ignore_merges, add_bos) = NAMES
+            .iter()
+            .find(|(name, ..)| *name == pre)
+            .ok_or_else(|| TokenizerError::UnsupportedPre {
+                pre: pre.to_owned(),
+            })?;
+        let stages: &[(&str, GiveBack)] = match family {
+            Family::Default => &[
+                (r"[\p{P}$+<=>^~|]+", GiveBack::Nothing),
+                (GPT2, GiveBack::Space),
+                (r"\p{N}+", GiveBack::Nothing),
+                (r"[0-9][0-9][0-9]", GiveBack::Nothing),
+            ],
+            Family::Gpt2 => &[(GPT2, GiveBack::Space)],
+            Family::DigitsThenGpt2 => &[(r"\p{N}", GiveBack::Nothing), (GPT2, GiveBack::Space)],
+            Family::Llama3 => &[(LLAMA3, GiveBack::SpaceExceptNewlines)],
+            Family::Qwen2 => &[(QWEN2, GiveBack::SpaceExceptNewlines)],
+        };
+        let stages = stages
+            .iter()
+            .map(|&(pattern, give_back)| {
+                let pattern =
+                    Regex::new(pattern).map_err(|e| TokenizerError::Build(e.to_string()))?;
+                Ok(Stage { pattern, give_back })
+            })
+            .collect::<Result<_, TokenizerError>>()?;
+        Ok(Self {
+            stages,
+            ignore_merges,
+            add_bos,
+        })
+    }
+
+    /// Every supported value of `tokenizer.ggml.pre`.
+    pub(super) fn names() -> impl Iterator<Item = &'static str> {
+        NAMES.iter().map(|&(name, ..)| name)
+    }
+
+    /// Calls `word` with the words of `text`, in order; stops at its first error.
+    pub(super) fn split<E>(
+        &self,
+        text: &str,
+        word: &mut dyn FnMut(&str) -> Result<(), E>,
+    ) -> Result<(), E> {
+        run(&self.stages, text, word)
+    }
+}
+
+fn run<E>(
+    stages: &[Stage],
+    text: &str,
+    word: &mut dyn FnMut(&str) -> Result<(), E>,
+) -> Result<(), E> {
+    if text.is_empty() {
+        return Ok(());
+    }
+    let Some((stage, later)) = stages.split_first() else {
+        return word(text);
+    };
+    let mut rest = text;
+    while let Some((gap, matched, after)) = stage.cut(rest) {
+        run(later, gap, word)?;
+        run(later, matched, word)?;
+        rest = after;
+    }
+    run(later, rest, word)
+}
+
+impl Stage {
+    /// What lies before the first match, the match, and what lies after it; `None` without a
+    /// match. The patterns have no look-behind, so a text may be searched from any point on.
+    fn cut<'t>(&self, text: &'t str) -> Option<(&'t str, &'t str, &'t str)> {
+        let found = self.pattern.find(text).filter(|found| !found.is_empty())?;
+        let (gap, from) = text.split_at(found.start());
+        let (matched, after) =
+            from.split_at(self.give_back(found.as_str(), found.end() < text.len()));
+        Some((gap, matched, after))
+    }
+
+    /// The length in bytes that a match keeps.
+    fn give_back(&self, matched: &str, something_follows: bool) -> usize {
+        let mut chars = matched.chars();
+        let Some(last) = chars.next_back() else {
+            return 0;
+        };
+        let given = match self.give_back {
+            GiveBack::Nothing => false,
+            GiveBack::Space => last.is_whitespace(),
+            GiveBack::SpaceExceptNewlines => last.is_whitespace() && !matches!(last, '\r' | '\n'),
+        };
+        // A lone white space has nothing to keep: it stays a word of its own.
+        if given && something_follows && !chars.as_str().is_empty() {
+            chars.as_str().len()
+        } else {
+            matched.len()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+    use tokenizers::{
+        OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer as _,
+        SplitDelimiterBehavior,
+    };
+
+    fn words(pre: &str, text: &str) -> Vec<String> {
+        let mut words = Vec::new();
+        PreTokenizer::new(pre)
+            .unwrap()
+            .split::<()>(text, &mut |word| {
+                words.push(word.to_owned());
+                Ok(())
+            })
+            .unwrap();
+        words
+    }
+
+    /// The same stages, run by Hugging Face's own splitter with the look-ahead in the pattern.
+    fn reference(stages: &[&str], text: &str) -> Vec<String> {
+        let mut pieces = PreTokenizedString::from(text);
+        for stage in stages {
+            let pattern = SplitPattern::Regex((*stage).to_owned());
+            Split::new(pattern, SplitDelimiterBehavior::Isolated, false)
+                .unwrap()
+                .pre_tokenize(&mut pieces)
+                .unwrap();
+        }
+        pieces
+            .get_splits(OffsetReferential::Original, OffsetType::Byte)
+            .into_iter()
+            .map(|(word, ..)| word.to_owned())
+            .collect()
+    }
+
+    /// Puts the look-ahead back that the shipped patterns leave out.
+    fn with_look_ahead(pattern: &str) -> String {
+        let head = pattern.strip_suffix(r"\s+").unwrap();
+        format!(r"{head}\s+(?!\S)|\s+")
+    }
+
+    #[test]
+    fn white_space_leaves_its_last_character_to_the_next_word() {
+        assert_eq!(
+            words("gpt-2", "a   b \n c  "),
+            ["a", "  ", " b", " \n", " c", "  "]
+        );
+        assert_eq!(
+            words("llama-bpe", "a   b \n c  "),
+            ["a", "  ", " b", " \n", " c", "  "]
+        );
+        assert_eq!(
+            words("qwen2", "x \n\n  y\tz"),
+            ["x", " \n\n", " ", " y", "\tz"]
+        );
+    }
+
+    #[test]
+    fn digits_are_cut_as_each_family_does() {
+        assert_eq!(words("smollm", "in 2024"), ["in", " ", "2", "0", "2", "4"]);
+        assert_eq!(words("gpt-2", "in 2024"), ["in", " 2024"]);
+        assert_eq!(words("llama-bpe", "in 2024"), ["in", " ", "202", "4"]);
+        assert_eq!(words("qwen2", "in 2024"), ["in", " ", "2", "0", "2", "4"]);
+        assert_eq!(words("default", "in 20245"), ["in", " ", "202", "45"]);
+    }
+
+    #[test]
+    fn an_unknown_pre_tokeniser_is_refused_by_name() {
+        let error = PreTokenizer::new("gpt-5").unwrap_err();
+        assert!(matches!(&error, TokenizerError::UnsupportedPre { pre } if pre == "gpt-5"));
+        assert!(error.to_string().contains("smollm"));
+    }
+
+    #[test]
+    fn megabytes_of_white_space_are_cut_in_one_go() {
+        let text = format!("a{}b", " ".repeat(3_000_000));
+        assert_eq!(words("llama-bpe", &text).len(), 3);
+        assert_eq!(words("smollm", &text).len(), 3);
+    }
+
+    /// Strings rich in what the rules look at.
+    fn tricky() -> impl Strategy<Value = String> {
+        let piece = prop_oneof![
+            4 => prop::sample::select(vec![
+                " ", "  ", "\n", "\r\n", "\t", "\u{a0}", "\u{3000}", "'", "'s", "'LL", "'re", "a", "Z",
+                "é", "e\u{301}", "1", "23", "٣", "Ⅷ", "½", "中", "हि", "_", "-", "!?", "😀",
+                "\u{200d}", "\u{fe0f}", "\u{85}", "\u{0}", "ſ",
+            ]).prop_map(str::to_owned),
+            1 => any::<char>().prop_map(String::from),
+        ];
+        prop::collection::vec(piece, 0..40).prop_map(|pieces| pieces.concat())
+    }
+
+    proptest! {
+        #[test]
+        fn the_words_are_the_same_as_with_the_look_ahead(text in tricky()) {
+            let gpt2 = with_look_ahead(GPT2);
+            prop_assert_eq!(words("gpt-2", &text), reference(&[&gpt2], &text));
+            prop_assert_eq!(words("smollm", &text), reference(&[r"\p{N}", &gpt2], &text));
+            prop_assert_eq!(words("llama-bpe", &text), reference(&[&with_look_ahead(LLAMA3)], &text));
+            prop_assert_eq!(words("qwen2", &text), reference(&[&with_look_ahead(QWEN2)], &text));
+        }
+
+        #[test]
+        fn no_family_drops_or_reorders_anything(text in any::<String>()) {
+            for pre in PreTokenizer::names() {
+                prop_assert_eq!(words(pre, &text).concat(), text.as_str());
+            }
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Special tokens: those that stand in a text as they are, outside byte pair merging.
+
+use super::error::TokenizerError;
+use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
+
+/// What a token is, from `tokenizer.ggml.token_type`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TokenKind {
+    /// Text that byte pair merging produces.
+    Normal,
+    /// The token for what cannot be encoded. No text produces it, and it shows as nothing.
+    Unknown,
+    /// Structure, such as the beginning or end of a turn. Never visible text.
+    Control,
+    /// Whole text that was added to the vocabulary: found before merging, and visible.
+    UserDefined,
+    /// A place in the vocabulary that is not in use.
+    Unused,
+    /// A single byte.
+    Byte,
+}
+
+impl TokenKind {
+    /// The kind for a GGUF token type. The numbers are those of `llama_token_type`.
+    pub(super) fn from_gguf(value: i128) -> Option<Self> {
+        Some(match value {
+            0 | 1 => Self::Normal, // 0 is "undefined", which every reader takes for normal.
+            2 => Self::Unknown,
+            3 => Self::Control,
+            4 => Self::UserDefined,
+            5 => Self::Unused,
+            6 => Self::Byte,
+            _ => return None,
+        })
+    }
+
+    /// Whether the token is structure: invisible, and out of reach for plain text.
+    pub(super) fn is_structure(self) -> bool {
+        matches!(self, Self::Control | Self::Unknown)
+    }
+
+    /// Whether the token's text is as it stands in the file, not in the byte-level alphabet.
+    pub(super) fn is_verbatim(self) -> bool {
+        self.is_structure() || self == Self::UserDefined
+    }
+}
+
+/// Texts of tokens that end a generation, as llama.cpp finds them where the metadata does not
+/// say. One of these that the file marks as normal text is taken as a control token.
+pub(super) const END_TEXTS: &[&str] = &[
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|eom_id|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<end_of_turn>",
+    "<end_of_utterance>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "</s>",
+    "<｜end▁of▁sentence｜>",
+];
+
+/// Texts of tokens with which a code model leaves the file that it was completing. They end a
+/// generation too, but only where the file marks them as control tokens.
+pub(super) const LEAVE_FILE_TEXTS: &[&str] = &[
+    "<|fim_pad|>",
+    "<fim-pad>",
+    "<fim_pad>",
+    "<|fim_repo|>",
+    "<|repo_name|>",
+    "<fim-repo>",
+    "<REPO>",
+    "<reponame>",
+    "<|file_sep|>",
+];
+
+/// The sum of the lengths of all special tokens that is accepted, in bytes. Gemma's 6,242 take
+/// about 70 KiB; the searchers cost some hundred bytes for each byte.
+const MAX_SPECIAL_BYTES: usize = 1 << 20;
+
+/// Finds special tokens in a text.
+///
+/// Where several begin at the same place the longest wins, and the search goes on behind it.
+/// llama.cpp looks for the longest token in the whole text first, then for the next: the two
+/// differ only in a vocabulary where the end of one special token is the beginning of another.
+#[derive(Debug)]
+pub(super) struct SpecialFinder {
+    searcher: Option<AhoCorasick>,
+    /// The token of each of the searcher's patterns.
+    ids: Vec<u32>,
+}
+
+/// A piece of a text.
+pub(super) enum Piece<'t> {
+    /// A special token.
+    Token(u32),
+    /// Text between special tokens; never empty.
+    Text(&'t str),
+}
+
+impl SpecialFinder {
+    pub(super) fn new(tokens: &[(&str, u32)]) -> Result<Self, TokenizerError> {
+        let bytes = tokens.iter().map(|(text, _)| text.len()).sum();
+        if bytes > MAX_SPECIAL_BYTES {
+            return Err(TokenizerError::SpecialTooLarge {
+                bytes,
+                limit: MAX_SPECIAL_BYTES,
+            });
+        }
+        let searcher = if tokens.is_empty() {
+            None
+        } else {
+            // The NFA's size is linear in the patterns; a DFA's is not.
+            let searcher = AhoCorasick::builder()
+                .match_kind(MatchKind::LeftmostLongest)
+                .kind(Some(AhoCorasickKind::ContiguousNFA))
+                .build(tokens.iter().map(|(text, _)| text))
+                .map_err(|e| TokenizerError::Build(e.to_string()))?;
+            Some(searcher)
+        };
+        Ok(Self {
+            searcher,
+            ids: tokens.iter().map(|&(_, id)| id).collect(),
+        })
+    }
+
+    /// Whether any of the tokens occurs in `text`.
+    pub(super) fn occurs_in(&self, text: &str) -> bool {
+        self.searcher
+            .as_ref()
+            .is_some_and(|searcher| searcher.is_match(text))
+    }
+
+    /// The text as special tokens and what lies between them.
+    pub(super) fn pieces<'t>(&self, text: &'t str) -> Vec<Piece<'t>> {
+        let mut pieces = Vec::new();
+        let mut from = 0;
+        let found = self
+            .searcher
+            .iter()
+            .flat_map(|searcher| searcher.find_iter(text));
+        for (found, id) in found.filter_map(|found| {
+            let id = self.ids.get(found.pattern().as_usize())?;
+            Some((found, *id))
+        }) {
+            push_text(&mut pieces, text.get(from..found.start()));
+            pieces.push(Piece::Token(id));
+            from = found.end();
+        }
+        push_text(&mut pieces, text.get(from..));
+        pieces
+    }
+}
+
+fn push_text<'t>(pieces: &mut Vec<Piece<'t>>, text: Option<&'t str>) {
+    if let Some(text) = text.filter(|text| !text.is_empty()) {
+        pieces.push(Piece::Text(text));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn show(tokens: &[(&str, u32)], text: &str) -> Vec<String> {
+        SpecialFinder::new(tokens)
+            .unwrap()
+            .pieces(text)
+            .iter()
+            .map(|piece| match piece {
+                Piece::Token(id) => id.to_string(),
+                Piece::Text(text) => format!("{text:?}"),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn the_longest_token_at_the_first_place_is_taken() {
+        let tokens = [("<a>", 1), ("<a><b>", 2), ("<b>", 3)];
+        assert_eq!(
+            show(&tokens, "x<a><b><a>y<b>"),
+            ["\"x\"", "2", "1", "\"y\"", "3"]
+        );
+    }
+
+    #[test]
+    fn a_text_without_special_tokens_is_one_piece_and_an_empty_one_is_none() {
+        assert_eq!(show(&[("<a>", 1)], "abc"), ["\"abc\""]);
+        assert!(show(&[("<a>", 1)], "").is_empty());
+        assert_eq!(show(&[], "abc"), ["\"abc\""]);
+    }
+
+    #[test]
+    fn a_huge_set_of_special_tokens_is_refused() {
+        let text = "x".repeat(MAX_SPECIAL_BYTES + 1);
+        let error = SpecialFinder::new(&[(&text, 0)]).unwrap_err();
+        assert!(matches!(error, TokenizerError::SpecialTooLarge { .. }));
+    }
+}

@@ -1,0 +1,130 @@
+//! Token ids against llama.cpp's own, on the corpus of `data/tokenizer/ids.json` and the real
+//! model's vocabulary.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use hearthnet_model::gguf::Gguf;
+use hearthnet_model::tokenizer::{Special, Tokenizer, TokenizerParts};
+use serde_json::Value;
+
+const REFERENCE: &str = include_str!("data/tokenizer/ids.json");
+
+struct Reference(Value);
+
+impl Reference {
+    fn read() -> Self {
+        Self(serde_json::from_str(REFERENCE).unwrap())
+    }
+
+    fn texts(&self) -> Vec<&str> {
+        self.0["texts"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|text| text.as_str().unwrap())
+            .collect()
+    }
+
+    /// The ids of each text; `None` where the file leaves them out.
+    fn ids(&self, key: &str) -> Vec<Option<Vec<u32>>> {
+        let ids = |row: &Value| {
+            let ids = row
+                .as_array()?
+                .iter()
+                .map(|id| u32::try_from(id.as_u64().unwrap()).unwrap());
+            Some(ids.collect())
+        };
+        self.0[key].as_array().unwrap().iter().map(ids).collect()
+    }
+}
+
+fn model() -> Gguf {
+    Gguf::open(&hearthnet_testkit::smollm2()).unwrap()
+}
+
+/// Compares all texts and shows the first few that differ.
+fn assert_same_ids(tokenizer: &Tokenizer, special: Special, key: &str) {
+    let reference = Reference::read();
+    let expected = reference.ids(key);
+    let fallback = reference.ids("smollm_plain");
+    let mut wrong = Vec::new();
+    for ((text, expected), fallback) in reference.texts().iter().zip(expected).zip(fallback) {
+        let expected = expected.or(fallback).unwrap();
+        let got = tokenizer.encode(text, special).unwrap();
+        if got != expected {
+            wrong.push(format!("{text:?}\n   ours {got:?}\n  llama {expected:?}"));
+        }
+    }
+    let shown = wrong
+        .iter()
+        .take(10)
+        .cloned()
+        .collect::<Vec<_>>()
+        .join("\n");
+    assert!(
+        wrong.is_empty(),
+        "{key}: {} texts differ\n{shown}",
+        wrong.len()
+    );
+}
+
+#[test]
+fn ids_of_the_real_model_equal_those_of_llama_cpp() {
+    let tokenizer = Tokenizer::from_gguf(&model()).unwrap();
+    assert_same_ids(&tokenizer, Special::Parse, "smollm_parse");
+    assert_same_ids(&tokenizer, Special::Plain, "smollm_plain");
+}
+
+#[test]
+fn ids_under_other_pre_tokenisers_equal_those_of_llama_cpp() {
+    let gguf = model();
+    for pre in ["gpt-2", "llama-bpe", "qwen2", "default"] {
+        let parts = TokenizerParts {
+            pre,
+            ..TokenizerParts::from_gguf(&gguf).unwrap()
+        };
+        assert_same_ids(&Tokenizer::new(&parts).unwrap(), Special::Plain, pre);
+    }
+}
+
+#[test]
+fn the_corpus_covers_what_it_claims() {
+    let reference = Reference::read();
+    assert!(reference.texts().len() > 400);
+    let differing = |key| reference.ids(key).iter().flatten().count();
+    assert!(differing("llama-bpe") > 30 && differing("default") > 30 && differing("gpt-2") > 5);
+    assert_ne!(reference.ids("smollm_parse"), reference.ids("smollm_plain"));
+}
+
+#[test]
+fn every_text_of_the_corpus_comes_back_from_its_ids() {
+    let tokenizer = Tokenizer::from_gguf(&model()).unwrap();
+    for text in Reference::read().texts() {
+        let ids = tokenizer.encode(text, Special::Plain).unwrap();
+        // SmolLM2 has no token for some bytes; llama.cpp leaves them out, and so do we.
+        let whole = |byte: &u8| tokenizer.encodes_byte(*byte);
+        let expected: Vec<u8> = text.bytes().filter(whole).collect();
+        let bytes = ids
+            .iter()
+            .flat_map(|id| tokenizer.token_bytes(*id).unwrap().to_vec());
+        assert_eq!(bytes.collect::<Vec<_>>(), expected);
+        if tokenizer.encodes(text) {
+            assert_eq!(tokenizer.decode(&ids), text);
+        }
+        let parsed = tokenizer.encode(text, Special::Parse).unwrap();
+        if tokenizer.encodes(text) {
+            assert_eq!(tokenizer.decode_with_special(&parsed), text);
+        }
+    }
+}
+
+#[test]
+fn the_real_model_ends_where_llama_cpp_says() {
+    let tokenizer = Tokenizer::from_gguf(&model()).unwrap();
+    // <|endoftext|>, <|im_end|>, <reponame>: llama.cpp prints these as "EOG tokens".
+    assert_eq!(tokenizer.eos_ids(), [0, 2, 4]);
+    assert_eq!((tokenizer.bos(), tokenizer.eos()), (Some(1), Some(2)));
+    assert!(!tokenizer.adds_bos() && !tokenizer.adds_eos());
+    assert_eq!(tokenizer.vocab_size(), 49_152);
+    assert_eq!(tokenizer.token_bytes(2), Some(&b"<|im_end|>"[..]));
+    assert_eq!(tokenizer.token_bytes(49_152), None);
+}
