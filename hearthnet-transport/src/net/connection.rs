@@ -1,0 +1,662 @@
+//! An open session and the task that drives it.
+//!
+//! A session, its socket and its timers sit behind one mutex. The *driver* task owns the reading:
+//! it decodes what arrives and wakes whoever waits in [`Connection::recv`], once. Sending needs no
+//! task: [`Sender::send`] encodes the message outside the lock, takes the lock, and writes to the
+//! socket itself, with the driver's waker in case the socket is full. So a decode row costs one
+//! wake-up on the way in and none on the way out. The lock is held for one message at a time.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use futures_util::{Sink, Stream};
+use tokio::sync::{Notify, OwnedSemaphorePermit};
+use tokio::time::{Instant, Sleep};
+use tokio_rustls::TlsStream;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode as WsCode;
+use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Message as WsMessage, WebSocketConfig};
+use tokio_tungstenite::tungstenite::{Error as WsError, error::CapacityError};
+
+use super::BoxIo;
+use super::guard::{Guarded, violation_in};
+use crate::code::{CloseCode, SessionClosed, Violation};
+use crate::config::Config;
+use crate::identity::PeerKey;
+use crate::message::Message;
+use crate::session::{
+    Event, Outgoing, SendRefused, Session, SessionStats, Terms, max_message_bytes,
+};
+use crate::time::Time;
+
+pub(crate) type Socket = WebSocketStream<Guarded<TlsStream<BoxIo>>>;
+
+/// Messages that the driver takes before it lets others run.
+const READ_BUDGET: usize = 16;
+/// Bytes that a sender writes in its own task; the driver does the rest.
+const SENDER_WRITE_BUDGET: usize = 256 * 1024;
+
+/// tungstenite's settings: the guard enforces the limits that matter, these are the second line.
+pub(crate) fn websocket_config(config: &Config) -> WebSocketConfig {
+    let largest = max_message_bytes(config.chunk_bytes, config.inline_max);
+    WebSocketConfig::default()
+        .read_buffer_size(config.read_buffer_bytes)
+        .write_buffer_size(64 * 1024)
+        .max_write_buffer_size(64 * 1024 + 2 * (largest + 64))
+        .max_message_size(Some(largest))
+        .max_frame_size(Some(largest))
+}
+
+/// Why a message could not be sent.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SendError {
+    /// The session is over.
+    #[error(transparent)]
+    Closed(#[from] SessionClosed),
+    /// The message is wrong in itself: its data does not have the size that its shape says, it is
+    /// larger than the peer could ever take, or it is for the other side to send.
+    #[error("the message cannot be sent: {0}")]
+    Message(Violation),
+}
+
+struct Inner {
+    session: Session,
+    /// `None` once the connection is gone.
+    socket: Option<Socket>,
+    /// Set by the driver's first poll.
+    driver: Option<Waker>,
+    receiver: Option<Waker>,
+    /// When the driver's timer fires.
+    armed: Time,
+    /// Something was written and not flushed.
+    dirty: bool,
+    /// When the closing handshake began.
+    closing: Option<Time>,
+}
+
+/// What the driver, the connection and its senders share.
+pub(crate) struct Shared {
+    inner: Mutex<Inner>,
+    /// Slots, credit or the end of the session: whoever waits to send tries again.
+    room: Notify,
+    start: Instant,
+    peer: PeerKey,
+    close_deadline: std::time::Duration,
+}
+
+/// What the caller of [`Inner::write`] has to do next.
+#[derive(PartialEq, Eq)]
+enum Written {
+    All,
+    /// The budget ran out: there is more.
+    More,
+}
+
+impl Inner {
+    /// Writes what the session has to send, and flushes.
+    fn write(&mut self, now: Time, cx: &mut Context<'_>, mut budget: usize) -> Written {
+        let Some(socket) = &mut self.socket else {
+            return Written::All;
+        };
+        let mut socket = Pin::new(socket);
+        let result = loop {
+            match socket.as_mut().poll_ready(cx) {
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(error)) => break Err(error),
+                Poll::Pending => return Written::All,
+            }
+            if budget == 0 {
+                break Ok(Written::More);
+            }
+            let Some(frame) = self.session.poll_transmit(now) else {
+                break Ok(Written::All);
+            };
+            budget = budget.saturating_sub(frame.len());
+            self.dirty = true;
+            if let Err(error) = socket.as_mut().start_send(WsMessage::Binary(frame)) {
+                break Err(error);
+            }
+        };
+        let result = result.and_then(|written| {
+            if !self.dirty {
+                return Ok(written);
+            }
+            match socket.poll_flush(cx) {
+                Poll::Ready(Ok(())) => {
+                    self.dirty = false;
+                    Ok(written)
+                }
+                Poll::Ready(Err(error)) => Err(error),
+                Poll::Pending => Ok(written),
+            }
+        });
+        match result {
+            Ok(written) => written,
+            Err(error) => {
+                self.session.connection_lost(lost(&error));
+                self.socket = None;
+                Written::All
+            }
+        }
+    }
+
+    /// Writes from outside of the driver, which is woken when it has to go on.
+    fn write_for_driver(&mut self, now: Time) {
+        // Before the driver's first poll there is nothing to hand on to; it will write then.
+        let Some(waker) = self.driver.clone() else {
+            return;
+        };
+        let written = self.write(now, &mut Context::from_waker(&waker), SENDER_WRITE_BUDGET);
+        let earlier_deadline = self.session.poll_timeout() < self.armed;
+        if written == Written::More || earlier_deadline || self.session.closed().is_some() {
+            waker.wake();
+        }
+    }
+
+    /// Takes one message from the socket. `true`: there may be another.
+    fn read(&mut self, now: Time, cx: &mut Context<'_>) -> bool {
+        if self.session.is_congested() {
+            return false;
+        }
+        let Some(socket) = &mut self.socket else {
+            return false;
+        };
+        let item = match Pin::new(&mut *socket).poll_next(cx) {
+            Poll::Ready(item) => item,
+            Poll::Pending => {
+                let partial = socket.get_ref().meter.partial();
+                self.session.handle_partial(now, partial);
+                return false;
+            }
+        };
+        match item {
+            Some(Ok(WsMessage::Binary(message))) => {
+                self.session.handle_message(now, &message);
+                true
+            }
+            // Counted by the guard, answered by tungstenite.
+            Some(Ok(WsMessage::Ping(_) | WsMessage::Pong(_))) => true,
+            Some(Ok(WsMessage::Close(frame))) => {
+                self.session.connection_lost(closed_by(frame));
+                true
+            }
+            Some(Ok(WsMessage::Text(_) | WsMessage::Frame(_))) => {
+                self.session.close(CloseCode::WebSocket, "a text message");
+                true
+            }
+            Some(Err(error)) => {
+                match broken_rule(&error) {
+                    Some(violation) => self.session.close(violation.code, &violation.detail),
+                    None => {
+                        self.session.connection_lost(lost(&error));
+                        self.socket = None;
+                    }
+                }
+                false
+            }
+            None => {
+                let ended = SessionClosed::by_peer(CloseCode::Lost, "the connection ended");
+                self.session.connection_lost(ended);
+                self.socket = None;
+                false
+            }
+        }
+    }
+
+    /// Once the session is open, messages may be larger than a HELLO.
+    fn set_message_limit(&mut self) {
+        if let (Some(socket), true) = (&mut self.socket, self.session.is_open()) {
+            socket
+                .get_mut()
+                .meter
+                .set_limit(self.session.max_message_bytes());
+        }
+    }
+
+    /// The closing handshake, once the session is over. `true`: the connection is done.
+    fn finish(&mut self, now: Time, deadline: std::time::Duration, cx: &mut Context<'_>) -> bool {
+        let Some(code) = self.session.closed().map(|closed| closed.code) else {
+            return false;
+        };
+        let Some(socket) = &mut self.socket else {
+            return true;
+        };
+        let mut socket = Pin::new(socket);
+        let since = match self.closing {
+            Some(since) => since,
+            None => {
+                let close = code.is_sendable().then(|| CloseFrame {
+                    code: WsCode::from(code.number()),
+                    reason: code.as_str().into(),
+                });
+                // The BYE is written; a full buffer is the only way to fail, and then the peer
+                // learns from the end of the connection.
+                let _ = socket.as_mut().start_send(WsMessage::Close(close));
+                self.closing = Some(now);
+                now
+            }
+        };
+        let flushed = socket.as_mut().poll_flush(cx);
+        if matches!(flushed, Poll::Ready(Err(_))) || now >= since + deadline {
+            return true;
+        }
+        // Whatever else comes is not looked at: only the end counts.
+        for _ in 0..READ_BUDGET {
+            match socket.as_mut().poll_next(cx) {
+                Poll::Ready(Some(Ok(_))) => {}
+                Poll::Ready(Some(Err(_)) | None) => return true,
+                Poll::Pending => return false,
+            }
+        }
+        cx.waker().wake_by_ref();
+        false
+    }
+}
+
+/// The rule that the peer broke, if that is what an error of the socket says.
+fn broken_rule(error: &WsError) -> Option<Violation> {
+    match error {
+        WsError::Io(error) => violation_in(error),
+        WsError::Protocol(
+            tokio_tungstenite::tungstenite::error::ProtocolError::ResetWithoutClosingHandshake,
+        ) => None,
+        WsError::Protocol(_) | WsError::Utf8(_) => Some(Violation::new(
+            CloseCode::WebSocket,
+            "the WebSocket rules were broken",
+        )),
+        WsError::Capacity(CapacityError::MessageTooLong { .. }) => Some(Violation::new(
+            CloseCode::FrameTooBig,
+            "a message above the limit",
+        )),
+        _ => None,
+    }
+}
+
+fn lost(error: &WsError) -> SessionClosed {
+    let detail = match error {
+        WsError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            "the connection ended".to_owned()
+        }
+        error => error.to_string(),
+    };
+    SessionClosed::by_peer(CloseCode::Lost, detail)
+}
+
+fn closed_by(frame: Option<CloseFrame>) -> SessionClosed {
+    match frame {
+        Some(frame) => {
+            let code = CloseCode::from_number(frame.code.into()).unwrap_or(CloseCode::Lost);
+            SessionClosed::by_peer(code, "")
+        }
+        None => SessionClosed::by_peer(CloseCode::Lost, "a WebSocket close without a code"),
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // Nothing that runs under the lock leaves the session half changed.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> Time {
+        Time::from(self.start.elapsed())
+    }
+
+    /// Queues and writes one message, or gives it back.
+    fn try_send(&self, out: Outgoing) -> Result<Option<Outgoing>, SessionClosed> {
+        let now = self.now();
+        let mut inner = self.lock();
+        match inner.session.send(out) {
+            Ok(()) => {
+                inner.write_for_driver(now);
+                Ok(None)
+            }
+            Err(SendRefused::Blocked(out)) => Ok(Some(out)),
+            Err(SendRefused::NotOpen) => {
+                Err(inner.session.closed().cloned().unwrap_or_else(|| {
+                    SessionClosed::by_us(CloseCode::ProtocolState, "the session is not open yet")
+                }))
+            }
+        }
+    }
+
+    fn close(&self, code: CloseCode, detail: &str) {
+        let now = self.now();
+        let mut inner = self.lock();
+        inner.session.close(code, detail);
+        inner.write_for_driver(now);
+        let receiver = inner.receiver.take();
+        drop(inner);
+        if let Some(waker) = receiver {
+            waker.wake();
+        }
+        self.room.notify_waiters();
+    }
+
+    /// The next event, or the end of the session.
+    fn poll_event(&self, cx: &mut Context<'_>) -> Poll<Result<Event, SessionClosed>> {
+        let now = self.now();
+        let mut inner = self.lock();
+        let was_congested = inner.session.is_congested();
+        if let Some(event) = inner.session.poll_event() {
+            if inner.session.has_reply() {
+                inner.write_for_driver(now);
+            }
+            if was_congested && let Some(driver) = &inner.driver {
+                driver.wake_by_ref();
+            }
+            return Poll::Ready(Ok(event));
+        }
+        if let Some(closed) = inner.session.closed() {
+            return Poll::Ready(Err(closed.clone()));
+        }
+        match &mut inner.receiver {
+            Some(waker) => waker.clone_from(cx.waker()),
+            none => *none = Some(cx.waker().clone()),
+        }
+        Poll::Pending
+    }
+
+    /// One turn of the driver. Ready when the connection is done.
+    fn poll_drive(&self, cx: &mut Context<'_>, mut timer: Pin<&mut Sleep>) -> Poll<()> {
+        for turn in 0.. {
+            if turn == READ_BUDGET {
+                cx.waker().wake_by_ref();
+                break;
+            }
+            let now = self.now();
+            let mut inner = self.lock();
+            if turn == 0 {
+                match &mut inner.driver {
+                    Some(waker) => waker.clone_from(cx.waker()),
+                    none => *none = Some(cx.waker().clone()),
+                }
+            }
+            if inner.session.closed().is_some() || !inner.read(now, cx) {
+                break;
+            }
+        }
+        let now = self.now();
+        let mut inner = self.lock();
+        inner.session.handle_timeout(now);
+        if inner.write(now, cx, usize::MAX) == Written::More {
+            cx.waker().wake_by_ref();
+        }
+        let done = inner.finish(now, self.close_deadline, cx);
+        if done {
+            inner.socket = None;
+        }
+
+        // The timer is only moved when it would fire too late: early wake-ups are cheap.
+        let mut deadline = inner.session.poll_timeout();
+        if let Some(since) = inner.closing {
+            deadline = deadline.min(since + self.close_deadline);
+        }
+        let fired = now >= inner.armed;
+        if !done && (deadline < inner.armed || fired) {
+            inner.armed = deadline;
+            let at = std::time::Duration::from_micros(deadline.0.min(MAX_TIMER_MICROS));
+            timer.as_mut().reset(self.start + at);
+        }
+        let receiver = match inner.session.has_event() || inner.session.closed().is_some() {
+            true => inner.receiver.take(),
+            false => None,
+        };
+        drop(inner);
+        if let Some(waker) = receiver {
+            waker.wake();
+        }
+        self.room.notify_waiters();
+        if done {
+            return Poll::Ready(());
+        }
+        if timer.poll(cx).is_ready() {
+            // It was just set to a moment that has passed: look again.
+            cx.waker().wake_by_ref();
+        }
+        Poll::Pending
+    }
+}
+
+/// A year: longer timers than this are cut, and set again when they fire.
+const MAX_TIMER_MICROS: u64 = 365 * 86_400 * 1_000_000;
+
+/// Starts driving a session over a socket.
+pub(crate) fn start(
+    session: Session,
+    socket: Socket,
+    peer: PeerKey,
+    start: Instant,
+    config: &Config,
+    permit: Option<OwnedSemaphorePermit>,
+) -> Pending {
+    let shared = Arc::new(Shared {
+        inner: Mutex::new(Inner {
+            session,
+            socket: Some(socket),
+            driver: None,
+            receiver: None,
+            armed: Time::ZERO,
+            dirty: false,
+            closing: None,
+        }),
+        room: Notify::new(),
+        start,
+        peer,
+        close_deadline: config.deadlines.close,
+    });
+    let driven = shared.clone();
+    tokio::spawn(async move {
+        let mut timer = pin!(tokio::time::sleep_until(driven.start));
+        poll_fn(|cx| driven.poll_drive(cx, timer.as_mut())).await;
+        // The session counts against the listener's limit until its connection is gone.
+        drop(permit);
+    });
+    Pending {
+        shared: Some(shared),
+    }
+}
+
+/// A session whose HELLOs are still under way. Closed when dropped.
+pub(crate) struct Pending {
+    shared: Option<Arc<Shared>>,
+}
+
+impl Pending {
+    /// The next event of the handshake, or the end.
+    pub(crate) async fn event(&mut self) -> Result<Event, SessionClosed> {
+        match &self.shared {
+            Some(shared) => poll_fn(|cx| shared.poll_event(cx)).await,
+            None => Err(SessionClosed::by_us(CloseCode::Internal, "already open")),
+        }
+    }
+
+    /// Answers the caller's HELLO.
+    pub(crate) fn answer(&self, answer: Result<(), CloseCode>) {
+        let Some(shared) = &self.shared else { return };
+        let now = shared.now();
+        let mut inner = shared.lock();
+        match answer {
+            Ok(()) => inner.session.accept(now),
+            Err(code) => inner.session.reject(code),
+        }
+        inner.set_message_limit();
+        inner.write_for_driver(now);
+    }
+
+    /// The open connection.
+    pub(crate) fn open(mut self, purpose: String, terms: Terms) -> Option<Connection> {
+        let shared = self.shared.take()?;
+        Some(Connection {
+            sender: Sender { shared, terms },
+            purpose,
+        })
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if let Some(shared) = self.shared.take() {
+            shared.close(CloseCode::Normal, "");
+        }
+    }
+}
+
+/// An open session. Closed, with the code `normal`, when dropped.
+pub struct Connection {
+    sender: Sender,
+    purpose: String,
+}
+
+impl Connection {
+    /// The peer's key, proved by the TLS handshake.
+    pub fn peer(&self) -> PeerKey {
+        self.sender.shared.peer
+    }
+
+    /// What the caller's HELLO said the session is for.
+    pub fn purpose(&self) -> &str {
+        &self.purpose
+    }
+
+    /// What was agreed on in HELLO.
+    pub fn terms(&self) -> Terms {
+        self.sender.terms
+    }
+
+    /// Counters and gauges.
+    pub fn stats(&self) -> SessionStats {
+        self.sender.stats()
+    }
+
+    /// A handle for sending, for other tasks and threads.
+    pub fn sender(&self) -> Sender {
+        self.sender.clone()
+    }
+
+    /// The next message. May be dropped and called again; nothing is lost.
+    ///
+    /// Not receiving is how the application slows a peer down: tensors that it has not taken keep
+    /// their credit, and far too many untaken messages stop the reading altogether.
+    ///
+    /// # Errors
+    /// When the session is over, and whatever the peer sent before has been taken.
+    pub async fn recv(&mut self) -> Result<Message, SessionClosed> {
+        poll_fn(|cx| self.poll_recv(cx)).await
+    }
+
+    /// The same, for hand-written futures.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv).
+    pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<Message, SessionClosed>> {
+        loop {
+            match std::task::ready!(self.sender.shared.poll_event(cx)) {
+                Ok(Event::Message(message)) => return Poll::Ready(Ok(message)),
+                Ok(_) => {}
+                Err(closed) => return Poll::Ready(Err(closed)),
+            }
+        }
+    }
+
+    /// Lets the peer have `grant` more chunks in flight, for the rest of the session.
+    ///
+    /// # Errors
+    /// `credit_overflow` when the window would exceed 1,024 chunks.
+    pub fn widen_window(&self, grant: u32) -> Result<(), Violation> {
+        let shared = &self.sender.shared;
+        let now = shared.now();
+        let mut inner = shared.lock();
+        inner.session.widen_window(grant)?;
+        inner.write_for_driver(now);
+        Ok(())
+    }
+
+    /// Ends the session. What is queued is dropped; the peer learns the code.
+    pub fn close(&self, code: CloseCode) {
+        self.sender.shared.close(code, "");
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.sender.shared.close(CloseCode::Normal, "");
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection")
+            .field("peer", &self.peer())
+            .field("purpose", &self.purpose)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Sends messages of one session; cheap to clone, usable from any thread.
+#[derive(Clone)]
+pub struct Sender {
+    shared: Arc<Shared>,
+    terms: Terms,
+}
+
+impl Sender {
+    /// The peer's key.
+    pub fn peer(&self) -> PeerKey {
+        self.shared.peer
+    }
+
+    /// Counters and gauges.
+    pub fn stats(&self) -> SessionStats {
+        self.shared.lock().session.stats()
+    }
+
+    /// How the session ended, if it has.
+    pub fn closed(&self) -> Option<SessionClosed> {
+        self.shared.lock().session.closed().cloned()
+    }
+
+    /// Sends a message. Returns when it is written or queued within the send buffer; waits for a
+    /// step slot or for room. Dropped while it waits, nothing has been sent.
+    ///
+    /// # Errors
+    /// [`SendError::Closed`] when the session is over, [`SendError::Message`] for a message that
+    /// contradicts itself.
+    pub async fn send(&self, message: Message) -> Result<(), SendError> {
+        let mut out = Outgoing::new(&message, &self.terms).map_err(SendError::Message)?;
+        drop(message);
+        loop {
+            let mut room = pin!(self.shared.room.notified());
+            // Before trying, so that room that comes in between is not missed.
+            room.as_mut().enable();
+            match self.shared.try_send(out)? {
+                None => return Ok(()),
+                Some(back) => out = back,
+            }
+            room.await;
+        }
+    }
+
+    /// Sends a message if that needs no waiting; otherwise gives it back. Answers to steps, stream
+    /// errors and stream closes never wait. For threads outside of the runtime.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn try_send(&self, message: Message) -> Result<Option<Message>, SendError> {
+        let out = Outgoing::new(&message, &self.terms).map_err(SendError::Message)?;
+        Ok(self.shared.try_send(out)?.map(|_| message))
+    }
+}
+
+impl fmt::Debug for Sender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sender")
+            .field("peer", &self.peer())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,264 @@
+//! The TLS profile: version 1.3, Ed25519 on both sides, keys compared, nothing else believed.
+
+use std::fmt;
+use std::sync::Arc;
+
+use ed25519_dalek::Signature;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{ResolvesClientCert, Resumption};
+use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, ring};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+use rustls::version::TLS13;
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, OtherError,
+    PeerMisbehaved, ServerConfig, SignatureScheme,
+};
+
+use super::Admission;
+use crate::code::{CloseCode, Violation};
+use crate::identity::{Identity, PeerKey};
+
+/// Why the peer's certificate was refused. rustls prints it with `Debug`, so that is a sentence.
+pub(crate) enum Refusal {
+    /// Another key than the one that was expected.
+    Mismatch { found: PeerKey },
+    /// Not one Ed25519 certificate.
+    Unusable(Violation),
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::Mismatch { .. } => f.write_str("the peer holds another key than expected"),
+            Refusal::Unusable(violation) => f.write_str(&violation.detail),
+        }
+    }
+}
+
+impl fmt::Debug for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Error {
+        Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(refusal))))
+    }
+}
+
+/// The refusal inside an error of a handshake, if that is what it was.
+pub(crate) fn refusal_in(error: &std::io::Error) -> Option<&Refusal> {
+    match error.get_ref()?.downcast_ref::<Error>()? {
+        Error::InvalidCertificate(CertificateError::Other(other)) => other.0.downcast_ref(),
+        _ => None,
+    }
+}
+
+/// ring, with only what this profile uses.
+fn provider() -> Arc<CryptoProvider> {
+    let mut provider = ring::default_provider();
+    // The verifiers below do the only verification there is.
+    provider.signature_verification_algorithms = WebPkiSupportedAlgorithms {
+        all: &[],
+        mapping: &[],
+    };
+    Arc::new(provider)
+}
+
+/// The key in the one certificate that a peer presents.
+fn key_of(
+    end_entity: &CertificateDer<'_>,
+    intermediates: &[CertificateDer<'_>],
+) -> Result<PeerKey, Error> {
+    if !intermediates.is_empty() {
+        let chain = Violation::new(CloseCode::InvalidSignature, "a chain, not one certificate");
+        return Err(Refusal::Unusable(chain).into());
+    }
+    PeerKey::from_certificate(end_entity).map_err(|violation| Refusal::Unusable(violation).into())
+}
+
+/// The signature over the handshake: strict Ed25519, so that neither a key or point of small
+/// order nor a second encoding of a signature passes.
+fn verify_handshake(
+    message: &[u8],
+    certificate: &CertificateDer<'_>,
+    signed: &DigitallySignedStruct,
+) -> Result<HandshakeSignatureValid, Error> {
+    if signed.scheme != SignatureScheme::ED25519 {
+        return Err(PeerMisbehaved::SignedHandshakeWithUnadvertisedSigScheme.into());
+    }
+    let bad = || Error::InvalidCertificate(CertificateError::BadSignature);
+    let key = PeerKey::from_certificate(certificate).map_err(|_| bad())?;
+    let key = key.verifier().map_err(|_| bad())?;
+    let signature = Signature::from_slice(signed.signature()).map_err(|_| bad())?;
+    key.verify_strict(message, &signature).map_err(|_| bad())?;
+    Ok(HandshakeSignatureValid::assertion())
+}
+
+/// TLS 1.2 is not offered; rustls asks all the same.
+fn no_tls12() -> Result<HandshakeSignatureValid, Error> {
+    Err(PeerMisbehaved::SignedHandshakeWithUnadvertisedSigScheme.into())
+}
+
+/// Accepts the host that holds one particular key.
+#[derive(Debug)]
+struct Expect(PeerKey);
+
+impl ServerCertVerifier for Expect {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let found = key_of(end_entity, intermediates)?;
+        if found != self.0 {
+            return Err(Refusal::Mismatch { found }.into());
+        }
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        no_tls12()
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_handshake(message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        vec![SignatureScheme::ED25519]
+    }
+}
+
+/// Accepts the callers that the application admits.
+struct Admit(Arc<dyn Admission>);
+
+impl fmt::Debug for Admit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Admit")
+    }
+}
+
+impl ClientCertVerifier for Admit {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        let key = key_of(end_entity, intermediates)?;
+        if self.0.admit_peer(&key) {
+            Ok(ClientCertVerified::assertion())
+        } else {
+            // Becomes the alert `access_denied`, by which a caller knows why it was refused.
+            Err(Error::InvalidCertificate(
+                CertificateError::ApplicationVerificationFailure,
+            ))
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        no_tls12()
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_handshake(message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        vec![SignatureScheme::ED25519]
+    }
+}
+
+/// Presents the node's certificate, whoever asks.
+#[derive(Debug)]
+struct Present(Arc<CertifiedKey>);
+
+impl ResolvesClientCert for Present {
+    fn resolve(
+        &self,
+        _root_hint_subjects: &[&[u8]],
+        _sigschemes: &[SignatureScheme],
+    ) -> Option<Arc<CertifiedKey>> {
+        Some(self.0.clone())
+    }
+
+    fn has_certs(&self) -> bool {
+        true
+    }
+}
+
+impl ResolvesServerCert for Present {
+    fn resolve(&self, _client_hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.0.clone())
+    }
+}
+
+/// The calling side's configuration for one expected host.
+pub(crate) fn client_config(
+    identity: &Identity,
+    expect: PeerKey,
+) -> Result<Arc<ClientConfig>, Error> {
+    let mut config = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Expect(expect)))
+        .with_client_cert_resolver(Arc::new(Present(identity.certified.clone())));
+    config.enable_sni = false;
+    config.enable_early_data = false;
+    config.resumption = Resumption::disabled();
+    Ok(Arc::new(config))
+}
+
+/// The listening side's configuration.
+pub(crate) fn server_config(
+    identity: &Identity,
+    admission: Arc<dyn Admission>,
+) -> Result<Arc<ServerConfig>, Error> {
+    let mut config = ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])?
+        .with_client_cert_verifier(Arc::new(Admit(admission)))
+        .with_cert_resolver(Arc::new(Present(identity.certified.clone())));
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    config.max_early_data_size = 0;
+    Ok(Arc::new(config))
+}
+
+/// The name that rustls wants and this profile does not use.
+pub(crate) fn no_name() -> ServerName<'static> {
+    ServerName::IpAddress(std::net::Ipv4Addr::UNSPECIFIED.into())
+}

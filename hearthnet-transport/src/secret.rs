@@ -1,0 +1,49 @@
+//! Buffers that are wiped when dropped, because activations are sensitive.
+//!
+//! Best effort: what the kernel, TLS and the WebSocket layer buffered is out of reach. `zeroize`
+//! would write byte by byte, which costs as much as encrypting a chunk; a plain fill that the
+//! optimiser must believe to be observed runs at memory speed.
+
+use bytes::Bytes;
+
+/// A byte vector that is overwritten with zeros when dropped.
+pub(crate) struct Wiped(Vec<u8>);
+
+impl Wiped {
+    pub(crate) fn with_capacity(bytes: usize) -> Wiped {
+        Wiped(Vec::with_capacity(bytes))
+    }
+
+    /// The vector. It must not be grown beyond its capacity: that would leave a copy behind.
+    pub(crate) fn vec(&mut self) -> &mut Vec<u8> {
+        &mut self.0
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Shared bytes; the last owner wipes them.
+    pub(crate) fn into_bytes(self) -> Bytes {
+        Bytes::from_owner(self)
+    }
+}
+
+impl From<Vec<u8>> for Wiped {
+    fn from(bytes: Vec<u8>) -> Wiped {
+        Wiped(bytes)
+    }
+}
+
+impl AsRef<[u8]> for Wiped {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Drop for Wiped {
+    fn drop(&mut self) {
+        self.0.fill(0);
+        std::hint::black_box(&mut self.0);
+    }
+}

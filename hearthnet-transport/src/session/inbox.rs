@@ -1,0 +1,366 @@
+//! Tensors that the peer is sending: reassembly, credit and the receive buffer.
+//!
+//! Life of a tensor here:
+//!
+//! ```text
+//!  announced by a STEP,            last chunk            application takes it:
+//!  or its first chunk              (FINAL)               ACK end
+//!      |                              |                     |
+//!      v             chunk: ACK       v                     v
+//!  receiving <--+ ------------->  complete ------------>  gone
+//!      |   |    |                                           ^
+//!      |   +----+                                           |
+//!      |  TENSOR_END: ACK end  -----------------------------+
+//!      | refused: NACK                                      |
+//!      +--------------> refused --- FINAL or TENSOR_END ----+
+//! ```
+//!
+//! The last chunk's credit returns only when the application has taken the tensor: so what it
+//! has not taken is bounded by the window and the buffer, both of which the sender knows.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::code::{CloseCode, Violation};
+use crate::compress::ChunkDecompressor;
+use crate::credit::Window;
+use crate::message::Message;
+use crate::secret::Wiped;
+use crate::tensor::{DType, Dims, Tensor};
+use crate::wire::chunk::ChunkHead;
+use crate::wire::control::{Ack, Nack};
+use crate::wire::pipeline::RowsHead;
+use crate::wire::{Flags, FrameBuf};
+
+struct Receiving {
+    /// The step or result that announced it.
+    rows: Option<RowsHead>,
+    dtype: DType,
+    dims: Dims,
+    total: usize,
+    /// Allocated when the first chunk is here, not when it is announced.
+    data: Option<Wiped>,
+}
+
+enum Stage {
+    Receiving(Receiving),
+    Complete { total: usize },
+    Refused,
+}
+
+/// Credit that is due, collected until the next transmission.
+#[derive(Default)]
+struct Due {
+    chunks: u32,
+    end: bool,
+}
+
+pub(super) struct Inbox {
+    window: Window,
+    chunk_bytes: usize,
+    buffer: u64,
+    used: u64,
+    zstd: bool,
+    tensors: BTreeMap<u16, Stage>,
+    due: BTreeMap<u16, Due>,
+    nacks: VecDeque<Nack>,
+    complete: u32,
+    receiving: u32,
+    decompressor: ChunkDecompressor,
+}
+
+/// What a chunk brought.
+pub(super) struct Arrived {
+    /// Data bytes after decompression; `None` for a refused tensor's chunk.
+    pub(super) raw: Option<usize>,
+    /// The message that is now whole, and its tensor id.
+    pub(super) message: Option<(Message, u16)>,
+}
+
+impl Inbox {
+    pub(super) fn new(window: u32, chunk_bytes: u32, buffer: u32, zstd: bool) -> Inbox {
+        Inbox {
+            window: Window::new(window),
+            chunk_bytes: chunk_bytes as usize,
+            buffer: u64::from(buffer),
+            used: 0,
+            zstd,
+            tensors: BTreeMap::new(),
+            due: BTreeMap::new(),
+            nacks: VecDeque::new(),
+            complete: 0,
+            receiving: 0,
+            decompressor: ChunkDecompressor::default(),
+        }
+    }
+
+    /// Bytes that tensors in our hands take up, once they have all arrived.
+    pub(super) fn used(&self) -> u64 {
+        self.used
+    }
+
+    /// Whether a tensor has begun and not ended.
+    pub(super) fn is_receiving(&self) -> bool {
+        self.receiving > 0
+    }
+
+    /// Whether an ACK or NACK waits to be sent.
+    pub(super) fn has_due(&self) -> bool {
+        !self.due.is_empty() || !self.nacks.is_empty()
+    }
+
+    /// Whether the application holds credit back.
+    pub(super) fn withholds(&self) -> bool {
+        self.complete > 0
+    }
+
+    /// Checks a new tensor before anything is kept of it, and reserves its space.
+    fn begin(
+        &mut self,
+        id: u16,
+        rows: Option<RowsHead>,
+        dtype: DType,
+        dims: Dims,
+    ) -> Result<(), Violation> {
+        if self.tensors.contains_key(&id) {
+            return Err(Violation::new(
+                CloseCode::TensorId,
+                "a tensor id that is in use",
+            ));
+        }
+        let bytes = dims.bytes(dtype)?;
+        let too_big = || {
+            Violation::new(
+                CloseCode::FrameTooBig,
+                format!(
+                    "a tensor of {bytes} bytes, more than the buffer of {}",
+                    self.buffer
+                ),
+            )
+        };
+        let total = usize::try_from(bytes).map_err(|_| too_big())?;
+        if bytes > self.buffer {
+            return Err(too_big());
+        }
+        if self.used + bytes > self.buffer {
+            return Err(Violation::new(
+                CloseCode::BufferOverrun,
+                format!(
+                    "{bytes} bytes more than the {} that are free",
+                    self.buffer - self.used
+                ),
+            ));
+        }
+        self.used += bytes;
+        self.receiving += 1;
+        let receiving = Receiving {
+            rows,
+            dtype,
+            dims,
+            total,
+            data: None,
+        };
+        self.tensors.insert(id, Stage::Receiving(receiving));
+        Ok(())
+    }
+
+    /// A step or result whose rows follow as a tensor.
+    pub(super) fn announce(&mut self, id: u16, rows: RowsHead) -> Result<(), Violation> {
+        let dims = rows.dims()?;
+        self.begin(id, Some(rows), rows.dtype, dims)
+    }
+
+    /// The same, when nobody wants it any more.
+    pub(super) fn announce_unwanted(&mut self, id: u16) -> Result<(), Violation> {
+        if self.tensors.contains_key(&id) {
+            return Err(Violation::new(
+                CloseCode::TensorId,
+                "a tensor id that is in use",
+            ));
+        }
+        self.tensors.insert(id, Stage::Refused);
+        self.nacks.push_back(Nack {
+            tensor: id,
+            code: "stream_closed".to_owned(),
+        });
+        Ok(())
+    }
+
+    /// A chunk.
+    pub(super) fn chunk(
+        &mut self,
+        head: ChunkHead,
+        flags: Flags,
+        data: &[u8],
+    ) -> Result<Arrived, Violation> {
+        let shape = |detail| Violation::new(CloseCode::TensorShape, detail);
+        let id = head.tensor;
+        let last = flags.has(Flags::FINAL);
+        if let Some(Stage::Refused) = self.tensors.get(&id) {
+            if last {
+                self.tensors.remove(&id);
+            }
+            return Ok(Arrived {
+                raw: None,
+                message: None,
+            });
+        }
+        self.window.take()?;
+        if !self.tensors.contains_key(&id) {
+            self.begin(id, None, head.dtype, head.dims)?;
+        }
+        let Some(Stage::Receiving(tensor)) = self.tensors.get_mut(&id) else {
+            return Err(Violation::new(
+                CloseCode::TensorId,
+                "a chunk after the last one",
+            ));
+        };
+        if (head.dtype, head.dims) != (tensor.dtype, tensor.dims) {
+            return Err(shape("a chunk of another shape than its tensor"));
+        }
+        let have = tensor.data.as_ref().map_or(0, Wiped::len);
+        let expected = self.chunk_bytes.min(tensor.total - have);
+        if last != (have + expected == tensor.total) {
+            return Err(shape("FINAL is not on the chunk that completes the tensor"));
+        }
+        let compressed = flags.has(Flags::COMPRESSED);
+        if compressed && !self.zstd {
+            return Err(Violation::new(
+                CloseCode::FrameUnknown,
+                "compression was not agreed",
+            ));
+        }
+        if !compressed && data.len() < expected {
+            return Err(Violation::new(
+                CloseCode::ChunkTooSmall,
+                format!("a chunk of {} bytes where {expected} are due", data.len()),
+            ));
+        }
+        if data.len() > expected {
+            return Err(Violation::new(
+                CloseCode::FrameTooBig,
+                format!("a chunk of {} bytes where {expected} are due", data.len()),
+            ));
+        }
+        let total = tensor.total;
+        let buffer = tensor
+            .data
+            .get_or_insert_with(|| Wiped::with_capacity(total));
+        if compressed {
+            self.decompressor.append(data, expected, buffer.vec())?;
+        } else {
+            buffer.vec().extend_from_slice(data);
+        }
+        if !last {
+            self.due.entry(id).or_default().chunks += 1;
+            return Ok(Arrived {
+                raw: Some(expected),
+                message: None,
+            });
+        }
+        let complete = self.tensors.insert(id, Stage::Complete { total });
+        self.receiving -= 1;
+        self.complete += 1;
+        let message = match complete {
+            Some(Stage::Receiving(Receiving {
+                rows,
+                dtype,
+                dims,
+                data: Some(data),
+                ..
+            })) => {
+                let data = data.into_bytes();
+                match rows {
+                    Some(rows) => rows.into_message(data),
+                    None => Message::Tensor(Tensor { dtype, dims, data }),
+                }
+            }
+            _ => return Err(Violation::new(CloseCode::Internal, "a tensor without data")),
+        };
+        Ok(Arrived {
+            raw: Some(expected),
+            message: Some((message, id)),
+        })
+    }
+
+    /// The sender gives a tensor up.
+    pub(super) fn end(&mut self, id: u16) -> Result<(), Violation> {
+        match self.tensors.remove(&id) {
+            Some(Stage::Receiving(tensor)) => {
+                self.used -= tensor.total as u64;
+                self.receiving -= 1;
+                self.due.entry(id).or_default().end = true;
+                Ok(())
+            }
+            Some(Stage::Refused) => Ok(()),
+            Some(Stage::Complete { .. }) | None => Err(Violation::new(
+                CloseCode::TensorId,
+                "the end of a tensor that is complete or never began",
+            )),
+        }
+    }
+
+    /// The application has taken a complete tensor, or it was dropped for it.
+    pub(super) fn release(&mut self, id: u16) {
+        if let Some(Stage::Complete { total }) = self.tensors.get(&id) {
+            self.used -= *total as u64;
+            self.complete -= 1;
+            self.tensors.remove(&id);
+            let due = self.due.entry(id).or_default();
+            due.chunks += 1;
+            due.end = true;
+        }
+    }
+
+    /// Refuses what is arriving for one life of a stream.
+    pub(super) fn refuse(&mut self, life: (u32, u32)) {
+        let is_it =
+            |rows: &Option<RowsHead>| rows.is_some_and(|rows| (rows.stream, rows.epoch) == life);
+        for (id, stage) in &mut self.tensors {
+            let Stage::Receiving(tensor) = stage else {
+                continue;
+            };
+            if !is_it(&tensor.rows) {
+                continue;
+            }
+            self.used -= tensor.total as u64;
+            self.receiving -= 1;
+            *stage = Stage::Refused;
+            // A NACK returns all of the tensor's credit, what was due included. (The window has
+            // these units in use, so giving them back cannot fail.)
+            let due = self.due.remove(id).unwrap_or_default();
+            let _ = self.window.give_back(due.chunks);
+            self.nacks.push_back(Nack {
+                tensor: *id,
+                code: "stream_closed".to_owned(),
+            });
+        }
+    }
+
+    /// The next ACK or NACK to send.
+    pub(super) fn poll(&mut self) -> Option<FrameBuf> {
+        if let Some(nack) = self.nacks.pop_front() {
+            return Some(nack.frame());
+        }
+        let (tensor, due) = self.due.pop_first()?;
+        // Taken when the chunks arrived.
+        let _ = self.window.give_back(due.chunks);
+        Some(
+            Ack {
+                tensor,
+                chunks: due.chunks,
+                end: due.end,
+            }
+            .frame(),
+        )
+    }
+
+    /// Widens the window that the peer has; the FLOWCTL is the caller's to send.
+    pub(super) fn widen(&mut self, grant: u32) -> Result<(), Violation> {
+        self.window.widen(grant)
+    }
+
+    /// Frees everything.
+    pub(super) fn clear(&mut self) {
+        *self = Inbox::new(0, 0, 0, false);
+    }
+}

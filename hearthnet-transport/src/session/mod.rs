@@ -1,0 +1,929 @@
+//! The session state machine. It does no I/O and reads no clock.
+//!
+//! ```text
+//!   caller                                        host
+//!
+//!  [HelloSent] --------- HELLO ---------------> [AwaitHello]
+//!      |                                             | HELLO is well formed
+//!      |                                             v
+//!      |                                       [AwaitAdmission]
+//!      |                                          |       | reject(code)
+//!      |                              accept()    |       v
+//!      | <-------------- HELLO -------------------+    [Closed] -- BYE(code) -->
+//!      v                                          v
+//!   [Open] <--- PING, tensors, steps, ... ---> [Open]
+//!      |                                          |
+//!      | close(), a violation, BYE, a deadline    |
+//!      v                                          v
+//!  [Closed]                                    [Closed]
+//! ```
+//!
+//! Call order: [`Session::caller`] or [`Session::host`]; then, whenever something happens,
+//! [`handle_message`](Session::handle_message) for each WebSocket binary message,
+//! [`handle_timeout`](Session::handle_timeout) when [`poll_timeout`](Session::poll_timeout) has
+//! passed, [`send`](Session::send) for the application; and after any of them
+//! [`poll_event`](Session::poll_event) for the application and
+//! [`poll_transmit`](Session::poll_transmit) until it returns `None`. When
+//! [`closed`](Session::closed) says that the session is over and nothing is left to transmit, the
+//! WebSocket is closed with the same code.
+//!
+//! This file is longer than 600 lines with its documentation because the state table, the timers
+//! and the bookkeeping of steps have to be read together.
+
+mod inbox;
+mod outbox;
+pub(crate) mod rate;
+mod stats;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use bytes::Bytes;
+
+pub use outbox::Outgoing;
+pub use stats::SessionStats;
+
+use crate::code::{CloseCode, SessionClosed, Violation};
+use crate::config::{CONTROL_MESSAGE_BYTES, Config};
+use crate::message::{Message, StreamClose, StreamError};
+use crate::secret::Wiped;
+use crate::time::Time;
+use crate::wire::chunk::{ChunkHead, MAX_CHUNK_HEADER_BYTES};
+use crate::wire::control::{self, Ack, Bye, FlowCtl, Hello, Limits, Nack, TensorEnd};
+use crate::wire::pipeline::{self, Place, RESULT_HEAD_BYTES, RowsHead, RowsKind};
+use crate::wire::{FrameBuf, FrameType, HEADER_BYTES, Header};
+use inbox::Inbox;
+use outbox::{Outbox, Part};
+use rate::{Rtt, TokenBucket};
+
+/// Seconds' worth of events that a peer may save up.
+const BURST_SECONDS: u32 = 4;
+/// PINGs per second that are answered: a keep-alive needs one in 30 s, a measurement a few.
+const PINGS_PER_SECOND: u32 = 4;
+/// Messages that wait for the application before reading stops. Steps are bounded by their slots;
+/// this bounds the small rest.
+const MAX_UNDELIVERED: usize = 512;
+/// Small messages that wait to be sent before `send` asks the application to wait.
+const MAX_QUEUED_SMALL: usize = 1024;
+
+/// What both sides agreed on in HELLO, as far as making messages depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    pub(crate) caller: bool,
+    pub(crate) chunk_bytes: u32,
+    pub(crate) inline_max: u32,
+    pub(crate) compress_above: Option<u32>,
+    pub(crate) peer_buffer: u32,
+}
+
+impl Terms {
+    /// Data bytes per tensor chunk.
+    pub fn chunk_bytes(&self) -> u32 {
+        self.chunk_bytes
+    }
+
+    /// Row blocks up to this size travel inside their step.
+    pub fn inline_max(&self) -> u32 {
+        self.inline_max
+    }
+
+    /// Whether tensors may be compressed, and above which size this side tries.
+    pub fn compress_above(&self) -> Option<u32> {
+        self.compress_above
+    }
+
+    /// Largest tensor, or rows of one step, that the peer takes.
+    pub fn peer_buffer_bytes(&self) -> u32 {
+        self.peer_buffer
+    }
+}
+
+/// Largest WebSocket message under a chunk size and an inline limit.
+pub(crate) fn max_message_bytes(chunk_bytes: u32, inline_max: u32) -> usize {
+    let chunk = MAX_CHUNK_HEADER_BYTES + chunk_bytes as usize;
+    let rows = RESULT_HEAD_BYTES + inline_max as usize;
+    (HEADER_BYTES + chunk.max(rows)).max(CONTROL_MESSAGE_BYTES)
+}
+
+/// What the application has to know.
+#[derive(Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// Host only: a HELLO came; answer with [`Session::accept`] or [`Session::reject`].
+    Hello(Hello),
+    /// The session is open.
+    Opened(Terms),
+    /// A message for the application.
+    Message(Message),
+}
+
+/// Why [`Session::send`] did not take a message now.
+#[derive(Debug)]
+pub enum SendRefused {
+    /// No free step slot or no room in the send buffer: try again after an event.
+    Blocked(Outgoing),
+    /// The session is not open.
+    NotOpen,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    HelloSent,
+    AwaitHello,
+    AwaitAdmission,
+    Open,
+    Closed,
+}
+
+/// Steps without an answer, by the life of their stream.
+#[derive(Default)]
+struct Steps {
+    by_life: BTreeMap<(u32, u32), u32>,
+    total: u32,
+}
+
+impl Steps {
+    fn begin(&mut self, life: (u32, u32)) {
+        *self.by_life.entry(life).or_default() += 1;
+        self.total += 1;
+    }
+
+    /// Whether such a step was waiting.
+    fn finish(&mut self, life: (u32, u32)) -> bool {
+        let Some(count) = self.by_life.get_mut(&life) else {
+            return false;
+        };
+        *count -= 1;
+        self.total -= 1;
+        if *count == 0 {
+            self.by_life.remove(&life);
+        }
+        true
+    }
+
+    fn forget(&mut self, life: (u32, u32)) {
+        self.total -= self.by_life.remove(&life).unwrap_or(0);
+    }
+}
+
+/// An event, and the tensor whose credit is due when the application takes it.
+struct Queued {
+    event: Event,
+    tensor: Option<u16>,
+}
+
+/// How far an incomplete message or tensor has come.
+#[derive(Clone, Copy)]
+struct Progress {
+    since: Time,
+    bytes: u64,
+}
+
+/// One side of a session; see the module documentation for the order of calls.
+pub struct Session {
+    config: Config,
+    caller: bool,
+    state: State,
+    closed: Option<SessionClosed>,
+    peer_limits: Option<Limits>,
+    terms: Option<Terms>,
+
+    sequence_out: u32,
+    sequence_in: u32,
+    urgent: VecDeque<FrameBuf>,
+    outbox: Outbox,
+    inbox: Inbox,
+    events: VecDeque<Queued>,
+    /// A caller's own steps, or the steps a host owes an answer.
+    steps: Steps,
+
+    opened_at: Time,
+    lifetime: Duration,
+    last_received: Time,
+    ping: Option<(u64, Time)>,
+    next_ping: u64,
+    credit_blocked: Option<Time>,
+    progress: Option<Progress>,
+    partial_message: u64,
+    pings: TokenBucket,
+    opens: TokenBucket,
+    controls: TokenBucket,
+
+    rtt: Rtt,
+    stats: SessionStats,
+}
+
+impl Session {
+    fn new(config: &Config, caller: bool, now: Time) -> Session {
+        let bucket = |per_second| TokenBucket::new(per_second, BURST_SECONDS, now);
+        Session {
+            caller,
+            state: if caller {
+                State::HelloSent
+            } else {
+                State::AwaitHello
+            },
+            closed: None,
+            peer_limits: None,
+            terms: None,
+            sequence_out: 0,
+            sequence_in: 0,
+            urgent: VecDeque::new(),
+            outbox: Outbox::new(0, 0),
+            inbox: Inbox::new(0, 0, 0, false),
+            events: VecDeque::new(),
+            steps: Steps::default(),
+            opened_at: now,
+            lifetime: config.session_lifetime,
+            last_received: now,
+            ping: None,
+            next_ping: 1,
+            credit_blocked: None,
+            progress: None,
+            partial_message: 0,
+            pings: bucket(PINGS_PER_SECOND),
+            opens: bucket(config.stream_opens_per_second),
+            controls: bucket(config.control_frames_per_second),
+            rtt: Rtt::default(),
+            stats: SessionStats::default(),
+            config: config.clone(),
+        }
+    }
+
+    /// The side that connects. Its HELLO is the first thing to transmit.
+    pub fn caller(config: &Config, hello: &Hello, now: Time) -> Session {
+        let mut session = Session::new(config, true, now);
+        session
+            .urgent
+            .push_back(control::client_hello(hello, Limits::of(config)));
+        session
+    }
+
+    /// The side that listens.
+    pub fn host(config: &Config, now: Time) -> Session {
+        Session::new(config, false, now)
+    }
+
+    /// Host: admits the caller whose [`Event::Hello`] came. Does nothing in any other state.
+    pub fn accept(&mut self, now: Time) {
+        if let (State::AwaitAdmission, Some(peer)) = (self.state, self.peer_limits) {
+            let agent = concat!("hearthnet/", env!("CARGO_PKG_VERSION"));
+            self.urgent
+                .push_back(control::server_hello(agent, Limits::of(&self.config)));
+            self.open(peer, now);
+        }
+    }
+
+    /// Host: turns the caller away.
+    pub fn reject(&mut self, code: CloseCode) {
+        self.fail(Violation::new(code, "the session was not admitted"));
+    }
+
+    fn open(&mut self, peer: Limits, now: Time) {
+        let own = Limits::of(&self.config);
+        let chunk_bytes = own.chunk_bytes.min(peer.chunk_bytes);
+        let zstd = own.zstd && peer.zstd;
+        let terms = Terms {
+            caller: self.caller,
+            chunk_bytes,
+            inline_max: own.inline_max.min(peer.inline_max),
+            compress_above: self.config.compress_above.filter(|_| zstd),
+            peer_buffer: peer.recv_buffer_bytes,
+        };
+        self.outbox = Outbox::new(peer.window_chunks, peer.recv_buffer_bytes);
+        self.inbox = Inbox::new(own.window_chunks, chunk_bytes, own.recv_buffer_bytes, zstd);
+        self.lifetime = own.lifetime().min(peer.lifetime());
+        self.opened_at = now;
+        self.peer_limits = Some(peer);
+        self.terms = Some(terms);
+        self.state = State::Open;
+        self.events.push_back(Queued {
+            event: Event::Opened(terms),
+            tensor: None,
+        });
+        if self.caller {
+            // A first estimate of the round trip. Callers of another make need not expect one.
+            self.send_ping(now);
+        }
+    }
+
+    /// What was agreed, once the session is open.
+    pub fn terms(&self) -> Option<Terms> {
+        self.terms
+    }
+
+    /// Whether messages can be sent.
+    pub fn is_open(&self) -> bool {
+        self.state == State::Open
+    }
+
+    /// How the session ended, if it has.
+    pub fn closed(&self) -> Option<&SessionClosed> {
+        self.closed.as_ref()
+    }
+
+    /// Largest WebSocket message that the peer may send now.
+    pub fn max_message_bytes(&self) -> usize {
+        match self.terms {
+            Some(terms) => max_message_bytes(terms.chunk_bytes, terms.inline_max),
+            None => CONTROL_MESSAGE_BYTES,
+        }
+    }
+
+    /// Whether the application is so far behind that reading should wait for it.
+    pub fn is_congested(&self) -> bool {
+        let step_slots = self.config.max_steps_in_flight as usize;
+        self.events.len() >= MAX_UNDELIVERED + 2 * step_slots
+    }
+
+    /// Counters and gauges.
+    pub fn stats(&self) -> SessionStats {
+        SessionStats {
+            rtt_us: self.rtt.smoothed(),
+            rtt_min_us: self.rtt.least(),
+            steps_in_flight: self.steps.total,
+            credit_available: self.outbox.window().available(),
+            queued_bytes: self.outbox.queued_bytes(),
+            buffered_bytes: self.inbox.used(),
+            ..self.stats
+        }
+    }
+
+    // ---------------------------------------------------------------- sending
+
+    /// Takes a message to send.
+    ///
+    /// A [`StreamClose`] and a [`StreamError`] never wait, and drop whatever is queued for their
+    /// stream. A [`Step`](crate::Step) waits for one of the host's step slots. Tensors wait while
+    /// more than the send buffer is queued. A [`StepResult`](crate::StepResult) that nobody waits
+    /// for any more is dropped.
+    ///
+    /// # Errors
+    /// [`SendRefused::Blocked`] gives the message back.
+    pub fn send(&mut self, out: Outgoing) -> Result<(), SendRefused> {
+        if self.state != State::Open {
+            return Err(SendRefused::NotOpen);
+        }
+        let slots = self.peer_limits.map_or(0, |peer| peer.max_steps);
+        let bulk = self.outbox.queued_bulk();
+        let blocked = match out.part {
+            Part::Close | Part::Error => false,
+            // Answers are bounded by the steps they answer.
+            Part::Result => false,
+            Part::Step if self.steps.total >= slots => true,
+            _ if out.bulk_bytes() > 0 => {
+                bulk > 0 && bulk + out.bulk_bytes() > u64::from(self.config.send_buffer_bytes)
+            }
+            _ => self.outbox.queued_small() >= MAX_QUEUED_SMALL,
+        };
+        if blocked {
+            return Err(SendRefused::Blocked(out));
+        }
+        match out.part {
+            Part::Step => self.steps.begin(out.life),
+            Part::Result if !self.steps.finish(out.life) => return Ok(()),
+            Part::Close | Part::Error => self.end_stream(out.life),
+            _ => {}
+        }
+        self.outbox.push(out);
+        Ok(())
+    }
+
+    /// One life of a stream is over: frees everything that this side keeps for it.
+    fn end_stream(&mut self, life: (u32, u32)) {
+        self.steps.forget(life);
+        self.outbox.purge(life);
+        self.inbox.refuse(life);
+        let Session { events, inbox, .. } = self;
+        events.retain(|queued| {
+            let of_life = match &queued.event {
+                Event::Message(Message::Step(m)) => (m.stream, m.epoch) == life,
+                Event::Message(Message::StepResult(m)) => (m.stream, m.epoch) == life,
+                Event::Message(Message::Truncate(m)) => (m.stream, m.epoch) == life,
+                _ => false,
+            };
+            if let (true, Some(tensor)) = (of_life, queued.tensor) {
+                inbox.release(tensor);
+            }
+            !of_life
+        });
+    }
+
+    /// Lets the peer have `grant` more chunks in flight for the rest of the session.
+    ///
+    /// # Errors
+    /// `credit_overflow` when the window would exceed 1,024 chunks.
+    pub fn widen_window(&mut self, grant: u32) -> Result<(), Violation> {
+        if self.state == State::Open {
+            self.inbox.widen(grant)?;
+            self.urgent.push_back(FlowCtl { grant }.frame());
+        }
+        Ok(())
+    }
+
+    fn send_ping(&mut self, now: Time) {
+        let token = self.next_ping;
+        self.next_ping = self.next_ping.wrapping_add(1);
+        self.ping = Some((token, now));
+        self.urgent.push_back(control::ping(FrameType::Ping, token));
+    }
+
+    /// Ends the session. Whatever is queued is dropped; a BYE is all that is left to transmit.
+    pub fn close(&mut self, code: CloseCode, detail: &str) {
+        if self.state == State::Closed {
+            return;
+        }
+        let code = if code.is_sendable() {
+            code
+        } else {
+            CloseCode::Internal
+        };
+        self.finish(SessionClosed::by_us(code, detail));
+        // What the peer sent before is of no interest to a side that closes.
+        self.events.clear();
+        self.urgent.push_back(
+            Bye {
+                code,
+                detail: detail.to_owned(),
+            }
+            .frame(),
+        );
+    }
+
+    /// The connection is gone, or broke the rules below the level of frames.
+    pub fn connection_lost(&mut self, closed: SessionClosed) {
+        if self.state != State::Closed {
+            self.finish(closed);
+        }
+    }
+
+    fn fail(&mut self, violation: Violation) {
+        self.close(violation.code, &violation.detail);
+    }
+
+    /// Frees everything on the way out.
+    fn finish(&mut self, closed: SessionClosed) {
+        self.state = State::Closed;
+        self.closed = Some(closed);
+        self.urgent.clear();
+        self.outbox.clear();
+        self.inbox.clear();
+        self.steps = Steps::default();
+        self.credit_blocked = None;
+        self.progress = None;
+    }
+
+    /// The next WebSocket binary message to send, if there is one.
+    pub fn poll_transmit(&mut self, now: Time) -> Option<Bytes> {
+        let frame = match self.urgent.pop_front() {
+            Some(frame) => frame,
+            None if self.state != State::Open => return None,
+            None => match self.inbox.poll() {
+                Some(frame) => frame,
+                None => {
+                    let Some(sent) = self.outbox.poll() else {
+                        if self.outbox.queued_bulk() > 0 {
+                            self.credit_blocked.get_or_insert(now);
+                        }
+                        return None;
+                    };
+                    if let Some((raw, wire)) = sent.chunk {
+                        self.stats.chunks_sent += 1;
+                        self.stats.chunk_bytes_sent += raw as u64;
+                        self.stats.chunk_wire_bytes_sent += wire as u64;
+                    }
+                    sent.frame
+                }
+            },
+        };
+        // The last number is for the BYE.
+        if self.sequence_out == u32::MAX - 1 && self.state == State::Open {
+            self.close(
+                CloseCode::SessionExpired,
+                "the sequence numbers are used up",
+            );
+            return self.poll_transmit(now);
+        }
+        self.sequence_out = self.sequence_out.saturating_add(1);
+        self.stats.frames_sent += 1;
+        self.stats.bytes_sent += frame.len() as u64;
+        Some(Wiped::from(frame.into_bytes(self.sequence_out)).into_bytes())
+    }
+
+    // -------------------------------------------------------------- receiving
+
+    /// Takes one WebSocket binary message. Whatever is wrong with it closes the session.
+    pub fn handle_message(&mut self, now: Time, message: &Bytes) {
+        if self.state == State::Closed {
+            return;
+        }
+        self.last_received = now;
+        self.partial_message = 0;
+        self.stats.frames_received += 1;
+        self.stats.bytes_received += message.len() as u64;
+        if let Err(violation) = self.frame(now, message) {
+            self.fail(violation);
+        }
+        self.track_progress(now);
+    }
+
+    fn frame(&mut self, now: Time, message: &Bytes) -> Result<(), Violation> {
+        let limit = self.max_message_bytes();
+        let too_big = || {
+            Violation::new(
+                CloseCode::FrameTooBig,
+                format!("a message of {} bytes, more than the limit", message.len()),
+            )
+        };
+        if message.len() > limit {
+            return Err(too_big());
+        }
+        let (header, body) = Header::decode(message)?;
+        // (0 never matches: the first frame is number 1.)
+        if self.sequence_in.checked_add(1) != Some(header.sequence) {
+            return Err(Violation::new(
+                CloseCode::FrameSequence,
+                format!("frame {} after frame {}", header.sequence, self.sequence_in),
+            ));
+        }
+        self.sequence_in = header.sequence;
+        self.check_state(header.kind)?;
+        let limit = match (header.kind, self.terms) {
+            (FrameType::TensorData, Some(terms)) => {
+                MAX_CHUNK_HEADER_BYTES + terms.chunk_bytes as usize
+            }
+            (FrameType::Step | FrameType::StepResult, Some(terms)) => {
+                RESULT_HEAD_BYTES + terms.inline_max as usize
+            }
+            _ => CONTROL_MESSAGE_BYTES - HEADER_BYTES,
+        };
+        if body.len() > limit {
+            return Err(too_big());
+        }
+        match header.kind {
+            FrameType::Hello => self.hello(body, now),
+            FrameType::Bye => {
+                let bye = Bye::read(body)?;
+                self.finish(SessionClosed::by_peer(bye.code, bye.detail));
+                Ok(())
+            }
+            FrameType::Ping => {
+                let token = control::read_ping(body)?;
+                if !self.pings.take(now) {
+                    return Err(Violation::new(CloseCode::FrameRate, "too many PINGs"));
+                }
+                self.urgent.push_back(control::ping(FrameType::Pong, token));
+                Ok(())
+            }
+            FrameType::Pong => {
+                let token = control::read_ping(body)?;
+                match self.ping.take() {
+                    Some((sent, at)) if sent == token => {
+                        self.rtt.sample(now.0.saturating_sub(at.0));
+                        Ok(())
+                    }
+                    _ => Err(Violation::new(
+                        CloseCode::ProtocolState,
+                        "a PONG without its PING",
+                    )),
+                }
+            }
+            FrameType::Ack => self
+                .outbox
+                .ack(Ack::read(body)?)
+                .map(|()| self.credit_came()),
+            FrameType::Nack => {
+                let nack = Nack::read(body)?;
+                self.stats.tensors_refused += 1;
+                self.outbox.nack(nack.tensor).map(|()| self.credit_came())
+            }
+            FrameType::FlowCtl => {
+                self.control_rate(now)?;
+                self.outbox
+                    .widen(FlowCtl::read(body)?.grant)
+                    .map(|()| self.credit_came())
+            }
+            FrameType::TensorEnd => self.inbox.end(TensorEnd::read(body)?.tensor),
+            FrameType::TensorData => {
+                let (head, data) = ChunkHead::read(body)?;
+                let arrived = self.inbox.chunk(head, header.flags, data)?;
+                self.stats.chunks_received += 1;
+                if let Some(raw) = arrived.raw {
+                    self.stats.chunk_bytes_received += raw as u64;
+                    self.stats.chunk_wire_bytes_received += data.len() as u64;
+                }
+                if let Some((message, id)) = arrived.message {
+                    self.deliver_tensor(message, id);
+                }
+                Ok(())
+            }
+            FrameType::Step | FrameType::StepResult => {
+                let (head, place) = RowsHead::read(header.kind, body)?;
+                self.rows(head, place, message)
+            }
+            FrameType::StreamOpen => {
+                self.control_rate(now)?;
+                if !self.opens.take(now) {
+                    return Err(Violation::new(
+                        CloseCode::StreamChurn,
+                        "streams opened too fast",
+                    ));
+                }
+                self.deliver(Message::StreamOpen(pipeline::read_stream_open(body)?));
+                Ok(())
+            }
+            FrameType::StreamOpened => {
+                self.control_rate(now)?;
+                self.deliver(Message::StreamOpened(pipeline::read_stream_opened(body)?));
+                Ok(())
+            }
+            FrameType::StreamClose => {
+                self.control_rate(now)?;
+                let close = pipeline::read_stream_close(body)?;
+                let StreamClose { stream, epoch } = close;
+                self.end_stream((stream, epoch));
+                self.deliver(Message::StreamClose(close));
+                Ok(())
+            }
+            FrameType::StreamError => {
+                self.control_rate(now)?;
+                let error = pipeline::read_stream_error(body)?;
+                let StreamError { stream, epoch, .. } = error;
+                self.end_stream((stream, epoch));
+                self.deliver(Message::StreamError(error));
+                Ok(())
+            }
+            FrameType::Truncate => {
+                self.control_rate(now)?;
+                self.deliver(Message::Truncate(pipeline::read_truncate(body)?));
+                Ok(())
+            }
+        }
+    }
+
+    /// The state table: which frame may come when, and from whom.
+    fn check_state(&self, kind: FrameType) -> Result<(), Violation> {
+        let allowed = match (self.state, kind) {
+            (State::HelloSent | State::AwaitHello, FrameType::Hello | FrameType::Bye) => true,
+            (State::HelloSent | State::AwaitHello | State::AwaitAdmission | State::Closed, _) => {
+                // A caller waits for the host's HELLO before it goes on.
+                kind == FrameType::Bye
+            }
+            (State::Open, FrameType::Hello) => false,
+            (
+                State::Open,
+                FrameType::StreamOpen
+                | FrameType::StreamClose
+                | FrameType::Step
+                | FrameType::Truncate,
+            ) => !self.caller,
+            (
+                State::Open,
+                FrameType::StreamOpened | FrameType::StepResult | FrameType::StreamError,
+            ) => self.caller,
+            (State::Open, _) => true,
+        };
+        if allowed {
+            Ok(())
+        } else {
+            Err(Violation::new(
+                CloseCode::ProtocolState,
+                format!("{kind:?} in state {:?}", self.state),
+            ))
+        }
+    }
+
+    fn hello(&mut self, body: &[u8], now: Time) -> Result<(), Violation> {
+        if self.caller {
+            let (_agent, limits) = control::read_server_hello(body)?;
+            self.open(limits, now);
+        } else {
+            let (hello, limits) = control::read_client_hello(body)?;
+            self.peer_limits = Some(limits);
+            self.state = State::AwaitAdmission;
+            self.events.push_back(Queued {
+                event: Event::Hello(hello),
+                tensor: None,
+            });
+        }
+        Ok(())
+    }
+
+    fn control_rate(&mut self, now: Time) -> Result<(), Violation> {
+        if self.controls.take(now) {
+            Ok(())
+        } else {
+            Err(Violation::new(
+                CloseCode::FrameRate,
+                "too many control frames",
+            ))
+        }
+    }
+
+    fn rows(&mut self, head: RowsHead, place: Place<'_>, message: &Bytes) -> Result<(), Violation> {
+        let life = (head.stream, head.epoch);
+        let wanted = match head.kind {
+            RowsKind::Step { .. } => {
+                if self.steps.total >= self.config.max_steps_in_flight {
+                    return Err(Violation::new(
+                        CloseCode::CreditOverrun,
+                        format!("a step beyond the {} that may wait", self.steps.total),
+                    ));
+                }
+                self.steps.begin(life);
+                true
+            }
+            // A large result counts as the answer when its rows are here: see `deliver_tensor`.
+            RowsKind::Result { .. } => match place {
+                Place::Inline(_) => self.steps.finish(life),
+                Place::Tensor(_) => self.steps.by_life.contains_key(&life),
+            },
+        };
+        if !wanted {
+            self.stats.stale_results += 1;
+        }
+        match place {
+            Place::Inline(rows) if wanted => {
+                let rows = message.slice_ref(rows);
+                self.deliver(head.into_message(rows));
+                Ok(())
+            }
+            Place::Inline(_) => Ok(()),
+            Place::Tensor(id) if wanted => self.inbox.announce(id, head),
+            Place::Tensor(id) => self.inbox.announce_unwanted(id),
+        }
+    }
+
+    fn deliver(&mut self, message: Message) {
+        self.events.push_back(Queued {
+            event: Event::Message(message),
+            tensor: None,
+        });
+    }
+
+    fn deliver_tensor(&mut self, message: Message, id: u16) {
+        if let Message::StepResult(result) = &message
+            && !self.steps.finish((result.stream, result.epoch))
+        {
+            // More results than steps.
+            self.stats.stale_results += 1;
+            self.inbox.release(id);
+            return;
+        }
+        self.events.push_back(Queued {
+            event: Event::Message(message),
+            tensor: Some(id),
+        });
+    }
+
+    /// The next event for the application. Taking a tensor returns its credit.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        let Queued { event, tensor } = self.events.pop_front()?;
+        if let Some(id) = tensor {
+            self.inbox.release(id);
+        }
+        Some(event)
+    }
+
+    /// Whether an event waits for the application.
+    pub fn has_event(&self) -> bool {
+        !self.events.is_empty()
+    }
+
+    /// Whether an answer to the peer, such as an ACK, waits to be sent.
+    pub fn has_reply(&self) -> bool {
+        !self.urgent.is_empty() || self.inbox.has_due()
+    }
+
+    // ------------------------------------------------------------------- time
+
+    fn credit_came(&mut self) {
+        self.credit_blocked = None;
+    }
+
+    /// The transport has received `bytes` of a message that is not complete yet (0: none begun).
+    pub fn handle_partial(&mut self, now: Time, bytes: u64) {
+        if self.state != State::Closed && bytes != self.partial_message {
+            self.partial_message = bytes;
+            self.last_received = now;
+        }
+        self.track_progress(now);
+    }
+
+    fn received_so_far(&self) -> u64 {
+        self.stats
+            .bytes_received
+            .saturating_add(self.partial_message)
+    }
+
+    /// Starts and stops the clock for what is incomplete.
+    fn track_progress(&mut self, now: Time) {
+        let open = self.state == State::Open;
+        let incomplete = self.partial_message > 0 || self.inbox.is_receiving();
+        if !(open && incomplete) {
+            self.progress = None;
+        } else if self.progress.is_none() || self.inbox.withholds() || self.is_congested() {
+            // While the application holds credit back, the peer cannot be blamed.
+            self.progress = Some(Progress {
+                since: now,
+                bytes: self.received_so_far(),
+            });
+        }
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) wants to be called next.
+    pub fn poll_timeout(&self) -> Time {
+        let d = &self.config.deadlines;
+        match self.state {
+            State::Closed => Time::NEVER,
+            State::HelloSent | State::AwaitHello | State::AwaitAdmission => {
+                self.opened_at + d.hello
+            }
+            State::Open => {
+                let mut next = self.opened_at + self.lifetime;
+                next = next.min(self.keep_alive_at());
+                if let Some(since) = self.credit_blocked {
+                    next = next.min(since + d.credit);
+                }
+                if let Some(progress) = self.progress {
+                    next = next.min(progress.since + d.stall);
+                }
+                next
+            }
+        }
+    }
+
+    /// When to PING, or to give the peer up.
+    fn keep_alive_at(&self) -> Time {
+        let keep_alive = self.config.keep_alive;
+        match self.ping {
+            // Asked and not answered: the peer has one more interval.
+            Some((_, at)) => at.max(self.last_received) + keep_alive,
+            None => self.last_received + keep_alive,
+        }
+    }
+
+    /// Acts on every deadline that has passed.
+    pub fn handle_timeout(&mut self, now: Time) {
+        if now < self.poll_timeout() {
+            return;
+        }
+        let stalled = |detail: &'static str| Violation::new(CloseCode::PipelineStalled, detail);
+        if self.state != State::Open {
+            self.fail(stalled("no HELLO within the deadline"));
+            return;
+        }
+        let d = &self.config.deadlines;
+        if now >= self.opened_at + self.lifetime {
+            self.close(
+                CloseCode::SessionExpired,
+                "the session reached its lifetime",
+            );
+            return;
+        }
+        if self
+            .credit_blocked
+            .is_some_and(|since| now >= since + d.credit)
+        {
+            self.close(CloseCode::CreditStall, "no credit within the deadline");
+            return;
+        }
+        if let Some(progress) = self.progress
+            && now >= progress.since + d.stall
+        {
+            let bytes = self.received_so_far().saturating_sub(progress.bytes);
+            let span = Time::from(now.since(progress.since)).0;
+            let least = u64::from(d.min_rate).saturating_mul(span) / 1_000_000;
+            let blameless = self.inbox.withholds() || self.is_congested();
+            if bytes < least.max(1) && !blameless {
+                self.fail(stalled("a message or tensor came in too slowly"));
+                return;
+            }
+            self.progress = Some(Progress {
+                since: now,
+                bytes: self.received_so_far(),
+            });
+        }
+        if now >= self.keep_alive_at() {
+            if self.is_congested() {
+                // Nothing is read while the application is behind: no sign of death.
+                self.last_received = now;
+            } else if self.ping.is_some() {
+                self.close(CloseCode::KeepAlive, "the peer has fallen silent");
+            } else {
+                self.send_ping(now);
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session")
+            .field("caller", &self.caller)
+            .field("state", &self.state)
+            .field("closed", &self.closed)
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,100 @@
+//! Rates and round trips: small pure estimators.
+
+use crate::time::Time;
+
+const MICROS: u64 = 1_000_000;
+
+/// Allows `per_second` events per second over time, and saves up to `seconds` worth of them.
+#[derive(Clone, Debug)]
+pub(crate) struct TokenBucket {
+    per_second: u64,
+    /// In millionths of an event.
+    level: u64,
+    capacity: u64,
+    last: Time,
+}
+
+impl TokenBucket {
+    pub(crate) fn new(per_second: u32, seconds: u32, now: Time) -> TokenBucket {
+        let capacity = u64::from(per_second) * u64::from(seconds) * MICROS;
+        TokenBucket {
+            per_second: u64::from(per_second),
+            level: capacity,
+            capacity,
+            last: now,
+        }
+    }
+
+    /// Whether one more event is within the rate.
+    pub(crate) fn take(&mut self, now: Time) -> bool {
+        let elapsed = now.0.saturating_sub(self.last.0);
+        self.last = now.max(self.last);
+        let earned = elapsed.saturating_mul(self.per_second);
+        self.level = self.level.saturating_add(earned).min(self.capacity);
+        match self.level.checked_sub(MICROS) {
+            Some(rest) => {
+                self.level = rest;
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+/// Smoothed round-trip time, as RFC 6298 computes it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Rtt {
+    smoothed: Option<u64>,
+    least: Option<u64>,
+}
+
+impl Rtt {
+    pub(crate) fn sample(&mut self, micros: u64) {
+        self.least = Some(self.least.map_or(micros, |least| least.min(micros)));
+        self.smoothed = Some(match self.smoothed {
+            None => micros,
+            Some(smoothed) => smoothed - smoothed / 8 + micros / 8,
+        });
+    }
+
+    pub(crate) fn smoothed(self) -> Option<u64> {
+        self.smoothed
+    }
+
+    pub(crate) fn least(self) -> Option<u64> {
+        self.least
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn a_bucket_allows_its_burst_and_then_its_rate() {
+        let mut bucket = TokenBucket::new(10, 2, Time::ZERO);
+        let burst = (0..100).filter(|_| bucket.take(Time::ZERO)).count();
+        assert_eq!(burst, 20);
+        let later = Time::ZERO + Duration::from_millis(500);
+        assert_eq!((0..100).filter(|_| bucket.take(later)).count(), 5);
+        let much_later = Time::ZERO + Duration::from_secs(1_000_000);
+        assert_eq!((0..100).filter(|_| bucket.take(much_later)).count(), 20);
+        // A clock that stands still or goes back earns nothing.
+        assert!(!bucket.take(later));
+    }
+
+    #[test]
+    fn the_round_trip_estimate_follows_its_samples() {
+        let mut rtt = Rtt::default();
+        assert_eq!(rtt.smoothed(), None);
+        rtt.sample(800);
+        assert_eq!(rtt.smoothed(), Some(800));
+        for _ in 0..200 {
+            rtt.sample(400);
+        }
+        let smoothed = rtt.smoothed().unwrap();
+        assert!((395..=410).contains(&smoothed), "{smoothed}");
+        assert_eq!(rtt.least(), Some(400));
+    }
+}

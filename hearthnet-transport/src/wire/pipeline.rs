@@ -1,0 +1,555 @@
+//! The pipeline's frames, 0x10 to 0x16.
+//!
+//! STEP and STEP_RESULT have fixed headers, so that a decode row costs no parsing and its size
+//! depends on the width alone. The others are CBOR maps.
+//!
+//! STEP, then the rows when `place` is 0:
+//!
+//! | offset | size | field |
+//! |---|---|---|
+//! | 0 | 4 | stream |
+//! | 4 | 4 | epoch |
+//! | 8 | 4 | position of the first row |
+//! | 12 | 4 | rows, at least 1 |
+//! | 16 | 4 | width, at least 1 |
+//! | 20 | 1 | element type |
+//! | 21 | 1 | rows to return: 0 none, 1 last, 2 all |
+//! | 22 | 1 | place: 0 the rows follow inline, 1 they follow as the tensor named next |
+//! | 23 | 1 | reserved, zero |
+//! | 24 | 2 | tensor id, zero when inline |
+//! | 26 | 6 | reserved, zero |
+//!
+//! STEP_RESULT, then the rows when `place` is 0:
+//!
+//! | offset | size | field |
+//! |---|---|---|
+//! | 0 | 4 | stream |
+//! | 4 | 4 | epoch |
+//! | 8 | 4 | position of the step's first row |
+//! | 12 | 4 | rows returned |
+//! | 16 | 4 | width |
+//! | 20 | 1 | element type |
+//! | 21 | 1 | reserved, zero |
+//! | 22 | 1 | place, as above |
+//! | 23 | 1 | reserved, zero |
+//! | 24 | 2 | tensor id, zero when inline |
+//! | 26 | 2 | reserved, zero |
+//! | 28 | 4 | microseconds of compute |
+//! | 32 | 4 | microseconds in the host's queue |
+//! | 36 | 4 | reserved, zero |
+
+use bytes::Bytes;
+
+use super::cbor::{MapReader, MapWriter};
+use super::control::cut;
+use super::reader::Reader;
+use super::{Flags, FrameBuf, FrameType};
+use crate::code::{CloseCode, Violation};
+use crate::message::{
+    Step, StepResult, StreamClose, StreamError, StreamOpen, StreamOpened, Truncate, Want,
+};
+use crate::tensor::{DType, Dims};
+
+/// Length of STEP_RESULT's fixed header; STEP's is 32.
+pub(crate) const RESULT_HEAD_BYTES: usize = 40;
+/// Offset of the tensor id in both.
+pub(crate) const TENSOR_ID_AT: usize = 24;
+
+/// Longest code of a stream error, in bytes.
+pub(crate) const MAX_ERROR_CODE_BYTES: usize = 64;
+/// Longest message of a stream error, in bytes.
+pub(crate) const MAX_ERROR_MESSAGE_BYTES: usize = 512;
+
+fn cbor_frame(kind: FrameType, map: MapWriter) -> FrameBuf {
+    let mut frame = FrameBuf::with_capacity(96);
+    map.write_to(frame.body());
+    frame.finish(kind, Flags::NONE)
+}
+
+fn stream_epoch(stream: u32, epoch: u32) -> MapWriter {
+    MapWriter::new().uint("stream", stream).uint("epoch", epoch)
+}
+
+pub(crate) fn stream_open(open: &StreamOpen) -> FrameBuf {
+    let map = stream_epoch(open.stream, open.epoch)
+        .bytes("weights", &open.weights)
+        .uint("lo", open.lo)
+        .uint("hi", open.hi)
+        .uint("max_positions", open.max_positions);
+    cbor_frame(FrameType::StreamOpen, map)
+}
+
+pub(crate) fn read_stream_open(body: &[u8]) -> Result<StreamOpen, Violation> {
+    let mut map = MapReader::new(body)?;
+    let open = StreamOpen {
+        stream: map.uint("stream")?,
+        epoch: map.uint("epoch")?,
+        weights: map.array("weights")?,
+        lo: map.uint("lo")?,
+        hi: map.uint("hi")?,
+        max_positions: map.uint("max_positions")?,
+    };
+    map.end()?;
+    if open.lo > open.hi {
+        return Err(Violation::new(
+            CloseCode::BodyMalformed,
+            "`lo` is greater than `hi`",
+        ));
+    }
+    Ok(open)
+}
+
+pub(crate) fn stream_opened(opened: &StreamOpened) -> FrameBuf {
+    cbor_frame(
+        FrameType::StreamOpened,
+        stream_epoch(opened.stream, opened.epoch),
+    )
+}
+
+pub(crate) fn read_stream_opened(body: &[u8]) -> Result<StreamOpened, Violation> {
+    let mut map = MapReader::new(body)?;
+    let opened = StreamOpened {
+        stream: map.uint("stream")?,
+        epoch: map.uint("epoch")?,
+    };
+    map.end()?;
+    Ok(opened)
+}
+
+pub(crate) fn stream_close(close: &StreamClose) -> FrameBuf {
+    cbor_frame(
+        FrameType::StreamClose,
+        stream_epoch(close.stream, close.epoch),
+    )
+}
+
+pub(crate) fn read_stream_close(body: &[u8]) -> Result<StreamClose, Violation> {
+    let mut map = MapReader::new(body)?;
+    let close = StreamClose {
+        stream: map.uint("stream")?,
+        epoch: map.uint("epoch")?,
+    };
+    map.end()?;
+    Ok(close)
+}
+
+pub(crate) fn stream_error(error: &StreamError) -> FrameBuf {
+    let mut map = stream_epoch(error.stream, error.epoch);
+    if let Some(position) = error.position {
+        map = map.uint("position", position);
+    }
+    let map = map
+        .text("code", cut(&error.code, MAX_ERROR_CODE_BYTES))
+        .text("message", cut(&error.message, MAX_ERROR_MESSAGE_BYTES));
+    cbor_frame(FrameType::StreamError, map)
+}
+
+pub(crate) fn read_stream_error(body: &[u8]) -> Result<StreamError, Violation> {
+    let mut map = MapReader::new(body)?;
+    let error = StreamError {
+        stream: map.uint("stream")?,
+        epoch: map.uint("epoch")?,
+        position: map.opt_uint("position")?,
+        code: map.text("code", MAX_ERROR_CODE_BYTES)?,
+        message: map
+            .opt_text("message", MAX_ERROR_MESSAGE_BYTES)?
+            .unwrap_or_default(),
+    };
+    map.end()?;
+    Ok(error)
+}
+
+pub(crate) fn truncate(truncate: &Truncate) -> FrameBuf {
+    let map = stream_epoch(truncate.stream, truncate.epoch).uint("position", truncate.position);
+    cbor_frame(FrameType::Truncate, map)
+}
+
+pub(crate) fn read_truncate(body: &[u8]) -> Result<Truncate, Violation> {
+    let mut map = MapReader::new(body)?;
+    let truncate = Truncate {
+        stream: map.uint("stream")?,
+        epoch: map.uint("epoch")?,
+        position: map.uint("position")?,
+    };
+    map.end()?;
+    Ok(truncate)
+}
+
+/// A step or a result: they share their layout up to offset 28.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RowsHead {
+    pub(crate) stream: u32,
+    pub(crate) epoch: u32,
+    pub(crate) position: u32,
+    pub(crate) rows: u32,
+    pub(crate) width: u32,
+    pub(crate) dtype: DType,
+    pub(crate) kind: RowsKind,
+}
+
+/// What differs between the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RowsKind {
+    Step { want: Want },
+    Result { compute_us: u32, queue_us: u32 },
+}
+
+/// Where the rows are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place<'a> {
+    Inline(&'a [u8]),
+    Tensor(u16),
+}
+
+impl RowsHead {
+    pub(crate) fn of_step(step: &Step) -> RowsHead {
+        RowsHead {
+            stream: step.stream,
+            epoch: step.epoch,
+            position: step.position,
+            rows: step.rows,
+            width: step.width,
+            dtype: step.dtype,
+            kind: RowsKind::Step { want: step.want },
+        }
+    }
+
+    pub(crate) fn of_result(result: &StepResult) -> RowsHead {
+        RowsHead {
+            stream: result.stream,
+            epoch: result.epoch,
+            position: result.position,
+            rows: result.rows,
+            width: result.width,
+            dtype: result.dtype,
+            kind: RowsKind::Result {
+                compute_us: result.compute_us,
+                queue_us: result.queue_us,
+            },
+        }
+    }
+
+    /// Bytes of the rows.
+    ///
+    /// # Errors
+    /// `tensor_shape` when a step has no rows, a width is zero, or the product overflows.
+    pub(crate) fn bytes(&self) -> Result<u64, Violation> {
+        if self.rows == 0 && matches!(self.kind, RowsKind::Result { .. }) && self.width != 0 {
+            return Ok(0);
+        }
+        self.dims()?.bytes(self.dtype)
+    }
+
+    pub(crate) fn dims(&self) -> Result<Dims, Violation> {
+        Dims::new(&[self.rows, self.width])
+    }
+
+    /// The whole frame. For [`Place::Tensor`] the id is patched in when it is assigned.
+    pub(crate) fn frame(&self, place: Place<'_>) -> FrameBuf {
+        let (at, tensor, data) = match place {
+            Place::Inline(data) => (0u8, 0u16, data),
+            Place::Tensor(id) => (1, id, &[][..]),
+        };
+        let mut frame = FrameBuf::with_capacity(RESULT_HEAD_BYTES + data.len());
+        let body = frame.body();
+        for field in [
+            self.stream,
+            self.epoch,
+            self.position,
+            self.rows,
+            self.width,
+        ] {
+            body.extend_from_slice(&field.to_be_bytes());
+        }
+        let want = match self.kind {
+            RowsKind::Step { want } => want as u8,
+            RowsKind::Result { .. } => 0,
+        };
+        body.extend_from_slice(&[self.dtype as u8, want, at, 0]);
+        body.extend_from_slice(&tensor.to_be_bytes());
+        let kind = match self.kind {
+            RowsKind::Step { .. } => {
+                body.extend_from_slice(&[0; 6]);
+                FrameType::Step
+            }
+            RowsKind::Result {
+                compute_us,
+                queue_us,
+            } => {
+                body.extend_from_slice(&[0; 2]);
+                body.extend_from_slice(&compute_us.to_be_bytes());
+                body.extend_from_slice(&queue_us.to_be_bytes());
+                body.extend_from_slice(&[0; 4]);
+                FrameType::StepResult
+            }
+        };
+        body.extend_from_slice(data);
+        frame.finish(kind, Flags::NONE)
+    }
+
+    /// Splits a STEP or STEP_RESULT body.
+    ///
+    /// # Errors
+    /// `body_malformed`, `frame_unknown` (reserved fields), or `tensor_shape` when the inline rows
+    /// are not exactly `rows * width` values.
+    pub(crate) fn read(kind: FrameType, body: &[u8]) -> Result<(RowsHead, Place<'_>), Violation> {
+        let mut reader = Reader::new(body);
+        let [stream, epoch, position, rows, width] = [
+            reader.u32()?,
+            reader.u32()?,
+            reader.u32()?,
+            reader.u32()?,
+            reader.u32()?,
+        ];
+        let dtype = DType::from_wire(reader.u8()?)?;
+        let choice = reader.u8()?;
+        let place = reader.u8()?;
+        reader.reserved::<1>()?;
+        let tensor = reader.u16()?;
+        let kind = if kind == FrameType::Step {
+            reader.reserved::<6>()?;
+            RowsKind::Step {
+                want: Want::from_wire(choice)?,
+            }
+        } else {
+            if choice != 0 {
+                return Err(Violation::new(
+                    CloseCode::FrameUnknown,
+                    "a reserved field is not zero",
+                ));
+            }
+            reader.reserved::<2>()?;
+            let (compute_us, queue_us) = (reader.u32()?, reader.u32()?);
+            reader.reserved::<4>()?;
+            RowsKind::Result {
+                compute_us,
+                queue_us,
+            }
+        };
+        let head = RowsHead {
+            stream,
+            epoch,
+            position,
+            rows,
+            width,
+            dtype,
+            kind,
+        };
+        let bytes = head.bytes()?;
+        match place {
+            0 if tensor == 0 => {
+                let data = reader.rest();
+                if data.len() as u64 != bytes {
+                    return Err(Violation::new(
+                        CloseCode::TensorShape,
+                        format!(
+                            "{rows} x {width} rows are {bytes} bytes, not {}",
+                            data.len()
+                        ),
+                    ));
+                }
+                Ok((head, Place::Inline(data)))
+            }
+            1 if bytes > 0 => {
+                reader.end()?;
+                Ok((head, Place::Tensor(tensor)))
+            }
+            _ => Err(Violation::new(
+                CloseCode::BodyMalformed,
+                "the place of the rows is unclear",
+            )),
+        }
+    }
+
+    /// The message, with its rows.
+    pub(crate) fn into_message(self, data: Bytes) -> crate::Message {
+        let RowsHead {
+            stream,
+            epoch,
+            position,
+            rows,
+            width,
+            dtype,
+            kind,
+        } = self;
+        match kind {
+            RowsKind::Step { want } => crate::Message::Step(Step {
+                stream,
+                epoch,
+                position,
+                rows,
+                width,
+                dtype,
+                want,
+                data,
+            }),
+            RowsKind::Result {
+                compute_us,
+                queue_us,
+            } => crate::Message::StepResult(StepResult {
+                stream,
+                epoch,
+                position,
+                rows,
+                width,
+                dtype,
+                compute_us,
+                queue_us,
+                data,
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{HEADER_BYTES, Header};
+
+    fn step() -> RowsHead {
+        RowsHead {
+            stream: 0x0101_0101,
+            epoch: 0x0202_0202,
+            position: 0x0303_0303,
+            rows: 2,
+            width: 3,
+            dtype: DType::F16,
+            kind: RowsKind::Step { want: Want::Last },
+        }
+    }
+
+    fn result() -> RowsHead {
+        let kind = RowsKind::Result {
+            compute_us: 0x0505_0505,
+            queue_us: 0x0606_0606,
+        };
+        RowsHead { kind, ..step() }
+    }
+
+    #[test]
+    fn step_and_result_have_the_documented_layout() {
+        let rows = [0xee; 12];
+        let message = step().frame(Place::Inline(&rows)).into_bytes(1);
+        let mut expected = vec![1, 0x13, 0, 0, 0, 0, 0, 1, 0, 0, 0, 44, 0, 0, 0, 0];
+        expected.extend_from_slice(&[1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 0, 0, 0, 2, 0, 0, 0, 3]);
+        expected.extend_from_slice(&[1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        expected.extend_from_slice(&rows);
+        assert_eq!(message, expected);
+        assert_eq!(message.len(), HEADER_BYTES + 32 + 12);
+
+        let message = result().frame(Place::Tensor(0x0708)).into_bytes(1);
+        let mut expected = vec![1, 0x14, 0, 0, 0, 0, 0, 1, 0, 0, 0, 40, 0, 0, 0, 0];
+        expected.extend_from_slice(&[1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 0, 0, 0, 2, 0, 0, 0, 3]);
+        expected.extend_from_slice(&[1, 0, 1, 0, 7, 8, 0, 0, 5, 5, 5, 5, 6, 6, 6, 6, 0, 0, 0, 0]);
+        assert_eq!(message, expected);
+        assert_eq!(message.len(), HEADER_BYTES + RESULT_HEAD_BYTES);
+    }
+
+    #[test]
+    fn step_and_result_survive_a_round_trip() {
+        for head in [step(), result()] {
+            for place in [Place::Inline(&[5; 12][..]), Place::Tensor(9)] {
+                let message = head.frame(place).into_bytes(1);
+                let (header, body) = Header::decode(&message).unwrap();
+                assert_eq!(RowsHead::read(header.kind, body).unwrap(), (head, place));
+            }
+        }
+    }
+
+    #[test]
+    fn rows_that_disagree_with_the_shape_are_refused() {
+        for (head, bytes) in [
+            (step(), 11),
+            (step(), 13),
+            (RowsHead { rows: 0, ..step() }, 0),
+            (RowsHead { width: 0, ..step() }, 0),
+            (
+                RowsHead {
+                    width: 0,
+                    rows: 0,
+                    ..result()
+                },
+                0,
+            ),
+            (
+                RowsHead {
+                    rows: u32::MAX,
+                    width: u32::MAX,
+                    dtype: DType::F32,
+                    ..step()
+                },
+                12,
+            ),
+        ] {
+            let message = head.frame(Place::Inline(&vec![0; bytes])).into_bytes(1);
+            let (header, body) = Header::decode(&message).unwrap();
+            let code = RowsHead::read(header.kind, body).unwrap_err().code;
+            assert_eq!(code, CloseCode::TensorShape, "{head:?}");
+        }
+    }
+
+    #[test]
+    fn a_result_may_be_empty() {
+        let head = RowsHead {
+            rows: 0,
+            ..result()
+        };
+        let message = head.frame(Place::Inline(&[])).into_bytes(1);
+        let (header, body) = Header::decode(&message).unwrap();
+        assert_eq!(
+            RowsHead::read(header.kind, body).unwrap(),
+            (head, Place::Inline(&[]))
+        );
+    }
+
+    #[test]
+    fn the_other_bodies_survive_a_round_trip() {
+        let body = |frame: FrameBuf| frame.into_bytes(1).split_off(HEADER_BYTES);
+        let open = StreamOpen {
+            stream: u32::MAX,
+            epoch: 1,
+            weights: [0xaa; 32],
+            lo: 0,
+            hi: 29,
+            max_positions: 2048,
+        };
+        assert_eq!(read_stream_open(&body(stream_open(&open))).unwrap(), open);
+        let backwards = StreamOpen { lo: 30, ..open };
+        assert!(read_stream_open(&body(stream_open(&backwards))).is_err());
+        let opened = StreamOpened {
+            stream: 1,
+            epoch: 2,
+        };
+        assert_eq!(
+            read_stream_opened(&body(stream_opened(&opened))).unwrap(),
+            opened
+        );
+        let close = StreamClose {
+            stream: 1,
+            epoch: 2,
+        };
+        assert_eq!(
+            read_stream_close(&body(stream_close(&close))).unwrap(),
+            close
+        );
+        let cut = Truncate {
+            stream: 1,
+            epoch: 2,
+            position: 3,
+        };
+        assert_eq!(read_truncate(&body(truncate(&cut))).unwrap(), cut);
+        for position in [None, Some(7)] {
+            let error = StreamError {
+                stream: 1,
+                epoch: 2,
+                position,
+                code: "position_gap".into(),
+                message: "the stream has 5 positions".into(),
+            };
+            assert_eq!(
+                read_stream_error(&body(stream_error(&error))).unwrap(),
+                error
+            );
+        }
+    }
+}
