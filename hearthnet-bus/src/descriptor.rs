@@ -87,8 +87,8 @@ impl DescriptorError {
     }
 }
 
-/// Largest encoded descriptor, in bytes.
-pub const MAX_ENCODED: usize = 8 * 1024;
+/// Largest encoded descriptor, in bytes: what one control message of X08 carries.
+pub const MAX_ENCODED: usize = 4080;
 
 impl Descriptor {
     /// The shard id that belongs to a model and an inclusive layer range.

@@ -32,6 +32,10 @@ pub enum Message {
     StepResult(StepResult),
     /// Caller to host: forget positions.
     Truncate(Truncate),
+    /// Caller to host: say what you serve. Answered by [`Message::Descriptor`].
+    Describe,
+    /// Host to caller: what it serves, 1 to 4,080 bytes that mean nothing to the transport.
+    Descriptor(Bytes),
     /// Either way: a tensor of its own.
     Tensor(Tensor),
 }

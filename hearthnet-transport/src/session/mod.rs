@@ -658,6 +658,17 @@ impl Session {
                 self.deliver(Message::Truncate(pipeline::read_truncate(body)?));
                 Ok(())
             }
+            FrameType::Describe => {
+                self.control_rate(now)?;
+                pipeline::read_describe(body)?;
+                self.deliver(Message::Describe);
+                Ok(())
+            }
+            FrameType::Descriptor => {
+                self.control_rate(now)?;
+                self.deliver(Message::Descriptor(pipeline::read_descriptor(body)?));
+                Ok(())
+            }
         }
     }
 
@@ -675,11 +686,15 @@ impl Session {
                 FrameType::StreamOpen
                 | FrameType::StreamClose
                 | FrameType::Step
-                | FrameType::Truncate,
+                | FrameType::Truncate
+                | FrameType::Describe,
             ) => !self.caller,
             (
                 State::Open,
-                FrameType::StreamOpened | FrameType::StepResult | FrameType::StreamError,
+                FrameType::StreamOpened
+                | FrameType::StepResult
+                | FrameType::StreamError
+                | FrameType::Descriptor,
             ) => self.caller,
             (State::Open, _) => true,
         };

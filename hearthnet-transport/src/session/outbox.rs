@@ -99,9 +99,9 @@ impl Outgoing {
     pub fn new(message: &Message, terms: &Terms) -> Result<Outgoing, Violation> {
         let from_caller = match message {
             Message::StreamOpen(_) | Message::StreamClose(_) | Message::Step(_) => Some(true),
-            Message::Truncate(_) => Some(true),
+            Message::Truncate(_) | Message::Describe => Some(true),
             Message::StreamOpened(_) | Message::StreamError(_) => Some(false),
-            Message::StepResult(_) => Some(false),
+            Message::StepResult(_) | Message::Descriptor(_) => Some(false),
             Message::Tensor(_) => None,
         };
         if from_caller.is_some_and(|caller| caller != terms.caller) {
@@ -131,6 +131,9 @@ impl Outgoing {
                 small(Part::Error, m.stream, m.epoch, pipeline::stream_error(m))
             }
             Message::Truncate(m) => small(Part::Other, m.stream, m.epoch, pipeline::truncate(m)),
+            // These belong to no stream: streams are numbered by callers, who never close (0, 0).
+            Message::Describe => small(Part::Other, 0, 0, pipeline::describe()),
+            Message::Descriptor(bytes) => small(Part::Other, 0, 0, pipeline::descriptor(bytes)?),
             Message::Step(m) => Outgoing::rows(Part::Step, RowsHead::of_step(m), &m.data, terms),
             Message::StepResult(m) => {
                 Outgoing::rows(Part::Result, RowsHead::of_result(m), &m.data, terms)

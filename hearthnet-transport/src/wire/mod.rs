@@ -71,11 +71,15 @@ pub enum FrameType {
     StreamError = 0x15,
     /// Caller: forget positions.
     Truncate = 0x16,
+    /// Caller: say what you serve.
+    Describe = 0x17,
+    /// Host: what it serves.
+    Descriptor = 0x18,
 }
 
 impl FrameType {
     /// Every type, in the order of their numbers.
-    pub const ALL: [FrameType; 16] = [
+    pub const ALL: [FrameType; 18] = [
         FrameType::TensorData,
         FrameType::TensorEnd,
         FrameType::Ack,
@@ -92,6 +96,8 @@ impl FrameType {
         FrameType::StepResult,
         FrameType::StreamError,
         FrameType::Truncate,
+        FrameType::Describe,
+        FrameType::Descriptor,
     ];
 
     fn from_wire(byte: u8) -> Option<FrameType> {
@@ -318,7 +324,7 @@ mod tests {
     fn the_header_has_the_documented_layout_for_every_type() {
         let numbers = [
             0x01, 0x02, 0x03, 0x04, 0x05, 0x06, 0x07, 0x08, 0x09, 0x10, 0x11, 0x12, 0x13, 0x14,
-            0x15, 0x16,
+            0x15, 0x16, 0x17, 0x18,
         ];
         for (kind, number) in FrameType::ALL.into_iter().zip(numbers) {
             let header = Header {

@@ -1,7 +1,8 @@
-//! The pipeline's frames, 0x10 to 0x16.
+//! The pipeline's frames, 0x10 to 0x18.
 //!
 //! STEP and STEP_RESULT have fixed headers, so that a decode row costs no parsing and its size
-//! depends on the width alone. The others are CBOR maps.
+//! depends on the width alone. DESCRIBE has no body, DESCRIPTOR has the host's bytes as they are.
+//! The others are CBOR maps.
 //!
 //! STEP, then the rows when `place` is 0:
 //!
@@ -43,8 +44,9 @@ use bytes::Bytes;
 use super::cbor::{MapReader, MapWriter};
 use super::control::cut;
 use super::reader::Reader;
-use super::{Flags, FrameBuf, FrameType};
+use super::{Flags, FrameBuf, FrameType, HEADER_BYTES};
 use crate::code::{CloseCode, Violation};
+use crate::config::CONTROL_MESSAGE_BYTES;
 use crate::message::{
     Step, StepResult, StreamClose, StreamError, StreamOpen, StreamOpened, Truncate, Want,
 };
@@ -173,6 +175,48 @@ pub(crate) fn read_truncate(body: &[u8]) -> Result<Truncate, Violation> {
     };
     map.end()?;
     Ok(truncate)
+}
+
+pub(crate) fn describe() -> FrameBuf {
+    FrameBuf::with_capacity(0).finish(FrameType::Describe, Flags::NONE)
+}
+
+pub(crate) fn read_describe(body: &[u8]) -> Result<(), Violation> {
+    if body.is_empty() {
+        return Ok(());
+    }
+    Err(Violation::new(
+        CloseCode::BodyMalformed,
+        "DESCRIBE has no body",
+    ))
+}
+
+/// # Errors
+/// `frame_too_big` or `body_malformed` for bytes that no receiver would take.
+pub(crate) fn descriptor(bytes: &[u8]) -> Result<FrameBuf, Violation> {
+    check_descriptor(bytes)?;
+    let mut frame = FrameBuf::with_capacity(bytes.len());
+    frame.body().extend_from_slice(bytes);
+    Ok(frame.finish(FrameType::Descriptor, Flags::NONE))
+}
+
+pub(crate) fn read_descriptor(body: &[u8]) -> Result<Bytes, Violation> {
+    check_descriptor(body)?;
+    Ok(Bytes::copy_from_slice(body))
+}
+
+fn check_descriptor(bytes: &[u8]) -> Result<(), Violation> {
+    match bytes.len() {
+        0 => Err(Violation::new(
+            CloseCode::BodyMalformed,
+            "an empty descriptor",
+        )),
+        n if n > CONTROL_MESSAGE_BYTES - HEADER_BYTES => Err(Violation::new(
+            CloseCode::FrameTooBig,
+            "a descriptor of more than 4,080 bytes",
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// A step or a result: they share their layout up to offset 28.
@@ -424,6 +468,23 @@ mod tests {
             queue_us: 0x0606_0606,
         };
         RowsHead { kind, ..step() }
+    }
+
+    #[test]
+    fn describe_is_empty_and_a_descriptor_travels_as_it_is() {
+        let message = describe().into_bytes(1);
+        assert_eq!(message, [1, 0x17, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert!(read_describe(&[0]).is_err());
+
+        let message = descriptor(&[7, 8, 9]).unwrap().into_bytes(1);
+        let mut expected = vec![1, 0x18, 0, 0, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0, 0];
+        expected.extend_from_slice(&[7, 8, 9]);
+        assert_eq!(message, expected);
+        assert_eq!(read_descriptor(&[7, 8, 9]).unwrap(), [7, 8, 9].as_slice());
+        for length in [0, CONTROL_MESSAGE_BYTES - HEADER_BYTES + 1] {
+            assert!(descriptor(&vec![0; length]).is_err(), "{length}");
+            assert!(read_descriptor(&vec![0; length]).is_err(), "{length}");
+        }
     }
 
     #[test]
