@@ -6,6 +6,7 @@ pub mod cache;
 pub mod catalogue;
 pub mod convert;
 pub mod detokenize;
+pub mod engine;
 mod error;
 pub mod families;
 pub mod gguf;

@@ -263,6 +263,21 @@ impl<'a, T> SharedMut<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.data.as_ptr().add(start), len) }
     }
 
+    /// A part of it, to be shared like the whole.
+    ///
+    /// # Panics
+    /// When the range reaches beyond the end.
+    pub fn part(&self, range: Range<usize>) -> Self {
+        let (start, len) = self.checked(&range);
+        // SAFETY: within bounds (checked).
+        let data = unsafe { self.data.add(start) };
+        Self {
+            data,
+            len,
+            owner: PhantomData,
+        }
+    }
+
     fn checked(&self, range: &Range<usize>) -> (usize, usize) {
         assert!(
             range.start <= range.end && range.end <= self.len,

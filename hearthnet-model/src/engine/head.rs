@@ -1,0 +1,170 @@
+//! What lies outside the blocks: embedding, last norm, output matrix.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::error::{EngineError, LoadError};
+use super::team::Team;
+use super::weights::{Loader, packed_bytes};
+use super::{Engine, EngineOptions, check};
+use crate::kernels::{Act, ActForm, Kernels, LANES, Output, Packed, SharedMut};
+use crate::model_file::ModelFile;
+use crate::spec::ModelSpec;
+
+/// Rows that are multiplied with the output matrix together.
+const TILE: usize = 64;
+/// Parts per thread into which the output matrix is cut.
+const UNITS: usize = 4;
+
+/// Embedding, last norm and output matrix of a model.
+pub struct Head {
+    spec: ModelSpec,
+    kernels: Kernels,
+    team: Arc<Team>,
+    embedding: Packed,
+    norm: Vec<f32>,
+    /// `None` where the embedding is also the output matrix.
+    output: Option<Packed>,
+    act: Mutex<Act>,
+}
+
+impl Head {
+    /// Reads and repacks the tensors outside the blocks.
+    ///
+    /// # Errors
+    /// See [`LoadError`].
+    pub fn load(file: &ModelFile, options: &EngineOptions) -> Result<Self, LoadError> {
+        Self::with(file, options.kernels()?, options.team()?)
+    }
+
+    /// As [`Self::load`], on the threads of an engine in the same process: as they take turns,
+    /// threads of its own would only be in the way.
+    ///
+    /// # Errors
+    /// See [`LoadError`].
+    pub fn beside(file: &ModelFile, engine: &Engine) -> Result<Self, LoadError> {
+        Self::with(file, engine.kernels, Arc::clone(&engine.team))
+    }
+
+    fn with(file: &ModelFile, kernels: Kernels, team: Arc<Team>) -> Result<Self, LoadError> {
+        let spec = file.spec().clone();
+        check(&spec)?;
+        let (embedding, output) = (file.embedding()?, file.output()?);
+        let output = (!spec.tied_embedding).then_some(output);
+        let mut packed = packed_bytes(&embedding)?;
+        if let Some(output) = &output {
+            packed = packed.saturating_add(packed_bytes(output)?);
+        }
+        let mut progress = |_, _| ();
+        let mut loader = Loader::new(file, packed, file.head_bytes(), &mut progress)?;
+        Ok(Self {
+            kernels,
+            team,
+            embedding: loader.matrix(&embedding)?,
+            norm: loader.vector(&file.output_norm()?)?,
+            output: output.map(|output| loader.matrix(&output)).transpose()?,
+            spec,
+            act: Mutex::default(),
+        })
+    }
+
+    /// Hyperparameters of the model.
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// Memory that the weights take.
+    pub fn weight_bytes(&self) -> u64 {
+        let output = self.output.as_ref().map_or(0, Packed::bytes);
+        (self.embedding.bytes() + size_of_val(&self.norm[..]) + output) as u64
+    }
+
+    /// Replaces `out` by the embeddings of some tokens, one row of `width` values each, rounded
+    /// to the boundary dtype: what the first layer reads.
+    ///
+    /// # Errors
+    /// [`EngineError::UnknownToken`], [`EngineError::InputNotFinite`] when the file's embedding is
+    /// beyond the boundary dtype; `out` is then empty.
+    pub fn embed(&self, ids: &[u32], out: &mut Vec<f32>) -> Result<(), EngineError> {
+        out.clear();
+        let vocab = self.spec.vocab;
+        if let Some(&id) = ids.iter().find(|id| **id >= vocab) {
+            return Err(EngineError::UnknownToken { id, vocab });
+        }
+        let width = self.spec.width as usize;
+        out.resize(ids.len() * width, 0.0);
+        for (row, (&id, values)) in ids.iter().zip(out.chunks_exact_mut(width)).enumerate() {
+            self.embedding.dequantise_row(id as usize, values);
+            self.spec.boundary.round(values);
+            if !self.kernels.all_finite(values) {
+                out.clear();
+                return Err(EngineError::InputNotFinite { row });
+            }
+        }
+        Ok(())
+    }
+
+    /// Replaces `out` by the logits of some rows, `vocab` values each. `rows` are outputs of the
+    /// last layer, `width` values each; usually it is one row, that of the last position.
+    ///
+    /// # Errors
+    /// [`EngineError::RowsMismatch`] when `rows` is not whole rows,
+    /// [`EngineError::InputNotFinite`]; `out` is then empty.
+    pub fn logits(&self, rows: &[f32], out: &mut Vec<f32>) -> Result<(), EngineError> {
+        out.clear();
+        let (width, vocab) = (self.spec.width as usize, self.spec.vocab as usize);
+        if !rows.len().is_multiple_of(width) {
+            let expected = rows.len().next_multiple_of(width);
+            return Err(EngineError::RowsMismatch {
+                expected,
+                found: rows.len(),
+            });
+        }
+        let mut each = rows.chunks_exact(width);
+        if let Some(row) = each.position(|row| !self.kernels.all_finite(row)) {
+            return Err(EngineError::InputNotFinite { row });
+        }
+        out.resize(rows.len() / width * vocab, 0.0);
+        for (rows, out) in rows.chunks(TILE * width).zip(out.chunks_mut(TILE * vocab)) {
+            self.tile(rows, out);
+        }
+        Ok(())
+    }
+
+    #[allow(unsafe_code)]
+    fn tile(&self, rows: &[f32], out: &mut [f32]) {
+        let matrix = self.output.as_ref().unwrap_or(&self.embedding);
+        let (panels, vocab) = (matrix.panels(), matrix.rows());
+        let threads = self.team.threads();
+        let units = if threads == 1 {
+            1
+        } else {
+            panels.min(UNITS * threads)
+        };
+        let mut act = self.act.lock().unwrap_or_else(PoisonError::into_inner);
+        let form = ActForm::of([matrix]);
+        self.kernels
+            .norm_prepare(rows, &self.norm, self.spec.norm_eps, form, &mut act);
+        let (act, count) = (&*act, rows.len() / self.norm.len());
+        let out = SharedMut::new(out);
+        self.team.run(&|member| {
+            member.phase(units, |unit| {
+                let range = panels * unit / units..panels * (unit + 1) / units;
+                let columns = range.start * LANES..vocab.min(range.end * LANES);
+                // SAFETY: units have separate panels, and so separate columns.
+                let tile = unsafe { out.tile_mut(count, vocab, columns) };
+                self.kernels.matmul(matrix, range, act, Output::Store, tile);
+            });
+        });
+    }
+}
+
+impl fmt::Debug for Head {
+    /// Without weights.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Head")
+            .field("architecture", &self.spec.architecture)
+            .field("vocab", &self.spec.vocab)
+            .finish_non_exhaustive()
+    }
+}
