@@ -1,6 +1,7 @@
 //! Token ids to text, one at a time, never half a character.
 
 use crate::tokenizer::{TokenKind, Tokenizer};
+use std::fmt;
 
 /// Turns a stream of tokens into a stream of text.
 ///
@@ -15,12 +16,22 @@ use crate::tokenizer::{TokenKind, Tokenizer};
 /// push(last byte)                 ->  "👋"
 /// finish()                        ->  ""
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Detokenizer {
     tokenizer: Tokenizer,
     special: bool,
     /// The beginning of a character: at most three bytes between calls.
     held: Vec<u8>,
+}
+
+/// Leaves the text out, so that no log can show it.
+impl fmt::Debug for Detokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Detokenizer")
+            .field("special", &self.special)
+            .field("held_bytes", &self.held.len())
+            .finish_non_exhaustive()
+    }
 }
 
 impl Detokenizer {

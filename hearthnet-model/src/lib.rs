@@ -14,7 +14,9 @@ pub mod kernels;
 pub mod manifest;
 pub mod model_file;
 pub mod quantize;
+pub mod sampler;
 pub mod spec;
+pub mod stop;
 pub mod template;
 pub mod tokenizer;
 
@@ -24,6 +26,8 @@ pub use error::{FileError, ModelError};
 pub use gguf::{Gguf, TensorType};
 pub use manifest::{Digest, Manifest, WeightsId};
 pub use model_file::{ModelFile, TensorView};
+pub use sampler::{Sampled, Sampler, SamplerConfig};
 pub use spec::{LayerTensor, ModelSpec, RopeKind, RopeSpec};
+pub use stop::StopMatcher;
 pub use template::{ChatMessage, ChatTemplate, Role};
 pub use tokenizer::{Special, Tokenizer};

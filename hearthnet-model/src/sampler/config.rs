@@ -1,0 +1,144 @@
+//! How the next token is chosen.
+
+use serde::{Deserialize, Serialize};
+
+/// The most tokens whose log probabilities are reported. OpenAI's API takes 20.
+pub const MAX_LOGPROBS: u8 = 20;
+/// The longest window that penalties look back over, in tokens.
+pub const MAX_PENALTY_WINDOW: u32 = 1 << 20;
+
+/// The settings of a [`Sampler`](super::Sampler). The default is greedy.
+///
+/// The steps are llama.cpp's, in its default order: penalties, top-k, top-p, min-p, temperature,
+/// then the draw. So what top-p and min-p cut away does not depend on the temperature.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[allow(clippy::exhaustive_structs)] // Built with `..SamplerConfig::default()`.
+pub struct SamplerConfig {
+    /// Divides the logits before the draw, 0 to 100. 0 is greedy: the best token, no draw.
+    pub temperature: f32,
+    /// Keeps the best k tokens; 0 keeps all.
+    pub top_k: u32,
+    /// Keeps the best tokens until their probabilities sum up to p, 0 to 1; the token that
+    /// reaches p is kept too, so 0 keeps the best one, and 1 keeps all.
+    pub top_p: f32,
+    /// Keeps tokens at least this times as likely as the best one, 0 to 1; 0 keeps all.
+    pub min_p: f32,
+    /// Divides the positive logits of recent tokens, and multiplies their negative ones; 1/16
+    /// to 16, 1 does nothing.
+    pub repetition_penalty: f32,
+    /// Taken off the logits of recent tokens, -2 to 2.
+    pub presence_penalty: f32,
+    /// Taken off the logits of recent tokens once for each time they occurred, -2 to 2.
+    pub frequency_penalty: f32,
+    /// How many tokens back the penalties look, over all that the sampler was told of: prompt
+    /// and answer. 0 to 1,048,576; 0 turns the penalties off.
+    pub penalty_window: u32,
+    /// Decides every draw: the same seed gives the same tokens, on every machine. Needed unless
+    /// the choice is greedy; callers who do not care draw one and report it.
+    pub seed: Option<u64>,
+    /// Reports the log probability of the chosen token and of the best n, 0 to 20, in the
+    /// model's own distribution: before penalties, cuts and temperature.
+    pub logprobs: Option<u8>,
+}
+
+impl Default for SamplerConfig {
+    fn default() -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            penalty_window: 64,
+            seed: None,
+            logprobs: None,
+        }
+    }
+}
+
+/// Settings that make no sense.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SamplerConfigError {
+    /// A number is outside its range, or not a number.
+    #[error("`{field}` is {value}; it must be from {min} to {max}")]
+    OutOfRange {
+        /// The field of [`SamplerConfig`].
+        field: &'static str,
+        /// Its value.
+        value: f64,
+        /// The least that is accepted.
+        min: f64,
+        /// The most that is accepted.
+        max: f64,
+    },
+
+    /// Tokens are to be drawn, but there is no seed to draw them from.
+    #[error("`seed` is needed when `temperature` is above 0: draw one and report it")]
+    SeedMissing,
+}
+
+impl SamplerConfig {
+    /// Checks every field.
+    ///
+    /// # Errors
+    /// [`SamplerConfigError`] for the first field that is out of range.
+    pub fn validate(&self) -> Result<(), SamplerConfigError> {
+        let logprobs = self.logprobs.unwrap_or(0);
+        let fields = [
+            ("temperature", f64::from(self.temperature), 0.0, 100.0),
+            ("top_p", f64::from(self.top_p), 0.0, 1.0),
+            ("min_p", f64::from(self.min_p), 0.0, 1.0),
+            (
+                "repetition_penalty",
+                f64::from(self.repetition_penalty),
+                0.0625,
+                16.0,
+            ),
+            (
+                "presence_penalty",
+                f64::from(self.presence_penalty),
+                -2.0,
+                2.0,
+            ),
+            (
+                "frequency_penalty",
+                f64::from(self.frequency_penalty),
+                -2.0,
+                2.0,
+            ),
+            (
+                "penalty_window",
+                self.penalty_window.into(),
+                0.0,
+                MAX_PENALTY_WINDOW.into(),
+            ),
+            ("logprobs", logprobs.into(), 0.0, MAX_LOGPROBS.into()),
+        ];
+        for (field, value, min, max) in fields {
+            if !(min..=max).contains(&value) {
+                return Err(SamplerConfigError::OutOfRange {
+                    field,
+                    value,
+                    min,
+                    max,
+                });
+            }
+        }
+        if self.temperature > 0.0 && self.seed.is_none() {
+            return Err(SamplerConfigError::SeedMissing);
+        }
+        Ok(())
+    }
+
+    /// Whether any penalty changes any logit.
+    pub(super) fn penalises(&self) -> bool {
+        self.penalty_window > 0
+            && (self.repetition_penalty != 1.0
+                || self.presence_penalty != 0.0
+                || self.frequency_penalty != 0.0)
+    }
+}

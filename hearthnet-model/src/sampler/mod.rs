@@ -1,0 +1,286 @@
+//! Choosing the next token from the logits.
+//!
+//! The same logits, settings and seed give the same token on every CPU: probabilities are whole
+//! numbers made by single IEEE operations, `log` is the `libm` crate's, random numbers come from
+//! ChaCha12. Ties go to the lowest id, -0 equals 0, and a logit that is not a number is an error
+//! and never a choice.
+//!
+//! # One token
+//!
+//! 1. Penalties, for every token among the last [`SamplerConfig::penalty_window`] that the
+//!    sampler was told of, `c` the number of times: `l = l > 0 ? l / r : l * r`, then
+//!    `l = l - (c * frequency + presence)`, in binary32.
+//! 2. Temperature 0: the greatest logit. Otherwise, with tokens ordered by logit, then id:
+//! 3. top-k keeps the first k.
+//! 4. top-p keeps the shortest beginning whose weights, at temperature 1, sum up to at least
+//!    `p` times the sum of all that are left.
+//! 5. min-p keeps logits of at least the greatest plus `log(min_p)`.
+//! 6. The weight of a token is `exp((l - greatest) / temperature)` in whole units of 2^-40
+//!    (see [`weights`]). With `R` the next 64 random bits, the first token by id is taken at
+//!    which the running sum of weights exceeds `R * sum / 2^64`.
+//!
+//! A greedy choice takes no random number, every other choice takes exactly one.
+
+mod config;
+mod select;
+mod weights;
+
+pub use config::{MAX_LOGPROBS, MAX_PENALTY_WINDOW, SamplerConfig, SamplerConfigError};
+
+use rand_chacha::ChaCha12Rng;
+use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
+use select::Candidate;
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+
+/// A chosen token.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Sampled {
+    /// The token.
+    pub id: u32,
+    /// Its log probability in the model's own distribution, if asked for.
+    pub logprob: Option<f32>,
+    /// The likeliest tokens with their log probabilities, best first, if asked for.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// Logits that allow no choice.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SampleError {
+    /// There are no logits, or every token is ruled out (minus infinity).
+    #[error("no token has a finite logit")]
+    NoCandidate,
+
+    /// There are more logits than any vocabulary has tokens.
+    #[error("there are logits for {count} tokens; at most {limit} are accepted")]
+    TooMany {
+        /// The number of logits.
+        count: usize,
+        /// The number that is accepted.
+        limit: usize,
+    },
+
+    /// A logit is not a number, or infinite.
+    #[error("the logit of token {id} is not a finite number")]
+    NotFinite {
+        /// The first such token.
+        id: u32,
+    },
+}
+
+/// Chooses tokens, one after the other, for one sequence.
+#[derive(Clone)]
+pub struct Sampler {
+    config: SamplerConfig,
+    random: ChaCha12Rng,
+    /// The last tokens, at most `penalty_window`, and how often each occurs in there.
+    recent: VecDeque<u32>,
+    counts: HashMap<u32, u32>,
+    /// Buffers to reuse.
+    penalised: Vec<f32>,
+    candidates: Vec<Candidate>,
+    weights: Vec<u64>,
+}
+
+/// Leaves the tokens out, so that no log can show them.
+impl fmt::Debug for Sampler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sampler")
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Sampler {
+    /// A sampler at the beginning of its random numbers.
+    ///
+    /// # Errors
+    /// [`SamplerConfigError`] when a setting is out of range.
+    pub fn new(config: SamplerConfig) -> Result<Self, SamplerConfigError> {
+        config.validate()?;
+        // The layout is ours, so that no version of `rand_core` can change it.
+        let mut seed = *b"........hearthnet sampler 1.....";
+        for (to, from) in seed.iter_mut().zip(config.seed.unwrap_or(0).to_le_bytes()) {
+            *to = from;
+        }
+        Ok(Self {
+            random: ChaCha12Rng::from_seed(seed),
+            config,
+            recent: VecDeque::new(),
+            counts: HashMap::new(),
+            penalised: Vec::new(),
+            candidates: Vec::new(),
+            weights: Vec::new(),
+        })
+    }
+
+    /// The settings.
+    pub fn config(&self) -> &SamplerConfig {
+        &self.config
+    }
+
+    /// Tells the sampler of tokens that it did not choose, such as the prompt: penalties count
+    /// them too. (OpenAI's penalties count the answer only; for those, do not.)
+    pub fn observe(&mut self, ids: &[u32]) {
+        if !self.config.penalises() {
+            return;
+        }
+        let window = usize::try_from(self.config.penalty_window).unwrap_or(usize::MAX);
+        for &id in ids.get(ids.len().saturating_sub(window)..).unwrap_or(ids) {
+            if self.recent.len() >= window
+                && let Some(old) = self.recent.pop_front()
+                && let Some(count) = self.counts.get_mut(&old)
+            {
+                *count -= 1;
+                if *count == 0 {
+                    self.counts.remove(&old);
+                }
+            }
+            self.recent.push_back(id);
+            *self.counts.entry(id).or_default() += 1;
+        }
+    }
+
+    /// Chooses the next token; `logits` has one value for each token. A logit of minus infinity
+    /// rules a token out. After an error the sampler is as it was.
+    ///
+    /// # Errors
+    /// [`SampleError`] when a logit is not a number or plus infinity, or nothing is left.
+    pub fn sample(&mut self, logits: &[f32]) -> Result<Sampled, SampleError> {
+        if logits.len() > weights::MAX_TOKENS {
+            return Err(SampleError::TooMany {
+                count: logits.len(),
+                limit: weights::MAX_TOKENS,
+            });
+        }
+        if let Some(id) = select::not_finite(logits) {
+            return Err(SampleError::NotFinite { id });
+        }
+        let mut penalised = std::mem::take(&mut self.penalised);
+        let chosen = if self.counts.is_empty() {
+            self.choose(logits)
+        } else {
+            penalised.clear();
+            penalised.extend_from_slice(logits);
+            self.penalise(&mut penalised);
+            self.choose(&penalised)
+        };
+        self.penalised = penalised;
+        let id = chosen?;
+        self.observe(&[id]);
+        let (logprob, top) = match self.config.logprobs {
+            None => (None, Vec::new()),
+            Some(count) => self.logprobs(logits, id, count),
+        };
+        Ok(Sampled { id, logprob, top })
+    }
+
+    fn penalise(&self, logits: &mut [f32]) {
+        let config = &self.config;
+        for (&id, &count) in &self.counts {
+            let Some(logit) = usize::try_from(id).ok().and_then(|id| logits.get_mut(id)) else {
+                continue;
+            };
+            if *logit > 0.0 {
+                *logit /= config.repetition_penalty;
+            } else {
+                *logit *= config.repetition_penalty;
+            }
+            *logit -= count as f32 * config.frequency_penalty + config.presence_penalty;
+            *logit = logit.min(f32::MAX); // Dividing by less than 1 may have left the range.
+        }
+    }
+
+    fn choose(&mut self, logits: &[f32]) -> Result<u32, SampleError> {
+        let best = select::best(logits).ok_or(SampleError::NoCandidate)?;
+        if self.config.temperature == 0.0 {
+            return Ok(best.id);
+        }
+        self.keep(logits, best);
+        let warmth = 1.0 / f64::from(self.config.temperature);
+        let top = f64::from(best.logit);
+        self.weights.clear();
+        let weight = |c: &Candidate| weights::weight((f64::from(c.logit) - top) * warmth);
+        self.weights.extend(self.candidates.iter().map(weight));
+        let sum: u64 = self.weights.iter().sum();
+
+        let hit = ((u128::from(self.random.next_u64()) * u128::from(sum)) >> 64) as u64;
+        let mut running = 0;
+        for (candidate, weight) in self.candidates.iter().zip(&self.weights) {
+            running += weight;
+            if running > hit {
+                return Ok(candidate.id);
+            }
+        }
+        // Not reached: the running sum ends at `sum`, and the hit is below it.
+        Ok(best.id)
+    }
+
+    /// Fills `candidates` with what top-k, top-p and min-p leave, ordered by id.
+    fn keep(&mut self, logits: &[f32], best: Candidate) {
+        let config = &self.config;
+        let top = f64::from(best.logit);
+        let floor = if config.min_p > 0.0 {
+            top + libm::log(f64::from(config.min_p))
+        } else {
+            f64::NEG_INFINITY
+        };
+        let top_k = usize::try_from(config.top_k).unwrap_or(usize::MAX);
+        let everything = top_k == 0 || top_k >= logits.len();
+        if everything && config.top_p >= 1.0 {
+            let all = (0..)
+                .zip(logits)
+                .map(|(id, &logit)| Candidate { id, logit });
+            self.candidates.clear();
+            self.candidates
+                .extend(all.filter(|c| c.logit > f32::NEG_INFINITY && f64::from(c.logit) >= floor));
+            return;
+        }
+        if everything {
+            select::nucleus(
+                logits,
+                best.logit,
+                config.top_p,
+                &mut self.weights,
+                &mut self.candidates,
+            );
+        } else {
+            select::first_k(logits, top_k, &mut self.candidates);
+            if config.top_p < 1.0 {
+                select::cut_at(&mut self.candidates, best.logit, config.top_p);
+            }
+        }
+        self.candidates.retain(|c| f64::from(c.logit) >= floor);
+        self.candidates
+            .sort_unstable_by_key(|candidate| candidate.id);
+    }
+
+    fn logprobs(&mut self, logits: &[f32], id: u32, count: u8) -> (Option<f32>, Vec<(u32, f32)>) {
+        let Some(best) = select::best(logits) else {
+            return (None, Vec::new());
+        };
+        let top = f64::from(best.logit);
+        let sum: u64 = logits
+            .iter()
+            .map(|l| weights::weight(f64::from(*l) - top))
+            .sum();
+        let log_sum = libm::log(sum as f64 / weights::ONE as f64);
+        let logprob = |logit: f32| (f64::from(logit) - top - log_sum) as f32;
+        select::first_k(logits, usize::from(count), &mut self.candidates);
+        let top = self
+            .candidates
+            .iter()
+            .map(|c| (c.id, logprob(c.logit)))
+            .collect();
+        let chosen = usize::try_from(id)
+            .ok()
+            .and_then(|id| logits.get(id))
+            .copied();
+        (chosen.map(logprob), top)
+    }
+}
+
+#[cfg(test)]
+mod tests;

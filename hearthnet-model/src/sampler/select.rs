@@ -1,0 +1,273 @@
+//! Finding the likeliest tokens without sorting them all.
+//!
+//! Everything here takes logits without NaN and plus infinity. The order is by logit, greatest
+//! first, then by id.
+
+use super::weights::weight;
+use std::cmp::Ordering;
+
+/// A token and its logit.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Candidate {
+    pub(super) id: u32,
+    pub(super) logit: f32,
+}
+
+impl Candidate {
+    /// Best first. -0 equals 0, so the ids decide.
+    fn order(&self, other: &Self) -> Ordering {
+        let by_logit = other
+            .logit
+            .partial_cmp(&self.logit)
+            .unwrap_or(Ordering::Equal);
+        by_logit.then(self.id.cmp(&other.id))
+    }
+}
+
+/// How many logits are looked at together: enough for the compiler to use wide registers.
+const BLOCK: usize = 64;
+/// Classes of [`nucleus`] for each unit of the logit.
+const CLASSES_PER_UNIT: f64 = 16.0;
+/// All classes; the last begins where tokens weigh nothing.
+const CLASSES: usize = 29 * 16;
+
+/// The first token whose logit is not a number or plus infinity.
+pub(super) fn not_finite(logits: &[f32]) -> Option<u32> {
+    // False for NaN as well. Without early exit, which would keep the compiler from wide code.
+    let fine = |logit: &f32| *logit < f32::INFINITY;
+    let all_fine = logits.iter().fold(true, |all, logit| all & fine(logit));
+    if all_fine {
+        return None;
+    }
+    logits
+        .iter()
+        .position(|logit| !fine(logit))
+        .and_then(|id| u32::try_from(id).ok())
+}
+
+/// The best token, unless all are ruled out.
+pub(super) fn best(logits: &[f32]) -> Option<Candidate> {
+    let top = greatest(logits);
+    if top == f32::NEG_INFINITY {
+        return None;
+    }
+    let id = logits.iter().position(|logit| *logit == top)?;
+    Some(Candidate {
+        id: u32::try_from(id).ok()?,
+        logit: top,
+    })
+}
+
+/// The greatest logit, minus infinity without any.
+fn greatest(logits: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    let mut blocks = logits.chunks_exact(16);
+    for block in &mut blocks {
+        for (lane, logit) in lanes.iter_mut().zip(block) {
+            *lane = if *logit > *lane { *logit } else { *lane };
+        }
+    }
+    let greater = |a: f32, b: f32| if b > a { b } else { a };
+    let rest = blocks.remainder().iter().copied();
+    lanes
+        .into_iter()
+        .chain(rest)
+        .fold(f32::NEG_INFINITY, greater)
+}
+
+/// Fills `out` with the first `k` tokens in order; fewer if the others are ruled out.
+pub(super) fn first_k(logits: &[f32], k: usize, out: &mut Vec<Candidate>) {
+    out.clear();
+    if k == 0 {
+        return;
+    }
+    // Once more than twice the wanted number came together, all but the best are thrown out, and
+    // whatever is not above the worst of these cannot belong to them: ids only grow.
+    let room = k.saturating_mul(2).max(BLOCK);
+    let mut floor = f32::NEG_INFINITY;
+    for (block, first_id) in logits.chunks(BLOCK).zip((0_u32..).step_by(BLOCK)) {
+        if greatest(block) <= floor {
+            continue;
+        }
+        let tokens = (first_id..)
+            .zip(block)
+            .map(|(id, &logit)| Candidate { id, logit });
+        out.extend(tokens.filter(|c| c.logit > floor));
+        if out.len() > room {
+            cut(out, k);
+            floor = out.last().map_or(floor, |worst| worst.logit);
+        }
+    }
+    cut(out, k);
+    out.sort_unstable_by(Candidate::order);
+}
+
+/// Leaves the first `k`, the worst of them last.
+fn cut(candidates: &mut Vec<Candidate>, k: usize) {
+    if candidates.len() > k {
+        candidates.select_nth_unstable_by(k - 1, Candidate::order);
+        candidates.truncate(k);
+    }
+}
+
+/// The weight at which top-p stops.
+fn target(top_p: f32, sum: u64) -> u64 {
+    (f64::from(top_p) * sum as f64).ceil() as u64
+}
+
+/// Cuts candidates, which are in order, behind the one at which the running sum of weights
+/// reaches the share `top_p` of the whole.
+pub(super) fn cut_at(candidates: &mut Vec<Candidate>, top: f32, top_p: f32) {
+    let weight = |c: &Candidate| weight(f64::from(c.logit) - f64::from(top));
+    let target = target(top_p, candidates.iter().map(weight).sum());
+    keep_until(candidates, 0, target, &weight);
+}
+
+/// Cuts candidates, which are in order, behind the one at which the running sum, which begins
+/// at `running`, reaches `target`.
+fn keep_until(
+    candidates: &mut Vec<Candidate>,
+    mut running: u64,
+    target: u64,
+    weight: &dyn Fn(&Candidate) -> u64,
+) {
+    let reached = candidates.iter().position(|candidate| {
+        running += weight(candidate);
+        running >= target
+    });
+    candidates.truncate(reached.map_or(candidates.len(), |at| at + 1));
+}
+
+/// Fills `out`, in no order, with the tokens that [`cut_at`] would leave of all tokens in order.
+///
+/// Instead of sorting, tokens are put into classes by how far they are below the best one. The
+/// classes are gone through from the best on, and only the class in which the sum is reached is
+/// sorted. `weights` is a buffer to reuse.
+pub(super) fn nucleus(
+    logits: &[f32],
+    top: f32,
+    top_p: f32,
+    weights: &mut Vec<u64>,
+    out: &mut Vec<Candidate>,
+) {
+    let below = |logit: f32| f64::from(top) - f64::from(logit);
+    weights.clear();
+    weights.extend(logits.iter().map(|logit| weight(-below(*logit))));
+    // Saturates: whatever is far below, or ruled out, is in the last class.
+    let class = |logit: f32| ((below(logit) * CLASSES_PER_UNIT) as usize).min(CLASSES - 1);
+    let mut sums = [0_u64; CLASSES];
+    for (logit, weight) in logits.iter().zip(weights.iter()) {
+        if let Some(sum) = sums.get_mut(class(*logit)) {
+            *sum += weight;
+        }
+    }
+    let target = target(top_p, sums.iter().sum());
+    let (mut last, mut running) = (0, 0);
+    for (class, sum) in sums.iter().enumerate() {
+        last = class;
+        if running + sum >= target {
+            break;
+        }
+        running += sum;
+    }
+
+    out.clear();
+    let floor = f64::from(top) - (last + 1) as f64 / CLASSES_PER_UNIT - 1.0;
+    let tokens = (0..)
+        .zip(logits)
+        .map(|(id, &logit)| Candidate { id, logit });
+    out.extend(tokens.filter(|c| {
+        // The first comparison, which is cheap, is true for all that the second is true for.
+        f64::from(c.logit) >= floor && class(c.logit) == last
+    }));
+    out.sort_unstable_by(Candidate::order);
+    keep_until(out, running, target, &|c| weight(-below(c.logit)));
+    let tokens = (0..)
+        .zip(logits)
+        .map(|(id, &logit)| Candidate { id, logit });
+    out.extend(tokens.filter(|c| f64::from(c.logit) >= floor && class(c.logit) < last));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sorted(logits: &[f32]) -> Vec<Candidate> {
+        let all = (0..)
+            .zip(logits)
+            .map(|(id, &logit)| Candidate { id, logit });
+        let mut all: Vec<_> = all.filter(|c| c.logit > f32::NEG_INFINITY).collect();
+        all.sort_by(Candidate::order);
+        all
+    }
+
+    /// Many ties, both zeros, ruled-out tokens.
+    fn logits() -> impl Strategy<Value = Vec<f32>> {
+        let logit = prop_oneof![
+            3 => (-4_i8..4).prop_map(|n| f32::from(n) / 2.0),
+            1 => Just(-0.0_f32),
+            1 => Just(f32::NEG_INFINITY),
+            3 => -30.0_f32..30.0,
+        ];
+        prop::collection::vec(logit, 0..700)
+    }
+
+    proptest! {
+        #[test]
+        fn the_first_k_are_those_of_a_full_sort(logits in logits(), k in 0_usize..800) {
+            let mut got = Vec::new();
+            first_k(&logits, k, &mut got);
+            let mut expected = sorted(&logits);
+            expected.truncate(k);
+            prop_assert_eq!(got, expected);
+        }
+
+        #[test]
+        fn ascending_and_descending_logits_are_no_trap(n in 1_usize..2000, k in 1_usize..50, up: bool) {
+            let logits: Vec<f32> =
+                (0..n).map(|i| if up { i as f32 } else { -(i as f32) }).collect();
+            let mut got = Vec::new();
+            first_k(&logits, k, &mut got);
+            let mut expected = sorted(&logits);
+            expected.truncate(k);
+            prop_assert_eq!(got, expected);
+        }
+
+        #[test]
+        fn the_best_is_the_first_of_a_full_sort(logits in logits()) {
+            prop_assert_eq!(best(&logits), sorted(&logits).first().copied());
+        }
+
+        #[test]
+        fn top_p_takes_the_shortest_beginning_that_suffices(logits in logits(), top_p in 0.0_f32..1.0) {
+            let Some(best) = best(&logits) else { return Ok(()) };
+            let mut got = Vec::new();
+            nucleus(&logits, best.logit, top_p, &mut Vec::new(), &mut got);
+            got.sort_by(Candidate::order);
+            let mut expected = sorted(&logits);
+            let weight = |c: &Candidate| weight(f64::from(c.logit) - f64::from(best.logit));
+            let share = |kept: &[Candidate]| {
+                let sum = |some: &[Candidate]| some.iter().map(weight).sum::<u64>() as f64;
+                sum(kept) / sum(&sorted(&logits))
+            };
+            cut_at(&mut expected, best.logit, top_p);
+            prop_assert_eq!(&got, &expected);
+            prop_assert!(share(&got) >= f64::from(top_p) - 1e-9);
+            prop_assert!(got.len() == 1 || share(&got[..got.len() - 1]) < f64::from(top_p));
+        }
+
+        #[test]
+        fn what_is_no_finite_number_is_found(
+            mut logits in logits(),
+            at in 0_usize..700,
+            bad in prop::sample::select(vec![f32::NAN, -f32::NAN, f32::INFINITY]),
+        ) {
+            prop_assert_eq!(not_finite(&logits), None);
+            if let Some(logit) = logits.get_mut(at) {
+                *logit = bad;
+                prop_assert_eq!(not_finite(&logits), u32::try_from(at).ok());
+            }
+        }
+    }
+}

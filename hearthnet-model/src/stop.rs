@@ -1,0 +1,362 @@
+//! Stop strings: a generation ends where one of them appears, however tokens cut it up.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+/// How many stop strings are accepted. OpenAI's API takes four.
+pub const MAX_STOPS: usize = 64;
+/// How long a stop string may be, in bytes.
+pub const MAX_STOP_BYTES: usize = 1024;
+
+/// Stop strings that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StopError {
+    /// An empty string would stop before anything was said.
+    #[error("stop string {index} is empty; leave it out")]
+    Empty {
+        /// Its position in the list, from 0.
+        index: usize,
+    },
+
+    /// There are more than [`MAX_STOPS`].
+    #[error("there are {count} stop strings; at most {MAX_STOPS} are accepted")]
+    TooMany {
+        /// How many there are.
+        count: usize,
+    },
+
+    /// One is longer than [`MAX_STOP_BYTES`].
+    #[error("stop string {index} is {bytes} bytes long; at most {MAX_STOP_BYTES} are accepted")]
+    TooLong {
+        /// Its position in the list, from 0.
+        index: usize,
+        /// Its length.
+        bytes: usize,
+    },
+}
+
+/// What a piece of text leads to.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct StopStep {
+    /// Text that is certain to come before any stop string.
+    pub emit: String,
+    /// Whether a stop string is complete: the generation is over.
+    pub stopped: bool,
+}
+
+/// Watches a stream of text for stop strings.
+///
+/// Gives on text as soon as it can no longer be the beginning of a stop string; the stop string
+/// itself is never given on. The outcome depends on the text only, not on how it is cut into
+/// pieces: the stop string that *ends* first wins, so that nothing is generated in vain, and
+/// among those that end at the same place the one that begins first.
+///
+/// Each stop string is followed by its own Knuth-Morris-Pratt automaton: a byte costs one step
+/// for each string, amortised, whatever the text.
+#[derive(Clone)]
+pub struct StopMatcher {
+    patterns: Vec<Pattern>,
+    /// Text that may begin a stop string.
+    held: VecDeque<u8>,
+    matched: Option<usize>,
+}
+
+/// Leaves the text out, so that no log can show it.
+impl fmt::Debug for StopMatcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StopMatcher")
+            .field("stops", &self.patterns.len())
+            .field("held_bytes", &self.held.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl StopMatcher {
+    /// A matcher for `stops`; none at all gives everything on at once.
+    ///
+    /// # Errors
+    /// [`StopError`] for empty, too many or too long strings.
+    pub fn new(stops: Vec<String>) -> Result<Self, StopError> {
+        if stops.len() > MAX_STOPS {
+            return Err(StopError::TooMany { count: stops.len() });
+        }
+        for (index, stop) in stops.iter().enumerate() {
+            if stop.is_empty() {
+                return Err(StopError::Empty { index });
+            }
+            if stop.len() > MAX_STOP_BYTES {
+                let bytes = stop.len();
+                return Err(StopError::TooLong { index, bytes });
+            }
+        }
+        let patterns = stops.into_iter().map(Pattern::new).collect();
+        Ok(Self {
+            patterns,
+            held: VecDeque::new(),
+            matched: None,
+        })
+    }
+
+    /// Takes the next piece. After a stop string everything is swallowed.
+    pub fn push(&mut self, piece: &str) -> StopStep {
+        if self.matched.is_some() {
+            return StopStep {
+                emit: String::new(),
+                stopped: true,
+            };
+        }
+        for byte in piece.bytes() {
+            self.held.push_back(byte);
+            for pattern in &mut self.patterns {
+                pattern.step(byte);
+            }
+            let complete = self
+                .patterns
+                .iter()
+                .enumerate()
+                .filter(|(_, p)| p.is_complete());
+            // The longest began first; of equal ones the first in the list counts.
+            if let Some((index, pattern)) = complete.rev().max_by_key(|(_, p)| p.text.len()) {
+                self.matched = Some(index);
+                let emit = take(&mut self.held, pattern.text.len());
+                self.held.clear();
+                return StopStep {
+                    emit,
+                    stopped: true,
+                };
+            }
+        }
+        let keep = self
+            .patterns
+            .iter()
+            .map(|pattern| pattern.matched)
+            .max()
+            .unwrap_or(0);
+        StopStep {
+            emit: take(&mut self.held, keep),
+            stopped: false,
+        }
+    }
+
+    /// What was held, now that nothing follows: it begins a stop string but does not end it.
+    pub fn finish(&mut self) -> String {
+        for pattern in &mut self.patterns {
+            pattern.matched = 0;
+        }
+        take(&mut self.held, 0)
+    }
+
+    /// The stop string that ended the generation.
+    pub fn matched(&self) -> Option<&str> {
+        let pattern = self.patterns.get(self.matched?)?;
+        Some(&pattern.text)
+    }
+}
+
+/// Takes all but the last `keep` bytes of `held`. Those begin with a stop string's first byte,
+/// which begins a character, so what is taken is whole characters.
+fn take(held: &mut VecDeque<u8>, keep: usize) -> String {
+    let end = held.len().saturating_sub(keep);
+    let bytes: Vec<u8> = held.drain(..end).collect();
+    String::from_utf8(bytes)
+        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+}
+
+/// A stop string and how much of it the text ends with.
+#[derive(Debug, Clone)]
+struct Pattern {
+    text: String,
+    /// For each prefix (by length, less one): the longest shorter prefix that it ends with.
+    fallback: Vec<usize>,
+    /// The length of the longest prefix that the text so far ends with.
+    matched: usize,
+}
+
+impl Pattern {
+    fn new(text: String) -> Self {
+        let mut pattern = Self {
+            fallback: vec![0],
+            matched: 0,
+            text,
+        };
+        for index in 1..pattern.text.len() {
+            if let Some(byte) = pattern.text.as_bytes().get(index).copied() {
+                pattern.step(byte);
+                pattern.fallback.push(pattern.matched);
+            }
+        }
+        pattern.matched = 0;
+        pattern
+    }
+
+    fn is_complete(&self) -> bool {
+        self.matched == self.text.len()
+    }
+
+    fn step(&mut self, byte: u8) {
+        loop {
+            if self.text.as_bytes().get(self.matched) == Some(&byte) {
+                self.matched += 1;
+                return;
+            }
+            let Some(shorter) = self.matched.checked_sub(1) else {
+                return;
+            };
+            self.matched = self.fallback.get(shorter).copied().unwrap_or(0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn matcher(stops: &[&str]) -> StopMatcher {
+        StopMatcher::new(stops.iter().map(|stop| (*stop).to_owned()).collect()).unwrap()
+    }
+
+    /// Pushes the pieces; the text given on, and the stop string that was met.
+    fn run(stops: &[&str], pieces: &[&str]) -> (String, Option<String>) {
+        let mut matcher = matcher(stops);
+        let mut text = String::new();
+        for piece in pieces {
+            text.push_str(&matcher.push(piece).emit);
+        }
+        text.push_str(&matcher.finish());
+        (text, matcher.matched().map(str::to_owned))
+    }
+
+    /// The same by looking at the whole text.
+    fn naive(stops: &[&str], text: &str) -> (String, Option<String>) {
+        for end in 0..=text.len() {
+            let ending = stops
+                .iter()
+                .filter(|stop| text.as_bytes()[..end].ends_with(stop.as_bytes()));
+            if let Some(stop) = ending.max_by_key(|stop| stop.len()) {
+                return (
+                    text[..end - stop.len()].to_owned(),
+                    Some((*stop).to_owned()),
+                );
+            }
+        }
+        (text.to_owned(), None)
+    }
+
+    #[test]
+    fn a_stop_string_is_found_across_pieces_and_never_shown() {
+        let met = |stop: &str| Some(stop.to_owned());
+        assert_eq!(
+            run(&["\nUser:"], &["Hi.", "\n", "Us", "er", ": more"]),
+            ("Hi.".into(), met("\nUser:"))
+        );
+        assert_eq!(
+            run(&["END"], &["a E", "N", "x EN", "D b"]),
+            ("a ENx ".into(), met("END"))
+        );
+        assert_eq!(run(&["aab"], &["aa", "aa", "b"]), ("aa".into(), met("aab")));
+    }
+
+    #[test]
+    fn only_what_may_begin_a_stop_string_is_held() {
+        let mut matcher = matcher(&["<end>", "###"]);
+        assert_eq!(matcher.push("abc").emit, "abc");
+        assert_eq!(matcher.push("d<e").emit, "d");
+        assert_eq!(matcher.push("x#").emit, "<ex");
+        assert_eq!(matcher.push("#").emit, "");
+        assert_eq!(matcher.push(" #").emit, "## ");
+        assert_eq!(matcher.finish(), "#");
+        assert_eq!(matcher.finish(), "");
+    }
+
+    #[test]
+    fn the_stop_string_that_ends_first_wins_and_then_the_one_that_begins_first() {
+        assert_eq!(
+            run(&["abcd", "bc"], &["xabcd"]),
+            ("xa".into(), Some("bc".into()))
+        );
+        assert_eq!(
+            run(&["bc", "abc"], &["xabcd"]),
+            ("x".into(), Some("abc".into()))
+        );
+    }
+
+    #[test]
+    fn after_the_stop_nothing_more_is_given_on() {
+        let mut matcher = matcher(&["."]);
+        assert_eq!(
+            matcher.push("One. Two."),
+            StopStep {
+                emit: "One".into(),
+                stopped: true
+            }
+        );
+        assert_eq!(
+            matcher.push("Three"),
+            StopStep {
+                emit: String::new(),
+                stopped: true
+            }
+        );
+        assert_eq!(matcher.finish(), "");
+    }
+
+    #[test]
+    fn unusable_stop_strings_are_refused() {
+        let new =
+            |stops: &[&str]| StopMatcher::new(stops.iter().map(|s| (*s).to_owned()).collect());
+        assert_eq!(new(&["a", ""]).unwrap_err(), StopError::Empty { index: 1 });
+        assert_eq!(
+            new(&["a"; 65]).unwrap_err(),
+            StopError::TooMany { count: 65 }
+        );
+        let long = "x".repeat(1025);
+        assert_eq!(
+            new(&[&long]).unwrap_err(),
+            StopError::TooLong {
+                index: 0,
+                bytes: 1025
+            }
+        );
+        assert!(new(&[]).is_ok());
+    }
+
+    fn stops() -> impl Strategy<Value = Vec<String>> {
+        prop::collection::vec("[abé🙂]{1,5}", 0..4)
+    }
+
+    proptest! {
+        #[test]
+        fn any_cut_of_a_text_gives_what_a_look_at_the_whole_gives(
+            stops in stops(),
+            pieces in prop::collection::vec("[abéê🙂😀]{0,4}", 0..12),
+        ) {
+            let stops: Vec<_> = stops.iter().map(String::as_str).collect();
+            let pieces: Vec<_> = pieces.iter().map(String::as_str).collect();
+            prop_assert_eq!(run(&stops, &pieces), naive(&stops, &pieces.concat()));
+        }
+
+        #[test]
+        fn nothing_is_held_that_could_be_given_on(
+            stops in stops(),
+            pieces in prop::collection::vec("[abéê🙂😀]{0,4}", 0..12),
+        ) {
+            let names: Vec<_> = stops.iter().map(String::as_str).collect();
+            let mut matcher = matcher(&names);
+            let (mut all, mut given) = (String::new(), String::new());
+            for piece in &pieces {
+                all.push_str(piece);
+                let step = matcher.push(piece);
+                given.push_str(&step.emit);
+                if step.stopped {
+                    break;
+                }
+                let held = all.strip_prefix(given.as_str()).unwrap();
+                let begins = |text: &str| names.iter().any(|stop| stop.starts_with(text));
+                prop_assert!(held.is_empty() || begins(held), "held {:?} of {:?}", held, all);
+            }
+        }
+    }
+}
