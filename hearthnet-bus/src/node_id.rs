@@ -6,6 +6,7 @@ use std::str::FromStr;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use ed25519_dalek::VerifyingKey;
+use hearthnet_transport::PeerKey;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// What every printed node id begins with.
@@ -91,6 +92,20 @@ impl NodeId {
     /// The id of a key pair's public half, which is valid by construction.
     pub(crate) fn from_own_key(key: &VerifyingKey) -> Self {
         Self(key.to_bytes())
+    }
+}
+
+impl From<NodeId> for PeerKey {
+    fn from(id: NodeId) -> Self {
+        Self(id.0)
+    }
+}
+
+impl TryFrom<PeerKey> for NodeId {
+    type Error = NodeIdError;
+
+    fn try_from(key: PeerKey) -> Result<Self, NodeIdError> {
+        Self::from_bytes(&key.0)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use ed25519_dalek::SigningKey;
+use hearthnet_transport::{Identity, IdentityError};
 use zeroize::Zeroizing;
 
 use crate::NodeId;
@@ -49,6 +50,14 @@ impl NodeKey {
         Zeroizing::new(self.signing.to_bytes())
     }
 
+    /// The certificate with which this node answers and connects.
+    ///
+    /// # Errors
+    /// If the certificate cannot be made: a defect of the TLS libraries.
+    pub fn identity(&self) -> Result<Identity, IdentityError> {
+        Identity::from_secret(&self.secret())
+    }
+
     pub(crate) fn signing_key(&self) -> &SigningKey {
         &self.signing
     }
@@ -72,6 +81,15 @@ mod tests {
         assert_eq!(
             format!("{key:?}"),
             format!("NodeKey {{ id: {}, .. }}", key.id())
+        );
+    }
+
+    #[test]
+    fn the_certificate_carries_the_node_id() {
+        let key = NodeKey::from_secret(&[3; 32]);
+        assert_eq!(
+            NodeId::try_from(key.identity().unwrap().key()),
+            Ok(key.id())
         );
     }
 

@@ -1,1 +1,65 @@
 //! Hosts one contiguous range of layers for authenticated peers.
+//!
+//! ```text
+//!  caller ==TLS==> transport        connection task             compute thread
+//!                  Connection --> Desk: refuses at once  -->  Inbox --> Scheduler --> engine
+//!                  Sender    <--------------------------------------- Outlet <----- answers
+//! ```
+//!
+//! A step crosses two tasks on its way in (the transport's driver wakes the connection's
+//! task, that one wakes the compute thread) and none on its way out: the compute thread
+//! writes the answer to the socket.
+//!
+//! | concept | file |
+//! |---|---|
+//! | who may connect, session tokens | `admission.rs` |
+//! | what can be refused without the engine | `desk.rs` |
+//! | places for streams, one life of a stream | `life.rs` |
+//! | what the next batch computes | `plan.rs` (pure) |
+//! | streams, steps, timeouts, eviction | `sched.rs` (no I/O, no clock of its own) |
+//! | the thread around it | `compute.rs`, fed by `inbox.rs` |
+//! | sessions, and the echo for measuring | `session.rs` |
+//! | start, descriptor, shutdown | `host.rs` |
+//! | codes of everything that can go wrong | `fault.rs` |
+//! | what an engine has to do | `engine.rs` |
+//!
+//! Invariants:
+//!
+//! - Streams are never more than `max_concurrent_streams`; one too many is refused at once.
+//! - KV is promised when a stream is opened: an open stream never fails for want of memory.
+//! - Whoever ends a stream (caller, host, lost connection, timeout, shutdown): its place is
+//!   free at once, its KV before the next batch, its waiting steps are never computed.
+//! - A row's result depends on its stream alone, so what shares a batch with it, and how a
+//!   step is cut in pieces, can be decided by timing.
+//! - Rows are never logged, and wiped after use where this crate owns the buffer.
+
+mod admission;
+mod clock;
+mod compute;
+mod config;
+mod desk;
+mod engine;
+mod fault;
+mod host;
+mod inbox;
+mod life;
+mod memory;
+mod plan;
+mod sched;
+mod session;
+mod stats;
+
+pub use admission::{BENCH, PIPELINE};
+pub use config::ServeConfig;
+pub use engine::{EngineFault, EngineSource, LayerEngine, LoadPhase, Served, Span};
+pub use fault::StreamFault;
+pub use host::{RunningHost, ShardHost, ShutdownReport, StartError, StartProgress};
+pub use memory::{MemoryReport, resident_bytes};
+pub use stats::Stats;
+
+#[cfg(test)]
+mod fake;
+#[cfg(test)]
+mod net_tests;
+#[cfg(test)]
+mod protocol_tests;

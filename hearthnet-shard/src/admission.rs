@@ -1,0 +1,217 @@
+//! Who may connect, and with which session token.
+
+use std::collections::HashSet;
+use std::sync::Mutex;
+
+use hearthnet_bus::{Capability, Expectation, Grant, NodeId, ReplayCache};
+use hearthnet_transport::{Admission, CloseCode, Hello, PeerKey};
+
+use crate::life::lock;
+
+/// Sessions for running rows through the layers.
+pub const PIPELINE: &str = "pipeline";
+/// Sessions that get back what they send, for measuring the transport.
+pub const BENCH: &str = "bench";
+
+/// Session tokens remembered against replay: with a life of at most an hour, more than one
+/// new session a second.
+const REMEMBERED_TOKENS: usize = 4096;
+
+/// Lets admitted nodes in, each session with a grant of its own for this node.
+#[derive(Debug)]
+pub(crate) struct DoorKeeper {
+    host: NodeId,
+    admitted: HashSet<NodeId>,
+    scope: Capability,
+    skew: u64,
+    seen: Mutex<ReplayCache>,
+}
+
+impl DoorKeeper {
+    pub(crate) fn new(host: NodeId, admitted: &[NodeId], skew: u64) -> Self {
+        Self {
+            host,
+            admitted: admitted.iter().copied().chain([host]).collect(),
+            scope: Capability::shard_serve(),
+            skew,
+            seen: Mutex::new(ReplayCache::new(REMEMBERED_TOKENS)),
+        }
+    }
+
+    fn node(&self, peer: &PeerKey) -> Option<NodeId> {
+        NodeId::from_bytes(&peer.0)
+            .ok()
+            .filter(|id| self.admitted.contains(id))
+    }
+}
+
+impl Admission for DoorKeeper {
+    fn admit_peer(&self, peer: &PeerKey) -> bool {
+        self.node(peer).is_some()
+    }
+
+    fn admit_hello(&self, peer: &PeerKey, hello: &Hello, now_unix: u64) -> Result<(), CloseCode> {
+        let peer = self.node(peer).ok_or(CloseCode::Unauthorized)?;
+        if hello.purpose != PIPELINE && hello.purpose != BENCH {
+            return Err(CloseCode::PurposeUnknown);
+        }
+        let expected = Expectation {
+            peer,
+            audience: self.host,
+            scope: &self.scope,
+        };
+        let may_issue = |issuer: &NodeId| self.admitted.contains(issuer);
+        let seen = &mut lock(&self.seen);
+        match Grant::admit(
+            &hello.token,
+            &expected,
+            may_issue,
+            seen,
+            now_unix,
+            self.skew,
+        ) {
+            Ok(_) => Ok(()),
+            Err(refusal) => {
+                tracing::info!(peer = %peer.short(), code = refusal.code(), "session refused: {refusal}");
+                Err(CloseCode::from_name(refusal.code()).unwrap_or(CloseCode::Unauthorized))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hearthnet_bus::NodeKey;
+
+    use super::*;
+
+    const NOW: u64 = 1_750_000_000;
+
+    fn key(seed: u8) -> NodeKey {
+        NodeKey::from_secret(&[seed; 32])
+    }
+
+    fn peer(seed: u8) -> PeerKey {
+        PeerKey(*key(seed).id().as_bytes())
+    }
+
+    /// Host 1 admits 2.
+    fn keeper() -> DoorKeeper {
+        DoorKeeper::new(key(1).id(), &[key(2).id()], 30)
+    }
+
+    fn grant(issuer: u8) -> Grant {
+        Grant {
+            issuer: key(issuer).id(),
+            subject: key(issuer).id(),
+            audience: key(1).id(),
+            scope: Capability::shard_serve(),
+            not_before: NOW,
+            expires: NOW + 60,
+            id: [7; 16],
+        }
+    }
+
+    fn hello(purpose: &str, token: Vec<u8>) -> Hello {
+        Hello {
+            purpose: purpose.into(),
+            token,
+            agent: "test".into(),
+        }
+    }
+
+    #[test]
+    fn only_admitted_keys_and_the_hosts_own_pass_the_door() {
+        let keeper = keeper();
+        assert!(keeper.admit_peer(&peer(1)));
+        assert!(keeper.admit_peer(&peer(2)));
+        assert!(!keeper.admit_peer(&peer(3)));
+        assert!(!keeper.admit_peer(&PeerKey([0; 32])));
+    }
+
+    #[test]
+    fn every_session_needs_a_token_of_its_own() {
+        let keeper = keeper();
+        let token = grant(2).sign(&key(2)).unwrap();
+        for purpose in [PIPELINE, BENCH] {
+            let grant = Grant {
+                id: [purpose.len() as u8; 16],
+                ..grant(2)
+            };
+            let token = grant.sign(&key(2)).unwrap();
+            assert_eq!(
+                keeper.admit_hello(&peer(2), &hello(purpose, token), NOW),
+                Ok(())
+            );
+        }
+        assert_eq!(
+            keeper.admit_hello(&peer(2), &hello(PIPELINE, token.clone()), NOW),
+            Ok(())
+        );
+        let again = keeper.admit_hello(&peer(2), &hello(PIPELINE, token), NOW);
+        assert_eq!(again, Err(CloseCode::TokenReplayed));
+    }
+
+    #[test]
+    fn each_flaw_closes_with_its_own_code() {
+        let with = |change: &dyn Fn(&mut Grant), signer: u8| {
+            let mut grant = grant(signer);
+            change(&mut grant);
+            grant.sign(&key(signer)).unwrap()
+        };
+        let good = with(&|_| {}, 2);
+        let mut forged = good.clone();
+        *forged.last_mut().unwrap() ^= 1;
+        let cases = [
+            (2, "other", good.clone(), CloseCode::PurposeUnknown),
+            (3, PIPELINE, with(&|_| {}, 3), CloseCode::Unauthorized),
+            (1, PIPELINE, good, CloseCode::TokenSubject),
+            (2, PIPELINE, Vec::new(), CloseCode::TokenInvalid),
+            (2, PIPELINE, vec![0xa0; 600], CloseCode::TokenInvalid),
+            (2, PIPELINE, forged, CloseCode::InvalidSignature),
+            (
+                2,
+                PIPELINE,
+                with(&|g| g.audience = key(2).id(), 2),
+                CloseCode::TokenAudience,
+            ),
+            (
+                2,
+                PIPELINE,
+                with(&|g| g.scope = "a@1.0".parse().unwrap(), 2),
+                CloseCode::TokenScope,
+            ),
+            (
+                2,
+                PIPELINE,
+                with(&|g| (g.not_before, g.expires) = (NOW - 90, NOW - 30), 2),
+                CloseCode::TokenExpired,
+            ),
+            // A stranger may not hand out rights, not even to an admitted node.
+            (
+                2,
+                PIPELINE,
+                with(&|g| g.subject = key(2).id(), 3),
+                CloseCode::Unauthorized,
+            ),
+        ];
+        for (from, purpose, token, code) in cases {
+            let answer = keeper().admit_hello(&peer(from), &hello(purpose, token), NOW);
+            assert_eq!(answer, Err(code));
+        }
+    }
+
+    #[test]
+    fn the_host_may_issue_for_an_admitted_node() {
+        let token = Grant {
+            issuer: key(1).id(),
+            ..grant(2)
+        }
+        .sign(&key(1))
+        .unwrap();
+        assert_eq!(
+            keeper().admit_hello(&peer(2), &hello(PIPELINE, token), NOW),
+            Ok(())
+        );
+    }
+}

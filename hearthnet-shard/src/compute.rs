@@ -1,0 +1,166 @@
+//! The compute thread: a loop around the [`Scheduler`].
+
+use std::collections::VecDeque;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::engine::{EngineSource, LayerEngine, LoadPhase};
+use crate::fault::StreamFault;
+use crate::inbox::Inbox;
+use crate::sched::Scheduler;
+
+/// What the first load reports.
+#[derive(Debug)]
+pub(crate) enum Loading {
+    /// Bytes done and in all.
+    Progress(LoadPhase, u64, u64),
+    /// The weights are there.
+    Done(Footprint),
+    /// They could not be loaded; the thread has ended.
+    Failed(String),
+}
+
+/// What the loaded engine takes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Footprint {
+    pub(crate) weight_bytes: u64,
+    pub(crate) kv_bytes_per_position: u64,
+}
+
+/// State of the compute thread, as the others see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Running {
+    /// At work or waiting for some.
+    Yes,
+    /// It has ended as it was told to.
+    Ended,
+    /// It panicked: a defect.
+    Failed,
+}
+
+/// A handle on the compute thread, which ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Compute {
+    pub(crate) inbox: Arc<Inbox>,
+    pub(crate) running: watch::Receiver<Running>,
+    drain: Arc<Drain>,
+}
+
+#[derive(Debug, Default)]
+struct Drain {
+    wanted: AtomicBool,
+    done: std::sync::Mutex<Option<oneshot::Sender<()>>>,
+}
+
+impl Compute {
+    /// Starts the thread, which first loads the weights and reports on it.
+    ///
+    /// # Errors
+    /// If the system gives no thread.
+    pub(crate) fn start<S: EngineSource>(
+        scheduler: impl FnOnce() -> Scheduler<S> + Send + 'static,
+        inbox: Arc<Inbox>,
+    ) -> std::io::Result<(Self, mpsc::UnboundedReceiver<Loading>)> {
+        // Unbounded, for the reader is the one who waits for the start, and the reports
+        // of a load are few.
+        let (report, reports) = mpsc::unbounded_channel();
+        let (state, running) = watch::channel(Running::Yes);
+        let drain = Arc::new(Drain::default());
+        let compute = Self {
+            inbox: Arc::clone(&inbox),
+            running,
+            drain: Arc::clone(&drain),
+        };
+        thread::Builder::new()
+            .name("shard-compute".into())
+            .spawn(move || {
+                let body = AssertUnwindSafe(|| run(scheduler(), &inbox, &drain, report));
+                let end = match std::panic::catch_unwind(body) {
+                    Ok(()) => Running::Ended,
+                    Err(_) => {
+                        tracing::error!("the compute thread failed; the host serves no more");
+                        Running::Failed
+                    }
+                };
+                inbox.close();
+                drop(inbox_rest(&inbox));
+                state.send_replace(end);
+            })?;
+        Ok((compute, reports))
+    }
+
+    /// Resolves when no step waits any more. New ones have to be kept away by then.
+    pub(crate) async fn drained(&self) {
+        let (done, waits) = oneshot::channel();
+        *crate::life::lock(&self.drain.done) = Some(done);
+        self.drain.wanted.store(true, Ordering::Release);
+        self.inbox.poke();
+        // An error means that the thread has ended: nothing waits then either.
+        let _ = waits.await;
+    }
+}
+
+impl Drop for Compute {
+    fn drop(&mut self) {
+        self.inbox.close();
+    }
+}
+
+fn run<S: EngineSource>(
+    mut scheduler: Scheduler<S>,
+    inbox: &Inbox,
+    drain: &Drain,
+    report: mpsc::UnboundedSender<Loading>,
+) {
+    let loaded = scheduler.load(&mut |phase, done, total| {
+        // Nobody listens any more: the start was given up, and the inbox closed.
+        let _ = report.send(Loading::Progress(phase, done, total));
+    });
+    match loaded {
+        Ok(engine) => {
+            let footprint = Footprint {
+                weight_bytes: engine.weight_bytes(),
+                kv_bytes_per_position: engine.kv_bytes_per_position(),
+            };
+            let _ = report.send(Loading::Done(footprint));
+        }
+        Err(reason) => {
+            let _ = report.send(Loading::Failed(reason));
+            return;
+        }
+    }
+    drop(report);
+
+    let mut commands = VecDeque::new();
+    loop {
+        let open = inbox.take(&mut commands);
+        for command in commands.drain(..) {
+            scheduler.handle(command);
+        }
+        if !open {
+            break;
+        }
+        let timeout = scheduler.upkeep();
+        if scheduler.turn() {
+            continue;
+        }
+        if drain.wanted.load(Ordering::Acquire)
+            && let Some(done) = crate::life::lock(&drain.done).take()
+        {
+            let _ = done.send(());
+        }
+        inbox.wait(timeout);
+    }
+    scheduler.end_all(&StreamFault::ShuttingDown);
+}
+
+/// Commands that came too late; dropping them gives back what they hold.
+fn inbox_rest(inbox: &Inbox) -> VecDeque<crate::sched::Command> {
+    let mut rest = VecDeque::new();
+    inbox.take(&mut rest);
+    rest
+}

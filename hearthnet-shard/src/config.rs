@@ -1,0 +1,90 @@
+//! How a host is to serve.
+
+use std::time::Duration;
+
+use hearthnet_bus::{MAX_CLOCK_SKEW_SECS, NodeId};
+
+use crate::host::StartError;
+
+/// How to serve, whatever the model. [`ServeConfig::new`] fills in the defaults.
+#[derive(Debug, Clone)]
+pub struct ServeConfig {
+    /// Where to listen, `host:port`; port 0 picks a free one.
+    pub listen: String,
+    /// What the descriptor gives as address. Default: where the host listens.
+    pub endpoint: Option<String>,
+    /// Nodes that may connect, and may issue grants. The host's own key always may.
+    pub admitted: Vec<NodeId>,
+    /// Streams at once, over all connections. Default 8, at least 1.
+    pub max_concurrent_streams: u32,
+    /// Streams at once of one peer. Default: as many as there are.
+    pub max_streams_per_peer: u32,
+    /// Most positions of a stream. Default: what the model was made for.
+    pub max_positions: Option<u32>,
+    /// Bytes of KV for all streams together. Default 1 GiB.
+    pub kv_budget_bytes: u64,
+    /// Steps that one stream may have waiting. Default 32: enough for prefill chunks to
+    /// overlap across hosts. At least 1.
+    pub max_waiting_steps: u32,
+    /// How long a piece of prefill may hold up a decode step. Default 25 ms.
+    pub prefill_piece: Duration,
+    /// Idle time after which a stream is closed. Default 300 s.
+    pub stream_idle: Duration,
+    /// Time without streams after which the weights are put away. Default 600 s; `None`:
+    /// never.
+    pub evict_after: Option<Duration>,
+    /// How many seconds the clocks of two nodes may differ. Default 30, at most 300.
+    pub clock_skew_secs: u64,
+    /// Limits and deadlines of sessions. Answers that a peer does not read may pile up to
+    /// the send buffer.
+    pub transport: hearthnet_transport::Config,
+}
+
+impl ServeConfig {
+    /// Listens on `listen` and admits the host's own key only.
+    pub fn new(listen: impl Into<String>) -> Self {
+        Self {
+            listen: listen.into(),
+            endpoint: None,
+            admitted: Vec::new(),
+            max_concurrent_streams: 8,
+            max_streams_per_peer: u32::MAX,
+            max_positions: None,
+            kv_budget_bytes: 1 << 30,
+            max_waiting_steps: 32,
+            prefill_piece: Duration::from_millis(25),
+            stream_idle: Duration::from_secs(300),
+            evict_after: Some(Duration::from_secs(600)),
+            clock_skew_secs: 30,
+            transport: hearthnet_transport::Config::default(),
+        }
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), StartError> {
+        let at_least_one = |value: u32, setting| match value {
+            0 => Err(StartError::Setting {
+                setting,
+                rule: "must be at least 1",
+            }),
+            _ => Ok(()),
+        };
+        at_least_one(self.max_concurrent_streams, "max_concurrent_streams")?;
+        at_least_one(self.max_streams_per_peer, "max_streams_per_peer")?;
+        at_least_one(self.max_positions.unwrap_or(1), "max_positions")?;
+        at_least_one(self.max_waiting_steps, "max_waiting_steps")?;
+        if self.stream_idle.is_zero() {
+            return Err(StartError::Setting {
+                setting: "stream_idle",
+                rule: "must not be zero",
+            });
+        }
+        if self.clock_skew_secs > MAX_CLOCK_SKEW_SECS {
+            let rule = "must be at most 300 seconds";
+            return Err(StartError::Setting {
+                setting: "clock_skew_secs",
+                rule,
+            });
+        }
+        Ok(())
+    }
+}

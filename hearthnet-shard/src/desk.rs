@@ -1,0 +1,348 @@
+//! The front desk of one connection: judges each message of the caller before it
+//! reaches the compute thread.
+//!
+//! Everything that can be said without the engine is said here and at once, however busy
+//! the engine is: wrong weights, wrong layers, no place free, wrong shape, values that are
+//! not finite, an old epoch. Pure but for the shared counters: answers go to the
+//! connection's [`Outlet`], commands to the [`Inbox`].
+//!
+//! Two lives of a stream, and what answers a step of each:
+//!
+//! ```text
+//! caller   open e1   step e1   open e2                step e1      step e2
+//! host     opened    result    stale_epoch, opened    stale_epoch  result
+//! ```
+//!
+//! Every step is answered, also one that was on its way when its stream ended: the answer
+//! gives the session's step slot back.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use hearthnet_model::BoundaryDtype;
+use hearthnet_transport::{
+    CloseCode, DType, Message, PeerKey, Step, StreamClose, StreamOpen, Truncate,
+};
+
+use crate::clock::Clock;
+use crate::engine::Served;
+use crate::fault::StreamFault;
+use crate::inbox::Inbox;
+use crate::life::{Life, Outlet, Slots};
+use crate::sched::{Command, all_finite, wipe};
+use crate::stats::Counters;
+
+/// Ended lives that a connection remembers per place that it could hold, to tell a late
+/// step of one from a step that makes no sense.
+const REMEMBERED_PER_SLOT: usize = 16;
+
+/// What all desks share.
+pub(crate) struct Office {
+    pub(crate) served: Served,
+    pub(crate) slots: Arc<Slots>,
+    pub(crate) max_streams: u32,
+    pub(crate) max_positions: u32,
+    pub(crate) max_waiting_steps: u32,
+    pub(crate) inbox: Arc<Inbox>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) draining: AtomicBool,
+    pub(crate) next_life: AtomicU64,
+}
+
+/// One connection's desk. Dropping it ends all its streams.
+pub(crate) struct Desk {
+    office: Arc<Office>,
+    peer: PeerKey,
+    outlet: Arc<dyn Outlet>,
+    /// The latest life of each stream number.
+    lives: HashMap<u32, Arc<Life>>,
+}
+
+impl Desk {
+    pub(crate) fn new(office: Arc<Office>, peer: PeerKey, outlet: Arc<dyn Outlet>) -> Self {
+        Self {
+            office,
+            peer,
+            outlet,
+            lives: HashMap::new(),
+        }
+    }
+
+    /// Takes one message of the caller.
+    ///
+    /// # Errors
+    /// The code to close the session with, if the message has no place in it.
+    pub(crate) fn handle(&mut self, message: Message) -> Result<(), CloseCode> {
+        match message {
+            Message::StreamOpen(open) => self.open(&open),
+            Message::Step(step) => self.step(step),
+            Message::Truncate(truncate) => self.truncate(truncate),
+            Message::StreamClose(close) => self.close(close),
+            // What only a host says, and what belongs to other purposes.
+            Message::StreamOpened(_)
+            | Message::StreamError(_)
+            | Message::StepResult(_)
+            | Message::Tensor(_) => return Err(CloseCode::ProtocolState),
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, open: &StreamOpen) {
+        let name = StreamClose {
+            stream: open.stream,
+            epoch: open.epoch,
+        };
+        if let Some(old) = self.lives.get(&open.stream) {
+            if old.epoch >= open.epoch {
+                let current = old.epoch;
+                return self.refuse(
+                    name,
+                    None,
+                    &StreamFault::StaleOpen {
+                        stream: open.stream,
+                        current,
+                    },
+                );
+            }
+            let old = Arc::clone(old);
+            self.supersede(&old, open.epoch);
+        }
+        if let Err(fault) = self.judge(open).and_then(|()| self.begin(open, name)) {
+            self.refuse(name, None, &fault);
+        }
+    }
+
+    /// The later life begins, so the earlier one is over, and its waiting steps with it.
+    fn supersede(&mut self, old: &Life, epoch: u32) {
+        if old.end() {
+            self.office.inbox.push(Command::Close { life: old.id });
+            self.refuse(
+                old.name(),
+                None,
+                &StreamFault::StaleEpoch { current: epoch },
+            );
+        }
+        self.lives.remove(&old.stream);
+    }
+
+    fn judge(&self, open: &StreamOpen) -> Result<(), StreamFault> {
+        let (office, served) = (&self.office, &self.office.served);
+        if office.draining.load(Ordering::Acquire) {
+            return Err(StreamFault::ShuttingDown);
+        }
+        if open.weights != served.weights {
+            let served = served
+                .weights
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect();
+            return Err(StreamFault::WeightsMismatch { served });
+        }
+        let (lo, hi, total) = (open.lo, open.hi, served.total_layers);
+        if lo > hi || hi >= total {
+            return Err(StreamFault::BadDescriptor { lo, hi, total });
+        }
+        if (lo, hi) != (served.lo, served.hi) {
+            return Err(StreamFault::LayerRange {
+                lo: served.lo,
+                hi: served.hi,
+            });
+        }
+        if open.max_positions == 0 || open.max_positions > office.max_positions {
+            return Err(StreamFault::ContextFull {
+                max: office.max_positions,
+            });
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, open: &StreamOpen, name: StreamClose) -> Result<(), StreamFault> {
+        let office = &self.office;
+        let id = office.next_life.fetch_add(1, Ordering::Relaxed);
+        let outlet = Arc::clone(&self.outlet);
+        let life = Life::begin(
+            &office.slots,
+            self.peer,
+            id,
+            name,
+            open.max_positions,
+            outlet,
+        )?;
+        if !office.inbox.push(Command::Open(Arc::clone(&life))) {
+            life.end();
+            return Err(StreamFault::ShuttingDown);
+        }
+        self.forget_old();
+        self.lives.insert(open.stream, life);
+        Ok(())
+    }
+
+    fn step(&mut self, step: Step) {
+        self.office.counters.received(step.data.len());
+        let name = StreamClose {
+            stream: step.stream,
+            epoch: step.epoch,
+        };
+        let Some(life) = self.living(name, Some(step.position)) else {
+            self.office.counters.dropped(1);
+            return wipe(step.data);
+        };
+        if let Err(fault) = self.check(&step) {
+            wipe(step.data);
+            return self.fail(&life, Some(step.position), &fault);
+        }
+        let position = step.position;
+        match life.ticket(step.rows, self.office.max_waiting_steps) {
+            Err(fault) => {
+                wipe(step.data);
+                self.fail(&life, Some(position), &fault);
+            }
+            Ok(ticket) => {
+                let arrived = self.office.clock.now();
+                let step = Command::Step {
+                    life: life.id,
+                    step,
+                    ticket,
+                    arrived,
+                };
+                if !self.office.inbox.push(step) {
+                    self.fail(&life, Some(position), &StreamFault::ShuttingDown);
+                }
+            }
+        }
+    }
+
+    fn check(&self, step: &Step) -> Result<(), StreamFault> {
+        let served = &self.office.served;
+        let shape = |what: String| Err(StreamFault::TensorShape { what });
+        if self.office.draining.load(Ordering::Acquire) {
+            return Err(StreamFault::ShuttingDown);
+        }
+        if step.rows == 0 {
+            return shape("a step has at least one row".into());
+        }
+        if step.width != served.width {
+            return shape(format!(
+                "rows have {} values, not {}",
+                served.width, step.width
+            ));
+        }
+        let dtype = wire_dtype(served.boundary);
+        if step.dtype != dtype {
+            return shape(format!("values are {dtype:?}, not {:?}", step.dtype));
+        }
+        let expected = u64::from(step.rows)
+            .checked_mul(u64::from(step.width))
+            .and_then(|values| values.checked_mul(dtype.size() as u64));
+        if expected != Some(step.data.len() as u64) {
+            return shape(format!(
+                "{} bytes are not {} such rows",
+                step.data.len(),
+                step.rows
+            ));
+        }
+        if !all_finite(served.boundary, &step.data) {
+            return Err(StreamFault::TensorNonFinite);
+        }
+        Ok(())
+    }
+
+    fn truncate(&mut self, truncate: Truncate) {
+        let name = StreamClose {
+            stream: truncate.stream,
+            epoch: truncate.epoch,
+        };
+        let Some(life) = self.living(name, None) else {
+            return;
+        };
+        match life.ticket(0, self.office.max_waiting_steps) {
+            Err(fault) => self.fail(&life, None, &fault),
+            Ok(ticket) => {
+                let position = truncate.position;
+                self.office.inbox.push(Command::Truncate {
+                    life: life.id,
+                    position,
+                    ticket,
+                });
+            }
+        }
+    }
+
+    fn close(&mut self, close: StreamClose) {
+        let Some(life) = self
+            .lives
+            .get(&close.stream)
+            .filter(|life| life.epoch == close.epoch)
+        else {
+            return;
+        };
+        if life.end() {
+            self.office.inbox.push(Command::Close { life: life.id });
+        }
+    }
+
+    /// The life that a message is for, if it is still going on. If not, the caller is told.
+    fn living(&self, name: StreamClose, position: Option<u32>) -> Option<Arc<Life>> {
+        let fault = match self.lives.get(&name.stream) {
+            Some(life) if life.epoch == name.epoch && !life.has_ended() => {
+                return Some(Arc::clone(life));
+            }
+            Some(life) if life.epoch == name.epoch => StreamFault::StreamEnded,
+            Some(life) if life.epoch > name.epoch => StreamFault::StaleEpoch {
+                current: life.epoch,
+            },
+            _ => StreamFault::UnknownStream,
+        };
+        self.refuse(name, position, &fault);
+        None
+    }
+
+    /// Ends a life from here.
+    fn fail(&self, life: &Life, position: Option<u32>, fault: &StreamFault) {
+        if life.end() {
+            self.office.inbox.push(Command::Close { life: life.id });
+            self.refuse(life.name(), position, fault);
+        }
+    }
+
+    fn refuse(&self, name: StreamClose, position: Option<u32>, fault: &StreamFault) {
+        self.office.counters.error(fault.code());
+        tracing::debug!(
+            stream = name.stream,
+            epoch = name.epoch,
+            code = fault.code(),
+            "stream refused"
+        );
+        self.outlet
+            .send(Message::StreamError(fault.message(name, position)));
+    }
+
+    /// Keeps the memory of ended lives bounded.
+    fn forget_old(&mut self) {
+        let most = (self.office.max_streams as usize).saturating_mul(REMEMBERED_PER_SLOT);
+        if self.lives.len() >= most.max(REMEMBERED_PER_SLOT) {
+            self.lives.retain(|_, life| !life.has_ended());
+        }
+    }
+}
+
+impl Drop for Desk {
+    fn drop(&mut self) {
+        for life in self.lives.values() {
+            if life.end() {
+                self.office.inbox.push(Command::Close { life: life.id });
+            }
+        }
+    }
+}
+
+/// The wire's name of a boundary format.
+pub(crate) fn wire_dtype(boundary: BoundaryDtype) -> DType {
+    match boundary {
+        BoundaryDtype::F16 => DType::F16,
+        BoundaryDtype::Bf16 => DType::Bf16,
+        BoundaryDtype::F32 => DType::F32,
+    }
+}

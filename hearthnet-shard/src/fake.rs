@@ -1,0 +1,292 @@
+//! An engine of plain arithmetic, a clock that is set by hand, and an outlet that records:
+//! what the tests of scheduling and protocol run on.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use hearthnet_model::BoundaryDtype;
+use hearthnet_transport::Message;
+
+use crate::clock::Clock;
+use crate::engine::{EngineFault, EngineSource, LayerEngine, LoadPhase, Served, Span};
+use crate::inbox::Inbox;
+use crate::life::{Outlet, lock};
+
+pub(crate) const WIDTH: u32 = 4;
+pub(crate) const WEIGHTS: [u8; 32] = [7; 32];
+/// Positions per page, and bytes of KV per position.
+const PAGE: u32 = 16;
+const KV_BYTES: u64 = 10;
+pub(crate) const WEIGHT_BYTES: u64 = 1234;
+/// A first value that the engine answers with an overflow of the boundary.
+pub(crate) const OVERFLOWS: f32 = 1000.0;
+
+/// Layers 2 to 5 of a model of 8, whose rows have 4 values in fp16.
+pub(crate) fn served() -> Served {
+    Served {
+        model_id: "fake".into(),
+        weights: WEIGHTS,
+        lo: 2,
+        hi: 5,
+        total_layers: 8,
+        width: WIDTH,
+        boundary: BoundaryDtype::F16,
+        context: 4096,
+    }
+}
+
+/// What tests see of the engine, and how they hold it up.
+#[derive(Debug, Default)]
+pub(crate) struct Probe {
+    /// Rows of each span of each batch.
+    pub(crate) batches: Mutex<Vec<Vec<u32>>>,
+    /// Sequences open now.
+    pub(crate) sequences: AtomicU32,
+    pub(crate) kv_bytes: AtomicU64,
+    /// Engines in memory now.
+    pub(crate) loaded: AtomicU32,
+    /// The next load fails with this.
+    pub(crate) load_error: Mutex<Option<String>>,
+    /// Moved by a millisecond for each row, if there is one.
+    pub(crate) clock: Mutex<Option<Arc<HandClock>>>,
+    gate: Mutex<Gate>,
+    moved: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Gate {
+    shut: bool,
+    inside: bool,
+}
+
+impl Probe {
+    /// From now on, a batch stops at its beginning until [`Probe::open_gate`].
+    pub(crate) fn shut_gate(&self) {
+        lock(&self.gate).shut = true;
+    }
+
+    pub(crate) fn open_gate(&self) {
+        lock(&self.gate).shut = false;
+        self.moved.notify_all();
+    }
+
+    /// Blocks until a batch stands at the shut gate.
+    pub(crate) fn wait_inside(&self) {
+        let mut gate = lock(&self.gate);
+        while !gate.inside {
+            gate = self.moved.wait(gate).unwrap();
+        }
+    }
+
+    fn pass(&self) {
+        let mut gate = lock(&self.gate);
+        gate.inside = true;
+        self.moved.notify_all();
+        while gate.shut {
+            gate = self.moved.wait(gate).unwrap();
+        }
+        gate.inside = false;
+    }
+}
+
+/// Each value comes out as itself plus the first value of the row before it in its sequence
+/// plus the position modulo 8: wrong history or a wrong position shows. Small integers stay
+/// exact in fp16.
+pub(crate) struct FakeEngine {
+    probe: Arc<Probe>,
+    sequences: HashMap<u32, Vec<f32>>,
+    next: u32,
+}
+
+impl FakeEngine {
+    fn count(&self) {
+        let pages: u64 = self
+            .sequences
+            .values()
+            .map(|s| (s.len() as u64).div_ceil(u64::from(PAGE)))
+            .sum();
+        self.probe
+            .kv_bytes
+            .store(pages * u64::from(PAGE) * KV_BYTES, Ordering::SeqCst);
+        self.probe
+            .sequences
+            .store(self.sequences.len() as u32, Ordering::SeqCst);
+    }
+}
+
+impl Drop for FakeEngine {
+    fn drop(&mut self) {
+        self.sequences.clear();
+        self.count();
+        self.probe.loaded.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl LayerEngine for FakeEngine {
+    type Seq = u32;
+
+    fn open(&mut self) -> Result<u32, EngineFault> {
+        self.next += 1;
+        self.sequences.insert(self.next, Vec::new());
+        self.count();
+        Ok(self.next)
+    }
+
+    fn close(&mut self, seq: u32) {
+        self.sequences.remove(&seq);
+        self.count();
+    }
+
+    fn len(&self, seq: u32) -> u32 {
+        self.sequences.get(&seq).map_or(0, |s| s.len() as u32)
+    }
+
+    fn truncate(&mut self, seq: u32, length: u32) -> Result<(), EngineFault> {
+        if length > self.len(seq) {
+            return Err(EngineFault::PositionGap {
+                position: length,
+                length: self.len(seq),
+            });
+        }
+        self.sequences
+            .entry(seq)
+            .or_default()
+            .truncate(length as usize);
+        self.count();
+        Ok(())
+    }
+
+    fn forward(&mut self, spans: &[Span<u32>], x: &mut [f32]) -> Result<(), EngineFault> {
+        self.probe.pass();
+        lock(&self.probe.batches).push(spans.iter().map(|span| span.rows).collect());
+        if let Some(clock) = lock(&self.probe.clock).as_ref() {
+            clock.advance(Duration::from_millis(u64::from(
+                spans.iter().map(|s| s.rows).sum::<u32>(),
+            )));
+        }
+        let mut rows = x.chunks_exact_mut(WIDTH as usize);
+        for span in spans {
+            assert_eq!(
+                span.position,
+                self.len(span.seq),
+                "the scheduler checks positions"
+            );
+            let history = self.sequences.get_mut(&span.seq).expect("an open sequence");
+            for row in rows.by_ref().take(span.rows as usize) {
+                let first = row[0];
+                // After some rows went in: what remains of a failed batch is the caller's to undo.
+                if first == OVERFLOWS {
+                    return Err(EngineFault::BoundaryOverflow { layer: 3 });
+                }
+                let before = history.last().copied().unwrap_or(0.0);
+                let add = before + (history.len() % 8) as f32;
+                row.iter_mut().for_each(|value| *value += add);
+                history.push(first);
+            }
+        }
+        self.count();
+        Ok(())
+    }
+
+    fn kv_bytes_for(&self, positions: u32) -> u64 {
+        u64::from(positions.div_ceil(PAGE) * PAGE) * KV_BYTES
+    }
+
+    fn kv_bytes_per_position(&self) -> u64 {
+        KV_BYTES
+    }
+
+    fn kv_bytes_in_use(&self) -> u64 {
+        self.probe.kv_bytes.load(Ordering::SeqCst)
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        WEIGHT_BYTES
+    }
+}
+
+/// What the engine makes of rows at `position`, after a row that began with `before`.
+pub(crate) fn expected(before: f32, position: u32, rows: &[[f32; 4]]) -> Vec<[f32; 4]> {
+    let firsts = std::iter::once(before).chain(rows.iter().map(|row| row[0]));
+    rows.iter()
+        .zip(firsts)
+        .zip(position..)
+        .map(|((row, before), at)| row.map(|value| value + before + (at % 8) as f32))
+        .collect()
+}
+
+pub(crate) struct FakeSource(pub(crate) Arc<Probe>);
+
+impl EngineSource for FakeSource {
+    type Engine = FakeEngine;
+
+    fn load(
+        &mut self,
+        progress: &mut dyn FnMut(LoadPhase, u64, u64),
+    ) -> Result<FakeEngine, String> {
+        progress(LoadPhase::Verifying, WEIGHT_BYTES, WEIGHT_BYTES);
+        if let Some(error) = lock(&self.0.load_error).take() {
+            return Err(error);
+        }
+        progress(LoadPhase::Loading, WEIGHT_BYTES, WEIGHT_BYTES);
+        self.0.loaded.fetch_add(1, Ordering::SeqCst);
+        Ok(FakeEngine {
+            probe: Arc::clone(&self.0),
+            sequences: HashMap::new(),
+            next: 0,
+        })
+    }
+}
+
+/// Time that moves when a test says so.
+#[derive(Debug, Default)]
+pub(crate) struct HandClock {
+    micros: AtomicU64,
+    /// Woken when time moves, as a timer would.
+    inbox: Mutex<Option<Arc<Inbox>>>,
+}
+
+impl HandClock {
+    pub(crate) fn drives(&self, inbox: &Arc<Inbox>) {
+        *lock(&self.inbox) = Some(Arc::clone(inbox));
+    }
+
+    pub(crate) fn advance(&self, by: Duration) {
+        self.micros
+            .fetch_add(by.as_micros() as u64, Ordering::SeqCst);
+        if let Some(inbox) = lock(&self.inbox).as_ref() {
+            inbox.poke();
+        }
+    }
+}
+
+impl Clock for HandClock {
+    fn now(&self) -> Duration {
+        Duration::from_micros(self.micros.load(Ordering::SeqCst))
+    }
+}
+
+/// Keeps what was sent.
+#[derive(Default)]
+pub(crate) struct Recorder {
+    sent: Mutex<Vec<Message>>,
+}
+
+impl Recorder {
+    pub(crate) fn is_empty(&self) -> bool {
+        lock(&self.sent).is_empty()
+    }
+
+    /// Takes what was sent so far.
+    pub(crate) fn take(&self) -> Vec<Message> {
+        std::mem::take(&mut *lock(&self.sent))
+    }
+}
+
+impl Outlet for Recorder {
+    fn send(&self, message: Message) {
+        lock(&self.sent).push(message);
+    }
+}

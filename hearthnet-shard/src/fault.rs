@@ -1,0 +1,176 @@
+//! Why a stream was refused or ended.
+
+use hearthnet_transport::{StreamClose, StreamError};
+
+use crate::engine::EngineFault;
+
+/// Why the host refused or gave up a stream. Each has its own stable code, which the
+/// caller receives in a [`StreamError`] together with the sentence.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StreamFault {
+    /// The caller asked for other weights than the ones hosted here.
+    #[error("this host serves weights {served}, not those asked for; use the same model file")]
+    WeightsMismatch {
+        /// Identity of the weights served, in hex.
+        served: String,
+    },
+    /// A layer range that no model of this depth has.
+    #[error("layers {lo}-{hi} do not exist in a model of {total} layers")]
+    BadDescriptor {
+        /// First layer asked for.
+        lo: u32,
+        /// Last layer asked for.
+        hi: u32,
+        /// Layers of the model.
+        total: u32,
+    },
+    /// A sensible range, but not the one hosted here. A stream runs through all of a
+    /// host's layers or none.
+    #[error("this host serves layers {lo}-{hi} and only as a whole; open the stream for these")]
+    LayerRange {
+        /// First layer served.
+        lo: u32,
+        /// Last layer served.
+        hi: u32,
+    },
+    /// As many streams are open as the host allows, to all callers or to this one.
+    #[error("all {max} streams that this host allows are taken; choose another host")]
+    StreamLimit {
+        /// The limit that was reached.
+        max: u32,
+    },
+    /// The stream number is in use in this life or a later one.
+    #[error("stream {stream} has already reached epoch {current}; open it with a later one")]
+    StaleOpen {
+        /// The caller's stream number.
+        stream: u32,
+        /// The epoch that it has reached.
+        current: u32,
+    },
+    /// The message belongs to an earlier life of the stream.
+    #[error("the stream has reached epoch {current}; what an earlier one asked is dropped")]
+    StaleEpoch {
+        /// The epoch that it has reached.
+        current: u32,
+    },
+    /// The stream was never opened in this life, or was closed.
+    #[error("there is no such stream here; open it first")]
+    UnknownStream,
+    /// The stream has ended; this was on its way before the caller could know.
+    #[error("the stream has ended; what was still on its way is dropped")]
+    StreamEnded,
+    /// A step or truncation beyond the stream's end.
+    #[error(
+        "position {position} lies beyond the stream's {length} positions; replay what is missing"
+    )]
+    PositionGap {
+        /// The position asked for.
+        position: u32,
+        /// Positions that the stream holds.
+        length: u32,
+    },
+    /// Rows of another width or element type than the model's, or none at all.
+    #[error("the rows do not fit this model: {what}")]
+    TensorShape {
+        /// What does not fit.
+        what: String,
+    },
+    /// The rows contain NaN or an infinity.
+    #[error("the rows contain values that are not finite; the host before this one is at fault")]
+    TensorNonFinite,
+    /// More positions than the stream was opened for, or than the host allows.
+    #[error(
+        "the stream may hold {max} positions, and no more; open it with more, or shorten the text"
+    )]
+    ContextFull {
+        /// Positions allowed.
+        max: u32,
+    },
+    /// The KV budget has no room for a stream of this length.
+    #[error(
+        "the host's memory for context is taken; ask for fewer positions or choose another host"
+    )]
+    KvFull,
+    /// More steps or rows wait than the stream may have waiting.
+    #[error("too many steps of the stream are waiting; send the next when one was answered")]
+    QueueFull,
+    /// Nothing happened on the stream for too long.
+    #[error("the stream was idle for {seconds} s and has been closed")]
+    IdleTimeout {
+        /// The limit.
+        seconds: u64,
+    },
+    /// A block's output left the range of the boundary dtype. Not a sign of a broken
+    /// host: the model needs a wider boundary dtype for this input.
+    #[error("the output of layer {layer} left the range of the model's boundary dtype")]
+    BoundaryOverflow {
+        /// The block, counted from 0 in the whole model.
+        layer: u32,
+    },
+    /// The weights had been put away and could not be loaded again.
+    #[error("the host could not load its weights again: {reason}")]
+    WeightsUnavailable {
+        /// What went wrong.
+        reason: String,
+    },
+    /// The host is shutting down.
+    #[error("the host is shutting down; choose another one")]
+    ShuttingDown,
+    /// The engine failed in a way that it should not.
+    #[error("the host's engine failed: {reason}")]
+    Internal {
+        /// What it said.
+        reason: String,
+    },
+}
+
+impl StreamFault {
+    /// The stable code, as the wire, counters and logs spell it.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::WeightsMismatch { .. } => "weights_mismatch",
+            Self::BadDescriptor { .. } => "bad_descriptor",
+            Self::LayerRange { .. } => "layer_range",
+            Self::StreamLimit { .. } => "stream_limit",
+            Self::StaleOpen { .. } | Self::StaleEpoch { .. } => "stale_epoch",
+            Self::UnknownStream => "unknown_stream",
+            Self::StreamEnded => "stream_ended",
+            Self::PositionGap { .. } => "position_gap",
+            Self::TensorShape { .. } => "tensor_shape",
+            Self::TensorNonFinite => "tensor_nonfinite",
+            Self::ContextFull { .. } => "context_full",
+            Self::KvFull => "kv_full",
+            Self::QueueFull => "queue_full",
+            Self::IdleTimeout { .. } => "idle_timeout",
+            Self::BoundaryOverflow { .. } => "boundary_overflow",
+            Self::WeightsUnavailable { .. } => "weights_unavailable",
+            Self::ShuttingDown => "shutting_down",
+            Self::Internal { .. } => "internal",
+        }
+    }
+
+    /// The message that tells the caller, for one life of a stream.
+    pub(crate) fn message(&self, of: StreamClose, position: Option<u32>) -> StreamError {
+        StreamError {
+            stream: of.stream,
+            epoch: of.epoch,
+            position,
+            code: self.code().to_owned(),
+            message: self.to_string(),
+        }
+    }
+}
+
+impl From<EngineFault> for StreamFault {
+    fn from(fault: EngineFault) -> Self {
+        match fault {
+            EngineFault::PositionGap { position, length } => Self::PositionGap { position, length },
+            EngineFault::ContextFull { max } => Self::ContextFull { max },
+            EngineFault::KvFull => Self::KvFull,
+            EngineFault::NonFiniteInput => Self::TensorNonFinite,
+            EngineFault::BoundaryOverflow { layer } => Self::BoundaryOverflow { layer },
+            EngineFault::Internal(reason) => Self::Internal { reason },
+        }
+    }
+}

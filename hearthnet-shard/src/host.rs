@@ -1,0 +1,403 @@
+//! Starting a host, looking at it, and ending it.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use hearthnet_bus::{Descriptor, NodeId, NodeKey};
+use hearthnet_model::BoundaryDtype;
+use hearthnet_transport::{BindError, IdentityError, Listener};
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{Instant, timeout_at};
+
+use crate::admission::DoorKeeper;
+use crate::clock::{Clock, SystemClock};
+use crate::compute::{Compute, Footprint, Loading, Running};
+use crate::config::ServeConfig;
+use crate::desk::Office;
+use crate::engine::{EngineSource, LoadPhase, Served};
+use crate::inbox::Inbox;
+use crate::life::Slots;
+use crate::memory::{MemoryReport, resident_bytes};
+use crate::sched::{Limits, Scheduler};
+use crate::session::{self, Phase};
+use crate::stats::{Counters, Stats};
+
+/// The arithmetic of the engine behind a host, as descriptors name it
+/// (`specs/canonical-arithmetic.md`).
+const ARITHMETIC: &str = "canonical-1";
+
+/// Why a host did not start. Nothing is left running or half open.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The model file cannot be read, or is none.
+    #[error(transparent)]
+    Model(#[from] hearthnet_model::ModelError),
+    /// The model does not have these layers.
+    #[error(
+        "layers {lo}-{hi} do not exist: the model has {total}, so choose a range from 0 to {}",
+        .total.saturating_sub(1)
+    )]
+    LayerRange {
+        /// First layer asked for.
+        lo: u32,
+        /// Last layer asked for.
+        hi: u32,
+        /// Layers of the model.
+        total: u32,
+    },
+    /// The file holds other weights than those that it was to hold.
+    #[error("the model file holds weights {found}, not {expected}: fetch the right one")]
+    WeightsMismatch {
+        /// Identity that was expected.
+        expected: String,
+        /// Identity of the file's weights.
+        found: String,
+    },
+    /// The weights could not be loaded.
+    #[error("the layers could not be loaded: {reason}")]
+    Load {
+        /// What went wrong.
+        reason: String,
+    },
+    /// The address is taken or not this machine's, or the transport is misconfigured.
+    #[error(transparent)]
+    Listen(#[from] BindError),
+    /// The node key makes no certificate.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// A setting is out of its range.
+    #[error("{setting} {rule}")]
+    Setting {
+        /// The field of the configuration.
+        setting: &'static str,
+        /// What it has to satisfy.
+        rule: &'static str,
+    },
+    /// The system gave no thread.
+    #[error("the system gave no thread to compute on: {0}")]
+    Thread(#[source] std::io::Error),
+}
+
+impl StartError {
+    /// The stable code, for machines.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Model(_) => "model_unusable",
+            Self::LayerRange { .. } => "layer_range",
+            Self::WeightsMismatch { .. } => "weights_mismatch",
+            Self::Load { .. } => "weights_unavailable",
+            Self::Listen(_) => "listen",
+            Self::Setting { .. } => "bad_request",
+            Self::Identity(_) | Self::Thread(_) => "internal",
+        }
+    }
+}
+
+/// What a start is busy with. All of it can take seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StartProgress {
+    /// Hashing the whole model, to know its identity. Once for each file.
+    Hashing {
+        /// Bytes done.
+        done: u64,
+        /// Bytes in all.
+        total: u64,
+    },
+    /// Comparing the layers' tensors with the manifest.
+    Verifying {
+        /// Bytes done.
+        done: u64,
+        /// Bytes in all.
+        total: u64,
+    },
+    /// Reading and packing the layers.
+    Loading {
+        /// Bytes done.
+        done: u64,
+        /// Bytes in all.
+        total: u64,
+    },
+}
+
+/// How a host ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ShutdownReport {
+    /// Whether every step that had been accepted was answered in time.
+    pub drained: bool,
+    /// Streams that were still open when the sessions were closed.
+    pub streams_cut: u32,
+}
+
+/// A host that serves. Dropping it ends it at once; [`RunningHost::shutdown`] ends it
+/// politely.
+pub struct RunningHost {
+    node: NodeId,
+    addr: SocketAddr,
+    endpoint: String,
+    served: Served,
+    footprint: Footprint,
+    kv_budget: u64,
+    office: Arc<Office>,
+    compute: Compute,
+    phase: watch::Sender<Phase>,
+    accepting: JoinHandle<()>,
+}
+
+/// Starts hosts.
+#[derive(Debug, Clone, Copy)]
+pub struct ShardHost;
+
+impl ShardHost {
+    /// Starts a host on any engine, with what it serves already known. `progress` is called
+    /// while the weights are checked and loaded.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub async fn start_on<S: EngineSource>(
+        config: ServeConfig,
+        key: &NodeKey,
+        served: Served,
+        source: S,
+        progress: &mut (dyn FnMut(StartProgress) + Send),
+    ) -> Result<RunningHost, StartError> {
+        let clock = Arc::new(SystemClock::start());
+        start(config, key, served, source, clock, progress).await
+    }
+}
+
+/// [`ShardHost::start_on`], with a clock of the caller's.
+pub(crate) async fn start<S: EngineSource>(
+    config: ServeConfig,
+    key: &NodeKey,
+    served: Served,
+    source: S,
+    clock: Arc<dyn Clock>,
+    progress: &mut (dyn FnMut(StartProgress) + Send),
+) -> Result<RunningHost, StartError> {
+    config.validate()?;
+    let identity = key.identity()?;
+    let door = DoorKeeper::new(key.id(), &config.admitted, config.clock_skew_secs);
+    // First of all, for a port that is in use should not cost the time of a load. Whoever
+    // connects meanwhile waits to be accepted.
+    let listener = Listener::bind(
+        &config.listen,
+        &identity,
+        Arc::new(door),
+        config.transport.clone(),
+    )
+    .await?;
+    let addr = listener.local_addr();
+
+    let (inbox, counters) = (Arc::new(Inbox::default()), Arc::new(Counters::default()));
+    let limits = Limits {
+        kv_budget: config.kv_budget_bytes,
+        stream_idle: config.stream_idle,
+        evict_after: config.evict_after,
+        piece: config.prefill_piece,
+    };
+    let scheduler = {
+        let (served, counters, clock) = (served.clone(), counters.clone(), clock.clone());
+        move || Scheduler::new(source, served, limits, counters, clock)
+    };
+    let (compute, mut reports) =
+        Compute::start(scheduler, inbox.clone()).map_err(StartError::Thread)?;
+    let footprint = loop {
+        match reports.recv().await {
+            Some(Loading::Progress(LoadPhase::Verifying, done, total)) => {
+                progress(StartProgress::Verifying { done, total });
+            }
+            Some(Loading::Progress(LoadPhase::Loading, done, total)) => {
+                progress(StartProgress::Loading { done, total });
+            }
+            Some(Loading::Done(footprint)) => break footprint,
+            Some(Loading::Failed(reason)) => return Err(StartError::Load { reason }),
+            None => {
+                return Err(StartError::Load {
+                    reason: "the engine failed".into(),
+                });
+            }
+        }
+    };
+
+    let context = served.context;
+    let office = Arc::new(Office {
+        served: served.clone(),
+        slots: Slots::new(config.max_concurrent_streams, config.max_streams_per_peer),
+        max_streams: config.max_concurrent_streams,
+        max_positions: config.max_positions.unwrap_or(context).min(context),
+        max_waiting_steps: config.max_waiting_steps,
+        inbox,
+        counters,
+        clock,
+        draining: AtomicBool::new(false),
+        next_life: AtomicU64::new(1),
+    });
+    let (phase, watch) = watch::channel(Phase::Serving);
+    let max_unread = u64::from(config.transport.send_buffer_bytes);
+    let accepting = tokio::spawn(accept(listener, office.clone(), watch, max_unread));
+    tracing::info!(%addr, shard = %format_args!("{}:{}-{}", served.model_id, served.lo, served.hi), "serving");
+    Ok(RunningHost {
+        node: key.id(),
+        addr,
+        endpoint: config.endpoint.unwrap_or_else(|| addr.to_string()),
+        served,
+        footprint,
+        kv_budget: config.kv_budget_bytes,
+        office,
+        compute,
+        phase,
+        accepting,
+    })
+}
+
+async fn accept(
+    mut listener: Listener,
+    office: Arc<Office>,
+    mut phase: watch::Receiver<Phase>,
+    max_unread: u64,
+) {
+    // Dropped with this task, and the sessions with it.
+    let mut sessions = JoinSet::new();
+    loop {
+        let serve =
+            |connection| session::serve(connection, office.clone(), phase.clone(), max_unread);
+        let mut draining = phase.clone();
+        tokio::select! {
+            connection = listener.accept() => {
+                sessions.spawn(serve(connection));
+            }
+            Some(_) = sessions.join_next() => {}
+            _ = draining.wait_for(|phase| *phase > Phase::Serving) => break,
+        }
+    }
+    drop(listener);
+    let _ = phase.wait_for(|phase| *phase == Phase::Closing).await;
+    while sessions.join_next().await.is_some() {}
+}
+
+impl RunningHost {
+    #[cfg(test)]
+    pub(crate) fn inbox(&self) -> &Arc<Inbox> {
+        &self.compute.inbox
+    }
+
+    /// This host's node id.
+    pub fn node_id(&self) -> NodeId {
+        self.node
+    }
+
+    /// Where it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// What others need to know in order to use this host, as of now.
+    pub fn descriptor(&self) -> Descriptor {
+        let (stats, served) = (self.stats(), &self.served);
+        let bytes = self.footprint.weight_bytes.saturating_add(self.kv_budget);
+        Descriptor {
+            shard_id: Descriptor::shard_id(&served.model_id, served.lo, served.hi),
+            model_id: served.model_id.clone(),
+            weights_sha256: served
+                .weights
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect(),
+            layer_range: (served.lo, served.hi),
+            total_layers: served.total_layers,
+            vram_required_mb: bytes.div_ceil(1 << 20),
+            max_concurrent_streams: self.office.max_streams,
+            host: self.node.to_string(),
+            endpoint: self.endpoint.clone(),
+            advertised_at: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, |since| since.as_secs()),
+            boundary_dtype: match served.boundary {
+                BoundaryDtype::F16 => "fp16",
+                BoundaryDtype::Bf16 => "bf16",
+                BoundaryDtype::F32 => "fp32",
+            }
+            .to_owned(),
+            arithmetic: ARITHMETIC.to_owned(),
+            ms_per_token: stats.ms_per_token,
+            queue_depth: stats.streams,
+            software: concat!("hearthnet/", env!("CARGO_PKG_VERSION")).to_owned(),
+        }
+    }
+
+    /// Gauges and counters as of now.
+    pub fn stats(&self) -> Stats {
+        self.office.counters.snapshot(self.office.slots.taken())
+    }
+
+    /// What the host takes of the machine's memory as of now.
+    pub fn memory(&self) -> MemoryReport {
+        MemoryReport {
+            weight_bytes: self.stats().weight_bytes,
+            kv_bytes_per_position: self.footprint.kv_bytes_per_position,
+            kv_budget_bytes: self.kv_budget,
+            resident_bytes: resident_bytes(),
+        }
+    }
+
+    /// Resolves if the engine's thread dies, which only a defect can cause. The host refuses
+    /// everything from then on and should be ended.
+    pub async fn failed(&self) {
+        let mut running = self.compute.running.clone();
+        if running
+            .wait_for(|state| *state == Running::Failed)
+            .await
+            .is_err()
+        {
+            // The thread ended in the ordinary way.
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Ends the host: takes no more connections, streams and steps, answers the steps that
+    /// it has, then says BYE to every session. What is not done by `deadline` is cut off.
+    pub async fn shutdown(mut self, deadline: Duration) -> ShutdownReport {
+        let until = Instant::now() + deadline;
+        self.office.draining.store(true, Ordering::Release);
+        self.phase.send_replace(Phase::Draining);
+        let drained = timeout_at(until, self.compute.drained()).await.is_ok();
+        let streams_cut = self.office.slots.taken();
+        self.phase.send_replace(Phase::Closing);
+        // Closing a session needs no answer of the peer: this is over soon.
+        let _ = timeout_at(until.max(Instant::now() + CLOSING), &mut self.accepting).await;
+        self.compute.inbox.close();
+        let mut running = self.compute.running.clone();
+        let ended = running.wait_for(|state| *state != Running::Yes);
+        let _ = timeout_at(until.max(Instant::now() + CLOSING), ended).await;
+        ShutdownReport {
+            drained,
+            streams_cut,
+        }
+    }
+}
+
+/// What the steps of closing may take beyond the deadline.
+const CLOSING: Duration = Duration::from_millis(500);
+
+impl Drop for RunningHost {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+impl fmt::Debug for RunningHost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RunningHost")
+            .field("node", &self.node)
+            .field("addr", &self.addr)
+            .field("served", &self.served)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,214 @@
+//! One life of a stream, as the connection and the compute thread share it.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hearthnet_transport::{Message, PeerKey, StreamClose};
+use metrics::gauge;
+
+use crate::fault::StreamFault;
+
+/// Where the answers of a connection's streams go. Never blocks.
+pub(crate) trait Outlet: Send + Sync {
+    /// Sends a message to the peer, in order for each stream.
+    fn send(&self, message: Message);
+}
+
+/// The places for streams, over all connections. A place is taken or refused at once.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    max: u32,
+    max_per_peer: u32,
+    taken: Mutex<Taken>,
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    all: u32,
+    by_peer: HashMap<[u8; 32], u32>,
+}
+
+/// A taken place; given back when dropped.
+#[derive(Debug)]
+struct Slot {
+    slots: Arc<Slots>,
+    peer: [u8; 32],
+}
+
+impl Slots {
+    pub(crate) fn new(max: u32, max_per_peer: u32) -> Arc<Self> {
+        Arc::new(Self {
+            max,
+            max_per_peer,
+            taken: Mutex::default(),
+        })
+    }
+
+    /// Streams open now.
+    pub(crate) fn taken(&self) -> u32 {
+        lock(&self.taken).all
+    }
+
+    fn take(self: &Arc<Self>, peer: [u8; 32]) -> Result<Slot, StreamFault> {
+        let mut taken = lock(&self.taken);
+        let of_peer = taken.by_peer.get(&peer).copied().unwrap_or(0);
+        if taken.all >= self.max {
+            return Err(StreamFault::StreamLimit { max: self.max });
+        }
+        if of_peer >= self.max_per_peer {
+            return Err(StreamFault::StreamLimit {
+                max: self.max_per_peer,
+            });
+        }
+        taken.all += 1;
+        gauge!("hearthnet_shard_streams").set(taken.all);
+        taken.by_peer.insert(peer, of_peer + 1);
+        Ok(Slot {
+            slots: Arc::clone(self),
+            peer,
+        })
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let mut taken = lock(&self.slots.taken);
+        taken.all = taken.all.saturating_sub(1);
+        gauge!("hearthnet_shard_streams").set(taken.all);
+        if let Some(of_peer) = taken.by_peer.get_mut(&self.peer) {
+            *of_peer = of_peer.saturating_sub(1);
+            if *of_peer == 0 {
+                taken.by_peer.remove(&self.peer);
+            }
+        }
+    }
+}
+
+/// One life of a stream: the caller's `(stream, epoch)` on one connection.
+///
+/// ```text
+///   take a slot                    end(): by the caller, the host or the connection
+///  -------------> living ----------------------------------------------------------> ended
+///                 slot held, steps accepted        slot free, steps dropped before compute
+/// ```
+///
+/// Either side may end it, once; whoever did has to tell the other. The engine's
+/// sequence is the compute thread's and is freed there.
+pub(crate) struct Life {
+    /// Unique in this process.
+    pub(crate) id: u64,
+    pub(crate) stream: u32,
+    pub(crate) epoch: u32,
+    /// Most positions that the stream may hold.
+    pub(crate) max_positions: u32,
+    pub(crate) outlet: Arc<dyn Outlet>,
+    slot: Mutex<Option<Slot>>,
+    ended: AtomicBool,
+    steps: AtomicU32,
+    rows: AtomicU32,
+}
+
+impl Life {
+    /// Takes a place for a stream.
+    ///
+    /// # Errors
+    /// [`StreamFault::StreamLimit`] if none is free.
+    pub(crate) fn begin(
+        slots: &Arc<Slots>,
+        peer: PeerKey,
+        id: u64,
+        name: StreamClose,
+        max_positions: u32,
+        outlet: Arc<dyn Outlet>,
+    ) -> Result<Arc<Self>, StreamFault> {
+        let slot = slots.take(peer.0)?;
+        Ok(Arc::new(Self {
+            id,
+            stream: name.stream,
+            epoch: name.epoch,
+            max_positions,
+            outlet,
+            slot: Mutex::new(Some(slot)),
+            ended: AtomicBool::new(false),
+            steps: AtomicU32::new(0),
+            rows: AtomicU32::new(0),
+        }))
+    }
+
+    /// What the caller calls this life.
+    pub(crate) fn name(&self) -> StreamClose {
+        StreamClose {
+            stream: self.stream,
+            epoch: self.epoch,
+        }
+    }
+
+    /// Ends the life and frees its place. `false` if it had ended before.
+    pub(crate) fn end(&self) -> bool {
+        let first = !self.ended.swap(true, Ordering::AcqRel);
+        drop(lock(&self.slot).take());
+        first
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// Lets a step wait, if the stream has room for it: at most `max_steps` steps, and
+    /// not more rows than the stream may hold positions.
+    ///
+    /// # Errors
+    /// [`StreamFault::QueueFull`].
+    pub(crate) fn ticket(
+        self: &Arc<Self>,
+        rows: u32,
+        max_steps: u32,
+    ) -> Result<Ticket, StreamFault> {
+        // Only the connection's task adds, so that reading first is no race: the
+        // compute thread can only make room in between.
+        let steps = self.steps.load(Ordering::Acquire);
+        let waiting = self.rows.load(Ordering::Acquire);
+        let total = waiting.checked_add(rows).ok_or(StreamFault::QueueFull)?;
+        if steps >= max_steps || total > self.max_positions {
+            return Err(StreamFault::QueueFull);
+        }
+        self.steps.fetch_add(1, Ordering::AcqRel);
+        self.rows.fetch_add(rows, Ordering::AcqRel);
+        Ok(Ticket {
+            life: Arc::clone(self),
+            rows,
+        })
+    }
+}
+
+impl fmt::Debug for Life {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Life")
+            .field("id", &self.id)
+            .field("stream", &self.stream)
+            .field("epoch", &self.epoch)
+            .field("ended", &self.has_ended())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The right of one step to wait; the room is free again when dropped.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    life: Arc<Life>,
+    rows: u32,
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.life.steps.fetch_sub(1, Ordering::AcqRel);
+        self.life.rows.fetch_sub(self.rows, Ordering::AcqRel);
+    }
+}
+
+/// Locks, also after a panic elsewhere: every critical section here leaves its data whole.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

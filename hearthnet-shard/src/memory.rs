@@ -1,0 +1,41 @@
+//! What the host takes of the machine's memory.
+
+use serde::Serialize;
+
+/// The memory of a host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct MemoryReport {
+    /// Bytes of the loaded weights, in the form that the engine computes with; 0 while they
+    /// are put away.
+    pub weight_bytes: u64,
+    /// Bytes of KV that one position of one stream takes.
+    pub kv_bytes_per_position: u64,
+    /// Bytes that the KV of all streams may take.
+    pub kv_budget_bytes: u64,
+    /// Resident memory of the whole process, where the system tells (Linux).
+    pub resident_bytes: Option<u64>,
+}
+
+/// Resident memory of this process: what `VmRSS` of `/proc/self/status` says.
+pub fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn the_resident_memory_grows_with_what_is_touched() {
+        let before = super::resident_bytes().unwrap();
+        let block = vec![1u8; 64 << 20];
+        let after = super::resident_bytes().unwrap();
+        assert!(after >= before + (32 << 20), "{before} -> {after}");
+        drop(block);
+    }
+}

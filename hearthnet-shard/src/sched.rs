@@ -1,0 +1,673 @@
+//! The compute thread's state: streams, their waiting steps, and the engine.
+//!
+//! Knows no socket, thread or system clock: commands come in by [`Scheduler::handle`],
+//! answers go out through each stream's [`Outlet`](crate::life::Outlet), and the caller
+//! loops
+//!
+//! ```text
+//! handle(command) for all commands there are      opens, steps, closes
+//! upkeep()                                        timeouts, eviction; says when to come back
+//! turn()                                          one batch; false: nothing waits
+//! ```
+//!
+//! so that a close or a cancel takes effect before the next batch, whatever waits.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hearthnet_model::BoundaryDtype;
+use hearthnet_transport::{Message, Step, StepResult, StreamOpened, Want};
+use zeroize::Zeroize as _;
+
+use crate::clock::Clock;
+use crate::engine::{EngineFault, EngineSource, LayerEngine, LoadPhase, Served, Span};
+use crate::fault::StreamFault;
+use crate::life::{Life, Ticket};
+use crate::plan::{Kind, Pace, Turn, Waiting, plan};
+use crate::stats::Counters;
+
+/// What connections ask of the compute thread.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// Begin a stream.
+    Open(Arc<Life>),
+    /// Run a step, whose shape, type and values were checked.
+    Step {
+        life: u64,
+        step: Step,
+        ticket: Ticket,
+        arrived: Duration,
+    },
+    /// Shorten a stream.
+    Truncate {
+        life: u64,
+        position: u32,
+        ticket: Ticket,
+    },
+    /// Free a stream that has ended.
+    Close { life: u64 },
+}
+
+/// The scheduler's share of the configuration.
+#[derive(Debug, Clone)]
+pub(crate) struct Limits {
+    pub(crate) kv_budget: u64,
+    pub(crate) stream_idle: Duration,
+    /// `None`: never.
+    pub(crate) evict_after: Option<Duration>,
+    pub(crate) piece: Duration,
+}
+
+pub(crate) struct Scheduler<S: EngineSource> {
+    source: S,
+    /// `None` while the weights are put away; then there are no streams.
+    engine: Option<S::Engine>,
+    served: Served,
+    limits: Limits,
+    counters: Arc<Counters>,
+    clock: Arc<dyn Clock>,
+    streams: BTreeMap<u64, Stream<<S::Engine as LayerEngine>::Seq>>,
+    kv_reserved: u64,
+    /// When the last stream went, or the weights came.
+    empty_since: Duration,
+    last: Kind,
+    turn: u64,
+    pace: Pace,
+    /// The batch, kept to reuse its memory; zero between turns.
+    x: Vec<f32>,
+}
+
+struct Stream<Q> {
+    life: Arc<Life>,
+    seq: Q,
+    /// Bytes of KV promised to it.
+    kv: u64,
+    work: VecDeque<Work>,
+    /// Turn in which it was last served.
+    served: u64,
+    /// When something last happened on it.
+    active: Duration,
+}
+
+enum Work {
+    Step(Box<Job>),
+    Truncate { position: u32, _ticket: Ticket },
+}
+
+/// A step on its way through the engine.
+struct Job {
+    step: Step,
+    _ticket: Ticket,
+    arrived: Duration,
+    /// Its position was checked and the stream brought to it.
+    settled: bool,
+    /// Rows computed.
+    done: u32,
+    /// Rows to return, encoded.
+    out: Vec<u8>,
+    compute: Duration,
+}
+
+/// A stream's rows in a batch.
+struct Part<Q> {
+    stream: u64,
+    span: Span<Q>,
+}
+
+impl<S: EngineSource> Scheduler<S> {
+    pub(crate) fn new(
+        source: S,
+        served: Served,
+        limits: Limits,
+        counters: Arc<Counters>,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
+        let pace = Pace::new(limits.piece);
+        Self {
+            source,
+            engine: None,
+            served,
+            limits,
+            counters,
+            clock,
+            streams: BTreeMap::new(),
+            kv_reserved: 0,
+            empty_since: Duration::ZERO,
+            last: Kind::Prefill,
+            turn: 0,
+            pace,
+            x: Vec::new(),
+        }
+    }
+
+    /// Loads the weights if they are not there.
+    ///
+    /// # Errors
+    /// What the source says.
+    pub(crate) fn load(
+        &mut self,
+        progress: &mut dyn FnMut(LoadPhase, u64, u64),
+    ) -> Result<&mut S::Engine, String> {
+        // Not `get_or_insert_with`, for loading can fail.
+        let engine = match self.engine.take() {
+            Some(engine) => engine,
+            None => {
+                let engine = self.source.load(progress)?;
+                self.counters.loaded(engine.weight_bytes());
+                self.empty_since = self.clock.now();
+                engine
+            }
+        };
+        Ok(self.engine.insert(engine))
+    }
+
+    /// Takes one command in.
+    pub(crate) fn handle(&mut self, command: Command) {
+        match command {
+            Command::Open(life) => self.open(&life),
+            Command::Step {
+                life,
+                step,
+                ticket,
+                arrived,
+            } => {
+                let job = Job {
+                    step,
+                    _ticket: ticket,
+                    arrived,
+                    settled: false,
+                    done: 0,
+                    out: Vec::new(),
+                    compute: Duration::ZERO,
+                };
+                self.enqueue(life, Work::Step(Box::new(job)));
+            }
+            Command::Truncate {
+                life,
+                position,
+                ticket,
+            } => {
+                self.enqueue(
+                    life,
+                    Work::Truncate {
+                        position,
+                        _ticket: ticket,
+                    },
+                );
+            }
+            Command::Close { life } => self.remove(life),
+        }
+    }
+
+    /// Ends idle streams and puts the weights away when nobody used them for long. Says
+    /// after how long to call again if nothing else happens.
+    pub(crate) fn upkeep(&mut self) -> Option<Duration> {
+        let now = self.clock.now();
+        let limit = self.limits.stream_idle;
+        let idle = |stream: &Stream<_>| {
+            stream.work.is_empty() && now.saturating_sub(stream.active) >= limit
+        };
+        let over: Vec<u64> = self
+            .streams
+            .iter()
+            .filter(|(_, s)| idle(s))
+            .map(|(&id, _)| id)
+            .collect();
+        for id in over {
+            self.fail(
+                id,
+                None,
+                &StreamFault::IdleTimeout {
+                    seconds: limit.as_secs(),
+                },
+            );
+        }
+        if let Some(first) = self.streams.values().map(|stream| stream.active).min() {
+            return Some((first + limit).saturating_sub(now));
+        }
+        let evict_at = self.empty_since + self.limits.evict_after?;
+        self.engine.as_ref()?;
+        if now < evict_at {
+            return Some(evict_at - now);
+        }
+        self.evict();
+        None
+    }
+
+    /// Computes one batch. `false` if nothing waited.
+    pub(crate) fn turn(&mut self) -> bool {
+        self.settle();
+        let waiting: Vec<Waiting> = self.streams.iter().filter_map(waiting).collect();
+        let Some(turn) = plan(&waiting, self.last, self.pace.piece_rows()) else {
+            self.count_waiting();
+            return false;
+        };
+        self.last = turn.kind;
+        self.turn += 1;
+        self.run(&turn);
+        self.count_waiting();
+        true
+    }
+
+    /// Ends every stream.
+    pub(crate) fn end_all(&mut self, fault: &StreamFault) {
+        for id in self.streams.keys().copied().collect::<Vec<_>>() {
+            self.fail(id, None, fault);
+        }
+    }
+
+    fn open(&mut self, life: &Arc<Life>) {
+        if life.has_ended() {
+            return;
+        }
+        match self.try_open(life) {
+            Ok(()) => {
+                let opened = StreamOpened {
+                    stream: life.stream,
+                    epoch: life.epoch,
+                };
+                life.outlet.send(Message::StreamOpened(opened));
+            }
+            Err(fault) => self.tell(life, None, &fault),
+        }
+        self.count_kv();
+    }
+
+    fn try_open(&mut self, life: &Arc<Life>) -> Result<(), StreamFault> {
+        let (budget, reserved) = (self.limits.kv_budget, self.kv_reserved);
+        let engine = self
+            .load(&mut |phase, done, total| {
+                tracing::debug!(?phase, done, total, "loading the weights again");
+            })
+            .map_err(|reason| StreamFault::WeightsUnavailable { reason })?;
+        // A stream that was opened can be filled: its KV is promised here, so that no
+        // answer breaks off because others came.
+        let kv = engine.kv_bytes_for(life.max_positions);
+        let reserved = reserved.checked_add(kv).ok_or(StreamFault::KvFull)?;
+        if reserved > budget {
+            return Err(StreamFault::KvFull);
+        }
+        let seq = engine.open()?;
+        self.kv_reserved = reserved;
+        let stream = Stream {
+            life: Arc::clone(life),
+            seq,
+            kv,
+            work: VecDeque::new(),
+            served: self.turn,
+            active: self.clock.now(),
+        };
+        self.streams.insert(life.id, stream);
+        Ok(())
+    }
+
+    fn enqueue(&mut self, life: u64, work: Work) {
+        match self.streams.get_mut(&life) {
+            Some(stream) => {
+                stream.active = self.clock.now();
+                stream.work.push_back(work);
+            }
+            // The stream ended while this was on its way; its end was the answer.
+            None => self.drop_work([work]),
+        }
+    }
+
+    /// Brings every stream to the position of the step at its head.
+    fn settle(&mut self) {
+        let Some(engine) = self.engine.as_mut() else {
+            return;
+        };
+        let mut faults = Vec::new();
+        for (&id, stream) in &mut self.streams {
+            if stream.life.has_ended() {
+                // Its close is on its way here: nothing of it is computed any more.
+                faults.push((id, None));
+            } else if let Err((position, fault)) = settle(engine, stream) {
+                faults.push((id, Some((position, fault))));
+            }
+        }
+        for (id, fault) in faults {
+            match fault {
+                Some((position, fault)) => self.fail(id, position, &fault),
+                None => self.remove(id),
+            }
+        }
+    }
+
+    fn run(&mut self, turn: &Turn) {
+        let began = self.clock.now();
+        let Some(engine) = self.engine.as_mut() else {
+            return;
+        };
+        let parts: Vec<Part<_>> = turn
+            .takes
+            .iter()
+            .filter_map(|&(stream, rows)| {
+                let seq = self.streams.get(&stream)?.seq;
+                let span = Span {
+                    seq,
+                    position: engine.len(seq),
+                    rows,
+                };
+                Some(Part { stream, span })
+            })
+            .collect();
+        let results = compute(engine, &parts, &mut self.x, &self.streams, &self.served);
+        let took = self.clock.now().saturating_sub(began);
+
+        let rows: u32 = parts.iter().map(|part| part.span.rows).sum();
+        self.counters.turn(turn.kind, rows, took);
+        if turn.kind == Kind::Prefill {
+            self.pace.note(rows, took);
+        }
+        let width = self.served.width as usize;
+        let mut x = std::mem::take(&mut self.x);
+        let mut rest = x.as_mut_slice();
+        for (part, result) in parts.iter().zip(results) {
+            let (rows, after) = rest.split_at_mut(part.span.rows as usize * width);
+            rest = after;
+            match result {
+                Ok(()) => self.complete(part, rows, took),
+                Err(fault) => {
+                    let position = self.head(part.stream).map(|job| job.step.position);
+                    self.fail(part.stream, position, &fault.into());
+                }
+            }
+        }
+        x.as_mut_slice().zeroize();
+        x.clear();
+        self.x = x;
+        self.count_kv();
+    }
+
+    /// Takes note of computed rows, and answers the step if they were its last.
+    fn complete(
+        &mut self,
+        part: &Part<<S::Engine as LayerEngine>::Seq>,
+        x: &[f32],
+        took: Duration,
+    ) {
+        let now = self.clock.now();
+        let (boundary, width) = (self.served.boundary, self.served.width as usize);
+        let Some(stream) = self.streams.get_mut(&part.stream) else {
+            return;
+        };
+        stream.served = self.turn;
+        stream.active = now;
+        let Some(Work::Step(job)) = stream.work.front_mut() else {
+            return;
+        };
+        job.compute += took;
+        job.done += part.span.rows;
+        let finished = job.done >= job.step.rows;
+        match job.step.want {
+            Want::All => {
+                if job.out.capacity() == 0 {
+                    job.out.reserve_exact(job.step.data.len());
+                }
+                boundary.encode(x, &mut job.out);
+            }
+            Want::Last if finished => {
+                boundary.encode(x.rchunks(width).next().unwrap_or_default(), &mut job.out);
+            }
+            _ => {}
+        }
+        if !finished {
+            return;
+        }
+        let Some(Work::Step(job)) = stream.work.pop_front() else {
+            return;
+        };
+        let queued = now.saturating_sub(job.arrived).saturating_sub(job.compute);
+        let rows = match job.step.want {
+            Want::None => 0,
+            Want::Last => 1,
+            Want::All => job.step.rows,
+        };
+        self.counters.answered(job.out.len(), queued);
+        let answer = StepResult {
+            stream: stream.life.stream,
+            epoch: stream.life.epoch,
+            position: job.step.position,
+            rows,
+            width: job.step.width,
+            dtype: job.step.dtype,
+            compute_us: micros(job.compute),
+            queue_us: micros(queued),
+            data: job.out.into(),
+        };
+        stream.life.outlet.send(Message::StepResult(answer));
+        wipe(job.step.data);
+    }
+
+    fn head(&self, id: u64) -> Option<&Job> {
+        match self.streams.get(&id)?.work.front()? {
+            Work::Step(job) => Some(job),
+            Work::Truncate { .. } => None,
+        }
+    }
+
+    /// Ends a stream from this side.
+    fn fail(&mut self, id: u64, position: Option<u32>, fault: &StreamFault) {
+        let Some(life) = self.streams.get(&id).map(|stream| Arc::clone(&stream.life)) else {
+            return;
+        };
+        self.remove(id);
+        self.tell(&life, position, fault);
+    }
+
+    /// Tells the caller that a life is over, unless it ended it itself meanwhile.
+    fn tell(&self, life: &Life, position: Option<u32>, fault: &StreamFault) {
+        if life.end() {
+            self.counters.error(fault.code());
+            tracing::debug!(
+                stream = life.stream,
+                epoch = life.epoch,
+                code = fault.code(),
+                "stream ended"
+            );
+            let error = fault.message(life.name(), position);
+            life.outlet.send(Message::StreamError(error));
+        }
+    }
+
+    /// Frees everything that a stream holds.
+    fn remove(&mut self, id: u64) {
+        let Some(stream) = self.streams.remove(&id) else {
+            return;
+        };
+        if let Some(engine) = self.engine.as_mut() {
+            engine.close(stream.seq);
+        }
+        self.kv_reserved = self.kv_reserved.saturating_sub(stream.kv);
+        if self.streams.is_empty() {
+            self.empty_since = self.clock.now();
+        }
+        self.drop_work(stream.work);
+        self.count_kv();
+    }
+
+    fn drop_work(&self, work: impl IntoIterator<Item = Work>) {
+        let mut steps = 0;
+        for work in work {
+            if let Work::Step(mut job) = work {
+                steps += 1;
+                job.out.zeroize();
+                wipe(job.step.data);
+            }
+        }
+        if steps > 0 {
+            self.counters.dropped(steps);
+        }
+    }
+
+    fn evict(&mut self) {
+        if self.engine.take().is_some() {
+            self.x = Vec::new();
+            self.counters.evicted();
+            self.count_kv();
+            tracing::info!("the weights were put away: no stream for a while");
+        }
+    }
+
+    fn count_kv(&self) {
+        let used = self.engine.as_ref().map_or(0, LayerEngine::kv_bytes_in_use);
+        self.counters.kv(used, self.kv_reserved);
+    }
+
+    fn count_waiting(&self) {
+        self.counters
+            .waiting(self.streams.values().map(|stream| stream.work.len()).sum());
+    }
+}
+
+/// Does what precedes the rows of the step at a stream's head: earlier truncations, the
+/// check of its position, and truncation to it when the step repeats one.
+fn settle<E: LayerEngine>(
+    engine: &mut E,
+    stream: &mut Stream<E::Seq>,
+) -> Result<(), (Option<u32>, StreamFault)> {
+    loop {
+        let length = engine.len(stream.seq);
+        match stream.work.front_mut() {
+            Some(Work::Truncate { position, .. }) => {
+                let position = *position;
+                stream.work.pop_front();
+                if position > length {
+                    return Err((None, StreamFault::PositionGap { position, length }));
+                }
+                engine
+                    .truncate(stream.seq, position)
+                    .map_err(|fault| (None, fault.into()))?;
+            }
+            Some(Work::Step(job)) if !job.settled => {
+                let (position, rows, max) =
+                    (job.step.position, job.step.rows, stream.life.max_positions);
+                let refuse = |fault| Err((Some(position), fault));
+                if position > length {
+                    return refuse(StreamFault::PositionGap { position, length });
+                }
+                if position.checked_add(rows).is_none_or(|end| end > max) {
+                    return refuse(StreamFault::ContextFull { max });
+                }
+                if position < length
+                    && let Err(fault) = engine.truncate(stream.seq, position)
+                {
+                    return refuse(fault.into());
+                }
+                job.settled = true;
+            }
+            _ => return Ok(()),
+        }
+    }
+}
+
+fn waiting<Q>((&id, stream): (&u64, &Stream<Q>)) -> Option<Waiting> {
+    let Some(Work::Step(job)) = stream.work.front() else {
+        return None;
+    };
+    Some(Waiting {
+        stream: id,
+        rows: job.step.rows,
+        left: job.step.rows.saturating_sub(job.done),
+        served: stream.served,
+        arrived: job.arrived,
+    })
+}
+
+/// Runs a batch. If it fails as a whole, each part is run by itself: results do not
+/// depend on what else is in a batch, so that only the part at fault is lost.
+fn compute<E: LayerEngine>(
+    engine: &mut E,
+    parts: &[Part<E::Seq>],
+    x: &mut Vec<f32>,
+    streams: &BTreeMap<u64, Stream<E::Seq>>,
+    served: &Served,
+) -> Vec<Result<(), EngineFault>> {
+    let spans: Vec<_> = parts.iter().map(|part| part.span).collect();
+    fill(parts, x, streams, served);
+    match engine.forward(&spans, x) {
+        Ok(()) => return parts.iter().map(|_| Ok(())).collect(),
+        Err(fault) if parts.len() == 1 => return vec![Err(fault)],
+        Err(_) => {}
+    }
+    // The failed attempt may have left its marks in the sequences and in the rows.
+    fill(parts, x, streams, served);
+    let mut rest = x.as_mut_slice();
+    let mut results = Vec::with_capacity(parts.len());
+    for span in &spans {
+        let (rows, after) = rest.split_at_mut(span.rows as usize * served.width as usize);
+        rest = after;
+        let result = match engine.len(span.seq) {
+            length if length > span.position => engine.truncate(span.seq, span.position),
+            _ => Ok(()),
+        };
+        results.push(result.and_then(|()| engine.forward(std::slice::from_ref(span), rows)));
+    }
+    results
+}
+
+/// Decodes the rows of every part into `x`.
+fn fill<Q>(
+    parts: &[Part<Q>],
+    x: &mut Vec<f32>,
+    streams: &BTreeMap<u64, Stream<Q>>,
+    served: &Served,
+) {
+    x.clear();
+    // All at once, while it is empty: growing would leave copies of rows behind.
+    x.reserve(
+        parts
+            .iter()
+            .map(|p| p.span.rows as usize * served.width as usize)
+            .sum(),
+    );
+    for part in parts {
+        let wanted = x.len() + part.span.rows as usize * served.width as usize;
+        if let Some(Work::Step(job)) = streams
+            .get(&part.stream)
+            .and_then(|stream| stream.work.front())
+        {
+            let row = served.width as usize * served.boundary.bytes_per_value();
+            let from = job.done as usize * row;
+            let bytes = job
+                .step
+                .data
+                .get(from..from + part.span.rows as usize * row);
+            // The length was checked when the step came in: nothing is cut short here.
+            let _ = served.boundary.decode(bytes.unwrap_or_default(), x);
+        }
+        x.resize(wanted, 0.0);
+    }
+}
+
+/// Whether every value of rows on the wire is finite.
+pub(crate) fn all_finite(dtype: BoundaryDtype, bytes: &[u8]) -> bool {
+    // An exponent of all ones is NaN or an infinity.
+    let (pairs, _) = bytes.as_chunks::<2>();
+    match dtype {
+        BoundaryDtype::F16 => pairs
+            .iter()
+            .all(|&b| u16::from_le_bytes(b) & 0x7c00 != 0x7c00),
+        BoundaryDtype::Bf16 => pairs
+            .iter()
+            .all(|&b| u16::from_le_bytes(b) & 0x7f80 != 0x7f80),
+        BoundaryDtype::F32 => {
+            let (quads, _) = bytes.as_chunks::<4>();
+            quads.iter().all(|&b| f32::from_le_bytes(b).is_finite())
+        }
+    }
+}
+
+/// Overwrites rows that are no longer needed, where nobody else holds them.
+pub(crate) fn wipe(data: Bytes) {
+    if let Ok(mut data) = data.try_into_mut() {
+        data.as_mut().zeroize();
+    }
+}
+
+fn micros(duration: Duration) -> u32 {
+    u32::try_from(duration.as_micros()).unwrap_or(u32::MAX)
+}

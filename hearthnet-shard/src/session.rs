@@ -1,0 +1,187 @@
+//! One session: the connection's task, for each purpose.
+
+use std::sync::{Arc, Mutex};
+
+use hearthnet_transport::{
+    CloseCode, Connection, Message, SendError, Sender, StepResult, StreamOpened, Want,
+};
+use tokio::sync::{Notify, watch};
+
+use crate::admission::BENCH;
+use crate::desk::{Desk, Office};
+use crate::life::{Outlet, lock};
+
+/// How far the host has come with its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Phase {
+    /// Taking connections and streams.
+    Serving,
+    /// Taking nothing new, finishing what waits.
+    Draining,
+    /// Closing the sessions.
+    Closing,
+}
+
+/// Serves a session until it ends, or the host does.
+pub(crate) async fn serve(
+    mut connection: Connection,
+    office: Arc<Office>,
+    phase: watch::Receiver<Phase>,
+    max_unread: u64,
+) {
+    office.counters.session_began();
+    let code = match connection.purpose() {
+        BENCH => echo(&mut connection, phase).await,
+        _ => pipeline(&mut connection, &office, phase, max_unread).await,
+    };
+    if let Some(code) = code {
+        connection.close(code);
+    }
+    office.counters.session_ended();
+}
+
+/// Runs the caller's rows. The code to close with, unless the session has ended already.
+async fn pipeline(
+    connection: &mut Connection,
+    office: &Arc<Office>,
+    phase: watch::Receiver<Phase>,
+    max_unread: u64,
+) -> Option<CloseCode> {
+    let outlet = Arc::new(SessionOutlet {
+        sender: connection.sender(),
+        max_unread,
+        broken: Mutex::new(None),
+        noticed: Notify::new(),
+    });
+    let mut desk = Desk::new(Arc::clone(office), connection.peer(), outlet.clone());
+    let mut closing = std::pin::pin!(closing(phase));
+    let mut broken = std::pin::pin!(outlet.broken());
+    loop {
+        tokio::select! {
+            biased;
+            message = connection.recv() => match message {
+                Ok(message) => if let Err(code) = desk.handle(message) {
+                    return Some(code);
+                },
+                Err(closed) => {
+                    tracing::debug!(code = %closed.code, by_us = closed.by_us, "session ended");
+                    return None;
+                }
+            },
+            code = &mut broken => return Some(code),
+            () = &mut closing => return Some(CloseCode::Shutdown),
+        }
+    }
+}
+
+/// Sends back what comes, for measuring the transport: tensors as they are, and for each
+/// step the rows that it wants.
+async fn echo(connection: &mut Connection, phase: watch::Receiver<Phase>) -> Option<CloseCode> {
+    let sender = connection.sender();
+    let mut closing = std::pin::pin!(closing(phase));
+    loop {
+        let message = tokio::select! {
+            biased;
+            message = connection.recv() => message.ok()?,
+            () = &mut closing => return Some(CloseCode::Shutdown),
+        };
+        let Some(answer) = echoed(message) else {
+            continue;
+        };
+        // A peer that takes nothing back is ended by the transport's deadlines.
+        tokio::select! {
+            biased;
+            sent = sender.send(answer) => match sent {
+                Ok(()) => {}
+                Err(SendError::Message(violation)) => return Some(violation.code),
+                Err(_) => return None,
+            },
+            () = &mut closing => return Some(CloseCode::Shutdown),
+        }
+    }
+}
+
+fn echoed(message: Message) -> Option<Message> {
+    match message {
+        Message::Tensor(tensor) => Some(Message::Tensor(tensor)),
+        Message::StreamOpen(open) => {
+            let opened = StreamOpened {
+                stream: open.stream,
+                epoch: open.epoch,
+            };
+            Some(Message::StreamOpened(opened))
+        }
+        Message::Step(step) => {
+            let row = step.width as usize * step.dtype.size();
+            // The transport has checked that the data is `rows` rows of this length.
+            let (rows, data) = match step.want {
+                Want::None => (0, step.data.slice(..0)),
+                Want::Last => (1, step.data.slice(step.data.len().saturating_sub(row)..)),
+                Want::All => (step.rows, step.data),
+            };
+            Some(Message::StepResult(StepResult {
+                stream: step.stream,
+                epoch: step.epoch,
+                position: step.position,
+                rows,
+                width: step.width,
+                dtype: step.dtype,
+                compute_us: 0,
+                queue_us: 0,
+                data,
+            }))
+        }
+        _ => None,
+    }
+}
+
+/// Resolves when sessions are to be closed.
+async fn closing(mut phase: watch::Receiver<Phase>) {
+    // An error means that the host is gone altogether.
+    let _ = phase.wait_for(|phase| *phase == Phase::Closing).await;
+}
+
+/// Writes to the session from whatever thread has something to say. Answers never wait, so
+/// a peer that does not read is cut off once too much has piled up for it.
+struct SessionOutlet {
+    sender: Sender,
+    max_unread: u64,
+    broken: Mutex<Option<CloseCode>>,
+    noticed: Notify,
+}
+
+impl SessionOutlet {
+    fn fail(&self, code: CloseCode) {
+        lock(&self.broken).get_or_insert(code);
+        self.noticed.notify_one();
+    }
+
+    /// Resolves with the code to close with, once the session cannot go on.
+    async fn broken(&self) -> CloseCode {
+        loop {
+            self.noticed.notified().await;
+            if let Some(code) = *lock(&self.broken) {
+                return code;
+            }
+        }
+    }
+}
+
+impl Outlet for SessionOutlet {
+    fn send(&self, message: Message) {
+        match self.sender.try_send(message) {
+            Ok(None) if self.sender.stats().queued_bytes <= self.max_unread => {}
+            Ok(_) => self.fail(CloseCode::CreditStall),
+            // The connection's task sees it as well.
+            Err(SendError::Closed(_)) => {}
+            Err(error) => {
+                let code = match &error {
+                    SendError::Message(violation) => violation.code,
+                    _ => CloseCode::Internal,
+                };
+                tracing::warn!(%code, "an answer could not be sent: {error}");
+                self.fail(code);
+            }
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! What the host counts.
+//!
+//! Each number exists twice: in [`Stats`], which the program prints and tests assert, and
+//! as a metric of the `metrics` crate, for whatever recorder the program installs:
+//!
+//! | metric | kind | labels |
+//! |---|---|---|
+//! | `hearthnet_shard_sessions` | gauge | |
+//! | `hearthnet_shard_streams` | gauge | |
+//! | `hearthnet_shard_steps_waiting` | gauge | |
+//! | `hearthnet_shard_kv_bytes` | gauge | |
+//! | `hearthnet_shard_kv_reserved_bytes` | gauge | |
+//! | `hearthnet_shard_weight_bytes` | gauge | |
+//! | `hearthnet_shard_steps_total` | counter | |
+//! | `hearthnet_shard_rows_total` | counter | `kind` = decode, prefill |
+//! | `hearthnet_shard_turn_seconds` | histogram | `kind` |
+//! | `hearthnet_shard_queue_seconds` | histogram | |
+//! | `hearthnet_shard_bytes_total` | counter | `direction` = in, out |
+//! | `hearthnet_shard_dropped_steps_total` | counter | |
+//! | `hearthnet_shard_errors_total` | counter | `code` |
+//! | `hearthnet_shard_loads_total`, `hearthnet_shard_evictions_total` | counter | |
+//!
+//! None of them carries anything of what the rows contain.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use metrics::{counter, gauge, histogram};
+use serde::Serialize;
+
+use crate::life::lock;
+use crate::plan::Kind;
+
+/// A snapshot of the host's gauges and counters.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Sessions connected now.
+    pub sessions: u32,
+    /// Streams open now, at most the limit.
+    pub streams: u32,
+    /// Steps that wait or are computed now.
+    pub steps_waiting: u32,
+    /// Bytes of KV in use.
+    pub kv_bytes: u64,
+    /// Bytes of KV promised to open streams.
+    pub kv_reserved_bytes: u64,
+    /// Bytes of weights in memory; 0 while they are put away.
+    pub weight_bytes: u64,
+    /// Steps answered.
+    pub steps: u64,
+    /// Rows computed in decode turns.
+    pub decode_rows: u64,
+    /// Rows computed in prefill turns.
+    pub prefill_rows: u64,
+    /// Batches run.
+    pub turns: u64,
+    /// Bytes of rows received.
+    pub bytes_in: u64,
+    /// Bytes of rows sent.
+    pub bytes_out: u64,
+    /// Steps dropped before compute, because their stream ended.
+    pub dropped_steps: u64,
+    /// Streams refused or ended, by code.
+    pub errors: BTreeMap<String, u64>,
+    /// Times that the weights were loaded.
+    pub loads: u64,
+    /// Times that they were put away for want of use.
+    pub evictions: u64,
+    /// Milliseconds of a decode turn, recent turns weighing most; 0 before the first.
+    pub ms_per_token: f32,
+}
+
+/// Where the numbers are kept while the host runs.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    sessions: AtomicU32,
+    waiting: AtomicU32,
+    kv: AtomicU64,
+    kv_reserved: AtomicU64,
+    weights: AtomicU64,
+    steps: AtomicU64,
+    decode_rows: AtomicU64,
+    prefill_rows: AtomicU64,
+    turns: AtomicU64,
+    bytes_in: AtomicU64,
+    bytes_out: AtomicU64,
+    dropped: AtomicU64,
+    loads: AtomicU64,
+    evictions: AtomicU64,
+    /// `f32` bits: only the compute thread writes.
+    ms_per_token: AtomicU32,
+    errors: Mutex<BTreeMap<&'static str, u64>>,
+}
+
+impl Counters {
+    pub(crate) fn session_began(&self) {
+        gauge!("hearthnet_shard_sessions").set(self.sessions.fetch_add(1, Relaxed) + 1);
+    }
+
+    pub(crate) fn session_ended(&self) {
+        gauge!("hearthnet_shard_sessions").set(self.sessions.fetch_sub(1, Relaxed) - 1);
+    }
+
+    pub(crate) fn error(&self, code: &'static str) {
+        *lock(&self.errors).entry(code).or_insert(0) += 1;
+        counter!("hearthnet_shard_errors_total", "code" => code).increment(1);
+    }
+
+    pub(crate) fn received(&self, bytes: usize) {
+        self.bytes_in.fetch_add(bytes as u64, Relaxed);
+        counter!("hearthnet_shard_bytes_total", "direction" => "in").increment(bytes as u64);
+    }
+
+    pub(crate) fn dropped(&self, steps: usize) {
+        self.dropped.fetch_add(steps as u64, Relaxed);
+        counter!("hearthnet_shard_dropped_steps_total").increment(steps as u64);
+    }
+
+    pub(crate) fn answered(&self, bytes: usize, waited: Duration) {
+        self.steps.fetch_add(1, Relaxed);
+        self.bytes_out.fetch_add(bytes as u64, Relaxed);
+        counter!("hearthnet_shard_steps_total").increment(1);
+        counter!("hearthnet_shard_bytes_total", "direction" => "out").increment(bytes as u64);
+        histogram!("hearthnet_shard_queue_seconds").record(waited);
+    }
+
+    pub(crate) fn turn(&self, kind: Kind, rows: u32, took: Duration) {
+        self.turns.fetch_add(1, Relaxed);
+        let (total, label) = match kind {
+            Kind::Decode => (&self.decode_rows, "decode"),
+            Kind::Prefill => (&self.prefill_rows, "prefill"),
+        };
+        total.fetch_add(u64::from(rows), Relaxed);
+        counter!("hearthnet_shard_rows_total", "kind" => label).increment(u64::from(rows));
+        histogram!("hearthnet_shard_turn_seconds", "kind" => label).record(took);
+        if kind == Kind::Decode {
+            let now = took.as_secs_f32() * 1000.0;
+            let old = f32::from_bits(self.ms_per_token.load(Relaxed));
+            // The last 16 turns or so; the first one stands for itself.
+            let new = if old == 0.0 {
+                now
+            } else {
+                old + (now - old) / 16.0
+            };
+            self.ms_per_token.store(new.to_bits(), Relaxed);
+        }
+    }
+
+    pub(crate) fn waiting(&self, steps: usize) {
+        let steps = u32::try_from(steps).unwrap_or(u32::MAX);
+        self.waiting.store(steps, Relaxed);
+        gauge!("hearthnet_shard_steps_waiting").set(steps);
+    }
+
+    pub(crate) fn kv(&self, used: u64, reserved: u64) {
+        self.kv.store(used, Relaxed);
+        self.kv_reserved.store(reserved, Relaxed);
+        gauge!("hearthnet_shard_kv_bytes").set(used as f64);
+        gauge!("hearthnet_shard_kv_reserved_bytes").set(reserved as f64);
+    }
+
+    pub(crate) fn loaded(&self, weight_bytes: u64) {
+        self.loads.fetch_add(1, Relaxed);
+        self.weights.store(weight_bytes, Relaxed);
+        counter!("hearthnet_shard_loads_total").increment(1);
+        gauge!("hearthnet_shard_weight_bytes").set(weight_bytes as f64);
+    }
+
+    pub(crate) fn evicted(&self) {
+        self.evictions.fetch_add(1, Relaxed);
+        self.weights.store(0, Relaxed);
+        counter!("hearthnet_shard_evictions_total").increment(1);
+        gauge!("hearthnet_shard_weight_bytes").set(0.0);
+    }
+
+    pub(crate) fn snapshot(&self, streams: u32) -> Stats {
+        Stats {
+            sessions: self.sessions.load(Relaxed),
+            streams,
+            steps_waiting: self.waiting.load(Relaxed),
+            kv_bytes: self.kv.load(Relaxed),
+            kv_reserved_bytes: self.kv_reserved.load(Relaxed),
+            weight_bytes: self.weights.load(Relaxed),
+            steps: self.steps.load(Relaxed),
+            decode_rows: self.decode_rows.load(Relaxed),
+            prefill_rows: self.prefill_rows.load(Relaxed),
+            turns: self.turns.load(Relaxed),
+            bytes_in: self.bytes_in.load(Relaxed),
+            bytes_out: self.bytes_out.load(Relaxed),
+            dropped_steps: self.dropped.load(Relaxed),
+            errors: lock(&self.errors)
+                .iter()
+                .map(|(&code, &n)| (code.to_owned(), n))
+                .collect(),
+            loads: self.loads.load(Relaxed),
+            evictions: self.evictions.load(Relaxed),
+            ms_per_token: f32::from_bits(self.ms_per_token.load(Relaxed)),
+        }
+    }
+}
