@@ -13,6 +13,7 @@ pub mod gguf;
 pub mod kernels;
 pub mod manifest;
 pub mod model_file;
+pub mod pull;
 pub mod quantize;
 pub mod sampler;
 pub mod spec;

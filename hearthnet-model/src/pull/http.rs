@@ -1,0 +1,378 @@
+//! The `hf` source: a file over HTTP, resumed where it broke off.
+//!
+//! A thread of its own does the blocking I/O and hands over what arrives, so that a pull can be
+//! cancelled while a server is silent. The thread ends with its next byte or timeout.
+
+use std::fs;
+use std::io::Read;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use super::sink::Sink;
+use super::{Job, PullOptions, SourceError, TICK};
+use crate::error::FileError;
+
+/// Bytes handed over at a time, and how many such blocks may wait.
+const BLOCK: usize = 64 << 10;
+const WAITING: usize = 16;
+
+/// A server that breaks off this often is given up, whatever it has delivered.
+const MAX_ATTEMPTS: u32 = 100;
+
+/// What the network thread reports.
+enum Message {
+    Head(Head),
+    Data(Vec<u8>),
+    End,
+    Failed(Failure),
+}
+
+struct Head {
+    status: u16,
+    etag: Option<String>,
+    length: Option<u64>,
+    range: Option<String>,
+}
+
+/// What ended an attempt; `reached` says whether the server was reached.
+struct Failure {
+    reached: bool,
+    reason: String,
+}
+
+/// How an attempt that did not finish goes on.
+enum Broken {
+    /// Another attempt may help.
+    Again(SourceError),
+    /// It will not.
+    Stop(SourceError),
+}
+
+impl<E: Into<SourceError>> From<E> for Broken {
+    fn from(error: E) -> Self {
+        Self::Stop(error.into())
+    }
+}
+
+pub(super) fn fetch(job: &mut Job<'_>, url: &str) -> Result<(), SourceError> {
+    let part = job.directory.join(format!(".{}.part", job.entry.file));
+    let etag = job.directory.join(format!(".{}.part.etag", job.entry.file));
+    let target = job.entry.path_in(&job.options.models);
+
+    let mut sink = Sink::resume(job.entry, &part)?;
+    let resumed = sink.done() > 0;
+    let first = download(job, url, &mut sink, &etag).and_then(|()| sink.finish(&target));
+    let result = match first {
+        // The old part may have been of another file: once more, from the beginning.
+        Err(SourceError::Contents { .. } | SourceError::Length { .. }) if resumed => {
+            let _ = fs::remove_file(&etag);
+            let mut sink = Sink::resume(job.entry, &part)?;
+            sink.restart()?;
+            download(job, url, &mut sink, &etag).and_then(|()| sink.finish(&target))
+        }
+        result => result,
+    };
+    if matches!(
+        result,
+        Err(SourceError::Contents { .. } | SourceError::Length { .. })
+    ) {
+        let _ = fs::remove_file(&part);
+    }
+    if !part.exists() {
+        let _ = fs::remove_file(&etag);
+    }
+    result
+}
+
+/// Downloads what is missing, in as many attempts as it takes.
+fn download(
+    job: &mut Job<'_>,
+    url: &str,
+    sink: &mut Sink<'_>,
+    etag: &std::path::Path,
+) -> Result<(), SourceError> {
+    let start = sink.done();
+    let mut idle = 0;
+    for _ in 0..MAX_ATTEMPTS {
+        if sink.done() == job.entry.bytes {
+            return Ok(());
+        }
+        let before = sink.done();
+        match attempt(job, url, sink, etag) {
+            Ok(()) => return Ok(()),
+            Err(Broken::Stop(error)) => return Err(error),
+            Err(Broken::Again(error)) => {
+                idle = if sink.done() > before { 1 } else { idle + 1 };
+                // Nothing ever came from an address that cannot be reached: no network, most
+                // likely, and other sources should not have to wait for it.
+                let hopeless =
+                    matches!(error, SourceError::Unreachable { .. }) && sink.done() == start;
+                if hopeless || idle >= job.options.attempts {
+                    return Err(error);
+                }
+                pause(
+                    job,
+                    job.options.backoff.saturating_mul(1 << (idle - 1).min(10)),
+                )?;
+            }
+        }
+    }
+    Err(SourceError::Interrupted {
+        done: sink.done(),
+        total: job.entry.bytes,
+        reason: "too often".to_owned(),
+    })
+}
+
+fn pause(job: &Job<'_>, time: Duration) -> Result<(), SourceError> {
+    let until = Instant::now() + time;
+    while Instant::now() < until {
+        job.check_cancelled()?;
+        std::thread::sleep(TICK.min(until.saturating_duration_since(Instant::now())));
+    }
+    Ok(())
+}
+
+/// One request, from where the part ends.
+fn attempt(
+    job: &mut Job<'_>,
+    url: &str,
+    sink: &mut Sink<'_>,
+    etag_path: &std::path::Path,
+) -> Result<(), Broken> {
+    let from = sink.done();
+    let etag = fs::read_to_string(etag_path).ok().filter(|_| from > 0);
+    let messages = request(job.options, url, from, etag)?;
+    let interrupted = |done, reason: String| {
+        Broken::Again(SourceError::Interrupted {
+            done,
+            total: job.entry.bytes,
+            reason,
+        })
+    };
+    let total = job.entry.bytes;
+    loop {
+        job.check_cancelled()?;
+        match messages.recv_timeout(TICK) {
+            Ok(Message::Head(head)) => {
+                match accept(&head, from, total)? {
+                    Accepted::Rest => {}
+                    Accepted::Whole => sink.restart()?,
+                    Accepted::Nothing => {
+                        sink.restart()?;
+                        let _ = fs::remove_file(etag_path);
+                        return Err(Broken::Again(SourceError::Status {
+                            status: head.status,
+                        }));
+                    }
+                }
+                remember(etag_path, head.etag.as_deref())?;
+            }
+            Ok(Message::Data(bytes)) => {
+                sink.write(&bytes)?;
+                job.report(sink.done());
+            }
+            Ok(Message::End) if sink.done() == total => return Ok(()),
+            Ok(Message::End) => {
+                return Err(interrupted(sink.done(), "the answer ended".to_owned()));
+            }
+            Ok(Message::Failed(Failure {
+                reached: false,
+                reason,
+            })) => {
+                let address = url.split('/').take(3).collect::<Vec<_>>().join("/");
+                return Err(Broken::Again(SourceError::Unreachable { address, reason }));
+            }
+            Ok(Message::Failed(Failure {
+                reached: true,
+                reason,
+            })) => {
+                return Err(interrupted(sink.done(), reason));
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(interrupted(sink.done(), "the transfer stopped".to_owned()));
+            }
+        }
+    }
+}
+
+enum Accepted {
+    /// What follows continues the part.
+    Rest,
+    /// What follows is the file from its beginning.
+    Whole,
+    /// The part is of no use to the server.
+    Nothing,
+}
+
+/// Checks status, length and range of an answer to a request for everything from `from`.
+fn accept(head: &Head, from: u64, total: u64) -> Result<Accepted, Broken> {
+    let (accepted, expected) = match head.status {
+        200 => (Accepted::Whole, total),
+        206 if from > 0 => {
+            let range = head.range.as_deref().unwrap_or_default();
+            let wrong = || SourceError::Answer(format!("it sends range {range:?}"));
+            let (first, size) = parse_range(range).ok_or_else(wrong)?;
+            if first != from {
+                return Err(Broken::Stop(wrong()));
+            }
+            if let Some(found) = size.filter(|size| *size != total) {
+                return Err(Broken::Stop(SourceError::Length {
+                    expected: total,
+                    found,
+                }));
+            }
+            (Accepted::Rest, total - from)
+        }
+        416 if from > 0 => return Ok(Accepted::Nothing),
+        status @ (408 | 429 | 500..=599) => {
+            return Err(Broken::Again(SourceError::Status { status }));
+        }
+        status => return Err(Broken::Stop(SourceError::Status { status })),
+    };
+    match head.length {
+        Some(found) if found != expected => Err(Broken::Stop(SourceError::Length {
+            expected: total,
+            found: found.saturating_add(total - expected),
+        })),
+        _ => Ok(accepted),
+    }
+}
+
+/// `bytes FIRST-LAST/TOTAL`, where the total may be `*`: the first position and the total.
+fn parse_range(range: &str) -> Option<(u64, Option<u64>)> {
+    let (positions, total) = range.strip_prefix("bytes ")?.split_once('/')?;
+    let (first, last) = positions.split_once('-')?;
+    let (first, last): (u64, u64) = (first.parse().ok()?, last.parse().ok()?);
+    let total = match total {
+        "*" => None,
+        total => Some(total.parse().ok()?),
+    };
+    (first <= last).then_some((first, total))
+}
+
+/// Keeps the validator of the file that the part is of. A weak one promises too little.
+fn remember(path: &std::path::Path, etag: Option<&str>) -> Result<(), FileError> {
+    match etag.filter(|etag| etag.starts_with('"')) {
+        Some(etag) => fs::write(path, etag).map_err(|error| FileError::new("write", path, error)),
+        None => {
+            let _ = fs::remove_file(path);
+            Ok(())
+        }
+    }
+}
+
+/// Starts a thread that asks for everything from byte `from`.
+fn request(
+    options: &PullOptions,
+    url: &str,
+    from: u64,
+    etag: Option<String>,
+) -> Result<Receiver<Message>, SourceError> {
+    let agent: ureq::Agent = ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .max_redirects(10)
+        .user_agent(concat!("hearthnet/", env!("CARGO_PKG_VERSION")))
+        .timeout_resolve(Some(options.connect_timeout))
+        .timeout_connect(Some(options.connect_timeout))
+        .timeout_per_read(Some(options.read_timeout))
+        .timeout_per_write(Some(options.read_timeout))
+        .build()
+        .into();
+    let mut request = agent.get(url).header("Accept-Encoding", "identity");
+    if from > 0 {
+        request = request.header("Range", format!("bytes={from}-"));
+        if let Some(etag) = etag {
+            request = request.header("If-Range", etag);
+        }
+    }
+    let (sender, receiver) = sync_channel(WAITING);
+    std::thread::Builder::new()
+        .name("model-pull".to_owned())
+        .spawn(move || {
+            let last = match transfer(request, &sender) {
+                Ok(()) => Message::End,
+                Err(failure) => Message::Failed(failure),
+            };
+            // Nobody listens any more after a cancel.
+            let _ = sender.send(last);
+        })
+        .map_err(|error| SourceError::Answer(format!("no thread for the transfer: {error}")))?;
+    Ok(receiver)
+}
+
+/// Whether a request that brought no answer failed on the way back rather than on the way there.
+/// (No network, no such name, nobody listening, no trust: asking again soon would not help.)
+fn reached(error: &ureq::Error) -> bool {
+    use std::io::ErrorKind as Io;
+    use ureq::{Error, Timeout};
+    match error {
+        Error::Io(error) => matches!(
+            error.kind(),
+            Io::ConnectionReset
+                | Io::ConnectionAborted
+                | Io::BrokenPipe
+                | Io::UnexpectedEof
+                | Io::TimedOut
+                | Io::WouldBlock
+        ),
+        Error::HostNotFound
+        | Error::ConnectionFailed
+        | Error::ConnectProxyFailed(_)
+        | Error::Timeout(Timeout::Resolve | Timeout::Connect)
+        | Error::Tls(_)
+        | Error::Rustls(_) => false,
+        _ => true,
+    }
+}
+
+/// Performs the request; ends early, without error, when nobody listens.
+fn transfer(
+    request: ureq::RequestBuilder<ureq::typestate::WithoutBody>,
+    sender: &SyncSender<Message>,
+) -> Result<(), Failure> {
+    let response = request.call().map_err(|error| {
+        let reached = reached(&error);
+        Failure {
+            reached,
+            reason: error.to_string(),
+        }
+    })?;
+    let header = |name: &str| {
+        response
+            .headers()
+            .get(name)
+            .and_then(|value| value.to_str().ok())
+            .map(str::to_owned)
+    };
+    let head = Head {
+        status: response.status().as_u16(),
+        etag: header("etag"),
+        length: header("content-length").and_then(|length| length.parse().ok()),
+        range: header("content-range"),
+    };
+    if sender.send(Message::Head(head)).is_err() {
+        return Ok(());
+    }
+    let mut body = response.into_body().into_reader();
+    loop {
+        let mut block = vec![0; BLOCK];
+        match body.read(&mut block) {
+            Ok(0) => return Ok(()),
+            Ok(len) => {
+                block.truncate(len);
+                if sender.send(Message::Data(block)).is_err() {
+                    return Ok(());
+                }
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => {
+                return Err(Failure {
+                    reached: true,
+                    reason: error.to_string(),
+                });
+            }
+        }
+    }
+}

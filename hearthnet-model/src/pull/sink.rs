@@ -1,0 +1,182 @@
+//! Where arriving bytes go: checked against the catalogue as they come, named when complete.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest as _, Sha256};
+
+use super::SourceError;
+use crate::atomic_file::sync_directory;
+use crate::catalogue::ModelEntry;
+use crate::error::FileError;
+use crate::manifest::Digest;
+
+/// Counts and hashes bytes, and compares them with what the catalogue pins.
+pub(super) struct Check {
+    expected: Digest,
+    bytes: u64,
+    done: u64,
+    hash: Sha256,
+}
+
+impl Check {
+    pub(super) fn new(entry: &ModelEntry) -> Self {
+        Self {
+            expected: entry.sha256,
+            bytes: entry.bytes,
+            done: 0,
+            hash: Sha256::new(),
+        }
+    }
+
+    pub(super) fn done(&self) -> u64 {
+        self.done
+    }
+
+    /// Takes the next bytes; refuses those beyond the pinned size.
+    pub(super) fn update(&mut self, bytes: &[u8]) -> Result<(), SourceError> {
+        let done = self.done.saturating_add(bytes.len() as u64);
+        if done > self.bytes {
+            return Err(SourceError::Length {
+                expected: self.bytes,
+                found: done,
+            });
+        }
+        self.hash.update(bytes);
+        self.done = done;
+        Ok(())
+    }
+
+    pub(super) fn finish(self) -> Result<(), SourceError> {
+        if self.done != self.bytes {
+            return Err(SourceError::Length {
+                expected: self.bytes,
+                found: self.done,
+            });
+        }
+        let found = Digest(self.hash.finalize().into());
+        match found == self.expected {
+            true => Ok(()),
+            false => Err(SourceError::Contents {
+                expected: self.expected,
+                found,
+            }),
+        }
+    }
+}
+
+/// An unfinished file. It is removed when it is dropped, unless it is kept for resuming.
+pub(super) struct Sink<'a> {
+    entry: &'a ModelEntry,
+    file: File,
+    path: PathBuf,
+    check: Check,
+    keep: bool,
+}
+
+impl<'a> Sink<'a> {
+    /// Begins a file at `path`.
+    pub(super) fn create(entry: &'a ModelEntry, path: &Path) -> Result<Self, SourceError> {
+        let file = File::create(path).map_err(|error| FileError::new("create", path, error))?;
+        Ok(Self {
+            entry,
+            file,
+            path: path.to_owned(),
+            check: Check::new(entry),
+            keep: false,
+        })
+    }
+
+    /// Continues the file at `path`, or begins it. It is kept when it is dropped, if there is
+    /// anything in it.
+    pub(super) fn resume(entry: &'a ModelEntry, path: &Path) -> Result<Self, SourceError> {
+        let open = || {
+            let mut file = File::options()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(path)?;
+            let mut check = Check::new(entry);
+            let mut buffer = vec![0; 1 << 20];
+            loop {
+                match file.read(&mut buffer) {
+                    Ok(0) => return Ok((file, check, true)),
+                    Ok(len) => match check.update(buffer.get(..len).unwrap_or_default()) {
+                        Ok(()) => {}
+                        // Longer than the model: worthless.
+                        Err(_) => return Ok((file, Check::new(entry), false)),
+                    },
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        };
+        let (file, check, sound) = open().map_err(|error| FileError::new("open", path, error))?;
+        let mut sink = Self {
+            entry,
+            file,
+            path: path.to_owned(),
+            check,
+            keep: true,
+        };
+        if !sound {
+            sink.restart()?;
+        }
+        Ok(sink)
+    }
+
+    /// Bytes that are there.
+    pub(super) fn done(&self) -> u64 {
+        self.check.done()
+    }
+
+    pub(super) fn write(&mut self, bytes: &[u8]) -> Result<(), SourceError> {
+        if let Err(error) = self.check.update(bytes) {
+            self.keep = false;
+            return Err(error);
+        }
+        let written = self.file.write_all(bytes);
+        self.written(written)
+    }
+
+    /// Forgets everything.
+    pub(super) fn restart(&mut self) -> Result<(), SourceError> {
+        self.check = Check::new(self.entry);
+        let emptied = self
+            .file
+            .set_len(0)
+            .and_then(|()| io::Seek::rewind(&mut self.file));
+        self.written(emptied)
+    }
+
+    /// Names the file `target`, if it is what the catalogue pins.
+    pub(super) fn finish(mut self, target: &Path) -> Result<(), SourceError> {
+        self.keep = false;
+        std::mem::replace(&mut self.check, Check::new(self.entry)).finish()?;
+        let synced = self.file.sync_all();
+        self.written(synced)?;
+        fs::rename(&self.path, target)
+            .map_err(|error| FileError::new("rename the download to", target, error))?;
+        // There is nothing of that name any more, and nothing to remove.
+        sync_directory(target);
+        Ok(())
+    }
+
+    /// An unfinished file that cannot be written is removed, so that a full disk is less full.
+    fn written(&mut self, result: io::Result<()>) -> Result<(), SourceError> {
+        result.map_err(|error| {
+            self.keep = false;
+            FileError::new("write", &self.path, error).into()
+        })
+    }
+}
+
+impl Drop for Sink<'_> {
+    fn drop(&mut self) {
+        if !self.keep || self.done() == 0 {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! A small HTTP server that does what a test tells it to.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+
+/// A request that arrived.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) path: String,
+    pub(crate) headers: BTreeMap<String, String>,
+}
+
+impl Request {
+    /// First position of the range that is asked for.
+    pub(crate) fn from(&self) -> usize {
+        let range = self
+            .headers
+            .get("range")
+            .map(String::as_str)
+            .unwrap_or("bytes=0-");
+        range
+            .trim_start_matches("bytes=")
+            .trim_end_matches('-')
+            .parse()
+            .unwrap()
+    }
+}
+
+type Answer = Box<dyn Fn(&Request, &mut TcpStream) + Send>;
+
+/// Answers each request, on a connection of its own, with the next of `answers`; the last one
+/// answers all that follow.
+pub(crate) struct Server {
+    pub(crate) address: String,
+    requests: Arc<Mutex<Vec<Request>>>,
+}
+
+impl Server {
+    pub(crate) fn new(answers: Vec<Answer>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&requests);
+        std::thread::spawn(move || {
+            for (index, stream) in listener.incoming().enumerate() {
+                let mut stream = stream.unwrap();
+                let Some(request) = read(&stream) else {
+                    continue;
+                };
+                seen.lock().unwrap().push(request.clone());
+                answers[index.min(answers.len() - 1)](&request, &mut stream);
+            }
+        });
+        Self { address, requests }
+    }
+
+    pub(crate) fn requests(&self) -> Vec<Request> {
+        self.requests.lock().unwrap().clone()
+    }
+}
+
+fn read(stream: &TcpStream) -> Option<Request> {
+    let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
+    let path = lines.next()?.split(' ').nth(1)?.to_owned();
+    let headers = lines
+        .take_while(|line| !line.is_empty())
+        .filter_map(|line| {
+            let (name, value) = line.split_once(':')?;
+            Some((name.to_ascii_lowercase(), value.trim().to_owned()))
+        })
+        .collect();
+    Some(Request { path, headers })
+}
+
+/// An answer with this status line, these headers and this body. The connection is closed after
+/// it, which the client notices if a length was declared that the body does not have.
+pub(crate) fn answer(status: &str, headers: &[String], body: &[u8]) -> Answer {
+    let mut bytes = format!("HTTP/1.1 {status}\r\nConnection: close\r\n");
+    headers
+        .iter()
+        .for_each(|header| bytes += &format!("{header}\r\n"));
+    bytes += "\r\n";
+    let bytes = [bytes.as_bytes(), body].concat();
+    Box::new(move |_, stream| {
+        // The client hangs up on what it does not want to hear to the end.
+        let _ = stream.write_all(&bytes);
+    })
+}
+
+/// A file server: all of `file`, or the part from where the request's range begins.
+pub(crate) fn file(file: &[u8]) -> Answer {
+    let file = file.to_vec();
+    Box::new(move |request, stream| {
+        let (from, all) = (request.from(), file.len());
+        let length = format!("Content-Length: {}", all - from);
+        let etag = "ETag: \"one\"".to_owned();
+        let (status, range) = match from {
+            0 => ("200 OK", "Accept-Ranges: bytes".to_owned()),
+            _ => (
+                "206 Partial Content",
+                format!("Content-Range: bytes {from}-{}/{all}", all - 1),
+            ),
+        };
+        answer(status, &[length, etag, range], &file[from..])(request, stream);
+    })
+}
+
+/// Declares the whole of `file` and closes the connection after `len` bytes.
+pub(crate) fn cut(file: &[u8], len: usize) -> Answer {
+    let headers = [
+        format!("Content-Length: {}", file.len()),
+        "ETag: \"one\"".to_owned(),
+    ];
+    answer("200 OK", &headers, &file[..len])
+}
+
+/// Sends `len` bytes of `file` and then nothing, with the connection open.
+pub(crate) fn silent(file: &[u8], len: usize) -> Answer {
+    let begin = cut(file, len);
+    let open = Mutex::new(Vec::new());
+    Box::new(move |request, stream| {
+        begin(request, stream);
+        open.lock().unwrap().push(stream.try_clone().unwrap());
+    })
+}
+
+pub(crate) fn status(status: &str) -> Answer {
+    answer(status, &["Content-Length: 0".to_owned()], b"")
+}
+
+pub(crate) fn redirect(to: &str) -> Answer {
+    answer(
+        "302 Found",
+        &["Content-Length: 0".to_owned(), format!("Location: {to}")],
+        b"",
+    )
+}
