@@ -34,6 +34,8 @@ mod attention;
 mod convert;
 mod kv;
 mod lanes;
+#[cfg(target_arch = "x86_64")]
+mod lanes_x86;
 mod math;
 mod matmul;
 mod pack;
@@ -45,6 +47,10 @@ use std::ops::Range;
 
 use crate::boundary::BoundaryDtype;
 use matmul::Job;
+#[cfg(target_arch = "x86_64")]
+use matmul::avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+use matmul::avx512::Avx512;
 use matmul::portable::Portable;
 
 pub use act::{Act, ActForm};
@@ -136,7 +142,26 @@ impl Isa {
     }
 
     fn usable(self) -> bool {
-        self == Self::Portable
+        match self {
+            Self::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => {
+                Self::Avx2.usable()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512vnni")
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            Self::Avx2 | Self::Avx512 => false,
+        }
     }
 }
 
@@ -253,11 +278,27 @@ macro_rules! kernels {
 }
 
 kernels!(mod portable, lanes::Array, 6, 1, Portable);
+#[cfg(target_arch = "x86_64")]
+kernels!(
+    #[target_feature(enable = "avx2,fma,f16c")]
+    mod avx2, lanes_x86::Avx2, 6, 1, Avx2
+);
+#[cfg(target_arch = "x86_64")]
+kernels!(
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+    mod avx512, lanes_x86::Avx512, 12, 4, Avx512
+);
 
 /// Calls `$function` of the instruction set's module.
 macro_rules! dispatch {
     ($self:ident, $function:ident($($argument:expr),*)) => {
         match $self.isa {
+            // SAFETY: `isa` was found on this CPU; lengths are checked by the caller.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => unsafe { avx512::$function($($argument),*) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => unsafe { avx2::$function($($argument),*) },
             // SAFETY: plain Rust runs everywhere; lengths are checked by the caller.
             _ => unsafe { portable::$function($($argument),*) },
         }
@@ -479,3 +520,6 @@ fn check_rows(len: usize, cols: usize) {
         "a buffer that is not whole rows"
     );
 }
+
+#[cfg(test)]
+mod tests;

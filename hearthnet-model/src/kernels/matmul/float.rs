@@ -1,7 +1,7 @@
 //! Panels of F32 and F16 weights: no quantisation, one fma per weight.
 
 use super::super::lanes::{LANES, Lanes};
-use super::ActRow;
+use super::{ActRow, prefetch};
 
 /// Products of `NP` panels with `NT` rows of plain activations.
 ///
@@ -12,6 +12,7 @@ pub(in super::super) unsafe fn dot<V: Lanes, const HALF: bool, const NP: usize, 
     panels: [*const u8; NP],
     records: usize,
     rows: [ActRow; NT],
+    ahead: usize,
     sums: *mut f32,
 ) {
     // SAFETY: record `k` of each panel and value `k` of each row exist for
@@ -19,6 +20,11 @@ pub(in super::super) unsafe fn dot<V: Lanes, const HALF: bool, const NP: usize, 
     unsafe {
         let mut acc = [[V::splat(0.0); NT]; NP];
         for k in 0..records {
+            if ahead > 0 {
+                for p in 0..NP {
+                    prefetch(panels[p].wrapping_add(k * if HALF { 32 } else { 64 } + ahead));
+                }
+            }
             let w: [V; NP] = std::array::from_fn(|p| {
                 if HALF {
                     V::load_f16(panels[p].cast::<u16>().add(k * LANES))

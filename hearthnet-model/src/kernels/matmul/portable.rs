@@ -19,13 +19,18 @@ impl<const TYPE: usize> PanelDot for Portable<TYPE> {
         panels: [*const u8; NP],
         records: usize,
         rows: [ActRow; NT],
+        _ahead: usize,
         sums: *mut f32,
     ) {
         // SAFETY: as the caller.
         unsafe {
             match const { WeightType::ALL[TYPE] } {
-                WeightType::F32 => float::dot::<Array, false, NP, NT>(panels, records, rows, sums),
-                WeightType::F16 => float::dot::<Array, true, NP, NT>(panels, records, rows, sums),
+                WeightType::F32 => {
+                    float::dot::<Array, false, NP, NT>(panels, records, rows, 0, sums)
+                }
+                WeightType::F16 => {
+                    float::dot::<Array, true, NP, NT>(panels, records, rows, 0, sums)
+                }
                 _ => {
                     for (p, panel) in panels.into_iter().enumerate() {
                         quantised::<TYPE, NT>(panel, records, rows, sums.add(p * NT * LANES));

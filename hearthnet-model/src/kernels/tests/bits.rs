@@ -1,0 +1,338 @@
+//! Every kernel, on every instruction set of this machine, gives the bits of the
+//! plain implementation in `reference`.
+
+use proptest::prelude::*;
+
+use super::super::*;
+use super::reference::{self, Fma};
+use super::values::{Kind, Values, assert_same, matrix, same};
+use crate::spec::RopeKind;
+
+fn all() -> Vec<Kernels> {
+    Isa::available()
+        .into_iter()
+        .filter_map(Kernels::new)
+        .collect()
+}
+
+fn kind() -> impl Strategy<Value = Kind> {
+    prop::sample::select(Kind::ALL.to_vec())
+}
+
+fn weight_type() -> impl Strategy<Value = WeightType> {
+    prop::sample::select(WeightType::ALL.to_vec())
+}
+
+fn pack(matrix: &Matrix<'_>) -> Packed {
+    Packed::pack(&mut Arena::default(), matrix).unwrap()
+}
+
+fn act(kernels: Kernels, packed: &Packed, x: &[f32]) -> Act {
+    let mut act = Act::default();
+    kernels.prepare(x, packed.cols(), ActForm::of([packed]), &mut act);
+    act
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn matrices_agree_for_all_shapes_splits_and_values(
+        ty in weight_type(), rows in 1usize..=70, blocks in 1usize..=7, tokens in 1usize..=70,
+        weights_kind in kind(), kind in kind(), seed: u64,
+    ) {
+        let mut values = Values(seed);
+        let cols = if ty.quantised() { 32 * blocks } else { 1 + values.below(100) };
+        let bytes = values.weights(ty, rows, cols, weights_kind);
+        let x = values.many(tokens * cols, kind);
+        let wanted = reference::matmul(ty, &bytes, cols, &x, Fma::Fused);
+        let packed = pack(&matrix(ty, rows, cols, &bytes));
+        let before = values.many(tokens * rows, Kind::Ordinary);
+        for kernels in all() {
+            let act = act(kernels, &packed, &x);
+            let what = format!("{} {ty:?}", kernels.isa());
+            let mut out = vec![f32::NAN; tokens * rows];
+            kernels.matmul(&packed, 0..packed.panels(), &act, Output::Store, TileMut::whole(&mut out, rows));
+            assert_same(&what, &out, &wanted);
+
+            // In two parts, added to what was there and rounded.
+            for dtype in BoundaryDtype::ALL {
+                let cut = values.below(packed.panels() + 1);
+                let mut sum = before.clone();
+                let (left, right) = TileMut::whole(&mut sum, rows).split_cols((cut * 16).min(rows));
+                kernels.matmul(&packed, cut..packed.panels(), &act, Output::Add(dtype), right);
+                kernels.matmul(&packed, 0..cut, &act, Output::Add(dtype), left);
+                let mut rounded: Vec<f32> = before.iter().zip(&wanted).map(|(b, w)| b + w).collect();
+                dtype.round(&mut rounded);
+                assert_same(&format!("{what} + {dtype}"), &sum, &rounded);
+            }
+        }
+    }
+
+    #[test]
+    fn gated_pairs_agree_with_two_matrices(
+        ty in weight_type(), rows in 1usize..=50, blocks in 1usize..=4, tokens in 1usize..=20,
+        kind in kind(), seed: u64,
+    ) {
+        let mut values = Values(seed);
+        let cols = 32 * blocks;
+        let gate = values.weights(ty, rows, cols, Kind::Ordinary);
+        let up = values.weights(ty, rows, cols, Kind::Ordinary);
+        let x = values.many(tokens * cols, kind);
+        let g = reference::matmul(ty, &gate, cols, &x, Fma::Fused);
+        let u = reference::matmul(ty, &up, cols, &x, Fma::Fused);
+        let wanted: Vec<f32> = g.iter().zip(&u).map(|(g, u)| reference::silu(*g) * u).collect();
+        let (gate, up) = (matrix(ty, rows, cols, &gate), matrix(ty, rows, cols, &up));
+        let packed = Packed::pack_gate_up(&mut Arena::default(), &gate, &up).unwrap();
+        for kernels in all() {
+            let act = act(kernels, &packed, &x);
+            let mut out = vec![f32::NAN; tokens * rows];
+            let cut = values.below(packed.panels() + 1);
+            let (left, right) = TileMut::whole(&mut out, rows).split_cols((cut * 16).min(rows));
+            kernels.matmul_swiglu(&packed, 0..cut, &act, left);
+            kernels.matmul_swiglu(&packed, cut..packed.panels(), &act, right);
+            assert_same(kernels.isa().name(), &out, &wanted);
+            let mut apart = g.clone();
+            kernels.swiglu(&mut apart, &u);
+            assert_same(kernels.isa().name(), &apart, &wanted);
+        }
+    }
+
+    #[test]
+    fn a_row_does_not_depend_on_its_companions(
+        ty in weight_type(), blocks in 1usize..=4, tokens in 2usize..=70, seed: u64,
+    ) {
+        let mut values = Values(seed);
+        let (rows, cols) = (40, 32 * blocks);
+        let bytes = values.weights(ty, rows, cols, Kind::Ordinary);
+        let packed = pack(&matrix(ty, rows, cols, &bytes));
+        let x = values.many(tokens * cols, Kind::Ordinary);
+        for kernels in all() {
+            let run = |x: &[f32]| {
+                let mut out = vec![f32::NAN; x.len() / cols * rows];
+                let act = act(kernels, &packed, x);
+                kernels.matmul(&packed, 0..packed.panels(), &act, Output::Store, TileMut::whole(&mut out, rows));
+                out
+            };
+            let together = run(&x);
+            let alone: Vec<f32> = x.chunks(cols).flat_map(run).collect();
+            assert_same(kernels.isa().name(), &together, &alone);
+        }
+    }
+
+    #[test]
+    fn normalisation_and_quantisation_agree(
+        cols in 1usize..=40, tokens in 1usize..=4, whole: bool, kind in kind(), seed: u64,
+    ) {
+        let mut values = Values(seed);
+        let cols = if whole { 32 * cols } else { cols };
+        let x = values.many(tokens * cols, kind);
+        let w = values.many(cols, Kind::Ordinary);
+        let eps = if values.below(2) == 0 { 1e-5 } else { 0.0 };
+        let wanted: Vec<f32> = x.chunks(cols).flat_map(|x| reference::rms_norm(x, &w, eps)).collect();
+        let form = ActForm { plain: true, quantised: cols % 32 == 0 };
+        let first = all().first().map(|k| {
+            let mut act = Act::default();
+            k.norm_prepare(&x, &w, eps, form, &mut act);
+            act
+        }).unwrap();
+        for kernels in all() {
+            let mut y = vec![f32::NAN; x.len()];
+            kernels.rms_norm(&x, &w, eps, &mut y);
+            assert_same(kernels.isa().name(), &y, &wanted);
+            let mut act = Act::default();
+            kernels.norm_prepare(&x, &w, eps, form, &mut act);
+            assert_same(kernels.isa().name(), act.plain(), &wanted);
+            prop_assert_eq!(&act.quants, &first.quants);
+            for (a, b) in act.meta.iter().zip(&first.meta) {
+                prop_assert!(same(a.d, b.d) && same(a.ds, b.ds) && a.neg8s == b.neg8s);
+            }
+        }
+    }
+
+    #[test]
+    fn attention_agrees_and_never_reads_a_stale_cell(
+        eighths in 1usize..=18, heads in 1usize..=9, position in 0usize..=150, rows in 1usize..=40,
+        kind in kind(), seed: u64,
+    ) {
+        let mut values = Values(seed);
+        let (d, n) = (8 * eighths, position + rows);
+        let cells = |values: &mut Values, kind| -> Vec<u16> {
+            values.many(n * d, kind).into_iter().map(f32_to_f16).collect()
+        };
+        let (keys, vals) = (cells(&mut values, kind), cells(&mut values, Kind::Ordinary));
+        // Pages full of NaN, of which only the positions in use are overwritten.
+        let mut pages = vec![vec![0x7fffu16; page_len(d)]; n.div_ceil(PAGE) + 1];
+        for p in 0..n {
+            let cells = p * d..(p + 1) * d;
+            write_kv(&mut pages[p / PAGE], p % PAGE, &keys[cells.clone()], &vals[cells]);
+        }
+        let pages: Vec<&[u16]> = pages.iter().map(Vec::as_slice).collect();
+        let q = values.many(rows * heads * d, kind);
+        let scale = 1.0 / (d as f32).sqrt();
+        let a = Attention { head_dim: d, heads, scale, position, pages: &pages };
+        let wanted: Vec<f32> = q
+            .chunks(d)
+            .enumerate()
+            .flat_map(|(i, q)| reference::attention(q, &keys, &vals, position + i / heads + 1, scale))
+            .collect();
+        for kernels in all() {
+            let mut out = vec![f32::NAN; q.len()];
+            let mut scratch = AttentionScratch::default();
+            let width = heads * d;
+            kernels.attention(&a, Tile::new(&q, rows, width, width), &mut scratch, TileMut::whole(&mut out, width));
+            assert_same(kernels.isa().name(), &out, &wanted);
+            // The last row, one head of it, on its own.
+            let at = q.len() - d;
+            let one = Attention { heads: 1, position: n - 1, ..a };
+            let mut out = vec![f32::NAN; d];
+            kernels.attention(&one, Tile::new(&q[at..], 1, d, d), &mut scratch, TileMut::whole(&mut out, d));
+            assert_same(kernels.isa().name(), &out, &wanted[at..]);
+        }
+    }
+
+    #[test]
+    fn rotation_rounding_and_finiteness_agree(
+        eighths in 1usize..=18, heads in 1usize..=4, position in 0usize..200, kind in kind(), seed: u64,
+    ) {
+        let mut values = Values(seed);
+        let d = 8 * eighths;
+        let dims = 2 * (1 + values.below(d / 2));
+        let x = values.many(heads * d, kind);
+        let y = values.many(heads * d, kind);
+        for rope in [RopeKind::Interleaved, RopeKind::Halves] {
+            let frequencies = RopeTable::frequencies(dims, 1e4);
+            let mut table = RopeTable::new(rope, frequencies.clone(), 1.0);
+            table.cover(200);
+            let mut wanted = x.clone();
+            for head in wanted.chunks_mut(d) {
+                for (i, frequency) in frequencies.iter().enumerate() {
+                    let (sin, cos) = libm::sincos(position as f64 * frequency);
+                    let (sin, cos) = (sin as f32, cos as f32);
+                    let (i, j) = match rope {
+                        RopeKind::Interleaved => (2 * i, 2 * i + 1),
+                        RopeKind::Halves => (i, i + dims / 2),
+                    };
+                    let (a, b) = (head[i], head[j]);
+                    head[i] = a.mul_add(cos, -(b * sin));
+                    head[j] = a.mul_add(sin, b * cos);
+                }
+            }
+            for kernels in all() {
+                let mut got = x.clone();
+                kernels.rope(&table, position, &mut got, d);
+                assert_same(kernels.isa().name(), &got, &wanted);
+            }
+        }
+        for dtype in BoundaryDtype::ALL {
+            let mut wanted: Vec<f32> = x.iter().zip(&y).map(|(x, y)| x + y).collect();
+            dtype.round(&mut wanted);
+            for kernels in all() {
+                let mut got = x.clone();
+                kernels.add_round(&mut got, &y, dtype);
+                assert_same(kernels.isa().name(), &got, &wanted);
+                prop_assert_eq!(kernels.all_finite(&got), got.iter().all(|v| v.is_finite()));
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_of_weights_is_dequantised_as_the_format_says(
+        ty in weight_type(), rows in 1usize..=40, blocks in 1usize..=3, seed: u64,
+    ) {
+        let mut values = Values(seed);
+        let cols = 32 * blocks;
+        let bytes = values.weights(ty, rows, cols, Kind::Ordinary);
+        let packed = pack(&matrix(ty, rows, cols, &bytes));
+        let row_bytes = ty.row_bytes(cols).unwrap();
+        for row in 0..rows {
+            let mut got = vec![f32::NAN; cols];
+            packed.dequantise_row(row, &mut got);
+            let file = &bytes[row * row_bytes..][..row_bytes];
+            let mut wanted = vec![0.0; cols];
+            for (block, out) in file.chunks(ty.file_block()).zip(wanted.chunks_mut(ty.inputs())) {
+                let half = |at: usize| half::f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
+                for (i, out) in out.iter_mut().enumerate() {
+                    let nibble = |from: usize| {
+                        f32::from(if i < 16 { block[from + i] & 15 } else { block[from + i - 16] >> 4 })
+                    };
+                    *out = match ty {
+                        WeightType::F32 => f32::from_le_bytes(block.try_into().unwrap()),
+                        WeightType::F16 => half(0),
+                        WeightType::Q4_0 => half(0) * (nibble(2) - 8.0),
+                        WeightType::Q4_1 => half(0) * nibble(4) + half(2),
+                        WeightType::Q8_0 => half(0) * f32::from(block[2 + i] as i8),
+                    };
+                }
+            }
+            assert_same("row", &got, &wanted);
+        }
+    }
+}
+
+#[test]
+fn the_exponential_agrees_over_its_whole_range() {
+    // A stride that is prime to the number of floats visits all exponents and signs.
+    let x: Vec<f32> = (0..4_000_000u32)
+        .map(|i| f32::from_bits(i.wrapping_mul(1_073_741_827)))
+        .collect();
+    let dense: Vec<f32> = (0..2_000_000).map(|i| -88.5 + i as f32 * 9e-5).collect();
+    for x in [x, dense] {
+        let wanted: Vec<f32> = x.iter().map(|x| reference::exp(*x)).collect();
+        for kernels in all() {
+            let mut got = x.clone();
+            kernels.exp(&mut got);
+            assert_same(kernels.isa().name(), &got, &wanted);
+        }
+    }
+}
+
+#[test]
+fn an_unfused_product_is_noticed() {
+    for ty in WeightType::ALL {
+        let mut values = Values(7);
+        let (rows, cols) = (64, 576);
+        let bytes = values.weights(ty, rows, cols, Kind::Ordinary);
+        let x = values.many(4 * cols, Kind::Ordinary);
+        let fused = reference::matmul(ty, &bytes, cols, &x, Fma::Fused);
+        let separate = reference::matmul(ty, &bytes, cols, &x, Fma::Separate);
+        let differ = fused
+            .iter()
+            .zip(&separate)
+            .filter(|(a, b)| !same(**a, **b))
+            .count();
+        assert!(
+            2 * differ > fused.len(),
+            "{ty:?}: only {differ} of {} differ",
+            fused.len()
+        );
+    }
+}
+
+#[test]
+fn a_value_that_is_not_finite_reaches_every_output() {
+    let (rows, cols) = (20, 64);
+    for ty in WeightType::ALL {
+        let bytes = Values(1).weights(ty, rows, cols, Kind::Ordinary);
+        let packed = pack(&matrix(ty, rows, cols, &bytes));
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut x = Values(2).many(cols, Kind::Ordinary);
+            x[40] = bad;
+            for kernels in all() {
+                let mut out = vec![0.0; rows];
+                kernels.matmul(
+                    &packed,
+                    0..2,
+                    &act(kernels, &packed, &x),
+                    Output::Store,
+                    TileMut::whole(&mut out, rows),
+                );
+                assert!(
+                    out.iter().all(|v| !v.is_finite()),
+                    "{} {ty:?}",
+                    kernels.isa()
+                );
+            }
+        }
+    }
+}

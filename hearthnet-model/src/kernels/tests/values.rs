@@ -1,0 +1,139 @@
+//! Deterministic test data, ordinary and adversarial.
+
+use super::super::{Matrix, WeightType, f32_to_f16};
+
+/// A small generator (SplitMix64): a seed gives the same data everywhere.
+pub(super) struct Values(pub(super) u64);
+
+/// What kind of numbers to draw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// About -1 to 1.
+    Ordinary,
+    /// Zeros of both signs, subnormals, the smallest and the largest magnitudes that
+    /// a computation can take without overflow, borders of rounding, ties.
+    Extreme,
+    /// Any bit pattern: infinities and NaN among them.
+    Anything,
+    /// Only negative.
+    Negative,
+}
+
+impl Kind {
+    pub(super) const ALL: [Self; 4] = [
+        Self::Ordinary,
+        Self::Extreme,
+        Self::Anything,
+        Self::Negative,
+    ];
+}
+
+impl Values {
+    pub(super) fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub(super) fn below(&mut self, n: usize) -> usize {
+        (self.bits() % n as u64) as usize
+    }
+
+    /// Uniform in -1 .. 1.
+    pub(super) fn unit(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+
+    pub(super) fn one(&mut self, kind: Kind) -> f32 {
+        let x = self.unit();
+        match kind {
+            Kind::Ordinary => x,
+            Kind::Negative => -x.abs() - 0.01,
+            // Every tenth value, or else nearly every sum would be NaN.
+            Kind::Anything if self.below(10) == 0 => f32::from_bits(self.bits() as u32),
+            Kind::Anything => x,
+            Kind::Extreme => match self.below(12) {
+                0 => 0.0,
+                1 => -0.0,
+                2 => f32::from_bits(self.bits() as u32 & 0x807f_ffff),
+                3 => x * f32::MIN_POSITIVE,
+                4 => x * 1e-30,
+                5 => x * 1e15,
+                6 => 65504.0 * x.signum(),
+                7 => (self.below(255) as f32 - 127.0) / 127.0,
+                8 => (self.below(255) as f32 - 127.5) / 127.0,
+                9 => x * 1e-4,
+                _ => x,
+            },
+        }
+    }
+
+    pub(super) fn many(&mut self, n: usize, kind: Kind) -> Vec<f32> {
+        (0..n).map(|_| self.one(kind)).collect()
+    }
+
+    /// The file's bytes of a matrix, with scales as `kind` has them and any quants.
+    pub(super) fn weights(
+        &mut self,
+        ty: WeightType,
+        rows: usize,
+        cols: usize,
+        kind: Kind,
+    ) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for _ in 0..rows * cols / ty.inputs() {
+            match ty {
+                WeightType::F32 => bytes.extend(self.one(kind).to_le_bytes()),
+                WeightType::F16 => bytes.extend(f32_to_f16(self.one(kind)).to_le_bytes()),
+                _ => {
+                    let fields = if ty == WeightType::Q4_1 { 2 } else { 1 };
+                    for _ in 0..fields {
+                        bytes.extend(f32_to_f16(self.one(kind) * 0.1).to_le_bytes());
+                    }
+                    // Runs of the largest and smallest quants find a sum that overflows.
+                    let run = self.below(4);
+                    for _ in 2 * fields..ty.file_block() {
+                        bytes.push(match run {
+                            0 => 0xff,
+                            1 => 0x80,
+                            2 => 0x7f,
+                            _ => self.bits() as u8,
+                        });
+                    }
+                }
+            }
+        }
+        bytes
+    }
+}
+
+/// A matrix over `bytes`.
+pub(super) fn matrix(ty: WeightType, rows: usize, cols: usize, bytes: &[u8]) -> Matrix<'_> {
+    Matrix {
+        weight_type: ty,
+        rows,
+        cols,
+        bytes,
+    }
+}
+
+/// Whether two results count as the same bits.
+pub(super) fn same(a: f32, b: f32) -> bool {
+    a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
+}
+
+/// Fails at the first place where two results differ.
+#[track_caller]
+pub(super) fn assert_same(what: &str, got: &[f32], wanted: &[f32]) {
+    assert_eq!(got.len(), wanted.len(), "{what}: lengths");
+    for (i, (g, w)) in got.iter().zip(wanted).enumerate() {
+        assert!(
+            same(*g, *w),
+            "{what}: value {i} is {g:e} ({:08x}), not {w:e} ({:08x})",
+            g.to_bits(),
+            w.to_bits()
+        );
+    }
+}
