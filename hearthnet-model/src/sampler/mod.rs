@@ -221,40 +221,39 @@ impl Sampler {
     /// Fills `candidates` with what top-k, top-p and min-p leave, ordered by id.
     fn keep(&mut self, logits: &[f32], best: Candidate) {
         let config = &self.config;
-        let top = f64::from(best.logit);
         let floor = if config.min_p > 0.0 {
-            top + libm::log(f64::from(config.min_p))
+            f64::from(best.logit) + libm::log(f64::from(config.min_p))
         } else {
             f64::NEG_INFINITY
         };
+        let likely = |c: &Candidate| f64::from(c.logit) >= floor;
         let top_k = usize::try_from(config.top_k).unwrap_or(usize::MAX);
-        let everything = top_k == 0 || top_k >= logits.len();
-        if everything && config.top_p >= 1.0 {
-            let all = (0..)
-                .zip(logits)
-                .map(|(id, &logit)| Candidate { id, logit });
-            self.candidates.clear();
-            self.candidates
-                .extend(all.filter(|c| c.logit > f32::NEG_INFINITY && f64::from(c.logit) >= floor));
-            return;
-        }
-        if everything {
-            select::nucleus(
-                logits,
-                best.logit,
-                config.top_p,
-                &mut self.weights,
-                &mut self.candidates,
-            );
-        } else {
+        if top_k > 0 && top_k < logits.len() {
             select::first_k(logits, top_k, &mut self.candidates);
             if config.top_p < 1.0 {
                 select::cut_at(&mut self.candidates, best.logit, config.top_p);
             }
+            self.candidates.retain(likely);
+            self.candidates
+                .sort_unstable_by_key(|candidate| candidate.id);
+            return;
         }
-        self.candidates.retain(|c| f64::from(c.logit) >= floor);
+        let last = if config.top_p < 1.0 {
+            select::last_of_nucleus(logits, best.logit, config.top_p, &mut self.candidates)
+        } else {
+            None
+        };
+        // Not ruled out, without top-p; this and all that are before it, with.
+        let last = last.unwrap_or(Candidate {
+            id: u32::MAX,
+            logit: f32::MIN,
+        });
+        let tokens = (0..)
+            .zip(logits)
+            .map(|(id, &logit)| Candidate { id, logit });
+        self.candidates.clear();
         self.candidates
-            .sort_unstable_by_key(|candidate| candidate.id);
+            .extend(tokens.filter(|c| c.order(&last).is_le() && likely(c)));
     }
 
     fn logprobs(&mut self, logits: &[f32], id: u32, count: u8) -> (Option<f32>, Vec<(u32, f32)>) {

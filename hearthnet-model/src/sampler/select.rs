@@ -15,7 +15,7 @@ pub(super) struct Candidate {
 
 impl Candidate {
     /// Best first. -0 equals 0, so the ids decide.
-    fn order(&self, other: &Self) -> Ordering {
+    pub(super) fn order(&self, other: &Self) -> Ordering {
         let by_logit = other
             .logit
             .partial_cmp(&self.logit)
@@ -26,7 +26,7 @@ impl Candidate {
 
 /// How many logits are looked at together: enough for the compiler to use wide registers.
 const BLOCK: usize = 64;
-/// Classes of [`nucleus`] for each unit of the logit.
+/// Classes of [`last_of_nucleus`] for each unit of the logit.
 const CLASSES_PER_UNIT: f64 = 16.0;
 /// All classes; the last begins where tokens weigh nothing.
 const CLASSES: usize = 29 * 16;
@@ -138,54 +138,57 @@ fn keep_until(
     candidates.truncate(reached.map_or(candidates.len(), |at| at + 1));
 }
 
-/// Fills `out`, in no order, with the tokens that [`cut_at`] would leave of all tokens in order.
+/// The last token, in order, that [`cut_at`] would leave of all tokens.
 ///
 /// Instead of sorting, tokens are put into classes by how far they are below the best one. The
 /// classes are gone through from the best on, and only the class in which the sum is reached is
-/// sorted. `weights` is a buffer to reuse.
-pub(super) fn nucleus(
+/// sorted. `members` is a buffer to reuse.
+pub(super) fn last_of_nucleus(
     logits: &[f32],
     top: f32,
     top_p: f32,
-    weights: &mut Vec<u64>,
-    out: &mut Vec<Candidate>,
-) {
+    members: &mut Vec<Candidate>,
+) -> Option<Candidate> {
     let below = |logit: f32| f64::from(top) - f64::from(logit);
-    weights.clear();
-    weights.extend(logits.iter().map(|logit| weight(-below(*logit))));
-    // Saturates: whatever is far below, or ruled out, is in the last class.
-    let class = |logit: f32| ((below(logit) * CLASSES_PER_UNIT) as usize).min(CLASSES - 1);
+    // Whatever is far below, or ruled out, is in the last class.
+    let class = |logit: f32| (below(logit) * CLASSES_PER_UNIT).min((CLASSES - 1) as f64) as i32;
     let mut sums = [0_u64; CLASSES];
-    for (logit, weight) in logits.iter().zip(weights.iter()) {
-        if let Some(sum) = sums.get_mut(class(*logit)) {
-            *sum += weight;
+    for block in logits.chunks(BLOCK) {
+        // Apart from the adding up, so that they are computed side by side.
+        let (mut weights, mut classes) = ([0_u64; BLOCK], [0_i32; BLOCK]);
+        for ((weight, class_of), logit) in weights.iter_mut().zip(&mut classes).zip(block) {
+            *weight = self::weight(-below(*logit));
+            *class_of = class(*logit);
+        }
+        for (weight, class) in weights.iter().zip(classes).take(block.len()) {
+            if let Some(sum) = usize::try_from(class)
+                .ok()
+                .and_then(|class| sums.get_mut(class))
+            {
+                *sum += weight;
+            }
         }
     }
     let target = target(top_p, sums.iter().sum());
     let (mut last, mut running) = (0, 0);
-    for (class, sum) in sums.iter().enumerate() {
+    for (class, sum) in (0..).zip(&sums) {
         last = class;
         if running + sum >= target {
             break;
         }
         running += sum;
     }
-
-    out.clear();
-    let floor = f64::from(top) - (last + 1) as f64 / CLASSES_PER_UNIT - 1.0;
+    members.clear();
+    // What can belong to the class, told by a cheaper comparison: one unit is a wide margin.
+    let floor = f64::from(top) - f64::from(last + 1) / CLASSES_PER_UNIT - 1.0;
     let tokens = (0..)
         .zip(logits)
         .map(|(id, &logit)| Candidate { id, logit });
-    out.extend(tokens.filter(|c| {
-        // The first comparison, which is cheap, is true for all that the second is true for.
-        f64::from(c.logit) >= floor && class(c.logit) == last
-    }));
-    out.sort_unstable_by(Candidate::order);
-    keep_until(out, running, target, &|c| weight(-below(c.logit)));
-    let tokens = (0..)
-        .zip(logits)
-        .map(|(id, &logit)| Candidate { id, logit });
-    out.extend(tokens.filter(|c| f64::from(c.logit) >= floor && class(c.logit) < last));
+    let possible = tokens.filter(|c| f64::from(c.logit) >= floor);
+    members.extend(possible.filter(|c| class(c.logit) == last));
+    members.sort_unstable_by(Candidate::order);
+    keep_until(members, running, target, &|c| weight(-below(c.logit)));
+    members.last().copied()
 }
 
 #[cfg(test)]
@@ -242,9 +245,7 @@ mod tests {
         #[test]
         fn top_p_takes_the_shortest_beginning_that_suffices(logits in logits(), top_p in 0.0_f32..1.0) {
             let Some(best) = best(&logits) else { return Ok(()) };
-            let mut got = Vec::new();
-            nucleus(&logits, best.logit, top_p, &mut Vec::new(), &mut got);
-            got.sort_by(Candidate::order);
+            let last = last_of_nucleus(&logits, best.logit, top_p, &mut Vec::new()).unwrap();
             let mut expected = sorted(&logits);
             let weight = |c: &Candidate| weight(f64::from(c.logit) - f64::from(best.logit));
             let share = |kept: &[Candidate]| {
@@ -252,7 +253,8 @@ mod tests {
                 sum(kept) / sum(&sorted(&logits))
             };
             cut_at(&mut expected, best.logit, top_p);
-            prop_assert_eq!(&got, &expected);
+            prop_assert_eq!(expected.last(), Some(&last));
+            let got = expected;
             prop_assert!(share(&got) >= f64::from(top_p) - 1e-9);
             prop_assert!(got.len() == 1 || share(&got[..got.len() - 1]) < f64::from(top_p));
         }
