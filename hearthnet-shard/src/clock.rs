@@ -1,10 +1,14 @@
-//! Monotonic time, as an argument.
+//! Time, as an argument.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Time since a start that does not change.
+/// The time.
 pub(crate) trait Clock: Send + Sync {
+    /// Monotonic: since a start that does not change.
     fn now(&self) -> Duration;
+
+    /// Of day: seconds of Unix time.
+    fn unix_secs(&self) -> u64;
 }
 
 /// The system's monotonic clock, counted from when this was made.
@@ -20,5 +24,11 @@ impl SystemClock {
 impl Clock for SystemClock {
     fn now(&self) -> Duration {
         self.0.elapsed()
+    }
+
+    fn unix_secs(&self) -> u64 {
+        SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_secs())
     }
 }

@@ -20,6 +20,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use hearthnet_bus::{Descriptor, NodeId};
 use hearthnet_model::BoundaryDtype;
 use hearthnet_transport::{
     CloseCode, DType, Message, PeerKey, Step, StreamClose, StreamOpen, Truncate,
@@ -39,6 +40,8 @@ const REMEMBERED_PER_SLOT: usize = 16;
 
 /// What all desks share.
 pub(crate) struct Office {
+    /// What is said about the host: the parts of the descriptor that do not change.
+    pub(crate) about: About,
     pub(crate) served: Served,
     pub(crate) slots: Arc<Slots>,
     pub(crate) max_streams: u32,
@@ -49,6 +52,51 @@ pub(crate) struct Office {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) draining: AtomicBool,
     pub(crate) next_life: AtomicU64,
+}
+
+/// The host's own description of itself, as far as it stays the same.
+pub(crate) struct About {
+    pub(crate) node: NodeId,
+    pub(crate) endpoint: String,
+    /// Memory that the layers and their KV budget take.
+    pub(crate) required_bytes: u64,
+}
+
+impl Office {
+    /// What others need to know in order to use this host, as of now.
+    pub(crate) fn descriptor(&self) -> Descriptor {
+        let served = &self.served;
+        let streams = self.slots.taken();
+        Descriptor {
+            shard_id: Descriptor::shard_id(&served.model_id, served.lo, served.hi),
+            model_id: served.model_id.clone(),
+            weights_sha256: hex(&served.weights),
+            layer_range: (served.lo, served.hi),
+            total_layers: served.total_layers,
+            vram_required_mb: self.about.required_bytes.div_ceil(1 << 20),
+            max_concurrent_streams: self.max_streams,
+            host: self.about.node.to_string(),
+            endpoint: self.about.endpoint.clone(),
+            advertised_at: self.clock.unix_secs(),
+            boundary_dtype: match served.boundary {
+                BoundaryDtype::F16 => "fp16",
+                BoundaryDtype::Bf16 => "bf16",
+                BoundaryDtype::F32 => "fp32",
+            }
+            .to_owned(),
+            arithmetic: served.arithmetic.clone(),
+            ms_per_token: self.counters.snapshot(streams).ms_per_token,
+            queue_depth: streams,
+            software: concat!("hearthnet/", env!("CARGO_PKG_VERSION")).to_owned(),
+        }
+    }
+
+    /// The answer to a caller that asks what is served.
+    pub(crate) fn description(&self) -> Message {
+        // Its texts were checked when the host started: it fits.
+        let bytes = self.descriptor().to_cbor().unwrap_or_default();
+        Message::Descriptor(bytes.into())
+    }
 }
 
 /// One connection's desk. Dropping it ends all its streams.
@@ -80,10 +128,12 @@ impl Desk {
             Message::Step(step) => self.step(step),
             Message::Truncate(truncate) => self.truncate(truncate),
             Message::StreamClose(close) => self.close(close),
+            Message::Describe => self.outlet.send(self.office.description()),
             // What only a host says, and what belongs to other purposes.
             Message::StreamOpened(_)
             | Message::StreamError(_)
             | Message::StepResult(_)
+            | Message::Descriptor(_)
             | Message::Tensor(_) => return Err(CloseCode::ProtocolState),
         }
         Ok(())
@@ -109,15 +159,14 @@ impl Desk {
             let old = Arc::clone(old);
             self.supersede(&old, open.epoch);
         }
-        if let Err(fault) = self.judge(open).and_then(|()| self.begin(open, name)) {
+        if let Err(fault) = self.judge(open).and_then(|()| self.begin(open)) {
             self.refuse(name, None, &fault);
         }
     }
 
     /// The later life begins, so the earlier one is over, and its waiting steps with it.
     fn supersede(&mut self, old: &Life, epoch: u32) {
-        if old.end() {
-            self.office.inbox.push(Command::Close { life: old.id });
+        if self.end(old) {
             self.refuse(
                 old.name(),
                 None,
@@ -133,18 +182,15 @@ impl Desk {
             return Err(StreamFault::ShuttingDown);
         }
         if open.weights != served.weights {
-            let served = served
-                .weights
-                .iter()
-                .map(|byte| format!("{byte:02x}"))
-                .collect();
-            return Err(StreamFault::WeightsMismatch { served });
+            return Err(StreamFault::WeightsMismatch {
+                served: hex(&served.weights),
+            });
         }
         let (lo, hi, total) = (open.lo, open.hi, served.total_layers);
         if lo > hi || hi >= total {
             return Err(StreamFault::BadDescriptor { lo, hi, total });
         }
-        if (lo, hi) != (served.lo, served.hi) {
+        if lo < served.lo || hi > served.hi {
             return Err(StreamFault::LayerRange {
                 lo: served.lo,
                 hi: served.hi,
@@ -158,20 +204,13 @@ impl Desk {
         Ok(())
     }
 
-    fn begin(&mut self, open: &StreamOpen, name: StreamClose) -> Result<(), StreamFault> {
+    fn begin(&mut self, open: &StreamOpen) -> Result<(), StreamFault> {
         let office = &self.office;
         let id = office.next_life.fetch_add(1, Ordering::Relaxed);
         let outlet = Arc::clone(&self.outlet);
-        let life = Life::begin(
-            &office.slots,
-            self.peer,
-            id,
-            name,
-            open.max_positions,
-            outlet,
-        )?;
+        let life = Life::begin(&office.slots, self.peer, id, open, outlet)?;
         if !office.inbox.push(Command::Open(Arc::clone(&life))) {
-            life.end();
+            life.end(|| ());
             return Err(StreamFault::ShuttingDown);
         }
         self.forget_old();
@@ -278,9 +317,7 @@ impl Desk {
         else {
             return;
         };
-        if life.end() {
-            self.office.inbox.push(Command::Close { life: life.id });
-        }
+        self.end(life);
     }
 
     /// The life that a message is for, if it is still going on. If not, the caller is told.
@@ -299,10 +336,16 @@ impl Desk {
         None
     }
 
-    /// Ends a life from here.
-    fn fail(&self, life: &Life, position: Option<u32>, fault: &StreamFault) {
-        if life.end() {
+    /// Ends a life from here; `false` if it had ended.
+    fn end(&self, life: &Life) -> bool {
+        life.end(|| {
             self.office.inbox.push(Command::Close { life: life.id });
+        })
+    }
+
+    /// Ends a life from here and tells the caller.
+    fn fail(&self, life: &Life, position: Option<u32>, fault: &StreamFault) {
+        if self.end(life) {
             self.refuse(life.name(), position, fault);
         }
     }
@@ -331,11 +374,14 @@ impl Desk {
 impl Drop for Desk {
     fn drop(&mut self) {
         for life in self.lives.values() {
-            if life.end() {
-                self.office.inbox.push(Command::Close { life: life.id });
-            }
+            self.end(life);
         }
     }
+}
+
+/// Bytes as lower-case hex digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The wire's name of a boundary format.

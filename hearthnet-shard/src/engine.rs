@@ -73,12 +73,19 @@ pub trait LayerEngine: 'static {
     /// [`EngineFault::PositionGap`] if the sequence is shorter.
     fn truncate(&mut self, seq: Self::Seq, length: u32) -> Result<(), EngineFault>;
 
-    /// Runs rows through the layers, in place. `x` is `[sum of rows, width]`, values
-    /// representable in the boundary dtype before and after; no sequence appears twice.
+    /// Runs rows through layers `lo` to `hi` (counted over the model, both inclusive, all of
+    /// them here), in place. `x` is `[sum of rows, width]`, values representable in the
+    /// boundary dtype before and after; no sequence appears twice, and each stays with the
+    /// layers of its first rows.
     ///
     /// # Errors
     /// Any [`EngineFault`]. Sequences may then hold any number of the new positions.
-    fn forward(&mut self, spans: &[Span<Self::Seq>], x: &mut [f32]) -> Result<(), EngineFault>;
+    fn forward(
+        &mut self,
+        layers: (u32, u32),
+        spans: &[Span<Self::Seq>],
+        x: &mut [f32],
+    ) -> Result<(), EngineFault>;
 
     /// Most bytes of KV that a sequence of so many positions takes.
     fn kv_bytes_for(&self, positions: u32) -> u64;
@@ -138,4 +145,6 @@ pub struct Served {
     pub boundary: BoundaryDtype,
     /// Positions that the model was made for.
     pub context: u32,
+    /// The arithmetic that the engine computes with, as descriptors name it.
+    pub arithmetic: String,
 }

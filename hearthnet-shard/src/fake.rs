@@ -34,6 +34,7 @@ pub(crate) fn served() -> Served {
         width: WIDTH,
         boundary: BoundaryDtype::F16,
         context: 4096,
+        arithmetic: "fake-1".into(),
     }
 }
 
@@ -92,7 +93,8 @@ impl Probe {
 }
 
 /// Each value comes out as itself plus the first value of the row before it in its sequence
-/// plus the position modulo 8: wrong history or a wrong position shows. Small integers stay
+/// plus the position modulo 8 plus twice the layers that the range lacks: wrong history, a wrong
+/// position or wrong layers show. Small integers stay
 /// exact in fp16.
 pub(crate) struct FakeEngine {
     probe: Arc<Probe>,
@@ -158,7 +160,17 @@ impl LayerEngine for FakeEngine {
         Ok(())
     }
 
-    fn forward(&mut self, spans: &[Span<u32>], x: &mut [f32]) -> Result<(), EngineFault> {
+    fn forward(
+        &mut self,
+        (lo, hi): (u32, u32),
+        spans: &[Span<u32>],
+        x: &mut [f32],
+    ) -> Result<(), EngineFault> {
+        assert!(
+            (2..=5).contains(&lo) && (lo..=5).contains(&hi),
+            "the desk checks layers"
+        );
+        let lacking = (2 * (4 - (hi + 1 - lo))) as f32;
         self.probe.pass();
         lock(&self.probe.batches).push(spans.iter().map(|span| span.rows).collect());
         if let Some(clock) = lock(&self.probe.clock).as_ref() {
@@ -181,7 +193,7 @@ impl LayerEngine for FakeEngine {
                     return Err(EngineFault::BoundaryOverflow { layer: 3 });
                 }
                 let before = history.last().copied().unwrap_or(0.0);
-                let add = before + (history.len() % 8) as f32;
+                let add = before + (history.len() % 8) as f32 + lacking;
                 row.iter_mut().for_each(|value| *value += add);
                 history.push(first);
             }
@@ -265,6 +277,10 @@ impl HandClock {
 impl Clock for HandClock {
     fn now(&self) -> Duration {
         Duration::from_micros(self.micros.load(Ordering::SeqCst))
+    }
+
+    fn unix_secs(&self) -> u64 {
+        1_750_000_000 + self.now().as_secs()
     }
 }
 

@@ -25,9 +25,8 @@ pub enum StreamFault {
         /// Layers of the model.
         total: u32,
     },
-    /// A sensible range, but not the one hosted here. A stream runs through all of a
-    /// host's layers or none.
-    #[error("this host serves layers {lo}-{hi} and only as a whole; open the stream for these")]
+    /// A sensible range, but not all of it is hosted here.
+    #[error("this host serves layers {lo}-{hi} only; choose another one for the rest")]
     LayerRange {
         /// First layer served.
         lo: u32,

@@ -4,10 +4,9 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-use hearthnet_bus::{Descriptor, NodeId, NodeKey};
-use hearthnet_model::BoundaryDtype;
+use hearthnet_bus::{Descriptor, DescriptorError, NodeId, NodeKey};
 use hearthnet_transport::{BindError, IdentityError, Listener};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
@@ -17,7 +16,7 @@ use crate::admission::DoorKeeper;
 use crate::clock::{Clock, SystemClock};
 use crate::compute::{Compute, Footprint, Loading, Running};
 use crate::config::ServeConfig;
-use crate::desk::Office;
+use crate::desk::{About, Office};
 use crate::engine::{EngineSource, LoadPhase, Served};
 use crate::inbox::Inbox;
 use crate::life::Slots;
@@ -25,10 +24,6 @@ use crate::memory::{MemoryReport, resident_bytes};
 use crate::sched::{Limits, Scheduler};
 use crate::session::{self, Phase};
 use crate::stats::{Counters, Stats};
-
-/// The arithmetic of the engine behind a host, as descriptors name it
-/// (`specs/canonical-arithmetic.md`).
-const ARITHMETIC: &str = "canonical-1";
 
 /// Why a host did not start. Nothing is left running or half open.
 #[derive(Debug, thiserror::Error)]
@@ -70,6 +65,9 @@ pub enum StartError {
     /// The node key makes no certificate.
     #[error(transparent)]
     Identity(#[from] IdentityError),
+    /// The name of the model or the endpoint makes no valid descriptor.
+    #[error("the host cannot be described to others: {0}; choose other names")]
+    Descriptor(#[source] DescriptorError),
     /// A setting is out of its range.
     #[error("{setting} {rule}")]
     Setting {
@@ -93,6 +91,7 @@ impl StartError {
             Self::Load { .. } => "weights_unavailable",
             Self::Listen(_) => "listen",
             Self::Setting { .. } => "bad_request",
+            Self::Descriptor(_) => "bad_descriptor",
             Self::Identity(_) | Self::Thread(_) => "internal",
         }
     }
@@ -138,10 +137,7 @@ pub struct ShutdownReport {
 /// A host that serves. Dropping it ends it at once; [`RunningHost::shutdown`] ends it
 /// politely.
 pub struct RunningHost {
-    node: NodeId,
     addr: SocketAddr,
-    endpoint: String,
-    served: Served,
     footprint: Footprint,
     kv_budget: u64,
     office: Arc<Office>,
@@ -227,8 +223,16 @@ pub(crate) async fn start<S: EngineSource>(
     };
 
     let context = served.context;
+    let about = About {
+        node: key.id(),
+        endpoint: config.endpoint.unwrap_or_else(|| addr.to_string()),
+        required_bytes: footprint
+            .weight_bytes
+            .saturating_add(config.kv_budget_bytes),
+    };
     let office = Arc::new(Office {
-        served: served.clone(),
+        about,
+        served,
         slots: Slots::new(config.max_concurrent_streams, config.max_streams_per_peer),
         max_streams: config.max_concurrent_streams,
         max_positions: config.max_positions.unwrap_or(context).min(context),
@@ -239,15 +243,18 @@ pub(crate) async fn start<S: EngineSource>(
         draining: AtomicBool::new(false),
         next_life: AtomicU64::new(1),
     });
+    // The texts in it are the operator's: said now, rather than to each caller.
+    let descriptor = office.descriptor();
+    descriptor
+        .validate()
+        .and_then(|()| descriptor.to_cbor())
+        .map_err(StartError::Descriptor)?;
     let (phase, watch) = watch::channel(Phase::Serving);
     let max_unread = u64::from(config.transport.send_buffer_bytes);
     let accepting = tokio::spawn(accept(listener, office.clone(), watch, max_unread));
-    tracing::info!(%addr, shard = %format_args!("{}:{}-{}", served.model_id, served.lo, served.hi), "serving");
+    tracing::info!(%addr, shard = descriptor.shard_id, "serving");
     Ok(RunningHost {
-        node: key.id(),
         addr,
-        endpoint: config.endpoint.unwrap_or_else(|| addr.to_string()),
-        served,
         footprint,
         kv_budget: config.kv_budget_bytes,
         office,
@@ -290,7 +297,7 @@ impl RunningHost {
 
     /// This host's node id.
     pub fn node_id(&self) -> NodeId {
-        self.node
+        self.office.about.node
     }
 
     /// Where it listens.
@@ -298,38 +305,10 @@ impl RunningHost {
         self.addr
     }
 
-    /// What others need to know in order to use this host, as of now.
+    /// What others need to know in order to use this host, as of now. Callers get the same
+    /// in answer to DESCRIBE.
     pub fn descriptor(&self) -> Descriptor {
-        let (stats, served) = (self.stats(), &self.served);
-        let bytes = self.footprint.weight_bytes.saturating_add(self.kv_budget);
-        Descriptor {
-            shard_id: Descriptor::shard_id(&served.model_id, served.lo, served.hi),
-            model_id: served.model_id.clone(),
-            weights_sha256: served
-                .weights
-                .iter()
-                .map(|byte| format!("{byte:02x}"))
-                .collect(),
-            layer_range: (served.lo, served.hi),
-            total_layers: served.total_layers,
-            vram_required_mb: bytes.div_ceil(1 << 20),
-            max_concurrent_streams: self.office.max_streams,
-            host: self.node.to_string(),
-            endpoint: self.endpoint.clone(),
-            advertised_at: SystemTime::now()
-                .duration_since(UNIX_EPOCH)
-                .map_or(0, |since| since.as_secs()),
-            boundary_dtype: match served.boundary {
-                BoundaryDtype::F16 => "fp16",
-                BoundaryDtype::Bf16 => "bf16",
-                BoundaryDtype::F32 => "fp32",
-            }
-            .to_owned(),
-            arithmetic: ARITHMETIC.to_owned(),
-            ms_per_token: stats.ms_per_token,
-            queue_depth: stats.streams,
-            software: concat!("hearthnet/", env!("CARGO_PKG_VERSION")).to_owned(),
-        }
+        self.office.descriptor()
     }
 
     /// Gauges and counters as of now.
@@ -395,9 +374,8 @@ impl Drop for RunningHost {
 impl fmt::Debug for RunningHost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RunningHost")
-            .field("node", &self.node)
             .field("addr", &self.addr)
-            .field("served", &self.served)
+            .field("served", &self.office.served)
             .finish_non_exhaustive()
     }
 }

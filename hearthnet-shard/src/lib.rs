@@ -21,7 +21,7 @@
 //! | sessions, and the echo for measuring | `session.rs` |
 //! | start, descriptor, shutdown | `host.rs` |
 //! | codes of everything that can go wrong | `fault.rs` |
-//! | what an engine has to do | `engine.rs` |
+//! | what an engine has to do | `engine.rs`, done by the exact engine in `model.rs` |
 //!
 //! Invariants:
 //!
@@ -44,6 +44,7 @@ mod host;
 mod inbox;
 mod life;
 mod memory;
+mod model;
 mod plan;
 mod sched;
 mod session;
@@ -55,6 +56,7 @@ pub use engine::{EngineFault, EngineSource, LayerEngine, LoadPhase, Served, Span
 pub use fault::StreamFault;
 pub use host::{RunningHost, ShardHost, ShutdownReport, StartError, StartProgress};
 pub use memory::{MemoryReport, resident_bytes};
+pub use model::ShardConfig;
 pub use stats::Stats;
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hearthnet_transport::{Message, PeerKey, StreamClose};
+use hearthnet_transport::{Message, PeerKey, StreamClose, StreamOpen};
 use metrics::gauge;
 
 use crate::fault::StreamFault;
@@ -101,6 +101,8 @@ pub(crate) struct Life {
     pub(crate) id: u64,
     pub(crate) stream: u32,
     pub(crate) epoch: u32,
+    /// First and last layer that its rows run through.
+    pub(crate) layers: (u32, u32),
     /// Most positions that the stream may hold.
     pub(crate) max_positions: u32,
     pub(crate) outlet: Arc<dyn Outlet>,
@@ -119,16 +121,16 @@ impl Life {
         slots: &Arc<Slots>,
         peer: PeerKey,
         id: u64,
-        name: StreamClose,
-        max_positions: u32,
+        open: &StreamOpen,
         outlet: Arc<dyn Outlet>,
     ) -> Result<Arc<Self>, StreamFault> {
         let slot = slots.take(peer.0)?;
         Ok(Arc::new(Self {
             id,
-            stream: name.stream,
-            epoch: name.epoch,
-            max_positions,
+            stream: open.stream,
+            epoch: open.epoch,
+            layers: (open.lo, open.hi),
+            max_positions: open.max_positions,
             outlet,
             slot: Mutex::new(Some(slot)),
             ended: AtomicBool::new(false),
@@ -145,10 +147,14 @@ impl Life {
         }
     }
 
-    /// Ends the life and frees its place. `false` if it had ended before.
-    pub(crate) fn end(&self) -> bool {
+    /// Ends the life, calls `announce`, and then frees its place, so that whoever takes the
+    /// place comes after what was announced. `false`, and nothing done, if it had ended before.
+    pub(crate) fn end(&self, announce: impl FnOnce()) -> bool {
         let first = !self.ended.swap(true, Ordering::AcqRel);
-        drop(lock(&self.slot).take());
+        if first {
+            announce();
+            drop(lock(&self.slot).take());
+        }
         first
     }
 

@@ -225,6 +225,12 @@ async fn the_descriptor_says_what_is_served_and_how_busy_it_is() {
     let mut caller = host.connect(PIPELINE).await;
     caller.open(1).await.unwrap();
     let descriptor = host.running.descriptor();
+    caller.send(Message::Describe).await;
+    let told = caller.recv().await;
+    assert_eq!(
+        told,
+        Message::Descriptor(descriptor.to_cbor().unwrap().into())
+    );
     assert_eq!(
         Descriptor::from_cbor(&descriptor.to_cbor().unwrap()),
         Ok(descriptor.clone())

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use hearthnet_bus::{Descriptor, NodeKey};
 use hearthnet_model::BoundaryDtype;
 use hearthnet_transport::{
     CloseCode, DType, Message, PeerKey, Step, StepResult, StreamClose, StreamError, StreamOpen,
@@ -11,7 +12,7 @@ use hearthnet_transport::{
 };
 use proptest::prelude::*;
 
-use crate::desk::{Desk, Office};
+use crate::desk::{About, Desk, Office};
 use crate::fake::{
     FakeSource, HandClock, OVERFLOWS, Probe, Recorder, WEIGHT_BYTES, WEIGHTS, WIDTH, expected,
     served,
@@ -49,6 +50,11 @@ impl Host {
         *lock(&probe.clock) = Some(clock.clone());
         let counters = Arc::new(Counters::default());
         let office = Office {
+            about: About {
+                node: NodeKey::from_secret(&[1; 32]).id(),
+                endpoint: "127.0.0.1:1".into(),
+                required_bytes: 1,
+            },
             served: served(),
             slots: Slots::new(STREAMS, STREAMS),
             max_streams: STREAMS,
@@ -320,8 +326,9 @@ fn what_does_not_fit_the_host_is_refused_at_the_open_with_its_own_code() {
             "bad_descriptor",
             open_with(1, 1, |o| (o.lo, o.hi) = (0, u32::MAX)),
         ),
-        ("layer_range", open_with(1, 1, |o| (o.lo, o.hi) = (2, 4))),
-        ("layer_range", open_with(1, 1, |o| (o.lo, o.hi) = (3, 5))),
+        ("layer_range", open_with(1, 1, |o| (o.lo, o.hi) = (1, 5))),
+        ("layer_range", open_with(1, 1, |o| (o.lo, o.hi) = (2, 6))),
+        ("layer_range", open_with(1, 1, |o| (o.lo, o.hi) = (0, 1))),
         (
             "context_full",
             open_with(1, 1, |o| o.max_positions = POSITIONS + 1),
@@ -441,8 +448,10 @@ fn a_peer_cannot_take_more_places_than_its_share() {
     let slots = Slots::new(4, 2);
     let outlet = Arc::new(Recorder::default());
     let begin = |peer: u8, stream| {
-        let name = StreamClose { stream, epoch: 1 };
-        crate::life::Life::begin(&slots, PeerKey([peer; 32]), 1, name, 16, outlet.clone())
+        let Message::StreamOpen(open) = open(stream, 1) else {
+            unreachable!()
+        };
+        crate::life::Life::begin(&slots, PeerKey([peer; 32]), 1, &open, outlet.clone())
     };
     let _a = begin(1, 1).unwrap();
     let b = begin(1, 2).unwrap();
@@ -604,6 +613,51 @@ fn decode_steps_of_all_streams_share_a_batch() {
         };
         assert_eq!(answer.data, encode(&expected(0.0, 0, &rows(1))));
     }
+}
+
+#[test]
+fn streams_through_some_of_the_layers_run_in_batches_of_their_own() {
+    let mut host = Host::new();
+    let mut caller = host.caller(1);
+    let part = |stream, lo, hi| open_with(stream, 1, |o| (o.lo, o.hi) = (lo, hi));
+    for open in [part(1, 2, 5), part(2, 3, 4), part(3, 2, 5)] {
+        assert_eq!(caller.ask(&mut host, open).len(), 1);
+    }
+    for stream in 1..=3 {
+        caller.tell(Message::Step(step(stream, 0, &rows(1))));
+    }
+    host.run();
+    // One turn, two batches.
+    assert_eq!(*lock(&host.probe.batches), [vec![1, 1], vec![1]]);
+    assert_eq!(host.stats().turns, 1);
+    for answer in caller.outlet.take() {
+        let Message::StepResult(answer) = answer else {
+            panic!("{answer:?}")
+        };
+        let mut all = expected(0.0, 0, &rows(1));
+        if answer.stream == 2 {
+            all.as_flattened_mut()
+                .iter_mut()
+                .for_each(|value| *value += 4.0);
+        }
+        assert_eq!(answer.data, encode(&all));
+    }
+}
+
+#[test]
+fn whoever_asks_is_told_what_is_served() {
+    let mut host = Host::new();
+    let mut caller = host.caller(1);
+    caller.open(&mut host, 1);
+    let answers = caller.ask(&mut host, Message::Describe);
+    let [Message::Descriptor(bytes)] = &answers[..] else {
+        panic!("{answers:?}")
+    };
+    let descriptor = Descriptor::from_cbor(bytes).unwrap();
+    assert_eq!(
+        (descriptor.shard_id.as_str(), descriptor.queue_depth),
+        ("fake:2-5", 1)
+    );
 }
 
 #[test]

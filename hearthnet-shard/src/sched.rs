@@ -99,7 +99,7 @@ enum Work {
 /// A step on its way through the engine.
 struct Job {
     step: Step,
-    _ticket: Ticket,
+    ticket: Ticket,
     arrived: Duration,
     /// Its position was checked and the stream brought to it.
     settled: bool,
@@ -113,6 +113,7 @@ struct Job {
 /// A stream's rows in a batch.
 struct Part<Q> {
     stream: u64,
+    layers: (u32, u32),
     span: Span<Q>,
 }
 
@@ -175,7 +176,7 @@ impl<S: EngineSource> Scheduler<S> {
             } => {
                 let job = Job {
                     step,
-                    _ticket: ticket,
+                    ticket,
                     arrived,
                     settled: false,
                     done: 0,
@@ -341,28 +342,41 @@ impl<S: EngineSource> Scheduler<S> {
         let Some(engine) = self.engine.as_mut() else {
             return;
         };
-        let parts: Vec<Part<_>> = turn
+        let mut parts: Vec<Part<_>> = turn
             .takes
             .iter()
             .filter_map(|&(stream, rows)| {
-                let seq = self.streams.get(&stream)?.seq;
+                let Stream { seq, life, .. } = self.streams.get(&stream)?;
                 let span = Span {
-                    seq,
-                    position: engine.len(seq),
+                    seq: *seq,
+                    position: engine.len(*seq),
                     rows,
                 };
-                Some(Part { stream, span })
+                Some(Part {
+                    stream,
+                    layers: life.layers,
+                    span,
+                })
             })
             .collect();
-        let results = compute(engine, &parts, &mut self.x, &self.streams, &self.served);
+        // Streams that run through the same layers share a batch.
+        parts.sort_by_key(|part| part.layers);
+        let width = self.served.width as usize;
+        fill(&parts, &mut self.x, &self.streams, &self.served);
+        let mut results = Vec::with_capacity(parts.len());
+        let mut rest = self.x.as_mut_slice();
+        for batch in parts.chunk_by(|a, b| a.layers == b.layers) {
+            let (x, after) = rest.split_at_mut(rows_of(batch) as usize * width);
+            rest = after;
+            compute(engine, batch, x, &self.streams, &self.served, &mut results);
+        }
         let took = self.clock.now().saturating_sub(began);
 
-        let rows: u32 = parts.iter().map(|part| part.span.rows).sum();
+        let rows = rows_of(&parts);
         self.counters.turn(turn.kind, rows, took);
         if turn.kind == Kind::Prefill {
             self.pace.note(rows, took);
         }
-        let width = self.served.width as usize;
         let mut x = std::mem::take(&mut self.x);
         let mut rest = x.as_mut_slice();
         for (part, result) in parts.iter().zip(results) {
@@ -420,26 +434,36 @@ impl<S: EngineSource> Scheduler<S> {
         let Some(Work::Step(job)) = stream.work.pop_front() else {
             return;
         };
-        let queued = now.saturating_sub(job.arrived).saturating_sub(job.compute);
-        let rows = match job.step.want {
+        let Job {
+            step,
+            ticket,
+            arrived,
+            out,
+            compute,
+            ..
+        } = *job;
+        let queued = now.saturating_sub(arrived).saturating_sub(compute);
+        let rows = match step.want {
             Want::None => 0,
             Want::Last => 1,
-            Want::All => job.step.rows,
+            Want::All => step.rows,
         };
-        self.counters.answered(job.out.len(), queued);
+        self.counters.answered(out.len(), queued);
         let answer = StepResult {
             stream: stream.life.stream,
             epoch: stream.life.epoch,
-            position: job.step.position,
+            position: step.position,
             rows,
-            width: job.step.width,
-            dtype: job.step.dtype,
-            compute_us: micros(job.compute),
+            width: step.width,
+            dtype: step.dtype,
+            compute_us: micros(compute),
             queue_us: micros(queued),
-            data: job.out.into(),
+            data: out.into(),
         };
+        // Before the caller can know, for its next step may need the room.
+        drop(ticket);
         stream.life.outlet.send(Message::StepResult(answer));
-        wipe(job.step.data);
+        wipe(step.data);
     }
 
     fn head(&self, id: u64) -> Option<&Job> {
@@ -460,7 +484,7 @@ impl<S: EngineSource> Scheduler<S> {
 
     /// Tells the caller that a life is over, unless it ended it itself meanwhile.
     fn tell(&self, life: &Life, position: Option<u32>, fault: &StreamFault) {
-        if life.end() {
+        if life.end(|| ()) {
             self.counters.error(fault.code());
             tracing::debug!(
                 stream = life.stream,
@@ -577,36 +601,44 @@ fn waiting<Q>((&id, stream): (&u64, &Stream<Q>)) -> Option<Waiting> {
     })
 }
 
-/// Runs a batch. If it fails as a whole, each part is run by itself: results do not
-/// depend on what else is in a batch, so that only the part at fault is lost.
+fn rows_of<Q>(parts: &[Part<Q>]) -> u32 {
+    parts.iter().map(|part| part.span.rows).sum()
+}
+
+/// Runs a batch through its layers. If it fails as a whole, each part is run by itself:
+/// results do not depend on what else is in a batch, so that only the part at fault is lost.
 fn compute<E: LayerEngine>(
     engine: &mut E,
-    parts: &[Part<E::Seq>],
-    x: &mut Vec<f32>,
+    batch: &[Part<E::Seq>],
+    x: &mut [f32],
     streams: &BTreeMap<u64, Stream<E::Seq>>,
     served: &Served,
-) -> Vec<Result<(), EngineFault>> {
-    let spans: Vec<_> = parts.iter().map(|part| part.span).collect();
-    fill(parts, x, streams, served);
-    match engine.forward(&spans, x) {
-        Ok(()) => return parts.iter().map(|_| Ok(())).collect(),
-        Err(fault) if parts.len() == 1 => return vec![Err(fault)],
+    results: &mut Vec<Result<(), EngineFault>>,
+) {
+    let Some(layers) = batch.first().map(|part| part.layers) else {
+        return;
+    };
+    let spans: Vec<_> = batch.iter().map(|part| part.span).collect();
+    match engine.forward(layers, &spans, x) {
+        Ok(()) => return results.extend(batch.iter().map(|_| Ok(()))),
+        Err(fault) if batch.len() == 1 => return results.push(Err(fault)),
         Err(_) => {}
     }
     // The failed attempt may have left its marks in the sequences and in the rows.
-    fill(parts, x, streams, served);
-    let mut rest = x.as_mut_slice();
-    let mut results = Vec::with_capacity(parts.len());
-    for span in &spans {
-        let (rows, after) = rest.split_at_mut(span.rows as usize * served.width as usize);
-        rest = after;
-        let result = match engine.len(span.seq) {
+    let (mut alone, mut rest) = (Vec::new(), x);
+    for part in batch {
+        let span = part.span;
+        fill(std::slice::from_ref(part), &mut alone, streams, served);
+        let undone = match engine.len(span.seq) {
             length if length > span.position => engine.truncate(span.seq, span.position),
             _ => Ok(()),
         };
-        results.push(result.and_then(|()| engine.forward(std::slice::from_ref(span), rows)));
+        results.push(undone.and_then(|()| engine.forward(layers, &[span], &mut alone)));
+        let (rows, after) = rest.split_at_mut(alone.len());
+        rows.copy_from_slice(&alone);
+        rest = after;
+        alone.as_mut_slice().zeroize();
     }
-    results
 }
 
 /// Decodes the rows of every part into `x`.
@@ -616,21 +648,17 @@ fn fill<Q>(
     streams: &BTreeMap<u64, Stream<Q>>,
     served: &Served,
 ) {
+    let width = served.width as usize;
     x.clear();
     // All at once, while it is empty: growing would leave copies of rows behind.
-    x.reserve(
-        parts
-            .iter()
-            .map(|p| p.span.rows as usize * served.width as usize)
-            .sum(),
-    );
+    x.reserve(rows_of(parts) as usize * width);
     for part in parts {
-        let wanted = x.len() + part.span.rows as usize * served.width as usize;
+        let wanted = x.len() + part.span.rows as usize * width;
         if let Some(Work::Step(job)) = streams
             .get(&part.stream)
             .and_then(|stream| stream.work.front())
         {
-            let row = served.width as usize * served.boundary.bytes_per_value();
+            let row = width * served.boundary.bytes_per_value();
             let from = job.done as usize * row;
             let bytes = job
                 .step

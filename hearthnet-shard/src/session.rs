@@ -31,7 +31,7 @@ pub(crate) async fn serve(
 ) {
     office.counters.session_began();
     let code = match connection.purpose() {
-        BENCH => echo(&mut connection, phase).await,
+        BENCH => echo(&mut connection, &office, phase).await,
         _ => pipeline(&mut connection, &office, phase, max_unread).await,
     };
     if let Some(code) = code {
@@ -76,7 +76,11 @@ async fn pipeline(
 
 /// Sends back what comes, for measuring the transport: tensors as they are, and for each
 /// step the rows that it wants.
-async fn echo(connection: &mut Connection, phase: watch::Receiver<Phase>) -> Option<CloseCode> {
+async fn echo(
+    connection: &mut Connection,
+    office: &Office,
+    phase: watch::Receiver<Phase>,
+) -> Option<CloseCode> {
     let sender = connection.sender();
     let mut closing = std::pin::pin!(closing(phase));
     loop {
@@ -85,7 +89,11 @@ async fn echo(connection: &mut Connection, phase: watch::Receiver<Phase>) -> Opt
             message = connection.recv() => message.ok()?,
             () = &mut closing => return Some(CloseCode::Shutdown),
         };
-        let Some(answer) = echoed(message) else {
+        let answer = match message {
+            Message::Describe => Some(office.description()),
+            message => echoed(message),
+        };
+        let Some(answer) = answer else {
             continue;
         };
         // A peer that takes nothing back is ended by the transport's deadlines.

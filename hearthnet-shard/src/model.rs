@@ -1,0 +1,261 @@
+//! Hosting layers of a model file on the exact engine.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use hearthnet_bus::NodeKey;
+use hearthnet_model::engine::{self, Engine, EngineError, EngineOptions, SeqId};
+use hearthnet_model::kernels::PAGE;
+use hearthnet_model::manifest::Manifest;
+use hearthnet_model::{ModelFile, WeightsId};
+use tokio::sync::mpsc;
+
+use crate::config::ServeConfig;
+use crate::engine::{EngineFault, EngineSource, LayerEngine, LoadPhase, Served, Span};
+use crate::host::{RunningHost, ShardHost, StartError, StartProgress};
+
+/// The engine's arithmetic, as descriptors name it (`specs/canonical-arithmetic.md`).
+const ARITHMETIC: &str = "canonical-1";
+
+/// Which layers of which model to host, and how.
+#[derive(Debug, Clone)]
+pub struct ShardConfig {
+    /// The model file.
+    pub model: PathBuf,
+    /// What the model is called in the descriptor. Default: the file's stem.
+    pub model_id: Option<String>,
+    /// First and last layer to serve, both inclusive.
+    pub layers: (u32, u32),
+    /// Refuse to start with any other weights. Default: whatever the file holds.
+    pub expected_weights: Option<WeightsId>,
+    /// Threads and instruction set. The limits of memory, sequences and context in it are
+    /// replaced by those of `serve`.
+    pub engine: EngineOptions,
+    /// How to serve.
+    pub serve: ServeConfig,
+}
+
+impl ShardConfig {
+    /// Serves `layers` (first and last, inclusive) of `model` on `listen` (`host:port`) to the
+    /// host's own key, with all defaults.
+    pub fn new(model: impl Into<PathBuf>, layers: (u32, u32), listen: impl Into<String>) -> Self {
+        Self {
+            model: model.into(),
+            model_id: None,
+            layers,
+            expected_weights: None,
+            engine: EngineOptions::default(),
+            serve: ServeConfig::new(listen),
+        }
+    }
+}
+
+impl ShardHost {
+    /// Opens the model, learns the identity of its weights, listens, proves the tensors of the
+    /// layer range against the manifest, loads these layers and no others, and serves.
+    ///
+    /// `progress` is called from the calling task while this takes its time.
+    ///
+    /// # Errors
+    /// See [`StartError`]; nothing is left running.
+    pub async fn start(
+        config: ShardConfig,
+        key: &NodeKey,
+        mut progress: impl FnMut(StartProgress) + Send,
+    ) -> Result<RunningHost, StartError> {
+        let ShardConfig {
+            model,
+            model_id,
+            layers,
+            expected_weights,
+            engine,
+            serve,
+        } = config;
+        serve.validate()?;
+        let (report, mut reports) = mpsc::channel(16);
+        let path = model.clone();
+        let opening = tokio::task::spawn_blocking(move || {
+            open(&path, layers, expected_weights, &|done, total| {
+                // When the start keeps up with reports badly, it misses some of them.
+                let _ = report.try_send(StartProgress::Hashing { done, total });
+            })
+        });
+        while let Some(step) = reports.recv().await {
+            progress(step);
+        }
+        let (manifest, weights) = opening.await.map_err(|error| StartError::Load {
+            reason: error.to_string(),
+        })??;
+
+        let spec = manifest.spec();
+        let served = Served {
+            model_id: model_id.unwrap_or_else(|| stem(&model)),
+            weights: weights.0,
+            lo: layers.0,
+            hi: layers.1,
+            total_layers: spec.layers,
+            width: spec.width,
+            boundary: spec.boundary,
+            context: spec.context,
+            arithmetic: ARITHMETIC.to_owned(),
+        };
+        let options = EngineOptions {
+            max_kv_bytes: serve.kv_budget_bytes,
+            max_sequences: serve.max_concurrent_streams as usize,
+            max_context: serve.max_positions,
+            weights: Some(weights),
+            ..engine
+        };
+        let source = ModelSource {
+            path: model,
+            manifest,
+            layers: half_open(layers),
+            options,
+        };
+        Self::start_on(serve, key, served, source, &mut progress).await
+    }
+}
+
+/// Opens the file and learns what it is, without keeping it open.
+fn open(
+    path: &Path,
+    (lo, hi): (u32, u32),
+    expected: Option<WeightsId>,
+    progress: &dyn Fn(u64, u64),
+) -> Result<(Manifest, WeightsId), StartError> {
+    let file = ModelFile::open(path)?;
+    let total = file.spec().layers;
+    if lo > hi || hi >= total {
+        return Err(StartError::LayerRange { lo, hi, total });
+    }
+    let manifest = file.manifest(&mut |done, total| progress(done, total));
+    let found = manifest.weights_id();
+    match expected {
+        Some(expected) if expected != found => Err(StartError::WeightsMismatch {
+            expected: expected.to_string(),
+            found: found.to_string(),
+        }),
+        _ => Ok((manifest, found)),
+    }
+}
+
+fn stem(path: &Path) -> String {
+    path.file_stem().map_or_else(
+        || "model".into(),
+        |stem| stem.to_string_lossy().into_owned(),
+    )
+}
+
+fn half_open((lo, hi): (u32, u32)) -> Range<u32> {
+    // No overflow: `hi` was found to be a layer of the model, or is a stream's part of them.
+    lo..hi.saturating_add(1)
+}
+
+/// A layer range of a file, that can be loaded again and again.
+struct ModelSource {
+    path: PathBuf,
+    manifest: Manifest,
+    layers: Range<u32>,
+    options: EngineOptions,
+}
+
+impl EngineSource for ModelSource {
+    type Engine = Engine;
+
+    fn load(&mut self, progress: &mut dyn FnMut(LoadPhase, u64, u64)) -> Result<Engine, String> {
+        // Opened anew each time: while the weights are put away, nothing of the file is held,
+        // and when they come back they are proved to be the same.
+        let file = ModelFile::open(&self.path).map_err(|error| error.to_string())?;
+        self.manifest
+            .verify(&file, self.layers.clone(), false, &mut |done, total| {
+                progress(LoadPhase::Verifying, done, total);
+            })
+            .map_err(|error| error.to_string())?;
+        Engine::load(
+            &file,
+            self.layers.clone(),
+            &self.options,
+            &mut |done, total| {
+                progress(LoadPhase::Loading, done, total);
+            },
+        )
+        .map_err(|error| error.to_string())
+    }
+}
+
+impl LayerEngine for Engine {
+    type Seq = SeqId;
+
+    fn open(&mut self) -> Result<SeqId, EngineFault> {
+        Ok(Engine::open(self)?)
+    }
+
+    fn close(&mut self, seq: SeqId) {
+        Engine::close(self, seq);
+    }
+
+    fn len(&self, seq: SeqId) -> u32 {
+        Engine::len(self, seq).unwrap_or(0)
+    }
+
+    fn truncate(&mut self, seq: SeqId, length: u32) -> Result<(), EngineFault> {
+        Ok(Engine::truncate(self, seq, length)?)
+    }
+
+    fn forward(
+        &mut self,
+        layers: (u32, u32),
+        spans: &[Span<SeqId>],
+        x: &mut [f32],
+    ) -> Result<(), EngineFault> {
+        let spans: Vec<_> = spans
+            .iter()
+            .map(
+                |&Span {
+                     seq,
+                     position,
+                     rows,
+                 }| engine::Span {
+                    seq,
+                    position,
+                    rows,
+                },
+            )
+            .collect();
+        Ok(self.forward_layers(half_open(layers), &spans, x)?)
+    }
+
+    fn kv_bytes_for(&self, positions: u32) -> u64 {
+        // Pages hold all layers of the engine, also for a stream that uses some of them.
+        let positions = u64::from(positions).next_multiple_of(PAGE as u64);
+        positions.saturating_mul(Engine::kv_bytes_per_position(self))
+    }
+
+    fn kv_bytes_per_position(&self) -> u64 {
+        Engine::kv_bytes_per_position(self)
+    }
+
+    fn kv_bytes_in_use(&self) -> u64 {
+        Engine::kv_bytes_in_use(self)
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        Engine::weight_bytes(self)
+    }
+}
+
+impl From<EngineError> for EngineFault {
+    fn from(error: EngineError) -> Self {
+        match error {
+            EngineError::PositionGap { position, len, .. } => Self::PositionGap {
+                position,
+                length: len,
+            },
+            EngineError::ContextFull { limit, .. } => Self::ContextFull { max: limit },
+            EngineError::KvFull { .. } | EngineError::OutOfMemory { .. } => Self::KvFull,
+            EngineError::InputNotFinite { .. } => Self::NonFiniteInput,
+            EngineError::BoundaryOverflow { layer, .. } => Self::BoundaryOverflow { layer },
+            other => Self::Internal(other.to_string()),
+        }
+    }
+}

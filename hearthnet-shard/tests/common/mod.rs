@@ -1,0 +1,219 @@
+//! Hosts of the real model and a caller, for the tests in this folder.
+#![allow(dead_code, clippy::unwrap_used, clippy::panic, clippy::expect_used)]
+
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use hearthnet_bus::{Capability, Grant, NodeKey};
+use hearthnet_model::engine::{Engine, EngineOptions, Head, Span};
+use hearthnet_model::{BoundaryDtype, ModelFile, WeightsId};
+use hearthnet_shard::{PIPELINE, RunningHost, ShardConfig, ShardHost};
+use hearthnet_transport::{
+    Config, Connection, DType, Hello, Message, Step, StepResult, StreamOpen, Want, connect,
+};
+
+pub(crate) const BOUNDARY: BoundaryDtype = BoundaryDtype::F16;
+
+/// The real model and what the caller knows of it.
+pub(crate) struct Model {
+    pub(crate) path: PathBuf,
+    pub(crate) file: ModelFile,
+    pub(crate) weights: WeightsId,
+    pub(crate) width: usize,
+}
+
+impl Model {
+    pub(crate) fn open() -> Self {
+        let path = hearthnet_testkit::smollm2();
+        let file = ModelFile::open(&path).unwrap();
+        let weights = file.manifest(&mut |_, _| {}).weights_id();
+        let width = file.spec().width as usize;
+        Self {
+            path,
+            file,
+            weights,
+            width,
+        }
+    }
+
+    /// Embeddings of some tokens: a prompt as the first host gets it.
+    pub(crate) fn rows(&self, count: u32) -> Vec<f32> {
+        let head = Head::load(&self.file, &EngineOptions::default()).unwrap();
+        let ids: Vec<u32> = (0..count)
+            .map(|i| i * 7919 % self.file.spec().vocab)
+            .collect();
+        let mut rows = Vec::new();
+        head.embed(&ids, &mut rows).unwrap();
+        rows
+    }
+
+    /// What one engine with these layers (inclusive) makes of the rows, all at once.
+    pub(crate) fn computed(&self, (lo, hi): (u32, u32), rows: &[f32]) -> Vec<f32> {
+        let options = EngineOptions::default();
+        let mut engine = Engine::load(&self.file, lo..hi + 1, &options, &mut |_, _| {}).unwrap();
+        let (seq, mut x) = (engine.open().unwrap(), rows.to_vec());
+        let rows = (x.len() / self.width) as u32;
+        engine
+            .forward(
+                &[Span {
+                    seq,
+                    position: 0,
+                    rows,
+                }],
+                &mut x,
+            )
+            .unwrap();
+        x
+    }
+
+    pub(crate) async fn host(
+        &self,
+        layers: (u32, u32),
+        change: impl FnOnce(&mut ShardConfig),
+    ) -> Host {
+        let key = NodeKey::generate().unwrap();
+        let caller = NodeKey::generate().unwrap();
+        let mut config = ShardConfig::new(&self.path, layers, "127.0.0.1:0");
+        config.serve.admitted = vec![caller.id()];
+        config.expected_weights = Some(self.weights);
+        change(&mut config);
+        let running = ShardHost::start(config, &key, |_| {}).await.unwrap();
+        Host {
+            running,
+            key,
+            caller,
+        }
+    }
+}
+
+pub(crate) struct Host {
+    pub(crate) running: RunningHost,
+    key: NodeKey,
+    caller: NodeKey,
+}
+
+impl Host {
+    pub(crate) async fn connect(&self, purpose: &str) -> Caller {
+        let mut id = [0; 16];
+        getrandom::fill(&mut id).unwrap();
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap()
+            .as_secs();
+        let grant = Grant {
+            issuer: self.caller.id(),
+            subject: self.caller.id(),
+            audience: self.key.id(),
+            scope: Capability::shard_serve(),
+            not_before: now,
+            expires: now + 60,
+            id,
+        };
+        let hello = Hello::new(purpose, grant.sign(&self.caller).unwrap());
+        let addr = self.running.local_addr().to_string();
+        let identity = self.caller.identity().unwrap();
+        let connection = connect(
+            &addr,
+            &identity,
+            self.key.id().into(),
+            hello,
+            Config::default(),
+        )
+        .await;
+        Caller(connection.unwrap())
+    }
+
+    /// Waits until the host's numbers are as they should come to be.
+    pub(crate) async fn until(&self, reached: impl Fn(&hearthnet_shard::Stats) -> bool) {
+        let wait = async {
+            while !reached(&self.running.stats()) {
+                tokio::task::yield_now().await;
+            }
+        };
+        let waited = tokio::time::timeout(Duration::from_secs(60), wait).await;
+        assert!(waited.is_ok(), "{:?}", self.running.stats());
+    }
+}
+
+pub(crate) struct Caller(pub(crate) Connection);
+
+impl Caller {
+    pub(crate) async fn open(&mut self, model: &Model, stream: u32, layers: (u32, u32)) {
+        let open = StreamOpen {
+            stream,
+            epoch: 1,
+            weights: model.weights.0,
+            lo: layers.0,
+            hi: layers.1,
+            max_positions: 256,
+        };
+        self.0
+            .sender()
+            .send(Message::StreamOpen(open))
+            .await
+            .unwrap();
+        match self.0.recv().await.unwrap() {
+            Message::StreamOpened(opened) => assert_eq!(opened.stream, stream),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) async fn send(&self, stream: u32, position: usize, rows: &[f32], width: usize) {
+        let mut data = Vec::new();
+        BOUNDARY.encode(rows, &mut data);
+        let step = Step {
+            stream,
+            epoch: 1,
+            position: position as u32,
+            rows: (rows.len() / width) as u32,
+            width: width as u32,
+            dtype: DType::F16,
+            want: Want::All,
+            data: Bytes::from(data),
+        };
+        self.0.sender().send(Message::Step(step)).await.unwrap();
+    }
+
+    pub(crate) async fn result(&mut self) -> StepResult {
+        match self.0.recv().await.unwrap() {
+            Message::StepResult(result) => result,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Runs rows through the host in steps of these lengths.
+    pub(crate) async fn run(
+        &mut self,
+        stream: u32,
+        rows: &[f32],
+        width: usize,
+        cuts: &[usize],
+    ) -> Vec<f32> {
+        let (mut out, mut position) = (Vec::new(), 0);
+        for count in cuts {
+            let step = &rows[position * width..(position + count) * width];
+            self.send(stream, position, step, width).await;
+            BOUNDARY
+                .decode(&self.result().await.data, &mut out)
+                .unwrap();
+            position += count;
+        }
+        out
+    }
+}
+
+pub(crate) async fn pipeline(host: &Host) -> Caller {
+    host.connect(PIPELINE).await
+}
+
+/// Equality to the bit, without printing activations.
+pub(crate) fn assert_same(a: &[f32], b: &[f32]) {
+    assert_eq!(a.len(), b.len());
+    let differing = a
+        .iter()
+        .zip(b)
+        .filter(|(a, b)| a.to_bits() != b.to_bits())
+        .count();
+    assert_eq!(differing, 0, "of {} values", a.len());
+}

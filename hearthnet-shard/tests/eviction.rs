@@ -1,0 +1,48 @@
+//! Weights that nobody uses are given back to the system. A file of its own, because it
+//! measures the memory of the whole process.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Model, assert_same, pipeline};
+
+#[tokio::test(flavor = "multi_thread")]
+#[cfg(target_os = "linux")]
+async fn put_away_weights_leave_the_memory_and_come_back_the_same() {
+    let model = Model::open();
+    let rows = model.rows(5);
+    let expected = model.computed((0, 29), &rows);
+    let host = model
+        .host((0, 29), |config| {
+            config.serve.stream_idle = Duration::from_secs(3600);
+            config.serve.evict_after = Some(Duration::from_millis(1));
+        })
+        .await;
+    // Twice, because an allocator may keep what was given back once for the next time.
+    for round in 1..=2 {
+        let mut caller = pipeline(&host).await;
+        caller.open(&model, 1, (0, 29)).await;
+        let out = caller.run(1, &rows, model.width, &[3, 2]).await;
+        assert_same(&out, &expected);
+        let with = host.running.memory();
+        let evictions = host.running.stats().evictions;
+        drop(caller);
+        host.until(|stats| stats.evictions > evictions).await;
+        let without = host.running.memory();
+        let freed = with
+            .resident_bytes
+            .unwrap()
+            .saturating_sub(without.resident_bytes.unwrap());
+        assert!(
+            freed * 10 >= with.weight_bytes * 9,
+            "round {round}: {freed} of {} bytes were given back",
+            with.weight_bytes
+        );
+        assert_eq!(
+            (without.weight_bytes, host.running.stats().kv_bytes),
+            (0, 0)
+        );
+    }
+}
