@@ -9,7 +9,10 @@ pub mod detokenize;
 pub mod engine;
 mod error;
 pub mod families;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod gguf;
+pub mod inspect;
 pub mod kernels;
 pub mod manifest;
 pub mod model_file;

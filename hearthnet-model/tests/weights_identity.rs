@@ -414,6 +414,24 @@ fn a_truncated_manifest_is_refused_at_every_length() {
     }
 }
 
+/// Set `HEARTHNET_WRITE_CORPUS=1` to write the first file after changing the format.
+#[test]
+fn every_file_of_the_fuzzers_corpus_is_survived() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus/manifest");
+    let good = manifest(&TinyLlama {
+        layers: 1,
+        ..TinyLlama::default()
+    })
+    .encode();
+    if std::env::var_os("HEARTHNET_WRITE_CORPUS").is_some() {
+        fs::write(corpus.join("sound"), &good).unwrap();
+    }
+    assert_eq!(fs::read(corpus.join("sound")).unwrap(), good);
+    for entry in fs::read_dir(corpus).unwrap() {
+        hearthnet_model::fuzzing::manifest(&fs::read(entry.unwrap().path()).unwrap());
+    }
+}
+
 proptest! {
     #[test]
     fn a_changed_manifest_is_refused_or_is_another(at in any::<prop::sample::Index>(), flip in 1u8..) {

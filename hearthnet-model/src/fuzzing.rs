@@ -1,0 +1,73 @@
+//! Bodies of the fuzz targets, so that tests replay what a fuzzer has found. No public interface.
+
+use crate::gguf::{Gguf, Value};
+use crate::inspect::inspect;
+use crate::manifest::Manifest;
+use crate::model_file::ModelFile;
+
+/// Reads bytes as a GGUF file, walks everything that the reader promises to have checked, and,
+/// if it is a model, its manifest and description.
+///
+/// # Panics
+/// When a promise is broken.
+pub fn gguf(bytes: &[u8]) {
+    let Ok(gguf) = Gguf::from_bytes(bytes.to_vec()) else {
+        return;
+    };
+    for (key, value) in gguf.metadata() {
+        assert!(!key.is_empty());
+        assert_eq!(
+            gguf.get(key).map(|value| value.value_type()),
+            Some(value.value_type())
+        );
+        if let Value::Array(array) = value {
+            assert_eq!(array.iter().count(), array.len());
+            assert!(
+                array
+                    .iter()
+                    .all(|value| value.value_type() == array.element_type())
+            );
+        }
+        assert!(!value.to_string().contains(char::is_control));
+    }
+    let mut tensors: Vec<_> = gguf.tensors().iter().collect();
+    tensors.sort_by_key(|info| info.offset);
+    assert!(tensors.is_sorted_by(|a, b| a.offset + a.bytes <= b.offset));
+    for info in tensors {
+        assert_eq!(gguf.tensor(&info.name), Some(info));
+        assert_eq!(gguf.data(info).len() as u64, info.bytes);
+        assert!(info.offset.is_multiple_of(gguf.alignment()));
+        let rows: u64 = info.dims.iter().skip(1).product();
+        let columns = info.dims.first().copied().unwrap_or_default();
+        assert_eq!(
+            info.dtype.row_bytes(columns).map(|row| row * rows),
+            Some(info.bytes)
+        );
+    }
+    let model = match ModelFile::from_gguf(gguf) {
+        Ok(model) => model,
+        Err(error) => {
+            assert!(!error.to_string().contains(char::is_control));
+            return;
+        }
+    };
+    let manifest = Manifest::of(&model, &mut |_, _| {});
+    assert_eq!(Manifest::decode(&manifest.encode()).as_ref(), Ok(&manifest));
+    let layers = 0..model.spec().layers;
+    assert_eq!(
+        manifest.verify(&model, layers, true, &mut |_, _| {}),
+        Ok(())
+    );
+    let text = inspect(&model, manifest.weights_id()).to_string();
+    assert!(!text.contains(|c: char| c.is_control() && c != '\n'));
+}
+
+/// Reads bytes as a manifest.
+///
+/// # Panics
+/// When one that is accepted is not in its canonical encoding.
+pub fn manifest(bytes: &[u8]) {
+    if let Ok(manifest) = Manifest::decode(bytes) {
+        assert_eq!(manifest.encode(), bytes);
+    }
+}
