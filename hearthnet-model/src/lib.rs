@@ -1,6 +1,7 @@
 //! Model files, text and the exact engine: everything that turns files into numbers.
 
 mod atomic_file;
+pub mod bench;
 pub mod boundary;
 pub mod cache;
 pub mod catalogue;

@@ -19,7 +19,11 @@ pub(crate) fn whole(file: &ModelFile, options: &EngineOptions) -> Whole {
     Whole::load(file, options, &mut |_, _| ()).unwrap()
 }
 
-pub(crate) fn engine(file: &ModelFile, layers: std::ops::Range<u32>, options: &EngineOptions) -> Engine {
+pub(crate) fn engine(
+    file: &ModelFile,
+    layers: std::ops::Range<u32>,
+    options: &EngineOptions,
+) -> Engine {
     Engine::load(file, layers, options, &mut |_, _| ()).unwrap()
 }
 

@@ -1,0 +1,333 @@
+//! How fast the engine is: the library side of `hearthnet bench engine`.
+//!
+//! The two figures are those of `llama-bench`: *prefill*, tokens per second of a prompt that is
+//! run in one go, and *decode*, tokens per second when each token is run by itself, logits
+//! included. What is timed is arithmetic only, not loading, tokenising or sampling.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::ModelError;
+use crate::engine::{EngineError, EngineOptions, LoadError, Whole};
+use crate::kernels::Isa;
+use crate::model_file::ModelFile;
+
+/// What to measure.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BenchOptions {
+    /// Numbers of threads, each measured by itself.
+    pub threads: Vec<usize>,
+    /// Tokens of the prompt; 0 leaves the measurement out.
+    pub prefill: u32,
+    /// Tokens that are decoded; 0 leaves the measurement out.
+    pub decode: u32,
+    /// Positions that are in the sequence already when decoding begins, each measured by itself.
+    pub depths: Vec<u32>,
+    /// How often each measurement is made, after one that does not count. The median is reported.
+    pub repetitions: u32,
+    /// Instruction set of the kernels.
+    pub isa: Isa,
+}
+
+impl Default for BenchOptions {
+    /// Prefill 512, decode 64 at depth 0, five times, with one thread and with one per core.
+    fn default() -> Self {
+        let all = EngineOptions::default().threads;
+        let mut threads = vec![1, all];
+        threads.dedup();
+        Self {
+            threads,
+            prefill: 512,
+            decode: 64,
+            depths: vec![0],
+            repetitions: 5,
+            isa: Isa::detect(),
+        }
+    }
+}
+
+/// Everything that one run of the benchmark found out.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct EngineBench {
+    /// Version of this program.
+    pub version: String,
+    /// The processor, as the system names it; empty where it does not.
+    pub cpu: String,
+    /// Cores that this process may use.
+    pub cores: usize,
+    /// Instruction set of the kernels.
+    pub isa: String,
+    /// The model file.
+    pub file: PathBuf,
+    /// Its architecture.
+    pub architecture: String,
+    /// Types of the matrices in the blocks, most bytes first.
+    pub weight_types: Vec<String>,
+    /// Memory of the weights, in bytes.
+    pub weight_bytes: u64,
+    /// Seconds that loading and repacking took, with the file in the system's cache or not.
+    pub load_seconds: f64,
+    /// The measurements, in the order of the options.
+    pub results: Vec<BenchResult>,
+}
+
+/// One measurement.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct BenchResult {
+    /// What was measured.
+    pub test: BenchTest,
+    /// Threads that computed.
+    pub threads: usize,
+    /// Tokens that were timed.
+    pub tokens: u32,
+    /// Positions that were there before.
+    pub depth: u32,
+    /// Median of `samples`.
+    pub tokens_per_second: f64,
+    /// Tokens per second of each repetition, in the order in which they were made.
+    pub samples: Vec<f64>,
+}
+
+/// Kinds of measurement.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BenchTest {
+    /// Many tokens at once.
+    Prefill,
+    /// One token after the other.
+    Decode,
+}
+
+/// Why a benchmark could not be run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BenchError {
+    /// The file is no model.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The model cannot be loaded.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The engine refused a batch: the prompt does not fit the context, most likely.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+}
+
+/// Measures a model file. `progress` is told what is being done, in a few words.
+///
+/// # Errors
+/// See [`BenchError`].
+pub fn bench_engine(
+    path: &Path,
+    options: &BenchOptions,
+    progress: &mut dyn FnMut(&str),
+) -> Result<EngineBench, BenchError> {
+    let file = ModelFile::open(path)?;
+    let mut bench = EngineBench {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        cpu: cpu_name(),
+        cores: std::thread::available_parallelism().map_or(1, usize::from),
+        isa: options.isa.name().to_owned(),
+        file: path.to_owned(),
+        architecture: file.spec().architecture.clone(),
+        weight_types: weight_types(&file),
+        weight_bytes: 0,
+        load_seconds: 0.0,
+        results: Vec::new(),
+    };
+    for &threads in &options.threads {
+        progress(&format!("loading for {threads} threads"));
+        let begin = Instant::now();
+        let engine = EngineOptions {
+            threads,
+            isa: options.isa,
+            // As many as the longest measurement needs, whatever the budget.
+            max_kv_bytes: u64::MAX,
+            ..EngineOptions::default()
+        };
+        let mut whole = Whole::load(&file, &engine, &mut |_, _| ())?;
+        bench.load_seconds = begin.elapsed().as_secs_f64();
+        bench.weight_bytes = whole.weight_bytes();
+        let mut runner = Runner {
+            whole: &mut whole,
+            logits: Vec::new(),
+        };
+        let mut tests = Vec::new();
+        if options.prefill > 0 {
+            tests.push((BenchTest::Prefill, options.prefill, 0));
+        }
+        if options.decode > 0 {
+            let decode = |depth: &u32| (BenchTest::Decode, options.decode, *depth);
+            tests.extend(options.depths.iter().map(decode));
+        }
+        for (test, tokens, depth) in tests {
+            progress(&format!(
+                "{test:?} of {tokens} at depth {depth}, {threads} threads"
+            ));
+            let mut samples = Vec::new();
+            for repetition in 0..=options.repetitions {
+                let time = runner.run(test, tokens, depth)?;
+                if repetition > 0 || options.repetitions == 0 {
+                    samples.push(f64::from(tokens) / time.as_secs_f64());
+                }
+            }
+            bench.results.push(BenchResult {
+                test,
+                threads,
+                tokens,
+                depth,
+                tokens_per_second: median(&samples),
+                samples,
+            });
+        }
+    }
+    Ok(bench)
+}
+
+struct Runner<'a> {
+    whole: &'a mut Whole,
+    logits: Vec<f32>,
+}
+
+impl Runner<'_> {
+    fn run(&mut self, test: BenchTest, tokens: u32, depth: u32) -> Result<Duration, EngineError> {
+        let seq = self.whole.engine_mut().open()?;
+        let vocab = self.whole.head().spec().vocab;
+        // Which tokens does not matter, but always the same one would be read from the cache.
+        let ids: Vec<u32> = (0..depth.saturating_add(tokens))
+            .map(|i| (u64::from(i) * 7919 % u64::from(vocab)) as u32)
+            .collect();
+        let (before, timed) = ids.split_at(depth as usize);
+        self.whole.append(seq, before, &mut self.logits)?;
+        let begin = Instant::now();
+        match test {
+            BenchTest::Prefill => self.whole.append(seq, timed, &mut self.logits)?,
+            BenchTest::Decode => {
+                for id in timed {
+                    self.whole.append(seq, &[*id], &mut self.logits)?;
+                }
+            }
+        }
+        let time = begin.elapsed();
+        self.whole.engine_mut().close(seq);
+        Ok(time)
+    }
+}
+
+fn median(samples: &[f64]) -> f64 {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match (sorted.get(middle), sorted.get(middle.wrapping_sub(1))) {
+        (Some(upper), Some(lower)) if sorted.len().is_multiple_of(2) => (upper + lower) / 2.0,
+        (Some(one), _) => *one,
+        _ => f64::NAN,
+    }
+}
+
+/// Types of the blocks' matrices, those with most bytes first.
+fn weight_types(file: &ModelFile) -> Vec<String> {
+    let mut types: Vec<(&'static str, u64)> = Vec::new();
+    let tensors = (0..file.spec().layers).flat_map(|layer| file.layer_tensors(layer));
+    for info in tensors.filter(|info| info.dims.len() > 1) {
+        match types
+            .iter_mut()
+            .find(|(name, _)| *name == info.dtype.name())
+        {
+            Some((_, bytes)) => *bytes += info.bytes,
+            None => types.push((info.dtype.name(), info.bytes)),
+        }
+    }
+    types.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    types.into_iter().map(|(name, _)| name.to_owned()).collect()
+}
+
+/// The processor's name: from the processor itself where it can be asked, else from the system.
+fn cpu_name() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let field = |key: &str| {
+        info.lines()
+            .filter_map(|line| line.split_once(':'))
+            .find(|(name, _)| name.trim() == key)
+            .map(|(_, value)| value.trim().to_owned())
+    };
+    field("model name")
+        .or_else(|| field("Model"))
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_middle_or_between_the_two() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert_eq!(median(&[7.0]), 7.0);
+        assert!(median(&[]).is_nan());
+    }
+
+    #[test]
+    fn a_tiny_model_can_be_measured_and_the_report_survives_json() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = hearthnet_testkit::TinyLlama::default().write(directory.path());
+        let options = BenchOptions {
+            threads: vec![1, 2],
+            prefill: 40,
+            decode: 3,
+            depths: vec![0, 50],
+            repetitions: 3,
+            isa: Isa::Portable,
+        };
+        let mut bench = bench_engine(&path, &options, &mut |_| ()).unwrap();
+        let found: Vec<_> = bench
+            .results
+            .iter()
+            .map(|r| (r.test, r.threads, r.tokens, r.depth))
+            .collect();
+        let expected: Vec<_> = [1, 2]
+            .into_iter()
+            .flat_map(|threads| {
+                [
+                    (BenchTest::Prefill, threads, 40, 0),
+                    (BenchTest::Decode, threads, 3, 0),
+                    (BenchTest::Decode, threads, 3, 50),
+                ]
+            })
+            .collect();
+        assert_eq!(found, expected);
+        assert!(
+            bench
+                .results
+                .iter()
+                .all(|r| r.samples.len() == 3 && r.tokens_per_second > 0.0)
+        );
+        assert_eq!(bench.weight_types, ["Q4_1"]);
+        // Times that decimal digits can write.
+        bench.load_seconds = 0.25;
+        for result in &mut bench.results {
+            result.samples = vec![100.0, 101.5, 99.75];
+            result.tokens_per_second = 100.0;
+        }
+        let json = serde_json::to_string(&bench).unwrap();
+        assert_eq!(serde_json::from_str::<EngineBench>(&json).unwrap(), bench);
+    }
+
+    #[test]
+    fn a_prompt_beyond_the_context_is_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = hearthnet_testkit::TinyLlama::default().write(directory.path());
+        let options = BenchOptions {
+            prefill: 257,
+            ..BenchOptions::default()
+        };
+        let result = bench_engine(&path, &options, &mut |_| ());
+        assert!(matches!(
+            result,
+            Err(BenchError::Engine(EngineError::ContextFull { .. }))
+        ));
+    }
+}
