@@ -101,7 +101,8 @@ impl Act {
     }
 }
 
-fn grow<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) {
+/// Makes a reusable buffer at least `len` long.
+pub(super) fn grow<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) {
     if buffer.len() < len {
         buffer.resize(len, T::default());
     }

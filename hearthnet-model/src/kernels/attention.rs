@@ -1,5 +1,7 @@
 //! Attention of a tile of query rows over the paged cache of one key/value head.
 
+use super::act::grow;
+use super::convert::f16_to_f32;
 use super::kv::{PAGE, key_cell, value_cell};
 use super::lanes::{LANES, Lanes};
 use super::math::exp;
@@ -26,110 +28,170 @@ pub struct Attention<'a> {
 /// Scratch memory of [`super::Kernels::attention`], reusable.
 #[derive(Debug, Default)]
 pub struct AttentionScratch {
+    /// `[query][position]`, positions padded to whole pages.
     scores: Vec<f32>,
+    /// Query vectors of a group that is scored together, `[head_dim][query]`: one
+    /// pointer walks through all of them.
+    vectors: Vec<f32>,
 }
 
 /// Most queries (row and head) that are taken together.
 const MAX_QUERIES: usize = 12;
+/// Most registers of sums in [`Inner::mix`].
+const MAX_SUMS: usize = 24;
 
-/// Queries taken together: where they are, and how many positions each sees.
+/// The inner loops for one instruction set. They are functions of their own, not
+/// inlined: among the rest of the code their accumulators would be spilled.
+pub(super) trait Inner {
+    /// The lanes that the loops are written in.
+    type V: Lanes;
+    /// Queries that share a pass over the keys: 6, or 12 where registers are many.
+    const TILE: usize;
+    /// Registers of value components that share a pass over the values: 1 or 4.
+    const CHUNKS: usize;
+
+    /// [`score`] for this instruction set.
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn score<const N: usize, const B: usize>(
+        page: *const u16,
+        a: &Attention<'_>,
+        vectors: *const f32,
+        to: *mut f32,
+        stride: usize,
+    );
+
+    /// [`mix`] for this instruction set.
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn mix<const N: usize, const C: usize>(
+        a: &Attention<'_>,
+        column: usize,
+        positions: usize,
+        weights: *const f32,
+        stride: usize,
+        sums: *mut f32,
+    );
+}
+
+/// Queries taken together: how many positions each sees, and the inverse of its
+/// sum of exponentials.
 struct Queries {
+    /// Number of the first one, counted row by row and head by head.
+    first: usize,
     count: usize,
-    vectors: [*const f32; MAX_QUERIES],
     limits: [usize; MAX_QUERIES],
-    /// 1 / sum of the exponentials.
     inverse: [f32; MAX_QUERIES],
 }
 
-/// Attends. `TILE` queries share a pass over the keys (at most 12, a multiple of
-/// 6), `CHUNKS` registers of value components a pass over the values.
+/// Attends, a tile of queries at a time.
 ///
 /// # Safety
-/// The CPU has the instruction set of `V`. Checked by the caller: `q` and `out`
+/// The CPU has the instruction set of `K`. Checked by the caller: `q` and `out`
 /// have the same rows and `heads * head_dim` columns; all pages have the right
 /// length and cover the last position.
 #[inline(always)]
-pub(super) unsafe fn attend<V: Lanes, const TILE: usize, const CHUNKS: usize>(
+pub(super) unsafe fn attend<K: Inner>(
     a: &Attention<'_>,
     q: Tile<'_>,
     scratch: &mut AttentionScratch,
     out: &mut TileMut<'_>,
 ) {
     let (d, total) = (a.head_dim, q.rows() * a.heads);
-    for first in (0..total).step_by(TILE) {
-        let count = TILE.min(total - first);
+    for first in (0..total).step_by(K::TILE) {
+        let count = K::TILE.min(total - first);
         let mut queries = Queries {
+            first,
             count,
-            vectors: [std::ptr::null(); MAX_QUERIES],
             limits: [0; MAX_QUERIES],
             inverse: [0.0; MAX_QUERIES],
         };
         for i in 0..count {
-            let (row, head) = ((first + i) / a.heads, (first + i) % a.heads);
-            queries.vectors[i] = q.row(row)[head * d..][..d].as_ptr();
-            queries.limits[i] = a.position + row + 1;
+            queries.limits[i] = a.position + (first + i) / a.heads + 1;
         }
-        // Rows ascend, so the last query sees most. Scores go in whole pages.
+        // Rows ascend, so the last query sees most. Scores go in whole pages; a
+        // cache line more keeps their rows out of each other's cache sets.
         let pages = queries.limits[count - 1].div_ceil(PAGE);
-        let stride = pages * PAGE;
-        if scratch.scores.len() < count * stride {
-            scratch.scores.resize(count * stride, 0.0);
-        }
+        let stride = pages * PAGE + LANES;
+        grow(&mut scratch.scores, count * stride);
+        grow(&mut scratch.vectors, count * d);
         let scores = scratch.scores.as_mut_ptr();
         // SAFETY: `scores` has `count` rows of `stride` values, pages `0..pages`
-        // exist, query vectors have `d` values.
+        // exist, and each group of `n` queries has `d * n` values in `vectors`.
         unsafe {
-            for (p, page) in a.pages[..pages].iter().enumerate() {
-                let mut i = 0;
-                while i < count {
-                    let to = scores.add(i * stride + p * PAGE);
-                    let vectors = queries.vectors.as_ptr().add(i);
-                    i += match count - i {
-                        12.. if TILE >= 12 => score::<V, 12, 2>(page, a, vectors, to, stride),
-                        6.. if TILE >= 12 => score::<V, 6, 2>(page, a, vectors, to, stride),
-                        6.. => score::<V, 6, 1>(page, a, vectors, to, stride),
-                        4.. if TILE >= 12 => score::<V, 4, 2>(page, a, vectors, to, stride),
-                        4.. => score::<V, 4, 1>(page, a, vectors, to, stride),
-                        3 => score::<V, 3, 2>(page, a, vectors, to, stride),
-                        2 => score::<V, 2, 2>(page, a, vectors, to, stride),
-                        _ => score::<V, 1, 2>(page, a, vectors, to, stride),
-                    };
+            let mut i = 0;
+            while i < count {
+                let n = match count - i {
+                    12.. if K::TILE >= 12 => 12,
+                    6.. => 6,
+                    4.. => 4,
+                    n => n,
+                };
+                for j in 0..n {
+                    let (row, head) = ((first + i + j) / a.heads, (first + i + j) % a.heads);
+                    let vector = &q.row(row)[head * d..][..d];
+                    for (x, to) in vector
+                        .iter()
+                        .zip(scratch.vectors[j..].iter_mut().step_by(n))
+                    {
+                        *to = *x;
+                    }
                 }
+                let vectors = scratch.vectors.as_ptr();
+                for (p, page) in a.pages[..pages].iter().enumerate() {
+                    let (page, to) = (page.as_ptr(), scores.add(i * stride + p * PAGE));
+                    match n {
+                        12 => K::score::<12, 2>(page, a, vectors, to, stride),
+                        6 if K::TILE >= 12 => K::score::<6, 2>(page, a, vectors, to, stride),
+                        6 => K::score::<6, 1>(page, a, vectors, to, stride),
+                        4 if K::TILE >= 12 => K::score::<4, 2>(page, a, vectors, to, stride),
+                        4 => K::score::<4, 1>(page, a, vectors, to, stride),
+                        3 => K::score::<3, 2>(page, a, vectors, to, stride),
+                        2 => K::score::<2, 2>(page, a, vectors, to, stride),
+                        _ => K::score::<1, 2>(page, a, vectors, to, stride),
+                    }
+                }
+                i += n;
             }
             for i in 0..count {
                 let row = scores.add(i * stride);
-                queries.inverse[i] = 1.0 / soften::<V>(row, queries.limits[i]);
+                queries.inverse[i] = 1.0 / soften::<K::V>(row, queries.limits[i]);
             }
-            mix_all::<V, CHUNKS>(a, &queries, scores, stride, first, out);
+            mix_all::<K>(a, &queries, scores, stride, out);
         }
     }
 }
 
 /// Scaled scores of `N` queries with the positions of a page, `B` blocks of 16 at
-/// a time. Returns `N`.
+/// a time.
 ///
 /// # Safety
-/// As [`attend`]; `to` has `N` rows of [`PAGE`] values, `stride` apart.
+/// As [`Lanes`]; `vectors` has `d * N` values, `to` has `N` rows of [`PAGE`]
+/// values, `stride` apart.
 #[inline(always)]
-unsafe fn score<V: Lanes, const N: usize, const B: usize>(
-    page: &[u16],
+pub(super) unsafe fn score<V: Lanes, const N: usize, const B: usize>(
+    page: *const u16,
     a: &Attention<'_>,
-    vectors: *const *const f32,
+    vectors: *const f32,
     to: *mut f32,
     stride: usize,
-) -> usize {
+) {
     let d = a.head_dim;
     // SAFETY: key cells lie in the page for blocks below PAGE / 16 and components
-    // below `d`; vectors have `d` values; `to` by the contract.
+    // below `d`; `vectors` and `to` by the contract.
     unsafe {
-        let vectors: [*const f32; N] = std::array::from_fn(|n| *vectors.add(n));
         for block in (0..PAGE / LANES).step_by(B) {
-            let keys = page.as_ptr().add(key_cell(d, block * LANES, 0));
+            let keys = page.add(key_cell(d, block * LANES, 0));
             let mut acc = [[V::splat(0.0); B]; N];
             for i in 0..d {
-                let k: [V; B] = std::array::from_fn(|b| V::load_f16(keys.add((b * d + i) * LANES)));
+                let mut k = [V::splat(0.0); B];
+                for b in 0..B {
+                    k[b] = V::load_f16(keys.add((b * d + i) * LANES));
+                }
                 for n in 0..N {
-                    let x = V::splat(*vectors[n].add(i));
+                    let x = V::splat(*vectors.add(i * N + n));
                     for b in 0..B {
                         acc[n][b] = k[b].fma(x, acc[n][b]);
                     }
@@ -145,7 +207,6 @@ unsafe fn score<V: Lanes, const N: usize, const B: usize>(
             }
         }
     }
-    N
 }
 
 /// Turns the first `limit` scores into `exp(score - max)` and returns their sum.
@@ -163,12 +224,11 @@ unsafe fn soften<V: Lanes>(row: *mut f32, limit: usize) -> f32 {
             top = V::load(row.add(p)).max(top);
         }
         let tail = V::load_partial(row.add(whole), rest, f32::NEG_INFINITY);
-        top = tail.max(top);
-        let top = top
-            .to_array()
-            .into_iter()
-            .fold(f32::NEG_INFINITY, |m, x| if x > m { x } else { m });
-        let top = V::splat(top);
+        let mut highest = f32::NEG_INFINITY;
+        for x in tail.max(top).to_array() {
+            highest = if x > highest { x } else { highest };
+        }
+        let top = V::splat(highest);
         let mut sum = V::splat(0.0);
         for p in (0..whole).step_by(LANES) {
             let e = exp(V::load(row.add(p)).sub(top));
@@ -185,151 +245,153 @@ unsafe fn soften<V: Lanes>(row: *mut f32, limit: usize) -> f32 {
     }
 }
 
-/// Weighted sums of the values for all queries of a tile.
+/// Sums of the first `positions` values times the weights of `N` queries, for `C`
+/// registers of components from `column` on, to `sums[query][register][lane]`.
+///
+/// # Safety
+/// As [`Lanes`]; the pages cover the positions, heads have the components, each
+/// row of `weights`, `stride` apart, the positions; room for all sums.
+#[inline(always)]
+pub(super) unsafe fn mix<V: Lanes, const N: usize, const C: usize>(
+    a: &Attention<'_>,
+    column: usize,
+    positions: usize,
+    weights: *const f32,
+    stride: usize,
+    sums: *mut f32,
+) {
+    let d = a.head_dim;
+    // SAFETY: by the contract.
+    unsafe {
+        let mut acc = [[V::splat(0.0); C]; N];
+        let mut start = 0;
+        for page in a.pages {
+            if start >= positions {
+                break;
+            }
+            let values = page.as_ptr().add(value_cell(d, 0, column));
+            for slot in 0..PAGE.min(positions - start) {
+                let mut v = [V::splat(0.0); C];
+                for c in 0..C {
+                    v[c] = V::load_f16(values.add(slot * d + c * LANES));
+                }
+                for n in 0..N {
+                    let w = V::splat(*weights.add(n * stride + start + slot));
+                    for c in 0..C {
+                        acc[n][c] = v[c].fma(w, acc[n][c]);
+                    }
+                }
+            }
+            start += PAGE;
+        }
+        for n in 0..N {
+            for c in 0..C {
+                acc[n][c].store(sums.add((n * C + c) * LANES));
+            }
+        }
+    }
+}
+
+/// Sums of [`Inner::mix`].
+#[repr(align(64))]
+struct Sums([f32; MAX_SUMS * LANES]);
+
+/// Weighted means of the values for all queries of a tile, to `out`.
 ///
 /// # Safety
 /// As [`attend`]; `weights` has `queries.count` rows, `stride` apart.
 #[inline(always)]
-unsafe fn mix_all<V: Lanes, const CHUNKS: usize>(
+unsafe fn mix_all<K: Inner>(
     a: &Attention<'_>,
     queries: &Queries,
     weights: *const f32,
     stride: usize,
-    first: usize,
     out: &mut TileMut<'_>,
 ) {
     let d = a.head_dim;
-    let mut column = 0;
-    while column < d {
+    let mut sums = Sums([0.0; MAX_SUMS * LANES]);
+    let mut done = 0;
+    while done < d {
+        // The last register of a head that is not whole ones overlaps the one
+        // before: a component comes out the same whatever is beside it.
+        let wide = K::CHUNKS == 4 && d - done >= 4 * LANES;
+        let column = if wide {
+            done
+        } else {
+            done.min(d.saturating_sub(LANES))
+        };
+        let columns = if wide { 4 * LANES } else { LANES.min(d) };
         let mut i = 0;
         while i < queries.count {
-            let left = queries.count - i;
-            // SAFETY: as the caller; each kernel takes no more queries than are left
-            // and no more columns than the head has.
+            let n = match queries.count - i {
+                6.. => 6,
+                left => left.min(3),
+            };
+            // SAFETY: each kernel takes the `n` queries from `i` on, and components
+            // that a head has.
             unsafe {
-                let mut go = Mix {
-                    a,
-                    queries,
-                    weights,
-                    stride,
-                    first,
-                    i,
-                    column,
-                    out,
-                };
-                i += match (left, (d - column) / LANES) {
-                    (_, 0) => go.narrow::<V>(d - column),
-                    (6.., n) if n >= CHUNKS => go.mix::<V, 6, CHUNKS>(),
-                    (4.., n) if n >= CHUNKS => go.mix::<V, 4, CHUNKS>(),
-                    (3.., n) if n >= CHUNKS => go.mix::<V, 3, CHUNKS>(),
-                    (2, n) if n >= CHUNKS => go.mix::<V, 2, CHUNKS>(),
-                    (1, n) if n >= CHUNKS => go.mix::<V, 1, CHUNKS>(),
-                    (6.., _) => go.mix::<V, 6, 1>(),
-                    (3.., _) => go.mix::<V, 3, 1>(),
-                    _ => go.mix::<V, 1, 1>(),
-                };
-            }
-        }
-        column += match (d - column) / LANES {
-            0 => d - column,
-            n if n >= CHUNKS => CHUNKS * LANES,
-            _ => LANES,
-        };
-    }
-}
-
-/// One step of [`mix_all`]: queries from `i` on, columns from `column` on.
-struct Mix<'m, 'a, 'o> {
-    a: &'m Attention<'a>,
-    queries: &'m Queries,
-    weights: *const f32,
-    stride: usize,
-    first: usize,
-    i: usize,
-    column: usize,
-    out: &'m mut TileMut<'o>,
-}
-
-impl Mix<'_, '_, '_> {
-    /// Where the result of query `n` of this step goes: `len` columns.
-    #[inline(always)]
-    fn target(&mut self, n: usize, len: usize) -> &mut [f32] {
-        let (query, heads) = (self.first + self.i + n, self.a.heads);
-        let column = query % heads * self.a.head_dim + self.column;
-        &mut self.out.row_mut(query / heads)[column..column + len]
-    }
-
-    /// Pointer to the values of `position`, from this step's column on.
-    #[inline(always)]
-    unsafe fn values(&self, position: usize) -> *const u16 {
-        let page = self.a.pages[position / PAGE];
-        let cell = value_cell(self.a.head_dim, position % PAGE, self.column);
-        // SAFETY: a page has cells for all its slots and columns.
-        unsafe { page.as_ptr().add(cell) }
-    }
-
-    /// `N` queries, `C` registers of columns. Returns `N`.
-    #[inline(always)]
-    unsafe fn mix<V: Lanes, const N: usize, const C: usize>(&mut self) -> usize {
-        let (d, stride, i) = (self.a.head_dim, self.stride, self.i);
-        // SAFETY: positions below the limits are written, columns exist, weights
-        // have a row per query.
-        unsafe {
-            let weights: [*const f32; N] =
-                std::array::from_fn(|n| self.weights.add((i + n) * stride));
-            let limits: [usize; N] = std::array::from_fn(|n| self.queries.limits[i + n]);
-            let mut acc = [[V::splat(0.0); C]; N];
-            // Positions that all queries see, page by page ...
-            let common = limits[0];
-            for start in (0..common).step_by(PAGE) {
-                let values = self.values(start);
-                for slot in 0..PAGE.min(common - start) {
-                    let v: [V; C] =
-                        std::array::from_fn(|c| V::load_f16(values.add(slot * d + c * LANES)));
-                    for n in 0..N {
-                        let w = V::splat(*weights[n].add(start + slot));
-                        for c in 0..C {
-                            acc[n][c] = v[c].fma(w, acc[n][c]);
+                let weights = weights.add(i * stride);
+                let (common, to) = (queries.limits[i], sums.0.as_mut_ptr());
+                match (n, wide) {
+                    _ if d < LANES => narrow(a, n, common, weights, stride, &mut sums.0),
+                    (6, true) => K::mix::<6, 4>(a, column, common, weights, stride, to),
+                    (3, true) => K::mix::<3, 4>(a, column, common, weights, stride, to),
+                    (2, true) => K::mix::<2, 4>(a, column, common, weights, stride, to),
+                    (_, true) => K::mix::<1, 4>(a, column, common, weights, stride, to),
+                    (6, false) => K::mix::<6, 1>(a, column, common, weights, stride, to),
+                    (3, false) => K::mix::<3, 1>(a, column, common, weights, stride, to),
+                    (2, false) => K::mix::<2, 1>(a, column, common, weights, stride, to),
+                    (_, false) => K::mix::<1, 1>(a, column, common, weights, stride, to),
+                }
+                for j in 0..n {
+                    let (query, limit) = (queries.first + i + j, queries.limits[i + j]);
+                    let sums = &mut sums.0[j * columns..][..columns];
+                    // Positions that this query sees and the first one does not.
+                    for position in common..limit {
+                        let w = *weights.add(j * stride + position);
+                        let start = value_cell(d, position % PAGE, column);
+                        let values = &a.pages[position / PAGE][start..start + columns];
+                        for (sum, v) in sums.iter_mut().zip(values) {
+                            *sum = f16_to_f32(*v).mul_add(w, *sum);
                         }
                     }
-                }
-            }
-            // ... and those that only the later rows see.
-            for n in 0..N {
-                for position in common..limits[n] {
-                    let values = self.values(position);
-                    let w = V::splat(*weights[n].add(position));
-                    for c in 0..C {
-                        acc[n][c] = V::load_f16(values.add(c * LANES)).fma(w, acc[n][c]);
+                    let at = query % a.heads * d + column;
+                    let target = &mut out.row_mut(query / a.heads)[at..at + columns];
+                    for (x, sum) in target.iter_mut().zip(sums) {
+                        *x = *sum * queries.inverse[i + j];
                     }
                 }
             }
-            for n in 0..N {
-                let inverse = V::splat(self.queries.inverse[i + n]);
-                let target = self.target(n, C * LANES).as_mut_ptr();
-                for c in 0..C {
-                    acc[n][c].mul(inverse).store(target.add(c * LANES));
-                }
-            }
+            i += n;
         }
-        N
+        done = column + columns;
     }
+}
 
-    /// One query and the last `cols < 16` columns of a head. Returns 1.
-    #[inline(always)]
-    unsafe fn narrow<V: Lanes>(&mut self, cols: usize) -> usize {
-        // SAFETY: as `mix`; only `cols` cells are read, `cols` values are written.
-        unsafe {
-            let weights = self.weights.add(self.i * self.stride);
-            let mut acc = V::splat(0.0);
-            for position in 0..self.queries.limits[self.i] {
-                let mut cells = [0u16; LANES];
-                std::ptr::copy_nonoverlapping(self.values(position), cells.as_mut_ptr(), cols);
-                acc = V::load_f16(cells.as_ptr()).fma(V::splat(*weights.add(position)), acc);
+/// [`mix`] for heads of fewer than sixteen components, to `sums[query][component]`.
+///
+/// # Safety
+/// `weights` has `n` rows of `positions` values, `stride` apart.
+#[inline(always)]
+unsafe fn narrow(
+    a: &Attention<'_>,
+    n: usize,
+    positions: usize,
+    weights: *const f32,
+    stride: usize,
+    sums: &mut [f32],
+) {
+    let d = a.head_dim;
+    for (j, sums) in sums.chunks_exact_mut(d).take(n).enumerate() {
+        sums.fill(0.0);
+        for position in 0..positions {
+            // SAFETY: by the contract.
+            let w = unsafe { *weights.add(j * stride + position) };
+            let start = value_cell(d, position % PAGE, 0);
+            let values = &a.pages[position / PAGE][start..start + d];
+            for (sum, v) in sums.iter_mut().zip(values) {
+                *sum = f16_to_f32(*v).mul_add(w, *sum);
             }
-            let acc = acc.mul(V::splat(self.queries.inverse[self.i]));
-            acc.store_partial(self.target(0, cols).as_mut_ptr(), cols);
         }
-        1
     }
 }

@@ -257,7 +257,70 @@ macro_rules! kernels {
                 out: &mut TileMut<'_>,
             ) {
                 // SAFETY: see above.
-                unsafe { attention::attend::<$lanes, $tile, $chunks>(a, q, scratch, out) };
+                unsafe { attention::attend::<Loops>(a, q, scratch, out) };
+            }
+
+            /// The inner loops of attention.
+            struct Loops;
+
+            impl attention::Inner for Loops {
+                type V = $lanes;
+                const TILE: usize = $tile;
+                const CHUNKS: usize = $chunks;
+
+                #[inline(always)]
+                unsafe fn score<const N: usize, const B: usize>(
+                    page: *const u16,
+                    a: &Attention<'_>,
+                    vectors: *const f32,
+                    to: *mut f32,
+                    stride: usize,
+                ) {
+                    $(#[$attribute])*
+                    #[inline(never)]
+                    unsafe fn apart<const N: usize, const B: usize>(
+                        page: *const u16,
+                        a: &Attention<'_>,
+                        vectors: *const f32,
+                        to: *mut f32,
+                        stride: usize,
+                    ) {
+                        // SAFETY: as the caller.
+                        unsafe { attention::score::<$lanes, N, B>(page, a, vectors, to, stride) };
+                    }
+                    // SAFETY: as the caller.
+                    unsafe { apart::<N, B>(page, a, vectors, to, stride) };
+                }
+
+                #[inline(always)]
+                unsafe fn mix<const N: usize, const C: usize>(
+                    a: &Attention<'_>,
+                    column: usize,
+                    positions: usize,
+                    weights: *const f32,
+                    stride: usize,
+                    sums: *mut f32,
+                ) {
+                    $(#[$attribute])*
+                    #[inline(never)]
+                    unsafe fn apart<const N: usize, const C: usize>(
+                        a: &Attention<'_>,
+                        column: usize,
+                        positions: usize,
+                        weights: *const f32,
+                        stride: usize,
+                        sums: *mut f32,
+                    ) {
+                        // SAFETY: as the caller.
+                        unsafe {
+                            attention::mix::<$lanes, N, C>(
+                                a, column, positions, weights, stride, sums,
+                            );
+                        };
+                    }
+                    // SAFETY: as the caller.
+                    unsafe { apart::<N, C>(a, column, positions, weights, stride, sums) };
+                }
             }
 
             $(#[$attribute])*

@@ -57,9 +57,7 @@ unsafe fn plain<const HALF: bool, const NT: usize>(
     unsafe { float::dot::<lanes_x86::Avx2, HALF, 1, NT>([panel], records, rows, ahead, sums) }
 }
 
-/// Not inlined: in the driver's context the accumulators would be spilled.
-#[inline(never)]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[inline(always)]
 unsafe fn quantised<const TYPE: usize, const NT: usize>(
     panel: *const u8,
     records: usize,
@@ -67,45 +65,69 @@ unsafe fn quantised<const TYPE: usize, const NT: usize>(
     ahead: usize,
     sums: *mut f32,
 ) {
+    // Each half fetches every other line of the next panel, so that memory is never
+    // idle while the other half works from the cache.
+    let ahead = if ahead > 0 {
+        records * const { WeightType::ALL[TYPE] }.record()
+    } else {
+        0
+    };
+    // SAFETY: as the caller; the halves share the records of the panel and have
+    // eight sums of every sixteen each.
+    unsafe {
+        half_panel::<TYPE, NT>(panel, 0, records, &rows, ahead, sums);
+        half_panel::<TYPE, NT>(panel, 1, records, &rows, ahead, sums.add(8));
+    }
+}
+
+/// Eight rows of a panel: as many as leave registers for the weights of a block.
+/// Not inlined: in the driver's context the accumulators would be spilled.
+#[inline(never)]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn half_panel<const TYPE: usize, const NT: usize>(
+    panel: *const u8,
+    h: usize,
+    records: usize,
+    rows: &[ActRow; NT],
+    ahead: usize,
+    sums: *mut f32,
+) {
     let ty = const { WeightType::ALL[TYPE] };
     // SAFETY: record and block `b` exist for `b < records`; a record has its fields
-    // where `pack` puts them; room for all sums. A prefetch may point anywhere.
+    // where `pack` puts them, eight rows at 16 bytes of scales, 32 of quants; room
+    // for all sums.
     unsafe {
-        let mut acc = [[_mm256_setzero_ps(); 2]; NT];
+        let mut acc = [_mm256_setzero_ps(); NT];
         for b in 0..records {
             let record = panel.add(b * ty.record());
             if ahead > 0 {
-                for line in (0..ty.record()).step_by(64) {
+                for line in (64 * h..ty.record()).step_by(128) {
                     prefetch(record.wrapping_add(ahead + line));
                 }
             }
-            let quants = record.add(quants_at(ty));
+            let quants = record.add(quants_at(ty) + 32 * h);
             let dots = if ty == WeightType::Q8_0 {
-                dots_8::<NT>(quants, &rows, b)
+                dots_8::<NT>(quants, rows, b)
             } else {
-                dots_4::<NT>(quants, &rows, b)
+                dots_4::<NT>(quants, rows, b)
             };
-            for h in 0..2 {
-                let scales = half(record.add(16 * h));
-                for t in 0..NT {
-                    let meta: &BlockMeta = &*rows[t].meta.add(b);
-                    let mut dot = dots[t][h];
-                    if ty == WeightType::Q4_0 {
-                        dot = _mm256_add_epi32(dot, _mm256_set1_epi32(meta.neg8s));
-                    }
-                    if ty == WeightType::Q4_1 {
-                        let minima = half(record.add(2 * LANES + 16 * h));
-                        acc[t][h] = _mm256_fmadd_ps(minima, _mm256_set1_ps(meta.ds), acc[t][h]);
-                    }
-                    let scale = _mm256_mul_ps(scales, _mm256_set1_ps(meta.d));
-                    acc[t][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, acc[t][h]);
+            let scales = half(record.add(16 * h));
+            for t in 0..NT {
+                let meta: &BlockMeta = &*rows[t].meta.add(b);
+                let mut dot = dots[t];
+                if ty == WeightType::Q4_0 {
+                    dot = _mm256_add_epi32(dot, _mm256_set1_epi32(meta.neg8s));
                 }
+                if ty == WeightType::Q4_1 {
+                    let minima = half(record.add(2 * LANES + 16 * h));
+                    acc[t] = _mm256_fmadd_ps(minima, _mm256_set1_ps(meta.ds), acc[t]);
+                }
+                let scale = _mm256_mul_ps(scales, _mm256_set1_ps(meta.d));
+                acc[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, acc[t]);
             }
         }
         for t in 0..NT {
-            for h in 0..2 {
-                _mm256_storeu_ps(sums.add(t * LANES + 8 * h), acc[t][h]);
-            }
+            _mm256_storeu_ps(sums.add(t * LANES), acc[t]);
         }
     }
 }
@@ -117,35 +139,26 @@ unsafe fn dots_4<const NT: usize>(
     quants: *const u8,
     rows: &[ActRow; NT],
     block: usize,
-) -> [[__m256i; 2]; NT] {
-    // SAFETY: the caller vouches for 256 bytes of quants, 32 of each row, and the ISA.
+) -> [__m256i; NT] {
+    // SAFETY: the caller vouches for the quants of eight rows and block `block`.
     unsafe {
-        let low = _mm256_set1_epi8(15);
-        let mut words = [[_mm256_setzero_si256(); 2]; NT];
+        let (low, ones) = (_mm256_set1_epi8(15), _mm256_set1_epi16(1));
+        let mut weights = [low; BLOCK / 4];
         for i in 0..BLOCK / 8 {
-            let mut even = [low; 2];
-            let mut odd = [low; 2];
-            for h in 0..2 {
-                let bytes = _mm256_loadu_si256(quants.add(64 * i + 32 * h).cast());
-                even[h] = _mm256_and_si256(bytes, low);
-                odd[h] = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low);
-            }
-            for t in 0..NT {
-                let (a, b) = (four(&rows[t], block, i), four(&rows[t], block, i + 4));
-                for h in 0..2 {
-                    let x = _mm256_maddubs_epi16(even[h], a);
-                    let y = _mm256_maddubs_epi16(odd[h], b);
-                    words[t][h] = _mm256_add_epi16(words[t][h], _mm256_add_epi16(x, y));
-                }
-            }
+            let bytes = _mm256_loadu_si256(quants.add(64 * i).cast());
+            weights[i] = _mm256_and_si256(bytes, low);
+            weights[i + 4] = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low);
         }
-        let ones = _mm256_set1_epi16(1);
+        let mut dots = [ones; NT];
         for t in 0..NT {
-            for h in 0..2 {
-                words[t][h] = _mm256_madd_epi16(words[t][h], ones);
+            let mut words = _mm256_setzero_si256();
+            for g in 0..BLOCK / 4 {
+                let x = _mm256_maddubs_epi16(weights[g], four(&rows[t], block, g));
+                words = _mm256_add_epi16(words, x);
             }
+            dots[t] = _mm256_madd_epi16(words, ones);
         }
-        words
+        dots
     }
 }
 
@@ -156,26 +169,19 @@ unsafe fn dots_8<const NT: usize>(
     quants: *const u8,
     rows: &[ActRow; NT],
     block: usize,
-) -> [[__m256i; 2]; NT] {
-    // SAFETY: the caller vouches for 512 bytes of quants, 32 of each row, and the ISA.
+) -> [__m256i; NT] {
+    // SAFETY: the caller vouches for the quants of eight rows and block `block`.
     unsafe {
         let (ones, offset) = (_mm256_set1_epi16(1), _mm256_set1_epi8(-128));
-        let mut dots = [[_mm256_setzero_si256(); 2]; NT];
+        let mut dots = [_mm256_setzero_si256(); NT];
         for g in 0..BLOCK / 4 {
-            let mut signed = [offset; 2];
-            let mut magnitude = [offset; 2];
-            for h in 0..2 {
-                let bytes = _mm256_loadu_si256(quants.add(64 * g + 32 * h).cast());
-                signed[h] = _mm256_xor_si256(bytes, offset);
-                magnitude[h] = _mm256_abs_epi8(signed[h]);
-            }
+            let bytes = _mm256_loadu_si256(quants.add(64 * g).cast());
+            let signed = _mm256_xor_si256(bytes, offset);
+            let magnitude = _mm256_abs_epi8(signed);
             for t in 0..NT {
-                let a = four(&rows[t], block, g);
-                for h in 0..2 {
-                    let a = _mm256_sign_epi8(a, signed[h]);
-                    let x = _mm256_madd_epi16(_mm256_maddubs_epi16(magnitude[h], a), ones);
-                    dots[t][h] = _mm256_add_epi32(dots[t][h], x);
-                }
+                let a = _mm256_sign_epi8(four(&rows[t], block, g), signed);
+                let x = _mm256_madd_epi16(_mm256_maddubs_epi16(magnitude, a), ones);
+                dots[t] = _mm256_add_epi32(dots[t], x);
             }
         }
         dots
@@ -197,6 +203,6 @@ unsafe fn four(row: &ActRow, block: usize, group: usize) -> __m256i {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn half(p: *const u8) -> __m256 {
-    // SAFETY: the caller vouches for 16 bytes and the ISA.
+    // SAFETY: the caller vouches for 16 bytes.
     unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
 }

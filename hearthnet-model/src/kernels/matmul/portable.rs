@@ -26,10 +26,10 @@ impl<const TYPE: usize> PanelDot for Portable<TYPE> {
         unsafe {
             match const { WeightType::ALL[TYPE] } {
                 WeightType::F32 => {
-                    float::dot::<Array, false, NP, NT>(panels, records, rows, 0, sums)
+                    float::dot::<Array, false, NP, NT>(panels, records, rows, 0, sums);
                 }
                 WeightType::F16 => {
-                    float::dot::<Array, true, NP, NT>(panels, records, rows, 0, sums)
+                    float::dot::<Array, true, NP, NT>(panels, records, rows, 0, sums);
                 }
                 _ => {
                     for (p, panel) in panels.into_iter().enumerate() {
