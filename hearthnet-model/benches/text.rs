@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use hearthnet_model::gguf::Gguf;
+use hearthnet_model::tokenizer::TokenizerParts;
 use hearthnet_model::{
     ChatMessage, ChatTemplate, Detokenizer, Sampler, SamplerConfig, Special, Tokenizer,
 };
@@ -22,6 +23,23 @@ fn main() {
     let gguf = Gguf::open(&hearthnet_testkit::smollm2()).unwrap();
     let load = best(10, || Tokenizer::from_gguf(&gguf).unwrap());
     println!("tokenizer: load                     {load:>10.1?}");
+
+    let parts = best(10, || TokenizerParts::from_gguf(&gguf).unwrap());
+    println!("tokenizer: reading the metadata     {parts:>10.1?}");
+    let small = TokenizerParts {
+        tokens: vec!["a"],
+        token_types: None,
+        merges: Vec::new(),
+        ..TokenizerParts::from_gguf(&gguf).unwrap()
+    };
+    let small = TokenizerParts {
+        bos: None,
+        eos: None,
+        other_ends: Vec::new(),
+        ..small
+    };
+    let rules = best(10, || Tokenizer::new(&small).unwrap());
+    println!("tokenizer: load without vocabulary  {rules:>10.1?}");
 
     let tokenizer = Tokenizer::from_gguf(&gguf).unwrap();
     let template = ChatTemplate::from_gguf(&gguf).unwrap();

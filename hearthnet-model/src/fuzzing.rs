@@ -1,5 +1,9 @@
 //! Bodies of the fuzz targets, so that tests replay what a fuzzer has found. No public interface.
 
+mod text;
+
+pub use text::{stop, template, tokenizer};
+
 use crate::gguf::{Gguf, Value};
 use crate::inspect::inspect;
 use crate::manifest::Manifest;

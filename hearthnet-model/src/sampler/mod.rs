@@ -15,9 +15,9 @@
 //! 4. top-p keeps the shortest beginning whose weights, at temperature 1, sum up to at least
 //!    `p` times the sum of all that are left.
 //! 5. min-p keeps logits of at least the greatest plus `log(min_p)`.
-//! 6. The weight of a token is `exp((l - greatest) / temperature)` in whole units of 2^-40
-//!    (see [`weights`]). With `R` the next 64 random bits, the first token by id is taken at
-//!    which the running sum of weights exceeds `R * sum / 2^64`.
+//! 6. The weight of a token is `exp((l - greatest) * (1 / temperature))` in whole units of 2^-40
+//!    (the module `weights` has the arithmetic). With `R` the next 64 random bits, the first token
+//!    by id is taken at which the running sum of weights exceeds `floor(R * sum / 2^64)`.
 //!
 //! A greedy choice takes no random number, every other choice takes exactly one.
 

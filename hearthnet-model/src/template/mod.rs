@@ -253,7 +253,7 @@ impl ChatTemplate {
         environment.add_filter("tojson", json::to_json);
         environment.add_function("raise_exception", raise_exception);
         on_deep_stack(|| environment.add_template_owned(NAME, source.to_owned()))?
-            .map_err(|e| TemplateError::Syntax(e.to_string()))?;
+            .map_err(|e| TemplateError::Syntax(printable(&e.to_string())))?;
         Ok(Self {
             environment,
             bos: bos.to_owned(),
@@ -422,7 +422,7 @@ fn explain(error: &minijinja::Error) -> TemplateError {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {
         if let Some(raised) = error.downcast_ref::<Raised>() {
-            return TemplateError::Refused(raised.0.clone());
+            return TemplateError::Refused(printable(&raised.0));
         }
         let kind = error
             .downcast_ref::<minijinja::Error>()
@@ -432,5 +432,13 @@ fn explain(error: &minijinja::Error) -> TemplateError {
         }
         cause = error.source();
     }
-    TemplateError::Failed(error.to_string())
+    TemplateError::Failed(printable(&error.to_string()))
+}
+
+/// What a file says, fit for a terminal: short, and without control characters.
+fn printable(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .take(500)
+        .collect()
 }

@@ -22,7 +22,7 @@ pub enum TokenizerError {
 
     /// `tokenizer.ggml.model` names a kind of tokenizer that is not byte-level BPE.
     #[error(
-        "the model file's tokenizer is of kind `{model}`; only `gpt2` (byte-level BPE) is supported"
+        "the model file's tokenizer is of kind {model:?}; only `gpt2` (byte-level BPE) is supported"
     )]
     UnsupportedModel {
         /// The value of `tokenizer.ggml.model`.
@@ -32,7 +32,7 @@ pub enum TokenizerError {
     /// `tokenizer.ggml.pre` names a pre-tokeniser that is not known here. Its rules decide the
     /// token ids, so another one is never put in its place.
     #[error(
-        "the model file's pre-tokeniser `{pre}` is not supported (known: {})",
+        "the model file's pre-tokeniser {pre:?} is not supported (known: {})",
         PreTokenizer::names().collect::<Vec<_>>().join(", ")
     )]
     UnsupportedPre {

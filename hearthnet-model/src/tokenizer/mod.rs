@@ -3,9 +3,9 @@
 //! A text goes through four steps, each of which gives exactly what llama.cpp gives for the
 //! same file (`tests/tokenizer_parity.rs` compares the two on a stored corpus):
 //!
-//! 1. special tokens are cut out ([`special`]);
-//! 2. what lies between is cut into words ([`pre`], chosen by `tokenizer.ggml.pre`);
-//! 3. each word's bytes are written in the byte-level alphabet ([`alphabet`]);
+//! 1. special tokens are cut out (`special`);
+//! 2. what lies between is cut into words (`pre`, chosen by `tokenizer.ggml.pre`);
+//! 3. each word's bytes are written in the byte-level alphabet (`alphabet`);
 //! 4. the `tokenizers` crate merges pairs inside each word.
 //!
 //! # Text that nobody may smuggle in
@@ -370,6 +370,11 @@ impl Tokenizer {
         ids.extend(tokens.into_iter().map(|token| token.id));
         Ok(())
     }
+}
+
+/// How byte-level vocabularies write a byte.
+pub(crate) fn written_byte(byte: u8) -> String {
+    alphabet::char_of(byte).into()
 }
 
 /// A view of the control tokens of a tokenizer.
