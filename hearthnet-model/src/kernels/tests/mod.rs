@@ -5,3 +5,4 @@ mod accuracy;
 mod bits;
 mod reference;
 mod values;
+mod vectors;

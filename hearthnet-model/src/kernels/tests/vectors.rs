@@ -1,0 +1,93 @@
+//! The test values of specs/canonical-arithmetic.md, section 9, hold, and stand there.
+
+use sha2::{Digest, Sha256};
+
+use super::super::*;
+use super::values::matrix;
+use crate::spec::RopeKind;
+
+const SPEC: &str = include_str!(concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../specs/canonical-arithmetic.md"
+));
+
+fn stands_in_the_spec(line: &str) {
+    assert!(
+        SPEC.lines().any(|l| l.contains(line)),
+        "the specification lacks {line:?}"
+    );
+}
+
+#[test]
+fn the_exponentials_of_the_specification_hold() {
+    for kernels in Isa::available().into_iter().filter_map(Kernels::new) {
+        for (x, bits) in [
+            (0.0f32, 0x3f80_0000u32),
+            (1.0, 0x402d_f854),
+            (-1.0, 0x3ebc_5ab2),
+            (0.5, 0x3fd3_094c),
+            (f32::from_bits(0x3eb1_7218), 0x3fb5_04f3),
+            (-20.0, 0x310d_a433),
+            (-86.9, 0x00c6_0f89),
+            (88.0, 0x7ef8_82b7),
+        ] {
+            let mut y = [x];
+            kernels.exp(&mut y);
+            assert_eq!(y[0].to_bits(), bits, "exp({x}) on {}", kernels.isa());
+            stands_in_the_spec(&format!("| `{:08x}` | `{bits:08x}` |", x.to_bits()));
+        }
+    }
+}
+
+#[test]
+fn the_rotation_table_has_the_digest_of_the_specification() {
+    let mut table = RopeTable::new(RopeKind::Interleaved, RopeTable::frequencies(64, 1e5), 1.0);
+    table.cover(8192);
+    let mut hash = Sha256::new();
+    for position in 0..8192 {
+        let row = table.row(position);
+        for (i, (c, s)) in row.cos.iter().zip(row.sin).enumerate() {
+            hash.update(c.to_le_bytes());
+            hash.update(s.to_le_bytes());
+            if [(1, 0), (1, 1), (100, 5), (8191, 31)].contains(&(position, i)) {
+                let (c, s) = (c.to_bits(), s.to_bits());
+                stands_in_the_spec(&format!("| {position} | {i} | `{c:08x}` | `{s:08x}` |"));
+            }
+        }
+    }
+    let digest: String = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
+    stands_in_the_spec(&format!("`{digest}`"));
+}
+
+#[test]
+fn the_quantised_block_of_the_specification_holds() {
+    let x: Vec<f32> = (0..32).map(|j| ((7 * j % 32) - 15) as f32 / 10.0).collect();
+    let u = |j: usize| ((5 * j + 3) % 16) as u8;
+    let mut block = vec![0x66, 0x2e, 0x00, 0xba];
+    block.extend((0..16).map(|j| u(j) | (u(j + 16) << 4)));
+    let packed = Packed::pack(
+        &mut Arena::default(),
+        &matrix(WeightType::Q4_1, 1, 32, &block),
+    )
+    .unwrap();
+    for kernels in Isa::available().into_iter().filter_map(Kernels::new) {
+        let mut act = Act::default();
+        kernels.prepare(&x, 32, ActForm::of([&packed]), &mut act);
+        let mut out = [f32::NAN];
+        kernels.matmul(
+            &packed,
+            0..1,
+            &act,
+            Output::Store,
+            TileMut::whole(&mut out, 1),
+        );
+        let (q, meta) = (&act.quants, act.meta[0]);
+        let sum: i32 = q.iter().map(|q| i32::from(*q)).sum();
+        let integer: i32 = (0..32).map(|j| i32::from(u(j)) * i32::from(q[j])).sum();
+        stands_in_the_spec(&format!("| d | `{:08x}` |", meta.d.to_bits()));
+        stands_in_the_spec(&format!("| S | {sum} |"));
+        stands_in_the_spec(&format!("| {}, {}, {}, {} |", q[0], q[1], q[2], q[3]));
+        stands_in_the_spec(&format!("| I | {integer} |"));
+        stands_in_the_spec(&format!("| acc | `{:08x}` |", out[0].to_bits()));
+    }
+}
