@@ -1,5 +1,6 @@
 //! X08 tensor transport: tensors over mutually authenticated, flow-controlled WebSocket frames.
 
+pub mod bench;
 mod code;
 mod compress;
 mod config;
@@ -7,6 +8,7 @@ mod credit;
 mod identity;
 mod message;
 mod net;
+pub mod pair;
 mod secret;
 pub mod session;
 mod tensor;

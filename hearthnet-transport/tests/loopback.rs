@@ -1,19 +1,42 @@
 //! Sessions over real TCP, TLS and WebSockets on the loopback interface.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt;
+use hearthnet_transport::bench::serve_echo;
+use hearthnet_transport::wire::FrameType;
 use hearthnet_transport::{
-    Admission, CloseCode, Config, Connection, DType, Hello, Identity, Listener, Message, PeerKey,
-    Step, StepResult, Want, connect,
+    Admission, CloseCode, Config, ConnectError, Connection, DType, Deadlines, Hello, Identity,
+    Listener, Message, PeerKey, SendError, StreamClose, StreamOpened, connect,
 };
+use rcgen::{CertificateParams, KeyPair};
+use support::raw::{Raw, pkcs8, tls};
+use support::{noise, open_stream, result, step, tensor};
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+use tokio_tungstenite::tungstenite::Message as WsMessage;
 
-fn identity() -> Identity {
+const TOKEN: &[u8] = b"let me in";
+
+fn secret() -> [u8; 32] {
     let mut secret = [0; 32];
     getrandom::fill(&mut secret).unwrap();
-    Identity::from_secret(&secret).unwrap()
+    secret
 }
 
+fn identity() -> Identity {
+    Identity::from_secret(&secret()).unwrap()
+}
+
+/// Admits one key, with one token, for two purposes.
 struct Admit(PeerKey);
 
 impl Admission for Admit {
@@ -21,73 +44,630 @@ impl Admission for Admit {
         *key == self.0
     }
 
-    fn admit_hello(&self, _: &PeerKey, hello: &Hello, _: u64) -> Result<(), CloseCode> {
+    fn admit_hello(&self, key: &PeerKey, hello: &Hello, now: u64) -> Result<(), CloseCode> {
+        assert_eq!(*key, self.0);
+        assert!(now > 1_700_000_000);
         match (hello.purpose.as_str(), hello.token.as_slice()) {
-            ("bench", b"let me in") => Ok(()),
+            ("bench", TOKEN) | ("raw", b"") => Ok(()),
             ("bench", _) => Err(CloseCode::TokenInvalid),
             _ => Err(CloseCode::PurposeUnknown),
         }
     }
 }
 
-async fn echo(mut connection: Connection) {
-    let sender = connection.sender();
-    while let Ok(message) = connection.recv().await {
-        if let Message::Step(step) = message {
-            let result = StepResult {
-                stream: step.stream,
-                epoch: step.epoch,
-                position: step.position,
-                rows: step.rows,
-                width: step.width,
-                dtype: step.dtype,
-                compute_us: 0,
-                queue_us: 0,
-                data: step.data,
+struct Net {
+    host: PeerKey,
+    caller: Identity,
+    caller_secret: [u8; 32],
+    addr: String,
+    listener: Listener,
+}
+
+async fn net(config: Config) -> Net {
+    let host = identity();
+    let caller_secret = secret();
+    let caller = Identity::from_secret(&caller_secret).unwrap();
+    let admission = Arc::new(Admit(caller.key()));
+    let listener = Listener::bind("127.0.0.1:0", &host, admission, config)
+        .await
+        .unwrap();
+    let addr = listener.local_addr().to_string();
+    Net {
+        host: host.key(),
+        caller,
+        caller_secret,
+        addr,
+        listener,
+    }
+}
+
+impl Net {
+    async fn connect(&self, config: Config) -> Result<Connection, ConnectError> {
+        connect(
+            &self.addr,
+            &self.caller,
+            self.host,
+            Hello::new("bench", TOKEN),
+            config,
+        )
+        .await
+    }
+
+    /// Both ends of an open session.
+    async fn pair(&mut self, config: Config) -> (Connection, Connection) {
+        let caller = self.connect(config).await.unwrap();
+        (caller, self.listener.accept().await)
+    }
+
+    async fn raw(&self) -> Raw {
+        let tcp = TcpStream::connect(&self.addr).await.unwrap();
+        Raw::connect(Box::new(tcp), &self.caller, &self.caller_secret).await
+    }
+}
+
+async fn next_result(connection: &mut Connection) -> hearthnet_transport::StepResult {
+    match connection.recv().await.unwrap() {
+        Message::StepResult(result) => result,
+        other => panic!("{other:?}"),
+    }
+}
+
+// ------------------------------------------------------------------ two processes
+
+/// The host of the tests below, in a process of its own: does nothing unless it is started by one.
+#[test]
+fn host_process() {
+    let Ok(keys) = std::env::var("HEARTHNET_TRANSPORT_TEST_HOST") else {
+        return;
+    };
+    let bytes: Vec<u8> = (0..keys.len())
+        .step_by(2)
+        .map(|at| u8::from_str_radix(&keys[at..at + 2], 16).unwrap())
+        .collect();
+    let identity = Identity::from_secret(&bytes[..32].try_into().unwrap()).unwrap();
+    let caller = PeerKey(bytes[32..].try_into().unwrap());
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let admission = Arc::new(Admit(caller));
+        let mut listener = Listener::bind("127.0.0.1:0", &identity, admission, Config::default())
+            .await
+            .unwrap();
+        println!("\nlistening {}", listener.local_addr());
+        let mut connection = listener.accept().await;
+        let sender = connection.sender();
+        // Tensors come back as they are, steps as their results.
+        while let Ok(message) = connection.recv().await {
+            let answer = match message {
+                Message::Step(step) => Message::StepResult(result(&step)),
+                Message::StreamOpen(open) => Message::StreamOpened(StreamOpened {
+                    stream: open.stream,
+                    epoch: open.epoch,
+                }),
+                Message::Tensor(tensor) => Message::Tensor(tensor),
+                _ => continue,
             };
-            sender.send(Message::StepResult(result)).await.unwrap();
+            if sender.send(answer).await.is_err() {
+                break;
+            }
         }
+    });
+}
+
+/// A host process that ends with its handle.
+struct HostProcess {
+    child: Child,
+    addr: String,
+    key: PeerKey,
+    caller: Identity,
+}
+
+impl HostProcess {
+    fn start() -> HostProcess {
+        let (secret, caller) = (secret(), identity());
+        let keys: String = secret
+            .iter()
+            .chain(&caller.key().0)
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "host_process", "--nocapture", "--test-threads=1"])
+            .env("HEARTHNET_TRANSPORT_TEST_HOST", keys)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let addr = lines
+            .map(Result::unwrap)
+            .find_map(|line| Some(line.strip_prefix("listening ")?.to_owned()))
+            .unwrap();
+        let key = Identity::from_secret(&secret).unwrap().key();
+        HostProcess {
+            child,
+            addr,
+            key,
+            caller,
+        }
+    }
+
+    async fn connect(&self) -> Connection {
+        let hello = Hello::new("bench", TOKEN);
+        connect(&self.addr, &self.caller, self.key, hello, Config::default())
+            .await
+            .unwrap()
+    }
+}
+
+impl Drop for HostProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_goes_there_and_back() {
-    let (host, caller) = (identity(), identity());
-    let admission = Arc::new(Admit(caller.key()));
-    let mut listener = Listener::bind("127.0.0.1:0", &host, admission, Config::default())
-        .await
-        .unwrap();
-    let addr = listener.local_addr().to_string();
-    let serving = tokio::spawn(async move { echo(listener.accept().await).await });
-    let hello = Hello::new("bench", *b"let me in");
-    let mut connection = connect(&addr, &caller, host.key(), hello, Config::default())
-        .await
-        .unwrap();
-    for (position, rows) in [(0u32, 1u32), (1, 7), (8, 4000)] {
-        let data: Vec<u8> = (0..rows * 576 * 2)
-            .map(|i| (i * 7 + position) as u8)
-            .collect();
-        let step = Step {
-            stream: 3,
-            epoch: 1,
-            position,
-            rows,
-            width: 576,
-            dtype: DType::F16,
-            want: Want::All,
-            data: Bytes::from(data),
+async fn ten_tensors_cross_between_two_processes_and_back() {
+    let host = HostProcess::start();
+    let mut connection = host.connect().await;
+    let sender = connection.sender();
+    let sizes = [
+        1,
+        100,
+        4096,
+        65_535,
+        65_536,
+        65_537,
+        1 << 20,
+        (1 << 20) + 1,
+        5 << 20,
+        9_999_991,
+    ];
+    let sent: Vec<_> = sizes
+        .into_iter()
+        .map(|size| tensor(&[u32::try_from(size).unwrap()], DType::I8, noise(size)))
+        .collect();
+    let to_send = sent.clone();
+    let sending = tokio::spawn(async move {
+        for tensor in to_send {
+            sender.send(Message::Tensor(tensor)).await.unwrap();
+        }
+    });
+    let mut left = sent;
+    while !left.is_empty() {
+        let Message::Tensor(got) = connection.recv().await.unwrap() else {
+            panic!("no tensor")
         };
-        connection
-            .sender()
-            .send(Message::Step(step.clone()))
-            .await
-            .unwrap();
-        let Message::StepResult(result) = connection.recv().await.unwrap() else {
-            panic!("not a result")
-        };
-        assert_eq!((result.position, result.rows), (position, rows));
-        assert!(result.data == step.data);
+        let at = left
+            .iter()
+            .position(|tensor| *tensor == got)
+            .expect("a tensor nobody sent");
+        left.remove(at);
     }
-    connection.close(CloseCode::Normal);
-    serving.await.unwrap();
+    sending.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn steps_of_every_size_cross_between_two_processes() {
+    let host = HostProcess::start();
+    let mut connection = host.connect().await;
+    let sender = connection.sender();
+    sender
+        .send(Message::StreamOpen(open_stream(1, 0)))
+        .await
+        .unwrap();
+    let opened = connection.recv().await.unwrap();
+    assert_eq!(
+        opened,
+        Message::StreamOpened(StreamOpened {
+            stream: 1,
+            epoch: 0
+        })
+    );
+    let mut position = 0;
+    for rows in [1u32, 1, 56, 57, 1, 910, 4000, 1] {
+        let asked = step(1, 0, position, rows, noise(rows as usize * 1152));
+        sender.send(Message::Step(asked.clone())).await.unwrap();
+        assert_eq!(next_result(&mut connection).await, result(&asked));
+        position += rows;
+    }
+    assert!(connection.stats().rtt_us.is_some());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_dies_is_noticed_at_once() {
+    let mut host = HostProcess::start();
+    let mut connection = host.connect().await;
+    host.child.kill().unwrap();
+    let closed = connection.recv().await.unwrap_err();
+    assert_eq!((closed.code, closed.by_us), (CloseCode::Lost, false));
+    let late = connection
+        .sender()
+        .send(Message::StreamOpen(open_stream(1, 0)))
+        .await;
+    assert!(matches!(late, Err(SendError::Closed(closed)) if closed.code == CloseCode::Lost));
+}
+
+// ---------------------------------------------------------------------- identity
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_hosts_key_is_an_identity_mismatch_that_names_both() {
+    let net = net(Config::default()).await;
+    let expected = identity().key();
+    let hello = Hello::new("bench", TOKEN);
+    match connect(&net.addr, &net.caller, expected, hello, Config::default()).await {
+        Err(ConnectError::IdentityMismatch { expected: e, found }) => {
+            assert_eq!((e, found), (expected, net.host));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_is_not_admitted_is_told_so_every_time() {
+    let net = net(Config::default()).await;
+    for _ in 0..20 {
+        let stranger = identity();
+        let hello = Hello::new("bench", TOKEN);
+        let refused = connect(&net.addr, &stranger, net.host, hello, Config::default()).await;
+        assert!(
+            matches!(refused, Err(ConnectError::NotAdmitted)),
+            "{refused:?}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_without_its_key_is_refused() {
+    let net = net(Config::default()).await;
+    let tcp = TcpStream::connect(&net.addr).await.unwrap();
+    let admitted = net.caller.certificate().to_vec();
+    let stolen = tls(Box::new(tcp), Some((admitted, pkcs8(&secret())))).await;
+    refused_after_tls(stolen).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_without_a_certificate_is_refused() {
+    let net = net(Config::default()).await;
+    let tcp = TcpStream::connect(&net.addr).await.unwrap();
+    refused_after_tls(tls(Box::new(tcp), None).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_with_a_key_that_is_not_ed25519_is_refused() {
+    let net = net(Config::default()).await;
+    let pair = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
+    let certificate = CertificateParams::default().self_signed(&pair).unwrap();
+    let key = rustls::pki_types::PrivatePkcs8KeyDer::from(pair.serialize_der()).into();
+    let tcp = TcpStream::connect(&net.addr).await.unwrap();
+    let refused = tls(Box::new(tcp), Some((certificate.der().to_vec(), key))).await;
+    refused_after_tls(refused).await;
+}
+
+/// In TLS 1.3 a client learns of its refusal when it first reads.
+async fn refused_after_tls(
+    stream: std::io::Result<tokio_rustls::client::TlsStream<Box<dyn hearthnet_transport::Io>>>,
+) {
+    if let Ok(mut stream) = stream {
+        let mut byte = [0];
+        assert!(
+            stream.read(&mut byte).await.is_err(),
+            "the connection goes on"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_purposes_and_tokens_end_with_their_own_codes() {
+    let net = net(Config::default()).await;
+    for (purpose, token, code) in [
+        ("bench", &b"wrong"[..], CloseCode::TokenInvalid),
+        ("coffee", TOKEN, CloseCode::PurposeUnknown),
+    ] {
+        let hello = Hello::new(purpose, token);
+        let refused = connect(&net.addr, &net.caller, net.host, hello, Config::default())
+            .await
+            .unwrap_err();
+        assert_eq!(refused.code(), Some(code));
+        assert!(matches!(refused, ConnectError::Closed(closed) if !closed.by_us));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_without_a_listener_is_unreachable() {
+    let net = net(Config::default()).await;
+    let addr = net.addr.clone();
+    drop(net.listener);
+    // The accept loop ends with the listener; until it has, connections are reset.
+    let refused = connect(
+        &addr,
+        &net.caller,
+        net.host,
+        Hello::new("bench", TOKEN),
+        Config::default(),
+    );
+    match refused.await {
+        Err(ConnectError::Unreachable { .. } | ConnectError::Handshake { .. }) => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+// ------------------------------------------------------------------------ limits
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_beyond_the_limit_are_refused_until_one_ends() {
+    let mut net = net(Config {
+        max_sessions: 2,
+        ..Config::default()
+    })
+    .await;
+    let first = net.pair(Config::default()).await;
+    let _second = net.pair(Config::default()).await;
+    let refused = net.connect(Config::default()).await.unwrap_err();
+    assert_eq!(refused.code(), Some(CloseCode::SessionLimit));
+    drop(first);
+    // The place is free when the connection is gone, shortly after.
+    let again = async {
+        loop {
+            match net.connect(Config::default()).await {
+                Ok(connection) => break connection,
+                Err(error) => assert_eq!(error.code(), Some(CloseCode::SessionLimit)),
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), again)
+        .await
+        .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn half_open_connections_beyond_the_limit_are_turned_away() {
+    // Longer than the test: the idle ones are not to be dropped for being slow.
+    let deadlines = Deadlines {
+        tls: Duration::from_secs(600),
+        ..Deadlines::default()
+    };
+    let config = Config {
+        max_handshakes_per_address: 3,
+        deadlines,
+        ..Config::default()
+    };
+    let mut net = net(config).await;
+    let mut idle = Vec::new();
+    for _ in 0..10 {
+        idle.push(TcpStream::connect(&net.addr).await.unwrap());
+    }
+    // They are accepted in order: all but the first three are closed by the host.
+    for stream in &mut idle[3..] {
+        let mut byte = [0];
+        assert!(matches!(stream.read(&mut byte).await, Ok(0) | Err(_)));
+    }
+    assert_eq!(net.listener.stats().over_limit, 7);
+    assert!(net.connect(Config::default()).await.is_err());
+    // Their places are free again when they are gone, shortly after.
+    drop(idle);
+    let again = async {
+        loop {
+            if let Ok(connection) = net.connect(Config::default()).await {
+                break connection;
+            }
+        }
+    };
+    let _caller = tokio::time::timeout(Duration::from_secs(60), again)
+        .await
+        .unwrap();
+    net.listener.accept().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rules_broken_below_the_frames_end_with_their_own_close_codes() {
+    let mut net = net(Config::default()).await;
+    let code = |code: CloseCode| code.number();
+
+    // Before HELLO.
+    let mut raw = net.raw().await;
+    raw.send(WsMessage::Text("hello".into())).await;
+    assert_eq!(raw.close_code().await, code(CloseCode::WebSocket));
+    let mut raw = net.raw().await;
+    raw.send(WsMessage::Binary(vec![0; 4097].into())).await;
+    assert_eq!(raw.close_code().await, code(CloseCode::FrameTooBig));
+    let mut raw = net.raw().await;
+    raw.frame(FrameType::Ping, &[0; 8]).await;
+    assert_eq!(raw.close_code().await, code(CloseCode::ProtocolState));
+    let mut raw = net.raw().await;
+    raw.frame(FrameType::Hello, b"not a map").await;
+    assert_eq!(raw.close_code().await, code(CloseCode::BodyMalformed));
+    let mut raw = net.raw().await;
+    for _ in 0..100 {
+        // (The host may close before all of them are written.)
+        if futures_util::SinkExt::send(&mut raw.socket, WsMessage::Ping(Bytes::new()))
+            .await
+            .is_err()
+        {
+            break;
+        }
+    }
+    drop(raw);
+
+    // After it.
+    let mut raw = net.raw().await;
+    raw.hello("raw").await;
+    let mut session = net.listener.accept().await;
+    assert_eq!(session.purpose(), "raw");
+    raw.send(WsMessage::Binary(vec![0; 2 << 20].into())).await;
+    assert_eq!(raw.close_code().await, code(CloseCode::FrameTooBig));
+    let closed = session.recv().await.unwrap_err();
+    assert_eq!((closed.code, closed.by_us), (CloseCode::FrameTooBig, true));
+
+    let mut raw = net.raw().await;
+    raw.hello("raw").await;
+    let mut session = net.listener.accept().await;
+    raw.send(WsMessage::Text("hello".into())).await;
+    assert_eq!(raw.close_code().await, code(CloseCode::WebSocket));
+    assert_eq!(session.recv().await.unwrap_err().code, CloseCode::WebSocket);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn other_paths_are_not_found() {
+    let net = net(Config::default()).await;
+    let tcp = TcpStream::connect(&net.addr).await.unwrap();
+    let auth = (net.caller.certificate().to_vec(), pkcs8(&net.caller_secret));
+    let stream = tls(Box::new(tcp), Some(auth)).await.unwrap();
+    let refused = tokio_tungstenite::client_async("ws://host/other", stream).await;
+    match refused {
+        Err(tokio_tungstenite::tungstenite::Error::Http(response)) => {
+            assert_eq!(response.status(), 404);
+        }
+        other => panic!("{:?}", other.err()),
+    }
+}
+
+// ----------------------------------------------------------------------- sending
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sending_waits_for_a_slot_and_cancels_cleanly() {
+    let config = Config {
+        max_steps_in_flight: 1,
+        ..Config::default()
+    };
+    let mut net = net(config).await;
+    let (mut caller, mut host) = net.pair(Config::default()).await;
+    let sender = caller.sender();
+    let asked = |position| Message::Step(step(1, 0, position, 1, noise(1152)));
+    sender.send(asked(0)).await.unwrap();
+    let frames = caller.stats().frames_sent;
+    // Polled once, and dropped: nothing was sent.
+    assert!(sender.send(asked(1)).now_or_never().is_none());
+    assert!(sender.try_send(asked(1)).unwrap().is_some());
+    assert_eq!(caller.stats().frames_sent, frames);
+    assert_eq!(caller.stats().steps_in_flight, 1);
+
+    let waiting = tokio::spawn({
+        let sender = sender.clone();
+        async move { sender.send(asked(2)).await }
+    });
+    let Message::Step(first) = host.recv().await.unwrap() else {
+        panic!("no step")
+    };
+    host.sender()
+        .send(Message::StepResult(result(&first)))
+        .await
+        .unwrap();
+    next_result(&mut caller).await;
+    waiting.await.unwrap().unwrap();
+    let Message::Step(second) = host.recv().await.unwrap() else {
+        panic!("no step")
+    };
+    assert_eq!(second.position, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thread_outside_of_the_runtime_can_answer() {
+    let mut net = net(Config::default()).await;
+    let (mut caller, mut host) = net.pair(Config::default()).await;
+    let asked = step(1, 0, 0, 2000, noise(2000 * 1152));
+    caller
+        .sender()
+        .send(Message::Step(asked.clone()))
+        .await
+        .unwrap();
+    let Message::Step(got) = host.recv().await.unwrap() else {
+        panic!("no step")
+    };
+    let sender = host.sender();
+    let thread = std::thread::spawn(move || {
+        assert!(
+            sender
+                .try_send(Message::StepResult(result(&got)))
+                .unwrap()
+                .is_none()
+        );
+    });
+    assert_eq!(next_result(&mut caller).await, result(&asked));
+    thread.join().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_decode_row_gets_through_while_a_large_tensor_is_on_its_way() {
+    let mut net = net(Config::default()).await;
+    let (mut caller, host) = net.pair(Config::default()).await;
+    let echo = tokio::spawn(serve_echo(host));
+    let sender = caller.sender();
+    let large = step(1, 0, 0, 20_000, noise(20_000 * 1152));
+    sender.send(Message::Step(large.clone())).await.unwrap();
+    let small = step(2, 0, 0, 1, noise(1152));
+    sender.send(Message::Step(small.clone())).await.unwrap();
+    assert_eq!(next_result(&mut caller).await, result(&small));
+    assert_eq!(next_result(&mut caller).await, result(&large));
+    drop(caller);
+    assert_eq!(echo.await.unwrap().code, CloseCode::Normal);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cancelling_in_the_middle_leaves_the_session_usable() {
+    let mut net = net(Config::default()).await;
+    let (mut caller, host) = net.pair(Config::default()).await;
+    let echo = tokio::spawn(serve_echo(host));
+    let sender = caller.sender();
+    for epoch in 0..10 {
+        let large = step(1, epoch, 0, 20_000, noise(20_000 * 1152));
+        sender.send(Message::Step(large)).await.unwrap();
+        let close = StreamClose { stream: 1, epoch };
+        sender.send(Message::StreamClose(close)).await.unwrap();
+    }
+    let small = step(1, 10, 0, 1, noise(1152));
+    sender.send(Message::Step(small.clone())).await.unwrap();
+    assert_eq!(next_result(&mut caller).await, result(&small));
+    assert_eq!(caller.stats().steps_in_flight, 0);
+    assert!(caller.stats().queued_bytes < 1000);
+    drop(caller);
+    echo.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn both_sides_learn_how_a_session_ended() {
+    let mut net = net(Config::default()).await;
+    let (mut caller, mut host) = net.pair(Config::default()).await;
+    host.close(CloseCode::Shutdown);
+    let closed = caller.recv().await.unwrap_err();
+    assert_eq!((closed.code, closed.by_us), (CloseCode::Shutdown, false));
+    let closed = host.recv().await.unwrap_err();
+    assert_eq!((closed.code, closed.by_us), (CloseCode::Shutdown, true));
+
+    let (caller, mut host) = net.pair(Config::default()).await;
+    let sender = caller.sender();
+    drop(caller);
+    assert_eq!(host.recv().await.unwrap_err().code, CloseCode::Normal);
+    assert_eq!(sender.closed().unwrap().code, CloseCode::Normal);
+    assert!(matches!(
+        sender.send(Message::StreamOpen(open_stream(1, 0))).await,
+        Err(SendError::Closed(_))
+    ));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_sessions_run_side_by_side() {
+    let mut net = net(Config::default()).await;
+    let mut working = Vec::new();
+    for stream in 0..12u32 {
+        let (mut caller, host) = net.pair(Config::default()).await;
+        tokio::spawn(serve_echo(host));
+        working.push(tokio::spawn(async move {
+            for position in 0..100 {
+                let rows = if position % 10 == 0 { 200 } else { 1 };
+                let asked = step(stream, 0, position, rows, noise(rows as usize * 1152));
+                caller
+                    .sender()
+                    .send(Message::Step(asked.clone()))
+                    .await
+                    .unwrap();
+                assert_eq!(next_result(&mut caller).await, result(&asked));
+            }
+        }));
+    }
+    for work in working {
+        work.await.unwrap();
+    }
+    assert_eq!(net.listener.stats().sessions, 12);
 }

@@ -317,7 +317,7 @@ impl Shared {
                 Ok(None)
             }
             Err(SendRefused::Blocked(out)) => Ok(Some(out)),
-            Err(SendRefused::NotOpen) => {
+            Err(SendRefused::NotOpen | SendRefused::Impossible(_)) => {
                 Err(inner.session.closed().cloned().unwrap_or_else(|| {
                     SessionClosed::by_us(CloseCode::ProtocolState, "the session is not open yet")
                 }))

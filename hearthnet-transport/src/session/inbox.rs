@@ -282,16 +282,17 @@ impl Inbox {
         })
     }
 
-    /// The sender gives a tensor up.
-    pub(super) fn end(&mut self, id: u16) -> Result<(), Violation> {
+    /// The sender gives a tensor up. Returns the step or result that announced it, and that will
+    /// not come now.
+    pub(super) fn end(&mut self, id: u16) -> Result<Option<RowsHead>, Violation> {
         match self.tensors.remove(&id) {
             Some(Stage::Receiving(tensor)) => {
                 self.used -= tensor.total as u64;
                 self.receiving -= 1;
                 self.due.entry(id).or_default().end = true;
-                Ok(())
+                Ok(tensor.rows)
             }
-            Some(Stage::Refused) => Ok(()),
+            Some(Stage::Refused) => Ok(None),
             Some(Stage::Complete { .. }) | None => Err(Violation::new(
                 CloseCode::TensorId,
                 "the end of a tensor that is complete or never began",

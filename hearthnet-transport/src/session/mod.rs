@@ -124,6 +124,8 @@ pub enum SendRefused {
     Blocked(Outgoing),
     /// The session is not open.
     NotOpen,
+    /// The message contradicts itself, is too large, or is for the other side to send.
+    Impossible(Violation),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -389,6 +391,17 @@ impl Session {
         Ok(())
     }
 
+    /// Encodes and takes a message in one go; what blocks is given up. For tests and simulation:
+    /// encoding is better done where no lock is held.
+    ///
+    /// # Errors
+    /// The violation that makes the message impossible, or why it was not taken.
+    pub fn send_message(&mut self, message: &Message) -> Result<(), SendRefused> {
+        let terms = self.terms.ok_or(SendRefused::NotOpen)?;
+        let out = Outgoing::new(message, &terms).map_err(SendRefused::Impossible)?;
+        self.send(out)
+    }
+
     /// One life of a stream is over: frees everything that this side keeps for it.
     fn end_stream(&mut self, life: (u32, u32)) {
         self.steps.forget(life);
@@ -603,7 +616,20 @@ impl Session {
                     .widen(FlowCtl::read(body)?.grant)
                     .map(|()| self.credit_came())
             }
-            FrameType::TensorEnd => self.inbox.end(TensorEnd::read(body)?.tensor),
+            FrameType::TensorEnd => {
+                let given_up = self.inbox.end(TensorEnd::read(body)?.tensor)?;
+                if let Some(RowsHead {
+                    stream,
+                    epoch,
+                    kind: RowsKind::Step { .. },
+                    ..
+                }) = given_up
+                {
+                    // The step will never be delivered, so nobody will answer it.
+                    self.steps.finish((stream, epoch));
+                }
+                Ok(())
+            }
             FrameType::TensorData => {
                 let (head, data) = ChunkHead::read(body)?;
                 let arrived = self.inbox.chunk(head, header.flags, data)?;
@@ -650,6 +676,9 @@ impl Session {
                 let error = pipeline::read_stream_error(body)?;
                 let StreamError { stream, epoch, .. } = error;
                 self.end_stream((stream, epoch));
+                // Steps may have crossed the error. The host counts them until it hears that the
+                // caller has let go of the stream, which has to be before their slots are used.
+                self.outbox.close(&StreamClose { stream, epoch });
                 self.deliver(Message::StreamError(error));
                 Ok(())
             }

@@ -26,7 +26,7 @@ use super::Terms;
 use crate::code::{CloseCode, Violation};
 use crate::compress::ChunkCompressor;
 use crate::credit::Window;
-use crate::message::Message;
+use crate::message::{Message, StreamClose};
 use crate::tensor::{DType, Dims};
 use crate::wire::chunk::ChunkHead;
 use crate::wire::control::{Ack, TensorEnd};
@@ -308,7 +308,9 @@ pub(super) struct Outbox {
     lanes: BTreeMap<Lane, VecDeque<Item>>,
     live: BTreeMap<u16, Live>,
     live_bytes: u64,
-    ends: VecDeque<u16>,
+    /// Ends of tensors and streams. They go before everything else: the peer must have freed what
+    /// they end before it sees what takes its place.
+    ends: VecDeque<FrameBuf>,
     next_id: u16,
     next_ticket: u64,
     queued_bytes: u64,
@@ -353,6 +355,14 @@ impl Outbox {
     }
 
     pub(super) fn push(&mut self, out: Outgoing) {
+        let out = match out {
+            Outgoing {
+                part: Part::Close,
+                body: Body::Small(frame),
+                ..
+            } => return self.end(frame),
+            other => other,
+        };
         let ticket = self.next_ticket;
         self.next_ticket += 1;
         let lane = match out.part {
@@ -394,10 +404,15 @@ impl Outbox {
                     && let Some(live) = self.live.get_mut(&id)
                 {
                     live.stage = Stage::Cancelled;
-                    self.ends.push_back(id);
+                    self.end(TensorEnd { tensor: id }.frame());
                 }
             }
         }
+    }
+
+    fn end(&mut self, frame: FrameBuf) {
+        self.queued_bytes += frame.len() as u64;
+        self.ends.push_back(frame);
     }
 
     fn forget_bulk(&mut self, bulk: &Bulk) {
@@ -425,11 +440,9 @@ impl Outbox {
 
     /// The next frame, if one may be sent.
     pub(super) fn poll(&mut self) -> Option<Sent> {
-        if let Some(tensor) = self.ends.pop_front() {
-            return Some(Sent {
-                frame: TensorEnd { tensor }.frame(),
-                chunk: None,
-            });
+        if let Some(frame) = self.ends.pop_front() {
+            self.queued_bytes -= frame.len() as u64;
+            return Some(Sent { frame, chunk: None });
         }
         self.poll_small().or_else(|| self.poll_bulk())
     }
@@ -591,6 +604,11 @@ impl Outbox {
         }
     }
 
+    /// Ends one life of a stream on the wire.
+    pub(super) fn close(&mut self, close: &StreamClose) {
+        self.end(pipeline::stream_close(close));
+    }
+
     /// The peer returns credit.
     pub(super) fn ack(&mut self, ack: Ack) -> Result<(), Violation> {
         let wrong = |detail| Err(Violation::new(CloseCode::CreditAck, detail));
@@ -642,7 +660,7 @@ impl Outbox {
                 self.forget_bulk(&bulk);
             }
             // The peer waits for the end before the id can be used again.
-            self.ends.push_back(id);
+            self.end(TensorEnd { tensor: id }.frame());
         }
         self.remove_live(id);
         Ok(())

@@ -1,0 +1,170 @@
+//! Two sessions joined in memory, in virtual time: for tests and simulation.
+//!
+//! Nothing moves by itself. [`Pair::transmit`] moves one message from a session onto its wire,
+//! [`Pair::deliver`] takes one off; [`Pair::run`] does both until nothing is left to do, and
+//! [`Pair::advance`] lets time pass. So every interleaving can be produced, and repeated.
+//!
+//! ```
+//! use hearthnet_transport::pair::Pair;
+//! use hearthnet_transport::session::Event;
+//! use hearthnet_transport::{Config, Message, StreamOpen};
+//!
+//! let mut pair = Pair::open(&Config::default(), &Config::default());
+//! let open = StreamOpen { stream: 1, epoch: 0, weights: [0; 32], lo: 0, hi: 7, max_positions: 64 };
+//! pair.caller.send_message(&Message::StreamOpen(open.clone())).unwrap();
+//! pair.run();
+//! assert_eq!(pair.host.poll_event(), Some(Event::Message(Message::StreamOpen(open))));
+//! ```
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::config::Config;
+use crate::session::{Event, Session};
+use crate::time::Time;
+use crate::wire::control::Hello;
+
+/// Most messages that one call moves: a pair that talks for ever is a defect.
+const MAX_STEPS: usize = 1_000_000;
+
+/// One side of a [`Pair`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The side that connects.
+    Caller,
+    /// The side that listens.
+    Host,
+}
+
+/// Two sessions and the wires between them.
+#[derive(Debug)]
+pub struct Pair {
+    /// The side that connects.
+    pub caller: Session,
+    /// The side that listens.
+    pub host: Session,
+    now: Time,
+    to_caller: VecDeque<Bytes>,
+    to_host: VecDeque<Bytes>,
+}
+
+impl Pair {
+    /// A pair that has not said HELLO yet.
+    pub fn new(caller: &Config, host: &Config, hello: &Hello) -> Pair {
+        Pair {
+            caller: Session::caller(caller, hello, Time::ZERO),
+            host: Session::host(host, Time::ZERO),
+            now: Time::ZERO,
+            to_caller: VecDeque::new(),
+            to_host: VecDeque::new(),
+        }
+    }
+
+    /// A pair whose session is open, with nothing left to transmit or to take.
+    pub fn open(caller: &Config, host: &Config) -> Pair {
+        let mut pair = Pair::new(caller, host, &Hello::new("pipeline", Vec::new()));
+        pair.run();
+        if let Some(Event::Hello(_)) = pair.host.poll_event() {
+            pair.host.accept(pair.now);
+        }
+        pair.run();
+        while pair.host.poll_event().is_some() || pair.caller.poll_event().is_some() {}
+        pair
+    }
+
+    /// The virtual clock.
+    pub fn now(&self) -> Time {
+        self.now
+    }
+
+    /// Moves one message from a session onto its wire, if there is one.
+    pub fn transmit(&mut self, from: Side) -> bool {
+        let (session, wire) = match from {
+            Side::Caller => (&mut self.caller, &mut self.to_host),
+            Side::Host => (&mut self.host, &mut self.to_caller),
+        };
+        let frame = session.poll_transmit(self.now);
+        let moved = frame.is_some();
+        wire.extend(frame);
+        moved
+    }
+
+    /// Hands one message from the wire to a session, if there is one.
+    pub fn deliver(&mut self, to: Side) -> bool {
+        let (session, wire) = match to {
+            Side::Caller => (&mut self.caller, &mut self.to_caller),
+            Side::Host => (&mut self.host, &mut self.to_host),
+        };
+        let message = wire.pop_front();
+        let moved = message.is_some();
+        if let Some(message) = message {
+            session.handle_message(self.now, &message);
+        }
+        moved
+    }
+
+    /// Puts a message on the wire to `to`, as a peer that does not keep the rules would.
+    pub fn inject(&mut self, to: Side, message: impl Into<Bytes>) {
+        match to {
+            Side::Caller => self.to_caller.push_back(message.into()),
+            Side::Host => self.to_host.push_back(message.into()),
+        }
+    }
+
+    /// What is on the wire to `to`.
+    pub fn wire(&self, to: Side) -> impl ExactSizeIterator<Item = &Bytes> {
+        match to {
+            Side::Caller => self.to_caller.iter(),
+            Side::Host => self.to_host.iter(),
+        }
+    }
+
+    /// Loses what is on the wire to `to`.
+    pub fn cut(&mut self, to: Side) {
+        match to {
+            Side::Caller => self.to_caller.clear(),
+            Side::Host => self.to_host.clear(),
+        }
+    }
+
+    /// Transmits and delivers until neither side has anything to send. Events stay where they are.
+    pub fn run(&mut self) {
+        for _ in 0..MAX_STEPS {
+            let mut moved = false;
+            for side in [Side::Caller, Side::Host] {
+                moved |= self.transmit(side);
+            }
+            for side in [Side::Host, Side::Caller] {
+                moved |= self.deliver(side);
+            }
+            if !moved {
+                return;
+            }
+        }
+        debug_assert!(false, "the pair does not come to rest");
+    }
+
+    /// Moves the clock, and nothing else.
+    pub fn tick(&mut self, by: Duration) {
+        self.now = self.now + by;
+    }
+
+    /// Lets time pass, stopping at every deadline on the way.
+    pub fn advance(&mut self, by: Duration) {
+        let end = self.now + by;
+        for _ in 0..MAX_STEPS {
+            self.run();
+            let next = self.caller.poll_timeout().min(self.host.poll_timeout());
+            if next > end {
+                self.now = end;
+                return;
+            }
+            self.now = self.now.max(next);
+            self.caller.handle_timeout(self.now);
+            self.host.handle_timeout(self.now);
+        }
+        debug_assert!(false, "the timers do not come to rest");
+    }
+}
