@@ -32,6 +32,7 @@ mod error;
 mod parts;
 mod pre;
 mod special;
+mod vocabulary;
 
 pub use error::{EncodeError, TokenizerError};
 pub use parts::TokenizerParts;
@@ -41,19 +42,16 @@ use crate::detokenize::Detokenizer;
 use crate::gguf::Gguf;
 use parts::{ADD_BOS, ADD_EOS, BOS, EOS};
 use pre::PreTokenizer;
-use special::{END_TEXTS, LEAVE_FILE_TEXTS, Piece, SpecialFinder};
-use std::collections::{BTreeSet, HashMap, HashSet};
+use special::{Piece, SpecialFinder};
 use std::fmt;
 use std::sync::Arc;
 use tokenizers::Model as _;
 use tokenizers::models::bpe::{BPE, Vocab};
+use vocabulary::{Merges, all_bytes, ends, ids_by_text, kind_of, kinds, structure_alphabet};
 
-/// The longest text that is tokenised at once, in bytes: some thirty times the longest contexts
-/// at the usual four bytes per token. Merging takes about 60 bytes of memory for each byte.
+/// The longest text that is tokenised at once, in bytes: eight contexts of 131,072 tokens at
+/// the usual four bytes per token. Merging takes some 80 bytes of memory for each byte.
 pub const MAX_TEXT_BYTES: usize = 4 << 20;
-
-/// The longest token that is accepted, in bytes. Real ones end at some 300.
-const MAX_TOKEN_BYTES: usize = 4096;
 
 /// What the text of a control token means in a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -418,195 +416,6 @@ impl<'a> Structure<'a> {
         }
         Ok(ids)
     }
-}
-
-fn kind_of(kinds: &[TokenKind], id: u32) -> TokenKind {
-    let kind = usize::try_from(id).ok().and_then(|id| kinds.get(id));
-    kind.copied().unwrap_or(TokenKind::Unused)
-}
-
-/// The kind of each token, as the file says.
-fn kinds(parts: &TokenizerParts<'_>) -> Result<Vec<TokenKind>, TokenizerError> {
-    let tokens = parts.tokens.len();
-    if tokens == 0 {
-        return Err(TokenizerError::Empty);
-    }
-    let Some(types) = &parts.token_types else {
-        return Ok(vec![TokenKind::Normal; tokens]);
-    };
-    if types.len() != tokens {
-        return Err(TokenizerError::TypeCount {
-            types: types.len(),
-            tokens,
-        });
-    }
-    types
-        .iter()
-        .zip(0..)
-        .map(|(&value, id)| {
-            TokenKind::from_gguf(value).ok_or(TokenizerError::UnknownType { id, value })
-        })
-        .collect()
-}
-
-/// The id of each text. Tokens without text (unused places in some files) have none.
-fn ids_by_text<'a>(tokens: &[&'a str]) -> Result<HashMap<&'a str, u32>, TokenizerError> {
-    let mut ids = HashMap::with_capacity(tokens.len());
-    for (&text, id) in tokens.iter().zip(0..) {
-        if text.len() > MAX_TOKEN_BYTES {
-            let (bytes, limit) = (text.len(), MAX_TOKEN_BYTES);
-            return Err(TokenizerError::TokenTooLong { id, bytes, limit });
-        }
-        if text.is_empty() {
-            continue;
-        }
-        if let Some(first) = ids.insert(text, id) {
-            return Err(TokenizerError::DuplicateToken { first, second: id });
-        }
-    }
-    Ok(ids)
-}
-
-/// The merges of a file, checked.
-struct Merges {
-    /// The two tokens of each merge, best first.
-    pairs: Vec<(String, String)>,
-    /// Whether a merge makes the token, by id.
-    made: Vec<bool>,
-}
-
-impl Merges {
-    fn check(
-        parts: &TokenizerParts<'_>,
-        ids: &HashMap<&str, u32>,
-        kinds: &[TokenKind],
-    ) -> Result<Self, TokenizerError> {
-        let mut pairs = Vec::with_capacity(parts.merges.len());
-        let mut made = vec![false; kinds.len()];
-        let mut seen = HashSet::with_capacity(parts.merges.len());
-        let mut whole = String::new();
-        for (index, merge) in parts.merges.iter().enumerate() {
-            let (left, right) = merge
-                .split_once(' ')
-                .filter(|(left, right)| !left.is_empty() && !right.is_empty())
-                .ok_or(TokenizerError::MergeForm { index })?;
-            let id = |text: &str| {
-                let id =
-                    ids.get(text)
-                        .copied()
-                        .ok_or_else(|| TokenizerError::MergeUnknownToken {
-                            index,
-                            token: shorten(text),
-                        })?;
-                if kind_of(kinds, id).is_structure() {
-                    return Err(TokenizerError::MergeControlToken {
-                        index,
-                        token: shorten(text),
-                    });
-                }
-                Ok(id)
-            };
-            whole.clear();
-            whole.push_str(left);
-            whole.push_str(right);
-            let (left_id, right_id, whole_id) = (id(left)?, id(right)?, id(&whole)?);
-            if let Some(made) = usize::try_from(whole_id)
-                .ok()
-                .and_then(|id| made.get_mut(id))
-            {
-                *made = true;
-            }
-            // llama.cpp keeps the first of two equal merges, the crate would keep the last.
-            if seen.insert((left_id, right_id)) {
-                pairs.push((left.to_owned(), right.to_owned()));
-            }
-        }
-        Ok(Self { pairs, made })
-    }
-}
-
-/// A token's text for a message: a hostile file must not fill the screen.
-fn shorten(text: &str) -> String {
-    text.chars().take(64).collect()
-}
-
-/// The ids that end a generation, ascending. A token that is known to end one, and that no merge
-/// makes, becomes a control token even where the file calls it normal text.
-fn ends(
-    parts: &TokenizerParts<'_>,
-    ids: &HashMap<&str, u32>,
-    kinds: &mut [TokenKind],
-    made: &[bool],
-) -> Result<Vec<u32>, TokenizerError> {
-    let tokens = kinds.len();
-    let in_range = |key, id: u32| match usize::try_from(id) {
-        Ok(index) if index < tokens => Ok(id),
-        _ => Err(TokenizerError::IdOutOfRange { key, id, tokens }),
-    };
-    if let Some(bos) = parts.bos {
-        in_range(BOS, bos)?;
-    }
-    let named = parts
-        .eos
-        .map(|id| (EOS, id))
-        .into_iter()
-        .chain(parts.other_ends.iter().copied());
-    let mut ends = named
-        .map(|(key, id)| in_range(key, id))
-        .collect::<Result<Vec<_>, _>>()?;
-
-    for id in END_TEXTS.iter().filter_map(|text| ids.get(text).copied()) {
-        let Ok(index) = usize::try_from(id) else {
-            continue;
-        };
-        if made.get(index).copied().unwrap_or(true) {
-            continue;
-        }
-        if let Some(kind) = kinds.get_mut(index) {
-            *kind = TokenKind::Control;
-            ends.push(id);
-        }
-    }
-    let leave_file = LEAVE_FILE_TEXTS
-        .iter()
-        .filter_map(|text| ids.get(text).copied());
-    ends.extend(leave_file.filter(|id| kind_of(kinds, *id) == TokenKind::Control));
-    ends.sort_unstable();
-    ends.dedup();
-    Ok(ends)
-}
-
-/// Every character in the texts of control tokens, white space left out, ascending.
-fn structure_alphabet(tokens: &[&str], kinds: &[TokenKind]) -> Vec<char> {
-    let structure = tokens
-        .iter()
-        .zip(kinds)
-        .filter(|(_, kind)| kind.is_structure());
-    let chars = structure
-        .flat_map(|(text, _)| text.chars())
-        .filter(|c| !c.is_whitespace());
-    chars.collect::<BTreeSet<_>>().into_iter().collect()
-}
-
-/// The bytes of all tokens in a row, and where each begins, with the end as the last element.
-fn all_bytes(tokens: &[&str], kinds: &[TokenKind]) -> (Vec<u8>, Vec<usize>) {
-    let mut bytes = Vec::with_capacity(tokens.iter().map(|text| text.len()).sum());
-    let mut starts = Vec::with_capacity(tokens.len() + 1);
-    for (text, kind) in tokens.iter().zip(kinds) {
-        starts.push(bytes.len());
-        let start = bytes.len();
-        if !kind.is_verbatim() {
-            bytes.extend(text.chars().map_while(alphabet::byte_of));
-            if bytes.len() - start == text.chars().count() {
-                continue;
-            }
-            // Not in the byte-level alphabet: the text itself, as Hugging Face decodes it.
-            bytes.truncate(start);
-        }
-        bytes.extend_from_slice(text.as_bytes());
-    }
-    starts.push(bytes.len());
-    (bytes, starts)
 }
 
 #[cfg(test)]
