@@ -99,8 +99,12 @@ impl Compute {
         *crate::life::lock(&self.drain.done) = Some(done);
         self.drain.wanted.store(true, Ordering::Release);
         self.inbox.poke();
-        // An error means that the thread has ended: nothing waits then either.
-        let _ = waits.await;
+        let mut running = self.running.clone();
+        tokio::select! {
+            _ = waits => {}
+            // Nothing waits in a thread that has ended.
+            _ = running.wait_for(|state| *state != Running::Yes) => {}
+        }
     }
 }
 
@@ -144,8 +148,9 @@ fn run<S: EngineSource>(
         if !open {
             break;
         }
+        let worked = scheduler.turn();
         let timeout = scheduler.upkeep();
-        if scheduler.turn() {
+        if worked {
             continue;
         }
         if drain.wanted.load(Ordering::Acquire)

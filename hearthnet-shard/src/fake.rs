@@ -20,6 +20,8 @@ pub(crate) const WEIGHTS: [u8; 32] = [7; 32];
 const PAGE: u32 = 16;
 const KV_BYTES: u64 = 10;
 pub(crate) const WEIGHT_BYTES: u64 = 1234;
+/// A first value that the engine panics at, as one with a defect would.
+pub(crate) const PANICS: f32 = 2000.0;
 /// A first value that the engine answers with an overflow of the boundary.
 pub(crate) const OVERFLOWS: f32 = 1000.0;
 
@@ -188,6 +190,7 @@ impl LayerEngine for FakeEngine {
             let history = self.sequences.get_mut(&span.seq).expect("an open sequence");
             for row in rows.by_ref().take(span.rows as usize) {
                 let first = row[0];
+                assert_ne!(first, PANICS, "a defect of the engine");
                 // After some rows went in: what remains of a failed batch is the caller's to undo.
                 if first == OVERFLOWS {
                     return Err(EngineFault::BoundaryOverflow { layer: 3 });

@@ -173,3 +173,58 @@ impl From<EngineFault> for StreamFault {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn the_specification_lists_every_code_and_no_other() {
+        let text = String::new;
+        let faults = [
+            StreamFault::WeightsMismatch { served: text() },
+            StreamFault::BadDescriptor {
+                lo: 1,
+                hi: 0,
+                total: 1,
+            },
+            StreamFault::LayerRange { lo: 0, hi: 1 },
+            StreamFault::StreamLimit { max: 1 },
+            StreamFault::StaleOpen {
+                stream: 1,
+                current: 1,
+            },
+            StreamFault::StaleEpoch { current: 1 },
+            StreamFault::UnknownStream,
+            StreamFault::StreamEnded,
+            StreamFault::PositionGap {
+                position: 1,
+                length: 0,
+            },
+            StreamFault::TensorShape { what: text() },
+            StreamFault::TensorNonFinite,
+            StreamFault::ContextFull { max: 1 },
+            StreamFault::KvFull,
+            StreamFault::QueueFull,
+            StreamFault::IdleTimeout { seconds: 1 },
+            StreamFault::BoundaryOverflow { layer: 1 },
+            StreamFault::WeightsUnavailable { reason: text() },
+            StreamFault::ShuttingDown,
+            StreamFault::Internal { reason: text() },
+        ];
+        let codes: BTreeSet<&str> = faults.iter().map(StreamFault::code).collect();
+        let spec = include_str!("../../specs/shard-host.md");
+        let table = spec
+            .split("## 4.")
+            .nth(1)
+            .and_then(|rest| rest.split("## 5.").next())
+            .unwrap();
+        let listed: BTreeSet<&str> = table
+            .lines()
+            .filter_map(|line| line.strip_prefix("| `")?.split('`').next())
+            .collect();
+        assert_eq!(codes, listed);
+    }
+}

@@ -22,7 +22,7 @@ use crate::inbox::Inbox;
 use crate::life::Slots;
 use crate::memory::{MemoryReport, resident_bytes};
 use crate::sched::{Limits, Scheduler};
-use crate::session::{self, Phase};
+use crate::session::{self, End, Phase};
 use crate::stats::{Counters, Stats};
 
 /// Why a host did not start. Nothing is left running or half open.
@@ -251,7 +251,11 @@ pub(crate) async fn start<S: EngineSource>(
         .map_err(StartError::Descriptor)?;
     let (phase, watch) = watch::channel(Phase::Serving);
     let max_unread = u64::from(config.transport.send_buffer_bytes);
-    let accepting = tokio::spawn(accept(listener, office.clone(), watch, max_unread));
+    let end = End {
+        phase: watch,
+        compute: compute.running.clone(),
+    };
+    let accepting = tokio::spawn(accept(listener, office.clone(), end, max_unread));
     tracing::info!(%addr, shard = descriptor.shard_id, "serving");
     Ok(RunningHost {
         addr,
@@ -264,28 +268,22 @@ pub(crate) async fn start<S: EngineSource>(
     })
 }
 
-async fn accept(
-    mut listener: Listener,
-    office: Arc<Office>,
-    mut phase: watch::Receiver<Phase>,
-    max_unread: u64,
-) {
+async fn accept(mut listener: Listener, office: Arc<Office>, mut end: End, max_unread: u64) {
     // Dropped with this task, and the sessions with it.
     let mut sessions = JoinSet::new();
+    let mut phase = end.phase.clone();
     loop {
-        let serve =
-            |connection| session::serve(connection, office.clone(), phase.clone(), max_unread);
-        let mut draining = phase.clone();
         tokio::select! {
             connection = listener.accept() => {
-                sessions.spawn(serve(connection));
+                let session = session::serve(connection, office.clone(), end.clone(), max_unread);
+                sessions.spawn(session);
             }
             Some(_) = sessions.join_next() => {}
-            _ = draining.wait_for(|phase| *phase > Phase::Serving) => break,
+            _ = phase.wait_for(|phase| *phase > Phase::Serving) => break,
         }
     }
     drop(listener);
-    let _ = phase.wait_for(|phase| *phase == Phase::Closing).await;
+    let _ = end.phase.wait_for(|phase| *phase == Phase::Closing).await;
     while sessions.join_next().await.is_some() {}
 }
 

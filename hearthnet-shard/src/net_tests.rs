@@ -1,7 +1,10 @@
 //! Hosts over real loopback sockets, on the arithmetic engine.
 
+use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -9,10 +12,13 @@ use hearthnet_bus::{Capability, Descriptor, Grant, NodeId, NodeKey};
 use hearthnet_model::BoundaryDtype;
 use hearthnet_transport::{
     CloseCode, ConnectError, Connection, DType, Dims, Hello, Message, Step, StepResult,
-    StreamClose, StreamError, StreamOpen, Tensor, Want, connect,
+    StreamClose, StreamError, StreamOpen, Tensor, Want, connect, connect_over,
 };
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::fake::{FakeSource, HandClock, Probe, WEIGHT_BYTES, WEIGHTS, WIDTH, expected, served};
+use crate::fake::{
+    FakeSource, HandClock, PANICS, Probe, WEIGHT_BYTES, WEIGHTS, WIDTH, expected, served,
+};
 use crate::host::start;
 use crate::life::lock;
 use crate::{BENCH, PIPELINE, RunningHost, ServeConfig, StartError, StartProgress};
@@ -43,10 +49,16 @@ fn config() -> ServeConfig {
 
 impl Host {
     async fn start() -> Self {
+        Self::start_with(|_| {}).await
+    }
+
+    async fn start_with(change: impl FnOnce(&mut ServeConfig)) -> Self {
+        let mut config = config();
+        change(&mut config);
         let (probe, clock) = (Arc::new(Probe::default()), Arc::new(HandClock::default()));
         let source = FakeSource(probe.clone());
         let running = start(
-            config(),
+            config,
             &host_key(),
             served(),
             source,
@@ -461,6 +473,93 @@ async fn a_shutdown_does_not_wait_longer_than_it_may() {
     assert_eq!((report.drained, report.streams_cut), (false, 1));
     assert_eq!(caller.0.recv().await.unwrap_err().code, CloseCode::Shutdown);
     probe.open_gate();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_defect_of_the_engine_closes_the_sessions_and_is_told_to_the_operator() {
+    let host = Host::start().await;
+    let mut caller = host.connect(PIPELINE).await;
+    caller.open(1).await.unwrap();
+    caller.send(step(1, 0, &[[PANICS; 4]])).await;
+    assert_eq!(caller.0.recv().await.unwrap_err().code, CloseCode::Internal);
+    host.running.failed().await;
+    let report = host.running.shutdown(Duration::from_secs(30)).await;
+    assert_eq!((report.drained, report.streams_cut), (true, 0));
+}
+
+/// A socket that can be told to read no more.
+struct Deaf {
+    socket: tokio::net::TcpStream,
+    deaf: Arc<AtomicBool>,
+}
+
+impl AsyncRead for Deaf {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.deaf.load(Ordering::SeqCst) {
+            return Poll::Pending;
+        }
+        Pin::new(&mut self.socket).poll_read(cx, into)
+    }
+}
+
+impl AsyncWrite for Deaf {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.socket).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(cx)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_that_reads_no_answers_is_cut_off_before_they_pile_up() {
+    let unread = 1 << 20;
+    let host = Host::start_with(|config| {
+        config.transport.send_buffer_bytes = unread;
+        config.transport.max_steps_in_flight = 60_000;
+    })
+    .await;
+    let (key, deaf) = (caller_key(), Arc::new(AtomicBool::new(false)));
+    let socket = tokio::net::TcpStream::connect(host.running.local_addr())
+        .await
+        .unwrap();
+    let io = Box::new(Deaf {
+        socket,
+        deaf: deaf.clone(),
+    });
+    let hello = Hello::new(PIPELINE, token(&key, host_key().id()));
+    let identity = key.identity().unwrap();
+    let id = host_key().id().into();
+    let connection = connect_over(io, "host", &identity, id, hello, Default::default());
+    let mut caller = Caller(connection.await.unwrap());
+    caller.open(1).await.unwrap();
+    deaf.store(true, Ordering::SeqCst);
+    // 16 KiB each, one after the other, far more than the system's buffers hold.
+    let mut sent = 0;
+    while host.running.stats().sessions == 1 {
+        assert!(
+            sent < 8192,
+            "128 MiB of answers were kept for a peer that reads none"
+        );
+        caller.send(step(1, 0, &rows(2048))).await;
+        sent += 1;
+        host.until(|stats| stats.steps == sent || stats.sessions == 0)
+            .await;
+    }
+    host.until_empty().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

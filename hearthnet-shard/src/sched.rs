@@ -6,8 +6,8 @@
 //!
 //! ```text
 //! handle(command) for all commands there are      opens, steps, closes
-//! upkeep()                                        timeouts, eviction; says when to come back
 //! turn()                                          one batch; false: nothing waits
+//! upkeep()                                        timeouts, eviction; says when to come back
 //! ```
 //!
 //! so that a close or a cancel takes effect before the next batch, whatever waits.

@@ -8,6 +8,7 @@ use hearthnet_transport::{
 use tokio::sync::{Notify, watch};
 
 use crate::admission::BENCH;
+use crate::compute::Running;
 use crate::desk::{Desk, Office};
 use crate::life::{Outlet, lock};
 
@@ -22,17 +23,38 @@ pub(crate) enum Phase {
     Closing,
 }
 
+/// What sessions have to watch for besides their peer.
+#[derive(Debug, Clone)]
+pub(crate) struct End {
+    pub(crate) phase: watch::Receiver<Phase>,
+    pub(crate) compute: watch::Receiver<Running>,
+}
+
+impl End {
+    /// Resolves with the code to close with, when the host closes its sessions.
+    async fn comes(mut self) -> CloseCode {
+        // An error means that the host, or its compute thread, is gone altogether.
+        tokio::select! {
+            _ = self.phase.wait_for(|phase| *phase == Phase::Closing) => CloseCode::Shutdown,
+            state = self.compute.wait_for(|state| *state != Running::Yes) => match state {
+                Ok(state) if *state == Running::Ended => CloseCode::Shutdown,
+                _ => CloseCode::Internal,
+            },
+        }
+    }
+}
+
 /// Serves a session until it ends, or the host does.
 pub(crate) async fn serve(
     mut connection: Connection,
     office: Arc<Office>,
-    phase: watch::Receiver<Phase>,
+    end: End,
     max_unread: u64,
 ) {
     office.counters.session_began();
     let code = match connection.purpose() {
-        BENCH => echo(&mut connection, &office, phase).await,
-        _ => pipeline(&mut connection, &office, phase, max_unread).await,
+        BENCH => echo(&mut connection, &office, end).await,
+        _ => pipeline(&mut connection, &office, end, max_unread).await,
     };
     if let Some(code) = code {
         connection.close(code);
@@ -44,7 +66,7 @@ pub(crate) async fn serve(
 async fn pipeline(
     connection: &mut Connection,
     office: &Arc<Office>,
-    phase: watch::Receiver<Phase>,
+    end: End,
     max_unread: u64,
 ) -> Option<CloseCode> {
     let outlet = Arc::new(SessionOutlet {
@@ -54,7 +76,7 @@ async fn pipeline(
         noticed: Notify::new(),
     });
     let mut desk = Desk::new(Arc::clone(office), connection.peer(), outlet.clone());
-    let mut closing = std::pin::pin!(closing(phase));
+    let mut end = std::pin::pin!(end.comes());
     let mut broken = std::pin::pin!(outlet.broken());
     loop {
         tokio::select! {
@@ -69,25 +91,21 @@ async fn pipeline(
                 }
             },
             code = &mut broken => return Some(code),
-            () = &mut closing => return Some(CloseCode::Shutdown),
+            code = &mut end => return Some(code),
         }
     }
 }
 
 /// Sends back what comes, for measuring the transport: tensors as they are, and for each
 /// step the rows that it wants.
-async fn echo(
-    connection: &mut Connection,
-    office: &Office,
-    phase: watch::Receiver<Phase>,
-) -> Option<CloseCode> {
+async fn echo(connection: &mut Connection, office: &Office, end: End) -> Option<CloseCode> {
     let sender = connection.sender();
-    let mut closing = std::pin::pin!(closing(phase));
+    let mut end = std::pin::pin!(end.comes());
     loop {
         let message = tokio::select! {
             biased;
             message = connection.recv() => message.ok()?,
-            () = &mut closing => return Some(CloseCode::Shutdown),
+            code = &mut end => return Some(code),
         };
         let answer = match message {
             Message::Describe => Some(office.description()),
@@ -104,7 +122,7 @@ async fn echo(
                 Err(SendError::Message(violation)) => return Some(violation.code),
                 Err(_) => return None,
             },
-            () = &mut closing => return Some(CloseCode::Shutdown),
+            code = &mut end => return Some(code),
         }
     }
 }
@@ -141,12 +159,6 @@ fn echoed(message: Message) -> Option<Message> {
         }
         _ => None,
     }
-}
-
-/// Resolves when sessions are to be closed.
-async fn closing(mut phase: watch::Receiver<Phase>) {
-    // An error means that the host is gone altogether.
-    let _ = phase.wait_for(|phase| *phase == Phase::Closing).await;
 }
 
 /// Writes to the session from whatever thread has something to say. Answers never wait, so
