@@ -45,6 +45,15 @@ impl BoundaryDtype {
         }
     }
 
+    /// The name in descriptors, as M26 spells it: `fp16`, `bf16` or `fp32`.
+    pub fn descriptor_name(self) -> &'static str {
+        match self {
+            Self::F16 => "fp16",
+            Self::Bf16 => "bf16",
+            Self::F32 => "fp32",
+        }
+    }
+
     /// The name in files and messages: `f16`, `bf16` or `f32`.
     pub fn name(self) -> &'static str {
         match self {

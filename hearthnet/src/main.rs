@@ -1,2 +1,74 @@
-//! The `hearthnet` program.
-fn main() {}
+//! The `hearthnet` program: commands, configuration and human output.
+//!
+//! Answers go to standard output, everything else to standard error; with
+//! `--json` standard output carries one JSON object. Every failure is one
+//! sentence and a hint, and has its own exit status (`hearthnet help` lists them).
+
+mod args;
+mod commands;
+mod config;
+mod failure;
+mod output;
+mod paths;
+mod wire;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::{Args, Command};
+use crate::failure::{Failure, Kind};
+use crate::output::note;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    init_logs();
+    let json = args.wants_json();
+    match run(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            report(&failure, json);
+            ExitCode::from(failure.kind.exit_code())
+        }
+    }
+}
+
+/// Logs go to standard error; `HEARTHNET_LOG` chooses what (`info`,
+/// `hearthnet_shard=debug`, ...). Nothing logs a prompt, a token or an activation.
+fn init_logs() {
+    use tracing_subscriber::EnvFilter;
+    let filter =
+        EnvFilter::try_from_env("HEARTHNET_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
+}
+
+fn run(args: Args) -> Result<(), Failure> {
+    let loaded = config::Loaded::load(args.global.config.as_deref(), &args.global.set)?;
+    let global = args.global;
+    match args.command {
+        Command::Model(command) => commands::model::run(command, &global),
+        Command::Config(command) => commands::config::run(&command, &loaded),
+        Command::Id(command) => commands::id::run(&command, &global),
+        Command::Shard(command) => commands::shard::run(command, &global, &loaded.config),
+        Command::Chat(command) => commands::chat::run(command, &global, &loaded.config),
+        Command::Demo(command) => commands::demo::run(command, &global, &loaded.config),
+        Command::Bench(command) => commands::bench::run(command, &global, &loaded.config),
+    }
+}
+
+fn report(failure: &Failure, json: bool) {
+    if failure.kind == Kind::OutputClosed {
+        return;
+    }
+    if json {
+        // The reader of the JSON may be gone; the exit status still tells.
+        let _ = commands::print_json(&failure.to_json());
+    }
+    note(format!("error: {failure}"));
+    if let Some(hint) = failure.hint_text() {
+        note(format!("hint: {hint}"));
+    }
+}

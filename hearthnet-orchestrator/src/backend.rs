@@ -1,0 +1,137 @@
+//! Where the layers run: on this machine, or on hosts.
+//!
+//! A [`Backend`] takes rows of one sequence and gives back the last one, having
+//! been through every block. The chat above it cannot tell one from another, and
+//! neither can the answer: the arithmetic is the same to the bit.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::cancel::Cancel;
+use crate::error::ChatError;
+
+/// One piece of the route, as `done` reports it.
+#[derive(Debug, Clone, Serialize)]
+pub struct RouteHop {
+    /// `<model_id>:<lo>-<hi>` of the layers that ran here.
+    pub shard_id: String,
+    /// Node id of the host; absent when the layers ran on this machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// `ADDR:PORT`; absent when the layers ran on this machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<String>,
+    /// First and last layer, inclusive.
+    pub layers: (u32, u32),
+    /// What the host says its layers and KV budget take, in MiB; for this machine, what they take.
+    pub memory_mb: u64,
+}
+
+/// Time spent at one hop, over the decode steps of an answer.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct HopTimes {
+    /// Decode steps measured.
+    pub steps: u64,
+    /// Median of the host's compute time, in microseconds.
+    pub compute_us_p50: u32,
+    /// Median of the time a step waited in the host's queue, in microseconds.
+    pub queue_us_p50: u32,
+    /// Median of what remains of the round trip after compute: wire, TLS, queues and wake-ups.
+    pub overhead_us_p50: u32,
+    /// 95th percentile of the same.
+    pub overhead_us_p95: u32,
+}
+
+/// The times of one hop's decode steps, in microseconds.
+#[derive(Debug, Default)]
+pub(crate) struct HopClock {
+    compute: Vec<u32>,
+    queue: Vec<u32>,
+    overhead: Vec<u32>,
+}
+
+impl HopClock {
+    pub(crate) fn record(&mut self, round_trip: Duration, compute_us: u32, queue_us: u32) {
+        let round_trip = u32::try_from(round_trip.as_micros()).unwrap_or(u32::MAX);
+        self.compute.push(compute_us);
+        self.queue.push(queue_us);
+        self.overhead.push(round_trip.saturating_sub(compute_us));
+    }
+
+    pub(crate) fn summary(&self) -> HopTimes {
+        HopTimes {
+            steps: self.compute.len() as u64,
+            compute_us_p50: percentile(&self.compute, 50),
+            queue_us_p50: percentile(&self.queue, 50),
+            overhead_us_p50: percentile(&self.overhead, 50),
+            overhead_us_p95: percentile(&self.overhead, 95),
+        }
+    }
+
+    pub(crate) fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
+/// Nearest-rank percentile; 0 for no values.
+pub(crate) fn percentile(values: &[u32], percent: usize) -> u32 {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable();
+    let rank = (sorted.len() * percent).div_ceil(100).max(1);
+    sorted.get(rank - 1).copied().unwrap_or(0)
+}
+
+/// Runs the blocks of a model over one sequence.
+pub trait Backend: Send {
+    /// Runs `rows` (`[n, width]`, boundary-representable, `n >= 1`) at `position`
+    /// and puts the last row, as it leaves the last block, into `out` (`[width]`).
+    ///
+    /// What the sequence held from `position` on is forgotten first, so that a
+    /// caller can go back and continue differently.
+    ///
+    /// # Errors
+    /// Any [`ChatError`]; the backend is then fit for nothing but being dropped.
+    fn run(
+        &mut self,
+        position: u32,
+        rows: &[f32],
+        out: &mut Vec<f32>,
+        cancel: &Cancel,
+    ) -> Result<(), ChatError>;
+
+    /// The hosts in order of layers.
+    fn route(&self) -> Vec<RouteHop>;
+
+    /// Times per hop since [`Backend::reset_times`]; one entry per hop of the route.
+    fn times(&self) -> Vec<HopTimes>;
+
+    /// Forgets the times measured so far.
+    fn reset_times(&mut self);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_follow_the_nearest_rank() {
+        assert_eq!(percentile(&[], 50), 0);
+        assert_eq!(percentile(&[7], 95), 7);
+        let values: Vec<u32> = (1..=100).rev().collect();
+        assert_eq!((percentile(&values, 50), percentile(&values, 95)), (50, 95));
+    }
+
+    #[test]
+    fn overhead_is_the_round_trip_less_compute() {
+        let mut clock = HopClock::default();
+        clock.record(Duration::from_micros(500), 300, 20);
+        // A host that claims more than the whole round trip cannot make it negative.
+        clock.record(Duration::from_micros(100), 900, 0);
+        let times = clock.summary();
+        assert_eq!(
+            (times.steps, times.overhead_us_p50, times.overhead_us_p95),
+            (2, 0, 200)
+        );
+    }
+}

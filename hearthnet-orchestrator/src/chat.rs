@@ -1,0 +1,405 @@
+//! A conversation: text in, tokens out, whatever runs the layers.
+//!
+//! The prompt text, the token ids, the embedding and the sampler stay on the
+//! caller's node; a [`Backend`] sees rows of numbers only. One [`Conversation`]
+//! holds one sequence and keeps what it has already run, so that the next turn
+//! only runs what is new.
+
+use std::time::Instant;
+
+use hearthnet_model::engine::Head;
+use hearthnet_model::sampler::{Sampler, SamplerConfig};
+use hearthnet_model::stop::StopMatcher;
+use hearthnet_model::{ChatMessage, ChatTemplate, Detokenizer, Special, Tokenizer};
+use serde::Serialize;
+
+use crate::backend::{Backend, HopTimes, RouteHop};
+use crate::cancel::Cancel;
+use crate::error::ChatError;
+
+/// What the caller asks.
+#[derive(Debug, Clone)]
+pub enum Prompt {
+    /// A conversation, rendered with the model's own chat template.
+    Messages(Vec<ChatMessage>),
+    /// Text to continue as it stands.
+    Text(String),
+}
+
+/// A request for one answer.
+#[derive(Debug, Clone)]
+pub struct ChatRequest {
+    /// What to answer.
+    pub prompt: Prompt,
+    /// How to choose tokens. The seed must be set for the answer to be reproducible.
+    pub sampling: SamplerConfig,
+    /// Most tokens to generate; the model's context may end it earlier.
+    pub max_tokens: u32,
+    /// Texts that end the answer; they are not part of it.
+    pub stop: Vec<String>,
+}
+
+/// Why an answer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// The model ended its turn, or a stop text appeared.
+    Stop,
+    /// `max_tokens` or the context was reached.
+    Length,
+}
+
+/// Tokens counted as the OpenAI interface does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Tokens generated, the one that ended the turn included.
+    pub completion_tokens: u32,
+    /// Both.
+    pub total_tokens: u32,
+    /// Tokens of the prompt that did not have to be run again.
+    pub cached_tokens: u32,
+}
+
+/// Where the time went. Milliseconds unless said otherwise.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Timings {
+    /// From the request to a pipeline that is ready to take rows.
+    pub construct_ms: f64,
+    /// From the request to the first token.
+    pub first_token_ms: f64,
+    /// Running the prompt.
+    pub prefill_ms: f64,
+    /// All tokens after the first.
+    pub decode_ms: f64,
+    /// Prompt tokens per second of prefill.
+    pub prefill_tokens_per_second: f64,
+    /// Generated tokens per second after the first one.
+    pub tokens_per_second: f64,
+    /// Embedding, output matrix and sampling on this machine, per generated token.
+    pub head_ms_per_token: f64,
+    /// Per hop of the route.
+    pub hops: Vec<HopTimes>,
+}
+
+/// The end of an answer.
+#[derive(Debug, Clone, Serialize)]
+pub struct Done {
+    /// The whole text.
+    pub text: String,
+    /// The tokens it was made of.
+    pub token_ids: Vec<u32>,
+    /// Why it ended.
+    pub finish_reason: FinishReason,
+    /// Token counts.
+    pub usage: Usage,
+    /// Seed that reproduces this answer; absent when none was needed or given.
+    pub seed: Option<u64>,
+    /// Who ran which layers.
+    pub route: Vec<RouteHop>,
+    /// Where the time went.
+    pub timings: Timings,
+}
+
+/// What a caller hears while an answer is made (M26 section 4.3).
+#[derive(Debug, Clone, Serialize)]
+#[serde(tag = "event", content = "data", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Frame {
+    /// A piece of text. It never ends inside a character.
+    TokenDelta {
+        /// New text; may be empty while a character or a stop text is incomplete.
+        text: String,
+        /// The token that was sampled.
+        token_id: u32,
+        /// Natural logarithm of its probability, when asked for.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        logprob: Option<f32>,
+        /// The likeliest tokens and their log-probabilities, when asked for.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        top_logprobs: Vec<(u32, f32)>,
+    },
+    /// What became of a host.
+    ShardStatus {
+        /// `<model_id>:<lo>-<hi>`.
+        shard_id: String,
+        /// Node id; absent for this machine.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        host: Option<String>,
+        /// `ready` or `degraded`.
+        status: &'static str,
+    },
+    /// The answer is complete.
+    Done(Box<Done>),
+}
+
+/// The caller's side of a model: everything except the blocks.
+pub struct TextModel {
+    /// Text to token ids and back.
+    pub tokenizer: Tokenizer,
+    /// How a conversation becomes text.
+    pub template: Option<ChatTemplate>,
+    /// Embedding, final norm and output matrix.
+    pub head: Head,
+    /// Longest sequence, in positions.
+    pub context: u32,
+}
+
+/// One sequence: a backend and what it already holds.
+pub struct Conversation {
+    backend: Box<dyn Backend>,
+    held: Vec<u32>,
+}
+
+impl Conversation {
+    /// A conversation that has not begun.
+    pub fn new(backend: Box<dyn Backend>) -> Self {
+        Self {
+            backend,
+            held: Vec::new(),
+        }
+    }
+
+    /// Answers one request, calling `emit` for every frame, `done` included.
+    ///
+    /// `started` is when the caller asked; it dates `construct_ms` and
+    /// `first_token_ms`.
+    ///
+    /// # Errors
+    /// Any [`ChatError`]. The conversation must then be dropped.
+    pub fn answer(
+        &mut self,
+        model: &mut TextModel,
+        request: &ChatRequest,
+        started: Instant,
+        cancel: &Cancel,
+        emit: &mut dyn FnMut(&Frame),
+    ) -> Result<Done, ChatError> {
+        let prompt = encode(model, &request.prompt)?;
+        let room = room_for(&prompt, model.context, request.max_tokens)?;
+        let mut sampler = Sampler::new(request.sampling.clone())
+            .map_err(|e| ChatError::BadRequest(e.to_string()))?;
+        let mut stop = StopMatcher::new(request.stop.clone())
+            .map_err(|e| ChatError::BadRequest(e.to_string()))?;
+        sampler.observe(&prompt);
+
+        let construct_ms = ms(started);
+        metrics::histogram!("distributed_inference_pipeline_construct_ms").record(construct_ms);
+        for hop in self.backend.route() {
+            let RouteHop { shard_id, host, .. } = hop;
+            emit(&Frame::ShardStatus {
+                shard_id,
+                host,
+                status: "ready",
+            });
+        }
+
+        self.backend.reset_times();
+        // At least one row must run: its output is what the first token is sampled from.
+        let cached = self
+            .held
+            .iter()
+            .zip(&prompt)
+            .take_while(|(a, b)| a == b)
+            .count();
+        let cached = cached.min(prompt.len() - 1);
+        self.held.truncate(cached);
+        let prefill = Instant::now();
+        let mut row = Vec::new();
+        self.run(
+            model,
+            prompt.get(cached..).unwrap_or_default(),
+            &mut row,
+            cancel,
+        )?;
+        let prefill_s = prefill.elapsed().as_secs_f64();
+
+        let mut detokenizer = Detokenizer::new(&model.tokenizer);
+        let mut logits = Vec::new();
+        let mut text = String::new();
+        let mut token_ids = Vec::new();
+        let mut first_token_ms = 0.0;
+        let mut head_s = 0.0;
+        let mut decode = Instant::now();
+        let finish_reason = loop {
+            if cancel.is_cancelled() {
+                return Err(ChatError::Cancelled);
+            }
+            let head = Instant::now();
+            model
+                .head
+                .logits(&row, &mut logits)
+                .map_err(|e| ChatError::Engine(e.to_string()))?;
+            let sampled = sampler
+                .sample(&logits)
+                .map_err(|e| ChatError::Engine(e.to_string()))?;
+            head_s += head.elapsed().as_secs_f64();
+            if token_ids.is_empty() {
+                first_token_ms = ms(started);
+                metrics::histogram!("distributed_inference_first_token_ms").record(first_token_ms);
+                decode = Instant::now();
+            }
+            token_ids.push(sampled.id);
+            let ended = model.tokenizer.is_end_of_generation(sampled.id);
+            let piece = if ended {
+                String::new()
+            } else {
+                detokenizer.push(sampled.id)
+            };
+            let out = stop.push(&piece);
+            text.push_str(&out.emit);
+            emit(&Frame::TokenDelta {
+                text: out.emit,
+                token_id: sampled.id,
+                logprob: sampled.logprob,
+                top_logprobs: sampled.top,
+            });
+            if ended || out.stopped {
+                break FinishReason::Stop;
+            }
+            if token_ids.len() as u32 >= room {
+                break FinishReason::Length;
+            }
+            self.run(model, &[sampled.id], &mut row, cancel)?;
+        };
+        let decode_s = decode.elapsed().as_secs_f64();
+        if stop.matched().is_none() {
+            let rest = stop.push(&detokenizer.finish()).emit + &stop.finish();
+            if !rest.is_empty() {
+                text.push_str(&rest);
+                let token_id = token_ids.last().copied().unwrap_or_default();
+                emit(&Frame::TokenDelta {
+                    text: rest,
+                    token_id,
+                    logprob: None,
+                    top_logprobs: Vec::new(),
+                });
+            }
+        }
+
+        let generated = token_ids.len() as u32;
+        let after_first = f64::from(generated.saturating_sub(1));
+        let tokens_per_second = if decode_s > 0.0 {
+            after_first / decode_s
+        } else {
+            0.0
+        };
+        metrics::histogram!("distributed_inference_tokens_per_second").record(tokens_per_second);
+        let done = Done {
+            text,
+            token_ids,
+            finish_reason,
+            usage: Usage {
+                prompt_tokens: prompt.len() as u32,
+                completion_tokens: generated,
+                total_tokens: prompt.len() as u32 + generated,
+                cached_tokens: cached as u32,
+            },
+            seed: request.sampling.seed,
+            route: self.backend.route(),
+            timings: Timings {
+                construct_ms,
+                first_token_ms,
+                prefill_ms: prefill_s * 1e3,
+                decode_ms: decode_s * 1e3,
+                prefill_tokens_per_second: (prompt.len() - cached) as f64
+                    / prefill_s.max(f64::MIN_POSITIVE),
+                tokens_per_second,
+                head_ms_per_token: head_s * 1e3 / f64::from(generated.max(1)),
+                hops: self.backend.times(),
+            },
+        };
+        emit(&Frame::Done(Box::new(done.clone())));
+        Ok(done)
+    }
+
+    /// Embeds tokens, runs them behind what is held, and remembers them.
+    fn run(
+        &mut self,
+        model: &TextModel,
+        ids: &[u32],
+        row: &mut Vec<f32>,
+        cancel: &Cancel,
+    ) -> Result<(), ChatError> {
+        let mut rows = Vec::new();
+        model
+            .head
+            .embed(ids, &mut rows)
+            .map_err(|e| ChatError::Engine(e.to_string()))?;
+        let position = self.held.len() as u32;
+        self.backend.run(position, &rows, row, cancel)?;
+        self.held.extend_from_slice(ids);
+        Ok(())
+    }
+}
+
+fn encode(model: &TextModel, prompt: &Prompt) -> Result<Vec<u32>, ChatError> {
+    let bad = |e: String| ChatError::BadRequest(e);
+    let ids = match prompt {
+        Prompt::Text(text) => model
+            .tokenizer
+            .encode_document(text, Special::Plain)
+            .map_err(|e| bad(e.to_string()))?,
+        Prompt::Messages(messages) => {
+            let template = model.template.as_ref().ok_or_else(|| {
+                bad("this model file carries no chat template: ask with --raw text instead".into())
+            })?;
+            template
+                .prompt_ids(&model.tokenizer, messages, true)
+                .map_err(|e| bad(e.to_string()))?
+        }
+    };
+    if ids.is_empty() {
+        return Err(bad("the prompt is empty".into()));
+    }
+    Ok(ids)
+}
+
+/// Tokens that may be generated behind this prompt.
+fn room_for(prompt: &[u32], context: u32, max_tokens: u32) -> Result<u32, ChatError> {
+    if max_tokens == 0 {
+        return Err(ChatError::BadRequest(
+            "max_tokens must be at least 1".into(),
+        ));
+    }
+    // The last token sampled needs no position of its own.
+    let room = (context as usize + 1).saturating_sub(prompt.len());
+    if room == 0 {
+        return Err(ChatError::BadRequest(format!(
+            "the prompt has {} tokens, this model reads at most {context}",
+            prompt.len()
+        )));
+    }
+    Ok(max_tokens.min(u32::try_from(room).unwrap_or(u32::MAX)))
+}
+
+fn ms(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_that_fills_the_context_still_gets_one_token() {
+        assert_eq!(room_for(&[0; 8], 8, 100), Ok(1));
+        assert_eq!(room_for(&[0; 5], 8, 2), Ok(2));
+        assert!(room_for(&[0; 9], 8, 1).is_err());
+        assert!(room_for(&[0; 1], 8, 0).is_err());
+    }
+
+    #[test]
+    fn frames_are_tagged_with_event_and_data() {
+        let frame = Frame::ShardStatus {
+            shard_id: "m:0-1".into(),
+            host: None,
+            status: "ready",
+        };
+        assert_eq!(
+            serde_json::to_value(&frame).unwrap(),
+            serde_json::json!({"event": "shard_status", "data": {"shard_id": "m:0-1", "status": "ready"}})
+        );
+    }
+}

@@ -1,0 +1,100 @@
+//! What can go wrong in a chat, with the stable codes of M26 section 6.
+
+use crate::router::RouteError;
+
+/// Who caused a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blame {
+    /// This program or this machine.
+    Us,
+    /// A host that takes part.
+    Peer,
+    /// The caller's request.
+    User,
+}
+
+/// Why a chat ended without an answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChatError {
+    /// Distributed inference is switched off on this node.
+    #[error("distributed inference is switched off: policy.research.enable is false")]
+    ExperimentalDisabled,
+    /// No set of hosts covers the model, or a host refused or was lost.
+    #[error("{0}")]
+    ShardUnavailable(String),
+    /// A host made no progress within the health timeout, or returned numbers that cannot be right.
+    #[error("{0}")]
+    PipelineStalled(String),
+    /// A host holds other weights than this chat needs.
+    #[error("{0}")]
+    WeightsMismatch(String),
+    /// The request makes no sense for this model.
+    #[error("{0}")]
+    BadRequest(String),
+    /// The caller gave up.
+    #[error("cancelled")]
+    Cancelled,
+    /// The engine on this machine failed.
+    #[error("the local engine failed: {0}")]
+    Engine(String),
+}
+
+impl ChatError {
+    /// Stable code, as M26 section 6 names it.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::ExperimentalDisabled => "experimental_disabled",
+            Self::ShardUnavailable(_) => "shard_unavailable",
+            Self::PipelineStalled(_) => "pipeline_stalled",
+            Self::WeightsMismatch(_) => "weights_mismatch",
+            Self::BadRequest(_) => "bad_request",
+            Self::Cancelled => "cancelled",
+            Self::Engine(_) => "engine_failed",
+        }
+    }
+
+    /// What the user can do about it.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::ExperimentalDisabled => {
+                "set policy.research.enable = true in the configuration, or add \
+                 --set policy.research.enable=true; --local needs neither"
+            }
+            Self::ShardUnavailable(_) => {
+                "start hosts for the missing layers with `hearthnet shard serve`, or answer on \
+                 this machine alone with --local"
+            }
+            Self::PipelineStalled(_) => {
+                "look at the named host, then ask again; --local answers on this machine alone"
+            }
+            Self::WeightsMismatch(_) => {
+                "every host must serve the same model file: compare `hearthnet model inspect` on \
+                 each machine"
+            }
+            Self::BadRequest(_) => "change the request and ask again",
+            Self::Cancelled => "ask again",
+            Self::Engine(_) => "check the memory and the model file of this machine",
+        }
+    }
+
+    /// Who caused it.
+    pub fn blame(&self) -> Blame {
+        match self {
+            Self::ExperimentalDisabled | Self::BadRequest(_) | Self::Cancelled => Blame::User,
+            Self::ShardUnavailable(_) | Self::PipelineStalled(_) | Self::WeightsMismatch(_) => {
+                Blame::Peer
+            }
+            Self::Engine(_) => Blame::Us,
+        }
+    }
+}
+
+impl From<RouteError> for ChatError {
+    fn from(error: RouteError) -> Self {
+        match error {
+            RouteError::WeightsMismatch { .. } => Self::WeightsMismatch(error.to_string()),
+            _ => Self::ShardUnavailable(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! A session with one host, shared by every chat that uses it.
+//!
+//! One task per host reads the session and hands each message to the chat that
+//! owns the stream; chats send through the session's own sender. A chat waits on
+//! one queue for all its hosts, so that whichever answers first is served first.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use hearthnet_bus::{Capability, Descriptor, Grant, NodeId, NodeKey};
+use hearthnet_transport::{
+    Config, ConnectError, Connection, Hello, Identity, Message, PeerKey, Sender, SessionStats,
+    StepResult, StreamClose,
+};
+use tokio::task::JoinHandle;
+
+use crate::error::ChatError;
+
+/// A host as a person writes it: `ADDR:PORT#ed25519:KEY`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostAddr {
+    /// `ADDR:PORT` or `NAME:PORT`.
+    pub endpoint: String,
+    /// Who must answer there.
+    pub node: NodeId,
+}
+
+impl std::str::FromStr for HostAddr {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Some((endpoint, node)) = text.split_once('#') else {
+            return Err(format!(
+                "{text:?} has no node id: write ADDR:PORT#ed25519:KEY as `shard serve` prints it"
+            ));
+        };
+        if endpoint
+            .rsplit_once(':')
+            .is_none_or(|(host, port)| host.is_empty() || port.parse::<u16>().is_err())
+        {
+            return Err(format!("{endpoint:?} is not ADDR:PORT"));
+        }
+        let node = node
+            .parse()
+            .map_err(|e| format!("{node:?} is not a node id: {e}"))?;
+        Ok(Self {
+            endpoint: endpoint.to_owned(),
+            node,
+        })
+    }
+}
+
+impl std::fmt::Display for HostAddr {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}#{}", self.endpoint, self.node)
+    }
+}
+
+/// What arrives for a chat. The number is the span that the stream belongs to.
+#[derive(Debug)]
+pub(crate) enum Inbound {
+    /// The host opened the stream.
+    Opened,
+    /// A step's answer.
+    Result(StepResult),
+    /// The host ended the stream.
+    Error {
+        /// Stable code.
+        code: String,
+        /// The host's words.
+        message: String,
+    },
+    /// The session is gone.
+    Lost(String),
+}
+
+/// Where a chat's messages go: its span number and its queue.
+pub(crate) type Inbox = mpsc::Sender<(usize, Inbound)>;
+
+type Streams = Arc<Mutex<HashMap<u32, (usize, Inbox)>>>;
+
+/// An authenticated session with one host.
+#[derive(Debug)]
+pub struct HostLink {
+    addr: HostAddr,
+    descriptor: Descriptor,
+    sender: Sender,
+    streams: Streams,
+    next_stream: AtomicU32,
+    reader: JoinHandle<()>,
+}
+
+/// How long a host may take to describe itself after the session stands.
+const DESCRIBE_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long a session grant that this node signs for itself holds, in seconds: it is used at once.
+const GRANT_SECONDS: u64 = 60;
+
+/// A token for one session with a host, signed by this node for itself: until communities
+/// exist, a host lets the nodes that it admits grant themselves what it serves.
+///
+/// # Errors
+/// [`ChatError::Engine`] when the system has no randomness or no clock.
+pub fn session_token(key: &NodeKey, host: NodeId) -> Result<Vec<u8>, ChatError> {
+    let fail = |why: String| ChatError::Engine(format!("cannot sign a session token: {why}"));
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_err(|e| fail(e.to_string()))?;
+    let mut id = [0; 16];
+    getrandom::fill(&mut id).map_err(|e| fail(e.to_string()))?;
+    let grant = Grant {
+        issuer: key.id(),
+        subject: key.id(),
+        audience: host,
+        scope: Capability::shard_serve(),
+        not_before: now.as_secs(),
+        expires: now.as_secs() + GRANT_SECONDS,
+        id,
+    };
+    grant.sign(key).map_err(|e| fail(e.to_string()))
+}
+
+impl HostLink {
+    /// Connects, proves who both sides are, and asks the host what it serves.
+    ///
+    /// # Errors
+    /// [`ChatError::ShardUnavailable`] naming the host and the reason.
+    pub async fn connect(
+        addr: &HostAddr,
+        key: &NodeKey,
+        config: Config,
+    ) -> Result<Self, ChatError> {
+        let identity = Identity::from_secret(&key.secret())
+            .map_err(|e| ChatError::Engine(format!("cannot use this node's key: {e}")))?;
+        let hello = Hello::new("pipeline", session_token(key, addr.node)?);
+        let expect = PeerKey(*addr.node.as_bytes());
+        let mut connection =
+            hearthnet_transport::connect(&addr.endpoint, &identity, expect, hello, config)
+                .await
+                .map_err(|e| connect_error(addr, &e))?;
+        let unavailable = |why: String| {
+            ChatError::ShardUnavailable(format!("{} ({}): {why}", addr.endpoint, addr.node.short()))
+        };
+        let sender = connection.sender();
+        sender
+            .send(Message::Describe)
+            .await
+            .map_err(|e| unavailable(e.to_string()))?;
+        let described = tokio::time::timeout(DESCRIBE_DEADLINE, describe(&mut connection)).await;
+        let bytes = described
+            .map_err(|_| unavailable("it did not describe itself in time".into()))?
+            .map_err(&unavailable)?;
+        let descriptor =
+            Descriptor::from_cbor(&bytes).map_err(|e| unavailable(format!("{}: {e}", e.code())))?;
+        if descriptor.host != addr.node.to_string() {
+            return Err(unavailable(
+                "bad_descriptor: it describes another node".into(),
+            ));
+        }
+        let streams = Streams::default();
+        let reader = tokio::spawn(read(connection, Arc::clone(&streams)));
+        Ok(Self {
+            addr: addr.clone(),
+            descriptor,
+            sender,
+            streams,
+            next_stream: AtomicU32::new(1),
+            reader,
+        })
+    }
+
+    /// What the host said about itself when the session began.
+    pub fn descriptor(&self) -> &Descriptor {
+        &self.descriptor
+    }
+
+    /// Where and who the host is.
+    pub fn addr(&self) -> &HostAddr {
+        &self.addr
+    }
+
+    /// Bytes, frames and round-trip estimate of the session so far.
+    pub fn stats(&self) -> SessionStats {
+        self.sender.stats()
+    }
+
+    pub(crate) fn sender(&self) -> &Sender {
+        &self.sender
+    }
+
+    /// Reserves a stream number whose messages go to `inbox`.
+    pub(crate) fn register(&self, span: usize, inbox: Inbox) -> u32 {
+        let stream = self.next_stream.fetch_add(1, Ordering::Relaxed);
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.reader.is_finished() {
+            // The session ended before the chat came: tell it, nobody else will.
+            let _ = inbox.send((span, Inbound::Lost("the session has ended".into())));
+        }
+        streams.insert(stream, (span, inbox));
+        stream
+    }
+
+    /// Ends a stream: both sides free what belongs to it at once.
+    pub(crate) async fn release(&self, stream: u32, epoch: u32) {
+        self.streams
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&stream);
+        // A session that is gone has freed the stream already.
+        let _ = self
+            .sender
+            .send(Message::StreamClose(StreamClose { stream, epoch }))
+            .await;
+    }
+}
+
+impl Drop for HostLink {
+    fn drop(&mut self) {
+        // Dropping the connection inside the task closes the session.
+        self.reader.abort();
+    }
+}
+
+/// Waits for the host's descriptor; nothing else may come first.
+async fn describe(connection: &mut Connection) -> Result<bytes::Bytes, String> {
+    match connection.recv().await {
+        Ok(Message::Descriptor(bytes)) => Ok(bytes),
+        Ok(_) => Err("protocol_state: it sent something else than its descriptor".into()),
+        Err(closed) => Err(closed.to_string()),
+    }
+}
+
+/// Hands every message to the chat that owns its stream, until the session ends.
+async fn read(mut connection: Connection, streams: Streams) {
+    let why = loop {
+        let (stream, inbound) = match connection.recv().await {
+            Ok(Message::StreamOpened(m)) => (m.stream, Inbound::Opened),
+            Ok(Message::StepResult(m)) => (m.stream, Inbound::Result(m)),
+            Ok(Message::StreamError(m)) => (
+                m.stream,
+                Inbound::Error {
+                    code: m.code,
+                    message: m.message,
+                },
+            ),
+            // A host has nothing else to say; what it says for nobody is dropped below.
+            Ok(_) => continue,
+            Err(closed) => break closed.to_string(),
+        };
+        let streams = streams.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((span, inbox)) = streams.get(&stream) {
+            // A chat that has gone away no longer listens; its stream is being closed.
+            let _ = inbox.send((*span, inbound));
+        }
+    };
+    let streams = std::mem::take(&mut *streams.lock().unwrap_or_else(PoisonError::into_inner));
+    for (span, inbox) in streams.into_values() {
+        let _ = inbox.send((span, Inbound::Lost(why.clone())));
+    }
+}
+
+fn connect_error(addr: &HostAddr, error: &ConnectError) -> ChatError {
+    let code = error
+        .code()
+        .map_or_else(String::new, |code| format!("{}: ", code.as_str()));
+    ChatError::ShardUnavailable(format!(
+        "{} ({}): {code}{error}",
+        addr.endpoint,
+        addr.node.short()
+    ))
+}

@@ -1,0 +1,471 @@
+//! Which hosts run which layers: descriptors in, a covering set of spans out.
+//!
+//! Pure: no clock, no network. A [`RoutingPolicy`] covers a range of layers with
+//! spans of candidates; [`pick`] filters what the community advertises down to
+//! the candidates that may be used at all, asks the policy, and checks what it
+//! answered, so that a research policy cannot produce a broken pipeline.
+//!
+//! # Worked example (M26 section 8.1)
+//! A model of 16 layers, shards `0-7`, `4-11`, `8-15`, all idle. The cursor
+//! stands at layer 0: only `0-7` has it. The cursor moves to 8: `4-11` and
+//! `8-15` both have it, both are idle and on the same LAN, and `8-15` reaches
+//! further. The cover is `{0-7, 8-15}`; `4-11` stays unused.
+
+use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
+
+use hearthnet_bus::Descriptor;
+
+/// Most candidates a routing decision looks at; the rest, in the order given, is ignored.
+///
+/// A community has tens of hosts. The bound keeps a flood of descriptors from
+/// turning into a flood of work.
+pub const MAX_CANDIDATES: usize = 4096;
+
+/// One host that may take part, as the caller sees it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Candidate {
+    /// What the host says, already validated.
+    pub descriptor: Descriptor,
+    /// Distance to the host: 0 on the same LAN, more beyond.
+    pub hop_weight: u32,
+    /// Whether the host is the caller's own node.
+    pub is_self: bool,
+}
+
+/// A contiguous piece of the model on one candidate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// Index into the candidates that were given.
+    pub candidate: usize,
+    /// First layer that this span runs.
+    pub lo: u32,
+    /// Last layer that this span runs.
+    pub hi: u32,
+}
+
+/// What is wanted of a route.
+#[derive(Debug, Clone)]
+pub struct RouteRequest<'a> {
+    /// Model that the caller asks for.
+    pub model_id: &'a str,
+    /// Identity of the weights that every shard must hold, 64 hex digits.
+    pub weights_sha256: &'a str,
+    /// Data type of the residual stream that every shard must speak.
+    pub boundary_dtype: &'a str,
+    /// Layers to cover; `0..=n-1` for a whole pipeline, one span for a repick.
+    pub layers: RangeInclusive<u32>,
+    /// Layers of the whole model.
+    pub total_layers: u32,
+    /// Most spans allowed.
+    pub max_shards: usize,
+    /// Whether the caller's own node may serve, though never as the first shard if another can.
+    pub allow_self: bool,
+    /// Node ids (`ed25519:...`) that must not be used.
+    pub exclude: &'a BTreeSet<String>,
+}
+
+/// Why no route exists.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RouteError {
+    /// No usable shard holds this layer.
+    #[error("no shard covers layer {layer} of {model_id}")]
+    Uncovered {
+        /// First layer without a shard.
+        layer: u32,
+        /// The model.
+        model_id: String,
+    },
+    /// Shards of this model exist, but all of them hold other weights.
+    #[error("the shards on offer hold weights {found}, this chat needs {wanted}")]
+    WeightsMismatch {
+        /// Identity asked for.
+        wanted: String,
+        /// An identity on offer.
+        found: String,
+    },
+    /// Covering the model takes more spans than allowed.
+    #[error("covering the model takes more than {max} shards")]
+    TooManyShards {
+        /// The limit in force.
+        max: usize,
+    },
+    /// A routing policy returned spans that do not cover the range exactly.
+    #[error("the routing policy {policy} returned a broken cover")]
+    BrokenPolicy {
+        /// Name of the policy.
+        policy: &'static str,
+    },
+}
+
+/// Chooses spans. Implementations see only candidates that may be used.
+pub trait RoutingPolicy: Send + Sync {
+    /// Name as it stands in the configuration and in traces.
+    fn name(&self) -> &'static str;
+
+    /// Covers `layers` completely, in order and without overlap.
+    ///
+    /// `usable` holds indices into `candidates`.
+    ///
+    /// # Errors
+    /// [`RouteError::Uncovered`] or [`RouteError::TooManyShards`].
+    fn cover(
+        &self,
+        request: &RouteRequest<'_>,
+        candidates: &[Candidate],
+        usable: &[usize],
+    ) -> Result<Vec<Span>, RouteError>;
+}
+
+/// M26 section 5.2: from the first layer on, take the least loaded shard that
+/// has the next layer; ties go to the nearer, then to the one that reaches
+/// furthest, then to the smaller node id, so that the choice is reproducible.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct GreedyCover;
+
+impl RoutingPolicy for GreedyCover {
+    fn name(&self) -> &'static str {
+        "greedy"
+    }
+
+    fn cover(
+        &self,
+        request: &RouteRequest<'_>,
+        candidates: &[Candidate],
+        usable: &[usize],
+    ) -> Result<Vec<Span>, RouteError> {
+        let by_load = |c: &Candidate| (c.descriptor.queue_depth, c.hop_weight);
+        match walk(request, candidates, usable, by_load) {
+            // Least load first can take more hops than allowed where fewer would do:
+            // longest reach first is the cover with the fewest hops.
+            Err(RouteError::TooManyShards { .. }) => walk(request, candidates, usable, |_| (0, 0)),
+            other => other,
+        }
+    }
+}
+
+/// Moves a cursor over the layers, taking the best shard at each stop.
+fn walk(
+    request: &RouteRequest<'_>,
+    candidates: &[Candidate],
+    usable: &[usize],
+    cost: impl Fn(&Candidate) -> (u32, u32),
+) -> Result<Vec<Span>, RouteError> {
+    let (first, last) = (*request.layers.start(), *request.layers.end());
+    let mut spans: Vec<Span> = Vec::new();
+    let mut cursor = first;
+    loop {
+        let best = usable
+            .iter()
+            .filter_map(|&i| candidates.get(i).map(|c| (i, c)))
+            .filter(|(_, c)| {
+                let (lo, hi) = c.descriptor.layer_range;
+                lo <= cursor && cursor <= hi
+            })
+            .min_by_key(|(_, c)| {
+                let own_first = c.is_self && cursor == 0;
+                let reach = c.descriptor.layer_range.1.min(last);
+                (
+                    own_first,
+                    cost(c),
+                    std::cmp::Reverse(reach),
+                    c.descriptor.host.as_str(),
+                )
+            });
+        let Some((index, candidate)) = best else {
+            return Err(RouteError::Uncovered {
+                layer: cursor,
+                model_id: request.model_id.to_owned(),
+            });
+        };
+        if spans.len() == request.max_shards {
+            return Err(RouteError::TooManyShards {
+                max: request.max_shards,
+            });
+        }
+        let hi = candidate.descriptor.layer_range.1.min(last);
+        spans.push(Span {
+            candidate: index,
+            lo: cursor,
+            hi,
+        });
+        if hi == last {
+            return Ok(spans);
+        }
+        cursor = hi + 1;
+    }
+}
+
+/// Filters the candidates, asks the policy, and checks its answer.
+///
+/// # Errors
+/// Any [`RouteError`].
+pub fn pick(
+    policy: &dyn RoutingPolicy,
+    request: &RouteRequest<'_>,
+    candidates: &[Candidate],
+) -> Result<Vec<Span>, RouteError> {
+    let mut usable = Vec::new();
+    let mut other_weights = None;
+    for (index, candidate) in candidates.iter().take(MAX_CANDIDATES).enumerate() {
+        let d = &candidate.descriptor;
+        if request.exclude.contains(&d.host)
+            || (candidate.is_self && !request.allow_self)
+            || d.total_layers != request.total_layers
+            || d.boundary_dtype != request.boundary_dtype
+        {
+            continue;
+        }
+        if d.weights_sha256 == request.weights_sha256 {
+            usable.push(index);
+        } else if d.model_id == request.model_id {
+            other_weights = Some(d.weights_sha256.clone());
+        }
+    }
+    let spans = match (policy.cover(request, candidates, &usable), other_weights) {
+        (Err(RouteError::Uncovered { .. }), Some(found)) => {
+            return Err(RouteError::WeightsMismatch {
+                wanted: request.weights_sha256.to_owned(),
+                found,
+            });
+        }
+        (spans, _) => spans?,
+    };
+    let mut next = *request.layers.start();
+    for span in &spans {
+        let holds = usable.contains(&span.candidate)
+            && candidates.get(span.candidate).is_some_and(|c| {
+                let (lo, hi) = c.descriptor.layer_range;
+                lo <= span.lo && span.hi <= hi
+            });
+        if !holds || span.lo != next || span.hi < span.lo {
+            return Err(RouteError::BrokenPolicy {
+                policy: policy.name(),
+            });
+        }
+        next = span.hi + 1;
+    }
+    if next != *request.layers.end() + 1 || spans.len() > request.max_shards {
+        return Err(RouteError::BrokenPolicy {
+            policy: policy.name(),
+        });
+    }
+    Ok(spans)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn shard(host: &str, lo: u32, hi: u32, queue: u32) -> Candidate {
+        Candidate {
+            descriptor: Descriptor {
+                shard_id: Descriptor::shard_id("m", lo, hi),
+                model_id: "m".into(),
+                weights_sha256: "ab".repeat(32),
+                layer_range: (lo, hi),
+                total_layers: 16,
+                vram_required_mb: 1,
+                max_concurrent_streams: 4,
+                host: host.into(),
+                endpoint: "127.0.0.1:1".into(),
+                advertised_at: 0,
+                boundary_dtype: "fp16".into(),
+                arithmetic: "canonical-1".into(),
+                ms_per_token: 0.0,
+                queue_depth: queue,
+                software: "test".into(),
+            },
+            hop_weight: 0,
+            is_self: false,
+        }
+    }
+
+    struct Ask {
+        exclude: BTreeSet<String>,
+        weights: String,
+        max: usize,
+        allow_self: bool,
+    }
+
+    impl Default for Ask {
+        fn default() -> Self {
+            Self {
+                exclude: BTreeSet::new(),
+                weights: "ab".repeat(32),
+                max: 16,
+                allow_self: false,
+            }
+        }
+    }
+
+    impl Ask {
+        fn route(&self, candidates: &[Candidate]) -> Result<Vec<(String, u32, u32)>, RouteError> {
+            let request = RouteRequest {
+                model_id: "m",
+                weights_sha256: &self.weights,
+                boundary_dtype: "fp16",
+                layers: 0..=15,
+                total_layers: 16,
+                max_shards: self.max,
+                allow_self: self.allow_self,
+                exclude: &self.exclude,
+            };
+            let spans = pick(&GreedyCover, &request, candidates)?;
+            Ok(spans
+                .iter()
+                .map(|s| (candidates[s.candidate].descriptor.host.clone(), s.lo, s.hi))
+                .collect())
+        }
+    }
+
+    fn spans(list: &[(&str, u32, u32)]) -> Vec<(String, u32, u32)> {
+        list.iter()
+            .map(|&(h, lo, hi)| (h.to_owned(), lo, hi))
+            .collect()
+    }
+
+    #[test]
+    fn the_worked_example_of_the_specification_holds() {
+        let all = [
+            shard("a", 0, 7, 0),
+            shard("b", 4, 11, 0),
+            shard("c", 8, 15, 0),
+        ];
+        assert_eq!(
+            Ask::default().route(&all).unwrap(),
+            spans(&[("a", 0, 7), ("c", 8, 15)])
+        );
+    }
+
+    #[test]
+    fn the_least_loaded_shard_wins_even_when_it_reaches_less_far() {
+        let all = [
+            shard("a", 0, 15, 3),
+            shard("b", 0, 7, 0),
+            shard("c", 6, 15, 1),
+        ];
+        assert_eq!(
+            Ask::default().route(&all).unwrap(),
+            spans(&[("b", 0, 7), ("c", 8, 15)])
+        );
+    }
+
+    #[test]
+    fn an_overlapping_shard_runs_only_the_layers_that_are_still_missing() {
+        let all = [shard("a", 0, 9, 0), shard("b", 4, 15, 0)];
+        assert_eq!(
+            Ask::default().route(&all).unwrap(),
+            spans(&[("a", 0, 9), ("b", 10, 15)])
+        );
+    }
+
+    #[test]
+    fn a_hole_is_reported_with_its_first_layer() {
+        let all = [shard("a", 0, 7, 0), shard("b", 9, 15, 0)];
+        assert_eq!(
+            Ask::default().route(&all).unwrap_err(),
+            RouteError::Uncovered {
+                layer: 8,
+                model_id: "m".into()
+            }
+        );
+    }
+
+    #[test]
+    fn other_weights_are_told_apart_from_no_shards() {
+        let ask = Ask {
+            weights: "cd".repeat(32),
+            ..Ask::default()
+        };
+        let all = [shard("a", 0, 15, 0)];
+        assert!(matches!(
+            ask.route(&all).unwrap_err(),
+            RouteError::WeightsMismatch { .. }
+        ));
+        assert!(matches!(
+            ask.route(&[]).unwrap_err(),
+            RouteError::Uncovered { layer: 0, .. }
+        ));
+    }
+
+    #[test]
+    fn an_excluded_host_is_replaced_or_missed() {
+        let ask = Ask {
+            exclude: BTreeSet::from(["a".to_owned()]),
+            ..Ask::default()
+        };
+        let two = [shard("a", 0, 15, 0), shard("b", 0, 15, 9)];
+        assert_eq!(ask.route(&two).unwrap(), spans(&[("b", 0, 15)]));
+        assert!(ask.route(&two[..1]).is_err());
+    }
+
+    #[test]
+    fn the_own_node_serves_only_when_allowed_and_not_first_if_another_can() {
+        let mut own = shard("self", 0, 15, 0);
+        own.is_self = true;
+        let all = [own, shard("b", 0, 7, 5)];
+        assert!(matches!(
+            Ask::default().route(&all).unwrap_err(),
+            RouteError::Uncovered { layer: 8, .. }
+        ));
+        let ask = Ask {
+            allow_self: true,
+            ..Ask::default()
+        };
+        assert_eq!(
+            ask.route(&all).unwrap(),
+            spans(&[("b", 0, 7), ("self", 8, 15)])
+        );
+    }
+
+    #[test]
+    fn a_cover_within_the_limit_is_found_when_the_idle_one_is_too_long() {
+        let mut all: Vec<_> = (0..16)
+            .map(|i| shard(&format!("s{i:02}"), i, i, 0))
+            .collect();
+        all.push(shard("wide", 0, 15, 7));
+        let ask = Ask {
+            max: 4,
+            ..Ask::default()
+        };
+        assert_eq!(ask.route(&all).unwrap(), spans(&[("wide", 0, 15)]));
+        assert_eq!(
+            ask.route(&all[..16]).unwrap_err(),
+            RouteError::TooManyShards { max: 4 }
+        );
+    }
+
+    #[test]
+    fn ten_thousand_descriptors_are_cut_to_a_bounded_number() {
+        let mut all = vec![shard("x", 3, 4, 0); 10_000];
+        all.push(shard("late", 0, 15, 0));
+        assert!(Ask::default().route(&all).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn a_route_covers_every_layer_exactly_once_and_exists_whenever_all_are_held(
+            ranges in proptest::collection::vec((0u32..16, 0u32..16, 0u32..4), 0..12)
+        ) {
+            let all: Vec<_> = ranges
+                .iter()
+                .enumerate()
+                .map(|(i, &(a, b, q))| shard(&format!("h{i}"), a.min(b), a.max(b), q))
+                .collect();
+            let held = (0..16).all(|l| all.iter().any(|c| {
+                c.descriptor.layer_range.0 <= l && l <= c.descriptor.layer_range.1
+            }));
+            match Ask::default().route(&all) {
+                Ok(route) => {
+                    prop_assert!(held);
+                    let layers: Vec<u32> = route.iter().flat_map(|(_, lo, hi)| *lo..=*hi).collect();
+                    prop_assert_eq!(layers, (0..16).collect::<Vec<_>>());
+                }
+                Err(e) => prop_assert!(!held, "{}", e),
+            }
+        }
+    }
+}

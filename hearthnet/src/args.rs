@@ -1,0 +1,316 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{ArgAction, Parser, Subcommand};
+use hearthnet_bus::NodeId;
+use hearthnet_orchestrator::link::HostAddr;
+
+const EXIT_CODES: &str = "\
+Exit status: 0 success, 1 internal, 2 command line or configuration, 3 bad_request, \
+4 shard_unavailable, 5 pipeline_stalled, 6 weights_mismatch, 7 experimental_disabled, \
+8 model file, 9 key, port or directory of this machine, 130 Ctrl-C.";
+
+/// One language model, held by several homes: answer together what none could answer alone.
+#[derive(Debug, Parser)]
+#[command(name = "hearthnet", version, after_help = EXIT_CODES)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Global {
+    /// Configuration file [default: the user's own, if there is one].
+    #[arg(long, global = true, value_name = "FILE", env = "HEARTHNET_CONFIG")]
+    pub(crate) config: Option<PathBuf>,
+    /// Override one setting for this run, for example policy.research.enable=true.
+    #[arg(long, global = true, value_name = "KEY=VALUE", action = ArgAction::Append)]
+    pub(crate) set: Vec<String>,
+    /// Model catalogue [default: the one built into the program].
+    #[arg(long, global = true, value_name = "FILE", env = "HEARTHNET_CATALOGUE")]
+    pub(crate) catalogue: Option<PathBuf>,
+    /// Directory of this node's key [default: ~/.local/share/hearthnet].
+    #[arg(long, global = true, value_name = "DIR", env = "HEARTHNET_DATA_DIR")]
+    pub(crate) data_dir: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Fetch, look into or convert model files.
+    #[command(subcommand)]
+    Model(ModelCommand),
+    /// Host layers of a model for other machines.
+    #[command(subcommand)]
+    Shard(ShardCommand),
+    /// Ask a model, on hosts or on this machine.
+    Chat(ChatArgs),
+    /// Show it all on this machine: host processes, an orchestrator, an answer.
+    Demo(DemoArgs),
+    /// Measure the engine or the transport.
+    #[command(subcommand)]
+    Bench(BenchCommand),
+    /// Print this node's id (made on first use).
+    Id(IdArgs),
+    /// Show what is configured.
+    #[command(subcommand)]
+    Config(ConfigCommand),
+}
+
+impl Args {
+    /// Whether failures are wanted as JSON as well.
+    pub(crate) fn wants_json(&self) -> bool {
+        match &self.command {
+            Command::Model(ModelCommand::Inspect { json, .. })
+            | Command::Shard(ShardCommand::Serve(ServeArgs { json, .. }))
+            | Command::Chat(ChatArgs { json, .. })
+            | Command::Demo(DemoArgs { json, .. })
+            | Command::Bench(BenchCommand::Engine { json, .. })
+            | Command::Bench(BenchCommand::Transport { json, .. })
+            | Command::Id(IdArgs { json }) => *json,
+            _ => false,
+        }
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ModelCommand {
+    /// Fetch a model of the catalogue into the user's cache.
+    Pull {
+        /// Catalogue id, for example smollm2-135m-instruct.
+        model: String,
+        /// Take the file from here instead; it is checked like any other source.
+        #[arg(long, value_name = "FILE")]
+        from: Option<PathBuf>,
+    },
+    /// List the catalogue, and what is on this machine.
+    List,
+    /// Print what is in a model file.
+    Inspect {
+        /// Path of a GGUF file, or a catalogue id that has been pulled.
+        model: String,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Write a model file with another weight type.
+    Convert {
+        /// Path of a GGUF file, or a catalogue id that has been pulled.
+        model: String,
+        /// Weight type: f32, f16, q8_0, q4_0 or q4_1.
+        #[arg(long, value_name = "TYPE")]
+        to: String,
+        /// File to write; it must not exist yet.
+        #[arg(long, short, value_name = "FILE")]
+        output: PathBuf,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ShardCommand {
+    /// Serve a range of layers until stopped.
+    Serve(ServeArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ServeArgs {
+    /// Catalogue id, or path of a GGUF file.
+    #[arg(long)]
+    pub(crate) model: String,
+    /// First and last layer, for example 0-14.
+    #[arg(long, value_name = "LO-HI", value_parser = parse_layers)]
+    pub(crate) layers: (u32, u32),
+    /// Where to listen; port 0 takes a free one.
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:0")]
+    pub(crate) listen: String,
+    /// A node that may use this host (repeat for more); this node itself always may.
+    #[arg(long, value_name = "NODEID")]
+    pub(crate) peer_key: Vec<NodeId>,
+    /// Threads that compute [default: engine.threads, else one per core].
+    #[arg(long)]
+    pub(crate) threads: Option<usize>,
+    /// Print the descriptor as one line of JSON when ready.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Stop when standard input ends: a parent that dies takes this host with it.
+    #[arg(long, hide = true)]
+    pub(crate) lifeline: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct SamplingArgs {
+    /// 0 always takes the likeliest token; higher is more varied.
+    #[arg(long, default_value_t = 0.0)]
+    pub(crate) temperature: f32,
+    /// Same seed, same text [default: drawn anew].
+    #[arg(long)]
+    pub(crate) seed: Option<u64>,
+    /// Most tokens to generate.
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub(crate) max_tokens: u32,
+    /// Consider only the K likeliest tokens.
+    #[arg(long, value_name = "K")]
+    pub(crate) top_k: Option<u32>,
+    /// Consider only the likeliest tokens that together have this probability.
+    #[arg(long, value_name = "P")]
+    pub(crate) top_p: Option<f32>,
+    /// Drop tokens less likely than this fraction of the likeliest.
+    #[arg(long, value_name = "P")]
+    pub(crate) min_p: Option<f32>,
+    /// Divide the logits of tokens that occurred; 1 is off.
+    #[arg(long, value_name = "F")]
+    pub(crate) repetition_penalty: Option<f32>,
+    /// Subtract this from the logits of tokens that occurred.
+    #[arg(long, value_name = "F", allow_negative_numbers = true)]
+    pub(crate) presence_penalty: Option<f32>,
+    /// Subtract this for every time a token occurred.
+    #[arg(long, value_name = "F", allow_negative_numbers = true)]
+    pub(crate) frequency_penalty: Option<f32>,
+    /// End the answer at this text (repeat for more).
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+    /// Report the log-probabilities of the N likeliest tokens per token, 0 for the sampled one only.
+    #[arg(long, value_name = "N")]
+    pub(crate) logprobs: Option<u8>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ChatArgs {
+    /// What to ask; without it, an interactive chat.
+    pub(crate) prompt: Option<String>,
+    /// Catalogue id, or path of a GGUF file.
+    #[arg(long, default_value = "smollm2-135m-instruct")]
+    pub(crate) model: String,
+    /// A host, as its `shard serve` prints it (repeat for more).
+    #[arg(long, value_name = "ENDPOINT#NODEID", conflicts_with = "local")]
+    pub(crate) shard: Vec<HostAddr>,
+    /// Answer on this machine alone.
+    #[arg(long)]
+    pub(crate) local: bool,
+    /// What the model is told before the conversation begins.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+    /// Continue the prompt as plain text, without the chat template.
+    #[arg(long)]
+    pub(crate) raw: bool,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    /// Print one JSON object at the end instead of the text.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Print every frame as a line of JSON while the answer is made.
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) frames: bool,
+    /// Show where the time went.
+    #[arg(long)]
+    pub(crate) explain: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct DemoArgs {
+    /// What to ask.
+    #[arg(default_value = "Why is it good to share?")]
+    pub(crate) prompt: String,
+    /// Catalogue id, or path of a GGUF file.
+    #[arg(long, default_value = "smollm2-135m-instruct")]
+    pub(crate) model: String,
+    /// Host processes that share the layers.
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub(crate) shards: u32,
+    /// Where to cut instead of evenly: first layers of the second and further shards, as 7,20.
+    #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
+    pub(crate) cuts: Vec<u32>,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    /// Print one JSON object at the end instead of the text and the table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Tokens per second of prefill and decode.
+    Engine {
+        /// Catalogue id, or path of a GGUF file.
+        #[arg(long, default_value = "smollm2-135m-instruct")]
+        model: String,
+        /// Thread counts to measure.
+        #[arg(long, value_delimiter = ',', default_value = "1,2")]
+        threads: Vec<usize>,
+        /// Tokens of prompt.
+        #[arg(long, default_value_t = 512)]
+        prefill: u32,
+        /// Tokens to decode.
+        #[arg(long, default_value_t = 64)]
+        decode: u32,
+        /// Tokens that precede the measured ones.
+        #[arg(long, value_delimiter = ',', default_value = "0")]
+        depth: Vec<u32>,
+        /// Times to measure; the median is printed.
+        #[arg(long, default_value_t = 5)]
+        repetitions: u32,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Round trips and throughput between two processes on loopback, by size.
+    Transport {
+        /// Round trips per size.
+        #[arg(long, default_value_t = 2000)]
+        rounds: u32,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+        /// Be the echoing side (started by the command itself).
+        #[arg(long, hide = true, value_name = "NODEID")]
+        echo_for: Option<NodeId>,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct IdArgs {
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Print every setting, its value, and where the value comes from.
+    Show,
+}
+
+fn parse_layers(text: &str) -> Result<(u32, u32), String> {
+    let wrong = || "write the first and the last layer, for example 0-14".to_owned();
+    let (lo, hi) = text.split_once('-').ok_or_else(wrong)?;
+    let (lo, hi) = (
+        lo.parse().map_err(|_| wrong())?,
+        hi.parse().map_err(|_| wrong())?,
+    );
+    if lo > hi {
+        return Err(format!("the range {lo}-{hi} runs backwards"));
+    }
+    Ok((lo, hi))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn layer_ranges_are_inclusive_and_must_not_run_backwards() {
+        assert_eq!(parse_layers("0-14"), Ok((0, 14)));
+        assert_eq!(parse_layers("7-7"), Ok((7, 7)));
+        for wrong in ["", "3", "8-7", "a-b", "-1-2", "0-99999999999"] {
+            assert!(parse_layers(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! `hearthnet bench`: measure the engine or the transport.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use hearthnet_bus::{NodeId, NodeKey};
+use hearthnet_model::bench::{self, BenchTest, EngineBench, bench_engine};
+use hearthnet_transport::bench::{BenchOptions, BenchReport, PURPOSE, run as measure, serve_echo};
+use hearthnet_transport::{Admission, CloseCode, Hello, Identity, Listener, PeerKey};
+
+use crate::args::{BenchCommand, Global};
+use crate::commands::{model, print_bytes, print_json, runtime};
+use crate::config::Config;
+use crate::failure::{Failure, Kind};
+use crate::output::{bytes, note, table};
+
+pub(crate) fn run(command: BenchCommand, global: &Global, config: &Config) -> Result<(), Failure> {
+    match command {
+        BenchCommand::Engine { .. } => engine(command, global),
+        BenchCommand::Transport {
+            echo_for: Some(caller),
+            ..
+        } => echo(caller, config),
+        BenchCommand::Transport { rounds, json, .. } => transport(rounds, json, config),
+    }
+}
+
+fn engine(command: BenchCommand, global: &Global) -> Result<(), Failure> {
+    let BenchCommand::Engine {
+        model,
+        threads,
+        prefill,
+        decode,
+        depth,
+        repetitions,
+        json,
+    } = command
+    else {
+        return Ok(());
+    };
+    let path = model::resolve(global, &model)?.path;
+    let options = bench::BenchOptions {
+        threads,
+        prefill,
+        decode,
+        depths: depth,
+        repetitions,
+        ..bench::BenchOptions::default()
+    };
+    let report = bench_engine(&path, &options, &mut |what| note(what))
+        .map_err(|e| Failure::new(Kind::BadRequest, e.to_string()).hint("see --help"))?;
+    if json {
+        print_json(&report)
+    } else {
+        print_bytes(engine_table(&report).as_bytes())
+    }
+}
+
+fn engine_table(report: &EngineBench) -> String {
+    let rows: Vec<Vec<String>> = report
+        .results
+        .iter()
+        .map(|r| {
+            let test = match r.test {
+                BenchTest::Prefill => "prefill",
+                BenchTest::Decode => "decode",
+            };
+            vec![
+                format!("{test} {}", r.tokens),
+                r.threads.to_string(),
+                r.depth.to_string(),
+                format!("{:.1}", r.tokens_per_second),
+            ]
+        })
+        .collect();
+    format!(
+        "{}\n{} ({}, {} in memory)\n{}, {} cores, kernels: {}\n",
+        table(&["test", "threads", "depth", "tokens/s"], &rows),
+        report.file.display(),
+        report.weight_types.join(" "),
+        bytes(report.weight_bytes),
+        report.cpu,
+        report.cores,
+        report.isa,
+    )
+}
+
+/// Serves one caller with an echo until standard input ends.
+fn echo(caller: NodeId, config: &Config) -> Result<(), Failure> {
+    let key = NodeKey::generate().map_err(Failure::internal)?;
+    let identity = Identity::from_secret(&key.secret()).map_err(Failure::internal)?;
+    let transport = config.transport()?;
+    runtime()?.block_on(async {
+        let admission = Arc::new(OnlyCaller(PeerKey(*caller.as_bytes())));
+        let mut listener = Listener::bind("127.0.0.1:0", &identity, admission, transport)
+            .await
+            .map_err(|e| Failure::new(Kind::Host, e.to_string()))?;
+        print_bytes(format!("{}#{}\n", listener.local_addr(), key.id()).as_bytes())?;
+        let (gone, mut lifeline) = tokio::sync::mpsc::channel::<()>(1);
+        std::thread::spawn(move || {
+            // Returns when the measuring process closes the pipe, or dies.
+            let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+            drop(gone);
+        });
+        loop {
+            tokio::select! {
+                connection = listener.accept() => { tokio::spawn(serve_echo(connection)); }
+                _ = lifeline.recv() => return Ok(()),
+            }
+        }
+    })
+}
+
+/// Admits one node, for measuring only.
+struct OnlyCaller(PeerKey);
+
+impl Admission for OnlyCaller {
+    fn admit_peer(&self, peer: &PeerKey) -> bool {
+        *peer == self.0
+    }
+
+    fn admit_hello(&self, _: &PeerKey, hello: &Hello, _: u64) -> Result<(), CloseCode> {
+        if hello.purpose == PURPOSE {
+            Ok(())
+        } else {
+            Err(CloseCode::PurposeUnknown)
+        }
+    }
+}
+
+fn transport(rounds: u32, json: bool, config: &Config) -> Result<(), Failure> {
+    let key = NodeKey::generate().map_err(Failure::internal)?;
+    let fail = |e: std::io::Error| Failure::new(Kind::Host, format!("cannot start the echo: {e}"));
+    let program = std::env::current_exe().map_err(fail)?;
+    // Dropped at the end of this function: the pipe closes and the echo ends.
+    let mut child = Command::new(program)
+        .args(["bench", "transport", "--echo-for", &key.id().to_string()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(fail)?;
+    let mut address = String::new();
+    if let Some(stdout) = child.stdout.take() {
+        BufReader::new(stdout)
+            .read_line(&mut address)
+            .map_err(fail)?;
+    }
+    let address = address
+        .trim()
+        .parse::<hearthnet_orchestrator::link::HostAddr>()
+        .map_err(|_| Failure::internal("the echo process did not start"))?;
+    let identity = Identity::from_secret(&key.secret()).map_err(Failure::internal)?;
+    let transport = config.transport()?;
+    let report = runtime()?.block_on(async {
+        // A task of its own: the thread of `block_on` is a slow place for I/O.
+        let work = tokio::spawn(async move {
+            let expect = PeerKey(*address.node.as_bytes());
+            let hello = Hello::new(PURPOSE, Vec::new());
+            let endpoint = &address.endpoint;
+            let mut connection =
+                hearthnet_transport::connect(endpoint, &identity, expect, hello, transport)
+                    .await
+                    .map_err(Failure::internal)?;
+            let options = BenchOptions {
+                round_trips: rounds,
+                ..BenchOptions::default()
+            };
+            measure(&mut connection, &options)
+                .await
+                .map_err(Failure::internal)
+        });
+        work.await.map_err(Failure::internal)?
+    });
+    drop(child.stdin.take());
+    // It ends by itself; waiting leaves no zombie.
+    let _ = child.wait();
+    let report = report?;
+    if json {
+        print_json(&report)
+    } else {
+        print_bytes(transport_table(&report).as_bytes())
+    }
+}
+
+fn transport_table(report: &BenchReport) -> String {
+    let trips: Vec<Vec<String>> = report
+        .round_trips
+        .iter()
+        .map(|r| {
+            vec![
+                r.bytes.to_string(),
+                format!("{:.1}", r.p50_us),
+                format!("{:.1}", r.p95_us),
+                format!("{:.1}", r.p99_us),
+            ]
+        })
+        .collect();
+    let speeds: Vec<Vec<String>> = report
+        .throughput
+        .iter()
+        .map(|t| {
+            vec![
+                bytes(u64::from(t.bytes)),
+                format!("{:.0}", t.megabytes_per_second),
+            ]
+        })
+        .collect();
+    format!(
+        "round trips between two processes on loopback, TLS 1.3 and WebSocket\n{}\none way\n{}",
+        table(&["bytes", "p50 us", "p95 us", "p99 us"], &trips),
+        table(&["size", "MB/s"], &speeds)
+    )
+}

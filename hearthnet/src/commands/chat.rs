@@ -1,0 +1,390 @@
+//! `hearthnet chat`: one question, or a conversation.
+
+use std::io::{BufRead, IsTerminal, Write};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hearthnet_model::ChatMessage;
+use hearthnet_model::engine::{Engine, Head};
+use hearthnet_orchestrator::backend::Backend;
+use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Frame, Prompt, TextModel};
+use hearthnet_orchestrator::link::{HostAddr, HostLink};
+use hearthnet_orchestrator::local::LocalBackend;
+use hearthnet_orchestrator::router::{Candidate, GreedyCover, RouteRequest, pick};
+use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, RoutedSpan, ShardedBackend};
+use hearthnet_orchestrator::{Cancel, ChatError};
+use tokio::runtime::{Handle, Runtime};
+
+use crate::args::{ChatArgs, Global};
+use crate::commands::{
+    OpenModel, engine_options, load_head, node_key, open_model, print_bytes, print_json, runtime,
+    sampling, text_model,
+};
+use crate::config::Config;
+use crate::failure::{Failure, Kind};
+use crate::output::{Progress, bytes, note, table};
+
+pub(crate) fn run(args: ChatArgs, global: &Global, config: &Config) -> Result<(), Failure> {
+    let started = Instant::now();
+    if !args.local && !config.policy.research.enable {
+        return Err(ChatError::ExperimentalDisabled.into());
+    }
+    if !args.local && args.shard.is_empty() {
+        return Err(Failure::from(ChatError::ShardUnavailable("no hosts are named".into()))
+            .hint("name each host with --shard ENDPOINT#NODEID, as `hearthnet shard serve` prints it, or answer on this machine alone with --local"));
+    }
+    let runtime = runtime()?;
+    let cancel = Cancel::default();
+    watch_interrupt(&runtime, cancel.clone());
+
+    let model = open_model(global, &args.model)?;
+    let (backend, head): (Box<dyn Backend>, Head) = if args.local {
+        let (backend, head) = local_backend(&model, config, None)?;
+        (Box::new(backend), head)
+    } else {
+        let head = load_head(&model, &engine_options(config, None))?;
+        let key = Arc::new(node_key(global)?);
+        let links = runtime.block_on(connect(&args.shard, &key, config))?;
+        let own = key.id().to_string();
+        let backend = open_route(runtime.handle(), &model, links, &own, config, &cancel)?;
+        (Box::new(backend), head)
+    };
+    let mut text = text_model(&model, head)?;
+    let mut conversation = Conversation::new(backend);
+    let outcome = match &args.prompt {
+        Some(prompt) => {
+            let prompt = if args.raw {
+                Prompt::Text(prompt.clone())
+            } else {
+                let mut messages = system(&args);
+                messages.push(ChatMessage::user(prompt));
+                Prompt::Messages(messages)
+            };
+            turn(
+                &args,
+                prompt,
+                &mut conversation,
+                &mut text,
+                started,
+                &cancel,
+            )
+            .map(|_| ())
+        }
+        None => interactive(&args, &mut conversation, &mut text, &cancel),
+    };
+    // Streams are closed by tasks: give them their moment before the runtime goes.
+    drop(conversation);
+    runtime.shutdown_timeout(Duration::from_millis(500));
+    outcome
+}
+
+/// Everything on this machine: blocks and head share their threads.
+pub(crate) fn local_backend(
+    model: &OpenModel,
+    config: &Config,
+    threads: Option<usize>,
+) -> Result<(LocalBackend, Head), Failure> {
+    let fail = |e: &dyn std::fmt::Display| {
+        Failure::new(Kind::Model, format!("{}: {e}", model.path.display()))
+    };
+    let layers = 0..model.file.spec().layers;
+    let mut progress = Progress::new("loading the model");
+    let options = engine_options(config, threads);
+    let engine = Engine::load(&model.file, layers, &options, &mut |done, total| {
+        progress.set(done, total);
+    })
+    .map_err(|e| fail(&e))?;
+    let head = Head::beside(&model.file, &engine).map_err(|e| fail(&e))?;
+    Ok((LocalBackend::new(engine, &model.id)?, head))
+}
+
+/// Connects to every host at once. A host that cannot be reached is left out as
+/// long as one can; what is then missing, the router tells.
+pub(crate) async fn connect(
+    hosts: &[HostAddr],
+    key: &Arc<hearthnet_bus::NodeKey>,
+    config: &Config,
+) -> Result<Links, Failure> {
+    let transport = config.transport()?;
+    let tasks: Vec<_> = hosts
+        .iter()
+        .cloned()
+        .map(|host| {
+            let (key, transport) = (Arc::clone(key), transport.clone());
+            tokio::spawn(async move { HostLink::connect(&host, &key, transport).await })
+        })
+        .collect();
+    let mut links = Links {
+        links: Vec::new(),
+        failures: Vec::new(),
+    };
+    for task in tasks {
+        match task.await.map_err(Failure::internal)? {
+            Ok(link) => links.links.push(Arc::new(link)),
+            Err(error) => links.failures.push(error),
+        }
+    }
+    Ok(links)
+}
+
+/// The hosts that answered, and why others did not.
+pub(crate) struct Links {
+    links: Vec<Arc<HostLink>>,
+    failures: Vec<ChatError>,
+}
+
+/// Routes over the connected hosts and opens a stream on each one chosen.
+pub(crate) fn open_route(
+    runtime: &Handle,
+    model: &OpenModel,
+    links: Links,
+    own_id: &str,
+    config: &Config,
+    cancel: &Cancel,
+) -> Result<ShardedBackend, Failure> {
+    let spec = model.file.spec();
+    let inference = &config.research.distributed_inference;
+    let candidates: Vec<Candidate> = links
+        .links
+        .iter()
+        .map(|link| Candidate {
+            descriptor: link.descriptor().clone(),
+            hop_weight: 0,
+            is_self: link.descriptor().host == own_id,
+        })
+        .collect();
+    let request = RouteRequest {
+        model_id: &model.id,
+        weights_sha256: &model.weights.to_string(),
+        boundary_dtype: spec.boundary.descriptor_name(),
+        layers: 0..=spec.layers.saturating_sub(1),
+        total_layers: spec.layers,
+        max_shards: inference.max_shards_per_request,
+        allow_self: inference.allow_self_as_shard,
+        exclude: &std::collections::BTreeSet::new(),
+    };
+    let spans = match pick(&GreedyCover, &request, &candidates) {
+        Ok(spans) => spans,
+        // A host that could not be reached explains a hole better than the hole does.
+        Err(error) => {
+            return Err(match links.failures.into_iter().next() {
+                Some(failure) => failure.into(),
+                None => ChatError::from(error).into(),
+            });
+        }
+    };
+    for failure in &links.failures {
+        note(format!("warning: going on without one host: {failure}"));
+    }
+    let route = spans
+        .iter()
+        .filter_map(|span| {
+            let link = Arc::clone(links.links.get(span.candidate)?);
+            Some(RoutedSpan {
+                link,
+                lo: span.lo,
+                hi: span.hi,
+            })
+        })
+        .collect();
+    let wire = ModelOnWire::new(&model.id, model.weights, spec, model.bands.clone());
+    let settings = PumpSettings {
+        prefill_rows: inference.prefill_rows,
+        depth: inference.steps_in_flight,
+        health_timeout: Duration::from_secs_f64(inference.shard_health_timeout_seconds),
+    };
+    Ok(ShardedBackend::open(
+        runtime.clone(),
+        wire,
+        route,
+        settings,
+        cancel,
+    )?)
+}
+
+/// The first Ctrl-C (or SIGTERM) cancels what is being answered; the second ends the program.
+pub(crate) fn watch_interrupt(runtime: &Runtime, cancel: Cancel) {
+    runtime.spawn(async move {
+        let Ok(mut term) =
+            tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
+        else {
+            return;
+        };
+        loop {
+            tokio::select! {
+                _ = tokio::signal::ctrl_c() => {}
+                _ = term.recv() => {}
+            }
+            if cancel.is_cancelled() {
+                std::process::exit(i32::from(Kind::Interrupted.exit_code()));
+            }
+            cancel.cancel();
+        }
+    });
+}
+
+/// How a frame reaches standard output.
+pub(crate) type Print = fn(&Frame) -> Result<(), Failure>;
+
+/// Answers and prints text as it comes. A reader that goes away cancels the answer.
+pub(crate) fn stream_answer(
+    conversation: &mut Conversation,
+    text: &mut TextModel,
+    request: &ChatRequest,
+    started: Instant,
+    cancel: &Cancel,
+    print: Print,
+) -> Result<Done, Failure> {
+    let mut failed = None;
+    let answer = conversation.answer(text, request, started, cancel, &mut |frame| {
+        if failed.is_none()
+            && let Err(failure) = print(frame)
+        {
+            failed = Some(failure);
+            cancel.cancel();
+        }
+    });
+    match failed {
+        Some(failure) => Err(failure),
+        None => Ok(answer?),
+    }
+}
+
+/// Prints a frame as a line of JSON.
+fn print_frame(frame: &Frame) -> Result<(), Failure> {
+    print_json(frame)
+}
+
+/// Prints the text of `token_delta` frames.
+pub(crate) fn print_text(frame: &Frame) -> Result<(), Failure> {
+    match frame {
+        Frame::TokenDelta { text, .. } if !text.is_empty() => print_bytes(text.as_bytes()),
+        _ => Ok(()),
+    }
+}
+
+/// Answers one turn and prints it in the form that was asked for.
+fn turn(
+    args: &ChatArgs,
+    prompt: Prompt,
+    conversation: &mut Conversation,
+    text: &mut TextModel,
+    started: Instant,
+    cancel: &Cancel,
+) -> Result<Done, Failure> {
+    let request = ChatRequest {
+        prompt,
+        sampling: sampling(&args.sampling)?,
+        max_tokens: args.sampling.max_tokens,
+        stop: args.sampling.stop.clone(),
+    };
+    let print: Print = match (args.json, args.frames) {
+        (true, _) => |_| Ok(()),
+        (_, true) => print_frame,
+        _ => print_text,
+    };
+    let done = stream_answer(conversation, text, &request, started, cancel, print)?;
+    if args.json {
+        print_json(&done)?;
+    } else if !args.frames {
+        print_bytes(b"\n")?;
+    }
+    if args.explain {
+        note(explain(&done));
+    }
+    Ok(done)
+}
+
+fn interactive(
+    args: &ChatArgs,
+    conversation: &mut Conversation,
+    text: &mut TextModel,
+    cancel: &Cancel,
+) -> Result<(), Failure> {
+    if args.raw {
+        return Err(
+            Failure::new(Kind::Config, "--raw needs a prompt on the command line")
+                .hint("an interactive chat uses the model's chat template"),
+        );
+    }
+    let stdin = std::io::stdin();
+    let terminal = stdin.is_terminal();
+    if terminal {
+        note(
+            "Write a message and press Enter; Ctrl-D ends the chat, Ctrl-C twice ends it at once.",
+        );
+    }
+    let mut messages = system(args);
+    let mut line = String::new();
+    loop {
+        if terminal {
+            let _ = write!(std::io::stderr(), "> ");
+        }
+        line.clear();
+        let read = stdin.lock().read_line(&mut line).map_err(|e| {
+            Failure::new(Kind::BadRequest, format!("cannot read the message: {e}"))
+                .hint("messages must be UTF-8 text")
+        })?;
+        if read == 0 {
+            return Ok(());
+        }
+        if cancel.is_cancelled() {
+            return Err(ChatError::Cancelled.into());
+        }
+        let message = line.trim();
+        if message.is_empty() {
+            continue;
+        }
+        messages.push(ChatMessage::user(message));
+        let prompt = Prompt::Messages(messages.clone());
+        let done = turn(args, prompt, conversation, text, Instant::now(), cancel)?;
+        messages.push(ChatMessage::assistant(done.text));
+    }
+}
+
+fn system(args: &ChatArgs) -> Vec<ChatMessage> {
+    args.system.iter().map(ChatMessage::system).collect()
+}
+
+/// Where the time of an answer went, as a table.
+pub(crate) fn explain(done: &Done) -> String {
+    let t = &done.timings;
+    let milli = |us: u32| format!("{:.3}", f64::from(us) / 1e3);
+    let rows: Vec<Vec<String>> = done
+        .route
+        .iter()
+        .zip(&t.hops)
+        .map(|(hop, times)| {
+            vec![
+                hop.endpoint
+                    .clone()
+                    .unwrap_or_else(|| "this machine".into()),
+                format!("{}-{}", hop.layers.0, hop.layers.1),
+                bytes(hop.memory_mb << 20),
+                milli(times.compute_us_p50),
+                milli(times.overhead_us_p50),
+                milli(times.overhead_us_p95),
+            ]
+        })
+        .collect();
+    let head = [
+        "host",
+        "layers",
+        "memory",
+        "compute ms",
+        "hop ms p50",
+        "p95",
+    ];
+    format!(
+        "\n{}\n  {} prompt tokens ({} cached) in {:.0} ms, first token after {:.0} ms, then {:.1} tokens/s;\n  {:.2} ms per token for embedding, output and sampling here; seed {}",
+        table(&head, &rows),
+        done.usage.prompt_tokens,
+        done.usage.cached_tokens,
+        t.prefill_ms,
+        t.first_token_ms,
+        t.tokens_per_second,
+        t.head_ms_per_token,
+        done.seed
+            .map_or_else(|| "none".to_owned(), |seed| seed.to_string()),
+    )
+}

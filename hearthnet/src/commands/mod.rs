@@ -1,0 +1,169 @@
+//! One file per command.
+
+pub(crate) mod bench;
+pub(crate) mod chat;
+pub(crate) mod config;
+pub(crate) mod demo;
+pub(crate) mod id;
+pub(crate) mod model;
+pub(crate) mod shard;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use hearthnet_bus::NodeKey;
+use hearthnet_model::catalogue::Resolved;
+use hearthnet_model::engine::{EngineOptions, Head};
+use hearthnet_model::gguf::Gguf;
+use hearthnet_model::sampler::SamplerConfig;
+use hearthnet_model::template::TemplateError;
+use hearthnet_model::{ChatTemplate, ModelFile, Tokenizer, WeightsId};
+use hearthnet_orchestrator::chat::TextModel;
+use hearthnet_orchestrator::checks::BoundaryBand;
+use tokio::runtime::Runtime;
+
+use crate::args::{Global, SamplingArgs};
+use crate::config::Config;
+use crate::failure::{Failure, Kind};
+use crate::output::Progress;
+
+/// One JSON value and a line end on standard output.
+pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
+    let mut line = serde_json::to_vec(value).map_err(Failure::internal)?;
+    line.push(b'\n');
+    print_bytes(&line)
+}
+
+/// Bytes on standard output, at once.
+pub(crate) fn print_bytes(bytes: &[u8]) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(bytes)?;
+    out.flush()?;
+    Ok(())
+}
+
+/// The runtime for network I/O. Chats and engines run on threads of their own.
+pub(crate) fn runtime() -> Result<Runtime, Failure> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(Failure::internal)
+}
+
+/// This node's key, made on first use.
+pub(crate) fn node_key(global: &Global) -> Result<NodeKey, Failure> {
+    let path = crate::paths::data_dir(global.data_dir.clone())?.join("node.key");
+    NodeKey::load_or_create(&path).map_err(|e| {
+        Failure::new(Kind::Host, e.to_string())
+            .hint("--data-dir names another directory for this node's key")
+    })
+}
+
+/// A model file on this machine, opened, with its identity.
+pub(crate) struct OpenModel {
+    pub(crate) id: String,
+    pub(crate) path: PathBuf,
+    pub(crate) file: ModelFile,
+    pub(crate) weights: WeightsId,
+    pub(crate) bands: Option<Vec<BoundaryBand>>,
+}
+
+/// Opens what `--model` names. Nothing is fetched.
+pub(crate) fn open_model(global: &Global, name: &str) -> Result<OpenModel, Failure> {
+    open_resolved(global, model::resolve(global, name)?)
+}
+
+/// Opens what `--model` names, fetching it first when the catalogue has it and this machine has not.
+pub(crate) fn open_or_pull_model(global: &Global, name: &str) -> Result<OpenModel, Failure> {
+    open_resolved(global, model::resolve_or_pull(global, name)?)
+}
+
+fn open_resolved(global: &Global, resolved: Resolved) -> Result<OpenModel, Failure> {
+    let Resolved { id, path, .. } = resolved;
+    let file = open_file(&path)?;
+    let mut progress = Progress::new("hashing the model");
+    let weights = file
+        .manifest(&mut |done, total| progress.set(done, total))
+        .weights_id();
+    let bands = model::bands(&model::catalogue(global)?, weights);
+    Ok(OpenModel {
+        id,
+        path,
+        weights,
+        file,
+        bands,
+    })
+}
+
+/// Opens a model file.
+pub(crate) fn open_file(path: &Path) -> Result<ModelFile, Failure> {
+    ModelFile::open(path).map_err(|e| model_failure(path, e))
+}
+
+fn model_failure(path: &Path, error: impl std::fmt::Display) -> Failure {
+    Failure::new(Kind::Model, format!("{}: {error}", path.display()))
+        .hint("`hearthnet model inspect FILE` shows what a file holds; a fresh `hearthnet model pull` replaces a broken one")
+}
+
+/// The caller's side of a model: tokenizer, template, embedding and output matrix.
+pub(crate) fn text_model(model: &OpenModel, head: Head) -> Result<TextModel, Failure> {
+    let fail = |e: &dyn std::fmt::Display| model_failure(&model.path, e);
+    let gguf: &Gguf = model.file.gguf();
+    let tokenizer = Tokenizer::from_gguf(gguf).map_err(|e| fail(&e))?;
+    let template = match ChatTemplate::from_gguf(gguf) {
+        Ok(template) => Some(template),
+        // Text can be continued without one; a chat then says what is missing.
+        Err(TemplateError::Missing) => None,
+        Err(error) => return Err(fail(&error)),
+    };
+    Ok(TextModel {
+        tokenizer,
+        template,
+        head,
+        context: model.file.spec().context,
+    })
+}
+
+/// Embedding and output matrix, for a caller whose blocks run elsewhere.
+pub(crate) fn load_head(model: &OpenModel, options: &EngineOptions) -> Result<Head, Failure> {
+    Head::load(&model.file, options).map_err(|e| model_failure(&model.path, e))
+}
+
+/// Engine options by configuration, with the thread count a flag may override.
+pub(crate) fn engine_options(config: &Config, threads: Option<usize>) -> EngineOptions {
+    let host = &config.research.distributed_inference.host;
+    EngineOptions {
+        threads: threads
+            .filter(|&n| n > 0)
+            .unwrap_or_else(|| config.threads()),
+        max_kv_bytes: host.kv_budget_mb << 20,
+        ..EngineOptions::default()
+    }
+}
+
+/// The sampler's settings; a seed is drawn when none was given.
+pub(crate) fn sampling(args: &SamplingArgs) -> Result<SamplerConfig, Failure> {
+    let seed = match args.seed {
+        Some(seed) => seed,
+        None => {
+            let mut bytes = [0; 8];
+            getrandom::fill(&mut bytes).map_err(Failure::internal)?;
+            // 53 bits survive every JSON reader.
+            u64::from_le_bytes(bytes) >> 11
+        }
+    };
+    let d = SamplerConfig::default();
+    Ok(SamplerConfig {
+        temperature: args.temperature,
+        top_k: args.top_k.unwrap_or(d.top_k),
+        top_p: args.top_p.unwrap_or(d.top_p),
+        min_p: args.min_p.unwrap_or(d.min_p),
+        repetition_penalty: args.repetition_penalty.unwrap_or(d.repetition_penalty),
+        presence_penalty: args.presence_penalty.unwrap_or(d.presence_penalty),
+        frequency_penalty: args.frequency_penalty.unwrap_or(d.frequency_penalty),
+        seed: Some(seed),
+        logprobs: args.logprobs,
+        ..d
+    })
+}

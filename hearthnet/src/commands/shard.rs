@@ -1,0 +1,196 @@
+//! `hearthnet shard serve`: layers of a model for other machines.
+
+use std::io::Read;
+use std::time::Duration;
+
+use hearthnet_bus::Descriptor;
+use hearthnet_orchestrator::ChatError;
+use hearthnet_shard::{ServeConfig, ShardConfig, ShardHost, StartError, StartProgress};
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+
+use crate::args::{Global, ServeArgs, ShardCommand};
+use crate::commands::{engine_options, model, node_key, print_bytes, print_json, runtime};
+use crate::config::Config;
+use crate::failure::{Failure, Kind};
+use crate::output::{Progress, bytes, note};
+
+/// How long steps in flight may take to finish when the host is asked to stop.
+const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
+
+/// What `--json` prints when the host is ready.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Ready {
+    /// `ADDR:PORT#NODEID`, as `chat --shard` takes it.
+    pub(crate) address: String,
+    /// The host's own words.
+    pub(crate) descriptor: Descriptor,
+    /// Bytes of the weights as they lie in memory.
+    pub(crate) weight_bytes: u64,
+    /// Bytes of KV cache per position of a sequence.
+    pub(crate) kv_bytes_per_position: u64,
+    /// Memory of the process, where the system tells.
+    pub(crate) resident_bytes: Option<u64>,
+}
+
+pub(crate) fn run(command: ShardCommand, global: &Global, config: &Config) -> Result<(), Failure> {
+    let ShardCommand::Serve(args) = command;
+    if !config.policy.research.enable {
+        return Err(ChatError::ExperimentalDisabled.into());
+    }
+    let runtime = runtime()?;
+    let outcome = runtime.block_on(serve(args, global, config));
+    runtime.shutdown_timeout(Duration::from_millis(500));
+    outcome
+}
+
+async fn serve(args: ServeArgs, global: &Global, config: &Config) -> Result<(), Failure> {
+    // Signals count from here on: a Ctrl-C while loading ends the program cleanly, too.
+    let mut stop = stop_requests(args.lifeline)?;
+    let key = node_key(global)?;
+    let resolved = model::resolve(global, &args.model)?;
+    let settings = &config.research.distributed_inference.host;
+    let host_config = ShardConfig {
+        model_id: Some(resolved.id),
+        engine: engine_options(config, args.threads),
+        serve: ServeConfig {
+            admitted: args.peer_key.clone(),
+            max_concurrent_streams: settings.max_concurrent_streams,
+            kv_budget_bytes: settings.kv_budget_mb << 20,
+            evict_after: Some(settings.shard_eviction_idle_seconds)
+                .filter(|&seconds| seconds > 0)
+                .map(Duration::from_secs),
+            transport: config.transport()?,
+            ..ServeConfig::new(&args.listen)
+        },
+        ..ShardConfig::new(resolved.path, args.layers, &args.listen)
+    };
+    if args.peer_key.is_empty() && !args.json {
+        note("only this node itself may use this host; admit others with --peer-key NODEID");
+    }
+    let mut bar = None;
+    let mut phase = "";
+    let start = ShardHost::start(host_config, &key, move |step| {
+        let (what, done, total) = match step {
+            StartProgress::Hashing { done, total } => ("hashing the model", done, total),
+            StartProgress::Verifying { done, total } => ("checking the layers", done, total),
+            StartProgress::Loading { done, total } => ("loading the layers", done, total),
+            _ => return,
+        };
+        if phase != what {
+            (bar, phase) = (Some(Progress::new(what)), what);
+        }
+        if let Some(bar) = &mut bar {
+            bar.set(done, total);
+        }
+    });
+    let host = tokio::select! {
+        host = start => host.map_err(|e| start_failure(&args, &e))?,
+        _ = stop.recv() => return Err(ChatError::Cancelled.into()),
+    };
+    let ready = Ready {
+        address: format!("{}#{}", host.local_addr(), host.node_id()),
+        descriptor: host.descriptor(),
+        weight_bytes: host.memory().weight_bytes,
+        kv_bytes_per_position: host.memory().kv_bytes_per_position,
+        resident_bytes: resident_bytes(std::process::id()),
+    };
+    if args.json {
+        print_json(&ready)?;
+    } else {
+        print_bytes(announcement(&ready).as_bytes())?;
+    }
+    tokio::select! {
+        _ = stop.recv() => {}
+        () = host.failed() => {
+            return Err(Failure::internal("the engine's thread ended unexpectedly"));
+        }
+    }
+    if !args.json {
+        note("stopping: steps in flight are finished, new ones are refused");
+    }
+    tokio::select! {
+        _ = host.shutdown(DRAIN_DEADLINE) => Ok(()),
+        // Asked twice: at once, then.
+        _ = stop.recv() => Ok(()),
+    }
+}
+
+/// A message for every SIGINT and SIGTERM, and for the end of standard input when it is the lifeline.
+fn stop_requests(lifeline: bool) -> Result<mpsc::Receiver<()>, Failure> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (sender, receiver) = mpsc::channel(4);
+    for kind in [SignalKind::interrupt(), SignalKind::terminate()] {
+        let mut signals = signal(kind).map_err(Failure::internal)?;
+        let sender = sender.clone();
+        tokio::spawn(async move {
+            while signals.recv().await.is_some() && sender.send(()).await.is_ok() {}
+        });
+    }
+    if lifeline {
+        std::thread::spawn(move || {
+            let mut sink = [0; 64];
+            while matches!(std::io::stdin().read(&mut sink), Ok(n) if n > 0) {}
+            // The receiver is gone when the program is ending anyway.
+            let _ = sender.blocking_send(());
+        });
+    }
+    Ok(receiver)
+}
+
+fn announcement(ready: &Ready) -> String {
+    let d = &ready.descriptor;
+    let resident = ready
+        .resident_bytes
+        .map_or_else(String::new, |n| format!(", process {}", bytes(n)));
+    format!(
+        "serving {} (layers {}-{} of {})\n  \
+         weights   {} in memory{resident}; {} of KV cache per position\n  \
+         identity  {}\n  \
+         streams   at most {}\n  \
+         address   {}\n",
+        d.model_id,
+        d.layer_range.0,
+        d.layer_range.1,
+        d.total_layers,
+        bytes(ready.weight_bytes),
+        bytes(ready.kv_bytes_per_position),
+        d.weights_sha256,
+        d.max_concurrent_streams,
+        ready.address,
+    )
+}
+
+fn start_failure(args: &ServeArgs, error: &StartError) -> Failure {
+    let (kind, hint) = match error {
+        StartError::Listen(_) => (
+            Kind::Host,
+            format!("is another program using {}? port 0 takes a free one", args.listen),
+        ),
+        StartError::WeightsMismatch { .. } => {
+            (Kind::WeightsMismatch, "fetch the model again with `hearthnet model pull`".to_owned())
+        }
+        StartError::LayerRange { .. } => (
+            Kind::BadRequest,
+            "`hearthnet model inspect` tells how many layers the model has".to_owned(),
+        ),
+        StartError::Setting { .. } => {
+            (Kind::Config, "`hearthnet config show` lists every setting".to_owned())
+        }
+        StartError::Model(_) | StartError::Load { .. } => (
+            Kind::Model,
+            "`hearthnet model inspect` shows what a file holds; `hearthnet model pull` fetches a fresh one"
+                .to_owned(),
+        ),
+        _ => (Kind::Internal, "try again".to_owned()),
+    };
+    Failure::new(kind, error.to_string()).hint(hint)
+}
+
+/// Memory that a process occupies now, in bytes, where the system tells (Linux).
+pub(crate) fn resident_bytes(pid: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib << 10)
+}

@@ -1,0 +1,398 @@
+//! The configuration: defaults, one TOML file, and `--set` on top.
+//!
+//! Values are merged as TOML tables before they become a [`Config`], so that
+//! every key exists once (in the struct), unknown keys are refused wherever they
+//! come from, and `config show` can tell where each value came from.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::failure::{Failure, Kind};
+
+/// Everything that can be configured; see `config/hearthnet.toml` for the meaning of each key.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Config {
+    pub(crate) policy: Policy,
+    pub(crate) research: Research,
+    pub(crate) engine: Engine,
+    pub(crate) transport: Transport,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Policy {
+    pub(crate) research: ResearchPolicy,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct ResearchPolicy {
+    pub(crate) enable: bool,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Research {
+    pub(crate) distributed_inference: Inference,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Inference {
+    pub(crate) max_shards_per_request: usize,
+    pub(crate) shard_health_timeout_seconds: f64,
+    pub(crate) allow_self_as_shard: bool,
+    pub(crate) routing_policy: String,
+    pub(crate) prefill_rows: usize,
+    pub(crate) steps_in_flight: usize,
+    pub(crate) host: Host,
+}
+
+impl Default for Inference {
+    fn default() -> Self {
+        Self {
+            max_shards_per_request: 16,
+            shard_health_timeout_seconds: 30.0,
+            allow_self_as_shard: false,
+            routing_policy: "greedy".into(),
+            prefill_rows: 64,
+            steps_in_flight: 2,
+            host: Host::default(),
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Host {
+    pub(crate) shard_eviction_idle_seconds: u64,
+    pub(crate) kv_budget_mb: u64,
+    pub(crate) max_concurrent_streams: u32,
+}
+
+impl Default for Host {
+    fn default() -> Self {
+        Self {
+            shard_eviction_idle_seconds: 600,
+            kv_budget_mb: 1024,
+            max_concurrent_streams: 8,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Engine {
+    pub(crate) threads: usize,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Transport {
+    pub(crate) chunk_bytes: u32,
+    pub(crate) window_chunks: u32,
+    pub(crate) compress_above_bytes: u32,
+    pub(crate) keep_alive_seconds: u64,
+    pub(crate) session_lifetime_seconds: u64,
+    pub(crate) max_sessions: usize,
+    pub(crate) receive_buffer_bytes: u32,
+}
+
+impl Default for Transport {
+    fn default() -> Self {
+        Self {
+            chunk_bytes: 1 << 20,
+            window_chunks: 16,
+            compress_above_bytes: 64 << 10,
+            keep_alive_seconds: 30,
+            session_lifetime_seconds: 3600,
+            max_sessions: 64,
+            receive_buffer_bytes: 64 << 20,
+        }
+    }
+}
+
+/// A configuration and the origin of every value that is not a default.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Loaded {
+    pub(crate) config: Config,
+    file: Option<(PathBuf, toml::Table)>,
+    flags: toml::Table,
+}
+
+impl Loaded {
+    /// Reads the file (`explicit`, or the user's own when it exists) and applies `--set` flags.
+    pub(crate) fn load(explicit: Option<&Path>, sets: &[String]) -> Result<Self, Failure> {
+        let path = match explicit {
+            Some(path) => Some(path.to_owned()),
+            None => default_path().filter(|p| p.exists()),
+        };
+        let file = match path {
+            None => None,
+            Some(path) => {
+                let text = std::fs::read_to_string(&path).map_err(|e| {
+                    Failure::new(Kind::Config, format!("cannot read {}: {e}", path.display()))
+                        .hint("check --config, or leave it out to use the defaults")
+                })?;
+                let table: toml::Table = text.parse().map_err(|e: toml::de::Error| {
+                    Failure::new(Kind::Config, format!("{}: {e}", path.display()))
+                        .hint("compare with config/hearthnet.toml")
+                })?;
+                Some((path, table))
+            }
+        };
+        let mut flags = toml::Table::new();
+        for set in sets {
+            merge(&mut flags, parse_set(set)?);
+        }
+        let mut merged = file.as_ref().map(|(_, t)| t.clone()).unwrap_or_default();
+        merge(&mut merged, flags.clone());
+        let config: Config = merged.try_into().map_err(|e: toml::de::Error| {
+            let origin = file
+                .as_ref()
+                .map_or("--set".into(), |(p, _)| p.display().to_string());
+            Failure::new(Kind::Config, format!("{origin}: {}", e.message()))
+                .hint("`hearthnet config show` lists every key and its default")
+        })?;
+        config.validate()?;
+        Ok(Self {
+            config,
+            file,
+            flags,
+        })
+    }
+
+    /// Every key with its value and where the value comes from.
+    pub(crate) fn explain(&self) -> Vec<(String, String, String)> {
+        let all = toml::Table::try_from(&self.config).unwrap_or_default();
+        let mut rows = Vec::new();
+        flatten("", &all, &mut |key, value| {
+            let origin = if lookup(&self.flags, key).is_some() {
+                "--set".to_owned()
+            } else {
+                match &self.file {
+                    Some((path, table)) if lookup(table, key).is_some() => {
+                        path.display().to_string()
+                    }
+                    _ => "default".to_owned(),
+                }
+            };
+            rows.push((key.to_owned(), value.to_string(), origin));
+        });
+        rows
+    }
+}
+
+impl Config {
+    fn validate(&self) -> Result<(), Failure> {
+        let inference = &self.research.distributed_inference;
+        let bad = |key: &str, why: &str| {
+            Err(
+                Failure::new(Kind::Config, format!("the setting {key} {why}"))
+                    .hint("`hearthnet config show` lists every key and its default"),
+            )
+        };
+        let d = "research.distributed_inference";
+        if !(1..=1024).contains(&inference.max_shards_per_request) {
+            return bad(
+                &format!("{d}.max_shards_per_request"),
+                "must lie between 1 and 1024",
+            );
+        }
+        let timeout = inference.shard_health_timeout_seconds;
+        if !(timeout > 0.0 && timeout <= 86_400.0) {
+            return bad(
+                &format!("{d}.shard_health_timeout_seconds"),
+                "must be more than 0 and at most 86400 seconds",
+            );
+        }
+        if inference.routing_policy != "greedy" {
+            return bad(&format!("{d}.routing_policy"), "must be \"greedy\"");
+        }
+        if !(1..=65_536).contains(&inference.prefill_rows) {
+            return bad(&format!("{d}.prefill_rows"), "must lie between 1 and 65536");
+        }
+        if !(1..=64).contains(&inference.steps_in_flight) {
+            return bad(&format!("{d}.steps_in_flight"), "must lie between 1 and 64");
+        }
+        if inference.host.max_concurrent_streams == 0 {
+            return bad(
+                &format!("{d}.host.max_concurrent_streams"),
+                "must be at least 1",
+            );
+        }
+        // One MiB holds a sequence of some length in any model; a PiB is no budget any more.
+        if !(1..=1 << 30).contains(&inference.host.kv_budget_mb) {
+            return bad(
+                &format!("{d}.host.kv_budget_mb"),
+                "must lie between 1 and 2^30",
+            );
+        }
+        self.transport()?;
+        if self.engine.threads > 1024 {
+            return bad("engine.threads", "must be at most 1024");
+        }
+        Ok(())
+    }
+
+    /// Threads that compute: the setting, or one per core.
+    pub(crate) fn threads(&self) -> usize {
+        match self.engine.threads {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            n => n,
+        }
+    }
+
+    /// The transport's limits in its own terms.
+    pub(crate) fn transport(&self) -> Result<hearthnet_transport::Config, Failure> {
+        crate::wire::transport_config(&self.transport)
+    }
+}
+
+/// `$XDG_CONFIG_HOME/hearthnet/hearthnet.toml`, or the same under `~/.config`.
+pub(crate) fn default_path() -> Option<PathBuf> {
+    crate::paths::xdg("XDG_CONFIG_HOME", ".config").map(|d| d.join("hearthnet/hearthnet.toml"))
+}
+
+/// `a.b.c=VALUE` as a table. A value that is not TOML is taken as text.
+fn parse_set(set: &str) -> Result<toml::Table, Failure> {
+    let wrong = || {
+        Failure::new(Kind::Config, format!("--set {set:?} is not KEY=VALUE"))
+            .hint("for example: --set policy.research.enable=true")
+    };
+    let (key, value) = set.split_once('=').ok_or_else(wrong)?;
+    let parts: Vec<&str> = key.trim().split('.').collect();
+    if parts.iter().any(|p| p.is_empty()) {
+        return Err(wrong());
+    }
+    let value = value.trim();
+    let value = format!("v = {value}")
+        .parse::<toml::Table>()
+        .ok()
+        .and_then(|mut t| t.remove("v"))
+        .unwrap_or_else(|| toml::Value::String(value.to_owned()));
+    let mut parts = parts.into_iter().rev();
+    let mut table = toml::Table::new();
+    table.insert(parts.next().ok_or_else(wrong)?.to_owned(), value);
+    for part in parts {
+        let mut outer = toml::Table::new();
+        outer.insert(part.to_owned(), toml::Value::Table(table));
+        table = outer;
+    }
+    Ok(table)
+}
+
+/// Lays `over` on `base`, table by table.
+fn merge(base: &mut toml::Table, over: toml::Table) {
+    for (key, value) in over {
+        match (base.get_mut(&key), value) {
+            (Some(toml::Value::Table(base)), toml::Value::Table(over)) => merge(base, over),
+            (_, value) => {
+                base.insert(key, value);
+            }
+        }
+    }
+}
+
+fn lookup<'a>(table: &'a toml::Table, key: &str) -> Option<&'a toml::Value> {
+    match key.split_once('.') {
+        None => table.get(key),
+        Some((head, rest)) => lookup(table.get(head)?.as_table()?, rest),
+    }
+}
+
+fn flatten(prefix: &str, table: &toml::Table, each: &mut dyn FnMut(&str, &toml::Value)) {
+    for (key, value) in table {
+        let path = if prefix.is_empty() {
+            key.clone()
+        } else {
+            format!("{prefix}.{key}")
+        };
+        match value {
+            toml::Value::Table(inner) => flatten(&path, inner, each),
+            other => each(&path, other),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EXAMPLE: &str = include_str!("../../config/hearthnet.toml");
+
+    fn load(text: &str, sets: &[&str]) -> Result<Loaded, Failure> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c.toml");
+        std::fs::write(&path, text).unwrap();
+        let sets: Vec<String> = sets.iter().map(|s| (*s).to_owned()).collect();
+        Loaded::load(Some(&path), &sets)
+    }
+
+    #[test]
+    fn the_commented_example_holds_exactly_the_defaults_and_every_key() {
+        let loaded = load(EXAMPLE, &[]).unwrap();
+        assert_eq!(loaded.config, Config::default());
+        for (key, _, origin) in loaded.explain() {
+            assert_ne!(
+                origin, "default",
+                "{key} is missing from config/hearthnet.toml"
+            );
+        }
+    }
+
+    #[test]
+    fn every_key_of_the_example_has_a_comment() {
+        let mut above = "";
+        for line in EXAMPLE.lines() {
+            if line.contains(" = ") && !line.starts_with('#') {
+                assert!(above.starts_with('#'), "no comment above: {line}");
+            }
+            above = line;
+        }
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_by_name_wherever_it_stands() {
+        for (text, sets) in [
+            ("[engine]\nthread = 2", &[][..]),
+            ("", &["engine.thread=2"][..]),
+        ] {
+            let error = load(text, sets).unwrap_err().to_string();
+            assert!(error.contains("thread"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_flag_overrides_the_file_and_says_so() {
+        let loaded = load("[engine]\nthreads = 2", &["engine.threads=3"]).unwrap();
+        assert_eq!(loaded.config.engine.threads, 3);
+        let rows = loaded.explain();
+        let row = rows.iter().find(|r| r.0 == "engine.threads").unwrap();
+        assert_eq!((row.1.as_str(), row.2.as_str()), ("3", "--set"));
+    }
+
+    #[test]
+    fn values_out_of_range_name_the_setting() {
+        for set in [
+            "research.distributed_inference.max_shards_per_request=0",
+            "research.distributed_inference.shard_health_timeout_seconds=0.0",
+            "research.distributed_inference.shard_health_timeout_seconds=nan",
+            "research.distributed_inference.routing_policy=random",
+            "research.distributed_inference.host.max_concurrent_streams=0",
+        ] {
+            let error = load("", &[set]).unwrap_err().to_string();
+            let leaf = set.split('=').next().unwrap().rsplit('.').next().unwrap();
+            assert!(error.contains(leaf), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_flag_that_is_not_key_and_value_is_refused() {
+        for set in ["novalue", "=1", "a..b=1"] {
+            assert!(load("", &[set]).is_err(), "{set}");
+        }
+    }
+}

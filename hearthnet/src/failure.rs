@@ -1,0 +1,138 @@
+//! How the program fails: one sentence, one hint, a stable code, an exit status.
+
+use std::fmt;
+
+use hearthnet_orchestrator::ChatError;
+
+/// What kind of failure it is; each has its own exit status.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Something in this program or machine; exit 1.
+    Internal,
+    /// The command line or a configuration file; exit 2, as clap does.
+    Config,
+    /// `bad_request`: the request makes no sense for this model; exit 3.
+    BadRequest,
+    /// `shard_unavailable`; exit 4.
+    ShardUnavailable,
+    /// `pipeline_stalled`; exit 5.
+    PipelineStalled,
+    /// `weights_mismatch`; exit 6.
+    WeightsMismatch,
+    /// `experimental_disabled`; exit 7.
+    ExperimentalDisabled,
+    /// A model file is missing, broken or could not be fetched; exit 8.
+    Model,
+    /// A key, a port or a directory of this machine; exit 9.
+    Host,
+    /// Stopped by Ctrl-C; exit 130, as shells expect of SIGINT.
+    Interrupted,
+    /// Whoever read our output went away; exit 141, as shells expect of SIGPIPE.
+    OutputClosed,
+}
+
+impl Kind {
+    /// Exit status of the process.
+    pub(crate) fn exit_code(self) -> u8 {
+        match self {
+            Self::Internal => 1,
+            Self::Config => 2,
+            Self::BadRequest => 3,
+            Self::ShardUnavailable => 4,
+            Self::PipelineStalled => 5,
+            Self::WeightsMismatch => 6,
+            Self::ExperimentalDisabled => 7,
+            Self::Model => 8,
+            Self::Host => 9,
+            Self::Interrupted => 130,
+            Self::OutputClosed => 141,
+        }
+    }
+}
+
+/// A failure as the user sees it.
+#[derive(Debug, Clone)]
+pub(crate) struct Failure {
+    /// Which exit status.
+    pub(crate) kind: Kind,
+    code: &'static str,
+    message: String,
+    hint: Option<String>,
+}
+
+impl Failure {
+    pub(crate) fn new(kind: Kind, message: impl Into<String>) -> Self {
+        let code = match kind {
+            Kind::Internal => "internal",
+            Kind::Config => "bad_config",
+            Kind::BadRequest => "bad_request",
+            Kind::ShardUnavailable => "shard_unavailable",
+            Kind::PipelineStalled => "pipeline_stalled",
+            Kind::WeightsMismatch => "weights_mismatch",
+            Kind::ExperimentalDisabled => "experimental_disabled",
+            Kind::Model => "model_unavailable",
+            Kind::Host => "host_failed",
+            Kind::Interrupted => "interrupted",
+            Kind::OutputClosed => "output_closed",
+        };
+        Self {
+            kind,
+            code,
+            message: message.into(),
+            hint: None,
+        }
+    }
+
+    /// Adds what the user can do.
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    pub(crate) fn internal(error: impl fmt::Display) -> Self {
+        Self::new(Kind::Internal, error.to_string())
+    }
+
+    /// The failure as one JSON object, for `--json`.
+    pub(crate) fn to_json(&self) -> serde_json::Value {
+        serde_json::json!({
+            "error": { "code": self.code, "message": self.message, "hint": self.hint }
+        })
+    }
+
+    /// The hint, if there is one.
+    pub(crate) fn hint_text(&self) -> Option<&str> {
+        self.hint.as_deref()
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl From<ChatError> for Failure {
+    fn from(error: ChatError) -> Self {
+        let kind = match &error {
+            ChatError::ExperimentalDisabled => Kind::ExperimentalDisabled,
+            ChatError::ShardUnavailable(_) => Kind::ShardUnavailable,
+            ChatError::PipelineStalled(_) => Kind::PipelineStalled,
+            ChatError::WeightsMismatch(_) => Kind::WeightsMismatch,
+            ChatError::BadRequest(_) => Kind::BadRequest,
+            ChatError::Cancelled => Kind::Interrupted,
+            _ => Kind::Internal,
+        };
+        Self::new(kind, error.to_string()).hint(error.hint())
+    }
+}
+
+/// Writing to standard output failed.
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        match error.kind() {
+            std::io::ErrorKind::BrokenPipe => Self::new(Kind::OutputClosed, "output closed"),
+            _ => Self::internal(error),
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! What people read: tables, sizes, progress. Answers go to standard output,
+//! everything else to standard error.
+
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal, Write};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Bytes in the unit that a person would choose (powers of 1024).
+pub(crate) fn bytes(n: u64) -> String {
+    let mut value = n as f64;
+    for unit in ["B", "KiB", "MiB", "GiB", "TiB"] {
+        if value < 1024.0 || unit == "TiB" {
+            return if unit == "B" {
+                format!("{n} B")
+            } else {
+                format!("{value:.1} {unit}")
+            };
+        }
+        value /= 1024.0;
+    }
+    String::new()
+}
+
+/// Columns aligned by their widest cell: the first to the left, numbers to the right.
+pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
+    let columns = header.len();
+    let width = |c: usize| {
+        let cells = rows
+            .iter()
+            .filter_map(|r| r.get(c))
+            .map(|s| s.chars().count());
+        let head = header.get(c).map_or(0, |h| h.chars().count());
+        cells.chain([head]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let is_text = |c: usize| {
+        rows.iter().filter_map(|r| r.get(c)).any(|s| {
+            s.chars()
+                .next()
+                .is_some_and(|ch| !ch.is_ascii_digit() && !"-+.".contains(ch))
+        })
+    };
+    let text: Vec<bool> = (0..columns).map(is_text).collect();
+    let mut out = String::new();
+    let head: Vec<String> = header.iter().map(|h| (*h).to_owned()).collect();
+    for row in std::iter::once(&head).chain(rows) {
+        let mut line = String::from(" ");
+        for (c, &w) in widths.iter().enumerate() {
+            let cell = row.get(c).map_or("", String::as_str);
+            let pad = " ".repeat(w.saturating_sub(cell.chars().count()));
+            let left = text.get(c).copied().unwrap_or(true);
+            let _ = if left {
+                write!(line, " {cell}{pad} ")
+            } else {
+                write!(line, " {pad}{cell} ")
+            };
+        }
+        out.push_str(line.trim_end());
+        out.push('\n');
+    }
+    out
+}
+
+/// A line for people, on standard error. Nobody listening there is no failure.
+pub(crate) fn note(line: impl AsRef<str>) {
+    let _ = writeln!(io::stderr(), "{}", line.as_ref());
+}
+
+/// A progress bar on standard error that appears only on a terminal, and only
+/// when the work takes long enough to be noticed.
+pub(crate) struct Progress {
+    bar: ProgressBar,
+    what: &'static str,
+    started: std::time::Instant,
+}
+
+impl Progress {
+    pub(crate) fn new(what: &'static str) -> Self {
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
+        Self {
+            bar,
+            what,
+            started: std::time::Instant::now(),
+        }
+    }
+
+    /// `done` of `total` bytes; a total of 0 is unknown.
+    pub(crate) fn set(&mut self, done: u64, total: u64) {
+        if self.bar.is_hidden()
+            && io::stderr().is_terminal()
+            && self.started.elapsed().as_millis() > 300
+        {
+            self.bar.set_draw_target(ProgressDrawTarget::stderr());
+            let style = ProgressStyle::with_template(
+                "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}",
+            );
+            if let Ok(style) = style {
+                self.bar.set_style(style.progress_chars("=> "));
+            }
+            self.bar.set_message(self.what);
+        }
+        if total > 0 {
+            self.bar.set_length(total);
+        }
+        self.bar.set_position(done);
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_use_the_unit_that_a_person_would() {
+        assert_eq!(bytes(0), "0 B");
+        assert_eq!(bytes(1023), "1023 B");
+        assert_eq!(bytes(98_362_432), "93.8 MiB");
+        assert_eq!(bytes(u64::MAX), "16777216.0 TiB");
+    }
+
+    #[test]
+    fn a_table_aligns_text_left_and_numbers_right() {
+        let rows = vec![
+            vec!["a".into(), "1.5".into()],
+            vec!["long".into(), "10.25".into()],
+        ];
+        assert_eq!(
+            table(&["name", "ms"], &rows),
+            "  name     ms\n  a       1.5\n  long  10.25\n"
+        );
+    }
+}

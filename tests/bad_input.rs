@@ -1,0 +1,429 @@
+//! What bad input gets: a typed error, a sentence that says what to do, a non-zero
+//! exit status, nothing half-written, no panic, no orphan.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking"
+)]
+
+mod support;
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::Stdio;
+
+use rustix::process::{Signal, kill_process};
+use support::{Home, Host, assert_fails, children_of, model, pid, text, wait_for_end};
+
+const ON: &str = "policy.research.enable=true";
+
+fn model_path() -> String {
+    model().to_str().expect("a UTF-8 path").to_owned()
+}
+
+#[test]
+fn without_consent_nothing_is_served_and_nobody_is_asked() {
+    let home = Home::new();
+    let serve = home.run(&[
+        "shard",
+        "serve",
+        "--model",
+        &model_path(),
+        "--layers",
+        "0-1",
+        "--json",
+    ]);
+    assert_fails(&serve, 7, "experimental_disabled");
+    assert!(text(&serve.stderr).contains("policy.research.enable"));
+    let id = home.node_id();
+    let chat = home.run(&[
+        "chat",
+        "hi",
+        "--json",
+        "--shard",
+        &format!("127.0.0.1:1#{id}"),
+    ]);
+    assert_fails(&chat, 7, "experimental_disabled");
+}
+
+#[test]
+fn a_key_that_was_not_admitted_is_refused() {
+    let (host_home, stranger) = (Home::new(), Home::new());
+    let host = Host::start(&host_home, &model_path(), "0-29", &host_home.node_id(), &[]);
+    let output = stranger.ask("hi", &[&host], &["--max-tokens", "1"]);
+    assert_fails(&output, 4, "shard_unavailable");
+}
+
+#[test]
+fn a_host_with_another_key_than_named_is_refused() {
+    let home = Home::new();
+    let own = Home::new();
+    let mut host = Host::start(&own, &model_path(), "0-29", &home.node_id(), &[]);
+    let endpoint = host
+        .address
+        .split('#')
+        .next()
+        .expect("an endpoint")
+        .to_owned();
+    host.address = format!("{endpoint}#{}", Home::new().node_id());
+    let output = home.ask("hi", &[&host], &["--max-tokens", "1"]);
+    assert_fails(&output, 4, "shard_unavailable");
+    assert!(
+        text(&output.stderr).contains("identity"),
+        "{}",
+        text(&output.stderr)
+    );
+}
+
+#[test]
+fn a_host_with_other_weights_is_refused() {
+    let home = Home::new();
+    let other = hearthnet_testkit::variant("q8_0");
+    let other = other.to_str().expect("a UTF-8 path");
+    let own = Home::new();
+    let host = Host::start(&own, other, "0-29", &home.node_id(), &[]);
+    let model = model_path();
+    let output = home.ask("hi", &[&host], &["--max-tokens", "1", "--model", &model]);
+    assert!(
+        matches!(output.status.code(), Some(4 | 6)),
+        "{}{}",
+        text(&output.stdout),
+        text(&output.stderr)
+    );
+    assert!(text(&output.stderr).contains("hint: "));
+}
+
+#[test]
+fn layers_that_nobody_holds_are_named() {
+    let home = Home::new();
+    let own = Home::new();
+    let host = Host::start(&own, &model_path(), "0-9", &home.node_id(), &[]);
+    let output = home.ask("hi", &[&host], &["--max-tokens", "1"]);
+    assert_fails(&output, 4, "shard_unavailable");
+    assert!(
+        text(&output.stderr).contains("layer 10"),
+        "{}",
+        text(&output.stderr)
+    );
+}
+
+#[test]
+fn a_host_that_does_not_answer_is_named() {
+    let home = Home::new();
+    let id = Home::new().node_id();
+    // Port 1 of loopback: nobody listens there.
+    let output = home.run(&[
+        "--set",
+        ON,
+        "chat",
+        "hi",
+        "--json",
+        "--shard",
+        &format!("127.0.0.1:1#{id}"),
+    ]);
+    assert_fails(&output, 4, "shard_unavailable");
+    assert!(
+        text(&output.stderr).contains("127.0.0.1:1"),
+        "{}",
+        text(&output.stderr)
+    );
+}
+
+#[test]
+fn an_unknown_model_is_a_sentence_with_what_to_do() {
+    let home = Home::new();
+    let output = home.run(&[
+        "chat",
+        "hi",
+        "--local",
+        "--json",
+        "--model",
+        "no-such-model",
+    ]);
+    assert_fails(&output, 8, "model_unavailable");
+    assert!(
+        text(&output.stderr).contains("hint: "),
+        "{}",
+        text(&output.stderr)
+    );
+}
+
+#[test]
+fn files_that_are_no_models_are_refused_by_name() {
+    let home = Home::new();
+    let whole = std::fs::read(model()).expect("the model");
+    let write = |name: &str, bytes: &[u8]| {
+        let path = home.path().join(name);
+        std::fs::write(&path, bytes).expect("a file");
+        path.to_str().expect("a UTF-8 path").to_owned()
+    };
+    for path in [
+        write("empty.gguf", b""),
+        write("nonsense.gguf", &[0x5a; 4096]),
+        write("cut.gguf", &whole[..whole.len() / 2]),
+        write("header.gguf", &whole[..24]),
+        home.path().to_str().expect("a UTF-8 path").to_owned(),
+        home.path()
+            .join("missing.gguf")
+            .to_str()
+            .expect("a UTF-8 path")
+            .to_owned(),
+    ] {
+        let output = home.run(&["model", "inspect", &path, "--json"]);
+        assert_fails(&output, 8, "model_unavailable");
+        let output = home.run(&[
+            "--set", ON, "shard", "serve", "--model", &path, "--layers", "0-1", "--json",
+        ]);
+        assert_fails(&output, 8, "model_unavailable");
+    }
+}
+
+#[test]
+fn a_port_in_use_is_named() {
+    let home = Home::new();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("an address").to_string();
+    let output = home.run(&[
+        "--set",
+        ON,
+        "shard",
+        "serve",
+        "--model",
+        &model_path(),
+        "--layers",
+        "0-1",
+        "--listen",
+        &address,
+        "--json",
+    ]);
+    assert_fails(&output, 9, "host_failed");
+    assert!(
+        text(&output.stderr).contains(&address),
+        "{}",
+        text(&output.stderr)
+    );
+}
+
+#[test]
+fn layers_beyond_the_model_are_refused() {
+    let home = Home::new();
+    let output = home.run(&[
+        "--set",
+        ON,
+        "shard",
+        "serve",
+        "--model",
+        &model_path(),
+        "--layers",
+        "20-30",
+        "--json",
+    ]);
+    assert_fails(&output, 3, "bad_request");
+}
+
+#[test]
+fn a_key_file_that_others_can_read_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let home = Home::new();
+    home.node_id();
+    let key = home.path().join("data/node.key");
+    assert_eq!(
+        std::fs::metadata(&key)
+            .expect("the key")
+            .permissions()
+            .mode()
+            & 0o777,
+        0o600
+    );
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).expect("chmod");
+    assert_fails(&home.run(&["id", "--json"]), 9, "host_failed");
+}
+
+#[test]
+fn sampling_out_of_range_and_too_long_prompts_are_bad_requests() {
+    let home = Home::new();
+    let ask = |extra: &[&str], prompt: &str| {
+        let mut args = vec!["chat", prompt, "--local", "--json"];
+        args.extend(extra);
+        home.run(&args)
+    };
+    assert_fails(&ask(&["--temperature=-1"], "hi"), 3, "bad_request");
+    assert_fails(&ask(&["--top-p", "1.5"], "hi"), 3, "bad_request");
+    assert_fails(&ask(&["--max-tokens", "0"], "hi"), 3, "bad_request");
+    assert_fails(&ask(&["--stop", ""], "hi"), 3, "bad_request");
+    assert_fails(&ask(&[], &"word ".repeat(9000)), 3, "bad_request");
+}
+
+#[test]
+fn a_host_killed_in_mid_answer_ends_the_chat_with_its_name_and_no_orphan() {
+    let home = Home::new();
+    let (a, b) = (Home::new(), Home::new());
+    let first = Host::start(&a, &model_path(), "0-14", &home.node_id(), &[]);
+    let second = Host::start(&b, &model_path(), "15-29", &home.node_id(), &[]);
+    let mut chat = home
+        .hearthnet(&[
+            "--set",
+            ON,
+            "chat",
+            "Count from one to five hundred in words.",
+            "--frames",
+            "--max-tokens",
+            "4000",
+            "--shard",
+            &first.address,
+            "--shard",
+            &second.address,
+        ])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("hearthnet starts");
+    let mut lines = BufReader::new(chat.stdout.take().expect("a pipe")).lines();
+    // Kill once the answer flows.
+    let flowing = lines
+        .by_ref()
+        .map_while(Result::ok)
+        .filter(|l| l.contains("token_delta"));
+    assert_eq!(flowing.take(5).count(), 5);
+    second.signal(Signal::KILL);
+    for line in lines {
+        line.expect("UTF-8 frames to the end");
+    }
+    let mut error = String::new();
+    chat.stderr
+        .take()
+        .expect("a pipe")
+        .read_to_string(&mut error)
+        .expect("UTF-8");
+    assert_eq!(chat.wait().expect("an end").code(), Some(4), "{error}");
+    let endpoint = second.address.split('#').next().expect("an endpoint");
+    assert!(
+        error.contains(endpoint) && error.contains("hint: "),
+        "{error}"
+    );
+    // The other host goes on serving.
+    let alone = home.ask("hi", &[&first], &["--max-tokens", "1"]);
+    assert_fails(&alone, 4, "shard_unavailable");
+    assert!(text(&alone.stderr).contains("layer 15"));
+}
+
+#[test]
+fn ctrl_c_ends_a_chat_at_once_with_its_own_status() {
+    let home = Home::new();
+    let mut chat = home
+        .hearthnet(&[
+            "chat",
+            "Count to a thousand.",
+            "--local",
+            "--frames",
+            "--max-tokens",
+            "4000",
+        ])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("hearthnet starts");
+    let mut lines = BufReader::new(chat.stdout.take().expect("a pipe")).lines();
+    lines.next().expect("a frame").expect("UTF-8");
+    kill_process(pid(chat.id()), Signal::INT).expect("it runs");
+    assert!(lines.map_while(Result::ok).count() < 4000);
+    assert_eq!(chat.wait().expect("an end").code(), Some(130));
+}
+
+#[test]
+fn sigterm_ends_a_host_cleanly() {
+    let home = Home::new();
+    let mut host = Host::start(&home, &model_path(), "0-1", &home.node_id(), &[]);
+    host.signal(Signal::TERM);
+    assert_eq!(host.child.wait().expect("an end").code(), Some(0));
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_the_chat_without_a_panic() {
+    let home = Home::new();
+    let mut chat = home
+        .hearthnet(&[
+            "chat",
+            "Count to a thousand.",
+            "--local",
+            "--frames",
+            "--max-tokens",
+            "4000",
+        ])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("hearthnet starts");
+    let mut lines = BufReader::new(chat.stdout.take().expect("a pipe")).lines();
+    lines.next().expect("a frame").expect("UTF-8");
+    drop(lines);
+    let mut error = String::new();
+    chat.stderr
+        .take()
+        .expect("a pipe")
+        .read_to_string(&mut error)
+        .expect("UTF-8");
+    assert_eq!(chat.wait().expect("an end").code(), Some(141), "{error}");
+    assert!(!error.contains("panicked"), "{error}");
+}
+
+/// Starts a demo and gives its process and those of its hosts once the answer flows.
+fn running_demo(home: &Home) -> (std::process::Child, Vec<u32>) {
+    let mut demo = home
+        .hearthnet(&["demo", "Count to a thousand.", "--max-tokens", "4000"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("hearthnet starts");
+    let mut byte = [0];
+    demo.stdout
+        .as_mut()
+        .expect("a pipe")
+        .read_exact(&mut byte)
+        .expect("the answer begins");
+    let hosts = children_of(demo.id());
+    assert_eq!(hosts.len(), 2, "two hosts run");
+    (demo, hosts)
+}
+
+#[test]
+fn hosts_do_not_outlive_a_demo_that_is_killed() {
+    let home = Home::new();
+    let (mut demo, hosts) = running_demo(&home);
+    demo.kill().expect("it runs");
+    demo.wait().expect("an end");
+    for host in hosts {
+        wait_for_end(host);
+    }
+}
+
+#[test]
+fn hosts_do_not_outlive_a_demo_that_is_interrupted_and_nothing_is_left_behind() {
+    let home = Home::new();
+    let (mut demo, hosts) = running_demo(&home);
+    kill_process(pid(demo.id()), Signal::INT).expect("it runs");
+    assert_eq!(demo.wait().expect("an end").code(), Some(130));
+    for host in hosts {
+        wait_for_end(host);
+    }
+    let left: Vec<_> = std::fs::read_dir(home.path())
+        .expect("the home")
+        .flatten()
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn a_killed_host_ends_the_demo_and_the_other_host() {
+    let home = Home::new();
+    let (mut demo, hosts) = running_demo(&home);
+    kill_process(pid(hosts[0]), Signal::KILL).expect("it runs");
+    let mut rest = Vec::new();
+    demo.stdout
+        .take()
+        .expect("a pipe")
+        .read_to_end(&mut rest)
+        .expect("output");
+    assert_eq!(demo.wait().expect("an end").code(), Some(4));
+    wait_for_end(hosts[1]);
+}

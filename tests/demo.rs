@@ -1,0 +1,81 @@
+//! The main job, as the README's first command runs it.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking"
+)]
+
+mod support;
+
+use support::Home;
+
+#[test]
+fn the_demo_answers_over_two_hosts_and_reports_where_the_time_went() {
+    let home = Home::new();
+    let report = home.json(&["demo", "--json", "--max-tokens", "24"]);
+    for key in [
+        "text",
+        "token_ids",
+        "usage",
+        "route",
+        "timings",
+        "hosts",
+        "local",
+        "seed",
+    ] {
+        assert!(!report[key].is_null(), "{key} is missing: {report}");
+    }
+    assert_eq!(report["token_ids"].as_array().map(Vec::len), Some(24));
+    assert_eq!(report["usage"]["completion_tokens"], 24);
+    assert_eq!(report["local"]["same_tokens"], true);
+    let hosts = report["hosts"].as_array().expect("hosts");
+    assert_eq!(hosts.len(), 2);
+    let weights: Vec<u64> = hosts
+        .iter()
+        .filter_map(|h| h["weight_bytes"].as_u64())
+        .collect();
+    // 15 of 30 equal layers each: half of the 66 MB that the layers of this file take.
+    assert_eq!(weights.len(), 2);
+    assert_eq!(weights[0], weights[1]);
+    assert!(
+        (25_000_000..60_000_000).contains(&weights[0]),
+        "{weights:?}"
+    );
+    for host in hosts {
+        assert!(
+            host["compute_ms_per_token"]
+                .as_f64()
+                .is_some_and(|ms| ms > 0.0),
+            "{host}"
+        );
+    }
+    let route = report["route"].as_array().expect("a route");
+    assert_eq!(route[0]["layers"], serde_json::json!([0, 14]));
+    assert_eq!(route[1]["layers"], serde_json::json!([15, 29]));
+    assert_ne!(
+        route[0]["host"], route[1]["host"],
+        "each host has a key of its own"
+    );
+}
+
+#[test]
+fn a_question_on_the_command_line_is_the_one_that_is_answered() {
+    let home = Home::new();
+    let demo = |prompt: &str| {
+        home.json(&[
+            "demo",
+            prompt,
+            "--json",
+            "--max-tokens",
+            "12",
+            "--shards",
+            "3",
+        ])["text"]
+            .clone()
+    };
+    let question = "Name one animal with stripes.";
+    let local = home.json(&["chat", question, "--local", "--json", "--max-tokens", "12"]);
+    assert_eq!(demo(question), local["text"]);
+    assert_ne!(demo(question), demo("Why is the sky blue?"));
+}

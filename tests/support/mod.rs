@@ -1,0 +1,219 @@
+//! What the tests of the whole program share: a home of its own for every test,
+//! and hosts that end with it.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking"
+)]
+#![allow(dead_code, reason = "every test file uses its own part")]
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use serde_json::Value;
+
+/// Long enough for a loaded machine; reaching it is a failure, never a wait.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A user with an own key and no configuration, sharing only the model cache.
+pub(crate) struct Home {
+    dir: tempfile::TempDir,
+}
+
+impl Home {
+    pub(crate) fn new() -> Self {
+        Self {
+            dir: tempfile::tempdir().expect("a temporary directory"),
+        }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// `hearthnet ARGS` as this user.
+    pub(crate) fn hearthnet(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hearthnet"));
+        command
+            .args(args)
+            .env("HEARTHNET_DATA_DIR", self.dir.path().join("data"))
+            .env("XDG_CONFIG_HOME", self.dir.path().join("config"))
+            .env("TMPDIR", self.dir.path())
+            .env_remove("HEARTHNET_CONFIG")
+            .env_remove("HEARTHNET_LOG")
+            .stdin(Stdio::null());
+        command
+    }
+
+    pub(crate) fn run(&self, args: &[&str]) -> Output {
+        self.hearthnet(args).output().expect("hearthnet starts")
+    }
+
+    /// Runs a command that must succeed and print one JSON object.
+    pub(crate) fn json(&self, args: &[&str]) -> Value {
+        let output = self.run(args);
+        assert!(
+            output.status.success(),
+            "{args:?}: {}",
+            text(&output.stderr)
+        );
+        serde_json::from_slice(&output.stdout).expect("one JSON object on standard output")
+    }
+
+    pub(crate) fn node_id(&self) -> String {
+        self.json(&["id", "--json"])["node_id"]
+            .as_str()
+            .expect("a node id")
+            .to_owned()
+    }
+
+    /// `hearthnet chat --json` over hosts.
+    pub(crate) fn ask(&self, prompt: &str, hosts: &[&Host], extra: &[&str]) -> Output {
+        let mut args = vec![
+            "--set",
+            "policy.research.enable=true",
+            "chat",
+            prompt,
+            "--json",
+        ];
+        for host in hosts {
+            args.extend(["--shard", &host.address]);
+        }
+        args.extend(extra);
+        self.run(&args)
+    }
+}
+
+/// A host process; it ends when this is dropped.
+pub(crate) struct Host {
+    pub(crate) child: Child,
+    pub(crate) address: String,
+    pub(crate) ready: Value,
+}
+
+impl Host {
+    /// Starts `shard serve` for a range of layers, admitting one node.
+    pub(crate) fn start(
+        home: &Home,
+        model: &str,
+        layers: &str,
+        admit: &str,
+        extra: &[&str],
+    ) -> Self {
+        let mut args = vec![
+            "--set",
+            "policy.research.enable=true",
+            "shard",
+            "serve",
+            "--json",
+            "--lifeline",
+        ];
+        args.extend([
+            "--model",
+            model,
+            "--layers",
+            layers,
+            "--threads",
+            "1",
+            "--peer-key",
+            admit,
+        ]);
+        args.extend(extra);
+        let mut child = home
+            .hearthnet(&args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("hearthnet starts");
+        let mut line = String::new();
+        let stdout = child.stdout.take().expect("a pipe");
+        BufReader::new(stdout).read_line(&mut line).expect("a line");
+        if line.is_empty() {
+            let mut why = String::new();
+            let _ = child
+                .stderr
+                .take()
+                .expect("a pipe")
+                .read_to_string(&mut why);
+            panic!("the host for layers {layers} did not start: {why}");
+        }
+        let ready: Value = serde_json::from_str(&line).expect("a JSON line");
+        let address = ready["address"].as_str().expect("an address").to_owned();
+        Self {
+            child,
+            address,
+            ready,
+        }
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(pid(self.child.id()), signal).expect("the host is alive");
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        // It may have been ended by the test itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub(crate) fn pid(id: u32) -> Pid {
+    Pid::from_raw(id as i32).expect("a process id")
+}
+
+/// Waits until a process (ours or not) has ended; panics when it does not.
+pub(crate) fn wait_for_end(id: u32) {
+    // A process that is gone already has no descriptor to wait on.
+    let Ok(fd) = pidfd_open(pid(id), PidfdFlags::empty()) else {
+        return;
+    };
+    let timeout = Timespec {
+        tv_sec: PATIENCE.as_secs() as i64,
+        tv_nsec: 0,
+    };
+    let ready = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).expect("poll");
+    assert_eq!(ready, 1, "process {id} is still running");
+}
+
+/// Processes that a process has started.
+pub(crate) fn children_of(id: u32) -> Vec<u32> {
+    let tasks = std::fs::read_dir(format!("/proc/{id}/task")).expect("the process runs");
+    tasks
+        .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("children")).ok())
+        .flat_map(|list| {
+            list.split_whitespace()
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        })
+        .filter_map(|id| id.parse().ok())
+        .collect()
+}
+
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The real model's file, as every `--model` here names it.
+pub(crate) fn model() -> PathBuf {
+    hearthnet_testkit::smollm2()
+}
+
+/// Asserts a failure of the program: exit status, code on standard output (JSON), a
+/// hint, and nothing that looks like a panic.
+pub(crate) fn assert_fails(output: &Output, status: i32, code: &str) {
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(status), "{out}{err}");
+    assert!(!err.contains("panicked"), "{err}");
+    assert!(err.contains("error: "), "{err}");
+    let line = out.lines().last().unwrap_or_default();
+    let value: Value = serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {out}{err}"));
+    assert_eq!(value["error"]["code"], code, "{out}{err}");
+}
