@@ -26,12 +26,13 @@ use hearthnet_transport::{
     CloseCode, DType, Message, PeerKey, Step, StreamClose, StreamOpen, Truncate,
 };
 
+use crate::batch::{all_finite, wipe};
 use crate::clock::Clock;
 use crate::engine::Served;
 use crate::fault::StreamFault;
 use crate::inbox::Inbox;
 use crate::life::{Life, Outlet, Slots};
-use crate::sched::{Command, all_finite, wipe};
+use crate::sched::Command;
 use crate::stats::Counters;
 
 /// Ended lives that a connection remembers per place that it could hold, to tell a late
@@ -144,36 +145,28 @@ impl Desk {
             stream: open.stream,
             epoch: open.epoch,
         };
-        if let Some(old) = self.lives.get(&open.stream) {
-            if old.epoch >= open.epoch {
-                let current = old.epoch;
-                return self.refuse(
-                    name,
-                    None,
-                    &StreamFault::StaleOpen {
-                        stream: open.stream,
-                        current,
-                    },
-                );
-            }
-            let old = Arc::clone(old);
-            self.supersede(&old, open.epoch);
-        }
-        if let Err(fault) = self.judge(open).and_then(|()| self.begin(open)) {
+        let begun = self
+            .judge(open)
+            .and_then(|()| self.supersede(open))
+            .and_then(|()| self.begin(open));
+        if let Err(fault) = begun {
             self.refuse(name, None, &fault);
         }
     }
 
-    /// The later life begins, so the earlier one is over, and its waiting steps with it.
-    fn supersede(&mut self, old: &Life, epoch: u32) {
-        if self.end(old) {
-            self.refuse(
-                old.name(),
-                None,
-                &StreamFault::StaleEpoch { current: epoch },
-            );
+    /// A later life begins, so the earlier one is over, and its waiting steps with it.
+    fn supersede(&mut self, open: &StreamOpen) -> Result<(), StreamFault> {
+        let (stream, epoch) = (open.stream, open.epoch);
+        let Some(old) = self.lives.get(&stream).map(Arc::clone) else {
+            return Ok(());
+        };
+        if old.epoch >= epoch {
+            let current = old.epoch;
+            return Err(StreamFault::StaleOpen { stream, current });
         }
-        self.lives.remove(&old.stream);
+        self.fail(&old, None, &StreamFault::StaleEpoch { current: epoch });
+        self.lives.remove(&stream);
+        Ok(())
     }
 
     fn judge(&self, open: &StreamOpen) -> Result<(), StreamFault> {

@@ -17,6 +17,7 @@
 //! | places for streams, one life of a stream | `life.rs` |
 //! | what the next batch computes | `plan.rs` (pure) |
 //! | streams, steps, timeouts, eviction | `sched.rs` (no I/O, no clock of its own) |
+//! | a batch through the engine, faults told apart | `batch.rs` |
 //! | the thread around it | `compute.rs`, fed by `inbox.rs` |
 //! | sessions, and the echo for measuring | `session.rs` |
 //! | start, descriptor, shutdown | `host.rs` |
@@ -34,6 +35,7 @@
 //! - Rows are never logged, and wiped after use where this crate owns the buffer.
 
 mod admission;
+mod batch;
 mod clock;
 mod compute;
 mod config;

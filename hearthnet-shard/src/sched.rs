@@ -16,13 +16,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use hearthnet_model::BoundaryDtype;
 use hearthnet_transport::{Message, Step, StepResult, StreamOpened, Want};
 use zeroize::Zeroize as _;
 
+use crate::batch::{self, Part, wipe};
 use crate::clock::Clock;
-use crate::engine::{EngineFault, EngineSource, LayerEngine, LoadPhase, Served, Span};
+use crate::engine::{EngineSource, LayerEngine, LoadPhase, Served, Span};
 use crate::fault::StreamFault;
 use crate::life::{Life, Ticket};
 use crate::plan::{Kind, Pace, Turn, Waiting, plan};
@@ -108,13 +107,6 @@ struct Job {
     /// Rows to return, encoded.
     out: Vec<u8>,
     compute: Duration,
-}
-
-/// A stream's rows in a batch.
-struct Part<Q> {
-    stream: u64,
-    layers: (u32, u32),
-    span: Span<Q>,
 }
 
 impl<S: EngineSource> Scheduler<S> {
@@ -346,44 +338,47 @@ impl<S: EngineSource> Scheduler<S> {
             .takes
             .iter()
             .filter_map(|&(stream, rows)| {
-                let Stream { seq, life, .. } = self.streams.get(&stream)?;
+                let Stream {
+                    seq, life, work, ..
+                } = self.streams.get(&stream)?;
                 let span = Span {
                     seq: *seq,
                     position: engine.len(*seq),
                     rows,
                 };
+                let Some(Work::Step(job)) = work.front() else {
+                    return None;
+                };
+                let row = job.step.data.len() / job.step.rows.max(1) as usize;
+                let from = job.done as usize * row;
                 Some(Part {
                     stream,
                     layers: life.layers,
                     span,
+                    data: job.step.data.slice(from..from + rows as usize * row),
                 })
             })
             .collect();
         // Streams that run through the same layers share a batch.
         parts.sort_by_key(|part| part.layers);
-        let width = self.served.width as usize;
-        fill(&parts, &mut self.x, &self.streams, &self.served);
-        let mut results = Vec::with_capacity(parts.len());
-        let mut rest = self.x.as_mut_slice();
-        for batch in parts.chunk_by(|a, b| a.layers == b.layers) {
-            let (x, after) = rest.split_at_mut(rows_of(batch) as usize * width);
-            rest = after;
-            compute(engine, batch, x, &self.streams, &self.served, &mut results);
-        }
+        let (boundary, width) = (self.served.boundary, self.served.width as usize);
+        let results = batch::compute(engine, &parts, &mut self.x, boundary, width);
         let took = self.clock.now().saturating_sub(began);
 
-        let rows = rows_of(&parts);
+        let rows = batch::rows_of(&parts);
         self.counters.turn(turn.kind, rows, took);
         if turn.kind == Kind::Prefill {
             self.pace.note(rows, took);
         }
         let mut x = std::mem::take(&mut self.x);
         let mut rest = x.as_mut_slice();
-        for (part, result) in parts.iter().zip(results) {
+        for (part, result) in parts.into_iter().zip(results) {
             let (rows, after) = rest.split_at_mut(part.span.rows as usize * width);
             rest = after;
+            // Nobody but the step itself holds its rows from here on.
+            drop(part.data);
             match result {
-                Ok(()) => self.complete(part, rows, took),
+                Ok(()) => self.complete(part.stream, part.span.rows, rows, took),
                 Err(fault) => {
                     let position = self.head(part.stream).map(|job| job.step.position);
                     self.fail(part.stream, position, &fault.into());
@@ -397,15 +392,10 @@ impl<S: EngineSource> Scheduler<S> {
     }
 
     /// Takes note of computed rows, and answers the step if they were its last.
-    fn complete(
-        &mut self,
-        part: &Part<<S::Engine as LayerEngine>::Seq>,
-        x: &[f32],
-        took: Duration,
-    ) {
+    fn complete(&mut self, stream: u64, rows: u32, x: &[f32], took: Duration) {
         let now = self.clock.now();
         let (boundary, width) = (self.served.boundary, self.served.width as usize);
-        let Some(stream) = self.streams.get_mut(&part.stream) else {
+        let Some(stream) = self.streams.get_mut(&stream) else {
             return;
         };
         stream.served = self.turn;
@@ -414,7 +404,7 @@ impl<S: EngineSource> Scheduler<S> {
             return;
         };
         job.compute += took;
-        job.done += part.span.rows;
+        job.done += rows;
         let finished = job.done >= job.step.rows;
         match job.step.want {
             Want::All => {
@@ -599,101 +589,6 @@ fn waiting<Q>((&id, stream): (&u64, &Stream<Q>)) -> Option<Waiting> {
         served: stream.served,
         arrived: job.arrived,
     })
-}
-
-fn rows_of<Q>(parts: &[Part<Q>]) -> u32 {
-    parts.iter().map(|part| part.span.rows).sum()
-}
-
-/// Runs a batch through its layers. If it fails as a whole, each part is run by itself:
-/// results do not depend on what else is in a batch, so that only the part at fault is lost.
-fn compute<E: LayerEngine>(
-    engine: &mut E,
-    batch: &[Part<E::Seq>],
-    x: &mut [f32],
-    streams: &BTreeMap<u64, Stream<E::Seq>>,
-    served: &Served,
-    results: &mut Vec<Result<(), EngineFault>>,
-) {
-    let Some(layers) = batch.first().map(|part| part.layers) else {
-        return;
-    };
-    let spans: Vec<_> = batch.iter().map(|part| part.span).collect();
-    match engine.forward(layers, &spans, x) {
-        Ok(()) => return results.extend(batch.iter().map(|_| Ok(()))),
-        Err(fault) if batch.len() == 1 => return results.push(Err(fault)),
-        Err(_) => {}
-    }
-    // The failed attempt may have left its marks in the sequences and in the rows.
-    let (mut alone, mut rest) = (Vec::new(), x);
-    for part in batch {
-        let span = part.span;
-        fill(std::slice::from_ref(part), &mut alone, streams, served);
-        let undone = match engine.len(span.seq) {
-            length if length > span.position => engine.truncate(span.seq, span.position),
-            _ => Ok(()),
-        };
-        results.push(undone.and_then(|()| engine.forward(layers, &[span], &mut alone)));
-        let (rows, after) = rest.split_at_mut(alone.len());
-        rows.copy_from_slice(&alone);
-        rest = after;
-        alone.as_mut_slice().zeroize();
-    }
-}
-
-/// Decodes the rows of every part into `x`.
-fn fill<Q>(
-    parts: &[Part<Q>],
-    x: &mut Vec<f32>,
-    streams: &BTreeMap<u64, Stream<Q>>,
-    served: &Served,
-) {
-    let width = served.width as usize;
-    x.clear();
-    // All at once, while it is empty: growing would leave copies of rows behind.
-    x.reserve(rows_of(parts) as usize * width);
-    for part in parts {
-        let wanted = x.len() + part.span.rows as usize * width;
-        if let Some(Work::Step(job)) = streams
-            .get(&part.stream)
-            .and_then(|stream| stream.work.front())
-        {
-            let row = width * served.boundary.bytes_per_value();
-            let from = job.done as usize * row;
-            let bytes = job
-                .step
-                .data
-                .get(from..from + part.span.rows as usize * row);
-            // The length was checked when the step came in: nothing is cut short here.
-            let _ = served.boundary.decode(bytes.unwrap_or_default(), x);
-        }
-        x.resize(wanted, 0.0);
-    }
-}
-
-/// Whether every value of rows on the wire is finite.
-pub(crate) fn all_finite(dtype: BoundaryDtype, bytes: &[u8]) -> bool {
-    // An exponent of all ones is NaN or an infinity.
-    let (pairs, _) = bytes.as_chunks::<2>();
-    match dtype {
-        BoundaryDtype::F16 => pairs
-            .iter()
-            .all(|&b| u16::from_le_bytes(b) & 0x7c00 != 0x7c00),
-        BoundaryDtype::Bf16 => pairs
-            .iter()
-            .all(|&b| u16::from_le_bytes(b) & 0x7f80 != 0x7f80),
-        BoundaryDtype::F32 => {
-            let (quads, _) = bytes.as_chunks::<4>();
-            quads.iter().all(|&b| f32::from_le_bytes(b).is_finite())
-        }
-    }
-}
-
-/// Overwrites rows that are no longer needed, where nobody else holds them.
-pub(crate) fn wipe(data: Bytes) {
-    if let Ok(mut data) = data.try_into_mut() {
-        data.as_mut().zeroize();
-    }
 }
 
 fn micros(duration: Duration) -> u32 {
