@@ -105,13 +105,9 @@ async fn caller() {
 #[tokio::main]
 async fn main() {
     // On a worker, where the I/O is: `block_on` itself would cost a thread switch per message.
-    let is_host = std::env::args().nth(1).as_deref() == Some("host");
-    let work = async move {
-        if is_host {
-            host().await
-        } else {
-            caller().await
-        }
+    let work = match std::env::args().nth(1).as_deref() {
+        Some("host") => tokio::spawn(host()),
+        _ => tokio::spawn(caller()),
     };
-    tokio::spawn(work).await.unwrap();
+    work.await.unwrap();
 }

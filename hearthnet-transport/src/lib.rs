@@ -1,10 +1,63 @@
 //! X08 tensor transport: tensors over mutually authenticated, flow-controlled WebSocket frames.
+//!
+//! Two nodes that know each other's Ed25519 keys open a *session*: TLS 1.3 in which each side's
+//! certificate is its node key, a WebSocket over it, and one frame per binary message. A session
+//! carries the steps of the inference pipeline, and tensors of any size. The wire format is
+//! `specs/x08-tensor-transport.md`; this crate knows nothing of models or communities.
+//!
+//! ```no_run
+//! use hearthnet_transport::*;
+//! # async fn example(own: Identity, host: PeerKey, token: Vec<u8>, step: Step) -> Result<(), Box<dyn std::error::Error>> {
+//! let hello = Hello::new("pipeline", token);
+//! let mut session = connect("192.0.2.7:4710", &own, host, hello, Config::default()).await?;
+//! let sender = session.sender(); // for other tasks, and threads
+//! sender.send(Message::Step(step)).await?;
+//! while let Message::StepResult(result) = session.recv().await? {
+//!     println!("{} rows from position {}", result.rows, result.position);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # How it is built
+//!
+//! The protocol is a state machine without I/O, clock or randomness ([`session`]): messages and
+//! times go in, messages, events and deadlines come out. A thin shell ([`connect`], [`Listener`])
+//! drives it over sockets; [`pair::Pair`] joins two of them in virtual time for tests.
+//!
+//! | concept | file |
+//! |---|---|
+//! | frame header, types, flags; bodies | `wire/` |
+//! | what a step, a result, a stream is | `message.rs` |
+//! | HELLO, state table, timers, steps in flight | `session/mod.rs` |
+//! | what waits to be sent; order, fairness, cancelling | `session/outbox.rs` |
+//! | tensors coming in; reassembly, buffer, refusal | `session/inbox.rs` |
+//! | the credit window | `credit.rs` |
+//! | zstd into buffers of a known size | `compress.rs` |
+//! | why sessions end | `code.rs` |
+//! | limits and deadlines | `config.rs` |
+//! | node keys as certificates; TLS profile | `identity.rs`, `net/tls.rs` |
+//! | WebSocket limits that tungstenite lacks | `net/guard.rs` |
+//! | the driver task, and who does the I/O | `net/connection.rs` |
+//! | handshakes, admission, caps | `net/connect.rs`, `net/listener.rs` |
+//! | round trips and throughput | `bench.rs` |
+//!
+//! # What always holds
+//!
+//! - Nothing that a peer sends can panic, or make this side reserve more than its limits say.
+//! - Each broken rule ends the session with its own [`CloseCode`], here and in the peer's log.
+//! - Credit, step slots and buffers come back on every way out: finish, cancel, error, timeout, end.
+//! - A decode step is one message each way, of a size that depends on the width alone.
+//! - No row, token or tensor is printed by `Debug` or logged at any level. Buffers of this crate
+//!   that held rows are wiped when dropped; those of TLS, WebSocket and kernel are out of reach.
 
 pub mod bench;
 mod code;
 mod compress;
 mod config;
 mod credit;
+#[doc(hidden)]
+pub mod fuzzing;
 mod identity;
 mod message;
 mod net;

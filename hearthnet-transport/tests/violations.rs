@@ -216,7 +216,7 @@ fn unknown_versions_types_flags_and_reserved_bits_are_frame_unknown() {
         (0, 2),
         (1, 0),
         (1, 0x0a),
-        (1, 0x17),
+        (1, 0x19),
         (1, 0xff),
         (2, 1),
         (3, 1),
@@ -436,7 +436,7 @@ fn ping_floods_and_control_floods_are_frame_rate() {
     let mut victim = Victim::host();
     for _ in 0..100 {
         if victim.is_open() {
-            victim = victim.send(FrameType::Ping, &[0; 8]).breathe();
+            victim = victim.breathe().send(FrameType::Ping, &[0; 8]);
         }
     }
     assert_eq!(victim.code(), CloseCode::FrameRate);

@@ -297,6 +297,15 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
     }
 }
 
+/// For the fuzzer: what metering these pieces of a stream says, and where it ends.
+pub(crate) fn fuzz_meter<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Result<u64, Violation> {
+    let mut meter = Meter::new(true, 4096, Time::ZERO);
+    for piece in pieces {
+        meter.feed(Time::ZERO, piece)?;
+    }
+    Ok(meter.partial())
+}
+
 /// The violation inside an error that came through tungstenite, if the meter raised it.
 pub(crate) fn violation_in(error: &io::Error) -> Option<Violation> {
     error

@@ -18,6 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 pub use connect::{ConnectError, Phase, connect, connect_over};
 pub use connection::{Connection, SendError, Sender};
+pub(crate) use guard::fuzz_meter;
 pub use listener::{Acceptor, Admission, BindError, Listener, ListenerStats, RefusedConnection};
 
 /// Where the WebSocket lives.

@@ -23,6 +23,8 @@
 pub(crate) mod cbor;
 pub(crate) mod chunk;
 pub(crate) mod control;
+#[cfg(test)]
+mod examples;
 pub(crate) mod pipeline;
 pub(crate) mod reader;
 

@@ -1,0 +1,360 @@
+//! Bodies of the fuzz targets, so that tests replay what a fuzzer has found. No public interface.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::compress::ChunkDecompressor;
+use crate::identity::PeerKey;
+use crate::message::{Message, StreamClose, StreamError, Truncate};
+use crate::net::fuzz_meter;
+use crate::pair::Pair;
+use crate::session::{SendRefused, Session};
+use crate::tensor::{DType, Dims, Tensor};
+use crate::time::Time;
+use crate::wire::chunk::ChunkHead;
+use crate::wire::control::{self, Ack, Bye, FlowCtl, Limits, Nack, TensorEnd};
+use crate::wire::pipeline::{self, RowsHead};
+use crate::wire::{FrameBuf, FrameType, HEADER_BYTES, Header};
+use crate::{Config, Step, Want};
+
+/// Decodes one message; what is accepted must survive being encoded and decoded again.
+///
+/// # Panics
+/// When a promise is broken.
+pub fn frame(message: &[u8]) {
+    fn again<T: PartialEq + std::fmt::Debug>(
+        decoded: T,
+        encode: impl FnOnce(&T) -> FrameBuf,
+        decode: impl FnOnce(&[u8]) -> Option<T>,
+    ) {
+        let encoded = encode(&decoded).into_bytes(1);
+        let body = encoded.get(HEADER_BYTES..).unwrap_or_default();
+        assert_eq!(decode(body), Some(decoded));
+    }
+    let Ok((header, body)) = Header::decode(message) else {
+        return;
+    };
+    assert_eq!(header.encode()[..], message[..HEADER_BYTES]);
+    match header.kind {
+        FrameType::Hello => {
+            if let Ok((hello, limits)) = control::read_client_hello(body) {
+                again(
+                    (hello, limits),
+                    |(hello, limits)| control::client_hello(hello, *limits),
+                    |body| control::read_client_hello(body).ok(),
+                );
+            }
+            let _: Result<(String, Limits), _> = control::read_server_hello(body);
+        }
+        FrameType::Bye => {
+            if let Ok(bye) = Bye::read(body)
+                && bye.code.is_sendable()
+            {
+                again(bye, Bye::frame, |body| Bye::read(body).ok());
+            }
+        }
+        FrameType::Ack => {
+            if let Ok(ack) = Ack::read(body) {
+                again(ack, Ack::frame, |body| Ack::read(body).ok());
+            }
+        }
+        FrameType::Nack => {
+            if let Ok(nack) = Nack::read(body) {
+                again(nack, Nack::frame, |body| Nack::read(body).ok());
+            }
+        }
+        FrameType::FlowCtl => {
+            if let Ok(flow) = FlowCtl::read(body) {
+                again(flow, FlowCtl::frame, |body| FlowCtl::read(body).ok());
+            }
+        }
+        FrameType::TensorEnd => {
+            if let Ok(end) = TensorEnd::read(body) {
+                again(end, TensorEnd::frame, |body| TensorEnd::read(body).ok());
+            }
+        }
+        FrameType::Ping | FrameType::Pong => {
+            let _ = control::read_ping(body);
+        }
+        FrameType::TensorData => {
+            if let Ok((head, data)) = ChunkHead::read(body) {
+                let encoded = head.frame(data, header.flags).into_bytes(header.sequence);
+                assert_eq!(encoded, message);
+            }
+        }
+        FrameType::Step | FrameType::StepResult => {
+            if let Ok((head, place)) = RowsHead::read(header.kind, body) {
+                let encoded = head.frame(place).into_bytes(header.sequence);
+                assert_eq!(encoded, message);
+            }
+        }
+        FrameType::StreamOpen => {
+            if let Ok(open) = pipeline::read_stream_open(body) {
+                again(open, pipeline::stream_open, |b| {
+                    pipeline::read_stream_open(b).ok()
+                });
+            }
+        }
+        FrameType::StreamOpened => {
+            if let Ok(opened) = pipeline::read_stream_opened(body) {
+                again(opened, pipeline::stream_opened, |b| {
+                    pipeline::read_stream_opened(b).ok()
+                });
+            }
+        }
+        FrameType::StreamClose => {
+            if let Ok(close) = pipeline::read_stream_close(body) {
+                again(close, pipeline::stream_close, |b| {
+                    pipeline::read_stream_close(b).ok()
+                });
+            }
+        }
+        FrameType::StreamError => {
+            if let Ok(error) = pipeline::read_stream_error(body) {
+                again(error, pipeline::stream_error, |b| {
+                    pipeline::read_stream_error(b).ok()
+                });
+            }
+        }
+        FrameType::Truncate => {
+            if let Ok(cut) = pipeline::read_truncate(body) {
+                again(cut, pipeline::truncate, |b| pipeline::read_truncate(b).ok());
+            }
+        }
+        FrameType::Describe => {
+            let _ = pipeline::read_describe(body);
+        }
+        FrameType::Descriptor => {
+            let _ = pipeline::read_descriptor(body);
+        }
+    }
+}
+
+/// What is left of a fuzzer's input; zeros when it is used up.
+struct Input<'a>(&'a [u8]);
+
+impl<'a> Input<'a> {
+    fn byte(&mut self) -> u8 {
+        match self.0.split_first() {
+            Some((byte, rest)) => {
+                self.0 = rest;
+                *byte
+            }
+            None => 0,
+        }
+    }
+
+    fn word(&mut self) -> u16 {
+        u16::from_be_bytes([self.byte(), self.byte()])
+    }
+
+    fn bytes(&mut self, len: usize) -> &'a [u8] {
+        let (head, rest) = self.0.split_at(len.min(self.0.len()));
+        self.0 = rest;
+        head
+    }
+}
+
+/// Drives an open session through a sequence of frames, application calls and timeouts.
+///
+/// The input is a byte for the setting, then operations:
+///
+/// | byte, modulo 8 | followed by | |
+/// |---|---|---|
+/// | 0 | type, flags, length (2), body | a frame with the right header and sequence number |
+/// | 1 | length (1), bytes | a message of any bytes |
+/// | 2 | quarters of a second (1) | time passes |
+/// | 3 | count (1) | the application takes events |
+/// | 4 | count (1) | messages are transmitted |
+/// | 5 | stream (1), rows (1) | the application sends a step, or answers one |
+/// | 6 | bytes (2) | the application sends a tensor |
+/// | 7 | stream (1) | the application ends or truncates a stream |
+///
+/// # Panics
+/// When a promise is broken.
+pub fn session(input: &[u8]) {
+    let mut input = Input(input);
+    let setting = input.byte();
+    let config = Config {
+        chunk_bytes: 4096,
+        window_chunks: 4,
+        recv_buffer_bytes: 32 * 1024,
+        inline_max: 1024,
+        compress_above: (setting & 2 != 0).then_some(2048),
+        max_steps_in_flight: 4,
+        ..Config::default()
+    };
+    let pair = Pair::open(&config, &config);
+    let mut now = pair.now();
+    let caller = setting & 1 != 0;
+    let (mut session, peer) = if caller {
+        (pair.caller, pair.host)
+    } else {
+        (pair.host, pair.caller)
+    };
+    let mut sequence = u32::try_from(peer.stats().frames_sent).unwrap_or(0);
+
+    while !input.0.is_empty() {
+        match input.byte() % 8 {
+            0 => {
+                let (kind, flags, len) = (input.byte(), input.byte(), input.word());
+                let body = input.bytes(usize::from(len));
+                sequence = sequence.wrapping_add(1);
+                let mut message = vec![1, kind, 0, 0];
+                message.extend_from_slice(&sequence.to_be_bytes());
+                message.extend_from_slice(&(body.len() as u32).to_be_bytes());
+                message.extend_from_slice(&[0, 0, 0, flags]);
+                message.extend_from_slice(body);
+                session.handle_message(now, &Bytes::from(message));
+            }
+            1 => {
+                let len = usize::from(input.byte());
+                session.handle_message(now, &Bytes::copy_from_slice(input.bytes(len)));
+            }
+            2 => {
+                now = now + Duration::from_millis(250 * u64::from(input.byte()));
+                session.handle_timeout(now);
+            }
+            3 => {
+                for _ in 0..input.byte() {
+                    let _ = session.poll_event();
+                }
+            }
+            4 => {
+                for _ in 0..input.byte() {
+                    if let Some(frame) = session.poll_transmit(now) {
+                        assert!(frame.len() <= 16 * 1024 && Header::decode(&frame).is_ok());
+                    }
+                }
+            }
+            5 => {
+                let (stream, rows) = (u32::from(input.byte() % 4), u32::from(input.byte()) + 1);
+                let data = Bytes::from(vec![0x33; rows as usize * 64]);
+                let (dtype, want) = (DType::F16, Want::All);
+                let step = Step {
+                    stream,
+                    epoch: 0,
+                    position: 0,
+                    rows,
+                    width: 32,
+                    dtype,
+                    want,
+                    data,
+                };
+                let message = match caller {
+                    true => Message::Step(step),
+                    false => Message::StepResult(crate::bench::echo(step)),
+                };
+                send(&mut session, &message);
+            }
+            6 => {
+                let len = u32::from(input.word()) + 1;
+                if let Ok(dims) = Dims::new(&[len]) {
+                    let data = Bytes::from(vec![0x44; len as usize]);
+                    send(
+                        &mut session,
+                        &Message::Tensor(Tensor {
+                            dtype: DType::I8,
+                            dims,
+                            data,
+                        }),
+                    );
+                }
+            }
+            _ => {
+                let byte = input.byte();
+                let (stream, epoch) = (u32::from(byte % 4), 0);
+                let message = match (caller, byte & 0x80 != 0) {
+                    (true, false) => Message::StreamClose(StreamClose { stream, epoch }),
+                    (true, true) => Message::Truncate(Truncate {
+                        stream,
+                        epoch,
+                        position: 0,
+                    }),
+                    (false, _) => Message::StreamError(StreamError {
+                        stream,
+                        epoch,
+                        position: None,
+                        code: "internal".to_owned(),
+                        message: String::new(),
+                    }),
+                };
+                send(&mut session, &message);
+            }
+        }
+        promises(&session, &config);
+    }
+    // However it stands, it can be ended, and says so once.
+    session.close(crate::CloseCode::Normal, "");
+    let mut frames = 0;
+    while session.poll_transmit(now).is_some() {
+        frames += 1;
+    }
+    assert!(frames <= 1);
+    promises(&session, &config);
+}
+
+fn send(session: &mut Session, message: &Message) {
+    match session.send_message(message) {
+        Ok(()) | Err(SendRefused::Blocked(_) | SendRefused::NotOpen) => {}
+        // A tensor may be larger than the peer's buffer; nothing else is wrong with these.
+        Err(SendRefused::Impossible(violation)) => {
+            assert_eq!(violation.code, crate::CloseCode::FrameTooBig);
+        }
+    }
+}
+
+fn promises(session: &Session, config: &Config) {
+    let stats = session.stats();
+    assert!(stats.buffered_bytes <= u64::from(config.recv_buffer_bytes));
+    assert!(stats.credit_available <= 1024);
+    assert!(stats.steps_in_flight <= config.max_steps_in_flight);
+    if session.closed().is_some() {
+        assert_eq!(session.poll_timeout(), Time::NEVER);
+        assert_eq!((stats.buffered_bytes, stats.queued_bytes), (0, 0));
+        assert_eq!(stats.steps_in_flight, 0);
+    }
+}
+
+/// Meters a WebSocket byte stream, whole and in pieces: the verdict must be the same.
+///
+/// # Panics
+/// When a promise is broken.
+pub fn websocket(input: &[u8]) {
+    let mut input = Input(input);
+    let cut = usize::from(input.byte()) + 1;
+    let mut stream = b"GET / HTTP/1.1\r\n\r\n".to_vec();
+    stream.extend_from_slice(input.0);
+    let whole = fuzz_meter(stream.chunks(stream.len()));
+    let pieces = fuzz_meter(stream.chunks(cut));
+    assert_eq!(whole, pieces);
+}
+
+/// Decompresses a chunk into a buffer of a size that the input chooses.
+///
+/// # Panics
+/// When a promise is broken.
+pub fn decompress(input: &[u8]) {
+    let mut input = Input(input);
+    let expected = usize::from(input.word());
+    let mut out = Vec::with_capacity(expected);
+    let result = ChunkDecompressor::default().append(input.0, expected, &mut out);
+    assert!(
+        out.capacity() <= expected.max(8),
+        "grew beyond the expected size"
+    );
+    if result.is_ok() {
+        assert_eq!(out.len(), expected);
+    }
+}
+
+/// Reads a certificate.
+///
+/// # Panics
+/// When a promise is broken.
+pub fn certificate(input: &[u8]) {
+    if let Ok(key) = PeerKey::from_certificate(input) {
+        assert!(key.verifier().is_ok());
+    }
+}
