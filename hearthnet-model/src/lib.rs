@@ -1,4 +1,41 @@
 //! Model files, text and the exact engine: everything that turns files into numbers.
+//!
+//! Knows nothing of networks between peers, of shards or of pipelines: those are built on it.
+//!
+//! | concept | where |
+//! |---|---|
+//! | **Files** | |
+//! | a container of metadata and tensors, checked as hostile | [`gguf`], [`gguf::writer`] |
+//! | which metadata and tensors make a model, as data | [`families`] |
+//! | what a model computes | [`spec`], [`boundary`] |
+//! | a file that is a model | [`model_file`] |
+//! | what exactly it is, and the proof of a part of it | [`manifest`] |
+//! | what it is, for people | [`inspect`] |
+//! | weights in other types | [`convert`], [`quantize`] |
+//! | which models there are, and fetching them | [`catalogue`], [`pull`], [`cache`] |
+//! | **Text** | |
+//! | text to tokens and back | [`tokenizer`], [`detokenize`] |
+//! | messages to a prompt | [`template`] |
+//! | logits to a token, and when to stop | [`sampler`], [`stop`] |
+//! | **Numbers** | |
+//! | blocks of a model over rows of any sequences | [`engine`] |
+//! | the arithmetic, to the bit, for each instruction set | [`kernels`] |
+//!
+//! A file becomes numbers like this:
+//!
+//! ```
+//! # let directory = tempfile::tempdir().unwrap();
+//! # let path = hearthnet_testkit::TinyLlama::default().write(directory.path());
+//! use hearthnet_model::{LayerTensor, ModelFile};
+//!
+//! let model = ModelFile::open(&path)?; // refused here, or sound from here on
+//! let spec = model.spec();
+//! let down = model.layer_tensor(spec.layers - 1, LayerTensor::FfnDown)?;
+//! assert_eq!((down.cols(), down.rows()), (spec.ffn as usize, spec.width as usize));
+//! let id = model.manifest(&mut |_done, _total| {}).weights_id();
+//! println!("{id} has {} layers of {} bytes", spec.layers, model.layer_bytes(0));
+//! # Ok::<(), hearthnet_model::ModelError>(())
+//! ```
 
 mod atomic_file;
 pub mod bench;
