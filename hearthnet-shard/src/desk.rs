@@ -79,12 +79,7 @@ impl Office {
             host: self.about.node.to_string(),
             endpoint: self.about.endpoint.clone(),
             advertised_at: self.clock.unix_secs(),
-            boundary_dtype: match served.boundary {
-                BoundaryDtype::F16 => "fp16",
-                BoundaryDtype::Bf16 => "bf16",
-                BoundaryDtype::F32 => "fp32",
-            }
-            .to_owned(),
+            boundary_dtype: served.boundary.descriptor_name().to_owned(),
             arithmetic: served.arithmetic.clone(),
             ms_per_token: self.counters.snapshot(streams).ms_per_token,
             queue_depth: streams,

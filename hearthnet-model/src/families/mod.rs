@@ -8,7 +8,7 @@
 //! plausible wrong answers.
 //!
 //! To add a family whose blocks need something new (biases, QK norm, scales, soft caps): add the
-//! role to [`LayerTensor`](crate::spec::LayerTensor) or the field to [`ModelSpec`], teach the
+//! role to [`LayerTensor`] or the field to [`ModelSpec`], teach the
 //! engine to interpret it, then describe the family. Families that need nothing new are one file.
 
 pub mod llama;
