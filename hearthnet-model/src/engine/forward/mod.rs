@@ -1,0 +1,317 @@
+//! A batch of rows through the layers.
+//!
+//! The batch is cut into *tiles* of rows. Per layer, a tile goes through these steps:
+//!
+//! ```text
+//! x --norm, quantise--> act --QKV--> qkv --RoPE, store K and V--> pages
+//! q, pages --attention--> attn --quantise--> act --O, add--> x
+//! x --norm, quantise--> act --gate, up, SwiGLU--> h --quantise--> act --down, add, round--> x
+//! ```
+//!
+//! Two ways to share that work between the team's members:
+//!
+//! - *Wide*, for few rows (decoding): a matrix's panels are split, every member computes some
+//!   outputs of all rows. Five phases per layer; what lies between two matrices is done by the
+//!   member that finishes a phase.
+//! - *Tall*, for many rows (prefill): a member takes a tile through everything from attention to
+//!   the next layer's keys and values. One phase per layer.
+//!
+//! A row's values are computed by the same kernels in the same order either way, so nothing
+//! depends on the choice, on the tiles, or on who does what.
+
+mod plan;
+mod steps;
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use super::kv::{Geometry, Span};
+use super::team::{Member, Team};
+use super::weights::Layer;
+use crate::kernels::{AttentionScratch, Kernels, RopeTable, SharedMut};
+use crate::spec::ModelSpec;
+use plan::{PASS_TILES, Piece, TALL_TILE, WIDE_TILE, cut, share, tall_tile, units, wide_rows};
+use steps::{Buffers, FirstOverflow, Pass, Rows, Widths, Work, grow, tiles_of};
+
+/// What does not change from batch to batch.
+pub(super) struct Parts<'a> {
+    pub(super) spec: &'a ModelSpec,
+    pub(super) kernels: Kernels,
+    pub(super) team: &'a Team,
+    pub(super) rope: &'a RopeTable,
+    pub(super) geometry: Geometry,
+    /// The layers to run, and the index of the first among the engine's.
+    pub(super) layers: &'a [Layer],
+    pub(super) first: usize,
+}
+
+/// Memory that batches reuse.
+#[derive(Default)]
+pub(super) struct Scratch {
+    /// Queries, keys and values of all rows of a pass.
+    qkv: Vec<f32>,
+    /// For the tiles of a wide pass.
+    tiles: Vec<Work>,
+    /// For each member.
+    members: Vec<Mutex<Own>>,
+}
+
+#[derive(Default)]
+struct Own {
+    work: Work,
+    attention: AttentionScratch,
+}
+
+/// Where a block's output left the range of the boundary dtype.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Overflow {
+    /// Counted from the first of [`Parts::layers`].
+    pub(super) layer: usize,
+    /// Counted over the batch.
+    pub(super) row: usize,
+}
+
+/// Runs `x`, the rows of all spans, through the layers. `pages` has a table for each span.
+pub(super) fn run(
+    parts: &Parts<'_>,
+    scratch: &mut Scratch,
+    spans: &[Span],
+    pages: &[Vec<SharedMut<'_, u16>>],
+    x: &mut [f32],
+) -> Result<(), Overflow> {
+    let widths = Widths::of(parts.spec);
+    let threads = parts.team.threads();
+    scratch.members.resize_with(threads, Mutex::default);
+    let total = x.len() / widths.x;
+    let overflow = FirstOverflow::default();
+    let most = TALL_TILE * PASS_TILES * threads;
+    for begin in (0..total).step_by(most) {
+        let rows = begin..total.min(begin + most);
+        let x = &mut x[rows.start * widths.x..rows.end * widths.x];
+        grow(&mut scratch.qkv, rows.len() * widths.qkv);
+        let pass = Pass {
+            parts,
+            widths,
+            pages,
+            overflow: &overflow,
+            begin,
+        };
+        if rows.len() <= wide_rows(threads) {
+            wide(&pass, scratch, spans, rows, x);
+        } else {
+            tall(&pass, scratch, spans, rows, x);
+        }
+        if let Some(overflow) = overflow.get() {
+            return Err(overflow);
+        }
+    }
+    Ok(())
+}
+
+/// Splits panels between members.
+#[allow(unsafe_code)]
+fn wide(pass: &Pass<'_>, scratch: &mut Scratch, spans: &[Span], rows: Range<usize>, x: &mut [f32]) {
+    let (parts, widths) = (pass.parts, &pass.widths);
+    let threads = parts.team.threads();
+    let pieces = cut(spans, &rows, WIDE_TILE);
+    let tiles = tiles_of(widths, &pieces, WIDE_TILE, x, &mut scratch.qkv);
+    if scratch.tiles.len() < tiles.len() {
+        scratch.tiles.resize_with(tiles.len(), Work::default);
+    }
+    let split_ffn = pass.split_ffn();
+    let buffers: Vec<Buffers<'_>> = scratch
+        .tiles
+        .iter_mut()
+        .zip(&tiles)
+        .map(|(work, tile)| work.buffers(widths, tile.rows, split_ffn))
+        .collect();
+    let tiles: Vec<(&Rows<'_>, Buffers<'_>)> = tiles.iter().zip(buffers).collect();
+    let units_of_heads = head_units(parts, &tiles, threads);
+    let members = &scratch.members;
+
+    parts.team.run(&|member| {
+        let mut own = members[member.index()]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let attention = &mut own.attention;
+        // The steps of a phase: some units of work, then what must be done to every tile before
+        // the next phase. One tile is done at once, several are shared.
+        let phase =
+            |member: &mut Member<'_>, units, work: &mut dyn FnMut(usize), then: Step<'_>| {
+                if let [(rows, buffers)] = tiles[..] {
+                    member.phase_then(units, work, || then(rows, buffers));
+                } else {
+                    member.phase(units, work);
+                    member.phase(tiles.len(), |tile| then(tiles[tile].0, tiles[tile].1));
+                }
+            };
+        // All tiles, by panels of a matrix.
+        let split = |member: &mut Member<'_>, panels, work: PanelStep<'_>, then: Step<'_>| {
+            let units = units(panels, threads);
+            let mut work = |unit| {
+                for (rows, buffers) in &tiles {
+                    work(share(panels, units, unit), rows, *buffers);
+                }
+            };
+            phase(member, units, &mut work, then);
+        };
+        // SAFETY (of all steps): units of a phase have separate panels, or separate heads or
+        // pieces, or separate tiles, so that no two write the same columns or rows; what they
+        // read was written in the phase before. Pages are written by `place` only, at which time
+        // nobody reads them.
+        member.phase(tiles.len(), |tile| {
+            let (rows, buffers) = tiles[tile];
+            // SAFETY: separate tiles.
+            unsafe { pass.attn_norm(0, rows, buffers) };
+        });
+        for (index, layer) in parts.layers.iter().enumerate() {
+            split(
+                member,
+                layer.qkv.panels(),
+                // SAFETY: separate panels.
+                &|panels, rows, buffers| unsafe { pass.qkv(layer, panels, rows, buffers) },
+                // SAFETY: separate tiles.
+                &|rows, _| unsafe { pass.place(index, rows) },
+            );
+            let mut attend = |unit: usize| {
+                let HeadUnit {
+                    tile,
+                    piece,
+                    kv_head,
+                    ref heads,
+                } = units_of_heads[unit];
+                let (rows, buffers) = tiles[tile];
+                let heads = heads.clone();
+                // SAFETY: separate pieces or heads.
+                unsafe { pass.attend(index, rows, &piece, kv_head, heads, buffers.attn, attention) }
+            };
+            phase(
+                member,
+                units_of_heads.len(),
+                &mut attend,
+                // SAFETY: separate tiles.
+                &|rows, buffers| unsafe { pass.quantise_attn(layer, rows, buffers) },
+            );
+            split(
+                member,
+                layer.attn_output.panels(),
+                // SAFETY: separate panels.
+                &|panels, rows, buffers| unsafe { pass.attn_output(layer, panels, rows, buffers) },
+                // SAFETY: separate tiles.
+                &|rows, buffers| unsafe { pass.ffn_norm(layer, rows, buffers) },
+            );
+            split(
+                member,
+                layer.ffn.panels(),
+                // SAFETY: separate panels.
+                &|panels, rows, buffers| unsafe { pass.ffn(layer, panels, rows, buffers) },
+                // SAFETY: separate tiles.
+                &|rows, buffers| unsafe { pass.quantise_h(layer, rows, buffers) },
+            );
+            split(
+                member,
+                layer.ffn_down.panels(),
+                // SAFETY: separate panels.
+                &|panels, rows, buffers| unsafe { pass.ffn_down(layer, panels, rows, buffers) },
+                // SAFETY: separate tiles.
+                &|rows, buffers| unsafe {
+                    pass.check(index, rows);
+                    if index + 1 < parts.layers.len() {
+                        pass.attn_norm(index + 1, rows, buffers);
+                    }
+                },
+            );
+        }
+    });
+}
+
+/// Something to do to a tile.
+type Step<'a> = &'a dyn Fn(&Rows<'_>, Buffers<'_>);
+/// Something to do to a tile with some panels of a matrix.
+type PanelStep<'a> = &'a dyn Fn(Range<usize>, &Rows<'_>, Buffers<'_>);
+
+/// Splits tiles between members.
+#[allow(unsafe_code)]
+fn tall(pass: &Pass<'_>, scratch: &mut Scratch, spans: &[Span], rows: Range<usize>, x: &mut [f32]) {
+    let (parts, widths) = (pass.parts, &pass.widths);
+    let size = tall_tile(rows.len(), parts.team.threads());
+    let pieces = cut(spans, &rows, size);
+    let tiles = tiles_of(widths, &pieces, size, x, &mut scratch.qkv);
+    let members = &scratch.members;
+    let split_ffn = pass.split_ffn();
+
+    parts.team.run(&|member| {
+        let mut own = members[member.index()]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let Own { work, attention } = &mut *own;
+        let buffers = work.buffers(widths, size, split_ffn);
+        // The last tiles see most positions, so they begin.
+        let nth = |unit: usize| &tiles[tiles.len() - 1 - unit];
+        // SAFETY (of both phases): a tile, and the place of its rows in the pages, belongs to one
+        // unit, and the buffers to this member. The only values that units share are keys and
+        // values in the pages, and a phase writes those of one layer and reads those of another.
+        member.phase(tiles.len(), |unit| {
+            // SAFETY: see above.
+            unsafe { pass.begin_layer(0, nth(unit), buffers) };
+        });
+        for index in 0..parts.layers.len() {
+            // SAFETY: see above.
+            member.phase(tiles.len(), |unit| unsafe {
+                pass.end_layer(index, nth(unit), buffers, attention);
+                if index + 1 < parts.layers.len() {
+                    pass.begin_layer(index + 1, nth(unit), buffers);
+                }
+            });
+        }
+    });
+}
+
+/// A unit of attention: a piece of a tile, and some heads that share a KV head.
+struct HeadUnit {
+    tile: usize,
+    piece: Piece,
+    kv_head: usize,
+    /// Among those that share the KV head.
+    heads: Range<usize>,
+}
+
+fn head_units(
+    parts: &Parts<'_>,
+    tiles: &[(&Rows<'_>, Buffers<'_>)],
+    threads: usize,
+) -> Vec<HeadUnit> {
+    let group = parts.group();
+    let pieces: usize = tiles.iter().map(|(rows, _)| rows.pieces.len()).sum();
+    // Keys and values are read once per unit, so heads are split only to keep members busy.
+    let whole = pieces * parts.geometry.kv_heads;
+    let split = if threads == 1 || whole >= 2 * threads || whole.is_multiple_of(threads) {
+        1
+    } else {
+        group
+    };
+    let mut units = Vec::new();
+    for (tile, (rows, _)) in tiles.iter().enumerate() {
+        for &piece in rows.pieces {
+            for kv_head in 0..parts.geometry.kv_heads {
+                for unit in 0..split {
+                    let heads = share(group, split, unit);
+                    units.push(HeadUnit {
+                        tile,
+                        piece,
+                        kv_head,
+                        heads,
+                    });
+                }
+            }
+        }
+    }
+    units
+}
+
+impl Parts<'_> {
+    /// Query heads per KV head.
+    fn group(&self) -> usize {
+        self.spec.heads as usize / self.geometry.kv_heads
+    }
+}
