@@ -1,12 +1,13 @@
 //! Who may connect, and with which session token.
 
 use std::collections::HashSet;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use hearthnet_bus::{Capability, Expectation, Grant, NodeId, ReplayCache};
-use hearthnet_transport::{Admission, CloseCode, Hello, PeerKey};
+use hearthnet_transport::{Admission, CloseCode, Hello, PeerKey, SessionClosed};
 
 use crate::life::lock;
+use crate::stats::Counters;
 
 /// Sessions for running rows through the layers.
 pub const PIPELINE: &str = "pipeline";
@@ -25,16 +26,23 @@ pub(crate) struct DoorKeeper {
     scope: Capability,
     skew: u64,
     seen: Mutex<ReplayCache>,
+    counters: Arc<Counters>,
 }
 
 impl DoorKeeper {
-    pub(crate) fn new(host: NodeId, admitted: &[NodeId], skew: u64) -> Self {
+    pub(crate) fn new(
+        host: NodeId,
+        admitted: &[NodeId],
+        skew: u64,
+        counters: Arc<Counters>,
+    ) -> Self {
         Self {
             host,
             admitted: admitted.iter().copied().chain([host]).collect(),
             scope: Capability::shard_serve(),
             skew,
             seen: Mutex::new(ReplayCache::new(REMEMBERED_TOKENS)),
+            counters,
         }
     }
 
@@ -47,7 +55,11 @@ impl DoorKeeper {
 
 impl Admission for DoorKeeper {
     fn admit_peer(&self, peer: &PeerKey) -> bool {
-        self.node(peer).is_some()
+        let is_admitted = self.node(peer).is_some();
+        if !is_admitted {
+            self.counters.session_closed(CloseCode::Unauthorized);
+        }
+        is_admitted
     }
 
     fn admit_hello(&self, peer: &PeerKey, hello: &Hello, now_unix: u64) -> Result<(), CloseCode> {
@@ -77,6 +89,13 @@ impl Admission for DoorKeeper {
             }
         }
     }
+
+    fn session_ended(&self, peer: &PeerKey, closed: &SessionClosed) {
+        if closed.by_us {
+            tracing::debug!(?peer, code = %closed.code, "session closed: {}", closed.detail);
+            self.counters.session_closed(closed.code);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -97,7 +116,7 @@ mod tests {
 
     /// Host 1 admits 2.
     fn keeper() -> DoorKeeper {
-        DoorKeeper::new(key(1).id(), &[key(2).id()], 30)
+        DoorKeeper::new(key(1).id(), &[key(2).id()], 30, Arc::default())
     }
 
     fn grant(issuer: u8) -> Grant {

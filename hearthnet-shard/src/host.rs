@@ -179,7 +179,13 @@ pub(crate) async fn start<S: EngineSource>(
 ) -> Result<RunningHost, StartError> {
     config.validate()?;
     let identity = key.identity()?;
-    let door = DoorKeeper::new(key.id(), &config.admitted, config.clock_skew_secs);
+    let (inbox, counters) = (Arc::new(Inbox::default()), Arc::new(Counters::default()));
+    let door = DoorKeeper::new(
+        key.id(),
+        &config.admitted,
+        config.clock_skew_secs,
+        counters.clone(),
+    );
     // First of all, for a port that is in use should not cost the time of a load. Whoever
     // connects meanwhile waits to be accepted.
     let listener = Listener::bind(
@@ -191,7 +197,6 @@ pub(crate) async fn start<S: EngineSource>(
     .await?;
     let addr = listener.local_addr();
 
-    let (inbox, counters) = (Arc::new(Inbox::default()), Arc::new(Counters::default()));
     let limits = Limits {
         kv_budget: config.kv_budget_bytes,
         stream_idle: config.stream_idle,

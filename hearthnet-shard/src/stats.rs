@@ -18,6 +18,7 @@
 //! | `hearthnet_shard_bytes_total` | counter | `direction` = in, out |
 //! | `hearthnet_shard_dropped_steps_total` | counter | |
 //! | `hearthnet_shard_errors_total` | counter | `code` |
+//! | `hearthnet_shard_sessions_closed_total` | counter | `code` |
 //! | `hearthnet_shard_loads_total`, `hearthnet_shard_evictions_total` | counter | |
 //!
 //! None of them carries anything of what the rows contain.
@@ -27,6 +28,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use hearthnet_transport::CloseCode;
 use metrics::{counter, gauge, histogram};
 use serde::Serialize;
 
@@ -65,6 +67,9 @@ pub struct Stats {
     pub dropped_steps: u64,
     /// Streams refused or ended, by code.
     pub errors: BTreeMap<String, u64>,
+    /// Connections of admitted peers that this host refused or ended, and keys that it does not
+    /// admit, by code.
+    pub closed: BTreeMap<String, u64>,
     /// Times that the weights were loaded.
     pub loads: u64,
     /// Times that they were put away for want of use.
@@ -93,6 +98,7 @@ pub(crate) struct Counters {
     /// `f32` bits: only the compute thread writes.
     ms_per_token: AtomicU32,
     errors: Mutex<BTreeMap<&'static str, u64>>,
+    closed: Mutex<BTreeMap<&'static str, u64>>,
 }
 
 impl Counters {
@@ -102,6 +108,11 @@ impl Counters {
 
     pub(crate) fn session_ended(&self) {
         gauge!("hearthnet_shard_sessions").set(self.sessions.fetch_sub(1, Relaxed) - 1);
+    }
+
+    pub(crate) fn session_closed(&self, code: CloseCode) {
+        *lock(&self.closed).entry(code.as_str()).or_insert(0) += 1;
+        counter!("hearthnet_shard_sessions_closed_total", "code" => code.as_str()).increment(1);
     }
 
     pub(crate) fn error(&self, code: &'static str) {
@@ -191,13 +202,18 @@ impl Counters {
             bytes_in: self.bytes_in.load(Relaxed),
             bytes_out: self.bytes_out.load(Relaxed),
             dropped_steps: self.dropped.load(Relaxed),
-            errors: lock(&self.errors)
-                .iter()
-                .map(|(&code, &n)| (code.to_owned(), n))
-                .collect(),
+            errors: by_code(&self.errors),
+            closed: by_code(&self.closed),
             loads: self.loads.load(Relaxed),
             evictions: self.evictions.load(Relaxed),
             ms_per_token: f32::from_bits(self.ms_per_token.load(Relaxed)),
         }
     }
+}
+
+fn by_code(counts: &Mutex<BTreeMap<&'static str, u64>>) -> BTreeMap<String, u64> {
+    lock(counts)
+        .iter()
+        .map(|(&code, &n)| (code.to_owned(), n))
+        .collect()
 }

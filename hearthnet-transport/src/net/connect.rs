@@ -187,7 +187,7 @@ pub async fn connect_over(
 
     let now = Time::from(begin.elapsed());
     let session = Session::caller(&config, &hello, now);
-    let mut pending = start(session, socket, expect, begin, &config, None);
+    let mut pending = start(session, socket, expect, begin, &config, Box::new(|_| {}));
     loop {
         match pending.event().await {
             Ok(Event::Opened(terms)) => {

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use futures_util::{Sink, Stream};
-use tokio::sync::{Notify, OwnedSemaphorePermit};
+use tokio::sync::Notify;
 use tokio::time::{Instant, Sleep};
 use tokio_rustls::TlsStream;
 use tokio_tungstenite::WebSocketStream;
@@ -426,6 +426,9 @@ impl Shared {
 /// A year: longer timers than this are cut, and set again when they fire.
 const MAX_TIMER_MICROS: u64 = 365 * 86_400 * 1_000_000;
 
+/// What to do when a connection is gone.
+pub(crate) type Ended = Box<dyn FnOnce(&SessionClosed) + Send>;
+
 /// Starts driving a session over a socket.
 pub(crate) fn start(
     session: Session,
@@ -433,7 +436,7 @@ pub(crate) fn start(
     peer: PeerKey,
     start: Instant,
     config: &Config,
-    permit: Option<OwnedSemaphorePermit>,
+    ended: Ended,
 ) -> Pending {
     let shared = Arc::new(Shared {
         inner: Mutex::new(Inner {
@@ -454,8 +457,11 @@ pub(crate) fn start(
     tokio::spawn(async move {
         let mut timer = pin!(tokio::time::sleep_until(driven.start));
         poll_fn(|cx| driven.poll_drive(cx, timer.as_mut())).await;
-        // The session counts against the listener's limit until its connection is gone.
-        drop(permit);
+        // The driver only ends with the session.
+        let closed = driven.lock().session.closed().cloned();
+        if let Some(closed) = closed {
+            ended(&closed);
+        }
     });
     Pending {
         shared: Some(shared),

@@ -51,6 +51,10 @@ pub trait Admission: Send + Sync {
     /// # Errors
     /// The code to close with: such as `purpose_unknown`, or one of the `token_` codes.
     fn admit_hello(&self, key: &PeerKey, hello: &Hello, now_unix: u64) -> Result<(), CloseCode>;
+
+    /// A connection of an admitted peer has ended, whether or not it became a session, and why.
+    /// For counting: so that what is refused during the handshakes is seen as well.
+    fn session_ended(&self, _key: &PeerKey, _closed: &SessionClosed) {}
 }
 
 /// Why a listener could not be set up.
@@ -254,7 +258,13 @@ impl Acceptor {
         let permit = self.sessions.clone().try_acquire_owned().ok();
         let has_room = permit.is_some();
         let session = Session::host(&self.config, Time::from(begin.elapsed()));
-        let mut pending = start(session, socket, peer, begin, &self.config, permit);
+        let admission = self.admission.clone();
+        let ended = move |closed: &SessionClosed| {
+            admission.session_ended(&peer, closed);
+            // The session counts against the limit until its connection is gone.
+            drop(permit);
+        };
+        let mut pending = start(session, socket, peer, begin, &self.config, Box::new(ended));
         let mut purpose = String::new();
         loop {
             match pending.event().await.map_err(RefusedConnection::Closed)? {
