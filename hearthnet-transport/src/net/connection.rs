@@ -77,6 +77,10 @@ struct Inner {
     dirty: bool,
     /// When the closing handshake began.
     closing: Option<Time>,
+    /// Whether the WebSocket's close frame is on its way.
+    close_sent: bool,
+    /// The peer broke the rules below the frames: nothing that comes can be parsed any more.
+    deaf: bool,
 }
 
 /// What the driver, the connection and its senders share.
@@ -191,7 +195,10 @@ impl Inner {
             }
             Some(Err(error)) => {
                 match broken_rule(&error) {
-                    Some(violation) => self.session.close(violation.code, &violation.detail),
+                    Some(violation) => {
+                        self.session.close(violation.code, &violation.detail);
+                        self.deaf = true;
+                    }
                     None => {
                         self.session.connection_lost(lost(&error));
                         self.socket = None;
@@ -227,28 +234,39 @@ impl Inner {
             return true;
         };
         let mut socket = Pin::new(socket);
-        let since = match self.closing {
-            Some(since) => since,
-            None => {
-                let close = code.is_sendable().then(|| CloseFrame {
-                    code: WsCode::from(code.number()),
-                    reason: code.as_str().into(),
-                });
-                // The BYE is written; a full buffer is the only way to fail, and then the peer
-                // learns from the end of the connection.
-                let _ = socket.as_mut().start_send(WsMessage::Close(close));
-                self.closing = Some(now);
-                now
+        let since = *self.closing.get_or_insert(now);
+        // Not before the BYE: nothing may follow a close frame. To a peer that does not read, both
+        // have to wait for room.
+        if !self.close_sent && !self.session.has_reply() {
+            match socket.as_mut().poll_ready(cx) {
+                Poll::Ready(Ok(())) => {
+                    let close = code.is_sendable().then(|| CloseFrame {
+                        code: WsCode::from(code.number()),
+                        reason: code.as_str().into(),
+                    });
+                    // If it fails, the peer learns from the end of the connection.
+                    let _ = socket.as_mut().start_send(WsMessage::Close(close));
+                    self.close_sent = true;
+                }
+                Poll::Ready(Err(_)) => return true,
+                Poll::Pending => {}
             }
-        };
+        }
         let flushed = socket.as_mut().poll_flush(cx);
         if matches!(flushed, Poll::Ready(Err(_))) || now >= since + deadline {
             return true;
         }
-        // Whatever else comes is not looked at: only the end counts.
+        // Whatever else comes is not looked at: only the end counts. But it is read, because a
+        // connection that ends with bytes unread is reset, which can overtake the code.
         for _ in 0..READ_BUDGET {
+            if self.deaf {
+                return socket.get_mut().get_mut().poll_drop(cx).is_ready();
+            }
             match socket.as_mut().poll_next(cx) {
                 Poll::Ready(Some(Ok(_))) => {}
+                Poll::Ready(Some(Err(error))) if broken_rule(&error).is_some() => {
+                    self.deaf = true;
+                }
                 Poll::Ready(Some(Err(_)) | None) => return true,
                 Poll::Pending => return false,
             }
@@ -447,6 +465,8 @@ pub(crate) fn start(
             armed: Time::ZERO,
             dirty: false,
             closing: None,
+            close_sent: false,
+            deaf: false,
         }),
         room: Notify::new(),
         start,

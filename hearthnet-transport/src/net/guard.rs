@@ -254,6 +254,9 @@ pub(crate) struct Guarded<S> {
     start: Instant,
 }
 
+/// Reads that are dropped before others get their turn.
+const DROP_BUDGET: usize = 16;
+
 impl<S> Guarded<S> {
     pub(crate) fn new(inner: S, meter: Meter, start: Instant) -> Guarded<S> {
         Guarded {
@@ -261,6 +264,22 @@ impl<S> Guarded<S> {
             meter,
             start,
         }
+    }
+}
+
+impl<S: AsyncRead + Unpin> Guarded<S> {
+    /// Reads and drops, past the meter and everything above it. Ready when the stream has ended.
+    pub(crate) fn poll_drop(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut scratch = [0; 4096];
+        for _ in 0..DROP_BUDGET {
+            let mut buf = ReadBuf::new(&mut scratch);
+            let read = std::task::ready!(Pin::new(&mut self.inner).poll_read(cx, &mut buf));
+            if read.is_err() || buf.filled().is_empty() {
+                return Poll::Ready(());
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 }
 
