@@ -1,1 +1,61 @@
 //! Attacks that HearthNet must hold against, one file each, with a harness and a report.
+//!
+//! ```text
+//!              +------------- Bench ----------------------------------------+
+//!  attack ---> |  raw::Peer  == TLS, own bytes ==>  Victim: a real shard    |
+//!              |  Honest     == the real client ==> host, another process   |
+//!              +-------------------------------------------------------------+
+//! ```
+//!
+//! | concept | file |
+//! |---|---|
+//! | the 44 cases, built or not | `case.rs` |
+//! | the attacks and their registry | `attacks/` |
+//! | what an attack is, observations, verdicts | `attack.rs` |
+//! | what an attack gets to work with | `bench.rs` |
+//! | the attacked host, in its own process | `victim.rs` |
+//! | the caller that must not notice | `honest.rs` |
+//! | the attacker's connection, byte by byte | `raw/` |
+//! | memory of the victim, and what it may be | `memory.rs` |
+//! | running an attack and judging it | `trial.rs` |
+//! | table and JSON | `report.rs` |
+//!
+//! `README.md` says how to add an attack.
+
+mod attack;
+mod attacks;
+mod bench;
+mod case;
+mod honest;
+mod memory;
+pub mod raw;
+mod report;
+mod trial;
+mod victim;
+
+pub use attack::{Attack, Entry, Findings, Observation, Verdict};
+pub use attacks::ATTACKS;
+pub use bench::Bench;
+pub use case::{CASES, Case};
+pub use memory::{Budget, Usage};
+pub use report::Report;
+pub use trial::{Effort, Latency, MemoryGrowth, Outcome, Setup, run};
+pub use victim::{Pace, Settings as VictimSettings, serve as serve_victim};
+
+/// The harness could not do its work: no verdict on the victim.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Trouble {
+    /// The victim could not be started, or does not answer its questions.
+    #[error("the victim could not be used: {0}")]
+    Victim(String),
+    /// The attacker could not get as far as its attack.
+    #[error("the attacker could not attack: {0}")]
+    Attacker(String),
+    /// The honest caller could not begin.
+    #[error("the honest caller could not begin: {0}")]
+    Honest(String),
+    /// A file of the harness could not be written.
+    #[error("the harness could not write its files: {0}")]
+    Files(#[from] std::io::Error),
+}

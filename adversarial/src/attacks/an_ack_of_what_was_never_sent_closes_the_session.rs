@@ -1,0 +1,72 @@
+//! Credit is returned for chunks that are in flight, once. A peer that returns more would lift
+//! the window without anybody having granted it.
+
+use hearthnet_transport::CloseCode;
+
+use crate::raw::{Arrived, Frame, cbor, chunk, dtype, flag, kind};
+use crate::{Bench, Findings, Trouble, Verdict};
+
+pub(super) struct Attack;
+
+fn ack(tensor: u16, chunks: u32, end: bool) -> Frame {
+    let body = cbor(&[
+        ("tensor", tensor.into()),
+        ("chunks", chunks.into()),
+        ("end", end.into()),
+    ]);
+    Frame::new(kind::ACK, body)
+}
+
+fn nack(tensor: u16) -> Frame {
+    let body = cbor(&[("tensor", tensor.into()), ("code", "stream_closed".into())]);
+    Frame::new(kind::NACK, body)
+}
+
+impl crate::Attack for Attack {
+    const CASE: u8 = 10;
+
+    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+        let mut found = Findings::new();
+        let code = CloseCode::CreditAck;
+        for (what, frame) in [
+            ("an ACK of a tensor that never was", ack(7, 1, true)),
+            ("an ACK of u32::MAX chunks", ack(7, u32::MAX, false)),
+            ("an ACK of nothing", ack(7, 0, false)),
+            ("a NACK of a tensor that never was", nack(7)),
+        ] {
+            let mut peer = bench.pipeline().await?;
+            peer.send(frame).await;
+            found.ended(what, code, &peer.ending().await);
+        }
+        // The host sends one chunk, and is paid for it wrongly.
+        type Payment = fn(u16) -> Vec<Frame>;
+        let payments: [(&str, Payment); 5] = [
+            ("an ACK of more than was sent", |id| vec![ack(id, 2, true)]),
+            ("an ACK that does not end it", |id| vec![ack(id, 1, false)]),
+            ("an end without the credit", |id| vec![ack(id, 0, true)]),
+            ("an ACK twice", |id| vec![ack(id, 1, true); 2]),
+            ("an ACK, then a NACK", |id| vec![ack(id, 1, true), nack(id)]),
+        ];
+        for (what, payment) in payments {
+            let mut peer = bench.session(&bench.hello("bench")?).await?;
+            let body = chunk(1, dtype::I8, &[4], &[1, 2, 3, 4]);
+            peer.send(Frame::new(kind::TENSOR_DATA, body).flags(flag::FINAL))
+                .await;
+            let id = loop {
+                match peer.receive().await {
+                    Arrived::Frame {
+                        kind: kind::TENSOR_DATA,
+                        body,
+                    } => break body.first_chunk().copied().map_or(0, u16::from_be_bytes),
+                    Arrived::Frame { .. } => {}
+                    other => return Err(Trouble::Attacker(format!("no echo: {other:?}"))),
+                }
+            };
+            for frame in payment(id) {
+                peer.send(frame).await;
+            }
+            found.ended(what, code, &peer.ending().await);
+        }
+        Ok(found.verdict())
+    }
+}

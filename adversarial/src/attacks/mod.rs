@@ -1,0 +1,44 @@
+//! The attacks: one file each, whose name is the claim that must hold.
+
+use crate::attack::Entry;
+
+/// The registry: one line per attack, which is the name of its file. Calls another macro with all
+/// of them; the registry itself and the tests are made of it. An attack that is known not to hold
+/// stays in, marked with `#[ignore = "why"]`, which the tests obey and the report does not.
+#[macro_export]
+macro_rules! every_attack {
+    ($apply:ident) => {
+        $apply! {
+            a_length_that_disagrees_with_the_message_closes_the_session;
+            what_a_header_declares_is_capped_and_reserves_nothing;
+            an_unknown_version_type_flag_or_reserved_bit_closes_the_session;
+            a_known_frame_in_the_wrong_state_closes_the_session;
+            a_gap_duplicate_or_wrap_in_the_sequence_closes_the_session;
+            a_flood_of_fragments_or_control_frames_is_cut_off;
+            what_is_not_a_masked_binary_message_closes_the_session;
+            a_chunk_beyond_the_window_closes_the_session;
+            a_grant_above_the_ceiling_closes_the_session;
+            an_ack_of_what_was_never_sent_closes_the_session;
+            credit_withheld_past_the_deadline_closes_the_session;
+            an_oversized_first_frame_creates_no_stream;
+            streams_opened_and_cancelled_too_fast_close_the_session;
+            a_chunk_below_the_agreed_size_closes_the_session;
+            rows_that_are_not_finite_are_refused;
+            a_shape_that_cannot_be_is_refused;
+            a_chunk_that_does_not_decompress_to_its_size_closes_the_session;
+        }
+    };
+}
+
+macro_rules! register {
+    ($($(#[$mark:meta])* $name:ident;)*) => {
+        $(mod $name;)*
+
+        /// Every attack, in the order of the registry.
+        pub const ATTACKS: &[Entry] = &[
+            $(Entry::of::<$name::Attack>(stringify!($name)),)*
+        ];
+    };
+}
+
+every_attack!(register);

@@ -1,0 +1,221 @@
+//! What an attack gets to work with: a victim, an honest caller beside it, and connections of
+//! its own, down to the byte.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use ciborium::Value;
+use hearthnet_bus::{Capability, Grant, NodeId, NodeKey};
+use hearthnet_transport::Config;
+
+use crate::Trouble;
+use crate::honest::Honest;
+use crate::memory::Usage;
+use crate::raw::{Frame, Hello, Peer, cbor, kind};
+use crate::victim::{self, Gauges, Pace, Settings, Victim};
+
+/// How long a token of the harness holds, in seconds.
+const TOKEN_SECONDS: u64 = 600;
+
+/// Where the victim is, and what it serves.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// Where it listens.
+    pub addr: SocketAddr,
+    /// Who it is.
+    pub node: NodeId,
+    /// Identity of its weights.
+    pub weights: [u8; 32],
+    /// First and last layer.
+    pub layers: (u32, u32),
+    /// Values per row.
+    pub width: u32,
+}
+
+/// The bench on which one attack is carried out.
+#[derive(Debug)]
+pub struct Bench {
+    pub(crate) victim: Victim,
+    pub(crate) honest: Honest,
+    pub(crate) honest_key: NodeKey,
+    pub(crate) target: Target,
+    attacker: NodeKey,
+    limits: Config,
+    /// Holds the model file until the victim is gone.
+    pub(crate) _files: tempfile::TempDir,
+}
+
+impl Bench {
+    /// Starts a victim with a tiny model, and an honest caller at work on it. `program` is the
+    /// suite's own program, which is also the victim's.
+    pub(crate) async fn start(program: &Path, pace: Pace) -> Result<Bench, Trouble> {
+        let files = tempfile::tempdir()?;
+        let model = victim::model();
+        let key = || NodeKey::generate().map_err(|error| Trouble::Attacker(error.to_string()));
+        let (attacker, honest_key) = (key()?, key()?);
+        let settings = Settings {
+            model: model.write(files.path()),
+            admitted: vec![attacker.id(), honest_key.id()],
+            pace,
+        };
+        let victim = Victim::start(program, &settings).await?;
+        let target = Target {
+            addr: victim.addr,
+            node: victim.node,
+            weights: weights(&victim.descriptor.weights_sha256)
+                .ok_or_else(|| Trouble::Victim("it names no weights".to_owned()))?,
+            layers: victim.descriptor.layer_range,
+            width: model.width,
+        };
+        let honest = Honest::begin(&target, &honest_key, None).await?;
+        Ok(Bench {
+            victim,
+            honest,
+            honest_key,
+            target,
+            attacker,
+            limits: pace.limits(),
+            _files: files,
+        })
+    }
+
+    /// Where the victim is, and what it serves.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// The limits of the victim's sessions.
+    pub fn limits(&self) -> &Config {
+        &self.limits
+    }
+
+    /// The victim's own numbers, as of now.
+    ///
+    /// # Errors
+    /// If it does not answer.
+    pub async fn gauges(&mut self) -> Result<Gauges, Trouble> {
+        self.victim.gauges().await
+    }
+
+    /// The victim's memory as of now, where the system tells.
+    pub fn usage(&self) -> Option<Usage> {
+        self.victim.usage()
+    }
+
+    /// The attacker's HELLO for a purpose (`pipeline`, `bench`), with a fresh, valid token.
+    ///
+    /// # Errors
+    /// If the system gives no randomness.
+    pub fn hello(&self, purpose: &str) -> Result<Hello, Trouble> {
+        Ok(Hello::new(
+            purpose,
+            token(&self.attacker, self.target.node)?,
+        ))
+    }
+
+    /// The attacker's connection, as far as TLS.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub async fn secured(&self) -> Result<Peer, Trouble> {
+        Peer::secured(self.target.addr, &self.attacker).await
+    }
+
+    /// The attacker's connection, as far as the WebSocket.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub async fn upgraded(&self) -> Result<Peer, Trouble> {
+        Peer::upgraded(self.target.addr, &self.attacker).await
+    }
+
+    /// The attacker's session, with a HELLO of its own.
+    ///
+    /// # Errors
+    /// If the host does not open it.
+    pub async fn session(&self, hello: &Hello) -> Result<Peer, Trouble> {
+        Peer::open(self.target.addr, &self.attacker, hello).await
+    }
+
+    /// The attacker's session for running rows.
+    ///
+    /// # Errors
+    /// If the host does not open it.
+    pub async fn pipeline(&self) -> Result<Peer, Trouble> {
+        self.session(&self.hello("pipeline")?).await
+    }
+
+    /// A STREAM_OPEN that the victim takes: epoch 1 of this stream, all of its layers.
+    pub fn stream_open(&self, stream: u32) -> Frame {
+        let (lo, hi) = self.target.layers;
+        let body = cbor(&[
+            ("stream", stream.into()),
+            ("epoch", 1.into()),
+            ("weights", Value::Bytes(self.target.weights.to_vec())),
+            ("lo", lo.into()),
+            ("hi", hi.into()),
+            ("max_positions", 16.into()),
+        ]);
+        Frame::new(kind::STREAM_OPEN, body)
+    }
+
+    /// The attacker's session with stream 1 open.
+    ///
+    /// # Errors
+    /// If the host does not open it.
+    pub async fn stream(&self) -> Result<Peer, Trouble> {
+        let mut peer = self.pipeline().await?;
+        peer.send(self.stream_open(1)).await;
+        let answer = peer.receive().await;
+        if answer.is(kind::STREAM_OPENED) {
+            Ok(peer)
+        } else {
+            Err(Trouble::Attacker(format!("no stream: {answer:?}")))
+        }
+    }
+}
+
+/// A session token: signed by its own bearer, for one node, good once.
+pub(crate) fn token(key: &NodeKey, audience: NodeId) -> Result<Vec<u8>, Trouble> {
+    let failed = |error: &dyn std::fmt::Display| Trouble::Attacker(format!("no token: {error}"));
+    let mut id = [0; 16];
+    getrandom::fill(&mut id).map_err(|error| failed(&error))?;
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs());
+    let grant = Grant {
+        issuer: key.id(),
+        subject: key.id(),
+        audience,
+        scope: Capability::shard_serve(),
+        not_before: now,
+        expires: now + TOKEN_SECONDS,
+        id,
+    };
+    grant.sign(key).map_err(|error| failed(&error))
+}
+
+/// The 32 bytes behind 64 hex digits.
+fn weights(hex: &str) -> Option<[u8; 32]> {
+    let mut out = [0; 32];
+    if hex.len() != 64 {
+        return None;
+    }
+    for (byte, at) in out.iter_mut().zip((0..64).step_by(2)) {
+        *byte = u8::from_str_radix(hex.get(at..at + 2)?, 16).ok()?;
+    }
+    Some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn weights_are_read_from_their_hex_digits() {
+        let hex = format!("0aff{}", "00".repeat(30));
+        let weights = super::weights(&hex).unwrap();
+        assert_eq!((weights[0], weights[1], weights[31]), (10, 255, 0));
+        assert_eq!(super::weights("0a"), None);
+        assert_eq!(super::weights(&"zz".repeat(32)), None);
+    }
+}

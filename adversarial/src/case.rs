@@ -1,0 +1,106 @@
+//! The cases that the suite is to hold against: one line per case, whether or not its attack is
+//! built. What has no attack yet is reported as such, so that the report never claims more than
+//! was done.
+
+/// A case of the catalogue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Case {
+    /// Number in the catalogue, from 1.
+    pub number: u8,
+    /// What it belongs to.
+    pub group: &'static str,
+    /// What the attacker does.
+    pub attack: &'static str,
+    /// The code that must be raised or counted.
+    pub code: &'static str,
+}
+
+macro_rules! cases {
+    ($($group:literal { $($number:literal $attack:literal $code:literal,)* })*) => {
+        /// Every case, in the order of their numbers.
+        pub const CASES: &[Case] = &[
+            $($(Case { number: $number, group: $group, attack: $attack, code: $code },)*)*
+        ];
+    };
+}
+
+cases! {
+    "framing" {
+        1 "payload length disagrees with the message" "frame_length",
+        2 "declares 16 MiB, sends nothing" "frame_too_big",
+        3 "unknown version, type, flag; non-zero reserved" "frame_unknown",
+        4 "a valid type in the wrong state" "protocol_state",
+        5 "sequence gap, duplicate, wrap" "frame_sequence",
+        6 "a million WebSocket fragments, empty frames" "frame_rate",
+        7 "text message, reserved bits, unmasked client frames" "websocket",
+    }
+    "flow control" {
+        8 "a 17th chunk without credit" "credit_overrun",
+        9 "grants of u32::MAX, twice" "credit_overflow",
+        10 "ACK of what was never sent" "credit_ack",
+        11 "credit withheld" "credit_stall",
+        12 "an oversized first frame of a stream" "frame_too_big",
+        13 "open/cancel churn" "stream_churn",
+        14 "thousands of 1-byte chunks" "chunk_too_small",
+    }
+    "identity" {
+        15 "valid key, not a member" "unauthorized",
+        16 "A expected, B answers" "identity_mismatch",
+        17 "HELLO relayed over another node's channel" "token_subject",
+        18 "session token replayed, at the same or another node" "token_replayed",
+        19 "expired token, skewed clock" "token_expired",
+        20 "small-order key, malleable signature" "invalid_signature",
+        21 "a revoked key reconnects, or keeps an open session" "revoked",
+    }
+    "event log" {
+        22 "forged author" "invalid_signature",
+        23 "one author, same position, two bodies" "log_fork",
+        24 "replay of an old descriptor" "log_stale",
+        25 "timestamp ten years ahead" "log_time",
+        26 "a flood of a million events" "log_quota",
+        27 "torn or bit-flipped tail after kill -9" "log_recovered",
+    }
+    "routing" {
+        28 "lo > hi, hi beyond the model, overflow" "bad_descriptor",
+        29 "same range, other weights, quantisation or RoPE" "weights_mismatch",
+        30 "claims every layer at no load" "route_share",
+        31 "10,000 Sybil descriptors" "route_budget",
+        32 "late answer of a replaced shard" "stale_epoch",
+    }
+    "tensor content" {
+        33 "NaN, Inf" "tensor_nonfinite",
+        34 "rows x dim overflow, zero dims, wrong dtype" "tensor_shape",
+        35 "zeros, identity, yesterday's output again, norm x 100" "tensor_band",
+        36 "in-band steering vector" "audit_mismatch",
+        37 "4-bit weights posing as the full ones" "audit_mismatch",
+        38 "honest overflow of fp16 (control)" "boundary_overflow",
+    }
+    "time, resources, privacy" {
+        39 "slowloris at TCP, TLS, upgrade, HELLO, mid-tensor" "pipeline_stalled",
+        40 "good, then slow only under load" "degraded",
+        41 "zstd bomb, wrong size, legacy magic" "decompression",
+        42 "10,000 half-open connections, ping flood" "connection_limit",
+        43 "streams opened and abandoned" "stream_limit",
+        44 "a canary prompt searched for in logs, wire, files, core dumps" "no hits",
+    }
+}
+
+impl Case {
+    /// The case with this number.
+    pub fn find(number: u8) -> Option<&'static Case> {
+        CASES.iter().find(|case| case.number == number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_catalogue_counts_from_1_to_44() {
+        let numbers: Vec<u8> = CASES.iter().map(|case| case.number).collect();
+        assert_eq!(numbers, (1..=44).collect::<Vec<u8>>());
+        assert_eq!(Case::find(44).map(|case| case.code), Some("no hits"));
+        assert_eq!(Case::find(45), None);
+    }
+}

@@ -1,0 +1,216 @@
+//! The honest caller: small steps all the time, with the real client. What it gets must not
+//! change while somebody else attacks, not by a bit; how long it waits is measured.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use hearthnet_bus::NodeKey;
+use hearthnet_transport::{
+    CloseCode, Config, Connection, DType, Hello, Message, Step, StreamClose, StreamOpen, Want,
+    connect,
+};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use crate::Trouble;
+use crate::bench::{Target, token};
+
+/// Positions that it goes through, again and again: going back makes the host forget what came
+/// after, so every round must give the same answers.
+const POSITIONS: u32 = 16;
+
+/// How long an answer may take before the caller counts as cut off.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The answers of one round.
+pub(crate) type Answers = Arc<Vec<Bytes>>;
+
+/// A caller at work.
+#[derive(Debug)]
+pub(crate) struct Honest {
+    answers: Answers,
+    samples: Arc<Mutex<Vec<Duration>>>,
+    steps: watch::Receiver<u64>,
+    stop: watch::Sender<bool>,
+    task: JoinHandle<Result<(), String>>,
+}
+
+impl Honest {
+    /// Connects, and gets one round of answers. If `expected` names them already, they must be
+    /// the same.
+    ///
+    /// # Errors
+    /// A sentence that says how the host failed it.
+    pub(crate) async fn begin(
+        target: &Target,
+        key: &NodeKey,
+        expected: Option<&Answers>,
+    ) -> Result<Honest, Trouble> {
+        let mut call = Call::open(target, key).await?;
+        let mut answers = Vec::new();
+        for position in 0..POSITIONS {
+            answers.push(call.step(position).await.map_err(Trouble::Honest)?);
+        }
+        if expected.is_some_and(|expected| **expected != answers) {
+            return Err(Trouble::Honest(
+                "it gets other answers than before".to_owned(),
+            ));
+        }
+        let answers = Arc::new(answers);
+        let samples = Arc::new(Mutex::new(Vec::new()));
+        let (count, steps) = watch::channel(0);
+        let (stop, stopped) = watch::channel(false);
+        let (known, taken) = (Arc::clone(&answers), Arc::clone(&samples));
+        let task = tokio::spawn(async move {
+            while !*stopped.borrow() {
+                for (position, expected) in (0..POSITIONS).zip(known.iter()) {
+                    let begin = Instant::now();
+                    let answer = call.step(position).await?;
+                    lock(&taken).push(begin.elapsed());
+                    count.send_modify(|count| *count += 1);
+                    if answer != *expected {
+                        return Err(format!("the answer at position {position} has changed"));
+                    }
+                }
+            }
+            call.close().await
+        });
+        Ok(Honest {
+            answers,
+            samples,
+            steps,
+            stop,
+            task,
+        })
+    }
+
+    /// What it got.
+    pub(crate) fn answers(&self) -> Answers {
+        Arc::clone(&self.answers)
+    }
+
+    /// How long each step took since the last time that this was asked.
+    pub(crate) fn take_samples(&self) -> Vec<Duration> {
+        std::mem::take(&mut *lock(&self.samples))
+    }
+
+    /// Samples so far.
+    pub(crate) fn samples(&self) -> usize {
+        lock(&self.samples).len()
+    }
+
+    /// Waits for so many more steps, or until the caller has been cut off.
+    pub(crate) async fn steps(&mut self, more: u64) {
+        let until = *self.steps.borrow() + more;
+        // An error means that the caller has ended; `end` says why.
+        let _ = self.steps.wait_for(|&steps| steps >= until).await;
+    }
+
+    /// Stops, and says goodbye.
+    ///
+    /// # Errors
+    /// How the host failed it, now or earlier.
+    pub(crate) async fn end(self) -> Result<(), String> {
+        self.stop.send_replace(true);
+        match self.task.await {
+            Ok(result) => result,
+            Err(error) => Err(format!("the caller failed: {error}")),
+        }
+    }
+}
+
+fn lock(samples: &Mutex<Vec<Duration>>) -> std::sync::MutexGuard<'_, Vec<Duration>> {
+    samples.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One connection with one stream.
+struct Call {
+    connection: Connection,
+    width: u32,
+}
+
+impl Call {
+    async fn open(target: &Target, key: &NodeKey) -> Result<Call, Trouble> {
+        let failed = |error: &dyn std::fmt::Display| Trouble::Honest(error.to_string());
+        let identity = key.identity().map_err(|error| failed(&error))?;
+        let hello = Hello::new("pipeline", token(key, target.node)?);
+        let connection = connect(
+            &target.addr.to_string(),
+            &identity,
+            target.node.into(),
+            hello,
+            Config::default(),
+        )
+        .await
+        .map_err(|error| failed(&error))?;
+        let mut call = Call {
+            connection,
+            width: target.width,
+        };
+        let (lo, hi) = target.layers;
+        let open = StreamOpen {
+            stream: 1,
+            epoch: 1,
+            weights: target.weights,
+            lo,
+            hi,
+            max_positions: POSITIONS,
+        };
+        let opening = call.ask(Message::StreamOpen(open)).await;
+        match opening.map_err(Trouble::Honest)? {
+            Message::StreamOpened(_) => Ok(call),
+            other => Err(Trouble::Honest(format!("no stream: {other:?}"))),
+        }
+    }
+
+    async fn ask(&mut self, message: Message) -> Result<Message, String> {
+        let work = async {
+            let sent = self.connection.sender().send(message).await;
+            sent.map_err(|error| error.to_string())?;
+            let received = self.connection.recv().await;
+            received.map_err(|error| error.to_string())
+        };
+        timeout(PATIENCE, work)
+            .await
+            .map_err(|_| "the host does not answer".to_owned())?
+    }
+
+    async fn step(&mut self, position: u32) -> Result<Bytes, String> {
+        // Halves, that is values from 0.5 up to 1: different ones at each position.
+        let value = |column: u32| 0x3800 + ((position * 131 + column * 37) % 0x400) as u16;
+        let data = (0..self.width).flat_map(|column| value(column).to_le_bytes());
+        let step = Step {
+            stream: 1,
+            epoch: 1,
+            position,
+            rows: 1,
+            width: self.width,
+            dtype: DType::F16,
+            want: Want::All,
+            data: data.collect(),
+        };
+        match self.ask(Message::Step(step)).await? {
+            Message::StepResult(result) if result.position == position => Ok(result.data),
+            other => Err(format!("not the answer: {other:?}")),
+        }
+    }
+
+    async fn close(mut self) -> Result<(), String> {
+        let close = StreamClose {
+            stream: 1,
+            epoch: 1,
+        };
+        let sent = self
+            .connection
+            .sender()
+            .send(Message::StreamClose(close))
+            .await;
+        sent.map_err(|error| error.to_string())?;
+        self.connection.close(CloseCode::Normal);
+        // Returns when this side's end is on its way.
+        let _ = self.connection.recv().await;
+        Ok(())
+    }
+}

@@ -1,0 +1,132 @@
+//! `hearthnet-adversarial`: runs the attacks and prints what held.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use hearthnet_adversarial::{
+    ATTACKS, Effort, Pace, Report, Setup, Trouble, VictimSettings, run, serve_victim,
+};
+use hearthnet_bus::NodeId;
+
+/// Attacks a shard host in every way that the suite knows, and prints what held.
+///
+/// Exit status: 0 all held, 1 something did not, 2 something could not be carried out.
+#[derive(Debug, Parser)]
+#[command(version, args_conflicts_with_subcommands = true)]
+struct Arguments {
+    /// Only these cases (can be repeated).
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u8).range(1..=44))]
+    only: Vec<u8>,
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// The victim's deadlines: those that a host has by default, or one second each.
+    #[arg(long, value_enum, default_value_t = PaceName::Shipped)]
+    pace: PaceName,
+    /// Steps of the honest caller to measure without and with each attack.
+    #[arg(long, default_value_t = 2000)]
+    steps: u64,
+    /// Seconds after which an attack is not repeated any more, however few steps were measured.
+    #[arg(long, default_value_t = 5)]
+    seconds: u64,
+    /// Count it as a failure when the honest caller waits more than twice as long (p99).
+    #[arg(long)]
+    enforce_latency: bool,
+    #[command(subcommand)]
+    role: Option<Role>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Role {
+    /// Is the host under attack; started by the suite itself.
+    #[command(hide = true)]
+    Victim {
+        #[arg(long)]
+        model: PathBuf,
+        #[arg(long)]
+        admit: Vec<NodeId>,
+        #[arg(long, value_enum)]
+        pace: PaceName,
+    },
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum PaceName {
+    Shipped,
+    Brief,
+}
+
+impl From<PaceName> for Pace {
+    fn from(name: PaceName) -> Pace {
+        match name {
+            PaceName::Shipped => Pace::Shipped,
+            PaceName::Brief => Pace::Brief,
+        }
+    }
+}
+
+#[tokio::main(worker_threads = 2)]
+async fn main() -> ExitCode {
+    match perform(Arguments::parse()).await {
+        Ok(code) => code,
+        Err(trouble) => {
+            let _ = writeln!(std::io::stderr(), "error: {trouble}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+async fn perform(arguments: Arguments) -> Result<ExitCode, Trouble> {
+    if let Some(Role::Victim { model, admit, pace }) = arguments.role {
+        let settings = VictimSettings {
+            model,
+            admitted: admit,
+            pace: pace.into(),
+        };
+        serve_victim(settings).await?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let setup = Setup {
+        program: std::env::current_exe()?,
+        pace: arguments.pace.into(),
+        effort: Effort::Measured {
+            steps: arguments.steps,
+            at_most: Duration::from_secs(arguments.seconds),
+        },
+    };
+    let wanted = |case: u8| arguments.only.is_empty() || arguments.only.contains(&case);
+    let built = |case: u8| ATTACKS.iter().any(|entry| entry.case == case);
+    let mut report = Report::new(wanted, built);
+    for entry in ATTACKS.iter().filter(|entry| wanted(entry.case)) {
+        if !arguments.json {
+            // The whole takes a minute or two: say where it is.
+            let _ = writeln!(
+                std::io::stderr(),
+                "{:>3}  {} ...",
+                entry.case,
+                entry.claim()
+            );
+        }
+        match run(entry, &setup).await {
+            Ok(outcome) => report.add(outcome),
+            Err(trouble) => report.add_trouble(entry.case, entry.claim(), &trouble),
+        }
+    }
+    let mut out = std::io::stdout().lock();
+    if arguments.json {
+        let text =
+            serde_json::to_string_pretty(&report).map_err(|error| Trouble::Files(error.into()))?;
+        writeln!(out, "{text}")?;
+    } else {
+        write!(out, "{report}")?;
+    }
+    let failed = report.not_held() > 0 || (arguments.enforce_latency && report.slow() > 0);
+    Ok(match (report.troubles(), failed) {
+        (0, false) => ExitCode::SUCCESS,
+        (0, true) => ExitCode::from(1),
+        _ => ExitCode::from(2),
+    })
+}

@@ -1,0 +1,371 @@
+//! One attack from beginning to end, and what is checked around every one of them:
+//!
+//! ```text
+//! start     victim and honest caller
+//! quiet     how long honest steps take; memory before
+//! attack    once, or until enough honest steps were measured beside it
+//! after     memory at its peak within the budget; sessions and streams of the attacker gone;
+//!           the honest caller served throughout, with the same answers; a new one served too;
+//!           every gauge back to zero; an ordinary end, and no panic in the log
+//! ```
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use tokio::time::interval;
+
+use crate::Trouble;
+use crate::attack::{Entry, Findings, Verdict};
+use crate::bench::Bench;
+use crate::honest::Honest;
+use crate::memory::Budget;
+use crate::victim::{Gauges, Pace, Victim};
+
+/// Steps of the honest caller before the memory is looked at: it has to have its buffers.
+const WARM_UP_STEPS: u64 = 64;
+
+/// How long the victim may take to let go of what an attack left behind.
+const SETTLE: Duration = Duration::from_secs(30);
+
+/// How often the victim is asked whether it has.
+const ASK_EVERY: Duration = Duration::from_millis(5);
+
+/// How an attack is run.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The suite's own program: the victim is this program, started again.
+    pub program: PathBuf,
+    /// The victim's deadlines.
+    pub pace: Pace,
+    /// How much is measured.
+    pub effort: Effort,
+}
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effort {
+    /// The attack runs once: for tests, which assert no timings.
+    Once,
+    /// The attack is repeated until the honest caller has made so many steps beside it, or the
+    /// time is up; and makes as many before.
+    Measured {
+        /// Steps of the honest caller.
+        steps: u64,
+        /// Time after which the attack is not begun again.
+        at_most: Duration,
+    },
+}
+
+/// What an attack did to the honest caller's latency.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Latency {
+    /// 99th percentile without the attack, in microseconds.
+    pub quiet_p99_us: u64,
+    /// The same during the attack.
+    pub attacked_p99_us: u64,
+    /// Honest steps measured during the attack.
+    pub steps: usize,
+}
+
+impl Latency {
+    /// Fewer steps say nothing about a 99th percentile.
+    const LEAST_STEPS: usize = 500;
+
+    fn of(quiet: Vec<Duration>, attacked: Vec<Duration>) -> Option<Latency> {
+        if quiet.len().min(attacked.len()) < Latency::LEAST_STEPS {
+            return None;
+        }
+        let steps = attacked.len();
+        Some(Latency {
+            quiet_p99_us: p99_us(quiet)?,
+            attacked_p99_us: p99_us(attacked)?,
+            steps,
+        })
+    }
+
+    /// How many times longer the slowest of a hundred steps took.
+    pub fn ratio(&self) -> f64 {
+        self.attacked_p99_us as f64 / self.quiet_p99_us.max(1) as f64
+    }
+
+    /// Whether that is at most twice as long.
+    pub fn is_within_bound(&self) -> bool {
+        self.ratio() <= 2.0
+    }
+}
+
+fn p99_us(mut samples: Vec<Duration>) -> Option<u64> {
+    samples.sort_unstable();
+    let at = (samples.len() * 99).div_ceil(100).checked_sub(1)?;
+    u64::try_from(samples.get(at)?.as_micros()).ok()
+}
+
+/// What an attack did to the victim's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct MemoryGrowth {
+    /// From before the attack to its peak, in bytes.
+    pub bytes: u64,
+    /// What it may be.
+    pub budget: Budget,
+}
+
+/// All that is known of an attack when it is over.
+#[derive(Clone, Debug, Serialize)]
+pub struct Outcome {
+    /// Number of the case.
+    pub case: u8,
+    /// The claim that must hold.
+    pub claim: String,
+    /// The code that the case is about.
+    pub code: &'static str,
+    /// Held, or not, or not applicable; with everything that was observed.
+    #[serde(flatten)]
+    pub verdict: Verdict,
+    /// How often the host counted each code that it had to raise.
+    pub counted: BTreeMap<String, u64>,
+    /// `None` where the system does not tell.
+    pub memory: Option<MemoryGrowth>,
+    /// `None` where too little was measured. Never part of the verdict: timings of a shared
+    /// machine are for people to judge.
+    pub latency: Option<Latency>,
+}
+
+impl Outcome {
+    /// Whether the claim holds, or has nothing to hold against here.
+    pub fn is_good(&self) -> bool {
+        !matches!(self.verdict, Verdict::NotHeld { .. })
+    }
+
+    /// What did not hold, one line each.
+    pub fn failures(&self) -> Vec<String> {
+        let missed = self.verdict.observations().iter().filter(|seen| !seen.held);
+        missed
+            .map(|seen| {
+                format!(
+                    "{}: must be {}, was {}",
+                    seen.what, seen.expected, seen.seen
+                )
+            })
+            .collect()
+    }
+}
+
+/// Carries an attack out and judges it.
+///
+/// # Errors
+/// [`Trouble`] when the harness could not do its work.
+pub async fn run(entry: &Entry, setup: &Setup) -> Result<Outcome, Trouble> {
+    let mut bench = Bench::start(&setup.program, setup.pace).await?;
+    bench.honest.steps(WARM_UP_STEPS).await;
+    bench.honest.take_samples();
+    let (steps, at_most) = match setup.effort {
+        Effort::Once => (0, Duration::ZERO),
+        Effort::Measured { steps, at_most } => (steps, at_most),
+    };
+    bench.honest.steps(steps).await;
+    let quiet = bench.honest.take_samples();
+    let before = bench.usage();
+    bench.victim.forget_peak();
+
+    let begin = Instant::now();
+    let mut found = Findings::new();
+    let reason = loop {
+        let verdict = match (entry.run)(&mut bench).await {
+            Ok(verdict) => verdict,
+            Err(trouble) => return Err(explained(trouble, &bench)),
+        };
+        found.extend(verdict.observations());
+        match verdict {
+            Verdict::NotApplicable { reason } => break Some(reason),
+            Verdict::NotHeld { .. } => break None,
+            Verdict::Held { .. } => {}
+        }
+        if bench.honest.samples() as u64 >= steps || begin.elapsed() >= at_most {
+            break None;
+        }
+    };
+    let attacked = bench.honest.take_samples();
+
+    settled(
+        &mut bench.victim,
+        "the attacker's sessions and streams",
+        1,
+        &mut found,
+    )
+    .await?;
+    let peak = bench.usage();
+    let memory = before.zip(peak).map(|(before, peak)| MemoryGrowth {
+        bytes: peak.peak.saturating_sub(before.resident),
+        budget: entry.budget,
+    });
+    if let Some(MemoryGrowth { bytes, budget }) = memory {
+        let expected = format!("at most {} KiB ({})", budget.bytes >> 10, budget.why);
+        let seen = format!("{} KiB", bytes >> 10);
+        found.check(
+            "growth of the host's memory",
+            expected,
+            seen,
+            bytes <= budget.bytes,
+        );
+    }
+    let counted = counted(&mut bench.victim, &mut found).await?;
+    aftermath(bench, &mut found).await?;
+    Ok(Outcome {
+        case: entry.case,
+        claim: entry.claim(),
+        code: entry.code(),
+        verdict: match reason {
+            Some(reason) => Verdict::NotApplicable { reason },
+            None => found.verdict(),
+        },
+        counted,
+        memory,
+        latency: Latency::of(quiet, attacked),
+    })
+}
+
+/// A victim that died explains most troubles.
+fn explained(trouble: Trouble, bench: &Bench) -> Trouble {
+    match bench.victim.log() {
+        log if log.is_empty() => trouble,
+        log => Trouble::Victim(format!("{trouble}; its log says: {log}")),
+    }
+}
+
+/// Waits until nothing is left but so many honest callers, each with one stream.
+async fn settled(
+    victim: &mut Victim,
+    what: &str,
+    callers: u32,
+    found: &mut Findings,
+) -> Result<(), Trouble> {
+    let gauges = until(victim, |gauges| is_settled(gauges, callers)).await?;
+    let held = is_settled(&gauges, callers);
+    let seen = match held {
+        true => "gone".to_owned(),
+        false => format!("{gauges:?}"),
+    };
+    found.check(what, "gone", seen, held);
+    Ok(())
+}
+
+/// Asks the victim until its numbers are as they should come to be, or should have come to be.
+async fn until(victim: &mut Victim, reached: impl Fn(&Gauges) -> bool) -> Result<Gauges, Trouble> {
+    let begin = Instant::now();
+    let mut asking = interval(ASK_EVERY);
+    loop {
+        asking.tick().await;
+        let gauges = victim.gauges().await?;
+        if reached(&gauges) || begin.elapsed() >= SETTLE {
+            return Ok(gauges);
+        }
+    }
+}
+
+fn is_settled(gauges: &Gauges, callers: u32) -> bool {
+    let idle = gauges.steps_waiting == 0 && gauges.kv_bytes == 0 && gauges.kv_reserved_bytes == 0;
+    // Callers at work have steps and KV.
+    (gauges.sessions, gauges.streams) == (callers, callers) && (idle || callers > 0)
+}
+
+/// Every code that was raised must have been counted, at least as often. The host counts when a
+/// connection is gone, which is after the attacker has read the code.
+async fn counted(
+    victim: &mut Victim,
+    found: &mut Findings,
+) -> Result<BTreeMap<String, u64>, Trouble> {
+    let raised = found.raised();
+    let is_counted = |gauges: &Gauges| {
+        let mut raised = raised.iter();
+        raised.all(|(code, &times)| gauges.raised(code) >= times)
+    };
+    let gauges = until(victim, is_counted).await?;
+    for (code, &times) in &raised {
+        let count = gauges.raised(code);
+        let what = format!("the host's count of {code}");
+        found.check(what, format!("at least {times}"), count, count >= times);
+    }
+    let count = |code: String| (code.clone(), gauges.raised(&code));
+    Ok(raised.into_keys().map(count).collect())
+}
+
+/// Is the host as if nothing had happened?
+async fn aftermath(bench: Bench, found: &mut Findings) -> Result<(), Trouble> {
+    let Bench {
+        mut victim,
+        mut honest,
+        honest_key,
+        target,
+        _files,
+        ..
+    } = bench;
+    let another = match Honest::begin(&target, &honest_key, Some(&honest.answers())).await {
+        Ok(another) => another.end().await,
+        Err(trouble) => Err(trouble.to_string()),
+    };
+    served(found, "a new honest caller afterwards", another);
+    honest.steps(1).await;
+    served(found, "the honest caller throughout", honest.end().await);
+    settled(&mut victim, "every gauge, with nobody there", 0, found).await?;
+
+    let (status, log) = victim.stop().await;
+    let seen = match status {
+        None => "it hangs".to_owned(),
+        Some(status) => status.to_string(),
+    };
+    let held = status.is_some_and(|status| status.success());
+    found.check("the host's end when told to", "exit status: 0", seen, held);
+    let panics = log.matches("panicked").count();
+    found.check("panics in the host", "0", panics, panics == 0);
+    Ok(())
+}
+
+fn served(found: &mut Findings, who: &str, result: Result<(), String>) {
+    let held = result.is_ok();
+    let seen = result.err().unwrap_or_else(|| "served".to_owned());
+    found.check(who, "served, with the same answers", seen, held);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_99th_percentile_is_the_sample_that_99_of_100_do_not_exceed() {
+        let samples = |n: u64| (1..=n).rev().map(Duration::from_micros).collect();
+        assert_eq!(p99_us(samples(100)), Some(99));
+        assert_eq!(p99_us(samples(1000)), Some(990));
+        assert_eq!(p99_us(samples(1)), Some(1));
+        assert_eq!(p99_us(Vec::new()), None);
+    }
+
+    #[test]
+    fn a_latency_is_judged_by_its_ratio_and_not_from_a_few_steps() {
+        let of = |micros, n| vec![Duration::from_micros(micros); n];
+        let latency = Latency::of(of(100, 500), of(200, 500)).unwrap();
+        assert!(latency.is_within_bound());
+        let latency = Latency::of(of(100, 500), of(201, 500)).unwrap();
+        assert!(!latency.is_within_bound());
+        assert_eq!(Latency::of(of(100, 500), of(100, 499)), None);
+    }
+
+    #[test]
+    fn an_empty_host_has_nothing_left_at_all() {
+        let empty = Gauges::default();
+        assert!(is_settled(&empty, 0) && !is_settled(&empty, 1));
+        let left: [fn(&mut Gauges); 5] = [
+            |g| g.sessions = 1,
+            |g| g.streams = 1,
+            |g| g.steps_waiting = 1,
+            |g| g.kv_bytes = 1,
+            |g| g.kv_reserved_bytes = 1,
+        ];
+        for leave in left {
+            let mut gauges = Gauges::default();
+            leave(&mut gauges);
+            assert!(!is_settled(&gauges, 0));
+        }
+    }
+}

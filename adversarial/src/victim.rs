@@ -1,0 +1,251 @@
+//! The host under attack: a real shard host with a tiny model, in a process of its own, so that
+//! its memory, its panics and its end can be seen from outside.
+//!
+//! ```text
+//!  harness                                        victim
+//!     | ------- starts: model, admitted nodes -----> |
+//!     | <------ its descriptor, one line of JSON --- |  serves
+//!     | ------- a line ----------------------------> |
+//!     | <------ its gauges, one line of JSON ------- |
+//!     | ------- end of input ----------------------> |  shuts down, exits with 0
+//! ```
+//!
+//! The input also ends when the harness dies, so a victim never outlives it.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hearthnet_bus::{Descriptor, NodeId, NodeKey};
+use hearthnet_shard::{ShardConfig, ShardHost};
+use hearthnet_testkit::TinyLlama;
+use hearthnet_transport::Config;
+use serde::Deserialize;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::time::timeout;
+
+use crate::Trouble;
+use crate::memory::{self, Usage};
+
+/// How long the victim may take to start, to answer a question, or to end.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What is kept of the victim's error output: far more than it should ever write.
+const LOG_BYTES: u64 = 1 << 20;
+
+/// How long the victim waits before it acts on a peer that does nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// The deadlines that a host has unless it is told otherwise.
+    Shipped,
+    /// One second each, for tests. The limits are the same.
+    Brief,
+}
+
+impl Pace {
+    /// The name on the command line.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Pace::Shipped => "shipped",
+            Pace::Brief => "brief",
+        }
+    }
+
+    /// The limits and deadlines of the victim's sessions.
+    pub fn limits(self) -> Config {
+        let mut config = Config::default();
+        if self == Pace::Brief {
+            config.deadlines.stall = Duration::from_secs(1);
+            config.deadlines.credit = Duration::from_secs(1);
+        }
+        config
+    }
+}
+
+/// What the victim serves, all of it.
+pub(crate) fn model() -> TinyLlama {
+    TinyLlama::default()
+}
+
+/// What a victim is started with.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The file of the suite's own model.
+    pub model: PathBuf,
+    /// Who may connect.
+    pub admitted: Vec<NodeId>,
+    /// Its deadlines.
+    pub pace: Pace,
+}
+
+/// Is the victim: serves until the input ends.
+///
+/// # Errors
+/// If the host cannot be started.
+pub async fn serve(settings: Settings) -> Result<(), Trouble> {
+    let failed = |error: &dyn std::fmt::Display| Trouble::Victim(error.to_string());
+    let key = NodeKey::generate().map_err(|error| failed(&error))?;
+    let layers = (0, model().layers - 1);
+    let mut config = ShardConfig::new(settings.model, layers, "127.0.0.1:0");
+    config.serve.admitted = settings.admitted;
+    config.serve.transport = settings.pace.limits();
+    // The matrices are tiny, and the honest caller needs the other cores.
+    config.engine.threads = 1;
+    let host = ShardHost::start(config, &key, |_| {})
+        .await
+        .map_err(|error| failed(&error))?;
+    let mut output = tokio::io::stdout();
+    let mut input = BufReader::new(tokio::io::stdin()).lines();
+    let mut line = serde_json::to_string(&host.descriptor()).map_err(|error| failed(&error))?;
+    loop {
+        line.push('\n');
+        output.write_all(line.as_bytes()).await?;
+        output.flush().await?;
+        if input.next_line().await?.is_none() {
+            break;
+        }
+        line = serde_json::to_string(&host.stats()).map_err(|error| failed(&error))?;
+    }
+    host.shutdown(Duration::from_secs(1)).await;
+    Ok(())
+}
+
+/// The victim's own numbers.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Gauges {
+    /// Sessions connected now.
+    pub sessions: u32,
+    /// Streams open now.
+    pub streams: u32,
+    /// Steps that wait or are computed now.
+    pub steps_waiting: u32,
+    /// Bytes of KV in use.
+    pub kv_bytes: u64,
+    /// Bytes of KV promised to open streams.
+    pub kv_reserved_bytes: u64,
+    /// Streams refused or ended by the host, by code.
+    pub errors: BTreeMap<String, u64>,
+    /// Sessions that the host ended, by code.
+    pub closed: BTreeMap<String, u64>,
+}
+
+impl Gauges {
+    /// How often the host raised a code.
+    pub fn raised(&self, code: &str) -> u64 {
+        let count = |counts: &BTreeMap<String, u64>| counts.get(code).copied().unwrap_or(0);
+        count(&self.closed) + count(&self.errors)
+    }
+}
+
+/// A running victim, as the harness sees it. Killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Victim {
+    pub(crate) addr: SocketAddr,
+    pub(crate) node: NodeId,
+    pub(crate) descriptor: Descriptor,
+    child: Child,
+    pid: u32,
+    input: ChildStdin,
+    output: Lines<BufReader<ChildStdout>>,
+    log: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Victim {
+    /// Starts `program` as a victim, and waits until it serves.
+    pub(crate) async fn start(program: &Path, settings: &Settings) -> Result<Victim, Trouble> {
+        let mut command = Command::new(program);
+        command
+            .arg("victim")
+            .arg("--model")
+            .arg(&settings.model)
+            .args(["--pace", settings.pace.as_str()]);
+        for node in &settings.admitted {
+            command.arg("--admit").arg(node.to_string());
+        }
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()?;
+        let gone = || Trouble::Victim("it ended at once".to_owned());
+        let pid = child.id().ok_or_else(gone)?;
+        let input = child.stdin.take().ok_or_else(gone)?;
+        let output = child.stdout.take().ok_or_else(gone)?;
+        let errors = child.stderr.take().ok_or_else(gone)?;
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let kept = Arc::clone(&log);
+        tokio::spawn(async move {
+            let (mut errors, mut buffer) = (errors.take(LOG_BYTES), [0; 4096]);
+            while let Ok(read @ 1..) = errors.read(&mut buffer).await {
+                let fresh = buffer.get(..read).unwrap_or_default();
+                lock(&kept).extend_from_slice(fresh);
+            }
+        });
+        let mut output = BufReader::new(output).lines();
+        let descriptor: Descriptor = match answer(&mut output).await {
+            Ok(descriptor) => descriptor,
+            Err(trouble) => {
+                let log = String::from_utf8_lossy(&lock(&log)).into_owned();
+                return Err(Trouble::Victim(format!("{trouble}; it said: {log}")));
+            }
+        };
+        let bad = |_| Trouble::Victim("it describes itself badly".to_owned());
+        Ok(Victim {
+            addr: descriptor.endpoint.parse().map_err(|_| bad(()))?,
+            node: descriptor.host.parse().map_err(|_| bad(()))?,
+            descriptor,
+            child,
+            pid,
+            input,
+            output,
+            log,
+        })
+    }
+
+    /// Its numbers as of now.
+    pub(crate) async fn gauges(&mut self) -> Result<Gauges, Trouble> {
+        self.input.write_all(b"\n").await?;
+        answer(&mut self.output).await
+    }
+
+    /// Its memory as of now, where the system tells.
+    pub(crate) fn usage(&self) -> Option<Usage> {
+        memory::usage(self.pid)
+    }
+
+    pub(crate) fn forget_peak(&self) {
+        memory::forget_peak(self.pid);
+    }
+
+    /// What it wrote to its error output: nothing, unless something is wrong.
+    pub(crate) fn log(&self) -> String {
+        String::from_utf8_lossy(&lock(&self.log)).into_owned()
+    }
+
+    /// Ends it in the ordinary way. `None`: it did not end.
+    pub(crate) async fn stop(mut self) -> (Option<ExitStatus>, String) {
+        drop(self.input);
+        let ended = timeout(PATIENCE, self.child.wait()).await;
+        let log = String::from_utf8_lossy(&lock(&self.log)).into_owned();
+        (ended.ok().and_then(Result::ok), log)
+    }
+}
+
+async fn answer<T: for<'a> Deserialize<'a>>(
+    output: &mut Lines<BufReader<ChildStdout>>,
+) -> Result<T, Trouble> {
+    let line = timeout(PATIENCE, output.next_line())
+        .await
+        .map_err(|_| Trouble::Victim("it does not answer".to_owned()))??
+        .ok_or_else(|| Trouble::Victim("it has ended".to_owned()))?;
+    serde_json::from_str(&line).map_err(|error| Trouble::Victim(format!("{error} in {line}")))
+}
+
+fn lock(log: &Mutex<Vec<u8>>) -> std::sync::MutexGuard<'_, Vec<u8>> {
+    log.lock().unwrap_or_else(PoisonError::into_inner)
+}
