@@ -1,0 +1,154 @@
+//! The wire is what the specification says, not what our own two ends agree on: a
+//! client in another language, written from the text, gets the engine's own bits.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking"
+)]
+
+mod support;
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use hearthnet_bus::NodeKey;
+use hearthnet_model::engine::{Engine, EngineOptions, Head, Span};
+use hearthnet_model::{BoundaryDtype, ModelFile};
+use serde_json::Value;
+use support::{Home, Host, model, text};
+
+/// The client's node key. Its own, not one of the program's.
+const SECRET: [u8; 32] = [0x5a; 32];
+
+/// What the hosts serve, and the client asks for.
+const LAYERS: &str = "0-14";
+
+/// Rows of the prompt, which fit into one message.
+const ROWS: u32 = 13;
+
+/// Rows of the block: 36 chunks of 4 KiB, more than the 16 that a host grants at first.
+const BLOCK_ROWS: u32 = 128;
+
+fn serve(admit: &NodeKey) -> Host {
+    let model = model();
+    let model = model.to_str().expect("a UTF-8 path");
+    Host::start(&Home::new(), model, LAYERS, &admit.id().to_string(), &[])
+}
+
+/// Runs the client against a host, with its files in `dir`.
+fn client(host: &Host, dir: &Path, weights: &str, width: u32, extra: &[&str]) -> (Output, Value) {
+    let python = std::env::var_os("HEARTHNET_TEST_PYTHON").unwrap_or_else(|| {
+        panic!(
+            "run tests/run, or set HEARTHNET_TEST_PYTHON to a Python with the packages \
+             websockets, cryptography and cbor2"
+        )
+    });
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/clients/x08_client.py");
+    let output = Command::new(python)
+        .arg("-B")
+        .arg(script)
+        .args(["--address", &host.address, "--secret", &hex(&SECRET)])
+        .args(["--weights", weights, "--lo", "0", "--hi", "14"])
+        .args(["--width", &width.to_string()])
+        .args(["--rows", "rows", "--out", "out"])
+        .args(["--block", "block", "--block-out", "block-out"])
+        .args(extra)
+        .current_dir(dir)
+        .output()
+        .expect("Python starts");
+    let report = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|e| panic!("{e}: {}{}", text(&output.stdout), text(&output.stderr)));
+    (output, report)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Token ids that are all over the vocabulary, the same in every run.
+fn ids(rows: u32, vocab: u32) -> Vec<u32> {
+    (0..rows).map(|n| (n * 7_919 + 17) % vocab).collect()
+}
+
+/// Rows as they go over the wire, before and after the layers.
+fn on_the_wire(head: &Head, engine: &mut Engine, rows: u32) -> (Vec<u8>, Vec<u8>) {
+    let encode = |x: &[f32]| {
+        let mut bytes = Vec::new();
+        BoundaryDtype::F16.encode(x, &mut bytes);
+        bytes
+    };
+    let mut x = Vec::new();
+    head.embed(&ids(rows, head.spec().vocab), &mut x)
+        .expect("tokens of the vocabulary");
+    let before = encode(&x);
+    let seq = engine.open().expect("a sequence");
+    let position = 0;
+    let span = Span {
+        seq,
+        position,
+        rows,
+    };
+    engine.forward(&[span], &mut x).expect("rows");
+    assert!(engine.close(seq));
+    let after = encode(&x);
+    assert_ne!(before, after);
+    (before, after)
+}
+
+#[test]
+fn a_client_written_from_the_specification_gets_the_engines_own_bits() {
+    let file = ModelFile::open(&model()).expect("the real model");
+    let weights = file.manifest(&mut |_, _| {}).weights_id().to_string();
+    let options = EngineOptions::default();
+    let head = Head::load(&file, &options).expect("the embedding");
+    let mut engine = Engine::load(&file, 0..15, &options, &mut |_, _| {}).expect("the layers");
+    let (rows, rows_answer) = on_the_wire(&head, &mut engine, ROWS);
+    let (block, block_answer) = on_the_wire(&head, &mut engine, BLOCK_ROWS);
+
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    std::fs::write(dir.path().join("rows"), rows).expect("a file");
+    std::fs::write(dir.path().join("block"), block).expect("a file");
+    let host = serve(&NodeKey::from_secret(&SECRET));
+    let (output, report) = client(&host, dir.path(), &weights, head.spec().width, &[]);
+    assert!(output.status.success(), "{report}{}", text(&output.stderr));
+
+    let read = |name: &str| std::fs::read(dir.path().join(name)).expect("the client's answer");
+    assert!(read("out") == rows_answer, "other bits than the engine's");
+    assert!(
+        read("block-out") == block_answer,
+        "other bits than the engine's, by tensors"
+    );
+    // The block went as chunks both ways, and had to wait for credit.
+    let chunks = block_answer.len().div_ceil(4096);
+    let sent = report["chunks_sent"].as_u64().expect("a number");
+    assert!(sent >= chunks as u64, "{report}");
+    assert_eq!(report["result_chunks"], chunks);
+    assert!(report["waits_for_credit"].as_u64().is_some_and(|n| n > 0));
+    assert_eq!(
+        report["descriptor"]["layer_range"],
+        serde_json::json!([0, 14])
+    );
+    assert_eq!(report["close"], serde_json::json!([4000, "normal"]));
+}
+
+#[test]
+fn a_client_whose_key_is_not_admitted_is_refused_in_the_handshake() {
+    let host = serve(&NodeKey::from_secret(&[0x5b; 32]));
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let (output, report) = client(&host, dir.path(), &hex(&[0; 32]), 576, &[]);
+    assert_eq!(output.status.code(), Some(3), "{report}");
+    assert_eq!(report["refused"]["code"], "tls:TLSV1_ALERT_ACCESS_DENIED");
+}
+
+#[test]
+fn a_token_made_out_to_another_host_is_refused_with_token_audience() {
+    let host = serve(&NodeKey::from_secret(&SECRET));
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let other = NodeKey::from_secret(&[0x5c; 32]).id().to_string();
+    let audience = ["--audience", other.as_str()];
+    let (output, report) = client(&host, dir.path(), &hex(&[0; 32]), 576, &audience);
+    assert_eq!(output.status.code(), Some(3), "{report}");
+    assert_eq!(report["refused"]["code"], "token_audience");
+    assert_eq!(report["refused"]["close"], 4073);
+}
