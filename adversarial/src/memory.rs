@@ -52,7 +52,7 @@ impl Budget {
 pub struct Usage {
     /// Resident now.
     pub resident: u64,
-    /// Most that was ever resident, since the last [`forget_peak`].
+    /// Most that was ever resident, since it was last reset.
     pub peak: u64,
     /// Private memory that was asked for, touched or not.
     pub reserved: u64,
