@@ -1,0 +1,241 @@
+#!/usr/bin/env python3
+"""Runs HearthNet's engine and llama.cpp's side by side on the same files, and prints the ratios.
+
+Standard library only. llama.cpp is built once, into the user's cache, from the sources inside the source
+distribution of the PyPI package llama-cpp-python; `--llama-bench` takes a program that is there already. The two
+engines take turns, so that whatever else the machine does hits both; medians are compared.
+
+Timings are never asserted: a ratio below its bar is printed as such, and the exit status only says whether
+everything could be run.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE, VERSION = "llama-cpp-python", "0.3.36"
+MODEL = "smollm2-135m-instruct/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+# What HearthNet wants to reach, as a multiple of llama.cpp's tokens per second.
+BARS = {
+    ("q4_1", "prefill"): 2.5,
+    ("q4_0", "prefill"): 2.5,
+    ("q8_0", "prefill"): 1.7,
+    ("q4_1", "decode"): 1.5,
+    ("q4_0", "decode"): 1.5,
+    ("q8_0", "decode"): 1.5,
+}
+
+
+class Failed(Exception):
+    """Something could not be run; the message says what, and what to do."""
+
+
+def say(line):
+    print(line, file=sys.stderr, flush=True)
+
+
+def run(command, log=None):
+    """Runs a command and returns what it prints; on failure its last lines are the message."""
+    command = [str(part) for part in command]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=log or subprocess.PIPE, text=True)
+    except OSError as error:
+        raise Failed(f"{command[0]}: {error.strerror}") from None
+    if done.returncode != 0:
+        tail = "" if log else "\n".join((done.stdout + done.stderr).splitlines()[-15:])
+        raise Failed(f"{' '.join(command)} ended with status {done.returncode}\n{tail}")
+    return done.stdout
+
+
+def cache():
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "hearthnet"
+
+
+# ---------------------------------------------------------------------------------------------------------
+# What is compared
+
+
+def build_llama_cpp(targets):
+    """Builds llama.cpp in the user's cache, unless it has been; returns the directory of its programs."""
+    home = cache() / "compare" / f"{PACKAGE}-{VERSION}"
+    programs = home / "build" / "bin"
+    if all((programs / target).exists() for target in targets):
+        return programs
+    home.mkdir(parents=True, exist_ok=True)
+    python = home / "venv" / "bin" / "python"
+    if not python.exists():
+        say("llama.cpp: making a virtual environment with cmake and ninja")
+        venv.create(home / "venv", with_pip=True, clear=True)
+        run([python, "-m", "pip", "install", "--quiet", "cmake", "ninja"])
+    source = home / "source"
+    if not source.exists():
+        say(f"llama.cpp: fetching the source distribution of {PACKAGE} {VERSION}")
+        with tempfile.TemporaryDirectory(dir=home) as scratch:
+            pip = [python, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", PACKAGE]
+            run([*pip, "--dest", scratch, f"{PACKAGE}=={VERSION}"])
+            (archive,) = Path(scratch).glob("*.tar.gz")
+            with tarfile.open(archive) as tar:
+                tar.extractall(scratch, filter="data")
+            (unpacked,) = (path for path in Path(scratch).iterdir() if path.is_dir())
+            # Last, and at once: what stands under this name is whole.
+            (unpacked / "vendor" / "llama.cpp").rename(source)
+    say(f"llama.cpp: building {', '.join(targets)} (some minutes; log in {home / 'build.log'})")
+    tools = python.parent
+    with open(home / "build.log", "w") as log:
+        configure = [tools / "cmake", "-S", source, "-B", home / "build", "-G", "Ninja"]
+        configure += [f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}", "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON"]
+        configure += ["-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF"]
+        configure += ["-DLLAMA_BUILD_SERVER=OFF", "-DLLAMA_BUILD_TOOLS=ON"]
+        print(run(configure, log), file=log, flush=True)
+        print(run([tools / "cmake", "--build", home / "build", "--target", *targets], log), file=log)
+    return programs
+
+
+def build_hearthnet():
+    """Builds the release program with cargo, and returns its path as cargo says it."""
+    say("hearthnet: building the release program")
+    command = ["cargo", "build", "--release", "--package", "hearthnet", "--message-format", "json-render-diagnostics"]
+    command += ["--manifest-path", ROOT / "Cargo.toml"]
+    for line in run(command, sys.stderr).splitlines():
+        message = json.loads(line)
+        if message.get("executable") and message["target"]["name"] == "hearthnet":
+            return Path(message["executable"])
+    raise Failed("cargo built no program named hearthnet")
+
+
+def model_files(hearthnet, model, types):
+    """The file for each weight type: the model itself, and conversions of it, kept in the cache."""
+    if not model.exists():
+        raise Failed(f"{model} is missing: run `hearthnet model pull smollm2-135m-instruct`, or name a file with --model")
+    files = {}
+    for name in types:
+        if name in model.name.lower():
+            files[name] = model
+            continue
+        files[name] = cache() / "compare" / f"{model.stem}.to-{name}.gguf"
+        if not files[name].exists():
+            say(f"hearthnet: converting {model.name} to {name}")
+            files[name].parent.mkdir(parents=True, exist_ok=True)
+            run([hearthnet, "model", "convert", model, "--to", name, "--output", files[name]])
+    return files
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Measuring
+
+
+def measure_llama_cpp(program, file, threads, args):
+    """Tokens per second, after llama-bench's own warm-up, at its defaults."""
+    command = [program, "-m", file, "-t", threads, "-p", args.prefill, "-n", args.decode, "-r", 1, "-o", "json"]
+    speeds = {}
+    for row in json.loads(run(command)):
+        speeds["prefill" if row["n_prompt"] else "decode"] = row["avg_ts"]
+    return speeds
+
+
+def measure_hearthnet(program, file, threads, args):
+    command = [program, "bench", "engine", "--model", file, "--threads", threads, "--prefill", args.prefill]
+    command += ["--decode", args.decode, "--depth", 0, "--repetitions", 1, "--json"]
+    return {row["test"]: row["tokens_per_second"] for row in json.loads(run(command))["results"]}
+
+
+def compare(engines, files, args):
+    """Rows of results; the engines take turns."""
+    rows = []
+    for name, file in files.items():
+        for threads in args.threads:
+            samples = {engine: {"prefill": [], "decode": []} for engine in engines}
+            for repetition in range(args.repetitions):
+                say(f"{name}, threads {threads}: {repetition + 1} of {args.repetitions}")
+                for engine, measure in engines.items():
+                    for phase, speed in measure(file, threads).items():
+                        samples[engine][phase].append(speed)
+            for phase in ("prefill", "decode"):
+                speeds = {engine: samples[engine][phase] for engine in engines}
+                medians = {engine: statistics.median(values) for engine, values in speeds.items()}
+                rows.append(
+                    {
+                        "type": name,
+                        "file": str(file),
+                        "threads": threads,
+                        "phase": phase,
+                        "tokens": args.prefill if phase == "prefill" else args.decode,
+                        "tokens_per_second": medians,
+                        "samples": speeds,
+                        "ratio": medians["hearthnet"] / medians["llama.cpp"],
+                        "bar": BARS.get((name, phase)),
+                    }
+                )
+    return rows
+
+
+def cpu():
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return "unknown"
+
+
+def print_table(rows, args):
+    print(f"{cpu()}, {os.cpu_count()} cores; tokens per second, medians of {args.repetitions} runs in turns")
+    print(f"{'file':<6} {'threads':>7}  {'phase':<12} {'HearthNet':>10} {'llama.cpp':>10} {'ratio':>6}  bar")
+    for row in rows:
+        ours, theirs = (row["tokens_per_second"][engine] for engine in ("hearthnet", "llama.cpp"))
+        verdict = ""
+        if row["bar"]:
+            verdict = f"{row['bar']:.1f}  {'reached' if row['ratio'] >= row['bar'] else 'MISSED'}"
+        phase = f"{row['phase']} {row['tokens']}"
+        print(
+            f"{row['type']:<6} {row['threads']:>7}  {phase:<12} {ours:>10.1f} {theirs:>10.1f} {row['ratio']:>5.2f}x  {verdict}"
+        )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    numbers = lambda text: [int(part) for part in text.split(",")]
+    parser.add_argument("--llama-bench", type=Path, help="use this program instead of building llama.cpp")
+    parser.add_argument("--hearthnet", type=Path, help="use this program instead of building it")
+    parser.add_argument("--model", type=Path, default=cache() / "models" / MODEL, help="GGUF file to start from")
+    parser.add_argument("--types", type=lambda text: text.split(","), default=["q4_1", "q4_0", "q8_0"])
+    parser.add_argument("--threads", type=numbers, default=[1, 2])
+    parser.add_argument("--prefill", type=int, default=512, help="tokens of prompt (default 512)")
+    parser.add_argument("--decode", type=int, default=64, help="tokens to decode (default 64)")
+    parser.add_argument("--repetitions", type=int, default=5, help="runs of each engine (default 5)")
+    parser.add_argument("--build", nargs="+", metavar="PROGRAM", help="only build these programs of llama.cpp, and say where")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    args = parser.parse_args()
+    try:
+        if args.build:
+            print(build_llama_cpp(args.build))
+            return 0
+        llama_bench = args.llama_bench or build_llama_cpp(["llama-bench"]) / "llama-bench"
+        hearthnet = args.hearthnet or build_hearthnet()
+        files = model_files(hearthnet, args.model, args.types)
+        engines = {
+            "llama.cpp": lambda file, threads: measure_llama_cpp(llama_bench, file, threads, args),
+            "hearthnet": lambda file, threads: measure_hearthnet(hearthnet, file, threads, args),
+        }
+        rows = compare(engines, files, args)
+    except Failed as error:
+        say(f"compare: {error}")
+        return 1
+    if args.json:
+        print(json.dumps({"cpu": cpu(), "cores": os.cpu_count(), "llama.cpp": f"{PACKAGE} {VERSION}", "rows": rows}))
+    else:
+        print_table(rows, args)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
