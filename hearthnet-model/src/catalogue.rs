@@ -43,9 +43,9 @@ pub struct ModelEntry {
     pub sha256: Digest,
     /// Identity of the weights in the file.
     pub weights: WeightsId,
-    /// For each layer the range of the root mean square of a row of the residual stream after it.
+    /// For each layer the range of the [`magnitude`] of a row of the residual stream after it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub boundary_rms: Option<Vec<Band>>,
+    pub boundary_magnitude: Option<Vec<Band>>,
     /// Where the file can be had, in the order of trying.
     pub sources: Vec<Source>,
 }
@@ -78,6 +78,18 @@ pub enum Source {
         /// Its path; a leading `~/` is the home directory.
         path: String,
     },
+}
+
+/// How large a row of the residual stream is: the median of the magnitudes of its values, the upper
+/// one of two; 0 for an empty row. A few huge values, which models use to park attention, do not
+/// move it. The row must be finite.
+pub fn magnitude(row: &[f32]) -> f32 {
+    let mut values: Vec<f32> = row.iter().map(|v| v.abs()).collect();
+    if values.is_empty() {
+        return 0.0;
+    }
+    let middle = values.len() / 2;
+    *values.select_nth_unstable_by(middle, f32::total_cmp).1
 }
 
 /// A closed range of positive numbers.
@@ -373,10 +385,10 @@ impl ModelEntry {
             }
         }
         let sound = |band: &Band| band.lo >= 0.0 && band.lo < band.hi && band.hi.is_finite();
-        let bands = self.boundary_rms.iter().flatten().all(sound);
+        let bands = self.boundary_magnitude.iter().flatten().all(sound);
         ensure(
             bands,
-            "boundary_rms",
+            "boundary_magnitude",
             "must be pairs [lo, hi] with 0 <= lo < hi",
         )
     }
@@ -420,10 +432,28 @@ mod tests {
     }
 
     #[test]
+    fn the_magnitude_of_a_row_follows_its_scale_and_not_its_outliers() {
+        let mut row: Vec<f32> = (0..576i16).map(|i| f32::from(i - 288) / 100.0).collect();
+        let plain = magnitude(&row);
+        assert!((1.43..1.45).contains(&plain), "{plain}");
+        row[7] = -60_000.0;
+        assert!((magnitude(&row) - plain).abs() < 0.02);
+        row.iter_mut().for_each(|v| *v *= 100.0);
+        assert!((magnitude(&row) / plain - 100.0).abs() < 2.0);
+        assert_eq!(magnitude(&[0.0; 9]), 0.0);
+        assert_eq!(magnitude(&[]), 0.0);
+    }
+
+    #[test]
     fn bands_are_read_and_contain_their_ends() {
-        let text = format!("{ENTRY}\nboundary_rms = [[0.5, 2.0], [1, 3]]");
+        let text = format!("{ENTRY}\nboundary_magnitude = [[0.5, 2.0], [1, 3]]");
         let catalogue = Catalogue::parse(&text).unwrap();
-        let bands = catalogue.get("m").unwrap().boundary_rms.clone().unwrap();
+        let bands = catalogue
+            .get("m")
+            .unwrap()
+            .boundary_magnitude
+            .clone()
+            .unwrap();
         assert_eq!(
             bands,
             [Band { lo: 0.5, hi: 2.0 }, Band { lo: 1.0, hi: 3.0 }]
@@ -489,15 +519,15 @@ mod tests {
             (file, pypi("a", "1", "/m.gguf")),
             (
                 "sources = [",
-                "boundary_rms = [[2, 1]]\nsources = [".to_owned(),
+                "boundary_magnitude = [[2, 1]]\nsources = [".to_owned(),
             ),
             (
                 "sources = [",
-                "boundary_rms = [[0, inf]]\nsources = [".to_owned(),
+                "boundary_magnitude = [[0, inf]]\nsources = [".to_owned(),
             ),
             (
                 "sources = [",
-                "boundary_rms = [[nan, 1]]\nsources = [".to_owned(),
+                "boundary_magnitude = [[nan, 1]]\nsources = [".to_owned(),
             ),
         ];
         for (from, to) in bad {

@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hearthnet_bus::Descriptor;
+use hearthnet_model::catalogue::Band;
 use hearthnet_model::{BoundaryDtype, ModelSpec, WeightsId};
 use hearthnet_transport::{DType, Message, Step, StepResult, StreamOpen, Want};
 use tokio::runtime::Handle;
 
 use crate::backend::{Backend, HopClock, HopTimes, RouteHop};
 use crate::cancel::Cancel;
-use crate::checks::{BoundaryBand, BoundaryCheck, CheckError};
+use crate::checks::{BoundaryCheck, CheckError};
 use crate::error::ChatError;
 use crate::link::{HostLink, Inbound};
 use crate::pipeline::{Action, Chunk, Outcome, Pipeline, Rows};
@@ -58,8 +59,8 @@ pub struct ModelOnWire {
     pub context: u32,
     /// Data type of the rows.
     pub boundary: BoundaryDtype,
-    /// Bands of the row RMS, one per layer's output, where the catalogue has them.
-    pub bands: Option<Vec<BoundaryBand>>,
+    /// Bands of the rows' magnitude, one per layer's output, where the catalogue has them.
+    pub bands: Option<Vec<Band>>,
 }
 
 impl ModelOnWire {
@@ -68,7 +69,7 @@ impl ModelOnWire {
         model_id: &str,
         weights: WeightsId,
         spec: &ModelSpec,
-        bands: Option<Vec<BoundaryBand>>,
+        bands: Option<Vec<Band>>,
     ) -> Self {
         Self {
             model_id: model_id.to_owned(),

@@ -12,14 +12,13 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use hearthnet_bus::NodeKey;
-use hearthnet_model::catalogue::Resolved;
+use hearthnet_model::catalogue::{Band, Resolved};
 use hearthnet_model::engine::{EngineOptions, Head};
 use hearthnet_model::gguf::Gguf;
 use hearthnet_model::sampler::SamplerConfig;
 use hearthnet_model::template::TemplateError;
 use hearthnet_model::{ChatTemplate, ModelFile, Tokenizer, WeightsId};
 use hearthnet_orchestrator::chat::TextModel;
-use hearthnet_orchestrator::checks::BoundaryBand;
 use tokio::runtime::Runtime;
 
 use crate::args::{Global, SamplingArgs};
@@ -66,7 +65,7 @@ pub(crate) struct OpenModel {
     pub(crate) path: PathBuf,
     pub(crate) file: ModelFile,
     pub(crate) weights: WeightsId,
-    pub(crate) bands: Option<Vec<BoundaryBand>>,
+    pub(crate) bands: Option<Vec<Band>>,
 }
 
 /// Opens what `--model` names. Nothing is fetched.

@@ -4,12 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hearthnet_model::catalogue::{Catalogue, ModelEntry, Resolved};
+use hearthnet_model::catalogue::{Band, Catalogue, ModelEntry, Resolved};
 use hearthnet_model::convert::{ConvertError, convert};
 use hearthnet_model::inspect::inspect;
 use hearthnet_model::pull::{PullError, PullEvent, PullOptions, pull};
 use hearthnet_model::{TensorType, WeightsId};
-use hearthnet_orchestrator::checks::{Band, BoundaryBand};
 
 use crate::args::{Global, ModelCommand};
 use crate::commands::{open_file, print_bytes, print_json, runtime};
@@ -180,18 +179,7 @@ fn convert_file(source: &Path, to: &str, output: &Path) -> Result<(), Failure> {
 }
 
 /// The bands of a model's boundaries, where the catalogue has them.
-pub(crate) fn bands(catalogue: &Catalogue, weights: WeightsId) -> Option<Vec<BoundaryBand>> {
+pub(crate) fn bands(catalogue: &Catalogue, weights: WeightsId) -> Option<Vec<Band>> {
     let entry = catalogue.by_weights(weights)?;
-    let bands = entry.boundary_rms.as_ref()?;
-    let band = |b: &hearthnet_model::catalogue::Band| Band { lo: b.lo, hi: b.hi };
-    Some(
-        bands
-            .iter()
-            .map(|b| BoundaryBand {
-                sink: band(b),
-                rest: band(b),
-                sink_rows: 0,
-            })
-            .collect(),
-    )
+    entry.boundary_magnitude.clone()
 }
