@@ -12,7 +12,7 @@ use crate::Trouble;
 use crate::bench::Bench;
 use crate::case::Case;
 use crate::memory::Budget;
-use crate::raw::{Arrived, Ending, kind};
+use crate::raw::{Arrived, Ending, SWITCHING, kind};
 
 /// One attack: one file in `attacks/`, whose name is the claim that must hold.
 pub trait Attack {
@@ -138,6 +138,17 @@ impl Findings {
         self.push(what, code.as_str(), ending.to_string(), held, raised);
     }
 
+    /// The host must have ended the session and counted it under this code. Saying so is in vain
+    /// to a peer that does not read: what came of it must be right, but need not have come.
+    pub fn cut_off(&mut self, what: impl Into<String>, code: CloseCode, ending: &Ending) {
+        let bye = ending.bye.as_deref().unwrap_or(code.as_str());
+        let close = ending.close.unwrap_or(code.number());
+        let held = !ending.hung && (bye, close) == (code.as_str(), code.number());
+        let expected = format!("{code}, or the end");
+        let raised = held.then(|| code.as_str());
+        self.push(what, expected, ending.to_string(), held, raised);
+    }
+
     /// The host must have refused a stream with this code, and gone on with the session.
     pub fn refused(&mut self, what: impl Into<String>, code: &str, answer: &Arrived) {
         let refusal = answer
@@ -151,6 +162,17 @@ impl Findings {
         };
         let raised = held.then_some(code);
         self.push(what, format!("stream error {code}"), seen, held, raised);
+    }
+
+    /// The host must have refused the upgrade, without a word (before it there is no way to say
+    /// why), and must have counted it under this code.
+    pub fn shut_out(&mut self, what: impl Into<String>, code: &str, answer: &str) {
+        let held = !answer.starts_with(SWITCHING);
+        let seen = match held {
+            true => "no session".to_owned(),
+            false => "a session".to_owned(),
+        };
+        self.push(what, "no session", seen, held, held.then_some(code));
     }
 
     /// Anything else that must be.

@@ -12,7 +12,7 @@ use hearthnet_transport::Config;
 use crate::Trouble;
 use crate::honest::Honest;
 use crate::memory::Usage;
-use crate::raw::{Frame, Hello, Peer, cbor, kind};
+use crate::raw::{Ending, Frame, Hello, Papers, Peer, cbor, kind};
 use crate::victim::{self, Gauges, Pace, Settings, Victim};
 
 /// How long a token of the harness holds, in seconds.
@@ -103,6 +103,42 @@ impl Bench {
         self.victim.usage()
     }
 
+    /// The attacker's key, which the victim admits.
+    pub fn attacker(&self) -> &NodeKey {
+        &self.attacker
+    }
+
+    /// The honest caller's key. Using it is what only the honest caller could do.
+    pub fn honest_key(&self) -> &NodeKey {
+        &self.honest_key
+    }
+
+    /// What a valid token of this node says: to be signed, or changed first.
+    ///
+    /// # Errors
+    /// If the system gives no randomness.
+    pub fn grant(&self, key: &NodeKey) -> Result<Grant, Trouble> {
+        grant(key, self.target.node)
+    }
+
+    /// How the victim answers a HELLO with this token from the attacker. A session that it opens
+    /// is closed again.
+    ///
+    /// # Errors
+    /// If the attacker does not get as far as HELLO.
+    pub async fn show(&self, token: Vec<u8>) -> Result<Ending, Trouble> {
+        let mut peer = self.upgraded().await?;
+        peer.send(Hello::new("pipeline", token).frame()).await;
+        let answer = peer.receive().await;
+        if answer.is(kind::HELLO) {
+            return Ok(Ending {
+                opened: true,
+                ..Ending::default()
+            });
+        }
+        Ok(peer.ending_after(answer).await)
+    }
+
     /// The attacker's HELLO for a purpose (`pipeline`, `bench`), with a fresh, valid token.
     ///
     /// # Errors
@@ -119,7 +155,15 @@ impl Bench {
     /// # Errors
     /// If it cannot be made.
     pub async fn secured(&self) -> Result<Peer, Trouble> {
-        Peer::secured(self.target.addr, &self.attacker).await
+        self.secured_with(Papers::of(&self.attacker)).await
+    }
+
+    /// A connection with any papers, as far as TLS.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub async fn secured_with(&self, papers: Papers<'_>) -> Result<Peer, Trouble> {
+        Peer::secured(self.target.addr, papers).await
     }
 
     /// The attacker's connection, as far as the WebSocket.
@@ -178,13 +222,26 @@ impl Bench {
 
 /// A session token: signed by its own bearer, for one node, good once.
 pub(crate) fn token(key: &NodeKey, audience: NodeId) -> Result<Vec<u8>, Trouble> {
-    let failed = |error: &dyn std::fmt::Display| Trouble::Attacker(format!("no token: {error}"));
+    sign(&grant(key, audience)?, key)
+}
+
+/// Signs what a token says.
+///
+/// # Errors
+/// If the grant is one that no node would sign.
+pub(crate) fn sign(grant: &Grant, key: &NodeKey) -> Result<Vec<u8>, Trouble> {
+    let failed = |error| Trouble::Attacker(format!("no token: {error}"));
+    grant.sign(key).map_err(failed)
+}
+
+fn grant(key: &NodeKey, audience: NodeId) -> Result<Grant, Trouble> {
     let mut id = [0; 16];
-    getrandom::fill(&mut id).map_err(|error| failed(&error))?;
+    getrandom::fill(&mut id)
+        .map_err(|error| Trouble::Attacker(format!("no randomness: {error}")))?;
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs());
-    let grant = Grant {
+    Ok(Grant {
         issuer: key.id(),
         subject: key.id(),
         audience,
@@ -192,8 +249,7 @@ pub(crate) fn token(key: &NodeKey, audience: NodeId) -> Result<Vec<u8>, Trouble>
         not_before: now,
         expires: now + TOKEN_SECONDS,
         id,
-    };
-    grant.sign(key).map_err(|error| failed(&error))
+    })
 }
 
 /// The 32 bytes behind 64 hex digits.

@@ -5,8 +5,14 @@ use std::fmt;
 
 use serde::Serialize;
 
+use crate::attack::Verdict;
 use crate::case::CASES;
 use crate::trial::Outcome;
+
+/// Width of the column with the claims: that of the longest one.
+const CLAIM: usize = 65;
+/// Width of the column with the codes.
+const CODE: usize = 24;
 
 /// What became of one attack.
 #[derive(Debug, Serialize)]
@@ -102,30 +108,38 @@ fn micros(us: u64) -> String {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const CLAIM: usize = 76;
         writeln!(
             f,
-            "{:>3}  {:<CLAIM$}  {:<16} {:<14} {:>9}  honest p99 without/with",
-            "#", "claim", "code (counted)", "verdict", "memory"
+            "{:>3}  {:<CLAIM$}  {:<CODE$}  {:<14} {:>10}  honest p99 without / with",
+            "#", "claim that must hold, or attack", "code (counted)", "verdict", "memory"
         )?;
-        for line in &self.attacks {
-            match line {
-                Line::Run(outcome) => row::<CLAIM>(f, outcome)?,
-                Line::Failed {
-                    case,
-                    claim,
-                    trouble,
-                } => {
-                    writeln!(f, "{case:>3}  {claim:<CLAIM$}  {:<16} NOT CARRIED OUT", "")?;
-                    writeln!(f, "       {trouble}")?;
+        for case in CASES {
+            let missing = self.not_built_yet.iter().find(|m| m.case == case.number);
+            if let Some(Missing { attack, code, .. }) = missing {
+                let number = case.number;
+                writeln!(
+                    f,
+                    "{number:>3}  {attack:<CLAIM$}  {code:<CODE$}  not built yet"
+                )?;
+            }
+            for line in &self.attacks {
+                match line {
+                    Line::Run(outcome) if outcome.case == case.number => row(f, outcome)?,
+                    Line::Failed {
+                        case: number,
+                        claim,
+                        trouble,
+                    } if *number == case.number => {
+                        let code = case.code;
+                        writeln!(
+                            f,
+                            "{number:>3}  {claim:<CLAIM$}  {code:<CODE$}  NOT CARRIED OUT"
+                        )?;
+                        writeln!(f, "       {trouble}")?;
+                    }
+                    _ => {}
                 }
             }
-        }
-        for missing in &self.not_built_yet {
-            let Missing {
-                case, attack, code, ..
-            } = missing;
-            writeln!(f, "{case:>3}  {attack:<CLAIM$}  {code:<16} not built yet")?;
         }
         let held = self.outcomes().filter(|outcome| outcome.is_good()).count();
         writeln!(
@@ -147,8 +161,7 @@ impl fmt::Display for Report {
     }
 }
 
-fn row<const CLAIM: usize>(f: &mut fmt::Formatter<'_>, outcome: &Outcome) -> fmt::Result {
-    use crate::attack::Verdict;
+fn row(f: &mut fmt::Formatter<'_>, outcome: &Outcome) -> fmt::Result {
     let verdict = match outcome.verdict {
         Verdict::Held { .. } => "held",
         Verdict::NotHeld { .. } => "NOT HELD",
@@ -159,7 +172,7 @@ fn row<const CLAIM: usize>(f: &mut fmt::Formatter<'_>, outcome: &Outcome) -> fmt
         None => "unknown".to_owned(),
     };
     let latency = match outcome.latency {
-        None => "too few steps".to_owned(),
+        None => "too few steps to tell".to_owned(),
         Some(latency) => format!(
             "{} / {}, {:.1}x{}",
             micros(latency.quiet_p99_us),
@@ -178,7 +191,7 @@ fn row<const CLAIM: usize>(f: &mut fmt::Formatter<'_>, outcome: &Outcome) -> fmt
     let Outcome { case, claim, .. } = outcome;
     writeln!(
         f,
-        "{case:>3}  {claim:<CLAIM$}  {code:<16} {verdict:<14} {memory:>9}  {latency}"
+        "{case:>3}  {claim:<CLAIM$}  {code:<CODE$}  {verdict:<14} {memory:>10}  {latency}"
     )?;
     if let Verdict::NotApplicable { reason } = &outcome.verdict {
         writeln!(f, "       {reason}")?;
@@ -187,4 +200,66 @@ fn row<const CLAIM: usize>(f: &mut fmt::Formatter<'_>, outcome: &Outcome) -> fmt
         writeln!(f, "       {failure}")?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attack::Findings;
+    use crate::trial::Latency;
+
+    fn outcome(case: u8, held: bool) -> Outcome {
+        let mut found = Findings::new();
+        found.check("a try", "1", if held { 1 } else { 2 }, held);
+        Outcome {
+            case,
+            claim: format!("claim {case}"),
+            code: "frame_length",
+            verdict: found.verdict(),
+            counted: [("frame_length".to_owned(), 7)].into(),
+            memory: None,
+            latency: Some(Latency {
+                quiet_p99_us: 100,
+                attacked_p99_us: 250,
+                steps: 1000,
+            }),
+        }
+    }
+
+    #[test]
+    fn every_case_is_in_the_report_as_what_it_is() {
+        let mut report = Report::new(|_| true, |case| case <= 3);
+        report.add(outcome(1, true));
+        report.add(outcome(2, false));
+        report.add_trouble(3, "claim 3".to_owned(), &"no route");
+        assert_eq!(
+            (report.not_held(), report.troubles(), report.slow()),
+            (1, 1, 2)
+        );
+        let text = report.to_string();
+        let verdicts = ["held", "NOT HELD", "NOT CARRIED OUT", "not built yet"];
+        let rows: Vec<&str> = text.lines().filter(|l| !l.starts_with("     ")).collect();
+        for case in CASES {
+            let start = format!("{:>3}  ", case.number);
+            let of_case: Vec<_> = rows.iter().filter(|row| row.starts_with(&start)).collect();
+            assert_eq!(of_case.len(), 1, "case {}", case.number);
+            let verdict = verdicts[usize::from(case.number.clamp(1, 4)) - 1];
+            assert!(of_case[0].contains(verdict), "{}", of_case[0]);
+        }
+        assert!(text.contains("a try: must be 1, was 2"));
+        assert!(text.contains("frame_length (7)"));
+        assert!(text.contains("41 cases not built yet"));
+        assert!(text.contains("2.5x (over 2x)"));
+    }
+
+    #[test]
+    fn the_report_for_machines_names_every_verdict() {
+        let mut report = Report::new(|case| case <= 2, |case| case == 1);
+        report.add(outcome(1, true));
+        let value = serde_json::to_value(&report).unwrap();
+        assert_eq!(value["attacks"][0]["verdict"], "held");
+        assert_eq!(value["attacks"][0]["observations"][0]["what"], "a try");
+        assert_eq!(value["not_built_yet"][0]["case"], 2);
+        assert_eq!(value["not_built_yet"][0]["verdict"], "not_built_yet");
+    }
 }

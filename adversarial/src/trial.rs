@@ -10,10 +10,12 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use tokio::runtime::{Builder, Runtime};
 use tokio::time::interval;
 
 use crate::Trouble;
@@ -171,11 +173,11 @@ pub async fn run(entry: &Entry, setup: &Setup) -> Result<Outcome, Trouble> {
 
     let begin = Instant::now();
     let mut found = Findings::new();
+    let attackers = Attackers::new(setup.effort)?;
     let reason = loop {
-        let verdict = match (entry.run)(&mut bench).await {
-            Ok(verdict) => verdict,
-            Err(trouble) => return Err(explained(trouble, &bench)),
-        };
+        let (back, verdict) = attackers.carry_out(entry, bench).await?;
+        bench = back;
+        let verdict = verdict.map_err(|trouble| explained(trouble, &bench))?;
         found.extend(verdict.observations());
         match verdict {
             Verdict::NotApplicable { reason } => break Some(reason),
@@ -226,6 +228,58 @@ pub async fn run(entry: &Entry, setup: &Setup) -> Result<Outcome, Trouble> {
     })
 }
 
+/// The threads that attack. Where latency is measured they let the victim's and the honest
+/// caller's go first, because in truth the attacker's work is done on another machine.
+struct Attackers(Option<Runtime>);
+
+impl Attackers {
+    fn new(effort: Effort) -> Result<Attackers, Trouble> {
+        let mut threads = Builder::new_multi_thread();
+        threads.worker_threads(2).enable_all();
+        if effort != Effort::Once {
+            step_back(&mut threads);
+        }
+        Ok(Attackers(Some(threads.build()?)))
+    }
+
+    async fn carry_out(
+        &self,
+        entry: &Entry,
+        mut bench: Bench,
+    ) -> Result<(Bench, Result<Verdict, Trouble>), Trouble> {
+        let failed = |error: &dyn fmt::Display| Trouble::Attacker(error.to_string());
+        let Some(threads) = &self.0 else {
+            return Err(failed(&"there are no threads to attack with"));
+        };
+        let run = entry.run;
+        let attack = threads.spawn(async move {
+            let verdict = run(&mut bench).await;
+            (bench, verdict)
+        });
+        attack.await.map_err(|error| failed(&error))
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn step_back(threads: &mut Builder) {
+    threads.on_thread_start(|| {
+        // Without it the latencies look worse than they are.
+        let _ = rustix::process::nice(19);
+    });
+}
+
+/// Elsewhere the niceness is the whole process's.
+#[cfg(not(target_os = "linux"))]
+fn step_back(_: &mut Builder) {}
+
+impl Drop for Attackers {
+    fn drop(&mut self) {
+        if let Some(threads) = self.0.take() {
+            threads.shutdown_background();
+        }
+    }
+}
+
 /// A victim that died explains most troubles.
 fn explained(trouble: Trouble, bench: &Bench) -> Trouble {
     match bench.victim.log() {
@@ -252,7 +306,10 @@ async fn settled(
 }
 
 /// Asks the victim until its numbers are as they should come to be, or should have come to be.
-async fn until(victim: &mut Victim, reached: impl Fn(&Gauges) -> bool) -> Result<Gauges, Trouble> {
+pub(crate) async fn until(
+    victim: &mut Victim,
+    reached: impl Fn(&Gauges) -> bool,
+) -> Result<Gauges, Trouble> {
     let begin = Instant::now();
     let mut asking = interval(ASK_EVERY);
     loop {

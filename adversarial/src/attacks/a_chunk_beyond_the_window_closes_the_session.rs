@@ -41,7 +41,7 @@ impl crate::Attack for Attack {
                 .await;
         }
         let what = format!("{CHUNKS} chunks without reading an ACK");
-        found.ended(what, CloseCode::CreditOverrun, &peer.ending().await);
+        found.cut_off(what, CloseCode::CreditOverrun, &peer.ending().await);
         Ok(found.verdict())
     }
 }

@@ -23,9 +23,17 @@ macro_rules! every_attack {
             an_oversized_first_frame_creates_no_stream;
             streams_opened_and_cancelled_too_fast_close_the_session;
             a_chunk_below_the_agreed_size_closes_the_session;
+            a_key_that_is_not_admitted_gets_no_session;
+            a_token_is_worth_nothing_to_anybody_else;
+            a_token_is_good_for_one_session_at_one_node;
+            a_token_is_worth_nothing_out_of_its_time;
+            only_strictly_valid_signatures_are_believed;
+            a_stream_for_other_weights_is_refused;
             rows_that_are_not_finite_are_refused;
             a_shape_that_cannot_be_is_refused;
+            a_peer_that_dawdles_is_ended_by_a_deadline;
             a_chunk_that_does_not_decompress_to_its_size_closes_the_session;
+            streams_that_are_abandoned_are_freed;
         }
     };
 }

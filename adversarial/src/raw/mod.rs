@@ -10,5 +10,6 @@ mod tls;
 mod websocket;
 
 pub use frame::{Frame, Step, cbor, chunk, dtype, flag, kind};
-pub use peer::{Arrived, Ending, Hello, Peer};
+pub use peer::{Arrived, Ending, Flood, Hello, Outgoing, Peer, SWITCHING};
+pub use tls::Papers;
 pub use websocket::{Message, opcode};

@@ -14,11 +14,11 @@ use hearthnet_transport::CloseCode;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf, split};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{interval, timeout};
 use tokio_rustls::client::TlsStream;
 
 use super::frame::{Frame, cbor, kind};
-use super::tls;
+use super::tls::{self, Papers};
 use super::websocket::{self, Message, opcode};
 use crate::Trouble;
 
@@ -28,6 +28,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Bytes read at a time.
 const READ_BYTES: usize = 16 * 1024;
+
+/// How the answer to an upgrade begins when it is granted.
+pub const SWITCHING: &str = "HTTP/1.1 101 ";
 
 /// The attacker's HELLO.
 #[derive(Clone, Debug)]
@@ -134,6 +137,8 @@ pub struct Ending {
     pub frames: u64,
     /// The host did not end it within a minute.
     pub hung: bool,
+    /// It was not ended: a session opened.
+    pub opened: bool,
 }
 
 impl Ending {
@@ -148,6 +153,7 @@ impl fmt::Display for Ending {
         let named = |number| CloseCode::from_number(number).map(CloseCode::as_str);
         match (&self.bye, self.close) {
             _ if self.hung => write!(f, "the session went on"),
+            _ if self.opened => write!(f, "a session opened"),
             (None, None) => write!(f, "the connection ended without a code"),
             (Some(bye), Some(close)) if named(close) == Some(bye) => write!(f, "{bye}"),
             (bye, close) => {
@@ -195,9 +201,9 @@ impl Peer {
     ///
     /// # Errors
     /// If not even that succeeds.
-    pub async fn secured(addr: SocketAddr, key: &NodeKey) -> Result<Peer, Trouble> {
+    pub async fn secured(addr: SocketAddr, papers: Papers<'_>) -> Result<Peer, Trouble> {
         let failed = |error: std::io::Error| Trouble::Attacker(format!("no TLS: {error}"));
-        let connector = tls::connector(key)?;
+        let connector = tls::connector(papers)?;
         let tcp = in_time("TCP", TcpStream::connect(addr))
             .await?
             .map_err(failed)?;
@@ -215,24 +221,30 @@ impl Peer {
         })
     }
 
+    /// Asks for the WebSocket. The first line of the answer, which is empty if there is none.
+    ///
+    /// # Errors
+    /// If the host neither answers nor ends the connection.
+    pub async fn upgrade(&mut self) -> Result<String, Trouble> {
+        let request = "GET /tensor/v1 HTTP/1.1\r\nHost: host\r\nUpgrade: websocket\r\n\
+             Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n\
+             Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
+        self.write(request.as_bytes()).await;
+        let answer = in_time("the upgrade", self.reader.http_head()).await?;
+        Ok(answer.lines().next().unwrap_or_default().to_owned())
+    }
+
     /// Connects as far as the WebSocket.
     ///
     /// # Errors
     /// If the host refuses the upgrade.
     pub async fn upgraded(addr: SocketAddr, key: &NodeKey) -> Result<Peer, Trouble> {
-        let mut peer = Peer::secured(addr, key).await?;
-        let request = format!(
-            "GET /tensor/v1 HTTP/1.1\r\nHost: {addr}\r\nUpgrade: websocket\r\n\
-             Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n\
-             Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-        );
-        peer.write(request.as_bytes()).await;
-        let answer = in_time("the upgrade", peer.reader.http_head()).await?;
-        if answer.starts_with("HTTP/1.1 101 ") {
+        let mut peer = Peer::secured(addr, Papers::of(key)).await?;
+        let answer = peer.upgrade().await?;
+        if answer.starts_with(SWITCHING) {
             Ok(peer)
         } else {
-            let status = answer.lines().next().unwrap_or("nothing");
-            Err(Trouble::Attacker(format!("no upgrade: {status}")))
+            Err(Trouble::Attacker(format!("no upgrade: {answer}")))
         }
     }
 
@@ -259,6 +271,23 @@ impl Peer {
             self.writer.flush().await
         };
         let _ = timeout(PATIENCE, writing).await;
+    }
+
+    /// Writes bytes one at a time, with a pause after each, until the host ends the connection or
+    /// all is written.
+    pub async fn trickle(&mut self, bytes: &[u8], pause: Duration) -> Ending {
+        let Peer { reader, writer, .. } = self;
+        let trickle = async {
+            let mut ticks = interval(pause);
+            for byte in bytes {
+                ticks.tick().await;
+                let written = writer.write_all(&[*byte]).await;
+                if written.is_err() || writer.flush().await.is_err() {
+                    return;
+                }
+            }
+        };
+        beside(trickle, reader.ending(None)).await
     }
 
     /// Sends one frame or message.
@@ -304,15 +333,7 @@ impl Peer {
             }
             let _ = writer.flush().await;
         };
-        let (mut write, mut read) = (pin!(write), pin!(reader.ending(None)));
-        let mut writing = true;
-        let ending = loop {
-            tokio::select! {
-                biased;
-                ending = &mut read => break ending,
-                () = &mut write, if writing => writing = false,
-            }
-        };
+        let ending = beside(write, reader.ending(None)).await;
         let written = written.load(Ordering::Relaxed);
         Flood { written, ending }
     }
@@ -323,6 +344,19 @@ impl fmt::Debug for Peer {
         f.debug_struct("Peer")
             .field("sequence", &self.sequence)
             .finish_non_exhaustive()
+    }
+}
+
+/// The outcome of `read`, with `write` going on as long as it has something to do.
+async fn beside<T>(write: impl Future<Output = ()>, read: impl Future<Output = T>) -> T {
+    let (mut write, mut read) = (pin!(write), pin!(read));
+    let mut writing = true;
+    loop {
+        tokio::select! {
+            biased;
+            outcome = &mut read => return outcome,
+            () = &mut write, if writing => writing = false,
+        }
     }
 }
 

@@ -1,12 +1,14 @@
-//! The attacker's TLS: a proper certificate over a key of its own, and no interest in the host's.
+//! The attacker's TLS: any certificate, any key, and no interest in those of the host.
 
 use std::sync::Arc;
 
 use hearthnet_bus::NodeKey;
 use rustls::ClientConfig;
+use rustls::client::ResolvesClientCert;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::ring;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
+use rustls::sign::CertifiedKey;
 use rustls::version::TLS13;
 use rustls::{DigitallySignedStruct, Error, SignatureScheme};
 use tokio_rustls::TlsConnector;
@@ -52,25 +54,68 @@ impl ServerCertVerifier for Anyone {
     }
 }
 
-/// TLS as the node that holds `key`.
-pub(super) fn connector(key: &NodeKey) -> Result<TlsConnector, Trouble> {
+/// What a peer shows of itself in the TLS handshake.
+#[derive(Clone, Copy, Debug)]
+pub struct Papers<'a> {
+    /// Whose certificate it shows, if any.
+    pub certificate_of: Option<&'a NodeKey>,
+    /// The key that it signs the handshake with.
+    pub signed_by: &'a NodeKey,
+}
+
+impl<'a> Papers<'a> {
+    /// The papers of a node that is who it says.
+    pub fn of(key: &'a NodeKey) -> Papers<'a> {
+        Papers {
+            certificate_of: Some(key),
+            signed_by: key,
+        }
+    }
+}
+
+/// Shows a certificate to whoever asks, whether or not its key is the one that signs.
+#[derive(Debug)]
+struct Show(Option<Arc<CertifiedKey>>);
+
+impl ResolvesClientCert for Show {
+    fn resolve(
+        &self,
+        _root_hint_subjects: &[&[u8]],
+        _sigschemes: &[SignatureScheme],
+    ) -> Option<Arc<CertifiedKey>> {
+        self.0.clone()
+    }
+
+    fn has_certs(&self) -> bool {
+        self.0.is_some()
+    }
+}
+
+/// TLS with these papers.
+pub(super) fn connector(papers: Papers<'_>) -> Result<TlsConnector, Trouble> {
     let failed = |error: &dyn std::fmt::Display| Trouble::Attacker(format!("TLS: {error}"));
-    let identity = key.identity().map_err(|error| failed(&error))?;
-    let certificate = CertificateDer::from(identity.certificate().to_vec());
     // PKCS #8 version 1 of an Ed25519 key (RFC 8410 section 7): a fixed prefix and the seed.
     let mut pkcs8 = vec![
         0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04,
         0x20,
     ];
-    pkcs8.extend_from_slice(key.secret().as_slice());
-    let private = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(pkcs8));
+    pkcs8.extend_from_slice(papers.signed_by.secret().as_slice());
+    let signer = ring::sign::any_eddsa_type(&PrivatePkcs8KeyDer::from(pkcs8))
+        .map_err(|error| failed(&error))?;
+    let shown = match papers.certificate_of {
+        None => None,
+        Some(key) => {
+            let identity = key.identity().map_err(|error| failed(&error))?;
+            let certificate = CertificateDer::from(identity.certificate().to_vec());
+            Some(Arc::new(CertifiedKey::new(vec![certificate], signer)))
+        }
+    };
     let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_protocol_versions(&[&TLS13])
         .map_err(|error| failed(&error))?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(Anyone))
-        .with_client_auth_cert(vec![certificate], private)
-        .map_err(|error| failed(&error))?;
+        .with_client_cert_resolver(Arc::new(Show(shown)));
     config.enable_sni = false;
     Ok(TlsConnector::from(Arc::new(config)))
 }

@@ -1,0 +1,33 @@
+//! A token travels to the host in HELLO, so a node that it was shown to by mistake could show it
+//! again, over a channel of its own. Its subject must be the key that the TLS handshake proved.
+//! And having been shown by a thief does not make it worthless to its owner.
+
+use hearthnet_transport::CloseCode;
+
+use crate::bench::sign;
+use crate::raw::{Hello, Peer};
+use crate::{Bench, Findings, Trouble, Verdict};
+
+pub(super) struct Attack;
+
+impl crate::Attack for Attack {
+    const CASE: u8 = 17;
+
+    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+        let mut found = Findings::new();
+        let owner = bench.honest_key();
+        let stolen = sign(&bench.grant(owner)?, owner)?;
+        for what in ["another node's token", "the same once more"] {
+            let ending = bench.show(stolen.clone()).await?;
+            found.ended(what, CloseCode::TokenSubject, &ending);
+        }
+        let hello = Hello::new("pipeline", stolen);
+        let opened = Peer::open(bench.target().addr, owner, &hello).await;
+        let seen = match &opened {
+            Ok(_) => "a session".to_owned(),
+            Err(trouble) => trouble.to_string(),
+        };
+        found.check("its owner, afterwards", "a session", seen, opened.is_ok());
+        Ok(found.verdict())
+    }
+}

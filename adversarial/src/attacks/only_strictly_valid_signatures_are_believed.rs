@@ -1,0 +1,103 @@
+//! Ed25519 has more than one verification equation, and implementations that accept more than the
+//! strict one: another spelling of a signature would be a second token, a key of small order would
+//! sign anything. And a certificate is public: showing it proves nothing.
+
+use ciborium::Value;
+use hearthnet_transport::CloseCode;
+
+use crate::bench::sign;
+use crate::raw::{Papers, cbor};
+use crate::{Bench, Findings, Trouble, Verdict};
+
+/// The order of the group, little-endian: 2^252 + 27742317777372353535851937790883648493.
+const ORDER: [u8; 32] = [
+    0xed, 0xd3, 0xf5, 0x5c, 0x1a, 0x63, 0x12, 0x58, 0xd6, 0x9c, 0xf7, 0xa2, 0xde, 0xf9, 0xde, 0x14,
+    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x10,
+];
+
+/// Encodings of points of small order: the neutral element, order 2, order 4 twice.
+const SMALL: [[u8; 32]; 4] = {
+    let mut points = [[0; 32]; 4];
+    points[0][0] = 1;
+    points[1] = [0xff; 32];
+    points[1][0] = 0xec;
+    points[1][31] = 0x7f;
+    points[3][31] = 0x80;
+    points
+};
+
+pub(super) struct Attack;
+
+/// Bytes of the signature at the end of a token.
+const SIGNATURE: usize = 64;
+
+/// The same signature with its scalar `s` spelled as `s + L`.
+fn respelled(mut token: Vec<u8>) -> Vec<u8> {
+    let scalar = token.len().saturating_sub(32);
+    let mut carry = 0;
+    for (byte, order) in token.iter_mut().skip(scalar).zip(ORDER) {
+        let sum = u16::from(*byte) + u16::from(order) + carry;
+        *byte = sum as u8;
+        carry = sum >> 8;
+    }
+    token
+}
+
+impl crate::Attack for Attack {
+    const CASE: u8 = 20;
+
+    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+        let mut found = Findings::new();
+        let attacker = bench.attacker();
+        let token = || sign(&bench.grant(attacker)?, attacker);
+        let code = CloseCode::InvalidSignature;
+
+        let ending = bench.show(respelled(token()?)).await?;
+        found.ended("a scalar beyond the group's order", code, &ending);
+        let length = token()?.len();
+        for (what, at) in [
+            ("a flipped bit in the scalar", length - 1),
+            ("a flipped bit in the point", length - SIGNATURE),
+            // The map's head, `v` and its number, `id` and its head come before the id.
+            ("a flipped bit in what is signed", 12),
+        ] {
+            let mut token = token()?;
+            if let Some(byte) = token.get_mut(at) {
+                *byte ^= 1;
+            }
+            let ending = bench.show(token).await?;
+            found.ended(what, code, &ending);
+        }
+
+        // With a key of small order, R the neutral element and s = 0 "sign" every message.
+        for point in SMALL {
+            let grant = bench.grant(attacker)?;
+            let node = |id: &[u8; 32]| Value::Bytes(id.to_vec());
+            let mut token = cbor(&[
+                ("v", 1.into()),
+                ("id", Value::Bytes(grant.id.to_vec())),
+                ("aud", node(grant.audience.as_bytes())),
+                ("exp", grant.expires.into()),
+                ("iss", node(&point)),
+                ("nbf", grant.not_before.into()),
+                ("sub", node(grant.subject.as_bytes())),
+                ("scope", grant.scope.to_string().into()),
+            ]);
+            token.push(1);
+            token.resize(token.len() + SIGNATURE - 1, 0);
+            let ending = bench.show(token).await?;
+            // Not a usable key, so not a token.
+            found.ended("an issuer of small order", CloseCode::TokenInvalid, &ending);
+        }
+
+        let impostor = Papers {
+            certificate_of: Some(bench.honest_key()),
+            signed_by: attacker,
+        };
+        let answer = bench.secured_with(impostor).await?.upgrade().await?;
+        let held = !answer.starts_with("HTTP/");
+        let what = "another node's certificate";
+        found.check(what, "no session", answer, held);
+        Ok(found.verdict())
+    }
+}
