@@ -8,13 +8,17 @@
 //! | a right that can be granted | [`Capability`] | `capability.rs` |
 //! | a session token | [`Grant`] | `grant.rs` (normative: `specs/session-grant.md`) |
 //! | "seen before" | [`ReplayCache`] | `replay.rs` |
+//! | which community | [`CommunityId`] | `community_id.rs` |
+//! | how one joins it | [`invite`] | `invite.rs` |
 //! | what a shard host offers | [`Descriptor`] | `descriptor.rs` |
 //!
 //! Everything but the key file is pure: time and randomness come in as arguments.
 
 mod capability;
+mod community_id;
 mod descriptor;
 mod grant;
+pub mod invite;
 mod key_file;
 mod node_id;
 mod node_key;
@@ -22,6 +26,7 @@ mod replay;
 mod signature;
 
 pub use capability::{Capability, CapabilityError, SHARD_SERVE};
+pub use community_id::{CommunityId, CommunityIdError};
 pub use descriptor::{Descriptor, DescriptorError, MAX_ENCODED, MAX_LAYERS, MAX_TEXT};
 pub use grant::{
     Expectation, Grant, GrantError, MAX_CLOCK_SKEW_SECS, MAX_GRANT_BYTES, MAX_GRANT_LIFETIME_SECS,

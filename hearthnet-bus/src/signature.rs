@@ -17,6 +17,8 @@ pub const SIGNATURE_BYTES: usize = 64;
 pub enum Domain {
     /// The body of a [`crate::Grant`].
     SessionGrant,
+    /// A [`crate::invite::JoinRequest`].
+    JoinRequest,
 }
 
 impl Domain {
@@ -24,6 +26,7 @@ impl Domain {
     pub const fn prefix(self) -> &'static [u8] {
         match self {
             Self::SessionGrant => b"hearthnet/session-grant/v1\0",
+            Self::JoinRequest => b"hearthnet/join-request/v1\0",
         }
     }
 
@@ -99,8 +102,10 @@ mod tests {
 
     #[test]
     fn prefixes_end_in_their_only_nul() {
-        let prefix = Domain::SessionGrant.prefix();
-        assert_eq!(prefix.iter().position(|&b| b == 0), Some(prefix.len() - 1));
+        for domain in [Domain::SessionGrant, Domain::JoinRequest] {
+            let prefix = domain.prefix();
+            assert_eq!(prefix.iter().position(|&b| b == 0), Some(prefix.len() - 1));
+        }
     }
 
     proptest! {

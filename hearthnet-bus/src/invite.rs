@@ -1,0 +1,470 @@
+//! Joining a community: the code that a person pastes, and what the joiner signs with it.
+//!
+//! An invite is a fresh Ed25519 key. The event log holds its public half, with the level,
+//! the number of uses and the expiry that the inviter signed; the *code* holds the secret
+//! half. Whoever has the code can sign a [`JoinRequest`] that names itself, and every node
+//! of the community can check that signature from the log alone, for ever. So the code
+//! crosses the network never, and a request that was seen by others is worth nothing to
+//! them: it admits the node that it names.
+//!
+//! # The code
+//! Bech32m (BIP-350) over these bytes, with the prefix `hearth`; upper or lower case, and
+//! white space anywhere, because codes are broken into lines on their way.
+//!
+//! | bytes | field |
+//! |---|---|
+//! | 1 | version, 1 |
+//! | 32 | community: the public key of its root |
+//! | 32 | invite secret: the seed of the invite key |
+//! | 5 | expiry, Unix seconds, big-endian |
+//! | 0..8 hints | 4, IPv4 address, port; or 6, IPv6 address, port; big-endian |
+//!
+//! The checksum finds every error of up to three characters, and any other with a
+//! probability of 1 - 2^-30. A hint says where to look first; it proves nothing, for the
+//! TLS handshake and the log's signatures do. The expiry in the code lets the program of
+//! the joiner say so at once; the one that counts is in the log.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::str::FromStr;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use bech32::primitives::decode::CheckedHrpstring;
+use bech32::{Bech32m, Hrp};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use zeroize::{Zeroize as _, Zeroizing};
+
+use crate::{
+    CommunityId, Domain, InvalidSignature, NodeId, NodeKey, RandomnessError, SIGNATURE_BYTES,
+};
+
+/// What every code begins with, before the separator `1`.
+const PREFIX: Hrp = Hrp::parse_unchecked("hearth");
+/// The version of the layout.
+const VERSION: u8 = 1;
+/// Bytes before the hints.
+const FIXED_BYTES: usize = 1 + 32 + 32 + 5;
+/// Most endpoint hints in a code: a machine has a handful of addresses, and a code should
+/// stay short enough to be read out in need.
+pub const MAX_HINTS: usize = 8;
+/// Characters of the longest code (8 hints of 19 bytes), white space not counted.
+pub const MAX_CODE_CHARS: usize = 7 + (FIXED_BYTES + MAX_HINTS * 19) * 8 / 5 + 1 + 6;
+/// Longest text that is looked at: a code and the white space that mail programs add.
+const MAX_TEXT_BYTES: usize = 4 * MAX_CODE_CHARS;
+/// Longest display name of a node, in bytes; the event log's bound for names.
+pub const MAX_NAME_BYTES: usize = 64;
+
+/// An invitation as its code carries it. `Debug` shows nothing of the secret.
+///
+/// ```
+/// # use hearthnet_bus::{invite::Invite, CommunityId, NodeKey};
+/// let community = CommunityId::from(NodeKey::from_secret(&[1; 32]).id());
+/// let hints = vec!["192.168.1.20:7600".parse().unwrap()];
+/// let invite = Invite::new(community, [7; 32], 1_800_000_000, hints).unwrap();
+/// let code = invite.to_string();
+/// assert!(code.starts_with("hearth1"));
+/// assert_eq!(code.parse::<Invite>().unwrap(), invite);
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+pub struct Invite {
+    community: CommunityId,
+    secret: Zeroizing<[u8; 32]>,
+    expires: u64,
+    hints: Vec<SocketAddr>,
+}
+
+/// Why a text is not an invite code, or a code cannot be made.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum InviteError {
+    /// The text does not begin with `hearth1`.
+    #[error("an invite code begins with \"hearth1\"; paste the whole code")]
+    Prefix,
+    /// The text is longer than any code.
+    #[error("this is longer than any invite code; paste the code alone")]
+    TooLong,
+    /// A character that no code has (`1`, `b`, `i` and `o` are left out on purpose).
+    #[error("the invite code has the character {found:?}, which no code has; paste it again")]
+    Character {
+        /// The first such character.
+        found: char,
+    },
+    /// Upper and lower case are mixed.
+    #[error("the invite code mixes capital and small letters; paste it as it was printed")]
+    MixedCase,
+    /// The checksum does not fit: characters were changed, lost or added.
+    #[error("the invite code is mistyped or cut short: its checksum does not fit; paste it again")]
+    Checksum,
+    /// The code was made by a newer program.
+    #[error("the invite code has version {found}, this program knows version 1; update it")]
+    Version {
+        /// The version found.
+        found: u8,
+    },
+    /// The checksum fits, but the content is none that this program makes.
+    #[error("the invite code makes no sense ({what}); ask for a new one")]
+    Malformed {
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// More hints than a code has room for (only when making one).
+    #[error("an invite code has room for {MAX_HINTS} addresses, not {found}")]
+    Hints {
+        /// Hints given.
+        found: usize,
+    },
+}
+
+impl InviteError {
+    /// The stable code of the refusal.
+    pub fn code(&self) -> &'static str {
+        "bad_invite"
+    }
+}
+
+impl Invite {
+    /// An invitation to `community`. `secret` is the seed of the invite key, fresh and
+    /// random; `expires` is in Unix seconds; `hints` say where nodes of the community
+    /// listen (an IPv6 scope is not kept: it means nothing on another machine).
+    ///
+    /// # Errors
+    /// [`InviteError::Hints`] for more than [`MAX_HINTS`], [`InviteError::Malformed`] for
+    /// an expiry beyond 40 bits.
+    pub fn new(
+        community: CommunityId,
+        secret: [u8; 32],
+        expires: u64,
+        hints: Vec<SocketAddr>,
+    ) -> Result<Self, InviteError> {
+        if hints.len() > MAX_HINTS {
+            return Err(InviteError::Hints { found: hints.len() });
+        }
+        if expires >> 40 != 0 {
+            return Err(InviteError::Malformed {
+                what: "it expires in a distant age",
+            });
+        }
+        let hints = hints
+            .into_iter()
+            .map(|hint| SocketAddr::new(hint.ip(), hint.port()))
+            .collect();
+        Ok(Self {
+            community,
+            secret: Zeroizing::new(secret),
+            expires,
+            hints,
+        })
+    }
+
+    /// [`Invite::new`] with a secret from the operating system.
+    ///
+    /// # Errors
+    /// [`GenerateError`]: as [`Invite::new`], or the system has no randomness.
+    pub fn generate(
+        community: CommunityId,
+        expires: u64,
+        hints: Vec<SocketAddr>,
+    ) -> Result<Self, GenerateError> {
+        let key = NodeKey::generate()?;
+        Ok(Self::new(community, *key.secret(), expires, hints)?)
+    }
+
+    /// The community that the code leads to. All that is received of it is checked
+    /// against this key.
+    pub fn community(&self) -> CommunityId {
+        self.community
+    }
+
+    /// The invite key. Its public half is the invite's id in the event log.
+    pub fn key(&self) -> NodeKey {
+        NodeKey::from_secret(&self.secret)
+    }
+
+    /// When it expires, in Unix seconds.
+    pub fn expires(&self) -> u64 {
+        self.expires
+    }
+
+    /// Where nodes of the community listened when the code was made.
+    pub fn hints(&self) -> &[SocketAddr] {
+        &self.hints
+    }
+
+    /// Asks for `node` to be admitted under the display name `name`.
+    ///
+    /// # Errors
+    /// [`JoinError::Name`] for a name that no log takes.
+    pub fn request(&self, node: NodeId, name: &str) -> Result<JoinRequest, JoinError> {
+        JoinRequest::sign(&self.key(), self.community, node, name)
+    }
+
+    fn bytes(&self) -> Zeroizing<Vec<u8>> {
+        let mut out = Vec::with_capacity(FIXED_BYTES + MAX_HINTS * 19);
+        out.push(VERSION);
+        out.extend_from_slice(self.community.as_bytes());
+        out.extend_from_slice(self.secret.as_slice());
+        out.extend(self.expires.to_be_bytes().into_iter().skip(3));
+        for hint in &self.hints {
+            match hint.ip() {
+                IpAddr::V4(ip) => {
+                    out.push(4);
+                    out.extend_from_slice(&ip.octets());
+                }
+                IpAddr::V6(ip) => {
+                    out.push(6);
+                    out.extend_from_slice(&ip.octets());
+                }
+            }
+            out.extend_from_slice(&hint.port().to_be_bytes());
+        }
+        Zeroizing::new(out)
+    }
+
+    fn from_content(content: &[u8]) -> Result<Self, InviteError> {
+        let malformed = |what| InviteError::Malformed { what };
+        let mut rest = Reader(content);
+        match rest.array::<1>() {
+            Some([VERSION]) => {}
+            Some([found]) => return Err(InviteError::Version { found }),
+            None => return Err(malformed("it is empty")),
+        }
+        let short = || malformed("it is too short");
+        let root = rest.array::<32>().ok_or_else(short)?;
+        let root = NodeId::from_bytes(&root).map_err(|_| malformed("its community has no key"))?;
+        let secret = Zeroizing::new(rest.array::<32>().ok_or_else(short)?);
+        let expires = rest
+            .array::<5>()
+            .ok_or_else(short)?
+            .into_iter()
+            .fold(0, |sum, byte| sum << 8 | u64::from(byte));
+        let mut hints = Vec::new();
+        while let Some([kind]) = rest.array::<1>() {
+            let cut = || malformed("an address is cut off");
+            let ip: IpAddr = match kind {
+                4 => Ipv4Addr::from(rest.array::<4>().ok_or_else(cut)?).into(),
+                6 => Ipv6Addr::from(rest.array::<16>().ok_or_else(cut)?).into(),
+                _ => return Err(malformed("an address is of no known kind")),
+            };
+            let port = u16::from_be_bytes(rest.array().ok_or_else(cut)?);
+            if hints.len() == MAX_HINTS {
+                return Err(malformed("it has too many addresses"));
+            }
+            hints.push(SocketAddr::new(ip, port));
+        }
+        Self::new(CommunityId::from(root), *secret, expires, hints)
+    }
+}
+
+/// Why no invitation could be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GenerateError {
+    /// The operating system gave no randomness.
+    #[error(transparent)]
+    Randomness(#[from] RandomnessError),
+    /// Too many hints, or an impossible expiry.
+    #[error(transparent)]
+    Invite(#[from] InviteError),
+}
+
+/// Takes fixed pieces off a byte string.
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (head, tail) = self.0.split_first_chunk::<N>()?;
+        self.0 = tail;
+        Some(*head)
+    }
+}
+
+/// The code. It holds the invite's secret: show it to whom it is for, and log it never.
+impl fmt::Display for Invite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        bech32::encode_lower_to_fmt::<Bech32m, _>(f, PREFIX, &self.bytes()).map_err(|_| fmt::Error)
+    }
+}
+
+impl fmt::Debug for Invite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Invite")
+            .field("community", &self.community)
+            .field("expires", &self.expires)
+            .field("hints", &self.hints)
+            .finish_non_exhaustive()
+    }
+}
+
+impl FromStr for Invite {
+    type Err = InviteError;
+
+    fn from_str(text: &str) -> Result<Self, InviteError> {
+        if text.len() > MAX_TEXT_BYTES {
+            return Err(InviteError::TooLong);
+        }
+        let code: String = text.chars().filter(|c| !c.is_whitespace()).collect();
+        let code = Zeroizing::new(code);
+        if code.len() > MAX_CODE_CHARS {
+            return Err(InviteError::TooLong);
+        }
+        let begins = |prefix: &str| {
+            code.get(..prefix.len())
+                .is_some_and(|start| start.eq_ignore_ascii_case(prefix))
+        };
+        if !begins("hearth1") {
+            return Err(InviteError::Prefix);
+        }
+        let upper = code.bytes().any(|b| b.is_ascii_uppercase());
+        if upper && code.bytes().any(|b| b.is_ascii_lowercase()) {
+            return Err(InviteError::MixedCase);
+        }
+        // The last `1` separates, so one in the data is seen as a longer prefix.
+        let data = code.get("hearth1".len()..).unwrap_or_default();
+        if let Some(found) = data
+            .chars()
+            .find(|c| !c.is_ascii_alphanumeric() || "1bioBIO".contains(*c))
+        {
+            return Err(InviteError::Character { found });
+        }
+        // Prefix and characters are right, so whatever is wrong now is for want of some.
+        let checked = CheckedHrpstring::new::<Bech32m>(&code).map_err(|_| InviteError::Checksum)?;
+        let mut content: Vec<u8> = checked.byte_iter().collect();
+        let invite = Self::from_content(&content);
+        content.zeroize();
+        let invite = invite?;
+        // Of all spellings of one content, only the one that this program prints.
+        if !Zeroizing::new(invite.to_string()).eq_ignore_ascii_case(&code) {
+            return Err(InviteError::Malformed {
+                what: "it has stray bits at its end",
+            });
+        }
+        Ok(invite)
+    }
+}
+
+/// "Admit this node": signed with the key of an invite, complete in itself.
+///
+/// The signature is over [`Domain::JoinRequest`]'s prefix and the community's 32 bytes, the
+/// node's 32 bytes, and the bytes of the name. Serialised, the signature is base64url.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JoinRequest {
+    /// The community to be admitted to.
+    pub community: CommunityId,
+    /// Who wants to be admitted. Must be the caller that brings the request.
+    pub node: NodeId,
+    /// What people are to call the node: 1 to [`MAX_NAME_BYTES`] bytes, no control characters.
+    pub name: String,
+    /// The invite: the public half of its key.
+    pub invite: NodeId,
+    /// The signature of the invite key.
+    pub proof: JoinProof,
+}
+
+/// The signature in a [`JoinRequest`].
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct JoinProof(pub [u8; SIGNATURE_BYTES]);
+
+/// Why a request to join is refused, before the log is asked about the invite.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum JoinError {
+    /// The display name is empty, too long or holds control characters.
+    #[error("a node's name has 1 to {MAX_NAME_BYTES} bytes and no control characters")]
+    Name,
+    /// The signature is not that of the invite key over this request.
+    #[error("the request to join was not signed with the invite that it names")]
+    Signature,
+}
+
+impl JoinError {
+    /// The stable code of the refusal.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Name => "bad_request",
+            Self::Signature => "invalid_signature",
+        }
+    }
+}
+
+impl From<InvalidSignature> for JoinError {
+    fn from(_: InvalidSignature) -> Self {
+        Self::Signature
+    }
+}
+
+impl JoinRequest {
+    /// Signs a request with an invite's key.
+    ///
+    /// # Errors
+    /// [`JoinError::Name`].
+    pub fn sign(
+        invite: &NodeKey,
+        community: CommunityId,
+        node: NodeId,
+        name: &str,
+    ) -> Result<Self, JoinError> {
+        check_name(name)?;
+        let record = record(community, node, name);
+        Ok(Self {
+            community,
+            node,
+            name: name.to_owned(),
+            invite: invite.id(),
+            proof: JoinProof(invite.sign(Domain::JoinRequest, &record)),
+        })
+    }
+
+    /// Checks the name and the signature. Whether the invite exists, still holds and may be
+    /// used again is the log's to say.
+    ///
+    /// # Errors
+    /// Any [`JoinError`].
+    pub fn verify(&self) -> Result<(), JoinError> {
+        check_name(&self.name)?;
+        let record = record(self.community, self.node, &self.name);
+        self.invite
+            .verify(Domain::JoinRequest, &record, &self.proof.0)?;
+        Ok(())
+    }
+}
+
+/// The bytes that the invite key signs. The two keys have fixed lengths, so the name's end
+/// is the record's end.
+fn record(community: CommunityId, node: NodeId, name: &str) -> Vec<u8> {
+    [community.as_bytes(), node.as_bytes(), name.as_bytes()].concat()
+}
+
+fn check_name(name: &str) -> Result<(), JoinError> {
+    if name.is_empty() || name.len() > MAX_NAME_BYTES || name.chars().any(char::is_control) {
+        return Err(JoinError::Name);
+    }
+    Ok(())
+}
+
+impl fmt::Debug for JoinProof {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&URL_SAFE_NO_PAD.encode(self.0))
+    }
+}
+
+impl Serialize for JoinProof {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&URL_SAFE_NO_PAD.encode(self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for JoinProof {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let bytes = URL_SAFE_NO_PAD.decode(text).map_err(de::Error::custom)?;
+        let bytes = bytes
+            .try_into()
+            .map_err(|_| de::Error::custom("a signature has 64 bytes"))?;
+        Ok(Self(bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests;
