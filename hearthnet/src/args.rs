@@ -39,6 +39,8 @@ pub(crate) struct Global {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Make this machine a node: its key, its directory, its configuration.
+    Init(InitArgs),
     /// Fetch, look into or convert model files.
     #[command(subcommand)]
     Model(ModelCommand),
@@ -69,7 +71,8 @@ impl Args {
             | Command::Demo(DemoArgs { json, .. })
             | Command::Bench(BenchCommand::Engine { json, .. })
             | Command::Bench(BenchCommand::Transport { json, .. })
-            | Command::Id(IdArgs { json }) => *json,
+            | Command::Id(IdArgs { json })
+            | Command::Init(InitArgs { json, .. }) => *json,
             _ => false,
         }
     }
@@ -267,6 +270,19 @@ pub(crate) enum BenchCommand {
         #[arg(long, hide = true, value_name = "NODEID")]
         echo_for: Option<NodeId>,
     },
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct InitArgs {
+    /// Switch distributed inference on in the configuration that is written.
+    #[arg(long)]
+    pub(crate) research: bool,
+    /// What other members see of this node [default: the machine's name].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, clap::Args)]

@@ -8,13 +8,20 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use hearthnet_bus::invite::MAX_NAME_BYTES;
+
 use crate::failure::{Failure, Kind};
+
+/// As many as a node connects to.
+const MAX_STATIC_PEERS: usize = 64;
 
 /// Everything that can be configured; see `config/hearthnet.toml` for the meaning of each key.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Config {
     pub(crate) policy: Policy,
+    pub(crate) node: Node,
+    pub(crate) discovery: Discovery,
     pub(crate) research: Research,
     pub(crate) engine: Engine,
     pub(crate) transport: Transport,
@@ -30,6 +37,38 @@ pub(crate) struct Policy {
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct ResearchPolicy {
     pub(crate) enable: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Node {
+    pub(crate) name: String,
+    pub(crate) listen: String,
+}
+
+impl Default for Node {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            listen: "auto".into(),
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Discovery {
+    pub(crate) mdns: bool,
+    pub(crate) static_peers: Vec<String>,
+}
+
+impl Default for Discovery {
+    fn default() -> Self {
+        Self {
+            mdns: true,
+            static_peers: Vec::new(),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -68,6 +107,7 @@ impl Default for Inference {
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Host {
     pub(crate) shard_eviction_idle_seconds: u64,
+    pub(crate) memory_budget_mb: u64,
     pub(crate) kv_budget_mb: u64,
     pub(crate) max_concurrent_streams: u32,
 }
@@ -76,6 +116,7 @@ impl Default for Host {
     fn default() -> Self {
         Self {
             shard_eviction_idle_seconds: 600,
+            memory_budget_mb: 0,
             kv_budget_mb: 1024,
             max_concurrent_streams: 8,
         }
@@ -185,6 +226,15 @@ impl Loaded {
     }
 }
 
+/// Refuses a table that is no configuration.
+pub(crate) fn check(table: toml::Table) -> Result<(), Failure> {
+    let config: Config = table.try_into().map_err(|e: toml::de::Error| {
+        Failure::new(Kind::Config, e.message().to_owned())
+            .hint("`hearthnet config show` lists every key and its default")
+    })?;
+    config.validate()
+}
+
 impl Config {
     fn validate(&self) -> Result<(), Failure> {
         let inference = &self.research.distributed_inference;
@@ -230,6 +280,25 @@ impl Config {
                 "must lie between 1 and 2^30",
             );
         }
+        if inference.host.memory_budget_mb > 1 << 30 {
+            return bad(
+                &format!("{d}.host.memory_budget_mb"),
+                "must be at most 2^30",
+            );
+        }
+        if self.node.name.len() > MAX_NAME_BYTES || self.node.name.chars().any(char::is_control) {
+            return bad("node.name", "must be at most 64 bytes of plain text");
+        }
+        let listen = &self.node.listen;
+        if listen != "auto" && listen.parse::<std::net::SocketAddr>().is_err() {
+            return bad(
+                "node.listen",
+                "must be \"auto\" or ADDRESS:PORT, for example \"0.0.0.0:7600\"",
+            );
+        }
+        if self.discovery.static_peers.len() > MAX_STATIC_PEERS {
+            return bad("discovery.static_peers", "must name at most 64 peers");
+        }
         self.transport()?;
         if self.engine.threads > 1024 {
             return bad("engine.threads", "must be at most 1024");
@@ -255,6 +324,31 @@ impl Config {
 pub(crate) fn default_path() -> Option<PathBuf> {
     crate::paths::xdg("XDG_CONFIG_HOME", ".config").map(|d| d.join("hearthnet/hearthnet.toml"))
 }
+
+/// The commented example as a configuration to start from: every key is there, commented
+/// out, so that later defaults apply; distributed inference is on if `research` says so.
+pub(crate) fn starter(research: bool) -> String {
+    let mut out = String::from(
+        "# This node's configuration. A line that begins with #KEY = VALUE shows a default;\n\
+         # remove its # to change it. `hearthnet config show` prints what is in force.\n",
+    );
+    // The example's own heading tells how to use the example.
+    let body = EXAMPLE.split_once("\n\n").map_or("", |(_, body)| body);
+    for line in body.lines() {
+        out.push('\n');
+        let is_key = !line.starts_with('#') && line.contains(" = ");
+        if line == "enable = false" && research {
+            out.push_str("enable = true");
+        } else {
+            out.push_str(if is_key { "#" } else { "" });
+            out.push_str(line);
+        }
+    }
+    out.push('\n');
+    out
+}
+
+const EXAMPLE: &str = include_str!("../../config/hearthnet.toml");
 
 /// `a.b.c=VALUE` as a table. A value that is not TOML is taken as text.
 fn parse_set(set: &str) -> Result<toml::Table, Failure> {
@@ -321,8 +415,6 @@ fn flatten(prefix: &str, table: &toml::Table, each: &mut dyn FnMut(&str, &toml::
 mod tests {
     use super::*;
 
-    const EXAMPLE: &str = include_str!("../../config/hearthnet.toml");
-
     fn load(text: &str, sets: &[&str]) -> Result<Loaded, Failure> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.toml");
@@ -355,6 +447,20 @@ mod tests {
     }
 
     #[test]
+    fn a_new_configuration_changes_nothing_but_what_was_asked_for() {
+        assert_eq!(
+            load(&starter(false), &[]).unwrap().config,
+            Config::default()
+        );
+        let mut on = Config::default();
+        on.policy.research.enable = true;
+        assert_eq!(load(&starter(true), &[]).unwrap().config, on);
+        for line in EXAMPLE.lines().filter(|l| !l.starts_with('#')) {
+            assert!(starter(false).contains(line), "{line}");
+        }
+    }
+
+    #[test]
     fn an_unknown_key_is_refused_by_name_wherever_it_stands() {
         for (text, sets) in [
             ("[engine]\nthread = 2", &[][..]),
@@ -382,6 +488,9 @@ mod tests {
             "research.distributed_inference.shard_health_timeout_seconds=nan",
             "research.distributed_inference.routing_policy=random",
             "research.distributed_inference.host.max_concurrent_streams=0",
+            "research.distributed_inference.host.memory_budget_mb=2000000000",
+            "node.listen=somewhere:7600",
+            "node.name=\"two\\nlines\"",
         ] {
             let error = load("", &[set]).unwrap_err().to_string();
             let leaf = set.split('=').next().unwrap().rsplit('.').next().unwrap();

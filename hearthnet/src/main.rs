@@ -46,9 +46,14 @@ fn init_logs() {
 }
 
 fn run(args: Args) -> Result<(), Failure> {
-    let loaded = config::Loaded::load(args.global.config.as_deref(), &args.global.set)?;
     let global = args.global;
+    if let Command::Init(command) = args.command {
+        // The configuration may be what it is to write.
+        return commands::init::run(&command, &global);
+    }
+    let loaded = config::Loaded::load(global.config.as_deref(), &global.set)?;
     match args.command {
+        Command::Init(command) => commands::init::run(&command, &global),
         Command::Model(command) => commands::model::run(command, &global),
         Command::Config(command) => commands::config::run(&command, &loaded),
         Command::Id(command) => commands::id::run(&command, &global),

@@ -5,6 +5,7 @@ pub(crate) mod chat;
 pub(crate) mod config;
 pub(crate) mod demo;
 pub(crate) mod id;
+pub(crate) mod init;
 pub(crate) mod model;
 pub(crate) mod shard;
 

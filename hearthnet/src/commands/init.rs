@@ -1,0 +1,266 @@
+//! `hearthnet init`: makes this machine a node. Doing it again changes nothing and says so.
+
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
+use std::os::unix::fs::{
+    DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
+};
+use std::path::{Path, PathBuf};
+
+use crate::args::{Global, InitArgs};
+use crate::commands::{node_key, print_bytes, print_json};
+use crate::config::{Loaded, default_path, starter};
+use crate::failure::{Failure, Kind};
+use crate::output::note;
+
+/// Permission bits of group and others.
+const OTHERS: u32 = 0o077;
+
+pub(crate) fn run(args: &InitArgs, global: &Global) -> Result<(), Failure> {
+    let data = crate::paths::data_dir(global.data_dir.clone())?;
+    let data_state = private_dir(&data)?;
+    let key_file = data.join("node.key");
+    let key_state = if fs::symlink_metadata(&key_file).is_ok() {
+        "exists"
+    } else {
+        "made"
+    };
+    let key = node_key(global)?;
+
+    let config = match &global.config {
+        Some(path) => path.clone(),
+        None => default_path().ok_or_else(|| {
+            Failure::new(
+                Kind::Host,
+                "there is no home directory to put the configuration in",
+            )
+            .hint("name the file with --config")
+        })?,
+    };
+    let config_state = if config.exists() {
+        "exists"
+    } else {
+        let research = args.research || asks_for_research(args)?;
+        write_config(&config, &text(research, args.name.as_deref()))?;
+        "written"
+    };
+    let loaded = Loaded::load(Some(&config), &global.set)?;
+    let research = loaded.config.policy.research.enable;
+
+    if args.json {
+        return print_json(&serde_json::json!({
+            "node_id": key.id().to_string(),
+            "short": key.id().short(),
+            "data_dir": { "path": data, "state": data_state },
+            "node_key": { "path": key_file, "state": key_state },
+            "config": { "path": config, "state": config_state },
+            "research": research,
+        }));
+    }
+    print_bytes(
+        format!(
+            "node id        {}\n\
+             short          {}\n\
+             data           {} ({data_state})\n\
+             node key       {} ({key_state}; only you can read it)\n\
+             configuration  {} ({config_state})\n\
+             research       {}\n",
+            key.id(),
+            key.id().short(),
+            data.display(),
+            key_file.display(),
+            config.display(),
+            if research {
+                "on: this node may compute with others"
+            } else {
+                "off: nothing is computed with others until policy.research.enable is true"
+            },
+        )
+        .as_bytes(),
+    )?;
+    if config_state == "exists" && args.research && !research {
+        note(format!(
+            "the configuration was left as it is; set enable = true under [policy.research] in {}",
+            config.display()
+        ));
+    }
+    if config_state == "exists" && args.name.is_some() {
+        note(format!(
+            "the configuration was left as it is; set name under [node] in {}",
+            config.display()
+        ));
+    }
+    note("next: `hearthnet community create NAME`, or `hearthnet community join CODE`");
+    Ok(())
+}
+
+/// Makes the data directory, for this user alone; or closes it to others if it is the
+/// user's own and holds nothing else yet.
+fn private_dir(path: &Path) -> Result<&'static str, Failure> {
+    let fail = |what: &str, e: io::Error| {
+        Failure::new(
+            Kind::Host,
+            format!("cannot {what} the data directory {}: {e}", path.display()),
+        )
+        .hint("--data-dir names another one")
+    };
+    let meta = match fs::metadata(path) {
+        Ok(meta) => meta,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(path)
+                .map_err(|e| fail("make", e))?;
+            return Ok("made");
+        }
+        Err(e) => return Err(fail("look into", e)),
+    };
+    let refuse = |why: String| {
+        Err(Failure::new(
+            Kind::Host,
+            format!("the data directory {} {why}", path.display()),
+        )
+        .hint("--data-dir names another one"))
+    };
+    if !meta.is_dir() {
+        return refuse("is not a directory".into());
+    }
+    if meta.uid() != rustix::process::geteuid().as_raw() {
+        return refuse("belongs to another user".into());
+    }
+    let mode = meta.permissions().mode() & 0o777;
+    if mode & OTHERS == 0 {
+        return Ok("exists");
+    }
+    let mut entries = fs::read_dir(path).map_err(|e| fail("look into", e))?;
+    let ours = path.join("node.key").exists() || entries.next().is_none();
+    if !ours {
+        return refuse(format!(
+            "is open to other users (mode {mode:03o}) and holds other things"
+        ));
+    }
+    fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(|e| fail("close", e))?;
+    Ok("exists; closed to other users")
+}
+
+/// Asks the person, if there is one.
+fn asks_for_research(args: &InitArgs) -> Result<bool, Failure> {
+    if args.json || !io::stdin().is_terminal() || !io::stderr().is_terminal() {
+        return Ok(false);
+    }
+    note(
+        "Distributed inference is a research module: this machine may hold layers of a model for\n\
+         your community, and ask others to. Whoever computes for you sees numbers from which your\n\
+         words can be guessed in part, so do this among people whom you trust.",
+    );
+    let _ = write!(io::stderr(), "Switch it on? [y/N] ");
+    let mut answer = String::new();
+    io::stdin().lock().read_line(&mut answer)?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+/// The configuration to start from, with the node's name if one was given.
+fn text(research: bool, name: Option<&str>) -> String {
+    let text = starter(research);
+    match name {
+        // A TOML basic string, with its escapes.
+        Some(name) => text.replace(
+            "#name = \"\"",
+            &format!("name = {}", toml::Value::from(name)),
+        ),
+        None => text,
+    }
+}
+
+/// Writes the file whole or not at all, and never over another one.
+fn write_config(path: &PathBuf, text: &str) -> Result<(), Failure> {
+    let fail = |e: io::Error| {
+        Failure::new(
+            Kind::Config,
+            format!("cannot write {}: {e}", path.display()),
+        )
+        .hint("--config names another file")
+    };
+    // What cannot be read again must not be written: a name may be too long.
+    if let Ok(table) = text.parse::<toml::Table>() {
+        crate::config::check(table)?;
+    }
+    let folder = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(folder).map_err(fail)?;
+    let draft = folder.join(format!(".hearthnet-{}.tmp", std::process::id()));
+    let written = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o644)
+        .open(&draft)
+        .and_then(|mut file| {
+            file.write_all(text.as_bytes())?;
+            file.sync_all()
+        })
+        // A link, unlike a rename, never replaces what is there.
+        .and_then(|()| fs::hard_link(&draft, path));
+    let _ = fs::remove_file(&draft);
+    match written {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists && path.exists() => Ok(()),
+        other => other.map_err(fail),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_is_made_private_and_found_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/b");
+        assert_eq!(private_dir(&path).unwrap(), "made");
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o700);
+        assert_eq!(private_dir(&path).unwrap(), "exists");
+    }
+
+    #[test]
+    fn an_open_directory_is_closed_only_if_it_is_ours() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = |name: &str, file: Option<&str>| {
+            let path = dir.path().join(name);
+            fs::create_dir(&path).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+            if let Some(file) = file {
+                fs::write(path.join(file), "").unwrap();
+            }
+            path
+        };
+        for (name, file) in [("empty", None), ("ours", Some("node.key"))] {
+            let path = open(name, file);
+            private_dir(&path).unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o700);
+        }
+        let other = open("other", Some("letters.txt"));
+        assert_eq!(private_dir(&other).unwrap_err().kind, Kind::Host);
+        assert_eq!(fs::metadata(&other).unwrap().mode() & 0o777, 0o755);
+    }
+
+    #[test]
+    fn a_name_is_written_so_that_it_reads_back() {
+        for name in ["kitchen", "O'Brien \"the\" \\ Küche"] {
+            let table: toml::Table = text(true, Some(name)).parse().unwrap();
+            assert_eq!(table["node"]["name"].as_str(), Some(name));
+        }
+    }
+
+    #[test]
+    fn a_configuration_that_exists_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("new/c.toml");
+        write_config(&path, "[engine]\n").unwrap();
+        write_config(&path, "[node]\n").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "[engine]\n");
+        let long = text(false, Some(&"x".repeat(65)));
+        let other = dir.path().join("other.toml");
+        assert_eq!(write_config(&other, &long).unwrap_err().kind, Kind::Config);
+        assert!(!other.exists());
+        assert_eq!(fs::read_dir(dir.path().join("new")).unwrap().count(), 1);
+    }
+}
