@@ -99,8 +99,8 @@ const DESCRIBE_DEADLINE: Duration = Duration::from_secs(10);
 /// How long a session grant that this node signs for itself holds, in seconds: it is used at once.
 const GRANT_SECONDS: u64 = 60;
 
-/// A token for one session with a host, signed by this node for itself: until communities
-/// exist, a host lets the nodes that it admits grant themselves what it serves.
+/// A token for one session with a host, signed by this node for itself: a host that serves
+/// outside of a community lets the nodes that it admits grant themselves what it serves.
 ///
 /// # Errors
 /// [`ChatError::Engine`] when the system has no randomness or no clock.
@@ -124,7 +124,8 @@ pub fn session_token(key: &NodeKey, host: NodeId) -> Result<Vec<u8>, ChatError> 
 }
 
 impl HostLink {
-    /// Connects, proves who both sides are, and asks the host what it serves.
+    /// Connects with a token that this node grants itself ([`session_token`]), proves who
+    /// both sides are, and asks the host what it serves.
     ///
     /// # Errors
     /// [`ChatError::ShardUnavailable`] naming the host and the reason.
@@ -133,9 +134,24 @@ impl HostLink {
         key: &NodeKey,
         config: Config,
     ) -> Result<Self, ChatError> {
+        let token = session_token(key, addr.node)?;
+        Self::connect_with(addr, key, token, config).await
+    }
+
+    /// The same with a token that the host granted for this session. A token is good for one
+    /// session.
+    ///
+    /// # Errors
+    /// [`ChatError::ShardUnavailable`] naming the host and the reason.
+    pub async fn connect_with(
+        addr: &HostAddr,
+        key: &NodeKey,
+        token: Vec<u8>,
+        config: Config,
+    ) -> Result<Self, ChatError> {
         let identity = Identity::from_secret(&key.secret())
             .map_err(|e| ChatError::Engine(format!("cannot use this node's key: {e}")))?;
-        let hello = Hello::new("pipeline", session_token(key, addr.node)?);
+        let hello = Hello::new("pipeline", token);
         let expect = PeerKey(*addr.node.as_bytes());
         let mut connection =
             hearthnet_transport::connect(&addr.endpoint, &identity, expect, hello, config)
