@@ -40,6 +40,7 @@
 //! | WebSocket limits that tungstenite lacks | `net/guard.rs` |
 //! | the driver task, and who does the I/O | `net/connection.rs` |
 //! | handshakes, admission, caps | `net/connect.rs`, `net/listener.rs` |
+//! | other paths of the same listener, with their sockets | `net/paths.rs`, `net/peer_socket.rs` |
 //! | round trips and throughput | `bench.rs` |
 //!
 //! # What always holds
@@ -75,8 +76,9 @@ pub use message::{
     Message, Step, StepResult, StreamClose, StreamError, StreamOpen, StreamOpened, Truncate, Want,
 };
 pub use net::{
-    Acceptor, Admission, BindError, ConnectError, Connection, Io, Listener, ListenerStats, PATH,
-    Phase, RefusedConnection, SendError, Sender, connect, connect_over,
+    Acceptor, Admission, Arrival, BindError, Closer, ConnectError, Connection, Frame, Io, Listener,
+    ListenerStats, PATH, PathListener, PathRule, PeerSender, PeerSocket, Phase, RefusedConnection,
+    SendError, Sender, connect, connect_over, connect_path, connect_path_over,
 };
 pub use session::{SessionStats, Terms};
 pub use tensor::{DType, Dims, MAX_RANK, Tensor};

@@ -1,4 +1,5 @@
-//! The calling side: TCP, TLS, upgrade, HELLO, each with its deadline and its own error.
+//! The calling side: TCP, TLS, upgrade, HELLO, each with its deadline and its own error. Other
+//! paths than the tensor one have no HELLO.
 
 use std::fmt;
 use std::future::Future;
@@ -13,8 +14,11 @@ use tokio_tungstenite::client_async_with_config;
 use tokio_tungstenite::tungstenite::Error as WsError;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 
-use super::connection::{Connection, start, websocket_config};
+use super::connection::{Connection, Socket, start};
 use super::guard::{Guarded, Meter, violation_in};
+use super::listener::REFUSED_HEADER;
+use super::paths::PathRule;
+use super::peer_socket::{self, PeerSocket, websocket_config};
 use super::tls::{Refusal, client_config, no_name, refusal_in};
 use super::{BoxIo, Io, PATH};
 use crate::code::{CloseCode, SessionClosed, Violation};
@@ -130,16 +134,7 @@ pub async fn connect(
 ) -> Result<Connection, ConnectError> {
     config.validate()?;
     hello.check().map_err(ConnectError::Hello)?;
-    let unreachable = |source| ConnectError::Unreachable {
-        addr: addr.to_owned(),
-        source,
-    };
-    let deadline = config.deadlines.connect;
-    let tcp = within(Phase::Connect, deadline, TcpStream::connect(addr))
-        .await?
-        .map_err(unreachable)?;
-    // Without it a decode step waits 40 ms for a delayed acknowledgement.
-    tcp.set_nodelay(true).map_err(unreachable)?;
+    let tcp = dial(addr, &config).await?;
     connect_over(Box::new(tcp), addr, identity, expect, hello, config).await
 }
 
@@ -157,33 +152,21 @@ pub async fn connect_over(
 ) -> Result<Connection, ConnectError> {
     config.validate()?;
     hello.check().map_err(ConnectError::Hello)?;
-    let io: BoxIo = io;
-    let begin = Instant::now();
-
-    let tls = client_config(identity, expect)
-        .map_err(|error| handshake(Phase::Tls, error.to_string()))?;
-    let connecting = TlsConnector::from(tls).connect(no_name(), io);
-    let stream = within(Phase::Tls, config.deadlines.tls, connecting)
-        .await?
-        .map_err(|error| tls_error(&error, expect))?;
-
-    let request = format!("ws://{host}{PATH}")
-        .into_client_request()
-        .map_err(|_| {
-            handshake(
-                Phase::Upgrade,
-                "the address is not valid in a URL".to_owned(),
-            )
-        })?;
     // The whole limit from the start: the host's first tensor may be right behind its HELLO. (The
     // session itself holds the HELLO to 4 KiB.)
     let largest = max_message_bytes(config.chunk_bytes, config.inline_max);
-    let meter = Meter::new(false, largest, Time::ZERO);
-    let guarded = Guarded::new(TlsStream::Client(stream), meter, begin);
-    let upgrading = client_async_with_config(request, guarded, Some(websocket_config(&config)));
-    let (socket, _response) = within(Phase::Upgrade, config.deadlines.upgrade, upgrading)
-        .await?
-        .map_err(|error| upgrade_error(&error))?;
+    let opened = upgrade(
+        io,
+        host,
+        identity,
+        Some(expect),
+        PATH,
+        largest,
+        false,
+        &config,
+    )
+    .await?;
+    let (socket, begin) = (opened.socket, opened.begin);
 
     let now = Time::from(begin.elapsed());
     let session = Session::caller(&config, &hello, now);
@@ -204,13 +187,129 @@ pub async fn connect_over(
     }
 }
 
+/// Opens a socket on another path than the tensor one, at `addr` (`host:port`). With `expect` the
+/// node that answers must hold that key; without, any node that proves its own will do, and the
+/// caller has to look at [`PeerSocket::peer`] before it says anything.
+///
+/// # Errors
+/// See [`ConnectError`]. A refusal of the path comes as [`ConnectError::Closed`] with its code.
+pub async fn connect_path(
+    addr: &str,
+    identity: &Identity,
+    expect: Option<PeerKey>,
+    rule: &PathRule,
+    config: &Config,
+) -> Result<PeerSocket, ConnectError> {
+    config.validate()?;
+    let tcp = dial(addr, config).await?;
+    connect_path_over(Box::new(tcp), addr, identity, expect, rule, config).await
+}
+
+/// The same over a byte stream that exists already. `host` goes into the HTTP `Host` header.
+///
+/// # Errors
+/// See [`ConnectError`].
+pub async fn connect_path_over(
+    io: Box<dyn Io>,
+    host: &str,
+    identity: &Identity,
+    expect: Option<PeerKey>,
+    rule: &PathRule,
+    config: &Config,
+) -> Result<PeerSocket, ConnectError> {
+    config.validate()?;
+    let largest = rule.max_message_bytes;
+    let (path, text) = (rule.path, rule.text);
+    let opened = upgrade(io, host, identity, expect, path, largest, text, config).await?;
+    let (socket, peer, begin) = (opened.socket, opened.peer, opened.begin);
+    let ended = Box::new(|_: &SessionClosed| {});
+    Ok(peer_socket::start(
+        socket,
+        peer,
+        rule.clone(),
+        begin,
+        config,
+        ended,
+    ))
+}
+
+async fn dial(addr: &str, config: &Config) -> Result<TcpStream, ConnectError> {
+    let unreachable = |source| ConnectError::Unreachable {
+        addr: addr.to_owned(),
+        source,
+    };
+    let deadline = config.deadlines.connect;
+    let tcp = within(Phase::Connect, deadline, TcpStream::connect(addr))
+        .await?
+        .map_err(unreachable)?;
+    // Without it a decode step waits 40 ms for a delayed acknowledgement.
+    tcp.set_nodelay(true).map_err(unreachable)?;
+    Ok(tcp)
+}
+
+/// A WebSocket whose other end is known.
+struct Opened {
+    socket: Socket,
+    peer: PeerKey,
+    begin: Instant,
+}
+
+/// TLS and the upgrade to a WebSocket on `path`, with messages of at most `largest` bytes.
+async fn upgrade(
+    io: BoxIo,
+    host: &str,
+    identity: &Identity,
+    expect: Option<PeerKey>,
+    path: &str,
+    largest: usize,
+    text: bool,
+    config: &Config,
+) -> Result<Opened, ConnectError> {
+    let begin = Instant::now();
+    let tls = client_config(identity, expect)
+        .map_err(|error| handshake(Phase::Tls, error.to_string()))?;
+    let connecting = TlsConnector::from(tls).connect(no_name(), io);
+    let stream = within(Phase::Tls, config.deadlines.tls, connecting)
+        .await?
+        .map_err(|error| tls_error(&error, expect))?;
+    let peer = stream
+        .get_ref()
+        .1
+        .peer_certificates()
+        .and_then(|chain| PeerKey::from_certificate(chain.first()?).ok())
+        .ok_or_else(|| handshake(Phase::Tls, "the peer has no certificate".to_owned()))?;
+
+    let request = format!("ws://{host}{path}")
+        .into_client_request()
+        .map_err(|_| {
+            handshake(
+                Phase::Upgrade,
+                "the address is not valid in a URL".to_owned(),
+            )
+        })?;
+    // The first message may come in the same read as the answer to the upgrade.
+    let mut meter = Meter::new(false, largest, Time::ZERO);
+    meter.allow_text(text);
+    let guarded = Guarded::new(TlsStream::Client(stream), meter, begin);
+    let websocket = websocket_config(largest, config.read_buffer_bytes);
+    let upgrading = client_async_with_config(request, guarded, Some(websocket));
+    let (socket, _response) = within(Phase::Upgrade, config.deadlines.upgrade, upgrading)
+        .await?
+        .map_err(|error| upgrade_error(&error))?;
+    Ok(Opened {
+        socket,
+        peer,
+        begin,
+    })
+}
+
 fn handshake(phase: Phase, reason: String) -> ConnectError {
     ConnectError::Handshake { phase, reason }
 }
 
-fn tls_error(error: &io::Error, expected: PeerKey) -> ConnectError {
-    match refusal_in(error) {
-        Some(Refusal::Mismatch { found }) => ConnectError::IdentityMismatch {
+fn tls_error(error: &io::Error, expected: Option<PeerKey>) -> ConnectError {
+    match (refusal_in(error), expected) {
+        (Some(Refusal::Mismatch { found }), Some(expected)) => ConnectError::IdentityMismatch {
             expected,
             found: *found,
         },
@@ -228,6 +327,15 @@ fn upgrade_error(error: &WsError) -> ConnectError {
             Some(violation) => handshake(Phase::Upgrade, violation.to_string()),
             None => handshake(Phase::Upgrade, error.to_string()),
         },
+        // An answer that says why.
+        WsError::Http(response) => {
+            let code = response.headers().get(REFUSED_HEADER);
+            let code = code.and_then(|value| CloseCode::from_name(value.to_str().ok()?));
+            match code {
+                Some(code) => ConnectError::Closed(SessionClosed::by_peer(code, "")),
+                None => handshake(Phase::Upgrade, format!("HTTP {}", response.status())),
+            }
+        }
         error => handshake(Phase::Upgrade, error.to_string()),
     }
 }

@@ -8,7 +8,6 @@
 
 use std::fmt;
 use std::future::poll_fn;
-use std::io;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -18,19 +17,17 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, Sleep};
 use tokio_rustls::TlsStream;
 use tokio_tungstenite::WebSocketStream;
-use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode as WsCode;
-use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Message as WsMessage, WebSocketConfig};
-use tokio_tungstenite::tungstenite::{Error as WsError, error::CapacityError};
+use tokio_tungstenite::tungstenite::protocol::Message as WsMessage;
 
 use super::BoxIo;
-use super::guard::{Guarded, violation_in};
+use super::closer::Closer;
+use super::farewell::{Farewell, broken_rule, closed_by, lost};
+use super::guard::Guarded;
 use crate::code::{CloseCode, SessionClosed, Violation};
 use crate::config::Config;
 use crate::identity::PeerKey;
 use crate::message::Message;
-use crate::session::{
-    Event, Outgoing, SendRefused, Session, SessionStats, Terms, max_message_bytes,
-};
+use crate::session::{Event, Outgoing, SendRefused, Session, SessionStats, Terms};
 use crate::time::Time;
 
 pub(crate) type Socket = WebSocketStream<Guarded<TlsStream<BoxIo>>>;
@@ -39,17 +36,6 @@ pub(crate) type Socket = WebSocketStream<Guarded<TlsStream<BoxIo>>>;
 const READ_BUDGET: usize = 16;
 /// Bytes that a sender writes in its own task; the driver does the rest.
 const SENDER_WRITE_BUDGET: usize = 256 * 1024;
-
-/// tungstenite's settings: the guard enforces the limits that matter, these are the second line.
-pub(crate) fn websocket_config(config: &Config) -> WebSocketConfig {
-    let largest = max_message_bytes(config.chunk_bytes, config.inline_max);
-    WebSocketConfig::default()
-        .read_buffer_size(config.read_buffer_bytes)
-        .write_buffer_size(64 * 1024)
-        .max_write_buffer_size(64 * 1024 + 2 * (largest + 64))
-        .max_message_size(Some(largest))
-        .max_frame_size(Some(largest))
-}
 
 /// Why a message could not be sent.
 #[derive(Debug, thiserror::Error)]
@@ -75,12 +61,7 @@ struct Inner {
     armed: Time,
     /// Something was written and not flushed.
     dirty: bool,
-    /// When the closing handshake began.
-    closing: Option<Time>,
-    /// Whether the WebSocket's close frame is on its way.
-    close_sent: bool,
-    /// The peer broke the rules below the frames: nothing that comes can be parsed any more.
-    deaf: bool,
+    farewell: Farewell,
 }
 
 /// What the driver, the connection and its senders share.
@@ -197,7 +178,7 @@ impl Inner {
                 match broken_rule(&error) {
                     Some(violation) => {
                         self.session.close(violation.code, &violation.detail);
-                        self.deaf = true;
+                        self.farewell.deaf = true;
                     }
                     None => {
                         self.session.connection_lost(lost(&error));
@@ -233,85 +214,10 @@ impl Inner {
         let Some(socket) = &mut self.socket else {
             return true;
         };
-        let mut socket = Pin::new(socket);
-        let since = *self.closing.get_or_insert(now);
-        // Not before the BYE: nothing may follow a close frame. To a peer that does not read, both
-        // have to wait for room.
-        if !self.close_sent && !self.session.has_reply() {
-            match socket.as_mut().poll_ready(cx) {
-                Poll::Ready(Ok(())) => {
-                    let close = code.is_sendable().then(|| CloseFrame {
-                        code: WsCode::from(code.number()),
-                        reason: code.as_str().into(),
-                    });
-                    // If it fails, the peer learns from the end of the connection.
-                    let _ = socket.as_mut().start_send(WsMessage::Close(close));
-                    self.close_sent = true;
-                }
-                Poll::Ready(Err(_)) => return true,
-                Poll::Pending => {}
-            }
-        }
-        let flushed = socket.as_mut().poll_flush(cx);
-        if matches!(flushed, Poll::Ready(Err(_))) || now >= since + deadline {
-            return true;
-        }
-        // Whatever else comes is not looked at: only the end counts. But it is read, because a
-        // connection that ends with bytes unread is reset, which can overtake the code.
-        for _ in 0..READ_BUDGET {
-            if self.deaf {
-                return socket.get_mut().get_mut().poll_drop(cx).is_ready();
-            }
-            match socket.as_mut().poll_next(cx) {
-                Poll::Ready(Some(Ok(_))) => {}
-                Poll::Ready(Some(Err(error))) if broken_rule(&error).is_some() => {
-                    self.deaf = true;
-                }
-                Poll::Ready(Some(Err(_)) | None) => return true,
-                Poll::Pending => return false,
-            }
-        }
-        cx.waker().wake_by_ref();
-        false
-    }
-}
-
-/// The rule that the peer broke, if that is what an error of the socket says.
-fn broken_rule(error: &WsError) -> Option<Violation> {
-    match error {
-        WsError::Io(error) => violation_in(error),
-        WsError::Protocol(
-            tokio_tungstenite::tungstenite::error::ProtocolError::ResetWithoutClosingHandshake,
-        ) => None,
-        WsError::Protocol(_) | WsError::Utf8(_) => Some(Violation::new(
-            CloseCode::WebSocket,
-            "the WebSocket rules were broken",
-        )),
-        WsError::Capacity(CapacityError::MessageTooLong { .. }) => Some(Violation::new(
-            CloseCode::FrameTooBig,
-            "a message above the limit",
-        )),
-        _ => None,
-    }
-}
-
-fn lost(error: &WsError) -> SessionClosed {
-    let detail = match error {
-        WsError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-            "the connection ended".to_owned()
-        }
-        error => error.to_string(),
-    };
-    SessionClosed::by_peer(CloseCode::Lost, detail)
-}
-
-fn closed_by(frame: Option<CloseFrame>) -> SessionClosed {
-    match frame {
-        Some(frame) => {
-            let code = CloseCode::from_number(frame.code.into()).unwrap_or(CloseCode::Lost);
-            SessionClosed::by_peer(code, "")
-        }
-        None => SessionClosed::by_peer(CloseCode::Lost, "a WebSocket close without a code"),
+        // Not before the BYE: nothing may follow a close frame.
+        let ready = !self.session.has_reply();
+        self.farewell
+            .poll(Pin::new(socket), code, ready, now, deadline, cx)
     }
 }
 
@@ -344,9 +250,19 @@ impl Shared {
     }
 
     fn close(&self, code: CloseCode, detail: &str) {
+        self.end(code, detail, false);
+    }
+
+    /// Ends the session from outside: what had come and was not taken is dropped.
+    pub(crate) fn cut(&self, code: CloseCode) {
+        self.end(code, "", true);
+    }
+
+    fn end(&self, code: CloseCode, detail: &str, cut: bool) {
         let now = self.now();
         let mut inner = self.lock();
         inner.session.close(code, detail);
+        while cut && inner.session.poll_event().is_some() {}
         inner.write_for_driver(now);
         let receiver = inner.receiver.take();
         drop(inner);
@@ -354,6 +270,10 @@ impl Shared {
             waker.wake();
         }
         self.room.notify_waiters();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.lock().session.closed().is_some()
     }
 
     /// The next event, or the end of the session.
@@ -412,7 +332,7 @@ impl Shared {
 
         // The timer is only moved when it would fire too late: early wake-ups are cheap.
         let mut deadline = inner.session.poll_timeout();
-        if let Some(since) = inner.closing {
+        if let Some(since) = inner.farewell.since {
             deadline = deadline.min(since + self.close_deadline);
         }
         let fired = now >= inner.armed;
@@ -442,7 +362,7 @@ impl Shared {
 }
 
 /// A year: longer timers than this are cut, and set again when they fire.
-const MAX_TIMER_MICROS: u64 = 365 * 86_400 * 1_000_000;
+pub(crate) const MAX_TIMER_MICROS: u64 = 365 * 86_400 * 1_000_000;
 
 /// What to do when a connection is gone.
 pub(crate) type Ended = Box<dyn FnOnce(&SessionClosed) + Send>;
@@ -464,9 +384,7 @@ pub(crate) fn start(
             receiver: None,
             armed: Time::ZERO,
             dirty: false,
-            closing: None,
-            close_sent: false,
-            deaf: false,
+            farewell: Farewell::default(),
         }),
         room: Notify::new(),
         start,
@@ -588,6 +506,12 @@ impl Connection {
                 Err(closed) => return Poll::Ready(Err(closed)),
             }
         }
+    }
+
+    /// A handle that ends this session at once.
+    pub fn closer(&self) -> Closer {
+        let shared = &self.sender.shared;
+        Closer::session(shared.peer, Arc::downgrade(shared))
     }
 
     /// Lets the peer have `grant` more chunks in flight, for the rest of the session.

@@ -21,7 +21,7 @@ use crate::time::Time;
 const MAX_HTTP_HEAD_BYTES: usize = 8 * 1024;
 /// Most fragments per message: some libraries cut a 1 MiB message into pieces of 4 KiB.
 const MAX_FRAGMENTS: u32 = 512;
-/// WebSocket PINGs and PONGs per second; they are not used by this protocol.
+/// WebSocket PINGs and PONGs per second; the tensor path does not use them.
 const CONTROLS_PER_SECOND: u32 = 4;
 
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +49,8 @@ pub(crate) struct Meter {
     phase: Phase,
     /// Whether the peer's frames must be masked (it is the client).
     masked: bool,
+    /// Whether text messages may come.
+    text: bool,
     limit: u64,
     /// Fragments of the message in progress; 0 between messages.
     fragments: u32,
@@ -70,12 +72,27 @@ impl Meter {
                 bytes: 0,
             },
             masked: peer_is_client,
+            text: false,
             limit: limit as u64,
             fragments: 0,
             declared: 0,
             partial: 0,
             controls: TokenBucket::new(CONTROLS_PER_SECOND, 4, now),
         }
+    }
+
+    /// A meter for a connection whose upgrade is done.
+    pub(crate) fn upgraded(peer_is_client: bool, limit: usize, text: bool) -> Meter {
+        Meter {
+            phase: NEW_HEADER,
+            text,
+            ..Meter::new(peer_is_client, limit, Time::ZERO)
+        }
+    }
+
+    /// Lets text messages come.
+    pub(crate) fn allow_text(&mut self, text: bool) {
+        self.text = text;
     }
 
     /// Changes the largest message.
@@ -226,9 +243,9 @@ impl Meter {
         match (first & 0x0f, self.fragments) {
             (0x0, 0) => Err(websocket("a continuation of nothing")),
             (0x0, _) => Ok(()),
-            (0x2, 0) => Ok(()),
-            (0x2, _) => Err(websocket("a new message before the last one ended")),
-            (0x1, _) => Err(websocket("a text message")),
+            (0x1, _) if !self.text => Err(websocket("a text message")),
+            (0x1 | 0x2, 0) => Ok(()),
+            (0x1 | 0x2, _) => Err(websocket("a new message before the last one ended")),
             (0x8..=0xa, _) if last => Ok(()),
             (0x8..=0xa, _) => Err(websocket("a control frame in fragments")),
             _ => Err(websocket("an opcode that does not exist")),
@@ -252,6 +269,9 @@ pub(crate) struct Guarded<S> {
     inner: S,
     pub(crate) meter: Meter,
     start: Instant,
+    received: u64,
+    written: u64,
+    heard: Time,
 }
 
 /// Reads that are dropped before others get their turn.
@@ -263,7 +283,25 @@ impl<S> Guarded<S> {
             inner,
             meter,
             start,
+            received: 0,
+            written: 0,
+            heard: Time::ZERO,
         }
+    }
+
+    /// Bytes that have come.
+    pub(crate) fn received(&self) -> u64 {
+        self.received
+    }
+
+    /// Bytes that the layer below has taken.
+    pub(crate) fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// When bytes last came.
+    pub(crate) fn heard(&self) -> Time {
+        self.heard
     }
 }
 
@@ -294,6 +332,10 @@ impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
         std::task::ready!(Pin::new(&mut this.inner).poll_read(cx, buf))?;
         let now = Time::from(this.start.elapsed());
         let fresh = buf.filled().get(before..).unwrap_or_default();
+        if !fresh.is_empty() {
+            this.heard = now;
+            this.received += fresh.len() as u64;
+        }
         Poll::Ready(this.meter.feed(now, fresh).map_err(io::Error::other))
     }
 }
@@ -304,7 +346,10 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().inner).poll_write(cx, buf)
+        let this = self.get_mut();
+        let written = std::task::ready!(Pin::new(&mut this.inner).poll_write(cx, buf))?;
+        this.written += written as u64;
+        Poll::Ready(Ok(written))
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -443,6 +488,27 @@ mod tests {
                 &bytes[..2]
             );
         }
+    }
+
+    #[test]
+    fn text_passes_where_it_is_allowed_and_nowhere_else() {
+        let code = |text, bytes: &[u8]| {
+            Meter::upgraded(true, LIMIT, text)
+                .feed(Time::ZERO, bytes)
+                .err()
+                .map(|violation| violation.code)
+        };
+        let fragments = [frame(0x01, 5), frame(0x80, 5)].concat();
+        for bytes in [frame(0x81, 5), fragments] {
+            assert_eq!(code(true, &bytes), None);
+            assert_eq!(code(false, &bytes), Some(CloseCode::WebSocket));
+        }
+        let within = [frame(0x02, 5), frame(0x81, 5)].concat();
+        assert_eq!(code(true, &within), Some(CloseCode::WebSocket));
+        assert_eq!(
+            code(true, &frame(0x81, LIMIT + 1)),
+            Some(CloseCode::FrameTooBig)
+        );
     }
 
     #[test]

@@ -1,11 +1,10 @@
 //! The listening side: an accept loop that survives, handshakes that are bounded in number and in
 //! time, and sessions that are bounded in number.
 
-use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustls::ServerConfig;
@@ -19,15 +18,20 @@ use tokio_tungstenite::accept_hdr_async_with_config;
 use tokio_tungstenite::tungstenite::handshake::server::{
     Callback, ErrorResponse, Request, Response,
 };
+use tokio_tungstenite::tungstenite::http::header::{CONNECTION, CONTENT_LENGTH};
+use tokio_tungstenite::tungstenite::http::{HeaderValue, StatusCode};
 
-use super::connection::{Connection, start, websocket_config};
+use super::caps::{Caps, Place};
+use super::connection::{Connection, Socket, start};
 use super::guard::{Guarded, Meter};
+use super::paths::{Arrival, PathRule};
+use super::peer_socket::{self, websocket_config};
 use super::tls::server_config;
 use super::{BoxIo, Io, PATH, Phase};
 use crate::code::{CloseCode, SessionClosed};
 use crate::config::{CONTROL_MESSAGE_BYTES, Config, ConfigError};
 use crate::identity::{Identity, PeerKey};
-use crate::session::{Event, Session};
+use crate::session::{Event, Session, max_message_bytes};
 use crate::time::Time;
 use crate::wire::control::Hello;
 
@@ -37,6 +41,8 @@ const ACCEPT_QUEUE: usize = 16;
 const OUT_OF_SOCKETS: Duration = Duration::from_millis(100);
 /// How long a refused peer has to read why.
 const LINGER: Duration = Duration::from_millis(500);
+/// The header of a refused upgrade that carries the close code.
+pub(super) const REFUSED_HEADER: &str = "x-hearthnet-refused";
 
 /// Who may connect, and with what.
 ///
@@ -45,6 +51,19 @@ pub trait Admission: Send + Sync {
     /// Whether a node with this key may connect at all. Asked during the TLS handshake; the peer
     /// has not yet proved that it holds the key.
     fn admit_peer(&self, key: &PeerKey) -> bool;
+
+    /// Whether this peer may use a path of the listener. `key` is proved. Asked during the upgrade;
+    /// a refusal is answered with HTTP 403 and the code. By default the tensor path is open, for
+    /// HELLO is still to come, and every other is closed.
+    ///
+    /// # Errors
+    /// The code that the peer gets to see: such as `unauthorized` or `revoked`.
+    fn admit_path(&self, _key: &PeerKey, path: &str) -> Result<(), CloseCode> {
+        match path {
+            PATH => Ok(()),
+            _ => Err(CloseCode::Unauthorized),
+        }
+    }
 
     /// Whether a session may be opened. `key` is proved; `now_unix` is in seconds.
     ///
@@ -92,6 +111,14 @@ pub enum RefusedConnection {
         /// What was seen.
         reason: String,
     },
+    /// The peer may not use the path that it asked for, or not now.
+    #[error("the path {path} was refused: {code}")]
+    Path {
+        /// The path, one of those that are served.
+        path: &'static str,
+        /// Why.
+        code: CloseCode,
+    },
     /// The session ended before it opened.
     #[error(transparent)]
     Closed(SessionClosed),
@@ -107,7 +134,7 @@ pub struct ListenerStats {
     pub over_limit: u64,
     /// Of these: refused or failed in a handshake.
     pub refused: u64,
-    /// Of these: became sessions.
+    /// Of these: became sessions, or sockets on other paths.
     pub sessions: u64,
     /// Times that accepting failed, such as for want of file descriptors.
     pub accept_errors: u64,
@@ -126,57 +153,6 @@ fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Handshakes under way: in all, and per address.
-struct HalfOpen {
-    by_address: Mutex<(usize, HashMap<IpAddr, usize>)>,
-    max: usize,
-    max_per_address: usize,
-}
-
-/// One handshake's place; given back when dropped.
-struct Place {
-    of: Arc<HalfOpen>,
-    address: IpAddr,
-}
-
-impl HalfOpen {
-    fn enter(self: &Arc<Self>, address: IpAddr) -> Option<Place> {
-        let mut guard = self
-            .by_address
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let (total, by_address) = &mut *guard;
-        let here = by_address.get(&address).copied().unwrap_or(0);
-        if *total >= self.max || here >= self.max_per_address {
-            return None;
-        }
-        *total += 1;
-        by_address.insert(address, here + 1);
-        Some(Place {
-            of: self.clone(),
-            address,
-        })
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut guard = self
-            .of
-            .by_address
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let (total, by_address) = &mut *guard;
-        *total = total.saturating_sub(1);
-        if let Some(here) = by_address.get_mut(&self.address) {
-            *here -= 1;
-            if *here == 0 {
-                by_address.remove(&self.address);
-            }
-        }
-    }
-}
-
 /// Runs the listening side's handshakes over byte streams, wherever they come from.
 #[derive(Clone)]
 pub struct Acceptor {
@@ -184,10 +160,17 @@ pub struct Acceptor {
     admission: Arc<dyn Admission>,
     config: Arc<Config>,
     sessions: Arc<Semaphore>,
+    paths: Arc<[Path]>,
+}
+
+/// A path that is served, with the sockets on it.
+struct Path {
+    rule: PathRule,
+    sockets: Arc<Caps<PeerKey>>,
 }
 
 impl Acceptor {
-    /// An acceptor with its own count of sessions.
+    /// An acceptor of tensor sessions, with its own count of them.
     ///
     /// # Errors
     /// [`BindError::Tls`] or [`BindError::Config`].
@@ -196,17 +179,35 @@ impl Acceptor {
         admission: Arc<dyn Admission>,
         config: Config,
     ) -> Result<Acceptor, BindError> {
+        Acceptor::with_paths(identity, admission, config, &[])
+    }
+
+    /// The same, serving other paths beside the tensor path.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_paths(
+        identity: &Identity,
+        admission: Arc<dyn Admission>,
+        config: Config,
+        paths: &[PathRule],
+    ) -> Result<Acceptor, BindError> {
         config.validate()?;
         let tls = server_config(identity, admission.clone())
             .map_err(|error| BindError::Tls(error.to_string()))?;
         let sessions = Arc::new(Semaphore::new(
             config.max_sessions.min(Semaphore::MAX_PERMITS),
         ));
+        let with_caps = |rule: &PathRule| Path {
+            rule: rule.clone(),
+            sockets: Caps::new(rule.max_sockets, rule.max_sockets_per_peer),
+        };
         Ok(Acceptor {
             tls,
             admission,
             config: Arc::new(config),
             sessions,
+            paths: paths.iter().map(with_caps).collect(),
         })
     }
 
@@ -217,15 +218,28 @@ impl Acceptor {
             .saturating_sub(self.sessions.available_permits())
     }
 
-    /// Turns a byte stream into a session.
+    /// Turns a byte stream into a session; for acceptors that serve no other path.
     ///
     /// # Errors
     /// See [`RefusedConnection`]; the peer has been told, as far as that is possible.
     pub async fn accept(&self, io: Box<dyn Io>) -> Result<Connection, RefusedConnection> {
+        match self.arrive(io).await? {
+            Arrival::Session(connection) => Ok(connection),
+            Arrival::Peer(socket) => Err(RefusedConnection::Path {
+                path: socket.path(),
+                code: CloseCode::ProtocolState,
+            }),
+        }
+    }
+
+    /// Turns a byte stream into a session or a socket, as the peer asks.
+    ///
+    /// # Errors
+    /// See [`RefusedConnection`]; the peer has been told, as far as that is possible.
+    pub async fn arrive(&self, io: Box<dyn Io>) -> Result<Arrival, RefusedConnection> {
         let io: BoxIo = io;
         let begin = Instant::now();
         let d = &self.config.deadlines;
-        let failed = |phase| move |reason: String| RefusedConnection::Handshake { phase, reason };
 
         let accepting = TlsAcceptor::from(self.tls.clone())
             .accept(io)
@@ -234,7 +248,7 @@ impl Acceptor {
             Err(_) => return Err(RefusedConnection::Timeout(Phase::Tls)),
             Ok(Err((error, io))) => {
                 linger(io).await;
-                return Err(failed(Phase::Tls)(error.to_string()));
+                return Err(failed(Phase::Tls, error.to_string()));
             }
             Ok(Ok(stream)) => stream,
         };
@@ -243,18 +257,57 @@ impl Acceptor {
             .1
             .peer_certificates()
             .and_then(|chain| PeerKey::from_certificate(chain.first()?).ok())
-            .ok_or_else(|| failed(Phase::Tls)("the peer has no certificate".to_owned()))?;
+            .ok_or_else(|| failed(Phase::Tls, "the peer has no certificate".to_owned()))?;
 
         let meter = Meter::new(true, CONTROL_MESSAGE_BYTES, Time::ZERO);
         let guarded = Guarded::new(TlsStream::Server(stream), meter, begin);
-        let upgrading =
-            accept_hdr_async_with_config(guarded, Route, Some(websocket_config(&self.config)));
-        let socket = match timeout(d.upgrade, upgrading).await {
+        // Which path it is shows only in the upgrade; the meter knows each one's own limit.
+        let tensors = max_message_bytes(self.config.chunk_bytes, self.config.inline_max);
+        let largest = self.paths.iter().map(|path| path.rule.max_message_bytes);
+        let largest = largest.max().unwrap_or(0).max(tensors);
+        let websocket = websocket_config(largest, self.config.read_buffer_bytes);
+        let mut choice = Choice::Nowhere;
+        let route = Route {
+            of: self,
+            peer,
+            choice: &mut choice,
+        };
+        let upgrading = accept_hdr_async_with_config(guarded, route, Some(websocket));
+        let upgraded = timeout(d.upgrade, upgrading).await;
+        if let Choice::Refused(path, code) = choice {
+            let closed = SessionClosed::by_us(code, "");
+            self.admission.session_ended(&peer, &closed);
+            return Err(RefusedConnection::Path { path, code });
+        }
+        let mut socket = match upgraded {
             Err(_) => return Err(RefusedConnection::Timeout(Phase::Upgrade)),
-            Ok(Err(error)) => return Err(failed(Phase::Upgrade)(error.to_string())),
+            Ok(Err(error)) => return Err(failed(Phase::Upgrade, error.to_string())),
             Ok(Ok(socket)) => socket,
         };
+        let Choice::Socket(rule, place) = choice else {
+            let opened = self.open_session(socket, peer, begin).await?;
+            return Ok(Arrival::Session(opened));
+        };
+        let meter = &mut socket.get_mut().meter;
+        meter.set_limit(rule.max_message_bytes);
+        meter.allow_text(rule.text);
+        let admission = self.admission.clone();
+        let ended = move |closed: &SessionClosed| {
+            admission.session_ended(&peer, closed);
+            drop(place);
+        };
+        let ended = Box::new(ended);
+        let socket = peer_socket::start(socket, peer, rule, begin, &self.config, ended);
+        Ok(Arrival::Peer(socket))
+    }
 
+    /// The HELLOs of a tensor session.
+    async fn open_session(
+        &self,
+        socket: Socket,
+        peer: PeerKey,
+        begin: Instant,
+    ) -> Result<Connection, RefusedConnection> {
         let permit = self.sessions.clone().try_acquire_owned().ok();
         let has_room = permit.is_some();
         let session = Session::host(&self.config, Time::from(begin.elapsed()));
@@ -279,13 +332,17 @@ impl Acceptor {
                 }
                 Event::Opened(terms) => {
                     return pending.open(purpose, terms).ok_or_else(|| {
-                        failed(Phase::Hello)("the session opened twice".to_owned())
+                        failed(Phase::Hello, "the session opened twice".to_owned())
                     });
                 }
                 _ => {}
             }
         }
     }
+}
+
+fn failed(phase: Phase, reason: String) -> RefusedConnection {
+    RefusedConnection::Handshake { phase, reason }
 }
 
 fn unix_now() -> u64 {
@@ -311,28 +368,78 @@ async fn linger(mut io: BoxIo) {
     let _ = timeout(LINGER, drain).await;
 }
 
-/// Serves [`PATH`] and nothing else.
-struct Route;
+/// What an upgrade request asked for.
+enum Choice {
+    /// Nothing that is served, or nothing yet.
+    Nowhere,
+    /// A tensor session.
+    Session,
+    /// A socket, which counts until it is gone.
+    Socket(PathRule, Place<PeerKey>),
+    /// A path that this peer does not get.
+    Refused(&'static str, CloseCode),
+}
 
-impl Callback for Route {
+/// Finds the path that is asked for, and asks whether this peer may use it.
+struct Route<'a> {
+    of: &'a Acceptor,
+    peer: PeerKey,
+    choice: &'a mut Choice,
+}
+
+impl Route<'_> {
+    fn choose(&self, asked: &str) -> Choice {
+        let admit = |path| self.of.admission.admit_path(&self.peer, path);
+        if asked == PATH {
+            return match admit(PATH) {
+                Ok(()) => Choice::Session,
+                Err(code) => Choice::Refused(PATH, code),
+            };
+        }
+        let Some(path) = self.of.paths.iter().find(|path| path.rule.path == asked) else {
+            return Choice::Nowhere;
+        };
+        if let Err(code) = admit(path.rule.path) {
+            return Choice::Refused(path.rule.path, code);
+        }
+        match path.sockets.enter(self.peer) {
+            Some(place) => Choice::Socket(path.rule.clone(), place),
+            None => Choice::Refused(path.rule.path, CloseCode::SessionLimit),
+        }
+    }
+}
+
+impl Callback for Route<'_> {
     // The type is tungstenite's.
     #[allow(clippy::result_large_err)]
     fn on_request(self, request: &Request, response: Response) -> Result<Response, ErrorResponse> {
-        if request.uri().path() == PATH {
-            return Ok(response);
-        }
+        *self.choice = self.choose(request.uri().path());
+        let (status, code) = match self.choice {
+            Choice::Session | Choice::Socket(..) => return Ok(response),
+            Choice::Nowhere => (StatusCode::NOT_FOUND, None),
+            Choice::Refused(_, CloseCode::SessionLimit) => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                Some(CloseCode::SessionLimit),
+            ),
+            Choice::Refused(_, code) => (StatusCode::FORBIDDEN, Some(*code)),
+        };
+        // No body: whatever follows the head is taken for WebSocket frames by the caller's meter.
         let mut refusal = ErrorResponse::new(None);
-        *refusal.status_mut() = tokio_tungstenite::tungstenite::http::StatusCode::NOT_FOUND;
+        *refusal.status_mut() = status;
+        let headers = refusal.headers_mut();
+        headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        if let Some(code) = code {
+            let value = HeaderValue::from_static(code.as_str());
+            headers.insert(REFUSED_HEADER, value);
+        }
         Err(refusal)
     }
 }
 
 /// Listens on a TCP address and yields open sessions.
 pub struct Listener {
-    addr: SocketAddr,
-    sessions: mpsc::Receiver<Connection>,
-    counters: Arc<Counters>,
-    task: AbortHandle,
+    all: PathListener,
 }
 
 impl Listener {
@@ -346,20 +453,62 @@ impl Listener {
         admission: Arc<dyn Admission>,
         config: Config,
     ) -> Result<Listener, BindError> {
+        let all = PathListener::bind(addr, identity, admission, config, &[]).await?;
+        Ok(Listener { all })
+    }
+
+    /// Where it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.all.local_addr()
+    }
+
+    /// The next open session. Handshakes go on whether or not this is being called.
+    pub async fn accept(&mut self) -> Connection {
+        loop {
+            // There is no other path, so nothing else arrives.
+            if let Arrival::Session(connection) = self.all.accept().await {
+                return connection;
+            }
+        }
+    }
+
+    /// What has happened so far.
+    pub fn stats(&self) -> ListenerStats {
+        self.all.stats()
+    }
+}
+
+/// Listens on a TCP address and yields tensor sessions, and sockets on other paths.
+pub struct PathListener {
+    addr: SocketAddr,
+    arrivals: mpsc::Receiver<Arrival>,
+    counters: Arc<Counters>,
+    task: AbortHandle,
+}
+
+impl PathListener {
+    /// Binds `addr` (`host:port`; port 0 lets the system choose) and starts accepting. The tensor
+    /// path is always there, though [`Admission::admit_path`] may refuse it; `paths` are the others.
+    ///
+    /// # Errors
+    /// See [`BindError`].
+    pub async fn bind(
+        addr: &str,
+        identity: &Identity,
+        admission: Arc<dyn Admission>,
+        config: Config,
+        paths: &[PathRule],
+    ) -> Result<PathListener, BindError> {
         let address = |source| BindError::Address {
             addr: addr.to_owned(),
             source,
         };
-        let half_open = Arc::new(HalfOpen {
-            by_address: Mutex::default(),
-            max: config.max_handshakes,
-            max_per_address: config.max_handshakes_per_address,
-        });
-        let acceptor = Acceptor::new(identity, admission, config)?;
+        let half_open = Caps::new(config.max_handshakes, config.max_handshakes_per_address);
+        let acceptor = Acceptor::with_paths(identity, admission, config, paths)?;
         let tcp = TcpListener::bind(addr).await.map_err(address)?;
         let addr = tcp.local_addr().map_err(address)?;
         let counters = Arc::new(Counters::default());
-        let (ready, sessions) = mpsc::channel(ACCEPT_QUEUE);
+        let (ready, arrivals) = mpsc::channel(ACCEPT_QUEUE);
         let task = tokio::spawn(accept_loop(
             tcp,
             acceptor,
@@ -367,9 +516,9 @@ impl Listener {
             ready,
             counters.clone(),
         ));
-        Ok(Listener {
+        Ok(PathListener {
             addr,
-            sessions,
+            arrivals,
             counters,
             task: task.abort_handle(),
         })
@@ -380,10 +529,10 @@ impl Listener {
         self.addr
     }
 
-    /// The next open session. Handshakes go on whether or not this is being called.
-    pub async fn accept(&mut self) -> Connection {
-        match self.sessions.recv().await {
-            Some(connection) => connection,
+    /// The next open session or socket. Handshakes go on whether or not this is being called.
+    pub async fn accept(&mut self) -> Arrival {
+        match self.arrivals.recv().await {
+            Some(arrival) => arrival,
             // The loop ends only with the listener itself.
             None => std::future::pending().await,
         }
@@ -402,8 +551,8 @@ impl Listener {
     }
 }
 
-impl Drop for Listener {
-    /// Stops accepting and drops the handshakes under way; open sessions live on.
+impl Drop for PathListener {
+    /// Stops accepting and drops the handshakes under way; what is open lives on.
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -412,8 +561,8 @@ impl Drop for Listener {
 async fn accept_loop(
     tcp: TcpListener,
     acceptor: Acceptor,
-    half_open: Arc<HalfOpen>,
-    ready: mpsc::Sender<Connection>,
+    half_open: Arc<Caps<IpAddr>>,
+    ready: mpsc::Sender<Arrival>,
     counters: Arc<Counters>,
 ) {
     // Dropped with this task, and the handshakes with it.
@@ -440,12 +589,12 @@ async fn accept_loop(
         let (acceptor, ready, counters) = (acceptor.clone(), ready.clone(), counters.clone());
         handshakes.spawn(async move {
             let result = handshake(&acceptor, stream).await;
-            // From here on it counts as a session.
+            // From here on it counts as a session, or as a socket of its path.
             drop(place);
             match result {
-                Ok(connection) => {
+                Ok(arrival) => {
                     count(&counters.sessions);
-                    let _ = ready.send(connection).await;
+                    let _ = ready.send(arrival).await;
                 }
                 Err(error) => {
                     count(&counters.refused);
@@ -456,16 +605,10 @@ async fn accept_loop(
     }
 }
 
-async fn handshake(
-    acceptor: &Acceptor,
-    stream: TcpStream,
-) -> Result<Connection, RefusedConnection> {
+async fn handshake(acceptor: &Acceptor, stream: TcpStream) -> Result<Arrival, RefusedConnection> {
     let no_delay = stream.set_nodelay(true);
-    no_delay.map_err(|error| RefusedConnection::Handshake {
-        phase: Phase::Connect,
-        reason: error.to_string(),
-    })?;
-    acceptor.accept(Box::new(stream)).await
+    no_delay.map_err(|error| failed(Phase::Connect, error.to_string()))?;
+    acceptor.arrive(Box::new(stream)).await
 }
 
 /// Whether accepting failed because of the connection that was accepted, not of this process.

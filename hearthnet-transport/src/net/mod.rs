@@ -5,23 +5,35 @@
 //! | `tls.rs` | the TLS profile and the two verifiers |
 //! | `guard.rs` | meters WebSocket headers below tungstenite, so that nothing is reserved on trust |
 //! | `connection.rs` | [`Connection`], [`Sender`] and the driver task |
+//! | `paths.rs`, `peer_socket.rs` | the other paths of a listener, and the sockets on them |
+//! | `closer.rs`, `farewell.rs` | ending a connection from outside; how the peer learns why |
 //! | `connect.rs` | the calling side's handshakes |
-//! | `listener.rs` | the listening side's, with their limits |
+//! | `listener.rs`, `caps.rs` | the listening side's, with their limits |
 
+mod caps;
+mod closer;
 mod connect;
 mod connection;
+mod farewell;
 mod guard;
 mod listener;
+mod paths;
+mod peer_socket;
 mod tls;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
-pub use connect::{ConnectError, Phase, connect, connect_over};
+pub use closer::Closer;
+pub use connect::{ConnectError, Phase, connect, connect_over, connect_path, connect_path_over};
 pub use connection::{Connection, SendError, Sender};
 pub(crate) use guard::fuzz_meter;
-pub use listener::{Acceptor, Admission, BindError, Listener, ListenerStats, RefusedConnection};
+pub use listener::{
+    Acceptor, Admission, BindError, Listener, ListenerStats, PathListener, RefusedConnection,
+};
+pub use paths::{Arrival, PathRule};
+pub use peer_socket::{Frame, PeerSender, PeerSocket};
 
-/// Where the WebSocket lives.
+/// Where the WebSocket of a tensor session lives.
 pub const PATH: &str = "/tensor/v1";
 
 /// A byte stream below TLS: a TCP socket, or a pipe in tests.

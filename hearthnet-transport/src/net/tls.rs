@@ -106,9 +106,9 @@ fn no_tls12() -> Result<HandshakeSignatureValid, Error> {
     Err(PeerMisbehaved::SignedHandshakeWithUnadvertisedSigScheme.into())
 }
 
-/// Accepts the host that holds one particular key.
+/// Accepts the host that holds one particular key; without one, any host that proves its own.
 #[derive(Debug)]
-struct Expect(PeerKey);
+struct Expect(Option<PeerKey>);
 
 impl ServerCertVerifier for Expect {
     fn verify_server_cert(
@@ -120,7 +120,7 @@ impl ServerCertVerifier for Expect {
         _now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         let found = key_of(end_entity, intermediates)?;
-        if found != self.0 {
+        if self.0.is_some_and(|expected| found != expected) {
             return Err(Refusal::Mismatch { found }.into());
         }
         Ok(ServerCertVerified::assertion())
@@ -227,10 +227,10 @@ impl ResolvesServerCert for Present {
     }
 }
 
-/// The calling side's configuration for one expected host.
+/// The calling side's configuration for one expected host, or for whoever answers.
 pub(crate) fn client_config(
     identity: &Identity,
-    expect: PeerKey,
+    expect: Option<PeerKey>,
 ) -> Result<Arc<ClientConfig>, Error> {
     let mut config = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])?

@@ -95,9 +95,18 @@ pub(crate) struct Raw {
 
 impl Raw {
     pub(crate) async fn connect(io: Box<dyn Io>, identity: &Identity, secret: &[u8; 32]) -> Raw {
+        Raw::connect_to(PATH, io, identity, secret).await
+    }
+
+    pub(crate) async fn connect_to(
+        path: &str,
+        io: Box<dyn Io>,
+        identity: &Identity,
+        secret: &[u8; 32],
+    ) -> Raw {
         let auth = (identity.certificate().to_vec(), pkcs8(secret));
         let stream = tls(io, Some(auth)).await.unwrap();
-        let url = format!("ws://host{PATH}");
+        let url = format!("ws://host{path}");
         let (socket, _) = tokio_tungstenite::client_async(url, stream).await.unwrap();
         Raw {
             socket,
