@@ -11,12 +11,14 @@
 //! | which community | [`CommunityId`] | `community_id.rs` |
 //! | how one joins it | [`invite`] | `invite.rs` |
 //! | what a shard host offers | [`Descriptor`] | `descriptor.rs` |
+//! | who may be where | [`discovery`] | `discovery/` |
 //!
 //! Everything but the key file is pure: time and randomness come in as arguments.
 
 mod capability;
 mod community_id;
 mod descriptor;
+pub mod discovery;
 mod grant;
 pub mod invite;
 mod key_file;
