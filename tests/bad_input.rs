@@ -266,6 +266,7 @@ fn a_host_killed_in_mid_answer_ends_the_chat_with_its_name_and_no_orphan() {
             ON,
             "chat",
             "Count from one to five hundred in words.",
+            "--no-fallback",
             "--frames",
             "--max-tokens",
             "4000",

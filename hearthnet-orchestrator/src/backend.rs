@@ -82,6 +82,44 @@ pub(crate) fn percentile(values: &[u32], percent: usize) -> u32 {
     sorted.get(rank - 1).copied().unwrap_or(0)
 }
 
+/// What becomes of a sequence's hosts while it runs.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum Notice {
+    /// A host has failed; its layers are looked for elsewhere.
+    Degraded {
+        /// `<model_id>:<lo>-<hi>` of the layers that it ran.
+        shard_id: String,
+        /// Its node id.
+        host: String,
+        /// Stable code of what went wrong.
+        code: String,
+    },
+    /// The layers of a failed host run elsewhere now, and the answer goes on.
+    Failover {
+        /// `<model_id>:<lo>-<hi>` of the layers.
+        shard_id: String,
+        /// Node id of the host that failed; absent when this machine took over all layers.
+        host: Option<String>,
+        /// Stable code of what went wrong.
+        code: String,
+        /// Node ids of the hosts that took over, in order of layers; empty for this machine.
+        replacements: Vec<String>,
+        /// Positions that were computed again.
+        replayed: u32,
+        /// From noticing the failure to the next row of the answer, in milliseconds.
+        recovery_ms: f64,
+    },
+}
+
+/// What a run needs of its caller.
+pub struct Run<'a> {
+    /// Set when the caller gives up.
+    pub cancel: &'a Cancel,
+    /// Hears what becomes of the hosts.
+    pub notify: &'a mut dyn FnMut(Notice),
+}
+
 /// Runs the blocks of a model over one sequence.
 pub trait Backend: Send {
     /// Runs `rows` (`[n, width]`, boundary-representable, `n >= 1`) at `position`
@@ -97,17 +135,17 @@ pub trait Backend: Send {
         position: u32,
         rows: &[f32],
         out: &mut Vec<f32>,
-        cancel: &Cancel,
+        run: &mut Run<'_>,
     ) -> Result<(), ChatError>;
 
     /// The hosts in order of layers.
     fn route(&self) -> Vec<RouteHop>;
 
-    /// Times per hop since [`Backend::reset_times`]; one entry per hop of the route.
+    /// Times per hop since [`Backend::begin_call`]; one entry per hop of the route.
     fn times(&self) -> Vec<HopTimes>;
 
-    /// Forgets the times measured so far.
-    fn reset_times(&mut self);
+    /// A new call begins: times and failures are counted from here on.
+    fn begin_call(&mut self);
 }
 
 #[cfg(test)]

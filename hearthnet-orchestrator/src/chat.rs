@@ -13,9 +13,9 @@ use hearthnet_model::stop::StopMatcher;
 use hearthnet_model::{ChatMessage, ChatTemplate, Detokenizer, Special, Tokenizer};
 use serde::Serialize;
 
-use crate::backend::{Backend, HopTimes, RouteHop};
+use crate::backend::{Backend, HopTimes, Notice, RouteHop, Run};
 use crate::cancel::Cancel;
-use crate::error::ChatError;
+use crate::error::{Blame, ChatError};
 
 /// What the caller asks.
 #[derive(Debug, Clone)]
@@ -129,9 +129,67 @@ pub enum Frame {
         host: Option<String>,
         /// `ready` or `degraded`.
         status: &'static str,
+        /// Stable code of what went wrong, when it is degraded.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        code: Option<String>,
+    },
+    /// A failed host's layers run elsewhere; the text goes on where it was.
+    ShardFailover {
+        /// `<model_id>:<lo>-<hi>`.
+        shard_id: String,
+        /// Node id of the host that failed; absent when this machine took over all layers.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        host: Option<String>,
+        /// Stable code of what went wrong.
+        code: String,
+        /// Node ids of the hosts that took over; empty when this machine did.
+        replacements: Vec<String>,
+        /// Positions that were computed again.
+        replayed: u32,
+        /// From noticing the failure to the next row, in milliseconds.
+        recovery_ms: f64,
+    },
+    /// The answer ends here, unfinished: no host can take over, nor may this machine.
+    PipelineAborted {
+        /// Stable code of the error that follows.
+        code: &'static str,
+        /// A sentence for people.
+        message: String,
     },
     /// The answer is complete.
     Done(Box<Done>),
+}
+
+impl From<Notice> for Frame {
+    fn from(notice: Notice) -> Self {
+        match notice {
+            Notice::Degraded {
+                shard_id,
+                host,
+                code,
+            } => Self::ShardStatus {
+                shard_id,
+                host: Some(host),
+                status: "degraded",
+                code: Some(code),
+            },
+            Notice::Failover {
+                shard_id,
+                host,
+                code,
+                replacements,
+                replayed,
+                recovery_ms,
+            } => Self::ShardFailover {
+                shard_id,
+                host,
+                code,
+                replacements,
+                replayed,
+                recovery_ms,
+            },
+        }
+    }
 }
 
 /// The caller's side of a model: everything except the blocks.
@@ -159,6 +217,11 @@ impl Conversation {
             backend,
             held: Vec::new(),
         }
+    }
+
+    /// The hosts in order of layers.
+    pub fn route(&self) -> Vec<RouteHop> {
+        self.backend.route()
     }
 
     /// Answers one request, calling `emit` for every frame, `done` included.
@@ -192,10 +255,11 @@ impl Conversation {
                 shard_id,
                 host,
                 status: "ready",
+                code: None,
             });
         }
 
-        self.backend.reset_times();
+        self.backend.begin_call();
         // At least one row must run: its output is what the first token is sampled from.
         let cached = self
             .held
@@ -212,6 +276,7 @@ impl Conversation {
             prompt.get(cached..).unwrap_or_default(),
             &mut row,
             cancel,
+            emit,
         )?;
         let prefill_s = prefill.elapsed().as_secs_f64();
 
@@ -261,7 +326,7 @@ impl Conversation {
             if token_ids.len() as u32 >= room {
                 break FinishReason::Length;
             }
-            self.run(model, &[sampled.id], &mut row, cancel)?;
+            self.run(model, &[sampled.id], &mut row, cancel, emit)?;
         };
         let decode_s = decode.elapsed().as_secs_f64();
         if stop.matched().is_none() {
@@ -321,6 +386,7 @@ impl Conversation {
         ids: &[u32],
         row: &mut Vec<f32>,
         cancel: &Cancel,
+        emit: &mut dyn FnMut(&Frame),
     ) -> Result<(), ChatError> {
         let mut rows = Vec::new();
         model
@@ -328,7 +394,24 @@ impl Conversation {
             .embed(ids, &mut rows)
             .map_err(|e| ChatError::Engine(e.to_string()))?;
         let position = self.held.len() as u32;
-        self.backend.run(position, &rows, row, cancel)?;
+        let result = self.backend.run(
+            position,
+            &rows,
+            row,
+            &mut Run {
+                cancel,
+                notify: &mut |notice| emit(&notice.into()),
+            },
+        );
+        if let Err(error) = &result
+            && error.blame() == Blame::Peer
+        {
+            emit(&Frame::PipelineAborted {
+                code: error.code(),
+                message: error.to_string(),
+            });
+        }
+        result?;
         self.held.extend_from_slice(ids);
         Ok(())
     }
@@ -396,6 +479,7 @@ mod tests {
             shard_id: "m:0-1".into(),
             host: None,
             status: "ready",
+            code: None,
         };
         assert_eq!(
             serde_json::to_value(&frame).unwrap(),

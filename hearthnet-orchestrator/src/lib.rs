@@ -4,10 +4,12 @@
 //! | concept | where |
 //! |---|---|
 //! | which hosts run which layers | [`router`] (pure) |
-//! | what is in flight where | [`pipeline`] (pure) |
+//! | what is in flight where, what is replayed after a failure | [`pipeline`] (pure) |
+//! | how slow is too slow | [`pace`] (pure) |
 //! | is what a host returned possible | [`checks`] (pure) |
-//! | a session with a host | [`link`] |
+//! | a session with a host, a set of them | [`link`], [`hosts`] |
 //! | the layers here, the layers there | [`local`], [`sharded`], behind [`Backend`] |
+//! | from there to here in the middle of an answer | [`fallback`] |
 //! | text in, tokens out | [`chat`] |
 //! | codes, hints, blame | [`error`] |
 
@@ -16,8 +18,11 @@ pub mod cancel;
 pub mod chat;
 pub mod checks;
 pub mod error;
+pub mod fallback;
+pub mod hosts;
 pub mod link;
 pub mod local;
+pub mod pace;
 pub mod pipeline;
 pub mod router;
 pub mod sharded;

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hearthnet_bus::{Capability, Descriptor, Grant, NodeId, NodeKey};
@@ -59,7 +59,7 @@ impl std::fmt::Display for HostAddr {
     }
 }
 
-/// What arrives for a chat. The number is the span that the stream belongs to.
+/// What arrives for a chat. The number is the chat's name for the stream.
 #[derive(Debug)]
 pub(crate) enum Inbound {
     /// The host opened the stream.
@@ -77,10 +77,22 @@ pub(crate) enum Inbound {
     Lost(String),
 }
 
-/// Where a chat's messages go: its span number and its queue.
-pub(crate) type Inbox = mpsc::Sender<(usize, Inbound)>;
+/// A chat's queue.
+pub(crate) type Inbox = mpsc::Sender<(u64, Inbound)>;
 
-type Streams = Arc<Mutex<HashMap<u32, (usize, Inbox)>>>;
+/// Where the messages of each stream go: the chat's name for it, and its queue.
+#[derive(Debug, Default)]
+struct Routes {
+    by_stream: HashMap<u32, (u64, Inbox)>,
+    /// Why the session ended, once it has.
+    ended: Option<String>,
+}
+
+type Streams = Arc<Mutex<Routes>>;
+
+fn lock(streams: &Streams) -> MutexGuard<'_, Routes> {
+    streams.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// An authenticated session with one host.
 #[derive(Debug)]
@@ -203,28 +215,31 @@ impl HostLink {
         self.sender.stats()
     }
 
+    /// Whether the session still goes on.
+    pub fn is_open(&self) -> bool {
+        lock(&self.streams).ended.is_none()
+    }
+
     pub(crate) fn sender(&self) -> &Sender {
         &self.sender
     }
 
     /// Reserves a stream number whose messages go to `inbox`.
-    pub(crate) fn register(&self, span: usize, inbox: Inbox) -> u32 {
+    pub(crate) fn register(&self, hop: u64, inbox: Inbox) -> u32 {
         let stream = self.next_stream.fetch_add(1, Ordering::Relaxed);
-        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.reader.is_finished() {
+        let mut routes = lock(&self.streams);
+        if let Some(why) = &routes.ended {
             // The session ended before the chat came: tell it, nobody else will.
-            let _ = inbox.send((span, Inbound::Lost("the session has ended".into())));
+            let _ = inbox.send((hop, Inbound::Lost(why.clone())));
+        } else {
+            routes.by_stream.insert(stream, (hop, inbox));
         }
-        streams.insert(stream, (span, inbox));
         stream
     }
 
     /// Ends a stream: both sides free what belongs to it at once.
     pub(crate) async fn release(&self, stream: u32, epoch: u32) {
-        self.streams
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&stream);
+        lock(&self.streams).by_stream.remove(&stream);
         // A session that is gone has freed the stream already.
         let _ = self
             .sender
@@ -266,16 +281,16 @@ async fn read(mut connection: Connection, streams: Streams) {
             Ok(_) => continue,
             Err(closed) => break closed.to_string(),
         };
-        let streams = streams.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((span, inbox)) = streams.get(&stream) {
+        if let Some((hop, inbox)) = lock(&streams).by_stream.get(&stream) {
             // A chat that has gone away no longer listens; its stream is being closed.
-            let _ = inbox.send((*span, inbound));
+            let _ = inbox.send((*hop, inbound));
         }
     };
-    let streams = std::mem::take(&mut *streams.lock().unwrap_or_else(PoisonError::into_inner));
-    for (span, inbox) in streams.into_values() {
-        let _ = inbox.send((span, Inbound::Lost(why.clone())));
+    let mut routes = lock(&streams);
+    for (hop, inbox) in std::mem::take(&mut routes.by_stream).into_values() {
+        let _ = inbox.send((hop, Inbound::Lost(why.clone())));
     }
+    routes.ended = Some(why);
 }
 
 fn connect_error(addr: &HostAddr, error: &ConnectError) -> ChatError {

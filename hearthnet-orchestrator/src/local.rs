@@ -4,8 +4,7 @@ use std::time::Instant;
 
 use hearthnet_model::engine::{Engine, EngineError, SeqId, Span};
 
-use crate::backend::{Backend, HopClock, HopTimes, RouteHop};
-use crate::cancel::Cancel;
+use crate::backend::{Backend, HopClock, HopTimes, RouteHop, Run};
 use crate::error::ChatError;
 
 /// Rows per engine call during prefill: a cancelled chat is noticed between calls.
@@ -52,14 +51,14 @@ impl Backend for LocalBackend {
         position: u32,
         rows: &[f32],
         out: &mut Vec<f32>,
-        cancel: &Cancel,
+        run: &mut Run<'_>,
     ) -> Result<(), ChatError> {
         self.engine
             .truncate(self.seq, position)
             .map_err(engine_error)?;
         let mut at = position;
         for piece in rows.chunks(PREFILL_ROWS * self.width) {
-            if cancel.is_cancelled() {
+            if run.cancel.is_cancelled() {
                 return Err(ChatError::Cancelled);
             }
             let count = (piece.len() / self.width) as u32;
@@ -102,7 +101,7 @@ impl Backend for LocalBackend {
         vec![self.clock.summary()]
     }
 
-    fn reset_times(&mut self) {
+    fn begin_call(&mut self) {
         self.clock.clear();
     }
 }

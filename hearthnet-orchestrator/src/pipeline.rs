@@ -1,9 +1,9 @@
 //! One sequence on its way through the spans: a pure state machine.
 //!
-//! Rows enter as *chunks* (a piece of the prompt, or one decode row). Every
-//! chunk visits every span in order; different chunks are in different spans at
-//! the same time, and a span may hold several at once so that its host always
-//! has the next piece waiting when it finishes one.
+//! Rows enter at the first span, cut into *chunks*. Every chunk visits every
+//! span in order; different chunks are in different spans at the same time, and
+//! a span may hold several at once so that its host always has the next piece
+//! waiting when it finishes one.
 //!
 //! ```text
 //!  submit ─► waiting(0) ─► in flight(0) ─► waiting(1) ─► in flight(1) ─► … ─► Output
@@ -11,38 +11,73 @@
 //!                 └────────────────────┘ the next chunk moves up
 //! ```
 //!
-//! Call order: [`Pipeline::submit`] any number of chunks, then drain
-//! [`Pipeline::poll`]; after every answer call [`Pipeline::on_result`] and drain
-//! `poll` again. Steps are keyed by (span, epoch, position): an answer from an
-//! older epoch is dropped and counted, any other answer that was not asked for
-//! is a fault of that host.
+//! # History and replacement
+//!
+//! A *boundary* is what a span reads: boundary 0 holds the rows that were
+//! submitted, boundary `s` what span `s - 1` returned. Each keeps its rows until
+//! the sequence ends. When a span's host fails, [`Pipeline::replace`] puts one or
+//! several new spans in its place, which read the boundary from its first row
+//! again. What the span behind them already has is not sent twice: whether a
+//! chunk is a replay follows from positions alone.
+//!
+//! Example: two spans, 10 positions through both, the row of position 10 is in
+//! flight in span 1 when its host dies. The new span 1 gets the rows 0 to 9 of
+//! boundary 1 (nothing is asked back, they have been through), then row 10
+//! again, under a new epoch. Span 0 notices nothing.
+//!
+//! Kept rows have a limit in bytes. Beyond it all boundaries but the first are
+//! forgotten, and a replacement replays through the spans before it as well:
+//! slower, never wrong.
+//!
+//! Call order: [`Pipeline::submit`], then drain [`Pipeline::poll`]; after every
+//! answer call [`Pipeline::on_result`], after every failure
+//! [`Pipeline::replace`], and drain `poll` again. Steps are keyed by (span,
+//! epoch, position): an answer from an older epoch is dropped and counted, any
+//! other answer that was not asked for is a fault of that host.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 
-/// Which rows of a chunk the host sends back.
+/// Which rows a host returns for a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rows {
-    /// None: the piece only fills the KV cache of the last span.
+    /// None: only the host's KV cache matters.
     None,
-    /// The last row: the next token is sampled from it.
+    /// The last one.
     Last,
-    /// All of them: the next span reads them.
+    /// All of them.
     All,
 }
 
-/// Rows at one boundary, encoded in the boundary dtype.
+/// Consecutive rows of one sequence.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Chunk {
-    /// Position of the first row in the sequence.
+    /// Position of the first row.
     pub position: u32,
-    /// Number of rows.
+    /// Number of rows, at least 1.
     pub rows: u32,
-    /// `rows x width` values, row-major.
+    /// The rows in the boundary's data type, `rows * row_bytes` bytes.
     pub data: Bytes,
-    /// Whether the pipeline's output row is wanted for this chunk.
-    pub wants_output: bool,
+}
+
+impl Chunk {
+    fn end(&self) -> u32 {
+        self.position + self.rows
+    }
+
+    /// Cuts before `position`, which lies inside; returns the second part.
+    fn split_off(&mut self, position: u32, row_bytes: usize) -> Self {
+        let stays = position - self.position;
+        let rest = Self {
+            position,
+            rows: self.rows - stays,
+            data: self.data.split_off(stays as usize * row_bytes),
+        };
+        self.rows = stays;
+        rest
+    }
 }
 
 // Activations are sensitive: shapes only.
@@ -52,168 +87,338 @@ impl std::fmt::Debug for Chunk {
             .field("position", &self.position)
             .field("rows", &self.rows)
             .field("bytes", &self.data.len())
-            .field("wants_output", &self.wants_output)
             .finish()
     }
 }
 
-/// What the driver has to do next.
+/// What the shell must do next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// Send this step to the host of a span.
+    /// Send a step to the host of `span`.
     Send {
         /// Index of the span.
         span: usize,
-        /// Epoch to send under.
+        /// Epoch of the span's stream.
         epoch: u32,
         /// The rows.
         chunk: Chunk,
-        /// What the host returns.
+        /// What to ask back.
         want: Rows,
     },
-    /// A chunk has left the last span.
+    /// Everything that was submitted has left the last span: its last row.
     Output {
-        /// Position after the chunk: the length of the sequence.
-        length: u32,
-        /// The last row when it was wanted, else empty.
+        /// The row, in the boundary's data type.
         row: Bytes,
     },
 }
 
-/// What became of an answer.
+/// Whether an answer moved the pipeline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// It was the one expected.
+    /// It was the answer that was waited for.
     Accepted,
-    /// It came from an older epoch and was dropped.
+    /// It belonged to an older epoch and was dropped.
     Stale,
 }
 
-/// An answer that no step asked for.
+/// An answer that its host had no reason to send.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PipelineFault {
-    /// Nothing is in flight there, or another step is.
+    /// No step with this position was the next to be answered.
     #[error("span {span} answered for position {position}, which was not asked")]
     Unexpected {
-        /// Index of the span.
+        /// The span.
         span: usize,
-        /// Position that it named.
+        /// Position in the answer.
         position: u32,
     },
-    /// The answer holds another number of rows or bytes than was asked for.
+    /// The number of rows or bytes differs from what was asked for.
     #[error("span {span} returned {got} rows in {bytes} bytes where {wanted} rows were asked for")]
     Shape {
-        /// Index of the span.
+        /// The span.
         span: usize,
-        /// Rows returned.
+        /// Rows in the answer.
         got: u32,
-        /// Bytes returned.
+        /// Bytes in the answer.
         bytes: usize,
         /// Rows asked for.
         wanted: u32,
     },
 }
 
-#[derive(Debug)]
-struct SpanState {
-    epoch: u32,
-    waiting: VecDeque<Chunk>,
-    in_flight: VecDeque<Chunk>,
+/// Bounds of one sequence.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Most unanswered steps per span, at least 1.
+    pub depth: usize,
+    /// Most rows per chunk, at least 1.
+    pub chunk_rows: usize,
+    /// Most bytes of kept rows over all boundaries; the first one is always kept.
+    pub history_bytes: usize,
 }
 
-/// The state of one sequence in its pipeline.
+/// The rows that a span reads, from position 0 on.
+#[derive(Debug)]
+struct Boundary {
+    /// Positions that have arrived.
+    have: u32,
+    /// Their rows, without gaps; `None` once forgotten.
+    kept: Option<VecDeque<Bytes>>,
+}
+
+impl Boundary {
+    fn new(keep: bool) -> Self {
+        Self {
+            have: 0,
+            kept: keep.then(VecDeque::new),
+        }
+    }
+
+    fn push(&mut self, chunk: &Chunk) {
+        self.have = chunk.end();
+        if let Some(kept) = &mut self.kept {
+            kept.push_back(chunk.data.clone());
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.kept.iter().flatten().map(Bytes::len).sum()
+    }
+
+    /// Forgets the positions from `position` on.
+    fn truncate(&mut self, position: u32, row_bytes: usize) {
+        self.have = self.have.min(position);
+        let Some(kept) = &mut self.kept else { return };
+        let mut room = self.have as usize * row_bytes;
+        let mut whole = 0;
+        for piece in kept.iter_mut() {
+            if room == 0 {
+                break;
+            }
+            if piece.len() > room {
+                *piece = piece.slice(..room);
+            }
+            room -= piece.len();
+            whole += 1;
+        }
+        kept.truncate(whole);
+    }
+
+    /// The kept rows as chunks of at most `chunk_rows` rows.
+    fn replay(&self, chunk_rows: usize, row_bytes: usize) -> Vec<Chunk> {
+        let mut chunks = Vec::new();
+        let mut position = 0;
+        let mut pieces = self.kept.iter().flatten().cloned();
+        let mut piece = Bytes::new();
+        while position < self.have {
+            let rows = (self.have - position).min(u32::try_from(chunk_rows).unwrap_or(u32::MAX));
+            let wanted = rows as usize * row_bytes;
+            let mut data = BytesMut::with_capacity(wanted);
+            while data.len() < wanted {
+                if piece.is_empty() {
+                    match pieces.next() {
+                        Some(next) => piece = next,
+                        // `have` counts rows that were pushed, so there is always a next one.
+                        None => return chunks,
+                    }
+                }
+                let take = piece.split_to(piece.len().min(wanted - data.len()));
+                data.extend_from_slice(&take);
+            }
+            chunks.push(Chunk {
+                position,
+                rows,
+                data: data.freeze(),
+            });
+            position += rows;
+        }
+        chunks
+    }
+}
+
+#[derive(Debug)]
+struct Span {
+    epoch: u32,
+    input: Boundary,
+    waiting: VecDeque<Chunk>,
+    /// With what was asked back: what is news can change while a step is under way.
+    in_flight: VecDeque<(Chunk, Rows)>,
+}
+
+impl Span {
+    fn new(epoch: u32, input: Boundary) -> Self {
+        Self {
+            epoch,
+            input,
+            waiting: VecDeque::new(),
+            in_flight: VecDeque::new(),
+        }
+    }
+}
+
+/// The state of one sequence.
 #[derive(Debug)]
 pub struct Pipeline {
-    spans: Vec<SpanState>,
+    spans: Vec<Span>,
     row_bytes: usize,
-    depth: usize,
-    outputs: VecDeque<(u32, Bytes)>,
+    limits: Limits,
+    epoch: u32,
+    /// Positions that have left the last span.
+    left: u32,
+    /// Positions submitted.
+    target: u32,
+    output: Option<Bytes>,
     stale: u64,
 }
 
 impl Pipeline {
-    /// A pipeline of `spans` spans for rows of `row_bytes` bytes each, with at
-    /// most `depth` steps in flight per span.
-    pub fn new(spans: usize, row_bytes: usize, depth: usize) -> Self {
-        let state = || SpanState {
-            epoch: 1,
-            waiting: VecDeque::new(),
-            in_flight: VecDeque::new(),
+    /// A pipeline through `spans` spans (at least 1), whose rows take `row_bytes` bytes each.
+    pub fn new(spans: usize, row_bytes: usize, limits: Limits) -> Self {
+        let limits = Limits {
+            depth: limits.depth.max(1),
+            chunk_rows: limits.chunk_rows.max(1),
+            ..limits
         };
         Self {
-            spans: std::iter::repeat_with(state).take(spans).collect(),
+            spans: std::iter::repeat_with(|| Span::new(1, Boundary::new(true)))
+                .take(spans)
+                .collect(),
             row_bytes,
-            depth: depth.max(1),
-            outputs: VecDeque::new(),
+            limits,
+            epoch: 1,
+            left: 0,
+            target: 0,
+            output: None,
             stale: 0,
         }
     }
 
-    /// Hands a chunk to the first span.
-    pub fn submit(&mut self, chunk: Chunk) {
-        match self.spans.first_mut() {
-            Some(span) => span.waiting.push_back(chunk),
-            None => self
-                .outputs
-                .push_back((chunk.position + chunk.rows, Bytes::new())),
+    /// Hands in the rows from `position` on. What the sequence held from there on is forgotten.
+    ///
+    /// The last of them is the [`Action::Output`] to come. It is the caller's to see
+    /// to that the one before has come, that `position` lies within the sequence,
+    /// and that going back (`position` less than [`Pipeline::submitted_length`]) waits
+    /// for [`Pipeline::is_idle`]: a replay that is under way reaches beyond it.
+    pub fn submit(&mut self, position: u32, rows: Bytes) {
+        for span in &mut self.spans {
+            span.input.truncate(position, self.row_bytes);
         }
+        self.left = self.left.min(position);
+        self.output = None;
+        let Some(first) = self.spans.first_mut() else {
+            return;
+        };
+        let mut at = position;
+        let mut rest = rows;
+        while rest.len() >= self.row_bytes {
+            let rows = (rest.len() / self.row_bytes).min(self.limits.chunk_rows);
+            let data = rest.split_to(rows * self.row_bytes);
+            let rows = u32::try_from(rows).unwrap_or(u32::MAX);
+            let chunk = Chunk {
+                position: at,
+                rows,
+                data,
+            };
+            at += rows;
+            first.input.push(&chunk);
+            first.waiting.push_back(chunk);
+        }
+        self.target = at;
     }
 
-    /// Steps that are with a host now.
+    /// Positions that have been through every span.
+    pub fn length(&self) -> u32 {
+        self.left
+    }
+
+    /// Positions that have been submitted.
+    pub fn submitted_length(&self) -> u32 {
+        self.target
+    }
+
+    /// Whether nothing is under way and nothing waits.
+    pub fn is_idle(&self) -> bool {
+        let mut spans = self.spans.iter();
+        spans.all(|s| s.waiting.is_empty() && s.in_flight.is_empty())
+    }
+
+    /// Steps that are on a host now.
     pub fn in_flight(&self) -> usize {
         self.spans.iter().map(|s| s.in_flight.len()).sum()
     }
 
-    /// Whether the host of this span owes an answer.
+    /// Whether a host owes an answer.
     pub fn is_owed_by(&self, span: usize) -> bool {
         self.spans
             .get(span)
             .is_some_and(|s| !s.in_flight.is_empty())
     }
 
-    /// Answers dropped because they came from an older epoch.
+    /// Answers from older epochs that were dropped.
     pub fn stale(&self) -> u64 {
         self.stale
     }
 
-    /// The epoch that a span's stream runs under.
+    /// Bytes of rows that are kept for replay.
+    pub fn history_bytes(&self) -> usize {
+        self.spans.iter().map(|s| s.input.bytes()).sum()
+    }
+
+    /// Epoch of a span's stream, to open it with.
     pub fn epoch(&self, span: usize) -> u32 {
         self.spans.get(span).map_or(0, |s| s.epoch)
     }
 
-    /// The next thing to do; `None` when only answers can bring something new.
-    ///
-    /// Later spans come first: finishing a chunk beats starting one.
+    /// The rows that were submitted, from position 0 on: what another backend needs
+    /// to take the sequence over.
+    pub fn submitted(&self) -> impl Iterator<Item = &Bytes> {
+        self.spans
+            .first()
+            .into_iter()
+            .flat_map(|span| span.input.kept.iter().flatten())
+    }
+
+    /// The next thing to do, or nothing until the next answer.
     pub fn poll(&mut self) -> Option<Action> {
-        if let Some((length, row)) = self.outputs.pop_front() {
-            return Some(Action::Output { length, row });
+        if let Some(row) = self.output.take() {
+            return Some(Action::Output { row });
         }
-        let last = self.spans.len().checked_sub(1)?;
-        for index in (0..=last).rev() {
+        // From the back: what is furthest along frees its places first.
+        for index in (0..self.spans.len()).rev() {
             let span = self.spans.get_mut(index)?;
-            if span.in_flight.len() >= self.depth {
+            if span.in_flight.len() >= self.limits.depth {
                 continue;
             }
-            if let Some(chunk) = span.waiting.pop_front() {
-                let want = wanted(index == last, &chunk);
-                span.in_flight.push_back(chunk.clone());
-                return Some(Action::Send {
-                    span: index,
-                    epoch: span.epoch,
-                    chunk,
-                    want,
-                });
+            let Some(mut chunk) = span.waiting.pop_front() else {
+                continue;
+            };
+            let epoch = span.epoch;
+            let passed_on = self.passed_on(index);
+            let span = self.spans.get_mut(index)?;
+            // Where a replay ends and news begin, the chunk is cut in two.
+            if chunk.position < passed_on && passed_on < chunk.end() {
+                span.waiting
+                    .push_front(chunk.split_off(passed_on, self.row_bytes));
             }
+            let want = self.wanted(index, &chunk);
+            let span = self.spans.get_mut(index)?;
+            span.in_flight.push_back((chunk.clone(), want));
+            return Some(Action::Send {
+                span: index,
+                epoch,
+                chunk,
+                want,
+            });
         }
         None
     }
 
-    /// Takes a host's answer. Its numbers must be checked before they come here.
+    /// Takes a host's answer to the oldest step in flight on its span.
     ///
     /// # Errors
-    /// [`PipelineFault`] when the answer does not belong to the oldest step in
-    /// flight there: hosts answer a stream's steps in order.
+    /// [`PipelineFault`] when the answer is none that was asked for. The
+    /// pipeline is unchanged.
     pub fn on_result(
         &mut self,
         span: usize,
@@ -222,20 +427,21 @@ impl Pipeline {
         rows: u32,
         data: Bytes,
     ) -> Result<Outcome, PipelineFault> {
-        let last = self.spans.len().saturating_sub(1);
         let unexpected = PipelineFault::Unexpected { span, position };
-        let Some(state) = self.spans.get_mut(span) else {
+        let Some(state) = self.spans.get(span) else {
             return Err(unexpected);
         };
         if epoch < state.epoch {
             self.stale += 1;
             return Ok(Outcome::Stale);
         }
-        let asked = match state.in_flight.front() {
-            Some(chunk) if epoch == state.epoch && chunk.position == position => chunk,
+        let (asked, want) = match state.in_flight.front() {
+            Some((chunk, want)) if epoch == state.epoch && chunk.position == position => {
+                (chunk, *want)
+            }
             _ => return Err(unexpected),
         };
-        let wanted = match wanted(span == last, asked) {
+        let wanted = match want {
             Rows::None => 0,
             Rows::Last => 1,
             Rows::All => asked.rows,
@@ -248,185 +454,99 @@ impl Pipeline {
                 wanted,
             });
         }
-        let Some(asked) = state.in_flight.pop_front() else {
+        let Some((asked, _)) = self
+            .spans
+            .get_mut(span)
+            .and_then(|state| state.in_flight.pop_front())
+        else {
             return Err(unexpected);
         };
-        if span == last {
-            self.outputs.push_back((asked.position + asked.rows, data));
-        } else if let Some(next) = self.spans.get_mut(span + 1) {
-            next.waiting.push_back(Chunk { data, ..asked });
+        let end = asked.end();
+        match self.spans.get_mut(span + 1) {
+            Some(next) if want == Rows::All => {
+                let chunk = Chunk { data, ..asked };
+                next.input.push(&chunk);
+                next.waiting.push_back(chunk);
+                self.bound_history();
+            }
+            Some(_) => {}
+            None => {
+                self.left = self.left.max(end);
+                if want == Rows::Last {
+                    self.output = Some(data);
+                }
+            }
         }
         Ok(Outcome::Accepted)
     }
-}
 
-/// What the host of a span returns for a chunk.
-fn wanted(is_last_span: bool, chunk: &Chunk) -> Rows {
-    match (is_last_span, chunk.wants_output) {
-        (false, _) => Rows::All,
-        (true, true) => Rows::Last,
-        (true, false) => Rows::None,
+    /// Puts `count` new spans (at least 1) in the place of one whose host has failed.
+    ///
+    /// Returns the spans, by their new indices, for which a stream has to be
+    /// opened before anything is sent: the new ones, and those before them that
+    /// must run again because what they returned has been forgotten.
+    pub fn replace(&mut self, span: usize, count: usize) -> Range<usize> {
+        if span >= self.spans.len() {
+            return 0..0;
+        }
+        let count = count.max(1);
+        let from = (0..=span)
+            .rev()
+            .find(|&i| self.spans.get(i).is_some_and(|s| s.input.kept.is_some()))
+            .unwrap_or(0);
+        self.epoch += 1;
+        let keep = from == span;
+        let fresh = |_| Span::new(self.epoch, Boundary::new(keep));
+        self.spans
+            .splice(span + 1..span + 1, (1..count).map(fresh))
+            .for_each(drop);
+        let reopened = from..span + count;
+        for index in reopened.clone() {
+            let Some(state) = self.spans.get_mut(index) else {
+                break;
+            };
+            state.epoch = self.epoch;
+            state.in_flight.clear();
+            state.waiting.clear();
+            if index > from {
+                state.input.truncate(0, self.row_bytes);
+            } else {
+                let rows = self.limits.chunk_rows;
+                let replay = state.input.replay(rows, self.row_bytes);
+                state.waiting.extend(replay);
+            }
+        }
+        reopened
+    }
+
+    /// Positions that a span has returned, so that the next one, or the caller, has them.
+    fn passed_on(&self, span: usize) -> u32 {
+        self.spans.get(span + 1).map_or(self.left, |s| s.input.have)
+    }
+
+    /// What a chunk brings back from a span: rows only where they are news.
+    fn wanted(&self, span: usize, chunk: &Chunk) -> Rows {
+        let is_last = span + 1 == self.spans.len();
+        if chunk.end() <= self.passed_on(span) {
+            Rows::None
+        } else if !is_last {
+            Rows::All
+        } else if chunk.end() == self.target {
+            Rows::Last
+        } else {
+            Rows::None
+        }
+    }
+
+    /// Forgets all boundaries but the first when they take too much memory.
+    fn bound_history(&mut self) {
+        if self.history_bytes() > self.limits.history_bytes {
+            for span in self.spans.iter_mut().skip(1) {
+                span.input.kept = None;
+            }
+        }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn chunk(position: u32, rows: u32, wants_output: bool) -> Chunk {
-        let data = Bytes::from(vec![position as u8; rows as usize * 4]);
-        Chunk {
-            position,
-            rows,
-            data,
-            wants_output,
-        }
-    }
-
-    fn sends(p: &mut Pipeline) -> Vec<(usize, u32)> {
-        let mut out = Vec::new();
-        while let Some(action) = p.poll() {
-            match action {
-                Action::Send { span, chunk, .. } => out.push((span, chunk.position)),
-                Action::Output { length, .. } => out.push((99, length)),
-            }
-        }
-        out
-    }
-
-    #[test]
-    fn chunks_overlap_across_spans() {
-        let mut p = Pipeline::new(2, 4, 1);
-        for i in 0..3 {
-            p.submit(chunk(i * 2, 2, i == 2));
-        }
-        assert_eq!(sends(&mut p), [(0, 0)]);
-        p.on_result(0, 1, 0, 2, Bytes::from(vec![0; 8])).unwrap();
-        // While the second span has the first chunk, the first one gets the second.
-        assert_eq!(sends(&mut p), [(1, 0), (0, 2)]);
-        assert_eq!(p.in_flight(), 2);
-    }
-
-    #[test]
-    fn only_the_last_chunk_returns_a_row_from_the_last_span() {
-        let mut p = Pipeline::new(1, 4, 2);
-        p.submit(chunk(0, 2, false));
-        p.submit(chunk(2, 2, true));
-        let wants: Vec<Rows> = std::iter::from_fn(|| p.poll())
-            .filter_map(|a| match a {
-                Action::Send { want, .. } => Some(want),
-                Action::Output { .. } => None,
-            })
-            .collect();
-        assert_eq!(wants, [Rows::None, Rows::Last]);
-        p.on_result(0, 1, 0, 0, Bytes::new()).unwrap();
-        p.on_result(0, 1, 2, 1, Bytes::from(vec![7; 4])).unwrap();
-        assert_eq!(
-            p.poll(),
-            Some(Action::Output {
-                length: 2,
-                row: Bytes::new()
-            })
-        );
-        assert_eq!(
-            p.poll(),
-            Some(Action::Output {
-                length: 4,
-                row: Bytes::from(vec![7; 4])
-            })
-        );
-    }
-
-    #[test]
-    fn an_answer_that_was_not_asked_for_is_a_fault() {
-        let mut p = Pipeline::new(1, 4, 2);
-        p.submit(chunk(0, 1, true));
-        assert!(
-            p.on_result(0, 1, 0, 1, Bytes::from(vec![0; 4])).is_err(),
-            "not sent yet"
-        );
-        p.poll();
-        assert!(
-            p.on_result(0, 1, 5, 1, Bytes::from(vec![0; 4])).is_err(),
-            "other position"
-        );
-        assert!(
-            p.on_result(0, 2, 0, 1, Bytes::from(vec![0; 4])).is_err(),
-            "future epoch"
-        );
-        assert!(
-            p.on_result(3, 1, 0, 1, Bytes::from(vec![0; 4])).is_err(),
-            "no such span"
-        );
-        for (rows, bytes) in [(1, 3), (2, 8), (0, 0), (1, 8)] {
-            assert!(
-                matches!(
-                    p.on_result(0, 1, 0, rows, Bytes::from(vec![0; bytes])),
-                    Err(PipelineFault::Shape { .. })
-                ),
-                "{rows} rows in {bytes} bytes"
-            );
-        }
-        p.on_result(0, 1, 0, 1, Bytes::from(vec![0; 4])).unwrap();
-        assert!(
-            p.on_result(0, 1, 0, 1, Bytes::from(vec![0; 4])).is_err(),
-            "answered twice"
-        );
-    }
-
-    #[test]
-    fn an_answer_from_an_older_epoch_is_dropped_and_counted() {
-        let mut p = Pipeline::new(1, 4, 2);
-        p.submit(chunk(0, 1, true));
-        p.poll();
-        assert_eq!(
-            p.on_result(0, 0, 0, 1, Bytes::from(vec![0; 4])),
-            Ok(Outcome::Stale)
-        );
-        assert_eq!((p.stale(), p.in_flight()), (1, 1));
-    }
-
-    proptest! {
-        /// However the answers of different spans interleave, every chunk leaves
-        /// once, in order, and no span ever holds more than `depth`.
-        #[test]
-        fn every_chunk_leaves_once_and_in_order(
-            spans in 1usize..5,
-            depth in 1usize..4,
-            sizes in proptest::collection::vec(1u32..5, 1..8),
-            picks in proptest::collection::vec(any::<u8>(), 0..400),
-        ) {
-            let mut p = Pipeline::new(spans, 4, depth);
-            let mut position = 0;
-            let mut ends = Vec::new();
-            for (i, &rows) in sizes.iter().enumerate() {
-                p.submit(chunk(position, rows, i + 1 == sizes.len()));
-                position += rows;
-                ends.push(position);
-            }
-            let mut hosts: Vec<VecDeque<(Chunk, Rows)>> = vec![VecDeque::new(); spans];
-            let mut left = Vec::new();
-            let mut picks = picks.into_iter();
-            loop {
-                while let Some(action) = p.poll() {
-                    match action {
-                        Action::Send { span, chunk, want, .. } => {
-                            hosts[span].push_back((chunk, want));
-                            prop_assert!(hosts[span].len() <= depth);
-                        }
-                        Action::Output { length, .. } => left.push(length),
-                    }
-                }
-                let busy: Vec<usize> = (0..spans).filter(|&s| !hosts[s].is_empty()).collect();
-                if busy.is_empty() { break; }
-                let span = busy[picks.next().unwrap_or(0) as usize % busy.len()];
-                let (chunk, want) = hosts[span].pop_front().unwrap();
-                let rows = match want { Rows::None => 0, Rows::Last => 1, Rows::All => chunk.rows };
-                p.on_result(span, 1, chunk.position, rows, Bytes::from(vec![0; rows as usize * 4])).unwrap();
-            }
-            prop_assert_eq!(left, ends);
-            prop_assert_eq!(p.in_flight(), 0);
-        }
-    }
-}
+mod tests;

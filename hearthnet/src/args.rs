@@ -192,6 +192,10 @@ pub(crate) struct ChatArgs {
     /// Answer on this machine alone.
     #[arg(long)]
     pub(crate) local: bool,
+    /// End with an error when the hosts cannot finish the answer, instead of going on on this
+    /// machine.
+    #[arg(long, conflicts_with = "local")]
+    pub(crate) no_fallback: bool,
     /// What the model is told before the conversation begins.
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,

@@ -86,6 +86,9 @@ pub(crate) struct Inference {
     pub(crate) routing_policy: String,
     pub(crate) prefill_rows: usize,
     pub(crate) steps_in_flight: usize,
+    pub(crate) fallback_to_local: bool,
+    pub(crate) fallback_to_local_after_failures: u32,
+    pub(crate) history_mb: usize,
     pub(crate) host: Host,
 }
 
@@ -98,6 +101,9 @@ impl Default for Inference {
             routing_policy: "greedy".into(),
             prefill_rows: 64,
             steps_in_flight: 2,
+            fallback_to_local: true,
+            fallback_to_local_after_failures: 2,
+            history_mb: 256,
             host: Host::default(),
         }
     }
@@ -266,6 +272,16 @@ impl Config {
         }
         if !(1..=64).contains(&inference.steps_in_flight) {
             return bad(&format!("{d}.steps_in_flight"), "must lie between 1 and 64");
+        }
+        if inference.fallback_to_local_after_failures == 0 {
+            return bad(
+                &format!("{d}.fallback_to_local_after_failures"),
+                "must be at least 1",
+            );
+        }
+        // A TiB of rows is no bound any more.
+        if inference.history_mb > 1 << 20 {
+            return bad(&format!("{d}.history_mb"), "must be at most 2^20");
         }
         if inference.host.max_concurrent_streams == 0 {
             return bad(
@@ -487,6 +503,8 @@ mod tests {
             "research.distributed_inference.shard_health_timeout_seconds=0.0",
             "research.distributed_inference.shard_health_timeout_seconds=nan",
             "research.distributed_inference.routing_policy=random",
+            "research.distributed_inference.fallback_to_local_after_failures=0",
+            "research.distributed_inference.history_mb=9999999",
             "research.distributed_inference.host.max_concurrent_streams=0",
             "research.distributed_inference.host.memory_budget_mb=2000000000",
             "node.listen=somewhere:7600",

@@ -8,10 +8,12 @@ use hearthnet_model::ChatMessage;
 use hearthnet_model::engine::{Engine, Head};
 use hearthnet_orchestrator::backend::Backend;
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Frame, Prompt, TextModel};
+use hearthnet_orchestrator::fallback::WithFallback;
+use hearthnet_orchestrator::hosts::ConnectedHosts;
 use hearthnet_orchestrator::link::{HostAddr, HostLink};
 use hearthnet_orchestrator::local::LocalBackend;
-use hearthnet_orchestrator::router::{Candidate, GreedyCover, RouteRequest, pick};
-use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, RoutedSpan, ShardedBackend};
+use hearthnet_orchestrator::router::GreedyCover;
+use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend};
 use hearthnet_orchestrator::{Cancel, ChatError};
 use tokio::runtime::{Handle, Runtime};
 
@@ -46,8 +48,10 @@ pub(crate) fn run(args: ChatArgs, global: &Global, config: &Config) -> Result<()
         let key = Arc::new(node_key(global)?);
         let links = runtime.block_on(connect(&args.shard, &key, config))?;
         let own = key.id().to_string();
-        let backend = open_route(runtime.handle(), &model, links, &own, config, &cancel)?;
-        (Box::new(backend), head)
+        let fallback = config.research.distributed_inference.fallback_to_local && !args.no_fallback;
+        let handle = runtime.handle();
+        let backend = open_route(handle, &model, links, &own, config, fallback, &cancel)?;
+        (backend, head)
     };
     let mut text = text_model(&model, head)?;
     let mut conversation = Conversation::new(backend);
@@ -133,73 +137,59 @@ pub(crate) struct Links {
     failures: Vec<ChatError>,
 }
 
-/// Routes over the connected hosts and opens a stream on each one chosen.
+/// Routes over the connected hosts and opens a stream on each one chosen. With
+/// `fallback`, this machine takes over when they cannot go on.
 pub(crate) fn open_route(
     runtime: &Handle,
     model: &OpenModel,
     links: Links,
     own_id: &str,
     config: &Config,
+    fallback: bool,
     cancel: &Cancel,
-) -> Result<ShardedBackend, Failure> {
+) -> Result<Box<dyn Backend>, Failure> {
     let spec = model.file.spec();
     let inference = &config.research.distributed_inference;
-    let candidates: Vec<Candidate> = links
-        .links
-        .iter()
-        .map(|link| Candidate {
-            descriptor: link.descriptor().clone(),
-            hop_weight: 0,
-            is_self: link.descriptor().host == own_id,
-        })
-        .collect();
-    let request = RouteRequest {
-        model_id: &model.id,
-        weights_sha256: &model.weights.to_string(),
-        boundary_dtype: spec.boundary.descriptor_name(),
-        layers: 0..=spec.layers.saturating_sub(1),
-        total_layers: spec.layers,
-        max_shards: inference.max_shards_per_request,
-        allow_self: inference.allow_self_as_shard,
-        exclude: &std::collections::BTreeSet::new(),
-    };
-    let spans = match pick(&GreedyCover, &request, &candidates) {
-        Ok(spans) => spans,
-        // A host that could not be reached explains a hole better than the hole does.
-        Err(error) => {
-            return Err(match links.failures.into_iter().next() {
-                Some(failure) => failure.into(),
-                None => ChatError::from(error).into(),
-            });
-        }
-    };
-    for failure in &links.failures {
-        note(format!("warning: going on without one host: {failure}"));
-    }
-    let route = spans
-        .iter()
-        .filter_map(|span| {
-            let link = Arc::clone(links.links.get(span.candidate)?);
-            Some(RoutedSpan {
-                link,
-                lo: span.lo,
-                hi: span.hi,
-            })
-        })
-        .collect();
     let wire = ModelOnWire::new(&model.id, model.weights, spec, model.bands.clone());
+    let source = ConnectedHosts {
+        links: links.links,
+        model: wire.clone(),
+        policy: Box::new(GreedyCover),
+        max_shards: inference.max_shards_per_request,
+        own_id: own_id.to_owned(),
+        allow_self: inference.allow_self_as_shard,
+    };
     let settings = PumpSettings {
         prefill_rows: inference.prefill_rows,
         depth: inference.steps_in_flight,
         health_timeout: Duration::from_secs_f64(inference.shard_health_timeout_seconds),
+        history_bytes: inference.history_mb << 20,
+        give_up_after: fallback.then_some(inference.fallback_to_local_after_failures),
     };
-    Ok(ShardedBackend::open(
-        runtime.clone(),
-        wire,
-        route,
-        settings,
-        cancel,
-    )?)
+    let hosts =
+        match ShardedBackend::open(runtime.clone(), wire, Box::new(source), settings, cancel) {
+            Ok(hosts) => hosts,
+            // A host that could not be reached explains a hole better than the hole does.
+            Err(error @ ChatError::ShardUnavailable(_)) => {
+                return Err(links.failures.into_iter().next().unwrap_or(error).into());
+            }
+            Err(error) => return Err(error.into()),
+        };
+    for failure in &links.failures {
+        note(format!("warning: going on without one host: {failure}"));
+    }
+    if !fallback {
+        return Ok(Box::new(hosts));
+    }
+    let (file, id) = (Arc::clone(&model.file), model.id.clone());
+    let options = engine_options(config, None);
+    let load = move || {
+        let layers = 0..file.spec().layers;
+        let engine = Engine::load(&file, layers, &options, &mut |_, _| {})
+            .map_err(|e| ChatError::Engine(e.to_string()))?;
+        Ok(Box::new(LocalBackend::new(engine, &id)?) as Box<dyn Backend>)
+    };
+    Ok(Box::new(WithFallback::new(hosts, Box::new(load))))
 }
 
 /// The first Ctrl-C (or SIGTERM) cancels what is being answered; the second ends the program.

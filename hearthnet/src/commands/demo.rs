@@ -102,8 +102,10 @@ pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<()
     let addresses: Vec<HostAddr> = hosts.iter().filter_map(HostProcess::address).collect();
     let links = runtime.block_on(connect(&addresses, &key, &config))?;
     let own = key.id().to_string();
-    let backend = open_route(runtime.handle(), &model, links, &own, &config, &cancel)?;
-    let mut conversation = Conversation::new(Box::new(backend));
+    // Hosts only: what is compared below must not be this machine twice.
+    let handle = runtime.handle();
+    let backend = open_route(handle, &model, links, &own, &config, false, &cancel)?;
+    let mut conversation = Conversation::new(backend);
     let done = stream_answer(
         &mut conversation,
         &mut text,

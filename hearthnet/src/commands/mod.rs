@@ -11,6 +11,7 @@ pub(crate) mod shard;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use hearthnet_bus::NodeKey;
 use hearthnet_model::catalogue::{Band, Resolved};
@@ -64,7 +65,7 @@ pub(crate) fn node_key(global: &Global) -> Result<NodeKey, Failure> {
 pub(crate) struct OpenModel {
     pub(crate) id: String,
     pub(crate) path: PathBuf,
-    pub(crate) file: ModelFile,
+    pub(crate) file: Arc<ModelFile>,
     pub(crate) weights: WeightsId,
     pub(crate) bands: Option<Vec<Band>>,
 }
@@ -91,7 +92,7 @@ fn open_resolved(global: &Global, resolved: Resolved) -> Result<OpenModel, Failu
         id,
         path,
         weights,
-        file,
+        file: Arc::new(file),
         bands,
     })
 }

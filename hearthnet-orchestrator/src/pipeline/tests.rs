@@ -1,0 +1,314 @@
+use super::*;
+use proptest::prelude::*;
+
+const LIMITS: Limits = Limits {
+    depth: 2,
+    chunk_rows: 2,
+    history_bytes: usize::MAX,
+};
+
+fn rows(values: &[u32]) -> Bytes {
+    values.iter().flat_map(|v| v.to_be_bytes()).collect()
+}
+
+fn sends(p: &mut Pipeline) -> Vec<(usize, u32, Rows)> {
+    let mut out = Vec::new();
+    while let Some(action) = p.poll() {
+        match action {
+            Action::Send {
+                span, chunk, want, ..
+            } => out.push((span, chunk.position, want)),
+            Action::Output { .. } => out.push((99, p.length(), Rows::Last)),
+        }
+    }
+    out
+}
+
+#[test]
+fn chunks_overlap_across_spans() {
+    let mut p = Pipeline::new(2, 4, Limits { depth: 1, ..LIMITS });
+    p.submit(0, rows(&[1, 2, 3, 4, 5, 6]));
+    assert_eq!(sends(&mut p), [(0, 0, Rows::All)]);
+    p.on_result(0, 1, 0, 2, rows(&[0, 0])).unwrap();
+    // While the second span has the first chunk, the first one gets the second.
+    assert_eq!(sends(&mut p), [(1, 0, Rows::None), (0, 2, Rows::All)]);
+    assert_eq!(p.in_flight(), 2);
+}
+
+#[test]
+fn only_the_last_chunk_returns_a_row_from_the_last_span() {
+    let mut p = Pipeline::new(1, 4, LIMITS);
+    p.submit(0, rows(&[1, 2, 3, 4]));
+    assert_eq!(sends(&mut p), [(0, 0, Rows::None), (0, 2, Rows::Last)]);
+    p.on_result(0, 1, 0, 0, Bytes::new()).unwrap();
+    assert_eq!((p.poll(), p.length()), (None, 2));
+    p.on_result(0, 1, 2, 1, rows(&[7])).unwrap();
+    assert_eq!(p.poll(), Some(Action::Output { row: rows(&[7]) }));
+    assert_eq!((p.poll(), p.length()), (None, 4));
+}
+
+#[test]
+fn an_answer_that_was_not_asked_for_is_a_fault() {
+    let mut p = Pipeline::new(1, 4, LIMITS);
+    p.submit(0, rows(&[1]));
+    assert!(p.on_result(0, 1, 0, 1, rows(&[0])).is_err(), "not sent yet");
+    p.poll();
+    for (span, epoch, position, why) in [
+        (0, 1, 5, "other position"),
+        (0, 2, 0, "future epoch"),
+        (3, 1, 0, "no such span"),
+    ] {
+        assert!(
+            p.on_result(span, epoch, position, 1, rows(&[0])).is_err(),
+            "{why}"
+        );
+    }
+    for (rows, bytes) in [(1, 3), (2, 8), (0, 0), (1, 8)] {
+        assert!(
+            matches!(
+                p.on_result(0, 1, 0, rows, Bytes::from(vec![0; bytes])),
+                Err(PipelineFault::Shape { .. })
+            ),
+            "{rows} rows in {bytes} bytes"
+        );
+    }
+    p.on_result(0, 1, 0, 1, rows(&[0])).unwrap();
+    assert!(
+        p.on_result(0, 1, 0, 1, rows(&[0])).is_err(),
+        "answered twice"
+    );
+}
+
+#[test]
+fn a_new_span_hears_what_the_old_one_heard_and_only_news_are_asked_back() {
+    let mut p = Pipeline::new(2, 4, LIMITS);
+    p.submit(0, rows(&[1, 2, 3]));
+    assert_eq!(sends(&mut p), [(0, 0, Rows::All), (0, 2, Rows::All)]);
+    p.on_result(0, 1, 0, 2, rows(&[11, 12])).unwrap();
+    p.on_result(0, 1, 2, 1, rows(&[13])).unwrap();
+    assert_eq!(sends(&mut p), [(1, 0, Rows::None), (1, 2, Rows::Last)]);
+
+    // The first host dies with nothing of ours in hand: it replays, and returns nothing.
+    assert_eq!(p.replace(0, 1), 0..1);
+    assert_eq!(sends(&mut p), [(0, 0, Rows::None), (0, 2, Rows::None)]);
+    // The second dies with both chunks in hand; two hosts share its layers from now on.
+    assert_eq!(p.replace(1, 2), 1..3);
+    assert_eq!((p.epoch(0), p.epoch(1), p.epoch(2)), (2, 3, 3));
+    assert_eq!(sends(&mut p), [(1, 0, Rows::All), (1, 2, Rows::All)]);
+
+    assert_eq!(p.on_result(1, 1, 0, 0, Bytes::new()), Ok(Outcome::Stale));
+    assert_eq!(p.stale(), 1);
+    p.on_result(1, 3, 0, 2, rows(&[21, 22])).unwrap();
+    p.on_result(1, 3, 2, 1, rows(&[23])).unwrap();
+    assert_eq!(sends(&mut p), [(2, 0, Rows::None), (2, 2, Rows::Last)]);
+    p.on_result(2, 3, 0, 0, Bytes::new()).unwrap();
+    p.on_result(2, 3, 2, 1, rows(&[33])).unwrap();
+    assert_eq!(p.poll(), Some(Action::Output { row: rows(&[33]) }));
+}
+
+#[test]
+fn what_was_forgotten_is_computed_again_by_the_spans_before() {
+    let limits = Limits {
+        history_bytes: 20,
+        ..LIMITS
+    };
+    let mut p = Pipeline::new(2, 4, limits);
+    p.submit(0, rows(&[1, 2, 3]));
+    sends(&mut p);
+    p.on_result(0, 1, 0, 2, rows(&[11, 12])).unwrap();
+    assert_eq!(p.history_bytes(), 20);
+    p.on_result(0, 1, 2, 1, rows(&[13])).unwrap();
+    assert_eq!(p.history_bytes(), 12, "the first boundary stays");
+    sends(&mut p);
+    assert_eq!(
+        p.replace(1, 1),
+        0..2,
+        "the first span runs again for the second"
+    );
+    assert_eq!(sends(&mut p), [(0, 0, Rows::All), (0, 2, Rows::All)]);
+}
+
+/// What one layer does to a row: the result depends on every row before it.
+fn layer(layer: u32, state: &mut Vec<u32>, position: u32, row: u32) -> u32 {
+    state.truncate(position as usize);
+    assert_eq!(
+        state.len(),
+        position as usize,
+        "layer {layer} has a hole in its KV"
+    );
+    let before = state.last().copied().unwrap_or(layer);
+    let mixed = (before ^ row).wrapping_mul(0x9e37_79b1).rotate_left(7) ^ layer;
+    state.push(mixed);
+    mixed
+}
+
+/// A host's stream: layers with a state of their own, and steps not yet answered.
+struct Stream {
+    lo: u32,
+    states: Vec<Vec<u32>>,
+    epoch: u32,
+    steps: VecDeque<(Chunk, Rows)>,
+}
+
+impl Stream {
+    fn new(layers: Range<u32>, epoch: u32) -> Self {
+        Self {
+            lo: layers.start,
+            states: layers.map(|_| Vec::new()).collect(),
+            epoch,
+            steps: VecDeque::new(),
+        }
+    }
+
+    fn layers(&self) -> Range<u32> {
+        self.lo..self.lo + self.states.len() as u32
+    }
+
+    fn run(&mut self, position: u32, data: &[u8]) -> Vec<u32> {
+        let values = data
+            .chunks_exact(4)
+            .map(|b| u32::from_be_bytes(b.try_into().unwrap()));
+        (position..)
+            .zip(values)
+            .map(|(position, mut row)| {
+                for (number, state) in (self.lo..).zip(&mut self.states) {
+                    row = layer(number, state, position, row);
+                }
+                row
+            })
+            .collect()
+    }
+
+    fn answer(&mut self) -> (u32, u32, Bytes) {
+        let (chunk, want) = self.steps.pop_front().unwrap();
+        let out = self.run(chunk.position, &chunk.data);
+        let back = match want {
+            Rows::None => &[],
+            Rows::Last => &out[out.len() - 1..],
+            Rows::All => &out[..],
+        };
+        (chunk.position, back.len() as u32, rows(back))
+    }
+}
+
+const LAYERS: u32 = 6;
+
+/// Runs a script of (go back by, submit) turns through hosts that die as `chaos` says.
+fn converse(
+    cuts: &[u32],
+    turns: &[(u32, Vec<u32>)],
+    limits: Limits,
+    chaos: &mut dyn FnMut(u32) -> u32,
+) -> Vec<u32> {
+    let mut streams: Vec<Stream> = Vec::new();
+    let mut lo = 0;
+    for &cut in cuts.iter().chain([&LAYERS]) {
+        if cut > lo {
+            streams.push(Stream::new(lo..cut, 1));
+            lo = cut;
+        }
+    }
+    let mut p = Pipeline::new(streams.len(), 4, limits);
+    let (mut length, mut outputs) = (0u32, Vec::new());
+    for (back, values) in turns {
+        let position = length - back.min(&length);
+        let mut submitted = false;
+        let mut done = false;
+        while !done {
+            if !submitted && (position == length || p.is_idle()) {
+                p.submit(position, rows(values));
+                length = position + values.len() as u32;
+                submitted = true;
+            }
+            while let Some(action) = p.poll() {
+                match action {
+                    Action::Send {
+                        span,
+                        epoch,
+                        chunk,
+                        want,
+                    } => {
+                        assert_eq!(
+                            epoch, streams[span].epoch,
+                            "sent to a stream that is not open"
+                        );
+                        streams[span].steps.push_back((chunk, want));
+                        assert!(streams[span].steps.len() <= limits.depth);
+                    }
+                    Action::Output { row } => {
+                        outputs.push(u32::from_be_bytes(row.as_ref().try_into().unwrap()));
+                        done = true;
+                    }
+                }
+            }
+            if chaos(5) == 1 {
+                let dead = chaos(streams.len() as u32) as usize;
+                let layers = streams[dead].layers();
+                let count = 1 + chaos(2.min(layers.len() as u32)) as usize;
+                let reopened = p.replace(dead, count);
+                let epoch = p.epoch(dead);
+                let fresh: Vec<Stream> = if count == 2 {
+                    let cut = layers.start + 1 + chaos(layers.len() as u32 - 1);
+                    vec![
+                        Stream::new(layers.start..cut, epoch),
+                        Stream::new(cut..layers.end, epoch),
+                    ]
+                } else {
+                    vec![Stream::new(layers, epoch)]
+                };
+                streams.splice(dead..=dead, fresh);
+                for index in reopened {
+                    streams[index] = Stream::new(streams[index].layers(), p.epoch(index));
+                }
+                continue;
+            }
+            let busy: Vec<usize> = (0..streams.len())
+                .filter(|&i| !streams[i].steps.is_empty())
+                .collect();
+            if busy.is_empty() {
+                assert!(
+                    done || !submitted,
+                    "nothing is under way, and nothing came out"
+                );
+                continue;
+            }
+            let span = busy[chaos(busy.len() as u32) as usize];
+            let epoch = streams[span].epoch;
+            let (position, rows, data) = streams[span].answer();
+            p.on_result(span, epoch, position, rows, data).unwrap();
+        }
+    }
+    outputs
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    /// Whatever dies when, however often, wherever the model is cut: the same rows come out.
+    #[test]
+    fn dying_hosts_never_change_what_comes_out(
+        cuts in proptest::collection::vec(1..LAYERS, 0..3),
+        turns in proptest::collection::vec((0u32..6, proptest::collection::vec(any::<u32>(), 1..9)), 1..6),
+        depth in 1usize..4,
+        chunk_rows in 1usize..5,
+        history_bytes in prop_oneof![Just(usize::MAX), 0usize..120],
+        script in proptest::collection::vec(any::<u32>(), 0..300),
+    ) {
+        let mut cuts = cuts;
+        cuts.sort_unstable();
+        let undisturbed = {
+            let mut all = Stream::new(0..LAYERS, 1);
+            let mut length = 0u32;
+            turns.iter().map(|(back, values)| {
+                let position = length - back.min(&length);
+                length = position + values.len() as u32;
+                *all.run(position, &rows(values)).last().unwrap()
+            }).collect::<Vec<_>>()
+        };
+        let mut script = script.into_iter();
+        let limits = Limits { depth, chunk_rows, history_bytes };
+        // When the script is over nothing dies any more.
+        let mut chaos = |n: u32| script.next().map_or(0, |x| x % n.max(1));
+        prop_assert_eq!(converse(&cuts, &turns, limits, &mut chaos), undisturbed);
+    }
+}
