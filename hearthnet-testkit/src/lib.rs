@@ -1,8 +1,10 @@
-//! Test support: the real model, its variants, and small synthetic models.
+//! Test support: the real model, its variants, small synthetic models, and a network of
+//! machines in namespaces ([`lab`]).
 //!
 //! Everything here panics when it cannot deliver: a test that needs it cannot go on.
 #![allow(clippy::expect_used, clippy::panic)]
 
+pub mod lab;
 mod tiny;
 
 use std::fs;

@@ -1,0 +1,399 @@
+//! A small network of machines that are not there: network namespaces on bridges, with real
+//! multicast, cables that can be pulled, and a bandwidth.
+//!
+//! ```text
+//!   host 0            host 1            host 2         each in a namespace of its own
+//!   eth0 10.77.0.10   eth0 10.77.0.11   eth0 10.77.0.12     (and fd77::10, ...)
+//!     |                 |                 |
+//!   port p0-0         port p1-0         port p2-0
+//!   ============ bridge br0, in the hub's namespace ============
+//! ```
+//!
+//! The hub is a namespace too, so nothing of this machine's own network is touched or can
+//! be reached. Everything has the test's process id in its name and goes when the lab is
+//! dropped; what a killed test left behind is removed by the next lab.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs::{self, File};
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::process::{Command, Stdio, id};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::{self, JoinHandle};
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+/// What the names of all labs begin with.
+const PREFIX: &str = "hearthlab-";
+/// Hosts of one lab: their addresses end in 10 to 109.
+const MAX_HOSTS: usize = 100;
+/// Where `ip netns` keeps namespaces.
+const NAMESPACES: &str = "/run/netns";
+
+/// Why this machine cannot have a lab.
+#[derive(Debug)]
+pub struct Unavailable(String);
+
+impl fmt::Display for Unavailable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Hosts on one or more networks, each host on every network.
+#[derive(Debug)]
+pub struct Lab {
+    hub: String,
+    hosts: Vec<Host>,
+}
+
+/// One machine of a lab.
+#[derive(Debug, Clone)]
+pub struct Host {
+    namespace: String,
+    hub: String,
+    index: usize,
+}
+
+impl Lab {
+    /// `hosts` machines on one network.
+    ///
+    /// # Errors
+    /// [`Unavailable`] with the reason, which needs root, the `ip` program, and a kernel with
+    /// namespaces, bridges and virtual cables.
+    pub fn new(hosts: usize) -> Result<Self, Unavailable> {
+        Self::with_networks(hosts, 1)
+    }
+
+    /// `hosts` machines, each on all of `networks` networks: `eth0` on the first, `eth1` on
+    /// the second.
+    ///
+    /// # Errors
+    /// As [`Lab::new`].
+    ///
+    /// # Panics
+    /// When there are more than 100 hosts, or more than 10 networks.
+    pub fn with_networks(hosts: usize, networks: usize) -> Result<Self, Unavailable> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        assert!(hosts <= MAX_HOSTS && networks <= 10, "a small network");
+        sweep();
+        let name = format!("{PREFIX}{}-{}", id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let hub = format!("{name}-hub");
+        let host = |index| Host {
+            namespace: format!("{name}-h{index}"),
+            hub: hub.clone(),
+            index,
+        };
+        // From here on, dropping it removes whatever there is of it.
+        let lab = Self {
+            hub: hub.clone(),
+            hosts: (0..hosts).map(host).collect(),
+        };
+        ip(&["netns", "add", &hub])?;
+        for network in 0..networks {
+            let bridge = format!("br{network}");
+            // Without snooping: a bridge without a router drops IPv6 multicast otherwise.
+            ip(&[
+                "-n",
+                &hub,
+                "link",
+                "add",
+                &bridge,
+                "type",
+                "bridge",
+                "mcast_snooping",
+                "0",
+            ])?;
+            ip(&["-n", &hub, "link", "set", &bridge, "up"])?;
+        }
+        for host in &lab.hosts {
+            host.make(networks)?;
+        }
+        Ok(lab)
+    }
+
+    /// As [`Lab::new`]; prints the reason where there can be no lab, and says that the test
+    /// is skipped. With `HEARTHNET_REQUIRE_LAB` set it must not be.
+    ///
+    /// # Panics
+    /// When the machine forbids it and `HEARTHNET_REQUIRE_LAB` is set.
+    pub fn or_skip(hosts: usize, networks: usize) -> Option<Self> {
+        match Self::with_networks(hosts, networks) {
+            Ok(lab) => Some(lab),
+            Err(why) => {
+                assert!(
+                    std::env::var_os("HEARTHNET_REQUIRE_LAB").is_none(),
+                    "no network of namespaces: {why}"
+                );
+                #[allow(clippy::print_stderr, reason = "a skipped test says so")]
+                {
+                    eprintln!("SKIPPED: this machine has no network of namespaces: {why}");
+                }
+                None
+            }
+        }
+    }
+
+    /// The machines.
+    pub fn hosts(&self) -> &[Host] {
+        &self.hosts
+    }
+
+    /// One machine.
+    ///
+    /// # Panics
+    /// When there is no such host.
+    pub fn host(&self, index: usize) -> &Host {
+        self.hosts.get(index).expect("a host of this lab")
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        for host in &self.hosts {
+            remove(&host.namespace);
+        }
+        remove(&self.hub);
+    }
+}
+
+impl Host {
+    fn make(&self, networks: usize) -> Result<(), Unavailable> {
+        let me = self.namespace.as_str();
+        ip(&["netns", "add", me])?;
+        ip(&["-n", me, "link", "set", "lo", "up"])?;
+        for network in 0..networks {
+            let (eth, port) = (format!("eth{network}"), self.port(network));
+            ip(&[
+                "-n", &self.hub, "link", "add", &port, "type", "veth", "peer", "name", &eth,
+                "netns", me,
+            ])?;
+            // Nobody else has these addresses: no two seconds of asking around.
+            let no_asking = format!("echo 0 > /proc/sys/net/ipv6/conf/{eth}/accept_dad");
+            run(Command::new("ip").args(["netns", "exec", me, "sh", "-c", &no_asking]))?;
+            // An IPv6 address survives a cable that is pulled, as an IPv4 address does.
+            let keep = format!("echo 1 > /proc/sys/net/ipv6/conf/{eth}/keep_addr_on_down");
+            run(Command::new("ip").args(["netns", "exec", me, "sh", "-c", &keep]))?;
+            for address in [
+                format!("{}/24", self.v4_on(network)),
+                format!("{}/64", self.v6_on(network)),
+            ] {
+                ip(&["-n", me, "address", "add", &address, "dev", &eth])?;
+            }
+            ip(&["-n", me, "link", "set", &eth, "up"])?;
+            let bridge = format!("br{network}");
+            ip(&["-n", &self.hub, "link", "set", &port, "master", &bridge])?;
+            ip(&["-n", &self.hub, "link", "set", &port, "up"])?;
+        }
+        Ok(())
+    }
+
+    /// The bridge's port that the host's cable is in.
+    fn port(&self, network: usize) -> String {
+        format!("p{}-{network}", self.index)
+    }
+
+    /// Its IPv4 address on the first network.
+    pub fn v4(&self) -> Ipv4Addr {
+        self.v4_on(0)
+    }
+
+    /// Its IPv4 address on a network: `10.77.NETWORK.10` and up.
+    pub fn v4_on(&self, network: usize) -> Ipv4Addr {
+        Ipv4Addr::new(10, 77, network as u8, 10 + self.index as u8)
+    }
+
+    /// Its IPv6 address on a network: `fd77:0:0:NETWORK::10` and up, the last two digits
+    /// being those of the IPv4 address in decimal.
+    pub fn v6_on(&self, network: usize) -> Ipv6Addr {
+        let last = format!("{}", 10 + self.index);
+        let last = u16::from_str_radix(&last, 16).expect("decimal digits are hex digits");
+        Ipv6Addr::new(0xfd77, 0, 0, network as u16, 0, 0, 0, last)
+    }
+
+    /// `program`, to be run on this host. The process that is started is the program itself,
+    /// so that killing it kills it.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new("ip");
+        command
+            .args(["netns", "exec", &self.namespace])
+            .arg(program);
+        command
+    }
+
+    /// Runs a function on this host, in a thread. Threads that it starts are there too.
+    ///
+    /// # Panics
+    /// The thread does, when the lab is gone.
+    pub fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> JoinHandle<T> {
+        let path = PathBuf::from(NAMESPACES).join(&self.namespace);
+        thread::spawn(move || {
+            let namespace = File::open(path).expect("the lab is there");
+            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
+                .expect("the right to enter a namespace that we made");
+            work()
+        })
+    }
+
+    /// Pulls the cable out of the bridge. The host sees its carrier go, and keeps its
+    /// addresses.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn unplug(&self, network: usize) {
+        self.set_port(network, "down");
+    }
+
+    /// Puts the cable back.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn plug(&self, network: usize) {
+        self.set_port(network, "up");
+    }
+
+    fn set_port(&self, network: usize, state: &str) {
+        ip(&["-n", &self.hub, "link", "set", &self.port(network), state])
+            .unwrap_or_else(|why| panic!("{why}"));
+    }
+
+    /// Gives the host one more address, such as `10.77.0.200/24`, or takes it away.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn address(&self, network: usize, address: &str, present: bool) {
+        let (verb, eth) = (if present { "add" } else { "del" }, format!("eth{network}"));
+        ip(&["-n", &self.namespace, "address", verb, address, "dev", &eth])
+            .unwrap_or_else(|why| panic!("{why}"));
+    }
+
+    /// Limits what goes each way through the host's cable to `mbit` million bits a second.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn bandwidth(&self, network: usize, mbit: u32) {
+        let rate = format!("{mbit}mbit");
+        let (eth, port) = (format!("eth{network}"), self.port(network));
+        for (namespace, device) in [(&self.namespace, &eth), (&self.hub, &port)] {
+            run(Command::new("tc")
+                .args(["-n", namespace, "qdisc", "replace", "dev", device])
+                .args([
+                    "root", "tbf", "rate", &rate, "burst", "32kb", "latency", "50ms",
+                ]))
+            .unwrap_or_else(|why| panic!("{why}"));
+        }
+    }
+}
+
+fn ip(args: &[&str]) -> Result<(), Unavailable> {
+    run(Command::new("ip").args(args))
+}
+
+fn run(command: &mut Command) -> Result<(), Unavailable> {
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| Unavailable(format!("{command:?}: {error}")))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Err(Unavailable(format!("{command:?}: {why}")))
+}
+
+/// Ends what runs in a namespace, and removes it.
+fn remove(namespace: &str) {
+    if !PathBuf::from(NAMESPACES).join(namespace).exists() {
+        return;
+    }
+    if let Ok(found) = Command::new("ip")
+        .args(["netns", "pids", namespace])
+        .output()
+    {
+        let own = id();
+        for pid in String::from_utf8_lossy(&found.stdout)
+            .split_whitespace()
+            .filter_map(|pid| pid.parse::<u32>().ok())
+            .filter(|pid| *pid != own)
+            .filter_map(|pid| rustix::process::Pid::from_raw(pid as i32))
+        {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    }
+    let _ = ip(&["netns", "del", namespace]);
+}
+
+/// Removes the labs of test processes that are no more.
+fn sweep() {
+    let Ok(entries) = fs::read_dir(NAMESPACES) else {
+        return;
+    };
+    for name in entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()) {
+        let owner = name
+            .strip_prefix(PREFIX)
+            .and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
+        if owner.is_some_and(|pid| !PathBuf::from(format!("/proc/{pid}")).exists()) {
+            remove(&name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_reach_each_other_until_the_cable_is_pulled_and_nothing_is_left() {
+        let Some(lab) = Lab::or_skip(2, 2) else {
+            return;
+        };
+        let names: Vec<_> = lab
+            .hosts()
+            .iter()
+            .map(|host| host.namespace.clone())
+            .collect();
+        let there = |name: &str| PathBuf::from(NAMESPACES).join(name).exists();
+        assert!(names.iter().all(|name| there(name)));
+        // A connection needs no program on the machine but this one.
+        let listen = |network: usize| {
+            let address = lab.host(1).v4_on(network);
+            lab.host(1)
+                .run(move || std::net::TcpListener::bind((address, 0)).expect("its own address"))
+                .join()
+                .expect("a listener")
+        };
+        let (first, second) = (listen(0), listen(1));
+        let connects = |to: &std::net::TcpListener| {
+            let to = to.local_addr().expect("bound");
+            let wait = std::time::Duration::from_millis(300);
+            let connect = move || std::net::TcpStream::connect_timeout(&to, wait).is_ok();
+            lab.host(0).run(connect).join().expect("an answer")
+        };
+        assert!(connects(&first) && connects(&second));
+        lab.host(1).unplug(0);
+        assert!(!connects(&first) && connects(&second));
+        lab.host(1).plug(0);
+        lab.host(1).bandwidth(0, 100);
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while !connects(&first) {
+            assert!(
+                std::time::Instant::now() < deadline,
+                "the cable is in again"
+            );
+        }
+        let mut sleeper = lab
+            .host(0)
+            .command("sleep")
+            .arg("1000")
+            .spawn()
+            .expect("sleep starts");
+        drop(lab);
+        assert!(!sleeper.wait().expect("it ended").success());
+        assert!(!names.iter().any(|name| there(name)));
+    }
+}
