@@ -4,10 +4,9 @@
 //! CBOR map followed by the issuer's Ed25519 signature over a domain prefix and the
 //! map's exact bytes.
 
-use std::fmt;
+use serde::{Deserialize, Serialize};
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-
+use crate::cbor::{self, Bytes};
 use crate::{Capability, Domain, InvalidSignature, NodeId, NodeKey, ReplayCache, SIGNATURE_BYTES};
 
 /// Longest token, in bytes: about 300 are in use, the rest is room for longer names.
@@ -326,30 +325,19 @@ impl Body {
     }
 
     fn encode(&self) -> Result<Vec<u8>, GrantError> {
-        let mut bytes = Vec::with_capacity(MAX_GRANT_BYTES);
-        ciborium::into_writer(self, &mut bytes).map_err(|_| GrantError::Malformed {
+        cbor::encode(self).map_err(|_| GrantError::Malformed {
             what: "it cannot be encoded",
-        })?;
-        Ok(bytes)
+        })
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, GrantError> {
         // The map is flat; two levels of recursion are one more than it needs.
-        let body: Self =
-            ciborium::de::from_reader_with_recursion_limit(bytes, 2).map_err(|_| {
-                GrantError::Malformed {
-                    what: "it is not the map of a grant",
-                }
-            })?;
+        let body: Self = cbor::decode(bytes, 2).map_err(|_| GrantError::Malformed {
+            what: "it is not the canonical map of a grant",
+        })?;
         if body.v != VERSION {
             return Err(GrantError::Malformed {
                 what: "its version is unknown",
-            });
-        }
-        // One grant has one encoding: other lengths, orders, tails and tags are refused.
-        if body.encode()? != bytes {
-            return Err(GrantError::Malformed {
-                what: "it is not canonical CBOR",
             });
         }
         Ok(body)
@@ -370,38 +358,6 @@ impl Body {
             expires: self.exp,
             id: self.id.0,
         })
-    }
-}
-
-/// Exactly `N` bytes as a CBOR byte string.
-struct Bytes<const N: usize>([u8; N]);
-
-impl<const N: usize> Serialize for Bytes<N> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_bytes(&self.0)
-    }
-}
-
-impl<'de, const N: usize> Deserialize<'de> for Bytes<N> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor<const N: usize>;
-
-        impl<const N: usize> de::Visitor<'_> for Visitor<N> {
-            type Value = Bytes<N>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "{N} bytes")
-            }
-
-            fn visit_bytes<E: de::Error>(self, bytes: &[u8]) -> Result<Bytes<N>, E> {
-                let bytes = bytes
-                    .try_into()
-                    .map_err(|_| E::invalid_length(bytes.len(), &self))?;
-                Ok(Bytes(bytes))
-            }
-        }
-
-        deserializer.deserialize_bytes(Visitor)
     }
 }
 

@@ -12,16 +12,19 @@
 //! | how one joins it | [`invite`] | `invite.rs` |
 //! | what a shard host offers | [`Descriptor`] | `descriptor.rs` |
 //! | who may be where | [`discovery`] | `discovery/` |
+//! | what a community agreed on, and its store | [`log`] | `log/` (normative: `specs/event-log.md`) |
 //!
 //! Everything but the key file is pure: time and randomness come in as arguments.
 
 mod capability;
+mod cbor;
 mod community_id;
 mod descriptor;
 pub mod discovery;
 mod grant;
 pub mod invite;
 mod key_file;
+pub mod log;
 mod node_id;
 mod node_key;
 mod replay;

@@ -18,7 +18,11 @@ pub struct NodeKey {
 /// The operating system gave no randomness, so no key could be made.
 #[derive(Debug, thiserror::Error)]
 #[error("the operating system gave no randomness to make a key from: {0}")]
-pub struct RandomnessError(#[source] getrandom::Error);
+pub struct RandomnessError(
+    #[source]
+    #[from]
+    getrandom::Error,
+);
 
 impl NodeKey {
     /// Makes a new key from the operating system's randomness.

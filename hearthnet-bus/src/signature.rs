@@ -19,6 +19,8 @@ pub enum Domain {
     SessionGrant,
     /// A [`crate::invite::JoinRequest`].
     JoinRequest,
+    /// The fields of a [`crate::log::Event`].
+    Event,
 }
 
 impl Domain {
@@ -27,6 +29,7 @@ impl Domain {
         match self {
             Self::SessionGrant => b"hearthnet/session-grant/v1\0",
             Self::JoinRequest => b"hearthnet/join-request/v1\0",
+            Self::Event => b"hearthnet/event/v1\0",
         }
     }
 
@@ -102,7 +105,7 @@ mod tests {
 
     #[test]
     fn prefixes_end_in_their_only_nul() {
-        for domain in [Domain::SessionGrant, Domain::JoinRequest] {
+        for domain in [Domain::SessionGrant, Domain::JoinRequest, Domain::Event] {
             let prefix = domain.prefix();
             assert_eq!(prefix.iter().position(|&b| b == 0), Some(prefix.len() - 1));
         }

@@ -1,0 +1,564 @@
+//! The file: schema, settings, and the statements over it.
+//!
+//! # Settings, and why
+//! - WAL: readers never wait for the writer, and several processes may have the file open.
+//! - `synchronous=FULL`: a commit is on the disk before it is acknowledged. NORMAL would lose
+//!   the last commits with the power, and an author whose events are lost after others have
+//!   seen them signs other events in their place: a fork, which freezes it for ever.
+//! - A busy timeout of 5 s: writers of other processes take milliseconds.
+//! - No foreign keys: rows of different tables do not refer to each other.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rusqlite::{Connection, OpenFlags, OptionalExtension as _, params};
+
+use super::error::LogError;
+use super::event::{Event, EventHash, Position};
+use super::fold::Fold;
+use crate::{CommunityId, NodeId};
+
+/// The layout of the tables.
+const FORMAT: i64 = 1;
+
+/// "HNet" in SQLite's header, so that `file` and we can tell whose database this is.
+const APPLICATION_ID: i64 = 0x484e_6574;
+
+/// How long a writer waits for another process's transaction.
+const BUSY: Duration = Duration::from_secs(5);
+
+const SCHEMA: &str = "
+CREATE TABLE log (
+    id        INTEGER PRIMARY KEY CHECK (id = 1),
+    community BLOB    NOT NULL,
+    clock     INTEGER NOT NULL,  -- greatest Lamport time of any event that was ever taken
+    changes   INTEGER NOT NULL   -- grows with every transaction that changed anything
+) STRICT;
+CREATE TABLE authors (
+    author    BLOB PRIMARY KEY,
+    head      INTEGER NOT NULL,  -- durable events without a hole
+    fork      INTEGER,           -- where two histories part
+    events    INTEGER NOT NULL,  -- durable events stored
+    bytes     INTEGER NOT NULL,  -- and their size
+    ephemeral INTEGER NOT NULL   -- greatest ephemeral sequence number ever taken
+) STRICT, WITHOUT ROWID;
+CREATE TABLE durable (
+    arrival INTEGER PRIMARY KEY,
+    author  BLOB    NOT NULL,
+    seq     INTEGER NOT NULL,
+    hash    BLOB    NOT NULL,
+    lamport INTEGER NOT NULL,
+    raw     BLOB    NOT NULL
+) STRICT;
+CREATE UNIQUE INDEX durable_by_author ON durable (author, seq, hash);
+CREATE INDEX durable_in_order ON durable (lamport, author, seq);
+CREATE TABLE ephemeral (
+    arrival INTEGER PRIMARY KEY,
+    author  BLOB    NOT NULL,
+    slot    TEXT    NOT NULL,
+    seq     INTEGER NOT NULL,
+    hash    BLOB    NOT NULL,
+    expires INTEGER NOT NULL,
+    keep    INTEGER NOT NULL,  -- until when the slot remembers what it replaced
+    raw     BLOB    NOT NULL
+) STRICT;
+CREATE UNIQUE INDEX ephemeral_by_slot ON ephemeral (author, slot);
+CREATE TABLE snapshots (
+    folded  INTEGER PRIMARY KEY,  -- how many events are in it
+    lamport INTEGER NOT NULL,
+    author  BLOB    NOT NULL,
+    seq     INTEGER NOT NULL,
+    fold    BLOB    NOT NULL
+) STRICT;
+";
+
+/// The row of an author.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct AuthorRow {
+    pub(super) head: u64,
+    pub(super) fork: Option<u64>,
+    pub(super) events: u64,
+    pub(super) bytes: u64,
+    pub(super) ephemeral: u64,
+}
+
+/// A durable event without its content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct DurableRow {
+    pub(super) arrival: i64,
+    pub(super) hash: EventHash,
+    pub(super) lamport: u64,
+    pub(super) bytes: u64,
+}
+
+/// An ephemeral event as it is stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct EphemeralRow {
+    pub(super) author: NodeId,
+    pub(super) slot: String,
+    pub(super) seq: u64,
+    pub(super) hash: EventHash,
+    pub(super) expires_ms: u64,
+    pub(super) keep_ms: u64,
+    pub(super) raw: Vec<u8>,
+}
+
+/// SQLite's integers are signed; everything that is stored is below 2^53.
+pub(super) fn int(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+fn uint(number: i64) -> u64 {
+    u64::try_from(number).unwrap_or(0)
+}
+
+fn corrupt(what: &str) -> LogError {
+    LogError::Corrupt { what: what.into() }
+}
+
+fn node(bytes: &[u8]) -> Result<NodeId, LogError> {
+    bytes
+        .try_into()
+        .map(NodeId::from_checked)
+        .map_err(|_| corrupt("a node id in it has not 32 bytes"))
+}
+
+fn hash(bytes: &[u8]) -> Result<EventHash, LogError> {
+    bytes
+        .try_into()
+        .map(EventHash)
+        .map_err(|_| corrupt("a hash in it has not 32 bytes"))
+}
+
+/// Opens the file; makes it if `create`.
+pub(super) fn open(path: &Path, create: bool) -> Result<Connection, LogError> {
+    let mut flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    flags.set(OpenFlags::SQLITE_OPEN_CREATE, create);
+    let conn = Connection::open_with_flags(path, flags)?;
+    conn.busy_timeout(BUSY)?;
+    conn.pragma_update(None, "journal_mode", "wal")?;
+    conn.pragma_update(None, "synchronous", "full")?;
+    // After a checkpoint the WAL keeps its size for the next writes, but not that of a flood.
+    conn.pragma_update(None, "journal_size_limit", 4 << 20)?;
+    conn.set_prepared_statement_cache_capacity(32);
+    Ok(conn)
+}
+
+/// Makes the tables. Fails if they exist.
+pub(super) fn create(conn: &Connection, community: CommunityId) -> Result<(), LogError> {
+    conn.execute_batch(SCHEMA)?;
+    conn.pragma_update(None, "application_id", APPLICATION_ID)?;
+    conn.pragma_update(None, "user_version", FORMAT)?;
+    conn.execute(
+        "INSERT INTO log VALUES (1, ?1, 0, 0)",
+        [community.as_bytes().as_slice()],
+    )?;
+    Ok(())
+}
+
+/// Whether the tables are there; an error if they are another program's or version's.
+pub(super) fn check_format(conn: &Connection, path: &Path) -> Result<bool, LogError> {
+    let found: i64 = conn.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    let application: i64 = conn.pragma_query_value(None, "application_id", |row| row.get(0))?;
+    match (application, found) {
+        (0, 0) => Ok(false),
+        (APPLICATION_ID, FORMAT) => Ok(true),
+        (APPLICATION_ID, _) => Err(LogError::Format {
+            path: path.into(),
+            found,
+        }),
+        _ => Err(corrupt("it is another program's database")),
+    }
+}
+
+/// The community, the clock and the count of changes.
+pub(super) fn head(conn: &Connection) -> Result<(CommunityId, u64, u64), LogError> {
+    let (community, clock, changes) = conn
+        .prepare_cached("SELECT community, clock, changes FROM log")?
+        .query_row([], |row| {
+            Ok((row.get::<_, Vec<u8>>(0)?, row.get(1)?, row.get(2)?))
+        })?;
+    Ok((
+        CommunityId::from(node(&community)?),
+        uint(clock),
+        uint(changes),
+    ))
+}
+
+pub(super) fn changes(conn: &Connection) -> Result<u64, LogError> {
+    let changes = conn
+        .prepare_cached("SELECT changes FROM log")?
+        .query_row([], |row| row.get(0))?;
+    Ok(uint(changes))
+}
+
+pub(super) fn set_head(conn: &Connection, clock: u64, changes: u64) -> Result<(), LogError> {
+    conn.prepare_cached("UPDATE log SET clock = ?1, changes = ?2")?
+        .execute([int(clock), int(changes)])?;
+    Ok(())
+}
+
+pub(super) fn authors(conn: &Connection) -> Result<Vec<(NodeId, AuthorRow)>, LogError> {
+    let mut statement =
+        conn.prepare_cached("SELECT author, head, fork, events, bytes, ephemeral FROM authors")?;
+    let mut rows = statement.query([])?;
+    let mut all = Vec::new();
+    while let Some(row) = rows.next()? {
+        let author = AuthorRow {
+            head: uint(row.get(1)?),
+            fork: row.get::<_, Option<i64>>(2)?.map(uint),
+            events: uint(row.get(3)?),
+            bytes: uint(row.get(4)?),
+            ephemeral: uint(row.get(5)?),
+        };
+        all.push((node(row.get_ref(0)?.as_blob().unwrap_or_default())?, author));
+    }
+    Ok(all)
+}
+
+pub(super) fn set_author(
+    conn: &Connection,
+    author: &NodeId,
+    row: &AuthorRow,
+) -> Result<(), LogError> {
+    conn.prepare_cached("INSERT OR REPLACE INTO authors VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?
+        .execute(params![
+            author.as_bytes().as_slice(),
+            int(row.head),
+            row.fork.map(int),
+            int(row.events),
+            int(row.bytes),
+            int(row.ephemeral),
+        ])?;
+    Ok(())
+}
+
+fn forget_author(conn: &Connection, author: &NodeId) -> Result<(), LogError> {
+    conn.prepare_cached("DELETE FROM authors WHERE author = ?1")?
+        .execute([author.as_bytes().as_slice()])?;
+    Ok(())
+}
+
+/// The durable events of an author at one place, by hash: one, or two after a fork.
+pub(super) fn durable_at(
+    conn: &Connection,
+    author: &NodeId,
+    seq: u64,
+) -> Result<Vec<DurableRow>, LogError> {
+    let mut statement = conn.prepare_cached(
+        "SELECT arrival, hash, lamport, length(raw) FROM durable
+         WHERE author = ?1 AND seq = ?2 ORDER BY hash",
+    )?;
+    let mut rows = statement.query(params![author.as_bytes().as_slice(), int(seq)])?;
+    let mut all = Vec::new();
+    while let Some(row) = rows.next()? {
+        all.push(DurableRow {
+            arrival: row.get(0)?,
+            hash: hash(row.get_ref(1)?.as_blob().unwrap_or_default())?,
+            lamport: uint(row.get(2)?),
+            bytes: uint(row.get(3)?),
+        });
+    }
+    Ok(all)
+}
+
+/// The bytes of a durable event, checked against the hash that it was stored under.
+pub(super) fn raw(conn: &Connection, arrival: i64) -> Result<Vec<u8>, LogError> {
+    let (bytes, stored): (Vec<u8>, Vec<u8>) = conn
+        .prepare_cached("SELECT raw, hash FROM durable WHERE arrival = ?1")?
+        .query_row([arrival], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    check_hash(&bytes, &stored)?;
+    Ok(bytes)
+}
+
+/// Whatever the disk did to the bytes, they are not passed on as what they were not.
+fn check_hash(raw: &[u8], stored: &[u8]) -> Result<EventHash, LogError> {
+    match EventHash::of(raw) {
+        Some(hash) if hash.0.as_slice() == stored => Ok(hash),
+        _ => Err(corrupt(
+            "the bytes of an event are not those that were stored",
+        )),
+    }
+}
+
+fn stored_event(raw: &[u8]) -> Result<Event, LogError> {
+    Event::decode_stored(raw).map_err(|_| corrupt("a stored event cannot be read"))
+}
+
+pub(super) fn event(conn: &Connection, arrival: i64) -> Result<Event, LogError> {
+    stored_event(&raw(conn, arrival)?)
+}
+
+pub(super) fn insert_durable(
+    conn: &Connection,
+    event: &Event,
+    hash: EventHash,
+    raw: &[u8],
+) -> Result<(), LogError> {
+    conn.prepare_cached(
+        "INSERT INTO durable (author, seq, hash, lamport, raw) VALUES (?1, ?2, ?3, ?4, ?5)",
+    )?
+    .execute(params![
+        event.author.as_bytes().as_slice(),
+        int(event.seq),
+        hash.0.as_slice(),
+        int(event.lamport),
+        raw,
+    ])?;
+    Ok(())
+}
+
+pub(super) fn delete_durable(conn: &Connection, arrival: i64) -> Result<(), LogError> {
+    conn.prepare_cached("DELETE FROM durable WHERE arrival = ?1")?
+        .execute([arrival])?;
+    Ok(())
+}
+
+/// Deletes what lies beyond a fork.
+pub(super) fn delete_after(conn: &Connection, author: &NodeId, seq: u64) -> Result<(), LogError> {
+    conn.prepare_cached("DELETE FROM durable WHERE author = ?1 AND seq > ?2")?
+        .execute(params![author.as_bytes().as_slice(), int(seq)])?;
+    Ok(())
+}
+
+/// How many durable events of an author are stored, their size, and the greatest number.
+pub(super) fn measure(conn: &Connection, author: &NodeId) -> Result<(u64, u64, u64), LogError> {
+    let of = conn
+        .prepare_cached(
+            "SELECT count(*), coalesce(sum(length(raw)), 0), coalesce(max(seq), 0)
+             FROM durable WHERE author = ?1",
+        )?
+        .query_row([author.as_bytes().as_slice()], |row| {
+            Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+        })?;
+    Ok((uint(of.0), uint(of.1), uint(of.2)))
+}
+
+/// Greatest durable sequence number stored of an author, holes or not.
+pub(super) fn last_seq(conn: &Connection, author: &NodeId) -> Result<u64, LogError> {
+    let last: Option<i64> = conn
+        .prepare_cached("SELECT seq FROM durable WHERE author = ?1 ORDER BY seq DESC LIMIT 1")?
+        .query_row([author.as_bytes().as_slice()], |row| row.get(0))
+        .optional()?;
+    Ok(last.map_or(0, uint))
+}
+
+/// Walks over the durable events after a position, in their order, without their content,
+/// until `visit` says no.
+pub(super) fn walk(
+    conn: &Connection,
+    from_lamport: u64,
+    mut visit: impl FnMut(Position, i64) -> Result<bool, LogError>,
+) -> Result<(), LogError> {
+    let mut statement = conn.prepare_cached(
+        "SELECT lamport, author, seq, arrival FROM durable
+         WHERE lamport >= ?1 ORDER BY lamport, author, seq",
+    )?;
+    let mut rows = statement.query([int(from_lamport)])?;
+    while let Some(row) = rows.next()? {
+        let position = Position {
+            lamport: uint(row.get(0)?),
+            author: node(row.get_ref(1)?.as_blob().unwrap_or_default())?,
+            seq: uint(row.get(2)?),
+        };
+        if !visit(position, row.get(3)?)? {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Reads the durable events after a position, in their order. `wanted` says which; the others
+/// are not decoded.
+pub(super) fn scan(
+    conn: &Connection,
+    after: Option<Position>,
+    wanted: impl Fn(&Position) -> bool,
+    mut visit: impl FnMut(&Event) -> Result<(), LogError>,
+) -> Result<(), LogError> {
+    let mut statement = conn.prepare_cached(
+        "SELECT lamport, author, seq, raw, hash FROM durable
+         WHERE lamport >= ?1 ORDER BY lamport, author, seq",
+    )?;
+    let mut rows = statement.query([after.map_or(0, |at| int(at.lamport))])?;
+    while let Some(row) = rows.next()? {
+        let position = Position {
+            lamport: uint(row.get(0)?),
+            author: node(row.get_ref(1)?.as_blob().unwrap_or_default())?,
+            seq: uint(row.get(2)?),
+        };
+        if after.is_some_and(|at| position <= at) || !wanted(&position) {
+            continue;
+        }
+        let raw = row.get_ref(3)?.as_blob().unwrap_or_default();
+        check_hash(raw, row.get_ref(4)?.as_blob().unwrap_or_default())?;
+        visit(&stored_event(raw)?)?;
+    }
+    Ok(())
+}
+
+fn ephemeral_of(row: &rusqlite::Row<'_>) -> Result<EphemeralRow, LogError> {
+    let raw: Vec<u8> = row.get(6)?;
+    Ok(EphemeralRow {
+        author: node(row.get_ref(0)?.as_blob().unwrap_or_default())?,
+        slot: row.get(1)?,
+        seq: uint(row.get(2)?),
+        hash: check_hash(&raw, row.get_ref(3)?.as_blob().unwrap_or_default())?,
+        expires_ms: uint(row.get(4)?),
+        keep_ms: uint(row.get(5)?),
+        raw,
+    })
+}
+
+const EPHEMERAL: &str = "author, slot, seq, hash, expires, keep, raw";
+
+/// Visits every ephemeral event.
+pub(super) fn ephemerals(
+    conn: &Connection,
+    mut visit: impl FnMut(EphemeralRow) -> Result<(), LogError>,
+) -> Result<(), LogError> {
+    let mut statement = conn.prepare_cached(&format!("SELECT {EPHEMERAL} FROM ephemeral"))?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        visit(ephemeral_of(row)?)?;
+    }
+    Ok(())
+}
+
+pub(super) fn ephemeral(
+    conn: &Connection,
+    author: &NodeId,
+    slot: &str,
+) -> Result<Option<EphemeralRow>, LogError> {
+    let mut statement = conn.prepare_cached(&format!(
+        "SELECT {EPHEMERAL} FROM ephemeral WHERE author = ?1 AND slot = ?2"
+    ))?;
+    let mut rows = statement.query(params![author.as_bytes().as_slice(), slot])?;
+    rows.next()?.map(ephemeral_of).transpose()
+}
+
+pub(super) fn set_ephemeral(conn: &Connection, row: &EphemeralRow) -> Result<(), LogError> {
+    conn.prepare_cached(
+        "INSERT INTO ephemeral (author, slot, seq, hash, expires, keep, raw)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
+         ON CONFLICT (author, slot) DO UPDATE SET seq = excluded.seq, hash = excluded.hash,
+             expires = excluded.expires, keep = excluded.keep, raw = excluded.raw",
+    )?
+    .execute(params![
+        row.author.as_bytes().as_slice(),
+        row.slot,
+        int(row.seq),
+        row.hash.0.as_slice(),
+        int(row.expires_ms),
+        int(row.keep_ms),
+        row.raw,
+    ])?;
+    Ok(())
+}
+
+pub(super) fn delete_ephemeral(
+    conn: &Connection,
+    author: &NodeId,
+    slot: &str,
+) -> Result<(), LogError> {
+    conn.prepare_cached("DELETE FROM ephemeral WHERE author = ?1 AND slot = ?2")?
+        .execute(params![author.as_bytes().as_slice(), slot])?;
+    Ok(())
+}
+
+/// The slots of which nothing is to be remembered at `now_ms`.
+pub(super) fn expired(conn: &Connection, now_ms: u64) -> Result<Vec<(NodeId, String)>, LogError> {
+    let mut statement =
+        conn.prepare_cached("SELECT author, slot FROM ephemeral WHERE keep <= ?1")?;
+    let mut rows = statement.query([int(now_ms)])?;
+    let mut all = Vec::new();
+    while let Some(row) = rows.next()? {
+        let author = node(row.get_ref(0)?.as_blob().unwrap_or_default())?;
+        all.push((author, row.get(1)?));
+    }
+    Ok(all)
+}
+
+/// Deletes all durable events of an author.
+pub(super) fn delete_author(conn: &Connection, author: &NodeId) -> Result<(), LogError> {
+    delete_after(conn, author, 0)?;
+    forget_author(conn, author)
+}
+
+/// The newest snapshot before a position, or the newest of all.
+pub(super) fn snapshot(
+    conn: &Connection,
+    before: Option<Position>,
+) -> Result<Option<Fold>, LogError> {
+    let row: Option<Vec<u8>> = match before {
+        None => conn
+            .prepare_cached("SELECT fold FROM snapshots ORDER BY folded DESC LIMIT 1")?
+            .query_row([], |row| row.get(0))
+            .optional()?,
+        Some(before) => conn
+            .prepare_cached(
+                "SELECT fold FROM snapshots WHERE (lamport, author, seq) < (?1, ?2, ?3)
+                 ORDER BY folded DESC LIMIT 1",
+            )?
+            .query_row(
+                params![
+                    int(before.lamport),
+                    before.author.as_bytes().as_slice(),
+                    int(before.seq)
+                ],
+                |row| row.get(0),
+            )
+            .optional()?,
+    };
+    // A snapshot that cannot be read is of another version: the fold can be made again.
+    Ok(row.and_then(|bytes| ciborium::from_reader(bytes.as_slice()).ok()))
+}
+
+/// The number of events in the newest snapshot.
+pub(super) fn last_snapshot(conn: &Connection) -> Result<u64, LogError> {
+    let last: Option<i64> = conn
+        .prepare_cached("SELECT max(folded) FROM snapshots")?
+        .query_row([], |row| row.get(0))?;
+    Ok(last.map_or(0, uint))
+}
+
+/// Stores a snapshot, and thins out old ones: of more than `keep`, every second of the older
+/// half goes, so that they lie the further apart the older they are.
+pub(super) fn add_snapshot(conn: &Connection, fold: &Fold, keep: usize) -> Result<(), LogError> {
+    let Some(at) = fold.at() else { return Ok(()) };
+    let mut bytes = Vec::new();
+    ciborium::into_writer(fold, &mut bytes).map_err(|_| corrupt("its state cannot be encoded"))?;
+    conn.prepare_cached("INSERT OR REPLACE INTO snapshots VALUES (?1, ?2, ?3, ?4, ?5)")?
+        .execute(params![
+            int(fold.count),
+            int(at.lamport),
+            at.author.as_bytes().as_slice(),
+            int(at.seq),
+            bytes
+        ])?;
+    let mut statement = conn.prepare_cached("SELECT folded FROM snapshots ORDER BY folded")?;
+    let all = statement.query_map([], |row| row.get::<_, i64>(0))?;
+    let all: Vec<i64> = all.collect::<Result<_, _>>()?;
+    if all.len() > keep {
+        for folded in all.iter().take(all.len() / 2).step_by(2) {
+            conn.prepare_cached("DELETE FROM snapshots WHERE folded = ?1")?
+                .execute([folded])?;
+        }
+    }
+    Ok(())
+}
+
+/// Drops the snapshots that hold events at or after a position; all of them for `None`.
+pub(super) fn drop_snapshots(conn: &Connection, from: Option<Position>) -> Result<(), LogError> {
+    match from {
+        None => conn.execute("DELETE FROM snapshots", [])?,
+        Some(from) => conn
+            .prepare_cached("DELETE FROM snapshots WHERE (lamport, author, seq) >= (?1, ?2, ?3)")?
+            .execute(params![
+                int(from.lamport),
+                from.author.as_bytes().as_slice(),
+                int(from.seq)
+            ])?,
+    };
+    Ok(())
+}

@@ -1,0 +1,804 @@
+//! The event log on disk, and the handle that the program has of it.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::time::Duration;
+
+use rusqlite::{Connection, TransactionBehavior};
+use tokio::sync::watch;
+
+use super::body::{Body, Policy};
+use super::community::Community;
+use super::db;
+use super::error::{LogError, LogHealth, Refusal};
+use super::event::{
+    Checked, Event, EventHash, EventId, Lane, MAX_AHEAD_MS, MAX_EVENT_BYTES, MAX_LIFE_MS,
+};
+use super::heads::{ForkHead, Head, Heads, SlotHead, proof_tag, slot_key};
+use super::merge::{Compacted, Merge, Quotas, Taken, View, proof};
+use crate::{CommunityId, NodeId, NodeKey, RandomnessError};
+
+/// The log's file in the data directory.
+pub const FILE_NAME: &str = "log.sqlite";
+
+/// How long an advertisement and what a node says of itself hold, in milliseconds: four times
+/// the health timeout of 30 s.
+pub const ADVERT_LIFE_MS: u64 = 120_000;
+
+/// How often the file is asked whether another process wrote to it.
+const POLL: Duration = Duration::from_millis(100);
+
+/// Polls between two attempts to write again when the log is read-only: about a second.
+const PROBE_EVERY: u32 = 10;
+
+/// A community's event log. Clones share one open file; the calls are short and blocking (an
+/// append waits for the disk), and several processes may have the same log open.
+///
+/// ```no_run
+/// # use std::path::Path;
+/// # use hearthnet_bus::NodeKey;
+/// # use hearthnet_bus::log::{Body, EventLog, Level, LogError, Policy};
+/// # fn main() -> Result<(), LogError> {
+/// let (root, node) = (NodeKey::generate()?, NodeKey::generate()?);
+/// let now_ms = 1_800_000_000_000;
+/// let log = EventLog::create(Path::new("data"), &root, node.id(), "Elm Street", Policy::default(), now_ms)?;
+/// let policy = Policy { research: true, ..log.state().policy };
+/// log.append(&node, Body::PolicyChanged(policy), now_ms)?;
+/// assert_eq!(log.state().level(&node.id()), Some(Level::Anchor));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct EventLog {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    path: PathBuf,
+    community: CommunityId,
+    quotas: Quotas,
+    writer: Mutex<Writer>,
+    checked: Mutex<Checked>,
+    state: RwLock<Arc<Community>>,
+    health: Mutex<LogHealth>,
+    changes: watch::Sender<u64>,
+    /// The latest time that a caller named: no clock is read here.
+    now_ms: AtomicU64,
+    /// Dropped with the last handle, which ends the polling thread.
+    _alive: mpsc::Sender<()>,
+}
+
+struct Writer {
+    conn: Connection,
+    view: View,
+    /// The view may be ahead of the file, for a transaction failed: read it again.
+    stale: bool,
+}
+
+/// What became of the events of a batch.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Received {
+    /// The places in the batch of those that were new: to be passed on.
+    pub accepted: Vec<usize>,
+    /// How many were here already.
+    pub known: usize,
+    /// The places of those that were not taken, and why.
+    pub refused: Vec<(usize, Refusal)>,
+}
+
+/// Events that a peer lacks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Batch {
+    /// The events as they are stored, in an order in which they can be taken.
+    pub events: Vec<Vec<u8>>,
+    /// Whether there are more.
+    pub more: bool,
+    /// The peer's heads once it has taken this batch: with them the next batch can be made
+    /// without waiting for an answer.
+    pub then: Heads,
+}
+
+/// A poisoned lock means that another thread panicked in here. The data behind it is either
+/// replaced as a whole or read again from the file, so going on is sound.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl EventLog {
+    /// Makes a community: its log in `dir` (which is made if missing, mode 0700) with the
+    /// event that names it, its founder as first anchor and its policy. `root` signs that
+    /// event and is needed again only for what anchors may not do.
+    ///
+    /// # Errors
+    /// [`LogError::Exists`] if there is a log in `dir`; [`LogError::Event`] if the name is not
+    /// a line of 1 to 64 bytes; what the file system says.
+    pub fn create(
+        dir: &Path,
+        root: &NodeKey,
+        founder: NodeId,
+        name: &str,
+        policy: Policy,
+        now_ms: u64,
+    ) -> Result<Self, LogError> {
+        let community = CommunityId::from(root.id());
+        let body = Body::CommunityCreated {
+            name: name.to_owned(),
+            policy,
+            founder,
+        };
+        // Before the file exists: a bad name must not leave an empty log behind.
+        body.check(community)?;
+        let log = Self::prepare(dir, community)?;
+        log.append(root, body, now_ms)?;
+        Ok(log)
+    }
+
+    /// Makes the empty log of a community that this node is about to join. Only events of
+    /// this community will be taken.
+    ///
+    /// # Errors
+    /// As [`EventLog::create`].
+    pub fn prepare(dir: &Path, community: CommunityId) -> Result<Self, LogError> {
+        let path = dir.join(FILE_NAME);
+        if path.exists() {
+            return Err(LogError::Exists { path });
+        }
+        make_dir(dir)?;
+        let mut conn = db::open(&path, true)?;
+        let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        // Another process may have been faster.
+        if db::check_format(&tx, &path)? {
+            return Err(LogError::Exists { path });
+        }
+        db::create(&tx, community)?;
+        tx.commit()?;
+        Self::start(path, conn, Quotas::default())
+    }
+
+    /// Opens the log in `dir`.
+    ///
+    /// # Errors
+    /// [`LogError::NoCommunity`] if there is none.
+    pub fn open(dir: &Path) -> Result<Self, LogError> {
+        Self::open_with(dir, Quotas::default())
+    }
+
+    /// [`EventLog::open`] with other quotas. All nodes of a community should use the same.
+    ///
+    /// # Errors
+    /// As [`EventLog::open`].
+    pub fn open_with(dir: &Path, quotas: Quotas) -> Result<Self, LogError> {
+        let path = dir.join(FILE_NAME);
+        if !path.exists() {
+            return Err(LogError::NoCommunity { path });
+        }
+        let conn = db::open(&path, false)?;
+        if !db::check_format(&conn, &path)? {
+            return Err(LogError::NoCommunity { path });
+        }
+        Self::start(path, conn, quotas)
+    }
+
+    fn start(path: PathBuf, conn: Connection, quotas: Quotas) -> Result<Self, LogError> {
+        let view = View::load(&conn)?;
+        let (alive, ended) = mpsc::channel();
+        let inner = Arc::new(Inner {
+            path,
+            community: view.community,
+            quotas,
+            state: RwLock::new(Arc::new(view.community())),
+            health: Mutex::new(LogHealth::Ok),
+            changes: watch::Sender::new(view.changes),
+            now_ms: AtomicU64::new(0),
+            checked: Mutex::default(),
+            writer: Mutex::new(Writer {
+                conn,
+                view,
+                stale: false,
+            }),
+            _alive: alive,
+        });
+        let weak = Arc::downgrade(&inner);
+        std::thread::Builder::new()
+            .name("event-log".into())
+            .spawn(move || poll(&weak, &ended))
+            .map_err(|source| LogError::Io {
+                action: "watch",
+                path: inner.path.clone(),
+                source,
+            })?;
+        Ok(Self { inner })
+    }
+
+    /// Which community's log this is.
+    pub fn community(&self) -> CommunityId {
+        self.inner.community
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.inner.path
+    }
+
+    /// What the log says now.
+    pub fn state(&self) -> Arc<Community> {
+        let state = self.inner.state.read();
+        Arc::clone(&state.unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// A number that grows with every change, also when another process made it.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.inner.changes.subscribe()
+    }
+
+    /// Whether the log can be written.
+    pub fn health(&self) -> LogHealth {
+        lock(&self.inner.health).clone()
+    }
+
+    /// Signs an event and appends it: one transaction, which is on the disk when this
+    /// returns. Ephemeral kinds live for [`ADVERT_LIFE_MS`], a `grant.revoked` for
+    /// [`MAX_LIFE_MS`].
+    ///
+    /// # Errors
+    /// [`LogError::NoEffect`] if the author may not make this event, or it would change
+    /// nothing; [`LogError::Frozen`], [`LogError::Behind`], [`LogError::Quota`]; what the
+    /// disk says ([`LogError::ReadOnly`]).
+    pub fn append(&self, key: &NodeKey, body: Body, now_ms: u64) -> Result<EventId, LogError> {
+        let life_ms = match body {
+            Body::GrantRevoked { .. } => MAX_LIFE_MS,
+            _ => ADVERT_LIFE_MS,
+        };
+        self.append_for(key, body, life_ms, now_ms)
+    }
+
+    /// [`EventLog::append`] for an ephemeral event that lives for `life_ms`, at most
+    /// [`MAX_LIFE_MS`], and at least as long as what it replaces.
+    ///
+    /// # Errors
+    /// As [`EventLog::append`].
+    pub fn append_for(
+        &self,
+        key: &NodeKey,
+        body: Body,
+        life_ms: u64,
+        now_ms: u64,
+    ) -> Result<EventId, LogError> {
+        let mut random = [0; 16];
+        getrandom::fill(&mut random).map_err(RandomnessError::from)?;
+        let random = u128::from_be_bytes(random) >> 48;
+        self.write(now_ms, |conn, view, quotas| {
+            let event = next(conn, view, quotas, key, &body, life_ms, now_ms, random)?;
+            let raw = event.sign(key)?;
+            let hash = EventHash::of(&raw).ok_or(LogError::Frozen { author: key.id() })?;
+            if matches!(event.lane, Lane::Durable { .. }) {
+                view.fold.check(&event)?;
+            }
+            let mut merge = Merge::new(conn, view, quotas, now_ms);
+            match merge.take(&event, hash, &raw)? {
+                Ok(_) => {}
+                Err(Refusal::Quota { author }) => return Err(LogError::Quota { author }),
+                Err(_) => return Err(LogError::Frozen { author: key.id() }),
+            }
+            merge.finish()?;
+            Ok((true, event.id))
+        })
+    }
+
+    /// Takes what a peer sent: verifies, stores, folds. Events that are here already change
+    /// nothing. All that is accepted is on the disk when this returns.
+    ///
+    /// `from` is for the log file of the program only: who passes an event on says nothing
+    /// about it.
+    ///
+    /// # Errors
+    /// What the disk says ([`LogError::ReadOnly`]); then nothing of the batch was stored.
+    pub fn receive(
+        &self,
+        raw: &[Vec<u8>],
+        from: NodeId,
+        now_ms: u64,
+    ) -> Result<Received, LogError> {
+        let mut received = Received::default();
+        let unknown = self.unknown(raw)?;
+        received.known = raw.len().saturating_sub(unknown.len());
+        // Signatures before the transaction: they take a hundred times longer than the rest.
+        let mut verified = Vec::with_capacity(unknown.len());
+        for (place, hash, bytes) in unknown {
+            match self.verify_one(bytes, now_ms) {
+                Ok(event) => verified.push((place, hash, bytes, event)),
+                Err(why) => received.refused.push((place, why)),
+            }
+        }
+        if !verified.is_empty() {
+            let (accepted, known, refused) = self.write(now_ms, |conn, view, quotas| {
+                let (mut accepted, mut known, mut refused) = (vec![], 0, vec![]);
+                let mut merge = Merge::new(conn, view, quotas, now_ms);
+                for (place, hash, bytes, event) in &verified {
+                    match merge.take(event, *hash, bytes)? {
+                        Ok(Taken::New) => accepted.push(*place),
+                        Ok(Taken::Known) => known += 1,
+                        Err(why) => refused.push((*place, why)),
+                    }
+                }
+                if !accepted.is_empty() {
+                    merge.finish()?;
+                }
+                Ok((!accepted.is_empty(), (accepted, known, refused)))
+            })?;
+            received.accepted = accepted;
+            received.known += known;
+            received.refused.extend(refused);
+        }
+        received.refused.sort_by_key(|(place, _)| *place);
+        for (_, why) in &received.refused {
+            tracing::debug!(from = %from.short(), code = why.code(), "refused an event: {why}");
+        }
+        Ok(received)
+    }
+
+    /// Those that are not here yet, with their places and hashes.
+    #[allow(clippy::type_complexity)]
+    fn unknown<'a>(
+        &self,
+        raw: &'a [Vec<u8>],
+    ) -> Result<Vec<(usize, EventHash, &'a [u8])>, LogError> {
+        let mut unknown = Vec::with_capacity(raw.len());
+        let writer = lock(&self.inner.writer);
+        for (place, bytes) in raw.iter().enumerate() {
+            let hash = EventHash::of(bytes).unwrap_or(EventHash::ZERO);
+            // The keys need no check to look for a hash, which is over all of the event.
+            let known = match Event::decode_stored(bytes) {
+                Err(_) => false,
+                Ok(event) => match event.lane {
+                    Lane::Durable { .. } => db::durable_at(&writer.conn, &event.author, event.seq)?
+                        .iter()
+                        .any(|row| row.hash == hash),
+                    Lane::Ephemeral { slot, .. } => {
+                        let live = writer.view.live.get(&(event.author, slot));
+                        live.is_some_and(|live| live.hash == hash)
+                    }
+                },
+            };
+            if !known {
+                unknown.push((place, hash, bytes.as_slice()));
+            }
+        }
+        Ok(unknown)
+    }
+
+    /// Everything about an event that can be checked without the log.
+    fn verify_one(&self, raw: &[u8], now_ms: u64) -> Result<Event, Refusal> {
+        let event = Event::verify_with(raw, &mut lock(&self.inner.checked))?;
+        if event.community != self.inner.community {
+            return Err(Refusal::Foreign(event.community));
+        }
+        let ahead_ms = event.time_ms.saturating_sub(now_ms);
+        if ahead_ms > MAX_AHEAD_MS {
+            return Err(Refusal::Time { ahead_ms });
+        }
+        if let Lane::Ephemeral { expires_ms, .. } = event.lane
+            && expires_ms <= now_ms
+        {
+            return Err(Refusal::Stale);
+        }
+        Ok(event)
+    }
+
+    /// How far this log has come, of every author that it has a place for.
+    pub fn heads(&self) -> Heads {
+        let writer = lock(&self.inner.writer);
+        heads_of(&writer.view)
+    }
+
+    /// What a peer with these heads lacks: durable events first, in the order of the log, then
+    /// proofs of forks, then ephemeral events. At most `max_events` events of together at
+    /// most `max_bytes` (but at least one, if anything is missing).
+    ///
+    /// # Errors
+    /// [`LogError::Corrupt`], or what the disk says.
+    pub fn missing(
+        &self,
+        theirs: &Heads,
+        max_events: usize,
+        max_bytes: usize,
+    ) -> Result<Batch, LogError> {
+        let writer = lock(&self.inner.writer);
+        let mut pack = Pack::new(theirs.clone(), max_events, max_bytes);
+        if theirs.community == self.inner.community {
+            let now_ms = self.inner.now_ms.load(Ordering::Relaxed);
+            pack.fill(&writer.conn, &writer.view, theirs, now_ms)?;
+        }
+        Ok(pack.batch)
+    }
+
+    /// Drops expired ephemeral events. Call it every few minutes: it is what keeps a log that
+    /// only runs from growing.
+    ///
+    /// # Errors
+    /// What the disk says ([`LogError::ReadOnly`]).
+    pub fn compact(&self, now_ms: u64) -> Result<Compacted, LogError> {
+        self.write(now_ms, |conn, view, quotas| {
+            let mut merge = Merge::new(conn, view, quotas, now_ms);
+            let done = merge.compact()?;
+            let changed = done != Compacted::default();
+            if changed {
+                merge.finish()?;
+            }
+            Ok((changed, done))
+        })
+    }
+
+    /// Whether the state in memory is what all events together say.
+    #[cfg(test)]
+    pub(super) fn is_consistent(&self) -> bool {
+        let writer = lock(&self.inner.writer);
+        let anew = writer.view.fold_anew(&writer.conn).unwrap();
+        let loaded = View::load(&writer.conn).unwrap();
+        anew.state == writer.view.fold.state && loaded.fold.state == anew.state
+    }
+
+    /// Runs one write transaction. `work` says whether it changed anything.
+    fn write<T>(
+        &self,
+        now_ms: u64,
+        work: impl FnOnce(&Connection, &mut View, &Quotas) -> Result<(bool, T), LogError>,
+    ) -> Result<T, LogError> {
+        let inner = &*self.inner;
+        inner.now_ms.fetch_max(now_ms, Ordering::Relaxed);
+        let mut guard = lock(&inner.writer);
+        let writer = &mut *guard;
+        let result = writer.transaction(|conn, view| work(conn, view, &inner.quotas));
+        match &result {
+            Ok((true, _)) => inner.publish(writer),
+            Ok((false, _)) => {}
+            Err(_) => writer.stale = true,
+        }
+        inner.note_health(result.as_ref().err(), now_ms);
+        Ok(result?.1)
+    }
+}
+
+impl fmt::Debug for EventLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EventLog")
+            .field("path", &self.inner.path)
+            .field("community", &self.inner.community)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Writer {
+    fn transaction<T>(
+        &mut self,
+        work: impl FnOnce(&Connection, &mut View) -> Result<(bool, T), LogError>,
+    ) -> Result<(bool, T), LogError> {
+        let Self { conn, view, stale } = self;
+        let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        if *stale || db::changes(&tx)? != view.changes {
+            *view = View::load(&tx)?;
+            *stale = false;
+        }
+        let done = work(&tx, view)?;
+        // Dropped without a commit, a transaction is rolled back.
+        if done.0 {
+            tx.commit()?;
+        }
+        Ok(done)
+    }
+}
+
+impl Inner {
+    fn publish(&self, writer: &Writer) {
+        let state = Arc::new(writer.view.community());
+        *self.state.write().unwrap_or_else(PoisonError::into_inner) = state;
+        self.changes.send_replace(writer.view.changes);
+    }
+
+    fn note_health(&self, error: Option<&LogError>, now_ms: u64) {
+        let mut health = lock(&self.health);
+        match (error, &*health) {
+            (Some(LogError::ReadOnly { reason }), LogHealth::Ok) => {
+                tracing::error!("the event log cannot be written: {reason}");
+                *health = LogHealth::ReadOnly {
+                    reason: reason.clone(),
+                    since_ms: now_ms,
+                };
+            }
+            (None, LogHealth::ReadOnly { .. }) => {
+                tracing::info!("the event log can be written again");
+                *health = LogHealth::Ok;
+            }
+            _ => {}
+        }
+    }
+
+    /// Reads what another process wrote.
+    fn refresh(&self) -> Result<(), LogError> {
+        let mut writer = lock(&self.writer);
+        if !writer.stale && db::changes(&writer.conn)? == writer.view.changes {
+            return Ok(());
+        }
+        let tx = writer.conn.unchecked_transaction()?;
+        let view = View::load(&tx)?;
+        drop(tx);
+        writer.view = view;
+        writer.stale = false;
+        self.publish(&writer);
+        Ok(())
+    }
+}
+
+/// The thread that notices what other processes write.
+fn poll(inner: &Weak<Inner>, ended: &mpsc::Receiver<()>) {
+    let mut rounds: u32 = 0;
+    while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(POLL) {
+        let Some(inner) = inner.upgrade() else { return };
+        rounds = rounds.wrapping_add(1);
+        if let Err(error) = inner.refresh()
+            && rounds.is_multiple_of(PROBE_EVERY)
+        {
+            tracing::warn!("the event log could not be read: {error}");
+        }
+    }
+}
+
+fn make_dir(dir: &Path) -> Result<(), LogError> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+        .map_err(|source| LogError::Io {
+            action: "create",
+            path: dir.into(),
+            source,
+        })
+}
+
+/// The next event of an author, unsigned.
+fn next(
+    conn: &Connection,
+    view: &View,
+    quotas: &Quotas,
+    key: &NodeKey,
+    body: &Body,
+    life_ms: u64,
+    now_ms: u64,
+    random: u128,
+) -> Result<Event, LogError> {
+    let author = key.id();
+    let it = view.authors.get(&author).cloned().unwrap_or_default();
+    if it.fork.is_some() {
+        return Err(LogError::Frozen { author });
+    }
+    let lamport = view.clock.saturating_add(1);
+    // An event's Lamport time is at most its time. Where a faulty clock ran ahead, this one
+    // follows, by no more than what others accept.
+    let time_ms = now_ms.max(lamport);
+    let (seq, lane) = match body.slot() {
+        None => {
+            if db::last_seq(conn, &author)? != it.row.head {
+                return Err(LogError::Behind { author });
+            }
+            if it.row.head >= quotas.events_per_author {
+                return Err(LogError::Quota { author });
+            }
+            let prev = it.tip.map_or(EventHash::ZERO, |(hash, _)| hash);
+            (it.row.head.saturating_add(1), Lane::Durable { prev })
+        }
+        Some(slot) => {
+            let replaced = view.live.get(&(author, slot.clone()));
+            let until = replaced.map_or(0, |live| live.expires_ms);
+            let expires_ms = time_ms
+                .saturating_add(life_ms)
+                .max(until)
+                .min(time_ms.saturating_add(MAX_LIFE_MS));
+            (
+                it.row.ephemeral.saturating_add(1),
+                Lane::Ephemeral { slot, expires_ms },
+            )
+        }
+    };
+    Ok(Event {
+        community: view.community,
+        author,
+        seq,
+        lamport,
+        time_ms,
+        id: EventId::new(time_ms, random),
+        lane,
+        body: body.clone(),
+    })
+}
+
+fn heads_of(view: &View) -> Heads {
+    let mut heads = Heads::empty(view.community);
+    let known = |author: &NodeId| view.fold.state.knows(view.community, author);
+    for (author, it) in &view.authors {
+        if known(author) {
+            let head = Head {
+                seq: it.row.head,
+                tip: it.tip.map_or(0, |(hash, _)| hash.tag()),
+                fork: it.fork.as_ref().map(|fork| ForkHead {
+                    seq: fork.seq,
+                    proof: proof_tag(&fork.proof),
+                }),
+                slots: Default::default(),
+            };
+            heads.authors.insert(*author, head);
+        }
+    }
+    for ((author, slot), live) in view.live.iter() {
+        if let Some(head) = heads.authors.get_mut(author) {
+            let new = SlotHead {
+                seq: live.seq,
+                tag: live.hash.tag(),
+            };
+            head.slots.insert(slot_key(slot), new);
+        }
+    }
+    heads
+}
+
+/// A batch while it is filled.
+struct Pack {
+    batch: Batch,
+    events_left: usize,
+    bytes_left: usize,
+}
+
+impl Pack {
+    fn new(theirs: Heads, max_events: usize, max_bytes: usize) -> Self {
+        Self {
+            batch: Batch {
+                events: Vec::new(),
+                more: false,
+                then: theirs,
+            },
+            events_left: max_events,
+            bytes_left: max_bytes,
+        }
+    }
+
+    /// `false`: it found no room.
+    fn add(&mut self, raw: Vec<u8>) -> Result<bool, LogError> {
+        let fits = self.events_left > 0 && raw.len() <= self.bytes_left;
+        if !fits && !self.batch.events.is_empty() {
+            self.batch.more = true;
+            return Ok(false);
+        }
+        let event = Event::decode_stored(&raw)?;
+        if let Some(hash) = EventHash::of(&raw) {
+            self.batch.then.note(&event, hash);
+        }
+        self.events_left = self.events_left.saturating_sub(1);
+        self.bytes_left = self.bytes_left.saturating_sub(raw.len());
+        self.batch.events.push(raw);
+        Ok(true)
+    }
+
+    fn fill(
+        &mut self,
+        conn: &Connection,
+        view: &View,
+        theirs: &Heads,
+        now_ms: u64,
+    ) -> Result<(), LogError> {
+        if !self.durable(conn, view, theirs)? || !self.proofs(conn, view, theirs)? {
+            return Ok(());
+        }
+        self.ephemeral(conn, view, theirs, now_ms)
+    }
+
+    fn durable(
+        &mut self,
+        conn: &Connection,
+        view: &View,
+        theirs: &Heads,
+    ) -> Result<bool, LogError> {
+        let none = Head::default();
+        // Of each author that they lack something of: their last number.
+        let mut lacks = std::collections::BTreeMap::new();
+        let mut from_lamport = u64::MAX;
+        for (author, it) in &view.authors {
+            if !view.fold.state.knows(view.community, author) {
+                continue;
+            }
+            let head = theirs.authors.get(author).unwrap_or(&none);
+            // Beyond a fork that they know of, they take nothing.
+            let last = head
+                .fork
+                .map_or(it.row.head, |f| it.row.head.min(f.seq - f.seq.min(1)));
+            let mut from = head.seq;
+            // Where their last event is not ours, they need ours to see that there are two.
+            if head.seq > 0 && head.seq <= it.row.head {
+                let ours = db::durable_at(conn, author, head.seq)?;
+                if ours.first().is_some_and(|row| row.hash.tag() != head.tip) {
+                    from = head.seq - 1;
+                }
+            }
+            if from < last {
+                let first = db::durable_at(conn, author, from + 1)?;
+                if let Some(row) = first.first() {
+                    from_lamport = from_lamport.min(row.lamport);
+                    lacks.insert(*author, (from, last));
+                }
+            }
+        }
+        if lacks.is_empty() {
+            return Ok(true);
+        }
+        let mut room = true;
+        db::walk(conn, from_lamport, |at, arrival| {
+            let wanted = lacks
+                .get(&at.author)
+                .is_some_and(|(from, last)| at.seq > *from && at.seq <= *last);
+            if wanted {
+                room = self.add(db::raw(conn, arrival)?)?;
+            }
+            Ok(room)
+        })?;
+        Ok(room)
+    }
+
+    fn proofs(&mut self, conn: &Connection, view: &View, theirs: &Heads) -> Result<bool, LogError> {
+        for (author, it) in &view.authors {
+            let Some(fork) = &it.fork else { continue };
+            if !view.fold.state.knows(view.community, author) {
+                continue;
+            }
+            let ours = ForkHead {
+                seq: fork.seq,
+                proof: proof_tag(&fork.proof),
+            };
+            let known = theirs.authors.get(author).and_then(|head| head.fork);
+            if known == Some(ours) || known.is_some_and(|known| known.seq < ours.seq) {
+                continue;
+            }
+            for row in proof(conn, author, fork.seq)? {
+                if !self.add(db::raw(conn, row.arrival)?)? {
+                    return Ok(false);
+                }
+            }
+            let head = self.batch.then.authors.entry(*author).or_default();
+            head.fork = Some(ours);
+        }
+        Ok(true)
+    }
+
+    fn ephemeral(
+        &mut self,
+        conn: &Connection,
+        view: &View,
+        theirs: &Heads,
+        now_ms: u64,
+    ) -> Result<(), LogError> {
+        for ((author, slot), live) in view.live.iter() {
+            if live.expires_ms <= now_ms || !view.fold.state.knows(view.community, author) {
+                continue;
+            }
+            let ours = SlotHead {
+                seq: live.seq,
+                tag: live.hash.tag(),
+            };
+            let head = theirs.authors.get(author);
+            let theirs = head.and_then(|head| head.slots.get(&slot_key(slot)));
+            if theirs.is_some_and(|theirs| *theirs >= ours) {
+                continue;
+            }
+            if let Some(row) = db::ephemeral(conn, author, slot)?
+                && !self.add(row.raw)?
+            {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A batch of this many bytes holds any event: smaller limits still send one at a time.
+pub const MIN_BATCH_BYTES: usize = MAX_EVENT_BYTES;

@@ -1,0 +1,229 @@
+//! Tests of the log as a whole.
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::invite::{Invite, JoinRequest};
+use crate::{CommunityId, Descriptor, NodeId, NodeKey};
+
+/// A Wednesday in 2027, in Unix milliseconds.
+const NOW: u64 = 1_800_000_000_000;
+
+fn key(seed: u8) -> NodeKey {
+    NodeKey::from_secret(&[seed; 32])
+}
+
+fn root() -> NodeKey {
+    key(200)
+}
+
+/// A log in a folder of its own.
+struct Home {
+    log: EventLog,
+    dir: TempDir,
+}
+
+impl Home {
+    /// A community whose founder is key 1.
+    fn new() -> Self {
+        let dir = TempDir::new().unwrap();
+        let policy = Policy::default();
+        let log =
+            EventLog::create(dir.path(), &root(), key(1).id(), "Elm Street", policy, NOW).unwrap();
+        Self { log, dir }
+    }
+
+    /// A log of the same community, still empty.
+    fn joining() -> Self {
+        let dir = TempDir::new().unwrap();
+        let log = EventLog::prepare(dir.path(), CommunityId::from(root().id())).unwrap();
+        Self { log, dir }
+    }
+
+    fn level(&self, seed: u8) -> Option<Level> {
+        self.log.state().level(&key(seed).id())
+    }
+}
+
+fn invited(seed: u8, level: Level, uses: u32) -> Body {
+    Body::Invited {
+        invite: key(seed).id(),
+        level,
+        uses,
+        expires_ms: NOW + 3_600_000,
+    }
+}
+
+/// Key `node` joins with the invite `invite`.
+fn admitted(invite: u8, node: u8, level: Level) -> Body {
+    let community = CommunityId::from(root().id());
+    let name = format!("node {node}");
+    let request = JoinRequest::sign(&key(invite), community, key(node).id(), &name).unwrap();
+    Body::Admitted { request, level }
+}
+
+fn descriptor(host: NodeId) -> Descriptor {
+    Descriptor {
+        shard_id: "m:0-7".into(),
+        model_id: "m".into(),
+        weights_sha256: "0a".repeat(32),
+        layer_range: (0, 7),
+        total_layers: 16,
+        vram_required_mb: 10,
+        max_concurrent_streams: 4,
+        host: host.to_string(),
+        endpoint: "127.0.0.1:1".into(),
+        advertised_at: 1,
+        boundary_dtype: "fp16".into(),
+        arithmetic: "canonical-1".into(),
+        ms_per_token: 1.5,
+        queue_depth: 0,
+        software: "hearthnet/0.1.0".into(),
+    }
+}
+
+/// Brings `to` up to `from`, in small batches. Says how many events went over.
+fn sync(from: &EventLog, to: &EventLog, now: u64) -> usize {
+    let mut heads = to.heads();
+    let mut sent = 0;
+    loop {
+        let batch = from.missing(&heads, 7, 1 << 20).unwrap();
+        sent += batch.events.len();
+        to.receive(&batch.events, key(99).id(), now).unwrap();
+        if !batch.more {
+            return sent;
+        }
+        heads = batch.then;
+    }
+}
+
+#[test]
+fn a_new_community_has_its_founder_as_anchor_and_survives_reopening() {
+    let home = Home::new();
+    let hash = home.log.state().state_hash();
+    let Home { log, dir } = home;
+    drop(log);
+    let log = EventLog::open(dir.path()).unwrap();
+    let state = log.state();
+    assert!(state.is_created());
+    assert_eq!(state.name, "Elm Street");
+    assert_eq!(state.level(&key(1).id()), Some(Level::Anchor));
+    assert_eq!(state.level(&root().id()), None);
+    assert_eq!(state.state_hash(), hash);
+    assert_eq!(log.community(), CommunityId::from(root().id()));
+}
+
+#[test]
+fn a_folder_has_one_community() {
+    let home = Home::new();
+    let again = EventLog::prepare(home.dir.path(), CommunityId::from(root().id()));
+    assert!(matches!(again, Err(LogError::Exists { .. })));
+    let empty = TempDir::new().unwrap();
+    assert!(matches!(
+        EventLog::open(empty.path()),
+        Err(LogError::NoCommunity { .. })
+    ));
+    let bad = EventLog::create(
+        empty.path(),
+        &root(),
+        key(1).id(),
+        "",
+        Policy::default(),
+        NOW,
+    );
+    assert!(matches!(bad, Err(LogError::Event(_))));
+    assert!(!empty.path().join(FILE_NAME).exists());
+}
+
+#[test]
+fn an_invited_node_joins_and_everybody_learns_of_it() {
+    let home = Home::new();
+    home.log
+        .append(&key(1), invited(50, Level::Trusted, 1), NOW)
+        .unwrap();
+    let code = Invite::new(home.log.community(), [50; 32], NOW / 1000 + 3600, vec![]).unwrap();
+    let request = code.request(key(2).id(), "attic").unwrap();
+    let level = Level::Trusted;
+    home.log
+        .append(&key(1), Body::Admitted { request, level }, NOW)
+        .unwrap();
+    assert_eq!(home.level(2), Some(Level::Trusted));
+    assert_eq!(home.log.state().member(&key(2).id()).unwrap().name, "attic");
+
+    let other = Home::joining();
+    assert!(!other.log.state().is_created());
+    assert_eq!(sync(&home.log, &other.log, NOW), 3);
+    assert_eq!(other.log.state(), home.log.state());
+    assert_eq!(other.log.heads(), home.log.heads());
+    assert_eq!(sync(&home.log, &other.log, NOW), 0);
+    assert!(home.log.is_consistent() && other.log.is_consistent());
+
+    let used = home
+        .log
+        .append(&key(1), admitted(50, 3, Level::Trusted), NOW);
+    assert!(matches!(
+        used,
+        Err(LogError::NoEffect(NoEffect::InviteUsed))
+    ));
+}
+
+#[test]
+fn an_advertisement_is_seen_replaced_and_withdrawn() {
+    let home = Home::new();
+    let (me, other) = (key(1), Home::joining());
+    let advert = |depth| {
+        Body::ShardAdvertised(Box::new(Descriptor {
+            queue_depth: depth,
+            ..descriptor(me.id())
+        }))
+    };
+    home.log.append(&me, advert(0), NOW).unwrap();
+    home.log.append(&me, advert(3), NOW + 1).unwrap();
+    sync(&home.log, &other.log, NOW + 1);
+    for log in [&home.log, &other.log] {
+        let state = log.state();
+        let shards: Vec<_> = state.shards(NOW + 1).collect();
+        assert_eq!(shards.len(), 1);
+        assert_eq!(shards[0].descriptor.queue_depth, 3);
+        assert_eq!(state.shards(NOW + 1 + ADVERT_LIFE_MS).count(), 0);
+    }
+    let withdrawn = Body::ShardWithdrawn {
+        shard_id: "m:0-7".into(),
+    };
+    home.log.append(&me, withdrawn, NOW + 2).unwrap();
+    assert_eq!(sync(&home.log, &other.log, NOW + 2), 1);
+    assert_eq!(other.log.state().shards(NOW + 2).count(), 0);
+    let later = NOW + 10 * ADVERT_LIFE_MS;
+    assert_eq!(home.log.compact(later).unwrap().ephemeral, 1);
+    assert_eq!(home.log.compact(later).unwrap(), Compacted::default());
+}
+
+#[test]
+fn another_handle_of_the_same_file_hears_of_changes() {
+    let home = Home::new();
+    let second = EventLog::open(home.dir.path()).unwrap();
+    let mut changes = second.changes();
+    changes.mark_unchanged();
+    home.log
+        .append(&key(1), invited(50, Level::Member, 1), NOW)
+        .unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let deadline = std::time::Duration::from_secs(20);
+        tokio::time::timeout(deadline, changes.changed())
+            .await
+            .unwrap()
+            .unwrap();
+    });
+    assert_eq!(second.state(), home.log.state());
+    second
+        .append(&key(1), admitted(50, 4, Level::Member), NOW)
+        .unwrap();
+    home.log
+        .append(&key(1), invited(51, Level::Member, 1), NOW)
+        .unwrap();
+    assert_eq!(home.level(4), Some(Level::Member));
+}
