@@ -29,6 +29,7 @@ mod node_id;
 mod node_key;
 mod replay;
 mod signature;
+pub mod sync;
 
 pub use capability::{Capability, CapabilityError, SHARD_SERVE};
 pub use community_id::{CommunityId, CommunityIdError};

@@ -175,7 +175,7 @@ pub async fn connect_over(
         match pending.event().await {
             Ok(Event::Opened(terms)) => {
                 return pending
-                    .open(hello.purpose, terms)
+                    .open(hello, terms)
                     .ok_or_else(|| handshake(Phase::Hello, "the session opened twice".to_owned()));
             }
             Ok(_) => {}

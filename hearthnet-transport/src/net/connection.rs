@@ -29,6 +29,7 @@ use crate::identity::PeerKey;
 use crate::message::Message;
 use crate::session::{Event, Outgoing, SendRefused, Session, SessionStats, Terms};
 use crate::time::Time;
+use crate::wire::control::Hello;
 
 pub(crate) type Socket = WebSocketStream<Guarded<TlsStream<BoxIo>>>;
 
@@ -434,11 +435,12 @@ impl Pending {
     }
 
     /// The open connection.
-    pub(crate) fn open(mut self, purpose: String, terms: Terms) -> Option<Connection> {
+    pub(crate) fn open(mut self, hello: Hello, terms: Terms) -> Option<Connection> {
         let shared = self.shared.take()?;
         Some(Connection {
             sender: Sender { shared, terms },
-            purpose,
+            purpose: hello.purpose,
+            token: hello.token,
         })
     }
 }
@@ -455,6 +457,7 @@ impl Drop for Pending {
 pub struct Connection {
     sender: Sender,
     purpose: String,
+    token: Vec<u8>,
 }
 
 impl Connection {
@@ -466,6 +469,12 @@ impl Connection {
     /// What the caller's HELLO said the session is for.
     pub fn purpose(&self) -> &str {
         &self.purpose
+    }
+
+    /// The session token of the caller's HELLO, so that its right can be watched while the session
+    /// is open.
+    pub fn token(&self) -> &[u8] {
+        &self.token
     }
 
     /// What was agreed on in HELLO.

@@ -318,7 +318,7 @@ impl Acceptor {
             drop(permit);
         };
         let mut pending = start(session, socket, peer, begin, &self.config, Box::new(ended));
-        let mut purpose = String::new();
+        let mut said = Hello::new("", Vec::new());
         loop {
             match pending.event().await.map_err(RefusedConnection::Closed)? {
                 Event::Hello(hello) => {
@@ -327,11 +327,11 @@ impl Acceptor {
                     } else {
                         Err(CloseCode::SessionLimit)
                     };
-                    purpose = hello.purpose;
+                    said = hello;
                     pending.answer(answer);
                 }
                 Event::Opened(terms) => {
-                    return pending.open(purpose, terms).ok_or_else(|| {
+                    return pending.open(said, terms).ok_or_else(|| {
                         failed(Phase::Hello, "the session opened twice".to_owned())
                     });
                 }
