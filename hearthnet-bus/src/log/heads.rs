@@ -123,6 +123,14 @@ impl Heads {
         Ok(heads)
     }
 
+    /// Notes that the peer with these heads sent an event, so that it is not sent back. The log
+    /// has looked at the event before; what is no event is not noted.
+    pub(crate) fn note_received(&mut self, raw: &[u8]) {
+        if let (Ok(event), Some(hash)) = (Event::decode_stored(raw), EventHash::of(raw)) {
+            self.note(&event, hash);
+        }
+    }
+
     /// Notes that a peer with these heads was sent an event: what it has if it takes it. So
     /// the next batch can follow without waiting for the peer's new heads.
     pub(super) fn note(&mut self, event: &Event, hash: EventHash) {

@@ -8,9 +8,9 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use super::SYNC_PATH;
 use super::message::MAX_MESSAGE_BYTES;
 use super::session::{Progress, Stored, SyncConfig, SyncSession, Work};
-use super::SYNC_PATH;
 use crate::NodeId;
 use crate::log::{EventLog, Heads, Received, Refusal};
 
@@ -43,7 +43,7 @@ struct Replica {
 
 impl Replica {
     /// Does one piece of work, which may take a while: disk, signatures.
-    fn work(&self, work: Work) -> Done {
+    fn work(&mut self, work: Work) -> Done {
         match work {
             Work::Heads => Done::Heads(self.log.heads().to_cbor()),
             Work::Learn(heads) => {
@@ -67,7 +67,11 @@ impl Replica {
             Work::Store(events) => {
                 let raw: Vec<Vec<u8>> = events.iter().map(|event| event.to_vec()).collect();
                 match self.log.receive(&raw, self.peer, unix_ms()) {
-                    Ok(received) => Done::Stored(judge(&received)),
+                    Ok(received) => {
+                        let taken = received.accepted.iter().filter_map(|at| raw.get(*at));
+                        taken.for_each(|event| self.theirs.note_received(event));
+                        Done::Stored(judge(&received))
+                    }
                     Err(error) => {
                         tracing::warn!(%error, "events of a peer could not be stored");
                         Done::Failed(Some(events))
@@ -133,7 +137,7 @@ pub async fn gossip(
     let sender = socket.sender();
     loop {
         session.handle_timeout(now());
-        if let Some(idle) = replica.take() {
+        if let Some(mut idle) = replica.take() {
             match session.poll_work(now()) {
                 Some(work) => {
                     job = Some(tokio::task::spawn_blocking(move || {
