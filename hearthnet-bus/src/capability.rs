@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
 /// Longest name, in bytes; the ones in use have about 40.
 const MAX_NAME_BYTES: usize = 64;
 
@@ -18,7 +20,8 @@ pub const SHARD_SERVE: &str = "experimental.distributed_llm.shard.serve@1.0";
 /// assert!(held.satisfies(&asked));
 /// assert!(!asked.satisfies(&held));
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+/// Serialised as that text.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Capability {
     name: String,
     major: u16,
@@ -41,6 +44,21 @@ impl Capability {
             major: 1,
             minor: 0,
         }
+    }
+
+    /// The name without the version.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The major version: another one is another capability.
+    pub fn major(&self) -> u16 {
+        self.major
+    }
+
+    /// The minor version: a higher one can do all that a lower one can.
+    pub fn minor(&self) -> u16 {
+        self.minor
     }
 
     /// Whether holding this one is enough where `asked` is asked for: the same name
@@ -71,6 +89,19 @@ impl FromStr for Capability {
             major: number(major)?,
             minor: number(minor)?,
         })
+    }
+}
+
+impl Serialize for Capability {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Capability {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        text.parse().map_err(de::Error::custom)
     }
 }
 

@@ -7,6 +7,7 @@
 //! | what a signature is over | [`Domain`] | `signature.rs` |
 //! | a right that can be granted | [`Capability`] | `capability.rs` |
 //! | a session token | [`Grant`] | `grant.rs` (normative: `specs/session-grant.md`) |
+//! | what a node can be asked to do | [`calls`] | `calls/` (normative: `specs/capability-bus.md`) |
 //! | "seen before" | [`ReplayCache`] | `replay.rs` |
 //! | which community | [`CommunityId`] | `community_id.rs` |
 //! | how one joins it | [`invite`] | `invite.rs` |
@@ -16,6 +17,7 @@
 //!
 //! Everything but the key file is pure: time and randomness come in as arguments.
 
+pub mod calls;
 mod capability;
 mod cbor;
 mod community_id;

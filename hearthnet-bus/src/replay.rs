@@ -32,6 +32,15 @@ pub struct ReplayCache {
     by_issuer: HashMap<NodeId, usize>,
 }
 
+/// Why something could not be noted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NotNoted {
+    /// It was noted before.
+    Seen,
+    /// There is no room, in all or for this issuer.
+    Full,
+}
+
 impl ReplayCache {
     /// A cache for at most `capacity` unexpired tokens (about 200 bytes each; memory
     /// is taken as it fills).
@@ -52,19 +61,35 @@ impl ReplayCache {
     /// [`GrantError::Replayed`] if it was noted before, [`GrantError::CacheFull`] if
     /// there is no room for it.
     pub fn remember(&mut self, grant: &Grant, now: u64, skew: u64) -> Result<(), GrantError> {
+        self.note(grant.issuer, grant.id, grant.dead_from(skew), now)
+            .map_err(|refusal| match refusal {
+                NotNoted::Seen => GrantError::Replayed,
+                NotNoted::Full => GrantError::CacheFull,
+            })
+    }
+
+    /// Takes note of anything that has an issuer and an id, until `death`: the first
+    /// moment in which no check accepts it any more, in the same unit as `now`.
+    pub(crate) fn note(
+        &mut self,
+        issuer: NodeId,
+        id: [u8; 16],
+        death: u64,
+        now: u64,
+    ) -> Result<(), NotNoted> {
         self.forget_expired(now);
-        let token = (grant.issuer, grant.id);
+        let token = (issuer, id);
         if self.seen.contains(&token) {
-            return Err(GrantError::Replayed);
+            return Err(NotNoted::Seen);
         }
         let share = self.capacity.div_ceil(4);
-        let held = self.by_issuer.get(&grant.issuer).copied().unwrap_or(0);
+        let held = self.by_issuer.get(&issuer).copied().unwrap_or(0);
         if self.seen.len() >= self.capacity || held >= share {
-            return Err(GrantError::CacheFull);
+            return Err(NotNoted::Full);
         }
         self.seen.insert(token);
-        self.by_death.insert((grant.dead_from(skew), token));
-        self.by_issuer.insert(grant.issuer, held + 1);
+        self.by_death.insert((death, token));
+        self.by_issuer.insert(issuer, held + 1);
         Ok(())
     }
 

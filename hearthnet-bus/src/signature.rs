@@ -21,6 +21,8 @@ pub enum Domain {
     JoinRequest,
     /// The fields of a [`crate::log::Event`].
     Event,
+    /// The envelope of a call on the capability bus ([`crate::calls::Envelope`]).
+    Call,
 }
 
 impl Domain {
@@ -30,6 +32,7 @@ impl Domain {
             Self::SessionGrant => b"hearthnet/session-grant/v1\0",
             Self::JoinRequest => b"hearthnet/join-request/v1\0",
             Self::Event => b"hearthnet/event/v1\0",
+            Self::Call => b"hearthnet/call/v1\0",
         }
     }
 
@@ -105,7 +108,12 @@ mod tests {
 
     #[test]
     fn prefixes_end_in_their_only_nul() {
-        for domain in [Domain::SessionGrant, Domain::JoinRequest, Domain::Event] {
+        for domain in [
+            Domain::SessionGrant,
+            Domain::JoinRequest,
+            Domain::Event,
+            Domain::Call,
+        ] {
             let prefix = domain.prefix();
             assert_eq!(prefix.iter().position(|&b| b == 0), Some(prefix.len() - 1));
         }

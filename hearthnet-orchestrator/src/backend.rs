@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::cancel::Cancel;
+use crate::Cancel;
 use crate::error::ChatError;
 
 /// One piece of the route, as `done` reports it.

@@ -13,8 +13,8 @@ use hearthnet_model::stop::StopMatcher;
 use hearthnet_model::{ChatMessage, ChatTemplate, Detokenizer, Special, Tokenizer};
 use serde::Serialize;
 
+use crate::Cancel;
 use crate::backend::{Backend, HopTimes, Notice, RouteHop, Run};
-use crate::cancel::Cancel;
 use crate::error::{Blame, ChatError};
 
 /// What the caller asks.

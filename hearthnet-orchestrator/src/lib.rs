@@ -14,7 +14,6 @@
 //! | codes, hints, blame | [`error`] |
 
 pub mod backend;
-pub mod cancel;
 pub mod chat;
 pub mod checks;
 pub mod error;
@@ -28,5 +27,5 @@ pub mod router;
 pub mod sharded;
 
 pub use backend::Backend;
-pub use cancel::Cancel;
 pub use error::ChatError;
+pub use hearthnet_bus::calls::Cancel;

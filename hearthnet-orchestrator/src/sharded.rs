@@ -20,8 +20,8 @@ use hearthnet_model::{BoundaryDtype, ModelSpec, WeightsId};
 use hearthnet_transport::{DType, Message, Step, StepResult, StreamOpen, Want};
 use tokio::runtime::Handle;
 
+use crate::Cancel;
 use crate::backend::{Backend, HopClock, HopTimes, Notice, RouteHop, Run};
-use crate::cancel::Cancel;
 use crate::checks::{BoundaryCheck, CheckError};
 use crate::error::ChatError;
 use crate::hosts::{HostSource, RoutedSpan};

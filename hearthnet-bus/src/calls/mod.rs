@@ -1,0 +1,111 @@
+//! The capability bus: what a node can be asked to do, by whom, and how it is asked.
+//!
+//! `specs/capability-bus.md` is the normative text.
+//!
+//! | concept | type | file |
+//! |---|---|---|
+//! | what is offered | [`CapabilityDescriptor`], [`Trust`], [`CallLimits`] | `descriptor.rs` |
+//! | what it takes | [`Params`] | `params.rs` |
+//! | who offers what, who answers well | [`Registry`], [`HealthTable`] | `registry.rs`, `health.rs` |
+//! | how often a peer may ask | [`Budgets`] | `budget.rs` |
+//! | the signed part of a call | [`Envelope`] | `envelope.rs` |
+//! | messages of `/bus/v1` | [`Request`], [`Violation`] | `frame.rs` |
+//! | calls, events, acknowledgements, cancel | [`ServingSession`], [`CallingSession`] | `session.rs` |
+//! | whether a call may run | [`CallServer::admit`] | `server.rs` |
+//! | running it | [`Handler`], [`FrameSink`], [`CallServer`] | `registry.rs`, `server.rs` |
+//! | asking | [`Client`], [`CallStream`] | `client.rs` |
+//! | apps on this machine | [`LocalDoor`] | `door.rs` |
+//! | giving up | [`Cancel`] | `cancel.rs` |
+//! | codes and sentences | [`Code`], [`CallError`] | `error.rs` |
+//!
+//! A node that answers:
+//!
+//! ```no_run
+//! # use std::sync::Arc;
+//! # use hearthnet_bus::{NodeId, calls::*};
+//! # use serde_json::{Value, json};
+//! # use futures_util::future::BoxFuture;
+//! # async fn example(own: NodeId, community: Arc<dyn Authority>, data_dir: &std::path::Path)
+//! # -> Result<(), Box<dyn std::error::Error>> {
+//! struct Echo;
+//!
+//! impl Handler for Echo {
+//!     fn call(&self, _: CallContext, params: Value, out: FrameSink)
+//!         -> BoxFuture<'_, Result<Value, CallError>>
+//!     {
+//!         Box::pin(async move {
+//!             out.send("echo", &params["text"]).await?;
+//!             Ok(json!({}))
+//!         })
+//!     }
+//! }
+//!
+//! let registry = Arc::new(Registry::new());
+//! let mut echo = CapabilityDescriptor::new("test.echo@1.0".parse()?, "Says it again.", Trust::Member);
+//! echo.params = Params::none().required("text", Kind::text(1000));
+//! registry.register(echo, Arc::new(Echo))?;
+//! let server = Arc::new(CallServer::new(own, registry, community));
+//! let door = LocalDoor::open(data_dir, server).await?; // for apps; peers come through the listener
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What always holds
+//!
+//! - A handler runs only for a caller of at least its level, with parameters that its
+//!   description allows, within every limit. Nobody but members gets further than
+//!   `community.join`.
+//! - When a caller gives up or is lost, its handler is dropped and all that waits for it
+//!   is freed at once.
+//! - What a peer can make this node keep is bounded per call, per connection and in time.
+
+mod budget;
+mod cancel;
+mod client;
+mod descriptor;
+mod door;
+mod envelope;
+mod error;
+mod frame;
+#[doc(hidden)]
+pub mod fuzzing;
+mod health;
+mod params;
+mod registry;
+mod server;
+mod session;
+mod wire;
+
+/// Capabilities that a node has, or that are kept of what a peer says.
+pub const MAX_CAPABILITIES: usize = 64;
+
+/// What strangers may call, and nothing else.
+pub const COMMUNITY_JOIN: &str = "community.join@1.0";
+
+/// What a node can be asked to do, as a list of descriptors.
+pub const BUS_DESCRIBE: &str = "bus.describe@1.0";
+
+pub use budget::{Budgets, Rate};
+pub use cancel::Cancel;
+pub use client::{CallStream, Client, Event};
+pub use descriptor::{CallLimits, CapabilityDescriptor, EXPERIMENTAL, Stability, Trust};
+pub use door::{DoorError, ENDPOINT_FILE, LocalDoor, TOKEN_FILE};
+pub use envelope::{Envelope, EnvelopeError, MAX_CALL_SKEW_MS, MAX_ENVELOPE_BYTES};
+pub use error::{CallError, Code, MAX_ERROR_TEXT, MAX_NAME};
+pub use frame::{
+    ACK_BYTES, ACK_FRAMES, BUS_PATH, MAX_EVENT_BYTES, MAX_MESSAGE_BYTES, MAX_OPEN_CALLS, Request,
+    Violation, WINDOW_BYTES, WINDOW_FRAMES,
+};
+pub use health::{Health, HealthFigures, HealthTable};
+pub use params::{Kind, Param, ParamError, Params};
+pub use registry::{CallContext, Handler, RegisterError, Registry, Slot};
+pub use server::{Admitted, Authority, CallServer, FrameSink, Origin, Research};
+pub use session::{Asked, CallingSession, Heard, NotTaken, ServingSession};
+pub use wire::Wire;
+
+/// Unix time in milliseconds, for the shells; the pure parts are given theirs.
+pub(crate) fn now_ms() -> u64 {
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
+}

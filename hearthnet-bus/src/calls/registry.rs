@@ -1,0 +1,469 @@
+//! What this node can be asked to do, and what is known of others.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures_util::future::BoxFuture;
+use serde_json::Value;
+
+use super::descriptor::{CapabilityDescriptor, Trust};
+use super::error::{CallError, Code};
+use super::health::{Health, HealthFigures, HealthTable};
+use super::server::FrameSink;
+use super::{Cancel, MAX_CAPABILITIES};
+use crate::{Capability, NodeId};
+
+/// Answers calls of one capability.
+pub trait Handler: Send + Sync {
+    /// Answers one call: events go to `out` as they come, the result is returned.
+    ///
+    /// Runs only after the caller's level, the parameters and all limits were checked.
+    /// When the caller cancels or is lost, [`CallContext::cancel`] fires and the future
+    /// is dropped; work on other threads has to watch the former and to keep
+    /// [`CallContext::slot`] for as long as it goes on.
+    fn call(
+        &self,
+        ctx: CallContext,
+        params: Value,
+        out: FrameSink,
+    ) -> BoxFuture<'_, Result<Value, CallError>>;
+}
+
+/// Who calls, and how to notice that it gave up.
+#[derive(Debug, Clone)]
+pub struct CallContext {
+    /// The node that calls; this node itself for an app on this machine.
+    pub caller: NodeId,
+    /// How far it is trusted.
+    pub trust: Trust,
+    /// Whether an app on this machine calls, through the local door.
+    pub is_local: bool,
+    /// The version that was asked for.
+    pub capability: Capability,
+    /// Fires when the caller gives up, disconnects, or the time is over.
+    pub cancel: Cancel,
+    /// The call's place among those that may run at once; free when the last clone is dropped.
+    pub slot: Slot,
+}
+
+/// A place among the calls that may run at once.
+#[derive(Debug, Clone)]
+pub struct Slot(#[expect(dead_code, reason = "held for its Drop")] Arc<SlotGuard>);
+
+#[derive(Debug)]
+struct SlotGuard {
+    slots: Arc<Slots>,
+    caller: NodeId,
+}
+
+impl Drop for SlotGuard {
+    fn drop(&mut self) {
+        let mut held = lock(&self.slots.held);
+        if let Some(count) = held.get_mut(&self.caller) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                held.remove(&self.caller);
+            }
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Slots {
+    held: Mutex<HashMap<NodeId, u32>>,
+}
+
+/// A capability of this node, found.
+#[derive(Clone)]
+pub(crate) struct Local {
+    pub(crate) descriptor: Arc<CapabilityDescriptor>,
+    pub(crate) handler: Arc<dyn Handler>,
+    slots: Arc<Slots>,
+}
+
+impl Local {
+    /// A place for one more call.
+    pub(crate) fn slot(&self, caller: NodeId) -> Result<Slot, CallError> {
+        let limits = self.descriptor.limits;
+        let mut held = lock(&self.slots.held);
+        let all: u32 = held.values().sum();
+        let own = held.get(&caller).copied().unwrap_or(0);
+        if all >= limits.concurrent || own >= limits.concurrent_per_caller {
+            let whose = if all >= limits.concurrent {
+                format!("{} calls", limits.concurrent)
+            } else {
+                format!("{} calls of yours", limits.concurrent_per_caller)
+            };
+            return Err(CallError::new(
+                Code::BUSY,
+                format!(
+                    "{whose} to {} are running here already",
+                    self.descriptor.capability
+                ),
+            )
+            .with_hint("wait until one has ended, or ask another node"));
+        }
+        held.insert(caller, own + 1);
+        drop(held);
+        Ok(Slot(Arc::new(SlotGuard {
+            slots: Arc::clone(&self.slots),
+            caller,
+        })))
+    }
+}
+
+/// Why a capability could not be registered.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegisterError {
+    /// One with this name and major version is there already.
+    #[error("{0} is registered already")]
+    Taken(Capability),
+    /// There are as many as a node may have.
+    #[error("a node has at most {MAX_CAPABILITIES} capabilities")]
+    Full,
+    /// A limit is zero, so nobody could ever call it.
+    #[error("every limit of {0} must be at least 1")]
+    Limits(Capability),
+}
+
+/// Name and major version: what there can be one of.
+type Key = (String, u16);
+
+#[derive(Default)]
+struct Inner {
+    local: BTreeMap<Key, Local>,
+    remote: BTreeMap<NodeId, Vec<CapabilityDescriptor>>,
+    health: HealthTable,
+}
+
+/// The capabilities of this node and of its peers, and how well those answer.
+#[derive(Default)]
+pub struct Registry {
+    inner: Mutex<Inner>,
+}
+
+impl std::fmt::Debug for Registry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let inner = lock(&self.inner);
+        let local: Vec<String> = inner
+            .local
+            .values()
+            .map(|l| l.descriptor.capability.to_string())
+            .collect();
+        f.debug_struct("Registry")
+            .field("local", &local)
+            .field("remote_nodes", &inner.remote.len())
+            .finish()
+    }
+}
+
+impl Registry {
+    /// An empty registry.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a capability of this node.
+    ///
+    /// # Errors
+    /// [`RegisterError`].
+    pub fn register(
+        &self,
+        descriptor: CapabilityDescriptor,
+        handler: Arc<dyn Handler>,
+    ) -> Result<(), RegisterError> {
+        let capability = descriptor.capability.clone();
+        let limits = descriptor.limits;
+        if limits.concurrent == 0 || limits.concurrent_per_caller == 0 || limits.seconds == 0 {
+            return Err(RegisterError::Limits(capability));
+        }
+        let mut inner = lock(&self.inner);
+        let key = (capability.name().to_owned(), capability.major());
+        if inner.local.contains_key(&key) {
+            return Err(RegisterError::Taken(capability));
+        }
+        if inner.local.len() >= MAX_CAPABILITIES {
+            return Err(RegisterError::Full);
+        }
+        let local = Local {
+            descriptor: Arc::new(descriptor),
+            handler,
+            slots: Arc::default(),
+        };
+        inner.local.insert(key, local);
+        Ok(())
+    }
+
+    /// Removes a capability of this node; calls that run go on. Whether it was there.
+    pub fn unregister(&self, capability: &Capability) -> bool {
+        let key = (capability.name().to_owned(), capability.major());
+        lock(&self.inner).local.remove(&key).is_some()
+    }
+
+    /// What this node can be asked to do.
+    pub fn descriptors(&self) -> Vec<CapabilityDescriptor> {
+        let inner = lock(&self.inner);
+        inner
+            .local
+            .values()
+            .map(|l| (*l.descriptor).clone())
+            .collect()
+    }
+
+    /// The capability of this node that answers to `asked`: the same name and major
+    /// version, at least the minor one.
+    pub(crate) fn find(&self, asked: &Capability) -> Result<Local, CallError> {
+        let inner = lock(&self.inner);
+        let key = (asked.name().to_owned(), asked.major());
+        if let Some(local) = inner.local.get(&key)
+            && local.descriptor.capability.satisfies(asked)
+        {
+            return Ok(local.clone());
+        }
+        let versions: Vec<String> = inner
+            .local
+            .values()
+            .map(|l| &l.descriptor.capability)
+            .filter(|c| c.name() == asked.name())
+            .map(|c| format!("{}.{}", c.major(), c.minor()))
+            .collect();
+        Err(if versions.is_empty() {
+            CallError::new(
+                Code::NOT_FOUND,
+                format!("this node has no capability {}", asked.name()),
+            )
+            .with_hint("bus.describe@1.0 lists what it has")
+        } else {
+            CallError::new(
+                Code::VERSION_UNSUPPORTED,
+                format!(
+                    "this node has {} in version {}",
+                    asked.name(),
+                    versions.join(", ")
+                ),
+            )
+            .with_hint("ask for the same major version and at most this minor version")
+        })
+    }
+
+    /// Keeps what a peer said it can do; what was known of it before is forgotten.
+    /// At most [`MAX_CAPABILITIES`] are kept.
+    pub fn learn(&self, node: NodeId, mut descriptors: Vec<CapabilityDescriptor>) {
+        descriptors.truncate(MAX_CAPABILITIES);
+        lock(&self.inner).remote.insert(node, descriptors);
+    }
+
+    /// Forgets a peer: it is no longer a member.
+    pub fn forget(&self, node: NodeId) {
+        let mut inner = lock(&self.inner);
+        inner.remote.remove(&node);
+        inner.health.forget(node);
+    }
+
+    /// What a peer said it can do.
+    pub fn known(&self, node: NodeId) -> Vec<CapabilityDescriptor> {
+        lock(&self.inner)
+            .remote
+            .get(&node)
+            .cloned()
+            .unwrap_or_default()
+    }
+
+    /// The peers that say they can do what is asked, the best first: healthy before
+    /// probing, then by their median time, those never called first. Quarantined ones
+    /// are left out.
+    pub fn providers(&self, asked: &Capability, now_ms: u64) -> Vec<NodeId> {
+        let inner = lock(&self.inner);
+        let mut found: Vec<_> = inner
+            .remote
+            .iter()
+            .filter(|(_, caps)| caps.iter().any(|c| c.capability.satisfies(asked)))
+            .filter_map(|(node, _)| {
+                let probing = match inner.health.health(*node, asked.name(), now_ms) {
+                    Health::Healthy => false,
+                    Health::Probing => true,
+                    Health::Quarantined { .. } => return None,
+                };
+                let figures = inner.health.figures(*node, asked.name(), now_ms);
+                Some((probing, figures.median_ms.unwrap_or(0), *node))
+            })
+            .collect();
+        found.sort_unstable();
+        found.into_iter().map(|(_, _, node)| node).collect()
+    }
+
+    /// To be asked before each call of a peer's capability; see [`HealthTable::begin`].
+    pub fn begin(&self, node: NodeId, capability: &Capability, now_ms: u64) -> Health {
+        lock(&self.inner)
+            .health
+            .begin(node, capability.name(), now_ms)
+    }
+
+    /// How a call that began at `began_ms` ended.
+    pub fn ended(
+        &self,
+        node: NodeId,
+        capability: &Capability,
+        began_ms: u64,
+        now_ms: u64,
+        outcome: Result<(), &CallError>,
+    ) {
+        let health = &mut lock(&self.inner).health;
+        let name = capability.name();
+        match outcome {
+            Ok(()) => health.succeeded(node, name, now_ms.saturating_sub(began_ms), now_ms),
+            Err(error) if error.is_fault() => health.failed(node, name, now_ms),
+            Err(_) => health.undecided(node, name),
+        }
+    }
+
+    /// How well a peer has answered lately.
+    pub fn health(
+        &self,
+        node: NodeId,
+        capability: &Capability,
+        now_ms: u64,
+    ) -> (Health, HealthFigures) {
+        let health = &lock(&self.inner).health;
+        let name = capability.name();
+        (
+            health.health(node, name, now_ms),
+            health.figures(node, name, now_ms),
+        )
+    }
+}
+
+/// The tables behind these locks are whole at every moment, a panic elsewhere or not.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::NodeKey;
+
+    struct Nothing;
+
+    impl Handler for Nothing {
+        fn call(
+            &self,
+            _: CallContext,
+            _: Value,
+            _: FrameSink,
+        ) -> BoxFuture<'_, Result<Value, CallError>> {
+            Box::pin(async { Ok(Value::Null) })
+        }
+    }
+
+    fn node(seed: u8) -> NodeId {
+        NodeKey::from_secret(&[seed; 32]).id()
+    }
+
+    fn cap(text: &str) -> Capability {
+        text.parse().unwrap()
+    }
+
+    fn descriptor(text: &str) -> CapabilityDescriptor {
+        CapabilityDescriptor::new(cap(text), "A test.", Trust::Member)
+    }
+
+    fn with(texts: &[&str]) -> Registry {
+        let registry = Registry::new();
+        for text in texts {
+            registry
+                .register(descriptor(text), Arc::new(Nothing))
+                .unwrap();
+        }
+        registry
+    }
+
+    #[test]
+    fn the_version_rule_decides_what_is_found() {
+        let registry = with(&["a.b@1.2", "a.b@3.0"]);
+        let find = |text| match registry.find(&cap(text)) {
+            Ok(local) => local.descriptor.capability.to_string(),
+            Err(error) => format!("{}: {}", error.code(), error),
+        };
+        assert_eq!(find("a.b@1.0"), "a.b@1.2");
+        assert_eq!(find("a.b@1.2"), "a.b@1.2");
+        assert_eq!(find("a.b@3.0"), "a.b@3.0");
+        let other = "version_unsupported: this node has a.b in version 1.2, 3.0";
+        assert_eq!(find("a.b@1.3"), other);
+        assert_eq!(find("a.b@2.0"), other);
+        assert_eq!(
+            find("a.c@1.0"),
+            "not_found: this node has no capability a.c"
+        );
+    }
+
+    #[test]
+    fn one_name_and_major_version_is_there_once() {
+        let registry = with(&["a.b@1.2"]);
+        assert_eq!(
+            registry.register(descriptor("a.b@1.3"), Arc::new(Nothing)),
+            Err(RegisterError::Taken(cap("a.b@1.3")))
+        );
+        assert!(registry.unregister(&cap("a.b@1.0")));
+        assert!(!registry.unregister(&cap("a.b@1.0")));
+        registry
+            .register(descriptor("a.b@1.3"), Arc::new(Nothing))
+            .unwrap();
+    }
+
+    #[test]
+    fn a_capability_that_nobody_could_call_is_refused() {
+        let mut zero = descriptor("a@1.0");
+        zero.limits.concurrent_per_caller = 0;
+        let refused = Registry::new().register(zero, Arc::new(Nothing));
+        assert_eq!(refused, Err(RegisterError::Limits(cap("a@1.0"))));
+    }
+
+    #[test]
+    fn slots_are_limited_per_caller_and_in_all_and_come_back() {
+        let registry = Registry::new();
+        let mut tight = descriptor("a@1.0");
+        tight.limits.concurrent = 3;
+        tight.limits.concurrent_per_caller = 2;
+        registry.register(tight, Arc::new(Nothing)).unwrap();
+        let local = registry.find(&cap("a@1.0")).unwrap();
+        let code = |slot: Result<Slot, CallError>| slot.unwrap_err().code().clone();
+        let first = local.slot(node(1)).unwrap();
+        let copy = first.clone();
+        let _second = local.slot(node(1)).unwrap();
+        assert_eq!(code(local.slot(node(1))), Code::BUSY);
+        let third = local.slot(node(2)).unwrap();
+        assert_eq!(code(local.slot(node(3))), Code::BUSY);
+        // A clone keeps the place: a thread may still be at work.
+        drop(first);
+        assert_eq!(code(local.slot(node(3))), Code::BUSY);
+        drop(copy);
+        drop(third);
+        local.slot(node(1)).unwrap();
+    }
+
+    #[test]
+    fn providers_are_ranked_by_health_and_speed_and_failing_ones_left_out() {
+        let registry = Registry::new();
+        let chat = cap("a.chat@1.0");
+        for seed in 1..=4 {
+            registry.learn(node(seed), vec![descriptor("a.chat@1.1")]);
+        }
+        registry.learn(node(5), vec![descriptor("a.chat@2.0"), descriptor("b@1.0")]);
+        registry.ended(node(1), &chat, 0, 900, Ok(()));
+        registry.ended(node(2), &chat, 0, 100, Ok(()));
+        let fault = CallError::new(Code::UNREACHABLE, "gone");
+        let refusal = CallError::new(Code::BUSY, "busy");
+        for _ in 0..3 {
+            registry.ended(node(3), &chat, 0, 1000, Err(&fault));
+            registry.ended(node(4), &chat, 0, 1000, Err(&refusal));
+        }
+        assert_eq!(registry.providers(&chat, 1000), [node(4), node(2), node(1)]);
+        // The quarantine is over: it may be tried, after the healthy ones.
+        let all = [node(4), node(2), node(1), node(3)];
+        assert_eq!(registry.providers(&chat, 7000), all);
+        registry.forget(node(2));
+        assert_eq!(registry.providers(&chat, 7000).len(), 3);
+    }
+}
