@@ -1,15 +1,23 @@
 //! The command line.
 
+mod community;
+
 use std::path::PathBuf;
 
 use clap::{ArgAction, Parser, Subcommand};
 use hearthnet_bus::NodeId;
 use hearthnet_orchestrator::link::HostAddr;
 
+pub(crate) use community::{
+    CommunityCommand, CreateArgs, InviteArgs, LevelArgs, LevelName, LogCommand, PolicyArgs,
+    StatusArgs, Switch,
+};
+
 const EXIT_CODES: &str = "\
 Exit status: 0 success, 1 internal, 2 command line or configuration, 3 bad_request, \
 4 shard_unavailable, 5 pipeline_stalled, 6 weights_mismatch, 7 experimental_disabled, \
-8 model file, 9 key, port or directory of this machine, 130 Ctrl-C.";
+8 model file, 9 key, port or directory of this machine, 10 community (no member, no right, \
+nobody answers), 130 Ctrl-C.";
 
 /// One language model, held by several homes: answer together what none could answer alone.
 #[derive(Debug, Parser)]
@@ -41,6 +49,14 @@ pub(crate) struct Global {
 pub(crate) enum Command {
     /// Make this machine a node: its key, its directory, its configuration.
     Init(InitArgs),
+    /// Found a community, join one, say who may do what.
+    #[command(subcommand)]
+    Community(CommunityCommand),
+    /// Show members, peers, which layers are served, and the state of the log.
+    Status(StatusArgs),
+    /// Look into the community's event log.
+    #[command(subcommand)]
+    Log(LogCommand),
     /// Fetch, look into or convert model files.
     #[command(subcommand)]
     Model(ModelCommand),
@@ -72,7 +88,10 @@ impl Args {
             | Command::Bench(BenchCommand::Engine { json, .. })
             | Command::Bench(BenchCommand::Transport { json, .. })
             | Command::Id(IdArgs { json })
-            | Command::Init(InitArgs { json, .. }) => *json,
+            | Command::Init(InitArgs { json, .. })
+            | Command::Status(StatusArgs { json }) => *json,
+            Command::Community(command) => command.wants_json(),
+            Command::Log(command) => command.wants_json(),
             _ => false,
         }
     }
@@ -122,13 +141,13 @@ pub(crate) struct ServeArgs {
     /// Catalogue id, or path of a GGUF file.
     #[arg(long)]
     pub(crate) model: String,
-    /// First and last layer, for example 0-14.
-    #[arg(long, value_name = "LO-HI", value_parser = parse_layers)]
-    pub(crate) layers: (u32, u32),
-    /// Where to listen; port 0 takes a free one.
-    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:0")]
-    pub(crate) listen: String,
-    /// A node that may use this host (repeat for more); this node itself always may.
+    /// First and last layer, for example 0-14, or `auto`: what the community lacks most.
+    #[arg(long, value_name = "LO-HI|auto", default_value = "auto", value_parser = parse_layers, long_help = LAYERS)]
+    pub(crate) layers: Layers,
+    /// Where to listen; port 0 takes a free one [default: node.listen; without a community 127.0.0.1:0].
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub(crate) listen: Option<String>,
+    /// Serve this node by hand, outside of any community (repeat for more); this node itself always may.
     #[arg(long, value_name = "NODEID")]
     pub(crate) peer_key: Vec<NodeId>,
     /// Threads that compute [default: engine.threads, else one per core].
@@ -186,7 +205,7 @@ pub(crate) struct ChatArgs {
     /// Catalogue id, or path of a GGUF file.
     #[arg(long, default_value = "smollm2-135m-instruct")]
     pub(crate) model: String,
-    /// A host, as its `shard serve` prints it (repeat for more).
+    /// A host, as its `shard serve` prints it (repeat for more) [default: those of the community].
     #[arg(long, value_name = "ENDPOINT#NODEID", conflicts_with = "local")]
     pub(crate) shard: Vec<HostAddr>,
     /// Answer on this machine alone.
@@ -302,8 +321,31 @@ pub(crate) enum ConfigCommand {
     Show,
 }
 
-fn parse_layers(text: &str) -> Result<(u32, u32), String> {
-    let wrong = || "write the first and the last layer, for example 0-14".to_owned();
+const LAYERS: &str = "\
+First and last layer, for example 0-14, or `auto`.
+
+auto takes a fair share: the model divided by the hosts that serve it, this one included, and \
+never more than half as the first one; or, where others serve already and layers are missing, \
+the longest missing run if that is more. Of all ranges of that length it takes the one with the \
+most missing layers, then the one that is served least. It never takes more than fits into \
+research.distributed_inference.host.memory_budget_mb. While layers are missing, a host all of \
+whose layers others serve as well moves to them: of hosts with the same layers, the one with the \
+smallest node id stays.";
+
+/// What `--layers` asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Layers {
+    /// What the community lacks most.
+    Auto,
+    /// First and last, inclusive.
+    Range(u32, u32),
+}
+
+fn parse_layers(text: &str) -> Result<Layers, String> {
+    if text == "auto" {
+        return Ok(Layers::Auto);
+    }
+    let wrong = || "write the first and the last layer, for example 0-14, or auto".to_owned();
     let (lo, hi) = text.split_once('-').ok_or_else(wrong)?;
     let (lo, hi) = (
         lo.parse().map_err(|_| wrong())?,
@@ -312,7 +354,7 @@ fn parse_layers(text: &str) -> Result<(u32, u32), String> {
     if lo > hi {
         return Err(format!("the range {lo}-{hi} runs backwards"));
     }
-    Ok((lo, hi))
+    Ok(Layers::Range(lo, hi))
 }
 
 #[cfg(test)]
@@ -327,9 +369,10 @@ mod tests {
 
     #[test]
     fn layer_ranges_are_inclusive_and_must_not_run_backwards() {
-        assert_eq!(parse_layers("0-14"), Ok((0, 14)));
-        assert_eq!(parse_layers("7-7"), Ok((7, 7)));
-        for wrong in ["", "3", "8-7", "a-b", "-1-2", "0-99999999999"] {
+        assert_eq!(parse_layers("0-14"), Ok(Layers::Range(0, 14)));
+        assert_eq!(parse_layers("7-7"), Ok(Layers::Range(7, 7)));
+        assert_eq!(parse_layers("auto"), Ok(Layers::Auto));
+        for wrong in ["", "3", "Auto", "8-7", "a-b", "-1-2", "0-99999999999"] {
             assert!(parse_layers(wrong).is_err(), "{wrong}");
         }
     }

@@ -25,6 +25,8 @@ pub(crate) enum Kind {
     Model,
     /// A key, a port or a directory of this machine; exit 9.
     Host,
+    /// The community: not in one, no right to, no such member, nobody answers; exit 10.
+    Community,
     /// Stopped by Ctrl-C; exit 130, as shells expect of SIGINT.
     Interrupted,
     /// Whoever read our output went away; exit 141, as shells expect of SIGPIPE.
@@ -44,6 +46,7 @@ impl Kind {
             Self::ExperimentalDisabled => 7,
             Self::Model => 8,
             Self::Host => 9,
+            Self::Community => 10,
             Self::Interrupted => 130,
             Self::OutputClosed => 141,
         }
@@ -72,6 +75,7 @@ impl Failure {
             Kind::ExperimentalDisabled => "experimental_disabled",
             Kind::Model => "model_unavailable",
             Kind::Host => "host_failed",
+            Kind::Community => "community",
             Kind::Interrupted => "interrupted",
             Kind::OutputClosed => "output_closed",
         };
@@ -86,6 +90,12 @@ impl Failure {
     /// Adds what the user can do.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
+        self
+    }
+
+    /// Names the cause more closely than its kind does.
+    pub(crate) fn code(mut self, code: &'static str) -> Self {
+        self.code = code;
         self
     }
 

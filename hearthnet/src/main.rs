@@ -3,11 +3,19 @@
 //! Answers go to standard output, everything else to standard error; with
 //! `--json` standard output carries one JSON object. Every failure is one
 //! sentence and a hint, and has its own exit status (`hearthnet help` lists them).
+#![allow(dead_code, reason = "what joins and serves in a community comes next")]
 
+mod addresses;
 mod args;
 mod commands;
+mod community;
 mod config;
+mod coverage;
 mod failure;
+mod layers;
+mod members;
+mod memory;
+mod node;
 mod output;
 mod paths;
 mod wire;
@@ -54,6 +62,9 @@ fn run(args: Args) -> Result<(), Failure> {
     let loaded = config::Loaded::load(global.config.as_deref(), &global.set)?;
     match args.command {
         Command::Init(command) => commands::init::run(&command, &global),
+        Command::Community(command) => commands::community::run(command, &global, &loaded.config),
+        Command::Status(command) => commands::status::run(&command, &global, &loaded.config),
+        Command::Log(command) => commands::log::run(command, &global),
         Command::Model(command) => commands::model::run(command, &global),
         Command::Config(command) => commands::config::run(&command, &loaded),
         Command::Id(command) => commands::id::run(&command, &global),

@@ -62,6 +62,40 @@ pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     out
 }
 
+/// A moment as people read it: `2026-11-21 06:40:04 UTC`. Beyond the year 9999: the number.
+pub(crate) fn when(unix_ms: u64) -> String {
+    let seconds = i64::try_from(unix_ms / 1000).unwrap_or(i64::MAX);
+    match time::OffsetDateTime::from_unix_timestamp(seconds) {
+        Ok(t) => format!(
+            "{:04}-{:02}-{:02} {:02}:{:02}:{:02} UTC",
+            t.year(),
+            u8::from(t.month()),
+            t.day(),
+            t.hour(),
+            t.minute(),
+            t.second()
+        ),
+        Err(_) => format!("{unix_ms} ms"),
+    }
+}
+
+/// A length of time in the unit that a person would choose: `45 s`, `3 min`, `23 h`, `6 d`.
+pub(crate) fn span(ms: u64) -> String {
+    let seconds = ms / 1000;
+    let rounded = |unit: u64| (seconds + unit / 2) / unit;
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", rounded(60)),
+        7200..172_800 => format!("{} h", rounded(3600)),
+        _ => format!("{} d", rounded(86_400)),
+    }
+}
+
+/// Bytes as lower-case hex digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
 /// A line for people, on standard error. Nobody listening there is no failure.
 pub(crate) fn note(line: impl AsRef<str>) {
     let _ = writeln!(io::stderr(), "{}", line.as_ref());
@@ -123,6 +157,22 @@ mod tests {
         assert_eq!(bytes(1023), "1023 B");
         assert_eq!(bytes(98_362_432), "93.8 MiB");
         assert_eq!(bytes(u64::MAX), "16777216.0 TiB");
+    }
+
+    #[test]
+    fn moments_and_lengths_of_time_read_as_people_write_them() {
+        assert_eq!(when(0), "1970-01-01 00:00:00 UTC");
+        assert_eq!(when(1_800_000_000_999), "2027-01-15 08:00:00 UTC");
+        assert_eq!(when(u64::MAX), format!("{} ms", u64::MAX));
+        for (seconds, text) in [
+            (0, "0 s"),
+            (119, "119 s"),
+            (120, "2 min"),
+            (86_399, "24 h"),
+            (604_799, "7 d"),
+        ] {
+            assert_eq!(span(seconds * 1000), text);
+        }
     }
 
     #[test]

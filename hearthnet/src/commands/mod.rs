@@ -2,12 +2,15 @@
 
 pub(crate) mod bench;
 pub(crate) mod chat;
+pub(crate) mod community;
 pub(crate) mod config;
 pub(crate) mod demo;
 pub(crate) mod id;
 pub(crate) mod init;
+pub(crate) mod log;
 pub(crate) mod model;
 pub(crate) mod shard;
+pub(crate) mod status;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -9,14 +9,17 @@ use hearthnet_shard::{ServeConfig, ShardConfig, ShardHost, StartError, StartProg
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use crate::args::{Global, ServeArgs, ShardCommand};
+use crate::args::{Global, Layers, ServeArgs, ShardCommand};
 use crate::commands::{engine_options, model, node_key, print_bytes, print_json, runtime};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::output::{Progress, bytes, note};
 
 /// How long steps in flight may take to finish when the host is asked to stop.
-const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
+pub(crate) const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Where a host listens that is served by hand, unless told otherwise: on this machine only.
+const LOOPBACK: &str = "127.0.0.1:0";
 
 /// What `--json` prints when the host is ready.
 #[derive(Debug, Serialize, Deserialize)]
@@ -39,12 +42,21 @@ pub(crate) fn run(command: ShardCommand, global: &Global, config: &Config) -> Re
         return Err(ChatError::ExperimentalDisabled.into());
     }
     let runtime = runtime()?;
-    let outcome = runtime.block_on(serve(args, global, config));
+    let outcome = runtime.block_on(serve_by_hand(args, global, config));
     runtime.shutdown_timeout(Duration::from_millis(500));
     outcome
 }
 
-async fn serve(args: ServeArgs, global: &Global, config: &Config) -> Result<(), Failure> {
+/// Serves the nodes that the command line names, without a community.
+async fn serve_by_hand(args: ServeArgs, global: &Global, config: &Config) -> Result<(), Failure> {
+    let Layers::Range(lo, hi) = args.layers else {
+        return Err(Failure::new(
+            Kind::Config,
+            "--layers auto takes what the community lacks, and this node is in none",
+        )
+        .hint("write --layers LO-HI, or found or join a community first: `hearthnet community --help`"));
+    };
+    let listen = args.listen.clone().unwrap_or_else(|| LOOPBACK.to_owned());
     // Signals count from here on: a Ctrl-C while loading ends the program cleanly, too.
     let mut stop = stop_requests(args.lifeline)?;
     let key = node_key(global)?;
@@ -61,9 +73,9 @@ async fn serve(args: ServeArgs, global: &Global, config: &Config) -> Result<(), 
                 .filter(|&seconds| seconds > 0)
                 .map(Duration::from_secs),
             transport: config.transport()?,
-            ..ServeConfig::new(&args.listen)
+            ..ServeConfig::new(&listen)
         },
-        ..ShardConfig::new(resolved.path, args.layers, &args.listen)
+        ..ShardConfig::new(resolved.path, (lo, hi), &listen)
     };
     if args.peer_key.is_empty() && !args.json {
         note("only this node itself may use this host; admit others with --peer-key NODEID");
@@ -85,7 +97,7 @@ async fn serve(args: ServeArgs, global: &Global, config: &Config) -> Result<(), 
         }
     });
     let host = tokio::select! {
-        host = start => host.map_err(|e| start_failure(&args, &e))?,
+        host = start => host.map_err(|e| start_failure(&listen, &e))?,
         _ = stop.recv() => return Err(ChatError::Cancelled.into()),
     };
     let ready = Ready {
@@ -117,7 +129,7 @@ async fn serve(args: ServeArgs, global: &Global, config: &Config) -> Result<(), 
 }
 
 /// A message for every SIGINT and SIGTERM, and for the end of standard input when it is the lifeline.
-fn stop_requests(lifeline: bool) -> Result<mpsc::Receiver<()>, Failure> {
+pub(crate) fn stop_requests(lifeline: bool) -> Result<mpsc::Receiver<()>, Failure> {
     use tokio::signal::unix::{SignalKind, signal};
     let (sender, receiver) = mpsc::channel(4);
     for kind in [SignalKind::interrupt(), SignalKind::terminate()] {
@@ -138,7 +150,7 @@ fn stop_requests(lifeline: bool) -> Result<mpsc::Receiver<()>, Failure> {
     Ok(receiver)
 }
 
-fn announcement(ready: &Ready) -> String {
+pub(crate) fn announcement(ready: &Ready) -> String {
     let d = &ready.descriptor;
     let resident = ready
         .resident_bytes
@@ -161,11 +173,11 @@ fn announcement(ready: &Ready) -> String {
     )
 }
 
-fn start_failure(args: &ServeArgs, error: &StartError) -> Failure {
+pub(crate) fn start_failure(listen: &str, error: &StartError) -> Failure {
     let (kind, hint) = match error {
         StartError::Listen(_) => (
             Kind::Host,
-            format!("is another program using {}? port 0 takes a free one", args.listen),
+            format!("is another program using {listen}? port 0 takes a free one"),
         ),
         StartError::WeightsMismatch { .. } => {
             (Kind::WeightsMismatch, "fetch the model again with `hearthnet model pull`".to_owned())

@@ -1,0 +1,218 @@
+//! The command line of communities.
+
+use std::time::Duration;
+
+use clap::{Subcommand, ValueEnum};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum CommunityCommand {
+    /// Found a community; this node becomes its first anchor.
+    Create(CreateArgs),
+    /// Print a code with which somebody can join.
+    Invite(InviteArgs),
+    /// Show who is in the community.
+    Members {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Raise a member's level.
+    Promote(LevelArgs),
+    /// Lower a member's level.
+    Demote(LevelArgs),
+    /// Put a node out of the community for good; its open sessions end at once.
+    Revoke {
+        /// Node id, its short form, or the member's name.
+        #[arg(value_name = "NODE")]
+        node: String,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show what is agreed, or change it.
+    Policy(PolicyArgs),
+}
+
+impl CommunityCommand {
+    pub(crate) fn wants_json(&self) -> bool {
+        match self {
+            Self::Create(CreateArgs { json, .. })
+            | Self::Invite(InviteArgs { json, .. })
+            | Self::Members { json }
+            | Self::Promote(LevelArgs { json, .. })
+            | Self::Demote(LevelArgs { json, .. })
+            | Self::Revoke { json, .. }
+            | Self::Policy(PolicyArgs { json, .. }) => *json,
+        }
+    }
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct CreateArgs {
+    /// What the community is called, at most 64 bytes.
+    pub(crate) name: String,
+    /// Whether the community computes together [default: as policy.research.enable is here].
+    #[arg(long, value_name = "on|off")]
+    pub(crate) research: Option<Switch>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct InviteArgs {
+    /// What the new member may do: member chats, trusted serves layers too, anchor also invites.
+    #[arg(long, value_enum, default_value_t = LevelName::Member)]
+    pub(crate) level: LevelName,
+    /// How many nodes may join with the code.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(hearthnet_bus::log::MAX_USES)))]
+    pub(crate) uses: u32,
+    /// How long the code holds, for example 30m, 24h or 7d.
+    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_time)]
+    pub(crate) expires: Duration,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct LevelArgs {
+    /// Node id, its short form, or the member's name.
+    #[arg(value_name = "NODE")]
+    pub(crate) node: String,
+    /// The level to set [default: the next one].
+    #[arg(value_enum)]
+    pub(crate) level: Option<LevelName>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct PolicyArgs {
+    /// Whether the community computes together.
+    #[arg(long, value_name = "on|off")]
+    pub(crate) research: Option<Switch>,
+    /// The lowest level that may invite members (trusted ones are invited by anchors).
+    #[arg(long, value_enum, value_name = "LEVEL")]
+    pub(crate) who_may_invite: Option<LevelName>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// A member's level, as it is typed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LevelName {
+    /// May chat.
+    Member,
+    /// May serve layers, too.
+    Trusted,
+    /// May invite, promote, demote and revoke members, too.
+    Anchor,
+}
+
+/// On or off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Switch {
+    /// Allowed.
+    On,
+    /// Not allowed.
+    Off,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct StatusArgs {
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum LogCommand {
+    /// Print the events, oldest first.
+    Show {
+        /// Only the last N.
+        #[arg(long, value_name = "N")]
+        last: Option<usize>,
+        /// Print one JSON object per line.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Check every signature, chain and count of the file.
+    Verify {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Write the signed events as they are, one base64url line each.
+    Export {
+        /// File to write; it must not exist yet [default: standard output].
+        #[arg(long, short, value_name = "FILE")]
+        output: Option<std::path::PathBuf>,
+    },
+}
+
+impl LogCommand {
+    pub(crate) fn wants_json(&self) -> bool {
+        match self {
+            Self::Show { json, .. } | Self::Verify { json } => *json,
+            Self::Export { .. } => false,
+        }
+    }
+}
+
+/// A number and a unit of time: `90s`, `30m`, `24h`, `7d`. From a second to a year.
+fn parse_time(text: &str) -> Result<Duration, String> {
+    let wrong = || "write a number and a unit, for example 30m, 24h or 7d".to_owned();
+    let unit = text.chars().last().ok_or_else(wrong)?;
+    let seconds = match unit {
+        's' => 1,
+        'm' => 60,
+        'h' => 3600,
+        'd' => 86_400,
+        _ => return Err(wrong()),
+    };
+    let number = text.strip_suffix(unit).unwrap_or_default();
+    if !number.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(wrong());
+    }
+    let number: u64 = number.parse().map_err(|_| wrong())?;
+    match number.checked_mul(seconds) {
+        Some(total @ 1..=31_536_000) => Ok(Duration::from_secs(total)),
+        _ => Err("take between 1s and 365d".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_a_number_and_a_unit_up_to_a_year() {
+        for (text, seconds) in [
+            ("90s", 90),
+            ("30m", 1800),
+            ("24h", 86_400),
+            ("365d", 31_536_000),
+        ] {
+            assert_eq!(parse_time(text), Ok(Duration::from_secs(seconds)));
+        }
+        for wrong in [
+            "",
+            "s",
+            "24",
+            "h24",
+            "-1h",
+            "+1h",
+            "1.5h",
+            "0s",
+            "366d",
+            "99999999999999999999d",
+            "2w",
+            "1é",
+        ] {
+            assert!(parse_time(wrong).is_err(), "{wrong}");
+        }
+    }
+}

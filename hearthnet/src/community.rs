@@ -1,0 +1,228 @@
+//! This node's community: its log, and what this node may do there.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use hearthnet_bus::log::{Community, EventLog, Level, LogError};
+use hearthnet_bus::{NodeId, NodeKey};
+
+use crate::args::Global;
+use crate::commands::node_key;
+use crate::config::Config;
+use crate::failure::{Failure, Kind};
+
+/// The file of the community's root key, at its founder.
+pub(crate) const ROOT_KEY: &str = "root.key";
+/// The file of the log.
+const LOG_FILE: &str = "log.sqlite";
+
+/// Unix time now, in milliseconds.
+pub(crate) fn now_ms() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// A node that is in a community.
+pub(crate) struct Home {
+    /// The data directory.
+    pub(crate) dir: PathBuf,
+    /// The node's key.
+    pub(crate) key: Arc<NodeKey>,
+    /// The community's log.
+    pub(crate) log: EventLog,
+}
+
+impl Home {
+    /// This node's community.
+    ///
+    /// # Errors
+    /// [`Kind::Community`] if it is in none.
+    pub(crate) fn open(global: &Global) -> Result<Self, Failure> {
+        Self::find(global)?.ok_or_else(|| {
+            Failure::new(Kind::Community, "this node is not in a community")
+                .code("no_community")
+                .hint("found one with `hearthnet community create NAME`, or join one with `hearthnet community join CODE`")
+        })
+    }
+
+    /// This node's community, if it is in one.
+    pub(crate) fn find(global: &Global) -> Result<Option<Self>, Failure> {
+        let dir = crate::paths::data_dir(global.data_dir.clone())?;
+        if !dir.join(LOG_FILE).exists() {
+            return Ok(None);
+        }
+        let key = Arc::new(node_key(global)?);
+        match EventLog::open(&dir) {
+            // A log without a first event is that of somebody who has not joined yet.
+            Ok(log) if !log.state().is_created() => Ok(None),
+            Ok(log) => Ok(Some(Self { dir, key, log })),
+            Err(LogError::NoCommunity { .. }) => Ok(None),
+            Err(error) => Err(log_failure(&dir, &error)),
+        }
+    }
+
+    /// What the log says now.
+    pub(crate) fn state(&self) -> Arc<Community> {
+        self.log.state()
+    }
+
+    /// This node's level; a refusal if it has none (any more).
+    pub(crate) fn level(&self) -> Result<Level, Failure> {
+        let state = self.state();
+        let id = self.key.id();
+        match state.level(&id) {
+            Some(level) => Ok(level),
+            None if state.is_revoked(&id) => Err(Failure::new(
+                Kind::Community,
+                format!("this node was put out of {:?}", state.name),
+            )
+            .code("revoked")
+            .hint("a revoked key never comes back; `hearthnet --data-dir NEW init` makes another one, which can be invited")),
+            None => Err(Failure::new(
+                Kind::Community,
+                format!("this node is not a member of {:?}", state.name),
+            )
+            .code("unauthorized")
+            .hint("join with a code: `hearthnet community join CODE`")),
+        }
+    }
+
+    /// Refuses if this node's level is below `least`. `what` ends "only ... may ...".
+    pub(crate) fn require(&self, least: Level, what: &str) -> Result<(), Failure> {
+        let level = self.level()?;
+        if level >= least {
+            return Ok(());
+        }
+        Err(Failure::new(
+            Kind::Community,
+            format!(
+                "this node is {level} in {:?}, and only {least} nodes may {what}",
+                self.state().name
+            ),
+        )
+        .code("unauthorized")
+        .hint(format!(
+            "ask an anchor for `hearthnet community promote {} {least}`",
+            self.key.id().short()
+        )))
+    }
+
+    /// Refuses unless this node and its community both allow distributed inference.
+    pub(crate) fn require_research(&self, config: &Config) -> Result<(), Failure> {
+        if !config.policy.research.enable {
+            return Err(hearthnet_orchestrator::ChatError::ExperimentalDisabled.into());
+        }
+        if self.state().policy.research {
+            return Ok(());
+        }
+        Err(Failure::new(
+            Kind::ExperimentalDisabled,
+            format!(
+                "distributed inference is switched off in {:?}: the community's policy research is off",
+                self.state().name
+            ),
+        )
+        .hint("an anchor can allow it with `hearthnet community policy --research on`"))
+    }
+
+    /// The root key, if this is the founder's node.
+    pub(crate) fn root_key(&self) -> Result<Option<NodeKey>, Failure> {
+        let path = self.dir.join(ROOT_KEY);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let key = NodeKey::load(&path).map_err(|e| {
+            Failure::new(Kind::Host, e.to_string())
+                .hint("the root key is what the community rests on: restore it from a copy")
+        })?;
+        Ok(Some(key).filter(|key| key.id() == self.log.community().root()))
+    }
+}
+
+/// Removes the log of somebody who never became a member: that of a join that failed, or was
+/// killed. A log in which the community exists is never touched.
+pub(crate) fn discard_unborn(dir: &Path) -> Result<(), Failure> {
+    let file = dir.join(LOG_FILE);
+    if !file.exists() {
+        return Ok(());
+    }
+    match EventLog::open(dir) {
+        Ok(log) if log.state().is_created() => return Ok(()),
+        Ok(_) | Err(LogError::NoCommunity { .. }) => {}
+        Err(error) => return Err(log_failure(dir, &error)),
+    }
+    for tail in ["", "-wal", "-shm"] {
+        let path = dir.join(format!("{LOG_FILE}{tail}"));
+        match std::fs::remove_file(&path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Failure::new(
+                    Kind::Host,
+                    format!("cannot remove {}: {e}", path.display()),
+                ));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// What went wrong with the log, as a person should read it.
+pub(crate) fn log_failure(dir: &Path, error: &LogError) -> Failure {
+    if let LogError::NoEffect(_) = error {
+        return Failure::new(Kind::Community, error.to_string())
+            .code(error.code())
+            .hint("`hearthnet community members` shows who is what");
+    }
+    Failure::new(Kind::Host, error.to_string())
+        .code(error.code())
+        .hint(format!(
+            "`hearthnet status` shows the state of the log in {}",
+            dir.display()
+        ))
+}
+
+/// What this node calls itself: the flag, the setting, or the machine's name.
+pub(crate) fn display_name(flag: Option<&str>, config: &Config) -> String {
+    let chosen = flag.unwrap_or(&config.node.name).trim();
+    if !chosen.is_empty() {
+        return chosen.to_owned();
+    }
+    let host = rustix::system::uname();
+    let host: String = host
+        .nodename()
+        .to_string_lossy()
+        .chars()
+        .filter(|c| !c.is_control())
+        .take(32)
+        .collect();
+    if host.is_empty() { "node".into() } else { host }
+}
+
+/// What people call a node: as it joined, or, for the founder, as it is heard; may be empty.
+pub(crate) fn name_of<'a>(state: &'a Community, node: &NodeId, now: u64) -> &'a str {
+    match state.member(node) {
+        Some(member) if !member.name.is_empty() => &member.name,
+        _ => state
+            .nodes(now)
+            .find(|seen| seen.node == *node)
+            .map_or("", |seen| &seen.name),
+    }
+}
+
+/// Where a node listens, if it was heard of lately.
+pub(crate) fn endpoints_of(state: &Community, node: &NodeId, now: u64) -> Vec<String> {
+    state
+        .nodes(now)
+        .find(|seen| seen.node == *node)
+        .map_or_else(Vec::new, |seen| seen.endpoints.clone())
+}
+
+/// How a node is shown: its name and its short id.
+pub(crate) fn label(state: &Community, node: &NodeId) -> String {
+    match name_of(state, node, now_ms()) {
+        "" => node.short(),
+        name => format!("{name} ({})", node.short()),
+    }
+}

@@ -1,0 +1,124 @@
+//! Which layers of which models the community serves: advertisements, gathered by model.
+
+use std::collections::BTreeMap;
+
+use hearthnet_bus::log::Advert;
+use hearthnet_bus::{Descriptor, NodeId};
+
+use crate::layers::{Held, missing};
+
+/// A model, and who serves what of it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Coverage<'a> {
+    /// Catalogue id or file stem.
+    pub(crate) model_id: &'a str,
+    /// Identity of the weights.
+    pub(crate) weights: &'a str,
+    /// Layers of the whole model.
+    pub(crate) total: u32,
+    /// The advertisements, by first layer.
+    pub(crate) shards: Vec<&'a Advert>,
+    /// Layers that nobody serves.
+    pub(crate) missing: Vec<(u32, u32)>,
+}
+
+/// Gathers advertisements by weights: two files of one name are two models.
+pub(crate) fn by_model<'a>(adverts: impl Iterator<Item = &'a Advert>) -> Vec<Coverage<'a>> {
+    let mut models: BTreeMap<(&str, &str, u32), Vec<&Advert>> = BTreeMap::new();
+    for advert in adverts {
+        let d = &advert.descriptor;
+        models
+            .entry((&d.model_id, &d.weights_sha256, d.total_layers))
+            .or_default()
+            .push(advert);
+    }
+    models
+        .into_iter()
+        .map(|((model_id, weights, total), mut shards)| {
+            shards.sort_by_key(|a| (a.descriptor.layer_range, a.author));
+            let ranges: Vec<_> = shards.iter().map(|a| a.descriptor.layer_range).collect();
+            Coverage {
+                model_id,
+                weights,
+                total,
+                missing: missing(total, &ranges),
+                shards,
+            }
+        })
+        .collect()
+}
+
+/// What others than `own` serve of the model that `mine` describes.
+pub(crate) fn held_by_others<'a>(
+    adverts: impl Iterator<Item = &'a Advert>,
+    own: NodeId,
+    weights: &str,
+    total: u32,
+) -> Vec<Held> {
+    adverts
+        .filter(|a| a.author != own && serves(&a.descriptor, weights, total))
+        .map(|a| Held {
+            node: a.author,
+            range: a.descriptor.layer_range,
+        })
+        .collect()
+}
+
+fn serves(d: &Descriptor, weights: &str, total: u32) -> bool {
+    d.weights_sha256 == weights && d.total_layers == total
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hearthnet_bus::NodeKey;
+
+    fn advert(seed: u8, model: &str, weights: &str, lo: u32, hi: u32) -> Advert {
+        Advert {
+            author: NodeKey::from_secret(&[seed; 32]).id(),
+            expires_ms: 0,
+            descriptor: Descriptor {
+                shard_id: Descriptor::shard_id(model, lo, hi),
+                model_id: model.into(),
+                weights_sha256: weights.into(),
+                layer_range: (lo, hi),
+                total_layers: 30,
+                vram_required_mb: 1,
+                max_concurrent_streams: 1,
+                host: String::new(),
+                endpoint: String::new(),
+                advertised_at: 0,
+                boundary_dtype: "fp16".into(),
+                arithmetic: "canonical-1".into(),
+                ms_per_token: 0.0,
+                queue_depth: 0,
+                software: String::new(),
+            },
+        }
+    }
+
+    #[test]
+    fn each_model_lists_its_shards_in_order_and_what_is_missing() {
+        let all = [
+            advert(1, "m", "a", 20, 29),
+            advert(2, "m", "a", 0, 9),
+            advert(3, "n", "c", 0, 29),
+        ];
+        let models = by_model(all.iter());
+        assert_eq!(models.len(), 2);
+        assert_eq!(models[0].shards, [&all[1], &all[0]]);
+        assert_eq!(models[0].missing, [(10, 19)]);
+        assert_eq!(models[1].missing, []);
+    }
+
+    #[test]
+    fn other_weights_of_the_same_name_fill_no_gap() {
+        let all = [advert(1, "m", "a", 0, 14), advert(2, "m", "b", 15, 29)];
+        let models = by_model(all.iter());
+        assert_eq!(models.len(), 2);
+        assert_eq!(models[0].missing, [(15, 29)]);
+        let own = all[0].author;
+        assert_eq!(held_by_others(all.iter(), own, "a", 30), []);
+        assert_eq!(held_by_others(all.iter(), own, "b", 30).len(), 1);
+    }
+}

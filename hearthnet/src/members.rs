@@ -1,0 +1,96 @@
+//! Which member a person means.
+
+use hearthnet_bus::NodeId;
+
+use crate::failure::{Failure, Kind};
+
+/// The node that `text` names among `members` (id and display name): a whole node id, the
+/// short form that tables show, or a display name. Several that fit are refused, for a name
+/// is whatever its owner says.
+pub(crate) fn find<'a>(
+    text: &str,
+    members: impl Iterator<Item = (NodeId, &'a str)>,
+) -> Result<NodeId, Failure> {
+    let members: Vec<(NodeId, &str)> = members.collect();
+    let text = text.trim();
+    if let Ok(id) = text.parse::<NodeId>() {
+        return match members.iter().any(|(member, _)| *member == id) {
+            true => Ok(id),
+            false => Err(unknown(text)),
+        };
+    }
+    let fits: Vec<&(NodeId, &str)> = members
+        .iter()
+        .filter(|(id, name)| id.short() == text || (!text.is_empty() && *name == text))
+        .collect();
+    match fits.as_slice() {
+        [(id, _)] => Ok(*id),
+        [] => Err(unknown(text)),
+        several => {
+            let ids: Vec<String> = several.iter().map(|(id, _)| id.to_string()).collect();
+            Err(Failure::new(
+                Kind::Community,
+                format!("{text:?} can be any of {}", ids.join(" and ")),
+            )
+            .code("ambiguous_node")
+            .hint("write the whole node id"))
+        }
+    }
+}
+
+fn unknown(text: &str) -> Failure {
+    Failure::new(
+        Kind::Community,
+        format!("nobody in this community is {text:?}"),
+    )
+    .code("unknown_node")
+    .hint("`hearthnet community members` lists everybody; a node id, its short form or a name will do")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hearthnet_bus::NodeKey;
+
+    fn id(seed: u8) -> NodeId {
+        NodeKey::from_secret(&[seed; 32]).id()
+    }
+
+    fn find_in(text: &str) -> Result<NodeId, String> {
+        let members = [(id(1), "attic"), (id(2), "kitchen"), (id(3), "kitchen")];
+        find(text, members.into_iter()).map_err(|f| f.to_string())
+    }
+
+    #[test]
+    fn a_member_is_found_by_id_short_form_and_name() {
+        assert_eq!(find_in(&id(2).to_string()), Ok(id(2)));
+        assert_eq!(find_in(&id(2).short()), Ok(id(2)));
+        assert_eq!(find_in(" attic "), Ok(id(1)));
+    }
+
+    #[test]
+    fn a_name_of_two_is_refused_with_both_ids() {
+        let error = find_in("kitchen").unwrap_err();
+        assert!(error.contains(&id(2).to_string()) && error.contains(&id(3).to_string()));
+    }
+
+    #[test]
+    fn strangers_and_fragments_are_refused() {
+        for text in [
+            "",
+            "attik",
+            "ed25519:",
+            &id(9).to_string(),
+            &id(1).short()[..14],
+        ] {
+            assert!(find_in(text).unwrap_err().contains("nobody"), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_member_cannot_pass_for_another_by_taking_its_short_id_as_name() {
+        let name = id(1).short();
+        let members = [(id(1), "attic"), (id(2), name.as_str())];
+        assert!(find(&name, members.into_iter()).is_err());
+    }
+}

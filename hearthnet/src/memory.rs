@@ -1,0 +1,49 @@
+//! How much of this machine's memory a host may fill.
+
+/// Bytes that programs can still get without swapping, where the system tells (Linux).
+fn available_bytes() -> Option<u64> {
+    parse_available(&std::fs::read_to_string("/proc/meminfo").ok()?)
+}
+
+fn parse_available(meminfo: &str) -> Option<u64> {
+    let line = meminfo
+        .lines()
+        .find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// Bytes of weights that `--layers auto` may take: the setting in MiB, or half of what is
+/// free, so that the household's own programs never feel it.
+pub(crate) fn weights_budget(setting_mb: u64) -> u64 {
+    match setting_mb {
+        // A system that does not tell: a gigabyte is free on anything that runs models.
+        0 => available_bytes().map_or(1 << 30, |free| free / 2),
+        mb => mb << 20,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_free_is_read_from_the_kernels_table() {
+        let table = "MemTotal:       16384 kB\nMemAvailable:    2048 kB\nBuffers: 1 kB\n";
+        assert_eq!(parse_available(table), Some(2 << 20));
+        for odd in [
+            "",
+            "MemAvailable: many kB",
+            "MemAvailable: 5",
+            "MemAvailable: 99999999999999999999 kB",
+        ] {
+            assert_eq!(parse_available(odd), None, "{odd}");
+        }
+    }
+
+    #[test]
+    fn a_setting_is_the_budget_and_none_is_half_of_what_is_free() {
+        assert_eq!(weights_budget(3), 3 << 20);
+        assert!(weights_budget(0) > 0);
+    }
+}
