@@ -9,12 +9,12 @@
 //!   answered there, its key checked), written by a person, signed by the node in the
 //!   community's log, heard over mDNS. Each class has its own places, so mDNS can only ever
 //!   push out mDNS.
-//! - Within mDNS, who came first stays, until dialing it failed or it went stale. A
-//!   newcomer cannot clear the table.
+//! - Within mDNS, who came first stays, until dialing it failed, it went stale, or the node's
+//!   announcement left it out. A newcomer cannot clear the table.
 //! - Members have entries by right. All others together have [`MAX_STRANGERS`] entries.
 //!
-//! What it does not promise: someone who floods the LAN with a member's own id before that
-//! member is heard for the first time can delay finding it through mDNS. The log's
+//! What it does not promise: someone who floods the LAN with a member's own id, before that
+//! member was reached for the first time, can delay finding it through mDNS. The log's
 //! addresses, static peers and the member's own dialing still work.
 
 use std::cmp::Reverse;
@@ -180,8 +180,10 @@ impl Entry {
                     .filter(|r| r.class(now_ms) == Some(source))
             };
             if source == Source::Mdns && of_class().count() >= MAX_PER_CLASS {
+                // What the node no longer announces has no more than this left.
+                let leaving = now_ms.saturating_add(SUPERSEDED_MS);
                 let Some(victim) = of_class()
-                    .filter(|r| r.failures > 0)
+                    .filter(|r| r.failures > 0 || r.mdns_until <= leaving)
                     .max_by_key(|r| (r.failures, Reverse(r.seen_ms), r.endpoint))
                     .map(|r| r.endpoint)
                 else {

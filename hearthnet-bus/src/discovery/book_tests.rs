@@ -139,6 +139,18 @@ fn a_changed_address_replaces_the_old_one_after_its_time() {
 }
 
 #[test]
+fn a_new_address_finds_its_place_when_the_old_ones_filled_the_table() {
+    let mut book = AddressBook::new(None);
+    let before: Vec<_> = (0..MAX_PER_CLASS as u32).map(|n| lan(n, 7)).collect();
+    hear(&mut book, node(1), &before, T0);
+    // Somebody else's claim is turned away, as long as nothing failed.
+    assert!(!hear(&mut book, node(1), &[lan(100, 8)], T0));
+    assert!(hear(&mut book, node(1), &[lan(200, 7)], T0 + 1));
+    assert!(book.endpoints(&node(1), T0 + 1).contains(&lan(200, 7)));
+    assert_eq!(book.endpoints(&node(1), T0 + 1).len(), MAX_PER_CLASS);
+}
+
+#[test]
 fn a_clock_that_jumps_back_harms_nothing() {
     let mut book = AddressBook::new(None);
     hear(&mut book, node(1), &[lan(1, 7)], T0);
@@ -183,7 +195,7 @@ fn ten_thousand_claims_to_be_one_member_leave_its_known_addresses() {
         hear(
             &mut book,
             node(1),
-            &[lan(1000 + n, 1 + (n % 60_000) as u16)],
+            &[lan(1000 + n, 100 + (n % 60_000) as u16)],
             T0 + 1,
         );
     }
@@ -320,7 +332,7 @@ proptest! {
         let mut book = AddressBook::new(None);
         let mut now = T0;
         book.set_members([node(1)], T0);
-        let (log, written, proved) = (at("10.7.0.1:7"), at("10.7.0.2:7"), at("10.7.0.3:7"));
+        let (log, written, proved) = (at("10.7.0.1:2"), at("10.7.0.2:2"), at("10.7.0.3:2"));
         book.told(Source::Log, node(1), &[log], T0);
         book.told(Source::Static, node(1), &[written], T0);
         book.proved(node(1), proved, T0);

@@ -208,6 +208,8 @@ async fn static_peers_are_listed_without_mdns() {
 struct Stranger {
     socket: UdpSocket,
     group: SocketAddr,
+    /// How long its records count, in seconds.
+    ttl: u32,
 }
 
 impl Stranger {
@@ -216,6 +218,7 @@ impl Stranger {
         Self {
             socket,
             group: (Ipv4Addr::new(224, 0, 0, 251), port).into(),
+            ttl: 4500,
         }
     }
 
@@ -224,17 +227,17 @@ impl Stranger {
         let name = format!("{instance}.{SERVICE_TYPE}");
         let host = format!("{instance}.local.");
         let mut packet = vec![0, 0, 0x84, 0, 0, 0, 0, 4, 0, 0, 0, 0];
-        record(&mut packet, SERVICE_TYPE, 12, &labels(&name));
+        record(&mut packet, self.ttl, SERVICE_TYPE, 12, &labels(&name));
         let mut srv = vec![0, 0, 0, 0];
         srv.extend(port.to_be_bytes());
         srv.extend(labels(&host));
-        record(&mut packet, &name, 33, &srv);
+        record(&mut packet, self.ttl, &name, 33, &srv);
         let txt: Vec<u8> = txt
             .iter()
             .flat_map(|one| [&[one.len() as u8], one.as_slice()].concat())
             .collect();
-        record(&mut packet, &name, 16, &txt);
-        record(&mut packet, &host, 1, &ip.octets());
+        record(&mut packet, self.ttl, &name, 16, &txt);
+        record(&mut packet, self.ttl, &host, 1, &ip.octets());
         self.send(&packet);
     }
 
@@ -254,11 +257,11 @@ fn labels(name: &str) -> Vec<u8> {
     out
 }
 
-fn record(packet: &mut Vec<u8>, name: &str, kind: u16, data: &[u8]) {
+fn record(packet: &mut Vec<u8>, ttl: u32, name: &str, kind: u16, data: &[u8]) {
     packet.extend(labels(name));
     packet.extend(kind.to_be_bytes());
     packet.extend([0, 1]);
-    packet.extend(4500_u32.to_be_bytes());
+    packet.extend(ttl.to_be_bytes());
     packet.extend((data.len() as u16).to_be_bytes());
     packet.extend(data);
 }
@@ -352,6 +355,29 @@ async fn hostile_announcements_are_refused_each_for_its_fault() {
     let (b, _) = Discovery::start(settings(6, port), Some(announcement(6, 7006))).unwrap();
     until(&a, &mut changes, |found| lists(found, 6)).await;
     drop(b);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_went_without_a_goodbye_goes_stale() {
+    let port = mdns_port();
+    let (a, mut changes) = Discovery::start(settings(1, port), None).unwrap();
+    let mut stranger = Stranger::new(port);
+    stranger.ttl = 3;
+    let brief = announcement(2, 7002);
+    poll(
+        || {
+            stranger.announce(
+                &brief.instance(),
+                Ipv4Addr::LOCALHOST,
+                7002,
+                &txt_of(&brief),
+            );
+            lists(&a.found(), 2)
+        },
+        || format!("not heard: {:?}", a.counts()),
+    )
+    .await;
+    until(&a, &mut changes, |found| found.is_empty()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
