@@ -10,7 +10,8 @@
 //! | what a node can be asked to do | [`calls`] | `calls/` (normative: `specs/capability-bus.md`) |
 //! | "seen before" | [`ReplayCache`] | `replay.rs` |
 //! | which community | [`CommunityId`] | `community_id.rs` |
-//! | how one joins it | [`invite`] | `invite.rs` |
+//! | how one is asked to join it | [`invite`] | `invite.rs` |
+//! | how one joins it | [`joining`] | `joining.rs` |
 //! | what a shard host offers | [`Descriptor`] | `descriptor.rs` |
 //! | who may be where | [`discovery`] | `discovery/` |
 //! | what a community agreed on, and its store | [`log`] | `log/` (normative: `specs/event-log.md`) |
@@ -25,6 +26,7 @@ mod descriptor;
 pub mod discovery;
 mod grant;
 pub mod invite;
+pub mod joining;
 mod key_file;
 pub mod log;
 mod node_id;

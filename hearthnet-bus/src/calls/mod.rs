@@ -70,6 +70,7 @@ mod frame;
 #[doc(hidden)]
 pub mod fuzzing;
 mod health;
+mod local_client;
 mod params;
 mod registry;
 mod server;

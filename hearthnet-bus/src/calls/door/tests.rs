@@ -171,3 +171,20 @@ async fn a_folder_that_cannot_be_written_is_named() {
         .unwrap_err();
     assert!(refused.to_string().contains("bus.token"), "{refused}");
 }
+
+#[tokio::test]
+async fn a_program_of_this_machine_finds_the_door_by_the_data_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let nobody = Client::connect_local(dir.path()).await.unwrap_err();
+    assert_eq!(nobody.code().as_str(), "not_found");
+    let door = open(dir.path()).await;
+    let client = Client::connect_local(dir.path()).await.unwrap();
+    let describe = "bus.describe@1.0".parse().unwrap();
+    let end = client.call(&describe, &json!({})).unwrap().result().await;
+    assert!(end.is_ok());
+    // A token is shown to this machine only, whatever the file says.
+    fs::write(dir.path().join(ENDPOINT_FILE), "ws://192.0.2.1:9/bus/v1\n").unwrap();
+    let elsewhere = Client::connect_local(dir.path()).await.unwrap_err();
+    assert_eq!(elsewhere.code().as_str(), "unreachable");
+    door.close().await;
+}

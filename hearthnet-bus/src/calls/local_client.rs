@@ -1,0 +1,88 @@
+//! The other side of the local door: a program of this machine that calls its node.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio_tungstenite::client_async_with_config;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
+use tokio_tungstenite::tungstenite::http::header::AUTHORIZATION;
+use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
+
+use super::client::Client;
+use super::door::{ENDPOINT_FILE, TOKEN_FILE};
+use super::error::{CallError, Code};
+use super::frame::{BUS_PATH, MAX_MESSAGE_BYTES};
+use super::wire::Wire;
+
+/// For the connection and the upgrade, on one machine.
+const DEADLINE: Duration = Duration::from_secs(5);
+/// The files hold an address and a token; whatever is longer is not theirs.
+const MAX_FILE_BYTES: usize = 256;
+
+impl Client {
+    /// Calls the node that runs on `data_dir`, through its local door.
+    ///
+    /// # Errors
+    /// `not_found` if none runs there; `unreachable` if it does not answer;
+    /// `unauthorized` if it does not take the token.
+    pub async fn connect_local(data_dir: &Path) -> Result<Self, CallError> {
+        let read = |name: &str| {
+            std::fs::read_to_string(data_dir.join(name))
+                .ok()
+                .filter(|text| text.len() <= MAX_FILE_BYTES)
+        };
+        let (Some(endpoint), Some(token)) = (read(ENDPOINT_FILE), read(TOKEN_FILE)) else {
+            return Err(
+                CallError::new(Code::NOT_FOUND, "no node runs on this machine")
+                    .with_hint("start one with `hearthnet serve`"),
+            );
+        };
+        let unreachable = |why: String| {
+            CallError::new(
+                Code::UNREACHABLE,
+                format!("the node on this machine does not answer: {why}"),
+            )
+            .with_hint("is it still running? `hearthnet serve` starts it")
+        };
+        let (endpoint, token) = (endpoint.trim(), token.trim());
+        // Loopback only: the token must not leave the machine, whatever the file says.
+        let address: SocketAddr = endpoint
+            .strip_prefix("ws://")
+            .and_then(|rest| rest.strip_suffix(BUS_PATH))
+            .and_then(|address| address.parse().ok())
+            .filter(|address: &SocketAddr| address.ip().is_loopback())
+            .ok_or_else(|| {
+                unreachable(format!("{ENDPOINT_FILE} holds no address of this machine"))
+            })?;
+        let connecting = async {
+            let stream = TcpStream::connect(address)
+                .await
+                .map_err(|e| e.to_string())?;
+            // Small messages matter more than full packets.
+            let _ = stream.set_nodelay(true);
+            let mut request = endpoint.into_client_request().map_err(|e| e.to_string())?;
+            let bearer = format!("Bearer {token}").parse();
+            let mut bearer: tokio_tungstenite::tungstenite::http::HeaderValue =
+                bearer.map_err(|_| format!("{TOKEN_FILE} holds no token"))?;
+            bearer.set_sensitive(true);
+            request.headers_mut().insert(AUTHORIZATION, bearer);
+            let config = WebSocketConfig::default()
+                .max_message_size(Some(MAX_MESSAGE_BYTES))
+                .max_frame_size(Some(MAX_MESSAGE_BYTES));
+            let (socket, _) = client_async_with_config(request, stream, Some(config))
+                .await
+                .map_err(|e| e.to_string())?;
+            Ok::<_, String>(socket)
+        };
+        match tokio::time::timeout(DEADLINE, connecting).await {
+            Ok(Ok(socket)) => Ok(Self::local(Wire::websocket(socket))),
+            Ok(Err(why)) => Err(unreachable(why)),
+            Err(_) => Err(unreachable(format!(
+                "nothing came for {} s",
+                DEADLINE.as_secs()
+            ))),
+        }
+    }
+}
