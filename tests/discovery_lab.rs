@@ -50,9 +50,14 @@ struct Node {
 
 impl Node {
     fn start(host: &Host, n: usize, announce: bool) -> Self {
+        Self::listening(host, n, announce, None)
+    }
+
+    fn listening(host: &Host, n: usize, announce: bool, listen: Option<IpAddr>) -> Self {
         let settings = DiscoverySettings {
             own: Some(node(n)),
             community: Some(CommunityTag::of(&[7; 32])),
+            listen,
             ..DiscoverySettings::default()
         };
         let (give, take) = mpsc::channel();
@@ -214,6 +219,28 @@ fn a_machine_on_two_networks_is_found_on_both() {
     b.until("the second network first", |found| {
         endpoints(found, 0).first().map(SocketAddr::ip) == Some(lab.host(0).v4_on(1).into())
     });
+}
+
+#[test]
+fn only_addresses_that_reach_the_listener_are_announced() {
+    let Some(lab) = Lab::or_skip(3, 2) else {
+        return;
+    };
+    let looker = Node::start(lab.host(0), 0, false);
+    let any_v4: IpAddr = [0, 0, 0, 0].into();
+    let one: IpAddr = lab.host(2).v4_on(1).into();
+    let _v4 = Node::listening(lab.host(1), 1, true, Some(any_v4));
+    let _one = Node::listening(lab.host(2), 2, true, Some(one));
+    looker.until("all of IPv4", |found| {
+        knows(found, 1, lab.host(1).v4_on(0)) && knows(found, 1, lab.host(1).v4_on(1))
+    });
+    looker.until("one address", |found| knows(found, 2, one));
+    let found = looker.discovery.found();
+    assert!(
+        endpoints(&found, 1).iter().all(SocketAddr::is_ipv4),
+        "{found:?}"
+    );
+    assert_eq!(endpoints(&found, 2), [SocketAddr::new(one, PORT)]);
 }
 
 #[test]

@@ -10,6 +10,7 @@
 //! anything else, so packets that come faster than it can read them keep it from being
 //! stopped. It then answers nothing, which shows as [`MdnsHealth::Silent`].
 
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use mdns_sd::{DaemonEvent, IfKind, Receiver, ResolvedService, ScopedIp, ServiceDaemon};
@@ -96,13 +97,17 @@ impl Mdns {
             registered: None,
         };
         if let Some(announcement) = announcement {
-            this.announce(announcement)?;
+            this.announce(announcement, settings.listen)?;
         }
         Ok(this)
     }
 
-    /// Announces, in place of what was announced before.
-    pub(super) fn announce(&mut self, announcement: &Announcement) -> Result<(), DiscoveryError> {
+    /// Announces, in place of what was announced before, a listener that is bound to `listen`.
+    pub(super) fn announce(
+        &mut self,
+        announcement: &Announcement,
+        listen: Option<IpAddr>,
+    ) -> Result<(), DiscoveryError> {
         let instance = announcement.instance();
         // Names come from the node's key: there is nobody to share one with, so the 750 ms
         // of asking around first are saved, and nobody can take the name by being first.
@@ -112,9 +117,27 @@ impl Mdns {
         let failed = |error: mdns_sd::Error| DiscoveryError::Mdns(error.to_string());
         let txt = announcement.to_txt()?;
         let port = announcement.port;
-        let mut info = ServiceInfo::new(SERVICE_TYPE, &instance, &host, (), port, txt.as_slice())
-            .map_err(failed)?
-            .enable_addr_auto();
+        // One address, or all that the machine has now and will have.
+        let only: Vec<IpAddr> = listen
+            .into_iter()
+            .filter(|ip| !ip.is_unspecified())
+            .collect();
+        let addresses = only.as_slice();
+        let mut info = ServiceInfo::new(
+            SERVICE_TYPE,
+            &instance,
+            &host,
+            addresses,
+            port,
+            txt.as_slice(),
+        )
+        .map_err(failed)?;
+        if only.is_empty() {
+            info = info.enable_addr_auto();
+        }
+        if listen.is_some_and(|ip| ip.is_ipv4()) {
+            info.set_interfaces(vec![IfKind::IPv4]);
+        }
         info.set_requires_probe(false);
         let name = info.get_fullname().to_owned();
         if self
@@ -208,7 +231,7 @@ impl Drop for Mdns {
 pub(super) fn read(
     service: &ResolvedService,
     local: &Local,
-) -> Result<(Announcement, Vec<std::net::SocketAddr>), AnnouncementError> {
+) -> Result<(Announcement, Vec<SocketAddr>), AnnouncementError> {
     let txt = service
         .txt_properties
         .iter()

@@ -24,7 +24,7 @@ mod static_peer;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -75,6 +75,9 @@ pub struct DiscoverySettings {
     pub community: Option<CommunityTag>,
     /// Whether to use mDNS.
     pub mdns: bool,
+    /// The address that the announced listener is bound to: only what reaches it is announced.
+    /// `None`, like `::`: every address of this machine; `0.0.0.0`: every IPv4 address.
+    pub listen: Option<IpAddr>,
     /// UDP port of mDNS, [`MDNS_PORT`] unless in tests.
     pub mdns_port: u16,
     /// Names of the interfaces to use; empty: all.
@@ -89,6 +92,7 @@ impl Default for DiscoverySettings {
             own: None,
             community: None,
             mdns: true,
+            listen: None,
             mdns_port: MDNS_PORT,
             interfaces: Vec::new(),
             static_peers: Vec::new(),
@@ -388,7 +392,7 @@ impl Shell {
             return Ok(());
         };
         match &self.announcement {
-            Some(announcement) => mdns.announce(announcement),
+            Some(announcement) => mdns.announce(announcement, self.settings.listen),
             None => {
                 mdns.withdraw();
                 Ok(())
