@@ -35,10 +35,10 @@ pub(super) struct BlockMeta {
     pub(super) d: f32,
     /// `d * S`, S the sum of the quants: what a minimum of weights is multiplied with.
     pub(super) ds: f32,
-    /// `-8 * S`: takes the offset 8 of Q4_0 (16 times it: the 128 of Q8_0) out of a
-    /// dot product with unsigned weights.
+    /// `-8 * S`: takes the offset 8 of Q4_0 out of a dot product with unsigned weights.
     pub(super) neg8s: i32,
-    pub(super) unused: u32,
+    /// `-128 * S`, for Q8_0.
+    pub(super) neg128s: i32,
 }
 
 /// The activations of a tile of rows, reusable from call to call. Filled by

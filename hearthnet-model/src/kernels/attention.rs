@@ -30,11 +30,14 @@ pub struct Attention<'a> {
 pub struct AttentionScratch {
     /// `[query][position]`, positions padded to whole pages.
     scores: Vec<f32>,
-    /// Query vectors of a group that is scored together, `[head_dim][query]`: one
-    /// pointer walks through all of them.
+    /// Query vectors of a group that is scored together,
+    /// `[head_dim / STRIP][query][STRIP]`: one pointer walks through all of them.
     vectors: Vec<f32>,
 }
 
+/// Components of a query that stand together in [`AttentionScratch::vectors`]: what every
+/// head has a multiple of.
+const STRIP: usize = 8;
 /// Most queries (row and head) that are taken together.
 const MAX_QUERIES: usize = 12;
 /// Most registers of sums in [`Inner::mix`].
@@ -132,11 +135,9 @@ pub(super) unsafe fn attend<K: Inner>(
                 for j in 0..n {
                     let (row, head) = ((first + i + j) / a.heads, (first + i + j) % a.heads);
                     let vector = &q.row(row)[head * d..][..d];
-                    for (x, to) in vector
-                        .iter()
-                        .zip(scratch.vectors[j..].iter_mut().step_by(n))
-                    {
-                        *to = *x;
+                    let strips = scratch.vectors.chunks_exact_mut(n * STRIP);
+                    for (from, to) in vector.chunks_exact(STRIP).zip(strips) {
+                        to[j * STRIP..][..STRIP].copy_from_slice(from);
                     }
                 }
                 let vectors = scratch.vectors.as_ptr();
@@ -185,15 +186,18 @@ pub(super) unsafe fn score<V: Lanes, const N: usize, const B: usize>(
         for block in (0..PAGE / LANES).step_by(B) {
             let keys = page.add(key_cell(d, block * LANES, 0));
             let mut acc = [[V::splat(0.0); B]; N];
-            for i in 0..d {
-                let mut k = [V::splat(0.0); B];
-                for b in 0..B {
-                    k[b] = V::load_f16(keys.add((b * d + i) * LANES));
-                }
-                for n in 0..N {
-                    let x = V::splat(*vectors.add(i * N + n));
+            for strip in (0..d).step_by(STRIP) {
+                let vectors = vectors.add(strip * N);
+                for i in 0..STRIP {
+                    let mut k = [V::splat(0.0); B];
                     for b in 0..B {
-                        acc[n][b] = k[b].fma(x, acc[n][b]);
+                        k[b] = V::load_f16(keys.add((b * d + strip + i) * LANES));
+                    }
+                    for n in 0..N {
+                        let x = V::splat(*vectors.add(n * STRIP + i));
+                        for b in 0..B {
+                            acc[n][b] = k[b].fma(x, acc[n][b]);
+                        }
                     }
                 }
             }
@@ -351,9 +355,7 @@ unsafe fn mix_all<K: Inner>(
                         let w = *weights.add(j * stride + position);
                         let start = value_cell(d, position % PAGE, column);
                         let values = &a.pages[position / PAGE][start..start + columns];
-                        for (sum, v) in sums.iter_mut().zip(values) {
-                            *sum = f16_to_f32(*v).mul_add(w, *sum);
-                        }
+                        mix_one::<K::V>(values, w, sums);
                     }
                     let at = query % a.heads * d + column;
                     let target = &mut out.row_mut(query / a.heads)[at..at + columns];
@@ -365,6 +367,29 @@ unsafe fn mix_all<K: Inner>(
             i += n;
         }
         done = column + columns;
+    }
+}
+
+/// Adds the values of one position times a weight.
+///
+/// # Safety
+/// As [`Lanes`].
+#[inline(always)]
+unsafe fn mix_one<V: Lanes>(values: &[u16], weight: f32, sums: &mut [f32]) {
+    let values = values.chunks(LANES);
+    for (sums, values) in sums.chunks_mut(LANES).zip(values) {
+        if sums.len() == LANES && values.len() == LANES {
+            // SAFETY: sixteen each; the ISA is the caller's.
+            unsafe {
+                let sum = V::load(sums.as_ptr());
+                let v = V::load_f16(values.as_ptr());
+                v.fma(V::splat(weight), sum).store(sums.as_mut_ptr());
+            }
+        } else {
+            for (sum, v) in sums.iter_mut().zip(values) {
+                *sum = f16_to_f32(*v).mul_add(weight, *sum);
+            }
+        }
     }
 }
 

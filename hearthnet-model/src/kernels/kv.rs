@@ -6,7 +6,7 @@
 //! `[position][head_dim]`.
 
 use super::convert::{f16_to_f32, f32_to_f16};
-use super::lanes::LANES;
+use super::lanes::{LANES, Lanes};
 use super::shared::SharedMut;
 
 /// Positions in a page.
@@ -32,20 +32,36 @@ pub const fn value_cell(head_dim: usize, slot: usize, i: usize) -> usize {
 /// Writes one position's key and value, rounded to binary16 (nearest even).
 ///
 /// # Safety
-/// No other thread reads or writes the cells of this slot during the call. Other
-/// slots of the page may be in use.
-///
-/// # Panics
-/// When `page` is not [`page_len`] long for `key.len()`, `value` has another
-/// length than `key`, or the slot is not below [`PAGE`].
-pub unsafe fn store_kv(page: SharedMut<'_, u16>, slot: usize, key: &[f32], value: &[f32]) {
+/// As [`Lanes`]; no other thread reads or writes the cells of this slot during the call.
+/// Checked by the caller: [`check`].
+#[inline(always)]
+pub(super) unsafe fn store<V: Lanes>(
+    page: SharedMut<'_, u16>,
+    slot: usize,
+    key: &[f32],
+    value: &[f32],
+) {
     let d = key.len();
-    check(page.len(), slot, d, value.len());
-    for i in 0..d {
-        // SAFETY: both cells exist (checked by `at`) and belong to this slot.
-        unsafe {
-            page.at(key_cell(d, slot, i)).write(f32_to_f16(key[i]));
-            page.at(value_cell(d, slot, i)).write(f32_to_f16(value[i]));
+    // Keys of neighbouring positions lie side by side, so a key is spread over the page.
+    let (keys, values) = (
+        page.at(key_cell(d, slot, 0)),
+        page.at(value_cell(d, slot, 0)),
+    );
+    let whole = d / LANES * LANES;
+    // SAFETY: the cells of the slot exist, key cells `LANES` apart, value cells in a row;
+    // `key` and `value` have `d` values.
+    unsafe {
+        let mut cells = [0u16; LANES];
+        for i in (0..whole).step_by(LANES) {
+            V::load(key.as_ptr().add(i)).store_f16(cells.as_mut_ptr());
+            for (j, cell) in cells.iter().enumerate() {
+                keys.add((i + j) * LANES).write(*cell);
+            }
+            V::load(value.as_ptr().add(i)).store_f16(values.add(i));
+        }
+        for i in whole..d {
+            keys.add(i * LANES).write(f32_to_f16(key[i]));
+            values.add(i).write(f32_to_f16(value[i]));
         }
     }
 }
@@ -53,7 +69,7 @@ pub unsafe fn store_kv(page: SharedMut<'_, u16>, slot: usize, key: &[f32], value
 /// Copies the raw binary16 bits of one position out of a page (export).
 ///
 /// # Panics
-/// As [`store_kv`].
+/// As [`super::Kernels::store_kv`].
 pub fn read_kv(page: &[u16], slot: usize, key: &mut [u16], value: &mut [u16]) {
     let d = key.len();
     check(page.len(), slot, d, value.len());
@@ -66,7 +82,7 @@ pub fn read_kv(page: &[u16], slot: usize, key: &mut [u16], value: &mut [u16]) {
 /// Copies the raw binary16 bits of one position into a page (import).
 ///
 /// # Panics
-/// As [`store_kv`].
+/// As [`super::Kernels::store_kv`].
 pub fn write_kv(page: &mut [u16], slot: usize, key: &[u16], value: &[u16]) {
     let d = key.len();
     check(page.len(), slot, d, value.len());
@@ -76,7 +92,7 @@ pub fn write_kv(page: &mut [u16], slot: usize, key: &[u16], value: &[u16]) {
     }
 }
 
-fn check(len: usize, slot: usize, key: usize, value: usize) {
+pub(super) fn check(len: usize, slot: usize, key: usize, value: usize) {
     assert_eq!(len, page_len(key), "a page of another head width");
     assert_eq!(key, value, "key and value differ in length");
     assert!(slot < PAGE, "a slot beyond the page");

@@ -16,7 +16,7 @@
 //! | activations: normalise, quantise | [`Kernels::norm_prepare`], [`Kernels::prepare`], [`Act`] |
 //! | matrices | [`Kernels::matmul`], [`Kernels::matmul_swiglu`] |
 //! | rotation | [`Kernels::rope`], [`RopeTable`] |
-//! | cache layout, attention | [`store_kv`], [`Kernels::attention`] |
+//! | cache layout, attention | [`Kernels::store_kv`], [`Kernels::attention`] |
 //!
 //! Lengths are checked on entry and a wrong one panics: shapes come from a model
 //! that [`Packed::pack`] and the engine have accepted, so that is a bug of the
@@ -57,7 +57,7 @@ pub use act::{Act, ActForm};
 pub use arena::Arena;
 pub use attention::{Attention, AttentionScratch};
 pub use convert::{f16_to_f32, f32_to_f16, round_to_bf16};
-pub use kv::{PAGE, all_finite_f16, key_cell, page_len, read_kv, store_kv, value_cell, write_kv};
+pub use kv::{PAGE, all_finite_f16, key_cell, page_len, read_kv, value_cell, write_kv};
 pub use lanes::LANES;
 pub use matmul::Output;
 pub use pack::{BLOCK, Matrix, Packed, WeightType};
@@ -242,6 +242,17 @@ macro_rules! kernels {
             $(#[$attribute])*
             pub(super) unsafe fn rope(row: &rope::RopeRow<'_>, x: &mut [f32], head_dim: usize) {
                 rows::rope(row, x, head_dim);
+            }
+
+            $(#[$attribute])*
+            pub(super) unsafe fn store_kv(
+                page: SharedMut<'_, u16>,
+                slot: usize,
+                key: &[f32],
+                value: &[f32],
+            ) {
+                // SAFETY: see above; the cells by the caller's word.
+                unsafe { kv::store::<$lanes>(page, slot, key, value) };
             }
 
             $(#[$attribute])*
@@ -535,6 +546,26 @@ impl Kernels {
         check_rows(x.len(), head_dim);
         assert!(table.dims() <= head_dim, "a rotation wider than the head");
         dispatch!(self, rope(&table.row(position), x, head_dim));
+    }
+
+    /// Writes one position's key and value, rounded to binary16 (nearest even).
+    ///
+    /// # Safety
+    /// No other thread reads or writes the cells of this slot during the call. Other
+    /// slots of the page may be in use.
+    ///
+    /// # Panics
+    /// When `page` is not [`page_len`] long for `key.len()`, `value` has another
+    /// length than `key`, or the slot is not below [`PAGE`].
+    pub unsafe fn store_kv(
+        self,
+        page: SharedMut<'_, u16>,
+        slot: usize,
+        key: &[f32],
+        value: &[f32],
+    ) {
+        kv::check(page.len(), slot, key.len(), value.len());
+        dispatch!(self, store_kv(page, slot, key, value));
     }
 
     /// Causal attention of consecutive positions of one sequence over the cache of

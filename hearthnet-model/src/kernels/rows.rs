@@ -88,7 +88,7 @@ pub(super) unsafe fn quantise<V: Lanes>(x: &[f32], quants: &mut [i8], meta: &mut
                     d,
                     ds: d * s,
                     neg8s: -8 * s as i32,
-                    unused: 0,
+                    neg128s: -128 * s as i32,
                 };
             } else {
                 // All zero; a value that is not finite makes the scale NaN, so that
@@ -98,7 +98,7 @@ pub(super) unsafe fn quantise<V: Lanes>(x: &[f32], quants: &mut [i8], meta: &mut
                     d,
                     ds: d,
                     neg8s: 0,
-                    unused: 0,
+                    neg128s: 0,
                 };
                 std::ptr::write_bytes(to, 0, BLOCK);
             }

@@ -172,6 +172,31 @@ impl<'a> TileMut<'a> {
         }
     }
 
+    /// Pointer to the first of the columns `cols` of row `row`, and how far apart rows are:
+    /// the same columns of `rows` rows may be read and written through it while `self` is
+    /// borrowed.
+    ///
+    /// # Panics
+    /// When the tile does not have those cells.
+    pub(super) fn cells(
+        &mut self,
+        row: usize,
+        rows: usize,
+        cols: &Range<usize>,
+    ) -> (*mut f32, usize) {
+        assert!(
+            rows > 0 && row < self.rows && rows <= self.rows - row,
+            "rows beyond the tile"
+        );
+        assert!(
+            cols.start <= cols.end && cols.end <= self.cols,
+            "columns beyond the tile"
+        );
+        // SAFETY: the row exists, and so does its column `cols.start`, or one past the last.
+        let first = unsafe { self.origin.as_ptr().add(row * self.stride + cols.start) };
+        (first, self.stride)
+    }
+
     /// One row, to write.
     pub fn row_mut(&mut self, row: usize) -> &mut [f32] {
         assert!(row < self.rows, "a row beyond the tile");

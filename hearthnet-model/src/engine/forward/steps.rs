@@ -9,7 +9,6 @@ use crate::BoundaryDtype;
 use crate::engine::weights::{Ffn, Layer};
 use crate::kernels::{
     Act, ActForm, Attention, AttentionScratch, LANES, Output, PAGE, Packed, SharedMut, Tile,
-    store_kv,
 };
 use crate::spec::ModelSpec;
 
@@ -200,7 +199,7 @@ impl Pass<'_> {
                     let cells = head * d..(head + 1) * d;
                     // SAFETY: the caller's; a slot belongs to one row.
                     unsafe {
-                        store_kv(
+                        kernels.store_kv(
                             page.part(strip),
                             position % PAGE,
                             &keys[cells.clone()],

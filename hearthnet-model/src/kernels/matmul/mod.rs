@@ -118,6 +118,10 @@ pub(super) unsafe fn run<V: Lanes, K: PanelDot>(job: &mut Job<'_>) {
                 (0, false) => STREAM_AHEAD,
                 _ => 0,
             };
+            // The residual stream of a large tile is no longer in the first-level cache.
+            if together && matches!(job.output, Output::Add(_)) {
+                fetch_output(job, panel, outputs, row, count);
+            }
             // SAFETY: as the caller; `row + count` rows and `first + weights` panels exist.
             unsafe {
                 if weights == 2 && together {
@@ -211,6 +215,9 @@ fn columns(job: &Job<'_>, panel: usize) -> Range<usize> {
 }
 
 /// Brings one panel's sums for `count` rows to the output.
+///
+/// # Safety
+/// The CPU has the instruction set of `V`.
 #[inline(always)]
 unsafe fn finish<V: Lanes>(
     job: &mut Job<'_>,
@@ -219,23 +226,42 @@ unsafe fn finish<V: Lanes>(
     count: usize,
     sums: &[f32],
 ) {
+    assert!(sums.len() >= count * LANES);
     let columns = columns(job, panel);
-    for (i, sums) in sums.chunks_exact(LANES).take(count).enumerate() {
-        let out = &mut job.out.row_mut(row + i)[columns.clone()];
+    let (out, stride) = job.out.cells(row, count, &columns);
+    let sums = sums.as_ptr();
+    // SAFETY: `out` has `columns` of `count` rows, sixteen of them in the first two cases;
+    // there are sixteen sums for each row. The ISA is the caller's.
+    unsafe {
         match job.output {
-            // SAFETY: `out` and `sums` have sixteen values; the ISA is the caller's.
-            Output::Store if out.len() == LANES => unsafe {
-                V::load(sums.as_ptr()).store(out.as_mut_ptr());
-            },
-            // SAFETY: as above.
-            Output::Add(BoundaryDtype::F16) if out.len() == LANES => unsafe {
-                let sum = V::load(out.as_ptr()).add(V::load(sums.as_ptr()));
-                sum.round_f16().store(out.as_mut_ptr());
-            },
-            Output::Store => out.copy_from_slice(&sums[..out.len()]),
-            Output::Add(dtype) => {
-                for (x, y) in out.iter_mut().zip(sums) {
-                    *x = round_one(*x + y, dtype);
+            Output::Store if columns.len() == LANES => {
+                for i in 0..count {
+                    V::load(sums.add(i * LANES)).store(out.add(i * stride));
+                }
+            }
+            Output::Add(BoundaryDtype::F32) if columns.len() == LANES => {
+                for i in 0..count {
+                    let out = out.add(i * stride);
+                    V::load(out).add(V::load(sums.add(i * LANES))).store(out);
+                }
+            }
+            Output::Add(BoundaryDtype::F16) if columns.len() == LANES => {
+                for i in 0..count {
+                    let out = out.add(i * stride);
+                    let sum = V::load(out).add(V::load(sums.add(i * LANES)));
+                    sum.round_f16().store(out);
+                }
+            }
+            output => {
+                for i in 0..count {
+                    for column in 0..columns.len() {
+                        let out = out.add(i * stride + column);
+                        let sum = *sums.add(i * LANES + column);
+                        *out = match output {
+                            Output::Store => sum,
+                            Output::Add(dtype) => round_one(*out + sum, dtype),
+                        };
+                    }
                 }
             }
         }
@@ -243,18 +269,43 @@ unsafe fn finish<V: Lanes>(
 }
 
 /// `silu(gate) * up` of a gated pair's sums for `count` rows, to the output.
+///
+/// # Safety
+/// The CPU has the instruction set of `V`.
 #[inline(always)]
 unsafe fn gate<V: Lanes>(job: &mut Job<'_>, panel: usize, row: usize, count: usize, sums: &Sums) {
     let columns = columns(job, panel);
+    let (out, stride) = job.out.cells(row, count, &columns);
     let (gates, ups) = sums.0.split_at(count * LANES);
-    let pairs = gates.chunks_exact(LANES).zip(ups.chunks_exact(LANES));
-    for (i, (gate, up)) in pairs.enumerate() {
-        let out = &mut job.out.row_mut(row + i)[columns.clone()];
-        // SAFETY: sixteen values each, and `out.len()` of them are stored; the ISA
-        // is the caller's.
+    assert!(ups.len() >= gates.len());
+    let (gates, ups) = (gates.as_ptr(), ups.as_ptr());
+    for i in 0..count {
+        // SAFETY: there are sixteen gates and ups for each row, and `out` has `columns` of
+        // `count` rows; the ISA is the caller's.
         unsafe {
-            let h = silu(V::load(gate.as_ptr())).mul(V::load(up.as_ptr()));
-            h.store_partial(out.as_mut_ptr(), out.len());
+            let h = silu(V::load(gates.add(i * LANES))).mul(V::load(ups.add(i * LANES)));
+            let out = out.add(i * stride);
+            if columns.len() == LANES {
+                h.store(out);
+            } else {
+                h.store_partial(out, columns.len());
+            }
         }
+    }
+}
+
+/// Asks for the cells of `outputs` panels and `count` rows, which are read soon.
+#[inline(always)]
+fn fetch_output(job: &mut Job<'_>, panel: usize, outputs: usize, row: usize, count: usize) {
+    let first = (panel - job.panels.start) * LANES;
+    let columns = first..job.out.cols().min(first + outputs * LANES);
+    let (out, stride) = job.out.cells(row, count, &columns);
+    for i in 0..count {
+        let row = out.wrapping_add(i * stride).cast_const();
+        for line in (0..columns.len()).step_by(LANES) {
+            prefetch(row.wrapping_add(line).cast());
+        }
+        // Rows need not begin where a line of the cache does.
+        prefetch(row.wrapping_add(columns.len() - 1).cast());
     }
 }

@@ -271,6 +271,34 @@ proptest! {
 }
 
 #[test]
+fn keys_and_values_are_stored_as_the_rounding_says_and_nothing_else_is_touched() {
+    const UNTOUCHED: u16 = 0x5a5a;
+    let mut values = Values(11);
+    for d in [8, 16, 24, 40, 64, 128] {
+        for kind in Kind::ALL {
+            let (key, value) = (values.many(d, kind), values.many(d, kind));
+            let slot = values.below(PAGE);
+            for kernels in all() {
+                let mut page = vec![UNTOUCHED; page_len(d)];
+                // SAFETY: nobody else has the page.
+                unsafe { kernels.store_kv(SharedMut::new(&mut page), slot, &key, &value) };
+                for i in 0..d {
+                    for (cell, x) in [
+                        (key_cell(d, slot, i), key[i]),
+                        (value_cell(d, slot, i), value[i]),
+                    ] {
+                        let found = std::mem::replace(&mut page[cell], UNTOUCHED);
+                        let (found, wanted) = (f16_to_f32(found), f16_to_f32(f32_to_f16(x)));
+                        assert!(same(found, wanted), "{} {d} {i}: {x:e}", kernels.isa());
+                    }
+                }
+                assert!(page.iter().all(|cell| *cell == UNTOUCHED), "{d}");
+            }
+        }
+    }
+}
+
+#[test]
 fn the_exponential_agrees_over_its_whole_range() {
     // A stride that is prime to the number of floats visits all exponents and signs.
     let x: Vec<f32> = (0..4_000_000u32)
