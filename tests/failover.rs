@@ -116,7 +116,7 @@ impl Caller {
         let mut conversation = Conversation::new(Box::new(backend));
         conversation
             .answer(
-                &mut self.text,
+                &self.text,
                 &Self::request(),
                 Instant::now(),
                 &Cancel::default(),
@@ -191,7 +191,7 @@ impl Caller {
         let (mut tokens, mut route) = (0, Vec::new());
         let spans = conversation.route().len();
         heard.result = conversation.answer(
-            &mut self.text,
+            &self.text,
             &Self::request(),
             Instant::now(),
             &Cancel::default(),

@@ -146,6 +146,15 @@ pub trait Backend: Send {
 
     /// A new call begins: times and failures are counted from here on.
     fn begin_call(&mut self);
+
+    /// Whether it could take another call, as far as is known here without asking anyone.
+    fn is_alive(&self) -> bool {
+        true
+    }
+
+    /// Gives up the sequence and returns when whoever holds parts of it has been told. It is
+    /// then fit for nothing but being dropped. Dropping alone does the same without waiting.
+    fn close(&mut self) {}
 }
 
 #[cfg(test)]

@@ -24,6 +24,8 @@ pub enum Prompt {
     Messages(Vec<ChatMessage>),
     /// Text to continue as it stands.
     Text(String),
+    /// The same as token ids of the model's vocabulary.
+    Tokens(Vec<u32>),
 }
 
 /// A request for one answer.
@@ -224,6 +226,22 @@ impl Conversation {
         self.backend.route()
     }
 
+    /// The tokens that need not be run again when a prompt begins with them.
+    pub fn held(&self) -> &[u32] {
+        &self.held
+    }
+
+    /// Whether it is still there for another request, as far as is known here.
+    pub fn is_alive(&self) -> bool {
+        self.backend.is_alive()
+    }
+
+    /// Gives up what it holds, and returns when its hosts have been told: what they had for it
+    /// is free for whatever is asked of them next. Blocks.
+    pub fn close(mut self) {
+        self.backend.close();
+    }
+
     /// Answers one request, calling `emit` for every frame, `done` included.
     ///
     /// `started` is when the caller asked; it dates `construct_ms` and
@@ -233,19 +251,18 @@ impl Conversation {
     /// Any [`ChatError`]. The conversation must then be dropped.
     pub fn answer(
         &mut self,
-        model: &mut TextModel,
+        model: &TextModel,
         request: &ChatRequest,
         started: Instant,
         cancel: &Cancel,
         emit: &mut dyn FnMut(&Frame),
     ) -> Result<Done, ChatError> {
-        let prompt = encode(model, &request.prompt)?;
-        let room = room_for(&prompt, model.context, request.max_tokens)?;
-        let mut sampler = Sampler::new(request.sampling.clone())
-            .map_err(|e| ChatError::BadRequest(e.to_string()))?;
-        let mut stop = StopMatcher::new(request.stop.clone())
-            .map_err(|e| ChatError::BadRequest(e.to_string()))?;
-        sampler.observe(&prompt);
+        let Prepared {
+            prompt,
+            room,
+            mut sampler,
+            mut stop,
+        } = prepare(model, request)?;
 
         let construct_ms = ms(started);
         metrics::histogram!("distributed_inference_pipeline_construct_ms").record(construct_ms);
@@ -417,9 +434,52 @@ impl Conversation {
     }
 }
 
+/// A request that makes sense, as it is worked on.
+struct Prepared {
+    prompt: Vec<u32>,
+    room: u32,
+    sampler: Sampler,
+    stop: StopMatcher,
+}
+
+fn prepare(model: &TextModel, request: &ChatRequest) -> Result<Prepared, ChatError> {
+    let prompt = encode(model, &request.prompt)?;
+    let room = room_for(&prompt, model.context, request.max_tokens)?;
+    let mut sampler =
+        Sampler::new(request.sampling.clone()).map_err(|e| ChatError::BadRequest(e.to_string()))?;
+    let stop =
+        StopMatcher::new(request.stop.clone()).map_err(|e| ChatError::BadRequest(e.to_string()))?;
+    if request.sampling.penalise_prompt {
+        sampler.observe(&prompt);
+    }
+    Ok(Prepared {
+        prompt,
+        room,
+        sampler,
+        stop,
+    })
+}
+
+/// The tokens of a request's prompt, when the request makes sense for this model.
+///
+/// # Errors
+/// [`ChatError::BadRequest`]: what [`Conversation::answer`] would say, without a backend.
+pub fn check(model: &TextModel, request: &ChatRequest) -> Result<Vec<u32>, ChatError> {
+    prepare(model, request).map(|prepared| prepared.prompt)
+}
+
 fn encode(model: &TextModel, prompt: &Prompt) -> Result<Vec<u32>, ChatError> {
     let bad = |e: String| ChatError::BadRequest(e);
     let ids = match prompt {
+        Prompt::Tokens(ids) => {
+            let vocab = model.head.spec().vocab;
+            if let Some(id) = ids.iter().find(|id| **id >= vocab) {
+                return Err(bad(format!(
+                    "token {id} is not one of this model's {vocab} tokens"
+                )));
+            }
+            ids.clone()
+        }
         Prompt::Text(text) => model
             .tokenizer
             .encode_document(text, Special::Plain)

@@ -35,6 +35,12 @@ pub enum ChatError {
     /// The caller gave up.
     #[error("cancelled")]
     Cancelled,
+    /// As many chats run and wait as this node allows, or its memory is taken by them.
+    #[error("{0}")]
+    Busy(String),
+    /// This node is about to stop and takes no more chats.
+    #[error("this node is shutting down")]
+    ShuttingDown,
     /// The engine on this machine failed.
     #[error("the local engine failed: {0}")]
     Engine(String),
@@ -50,6 +56,8 @@ impl ChatError {
             Self::WeightsMismatch(_) => "weights_mismatch",
             Self::BadRequest(_) => "bad_request",
             Self::Cancelled => "cancelled",
+            Self::Busy(_) => "busy",
+            Self::ShuttingDown => "shutting_down",
             Self::Engine(_) => "engine_failed",
         }
     }
@@ -74,6 +82,8 @@ impl ChatError {
             }
             Self::BadRequest(_) => "change the request and ask again",
             Self::Cancelled => "ask again",
+            Self::Busy(_) => "wait a little and ask again",
+            Self::ShuttingDown => "ask another node, or this one when it is back",
             Self::Engine(_) => "check the memory and the model file of this machine",
         }
     }
@@ -85,7 +95,7 @@ impl ChatError {
             Self::ShardUnavailable(_) | Self::PipelineStalled(_) | Self::WeightsMismatch(_) => {
                 Blame::Peer
             }
-            Self::Engine(_) => Blame::Us,
+            Self::Engine(_) | Self::Busy(_) | Self::ShuttingDown => Blame::Us,
         }
     }
 }

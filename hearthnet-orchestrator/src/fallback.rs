@@ -93,4 +93,15 @@ impl Backend for WithFallback {
             None => self.hosts.begin_call(),
         }
     }
+
+    fn is_alive(&self) -> bool {
+        self.active().is_alive()
+    }
+
+    fn close(&mut self) {
+        match &mut self.local {
+            Some(local) => local.close(),
+            None => self.hosts.close(),
+        }
+    }
 }

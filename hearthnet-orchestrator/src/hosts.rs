@@ -3,9 +3,17 @@
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
+use hearthnet_bus::NodeKey;
+use hearthnet_transport::Config;
+use tokio::runtime::Handle;
+use tokio::sync::Mutex;
+
+use crate::Cancel;
 use crate::error::ChatError;
-use crate::link::HostLink;
+use crate::link::{HostAddr, HostLink};
 use crate::router::{Candidate, RouteRequest, RoutingPolicy, pick};
 use crate::sharded::ModelOnWire;
 
@@ -86,5 +94,150 @@ impl HostSource for ConnectedHosts {
                 })
             })
             .collect())
+    }
+}
+
+/// How long a host that could not be reached is left alone: at first, and at most.
+const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+
+/// Hosts known by address, for a program that runs for long. Sessions are opened when a chat
+/// needs them, shared by all chats, and renewed before they reach the end of their lifetime.
+pub struct HostPool {
+    runtime: Handle,
+    key: Arc<NodeKey>,
+    transport: Config,
+    hosts: Vec<(HostAddr, Mutex<Session>)>,
+}
+
+/// What is known of the session with one host.
+#[derive(Default)]
+struct Session {
+    link: Option<Arc<HostLink>>,
+    failed: Option<Failed>,
+}
+
+/// An attempt that failed.
+struct Failed {
+    error: ChatError,
+    backoff: Duration,
+    retry_at: Instant,
+}
+
+/// The sessions that stand, and why others do not.
+#[derive(Debug, Default)]
+pub struct Reached {
+    /// Sessions with hosts.
+    pub links: Vec<Arc<HostLink>>,
+    /// One error per host that cannot be reached.
+    pub failures: Vec<ChatError>,
+}
+
+impl HostPool {
+    /// Nothing is connected yet. `runtime` is where sessions live.
+    pub fn new(
+        runtime: Handle,
+        key: Arc<NodeKey>,
+        transport: Config,
+        hosts: impl IntoIterator<Item = HostAddr>,
+    ) -> Self {
+        Self {
+            runtime,
+            key,
+            transport,
+            hosts: hosts
+                .into_iter()
+                .map(|addr| (addr, Mutex::default()))
+                .collect(),
+        }
+    }
+
+    /// A session with every host that can be reached. Those that are missing are opened, all at
+    /// once; a host that could not be reached a moment ago is not asked again.
+    pub async fn reach(&self) -> Reached {
+        let sessions = self.hosts.iter().map(|(addr, session)| async move {
+            // Chats that come while one connects wait for it instead of connecting too.
+            self.session(addr, &mut *session.lock().await).await
+        });
+        let mut reached = Reached::default();
+        for session in join_all(sessions).await {
+            match session {
+                Ok(link) => reached.links.push(link),
+                Err(error) => reached.failures.push(error),
+            }
+        }
+        reached
+    }
+
+    async fn session(
+        &self,
+        addr: &HostAddr,
+        session: &mut Session,
+    ) -> Result<Arc<HostLink>, ChatError> {
+        if let Some(link) = session.link.as_ref().filter(|link| link.is_fresh()) {
+            return Ok(Arc::clone(link));
+        }
+        // Chats that still use the old one keep it open.
+        session.link = None;
+        if let Some(failed) = &session.failed
+            && Instant::now() < failed.retry_at
+        {
+            return Err(failed.error.clone());
+        }
+        match HostLink::connect(addr, &self.key, self.transport.clone()).await {
+            Ok(link) => {
+                let link = Arc::new(link);
+                *session = Session {
+                    link: Some(Arc::clone(&link)),
+                    failed: None,
+                };
+                Ok(link)
+            }
+            Err(error) => {
+                let before = session.failed.as_ref().map(|failed| failed.backoff);
+                let backoff = before.map_or(BACKOFF.0, |backoff| (backoff * 2).min(BACKOFF.1));
+                session.failed = Some(Failed {
+                    error: error.clone(),
+                    backoff,
+                    retry_at: Instant::now() + backoff,
+                });
+                Err(error)
+            }
+        }
+    }
+}
+
+/// A pool's hosts as the source of one chat's spans.
+pub struct PooledHosts {
+    /// The hosts.
+    pub pool: Arc<HostPool>,
+    /// How to choose among them; its `links` are replaced by the pool's.
+    pub choice: ConnectedHosts,
+    /// Ends waiting for a host.
+    pub cancel: Cancel,
+}
+
+impl HostSource for PooledHosts {
+    fn route(
+        &mut self,
+        layers: RangeInclusive<u32>,
+        exclude: &BTreeSet<String>,
+    ) -> Result<Vec<RoutedSpan>, ChatError> {
+        let reached = self.pool.runtime.block_on(async {
+            tokio::select! {
+                reached = self.pool.reach() => Ok(reached),
+                () = self.cancel.cancelled() => Err(ChatError::Cancelled),
+            }
+        })?;
+        self.choice.links = reached.links;
+        let spans = self.choice.route(layers, exclude);
+        // Chats before and after need them, this one only what it chose.
+        self.choice.links.clear();
+        match spans {
+            // A host that could not be reached explains a hole better than the hole does.
+            Err(error @ ChatError::ShardUnavailable(_)) => {
+                Err(reached.failures.into_iter().next().unwrap_or(error))
+            }
+            spans => spans,
+        }
     }
 }

@@ -11,6 +11,7 @@
 //! | the layers here, the layers there | [`local`], [`sharded`], behind [`Backend`] |
 //! | from there to here in the middle of an answer | [`fallback`] |
 //! | text in, tokens out | [`chat`] |
+//! | many callers: turns, kept conversations, giving up | [`service`] |
 //! | codes, hints, blame | [`error`] |
 
 pub mod backend;
@@ -24,8 +25,10 @@ pub mod local;
 pub mod pace;
 pub mod pipeline;
 pub mod router;
+pub mod service;
 pub mod sharded;
 
 pub use backend::Backend;
 pub use error::ChatError;
 pub use hearthnet_bus::calls::Cancel;
+pub use service::Service;

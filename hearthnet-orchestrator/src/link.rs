@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use hearthnet_bus::{Capability, Descriptor, Grant, NodeId, NodeKey};
 use hearthnet_transport::{
@@ -103,6 +103,8 @@ pub struct HostLink {
     streams: Streams,
     next_stream: AtomicU32,
     reader: JoinHandle<()>,
+    /// When a successor should be opened.
+    stale_at: Instant,
 }
 
 /// How long a host may take to describe itself after the session stands.
@@ -164,6 +166,8 @@ impl HostLink {
         let identity = Identity::from_secret(&key.secret())
             .map_err(|e| ChatError::Engine(format!("cannot use this node's key: {e}")))?;
         let hello = Hello::new("pipeline", token);
+        // What begins in the last quarter of a session might not end with it.
+        let stale_at = Instant::now() + config.session_lifetime * 3 / 4;
         let expect = PeerKey(*addr.node.as_bytes());
         let mut connection =
             hearthnet_transport::connect(&addr.endpoint, &identity, expect, hello, config)
@@ -197,6 +201,7 @@ impl HostLink {
             streams,
             next_stream: AtomicU32::new(1),
             reader,
+            stale_at,
         })
     }
 
@@ -218,6 +223,11 @@ impl HostLink {
     /// Whether the session still goes on.
     pub fn is_open(&self) -> bool {
         lock(&self.streams).ended.is_none()
+    }
+
+    /// Whether another call should begin on it: it is open, and far from the end of its lifetime.
+    pub fn is_fresh(&self) -> bool {
+        self.is_open() && Instant::now() < self.stale_at
     }
 
     pub(crate) fn sender(&self) -> &Sender {

@@ -727,6 +727,17 @@ impl Backend for ShardedBackend {
             hop.clock.clear();
         }
     }
+
+    fn is_alive(&self) -> bool {
+        self.hops.iter().all(|hop| hop.span.link.is_fresh())
+    }
+
+    fn close(&mut self) {
+        for hop in std::mem::take(&mut self.hops) {
+            let release = hop.span.link.release(hop.stream, hop.epoch);
+            self.runtime.block_on(release);
+        }
+    }
 }
 
 impl Drop for ShardedBackend {

@@ -34,6 +34,9 @@ pub struct SamplerConfig {
     /// How many tokens back the penalties look, over all that the sampler was told of: prompt
     /// and answer. 0 to 1,048,576; 0 turns the penalties off.
     pub penalty_window: u32,
+    /// Whether penalties count the tokens of the prompt too, as llama.cpp does; OpenAI's count
+    /// those of the answer only. It is for whoever tells the sampler of the prompt.
+    pub penalise_prompt: bool,
     /// Decides every draw: the same seed gives the same tokens, on every machine. Needed unless
     /// the choice is greedy; callers who do not care draw one and report it.
     pub seed: Option<u64>,
@@ -53,6 +56,7 @@ impl Default for SamplerConfig {
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
             penalty_window: 64,
+            penalise_prompt: true,
             seed: None,
             logprobs: None,
         }

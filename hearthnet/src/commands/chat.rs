@@ -53,7 +53,7 @@ pub(crate) fn run(args: ChatArgs, global: &Global, config: &Config) -> Result<()
         let backend = open_route(handle, &model, links, &own, config, fallback, &cancel)?;
         (backend, head)
     };
-    let mut text = text_model(&model, head)?;
+    let text = text_model(&model, head)?;
     let mut conversation = Conversation::new(backend);
     let outcome = match &args.prompt {
         Some(prompt) => {
@@ -64,17 +64,9 @@ pub(crate) fn run(args: ChatArgs, global: &Global, config: &Config) -> Result<()
                 messages.push(ChatMessage::user(prompt));
                 Prompt::Messages(messages)
             };
-            turn(
-                &args,
-                prompt,
-                &mut conversation,
-                &mut text,
-                started,
-                &cancel,
-            )
-            .map(|_| ())
+            turn(&args, prompt, &mut conversation, &text, started, &cancel).map(|_| ())
         }
-        None => interactive(&args, &mut conversation, &mut text, &cancel),
+        None => interactive(&args, &mut conversation, &text, &cancel),
     };
     // Streams are closed by tasks: give them their moment before the runtime goes.
     drop(conversation);
@@ -219,7 +211,7 @@ pub(crate) type Print = fn(&Frame) -> Result<(), Failure>;
 /// Answers and prints text as it comes. A reader that goes away cancels the answer.
 pub(crate) fn stream_answer(
     conversation: &mut Conversation,
-    text: &mut TextModel,
+    text: &TextModel,
     request: &ChatRequest,
     started: Instant,
     cancel: &Cancel,
@@ -258,7 +250,7 @@ fn turn(
     args: &ChatArgs,
     prompt: Prompt,
     conversation: &mut Conversation,
-    text: &mut TextModel,
+    text: &TextModel,
     started: Instant,
     cancel: &Cancel,
 ) -> Result<Done, Failure> {
@@ -288,7 +280,7 @@ fn turn(
 fn interactive(
     args: &ChatArgs,
     conversation: &mut Conversation,
-    text: &mut TextModel,
+    text: &TextModel,
     cancel: &Cancel,
 ) -> Result<(), Failure> {
     if args.raw {

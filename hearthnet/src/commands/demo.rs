@@ -96,7 +96,7 @@ pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<()
     }
 
     let head = load_head(&model, &engine_options(&config, Some(threads)))?;
-    let mut text = text_model(&model, head)?;
+    let text = text_model(&model, head)?;
     let print: Print = if args.json { |_| Ok(()) } else { print_text };
     let started = Instant::now();
     let addresses: Vec<HostAddr> = hosts.iter().filter_map(HostProcess::address).collect();
@@ -106,14 +106,7 @@ pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<()
     let handle = runtime.handle();
     let backend = open_route(handle, &model, links, &own, &config, false, &cancel)?;
     let mut conversation = Conversation::new(backend);
-    let done = stream_answer(
-        &mut conversation,
-        &mut text,
-        &request,
-        started,
-        &cancel,
-        print,
-    )?;
+    let done = stream_answer(&mut conversation, &text, &request, started, &cancel, print)?;
     let memory: Vec<Option<u64>> = hosts.iter().map(HostProcess::resident_bytes).collect();
     drop(conversation);
     for host in hosts.iter_mut() {
@@ -122,11 +115,11 @@ pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<()
 
     // The same question without any host, on as many threads as one host had.
     let (backend, head) = local_backend(&model, &config, Some(threads))?;
-    let mut text = text_model(&model, head)?;
+    let text = text_model(&model, head)?;
     let mut conversation = Conversation::new(Box::new(backend));
     let local = stream_answer(
         &mut conversation,
-        &mut text,
+        &text,
         &request,
         Instant::now(),
         &cancel,

@@ -1,0 +1,590 @@
+//! The one path to an answer: every door (HTTP, the bus, the command line) asks here.
+//!
+//! | concept | where |
+//! |---|---|
+//! | whose turn it is | [`turns`] (pure) |
+//! | conversations that wait for their next turn | [`kept`] (pure) |
+//! | asking, running, giving up | here |
+//!
+//! ```text
+//! ask --> Turns --> (waits) --> a blocking thread: check the request,
+//!   |                           take a kept conversation over or open a backend,
+//!   v                           answer, keep the conversation, pass the turn on
+//! Answer <-- bounded channel <-- frames
+//! ```
+//!
+//! Dropping an [`Answer`] gives it up: what waits leaves the queue, what runs ends at its next
+//! step and frees what it has on every host. A reader that is slow slows its own chat only; one
+//! that takes nothing for [`ServiceSettings::slow_reader`] is given up for.
+
+pub mod kept;
+pub mod turns;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use hearthnet_model::WeightsId;
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use self::kept::{Holds, KeepLimits, Kept};
+use self::turns::{Entry, Refused, Ticket, TurnLimits, Turns};
+use crate::Cancel;
+use crate::backend::Backend;
+use crate::chat::{ChatRequest, Conversation, Done, Frame, Prompt, TextModel, check};
+use crate::error::ChatError;
+
+/// Frames that a chat may be ahead of its reader.
+const FRAMES_AHEAD: usize = 64;
+
+/// How much the last answer weighs in the mean that [`Service::retry_after`] is made of.
+const RECENT: f64 = 0.2;
+
+/// How long [`Service::drain`] waits for chats that it has cancelled.
+const CANCEL_DEADLINE: Duration = Duration::from_secs(2);
+
+/// How much is served at once.
+#[derive(Debug, Clone)]
+#[allow(clippy::exhaustive_structs)] // Built with `..ServiceSettings::default()`.
+pub struct ServiceSettings {
+    /// Chats that run and wait.
+    pub turns: TurnLimits,
+    /// Conversations that are kept for their next turn.
+    pub keep: KeepLimits,
+    /// A reader that takes nothing for so long is given up for.
+    pub slow_reader: Duration,
+}
+
+impl Default for ServiceSettings {
+    fn default() -> Self {
+        Self {
+            turns: TurnLimits {
+                places: 4,
+                waiting: 32,
+                waiting_per_caller: 16,
+            },
+            keep: KeepLimits {
+                count: 4,
+                idle_ms: 300_000,
+                min_prefix: 16,
+            },
+            slow_reader: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Makes backends for one model: over hosts, or on this machine.
+pub trait Opener: Send + Sync + 'static {
+    /// A backend for a new conversation. Blocks; ends soon once `cancel` is set.
+    ///
+    /// # Errors
+    /// [`ChatError::ShardUnavailable`] or [`ChatError::Busy`] when there is no room: the service
+    /// then gives up a conversation that it keeps, and asks again. Any other [`ChatError`].
+    fn open(&self, cancel: &Cancel) -> Result<Box<dyn Backend>, ChatError>;
+}
+
+impl<F> Opener for F
+where
+    F: Fn(&Cancel) -> Result<Box<dyn Backend>, ChatError> + Send + Sync + 'static,
+{
+    fn open(&self, cancel: &Cancel) -> Result<Box<dyn Backend>, ChatError> {
+        self(cancel)
+    }
+}
+
+/// A model that the service answers with.
+pub struct ServedModel {
+    /// What callers name it by.
+    pub id: String,
+    /// Identity of its weights.
+    pub weights: WeightsId,
+    /// Everything except the blocks.
+    pub text: TextModel,
+    /// The blocks.
+    pub opener: Box<dyn Opener>,
+}
+
+/// What goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Load {
+    /// Chats that run.
+    pub running: usize,
+    /// Chats that wait for a turn.
+    pub waiting: usize,
+    /// Conversations kept for their next turn.
+    pub kept: usize,
+    /// Whether no more chats are taken.
+    pub draining: bool,
+}
+
+/// Answers chats. Clones are the same service.
+#[derive(Clone)]
+pub struct Service(Arc<Inner>);
+
+struct Inner {
+    runtime: Handle,
+    settings: ServiceSettings,
+    models: Vec<Arc<ServedModel>>,
+    state: Mutex<State>,
+    /// Chats that run or wait.
+    active: watch::Sender<usize>,
+    began: Instant,
+}
+
+struct State {
+    turns: Turns<Job>,
+    /// By number, to give them up.
+    running: BTreeMap<u64, Cancel>,
+    next: u64,
+    kept: Kept<Conversation>,
+    draining: bool,
+    /// Mean time of recent answers.
+    answer_ms: f64,
+}
+
+/// A chat on its way.
+struct Job {
+    caller: String,
+    model: Arc<ServedModel>,
+    request: ChatRequest,
+    cancel: Cancel,
+    frames: mpsc::Sender<Frame>,
+    end: oneshot::Sender<Result<(), ChatError>>,
+    asked: Instant,
+}
+
+impl Holds for Conversation {
+    fn held(&self) -> &[u32] {
+        self.held()
+    }
+
+    fn is_alive(&self) -> bool {
+        self.is_alive()
+    }
+}
+
+impl Service {
+    /// A service for some models. Chats run on the runtime's blocking threads.
+    pub fn new(runtime: Handle, models: Vec<ServedModel>, settings: ServiceSettings) -> Self {
+        let inner = Arc::new(Inner {
+            state: Mutex::new(State {
+                turns: Turns::new(settings.turns),
+                running: BTreeMap::new(),
+                next: 0,
+                kept: Kept::new(settings.keep),
+                draining: false,
+                answer_ms: 0.0,
+            }),
+            models: models.into_iter().map(Arc::new).collect(),
+            active: watch::Sender::new(0),
+            began: Instant::now(),
+            runtime,
+            settings,
+        });
+        inner.runtime.spawn(expire(Arc::downgrade(&inner)));
+        Self(inner)
+    }
+
+    /// The models, in the order in which they were given.
+    pub fn models(&self) -> &[Arc<ServedModel>] {
+        &self.0.models
+    }
+
+    /// The model of this id.
+    pub fn model(&self, id: &str) -> Option<&Arc<ServedModel>> {
+        self.0.models.iter().find(|model| model.id == id)
+    }
+
+    /// What goes on.
+    pub fn load(&self) -> Load {
+        let state = self.0.lock();
+        Load {
+            running: state.turns.running(),
+            waiting: state.turns.waiting(),
+            kept: state.kept.len(),
+            draining: state.draining,
+        }
+    }
+
+    /// When a caller that was refused with [`ChatError::Busy`] may hope for a turn: a guess from
+    /// how long recent answers took. 1 to 60 s.
+    pub fn retry_after(&self) -> Duration {
+        let state = self.0.lock();
+        let rounds = 1.0 + state.turns.waiting() as f64 / state.turns.running().max(1) as f64;
+        Duration::from_secs_f64((state.answer_ms * rounds / 1e3).ceil().clamp(1.0, 60.0))
+    }
+
+    /// Asks for an answer. `caller` is who shares fairly with others, and whose conversations are
+    /// kept apart from theirs. Returns at once; the answer comes as frames.
+    ///
+    /// # Errors
+    /// [`ChatError::BadRequest`] for an unknown model, [`ChatError::Busy`] when too many wait
+    /// already, [`ChatError::ShuttingDown`]. Everything else is an outcome of the answer.
+    pub fn ask(
+        &self,
+        caller: &str,
+        model: &str,
+        request: ChatRequest,
+    ) -> Result<Answer, ChatError> {
+        let Some(model) = self.model(model).cloned() else {
+            return Err(refused(ChatError::BadRequest(format!(
+                "there is no model {model:?} here"
+            ))));
+        };
+        let (frames, incoming) = mpsc::channel(FRAMES_AHEAD);
+        let (end, ended) = oneshot::channel();
+        let cancel = Cancel::default();
+        let mut answer = Answer {
+            service: Arc::downgrade(&self.0),
+            cancel: cancel.clone(),
+            ticket: None,
+            frames: incoming,
+            end: Some(ended),
+        };
+        let job = Job {
+            caller: caller.to_owned(),
+            model,
+            request,
+            cancel,
+            frames,
+            end,
+            asked: Instant::now(),
+        };
+        let mut state = self.0.lock();
+        if state.draining {
+            return Err(refused(ChatError::ShuttingDown));
+        }
+        let mut run = None;
+        match state.turns.enter(caller, job) {
+            Entry::Run(job) => run = Some(self.0.place(&mut state, job)),
+            Entry::Wait(ticket) => answer.ticket = Some(ticket),
+            Entry::Full(why) => {
+                let limits = self.0.settings.turns;
+                let (running, waiting) = (state.turns.running(), state.turns.waiting());
+                return Err(refused(ChatError::Busy(match why {
+                    Refused::Queue => {
+                        format!("{running} chats run and {waiting} wait, which is as many as may")
+                    }
+                    Refused::Caller => format!(
+                        "{running} chats run, and {} of yours wait, which is as many as may",
+                        limits.waiting_per_caller
+                    ),
+                })));
+            }
+        }
+        self.0.report(&state);
+        drop(state);
+        if let Some((place, job)) = run {
+            place.start(job);
+        }
+        Ok(answer)
+    }
+
+    /// Takes no more chats, and returns when all have ended; those that have not after `deadline`
+    /// are given up. Kept conversations are given up at once.
+    pub async fn drain(&self, deadline: Duration) {
+        let kept = {
+            let mut state = self.0.lock();
+            state.draining = true;
+            state.kept.clear()
+        };
+        self.0.discard(kept);
+        let mut active = self.0.active.subscribe();
+        // The sender lives as long as this service does, so waiting ends only as it should.
+        let ended = async |active: &mut watch::Receiver<usize>, limit| {
+            tokio::time::timeout(limit, active.wait_for(|n| *n == 0))
+                .await
+                .is_ok()
+        };
+        if ended(&mut active, deadline).await {
+            return;
+        }
+        let waiting = {
+            let mut state = self.0.lock();
+            let waiting = state.turns.clear();
+            state.running.values().for_each(Cancel::cancel);
+            self.0.report(&state);
+            waiting
+        };
+        for job in waiting {
+            // Whoever asked may be gone.
+            let _ = job.end.send(Err(ChatError::ShuttingDown));
+        }
+        ended(&mut active, CANCEL_DEADLINE).await;
+    }
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Tells whoever watches how much goes on.
+    fn report(&self, state: &State) {
+        let (running, waiting) = (state.turns.running(), state.turns.waiting());
+        metrics::gauge!("hearthnet_pipelines_running").set(running as f64);
+        metrics::gauge!("hearthnet_pipelines_waiting").set(waiting as f64);
+        metrics::gauge!("hearthnet_conversations_kept").set(state.kept.len() as f64);
+        self.active.send_replace(running + waiting);
+    }
+
+    /// Gives a chat its place; [`Place::start`] follows when the state is unlocked.
+    fn place(self: &Arc<Self>, state: &mut State, job: Job) -> (Place, Job) {
+        let number = state.next;
+        state.next += 1;
+        state.running.insert(number, job.cancel.clone());
+        let inner = Arc::clone(self);
+        (Place { inner, number }, job)
+    }
+
+    /// Drops conversations where waiting for an engine harms nobody.
+    fn discard(&self, conversations: Vec<Conversation>) {
+        if !conversations.is_empty() {
+            self.runtime.spawn_blocking(move || drop(conversations));
+        }
+    }
+}
+
+/// A place among those that run. Dropping it passes it on, whatever became of the chat.
+struct Place {
+    inner: Arc<Inner>,
+    number: u64,
+}
+
+impl Place {
+    /// Runs the chat on a thread of its own. (A runtime that is ending drops it, and the place.)
+    fn start(self, job: Job) {
+        let runtime = self.inner.runtime.clone();
+        runtime.spawn_blocking(move || work(self, job));
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut state = self.inner.lock();
+        state.running.remove(&self.number);
+        let next = state.turns.finish();
+        let next = next.map(|job| self.inner.place(&mut state, job));
+        self.inner.report(&state);
+        drop(state);
+        if let Some((place, job)) = next {
+            place.start(job);
+        }
+    }
+}
+
+/// One chat, from its turn to its end.
+fn work(place: Place, mut job: Job) {
+    let inner = Arc::clone(&place.inner);
+    let began = Instant::now();
+    metrics::histogram!("hearthnet_queue_wait_ms").record((began - job.asked).as_secs_f64() * 1e3);
+    let mut outlet = Outlet {
+        runtime: inner.runtime.clone(),
+        frames: job.frames.clone(),
+        cancel: job.cancel.clone(),
+        patience: inner.settings.slow_reader,
+    };
+    let result = converse(&inner, &mut job, &mut outlet);
+    let code = result.as_ref().map_or_else(ChatError::code, |_| "ok");
+    metrics::counter!("hearthnet_answers_total", "code" => code).increment(1);
+    {
+        let took_ms = began.elapsed().as_secs_f64() * 1e3;
+        let mut state = inner.lock();
+        state.answer_ms += (took_ms - state.answer_ms) * RECENT;
+    }
+    // The next chat need not wait for this one's reader.
+    drop(place);
+    let result = result.and_then(|done| {
+        outlet.send(&Frame::Done(Box::new(done)));
+        // Whoever misses frames must not take the answer for complete.
+        match job.cancel.is_cancelled() {
+            true => Err(ChatError::Cancelled),
+            false => Ok(()),
+        }
+    });
+    // The channel must be closed before its end is told.
+    drop((outlet, job.frames));
+    // Whoever asked may be gone.
+    let _ = job.end.send(result);
+}
+
+/// Answers, all but the last frame: that is sent when everything is put away, so that a caller
+/// who asks again at once finds its conversation kept.
+fn converse(inner: &Arc<Inner>, job: &mut Job, outlet: &mut Outlet) -> Result<Done, ChatError> {
+    if job.cancel.is_cancelled() {
+        return Err(ChatError::Cancelled);
+    }
+    let model = &job.model;
+    let prompt = check(&model.text, &job.request)?;
+    let taken = inner.lock().kept.take(&job.caller, &model.id, &prompt);
+    let mut conversation = match taken {
+        Some(conversation) => conversation,
+        None => Conversation::new(open(inner, model, &job.cancel)?),
+    };
+    job.request.prompt = Prompt::Tokens(prompt);
+    let done = conversation.answer(
+        &model.text,
+        &job.request,
+        job.asked,
+        &job.cancel,
+        &mut |frame| match frame {
+            Frame::Done(_) => {}
+            frame => outlet.send(frame),
+        },
+    )?;
+    for (kind, count) in [
+        ("prompt", done.usage.prompt_tokens),
+        ("cached", done.usage.cached_tokens),
+        ("completion", done.usage.completion_tokens),
+    ] {
+        metrics::counter!("hearthnet_tokens_total", "kind" => kind).increment(count.into());
+    }
+    let mut state = inner.lock();
+    let over = if state.draining {
+        vec![conversation]
+    } else {
+        let now = inner.now_ms();
+        state.kept.put(&job.caller, &model.id, conversation, now)
+    };
+    inner.report(&state);
+    drop(state);
+    drop(over);
+    Ok(done)
+}
+
+/// A new backend; conversations that are only kept make room for it.
+fn open(
+    inner: &Inner,
+    model: &ServedModel,
+    cancel: &Cancel,
+) -> Result<Box<dyn Backend>, ChatError> {
+    loop {
+        match model.opener.open(cancel) {
+            Err(error @ (ChatError::ShardUnavailable(_) | ChatError::Busy(_))) => {
+                let oldest = inner.lock().kept.take_oldest();
+                match oldest {
+                    Some(oldest) => oldest.close(),
+                    None => return Err(error),
+                }
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Where a chat's frames go.
+struct Outlet {
+    runtime: Handle,
+    frames: mpsc::Sender<Frame>,
+    cancel: Cancel,
+    patience: Duration,
+}
+
+impl Outlet {
+    /// Hands a frame on, and waits while the reader is behind. Gives the chat up when the reader
+    /// is gone, or takes nothing.
+    fn send(&mut self, frame: &Frame) {
+        if self.cancel.is_cancelled() {
+            return;
+        }
+        let frame = match self.frames.try_send(frame.clone()) {
+            Ok(()) => return,
+            Err(mpsc::error::TrySendError::Closed(_)) => return self.cancel.cancel(),
+            Err(mpsc::error::TrySendError::Full(frame)) => frame,
+        };
+        let taken = self.runtime.block_on(async {
+            tokio::select! {
+                sent = self.frames.send(frame) => sent.is_ok(),
+                () = self.cancel.cancelled() => false,
+                () = tokio::time::sleep(self.patience) => {
+                    tracing::warn!("a reader takes nothing: its chat is given up");
+                    false
+                }
+            }
+        });
+        if !taken {
+            self.cancel.cancel();
+        }
+    }
+}
+
+/// Gives up conversations that have been kept for too long, for as long as there is a service.
+async fn expire(inner: Weak<Inner>) {
+    let idle = match inner.upgrade() {
+        Some(inner) => Duration::from_millis(inner.settings.keep.idle_ms),
+        None => return,
+    };
+    let every = (idle / 4).clamp(Duration::from_millis(100), Duration::from_secs(30));
+    loop {
+        tokio::time::sleep(every).await;
+        let Some(inner) = inner.upgrade() else {
+            return;
+        };
+        let mut state = inner.lock();
+        let expired = state.kept.expire(inner.now_ms());
+        if !expired.is_empty() {
+            inner.report(&state);
+        }
+        drop(state);
+        inner.discard(expired);
+    }
+}
+
+fn refused(error: ChatError) -> ChatError {
+    metrics::counter!("hearthnet_refusals_total", "code" => error.code()).increment(1);
+    error
+}
+
+/// An answer as it comes. Dropping it gives the chat up.
+pub struct Answer {
+    service: Weak<Inner>,
+    cancel: Cancel,
+    ticket: Option<Ticket>,
+    frames: mpsc::Receiver<Frame>,
+    /// `None` once the end has been told.
+    end: Option<oneshot::Receiver<Result<(), ChatError>>>,
+}
+
+impl Answer {
+    /// The next frame; [`Frame::Done`] is the last of an answer that is complete. An error ends an
+    /// answer that is not. `None` follows either. Nothing is lost when the future is dropped.
+    pub async fn next(&mut self) -> Option<Result<Frame, ChatError>> {
+        if let Some(frame) = self.frames.recv().await {
+            return Some(Ok(frame));
+        }
+        let result = self.end.as_mut()?.await;
+        self.end = None;
+        match result {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(Err(error)),
+            // The thread that answered is gone without a word.
+            Err(_) => Some(Err(ChatError::Engine("the chat ended unexpectedly".into()))),
+        }
+    }
+
+    /// Gives the chat up without dropping the answer; it ends with [`ChatError::Cancelled`].
+    pub fn cancel(&self) {
+        self.cancel.cancel();
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        self.cancel.cancel();
+        if let (Some(ticket), Some(inner)) = (self.ticket, self.service.upgrade()) {
+            let mut state = inner.lock();
+            let job = state.turns.leave(ticket);
+            inner.report(&state);
+            drop(state);
+            drop(job);
+        }
+    }
+}

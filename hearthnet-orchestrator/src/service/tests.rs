@@ -1,0 +1,449 @@
+//! The service over a tiny real model on this machine; how it runs is decided by the test.
+
+use std::sync::Condvar;
+
+use hearthnet_model::engine::{Engine, EngineOptions, Head};
+use hearthnet_model::gguf::Gguf;
+use hearthnet_model::sampler::SamplerConfig;
+use hearthnet_model::{ChatMessage, ChatTemplate, ModelFile, Tokenizer};
+use hearthnet_testkit::TinyLlama;
+use tokio::runtime::Runtime;
+
+use super::*;
+use crate::backend::{HopTimes, RouteHop, Run};
+use crate::local::SharedEngine;
+
+/// Long enough for a loaded machine; reaching it is a failure, never a wait.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A barrier at every step of every chat, open or shut.
+#[derive(Default)]
+struct Gate {
+    shut: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Gate {
+    fn set(&self, shut: bool) {
+        *self.shut.lock().unwrap() = shut;
+        self.changed.notify_all();
+    }
+
+    fn pass(&self, cancel: &Cancel) -> Result<(), ChatError> {
+        let mut shut = self.shut.lock().unwrap();
+        while *shut {
+            if cancel.is_cancelled() {
+                return Err(ChatError::Cancelled);
+            }
+            shut = self
+                .changed
+                .wait_timeout(shut, Duration::from_millis(10))
+                .unwrap()
+                .0;
+        }
+        Ok(())
+    }
+}
+
+/// What backends were made, and how many are there.
+#[derive(Default)]
+struct Census {
+    opened: usize,
+    there: usize,
+    /// More than so many are refused, as by hosts that are full.
+    room: usize,
+    /// The next backend fails after this many steps.
+    fail_after: Option<usize>,
+}
+
+struct Gated {
+    inner: Box<dyn Backend>,
+    gate: Arc<Gate>,
+    census: Arc<Mutex<Census>>,
+    fail_after: Option<usize>,
+}
+
+impl Backend for Gated {
+    fn run(
+        &mut self,
+        position: u32,
+        rows: &[f32],
+        out: &mut Vec<f32>,
+        run: &mut Run<'_>,
+    ) -> Result<(), ChatError> {
+        self.gate.pass(run.cancel)?;
+        match &mut self.fail_after {
+            Some(0) => return Err(ChatError::ShardUnavailable("gone".into())),
+            Some(left) => *left -= 1,
+            None => {}
+        }
+        self.inner.run(position, rows, out, run)
+    }
+    fn route(&self) -> Vec<RouteHop> {
+        self.inner.route()
+    }
+    fn times(&self) -> Vec<HopTimes> {
+        self.inner.times()
+    }
+    fn begin_call(&mut self) {
+        self.inner.begin_call();
+    }
+}
+
+impl Drop for Gated {
+    fn drop(&mut self) {
+        self.census.lock().unwrap().there -= 1;
+    }
+}
+
+struct Fixture {
+    runtime: Runtime,
+    service: Service,
+    gate: Arc<Gate>,
+    census: Arc<Mutex<Census>>,
+}
+
+fn fixture(settings: ServiceSettings) -> Fixture {
+    let bytes = TinyLlama::default().bytes();
+    let file = ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap();
+    let options = EngineOptions {
+        threads: 1,
+        ..EngineOptions::default()
+    };
+    let engine = Engine::load(&file, 0..2, &options, &mut |_, _| {}).unwrap();
+    let head = Head::beside(&file, &engine).unwrap();
+    let engine = SharedEngine::new(engine, "tiny", 1 << 30);
+    let gate = Arc::new(Gate::default());
+    let census = Arc::new(Mutex::new(Census {
+        room: usize::MAX,
+        ..Census::default()
+    }));
+    let (at, count) = (Arc::clone(&gate), Arc::clone(&census));
+    let opener = move |_: &Cancel| -> Result<Box<dyn Backend>, ChatError> {
+        let mut census = count.lock().unwrap();
+        if census.there >= census.room {
+            return Err(ChatError::ShardUnavailable("stream_limit".into()));
+        }
+        census.there += 1;
+        census.opened += 1;
+        Ok(Box::new(Gated {
+            inner: Box::new(engine.open()?),
+            gate: Arc::clone(&at),
+            census: Arc::clone(&count),
+            fail_after: census.fail_after.take(),
+        }))
+    };
+    let model = ServedModel {
+        id: "tiny".into(),
+        weights: file.manifest(&mut |_, _| {}).weights_id(),
+        text: TextModel {
+            tokenizer: Tokenizer::from_gguf(file.gguf()).unwrap(),
+            template: Some(ChatTemplate::from_gguf(file.gguf()).unwrap()),
+            head,
+            context: file.spec().context,
+        },
+        opener: Box::new(opener),
+    };
+    let runtime = Runtime::new().unwrap();
+    let service = Service::new(runtime.handle().clone(), vec![model], settings);
+    Fixture {
+        runtime,
+        service,
+        gate,
+        census,
+    }
+}
+
+fn settings(places: usize, waiting: usize, per_caller: usize) -> ServiceSettings {
+    ServiceSettings {
+        turns: TurnLimits {
+            places,
+            waiting,
+            waiting_per_caller: per_caller,
+        },
+        keep: KeepLimits {
+            count: 2,
+            idle_ms: 3_600_000,
+            min_prefix: 4,
+        },
+        ..ServiceSettings::default()
+    }
+}
+
+fn request(text: &str, max_tokens: u32) -> ChatRequest {
+    ChatRequest {
+        prompt: Prompt::Text(text.into()),
+        sampling: SamplerConfig::default(),
+        max_tokens,
+        stop: Vec::new(),
+    }
+}
+
+impl Fixture {
+    /// Everything an answer says, or how it failed.
+    fn end(&self, mut answer: Answer) -> Result<Done, ChatError> {
+        self.runtime.block_on(async {
+            loop {
+                let next = tokio::time::timeout(PATIENCE, answer.next()).await;
+                match next.expect("an answer in time") {
+                    Some(Ok(Frame::Done(done))) => {
+                        assert!(answer.next().await.is_none());
+                        return Ok(*done);
+                    }
+                    Some(Ok(_)) => {}
+                    Some(Err(error)) => return Err(error),
+                    None => panic!("an answer without an end"),
+                }
+            }
+        })
+    }
+
+    fn say(&self, caller: &str, text: &str) -> Result<Done, ChatError> {
+        self.end(self.service.ask(caller, "tiny", request(text, 8))?)
+    }
+
+    /// Waits until what goes on is as it should be.
+    fn until(&self, what: &str, is: impl Fn(Load, &Census) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !is(self.service.load(), &self.census.lock().unwrap()) {
+            assert!(
+                Instant::now() < deadline,
+                "{what}: {:?}",
+                self.service.load()
+            );
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn many_at_once_say_what_one_alone_says() {
+    let f = fixture(settings(3, 16, 16));
+    let alone = f.say("a", "hello hello").unwrap();
+    let answers: Vec<Answer> = (0..10)
+        .map(|n| {
+            f.service
+                .ask(&format!("caller {n}"), "tiny", request("hello hello", 8))
+                .unwrap()
+        })
+        .collect();
+    for answer in answers {
+        assert_eq!(f.end(answer).unwrap().token_ids, alone.token_ids);
+    }
+    f.until("all done", |load, _| load.running == 0 && load.waiting == 0);
+}
+
+#[test]
+fn more_than_may_wait_are_refused_and_the_others_are_answered() {
+    let f = fixture(settings(2, 3, 2));
+    f.gate.set(true);
+    let mut answers = Vec::new();
+    let mut refusals = Vec::new();
+    for caller in ["a", "a", "a", "a", "a", "b", "c"] {
+        match f.service.ask(caller, "tiny", request("hello", 2)) {
+            Ok(answer) => answers.push(answer),
+            Err(error) => refusals.push((caller, error.code())),
+        }
+    }
+    // Two run; two of a's and one of b's wait.
+    assert_eq!(refusals, [("a", "busy"), ("c", "busy")]);
+    assert_eq!((f.service.load().running, f.service.load().waiting), (2, 3));
+    assert!(f.service.retry_after() >= Duration::from_secs(1));
+    f.gate.set(false);
+    for answer in answers {
+        f.end(answer).unwrap();
+    }
+    f.say("c", "hello").unwrap();
+}
+
+#[test]
+fn an_answer_that_is_dropped_frees_its_place_or_its_turn() {
+    let f = fixture(settings(1, 4, 4));
+    f.gate.set(true);
+    let running = f.service.ask("a", "tiny", request("hello", 100)).unwrap();
+    let waiting = f.service.ask("a", "tiny", request("hello", 100)).unwrap();
+    let last = f.service.ask("b", "tiny", request("hello", 2)).unwrap();
+    f.until("one runs", |load, census| {
+        load.waiting == 2 && census.there == 1
+    });
+    drop(waiting);
+    assert_eq!(f.service.load().waiting, 1);
+    drop(running);
+    f.until("the place is passed on", |load, census| {
+        (load.running, load.waiting, census.opened) == (1, 0, 2)
+    });
+    f.gate.set(false);
+    f.end(last).unwrap();
+    // Only what was answered is kept.
+    f.until("all else is free", |load, census| {
+        load.running == 0 && census.there == load.kept
+    });
+    assert_eq!(f.service.load().kept, 1);
+}
+
+#[test]
+fn a_reader_that_takes_nothing_is_given_up_for_and_others_go_on() {
+    let f = fixture(ServiceSettings {
+        slow_reader: Duration::from_millis(50),
+        ..settings(1, 4, 4)
+    });
+    let mut idle = f.service.ask("a", "tiny", request("hello", 200)).unwrap();
+    let done = f.say("b", "hello").unwrap();
+    assert_eq!(done.usage.completion_tokens, 8);
+    let end = f.runtime.block_on(async {
+        loop {
+            match idle.next().await {
+                Some(Ok(_)) => {}
+                end => return end.map(|frame| frame.map(|_| ())),
+            }
+        }
+    });
+    assert_eq!(end, Some(Err(ChatError::Cancelled)));
+}
+
+#[test]
+fn the_next_turn_finds_what_the_last_one_computed() {
+    let f = fixture(settings(2, 4, 4));
+    let mut messages = vec![ChatMessage::user("hello hello hello")];
+    let ask = |messages: &[ChatMessage]| {
+        let prompt = Prompt::Messages(messages.to_vec());
+        let request = ChatRequest {
+            prompt,
+            ..request("", 8)
+        };
+        f.end(f.service.ask("a", "tiny", request).unwrap()).unwrap()
+    };
+    let first = ask(&messages);
+    assert_eq!(first.usage.cached_tokens, 0);
+    messages.push(ChatMessage::assistant(first.text));
+    messages.push(ChatMessage::user("and again"));
+    let second = ask(&messages);
+    assert!(
+        second.usage.cached_tokens >= first.usage.prompt_tokens,
+        "{:?}",
+        second.usage
+    );
+    assert_eq!(
+        f.census.lock().unwrap().opened,
+        1,
+        "the same backend answered both"
+    );
+
+    // The same words as from a backend that computed everything anew.
+    let fresh = {
+        let request = ChatRequest {
+            prompt: Prompt::Messages(messages),
+            ..request("", 8)
+        };
+        f.end(f.service.ask("someone else", "tiny", request).unwrap())
+            .unwrap()
+    };
+    assert_eq!(fresh.usage.cached_tokens, 0);
+    assert_eq!(fresh.token_ids, second.token_ids);
+}
+
+#[test]
+fn kept_conversations_make_room_for_new_ones() {
+    let f = fixture(settings(2, 4, 4));
+    f.census.lock().unwrap().room = 2;
+    for text in ["first text", "second text", "third text", "fourth text"] {
+        f.say(text, text).unwrap();
+    }
+    let census = f.census.lock().unwrap();
+    assert_eq!((census.opened, census.there), (4, 2));
+    drop(census);
+    // When what runs takes all the room, the refusal is the opener's own.
+    f.census.lock().unwrap().room = 0;
+    assert_eq!(
+        f.say("fifth", "fifth text").unwrap_err().code(),
+        "shard_unavailable"
+    );
+    f.until("nothing is kept for nothing", |load, _| load.kept == 0);
+}
+
+#[test]
+fn a_conversation_whose_backend_failed_is_never_used_again() {
+    let f = fixture(settings(1, 4, 4));
+    f.census.lock().unwrap().fail_after = Some(3);
+    assert_eq!(
+        f.say("a", "hello hello").unwrap_err().code(),
+        "shard_unavailable"
+    );
+    f.until("it is gone", |load, census| {
+        load.kept == 0 && census.there == 0
+    });
+    let done = f.say("a", "hello hello").unwrap();
+    assert_eq!(done.usage.cached_tokens, 0);
+}
+
+#[test]
+fn kept_conversations_end_after_their_time() {
+    let mut settings = settings(1, 4, 4);
+    settings.keep.idle_ms = 1;
+    let f = fixture(settings);
+    f.say("a", "hello hello").unwrap();
+    f.until("expired", |load, census| {
+        load.kept == 0 && census.there == 0
+    });
+}
+
+#[test]
+fn bad_requests_are_refused_without_a_backend() {
+    let f = fixture(settings(1, 4, 4));
+    let unknown = f
+        .service
+        .ask("a", "other", request("hello", 1))
+        .err()
+        .map(|e| e.code());
+    assert_eq!(unknown, Some("bad_request"));
+    let empty = f.service.ask("a", "tiny", request("", 1)).unwrap();
+    assert_eq!(f.end(empty).unwrap_err().code(), "bad_request");
+    let tokens = ChatRequest {
+        prompt: Prompt::Tokens(vec![1, 4_000_000]),
+        ..request("", 1)
+    };
+    let tokens = f.service.ask("a", "tiny", tokens).unwrap();
+    assert_eq!(f.end(tokens).unwrap_err().code(), "bad_request");
+    assert_eq!(f.census.lock().unwrap().opened, 0);
+}
+
+#[test]
+fn draining_lets_chats_end_and_refuses_new_ones() {
+    let f = fixture(settings(1, 4, 4));
+    f.say("a", "kept for later").unwrap();
+    f.gate.set(true);
+    let first = f.service.ask("a", "tiny", request("hello", 2)).unwrap();
+    let second = f.service.ask("b", "tiny", request("hello", 2)).unwrap();
+    let service = f.service.clone();
+    let drained = f
+        .runtime
+        .spawn(async move { service.drain(PATIENCE).await });
+    f.until("draining", |load, _| load.draining);
+    let refused = f
+        .service
+        .ask("c", "tiny", request("hello", 2))
+        .err()
+        .map(|e| e.code());
+    assert_eq!(refused, Some("shutting_down"));
+    f.gate.set(false);
+    f.end(first).unwrap();
+    f.end(second).unwrap();
+    f.runtime.block_on(drained).unwrap();
+    f.until("all is free", |load, census| {
+        load.kept == 0 && census.there == 0
+    });
+}
+
+#[test]
+fn draining_gives_up_what_does_not_end_in_time() {
+    let f = fixture(settings(1, 4, 4));
+    f.gate.set(true);
+    let running = f.service.ask("a", "tiny", request("hello", 2)).unwrap();
+    let waiting = f.service.ask("a", "tiny", request("hello", 2)).unwrap();
+    f.runtime.block_on(f.service.drain(Duration::ZERO));
+    assert_eq!(f.end(running).err(), Some(ChatError::Cancelled));
+    assert_eq!(f.end(waiting).err(), Some(ChatError::ShuttingDown));
+    f.until("all is free", |load, census| {
+        load.running == 0 && census.there == 0
+    });
+}
