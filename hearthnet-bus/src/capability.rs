@@ -11,6 +11,18 @@ const MAX_NAME_BYTES: usize = 64;
 /// The right to open a session on a shard host and to run rows through its layers.
 pub const SHARD_SERVE: &str = "experimental.distributed_llm.shard.serve@1.0";
 
+/// To advertise a shard, or to withdraw it.
+pub const SHARD_ADVERTISE: &str = "experimental.distributed_llm.shard.advertise@1.0";
+
+/// To be answered by a model that runs on the community's machines.
+pub const CHAT: &str = "experimental.distributed_llm.chat@1.0";
+
+/// To become a member: what strangers may call, and nothing else.
+pub const COMMUNITY_JOIN: &str = "community.join@1.0";
+
+/// To learn what a node can be asked to do.
+pub const BUS_DESCRIBE: &str = "bus.describe@1.0";
+
 /// A capability: a dotted lower-case name and a version, written `name@major.minor`.
 ///
 /// ```
@@ -39,8 +51,33 @@ pub struct CapabilityError;
 impl Capability {
     /// The right to use a shard host's layers, [`SHARD_SERVE`].
     pub fn shard_serve() -> Self {
+        Self::first("experimental.distributed_llm.shard.serve")
+    }
+
+    /// To advertise shards, [`SHARD_ADVERTISE`].
+    pub fn shard_advertise() -> Self {
+        Self::first("experimental.distributed_llm.shard.advertise")
+    }
+
+    /// To chat, [`CHAT`].
+    pub fn chat() -> Self {
+        Self::first("experimental.distributed_llm.chat")
+    }
+
+    /// To become a member, [`COMMUNITY_JOIN`].
+    pub fn community_join() -> Self {
+        Self::first("community.join")
+    }
+
+    /// To learn what a node offers, [`BUS_DESCRIBE`].
+    pub fn bus_describe() -> Self {
+        Self::first("bus.describe")
+    }
+
+    /// Version 1.0 of what has this name.
+    fn first(name: &str) -> Self {
         Self {
-            name: "experimental.distributed_llm.shard.serve".into(),
+            name: name.into(),
             major: 1,
             minor: 0,
         }
@@ -120,9 +157,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_shard_capability_is_what_its_name_says() {
-        assert_eq!(Capability::shard_serve().to_string(), SHARD_SERVE);
-        assert_eq!(SHARD_SERVE.parse(), Ok(Capability::shard_serve()));
+    fn the_capabilities_are_what_their_names_say() {
+        for (text, capability) in [
+            (SHARD_SERVE, Capability::shard_serve()),
+            (SHARD_ADVERTISE, Capability::shard_advertise()),
+            (CHAT, Capability::chat()),
+            (COMMUNITY_JOIN, Capability::community_join()),
+            (BUS_DESCRIBE, Capability::bus_describe()),
+        ] {
+            assert_eq!(capability.to_string(), text);
+            assert_eq!(text.parse(), Ok(capability));
+        }
     }
 
     #[test]

@@ -35,7 +35,9 @@ mod replay;
 mod signature;
 pub mod sync;
 
-pub use capability::{Capability, CapabilityError, SHARD_SERVE};
+pub use capability::{
+    BUS_DESCRIBE, CHAT, COMMUNITY_JOIN, Capability, CapabilityError, SHARD_ADVERTISE, SHARD_SERVE,
+};
 pub use community_id::{CommunityId, CommunityIdError};
 pub use descriptor::{Descriptor, DescriptorError, MAX_ENCODED, MAX_LAYERS, MAX_TEXT};
 pub use grant::{

@@ -15,6 +15,7 @@
 //! | running it | [`Handler`], [`FrameSink`], [`CallServer`] | `registry.rs`, `server.rs` |
 //! | asking | [`Client`], [`CallStream`] | `client.rs` |
 //! | apps on this machine | [`LocalDoor`] | `door.rs` |
+//! | granting sessions, advertising | [`register_shards`] | `handlers/` |
 //! | giving up | [`Cancel`] | `cancel.rs` |
 //! | codes and sentences | [`Code`], [`CallError`] | `error.rs` |
 //!
@@ -69,6 +70,7 @@ mod error;
 mod frame;
 #[doc(hidden)]
 pub mod fuzzing;
+mod handlers;
 mod health;
 mod local_client;
 mod params;
@@ -79,12 +81,6 @@ mod wire;
 
 /// Capabilities that a node has, or that are kept of what a peer says.
 pub const MAX_CAPABILITIES: usize = 64;
-
-/// What strangers may call, and nothing else.
-pub const COMMUNITY_JOIN: &str = "community.join@1.0";
-
-/// What a node can be asked to do, as a list of descriptors.
-pub const BUS_DESCRIBE: &str = "bus.describe@1.0";
 
 pub use budget::{Budgets, Rate};
 pub use cancel::Cancel;
@@ -97,12 +93,17 @@ pub use frame::{
     ACK_BYTES, ACK_FRAMES, BUS_PATH, MAX_EVENT_BYTES, MAX_MESSAGE_BYTES, MAX_OPEN_CALLS, Request,
     Violation, WINDOW_BYTES, WINDOW_FRAMES,
 };
+pub use handlers::{
+    LogAuthority, Served, ShardGrant, register_shards,
+};
 pub use health::{Health, HealthFigures, HealthTable};
 pub use params::{Kind, Param, ParamError, Params};
 pub use registry::{CallContext, Handler, RegisterError, Registry, Slot};
 pub use server::{Admitted, Authority, CallServer, FrameSink, Origin, Research};
 pub use session::{Asked, CallingSession, Heard, NotTaken, ServingSession};
 pub use wire::Wire;
+
+pub use crate::capability::{BUS_DESCRIBE, CHAT, COMMUNITY_JOIN, SHARD_ADVERTISE, SHARD_SERVE};
 
 /// Unix time in milliseconds, for the shells; the pure parts are given theirs.
 pub(crate) fn now_ms() -> u64 {

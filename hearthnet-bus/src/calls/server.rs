@@ -25,7 +25,7 @@ use super::frame::{Request, Violation, WINDOW_BYTES};
 use super::registry::{CallContext, Handler, RegisterError, Registry, lock};
 use super::session::{Asked, NotTaken, ServingSession};
 use super::wire::{Wire, within};
-use super::{BUS_DESCRIBE, COMMUNITY_JOIN, Cancel, now_ms};
+use super::{Cancel, now_ms};
 use crate::replay::NotNoted;
 use crate::{Capability, NodeId, ReplayCache};
 
@@ -129,7 +129,7 @@ impl std::fmt::Debug for Admitted {
 
 impl CallServer {
     /// A server for the node `own`, with the budgets [`Rate::MEMBER`] and
-    /// [`Rate::STRANGERS`]. Adds the capability [`BUS_DESCRIBE`] to the registry.
+    /// [`Rate::STRANGERS`]. Adds the capability [`BUS_DESCRIBE`](super::BUS_DESCRIBE) to the registry.
     pub fn new(own: NodeId, registry: Arc<Registry>, authority: Arc<dyn Authority>) -> Self {
         Self::with_rates(own, registry, authority, Rate::MEMBER, Rate::STRANGERS)
     }
@@ -153,6 +153,11 @@ impl CallServer {
                 seen: ReplayCache::new(REMEMBERED_CALLS),
             }),
         }
+    }
+
+    /// The node that it answers for.
+    pub fn own(&self) -> NodeId {
+        self.own
     }
 
     /// The capabilities it answers for.
@@ -564,18 +569,13 @@ impl Handler for Describe {
 }
 
 fn register_describe(registry: &Arc<Registry>) -> Result<(), RegisterError> {
-    let Ok(capability) = BUS_DESCRIBE.parse() else {
-        return Ok(());
-    };
     let summary = "Lists what this node can be asked to do.";
-    let descriptor = CapabilityDescriptor::new(capability, summary, Trust::Member);
+    let descriptor = CapabilityDescriptor::new(Capability::bus_describe(), summary, Trust::Member);
     registry.register(descriptor, Arc::new(Describe(Arc::downgrade(registry))))
 }
 
 fn is_join(capability: &Capability) -> bool {
-    COMMUNITY_JOIN
-        .split_once('@')
-        .is_some_and(|(name, _)| name == capability.name())
+    capability.name() == Capability::community_join().name()
 }
 
 fn unauthorized(message: String) -> CallError {

@@ -6,6 +6,7 @@ use super::super::client::{CallStream, Client};
 use super::super::descriptor::CallLimits;
 use super::super::frame::{BUS_PATH, MAX_MESSAGE_BYTES, WINDOW_FRAMES};
 use super::super::params::{Kind, Params};
+use super::super::{BUS_DESCRIBE, COMMUNITY_JOIN};
 use super::*;
 use crate::NodeKey;
 

@@ -1,0 +1,260 @@
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::super::client::Client;
+use super::super::server::{CallServer, Origin};
+use super::super::wire::Wire;
+use super::super::{Cancel, now_ms};
+use super::*;
+use crate::invite::Invite;
+use crate::log::{Body, Policy};
+use crate::{Capability, Descriptor, Expectation, Grant, ReplayCache};
+
+fn key(seed: u8) -> Arc<NodeKey> {
+    Arc::new(NodeKey::from_secret(&[seed; 32]))
+}
+
+/// A community whose root is key 100, and its founder (an anchor), key 1, which is the
+/// node that is called. Key 2 is trusted, 3 a member.
+struct Village {
+    _dir: TempDir,
+    log: EventLog,
+    served: Arc<Served>,
+    server: Arc<CallServer>,
+}
+
+fn village(own: u8, research_here: bool, research: bool) -> Village {
+    let dir = tempfile::tempdir().unwrap();
+    let policy = Policy {
+        research,
+        ..Policy::default()
+    };
+    let (root, founder) = (key(100), key(1).id());
+    let log = EventLog::create(dir.path(), &root, founder, "Elm Street", policy, now_ms()).unwrap();
+    let registry = Arc::new(Registry::new());
+    let served = Arc::new(Served::default());
+    register_shards(&registry, key(own), log.clone(), Arc::clone(&served)).unwrap();
+    let authority = Arc::new(LogAuthority::new(log.clone(), research_here));
+    let server = Arc::new(CallServer::new(key(own).id(), registry, authority));
+    let village = Village {
+        _dir: dir,
+        log,
+        served,
+        server,
+    };
+    for (seed, level) in [(2, Level::Trusted), (3, Level::Member)] {
+        let invite = village.invite(level, 1, 60_000);
+        let request = invite.request(key(seed).id(), "neighbour").unwrap();
+        village.append(Body::Admitted { request, level });
+    }
+    village
+}
+
+impl Village {
+    fn append(&self, body: Body) {
+        self.log.append(&key(1), body, now_ms()).unwrap();
+    }
+
+    /// An invite by the founder, known to the log.
+    fn invite(&self, level: Level, uses: u32, life_ms: u64) -> Invite {
+        let expires_ms = now_ms() + life_ms;
+        let invite = Invite::generate(self.log.community(), expires_ms / 1000, vec![]).unwrap();
+        self.append(Body::Invited {
+            invite: invite.key().id(),
+            level,
+            uses,
+            expires_ms,
+        });
+        invite
+    }
+
+    /// A call by the node with key `seed`, over a socket; key 1 calls through the local door.
+    async fn call(
+        &self,
+        seed: u8,
+        capability: Capability,
+        params: Value,
+    ) -> Result<Value, CallError> {
+        let (ours, theirs) = Wire::pair();
+        let server = Arc::clone(&self.server);
+        let is_local = self.server.own() == key(seed).id();
+        let origin = if is_local {
+            Origin::Local
+        } else {
+            Origin::Peer(key(seed).id())
+        };
+        tokio::spawn(async move { server.serve_wire(theirs, origin).await });
+        let client = if is_local {
+            Client::local(ours)
+        } else {
+            Client::over(ours, key(seed), self.server.own())
+        };
+        client.call(&capability, &params)?.result().await
+    }
+}
+
+fn code(result: Result<Value, CallError>) -> String {
+    result.unwrap_err().code().to_string()
+}
+
+fn shard(host: u8) -> Descriptor {
+    Descriptor {
+        shard_id: "m:0-7".into(),
+        model_id: "m".into(),
+        weights_sha256: "0a".repeat(32),
+        layer_range: (0, 7),
+        total_layers: 16,
+        vram_required_mb: 10,
+        max_concurrent_streams: 4,
+        host: key(host).id().to_string(),
+        endpoint: "192.0.2.7:4710".into(),
+        advertised_at: 1,
+        boundary_dtype: "fp16".into(),
+        arithmetic: "canonical-1".into(),
+        ms_per_token: 0.5,
+        queue_depth: 0,
+        software: "test/1".into(),
+    }
+}
+
+#[tokio::test]
+async fn a_grant_opens_one_session_of_its_caller_at_this_node() {
+    let village = village(1, true, true);
+    village.served.set(shard(1));
+    let params = json!({"shard_id": "m:0-7"});
+    let grant = village
+        .call(3, Capability::shard_serve(), params.clone())
+        .await
+        .unwrap();
+    let grant: ShardGrant = serde_json::from_value(grant).unwrap();
+    assert_eq!(
+        (grant.endpoint.as_str(), grant.node),
+        ("192.0.2.7:4710", key(1).id())
+    );
+    let token = grant.token().unwrap();
+    let now = now_ms() / 1000;
+    assert!(grant.expires > now && grant.expires <= now + 61);
+    let scope = Capability::shard_serve();
+    let expected = |peer: u8| Expectation {
+        peer: key(peer).id(),
+        audience: key(1).id(),
+        scope: &scope,
+    };
+    let mut seen = ReplayCache::new(16);
+    let issued_here = |issuer: &NodeId| *issuer == key(1).id();
+    let mut admit = |peer| Grant::admit(&token, &expected(peer), issued_here, &mut seen, now, 30);
+    assert_eq!(admit(2).unwrap_err().code(), "token_subject");
+    let admitted = admit(3).unwrap();
+    assert_eq!(admit(3).unwrap_err().code(), "token_replayed");
+    // And it can be taken back.
+    let (issuer, id) = (admitted.issuer, admitted.id);
+    assert!(!village.log.state().is_grant_revoked(&issuer, &id, now_ms()));
+    village.append(Body::GrantRevoked { issuer, id });
+    assert!(village.log.state().is_grant_revoked(&issuer, &id, now_ms()));
+    // Each call has a grant of its own.
+    let next = village
+        .call(3, Capability::shard_serve(), params)
+        .await
+        .unwrap();
+    assert_ne!(next["grant"], json!(grant.grant));
+}
+
+#[tokio::test]
+async fn what_is_not_served_or_must_not_be_is_not_granted() {
+    let village = village(1, true, true);
+    let call = |seed, params| village.call(seed, Capability::shard_serve(), params);
+    assert_eq!(
+        code(call(3, json!({"shard_id": "m:0-7"})).await),
+        "shard_unavailable"
+    );
+    assert_eq!(code(call(3, json!({})).await), "bad_request");
+    assert_eq!(
+        code(call(9, json!({"shard_id": "m:0-7"})).await),
+        "unauthorized"
+    );
+    // A host that lost its level serves no more.
+    let village = self::village(3, true, true);
+    village.served.set(shard(3));
+    let refused = village
+        .call(2, Capability::shard_serve(), json!({"shard_id": "m:0-7"}))
+        .await;
+    assert_eq!(code(refused), "unauthorized");
+}
+
+#[tokio::test]
+async fn shards_are_refused_while_research_is_off_naming_the_setting() {
+    for (here, community, setting) in [
+        (false, true, "policy.research.enable"),
+        (true, false, "policy `research`"),
+    ] {
+        let village = village(1, here, community);
+        village.served.set(shard(1));
+        for (seed, capability, params) in [
+            (3, Capability::shard_serve(), json!({"shard_id": "m:0-7"})),
+            (
+                1,
+                Capability::shard_advertise(),
+                json!({"withdraw": "m:0-7"}),
+            ),
+        ] {
+            let refused = village.call(seed, capability, params).await.unwrap_err();
+            assert_eq!(refused.code(), &Code::EXPERIMENTAL_DISABLED);
+            assert!(refused.message().contains(setting), "{refused}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_app_of_this_machine_advertises_a_shard_and_withdraws_it() {
+    let village = village(1, true, true);
+    let call = |seed, params| village.call(seed, Capability::shard_advertise(), params);
+    let advertised = call(1, json!({"advertise": shard(1)})).await.unwrap();
+    assert!(advertised["expires_ms"].as_u64().unwrap() > now_ms());
+    let adverts = || village.log.state().shards(now_ms()).count();
+    assert_eq!(adverts(), 1);
+    assert_eq!(village.served.all(), [shard(1)]);
+    let withdrawn = call(1, json!({"withdraw": "m:0-7"})).await.unwrap();
+    assert_eq!(withdrawn, json!({"was_advertised": true}));
+    assert_eq!((adverts(), village.served.all().len()), (0, 0));
+}
+
+#[tokio::test]
+async fn an_advertisement_that_is_false_or_anothers_is_refused() {
+    let village = village(1, true, true);
+    let call = |seed, params| village.call(seed, Capability::shard_advertise(), params);
+    for (seed, params, refusal) in [
+        (3, json!({"advertise": shard(3)}), "unauthorized"),
+        // Trusted, but on another machine: its own node signs for it.
+        (2, json!({"advertise": shard(2)}), "unauthorized"),
+        (1, json!({"advertise": shard(2)}), "bad_request"),
+        (1, json!({}), "bad_request"),
+        (
+            1,
+            json!({"advertise": shard(1), "withdraw": "m:0-7"}),
+            "bad_request",
+        ),
+        (1, json!({"advertise": {}}), "bad_request"),
+    ] {
+        assert_eq!(code(call(seed, params.clone()).await), refusal, "{params}");
+    }
+    let mut backwards = json!(shard(1));
+    backwards["layer_range"] = json!([7, 0]);
+    let refused = call(1, json!({ "advertise": backwards }))
+        .await
+        .unwrap_err();
+    assert_eq!(refused.code(), &Code::BAD_REQUEST);
+    assert!(
+        refused.message().starts_with("advertise: the layer range"),
+        "{refused}"
+    );
+    assert_eq!(village.log.state().shards(now_ms()).count(), 0);
+}
+
+#[test]
+fn a_cancel_is_seen_by_every_clone() {
+    let cancel = Cancel::default();
+    let clone = cancel.clone();
+    assert!(!clone.is_cancelled());
+    cancel.cancel();
+    assert!(clone.is_cancelled());
+}
