@@ -440,6 +440,32 @@ mod tests {
     }
 
     #[test]
+    fn the_example_of_the_specification_is_what_is_announced() {
+        let spec = include_str!("../../../specs/discovery.md");
+        let (_, example) = spec.split_once("## 5. An example").unwrap();
+        let lines: Vec<_> = example
+            .lines()
+            .filter_map(|l| l.strip_prefix("    "))
+            .collect();
+        let key = "ed25519:11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo";
+        let node: NodeId = key.parse().unwrap();
+        let said = Announcement {
+            node,
+            community: CommunityTag::of(node.as_bytes()),
+            port: 7600,
+            caps: vec!["experimental.distributed_llm.shard.serve@1.0".into()],
+        };
+        let mut wanted = vec![full_name(&said)];
+        wanted.extend(
+            said.to_txt()
+                .unwrap()
+                .iter()
+                .map(|(key, value)| format!("{key}={value}")),
+        );
+        assert_eq!(lines, wanted);
+    }
+
+    #[test]
     fn a_tag_reads_back_and_differs_between_communities() {
         let tag = CommunityTag::of(&[1; 32]);
         assert_eq!(tag.to_string().parse(), Ok(tag));

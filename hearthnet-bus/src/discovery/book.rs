@@ -271,8 +271,9 @@ pub struct AddressBook {
     local: Local,
     members: BTreeMap<NodeId, Entry>,
     strangers: BTreeMap<NodeId, Entry>,
-    /// Static peers without a node id, and who last proved to be there.
-    unnamed: Vec<(SocketAddr, Option<NodeId>)>,
+    /// Static peers without a node id: who last proved to be there, and since when it is
+    /// listed.
+    unnamed: Vec<(SocketAddr, Option<NodeId>, u64)>,
 }
 
 impl AddressBook {
@@ -389,19 +390,19 @@ impl AddressBook {
 
     /// The endpoints that static peers without a node id have now; beyond [`MAX_UNNAMED`]
     /// they are ignored. Returns whether anything changed.
-    pub fn set_unnamed(&mut self, endpoints: impl IntoIterator<Item = SocketAddr>) -> bool {
-        let mut now: Vec<(SocketAddr, Option<NodeId>)> = Vec::new();
+    pub fn set_unnamed(
+        &mut self,
+        endpoints: impl IntoIterator<Item = SocketAddr>,
+        now_ms: u64,
+    ) -> bool {
+        let mut now: Vec<(SocketAddr, Option<NodeId>, u64)> = Vec::new();
         for endpoint in endpoints {
             if now.len() >= MAX_UNNAMED {
                 break;
             }
-            if now.iter().all(|(known, _)| *known != endpoint) {
-                let node = self
-                    .unnamed
-                    .iter()
-                    .find(|(known, _)| *known == endpoint)
-                    .and_then(|(_, node)| *node);
-                now.push((endpoint, node));
+            if now.iter().all(|(known, ..)| *known != endpoint) {
+                let before = self.unnamed.iter().find(|(known, ..)| *known == endpoint);
+                now.push(before.copied().unwrap_or((endpoint, None, now_ms)));
             }
         }
         let changed = now != self.unnamed;
@@ -411,7 +412,7 @@ impl AddressBook {
 
     /// `node` answered at `endpoint` and proved its key.
     pub fn proved(&mut self, node: NodeId, endpoint: SocketAddr, now_ms: u64) {
-        for (known, who) in &mut self.unnamed {
+        for (known, who, _) in &mut self.unnamed {
             if *known == endpoint {
                 *who = Some(node);
             }
@@ -434,7 +435,7 @@ impl AddressBook {
     /// `None`: it was a static peer without a node id.
     pub fn failed(&mut self, node: Option<&NodeId>, endpoint: SocketAddr) {
         let Some(node) = node else {
-            for (known, who) in &mut self.unnamed {
+            for (known, who, _) in &mut self.unnamed {
                 if *known == endpoint {
                     *who = None;
                 }
@@ -471,14 +472,14 @@ impl AddressBook {
             .filter_map(|(node, entry)| entry.hint(*node, &self.local, now_ms))
             .collect();
         hints.sort_by_key(|hint| hint.node);
-        let unnamed = self.unnamed.iter().filter(|(_, node)| node.is_none());
-        hints.extend(unnamed.map(|(endpoint, _)| Hint {
+        let unnamed = self.unnamed.iter().filter(|(_, node, _)| node.is_none());
+        hints.extend(unnamed.map(|(endpoint, _, since_ms)| Hint {
             node: None,
             community: None,
             caps: Vec::new(),
             endpoints: vec![*endpoint],
             source: Source::Static,
-            last_seen_ms: now_ms,
+            last_seen_ms: *since_ms,
         }));
         hints
     }

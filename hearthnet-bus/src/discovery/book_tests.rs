@@ -227,11 +227,12 @@ fn a_stranger_that_fails_makes_place_for_the_next() {
 fn a_static_peer_without_a_name_gets_the_one_it_proves() {
     let mut book = AddressBook::new(None);
     let place = at("10.0.0.5:7071");
-    assert!(book.set_unnamed([place, place]));
-    assert!(!book.set_unnamed([place]));
+    assert!(book.set_unnamed([place, place], T0));
+    assert!(!book.set_unnamed([place], T0 + 5));
     let hints = book.hints(T0);
     assert_eq!(hints.len(), 1);
     assert_eq!((hints[0].node, hints[0].endpoints[0]), (None, place));
+    assert_eq!(hints[0].last_seen_ms, T0, "looking it up again is no news");
     book.proved(node(1), place, T0);
     let hints = book.hints(T0);
     assert_eq!((hints.len(), hints[0].node), (1, Some(node(1))));

@@ -10,12 +10,16 @@
 //! | the mDNS daemon and its guard | [`MdnsHealth`] | `mdns.rs` |
 //! | all of it at work | [`Discovery`] | this file |
 //!
+//! Normative for other implementations: `specs/discovery.md`.
+//!
 //! Nothing in here is proof. Whoever is on the network can announce any node id at any
 //! address; only the TLS handshake tells who answers. So what is found is called a [`Hint`],
 //! is bounded in number, and never displaces what is known better.
 
 mod announcement;
 mod book;
+#[doc(hidden)]
+pub mod fuzzing;
 mod local;
 mod mdns;
 mod static_peer;
@@ -534,7 +538,7 @@ async fn look_up_static_peers(
         let Some(strong) = shared.upgrade() else {
             return;
         };
-        if strong.book().set_unnamed(unnamed) {
+        if strong.book().set_unnamed(unnamed, unix_ms()) {
             strong.bump();
         }
         drop(strong);
