@@ -24,6 +24,7 @@ mod cbor;
 mod community_id;
 mod descriptor;
 pub mod discovery;
+pub mod fuzzing;
 mod grant;
 pub mod invite;
 pub mod joining;

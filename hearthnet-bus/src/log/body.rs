@@ -94,9 +94,10 @@ impl Default for Policy {
     }
 }
 
-/// What an event says.
+/// What an event says. Serialised (for people; not the canonical form) as the fields alone:
+/// the kind stands beside it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(untagged)]
 #[non_exhaustive]
 pub enum Body {
     /// `community.created`: the first event of the root, and of every community.
@@ -171,6 +172,7 @@ pub enum Body {
         /// Who issued the token.
         issuer: NodeId,
         /// The token's id.
+        #[serde(serialize_with = "hex")]
         id: [u8; 16],
     },
     /// A kind that this program does not know: kept and passed on, without effect.
@@ -180,6 +182,7 @@ pub enum Body {
         /// The slot, if the event is ephemeral.
         slot: Option<String>,
         /// Its body as it stands in the event.
+        #[serde(serialize_with = "hex")]
         bytes: Vec<u8>,
     },
 }
@@ -479,6 +482,11 @@ impl Body {
         body.check(community)?;
         Ok(body)
     }
+}
+
+fn hex<S: serde::Serializer>(bytes: impl AsRef<[u8]>, serializer: S) -> Result<S::Ok, S::Error> {
+    let digits: String = bytes.as_ref().iter().map(|b| format!("{b:02x}")).collect();
+    serializer.serialize_str(&digits)
 }
 
 /// One line of text for people: bounded, and nothing that moves a cursor.

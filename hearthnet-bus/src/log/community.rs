@@ -299,6 +299,12 @@ impl Community {
         })
     }
 
+    /// Every slot that is held.
+    #[cfg(test)]
+    pub(super) fn live_slots(&self) -> Vec<(NodeId, String)> {
+        self.live.keys().cloned().collect()
+    }
+
     /// SHA-256 of the canonical encoding of everything that follows from the durable events.
     /// Nodes with the same durable events have the same one.
     pub fn state_hash(&self) -> [u8; 32] {

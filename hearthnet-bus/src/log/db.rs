@@ -11,7 +11,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use rusqlite::{Connection, OpenFlags, OptionalExtension as _, params};
+use rusqlite::{Connection, OpenFlags, OptionalExtension as _, TransactionBehavior, params};
+use sha2::{Digest as _, Sha256};
 
 use super::error::LogError;
 use super::event::{Event, EventHash, Position};
@@ -32,7 +33,12 @@ CREATE TABLE log (
     id        INTEGER PRIMARY KEY CHECK (id = 1),
     community BLOB    NOT NULL,
     clock     INTEGER NOT NULL,  -- greatest Lamport time of any event that was ever taken
-    changes   INTEGER NOT NULL   -- grows with every transaction that changed anything
+    changes   INTEGER NOT NULL,  -- grows with every transaction that changed anything
+    doubt     INTEGER NOT NULL   -- 1: acknowledged events may be missing
+) STRICT;
+CREATE TABLE spare (
+    id    INTEGER PRIMARY KEY,
+    bytes BLOB NOT NULL          -- written and deleted to find out whether there is room
 ) STRICT;
 CREATE TABLE authors (
     author    BLOB PRIMARY KEY,
@@ -48,6 +54,7 @@ CREATE TABLE durable (
     seq     INTEGER NOT NULL,
     hash    BLOB    NOT NULL,
     lamport INTEGER NOT NULL,
+    sum     INTEGER NOT NULL,  -- of all of raw; the hash leaves out the signature
     raw     BLOB    NOT NULL
 ) STRICT;
 CREATE UNIQUE INDEX durable_by_author ON durable (author, seq, hash);
@@ -60,6 +67,7 @@ CREATE TABLE ephemeral (
     hash    BLOB    NOT NULL,
     expires INTEGER NOT NULL,
     keep    INTEGER NOT NULL,  -- until when the slot remembers what it replaced
+    sum     INTEGER NOT NULL,
     raw     BLOB    NOT NULL
 ) STRICT;
 CREATE UNIQUE INDEX ephemeral_by_slot ON ephemeral (author, slot);
@@ -68,7 +76,8 @@ CREATE TABLE snapshots (
     lamport INTEGER NOT NULL,
     author  BLOB    NOT NULL,
     seq     INTEGER NOT NULL,
-    fold    BLOB    NOT NULL
+    fold    BLOB    NOT NULL,
+    sum     BLOB    NOT NULL  -- SHA-256 of it
 ) STRICT;
 ";
 
@@ -150,7 +159,7 @@ pub(super) fn create(conn: &Connection, community: CommunityId) -> Result<(), Lo
     conn.pragma_update(None, "application_id", APPLICATION_ID)?;
     conn.pragma_update(None, "user_version", FORMAT)?;
     conn.execute(
-        "INSERT INTO log VALUES (1, ?1, 0, 0)",
+        "INSERT INTO log VALUES (1, ?1, 0, 0, 0)",
         [community.as_bytes().as_slice()],
     )?;
     Ok(())
@@ -183,6 +192,117 @@ pub(super) fn head(conn: &Connection) -> Result<(CommunityId, u64, u64), LogErro
         uint(clock),
         uint(changes),
     ))
+}
+
+/// Whether acknowledged events may be missing.
+pub(super) fn doubt(conn: &Connection) -> Result<bool, LogError> {
+    let doubt: i64 = conn
+        .prepare_cached("SELECT doubt FROM log")?
+        .query_row([], |row| row.get(0))?;
+    Ok(doubt != 0)
+}
+
+pub(super) fn set_doubt(conn: &Connection, doubt: bool) -> Result<(), LogError> {
+    conn.execute("UPDATE log SET doubt = ?1", [doubt])?;
+    Ok(())
+}
+
+/// Whether the pages of the file belong together, and the indexes with the tables. Takes some
+/// ten milliseconds for ten thousand events.
+pub(super) fn check_pages(conn: &Connection) -> Result<(), LogError> {
+    match integrity(conn)?.first() {
+        None => Ok(()),
+        Some(what) => Err(corrupt(what)),
+    }
+}
+
+/// Whether the small tables say what the events say: a changed number in them would go
+/// unnoticed otherwise.
+pub(super) fn cross_check(conn: &Connection) -> Result<(), LogError> {
+    let wrong = || corrupt("its tables contradict each other");
+    let (_, clock, _) = head(conn)?;
+    let last: Option<i64> =
+        conn.query_row("SELECT max(lamport) FROM durable", [], |row| row.get(0))?;
+    if last.is_some_and(|last| uint(last) > clock) {
+        return Err(wrong());
+    }
+    let mut found = std::collections::BTreeMap::new();
+    let mut statement = conn.prepare(
+        "SELECT author, count(*), sum(length(raw)), max(seq) FROM durable GROUP BY author",
+    )?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        let author = node(row.get_ref(0)?.as_blob().unwrap_or_default())?;
+        let numbers = (uint(row.get(1)?), uint(row.get(2)?), uint(row.get(3)?));
+        found.insert(author, numbers);
+    }
+    for (author, row) in authors(conn)? {
+        let (events, bytes, last) = found.remove(&author).unwrap_or_default();
+        let whole = row.fork.is_none() && events == last;
+        if (row.events, row.bytes) != (events, bytes) || (whole && row.head != last) {
+            return Err(wrong());
+        }
+    }
+    match found.is_empty() {
+        true => Ok(()),
+        false => Err(wrong()),
+    }
+}
+
+/// What SQLite finds wrong with the file, a line each.
+pub(super) fn integrity(conn: &Connection) -> Result<Vec<String>, LogError> {
+    let mut statement = conn.prepare("PRAGMA integrity_check(20)")?;
+    let found = statement.query_map([], |row| row.get::<_, String>(0))?;
+    let mut found: Vec<String> = found.collect::<Result<_, _>>()?;
+    found.retain(|line| line != "ok");
+    Ok(found)
+}
+
+/// Finds out whether there is room for more than the last event took: takes it, gives it back.
+pub(super) fn probe(conn: &mut Connection) -> Result<(), LogError> {
+    let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    tx.execute("INSERT INTO spare (bytes) VALUES (zeroblob(65536))", [])?;
+    tx.commit()?;
+    let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    tx.execute("DELETE FROM spare", [])?;
+    tx.commit()?;
+    Ok(())
+}
+
+/// Writes everything into the file itself and closes it.
+pub(super) fn close(conn: Connection) -> Result<(), LogError> {
+    conn.pragma_update(None, "journal_mode", "delete")?;
+    conn.close().map_err(|(_, error)| error.into())
+}
+
+/// Hands over the bytes of every event that a damaged file still gives, from the beginning of
+/// each table as far as it goes, then from its end.
+pub(super) fn salvage(conn: &Connection, mut visit: impl FnMut(Vec<u8>)) {
+    for table in ["durable", "ephemeral"] {
+        for order in ["ASC", "DESC"] {
+            let whole = read_all(conn, table, order, &mut visit);
+            if whole.is_ok() {
+                break;
+            }
+        }
+    }
+}
+
+fn read_all(
+    conn: &Connection,
+    table: &str,
+    order: &str,
+    visit: &mut impl FnMut(Vec<u8>),
+) -> Result<(), LogError> {
+    let sql = format!("SELECT raw FROM {table} ORDER BY arrival {order}");
+    let mut statement = conn.prepare(&sql)?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        if let Ok(raw) = row.get(0) {
+            visit(raw);
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn changes(conn: &Connection) -> Result<u64, LogError> {
@@ -264,17 +384,24 @@ pub(super) fn durable_at(
 
 /// The bytes of a durable event, checked against the hash that it was stored under.
 pub(super) fn raw(conn: &Connection, arrival: i64) -> Result<Vec<u8>, LogError> {
-    let (bytes, stored): (Vec<u8>, Vec<u8>) = conn
-        .prepare_cached("SELECT raw, hash FROM durable WHERE arrival = ?1")?
-        .query_row([arrival], |row| Ok((row.get(0)?, row.get(1)?)))?;
-    check_hash(&bytes, &stored)?;
+    let (bytes, hash, sum): (Vec<u8>, Vec<u8>, i64) = conn
+        .prepare_cached("SELECT raw, hash, sum FROM durable WHERE arrival = ?1")?
+        .query_row([arrival], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+    check_hash(&bytes, &hash, sum)?;
     Ok(bytes)
 }
 
+/// Tells bytes that changed on the disk.
+fn sum(raw: &[u8]) -> i64 {
+    let sum = Sha256::digest(raw);
+    sum.first_chunk()
+        .map_or(0, |head| i64::from_be_bytes(*head))
+}
+
 /// Whatever the disk did to the bytes, they are not passed on as what they were not.
-fn check_hash(raw: &[u8], stored: &[u8]) -> Result<EventHash, LogError> {
+fn check_hash(raw: &[u8], stored: &[u8], stored_sum: i64) -> Result<EventHash, LogError> {
     match EventHash::of(raw) {
-        Some(hash) if hash.0.as_slice() == stored => Ok(hash),
+        Some(hash) if hash.0.as_slice() == stored && sum(raw) == stored_sum => Ok(hash),
         _ => Err(corrupt(
             "the bytes of an event are not those that were stored",
         )),
@@ -296,13 +423,14 @@ pub(super) fn insert_durable(
     raw: &[u8],
 ) -> Result<(), LogError> {
     conn.prepare_cached(
-        "INSERT INTO durable (author, seq, hash, lamport, raw) VALUES (?1, ?2, ?3, ?4, ?5)",
+        "INSERT INTO durable (author, seq, hash, lamport, sum, raw) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
     )?
     .execute(params![
         event.author.as_bytes().as_slice(),
         int(event.seq),
         hash.0.as_slice(),
         int(event.lamport),
+        sum(raw),
         raw,
     ])?;
     Ok(())
@@ -377,7 +505,7 @@ pub(super) fn scan(
     mut visit: impl FnMut(&Event) -> Result<(), LogError>,
 ) -> Result<(), LogError> {
     let mut statement = conn.prepare_cached(
-        "SELECT lamport, author, seq, raw, hash FROM durable
+        "SELECT lamport, author, seq, raw, hash, sum FROM durable
          WHERE lamport >= ?1 ORDER BY lamport, author, seq",
     )?;
     let mut rows = statement.query([after.map_or(0, |at| int(at.lamport))])?;
@@ -391,7 +519,11 @@ pub(super) fn scan(
             continue;
         }
         let raw = row.get_ref(3)?.as_blob().unwrap_or_default();
-        check_hash(raw, row.get_ref(4)?.as_blob().unwrap_or_default())?;
+        check_hash(
+            raw,
+            row.get_ref(4)?.as_blob().unwrap_or_default(),
+            row.get(5)?,
+        )?;
         visit(&stored_event(raw)?)?;
     }
     Ok(())
@@ -403,14 +535,18 @@ fn ephemeral_of(row: &rusqlite::Row<'_>) -> Result<EphemeralRow, LogError> {
         author: node(row.get_ref(0)?.as_blob().unwrap_or_default())?,
         slot: row.get(1)?,
         seq: uint(row.get(2)?),
-        hash: check_hash(&raw, row.get_ref(3)?.as_blob().unwrap_or_default())?,
+        hash: check_hash(
+            &raw,
+            row.get_ref(3)?.as_blob().unwrap_or_default(),
+            row.get(7)?,
+        )?,
         expires_ms: uint(row.get(4)?),
         keep_ms: uint(row.get(5)?),
         raw,
     })
 }
 
-const EPHEMERAL: &str = "author, slot, seq, hash, expires, keep, raw";
+const EPHEMERAL: &str = "author, slot, seq, hash, expires, keep, raw, sum";
 
 /// Visits every ephemeral event.
 pub(super) fn ephemerals(
@@ -439,10 +575,11 @@ pub(super) fn ephemeral(
 
 pub(super) fn set_ephemeral(conn: &Connection, row: &EphemeralRow) -> Result<(), LogError> {
     conn.prepare_cached(
-        "INSERT INTO ephemeral (author, slot, seq, hash, expires, keep, raw)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
+        "INSERT INTO ephemeral (author, slot, seq, hash, expires, keep, raw, sum)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
          ON CONFLICT (author, slot) DO UPDATE SET seq = excluded.seq, hash = excluded.hash,
-             expires = excluded.expires, keep = excluded.keep, raw = excluded.raw",
+             expires = excluded.expires, keep = excluded.keep, raw = excluded.raw,
+             sum = excluded.sum",
     )?
     .execute(params![
         row.author.as_bytes().as_slice(),
@@ -452,6 +589,7 @@ pub(super) fn set_ephemeral(conn: &Connection, row: &EphemeralRow) -> Result<(),
         int(row.expires_ms),
         int(row.keep_ms),
         row.raw,
+        sum(&row.raw),
     ])?;
     Ok(())
 }
@@ -490,14 +628,15 @@ pub(super) fn snapshot(
     conn: &Connection,
     before: Option<Position>,
 ) -> Result<Option<Fold>, LogError> {
-    let row: Option<Vec<u8>> = match before {
+    let of = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
+    let row: Option<(Vec<u8>, Vec<u8>)> = match before {
         None => conn
-            .prepare_cached("SELECT fold FROM snapshots ORDER BY folded DESC LIMIT 1")?
-            .query_row([], |row| row.get(0))
+            .prepare_cached("SELECT fold, sum FROM snapshots ORDER BY folded DESC LIMIT 1")?
+            .query_row([], of)
             .optional()?,
         Some(before) => conn
             .prepare_cached(
-                "SELECT fold FROM snapshots WHERE (lamport, author, seq) < (?1, ?2, ?3)
+                "SELECT fold, sum FROM snapshots WHERE (lamport, author, seq) < (?1, ?2, ?3)
                  ORDER BY folded DESC LIMIT 1",
             )?
             .query_row(
@@ -506,12 +645,18 @@ pub(super) fn snapshot(
                     before.author.as_bytes().as_slice(),
                     int(before.seq)
                 ],
-                |row| row.get(0),
+                of,
             )
             .optional()?,
     };
-    // A snapshot that cannot be read is of another version: the fold can be made again.
-    Ok(row.and_then(|bytes| ciborium::from_reader(bytes.as_slice()).ok()))
+    let Some((bytes, sum)) = row else {
+        return Ok(None);
+    };
+    if Sha256::digest(&bytes).as_slice() != sum {
+        return Err(corrupt("a snapshot is not what was stored"));
+    }
+    // One that cannot be read is of another version: the fold can be made again.
+    Ok(ciborium::from_reader(bytes.as_slice()).ok())
 }
 
 /// The number of events in the newest snapshot.
@@ -528,13 +673,14 @@ pub(super) fn add_snapshot(conn: &Connection, fold: &Fold, keep: usize) -> Resul
     let Some(at) = fold.at() else { return Ok(()) };
     let mut bytes = Vec::new();
     ciborium::into_writer(fold, &mut bytes).map_err(|_| corrupt("its state cannot be encoded"))?;
-    conn.prepare_cached("INSERT OR REPLACE INTO snapshots VALUES (?1, ?2, ?3, ?4, ?5)")?
+    conn.prepare_cached("INSERT OR REPLACE INTO snapshots VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?
         .execute(params![
             int(fold.count),
             int(at.lamport),
             at.author.as_bytes().as_slice(),
             int(at.seq),
-            bytes
+            bytes,
+            Sha256::digest(&bytes).as_slice(),
         ])?;
     let mut statement = conn.prepare_cached("SELECT folded FROM snapshots ORDER BY folded")?;
     let all = statement.query_map([], |row| row.get::<_, i64>(0))?;

@@ -95,6 +95,9 @@ pub enum LogError {
         /// What the system said.
         source: io::Error,
     },
+    /// What was to be exported could not be written.
+    #[error("could not write the export: {0}")]
+    Export(#[source] io::Error),
     /// No randomness for an event id.
     #[error(transparent)]
     Randomness(#[from] RandomnessError),
@@ -117,9 +120,11 @@ impl LogError {
             Self::Frozen { .. } => "log_fork",
             Self::Behind { .. } => "log_behind",
             Self::Quota { .. } => "log_quota",
-            Self::Format { .. } | Self::Io { .. } | Self::Randomness(_) | Self::Database(_) => {
-                "log_failed"
-            }
+            Self::Format { .. }
+            | Self::Io { .. }
+            | Self::Export(_)
+            | Self::Randomness(_)
+            | Self::Database(_) => "log_failed",
         }
     }
 }
@@ -210,6 +215,14 @@ pub enum LogHealth {
     ReadOnly {
         /// What the system says.
         reason: String,
+        /// Since when, in Unix milliseconds.
+        since_ms: u64,
+    },
+    /// The file was found damaged while it was in use. It is repaired when the program is
+    /// started again.
+    Damaged {
+        /// What was found.
+        what: String,
         /// Since when, in Unix milliseconds.
         since_ms: u64,
     },

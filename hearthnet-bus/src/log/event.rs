@@ -319,6 +319,11 @@ impl Event {
         Ok(event)
     }
 
+    /// The bytes that the author signed, made from the fields.
+    pub(super) fn encode_again(&self) -> Option<Vec<u8>> {
+        Fields::of(self).ok()?.encode().ok()
+    }
+
     /// Decodes what this program stored after it had verified it.
     pub(super) fn decode_stored(raw: &[u8]) -> Result<Self, EventError> {
         Self::decode(raw, &mut Keys::Stored)

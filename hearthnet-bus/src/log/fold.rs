@@ -166,6 +166,9 @@ pub(super) struct Fold {
     /// The last event of each author that had an effect.
     #[serde(with = "stored::map")]
     effective: BTreeMap<NodeId, u64>,
+    /// Whose events had an effect in the second step or the third: what they signed belongs to
+    /// the log even if they turn out never to have been members.
+    acted: BTreeSet<[u8; 32]>,
     /// The revocations that hold, in the third step.
     decided: Option<BTreeSet<(u64, [u8; 32], u64)>>,
     /// The revocations by anchors that were found to hold.
@@ -187,6 +190,7 @@ impl Fold {
             state: Durable::default(),
             cuts: BTreeMap::new(),
             effective: BTreeMap::new(),
+            acted: BTreeSet::new(),
             decided: None,
             found: BTreeSet::new(),
             at: None,
@@ -197,6 +201,12 @@ impl Fold {
     /// Whether it is of this community.
     pub(super) fn is_of(&self, community: CommunityId) -> bool {
         self.root == community.root()
+    }
+
+    /// Whether the log has a place for this author's events: the root, everybody who is or was
+    /// a member, and whoever else had a part in how things came to be so.
+    pub(super) fn knows(&self, author: &NodeId) -> bool {
+        self.state.knows(self.community(), author) || self.acted.contains(author.as_bytes())
     }
 
     /// The position of the last event that was applied.
@@ -254,10 +264,28 @@ impl Fold {
         let mut third = first;
         third.cuts = std::mem::take(&mut second.cuts);
         third.decided = Some(std::mem::take(&mut second.found));
+        third.acted = std::mem::take(&mut second.acted);
         scan(&mut |event| {
             third.step(event, true);
         })?;
         Ok(third)
+    }
+
+    /// A fold that has applied nothing yet and comes to the state of this one when all events
+    /// are applied to it again, with the same verdict on each.
+    pub(super) fn replay(&self) -> Self {
+        let mut replay = Self::new(self.community());
+        replay.cuts.clone_from(&self.cuts);
+        replay.decided = Some(self.decided.as_ref().unwrap_or(&self.found).clone());
+        replay
+    }
+
+    /// Applies the next event of a replay, and says what becomes of it.
+    pub(super) fn again(&mut self, event: &Event) -> Result<(), NoEffect> {
+        match self.step(event, true) {
+            Applied::None(why) => Err(why),
+            Applied::Effect | Applied::Reaches => Ok(()),
+        }
     }
 
     /// Applies an event that sorts after all others. [`Applied::Reaches`] leaves the state as
@@ -289,8 +317,9 @@ impl Fold {
         if applied == Applied::Reaches && !go_on {
             return applied;
         }
-        if matches!(applied, Applied::Effect) {
+        if !matches!(applied, Applied::None(_)) {
             self.effective.insert(event.author, event.seq);
+            self.acted.insert(*event.author.as_bytes());
         }
         self.at = Some(key(event.position()));
         self.count = self.count.saturating_add(1);
@@ -369,7 +398,6 @@ impl Fold {
             .entry(node)
             .and_modify(|old| old.last_seq = old.last_seq.min(last_seq))
             .or_insert(new);
-        self.effective.insert(event.author, event.seq);
         match reaches {
             true => Applied::Reaches,
             false => Applied::Effect,

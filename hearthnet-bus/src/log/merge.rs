@@ -11,7 +11,7 @@
 //!   with all events would have kept, because the lowest place of the union is the lowest of
 //!   the two, or a pair of events that both lie in what was kept.
 //! - **Holes.** An event whose predecessor is missing is kept, and has no effect until the
-//!   hole is filled.
+//!   hole is filled; nor has a fork beyond one.
 //! - **Ephemeral lane.** Of one author and slot the event with the greatest (number, hash); of
 //!   one author the [`MAX_SLOTS`] slots with the greatest. Both are maxima, so order does not
 //!   matter.
@@ -124,7 +124,7 @@ impl View {
                 })?;
                 it.tip = Some((tip.hash, tip.lamport));
             }
-            it.fork = fork(conn, &author, row.fork)?;
+            it.fork = fork(conn, &author, &row)?;
             view.authors.insert(author, it);
         }
         let mut live = BTreeMap::new();
@@ -158,6 +158,7 @@ impl View {
         let frozen = self
             .authors
             .iter()
+            .filter(|(author, _)| self.knows(author))
             .filter_map(|(author, it)| Some((*author, it.fork.clone()?)))
             .collect();
         self.fold.set_frozen(frozen);
@@ -201,7 +202,6 @@ impl View {
     }
 
     /// The whole fold from the first event on, to compare with.
-    #[cfg(test)]
     pub(super) fn fold_anew(&self, conn: &Connection) -> Result<Fold, LogError> {
         let mut anew = self.clone();
         anew.fold_all(conn)?;
@@ -209,8 +209,8 @@ impl View {
         Ok(anew.fold)
     }
 
-    fn knows(&self, author: &NodeId) -> bool {
-        self.fold.state.knows(self.community, author)
+    pub(super) fn knows(&self, author: &NodeId) -> bool {
+        self.fold.knows(author)
     }
 }
 
@@ -233,9 +233,13 @@ fn live_of(row: &EphemeralRow) -> Result<Live, LogError> {
     })
 }
 
-/// The proof of a fork, from what is stored.
-fn fork(conn: &Connection, author: &NodeId, at: Option<u64>) -> Result<Option<Fork>, LogError> {
-    let Some(seq) = at else { return Ok(None) };
+/// The proof of a fork, from what is stored. A fork beyond a hole is not known to be one that
+/// others see as well, so it has no effect before the hole is filled.
+fn fork(conn: &Connection, author: &NodeId, row: &AuthorRow) -> Result<Option<Fork>, LogError> {
+    let seq = row.head.saturating_add(1);
+    if row.fork != Some(seq) {
+        return Ok(None);
+    }
     Ok(Some(Fork {
         seq,
         proof: proof(conn, author, seq)?
@@ -466,6 +470,8 @@ impl<'a> Merge<'a> {
             && it.row.fork.is_none_or(|fork| at <= fork)
         {
             self.part(&author, &mut it, at)?;
+        }
+        if parts_at == Some(seq) {
             self.save(&author, it)?;
             return Ok(Ok(Taken::New));
         }
@@ -490,7 +496,7 @@ impl<'a> Merge<'a> {
                 .first()
                 .map(|row| (row.hash, row.lamport));
         }
-        it.fork = fork(conn, author, Some(at))?;
+        it.fork = fork(conn, author, &it.row)?;
         self.durable_changed = true;
         if self.view.fold.had_effect(author, at) {
             self.redo = Redo::All;
@@ -523,6 +529,7 @@ impl<'a> Merge<'a> {
             it.tip = Some((row.hash, row.lamport));
             fresh.push(row.arrival);
         }
+        it.fork = fork(self.conn, author, &it.row)?;
         self.save(author, it)?;
         self.apply(event)?;
         for arrival in fresh {

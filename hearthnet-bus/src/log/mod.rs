@@ -11,6 +11,8 @@
 //! | the view for the rest of the program | [`Community`] | `community.rs` |
 //! | what two nodes compare | [`Heads`] | `heads.rs` |
 //! | the file | [`EventLog`] | `store.rs`, tables: `db.rs` |
+//! | after a crash | [`Recovery`] | `recover.rs` |
+//! | for people | [`Record`], [`Verified`] | `audit.rs` |
 //!
 //! Two lanes. *Durable* events make the community what it is; each author's form a chain
 //! without holes and are kept for ever. *Ephemeral* events say what is so at the moment (a
@@ -20,6 +22,7 @@
 //! All but `store.rs` and `db.rs` is pure, and no clock is read anywhere: time comes with the
 //! calls.
 
+mod audit;
 mod body;
 mod community;
 mod db;
@@ -28,8 +31,10 @@ mod event;
 mod fold;
 mod heads;
 mod merge;
+mod recover;
 mod store;
 
+pub use audit::{Record, Status, Verified};
 pub use body::{
     Body, Level, LevelError, MAX_BODY_BYTES, MAX_ENDPOINTS, MAX_KIND_BYTES, MAX_LINE_BYTES,
     MAX_SLOT_BYTES, MAX_USES, Policy,
@@ -43,7 +48,20 @@ pub use event::{
 pub use fold::{MAX_INVITES, MAX_MEMBERS, NoEffect};
 pub use heads::{ForkHead, Head, Heads, HeadsError, MAX_HEADS_BYTES, MAX_SLOTS, SlotHead};
 pub use merge::{Compacted, Quotas};
+pub use recover::Recovery;
 pub use store::{ADVERT_LIFE_MS, Batch, EventLog, FILE_NAME, MIN_BATCH_BYTES, Received};
+
+/// For the fuzz targets: see [`crate::fuzzing`].
+pub(crate) mod fuzz {
+    use super::event::Event;
+
+    /// The signed bytes of an event again, from what was read of them.
+    pub(crate) fn encode_again(raw: &[u8]) -> Option<Vec<u8>> {
+        Event::decode_stored(raw).ok()?.encode_again()
+    }
+
+    pub(crate) use super::recover::look_at as look_at_wal;
+}
 
 #[cfg(test)]
 mod tests;

@@ -19,6 +19,7 @@ use super::event::{
 };
 use super::heads::{ForkHead, Head, Heads, SlotHead, proof_tag, slot_key};
 use super::merge::{Compacted, Merge, Quotas, Taken, View, proof};
+use super::recover::{self, Guard, Opened, Recovery};
 use crate::{CommunityId, NodeId, NodeKey, RandomnessError};
 
 /// The log's file in the data directory.
@@ -53,29 +54,34 @@ const PROBE_EVERY: u32 = 10;
 /// ```
 #[derive(Clone)]
 pub struct EventLog {
-    inner: Arc<Inner>,
+    pub(super) inner: Arc<Inner>,
 }
 
-struct Inner {
+pub(super) struct Inner {
     path: PathBuf,
     community: CommunityId,
     quotas: Quotas,
-    writer: Mutex<Writer>,
+    pub(super) writer: Mutex<Writer>,
     checked: Mutex<Checked>,
     state: RwLock<Arc<Community>>,
     health: Mutex<LogHealth>,
     changes: watch::Sender<u64>,
     /// The latest time that a caller named: no clock is read here.
     now_ms: AtomicU64,
+    recovery: Option<Recovery>,
+    /// Keeps others from repairing the file while it is in use.
+    _guard: Guard,
     /// Dropped with the last handle, which ends the polling thread.
     _alive: mpsc::Sender<()>,
 }
 
-struct Writer {
-    conn: Connection,
+pub(super) struct Writer {
+    pub(super) conn: Connection,
     view: View,
     /// The view may be ahead of the file, for a transaction failed: read it again.
     stale: bool,
+    /// The disk failed under the connection: open it anew.
+    broken: bool,
 }
 
 /// What became of the events of a batch.
@@ -103,7 +109,7 @@ pub struct Batch {
 
 /// A poisoned lock means that another thread panicked in here. The data behind it is either
 /// replaced as a whole or read again from the file, so going on is sound.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -147,6 +153,8 @@ impl EventLog {
             return Err(LogError::Exists { path });
         }
         make_dir(dir)?;
+        let guard = Guard::shared(dir)?;
+        recover::name(dir, community)?;
         let mut conn = db::open(&path, true)?;
         let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
         // Another process may have been faster.
@@ -155,13 +163,25 @@ impl EventLog {
         }
         db::create(&tx, community)?;
         tx.commit()?;
-        Self::start(path, conn, Quotas::default())
+        let view = View::load(&conn)?;
+        Self::start(
+            path,
+            Quotas::default(),
+            Opened {
+                conn,
+                view,
+                guard,
+                recovery: None,
+            },
+        )
     }
 
-    /// Opens the log in `dir`.
+    /// Opens the log in `dir`, and repairs it if it must be: see [`EventLog::recovery`].
     ///
     /// # Errors
-    /// [`LogError::NoCommunity`] if there is none.
+    /// [`LogError::NoCommunity`] if there is none; [`LogError::Corrupt`] if so little of it is
+    /// left that not even its community is known; [`LogError::Format`] if it is a newer
+    /// program's.
     pub fn open(dir: &Path) -> Result<Self, LogError> {
         Self::open_with(dir, Quotas::default())
     }
@@ -175,15 +195,17 @@ impl EventLog {
         if !path.exists() {
             return Err(LogError::NoCommunity { path });
         }
-        let conn = db::open(&path, false)?;
-        if !db::check_format(&conn, &path)? {
-            return Err(LogError::NoCommunity { path });
-        }
-        Self::start(path, conn, quotas)
+        let opened = recover::open(dir, &path, &quotas)?;
+        Self::start(path, quotas, opened)
     }
 
-    fn start(path: PathBuf, conn: Connection, quotas: Quotas) -> Result<Self, LogError> {
-        let view = View::load(&conn)?;
+    fn start(path: PathBuf, quotas: Quotas, opened: Opened) -> Result<Self, LogError> {
+        let Opened {
+            conn,
+            view,
+            guard,
+            recovery,
+        } = opened;
         let (alive, ended) = mpsc::channel();
         let inner = Arc::new(Inner {
             path,
@@ -198,7 +220,10 @@ impl EventLog {
                 conn,
                 view,
                 stale: false,
+                broken: false,
             }),
+            recovery,
+            _guard: guard,
             _alive: alive,
         });
         let weak = Arc::downgrade(&inner);
@@ -237,6 +262,27 @@ impl EventLog {
     /// Whether the log can be written.
     pub fn health(&self) -> LogHealth {
         lock(&self.inner.health).clone()
+    }
+
+    /// What was found and repaired when this handle was opened, if anything.
+    pub fn recovery(&self) -> Option<&Recovery> {
+        self.inner.recovery.as_ref()
+    }
+
+    /// Tells the log that a peer was asked for all that it has and everything was received.
+    /// After damage this ends the doubt about events of this node that only others still
+    /// have; at other times it does nothing.
+    ///
+    /// # Errors
+    /// What the disk says ([`LogError::ReadOnly`]).
+    pub fn caught_up(&self, now_ms: u64) -> Result<(), LogError> {
+        self.write(now_ms, |conn, _, _| {
+            let doubt = db::doubt(conn)?;
+            if doubt {
+                db::set_doubt(conn, false)?;
+            }
+            Ok((doubt, ()))
+        })
     }
 
     /// Signs an event and appends it: one transaction, which is on the disk when this
@@ -451,13 +497,16 @@ impl EventLog {
         inner.now_ms.fetch_max(now_ms, Ordering::Relaxed);
         let mut guard = lock(&inner.writer);
         let writer = &mut *guard;
-        let result = writer.transaction(|conn, view| work(conn, view, &inner.quotas));
+        let result = writer.transaction(&inner.path, |conn, view| work(conn, view, &inner.quotas));
         match &result {
             Ok((true, _)) => inner.publish(writer),
             Ok((false, _)) => {}
-            Err(_) => writer.stale = true,
+            Err(error) => writer.note(error),
         }
-        inner.note_health(result.as_ref().err(), now_ms);
+        match &result {
+            Ok(_) => inner.note_health(None, now_ms),
+            Err(error) => inner.note_health(Some(error), now_ms),
+        }
         Ok(result?.1)
     }
 }
@@ -472,11 +521,30 @@ impl fmt::Debug for EventLog {
 }
 
 impl Writer {
+    /// After a failure the view is read again, and after one of the disk the file opened
+    /// again: what SQLite then holds of it in memory is not to be relied on.
+    fn note(&mut self, error: &LogError) {
+        self.stale = true;
+        self.broken |= matches!(error, LogError::ReadOnly { .. });
+    }
+
+    fn mend(&mut self, path: &Path) -> Result<(), LogError> {
+        if self.broken {
+            self.conn = db::open(path, false)?;
+            self.broken = false;
+        }
+        Ok(())
+    }
+
     fn transaction<T>(
         &mut self,
+        path: &Path,
         work: impl FnOnce(&Connection, &mut View) -> Result<(bool, T), LogError>,
     ) -> Result<(bool, T), LogError> {
-        let Self { conn, view, stale } = self;
+        self.mend(path)?;
+        let Self {
+            conn, view, stale, ..
+        } = self;
         let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
         if *stale || db::changes(&tx)? != view.changes {
             *view = View::load(&tx)?;
@@ -508,6 +576,13 @@ impl Inner {
                     since_ms: now_ms,
                 };
             }
+            (Some(LogError::Corrupt { what }), LogHealth::Ok | LogHealth::ReadOnly { .. }) => {
+                tracing::error!("the event log is damaged: {what}");
+                *health = LogHealth::Damaged {
+                    what: what.clone(),
+                    since_ms: now_ms,
+                };
+            }
             (None, LogHealth::ReadOnly { .. }) => {
                 tracing::info!("the event log can be written again");
                 *health = LogHealth::Ok;
@@ -530,6 +605,19 @@ impl Inner {
         self.publish(&writer);
         Ok(())
     }
+
+    /// Tries to write again after the disk was full or failed.
+    fn probe(&self) {
+        if !matches!(*lock(&self.health), LogHealth::ReadOnly { .. }) {
+            return;
+        }
+        let mut writer = lock(&self.writer);
+        let path = &self.path;
+        match writer.mend(path).and_then(|()| db::probe(&mut writer.conn)) {
+            Ok(()) => self.note_health(None, 0),
+            Err(error) => writer.note(&error),
+        }
+    }
 }
 
 /// The thread that notices what other processes write.
@@ -538,8 +626,12 @@ fn poll(inner: &Weak<Inner>, ended: &mpsc::Receiver<()>) {
     while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(POLL) {
         let Some(inner) = inner.upgrade() else { return };
         rounds = rounds.wrapping_add(1);
+        let second = rounds.is_multiple_of(PROBE_EVERY);
+        if second {
+            inner.probe();
+        }
         if let Err(error) = inner.refresh()
-            && rounds.is_multiple_of(PROBE_EVERY)
+            && second
         {
             tracing::warn!("the event log could not be read: {error}");
         }
@@ -581,7 +673,9 @@ fn next(
     let time_ms = now_ms.max(lamport);
     let (seq, lane) = match body.slot() {
         None => {
-            if db::last_seq(conn, &author)? != it.row.head {
+            let holes = db::last_seq(conn, &author)? != it.row.head;
+            let others = view.fold.state.members.keys().any(|node| *node != author);
+            if holes || (db::doubt(conn)? && others) {
                 return Err(LogError::Behind { author });
             }
             if it.row.head >= quotas.events_per_author {
@@ -597,10 +691,9 @@ fn next(
                 .saturating_add(life_ms)
                 .max(until)
                 .min(time_ms.saturating_add(MAX_LIFE_MS));
-            (
-                it.row.ephemeral.saturating_add(1),
-                Lane::Ephemeral { slot, expires_ms },
-            )
+            // Any number that grows will do. The time does so even if this file is lost.
+            let seq = it.row.ephemeral.saturating_add(1).max(now_ms);
+            (seq, Lane::Ephemeral { slot, expires_ms })
         }
     };
     Ok(Event {
@@ -617,7 +710,7 @@ fn next(
 
 fn heads_of(view: &View) -> Heads {
     let mut heads = Heads::empty(view.community);
-    let known = |author: &NodeId| view.fold.state.knows(view.community, author);
+    let known = |author: &NodeId| view.knows(author);
     for (author, it) in &view.authors {
         if known(author) {
             let head = Head {
@@ -705,14 +798,15 @@ impl Pack {
         let mut lacks = std::collections::BTreeMap::new();
         let mut from_lamport = u64::MAX;
         for (author, it) in &view.authors {
-            if !view.fold.state.knows(view.community, author) {
+            if !view.knows(author) {
                 continue;
             }
             let head = theirs.authors.get(author).unwrap_or(&none);
             // Beyond a fork that they know of, they take nothing.
-            let last = head
-                .fork
-                .map_or(it.row.head, |f| it.row.head.min(f.seq - f.seq.min(1)));
+            let last = match head.fork {
+                Some(fork) => it.row.head.min(fork.seq.saturating_sub(1)),
+                None => it.row.head,
+            };
             let mut from = head.seq;
             // Where their last event is not ours, they need ours to see that there are two.
             if head.seq > 0 && head.seq <= it.row.head {
@@ -748,7 +842,7 @@ impl Pack {
     fn proofs(&mut self, conn: &Connection, view: &View, theirs: &Heads) -> Result<bool, LogError> {
         for (author, it) in &view.authors {
             let Some(fork) = &it.fork else { continue };
-            if !view.fold.state.knows(view.community, author) {
+            if !view.knows(author) {
                 continue;
             }
             let ours = ForkHead {
@@ -778,7 +872,7 @@ impl Pack {
         now_ms: u64,
     ) -> Result<(), LogError> {
         for ((author, slot), live) in view.live.iter() {
-            if live.expires_ms <= now_ms || !view.fold.state.knows(view.community, author) {
+            if live.expires_ms <= now_ms || !view.knows(author) {
                 continue;
             }
             let ours = SlotHead {

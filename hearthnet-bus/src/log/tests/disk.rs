@@ -1,0 +1,477 @@
+//! Disks that fill up, processes that are killed, bytes that change.
+//!
+//! The tests named `child_...` are run by others, in a process that is to be killed or in a
+//! mount namespace, and do nothing by themselves.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::*;
+
+/// Where a child finds its folder.
+const DIR: &str = "HEARTHNET_TEST_LOG_DIR";
+/// With what a child says that the machine does not allow the test.
+const SKIP: i32 = 77;
+
+fn child(test: &str, dir: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "--ignored", "--nocapture", "--test-threads=1"])
+        .arg(format!("log::tests::disk::{test}"))
+        .env(DIR, dir);
+    command
+}
+
+fn ids(log: &EventLog) -> BTreeSet<String> {
+    let mut ids = BTreeSet::new();
+    log.records(|record| {
+        ids.insert(record.event.id.to_string());
+        Ok(true)
+    })
+    .unwrap();
+    ids
+}
+
+fn wait(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !done() {
+        assert!(Instant::now() < deadline, "{what} did not happen");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+#[ignore = "run by whatever_moment_a_writer_is_killed_at"]
+fn child_that_writes_until_it_is_killed() {
+    let Some(dir) = std::env::var_os(DIR) else {
+        return;
+    };
+    let log = EventLog::open(Path::new(&dir)).unwrap();
+    let mut out = std::io::stdout();
+    let me = Author::new(key(1));
+    for i in 0u64.. {
+        let seed = 100 + u8::try_from(i % 100).unwrap();
+        let id = log.append(&key(2), invited(seed, Level::Member, 1), NOW);
+        let id = id.or_else(|_| {
+            let invite = key(seed).id();
+            log.append(&key(2), Body::InviteWithdrawn { invite }, NOW)
+        });
+        if let Ok(id) = id {
+            writeln!(out, "ack {id}").unwrap();
+            out.flush().unwrap();
+        }
+        let now = NOW + i;
+        let beat = me.say(
+            now,
+            now,
+            Body::ShardWithdrawn {
+                shard_id: "m:0-7".into(),
+            },
+        );
+        let received = log.receive(&[beat], key(99).id(), now).unwrap();
+        if received.refused.is_empty() {
+            writeln!(out, "beat {now}").unwrap();
+            out.flush().unwrap();
+        }
+        if i % 16 == 15 {
+            log.compact(now).unwrap();
+        }
+    }
+}
+
+/// Kills one process, and waits until it is gone.
+fn kill(mut child: Child) {
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn whatever_moment_a_writer_is_killed_at_nothing_acknowledged_is_lost() {
+    // On a real disk, with real syncs.
+    let dir = TempDir::new().unwrap();
+    let log = EventLog::create(
+        dir.path(),
+        &root(),
+        key(2).id(),
+        "E",
+        Policy::default(),
+        NOW,
+    );
+    drop(log.unwrap());
+    let mut acknowledged = BTreeSet::new();
+    let mut beat: u64 = 0;
+    let mut recoveries = 0;
+    for round in 0..30u32 {
+        let mut writer = child("child_that_writes_until_it_is_killed", dir.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(writer.stdout.take().unwrap());
+        // Some moment after some number of acknowledgements.
+        let mut random = [0; 2];
+        getrandom::fill(&mut random).unwrap();
+        let mut left = u32::from(random[0]) % 24;
+        let mut line = String::new();
+        let mut killed = Some(writer);
+        while lines.read_line(&mut line).unwrap() > 0 {
+            match line.trim().split_once(' ') {
+                Some(("ack", id)) => {
+                    acknowledged.insert(id.to_owned());
+                }
+                Some(("beat", at)) => beat = beat.max(at.parse().unwrap()),
+                _ => {
+                    line.clear();
+                    continue;
+                }
+            }
+            line.clear();
+            if left == 0
+                && let Some(writer) = killed.take()
+            {
+                for _ in 0..u32::from(random[1]) * 400 {
+                    std::hint::spin_loop();
+                }
+                kill(writer);
+            }
+            left = left.saturating_sub(1);
+        }
+        assert!(
+            killed.is_none(),
+            "the writer of round {round} ended by itself"
+        );
+        let log = EventLog::open(dir.path()).unwrap();
+        if let Some(recovery) = log.recovery() {
+            assert_eq!(recovery.code(), "log_recovered");
+            assert!(!recovery.doubt, "{recovery:?}");
+            recoveries += 1;
+        }
+        let found = ids(&log);
+        let lost: Vec<_> = acknowledged.difference(&found).collect();
+        assert_eq!(lost, Vec::<&String>::new(), "in round {round}");
+        assert_eq!(log.verify().unwrap().problems, Vec::<String>::new());
+        let heads = log.heads();
+        let slots = heads.authors.get(&key(1).id());
+        assert_eq!(slots, None, "key 1 is a stranger");
+        assert!(log.is_consistent());
+    }
+    println!(
+        "{} acknowledged events, last beat {beat}, {recoveries} writes cut off",
+        acknowledged.len()
+    );
+    assert!(acknowledged.len() > 30);
+}
+
+#[test]
+#[ignore = "run by a_full_disk_makes_the_log_read_only"]
+fn child_on_a_small_disk() {
+    let Some(dir) = std::env::var_os(DIR) else {
+        return;
+    };
+    let dir = Path::new(&dir);
+    let data = dir.join("data");
+    let log = EventLog::create(&data, &root(), key(1).id(), "E", Policy::default(), NOW).unwrap();
+    // Fill what is left, but for a few pages.
+    let mut ballast = std::fs::File::create(dir.join("ballast")).unwrap();
+    while ballast.write_all(&[7; 4096]).is_ok() {}
+    let size = ballast.metadata().unwrap().size();
+    ballast.set_len(size - 64 * 1024).unwrap();
+
+    let mut acknowledged = BTreeSet::new();
+    let mut me = 0;
+    let error = loop {
+        assert!(me < 10_000, "the disk never filled up");
+        me += 1;
+        let invite = NodeKey::from_secret(&[(me % 256) as u8; 32]).id();
+        let body = match me / 256 % 2 {
+            0 => Body::Invited {
+                invite,
+                level: Level::Member,
+                uses: 1,
+                expires_ms: NOW + 1,
+            },
+            _ => Body::InviteWithdrawn { invite },
+        };
+        match log.append(&key(1), body, NOW) {
+            Ok(id) => acknowledged.insert(id.to_string()),
+            Err(LogError::NoEffect(_)) => continue,
+            Err(error) => break error,
+        };
+    };
+    println!("{} events, then: {error}", acknowledged.len());
+    assert_eq!(error.code(), "log_read_only");
+    let LogHealth::ReadOnly { reason, since_ms } = log.health() else {
+        panic!("{:?}", log.health());
+    };
+    println!("{reason}");
+    assert_eq!(since_ms, NOW);
+    // Reading goes on, here and in other processes; writing is refused, and says so.
+    assert_eq!(log.state().level(&key(1).id()), Some(Level::Anchor));
+    assert!(
+        !log.missing(&Heads::empty(log.community()), 99, 1 << 20)
+            .unwrap()
+            .events
+            .is_empty()
+    );
+    let beat = Author::new(key(1)).say(
+        1,
+        NOW,
+        Body::ShardWithdrawn {
+            shard_id: "m".into(),
+        },
+    );
+    let refused = (0..50)
+        .map(|_| log.receive(std::slice::from_ref(&beat), key(9).id(), NOW))
+        .find_map(Result::err);
+    drop(refused);
+
+    // Room again: the log finds out by itself.
+    std::fs::remove_file(dir.join("ballast")).unwrap();
+    drop(ballast);
+    wait("recovery", || log.health() == LogHealth::Ok);
+    let invite = key(255).id();
+    let body = Body::Invited {
+        invite,
+        level: Level::Trusted,
+        uses: 7,
+        expires_ms: NOW + 1,
+    };
+    let id = match log.append(&key(1), body, NOW) {
+        Err(LogError::NoEffect(_)) => log
+            .append(&root(), Body::PolicyChanged(Policy::default()), NOW)
+            .unwrap(),
+        other => other.unwrap(),
+    };
+    acknowledged.insert(id.to_string());
+    assert!(acknowledged.is_subset(&ids(&log)));
+    assert_eq!(log.verify().unwrap().problems, Vec::<String>::new());
+    drop(log);
+    let log = EventLog::open(&data).unwrap();
+    assert_eq!(log.recovery(), None);
+    assert!(acknowledged.is_subset(&ids(&log)));
+}
+
+#[test]
+fn a_full_disk_makes_the_log_read_only_and_room_makes_it_writable_again() {
+    let dir = TempDir::new().unwrap();
+    let run = child("child_on_a_small_disk", dir.path());
+    let script = format!("mount -t tmpfs -o size=2m tmpfs \"${DIR}\" || exit {SKIP}; exec \"$@\"");
+    let mut command = Command::new("unshare");
+    command.args([
+        "--mount",
+        "--user",
+        "--map-root-user",
+        "--propagation",
+        "private",
+    ]);
+    command.args(["sh", "-c", &script, "sh"]);
+    command
+        .arg(run.get_program())
+        .args(run.get_args())
+        .env(DIR, dir.path());
+    let output = match command.output() {
+        Ok(output) => output,
+        Err(error) => return println!("skipped: there is no unshare ({error})"),
+    };
+    let text = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    if output.status.code() == Some(SKIP) || errors.contains("unshare failed") {
+        return println!("skipped: no mounts in a namespace here ({})", errors.trim());
+    }
+    assert!(output.status.success(), "{text}\n{errors}");
+    assert!(text.contains("1 passed"), "{text}\n{errors}");
+    println!("{text}");
+}
+
+/// What a crash leaves: the files as they are while the log is open, in a new folder.
+fn crashed(home: &Home) -> TempDir {
+    let copy = folder();
+    for file in std::fs::read_dir(home.dir.path()).unwrap() {
+        let file = file.unwrap();
+        if !file.file_name().to_string_lossy().ends_with("-shm") {
+            std::fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
+        }
+    }
+    copy
+}
+
+/// A community with some history, and another member.
+fn busy() -> Home {
+    let home = Home::new();
+    for body in [
+        invited(50, Level::Trusted, 2),
+        admitted(50, 2, Level::Trusted),
+        admitted(50, 3, Level::Trusted),
+    ] {
+        home.log.append(&key(1), body, NOW).unwrap();
+    }
+    let last = key(200);
+    for i in 0..20 {
+        let policy = Policy {
+            research: i % 2 == 0,
+            ..Policy::default()
+        };
+        home.log
+            .append(&last, Body::PolicyChanged(policy), NOW)
+            .unwrap();
+    }
+    home
+}
+
+#[test]
+fn a_write_that_was_cut_off_is_dropped_with_a_message_and_nothing_else() {
+    let home = busy();
+    let before = ids(&home.log);
+    let whole = crashed(&home);
+    let wal = std::fs::metadata(whole.path().join("log.sqlite-wal"))
+        .unwrap()
+        .len();
+    home.log
+        .append(&key(1), invited(60, Level::Member, 1), NOW)
+        .unwrap();
+    let longer = std::fs::metadata(home.dir.path().join("log.sqlite-wal"))
+        .unwrap()
+        .len();
+    assert!(longer > wal);
+    for cut in [
+        wal + 1,
+        wal + 24,
+        wal + 25,
+        wal + 4096,
+        longer - 4097,
+        longer - 1,
+    ] {
+        let copy = crashed(&home);
+        let path = copy.path().join("log.sqlite-wal");
+        let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+        file.set_len(cut).unwrap();
+        let log = EventLog::open(copy.path()).unwrap();
+        assert_eq!(ids(&log), before, "cut to {cut}");
+        if cut >= wal + 24 {
+            let recovery = log.recovery().unwrap();
+            assert_eq!(recovery.code(), "log_recovered");
+            assert!(!recovery.doubt, "cut to {cut}");
+        }
+        assert_eq!(log.verify().unwrap().problems, Vec::<String>::new());
+        log.append(&key(1), invited(61, Level::Member, 1), NOW)
+            .unwrap();
+    }
+    let log = EventLog::open(whole.path()).unwrap();
+    assert_eq!(log.recovery(), None);
+    assert_eq!(ids(&log), before);
+}
+
+#[test]
+fn a_flipped_bit_in_the_tail_is_noticed_and_peers_bring_back_what_it_cost() {
+    let home = busy();
+    let copy = crashed(&home);
+    let path = copy.path().join("log.sqlite-wal");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let at = bytes.len() - 3 * 4120;
+    bytes[at] ^= 4;
+    std::fs::write(&path, bytes).unwrap();
+    let log = EventLog::open(copy.path()).unwrap();
+    let recovery = log.recovery().unwrap().clone();
+    assert_eq!(recovery.code(), "log_recovered");
+    assert!(recovery.doubt);
+    assert!(ids(&log).len() < ids(&home.log).len());
+    assert_eq!(log.verify().unwrap().problems, Vec::<String>::new());
+    // What is lost may be its own, and others may have it: nothing new before they were asked.
+    let refused = log.append(&key(1), invited(61, Level::Member, 1), NOW);
+    assert_eq!(refused.unwrap_err().code(), "log_behind");
+    sync(&home.log, &log, NOW);
+    log.caught_up(NOW).unwrap();
+    assert_eq!(log.state(), home.log.state());
+    log.append(&key(1), invited(61, Level::Member, 1), NOW)
+        .unwrap();
+    assert_eq!(log.state().frozen().count(), 0);
+}
+
+#[test]
+fn a_damaged_file_is_moved_aside_and_rebuilt_whichever_page_it_is() {
+    let home = busy();
+    let state = home.log.state();
+    let copy = crashed(&home);
+    // A clean file: opened alone and closed, everything is in it.
+    drop(EventLog::open(copy.path()).unwrap());
+    let path = copy.path().join(FILE_NAME);
+    let good = std::fs::read(&path).unwrap();
+    assert_eq!(std::fs::read_dir(copy.path()).unwrap().count(), 3);
+    let mut rebuilt = 0;
+    let pages = good.len() / 4096;
+    for page in 0..pages {
+        for damage in 0..3 {
+            let dir = folder();
+            let mut bytes = good.clone();
+            let body = &mut bytes[page * 4096..(page + 1) * 4096];
+            match damage {
+                0 => body.fill(0),
+                1 => body.iter_mut().for_each(|b| *b ^= 0x55),
+                // One bit near the end, where contents are.
+                _ => body[4090] ^= 1,
+            }
+            std::fs::write(dir.path().join(FILE_NAME), &bytes).unwrap();
+            std::fs::copy(
+                copy.path().join("log.community"),
+                dir.path().join("log.community"),
+            )
+            .unwrap();
+            let log = EventLog::open(dir.path()).unwrap();
+            assert_eq!(log.community(), home.log.community());
+            if let Some(recovery) = log.recovery() {
+                assert_eq!(recovery.code(), "log_recovered");
+                let aside = recovery.aside.as_ref().unwrap();
+                assert_eq!(std::fs::read(aside).unwrap().len(), bytes.len());
+                rebuilt += 1;
+            }
+            // Whatever was left is right, and a peer brings the rest.
+            let found = log.verify().unwrap();
+            assert_eq!(
+                found.problems,
+                Vec::<String>::new(),
+                "page {page}, {damage}"
+            );
+            sync(&home.log, &log, NOW);
+            assert_eq!(log.state(), state, "page {page}, damage {damage}");
+        }
+    }
+    println!("{rebuilt} of {} damaged files were rebuilt", 3 * pages);
+    assert!(rebuilt > pages);
+}
+
+#[test]
+fn a_file_that_is_no_database_is_rebuilt_from_its_name_alone() {
+    let home = busy();
+    let dir = folder();
+    std::fs::write(dir.path().join(FILE_NAME), b"not a database at all").unwrap();
+    let error = EventLog::open(dir.path()).unwrap_err();
+    assert_eq!(error.code(), "log_corrupt");
+    std::fs::copy(
+        home.dir.path().join("log.community"),
+        dir.path().join("log.community"),
+    )
+    .unwrap();
+    let log = EventLog::open(dir.path()).unwrap();
+    assert!(log.recovery().unwrap().doubt);
+    assert!(!log.state().is_created());
+    sync(&home.log, &log, NOW);
+    assert_eq!(log.state(), home.log.state());
+}
+
+#[test]
+fn a_newer_programs_file_and_another_programs_are_left_alone() {
+    let home = Home::new();
+    let path = home.dir.path().join(FILE_NAME);
+    drop(home.log);
+    let conn = rusqlite::Connection::open(&path).unwrap();
+    conn.pragma_update(None, "user_version", 99).unwrap();
+    drop(conn);
+    let before = std::fs::read(&path).unwrap();
+    let error = EventLog::open(home.dir.path()).unwrap_err();
+    assert!(matches!(error, LogError::Format { found: 99, .. }));
+    assert_eq!(std::fs::read(&path).unwrap(), before);
+}

@@ -1,0 +1,64 @@
+//! A log that only runs does not grow.
+
+use super::*;
+
+/// How often a host says that it is there, in milliseconds.
+const BEAT_MS: u64 = 30_000;
+
+/// Hours of heartbeats from a number of hosts, and the size of the files after each.
+fn run(hosts: u8, hours: u64) -> Vec<u64> {
+    let home = Home::new();
+    let mut me = Author {
+        lamport: 1,
+        ..Author::new(key(1))
+    };
+    let mut events = vec![me.make(invited(50, Level::Trusted, u32::from(hosts)))];
+    for host in 2..2 + hosts {
+        events.push(me.make(admitted(50, host, Level::Trusted)));
+    }
+    assert_eq!(codes(&home.log, &events, NOW), [""; 0]);
+    let hosts: Vec<_> = (2..2 + hosts).map(|host| Author::new(key(host))).collect();
+    let mut sizes = vec![];
+    let mut now = NOW;
+    for _ in 0..hours {
+        for beat in 0..3_600_000 / BEAT_MS {
+            now += BEAT_MS;
+            let beats: Vec<_> = hosts
+                .iter()
+                .flat_map(|host| {
+                    let advert = Body::ShardAdvertised(Box::new(descriptor(host.key.id())));
+                    let seen = Body::NodeSeen {
+                        endpoints: vec!["192.168.1.20:7600".into()],
+                        name: "attic".into(),
+                        software: "hearthnet/0.1.0".into(),
+                    };
+                    // What a node says of itself it says less often.
+                    let seen = (beat % 4 == 0).then_some(seen);
+                    [Some(advert), seen]
+                        .into_iter()
+                        .flatten()
+                        .map(|body| host.say(now, now, body))
+                })
+                .collect();
+            assert_eq!(codes(&home.log, &beats, now), [""; 0]);
+            if beat % 10 == 0 {
+                home.log.compact(now).unwrap();
+            }
+        }
+        assert_eq!(home.log.state().shards(now).count(), hosts.len());
+        let files = std::fs::read_dir(home.dir.path()).unwrap();
+        sizes.push(
+            files
+                .map(|file| file.unwrap().metadata().unwrap().len())
+                .sum(),
+        );
+    }
+    assert!(home.log.verify().unwrap().problems.is_empty());
+    sizes
+}
+
+#[test]
+fn heartbeats_do_not_grow_the_log() {
+    let sizes = run(20, 4);
+    assert_eq!(sizes[1], sizes[3], "{sizes:?}");
+}

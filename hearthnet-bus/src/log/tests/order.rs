@@ -1,0 +1,268 @@
+//! The order of delivery does not matter: not for the state, not for what is kept.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// What an author does next.
+#[derive(Debug, Clone)]
+struct Step {
+    author: u8,
+    kind: u8,
+    about: u8,
+    level: Level,
+    number: u64,
+    /// How much further than its last event the author's Lamport clock is.
+    gap: u64,
+    /// Signs another event in the place of its last one, and goes on from the new one.
+    again: bool,
+}
+
+fn level() -> impl Strategy<Value = Level> {
+    prop::sample::select(vec![Level::Member, Level::Trusted, Level::Anchor])
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    (
+        0..6u8,
+        0..9u8,
+        1..6u8,
+        level(),
+        0..5u64,
+        1..6u64,
+        prop::bool::weighted(0.06),
+    )
+        .prop_map(|(author, kind, about, level, number, gap, again)| Step {
+            author,
+            kind,
+            about,
+            level,
+            number,
+            gap,
+            again,
+        })
+}
+
+fn body(step: &Step) -> Body {
+    let node = key(step.about).id();
+    // Few invites, so that admissions meet them.
+    let invite = 50 + u8::try_from(step.number % 3).unwrap();
+    let level = [Level::Member, Level::Trusted, Level::Anchor][usize::from(invite - 50)];
+    match step.kind {
+        0 | 1 => invited(invite, level, 2),
+        2..5 => admitted(invite, step.about, level),
+        5 => Body::LevelChanged {
+            node,
+            level: step.level,
+        },
+        6 => Body::Revoked {
+            node,
+            last_seq: step.number,
+        },
+        7 => Body::PolicyChanged(Policy {
+            research: step.number.is_multiple_of(2),
+            who_may_invite: step.level,
+        }),
+        _ => Body::InviteWithdrawn {
+            invite: key(invite).id(),
+        },
+    }
+}
+
+/// The events of a small, quarrelsome community: author 0 is the root.
+fn events(steps: &[Step]) -> Vec<Vec<u8>> {
+    let mut authors: Vec<_> = (0..6u8)
+        .map(|i| Author::new(if i == 0 { root() } else { key(i) }))
+        .collect();
+    let mut all = vec![authors[0].make(Body::CommunityCreated {
+        name: "Elm Street".into(),
+        policy: Policy::default(),
+        founder: key(1).id(),
+    })];
+    let mut before: Vec<(u64, EventHash, u64)> = vec![(0, EventHash::ZERO, 0); 6];
+    for step in steps {
+        let i = usize::from(step.author);
+        let author = &mut authors[i];
+        if step.again && author.seq > 1 {
+            (author.seq, author.prev, author.lamport) = before[i];
+        }
+        let last = (author.seq, author.prev, author.lamport);
+        let event = Event {
+            lamport: author.lamport + step.gap,
+            ..author.draft(body(step))
+        };
+        all.push(author.sign(&event));
+        before[i] = last;
+    }
+    all
+}
+
+/// What should be kept, computed from the whole set at once, as the specification says it:
+/// per author the length of the chain, and where it parts.
+fn expected(all: &[Vec<u8>]) -> BTreeMap<NodeId, (u64, Option<u64>)> {
+    let mut places: BTreeMap<NodeId, BTreeMap<u64, BTreeMap<EventHash, Event>>> = BTreeMap::new();
+    for raw in all {
+        let event = Event::decode_stored(raw).unwrap();
+        let hash = EventHash::of(raw).unwrap();
+        places
+            .entry(event.author)
+            .or_default()
+            .entry(event.seq)
+            .or_default()
+            .insert(hash, event);
+    }
+    let chain = |places: &BTreeMap<u64, BTreeMap<EventHash, Event>>| {
+        let mut last = (EventHash::ZERO, 0);
+        for seq in 1.. {
+            let Some(here) = places.get(&seq) else {
+                return (seq - 1, None);
+            };
+            let (hash, event) = here.first_key_value().unwrap();
+            let Lane::Durable { prev } = event.lane else {
+                unreachable!()
+            };
+            if here.len() > 1 || prev != last.0 || event.lamport <= last.1 {
+                return (seq - 1, Some(seq));
+            }
+            last = (*hash, event.lamport);
+        }
+        unreachable!()
+    };
+    places
+        .into_iter()
+        .map(|(author, places)| (author, chain(&places)))
+        .collect()
+}
+
+fn deliver(log: &EventLog, events: &[Vec<u8>], batch: usize) {
+    for batch in events.chunks(batch) {
+        log.receive(batch, key(99).id(), NOW).unwrap();
+    }
+}
+
+/// Exchanges in both directions until nothing is sent any more.
+fn settle(a: &EventLog, b: &EventLog) {
+    for _round in 0..20 {
+        if sync(a, b, NOW) + sync(b, a, NOW) == 0 {
+            return;
+        }
+    }
+    let (to_a, to_b) = (
+        b.missing(&a.heads(), 99, 1 << 20),
+        a.missing(&b.heads(), 99, 1 << 20),
+    );
+    let show = |batch: Batch| -> Vec<_> {
+        batch
+            .events
+            .iter()
+            .map(|raw| Event::decode_stored(raw).unwrap())
+            .collect()
+    };
+    let (to_a, to_b) = (show(to_a.unwrap()), show(to_b.unwrap()));
+    panic!(
+        "they never come to rest: {to_a:#?} {to_b:#?} {:#?} {:#?}",
+        a.heads(),
+        b.heads()
+    );
+}
+
+/// A permutation that follows from a seed.
+fn shuffled<T: Clone>(items: &[T], mut seed: u64) -> Vec<T> {
+    let mut items = items.to_vec();
+    for i in (1..items.len()).rev() {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        items.swap(i, usize::try_from(seed >> 33).unwrap() % (i + 1));
+    }
+    items
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_order_any_batches_and_repetitions_give_the_same_state(
+        steps in prop::collection::vec(step(), 5..40), seed: u64, batch in 1usize..12,
+    ) {
+        let all = events(&steps);
+        let straight = Home::joining();
+        deliver(&straight.log, &all, all.len());
+        prop_assert!(straight.log.is_consistent());
+
+        let mixed = Home::joining();
+        let order = shuffled(&all, seed);
+        deliver(&mixed.log, &order, batch);
+        // Once more, all of it: nothing changes.
+        let hash = mixed.log.state().state_hash();
+        let again = mixed.log.receive(&all, key(99).id(), NOW).unwrap();
+        prop_assert_eq!(again.accepted, Vec::<usize>::new());
+        prop_assert_eq!(mixed.log.state().state_hash(), hash);
+
+        prop_assert!(mixed.log.is_consistent());
+        prop_assert_eq!(mixed.log.state(), straight.log.state());
+        prop_assert_eq!(mixed.log.heads(), straight.log.heads());
+
+        let expected = expected(&all);
+        for (author, head) in &straight.log.heads().authors {
+            let (seq, fork) = expected[author];
+            prop_assert_eq!((head.seq, head.fork.map(|f| f.seq)), (seq, fork));
+        }
+        let found = mixed.log.verify().unwrap();
+        prop_assert_eq!(found.problems, Vec::<String>::new());
+    }
+
+    #[test]
+    fn partitions_heal_to_the_same_log_whoever_meets_first(
+        steps in prop::collection::vec(step(), 5..40), sides in prop::collection::vec(0..3u8, 40),
+    ) {
+        let all = events(&steps);
+        let whole = Home::joining();
+        deliver(&whole.log, &all, all.len());
+        // Each event reaches one of three nodes first; the root's first one all.
+        let split = || -> Vec<Home> {
+            (0..3u8)
+                .map(|side| {
+                    let home = Home::joining();
+                    deliver(&home.log, &all[..1], 1);
+                    let mine: Vec<_> = all[1..]
+                        .iter()
+                        .zip(&sides)
+                        .filter(|(_, s)| **s == side)
+                        .map(|(raw, _)| raw.clone())
+                        .collect();
+                    deliver(&home.log, &mine, 4);
+                    home
+                })
+                .collect()
+        };
+        for meetings in [[(0, 1), (1, 2)], [(2, 1), (0, 2)]] {
+            let homes = split();
+            for _round in 0..6 {
+                for (a, b) in meetings {
+                    settle(&homes[a].log, &homes[b].log);
+                }
+            }
+            // What only a stranger's log has, or lies behind a hole that nobody can fill, is
+            // not passed on and has no effect.
+            for home in &homes {
+                prop_assert!(home.log.is_consistent());
+                prop_assert_eq!(home.log.heads(), homes[0].log.heads());
+                prop_assert_eq!(home.log.state(), homes[0].log.state());
+            }
+        }
+    }
+
+    #[test]
+    fn arbitrary_bytes_never_panic_a_decoder(
+        bytes in prop::collection::vec(any::<u8>(), 0..400), at: prop::sample::Index, to: u8,
+    ) {
+        crate::fuzzing::log_event(&bytes);
+        crate::fuzzing::log_heads(&bytes);
+        let mut event = events(&[]).remove(0);
+        let i = at.index(event.len());
+        event[i] = to;
+        crate::fuzzing::log_event(&event);
+        crate::fuzzing::log_event(&event[..i]);
+    }
+}
