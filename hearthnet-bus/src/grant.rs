@@ -252,7 +252,7 @@ impl Grant {
         self.expires.saturating_add(skew.min(MAX_CLOCK_SKEW_SECS))
     }
 
-    fn verify_signature(token: &[u8]) -> Result<Self, GrantError> {
+    pub(crate) fn verify_signature(token: &[u8]) -> Result<Self, GrantError> {
         let found = token.len();
         if found > MAX_GRANT_BYTES {
             return Err(GrantError::Length { found });

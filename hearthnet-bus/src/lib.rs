@@ -30,6 +30,7 @@ pub mod invite;
 pub mod joining;
 mod key_file;
 pub mod log;
+pub mod node;
 mod node_id;
 mod node_key;
 mod replay;

@@ -40,7 +40,7 @@ fn sync() -> PathRule {
 /// Members may do everything, strangers may use the bus, the revoked learn what they are.
 #[derive(Default)]
 struct Community {
-    ended: Mutex<Vec<CloseCode>>,
+    ended: Mutex<Vec<(&'static str, CloseCode)>>,
 }
 
 impl Admission for Community {
@@ -63,7 +63,16 @@ impl Admission for Community {
     }
 
     fn session_ended(&self, _: &PeerKey, closed: &SessionClosed) {
-        self.ended.lock().unwrap().push(closed.code);
+        self.ended.lock().unwrap().push(("/tensor/v1", closed.code));
+    }
+
+    fn path_ended(&self, _: &PeerKey, path: &str, closed: &SessionClosed) {
+        let path = if path == "/bus/v1" {
+            "/bus/v1"
+        } else {
+            "/sync/v1"
+        };
+        self.ended.lock().unwrap().push((path, closed.code));
     }
 }
 
@@ -180,14 +189,13 @@ async fn a_path_that_a_peer_may_not_use_is_refused_with_the_code() {
     net.dial(&STRANGER, &bus()).await.unwrap();
     // Refusals are counted, like ends of sessions.
     let ended = net.community.ended.lock().unwrap().clone();
-    assert_eq!(
-        ended[..3],
-        [
-            CloseCode::Unauthorized,
-            CloseCode::Revoked,
-            CloseCode::Revoked
-        ]
-    );
+    let refused = [
+        ("/sync/v1", CloseCode::Unauthorized),
+        ("/bus/v1", CloseCode::Revoked),
+        ("/sync/v1", CloseCode::Revoked),
+        ("/tensor/v1", CloseCode::Revoked),
+    ];
+    assert_eq!(ended[..4], refused);
 }
 
 #[tokio::test]

@@ -50,6 +50,15 @@ impl Replica {
                 let heads = Heads::from_cbor(&heads).ok();
                 Done::Learned(heads.filter(|heads| heads.community == self.log.community()))
             }
+            // A node that this one has dialled may turn out to be nobody's. When the log says that
+            // it is a member, the log has changed, and this is asked again.
+            Work::Collect { .. } if self.log.state().level(&self.peer).is_none() => {
+                Done::Collected {
+                    events: Vec::new(),
+                    more: false,
+                    then: self.theirs.clone(),
+                }
+            }
             Work::Collect {
                 max_events,
                 max_bytes,
@@ -105,9 +114,9 @@ fn judge(received: &Received) -> Stored {
     stored
 }
 
-/// Keeps the log and that of the peer even until the socket closes, and says why it did. Whether
-/// the peer may have the log is for the caller to know before, and to watch while it goes on (see
-/// [`Closer`](hearthnet_transport::Closer)).
+/// Keeps the log and that of the peer even until the socket closes, and says why it did. Nothing is
+/// sent to a peer that is no member. Whether it may be connected at all is for the caller to know
+/// before, and to watch while it goes on (see [`Closer`](hearthnet_transport::Closer)).
 ///
 /// Must be called within a tokio runtime; the log is used on its blocking threads.
 pub async fn gossip(

@@ -191,6 +191,7 @@ async fn a_partition_that_heals_leaves_identical_states() {
 async fn proofs_of_forks_travel_and_freeze_the_author_everywhere() {
     let (first, second, third) = (founder(), joiner(), joiner());
     admit(&first, 2);
+    admit(&first, 9);
     let link = linked((&first, 1), (&second, 2)).await;
     agreed(&[&first, &second]).await;
     link.cut();
@@ -199,7 +200,7 @@ async fn proofs_of_forks_travel_and_freeze_the_author_everywhere() {
     admit(&second, 4);
     let link = linked((&first, 1), (&second, 2)).await;
     agreed(&[&first, &second]).await;
-    let onward = linked((&second, 2), (&third, 3)).await;
+    let onward = linked((&second, 2), (&third, 9)).await;
     agreed(&[&first, &second, &third]).await;
     for home in [&first, &second, &third] {
         assert!(home.log.state().is_frozen(&key(1).id()));
@@ -368,8 +369,39 @@ async fn a_peer_that_sends_rubbish_is_closed_and_one_that_replays_is_not() {
 }
 
 #[tokio::test]
+async fn nothing_is_sent_to_a_peer_that_is_no_member() {
+    let home = founder();
+    let (mut attacker, task) = attack(&home).await;
+    let heads = Heads::empty(home.log.community()).to_cbor().into();
+    say(&attacker, SyncMessage::Heads { round: 1, heads }).await;
+    loop {
+        let Frame::Binary(message) = attacker.recv().await.unwrap() else {
+            panic!()
+        };
+        match SyncMessage::decode(&message).unwrap() {
+            SyncMessage::Events { .. } => panic!("a stranger gets the log"),
+            SyncMessage::Even { round: 1 } => break,
+            _ => {}
+        }
+    }
+    // Once it is one, it gets everything.
+    admit(&home, 66);
+    let sent = loop {
+        let Frame::Binary(message) = attacker.recv().await.unwrap() else {
+            panic!()
+        };
+        if let SyncMessage::Events { events, .. } = SyncMessage::decode(&message).unwrap() {
+            break events.len();
+        }
+    };
+    assert_eq!(sent, 3);
+    task.abort();
+}
+
+#[tokio::test]
 async fn a_closer_ends_gossip_at_once() {
     let (first, second) = (founder(), joiner());
+    admit(&first, 2);
     let keys = [peer_key(1), peer_key(2)];
     let (left, right) = PeerSocket::pair(keys, &path_rule()).await;
     let closer = left.closer();

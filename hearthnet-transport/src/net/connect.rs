@@ -279,7 +279,10 @@ async fn upgrade(
         .and_then(|chain| PeerKey::from_certificate(chain.first()?).ok())
         .ok_or_else(|| handshake(Phase::Tls, "the peer has no certificate".to_owned()))?;
 
-    let request = format!("ws://{host}{path}")
+    // A URL has no place for the interface of a link-local address.
+    let (before, after) = host.split_once('%').unwrap_or((host, ""));
+    let after = after.find(']').and_then(|end| after.get(end..));
+    let request = format!("ws://{before}{}{path}", after.unwrap_or_default())
         .into_client_request()
         .map_err(|_| {
             handshake(

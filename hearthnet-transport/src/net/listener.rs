@@ -71,9 +71,13 @@ pub trait Admission: Send + Sync {
     /// The code to close with: such as `purpose_unknown`, or one of the `token_` codes.
     fn admit_hello(&self, key: &PeerKey, hello: &Hello, now_unix: u64) -> Result<(), CloseCode>;
 
-    /// A connection of an admitted peer has ended, whether or not it became a session, and why.
-    /// For counting: so that what is refused during the handshakes is seen as well.
+    /// A connection of an admitted peer to the tensor path has ended, whether or not it became a
+    /// session, and why. For counting: so that what is refused during the handshakes is seen as
+    /// well.
     fn session_ended(&self, _key: &PeerKey, _closed: &SessionClosed) {}
+
+    /// The same for the other paths.
+    fn path_ended(&self, _key: &PeerKey, _path: &str, _closed: &SessionClosed) {}
 }
 
 /// Why a listener could not be set up.
@@ -276,7 +280,10 @@ impl Acceptor {
         let upgraded = timeout(d.upgrade, upgrading).await;
         if let Choice::Refused(path, code) = choice {
             let closed = SessionClosed::by_us(code, "");
-            self.admission.session_ended(&peer, &closed);
+            match path {
+                PATH => self.admission.session_ended(&peer, &closed),
+                path => self.admission.path_ended(&peer, path, &closed),
+            }
             return Err(RefusedConnection::Path { path, code });
         }
         let mut socket = match upgraded {
@@ -291,9 +298,9 @@ impl Acceptor {
         let meter = &mut socket.get_mut().meter;
         meter.set_limit(rule.max_message_bytes);
         meter.allow_text(rule.text);
-        let admission = self.admission.clone();
+        let (admission, path) = (self.admission.clone(), rule.path);
         let ended = move |closed: &SessionClosed| {
-            admission.session_ended(&peer, closed);
+            admission.path_ended(&peer, path, closed);
             drop(place);
         };
         let ended = Box::new(ended);

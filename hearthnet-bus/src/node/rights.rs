@@ -1,0 +1,268 @@
+//! Who may use which path: asked when a connection is made, and again with every change of the
+//! log for as long as it is open.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use hearthnet_transport::{
+    Admission, CloseCode, Closer, Connection, Hello, PATH, PeerKey, SessionClosed,
+};
+use tokio::sync::mpsc;
+
+use super::unix_ms;
+use crate::calls::{Authority, BUS_PATH, Research, Trust};
+use crate::log::{Community, EventLog, Level};
+use crate::sync::SYNC_PATH;
+use crate::{Grant, NodeId};
+
+/// How long a peer that this node has dialled may stay unknown: until then the log that says who
+/// it is may be on its way, from itself.
+const UNKNOWN_MS: u64 = 60_000;
+
+/// What a shard host decides about tensor sessions. Membership has been looked at before.
+pub trait TensorDoor: Send + Sync {
+    /// Whether a session may be opened. `now_unix` is in seconds.
+    ///
+    /// # Errors
+    /// The code to close with: `purpose_unknown`, or one of the `token_` codes.
+    fn admit_hello(&self, peer: &NodeId, hello: &Hello, now_unix: u64) -> Result<(), CloseCode>;
+
+    /// A session has ended, or was refused, and why. For counting.
+    fn session_ended(&self, _peer: &PeerKey, _closed: &SessionClosed) {}
+}
+
+/// What a path is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    Bus,
+    Sync,
+    /// With the grant that the session stands on.
+    Tensor(Option<(NodeId, [u8; 16])>),
+}
+
+impl Use {
+    fn of_path(path: &str) -> Option<Use> {
+        match path {
+            BUS_PATH => Some(Use::Bus),
+            SYNC_PATH => Some(Use::Sync),
+            PATH => Some(Use::Tensor(None)),
+            _ => None,
+        }
+    }
+}
+
+/// Whether a peer may use a path, as the log is now.
+pub(super) fn may_use(
+    state: &Community,
+    peer: &NodeId,
+    what: Use,
+    now_ms: u64,
+) -> Result<(), CloseCode> {
+    if state.is_revoked(peer) {
+        return Err(CloseCode::Revoked);
+    }
+    if state.level(peer).is_none() {
+        // A stranger may ask to join, while there is an invite with which it could.
+        let invited = || {
+            state.invites().any(|(_, invite)| {
+                !invite.withdrawn && invite.used < invite.uses && invite.expires_ms > now_ms
+            })
+        };
+        return match what {
+            Use::Bus if !state.is_frozen(peer) && invited() => Ok(()),
+            _ => Err(CloseCode::Unauthorized),
+        };
+    }
+    match what {
+        Use::Tensor(Some((issuer, id))) if state.is_grant_revoked(&issuer, &id, now_ms) => {
+            Err(CloseCode::Revoked)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Where tensor sessions go.
+#[derive(Clone)]
+pub(super) struct TensorService {
+    pub(super) door: Arc<dyn TensorDoor>,
+    pub(super) sessions: mpsc::Sender<Connection>,
+}
+
+/// The community's rules, for the listener and for calls.
+pub(super) struct Rights {
+    pub(super) log: EventLog,
+    /// This machine's own setting.
+    pub(super) research: bool,
+    pub(super) tensor: RwLock<Option<TensorService>>,
+}
+
+impl Rights {
+    pub(super) fn tensor(&self) -> Option<TensorService> {
+        let tensor = self.tensor.read();
+        tensor.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Admission for Rights {
+    fn admit_peer(&self, key: &PeerKey) -> bool {
+        let Ok(node) = NodeId::try_from(*key) else {
+            return false;
+        };
+        // Who was revoked gets to the upgrade, which tells it so.
+        let bus = may_use(&self.log.state(), &node, Use::Bus, unix_ms());
+        matches!(bus, Ok(()) | Err(CloseCode::Revoked))
+    }
+
+    fn admit_path(&self, key: &PeerKey, path: &str) -> Result<(), CloseCode> {
+        let node = NodeId::try_from(*key).map_err(|_| CloseCode::Unauthorized)?;
+        let what = Use::of_path(path).ok_or(CloseCode::Unauthorized)?;
+        may_use(&self.log.state(), &node, what, unix_ms())?;
+        match what {
+            Use::Tensor(_) if self.tensor().is_none() => Err(CloseCode::PurposeUnknown),
+            _ => Ok(()),
+        }
+    }
+
+    fn admit_hello(&self, key: &PeerKey, hello: &Hello, now_unix: u64) -> Result<(), CloseCode> {
+        let node = NodeId::try_from(*key).map_err(|_| CloseCode::Unauthorized)?;
+        let tensor = self.tensor().ok_or(CloseCode::PurposeUnknown)?;
+        may_use(&self.log.state(), &node, grant_of(&hello.token), unix_ms())?;
+        tensor.door.admit_hello(&node, hello, now_unix)
+    }
+
+    fn session_ended(&self, key: &PeerKey, closed: &SessionClosed) {
+        if let Some(tensor) = self.tensor() {
+            tensor.door.session_ended(key, closed);
+        }
+    }
+
+    fn path_ended(&self, key: &PeerKey, path: &str, closed: &SessionClosed) {
+        tracing::debug!(peer = ?key, path, code = %closed.code, by_us = closed.by_us, "closed");
+    }
+}
+
+impl Authority for Rights {
+    fn trust(&self, node: &NodeId) -> Trust {
+        match self.log.state().level(node) {
+            None => Trust::Anyone,
+            Some(Level::Member) => Trust::Member,
+            Some(Level::Trusted) => Trust::Trusted,
+            Some(Level::Anchor) => Trust::Anchor,
+        }
+    }
+
+    fn research(&self) -> Research {
+        match (self.research, self.log.state().policy.research) {
+            (false, _) => Research::OffHere,
+            (true, false) => Research::OffInCommunity,
+            (true, true) => Research::On,
+        }
+    }
+}
+
+/// What a session with this token is watched for.
+pub(super) fn grant_of(token: &[u8]) -> Use {
+    // The door has checked, or will check, everything else about it.
+    let grant = Grant::verify_signature(token).ok();
+    Use::Tensor(grant.map(|grant| (grant.issuer, grant.id)))
+}
+
+/// One open connection.
+struct Open {
+    peer: NodeId,
+    what: Use,
+    closer: Closer,
+    /// When this node dialled it; `None`: the peer did.
+    dialled_ms: Option<u64>,
+    was_member: bool,
+}
+
+/// Every open connection of this node, whoever made it.
+#[derive(Default)]
+pub(super) struct Connections {
+    open: Mutex<(u64, HashMap<u64, Open>)>,
+}
+
+impl Connections {
+    fn lock(&self) -> MutexGuard<'_, (u64, HashMap<u64, Open>)> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Watches a connection from now on, and closes it at once if the right to it was lost while
+    /// it was being made.
+    pub(super) fn add(
+        &self,
+        peer: NodeId,
+        what: Use,
+        closer: Closer,
+        dialled: bool,
+        log: &EventLog,
+    ) {
+        let now_ms = unix_ms();
+        let mut open = Open {
+            peer,
+            what,
+            closer,
+            dialled_ms: dialled.then_some(now_ms),
+            was_member: false,
+        };
+        let mut guard = self.lock();
+        let (serial, all) = &mut *guard;
+        all.retain(|_, one| !one.closer.is_closed());
+        // The state is read under the lock: a change after this finds the connection in the table.
+        if open.check(&log.state(), now_ms) {
+            *serial += 1;
+            all.insert(*serial, open);
+        }
+    }
+
+    /// Looks at every open connection again.
+    pub(super) fn check(&self, state: &Community, now_ms: u64) {
+        self.lock()
+            .1
+            .retain(|_, open| !open.closer.is_closed() && open.check(state, now_ms));
+    }
+
+    /// Closes everything.
+    pub(super) fn close_all(&self, code: CloseCode) {
+        for (_, open) in self.lock().1.drain() {
+            open.closer.close(code);
+        }
+    }
+
+    pub(super) fn count(&self) -> usize {
+        let mut guard = self.lock();
+        guard.1.retain(|_, open| !open.closer.is_closed());
+        guard.1.len()
+    }
+}
+
+impl Open {
+    /// Closes the connection if its right is gone. `true`: it stays.
+    fn check(&mut self, state: &Community, now_ms: u64) -> bool {
+        let right = may_use(state, &self.peer, self.what, now_ms);
+        let is_member = state.level(&self.peer).is_some();
+        match right {
+            Ok(()) => {
+                self.was_member |= is_member;
+                true
+            }
+            // A node that this one has chosen to dial: the log that makes it a member may only be
+            // coming. Nothing is sent to it before (`sync/link.rs`).
+            Err(CloseCode::Unauthorized)
+                if !self.was_member
+                    && !state.is_frozen(&self.peer)
+                    && self
+                        .dialled_ms
+                        .is_some_and(|at| now_ms < at.saturating_add(UNKNOWN_MS)) =>
+            {
+                true
+            }
+            Err(code) => {
+                tracing::info!(peer = %self.peer.short(), %code, "closing a connection");
+                self.closer.close(code);
+                false
+            }
+        }
+    }
+}

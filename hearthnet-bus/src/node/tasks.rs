@@ -1,0 +1,399 @@
+//! What a node does all the time: accepting, linking, dialling, watching rights, telling where it
+//! is.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hearthnet_transport::{Arrival, CloseCode, PathListener, PeerSocket, connect_path};
+use serde_json::json;
+use tokio::sync::watch;
+
+use super::dialer::{Dialer, Target};
+use super::rights::{Use, grant_of};
+use super::{Inner, Link, lock, unix_ms};
+use crate::calls::{BUS_DESCRIBE, BUS_PATH, CallError, CapabilityDescriptor};
+use crate::discovery::Source;
+use crate::log::{ADVERT_LIFE_MS, Body};
+use crate::sync::{Progress, gossip, path_rule};
+use crate::{Capability, NodeId};
+
+/// How often the node looks after itself: addresses, time limits.
+const TICK: Duration = Duration::from_secs(1);
+/// How often a node says where it is: well before what it said expires.
+const TELL_MS: u64 = ADVERT_LIFE_MS / 3;
+/// How often expired events are dropped.
+const COMPACT_MS: u64 = 5 * 60_000;
+/// How long a peer has to list its capabilities.
+const DESCRIBE: Duration = Duration::from_secs(10);
+/// How often it is asked for them, with longer and longer rests.
+const DESCRIBE_ATTEMPTS: u32 = 6;
+
+/// Starts everything.
+pub(super) fn start(
+    inner: &Arc<Inner>,
+    listener: Option<PathListener>,
+    found: watch::Receiver<u64>,
+) {
+    if let Some(listener) = listener {
+        inner.spawn(accept(Arc::clone(inner), listener));
+    }
+    inner.spawn(watch_rights(Arc::clone(inner)));
+    inner.spawn(dial(Arc::clone(inner), found));
+    inner.spawn(housekeeping(Arc::clone(inner)));
+}
+
+impl Inner {
+    /// Runs a task until the node ends.
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        if let Some(tasks) = lock(&self.tasks).as_mut() {
+            while tasks.try_join_next().is_some() {}
+            tasks.spawn(task);
+        }
+    }
+
+    fn bump(&self) {
+        self.changed.send_modify(|version| *version += 1);
+    }
+
+    pub(super) fn own_endpoints(&self) -> Vec<String> {
+        let Some(listen) = self.listen else {
+            return Vec::new();
+        };
+        if !self.settings.endpoints.is_empty() {
+            return self.settings.endpoints.clone();
+        }
+        if !listen.ip().is_unspecified() {
+            return vec![listen.to_string()];
+        }
+        let mut own = self.discovery.own_endpoints(listen.port());
+        own.retain(|addr| listen.is_ipv6() || addr.is_ipv4());
+        own.iter().map(SocketAddr::to_string).collect()
+    }
+
+    /// Keeps one link of the two that there may be, and lets gossip run over it.
+    pub(super) fn adopt(self: &Arc<Self>, socket: PeerSocket, dialled: bool) {
+        let Ok(peer) = NodeId::try_from(socket.peer()) else {
+            return socket.close(CloseCode::Unauthorized);
+        };
+        if peer == self.id {
+            return socket.close(CloseCode::Normal);
+        }
+        let by_lower = dialled == (self.id < peer);
+        let (shown, progress) = watch::channel(Progress::default());
+        let serial = {
+            let mut guard = lock(&self.links);
+            let (last, links) = &mut *guard;
+            if let Some(old) = links.get(&peer).filter(|old| !old.closer.is_closed()) {
+                if old.by_lower && !by_lower {
+                    return socket.close(CloseCode::Normal);
+                }
+                old.closer.close(CloseCode::Normal);
+            }
+            *last += 1;
+            let link = Link {
+                serial: *last,
+                by_lower,
+                dialled,
+                since_ms: unix_ms(),
+                closer: socket.closer(),
+                progress: progress.clone(),
+            };
+            links.insert(peer, link);
+            *last
+        };
+        self.connections
+            .add(peer, Use::Sync, socket.closer(), dialled, &self.log);
+        self.bump();
+        tracing::info!(peer = %peer.short(), dialled, "linked");
+
+        let inner = Arc::clone(self);
+        let (log, config) = (self.log.clone(), self.settings.sync.clone());
+        self.spawn(async move {
+            let mut progress = progress;
+            let mut running = std::pin::pin!(gossip(socket, log, config, shown));
+            let mut was_even = false;
+            let closed = loop {
+                tokio::select! {
+                    closed = &mut running => break closed,
+                    Ok(()) = progress.changed() => {
+                        let even = progress.borrow_and_update().even;
+                        if even != was_even {
+                            was_even = even;
+                            inner.bump();
+                        }
+                    }
+                }
+            };
+            tracing::info!(peer = %peer.short(), code = %closed.code, by_us = closed.by_us,
+                "link closed");
+            lock(&inner.links)
+                .1
+                .retain(|node, link| *node != peer || link.serial != serial);
+            inner.bump();
+            inner.dial.notify_one();
+        });
+        self.spawn(learn(Arc::clone(self), peer));
+    }
+
+    fn linked(&self) -> BTreeSet<NodeId> {
+        let guard = lock(&self.links);
+        let links = guard.1.iter();
+        links
+            .filter(|(_, link)| !link.closer.is_closed())
+            .map(|(node, _)| *node)
+            .collect()
+    }
+
+    /// Who should be linked, with the time when each was last heard of.
+    fn wanted(&self) -> BTreeMap<Target, u64> {
+        let state = self.log.state();
+        let mut wanted = BTreeMap::new();
+        for hint in self.discovery.found() {
+            match hint.node {
+                // Until the first sync nobody is known: whoever says to belong to this community
+                // may have its history, and can be checked by it.
+                Some(node) if !state.is_created() || state.level(&node).is_some() => {
+                    wanted.insert(Target::Node(node), hint.last_seen_ms);
+                }
+                Some(_) => {}
+                None => {
+                    let at = |endpoint| (Target::Address(endpoint), hint.last_seen_ms);
+                    wanted.extend(hint.endpoints.into_iter().map(at));
+                }
+            }
+        }
+        wanted
+    }
+}
+
+/// Takes what arrives at the listener.
+async fn accept(inner: Arc<Inner>, mut listener: PathListener) {
+    loop {
+        match listener.accept().await {
+            Arrival::Session(session) => {
+                let Ok(peer) = NodeId::try_from(session.peer()) else {
+                    continue;
+                };
+                let what = grant_of(session.token());
+                let closer = session.closer();
+                inner.connections.add(peer, what, closer, false, &inner.log);
+                let sent = match inner.rights.tensor() {
+                    Some(service) => service.sessions.try_send(session).map_err(|error| {
+                        error.into_inner().close(CloseCode::SessionLimit);
+                    }),
+                    None => {
+                        session.close(CloseCode::PurposeUnknown);
+                        Err(())
+                    }
+                };
+                if sent.is_err() {
+                    tracing::debug!(peer = %peer.short(), "nobody took a tensor session");
+                }
+            }
+            Arrival::Peer(socket) if socket.path() == BUS_PATH => {
+                let Ok(peer) = NodeId::try_from(socket.peer()) else {
+                    continue;
+                };
+                let closer = socket.closer();
+                inner
+                    .connections
+                    .add(peer, Use::Bus, closer, false, &inner.log);
+                let server = Arc::clone(&inner.server);
+                inner.spawn(async move { server.serve(socket).await });
+            }
+            Arrival::Peer(socket) => inner.adopt(socket, false),
+            _ => {}
+        }
+    }
+}
+
+/// Looks at every connection again when the log has changed, and learns from it who is where.
+async fn watch_rights(inner: Arc<Inner>) {
+    let mut changes = inner.log.changes();
+    let mut was_member = false;
+    loop {
+        changes.mark_unchanged();
+        let (state, now_ms) = (inner.log.state(), unix_ms());
+        inner.connections.check(&state, now_ms);
+        inner.clients.retain(|node| !state.is_revoked(node));
+        for (node, _) in state.revoked() {
+            inner.server.registry().forget(*node);
+        }
+        let members = state.members().map(|(node, _)| *node);
+        inner.discovery.set_members(members);
+        for seen in state.nodes(now_ms) {
+            let endpoints = seen.endpoints.iter();
+            let endpoints: Vec<SocketAddr> =
+                endpoints.filter_map(|text| text.parse().ok()).collect();
+            if seen.node != inner.id {
+                inner.discovery.told(Source::Log, seen.node, &endpoints);
+            }
+        }
+        inner.dial.notify_one();
+        let is_member = state.level(&inner.id).is_some();
+        if is_member && !was_member {
+            inner.tell.notify_one();
+        }
+        was_member = is_member;
+        if changes.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Connects to whoever should be linked and is not.
+async fn dial(inner: Arc<Inner>, mut found: watch::Receiver<u64>) {
+    let mut dialer = Dialer::new(inner.id);
+    let (done, mut ended) = tokio::sync::mpsc::channel::<Target>(64);
+    loop {
+        for target in dialer.plan(unix_ms(), &inner.wanted(), &inner.linked()) {
+            let (task, done) = (Arc::clone(&inner), done.clone());
+            inner.spawn(async move {
+                connect(&task, target).await;
+                let _ = done.send(target).await;
+            });
+        }
+        let rest = dialer.next_ms().map_or(60_000, |next| {
+            next.saturating_sub(unix_ms()).clamp(50, 60_000)
+        });
+        tokio::select! {
+            Some(target) = ended.recv() => dialer.ended(target, unix_ms(), noise()),
+            () = inner.dial.notified() => {}
+            changed = found.changed() => {
+                if changed.is_err() {
+                    // Discovery has ended: what is known stays.
+                    inner.dial.notified().await;
+                }
+            }
+            () = tokio::time::sleep(Duration::from_millis(rest)) => {}
+        }
+    }
+}
+
+fn noise() -> u64 {
+    // Without randomness nodes may try at the same time, which does no harm.
+    getrandom::u64().unwrap_or(0)
+}
+
+/// One attempt at linking.
+async fn connect(inner: &Arc<Inner>, target: Target) {
+    let rule = path_rule();
+    let socket = match target {
+        Target::Node(node) => match inner.reach(node, &rule).await {
+            Ok(socket) => socket,
+            Err(failed) => {
+                let codes = failed.iter().filter_map(|(_, error)| error.code());
+                if codes.into_iter().any(|code| code == CloseCode::Revoked) {
+                    tracing::warn!(node = %node.short(), "it says that this node was revoked");
+                }
+                return;
+            }
+        },
+        Target::Address(endpoint) => {
+            let (addr, config) = (endpoint.to_string(), &inner.settings.transport);
+            match connect_path(&addr, &inner.identity, None, &rule, config).await {
+                Ok(socket) => socket,
+                Err(error) => {
+                    tracing::debug!(%endpoint, %error, "could not connect");
+                    inner.discovery.failed(None, endpoint);
+                    return;
+                }
+            }
+        }
+    };
+    let Ok(peer) = NodeId::try_from(socket.peer()) else {
+        return socket.close(CloseCode::Unauthorized);
+    };
+    if let Target::Address(endpoint) = target {
+        let state = inner.log.state();
+        if peer == inner.id || (state.is_created() && state.level(&peer).is_none()) {
+            return socket.close(CloseCode::Unauthorized);
+        }
+        inner.discovery.proved(peer, endpoint);
+        if inner.linked().contains(&peer) {
+            return socket.close(CloseCode::Normal);
+        }
+    }
+    inner.adopt(socket, true);
+}
+
+/// Asks a peer what it can do, when there is a link to it. Where it listens may become known only
+/// later, so this is tried for a while.
+async fn learn(inner: Arc<Inner>, peer: NodeId) {
+    for attempt in 0..DESCRIBE_ATTEMPTS {
+        match describe(&inner, peer).await {
+            Ok(descriptors) => {
+                inner.server.registry().learn(peer, descriptors);
+                return inner.bump();
+            }
+            Err(error) => tracing::debug!(peer = %peer.short(), %error, "capabilities"),
+        }
+        tokio::time::sleep(Duration::from_secs(1 << attempt)).await;
+        if !inner.linked().contains(&peer) {
+            return;
+        }
+    }
+}
+
+async fn describe(
+    inner: &Arc<Inner>,
+    peer: NodeId,
+) -> Result<Vec<CapabilityDescriptor>, CallError> {
+    let capability: Capability = BUS_DESCRIBE
+        .parse()
+        .map_err(|error| CallError::bad_request("capability", error))?;
+    let stream = inner.client(peer).await?.call(&capability, &json!({}))?;
+    let answer = stream.result_within(DESCRIBE).await?;
+    let listed = answer.get("capabilities").cloned().unwrap_or_default();
+    serde_json::from_value(listed).map_err(|error| CallError::bad_request("capabilities", error))
+}
+
+/// Tells where this node is, drops what has expired, and forgets who has left.
+async fn housekeeping(inner: Arc<Inner>) {
+    let mut tick = tokio::time::interval(TICK);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut told: (u64, Vec<String>) = (0, Vec::new());
+    let mut compacted_ms = unix_ms();
+    loop {
+        tokio::select! {
+            _ = tick.tick() => {}
+            () = inner.tell.notified() => {}
+        }
+        let now_ms = unix_ms();
+        let state = inner.log.state();
+        // Rights can also end with time: invites expire.
+        inner.connections.check(&state, now_ms);
+
+        let endpoints = inner.own_endpoints();
+        let due = now_ms >= told.0.saturating_add(TELL_MS) || endpoints != told.1;
+        if due && !endpoints.is_empty() && state.level(&inner.id).is_some() {
+            let body = Body::NodeSeen {
+                endpoints: endpoints
+                    .iter()
+                    .take(crate::log::MAX_ENDPOINTS)
+                    .cloned()
+                    .collect(),
+                name: inner.settings.name.clone(),
+                software: inner.settings.software.clone(),
+            };
+            let (log, key) = (inner.log.clone(), Arc::clone(&inner.key));
+            let appended = tokio::task::spawn_blocking(move || log.append(&key, body, now_ms));
+            match appended.await {
+                Ok(Ok(_)) => told = (now_ms, endpoints),
+                // The next tick tries again.
+                Ok(Err(error)) => tracing::debug!(%error, "could not say where this node is"),
+                Err(_) => {}
+            }
+        }
+        if now_ms >= compacted_ms.saturating_add(COMPACT_MS) {
+            compacted_ms = now_ms;
+            let log = inner.log.clone();
+            let compacted = tokio::task::spawn_blocking(move || log.compact(now_ms));
+            if let Ok(Err(error)) = compacted.await {
+                tracing::warn!(%error, "the log could not be compacted");
+            }
+        }
+    }
+}

@@ -1,0 +1,470 @@
+//! Whole nodes over real sockets on the loopback interface. The network has no multicast here:
+//! what a node knows at first is one address.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use hearthnet_transport::{
+    CloseCode, Config, ConnectError, Connection, Hello, PathRule, PeerSocket, SessionClosed,
+    connect, connect_path,
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::time::{Instant, timeout};
+
+use super::*;
+use crate::calls::{
+    CallContext, CallError, CapabilityDescriptor, Client, FrameSink, Handler, Trust,
+};
+use crate::discovery::StaticPeer;
+use crate::invite::JoinRequest;
+use crate::log::{Body, Policy};
+use crate::{Capability, CommunityId, Grant};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn key(seed: u8) -> NodeKey {
+    NodeKey::from_secret(&[seed; 32])
+}
+
+fn id(seed: u8) -> NodeId {
+    key(seed).id()
+}
+
+fn root() -> NodeKey {
+    key(200)
+}
+
+fn echo() -> Capability {
+    "test.echo@1.0".parse().unwrap()
+}
+
+struct Echo;
+
+impl Handler for Echo {
+    fn call(
+        &self,
+        ctx: CallContext,
+        _: Value,
+        _: FrameSink,
+    ) -> BoxFuture<'_, Result<Value, CallError>> {
+        Box::pin(async move { Ok(json!({ "caller": ctx.caller.to_string() })) })
+    }
+}
+
+/// A node that listens, and its folder.
+struct Home {
+    node: Node,
+    _dir: TempDir,
+}
+
+async fn start(seed: u8, log: EventLog, dir: TempDir, peers: Vec<StaticPeer>) -> Home {
+    let registry = Arc::new(Registry::new());
+    let descriptor = CapabilityDescriptor::new(echo(), "Says who asks.", Trust::Member);
+    registry.register(descriptor, Arc::new(Echo)).unwrap();
+    let mut settings = NodeSettings::new(format!("node {seed}"));
+    settings.listen = Some("127.0.0.1:0".into());
+    settings.discovery.mdns = false;
+    settings.discovery.static_peers = peers;
+    let node = Node::start(Arc::new(key(seed)), log, settings, registry).await;
+    Home {
+        node: node.unwrap(),
+        _dir: dir,
+    }
+}
+
+/// Key 1, who has founded a community and lets everybody in.
+async fn founder() -> Home {
+    let dir = TempDir::new().unwrap();
+    let (name, policy) = ("Elm Street", Policy::default());
+    let log = EventLog::create(dir.path(), &root(), id(1), name, policy, unix_ms()).unwrap();
+    start(1, log, dir, Vec::new()).await
+}
+
+/// A node that knows the community's key and one address.
+async fn joiner(seed: u8, at: &Home) -> Home {
+    let dir = TempDir::new().unwrap();
+    let log = EventLog::prepare(dir.path(), CommunityId::from(root().id())).unwrap();
+    start(seed, log, dir, vec![at.address()]).await
+}
+
+impl Home {
+    fn address(&self) -> StaticPeer {
+        StaticPeer::new(self.node.listen_addr().unwrap(), Some(self.node.id()))
+    }
+
+    fn addr(&self) -> String {
+        self.node.listen_addr().unwrap().to_string()
+    }
+
+    fn append(&self, body: Body) {
+        let author = if self.node.id() == id(1) { 1 } else { panic!() };
+        self.node
+            .log()
+            .append(&key(author), body, unix_ms())
+            .unwrap();
+    }
+
+    fn invite(&self) {
+        self.append(Body::Invited {
+            invite: id(100),
+            level: Level::Member,
+            uses: 50,
+            expires_ms: unix_ms() + 3_600_000,
+        });
+    }
+
+    fn withdraw(&self) {
+        self.append(Body::InviteWithdrawn { invite: id(100) });
+    }
+
+    fn admit(&self, seed: u8) {
+        let (community, name) = (self.node.log().community(), format!("node {seed}"));
+        let request = JoinRequest::sign(&key(100), community, id(seed), &name).unwrap();
+        let level = Level::Member;
+        self.append(Body::Admitted { request, level });
+    }
+
+    fn revoke(&self, seed: u8) {
+        let (node, last_seq) = (id(seed), 0);
+        self.append(Body::Revoked { node, last_seq });
+    }
+
+    fn links(&self) -> Vec<NodeId> {
+        let peers = self.node.peers().into_iter();
+        peers
+            .filter(|peer| peer.link.is_some())
+            .map(|peer| peer.node)
+            .collect()
+    }
+
+    async fn linked_with(&self, seeds: &[u8]) {
+        let mut expected: Vec<_> = seeds.iter().map(|seed| id(*seed)).collect();
+        expected.sort_unstable();
+        until(|| self.links() == expected).await;
+    }
+
+    /// Until this node knows where key `seed` listens.
+    async fn knows(&self, seed: u8) {
+        until(|| !self.node.discovery().endpoints(&id(seed)).is_empty()).await;
+    }
+
+    /// A socket of key `seed`, made by hand.
+    async fn dial(&self, seed: u8, rule: &PathRule) -> Result<PeerSocket, ConnectError> {
+        let own = key(seed).identity().unwrap();
+        let (expect, config) = (Some(self.node.id().into()), Config::default());
+        connect_path(&self.addr(), &own, expect, rule, &config).await
+    }
+
+    async fn tensor(&self, seed: u8, token: Vec<u8>) -> Result<Connection, ConnectError> {
+        let own = key(seed).identity().unwrap();
+        let hello = Hello::new("pipeline", token);
+        let host = self.node.id().into();
+        connect(&self.addr(), &own, host, hello, Config::default()).await
+    }
+}
+
+async fn until(mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "it does not happen");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn end_of(socket: &mut PeerSocket) -> SessionClosed {
+    let read = async {
+        loop {
+            if let Err(closed) = socket.recv().await {
+                return closed;
+            }
+        }
+    };
+    timeout(PATIENCE, read).await.unwrap()
+}
+
+fn refusal<T: std::fmt::Debug>(result: Result<T, ConnectError>) -> CloseCode {
+    let error = result.unwrap_err();
+    error.code().unwrap_or_else(|| panic!("{error}"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_that_know_one_address_find_everybody_and_share_one_history() {
+    let first = founder().await;
+    first.invite();
+    first.admit(2);
+    first.admit(3);
+    let second = joiner(2, &first).await;
+    let third = joiner(3, &first).await;
+    first.linked_with(&[2, 3]).await;
+    // Nobody told these two of each other: the log did.
+    second.linked_with(&[1, 3]).await;
+    third.linked_with(&[1, 2]).await;
+    for home in [&first, &second, &third] {
+        timeout(PATIENCE, home.node.until_even()).await.unwrap();
+        assert_eq!(home.node.log().state().members().count(), 3);
+    }
+    second.knows(3).await;
+    // They call each other, and know what the others can do.
+    let answer = second
+        .node
+        .request(id(3), &echo(), &json!({}), PATIENCE)
+        .await;
+    assert_eq!(answer.unwrap()["caller"], id(2).to_string());
+    let registry = third.node.call_server().registry();
+    until(|| registry.providers(&echo(), unix_ms()).len() == 2).await;
+    // A node that goes is missed, and comes back under another port.
+    let community = third.node.log().community();
+    second.node.shutdown().await;
+    first.linked_with(&[3]).await;
+    let dir = TempDir::new().unwrap();
+    let log = EventLog::prepare(dir.path(), community).unwrap();
+    let second = start(2, log, dir, vec![third.address()]).await;
+    first.linked_with(&[2, 3]).await;
+    second.linked_with(&[1, 3]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_links_the_one_that_the_lower_id_dialled_stays() {
+    let first = founder().await;
+    first.invite();
+    first.admit(2);
+    let second = joiner(2, &first).await;
+    first.linked_with(&[2]).await;
+    second.linked_with(&[1]).await;
+    timeout(PATIENCE, second.node.until_even()).await.unwrap();
+    first.knows(2).await;
+    let (lower, higher) = match id(1) < id(2) {
+        true => (&first, &second),
+        false => (&second, &first),
+    };
+    // Both dial once more, at the same time.
+    for _ in 0..5 {
+        let rule = crate::sync::path_rule();
+        let dialled = tokio::join!(
+            lower.node.inner.reach(higher.node.id(), &rule),
+            higher.node.inner.reach(lower.node.id(), &rule),
+        );
+        lower.node.inner.adopt(dialled.0.unwrap(), true);
+        higher.node.inner.adopt(dialled.1.unwrap(), true);
+    }
+    let dialled = |home: &Home| {
+        let peers = home.node.peers();
+        peers[0]
+            .link
+            .as_ref()
+            .map(|link| (link.dialled, link.progress.even))
+    };
+    until(|| dialled(lower) == Some((true, true)) && dialled(higher) == Some((false, true))).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn strangers_get_nothing_and_may_ask_to_join_only_while_there_is_an_invite() {
+    let first = founder().await;
+    let paths = [bus_rule(), crate::sync::path_rule()];
+    for rule in &paths {
+        assert_eq!(refusal(first.dial(66, rule).await), CloseCode::Unauthorized);
+    }
+    assert_eq!(
+        refusal(first.tensor(66, vec![]).await),
+        CloseCode::Unauthorized
+    );
+    first.invite();
+    let [bus, sync] = &paths;
+    assert_eq!(refusal(first.dial(66, sync).await), CloseCode::Unauthorized);
+    assert_eq!(
+        refusal(first.tensor(66, vec![]).await),
+        CloseCode::Unauthorized
+    );
+    let mut socket = first.dial(66, bus).await.unwrap();
+    let client = Client::new(first.dial(66, bus).await.unwrap(), Arc::new(key(66))).unwrap();
+    let refused = client.call(&echo(), &json!({})).unwrap().result().await;
+    assert_eq!(refused.unwrap_err().code().as_str(), "unauthorized");
+    // The last invite is withdrawn: the door closes, also on those inside.
+    first.withdraw();
+    assert_eq!(end_of(&mut socket).await.code, CloseCode::Unauthorized);
+    assert_eq!(refusal(first.dial(66, bus).await), CloseCode::Unauthorized);
+}
+
+/// Lets everybody in who comes this far.
+struct OpenDoor;
+
+impl TensorDoor for OpenDoor {
+    fn admit_hello(&self, _: &NodeId, _: &Hello, _: u64) -> Result<(), CloseCode> {
+        Ok(())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_revoked_node_loses_every_connection_at_once_and_learns_why() {
+    let first = founder().await;
+    first.invite();
+    first.admit(2);
+    let mut sessions = first.node.serve_tensors(Arc::new(OpenDoor));
+    let mut bus = first.dial(2, &bus_rule()).await.unwrap();
+    let mut sync = first.dial(2, &crate::sync::path_rule()).await.unwrap();
+    let mut tensor = first.tensor(2, vec![]).await.unwrap();
+    let mut session = sessions.next().await.unwrap();
+    first.linked_with(&[2]).await;
+
+    first.revoke(2);
+    for socket in [&mut bus, &mut sync] {
+        let closed = end_of(socket).await;
+        assert_eq!((closed.code, closed.by_us), (CloseCode::Revoked, false));
+    }
+    let closed = timeout(PATIENCE, tensor.recv()).await.unwrap().unwrap_err();
+    assert_eq!((closed.code, closed.by_us), (CloseCode::Revoked, false));
+    let closed = timeout(PATIENCE, session.recv())
+        .await
+        .unwrap()
+        .unwrap_err();
+    assert_eq!((closed.code, closed.by_us), (CloseCode::Revoked, true));
+    first.linked_with(&[]).await;
+    // It does not come in again, by any path.
+    for path in [&bus_rule(), &crate::sync::path_rule()] {
+        assert_eq!(refusal(first.dial(2, path).await), CloseCode::Revoked);
+    }
+    assert_eq!(refusal(first.tensor(2, vec![]).await), CloseCode::Revoked);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_revocation_on_one_node_closes_connections_on_another() {
+    let first = founder().await;
+    first.invite();
+    first.admit(2);
+    first.admit(3);
+    let second = joiner(2, &first).await;
+    second.linked_with(&[1]).await;
+    timeout(PATIENCE, second.node.until_even()).await.unwrap();
+    let mut socket = second.dial(3, &bus_rule()).await.unwrap();
+    first.revoke(3);
+    assert_eq!(end_of(&mut socket).await.code, CloseCode::Revoked);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_revoked_grant_ends_the_session_that_stands_on_it_and_no_other() {
+    let first = founder().await;
+    first.invite();
+    first.admit(2);
+    let mut sessions = first.node.serve_tensors(Arc::new(OpenDoor));
+    let grant = |number: u8| Grant {
+        issuer: id(1),
+        subject: id(2),
+        audience: id(1),
+        scope: Capability::shard_serve(),
+        not_before: unix_ms() / 1000,
+        expires: unix_ms() / 1000 + 60,
+        id: [number; 16],
+    };
+    let mut open = Vec::new();
+    for number in [1, 2] {
+        let token = grant(number).sign(&key(1)).unwrap();
+        open.push((
+            first.tensor(2, token).await.unwrap(),
+            sessions.next().await.unwrap(),
+        ));
+    }
+    let (issuer, id) = (id(1), [1; 16]);
+    first.append(Body::GrantRevoked { issuer, id });
+    let closed = timeout(PATIENCE, open[0].0.recv())
+        .await
+        .unwrap()
+        .unwrap_err();
+    assert_eq!((closed.code, closed.by_us), (CloseCode::Revoked, false));
+    assert_eq!(open[1].0.sender().closed(), None);
+    // Shown again, it is refused.
+    let token = grant(1).sign(&key(1)).unwrap();
+    assert_eq!(refusal(first.tensor(2, token).await), CloseCode::Revoked);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_shard_host_there_are_no_tensor_sessions() {
+    let first = founder().await;
+    first.invite();
+    first.admit(2);
+    assert_eq!(
+        refusal(first.tensor(2, vec![]).await),
+        CloseCode::PurposeUnknown
+    );
+    let sessions = first.node.serve_tensors(Arc::new(OpenDoor));
+    let mut newer = first.node.serve_tensors(Arc::new(OpenDoor));
+    drop(sessions);
+    let _session = first.tensor(2, vec![]).await.unwrap();
+    assert!(newer.next().await.is_some());
+    drop(newer);
+    assert_eq!(
+        refusal(first.tensor(2, vec![]).await),
+        CloseCode::PurposeUnknown
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_answers_at_an_address_has_to_be_a_member() {
+    // A node of another community, which says nothing of it.
+    let dir = TempDir::new().unwrap();
+    let (name, policy) = ("Oak Street", Policy::default());
+    let log = EventLog::create(dir.path(), &key(201), id(7), name, policy, unix_ms()).unwrap();
+    let other = start(7, log, dir, Vec::new()).await;
+    other.invite_as(7);
+
+    let dir = TempDir::new().unwrap();
+    let (name, policy) = ("Elm Street", Policy::default());
+    let log = EventLog::create(dir.path(), &root(), id(1), name, policy, unix_ms()).unwrap();
+    let unnamed = StaticPeer::new(other.node.listen_addr().unwrap(), None);
+    // And its address under the name of a member: another key answers there.
+    let wrong = StaticPeer::new(other.node.listen_addr().unwrap(), Some(id(2)));
+    let first = start(1, log, dir, vec![unnamed, wrong]).await;
+    first.invite();
+    first.admit(2);
+    let failed = first.node.call(id(2), &echo(), &json!({})).await;
+    let error = failed.unwrap_err();
+    assert_eq!(error.code().as_str(), "unreachable");
+    assert!(
+        error.message().contains("another key"),
+        "{}",
+        error.message()
+    );
+    let failed = first.node.call(id(7), &echo(), &json!({})).await;
+    assert_eq!(failed.unwrap_err().code().as_str(), "unauthorized");
+    assert_eq!(first.links(), []);
+    assert_eq!(other.links(), []);
+}
+
+impl Home {
+    fn invite_as(&self, seed: u8) {
+        let body = Body::Invited {
+            invite: id(100),
+            level: Level::Member,
+            uses: 50,
+            expires_ms: unix_ms() + 3_600_000,
+        };
+        self.node.log().append(&key(seed), body, unix_ms()).unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_ends_says_so_and_frees_its_port() {
+    let first = founder().await;
+    first.invite();
+    first.admit(2);
+    let addr = first.addr();
+    let mut bus = first.dial(2, &bus_rule()).await.unwrap();
+    until(|| first.node.inner.connections.count() == 1).await;
+    first.node.shutdown().await;
+    assert_eq!(end_of(&mut bus).await.code, CloseCode::Shutdown);
+    let again = async {
+        while tokio::net::TcpListener::bind(&addr).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(PATIENCE, again).await.unwrap();
+    // Without a shutdown: the last handle ends it.
+    let second = founder().await;
+    second.invite();
+    second.admit(2);
+    let mut bus = second.dial(2, &bus_rule()).await.unwrap();
+    until(|| second.node.inner.connections.count() == 1).await;
+    drop(second);
+    assert_eq!(end_of(&mut bus).await.code, CloseCode::Shutdown);
+}
