@@ -1,8 +1,13 @@
 //! Who may connect, and with which session token.
+//!
+//! Alone, a host admits the keys that its operator named, and these may issue tokens. In a
+//! community the node's listener admits members and watches them (`hearthnet_bus::node`), and the
+//! host accepts the tokens that it has issued itself.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
+use hearthnet_bus::node::TensorDoor;
 use hearthnet_bus::{Capability, Expectation, Grant, NodeId, ReplayCache};
 use hearthnet_transport::{Admission, CloseCode, Hello, PeerKey, SessionClosed};
 
@@ -22,6 +27,7 @@ const REMEMBERED_TOKENS: usize = 4096;
 #[derive(Debug)]
 pub(crate) struct DoorKeeper {
     host: NodeId,
+    /// Who may issue tokens and, where there is no community, connect.
     admitted: HashSet<NodeId>,
     scope: Capability,
     skew: u64,
@@ -46,24 +52,8 @@ impl DoorKeeper {
         }
     }
 
-    fn node(&self, peer: &PeerKey) -> Option<NodeId> {
-        NodeId::from_bytes(&peer.0)
-            .ok()
-            .filter(|id| self.admitted.contains(id))
-    }
-}
-
-impl Admission for DoorKeeper {
-    fn admit_peer(&self, peer: &PeerKey) -> bool {
-        let is_admitted = self.node(peer).is_some();
-        if !is_admitted {
-            self.counters.session_closed(CloseCode::Unauthorized);
-        }
-        is_admitted
-    }
-
-    fn admit_hello(&self, peer: &PeerKey, hello: &Hello, now_unix: u64) -> Result<(), CloseCode> {
-        let peer = self.node(peer).ok_or(CloseCode::Unauthorized)?;
+    /// Whether this peer, who may connect, may have a session.
+    fn check(&self, peer: NodeId, hello: &Hello, now_unix: u64) -> Result<(), CloseCode> {
         if hello.purpose != PIPELINE && hello.purpose != BENCH {
             return Err(CloseCode::PurposeUnknown);
         }
@@ -90,11 +80,47 @@ impl Admission for DoorKeeper {
         }
     }
 
-    fn session_ended(&self, peer: &PeerKey, closed: &SessionClosed) {
+    fn count(&self, peer: &PeerKey, closed: &SessionClosed) {
         if closed.by_us {
             tracing::debug!(?peer, code = %closed.code, "session closed: {}", closed.detail);
             self.counters.session_closed(closed.code);
         }
+    }
+
+    fn node(&self, peer: &PeerKey) -> Option<NodeId> {
+        NodeId::from_bytes(&peer.0)
+            .ok()
+            .filter(|id| self.admitted.contains(id))
+    }
+}
+
+impl Admission for DoorKeeper {
+    fn admit_peer(&self, peer: &PeerKey) -> bool {
+        let is_admitted = self.node(peer).is_some();
+        if !is_admitted {
+            self.counters.session_closed(CloseCode::Unauthorized);
+        }
+        is_admitted
+    }
+
+    fn admit_hello(&self, peer: &PeerKey, hello: &Hello, now_unix: u64) -> Result<(), CloseCode> {
+        let peer = self.node(peer).ok_or(CloseCode::Unauthorized)?;
+        self.check(peer, hello, now_unix)
+    }
+
+    fn session_ended(&self, peer: &PeerKey, closed: &SessionClosed) {
+        self.count(peer, closed);
+    }
+}
+
+/// In a community: whether the peer is a member has been asked before.
+impl TensorDoor for DoorKeeper {
+    fn admit_hello(&self, peer: &NodeId, hello: &Hello, now_unix: u64) -> Result<(), CloseCode> {
+        self.check(*peer, hello, now_unix)
+    }
+
+    fn session_ended(&self, peer: &PeerKey, closed: &SessionClosed) {
+        self.count(peer, closed);
     }
 }
 
@@ -159,15 +185,15 @@ mod tests {
             };
             let token = grant.sign(&key(2)).unwrap();
             assert_eq!(
-                keeper.admit_hello(&peer(2), &hello(purpose, token), NOW),
+                Admission::admit_hello(&keeper, &peer(2), &hello(purpose, token), NOW),
                 Ok(())
             );
         }
         assert_eq!(
-            keeper.admit_hello(&peer(2), &hello(PIPELINE, token.clone()), NOW),
+            Admission::admit_hello(&keeper, &peer(2), &hello(PIPELINE, token.clone()), NOW),
             Ok(())
         );
-        let again = keeper.admit_hello(&peer(2), &hello(PIPELINE, token), NOW);
+        let again = Admission::admit_hello(&keeper, &peer(2), &hello(PIPELINE, token), NOW);
         assert_eq!(again, Err(CloseCode::TokenReplayed));
     }
 
@@ -215,7 +241,8 @@ mod tests {
             ),
         ];
         for (from, purpose, token, code) in cases {
-            let answer = keeper().admit_hello(&peer(from), &hello(purpose, token), NOW);
+            let answer =
+                Admission::admit_hello(&keeper(), &peer(from), &hello(purpose, token), NOW);
             assert_eq!(answer, Err(code));
         }
     }
@@ -229,7 +256,7 @@ mod tests {
         .sign(&key(1))
         .unwrap();
         assert_eq!(
-            keeper().admit_hello(&peer(2), &hello(PIPELINE, token), NOW),
+            Admission::admit_hello(&keeper(), &peer(2), &hello(PIPELINE, token), NOW),
             Ok(())
         );
     }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use hearthnet_bus::node::{Node, TensorSessions};
 use hearthnet_bus::{Descriptor, DescriptorError, NodeId, NodeKey};
-use hearthnet_transport::{BindError, IdentityError, Listener};
+use hearthnet_transport::{BindError, Connection, IdentityError, Listener};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, timeout_at};
@@ -164,38 +165,71 @@ impl ShardHost {
         progress: &mut (dyn FnMut(StartProgress) + Send),
     ) -> Result<RunningHost, StartError> {
         let clock = Arc::new(SystemClock::start());
-        start(config, key, served, source, clock, progress).await
+        start(config, Place::Alone(key), served, source, clock, progress).await
+    }
+
+    /// Starts a host that takes its sessions from the listener of a community's node: members get
+    /// in, with a grant that the node has issued. Of `config`, `listen`, `admitted` and `transport`
+    /// do not count: they are the node's affair.
+    ///
+    /// # Errors
+    /// See [`StartError`]; [`StartError::Setting`] if the node does not listen.
+    pub async fn start_on_in<S: EngineSource>(
+        config: ServeConfig,
+        node: &Node,
+        served: Served,
+        source: S,
+        progress: &mut (dyn FnMut(StartProgress) + Send),
+    ) -> Result<RunningHost, StartError> {
+        let clock = Arc::new(SystemClock::start());
+        start(config, Place::In(node), served, source, clock, progress).await
     }
 }
 
-/// [`ShardHost::start_on`], with a clock of the caller's.
+/// Where a host gets its sessions.
+pub(crate) enum Place<'a> {
+    /// From a listener of its own, under this key.
+    Alone(&'a NodeKey),
+    /// From a node of a community.
+    In(&'a Node),
+}
+
+/// [`ShardHost::start_on`] and [`ShardHost::start_on_in`], with a clock of the caller's.
 pub(crate) async fn start<S: EngineSource>(
     config: ServeConfig,
-    key: &NodeKey,
+    place: Place<'_>,
     served: Served,
     source: S,
     clock: Arc<dyn Clock>,
     progress: &mut (dyn FnMut(StartProgress) + Send),
 ) -> Result<RunningHost, StartError> {
     config.validate()?;
-    let identity = key.identity()?;
     let (inbox, counters) = (Arc::new(Inbox::default()), Arc::new(Counters::default()));
-    let door = DoorKeeper::new(
-        key.id(),
-        &config.admitted,
-        config.clock_skew_secs,
-        counters.clone(),
-    );
+    let (id, admitted, transport) = match &place {
+        Place::Alone(key) => (key.id(), config.admitted.as_slice(), &config.transport),
+        Place::In(node) => (node.id(), &[][..], node.transport()),
+    };
+    let skew = config.clock_skew_secs;
+    let door = Arc::new(DoorKeeper::new(id, admitted, skew, counters.clone()));
+    let max_unread = u64::from(transport.send_buffer_bytes);
     // First of all, for a port that is in use should not cost the time of a load. Whoever
     // connects meanwhile waits to be accepted.
-    let listener = Listener::bind(
-        &config.listen,
-        &identity,
-        Arc::new(door),
-        config.transport.clone(),
-    )
-    .await?;
-    let addr = listener.local_addr();
+    let (addr, outward, waiting) = match place {
+        Place::Alone(key) => {
+            let (identity, admission) = (key.identity()?, Arc::clone(&door) as _);
+            let transport = transport.clone();
+            let own = Listener::bind(&config.listen, &identity, admission, transport).await?;
+            (own.local_addr(), None, Waiting::Own(own))
+        }
+        Place::In(node) => {
+            let addr = node.listen_addr().ok_or(StartError::Setting {
+                setting: "node.listen",
+                rule: "must be set where shards are served",
+            })?;
+            let outward = node.own_endpoints().into_iter().next();
+            (addr, outward, Waiting::At(node))
+        }
+    };
 
     let limits = Limits {
         kv_budget: config.kv_budget_bytes,
@@ -229,8 +263,11 @@ pub(crate) async fn start<S: EngineSource>(
 
     let context = served.context;
     let about = About {
-        node: key.id(),
-        endpoint: config.endpoint.unwrap_or_else(|| addr.to_string()),
+        node: id,
+        endpoint: config
+            .endpoint
+            .or(outward)
+            .unwrap_or_else(|| addr.to_string()),
         required_bytes: footprint
             .weight_bytes
             .saturating_add(config.kv_budget_bytes),
@@ -255,12 +292,15 @@ pub(crate) async fn start<S: EngineSource>(
         .and_then(|()| descriptor.to_cbor())
         .map_err(StartError::Descriptor)?;
     let (phase, watch) = watch::channel(Phase::Serving);
-    let max_unread = u64::from(config.transport.send_buffer_bytes);
     let end = End {
         phase: watch,
         compute: compute.running.clone(),
     };
-    let accepting = tokio::spawn(accept(listener, office.clone(), end, max_unread));
+    let arrivals = match waiting {
+        Waiting::Own(listener) => Arrivals::Own(listener),
+        Waiting::At(node) => Arrivals::Node(node.serve_tensors(door)),
+    };
+    let accepting = tokio::spawn(accept(arrivals, office.clone(), end, max_unread));
     tracing::info!(%addr, shard = descriptor.shard_id, "serving");
     Ok(RunningHost {
         addr,
@@ -273,13 +313,38 @@ pub(crate) async fn start<S: EngineSource>(
     })
 }
 
-async fn accept(mut listener: Listener, office: Arc<Office>, mut end: End, max_unread: u64) {
+/// Where sessions will come from, once the weights are there.
+enum Waiting<'a> {
+    Own(Listener),
+    At(&'a Node),
+}
+
+/// Sessions as they come.
+enum Arrivals {
+    Own(Listener),
+    Node(TensorSessions),
+}
+
+impl Arrivals {
+    async fn next(&mut self) -> Connection {
+        match self {
+            Self::Own(listener) => listener.accept().await,
+            Self::Node(sessions) => match sessions.next().await {
+                Some(connection) => connection,
+                // The node has ended, or another host serves: no more come.
+                None => std::future::pending().await,
+            },
+        }
+    }
+}
+
+async fn accept(mut arrivals: Arrivals, office: Arc<Office>, mut end: End, max_unread: u64) {
     // Dropped with this task, and the sessions with it.
     let mut sessions = JoinSet::new();
     let mut phase = end.phase.clone();
     loop {
         tokio::select! {
-            connection = listener.accept() => {
+            connection = arrivals.next() => {
                 let session = session::serve(connection, office.clone(), end.clone(), max_unread);
                 sessions.spawn(session);
             }
@@ -287,7 +352,7 @@ async fn accept(mut listener: Listener, office: Arc<Office>, mut end: End, max_u
             _ = phase.wait_for(|phase| *phase > Phase::Serving) => break,
         }
     }
-    drop(listener);
+    drop(arrivals);
     let _ = end.phase.wait_for(|phase| *phase == Phase::Closing).await;
     while sessions.join_next().await.is_some() {}
 }

@@ -62,6 +62,8 @@ pub use model::ShardConfig;
 pub use stats::Stats;
 
 #[cfg(test)]
+mod community_tests;
+#[cfg(test)]
 mod fake;
 #[cfg(test)]
 mod net_tests;

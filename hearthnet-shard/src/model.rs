@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use hearthnet_bus::NodeKey;
+use hearthnet_bus::node::Node;
 use hearthnet_model::engine::{self, Engine, EngineError, EngineOptions, SeqId};
 use hearthnet_model::kernels::PAGE;
 use hearthnet_model::manifest::Manifest;
@@ -63,57 +64,80 @@ impl ShardHost {
         key: &NodeKey,
         mut progress: impl FnMut(StartProgress) + Send,
     ) -> Result<RunningHost, StartError> {
-        let ShardConfig {
-            model,
-            model_id,
-            layers,
-            expected_weights,
-            engine,
-            serve,
-        } = config;
-        serve.validate()?;
-        let (report, mut reports) = mpsc::channel(16);
-        let path = model.clone();
-        let opening = tokio::task::spawn_blocking(move || {
-            open(&path, layers, expected_weights, &|done, total| {
-                // When the start keeps up with reports badly, it misses some of them.
-                let _ = report.try_send(StartProgress::Hashing { done, total });
-            })
-        });
-        while let Some(step) = reports.recv().await {
-            progress(step);
-        }
-        let (manifest, weights) = opening.await.map_err(|error| StartError::Load {
-            reason: error.to_string(),
-        })??;
-
-        let spec = manifest.spec();
-        let served = Served {
-            model_id: model_id.unwrap_or_else(|| stem(&model)),
-            weights: weights.0,
-            lo: layers.0,
-            hi: layers.1,
-            total_layers: spec.layers,
-            width: spec.width,
-            boundary: spec.boundary,
-            context: spec.context,
-            arithmetic: ARITHMETIC.to_owned(),
-        };
-        let options = EngineOptions {
-            max_kv_bytes: serve.kv_budget_bytes,
-            max_sequences: serve.max_concurrent_streams as usize,
-            max_context: serve.max_positions,
-            weights: Some(weights),
-            ..engine
-        };
-        let source = ModelSource {
-            path: model,
-            manifest,
-            layers: half_open(layers),
-            options,
-        };
+        let (serve, served, source) = prepare(config, &mut progress).await?;
         Self::start_on(serve, key, served, source, &mut progress).await
     }
+
+    /// The same in a community: sessions come from the listener of `node`. See
+    /// [`ShardHost::start_on_in`].
+    ///
+    /// # Errors
+    /// See [`StartError`]; nothing is left running.
+    pub async fn start_in(
+        config: ShardConfig,
+        node: &Node,
+        mut progress: impl FnMut(StartProgress) + Send,
+    ) -> Result<RunningHost, StartError> {
+        let (serve, served, source) = prepare(config, &mut progress).await?;
+        Self::start_on_in(serve, node, served, source, &mut progress).await
+    }
+}
+
+/// Looks at the model file: what is to be served, and how its engine is to be made.
+async fn prepare(
+    config: ShardConfig,
+    progress: &mut (impl FnMut(StartProgress) + Send),
+) -> Result<(ServeConfig, Served, ModelSource), StartError> {
+    let ShardConfig {
+        model,
+        model_id,
+        layers,
+        expected_weights,
+        engine,
+        serve,
+    } = config;
+    serve.validate()?;
+    let (report, mut reports) = mpsc::channel(16);
+    let path = model.clone();
+    let opening = tokio::task::spawn_blocking(move || {
+        open(&path, layers, expected_weights, &|done, total| {
+            // When the start keeps up with reports badly, it misses some of them.
+            let _ = report.try_send(StartProgress::Hashing { done, total });
+        })
+    });
+    while let Some(step) = reports.recv().await {
+        progress(step);
+    }
+    let (manifest, weights) = opening.await.map_err(|error| StartError::Load {
+        reason: error.to_string(),
+    })??;
+
+    let spec = manifest.spec();
+    let served = Served {
+        model_id: model_id.unwrap_or_else(|| stem(&model)),
+        weights: weights.0,
+        lo: layers.0,
+        hi: layers.1,
+        total_layers: spec.layers,
+        width: spec.width,
+        boundary: spec.boundary,
+        context: spec.context,
+        arithmetic: ARITHMETIC.to_owned(),
+    };
+    let options = EngineOptions {
+        max_kv_bytes: serve.kv_budget_bytes,
+        max_sequences: serve.max_concurrent_streams as usize,
+        max_context: serve.max_positions,
+        weights: Some(weights),
+        ..engine
+    };
+    let source = ModelSource {
+        path: model,
+        manifest,
+        layers: half_open(layers),
+        options,
+    };
+    Ok((serve, served, source))
 }
 
 /// Opens the file and learns what it is, without keeping it open.

@@ -19,17 +19,17 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use crate::fake::{
     FakeSource, HandClock, PANICS, Probe, WEIGHT_BYTES, WEIGHTS, WIDTH, expected, served,
 };
-use crate::host::start;
+use crate::host::{Place, start};
 use crate::life::lock;
 use crate::{BENCH, PIPELINE, RunningHost, ServeConfig, StartError, StartProgress};
 
 const STREAMS: u32 = 5;
 
-fn host_key() -> NodeKey {
+pub(crate) fn host_key() -> NodeKey {
     NodeKey::from_secret(&[1; 32])
 }
 
-fn caller_key() -> NodeKey {
+pub(crate) fn caller_key() -> NodeKey {
     NodeKey::from_secret(&[2; 32])
 }
 
@@ -59,7 +59,7 @@ impl Host {
         let source = FakeSource(probe.clone());
         let running = start(
             config,
-            &host_key(),
+            Place::Alone(&host_key()),
             served(),
             source,
             clock.clone(),
@@ -139,18 +139,18 @@ fn token(key: &NodeKey, host: NodeId) -> Vec<u8> {
     grant.sign(key).unwrap()
 }
 
-struct Caller(Connection);
+pub(crate) struct Caller(pub(crate) Connection);
 
 impl Caller {
-    async fn send(&self, message: Message) {
+    pub(crate) async fn send(&self, message: Message) {
         self.0.sender().send(message).await.unwrap();
     }
 
-    async fn recv(&mut self) -> Message {
+    pub(crate) async fn recv(&mut self) -> Message {
         self.0.recv().await.unwrap()
     }
 
-    async fn open(&mut self, stream: u32) -> Result<(), StreamError> {
+    pub(crate) async fn open(&mut self, stream: u32) -> Result<(), StreamError> {
         self.send(open(stream)).await;
         match self.recv().await {
             Message::StreamOpened(opened) if opened.stream == stream => Ok(()),
@@ -159,7 +159,7 @@ impl Caller {
         }
     }
 
-    async fn result(&mut self) -> StepResult {
+    pub(crate) async fn result(&mut self) -> StepResult {
         match self.recv().await {
             Message::StepResult(result) => result,
             other => panic!("{other:?}"),
@@ -167,7 +167,7 @@ impl Caller {
     }
 }
 
-fn open(stream: u32) -> Message {
+pub(crate) fn open(stream: u32) -> Message {
     let (weights, epoch) = (WEIGHTS, 1);
     Message::StreamOpen(StreamOpen {
         stream,
@@ -179,13 +179,13 @@ fn open(stream: u32) -> Message {
     })
 }
 
-fn encode(rows: &[[f32; 4]]) -> Bytes {
+pub(crate) fn encode(rows: &[[f32; 4]]) -> Bytes {
     let mut data = Vec::new();
     BoundaryDtype::F16.encode(rows.as_flattened(), &mut data);
     data.into()
 }
 
-fn step(stream: u32, position: u32, rows: &[[f32; 4]]) -> Message {
+pub(crate) fn step(stream: u32, position: u32, rows: &[[f32; 4]]) -> Message {
     Message::Step(Step {
         stream,
         epoch: 1,
@@ -202,7 +202,7 @@ fn close(stream: u32) -> Message {
     Message::StreamClose(StreamClose { stream, epoch: 1 })
 }
 
-fn rows(count: u32) -> Vec<[f32; 4]> {
+pub(crate) fn rows(count: u32) -> Vec<[f32; 4]> {
     (0..count)
         .map(|i| [(i % 50) as f32, 1.0, -2.0, 0.5])
         .collect()
