@@ -264,6 +264,7 @@ impl Node {
         let discovery = DiscoverySettings {
             own: Some(id),
             community: Some(community),
+            listen: listen.map(|addr| addr.ip()),
             ..settings.discovery.clone()
         };
         let (discovery, found) = Discovery::start(discovery, announcement)?;
