@@ -11,10 +11,12 @@
 //! | the layers here, the layers there | [`local`], [`sharded`], behind [`Backend`] |
 //! | from there to here in the middle of an answer | [`fallback`] |
 //! | text in, tokens out | [`chat`] |
+//! | chat as a capability of the bus | [`bus`] |
 //! | many callers: turns, kept conversations, giving up | [`service`] |
 //! | codes, hints, blame | [`error`] |
 
 pub mod backend;
+pub mod bus;
 pub mod chat;
 pub mod checks;
 pub mod error;

@@ -93,9 +93,7 @@ pub use frame::{
     ACK_BYTES, ACK_FRAMES, BUS_PATH, MAX_EVENT_BYTES, MAX_MESSAGE_BYTES, MAX_OPEN_CALLS, Request,
     Violation, WINDOW_BYTES, WINDOW_FRAMES,
 };
-pub use handlers::{
-    LogAuthority, Served, ShardGrant, register_shards,
-};
+pub use handlers::{Served, ShardGrant, register_shards};
 pub use health::{Health, HealthFigures, HealthTable};
 pub use params::{Kind, Param, ParamError, Params};
 pub use registry::{CallContext, Handler, RegisterError, Registry, Slot};

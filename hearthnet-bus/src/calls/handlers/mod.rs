@@ -5,7 +5,7 @@
 //! | `experimental.distributed_llm.shard.serve@1.0`, `...shard.advertise@1.0` | `shard.rs` |
 //!
 //! `community.join@1.0` is in `joining.rs`, beside the joiner's side of it; `...chat@1.0` needs
-//! a model, so `hearthnet-orchestrator` answers it (`service.rs`).
+//! a model, so `hearthnet-orchestrator` answers it (`bus.rs`).
 
 mod shard;
 
@@ -13,62 +13,10 @@ use std::sync::Arc;
 
 pub use shard::{Served, ShardGrant};
 
-use super::descriptor::Trust;
 use super::error::{CallError, Code};
 use super::registry::{RegisterError, Registry};
-use super::server::{Authority, Research};
 use crate::log::{EventLog, Level, LogError};
 use crate::{NodeId, NodeKey};
-
-/// What the event log says about callers, as [`CallServer`](super::CallServer) asks it.
-#[derive(Clone)]
-pub struct LogAuthority {
-    log: EventLog,
-    research_here: bool,
-}
-
-impl std::fmt::Debug for LogAuthority {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LogAuthority")
-            .field("community", &self.log.community())
-            .field("research_here", &self.research_here)
-            .finish_non_exhaustive()
-    }
-}
-
-impl LogAuthority {
-    /// Asks `log`; `research_here` is the setting `policy.research.enable` of this node.
-    pub fn new(log: EventLog, research_here: bool) -> Self {
-        Self { log, research_here }
-    }
-}
-
-impl Authority for LogAuthority {
-    fn trust(&self, node: &NodeId) -> Trust {
-        self.log.state().level(node).into()
-    }
-
-    fn research(&self) -> Research {
-        if !self.research_here {
-            Research::OffHere
-        } else if self.log.state().policy.research {
-            Research::On
-        } else {
-            Research::OffInCommunity
-        }
-    }
-}
-
-impl From<Option<Level>> for Trust {
-    fn from(level: Option<Level>) -> Self {
-        match level {
-            None => Self::Anyone,
-            Some(Level::Member) => Self::Member,
-            Some(Level::Trusted) => Self::Trusted,
-            Some(Level::Anchor) => Self::Anchor,
-        }
-    }
-}
 
 /// Adds `shard.serve` and `shard.advertise`: this node grants sessions with the shards in
 /// `served`, and lets apps on this machine advertise theirs.

@@ -2,13 +2,39 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::super::client::Client;
-use super::super::server::{CallServer, Origin};
+use super::super::descriptor::Trust;
+use super::super::server::{Authority, CallServer, Origin, Research};
 use super::super::wire::Wire;
 use super::super::{Cancel, now_ms};
 use super::*;
 use crate::invite::Invite;
 use crate::log::{Body, Policy};
 use crate::{Capability, Descriptor, Expectation, Grant, ReplayCache};
+
+/// What the log says; the node's own rules (`node/rights.rs`) come to the same.
+struct Log {
+    log: EventLog,
+    research_here: bool,
+}
+
+impl Authority for Log {
+    fn trust(&self, node: &NodeId) -> Trust {
+        match self.log.state().level(node) {
+            None => Trust::Anyone,
+            Some(Level::Member) => Trust::Member,
+            Some(Level::Trusted) => Trust::Trusted,
+            Some(Level::Anchor) => Trust::Anchor,
+        }
+    }
+
+    fn research(&self) -> Research {
+        match (self.research_here, self.log.state().policy.research) {
+            (false, _) => Research::OffHere,
+            (true, false) => Research::OffInCommunity,
+            (true, true) => Research::On,
+        }
+    }
+}
 
 fn key(seed: u8) -> Arc<NodeKey> {
     Arc::new(NodeKey::from_secret(&[seed; 32]))
@@ -34,7 +60,10 @@ fn village(own: u8, research_here: bool, research: bool) -> Village {
     let registry = Arc::new(Registry::new());
     let served = Arc::new(Served::default());
     register_shards(&registry, key(own), log.clone(), Arc::clone(&served)).unwrap();
-    let authority = Arc::new(LogAuthority::new(log.clone(), research_here));
+    let authority = Arc::new(Log {
+        log: log.clone(),
+        research_here,
+    });
     let server = Arc::new(CallServer::new(key(own).id(), registry, authority));
     let village = Village {
         _dir: dir,

@@ -1,0 +1,238 @@
+//! The handler over a tiny real model on this machine, called over a socket in memory.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hearthnet_bus::calls::{
+    Authority, BUS_PATH, CallServer, CallStream, Client, MAX_MESSAGE_BYTES, Registry, Research,
+};
+use hearthnet_bus::{NodeId, NodeKey};
+use hearthnet_model::engine::{Engine, EngineOptions, Head};
+use hearthnet_model::gguf::Gguf;
+use hearthnet_model::{ChatTemplate, ModelFile, Tokenizer};
+use hearthnet_testkit::TinyLlama;
+use hearthnet_transport::{PathRule, PeerKey, PeerSocket};
+use tokio::runtime::Handle;
+
+use super::*;
+use crate::Cancel;
+use crate::backend::Backend;
+use crate::chat::TextModel;
+use crate::local::SharedEngine;
+use crate::service::{ServedModel, ServiceSettings};
+
+struct Home;
+
+impl Authority for Home {
+    fn trust(&self, _: &NodeId) -> Trust {
+        Trust::Member
+    }
+
+    fn research(&self) -> Research {
+        Research::On
+    }
+}
+
+struct World {
+    client: Client,
+    service: Service,
+    /// Why no backend can be opened, if so.
+    broken: Arc<Mutex<Option<ChatError>>>,
+}
+
+fn tiny(broken: Arc<Mutex<Option<ChatError>>>) -> ServedModel {
+    let bytes = TinyLlama::default().bytes();
+    let file = ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap();
+    let options = EngineOptions {
+        threads: 1,
+        ..EngineOptions::default()
+    };
+    let engine = Engine::load(&file, 0..2, &options, &mut |_, _| {}).unwrap();
+    let head = Head::beside(&file, &engine).unwrap();
+    let engine = SharedEngine::new(engine, "tiny", 1 << 30);
+    let opener = move |_: &Cancel| -> Result<Box<dyn Backend>, ChatError> {
+        match &*broken.lock().unwrap() {
+            Some(error) => Err(error.clone()),
+            None => Ok(Box::new(engine.open()?)),
+        }
+    };
+    ServedModel {
+        id: "tiny".into(),
+        weights: file.manifest(&mut |_, _| {}).weights_id(),
+        text: TextModel {
+            tokenizer: Tokenizer::from_gguf(file.gguf()).unwrap(),
+            template: Some(ChatTemplate::from_gguf(file.gguf()).unwrap()),
+            head,
+            context: file.spec().context,
+        },
+        opener: Box::new(opener),
+    }
+}
+
+async fn world() -> World {
+    let keys = [1, 2].map(|seed| Arc::new(NodeKey::from_secret(&[seed; 32])));
+    let broken = Arc::default();
+    let model = tiny(Arc::clone(&broken));
+    let service = Service::new(Handle::current(), vec![model], ServiceSettings::default());
+    let registry = Arc::new(Registry::new());
+    let handler = Arc::new(ChatHandler::new(service.clone()));
+    registry.register(descriptor(8), handler).unwrap();
+    let server = CallServer::new(keys[1].id(), registry, Arc::new(Home));
+    let rule = PathRule::new(BUS_PATH, MAX_MESSAGE_BYTES).with_text();
+    let peers = [&keys[0], &keys[1]].map(|key| PeerKey(*key.id().as_bytes()));
+    let (ours, theirs) = PeerSocket::pair(peers, &rule).await;
+    tokio::spawn(async move { server.serve(theirs).await });
+    let client = Client::new(ours, Arc::clone(&keys[0])).unwrap();
+    World {
+        client,
+        service,
+        broken,
+    }
+}
+
+impl World {
+    fn chat(&self, params: &Value) -> CallStream {
+        self.client.call(&Capability::chat(), params).unwrap()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_comes_as_its_frames_and_is_the_services_own() {
+    let world = world().await;
+    let mut stream = world.chat(&json!({
+        "messages": [{"role": "user", "content": "Hi"}],
+        "model": "tiny", "max_tokens": 20, "temperature": 0.5, "seed": 7, "top_p": 0.9,
+    }));
+    let (mut tokens, mut done) = (Vec::new(), None);
+    while let Some(event) = stream.next().await.unwrap() {
+        match event.name.as_str() {
+            "token_delta" => tokens.push(event.data["token_id"].as_u64().unwrap() as u32),
+            "done" => done = Some(event.data),
+            other => assert_eq!(other, "shard_status"),
+        }
+    }
+    assert_eq!(stream.result().await.unwrap(), json!({}));
+    let done = done.unwrap();
+    assert_eq!(done["seed"], 7);
+    // What was streamed is not said twice, so that the frame stays small.
+    assert!(done.get("text").is_none() && done.get("token_ids").is_none());
+
+    let mut answer = world
+        .service
+        .ask(
+            "somebody",
+            "tiny",
+            ChatRequest {
+                prompt: Prompt::Messages(vec![ChatMessage::user("Hi")]),
+                sampling: SamplerConfig {
+                    temperature: 0.5,
+                    top_p: 0.9,
+                    seed: Some(7),
+                    ..SamplerConfig::default()
+                },
+                max_tokens: 20,
+                stop: Vec::new(),
+            },
+        )
+        .unwrap();
+    let mut expected = None;
+    while let Some(frame) = answer.next().await {
+        if let Frame::Done(done) = frame.unwrap() {
+            expected = Some(*done);
+        }
+    }
+    let expected = expected.unwrap();
+    assert_eq!(done["usage"], json!(expected.usage));
+    assert_eq!(tokens[..expected.token_ids.len()], expected.token_ids);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_that_gives_up_ends_the_answer() {
+    let world = world().await;
+    // It takes nothing, so the answer waits for it.
+    let stream = world.chat(&json!({"prompt": "Once", "max_tokens": 32_768}));
+    let until = async |running| {
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+        while world.service.load().running != running {
+            assert!(tokio::time::Instant::now() < deadline);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    until(1).await;
+    drop(stream);
+    until(0).await;
+    assert_eq!(
+        world.service.load().kept,
+        0,
+        "an answer that was given up is not kept"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failure_keeps_its_code_and_its_hint() {
+    let world = world().await;
+    let missing = ChatError::ShardUnavailable("no host has layers 3-4".into());
+    *world.broken.lock().unwrap() = Some(missing);
+    let error = world
+        .chat(&json!({"prompt": "Once"}))
+        .result()
+        .await
+        .unwrap_err();
+    assert_eq!(error.code().as_str(), "shard_unavailable");
+    assert_eq!(error.message(), "no host has layers 3-4");
+    assert!(error.hint().contains("shard serve"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_asked_is_refused_before_anything_runs() {
+    let world = world().await;
+    for (params, says) in [
+        (json!({}), "params: give one of messages and prompt"),
+        (
+            json!({"prompt": "a", "messages": [{"role": "user", "content": "b"}]}),
+            "params: give one of messages and prompt",
+        ),
+        (json!({"messages": []}), "messages: must have at least one"),
+        (
+            json!({"messages": [{"role": "tool", "content": ""}]}),
+            "messages[0].role: must be one of system, user, assistant",
+        ),
+        (
+            json!({"prompt": "a", "max_tokens": 0}),
+            "max_tokens: must be a whole number from 1 to 32768",
+        ),
+        (
+            json!({"prompt": "a", "top_p": 1.5}),
+            "top_p: must lie between 0 and 1",
+        ),
+        (
+            json!({"prompt": "a", "model": "b"}),
+            "there is no model \"b\" here",
+        ),
+        (
+            json!({"prompt": "a", "n": 2}),
+            "n: is not a parameter of this capability",
+        ),
+    ] {
+        let error = world.chat(&params).result().await.unwrap_err();
+        assert_eq!(error.code(), &Code::BAD_REQUEST);
+        assert_eq!(error.message(), says);
+    }
+    assert_eq!(world.service.load().running, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_that_names_no_seed_is_told_the_one_that_was_drawn() {
+    let world = world().await;
+    let mut seeds = Vec::new();
+    for _ in 0..2 {
+        let mut stream = world.chat(&json!({"prompt": "Once", "max_tokens": 1}));
+        while let Some(event) = stream.next().await.unwrap() {
+            if event.name == "done" {
+                seeds.push(event.data["seed"].as_u64().unwrap());
+            }
+        }
+    }
+    assert!(seeds.len() == 2 && seeds[0] != seeds[1]);
+    assert!(seeds.iter().all(|seed| *seed <= MAX_SEED as u64));
+}
