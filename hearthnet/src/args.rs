@@ -9,8 +9,8 @@ use hearthnet_bus::NodeId;
 use hearthnet_orchestrator::link::HostAddr;
 
 pub(crate) use community::{
-    CommunityCommand, CreateArgs, InviteArgs, LevelArgs, LevelName, LogCommand, PolicyArgs,
-    StatusArgs, Switch,
+    CommunityCommand, CreateArgs, InviteArgs, JoinArgs, LevelArgs, LevelName, LogCommand,
+    PolicyArgs, RunArgs, StatusArgs, Switch,
 };
 
 const EXIT_CODES: &str = "\
@@ -52,6 +52,8 @@ pub(crate) enum Command {
     /// Found a community, join one, say who may do what.
     #[command(subcommand)]
     Community(CommunityCommand),
+    /// Be in the community until stopped: for members who join or look for others, and for programs here.
+    Serve(RunArgs),
     /// Show members, peers, which layers are served, and the state of the log.
     Status(StatusArgs),
     /// Look into the community's event log.
@@ -89,6 +91,7 @@ impl Args {
             | Command::Bench(BenchCommand::Transport { json, .. })
             | Command::Id(IdArgs { json })
             | Command::Init(InitArgs { json, .. })
+            | Command::Serve(RunArgs { json, .. })
             | Command::Status(StatusArgs { json }) => *json,
             Command::Community(command) => command.wants_json(),
             Command::Log(command) => command.wants_json(),

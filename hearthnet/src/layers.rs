@@ -123,6 +123,44 @@ pub(crate) fn settle(total: u32, room: u32, mine: Held, others: &[Held]) -> Opti
     choose(total, room, others).filter(|&range| range != mine.range)
 }
 
+/// How long after an advertisement hosts that started together may not have seen each other.
+const TOGETHER_MS: u64 = 15_000;
+/// How long a wish to move has to hold in that time: others' advertisements are on their way.
+const SOON_MS: u64 = 1_500;
+/// How long it has to hold later: a host that restarts is back by then.
+const LATER_MS: u64 = 20_000;
+
+/// When a host that could move does. Pure: the time comes with each look.
+#[derive(Debug)]
+pub(crate) struct Patience {
+    advertised_ms: u64,
+    wished: Option<(u64, (u32, u32))>,
+}
+
+impl Patience {
+    /// For a host that advertised at `now_ms`.
+    pub(crate) fn new(now_ms: u64) -> Self {
+        Self {
+            advertised_ms: now_ms,
+            wished: None,
+        }
+    }
+
+    /// Takes note of where [`settle`] says that the host should move, and says when the time
+    /// has come: the wish has held long enough, wherever it led in between.
+    pub(crate) fn look(&mut self, now_ms: u64, wish: Option<(u32, u32)>) -> Option<(u32, u32)> {
+        let Some(range) = wish else {
+            self.wished = None;
+            return None;
+        };
+        let since = self.wished.map_or(now_ms, |(since, _)| since);
+        self.wished = Some((since, range));
+        let together = since.saturating_sub(self.advertised_ms) < TOGETHER_MS;
+        let wait = if together { SOON_MS } else { LATER_MS };
+        (now_ms.saturating_sub(since) >= wait).then_some(range)
+    }
+}
+
 /// How many layers fit into `budget` bytes, the largest taken as the size of each.
 pub(crate) fn room(budget: u64, layer_bytes: &[u64]) -> u32 {
     let largest = layer_bytes.iter().copied().max().unwrap_or(0).max(1);
@@ -216,6 +254,21 @@ mod tests {
         assert_eq!(settle(30, 99, replica, &[a]), Some((15, 29)));
         // The only host of its layers never leaves them.
         assert_eq!(settle(30, 99, replica, &[b]), None);
+    }
+
+    #[test]
+    fn a_host_moves_soon_after_its_start_and_slowly_later_and_never_on_a_passing_wish() {
+        let there = Some((15, 29));
+        let mut early = Patience::new(1000);
+        assert_eq!(early.look(2000, there), None);
+        assert_eq!(early.look(3499, there), None);
+        assert_eq!(early.look(3500, there), there);
+        let mut late = Patience::new(1000);
+        assert_eq!(late.look(60_000, there), None);
+        assert_eq!(late.look(70_000, None), None);
+        assert_eq!(late.look(71_000, there), None);
+        assert_eq!(late.look(90_999, there), None);
+        assert_eq!(late.look(91_000, Some((20, 29))), Some((20, 29)));
     }
 
     #[test]

@@ -3,7 +3,6 @@
 //! Answers go to standard output, everything else to standard error; with
 //! `--json` standard output carries one JSON object. Every failure is one
 //! sentence and a hint, and has its own exit status (`hearthnet help` lists them).
-#![allow(dead_code, reason = "what joins and serves in a community comes next")]
 
 mod addresses;
 mod args;
@@ -12,7 +11,9 @@ mod community;
 mod config;
 mod coverage;
 mod failure;
+mod hosts;
 mod layers;
+mod local_door;
 mod members;
 mod memory;
 mod node;
@@ -63,6 +64,7 @@ fn run(args: Args) -> Result<(), Failure> {
     match args.command {
         Command::Init(command) => commands::init::run(&command, &global),
         Command::Community(command) => commands::community::run(command, &global, &loaded.config),
+        Command::Serve(command) => commands::serve::run(command, &global, &loaded.config),
         Command::Status(command) => commands::status::run(&command, &global, &loaded.config),
         Command::Log(command) => commands::log::run(command, &global),
         Command::Model(command) => commands::model::run(command, &global),

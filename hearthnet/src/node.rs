@@ -1,10 +1,78 @@
-//! This node at work, as the program sets it up.
+//! This node at work, as the program sets it up: the listener for other members, the door
+//! for programs on this machine, and what it tells them about itself.
 
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
 use hearthnet_bus::NodeId;
-use hearthnet_bus::discovery::{CommunityTag, DiscoverySettings, StaticPeer};
+use hearthnet_bus::calls::{
+    CallContext, CallError, CapabilityDescriptor, FrameSink, Handler, LocalDoor, Registry, Trust,
+};
+use hearthnet_bus::discovery::{CommunityTag, DiscoverySettings, MdnsHealth, Source, StaticPeer};
+use hearthnet_bus::joining::JoinHandler;
+use hearthnet_bus::node::{Node, NodeError, NodeSettings};
+use rustix::fs::FlockOperation;
+use serde_json::{Value, json};
 
+use crate::addresses::{listen_address, reachable};
+use crate::community::{Home, display_name, now_ms};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
+use crate::local_door::NODE_STATUS;
+
+/// Held by the node that runs on a data directory.
+const LOCK_FILE: &str = "node.lock";
+
+/// The right to be the one node that runs on a data directory. Free again when dropped, or
+/// when the process ends, however it does.
+#[derive(Debug)]
+pub(crate) struct Lock(#[expect(dead_code, reason = "held, never read")] File);
+
+impl Lock {
+    /// Takes it.
+    ///
+    /// # Errors
+    /// If a node runs on `dir` already.
+    pub(crate) fn take(dir: &Path) -> Result<Self, Failure> {
+        Self::try_take(dir)?.ok_or_else(|| {
+            Failure::new(
+                Kind::Host,
+                format!("a node runs on {} already", dir.display()),
+            )
+            .code("node_runs")
+            .hint("`hearthnet status` shows it; one data directory is one node, and --data-dir names another one")
+        })
+    }
+
+    /// Whether a node runs on `dir` now.
+    pub(crate) fn is_held(dir: &Path) -> bool {
+        matches!(Self::try_take(dir), Ok(None))
+    }
+
+    fn try_take(dir: &Path) -> Result<Option<Self>, Failure> {
+        let path = dir.join(LOCK_FILE);
+        let fail = |e: std::io::Error| {
+            Failure::new(Kind::Host, format!("cannot use {}: {e}", path.display()))
+                .hint("--data-dir names another directory")
+        };
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path)
+            .map_err(fail)?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Self(file))),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(fail(error.into())),
+        }
+    }
+}
 
 /// How the configuration says to look for others of one community.
 pub(crate) fn discovery_settings(
@@ -30,4 +98,240 @@ pub(crate) fn discovery_settings(
         static_peers,
         ..DiscoverySettings::default()
     })
+}
+
+/// The settings of a node without a listener, of this home.
+fn settings(home: &Home, config: &Config) -> Result<NodeSettings, Failure> {
+    let tag = CommunityTag::of(home.log.community().as_bytes());
+    let mut settings = NodeSettings::new(display_name(None, config));
+    settings.discovery = discovery_settings(config, home.key.id(), tag)?;
+    settings.research = config.policy.research.enable;
+    settings.transport = config.transport()?;
+    Ok(settings)
+}
+
+fn failure(error: &NodeError) -> Failure {
+    let hint = match error {
+        NodeError::Listen(_) => {
+            "is another program using the address? node.listen = \"auto\" takes a free one"
+        }
+        _ => "`hearthnet config show` lists every setting",
+    };
+    Failure::new(Kind::Host, error.to_string())
+        .code(error.code())
+        .hint(hint)
+}
+
+/// A node that keeps this home's log even with the others while a command runs, and goes.
+pub(crate) async fn visit(home: &Home, config: &Config) -> Result<Node, Failure> {
+    let settings = settings(home, config)?;
+    let registry = Arc::new(Registry::new());
+    Node::start(Arc::clone(&home.key), home.log.clone(), settings, registry)
+        .await
+        .map_err(|e| failure(&e))
+}
+
+/// A node that stays.
+pub(crate) struct Resident {
+    /// The node.
+    pub(crate) node: Node,
+    status: Arc<StatusHandler>,
+    door: LocalDoor,
+    _lock: Lock,
+}
+
+impl Resident {
+    /// Starts it: listens at `listen` (or as configured), admits joiners, opens the door for
+    /// programs on this machine. `registry` may hold more that it can be asked to do, whose
+    /// names `caps` announces.
+    ///
+    /// # Errors
+    /// If a node runs here already, or an address or a file cannot be used.
+    pub(crate) async fn start(
+        home: &Home,
+        config: &Config,
+        listen: Option<&str>,
+        registry: Arc<Registry>,
+        caps: Vec<String>,
+    ) -> Result<Self, Failure> {
+        let lock = Lock::take(&home.dir)?;
+        let mut settings = settings(home, config)?;
+        let listen = listen_address(listen.unwrap_or(&config.node.listen));
+        settings.listen = Some(listen.to_string());
+        settings.caps = caps;
+        let join = hearthnet_bus::joining::descriptor().map_err(Failure::internal)?;
+        let handler = JoinHandler::new(home.log.clone(), Arc::clone(&home.key), now_ms);
+        registry
+            .register(join, Arc::new(handler))
+            .map_err(Failure::internal)?;
+        let status = Arc::new(StatusHandler::default());
+        registry
+            .register(status_descriptor()?, Arc::clone(&status) as _)
+            .map_err(Failure::internal)?;
+        let node = Node::start(Arc::clone(&home.key), home.log.clone(), settings, registry)
+            .await
+            .map_err(|e| failure(&e))?;
+        status.set(Some(node.clone()));
+        let door = LocalDoor::open(&home.dir, Arc::clone(node.call_server()))
+            .await
+            .map_err(|e| {
+                Failure::new(Kind::Host, e.to_string()).hint("--data-dir names another directory")
+            })?;
+        Ok(Self {
+            node,
+            status,
+            door,
+            _lock: lock,
+        })
+    }
+
+    /// Where others reach it.
+    pub(crate) fn addresses(&self) -> Vec<String> {
+        self.node.listen_addr().map_or_else(Vec::new, |listen| {
+            reachable(listen).iter().map(ToString::to_string).collect()
+        })
+    }
+
+    /// Says which shard it serves, in `node.status`.
+    pub(crate) fn set_serving(&self, shard: Option<String>) {
+        *lock(&self.status.serving) = shard;
+    }
+
+    /// Says goodbye and stops.
+    pub(crate) async fn stop(self) {
+        // The node holds its capabilities, and this one the node.
+        self.status.set(None);
+        self.door.close().await;
+        self.node.shutdown().await;
+    }
+}
+
+/// How long a node that has just started waits for what others know, at most.
+const FIRST_SYNC: Duration = Duration::from_secs(4);
+
+/// Waits until this node knows what its neighbours know, or for a few seconds: where nobody
+/// is, nobody can be waited for.
+pub(crate) async fn settle_in(node: &Node) {
+    let alone = node.log().state().members().count() < 2;
+    if !alone {
+        let _ = tokio::time::timeout(FIRST_SYNC, node.until_even()).await;
+    }
+}
+
+/// Tells programs on this machine about the node.
+#[derive(Default)]
+struct StatusHandler {
+    node: Mutex<Option<Node>>,
+    serving: Mutex<Option<String>>,
+}
+
+/// What is behind these locks is whole between any two calls.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn status_descriptor() -> Result<CapabilityDescriptor, Failure> {
+    let name = NODE_STATUS.parse().map_err(Failure::internal)?;
+    Ok(CapabilityDescriptor::new(
+        name,
+        "Tells programs on the node's own machine where it listens and whom it is linked with.",
+        Trust::Member,
+    ))
+}
+
+impl Handler for StatusHandler {
+    fn call(
+        &self,
+        ctx: CallContext,
+        _: Value,
+        _: FrameSink,
+    ) -> BoxFuture<'_, Result<Value, CallError>> {
+        Box::pin(std::future::ready(self.answer(&ctx)))
+    }
+}
+
+impl StatusHandler {
+    fn set(&self, node: Option<Node>) {
+        *lock(&self.node) = node;
+    }
+
+    fn answer(&self, ctx: &CallContext) -> Result<Value, CallError> {
+        use hearthnet_bus::calls::Code;
+        if !ctx.is_local {
+            let message = "only programs on the node's own machine are told about its peers";
+            return Err(CallError::new(Code::UNAUTHORIZED, message));
+        }
+        let Some(node) = lock(&self.node).clone() else {
+            return Err(CallError::new(
+                Code::BUSY,
+                "the node is starting or stopping",
+            ));
+        };
+        let hints = node.discovery().found();
+        let found = |peer: &NodeId| {
+            let of_peer = hints.iter().filter(|h| h.node.as_ref() == Some(peer));
+            let mut how: Vec<&str> = of_peer.map(|h| source_name(h.source)).collect();
+            how.sort_unstable();
+            how.dedup();
+            how.join(", ")
+        };
+        let peers: Vec<Value> = node
+            .peers()
+            .iter()
+            .map(|peer| {
+                json!({
+                    "node": peer.node.to_string(),
+                    "endpoint": peer.endpoints.first().map(ToString::to_string).unwrap_or_default(),
+                    "connected": peer.link.is_some(),
+                    "even": peer.link.as_ref().is_some_and(|l| l.progress.even),
+                    "since_ms": peer.link.as_ref().map(|l| l.since_ms),
+                    "found": found(&peer.node),
+                })
+            })
+            .collect();
+        let serving = lock(&self.serving);
+        Ok(json!({
+            "listen": node.listen_addr().map(|a| a.to_string()),
+            "mdns": mdns_name(node.discovery().health()),
+            "peers": peers,
+            "serving": *serving,
+        }))
+    }
+}
+
+fn source_name(source: Source) -> &'static str {
+    match source {
+        Source::Proved => "earlier",
+        Source::Static => "static peer",
+        Source::Log => "log",
+        Source::Mdns => "mDNS",
+    }
+}
+
+fn mdns_name(health: MdnsHealth) -> &'static str {
+    match health {
+        MdnsHealth::Off => "off",
+        MdnsHealth::Running => "running",
+        MdnsHealth::Flooded => "resting: the network is flooded",
+        MdnsHealth::Silent => "silent: it does not answer",
+        MdnsHealth::Failed => "failed to start",
+        #[allow(unreachable_patterns, reason = "more may come")]
+        _ => "unknown",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_has_one_node_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(!Lock::is_held(dir.path()));
+        let first = Lock::take(dir.path()).unwrap();
+        assert!(Lock::is_held(dir.path()));
+        assert_eq!(Lock::take(dir.path()).unwrap_err().kind, Kind::Host);
+        drop(first);
+        Lock::take(dir.path()).unwrap();
+    }
 }

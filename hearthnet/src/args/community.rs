@@ -10,6 +10,8 @@ pub(crate) enum CommunityCommand {
     Create(CreateArgs),
     /// Print a code with which somebody can join.
     Invite(InviteArgs),
+    /// Join a community with a code.
+    Join(JoinArgs),
     /// Show who is in the community.
     Members {
         /// Print JSON.
@@ -38,6 +40,7 @@ impl CommunityCommand {
         match self {
             Self::Create(CreateArgs { json, .. })
             | Self::Invite(InviteArgs { json, .. })
+            | Self::Join(JoinArgs { json, .. })
             | Self::Members { json }
             | Self::Promote(LevelArgs { json, .. })
             | Self::Demote(LevelArgs { json, .. })
@@ -70,6 +73,22 @@ pub(crate) struct InviteArgs {
     /// How long the code holds, for example 30m, 24h or 7d.
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_time)]
     pub(crate) expires: Duration,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct JoinArgs {
+    /// The code that a member printed with `community invite`.
+    #[arg(value_name = "CODE", required = true, num_args = 1..)]
+    pub(crate) code: Vec<String>,
+    /// What other members see of this node [default: node.name, else the machine's name].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// How long to look for a node of the community, for example 30s.
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_time)]
+    pub(crate) wait: Duration,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
@@ -119,6 +138,22 @@ pub(crate) enum Switch {
     On,
     /// Not allowed.
     Off,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct RunArgs {
+    /// Catalogue id, or path of a GGUF file, for the chats of programs on this machine.
+    #[arg(long, default_value = "smollm2-135m-instruct")]
+    pub(crate) model: String,
+    /// Where to listen; port 0 takes a free one [default: node.listen].
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub(crate) listen: Option<String>,
+    /// Print one line of JSON when ready.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Stop when standard input ends: a parent that dies takes this node with it.
+    #[arg(long, hide = true)]
+    pub(crate) lifeline: bool,
 }
 
 #[derive(Debug, clap::Args)]

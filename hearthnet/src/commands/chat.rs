@@ -9,7 +9,7 @@ use hearthnet_model::engine::{Engine, Head};
 use hearthnet_orchestrator::backend::Backend;
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Frame, Prompt, TextModel};
 use hearthnet_orchestrator::fallback::WithFallback;
-use hearthnet_orchestrator::hosts::ConnectedHosts;
+use hearthnet_orchestrator::hosts::{ConnectedHosts, HostSource};
 use hearthnet_orchestrator::link::{HostAddr, HostLink};
 use hearthnet_orchestrator::local::LocalBackend;
 use hearthnet_orchestrator::router::GreedyCover;
@@ -22,8 +22,10 @@ use crate::commands::{
     OpenModel, engine_options, load_head, node_key, open_model, print_bytes, print_json, runtime,
     sampling, text_model,
 };
+use crate::community::Home;
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
+use crate::hosts::Visit;
 use crate::output::{Progress, bytes, note, table};
 
 pub(crate) fn run(args: ChatArgs, global: &Global, config: &Config) -> Result<(), Failure> {
@@ -31,26 +33,39 @@ pub(crate) fn run(args: ChatArgs, global: &Global, config: &Config) -> Result<()
     if !args.local && !config.policy.research.enable {
         return Err(ChatError::ExperimentalDisabled.into());
     }
-    if !args.local && args.shard.is_empty() {
-        return Err(Failure::from(ChatError::ShardUnavailable("no hosts are named".into()))
-            .hint("name each host with --shard ENDPOINT#NODEID, as `hearthnet shard serve` prints it, or answer on this machine alone with --local"));
-    }
+    let home = match args.local || !args.shard.is_empty() {
+        true => None,
+        false => Some(community(global, config)?),
+    };
     let runtime = runtime()?;
     let cancel = Cancel::default();
     watch_interrupt(&runtime, cancel.clone());
 
+    // Others are looked for while the model is read.
+    let visit = match &home {
+        Some(home) => runtime.block_on(Visit::begin(home, config))?,
+        None => Visit::default(),
+    };
     let model = open_model(global, &args.model)?;
     let (backend, head): (Box<dyn Backend>, Head) = if args.local {
         let (backend, head) = local_backend(&model, config, None)?;
         (Box::new(backend), head)
     } else {
         let head = load_head(&model, &engine_options(config, None))?;
-        let key = Arc::new(node_key(global)?);
-        let links = runtime.block_on(connect(&args.shard, &key, config))?;
-        let own = key.id().to_string();
+        let source = match &home {
+            Some(home) => {
+                let hosts = visit.hosts(runtime.handle().clone(), home, &model, config)?;
+                (Box::new(hosts) as Box<dyn HostSource>, Vec::new())
+            }
+            None => {
+                let key = Arc::new(node_key(global)?);
+                let links = runtime.block_on(connect(&args.shard, &key, config))?;
+                links.source(&model, &key.id().to_string(), config)
+            }
+        };
         let fallback = config.research.distributed_inference.fallback_to_local && !args.no_fallback;
         let handle = runtime.handle();
-        let backend = open_route(handle, &model, links, &own, config, fallback, &cancel)?;
+        let backend = open_route(handle, &model, source, config, fallback, &cancel)?;
         (backend, head)
     };
     let text = text_model(&model, head)?;
@@ -70,8 +85,20 @@ pub(crate) fn run(args: ChatArgs, global: &Global, config: &Config) -> Result<()
     };
     // Streams are closed by tasks: give them their moment before the runtime goes.
     drop(conversation);
+    runtime.block_on(visit.end());
     runtime.shutdown_timeout(Duration::from_millis(500));
     outcome
+}
+
+/// The community to ask, where no hosts are named.
+fn community(global: &Global, config: &Config) -> Result<Home, Failure> {
+    let Some(home) = Home::find(global)? else {
+        return Err(Failure::from(ChatError::ShardUnavailable("no hosts are named, and this node is in no community".into()))
+            .hint("join one with `hearthnet community join CODE`, name each host with --shard ENDPOINT#NODEID, or answer on this machine alone with --local"));
+    };
+    home.require_research(config)?;
+    home.level()?;
+    Ok(home)
 }
 
 /// Everything on this machine: blocks and head share their threads.
@@ -129,28 +156,49 @@ pub(crate) struct Links {
     failures: Vec<ChatError>,
 }
 
+impl Links {
+    /// These hosts and no others, for a chat.
+    pub(crate) fn source(
+        self,
+        model: &OpenModel,
+        own_id: &str,
+        config: &Config,
+    ) -> (Box<dyn HostSource>, Vec<ChatError>) {
+        let inference = &config.research.distributed_inference;
+        let source = ConnectedHosts {
+            links: self.links,
+            model: on_wire(model),
+            policy: Box::new(GreedyCover),
+            max_shards: inference.max_shards_per_request,
+            own_id: own_id.to_owned(),
+            allow_self: inference.allow_self_as_shard,
+        };
+        (Box::new(source), self.failures)
+    }
+}
+
+/// The wire's view of a model.
+pub(crate) fn on_wire(model: &OpenModel) -> ModelOnWire {
+    ModelOnWire::new(
+        &model.id,
+        model.weights,
+        model.file.spec(),
+        model.bands.clone(),
+    )
+}
+
 /// Routes over the connected hosts and opens a stream on each one chosen. With
 /// `fallback`, this machine takes over when they cannot go on.
 pub(crate) fn open_route(
     runtime: &Handle,
     model: &OpenModel,
-    links: Links,
-    own_id: &str,
+    (source, failures): (Box<dyn HostSource>, Vec<ChatError>),
     config: &Config,
     fallback: bool,
     cancel: &Cancel,
 ) -> Result<Box<dyn Backend>, Failure> {
-    let spec = model.file.spec();
     let inference = &config.research.distributed_inference;
-    let wire = ModelOnWire::new(&model.id, model.weights, spec, model.bands.clone());
-    let source = ConnectedHosts {
-        links: links.links,
-        model: wire.clone(),
-        policy: Box::new(GreedyCover),
-        max_shards: inference.max_shards_per_request,
-        own_id: own_id.to_owned(),
-        allow_self: inference.allow_self_as_shard,
-    };
+    let wire = on_wire(model);
     let settings = PumpSettings {
         prefill_rows: inference.prefill_rows,
         depth: inference.steps_in_flight,
@@ -158,16 +206,15 @@ pub(crate) fn open_route(
         history_bytes: inference.history_mb << 20,
         give_up_after: fallback.then_some(inference.fallback_to_local_after_failures),
     };
-    let hosts =
-        match ShardedBackend::open(runtime.clone(), wire, Box::new(source), settings, cancel) {
-            Ok(hosts) => hosts,
-            // A host that could not be reached explains a hole better than the hole does.
-            Err(error @ ChatError::ShardUnavailable(_)) => {
-                return Err(links.failures.into_iter().next().unwrap_or(error).into());
-            }
-            Err(error) => return Err(error.into()),
-        };
-    for failure in &links.failures {
+    let hosts = match ShardedBackend::open(runtime.clone(), wire, source, settings, cancel) {
+        Ok(hosts) => hosts,
+        // A host that could not be reached explains a hole better than the hole does.
+        Err(error @ ChatError::ShardUnavailable(_)) => {
+            return Err(failures.into_iter().next().unwrap_or(error).into());
+        }
+        Err(error) => return Err(error.into()),
+    };
+    for failure in &failures {
         note(format!("warning: going on without one host: {failure}"));
     }
     if !fallback {

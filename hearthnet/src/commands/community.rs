@@ -29,6 +29,7 @@ pub(crate) fn run(
     match command {
         CommunityCommand::Create(args) => create(&args, global, config),
         CommunityCommand::Invite(args) => invite(&args, &Home::open(global)?, config),
+        CommunityCommand::Join(args) => super::join::run(&args, global, config),
         CommunityCommand::Members { json } => members(&Home::open(global)?, json),
         CommunityCommand::Promote(args) => level(&args, &Home::open(global)?, true),
         CommunityCommand::Demote(args) => level(&args, &Home::open(global)?, false),

@@ -104,7 +104,8 @@ pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<()
     let own = key.id().to_string();
     // Hosts only: what is compared below must not be this machine twice.
     let handle = runtime.handle();
-    let backend = open_route(handle, &model, links, &own, &config, false, &cancel)?;
+    let source = links.source(&model, &own, &config);
+    let backend = open_route(handle, &model, source, &config, false, &cancel)?;
     let mut conversation = Conversation::new(backend);
     let done = stream_answer(&mut conversation, &text, &request, started, &cancel, print)?;
     let memory: Vec<Option<u64>> = hosts.iter().map(HostProcess::resident_bytes).collect();

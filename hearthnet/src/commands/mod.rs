@@ -7,9 +7,12 @@ pub(crate) mod config;
 pub(crate) mod demo;
 pub(crate) mod id;
 pub(crate) mod init;
+pub(crate) mod join;
 pub(crate) mod log;
 pub(crate) mod model;
+pub(crate) mod serve;
 pub(crate) mod shard;
+pub(crate) mod shard_community;
 pub(crate) mod status;
 
 use std::io::Write;

@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 
 use crate::args::{Global, Layers, ServeArgs, ShardCommand};
 use crate::commands::{engine_options, model, node_key, print_bytes, print_json, runtime};
+use crate::community::Home;
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::output::{Progress, bytes, note};
@@ -42,7 +43,17 @@ pub(crate) fn run(command: ShardCommand, global: &Global, config: &Config) -> Re
         return Err(ChatError::ExperimentalDisabled.into());
     }
     let runtime = runtime()?;
-    let outcome = runtime.block_on(serve_by_hand(args, global, config));
+    // Who names its callers serves them by hand; everybody else serves the community.
+    let home = match args.peer_key.is_empty() {
+        true => Home::find(global)?,
+        false => None,
+    };
+    let outcome = runtime.block_on(async {
+        match home {
+            Some(home) => super::shard_community::serve(args, home, global, config).await,
+            None => serve_by_hand(args, global, config).await,
+        }
+    });
     runtime.shutdown_timeout(Duration::from_millis(500));
     outcome
 }

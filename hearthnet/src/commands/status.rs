@@ -16,6 +16,7 @@ use crate::config::Config;
 use crate::coverage::{Coverage, by_model};
 use crate::failure::Failure;
 use crate::layers::runs_text;
+use crate::local_door;
 use crate::output::{bytes, span, table};
 
 /// What a running node tells of itself through its door.
@@ -47,7 +48,11 @@ pub(crate) struct Peer {
 pub(crate) fn run(args: &StatusArgs, global: &Global, config: &Config) -> Result<(), Failure> {
     let home = Home::open(global)?;
     let runtime = runtime()?;
-    let running: Option<Running> = None;
+    let running: Option<Running> = runtime.block_on(local_door::ask(
+        &home.dir,
+        local_door::NODE_STATUS,
+        &json!({}),
+    ));
     runtime.shutdown_background();
     let state = home.state();
     let now = now_ms();
