@@ -9,9 +9,10 @@ use crate::NodeId;
 pub(super) const MAX_LINKS: usize = 64;
 /// Dials that run at the same time.
 const MAX_DIALS: usize = 8;
-/// The first rest after a failure; doubled with each, up to [`LONGEST_MS`].
+/// The first rest after a failure; doubled with each, up to [`LONGEST_MS`]. A cable that is plugged
+/// in again should not be waited for much longer than it takes to notice.
 const FIRST_MS: u64 = 1_000;
-const LONGEST_MS: u64 = 60_000;
+const LONGEST_MS: u64 = 15_000;
 /// Somebody who was just heard of is tried after this long, whatever failed before.
 const HEARD_MS: u64 = 300;
 
@@ -154,7 +155,7 @@ mod tests {
             rests.push((next - now) / 1000);
             now = next;
         }
-        assert_eq!(rests, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
+        assert_eq!(rests, [1, 2, 4, 8, 15, 15, 15, 15, 15]);
     }
 
     #[test]

@@ -259,7 +259,13 @@ async fn dial(inner: Arc<Inner>, mut found: watch::Receiver<u64>) {
             next.saturating_sub(unix_ms()).clamp(50, 60_000)
         });
         tokio::select! {
-            Some(target) = ended.recv() => dialer.ended(target, unix_ms(), noise()),
+            Some(target) = ended.recv() => {
+                dialer.ended(target, unix_ms(), noise());
+                if !matches!(target, Target::Node(node) if inner.linked().contains(&node)) {
+                    // Perhaps it is somewhere else now.
+                    inner.discovery.look_again();
+                }
+            }
             () = inner.dial.notified() => {}
             changed = found.changed() => {
                 if changed.is_err() {

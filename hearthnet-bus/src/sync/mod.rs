@@ -10,6 +10,8 @@
 //! The session does no I/O and knows no log: it says what is to be done ([`Work`]), and is told
 //! what came of it.
 
+#[doc(hidden)]
+pub mod fuzzing;
 mod link;
 #[cfg(test)]
 mod link_tests;

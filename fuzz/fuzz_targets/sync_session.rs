@@ -1,0 +1,4 @@
+//! A gossip session, driven by a script of messages, moves and results of work.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| hearthnet_bus::sync::fuzzing::session(data));

@@ -1,0 +1,123 @@
+//! The body of the fuzz target `sync_session`, so that tests replay what a fuzzer has found. No
+//! public interface.
+
+use bytes::Bytes;
+use hearthnet_transport::CloseCode;
+
+use super::message::{MAX_BATCH_BYTES, MAX_BATCH_EVENTS, SyncMessage};
+use super::session::{Stored, SyncConfig, SyncSession, WINDOW, Work};
+use crate::{CommunityId, NodeKey};
+
+/// Drives a session. The input is a list of pieces, each with two bytes before it: what to do, and
+/// how long the piece is.
+///
+/// | first byte modulo 8 | move |
+/// |---|---|
+/// | 0 to 3 | the piece is a message |
+/// | 4 | a HELLO of the right community comes |
+/// | 5 | the log changes |
+/// | 6 | as many seconds pass as the second byte says |
+/// | 7 | the work that is under way fails, or is done as the second byte says |
+///
+/// # Panics
+/// When a promise is broken.
+pub fn session(mut input: &[u8]) {
+    let community = CommunityId::from(NodeKey::from_secret(&[7; 32]).id());
+    let mut session = SyncSession::new(community, SyncConfig::default(), 0);
+    let (mut now, mut unacked, mut work) = (0u64, 0usize, None);
+    while let [what, length, rest @ ..] = input {
+        let (piece, rest) = rest.split_at(usize::from(*length).min(rest.len()));
+        let argument = *length;
+        match what % 8 {
+            0..=3 => {
+                let message = Bytes::copy_from_slice(piece);
+                if let Ok(decoded) = SyncMessage::decode(&message) {
+                    assert_eq!(decoded.encode(), message, "two encodings of one message");
+                }
+                if let Ok(SyncMessage::Ack { .. }) = SyncMessage::decode(&message) {
+                    unacked = unacked.saturating_sub(1);
+                }
+                session.handle_message(now, &message);
+            }
+            4 => {
+                let hello = SyncMessage::Hello {
+                    version: 1,
+                    community: *community.as_bytes(),
+                };
+                session.handle_message(now, &hello.encode());
+            }
+            5 => session.handle_change(),
+            6 => now += u64::from(argument) * 1000,
+            _ => done(&mut session, work.take(), now, argument),
+        }
+        session.handle_timeout(now);
+        if work.is_none() {
+            work = session.poll_work(now);
+        }
+        while let Some(message) = session.poll_transmit() {
+            if let Ok(SyncMessage::Events { .. }) = SyncMessage::decode(&message) {
+                unacked += 1;
+                assert!(unacked <= WINDOW, "more than the window is on its way");
+            }
+        }
+        if session.closed().is_some() {
+            assert_eq!(session.poll_timeout(), None);
+            assert_eq!(session.poll_work(now), None);
+            return;
+        }
+        input = match what % 8 {
+            0..=3 => rest,
+            _ => input.get(2..).unwrap_or_default(),
+        };
+    }
+}
+
+fn done(session: &mut SyncSession, work: Option<Work>, now: u64, how: u8) {
+    match work {
+        None => {}
+        Some(Work::Store(events)) if how == 0 => session.handle_failure(now, Some(events)),
+        Some(_) if how == 0 => session.handle_failure(now, None),
+        Some(Work::Heads) => session.handle_heads(now, vec![how; 9]),
+        Some(Work::Learn(_)) => session.handle_learned(how != 1),
+        Some(Work::Collect {
+            max_events,
+            max_bytes,
+        }) => {
+            assert_eq!((max_events, max_bytes), (MAX_BATCH_EVENTS, MAX_BATCH_BYTES));
+            let events = vec![Bytes::from_static(b"event"); usize::from(how) % 3];
+            session.handle_collected(now, events, how.is_multiple_of(2));
+        }
+        Some(Work::Store(events)) => {
+            let stored = Stored {
+                accepted: u64::from(how) % 4,
+                known: events.len() as u64,
+                refused: u64::from(how) % 3,
+                hostile: (how == 255).then_some(CloseCode::InvalidSignature),
+            };
+            session.handle_stored(now, stored);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    #[test]
+    fn every_file_of_the_fuzzers_corpus_is_survived() {
+        let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus/sync_session");
+        let mut files = 0;
+        for entry in std::fs::read_dir(corpus).unwrap() {
+            super::session(&std::fs::read(entry.unwrap().path()).unwrap());
+            files += 1;
+        }
+        assert!(files >= 5, "{files}");
+    }
+
+    proptest! {
+        #[test]
+        fn scripts_of_chance_are_survived(script in prop::collection::vec(any::<u8>(), 0..400)) {
+            super::session(&script);
+        }
+    }
+}
