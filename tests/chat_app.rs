@@ -1,0 +1,150 @@
+//! The example app, as it stands in `examples/`, against a node's local door: what it
+//! prints is what the service answers.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+use std::path::Path;
+use std::process::Output;
+use std::sync::{Arc, Mutex};
+
+use hearthnet_bus::calls::{Authority, CallServer, LocalDoor, Registry, Research, Trust};
+use hearthnet_bus::{NodeId, NodeKey};
+use hearthnet_model::engine::{Engine, EngineOptions, Head};
+use hearthnet_model::gguf::Gguf;
+use hearthnet_model::sampler::SamplerConfig;
+use hearthnet_model::{ChatMessage, ChatTemplate, ModelFile, Tokenizer};
+use hearthnet_orchestrator::backend::Backend;
+use hearthnet_orchestrator::chat::{ChatRequest, Frame, Prompt, TextModel};
+use hearthnet_orchestrator::local::SharedEngine;
+use hearthnet_orchestrator::service::{ServedModel, Service, ServiceSettings};
+use hearthnet_orchestrator::{Cancel, ChatError, bus};
+use hearthnet_testkit::TinyLlama;
+use tokio::runtime::Handle;
+
+/// A node that is a member; the experiment is on or off.
+struct Home(Mutex<Research>);
+
+impl Authority for Home {
+    fn trust(&self, _: &NodeId) -> Trust {
+        Trust::Member
+    }
+
+    fn research(&self) -> Research {
+        *self.0.lock().expect("no panic")
+    }
+}
+
+fn tiny() -> ServedModel {
+    let bytes = TinyLlama::default().bytes();
+    let file = ModelFile::from_gguf(Gguf::from_bytes(bytes).expect("GGUF")).expect("a model");
+    let options = EngineOptions {
+        threads: 1,
+        ..EngineOptions::default()
+    };
+    let engine = Engine::load(&file, 0..2, &options, &mut |_, _| {}).expect("an engine");
+    let head = Head::beside(&file, &engine).expect("a head");
+    let engine = SharedEngine::new(engine, "tiny", 1 << 30);
+    let opener =
+        move |_: &Cancel| -> Result<Box<dyn Backend>, ChatError> { Ok(Box::new(engine.open()?)) };
+    ServedModel {
+        id: "tiny".into(),
+        weights: file.manifest(&mut |_, _| {}).weights_id(),
+        text: TextModel {
+            tokenizer: Tokenizer::from_gguf(file.gguf()).expect("a tokenizer"),
+            template: Some(ChatTemplate::from_gguf(file.gguf()).expect("a template")),
+            head,
+            context: file.spec().context,
+        },
+        opener: Box::new(opener),
+    }
+}
+
+async fn app(data_dir: &Path, args: &[&str]) -> Output {
+    let python = std::env::var_os("HEARTHNET_TEST_PYTHON").unwrap_or_else(|| {
+        panic!(
+            "run tests/run, or set HEARTHNET_TEST_PYTHON to a Python with the package websockets"
+        )
+    });
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/chat_app.py");
+    tokio::process::Command::new(python)
+        .arg("-B")
+        .arg(script)
+        .arg("--data-dir")
+        .arg(data_dir)
+        .args(args)
+        .env("PYTHONIOENCODING", "utf-8")
+        .output()
+        .await
+        .expect("Python starts")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_example_app_prints_what_the_community_answers() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let output = app(dir.path(), &["Hi"]).await;
+    assert!(!output.status.success());
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("hearthnet serve"), "{said}");
+
+    let service = Service::new(Handle::current(), vec![tiny()], ServiceSettings::default());
+    let registry = Arc::new(Registry::new());
+    let handler = Arc::new(bus::ChatHandler::new(service.clone()));
+    registry
+        .register(bus::descriptor(8), handler)
+        .expect("a free name");
+    let home = Arc::new(Home(Mutex::new(Research::On)));
+    let own = NodeKey::from_secret(&[1; 32]).id();
+    let authority = Arc::clone(&home) as Arc<dyn Authority>;
+    let server = Arc::new(CallServer::new(own, registry, authority));
+    let door = LocalDoor::open(dir.path(), server).await.expect("a door");
+
+    // More tokens than the window has places, so that acknowledging is tried, too.
+    let request = ChatRequest {
+        prompt: Prompt::Messages(vec![ChatMessage::user("Hi")]),
+        sampling: SamplerConfig {
+            temperature: 1.5,
+            seed: Some(7),
+            ..SamplerConfig::default()
+        },
+        max_tokens: 100,
+        stop: Vec::new(),
+    };
+    let mut answer = service.ask("somebody", "tiny", request).expect("a turn");
+    let (mut text, mut tokens) = (String::new(), 0);
+    while let Some(frame) = answer.next().await {
+        match frame.expect("an answer") {
+            Frame::TokenDelta { text: piece, .. } => text.push_str(&piece),
+            Frame::Done(done) => tokens = done.usage.completion_tokens,
+            _ => {}
+        }
+    }
+    let args = [
+        "Hi",
+        "--seed",
+        "7",
+        "--temperature",
+        "1.5",
+        "--max-tokens",
+        "100",
+    ];
+    let output = app(dir.path(), &args).await;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), text);
+    assert!(
+        said.contains(&format!("[{tokens} tokens, seed 7]")),
+        "{said}"
+    );
+
+    // What it is told when the experiment is off names the setting.
+    *home.0.lock().expect("no panic") = Research::OffHere;
+    let output = app(dir.path(), &["Hi"]).await;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success());
+    assert!(said.contains("policy.research.enable"), "{said}");
+    assert!(said.contains("experimental_disabled"), "{said}");
+    door.close().await;
+}
