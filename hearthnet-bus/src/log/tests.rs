@@ -194,6 +194,44 @@ fn a_new_community_has_its_founder_as_anchor_and_survives_reopening() {
 }
 
 #[test]
+fn the_example_of_the_specification_is_what_this_code_makes() {
+    let spec = include_str!("../../../specs/event-log.md");
+    let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
+    let time_ms = 1_750_000_000_000;
+    let community = CommunityId::from(key(1).id());
+    let event = Event {
+        community,
+        author: key(1).id(),
+        seq: 1,
+        lamport: 1,
+        time_ms,
+        id: EventId::new(time_ms, 0),
+        lane: Lane::Durable {
+            prev: EventHash::ZERO,
+        },
+        body: Body::CommunityCreated {
+            name: "Elm Street".into(),
+            policy: Policy::default(),
+            founder: key(2).id(),
+        },
+    };
+    let raw = event.sign(&key(1)).unwrap();
+    let dir = folder();
+    let log = EventLog::prepare(dir.path(), community).unwrap();
+    assert_eq!(codes(&log, std::slice::from_ref(&raw), time_ms), [""; 0]);
+    let blocks: Vec<String> = spec
+        .split("```hex")
+        .skip(1)
+        .filter_map(|rest| rest.split("```").next())
+        .map(|block| block.split_whitespace().collect())
+        .collect();
+    assert_eq!(blocks, [hex(&raw), hex(&log.heads().to_cbor())]);
+    for hash in [EventHash::of(&raw).unwrap().0, log.state().state_hash()] {
+        assert!(spec.contains(&hex(&hash)), "{}", hex(&hash));
+    }
+}
+
+#[test]
 fn a_folder_has_one_community() {
     let home = Home::new();
     let again = EventLog::prepare(home.dir.path(), CommunityId::from(root().id()));

@@ -1,0 +1,283 @@
+//! How large a log gets, and how fast two logs come together.
+//!
+//! ```text
+//! cargo run --release -p hearthnet-bus --example log_bench -- month [DAYS [HOSTS]]
+//! cargo run --release -p hearthnet-bus --example log_bench -- sync [EVENTS]
+//! ```
+//!
+//! `month` lets hosts (20) say every 30 seconds of virtual time, for some days (30), that they
+//! serve a shard, and every two minutes where they listen; every event is signed, verified and
+//! stored, each beat of all hosts is one transaction, and the log is compacted every ten
+//! minutes. It prints the size of the files as it goes. `sync` makes a log of some durable
+//! events (100,000) by twenty anchors, and times an empty log that takes all of them over
+//! through heads, missing and receive. Both work in `TMPDIR`.
+
+#![allow(clippy::print_stdout)]
+
+use std::error::Error;
+use std::path::Path;
+use std::time::Instant;
+
+use hearthnet_bus::invite::JoinRequest;
+use hearthnet_bus::log::{
+    ADVERT_LIFE_MS, Body, Event, EventHash, EventId, EventLog, Lane, Level, Policy, Quotas,
+};
+use hearthnet_bus::{CommunityId, Descriptor, NodeKey};
+
+/// A Wednesday in 2027, in Unix milliseconds.
+const START: u64 = 1_800_000_000_000;
+const BEAT_MS: u64 = 30_000;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut args = std::env::args().skip(1);
+    let what = args.next().unwrap_or_default();
+    let mut number = |default| args.next().map_or(Ok(default), |text| text.parse::<u64>());
+    let dir = tempfile::tempdir()?;
+    match what.as_str() {
+        "month" => month(dir.path(), number(30)?, number(20)?),
+        "sync" => sync(dir.path(), number(100_000)?),
+        _ => Err("say month or sync".into()),
+    }
+}
+
+/// The size of all files of a log, in KiB.
+fn size(dir: &Path) -> Result<u64, Box<dyn Error>> {
+    let mut bytes = 0;
+    for file in std::fs::read_dir(dir)? {
+        bytes += file?.metadata()?.len();
+    }
+    Ok(bytes / 1024)
+}
+
+/// Someone who signs events without having a log.
+struct Author {
+    key: NodeKey,
+    community: CommunityId,
+    seq: u64,
+    prev: EventHash,
+    lamport: u64,
+}
+
+impl Author {
+    fn new(key: NodeKey, community: CommunityId) -> Self {
+        Self {
+            key,
+            community,
+            seq: 0,
+            prev: EventHash::ZERO,
+            lamport: 10,
+        }
+    }
+
+    fn sign(
+        &self,
+        seq: u64,
+        time_ms: u64,
+        lane: Lane,
+        body: Body,
+    ) -> Result<Vec<u8>, Box<dyn Error>> {
+        let event = Event {
+            community: self.community,
+            author: self.key.id(),
+            seq,
+            lamport: self.lamport,
+            time_ms,
+            id: EventId::new(time_ms, u128::from(seq)),
+            lane,
+            body,
+        };
+        Ok(event.sign(&self.key)?)
+    }
+
+    fn say(&self, now_ms: u64, body: Body) -> Result<Vec<u8>, Box<dyn Error>> {
+        let lane = Lane::Ephemeral {
+            slot: body.slot().ok_or("a durable kind")?,
+            expires_ms: now_ms + ADVERT_LIFE_MS,
+        };
+        self.sign(now_ms, now_ms, lane, body)
+    }
+
+    fn write(&mut self, lamport: u64, body: Body) -> Result<Vec<u8>, Box<dyn Error>> {
+        self.seq += 1;
+        self.lamport = lamport;
+        let lane = Lane::Durable { prev: self.prev };
+        let raw = self.sign(self.seq, START, lane, body)?;
+        self.prev = EventHash::of(&raw).ok_or("no hash")?;
+        Ok(raw)
+    }
+}
+
+/// A community whose founder has admitted `count` others at `level`.
+fn community(
+    dir: &Path,
+    count: u64,
+    level: Level,
+) -> Result<(EventLog, Vec<Author>), Box<dyn Error>> {
+    let (root, founder, invite) = (
+        NodeKey::generate()?,
+        NodeKey::generate()?,
+        NodeKey::generate()?,
+    );
+    let log = EventLog::create(
+        dir,
+        &root,
+        founder.id(),
+        "Elm Street",
+        Policy::default(),
+        START,
+    )?;
+    let id = log.community();
+    let uses = u32::try_from(count)?;
+    let expires_ms = START + 3_600_000;
+    let invited = Body::Invited {
+        invite: invite.id(),
+        level,
+        uses,
+        expires_ms,
+    };
+    log.append(&root, invited, START)?;
+    let mut members = Vec::new();
+    for _ in 0..count {
+        let key = NodeKey::generate()?;
+        let request = JoinRequest::sign(&invite, id, key.id(), "attic")?;
+        log.append(&founder, Body::Admitted { request, level }, START)?;
+        members.push(Author::new(key, id));
+    }
+    Ok((log, members))
+}
+
+fn month(dir: &Path, days: u64, hosts: u64) -> Result<(), Box<dyn Error>> {
+    let (log, hosts) = community(dir, hosts, Level::Trusted)?;
+    let me = hosts.first().ok_or("no hosts")?.key.id();
+    let began = Instant::now();
+    let (mut events, mut now) = (0u64, START);
+    for hour in 0..days * 24 {
+        for beat in 0..3_600_000 / BEAT_MS {
+            now += BEAT_MS;
+            let mut batch = Vec::new();
+            for host in &hosts {
+                batch.push(host.say(now, advert(&host.key, now))?);
+                if beat % 4 == 0 {
+                    batch.push(host.say(now, seen())?);
+                }
+            }
+            let received = log.receive(&batch, me, now)?;
+            if received.accepted.len() != batch.len() {
+                return Err(format!("refused: {:?}", received.refused).into());
+            }
+            events += batch.len() as u64;
+            if beat % 20 == 0 {
+                log.compact(now)?;
+            }
+        }
+        if hour < 3 || (hour + 1) % 24 == 0 {
+            println!(
+                "after {:>4} h: {events:>8} events, {:>5} KiB",
+                hour + 1,
+                size(dir)?
+            );
+        }
+    }
+    let live = log.state().shards(now).count();
+    println!(
+        "{live} shards live; {:.0} s of real time",
+        began.elapsed().as_secs_f64()
+    );
+    let path = log.path().to_owned();
+    drop(log);
+    println!("closed: {} KiB", std::fs::metadata(path)?.len() / 1024);
+    let found = EventLog::open(dir)?.verify()?;
+    println!("verified: {found:?}");
+    Ok(())
+}
+
+fn sync(dir: &Path, count: u64) -> Result<(), Box<dyn Error>> {
+    let (from_dir, to_dir) = (dir.join("from"), dir.join("to"));
+    let (log, mut anchors) = community(&from_dir, 20, Level::Anchor)?;
+    // All but one change the policy in turn, so that every event has an effect.
+    let node = anchors.pop().ok_or("nobody")?.key.id();
+    let lamport = 1000;
+    let began = Instant::now();
+    let mut batch = Vec::new();
+    for i in 0..count {
+        let turn = usize::try_from(i)? % anchors.len();
+        let body = Body::PolicyChanged(Policy {
+            research: i % 2 == 0,
+            ..Policy::default()
+        });
+        batch.push(anchors[turn].write(lamport + i, body)?);
+        if batch.len() == 1000 || i + 1 == count {
+            let received = log.receive(&batch, node, START)?;
+            if received.accepted.len() != batch.len() {
+                return Err(format!("refused: {:?}", received.refused).into());
+            }
+            batch.clear();
+        }
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    println!(
+        "made {count} events in {seconds:.1} s; {} KiB",
+        size(&from_dir)?
+    );
+
+    drop(EventLog::prepare(&to_dir, log.community())?);
+    let to = EventLog::open_with(&to_dir, Quotas::default())?;
+    let began = Instant::now();
+    let (mut theirs, mut events, mut bytes, mut batches) = (to.heads(), 0, 0, 0);
+    loop {
+        let batch = log.missing(&theirs, 1000, 1 << 20)?;
+        events += batch.events.len();
+        bytes += batch.events.iter().map(Vec::len).sum::<usize>();
+        batches += 1;
+        to.receive(&batch.events, node, START)?;
+        if !batch.more {
+            break;
+        }
+        theirs = batch.then;
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    println!(
+        "took over {events} events ({} KiB) in {batches} batches in {seconds:.2} s: {:.0} events/s",
+        bytes / 1024,
+        events as f64 / seconds
+    );
+    if to.state().state_hash() != log.state().state_hash() || to.heads() != log.heads() {
+        return Err("the two logs differ".into());
+    }
+    let began = Instant::now();
+    drop(to);
+    EventLog::open(&to_dir)?;
+    println!(
+        "opened, checked and folded again in {:.2} s",
+        began.elapsed().as_secs_f64()
+    );
+    Ok(())
+}
+
+fn seen() -> Body {
+    Body::NodeSeen {
+        endpoints: vec!["192.168.1.20:7600".into(), "[fe80::1234]:7600".into()],
+        name: "attic".into(),
+        software: "hearthnet/0.1.0".into(),
+    }
+}
+
+fn advert(host: &NodeKey, now_ms: u64) -> Body {
+    Body::ShardAdvertised(Box::new(Descriptor {
+        shard_id: "smollm2-135m:0-7".into(),
+        model_id: "smollm2-135m".into(),
+        weights_sha256: "0a".repeat(32),
+        layer_range: (0, 7),
+        total_layers: 30,
+        vram_required_mb: 40,
+        max_concurrent_streams: 4,
+        host: host.id().to_string(),
+        endpoint: "192.168.1.20:7600".into(),
+        advertised_at: now_ms / 1000,
+        boundary_dtype: "fp16".into(),
+        arithmetic: "canonical-1".into(),
+        ms_per_token: 3.25,
+        queue_depth: 1,
+        software: "hearthnet/0.1.0".into(),
+    }))
+}
