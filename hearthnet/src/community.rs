@@ -25,6 +25,7 @@ pub(crate) fn now_ms() -> u64 {
 }
 
 /// A node that is in a community.
+#[derive(Clone)]
 pub(crate) struct Home {
     /// The data directory.
     pub(crate) dir: PathBuf,

@@ -5,6 +5,7 @@
 //! sentence and a hint, and has its own exit status (`hearthnet help` lists them).
 
 mod addresses;
+mod answers;
 mod args;
 mod commands;
 mod community;

@@ -174,13 +174,13 @@ pub(crate) enum LogCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Check every signature, chain and count of the file.
+    /// Check the file, every signature, every chain, and that the members follow from them.
     Verify {
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Write the signed events as they are, one base64url line each.
+    /// Write every event with its signed bytes, one JSON object per line.
     Export {
         /// File to write; it must not exist yet [default: standard output].
         #[arg(long, short, value_name = "FILE")]

@@ -197,6 +197,30 @@ pub(crate) fn open_route(
     fallback: bool,
     cancel: &Cancel,
 ) -> Result<Box<dyn Backend>, Failure> {
+    match open_backend(runtime, model, source, config, fallback, cancel) {
+        Ok(backend) => {
+            for failure in &failures {
+                note(format!("warning: going on without one host: {failure}"));
+            }
+            Ok(backend)
+        }
+        // A host that could not be reached explains a hole better than the hole does.
+        Err(error @ ChatError::ShardUnavailable(_)) => {
+            Err(failures.into_iter().next().unwrap_or(error).into())
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A backend over the hosts of a source.
+pub(crate) fn open_backend(
+    runtime: &Handle,
+    model: &OpenModel,
+    source: Box<dyn HostSource>,
+    config: &Config,
+    fallback: bool,
+    cancel: &Cancel,
+) -> Result<Box<dyn Backend>, ChatError> {
     let inference = &config.research.distributed_inference;
     let wire = on_wire(model);
     let settings = PumpSettings {
@@ -206,17 +230,7 @@ pub(crate) fn open_route(
         history_bytes: inference.history_mb << 20,
         give_up_after: fallback.then_some(inference.fallback_to_local_after_failures),
     };
-    let hosts = match ShardedBackend::open(runtime.clone(), wire, source, settings, cancel) {
-        Ok(hosts) => hosts,
-        // A host that could not be reached explains a hole better than the hole does.
-        Err(error @ ChatError::ShardUnavailable(_)) => {
-            return Err(failures.into_iter().next().unwrap_or(error).into());
-        }
-        Err(error) => return Err(error.into()),
-    };
-    for failure in &failures {
-        note(format!("warning: going on without one host: {failure}"));
-    }
+    let hosts = ShardedBackend::open(runtime.clone(), wire, source, settings, cancel)?;
     if !fallback {
         return Ok(Box::new(hosts));
     }

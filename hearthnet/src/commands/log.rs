@@ -2,21 +2,18 @@
 
 use std::collections::VecDeque;
 use std::fs::OpenOptions;
-use std::io::{BufWriter, Write as _};
+use std::io::BufWriter;
 use std::path::Path;
 
 use hearthnet_bus::NodeId;
-use hearthnet_bus::log::{Body, Community, Event, EventHash, Heads, Lane};
-use serde_json::{Value, json};
+use hearthnet_bus::log::{Body, Community, Record, Status};
+use serde_json::json;
 
 use crate::args::{Global, LogCommand};
 use crate::commands::{print_bytes, print_json};
 use crate::community::{Home, label, log_failure};
 use crate::failure::{Failure, Kind};
 use crate::output::{note, when};
-
-/// Events and bytes that are read from the file at a time.
-const BATCH: (usize, usize) = (1000, 1 << 20);
 
 pub(crate) fn run(command: LogCommand, global: &Global) -> Result<(), Failure> {
     let home = Home::open(global)?;
@@ -27,92 +24,51 @@ pub(crate) fn run(command: LogCommand, global: &Global) -> Result<(), Failure> {
     }
 }
 
-/// Hands out every event that the log holds, as stored: the lasting ones in the order in
-/// which they count, then the proofs of forks, then the short-lived ones.
-fn for_each(
-    home: &Home,
-    mut each: impl FnMut(&[u8]) -> Result<(), Failure>,
-) -> Result<(), Failure> {
-    let mut seen = Heads::empty(home.log.community());
-    loop {
-        let batch = home
-            .log
-            .missing(&seen, BATCH.0, BATCH.1)
-            .map_err(|e| log_failure(&home.dir, &e))?;
-        for raw in &batch.events {
-            each(raw)?;
-        }
-        if !batch.more {
-            return Ok(());
-        }
-        seen = batch.then;
-    }
-}
-
-fn read(raw: &[u8]) -> Result<Event, Failure> {
-    Event::verify(raw).map_err(|e| {
-        Failure::new(
-            Kind::Host,
-            format!("an event in the log does not verify: {e}"),
-        )
-        .code(e.code())
-        .hint("the file was damaged: take the log from another member, by joining again")
-    })
-}
-
 fn show(home: &Home, last: Option<usize>, as_json: bool) -> Result<(), Failure> {
     let state = home.state();
-    let mut kept: VecDeque<Vec<u8>> = VecDeque::new();
-    let print = |raw: &[u8]| -> Result<(), Failure> {
-        let event = read(raw)?;
-        if as_json {
-            print_json(&event_json(&event, raw))
-        } else {
-            print_bytes(format!("{}\n", line(&event, &state)).as_bytes())
+    let mut kept: VecDeque<Record> = VecDeque::new();
+    let print = |record: &Record| -> Result<(), Failure> {
+        match as_json {
+            true => print_json(record),
+            false => print_bytes(format!("{}\n", line(record, &state)).as_bytes()),
         }
     };
-    for_each(home, |raw| match last {
-        None => print(raw),
-        Some(last) => {
-            kept.push_back(raw.to_vec());
-            if kept.len() > last {
-                kept.pop_front();
+    let mut failed = None;
+    let read = home.log.records(|record| {
+        match last {
+            None => failed = print(&record).err(),
+            Some(last) => {
+                kept.push_back(record);
+                if kept.len() > last {
+                    kept.pop_front();
+                }
             }
-            Ok(())
         }
-    })?;
-    kept.iter().try_for_each(|raw| print(raw))
-}
-
-fn event_json(event: &Event, raw: &[u8]) -> Value {
-    let (lane, slot, expires_ms) = match &event.lane {
-        Lane::Durable { .. } => ("durable", None, None),
-        Lane::Ephemeral { slot, expires_ms } => ("ephemeral", Some(slot), Some(*expires_ms)),
-    };
-    json!({
-        "id": event.id.to_string(),
-        "hash": EventHash::of(raw).map(|h| h.to_string()),
-        "kind": event.body.kind(),
-        "author": event.author.to_string(),
-        "lane": lane,
-        "seq": event.seq,
-        "lamport": event.lamport,
-        "time_ms": event.time_ms,
-        "slot": slot,
-        "expires_ms": expires_ms,
-        "body": event.body,
-    })
+        Ok(failed.is_none())
+    });
+    if let Some(failure) = failed {
+        return Err(failure);
+    }
+    read.map_err(|e| log_failure(&home.dir, &e))?;
+    kept.iter().try_for_each(print)
 }
 
 /// One event on one line.
-fn line(event: &Event, state: &Community) -> String {
+fn line(record: &Record, state: &Community) -> String {
+    let event = &record.event;
     let who = if event.author == state.id.root() {
         "the root".to_owned()
     } else {
         label(state, &event.author)
     };
+    let note = match record.status {
+        Status::Effective | Status::Live => String::new(),
+        Status::NoEffect(why) => format!(" (no effect: {why})"),
+        Status::Waiting => " (waiting for an earlier event of its author)".to_owned(),
+        Status::Fork => " (proof that its author signed two histories)".to_owned(),
+    };
     format!(
-        "{}  {who} {}",
+        "{}  {who} {}{note}",
         when(event.time_ms),
         what(&event.body, state)
     )
@@ -159,25 +115,44 @@ fn what(body: &Body, state: &Community) -> String {
 }
 
 fn verify(home: &Home, as_json: bool) -> Result<(), Failure> {
-    let mut events = 0u64;
-    for_each(home, |raw| {
-        events += 1;
-        read(raw).map(|_| ())
-    })?;
+    let found = home.log.verify().map_err(|e| log_failure(&home.dir, &e))?;
     let hash = crate::output::hex(&home.state().state_hash());
     if as_json {
-        return print_json(&json!({ "events": events, "state_hash": hash }));
+        print_json(&json!({
+            "durable_events": found.durable,
+            "ephemeral_events": found.ephemeral,
+            "state_hash": hash,
+            "problems": found.problems,
+        }))?;
+    } else {
+        print_bytes(
+            format!(
+                "{} events and {} short-lived ones\nstate  {hash}\n",
+                found.durable, found.ephemeral
+            )
+            .as_bytes(),
+        )?;
+        for problem in &found.problems {
+            note(problem);
+        }
     }
-    print_bytes(format!("{events} events, every signature valid\nstate  {hash}\n").as_bytes())
+    match found.problems.len() {
+        0 => Ok(()),
+        n => Err(Failure::new(
+            Kind::Host,
+            format!("the log has {n} problem{}", if n == 1 { "" } else { "s" }),
+        )
+        .code("log_corrupt")
+        .hint("other members have the log, too: move this data directory away and join again")),
+    }
 }
 
 fn export(home: &Home, output: Option<&Path>) -> Result<(), Failure> {
-    use base64::Engine as _;
-    use base64::engine::general_purpose::URL_SAFE_NO_PAD;
     let Some(path) = output else {
-        return for_each(home, |raw| {
-            print_bytes(format!("{}\n", URL_SAFE_NO_PAD.encode(raw)).as_bytes())
-        });
+        home.log
+            .export(&mut std::io::stdout().lock())
+            .map_err(|e| log_failure(&home.dir, &e))?;
+        return Ok(());
     };
     let fail = |e: std::io::Error| {
         Failure::new(Kind::Host, format!("cannot write {}: {e}", path.display()))
@@ -189,11 +164,10 @@ fn export(home: &Home, output: Option<&Path>) -> Result<(), Failure> {
         .open(path)
         .map_err(fail)?;
     let mut file = BufWriter::new(file);
-    let mut count = 0u64;
-    for_each(home, |raw| {
-        count += 1;
-        writeln!(file, "{}", URL_SAFE_NO_PAD.encode(raw)).map_err(fail)
-    })?;
+    let count = home
+        .log
+        .export(&mut file)
+        .map_err(|e| log_failure(&home.dir, &e))?;
     file.into_inner()
         .map_err(|e| fail(e.into_error()))?
         .sync_all()

@@ -7,9 +7,10 @@ use hearthnet_bus::calls::Registry;
 use hearthnet_bus::log::Level;
 use serde_json::json;
 
+use crate::answers;
 use crate::args::{Global, RunArgs};
-use crate::commands::shard::stop_requests;
-use crate::commands::{print_bytes, print_json, runtime};
+use crate::commands::shard::{DRAIN_DEADLINE, stop_requests};
+use crate::commands::{OpenModel, open_model, print_bytes, print_json, runtime};
 use crate::community::{Home, label};
 use crate::config::Config;
 use crate::failure::Failure;
@@ -23,9 +24,18 @@ pub(crate) fn run(args: RunArgs, global: &Global, config: &Config) -> Result<(),
     let outcome = runtime.block_on(async {
         let mut stop = stop_requests(args.lifeline)?;
         let registry = Arc::new(Registry::new());
-        let caps = Vec::new();
+        let model = chat_model(&args, &home, global, config);
+        let caps = model.iter().map(|_| answers::cap()).collect();
         let resident =
             Resident::start(&home, config, args.listen.as_deref(), registry, caps).await?;
+        let handle = tokio::runtime::Handle::current();
+        let chats = match model {
+            Ok(model) => Some(answers::offer(&handle, &resident, &home, model, config)?),
+            Err(why) => {
+                note(format!("no chats for programs on this machine: {why}"));
+                None
+            }
+        };
         ready(&args, &home, &resident, level)?;
         tokio::select! {
             _ = stop.recv() => {}
@@ -37,8 +47,14 @@ pub(crate) fn run(args: RunArgs, global: &Global, config: &Config) -> Result<(),
         if !args.json {
             note("stopping");
         }
+        let leave = async {
+            if let Some(chats) = &chats {
+                chats.drain(DRAIN_DEADLINE).await;
+            }
+            resident.stop().await;
+        };
         tokio::select! {
-            () = resident.stop() => {}
+            () = leave => {}
             // Asked twice: at once, then.
             _ = stop.recv() => {}
         }
@@ -46,6 +62,17 @@ pub(crate) fn run(args: RunArgs, global: &Global, config: &Config) -> Result<(),
     });
     runtime.shutdown_timeout(Duration::from_millis(500));
     outcome
+}
+
+/// The model for chats, if there are to be any.
+fn chat_model(
+    args: &RunArgs,
+    home: &Home,
+    global: &Global,
+    config: &Config,
+) -> Result<OpenModel, Failure> {
+    home.require_research(config)?;
+    open_model(global, &args.model)
 }
 
 /// Resolves when this node has lost its place in the community.

@@ -1,0 +1,77 @@
+//! Answering programs on this machine with the community's hosts.
+
+use std::sync::Arc;
+
+use hearthnet_bus::calls::CHAT;
+use hearthnet_orchestrator::bus::{ChatHandler, descriptor};
+use hearthnet_orchestrator::service::{ServedModel, ServiceSettings};
+use hearthnet_orchestrator::{Cancel, Service};
+use tokio::runtime::Handle;
+
+use crate::commands::chat::open_backend;
+use crate::commands::{OpenModel, engine_options, load_head, text_model};
+use crate::community::Home;
+use crate::config::Config;
+use crate::failure::Failure;
+use crate::hosts::{CommunityHosts, Links, Places};
+use crate::node::Resident;
+
+/// What is announced of a node that answers chats: the last part of the capability's name.
+pub(crate) fn cap() -> String {
+    let name = CHAT.split('@').next().unwrap_or(CHAT);
+    name.split('.').next_back().unwrap_or(name).to_owned()
+}
+
+/// Makes the node answer `experimental.distributed_llm.chat` with a model whose layers the
+/// community's hosts hold. Chats share the embedding and the sessions with hosts.
+pub(crate) fn offer(
+    runtime: &Handle,
+    resident: &Resident,
+    home: &Home,
+    model: OpenModel,
+    config: &Config,
+) -> Result<Service, Failure> {
+    let head = load_head(&model, &engine_options(config, None))?;
+    let text = text_model(&model, head)?;
+    // A wrong setting is told now, and not to every caller.
+    config.transport()?;
+    let (id, weights) = (model.id.clone(), model.weights);
+    let places: Places = {
+        let discovery = resident.node.discovery().clone();
+        Arc::new(move |node| discovery.endpoints(node))
+    };
+    let (links, home, config) = (Links::default(), home.clone(), config.clone());
+    let handle = runtime.clone();
+    let opener = move |cancel: &Cancel| {
+        let hosts = CommunityHosts::new(
+            handle.clone(),
+            &home,
+            &model,
+            &config,
+            Arc::clone(&places),
+            Arc::clone(&links),
+        )
+        .map_err(|e| hearthnet_orchestrator::ChatError::Engine(e.to_string()))?;
+        let fallback = config.research.distributed_inference.fallback_to_local;
+        open_backend(&handle, &model, Box::new(hosts), &config, fallback, cancel)
+    };
+    let settings = ServiceSettings::default();
+    let places_at_once = u32::try_from(settings.turns.places + settings.turns.waiting);
+    let served = ServedModel {
+        id,
+        weights,
+        text,
+        opener: Box::new(opener),
+    };
+    let service = Service::new(runtime.clone(), vec![served], settings);
+    resident
+        .node
+        .call_server()
+        .registry()
+        .register(
+            descriptor(places_at_once.unwrap_or(u32::MAX)),
+            Arc::new(ChatHandler::new(service.clone())),
+        )
+        .map_err(Failure::internal)?;
+    Ok(service)
+}
