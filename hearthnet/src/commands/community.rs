@@ -5,9 +5,11 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::time::Duration;
 
 use hearthnet_bus::invite::{GenerateError, Invite, MAX_HINTS, MAX_NAME_BYTES};
 use hearthnet_bus::log::{Body, EventLog, Level, Policy};
+use hearthnet_bus::node::PeerInfo;
 use hearthnet_bus::{KeyFileError, NodeId, NodeKey};
 use serde_json::json;
 
@@ -15,10 +17,11 @@ use crate::addresses::DEFAULT_PORT;
 use crate::args::{
     CommunityCommand, CreateArgs, Global, InviteArgs, LevelArgs, LevelName, PolicyArgs, Switch,
 };
-use crate::commands::{node_key, print_bytes, print_json};
+use crate::commands::{node_key, print_bytes, print_json, runtime};
 use crate::community::{Home, ROOT_KEY, endpoints_of, label, log_failure, name_of, now_ms};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
+use crate::node::{Lock, settle_in};
 use crate::output::{note, span, table, when};
 
 pub(crate) fn run(
@@ -31,10 +34,12 @@ pub(crate) fn run(
         CommunityCommand::Invite(args) => invite(&args, &Home::open(global)?, config),
         CommunityCommand::Join(args) => super::join::run(&args, global, config),
         CommunityCommand::Members { json } => members(&Home::open(global)?, json),
-        CommunityCommand::Promote(args) => level(&args, &Home::open(global)?, true),
-        CommunityCommand::Demote(args) => level(&args, &Home::open(global)?, false),
-        CommunityCommand::Revoke { node, json } => revoke(&node, &Home::open(global)?, json),
-        CommunityCommand::Policy(args) => policy(&args, &Home::open(global)?),
+        CommunityCommand::Promote(args) => level(&args, &Home::open(global)?, config, true),
+        CommunityCommand::Demote(args) => level(&args, &Home::open(global)?, config, false),
+        CommunityCommand::Revoke { node, json } => {
+            revoke(&node, &Home::open(global)?, config, json)
+        }
+        CommunityCommand::Policy(args) => policy(&args, &Home::open(global)?, config),
     }
 }
 
@@ -127,13 +132,13 @@ fn invite(args: &InviteArgs, home: &Home, config: &Config) -> Result<(), Failure
     };
     if !may {
         let who = match wanted {
-            Level::Member => format!("{} nodes", state.policy.who_may_invite),
+            Level::Member => format!("nodes that are {} or more", state.policy.who_may_invite),
             Level::Trusted => "anchors".to_owned(),
             Level::Anchor => "the holder of the root key".to_owned(),
         };
         return Err(Failure::new(
             Kind::Community,
-            format!("only {who} may invite a {wanted} node, and this node is {own}"),
+            format!("only {who} may invite somebody as {wanted}, and this node is {own}"),
         )
         .code("unauthorized")
         .hint("ask one of them; `hearthnet community members` shows who is what"));
@@ -261,7 +266,7 @@ fn members(home: &Home, as_json: bool) -> Result<(), Failure> {
     print_bytes(table(&["name", "node", "level", ""], &rows).as_bytes())
 }
 
-fn level(args: &LevelArgs, home: &Home, up: bool) -> Result<(), Failure> {
+fn level(args: &LevelArgs, home: &Home, config: &Config, up: bool) -> Result<(), Failure> {
     let state = home.state();
     let node = find(home, &args.node)?;
     let Some(now) = state.level(&node) else {
@@ -286,6 +291,7 @@ fn level(args: &LevelArgs, home: &Home, up: bool) -> Result<(), Failure> {
     let root = home.root_key()?;
     let author = authority(home, root.as_ref(), now.max(next), "change the level of")?;
     append(home, author, Body::LevelChanged { node, level: next })?;
+    spread(home, config, args.json)?;
     report(
         home,
         args.json,
@@ -295,7 +301,7 @@ fn level(args: &LevelArgs, home: &Home, up: bool) -> Result<(), Failure> {
     )
 }
 
-fn revoke(text: &str, home: &Home, as_json: bool) -> Result<(), Failure> {
+fn revoke(text: &str, home: &Home, config: &Config, as_json: bool) -> Result<(), Failure> {
     let state = home.state();
     let node = find(home, text)?;
     let Some(now) = state.level(&node) else {
@@ -307,6 +313,7 @@ fn revoke(text: &str, home: &Home, as_json: bool) -> Result<(), Failure> {
     let heads = home.log.heads();
     let last_seq = heads.authors.get(&node).map_or(0, |head| head.seq);
     append(home, author, Body::Revoked { node, last_seq })?;
+    spread(home, config, as_json)?;
     report(
         home,
         as_json,
@@ -316,7 +323,7 @@ fn revoke(text: &str, home: &Home, as_json: bool) -> Result<(), Failure> {
     )
 }
 
-fn policy(args: &PolicyArgs, home: &Home) -> Result<(), Failure> {
+fn policy(args: &PolicyArgs, home: &Home, config: &Config) -> Result<(), Failure> {
     let old = home.state().policy;
     let new = Policy {
         research: args.research.map_or(old.research, |s| s == Switch::On),
@@ -333,6 +340,7 @@ fn policy(args: &PolicyArgs, home: &Home) -> Result<(), Failure> {
             }
         };
         append(home, author, Body::PolicyChanged(new))?;
+        spread(home, config, args.json)?;
     }
     if args.json {
         return print_json(&json!({
@@ -373,6 +381,33 @@ fn authority<'a>(
             Ok(None)
         }
     }
+}
+
+/// Takes a change to the others, if no node runs here that does: looks for them, and waits a
+/// few seconds until they have it.
+fn spread(home: &Home, config: &Config, quiet: bool) -> Result<(), Failure> {
+    if Lock::is_held(&home.dir) || home.state().members().count() < 2 {
+        return Ok(());
+    }
+    let runtime = runtime()?;
+    let told = runtime.block_on(async {
+        let node = crate::node::visit(home, config).await?;
+        settle_in(&node).await;
+        let even = |peer: &PeerInfo| peer.link.as_ref().is_some_and(|l| l.progress.even);
+        let told = node.peers().iter().filter(|peer| even(peer)).count();
+        node.shutdown().await;
+        Ok::<_, Failure>(told)
+    })?;
+    runtime.shutdown_timeout(Duration::from_millis(500));
+    if !quiet {
+        note(match told {
+            0 => "nobody else could be told yet; a node that runs here (`hearthnet serve`) will"
+                .to_owned(),
+            1 => "told one other node".to_owned(),
+            n => format!("told {n} other nodes"),
+        });
+    }
+    Ok(())
 }
 
 /// Appends an event of this node, or of the root.
