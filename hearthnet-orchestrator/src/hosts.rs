@@ -11,7 +11,6 @@ use hearthnet_transport::Config;
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 
-use crate::Cancel;
 use crate::error::ChatError;
 use crate::link::{HostAddr, HostLink};
 use crate::router::{Candidate, RouteRequest, RoutingPolicy, pick};
@@ -212,8 +211,6 @@ pub struct PooledHosts {
     pub pool: Arc<HostPool>,
     /// How to choose among them; its `links` are replaced by the pool's.
     pub choice: ConnectedHosts,
-    /// Ends waiting for a host.
-    pub cancel: Cancel,
 }
 
 impl HostSource for PooledHosts {
@@ -222,12 +219,7 @@ impl HostSource for PooledHosts {
         layers: RangeInclusive<u32>,
         exclude: &BTreeSet<String>,
     ) -> Result<Vec<RoutedSpan>, ChatError> {
-        let reached = self.pool.runtime.block_on(async {
-            tokio::select! {
-                reached = self.pool.reach() => Ok(reached),
-                () = self.cancel.cancelled() => Err(ChatError::Cancelled),
-            }
-        })?;
+        let reached = self.pool.runtime.block_on(self.pool.reach());
         self.choice.links = reached.links;
         let spans = self.choice.route(layers, exclude);
         // Chats before and after need them, this one only what it chose.

@@ -13,6 +13,7 @@
 //! | text in, tokens out | [`chat`] |
 //! | chat as a capability of the bus | [`bus`] |
 //! | many callers: turns, kept conversations, giving up | [`service`] |
+//! | the OpenAI-compatible HTTP interface | [`http`] |
 //! | codes, hints, blame | [`error`] |
 
 pub mod backend;
@@ -22,6 +23,7 @@ pub mod checks;
 pub mod error;
 pub mod fallback;
 pub mod hosts;
+pub mod http;
 pub mod link;
 pub mod local;
 pub mod pace;

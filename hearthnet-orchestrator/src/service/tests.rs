@@ -14,17 +14,17 @@ use crate::backend::{HopTimes, RouteHop, Run};
 use crate::local::SharedEngine;
 
 /// Long enough for a loaded machine; reaching it is a failure, never a wait.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A barrier at every step of every chat, open or shut.
 #[derive(Default)]
-struct Gate {
+pub(crate) struct Gate {
     shut: Mutex<bool>,
     changed: Condvar,
 }
 
 impl Gate {
-    fn set(&self, shut: bool) {
+    pub(crate) fn set(&self, shut: bool) {
         *self.shut.lock().unwrap() = shut;
         self.changed.notify_all();
     }
@@ -47,13 +47,13 @@ impl Gate {
 
 /// What backends were made, and how many are there.
 #[derive(Default)]
-struct Census {
-    opened: usize,
-    there: usize,
+pub(crate) struct Census {
+    pub(crate) opened: usize,
+    pub(crate) there: usize,
     /// More than so many are refused, as by hosts that are full.
-    room: usize,
+    pub(crate) room: usize,
     /// The next backend fails after this many steps.
-    fail_after: Option<usize>,
+    pub(crate) fail_after: Option<usize>,
 }
 
 struct Gated {
@@ -96,14 +96,14 @@ impl Drop for Gated {
     }
 }
 
-struct Fixture {
-    runtime: Runtime,
-    service: Service,
-    gate: Arc<Gate>,
-    census: Arc<Mutex<Census>>,
+pub(crate) struct Fixture {
+    pub(crate) runtime: Runtime,
+    pub(crate) service: Service,
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) census: Arc<Mutex<Census>>,
 }
 
-fn fixture(settings: ServiceSettings) -> Fixture {
+pub(crate) fn fixture(settings: ServiceSettings) -> Fixture {
     let bytes = TinyLlama::default().bytes();
     let file = ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap();
     let options = EngineOptions {
@@ -154,7 +154,7 @@ fn fixture(settings: ServiceSettings) -> Fixture {
     }
 }
 
-fn settings(places: usize, waiting: usize, per_caller: usize) -> ServiceSettings {
+pub(crate) fn settings(places: usize, waiting: usize, per_caller: usize) -> ServiceSettings {
     ServiceSettings {
         turns: TurnLimits {
             places,
@@ -203,7 +203,7 @@ impl Fixture {
     }
 
     /// Waits until what goes on is as it should be.
-    fn until(&self, what: &str, is: impl Fn(Load, &Census) -> bool) {
+    pub(crate) fn until(&self, what: &str, is: impl Fn(Load, &Census) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !is(self.service.load(), &self.census.lock().unwrap()) {
             assert!(

@@ -1,0 +1,459 @@
+//! The HTTP door: OpenAI's API over [`Service`]. `specs/http-api.md` is the normative text.
+//!
+//! | concept | where |
+//! |---|---|
+//! | requests, field by field | `request.rs` (pure) |
+//! | answers, whole and in chunks | `reply.rs` (pure) |
+//! | errors and their statuses | `error.rs` |
+//! | paths, keys, streams | here |
+//! | connections, deadlines, shutdown | `server.rs` |
+//! | numbers | `metrics.rs` |
+//!
+//! A client that goes away cancels what it asked for: dropping a response drops its
+//! [`Answer`](crate::service::Answer).
+
+mod error;
+mod metrics;
+mod reply;
+mod request;
+mod server;
+
+#[cfg(test)]
+mod tests;
+
+use std::convert::Infallible;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, Request, State};
+use axum::http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::routing::{get, post};
+use axum::{Extension, Router};
+use futures_util::stream;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+use self::error::ApiError;
+use self::reply::{Header, Reply, Shape};
+use self::request::ApiRequest;
+use crate::chat::Frame;
+use crate::error::ChatError;
+use crate::service::{Answer, ServedModel, Service};
+
+pub use self::metrics::{Metrics, OtherRecorder};
+pub use self::server::{HttpError, HttpServer};
+
+/// The shortest key that is accepted: 16 characters of a random one are 80 bits or more.
+pub const MIN_KEY_BYTES: usize = 16;
+
+/// After so much silence a stream says that it is still there.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// A secret that clients must send.
+#[derive(Clone)]
+pub struct ApiKey([u8; 32]);
+
+impl ApiKey {
+    /// A key from its text; white space around it is not part of it. `None` if it is shorter than
+    /// [`MIN_KEY_BYTES`], or has characters that no header can carry.
+    pub fn new(text: &str) -> Option<Self> {
+        let text = text.trim();
+        let fits = text.len() >= MIN_KEY_BYTES && text.bytes().all(|b| b.is_ascii_graphic());
+        fits.then(|| Self(Sha256::digest(text).into()))
+    }
+
+    /// Takes the same time for every guess: what is compared are digests, all of their bytes.
+    fn is(&self, guess: &[u8]) -> bool {
+        let guess: [u8; 32] = Sha256::digest(guess).into();
+        self.0.ct_eq(&guess).into()
+    }
+}
+
+/// Leaves the secret out.
+impl std::fmt::Debug for ApiKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ApiKey")
+    }
+}
+
+/// How the door is opened.
+#[derive(Debug, Clone)]
+#[allow(clippy::exhaustive_structs)] // Built with `..HttpSettings::default()`.
+pub struct HttpSettings {
+    /// `ADDRESS:PORT`; port 0 takes a free one.
+    pub listen: String,
+    /// What clients must send; without one, only this machine is served.
+    pub api_key: Option<ApiKey>,
+    /// Largest request body, in bytes.
+    pub max_body_bytes: usize,
+    /// How long a request's head, and then its body, may take to arrive; how long a connection may
+    /// be idle, and how long a client may take nothing of what is sent to it.
+    pub client_deadline: Duration,
+    /// Connections at once; one more waits to be accepted.
+    pub max_connections: usize,
+}
+
+impl Default for HttpSettings {
+    fn default() -> Self {
+        Self {
+            listen: "127.0.0.1:7602".into(),
+            api_key: None,
+            max_body_bytes: 1 << 20,
+            client_deadline: Duration::from_secs(30),
+            max_connections: 256,
+        }
+    }
+}
+
+/// What handlers share.
+struct Door {
+    service: Service,
+    metrics: Option<Metrics>,
+    api_key: Option<ApiKey>,
+    max_body_bytes: usize,
+    client_deadline: Duration,
+    /// When the models were put on offer, Unix seconds.
+    since: u64,
+}
+
+/// Where a request came from.
+#[derive(Debug, Clone, Copy)]
+struct Client(IpAddr);
+
+fn router(service: Service, metrics: Option<Metrics>, settings: &HttpSettings) -> Router {
+    let door = Arc::new(Door {
+        service,
+        metrics,
+        api_key: settings.api_key.clone(),
+        max_body_bytes: settings.max_body_bytes,
+        client_deadline: settings.client_deadline,
+        since: unix_seconds(),
+    });
+    Router::new()
+        .route("/v1/chat/completions", post(chat))
+        .route("/v1/completions", post(completion))
+        .route("/v1/models", get(models))
+        .route("/v1/models/{id}", get(model))
+        .route("/metrics", get(numbers))
+        .method_not_allowed_fallback(async || ApiError::method().response())
+        .fallback(async || ApiError::path().response())
+        .layer(middleware::from_fn_with_state(Arc::clone(&door), guard))
+        // Whether it is well, a machine may be asked by anyone who reaches it.
+        .route("/healthz", get(health))
+        .layer(middleware::from_fn(count))
+        .with_state(door)
+}
+
+/// Lets in who may come in.
+async fn guard(State(door): State<Arc<Door>>, request: Request, next: Next) -> Response<Body> {
+    let refusal = match &door.api_key {
+        Some(key) if !bearer(request.headers()).is_some_and(|guess| key.is(guess)) => {
+            Some(ApiError::key())
+        }
+        // A web page whose own name leads to this machine must not pass for this machine.
+        None if !names_this_machine(request.headers()) => Some(ApiError::host()),
+        _ => None,
+    };
+    match refusal {
+        Some(error) => error.response(),
+        None => next.run(request).await,
+    }
+}
+
+async fn count(request: Request, next: Next) -> Response<Body> {
+    let response = next.run(request).await;
+    let status = response.status().as_u16().to_string();
+    ::metrics::counter!("hearthnet_http_responses_total", "status" => status).increment(1);
+    response
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
+    let value = headers.get(header::AUTHORIZATION)?.as_bytes();
+    let (scheme, key) = value.split_at_checked(7)?;
+    scheme.eq_ignore_ascii_case(b"Bearer ").then_some(key)
+}
+
+fn names_this_machine(headers: &HeaderMap) -> bool {
+    let Some(host) = headers.get(header::HOST).and_then(|h| h.to_str().ok()) else {
+        return false;
+    };
+    let name = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((v6, _)) => v6,
+        None => host.split(':').next().unwrap_or_default(),
+    };
+    let loopback = name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    loopback || name.eq_ignore_ascii_case("localhost")
+}
+
+async fn models(State(door): State<Arc<Door>>) -> Response<Body> {
+    let data: Vec<Value> = door
+        .service
+        .models()
+        .iter()
+        .map(|model| door.describe(model))
+        .collect();
+    json_response(StatusCode::OK, &json!({"object": "list", "data": data}))
+}
+
+async fn model(State(door): State<Arc<Door>>, Path(id): Path<String>) -> Response<Body> {
+    match door.service.model(&id) {
+        Some(model) => json_response(StatusCode::OK, &door.describe(model)),
+        None => ApiError::model(&id).response(),
+    }
+}
+
+async fn health(State(door): State<Arc<Door>>) -> Response<Body> {
+    let load = door.service.load();
+    let (status, word) = match load.draining {
+        false => (StatusCode::OK, "ok"),
+        true => (StatusCode::SERVICE_UNAVAILABLE, "shutting_down"),
+    };
+    let body = json!({
+        "status": word, "running": load.running, "waiting": load.waiting, "kept": load.kept,
+    });
+    json_response(status, &body)
+}
+
+async fn numbers(State(door): State<Arc<Door>>) -> Response<Body> {
+    let Some(metrics) = &door.metrics else {
+        return ApiError::path().response();
+    };
+    let mut response = Response::new(Body::from(metrics.render()));
+    let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}
+
+async fn chat(
+    State(door): State<Arc<Door>>,
+    Extension(client): Extension<Client>,
+    request: Request,
+) -> Response<Body> {
+    let answer = door.answer(Shape::Chat, client, request).await;
+    answer.unwrap_or_else(|error| error.response())
+}
+
+async fn completion(
+    State(door): State<Arc<Door>>,
+    Extension(client): Extension<Client>,
+    request: Request,
+) -> Response<Body> {
+    let answer = door.answer(Shape::Text, client, request).await;
+    answer.unwrap_or_else(|error| error.response())
+}
+
+impl Door {
+    fn describe(&self, model: &ServedModel) -> Value {
+        json!({
+            "id": model.id, "object": "model", "created": self.since, "owned_by": "hearthnet",
+            "weights_sha256": model.weights.to_string(), "context_length": model.text.context,
+        })
+    }
+
+    async fn answer(
+        &self,
+        shape: Shape,
+        client: Client,
+        request: Request,
+    ) -> Result<Response<Body>, ApiError> {
+        let body = self.body(request).await?;
+        let random = random()?;
+        // 53 bits survive every JSON reader.
+        let seed = (random as u64) >> 11;
+        let asked = match shape {
+            Shape::Chat => request::chat(&body, seed)?,
+            Shape::Text => request::completion(&body, seed)?,
+        };
+        drop(body);
+        let ApiRequest {
+            model,
+            chat,
+            stream,
+            include_usage,
+            user,
+        } = asked;
+        let Some(served) = self.service.model(&model).cloned() else {
+            return Err(ApiError::model(&model));
+        };
+        let wants_logprobs = chat.sampling.logprobs.is_some();
+        // Not a proof of anything: it only shares fairly, and keeps conversations apart.
+        let caller = format!("{} {}", client.0, user.unwrap_or_default());
+        let failed =
+            |error: ChatError| ApiError::chat(&error).retry_after(self.service.retry_after());
+        let mut answer = self.service.ask(&caller, &model, chat).map_err(failed)?;
+        // The first frame comes when the request has been understood and hosts have been found:
+        // what fails before has a status of its own.
+        let first = match answer.next().await {
+            Some(Ok(frame)) => frame,
+            Some(Err(error)) => return Err(failed(error)),
+            None => return Err(failed(ChatError::Cancelled)),
+        };
+        let header = Header {
+            shape,
+            id: random,
+            created: unix_seconds(),
+            model,
+            // The weights decide, and nothing about the machines that compute with them.
+            fingerprint: format!("fp_{:.16}", served.weights.to_string()),
+        };
+        let tokenizer = served.text.tokenizer.clone();
+        let mut reply = Reply::new(header, tokenizer, include_usage, wants_logprobs);
+        if stream {
+            return Ok(Events::response(answer, first, reply));
+        }
+        let mut next = Some(Ok(first));
+        loop {
+            match next {
+                Some(Ok(Frame::TokenDelta {
+                    text,
+                    token_id,
+                    logprob,
+                    top_logprobs,
+                })) => reply.collect(&text, token_id, logprob, &top_logprobs),
+                Some(Ok(Frame::Done(done))) => {
+                    return Ok(json_response(StatusCode::OK, &reply.whole(&done)));
+                }
+                Some(Ok(_)) => {}
+                Some(Err(error)) => return Err(failed(error)),
+                None => return Err(failed(ChatError::Cancelled)),
+            }
+            next = answer.next().await;
+        }
+    }
+
+    /// The body of a request, within its limits of kind, size and time.
+    async fn body(&self, request: Request) -> Result<Bytes, ApiError> {
+        // A form that a web page may send without asking has another type.
+        let kind = request.headers().get(header::CONTENT_TYPE);
+        let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+        let essence = kind.split(';').next().unwrap_or_default().trim();
+        if !essence.eq_ignore_ascii_case("application/json") {
+            return Err(ApiError::media_type());
+        }
+        let limit = self.max_body_bytes;
+        let declared = request.headers().get(header::CONTENT_LENGTH);
+        let declared = declared.and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+        if declared.is_some_and(|bytes| bytes > limit as u64) {
+            return Err(ApiError::large(limit));
+        }
+        let body = axum::body::to_bytes(request.into_body(), limit);
+        match tokio::time::timeout(self.client_deadline, body).await {
+            Ok(Ok(body)) => Ok(body),
+            // One that is broken off is nobody's to read about.
+            Ok(Err(_)) => Err(ApiError::large(limit)),
+            Err(_) => Err(ApiError::late()),
+        }
+    }
+}
+
+/// An answer on its way as server-sent events.
+struct Events {
+    answer: Answer,
+    reply: Reply,
+    /// A frame that has come already.
+    first: Option<Frame>,
+    over: bool,
+}
+
+impl Events {
+    fn response(answer: Answer, first: Frame, reply: Reply) -> Response<Body> {
+        let opening = reply.opening().map(|chunk| event(&chunk));
+        let events = Self {
+            answer,
+            reply,
+            first: Some(first),
+            over: false,
+        };
+        let stream = stream::unfold((opening, events), async |(opening, mut events)| {
+            let text = match opening {
+                Some(opening) => opening,
+                None => events.next().await?,
+            };
+            Some((Ok::<_, Infallible>(Bytes::from(text)), (None, events)))
+        });
+        let mut response = Response::new(Body::from_stream(stream));
+        let headers = response.headers_mut();
+        for (name, value) in [
+            (header::CONTENT_TYPE, "text/event-stream"),
+            (header::CACHE_CONTROL, "no-cache"),
+        ] {
+            headers.insert(name, HeaderValue::from_static(value));
+        }
+        response
+    }
+
+    /// The next events as text; `None` at the end.
+    async fn next(&mut self) -> Option<String> {
+        if self.over {
+            return None;
+        }
+        loop {
+            let next = match self.first.take() {
+                Some(frame) => Some(Ok(frame)),
+                None => match tokio::time::timeout(KEEP_ALIVE, self.answer.next()).await {
+                    Ok(next) => next,
+                    Err(_) => return Some(": still at it\n\n".to_owned()),
+                },
+            };
+            match next {
+                Some(Ok(Frame::TokenDelta {
+                    text,
+                    token_id,
+                    logprob,
+                    top_logprobs,
+                })) => {
+                    let chunk = self.reply.delta(&text, token_id, logprob, &top_logprobs);
+                    if let Some(chunk) = chunk {
+                        return Some(event(&chunk));
+                    }
+                }
+                Some(Ok(Frame::Done(done))) => {
+                    self.over = true;
+                    let mut text: String = self.reply.ending(&done).iter().map(event).collect();
+                    text.push_str("data: [DONE]\n\n");
+                    return Some(text);
+                }
+                // What becomes of hosts has no place in this API.
+                Some(Ok(_)) => {}
+                Some(Err(error)) => return Some(self.fail(&error)),
+                None => return Some(self.fail(&ChatError::Cancelled)),
+            }
+        }
+    }
+
+    /// A stream that cannot be finished ends with an error event, and without `[DONE]`.
+    fn fail(&mut self, error: &ChatError) -> String {
+        self.over = true;
+        event(&ApiError::chat(error).body())
+    }
+}
+
+/// JSON has no bare line ends, so one value is one line.
+fn event(value: &Value) -> String {
+    format!("data: {value}\n\n")
+}
+
+fn json_response(status: StatusCode, value: &Value) -> Response<Body> {
+    let mut response = Response::new(Body::from(value.to_string()));
+    *response.status_mut() = status;
+    let kind = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}
+
+fn random() -> Result<u128, ApiError> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes)
+        .map_err(|e| ApiError::chat(&ChatError::Engine(format!("no randomness: {e}"))))?;
+    Ok(u128::from_le_bytes(bytes))
+}
+
+fn unix_seconds() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |d| d.as_secs())
+}
