@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hearthnet_bus::calls::CHAT;
 use hearthnet_orchestrator::bus::{ChatHandler, descriptor};
-use hearthnet_orchestrator::service::{ServedModel, ServiceSettings};
+use hearthnet_orchestrator::service::ServedModel;
 use hearthnet_orchestrator::{Cancel, Service};
 use tokio::runtime::Handle;
 
@@ -40,6 +40,7 @@ pub(crate) fn offer(
         let discovery = resident.node.discovery().clone();
         Arc::new(move |node| discovery.endpoints(node))
     };
+    let settings = crate::chat_service::settings(config);
     let (links, home, config) = (Links::default(), home.clone(), config.clone());
     let handle = runtime.clone();
     let opener = move |cancel: &Cancel| {
@@ -55,7 +56,6 @@ pub(crate) fn offer(
         let fallback = config.research.distributed_inference.fallback_to_local;
         open_backend(&handle, &model, Box::new(hosts), &config, fallback, cancel)
     };
-    let settings = ServiceSettings::default();
     let places_at_once = u32::try_from(settings.turns.places + settings.turns.waiting);
     let served = ServedModel {
         id,

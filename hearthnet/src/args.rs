@@ -1,6 +1,7 @@
 //! The command line.
 
 mod community;
+mod service;
 
 use std::path::PathBuf;
 
@@ -12,6 +13,7 @@ pub(crate) use community::{
     CommunityCommand, CreateArgs, InviteArgs, JoinArgs, LevelArgs, LevelName, LogCommand,
     PolicyArgs, RunArgs, StatusArgs, Switch,
 };
+pub(crate) use service::DoorArgs;
 
 const EXIT_CODES: &str = "\
 Exit status: 0 success, 1 internal, 2 command line or configuration, 3 bad_request, \

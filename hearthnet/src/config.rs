@@ -22,6 +22,7 @@ pub(crate) struct Config {
     pub(crate) policy: Policy,
     pub(crate) node: Node,
     pub(crate) discovery: Discovery,
+    pub(crate) http: Http,
     pub(crate) research: Research,
     pub(crate) engine: Engine,
     pub(crate) transport: Transport,
@@ -71,6 +72,24 @@ impl Default for Discovery {
     }
 }
 
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Http {
+    pub(crate) listen: String,
+    pub(crate) api_key_file: String,
+    pub(crate) max_body_bytes: usize,
+}
+
+impl Default for Http {
+    fn default() -> Self {
+        Self {
+            listen: "127.0.0.1:7602".into(),
+            api_key_file: String::new(),
+            max_body_bytes: 1 << 20,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Research {
@@ -89,6 +108,12 @@ pub(crate) struct Inference {
     pub(crate) fallback_to_local: bool,
     pub(crate) fallback_to_local_after_failures: u32,
     pub(crate) history_mb: usize,
+    pub(crate) max_concurrent_pipelines: usize,
+    pub(crate) max_waiting_chats: usize,
+    pub(crate) max_waiting_chats_per_caller: usize,
+    pub(crate) kept_conversations: usize,
+    pub(crate) kept_conversation_seconds: u64,
+    pub(crate) slow_reader_seconds: u64,
     pub(crate) host: Host,
 }
 
@@ -104,6 +129,12 @@ impl Default for Inference {
             fallback_to_local: true,
             fallback_to_local_after_failures: 2,
             history_mb: 256,
+            max_concurrent_pipelines: 4,
+            max_waiting_chats: 32,
+            max_waiting_chats_per_caller: 16,
+            kept_conversations: 4,
+            kept_conversation_seconds: 300,
+            slow_reader_seconds: 30,
             host: Host::default(),
         }
     }
@@ -282,6 +313,39 @@ impl Config {
         // A TiB of rows is no bound any more.
         if inference.history_mb > 1 << 20 {
             return bad(&format!("{d}.history_mb"), "must be at most 2^20");
+        }
+        // Each runs on a thread of its own, of which the runtime has 512.
+        if !(1..=256).contains(&inference.max_concurrent_pipelines) {
+            return bad(
+                &format!("{d}.max_concurrent_pipelines"),
+                "must lie between 1 and 256",
+            );
+        }
+        for (key, value) in [
+            ("max_waiting_chats", inference.max_waiting_chats),
+            (
+                "max_waiting_chats_per_caller",
+                inference.max_waiting_chats_per_caller,
+            ),
+            ("kept_conversations", inference.kept_conversations),
+        ] {
+            if value > 65_536 {
+                return bad(&format!("{d}.{key}"), "must be at most 65536");
+            }
+        }
+        for (key, value) in [
+            (
+                "kept_conversation_seconds",
+                inference.kept_conversation_seconds,
+            ),
+            ("slow_reader_seconds", inference.slow_reader_seconds),
+        ] {
+            if !(1..=86_400).contains(&value) {
+                return bad(&format!("{d}.{key}"), "must lie between 1 and 86400");
+            }
+        }
+        if !(1 << 10..=1 << 30).contains(&self.http.max_body_bytes) {
+            return bad("http.max_body_bytes", "must lie between 1024 and 2^30");
         }
         if inference.host.max_concurrent_streams == 0 {
             return bad(
@@ -505,6 +569,9 @@ mod tests {
             "research.distributed_inference.routing_policy=random",
             "research.distributed_inference.fallback_to_local_after_failures=0",
             "research.distributed_inference.history_mb=9999999",
+            "research.distributed_inference.max_concurrent_pipelines=0",
+            "research.distributed_inference.kept_conversation_seconds=0",
+            "http.max_body_bytes=5",
             "research.distributed_inference.host.max_concurrent_streams=0",
             "research.distributed_inference.host.memory_budget_mb=2000000000",
             "node.listen=somewhere:7600",

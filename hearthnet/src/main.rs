@@ -7,6 +7,7 @@
 mod addresses;
 mod answers;
 mod args;
+mod chat_service;
 mod commands;
 mod community;
 mod config;

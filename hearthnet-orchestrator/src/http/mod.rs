@@ -10,7 +10,7 @@
 //! | numbers | `metrics.rs` |
 //!
 //! A client that goes away cancels what it asked for: dropping a response drops its
-//! [`Answer`](crate::service::Answer).
+//! [`Answer`].
 
 mod error;
 mod metrics;

@@ -154,6 +154,8 @@ pub(crate) struct RunArgs {
     /// Stop when standard input ends: a parent that dies takes this node with it.
     #[arg(long, hide = true)]
     pub(crate) lifeline: bool,
+    #[command(flatten)]
+    pub(crate) door: super::DoorArgs,
 }
 
 #[derive(Debug, clap::Args)]

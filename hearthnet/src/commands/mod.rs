@@ -11,6 +11,7 @@ pub(crate) mod join;
 pub(crate) mod log;
 pub(crate) mod model;
 pub(crate) mod serve;
+pub(crate) mod serve_by_hand;
 pub(crate) mod shard;
 pub(crate) mod shard_community;
 pub(crate) mod status;
@@ -108,7 +109,7 @@ pub(crate) fn open_file(path: &Path) -> Result<ModelFile, Failure> {
     ModelFile::open(path).map_err(|e| model_failure(path, e))
 }
 
-fn model_failure(path: &Path, error: impl std::fmt::Display) -> Failure {
+pub(crate) fn model_failure(path: &Path, error: impl std::fmt::Display) -> Failure {
     Failure::new(Kind::Model, format!("{}: {error}", path.display()))
         .hint("`hearthnet model inspect FILE` shows what a file holds; a fresh `hearthnet model pull` replaces a broken one")
 }

@@ -5,19 +5,26 @@ use std::time::Duration;
 
 use hearthnet_bus::calls::Registry;
 use hearthnet_bus::log::Level;
+use hearthnet_orchestrator::Service;
+use hearthnet_orchestrator::http::HttpServer;
 use serde_json::json;
 
 use crate::answers;
 use crate::args::{Global, RunArgs};
+use crate::chat_service::{close, open_http};
+use crate::commands::serve_by_hand;
 use crate::commands::shard::{DRAIN_DEADLINE, stop_requests};
 use crate::commands::{OpenModel, open_model, print_bytes, print_json, runtime};
 use crate::community::{Home, label};
 use crate::config::Config;
-use crate::failure::Failure;
+use crate::failure::{Failure, Kind};
 use crate::node::Resident;
 use crate::output::note;
 
 pub(crate) fn run(args: RunArgs, global: &Global, config: &Config) -> Result<(), Failure> {
+    if args.door.by_hand() {
+        return serve_by_hand::run(args, global, config);
+    }
     let home = Home::open(global)?;
     let level = home.level()?;
     let runtime = runtime()?;
@@ -31,12 +38,21 @@ pub(crate) fn run(args: RunArgs, global: &Global, config: &Config) -> Result<(),
         let handle = tokio::runtime::Handle::current();
         let chats = match model {
             Ok(model) => Some(answers::offer(&handle, &resident, &home, model, config)?),
+            // Whoever names a door wants chats.
+            Err(why) if args.door.http.is_some() => {
+                resident.stop().await;
+                return Err(why);
+            }
             Err(why) => {
                 note(format!("no chats for programs on this machine: {why}"));
                 None
             }
         };
-        ready(&args, &home, &resident, level)?;
+        let door = match &chats {
+            Some(chats) => http_door(&args, chats, config).await?,
+            None => None,
+        };
+        ready(&args, &home, &resident, level, door.as_ref())?;
         tokio::select! {
             _ = stop.recv() => {}
             failure = lost(&home) => {
@@ -48,8 +64,10 @@ pub(crate) fn run(args: RunArgs, global: &Global, config: &Config) -> Result<(),
             note("stopping");
         }
         let leave = async {
-            if let Some(chats) = &chats {
-                chats.drain(DRAIN_DEADLINE).await;
+            match (door, &chats) {
+                (Some(door), Some(chats)) => close(door, chats).await,
+                (None, Some(chats)) => chats.drain(DRAIN_DEADLINE).await,
+                _ => {}
             }
             resident.stop().await;
         };
@@ -75,6 +93,22 @@ fn chat_model(
     open_model(global, &args.model)
 }
 
+/// The HTTP door. One that nobody named is left shut when its port is taken.
+async fn http_door(
+    args: &RunArgs,
+    chats: &Service,
+    config: &Config,
+) -> Result<Option<HttpServer>, Failure> {
+    match open_http(chats, args.door.http.as_deref(), config).await {
+        Ok(door) => Ok(Some(door)),
+        Err(failure) if args.door.http.is_none() && failure.kind == Kind::Host => {
+            note(format!("no HTTP for programs on this machine: {failure}"));
+            Ok(None)
+        }
+        Err(failure) => Err(failure),
+    }
+}
+
 /// Resolves when this node has lost its place in the community.
 async fn lost(home: &Home) -> Failure {
     let mut changes = home.log.changes();
@@ -89,7 +123,14 @@ async fn lost(home: &Home) -> Failure {
     }
 }
 
-fn ready(args: &RunArgs, home: &Home, resident: &Resident, level: Level) -> Result<(), Failure> {
+fn ready(
+    args: &RunArgs,
+    home: &Home,
+    resident: &Resident,
+    level: Level,
+    door: Option<&HttpServer>,
+) -> Result<(), Failure> {
+    let url = door.map(|door| format!("http://{}/v1", door.local_addr()));
     let state = home.state();
     let addresses = resident.addresses();
     if args.json {
@@ -98,15 +139,17 @@ fn ready(args: &RunArgs, home: &Home, resident: &Resident, level: Level) -> Resu
             "community": state.name,
             "level": level,
             "addresses": addresses,
+            "url": url,
         }));
     }
     print_bytes(
         format!(
-            "{} is in {:?} as {level}\n  address   {}\n  programs  {}\n",
+            "{} is in {:?} as {level}\n  address   {}\n  programs  {}{}\n",
             label(&state, &home.key.id()),
             state.name,
             addresses.join(", "),
             home.dir.join(hearthnet_bus::calls::ENDPOINT_FILE).display(),
+            url.map_or_else(String::new, |url| format!("\n  OpenAI    {url}")),
         )
         .as_bytes(),
     )?;

@@ -1,0 +1,30 @@
+//! Arguments of `serve` for the chats of other programs.
+
+use hearthnet_orchestrator::link::HostAddr;
+
+/// Where chats come in, and what answers them outside of a community.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DoorArgs {
+    /// Where the OpenAI-compatible HTTP interface listens; port 0 takes a free one [default:
+    /// http.listen, 127.0.0.1:7602].
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub(crate) http: Option<String>,
+    /// Answer chats over this host, as its `shard serve` prints it, outside of any community
+    /// (repeat for more).
+    #[arg(long, value_name = "ENDPOINT#NODEID", conflicts_with_all = ["local", "listen"])]
+    pub(crate) shard: Vec<HostAddr>,
+    /// Answer chats on this machine alone, outside of any community.
+    #[arg(long, conflicts_with = "listen")]
+    pub(crate) local: bool,
+    /// End an answer with an error when the hosts cannot finish it, instead of going on on this
+    /// machine.
+    #[arg(long, conflicts_with = "local")]
+    pub(crate) no_fallback: bool,
+}
+
+impl DoorArgs {
+    /// Whether the command line says who answers, and not a community.
+    pub(crate) fn by_hand(&self) -> bool {
+        self.local || !self.shard.is_empty()
+    }
+}

@@ -1,0 +1,258 @@
+//! The chat service as the program sets it up: models, hosts or this machine, and the HTTP door.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hearthnet_bus::NodeKey;
+use hearthnet_model::engine::{Engine, EngineOptions, Head};
+use hearthnet_orchestrator::backend::Backend;
+use hearthnet_orchestrator::fallback::WithFallback;
+use hearthnet_orchestrator::hosts::{ConnectedHosts, HostPool, PooledHosts};
+use hearthnet_orchestrator::http::{
+    ApiKey, HttpError, HttpServer, HttpSettings, MIN_KEY_BYTES, Metrics,
+};
+use hearthnet_orchestrator::local::{EngineOnDemand, SharedEngine};
+use hearthnet_orchestrator::router::GreedyCover;
+use hearthnet_orchestrator::service::kept::KeepLimits;
+use hearthnet_orchestrator::service::turns::TurnLimits;
+use hearthnet_orchestrator::service::{Opener, ServedModel, Service, ServiceSettings};
+use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend};
+use hearthnet_orchestrator::{Cancel, ChatError};
+use tokio::runtime::Handle;
+
+use crate::args::DoorArgs;
+use crate::commands::{OpenModel, engine_options, load_head, model_failure, text_model};
+use crate::config::Config;
+use crate::failure::{Failure, Kind};
+use crate::output::{Progress, note};
+
+/// How long chats may take to end when the service is asked to stop.
+const DRAIN_DEADLINE: Duration = Duration::from_secs(20);
+
+/// How long responses may take to leave once their chats have ended.
+const CLOSE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// A conversation is taken over for its next turn only if that saves at least so many tokens:
+/// fewer are run in less time than it takes to ask.
+const MIN_PREFIX: usize = 8;
+
+/// A model that is answered with on this machine alone.
+pub(crate) fn local_model(model: &OpenModel, config: &Config) -> Result<ServedModel, Failure> {
+    let fail = |e: &dyn std::fmt::Display| model_failure(&model.path, e);
+    let options = local_options(model, config);
+    let layers = 0..model.file.spec().layers;
+    let mut progress = Progress::new("loading the model");
+    let engine = Engine::load(&model.file, layers, &options, &mut |done, total| {
+        progress.set(done, total);
+    })
+    .map_err(|e| fail(&e))?;
+    drop(progress);
+    let head = Head::beside(&model.file, &engine).map_err(|e| fail(&e))?;
+    let engine = SharedEngine::new(engine, &model.id, options.max_kv_bytes);
+    let open = move |_: &Cancel| Ok(Box::new(engine.open()?) as Box<dyn Backend>);
+    served(model, head, Box::new(open))
+}
+
+/// A model that is answered with over hosts known by address. With `fallback` this machine goes
+/// on when they cannot.
+pub(crate) fn hosted_model(
+    model: &OpenModel,
+    config: &Config,
+    pool: HostPool,
+    own_id: &str,
+    fallback: bool,
+    runtime: &Handle,
+) -> Result<ServedModel, Failure> {
+    let head = load_head(model, &engine_options(config, None))?;
+    let inference = &config.research.distributed_inference;
+    let wire = ModelOnWire::new(
+        &model.id,
+        model.weights,
+        model.file.spec(),
+        model.bands.clone(),
+    );
+    let settings = PumpSettings {
+        prefill_rows: inference.prefill_rows,
+        depth: inference.steps_in_flight,
+        health_timeout: Duration::from_secs_f64(inference.shard_health_timeout_seconds),
+        history_bytes: inference.history_mb << 20,
+        give_up_after: fallback.then_some(inference.fallback_to_local_after_failures),
+    };
+    let (max_shards, allow_self) = (
+        inference.max_shards_per_request,
+        inference.allow_self_as_shard,
+    );
+    let (pool, own_id, runtime) = (Arc::new(pool), own_id.to_owned(), runtime.clone());
+    let local = fallback.then(|| Arc::new(on_demand(model, config)));
+    let open = move |cancel: &Cancel| -> Result<Box<dyn Backend>, ChatError> {
+        // Connecting may take long; from then on the sessions are there.
+        runtime.block_on(async {
+            tokio::select! {
+                _ = pool.reach() => Ok(()),
+                () = cancel.cancelled() => Err(ChatError::Cancelled),
+            }
+        })?;
+        let source = PooledHosts {
+            pool: Arc::clone(&pool),
+            choice: ConnectedHosts {
+                links: Vec::new(),
+                model: wire.clone(),
+                policy: Box::new(GreedyCover),
+                max_shards,
+                own_id: own_id.clone(),
+                allow_self,
+            },
+        };
+        let hosts = ShardedBackend::open(
+            runtime.clone(),
+            wire.clone(),
+            Box::new(source),
+            settings.clone(),
+            cancel,
+        )?;
+        let Some(local) = &local else {
+            return Ok(Box::new(hosts));
+        };
+        let local = Arc::clone(local);
+        let load = move || Ok(Box::new(local.open()?) as Box<dyn Backend>);
+        Ok(Box::new(WithFallback::new(hosts, Box::new(load))))
+    };
+    served(model, head, Box::new(open))
+}
+
+fn served(model: &OpenModel, head: Head, opener: Box<dyn Opener>) -> Result<ServedModel, Failure> {
+    Ok(ServedModel {
+        id: model.id.clone(),
+        weights: model.weights,
+        text: text_model(model, head)?,
+        opener,
+    })
+}
+
+/// The whole model on this machine, loaded when a chat has no hosts any more.
+fn on_demand(model: &OpenModel, config: &Config) -> EngineOnDemand {
+    let (file, id) = (Arc::clone(&model.file), model.id.clone());
+    let options = local_options(model, config);
+    EngineOnDemand::new(Box::new(move || {
+        let layers = 0..file.spec().layers;
+        let engine = Engine::load(&file, layers, &options, &mut |_, _| {})
+            .map_err(|e| ChatError::Engine(e.to_string()))?;
+        Ok(SharedEngine::new(engine, &id, options.max_kv_bytes))
+    }))
+}
+
+/// Memory for as many conversations as may run, each as long as the model allows. It is taken as
+/// they grow, so most of it never is.
+fn local_options(model: &OpenModel, config: &Config) -> EngineOptions {
+    let spec = model.file.spec();
+    let inference = &config.research.distributed_inference;
+    let position = 2 * u64::from(spec.kv_heads) * u64::from(spec.head_dim) * u64::from(spec.layers);
+    // Keys and values take four bytes at most.
+    let all = (inference.max_concurrent_pipelines as u64)
+        .saturating_mul(u64::from(spec.context))
+        .saturating_mul(4 * position);
+    let options = engine_options(config, None);
+    EngineOptions {
+        max_kv_bytes: options.max_kv_bytes.max(all),
+        ..options
+    }
+}
+
+/// How much is served at once, as the configuration says.
+pub(crate) fn settings(config: &Config) -> ServiceSettings {
+    let inference = &config.research.distributed_inference;
+    ServiceSettings {
+        turns: TurnLimits {
+            places: inference.max_concurrent_pipelines,
+            waiting: inference.max_waiting_chats,
+            waiting_per_caller: inference.max_waiting_chats_per_caller,
+        },
+        keep: KeepLimits {
+            count: inference.kept_conversations,
+            idle_ms: inference.kept_conversation_seconds.saturating_mul(1000),
+            min_prefix: MIN_PREFIX,
+        },
+        slow_reader: Duration::from_secs(inference.slow_reader_seconds),
+    }
+}
+
+/// Opens the HTTP door to a service; `listen` overrides the configuration.
+pub(crate) async fn open_http(
+    service: &Service,
+    listen: Option<&str>,
+    config: &Config,
+) -> Result<HttpServer, Failure> {
+    let settings = HttpSettings {
+        listen: listen.unwrap_or(&config.http.listen).to_owned(),
+        api_key: match config.http.api_key_file.as_str() {
+            "" => None,
+            path => Some(read_key(Path::new(path))?),
+        },
+        max_body_bytes: config.http.max_body_bytes,
+        ..HttpSettings::default()
+    };
+    let metrics = Metrics::install().map_err(Failure::internal)?;
+    let server = HttpServer::start(service.clone(), Some(metrics), &settings).await;
+    server.map_err(|error| match &error {
+        HttpError::KeyNeeded(_) => Failure::new(Kind::Config, error.to_string()).hint(
+            "name a file that holds a key with http.api_key_file, or listen on 127.0.0.1 only",
+        ),
+        _ => Failure::new(Kind::Host, error.to_string())
+            .hint("is another program using the port? --http 127.0.0.1:0 takes a free one"),
+    })
+}
+
+/// Closes the door, and lets what is being answered end.
+pub(crate) async fn close(server: HttpServer, service: &Service) {
+    let shut = server.shutdown(DRAIN_DEADLINE + CLOSE_DEADLINE);
+    tokio::join!(shut, service.drain(DRAIN_DEADLINE));
+}
+
+/// The key that clients must send, from a file that only its owner can read.
+fn read_key(path: &Path) -> Result<ApiKey, Failure> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let fail = |why: String| {
+        Failure::new(
+            Kind::Config,
+            format!("http.api_key_file {}: {why}", path.display()),
+        )
+        .hint("for example: (umask 077; head -c 24 /dev/urandom | base64 > http.key)")
+    };
+    let metadata = std::fs::metadata(path).map_err(|e| fail(e.to_string()))?;
+    if metadata.permissions().mode() & 0o077 != 0 {
+        return Err(fail("others may read it: chmod 600".into()));
+    }
+    // A key is a line; what is longer is some other file.
+    if metadata.len() > 4096 {
+        return Err(fail("it is too long for a key".into()));
+    }
+    let text = std::fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;
+    ApiKey::new(&text).ok_or_else(|| {
+        fail(format!(
+            "a key has at least {MIN_KEY_BYTES} printable ASCII characters"
+        ))
+    })
+}
+
+/// The model that `args` ask for, over the hosts that they name or on this machine.
+pub(crate) async fn model_of(
+    args: &DoorArgs,
+    model: &OpenModel,
+    key: Option<Arc<NodeKey>>,
+    config: &Config,
+) -> Result<ServedModel, Failure> {
+    let Some(key) = key.filter(|_| !args.local) else {
+        return local_model(model, config);
+    };
+    let runtime = Handle::current();
+    let own_id = key.id().to_string();
+    let hosts = args.shard.iter().cloned();
+    let pool = HostPool::new(runtime.clone(), key, config.transport()?, hosts);
+    // A host that is not there yet may come; whoever starts this should know all the same.
+    for failure in pool.reach().await.failures {
+        note(format!("warning: a host cannot be reached: {failure}"));
+    }
+    let fallback = config.research.distributed_inference.fallback_to_local && !args.no_fallback;
+    hosted_model(model, config, pool, &own_id, fallback, &runtime)
+}

@@ -1,0 +1,263 @@
+"""Asks a HearthNet node through the official OpenAI package, as any program would.
+
+    openai_door.py BASE_URL MODEL WHAT
+
+WHAT is the name of one of the functions below that have no leading underscore. Prints one JSON
+object with what it saw; a claim that does not hold is an AssertionError.
+"""
+
+import json
+import sys
+import threading
+import time
+import urllib.request
+
+import openai
+from prometheus_client.parser import text_string_to_metric_families
+
+QUESTION = [
+    {"role": "system", "content": "You answer in one short sentence."},
+    {"role": "user", "content": "Why is it good to share?"},
+]
+
+
+class Door:
+    def __init__(self, base_url, model):
+        self.base_url = base_url
+        self.root = base_url.removesuffix("/v1")
+        self.model = model
+        # Retries would hide the refusals that are looked for here.
+        self.client = openai.OpenAI(base_url=base_url, api_key="none", max_retries=0)
+
+    def ask(self, messages=QUESTION, **options):
+        options = {"max_tokens": 24, "temperature": 0, **options}
+        return self.client.chat.completions.create(
+            model=self.model, messages=messages, **options
+        )
+
+    def get(self, path):
+        with urllib.request.urlopen(self.root + path, timeout=60) as reply:
+            return reply.read().decode()
+
+    def health(self):
+        return json.loads(self.get("/healthz"))
+
+    def until(self, what, is_so):
+        deadline = time.monotonic() + 60
+        while not is_so(self.health()):
+            assert time.monotonic() < deadline, (what, self.health())
+
+    def numbers(self):
+        """Every sample of /metrics by name and labels, by Prometheus' own parser."""
+        samples = {}
+        for family in text_string_to_metric_families(self.get("/metrics")):
+            for sample in family.samples:
+                samples[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
+        return samples
+
+
+def _fails(kind, status, code, param, call):
+    try:
+        call()
+    except kind as error:
+        assert error.status_code == status, error
+        assert (error.code, error.param) == (code, param), (error.code, error.param)
+        return error
+    raise AssertionError(f"{kind.__name__} was expected")
+
+
+def models(door):
+    names = [model.id for model in door.client.models.list()]
+    assert names == [door.model], names
+    assert door.client.models.retrieve(door.model).id == door.model
+    return {}
+
+
+def plain(door):
+    answer = door.ask()
+    choice = answer.choices[0]
+    assert answer.object == "chat.completion" and answer.model == door.model
+    assert choice.message.role == "assistant" and choice.message.content
+    assert choice.finish_reason in ("stop", "length")
+    usage = answer.usage
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    assert answer.system_fingerprint.startswith("fp_")
+    return {"text": choice.message.content, "fingerprint": answer.system_fingerprint}
+
+
+def stream(door):
+    whole = door.ask(user="plain")
+    chunks = list(door.ask(stream=True, stream_options={"include_usage": True}, user="stream"))
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content, (text, whole)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert chunks[-1].choices == [] and chunks[-1].usage == whole.usage
+    assert len(chunks) > 10, "it comes in pieces"
+    return {}
+
+
+def logprobs(door):
+    choice = door.ask(logprobs=True, top_logprobs=4).choices[0]
+    content = choice.logprobs.content
+    assert "".join(entry.token for entry in content) == choice.message.content
+    assert bytes(b for entry in content for b in entry.bytes).decode() == choice.message.content
+    for entry in content:
+        top = entry.top_logprobs
+        assert len(top) == 4 and top[0].token == entry.token
+        assert [t.logprob for t in top] == sorted((t.logprob for t in top), reverse=True)
+        assert entry.logprob <= 0
+    pieces = door.ask(logprobs=True, top_logprobs=4, stream=True)
+    streamed = [
+        entry
+        for chunk in pieces
+        if chunk.choices and chunk.choices[0].logprobs
+        for entry in chunk.choices[0].logprobs.content
+    ]
+    assert streamed == content
+    older = door.client.completions.create(
+        model=door.model, prompt="The capital of France is", max_tokens=8, temperature=0, logprobs=2
+    ).choices[0]
+    assert "".join(older.logprobs.tokens) == older.text
+    assert len(older.logprobs.token_logprobs) == 8
+    for token, offset in zip(older.logprobs.tokens, older.logprobs.text_offset):
+        assert older.text[offset:].startswith(token)
+    return {}
+
+
+def stop(door):
+    text = door.ask().choices[0].message.content
+    word = text.split()[3]
+    for stops in (word, ["never said", word]):
+        choice = door.ask(stop=stops).choices[0]
+        assert choice.message.content == text[: text.index(word)], choice
+        assert choice.finish_reason == "stop"
+    return {}
+
+
+def seed(door):
+    def say(number):
+        answer = door.ask(temperature=1.2, top_p=0.95, seed=number, max_completion_tokens=24)
+        return answer.choices[0].message.content
+
+    assert say(7) == say(7)
+    assert say(7) != say(8)
+    return {}
+
+
+def errors(door):
+    ask, bad = door.ask, openai.BadRequestError
+    _fails(openai.NotFoundError, 404, "model_not_found", "model",
+           lambda: door.client.chat.completions.create(model="none", messages=QUESTION))
+    _fails(openai.NotFoundError, 404, "model_not_found", "model",
+           lambda: door.client.models.retrieve("none"))
+    _fails(bad, 400, "invalid_value", "temperature", lambda: ask(temperature=9))
+    _fails(bad, 400, "unsupported_parameter", "n", lambda: ask(n=2))
+    _fails(bad, 400, "unsupported_parameter", "response_format",
+           lambda: ask(response_format={"type": "json_object"}))
+    _fails(bad, 400, "unsupported_parameter", "tools",
+           lambda: ask(tools=[{"type": "function", "function": {"name": "f"}}]))
+    _fails(bad, 400, "unsupported_parameter", "messages[0].content[0].type",
+           lambda: ask([{"role": "user", "content": [
+               {"type": "image_url", "image_url": {"url": "http://localhost/"}}]}]))
+    _fails(bad, 400, "bad_request", None,
+           lambda: ask([{"role": "user", "content": "long " * 20_000}]))
+    large = [{"role": "user", "content": "x" * (2 << 20)}]
+    error = _fails(openai.APIStatusError, 413, "request_too_large", None, lambda: ask(large))
+    assert "1048576" in error.message
+    return {}
+
+
+def turns(door):
+    """A conversation: every turn finds what the turns before it have computed."""
+    messages, cached, texts = list(QUESTION), [], []
+    for question in ("Tell me more.", "And then?", "Why?"):
+        answer = door.ask(messages, user="turns")
+        usage = answer.usage
+        cached.append((usage.prompt_tokens_details.cached_tokens, usage.prompt_tokens))
+        texts.append(answer.choices[0].message.content)
+        messages.append({"role": "assistant", "content": texts[-1]})
+        messages.append({"role": "user", "content": question})
+    assert cached[0][0] == 0, cached
+    for (_, before), (now, prompt) in zip(cached, cached[1:]):
+        assert before <= now < prompt, cached
+    # Computed anew the last turn says the same.
+    again = door.ask(messages[:-2], user="nobody before")
+    assert again.usage.prompt_tokens_details.cached_tokens == 0
+    assert again.choices[0].message.content == texts[-1]
+    return {"cached": cached}
+
+
+def crowd(door):
+    """Ten at once: each is answered like the others, or told to come again."""
+    say, lock = [], threading.Lock()
+
+    def ask(n):
+        try:
+            said = door.ask(user=f"caller {n}").choices[0].message.content
+        except openai.RateLimitError as error:
+            assert error.code == "busy" and int(error.response.headers["retry-after"]) >= 1
+            said = None
+        with lock:
+            say.append(said)
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    answers = [text for text in say if text is not None]
+    assert len(say) == 10 and len(set(answers)) == 1, say
+    door.until("all is free", lambda health: (health["running"], health["waiting"]) == (0, 0))
+    return {"answered": len(answers), "refused": 10 - len(answers), "text": answers[0]}
+
+
+def disconnect(door):
+    """A client that goes away in the middle frees what it had."""
+    pieces = door.ask(stream=True, max_tokens=2000, messages=[
+        {"role": "user", "content": "Write a very long story about the sea."}])
+    for chunk in pieces:
+        if chunk.choices[0].delta.content:
+            break
+    assert door.health()["running"] == 1
+    pieces.close()
+    door.until("it is free", lambda health: health["running"] == 0)
+    numbers = door.numbers()
+    assert numbers["hearthnet_pipelines_running", ()] == 0
+    assert numbers["hearthnet_answers_total", (("code", "cancelled"),)] >= 1
+    return {}
+
+
+def metrics(door):
+    door.ask()
+    numbers = door.numbers()
+    names = {name for name, _ in numbers}
+    for histogram in ("pipeline_construct_ms", "first_token_ms", "tokens_per_second"):
+        name = f"distributed_inference_{histogram}"
+        count = numbers[f"{name}_count", ()]
+        assert count >= 1 and numbers[f"{name}_bucket", (("le", "+Inf"),)] == count
+    for counter in ("failovers", "fallback_to_local", "shard_corruption_detected"):
+        assert numbers[f"distributed_inference_{counter}_total", ()] == 0
+    for name in ("hearthnet_pipelines_waiting", "hearthnet_conversations_kept"):
+        assert (name, ()) in numbers, names
+    shards = {
+        dict(labels)["shard_id"]
+        for name, labels in numbers
+        if name == "distributed_inference_shard_latency_ms_count"
+    }
+    return {"shards": sorted(shards)}
+
+
+def key(door):
+    """Without the key: 401, as OpenAI's package knows it."""
+    refused = _fails(openai.AuthenticationError, 401, "invalid_api_key", None, door.ask)
+    return {"message": refused.message}
+
+
+def main():
+    base_url, model, what = sys.argv[1:]
+    print(json.dumps(globals()[what](Door(base_url, model))))
+
+
+if __name__ == "__main__":
+    main()

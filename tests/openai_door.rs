@@ -1,0 +1,248 @@
+//! The HTTP door, asked by the clients that people have: OpenAI's own Python package, curl,
+//! Prometheus' parser. Real model, real processes.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "a test fails by panicking"
+)]
+
+mod support;
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use support::{Home, Host, model, pid, text};
+
+/// `hearthnet serve`; it ends when this is dropped.
+struct Service {
+    child: Child,
+    url: String,
+    model: String,
+    /// Its hosts end with it.
+    _hosts: Vec<Host>,
+}
+
+/// Starts the service, with `before` in front of the command and `after` behind it.
+fn start(home: &Home, before: &[&str], after: &[&str], hosts: Vec<Host>) -> Service {
+    let model = model();
+    let model = model.to_str().expect("a UTF-8 path");
+    let mut args = before.to_vec();
+    args.extend(["serve", "--json", "--lifeline", "--http", "127.0.0.1:0"]);
+    args.extend(["--model", model]);
+    args.extend(after);
+    let mut child = home
+        .hearthnet(&args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("hearthnet starts");
+    let mut line = String::new();
+    let stdout = child.stdout.take().expect("a pipe");
+    BufReader::new(stdout).read_line(&mut line).expect("a line");
+    if line.is_empty() {
+        let mut why = String::new();
+        let stderr = child.stderr.as_mut().expect("a pipe");
+        let _ = stderr.read_to_string(&mut why);
+        panic!("the service did not start: {why}");
+    }
+    let ready: Value = serde_json::from_str(&line).expect("a JSON line");
+    Service {
+        child,
+        url: ready["url"].as_str().expect("a URL").to_owned(),
+        model: ready["models"][0].as_str().expect("a model").to_owned(),
+        _hosts: hosts,
+    }
+}
+
+/// The service over two hosts with half of the layers each.
+fn over_hosts(settings: &[&str]) -> Service {
+    let home = Home::new();
+    let (admit, model) = (home.node_id(), model());
+    let model = model.to_str().expect("a UTF-8 path");
+    let hosts: Vec<Host> = ["0-14", "15-29"]
+        .iter()
+        .map(|layers| Host::start(&Home::new(), model, layers, &admit, &[]))
+        .collect();
+    let mut before = vec!["--set", "policy.research.enable=true"];
+    for setting in settings {
+        before.extend(["--set", setting]);
+    }
+    let shards: Vec<String> = hosts.iter().map(|host| host.address.clone()).collect();
+    let after: Vec<&str> = shards
+        .iter()
+        .flat_map(|s| ["--shard", s.as_str()])
+        .collect();
+    start(&home, &before, &after, hosts)
+}
+
+impl Service {
+    /// What OpenAI's package saw.
+    fn client(&self, what: &str) -> Value {
+        let python = std::env::var_os("HEARTHNET_TEST_PYTHON").unwrap_or_else(|| {
+            panic!(
+                "run tests/run, or set HEARTHNET_TEST_PYTHON to a Python with the packages \
+                 openai and prometheus_client"
+            )
+        });
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/clients/openai_door.py");
+        let output = Command::new(python)
+            .arg("-B")
+            .arg(script)
+            .args([&self.url, &self.model, what])
+            .output()
+            .expect("Python starts");
+        assert!(output.status.success(), "{what}: {}", text(&output.stderr));
+        serde_json::from_slice(&output.stdout).expect("one JSON object")
+    }
+
+    fn signal(&self, signal: Signal) {
+        rustix::process::kill_process(pid(self.child.id()), signal).expect("it runs");
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        // It may have been ended by the test itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn openais_own_package_is_answered_over_two_hosts() {
+    let service = over_hosts(&[]);
+    for what in [
+        "models",
+        "stream",
+        "logprobs",
+        "stop",
+        "seed",
+        "errors",
+        "turns",
+        "disconnect",
+    ] {
+        service.client(what);
+    }
+    let shards = service.client("metrics")["shards"].clone();
+    assert_eq!(shards.as_array().map(Vec::len), Some(2), "{shards}");
+
+    // The same words as from this machine alone, and the same fingerprint.
+    let split = service.client("plain");
+    let alone = start(&Home::new(), &[], &["--local"], Vec::new());
+    assert_eq!(split, alone.client("plain"));
+}
+
+#[test]
+fn ten_at_once_are_answered_alike_or_told_to_come_again() {
+    let service = over_hosts(&[]);
+    let all = service.client("crowd");
+    assert_eq!(all["answered"], 10, "{all}");
+    // Four run and two wait: others may be refused, and are when none ends in time.
+    let service = over_hosts(&["research.distributed_inference.max_waiting_chats=2"]);
+    let some = service.client("crowd");
+    assert_eq!(some["text"], all["text"]);
+    assert!(some["answered"].as_u64().is_some_and(|n| n >= 6), "{some}");
+    println!("of ten at once {} were refused", some["refused"]);
+}
+
+#[test]
+fn this_machine_alone_answers_a_crowd_and_a_conversation() {
+    let service = start(&Home::new(), &[], &["--local"], Vec::new());
+    assert_eq!(service.client("crowd")["answered"], 10);
+    service.client("turns");
+}
+
+#[test]
+fn curl_gets_an_answer_and_a_stream() {
+    if Command::new("curl").arg("--version").output().is_err() {
+        println!("skipped: there is no curl on this machine");
+        return;
+    }
+    let service = start(&Home::new(), &[], &["--local"], Vec::new());
+    let curl = |extra: Value| {
+        let mut body = json!({
+            "model": service.model, "messages": [{"role": "user", "content": "Say hello."}],
+            "max_tokens": 8, "temperature": 0,
+        });
+        body["stream"] = extra;
+        let output = Command::new("curl")
+            .args([
+                "--silent",
+                "--show-error",
+                "--no-buffer",
+                "--fail-with-body",
+            ])
+            .arg(format!("{}/chat/completions", service.url))
+            .args([
+                "-H",
+                "Content-Type: application/json",
+                "-d",
+                &body.to_string(),
+            ])
+            .output()
+            .expect("curl starts");
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let plain: Value = serde_json::from_str(&curl(json!(false))).expect("JSON");
+    let said = plain["choices"][0]["message"]["content"]
+        .as_str()
+        .expect("a text");
+    let stream = curl(json!(true));
+    assert!(stream.ends_with("data: [DONE]\n\n"), "{stream}");
+    let streamed: String = stream
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok())
+        .filter_map(|chunk| Some(chunk["choices"][0]["delta"]["content"].as_str()?.to_owned()))
+        .collect();
+    assert_eq!(streamed, said);
+}
+
+#[test]
+fn a_key_file_locks_the_door_and_must_be_its_owners_own() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let home = Home::new();
+    let path = home.path().join("http.key");
+    std::fs::write(&path, "a-key-of-sixteen-bytes-or-more\n").expect("a file");
+    let chmod = |mode| {
+        let mode = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(&path, mode).expect("permissions");
+    };
+    let setting = format!("http.api_key_file={}", path.display());
+    let before = ["--set", setting.as_str()];
+    chmod(0o644);
+    let mut args = before.to_vec();
+    args.extend(["serve", "--local", "--json", "--http", "127.0.0.1:0"]);
+    support::assert_fails(&home.run(&args), 2, "bad_config");
+    chmod(0o600);
+    let service = start(&home, &before, &["--local"], Vec::new());
+    service.client("key");
+}
+
+#[test]
+fn what_cannot_be_served_is_refused_at_the_start() {
+    let home = Home::new();
+    let open = home.run(&["serve", "--local", "--json", "--http", "0.0.0.0:0"]);
+    support::assert_fails(&open, 2, "bad_config");
+    assert!(text(&open.stderr).contains("key"), "{}", text(&open.stderr));
+    let shard = format!("127.0.0.1:1#{}", home.node_id());
+    let off = home.run(&["serve", "--json", "--shard", &shard]);
+    support::assert_fails(&off, 7, "experimental_disabled");
+}
+
+#[test]
+fn asked_to_stop_it_ends_cleanly() {
+    for signal in [Signal::INT, Signal::TERM] {
+        let mut service = start(&Home::new(), &[], &["--local"], Vec::new());
+        service.client("plain");
+        service.signal(signal);
+        let status = service.child.wait().expect("its end");
+        assert_eq!(status.code(), Some(0));
+    }
+}
