@@ -15,6 +15,8 @@
 //! | what a shard host offers | [`Descriptor`] | `descriptor.rs` |
 //! | who may be where | [`discovery`] | `discovery/` |
 //! | what a community agreed on, and its store | [`log`] | `log/` (normative: `specs/event-log.md`) |
+//! | how logs become the same | [`sync`] | `sync/` (normative: `specs/gossip.md`) |
+//! | all of it at work | [`node`] | `node/` |
 //!
 //! Everything but the key file is pure: time and randomness come in as arguments.
 

@@ -56,6 +56,7 @@ impl Handler for Echo {
 /// A node that listens, and its folder.
 struct Home {
     node: Node,
+    seed: u8,
     _dir: TempDir,
 }
 
@@ -70,6 +71,7 @@ async fn start(seed: u8, log: EventLog, dir: TempDir, peers: Vec<StaticPeer>) ->
     let node = Node::start(Arc::new(key(seed)), log, settings, registry).await;
     Home {
         node: node.unwrap(),
+        seed,
         _dir: dir,
     }
 }
@@ -99,11 +101,8 @@ impl Home {
     }
 
     fn append(&self, body: Body) {
-        let author = if self.node.id() == id(1) { 1 } else { panic!() };
-        self.node
-            .log()
-            .append(&key(author), body, unix_ms())
-            .unwrap();
+        let log = self.node.log();
+        log.append(&key(self.seed), body, unix_ms()).unwrap();
     }
 
     fn invite(&self) {
@@ -406,7 +405,7 @@ async fn whoever_answers_at_an_address_has_to_be_a_member() {
     let (name, policy) = ("Oak Street", Policy::default());
     let log = EventLog::create(dir.path(), &key(201), id(7), name, policy, unix_ms()).unwrap();
     let other = start(7, log, dir, Vec::new()).await;
-    other.invite_as(7);
+    other.invite();
 
     let dir = TempDir::new().unwrap();
     let (name, policy) = ("Elm Street", Policy::default());
@@ -417,6 +416,7 @@ async fn whoever_answers_at_an_address_has_to_be_a_member() {
     let first = start(1, log, dir, vec![unnamed, wrong]).await;
     first.invite();
     first.admit(2);
+    first.knows(2).await;
     let failed = first.node.call(id(2), &echo(), &json!({})).await;
     let error = failed.unwrap_err();
     assert_eq!(error.code().as_str(), "unreachable");
@@ -429,18 +429,6 @@ async fn whoever_answers_at_an_address_has_to_be_a_member() {
     assert_eq!(failed.unwrap_err().code().as_str(), "unauthorized");
     assert_eq!(first.links(), []);
     assert_eq!(other.links(), []);
-}
-
-impl Home {
-    fn invite_as(&self, seed: u8) {
-        let body = Body::Invited {
-            invite: id(100),
-            level: Level::Member,
-            uses: 50,
-            expires_ms: unix_ms() + 3_600_000,
-        };
-        self.node.log().append(&key(seed), body, unix_ms()).unwrap();
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

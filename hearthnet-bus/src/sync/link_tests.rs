@@ -190,17 +190,16 @@ async fn a_partition_that_heals_leaves_identical_states() {
 #[tokio::test]
 async fn proofs_of_forks_travel_and_freeze_the_author_everywhere() {
     let (first, second, third) = (founder(), joiner(), joiner());
-    admit(&first, 2);
-    admit(&first, 9);
-    let link = linked((&first, 1), (&second, 2)).await;
+    (7..10).for_each(|seed| admit(&first, seed));
+    let link = linked((&first, 7), (&second, 8)).await;
     agreed(&[&first, &second]).await;
     link.cut();
-    // The founder's key on two machines.
+    // The founder's key on two machines, which are members under others.
     admit(&first, 3);
     admit(&second, 4);
-    let link = linked((&first, 1), (&second, 2)).await;
+    let link = linked((&first, 7), (&second, 8)).await;
     agreed(&[&first, &second]).await;
-    let onward = linked((&second, 2), (&third, 9)).await;
+    let onward = linked((&second, 8), (&third, 9)).await;
     agreed(&[&first, &second, &third]).await;
     for home in [&first, &second, &third] {
         assert!(home.log.state().is_frozen(&key(1).id()));
