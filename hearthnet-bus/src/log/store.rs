@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Duration;
@@ -69,6 +69,8 @@ pub(super) struct Inner {
     /// The latest time that a caller named: no clock is read here.
     now_ms: AtomicU64,
     recovery: Option<Recovery>,
+    /// Whether the file said, when it was opened, that events may be missing.
+    doubt: AtomicBool,
     /// Keeps others from repairing the file while it is in use.
     _guard: Guard,
     /// Dropped with the last handle, which ends the polling thread.
@@ -206,6 +208,7 @@ impl EventLog {
             guard,
             recovery,
         } = opened;
+        let doubt = AtomicBool::new(db::doubt(&conn)?);
         let (alive, ended) = mpsc::channel();
         let inner = Arc::new(Inner {
             path,
@@ -223,6 +226,7 @@ impl EventLog {
                 broken: false,
             }),
             recovery,
+            doubt,
             _guard: guard,
             _alive: alive,
         });
@@ -276,13 +280,18 @@ impl EventLog {
     /// # Errors
     /// What the disk says ([`LogError::ReadOnly`]).
     pub fn caught_up(&self, now_ms: u64) -> Result<(), LogError> {
+        if !self.inner.doubt.load(Ordering::Relaxed) {
+            return Ok(());
+        }
         self.write(now_ms, |conn, _, _| {
             let doubt = db::doubt(conn)?;
             if doubt {
                 db::set_doubt(conn, false)?;
             }
             Ok((doubt, ()))
-        })
+        })?;
+        self.inner.doubt.store(false, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Signs an event and appends it: one transaction, which is on the disk when this
@@ -674,7 +683,9 @@ fn next(
     let (seq, lane) = match body.slot() {
         None => {
             let holes = db::last_seq(conn, &author)? != it.row.head;
-            let others = view.fold.state.members.keys().any(|node| *node != author);
+            let state = &view.fold.state;
+            // A log that does not even have its first event back has all of it to ask for.
+            let others = !state.created || state.members.keys().any(|node| *node != author);
             if holes || (db::doubt(conn)? && others) {
                 return Err(LogError::Behind { author });
             }

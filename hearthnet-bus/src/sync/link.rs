@@ -136,6 +136,8 @@ pub async fn gossip(
     let community = log.community();
     let mut changes = log.changes();
     let mut session = SyncSession::new(community, config, 0);
+    let repaired = log.clone();
+    let mut told = false;
     let mut replica = Some(Replica {
         log,
         peer,
@@ -166,6 +168,16 @@ pub async fn gossip(
             *shown = latest;
             changed
         });
+        if latest.even && !told {
+            told = true;
+            let log = repaired.clone();
+            tokio::task::spawn_blocking(move || {
+                // A log that lost events of its own has back what this peer had of them.
+                if let Err(error) = log.caught_up(unix_ms()) {
+                    tracing::warn!(%error, "the log could not note that it is whole again");
+                }
+            });
+        }
         if let Some(violation) = session.closed() {
             socket.close(violation.code);
             return SessionClosed::by_us(violation.code, violation.detail.clone());

@@ -157,6 +157,42 @@ async fn a_joiner_gets_the_whole_history_and_live_events_go_both_ways() {
 }
 
 #[tokio::test]
+async fn a_log_that_lost_events_writes_again_when_a_peer_has_brought_them_back() {
+    let (first, other) = (founder(), joiner());
+    admit(&first, 2);
+    let link = linked((&first, 1), (&other, 2)).await;
+    agreed(&[&first, &other]).await;
+    link.cut();
+    // The founder's file is gone, but for its name.
+    let dir = TempDir::new().unwrap();
+    std::fs::write(dir.path().join("log.sqlite"), b"nothing").unwrap();
+    let name = format!("{}\n", first.log.community());
+    std::fs::write(dir.path().join("log.community"), name).unwrap();
+    let log = EventLog::open(dir.path()).unwrap();
+    assert!(log.recovery().unwrap().doubt);
+    let again = Home { log, _dir: dir };
+    let policy = Policy {
+        research: true,
+        ..Policy::default()
+    };
+    let write = || {
+        again
+            .log
+            .append(&key(1), Body::PolicyChanged(policy), now())
+    };
+    assert_eq!(write().unwrap_err().code(), "log_behind");
+    let _link = linked((&again, 1), (&other, 2)).await;
+    let deadline = Instant::now() + PATIENCE;
+    while write().is_err() {
+        assert!(Instant::now() < deadline, "the log stays in doubt");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    agreed(&[&again, &other]).await;
+    assert!(other.log.state().policy.research);
+    assert_eq!(other.log.state().frozen().count(), 0);
+}
+
+#[tokio::test]
 async fn a_partition_that_heals_leaves_identical_states() {
     let homes = [founder(), joiner(), joiner(), joiner()];
     for seed in 2..=4 {

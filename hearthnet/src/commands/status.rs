@@ -309,6 +309,7 @@ impl Figures {
 fn health_name(health: &LogHealth) -> &'static str {
     match health {
         LogHealth::Ok => "ok",
+        LogHealth::Damaged { .. } => "damaged",
         _ => "read_only",
     }
 }
@@ -317,6 +318,7 @@ fn reason(health: &LogHealth) -> Option<String> {
     match health {
         LogHealth::Ok => None,
         LogHealth::ReadOnly { reason, .. } => Some(reason.clone()),
+        LogHealth::Damaged { what, .. } => Some(what.clone()),
         _ => Some("unknown".to_owned()),
     }
 }
