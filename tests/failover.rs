@@ -424,9 +424,19 @@ fn with_nobody_left_the_answer_ends_with_a_clear_error() {
     assert!(undisturbed.text.starts_with(&heard.text));
 }
 
-/// The exact engine, but for one step whose answer is not a number.
+/// What a host answers in place of what it computed.
+#[derive(Clone, Copy, Debug)]
+enum Lie {
+    /// A value that is not a number.
+    Nan,
+    /// The rows that it was given, untouched.
+    Input,
+}
+
+/// The exact engine, but for one step that is answered with a lie.
 struct Lies {
     engine: Engine,
+    lie: Lie,
     at: u32,
 }
 
@@ -451,9 +461,13 @@ impl LayerEngine for Lies {
         spans: &[Span<SeqId>],
         x: &mut [f32],
     ) -> Result<(), EngineFault> {
+        let input = x.to_vec();
         LayerEngine::forward(&mut self.engine, layers, spans, x)?;
         if spans.iter().any(|span| span.position == self.at) {
-            x[0] = f32::NAN;
+            match self.lie {
+                Lie::Nan => x[0] = f32::NAN,
+                Lie::Input => x.copy_from_slice(&input),
+            }
         }
         Ok(())
     }
@@ -471,7 +485,7 @@ impl LayerEngine for Lies {
     }
 }
 
-struct LiesAt(Arc<ModelFile>, u32);
+struct LiesAt(Arc<ModelFile>, Lie, u32);
 
 impl EngineSource for LiesAt {
     type Engine = Lies;
@@ -479,11 +493,15 @@ impl EngineSource for LiesAt {
     fn load(&mut self, _: &mut dyn FnMut(LoadPhase, u64, u64)) -> Result<Lies, String> {
         let engine = Engine::load(&self.0, 15..30, &options(), &mut |_, _| {});
         let engine = engine.map_err(|e| e.to_string())?;
-        Ok(Lies { engine, at: self.1 })
+        Ok(Lies {
+            engine,
+            lie: self.1,
+            at: self.2,
+        })
     }
 }
 
-fn liar(caller: &Caller, at: u32) -> (RunningHost, String) {
+fn liar(caller: &Caller, lie: Lie, at: u32) -> (RunningHost, String) {
     let spec = caller.file.spec();
     let served = Served {
         model_id: caller.wire.model_id.clone(),
@@ -499,7 +517,7 @@ fn liar(caller: &Caller, at: u32) -> (RunningHost, String) {
     let mut config = ServeConfig::new("127.0.0.1:0");
     config.admitted = vec![caller.key.id()];
     let key = NodeKey::generate().expect("a key");
-    let source = LiesAt(Arc::clone(&caller.file), at);
+    let source = LiesAt(Arc::clone(&caller.file), lie, at);
     let mut progress = |_| {};
     let start = ShardHost::start_on(config, &key, served, source, &mut progress);
     let host = caller.runtime.block_on(start).expect("a host");
@@ -508,21 +526,27 @@ fn liar(caller: &Caller, at: u32) -> (RunningHost, String) {
 }
 
 #[test]
-fn a_host_that_returns_nan_once_is_replaced_and_costs_no_word() {
+fn a_host_that_lies_once_is_replaced_and_costs_no_word() {
     let mut caller = Caller::new();
     let undisturbed = caller.local();
     let prompt = undisturbed.usage.prompt_tokens;
     let first = caller.host("0-14");
     let spare = caller.host("20-29");
     let bridge = caller.host("15-19");
-    for token in [1, 13, 40] {
-        let (_host, lies) = liar(&caller, prompt + token - 1);
+    for (lie, token, code) in [
+        (Lie::Nan, 1, "tensor_nonfinite"),
+        (Lie::Nan, 13, "tensor_nonfinite"),
+        (Lie::Nan, 40, "tensor_nonfinite"),
+        (Lie::Input, 1, "tensor_band"),
+        (Lie::Input, 13, "tensor_band"),
+    ] {
+        let (_host, lies) = liar(&caller, lie, prompt + token - 1);
         // One host reaches the end of the model where two others have to share: it is taken.
         let all = [&first.address, &bridge.address, &spare.address, &lies];
         let all: Vec<String> = all.into_iter().cloned().collect();
         let heard = caller.ask(&all, false, |_, _| {});
-        heard.says(&undisturbed, &format!("NaN at token {token}"));
-        assert_eq!(heard.degraded, ["tensor_nonfinite"]);
+        heard.says(&undisturbed, &format!("{lie:?} at token {token}"));
+        assert_eq!(heard.degraded, [code]);
         let done = heard.result.expect("an answer");
         assert_eq!(done.route.len(), 3, "two hosts took over for one");
     }

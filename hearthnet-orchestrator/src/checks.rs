@@ -3,8 +3,11 @@
 //! A row must have the right shape, hold finite numbers, and have a size that
 //! this boundary can produce: its [`magnitude`] lies within a band from the
 //! model's catalogue entry. One band holds for all rows, attention sinks included.
+//! And it must not be the row that the host was given: one that does no work and
+//! sends back what came stays within the band, for neighbouring boundaries have
+//! much the same.
 //!
-//! The band catches broken and crude hosts (zeros, garbage, a wrong scale). It
+//! This catches broken and crude hosts (zeros, garbage, a wrong scale, the input). It
 //! cannot catch a careful liar: that takes a replay on a second host, which the
 //! canonical arithmetic makes exact.
 
@@ -43,6 +46,12 @@ pub enum CheckError {
         /// Upper bound.
         hi: f32,
     },
+    /// A row is, bit for bit, the one that was sent: no block leaves a row as it is.
+    #[error("the row at position {position} came back as it was sent")]
+    Unchanged {
+        /// Position of the row.
+        position: u32,
+    },
 }
 
 impl CheckError {
@@ -51,7 +60,7 @@ impl CheckError {
         match self {
             Self::Shape { .. } => "tensor_shape",
             Self::NonFinite { .. } => "tensor_nonfinite",
-            Self::Band { .. } => "tensor_band",
+            Self::Band { .. } | Self::Unchanged { .. } => "tensor_band",
         }
     }
 }
@@ -77,11 +86,18 @@ impl BoundaryCheck {
         }
     }
 
-    /// Checks `rows` encoded rows, the first of them at `position`.
+    /// Checks `rows` encoded rows, the first of them at `position`. They answer the last
+    /// of the rows that were `sent`.
     ///
     /// # Errors
     /// The first [`CheckError`] found.
-    pub fn check(&mut self, position: u32, rows: u32, data: &[u8]) -> Result<(), CheckError> {
+    pub fn check(
+        &mut self,
+        position: u32,
+        rows: u32,
+        sent: &[u8],
+        data: &[u8],
+    ) -> Result<(), CheckError> {
         let shape = CheckError::Shape {
             bytes: data.len(),
             rows,
@@ -120,6 +136,16 @@ impl BoundaryCheck {
                 });
             }
         }
+        // More rows than were sent are the pipeline's to refuse.
+        let first = sent.len().checked_sub(data.len());
+        let sent = first.and_then(|at| sent.get(at..));
+        let row_bytes = self.width * self.dtype.bytes_per_value();
+        let pairs = sent.unwrap_or_default().chunks_exact(row_bytes);
+        for (position, (sent, row)) in (position..).zip(pairs.zip(data.chunks_exact(row_bytes))) {
+            if sent == row {
+                return Err(CheckError::Unchanged { position });
+            }
+        }
         Ok(())
     }
 }
@@ -131,11 +157,8 @@ mod tests {
     fn check(band: Option<Band>, position: u32, rows: &[f32]) -> Result<(), CheckError> {
         let mut bytes = Vec::new();
         BoundaryDtype::F16.encode(rows, &mut bytes);
-        BoundaryCheck::new(4, BoundaryDtype::F16, band).check(
-            position,
-            (rows.len() / 4) as u32,
-            &bytes,
-        )
+        let rows = (rows.len() / 4) as u32;
+        BoundaryCheck::new(4, BoundaryDtype::F16, band).check(position, rows, &[], &bytes)
     }
 
     const BAND: Band = Band { lo: 0.5, hi: 5.0 };
@@ -185,11 +208,44 @@ mod tests {
     }
 
     #[test]
+    fn a_row_that_comes_back_as_it_was_sent_is_refused_in_any_place() {
+        let encode = |rows: &[[f32; 4]]| {
+            let mut bytes = Vec::new();
+            BoundaryDtype::F16.encode(&rows.concat(), &mut bytes);
+            bytes
+        };
+        let row = |x: f32| [x, -x, 2.0, 1.0];
+        let sent = encode(&[row(1.0), row(1.5), row(2.0)]);
+        let mut c = BoundaryCheck::new(4, BoundaryDtype::F16, Some(BAND));
+        for lie in 0..3 {
+            let mut rows = [row(1.25), row(1.75), row(2.25)];
+            assert_eq!(c.check(7, 3, &sent, &encode(&rows)), Ok(()));
+            rows[lie] = row(1.0 + 0.5 * lie as f32);
+            let position = 7 + lie as u32;
+            let error = c.check(7, 3, &sent, &encode(&rows)).unwrap_err();
+            assert_eq!(error, CheckError::Unchanged { position });
+            assert_eq!(error.code(), "tensor_band");
+        }
+        // Only the last row was asked for: it answers the last one sent, and no other.
+        assert_eq!(
+            c.check(9, 1, &sent, &encode(&[row(2.0)])),
+            Err(CheckError::Unchanged { position: 9 })
+        );
+        assert_eq!(c.check(9, 1, &sent, &encode(&[row(1.0)])), Ok(()));
+        // One value is enough to tell them apart; more rows than were sent are no match.
+        assert_eq!(
+            c.check(9, 1, &sent, &encode(&[[2.0, -2.0, 2.0, 1.5]])),
+            Ok(())
+        );
+        assert_eq!(c.check(7, 4, &sent, &encode(&[row(1.0); 4])), Ok(()));
+    }
+
+    #[test]
     fn bytes_that_are_not_whole_rows_are_refused() {
         let mut c = BoundaryCheck::new(4, BoundaryDtype::F16, None);
         for (rows, bytes) in [(1, 7), (1, 9), (2, 8), (u32::MAX, 8), (0, 8)] {
             assert_eq!(
-                c.check(0, rows, &vec![1; bytes]).unwrap_err().code(),
+                c.check(0, rows, &[], &vec![1; bytes]).unwrap_err().code(),
                 "tensor_shape"
             );
         }
@@ -200,6 +256,6 @@ mod tests {
         let mut bytes = Vec::new();
         BoundaryDtype::F32.encode(&[1e30f32; 4], &mut bytes);
         let mut c = BoundaryCheck::new(4, BoundaryDtype::F32, None);
-        assert_eq!(c.check(0, 1, &bytes), Ok(()));
+        assert_eq!(c.check(0, 1, &[], &bytes), Ok(()));
     }
 }

@@ -100,10 +100,12 @@ impl ModelOnWire {
 }
 
 /// A step that a host has not answered yet.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Sent {
     at: Instant,
     rows: u32,
+    /// The rows, which the answer must not be.
+    data: Bytes,
 }
 
 /// One span's stream on its host.
@@ -441,7 +443,7 @@ impl ShardedBackend {
         let Some(hop) = self.hops.get_mut(index) else {
             return Ok(());
         };
-        let sent = hop.sent.front().copied().filter(|_| epoch == hop.epoch);
+        let sent = hop.sent.front().cloned().filter(|_| epoch == hop.epoch);
         if let Some(sent) = sent {
             // A host that returns only the last row of a piece returns its last position.
             let first = position.saturating_add(sent.rows.saturating_sub(rows));
@@ -454,7 +456,7 @@ impl ShardedBackend {
                     width: width as usize,
                 })
             } else {
-                hop.check.check(first, rows, &data)
+                hop.check.check(first, rows, &sent.data, &data)
             };
             if let Err(error) = checked {
                 metrics::counter!("distributed_inference_shard_corruption_detected_total")
@@ -616,6 +618,7 @@ impl ShardedBackend {
         hop.sent.push_back(Sent {
             at,
             rows: chunk.rows,
+            data: chunk.data.clone(),
         });
         let step = Step {
             stream: hop.stream,
