@@ -1,0 +1,364 @@
+//! Three households on one network, as a new user would do it: no address and no key is ever
+//! typed. README's "at home" section is this walk-through.
+//!
+//! Each household is a network namespace on one bridge, with the real program, a data
+//! directory and a configuration of its own. Where the machine forbids namespaces, the
+//! reason is printed and the test is skipped. It prints what it measured:
+//!
+//! ```text
+//! cargo test -p hearthnet --test at_home -- --nocapture
+//! ```
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stderr,
+    reason = "a test fails by panicking, and prints what it measured"
+)]
+
+mod support;
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use hearthnet_testkit::lab::{Host, Lab};
+use serde_json::Value;
+use support::{PATIENCE, assert_fails, model, text};
+
+const QUESTION: &str = "Tell me a short story about a lighthouse keeper and a lost whale.";
+
+/// Half of the layers fit, so that two hosts are needed: all 30 take about 63 MiB.
+const MEMORY: &str = "research.distributed_inference.host.memory_budget_mb=40";
+
+/// One household: a machine of the lab with a user's home on it.
+struct Household {
+    name: &'static str,
+    host: Host,
+    home: tempfile::TempDir,
+}
+
+/// A program that runs until it is dropped.
+struct Running {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Household {
+    fn new(host: &Host, name: &'static str) -> Self {
+        let home = tempfile::tempdir().expect("a temporary directory");
+        Self {
+            name,
+            host: host.clone(),
+            home,
+        }
+    }
+
+    /// `hearthnet ARGS`, typed in this household.
+    fn hearthnet(&self, args: &[&str]) -> Command {
+        let mut command = self.host.command(env!("CARGO_BIN_EXE_hearthnet"));
+        command
+            .args(args)
+            .env("HEARTHNET_DATA_DIR", self.home.path().join("data"))
+            .env("XDG_CONFIG_HOME", self.home.path().join("config"))
+            .env("TMPDIR", self.home.path())
+            .env_remove("HEARTHNET_CONFIG")
+            .env_remove("HEARTHNET_LOG")
+            .stdin(Stdio::null());
+        command
+    }
+
+    fn output(&self, args: &[&str]) -> Output {
+        self.hearthnet(args).output().expect("hearthnet starts")
+    }
+
+    /// What a command that must succeed prints.
+    fn says(&self, args: &[&str]) -> String {
+        let output = self.output(args);
+        assert!(
+            output.status.success(),
+            "{}: {args:?}: {}",
+            self.name,
+            text(&output.stderr)
+        );
+        text(&output.stdout)
+    }
+
+    fn json(&self, args: &[&str]) -> Value {
+        serde_json::from_str(&self.says(args)).expect("one JSON object")
+    }
+
+    /// Joins with a code. The node that is to admit may have been started a moment ago.
+    fn join(&self, code: &str) {
+        self.says(&["community", "join", code.trim()]);
+    }
+
+    /// `shard serve --layers auto`, up to its line that it is ready.
+    fn serve(&self) -> Running {
+        let model = model();
+        let model = model.to_str().expect("a UTF-8 path");
+        let mut serving = self.start(&[
+            "--set",
+            MEMORY,
+            "shard",
+            "serve",
+            "--model",
+            model,
+            "--layers",
+            "auto",
+            "--threads",
+            "1",
+            "--json",
+            "--lifeline",
+        ]);
+        let ready = serving.line();
+        assert!(!ready.is_empty(), "{}: {}", self.name, serving.complaint());
+        serving
+    }
+
+    fn start(&self, args: &[&str]) -> Running {
+        let mut child = self
+            .hearthnet(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("hearthnet starts");
+        let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
+        Running { child, stdout }
+    }
+
+    /// The question, asked with the arguments that make answers comparable.
+    fn chat(&self, extra: &[&str]) -> Output {
+        self.output(&chat(extra).iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    /// Asks until there is an answer; the whole of it.
+    fn chat_until_answered(&self, extra: &[&str], why: &str) -> String {
+        let start = Instant::now();
+        loop {
+            let output = self.chat(extra);
+            if output.status.success() {
+                return text(&output.stdout);
+            }
+            assert!(
+                start.elapsed() < PATIENCE,
+                "{why}: {}",
+                text(&output.stderr)
+            );
+        }
+    }
+}
+
+fn chat(extra: &[&str]) -> Vec<String> {
+    let model = model();
+    let model = model.to_str().expect("a UTF-8 path");
+    let mut args = vec![
+        "chat",
+        QUESTION,
+        "--model",
+        model,
+        "--temperature",
+        "0.8",
+        "--seed",
+        "7",
+    ];
+    args.extend(extra);
+    args.into_iter().map(str::to_owned).collect()
+}
+
+impl Running {
+    /// The next line; empty at the end.
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).expect("a pipe");
+        line
+    }
+
+    /// Whether there is one more token, before the end.
+    fn token(&mut self) -> bool {
+        loop {
+            let line = self.line();
+            if line.is_empty() || line.contains("token_delta") {
+                return !line.is_empty();
+            }
+        }
+    }
+
+    /// What it wrote to standard error before it ended.
+    fn complaint(&mut self) -> String {
+        let mut why = String::new();
+        if let Some(mut stderr) = self.child.stderr.take() {
+            let _ = stderr.read_to_string(&mut why);
+        }
+        why
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Waits until `is` holds; how long it took.
+fn until(what: &str, mut is: impl FnMut() -> bool) -> Duration {
+    let start = Instant::now();
+    while !is() {
+        assert!(start.elapsed() < PATIENCE, "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    start.elapsed()
+}
+
+/// Layers of the one model that nobody serves, as a household sees it; `None`: it knows of
+/// no model.
+fn missing(household: &Household) -> Option<Vec<Value>> {
+    let status = household.json(&["status", "--json"]);
+    let models = status["models"].as_array().expect("models").clone();
+    let model = models.first()?;
+    Some(model["missing_layers"].as_array().expect("ranges").clone())
+}
+
+#[test]
+fn three_households_answer_together_without_an_address_typed() {
+    let Some(lab) = Lab::or_skip(3, 1) else {
+        return;
+    };
+    let attic = Household::new(lab.host(0), "attic");
+    let bakery = Household::new(lab.host(1), "bakery");
+    let cellar = Household::new(lab.host(2), "cellar");
+
+    for household in [&attic, &bakery, &cellar] {
+        household.says(&["init", "--research", "--name", household.name]);
+    }
+    // What the answer must be, byte for byte.
+    let alone = text(&cellar.chat(&["--local"]).stdout);
+    assert!(alone.len() > 40, "{alone:?}");
+
+    attic.says(&["community", "create", "Elm Street"]);
+    let attic_serves = attic.serve();
+    let code = attic.says(&["community", "invite", "--level", "trusted"]);
+    bakery.join(&code);
+    let code = attic.says(&["community", "invite"]);
+    cellar.join(&code);
+    // A code is useless once used.
+    let late = Household::new(lab.host(2), "late");
+    let again = late.output(&["community", "join", "--wait", "5s", code.trim()]);
+    assert!(!again.status.success(), "{}", text(&again.stdout));
+    eprintln!("a used code: {}", text(&again.stderr).trim());
+
+    let started = Instant::now();
+    let bakery_serves = bakery.serve();
+    let found = until("attic hears of the bakery's layers", || {
+        missing(&attic).is_some_and(|missing| missing.is_empty())
+    });
+    eprintln!(
+        "a second host is ready after {:?}, and known to the first {found:?} later",
+        started.elapsed() - found
+    );
+
+    // No address, no key.
+    let start = Instant::now();
+    let answer = cellar.chat_until_answered(&["--no-fallback"], "the first answer");
+    eprintln!(
+        "the first question is answered {:?} after it was asked",
+        start.elapsed()
+    );
+    assert_eq!(answer, alone);
+
+    the_cable(&bakery, &cellar, &alone);
+    drop((attic_serves, bakery_serves));
+    let serving = from_cold(&attic, &bakery, &cellar);
+    revoked_mid_stream(&attic, &cellar);
+    drop(serving);
+}
+
+/// Without the bakery layers are missing, and the chat says which; with it, all is well again.
+fn the_cable(bakery: &Household, cellar: &Household, alone: &str) {
+    bakery.host.unplug(0);
+    let output = cellar.chat(&["--no-fallback", "--json"]);
+    assert_fails(&output, 4, "shard_unavailable");
+    let why = text(&output.stderr);
+    assert!(why.contains("bakery") && why.contains("layers"), "{why}");
+    eprintln!("with the bakery's cable pulled: {}", why.trim());
+    // Whoever asks for it answers at home meanwhile.
+    assert_eq!(text(&cellar.chat(&["--local"]).stdout), alone);
+    bakery.host.plug(0);
+    let start = Instant::now();
+    let answer = cellar.chat_until_answered(&["--no-fallback"], "an answer together again");
+    eprintln!(
+        "answered together again {:?} after the cable was plugged in",
+        start.elapsed()
+    );
+    assert_eq!(answer, alone);
+}
+
+/// Everything is started at once. When does the first token come?
+fn from_cold(attic: &Household, bakery: &Household, cellar: &Household) -> (Running, Running) {
+    let args = chat(&["--no-fallback", "--frames", "--max-tokens", "1"]);
+    let args: Vec<_> = args.iter().map(String::as_str).collect();
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        let attic = scope.spawn(|| (attic.serve(), start.elapsed()));
+        let bakery = scope.spawn(|| (bakery.serve(), start.elapsed()));
+        let mut questions = 0;
+        until("a first token", || {
+            questions += 1;
+            cellar.start(&args).token()
+        });
+        let first = start.elapsed();
+        let (attic, attic_after) = attic.join().expect("it serves");
+        let (bakery, bakery_after) = bakery.join().expect("it serves");
+        eprintln!(
+            "cold community, all started at once: first token after {first:?}, with question {questions} (the hosts served after {attic_after:?} and {bakery_after:?})"
+        );
+        (attic, bakery)
+    })
+}
+
+/// A member that is put out in the middle of an answer gets no more of it.
+fn revoked_mid_stream(attic: &Household, cellar: &Household) {
+    let id = cellar.json(&["id", "--json"])["node_id"]
+        .as_str()
+        .expect("a node id")
+        .to_owned();
+    let args = chat(&["--no-fallback", "--frames"]);
+    let args: Vec<_> = args.iter().map(String::as_str).collect();
+    // A line so slow that the answer takes seconds, and the command has its time.
+    cellar.host.bandwidth(0, 1);
+    let mut asking = cellar.start(&args);
+    let mut tokens = 5;
+    for _ in 0..tokens {
+        assert!(asking.token(), "{}", asking.complaint());
+    }
+    attic.says(&["community", "revoke", &id]);
+    let revoked = Instant::now();
+    let mut last = revoked;
+    loop {
+        let line = asking.line();
+        if line.is_empty() {
+            break;
+        }
+        if line.contains("token_delta") {
+            tokens += 1;
+            last = Instant::now();
+        }
+        assert!(!line.contains("\"done\""), "the answer went on to its end");
+    }
+    let why = asking.complaint();
+    eprintln!(
+        "revoked: the last token came {:?} after the command, and the program ended after {:?} with {tokens} tokens: {why}",
+        last.duration_since(revoked),
+        revoked.elapsed()
+    );
+    assert!(!asking.child.wait().expect("it ended").success());
+    let after = cellar.chat(&["--no-fallback", "--max-tokens", "1", "--json"]);
+    assert!(!after.status.success(), "{}", text(&after.stdout));
+    assert!(
+        text(&after.stderr).contains("revoked"),
+        "{}",
+        text(&after.stderr)
+    );
+}
