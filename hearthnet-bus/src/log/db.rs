@@ -1,4 +1,5 @@
-//! The file: schema, settings, and the statements over it.
+//! The file: schema, settings, and the statements over it. All SQL of the log is here, table by
+//! table, so that what is stored can be read in one place.
 //!
 //! # Settings, and why
 //! - WAL: readers never wait for the writer, and several processes may have the file open.

@@ -1,4 +1,5 @@
-//! Taking an event into the log: chains, forks, slots, quotas, and keeping the fold in step.
+//! Taking an event into the log: chains, forks, slots, quotas, and keeping the fold in step. These
+//! stand together because their order within a transaction is what makes them right.
 //!
 //! Everything here happens inside one write transaction, over events whose form and signature
 //! were checked before it began. What is stored in the end is a function of the set of events

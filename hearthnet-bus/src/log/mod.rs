@@ -10,6 +10,7 @@
 //! | who is a member, by the durable events | [`NoEffect`] | `fold.rs` |
 //! | the view for the rest of the program | [`Community`] | `community.rs` |
 //! | what two nodes compare | [`Heads`] | `heads.rs` |
+//! | what a peer lacks | [`Batch`] | `batch.rs` |
 //! | the file | [`EventLog`] | `store.rs`, tables: `db.rs` |
 //! | after a crash | [`Recovery`] | `recover.rs` |
 //! | for people | [`Record`], [`Verified`] | `audit.rs` |
@@ -23,6 +24,7 @@
 //! calls.
 
 mod audit;
+mod batch;
 mod body;
 mod community;
 mod db;
@@ -35,6 +37,7 @@ mod recover;
 mod store;
 
 pub use audit::{Record, Status, Verified};
+pub use batch::{Batch, MIN_BATCH_BYTES};
 pub use body::{
     Body, Level, LevelError, MAX_BODY_BYTES, MAX_ENDPOINTS, MAX_KIND_BYTES, MAX_LINE_BYTES,
     MAX_SLOT_BYTES, MAX_USES, Policy,
@@ -49,7 +52,7 @@ pub use fold::{MAX_INVITES, MAX_MEMBERS, NoEffect};
 pub use heads::{ForkHead, Head, Heads, HeadsError, MAX_HEADS_BYTES, MAX_SLOTS, SlotHead};
 pub use merge::{Compacted, Quotas};
 pub use recover::Recovery;
-pub use store::{ADVERT_LIFE_MS, Batch, EventLog, FILE_NAME, MIN_BATCH_BYTES, Received};
+pub use store::{ADVERT_LIFE_MS, EventLog, FILE_NAME, Received};
 
 /// For the fuzz targets: see [`crate::fuzzing`].
 pub(crate) mod fuzz {
