@@ -247,7 +247,11 @@ fn three_households_answer_together_without_an_address_typed() {
     let late = Household::new(lab.host(2), "late");
     let again = late.output(&["community", "join", "--wait", "5s", code.trim()]);
     assert!(!again.status.success(), "{}", text(&again.stdout));
-    eprintln!("a used code: {}", text(&again.stderr).trim());
+    assert!(
+        text(&again.stderr).contains("used up"),
+        "{}",
+        text(&again.stderr)
+    );
 
     let started = Instant::now();
     let bakery_serves = bakery.serve();

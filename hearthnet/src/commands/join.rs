@@ -15,7 +15,7 @@ use hearthnet_bus::joining::{JoinFailure, join_through};
 use hearthnet_bus::log::{EventLog, Level};
 use hearthnet_bus::node::bus_rule;
 use hearthnet_bus::{NodeId, NodeKey};
-use hearthnet_transport::{ConnectError, Identity, connect_path};
+use hearthnet_transport::{CloseCode, ConnectError, Identity, connect_path};
 use serde_json::json;
 use tokio::task::JoinSet;
 
@@ -31,6 +31,8 @@ const TRY_AGAIN: Duration = Duration::from_secs(3);
 /// How long others may still admit after one node said that the invite is no good: whoever
 /// said so may not be of the community at all.
 const SECOND_OPINION: Duration = Duration::from_secs(3);
+/// The same after a node let this one not even ask: it knows of no open invite, or not yet.
+const SHUT_OUT: Duration = Duration::from_secs(10);
 /// Most addresses tried at the same time; more than a LAN has nodes of one community.
 const AT_ONCE: usize = 16;
 /// How often a person hears that the search goes on.
@@ -152,6 +154,21 @@ enum Answer {
     Unreachable(ConnectError),
 }
 
+impl Answer {
+    fn is_refusal(&self) -> bool {
+        match self {
+            Self::Failed(_) => true,
+            Self::Unreachable(error) => is_shut_out(error),
+            Self::Admitted(_) => false,
+        }
+    }
+}
+
+/// Whether a node was there, and does not talk to strangers: no invite is open.
+fn is_shut_out(error: &ConnectError) -> bool {
+    error.code() == Some(CloseCode::Unauthorized)
+}
+
 impl Search<'_> {
     fn say(&self, line: impl AsRef<str>) {
         if !self.quiet {
@@ -180,7 +197,8 @@ impl Search<'_> {
         });
         let identity = Arc::new(self.key.identity().map_err(Failure::internal)?);
         let transport = self.config.transport()?;
-        let mut deadline = Instant::now() + wait;
+        let started = Instant::now();
+        let mut deadline = started + wait;
         let mut tried: HashMap<SocketAddr, Instant> = HashMap::new();
         let mut running = JoinSet::new();
         let mut last: Option<(SocketAddr, Answer)> = None;
@@ -222,8 +240,14 @@ impl Search<'_> {
                             deadline = deadline.min(Instant::now() + SECOND_OPINION);
                             last = Some((address, Answer::Failed(failure)));
                         }
+                        Answer::Unreachable(error) if is_shut_out(&error) => {
+                            deadline = deadline.min(started + wait.min(SHUT_OUT));
+                            if !matches!(last, Some((_, Answer::Failed(_)))) {
+                                last = Some((address, Answer::Unreachable(error)));
+                            }
+                        }
                         // A refusal tells more than a silence.
-                        Answer::Unreachable(_) if matches!(last, Some((_, Answer::Failed(_)))) => {}
+                        Answer::Unreachable(_) if last.as_ref().is_some_and(|(_, a)| a.is_refusal()) => {}
                         answer => last = Some((address, answer)),
                     }
                 }
@@ -294,6 +318,12 @@ fn gave_up(last: Option<(SocketAddr, Answer)>, wait: Duration, no_hints: bool) -
         )
         .code("not_admitted")
         .hint("members that may admit are those that are trusted or anchors; one of them has to be running"),
+        Some((address, Answer::Unreachable(error))) if is_shut_out(error) => Failure::new(
+            Kind::Community,
+            format!("the node at {address} has no open invite: this code was used up or withdrawn"),
+        )
+        .code("bad_invite")
+        .hint("ask for a new code with `hearthnet community invite`"),
         other => Failure::new(
             Kind::Community,
             format!(
