@@ -106,7 +106,14 @@ fn settings(home: &Home, config: &Config) -> Result<NodeSettings, Failure> {
     let mut settings = NodeSettings::new(display_name(None, config));
     settings.discovery = discovery_settings(config, home.key.id(), tag)?;
     settings.research = config.policy.research.enable;
-    settings.transport = config.transport()?;
+    let transport = config.transport()?;
+    // A neighbour whose cable was pulled is missed after two of these: no later than the
+    // node's own default, whatever suits long sessions with tensors.
+    let keep_alive = transport.keep_alive.min(settings.transport.keep_alive);
+    settings.transport = hearthnet_transport::Config {
+        keep_alive,
+        ..transport
+    };
     Ok(settings)
 }
 
