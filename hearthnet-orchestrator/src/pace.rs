@@ -32,6 +32,8 @@ const PERSISTENT: u32 = 3;
 #[derive(Debug, Clone, Default)]
 pub struct Pace {
     recent: VecDeque<Duration>,
+    /// Of `recent`, once there are enough.
+    median: Option<Duration>,
     slow_in_a_row: u32,
 }
 
@@ -41,7 +43,7 @@ impl Pace {
     /// Slow steps are not learnt from: a host cannot slowly get its caller used to it.
     pub fn record(&mut self, took: Duration) -> bool {
         let slow = self
-            .median()
+            .median
             .is_some_and(|median| took > (median * SLOW).max(SLOW_FLOOR));
         if slow {
             self.slow_in_a_row += 1;
@@ -52,22 +54,23 @@ impl Pace {
             self.recent.pop_front();
         }
         self.recent.push_back(took);
+        if self.recent.len() >= LEARNING {
+            let mut sorted: Vec<Duration> = self.recent.iter().copied().collect();
+            sorted.sort_unstable();
+            self.median = sorted.get(sorted.len() / 2).copied();
+        }
         false
+    }
+
+    /// How long a decode step usually takes; `None` while too little is known.
+    pub fn usual(&self) -> Option<Duration> {
+        self.median
     }
 
     /// How long to wait for a decode step before looking for another host; `None`
     /// while too little is known.
     pub fn overdue_after(&self) -> Option<Duration> {
-        Some((self.median()? * OVERDUE).max(OVERDUE_FLOOR))
-    }
-
-    fn median(&self) -> Option<Duration> {
-        if self.recent.len() < LEARNING {
-            return None;
-        }
-        let mut sorted: Vec<Duration> = self.recent.iter().copied().collect();
-        sorted.sort_unstable();
-        sorted.get(sorted.len() / 2).copied()
+        Some((self.median? * OVERDUE).max(OVERDUE_FLOOR))
     }
 }
 

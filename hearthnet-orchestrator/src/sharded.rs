@@ -10,6 +10,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,13 @@ use crate::pipeline::{Action, Limits, Outcome, Pipeline, Rows};
 
 /// How often a waiting chat looks whether its caller gave up.
 const CANCEL_POLL: Duration = Duration::from_millis(50);
+
+/// How long before an answer is due its chat is awake. A timer may be late by half of it.
+const AWAKE_BEFORE: Duration = Duration::from_micros(150);
+/// How long after that the chat goes to sleep again.
+const AWAKE_AFTER: Duration = Duration::from_micros(100);
+/// Whether a chat of this process is awake for an answer.
+static ON_WATCH: AtomicBool = AtomicBool::new(false);
 
 /// How a sequence is pumped.
 #[derive(Debug, Clone)]
@@ -354,8 +362,49 @@ impl ShardedBackend {
         self.recover(trouble, run)
     }
 
+    /// Awaits the answer to a lone decode step awake, when it is due.
+    ///
+    /// To be woken by the answer would cost the time that a sleeping core takes to come
+    /// back, once per hop and token. So this thread wakes by itself shortly before, and
+    /// looks for the answer until shortly after.
+    fn anticipate(&self) -> Option<(u64, Inbound)> {
+        let mut owing = self.hops.iter().filter(|hop| !hop.sent.is_empty());
+        let hop = owing.next()?;
+        let sent = hop.sent.front()?;
+        if owing.next().is_some() || hop.sent.len() > 1 || sent.rows > 1 {
+            return None;
+        }
+        let due = sent.at + hop.pace.usual()?;
+        let asleep = due
+            .checked_sub(AWAKE_BEFORE)?
+            .saturating_duration_since(Instant::now());
+        // For a step this long it makes no difference.
+        if asleep > CANCEL_POLL {
+            return None;
+        }
+        if let Ok(message) = self.inbound.recv_timeout(asleep) {
+            return Some(message);
+        }
+        // One thread at a time: with many chats at once there is better use for the cores.
+        if ON_WATCH.swap(true, Ordering::Acquire) {
+            return None;
+        }
+        let mut message = None;
+        while message.is_none() && Instant::now() < due + AWAKE_AFTER {
+            message = self.inbound.try_recv().ok();
+            std::thread::yield_now();
+        }
+        ON_WATCH.store(false, Ordering::Release);
+        message
+    }
+
     /// The next message of any host, or the one whose time is up.
     fn receive(&self, cancel: &Cancel) -> Result<(u64, Inbound), Interrupted> {
+        if !cancel.is_cancelled()
+            && let Some(message) = self.anticipate()
+        {
+            return Ok(message);
+        }
         loop {
             if cancel.is_cancelled() {
                 return Err(Interrupted::Cancelled);
