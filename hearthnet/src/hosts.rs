@@ -44,6 +44,9 @@ const MAX_ADDRESSES: usize = 6;
 /// only now, or a host may be coming back.
 const PATIENCE: Duration = Duration::from_secs(6);
 
+/// A host that cannot be used and is known not to be within this time may be asked again.
+const AT_ONCE: Duration = Duration::from_secs(1);
+
 /// Where else a node may be, as discovery knows.
 pub(crate) type Places = Arc<dyn Fn(&NodeId) -> Vec<SocketAddr> + Send + Sync>;
 
@@ -123,13 +126,17 @@ impl HostSource for CommunityHosts {
         let deadline = Instant::now() + self.patience;
         let mut changes = self.log.changes();
         // Hosts that could not be used in this search, and why the last of them could not.
+        // Those that said so at once are asked again: a host that has just been started
+        // listens before it serves.
         let mut unusable = exclude.clone();
+        let mut resting = BTreeSet::new();
         let mut failure = None;
         loop {
             changes.borrow_and_update();
             self.links().retain(|link| link.is_open());
             let adverts: Vec<Advert> = self.log.state().shards(now_ms()).cloned().collect();
-            let spans = match self.choose(&adverts, layers.clone(), &unusable) {
+            let passed_over = &unusable | &resting;
+            let spans = match self.choose(&adverts, layers.clone(), &passed_over) {
                 Ok(spans) => spans,
                 Err(error) => {
                     let left = deadline.saturating_duration_since(Instant::now());
@@ -143,13 +150,16 @@ impl HostSource for CommunityHosts {
                     let _ = self
                         .runtime
                         .block_on(async { timeout(wait, changes.changed()).await });
+                    resting.clear();
                     continue;
                 }
             };
+            let asked = Instant::now();
             match self.open(&adverts, &spans) {
                 Ok(route) => return Ok(route),
                 Err((host, error)) => {
-                    unusable.insert(host);
+                    let said_so = asked.elapsed() < AT_ONCE;
+                    if said_so { &mut resting } else { &mut unusable }.insert(host);
                     failure = Some(error);
                 }
             }
