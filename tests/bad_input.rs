@@ -336,7 +336,7 @@ fn sigterm_ends_a_host_cleanly() {
     let home = Home::new();
     let mut host = Host::start(&home, &model_path(), "0-1", &home.node_id(), &[]);
     host.signal(Signal::TERM);
-    assert_eq!(host.child.wait().expect("an end").code(), Some(0));
+    assert_eq!(host.process.child.wait().expect("an end").code(), Some(0));
 }
 
 #[test]

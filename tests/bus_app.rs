@@ -9,62 +9,28 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
-use support::{Home, PATIENCE, model, text};
+use support::{Home, PATIENCE, Server, model, text};
 
 const PROMPT: &str = "Name three colours.";
 const TOKENS: &str = "24";
 
-/// A node that stays; it ends when this is dropped.
-struct Node {
-    child: Child,
-    ready: Value,
-}
-
-impl Node {
-    /// Starts it with these arguments, on this machine alone: no multicast.
-    fn start(home: &Home, args: &[&str]) -> Self {
-        let mut all = vec![
-            "--set",
-            "policy.research.enable=true",
-            "--set",
-            "discovery.mdns=false",
-            "--set",
-            "research.distributed_inference.fallback_to_local=false",
-        ];
-        all.extend(args);
-        all.extend(["--listen", "127.0.0.1:0", "--json", "--lifeline"]);
-        let mut child = home
-            .hearthnet(&all)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("hearthnet starts");
-        let mut line = String::new();
-        let stdout = child.stdout.take().expect("a pipe");
-        BufReader::new(stdout).read_line(&mut line).expect("a line");
-        if line.is_empty() {
-            let mut why = String::new();
-            let stderr = child.stderr.as_mut().expect("a pipe");
-            let _ = stderr.read_to_string(&mut why);
-            panic!("{args:?}: {why}");
-        }
-        let ready = serde_json::from_str(&line).expect("a JSON line");
-        Self { child, ready }
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// A node that stays, started with these arguments on this machine alone: no multicast.
+fn node(home: &Home, args: &[&str]) -> Server {
+    let mut all = vec![
+        "--set",
+        "policy.research.enable=true",
+        "--set",
+        "discovery.mdns=false",
+        "--set",
+        "research.distributed_inference.fallback_to_local=false",
+    ];
+    all.extend(args);
+    all.extend(["--listen", "127.0.0.1:0", "--json", "--lifeline"]);
+    Server::start(home, &all)
 }
 
 fn app(home: &Home, args: &[&str]) -> Output {
@@ -97,7 +63,7 @@ fn an_app_hears_through_its_node_what_another_members_layers_compute() {
         "on",
         "--json",
     ]);
-    let serve = Node::start(
+    let serve = node(
         &founder,
         &["serve", "--model", model, "--http", "127.0.0.1:0"],
     );
@@ -120,7 +86,7 @@ fn an_app_hears_through_its_node_what_another_members_layers_compute() {
     let layers = [
         "--set", &peers, "shard", "serve", "--model", model, "--layers", "0-29",
     ];
-    let _host = Node::start(&member, &layers);
+    let _host = node(&member, &layers);
 
     let ask = [PROMPT, "--max-tokens", TOKENS, "--verbose"];
     let deadline = Instant::now() + PATIENCE;

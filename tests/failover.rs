@@ -26,7 +26,7 @@ use hearthnet_model::sampler::SamplerConfig;
 use hearthnet_model::{ChatMessage, ChatTemplate, ModelFile, Tokenizer};
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Frame, Prompt, TextModel};
 use hearthnet_orchestrator::fallback::WithFallback;
-use hearthnet_orchestrator::hosts::ConnectedHosts;
+use hearthnet_orchestrator::hosts::{Choice, ConnectedHosts};
 use hearthnet_orchestrator::link::{HostAddr, HostLink};
 use hearthnet_orchestrator::local::LocalBackend;
 use hearthnet_orchestrator::router::GreedyCover;
@@ -153,11 +153,13 @@ impl Caller {
             .collect();
         let source = ConnectedHosts {
             links,
-            model: self.wire.clone(),
-            policy: Box::new(GreedyCover),
-            max_shards: 16,
-            own_id: self.key.id().to_string(),
-            allow_self: false,
+            choice: Choice {
+                model: self.wire.clone(),
+                policy: Arc::new(GreedyCover),
+                max_shards: 16,
+                own_id: self.key.id().to_string(),
+                allow_self: false,
+            },
         };
         let settings = PumpSettings {
             health_timeout: STALL,
@@ -275,7 +277,7 @@ impl Fleet {
         match fault {
             Fault::Kill => {
                 host.signal(Signal::KILL);
-                wait_for_end(host.child.id());
+                wait_for_end(host.process.child.id());
             }
             Fault::Stop => host.signal(Signal::STOP),
         }

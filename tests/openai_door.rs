@@ -10,17 +10,16 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use support::{Home, Host, model, pid, text};
+use support::{Home, Host, Server, model, text};
 
 /// `hearthnet serve`; it ends when this is dropped.
 struct Service {
-    child: Child,
+    process: Server,
     url: String,
     model: String,
     /// Its hosts end with it.
@@ -35,27 +34,12 @@ fn start(home: &Home, before: &[&str], after: &[&str], hosts: Vec<Host>) -> Serv
     args.extend(["serve", "--json", "--lifeline", "--http", "127.0.0.1:0"]);
     args.extend(["--model", model]);
     args.extend(after);
-    let mut child = home
-        .hearthnet(&args)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("hearthnet starts");
-    let mut line = String::new();
-    let stdout = child.stdout.take().expect("a pipe");
-    BufReader::new(stdout).read_line(&mut line).expect("a line");
-    if line.is_empty() {
-        let mut why = String::new();
-        let stderr = child.stderr.as_mut().expect("a pipe");
-        let _ = stderr.read_to_string(&mut why);
-        panic!("the service did not start: {why}");
-    }
-    let ready: Value = serde_json::from_str(&line).expect("a JSON line");
+    let process = Server::start(home, &args);
+    let ready = &process.ready;
     Service {
-        child,
         url: ready["url"].as_str().expect("a URL").to_owned(),
         model: ready["models"][0].as_str().expect("a model").to_owned(),
+        process,
         _hosts: hosts,
     }
 }
@@ -102,15 +86,7 @@ impl Service {
     }
 
     fn signal(&self, signal: Signal) {
-        rustix::process::kill_process(pid(self.child.id()), signal).expect("it runs");
-    }
-}
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        // It may have been ended by the test itself.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.process.signal(signal);
     }
 }
 
@@ -242,7 +218,7 @@ fn asked_to_stop_it_ends_cleanly() {
         let mut service = start(&Home::new(), &[], &["--local"], Vec::new());
         service.client("plain");
         service.signal(signal);
-        let status = service.child.wait().expect("its end");
+        let status = service.process.child.wait().expect("its end");
         assert_eq!(status.code(), Some(0));
     }
 }

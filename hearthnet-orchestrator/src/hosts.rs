@@ -13,7 +13,7 @@ use tokio::sync::Mutex;
 
 use crate::error::ChatError;
 use crate::link::{HostAddr, HostLink};
-use crate::router::{Candidate, RouteRequest, RoutingPolicy, pick};
+use crate::router::{Candidate, RouteError, RouteRequest, RoutingPolicy, Span, pick};
 use crate::sharded::ModelOnWire;
 
 /// One host of the route and the layers it runs for this sequence.
@@ -41,14 +41,13 @@ pub trait HostSource: Send {
     ) -> Result<Vec<RoutedSpan>, ChatError>;
 }
 
-/// A fixed set of hosts with open sessions.
-pub struct ConnectedHosts {
-    /// The sessions. Those that have ended are passed over.
-    pub links: Vec<Arc<HostLink>>,
-    /// The model that they must hold.
+/// What a route is chosen by, wherever the hosts come from.
+#[derive(Clone)]
+pub struct Choice {
+    /// The model that hosts must hold.
     pub model: ModelOnWire,
     /// Chooses among them.
-    pub policy: Box<dyn RoutingPolicy>,
+    pub policy: Arc<dyn RoutingPolicy>,
     /// Most spans allowed.
     pub max_shards: usize,
     /// The caller's own node id.
@@ -57,21 +56,17 @@ pub struct ConnectedHosts {
     pub allow_self: bool,
 }
 
-impl HostSource for ConnectedHosts {
-    fn route(
-        &mut self,
+impl Choice {
+    /// Covers `layers` with candidates, none of them on a node in `exclude`.
+    ///
+    /// # Errors
+    /// Any [`RouteError`].
+    pub fn pick(
+        &self,
+        candidates: &[Candidate],
         layers: RangeInclusive<u32>,
         exclude: &BTreeSet<String>,
-    ) -> Result<Vec<RoutedSpan>, ChatError> {
-        let links: Vec<&Arc<HostLink>> = self.links.iter().filter(|link| link.is_open()).collect();
-        let candidates: Vec<Candidate> = links
-            .iter()
-            .map(|link| Candidate {
-                descriptor: link.descriptor().clone(),
-                hop_weight: 0,
-                is_self: link.descriptor().host == self.own_id,
-            })
-            .collect();
+    ) -> Result<Vec<Span>, RouteError> {
         let request = RouteRequest {
             model_id: &self.model.model_id,
             weights_sha256: &self.model.weights.to_string(),
@@ -82,7 +77,26 @@ impl HostSource for ConnectedHosts {
             allow_self: self.allow_self,
             exclude,
         };
-        let spans = pick(self.policy.as_ref(), &request, &candidates)?;
+        pick(self.policy.as_ref(), &request, candidates)
+    }
+
+    /// The same among sessions; those that have ended are passed over.
+    fn among(
+        &self,
+        links: &[Arc<HostLink>],
+        layers: RangeInclusive<u32>,
+        exclude: &BTreeSet<String>,
+    ) -> Result<Vec<RoutedSpan>, ChatError> {
+        let links: Vec<&Arc<HostLink>> = links.iter().filter(|link| link.is_open()).collect();
+        let candidates: Vec<Candidate> = links
+            .iter()
+            .map(|link| Candidate {
+                descriptor: link.descriptor().clone(),
+                hop_weight: 0,
+                is_self: link.descriptor().host == self.own_id,
+            })
+            .collect();
+        let spans = self.pick(&candidates, layers, exclude)?;
         Ok(spans
             .iter()
             .filter_map(|span| {
@@ -93,6 +107,24 @@ impl HostSource for ConnectedHosts {
                 })
             })
             .collect())
+    }
+}
+
+/// A fixed set of hosts with open sessions.
+pub struct ConnectedHosts {
+    /// The sessions. Those that have ended are passed over.
+    pub links: Vec<Arc<HostLink>>,
+    /// How to choose among them.
+    pub choice: Choice,
+}
+
+impl HostSource for ConnectedHosts {
+    fn route(
+        &mut self,
+        layers: RangeInclusive<u32>,
+        exclude: &BTreeSet<String>,
+    ) -> Result<Vec<RoutedSpan>, ChatError> {
+        self.choice.among(&self.links, layers, exclude)
     }
 }
 
@@ -209,8 +241,8 @@ impl HostPool {
 pub struct PooledHosts {
     /// The hosts.
     pub pool: Arc<HostPool>,
-    /// How to choose among them; its `links` are replaced by the pool's.
-    pub choice: ConnectedHosts,
+    /// How to choose among them.
+    pub choice: Choice,
 }
 
 impl HostSource for PooledHosts {
@@ -220,11 +252,7 @@ impl HostSource for PooledHosts {
         exclude: &BTreeSet<String>,
     ) -> Result<Vec<RoutedSpan>, ChatError> {
         let reached = self.pool.runtime.block_on(self.pool.reach());
-        self.choice.links = reached.links;
-        let spans = self.choice.route(layers, exclude);
-        // Chats before and after need them, this one only what it chose.
-        self.choice.links.clear();
-        match spans {
+        match self.choice.among(&reached.links, layers, exclude) {
             // A host that could not be reached explains a hole better than the hole does.
             Err(error @ ChatError::ShardUnavailable(_)) => {
                 Err(reached.failures.into_iter().next().unwrap_or(error))

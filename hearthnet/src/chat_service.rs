@@ -8,20 +8,20 @@ use hearthnet_bus::NodeKey;
 use hearthnet_model::engine::{Engine, EngineOptions, Head};
 use hearthnet_orchestrator::backend::Backend;
 use hearthnet_orchestrator::fallback::WithFallback;
-use hearthnet_orchestrator::hosts::{ConnectedHosts, HostPool, PooledHosts};
+use hearthnet_orchestrator::hosts::{HostPool, PooledHosts};
 use hearthnet_orchestrator::http::{
     ApiKey, HttpError, HttpServer, HttpSettings, MIN_KEY_BYTES, Metrics,
 };
 use hearthnet_orchestrator::local::{EngineOnDemand, SharedEngine};
-use hearthnet_orchestrator::router::GreedyCover;
 use hearthnet_orchestrator::service::kept::KeepLimits;
 use hearthnet_orchestrator::service::turns::TurnLimits;
 use hearthnet_orchestrator::service::{Opener, ServedModel, Service, ServiceSettings};
-use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend};
+use hearthnet_orchestrator::sharded::ShardedBackend;
 use hearthnet_orchestrator::{Cancel, ChatError};
 use tokio::runtime::Handle;
 
 use crate::args::DoorArgs;
+use crate::commands::chat::{choice, pump_settings};
 use crate::commands::{OpenModel, engine_options, load_head, model_failure, text_model};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
@@ -65,25 +65,11 @@ pub(crate) fn hosted_model(
     runtime: &Handle,
 ) -> Result<ServedModel, Failure> {
     let head = load_head(model, &engine_options(config, None))?;
-    let inference = &config.research.distributed_inference;
-    let wire = ModelOnWire::new(
-        &model.id,
-        model.weights,
-        model.file.spec(),
-        model.bands.clone(),
+    let (choice, settings) = (
+        choice(model, own_id, config),
+        pump_settings(config, fallback),
     );
-    let settings = PumpSettings {
-        prefill_rows: inference.prefill_rows,
-        depth: inference.steps_in_flight,
-        health_timeout: Duration::from_secs_f64(inference.shard_health_timeout_seconds),
-        history_bytes: inference.history_mb << 20,
-        give_up_after: fallback.then_some(inference.fallback_to_local_after_failures),
-    };
-    let (max_shards, allow_self) = (
-        inference.max_shards_per_request,
-        inference.allow_self_as_shard,
-    );
-    let (pool, own_id, runtime) = (Arc::new(pool), own_id.to_owned(), runtime.clone());
+    let (pool, runtime) = (Arc::new(pool), runtime.clone());
     let local = fallback.then(|| Arc::new(on_demand(model, config)));
     let open = move |cancel: &Cancel| -> Result<Box<dyn Backend>, ChatError> {
         // Connecting may take long; from then on the sessions are there.
@@ -95,18 +81,11 @@ pub(crate) fn hosted_model(
         })?;
         let source = PooledHosts {
             pool: Arc::clone(&pool),
-            choice: ConnectedHosts {
-                links: Vec::new(),
-                model: wire.clone(),
-                policy: Box::new(GreedyCover),
-                max_shards,
-                own_id: own_id.clone(),
-                allow_self,
-            },
+            choice: choice.clone(),
         };
         let hosts = ShardedBackend::open(
             runtime.clone(),
-            wire.clone(),
+            choice.model.clone(),
             Box::new(source),
             settings.clone(),
             cancel,

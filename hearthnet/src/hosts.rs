@@ -16,19 +16,16 @@ use hearthnet_bus::log::{Advert, EventLog};
 use hearthnet_bus::node::{Node, bus_rule};
 use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_orchestrator::ChatError;
-use hearthnet_orchestrator::hosts::{HostSource, RoutedSpan};
+use hearthnet_orchestrator::hosts::{Choice, HostSource, RoutedSpan};
 use hearthnet_orchestrator::link::{HostAddr, HostLink};
-use hearthnet_orchestrator::router::{
-    Candidate, GreedyCover, RouteError, RouteRequest, RoutingPolicy, Span, pick,
-};
-use hearthnet_orchestrator::sharded::ModelOnWire;
+use hearthnet_orchestrator::router::{Candidate, RouteError, Span};
 use hearthnet_transport::{Config, PeerKey, connect_path};
 use serde_json::json;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use crate::commands::OpenModel;
-use crate::commands::chat::on_wire;
+use crate::commands::chat::choice;
 use crate::community::{Home, endpoints_of, label, now_ms};
 use crate::config::Config as Settings;
 use crate::failure::Failure;
@@ -62,14 +59,8 @@ pub(crate) struct CommunityHosts {
     pub(crate) places: Places,
     /// Limits of the sessions.
     pub(crate) transport: Config,
-    /// The model that hosts must hold.
-    pub(crate) model: ModelOnWire,
-    /// Chooses among them.
-    pub(crate) policy: Box<dyn RoutingPolicy>,
-    /// Most spans allowed.
-    pub(crate) max_shards: usize,
-    /// Whether this node may serve itself.
-    pub(crate) allow_self: bool,
+    /// How to choose among them.
+    pub(crate) choice: Choice,
     /// How long to wait for advertisements that close a gap: the log may only be coming.
     pub(crate) patience: Duration,
     /// Open sessions, which chats share.
@@ -177,17 +168,13 @@ impl CommunityHosts {
         places: Places,
         links: Links,
     ) -> Result<Self, Failure> {
-        let inference = &config.research.distributed_inference;
         Ok(Self {
             runtime,
+            choice: choice(model, &home.key.id().to_string(), config),
             key: Arc::clone(&home.key),
             log: home.log.clone(),
             places,
             transport: config.transport()?,
-            model: on_wire(model),
-            policy: Box::new(GreedyCover),
-            max_shards: inference.max_shards_per_request,
-            allow_self: inference.allow_self_as_shard,
             patience: PATIENCE,
             links,
         })
@@ -212,17 +199,7 @@ impl CommunityHosts {
                 is_self: advert.author == own,
             })
             .collect();
-        let request = RouteRequest {
-            model_id: &self.model.model_id,
-            weights_sha256: &self.model.weights.to_string(),
-            boundary_dtype: self.model.boundary.descriptor_name(),
-            layers,
-            total_layers: self.model.layers,
-            max_shards: self.max_shards,
-            allow_self: self.allow_self,
-            exclude,
-        };
-        pick(self.policy.as_ref(), &request, &candidates)
+        self.choice.pick(&candidates, layers, exclude)
     }
 
     /// Sessions for the spans: those that are open, and new ones, all at once. An error names
@@ -335,26 +312,26 @@ impl CommunityHosts {
         let RouteError::Uncovered { .. } = error else {
             return error.into();
         };
-        let weights = self.model.weights.to_string();
+        let weights = self.choice.model.weights.to_string();
         let own = self.key.id();
         let held: Vec<(u32, u32)> = adverts
             .iter()
-            .filter(|a| self.allow_self || a.author != own)
+            .filter(|a| self.choice.allow_self || a.author != own)
             .filter(|a| {
                 a.descriptor.weights_sha256 == weights && !exclude.contains(&a.descriptor.host)
             })
             .map(|a| a.descriptor.layer_range)
             .collect();
         let community = &self.log.state().name;
-        let model = &self.model.model_id;
+        let model = &self.choice.model.model_id;
         let mut text = if held.is_empty() {
             format!("nobody in {community:?} serves {model}")
         } else {
-            let missing = runs_text(&missing(self.model.layers, &held));
+            let missing = runs_text(&missing(self.choice.model.layers, &held));
             format!("nobody in {community:?} serves layers {missing} of {model}")
         };
         let own_serves = |a: &Advert| a.author == own && a.descriptor.weights_sha256 == weights;
-        if !self.allow_self && adverts.iter().any(own_serves) {
+        if !self.choice.allow_self && adverts.iter().any(own_serves) {
             text.push_str(
                 ", and what this node serves itself does not count \
                  (research.distributed_inference.allow_self_as_shard is false)",

@@ -89,11 +89,52 @@ impl Home {
     }
 }
 
-/// A host process; it ends when this is dropped.
-pub(crate) struct Host {
+/// A program that serves until this is dropped, and what it said when it was ready.
+pub(crate) struct Server {
     pub(crate) child: Child,
-    pub(crate) address: String,
     pub(crate) ready: Value,
+}
+
+impl Server {
+    /// Starts `hearthnet ARGS` as a user, up to the line of JSON that it is ready.
+    pub(crate) fn start(home: &Home, args: &[&str]) -> Self {
+        let mut child = home
+            .hearthnet(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("hearthnet starts");
+        let mut line = String::new();
+        let stdout = child.stdout.take().expect("a pipe");
+        BufReader::new(stdout).read_line(&mut line).expect("a line");
+        if line.is_empty() {
+            let mut why = String::new();
+            let stderr = child.stderr.as_mut().expect("a pipe");
+            let _ = stderr.read_to_string(&mut why);
+            panic!("{args:?} did not start: {why}");
+        }
+        let ready = serde_json::from_str(&line).expect("a JSON line");
+        Self { child, ready }
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(pid(self.child.id()), signal).expect("it runs");
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have been ended by the test itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A host process.
+pub(crate) struct Host {
+    pub(crate) process: Server,
+    pub(crate) address: String,
 }
 
 impl Host {
@@ -124,44 +165,16 @@ impl Host {
             admit,
         ]);
         args.extend(extra);
-        let mut child = home
-            .hearthnet(&args)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("hearthnet starts");
-        let mut line = String::new();
-        let stdout = child.stdout.take().expect("a pipe");
-        BufReader::new(stdout).read_line(&mut line).expect("a line");
-        if line.is_empty() {
-            let mut why = String::new();
-            let _ = child
-                .stderr
-                .take()
-                .expect("a pipe")
-                .read_to_string(&mut why);
-            panic!("the host for layers {layers} did not start: {why}");
-        }
-        let ready: Value = serde_json::from_str(&line).expect("a JSON line");
-        let address = ready["address"].as_str().expect("an address").to_owned();
+        let process = Server::start(home, &args);
+        let address = process.ready["address"].as_str().expect("an address");
         Self {
-            child,
-            address,
-            ready,
+            address: address.to_owned(),
+            process,
         }
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        kill_process(pid(self.child.id()), signal).expect("the host is alive");
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        // It may have been ended by the test itself.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.process.signal(signal);
     }
 }
 

@@ -9,8 +9,8 @@ use hearthnet_model::engine::{Engine, Head};
 use hearthnet_orchestrator::backend::Backend;
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Frame, Prompt, TextModel};
 use hearthnet_orchestrator::fallback::WithFallback;
-use hearthnet_orchestrator::hosts::{ConnectedHosts, HostSource};
-use hearthnet_orchestrator::link::{HostAddr, HostLink};
+use hearthnet_orchestrator::hosts::{Choice, ConnectedHosts, HostPool, HostSource, Reached};
+use hearthnet_orchestrator::link::HostAddr;
 use hearthnet_orchestrator::local::LocalBackend;
 use hearthnet_orchestrator::router::GreedyCover;
 use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend};
@@ -60,7 +60,7 @@ pub(crate) fn run(args: ChatArgs, global: &Global, config: &Config) -> Result<()
             None => {
                 let key = Arc::new(node_key(global)?);
                 let links = runtime.block_on(connect(&args.shard, &key, config))?;
-                links.source(&model, &key.id().to_string(), config)
+                connected(links, &model, &key.id().to_string(), config)
             }
         };
         let fallback = config.research.distributed_inference.fallback_to_local && !args.no_fallback;
@@ -127,54 +127,41 @@ pub(crate) async fn connect(
     hosts: &[HostAddr],
     key: &Arc<hearthnet_bus::NodeKey>,
     config: &Config,
-) -> Result<Links, Failure> {
+) -> Result<Reached, Failure> {
     let transport = config.transport()?;
-    let tasks: Vec<_> = hosts
-        .iter()
-        .cloned()
-        .map(|host| {
-            let (key, transport) = (Arc::clone(key), transport.clone());
-            tokio::spawn(async move { HostLink::connect(&host, &key, transport).await })
-        })
-        .collect();
-    let mut links = Links {
-        links: Vec::new(),
-        failures: Vec::new(),
+    let pool = HostPool::new(
+        Handle::current(),
+        Arc::clone(key),
+        transport,
+        hosts.iter().cloned(),
+    );
+    Ok(pool.reach().await)
+}
+
+/// How hosts for a model are chosen.
+pub(crate) fn choice(model: &OpenModel, own_id: &str, config: &Config) -> Choice {
+    let inference = &config.research.distributed_inference;
+    Choice {
+        model: on_wire(model),
+        policy: Arc::new(GreedyCover),
+        max_shards: inference.max_shards_per_request,
+        own_id: own_id.to_owned(),
+        allow_self: inference.allow_self_as_shard,
+    }
+}
+
+/// The hosts that answered and no others, for a chat; and why others did not.
+pub(crate) fn connected(
+    reached: Reached,
+    model: &OpenModel,
+    own_id: &str,
+    config: &Config,
+) -> (Box<dyn HostSource>, Vec<ChatError>) {
+    let source = ConnectedHosts {
+        links: reached.links,
+        choice: choice(model, own_id, config),
     };
-    for task in tasks {
-        match task.await.map_err(Failure::internal)? {
-            Ok(link) => links.links.push(Arc::new(link)),
-            Err(error) => links.failures.push(error),
-        }
-    }
-    Ok(links)
-}
-
-/// The hosts that answered, and why others did not.
-pub(crate) struct Links {
-    links: Vec<Arc<HostLink>>,
-    failures: Vec<ChatError>,
-}
-
-impl Links {
-    /// These hosts and no others, for a chat.
-    pub(crate) fn source(
-        self,
-        model: &OpenModel,
-        own_id: &str,
-        config: &Config,
-    ) -> (Box<dyn HostSource>, Vec<ChatError>) {
-        let inference = &config.research.distributed_inference;
-        let source = ConnectedHosts {
-            links: self.links,
-            model: on_wire(model),
-            policy: Box::new(GreedyCover),
-            max_shards: inference.max_shards_per_request,
-            own_id: own_id.to_owned(),
-            allow_self: inference.allow_self_as_shard,
-        };
-        (Box::new(source), self.failures)
-    }
+    (Box::new(source), reached.failures)
 }
 
 /// The wire's view of a model.
@@ -212,6 +199,18 @@ pub(crate) fn open_route(
     }
 }
 
+/// How a sequence is pumped through hosts; with `fallback` they are given up after some failures.
+pub(crate) fn pump_settings(config: &Config, fallback: bool) -> PumpSettings {
+    let inference = &config.research.distributed_inference;
+    PumpSettings {
+        prefill_rows: inference.prefill_rows,
+        depth: inference.steps_in_flight,
+        health_timeout: Duration::from_secs_f64(inference.shard_health_timeout_seconds),
+        history_bytes: inference.history_mb << 20,
+        give_up_after: fallback.then_some(inference.fallback_to_local_after_failures),
+    }
+}
+
 /// A backend over the hosts of a source.
 pub(crate) fn open_backend(
     runtime: &Handle,
@@ -221,15 +220,7 @@ pub(crate) fn open_backend(
     fallback: bool,
     cancel: &Cancel,
 ) -> Result<Box<dyn Backend>, ChatError> {
-    let inference = &config.research.distributed_inference;
-    let wire = on_wire(model);
-    let settings = PumpSettings {
-        prefill_rows: inference.prefill_rows,
-        depth: inference.steps_in_flight,
-        health_timeout: Duration::from_secs_f64(inference.shard_health_timeout_seconds),
-        history_bytes: inference.history_mb << 20,
-        give_up_after: fallback.then_some(inference.fallback_to_local_after_failures),
-    };
+    let (wire, settings) = (on_wire(model), pump_settings(config, fallback));
     let hosts = ShardedBackend::open(runtime.clone(), wire, source, settings, cancel)?;
     if !fallback {
         return Ok(Box::new(hosts));

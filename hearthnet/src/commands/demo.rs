@@ -18,7 +18,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::args::{DemoArgs, Global};
 use crate::commands::chat::{
-    Print, connect, local_backend, open_route, print_text, stream_answer, watch_interrupt,
+    Print, connect, connected, local_backend, open_route, print_text, stream_answer,
+    watch_interrupt,
 };
 use crate::commands::shard::Ready;
 use crate::commands::{
@@ -104,7 +105,7 @@ pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<()
     let own = key.id().to_string();
     // Hosts only: what is compared below must not be this machine twice.
     let handle = runtime.handle();
-    let source = links.source(&model, &own, &config);
+    let source = connected(links, &model, &own, &config);
     let backend = open_route(handle, &model, source, &config, false, &cancel)?;
     let mut conversation = Conversation::new(backend);
     let done = stream_answer(&mut conversation, &text, &request, started, &cancel, print)?;
