@@ -269,6 +269,7 @@ impl Drop for HostLink {
 async fn describe(connection: &mut Connection) -> Result<bytes::Bytes, String> {
     match connection.recv().await {
         Ok(Message::Descriptor(bytes)) => Ok(bytes),
+        Ok(Message::Leaving { .. }) => Err("shutting_down: it is about to stop".into()),
         Ok(_) => Err("protocol_state: it sent something else than its descriptor".into()),
         Err(closed) => Err(closed.to_string()),
     }

@@ -130,6 +130,7 @@ impl Desk {
             | Message::StreamError(_)
             | Message::StepResult(_)
             | Message::Descriptor(_)
+            | Message::Leaving { .. }
             | Message::Tensor(_) => return Err(CloseCode::ProtocolState),
         }
         Ok(())

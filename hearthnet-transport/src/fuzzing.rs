@@ -128,6 +128,15 @@ pub fn frame(message: &[u8]) {
         FrameType::Descriptor => {
             let _ = pipeline::read_descriptor(body);
         }
+        FrameType::Leaving => {
+            if let Ok(within_ms) = pipeline::read_leaving(body) {
+                again(
+                    within_ms,
+                    |&ms| pipeline::leaving(ms),
+                    |b| pipeline::read_leaving(b).ok(),
+                );
+            }
+        }
     }
 }
 
@@ -169,7 +178,7 @@ impl<'a> Input<'a> {
 /// | 4 | count (1) | messages are transmitted |
 /// | 5 | stream (1), rows (1) | the application sends a step, or answers one |
 /// | 6 | bytes (2) | the application sends a tensor |
-/// | 7 | stream (1) | the application ends or truncates a stream |
+/// | 7 | stream (1) | the application ends or truncates a stream, or says that it leaves |
 ///
 /// # Panics
 /// When a promise is broken.
@@ -272,6 +281,9 @@ pub fn session(input: &[u8]) {
                         epoch,
                         position: 0,
                     }),
+                    (false, true) if byte & 0x40 != 0 => Message::Leaving {
+                        within_ms: u32::from(byte),
+                    },
                     (false, _) => Message::StreamError(StreamError {
                         stream,
                         epoch,

@@ -36,6 +36,13 @@ pub enum Message {
     Describe,
     /// Host to caller: what it serves, 1 to 4,080 bytes that mean nothing to the transport.
     Descriptor(Bytes),
+    /// Host to caller: it will end its sessions. Streams that exist go on for at most as long as
+    /// this says, a new one is refused. May come at any time, and again with another time; the
+    /// latest holds.
+    Leaving {
+        /// Milliseconds until the host ends the session, whatever still runs in it.
+        within_ms: u32,
+    },
     /// Either way: a tensor of its own.
     Tensor(Tensor),
 }

@@ -598,6 +598,37 @@ fn withheld_credit_ends_the_session() {
 }
 
 #[test]
+fn a_host_that_leaves_says_so_before_what_is_queued_and_serves_on() {
+    let mut pair = pair();
+    pair.caller
+        .send_message(&Message::StreamOpen(open_stream(0, 0)))
+        .unwrap();
+    pair.caller
+        .send_message(&Message::Step(step(0, 0, 0, 1, noise(1152))))
+        .unwrap();
+    pair.run();
+    messages(&mut pair.host);
+    let large = tensor(&[3 * MIB as u32], DType::I8, noise(3 * MIB));
+    pair.host.send_message(&Message::Tensor(large)).unwrap();
+    let answer = Message::StepResult(result(&step(0, 0, 0, 1, noise(1152))));
+    pair.host.send_message(&answer).unwrap();
+    for within_ms in [10_000, 5] {
+        let leaving = Message::Leaving { within_ms };
+        pair.host.send_message(&leaving).unwrap();
+    }
+    pair.run();
+    let got = messages(&mut pair.caller);
+    assert_eq!(got[0], Message::Leaving { within_ms: 10_000 });
+    assert_eq!(got[1], Message::Leaving { within_ms: 5 });
+    assert_eq!(got[2], answer);
+    assert!(matches!(got[3], Message::Tensor(_)));
+    assert!(pair.caller.is_open() && pair.host.is_open());
+    // It is the host's to say.
+    let refused = pair.caller.send_message(&Message::Leaving { within_ms: 1 });
+    assert!(matches!(refused, Err(SendRefused::Impossible(_))));
+}
+
+#[test]
 fn a_slow_application_is_not_blamed_on_the_peer() {
     let config = Config {
         window_chunks: 2,

@@ -216,7 +216,7 @@ fn unknown_versions_types_flags_and_reserved_bits_are_frame_unknown() {
         (0, 2),
         (1, 0),
         (1, 0x0a),
-        (1, 0x19),
+        (1, 0x1a),
         (1, 0xff),
         (2, 1),
         (3, 1),
@@ -313,6 +313,8 @@ fn frames_in_the_wrong_direction_are_protocol_state() {
         FrameType::StreamOpened,
         FrameType::StepResult,
         FrameType::StreamError,
+        FrameType::Descriptor,
+        FrameType::Leaving,
     ] {
         assert_eq!(
             Victim::host().send(kind, &life(1)).code(),
@@ -324,6 +326,7 @@ fn frames_in_the_wrong_direction_are_protocol_state() {
         FrameType::StreamClose,
         FrameType::Step,
         FrameType::Truncate,
+        FrameType::Describe,
     ] {
         assert_eq!(
             Victim::caller().send(kind, &life(1)).code(),

@@ -199,7 +199,7 @@ def peer_key(tls):
 
 TENSOR_DATA, TENSOR_END, ACK, NACK, HELLO, BYE, FLOWCTL, PING, PONG = range(0x01, 0x0A)
 STREAM_OPEN, STREAM_OPENED, STREAM_CLOSE, STEP, STEP_RESULT = range(0x10, 0x15)
-STREAM_ERROR, TRUNCATE, DESCRIBE, DESCRIPTOR = range(0x15, 0x19)
+STREAM_ERROR, TRUNCATE, DESCRIBE, DESCRIPTOR, LEAVING = range(0x15, 0x1A)
 
 HEADER = struct.Struct(">BBHIII")  # version, type, reserved, sequence, length, flags
 STEP_HEAD = struct.Struct(">IIIIIBBBBH6s")
@@ -220,6 +220,7 @@ BODIES = {
     FLOWCTL: ({"grant"}, set()),
     STREAM_OPENED: (LIFE, set()),
     STREAM_ERROR: (LIFE | {"code"}, {"position", "message"}),
+    LEAVING: ({"within_ms"}, set()),
 }
 
 # What this client offers. The chunks are the smallest, and the window narrow, so that a tensor
@@ -269,6 +270,7 @@ class Session:
         self.partial = b""  # fragments of the next one
         self.opened, self.descriptor, self.pongs = set(), None, []
         self.results, self.errors = [], {}
+        self.leaving = None
         self.incoming = {}  # tensor id: Incoming
         self.unacknowledged = {}  # tensor id: [bytes, chunks] of tensors sent and not gone
         self.next_tensor = 1
@@ -426,6 +428,9 @@ class Session:
             must(body["tensor"] in self.incoming, "TENSOR_END of a tensor that never began")
             del self.incoming[body["tensor"]]
             self.send_map(ACK, tensor=body["tensor"], chunks=0, end=True)
+        elif kind == LEAVING:
+            # What is open may go on for that long. A new stream would be refused.
+            self.leaving = body["within_ms"]
         elif kind == FLOWCTL:
             self.window += body["grant"]
         elif kind == BYE:

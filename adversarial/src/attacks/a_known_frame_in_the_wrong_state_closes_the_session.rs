@@ -60,6 +60,10 @@ fn of_a_host() -> Vec<(&'static str, Frame)> {
         ("STEP_RESULT", Frame::new(kind::STEP_RESULT, [0; 42])),
         ("STREAM_ERROR", Frame::new(kind::STREAM_ERROR, error)),
         ("DESCRIPTOR", Frame::new(kind::DESCRIPTOR, [0xa0])),
+        (
+            "LEAVING",
+            Frame::new(kind::LEAVING, cbor(&[("within_ms", 1.into())])),
+        ),
     ]
 }
 

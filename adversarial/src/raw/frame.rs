@@ -23,6 +23,7 @@ pub mod kind {
     pub const TRUNCATE: u8 = 0x16;
     pub const DESCRIBE: u8 = 0x17;
     pub const DESCRIPTOR: u8 = 0x18;
+    pub const LEAVING: u8 = 0x19;
 }
 
 /// Flags of the header.

@@ -356,7 +356,7 @@ impl Session {
     /// Takes a message to send.
     ///
     /// A [`StreamClose`] and a [`StreamError`] never wait, and drop whatever is queued for their
-    /// stream. A [`Step`](crate::Step) waits for one of the host's step slots. Tensors wait while
+    /// stream. A [`Leaving`](Message::Leaving) never waits, and overtakes what does. A [`Step`](crate::Step) waits for one of the host's step slots. Tensors wait while
     /// more than the send buffer is queued. A [`StepResult`](crate::StepResult) that nobody waits
     /// for any more is dropped.
     ///
@@ -369,7 +369,7 @@ impl Session {
         let slots = self.peer_limits.map_or(0, |peer| peer.max_steps);
         let bulk = self.outbox.queued_bulk();
         let blocked = match out.part {
-            Part::Close | Part::Error => false,
+            Part::Close | Part::Error | Part::Leaving => false,
             // Answers are bounded by the steps they answer.
             Part::Result => false,
             Part::Step if self.steps.total >= slots => true,
@@ -698,6 +698,12 @@ impl Session {
                 self.deliver(Message::Descriptor(pipeline::read_descriptor(body)?));
                 Ok(())
             }
+            FrameType::Leaving => {
+                self.control_rate(now)?;
+                let within_ms = pipeline::read_leaving(body)?;
+                self.deliver(Message::Leaving { within_ms });
+                Ok(())
+            }
         }
     }
 
@@ -723,7 +729,8 @@ impl Session {
                 FrameType::StreamOpened
                 | FrameType::StepResult
                 | FrameType::StreamError
-                | FrameType::Descriptor,
+                | FrameType::Descriptor
+                | FrameType::Leaving,
             ) => self.caller,
             (State::Open, _) => true,
         };

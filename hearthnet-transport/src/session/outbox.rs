@@ -54,6 +54,7 @@ pub(super) enum Part {
     Result,
     Close,
     Error,
+    Leaving,
     Other,
     Tensor,
 }
@@ -102,6 +103,7 @@ impl Outgoing {
             Message::Truncate(_) | Message::Describe => Some(true),
             Message::StreamOpened(_) | Message::StreamError(_) => Some(false),
             Message::StepResult(_) | Message::Descriptor(_) => Some(false),
+            Message::Leaving { .. } => Some(false),
             Message::Tensor(_) => None,
         };
         if from_caller.is_some_and(|caller| caller != terms.caller) {
@@ -134,6 +136,9 @@ impl Outgoing {
             // These belong to no stream: streams are numbered by callers, who never close (0, 0).
             Message::Describe => small(Part::Other, 0, 0, pipeline::describe()),
             Message::Descriptor(bytes) => small(Part::Other, 0, 0, pipeline::descriptor(bytes)?),
+            Message::Leaving { within_ms } => {
+                small(Part::Leaving, 0, 0, pipeline::leaving(*within_ms))
+            }
             Message::Step(m) => Outgoing::rows(Part::Step, RowsHead::of_step(m), &m.data, terms),
             Message::StepResult(m) => {
                 Outgoing::rows(Part::Result, RowsHead::of_result(m), &m.data, terms)
@@ -308,8 +313,8 @@ pub(super) struct Outbox {
     lanes: BTreeMap<Lane, VecDeque<Item>>,
     live: BTreeMap<u16, Live>,
     live_bytes: u64,
-    /// Ends of tensors and streams. They go before everything else: the peer must have freed what
-    /// they end before it sees what takes its place.
+    /// Ends of tensors and streams, and the coming end of the session. They go before everything
+    /// else: the peer must have freed what they end before it sees what takes its place.
     ends: VecDeque<FrameBuf>,
     next_id: u16,
     next_ticket: u64,
@@ -357,7 +362,7 @@ impl Outbox {
     pub(super) fn push(&mut self, out: Outgoing) {
         let out = match out {
             Outgoing {
-                part: Part::Close,
+                part: Part::Close | Part::Leaving,
                 body: Body::Small(frame),
                 ..
             } => return self.end(frame),

@@ -158,6 +158,7 @@ fn encoded(name: &str) -> Option<(u32, FrameBuf)> {
                 epoch: 0,
             }),
         ),
+        "leaving" => (9, pipeline::leaving(10_000)),
         "bye" => (
             10,
             Bye {
@@ -174,7 +175,7 @@ fn encoded(name: &str) -> Option<(u32, FrameBuf)> {
 #[test]
 fn the_specification_and_the_codec_agree_to_the_byte() {
     let examples = examples();
-    assert_eq!(examples.len(), 18);
+    assert_eq!(examples.len(), 19);
     for (name, bytes) in examples {
         let (sequence, frame) = encoded(name).unwrap_or_else(|| panic!("`{name}` is not known"));
         assert_eq!(

@@ -77,11 +77,13 @@ pub enum FrameType {
     Describe = 0x17,
     /// Host: what it serves.
     Descriptor = 0x18,
+    /// Host: it will end its sessions.
+    Leaving = 0x19,
 }
 
 impl FrameType {
     /// Every type, in the order of their numbers.
-    pub const ALL: [FrameType; 18] = [
+    pub const ALL: [FrameType; 19] = [
         FrameType::TensorData,
         FrameType::TensorEnd,
         FrameType::Ack,
@@ -100,6 +102,7 @@ impl FrameType {
         FrameType::Truncate,
         FrameType::Describe,
         FrameType::Descriptor,
+        FrameType::Leaving,
     ];
 
     fn from_wire(byte: u8) -> Option<FrameType> {
@@ -326,7 +329,7 @@ mod tests {
     fn the_header_has_the_documented_layout_for_every_type() {
         let numbers = [
             0x01, 0x02, 0x03, 0x04, 0x05, 0x06, 0x07, 0x08, 0x09, 0x10, 0x11, 0x12, 0x13, 0x14,
-            0x15, 0x16, 0x17, 0x18,
+            0x15, 0x16, 0x17, 0x18, 0x19,
         ];
         for (kind, number) in FrameType::ALL.into_iter().zip(numbers) {
             let header = Header {

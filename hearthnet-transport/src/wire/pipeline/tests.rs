@@ -1,0 +1,185 @@
+//! The bodies of the pipeline's frames, byte by byte and there and back.
+
+use super::*;
+use crate::wire::{HEADER_BYTES, Header};
+
+fn step() -> RowsHead {
+    RowsHead {
+        stream: 0x0101_0101,
+        epoch: 0x0202_0202,
+        position: 0x0303_0303,
+        rows: 2,
+        width: 3,
+        dtype: DType::F16,
+        kind: RowsKind::Step { want: Want::Last },
+    }
+}
+
+fn result() -> RowsHead {
+    let kind = RowsKind::Result {
+        compute_us: 0x0505_0505,
+        queue_us: 0x0606_0606,
+    };
+    RowsHead { kind, ..step() }
+}
+
+#[test]
+fn describe_is_empty_and_a_descriptor_travels_as_it_is() {
+    let message = describe().into_bytes(1);
+    assert_eq!(message, [1, 0x17, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
+    assert!(read_describe(&[0]).is_err());
+
+    let message = descriptor(&[7, 8, 9]).unwrap().into_bytes(1);
+    let mut expected = vec![1, 0x18, 0, 0, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0, 0];
+    expected.extend_from_slice(&[7, 8, 9]);
+    assert_eq!(message, expected);
+    assert_eq!(read_descriptor(&[7, 8, 9]).unwrap(), [7, 8, 9].as_slice());
+    for length in [0, CONTROL_MESSAGE_BYTES - HEADER_BYTES + 1] {
+        assert!(descriptor(&vec![0; length]).is_err(), "{length}");
+        assert!(read_descriptor(&vec![0; length]).is_err(), "{length}");
+    }
+}
+
+#[test]
+fn a_hosts_leave_carries_how_long_it_goes_on() {
+    for within_ms in [0, 10_000, u32::MAX] {
+        let body = leaving(within_ms).into_bytes(1).split_off(HEADER_BYTES);
+        assert_eq!(read_leaving(&body).unwrap(), within_ms);
+    }
+    // One more than the field holds, a negative one, none, one too many.
+    let beyond = b"\xa1\x69within_ms\x1b\x00\x00\x00\x01\x00\x00\x00\x00";
+    let negative = b"\xa1\x69within_ms\x20";
+    let twice = b"\xa2\x69within_ms\x00\x69within_ms\x00";
+    let other = b"\xa2\x69within_ms\x00\x61x\x00";
+    for body in [&beyond[..], negative, b"\xa0", twice, other, b""] {
+        let violation = read_leaving(body).unwrap_err();
+        assert_eq!(violation.code, CloseCode::BodyMalformed, "{body:x?}");
+    }
+}
+
+#[test]
+fn step_and_result_have_the_documented_layout() {
+    let rows = [0xee; 12];
+    let message = step().frame(Place::Inline(&rows)).into_bytes(1);
+    let mut expected = vec![1, 0x13, 0, 0, 0, 0, 0, 1, 0, 0, 0, 44, 0, 0, 0, 0];
+    expected.extend_from_slice(&[1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 0, 0, 0, 2, 0, 0, 0, 3]);
+    expected.extend_from_slice(&[1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    expected.extend_from_slice(&rows);
+    assert_eq!(message, expected);
+    assert_eq!(message.len(), HEADER_BYTES + 32 + 12);
+
+    let message = result().frame(Place::Tensor(0x0708)).into_bytes(1);
+    let mut expected = vec![1, 0x14, 0, 0, 0, 0, 0, 1, 0, 0, 0, 40, 0, 0, 0, 0];
+    expected.extend_from_slice(&[1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 0, 0, 0, 2, 0, 0, 0, 3]);
+    expected.extend_from_slice(&[1, 0, 1, 0, 7, 8, 0, 0, 5, 5, 5, 5, 6, 6, 6, 6, 0, 0, 0, 0]);
+    assert_eq!(message, expected);
+    assert_eq!(message.len(), HEADER_BYTES + RESULT_HEAD_BYTES);
+}
+
+#[test]
+fn step_and_result_survive_a_round_trip() {
+    for head in [step(), result()] {
+        for place in [Place::Inline(&[5; 12][..]), Place::Tensor(9)] {
+            let message = head.frame(place).into_bytes(1);
+            let (header, body) = Header::decode(&message).unwrap();
+            assert_eq!(RowsHead::read(header.kind, body).unwrap(), (head, place));
+        }
+    }
+}
+
+#[test]
+fn rows_that_disagree_with_the_shape_are_refused() {
+    for (head, bytes) in [
+        (step(), 11),
+        (step(), 13),
+        (RowsHead { rows: 0, ..step() }, 0),
+        (RowsHead { width: 0, ..step() }, 0),
+        (
+            RowsHead {
+                width: 0,
+                rows: 0,
+                ..result()
+            },
+            0,
+        ),
+        (
+            RowsHead {
+                rows: u32::MAX,
+                width: u32::MAX,
+                dtype: DType::F32,
+                ..step()
+            },
+            12,
+        ),
+    ] {
+        let message = head.frame(Place::Inline(&vec![0; bytes])).into_bytes(1);
+        let (header, body) = Header::decode(&message).unwrap();
+        let code = RowsHead::read(header.kind, body).unwrap_err().code;
+        assert_eq!(code, CloseCode::TensorShape, "{head:?}");
+    }
+}
+
+#[test]
+fn a_result_may_be_empty() {
+    let head = RowsHead {
+        rows: 0,
+        ..result()
+    };
+    let message = head.frame(Place::Inline(&[])).into_bytes(1);
+    let (header, body) = Header::decode(&message).unwrap();
+    assert_eq!(
+        RowsHead::read(header.kind, body).unwrap(),
+        (head, Place::Inline(&[]))
+    );
+}
+
+#[test]
+fn the_other_bodies_survive_a_round_trip() {
+    let body = |frame: FrameBuf| frame.into_bytes(1).split_off(HEADER_BYTES);
+    let open = StreamOpen {
+        stream: u32::MAX,
+        epoch: 1,
+        weights: [0xaa; 32],
+        lo: 0,
+        hi: 29,
+        max_positions: 2048,
+    };
+    assert_eq!(read_stream_open(&body(stream_open(&open))).unwrap(), open);
+    let backwards = StreamOpen { lo: 30, ..open };
+    assert!(read_stream_open(&body(stream_open(&backwards))).is_err());
+    let opened = StreamOpened {
+        stream: 1,
+        epoch: 2,
+    };
+    assert_eq!(
+        read_stream_opened(&body(stream_opened(&opened))).unwrap(),
+        opened
+    );
+    let close = StreamClose {
+        stream: 1,
+        epoch: 2,
+    };
+    assert_eq!(
+        read_stream_close(&body(stream_close(&close))).unwrap(),
+        close
+    );
+    let cut = Truncate {
+        stream: 1,
+        epoch: 2,
+        position: 3,
+    };
+    assert_eq!(read_truncate(&body(truncate(&cut))).unwrap(), cut);
+    for position in [None, Some(7)] {
+        let error = StreamError {
+            stream: 1,
+            epoch: 2,
+            position,
+            code: "position_gap".into(),
+            message: "the stream has 5 positions".into(),
+        };
+        assert_eq!(
+            read_stream_error(&body(stream_error(&error))).unwrap(),
+            error
+        );
+    }
+}
