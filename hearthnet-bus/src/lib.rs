@@ -17,6 +17,7 @@
 //! | what a community agreed on, and its store | [`log`] | `log/` (normative: `specs/event-log.md`) |
 //! | how logs become the same | [`sync`] | `sync/` (normative: `specs/gossip.md`) |
 //! | all of it at work | [`node`] | `node/` |
+//! | what happened of late | [`flight`] | `flight/` (normative: `specs/flight-record.md`) |
 //!
 //! Everything but the key file is pure: time and randomness come in as arguments.
 
@@ -26,6 +27,7 @@ mod cbor;
 mod community_id;
 mod descriptor;
 pub mod discovery;
+pub mod flight;
 pub mod fuzzing;
 mod grant;
 pub mod invite;

@@ -1,0 +1,86 @@
+//! The flight recorder: what happened on this node of late, kept in memory.
+//!
+//! ```
+//! use hearthnet_bus::flight::{self, Event, PipelineId};
+//!
+//! let pipeline = PipelineId::draw();
+//! flight::record(Event::Aborted { pipeline, code: "shard_unavailable".into() });
+//! ```
+//!
+//! One ring for the whole process, bounded in events and bytes; the oldest go first. What it
+//! holds are codes, ids and numbers, which the types see to: an [`Event`] has no field that
+//! could hold a text of a user, a token or a row. `specs/flight-record.md` is the normative
+//! text, and says who may read it: it tells who worked with whom, and when.
+//!
+//! | concept | where |
+//! |---|---|
+//! | what can have happened | [`Event`], `event.rs` |
+//! | ids and names in it | `ids.rs` |
+//! | what is kept of it | `ring.rs` (pure) |
+//!
+//! Recording takes the lock of the ring for as long as it takes to move the event; events are
+//! as frequent as streams and sessions are, never as steps.
+
+mod event;
+mod ids;
+mod ring;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::{LazyLock, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+pub use event::{Class, Event};
+pub use ids::{MAX_NAME_BYTES, Name, PipelineId, SessionId, Who};
+pub use ring::{MAX_PAGE_BYTES, MAX_PAGE_RECORDS, Page, Record, Ring, Stamp};
+
+static RING: LazyLock<Mutex<Ring>> = LazyLock::new(|| {
+    let mut run = [0; 8];
+    // Without randomness two runs look like one; the clock still tells them apart.
+    let _ = getrandom::fill(&mut run);
+    Mutex::new(Ring::new(u64::from_le_bytes(run), now()))
+});
+
+/// Takes note of an event, as of now.
+pub fn record(event: Event) {
+    let at = now();
+    lock().push(at, event);
+}
+
+/// What is kept from the record `from` on that happened at or after `since_unix_ms`, as much
+/// of it as fits into one page.
+pub fn page(from: u64, since_unix_ms: u64) -> Page {
+    let at = now();
+    lock().page(at, from, since_unix_ms)
+}
+
+fn lock() -> std::sync::MutexGuard<'static, Ring> {
+    // A ring is whole between any two of its operations.
+    RING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The clocks of this machine.
+pub fn now() -> Stamp {
+    let unix = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    Stamp {
+        unix_ms: u64::try_from(unix.as_millis()).unwrap_or(u64::MAX),
+        mono_us: u64::try_from(monotonic().as_micros()).unwrap_or(u64::MAX),
+    }
+}
+
+/// Counts on while the machine sleeps, so that what was before stays as long ago as it is.
+#[cfg(target_os = "linux")]
+fn monotonic() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    Duration::try_from(time).unwrap_or_default()
+}
+
+/// Counts from the first use of the recorder.
+#[cfg(not(target_os = "linux"))]
+fn monotonic() -> Duration {
+    static START: LazyLock<std::time::Instant> = LazyLock::new(std::time::Instant::now);
+    START.elapsed()
+}
