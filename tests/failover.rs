@@ -59,7 +59,7 @@ struct Heard {
     text: String,
     degraded: Vec<String>,
     recoveries: Vec<f64>,
-    aborted: Vec<&'static str>,
+    aborted: Vec<String>,
     local: bool,
 }
 
@@ -198,11 +198,9 @@ impl Caller {
             Instant::now(),
             &Cancel::default(),
             &mut |frame| match frame {
-                Frame::ShardStatus {
-                    status: "degraded",
-                    code,
-                    ..
-                } => heard.degraded.push(code.clone().unwrap_or_default()),
+                Frame::ShardStatus { status, code, .. } if status == "degraded" => {
+                    heard.degraded.push(code.clone().unwrap_or_default());
+                }
                 Frame::ShardStatus { host, .. } => {
                     route.extend(host.clone());
                     if route.len() == spans {
@@ -218,7 +216,7 @@ impl Caller {
                     heard.local |= replacements.is_empty();
                     route.extend(replacements.clone());
                 }
-                Frame::PipelineAborted { code, .. } => heard.aborted.push(code),
+                Frame::PipelineAborted { code, .. } => heard.aborted.push(code.to_string()),
                 Frame::TokenDelta { text, .. } => {
                     heard.text.push_str(text);
                     tokens += 1;

@@ -6,13 +6,13 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::Cancel;
 use crate::error::ChatError;
 
 /// One piece of the route, as `done` reports it.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RouteHop {
     /// `<model_id>:<lo>-<hi>` of the layers that ran here.
     pub shard_id: String,
@@ -29,7 +29,8 @@ pub struct RouteHop {
 }
 
 /// Time spent at one hop, over the decode steps of an answer.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct HopTimes {
     /// Decode steps measured.
     pub steps: u64,

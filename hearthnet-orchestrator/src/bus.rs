@@ -4,6 +4,8 @@
 //! events of the call. A caller that takes none holds up its own answer only, and one that
 //! gives up ends it: the [`Answer`](crate::service::Answer) is dropped with the call.
 
+mod asking;
+
 use futures_util::future::BoxFuture;
 use hearthnet_bus::Capability;
 use hearthnet_bus::calls::{
@@ -18,6 +20,8 @@ use serde_json::{Value, json};
 use crate::chat::{ChatRequest, Frame, Prompt};
 use crate::error::ChatError;
 use crate::service::Service;
+
+pub use self::asking::{Frames, params};
 
 /// Longest prompt or message, in bytes: what fits into one message of the bus, with room
 /// for what JSON adds.

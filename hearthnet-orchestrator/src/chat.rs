@@ -5,13 +5,14 @@
 //! holds one sequence and keeps what it has already run, so that the next turn
 //! only runs what is new.
 
+use std::borrow::Cow;
 use std::time::Instant;
 
 use hearthnet_model::engine::Head;
 use hearthnet_model::sampler::{Sampler, SamplerConfig};
 use hearthnet_model::stop::StopMatcher;
 use hearthnet_model::{ChatMessage, ChatTemplate, Detokenizer, Special, Tokenizer};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::Cancel;
 use crate::backend::{Backend, HopTimes, Notice, RouteHop, Run};
@@ -42,7 +43,7 @@ pub struct ChatRequest {
 }
 
 /// Why an answer ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
     /// The model ended its turn, or a stop text appeared.
@@ -52,7 +53,7 @@ pub enum FinishReason {
 }
 
 /// Tokens counted as the OpenAI interface does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
@@ -65,7 +66,8 @@ pub struct Usage {
 }
 
 /// Where the time went. Milliseconds unless said otherwise.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Timings {
     /// From the request to a pipeline that is ready to take rows.
     pub construct_ms: f64,
@@ -86,11 +88,13 @@ pub struct Timings {
 }
 
 /// The end of an answer.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Done {
     /// The whole text.
+    #[serde(default)]
     pub text: String,
     /// The tokens it was made of.
+    #[serde(default)]
     pub token_ids: Vec<u32>,
     /// Why it ended.
     pub finish_reason: FinishReason,
@@ -105,7 +109,7 @@ pub struct Done {
 }
 
 /// What a caller hears while an answer is made (M26 section 4.3).
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "event", content = "data", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Frame {
@@ -119,7 +123,7 @@ pub enum Frame {
         #[serde(skip_serializing_if = "Option::is_none")]
         logprob: Option<f32>,
         /// The likeliest tokens and their log-probabilities, when asked for.
-        #[serde(skip_serializing_if = "Vec::is_empty")]
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
         top_logprobs: Vec<(u32, f32)>,
     },
     /// What became of a host.
@@ -130,7 +134,7 @@ pub enum Frame {
         #[serde(skip_serializing_if = "Option::is_none")]
         host: Option<String>,
         /// `ready` or `degraded`.
-        status: &'static str,
+        status: Cow<'static, str>,
         /// Stable code of what went wrong, when it is degraded.
         #[serde(skip_serializing_if = "Option::is_none")]
         code: Option<String>,
@@ -154,7 +158,7 @@ pub enum Frame {
     /// The answer ends here, unfinished: no host can take over, nor may this machine.
     PipelineAborted {
         /// Stable code of the error that follows.
-        code: &'static str,
+        code: Cow<'static, str>,
         /// A sentence for people.
         message: String,
     },
@@ -172,7 +176,7 @@ impl From<Notice> for Frame {
             } => Self::ShardStatus {
                 shard_id,
                 host: Some(host),
-                status: "degraded",
+                status: "degraded".into(),
                 code: Some(code),
             },
             Notice::Failover {
@@ -271,7 +275,7 @@ impl Conversation {
             emit(&Frame::ShardStatus {
                 shard_id,
                 host,
-                status: "ready",
+                status: "ready".into(),
                 code: None,
             });
         }
@@ -424,7 +428,7 @@ impl Conversation {
             && error.blame() == Blame::Peer
         {
             emit(&Frame::PipelineAborted {
-                code: error.code(),
+                code: error.code().into(),
                 message: error.to_string(),
             });
         }
@@ -538,7 +542,7 @@ mod tests {
         let frame = Frame::ShardStatus {
             shard_id: "m:0-1".into(),
             host: None,
-            status: "ready",
+            status: "ready".into(),
             code: None,
         };
         assert_eq!(

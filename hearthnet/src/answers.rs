@@ -3,17 +3,18 @@
 use std::sync::Arc;
 
 use hearthnet_bus::calls::CHAT;
-use hearthnet_orchestrator::bus::{ChatHandler, descriptor};
 use hearthnet_orchestrator::service::ServedModel;
 use hearthnet_orchestrator::{Cancel, Service};
 use tokio::runtime::Handle;
 
+use crate::chat_service::{load, on_demand};
 use crate::commands::chat::open_backend;
 use crate::commands::{OpenModel, engine_options, load_head, text_model};
 use crate::community::Home;
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::hosts::{CommunityHosts, Links, Places};
+use crate::local_door::offer_chats;
 use crate::node::Resident;
 
 /// What is announced of a node that answers chats: the last part of the capability's name.
@@ -23,7 +24,8 @@ pub(crate) fn cap() -> String {
 }
 
 /// Makes the node answer `experimental.distributed_llm.chat` with a model whose layers the
-/// community's hosts hold. Chats share the embedding and the sessions with hosts.
+/// community's hosts hold. Chats share the embedding, the sessions with hosts, and the engine of
+/// this machine that goes on when hosts cannot.
 pub(crate) fn offer(
     runtime: &Handle,
     resident: &Resident,
@@ -41,22 +43,24 @@ pub(crate) fn offer(
         Arc::new(move |node| discovery.endpoints(node))
     };
     let settings = crate::chat_service::settings(config);
-    let (links, home, config) = (Links::default(), home.clone(), config.clone());
+    let fallback = config.research.distributed_inference.fallback_to_local;
+    let local = fallback.then(|| Arc::new(on_demand(&model, config)));
+    let path = model.path.clone();
+    let (links, home, all) = (Links::default(), home.clone(), config.clone());
     let handle = runtime.clone();
     let opener = move |cancel: &Cancel| {
         let hosts = CommunityHosts::new(
             handle.clone(),
             &home,
             &model,
-            &config,
+            &all,
             Arc::clone(&places),
             Arc::clone(&links),
         )
         .map_err(|e| hearthnet_orchestrator::ChatError::Engine(e.to_string()))?;
-        let fallback = config.research.distributed_inference.fallback_to_local;
-        open_backend(&handle, &model, Box::new(hosts), &config, fallback, cancel)
+        let local = local.as_ref().map(load);
+        open_backend(&handle, &model, Box::new(hosts), &all, local, cancel)
     };
-    let places_at_once = u32::try_from(settings.turns.places + settings.turns.waiting);
     let served = ServedModel {
         id,
         weights,
@@ -64,14 +68,7 @@ pub(crate) fn offer(
         opener: Box::new(opener),
     };
     let service = Service::new(runtime.clone(), vec![served], settings);
-    resident
-        .node
-        .call_server()
-        .registry()
-        .register(
-            descriptor(places_at_once.unwrap_or(u32::MAX)),
-            Arc::new(ChatHandler::new(service.clone())),
-        )
-        .map_err(Failure::internal)?;
+    let registry = resident.node.call_server().registry();
+    offer_chats(registry, &service, &path, config)?;
     Ok(service)
 }

@@ -19,7 +19,7 @@ const EXIT_CODES: &str = "\
 Exit status: 0 success, 1 internal, 2 command line or configuration, 3 bad_request, \
 4 shard_unavailable, 5 pipeline_stalled, 6 weights_mismatch, 7 experimental_disabled, \
 8 model file, 9 key, port or directory of this machine, 10 community (no member, no right, \
-nobody answers), 130 Ctrl-C.";
+nobody answers), 11 busy, 130 Ctrl-C.";
 
 /// One language model, held by several homes: answer together what none could answer alone.
 #[derive(Debug, Parser)]
@@ -220,6 +220,10 @@ pub(crate) struct ChatArgs {
     /// machine.
     #[arg(long, conflicts_with = "local")]
     pub(crate) no_fallback: bool,
+    /// Answer in this process even if `hearthnet serve` of the same data directory runs with this
+    /// model. (So it is, too, with --shard, --local, --no-fallback and --set.)
+    #[arg(long)]
+    pub(crate) no_service: bool,
     /// What the model is told before the conversation begins.
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,

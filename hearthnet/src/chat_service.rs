@@ -7,7 +7,7 @@ use std::time::Duration;
 use hearthnet_bus::NodeKey;
 use hearthnet_model::engine::{Engine, EngineOptions, Head};
 use hearthnet_orchestrator::backend::Backend;
-use hearthnet_orchestrator::fallback::WithFallback;
+use hearthnet_orchestrator::fallback::{LoadLocal, WithFallback};
 use hearthnet_orchestrator::hosts::{HostPool, PooledHosts};
 use hearthnet_orchestrator::http::{
     ApiKey, HttpError, HttpServer, HttpSettings, MIN_KEY_BYTES, Metrics,
@@ -90,12 +90,10 @@ pub(crate) fn hosted_model(
             settings.clone(),
             cancel,
         )?;
-        let Some(local) = &local else {
-            return Ok(Box::new(hosts));
-        };
-        let local = Arc::clone(local);
-        let load = move || Ok(Box::new(local.open()?) as Box<dyn Backend>);
-        Ok(Box::new(WithFallback::new(hosts, Box::new(load))))
+        Ok(match &local {
+            Some(local) => Box::new(WithFallback::new(hosts, load(local))),
+            None => Box::new(hosts),
+        })
     };
     served(model, head, Box::new(open))
 }
@@ -109,8 +107,14 @@ fn served(model: &OpenModel, head: Head, opener: Box<dyn Opener>) -> Result<Serv
     })
 }
 
+/// A sequence for one chat that has no hosts any more, on the engine that all such chats share.
+pub(crate) fn load(local: &Arc<EngineOnDemand>) -> LoadLocal {
+    let local = Arc::clone(local);
+    Box::new(move || Ok(Box::new(local.open()?) as Box<dyn Backend>))
+}
+
 /// The whole model on this machine, loaded when a chat has no hosts any more.
-fn on_demand(model: &OpenModel, config: &Config) -> EngineOnDemand {
+pub(crate) fn on_demand(model: &OpenModel, config: &Config) -> EngineOnDemand {
     let (file, id) = (Arc::clone(&model.file), model.id.clone());
     let options = local_options(model, config);
     EngineOnDemand::new(Box::new(move || {

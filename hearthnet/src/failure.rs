@@ -27,6 +27,8 @@ pub(crate) enum Kind {
     Host,
     /// The community: not in one, no right to, no such member, nobody answers; exit 10.
     Community,
+    /// `busy` or `shutting_down`: ask again later; exit 11.
+    Busy,
     /// Stopped by Ctrl-C; exit 130, as shells expect of SIGINT.
     Interrupted,
     /// Whoever read our output went away; exit 141, as shells expect of SIGPIPE.
@@ -47,6 +49,7 @@ impl Kind {
             Self::Model => 8,
             Self::Host => 9,
             Self::Community => 10,
+            Self::Busy => 11,
             Self::Interrupted => 130,
             Self::OutputClosed => 141,
         }
@@ -76,6 +79,7 @@ impl Failure {
             Kind::Model => "model_unavailable",
             Kind::Host => "host_failed",
             Kind::Community => "community",
+            Kind::Busy => "busy",
             Kind::Interrupted => "interrupted",
             Kind::OutputClosed => "output_closed",
         };
@@ -131,6 +135,7 @@ impl From<ChatError> for Failure {
             ChatError::WeightsMismatch(_) => Kind::WeightsMismatch,
             ChatError::BadRequest(_) => Kind::BadRequest,
             ChatError::Cancelled => Kind::Interrupted,
+            ChatError::Busy(_) | ChatError::ShuttingDown => Kind::Busy,
             _ => Kind::Internal,
         };
         Self::new(kind, error.to_string()).hint(error.hint())

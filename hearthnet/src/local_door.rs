@@ -1,14 +1,35 @@
-//! Asking the node that runs on this machine, as any program here could.
+//! The door for programs on this machine, from both sides: what is offered there beside what a
+//! node offers others, and asking, as any program here could.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use hearthnet_bus::calls::Client;
+use futures_util::future::BoxFuture;
+use hearthnet_bus::calls::{
+    Authority, CallContext, CallError, CallServer, CapabilityDescriptor, Client, Code, FrameSink,
+    Handler, LocalDoor, Registry, Research, Trust,
+};
+use hearthnet_bus::{NodeId, NodeKey};
+use hearthnet_orchestrator::Service;
+use hearthnet_orchestrator::bus::{ChatHandler, descriptor};
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::config::Config;
+use crate::failure::Failure;
+use crate::node::Lock;
 
 /// What the running node tells about itself, to programs on this machine only.
 pub(crate) const NODE_STATUS: &str = "node.status@1.0";
+
+/// The model files that chats are answered with, told to programs on this machine only.
+pub(crate) const NODE_MODELS: &str = "node.models@1.0";
+
+/// Where in the data directory a service outside of any community has its door: a node of the
+/// community may run on the same directory.
+const BY_HAND: &str = "service";
 
 /// How long a node on this machine may take to answer.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -20,11 +41,161 @@ pub(crate) async fn ask<T: DeserializeOwned>(
     capability: &str,
     params: &Value,
 ) -> Option<T> {
-    let capability = capability.parse().ok()?;
-    let asking = async {
-        let client = Client::connect_local(dir).await.ok()?;
-        let answer = client.call(&capability, params).ok()?.result().await.ok()?;
-        serde_json::from_value(answer).ok()
-    };
+    let asking =
+        async { ask_over(&Client::connect_local(dir).await.ok()?, capability, params).await };
     tokio::time::timeout(PATIENCE, asking).await.ok()?
+}
+
+async fn ask_over<T: DeserializeOwned>(
+    client: &Client,
+    capability: &str,
+    params: &Value,
+) -> Option<T> {
+    let capability = capability.parse().ok()?;
+    let answer = client.call(&capability, params).ok()?.result().await.ok()?;
+    serde_json::from_value(answer).ok()
+}
+
+/// The service of `data_dir` that answers with this model file, if one runs: in the community or
+/// outside of it. What a service left behind that was killed is not asked: the lock of one that
+/// runs is held, and nobody else can hold it.
+pub(crate) async fn find_service(data_dir: &Path, id: &str, file: &Path) -> Option<Client> {
+    let file = file.canonicalize().ok()?;
+    for dir in [data_dir.to_owned(), data_dir.join(BY_HAND)] {
+        if !Lock::is_held(&dir) {
+            continue;
+        }
+        let asking = async {
+            let client = Client::connect_local(&dir).await.ok()?;
+            let offer: Offer = ask_over(&client, NODE_MODELS, &json!({})).await?;
+            let same = |model: &Offered| model.id == id && model.path == file;
+            offer.models.iter().any(same).then_some(client)
+        };
+        if let Ok(Some(client)) = tokio::time::timeout(PATIENCE, asking).await {
+            return Some(client);
+        }
+    }
+    None
+}
+
+/// What [`NODE_MODELS`] ends with.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+struct Offer {
+    models: Vec<Offered>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Offered {
+    id: String,
+    path: PathBuf,
+}
+
+/// Makes whoever has this registry answer `experimental.distributed_llm.chat` with a service, and
+/// tell programs on this machine with which model file.
+pub(crate) fn offer_chats(
+    registry: &Registry,
+    service: &Service,
+    file: &Path,
+    config: &Config,
+) -> Result<(), Failure> {
+    let inference = &config.research.distributed_inference;
+    let at_once = inference.max_concurrent_pipelines + inference.max_waiting_chats;
+    let chats = descriptor(u32::try_from(at_once).unwrap_or(u32::MAX));
+    registry
+        .register(chats, Arc::new(ChatHandler::new(service.clone())))
+        .map_err(Failure::internal)?;
+    // A path that is no text cannot be told; such a model is then not found here, and no more.
+    let path = file
+        .canonicalize()
+        .ok()
+        .filter(|path| path.to_str().is_some());
+    let models = path.into_iter().flat_map(|path| {
+        let models = service.models().iter();
+        models.map(move |model| Offered {
+            id: model.id.clone(),
+            path: path.clone(),
+        })
+    });
+    let offer = Offer {
+        models: models.collect(),
+    };
+    let models = CapabilityDescriptor::new(
+        NODE_MODELS.parse().map_err(Failure::internal)?,
+        "Tells programs on the node's own machine which model files chats are answered with.",
+        Trust::Member,
+    );
+    registry
+        .register(models, Arc::new(offer))
+        .map_err(Failure::internal)
+}
+
+impl Handler for Offer {
+    fn call(
+        &self,
+        ctx: CallContext,
+        _: Value,
+        _: FrameSink,
+    ) -> BoxFuture<'_, Result<Value, CallError>> {
+        let answer = if ctx.is_local {
+            serde_json::to_value(self).map_err(|e| CallError::new(Code::INTERNAL, e.to_string()))
+        } else {
+            let message = "only programs on the node's own machine are told about its files";
+            Err(CallError::new(Code::UNAUTHORIZED, message))
+        };
+        Box::pin(std::future::ready(answer))
+    }
+}
+
+/// The door of a service outside of any community. Only programs of this user on this machine
+/// come in, and what it does was said when it was started.
+pub(crate) struct HandDoor {
+    door: LocalDoor,
+    _lock: Lock,
+}
+
+struct ThisUser;
+
+impl Authority for ThisUser {
+    fn trust(&self, _: &NodeId) -> Trust {
+        Trust::Member
+    }
+
+    fn research(&self) -> Research {
+        Research::On
+    }
+}
+
+impl HandDoor {
+    /// Opens it; an error if another such service runs on this data directory, or a file cannot
+    /// be written.
+    pub(crate) async fn open(
+        data_dir: &Path,
+        service: &Service,
+        file: &Path,
+        config: &Config,
+    ) -> Result<Self, Failure> {
+        use std::os::unix::fs::DirBuilderExt as _;
+        let dir = data_dir.join(BY_HAND);
+        let mut make = std::fs::DirBuilder::new();
+        make.recursive(true)
+            .mode(0o700)
+            .create(&dir)
+            .map_err(|e| Failure::internal(format!("cannot make {}: {e}", dir.display())))?;
+        let lock = Lock::take(&dir)?;
+        let registry = Arc::new(Registry::new());
+        offer_chats(&registry, service, file, config)?;
+        // Nobody but this user calls here, so it does not matter under which name.
+        let own = NodeKey::generate().map_err(Failure::internal)?.id();
+        let server = CallServer::new(own, registry, Arc::new(ThisUser));
+        let door = LocalDoor::open(&dir, Arc::new(server)).await;
+        Ok(Self {
+            door: door.map_err(Failure::internal)?,
+            _lock: lock,
+        })
+    }
+
+    /// Closes it.
+    pub(crate) async fn close(self) {
+        self.door.close().await;
+    }
 }

@@ -21,6 +21,7 @@ mod memory;
 mod node;
 mod output;
 mod paths;
+mod service_chat;
 mod wire;
 
 use std::process::ExitCode;

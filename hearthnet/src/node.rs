@@ -27,6 +27,10 @@ use crate::local_door::NODE_STATUS;
 /// Held by the node that runs on a data directory.
 const LOCK_FILE: &str = "node.lock";
 
+/// How often the lock is tried, and how long between: a look at it takes microseconds.
+const LOOKS: u32 = 5;
+const LOOK: Duration = Duration::from_millis(20);
+
 /// The right to be the one node that runs on a data directory. Free again when dropped, or
 /// when the process ends, however it does.
 #[derive(Debug)]
@@ -38,22 +42,30 @@ impl Lock {
     /// # Errors
     /// If a node runs on `dir` already.
     pub(crate) fn take(dir: &Path) -> Result<Self, Failure> {
-        Self::try_take(dir)?.ok_or_else(|| {
-            Failure::new(
-                Kind::Host,
-                format!("a node runs on {} already", dir.display()),
-            )
-            .code("node_runs")
-            .hint("`hearthnet status` shows it; one data directory is one node, and --data-dir names another one")
-        })
+        // Somebody may be looking whether it is held, which takes a moment.
+        for _ in 0..LOOKS {
+            if let Some(lock) = Self::try_take(dir, FlockOperation::NonBlockingLockExclusive)? {
+                return Ok(lock);
+            }
+            std::thread::sleep(LOOK);
+        }
+        Err(Failure::new(
+            Kind::Host,
+            format!("a node runs on {} already", dir.display()),
+        )
+        .code("node_runs")
+        .hint("`hearthnet status` shows it; one data directory is one node, and --data-dir names another one"))
     }
 
-    /// Whether a node runs on `dir` now.
+    /// Whether a node runs on `dir` now. Those who look do not see each other.
     pub(crate) fn is_held(dir: &Path) -> bool {
-        matches!(Self::try_take(dir), Ok(None))
+        matches!(
+            Self::try_take(dir, FlockOperation::NonBlockingLockShared),
+            Ok(None)
+        )
     }
 
-    fn try_take(dir: &Path) -> Result<Option<Self>, Failure> {
+    fn try_take(dir: &Path, how: FlockOperation) -> Result<Option<Self>, Failure> {
         let path = dir.join(LOCK_FILE);
         let fail = |e: std::io::Error| {
             Failure::new(Kind::Host, format!("cannot use {}: {e}", path.display()))
@@ -66,7 +78,7 @@ impl Lock {
             .mode(0o600)
             .open(&path)
             .map_err(fail)?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        match rustix::fs::flock(&file, how) {
             Ok(()) => Ok(Some(Self(file))),
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
             Err(error) => Err(fail(error.into())),

@@ -8,6 +8,9 @@
 )]
 #![allow(dead_code, reason = "every test file uses its own part")]
 
+pub(crate) mod community;
+pub(crate) mod http;
+
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -194,6 +197,11 @@ pub(crate) fn wait_for_end(id: u32) {
     };
     let ready = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).expect("poll");
     assert_eq!(ready, 1, "process {id} is still running");
+}
+
+/// Sends a process SIGINT, as Ctrl-C does.
+pub(crate) fn interrupt(child: &Child) {
+    kill_process(pid(child.id()), Signal::INT).expect("it runs");
 }
 
 /// Processes that a process has started.

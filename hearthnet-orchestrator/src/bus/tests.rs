@@ -236,3 +236,95 @@ async fn a_caller_that_names_no_seed_is_told_the_one_that_was_drawn() {
     assert!(seeds.len() == 2 && seeds[0] != seeds[1]);
     assert!(seeds.iter().all(|seed| *seed <= MAX_SEED as u64));
 }
+
+/// A request in which nothing is as it would be by itself.
+fn elaborate() -> ChatRequest {
+    ChatRequest {
+        prompt: Prompt::Messages(vec![
+            ChatMessage::system("Be brief."),
+            ChatMessage::user("Hi"),
+        ]),
+        sampling: SamplerConfig {
+            temperature: 0.7,
+            top_k: 40,
+            top_p: 0.9,
+            min_p: 0.01,
+            repetition_penalty: 1.1,
+            presence_penalty: -0.3,
+            frequency_penalty: 0.2,
+            seed: Some(7),
+            logprobs: Some(3),
+            ..SamplerConfig::default()
+        },
+        max_tokens: 20,
+        stop: vec!["never said".into()],
+    }
+}
+
+#[test]
+fn a_request_is_the_same_at_the_other_end() {
+    let asked = elaborate();
+    let params = params("tiny", &asked).unwrap();
+    let given: Given = serde_json::from_value(params).unwrap();
+    let (model, heard) = given.into_request(99).unwrap();
+    assert_eq!(model.as_deref(), Some("tiny"));
+    assert_eq!(format!("{heard:?}"), format!("{asked:?}"));
+}
+
+#[test]
+fn what_has_no_parameter_is_not_asked() {
+    let with = |change: fn(&mut ChatRequest)| {
+        let mut request = elaborate();
+        change(&mut request);
+        params("tiny", &request)
+    };
+    assert!(with(|_| {}).is_some());
+    assert_eq!(with(|r| r.prompt = Prompt::Tokens(vec![1])), None);
+    assert_eq!(
+        with(|r| r.prompt = Prompt::Text("x".repeat(MAX_TEXT + 1))),
+        None
+    );
+    assert_eq!(with(|r| r.sampling.seed = Some(u64::MAX)), None);
+    assert_eq!(with(|r| r.sampling.temperature = f32::NAN), None);
+    assert_eq!(with(|r| r.sampling.penalise_prompt ^= true), None);
+    assert_eq!(with(|r| r.max_tokens = 0), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn frames_come_out_as_they_went_in_to_the_byte() {
+    let world = world().await;
+    let mut stream = world.chat(&params("tiny", &elaborate()).unwrap());
+    let (mut heard, mut frames) = (Vec::new(), Frames::default());
+    while let Some(event) = stream.next().await.unwrap() {
+        heard.extend(frames.read(&event.name, event.data).unwrap());
+    }
+    let mut answer = world.service.ask("somebody", "tiny", elaborate()).unwrap();
+    let mut said = Vec::new();
+    while let Some(frame) = answer.next().await {
+        said.push(frame.unwrap());
+    }
+    // How long it took differs.
+    let lines = |frames: &mut [Frame]| -> Vec<String> {
+        if let Some(Frame::Done(done)) = frames.last_mut() {
+            assert!(done.timings.first_token_ms > 0.0);
+            done.timings = crate::chat::Timings::default();
+        }
+        let lines = frames.iter().map(serde_json::to_string);
+        lines.collect::<Result<_, _>>().unwrap()
+    };
+    assert!(said.len() > 20);
+    assert_eq!(lines(&mut heard), lines(&mut said));
+}
+
+#[test]
+fn an_event_of_a_later_version_is_passed_over_and_a_broken_end_is_not() {
+    let mut frames = Frames::default();
+    assert!(
+        frames
+            .read("weather", json!({"rain": true}))
+            .unwrap()
+            .is_none()
+    );
+    assert!(frames.read("token_delta", json!(5)).unwrap().is_none());
+    assert!(frames.read("done", json!({})).is_err());
+}

@@ -4,11 +4,12 @@ use std::io::{BufRead, IsTerminal, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use hearthnet_bus::calls::Client;
 use hearthnet_model::ChatMessage;
 use hearthnet_model::engine::{Engine, Head};
 use hearthnet_orchestrator::backend::Backend;
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Frame, Prompt, TextModel};
-use hearthnet_orchestrator::fallback::WithFallback;
+use hearthnet_orchestrator::fallback::{LoadLocal, WithFallback};
 use hearthnet_orchestrator::hosts::{Choice, ConnectedHosts, HostPool, HostSource, Reached};
 use hearthnet_orchestrator::link::HostAddr;
 use hearthnet_orchestrator::local::LocalBackend;
@@ -26,68 +27,254 @@ use crate::community::Home;
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::hosts::Visit;
+use crate::local_door::find_service;
 use crate::output::{Progress, bytes, note, table};
+use crate::service_chat::{self, Unanswered};
 
 pub(crate) fn run(args: ChatArgs, global: &Global, config: &Config) -> Result<(), Failure> {
     let started = Instant::now();
-    if !args.local && !config.policy.research.enable {
-        return Err(ChatError::ExperimentalDisabled.into());
-    }
-    let home = match args.local || !args.shard.is_empty() {
-        true => None,
-        false => Some(community(global, config)?),
-    };
     let runtime = runtime()?;
     let cancel = Cancel::default();
     watch_interrupt(&runtime, cancel.clone());
-
-    // Others are looked for while the model is read.
-    let visit = match &home {
-        Some(home) => runtime.block_on(Visit::begin(home, config))?,
-        None => Visit::default(),
+    let mut chat = Chat {
+        args: &args,
+        global,
+        config,
+        runtime: &runtime,
+        cancel,
+        service: None,
+        own: None,
     };
-    let model = open_model(global, &args.model)?;
-    let (backend, head): (Box<dyn Backend>, Head) = if args.local {
-        let (backend, head) = local_backend(&model, config, None)?;
-        (Box::new(backend), head)
-    } else {
-        let head = load_head(&model, &engine_options(config, None))?;
-        let source = match &home {
-            Some(home) => {
-                let hosts = visit.hosts(runtime.handle().clone(), home, &model, config)?;
-                (Box::new(hosts) as Box<dyn HostSource>, Vec::new())
-            }
-            None => {
-                let key = Arc::new(node_key(global)?);
-                let links = runtime.block_on(connect(&args.shard, &key, config))?;
-                connected(links, &model, &key.id().to_string(), config)
-            }
-        };
-        let fallback = config.research.distributed_inference.fallback_to_local && !args.no_fallback;
-        let handle = runtime.handle();
-        let backend = open_route(handle, &model, source, config, fallback, &cancel)?;
-        (backend, head)
-    };
-    let text = text_model(&model, head)?;
-    let mut conversation = Conversation::new(backend);
-    let outcome = match &args.prompt {
-        Some(prompt) => {
-            let prompt = if args.raw {
-                Prompt::Text(prompt.clone())
-            } else {
-                let mut messages = system(&args);
-                messages.push(ChatMessage::user(prompt));
-                Prompt::Messages(messages)
-            };
-            turn(&args, prompt, &mut conversation, &text, started, &cancel).map(|_| ())
-        }
-        None => interactive(&args, &mut conversation, &text, &cancel),
-    };
-    // Streams are closed by tasks: give them their moment before the runtime goes.
-    drop(conversation);
-    runtime.block_on(visit.end());
+    chat.service = chat.running_service();
+    let outcome = chat.run(started);
+    if let Some(own) = chat.own {
+        // Streams are closed by tasks: give them their moment before the runtime goes.
+        drop(own.conversation);
+        runtime.block_on(own.visit.end());
+    }
     runtime.shutdown_timeout(Duration::from_millis(500));
     outcome
+}
+
+/// A chat of one user, with whoever answers it.
+struct Chat<'a> {
+    args: &'a ChatArgs,
+    global: &'a Global,
+    config: &'a Config,
+    runtime: &'a Runtime,
+    cancel: Cancel,
+    /// The service on this machine that is asked, and what it calls the model.
+    service: Option<(Client, String)>,
+    /// What this process answers with, once it does.
+    own: Option<Own>,
+}
+
+/// What this process needs to answer by itself.
+struct Own {
+    text: TextModel,
+    conversation: Conversation,
+    visit: Visit,
+}
+
+impl Chat<'_> {
+    /// The service that runs on this machine and would answer as this process would.
+    fn running_service(&self) -> Option<(Client, String)> {
+        let args = self.args;
+        // A service has its own hosts and settings, and does not give up as this chat wants it.
+        let own_way = args.no_service || args.local || !args.shard.is_empty() || args.no_fallback;
+        let own_settings = self.global.set.iter().any(|s| !s.starts_with("policy."));
+        if own_way || own_settings {
+            return None;
+        }
+        let dir = crate::paths::data_dir(self.global.data_dir.clone()).ok()?;
+        let model = super::model::resolve(self.global, &args.model).ok()?;
+        let finding = find_service(&dir, &model.id, &model.path);
+        let client = self.runtime.block_on(finding)?;
+        if !args.json {
+            note("asking the service that runs on this machine (--no-service does not)");
+        }
+        Some((client, model.id))
+    }
+
+    fn run(&mut self, started: Instant) -> Result<(), Failure> {
+        if self.service.is_none() {
+            self.own = Some(self.open()?);
+        }
+        let Some(prompt) = &self.args.prompt else {
+            return self.interactive();
+        };
+        let prompt = if self.args.raw {
+            Prompt::Text(prompt.clone())
+        } else {
+            let mut messages = system(self.args);
+            messages.push(ChatMessage::user(prompt));
+            Prompt::Messages(messages)
+        };
+        self.turn(prompt, started).map(|_| ())
+    }
+
+    /// Makes this process ready to answer by itself, on this machine or over hosts.
+    fn open(&self) -> Result<Own, Failure> {
+        let (args, global, config) = (self.args, self.global, self.config);
+        let (runtime, cancel) = (self.runtime, &self.cancel);
+        if !args.local && !config.policy.research.enable {
+            return Err(ChatError::ExperimentalDisabled.into());
+        }
+        let home = match args.local || !args.shard.is_empty() {
+            true => None,
+            false => Some(community(global, config)?),
+        };
+        // Others are looked for while the model is read.
+        let visit = match &home {
+            Some(home) => runtime.block_on(Visit::begin(home, config))?,
+            None => Visit::default(),
+        };
+        let model = open_model(global, &args.model)?;
+        let (backend, head): (Box<dyn Backend>, Head) = if args.local {
+            let (backend, head) = local_backend(&model, config, None)?;
+            (Box::new(backend), head)
+        } else {
+            let head = load_head(&model, &engine_options(config, None))?;
+            let source = match &home {
+                Some(home) => {
+                    let hosts = visit.hosts(runtime.handle().clone(), home, &model, config)?;
+                    (Box::new(hosts) as Box<dyn HostSource>, Vec::new())
+                }
+                None => {
+                    let key = Arc::new(node_key(global)?);
+                    let links = runtime.block_on(connect(&args.shard, &key, config))?;
+                    connected(links, &model, &key.id().to_string(), config)
+                }
+            };
+            let may = config.research.distributed_inference.fallback_to_local;
+            let local = (may && !args.no_fallback).then(|| load_local(&model, config));
+            let backend = open_route(runtime.handle(), &model, source, config, local, cancel)?;
+            (backend, head)
+        };
+        Ok(Own {
+            text: text_model(&model, head)?,
+            conversation: Conversation::new(backend),
+            visit,
+        })
+    }
+
+    /// Answers one turn and prints it in the form that was asked for.
+    fn turn(&mut self, prompt: Prompt, started: Instant) -> Result<Done, Failure> {
+        let args = self.args;
+        let request = ChatRequest {
+            prompt,
+            sampling: sampling(&args.sampling)?,
+            max_tokens: args.sampling.max_tokens,
+            stop: args.sampling.stop.clone(),
+        };
+        let print: Print = match (args.json, args.frames) {
+            (true, _) => |_| Ok(()),
+            (_, true) => print_frame,
+            _ => print_text,
+        };
+        let done = self.answer(&request, started, print)?;
+        if args.json {
+            print_json(&done)?;
+        } else if !args.frames {
+            print_bytes(b"\n")?;
+        }
+        if args.explain {
+            note(explain(&done));
+        }
+        Ok(done)
+    }
+
+    /// Asks the service, if there is one, and answers in this process if there is none or it goes
+    /// away: what it has said is not said again.
+    fn answer(
+        &mut self,
+        request: &ChatRequest,
+        started: Instant,
+        mut print: Print,
+    ) -> Result<Done, Failure> {
+        let mut said = 0;
+        if let Some((service, model)) = &self.service {
+            let (runtime, cancel) = (self.runtime.handle(), &self.cancel);
+            let answer = printing(&mut print, cancel, |emit| {
+                service_chat::answer(runtime, service, model, request, cancel, emit)
+            })?;
+            match answer {
+                Ok(done) => return Ok(done),
+                Err(Unanswered::Failed(failure)) => return Err(failure),
+                Err(Unanswered::Gone(tokens)) => said = tokens,
+            }
+            self.service = None;
+            if !self.args.json {
+                note("going on without the service on this machine");
+            }
+        }
+        let mut own = match self.own.take() {
+            Some(own) => own,
+            None => self.open()?,
+        };
+        let mut print_rest = |frame: &Frame| match frame {
+            Frame::TokenDelta { .. } if said > 0 => {
+                said -= 1;
+                Ok(())
+            }
+            frame => print(frame),
+        };
+        let Own {
+            conversation, text, ..
+        } = &mut own;
+        let done = stream_answer(
+            conversation,
+            text,
+            request,
+            started,
+            &self.cancel,
+            &mut print_rest,
+        );
+        self.own = Some(own);
+        done
+    }
+
+    fn interactive(&mut self) -> Result<(), Failure> {
+        if self.args.raw {
+            return Err(
+                Failure::new(Kind::Config, "--raw needs a prompt on the command line")
+                    .hint("an interactive chat uses the model's chat template"),
+            );
+        }
+        let stdin = std::io::stdin();
+        let terminal = stdin.is_terminal();
+        if terminal {
+            note(
+                "Write a message and press Enter; Ctrl-D ends the chat, Ctrl-C twice ends it at once.",
+            );
+        }
+        let mut messages = system(self.args);
+        let mut line = String::new();
+        loop {
+            if terminal {
+                let _ = write!(std::io::stderr(), "> ");
+            }
+            line.clear();
+            let read = stdin.lock().read_line(&mut line).map_err(|e| {
+                Failure::new(Kind::BadRequest, format!("cannot read the message: {e}"))
+                    .hint("messages must be UTF-8 text")
+            })?;
+            if read == 0 {
+                return Ok(());
+            }
+            if self.cancel.is_cancelled() {
+                return Err(ChatError::Cancelled.into());
+            }
+            let message = line.trim();
+            if message.is_empty() {
+                continue;
+            }
+            messages.push(ChatMessage::user(message));
+            let prompt = Prompt::Messages(messages.clone());
+            let done = self.turn(prompt, Instant::now())?;
+            messages.push(ChatMessage::assistant(done.text));
+        }
+    }
 }
 
 /// The community to ask, where no hosts are named.
@@ -175,16 +362,16 @@ pub(crate) fn on_wire(model: &OpenModel) -> ModelOnWire {
 }
 
 /// Routes over the connected hosts and opens a stream on each one chosen. With
-/// `fallback`, this machine takes over when they cannot go on.
+/// `local`, this machine takes over when they cannot go on.
 pub(crate) fn open_route(
     runtime: &Handle,
     model: &OpenModel,
     (source, failures): (Box<dyn HostSource>, Vec<ChatError>),
     config: &Config,
-    fallback: bool,
+    local: Option<LoadLocal>,
     cancel: &Cancel,
 ) -> Result<Box<dyn Backend>, Failure> {
-    match open_backend(runtime, model, source, config, fallback, cancel) {
+    match open_backend(runtime, model, source, config, local, cancel) {
         Ok(backend) => {
             for failure in &failures {
                 note(format!("warning: going on without one host: {failure}"));
@@ -211,29 +398,34 @@ pub(crate) fn pump_settings(config: &Config, fallback: bool) -> PumpSettings {
     }
 }
 
-/// A backend over the hosts of a source.
+/// A backend over the hosts of a source. With `local`, this machine takes over when they cannot
+/// go on.
 pub(crate) fn open_backend(
     runtime: &Handle,
     model: &OpenModel,
     source: Box<dyn HostSource>,
     config: &Config,
-    fallback: bool,
+    local: Option<LoadLocal>,
     cancel: &Cancel,
 ) -> Result<Box<dyn Backend>, ChatError> {
-    let (wire, settings) = (on_wire(model), pump_settings(config, fallback));
+    let (wire, settings) = (on_wire(model), pump_settings(config, local.is_some()));
     let hosts = ShardedBackend::open(runtime.clone(), wire, source, settings, cancel)?;
-    if !fallback {
-        return Ok(Box::new(hosts));
-    }
+    Ok(match local {
+        Some(local) => Box::new(WithFallback::new(hosts, local)),
+        None => Box::new(hosts),
+    })
+}
+
+/// The whole model on this machine, loaded if one chat comes to need it.
+fn load_local(model: &OpenModel, config: &Config) -> LoadLocal {
     let (file, id) = (Arc::clone(&model.file), model.id.clone());
     let options = engine_options(config, None);
-    let load = move || {
+    Box::new(move || {
         let layers = 0..file.spec().layers;
         let engine = Engine::load(&file, layers, &options, &mut |_, _| {})
             .map_err(|e| ChatError::Engine(e.to_string()))?;
-        Ok(Box::new(LocalBackend::new(engine, &id)?) as Box<dyn Backend>)
-    };
-    Ok(Box::new(WithFallback::new(hosts, Box::new(load))))
+        Ok(Box::new(LocalBackend::new(engine, &id)?))
+    })
 }
 
 /// The first Ctrl-C (or SIGTERM) cancels what is being answered; the second ends the program.
@@ -260,17 +452,29 @@ pub(crate) fn watch_interrupt(runtime: &Runtime, cancel: Cancel) {
 /// How a frame reaches standard output.
 pub(crate) type Print = fn(&Frame) -> Result<(), Failure>;
 
-/// Answers and prints text as it comes. A reader that goes away cancels the answer.
+/// Answers and prints frames as they come. A reader that goes away cancels the answer.
 pub(crate) fn stream_answer(
     conversation: &mut Conversation,
     text: &TextModel,
     request: &ChatRequest,
     started: Instant,
     cancel: &Cancel,
-    print: Print,
+    print: &mut dyn FnMut(&Frame) -> Result<(), Failure>,
 ) -> Result<Done, Failure> {
+    let answer = printing(print, cancel, |emit| {
+        conversation.answer(text, request, started, cancel, emit)
+    })?;
+    Ok(answer?)
+}
+
+/// Runs something that emits frames, which are printed. It is cancelled when that fails.
+fn printing<T>(
+    print: &mut dyn FnMut(&Frame) -> Result<(), Failure>,
+    cancel: &Cancel,
+    run: impl FnOnce(&mut dyn FnMut(&Frame)) -> T,
+) -> Result<T, Failure> {
     let mut failed = None;
-    let answer = conversation.answer(text, request, started, cancel, &mut |frame| {
+    let result = run(&mut |frame| {
         if failed.is_none()
             && let Err(failure) = print(frame)
         {
@@ -280,7 +484,7 @@ pub(crate) fn stream_answer(
     });
     match failed {
         Some(failure) => Err(failure),
-        None => Ok(answer?),
+        None => Ok(result),
     }
 }
 
@@ -294,85 +498,6 @@ pub(crate) fn print_text(frame: &Frame) -> Result<(), Failure> {
     match frame {
         Frame::TokenDelta { text, .. } if !text.is_empty() => print_bytes(text.as_bytes()),
         _ => Ok(()),
-    }
-}
-
-/// Answers one turn and prints it in the form that was asked for.
-fn turn(
-    args: &ChatArgs,
-    prompt: Prompt,
-    conversation: &mut Conversation,
-    text: &TextModel,
-    started: Instant,
-    cancel: &Cancel,
-) -> Result<Done, Failure> {
-    let request = ChatRequest {
-        prompt,
-        sampling: sampling(&args.sampling)?,
-        max_tokens: args.sampling.max_tokens,
-        stop: args.sampling.stop.clone(),
-    };
-    let print: Print = match (args.json, args.frames) {
-        (true, _) => |_| Ok(()),
-        (_, true) => print_frame,
-        _ => print_text,
-    };
-    let done = stream_answer(conversation, text, &request, started, cancel, print)?;
-    if args.json {
-        print_json(&done)?;
-    } else if !args.frames {
-        print_bytes(b"\n")?;
-    }
-    if args.explain {
-        note(explain(&done));
-    }
-    Ok(done)
-}
-
-fn interactive(
-    args: &ChatArgs,
-    conversation: &mut Conversation,
-    text: &TextModel,
-    cancel: &Cancel,
-) -> Result<(), Failure> {
-    if args.raw {
-        return Err(
-            Failure::new(Kind::Config, "--raw needs a prompt on the command line")
-                .hint("an interactive chat uses the model's chat template"),
-        );
-    }
-    let stdin = std::io::stdin();
-    let terminal = stdin.is_terminal();
-    if terminal {
-        note(
-            "Write a message and press Enter; Ctrl-D ends the chat, Ctrl-C twice ends it at once.",
-        );
-    }
-    let mut messages = system(args);
-    let mut line = String::new();
-    loop {
-        if terminal {
-            let _ = write!(std::io::stderr(), "> ");
-        }
-        line.clear();
-        let read = stdin.lock().read_line(&mut line).map_err(|e| {
-            Failure::new(Kind::BadRequest, format!("cannot read the message: {e}"))
-                .hint("messages must be UTF-8 text")
-        })?;
-        if read == 0 {
-            return Ok(());
-        }
-        if cancel.is_cancelled() {
-            return Err(ChatError::Cancelled.into());
-        }
-        let message = line.trim();
-        if message.is_empty() {
-            continue;
-        }
-        messages.push(ChatMessage::user(message));
-        let prompt = Prompt::Messages(messages.clone());
-        let done = turn(args, prompt, conversation, text, Instant::now(), cancel)?;
-        messages.push(ChatMessage::assistant(done.text));
     }
 }
 

@@ -98,7 +98,7 @@ pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<()
 
     let head = load_head(&model, &engine_options(&config, Some(threads)))?;
     let text = text_model(&model, head)?;
-    let print: Print = if args.json { |_| Ok(()) } else { print_text };
+    let mut print: Print = if args.json { |_| Ok(()) } else { print_text };
     let started = Instant::now();
     let addresses: Vec<HostAddr> = hosts.iter().filter_map(HostProcess::address).collect();
     let links = runtime.block_on(connect(&addresses, &key, &config))?;
@@ -106,9 +106,16 @@ pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<()
     // Hosts only: what is compared below must not be this machine twice.
     let handle = runtime.handle();
     let source = connected(links, &model, &own, &config);
-    let backend = open_route(handle, &model, source, &config, false, &cancel)?;
+    let backend = open_route(handle, &model, source, &config, None, &cancel)?;
     let mut conversation = Conversation::new(backend);
-    let done = stream_answer(&mut conversation, &text, &request, started, &cancel, print)?;
+    let done = stream_answer(
+        &mut conversation,
+        &text,
+        &request,
+        started,
+        &cancel,
+        &mut print,
+    )?;
     let memory: Vec<Option<u64>> = hosts.iter().map(HostProcess::resident_bytes).collect();
     drop(conversation);
     for host in hosts.iter_mut() {
@@ -125,7 +132,7 @@ pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<()
         &request,
         Instant::now(),
         &cancel,
-        |_| Ok(()),
+        &mut |_| Ok(()),
     )?;
     let report = Report::new(&model, done, local, &hosts, &memory, threads);
     if args.json {

@@ -13,6 +13,7 @@ use crate::commands::shard::stop_requests;
 use crate::commands::{node_key, open_model, print_bytes, print_json, runtime};
 use crate::config::Config;
 use crate::failure::Failure;
+use crate::local_door::HandDoor;
 use crate::output::note;
 
 pub(crate) fn run(args: RunArgs, global: &Global, config: &Config) -> Result<(), Failure> {
@@ -39,6 +40,17 @@ async fn serve(args: &RunArgs, global: &Global, config: &Config) -> Result<(), F
     };
     let runtime = tokio::runtime::Handle::current();
     let service = Service::new(runtime, vec![served], settings(config));
+    let data_dir = crate::paths::data_dir(global.data_dir.clone())?;
+    let door = match HandDoor::open(&data_dir, &service, &model.path, config).await {
+        Ok(door) => Some(door),
+        // The HTTP interface is what this is for.
+        Err(why) => {
+            note(format!(
+                "`hearthnet chat` will not find this service: {why}"
+            ));
+            None
+        }
+    };
     let server = open_http(&service, args.door.http.as_deref(), config).await?;
     let url = format!("http://{}/v1", server.local_addr());
     if args.json {
@@ -58,8 +70,14 @@ async fn serve(args: &RunArgs, global: &Global, config: &Config) -> Result<(), F
     if !args.json {
         note("stopping: what is being answered is finished, new requests are refused");
     }
+    let leave = async {
+        close(server, &service).await;
+        if let Some(door) = door {
+            door.close().await;
+        }
+    };
     tokio::select! {
-        () = close(server, &service) => {}
+        () = leave => {}
         // Asked twice: at once, then.
         _ = stop.recv() => {}
     }

@@ -1,0 +1,84 @@
+//! The caller's side: a request as parameters, events as frames. Pure.
+
+use hearthnet_bus::calls::{CallError, Code};
+use hearthnet_model::sampler::SamplerConfig;
+use serde_json::{Value, json};
+
+use super::descriptor;
+use crate::chat::{ChatRequest, Frame, Prompt};
+
+/// The parameters of a call that asks `model` for what `request` asks, to the same answer; `None`
+/// if the capability does not take so much, or has no name for it.
+pub fn params(model: &str, request: &ChatRequest) -> Option<Value> {
+    let sampling = &request.sampling;
+    let d = SamplerConfig::default();
+    if (sampling.penalty_window, sampling.penalise_prompt) != (d.penalty_window, d.penalise_prompt)
+    {
+        return None;
+    }
+    let mut params = json!({
+        "model": model,
+        "max_tokens": request.max_tokens,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "stop": request.stop,
+    });
+    match &request.prompt {
+        Prompt::Messages(messages) => params["messages"] = json!(messages),
+        Prompt::Text(text) => params["prompt"] = json!(text),
+        Prompt::Tokens(_) => return None,
+    }
+    if let Some(seed) = sampling.seed {
+        params["seed"] = json!(seed);
+    }
+    if let Some(logprobs) = sampling.logprobs {
+        params["logprobs"] = json!(logprobs);
+    }
+    descriptor(1).params.check(&params).ok()?;
+    Some(params)
+}
+
+/// Puts the events of one call together again into the frames of an answer. What the last event
+/// leaves out because it was sent before, the text and its tokens, is added to it.
+#[derive(Debug, Default)]
+pub struct Frames {
+    text: String,
+    token_ids: Vec<u32>,
+}
+
+impl Frames {
+    /// The frame of an event; `None` for one of a later version.
+    ///
+    /// # Errors
+    /// If it is the last one and cannot be read: there would be no answer.
+    pub fn read(&mut self, event: &str, data: Value) -> Result<Option<Frame>, CallError> {
+        let frame = serde_json::from_value(json!({ "event": event, "data": data }));
+        let mut frame = match frame {
+            Ok(frame) => frame,
+            Err(error) if event == "done" => {
+                return Err(CallError::new(Code::INTERNAL, error.to_string()));
+            }
+            Err(_) => return Ok(None),
+        };
+        match &mut frame {
+            Frame::TokenDelta { text, token_id, .. } => {
+                self.text.push_str(text);
+                self.token_ids.push(*token_id);
+            }
+            Frame::Done(done) => {
+                done.text = std::mem::take(&mut self.text);
+                done.token_ids = std::mem::take(&mut self.token_ids);
+                // Text that was held back to the end came with the last token once more.
+                done.token_ids
+                    .truncate(done.usage.completion_tokens as usize);
+            }
+            _ => {}
+        }
+        Ok(Some(frame))
+    }
+}

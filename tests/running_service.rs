@@ -1,0 +1,264 @@
+//! `hearthnet chat` beside a running `hearthnet serve`: it asks the service, and nobody can tell
+//! from what it prints. Real model, real processes.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking"
+)]
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::process::{Output, Stdio};
+use std::time::Instant;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use support::http::{address, get_json};
+use support::{Home, PATIENCE, Server, assert_fails, community, model, text};
+
+const PROMPT: &str = "Name three colours, and say why.";
+const SAID: &str = "asking the service";
+const TOKENS: [&str; 6] = ["--max-tokens", "24", "--seed", "7", "--temperature", "0.8"];
+
+/// `hearthnet serve --local`.
+fn serve(home: &Home) -> Server {
+    let model = model();
+    let model = model.to_str().expect("a UTF-8 path");
+    let command = ["serve", "--local", "--json", "--lifeline", "--model", model];
+    Server::start(home, &[&command[..], &["--http", "127.0.0.1:0"]].concat())
+}
+
+fn chat(home: &Home, args: &[&str]) -> Output {
+    let model = model();
+    let model = model.to_str().expect("a UTF-8 path");
+    let ask = ["chat", PROMPT, "--model", model];
+    home.run(&[&ask[..], &TOKENS, args].concat())
+}
+
+fn asked_it(output: &Output) -> bool {
+    text(&output.stderr).contains(SAID)
+}
+
+/// Lines of JSON without what is about time, and about who computed.
+fn frames(output: &Output) -> Vec<Value> {
+    let lines = text(&output.stdout);
+    let mut frames: Vec<Value> = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("a line of JSON"))
+        .collect();
+    let done = frames.last_mut().expect("a frame");
+    let done = match done.get_mut("data") {
+        Some(data) => data,
+        None => done,
+    };
+    for varies in ["timings", "route"] {
+        assert!(done.as_object_mut().expect("done").remove(varies).is_some());
+    }
+    frames
+}
+
+#[test]
+fn what_the_service_answers_is_printed_as_if_it_were_answered_here() {
+    let home = Home::new();
+    let service = serve(&home);
+    for form in [&[][..], &["--raw"], &["--stop", "and"], &["--explain"]] {
+        let (asked, alone) = (
+            chat(&home, form),
+            chat(&home, &[form, &["--local"]].concat()),
+        );
+        assert!(asked.status.success(), "{}", text(&asked.stderr));
+        assert!(asked_it(&asked) && !asked_it(&alone));
+        assert_eq!(text(&asked.stdout), text(&alone.stdout), "{form:?}");
+        let explained = text(&asked.stderr).contains("compute ms");
+        assert_eq!(explained, form == ["--explain"], "{}", text(&asked.stderr));
+    }
+    for form in [&["--json"][..], &["--frames", "--logprobs", "3"]] {
+        let (asked, alone) = (
+            chat(&home, form),
+            chat(&home, &[form, &["--local"]].concat()),
+        );
+        // A conversation that is kept there says how much of it was: not on its first turn.
+        let [mut asked_frames, alone_frames] = [&asked, &alone].map(frames);
+        let done = asked_frames.last_mut().expect("a frame");
+        let usage = match done.get_mut("data") {
+            Some(data) => &mut data["usage"],
+            None => &mut done["usage"],
+        };
+        assert!(usage["cached_tokens"].as_u64().is_some_and(|n| n > 0));
+        usage["cached_tokens"] = 0.into();
+        assert_eq!(asked_frames, alone_frames, "{form:?}");
+        assert_eq!(asked_it(&asked), form != ["--json"]);
+    }
+    // Failures, too: the same words, the same code, the same exit status.
+    let long = "long ".repeat(9000);
+    let ask = |more: &[&str]| {
+        let model = model();
+        let model = model.to_str().expect("a UTF-8 path");
+        home.run(&[&["chat", &long, "--json", "--model", model], more].concat())
+    };
+    let (asked, alone) = (ask(&[]), ask(&["--local"]));
+    assert_fails(&asked, 3, "bad_request");
+    assert_eq!(asked.stdout, alone.stdout);
+    let health = get_json(&address(&service), "/healthz");
+    assert_eq!(health["running"], 0, "{health}");
+}
+
+#[test]
+fn a_conversation_is_continued_where_the_service_left_it() {
+    let home = Home::new();
+    let _service = serve(&home);
+    let talk = |more: &[&str]| {
+        let model = model();
+        let model = model.to_str().expect("a UTF-8 path");
+        let args = [&["chat", "--json", "--model", model], &TOKENS[..], more].concat();
+        let mut child = home
+            .hearthnet(&args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("hearthnet starts");
+        let mut stdin = child.stdin.take().expect("a pipe");
+        stdin
+            .write_all(b"Hello there, friend.\nWhy is that?\n")
+            .expect("a pipe");
+        drop(stdin);
+        let output = child.wait_with_output().expect("its end");
+        assert!(output.status.success());
+        let turns = text(&output.stdout);
+        let turns: Vec<Value> = turns
+            .lines()
+            .map(|line| serde_json::from_str(line).expect("JSON"))
+            .collect();
+        turns
+            .iter()
+            .map(|turn| (turn["text"].clone(), turn["usage"].clone()))
+            .collect::<Vec<_>>()
+    };
+    let asked = talk(&[]);
+    assert_eq!(asked.len(), 2);
+    assert!(asked[1].1["cached_tokens"].as_u64().is_some_and(|n| n > 24));
+    assert_eq!(asked, talk(&["--local"]));
+}
+
+#[test]
+fn an_interrupt_ends_the_chat_there_and_here() {
+    let home = Home::new();
+    let service = serve(&home);
+    let model = model();
+    let model = model.to_str().expect("a UTF-8 path");
+    let story = "Write a very long story about the sea.";
+    let mut child = home
+        .hearthnet(&["chat", story, "--model", model, "--max-tokens", "4000"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("hearthnet starts");
+    let mut stdout = child.stdout.take().expect("a pipe");
+    stdout.read_exact(&mut [0]).expect("the first word");
+    assert_eq!(get_json(&address(&service), "/healthz")["running"], 1);
+    support::interrupt(&child);
+    let output = child.wait_with_output().expect("its end");
+    assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("error: cancelled"));
+    let deadline = Instant::now() + PATIENCE;
+    while get_json(&address(&service), "/healthz")["running"] != 0 {
+        assert!(Instant::now() < deadline, "it still answers");
+    }
+}
+
+#[test]
+fn what_the_service_would_not_do_is_done_here() {
+    let home = Home::new();
+    let _service = serve(&home);
+    for form in [
+        &["--no-service"][..],
+        &["--no-fallback"],
+        &["--set", "research.distributed_inference.prefill_rows=32"],
+        &["--model", "/nowhere/else.gguf"],
+        &[
+            "--shard",
+            "127.0.0.1:1#ed25519:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA",
+        ],
+    ] {
+        let mut args = vec!["chat", PROMPT];
+        let model = model();
+        if !form.contains(&"--model") {
+            args.extend(["--model", model.to_str().expect("a UTF-8 path")]);
+        }
+        let output = home.run(&[&args[..], form].concat());
+        assert!(!asked_it(&output), "{form:?}");
+        assert!(!output.status.success(), "nobody else answers here");
+    }
+}
+
+#[test]
+fn what_a_killed_service_left_behind_is_not_asked() {
+    let home = Home::new();
+    let mut service = serve(&home);
+    // Stopped it holds its place and does not answer: that is noticed.
+    service.signal(Signal::STOP);
+    let output = chat(&home, &["--json"]);
+    assert_fails(&output, 7, "experimental_disabled");
+    service.signal(Signal::KILL);
+    service.child.wait().expect("its end");
+    let endpoint = home.path().join("data/service/bus.endpoint");
+    let endpoint = std::fs::read_to_string(endpoint).expect("its endpoint, still there");
+    let address = endpoint.trim().trim_start_matches("ws://");
+    let address = address.trim_end_matches("/bus/v1");
+    // Somebody else has its port now, and never hears of us.
+    let other = TcpListener::bind(address).expect("its port");
+    other.set_nonblocking(true).expect("a socket");
+    let output = chat(&home, &["--json"]);
+    assert_fails(&output, 7, "experimental_disabled");
+    assert!(other.accept().is_err(), "somebody was asked");
+    // A new one takes its place.
+    drop(other);
+    let _service = serve(&home);
+    assert!(asked_it(&chat(&home, &[])));
+}
+
+#[test]
+fn a_service_of_the_community_is_asked_and_its_end_costs_no_word() {
+    let founder = Home::new();
+    community::found(&founder);
+    let mut service = community::serve(&founder, &[]);
+    let member = community::join(&founder, &service);
+    let _host = community::host(&member, &service, "0-29");
+    let model = model();
+    let model = model.to_str().expect("a UTF-8 path");
+    let enable = ["--set", "policy.research.enable=true"];
+    let story = ["chat", "Tell me a story about a whale.", "--model", model];
+    let long = ["--max-tokens", "160", "--frames"];
+    let args = [&enable[..], &story, &long].concat();
+    let alone = [&args[..], &["--local"]].concat();
+    let alone = founder.run(&alone);
+
+    let mut child = founder
+        .hearthnet(&args)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("hearthnet starts");
+    let mut stdout = child.stdout.take().expect("a pipe");
+    let mut heard = vec![0; 600];
+    stdout.read_exact(&mut heard).expect("the first words");
+    service.signal(Signal::KILL);
+    service.child.wait().expect("its end");
+    stdout.read_to_end(&mut heard).expect("the rest");
+    let output = child.wait_with_output().expect("its end");
+    let said = text(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(
+        said.contains(SAID) && said.contains("going on without"),
+        "{said}"
+    );
+    let tokens = |bytes: &[u8]| -> Vec<String> {
+        let lines = text(bytes);
+        let deltas = lines.lines().filter(|line| line.contains("token_delta"));
+        deltas.map(str::to_owned).collect()
+    };
+    assert_eq!(tokens(&heard), tokens(&alone.stdout));
+}

@@ -1,0 +1,64 @@
+//! A community on this machine: a founder, members, no multicast.
+
+use super::{Home, Server, model, text};
+
+/// What every node here is started with.
+const ALONE: [&str; 4] = [
+    "--set",
+    "policy.research.enable=true",
+    "--set",
+    "discovery.mdns=false",
+];
+
+/// Founds a community that computes together.
+pub(crate) fn found(founder: &Home) {
+    let create = ["community", "create", "Elm Street", "--research", "on"];
+    founder.json(&[&create[..], &["--json"]].concat());
+}
+
+/// `hearthnet serve` of a member, with its HTTP door at a free port.
+pub(crate) fn serve(home: &Home, settings: &[&str]) -> Server {
+    let model = model();
+    let model = model.to_str().expect("a UTF-8 path");
+    let command = ["serve", "--model", model, "--http", "127.0.0.1:0"];
+    start(home, settings, &command)
+}
+
+/// Where a node listens for others.
+pub(crate) fn address(server: &Server) -> &str {
+    server.ready["addresses"][0].as_str().expect("an address")
+}
+
+/// A new trusted member, admitted by the founder's running node.
+pub(crate) fn join(founder: &Home, node: &Server) -> Home {
+    let member = Home::new();
+    let invite = founder.json(&["community", "invite", "--level", "trusted", "--json"]);
+    let code = invite["code"].as_str().expect("a code");
+    let peers = peers(node);
+    let join = [&ALONE[..], &["--set", &peers, "community", "join", code]].concat();
+    let joined = member.run(&join);
+    assert!(joined.status.success(), "{}", text(&joined.stderr));
+    member
+}
+
+/// `hearthnet shard serve` of a member who knows the founder's running node.
+pub(crate) fn host(member: &Home, node: &Server, layers: &str) -> Server {
+    let model = model();
+    let model = model.to_str().expect("a UTF-8 path");
+    let peers = peers(node);
+    let command = ["shard", "serve", "--model", model, "--layers", layers];
+    start(
+        member,
+        &["--set", &peers],
+        &[&command[..], &["--threads", "1"]].concat(),
+    )
+}
+
+fn peers(node: &Server) -> String {
+    format!("discovery.static_peers=[\"{}\"]", address(node))
+}
+
+fn start(home: &Home, settings: &[&str], command: &[&str]) -> Server {
+    let tail = ["--listen", "127.0.0.1:0", "--json", "--lifeline"];
+    Server::start(home, &[&ALONE[..], settings, command, &tail[..]].concat())
+}
