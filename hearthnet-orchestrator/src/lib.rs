@@ -24,6 +24,7 @@ pub mod error;
 pub mod fallback;
 pub mod hosts;
 pub mod http;
+mod labels;
 pub mod link;
 pub mod local;
 pub mod pace;

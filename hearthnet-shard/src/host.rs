@@ -261,6 +261,7 @@ pub(crate) async fn start<S: EngineSource>(
         }
     };
 
+    counters.kv_budget(config.kv_budget_bytes);
     let context = served.context;
     let about = About {
         node: id,

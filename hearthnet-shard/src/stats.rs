@@ -10,6 +10,7 @@
 //! | `hearthnet_shard_steps_waiting` | gauge | |
 //! | `hearthnet_shard_kv_bytes` | gauge | |
 //! | `hearthnet_shard_kv_reserved_bytes` | gauge | |
+//! | `hearthnet_shard_kv_budget_bytes` | gauge | |
 //! | `hearthnet_shard_weight_bytes` | gauge | |
 //! | `hearthnet_shard_steps_total` | counter | |
 //! | `hearthnet_shard_rows_total` | counter | `kind` = decode, prefill |
@@ -171,6 +172,10 @@ impl Counters {
         self.kv_reserved.store(reserved, Relaxed);
         gauge!("hearthnet_shard_kv_bytes").set(used as f64);
         gauge!("hearthnet_shard_kv_reserved_bytes").set(reserved as f64);
+    }
+
+    pub(crate) fn kv_budget(&self, bytes: u64) {
+        gauge!("hearthnet_shard_kv_budget_bytes").set(bytes as f64);
     }
 
     pub(crate) fn loaded(&self, weight_bytes: u64) {

@@ -37,6 +37,11 @@ impl Window {
         }
     }
 
+    /// Units granted, used or not.
+    pub(crate) fn size(self) -> u32 {
+        self.size
+    }
+
     /// Units that may still be taken.
     pub(crate) fn available(self) -> u32 {
         // `used <= size` always holds.

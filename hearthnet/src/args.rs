@@ -158,6 +158,9 @@ pub(crate) struct ServeArgs {
     /// Threads that compute [default: engine.threads, else one per core].
     #[arg(long)]
     pub(crate) threads: Option<usize>,
+    /// Show numbers to Prometheus there; port 0 takes a free one [default: metrics.listen].
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub(crate) metrics: Option<String>,
     /// Print the descriptor as one line of JSON when ready.
     #[arg(long)]
     pub(crate) json: bool,

@@ -10,7 +10,7 @@ use hearthnet_orchestrator::backend::Backend;
 use hearthnet_orchestrator::fallback::{LoadLocal, WithFallback};
 use hearthnet_orchestrator::hosts::{HostPool, PooledHosts};
 use hearthnet_orchestrator::http::{
-    ApiKey, HttpError, HttpServer, HttpSettings, MIN_KEY_BYTES, Metrics,
+    ApiKey, HttpError, HttpServer, HttpSettings, MIN_KEY_BYTES, Metrics, Part,
 };
 use hearthnet_orchestrator::local::{EngineOnDemand, SharedEngine};
 use hearthnet_orchestrator::service::kept::KeepLimits;
@@ -166,24 +166,40 @@ pub(crate) async fn open_http(
     listen: Option<&str>,
     config: &Config,
 ) -> Result<HttpServer, Failure> {
-    let settings = HttpSettings {
-        listen: listen.unwrap_or(&config.http.listen).to_owned(),
+    let settings = http_settings(listen.unwrap_or(&config.http.listen), config)?;
+    let metrics = count(Part::Caller)?;
+    let server = HttpServer::start(service.clone(), Some(metrics), &settings).await;
+    server.map_err(|error| http_failure(&error, "--http"))
+}
+
+/// Counts from here on. To be called before anything begins that should be counted.
+pub(crate) fn count(part: Part) -> Result<Metrics, Failure> {
+    Metrics::install(part).map_err(Failure::internal)
+}
+
+/// A door at `listen`, with the key that the configuration names.
+pub(crate) fn http_settings(listen: &str, config: &Config) -> Result<HttpSettings, Failure> {
+    Ok(HttpSettings {
+        listen: listen.to_owned(),
         api_key: match config.http.api_key_file.as_str() {
             "" => None,
             path => Some(read_key(Path::new(path))?),
         },
         max_body_bytes: config.http.max_body_bytes,
         ..HttpSettings::default()
-    };
-    let metrics = Metrics::install().map_err(Failure::internal)?;
-    let server = HttpServer::start(service.clone(), Some(metrics), &settings).await;
-    server.map_err(|error| match &error {
+    })
+}
+
+/// Why a door cannot be opened that `flag` can put elsewhere.
+pub(crate) fn http_failure(error: &HttpError, flag: &str) -> Failure {
+    match error {
         HttpError::KeyNeeded(_) => Failure::new(Kind::Config, error.to_string()).hint(
             "name a file that holds a key with http.api_key_file, or listen on 127.0.0.1 only",
         ),
-        _ => Failure::new(Kind::Host, error.to_string())
-            .hint("is another program using the port? --http 127.0.0.1:0 takes a free one"),
-    })
+        _ => Failure::new(Kind::Host, error.to_string()).hint(format!(
+            "is another program using the port? {flag} 127.0.0.1:0 takes a free one"
+        )),
+    }
 }
 
 /// Closes the door, and lets what is being answered end.

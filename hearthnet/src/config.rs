@@ -23,6 +23,7 @@ pub(crate) struct Config {
     pub(crate) node: Node,
     pub(crate) discovery: Discovery,
     pub(crate) http: Http,
+    pub(crate) metrics: Metrics,
     pub(crate) research: Research,
     pub(crate) engine: Engine,
     pub(crate) transport: Transport,
@@ -88,6 +89,12 @@ impl Default for Http {
             max_body_bytes: 1 << 20,
         }
     }
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Metrics {
+    pub(crate) listen: String,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

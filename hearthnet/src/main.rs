@@ -19,6 +19,7 @@ mod local_door;
 mod members;
 mod memory;
 mod node;
+mod numbers;
 mod output;
 mod paths;
 mod service_chat;

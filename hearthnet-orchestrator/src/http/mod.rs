@@ -5,15 +5,18 @@
 //! | requests, field by field | `request.rs` (pure) |
 //! | answers, whole and in chunks | `reply.rs` (pure) |
 //! | errors and their statuses | `error.rs` |
-//! | paths, keys, streams | here |
+//! | paths, streams | here |
+//! | who may come in | `guard.rs` |
 //! | connections, deadlines, shutdown | `server.rs` |
-//! | numbers | `metrics.rs` |
+//! | numbers, for processes without a service as well | `metrics.rs`, `numbers.rs` |
 //!
 //! A client that goes away cancels what it asked for: dropping a response drops its
 //! [`Answer`].
 
 mod error;
+mod guard;
 mod metrics;
+mod numbers;
 mod reply;
 mod request;
 mod server;
@@ -22,63 +25,32 @@ mod server;
 mod tests;
 
 use std::convert::Infallible;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderMap, HeaderValue, Response, StatusCode, header};
-use axum::middleware::{self, Next};
+use axum::http::{HeaderValue, Response, StatusCode, header};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
 use futures_util::stream;
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
-use subtle::ConstantTimeEq;
 
 use self::error::ApiError;
+use self::guard::Client;
 use self::reply::{Header, Reply, Shape};
 use self::request::ApiRequest;
 use crate::chat::Frame;
 use crate::error::ChatError;
 use crate::service::{Answer, ServedModel, Service};
 
-pub use self::metrics::{Metrics, OtherRecorder};
+pub use self::guard::{ApiKey, MIN_KEY_BYTES};
+pub use self::metrics::{Metrics, OtherRecorder, Part};
+pub use self::numbers::Health;
 pub use self::server::{HttpError, HttpServer};
-
-/// The shortest key that is accepted: 16 characters of a random one are 80 bits or more.
-pub const MIN_KEY_BYTES: usize = 16;
 
 /// After so much silence a stream says that it is still there.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
-
-/// A secret that clients must send.
-#[derive(Clone)]
-pub struct ApiKey([u8; 32]);
-
-impl ApiKey {
-    /// A key from its text; white space around it is not part of it. `None` if it is shorter than
-    /// [`MIN_KEY_BYTES`], or has characters that no header can carry.
-    pub fn new(text: &str) -> Option<Self> {
-        let text = text.trim();
-        let fits = text.len() >= MIN_KEY_BYTES && text.bytes().all(|b| b.is_ascii_graphic());
-        fits.then(|| Self(Sha256::digest(text).into()))
-    }
-
-    /// Takes the same time for every guess: what is compared are digests, all of their bytes.
-    fn is(&self, guess: &[u8]) -> bool {
-        let guess: [u8; 32] = Sha256::digest(guess).into();
-        self.0.ct_eq(&guess).into()
-    }
-}
-
-/// Leaves the secret out.
-impl std::fmt::Debug for ApiKey {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("ApiKey")
-    }
-}
 
 /// How the door is opened.
 #[derive(Debug, Clone)]
@@ -112,81 +84,30 @@ impl Default for HttpSettings {
 /// What handlers share.
 struct Door {
     service: Service,
-    metrics: Option<Metrics>,
-    api_key: Option<ApiKey>,
     max_body_bytes: usize,
     client_deadline: Duration,
     /// When the models were put on offer, Unix seconds.
     since: u64,
 }
 
-/// Where a request came from.
-#[derive(Debug, Clone, Copy)]
-struct Client(IpAddr);
-
 fn router(service: Service, metrics: Option<Metrics>, settings: &HttpSettings) -> Router {
     let door = Arc::new(Door {
         service,
-        metrics,
-        api_key: settings.api_key.clone(),
         max_body_bytes: settings.max_body_bytes,
         client_deadline: settings.client_deadline,
         since: unix_seconds(),
     });
-    Router::new()
+    let api = Router::new()
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completion))
         .route("/v1/models", get(models))
         .route("/v1/models/{id}", get(model))
-        .route("/metrics", get(numbers))
-        .method_not_allowed_fallback(async || ApiError::method().response())
-        .fallback(async || ApiError::path().response())
-        .layer(middleware::from_fn_with_state(Arc::clone(&door), guard))
-        // Whether it is well, a machine may be asked by anyone who reaches it.
-        .route("/healthz", get(health))
-        .layer(middleware::from_fn(count))
-        .with_state(door)
-}
-
-/// Lets in who may come in.
-async fn guard(State(door): State<Arc<Door>>, request: Request, next: Next) -> Response<Body> {
-    let refusal = match &door.api_key {
-        Some(key) if !bearer(request.headers()).is_some_and(|guess| key.is(guess)) => {
-            Some(ApiError::key())
-        }
-        // A web page whose own name leads to this machine must not pass for this machine.
-        None if !names_this_machine(request.headers()) => Some(ApiError::host()),
-        _ => None,
+        .with_state(Arc::clone(&door));
+    let api = match metrics {
+        Some(metrics) => api.merge(numbers::router(metrics)),
+        None => api,
     };
-    match refusal {
-        Some(error) => error.response(),
-        None => next.run(request).await,
-    }
-}
-
-async fn count(request: Request, next: Next) -> Response<Body> {
-    let response = next.run(request).await;
-    let status = response.status().as_u16().to_string();
-    ::metrics::counter!("hearthnet_http_responses_total", "status" => status).increment(1);
-    response
-}
-
-fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
-    let value = headers.get(header::AUTHORIZATION)?.as_bytes();
-    let (scheme, key) = value.split_at_checked(7)?;
-    scheme.eq_ignore_ascii_case(b"Bearer ").then_some(key)
-}
-
-fn names_this_machine(headers: &HeaderMap) -> bool {
-    let Some(host) = headers.get(header::HOST).and_then(|h| h.to_str().ok()) else {
-        return false;
-    };
-    let name = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        Some((v6, _)) => v6,
-        None => host.split(':').next().unwrap_or_default(),
-    };
-    let loopback = name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
-    loopback || name.eq_ignore_ascii_case("localhost")
+    guard::guarded(api, settings.api_key.clone(), get(health).with_state(door))
 }
 
 async fn models(State(door): State<Arc<Door>>) -> Response<Body> {
@@ -216,16 +137,6 @@ async fn health(State(door): State<Arc<Door>>) -> Response<Body> {
         "status": word, "running": load.running, "waiting": load.waiting, "kept": load.kept,
     });
     json_response(status, &body)
-}
-
-async fn numbers(State(door): State<Arc<Door>>) -> Response<Body> {
-    let Some(metrics) = &door.metrics else {
-        return ApiError::path().response();
-    };
-    let mut response = Response::new(Body::from(metrics.render()));
-    let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-    response.headers_mut().insert(header::CONTENT_TYPE, kind);
-    response
 }
 
 async fn chat(

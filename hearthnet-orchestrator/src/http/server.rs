@@ -17,14 +17,13 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, Sleep};
 
-use super::{Client, HttpSettings, Metrics, router};
+use super::guard::Client;
+use super::numbers::{self, Health};
+use super::{HttpSettings, Metrics, router};
 use crate::service::Service;
 
 /// Most bytes of a request's head, and of what is read ahead: more than any client sends.
 const HEAD_BYTES: usize = 64 << 10;
-
-/// How often histograms are summed up.
-const UPKEEP: Duration = Duration::from_secs(5);
 
 /// How long the door waits after the system refused a connection, for want of descriptors say.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -63,6 +62,23 @@ impl HttpServer {
         metrics: Option<Metrics>,
         settings: &HttpSettings,
     ) -> Result<Self, HttpError> {
+        Self::open(router(service, metrics, settings), settings).await
+    }
+
+    /// Opens a door behind which are the numbers of this process, and how it is. Must be called
+    /// within a Tokio runtime.
+    ///
+    /// # Errors
+    /// [`HttpError`].
+    pub async fn numbers(
+        metrics: Metrics,
+        health: watch::Receiver<Health>,
+        settings: &HttpSettings,
+    ) -> Result<Self, HttpError> {
+        Self::open(numbers::alone(metrics, health, settings), settings).await
+    }
+
+    async fn open(router: Router, settings: &HttpSettings) -> Result<Self, HttpError> {
         let failed = |source| HttpError::Listen {
             listen: settings.listen.clone(),
             source,
@@ -81,11 +97,10 @@ impl HttpServer {
         let addr = listener.local_addr().map_err(failed)?;
         let (stop, stopped) = watch::channel(false);
         let accept = Accept {
-            router: router(service, metrics.clone(), settings),
+            router,
             deadline: settings.client_deadline,
             places: Arc::new(Semaphore::new(settings.max_connections.max(1))),
             stopped,
-            metrics,
         };
         Ok(Self {
             addr,
@@ -127,22 +142,15 @@ struct Accept {
     deadline: Duration,
     places: Arc<Semaphore>,
     stopped: watch::Receiver<bool>,
-    metrics: Option<Metrics>,
 }
 
 impl Accept {
     async fn run(mut self, listener: TcpListener) {
         let mut connections = JoinSet::new();
-        let mut upkeep = tokio::time::interval(UPKEEP);
         loop {
             tokio::select! {
-                                () = told(&mut self.stopped) => break,
+                () = told(&mut self.stopped) => break,
                 Some(_) = connections.join_next() => {}
-                _ = upkeep.tick() => {
-                    if let Some(metrics) = &self.metrics {
-                        metrics.upkeep();
-                    }
-                }
                 accepted = accept(&listener, &self.places) => {
                     let (stream, peer, place) = accepted;
                     let router = self.router.clone().layer(Extension(Client(peer.ip())));

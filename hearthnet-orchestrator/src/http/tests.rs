@@ -18,7 +18,7 @@ fn house(fixture: Fixture, settings: HttpSettings) -> House {
         listen: "127.0.0.1:0".into(),
         ..settings
     };
-    let metrics = Metrics::install().unwrap();
+    let metrics = Metrics::install(Part::Caller).unwrap();
     let start = HttpServer::start(fixture.service.clone(), Some(metrics), &settings);
     let server = fixture.runtime.block_on(start).unwrap();
     House { server, fixture }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use hearthnet_bus::Descriptor;
 use hearthnet_model::BoundaryDtype;
 use hearthnet_transport::{DType, Message, Step, StepResult, StreamOpen, Want};
 
@@ -13,6 +14,7 @@ use crate::backend::HopClock;
 use crate::checks::{BoundaryCheck, CheckError};
 use crate::error::ChatError;
 use crate::hosts::RoutedSpan;
+use crate::labels;
 use crate::pace::Pace;
 use crate::pipeline::{Chunk, Outcome, Rows};
 
@@ -41,6 +43,8 @@ pub(super) struct Hop {
     /// No other host was found when this one was overdue: it has until the health timeout.
     pub(super) indulged: bool,
     pub(super) clock: HopClock,
+    /// Where its round trips are counted.
+    latency: metrics::Histogram,
 }
 
 impl Hop {
@@ -94,6 +98,12 @@ impl ShardedBackend {
         let stream = span.link.register(id, self.inbox.clone());
         let bands = self.model.bands.as_ref();
         let band = bands.and_then(|b| b.get(span.hi as usize)).copied();
+        // Of this side's own model, so that what a host calls itself counts nothing.
+        let shard_id = Descriptor::shard_id(&self.model.model_id, span.lo, span.hi);
+        let latency = metrics::histogram!(
+            "distributed_inference_shard_latency_ms",
+            "shard_id" => labels::shard(shard_id)
+        );
         Hop {
             id,
             check: BoundaryCheck::new(self.model.width, self.model.boundary, band),
@@ -106,6 +116,7 @@ impl ShardedBackend {
             pace: Pace::default(),
             indulged: false,
             clock: HopClock::default(),
+            latency,
         }
     }
 
@@ -267,11 +278,7 @@ impl ShardedBackend {
         }
         let round_trip = sent.at.elapsed();
         hop.clock.record(round_trip, compute_us, queue_us);
-        metrics::histogram!(
-            "distributed_inference_shard_latency_ms",
-            "shard_id" => hop.span.link.descriptor().shard_id.clone()
-        )
-        .record(round_trip.as_secs_f64() * 1e3);
+        hop.latency.record(round_trip.as_secs_f64() * 1e3);
         if hop.pace.record(round_trip) {
             let mut trouble = self.trouble(index, "degraded", |host| {
                 ChatError::PipelineStalled(format!("{host} is much slower than it was"))

@@ -17,6 +17,7 @@ use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use super::connection::{Connection, Socket, start};
 use super::guard::{Guarded, Meter, violation_in};
 use super::listener::REFUSED_HEADER;
+use super::numbers::{self, OpenSocket, Side, tls_cause};
 use super::paths::PathRule;
 use super::peer_socket::{self, PeerSocket, websocket_config};
 use super::tls::{Refusal, client_config, no_name, refusal_in};
@@ -134,8 +135,17 @@ pub async fn connect(
 ) -> Result<Connection, ConnectError> {
     config.validate()?;
     hello.check().map_err(ConnectError::Hello)?;
-    let tcp = dial(addr, &config).await?;
+    let tcp = counted(dial(addr, &config).await)?;
     connect_over(Box::new(tcp), addr, identity, expect, hello, config).await
+}
+
+/// Counts an attempt that failed.
+fn counted<T>(result: Result<T, ConnectError>) -> Result<T, ConnectError> {
+    if let Err(error) = &result {
+        let code = error.code().map_or("unreachable", CloseCode::as_str);
+        numbers::refused(Side::Caller, code);
+    }
+    result
 }
 
 /// The same over a byte stream that exists already. `host` goes into the HTTP `Host` header.
@@ -152,6 +162,17 @@ pub async fn connect_over(
 ) -> Result<Connection, ConnectError> {
     config.validate()?;
     hello.check().map_err(ConnectError::Hello)?;
+    counted(open_session(io, host, identity, expect, hello, &config).await)
+}
+
+async fn open_session(
+    io: BoxIo,
+    host: &str,
+    identity: &Identity,
+    expect: PeerKey,
+    hello: Hello,
+    config: &Config,
+) -> Result<Connection, ConnectError> {
     // The whole limit from the start: the host's first tensor may be right behind its HELLO. (The
     // session itself holds the HELLO to 4 KiB.)
     let largest = max_message_bytes(config.chunk_bytes, config.inline_max);
@@ -163,14 +184,22 @@ pub async fn connect_over(
         PATH,
         largest,
         false,
-        &config,
+        config,
     )
     .await?;
     let (socket, begin) = (opened.socket, opened.begin);
 
     let now = Time::from(begin.elapsed());
-    let session = Session::caller(&config, &hello, now);
-    let mut pending = start(session, socket, expect, begin, &config, Box::new(|_| {}));
+    let session = Session::caller(config, &hello, now);
+    let mut pending = start(
+        session,
+        socket,
+        expect,
+        begin,
+        config,
+        Side::Caller,
+        Box::new(|_| {}),
+    );
     loop {
         match pending.event().await {
             Ok(Event::Opened(terms)) => {
@@ -201,7 +230,7 @@ pub async fn connect_path(
     config: &Config,
 ) -> Result<PeerSocket, ConnectError> {
     config.validate()?;
-    let tcp = dial(addr, config).await?;
+    let tcp = counted(dial(addr, config).await)?;
     connect_path_over(Box::new(tcp), addr, identity, expect, rule, config).await
 }
 
@@ -220,9 +249,11 @@ pub async fn connect_path_over(
     config.validate()?;
     let largest = rule.max_message_bytes;
     let (path, text) = (rule.path, rule.text);
-    let opened = upgrade(io, host, identity, expect, path, largest, text, config).await?;
+    let opened = upgrade(io, host, identity, expect, path, largest, text, config).await;
+    let opened = counted(opened)?;
     let (socket, peer, begin) = (opened.socket, opened.peer, opened.begin);
-    let ended = Box::new(|_: &SessionClosed| {});
+    let open = OpenSocket::new(Side::Caller, path);
+    let ended = Box::new(move |closed: &SessionClosed| open.end(closed));
     Ok(peer_socket::start(
         socket,
         peer,
@@ -270,8 +301,12 @@ async fn upgrade(
         .map_err(|error| handshake(Phase::Tls, error.to_string()))?;
     let connecting = TlsConnector::from(tls).connect(no_name(), io);
     let stream = within(Phase::Tls, config.deadlines.tls, connecting)
-        .await?
-        .map_err(|error| tls_error(&error, expect))?;
+        .await
+        .inspect_err(|_| numbers::tls_failed(Side::Caller, "timeout"))?
+        .map_err(|error| {
+            numbers::tls_failed(Side::Caller, tls_cause(&error));
+            tls_error(&error, expect)
+        })?;
     let peer = stream
         .get_ref()
         .1
@@ -325,7 +360,10 @@ fn tls_error(error: &io::Error, expected: Option<PeerKey>) -> ConnectError {
 /// at the first read after the handshake.
 fn upgrade_error(error: &WsError) -> ConnectError {
     match error {
-        WsError::Io(error) if is_denied(error) => ConnectError::NotAdmitted,
+        WsError::Io(error) if is_denied(error) => {
+            numbers::tls_failed(Side::Caller, tls_cause(error));
+            ConnectError::NotAdmitted
+        }
         WsError::Io(error) => match violation_in(error) {
             Some(violation) => handshake(Phase::Upgrade, violation.to_string()),
             None => handshake(Phase::Upgrade, error.to_string()),

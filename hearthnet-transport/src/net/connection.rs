@@ -23,6 +23,7 @@ use super::BoxIo;
 use super::closer::Closer;
 use super::farewell::{Farewell, broken_rule, closed_by, lost};
 use super::guard::Guarded;
+use super::numbers::{SessionNumbers, Side};
 use crate::code::{CloseCode, SessionClosed, Violation};
 use crate::config::Config;
 use crate::identity::PeerKey;
@@ -63,6 +64,7 @@ struct Inner {
     /// Something was written and not flushed.
     dirty: bool,
     farewell: Farewell,
+    numbers: SessionNumbers,
 }
 
 /// What the driver, the connection and its senders share.
@@ -103,6 +105,7 @@ impl Inner {
                 break Ok(Written::All);
             };
             budget = budget.saturating_sub(frame.len());
+            self.numbers.sent(frame.len());
             self.dirty = true;
             if let Err(error) = socket.as_mut().start_send(WsMessage::Binary(frame)) {
                 break Err(error);
@@ -121,6 +124,8 @@ impl Inner {
                 Poll::Pending => Ok(written),
             }
         });
+        // Whatever came or was queued, writing follows: the gauges are right from here on.
+        self.numbers.note(&self.session.stats());
         match result {
             Ok(written) => written,
             Err(error) => {
@@ -162,6 +167,7 @@ impl Inner {
         };
         match item {
             Some(Ok(WsMessage::Binary(message))) => {
+                self.numbers.received(message.len());
                 self.session.handle_message(now, &message);
                 true
             }
@@ -375,6 +381,7 @@ pub(crate) fn start(
     peer: PeerKey,
     start: Instant,
     config: &Config,
+    side: Side,
     ended: Ended,
 ) -> Pending {
     let shared = Arc::new(Shared {
@@ -386,6 +393,7 @@ pub(crate) fn start(
             armed: Time::ZERO,
             dirty: false,
             farewell: Farewell::default(),
+            numbers: SessionNumbers::new(side),
         }),
         room: Notify::new(),
         start,
@@ -397,8 +405,11 @@ pub(crate) fn start(
         let mut timer = pin!(tokio::time::sleep_until(driven.start));
         poll_fn(|cx| driven.poll_drive(cx, timer.as_mut())).await;
         // The driver only ends with the session.
-        let closed = driven.lock().session.closed().cloned();
+        let mut inner = driven.lock();
+        let closed = inner.session.closed().cloned();
         if let Some(closed) = closed {
+            inner.numbers.end(&closed);
+            drop(inner);
             ended(&closed);
         }
     });

@@ -24,6 +24,7 @@ use tokio_tungstenite::tungstenite::http::{HeaderValue, StatusCode};
 use super::caps::{Caps, Place};
 use super::connection::{Connection, Socket, start};
 use super::guard::{Guarded, Meter};
+use super::numbers::{self, OpenSocket, Side, tls_cause};
 use super::paths::{Arrival, PathRule};
 use super::peer_socket::{self, websocket_config};
 use super::tls::server_config;
@@ -78,6 +79,10 @@ pub trait Admission: Send + Sync {
 
     /// The same for the other paths.
     fn path_ended(&self, _key: &PeerKey, _path: &str, _closed: &SessionClosed) {}
+
+    /// A connection became neither session nor socket. `code` is one of a fixed few, see
+    /// [`RefusedConnection::code`]; whose it was may not be known.
+    fn connection_refused(&self, _code: &'static str) {}
 }
 
 /// Why a listener could not be set up.
@@ -107,7 +112,15 @@ pub enum RefusedConnection {
     /// A phase took longer than its deadline.
     #[error("{0} did not complete in time")]
     Timeout(Phase),
-    /// A phase failed.
+    /// The TLS handshake failed.
+    #[error("{} failed: {reason}", Phase::Tls)]
+    Tls {
+        /// Why, in one word: `not_tls`, `not_admitted`, `broken_off` and some more.
+        cause: &'static str,
+        /// What was seen.
+        reason: String,
+    },
+    /// Another phase failed.
     #[error("{phase} failed: {reason}")]
     Handshake {
         /// Where it failed.
@@ -126,6 +139,24 @@ pub enum RefusedConnection {
     /// The session ended before it opened.
     #[error(transparent)]
     Closed(SessionClosed),
+}
+
+impl RefusedConnection {
+    /// The stable code, one of a fixed few.
+    pub fn code(&self) -> &'static str {
+        match self {
+            RefusedConnection::Timeout(_) => "timeout",
+            RefusedConnection::Tls { cause, .. } => cause,
+            RefusedConnection::Handshake { phase, .. } => match phase {
+                Phase::Connect => "connect_failed",
+                Phase::Tls => "tls_failed",
+                Phase::Upgrade => "upgrade_failed",
+                Phase::Hello => "hello_failed",
+            },
+            RefusedConnection::Path { code, .. } => code.as_str(),
+            RefusedConnection::Closed(closed) => closed.code.as_str(),
+        }
+    }
 }
 
 /// What a listener has seen since it was bound.
@@ -241,7 +272,26 @@ impl Acceptor {
     /// # Errors
     /// See [`RefusedConnection`]; the peer has been told, as far as that is possible.
     pub async fn arrive(&self, io: Box<dyn Io>) -> Result<Arrival, RefusedConnection> {
-        let io: BoxIo = io;
+        let result = self.shake_hands(io).await;
+        if let Err(error) = &result {
+            match error {
+                RefusedConnection::Tls { cause, .. } => numbers::tls_failed(Side::Host, cause),
+                RefusedConnection::Timeout(Phase::Tls) => {
+                    numbers::tls_failed(Side::Host, "timeout");
+                }
+                _ => {}
+            }
+            self.count_refusal(error.code());
+        }
+        result
+    }
+
+    fn count_refusal(&self, code: &'static str) {
+        numbers::refused(Side::Host, code);
+        self.admission.connection_refused(code);
+    }
+
+    async fn shake_hands(&self, io: BoxIo) -> Result<Arrival, RefusedConnection> {
         let begin = Instant::now();
         let d = &self.config.deadlines;
 
@@ -252,7 +302,10 @@ impl Acceptor {
             Err(_) => return Err(RefusedConnection::Timeout(Phase::Tls)),
             Ok(Err((error, io))) => {
                 linger(io).await;
-                return Err(failed(Phase::Tls, error.to_string()));
+                return Err(RefusedConnection::Tls {
+                    cause: tls_cause(&error),
+                    reason: error.to_string(),
+                });
             }
             Ok(Ok(stream)) => stream,
         };
@@ -299,7 +352,9 @@ impl Acceptor {
         meter.set_limit(rule.max_message_bytes);
         meter.allow_text(rule.text);
         let (admission, path) = (self.admission.clone(), rule.path);
+        let open = OpenSocket::new(Side::Host, path);
         let ended = move |closed: &SessionClosed| {
+            open.end(closed);
             admission.path_ended(&peer, path, closed);
             drop(place);
         };
@@ -324,7 +379,15 @@ impl Acceptor {
             // The session counts against the limit until its connection is gone.
             drop(permit);
         };
-        let mut pending = start(session, socket, peer, begin, &self.config, Box::new(ended));
+        let mut pending = start(
+            session,
+            socket,
+            peer,
+            begin,
+            &self.config,
+            Side::Host,
+            Box::new(ended),
+        );
         let mut said = Hello::new("", Vec::new());
         loop {
             match pending.event().await.map_err(RefusedConnection::Closed)? {
@@ -590,6 +653,7 @@ async fn accept_loop(
         count(&counters.connections);
         let Some(place) = half_open.enter(address.ip().to_canonical()) else {
             count(&counters.over_limit);
+            acceptor.count_refusal(CloseCode::ConnectionLimit.as_str());
             tracing::debug!(code = %CloseCode::ConnectionLimit, "a connection was turned away");
             continue;
         };

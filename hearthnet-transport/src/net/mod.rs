@@ -9,6 +9,7 @@
 //! | `closer.rs`, `farewell.rs` | ending a connection from outside; how the peer learns why |
 //! | `connect.rs` | the calling side's handshakes |
 //! | `listener.rs`, `caps.rs` | the listening side's, with their limits |
+//! | `numbers.rs` | what is counted |
 
 mod caps;
 mod closer;
@@ -17,6 +18,7 @@ mod connection;
 mod farewell;
 mod guard;
 mod listener;
+mod numbers;
 mod paths;
 mod peer_socket;
 mod tls;

@@ -344,7 +344,13 @@ impl Session {
             rtt_us: self.rtt.smoothed(),
             rtt_min_us: self.rtt.least(),
             steps_in_flight: self.steps.total,
+            steps_granted: match (self.caller, self.peer_limits) {
+                (_, None) => 0,
+                (true, Some(peer)) => peer.max_steps,
+                (false, Some(_)) => self.config.max_steps_in_flight,
+            },
             credit_available: self.outbox.window().available(),
+            credit_granted: self.outbox.window().size(),
             queued_bytes: self.outbox.queued_bytes(),
             buffered_bytes: self.inbox.used(),
             ..self.stats

@@ -37,8 +37,12 @@ pub struct SessionStats {
     pub rtt_min_us: Option<u64>,
     /// Steps without an answer: sent by a caller, received by a host.
     pub steps_in_flight: u32,
+    /// Most steps that may be without an answer: the host's limit.
+    pub steps_granted: u32,
     /// Chunks that may be sent before the peer returns credit.
     pub credit_available: u32,
+    /// Chunks that the peer lets be in flight.
+    pub credit_granted: u32,
     /// Bytes of messages that wait to be sent.
     pub queued_bytes: u64,
     /// Bytes of tensors held for the peer: incomplete, or not yet taken by the application.

@@ -6,12 +6,12 @@ use std::time::Duration;
 use hearthnet_bus::calls::Registry;
 use hearthnet_bus::log::Level;
 use hearthnet_orchestrator::Service;
-use hearthnet_orchestrator::http::HttpServer;
+use hearthnet_orchestrator::http::{HttpServer, Part};
 use serde_json::json;
 
 use crate::answers;
 use crate::args::{Global, RunArgs};
-use crate::chat_service::{close, open_http};
+use crate::chat_service::{close, count, open_http};
 use crate::commands::serve_by_hand;
 use crate::commands::shard::{DRAIN_DEADLINE, stop_requests};
 use crate::commands::{OpenModel, open_model, print_bytes, print_json, runtime};
@@ -30,6 +30,7 @@ pub(crate) fn run(args: RunArgs, global: &Global, config: &Config) -> Result<(),
     let runtime = runtime()?;
     let outcome = runtime.block_on(async {
         let mut stop = stop_requests(args.lifeline)?;
+        count(Part::Caller)?;
         let registry = Arc::new(Registry::new());
         let model = chat_model(&args, &home, global, config);
         let caps = model.iter().map(|_| answers::cap()).collect();

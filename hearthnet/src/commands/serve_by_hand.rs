@@ -4,11 +4,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use hearthnet_orchestrator::http::Part;
 use hearthnet_orchestrator::{ChatError, Service};
 use serde_json::json;
 
 use crate::args::{Global, RunArgs};
-use crate::chat_service::{close, model_of, open_http, settings};
+use crate::chat_service::{close, count, model_of, open_http, settings};
 use crate::commands::shard::stop_requests;
 use crate::commands::{node_key, open_model, print_bytes, print_json, runtime};
 use crate::config::Config;
@@ -29,6 +30,7 @@ pub(crate) fn run(args: RunArgs, global: &Global, config: &Config) -> Result<(),
 async fn serve(args: &RunArgs, global: &Global, config: &Config) -> Result<(), Failure> {
     // Signals count from here on: a Ctrl-C while loading ends the program cleanly, too.
     let mut stop = stop_requests(args.lifeline)?;
+    count(Part::Caller)?;
     let model = open_model(global, &args.model)?;
     let key = match args.door.local {
         true => None,

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use hearthnet_bus::Descriptor;
 use hearthnet_orchestrator::ChatError;
+use hearthnet_orchestrator::http::Health;
 use hearthnet_shard::{ServeConfig, ShardConfig, ShardHost, StartError, StartProgress};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
@@ -14,6 +15,7 @@ use crate::commands::{engine_options, model, node_key, print_bytes, print_json, 
 use crate::community::Home;
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
+use crate::numbers::Numbers;
 use crate::output::{Progress, bytes, note};
 
 /// How long steps in flight may take to finish when the host is asked to stop.
@@ -35,6 +37,9 @@ pub(crate) struct Ready {
     pub(crate) kv_bytes_per_position: u64,
     /// Memory of the process, where the system tells.
     pub(crate) resident_bytes: Option<u64>,
+    /// URL of its numbers, if it shows them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) metrics: Option<String>,
 }
 
 pub(crate) fn run(command: ShardCommand, global: &Global, config: &Config) -> Result<(), Failure> {
@@ -70,6 +75,7 @@ async fn serve_by_hand(args: ServeArgs, global: &Global, config: &Config) -> Res
     let listen = args.listen.clone().unwrap_or_else(|| LOOPBACK.to_owned());
     // Signals count from here on: a Ctrl-C while loading ends the program cleanly, too.
     let mut stop = stop_requests(args.lifeline)?;
+    let numbers = Numbers::open(args.metrics.as_deref(), config).await?;
     let key = node_key(global)?;
     let resolved = model::resolve(global, &args.model)?;
     let settings = &config.research.distributed_inference.host;
@@ -117,7 +123,9 @@ async fn serve_by_hand(args: ServeArgs, global: &Global, config: &Config) -> Res
         weight_bytes: host.memory().weight_bytes,
         kv_bytes_per_position: host.memory().kv_bytes_per_position,
         resident_bytes: resident_bytes(std::process::id()),
+        metrics: numbers.url(),
     };
+    numbers.say(Health::Serving);
     if args.json {
         print_json(&ready)?;
     } else {
@@ -129,6 +137,7 @@ async fn serve_by_hand(args: ServeArgs, global: &Global, config: &Config) -> Res
             return Err(Failure::internal("the engine's thread ended unexpectedly"));
         }
     }
+    numbers.say(Health::Leaving);
     if !args.json {
         note("stopping: steps in flight are finished, new ones are refused");
     }
@@ -171,7 +180,7 @@ pub(crate) fn announcement(ready: &Ready) -> String {
          weights   {} in memory{resident}; {} of KV cache per position\n  \
          identity  {}\n  \
          streams   at most {}\n  \
-         address   {}\n",
+         address   {}\n{}",
         d.model_id,
         d.layer_range.0,
         d.layer_range.1,
@@ -181,6 +190,10 @@ pub(crate) fn announcement(ready: &Ready) -> String {
         d.weights_sha256,
         d.max_concurrent_streams,
         ready.address,
+        ready
+            .metrics
+            .as_ref()
+            .map_or_else(String::new, |url| format!("  numbers   {url}\n")),
     )
 }
 

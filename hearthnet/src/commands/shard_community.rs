@@ -7,6 +7,7 @@ use hearthnet_bus::calls::{Registry, SHARD_SERVE, Served, register_shards};
 use hearthnet_bus::log::{Body, Level};
 use hearthnet_bus::{Descriptor, NodeId};
 use hearthnet_orchestrator::ChatError;
+use hearthnet_orchestrator::http::Health;
 use hearthnet_shard::{RunningHost, ServeConfig, ShardConfig, ShardHost, StartProgress};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -22,6 +23,7 @@ use crate::coverage::held_by_others;
 use crate::failure::{Failure, Kind};
 use crate::layers::{Held, Patience, choose, room, runs_text, settle};
 use crate::node::{Resident, settle_in};
+use crate::numbers::Numbers;
 use crate::output::{Progress, bytes, note};
 
 /// How often an advertisement is renewed; it holds for four times as long (M26 section 5.1).
@@ -43,6 +45,7 @@ pub(crate) async fn serve(
     let mut stop = stop_requests(args.lifeline)?;
     home.require_research(config)?;
     home.require(Level::Trusted, "serve layers")?;
+    let numbers = Numbers::open(args.metrics.as_deref(), config).await?;
     let model = open_model(global, &args.model)?;
     let total = model.file.spec().layers;
     if let Layers::Range(lo, hi) = args.layers
@@ -76,6 +79,7 @@ pub(crate) async fn serve(
         model,
         served,
         resident,
+        numbers,
     };
     let outcome = serving.run(&mut stop).await;
     serving.leave(&mut stop).await;
@@ -116,6 +120,7 @@ struct Serving<'a> {
     room: u32,
     served: Arc<Served>,
     resident: Resident,
+    numbers: Numbers,
 }
 
 impl Serving<'_> {
@@ -149,7 +154,12 @@ impl Serving<'_> {
                 host = self.start(range) => host?,
                 _ = stop.recv() => return Err(ChatError::Cancelled.into()),
             };
+            self.numbers.say(Health::Serving);
             let next = self.serve(&host, range, stop).await;
+            self.numbers.say(match next {
+                Ok(Next::Move(_)) => Health::Starting,
+                _ => Health::Leaving,
+            });
             self.withdraw(&host.descriptor());
             match &next {
                 Ok(Next::Move((lo, hi))) => {
@@ -324,6 +334,7 @@ impl Serving<'_> {
             weight_bytes: host.memory().weight_bytes,
             kv_bytes_per_position: host.memory().kv_bytes_per_position,
             resident_bytes: resident_bytes(std::process::id()),
+            metrics: self.numbers.url(),
             descriptor,
         };
         if self.args.json {
@@ -352,6 +363,7 @@ impl Serving<'_> {
             () = async {
                 tokio::time::sleep(LAST_WORDS).await;
                 self.resident.stop().await;
+                self.numbers.close().await;
             } => {}
             // Asked twice: at once, then.
             _ = stop.recv() => {}

@@ -1,0 +1,219 @@
+//! What Prometheus sees of a host and of a caller, after a chat and after strangers knocked.
+//! Real model, real processes, Prometheus' own parser.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking"
+)]
+
+mod support;
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use serde_json::Value;
+use support::{Home, Host, PATIENCE, Server, assert_fails, model, text};
+
+fn python(script: &str, args: &[&str]) -> Value {
+    let python = std::env::var_os("HEARTHNET_TEST_PYTHON").unwrap_or_else(|| {
+        panic!(
+            "run tests/run, or set HEARTHNET_TEST_PYTHON to a Python with the packages openai \
+             and prometheus_client"
+        )
+    });
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/clients");
+    let output = Command::new(python)
+        .arg("-B")
+        .arg(dir.join(script))
+        .args(args)
+        .output()
+        .expect("Python starts");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("one JSON object")
+}
+
+/// The numbers at a URL.
+struct Numbers(Value);
+
+impl Numbers {
+    fn at(url: &str) -> Self {
+        Self(python("metrics_page.py", &[url]))
+    }
+
+    /// What is counted under this name with these labels, in alphabetical order; 0 if nothing.
+    fn of(&self, name: &str) -> f64 {
+        self.0["values"][name].as_f64().unwrap_or_default()
+    }
+
+    fn assert_some(&self, names: &[&str]) {
+        for name in names {
+            assert!(self.of(name) > 0.0, "{name}: {:#}", self.0["values"]);
+        }
+    }
+
+    /// Asks again until `name` is counted.
+    fn until(url: &str, name: &str) -> Self {
+        let give_up = Instant::now() + PATIENCE;
+        loop {
+            let numbers = Self::at(url);
+            if numbers.of(name) > 0.0 {
+                return numbers;
+            }
+            assert!(Instant::now() < give_up, "{name}: {:#}", numbers.0);
+        }
+    }
+}
+
+/// Says something to the host that is no TLS, and waits for it to hang up.
+fn knock(address: &str) {
+    let endpoint = address.split('#').next().expect("an endpoint");
+    let mut stream = TcpStream::connect(endpoint).expect("it listens");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    let _ = stream.write_all(b"GET / HTTP/1.1\r\nHost: me\r\n\r\n\0\0\0\0\0");
+    let mut sink = Vec::new();
+    let _ = stream.read_to_end(&mut sink);
+}
+
+#[test]
+fn a_host_and_its_caller_count_a_chat_and_those_who_were_not_let_in() {
+    let (home, stranger, file) = (Home::new(), Home::new(), model());
+    let model = file.to_str().expect("a UTF-8 path");
+    let admit = home.node_id();
+    let hosts = ["0-14", "15-29"].map(|layers| {
+        let extra = ["--metrics", "127.0.0.1:0"];
+        Host::start(&Home::new(), model, layers, &admit, &extra)
+    });
+    let [first, second] = hosts.each_ref().map(|host| host.address.as_str());
+    // The same machine, under a key that it does not hold.
+    let endpoint = first.split('#').next().expect("an endpoint");
+    let imposter = format!("{endpoint}#{}", stranger.node_id());
+    let args = [
+        "--set",
+        "policy.research.enable=true",
+        "serve",
+        "--json",
+        "--lifeline",
+        "--http",
+        "127.0.0.1:0",
+        "--model",
+        model,
+        "--shard",
+        first,
+        "--shard",
+        second,
+        "--shard",
+        &imposter,
+    ];
+    let service = Server::start(&home, &args);
+    let url = service.ready["url"].as_str().expect("a URL");
+    let id = service.ready["models"][0].as_str().expect("a model");
+    python("openai_door.py", &[url, id, "plain"]);
+
+    // Strangers: one without TLS, and one whose key is not admitted.
+    knock(first);
+    let refused = stranger.ask("Hello", &[&hosts[0]], &["--no-fallback"]);
+    assert_fails(&refused, 4, "shard_unavailable");
+
+    let host_url = hosts[0].process.ready["metrics"].as_str().expect("a URL");
+    let host = Numbers::until(
+        host_url,
+        r#"hearthnet_transport_tls_failures_total{cause="not_tls",side="host"}"#,
+    );
+    host.assert_some(&[
+        "hearthnet_shard_sessions",
+        "hearthnet_shard_steps_total",
+        r#"hearthnet_shard_rows_total{kind="decode"}"#,
+        r#"hearthnet_shard_rows_total{kind="prefill"}"#,
+        r#"hearthnet_shard_turn_seconds_count{kind="decode"}"#,
+        "hearthnet_shard_queue_seconds_count",
+        r#"hearthnet_shard_bytes_total{direction="in"}"#,
+        r#"hearthnet_shard_bytes_total{direction="out"}"#,
+        "hearthnet_shard_kv_budget_bytes",
+        "hearthnet_shard_weight_bytes",
+        "hearthnet_shard_loads_total",
+        r#"hearthnet_transport_sessions{side="host"}"#,
+        r#"hearthnet_transport_bytes_total{direction="in",side="host"}"#,
+        r#"hearthnet_transport_bytes_total{direction="out",side="host"}"#,
+        r#"hearthnet_transport_credit_chunks{side="host",state="granted"}"#,
+        r#"hearthnet_transport_step_slots{side="host",state="granted"}"#,
+        r#"hearthnet_transport_tls_failures_total{cause="not_admitted",side="host"}"#,
+        r#"hearthnet_transport_refusals_total{code="not_tls",side="host"}"#,
+        r#"hearthnet_transport_refusals_total{code="not_admitted",side="host"}"#,
+    ]);
+    // Nothing is under way, so nothing is held.
+    for name in [
+        "hearthnet_shard_steps_waiting",
+        r#"hearthnet_transport_step_slots{side="host",state="used"}"#,
+        r#"hearthnet_transport_credit_chunks{side="host",state="used"}"#,
+        r#"hearthnet_transport_queued_bytes{side="host"}"#,
+        "hearthnet_shard_evictions_total",
+    ] {
+        assert!(host.of(name).abs() < f64::EPSILON, "{name}: {:#}", host.0);
+        assert!(host.0["values"][name].is_number(), "{name}: {:#}", host.0);
+    }
+    assert_eq!(host.0["health"]["status"], "ok");
+    assert_eq!(host.0["types"]["hearthnet_shard_turn_seconds"], "histogram");
+
+    let caller = Numbers::at(&url.replace("/v1", "/metrics"));
+    let shard = |layers: &str| {
+        format!(r#"distributed_inference_shard_latency_ms_count{{shard_id="{id}:{layers}"}}"#)
+    };
+    caller.assert_some(&[
+        "distributed_inference_pipeline_construct_ms_count",
+        "distributed_inference_first_token_ms_count",
+        "distributed_inference_tokens_per_second_count",
+        &shard("0-14"),
+        &shard("15-29"),
+        r#"hearthnet_answers_total{code="ok"}"#,
+        r#"hearthnet_transport_sessions{side="caller"}"#,
+        r#"hearthnet_transport_bytes_total{direction="out",side="caller"}"#,
+        r#"hearthnet_transport_step_slots{side="caller",state="granted"}"#,
+        r#"hearthnet_transport_tls_failures_total{cause="wrong_key",side="caller"}"#,
+        r#"hearthnet_transport_refusals_total{code="identity_mismatch",side="caller"}"#,
+    ]);
+    for name in [
+        "distributed_inference_failovers_total",
+        "distributed_inference_fallback_to_local_total",
+        "distributed_inference_shard_corruption_detected_total",
+    ] {
+        assert!(
+            caller.0["values"][name].is_number(),
+            "{name}: {:#}",
+            caller.0
+        );
+        assert!(
+            caller.of(name).abs() < f64::EPSILON,
+            "{name}: {:#}",
+            caller.0
+        );
+    }
+}
+
+#[test]
+fn numbers_beyond_this_machine_need_a_key() {
+    let home = Home::new();
+    let model = model();
+    let output = home.run(&[
+        "--set",
+        "policy.research.enable=true",
+        "shard",
+        "serve",
+        "--json",
+        "--model",
+        model.to_str().expect("a UTF-8 path"),
+        "--layers",
+        "0-1",
+        "--metrics",
+        "0.0.0.0:0",
+    ]);
+    assert_fails(&output, 2, "bad_config");
+    assert!(
+        text(&output.stderr).contains("key"),
+        "{}",
+        text(&output.stderr)
+    );
+}
