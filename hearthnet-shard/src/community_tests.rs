@@ -14,8 +14,8 @@ use tokio::time::timeout;
 
 use crate::fake::{FakeSource, HandClock, Probe, expected, served};
 use crate::host::{Place, start};
-use crate::net_tests::{Caller, caller_key, encode, host_key, open, rows, step};
-use crate::{PIPELINE, RunningHost, ServeConfig, ShutdownReport, StartError};
+use crate::net_tests::{Caller, caller_key, close, encode, host_key, open, rows, step};
+use crate::{PIPELINE, RunningHost, ServeConfig, StartError};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -137,10 +137,12 @@ async fn a_member_with_a_grant_of_the_host_computes_through_the_nodes_listener()
     assert_eq!(descriptor.host.parse::<NodeId>(), Ok(home.node.id()));
     assert_eq!(descriptor.endpoint, home.node.own_endpoints()[0]);
     // When the host goes, the node stays, and says that nobody serves.
-    let ended = home.running.shutdown(PATIENCE).await;
-    assert!(matches!(ended, ShutdownReport { drained: true, .. }));
+    let leave = tokio::spawn(home.running.shutdown(PATIENCE));
+    assert!(matches!(caller.recv().await, Message::Leaving { .. }));
+    caller.send(close(1)).await;
     let closed = timeout(PATIENCE, caller.0.recv()).await.unwrap();
     assert_eq!(closed.unwrap_err().code, CloseCode::Shutdown);
+    assert_eq!(leave.await.unwrap().streams_cut, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,10 +3,9 @@
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 
 use crate::engine::{EngineSource, LayerEngine, LoadPhase};
 use crate::fault::StreamFault;
@@ -47,13 +46,6 @@ pub(crate) enum Running {
 pub(crate) struct Compute {
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) running: watch::Receiver<Running>,
-    drain: Arc<Drain>,
-}
-
-#[derive(Debug, Default)]
-struct Drain {
-    wanted: AtomicBool,
-    done: std::sync::Mutex<Option<oneshot::Sender<()>>>,
 }
 
 impl Compute {
@@ -69,16 +61,14 @@ impl Compute {
         // of a load are few.
         let (report, reports) = mpsc::unbounded_channel();
         let (state, running) = watch::channel(Running::Yes);
-        let drain = Arc::new(Drain::default());
         let compute = Self {
             inbox: Arc::clone(&inbox),
             running,
-            drain: Arc::clone(&drain),
         };
         thread::Builder::new()
             .name("shard-compute".into())
             .spawn(move || {
-                let body = AssertUnwindSafe(|| run(scheduler(), &inbox, &drain, report));
+                let body = AssertUnwindSafe(|| run(scheduler(), &inbox, report));
                 let end = match std::panic::catch_unwind(body) {
                     Ok(()) => Running::Ended,
                     Err(_) => {
@@ -92,20 +82,6 @@ impl Compute {
             })?;
         Ok((compute, reports))
     }
-
-    /// Resolves when no step waits any more. New ones have to be kept away by then.
-    pub(crate) async fn drained(&self) {
-        let (done, waits) = oneshot::channel();
-        *crate::life::lock(&self.drain.done) = Some(done);
-        self.drain.wanted.store(true, Ordering::Release);
-        self.inbox.poke();
-        let mut running = self.running.clone();
-        tokio::select! {
-            _ = waits => {}
-            // Nothing waits in a thread that has ended.
-            _ = running.wait_for(|state| *state != Running::Yes) => {}
-        }
-    }
 }
 
 impl Drop for Compute {
@@ -117,7 +93,6 @@ impl Drop for Compute {
 fn run<S: EngineSource>(
     mut scheduler: Scheduler<S>,
     inbox: &Inbox,
-    drain: &Drain,
     report: mpsc::UnboundedSender<Loading>,
 ) {
     let loaded = scheduler.load(&mut |phase, done, total| {
@@ -152,11 +127,6 @@ fn run<S: EngineSource>(
         let timeout = scheduler.upkeep();
         if worked {
             continue;
-        }
-        if drain.wanted.load(Ordering::Acquire)
-            && let Some(done) = crate::life::lock(&drain.done).take()
-        {
-            let _ = done.send(());
         }
         inbox.wait(timeout);
     }

@@ -18,7 +18,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use hearthnet_bus::{Descriptor, NodeId};
 use hearthnet_model::BoundaryDtype;
@@ -51,7 +51,6 @@ pub(crate) struct Office {
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) draining: AtomicBool,
     pub(crate) next_life: AtomicU64,
 }
 
@@ -167,7 +166,8 @@ impl Desk {
 
     fn judge(&self, open: &StreamOpen) -> Result<(), StreamFault> {
         let (office, served) = (&self.office, &self.office.served);
-        if office.draining.load(Ordering::Acquire) {
+        // Before an earlier life is given up for what would be refused.
+        if office.slots.is_closed() {
             return Err(StreamFault::ShuttingDown);
         }
         if open.weights != served.weights {
@@ -245,9 +245,6 @@ impl Desk {
     fn check(&self, step: &Step) -> Result<(), StreamFault> {
         let served = &self.office.served;
         let shape = |what: String| Err(StreamFault::TensorShape { what });
-        if self.office.draining.load(Ordering::Acquire) {
-            return Err(StreamFault::ShuttingDown);
-        }
         if step.rows == 0 {
             return shape("a step has at least one row".into());
         }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use hearthnet_bus::node::{Node, TensorSessions};
@@ -129,9 +129,7 @@ pub enum StartProgress {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ShutdownReport {
-    /// Whether every step that had been accepted was answered in time.
-    pub drained: bool,
-    /// Streams that were still open when the sessions were closed.
+    /// Streams that were still open when the sessions were closed; 0 if all callers moved in time.
     pub streams_cut: u32,
 }
 
@@ -283,7 +281,6 @@ pub(crate) async fn start<S: EngineSource>(
         inbox,
         counters,
         clock,
-        draining: AtomicBool::new(false),
         next_life: AtomicU64::new(1),
     });
     // The texts in it are the operator's: said now, rather than to each caller.
@@ -350,7 +347,7 @@ async fn accept(mut arrivals: Arrivals, office: Arc<Office>, mut end: End, max_u
                 sessions.spawn(session);
             }
             Some(_) = sessions.join_next() => {}
-            _ = phase.wait_for(|phase| *phase > Phase::Serving) => break,
+            _ = phase.wait_for(|phase| *phase != Phase::Serving) => break,
         }
     }
     drop(arrivals);
@@ -409,13 +406,14 @@ impl RunningHost {
         }
     }
 
-    /// Ends the host: takes no more connections, streams and steps, answers the steps that
-    /// it has, then says BYE to every session. What is not done by `deadline` is cut off.
-    pub async fn shutdown(mut self, deadline: Duration) -> ShutdownReport {
-        let until = Instant::now() + deadline;
-        self.office.draining.store(true, Ordering::Release);
-        self.phase.send_replace(Phase::Draining);
-        let drained = timeout_at(until, self.compute.drained()).await.is_ok();
+    /// Leaves: takes no more connections and streams, tells every session so, and serves the
+    /// streams that are open until none is left or `within` has passed. Then it says BYE to every
+    /// session and ends. Dropping what this returns ends the host at once.
+    pub async fn shutdown(mut self, within: Duration) -> ShutdownReport {
+        let until = Instant::now() + within;
+        self.office.slots.close();
+        self.phase.send_replace(Phase::Leaving { until });
+        let _ = timeout_at(until, self.office.slots.emptied()).await;
         let streams_cut = self.office.slots.taken();
         self.phase.send_replace(Phase::Closing);
         // Closing a session needs no answer of the peer: this is over soon.
@@ -424,10 +422,7 @@ impl RunningHost {
         let mut running = self.compute.running.clone();
         let ended = running.wait_for(|state| *state != Running::Yes);
         let _ = timeout_at(until.max(Instant::now() + CLOSING), ended).await;
-        ShutdownReport {
-            drained,
-            streams_cut,
-        }
+        ShutdownReport { streams_cut }
     }
 }
 

@@ -39,7 +39,9 @@ impl Inbox {
         true
     }
 
-    /// Makes the compute thread look around, although there is no command.
+    /// Makes the compute thread look around, although there is no command: a clock that is set
+    /// by hand has moved.
+    #[cfg(test)]
     pub(crate) fn poke(&self) {
         let mut state = lock(&self.state);
         state.poked = true;

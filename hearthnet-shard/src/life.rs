@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hearthnet_transport::{Message, PeerKey, StreamClose, StreamOpen};
 use metrics::gauge;
+use tokio::sync::Notify;
 
 use crate::fault::StreamFault;
 
@@ -22,10 +23,14 @@ pub(crate) struct Slots {
     max: u32,
     max_per_peer: u32,
     taken: Mutex<Taken>,
+    /// The last place was given back.
+    emptied: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Taken {
+    /// No more are given away: the host leaves.
+    closed: bool,
     all: u32,
     by_peer: HashMap<[u8; 32], u32>,
 }
@@ -43,7 +48,25 @@ impl Slots {
             max,
             max_per_peer,
             taken: Mutex::default(),
+            emptied: Notify::new(),
         })
+    }
+
+    /// Gives no place away from here on. Those that are taken stay so.
+    pub(crate) fn close(&self) {
+        lock(&self.taken).closed = true;
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        lock(&self.taken).closed
+    }
+
+    /// Resolves when no place is taken, which only after [`Slots::close`] means that it stays so.
+    /// For one to wait.
+    pub(crate) async fn emptied(&self) {
+        while self.taken() > 0 {
+            self.emptied.notified().await;
+        }
     }
 
     /// Streams open now.
@@ -53,6 +76,9 @@ impl Slots {
 
     fn take(self: &Arc<Self>, peer: [u8; 32]) -> Result<Slot, StreamFault> {
         let mut taken = lock(&self.taken);
+        if taken.closed {
+            return Err(StreamFault::ShuttingDown);
+        }
         let of_peer = taken.by_peer.get(&peer).copied().unwrap_or(0);
         if taken.all >= self.max {
             return Err(StreamFault::StreamLimit { max: self.max });
@@ -82,6 +108,9 @@ impl Drop for Slot {
             if *of_peer == 0 {
                 taken.by_peer.remove(&self.peer);
             }
+        }
+        if taken.all == 0 {
+            self.slots.emptied.notify_one();
         }
     }
 }
@@ -116,7 +145,7 @@ impl Life {
     /// Takes a place for a stream.
     ///
     /// # Errors
-    /// [`StreamFault::StreamLimit`] if none is free.
+    /// [`StreamFault::StreamLimit`] if none is free; [`StreamFault::ShuttingDown`].
     pub(crate) fn begin(
         slots: &Arc<Slots>,
         peer: PeerKey,

@@ -198,7 +198,7 @@ pub(crate) fn step(stream: u32, position: u32, rows: &[[f32; 4]]) -> Message {
     })
 }
 
-fn close(stream: u32) -> Message {
+pub(crate) fn close(stream: u32) -> Message {
     Message::StreamClose(StreamClose { stream, epoch: 1 })
 }
 
@@ -432,36 +432,61 @@ async fn weights_are_put_away_when_nobody_comes_and_back_when_somebody_does() {
     host.until(|stats| stats.evictions == 2).await;
 }
 
+/// Skips nothing: the next message says that the host leaves, within so many milliseconds.
+async fn leaving(caller: &mut Caller) -> u32 {
+    match caller.recv().await {
+        Message::Leaving { within_ms } => within_ms,
+        other => panic!("{other:?}"),
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn a_shutdown_finishes_what_was_accepted_and_says_goodbye() {
+async fn a_host_that_leaves_tells_every_session_and_goes_when_the_last_stream_has_gone() {
     let host = Host::start().await;
-    let mut caller = host.connect(PIPELINE).await;
+    let (mut caller, mut other) = (host.connect(PIPELINE).await, host.connect(BENCH).await);
+    let mut idle = host.connect(PIPELINE).await;
     caller.open(1).await.unwrap();
+    caller.open(2).await.unwrap();
     host.probe.shut_gate();
     caller.send(step(1, 0, &rows(1))).await;
     host.probe.wait_inside();
-    caller.send(step(1, 1, &rows(4))).await;
-    host.until(|stats| stats.bytes_in == 5 * 8).await;
     let addr = host.running.local_addr();
     let Host { running, probe, .. } = host;
-    let shutdown = tokio::spawn(running.shutdown(Duration::from_secs(30)));
-    // The listener is the first to go; from then on nothing new is taken.
+    let shutdown = tokio::spawn(running.shutdown(Duration::from_secs(300)));
+    for caller in [&mut caller, &mut other, &mut idle] {
+        let within_ms = leaving(caller).await;
+        assert!((1..=300_000).contains(&within_ms), "{within_ms}");
+    }
+    // Nobody gets in any more, and nobody gets a stream.
     while tokio::net::TcpStream::connect(addr).await.is_ok() {
         tokio::task::yield_now().await;
     }
-    assert_eq!(caller.open(2).await.unwrap_err().code, "shutting_down");
+    assert_eq!(caller.open(3).await.unwrap_err().code, "shutting_down");
     probe.open_gate();
     assert_eq!(caller.result().await.rows, 1);
+    // What is open goes on for as long as it takes, and the echo as well.
+    for position in 1..20 {
+        caller.send(step(1, position, &rows(1))).await;
+        assert_eq!(caller.result().await.position, position);
+    }
+    other.send(step(1, 0, &rows(1))).await;
+    assert_eq!(other.result().await.rows, 1);
+    assert!(!shutdown.is_finished());
+    caller.send(close(1)).await;
+    caller.send(step(2, 0, &rows(4))).await;
     assert_eq!(caller.result().await.rows, 4);
-    let closed = caller.0.recv().await.unwrap_err();
-    assert_eq!((closed.code, closed.by_us), (CloseCode::Shutdown, false));
-    let report = shutdown.await.unwrap();
-    assert_eq!((report.drained, report.streams_cut), (true, 1));
+    assert!(!shutdown.is_finished());
+    caller.send(close(2)).await;
+    for caller in [&mut caller, &mut other, &mut idle] {
+        let closed = caller.0.recv().await.unwrap_err();
+        assert_eq!((closed.code, closed.by_us), (CloseCode::Shutdown, false));
+    }
+    assert_eq!(shutdown.await.unwrap().streams_cut, 0);
     assert_eq!(probe.loaded.load(Ordering::SeqCst), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_shutdown_does_not_wait_longer_than_it_may() {
+async fn a_host_that_leaves_does_not_wait_longer_than_it_may() {
     let host = Host::start().await;
     let mut caller = host.connect(PIPELINE).await;
     caller.open(1).await.unwrap();
@@ -470,9 +495,30 @@ async fn a_shutdown_does_not_wait_longer_than_it_may() {
     host.probe.wait_inside();
     let Host { running, probe, .. } = host;
     let report = running.shutdown(Duration::ZERO).await;
-    assert_eq!((report.drained, report.streams_cut), (false, 1));
-    assert_eq!(caller.0.recv().await.unwrap_err().code, CloseCode::Shutdown);
+    assert_eq!(report.streams_cut, 1);
+    let closed = loop {
+        match caller.0.recv().await {
+            Ok(message) => assert_eq!(message, Message::Leaving { within_ms: 0 }),
+            Err(closed) => break closed,
+        }
+    };
+    assert_eq!(closed.code, CloseCode::Shutdown);
     probe.open_gate();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_is_asked_twice_goes_at_once() {
+    let host = Host::start().await;
+    let mut caller = host.connect(PIPELINE).await;
+    caller.open(1).await.unwrap();
+    let Host { running, .. } = host;
+    let leave = running.shutdown(Duration::from_secs(300));
+    tokio::select! {
+        _ = leave => panic!("a stream was open"),
+        within_ms = leaving(&mut caller) => assert!(within_ms > 0),
+    }
+    let closed = caller.0.recv().await.unwrap_err();
+    assert_eq!((closed.code, closed.by_us), (CloseCode::Shutdown, false));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -484,7 +530,7 @@ async fn a_defect_of_the_engine_closes_the_sessions_and_is_told_to_the_operator(
     assert_eq!(caller.0.recv().await.unwrap_err().code, CloseCode::Internal);
     host.running.failed().await;
     let report = host.running.shutdown(Duration::from_secs(30)).await;
-    assert_eq!((report.drained, report.streams_cut), (true, 0));
+    assert_eq!(report.streams_cut, 0);
 }
 
 /// A socket that can be told to read no more.

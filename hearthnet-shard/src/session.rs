@@ -6,6 +6,7 @@ use hearthnet_transport::{
     CloseCode, Connection, Message, SendError, Sender, StepResult, StreamOpened, Want,
 };
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 
 use crate::admission::BENCH;
 use crate::compute::Running;
@@ -13,12 +14,21 @@ use crate::desk::{Desk, Office};
 use crate::life::{Outlet, lock};
 
 /// How far the host has come with its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+///
+/// ```text
+///            asked to stop           no stream left, or `until`
+///  Serving ----------------> Leaving --------------------------> Closing
+///                            LEAVING to every session            BYE to every session
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// Taking connections and streams.
     Serving,
-    /// Taking nothing new, finishing what waits.
-    Draining,
+    /// Taking neither; the streams that are open go on.
+    Leaving {
+        /// When it ends, whatever is open then.
+        until: Instant,
+    },
     /// Closing the sessions.
     Closing,
 }
@@ -31,6 +41,18 @@ pub(crate) struct End {
 }
 
 impl End {
+    /// Resolves when the host begins to leave: in how many milliseconds it will be gone.
+    async fn announced(mut self) -> u32 {
+        let leaves = |phase: &Phase| matches!(phase, Phase::Leaving { .. });
+        let phase = self.phase.wait_for(leaves).await.map(|phase| *phase);
+        let Ok(Phase::Leaving { until }) = phase else {
+            // It is gone altogether, which `comes` tells.
+            return std::future::pending().await;
+        };
+        let left = until.saturating_duration_since(Instant::now());
+        u32::try_from(left.as_millis()).unwrap_or(u32::MAX)
+    }
+
     /// Resolves with the code to close with, when the host closes its sessions.
     async fn comes(mut self) -> CloseCode {
         // An error means that the host, or its compute thread, is gone altogether.
@@ -76,11 +98,20 @@ async fn pipeline(
         noticed: Notify::new(),
     });
     let mut desk = Desk::new(Arc::clone(office), connection.peer(), outlet.clone());
+    let mut announced = std::pin::pin!(end.clone().announced());
     let mut end = std::pin::pin!(end.comes());
     let mut broken = std::pin::pin!(outlet.broken());
+    let mut told = false;
     loop {
+        // The caller last: however much it sends, it hears that the host leaves.
         tokio::select! {
             biased;
+            code = &mut end => return Some(code),
+            code = &mut broken => return Some(code),
+            within_ms = &mut announced, if !told => {
+                told = true;
+                outlet.send(Message::Leaving { within_ms });
+            }
             message = connection.recv() => match message {
                 Ok(message) => if let Err(code) = desk.handle(message) {
                     return Some(code);
@@ -90,8 +121,6 @@ async fn pipeline(
                     return None;
                 }
             },
-            code = &mut broken => return Some(code),
-            code = &mut end => return Some(code),
         }
     }
 }
@@ -100,16 +129,21 @@ async fn pipeline(
 /// step the rows that it wants.
 async fn echo(connection: &mut Connection, office: &Office, end: End) -> Option<CloseCode> {
     let sender = connection.sender();
+    let mut announced = std::pin::pin!(end.clone().announced());
     let mut end = std::pin::pin!(end.comes());
+    let mut told = false;
     loop {
-        let message = tokio::select! {
+        let answer = tokio::select! {
             biased;
-            message = connection.recv() => message.ok()?,
             code = &mut end => return Some(code),
-        };
-        let answer = match message {
-            Message::Describe => Some(office.description()),
-            message => echoed(message),
+            within_ms = &mut announced, if !told => {
+                told = true;
+                Some(Message::Leaving { within_ms })
+            }
+            message = connection.recv() => match message.ok()? {
+                Message::Describe => Some(office.description()),
+                message => echoed(message),
+            },
         };
         let Some(answer) = answer else {
             continue;

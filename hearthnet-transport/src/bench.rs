@@ -172,9 +172,13 @@ fn step(bytes: u32, want: Want) -> Result<Step, BenchError> {
 }
 
 async fn result(connection: &mut Connection) -> Result<StepResult, BenchError> {
-    match connection.recv().await? {
-        Message::StepResult(result) => Ok(result),
-        _ => Err(BenchError::NotAnEcho("another message than a result")),
+    loop {
+        match connection.recv().await? {
+            Message::StepResult(result) => return Ok(result),
+            // It will end the session, and answers until then.
+            Message::Leaving { .. } => {}
+            _ => return Err(BenchError::NotAnEcho("another message than a result")),
+        }
     }
 }
 

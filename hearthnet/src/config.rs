@@ -154,6 +154,7 @@ pub(crate) struct Host {
     pub(crate) memory_budget_mb: u64,
     pub(crate) kv_budget_mb: u64,
     pub(crate) max_concurrent_streams: u32,
+    pub(crate) drain_seconds: u64,
 }
 
 impl Default for Host {
@@ -163,6 +164,7 @@ impl Default for Host {
             memory_budget_mb: 0,
             kv_budget_mb: 1024,
             max_concurrent_streams: 8,
+            drain_seconds: 10,
         }
     }
 }
@@ -359,6 +361,9 @@ impl Config {
                 &format!("{d}.host.max_concurrent_streams"),
                 "must be at least 1",
             );
+        }
+        if inference.host.drain_seconds > 3600 {
+            return bad(&format!("{d}.host.drain_seconds"), "must be at most 3600");
         }
         // One MiB holds a sequence of some length in any model; a PiB is no budget any more.
         if !(1..=1 << 30).contains(&inference.host.kv_budget_mb) {
@@ -581,6 +586,7 @@ mod tests {
             "http.max_body_bytes=5",
             "research.distributed_inference.host.max_concurrent_streams=0",
             "research.distributed_inference.host.memory_budget_mb=2000000000",
+            "research.distributed_inference.host.drain_seconds=3601",
             "node.listen=somewhere:7600",
             "node.name=\"two\\nlines\"",
         ] {

@@ -13,13 +13,16 @@ use crate::answers;
 use crate::args::{Global, RunArgs};
 use crate::chat_service::{close, count, open_http};
 use crate::commands::serve_by_hand;
-use crate::commands::shard::{DRAIN_DEADLINE, stop_requests};
+use crate::commands::shard::stop_requests;
 use crate::commands::{OpenModel, open_model, print_bytes, print_json, runtime};
 use crate::community::{Home, label};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::node::Resident;
 use crate::output::note;
+
+/// How long chats that run may take to end when the program is asked to stop.
+const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
 
 pub(crate) fn run(args: RunArgs, global: &Global, config: &Config) -> Result<(), Failure> {
     if args.door.by_hand() {

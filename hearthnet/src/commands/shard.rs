@@ -13,13 +13,10 @@ use tokio::sync::mpsc;
 use crate::args::{Global, Layers, ServeArgs, ShardCommand};
 use crate::commands::{engine_options, model, node_key, print_bytes, print_json, runtime};
 use crate::community::Home;
-use crate::config::Config;
+use crate::config::{Config, Host};
 use crate::failure::{Failure, Kind};
 use crate::numbers::Numbers;
 use crate::output::{Progress, bytes, note};
-
-/// How long steps in flight may take to finish when the host is asked to stop.
-pub(crate) const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Where a host listens that is served by hand, unless told otherwise: on this machine only.
 const LOOPBACK: &str = "127.0.0.1:0";
@@ -84,13 +81,8 @@ async fn serve_by_hand(args: ServeArgs, global: &Global, config: &Config) -> Res
         engine: engine_options(config, args.threads),
         serve: ServeConfig {
             admitted: args.peer_key.clone(),
-            max_concurrent_streams: settings.max_concurrent_streams,
-            kv_budget_bytes: settings.kv_budget_mb << 20,
-            evict_after: Some(settings.shard_eviction_idle_seconds)
-                .filter(|&seconds| seconds > 0)
-                .map(Duration::from_secs),
             transport: config.transport()?,
-            ..ServeConfig::new(&listen)
+            ..serve_config(settings, &listen)
         },
         ..ShardConfig::new(resolved.path, (lo, hi), &listen)
     };
@@ -139,13 +131,33 @@ async fn serve_by_hand(args: ServeArgs, global: &Global, config: &Config) -> Res
     }
     numbers.say(Health::Leaving);
     if !args.json {
-        note("stopping: steps in flight are finished, new ones are refused");
+        note(stopping(settings));
     }
     tokio::select! {
-        _ = host.shutdown(DRAIN_DEADLINE) => Ok(()),
+        _ = host.shutdown(Duration::from_secs(settings.drain_seconds)) => Ok(()),
         // Asked twice: at once, then.
         _ = stop.recv() => Ok(()),
     }
+}
+
+/// How a host serves, as far as the settings say.
+pub(crate) fn serve_config(settings: &Host, listen: &str) -> ServeConfig {
+    ServeConfig {
+        max_concurrent_streams: settings.max_concurrent_streams,
+        kv_budget_bytes: settings.kv_budget_mb << 20,
+        evict_after: Some(settings.shard_eviction_idle_seconds)
+            .filter(|&seconds| seconds > 0)
+            .map(Duration::from_secs),
+        ..ServeConfig::new(listen)
+    }
+}
+
+/// What a host says that was asked to stop.
+pub(crate) fn stopping(settings: &Host) -> String {
+    format!(
+        "stopping: open streams may go on for {} s, new ones are refused; ask again to stop at once",
+        settings.drain_seconds
+    )
 }
 
 /// A message for every SIGINT and SIGTERM, and for the end of standard input when it is the lifeline.

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use crate::args::{Global, Layers, ServeArgs};
 use crate::commands::shard::{
-    DRAIN_DEADLINE, Ready, announcement, resident_bytes, start_failure, stop_requests,
+    Ready, announcement, resident_bytes, serve_config, start_failure, stop_requests, stopping,
 };
 use crate::commands::{OpenModel, engine_options, open_model, print_bytes, print_json};
 use crate::community::{Home, log_failure, now_ms};
@@ -160,18 +160,20 @@ impl Serving<'_> {
                 Ok(Next::Move(_)) => Health::Starting,
                 _ => Health::Leaving,
             });
+            // First of all, so that nobody comes any more who would have to move.
             self.withdraw(&host.descriptor());
+            let settings = &self.config.research.distributed_inference.host;
+            let mut within = Duration::from_secs(settings.drain_seconds);
             match &next {
                 Ok(Next::Move((lo, hi))) => {
                     self.say(format!("moving to layers {lo}-{hi}, which are needed more"));
                 }
-                Ok(Next::Stop) => {
-                    self.say("stopping: steps in flight are finished, new ones are refused");
-                }
-                Err(_) => {}
+                Ok(Next::Stop) => self.say(stopping(settings)),
+                // Without an engine, or the right to serve, nothing goes on.
+                Err(_) => within = Duration::ZERO,
             }
             tokio::select! {
-                _ = host.shutdown(DRAIN_DEADLINE) => {}
+                _ = host.shutdown(within) => {}
                 // Asked twice: at once, then.
                 _ = stop.recv() => return Ok(()),
             }
@@ -223,13 +225,8 @@ impl Serving<'_> {
             engine: engine_options(self.config, self.args.threads),
             serve: ServeConfig {
                 endpoint,
-                max_concurrent_streams: settings.max_concurrent_streams,
-                kv_budget_bytes: settings.kv_budget_mb << 20,
-                evict_after: Some(settings.shard_eviction_idle_seconds)
-                    .filter(|&seconds| seconds > 0)
-                    .map(Duration::from_secs),
                 transport: self.config.transport()?,
-                ..ServeConfig::new(&listen)
+                ..serve_config(settings, &listen)
             },
             ..ShardConfig::new(&self.model.path, (lo, hi), &listen)
         };

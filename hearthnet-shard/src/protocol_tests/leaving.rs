@@ -1,0 +1,76 @@
+//! A host that leaves: what it refuses, and what it still does.
+
+use super::*;
+
+fn codes(answers: &[Message]) -> Vec<(u32, &str)> {
+    answers
+        .iter()
+        .map(|answer| match answer {
+            Message::StreamError(e) => (e.epoch, e.code.as_str()),
+            Message::StreamOpened(o) => (o.epoch, "opened"),
+            Message::StepResult(r) => (r.epoch, "result"),
+            other => panic!("{other:?}"),
+        })
+        .collect()
+}
+
+#[test]
+fn a_host_that_leaves_refuses_new_streams_and_serves_those_that_are_open() {
+    let mut host = Host::new();
+    let mut caller = host.caller(1);
+    caller.open(&mut host, 1);
+    caller.tell(Message::Step(step(1, 0, &rows(40))));
+    host.office.slots.close();
+    assert_eq!(caller.refusal_now(open(2, 1)), "shutting_down");
+    // Steps that come later are answered as well, and repeated ones, and truncations.
+    caller.tell(Message::Step(step(1, 40, &rows(1))));
+    caller.tell(truncate(1, 20));
+    caller.tell(Message::Step(step(1, 20, &rows(2))));
+    host.run();
+    let answers = caller.outlet.take();
+    assert_eq!(codes(&answers), [(1, "result"); 3]);
+    // What is not over in time is told.
+    host.scheduler
+        .end_all(&crate::fault::StreamFault::ShuttingDown);
+    assert_eq!(codes(&caller.outlet.take()), [(1, "shutting_down")]);
+    host.assert_empty();
+}
+
+#[test]
+fn a_stream_is_not_given_up_for_a_later_life_that_would_be_refused() {
+    let mut host = Host::new();
+    let mut caller = host.caller(1);
+    caller.open(&mut host, 1);
+    host.office.slots.close();
+    assert_eq!(caller.refusal_now(open(1, 2)), "shutting_down");
+    let answers = caller.ask(&mut host, Message::Step(step(1, 0, &rows(1))));
+    assert_eq!(codes(&answers), [(1, "result")]);
+}
+
+#[test]
+fn the_places_are_empty_when_the_last_stream_has_gone_and_stay_so() {
+    let mut host = Host::new();
+    let mut caller = host.caller(1);
+    for stream in 1..=2 {
+        caller.open(&mut host, stream);
+    }
+    let slots = Arc::clone(&host.office.slots);
+    slots.close();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    let mut emptied = runtime.spawn(async move { slots.emptied().await });
+    // By a close, and with the connection.
+    for left in [1, 0] {
+        runtime.block_on(tokio::task::yield_now());
+        assert!(!emptied.is_finished(), "{left}");
+        match left {
+            1 => assert_eq!(caller.ask(&mut host, close(1, 1)), []),
+            _ => caller = host.caller(1),
+        }
+    }
+    runtime.block_on(&mut emptied).unwrap();
+    assert_eq!(caller.refusal_now(open(3, 1)), "shutting_down");
+    host.run();
+    host.assert_empty();
+}

@@ -1,0 +1,248 @@
+//! The protocol from the desk to the engine and back, on one thread and in virtual time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use hearthnet_bus::{Descriptor, NodeKey};
+use hearthnet_model::BoundaryDtype;
+use hearthnet_transport::{
+    CloseCode, DType, Message, PeerKey, Step, StepResult, StreamClose, StreamError, StreamOpen,
+    StreamOpened, Truncate, Want,
+};
+use proptest::prelude::*;
+
+use crate::desk::{About, Desk, Office};
+use crate::fake::{
+    FakeSource, HandClock, OVERFLOWS, Probe, Recorder, WEIGHT_BYTES, WEIGHTS, WIDTH, expected,
+    served,
+};
+use crate::inbox::Inbox;
+use crate::life::{Slots, lock};
+use crate::sched::{Limits, Scheduler};
+use crate::stats::{Counters, Stats};
+
+mod anything;
+mod leaving;
+mod memory;
+mod steps;
+mod streams;
+mod time;
+
+const STREAMS: u32 = 3;
+const POSITIONS: u32 = 2048;
+const WAITING: u32 = 4;
+const IDLE: Duration = Duration::from_secs(300);
+const EVICT: Duration = Duration::from_secs(600);
+
+struct Host {
+    office: Arc<Office>,
+    scheduler: Scheduler<FakeSource>,
+    probe: Arc<Probe>,
+    clock: Arc<HandClock>,
+}
+
+struct Caller {
+    desk: Desk,
+    outlet: Arc<Recorder>,
+}
+
+impl Host {
+    fn new() -> Self {
+        Self::with_budget(u64::MAX)
+    }
+
+    fn with_budget(kv_budget: u64) -> Self {
+        let (probe, clock) = (Arc::new(Probe::default()), Arc::new(HandClock::default()));
+        *lock(&probe.clock) = Some(clock.clone());
+        let counters = Arc::new(Counters::default());
+        let office = Office {
+            about: About {
+                node: NodeKey::from_secret(&[1; 32]).id(),
+                endpoint: "127.0.0.1:1".into(),
+                required_bytes: 1,
+            },
+            served: served(),
+            slots: Slots::new(STREAMS, STREAMS),
+            max_streams: STREAMS,
+            max_positions: POSITIONS,
+            max_waiting_steps: WAITING,
+            inbox: Arc::new(Inbox::default()),
+            counters: Arc::clone(&counters),
+            clock: clock.clone(),
+            next_life: AtomicU64::new(1),
+        };
+        let limits = Limits {
+            kv_budget,
+            stream_idle: IDLE,
+            evict_after: Some(EVICT),
+            piece: Duration::from_millis(25),
+        };
+        let source = FakeSource(probe.clone());
+        let mut scheduler = Scheduler::new(source, served(), limits, counters, clock.clone());
+        scheduler.load(&mut |_, _, _| {}).unwrap();
+        Self {
+            office: Arc::new(office),
+            scheduler,
+            probe,
+            clock,
+        }
+    }
+
+    fn caller(&self, peer: u8) -> Caller {
+        let outlet = Arc::new(Recorder::default());
+        let desk = Desk::new(
+            Arc::clone(&self.office),
+            PeerKey([peer; 32]),
+            outlet.clone(),
+        );
+        Caller { desk, outlet }
+    }
+
+    /// What the compute thread does before a batch.
+    fn take_in(&mut self) {
+        let mut commands = Default::default();
+        self.office.inbox.take(&mut commands);
+        commands
+            .into_iter()
+            .for_each(|command| self.scheduler.handle(command));
+        self.scheduler.upkeep();
+    }
+
+    /// Lets the compute thread run until nothing waits.
+    fn run(&mut self) {
+        self.take_in();
+        while self.scheduler.turn() {
+            self.take_in();
+        }
+    }
+
+    fn stats(&self) -> Stats {
+        self.office.counters.snapshot(self.office.slots.taken())
+    }
+
+    fn errors(&self, code: &str) -> u64 {
+        self.stats().errors.get(code).copied().unwrap_or(0)
+    }
+
+    /// Nothing of any stream is left anywhere.
+    fn assert_empty(&self) {
+        let stats = self.stats();
+        assert_eq!(
+            (
+                stats.streams,
+                stats.steps_waiting,
+                stats.kv_bytes,
+                stats.kv_reserved_bytes
+            ),
+            (0, 0, 0, 0)
+        );
+        assert_eq!(self.probe.sequences.load(Ordering::SeqCst), 0);
+        assert_eq!(self.probe.kv_bytes.load(Ordering::SeqCst), 0);
+    }
+}
+
+impl Caller {
+    fn tell(&mut self, message: impl Into<Message>) {
+        assert_eq!(self.desk.handle(message.into()), Ok(()));
+    }
+
+    /// Sends one message, lets the host run, and takes the answers.
+    fn ask(&mut self, host: &mut Host, message: impl Into<Message>) -> Vec<Message> {
+        self.tell(message);
+        host.run();
+        self.outlet.take()
+    }
+
+    fn open(&mut self, host: &mut Host, stream: u32) {
+        assert_eq!(self.ask(host, open(stream, 1)), [opened(stream, 1)]);
+    }
+
+    /// The code with which the one answer refuses.
+    fn refusal(&mut self, host: &mut Host, message: impl Into<Message>) -> String {
+        self.tell(message);
+        host.run();
+        self.code()
+    }
+
+    /// The same for what the desk refuses, without asking the compute thread.
+    fn refusal_now(&mut self, message: impl Into<Message>) -> String {
+        self.tell(message);
+        self.code()
+    }
+
+    fn code(&self) -> String {
+        match &self.outlet.take()[..] {
+            [Message::StreamError(StreamError { code, message, .. })] => {
+                assert!(!message.is_empty() && message.len() < 512);
+                code.clone()
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn open(stream: u32, epoch: u32) -> Message {
+    open_with(stream, epoch, |_| {})
+}
+
+fn open_with(stream: u32, epoch: u32, change: impl FnOnce(&mut StreamOpen)) -> Message {
+    let mut open = StreamOpen {
+        stream,
+        epoch,
+        weights: WEIGHTS,
+        lo: 2,
+        hi: 5,
+        max_positions: 256,
+    };
+    change(&mut open);
+    Message::StreamOpen(open)
+}
+
+fn opened(stream: u32, epoch: u32) -> Message {
+    Message::StreamOpened(StreamOpened { stream, epoch })
+}
+
+fn close(stream: u32, epoch: u32) -> Message {
+    Message::StreamClose(StreamClose { stream, epoch })
+}
+
+fn truncate(stream: u32, position: u32) -> Message {
+    Message::Truncate(Truncate {
+        stream,
+        epoch: 1,
+        position,
+    })
+}
+
+fn encode(rows: &[[f32; 4]]) -> Vec<u8> {
+    let mut data = Vec::new();
+    BoundaryDtype::F16.encode(rows.as_flattened(), &mut data);
+    data
+}
+
+fn step(stream: u32, position: u32, rows: &[[f32; 4]]) -> Step {
+    Step {
+        stream,
+        epoch: 1,
+        position,
+        rows: rows.len() as u32,
+        width: WIDTH,
+        dtype: DType::F16,
+        want: Want::All,
+        data: encode(rows).into(),
+    }
+}
+
+fn rows(count: u32) -> Vec<[f32; 4]> {
+    (0..count)
+        .map(|i| [(i % 50) as f32, 1.0, -2.0, 0.5])
+        .collect()
+}
+
+fn result(answers: &[Message]) -> &StepResult {
+    match answers {
+        [Message::StepResult(result)] => result,
+        other => panic!("{other:?}"),
+    }
+}

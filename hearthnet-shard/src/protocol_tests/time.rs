@@ -1,0 +1,63 @@
+//! What happens when nothing happens: idle streams, weights put away.
+
+use super::*;
+
+#[test]
+fn an_idle_stream_is_closed_and_one_in_use_is_not() {
+    let mut host = Host::new();
+    let mut caller = host.caller(1);
+    caller.open(&mut host, 1);
+    caller.open(&mut host, 2);
+    host.clock.advance(IDLE / 2);
+    caller.ask(&mut host, Message::Step(step(2, 0, &rows(1))));
+    host.clock.advance(IDLE / 2);
+    host.run();
+    let answers = caller.outlet.take();
+    assert!(
+        matches!(&answers[..], [Message::StreamError(e)] if e.stream == 1 && e.code == "idle_timeout")
+    );
+    assert!(host.scheduler.upkeep().is_some_and(|left| left <= IDLE / 2));
+    assert_eq!(host.stats().streams, 1);
+}
+
+#[test]
+fn weights_that_nobody_uses_are_put_away_and_come_back_with_the_next_stream() {
+    let mut host = Host::new();
+    let mut caller = host.caller(1);
+    caller.open(&mut host, 1);
+    caller.ask(&mut host, Message::Step(step(1, 0, &rows(1))));
+    // Nothing is put away under an open stream, however old the host is.
+    host.clock.advance(IDLE - Duration::from_secs(1));
+    host.run();
+    caller.ask(&mut host, Message::Step(step(1, 1, &rows(1))));
+    caller.ask(&mut host, close(1, 1));
+    host.clock.advance(EVICT - Duration::from_secs(1));
+    assert_eq!(host.scheduler.upkeep(), Some(Duration::from_secs(1)));
+    assert_eq!(host.probe.loaded.load(Ordering::SeqCst), 1);
+    host.clock.advance(Duration::from_secs(1));
+    assert_eq!(host.scheduler.upkeep(), None);
+    assert_eq!(host.probe.loaded.load(Ordering::SeqCst), 0);
+    assert_eq!((host.stats().weight_bytes, host.stats().evictions), (0, 1));
+
+    caller.open(&mut host, 2);
+    let answers = caller.ask(&mut host, Message::Step(step(2, 0, &rows(2))));
+    assert_eq!(result(&answers).data, encode(&expected(0.0, 0, &rows(2))));
+    assert_eq!(
+        (host.stats().weight_bytes, host.stats().loads),
+        (WEIGHT_BYTES, 2)
+    );
+}
+
+#[test]
+fn weights_that_cannot_come_back_refuse_the_stream_and_are_tried_again() {
+    let mut host = Host::new();
+    let mut caller = host.caller(1);
+    host.clock.advance(EVICT);
+    host.run();
+    *lock(&host.probe.load_error) = Some("the file is gone".into());
+    let answers = caller.ask(&mut host, open(1, 1));
+    assert!(matches!(&answers[..], [Message::StreamError(e)]
+        if e.code == "weights_unavailable" && e.message.contains("the file is gone")));
+    host.assert_empty();
+    caller.open(&mut host, 2);
+}
