@@ -471,8 +471,8 @@ impl LayerEngine for Lies {
         }
         Ok(())
     }
-    fn kv_bytes_for(&self, positions: u32) -> u64 {
-        LayerEngine::kv_bytes_for(&self.engine, positions)
+    fn kv_page_positions(&self) -> u32 {
+        LayerEngine::kv_page_positions(&self.engine)
     }
     fn kv_bytes_per_position(&self) -> u64 {
         LayerEngine::kv_bytes_per_position(&self.engine)

@@ -322,7 +322,7 @@ pub(crate) async fn until(
 }
 
 fn is_settled(gauges: &Gauges, callers: u32) -> bool {
-    let idle = gauges.steps_waiting == 0 && gauges.kv_bytes == 0 && gauges.kv_reserved_bytes == 0;
+    let idle = gauges.steps_waiting == 0 && gauges.kv_bytes == 0 && gauges.kv_pages_used == 0;
     // Callers at work have steps and KV.
     (gauges.sessions, gauges.streams) == (callers, callers) && (idle || callers > 0)
 }
@@ -417,7 +417,7 @@ mod tests {
             |g| g.streams = 1,
             |g| g.steps_waiting = 1,
             |g| g.kv_bytes = 1,
-            |g| g.kv_reserved_bytes = 1,
+            |g| g.kv_pages_used = 1,
         ];
         for leave in left {
             let mut gauges = Gauges::default();

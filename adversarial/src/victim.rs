@@ -129,8 +129,8 @@ pub struct Gauges {
     pub steps_waiting: u32,
     /// Bytes of KV in use.
     pub kv_bytes: u64,
-    /// Bytes of KV promised to open streams.
-    pub kv_reserved_bytes: u64,
+    /// Pages of KV in use.
+    pub kv_pages_used: u64,
     /// Streams refused or ended by the host, by code.
     pub errors: BTreeMap<String, u64>,
     /// Sessions that the host ended, by code.

@@ -62,8 +62,8 @@ impl LayerEngine for Nothing {
         Ok(())
     }
 
-    fn kv_bytes_for(&self, _positions: u32) -> u64 {
-        0
+    fn kv_page_positions(&self) -> u32 {
+        1
     }
 
     fn kv_bytes_per_position(&self) -> u64 {

@@ -17,15 +17,20 @@ pub struct ServeConfig {
     pub admitted: Vec<NodeId>,
     /// Streams at once, over all connections. Default 8, at least 1.
     pub max_concurrent_streams: u32,
-    /// Streams at once of one peer. Default: as many as there are.
-    pub max_streams_per_peer: u32,
+    /// Streams at once of one caller, over all its connections. Default: as many as there are.
+    pub max_streams_per_caller: u32,
     /// Most positions of a stream. Default: what the model was made for.
     pub max_positions: Option<u32>,
-    /// Bytes of KV for all streams together. Default 1 GiB.
+    /// Bytes of KV for all streams together. Default 1 GiB. Streams get it by pages, as they grow;
+    /// when it runs out, one of them is preempted.
     pub kv_budget_bytes: u64,
+    /// How much of it the streams of one caller may hold, in per cent. Default 100.
+    pub kv_share_per_caller: u32,
     /// Steps that one stream may have waiting. Default 32: enough for prefill chunks to
     /// overlap across hosts. At least 1.
     pub max_waiting_steps: u32,
+    /// Steps that all streams of one caller may have waiting. Default 128. At least 1.
+    pub max_waiting_steps_per_caller: u32,
     /// How long a piece of prefill may hold up a decode step. Default 25 ms.
     pub prefill_piece: Duration,
     /// Idle time after which a stream is closed. Default 300 s.
@@ -48,10 +53,12 @@ impl ServeConfig {
             endpoint: None,
             admitted: Vec::new(),
             max_concurrent_streams: 8,
-            max_streams_per_peer: u32::MAX,
+            max_streams_per_caller: u32::MAX,
             max_positions: None,
             kv_budget_bytes: 1 << 30,
+            kv_share_per_caller: 100,
             max_waiting_steps: 32,
+            max_waiting_steps_per_caller: 128,
             prefill_piece: Duration::from_millis(25),
             stream_idle: Duration::from_secs(300),
             evict_after: Some(Duration::from_secs(600)),
@@ -69,9 +76,19 @@ impl ServeConfig {
             _ => Ok(()),
         };
         at_least_one(self.max_concurrent_streams, "max_concurrent_streams")?;
-        at_least_one(self.max_streams_per_peer, "max_streams_per_peer")?;
+        at_least_one(self.max_streams_per_caller, "max_streams_per_caller")?;
         at_least_one(self.max_positions.unwrap_or(1), "max_positions")?;
         at_least_one(self.max_waiting_steps, "max_waiting_steps")?;
+        at_least_one(
+            self.max_waiting_steps_per_caller,
+            "max_waiting_steps_per_caller",
+        )?;
+        if !(1..=100).contains(&self.kv_share_per_caller) {
+            return Err(StartError::Setting {
+                setting: "kv_share_per_caller",
+                rule: "must lie between 1 and 100 per cent",
+            });
+        }
         if self.stream_idle.is_zero() {
             return Err(StartError::Setting {
                 setting: "stream_idle",

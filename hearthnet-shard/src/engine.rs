@@ -87,8 +87,8 @@ pub trait LayerEngine: 'static {
         x: &mut [f32],
     ) -> Result<(), EngineFault>;
 
-    /// Most bytes of KV that a sequence of so many positions takes.
-    fn kv_bytes_for(&self, positions: u32) -> u64;
+    /// Positions of a page of KV, at least 1. A sequence takes whole pages, which are its own.
+    fn kv_page_positions(&self) -> u32;
 
     /// Bytes of KV that each position takes.
     fn kv_bytes_per_position(&self) -> u64;

@@ -17,8 +17,8 @@ use crate::life::{Outlet, lock};
 pub(crate) const WIDTH: u32 = 4;
 pub(crate) const WEIGHTS: [u8; 32] = [7; 32];
 /// Positions per page, and bytes of KV per position.
-const PAGE: u32 = 16;
-const KV_BYTES: u64 = 10;
+pub(crate) const PAGE: u32 = 16;
+pub(crate) const KV_BYTES: u64 = 10;
 pub(crate) const WEIGHT_BYTES: u64 = 1234;
 /// A first value that the engine panics at, as one with a defect would.
 pub(crate) const PANICS: f32 = 2000.0;
@@ -205,8 +205,8 @@ impl LayerEngine for FakeEngine {
         Ok(())
     }
 
-    fn kv_bytes_for(&self, positions: u32) -> u64 {
-        u64::from(positions.div_ceil(PAGE) * PAGE) * KV_BYTES
+    fn kv_page_positions(&self) -> u32 {
+        PAGE
     }
 
     fn kv_bytes_per_position(&self) -> u64 {

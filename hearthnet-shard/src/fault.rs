@@ -33,9 +33,17 @@ pub enum StreamFault {
         /// Last layer served.
         hi: u32,
     },
-    /// As many streams are open as the host allows, to all callers or to this one.
+    /// As many streams are open as the host allows to all callers together.
     #[error("all {max} streams that this host allows are taken; choose another host")]
     StreamLimit {
+        /// The limit that was reached.
+        max: u32,
+    },
+    /// As many streams are open as the host allows to this caller.
+    #[error(
+        "this host serves one caller at most {max} streams at once; close one, or choose another host"
+    )]
+    StreamQuota {
         /// The limit that was reached.
         max: u32,
     },
@@ -86,14 +94,33 @@ pub enum StreamFault {
         /// Positions allowed.
         max: u32,
     },
-    /// The KV budget has no room for a stream of this length.
+    /// The stream could never fit the KV budget, or no page is left for it to begin with.
     #[error(
-        "the host's memory for context is taken; ask for fewer positions or choose another host"
+        "the host's memory for context is taken, or too small; choose another host, or come back later"
     )]
     KvFull,
+    /// The same for the part of the budget that one caller may hold.
+    #[error(
+        "one caller may hold {percent} % of this host's memory for context; close a stream, or choose another host"
+    )]
+    KvQuota {
+        /// The part.
+        percent: u32,
+    },
+    /// The running streams outgrew the KV budget, and this one had to go.
+    #[error("the host needed the stream's memory for others; open it again later, and replay it")]
+    Preempted,
     /// More steps or rows wait than the stream may have waiting.
     #[error("too many steps of the stream are waiting; send the next when one was answered")]
     QueueFull,
+    /// More steps wait, of all streams of the caller, than one caller may have waiting.
+    #[error(
+        "{max} steps of this caller are waiting, and no more may; send the next when one was answered"
+    )]
+    StepQuota {
+        /// The limit that was reached.
+        max: u32,
+    },
     /// Nothing happened on the stream for too long.
     #[error("the stream was idle for {seconds} s and has been closed")]
     IdleTimeout {
@@ -132,6 +159,7 @@ impl StreamFault {
             Self::BadDescriptor { .. } => "bad_descriptor",
             Self::LayerRange { .. } => "layer_range",
             Self::StreamLimit { .. } => "stream_limit",
+            Self::StreamQuota { .. } => "stream_quota",
             Self::StaleOpen { .. } | Self::StaleEpoch { .. } => "stale_epoch",
             Self::UnknownStream => "unknown_stream",
             Self::StreamEnded => "stream_ended",
@@ -140,7 +168,10 @@ impl StreamFault {
             Self::TensorNonFinite => "tensor_nonfinite",
             Self::ContextFull { .. } => "context_full",
             Self::KvFull => "kv_full",
+            Self::KvQuota { .. } => "kv_quota",
+            Self::Preempted => "preempted",
             Self::QueueFull => "queue_full",
+            Self::StepQuota { .. } => "step_quota",
             Self::IdleTimeout { .. } => "idle_timeout",
             Self::BoundaryOverflow { .. } => "boundary_overflow",
             Self::WeightsUnavailable { .. } => "weights_unavailable",
@@ -192,6 +223,7 @@ mod tests {
             },
             StreamFault::LayerRange { lo: 0, hi: 1 },
             StreamFault::StreamLimit { max: 1 },
+            StreamFault::StreamQuota { max: 1 },
             StreamFault::StaleOpen {
                 stream: 1,
                 current: 1,
@@ -207,7 +239,10 @@ mod tests {
             StreamFault::TensorNonFinite,
             StreamFault::ContextFull { max: 1 },
             StreamFault::KvFull,
+            StreamFault::KvQuota { percent: 1 },
+            StreamFault::Preempted,
             StreamFault::QueueFull,
+            StreamFault::StepQuota { max: 1 },
             StreamFault::IdleTimeout { seconds: 1 },
             StreamFault::BoundaryOverflow { layer: 1 },
             StreamFault::WeightsUnavailable { reason: text() },

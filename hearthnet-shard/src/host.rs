@@ -20,7 +20,7 @@ use crate::config::ServeConfig;
 use crate::desk::{About, Office};
 use crate::engine::{EngineSource, LoadPhase, Served};
 use crate::inbox::Inbox;
-use crate::life::Slots;
+use crate::life::{Quota, Slots};
 use crate::memory::{MemoryReport, resident_bytes};
 use crate::sched::{Limits, Scheduler};
 use crate::session::{self, End, Phase};
@@ -231,6 +231,7 @@ pub(crate) async fn start<S: EngineSource>(
 
     let limits = Limits {
         kv_budget: config.kv_budget_bytes,
+        kv_share: config.kv_share_per_caller,
         stream_idle: config.stream_idle,
         evict_after: config.evict_after,
         piece: config.prefill_piece,
@@ -261,6 +262,10 @@ pub(crate) async fn start<S: EngineSource>(
 
     counters.kv_budget(config.kv_budget_bytes);
     let context = served.context;
+    let quota = Quota {
+        streams: config.max_streams_per_caller,
+        steps: config.max_waiting_steps_per_caller,
+    };
     let about = About {
         node: id,
         endpoint: config
@@ -274,7 +279,7 @@ pub(crate) async fn start<S: EngineSource>(
     let office = Arc::new(Office {
         about,
         served,
-        slots: Slots::new(config.max_concurrent_streams, config.max_streams_per_peer),
+        slots: Slots::new(config.max_concurrent_streams, quota),
         max_streams: config.max_concurrent_streams,
         max_positions: config.max_positions.unwrap_or(context).min(context),
         max_waiting_steps: config.max_waiting_steps,
@@ -431,7 +436,8 @@ const CLOSING: Duration = Duration::from_millis(500);
 
 impl Drop for RunningHost {
     fn drop(&mut self) {
-        self.accepting.abort();
+        // The sessions say goodbye, and everything goes with them.
+        self.phase.send_replace(Phase::Closing);
     }
 }
 

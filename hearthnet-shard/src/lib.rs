@@ -15,7 +15,8 @@
 //! | who may connect, session tokens | `admission.rs` |
 //! | what can be refused without the engine | `desk.rs` |
 //! | places for streams, one life of a stream | `life.rs` |
-//! | what the next batch computes | `plan.rs` (pure) |
+//! | what the next batch computes, fair turns, who gives pages back | `plan.rs`, `plan/` (pure) |
+//! | how long a piece of prefill is | `pace.rs` (pure) |
 //! | streams, steps, timeouts, eviction | `sched.rs` (no I/O, no clock of its own) |
 //! | a batch through the engine, faults told apart | `batch.rs` |
 //! | the thread around it | `compute.rs`, fed by `inbox.rs` |
@@ -27,7 +28,11 @@
 //! Invariants:
 //!
 //! - Streams are never more than `max_concurrent_streams`; one too many is refused at once.
-//! - KV is promised when a stream is opened: an open stream never fails for want of memory.
+//! - KV is overcommitted, by whole pages, and never beyond its budget. When it is short, an idle
+//!   stream ends with `preempted`, or the least progressed one of callers beyond their fair share;
+//!   the most progressed stream of a caller within it never does.
+//! - While two callers wait for the same kind of turn, they are given the same number of rows, up
+//!   to two of the largest pieces, however many streams each has.
 //! - Whoever ends a stream (caller, host, lost connection, timeout, shutdown): its place is
 //!   free at once, its KV before the next batch, its waiting steps are never computed.
 //! - A row's result depends on its stream alone, so what shares a batch with it, and how a
@@ -47,6 +52,7 @@ mod inbox;
 mod life;
 mod memory;
 mod model;
+mod pace;
 mod plan;
 mod sched;
 mod session;

@@ -17,11 +17,20 @@ pub(crate) trait Outlet: Send + Sync {
     fn send(&self, message: Message);
 }
 
+/// What one caller may have at once, over all its connections.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Quota {
+    /// Streams.
+    pub(crate) streams: u32,
+    /// Steps that wait.
+    pub(crate) steps: u32,
+}
+
 /// The places for streams, over all connections. A place is taken or refused at once.
 #[derive(Debug)]
 pub(crate) struct Slots {
     max: u32,
-    max_per_peer: u32,
+    quota: Quota,
     taken: Mutex<Taken>,
     /// The last place was given back.
     emptied: Notify,
@@ -32,21 +41,29 @@ struct Taken {
     /// No more are given away: the host leaves.
     closed: bool,
     all: u32,
-    by_peer: HashMap<[u8; 32], u32>,
+    by_caller: HashMap<PeerKey, Share>,
+}
+
+/// What one caller has of it.
+#[derive(Debug, Default)]
+struct Share {
+    streams: u32,
+    /// Steps that wait, of all its streams.
+    steps: Arc<AtomicU32>,
 }
 
 /// A taken place; given back when dropped.
 #[derive(Debug)]
 struct Slot {
     slots: Arc<Slots>,
-    peer: [u8; 32],
+    caller: PeerKey,
 }
 
 impl Slots {
-    pub(crate) fn new(max: u32, max_per_peer: u32) -> Arc<Self> {
+    pub(crate) fn new(max: u32, quota: Quota) -> Arc<Self> {
         Arc::new(Self {
             max,
-            max_per_peer,
+            quota,
             taken: Mutex::default(),
             emptied: Notify::new(),
         })
@@ -74,27 +91,27 @@ impl Slots {
         lock(&self.taken).all
     }
 
-    fn take(self: &Arc<Self>, peer: [u8; 32]) -> Result<Slot, StreamFault> {
+    /// A place for a stream of this caller, and the count of its waiting steps.
+    fn take(self: &Arc<Self>, caller: PeerKey) -> Result<(Slot, Arc<AtomicU32>), StreamFault> {
         let mut taken = lock(&self.taken);
         if taken.closed {
             return Err(StreamFault::ShuttingDown);
         }
-        let of_peer = taken.by_peer.get(&peer).copied().unwrap_or(0);
         if taken.all >= self.max {
             return Err(StreamFault::StreamLimit { max: self.max });
         }
-        if of_peer >= self.max_per_peer {
-            return Err(StreamFault::StreamLimit {
-                max: self.max_per_peer,
-            });
+        let max = self.quota.streams;
+        let of_caller = taken.by_caller.get(&caller);
+        if of_caller.is_some_and(|share| share.streams >= max) {
+            return Err(StreamFault::StreamQuota { max });
         }
+        let share = taken.by_caller.entry(caller).or_default();
+        share.streams += 1;
+        let steps = Arc::clone(&share.steps);
         taken.all += 1;
         gauge!("hearthnet_shard_streams").set(taken.all);
-        taken.by_peer.insert(peer, of_peer + 1);
-        Ok(Slot {
-            slots: Arc::clone(self),
-            peer,
-        })
+        let slots = Arc::clone(self);
+        Ok((Slot { slots, caller }, steps))
     }
 }
 
@@ -103,10 +120,11 @@ impl Drop for Slot {
         let mut taken = lock(&self.slots.taken);
         taken.all = taken.all.saturating_sub(1);
         gauge!("hearthnet_shard_streams").set(taken.all);
-        if let Some(of_peer) = taken.by_peer.get_mut(&self.peer) {
-            *of_peer = of_peer.saturating_sub(1);
-            if *of_peer == 0 {
-                taken.by_peer.remove(&self.peer);
+        if let Some(share) = taken.by_caller.get_mut(&self.caller) {
+            share.streams = share.streams.saturating_sub(1);
+            // Steps of streams that have ended may wait to be dropped: they count on.
+            if share.streams == 0 && share.steps.load(Ordering::Acquire) == 0 {
+                taken.by_caller.remove(&self.caller);
             }
         }
         if taken.all == 0 {
@@ -128,6 +146,7 @@ impl Drop for Slot {
 pub(crate) struct Life {
     /// Unique in this process.
     pub(crate) id: u64,
+    pub(crate) caller: PeerKey,
     pub(crate) stream: u32,
     pub(crate) epoch: u32,
     /// First and last layer that its rows run through.
@@ -139,23 +158,28 @@ pub(crate) struct Life {
     ended: AtomicBool,
     steps: AtomicU32,
     rows: AtomicU32,
+    /// Steps of all streams of the caller, and how many those may be.
+    of_caller: Arc<AtomicU32>,
+    max_of_caller: u32,
 }
 
 impl Life {
     /// Takes a place for a stream.
     ///
     /// # Errors
-    /// [`StreamFault::StreamLimit`] if none is free; [`StreamFault::ShuttingDown`].
+    /// [`StreamFault::StreamLimit`] if none is free, [`StreamFault::StreamQuota`] if the caller has
+    /// all that it may; [`StreamFault::ShuttingDown`].
     pub(crate) fn begin(
         slots: &Arc<Slots>,
-        peer: PeerKey,
+        caller: PeerKey,
         id: u64,
         open: &StreamOpen,
         outlet: Arc<dyn Outlet>,
     ) -> Result<Arc<Self>, StreamFault> {
-        let slot = slots.take(peer.0)?;
+        let (slot, of_caller) = slots.take(caller)?;
         Ok(Arc::new(Self {
             id,
+            caller,
             stream: open.stream,
             epoch: open.epoch,
             layers: (open.lo, open.hi),
@@ -165,6 +189,8 @@ impl Life {
             ended: AtomicBool::new(false),
             steps: AtomicU32::new(0),
             rows: AtomicU32::new(0),
+            of_caller,
+            max_of_caller: slots.quota.steps,
         }))
     }
 
@@ -192,10 +218,10 @@ impl Life {
     }
 
     /// Lets a step wait, if the stream has room for it: at most `max_steps` steps, and
-    /// not more rows than the stream may hold positions.
+    /// not more rows than the stream may hold positions; and the caller as well.
     ///
     /// # Errors
-    /// [`StreamFault::QueueFull`].
+    /// [`StreamFault::QueueFull`], [`StreamFault::StepQuota`].
     pub(crate) fn ticket(
         self: &Arc<Self>,
         rows: u32,
@@ -208,6 +234,12 @@ impl Life {
         let total = waiting.checked_add(rows).ok_or(StreamFault::QueueFull)?;
         if steps >= max_steps || total > self.max_positions {
             return Err(StreamFault::QueueFull);
+        }
+        // The caller's other connections add to this as well.
+        if self.of_caller.fetch_add(1, Ordering::AcqRel) >= self.max_of_caller {
+            self.of_caller.fetch_sub(1, Ordering::AcqRel);
+            let max = self.max_of_caller;
+            return Err(StreamFault::StepQuota { max });
         }
         self.steps.fetch_add(1, Ordering::AcqRel);
         self.rows.fetch_add(rows, Ordering::AcqRel);
@@ -239,6 +271,7 @@ pub(crate) struct Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         self.life.steps.fetch_sub(1, Ordering::AcqRel);
+        self.life.of_caller.fetch_sub(1, Ordering::AcqRel);
         self.life.rows.fetch_sub(self.rows, Ordering::AcqRel);
     }
 }

@@ -249,10 +249,9 @@ impl LayerEngine for Engine {
         Ok(self.forward_layers(half_open(layers), &spans, x)?)
     }
 
-    fn kv_bytes_for(&self, positions: u32) -> u64 {
+    fn kv_page_positions(&self) -> u32 {
         // Pages hold all layers of the engine, also for a stream that uses some of them.
-        let positions = u64::from(positions).next_multiple_of(PAGE as u64);
-        positions.saturating_mul(Engine::kv_bytes_per_position(self))
+        PAGE as u32
     }
 
     fn kv_bytes_per_position(&self) -> u64 {

@@ -112,7 +112,7 @@ impl Host {
 
     async fn until_empty(&self) {
         let streams = |stats: &crate::Stats| stats.streams + stats.steps_waiting;
-        self.until(|stats| streams(stats) == 0 && stats.kv_reserved_bytes == 0)
+        self.until(|stats| streams(stats) == 0 && stats.kv_pages_used == 0)
             .await;
         assert_eq!(self.running.stats().kv_bytes, 0);
         assert_eq!(self.probe.sequences.load(Ordering::SeqCst), 0);
@@ -517,7 +517,13 @@ async fn a_host_that_is_asked_twice_goes_at_once() {
         _ = leave => panic!("a stream was open"),
         within_ms = leaving(&mut caller) => assert!(within_ms > 0),
     }
-    let closed = caller.0.recv().await.unwrap_err();
+    let closed = loop {
+        match caller.0.recv().await {
+            Ok(Message::StreamError(e)) => assert_eq!(e.code, "shutting_down"),
+            Ok(other) => panic!("{other:?}"),
+            Err(closed) => break closed,
+        }
+    };
     assert_eq!((closed.code, closed.by_us), (CloseCode::Shutdown, false));
 }
 
@@ -692,11 +698,16 @@ async fn a_start_reports_its_progress_and_its_failure() {
 #[tokio::test]
 async fn nonsense_settings_are_refused_by_name() {
     type Change = fn(&mut ServeConfig);
-    let cases: [(&str, Change); 6] = [
+    let cases: [(&str, Change); 9] = [
         ("max_concurrent_streams", |c| c.max_concurrent_streams = 0),
-        ("max_streams_per_peer", |c| c.max_streams_per_peer = 0),
+        ("max_streams_per_caller", |c| c.max_streams_per_caller = 0),
         ("max_positions", |c| c.max_positions = Some(0)),
         ("max_waiting_steps", |c| c.max_waiting_steps = 0),
+        ("max_waiting_steps_per_caller", |c| {
+            c.max_waiting_steps_per_caller = 0;
+        }),
+        ("kv_share_per_caller", |c| c.kv_share_per_caller = 0),
+        ("kv_share_per_caller", |c| c.kv_share_per_caller = 101),
         ("stream_idle", |c| c.stream_idle = Duration::ZERO),
         ("clock_skew_secs", |c| c.clock_skew_secs = 301),
     ];

@@ -1,4 +1,5 @@
-//! What the next turn of the engine computes: a pure function of what waits.
+//! What the next turn of the engine computes: a pure function of the streams, the steps that
+//! wait, the pages left, and what callers were given before.
 //!
 //! A turn is one batch. A *decode* turn takes the waiting short steps of all streams
 //! at once. A *prefill* turn takes a piece of one long step, or of several until the
@@ -14,26 +15,52 @@
 //! rows      A B      C 0..40   A B      C 40..80  A B      C 80..100 A B
 //! ```
 //!
-//! The length of a piece follows from how fast the engine was ([`Pace`]), so that it
+//! Where a turn cannot take all that waits of its kind, callers get equal parts of it over time
+//! (`fair.rs`), whatever the number of their streams; among the streams of a caller, the one that
+//! was served longest ago is first. Where there are not enough pages, a step is cut to what there
+//! is room for, and if that is nothing, a stream is preempted (`pages.rs`).
+//!
+//! The length of a piece follows from how fast the engine was ([`crate::pace`]), so that it
 //! takes about the same time on every machine.
 
+mod fair;
+mod pages;
+#[cfg(test)]
+mod simulation;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
+
+use hearthnet_transport::PeerKey;
+
+use fair::Ledger;
+pub(crate) use pages::{Full, IDLE_AFTER, Pool, admit};
+use pages::{Holder, Need, held_by, victim};
 
 /// Steps of at most this many rows count as decode. One row is a plain decode step;
 /// a few are one with guesses to check.
 pub(crate) const SHORT_ROWS: u32 = 8;
 /// Most rows of one turn: bounds the batch's memory.
 pub(crate) const MAX_TURN_ROWS: u32 = 512;
-/// Fewest rows of a piece: below this the engine reads weights for too few rows.
-const MIN_PIECE_ROWS: u32 = 8;
-/// Rows of the first piece, before anything was measured.
-const FIRST_PIECE_ROWS: u32 = 32;
+
+/// A stream as the plan sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct View {
+    pub(crate) stream: u64,
+    pub(crate) caller: PeerKey,
+    /// Positions that it holds.
+    pub(crate) length: u32,
+    /// When something last happened on it.
+    pub(crate) active: Duration,
+    /// The step that is next, if one waits.
+    pub(crate) head: Option<Head>,
+}
 
 /// The step at the head of one stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Waiting {
-    /// The stream.
-    pub(crate) stream: u64,
+pub(crate) struct Head {
     /// Rows of the whole step.
     pub(crate) rows: u32,
     /// Rows of it that are still to be computed, at least 1.
@@ -42,6 +69,24 @@ pub(crate) struct Waiting {
     pub(crate) served: u64,
     /// When the step arrived.
     pub(crate) arrived: Duration,
+}
+
+impl View {
+    fn holder(&self, pool: &Pool, now: Duration) -> Holder {
+        Holder {
+            stream: self.stream,
+            caller: self.caller,
+            length: self.length,
+            pages: pool.pages(self.length),
+            active: self.active,
+            idle: self.head.is_none() && now.saturating_sub(self.active) >= IDLE_AFTER,
+        }
+    }
+}
+
+/// All streams, as far as pages go.
+pub(crate) fn holders(streams: &[View], pool: &Pool, now: Duration) -> Vec<Holder> {
+    streams.iter().map(|view| view.holder(pool, now)).collect()
 }
 
 /// Which kind of steps a turn takes.
@@ -53,266 +98,274 @@ pub(crate) enum Kind {
     Prefill,
 }
 
-/// One batch.
+impl Kind {
+    fn of(head: Head) -> Self {
+        match head.rows <= SHORT_ROWS {
+            true => Self::Decode,
+            false => Self::Prefill,
+        }
+    }
+}
+
+/// One batch, and what has to go for it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Turn {
     pub(crate) kind: Kind,
-    /// Streams and how many rows each contributes, from the head of its step.
+    /// Streams and how many rows each contributes, from the head of its step. Empty if each of
+    /// them had to go.
     pub(crate) takes: Vec<(u64, u32)>,
+    /// Streams that have to give their pages back before.
+    pub(crate) preempted: Vec<u64>,
 }
 
-/// Plans the next turn; `None` if nothing waits. `last` is the kind of the turn before.
-pub(crate) fn plan(waiting: &[Waiting], last: Kind, piece_rows: u32) -> Option<Turn> {
-    let (mut short, mut long): (Vec<&Waiting>, Vec<&Waiting>) =
-        waiting.iter().partition(|step| step.rows <= SHORT_ROWS);
-    let kind = match (short.is_empty(), long.is_empty()) {
-        (true, true) => return None,
-        (false, true) => Kind::Decode,
-        (true, false) => Kind::Prefill,
-        (false, false) if last == Kind::Prefill => Kind::Decode,
-        (false, false) => Kind::Prefill,
-    };
-    let (queue, mut room) = match kind {
-        Kind::Decode => (&mut short, MAX_TURN_ROWS),
-        Kind::Prefill => (&mut long, piece_rows.clamp(1, MAX_TURN_ROWS)),
-    };
-    queue.sort_by_key(|step| (step.served, step.arrived, step.stream));
-    let mut takes = Vec::with_capacity(queue.len());
-    for step in queue.iter() {
-        let rows = match kind {
-            // A short step runs whole or not at all.
-            Kind::Decode if step.left > room => break,
-            _ => step.left.min(room),
-        };
-        if rows == 0 {
-            break;
-        }
-        room -= rows;
-        takes.push((step.stream, rows));
-    }
-    Some(Turn { kind, takes })
+/// Plans turns. Its state is what happened before: the same calls give the same turns.
+#[derive(Debug, Clone)]
+pub(crate) struct Planner {
+    last: Kind,
+    decode: Ledger,
+    prefill: Ledger,
 }
 
-/// How long a prefill row takes here, and how many fit the time that a piece may last.
-#[derive(Debug)]
-pub(crate) struct Pace {
-    target_us: f64,
-    us_per_row: Option<f64>,
-}
-
-impl Pace {
-    /// Pieces are to last about `target`.
-    pub(crate) fn new(target: Duration) -> Self {
+impl Planner {
+    pub(crate) fn new() -> Self {
         Self {
-            target_us: target.as_micros() as f64,
-            us_per_row: None,
+            last: Kind::Prefill,
+            decode: Ledger::default(),
+            prefill: Ledger::default(),
         }
     }
 
-    /// Rows of the next piece.
-    pub(crate) fn piece_rows(&self) -> u32 {
-        match self.us_per_row {
-            None => FIRST_PIECE_ROWS,
-            // The cast saturates; an engine that takes no time gets the largest piece.
-            Some(us) => ((self.target_us / us) as u32).clamp(MIN_PIECE_ROWS, MAX_TURN_ROWS),
+    /// Plans the next turn at `now`, with pieces of `piece_rows`; `None` if nothing waits.
+    pub(crate) fn plan(
+        &mut self,
+        streams: &[View],
+        pool: &Pool,
+        piece_rows: u32,
+        now: Duration,
+    ) -> Option<Turn> {
+        let (mut short, mut short_rows, mut long) = (0, 0u32, 0);
+        for head in streams.iter().filter_map(|view| view.head) {
+            match Kind::of(head) {
+                Kind::Decode => (short, short_rows) = (short + 1, short_rows + head.left),
+                Kind::Prefill => long += 1,
+            }
         }
-    }
-
-    /// Takes note of a prefill turn. The newest counts a quarter, so that one slow
-    /// turn does not change much and a changed load is followed within a few turns.
-    pub(crate) fn note(&mut self, rows: u32, took: Duration) {
-        if rows == 0 {
-            return;
+        let kind = match (short, long) {
+            (0, 0) => return None,
+            (_, 0) => Kind::Decode,
+            (0, _) => Kind::Prefill,
+            _ if self.last == Kind::Prefill => Kind::Decode,
+            _ => Kind::Prefill,
+        };
+        self.last = kind;
+        let mut queue: Vec<Step> =
+            Vec::with_capacity(if kind == Kind::Decode { short } else { long });
+        queue.extend(streams.iter().filter_map(|view| Step::of(view, kind)));
+        queue.sort_unstable_by_key(Step::order);
+        let mut room = Room::new(streams, pool, now, queue.len());
+        match kind {
+            Kind::Decode if short_rows <= MAX_TURN_ROWS => {
+                for step in &queue {
+                    room.take(step, step.left, step.left);
+                }
+                // Nobody has to wait.
+                self.decode.settle();
+            }
+            Kind::Decode => room.share(queue, MAX_TURN_ROWS, kind, &mut self.decode),
+            Kind::Prefill => {
+                let rows = piece_rows.clamp(1, MAX_TURN_ROWS);
+                room.share(queue, rows, kind, &mut self.prefill);
+            }
         }
-        let now = took.as_micros() as f64 / f64::from(rows);
-        self.us_per_row = Some(self.us_per_row.map_or(now, |old| old + (now - old) / 4.0));
+        if short == 0 {
+            self.decode.settle();
+        }
+        if long == 0 {
+            self.prefill.settle();
+        }
+        Some(Turn {
+            kind,
+            takes: room.takes,
+            preempted: room.preempted,
+        })
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
+/// A step that a turn may take.
+#[derive(Debug, Clone, Copy)]
+struct Step {
+    stream: u64,
+    caller: PeerKey,
+    length: u32,
+    left: u32,
+    served: u64,
+    arrived: Duration,
+}
 
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn step(stream: u64, rows: u32, served: u64) -> Waiting {
-        Waiting {
-            stream,
-            rows,
-            left: rows,
-            served,
-            arrived: Duration::ZERO,
-        }
-    }
-
-    #[test]
-    fn the_example_of_the_module_is_what_happens() {
-        let mut left = 100;
-        let mut last = Kind::Prefill;
-        let mut turns = Vec::new();
-        for turn in 1.. {
-            let mut waiting = vec![step(1, 1, turn), step(2, 1, turn)];
-            if left > 0 {
-                waiting.push(Waiting {
-                    left,
-                    ..step(3, 100, 0)
-                });
-            }
-            let planned = plan(&waiting, last, 40).unwrap();
-            last = planned.kind;
-            left -= planned.takes.iter().find(|t| t.0 == 3).map_or(0, |t| t.1);
-            turns.push(planned.takes);
-            if turn == 7 {
-                break;
-            }
-        }
-        let both = vec![(1, 1), (2, 1)];
-        let c = |rows| vec![(3, rows)];
-        assert_eq!(
-            turns,
-            [
-                both.clone(),
-                c(40),
-                both.clone(),
-                c(40),
-                both.clone(),
-                c(20),
-                both
-            ]
-        );
-    }
-
-    #[test]
-    fn nothing_waiting_is_no_turn() {
-        assert_eq!(plan(&[], Kind::Decode, 40), None);
-    }
-
-    #[test]
-    fn a_piece_is_filled_from_several_streams_and_the_one_served_last_comes_last() {
-        let waiting = [step(1, 30, 9), step(2, 30, 3), step(3, 30, 5)];
-        let turn = plan(&waiting, Kind::Decode, 64).unwrap();
-        assert_eq!(turn.takes, [(2, 30), (3, 30), (1, 4)]);
-    }
-
-    #[test]
-    fn the_pace_keeps_a_piece_near_its_time() {
-        let mut pace = Pace::new(Duration::from_millis(20));
-        assert_eq!(pace.piece_rows(), FIRST_PIECE_ROWS);
-        for _ in 0..40 {
-            pace.note(10, Duration::from_millis(5));
-        }
-        assert_eq!(pace.piece_rows(), 40);
-        for _ in 0..40 {
-            pace.note(8, Duration::from_secs(8));
-        }
-        assert_eq!(pace.piece_rows(), MIN_PIECE_ROWS);
-        let mut instant = Pace::new(Duration::from_millis(20));
-        instant.note(8, Duration::ZERO);
-        assert_eq!(instant.piece_rows(), MAX_TURN_ROWS);
-    }
-
-    fn any_waiting() -> impl Strategy<Value = Vec<Waiting>> {
-        let step = (
-            prop_oneof![1u32..=SHORT_ROWS, 9u32..5000],
-            0u32..5000,
-            0u64..20,
-            0u64..50,
-        );
-        proptest::collection::vec(step, 0..120).prop_map(|steps| {
-            let waiting = |(i, (rows, done, served, arrived)): (usize, (u32, u32, u64, u64))| {
-                let done = if rows <= SHORT_ROWS { 0 } else { done % rows };
-                let arrived = Duration::from_micros(arrived);
-                Waiting {
-                    stream: i as u64,
-                    rows,
-                    left: rows - done,
-                    served,
-                    arrived,
-                }
-            };
-            steps.into_iter().enumerate().map(waiting).collect()
+impl Step {
+    fn of(view: &View, kind: Kind) -> Option<Self> {
+        let head = view.head.filter(|head| Kind::of(*head) == kind)?;
+        Some(Self {
+            stream: view.stream,
+            caller: view.caller,
+            length: view.length,
+            left: head.left,
+            served: head.served,
+            arrived: head.arrived,
         })
     }
 
-    fn any_kind() -> impl Strategy<Value = Kind> {
-        prop_oneof![Just(Kind::Decode), Just(Kind::Prefill)]
+    /// Who was served longest ago is first.
+    fn order(&self) -> (u64, Duration, u64) {
+        (self.served, self.arrived, self.stream)
+    }
+}
+
+/// A turn in the making.
+struct Room<'a> {
+    streams: &'a [View],
+    pool: &'a Pool,
+    now: Duration,
+    /// Pages that nobody holds.
+    free: u32,
+    takes: Vec<(u64, u32)>,
+    preempted: Vec<u64>,
+    /// Rows that were taken from streams that had to go after all.
+    returned: Vec<(PeerKey, u32)>,
+    /// Who holds what, kept from the first time on that pages are short.
+    holders: Option<Vec<Holder>>,
+}
+
+impl<'a> Room<'a> {
+    fn new(streams: &'a [View], pool: &'a Pool, now: Duration, steps: usize) -> Self {
+        let used: u32 = streams.iter().map(|view| pool.pages(view.length)).sum();
+        Self {
+            streams,
+            pool,
+            now,
+            free: pool.total.saturating_sub(used),
+            takes: Vec::with_capacity(steps),
+            preempted: Vec::new(),
+            returned: Vec::new(),
+            holders: None,
+        }
     }
 
-    proptest! {
-        #[test]
-        fn a_turn_is_bounded_and_takes_from_each_stream_once(
-            waiting in any_waiting(), last in any_kind(), piece in 0u32..2000,
-        ) {
-            let Some(turn) = plan(&waiting, last, piece) else {
-                prop_assert!(waiting.is_empty());
-                return Ok(());
+    /// Divides `rows` among the callers of `queue`, whose steps are in order.
+    fn share(&mut self, queue: Vec<Step>, mut rows: u32, kind: Kind, ledger: &mut Ledger) {
+        let mut of_caller: BTreeMap<PeerKey, VecDeque<Step>> = BTreeMap::new();
+        for step in queue {
+            of_caller.entry(step.caller).or_default().push_back(step);
+        }
+        let mut order: BTreeSet<_> = of_caller
+            .iter()
+            .filter_map(|(caller, steps)| {
+                Some((ledger.tag(*caller), steps.front()?.order(), *caller))
+            })
+            .collect();
+        while let Some((tag, _, caller)) = order.pop_first() {
+            let Some(steps) = of_caller.get_mut(&caller) else {
+                continue;
             };
-            prop_assert!(!turn.takes.is_empty());
-            let bound = match turn.kind {
-                Kind::Decode => MAX_TURN_ROWS,
-                Kind::Prefill => piece.clamp(1, MAX_TURN_ROWS),
+            let Some(step) = steps.pop_front() else {
+                continue;
             };
-            prop_assert!(turn.takes.iter().map(|t| t.1).sum::<u32>() <= bound);
-            let mut seen = std::collections::BTreeSet::new();
-            for (stream, rows) in &turn.takes {
-                prop_assert!(seen.insert(*stream));
-                let step = waiting.iter().find(|w| w.stream == *stream).unwrap();
-                prop_assert_eq!(step.rows <= SHORT_ROWS, turn.kind == Kind::Decode);
-                prop_assert!(*rows >= 1 && *rows <= step.left);
-                prop_assert!(turn.kind == Kind::Prefill || *rows == step.left);
+            let least = match kind {
+                // A short step runs whole or not at all.
+                Kind::Decode => step.left,
+                Kind::Prefill => 1,
+            };
+            if least > rows {
+                break;
+            }
+            ledger.reach(tag);
+            let taken = self.take(&step, step.left.min(rows), least);
+            rows -= taken;
+            ledger.charge(caller, taken);
+            for (caller, taken) in self.returned.drain(..) {
+                rows += taken;
+                ledger.refund(caller, taken);
+            }
+            if let Some(next) = steps.front() {
+                order.insert((ledger.tag(caller), next.order(), caller));
             }
         }
-
-        #[test]
-        fn a_decode_step_waits_for_one_piece_at_most(
-            waiting in any_waiting(), last in any_kind(), piece in 1u32..600,
-        ) {
-            let shorts = waiting.iter().filter(|w| w.rows <= SHORT_ROWS);
-            // Up to 64 streams of 8 rows fit one turn.
-            prop_assume!((1..=64).contains(&shorts.count()));
-            let mut turn = plan(&waiting, last, piece).unwrap();
-            if turn.kind == Kind::Prefill {
-                prop_assert_eq!(last, Kind::Decode);
-                turn = plan(&waiting, turn.kind, piece).unwrap();
-            }
-            prop_assert_eq!(turn.kind, Kind::Decode);
-            for step in waiting.iter().filter(|w| w.rows <= SHORT_ROWS) {
-                prop_assert!(turn.takes.contains(&(step.stream, step.rows)));
-            }
+    }
+    /// Takes a step in, with `want` rows or as many as there are pages for; makes room for `least`
+    /// by letting others go. The rows that were taken: 0 if the step's own stream had to go.
+    fn take(&mut self, step: &Step, want: u32, least: u32) -> u32 {
+        if self.preempted.contains(&step.stream) {
+            return 0;
         }
-
-        /// Decode steps that come back at once never starve prefill, and prefill is
-        /// shared: after enough turns every long step is done, in the number of turns
-        /// that the rows need.
-        #[test]
-        fn all_prefill_ends_while_others_decode_without_pause(
-            longs in proptest::collection::vec(9u32..400, 1..12), decoders in 0u64..40, piece in 1u32..200,
-        ) {
-            let mut left: BTreeMap<u64, (u32, u32, u64)> =
-                longs.iter().enumerate().map(|(i, &r)| (100 + i as u64, (r, r, 0))).collect();
-            let rows: u32 = longs.iter().sum();
-            let bound = 2 * (u64::from(rows.div_ceil(piece)) + 1);
-            let mut last = Kind::Decode;
-            let mut turn_no = 0;
-            while !left.is_empty() {
-                turn_no += 1;
-                prop_assert!(turn_no <= bound, "not done after {turn_no} turns");
-                let mut waiting: Vec<_> = (0..decoders).map(|s| step(s, 1, turn_no - 1)).collect();
-                for (&stream, &(rows, left, served)) in &left {
-                    waiting.push(Waiting { left, ..step(stream, rows, served) });
+        loop {
+            let rows = match self.pool.needs(step.length, want) {
+                0 => want,
+                _ => {
+                    let pages = self.free.min(self.left_of_quota(step.caller));
+                    self.pool.fits(step.length, pages).min(want)
                 }
-                let turn = plan(&waiting, last, piece).unwrap();
-                last = turn.kind;
-                for (stream, rows) in turn.takes {
-                    if let Some(step) = left.get_mut(&stream) {
-                        step.1 -= rows;
-                        step.2 = turn_no;
-                    }
-                }
-                left.retain(|_, step| step.1 > 0);
+            };
+            if rows >= least {
+                self.book(step, rows);
+                return rows;
+            }
+            let need = Need {
+                stream: step.stream,
+                caller: step.caller,
+                pages: self.pool.needs(step.length, least).max(1),
+            };
+            match self.reclaim(&need) {
+                Some(stream) if stream != step.stream => {}
+                _ => return 0,
             }
         }
+    }
+
+    fn book(&mut self, step: &Step, rows: u32) {
+        let pages = self.pool.needs(step.length, rows);
+        self.free -= pages;
+        self.takes.push((step.stream, rows));
+        let holders = self.holders.iter_mut().flatten();
+        for holder in holders.filter(|holder| holder.stream == step.stream) {
+            holder.pages += pages;
+        }
+    }
+
+    /// Pages that a caller may have besides its own.
+    fn left_of_quota(&mut self, caller: PeerKey) -> u32 {
+        if self.pool.quota >= self.pool.total {
+            return self.pool.total;
+        }
+        let held = held_by(self.holders(), caller);
+        self.pool.quota.saturating_sub(held)
+    }
+
+    fn holders(&mut self) -> &mut Vec<Holder> {
+        let (streams, pool, takes, now) = (self.streams, self.pool, &self.takes, self.now);
+        self.holders.get_or_insert_with(|| {
+            let takes: BTreeMap<u64, u32> = takes.iter().copied().collect();
+            let mut holders = holders(streams, pool, now);
+            for holder in &mut holders {
+                let rows = takes.get(&holder.stream).copied().unwrap_or(0);
+                holder.pages += pool.needs(holder.length, rows);
+            }
+            holders
+        })
+    }
+
+    /// Lets a stream go, so that others have its pages. Which one it was.
+    fn reclaim(&mut self, need: &Need) -> Option<u64> {
+        let pool = self.pool;
+        let holders = self.holders();
+        let stream = victim(holders, pool, need)?;
+        let at = holders.iter().position(|holder| holder.stream == stream)?;
+        let gone = holders.swap_remove(at);
+        self.free += gone.pages;
+        self.preempted.push(stream);
+        if let Some(at) = self.takes.iter().position(|take| take.0 == stream) {
+            let (_, rows) = self.takes.remove(at);
+            self.returned.push((gone.caller, rows));
+        }
+        Some(stream)
     }
 }

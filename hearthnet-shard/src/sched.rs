@@ -24,7 +24,8 @@ use crate::clock::Clock;
 use crate::engine::{EngineSource, LayerEngine, LoadPhase, Served, Span};
 use crate::fault::StreamFault;
 use crate::life::{Life, Ticket};
-use crate::plan::{Kind, Pace, Turn, Waiting, plan};
+use crate::pace::Pace;
+use crate::plan::{Full, Head, Kind, Planner, Pool, Turn, View, admit, holders};
 use crate::stats::Counters;
 
 /// What connections ask of the compute thread.
@@ -53,6 +54,8 @@ pub(crate) enum Command {
 #[derive(Debug, Clone)]
 pub(crate) struct Limits {
     pub(crate) kv_budget: u64,
+    /// Most of it that one caller may hold, in per cent.
+    pub(crate) kv_share: u32,
     pub(crate) stream_idle: Duration,
     /// `None`: never.
     pub(crate) evict_after: Option<Duration>,
@@ -68,12 +71,16 @@ pub(crate) struct Scheduler<S: EngineSource> {
     counters: Arc<Counters>,
     clock: Arc<dyn Clock>,
     streams: BTreeMap<u64, Stream<<S::Engine as LayerEngine>::Seq>>,
-    kv_reserved: u64,
+    /// The pages that there are, once the weights have been loaded for the first time.
+    pool: Pool,
+    page_bytes: u64,
     /// When the last stream went, or the weights came.
     empty_since: Duration,
-    last: Kind,
+    planner: Planner,
     turn: u64,
     pace: Pace,
+    /// The streams as the plan sees them, kept to reuse its memory.
+    views: Vec<View>,
     /// The batch, kept to reuse its memory; zero between turns.
     x: Vec<f32>,
 }
@@ -81,8 +88,6 @@ pub(crate) struct Scheduler<S: EngineSource> {
 struct Stream<Q> {
     life: Arc<Life>,
     seq: Q,
-    /// Bytes of KV promised to it.
-    kv: u64,
     work: VecDeque<Work>,
     /// Turn in which it was last served.
     served: u64,
@@ -126,11 +131,13 @@ impl<S: EngineSource> Scheduler<S> {
             counters,
             clock,
             streams: BTreeMap::new(),
-            kv_reserved: 0,
+            pool: Pool::new(0, 1, 1, 100),
+            page_bytes: 0,
             empty_since: Duration::ZERO,
-            last: Kind::Prefill,
+            planner: Planner::new(),
             turn: 0,
             pace,
+            views: Vec::new(),
             x: Vec::new(),
         }
     }
@@ -149,6 +156,11 @@ impl<S: EngineSource> Scheduler<S> {
             None => {
                 let engine = self.source.load(progress)?;
                 self.counters.loaded(engine.weight_bytes());
+                let (budget, page) = (self.limits.kv_budget, engine.kv_page_positions());
+                let page_bytes = engine.kv_bytes_per_position().saturating_mul(page.into());
+                self.page_bytes = page_bytes;
+                self.pool = Pool::new(budget, page, page_bytes, self.limits.kv_share);
+                self.counters.kv(0, 0, self.pool.total.into());
                 self.empty_since = self.clock.now();
                 engine
             }
@@ -232,16 +244,41 @@ impl<S: EngineSource> Scheduler<S> {
     /// Computes one batch. `false` if nothing waited.
     pub(crate) fn turn(&mut self) -> bool {
         self.settle();
-        let waiting: Vec<Waiting> = self.streams.iter().filter_map(waiting).collect();
-        let Some(turn) = plan(&waiting, self.last, self.pace.piece_rows()) else {
-            self.count_waiting();
-            return false;
-        };
-        self.last = turn.kind;
-        self.turn += 1;
-        self.run(&turn);
+        self.look();
+        let (now, piece) = (self.clock.now(), self.pace.piece_rows());
+        let turn = self.planner.plan(&self.views, &self.pool, piece, now);
+        if let Some(turn) = &turn {
+            for stream in &turn.preempted {
+                self.preempt(*stream);
+            }
+            if !turn.takes.is_empty() {
+                self.turn += 1;
+                self.run(turn, now);
+            }
+        }
         self.count_waiting();
-        true
+        turn.is_some()
+    }
+
+    /// Takes down how the streams stand.
+    fn look(&mut self) {
+        let Self {
+            views,
+            streams,
+            engine,
+            ..
+        } = self;
+        views.clear();
+        if let Some(engine) = engine {
+            views.extend(streams.iter().map(|(&id, stream)| stream.view(id, engine)));
+        }
+    }
+
+    /// Ends a stream so that others have its pages.
+    fn preempt(&mut self, id: u64) {
+        let position = self.head(id).map(|job| job.step.position);
+        self.counters.preempted();
+        self.fail(id, position, &StreamFault::Preempted);
     }
 
     /// Ends every stream.
@@ -269,31 +306,44 @@ impl<S: EngineSource> Scheduler<S> {
     }
 
     fn try_open(&mut self, life: &Arc<Life>) -> Result<(), StreamFault> {
-        let (budget, reserved) = (self.limits.kv_budget, self.kv_reserved);
-        let engine = self
-            .load(&mut |phase, done, total| {
-                tracing::debug!(?phase, done, total, "loading the weights again");
-            })
-            .map_err(|reason| StreamFault::WeightsUnavailable { reason })?;
-        // A stream that was opened can be filled: its KV is promised here, so that no
-        // answer breaks off because others came.
-        let kv = engine.kv_bytes_for(life.max_positions);
-        let reserved = reserved.checked_add(kv).ok_or(StreamFault::KvFull)?;
-        if reserved > budget {
-            return Err(StreamFault::KvFull);
-        }
+        self.load(&mut |phase, done, total| {
+            tracing::debug!(?phase, done, total, "loading the weights again");
+        })
+        .map_err(|reason| StreamFault::WeightsUnavailable { reason })?;
+        self.admit(life)?;
+        let Some(engine) = self.engine.as_mut() else {
+            let reason = "it is not loaded".into();
+            return Err(StreamFault::Internal { reason });
+        };
         let seq = engine.open()?;
-        self.kv_reserved = reserved;
         let stream = Stream {
             life: Arc::clone(life),
             seq,
-            kv,
             work: VecDeque::new(),
             served: self.turn,
             active: self.clock.now(),
         };
         self.streams.insert(life.id, stream);
         Ok(())
+    }
+
+    /// Whether a stream may begin: it has to fit at all, and to find a page to begin with. More is
+    /// not promised: who grows when no page is left may cost somebody its own.
+    fn admit(&mut self, life: &Life) -> Result<(), StreamFault> {
+        let (pool, percent) = (self.pool, self.limits.kv_share);
+        let most = pool.pages(life.max_positions);
+        if most > pool.total {
+            return Err(StreamFault::KvFull);
+        }
+        if most > pool.quota {
+            return Err(StreamFault::KvQuota { percent });
+        }
+        self.look();
+        let holders = holders(&self.views, &pool, self.clock.now());
+        admit(&holders, &pool, life.caller).map_err(|full| match full {
+            Full::Host => StreamFault::KvFull,
+            Full::Caller => StreamFault::KvQuota { percent },
+        })
     }
 
     fn enqueue(&mut self, life: u64, work: Work) {
@@ -329,8 +379,7 @@ impl<S: EngineSource> Scheduler<S> {
         }
     }
 
-    fn run(&mut self, turn: &Turn) {
-        let began = self.clock.now();
+    fn run(&mut self, turn: &Turn, began: Duration) {
         let Some(engine) = self.engine.as_mut() else {
             return;
         };
@@ -495,7 +544,6 @@ impl<S: EngineSource> Scheduler<S> {
         if let Some(engine) = self.engine.as_mut() {
             engine.close(stream.seq);
         }
-        self.kv_reserved = self.kv_reserved.saturating_sub(stream.kv);
         if self.streams.is_empty() {
             self.empty_since = self.clock.now();
         }
@@ -528,7 +576,9 @@ impl<S: EngineSource> Scheduler<S> {
 
     fn count_kv(&self) {
         let used = self.engine.as_ref().map_or(0, LayerEngine::kv_bytes_in_use);
-        self.counters.kv(used, self.kv_reserved);
+        let page = self.page_bytes;
+        let pages = used.checked_div(page).unwrap_or(0);
+        self.counters.kv(used, pages, self.pool.total.into());
     }
 
     fn count_waiting(&self) {
@@ -578,17 +628,25 @@ fn settle<E: LayerEngine>(
     }
 }
 
-fn waiting<Q>((&id, stream): (&u64, &Stream<Q>)) -> Option<Waiting> {
-    let Some(Work::Step(job)) = stream.work.front() else {
-        return None;
-    };
-    Some(Waiting {
-        stream: id,
-        rows: job.step.rows,
-        left: job.step.rows.saturating_sub(job.done),
-        served: stream.served,
-        arrived: job.arrived,
-    })
+impl<Q: Copy> Stream<Q> {
+    fn view<E: LayerEngine<Seq = Q>>(&self, id: u64, engine: &E) -> View {
+        let head = match self.work.front() {
+            Some(Work::Step(job)) => Some(Head {
+                rows: job.step.rows,
+                left: job.step.rows.saturating_sub(job.done),
+                served: self.served,
+                arrived: job.arrived,
+            }),
+            _ => None,
+        };
+        View {
+            stream: id,
+            caller: self.life.caller,
+            length: engine.len(self.seq),
+            active: self.active,
+            head,
+        }
+    }
 }
 
 fn micros(duration: Duration) -> u32 {

@@ -9,8 +9,9 @@
 //! | `hearthnet_shard_streams` | gauge | |
 //! | `hearthnet_shard_steps_waiting` | gauge | |
 //! | `hearthnet_shard_kv_bytes` | gauge | |
-//! | `hearthnet_shard_kv_reserved_bytes` | gauge | |
 //! | `hearthnet_shard_kv_budget_bytes` | gauge | |
+//! | `hearthnet_shard_kv_pages` (in all) | gauge | |
+//! | `hearthnet_shard_kv_pages_used`, `hearthnet_shard_kv_pages_left` | gauge | |
 //! | `hearthnet_shard_weight_bytes` | gauge | |
 //! | `hearthnet_shard_steps_total` | counter | |
 //! | `hearthnet_shard_rows_total` | counter | `kind` = decode, prefill |
@@ -18,6 +19,7 @@
 //! | `hearthnet_shard_queue_seconds` | histogram | |
 //! | `hearthnet_shard_bytes_total` | counter | `direction` = in, out |
 //! | `hearthnet_shard_dropped_steps_total` | counter | |
+//! | `hearthnet_shard_preempted_total` | counter | |
 //! | `hearthnet_shard_errors_total` | counter | `code` |
 //! | `hearthnet_shard_sessions_closed_total` | counter | `code` |
 //! | `hearthnet_shard_loads_total`, `hearthnet_shard_evictions_total` | counter | |
@@ -48,8 +50,10 @@ pub struct Stats {
     pub steps_waiting: u32,
     /// Bytes of KV in use.
     pub kv_bytes: u64,
-    /// Bytes of KV promised to open streams.
-    pub kv_reserved_bytes: u64,
+    /// Pages of KV in use.
+    pub kv_pages_used: u64,
+    /// Pages of KV that nobody uses.
+    pub kv_pages_left: u64,
     /// Bytes of weights in memory; 0 while they are put away.
     pub weight_bytes: u64,
     /// Steps answered.
@@ -66,6 +70,8 @@ pub struct Stats {
     pub bytes_out: u64,
     /// Steps dropped before compute, because their stream ended.
     pub dropped_steps: u64,
+    /// Streams that had to give their pages to others.
+    pub preempted: u64,
     /// Streams refused or ended, by code.
     pub errors: BTreeMap<String, u64>,
     /// Connections of admitted peers that this host refused or ended, and keys that it does not
@@ -85,7 +91,8 @@ pub(crate) struct Counters {
     sessions: AtomicU32,
     waiting: AtomicU32,
     kv: AtomicU64,
-    kv_reserved: AtomicU64,
+    kv_pages_used: AtomicU64,
+    kv_pages: AtomicU64,
     weights: AtomicU64,
     steps: AtomicU64,
     decode_rows: AtomicU64,
@@ -94,6 +101,7 @@ pub(crate) struct Counters {
     bytes_in: AtomicU64,
     bytes_out: AtomicU64,
     dropped: AtomicU64,
+    preempted: AtomicU64,
     loads: AtomicU64,
     evictions: AtomicU64,
     /// `f32` bits: only the compute thread writes.
@@ -167,11 +175,24 @@ impl Counters {
         gauge!("hearthnet_shard_steps_waiting").set(steps);
     }
 
-    pub(crate) fn kv(&self, used: u64, reserved: u64) {
-        self.kv.store(used, Relaxed);
-        self.kv_reserved.store(reserved, Relaxed);
-        gauge!("hearthnet_shard_kv_bytes").set(used as f64);
-        gauge!("hearthnet_shard_kv_reserved_bytes").set(reserved as f64);
+    /// Bytes of KV in use, and pages, of how many.
+    pub(crate) fn kv(&self, bytes: u64, used: u64, pages: u64) {
+        // Most turns need no new page: those pay for one swap.
+        let before = self.kv.swap(bytes, Relaxed);
+        if before == bytes && self.kv_pages.load(Relaxed) == pages {
+            return;
+        }
+        self.kv_pages_used.store(used, Relaxed);
+        self.kv_pages.store(pages, Relaxed);
+        gauge!("hearthnet_shard_kv_bytes").set(bytes as f64);
+        gauge!("hearthnet_shard_kv_pages").set(pages as f64);
+        gauge!("hearthnet_shard_kv_pages_used").set(used as f64);
+        gauge!("hearthnet_shard_kv_pages_left").set(pages.saturating_sub(used) as f64);
+    }
+
+    pub(crate) fn preempted(&self) {
+        self.preempted.fetch_add(1, Relaxed);
+        counter!("hearthnet_shard_preempted_total").increment(1);
     }
 
     pub(crate) fn kv_budget(&self, bytes: u64) {
@@ -193,12 +214,14 @@ impl Counters {
     }
 
     pub(crate) fn snapshot(&self, streams: u32) -> Stats {
+        let used = self.kv_pages_used.load(Relaxed);
         Stats {
             sessions: self.sessions.load(Relaxed),
             streams,
             steps_waiting: self.waiting.load(Relaxed),
             kv_bytes: self.kv.load(Relaxed),
-            kv_reserved_bytes: self.kv_reserved.load(Relaxed),
+            kv_pages_used: used,
+            kv_pages_left: self.kv_pages.load(Relaxed).saturating_sub(used),
             weight_bytes: self.weights.load(Relaxed),
             steps: self.steps.load(Relaxed),
             decode_rows: self.decode_rows.load(Relaxed),
@@ -207,6 +230,7 @@ impl Counters {
             bytes_in: self.bytes_in.load(Relaxed),
             bytes_out: self.bytes_out.load(Relaxed),
             dropped_steps: self.dropped.load(Relaxed),
+            preempted: self.preempted.load(Relaxed),
             errors: by_code(&self.errors),
             closed: by_code(&self.closed),
             loads: self.loads.load(Relaxed),

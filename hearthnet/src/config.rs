@@ -153,7 +153,11 @@ pub(crate) struct Host {
     pub(crate) shard_eviction_idle_seconds: u64,
     pub(crate) memory_budget_mb: u64,
     pub(crate) kv_budget_mb: u64,
+    pub(crate) kv_share_per_caller_percent: u32,
     pub(crate) max_concurrent_streams: u32,
+    pub(crate) max_streams_per_caller: u32,
+    pub(crate) max_waiting_steps_per_caller: u32,
+    pub(crate) prefill_piece_ms: u64,
     pub(crate) drain_seconds: u64,
 }
 
@@ -163,7 +167,11 @@ impl Default for Host {
             shard_eviction_idle_seconds: 600,
             memory_budget_mb: 0,
             kv_budget_mb: 1024,
+            kv_share_per_caller_percent: 100,
             max_concurrent_streams: 8,
+            max_streams_per_caller: 0,
+            max_waiting_steps_per_caller: 128,
+            prefill_piece_ms: 25,
             drain_seconds: 10,
         }
     }
@@ -360,6 +368,24 @@ impl Config {
             return bad(
                 &format!("{d}.host.max_concurrent_streams"),
                 "must be at least 1",
+            );
+        }
+        if inference.host.max_waiting_steps_per_caller == 0 {
+            return bad(
+                &format!("{d}.host.max_waiting_steps_per_caller"),
+                "must be at least 1",
+            );
+        }
+        if !(1..=100).contains(&inference.host.kv_share_per_caller_percent) {
+            return bad(
+                &format!("{d}.host.kv_share_per_caller_percent"),
+                "must lie between 1 and 100",
+            );
+        }
+        if !(1..=10_000).contains(&inference.host.prefill_piece_ms) {
+            return bad(
+                &format!("{d}.host.prefill_piece_ms"),
+                "must lie between 1 and 10000",
             );
         }
         if inference.host.drain_seconds > 3600 {
@@ -587,6 +613,9 @@ mod tests {
             "research.distributed_inference.host.max_concurrent_streams=0",
             "research.distributed_inference.host.memory_budget_mb=2000000000",
             "research.distributed_inference.host.drain_seconds=3601",
+            "research.distributed_inference.host.kv_share_per_caller_percent=0",
+            "research.distributed_inference.host.max_waiting_steps_per_caller=0",
+            "research.distributed_inference.host.prefill_piece_ms=0",
             "node.listen=somewhere:7600",
             "node.name=\"two\\nlines\"",
         ] {

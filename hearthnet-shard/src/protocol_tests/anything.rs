@@ -112,8 +112,8 @@ proptest! {
             }
             let stats = host.stats();
             prop_assert!(stats.streams <= STREAMS);
-            prop_assert!(stats.kv_reserved_bytes <= budget);
-            prop_assert!(stats.kv_bytes <= stats.kv_reserved_bytes);
+            prop_assert!(stats.kv_bytes <= budget);
+            prop_assert!(host.probe.kv_bytes.load(Ordering::SeqCst) <= budget);
         }
         drop(callers);
         host.run();

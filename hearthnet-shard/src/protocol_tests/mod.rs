@@ -18,7 +18,7 @@ use crate::fake::{
     served,
 };
 use crate::inbox::Inbox;
-use crate::life::{Slots, lock};
+use crate::life::{Quota, Slots, lock};
 use crate::sched::{Limits, Scheduler};
 use crate::stats::{Counters, Stats};
 
@@ -53,6 +53,10 @@ impl Host {
     }
 
     fn with_budget(kv_budget: u64) -> Self {
+        Self::with_limits(|limits| limits.kv_budget = kv_budget)
+    }
+
+    fn with_limits(change: impl FnOnce(&mut Limits)) -> Self {
         let (probe, clock) = (Arc::new(Probe::default()), Arc::new(HandClock::default()));
         *lock(&probe.clock) = Some(clock.clone());
         let counters = Arc::new(Counters::default());
@@ -63,7 +67,13 @@ impl Host {
                 required_bytes: 1,
             },
             served: served(),
-            slots: Slots::new(STREAMS, STREAMS),
+            slots: Slots::new(
+                STREAMS,
+                Quota {
+                    streams: STREAMS,
+                    steps: 2 * WAITING,
+                },
+            ),
             max_streams: STREAMS,
             max_positions: POSITIONS,
             max_waiting_steps: WAITING,
@@ -72,12 +82,14 @@ impl Host {
             clock: clock.clone(),
             next_life: AtomicU64::new(1),
         };
-        let limits = Limits {
-            kv_budget,
+        let mut limits = Limits {
+            kv_budget: u64::MAX,
+            kv_share: 100,
             stream_idle: IDLE,
             evict_after: Some(EVICT),
             piece: Duration::from_millis(25),
         };
+        change(&mut limits);
         let source = FakeSource(probe.clone());
         let mut scheduler = Scheduler::new(source, served(), limits, counters, clock.clone());
         scheduler.load(&mut |_, _, _| {}).unwrap();
@@ -133,7 +145,7 @@ impl Host {
                 stats.streams,
                 stats.steps_waiting,
                 stats.kv_bytes,
-                stats.kv_reserved_bytes
+                stats.kv_pages_used
             ),
             (0, 0, 0, 0)
         );

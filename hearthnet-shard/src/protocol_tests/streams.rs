@@ -68,7 +68,13 @@ fn one_stream_too_many_is_refused_at_once_and_takes_nothing() {
 
 #[test]
 fn a_peer_cannot_take_more_places_than_its_share() {
-    let slots = Slots::new(4, 2);
+    let slots = Slots::new(
+        4,
+        Quota {
+            streams: 2,
+            steps: 9,
+        },
+    );
     let outlet = Arc::new(Recorder::default());
     let begin = |peer: u8, stream| {
         let Message::StreamOpen(open) = open(stream, 1) else {
@@ -78,7 +84,7 @@ fn a_peer_cannot_take_more_places_than_its_share() {
     };
     let _a = begin(1, 1).unwrap();
     let b = begin(1, 2).unwrap();
-    assert_eq!(begin(1, 3).unwrap_err().code(), "stream_limit");
+    assert_eq!(begin(1, 3).unwrap_err().code(), "stream_quota");
     let _c = begin(2, 1).unwrap();
     drop(b);
     assert!(begin(1, 3).is_ok());

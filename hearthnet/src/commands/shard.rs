@@ -144,7 +144,14 @@ async fn serve_by_hand(args: ServeArgs, global: &Global, config: &Config) -> Res
 pub(crate) fn serve_config(settings: &Host, listen: &str) -> ServeConfig {
     ServeConfig {
         max_concurrent_streams: settings.max_concurrent_streams,
+        max_streams_per_caller: match settings.max_streams_per_caller {
+            0 => u32::MAX,
+            most => most,
+        },
+        max_waiting_steps_per_caller: settings.max_waiting_steps_per_caller,
         kv_budget_bytes: settings.kv_budget_mb << 20,
+        kv_share_per_caller: settings.kv_share_per_caller_percent,
+        prefill_piece: Duration::from_millis(settings.prefill_piece_ms),
         evict_after: Some(settings.shard_eviction_idle_seconds)
             .filter(|&seconds| seconds > 0)
             .map(Duration::from_secs),

@@ -1,0 +1,269 @@
+//! Many callers on too few pages, who open again and replay what they lost: everybody comes to an
+//! end, and on the way the promises of `pages.rs` hold.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::tests::caller;
+use super::*;
+
+const PAGE: u32 = 16;
+/// How much time a turn takes here: ten turns without a step make a stream idle.
+const TURN: Duration = Duration::from_millis(500);
+/// Rows of a replay's steps.
+const CHUNK: u32 = 64;
+
+/// A conversation of one caller.
+#[derive(Debug, Clone)]
+struct Chat {
+    caller: u8,
+    /// Positions at its end.
+    total: u32,
+    /// Positions that its caller knows the rows of: prompt and answer so far.
+    known: u32,
+    /// Whether its stream stays open at the end.
+    kept: bool,
+    stream: Option<View>,
+    /// When it may open again, in turns.
+    until: u64,
+    /// Times that it was sent away since it last got on.
+    tries: u32,
+}
+
+impl Chat {
+    fn is_over(&self) -> bool {
+        self.known >= self.total
+    }
+
+    /// Sent away: comes back later, each time twice as much later.
+    fn back_off(&mut self, turn: u64) {
+        self.stream = None;
+        self.until = turn + (1 << self.tries.min(20));
+        self.tries += 1;
+    }
+
+    /// Sends the next step, if the last one was answered.
+    fn ask(&mut self, turn: u64, now: Duration) {
+        let Some(stream) = &mut self.stream else {
+            return;
+        };
+        if stream.head.is_some() || self.known >= self.total && stream.length >= self.known {
+            return;
+        }
+        // What is known is replayed; at its end comes one token after the other.
+        let rows = (self.known - stream.length).clamp(1, CHUNK);
+        stream.active = now;
+        stream.head = Some(Head {
+            rows,
+            left: rows,
+            served: turn,
+            arrived: now,
+        });
+    }
+}
+
+struct World {
+    pool: Pool,
+    planner: Planner,
+    chats: Vec<Chat>,
+    next: u64,
+    turn: u64,
+    preempted: u64,
+}
+
+impl World {
+    fn now(&self) -> Duration {
+        TURN * u32::try_from(self.turn).unwrap()
+    }
+
+    fn views(&self) -> Vec<View> {
+        self.chats.iter().filter_map(|chat| chat.stream).collect()
+    }
+
+    fn used(&self, number: Option<u8>) -> u32 {
+        let of = |chat: &&Chat| number.is_none_or(|number| chat.caller == number);
+        let streams = self.chats.iter().filter(of).filter_map(|chat| chat.stream);
+        streams.map(|view| self.pool.pages(view.length)).sum()
+    }
+
+    /// Whoever is out and may come back opens a stream, if the host lets it.
+    fn open(&mut self) {
+        let (turn, now) = (self.turn, self.now());
+        for at in 0..self.chats.len() {
+            let chat = &self.chats[at];
+            if chat.stream.is_some() || chat.is_over() || chat.until > turn {
+                continue;
+            }
+            let caller = caller(chat.caller);
+            let admitted = admit(&holders(&self.views(), &self.pool, now), &self.pool, caller);
+            let chat = &mut self.chats[at];
+            match admitted {
+                Ok(()) => {
+                    self.next += 1;
+                    chat.stream = Some(View {
+                        stream: self.next,
+                        caller,
+                        length: 0,
+                        active: now,
+                        head: None,
+                    });
+                }
+                Err(_) => chat.back_off(turn),
+            }
+        }
+    }
+
+    /// One turn, and what it may not do.
+    fn step(&mut self) {
+        self.turn += 1;
+        self.open();
+        let (turn, now) = (self.turn, self.now());
+        self.chats.iter_mut().for_each(|chat| chat.ask(turn, now));
+        let views = self.views();
+        let Some(planned) = self.planner.plan(&views, &self.pool, 96, now) else {
+            return;
+        };
+        assert!(!planned.takes.is_empty() || !planned.preempted.is_empty());
+        self.check_victims(&views, &planned);
+        for &stream in &planned.preempted {
+            self.preempted += 1;
+            assert!(planned.takes.iter().all(|take| take.0 != stream));
+            let chat = self.chat(stream);
+            match chat.is_over() {
+                true => chat.stream = None,
+                false => chat.back_off(turn),
+            }
+        }
+        for &(stream, rows) in &planned.takes {
+            let chat = self.chat(stream);
+            let view = chat.stream.as_mut().unwrap();
+            view.length += rows;
+            view.active = now;
+            let head = view.head.as_mut().unwrap();
+            (head.left, head.served) = (head.left - rows, turn);
+            if head.left == 0 {
+                view.head = None;
+            }
+            if view.length > chat.known {
+                (chat.known, chat.tries) = (view.length, 0);
+            }
+            if chat.is_over() && !chat.kept {
+                chat.stream = None;
+            }
+        }
+        assert!(self.used(None) <= self.pool.total);
+        for chat in &self.chats {
+            assert!(self.used(Some(chat.caller)) <= self.pool.quota);
+        }
+    }
+
+    fn chat(&mut self, stream: u64) -> &mut Chat {
+        let is_it = |chat: &&mut Chat| chat.stream.is_some_and(|view| view.stream == stream);
+        self.chats.iter_mut().find(is_it).unwrap()
+    }
+
+    /// A running stream goes only if its caller holds more than its fair share or its quota, or
+    /// would with what it asks for.
+    fn check_victims(&self, views: &[View], planned: &Turn) {
+        let holders = holders(views, &self.pool, self.now());
+        let running: BTreeSet<PeerKey> = holders
+            .iter()
+            .filter(|holder| !holder.idle)
+            .map(|holder| holder.caller)
+            .collect();
+        let share = self.pool.total / u32::try_from(running.len()).unwrap();
+        let mut demand: BTreeMap<PeerKey, u32> = BTreeMap::new();
+        for view in views {
+            let asked = view.head.map_or(0, |head| head.left);
+            let pages = self.pool.pages(view.length + asked);
+            *demand.entry(view.caller).or_default() += pages;
+        }
+        for stream in &planned.preempted {
+            let victim = holders.iter().find(|h| h.stream == *stream).unwrap();
+            let demand = demand[&victim.caller];
+            let beyond = demand > share || demand > self.pool.quota;
+            assert!(
+                victim.idle || beyond,
+                "{victim:?} of {demand}, {share} each"
+            );
+        }
+    }
+
+    fn run(&mut self, most: u64) -> bool {
+        while self.turn < most && !self.chats.iter().all(Chat::is_over) {
+            self.step();
+        }
+        self.chats.iter().all(Chat::is_over)
+    }
+}
+
+fn world(pages: u32, quota: u32, chats: Vec<(u8, u32, u32, bool)>) -> World {
+    let quota = quota.clamp(1, pages);
+    let chat = |(caller, prompt, answer, kept): (u8, u32, u32, bool)| {
+        // Whoever could never fit would not be let in at all.
+        let total = (prompt + answer).min(quota * PAGE);
+        Chat {
+            caller,
+            total,
+            known: prompt.min(total - 1),
+            kept,
+            stream: None,
+            until: 0,
+            tries: 0,
+        }
+    };
+    World {
+        pool: Pool {
+            total: pages,
+            quota,
+            page: PAGE,
+        },
+        planner: Planner::new(),
+        chats: chats.into_iter().map(chat).collect(),
+        next: 0,
+        turn: 0,
+        preempted: 0,
+    }
+}
+
+#[test]
+fn two_that_both_need_nearly_everything_both_come_to_their_end() {
+    let mut world = world(10, 10, vec![(1, 100, 59, false), (2, 100, 59, false)]);
+    assert!(world.run(2000), "{:?}", world.chats);
+    assert!(world.preempted > 0);
+}
+
+#[test]
+fn a_stream_that_has_the_host_to_itself_gets_all_pages() {
+    let mut world = world(10, 10, vec![(1, 100, 60, false)]);
+    assert!(world.run(200));
+    assert_eq!((world.chats[0].known, world.preempted), (160, 0));
+}
+
+#[test]
+fn the_conversations_of_one_caller_end_one_after_the_other() {
+    let chats = (0..8).map(|_| (1, 40, 60, false)).collect();
+    let mut world = world(9, 9, chats);
+    assert!(world.run(20_000), "{:?}", world.chats);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// With a budget that a fraction of the chats would fill, of callers with any number of chats,
+    /// all of them end, and none waits for ever. The bound: what each row would cost if every
+    /// position were replayed once for each chat there is.
+    #[test]
+    fn everybody_ends_however_short_the_pages_are(
+        pages in 2u32..24,
+        share in 1u32..=100,
+        chats in proptest::collection::vec((0u8..5, 1u32..200, 1u32..60, any::<bool>()), 1..14),
+    ) {
+        let quota = (pages * share / 100).max(1);
+        let mut world = world(pages, quota, chats);
+        let rows: u32 = world.chats.iter().map(|chat| chat.total).sum();
+        let most = u64::from(rows) * (world.chats.len() as u64 + 1) * 4 + 1000;
+        prop_assert!(world.run(most), "after {most} turns: {:?}", world.chats);
+    }
+}
