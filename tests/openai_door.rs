@@ -12,10 +12,12 @@ mod support;
 
 use std::path::Path;
 use std::process::Command;
+use std::time::Instant;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use support::{Home, Host, Server, model, text};
+use support::http::{self, Reply};
+use support::{Home, Host, PATIENCE, Server, community, model, text};
 
 /// `hearthnet serve`; it ends when this is dropped.
 struct Service {
@@ -210,6 +212,90 @@ fn what_cannot_be_served_is_refused_at_the_start() {
     let shard = format!("127.0.0.1:1#{}", home.node_id());
     let off = home.run(&["serve", "--json", "--shard", &shard]);
     support::assert_fails(&off, 7, "experimental_disabled");
+}
+
+/// The service of a community's founder.
+fn in_community(founder: &Home) -> Service {
+    // Hosts only: that this machine can do it all is not what is tried.
+    let hosts_only = "research.distributed_inference.fallback_to_local=false";
+    let process = community::serve(founder, &["--set", hosts_only]);
+    let models = http::get_json(&http::address(&process), "/v1/models");
+    Service {
+        url: process.ready["url"].as_str().expect("a URL").to_owned(),
+        model: models["data"][0]["id"]
+            .as_str()
+            .expect("a model")
+            .to_owned(),
+        process,
+        _hosts: Vec::new(),
+    }
+}
+
+#[test]
+fn a_community_answers_openais_package_and_a_host_that_dies_costs_no_word() {
+    let founder = Home::new();
+    community::found(&founder);
+    let service = in_community(&founder);
+    let address = http::address(&service.process);
+    let member = || community::join(&founder, &service.process);
+    let (all, first, second) = (member(), member(), member());
+    let mut host = community::host(&all, &service.process, "0-29");
+    // They are there when the first one is gone: one host that has all layers comes before two.
+    let _spares = [(&first, "0-14"), (&second, "15-29")]
+        .map(|(member, layers)| community::host(member, &service.process, layers));
+    let advertised = |count: usize| {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let status = founder.json(&["status", "--json"]);
+            let shards = status["models"][0]["shards"].as_array();
+            if shards.is_some_and(|shards| shards.len() >= count) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{status}");
+        }
+    };
+    advertised(3);
+    for what in ["models", "stream", "errors", "turns", "disconnect"] {
+        service.client(what);
+    }
+    let split = service.client("plain");
+    let alone = start(&Home::new(), &[], &["--local"], Vec::new());
+    assert_eq!(split, alone.client("plain"));
+
+    let ask = |address: &str| {
+        let body = json!({
+            "model": service.model, "max_tokens": 160, "temperature": 0, "stream": true,
+            "messages": [{"role": "user", "content": "Tell me a story about a whale."}],
+        });
+        let reply = Reply::chat(address, &body);
+        assert_eq!(reply.status, 200);
+        reply
+    };
+    let read = |reply: &mut Reply, chunks: usize| {
+        let chunk = std::iter::from_fn(|| reply.event()).take(chunks);
+        let said = |chunk: Value| {
+            assert!(chunk.get("error").is_none(), "{chunk}");
+            chunk["choices"][0]["delta"]["content"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned()
+        };
+        chunk.map(said).collect::<String>()
+    };
+    let mut reply = ask(&address);
+    let mut story = read(&mut reply, 8);
+    host.child.kill().expect("it runs");
+    host.child.wait().expect("its end");
+    story += &read(&mut reply, usize::MAX);
+    let undisturbed = read(&mut ask(&http::address(&alone.process)), usize::MAX);
+    assert_eq!(story, undisturbed);
+    let numbers = http::get(&address, "/metrics");
+    let counted = |name: &str| {
+        let line = numbers.lines().find_map(|line| line.strip_prefix(name));
+        line.map(|rest| rest.trim().to_owned())
+    };
+    let failovers = counted("distributed_inference_failovers_total");
+    assert_eq!(failovers.as_deref(), Some("1"), "{numbers}");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
+use axum::http::uri::Authority;
 use axum::http::{HeaderMap, Response, header};
 use axum::middleware::{self, Next};
 use axum::routing::MethodRouter;
@@ -55,6 +56,7 @@ pub(super) fn guarded(inner: Router, key: Option<ApiKey>, health: MethodRouter) 
         .fallback(async || ApiError::path().response())
         .layer(middleware::from_fn_with_state(key, guard))
         .route("/healthz", health)
+        .method_not_allowed_fallback(async || ApiError::method().response())
         .layer(middleware::from_fn(count))
 }
 
@@ -65,7 +67,7 @@ async fn guard(State(key): State<Option<ApiKey>>, request: Request, next: Next) 
             Some(ApiError::key())
         }
         // A web page whose own name leads to this machine must not pass for this machine.
-        None if !names_this_machine(request.headers()) => Some(ApiError::host()),
+        None if !names_this_machine(&request) => Some(ApiError::host()),
         _ => None,
     };
     match refusal {
@@ -87,8 +89,12 @@ fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"Bearer ").then_some(key)
 }
 
-fn names_this_machine(headers: &HeaderMap) -> bool {
-    let Some(host) = headers.get(header::HOST).and_then(|h| h.to_str().ok()) else {
+fn names_this_machine(request: &Request) -> bool {
+    let header = request.headers().get(header::HOST);
+    let header = header.and_then(|host| host.to_str().ok());
+    // A request line that names a host means that one (RFC 9112, section 3.2.2).
+    let named = request.uri().authority().map(Authority::as_str);
+    let Some(host) = named.or(header) else {
         return false;
     };
     let name = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {

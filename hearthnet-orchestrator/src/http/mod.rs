@@ -29,6 +29,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::body::{Body, Bytes};
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use axum::routing::{get, post};
@@ -120,7 +121,12 @@ async fn models(State(door): State<Arc<Door>>) -> Response<Body> {
     json_response(StatusCode::OK, &json!({"object": "list", "data": data}))
 }
 
-async fn model(State(door): State<Arc<Door>>, Path(id): Path<String>) -> Response<Body> {
+async fn model(
+    State(door): State<Arc<Door>>,
+    id: Result<Path<String>, PathRejection>,
+) -> Response<Body> {
+    // What is no text is no model's name.
+    let id = id.map_or_else(|_| "\u{fffd}".to_owned(), |Path(id)| id);
     match door.service.model(&id) {
         Some(model) => json_response(StatusCode::OK, &door.describe(model)),
         None => ApiError::model(&id).response(),

@@ -411,10 +411,47 @@ fn every_refusal_has_its_status_code_and_param() {
         (400, "invalid_json".into(), String::new())
     );
     assert_eq!(house.get("/v2", "").error().0, 404);
+    let no_text = house.get("/v1/models/%ff", "").error();
+    assert_eq!(no_text, (404, "model_not_found".into(), "model".into()));
     assert_eq!(house.get("/v1/chat/completions", "").error().0, 405);
     let form = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\
                 Connection: close\r\n\r\n";
     assert_eq!(house.raw(form).error().0, 415);
+}
+
+#[test]
+fn a_method_that_a_path_does_not_take_is_refused_and_no_page_is_let_in() {
+    let house = open();
+    let ask = |method: &str, path: &str| {
+        // As a browser asks for a page of another origin, before it sends JSON.
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
+             Origin: https://evil.example\r\nAccess-Control-Request-Method: POST\r\n\
+             Access-Control-Request-Headers: content-type\r\n\r\n"
+        );
+        let reply = house.raw(&request);
+        let cors = reply
+            .headers
+            .keys()
+            .find(|name| name.starts_with("access-control"));
+        assert_eq!(cors, None, "{method} {path}");
+        reply
+    };
+    for (method, path, allow) in [
+        ("OPTIONS", "/v1/chat/completions", "POST"),
+        ("GET", "/v1/completions", "POST"),
+        ("DELETE", "/v1/models", "GET,HEAD"),
+        ("POST", "/healthz", "GET,HEAD"),
+    ] {
+        let reply = ask(method, path);
+        let refused = (405, "method_not_allowed".into(), String::new());
+        assert_eq!(reply.error(), refused, "{method} {path}");
+        assert_eq!(reply.headers["allow"], allow);
+    }
+    for path in ["/v1/models", "/healthz", "/metrics"] {
+        let reply = ask("HEAD", path);
+        assert_eq!((reply.status, reply.body.as_str()), (200, ""), "{path}");
+    }
 }
 
 #[test]
@@ -502,6 +539,10 @@ fn without_a_key_other_machines_and_other_names_are_not_served() {
             format!("GET /v1/models HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
         assert_eq!(house.raw(&request).status, status, "{host}");
     }
+    // A request line that names a host means that one.
+    let elsewhere = "GET http://evil.example/v1/models HTTP/1.1\r\nHost: localhost\r\n\
+                     Connection: close\r\n\r\n";
+    assert_eq!(house.raw(elsewhere).status, 403);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | whose turn it is | [`turns`] (pure) |
 //! | conversations that wait for their next turn | [`kept`] (pure) |
+//! | how long a chat waits for its reader | `patience.rs` (pure) |
 //! | asking, running, giving up | here |
 //!
 //! ```text
@@ -18,6 +19,7 @@
 //! that takes nothing for [`ServiceSettings::slow_reader`] is given up for.
 
 pub mod kept;
+mod patience;
 pub mod turns;
 
 #[cfg(test)]
@@ -32,6 +34,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use self::kept::{Holds, KeepLimits, Kept};
+use self::patience::Patience;
 use self::turns::{Entry, Refused, Ticket, TurnLimits, Turns};
 use crate::Cancel;
 use crate::backend::Backend;
@@ -55,7 +58,8 @@ pub struct ServiceSettings {
     pub turns: TurnLimits,
     /// Conversations that are kept for their next turn.
     pub keep: KeepLimits,
-    /// A reader that takes nothing for so long is given up for.
+    /// A reader that takes nothing for so long is given up for, and so is one that keeps its chat
+    /// waiting for so long in sum, and takes next to nothing.
     pub slow_reader: Duration,
 }
 
@@ -390,7 +394,7 @@ fn work(place: Place, mut job: Job) {
         runtime: inner.runtime.clone(),
         frames: job.frames.clone(),
         cancel: job.cancel.clone(),
-        patience: inner.settings.slow_reader,
+        patience: Patience::new(inner.settings.slow_reader),
     };
     let result = converse(&inner, &mut job, &mut outlet);
     let code = result.as_ref().map_or_else(ChatError::code, |_| "ok");
@@ -485,7 +489,7 @@ struct Outlet {
     runtime: Handle,
     frames: mpsc::Sender<Frame>,
     cancel: Cancel,
-    patience: Duration,
+    patience: Patience,
 }
 
 impl Outlet {
@@ -496,20 +500,22 @@ impl Outlet {
             return;
         }
         let frame = match self.frames.try_send(frame.clone()) {
-            Ok(()) => return,
+            Ok(()) => return self.patience.taken_after(Duration::ZERO),
             Err(mpsc::error::TrySendError::Closed(_)) => return self.cancel.cancel(),
             Err(mpsc::error::TrySendError::Full(frame)) => frame,
         };
+        let since = Instant::now();
         let taken = self.runtime.block_on(async {
             tokio::select! {
                 sent = self.frames.send(frame) => sent.is_ok(),
                 () = self.cancel.cancelled() => false,
-                () = tokio::time::sleep(self.patience) => {
-                    tracing::warn!("a reader takes nothing: its chat is given up");
+                () = tokio::time::sleep(self.patience.left()) => {
+                    tracing::warn!("a reader takes next to nothing: its chat is given up");
                     false
                 }
             }
         });
+        self.patience.taken_after(since.elapsed());
         if !taken {
             self.cancel.cancel();
         }
