@@ -79,3 +79,33 @@ fn a_question_on_the_command_line_is_the_one_that_is_answered() {
     assert_eq!(demo(question), local["text"]);
     assert_ne!(demo(question), demo("Why is the sky blue?"));
 }
+
+#[test]
+fn the_mesh_bench_compares_every_answer_and_reports_all_three_speeds() {
+    let home = Home::new();
+    let report = home.json(&[
+        "bench",
+        "mesh",
+        "--json",
+        "--repetitions",
+        "1",
+        "--prefill",
+        "100",
+        "--decode",
+        "6",
+        "--chats",
+        "3",
+    ]);
+    // How fast it was is for people to judge; that the answers were compared is not.
+    assert_eq!(report["same_answers"], true);
+    assert_eq!(report["answer_tokens"], 6);
+    for speed in ["prefill", "one_chat", "many_chats"] {
+        for value in ["base", "mesh", "ratio"] {
+            let value = &report[speed][value];
+            assert!(value.as_f64().is_some_and(|n| n > 0.0), "{speed}: {report}");
+        }
+    }
+    let hops = report["hops"].as_array().expect("hops");
+    assert_eq!(hops.len(), 2);
+    assert_eq!(hops[1]["layers"], serde_json::json!([15, 29]));
+}

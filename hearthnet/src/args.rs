@@ -91,6 +91,7 @@ impl Args {
             | Command::Demo(DemoArgs { json, .. })
             | Command::Bench(BenchCommand::Engine { json, .. })
             | Command::Bench(BenchCommand::Transport { json, .. })
+            | Command::Bench(BenchCommand::Mesh(MeshArgs { json, .. }))
             | Command::Id(IdArgs { json })
             | Command::Init(InitArgs { json, .. })
             | Command::Serve(RunArgs { json, .. })
@@ -293,6 +294,8 @@ pub(crate) enum BenchCommand {
         #[arg(long)]
         json: bool,
     },
+    /// One answer and many over host processes on this machine, beside this machine alone.
+    Mesh(MeshArgs),
     /// Round trips and throughput between two processes on loopback, by size.
     Transport {
         /// Round trips per size.
@@ -305,6 +308,31 @@ pub(crate) enum BenchCommand {
         #[arg(long, hide = true, value_name = "NODEID")]
         echo_for: Option<NodeId>,
     },
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct MeshArgs {
+    /// Catalogue id, or path of a GGUF file.
+    #[arg(long, default_value = "smollm2-135m-instruct")]
+    pub(crate) model: String,
+    /// Host processes, each with one thread, and a core of its own if there are as many.
+    #[arg(long, default_value_t = 2)]
+    pub(crate) shards: u32,
+    /// Tokens of the long prompt.
+    #[arg(long, default_value_t = 512)]
+    pub(crate) prefill: u32,
+    /// Tokens of each answer, at most.
+    #[arg(long, default_value_t = 96)]
+    pub(crate) decode: u32,
+    /// Chats at once.
+    #[arg(long, default_value_t = 8)]
+    pub(crate) chats: usize,
+    /// Times to measure; the median is printed.
+    #[arg(long, default_value_t = 5)]
+    pub(crate) repetitions: u32,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, clap::Args)]

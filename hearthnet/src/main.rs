@@ -13,6 +13,7 @@ mod community;
 mod config;
 mod coverage;
 mod failure;
+mod host_process;
 mod hosts;
 mod layers;
 mod local_door;

@@ -18,6 +18,7 @@ use crate::output::{bytes, note, table};
 pub(crate) fn run(command: BenchCommand, global: &Global, config: &Config) -> Result<(), Failure> {
     match command {
         BenchCommand::Engine { .. } => engine(command, global),
+        BenchCommand::Mesh(args) => super::bench_mesh::run(&args, global, config),
         BenchCommand::Transport {
             echo_for: Some(caller),
             ..

@@ -1,19 +1,14 @@
 //! `hearthnet demo`: host processes on this machine, an orchestrator, an answer,
 //! and the same answer without them.
 
-use std::io::{BufRead, BufReader, Read};
-use std::os::unix::process::CommandExt;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use hearthnet_bus::NodeKey;
 use hearthnet_model::ChatMessage;
+use hearthnet_orchestrator::Cancel;
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Prompt};
 use hearthnet_orchestrator::link::HostAddr;
-use hearthnet_orchestrator::{Cancel, ChatError};
 use serde::{Deserialize, Serialize};
 
 use crate::args::{DemoArgs, Global};
@@ -21,20 +16,14 @@ use crate::commands::chat::{
     Print, connect, connected, local_backend, open_route, print_text, stream_answer,
     watch_interrupt,
 };
-use crate::commands::shard::Ready;
 use crate::commands::{
     OpenModel, engine_options, load_head, open_or_pull_model, print_bytes, print_json, runtime,
     sampling, text_model,
 };
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
+use crate::host_process::{HostPlan, HostProcess, split};
 use crate::output::{bytes, note, table};
-
-/// How long a host may take to load its layers. Loading is bound by the disk.
-const READY_DEADLINE: Duration = Duration::from_secs(120);
-
-/// How long a host gets to end by itself before it is killed.
-const LEAVE_DEADLINE: Duration = Duration::from_secs(3);
 
 pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<(), Failure> {
     let mut config = config.clone();
@@ -74,13 +63,14 @@ pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<()
     let mut hosts = Vec::new();
     for (index, &(lo, hi)) in ranges.iter().enumerate() {
         let home = directory.path().join(format!("host-{index}"));
-        hosts.push(HostProcess::spawn(
-            &model.path,
-            (lo, hi),
+        let plan = HostPlan {
+            model: &model.path,
+            layers: (lo, hi),
             threads,
-            &key,
-            &home,
-        )?);
+            streams: 1,
+            core: None,
+        };
+        hosts.push(HostProcess::spawn(&plan, &key, &home)?);
     }
     for host in &mut hosts {
         host.wait_until_ready(&cancel)?;
@@ -149,183 +139,6 @@ pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<()
         .hint("please report this with the output of `hearthnet demo --json`"));
     }
     Ok(())
-}
-
-/// Inclusive layer ranges: evenly, or cut where the user says.
-fn split(layers: u32, shards: u32, cuts: &[u32]) -> Result<Vec<(u32, u32)>, Failure> {
-    let wrong =
-        |why: String| Err(Failure::new(Kind::Config, why).hint("see `hearthnet demo --help`"));
-    let firsts: Vec<u32> = if cuts.is_empty() {
-        if shards == 0 || shards > layers {
-            return wrong(format!(
-                "--shards must lie between 1 and the model's {layers} layers"
-            ));
-        }
-        (0..shards)
-            .map(|i| (u64::from(i) * u64::from(layers) / u64::from(shards)) as u32)
-            .collect()
-    } else {
-        std::iter::once(0).chain(cuts.iter().copied()).collect()
-    };
-    let ends = firsts.iter().skip(1).copied().chain([layers]);
-    let mut ranges = Vec::new();
-    for (lo, end) in firsts.iter().copied().zip(ends) {
-        if lo >= end {
-            return wrong(format!(
-                "--cuts must rise and lie between 1 and {}",
-                layers - 1
-            ));
-        }
-        ranges.push((lo, end - 1));
-    }
-    Ok(ranges)
-}
-
-/// A `hearthnet shard serve` of our own. Dropping it ends the process.
-struct HostProcess {
-    child: Child,
-    lines: mpsc::Receiver<String>,
-    errors: mpsc::Receiver<String>,
-    layers: (u32, u32),
-    ready: Option<Ready>,
-}
-
-impl HostProcess {
-    fn spawn(
-        model: &Path,
-        layers: (u32, u32),
-        threads: usize,
-        key: &NodeKey,
-        home: &Path,
-    ) -> Result<Self, Failure> {
-        let fail = |e: std::io::Error| {
-            Failure::new(Kind::Host, format!("cannot start a host process: {e}"))
-        };
-        let program = std::env::current_exe().map_err(fail)?;
-        let mut child = Command::new(program)
-            .args(["--set", "policy.research.enable=true", "--data-dir"])
-            .arg(home)
-            .args([
-                "shard",
-                "serve",
-                "--json",
-                "--lifeline",
-                "--listen",
-                "127.0.0.1:0",
-            ])
-            .arg("--model")
-            .arg(model)
-            .args(["--layers", &format!("{}-{}", layers.0, layers.1)])
-            .args(["--threads", &threads.to_string()])
-            .args(["--peer-key", &key.id().to_string()])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            // A group of its own: Ctrl-C reaches the demo, which then ends its hosts in
-            // order. If the demo dies without a word, their standard input ends, and so do they.
-            .process_group(0)
-            .spawn()
-            .map_err(fail)?;
-        let lines = read_lines(child.stdout.take());
-        let errors = read_lines(child.stderr.take());
-        Ok(Self {
-            child,
-            lines,
-            errors,
-            layers,
-            ready: None,
-        })
-    }
-
-    fn wait_until_ready(&mut self, cancel: &Cancel) -> Result<(), Failure> {
-        let deadline = Instant::now() + READY_DEADLINE;
-        loop {
-            if cancel.is_cancelled() {
-                return Err(ChatError::Cancelled.into());
-            }
-            match self.lines.recv_timeout(Duration::from_millis(50)) {
-                Ok(line) => {
-                    let ready = serde_json::from_str(&line).map_err(|e| {
-                        Failure::internal(format!("a host process said something else: {e}"))
-                    })?;
-                    self.ready = Some(ready);
-                    return Ok(());
-                }
-                Err(mpsc::RecvTimeoutError::Timeout) if Instant::now() < deadline => {}
-                Err(_) => {
-                    let why: Vec<String> = self.errors.try_iter().collect();
-                    return Err(Failure::new(
-                        Kind::Host,
-                        format!(
-                            "the host process for layers {} did not start: {}",
-                            self.layers_text(),
-                            if why.is_empty() {
-                                "no reason given".into()
-                            } else {
-                                why.join("; ")
-                            }
-                        ),
-                    ));
-                }
-            }
-        }
-    }
-
-    fn layers_text(&self) -> String {
-        format!("{}-{}", self.layers.0, self.layers.1)
-    }
-
-    fn address(&self) -> Option<HostAddr> {
-        self.ready.as_ref()?.address.parse().ok()
-    }
-
-    fn address_text(&self) -> String {
-        self.ready
-            .as_ref()
-            .map_or_else(String::new, |r| r.address.clone())
-    }
-
-    /// Memory that the process occupies now, where the system tells.
-    fn resident_bytes(&self) -> Option<u64> {
-        crate::commands::shard::resident_bytes(self.child.id())
-    }
-
-    /// Ends the process: politely, then for good.
-    fn stop(&mut self) {
-        drop(self.child.stdin.take());
-        let deadline = Instant::now() + LEAVE_DEADLINE;
-        while Instant::now() < deadline {
-            match self.child.try_wait() {
-                Ok(None) => std::thread::sleep(Duration::from_millis(5)),
-                _ => return,
-            }
-        }
-        // It may have ended in between; either way nothing is left.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Drop for HostProcess {
-    fn drop(&mut self) {
-        self.stop();
-    }
-}
-
-/// The lines of a child's output, read by a thread so that waiting can have a limit.
-fn read_lines(output: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String> {
-    let (sender, receiver) = mpsc::channel();
-    std::thread::spawn(move || {
-        let Some(output) = output else { return };
-        // One line is a descriptor: a few kilobytes. The bound keeps a runaway child harmless.
-        for line in BufReader::new(output.take(1 << 20)).lines() {
-            let Ok(line) = line else { return };
-            if sender.send(line).is_err() {
-                return;
-            }
-        }
-    });
-    receiver
 }
 
 /// What the demo found out.
@@ -457,32 +270,5 @@ impl Report {
                 "NOT the same ones"
             }
         )
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn layers_are_split_evenly_and_completely() {
-        assert_eq!(split(30, 2, &[]).unwrap(), [(0, 14), (15, 29)]);
-        assert_eq!(split(5, 3, &[]).unwrap(), [(0, 0), (1, 2), (3, 4)]);
-        assert_eq!(split(3, 3, &[]).unwrap(), [(0, 0), (1, 1), (2, 2)]);
-        assert_eq!(split(30, 1, &[]).unwrap(), [(0, 29)]);
-    }
-
-    #[test]
-    fn layers_are_cut_where_the_user_says() {
-        assert_eq!(split(30, 2, &[7, 20]).unwrap(), [(0, 6), (7, 19), (20, 29)]);
-    }
-
-    #[test]
-    fn impossible_splits_are_refused() {
-        assert!(split(4, 0, &[]).is_err());
-        assert!(split(4, 5, &[]).is_err());
-        for cuts in [&[0][..], &[4], &[2, 2], &[3, 1], &[u32::MAX]] {
-            assert!(split(4, 2, cuts).is_err(), "{cuts:?}");
-        }
     }
 }

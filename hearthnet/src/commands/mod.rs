@@ -1,6 +1,7 @@
 //! One file per command.
 
 pub(crate) mod bench;
+pub(crate) mod bench_mesh;
 pub(crate) mod chat;
 pub(crate) mod community;
 pub(crate) mod config;

@@ -1,0 +1,479 @@
+//! `hearthnet bench mesh`: what splitting a model costs and brings, on this machine.
+//!
+//! Host processes with one thread each, pinned to a core each where there are as many cores,
+//! answer over TLS on loopback; beside them the same model runs in this process, with one
+//! thread. Both are asked through the chat service, as `hearthnet serve` asks. Three ratios:
+//!
+//! - *prefill*: a long prompt. Its pieces are in different hosts at the same time, so two
+//!   hosts can be nearly twice as fast as one machine.
+//! - *one chat*: a token cannot be sampled before the one before it, so hosts take turns, and
+//!   what is lost against one machine is the wire.
+//! - *many chats*: while one host has one chat's row, the other has another's, and rows that
+//!   wait share a batch.
+//!
+//! The measurements take turns, so that a machine that changes its pace does so for all of
+//! them, and medians are compared. Every answer is compared with the one of this machine alone.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::future::try_join_all;
+use hearthnet_bus::NodeKey;
+use hearthnet_model::ChatMessage;
+use hearthnet_model::sampler::SamplerConfig;
+use hearthnet_orchestrator::chat::{ChatRequest, Done, Frame, Prompt};
+use hearthnet_orchestrator::hosts::HostPool;
+use hearthnet_orchestrator::link::HostAddr;
+use hearthnet_orchestrator::service::kept::KeepLimits;
+use hearthnet_orchestrator::{Cancel, ChatError, Service};
+use serde::Serialize;
+
+use crate::args::{Global, MeshArgs};
+use crate::chat_service::{hosted_model, local_model, settings};
+use crate::commands::chat::watch_interrupt;
+use crate::commands::{open_or_pull_model, print_bytes, print_json, runtime};
+use crate::config::Config;
+use crate::failure::{Failure, Kind};
+use crate::host_process::{HostPlan, HostProcess, cores, split};
+use crate::output::{note, table};
+
+/// What the chats are about; each begins differently, so that nothing is shared by chance.
+const SUBJECTS: [&str; 8] = [
+    "a lighthouse",
+    "an old bridge",
+    "the first snow",
+    "a market in spring",
+    "a lost letter",
+    "two neighbours",
+    "a night train",
+    "an orchard",
+];
+
+/// How long the chats may take to end when the measurement is over.
+const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
+
+pub(crate) fn run(args: &MeshArgs, global: &Global, config: &Config) -> Result<(), Failure> {
+    if !(1..=64).contains(&args.chats) || args.repetitions == 0 || args.prefill == 0 {
+        return Err(Failure::new(
+            Kind::Config,
+            "--chats must lie between 1 and 64, --repetitions and --prefill must be at least 1",
+        )
+        .hint("see `hearthnet bench mesh --help`"));
+    }
+    let mut config = config.clone();
+    // Whoever measures has asked for it, and nothing leaves this machine.
+    config.policy.research.enable = true;
+    config.engine.threads = 1;
+    config
+        .research
+        .distributed_inference
+        .max_concurrent_pipelines = args.chats;
+
+    let runtime = runtime()?;
+    let cancel = Cancel::default();
+    watch_interrupt(&runtime, cancel.clone());
+    let model = open_or_pull_model(global, &args.model)?;
+    let vocabulary = model.file.spec().vocab;
+    let cores = cores();
+    let ranges = split(model.file.spec().layers, args.shards, &[])?;
+    let pinned = cores.len() >= ranges.len();
+    let key = Arc::new(NodeKey::generate().map_err(Failure::internal)?);
+    let directory = tempfile::tempdir().map_err(Failure::internal)?;
+    let mut hosts = Vec::new();
+    for (index, &layers) in ranges.iter().enumerate() {
+        let plan = HostPlan {
+            model: &model.path,
+            layers,
+            threads: 1,
+            streams: args.chats,
+            core: cores.get(index).copied().filter(|_| pinned),
+        };
+        let home = directory.path().join(format!("host-{index}"));
+        hosts.push(HostProcess::spawn(&plan, &key, &home)?);
+    }
+    for host in &mut hosts {
+        host.wait_until_ready(&cancel)?;
+    }
+
+    let addresses: Vec<HostAddr> = hosts.iter().filter_map(HostProcess::address).collect();
+    let own = key.id().to_string();
+    let handle = runtime.handle().clone();
+    let pool = HostPool::new(handle.clone(), key, config.transport()?, addresses);
+    let over_hosts = hosted_model(&model, &config, pool, &own, false, &handle)?;
+    let alone = local_model(&model, &config)?;
+    let mut service = settings(&config);
+    // Every chat runs its whole prompt.
+    service.keep = KeepLimits {
+        count: 0,
+        ..service.keep
+    };
+    let mesh = Service::new(handle.clone(), vec![over_hosts], service.clone());
+    let local = Service::new(handle, vec![alone], service);
+    let bench = Bench {
+        id: model.id.clone(),
+        args,
+        vocabulary,
+        mesh,
+        local,
+    };
+    let samples = runtime.block_on(async {
+        let samples = tokio::select! {
+            samples = bench.measure() => samples,
+            () = cancel.cancelled() => Err(ChatError::Cancelled.into()),
+        };
+        bench.mesh.drain(DRAIN_DEADLINE).await;
+        bench.local.drain(DRAIN_DEADLINE).await;
+        samples
+    })?;
+    for host in &mut hosts {
+        host.stop();
+    }
+    let report = Report::new(&bench, &ranges, pinned, cores.len(), &samples);
+    if args.json {
+        print_json(&report)?;
+    } else {
+        print_bytes(report.table().as_bytes())?;
+    }
+    if !report.same_answers {
+        return Err(Failure::new(
+            Kind::Internal,
+            "the hosts and this machine alone gave different answers, which must never happen",
+        )
+        .hint("please report this with the output of `hearthnet bench mesh --json`"));
+    }
+    Ok(())
+}
+
+struct Bench<'a> {
+    id: String,
+    args: &'a MeshArgs,
+    vocabulary: u32,
+    mesh: Service,
+    local: Service,
+}
+
+/// One repetition.
+struct Sample {
+    prefill_local: f64,
+    prefill_mesh: f64,
+    decode_local: f64,
+    /// The one chat over hosts, with its timings.
+    one: Done,
+    /// Tokens per second of the one chat, its prompt's time included.
+    one_total: f64,
+    /// The same of all chats together.
+    many_total: f64,
+    /// Longest wait for a first token among them, in milliseconds.
+    many_first_ms: f64,
+    same: bool,
+}
+
+impl Bench<'_> {
+    /// Measures everything `repetitions` times, after one round that does not count.
+    async fn measure(&self) -> Result<Vec<Sample>, Failure> {
+        // What this machine alone answers, chat by chat: never beside others.
+        let mut expected = BTreeMap::new();
+        for n in 0..self.args.chats {
+            expected.insert(n, self.ask(&self.local, self.chat(n)).await?.token_ids);
+        }
+        let mut samples = Vec::new();
+        for round in 0..=self.args.repetitions {
+            if !self.args.json {
+                note(match round {
+                    0 => "warming up".to_owned(),
+                    n => format!("round {n} of {}", self.args.repetitions),
+                });
+            }
+            let sample = self.round(round, &expected).await?;
+            if round > 0 {
+                samples.push(sample);
+            }
+        }
+        Ok(samples)
+    }
+
+    async fn round(
+        &self,
+        round: u32,
+        expected: &BTreeMap<usize, Vec<u32>>,
+    ) -> Result<Sample, Failure> {
+        let prompt = self.long_prompt(round);
+        let prefill_local = self.ask(&self.local, prompt.clone()).await?;
+        let prefill_mesh = self.ask(&self.mesh, prompt).await?;
+
+        let decode_local = self.ask(&self.local, self.chat(0)).await?;
+        let began = Instant::now();
+        let one = self.ask(&self.mesh, self.chat(0)).await?;
+        let one_total = rate(one.token_ids.len(), began);
+
+        let began = Instant::now();
+        let chats = (0..self.args.chats).map(|n| self.ask(&self.mesh, self.chat(n)));
+        let many = try_join_all(chats).await?;
+        let tokens = many.iter().map(|done| done.token_ids.len()).sum();
+        let many_total = rate(tokens, began);
+
+        let same = prefill_local.token_ids == prefill_mesh.token_ids
+            && decode_local.token_ids == one.token_ids
+            && many
+                .iter()
+                .map(|done| &done.token_ids)
+                .eq(expected.values());
+        Ok(Sample {
+            prefill_local: prefill_local.timings.prefill_tokens_per_second,
+            prefill_mesh: prefill_mesh.timings.prefill_tokens_per_second,
+            decode_local: decode_local.timings.tokens_per_second,
+            one,
+            one_total,
+            many_total,
+            many_first_ms: many
+                .iter()
+                .map(|done| done.timings.first_token_ms)
+                .fold(0.0, f64::max),
+            same,
+        })
+    }
+
+    async fn ask(&self, service: &Service, request: ChatRequest) -> Result<Done, Failure> {
+        let mut answer = service.ask("bench", &self.id, request)?;
+        let mut end = None;
+        while let Some(frame) = answer.next().await {
+            if let Frame::Done(done) = frame? {
+                end = Some(*done);
+            }
+        }
+        end.ok_or_else(|| Failure::internal("an answer ended without its last frame"))
+    }
+
+    /// A long prompt that no round has had before, and one token of answer.
+    fn long_prompt(&self, round: u32) -> ChatRequest {
+        // Which tokens they are does not matter to the engine: neighbours differ, and that is all.
+        let token = |n: u32| (n.wrapping_mul(2_654_435_761) ^ round) % self.vocabulary;
+        let ids = (1..=self.args.prefill).map(token).collect();
+        request(Prompt::Tokens(ids), 1)
+    }
+
+    fn chat(&self, n: usize) -> ChatRequest {
+        let subject = SUBJECTS
+            .get(n % SUBJECTS.len())
+            .copied()
+            .unwrap_or_default();
+        let number = n / SUBJECTS.len() + 1;
+        let ask = format!("Write story number {number} about {subject}, as long as you can.");
+        let prompt = match self.mesh.models().first() {
+            Some(model) if model.text.template.is_some() => {
+                Prompt::Messages(vec![ChatMessage::user(&ask)])
+            }
+            _ => Prompt::Text(ask),
+        };
+        request(prompt, self.args.decode)
+    }
+}
+
+/// The likeliest token, always: answers can be compared.
+fn request(prompt: Prompt, max_tokens: u32) -> ChatRequest {
+    ChatRequest {
+        prompt,
+        sampling: SamplerConfig {
+            temperature: 0.0,
+            ..SamplerConfig::default()
+        },
+        max_tokens,
+        stop: Vec::new(),
+    }
+}
+
+fn rate(tokens: usize, since: Instant) -> f64 {
+    tokens as f64 / since.elapsed().as_secs_f64().max(f64::MIN_POSITIVE)
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or_default()
+}
+
+/// Two speeds in tokens per second, and how they compare.
+#[derive(Debug, Serialize)]
+struct Comparison {
+    /// What it is compared with.
+    base: f64,
+    mesh: f64,
+    ratio: f64,
+    /// All ratios, round by round.
+    ratios: Vec<f64>,
+}
+
+impl Comparison {
+    fn new(samples: &[Sample], base: fn(&Sample) -> f64, mesh: fn(&Sample) -> f64) -> Self {
+        let (low, high) = (
+            median(samples.iter().map(base)),
+            median(samples.iter().map(mesh)),
+        );
+        let ratio = |base: f64, mesh: f64| mesh / base.max(f64::MIN_POSITIVE);
+        Self {
+            base: low,
+            mesh: high,
+            ratio: ratio(low, high),
+            ratios: samples.iter().map(|s| ratio(base(s), mesh(s))).collect(),
+        }
+    }
+
+    fn row(&self, what: String, base: &str) -> Vec<String> {
+        let (least, most) = self
+            .ratios
+            .iter()
+            .fold((f64::MAX, 0.0_f64), |(a, b), r| (a.min(*r), b.max(*r)));
+        vec![
+            what,
+            format!("{:.1} {base}", self.base),
+            format!("{:.1}", self.mesh),
+            format!("{:.2}", self.ratio),
+            format!("{least:.2} to {most:.2}"),
+        ]
+    }
+}
+
+/// One hop of the one chat's decode steps, in milliseconds. Medians over the rounds.
+#[derive(Debug, Serialize)]
+struct Hop {
+    layers: (u32, u32),
+    compute_ms_p50: f64,
+    overhead_ms_p50: f64,
+    overhead_ms_p95: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    model: String,
+    cores: usize,
+    pinned: bool,
+    repetitions: u32,
+    prompt_tokens: u32,
+    chats: usize,
+    /// Tokens of the one chat's answer.
+    answer_tokens: usize,
+    /// A long prompt: this machine alone, over hosts.
+    prefill: Comparison,
+    /// Decode of one chat: this machine alone, over hosts.
+    one_chat: Comparison,
+    /// One chat over hosts, all chats over hosts; prompts included.
+    many_chats: Comparison,
+    construct_ms: f64,
+    first_token_ms: f64,
+    /// The longest wait among all chats.
+    many_first_token_ms: f64,
+    head_ms_per_token: f64,
+    hops: Vec<Hop>,
+    /// Whether every answer was that of this machine alone.
+    same_answers: bool,
+}
+
+impl Report {
+    fn new(
+        bench: &Bench<'_>,
+        ranges: &[(u32, u32)],
+        pinned: bool,
+        cores: usize,
+        samples: &[Sample],
+    ) -> Self {
+        let timing = |get: fn(&Sample) -> f64| median(samples.iter().map(get));
+        let hop = |(index, &layers): (usize, &(u32, u32))| {
+            let of = |get: fn(&hearthnet_orchestrator::backend::HopTimes) -> u32| {
+                let times = samples.iter().filter_map(|s| s.one.timings.hops.get(index));
+                median(times.map(|hop| f64::from(get(hop)) / 1e3))
+            };
+            Hop {
+                layers,
+                compute_ms_p50: of(|hop| hop.compute_us_p50),
+                overhead_ms_p50: of(|hop| hop.overhead_us_p50),
+                overhead_ms_p95: of(|hop| hop.overhead_us_p95),
+            }
+        };
+        Self {
+            model: bench.id.clone(),
+            cores,
+            pinned,
+            repetitions: bench.args.repetitions,
+            prompt_tokens: bench.args.prefill,
+            chats: bench.args.chats,
+            answer_tokens: samples.first().map_or(0, |s| s.one.token_ids.len()),
+            prefill: Comparison::new(samples, |s| s.prefill_local, |s| s.prefill_mesh),
+            one_chat: Comparison::new(
+                samples,
+                |s| s.decode_local,
+                |s| s.one.timings.tokens_per_second,
+            ),
+            many_chats: Comparison::new(samples, |s| s.one_total, |s| s.many_total),
+            construct_ms: timing(|s| s.one.timings.construct_ms),
+            first_token_ms: timing(|s| s.one.timings.first_token_ms),
+            many_first_token_ms: timing(|s| s.many_first_ms),
+            head_ms_per_token: timing(|s| s.one.timings.head_ms_per_token),
+            hops: ranges.iter().enumerate().map(hop).collect(),
+            same_answers: samples.iter().all(|s| s.same),
+        }
+    }
+
+    fn table(&self) -> String {
+        let speeds = [
+            self.prefill.row(
+                format!("prefill, {} tokens", self.prompt_tokens),
+                "this machine alone",
+            ),
+            self.one_chat.row(
+                format!("one chat, {} tokens", self.answer_tokens),
+                "this machine alone",
+            ),
+            self.many_chats.row(
+                format!("{} chats at once", self.chats),
+                "one chat over the hosts",
+            ),
+        ];
+        let hops: Vec<Vec<String>> = self
+            .hops
+            .iter()
+            .map(|hop| {
+                vec![
+                    format!("layers {}-{}", hop.layers.0, hop.layers.1),
+                    format!("{:.2} ms", hop.compute_ms_p50),
+                    format!("{:.3} ms", hop.overhead_ms_p50),
+                    format!("{:.3} ms", hop.overhead_ms_p95),
+                ]
+            })
+            .collect();
+        let n = self.hops.len();
+        format!(
+            "{}: {n} host{}, one thread each{}; {} cores; medians of {}\n\n{}\n{}\n  \
+             here, per token: {:.2} ms for embedding, output matrix and sampling\n  \
+             construct {:.2} ms, first token {:.1} ms (of {} chats at once, the last: {:.0} ms)\n  \
+             answers: {}\n",
+            self.model,
+            if n == 1 { "" } else { "s" },
+            if self.pinned {
+                ", on a core of its own"
+            } else {
+                ""
+            },
+            self.cores,
+            self.repetitions,
+            table(
+                &["tokens/s", "beside", "over hosts", "ratio", "ratios"],
+                &speeds
+            ),
+            table(
+                &["one chat's hops", "compute", "overhead p50", "p95"],
+                &hops
+            ),
+            self.head_ms_per_token,
+            self.construct_ms,
+            self.first_token_ms,
+            self.chats,
+            self.many_first_token_ms,
+            if self.same_answers {
+                "those of this machine alone, token for token"
+            } else {
+                "NOT those of this machine alone"
+            },
+        )
+    }
+}
