@@ -55,7 +55,7 @@ fn tiny() -> ServedModel {
         text: TextModel {
             tokenizer: Tokenizer::from_gguf(file.gguf()).expect("a tokenizer"),
             template: Some(ChatTemplate::from_gguf(file.gguf()).expect("a template")),
-            head,
+            head: head.into(),
             context: file.spec().context,
         },
         opener: Box::new(opener),

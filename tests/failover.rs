@@ -81,7 +81,7 @@ impl Caller {
             text: TextModel {
                 tokenizer: Tokenizer::from_gguf(file.gguf()).expect("a tokenizer"),
                 template: Some(ChatTemplate::from_gguf(file.gguf()).expect("a template")),
-                head: Head::load(&file, &options()).expect("a head"),
+                head: Head::load(&file, &options()).expect("a head").into(),
                 context: file.spec().context,
             },
             file,

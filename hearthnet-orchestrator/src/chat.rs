@@ -8,7 +8,6 @@
 use std::borrow::Cow;
 use std::time::Instant;
 
-use hearthnet_model::engine::Head;
 use hearthnet_model::sampler::{Sampler, SamplerConfig};
 use hearthnet_model::stop::StopMatcher;
 use hearthnet_model::{ChatMessage, ChatTemplate, Detokenizer, Special, Tokenizer};
@@ -17,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::Cancel;
 use crate::backend::{Backend, HopTimes, Notice, RouteHop, Run};
 use crate::error::{Blame, ChatError};
+use crate::head::SharedHead;
 
 /// What the caller asks.
 #[derive(Debug, Clone)]
@@ -204,8 +204,8 @@ pub struct TextModel {
     pub tokenizer: Tokenizer,
     /// How a conversation becomes text.
     pub template: Option<ChatTemplate>,
-    /// Embedding, final norm and output matrix.
-    pub head: Head,
+    /// Embedding, final norm and output matrix, for all chats with this model.
+    pub head: SharedHead,
     /// Longest sequence, in positions.
     pub context: u32,
 }

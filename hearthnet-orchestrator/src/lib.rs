@@ -11,6 +11,7 @@
 //! | the layers here, the layers there | [`local`], [`sharded`], behind [`Backend`] |
 //! | from there to here in the middle of an answer | [`fallback`] |
 //! | text in, tokens out | [`chat`] |
+//! | logits for many chats at once | [`head`] |
 //! | chat as a capability of the bus | [`bus`] |
 //! | many callers: turns, kept conversations, giving up | [`service`] |
 //! | the OpenAI-compatible HTTP interface | [`http`] |
@@ -22,6 +23,7 @@ pub mod chat;
 pub mod checks;
 pub mod error;
 pub mod fallback;
+pub mod head;
 pub mod hosts;
 pub mod http;
 mod labels;

@@ -62,7 +62,7 @@ fn tiny(broken: Arc<Mutex<Option<ChatError>>>) -> ServedModel {
         text: TextModel {
             tokenizer: Tokenizer::from_gguf(file.gguf()).unwrap(),
             template: Some(ChatTemplate::from_gguf(file.gguf()).unwrap()),
-            head,
+            head: head.into(),
             context: file.spec().context,
         },
         opener: Box::new(opener),

@@ -139,7 +139,7 @@ pub(crate) fn fixture(settings: ServiceSettings) -> Fixture {
         text: TextModel {
             tokenizer: Tokenizer::from_gguf(file.gguf()).unwrap(),
             template: Some(ChatTemplate::from_gguf(file.gguf()).unwrap()),
-            head,
+            head: head.into(),
             context: file.spec().context,
         },
         opener: Box::new(opener),

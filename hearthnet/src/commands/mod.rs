@@ -129,7 +129,7 @@ pub(crate) fn text_model(model: &OpenModel, head: Head) -> Result<TextModel, Fai
     Ok(TextModel {
         tokenizer,
         template,
-        head,
+        head: head.into(),
         context: model.file.spec().context,
     })
 }

@@ -1,0 +1,272 @@
+//! One head for many chats: rows that want logits at the same time run as one batch.
+//!
+//! The output matrix is read from memory once per batch, whatever its size, and reading it is
+//! what a row costs. There is no thread for it, and nobody waits for company: a chat that finds
+//! the head free runs its row at once. Rows that come meanwhile wait; when the head is free
+//! again the first of them takes them all and computes for all.
+//!
+//! ```text
+//! A: runs a ──────────┐ "go on" to B
+//! B:    waits ........└► runs b, c, d ──────┐ logits to C and D
+//! C:       waits ...........................└►
+//! D:          waits ........................└►
+//! ```
+//!
+//! A row's logits do not depend on its batch, so no chat can tell.
+
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use hearthnet_model::ModelSpec;
+use hearthnet_model::engine::{EngineError, Head};
+
+/// Most rows of one batch: their logits are in memory at once, and beyond this many the
+/// arithmetic of a row costs more than its share of reading the matrix.
+const BATCH: usize = 32;
+
+/// Embedding, last norm and output matrix of a model, for several chats.
+#[derive(Debug)]
+pub struct SharedHead {
+    head: Head,
+    desk: Mutex<Desk>,
+}
+
+#[derive(Debug, Default)]
+struct Desk {
+    /// Whether somebody computes, or has been told to.
+    taken: bool,
+    /// In order of arrival; the first is told to go on when the head is free.
+    waiting: Vec<Waiting>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    row: Vec<f32>,
+    answer: SyncSender<Turn>,
+}
+
+/// What becomes of a row that waits.
+enum Turn {
+    /// Its chat computes, for itself and whoever else waits.
+    GoOn,
+    /// Somebody has computed it.
+    Logits(Result<Vec<f32>, EngineError>),
+}
+
+impl From<Head> for SharedHead {
+    fn from(head: Head) -> Self {
+        Self {
+            head,
+            desk: Mutex::default(),
+        }
+    }
+}
+
+impl SharedHead {
+    /// Hyperparameters of the model.
+    pub fn spec(&self) -> &ModelSpec {
+        self.head.spec()
+    }
+
+    /// The embeddings of some tokens: [`Head::embed`].
+    ///
+    /// # Errors
+    /// Those of [`Head::embed`].
+    pub fn embed(&self, ids: &[u32], out: &mut Vec<f32>) -> Result<(), EngineError> {
+        self.head.embed(ids, out)
+    }
+
+    /// Replaces `out` by the logits of one row of `width` values: [`Head::logits`], together with
+    /// the rows of other chats that want theirs now. Blocks for two batches at most.
+    ///
+    /// # Errors
+    /// Those of [`Head::logits`], for this row alone.
+    pub fn logits(&self, row: &[f32], out: &mut Vec<f32>) -> Result<(), EngineError> {
+        let width = self.head.spec().width as usize;
+        if row.len() != width {
+            // It would shift the rows behind it.
+            return self.head.logits(row, out);
+        }
+        let mut desk = self.desk();
+        if !desk.taken {
+            desk.taken = true;
+            drop(desk);
+            let _free = WhenDone(self);
+            return self.head.logits(row, out);
+        }
+        let (answer, turn) = sync_channel(1);
+        desk.waiting.push(Waiting {
+            row: row.to_vec(),
+            answer,
+        });
+        drop(desk);
+        match turn.recv() {
+            Ok(Turn::GoOn) => self.batch(row, out),
+            Ok(Turn::Logits(result)) => result.map(|logits| *out = logits),
+            // Whoever computed has panicked.
+            Err(_) => self.head.logits(row, out),
+        }
+    }
+
+    /// Computes for everybody who waits; the first row is the caller's.
+    fn batch(&self, own: &[f32], out: &mut Vec<f32>) -> Result<(), EngineError> {
+        let free = WhenDone(self);
+        let mut desk = self.desk();
+        let count = desk.waiting.len().min(BATCH);
+        let others: Vec<Waiting> = desk.waiting.drain(..count).skip(1).collect();
+        drop(desk);
+        let mut rows = own.to_vec();
+        for other in &others {
+            rows.extend_from_slice(&other.row);
+        }
+        let result = self.head.logits(&rows, out);
+        // The next batch does not wait for this one to be handed out.
+        drop(free);
+        if result.is_err() {
+            // A row that cannot be computed is the failure of its own chat only.
+            for other in others {
+                let mut logits = Vec::new();
+                let alone = self.head.logits(&other.row, &mut logits);
+                // A chat waits until it is answered.
+                let _ = other.answer.send(Turn::Logits(alone.map(|()| logits)));
+            }
+            return self.head.logits(own, out);
+        }
+        let vocab = out.len() / (others.len() + 1);
+        for (other, logits) in others.iter().zip(out.chunks_exact(vocab.max(1)).skip(1)) {
+            let _ = other.answer.send(Turn::Logits(Ok(logits.to_vec())));
+        }
+        out.truncate(vocab);
+        Ok(())
+    }
+
+    fn desk(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Frees the head when it goes, whatever became of the work, and tells the first who waits.
+struct WhenDone<'a>(&'a SharedHead);
+
+impl Drop for WhenDone<'_> {
+    fn drop(&mut self) {
+        let mut desk = self.0.desk();
+        match desk.waiting.first() {
+            // There is room for one message, and this is the first.
+            Some(first) => drop(first.answer.try_send(Turn::GoOn)),
+            None => desk.taken = false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use hearthnet_model::ModelFile;
+    use hearthnet_model::engine::EngineOptions;
+    use hearthnet_model::gguf::Gguf;
+    use hearthnet_testkit::TinyLlama;
+
+    use super::*;
+
+    fn head(file: &ModelFile) -> Head {
+        let options = EngineOptions {
+            threads: 1,
+            ..EngineOptions::default()
+        };
+        Head::load(file, &options).unwrap()
+    }
+
+    fn bits(logits: &[f32]) -> Vec<u32> {
+        logits.iter().map(|value| value.to_bits()).collect()
+    }
+
+    /// Many threads at once, many times, against a head of one's own.
+    fn in_company_as_alone(file: &ModelFile, rounds: u32) {
+        const CHATS: u32 = 8;
+        let (alone, shared) = (head(file), SharedHead::from(head(file)));
+        let together = Barrier::new(CHATS as usize);
+        std::thread::scope(|scope| {
+            for chat in 0..CHATS {
+                let (alone, shared, together) = (&alone, &shared, &together);
+                scope.spawn(move || {
+                    let (mut row, mut expected, mut got) = (Vec::new(), Vec::new(), Vec::new());
+                    for round in 0..rounds {
+                        alone.embed(&[(chat * 37 + round) % 256], &mut row).unwrap();
+                        alone.logits(&row, &mut expected).unwrap();
+                        together.wait();
+                        shared.logits(&row, &mut got).unwrap();
+                        assert_eq!(bits(&got), bits(&expected), "chat {chat}, round {round}");
+                    }
+                });
+            }
+        });
+        let desk = shared.desk();
+        assert!(!desk.taken && desk.waiting.is_empty());
+    }
+
+    #[test]
+    fn a_row_has_the_same_logits_in_company_as_alone() {
+        let bytes = TinyLlama::default().bytes();
+        let file = ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap();
+        in_company_as_alone(&file, 200);
+    }
+
+    #[test]
+    fn the_real_model_says_the_same_in_company_as_alone() {
+        in_company_as_alone(&ModelFile::open(&hearthnet_testkit::smollm2()).unwrap(), 3);
+    }
+
+    /// Rows that wait while the head is taken, computed in one batch by the first of them.
+    #[test]
+    fn a_row_that_cannot_be_computed_fails_its_own_chat_only() {
+        let bytes = TinyLlama::default().bytes();
+        let file = ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap();
+        let shared = SharedHead::from(head(&file));
+        let mut good = Vec::new();
+        shared.embed(&[1], &mut good).unwrap();
+        let mut bad = good.clone();
+        bad[3] = f32::NAN;
+        let mut expected = Vec::new();
+        shared.logits(&good, &mut expected).unwrap();
+
+        shared.desk().taken = true;
+        let results = std::thread::scope(|scope| {
+            let threads: Vec<_> = [&good, &bad, &good]
+                .map(|row| {
+                    let shared = &shared;
+                    scope.spawn(move || {
+                        let mut out = Vec::new();
+                        shared.logits(row, &mut out).map(|()| bits(&out))
+                    })
+                })
+                .into_iter()
+                .collect();
+            while shared.desk().waiting.len() < 3 {
+                std::thread::yield_now();
+            }
+            drop(WhenDone(&shared));
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap())
+                .collect::<Vec<_>>()
+        });
+        assert_eq!(results[0].as_ref().unwrap(), &bits(&expected));
+        assert!(matches!(
+            results[1],
+            Err(EngineError::InputNotFinite { row: 0 })
+        ));
+        assert_eq!(results[2].as_ref().unwrap(), &bits(&expected));
+    }
+
+    #[test]
+    fn rows_of_another_width_are_refused_without_harm_to_others() {
+        let bytes = TinyLlama::default().bytes();
+        let file = ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap();
+        let shared = SharedHead::from(head(&file));
+        let mut out = Vec::new();
+        assert!(shared.logits(&[0.0; 3], &mut out).is_err());
+        assert!(!shared.desk().taken);
+    }
+}
