@@ -309,11 +309,15 @@ fn matrix(fault: Fault, positions: &[u32]) -> Vec<f64> {
                 }
             });
             heard.says(&undisturbed, &what);
-            // A host struck after the last token is missed by nobody.
-            if position < TOKENS {
-                assert_eq!(heard.degraded.len(), 1, "{what}: {:?}", heard.degraded);
-                assert_eq!(heard.recoveries.len(), 1, "{what}");
+            // A host struck after the last token is missed by nobody; one struck at the token
+            // before may have done its last step, which is sent before the token is told.
+            let failures = heard.degraded.len();
+            match position {
+                _ if position + 1 < TOKENS => assert_eq!(failures, 1, "{what}"),
+                TOKENS => assert_eq!(failures, 0, "{what}"),
+                _ => assert!(failures <= 1, "{what}"),
             }
+            assert_eq!(heard.recoveries.len(), failures, "{what}");
             recoveries.extend(&heard.recoveries);
             fleet.mend(&caller, &struck, fault);
         }

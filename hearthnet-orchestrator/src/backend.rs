@@ -96,13 +96,13 @@ pub enum Notice {
         /// Stable code of what went wrong.
         code: String,
     },
-    /// The layers of a failed host run elsewhere now, and the answer goes on.
+    /// The layers of a host that failed or leaves run elsewhere now, and the answer goes on.
     Failover {
         /// `<model_id>:<lo>-<hi>` of the layers.
         shard_id: String,
         /// Node id of the host that failed; absent when this machine took over all layers.
         host: Option<String>,
-        /// Stable code of what went wrong.
+        /// Stable code of what went wrong; `leaving` when nothing did.
         code: String,
         /// Node ids of the hosts that took over, in order of layers; empty for this machine.
         replacements: Vec<String>,
@@ -123,21 +123,35 @@ pub struct Run<'a> {
 
 /// Runs the blocks of a model over one sequence.
 pub trait Backend: Send {
-    /// Runs `rows` (`[n, width]`, boundary-representable, `n >= 1`) at `position`
-    /// and puts the last row, as it leaves the last block, into `out` (`[width]`).
+    /// Hands in `rows` (`[n, width]`, boundary-representable, `n >= 1`) at `position`. What can be
+    /// sent to hosts is on its way when this returns, so that they work while the caller does
+    /// something else; what goes wrong is told by [`Backend::output`], which must follow.
     ///
     /// What the sequence held from `position` on is forgotten first, so that a
     /// caller can go back and continue differently.
+    fn submit(&mut self, position: u32, rows: &[f32], cancel: &Cancel);
+
+    /// Waits until the rows handed in have been through every block, and puts the last one, as it
+    /// leaves the last block, into `out` (`[width]`).
     ///
     /// # Errors
     /// Any [`ChatError`]; the backend is then fit for nothing but being dropped.
+    fn output(&mut self, out: &mut Vec<f32>, run: &mut Run<'_>) -> Result<(), ChatError>;
+
+    /// [`Backend::submit`], then [`Backend::output`].
+    ///
+    /// # Errors
+    /// Those of [`Backend::output`].
     fn run(
         &mut self,
         position: u32,
         rows: &[f32],
         out: &mut Vec<f32>,
         run: &mut Run<'_>,
-    ) -> Result<(), ChatError>;
+    ) -> Result<(), ChatError> {
+        self.submit(position, rows, run.cancel);
+        self.output(out, run)
+    }
 
     /// The hosts in order of layers.
     fn route(&self) -> Vec<RouteHop>;
@@ -148,14 +162,14 @@ pub trait Backend: Send {
     /// A new call begins: times and failures are counted from here on.
     fn begin_call(&mut self);
 
+    /// The call has ended, and nothing is asked until the next one begins: hosts that want to
+    /// leave need not wait for this sequence.
+    fn end_call(&mut self) {}
+
     /// Whether it could take another call, as far as is known here without asking anyone.
     fn is_alive(&self) -> bool {
         true
     }
-
-    /// Gives up the sequence and returns when whoever holds parts of it has been told. It is
-    /// then fit for nothing but being dropped. Dropping alone does the same without waiting.
-    fn close(&mut self) {}
 }
 
 #[cfg(test)]

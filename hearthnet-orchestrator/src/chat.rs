@@ -139,14 +139,14 @@ pub enum Frame {
         #[serde(skip_serializing_if = "Option::is_none")]
         code: Option<String>,
     },
-    /// A failed host's layers run elsewhere; the text goes on where it was.
+    /// The layers of a host that failed or leaves run elsewhere; the text goes on where it was.
     ShardFailover {
         /// `<model_id>:<lo>-<hi>`.
         shard_id: String,
         /// Node id of the host that failed; absent when this machine took over all layers.
         #[serde(skip_serializing_if = "Option::is_none")]
         host: Option<String>,
-        /// Stable code of what went wrong.
+        /// Stable code of what went wrong; `leaving` when nothing did.
         code: String,
         /// Node ids of the hosts that took over; empty when this machine did.
         replacements: Vec<String>,
@@ -240,12 +240,6 @@ impl Conversation {
         self.backend.is_alive()
     }
 
-    /// Gives up what it holds, and returns when its hosts have been told: what they had for it
-    /// is free for whatever is asked of them next. Blocks.
-    pub fn close(mut self) {
-        self.backend.close();
-    }
-
     /// Answers one request, calling `emit` for every frame, `done` included.
     ///
     /// `started` is when the caller asked; it dates `construct_ms` and
@@ -292,13 +286,9 @@ impl Conversation {
         self.held.truncate(cached);
         let prefill = Instant::now();
         let mut row = Vec::new();
-        self.run(
-            model,
-            prompt.get(cached..).unwrap_or_default(),
-            &mut row,
-            cancel,
-            emit,
-        )?;
+        let news = prompt.get(cached..).unwrap_or_default();
+        self.submit(model, news, cancel)?;
+        self.output(news, &mut row, cancel, emit)?;
         let prefill_s = prefill.elapsed().as_secs_f64();
 
         let mut detokenizer = Detokenizer::new(&model.tokenizer);
@@ -334,6 +324,16 @@ impl Conversation {
                 detokenizer.push(sampled.id)
             };
             let out = stop.push(&piece);
+            let finish_reason = if ended || out.stopped {
+                Some(FinishReason::Stop)
+            } else {
+                (token_ids.len() as u32 >= room).then_some(FinishReason::Length)
+            };
+            // The hosts work on the next row while this one's text finds its reader.
+            let submitted = match finish_reason {
+                None => self.submit(model, &[sampled.id], cancel),
+                Some(_) => Ok(()),
+            };
             text.push_str(&out.emit);
             emit(&Frame::TokenDelta {
                 text: out.emit,
@@ -341,14 +341,13 @@ impl Conversation {
                 logprob: sampled.logprob,
                 top_logprobs: sampled.top,
             });
-            if ended || out.stopped {
-                break FinishReason::Stop;
+            if let Some(finish_reason) = finish_reason {
+                break finish_reason;
             }
-            if token_ids.len() as u32 >= room {
-                break FinishReason::Length;
-            }
-            self.run(model, &[sampled.id], &mut row, cancel, emit)?;
+            submitted?;
+            self.output(&[sampled.id], &mut row, cancel, emit)?;
         };
+        self.backend.end_call();
         let decode_s = decode.elapsed().as_secs_f64();
         if stop.matched().is_none() {
             let rest = stop.push(&detokenizer.finish()).emit + &stop.finish();
@@ -400,30 +399,30 @@ impl Conversation {
         Ok(done)
     }
 
-    /// Embeds tokens, runs them behind what is held, and remembers them.
-    fn run(
-        &mut self,
-        model: &TextModel,
-        ids: &[u32],
-        row: &mut Vec<f32>,
-        cancel: &Cancel,
-        emit: &mut dyn FnMut(&Frame),
-    ) -> Result<(), ChatError> {
+    /// Embeds tokens and sends them on their way, behind what is held.
+    fn submit(&mut self, model: &TextModel, ids: &[u32], cancel: &Cancel) -> Result<(), ChatError> {
         let mut rows = Vec::new();
         model
             .head
             .embed(ids, &mut rows)
             .map_err(|e| ChatError::Engine(e.to_string()))?;
-        let position = self.held.len() as u32;
-        let result = self.backend.run(
-            position,
-            &rows,
-            row,
-            &mut Run {
-                cancel,
-                notify: &mut |notice| emit(&notice.into()),
-            },
-        );
+        self.backend.submit(self.held.len() as u32, &rows, cancel);
+        Ok(())
+    }
+
+    /// Waits for what became of the tokens sent, and remembers them.
+    fn output(
+        &mut self,
+        ids: &[u32],
+        row: &mut Vec<f32>,
+        cancel: &Cancel,
+        emit: &mut dyn FnMut(&Frame),
+    ) -> Result<(), ChatError> {
+        let mut run = Run {
+            cancel,
+            notify: &mut |notice| emit(&notice.into()),
+        };
+        let result = self.backend.output(row, &mut run);
         if let Err(error) = &result
             && error.blame() == Blame::Peer
         {

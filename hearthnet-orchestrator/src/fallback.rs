@@ -6,6 +6,7 @@
 
 use std::time::Instant;
 
+use crate::Cancel;
 use crate::backend::{Backend, HopTimes, Notice, RouteHop, Run};
 use crate::error::{Blame, ChatError};
 use crate::sharded::ShardedBackend;
@@ -15,7 +16,8 @@ pub type LoadLocal = Box<dyn FnOnce() -> Result<Box<dyn Backend>, ChatError> + S
 
 /// Hosts first; this machine when they cannot go on.
 pub struct WithFallback {
-    hosts: ShardedBackend,
+    /// `None` once they have failed for good.
+    hosts: Option<ShardedBackend>,
     load: Option<LoadLocal>,
     local: Option<Box<dyn Backend>>,
 }
@@ -24,37 +26,35 @@ impl WithFallback {
     /// `load` is called at most once, when the hosts have failed for good.
     pub fn new(hosts: ShardedBackend, load: LoadLocal) -> Self {
         Self {
-            hosts,
+            hosts: Some(hosts),
             load: Some(load),
             local: None,
         }
     }
 
-    fn active(&self) -> &dyn Backend {
+    fn active(&self) -> Option<&dyn Backend> {
         match &self.local {
-            Some(local) => local.as_ref(),
-            None => &self.hosts,
+            Some(local) => Some(local.as_ref()),
+            None => self.hosts.as_ref().map(|hosts| hosts as &dyn Backend),
         }
     }
-}
 
-impl Backend for WithFallback {
-    fn run(
+    fn active_mut(&mut self) -> Option<&mut (dyn Backend + '_)> {
+        match &mut self.local {
+            Some(local) => Some(local.as_mut()),
+            None => self.hosts.as_mut().map(|hosts| hosts as &mut dyn Backend),
+        }
+    }
+
+    /// Runs here what the hosts were given.
+    fn take_over(
         &mut self,
-        position: u32,
-        rows: &[f32],
+        error: ChatError,
         out: &mut Vec<f32>,
         run: &mut Run<'_>,
     ) -> Result<(), ChatError> {
-        if let Some(local) = &mut self.local {
-            return local.run(position, rows, out, run);
-        }
-        let error = match self.hosts.run(position, rows, out, run) {
-            Err(error) if error.blame() == Blame::Peer => error,
-            result => return result,
-        };
         let since = Instant::now();
-        let Some(load) = self.load.take() else {
+        let (Some(load), Some(mut hosts)) = (self.load.take(), self.hosts.take()) else {
             return Err(error);
         };
         tracing::warn!(
@@ -62,8 +62,10 @@ impl Backend for WithFallback {
             "going on without hosts, on this machine: {error}"
         );
         metrics::counter!("distributed_inference_fallback_to_local_total").increment(1);
+        let (replayed, held) = (hosts.length(), hosts.submitted()?);
+        // Those that still work have nothing more to do for this sequence.
+        drop(hosts);
         let mut local = load()?;
-        let held = self.hosts.submitted()?;
         local.run(0, &held, out, run)?;
         for all in local.route() {
             (run.notify)(Notice::Failover {
@@ -71,37 +73,53 @@ impl Backend for WithFallback {
                 host: None,
                 code: error.code().to_owned(),
                 replacements: Vec::new(),
-                replayed: position,
+                replayed,
                 recovery_ms: since.elapsed().as_secs_f64() * 1e3,
             });
         }
         self.local = Some(local);
         Ok(())
     }
+}
+
+impl Backend for WithFallback {
+    fn submit(&mut self, position: u32, rows: &[f32], cancel: &Cancel) {
+        if let Some(active) = self.active_mut() {
+            active.submit(position, rows, cancel);
+        }
+    }
+
+    fn output(&mut self, out: &mut Vec<f32>, run: &mut Run<'_>) -> Result<(), ChatError> {
+        let Some(active) = self.active_mut() else {
+            return Err(ChatError::Engine("it failed earlier in this chat".into()));
+        };
+        match active.output(out, run) {
+            Err(error) if error.blame() == Blame::Peer => self.take_over(error, out, run),
+            result => result,
+        }
+    }
 
     fn route(&self) -> Vec<RouteHop> {
-        self.active().route()
+        self.active().map_or_else(Vec::new, Backend::route)
     }
 
     fn times(&self) -> Vec<HopTimes> {
-        self.active().times()
+        self.active().map_or_else(Vec::new, Backend::times)
     }
 
     fn begin_call(&mut self) {
-        match &mut self.local {
-            Some(local) => local.begin_call(),
-            None => self.hosts.begin_call(),
+        if let Some(active) = self.active_mut() {
+            active.begin_call();
+        }
+    }
+
+    fn end_call(&mut self) {
+        if let Some(active) = self.active_mut() {
+            active.end_call();
         }
     }
 
     fn is_alive(&self) -> bool {
-        self.active().is_alive()
-    }
-
-    fn close(&mut self) {
-        match &mut self.local {
-            Some(local) => local.close(),
-            None => self.hosts.close(),
-        }
+        self.active().is_some_and(Backend::is_alive)
     }
 }

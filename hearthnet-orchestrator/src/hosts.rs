@@ -11,6 +11,7 @@ use hearthnet_transport::Config;
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 
+use crate::Cancel;
 use crate::error::ChatError;
 use crate::link::{HostAddr, HostLink};
 use crate::router::{Candidate, RouteError, RouteRequest, RoutingPolicy, Span, pick};
@@ -27,18 +28,29 @@ pub struct RoutedSpan {
     pub hi: u32,
 }
 
+/// What is looked for.
+#[derive(Debug)]
+#[allow(clippy::exhaustive_structs)] // Built by whoever searches, read by every source.
+pub struct Search<'a> {
+    /// The layers to be run.
+    pub layers: RangeInclusive<u32>,
+    /// Nodes that must not run any of them; node ids as text.
+    pub exclude: &'a BTreeSet<String>,
+    /// Somebody runs them as it is: what is not at hand is not worth waiting for.
+    pub optional: bool,
+    /// Set when the caller gives up.
+    pub cancel: &'a Cancel,
+}
+
 /// Finds hosts for layers.
 pub trait HostSource: Send {
-    /// Sessions with hosts that together run `layers`, in order, none of them on a
-    /// node in `exclude` (node ids as text). May block to connect.
+    /// Sessions with hosts that together run the layers, in order. May block to connect, unless
+    /// the search is optional; ends soon when the caller gives up.
     ///
     /// # Errors
-    /// [`ChatError::ShardUnavailable`] or [`ChatError::WeightsMismatch`].
-    fn route(
-        &mut self,
-        layers: RangeInclusive<u32>,
-        exclude: &BTreeSet<String>,
-    ) -> Result<Vec<RoutedSpan>, ChatError>;
+    /// [`ChatError::ShardUnavailable`], [`ChatError::WeightsMismatch`] or
+    /// [`ChatError::Cancelled`].
+    fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError>;
 }
 
 /// What a route is chosen by, wherever the hosts come from.
@@ -80,14 +92,13 @@ impl Choice {
         pick(self.policy.as_ref(), &request, candidates)
     }
 
-    /// The same among sessions; those that have ended are passed over.
+    /// The same among sessions; those that have ended, or will soon, are passed over.
     fn among(
         &self,
         links: &[Arc<HostLink>],
-        layers: RangeInclusive<u32>,
-        exclude: &BTreeSet<String>,
+        search: &Search<'_>,
     ) -> Result<Vec<RoutedSpan>, ChatError> {
-        let links: Vec<&Arc<HostLink>> = links.iter().filter(|link| link.is_open()).collect();
+        let links: Vec<&Arc<HostLink>> = links.iter().filter(|link| link.takes_streams()).collect();
         let candidates: Vec<Candidate> = links
             .iter()
             .map(|link| Candidate {
@@ -96,7 +107,7 @@ impl Choice {
                 is_self: link.descriptor().host == self.own_id,
             })
             .collect();
-        let spans = self.pick(&candidates, layers, exclude)?;
+        let spans = self.pick(&candidates, search.layers.clone(), search.exclude)?;
         Ok(spans
             .iter()
             .filter_map(|span| {
@@ -112,19 +123,15 @@ impl Choice {
 
 /// A fixed set of hosts with open sessions.
 pub struct ConnectedHosts {
-    /// The sessions. Those that have ended are passed over.
+    /// The sessions. Those that have ended, or whose hosts are about to leave, are passed over.
     pub links: Vec<Arc<HostLink>>,
     /// How to choose among them.
     pub choice: Choice,
 }
 
 impl HostSource for ConnectedHosts {
-    fn route(
-        &mut self,
-        layers: RangeInclusive<u32>,
-        exclude: &BTreeSet<String>,
-    ) -> Result<Vec<RoutedSpan>, ChatError> {
-        self.choice.among(&self.links, layers, exclude)
+    fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError> {
+        self.choice.among(&self.links, search)
     }
 }
 
@@ -199,6 +206,15 @@ impl HostPool {
         reached
     }
 
+    /// The sessions that stand, without waiting for any.
+    fn at_hand(&self) -> Vec<Arc<HostLink>> {
+        let sessions = self.hosts.iter();
+        sessions
+            .filter_map(|(_, session)| session.try_lock().ok()?.link.clone())
+            .filter(|link| link.is_fresh())
+            .collect()
+    }
+
     async fn session(
         &self,
         addr: &HostAddr,
@@ -246,13 +262,21 @@ pub struct PooledHosts {
 }
 
 impl HostSource for PooledHosts {
-    fn route(
-        &mut self,
-        layers: RangeInclusive<u32>,
-        exclude: &BTreeSet<String>,
-    ) -> Result<Vec<RoutedSpan>, ChatError> {
-        let reached = self.pool.runtime.block_on(self.pool.reach());
-        match self.choice.among(&reached.links, layers, exclude) {
+    fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError> {
+        let runtime = &self.pool.runtime;
+        let reached = if search.optional {
+            // Those that are not connected may be by the next time that somebody looks.
+            let pool = Arc::clone(&self.pool);
+            runtime.spawn(async move { pool.reach().await });
+            Reached {
+                links: self.pool.at_hand(),
+                failures: Vec::new(),
+            }
+        } else {
+            let reach = search.cancel.or(self.pool.reach());
+            runtime.block_on(reach).ok_or(ChatError::Cancelled)?
+        };
+        match self.choice.among(&reached.links, search) {
             // A host that could not be reached explains a hole better than the hole does.
             Err(error @ ChatError::ShardUnavailable(_)) => {
                 Err(reached.failures.into_iter().next().unwrap_or(error))

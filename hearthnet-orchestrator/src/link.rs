@@ -65,7 +65,12 @@ pub(crate) enum Inbound {
     /// The host opened the stream.
     Opened,
     /// A step's answer.
-    Result(StepResult),
+    Result {
+        /// The rows.
+        result: StepResult,
+        /// When it came.
+        at: Instant,
+    },
     /// The host ended the stream.
     Error {
         /// Stable code.
@@ -73,17 +78,35 @@ pub(crate) enum Inbound {
         /// The host's words.
         message: String,
     },
+    /// The host is about to leave; the stream goes on for a while.
+    Leaving,
+    /// The host is about to leave, and the stream, on which nothing was asked, has been closed.
+    Closed,
     /// The session is gone.
     Lost(String),
+    /// The chat is to look whether its caller gave up.
+    Wake,
 }
 
 /// A chat's queue.
 pub(crate) type Inbox = mpsc::Sender<(u64, Inbound)>;
 
-/// Where the messages of each stream go: the chat's name for it, and its queue.
+/// Where the messages of a stream go.
+#[derive(Debug)]
+struct Route {
+    /// The chat's name for the stream, and its queue.
+    hop: u64,
+    inbox: Inbox,
+    epoch: u32,
+    /// Nothing is asked of the stream: it does not hold its host back.
+    resting: bool,
+}
+
 #[derive(Debug, Default)]
 struct Routes {
-    by_stream: HashMap<u32, (u64, Inbox)>,
+    by_stream: HashMap<u32, Route>,
+    /// Whether the host is about to leave.
+    leaving: bool,
     /// Why the session ended, once it has.
     ended: Option<String>,
 }
@@ -193,7 +216,7 @@ impl HostLink {
             ));
         }
         let streams = Streams::default();
-        let reader = tokio::spawn(read(connection, Arc::clone(&streams)));
+        let reader = tokio::spawn(read(connection, sender.clone(), Arc::clone(&streams)));
         Ok(Self {
             addr: addr.clone(),
             descriptor,
@@ -225,9 +248,21 @@ impl HostLink {
         lock(&self.streams).ended.is_none()
     }
 
-    /// Whether another call should begin on it: it is open, and far from the end of its lifetime.
+    /// Whether the host is about to leave: it takes nothing new.
+    pub fn is_leaving(&self) -> bool {
+        lock(&self.streams).leaving
+    }
+
+    /// Whether something new may begin on it: it is open, and its host stays.
+    pub fn takes_streams(&self) -> bool {
+        let routes = lock(&self.streams);
+        routes.ended.is_none() && !routes.leaving
+    }
+
+    /// Whether another call should begin on it: as [`Self::takes_streams`], and it is far from the
+    /// end of its lifetime.
     pub fn is_fresh(&self) -> bool {
-        self.is_open() && Instant::now() < self.stale_at
+        self.takes_streams() && Instant::now() < self.stale_at
     }
 
     pub(crate) fn sender(&self) -> &Sender {
@@ -235,27 +270,61 @@ impl HostLink {
     }
 
     /// Reserves a stream number whose messages go to `inbox`.
-    pub(crate) fn register(&self, hop: u64, inbox: Inbox) -> u32 {
+    pub(crate) fn register(&self, hop: u64, epoch: u32, inbox: Inbox) -> u32 {
         let stream = self.next_stream.fetch_add(1, Ordering::Relaxed);
         let mut routes = lock(&self.streams);
         if let Some(why) = &routes.ended {
             // The session ended before the chat came: tell it, nobody else will.
             let _ = inbox.send((hop, Inbound::Lost(why.clone())));
-        } else {
-            routes.by_stream.insert(stream, (hop, inbox));
+            return stream;
         }
+        if routes.leaving {
+            let _ = inbox.send((hop, Inbound::Leaving));
+        }
+        let route = Route {
+            hop,
+            inbox,
+            epoch,
+            resting: false,
+        };
+        routes.by_stream.insert(stream, route);
         stream
     }
 
-    /// Ends a stream: both sides free what belongs to it at once.
-    pub(crate) async fn release(&self, stream: u32, epoch: u32) {
-        lock(&self.streams).by_stream.remove(&stream);
-        // A session that is gone has freed the stream already.
-        let _ = self
-            .sender
-            .send(Message::StreamClose(StreamClose { stream, epoch }))
-            .await;
+    /// Says whether something is asked of a stream. One that rests is closed when its host
+    /// leaves, and its chat hears [`Inbound::Closed`].
+    pub(crate) fn rest(&self, stream: u32, resting: bool) {
+        let mut routes = lock(&self.streams);
+        if let Some(route) = routes.by_stream.get_mut(&stream) {
+            route.resting = resting;
+        }
+        if routes.leaving {
+            routes.let_go(&self.sender);
+        }
     }
+
+    /// Ends a stream: both sides free what belongs to it at once.
+    pub(crate) fn release(&self, stream: u32) {
+        if let Some(route) = lock(&self.streams).by_stream.remove(&stream) {
+            close(&self.sender, stream, route.epoch);
+        }
+    }
+}
+
+impl Routes {
+    /// Closes the streams of a leaving host that rest.
+    fn let_go(&mut self, sender: &Sender) {
+        for (stream, route) in self.by_stream.extract_if(|_, route| route.resting) {
+            close(sender, stream, route.epoch);
+            let _ = route.inbox.send((route.hop, Inbound::Closed));
+        }
+    }
+}
+
+/// Tells the host that a stream has ended. This never waits.
+fn close(sender: &Sender, stream: u32, epoch: u32) {
+    // A session that is gone has freed the stream already.
+    let _ = sender.try_send(Message::StreamClose(StreamClose { stream, epoch }));
 }
 
 impl Drop for HostLink {
@@ -276,11 +345,14 @@ async fn describe(connection: &mut Connection) -> Result<bytes::Bytes, String> {
 }
 
 /// Hands every message to the chat that owns its stream, until the session ends.
-async fn read(mut connection: Connection, streams: Streams) {
+async fn read(mut connection: Connection, sender: Sender, streams: Streams) {
     let why = loop {
         let (stream, inbound) = match connection.recv().await {
             Ok(Message::StreamOpened(m)) => (m.stream, Inbound::Opened),
-            Ok(Message::StepResult(m)) => (m.stream, Inbound::Result(m)),
+            Ok(Message::StepResult(result)) => {
+                let at = Instant::now();
+                (result.stream, Inbound::Result { result, at })
+            }
             Ok(Message::StreamError(m)) => (
                 m.stream,
                 Inbound::Error {
@@ -288,18 +360,28 @@ async fn read(mut connection: Connection, streams: Streams) {
                     message: m.message,
                 },
             ),
+            Ok(Message::Leaving { .. }) => {
+                let mut routes = lock(&streams);
+                routes.leaving = true;
+                routes.let_go(&sender);
+                for route in routes.by_stream.values() {
+                    let _ = route.inbox.send((route.hop, Inbound::Leaving));
+                }
+                continue;
+            }
             // A host has nothing else to say; what it says for nobody is dropped below.
             Ok(_) => continue,
             Err(closed) => break closed.to_string(),
         };
-        if let Some((hop, inbox)) = lock(&streams).by_stream.get(&stream) {
+        if let Some(route) = lock(&streams).by_stream.get(&stream) {
             // A chat that has gone away no longer listens; its stream is being closed.
-            let _ = inbox.send((*hop, inbound));
+            let _ = route.inbox.send((route.hop, inbound));
         }
     };
     let mut routes = lock(&streams);
-    for (hop, inbox) in std::mem::take(&mut routes.by_stream).into_values() {
-        let _ = inbox.send((hop, Inbound::Lost(why.clone())));
+    for route in std::mem::take(&mut routes.by_stream).into_values() {
+        let lost = Inbound::Lost(why.clone());
+        let _ = route.inbox.send((route.hop, lost));
     }
     routes.ended = Some(why);
 }

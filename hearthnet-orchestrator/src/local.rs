@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use hearthnet_model::engine::{Engine, EngineError, SeqId, Span};
 
+use crate::Cancel;
 use crate::backend::{Backend, HopClock, HopTimes, RouteHop, Run};
 use crate::error::ChatError;
 
@@ -65,6 +66,7 @@ impl SharedEngine {
             engine: self.clone(),
             seq: Some(seq),
             clock: HopClock::default(),
+            submitted: (0, Vec::new()),
             scratch: Vec::new(),
         })
     }
@@ -122,6 +124,8 @@ pub struct LocalBackend {
     /// `None` once it is closed.
     seq: Option<SeqId>,
     clock: HopClock,
+    /// What was handed in, and where.
+    submitted: (u32, Vec<f32>),
     scratch: Vec<f32>,
 }
 
@@ -136,21 +140,22 @@ impl LocalBackend {
 }
 
 impl Backend for LocalBackend {
-    fn run(
-        &mut self,
-        position: u32,
-        rows: &[f32],
-        out: &mut Vec<f32>,
-        run: &mut Run<'_>,
-    ) -> Result<(), ChatError> {
+    fn submit(&mut self, position: u32, rows: &[f32], _: &Cancel) {
+        self.submitted.0 = position;
+        self.submitted.1.clear();
+        self.submitted.1.extend_from_slice(rows);
+    }
+
+    fn output(&mut self, out: &mut Vec<f32>, run: &mut Run<'_>) -> Result<(), ChatError> {
         let width = self.engine.0.width;
+        let position = self.submitted.0;
         let Some(seq) = self.seq else {
             return Err(ChatError::Engine("the conversation was closed".into()));
         };
         self.engine
             .with(|engine| engine.truncate(seq, position).map_err(engine_error))?;
         let mut at = position;
-        for piece in rows.chunks(PREFILL_ROWS * width) {
+        for piece in self.submitted.1.chunks(PREFILL_ROWS * width) {
             if run.cancel.is_cancelled() {
                 return Err(ChatError::Cancelled);
             }
@@ -203,18 +208,14 @@ impl Backend for LocalBackend {
     fn begin_call(&mut self) {
         self.clock.clear();
     }
-
-    fn close(&mut self) {
-        if let Some(seq) = self.seq.take() {
-            // An engine that has failed frees its memory when it goes itself.
-            let _ = self.engine.with(|engine| Ok(engine.close(seq)));
-        }
-    }
 }
 
 impl Drop for LocalBackend {
     fn drop(&mut self) {
-        self.close();
+        if let Some(seq) = self.seq.take() {
+            // An engine that has failed frees its memory when it goes itself.
+            let _ = self.engine.with(|engine| Ok(engine.close(seq)));
+        }
     }
 }
 

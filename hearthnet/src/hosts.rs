@@ -16,12 +16,13 @@ use hearthnet_bus::log::{Advert, EventLog};
 use hearthnet_bus::node::{Node, bus_rule};
 use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_orchestrator::ChatError;
-use hearthnet_orchestrator::hosts::{Choice, HostSource, RoutedSpan};
+use hearthnet_orchestrator::hosts::{Choice, HostSource, RoutedSpan, Search};
 use hearthnet_orchestrator::link::{HostAddr, HostLink};
 use hearthnet_orchestrator::router::{Candidate, RouteError, Span};
 use hearthnet_transport::{Config, PeerKey, connect_path};
 use serde_json::json;
 use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::commands::OpenModel;
@@ -36,6 +37,10 @@ use crate::node::Lock;
 const PER_ADDRESS: Duration = Duration::from_secs(5);
 /// Most addresses that are tried of one host.
 const MAX_ADDRESSES: usize = 6;
+/// How long all addresses of a host may take together.
+const MAX_CONNECT: Duration = Duration::from_secs(PER_ADDRESS.as_secs() * MAX_ADDRESSES as u64);
+/// The same where somebody else does the work meanwhile, and waits for this.
+const OPTIONAL: Duration = Duration::from_secs(1);
 
 /// How long to wait for advertisements that close a gap: this node may have found the others
 /// only now, or a host may be coming back.
@@ -109,12 +114,14 @@ impl Visit {
 }
 
 impl HostSource for CommunityHosts {
-    fn route(
-        &mut self,
-        layers: RangeInclusive<u32>,
-        exclude: &BTreeSet<String>,
-    ) -> Result<Vec<RoutedSpan>, ChatError> {
-        let deadline = Instant::now() + self.patience;
+    fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError> {
+        let (layers, exclude) = (&search.layers, search.exclude);
+        let patience = if search.optional {
+            Duration::ZERO
+        } else {
+            self.patience
+        };
+        let deadline = Instant::now() + patience;
         let mut changes = self.log.changes();
         // Hosts that could not be used in this search, and why the last of them could not.
         // Those that said so at once are asked again: a host that has just been started
@@ -123,6 +130,9 @@ impl HostSource for CommunityHosts {
         let mut resting = BTreeSet::new();
         let mut failure = None;
         loop {
+            if search.cancel.is_cancelled() {
+                return Err(ChatError::Cancelled);
+            }
             changes.borrow_and_update();
             self.links().retain(|link| link.is_open());
             let adverts: Vec<Advert> = self.log.state().shards(now_ms()).cloned().collect();
@@ -138,16 +148,16 @@ impl HostSource for CommunityHosts {
                     }
                     // Advertisements also expire without a change of the log.
                     let wait = left.min(Duration::from_millis(200));
-                    let _ = self
-                        .runtime
-                        .block_on(async { timeout(wait, changes.changed()).await });
+                    let changed = async { timeout(wait, changes.changed()).await };
+                    let _ = self.runtime.block_on(search.cancel.or(changed));
                     resting.clear();
                     continue;
                 }
             };
             let asked = Instant::now();
-            match self.open(&adverts, &spans) {
+            match self.open(&adverts, &spans, search) {
                 Ok(route) => return Ok(route),
+                Err((_, error @ ChatError::Cancelled)) => return Err(error),
                 Err((host, error)) => {
                     let said_so = asked.elapsed() < AT_ONCE;
                     if said_so { &mut resting } else { &mut unusable }.insert(host);
@@ -208,6 +218,7 @@ impl CommunityHosts {
         &self,
         adverts: &[Advert],
         spans: &[Span],
+        search: &Search<'_>,
     ) -> Result<Vec<RoutedSpan>, (String, ChatError)> {
         let mut tasks = Vec::new();
         for span in spans {
@@ -242,14 +253,14 @@ impl CommunityHosts {
         for (span, advert, task) in tasks {
             let link = match task {
                 Err(link) => Ok(link),
-                Ok(task) => match self.runtime.block_on(task) {
+                Ok(task) => match self.connected(task, search) {
+                    Err(error) => return Err((advert.descriptor.host.clone(), error)),
                     Ok(Ok(link)) => {
                         let link = Arc::new(link);
                         self.links().push(Arc::clone(&link));
                         Ok(link)
                     }
                     Ok(Err(why)) => Err(why),
-                    Err(ended) => Err(ended.to_string()),
                 },
             };
             match link {
@@ -278,6 +289,28 @@ impl CommunityHosts {
             Some(failed) => Err(failed),
             None => Ok(route),
         }
+    }
+
+    /// Waits for a session that is being opened, as long as the search is worth it.
+    fn connected(
+        &self,
+        mut task: JoinHandle<Result<HostLink, String>>,
+        search: &Search<'_>,
+    ) -> Result<Result<HostLink, String>, ChatError> {
+        let limit = if search.optional {
+            OPTIONAL
+        } else {
+            MAX_CONNECT
+        };
+        let opened = search.cancel.or(async { timeout(limit, &mut task).await });
+        let opened = self.runtime.block_on(opened);
+        // Nobody would use it.
+        task.abort();
+        Ok(match opened.ok_or(ChatError::Cancelled)? {
+            Ok(Ok(link)) => link,
+            Ok(Err(ended)) => Err(ended.to_string()),
+            Err(_) => Err(format!("it did not answer in {} s", limit.as_secs())),
+        })
     }
 
     fn links(&self) -> MutexGuard<'_, Vec<Arc<HostLink>>> {

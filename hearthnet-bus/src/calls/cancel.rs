@@ -27,6 +27,15 @@ impl Cancel {
         self.0.flag.load(Ordering::Acquire)
     }
 
+    /// What a future comes to; `None` when somebody gives up first.
+    pub async fn or<F: Future>(&self, future: F) -> Option<F::Output> {
+        tokio::select! {
+            biased;
+            () = self.cancelled() => None,
+            output = future => Some(output),
+        }
+    }
+
     /// Waits until somebody gives up.
     pub async fn cancelled(&self) {
         let mut notified = std::pin::pin!(self.0.notify.notified());

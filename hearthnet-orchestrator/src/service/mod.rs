@@ -475,7 +475,7 @@ fn open(
             Err(error @ (ChatError::ShardUnavailable(_) | ChatError::Busy(_))) => {
                 let oldest = inner.lock().kept.take_oldest();
                 match oldest {
-                    Some(oldest) => oldest.close(),
+                    Some(oldest) => drop(oldest),
                     None => return Err(error),
                 }
             }

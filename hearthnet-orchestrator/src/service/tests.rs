@@ -64,20 +64,17 @@ struct Gated {
 }
 
 impl Backend for Gated {
-    fn run(
-        &mut self,
-        position: u32,
-        rows: &[f32],
-        out: &mut Vec<f32>,
-        run: &mut Run<'_>,
-    ) -> Result<(), ChatError> {
+    fn submit(&mut self, position: u32, rows: &[f32], cancel: &Cancel) {
+        self.inner.submit(position, rows, cancel);
+    }
+    fn output(&mut self, out: &mut Vec<f32>, run: &mut Run<'_>) -> Result<(), ChatError> {
         self.gate.pass(run.cancel)?;
         match &mut self.fail_after {
             Some(0) => return Err(ChatError::ShardUnavailable("gone".into())),
             Some(left) => *left -= 1,
             None => {}
         }
-        self.inner.run(position, rows, out, run)
+        self.inner.output(out, run)
     }
     fn route(&self) -> Vec<RouteHop> {
         self.inner.route()

@@ -12,13 +12,13 @@
 //! |---|---|
 //! | a span's stream: what is sent, what comes back | `stream.rs` |
 //! | waiting, and whose time is up | `waiting.rs` |
-//! | other hosts in the place of one that has failed | `recovery.rs` |
+//! | other hosts in the place of one that has failed, leaves or has no room | `recovery.rs` |
 
 mod recovery;
 mod stream;
 mod waiting;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -30,11 +30,11 @@ use tokio::runtime::Handle;
 
 use self::recovery::Recovery;
 use self::stream::{Hop, Trouble};
-use self::waiting::Interrupted;
+use self::waiting::{Interrupted, Watch};
 use crate::Cancel;
 use crate::backend::{Backend, HopTimes, RouteHop, Run};
 use crate::error::ChatError;
-use crate::hosts::HostSource;
+use crate::hosts::{HostSource, Search};
 use crate::link::Inbound;
 use crate::pipeline::{Action, Limits, Pipeline};
 
@@ -52,6 +52,8 @@ pub struct PumpSettings {
     pub history_bytes: usize,
     /// Failures in one call after which no more hosts are tried; `None`: as long as there are any.
     pub give_up_after: Option<u32>,
+    /// How long a sequence whose memory was taken asks for room again.
+    pub room_timeout: Duration,
 }
 
 impl Default for PumpSettings {
@@ -62,6 +64,7 @@ impl Default for PumpSettings {
             health_timeout: Duration::from_secs(30),
             history_bytes: 256 << 20,
             give_up_after: None,
+            room_timeout: Duration::from_secs(300),
         }
     }
 }
@@ -120,6 +123,16 @@ pub struct ShardedBackend {
     excluded: BTreeSet<String>,
     failures: u32,
     recoveries: Vec<Recovery>,
+    /// What is wrong and has not been seen to.
+    troubles: VecDeque<Trouble>,
+    /// Rows that cannot be handed to the pipeline yet, and their position.
+    pending: Option<(u32, Bytes)>,
+    /// Since when the chat has been waiting for answers.
+    watching_since: Instant,
+    /// How often this call has paused for want of room, and until when it goes on asking.
+    pauses: u32,
+    room_until: Option<Instant>,
+    watch: Option<Watch>,
 }
 
 impl ShardedBackend {
@@ -137,7 +150,12 @@ impl ShardedBackend {
     ) -> Result<Self, ChatError> {
         let (inbox, inbound) = mpsc::channel();
         let excluded = BTreeSet::new();
-        let route = source.route(0..=model.layers.saturating_sub(1), &excluded)?;
+        let route = source.route(&Search {
+            layers: 0..=model.layers.saturating_sub(1),
+            exclude: &excluded,
+            optional: false,
+            cancel,
+        })?;
         let limits = Limits {
             depth: settings.depth,
             chunk_rows: settings.prefill_rows,
@@ -158,6 +176,12 @@ impl ShardedBackend {
             excluded,
             failures: 0,
             recoveries: Vec::new(),
+            troubles: VecDeque::new(),
+            pending: None,
+            watching_since: Instant::now(),
+            pauses: 0,
+            room_until: None,
+            watch: None,
         };
         for (index, span) in route.into_iter().enumerate() {
             let hop = this.hop(index, span);
@@ -167,13 +191,12 @@ impl ShardedBackend {
             cancel,
             notify: &mut |_| {},
         };
-        for index in 0..this.hops.len() {
-            if let Err(trouble) = this.open_stream(index) {
-                this.recover(trouble, &mut run)?;
-            }
-        }
+        this.watch(cancel);
+        this.open_streams(0..this.hops.len(), cancel);
+        this.settle(&mut run)?;
         while this.hops.iter().any(|hop| !hop.opened) {
-            this.wait(&mut run)?;
+            this.wait(cancel)?;
+            this.settle(&mut run)?;
         }
         // Who was full or gone at the start has not failed this call.
         this.begin_call();
@@ -189,7 +212,10 @@ impl ShardedBackend {
     ///
     /// # Errors
     /// [`ChatError::Engine`] when they cannot be decoded, which would be a fault of this program.
-    pub fn submitted(&self) -> Result<Vec<f32>, ChatError> {
+    pub fn submitted(&mut self) -> Result<Vec<f32>, ChatError> {
+        if let Some((position, rows)) = self.pending.take() {
+            self.pipeline.submit(position, rows);
+        }
         let mut rows = Vec::new();
         for bytes in self.pipeline.submitted() {
             self.model
@@ -200,84 +226,95 @@ impl ShardedBackend {
         Ok(rows)
     }
 
-    /// Waits for one message and does what it asks for.
-    fn wait(&mut self, run: &mut Run<'_>) -> Result<(), ChatError> {
-        let trouble = match self.receive(run.cancel) {
-            Ok((hop, message)) => match self.on_message(hop, message) {
-                Ok(()) => return Ok(()),
-                Err(trouble) => trouble,
-            },
+    /// Waits for one message and does what it asks for; what is wrong is to be settled then.
+    fn wait(&mut self, cancel: &Cancel) -> Result<(), ChatError> {
+        match self.receive(cancel) {
+            Ok((hop, message)) => self.on_message(hop, message),
             Err(Interrupted::Cancelled) => return Err(ChatError::Cancelled),
-            Err(Interrupted::Trouble(trouble)) => trouble,
-        };
-        self.recover(trouble, run)
+            Err(Interrupted::Trouble(trouble)) => self.troubles.push_back(trouble),
+        }
+        let now = Instant::now();
+        for hop in &mut self.hops {
+            if hop.move_at.take_if(|at| *at <= now).is_some() {
+                self.troubles.push_back(hop.leaving(true));
+            }
+        }
+        Ok(())
     }
 
-    fn on_message(&mut self, id: u64, message: Inbound) -> Result<(), Trouble> {
+    fn on_message(&mut self, id: u64, message: Inbound) {
         // A stream that has been replaced may still have something to say.
         let Some(index) = self.hops.iter().position(|hop| hop.id == id) else {
-            return Ok(());
+            return;
         };
-        match message {
+        let Some(hop) = self.hops.get_mut(index) else {
+            return;
+        };
+        let trouble = match message {
             Inbound::Opened => {
-                if let Some(hop) = self.hops.get_mut(index) {
-                    hop.opened = true;
-                    hop.progress = Instant::now();
-                }
-                Ok(())
+                hop.opened = true;
+                hop.progress = Instant::now();
+                None
             }
-            Inbound::Result(result) => self.on_result(index, result),
-            Inbound::Error { code, message } => Err(self.trouble(index, &code, |host| {
-                let text = format!("{host} refused with {code}: {message}");
-                match code.as_str() {
-                    "weights_mismatch" => ChatError::WeightsMismatch(text),
-                    "context_full" => ChatError::BadRequest(text),
-                    _ => ChatError::ShardUnavailable(text),
-                }
-            })),
-            Inbound::Lost(why) => Err(self.lost(index, &why)),
-        }
+            Inbound::Result { result, at } => self.on_result(index, result, at).err(),
+            Inbound::Error { code, message } => Some(hop.refused(&code, &message)),
+            Inbound::Leaving => {
+                hop.move_at = Some(Instant::now());
+                None
+            }
+            Inbound::Closed => Some(hop.leaving(false)),
+            Inbound::Lost(why) => Some(hop.lost(&why)),
+            Inbound::Wake => None,
+        };
+        self.troubles.extend(trouble);
     }
 
-    /// Sends whatever can be sent; returns the output when it has come.
-    fn pump(&mut self, run: &mut Run<'_>) -> Result<Option<Bytes>, ChatError> {
-        while let Some(action) = self.pipeline.poll() {
-            match action {
-                Action::Output { row } => return Ok(Some(row)),
+    /// Sends whatever can be sent; returns the output when it has come. Stops at what is to be
+    /// settled first.
+    fn advance(&mut self, cancel: &Cancel) -> Option<Bytes> {
+        // Going back has to wait until a replay that nobody asked for yet is through.
+        let ready = |pipeline: &Pipeline, position| {
+            position >= pipeline.submitted_length() || pipeline.is_idle()
+        };
+        if let Some((position, rows)) = self
+            .pending
+            .take_if(|(position, _)| ready(&self.pipeline, *position))
+        {
+            self.pipeline.submit(position, rows);
+        }
+        while self.troubles.is_empty() {
+            match self.pipeline.poll()? {
+                Action::Output { row } => return Some(row),
                 Action::Send {
                     span,
                     epoch,
                     chunk,
                     want,
                 } => {
-                    if let Err(trouble) = self.step(span, epoch, chunk, want) {
-                        self.recover(trouble, run)?;
-                    }
+                    let sent = self.step(span, epoch, chunk, want, cancel);
+                    self.troubles.extend(sent.err());
                 }
             }
         }
-        Ok(None)
+        None
     }
 }
 
 impl Backend for ShardedBackend {
-    fn run(
-        &mut self,
-        position: u32,
-        rows: &[f32],
-        out: &mut Vec<f32>,
-        run: &mut Run<'_>,
-    ) -> Result<(), ChatError> {
+    fn submit(&mut self, position: u32, rows: &[f32], cancel: &Cancel) {
         let mut data = Vec::with_capacity(rows.len() * self.model.boundary.bytes_per_value());
         self.model.boundary.encode(rows, &mut data);
-        // Going back has to wait until a replay that nobody asked for yet is through.
-        while position < self.pipeline.submitted_length() && !self.pipeline.is_idle() {
-            self.pump(run)?;
-            self.wait(run)?;
-        }
-        self.pipeline.submit(position, Bytes::from(data));
+        self.watch(cancel);
+        self.pending = Some((position, Bytes::from(data)));
+        // Nothing has come out yet: no row is lost here.
+        let _ = self.advance(cancel);
+    }
+
+    fn output(&mut self, out: &mut Vec<f32>, run: &mut Run<'_>) -> Result<(), ChatError> {
+        self.watching_since = Instant::now();
         loop {
-            if let Some(row) = self.pump(run)? {
+            self.settle(run)?;
+            if let Some(row) = self.advance(run.cancel) {
                 self.report_recoveries(run);
                 out.clear();
                 return self
@@ -286,7 +323,9 @@ impl Backend for ShardedBackend {
                     .decode(&row, out)
                     .map_err(|e| ChatError::Engine(e.to_string()));
             }
-            self.wait(run)?;
+            if self.troubles.is_empty() {
+                self.wait(run.cancel)?;
+            }
         }
     }
 
@@ -314,25 +353,34 @@ impl Backend for ShardedBackend {
         self.excluded.clear();
         self.failures = 0;
         self.recoveries.clear();
+        self.pauses = 0;
+        self.watch = None;
         for hop in &mut self.hops {
             hop.clock.clear();
+            hop.span.link.rest(hop.stream, false);
+        }
+        // What has happened since the last call, so that nothing is sent where nobody is.
+        while let Ok((id, message)) = self.inbound.try_recv() {
+            self.on_message(id, message);
+        }
+    }
+
+    fn end_call(&mut self) {
+        for hop in &self.hops {
+            hop.span.link.rest(hop.stream, true);
         }
     }
 
     fn is_alive(&self) -> bool {
         self.hops.iter().all(|hop| hop.span.link.is_fresh())
     }
-
-    fn close(&mut self) {
-        for hop in std::mem::take(&mut self.hops) {
-            let release = hop.span.link.release(hop.stream, hop.epoch);
-            self.runtime.block_on(release);
-        }
-    }
 }
 
 impl Drop for ShardedBackend {
     fn drop(&mut self) {
-        self.hops.iter().for_each(|hop| self.release(hop));
+        self.hops.iter().for_each(Hop::release);
     }
 }
+
+#[cfg(test)]
+mod tests;

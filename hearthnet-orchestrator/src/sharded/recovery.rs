@@ -1,15 +1,45 @@
-//! Other hosts in the place of one that has failed.
+//! Other hosts in the place of one that has failed, leaves, or has no room any more.
+//!
+//! | why | asked again in this call | counts as a failure | when nobody else has the layers |
+//! |---|---|---|---|
+//! | it failed | no | yes | the call ends, or this machine goes on |
+//! | it is slow | no | if another takes over | it stays |
+//! | it leaves | no | no | it stays as long as it can |
+//! | its memory is taken | yes, after a pause | no | it is asked again |
 
-use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hearthnet_bus::Descriptor;
 
 use super::ShardedBackend;
-use super::stream::{Hop, Trouble};
+use super::stream::{Hop, PREEMPTED, Trouble};
+use crate::Cancel;
 use crate::backend::{Notice, Run};
 use crate::error::ChatError;
-use crate::hosts::RoutedSpan;
+use crate::hosts::{RoutedSpan, Search};
+
+/// How long after a search for somebody in the place of a leaving host the next one follows.
+pub(super) const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+/// What is between two requests for room on hosts whose memory is taken: at first, and at most.
+/// The first is some decode steps of the sequences that go on there.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+
+/// Why a host is to be replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// It has failed.
+    Failed,
+    /// It does its work, only late.
+    Late,
+    /// It is about to stop.
+    Leaving {
+        /// Whether the stream still goes on there.
+        open: bool,
+    },
+    /// It took the stream's memory for others, or has none for it.
+    Room,
+}
 
 /// A replaced host, until the answer goes on.
 pub(super) struct Recovery {
@@ -22,72 +52,191 @@ pub(super) struct Recovery {
 }
 
 impl ShardedBackend {
-    /// Puts other hosts in the place of one that has failed.
-    pub(super) fn recover(&mut self, trouble: Trouble, run: &mut Run<'_>) -> Result<(), ChatError> {
-        let mut waiting = VecDeque::from([trouble]);
-        while let Some(trouble) = waiting.pop_front() {
-            let Some(hop) = self.hops.get_mut(trouble.span) else {
-                continue;
-            };
-            if run.cancel.is_cancelled() {
-                return Err(ChatError::Cancelled);
-            }
-            // The request itself is at fault: another host would say the same.
-            if matches!(trouble.error, ChatError::BadRequest(_)) {
-                return Err(trouble.error);
-            }
-            let since = Instant::now();
-            let (lo, hi) = (hop.span.lo, hop.span.hi);
-            let host = hop.node().to_owned();
-            let shard_id = Descriptor::shard_id(&self.model.model_id, lo, hi);
-            let mut excluded = self.excluded.clone();
-            excluded.insert(host.clone());
-            let found = self.source.route(lo..=hi, &excluded);
-            if trouble.may_stay && found.is_err() {
-                hop.indulged = true;
-                continue;
-            }
-            tracing::warn!(%shard_id, code = trouble.code, "a host has failed: {}", trouble.error);
-            (run.notify)(Notice::Degraded {
-                shard_id: shard_id.clone(),
-                host: host.clone(),
-                code: trouble.code.clone(),
-            });
-            self.excluded = excluded;
-            self.failures += 1;
-            let gives_up = self.settings.give_up_after;
-            if gives_up.is_some_and(|limit| self.failures >= limit) {
-                return Err(trouble.error);
-            }
-            // What went wrong explains more than the hole that it leaves.
-            let route = found.map_err(|_| trouble.error)?;
-            self.recoveries.push(Recovery {
-                shard_id,
-                host,
-                code: trouble.code,
-                replacements: route
-                    .iter()
-                    .map(|span| span.link.descriptor().host.clone())
-                    .collect(),
-                replayed: self.pipeline.length(),
-                since,
-            });
-            waiting.extend(self.replace(trouble.span, route));
+    /// Puts other hosts in the place of those that something is wrong with.
+    pub(super) fn settle(&mut self, run: &mut Run<'_>) -> Result<(), ChatError> {
+        while let Some(trouble) = self.troubles.pop_front() {
+            self.recover(trouble, run)?;
         }
         Ok(())
     }
 
-    /// Opens streams for the spans that take over; returns what went wrong at once.
-    fn replace(&mut self, span: usize, route: Vec<RoutedSpan>) -> Option<Trouble> {
+    fn recover(&mut self, trouble: Trouble, run: &mut Run<'_>) -> Result<(), ChatError> {
+        // It may have been replaced since.
+        let Some(index) = self.hops.iter().position(|hop| hop.id == trouble.hop) else {
+            return Ok(());
+        };
+        if run.cancel.is_cancelled() {
+            return Err(ChatError::Cancelled);
+        }
+        // The request itself is at fault: another host would say the same.
+        if matches!(trouble.error, ChatError::BadRequest(_)) {
+            return Err(trouble.error);
+        }
+        if trouble.code == PREEMPTED {
+            metrics::counter!("distributed_inference_preemptions_total").increment(1);
+        }
+        let since = Instant::now();
+        let route = match trouble.cause {
+            Cause::Failed => {
+                self.blame(index, &trouble, run)?;
+                self.find(index, false, run.cancel, trouble.error)?
+            }
+            Cause::Late | Cause::Leaving { open: true } => {
+                let Ok(route) = self.find(index, true, run.cancel, trouble.error.clone()) else {
+                    if let Some(hop) = self.hops.get_mut(index) {
+                        match trouble.cause {
+                            Cause::Late => hop.indulged = true,
+                            _ => hop.move_at = Some(Instant::now() + LOOK_AGAIN),
+                        }
+                    }
+                    return Ok(());
+                };
+                match trouble.cause {
+                    Cause::Late => self.blame(index, &trouble, run)?,
+                    _ => self.exclude(index),
+                }
+                route
+            }
+            Cause::Leaving { open: false } => {
+                self.exclude(index);
+                self.find(index, false, run.cancel, trouble.error)?
+            }
+            Cause::Room => match self.find_room(index, run.cancel)? {
+                Some(route) => {
+                    self.replace(index, route, true, run.cancel);
+                    return Ok(());
+                }
+                None => {
+                    self.blame(index, &trouble, run)?;
+                    self.find(index, false, run.cancel, trouble.error)?
+                }
+            },
+        };
+        if let Some(hop) = self.hops.get(index) {
+            let hosts = route.iter().map(|span| &span.link.descriptor().host);
+            self.recoveries.push(Recovery {
+                shard_id: self.shard_id(hop),
+                host: hop.node().to_owned(),
+                code: trouble.code,
+                replacements: hosts.cloned().collect(),
+                replayed: self.pipeline.length(),
+                since,
+            });
+        }
+        self.replace(index, route, false, run.cancel);
+        Ok(())
+    }
+
+    /// A host has failed: it is counted, told, and not asked again in this call.
+    fn blame(
+        &mut self,
+        index: usize,
+        trouble: &Trouble,
+        run: &mut Run<'_>,
+    ) -> Result<(), ChatError> {
+        let Some(hop) = self.hops.get(index) else {
+            return Ok(());
+        };
+        let (shard_id, host) = (self.shard_id(hop), hop.node().to_owned());
+        let code = trouble.code.clone();
+        tracing::warn!(%shard_id, code, "a host has failed: {}", trouble.error);
+        (run.notify)(Notice::Degraded {
+            shard_id,
+            host,
+            code,
+        });
+        self.exclude(index);
+        self.failures += 1;
+        match self.settings.give_up_after {
+            Some(limit) if self.failures >= limit => Err(trouble.error.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    fn exclude(&mut self, index: usize) {
+        if let Some(hop) = self.hops.get(index) {
+            self.excluded.insert(hop.node().to_owned());
+        }
+    }
+
+    /// Others that run a span's layers, its own host not among them.
+    fn find(
+        &mut self,
+        index: usize,
+        optional: bool,
+        cancel: &Cancel,
+        otherwise: ChatError,
+    ) -> Result<Vec<RoutedSpan>, ChatError> {
+        let Some(hop) = self.hops.get(index) else {
+            return Err(otherwise);
+        };
+        let mut exclude = self.excluded.clone();
+        exclude.insert(hop.node().to_owned());
+        let search = Search {
+            layers: hop.span.lo..=hop.span.hi,
+            exclude: &exclude,
+            optional,
+            cancel,
+        };
+        self.source.route(&search).map_err(|error| match error {
+            ChatError::Cancelled => error,
+            // What went wrong explains more than the hole that it leaves.
+            _ => otherwise,
+        })
+    }
+
+    /// Hosts for layers whose memory was taken, after a pause: others if there are any, or the
+    /// same. `None` when that has gone on for too long.
+    fn find_room(
+        &mut self,
+        index: usize,
+        cancel: &Cancel,
+    ) -> Result<Option<Vec<RoutedSpan>>, ChatError> {
+        let now = Instant::now();
+        let until = *self
+            .room_until
+            .get_or_insert(now + self.settings.room_timeout);
+        let pause = pause(self.pauses);
+        let Some(hop) = self.hops.get(index).filter(|_| now + pause < until) else {
+            return Ok(None);
+        };
+        let (layers, host) = (hop.span.lo..=hop.span.hi, hop.node().to_owned());
+        self.pauses += 1;
+        let paused = cancel.or(async { tokio::time::sleep(pause).await });
+        self.runtime.block_on(paused).ok_or(ChatError::Cancelled)?;
+        let mut elsewhere = self.excluded.clone();
+        elsewhere.insert(host);
+        for (exclude, optional) in [(&elsewhere, true), (&self.excluded, false)] {
+            let search = Search {
+                layers: layers.clone(),
+                exclude,
+                optional,
+                cancel,
+            };
+            match self.source.route(&search) {
+                Ok(route) => return Ok(Some(route)),
+                Err(ChatError::Cancelled) => return Err(ChatError::Cancelled),
+                Err(_) => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// Opens streams for the spans that take over. With `patient` they wait for room.
+    fn replace(&mut self, span: usize, route: Vec<RoutedSpan>, patient: bool, cancel: &Cancel) {
         let count = route.len();
         let reopened = self.pipeline.replace(span, count);
         let fresh: Vec<Hop> = route
             .into_iter()
             .enumerate()
-            .map(|(offset, routed)| self.hop(span + offset, routed))
+            .map(|(offset, routed)| {
+                let mut hop = self.hop(span + offset, routed);
+                hop.patient = patient;
+                hop
+            })
             .collect();
         let old: Vec<Hop> = self.hops.splice(span..=span, fresh).collect();
-        old.iter().for_each(|hop| self.release(hop));
+        old.iter().for_each(Hop::release);
         // Those before it that run again begin a new life on the same host.
         for index in reopened.start..span {
             let Some(routed) = self.hops.get(index).map(|hop| hop.span.clone()) else {
@@ -96,17 +245,20 @@ impl ShardedBackend {
             let fresh = self.hop(index, routed);
             if let Some(place) = self.hops.get_mut(index) {
                 let old = std::mem::replace(place, fresh);
-                self.release(&old);
+                old.release();
             }
         }
-        reopened
-            .filter_map(|index| self.open_stream(index).err())
-            .next()
+        self.open_streams(reopened, cancel);
     }
 
     pub(super) fn report_recoveries(&mut self, run: &mut Run<'_>) {
+        self.room_until = None;
         for recovery in self.recoveries.drain(..) {
-            metrics::counter!("distributed_inference_failovers_total").increment(1);
+            if recovery.code == LEAVING {
+                metrics::counter!("distributed_inference_moves_total").increment(1);
+            } else {
+                metrics::counter!("distributed_inference_failovers_total").increment(1);
+            }
             (run.notify)(Notice::Failover {
                 shard_id: recovery.shard_id,
                 host: Some(recovery.host),
@@ -116,5 +268,29 @@ impl ShardedBackend {
                 recovery_ms: recovery.since.elapsed().as_secs_f64() * 1e3,
             });
         }
+    }
+
+    fn shard_id(&self, hop: &Hop) -> String {
+        Descriptor::shard_id(&self.model.model_id, hop.span.lo, hop.span.hi)
+    }
+}
+
+/// The code of a move away from a host that leaves.
+pub(super) const LEAVING: &str = "leaving";
+
+/// The `n`th pause of a call, from 0.
+fn pause(n: u32) -> Duration {
+    PAUSE.1.min(PAUSE.0 * 2u32.saturating_pow(n))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_and_stay_bounded() {
+        let all: Vec<u128> = (0..8).map(|n| pause(n).as_millis()).collect();
+        assert_eq!(all, [50, 100, 200, 400, 800, 1600, 2000, 2000]);
+        assert_eq!(pause(u32::MAX), PAUSE.1);
     }
 }

@@ -1,7 +1,7 @@
 //! One span's stream on its host: what is sent, what comes back, how long it took.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -10,6 +10,8 @@ use hearthnet_model::BoundaryDtype;
 use hearthnet_transport::{DType, Message, Step, StepResult, StreamOpen, Want};
 
 use super::ShardedBackend;
+use super::recovery::{Cause, LEAVING};
+use crate::Cancel;
 use crate::backend::HopClock;
 use crate::checks::{BoundaryCheck, CheckError};
 use crate::error::ChatError;
@@ -17,6 +19,15 @@ use crate::hosts::RoutedSpan;
 use crate::labels;
 use crate::pace::Pace;
 use crate::pipeline::{Chunk, Outcome, Rows};
+
+/// The host takes nothing new.
+const SHUTTING_DOWN: &str = "shutting_down";
+/// The host took the stream's memory for streams that are further along.
+pub(super) const PREEMPTED: &str = "preempted";
+/// The host has as many steps of this caller waiting as it allows.
+const STEP_QUOTA: &str = "step_quota";
+/// The host has no room for another stream now, or for one of this caller.
+const NO_ROOM: [&str; 4] = ["stream_limit", "stream_quota", "kv_full", "kv_quota"];
 
 /// A step that a host has not answered yet.
 #[derive(Debug, Clone)]
@@ -42,6 +53,10 @@ pub(super) struct Hop {
     pub(super) pace: Pace,
     /// No other host was found when this one was overdue: it has until the health timeout.
     pub(super) indulged: bool,
+    /// Its host leaves: when to look for another.
+    pub(super) move_at: Option<Instant>,
+    /// It is there because the memory of another stream was taken: it may have to wait for room.
+    pub(super) patient: bool,
     pub(super) clock: HopClock,
     /// Where its round trips are counted.
     latency: metrics::Histogram,
@@ -60,6 +75,62 @@ impl Hop {
             addr.endpoint,
             addr.node.short()
         )
+    }
+
+    /// Ends the stream: its host frees what belongs to it at once.
+    pub(super) fn release(&self) {
+        self.span.link.release(self.stream);
+    }
+
+    /// Something about this stream that needs another host.
+    pub(super) fn trouble(
+        &self,
+        code: &str,
+        cause: Cause,
+        error: impl FnOnce(String) -> ChatError,
+    ) -> Trouble {
+        Trouble {
+            hop: self.id,
+            code: code.to_owned(),
+            error: error(self.name()),
+            cause,
+        }
+    }
+
+    pub(super) fn lost(&self, why: &str) -> Trouble {
+        self.trouble("connection_lost", Cause::Failed, |host| {
+            ChatError::ShardUnavailable(format!("lost {host}: {why}"))
+        })
+    }
+
+    pub(super) fn late(&self) -> Trouble {
+        self.trouble("degraded", Cause::Late, |host| {
+            ChatError::PipelineStalled(format!("{host} is much slower than it was"))
+        })
+    }
+
+    pub(super) fn leaving(&self, open: bool) -> Trouble {
+        self.trouble(LEAVING, Cause::Leaving { open }, |host| {
+            ChatError::ShardUnavailable(format!("{host} is about to stop"))
+        })
+    }
+
+    /// What a host's refusal, or the end of a stream by its host, means.
+    pub(super) fn refused(&self, code: &str, message: &str) -> Trouble {
+        let cause = match code {
+            SHUTTING_DOWN => return self.leaving(false),
+            PREEMPTED | STEP_QUOTA => Cause::Room,
+            _ if self.patient && !self.opened && NO_ROOM.contains(&code) => Cause::Room,
+            _ => Cause::Failed,
+        };
+        self.trouble(code, cause, |host| {
+            let text = format!("{host} refused with {code}: {message}");
+            match code {
+                "weights_mismatch" => ChatError::WeightsMismatch(text),
+                "context_full" => ChatError::BadRequest(text),
+                _ => ChatError::ShardUnavailable(text),
+            }
+        })
     }
 
     /// When waiting for this host ends, and whether that is for good.
@@ -83,11 +154,11 @@ impl Hop {
 
 /// Why a span needs another host.
 pub(super) struct Trouble {
-    pub(super) span: usize,
+    /// [`Hop::id`] of its stream.
+    pub(super) hop: u64,
     pub(super) code: String,
     pub(super) error: ChatError,
-    /// A host that does its work, only late, is kept when nobody else has its layers.
-    pub(super) may_stay: bool,
+    pub(super) cause: Cause,
 }
 
 impl ShardedBackend {
@@ -95,7 +166,8 @@ impl ShardedBackend {
     pub(super) fn hop(&mut self, index: usize, span: RoutedSpan) -> Hop {
         let id = self.next_hop;
         self.next_hop += 1;
-        let stream = span.link.register(id, self.inbox.clone());
+        let epoch = self.pipeline.epoch(index);
+        let stream = span.link.register(id, epoch, self.inbox.clone());
         let bands = self.model.bands.as_ref();
         let band = bands.and_then(|b| b.get(span.hi as usize)).copied();
         // Of this side's own model, so that what a host calls itself counts nothing.
@@ -109,65 +181,49 @@ impl ShardedBackend {
             check: BoundaryCheck::new(self.model.width, self.model.boundary, band),
             span,
             stream,
-            epoch: self.pipeline.epoch(index),
+            epoch,
             opened: false,
             sent: VecDeque::new(),
             progress: Instant::now(),
             pace: Pace::default(),
             indulged: false,
+            move_at: None,
+            patient: false,
             clock: HopClock::default(),
             latency,
         }
     }
 
-    pub(super) fn open_stream(&self, index: usize) -> Result<(), Trouble> {
-        let Some(hop) = self.hops.get(index) else {
-            return Ok(());
-        };
-        let open = StreamOpen {
-            stream: hop.stream,
-            epoch: hop.epoch,
-            weights: self.model.weights.0,
-            lo: hop.span.lo,
-            hi: hop.span.hi,
-            max_positions: self.model.context,
-        };
-        self.send(index, Message::StreamOpen(open))
-    }
-
-    fn send(&self, index: usize, message: Message) -> Result<(), Trouble> {
-        let Some(hop) = self.hops.get(index) else {
-            return Ok(());
-        };
-        let sent = self.runtime.block_on(hop.span.link.sender().send(message));
-        sent.map_err(|closed| self.lost(index, &closed.to_string()))
-    }
-
-    pub(super) fn trouble(
-        &self,
-        span: usize,
-        code: &str,
-        error: impl FnOnce(String) -> ChatError,
-    ) -> Trouble {
-        let name = self.hops.get(span).map_or_else(String::new, Hop::name);
-        Trouble {
-            span,
-            code: code.to_owned(),
-            error: error(name),
-            may_stay: false,
+    /// Asks for the streams of some spans; all of them, whatever becomes of one.
+    pub(super) fn open_streams(&mut self, spans: Range<usize>, cancel: &Cancel) {
+        for hop in self.hops.get(spans).unwrap_or_default() {
+            let open = StreamOpen {
+                stream: hop.stream,
+                epoch: hop.epoch,
+                weights: self.model.weights.0,
+                lo: hop.span.lo,
+                hi: hop.span.hi,
+                max_positions: self.model.context,
+            };
+            if let Err(trouble) = self.send(hop, Message::StreamOpen(open), cancel) {
+                self.troubles.push_back(trouble);
+            }
         }
     }
 
-    pub(super) fn lost(&self, span: usize, why: &str) -> Trouble {
-        self.trouble(span, "connection_lost", |host| {
-            ChatError::ShardUnavailable(format!("lost {host}: {why}"))
-        })
-    }
-
-    pub(super) fn release(&self, hop: &Hop) {
-        let (link, stream, epoch) = (Arc::clone(&hop.span.link), hop.stream, hop.epoch);
-        self.runtime
-            .spawn(async move { link.release(stream, epoch).await });
+    /// Sends, and waits where there is no room for more, until the caller gives up.
+    fn send(&self, hop: &Hop, message: Message, cancel: &Cancel) -> Result<(), Trouble> {
+        let sender = hop.span.link.sender();
+        let sent = match sender.try_send(message) {
+            Ok(None) => return Ok(()),
+            // Whoever gave up is told so where the answer is waited for.
+            Ok(Some(message)) => match self.runtime.block_on(cancel.or(sender.send(message))) {
+                Some(sent) => sent,
+                None => return Ok(()),
+            },
+            Err(error) => Err(error),
+        };
+        sent.map_err(|closed| hop.lost(&closed.to_string()))
     }
 
     /// Sends a step; the streams' order makes waiting for STREAM_OPENED unnecessary.
@@ -177,6 +233,7 @@ impl ShardedBackend {
         epoch: u32,
         chunk: Chunk,
         want: Rows,
+        cancel: &Cancel,
     ) -> Result<(), Trouble> {
         let Some(hop) = self.hops.get_mut(span) else {
             return Ok(());
@@ -204,10 +261,19 @@ impl ShardedBackend {
             },
             data: chunk.data,
         };
-        self.send(span, Message::Step(step))
+        match self.hops.get(span) {
+            Some(hop) => self.send(hop, Message::Step(step), cancel),
+            None => Ok(()),
+        }
     }
 
-    pub(super) fn on_result(&mut self, index: usize, result: StepResult) -> Result<(), Trouble> {
+    /// Takes an answer, which came `at` a time.
+    pub(super) fn on_result(
+        &mut self,
+        index: usize,
+        result: StepResult,
+        at: Instant,
+    ) -> Result<(), Trouble> {
         let StepResult {
             epoch,
             position,
@@ -242,7 +308,7 @@ impl ShardedBackend {
             if let Err(error) = checked {
                 metrics::counter!("distributed_inference_shard_corruption_detected_total")
                     .increment(1);
-                return Err(self.trouble(index, error.code(), |host| {
+                return Err(hop.trouble(error.code(), Cause::Failed, |host| {
                     ChatError::PipelineStalled(format!(
                         "{host} returned numbers that cannot be right: {}: {error}",
                         error.code()
@@ -252,19 +318,28 @@ impl ShardedBackend {
         }
         let outcome = self.pipeline.on_result(index, epoch, position, rows, data);
         match outcome {
-            Ok(Outcome::Accepted) => self.note_time(index, compute_us, queue_us),
+            Ok(Outcome::Accepted) => self.note_time(index, compute_us, queue_us, at),
             Ok(Outcome::Stale) => {
                 metrics::counter!("distributed_inference_stale_answers_total").increment(1);
                 Ok(())
             }
-            Err(fault) => Err(self.trouble(index, "protocol_state", |host| {
-                ChatError::ShardUnavailable(format!("{host}: {fault}"))
-            })),
+            Err(fault) => match self.hops.get(index) {
+                Some(hop) => Err(hop.trouble("protocol_state", Cause::Failed, |host| {
+                    ChatError::ShardUnavailable(format!("{host}: {fault}"))
+                })),
+                None => Ok(()),
+            },
         }
     }
 
     /// Measures an answered step, and the host by it.
-    fn note_time(&mut self, index: usize, compute_us: u32, queue_us: u32) -> Result<(), Trouble> {
+    fn note_time(
+        &mut self,
+        index: usize,
+        compute_us: u32,
+        queue_us: u32,
+        at: Instant,
+    ) -> Result<(), Trouble> {
         let Some(hop) = self.hops.get_mut(index) else {
             return Ok(());
         };
@@ -276,15 +351,17 @@ impl ShardedBackend {
         if sent.rows > 1 {
             return Ok(());
         }
-        let round_trip = sent.at.elapsed();
+        // What came while the chat did something else did not take until it looked.
+        let seen = if at < self.watching_since {
+            at
+        } else {
+            Instant::now()
+        };
+        let round_trip = seen.saturating_duration_since(sent.at);
         hop.clock.record(round_trip, compute_us, queue_us);
         hop.latency.record(round_trip.as_secs_f64() * 1e3);
         if hop.pace.record(round_trip) {
-            let mut trouble = self.trouble(index, "degraded", |host| {
-                ChatError::PipelineStalled(format!("{host} is much slower than it was"))
-            });
-            trouble.may_stay = true;
-            return Err(trouble);
+            return Err(hop.late());
         }
         Ok(())
     }

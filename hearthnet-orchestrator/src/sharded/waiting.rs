@@ -5,14 +5,16 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use super::ShardedBackend;
+use super::recovery::Cause;
 use super::stream::Trouble;
+use tokio::task::JoinHandle;
+
 use crate::Cancel;
 use crate::error::ChatError;
 use crate::link::Inbound;
 
-/// How often a waiting chat looks whether its caller gave up.
-const CANCEL_POLL: Duration = Duration::from_millis(50);
-
+/// A step that usually takes longer is not waited for awake: it would make no difference.
+const LONG_STEP: Duration = Duration::from_millis(50);
 /// How long before an answer is due its chat is awake. A timer may be late by half of it.
 const AWAKE_BEFORE: Duration = Duration::from_micros(150);
 
@@ -45,8 +47,7 @@ impl ShardedBackend {
         let asleep = due
             .checked_sub(AWAKE_BEFORE)?
             .saturating_duration_since(Instant::now());
-        // For a step this long it makes no difference.
-        if asleep > CANCEL_POLL {
+        if asleep > LONG_STEP {
             return None;
         }
         if let Ok(message) = self.inbound.recv_timeout(asleep) {
@@ -72,47 +73,60 @@ impl ShardedBackend {
         {
             return Ok(message);
         }
-        loop {
-            if cancel.is_cancelled() {
-                return Err(Interrupted::Cancelled);
-            }
-            let next = self
-                .hops
-                .iter()
-                .enumerate()
-                .filter_map(|(index, hop)| {
-                    let (at, for_good) = hop.deadline(self.settings.health_timeout)?;
-                    Some((at, for_good, index))
-                })
-                .min();
-            let left = next.map_or(CANCEL_POLL, |(at, ..)| {
-                at.saturating_duration_since(Instant::now())
-            });
-            match self.inbound.recv_timeout(left.min(CANCEL_POLL)) {
-                Ok(message) => return Ok(message),
-                // This side holds a sender, so the queue cannot close.
-                Err(RecvTimeoutError::Disconnected) => return Err(Interrupted::Cancelled),
-                Err(RecvTimeoutError::Timeout) if left > CANCEL_POLL => {}
-                Err(RecvTimeoutError::Timeout) => {
-                    let Some((_, for_good, index)) = next else {
-                        continue;
-                    };
-                    let seconds = self.settings.health_timeout.as_secs_f32();
-                    let mut trouble = if for_good {
-                        self.trouble(index, "pipeline_stalled", |host| {
-                            ChatError::PipelineStalled(format!(
-                                "no progress for {seconds} s: waiting for {host}"
-                            ))
-                        })
-                    } else {
-                        self.trouble(index, "degraded", |host| {
-                            ChatError::PipelineStalled(format!("{host} is much slower than it was"))
-                        })
-                    };
-                    trouble.may_stay = !for_good;
-                    return Err(Interrupted::Trouble(trouble));
-                }
-            }
+        if cancel.is_cancelled() {
+            return Err(Interrupted::Cancelled);
         }
+        let next = self
+            .hops
+            .iter()
+            .filter_map(|hop| {
+                let (at, for_good) = hop.deadline(self.settings.health_timeout)?;
+                Some((at, for_good, hop))
+            })
+            .min_by_key(|(at, for_good, _)| (*at, *for_good));
+        let Some((at, for_good, hop)) = next else {
+            // This side holds a sender, so the queue cannot close.
+            return self.inbound.recv().map_err(|_| Interrupted::Cancelled);
+        };
+        let left = at.saturating_duration_since(Instant::now());
+        match self.inbound.recv_timeout(left) {
+            Ok(message) => Ok(message),
+            Err(RecvTimeoutError::Disconnected) => Err(Interrupted::Cancelled),
+            Err(RecvTimeoutError::Timeout) if for_good => {
+                let seconds = self.settings.health_timeout.as_secs_f32();
+                Err(Interrupted::Trouble(hop.trouble(
+                    "pipeline_stalled",
+                    Cause::Failed,
+                    |host| {
+                        ChatError::PipelineStalled(format!(
+                            "no progress for {seconds} s: waiting for {host}"
+                        ))
+                    },
+                )))
+            }
+            Err(RecvTimeoutError::Timeout) => Err(Interrupted::Trouble(hop.late())),
+        }
+    }
+
+    /// Wakes the chat when its caller gives up.
+    pub(super) fn watch(&mut self, cancel: &Cancel) {
+        if self.watch.is_some() {
+            return;
+        }
+        let (cancel, inbox) = (cancel.clone(), self.inbox.clone());
+        self.watch = Some(Watch(self.runtime.spawn(async move {
+            cancel.cancelled().await;
+            // A chat that is gone needs no waking. No stream has this name.
+            let _ = inbox.send((u64::MAX, Inbound::Wake));
+        })));
+    }
+}
+
+/// A task that ends with this.
+pub(super) struct Watch(JoinHandle<()>);
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }

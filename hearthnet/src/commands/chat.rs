@@ -395,6 +395,7 @@ pub(crate) fn pump_settings(config: &Config, fallback: bool) -> PumpSettings {
         health_timeout: Duration::from_secs_f64(inference.shard_health_timeout_seconds),
         history_bytes: inference.history_mb << 20,
         give_up_after: fallback.then_some(inference.fallback_to_local_after_failures),
+        ..PumpSettings::default()
     }
 }
 

@@ -1,0 +1,645 @@
+//! The caller over hosts that do as they are told: real sessions on loopback, plain arithmetic.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use hearthnet_bus::NodeKey;
+use hearthnet_transport::{
+    Admission, CloseCode, Config, Connection, DType, Hello, Identity, Listener, Message, PeerKey,
+    Sender, Step, StepResult, StreamError, StreamOpened, Want,
+};
+use proptest::prelude::*;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+
+use super::*;
+use crate::backend::Notice;
+use crate::hosts::{Choice, ConnectedHosts};
+use crate::link::{HostAddr, HostLink};
+use crate::router::GreedyCover;
+
+const LAYERS: u32 = 4;
+const WIDTH: usize = 4;
+const WEIGHTS: WeightsId = WeightsId([7; 32]);
+/// Long enough for a loaded machine; reaching it is a failure, never a wait.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What one layer makes of a row, which depends on every row before it.
+fn layer(layer: u32, state: &mut Vec<u32>, position: u32, value: u32) -> u32 {
+    state.truncate(position as usize);
+    assert_eq!(state.len(), position as usize, "a hole in the KV");
+    let before = state.last().copied().unwrap_or(layer);
+    let mixed = (before ^ value.rotate_left(3))
+        .wrapping_mul(0x9e37_79b1)
+        .wrapping_add(layer);
+    state.push(mixed);
+    // Small whole numbers are exact in any float.
+    mixed % 60_000 + 1
+}
+
+fn row(value: u32) -> [f32; WIDTH] {
+    [0, 1, 2, 3].map(|n| (value + n) as f32)
+}
+
+/// What a host does at a step, instead of or besides answering it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Deed {
+    /// Says that it leaves, and answers.
+    Leave,
+    /// Takes the stream's memory.
+    Preempt,
+    /// Ends the session.
+    Die,
+    /// Never answers.
+    Mute,
+}
+
+/// The first layer of a stream, and the states of all.
+type Layers = (u32, Vec<Vec<u32>>);
+
+#[derive(Default)]
+struct State {
+    /// By session and stream.
+    streams: BTreeMap<(usize, u32), Layers>,
+    /// What to do when a step for a position comes; each once.
+    deeds: Vec<(u32, Deed)>,
+    /// Codes that the next streams are refused with.
+    refusals: Vec<&'static str>,
+    leaving: bool,
+    /// Steps heard.
+    steps: u32,
+    sessions: Vec<Sender>,
+}
+
+/// A host that does as it is told.
+struct Puppet {
+    addr: HostAddr,
+    lo: u32,
+    hi: u32,
+    state: Mutex<State>,
+    alive: watch::Sender<bool>,
+}
+
+struct Everybody;
+
+impl Admission for Everybody {
+    fn admit_peer(&self, _: &PeerKey) -> bool {
+        true
+    }
+    fn admit_hello(&self, _: &PeerKey, _: &Hello, _: u64) -> Result<(), CloseCode> {
+        Ok(())
+    }
+}
+
+impl Puppet {
+    fn start(runtime: &Runtime, seed: u8, lo: u32, hi: u32) -> Arc<Self> {
+        let key = NodeKey::from_secret(&[seed; 32]);
+        let identity = Identity::from_secret(&key.secret()).unwrap();
+        let listener = Listener::bind(
+            "127.0.0.1:0",
+            &identity,
+            Arc::new(Everybody),
+            Config::default(),
+        );
+        let mut listener = runtime.block_on(listener).unwrap();
+        let puppet = Arc::new(Self {
+            addr: HostAddr {
+                endpoint: listener.local_addr().to_string(),
+                node: key.id(),
+            },
+            lo,
+            hi,
+            state: Mutex::default(),
+            alive: watch::Sender::new(true),
+        });
+        let shared = Arc::clone(&puppet);
+        runtime.spawn(async move {
+            loop {
+                let connection = listener.accept().await;
+                tokio::spawn(Arc::clone(&shared).serve(connection));
+            }
+        });
+        puppet
+    }
+
+    fn node(&self) -> String {
+        self.addr.node.to_string()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    fn at(&self, position: u32, deed: Deed) {
+        self.state().deeds.push((position, deed));
+    }
+
+    fn leave(state: &mut State) {
+        state.leaving = true;
+        for session in &state.sessions {
+            let _ = session.try_send(Message::Leaving { within_ms: 60_000 });
+        }
+    }
+
+    fn open_streams(&self) -> usize {
+        self.state().streams.len()
+    }
+
+    fn descriptor(&self) -> Descriptor {
+        Descriptor {
+            shard_id: Descriptor::shard_id("puppet", self.lo, self.hi),
+            model_id: "puppet".into(),
+            weights_sha256: WEIGHTS.to_string(),
+            layer_range: (self.lo, self.hi),
+            total_layers: LAYERS,
+            vram_required_mb: 1,
+            max_concurrent_streams: 8,
+            host: self.node(),
+            endpoint: self.addr.endpoint.clone(),
+            advertised_at: 1,
+            boundary_dtype: "fp32".into(),
+            arithmetic: "puppet-1".into(),
+            ms_per_token: 0.0,
+            queue_depth: 0,
+            software: "test".into(),
+        }
+    }
+
+    async fn serve(self: Arc<Self>, mut connection: Connection) {
+        let mut alive = self.alive.subscribe();
+        let session = {
+            let mut state = self.state();
+            state.sessions.push(connection.sender());
+            state.sessions.len() - 1
+        };
+        loop {
+            let message = tokio::select! {
+                message = connection.recv() => match message {
+                    Ok(message) => message,
+                    Err(_) => break,
+                },
+                _ = alive.wait_for(|alive| !alive) => break,
+            };
+            if let Some(answer) = self.handle(session, message) {
+                let _ = connection.sender().send(answer).await;
+            }
+        }
+        self.state().streams.retain(|(at, _), _| *at != session);
+    }
+
+    fn handle(&self, session: usize, message: Message) -> Option<Message> {
+        let refuse = |stream, epoch, code: &str| {
+            Some(Message::StreamError(StreamError {
+                stream,
+                epoch,
+                position: None,
+                code: code.into(),
+                message: "as told".into(),
+            }))
+        };
+        let mut state = self.state();
+        match message {
+            Message::Describe => Some(Message::Descriptor(
+                self.descriptor().to_cbor().unwrap().into(),
+            )),
+            Message::StreamOpen(open) => {
+                let refusal = match state.refusals.is_empty() {
+                    false => Some(state.refusals.remove(0)),
+                    true => state.leaving.then_some("shutting_down"),
+                };
+                if let Some(code) = refusal {
+                    return refuse(open.stream, open.epoch, code);
+                }
+                assert!(self.lo <= open.lo && open.hi <= self.hi);
+                let layers = vec![Vec::new(); (open.hi - open.lo + 1) as usize];
+                let stream = (session, open.stream);
+                state.streams.insert(stream, (open.lo, layers));
+                Some(Message::StreamOpened(StreamOpened {
+                    stream: open.stream,
+                    epoch: open.epoch,
+                }))
+            }
+            Message::StreamClose(close) => {
+                state.streams.remove(&(session, close.stream));
+                None
+            }
+            Message::Step(step) => {
+                state.steps += 1;
+                let covers = |at: u32| step.position <= at && at < step.position + step.rows;
+                let deed = state.deeds.iter().position(|(at, _)| covers(*at));
+                match deed.map(|index| state.deeds.remove(index).1) {
+                    Some(Deed::Preempt) => {
+                        state.streams.remove(&(session, step.stream));
+                        return refuse(step.stream, step.epoch, "preempted");
+                    }
+                    Some(Deed::Die) => {
+                        self.alive.send_replace(false);
+                        return None;
+                    }
+                    Some(Deed::Mute) => return None,
+                    Some(Deed::Leave) => Self::leave(&mut state),
+                    None => {}
+                }
+                let Some((lo, layers)) = state.streams.get_mut(&(session, step.stream)) else {
+                    return refuse(step.stream, step.epoch, "unknown_stream");
+                };
+                Some(Message::StepResult(run(*lo, layers, step)))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A step through the layers from `lo` on.
+fn run(lo: u32, layers: &mut [Vec<u32>], step: Step) -> StepResult {
+    let mut out = Vec::new();
+    let rows = step.data.chunks_exact(4 * WIDTH);
+    for (position, bytes) in (step.position..).zip(rows) {
+        let first = f32::from_le_bytes(bytes[..4].try_into().unwrap());
+        let value = (lo..)
+            .zip(layers.iter_mut())
+            .fold(first as u32, |value, (number, state)| {
+                layer(number, state, position, value)
+            });
+        out.push(row(value));
+    }
+    let back = match step.want {
+        Want::None => &[][..],
+        Want::Last => &out[out.len() - 1..],
+        Want::All => &out[..],
+    };
+    StepResult {
+        stream: step.stream,
+        epoch: step.epoch,
+        position: step.position,
+        rows: back.len() as u32,
+        width: step.width,
+        dtype: DType::F32,
+        compute_us: 1,
+        queue_us: 0,
+        data: back
+            .iter()
+            .flatten()
+            .flat_map(|v| v.to_le_bytes())
+            .collect(),
+    }
+}
+
+/// A caller and its hosts.
+struct Stage {
+    runtime: Runtime,
+    hosts: Vec<Arc<Puppet>>,
+    links: Vec<Arc<HostLink>>,
+    cancel: Cancel,
+}
+
+/// What a sequence went through.
+#[derive(Default)]
+struct Heard {
+    outputs: Vec<u32>,
+    degraded: Vec<String>,
+    /// Codes, and who took over.
+    moves: Vec<(String, Vec<String>)>,
+}
+
+impl Stage {
+    /// Hosts for layer ranges, all connected.
+    fn new(ranges: &[(u32, u32)]) -> Self {
+        let runtime = Runtime::new().unwrap();
+        let hosts: Vec<_> = (1..)
+            .zip(ranges)
+            .map(|(seed, &(lo, hi))| Puppet::start(&runtime, seed, lo, hi))
+            .collect();
+        let key = NodeKey::from_secret(&[200; 32]);
+        let links = hosts
+            .iter()
+            .map(|host| {
+                let link = HostLink::connect(&host.addr, &key, Config::default());
+                Arc::new(runtime.block_on(link).unwrap())
+            })
+            .collect();
+        Self {
+            runtime,
+            hosts,
+            links,
+            cancel: Cancel::default(),
+        }
+    }
+
+    fn host(&self, node: &str) -> &Puppet {
+        self.hosts.iter().find(|host| host.node() == node).unwrap()
+    }
+
+    /// The host that runs a span now.
+    fn runs(&self, backend: &ShardedBackend, span: usize) -> &Puppet {
+        self.host(&backend.route()[span].host.clone().unwrap())
+    }
+
+    fn open_with(&self, settings: PumpSettings) -> Result<ShardedBackend, ChatError> {
+        let model = ModelOnWire {
+            model_id: "puppet".into(),
+            weights: WEIGHTS,
+            width: WIDTH,
+            layers: LAYERS,
+            context: 4096,
+            boundary: BoundaryDtype::F32,
+            bands: None,
+        };
+        let source = ConnectedHosts {
+            links: self.links.clone(),
+            choice: Choice {
+                model: model.clone(),
+                policy: Arc::new(GreedyCover),
+                max_shards: 16,
+                own_id: "nobody".into(),
+                allow_self: false,
+            },
+        };
+        let runtime = self.runtime.handle().clone();
+        ShardedBackend::open(runtime, model, Box::new(source), settings, &self.cancel)
+    }
+
+    fn open(&self) -> ShardedBackend {
+        self.open_with(PumpSettings {
+            prefill_rows: 3,
+            ..PumpSettings::default()
+        })
+        .unwrap()
+    }
+
+    /// One call: a prompt, then `tokens` rows, each made of the output before it.
+    fn call(
+        &self,
+        backend: &mut ShardedBackend,
+        prompt: &[u32],
+        tokens: u32,
+        heard: &mut Heard,
+    ) -> Result<(), ChatError> {
+        backend.begin_call();
+        let mut rows: Vec<f32> = prompt.iter().flat_map(|value| row(*value)).collect();
+        let mut position = backend.length();
+        for _ in 0..=tokens {
+            let mut out = Vec::new();
+            let mut run = Run {
+                cancel: &self.cancel,
+                notify: &mut |notice| match notice {
+                    Notice::Degraded { code, .. } => heard.degraded.push(code),
+                    Notice::Failover {
+                        code, replacements, ..
+                    } => heard.moves.push((code, replacements)),
+                },
+            };
+            backend.run(position, &rows, &mut out, &mut run)?;
+            position += (rows.len() / WIDTH) as u32;
+            heard.outputs.push(out[0] as u32);
+            rows = row(out[0] as u32).to_vec();
+        }
+        backend.end_call();
+        Ok(())
+    }
+
+    fn until(&self, what: &str, is: impl Fn() -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !is() {
+            assert!(Instant::now() < deadline, "{what}");
+            std::thread::yield_now();
+        }
+    }
+
+    fn until_empty(&self) {
+        self.until("a stream is left", || {
+            self.hosts.iter().all(|host| host.open_streams() == 0)
+        });
+    }
+}
+
+const PROMPT: [u32; 8] = [3, 1, 4, 1, 5, 9, 2, 6];
+
+/// What calls of one conversation say when nothing happens.
+fn undisturbed(calls: &[(&[u32], u32)]) -> Vec<u32> {
+    let mut layers = vec![Vec::new(); LAYERS as usize];
+    let (mut position, mut outputs) = (0, Vec::new());
+    for (prompt, tokens) in calls {
+        let mut rows = prompt.to_vec();
+        for _ in 0..=*tokens {
+            let mut value = 0;
+            for given in rows {
+                value = (0..)
+                    .zip(&mut layers)
+                    .fold(given, |value, (number, state)| {
+                        layer(number, state, position, value)
+                    });
+                position += 1;
+            }
+            outputs.push(value);
+            rows = vec![value];
+        }
+    }
+    outputs
+}
+
+const HALVES: [(u32, u32); 4] = [(0, 1), (0, 1), (2, 3), (2, 3)];
+
+/// One call with a deed of the first or second host at a position.
+fn with_deed(span: usize, position: u32, deed: Deed) -> (Stage, Heard, BTreeSet<String>) {
+    let stage = Stage::new(&HALVES);
+    let mut backend = stage.open();
+    let node = stage.runs(&backend, span).node();
+    stage.host(&node).at(position, deed);
+    let mut heard = Heard::default();
+    stage.call(&mut backend, &PROMPT, 12, &mut heard).unwrap();
+    assert_eq!(heard.outputs, undisturbed(&[(&PROMPT, 12)]));
+    let now = backend.route().into_iter().filter_map(|hop| hop.host);
+    let now: BTreeSet<String> = now.collect();
+    assert!(!now.contains(&node), "there is another");
+    drop(backend);
+    stage.until_empty();
+    (stage, heard, now)
+}
+
+#[test]
+fn a_sequence_moves_off_a_host_that_leaves_and_nothing_has_failed() {
+    // In the first piece of the prompt, in its last, and in the answer.
+    for span in [0, 1] {
+        for position in [0, 7, 8, 15] {
+            let (_, heard, now) = with_deed(span, position, Deed::Leave);
+            assert_eq!(heard.degraded, [""; 0], "span {span}, position {position}");
+            assert_eq!(heard.moves.len(), 1);
+            assert_eq!(heard.moves[0].0, "leaving");
+            assert!(now.contains(&heard.moves[0].1[0]));
+        }
+    }
+}
+
+#[test]
+fn a_preempted_sequence_begins_again_and_nobody_hears_of_it() {
+    for span in [0, 1] {
+        for position in [0, 7, 8, 15] {
+            let (_, heard, _) = with_deed(span, position, Deed::Preempt);
+            assert!(heard.degraded.is_empty() && heard.moves.is_empty());
+        }
+    }
+}
+
+#[test]
+fn a_leaving_host_that_nobody_can_replace_works_to_the_end() {
+    let stage = Stage::new(&[(0, 1), (2, 3)]);
+    let mut backend = stage.open();
+    stage.hosts[1].at(9, Deed::Leave);
+    let mut heard = Heard::default();
+    stage.call(&mut backend, &PROMPT, 12, &mut heard).unwrap();
+    assert_eq!(heard.outputs, undisturbed(&[(&PROMPT, 12)]));
+    assert!(heard.degraded.is_empty() && heard.moves.is_empty());
+    // The call has ended: the stream does not hold the host back, nobody need ask.
+    stage.until("the leaving host is free", || {
+        stage.hosts[1].open_streams() == 0
+    });
+    assert!(!backend.is_alive());
+}
+
+#[test]
+fn a_conversation_that_rests_lets_a_leaving_host_go_and_goes_on_elsewhere() {
+    let stage = Stage::new(&HALVES);
+    let mut backend = stage.open();
+    let mut heard = Heard::default();
+    stage.call(&mut backend, &PROMPT, 4, &mut heard).unwrap();
+    let first = stage.runs(&backend, 0);
+    let second = stage.runs(&backend, 1);
+    Puppet::leave(&mut first.state());
+    stage.until("it goes", || first.open_streams() == 0);
+    assert_eq!(second.open_streams(), 1, "only what leaves is let go");
+    assert!(!backend.is_alive());
+    // Whoever asks it again all the same gets the same words.
+    stage.call(&mut backend, &[7, 7], 4, &mut heard).unwrap();
+    assert_eq!(heard.outputs, undisturbed(&[(&PROMPT, 4), (&[7, 7], 4)]));
+    assert!(heard.degraded.is_empty());
+    assert_eq!(heard.moves.len(), 1);
+}
+
+#[test]
+fn a_sequence_waits_for_room_where_there_is_none_elsewhere() {
+    let stage = Stage::new(&[(0, 1), (2, 3)]);
+    let mut backend = stage.open();
+    stage.hosts[1].at(10, Deed::Preempt);
+    stage.hosts[1].state().refusals = vec!["kv_full", "stream_limit", "preempted"];
+    let mut heard = Heard::default();
+    stage.call(&mut backend, &PROMPT, 12, &mut heard).unwrap();
+    assert_eq!(heard.outputs, undisturbed(&[(&PROMPT, 12)]));
+    assert!(heard.degraded.is_empty() && heard.moves.is_empty());
+    assert!(stage.hosts[1].state().refusals.is_empty());
+}
+
+#[test]
+fn a_sequence_does_not_wait_for_room_for_ever() {
+    let stage = Stage::new(&[(0, 1), (2, 3)]);
+    let mut backend = stage
+        .open_with(PumpSettings {
+            room_timeout: Duration::from_millis(200),
+            ..PumpSettings::default()
+        })
+        .unwrap();
+    stage.hosts[1].at(10, Deed::Preempt);
+    stage.hosts[1].state().refusals = vec!["kv_full"; 1000];
+    let mut heard = Heard::default();
+    let error = stage.call(&mut backend, &PROMPT, 12, &mut heard);
+    assert_eq!(error.unwrap_err().code(), "shard_unavailable");
+    assert_eq!(heard.degraded, ["kv_full"]);
+    drop(backend);
+    stage.until_empty();
+}
+
+#[test]
+fn a_host_without_room_is_passed_over_at_the_start() {
+    let stage = Stage::new(&HALVES);
+    let full = stage.runs(&stage.open(), 0).node();
+    stage.until_empty();
+    stage.host(&full).state().refusals = vec!["stream_limit"];
+    let mut backend = stage.open();
+    assert_ne!(stage.runs(&backend, 0).node(), full);
+    let mut heard = Heard::default();
+    stage.call(&mut backend, &PROMPT, 2, &mut heard).unwrap();
+    assert!(heard.degraded.is_empty());
+}
+
+#[test]
+fn giving_up_wakes_whoever_waits_and_frees_every_host() {
+    for span in [0, 1] {
+        let stage = Stage::new(&[(0, 1), (2, 3)]);
+        let mut backend = stage.open();
+        stage.hosts[span].at(9, Deed::Mute);
+        std::thread::scope(|scope| {
+            let call = scope.spawn(|| {
+                let result = stage.call(&mut backend, &PROMPT, 12, &mut Heard::default());
+                drop(backend);
+                result
+            });
+            stage.until("the step that is not answered", || {
+                stage.hosts[span].state().deeds.is_empty()
+            });
+            stage.cancel.cancel();
+            assert_eq!(call.join().unwrap(), Err(ChatError::Cancelled));
+        });
+        stage.until_empty();
+    }
+}
+
+#[test]
+fn giving_up_ends_a_pause_for_room() {
+    let stage = Stage::new(&[(0, 3)]);
+    let mut backend = stage.open();
+    stage.hosts[0].at(9, Deed::Preempt);
+    stage.hosts[0].state().refusals = vec!["kv_full"; 1000];
+    std::thread::scope(|scope| {
+        let call = scope.spawn(|| stage.call(&mut backend, &PROMPT, 12, &mut Heard::default()));
+        stage.until("some refusals", || {
+            stage.hosts[0].state().refusals.len() < 998
+        });
+        stage.cancel.cancel();
+        assert_eq!(call.join().unwrap(), Err(ChatError::Cancelled));
+    });
+}
+
+fn deed() -> impl Strategy<Value = Deed> {
+    prop_oneof![
+        3 => Just(Deed::Leave),
+        3 => Just(Deed::Preempt),
+        1 => Just(Deed::Die),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Hosts leave, die and take memory back at any step, during replays and openings as well;
+    /// for each half there is one that stays.
+    #[test]
+    fn whoever_leaves_dies_or_preempts_whenever_the_same_rows_come_out(
+        deeds in proptest::collection::vec((0usize..6, 0u32..30, deed()), 0..12),
+        refusals in proptest::collection::vec((0usize..6, prop_oneof![Just("preempted"), Just("shutting_down")]), 0..4),
+        history_bytes in prop_oneof![Just(usize::MAX), Just(100)],
+    ) {
+        let stage = Stage::new(&[(0, 1), (0, 3), (2, 3), (0, 1), (2, 3), (0, 3)]);
+        let mut backend = stage.open_with(PumpSettings {
+            prefill_rows: 3,
+            history_bytes,
+            ..PumpSettings::default()
+        }).unwrap();
+        for (host, position, deed) in deeds {
+            // The last one may be busy, but it stays.
+            if host < 5 || deed == Deed::Preempt {
+                stage.hosts[host].at(position, deed);
+            }
+        }
+        for (host, code) in refusals {
+            if host < 5 {
+                stage.hosts[host].state().refusals.push(code);
+            }
+        }
+        let mut heard = Heard::default();
+        stage.call(&mut backend, &PROMPT, 6, &mut heard).unwrap();
+        stage.call(&mut backend, &[8, 8], 10, &mut heard).unwrap();
+        prop_assert_eq!(heard.outputs, undisturbed(&[(&PROMPT, 6), (&[8, 8], 10)]));
+        drop(backend);
+        stage.until_empty();
+    }
+}
