@@ -17,7 +17,7 @@
 //! | places for streams, one life of a stream | `life.rs` |
 //! | what the next batch computes, fair turns, who gives pages back | `plan.rs`, `plan/` (pure) |
 //! | how long a piece of prefill is | `pace.rs` (pure) |
-//! | streams, steps, timeouts, eviction | `sched.rs` (no I/O, no clock of its own) |
+//! | streams, steps, timeouts, eviction | `sched.rs`, `stream.rs` (no I/O, no clock of their own) |
 //! | a batch through the engine, faults told apart | `batch.rs` |
 //! | the thread around it | `compute.rs`, fed by `inbox.rs` |
 //! | sessions, and the echo for measuring | `session.rs` |
@@ -57,6 +57,7 @@ mod plan;
 mod sched;
 mod session;
 mod stats;
+mod stream;
 
 pub use admission::{BENCH, PIPELINE};
 pub use config::ServeConfig;

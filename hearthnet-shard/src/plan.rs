@@ -281,7 +281,9 @@ impl<'a> Room<'a> {
             ledger.reach(tag);
             let taken = self.take(&step, step.left.min(rows), least);
             rows -= taken;
-            ledger.charge(caller, taken);
+            if taken > 0 {
+                ledger.charge(caller, taken);
+            }
             for (caller, taken) in self.returned.drain(..) {
                 rows += taken;
                 ledger.refund(caller, taken);

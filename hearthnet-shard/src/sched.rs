@@ -25,8 +25,9 @@ use crate::engine::{EngineSource, LayerEngine, LoadPhase, Served, Span};
 use crate::fault::StreamFault;
 use crate::life::{Life, Ticket};
 use crate::pace::Pace;
-use crate::plan::{Full, Head, Kind, Planner, Pool, Turn, View, admit, holders};
+use crate::plan::{Full, Kind, Planner, Pool, Turn, View, admit, holders};
 use crate::stats::Counters;
+use crate::stream::{Job, Stream, Work};
 
 /// What connections ask of the compute thread.
 #[derive(Debug)]
@@ -83,35 +84,6 @@ pub(crate) struct Scheduler<S: EngineSource> {
     views: Vec<View>,
     /// The batch, kept to reuse its memory; zero between turns.
     x: Vec<f32>,
-}
-
-struct Stream<Q> {
-    life: Arc<Life>,
-    seq: Q,
-    work: VecDeque<Work>,
-    /// Turn in which it was last served.
-    served: u64,
-    /// When something last happened on it.
-    active: Duration,
-}
-
-enum Work {
-    Step(Box<Job>),
-    Truncate { position: u32, _ticket: Ticket },
-}
-
-/// A step on its way through the engine.
-struct Job {
-    step: Step,
-    ticket: Ticket,
-    arrived: Duration,
-    /// Its position was checked and the stream brought to it.
-    settled: bool,
-    /// Rows computed.
-    done: u32,
-    /// Rows to return, encoded.
-    out: Vec<u8>,
-    compute: Duration,
 }
 
 impl<S: EngineSource> Scheduler<S> {
@@ -178,15 +150,7 @@ impl<S: EngineSource> Scheduler<S> {
                 ticket,
                 arrived,
             } => {
-                let job = Job {
-                    step,
-                    ticket,
-                    arrived,
-                    settled: false,
-                    done: 0,
-                    out: Vec::new(),
-                    compute: Duration::ZERO,
-                };
+                let job = Job::new(step, ticket, arrived);
                 self.enqueue(life, Work::Step(Box::new(job)));
             }
             Command::Truncate {
@@ -367,7 +331,7 @@ impl<S: EngineSource> Scheduler<S> {
             if stream.life.has_ended() {
                 // Its close is on its way here: nothing of it is computed any more.
                 faults.push((id, None));
-            } else if let Err((position, fault)) = settle(engine, stream) {
+            } else if let Err((position, fault)) = stream.settle(engine) {
                 faults.push((id, Some((position, fault))));
             }
         }
@@ -506,10 +470,7 @@ impl<S: EngineSource> Scheduler<S> {
     }
 
     fn head(&self, id: u64) -> Option<&Job> {
-        match self.streams.get(&id)?.work.front()? {
-            Work::Step(job) => Some(job),
-            Work::Truncate { .. } => None,
-        }
+        self.streams.get(&id)?.head()
     }
 
     /// Ends a stream from this side.
@@ -584,68 +545,6 @@ impl<S: EngineSource> Scheduler<S> {
     fn count_waiting(&self) {
         self.counters
             .waiting(self.streams.values().map(|stream| stream.work.len()).sum());
-    }
-}
-
-/// Does what precedes the rows of the step at a stream's head: earlier truncations, the
-/// check of its position, and truncation to it when the step repeats one.
-fn settle<E: LayerEngine>(
-    engine: &mut E,
-    stream: &mut Stream<E::Seq>,
-) -> Result<(), (Option<u32>, StreamFault)> {
-    loop {
-        let length = engine.len(stream.seq);
-        match stream.work.front_mut() {
-            Some(Work::Truncate { position, .. }) => {
-                let position = *position;
-                stream.work.pop_front();
-                if position > length {
-                    return Err((None, StreamFault::PositionGap { position, length }));
-                }
-                engine
-                    .truncate(stream.seq, position)
-                    .map_err(|fault| (None, fault.into()))?;
-            }
-            Some(Work::Step(job)) if !job.settled => {
-                let (position, rows, max) =
-                    (job.step.position, job.step.rows, stream.life.max_positions);
-                let refuse = |fault| Err((Some(position), fault));
-                if position > length {
-                    return refuse(StreamFault::PositionGap { position, length });
-                }
-                if position.checked_add(rows).is_none_or(|end| end > max) {
-                    return refuse(StreamFault::ContextFull { max });
-                }
-                if position < length
-                    && let Err(fault) = engine.truncate(stream.seq, position)
-                {
-                    return refuse(fault.into());
-                }
-                job.settled = true;
-            }
-            _ => return Ok(()),
-        }
-    }
-}
-
-impl<Q: Copy> Stream<Q> {
-    fn view<E: LayerEngine<Seq = Q>>(&self, id: u64, engine: &E) -> View {
-        let head = match self.work.front() {
-            Some(Work::Step(job)) => Some(Head {
-                rows: job.step.rows,
-                left: job.step.rows.saturating_sub(job.done),
-                served: self.served,
-                arrived: job.arrived,
-            }),
-            _ => None,
-        };
-        View {
-            stream: id,
-            caller: self.life.caller,
-            length: engine.len(self.seq),
-            active: self.active,
-            head,
-        }
     }
 }
 

@@ -5,6 +5,7 @@ mod common;
 
 use common::{Model, assert_same, pipeline};
 use hearthnet_shard::{ShardConfig, ShardHost, StartError};
+use hearthnet_transport::Message;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_hosts_compute_what_one_engine_computes() {
@@ -54,6 +55,53 @@ async fn streams_that_share_batches_do_not_touch_each_other() {
     }
     host.until(|stats| stats.streams == 0 && stats.kv_bytes == 0)
         .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_had_to_go_is_replayed_to_the_same_bits() {
+    let model = Model::open();
+    let (rows, layers, width) = (model.rows(100), (3, 6), model.width);
+    let all = model.computed(layers, &rows);
+    let (head, tail) = rows.split_at(96 * width);
+    // Eight pages of 32 positions, which is one stream of the length that it is opened for; three
+    // streams come to need four each.
+    let memory = model.host(layers, |_| {}).await.running.memory();
+    let budget = memory.kv_bytes_per_position * 256;
+    let host = model
+        .host(layers, |config| config.serve.kv_budget_bytes = budget)
+        .await;
+    assert_eq!(host.running.stats().kv_pages_left, 8);
+    let mut caller = pipeline(&host).await;
+    for stream in 1..=3 {
+        caller.open(&model, stream, layers).await;
+        // Three pages each: the third finds two, and of all it has come least far.
+        caller.send(stream, 0, head, width).await;
+        if stream < 3 {
+            assert_eq!(caller.result().await.rows, 96);
+        }
+    }
+    match caller.0.recv().await.unwrap() {
+        Message::StreamError(e) => assert_eq!((e.stream, e.code.as_str()), (3, "preempted")),
+        other => panic!("{other:?}"),
+    }
+    let stats = host.running.stats();
+    assert_eq!(
+        (stats.preempted, stats.streams, stats.kv_pages_used),
+        (1, 2, 6)
+    );
+    // The others go on into a fourth page; then one ends, and the third comes back.
+    for stream in 1..=2 {
+        caller.send(stream, 96, tail, width).await;
+        let mut out = Vec::new();
+        let result = caller.result().await;
+        common::BOUNDARY.decode(&result.data, &mut out).unwrap();
+        assert_same(&out, &all[96 * width..]);
+        assert!(host.running.stats().kv_bytes <= budget);
+    }
+    caller.close(1).await;
+    caller.open(&model, 4, layers).await;
+    let out = caller.run(4, &rows, width, &[64, 32, 4]).await;
+    assert_same(&out, &all);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -11,6 +11,8 @@ use super::*;
 const PAGE: u32 = 16;
 /// How much time a turn takes here: ten turns without a step make a stream idle.
 const TURN: Duration = Duration::from_millis(500);
+/// The longest pause, in turns: the orchestrator's is forty times its first.
+const LONGEST_PAUSE: u64 = 40;
 /// Rows of a replay's steps.
 const CHUNK: u32 = 64;
 
@@ -24,11 +26,15 @@ struct Chat {
     known: u32,
     /// Whether its stream stays open at the end.
     kept: bool,
+    /// Whether it wants to do harm: it never ends, and comes back at once.
+    hog: bool,
     stream: Option<View>,
     /// When it may open again, in turns.
     until: u64,
     /// Times that it was sent away since it last got on.
     tries: u32,
+    /// Times that a stream of it had to go.
+    preempted: u32,
 }
 
 impl Chat {
@@ -36,11 +42,20 @@ impl Chat {
         self.known >= self.total
     }
 
-    /// Sent away: comes back later, each time twice as much later.
+    /// Sent away: comes back later, each time twice as much later, up to a bound.
     fn back_off(&mut self, turn: u64) {
         self.stream = None;
-        self.until = turn + (1 << self.tries.min(20));
-        self.tries += 1;
+        if !self.hog {
+            self.until = turn + LONGEST_PAUSE.min(1 << self.tries.min(20));
+            self.tries += 1;
+        }
+    }
+
+    /// Begins anew, with a replay of everything.
+    fn hog_on(&mut self) {
+        if self.hog && self.is_over() {
+            (self.stream, self.known) = (None, self.total - 1);
+        }
     }
 
     /// Sends the next step, if the last one was answered.
@@ -130,6 +145,7 @@ impl World {
             self.preempted += 1;
             assert!(planned.takes.iter().all(|take| take.0 != stream));
             let chat = self.chat(stream);
+            chat.preempted += 1;
             match chat.is_over() {
                 true => chat.stream = None,
                 false => chat.back_off(turn),
@@ -151,6 +167,7 @@ impl World {
             if chat.is_over() && !chat.kept {
                 chat.stream = None;
             }
+            chat.hog_on();
         }
         assert!(self.used(None) <= self.pool.total);
         for chat in &self.chats {
@@ -187,14 +204,24 @@ impl World {
                 victim.idle || beyond,
                 "{victim:?} of {demand}, {share} each"
             );
+            // Where one caller has it all to itself, its most progressed stream stays.
+            let of_one = running.len() == 1 && self.pool.quota == self.pool.total;
+            let first = holders
+                .iter()
+                .max_by_key(|h| (h.length, std::cmp::Reverse(h.stream)));
+            assert!(
+                victim.idle || !of_one || first != Some(victim),
+                "{holders:?}"
+            );
         }
     }
 
     fn run(&mut self, most: u64) -> bool {
-        while self.turn < most && !self.chats.iter().all(Chat::is_over) {
+        let is_done = |world: &Self| world.chats.iter().all(|chat| chat.hog || chat.is_over());
+        while self.turn < most && !is_done(self) {
             self.step();
         }
-        self.chats.iter().all(Chat::is_over)
+        is_done(self)
     }
 }
 
@@ -208,9 +235,11 @@ fn world(pages: u32, quota: u32, chats: Vec<(u8, u32, u32, bool)>) -> World {
             total,
             known: prompt.min(total - 1),
             kept,
+            hog: false,
             stream: None,
             until: 0,
             tries: 0,
+            preempted: 0,
         }
     };
     World {
@@ -260,10 +289,37 @@ proptest! {
         share in 1u32..=100,
         chats in proptest::collection::vec((0u8..5, 1u32..200, 1u32..60, any::<bool>()), 1..14),
     ) {
-        let quota = (pages * share / 100).max(1);
+        // Half of the time there is no quota.
+        let quota = (pages * (2 * share).min(100) / 100).max(1);
         let mut world = world(pages, quota, chats);
         let rows: u32 = world.chats.iter().map(|chat| chat.total).sum();
         let most = u64::from(rows) * (world.chats.len() as u64 + 1) * 4 + 1000;
         prop_assert!(world.run(most), "after {most} turns: {:?}", world.chats);
+    }
+    /// Callers that take all they can get, with any number of streams, that never end and come
+    /// back at once: whoever stays within its fair share is never preempted, and ends in time.
+    #[test]
+    fn whoever_stays_within_its_share_does_not_notice_the_greedy(
+        spare in 0u32..20,
+        hogs in proptest::collection::vec((0u8..3, 1u32..400), 1..12),
+        honest in proptest::collection::vec((1u32..60, 1u32..60), 1..4),
+    ) {
+        // As many callers as there can be; each of the honest ones needs its share at most.
+        let callers = 3 + honest.len() as u32;
+        let need = |(prompt, answer): &(u32, u32)| (prompt + answer).div_ceil(PAGE);
+        let share = honest.iter().map(need).max().unwrap_or(1);
+        let pages = callers * share + spare;
+        let good = honest.iter().zip(10..).map(|(&(prompt, answer), n)| (n, prompt, answer, false));
+        let greedy = hogs.iter().map(|&(n, prompt)| (n, prompt, 400, false));
+        let mut world = world(pages, pages, good.chain(greedy).collect());
+        for chat in world.chats.iter_mut().skip(honest.len()) {
+            chat.hog = true;
+        }
+        let rows: u32 = honest.iter().map(|(prompt, answer)| prompt + answer).sum();
+        let most = u64::from(rows * callers * 4) + 100;
+        prop_assert!(world.run(most), "after {most} turns: {:?}", world.chats);
+        for chat in world.chats.iter().take(honest.len()) {
+            prop_assert_eq!(chat.preempted, 0, "{:?}", chat);
+        }
     }
 }

@@ -216,8 +216,8 @@ fn kept_streams_go_first_and_the_longest_idle_before_the_others() {
     // The one that is longest idle holds nothing.
     let streams = [
         kept(1, 0, 90),
-        kept(2, 32, 20),
-        kept(3, 32, 30),
+        kept(2, 32, 30),
+        kept(3, 32, 20),
         View {
             length: 32,
             active: now,
@@ -225,7 +225,8 @@ fn kept_streams_go_first_and_the_longest_idle_before_the_others() {
         },
     ];
     let turn = Planner::new().plan(&streams, &pool, 64, now).unwrap();
-    assert_eq!((turn.preempted, turn.takes), (vec![3], vec![(4, 32)]));
+    // Neither the youngest nor the least progressed, but the longest idle.
+    assert_eq!((turn.preempted, turn.takes), (vec![2], vec![(4, 32)]));
 }
 
 #[test]

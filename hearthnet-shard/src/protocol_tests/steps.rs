@@ -261,6 +261,32 @@ fn decode_goes_between_the_pieces_of_a_long_prefill() {
 }
 
 #[test]
+fn two_streams_of_one_caller_get_no_more_prefill_than_one_of_another() {
+    let mut host = Host::new();
+    let (mut a, mut b) = (host.caller(1), host.caller(2));
+    a.open(&mut host, 1);
+    a.open(&mut host, 2);
+    b.open(&mut host, 1);
+    for stream in 1..=2 {
+        a.tell(Message::Step(step(stream, 0, &rows(240))));
+    }
+    b.tell(Message::Step(step(1, 0, &rows(240))));
+    host.take_in();
+    while b.outlet.is_empty() {
+        assert!(host.scheduler.turn());
+    }
+    // The other two have had as much between them, up to two of the largest pieces.
+    let batches = lock(&host.probe.batches).clone();
+    let piece = batches.iter().map(|batch| batch.iter().sum::<u32>()).max();
+    let all: u32 = batches.iter().flatten().sum();
+    assert!(
+        (all - 240).abs_diff(240) <= 2 * piece.unwrap(),
+        "{batches:?}"
+    );
+    assert!(a.outlet.is_empty());
+}
+
+#[test]
 fn a_fault_in_a_shared_batch_costs_only_the_stream_at_fault() {
     let mut host = Host::new();
     let mut caller = host.caller(1);

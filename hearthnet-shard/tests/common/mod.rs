@@ -10,7 +10,8 @@ use hearthnet_model::engine::{Engine, EngineOptions, Head, Span};
 use hearthnet_model::{BoundaryDtype, ModelFile, WeightsId};
 use hearthnet_shard::{PIPELINE, RunningHost, ShardConfig, ShardHost};
 use hearthnet_transport::{
-    Config, Connection, DType, Hello, Message, Step, StepResult, StreamOpen, Want, connect,
+    Config, Connection, DType, Hello, Message, Step, StepResult, StreamClose, StreamOpen, Want,
+    connect,
 };
 
 pub(crate) const BOUNDARY: BoundaryDtype = BoundaryDtype::F16;
@@ -173,6 +174,12 @@ impl Caller {
             data: Bytes::from(data),
         };
         self.0.sender().send(Message::Step(step)).await.unwrap();
+    }
+
+    pub(crate) async fn close(&self, stream: u32) {
+        let close = StreamClose { stream, epoch: 1 };
+        let close = Message::StreamClose(close);
+        self.0.sender().send(close).await.unwrap();
     }
 
     pub(crate) async fn result(&mut self) -> StepResult {

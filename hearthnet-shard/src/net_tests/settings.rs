@@ -1,0 +1,68 @@
+//! What is said when a host starts, or does not.
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_port_in_use_is_said_before_anything_is_loaded() {
+    let host = Host::start().await;
+    let mut config = config();
+    config.listen = host.running.local_addr().to_string();
+    let probe = Arc::new(Probe::default());
+    let mut progress = Vec::new();
+    let error = crate::ShardHost::start_on(
+        config,
+        &host_key(),
+        served(),
+        FakeSource(probe.clone()),
+        &mut |step| progress.push(step),
+    )
+    .await
+    .unwrap_err();
+    assert!(matches!(error, StartError::Listen(_)), "{error}");
+    assert_eq!(error.code(), "listen");
+    assert_eq!(progress, []);
+    assert_eq!(probe.loaded.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_reports_its_progress_and_its_failure() {
+    let probe = Arc::new(Probe::default());
+    *lock(&probe.load_error) = Some("tensor x is damaged".into());
+    let mut progress = Vec::new();
+    let source = FakeSource(probe.clone());
+    let error = crate::ShardHost::start_on(config(), &host_key(), served(), source, &mut |step| {
+        progress.push(step);
+    })
+    .await
+    .unwrap_err();
+    assert!(error.to_string().contains("tensor x is damaged"), "{error}");
+    assert_eq!(error.code(), "weights_unavailable");
+    let total = WEIGHT_BYTES;
+    assert_eq!(progress, [StartProgress::Verifying { done: total, total }]);
+}
+
+#[tokio::test]
+async fn nonsense_settings_are_refused_by_name() {
+    type Change = fn(&mut ServeConfig);
+    let cases: [(&str, Change); 9] = [
+        ("max_concurrent_streams", |c| c.max_concurrent_streams = 0),
+        ("max_streams_per_caller", |c| c.max_streams_per_caller = 0),
+        ("max_positions", |c| c.max_positions = Some(0)),
+        ("max_waiting_steps", |c| c.max_waiting_steps = 0),
+        ("max_waiting_steps_per_caller", |c| {
+            c.max_waiting_steps_per_caller = 0;
+        }),
+        ("kv_share_per_caller", |c| c.kv_share_per_caller = 0),
+        ("kv_share_per_caller", |c| c.kv_share_per_caller = 101),
+        ("stream_idle", |c| c.stream_idle = Duration::ZERO),
+        ("clock_skew_secs", |c| c.clock_skew_secs = 301),
+    ];
+    for (name, change) in cases {
+        let mut config = config();
+        change(&mut config);
+        let source = FakeSource(Arc::new(Probe::default()));
+        let started =
+            crate::ShardHost::start_on(config, &host_key(), served(), source, &mut |_| {}).await;
+        assert!(started.unwrap_err().to_string().starts_with(name));
+    }
+}

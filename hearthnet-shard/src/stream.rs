@@ -1,0 +1,128 @@
+//! A stream on the compute thread: its sequence, and the work that waits for it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hearthnet_transport::Step;
+
+use crate::engine::LayerEngine;
+use crate::fault::StreamFault;
+use crate::life::{Life, Ticket};
+use crate::plan::{Head, View};
+
+/// One life of a stream.
+pub(crate) struct Stream<Q> {
+    pub(crate) life: Arc<Life>,
+    pub(crate) seq: Q,
+    pub(crate) work: VecDeque<Work>,
+    /// Turn in which it was last served.
+    pub(crate) served: u64,
+    /// When something last happened on it.
+    pub(crate) active: Duration,
+}
+
+/// What a caller asked for, in order.
+pub(crate) enum Work {
+    Step(Box<Job>),
+    Truncate { position: u32, _ticket: Ticket },
+}
+
+/// A step on its way through the engine.
+pub(crate) struct Job {
+    pub(crate) step: Step,
+    pub(crate) ticket: Ticket,
+    pub(crate) arrived: Duration,
+    /// Its position was checked and the stream brought to it.
+    pub(crate) settled: bool,
+    /// Rows computed.
+    pub(crate) done: u32,
+    /// Rows to return, encoded.
+    pub(crate) out: Vec<u8>,
+    pub(crate) compute: Duration,
+}
+
+impl Job {
+    pub(crate) fn new(step: Step, ticket: Ticket, arrived: Duration) -> Self {
+        Self {
+            step,
+            ticket,
+            arrived,
+            settled: false,
+            done: 0,
+            out: Vec::new(),
+            compute: Duration::ZERO,
+        }
+    }
+}
+
+impl<Q: Copy> Stream<Q> {
+    /// The step that is next.
+    pub(crate) fn head(&self) -> Option<&Job> {
+        match self.work.front()? {
+            Work::Step(job) => Some(job),
+            Work::Truncate { .. } => None,
+        }
+    }
+
+    /// The stream as the plan sees it.
+    pub(crate) fn view<E: LayerEngine<Seq = Q>>(&self, id: u64, engine: &E) -> View {
+        let head = self.head().map(|job| Head {
+            rows: job.step.rows,
+            left: job.step.rows.saturating_sub(job.done),
+            served: self.served,
+            arrived: job.arrived,
+        });
+        View {
+            stream: id,
+            caller: self.life.caller,
+            length: engine.len(self.seq),
+            active: self.active,
+            head,
+        }
+    }
+
+    /// Does what precedes the rows of the step at the head: earlier truncations, the check of its
+    /// position, and truncation to it when the step repeats one.
+    ///
+    /// # Errors
+    /// What ends the stream, and the position of the step that did.
+    pub(crate) fn settle<E: LayerEngine<Seq = Q>>(
+        &mut self,
+        engine: &mut E,
+    ) -> Result<(), (Option<u32>, StreamFault)> {
+        loop {
+            let length = engine.len(self.seq);
+            match self.work.front_mut() {
+                Some(Work::Truncate { position, .. }) => {
+                    let position = *position;
+                    self.work.pop_front();
+                    if position > length {
+                        return Err((None, StreamFault::PositionGap { position, length }));
+                    }
+                    engine
+                        .truncate(self.seq, position)
+                        .map_err(|fault| (None, fault.into()))?;
+                }
+                Some(Work::Step(job)) if !job.settled => {
+                    let (position, rows) = (job.step.position, job.step.rows);
+                    let max = self.life.max_positions;
+                    let refuse = |fault| Err((Some(position), fault));
+                    if position > length {
+                        return refuse(StreamFault::PositionGap { position, length });
+                    }
+                    if position.checked_add(rows).is_none_or(|end| end > max) {
+                        return refuse(StreamFault::ContextFull { max });
+                    }
+                    if position < length
+                        && let Err(fault) = engine.truncate(self.seq, position)
+                    {
+                        return refuse(fault.into());
+                    }
+                    job.settled = true;
+                }
+                _ => return Ok(()),
+            }
+        }
+    }
+}
