@@ -17,228 +17,54 @@
 
 mod support;
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+#[path = "support/caller.rs"]
+mod caller;
 
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::Instant;
+
+use caller::{Caller, Heard, TOKENS, options, request, same};
 use hearthnet_bus::NodeKey;
-use hearthnet_model::engine::{Engine, EngineOptions, Head, SeqId};
-use hearthnet_model::sampler::SamplerConfig;
-use hearthnet_model::{ChatMessage, ChatTemplate, ModelFile, Tokenizer};
-use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Frame, Prompt, TextModel};
-use hearthnet_orchestrator::fallback::WithFallback;
-use hearthnet_orchestrator::hosts::{Choice, ConnectedHosts};
-use hearthnet_orchestrator::link::{HostAddr, HostLink};
-use hearthnet_orchestrator::local::LocalBackend;
-use hearthnet_orchestrator::router::GreedyCover;
-use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend};
-use hearthnet_orchestrator::{Backend, Cancel, ChatError};
+use hearthnet_model::ModelFile;
+use hearthnet_model::engine::{Engine, SeqId};
+use hearthnet_orchestrator::ChatError;
+use hearthnet_orchestrator::chat::{ChatRequest, Done};
 use hearthnet_shard::{
     EngineFault, EngineSource, LayerEngine, LoadPhase, RunningHost, ServeConfig, Served, ShardHost,
     Span,
 };
 use rustix::process::Signal;
-use support::{Home, Host, model, wait_for_end};
-use tokio::runtime::Runtime;
+use support::{Host, PATIENCE, model, wait_for_end};
 
-const TOKENS: u32 = 48;
-const QUESTION: &str = "Tell me a short story about a lighthouse keeper and a lost whale.";
-const STALL: Duration = Duration::from_millis(1500);
-
-/// A caller in this process.
-struct Caller {
-    runtime: Runtime,
-    key: NodeKey,
-    file: Arc<ModelFile>,
-    wire: ModelOnWire,
-    text: TextModel,
+/// What these tests ask.
+fn usual() -> ChatRequest {
+    let question = "Tell me a short story about a lighthouse keeper and a lost whale.";
+    request(question, 7)
 }
 
-/// What an answer went through.
-struct Heard {
+/// An answer, and what it went through.
+struct Answer {
     result: Result<Done, ChatError>,
-    text: String,
-    degraded: Vec<String>,
-    recoveries: Vec<f64>,
-    aborted: Vec<String>,
-    local: bool,
+    heard: Heard,
 }
 
-fn options() -> EngineOptions {
-    EngineOptions {
-        threads: 1,
-        ..EngineOptions::default()
-    }
+/// Asks hosts the usual question; `at` is called as [`Caller::answer`] says.
+fn ask(
+    caller: &Caller,
+    hosts: &[String],
+    fallback: bool,
+    at: impl FnMut(u32, &[String]),
+) -> Answer {
+    let mut conversation = caller.open(&caller.connect(hosts), fallback);
+    let mut heard = Heard::default();
+    let result = caller.answer(&mut conversation, &usual(), &mut heard, at);
+    Answer { result, heard }
 }
 
-impl Caller {
-    fn new() -> Self {
-        let file = Arc::new(ModelFile::open(&model()).expect("the real model"));
-        let weights = file.manifest(&mut |_, _| {}).weights_id();
-        Self {
-            runtime: Runtime::new().expect("a runtime"),
-            key: NodeKey::generate().expect("a key"),
-            wire: ModelOnWire::new("smollm2-135m-instruct", weights, file.spec(), None),
-            text: TextModel {
-                tokenizer: Tokenizer::from_gguf(file.gguf()).expect("a tokenizer"),
-                template: Some(ChatTemplate::from_gguf(file.gguf()).expect("a template")),
-                head: Head::load(&file, &options()).expect("a head").into(),
-                context: file.spec().context,
-            },
-            file,
-        }
-    }
-
-    /// A host process for a range of layers that admits this caller.
-    fn host(&self, layers: &str) -> Host {
-        let own = Home::new();
-        let path = model();
-        let path = path.to_str().expect("a UTF-8 path");
-        Host::start(&own, path, layers, &self.key.id().to_string(), &[])
-    }
-
-    fn request() -> ChatRequest {
-        ChatRequest {
-            prompt: Prompt::Messages(vec![ChatMessage::user(QUESTION)]),
-            sampling: SamplerConfig {
-                temperature: 0.8,
-                seed: Some(7),
-                ..SamplerConfig::default()
-            },
-            max_tokens: TOKENS,
-            stop: Vec::new(),
-        }
-    }
-
-    fn local(&mut self) -> Done {
-        let engine = Engine::load(&self.file, 0..self.wire.layers, &options(), &mut |_, _| {})
-            .expect("an engine");
-        let backend = LocalBackend::new(engine, &self.wire.model_id).expect("a backend");
-        let mut conversation = Conversation::new(Box::new(backend));
-        conversation
-            .answer(
-                &self.text,
-                &Self::request(),
-                Instant::now(),
-                &Cancel::default(),
-                &mut |_| {},
-            )
-            .expect("an answer")
-    }
-
-    /// Asks hosts, and calls `at` after each token (0: before the prompt is sent).
-    ///
-    /// `at` hears who runs the layers now, the first ones first.
-    fn ask(
-        &mut self,
-        hosts: &[String],
-        fallback: bool,
-        mut at: impl FnMut(u32, &[String]),
-    ) -> Heard {
-        let mut heard = Heard {
-            result: Err(ChatError::Cancelled),
-            text: String::new(),
-            degraded: Vec::new(),
-            recoveries: Vec::new(),
-            aborted: Vec::new(),
-            local: false,
-        };
-        let links: Vec<Arc<HostLink>> = hosts
-            .iter()
-            .map(|host| {
-                let addr: HostAddr = host.parse().expect("an address");
-                let config = hearthnet_transport::Config::default();
-                let link = HostLink::connect(&addr, &self.key, config);
-                Arc::new(self.runtime.block_on(link).expect("a session"))
-            })
-            .collect();
-        let source = ConnectedHosts {
-            links,
-            choice: Choice {
-                model: self.wire.clone(),
-                policy: Arc::new(GreedyCover),
-                max_shards: 16,
-                own_id: self.key.id().to_string(),
-                allow_self: false,
-            },
-        };
-        let settings = PumpSettings {
-            health_timeout: STALL,
-            give_up_after: fallback.then_some(2),
-            prefill_rows: 16,
-            ..PumpSettings::default()
-        };
-        let sharded = ShardedBackend::open(
-            self.runtime.handle().clone(),
-            self.wire.clone(),
-            Box::new(source),
-            settings,
-            &Cancel::default(),
-        )
-        .expect("a route");
-        let backend: Box<dyn Backend> = if fallback {
-            let (file, layers) = (Arc::clone(&self.file), 0..self.wire.layers);
-            let load = move || {
-                let engine = Engine::load(&file, layers, &options(), &mut |_, _| {})
-                    .map_err(|e| ChatError::Engine(e.to_string()))?;
-                Ok(
-                    Box::new(LocalBackend::new(engine, "smollm2-135m-instruct")?)
-                        as Box<dyn Backend>,
-                )
-            };
-            Box::new(WithFallback::new(sharded, Box::new(load)))
-        } else {
-            Box::new(sharded)
-        };
-        let mut conversation = Conversation::new(backend);
-        let (mut tokens, mut route) = (0, Vec::new());
-        let spans = conversation.route().len();
-        heard.result = conversation.answer(
-            &self.text,
-            &Self::request(),
-            Instant::now(),
-            &Cancel::default(),
-            &mut |frame| match frame {
-                Frame::ShardStatus { status, code, .. } if status == "degraded" => {
-                    heard.degraded.push(code.clone().unwrap_or_default());
-                }
-                Frame::ShardStatus { host, .. } => {
-                    route.extend(host.clone());
-                    if route.len() == spans {
-                        at(0, &route);
-                    }
-                }
-                Frame::ShardFailover {
-                    recovery_ms,
-                    replacements,
-                    ..
-                } => {
-                    heard.recoveries.push(*recovery_ms);
-                    heard.local |= replacements.is_empty();
-                    route.extend(replacements.clone());
-                }
-                Frame::PipelineAborted { code, .. } => heard.aborted.push(code.to_string()),
-                Frame::TokenDelta { text, .. } => {
-                    heard.text.push_str(text);
-                    tokens += 1;
-                    at(tokens, &route);
-                }
-                _ => {}
-            },
-        );
-        heard
-    }
-}
-
-impl Heard {
-    /// The same words as `undisturbed`, streamed once each.
+impl Answer {
     fn says(&self, undisturbed: &Done, what: &str) {
-        let done = self
-            .result
-            .as_ref()
-            .unwrap_or_else(|e| panic!("{what}: {e}"));
-        assert_eq!(done.token_ids, undisturbed.token_ids, "{what}");
-        assert_eq!(done.text, undisturbed.text, "{what}");
-        assert_eq!(self.text, undisturbed.text, "{what}: what was streamed");
+        same(&self.result, &self.heard, undisturbed, what);
     }
 }
 
@@ -257,8 +83,12 @@ struct Fleet(Vec<Host>);
 impl Fleet {
     /// `each` hosts per half of the model.
     fn new(caller: &Caller, each: usize) -> Self {
+        Self::with(caller, each, &[])
+    }
+
+    fn with(caller: &Caller, each: usize, settings: &[&str]) -> Self {
         let ranges = RANGES.iter().cycle().take(RANGES.len() * each);
-        Self(ranges.map(|range| caller.host(range)).collect())
+        Self(ranges.map(|range| caller.host(range, settings)).collect())
     }
 
     fn addresses(&self) -> Vec<String> {
@@ -285,7 +115,7 @@ impl Fleet {
     fn mend(&mut self, caller: &Caller, node: &str, fault: Fault) {
         let place = self.place(node);
         match fault {
-            Fault::Kill => self.0[place] = caller.host(RANGES[place % RANGES.len()]),
+            Fault::Kill => self.0[place] = caller.host(RANGES[place % RANGES.len()], &[]),
             Fault::Stop => self.0[place].signal(Signal::CONT),
         }
     }
@@ -293,8 +123,8 @@ impl Fleet {
 
 /// Two hosts and a spare for each: every host in use gets the fault at each position in turn.
 fn matrix(fault: Fault, positions: &[u32]) -> Vec<f64> {
-    let mut caller = Caller::new();
-    let undisturbed = caller.local();
+    let caller = Caller::new();
+    let undisturbed = caller.alone(&usual());
     assert_eq!(undisturbed.token_ids.len() as u32, TOKENS);
     let mut fleet = Fleet::new(&caller, 2);
     let mut recoveries = Vec::new();
@@ -302,23 +132,23 @@ fn matrix(fault: Fault, positions: &[u32]) -> Vec<f64> {
         for &position in positions {
             let what = format!("{fault:?} host {victim} at token {position}");
             let mut struck = String::new();
-            let heard = caller.ask(&fleet.addresses(), false, |token, route| {
+            let answer = ask(&caller, &fleet.addresses(), false, |token, route| {
                 if token == position {
                     struck.clone_from(&route[victim]);
                     fleet.strike(&struck, fault);
                 }
             });
-            heard.says(&undisturbed, &what);
+            answer.says(&undisturbed, &what);
             // A host struck after the last token is missed by nobody; one struck at the token
             // before may have done its last step, which is sent before the token is told.
-            let failures = heard.degraded.len();
+            let failures = answer.heard.degraded.len();
             match position {
                 _ if position + 1 < TOKENS => assert_eq!(failures, 1, "{what}"),
                 TOKENS => assert_eq!(failures, 0, "{what}"),
                 _ => assert!(failures <= 1, "{what}"),
             }
-            assert_eq!(heard.recoveries.len(), failures, "{what}");
-            recoveries.extend(&heard.recoveries);
+            assert_eq!(answer.heard.recoveries.len(), failures, "{what}");
+            recoveries.extend(answer.heard.recoveries.iter().map(|(_, ms)| ms));
             fleet.mend(&caller, &struck, fault);
         }
     }
@@ -356,11 +186,11 @@ fn the_whole_matrix_says_the_same_words() {
 
 #[test]
 fn two_failures_in_one_answer_cost_no_word() {
-    let mut caller = Caller::new();
-    let undisturbed = caller.local();
+    let caller = Caller::new();
+    let undisturbed = caller.alone(&usual());
     let fleet = Fleet::new(&caller, 3);
     let mut struck = Vec::new();
-    let heard = caller.ask(&fleet.addresses(), false, |token, route| {
+    let answer = ask(&caller, &fleet.addresses(), false, |token, route| {
         // The same half twice: its host, and then the one that took over.
         if token == 5 || token == 9 {
             let node = match struck.len() {
@@ -371,34 +201,34 @@ fn two_failures_in_one_answer_cost_no_word() {
             struck.push(node);
         }
     });
-    heard.says(&undisturbed, "two failures");
+    answer.says(&undisturbed, "two failures");
     assert_ne!(struck[0], struck[1]);
-    assert_eq!(heard.recoveries.len(), 2);
-    assert!(!heard.local);
+    assert_eq!(answer.heard.recoveries.len(), 2);
+    assert!(!answer.heard.local);
 }
 
 #[test]
 fn without_a_spare_the_answer_goes_on_here() {
-    let mut caller = Caller::new();
-    let undisturbed = caller.local();
+    let caller = Caller::new();
+    let undisturbed = caller.alone(&usual());
     for position in [0, 1, 20, TOKENS - 1] {
         let fleet = Fleet::new(&caller, 1);
-        let heard = caller.ask(&fleet.addresses(), true, |token, route| {
+        let answer = ask(&caller, &fleet.addresses(), true, |token, route| {
             if token == position {
                 fleet.strike(&route[1], Fault::Kill);
             }
         });
-        heard.says(&undisturbed, &format!("local fallback at token {position}"));
-        assert!(heard.local, "at token {position}");
+        answer.says(&undisturbed, &format!("local fallback at token {position}"));
+        assert!(answer.heard.local, "at token {position}");
     }
 }
 
 #[test]
 fn when_the_spare_dies_as_well_the_answer_goes_on_here() {
-    let mut caller = Caller::new();
-    let undisturbed = caller.local();
+    let caller = Caller::new();
+    let undisturbed = caller.alone(&usual());
     let fleet = Fleet::new(&caller, 2);
-    let heard = caller.ask(&fleet.addresses(), true, |token, route| {
+    let answer = ask(&caller, &fleet.addresses(), true, |token, route| {
         if token == 8 {
             fleet.strike(&route[0], Fault::Kill);
         }
@@ -406,26 +236,139 @@ fn when_the_spare_dies_as_well_the_answer_goes_on_here() {
             fleet.strike(&route[route.len() - 1], Fault::Kill);
         }
     });
-    heard.says(&undisturbed, "the spare dies as well");
-    assert!(heard.local);
-    assert_eq!(heard.degraded.len(), 2);
+    answer.says(&undisturbed, "the spare dies as well");
+    assert!(answer.heard.local);
+    assert_eq!(answer.heard.degraded.len(), 2);
 }
 
 #[test]
 fn with_nobody_left_the_answer_ends_with_a_clear_error() {
-    let mut caller = Caller::new();
-    let undisturbed = caller.local();
+    let caller = Caller::new();
+    let undisturbed = caller.alone(&usual());
     let fleet = Fleet::new(&caller, 1);
-    let heard = caller.ask(&fleet.addresses(), false, |token, route| {
+    let answer = ask(&caller, &fleet.addresses(), false, |token, route| {
         if token == 12 {
             fleet.strike(&route[1], Fault::Kill);
         }
     });
-    let error = heard.result.expect_err("nobody can go on");
+    let error = answer.result.expect_err("nobody can go on");
     assert_eq!(error.code(), "shard_unavailable", "{error}");
-    assert_eq!(heard.aborted, ["shard_unavailable"]);
-    assert!(!heard.text.is_empty());
-    assert!(undisturbed.text.starts_with(&heard.text));
+    assert_eq!(answer.heard.aborted, ["shard_unavailable"]);
+    assert!(!answer.heard.text.is_empty());
+    assert!(undisturbed.text.starts_with(&answer.heard.text));
+}
+
+/// Settings of hosts that go when nobody needs them any more, and not before.
+const PATIENT: [&str; 2] = [
+    "--set",
+    "research.distributed_inference.host.drain_seconds=3600",
+];
+
+/// Asks a host to stop, and returns when it listens no more: it tells its callers then.
+fn ask_to_leave(host: &Host) {
+    host.signal(Signal::TERM);
+    let (address, _) = host.address.split_once('#').expect("an address and a key");
+    let address: SocketAddr = address.parse().expect("an address");
+    let deadline = Instant::now() + PATIENCE;
+    while TcpStream::connect_timeout(&address, PATIENCE).is_ok() {
+        assert!(Instant::now() < deadline, "it still listens");
+        std::thread::yield_now();
+    }
+}
+
+/// A host that was asked to leave has gone long before it had to, and says that all is well.
+fn has_left(mut host: Host) {
+    wait_for_end(host.process.child.id());
+    let status = host.process.child.wait().expect("our own process");
+    assert_eq!(status.code(), Some(0));
+}
+
+#[test]
+fn a_host_that_is_asked_to_stop_is_left_in_mid_answer_and_nothing_has_failed() {
+    let caller = Caller::new();
+    let undisturbed = caller.alone(&usual());
+    for victims in [&[0][..], &[1], &[0, 1]] {
+        let what = format!("hosts {victims:?} leave");
+        let mut fleet = Fleet::with(&caller, 2, &PATIENT);
+        let mut asked = Vec::new();
+        let answer = ask(&caller, &fleet.addresses(), false, |token, route| {
+            if token == 9 {
+                for &victim in victims {
+                    ask_to_leave(&fleet.0[fleet.place(&route[victim])]);
+                    asked.push(route[victim].clone());
+                }
+            }
+        });
+        answer.says(&undisturbed, &what);
+        assert_eq!(answer.heard.degraded, [""; 0], "{what}");
+        let codes = answer.heard.recoveries.iter().map(|(code, _)| code);
+        assert_eq!(
+            codes.collect::<Vec<_>>(),
+            vec!["leaving"; victims.len()],
+            "{what}"
+        );
+        for node in asked {
+            has_left(fleet.0.remove(fleet.place(&node)));
+        }
+    }
+}
+
+#[test]
+fn a_host_that_nobody_can_replace_finishes_the_answer_before_it_goes() {
+    let caller = Caller::new();
+    let undisturbed = caller.alone(&usual());
+    let mut fleet = Fleet::with(&caller, 1, &PATIENT);
+    let answer = ask(&caller, &fleet.addresses(), false, |token, _| {
+        if token == 9 {
+            ask_to_leave(&fleet.0[1]);
+        }
+    });
+    answer.says(&undisturbed, "nobody else has the layers");
+    assert!(answer.heard.degraded.is_empty() && answer.heard.recoveries.is_empty());
+    has_left(fleet.0.remove(1));
+}
+
+#[test]
+fn a_conversation_between_two_turns_does_not_hold_a_leaving_host_back() {
+    let caller = Caller::new();
+    let undisturbed = caller.alone(&usual());
+    let mut fleet = Fleet::with(&caller, 2, &PATIENT);
+    let mut conversation = caller.open(&caller.connect(&fleet.addresses()), false);
+    let mut turn = || {
+        let (mut heard, mut route) = (Heard::default(), Vec::new());
+        let result = caller.answer(&mut conversation, &usual(), &mut heard, |_, now| {
+            route = now.to_vec();
+        });
+        same(&result, &heard, &undisturbed, "a turn");
+        assert_eq!(heard.degraded, [""; 0]);
+        (heard.recoveries, route)
+    };
+    let (_, route) = turn();
+    let host = fleet.0.remove(fleet.place(&route[0]));
+    host.signal(Signal::TERM);
+    has_left(host);
+    let (moves, _) = turn();
+    assert_eq!(moves.len(), 1);
+}
+
+#[test]
+fn the_host_that_took_over_from_one_that_left_may_die() {
+    let caller = Caller::new();
+    let undisturbed = caller.alone(&usual());
+    let fleet = Fleet::with(&caller, 3, &PATIENT);
+    let answer = ask(
+        &caller,
+        &fleet.addresses(),
+        false,
+        |token, route| match token {
+            5 => ask_to_leave(&fleet.0[fleet.place(&route[1])]),
+            // It has moved by now; if it has not, whoever runs the layers dies.
+            20 => fleet.strike(&route[route.len() - 1], Fault::Kill),
+            _ => {}
+        },
+    );
+    answer.says(&undisturbed, "one leaves, one dies");
+    assert_eq!(answer.heard.degraded.len(), 1);
 }
 
 /// What a host answers in place of what it computed.
@@ -506,7 +449,8 @@ impl EngineSource for LiesAt {
 }
 
 fn liar(caller: &Caller, lie: Lie, at: u32) -> (RunningHost, String) {
-    let spec = caller.file.spec();
+    let file = Arc::new(ModelFile::open(&model()).expect("the real model"));
+    let spec = file.spec().clone();
     let served = Served {
         model_id: caller.wire.model_id.clone(),
         weights: caller.wire.weights.0,
@@ -521,7 +465,7 @@ fn liar(caller: &Caller, lie: Lie, at: u32) -> (RunningHost, String) {
     let mut config = ServeConfig::new("127.0.0.1:0");
     config.admitted = vec![caller.key.id()];
     let key = NodeKey::generate().expect("a key");
-    let source = LiesAt(Arc::clone(&caller.file), lie, at);
+    let source = LiesAt(file, lie, at);
     let mut progress = |_| {};
     let start = ShardHost::start_on(config, &key, served, source, &mut progress);
     let host = caller.runtime.block_on(start).expect("a host");
@@ -531,12 +475,12 @@ fn liar(caller: &Caller, lie: Lie, at: u32) -> (RunningHost, String) {
 
 #[test]
 fn a_host_that_lies_once_is_replaced_and_costs_no_word() {
-    let mut caller = Caller::new();
-    let undisturbed = caller.local();
+    let caller = Caller::new();
+    let undisturbed = caller.alone(&usual());
     let prompt = undisturbed.usage.prompt_tokens;
-    let first = caller.host("0-14");
-    let spare = caller.host("20-29");
-    let bridge = caller.host("15-19");
+    let first = caller.host("0-14", &[]);
+    let spare = caller.host("20-29", &[]);
+    let bridge = caller.host("15-19", &[]);
     for (lie, token, code) in [
         (Lie::Nan, 1, "tensor_nonfinite"),
         (Lie::Nan, 13, "tensor_nonfinite"),
@@ -548,10 +492,10 @@ fn a_host_that_lies_once_is_replaced_and_costs_no_word() {
         // One host reaches the end of the model where two others have to share: it is taken.
         let all = [&first.address, &bridge.address, &spare.address, &lies];
         let all: Vec<String> = all.into_iter().cloned().collect();
-        let heard = caller.ask(&all, false, |_, _| {});
-        heard.says(&undisturbed, &format!("{lie:?} at token {token}"));
-        assert_eq!(heard.degraded, [code]);
-        let done = heard.result.expect("an answer");
+        let answer = ask(&caller, &all, false, |_, _| {});
+        answer.says(&undisturbed, &format!("{lie:?} at token {token}"));
+        assert_eq!(answer.heard.degraded, [code]);
+        let done = answer.result.expect("an answer");
         assert_eq!(done.route.len(), 3, "two hosts took over for one");
     }
 }

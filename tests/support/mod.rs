@@ -149,11 +149,12 @@ impl Host {
         admit: &str,
         extra: &[&str],
     ) -> Self {
+        // Settings behind the command would hide those before it.
         let mut args = vec![
-            "--set",
-            "policy.research.enable=true",
             "shard",
             "serve",
+            "--set",
+            "policy.research.enable=true",
             "--json",
             "--lifeline",
         ];

@@ -599,6 +599,30 @@ fn giving_up_ends_a_pause_for_room() {
     });
 }
 
+#[test]
+fn a_chat_that_waits_for_a_host_does_not_hold_up_another_on_the_same_session() {
+    let stage = Stage::new(&[(0, 1), (2, 3)]);
+    let mut stuck = stage.open();
+    stage.hosts[1].at(9, Deed::Mute);
+    std::thread::scope(|scope| {
+        let call = scope.spawn(|| {
+            let result = stage.call(&mut stuck, &PROMPT, 12, &mut Heard::default());
+            drop(stuck);
+            result
+        });
+        stage.until("the step that is not answered", || {
+            stage.hosts[1].state().deeds.is_empty()
+        });
+        let mut heard = Heard::default();
+        let mut backend = stage.open();
+        stage.call(&mut backend, &PROMPT, 12, &mut heard).unwrap();
+        assert_eq!(heard.outputs, undisturbed(&[(&PROMPT, 12)]));
+        stage.cancel.cancel();
+        assert_eq!(call.join().unwrap(), Err(ChatError::Cancelled));
+    });
+    stage.until_empty();
+}
+
 fn deed() -> impl Strategy<Value = Deed> {
     prop_oneof![
         3 => Just(Deed::Leave),

@@ -1,0 +1,186 @@
+//! Several chats at once over the same hosts: real model, real processes, one session with each
+//! host for all chats. Whatever they share, each says what it says alone.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking"
+)]
+
+mod support;
+
+#[path = "support/caller.rs"]
+mod caller;
+
+use std::sync::Mutex;
+
+use caller::{Caller, Heard, request, same};
+use hearthnet_orchestrator::chat::ChatRequest;
+use hearthnet_orchestrator::http::{Metrics, Part};
+use rustix::process::Signal;
+use support::{Host, wait_for_end};
+
+const QUESTIONS: [&str; 3] = [
+    "Tell me a short story about a lighthouse keeper and a lost whale.",
+    "What is bread made of?",
+    "Name three colours, and say why you like them.",
+];
+
+fn questions(count: usize) -> Vec<ChatRequest> {
+    let asked = QUESTIONS.iter().zip(1..).take(count);
+    asked.map(|(text, seed)| request(text, seed)).collect()
+}
+
+/// Asks all at once, each in a thread of its own, and compares every answer with the one that
+/// this machine alone gives. `at` hears every token of every chat, as [`Caller::answer`] says.
+fn together(
+    caller: &Caller,
+    hosts: &[&Host],
+    chats: &[ChatRequest],
+    fallback: bool,
+    at: impl Fn(usize, u32, &[String]) + Sync,
+) -> Vec<Heard> {
+    let expected: Vec<_> = chats.iter().map(|chat| caller.alone(chat)).collect();
+    let addresses: Vec<String> = hosts.iter().map(|host| host.address.clone()).collect();
+    let links = caller.connect(&addresses);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = chats
+            .iter()
+            .zip(&expected)
+            .enumerate()
+            .map(|(index, (chat, expected))| {
+                let (links, at) = (&links, &at);
+                scope.spawn(move || {
+                    let mut conversation = caller.open(links, fallback);
+                    let mut heard = Heard::default();
+                    let result =
+                        caller.answer(&mut conversation, chat, &mut heard, |token, who| {
+                            at(index, token, who);
+                        });
+                    same(&result, &heard, expected, &format!("chat {index}"));
+                    heard
+                })
+            })
+            .collect();
+        let ends = threads.into_iter().map(|thread| thread.join());
+        ends.map(|end| end.expect("a chat")).collect()
+    })
+}
+
+/// Three hosts whose ranges overlap, so that a chat needs all of them.
+const RANGES: [&str; 3] = ["0-11", "8-21", "18-29"];
+
+#[test]
+fn two_chats_over_three_hosts_say_what_each_says_alone() {
+    let caller = Caller::new();
+    let hosts = RANGES.map(|range| caller.host(range, &[]));
+    let heard = together(
+        &caller,
+        &hosts.each_ref(),
+        &questions(2),
+        false,
+        |_, _, route| {
+            assert_eq!(route.len(), 3);
+        },
+    );
+    assert!(heard.iter().all(|heard| heard.degraded.is_empty()));
+}
+
+/// Kills the host that runs the middle once both chats have come to their tenth token.
+struct Killer<'a> {
+    hosts: &'a [&'a Host],
+    ready: Mutex<[bool; 2]>,
+}
+
+impl Killer<'_> {
+    fn at(&self, chat: usize, token: u32, route: &[String]) {
+        let mut ready = self.ready.lock().expect("no panic");
+        if token != 10 || ready[chat] {
+            return;
+        }
+        ready[chat] = true;
+        if *ready == [true; 2] {
+            let middle = self
+                .hosts
+                .iter()
+                .find(|host| host.address.ends_with(&route[1]));
+            let middle = middle.expect("one of these hosts");
+            middle.signal(Signal::KILL);
+            wait_for_end(middle.process.child.id());
+        }
+    }
+}
+
+#[test]
+fn the_middle_host_dies_under_two_chats_and_another_goes_on_for_both() {
+    let caller = Caller::new();
+    let hosts = RANGES.map(|range| caller.host(range, &[]));
+    let spare = caller.host(RANGES[1], &[]);
+    let hosts: Vec<&Host> = hosts.iter().chain([&spare]).collect();
+    let killer = Killer {
+        hosts: &hosts,
+        ready: Mutex::default(),
+    };
+    let heard = together(
+        &caller,
+        &hosts,
+        &questions(2),
+        false,
+        |chat, token, route| {
+            killer.at(chat, token, route);
+        },
+    );
+    assert_eq!(killer.ready.into_inner().expect("no panic"), [true; 2]);
+    assert!(heard.iter().any(|heard| heard.recoveries.len() == 1));
+    assert!(heard.iter().all(|heard| !heard.local));
+}
+
+#[test]
+fn the_middle_host_dies_under_two_chats_and_this_machine_goes_on_for_both() {
+    let caller = Caller::new();
+    let hosts = RANGES.map(|range| caller.host(range, &[]));
+    let hosts = hosts.each_ref();
+    let killer = Killer {
+        hosts: &hosts,
+        ready: Mutex::default(),
+    };
+    let heard = together(
+        &caller,
+        &hosts,
+        &questions(2),
+        true,
+        |chat, token, route| {
+            killer.at(chat, token, route);
+        },
+    );
+    assert_eq!(killer.ready.into_inner().expect("no panic"), [true; 2]);
+    assert!(heard.iter().any(|heard| heard.local));
+}
+
+#[test]
+fn chats_that_do_not_fit_into_their_hosts_memory_take_longer_and_say_the_same() {
+    // Five pages of 32 positions per host, of which each chat needs three in the end.
+    let caller = Caller::with_context(128);
+    let numbers = Metrics::install(Part::Caller).expect("nobody else counts");
+    let memory = [
+        "--set",
+        "research.distributed_inference.host.kv_budget_mb=2",
+    ];
+    let hosts = ["0-14", "15-29"].map(|range| caller.host(range, &memory));
+    let heard = together(
+        &caller,
+        &hosts.each_ref(),
+        &questions(3),
+        false,
+        |_, _, _| {},
+    );
+    for heard in heard {
+        assert!(heard.degraded.is_empty() && heard.recoveries.is_empty());
+    }
+    let text = numbers.render();
+    let preempted = text
+        .lines()
+        .find_map(|line| line.strip_prefix("distributed_inference_preemptions_total "))
+        .expect("the number");
+    assert_ne!(preempted, "0");
+}

@@ -1,0 +1,222 @@
+//! A caller in the test's own process, over hosts that are processes: so that a host can be
+//! struck at an exact token.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hearthnet_bus::NodeKey;
+use hearthnet_model::engine::{Engine, EngineOptions, Head};
+use hearthnet_model::sampler::SamplerConfig;
+use hearthnet_model::{ChatMessage, ChatTemplate, ModelFile, Tokenizer};
+use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Frame, Prompt, TextModel};
+use hearthnet_orchestrator::fallback::WithFallback;
+use hearthnet_orchestrator::hosts::{Choice, ConnectedHosts};
+use hearthnet_orchestrator::link::{HostAddr, HostLink};
+use hearthnet_orchestrator::local::{EngineOnDemand, LocalBackend, SharedEngine};
+use hearthnet_orchestrator::router::GreedyCover;
+use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend};
+use hearthnet_orchestrator::{Backend, Cancel, ChatError};
+use tokio::runtime::Runtime;
+
+use super::support::{Home, Host, model};
+
+/// Tokens of an answer.
+pub(crate) const TOKENS: u32 = 48;
+const STALL: Duration = Duration::from_millis(1500);
+
+/// A caller in this process. Chats of several threads share it.
+pub(crate) struct Caller {
+    pub(crate) runtime: Runtime,
+    pub(crate) key: NodeKey,
+    pub(crate) wire: ModelOnWire,
+    text: TextModel,
+    local: Arc<EngineOnDemand>,
+}
+
+/// What an answer went through.
+#[derive(Default)]
+pub(crate) struct Heard {
+    pub(crate) text: String,
+    /// Codes of failures.
+    pub(crate) degraded: Vec<String>,
+    /// Codes of what became better, and how long that took in milliseconds.
+    pub(crate) recoveries: Vec<(String, f64)>,
+    pub(crate) aborted: Vec<String>,
+    pub(crate) local: bool,
+}
+
+/// Engines of the tests, which share few cores.
+pub(crate) fn options() -> EngineOptions {
+    EngineOptions {
+        threads: 1,
+        ..EngineOptions::default()
+    }
+}
+
+/// A question, and a seed to answer it by.
+pub(crate) fn request(question: &str, seed: u64) -> ChatRequest {
+    ChatRequest {
+        prompt: Prompt::Messages(vec![ChatMessage::user(question)]),
+        sampling: SamplerConfig {
+            temperature: 0.8,
+            seed: Some(seed),
+            ..SamplerConfig::default()
+        },
+        max_tokens: TOKENS,
+        stop: Vec::new(),
+    }
+}
+
+impl Caller {
+    pub(crate) fn new() -> Self {
+        Self::with_context(u32::MAX)
+    }
+
+    /// Whose conversations are no longer than so many positions.
+    pub(crate) fn with_context(most: u32) -> Self {
+        let file = Arc::new(ModelFile::open(&model()).expect("the real model"));
+        let weights = file.manifest(&mut |_, _| {}).weights_id();
+        let mut wire = ModelOnWire::new("smollm2-135m-instruct", weights, file.spec(), None);
+        wire.context = wire.context.min(most);
+        let (whole, id) = (Arc::clone(&file), wire.model_id.clone());
+        let load = move || {
+            let layers = 0..whole.spec().layers;
+            let engine = Engine::load(&whole, layers, &options(), &mut |_, _| {})
+                .map_err(|e| ChatError::Engine(e.to_string()))?;
+            Ok(SharedEngine::new(engine, &id, u64::MAX))
+        };
+        Self {
+            runtime: Runtime::new().expect("a runtime"),
+            key: NodeKey::generate().expect("a key"),
+            text: TextModel {
+                tokenizer: Tokenizer::from_gguf(file.gguf()).expect("a tokenizer"),
+                template: Some(ChatTemplate::from_gguf(file.gguf()).expect("a template")),
+                head: Head::load(&file, &options()).expect("a head").into(),
+                context: wire.context,
+            },
+            wire,
+            local: Arc::new(EngineOnDemand::new(Box::new(load))),
+        }
+    }
+
+    /// A host process for a range of layers that admits this caller.
+    pub(crate) fn host(&self, layers: &str, extra: &[&str]) -> Host {
+        let own = Home::new();
+        let path = model();
+        let path = path.to_str().expect("a UTF-8 path");
+        Host::start(&own, path, layers, &self.key.id().to_string(), extra)
+    }
+
+    /// What this machine alone says.
+    pub(crate) fn alone(&self, request: &ChatRequest) -> Done {
+        let backend: LocalBackend = self.local.open().expect("a backend");
+        let mut conversation = Conversation::new(Box::new(backend));
+        let (now, cancel) = (Instant::now(), Cancel::default());
+        conversation
+            .answer(&self.text, request, now, &cancel, &mut |_| {})
+            .expect("an answer")
+    }
+
+    /// A session with each host.
+    pub(crate) fn connect(&self, hosts: &[String]) -> Vec<Arc<HostLink>> {
+        let connect = |host: &String| {
+            let addr: HostAddr = host.parse().expect("an address");
+            let config = hearthnet_transport::Config::default();
+            let link = HostLink::connect(&addr, &self.key, config);
+            Arc::new(self.runtime.block_on(link).expect("a session"))
+        };
+        hosts.iter().map(connect).collect()
+    }
+
+    /// A conversation over hosts, which this machine continues if it may.
+    pub(crate) fn open(&self, links: &[Arc<HostLink>], fallback: bool) -> Conversation {
+        let source = ConnectedHosts {
+            links: links.to_vec(),
+            choice: Choice {
+                model: self.wire.clone(),
+                policy: Arc::new(GreedyCover),
+                max_shards: 16,
+                own_id: self.key.id().to_string(),
+                allow_self: false,
+            },
+        };
+        let settings = PumpSettings {
+            health_timeout: STALL,
+            give_up_after: fallback.then_some(2),
+            prefill_rows: 16,
+            ..PumpSettings::default()
+        };
+        let sharded = ShardedBackend::open(
+            self.runtime.handle().clone(),
+            self.wire.clone(),
+            Box::new(source),
+            settings,
+            &Cancel::default(),
+        )
+        .expect("a route");
+        Conversation::new(if fallback {
+            let local = Arc::clone(&self.local);
+            let load = move || Ok(Box::new(local.open()?) as Box<dyn Backend>);
+            Box::new(WithFallback::new(sharded, Box::new(load)))
+        } else {
+            Box::new(sharded)
+        })
+    }
+
+    /// Asks, and calls `at` after each token (0: before the prompt is sent).
+    ///
+    /// `at` hears who runs the layers now, the first ones first, and then who took over.
+    pub(crate) fn answer(
+        &self,
+        conversation: &mut Conversation,
+        request: &ChatRequest,
+        heard: &mut Heard,
+        mut at: impl FnMut(u32, &[String]),
+    ) -> Result<Done, ChatError> {
+        let (mut tokens, mut route) = (0, Vec::new());
+        let spans = conversation.route().len();
+        let (now, cancel) = (Instant::now(), Cancel::default());
+        let mut hear = |frame: &Frame| match frame {
+            Frame::ShardStatus { status, code, .. } if status == "degraded" => {
+                heard.degraded.push(code.clone().unwrap_or_default());
+            }
+            Frame::ShardStatus { host, .. } => {
+                route.extend(host.clone());
+                if route.len() == spans {
+                    at(0, &route);
+                }
+            }
+            Frame::ShardFailover {
+                code,
+                recovery_ms,
+                replacements,
+                ..
+            } => {
+                heard.recoveries.push((code.clone(), *recovery_ms));
+                heard.local |= replacements.is_empty();
+                route.extend(replacements.clone());
+            }
+            Frame::PipelineAborted { code, .. } => heard.aborted.push(code.to_string()),
+            Frame::TokenDelta { text, .. } => {
+                heard.text.push_str(text);
+                tokens += 1;
+                at(tokens, &route);
+            }
+            _ => {}
+        };
+        conversation.answer(&self.text, request, now, &cancel, &mut hear)
+    }
+}
+
+/// That an answer has the words of the undisturbed one, each streamed once.
+pub(crate) fn same(
+    result: &Result<Done, ChatError>,
+    heard: &Heard,
+    undisturbed: &Done,
+    what: &str,
+) {
+    let done = result.as_ref().unwrap_or_else(|e| panic!("{what}: {e}"));
+    assert_eq!(done.token_ids, undisturbed.token_ids, "{what}");
+    assert_eq!(done.text, undisturbed.text, "{what}");
+    assert_eq!(heard.text, undisturbed.text, "{what}: what was streamed");
+}
