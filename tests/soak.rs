@@ -463,7 +463,7 @@ const HOST: [&str; 8] = [
     "hearthnet_shard_streams ",
     "hearthnet_shard_steps_waiting ",
     "hearthnet_shard_kv_bytes ",
-    "hearthnet_shard_kv_reserved_bytes ",
+    "hearthnet_shard_kv_pages_used ",
     "hearthnet_transport_credit_chunks{side=\"host\",state=\"used\"} ",
     "hearthnet_transport_step_slots{side=\"host\",state=\"used\"} ",
     "hearthnet_transport_queued_bytes{side=\"host\"} ",
@@ -516,8 +516,21 @@ fn while_one_is_answered(mesh: &Mesh) {
             process.name
         );
     }
+    let gone = Instant::now();
     drop(reply);
-    mesh.until_idle();
+    for process in &mesh.processes {
+        loop {
+            let restless = restless(process);
+            if restless.is_empty() {
+                break;
+            }
+            assert!(gone.elapsed() < PATIENCE, "{}: {restless:?}", process.name);
+        }
+    }
+    println!(
+        "  a caller that was cut off was forgotten by all after {:?}",
+        gone.elapsed()
+    );
 }
 
 /// Two equal waves; what the second one leaves behind was leaked.

@@ -512,10 +512,10 @@ fn room_for(prompt: &[u32], context: u32, max_tokens: u32) -> Result<u32, ChatEr
     // The last token sampled needs no position of its own.
     let room = (context as usize + 1).saturating_sub(prompt.len());
     if room == 0 {
-        return Err(ChatError::BadRequest(format!(
-            "the prompt has {} tokens, this model reads at most {context}",
-            prompt.len()
-        )));
+        return Err(ChatError::TooLong {
+            tokens: prompt.len(),
+            context,
+        });
     }
     Ok(max_tokens.min(u32::try_from(room).unwrap_or(u32::MAX)))
 }

@@ -32,6 +32,14 @@ pub enum ChatError {
     /// The request makes no sense for this model.
     #[error("{0}")]
     BadRequest(String),
+    /// The prompt alone does not fit into what the model reads.
+    #[error("the prompt has {tokens} tokens, this model reads at most {context}")]
+    TooLong {
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// Longest sequence of the model.
+        context: u32,
+    },
     /// The caller gave up.
     #[error("cancelled")]
     Cancelled,
@@ -54,7 +62,7 @@ impl ChatError {
             Self::ShardUnavailable(_) => "shard_unavailable",
             Self::PipelineStalled(_) => "pipeline_stalled",
             Self::WeightsMismatch(_) => "weights_mismatch",
-            Self::BadRequest(_) => "bad_request",
+            Self::BadRequest(_) | Self::TooLong { .. } => "bad_request",
             Self::Cancelled => "cancelled",
             Self::Busy(_) => "busy",
             Self::ShuttingDown => "shutting_down",
@@ -80,7 +88,7 @@ impl ChatError {
                 "every host must serve the same model file: compare `hearthnet model inspect` on \
                  each machine"
             }
-            Self::BadRequest(_) => "change the request and ask again",
+            Self::BadRequest(_) | Self::TooLong { .. } => "change the request and ask again",
             Self::Cancelled => "ask again",
             Self::Busy(_) => "wait a little and ask again",
             Self::ShuttingDown => "ask another node, or this one when it is back",
@@ -91,7 +99,10 @@ impl ChatError {
     /// Who caused it.
     pub fn blame(&self) -> Blame {
         match self {
-            Self::ExperimentalDisabled | Self::BadRequest(_) | Self::Cancelled => Blame::User,
+            Self::ExperimentalDisabled
+            | Self::BadRequest(_)
+            | Self::TooLong { .. }
+            | Self::Cancelled => Blame::User,
             Self::ShardUnavailable(_) | Self::PipelineStalled(_) | Self::WeightsMismatch(_) => {
                 Blame::Peer
             }

@@ -133,7 +133,7 @@ impl From<ChatError> for Failure {
             ChatError::ShardUnavailable(_) => Kind::ShardUnavailable,
             ChatError::PipelineStalled(_) => Kind::PipelineStalled,
             ChatError::WeightsMismatch(_) => Kind::WeightsMismatch,
-            ChatError::BadRequest(_) => Kind::BadRequest,
+            ChatError::BadRequest(_) | ChatError::TooLong { .. } => Kind::BadRequest,
             ChatError::Cancelled => Kind::Interrupted,
             ChatError::Busy(_) | ChatError::ShuttingDown => Kind::Busy,
             _ => Kind::Internal,

@@ -55,7 +55,7 @@ pub(crate) fn answer(
     let end = runtime.block_on(hearing).map_err(Failure::internal);
     match (end.map_err(Unanswered::Failed)?, done) {
         (Ok(()), Some(done)) => Ok(done),
-        (Err(error), _) => match kind(error.code()) {
+        (Err(error), _) => match kind(error.code(), cancel.is_cancelled()) {
             Some(kind) => Err(Unanswered::Failed(
                 Failure::new(kind, error.message()).hint(error.hint()),
             )),
@@ -87,14 +87,15 @@ async fn hear(
     }
 }
 
-/// Failures that are the answer. Others are about the call: this process may do better.
-fn kind(code: &Code) -> Option<Kind> {
+/// Failures that are the answer. Others are about the call, or about a service that is about to
+/// stop: this process may do better.
+fn kind(code: &Code, cancelled_here: bool) -> Option<Kind> {
     Some(match code.as_str() {
         "shard_unavailable" => Kind::ShardUnavailable,
         "pipeline_stalled" => Kind::PipelineStalled,
         "weights_mismatch" => Kind::WeightsMismatch,
         "bad_request" => Kind::BadRequest,
-        "cancelled" => Kind::Interrupted,
+        "cancelled" if cancelled_here => Kind::Interrupted,
         "busy" => Kind::Busy,
         "engine_failed" => Kind::Internal,
         _ => return None,

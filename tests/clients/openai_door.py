@@ -160,7 +160,7 @@ def errors(door):
     _fails(bad, 400, "unsupported_parameter", "messages[0].content[0].type",
            lambda: ask([{"role": "user", "content": [
                {"type": "image_url", "image_url": {"url": "http://localhost/"}}]}]))
-    _fails(bad, 400, "bad_request", None,
+    _fails(bad, 400, "context_length_exceeded", None,
            lambda: ask([{"role": "user", "content": "long " * 20_000}]))
     large = [{"role": "user", "content": "x" * (2 << 20)}]
     error = _fails(openai.APIStatusError, 413, "request_too_large", None, lambda: ask(large))

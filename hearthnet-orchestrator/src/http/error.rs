@@ -150,7 +150,9 @@ impl ApiError {
     /// What the service says.
     pub(super) fn chat(error: &ChatError) -> Self {
         let (status, kind) = match error {
-            ChatError::BadRequest(_) => (StatusCode::BAD_REQUEST, "invalid_request_error"),
+            ChatError::BadRequest(_) | ChatError::TooLong { .. } => {
+                (StatusCode::BAD_REQUEST, "invalid_request_error")
+            }
             ChatError::ExperimentalDisabled => (StatusCode::FORBIDDEN, "permission_error"),
             ChatError::Busy(_) => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error"),
             ChatError::ShardUnavailable(_)
@@ -162,7 +164,12 @@ impl ApiError {
             ChatError::Engine(_) => (StatusCode::INTERNAL_SERVER_ERROR, "server_error"),
         };
         let message = format!("{error}; {}", error.hint());
-        Self::new(status, kind, error.code(), message)
+        let code = match error {
+            // What OpenAI calls it: programs that shorten their conversations wait for it.
+            ChatError::TooLong { .. } => "context_length_exceeded",
+            _ => error.code(),
+        };
+        Self::new(status, kind, code, message)
     }
 
     /// Adds when to ask again.

@@ -404,7 +404,7 @@ fn every_refusal_has_its_status_code_and_param() {
         );
     }
     let long = json!({"messages": [{"role": "user", "content": "long ".repeat(300)}]});
-    assert_eq!(house.chat(long).error().1, "bad_request");
+    assert_eq!(house.chat(long).error().1, "context_length_exceeded");
     let not_json = house.raw(&post("/v1/chat/completions", "{", "Connection: close\r\n"));
     assert_eq!(
         not_json.error(),
