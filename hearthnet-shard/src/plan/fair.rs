@@ -7,11 +7,11 @@
 //! what it was given.
 //!
 //! ```text
-//! A sends without pause, 40 rows at a time; B comes at turn 3; rows of a turn: 40
+//! A sends without pause, 40 rows at a time; B comes in turn 3; a turn takes 40 rows
 //! turn    1      2      3      4      5      6
-//! serves  A      A      A      B      A      B
-//! tag A   40     80     120    120    160    160
-//! tag B                 80     120    120    160
+//! serves  A      A      B      A      B      A
+//! tag A   40     80     80     120    120    160
+//! tag B                 80     80     120    120
 //! ```
 //!
 //! *Bound.* If no caller is given more than `m` rows at once, the tags of all that have steps left

@@ -120,6 +120,37 @@ fn a_caller_with_eight_streams_gets_as_much_prefill_as_one_with_one() {
 }
 
 #[test]
+fn the_example_of_the_ledger_is_what_happens() {
+    let mut planner = Planner::new();
+    let mut served = [0, 0];
+    let mut seen = Vec::new();
+    for turn in 1..=6 {
+        let mut streams = vec![of(1, 1, 5000, served[0])];
+        if turn >= 3 {
+            streams.push(of(2, 2, 5000, served[1]));
+        }
+        let takes = plan(&mut planner, &streams, 40).unwrap().takes;
+        let [(stream, 40)] = takes[..] else {
+            panic!("{takes:?}")
+        };
+        served[usize::from(stream == 2)] = turn;
+        let tag = |number| planner.prefill.tag(caller(number));
+        seen.push((stream, tag(1), if turn < 3 { 0 } else { tag(2) }));
+    }
+    assert_eq!(
+        seen,
+        [
+            (1, 40, 0),
+            (1, 80, 0),
+            (2, 80, 80),
+            (1, 120, 80),
+            (2, 120, 120),
+            (1, 160, 120)
+        ]
+    );
+}
+
+#[test]
 fn a_crowd_of_decoding_streams_does_not_make_a_single_one_wait() {
     let mut planner = Planner::new();
     for turn in 1..=20 {
