@@ -238,7 +238,8 @@ struct Room<'a> {
 
 impl<'a> Room<'a> {
     fn new(streams: &'a [View], pool: &'a Pool, now: Duration, steps: usize) -> Self {
-        let used: u32 = streams.iter().map(|view| pool.pages(view.length)).sum();
+        let pages = streams.iter().map(|view| pool.pages(view.length));
+        let used = pages.fold(0, u32::saturating_add);
         Self {
             streams,
             pool,

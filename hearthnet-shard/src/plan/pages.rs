@@ -111,11 +111,11 @@ pub(crate) fn held_by(holders: &[Holder], caller: PeerKey) -> u32 {
         .iter()
         .filter(|holder| holder.caller == caller)
         .map(|holder| holder.pages)
-        .sum()
+        .fold(0, u32::saturating_add)
 }
 
 /// The stream that has to go so that `need` can be met: see the module. One may not be enough.
-/// `None` if nobody holds anything.
+/// `None` if there is nobody to choose from, which is so only where the need is no need.
 pub(crate) fn victim(holders: &[Holder], pool: &Pool, need: &Need) -> Option<u64> {
     let own = held_by(holders, need.caller).saturating_add(need.pages);
     let beyond_quota = own > pool.quota;
@@ -131,7 +131,8 @@ pub(crate) fn victim(holders: &[Holder], pool: &Pool, need: &Need) -> Option<u64
     let mut by_caller: BTreeMap<PeerKey, u32> = BTreeMap::new();
     for holder in holders {
         // One that only waits to begin counts as well: its caller runs.
-        *by_caller.entry(holder.caller).or_default() += holder.pages;
+        let pages = by_caller.entry(holder.caller).or_default();
+        *pages = pages.saturating_add(holder.pages);
     }
     by_caller.insert(need.caller, own);
     by_caller.retain(|caller, pages| *pages > 0 || runs(holders, *caller));
@@ -181,11 +182,11 @@ pub(crate) fn admit(holders: &[Holder], pool: &Pool, caller: PeerKey) -> Result<
     let due = |holder: &Holder| holder.pages.max(1);
     let kept = |holder: &Holder| holder.idle && holder.pages > 0;
     let own = || holders.iter().filter(|holder| holder.caller == caller);
-    let held: u32 = own().map(due).sum();
+    let held = own().map(due).fold(0, u32::saturating_add);
     if pool.quota < pool.total && held >= pool.quota && !own().any(kept) {
         return Err(Full::Caller);
     }
-    let taken: u32 = holders.iter().map(due).sum();
+    let taken = holders.iter().map(due).fold(0, u32::saturating_add);
     if taken < pool.total || holders.iter().any(kept) {
         return Ok(());
     }
