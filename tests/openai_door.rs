@@ -215,10 +215,9 @@ fn what_cannot_be_served_is_refused_at_the_start() {
 }
 
 /// The service of a community's founder.
-fn in_community(founder: &Home) -> Service {
-    // Hosts only: that this machine can do it all is not what is tried.
-    let hosts_only = "research.distributed_inference.fallback_to_local=false";
-    let process = community::serve(founder, &["--set", hosts_only]);
+fn in_community(founder: &Home, fallback: bool) -> Service {
+    let fallback = format!("research.distributed_inference.fallback_to_local={fallback}");
+    let process = community::serve(founder, &["--set", &fallback]);
     let models = http::get_json(&http::address(&process), "/v1/models");
     Service {
         url: process.ready["url"].as_str().expect("a URL").to_owned(),
@@ -235,14 +234,12 @@ fn in_community(founder: &Home) -> Service {
 fn a_community_answers_openais_package_and_a_host_that_dies_costs_no_word() {
     let founder = Home::new();
     community::found(&founder);
-    let service = in_community(&founder);
+    // Hosts only: that this machine can do it all is not what is tried.
+    let service = in_community(&founder, false);
     let address = http::address(&service.process);
     let member = || community::join(&founder, &service.process);
     let (all, first, second) = (member(), member(), member());
     let mut host = community::host(&all, &service.process, "0-29");
-    // They are there when the first one is gone: one host that has all layers comes before two.
-    let _spares = [(&first, "0-14"), (&second, "15-29")]
-        .map(|(member, layers)| community::host(member, &service.process, layers));
     let advertised = |count: usize| {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -254,48 +251,110 @@ fn a_community_answers_openais_package_and_a_host_that_dies_costs_no_word() {
             assert!(Instant::now() < deadline, "{status}");
         }
     };
-    advertised(3);
+    advertised(1);
     for what in ["models", "stream", "errors", "turns", "disconnect"] {
         service.client(what);
     }
     let split = service.client("plain");
     let alone = start(&Home::new(), &[], &["--local"], Vec::new());
     assert_eq!(split, alone.client("plain"));
+    let mut here = tell(&service, &http::address(&alone.process), STORY);
+    let undisturbed = read(&mut here, usize::MAX);
 
-    let ask = |address: &str| {
-        let body = json!({
-            "model": service.model, "max_tokens": 160, "temperature": 0, "stream": true,
-            "messages": [{"role": "user", "content": "Tell me a story about a whale."}],
-        });
-        let reply = Reply::chat(address, &body);
-        assert_eq!(reply.status, 200);
-        reply
-    };
-    let read = |reply: &mut Reply, chunks: usize| {
-        let chunk = std::iter::from_fn(|| reply.event()).take(chunks);
-        let said = |chunk: Value| {
-            assert!(chunk.get("error").is_none(), "{chunk}");
-            chunk["choices"][0]["delta"]["content"]
-                .as_str()
-                .unwrap_or_default()
-                .to_owned()
-        };
-        chunk.map(said).collect::<String>()
-    };
-    let mut reply = ask(&address);
+    // Begun here it is told here, whoever else there is: this host holds the beginning.
+    let beginning = read(&mut tell(&service, &address, 4), usize::MAX);
+    assert!(undisturbed.starts_with(&beginning));
+    let _spares = [(&first, "0-14"), (&second, "15-29")]
+        .map(|(member, layers)| community::host(member, &service.process, layers));
+    advertised(3);
+    let mut reply = tell(&service, &address, STORY);
     let mut story = read(&mut reply, 8);
     host.child.kill().expect("it runs");
     host.child.wait().expect("its end");
     story += &read(&mut reply, usize::MAX);
-    let undisturbed = read(&mut ask(&http::address(&alone.process)), usize::MAX);
     assert_eq!(story, undisturbed);
-    let numbers = http::get(&address, "/metrics");
-    let counted = |name: &str| {
-        let line = numbers.lines().find_map(|line| line.strip_prefix(name));
-        line.map(|rest| rest.trim().to_owned())
+    let failovers = counted(&address, "distributed_inference_failovers_total");
+    assert_eq!(failovers, "1");
+}
+
+/// Tokens of a story.
+const STORY: usize = 160;
+
+/// A story as it is told.
+fn tell(service: &Service, address: &str, tokens: usize) -> Reply {
+    let body = json!({
+        "model": service.model, "max_tokens": tokens, "temperature": 0, "stream": true,
+        "messages": [{"role": "user", "content": "Tell me a story about a whale."}],
+    });
+    let reply = Reply::chat(address, &body);
+    assert_eq!(reply.status, 200);
+    reply
+}
+
+/// The text of so many chunks, or of all that are left.
+fn read(reply: &mut Reply, chunks: usize) -> String {
+    let chunks = std::iter::from_fn(|| reply.event()).take(chunks);
+    let said = |chunk: Value| {
+        assert!(chunk.get("error").is_none(), "{chunk}");
+        let said = chunk["choices"][0]["delta"]["content"].as_str();
+        said.unwrap_or_default().to_owned()
     };
-    let failovers = counted("distributed_inference_failovers_total");
-    assert_eq!(failovers.as_deref(), Some("1"), "{numbers}");
+    chunks.map(said).collect()
+}
+
+/// A number of a service, as it is written.
+fn counted(address: &str, name: &str) -> String {
+    let numbers = http::get(address, "/metrics");
+    let line = numbers.lines().find_map(|line| line.strip_prefix(name));
+    line.unwrap_or_else(|| panic!("no {name} in {numbers}"))
+        .trim()
+        .to_owned()
+}
+
+/// The most memory that a process has had, in bytes.
+fn peak(process: &Server) -> u64 {
+    let status = format!("/proc/{}/status", process.child.id());
+    let status = std::fs::read_to_string(status).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    kib.expect("a number") << 10
+}
+
+#[test]
+fn chats_of_a_community_without_hosts_go_on_here_over_one_engine() {
+    let founder = Home::new();
+    community::found(&founder);
+    let service = in_community(&founder, true);
+    let address = http::address(&service.process);
+    let member = community::join(&founder, &service.process);
+    let mut host = community::host(&member, &service.process, "0-29");
+    let mut replies = [(); 3].map(|()| tell(&service, &address, STORY));
+    let mut stories = [0, 1, 2].map(|n| read(&mut replies[n], 8));
+    let before = peak(&service.process);
+    host.child.kill().expect("it runs");
+    host.child.wait().expect("its end");
+    for (story, reply) in stories.iter_mut().zip(&mut replies) {
+        *story += &read(reply, usize::MAX);
+    }
+    let alone = start(&Home::new(), &[], &["--local"], Vec::new());
+    let undisturbed = read(
+        &mut tell(&service, &http::address(&alone.process), STORY),
+        usize::MAX,
+    );
+    for story in stories {
+        assert_eq!(story, undisturbed);
+    }
+    assert_eq!(
+        counted(&address, "distributed_inference_fallback_to_local_total"),
+        "3"
+    );
+    // The weights of all layers take 63 MiB once they are laid out for computing.
+    let taken = peak(&service.process) - before;
+    assert!(
+        taken < 2 * (63 << 20),
+        "{} MiB for three chats",
+        taken >> 20
+    );
 }
 
 #[test]
