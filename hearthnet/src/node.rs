@@ -73,7 +73,8 @@ impl Lock {
         };
         let file = OpenOptions::new()
             .write(true)
-            .create(true)
+            // Who only looks leaves nothing behind.
+            .create(matches!(how, FlockOperation::NonBlockingLockExclusive))
             .truncate(false)
             .mode(0o600)
             .open(&path)
@@ -347,6 +348,7 @@ mod tests {
     fn a_directory_has_one_node_at_a_time() {
         let dir = tempfile::tempdir().unwrap();
         assert!(!Lock::is_held(dir.path()));
+        assert!(!dir.path().join(LOCK_FILE).exists());
         let first = Lock::take(dir.path()).unwrap();
         assert!(Lock::is_held(dir.path()));
         assert_eq!(Lock::take(dir.path()).unwrap_err().kind, Kind::Host);
