@@ -525,28 +525,4 @@ fn ms(since: Instant) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_prompt_that_fills_the_context_still_gets_one_token() {
-        assert_eq!(room_for(&[0; 8], 8, 100), Ok(1));
-        assert_eq!(room_for(&[0; 5], 8, 2), Ok(2));
-        assert!(room_for(&[0; 9], 8, 1).is_err());
-        assert!(room_for(&[0; 1], 8, 0).is_err());
-    }
-
-    #[test]
-    fn frames_are_tagged_with_event_and_data() {
-        let frame = Frame::ShardStatus {
-            shard_id: "m:0-1".into(),
-            host: None,
-            status: "ready".into(),
-            code: None,
-        };
-        assert_eq!(
-            serde_json::to_value(&frame).unwrap(),
-            serde_json::json!({"event": "shard_status", "data": {"shard_id": "m:0-1", "status": "ready"}})
-        );
-    }
-}
+mod tests;

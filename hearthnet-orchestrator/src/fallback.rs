@@ -62,10 +62,15 @@ impl WithFallback {
             "going on without hosts, on this machine: {error}"
         );
         metrics::counter!("distributed_inference_fallback_to_local_total").increment(1);
+        let runtime = hosts.runtime().clone();
         let (replayed, held) = (hosts.length(), hosts.submitted()?);
         // Those that still work have nothing more to do for this sequence.
         drop(hosts);
-        let mut local = load()?;
+        // Loading cannot be interrupted, but nobody who has given up need wait for it.
+        let loading = runtime.spawn_blocking(load);
+        let loaded = runtime.block_on(run.cancel.or(loading));
+        let loaded = loaded.ok_or(ChatError::Cancelled)?;
+        let mut local = loaded.map_err(|e| ChatError::Engine(e.to_string()))??;
         local.run(0, &held, out, run)?;
         for all in local.route() {
             (run.notify)(Notice::Failover {

@@ -52,7 +52,7 @@ pub struct PumpSettings {
     pub history_bytes: usize,
     /// Failures in one call after which no more hosts are tried; `None`: as long as there are any.
     pub give_up_after: Option<u32>,
-    /// How long a sequence whose memory was taken asks for room again.
+    /// How long an answer that has begun asks for room where its hosts have none any more.
     pub room_timeout: Duration,
 }
 
@@ -201,6 +201,11 @@ impl ShardedBackend {
         // Who was full or gone at the start has not failed this call.
         this.begin_call();
         Ok(this)
+    }
+
+    /// Where its sessions live.
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.runtime
     }
 
     /// Length of the sequence on the hosts, in positions.

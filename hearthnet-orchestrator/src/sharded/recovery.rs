@@ -5,7 +5,7 @@
 //! | it failed | no | yes | the call ends, or this machine goes on |
 //! | it is slow | no | if another takes over | it stays |
 //! | it leaves | no | no | it stays as long as it can |
-//! | its memory is taken | yes, after a pause | no | it is asked again |
+//! | it has no room, once rows have been sent | yes, after a pause | no | it is asked again |
 
 use std::time::{Duration, Instant};
 
@@ -43,10 +43,9 @@ pub(super) enum Cause {
 
 /// A replaced host, until the answer goes on.
 pub(super) struct Recovery {
-    shard_id: String,
+    layers: (u32, u32),
     host: String,
     code: String,
-    replacements: Vec<String>,
     replayed: u32,
     since: Instant,
 }
@@ -103,7 +102,7 @@ impl ShardedBackend {
             }
             Cause::Room => match self.find_room(index, run.cancel)? {
                 Some(route) => {
-                    self.replace(index, route, true, run.cancel);
+                    self.replace(index, route, run.cancel);
                     return Ok(());
                 }
                 None => {
@@ -113,17 +112,15 @@ impl ShardedBackend {
             },
         };
         if let Some(hop) = self.hops.get(index) {
-            let hosts = route.iter().map(|span| &span.link.descriptor().host);
             self.recoveries.push(Recovery {
-                shard_id: self.shard_id(hop),
+                layers: (hop.span.lo, hop.span.hi),
                 host: hop.node().to_owned(),
                 code: trouble.code,
-                replacements: hosts.cloned().collect(),
                 replayed: self.pipeline.length(),
                 since,
             });
         }
-        self.replace(index, route, false, run.cancel);
+        self.replace(index, route, run.cancel);
         Ok(())
     }
 
@@ -185,7 +182,7 @@ impl ShardedBackend {
         })
     }
 
-    /// Hosts for layers whose memory was taken, after a pause: others if there are any, or the
+    /// Hosts for layers where there is no room, after a pause: others if there are any, or the
     /// same. `None` when that has gone on for too long.
     fn find_room(
         &mut self,
@@ -222,18 +219,14 @@ impl ShardedBackend {
         Ok(None)
     }
 
-    /// Opens streams for the spans that take over. With `patient` they wait for room.
-    fn replace(&mut self, span: usize, route: Vec<RoutedSpan>, patient: bool, cancel: &Cancel) {
+    /// Opens streams for the spans that take over.
+    fn replace(&mut self, span: usize, route: Vec<RoutedSpan>, cancel: &Cancel) {
         let count = route.len();
         let reopened = self.pipeline.replace(span, count);
         let fresh: Vec<Hop> = route
             .into_iter()
             .enumerate()
-            .map(|(offset, routed)| {
-                let mut hop = self.hop(span + offset, routed);
-                hop.patient = patient;
-                hop
-            })
+            .map(|(offset, routed)| self.hop(span + offset, routed))
             .collect();
         let old: Vec<Hop> = self.hops.splice(span..=span, fresh).collect();
         old.iter().for_each(Hop::release);
@@ -254,16 +247,19 @@ impl ShardedBackend {
     pub(super) fn report_recoveries(&mut self, run: &mut Run<'_>) {
         self.room_until = None;
         for recovery in self.recoveries.drain(..) {
+            let (lo, hi) = recovery.layers;
+            let hops = self.hops.iter();
+            let replacements = hops.filter(|hop| hop.span.lo <= hi && lo <= hop.span.hi);
             if recovery.code == LEAVING {
                 metrics::counter!("distributed_inference_moves_total").increment(1);
             } else {
                 metrics::counter!("distributed_inference_failovers_total").increment(1);
             }
             (run.notify)(Notice::Failover {
-                shard_id: recovery.shard_id,
+                shard_id: Descriptor::shard_id(&self.model.model_id, lo, hi),
                 host: Some(recovery.host),
                 code: recovery.code,
-                replacements: recovery.replacements,
+                replacements: replacements.map(|hop| hop.node().to_owned()).collect(),
                 replayed: recovery.replayed,
                 recovery_ms: recovery.since.elapsed().as_secs_f64() * 1e3,
             });

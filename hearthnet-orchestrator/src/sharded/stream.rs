@@ -55,8 +55,8 @@ pub(super) struct Hop {
     pub(super) indulged: bool,
     /// Its host leaves: when to look for another.
     pub(super) move_at: Option<Instant>,
-    /// It is there because the memory of another stream was taken: it may have to wait for room.
-    pub(super) patient: bool,
+    /// It takes an answer over that has begun: where there is no room it comes back later.
+    patient: bool,
     pub(super) clock: HopClock,
     /// Where its round trips are counted.
     latency: metrics::Histogram,
@@ -188,7 +188,7 @@ impl ShardedBackend {
             pace: Pace::default(),
             indulged: false,
             move_at: None,
-            patient: false,
+            patient: self.pipeline.submitted_length() > 0,
             clock: HopClock::default(),
             latency,
         }

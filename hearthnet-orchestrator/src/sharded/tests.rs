@@ -14,6 +14,7 @@ use tokio::sync::watch;
 
 use super::*;
 use crate::backend::Notice;
+use crate::fallback::WithFallback;
 use crate::hosts::{Choice, ConnectedHosts};
 use crate::link::{HostAddr, HostLink};
 use crate::router::GreedyCover;
@@ -198,6 +199,9 @@ impl Puppet {
             }))
         };
         let mut state = self.state();
+        if !*self.alive.borrow() {
+            return None;
+        }
         match message {
             Message::Describe => Some(Message::Descriptor(
                 self.descriptor().to_cbor().unwrap().into(),
@@ -527,6 +531,52 @@ fn a_sequence_waits_for_room_where_there_is_none_elsewhere() {
     assert_eq!(heard.outputs, undisturbed(&[(&PROMPT, 12)]));
     assert!(heard.degraded.is_empty() && heard.moves.is_empty());
     assert!(stage.hosts[1].state().refusals.is_empty());
+}
+
+#[test]
+fn a_host_that_takes_over_may_be_full_for_a_while() {
+    let stage = Stage::new(&[(0, 1), (2, 3), (2, 3)]);
+    let mut backend = stage.open();
+    let dies = stage.runs(&backend, 1).node();
+    stage.host(&dies).at(10, Deed::Die);
+    let spare = stage.hosts[1..].iter().find(|host| host.node() != dies);
+    let spare = spare.unwrap();
+    spare.state().refusals = vec!["stream_limit"; 3];
+    let mut heard = Heard::default();
+    stage.call(&mut backend, &PROMPT, 12, &mut heard).unwrap();
+    assert_eq!(heard.outputs, undisturbed(&[(&PROMPT, 12)]));
+    assert_eq!(heard.degraded, ["connection_lost"]);
+    assert_eq!(
+        heard.moves,
+        [("connection_lost".into(), vec![spare.node()])]
+    );
+}
+
+#[test]
+fn giving_up_does_not_wait_until_this_machine_has_loaded_the_model() {
+    let stage = Stage::new(&[(0, 3)]);
+    stage.hosts[0].at(2, Deed::Die);
+    let (loading, begun) = mpsc::channel();
+    let (told, wait) = mpsc::channel::<()>();
+    let load = move || {
+        loading.send(()).unwrap();
+        // Until the test ends.
+        let _ = wait.recv();
+        Err(ChatError::Cancelled)
+    };
+    let mut backend = WithFallback::new(stage.open(), Box::new(load));
+    std::thread::scope(|scope| {
+        let cancel = &stage.cancel;
+        let call = scope.spawn(move || {
+            let rows: Vec<f32> = PROMPT.iter().flat_map(|value| row(*value)).collect();
+            let notify = &mut |_| {};
+            backend.run(0, &rows, &mut Vec::new(), &mut Run { cancel, notify })
+        });
+        begun.recv_timeout(PATIENCE).unwrap();
+        cancel.cancel();
+        assert_eq!(call.join().unwrap(), Err(ChatError::Cancelled));
+    });
+    drop(told);
 }
 
 #[test]

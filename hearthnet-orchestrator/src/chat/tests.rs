@@ -1,0 +1,144 @@
+use std::sync::{Arc, Mutex};
+
+use hearthnet_model::ModelFile;
+use hearthnet_model::engine::{Engine, EngineOptions, Head};
+use hearthnet_model::gguf::Gguf;
+use hearthnet_testkit::TinyLlama;
+
+use super::*;
+use crate::local::LocalBackend;
+
+#[test]
+fn a_prompt_that_fills_the_context_still_gets_one_token() {
+    assert_eq!(room_for(&[0; 8], 8, 100), Ok(1));
+    assert_eq!(room_for(&[0; 5], 8, 2), Ok(2));
+    assert!(room_for(&[0; 9], 8, 1).is_err());
+    assert!(room_for(&[0; 1], 8, 0).is_err());
+}
+
+#[test]
+fn frames_are_tagged_with_event_and_data() {
+    let frame = Frame::ShardStatus {
+        shard_id: "m:0-1".into(),
+        host: None,
+        status: "ready".into(),
+        code: None,
+    };
+    assert_eq!(
+        serde_json::to_value(&frame).unwrap(),
+        serde_json::json!({"event": "shard_status", "data": {"shard_id": "m:0-1", "status": "ready"}})
+    );
+}
+
+/// What happens, in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Event {
+    /// So many rows were handed in.
+    Submitted(usize),
+    /// A token was told.
+    Told,
+}
+
+/// A backend that notes what it is given.
+struct Noting {
+    inner: LocalBackend,
+    width: usize,
+    events: Arc<Mutex<Vec<Event>>>,
+}
+
+impl Backend for Noting {
+    fn submit(&mut self, position: u32, rows: &[f32], cancel: &Cancel) {
+        let count = rows.len() / self.width;
+        self.events.lock().unwrap().push(Event::Submitted(count));
+        self.inner.submit(position, rows, cancel);
+    }
+    fn output(&mut self, out: &mut Vec<f32>, run: &mut Run<'_>) -> Result<(), ChatError> {
+        self.inner.output(out, run)
+    }
+    fn route(&self) -> Vec<RouteHop> {
+        self.inner.route()
+    }
+    fn times(&self) -> Vec<HopTimes> {
+        self.inner.times()
+    }
+    fn begin_call(&mut self) {
+        self.inner.begin_call();
+    }
+}
+
+/// What happens while a tiny model answers, and the answer.
+fn watched(stop: &[&str]) -> (Vec<Event>, Done) {
+    let bytes = TinyLlama::default().bytes();
+    let file = ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap();
+    let options = EngineOptions {
+        threads: 1,
+        ..EngineOptions::default()
+    };
+    let engine = Engine::load(&file, 0..2, &options, &mut |_, _| {}).unwrap();
+    let model = TextModel {
+        tokenizer: Tokenizer::from_gguf(file.gguf()).unwrap(),
+        template: None,
+        head: Head::beside(&file, &engine).unwrap().into(),
+        context: file.spec().context,
+    };
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let mut conversation = Conversation::new(Box::new(Noting {
+        inner: LocalBackend::new(engine, "tiny").unwrap(),
+        width: file.spec().width as usize,
+        events: Arc::clone(&events),
+    }));
+    let request = ChatRequest {
+        prompt: Prompt::Tokens(vec![10, 11, 12]),
+        sampling: SamplerConfig {
+            temperature: 1.5,
+            seed: Some(3),
+            ..SamplerConfig::default()
+        },
+        max_tokens: 12,
+        stop: stop.iter().map(|&text| text.to_owned()).collect(),
+    };
+    let done = conversation.answer(
+        &model,
+        &request,
+        Instant::now(),
+        &Cancel::default(),
+        &mut |frame| {
+            if let Frame::TokenDelta { .. } = frame {
+                events.lock().unwrap().push(Event::Told);
+            }
+        },
+    );
+    let events = events.lock().unwrap().clone();
+    (events, done.unwrap())
+}
+
+#[test]
+fn a_token_is_on_its_way_before_it_is_told_and_the_last_one_stays() {
+    let (mut events, done) = watched(&[]);
+    // What was held back at the end of the text is told once more.
+    events.truncate(2 * done.token_ids.len());
+    let mut expected = vec![Event::Submitted(3)];
+    for _ in 1..done.token_ids.len() {
+        expected.extend([Event::Submitted(1), Event::Told]);
+    }
+    expected.push(Event::Told);
+    assert_eq!(events, expected);
+    assert_eq!(done.usage.completion_tokens as usize, done.token_ids.len());
+}
+
+#[test]
+fn nothing_is_run_behind_a_stop_text() {
+    let (_, whole) = watched(&[]);
+    let at = whole.text.char_indices().nth(2).map(|(at, _)| at);
+    let stop = &whole.text[at.expect("some text")..];
+    let stop: String = stop.chars().take(1).collect();
+    let (events, done) = watched(&[&stop]);
+    assert_eq!(done.finish_reason, FinishReason::Stop);
+    assert!(done.token_ids.len() < whole.token_ids.len());
+    let sent = events.iter().filter(|e| **e != Event::Told).count();
+    assert_eq!(
+        sent,
+        done.token_ids.len(),
+        "the prompt, and all tokens but the last"
+    );
+}
