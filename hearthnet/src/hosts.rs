@@ -134,9 +134,15 @@ impl HostSource for CommunityHosts {
                 return Err(ChatError::Cancelled);
             }
             changes.borrow_and_update();
-            self.links().retain(|link| link.is_open());
+            let mut passed_over = &unusable | &resting;
+            self.links().retain(|link| {
+                // It would refuse; its advertisement may be gone a moment later only.
+                if link.is_leaving() {
+                    passed_over.insert(link.descriptor().host.clone());
+                }
+                link.is_open()
+            });
             let adverts: Vec<Advert> = self.log.state().shards(now_ms()).cloned().collect();
-            let passed_over = &unusable | &resting;
             let spans = match self.choose(&adverts, layers.clone(), &passed_over) {
                 Ok(spans) => spans,
                 Err(error) => {
