@@ -17,6 +17,9 @@ pub const SHARD_ADVERTISE: &str = "experimental.distributed_llm.shard.advertise@
 /// To be answered by a model that runs on the community's machines.
 pub const CHAT: &str = "experimental.distributed_llm.chat@1.0";
 
+/// To read what happened on a node of late.
+pub const DIAGNOSE: &str = "experimental.distributed_llm.diagnose@1.0";
+
 /// To become a member: what strangers may call, and nothing else.
 pub const COMMUNITY_JOIN: &str = "community.join@1.0";
 
@@ -62,6 +65,11 @@ impl Capability {
     /// To chat, [`CHAT`].
     pub fn chat() -> Self {
         Self::first("experimental.distributed_llm.chat")
+    }
+
+    /// To read what happened on a node, [`DIAGNOSE`].
+    pub fn diagnose() -> Self {
+        Self::first("experimental.distributed_llm.diagnose")
     }
 
     /// To become a member, [`COMMUNITY_JOIN`].
@@ -164,6 +172,7 @@ mod tests {
             (CHAT, Capability::chat()),
             (COMMUNITY_JOIN, Capability::community_join()),
             (BUS_DESCRIBE, Capability::bus_describe()),
+            (DIAGNOSE, Capability::diagnose()),
         ] {
             assert_eq!(capability.to_string(), text);
             assert_eq!(text.parse(), Ok(capability));

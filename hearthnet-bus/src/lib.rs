@@ -42,7 +42,8 @@ mod signature;
 pub mod sync;
 
 pub use capability::{
-    BUS_DESCRIBE, CHAT, COMMUNITY_JOIN, Capability, CapabilityError, SHARD_ADVERTISE, SHARD_SERVE,
+    BUS_DESCRIBE, CHAT, COMMUNITY_JOIN, Capability, CapabilityError, DIAGNOSE, SHARD_ADVERTISE,
+    SHARD_SERVE,
 };
 pub use community_id::{CommunityId, CommunityIdError};
 pub use descriptor::{Descriptor, DescriptorError, MAX_ENCODED, MAX_LAYERS, MAX_TEXT};

@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use hearthnet_bus::flight::PipelineId;
 use serde::{Deserialize, Serialize};
 
 use crate::Cancel;
@@ -81,6 +82,11 @@ pub(crate) fn percentile(values: &[u32], percent: usize) -> u32 {
     sorted.sort_unstable();
     let rank = (sorted.len() * percent).div_ceil(100).max(1);
     sorted.get(rank - 1).copied().unwrap_or(0)
+}
+
+/// Whole milliseconds of a time, as the flight record counts.
+pub(crate) fn whole_ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// What becomes of a sequence's hosts while it runs.
@@ -165,6 +171,11 @@ pub trait Backend: Send {
     /// The call has ended, and nothing is asked until the next one begins: hosts that want to
     /// leave need not wait for this sequence.
     fn end_call(&mut self) {}
+
+    /// Its name in the flight record, if it is kept there.
+    fn pipeline(&self) -> Option<PipelineId> {
+        None
+    }
 
     /// Whether it could take another call, as far as is known here without asking anyone.
     fn is_alive(&self) -> bool {

@@ -8,13 +8,14 @@
 use std::borrow::Cow;
 use std::time::Instant;
 
+use hearthnet_bus::flight::{self, Event};
 use hearthnet_model::sampler::{Sampler, SamplerConfig};
 use hearthnet_model::stop::StopMatcher;
 use hearthnet_model::{ChatMessage, ChatTemplate, Detokenizer, Special, Tokenizer};
 use serde::{Deserialize, Serialize};
 
 use crate::Cancel;
-use crate::backend::{Backend, HopTimes, Notice, RouteHop, Run};
+use crate::backend::{Backend, HopTimes, Notice, RouteHop, Run, whole_ms};
 use crate::error::{Blame, ChatError};
 use crate::head::SharedHead;
 
@@ -248,6 +249,35 @@ impl Conversation {
     /// # Errors
     /// Any [`ChatError`]. The conversation must then be dropped.
     pub fn answer(
+        &mut self,
+        model: &TextModel,
+        request: &ChatRequest,
+        started: Instant,
+        cancel: &Cancel,
+        emit: &mut dyn FnMut(&Frame),
+    ) -> Result<Done, ChatError> {
+        let answer = self.work(model, request, started, cancel, emit);
+        let Some(pipeline) = self.backend.pipeline() else {
+            return answer;
+        };
+        flight::record(match &answer {
+            Ok(done) => Event::Answered {
+                pipeline,
+                prompt_tokens: done.usage.prompt_tokens,
+                cached_tokens: done.usage.cached_tokens,
+                completion_tokens: done.usage.completion_tokens,
+                ms: whole_ms(started.elapsed()),
+            },
+            Err(ChatError::Cancelled) => Event::Cancelled { pipeline },
+            Err(error) => Event::Aborted {
+                pipeline,
+                code: error.code().into(),
+            },
+        });
+        answer
+    }
+
+    fn work(
         &mut self,
         model: &TextModel,
         request: &ChatRequest,

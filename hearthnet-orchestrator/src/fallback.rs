@@ -6,8 +6,10 @@
 
 use std::time::Instant;
 
+use hearthnet_bus::flight::{self, Event, PipelineId};
+
 use crate::Cancel;
-use crate::backend::{Backend, HopTimes, Notice, RouteHop, Run};
+use crate::backend::{Backend, HopTimes, Notice, RouteHop, Run, whole_ms};
 use crate::error::{Blame, ChatError};
 use crate::sharded::ShardedBackend;
 
@@ -20,12 +22,15 @@ pub struct WithFallback {
     hosts: Option<ShardedBackend>,
     load: Option<LoadLocal>,
     local: Option<Box<dyn Backend>>,
+    /// What the flight record calls it, wherever it runs.
+    pipeline: PipelineId,
 }
 
 impl WithFallback {
     /// `load` is called at most once, when the hosts have failed for good.
     pub fn new(hosts: ShardedBackend, load: LoadLocal) -> Self {
         Self {
+            pipeline: hosts.name(),
             hosts: Some(hosts),
             load: Some(load),
             local: None,
@@ -73,6 +78,15 @@ impl WithFallback {
         let mut local = loaded.map_err(|e| ChatError::Engine(e.to_string()))??;
         local.run(0, &held, out, run)?;
         for all in local.route() {
+            flight::record(Event::FailedOver {
+                pipeline: self.pipeline,
+                host: None,
+                shard: all.shard_id.as_str().into(),
+                code: error.code().into(),
+                replacements: 0,
+                replayed,
+                ms: whole_ms(since.elapsed()),
+            });
             (run.notify)(Notice::Failover {
                 shard_id: all.shard_id,
                 host: None,
@@ -122,6 +136,10 @@ impl Backend for WithFallback {
         if let Some(active) = self.active_mut() {
             active.end_call();
         }
+    }
+
+    fn pipeline(&self) -> Option<PipelineId> {
+        Some(self.pipeline)
     }
 
     fn is_alive(&self) -> bool {

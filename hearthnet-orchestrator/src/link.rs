@@ -10,6 +10,7 @@ use std::sync::mpsc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use hearthnet_bus::flight::{self, Event, SessionId};
 use hearthnet_bus::{Capability, Descriptor, Grant, NodeId, NodeKey};
 use hearthnet_transport::{
     Config, ConnectError, Connection, Hello, Identity, Message, PeerKey, Sender, SessionStats,
@@ -122,6 +123,7 @@ fn lock(streams: &Streams) -> MutexGuard<'_, Routes> {
 pub struct HostLink {
     addr: HostAddr,
     descriptor: Descriptor,
+    session: SessionId,
     sender: Sender,
     streams: Streams,
     next_stream: AtomicU32,
@@ -188,6 +190,7 @@ impl HostLink {
     ) -> Result<Self, ChatError> {
         let identity = Identity::from_secret(&key.secret())
             .map_err(|e| ChatError::Engine(format!("cannot use this node's key: {e}")))?;
+        let session = SessionId::of_token(&token);
         let hello = Hello::new("pipeline", token);
         // What begins in the last quarter of a session might not end with it.
         let stale_at = Instant::now() + config.session_lifetime * 3 / 4;
@@ -220,6 +223,7 @@ impl HostLink {
         Ok(Self {
             addr: addr.clone(),
             descriptor,
+            session,
             sender,
             streams,
             next_stream: AtomicU32::new(1),
@@ -236,6 +240,11 @@ impl HostLink {
     /// Where and who the host is.
     pub fn addr(&self) -> &HostAddr {
         &self.addr
+    }
+
+    /// The session's name in the flight records of both sides.
+    pub fn session(&self) -> SessionId {
+        self.session
     }
 
     /// Bytes, frames and round-trip estimate of the session so far.
@@ -360,8 +369,14 @@ async fn read(mut connection: Connection, sender: Sender, streams: Streams) {
                     message: m.message,
                 },
             ),
-            Ok(Message::Leaving { .. }) => {
+            Ok(Message::Leaving { within_ms }) => {
                 let mut routes = lock(&streams);
+                if !routes.leaving {
+                    flight::record(Event::HostLeaving {
+                        host: connection.peer().into(),
+                        within_ms: within_ms.into(),
+                    });
+                }
                 routes.leaving = true;
                 routes.let_go(&sender);
                 for route in routes.by_stream.values() {

@@ -6,6 +6,7 @@
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
+use hearthnet_bus::flight::PipelineId;
 use hearthnet_model::engine::{Engine, EngineError, SeqId, Span};
 
 use crate::Cancel;
@@ -65,6 +66,7 @@ impl SharedEngine {
         Ok(LocalBackend {
             engine: self.clone(),
             seq: Some(seq),
+            pipeline: PipelineId::draw(),
             clock: HopClock::default(),
             submitted: (0, Vec::new()),
             scratch: Vec::new(),
@@ -123,6 +125,7 @@ pub struct LocalBackend {
     engine: SharedEngine,
     /// `None` once it is closed.
     seq: Option<SeqId>,
+    pipeline: PipelineId,
     clock: HopClock,
     /// What was handed in, and where.
     submitted: (u32, Vec<f32>),
@@ -203,6 +206,10 @@ impl Backend for LocalBackend {
 
     fn times(&self) -> Vec<HopTimes> {
         vec![self.clock.summary()]
+    }
+
+    fn pipeline(&self) -> Option<PipelineId> {
+        Some(self.pipeline)
     }
 
     fn begin_call(&mut self) {

@@ -7,6 +7,7 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
+use hearthnet_bus::flight;
 use hearthnet_bus::node::TensorDoor;
 use hearthnet_bus::{Capability, Expectation, Grant, NodeId, ReplayCache};
 use hearthnet_transport::{Admission, CloseCode, Hello, PeerKey, SessionClosed};
@@ -99,17 +100,23 @@ impl Admission for DoorKeeper {
         let is_admitted = self.node(peer).is_some();
         if !is_admitted {
             self.counters.session_closed(CloseCode::Unauthorized);
+            flight::peer_refused(*peer, CloseCode::Unauthorized);
         }
         is_admitted
     }
 
     fn admit_hello(&self, peer: &PeerKey, hello: &Hello, now_unix: u64) -> Result<(), CloseCode> {
-        let peer = self.node(peer).ok_or(CloseCode::Unauthorized)?;
-        self.check(peer, hello, now_unix)
+        let node = self.node(peer).ok_or(CloseCode::Unauthorized)?;
+        self.check(node, hello, now_unix)
+            .inspect_err(|code| flight::peer_refused(*peer, *code))
     }
 
     fn session_ended(&self, peer: &PeerKey, closed: &SessionClosed) {
         self.count(peer, closed);
+    }
+
+    fn connection_refused(&self, code: &'static str) {
+        flight::connection_refused(code);
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use hearthnet_bus::flight::{self, Event, Name};
 use hearthnet_bus::node::{Node, TensorSessions};
 use hearthnet_bus::{Descriptor, DescriptorError, NodeId, NodeKey};
 use hearthnet_transport::{BindError, Connection, IdentityError, Listener};
@@ -305,6 +306,9 @@ pub(crate) async fn start<S: EngineSource>(
     };
     let accepting = tokio::spawn(accept(arrivals, office.clone(), end, max_unread));
     tracing::info!(%addr, shard = descriptor.shard_id, "serving");
+    flight::record(Event::ShardServing {
+        shard: descriptor.shard_id.as_str().into(),
+    });
     Ok(RunningHost {
         addr,
         footprint,
@@ -416,6 +420,12 @@ impl RunningHost {
     /// session and ends. Dropping what this returns ends the host at once.
     pub async fn shutdown(mut self, within: Duration) -> ShutdownReport {
         let until = Instant::now() + within;
+        let shard = Name::from(self.descriptor().shard_id.as_str());
+        flight::record(Event::ShardLeaving {
+            shard: shard.clone(),
+            streams: self.office.slots.taken(),
+            within_ms: u64::try_from(within.as_millis()).unwrap_or(u64::MAX),
+        });
         self.office.slots.close();
         self.phase.send_replace(Phase::Leaving { until });
         let _ = timeout_at(until, self.office.slots.emptied()).await;
@@ -427,6 +437,10 @@ impl RunningHost {
         let mut running = self.compute.running.clone();
         let ended = running.wait_for(|state| *state != Running::Yes);
         let _ = timeout_at(until.max(Instant::now() + CLOSING), ended).await;
+        flight::record(Event::ShardStopped {
+            shard,
+            cut: streams_cut,
+        });
         ShutdownReport { streams_cut }
     }
 }

@@ -21,6 +21,7 @@
 //! | a batch through the engine, faults told apart | `batch.rs` |
 //! | the thread around it | `compute.rs`, fed by `inbox.rs` |
 //! | sessions, and the echo for measuring | `session.rs` |
+//! | what the flight record hears of them | `trace.rs` |
 //! | start, descriptor, shutdown | `host.rs` |
 //! | codes of everything that can go wrong | `fault.rs` |
 //! | what an engine has to do | `engine.rs`, done by the exact engine in `model.rs` |
@@ -58,6 +59,7 @@ mod sched;
 mod session;
 mod stats;
 mod stream;
+mod trace;
 
 pub use admission::{BENCH, PIPELINE};
 pub use config::ServeConfig;

@@ -12,6 +12,7 @@ use crate::admission::BENCH;
 use crate::compute::Running;
 use crate::desk::{Desk, Office};
 use crate::life::{Outlet, lock};
+use crate::trace::Trace;
 
 /// How far the host has come with its end.
 ///
@@ -74,12 +75,16 @@ pub(crate) async fn serve(
     max_unread: u64,
 ) {
     office.counters.session_began();
+    let trace = Arc::new(Trace::begin(&connection));
     let code = match connection.purpose() {
         BENCH => echo(&mut connection, &office, end).await,
-        _ => pipeline(&mut connection, &office, end, max_unread).await,
+        _ => pipeline(&mut connection, &office, &trace, end, max_unread).await,
     };
     if let Some(code) = code {
         connection.close(code);
+        trace.end(code, true);
+    } else if let Some(closed) = connection.sender().closed() {
+        trace.end(closed.code, closed.by_us);
     }
     office.counters.session_ended();
 }
@@ -88,11 +93,13 @@ pub(crate) async fn serve(
 async fn pipeline(
     connection: &mut Connection,
     office: &Arc<Office>,
+    trace: &Arc<Trace>,
     end: End,
     max_unread: u64,
 ) -> Option<CloseCode> {
     let outlet = Arc::new(SessionOutlet {
         sender: connection.sender(),
+        trace: Arc::clone(trace),
         max_unread,
         broken: Mutex::new(None),
         noticed: Notify::new(),
@@ -113,9 +120,12 @@ async fn pipeline(
                 outlet.send(Message::Leaving { within_ms });
             }
             message = connection.recv() => match message {
-                Ok(message) => if let Err(code) = desk.handle(message) {
-                    return Some(code);
-                },
+                Ok(message) => {
+                    trace.heard(&message);
+                    if let Err(code) = desk.handle(message) {
+                        return Some(code);
+                    }
+                }
                 Err(closed) => {
                     tracing::debug!(code = %closed.code, by_us = closed.by_us, "session ended");
                     return None;
@@ -199,6 +209,7 @@ fn echoed(message: Message) -> Option<Message> {
 /// a peer that does not read is cut off once too much has piled up for it.
 struct SessionOutlet {
     sender: Sender,
+    trace: Arc<Trace>,
     max_unread: u64,
     broken: Mutex<Option<CloseCode>>,
     noticed: Notify,
@@ -223,6 +234,7 @@ impl SessionOutlet {
 
 impl Outlet for SessionOutlet {
     fn send(&self, message: Message) {
+        self.trace.said(&message);
         match self.sender.try_send(message) {
             Ok(None) if self.sender.stats().queued_bytes <= self.max_unread => {}
             Ok(_) => self.fail(CloseCode::CreditStall),

@@ -31,6 +31,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use hearthnet_bus::flight::{self, Event};
 use hearthnet_transport::CloseCode;
 use metrics::{counter, gauge, histogram};
 use serde::Serialize;
@@ -202,6 +203,9 @@ impl Counters {
     pub(crate) fn loaded(&self, weight_bytes: u64) {
         self.loads.fetch_add(1, Relaxed);
         self.weights.store(weight_bytes, Relaxed);
+        flight::record(Event::WeightsLoaded {
+            bytes: weight_bytes,
+        });
         counter!("hearthnet_shard_loads_total").increment(1);
         gauge!("hearthnet_shard_weight_bytes").set(weight_bytes as f64);
     }
@@ -209,6 +213,7 @@ impl Counters {
     pub(crate) fn evicted(&self) {
         self.evictions.fetch_add(1, Relaxed);
         self.weights.store(0, Relaxed);
+        flight::record(Event::WeightsEvicted {});
         counter!("hearthnet_shard_evictions_total").increment(1);
         gauge!("hearthnet_shard_weight_bytes").set(0.0);
     }

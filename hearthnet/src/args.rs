@@ -1,6 +1,7 @@
 //! The command line.
 
 mod community;
+mod diagnose;
 mod service;
 
 use std::path::PathBuf;
@@ -13,6 +14,7 @@ pub(crate) use community::{
     CommunityCommand, CreateArgs, InviteArgs, JoinArgs, LevelArgs, LevelName, LogCommand,
     PolicyArgs, RunArgs, StatusArgs, Switch,
 };
+pub(crate) use diagnose::DiagnoseArgs;
 pub(crate) use service::DoorArgs;
 
 const EXIT_CODES: &str = "\
@@ -58,6 +60,8 @@ pub(crate) enum Command {
     Serve(RunArgs),
     /// Show members, peers, which layers are served, and the state of the log.
     Status(StatusArgs),
+    /// Show what happened of late on all nodes that can be reached, in one line of time.
+    Diagnose(DiagnoseArgs),
     /// Look into the community's event log.
     #[command(subcommand)]
     Log(LogCommand),
@@ -95,7 +99,8 @@ impl Args {
             | Command::Id(IdArgs { json })
             | Command::Init(InitArgs { json, .. })
             | Command::Serve(RunArgs { json, .. })
-            | Command::Status(StatusArgs { json }) => *json,
+            | Command::Status(StatusArgs { json })
+            | Command::Diagnose(DiagnoseArgs { json, .. }) => *json,
             Command::Community(command) => command.wants_json(),
             Command::Log(command) => command.wants_json(),
             _ => false,

@@ -10,6 +10,7 @@ use hearthnet_bus::calls::{
     Authority, CallContext, CallError, CallServer, CapabilityDescriptor, Client, Code, FrameSink,
     Handler, LocalDoor, Registry, Research, Trust,
 };
+use hearthnet_bus::flight::{self, PagesHandler};
 use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_orchestrator::Service;
 use hearthnet_orchestrator::bus::{ChatHandler, descriptor};
@@ -24,12 +25,15 @@ use crate::node::Lock;
 /// What the running node tells about itself, to programs on this machine only.
 pub(crate) const NODE_STATUS: &str = "node.status@1.0";
 
+/// What happened of late, told to programs on this machine only.
+pub(crate) const NODE_FLIGHT: &str = "node.flight@1.0";
+
 /// The model files that chats are answered with, told to programs on this machine only.
 pub(crate) const NODE_MODELS: &str = "node.models@1.0";
 
 /// Where in the data directory a service outside of any community has its door: a node of the
 /// community may run on the same directory.
-const BY_HAND: &str = "service";
+pub(crate) const BY_HAND: &str = "service";
 
 /// How long a node on this machine may take to answer.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -129,6 +133,17 @@ pub(crate) fn offer_chats(
         .map_err(Failure::internal)
 }
 
+/// Makes whoever has this registry tell programs on this machine what happened of late.
+pub(crate) fn offer_record(registry: &Registry) -> Result<(), Failure> {
+    let name = NODE_FLIGHT.parse().map_err(Failure::internal)?;
+    registry
+        .register(
+            flight::local_descriptor(name),
+            Arc::new(PagesHandler::local()),
+        )
+        .map_err(Failure::internal)
+}
+
 impl Handler for Offer {
     fn call(
         &self,
@@ -184,6 +199,7 @@ impl HandDoor {
         let lock = Lock::take(&dir)?;
         let registry = Arc::new(Registry::new());
         offer_chats(&registry, service, file, config)?;
+        offer_record(&registry)?;
         // Nobody but this user calls here, so it does not matter under which name.
         let own = NodeKey::generate().map_err(Failure::internal)?.id();
         let server = CallServer::new(own, registry, Arc::new(ThisUser));

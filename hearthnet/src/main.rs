@@ -12,6 +12,7 @@ mod commands;
 mod community;
 mod config;
 mod coverage;
+mod explain;
 mod failure;
 mod host_process;
 mod hosts;
@@ -24,6 +25,7 @@ mod numbers;
 mod output;
 mod paths;
 mod service_chat;
+mod time_line;
 mod wire;
 
 use std::process::ExitCode;
@@ -70,6 +72,7 @@ fn run(args: Args) -> Result<(), Failure> {
         Command::Init(command) => commands::init::run(&command, &global),
         Command::Community(command) => commands::community::run(command, &global, &loaded.config),
         Command::Serve(command) => commands::serve::run(command, &global, &loaded.config),
+        Command::Diagnose(command) => commands::diagnose::run(&command, &global, &loaded.config),
         Command::Status(command) => commands::status::run(&command, &global, &loaded.config),
         Command::Log(command) => commands::log::run(command, &global),
         Command::Model(command) => commands::model::run(command, &global),

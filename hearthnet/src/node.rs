@@ -13,6 +13,7 @@ use hearthnet_bus::calls::{
     CallContext, CallError, CapabilityDescriptor, FrameSink, Handler, LocalDoor, Registry, Trust,
 };
 use hearthnet_bus::discovery::{CommunityTag, DiscoverySettings, MdnsHealth, Source, StaticPeer};
+use hearthnet_bus::flight::{self, PagesHandler};
 use hearthnet_bus::joining::JoinHandler;
 use hearthnet_bus::node::{Node, NodeError, NodeSettings};
 use rustix::fs::FlockOperation;
@@ -22,7 +23,7 @@ use crate::addresses::{listen_address, reachable};
 use crate::community::{Home, display_name, now_ms};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
-use crate::local_door::NODE_STATUS;
+use crate::local_door::{NODE_STATUS, offer_record};
 
 /// Held by the node that runs on a data directory.
 const LOCK_FILE: &str = "node.lock";
@@ -187,6 +188,10 @@ impl Resident {
         let status = Arc::new(StatusHandler::default());
         registry
             .register(status_descriptor()?, Arc::clone(&status) as _)
+            .map_err(Failure::internal)?;
+        offer_record(&registry)?;
+        registry
+            .register(flight::descriptor(), Arc::new(PagesHandler::for_nodes()))
             .map_err(Failure::internal)?;
         let node = Node::start(Arc::clone(&home.key), home.log.clone(), settings, registry)
             .await

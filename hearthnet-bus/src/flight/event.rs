@@ -38,6 +38,19 @@ pub enum Event {
         /// Its epoch.
         epoch: u32,
     },
+    /// The host said that the stream is open.
+    StreamReady {
+        /// For which.
+        pipeline: PipelineId,
+        /// Who.
+        host: Who,
+        /// In which session.
+        session: SessionId,
+        /// The stream's number there.
+        stream: u32,
+        /// Its epoch.
+        epoch: u32,
+    },
     /// A host's part of an answer did not come, or came wrong, or was refused.
     HostFailed {
         /// Of which.
@@ -147,8 +160,6 @@ pub enum Event {
     WeightsLoaded {
         /// What they take.
         bytes: u64,
-        /// How long it took, in milliseconds.
-        ms: u64,
     },
     /// The weights were put away for want of use.
     WeightsEvicted {},
@@ -212,7 +223,7 @@ pub enum Event {
         code: Name,
         /// Steps that were answered.
         steps: u64,
-        /// Rows that were computed.
+        /// Rows that came for it.
         rows: u64,
     },
 
@@ -303,6 +314,7 @@ impl Event {
         match self {
             Self::PipelineBuilt { .. }
             | Self::StreamAsked { .. }
+            | Self::StreamReady { .. }
             | Self::HostFailed { .. }
             | Self::HostPreempted { .. }
             | Self::FailedOver { .. }
@@ -340,6 +352,7 @@ impl Event {
         match self {
             Self::PipelineBuilt { pipeline, .. }
             | Self::StreamAsked { pipeline, .. }
+            | Self::StreamReady { pipeline, .. }
             | Self::HostFailed { pipeline, .. }
             | Self::HostPreempted { pipeline, .. }
             | Self::FailedOver { pipeline, .. }
@@ -356,6 +369,12 @@ impl Event {
     pub fn stream(&self) -> Option<(SessionId, u32, u32)> {
         match self {
             Self::StreamAsked {
+                session,
+                stream,
+                epoch,
+                ..
+            }
+            | Self::StreamReady {
                 session,
                 stream,
                 epoch,

@@ -17,6 +17,8 @@
 //! | what can have happened | [`Event`], `event.rs` |
 //! | ids and names in it | `ids.rs` |
 //! | what is kept of it | `ring.rs` (pure) |
+//! | how other nodes get it | `share.rs` |
+//! | several nodes' records as one | `timeline.rs` (pure) |
 //!
 //! Recording takes the lock of the ring for as long as it takes to move the event; events are
 //! as frequent as streams and sessions are, never as steps.
@@ -24,6 +26,8 @@
 mod event;
 mod ids;
 mod ring;
+mod share;
+mod timeline;
 
 #[cfg(test)]
 mod tests;
@@ -31,9 +35,13 @@ mod tests;
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use hearthnet_transport::{CloseCode, PeerKey};
+
 pub use event::{Class, Event};
 pub use ids::{MAX_NAME_BYTES, Name, PipelineId, SessionId, Who};
 pub use ring::{MAX_PAGE_BYTES, MAX_PAGE_RECORDS, Page, Record, Ring, Stamp};
+pub use share::{Answer, PagesHandler, descriptor, local_descriptor, params};
+pub use timeline::{Clock, Entry, merge, of_pipeline};
 
 static RING: LazyLock<Mutex<Ring>> = LazyLock::new(|| {
     let mut run = [0; 8];
@@ -44,8 +52,28 @@ static RING: LazyLock<Mutex<Ring>> = LazyLock::new(|| {
 
 /// Takes note of an event, as of now.
 pub fn record(event: Event) {
-    let at = now();
-    lock().push(at, event);
+    let mut ring = lock();
+    // Under the lock, so that what has the later number is not dated earlier.
+    ring.push(now(), event);
+}
+
+/// Takes note of a key that was shown and not let in. Whether it is its owner who showed it may
+/// not be known yet.
+pub fn peer_refused(key: PeerKey, code: CloseCode) {
+    record(Event::PeerRefused {
+        peer: key.into(),
+        code: code.as_str().into(),
+    });
+}
+
+/// Takes note of a connection that nothing came of, unless it belongs to a key that was
+/// [refused](peer_refused): `code` is one of
+/// [`RefusedConnection::code`](hearthnet_transport::RefusedConnection::code).
+pub fn connection_refused(code: &'static str) {
+    let limit = CloseCode::ConnectionLimit.as_str();
+    if code == limit || (code != "not_admitted" && CloseCode::from_name(code).is_none()) {
+        record(Event::ConnectionRefused { code: code.into() });
+    }
 }
 
 /// What is kept from the record `from` on that happened at or after `since_unix_ms`, as much

@@ -7,6 +7,7 @@
 //! | who may use which path, at first and later | [`TensorDoor`] | `rights.rs` |
 //! | whom to dial when | | `dialer.rs` |
 //! | accepting, linking, watching, telling | | `tasks.rs` |
+//! | what the flight record is told | | `remember.rs` |
 //! | calls to other nodes | [`Node::call`] | `calling.rs` |
 //!
 //! ```text
@@ -25,6 +26,7 @@
 
 mod calling;
 mod dialer;
+mod remember;
 mod rights;
 mod tasks;
 #[cfg(test)]
@@ -45,10 +47,12 @@ pub use rights::TensorDoor;
 
 use crate::calls::{BUS_PATH, CallServer, MAX_MESSAGE_BYTES, Registry};
 use crate::discovery::{Announcement, CommunityTag, Discovery, DiscoveryError, DiscoverySettings};
+use crate::flight;
 use crate::log::{EventLog, Level};
 use crate::sync::{Progress, SyncConfig};
 use crate::{NodeId, NodeKey};
 use calling::Clients;
+use remember::Remembered;
 use rights::{Connections, Rights, TensorService};
 
 /// Sessions that wait for the shard host; beyond them `session_limit`.
@@ -175,6 +179,7 @@ struct Inner {
     listen: Option<SocketAddr>,
     connections: Connections,
     links: Mutex<(u64, HashMap<NodeId, Link>)>,
+    remembered: Mutex<Remembered>,
     clients: Clients,
     /// Grows when a link comes, goes or becomes even.
     changed: watch::Sender<u64>,
@@ -273,6 +278,7 @@ impl Node {
             clients: Clients::default(),
             connections: Connections::default(),
             links: Mutex::default(),
+            remembered: Mutex::default(),
             changed: watch::Sender::new(0),
             dial: Notify::new(),
             tell: Notify::new(),
@@ -288,6 +294,7 @@ impl Node {
             listen,
         });
         tasks::start(&inner, listener, found);
+        flight::record(flight::Event::NodeStarted {});
         if let Some(addr) = listen {
             tracing::info!(%addr, node = %id, "listening");
         }

@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 
 use super::unix_ms;
 use crate::calls::{Authority, BUS_PATH, Research, Trust};
+use crate::flight;
 use crate::log::{Community, EventLog, Level};
 use crate::sync::SYNC_PATH;
 use crate::{Grant, NodeId};
@@ -103,17 +104,8 @@ impl Rights {
     }
 }
 
-impl Admission for Rights {
-    fn admit_peer(&self, key: &PeerKey) -> bool {
-        let Ok(node) = NodeId::try_from(*key) else {
-            return false;
-        };
-        // Who was revoked gets to the upgrade, which tells it so.
-        let bus = may_use(&self.log.state(), &node, Use::Bus, unix_ms());
-        matches!(bus, Ok(()) | Err(CloseCode::Revoked))
-    }
-
-    fn admit_path(&self, key: &PeerKey, path: &str) -> Result<(), CloseCode> {
+impl Rights {
+    fn may_use_path(&self, key: &PeerKey, path: &str) -> Result<(), CloseCode> {
         let node = NodeId::try_from(*key).map_err(|_| CloseCode::Unauthorized)?;
         let what = Use::of_path(path).ok_or(CloseCode::Unauthorized)?;
         may_use(&self.log.state(), &node, what, unix_ms())?;
@@ -123,11 +115,41 @@ impl Admission for Rights {
         }
     }
 
-    fn admit_hello(&self, key: &PeerKey, hello: &Hello, now_unix: u64) -> Result<(), CloseCode> {
+    fn may_open(&self, key: &PeerKey, hello: &Hello, now_unix: u64) -> Result<(), CloseCode> {
         let node = NodeId::try_from(*key).map_err(|_| CloseCode::Unauthorized)?;
         let tensor = self.tensor().ok_or(CloseCode::PurposeUnknown)?;
         may_use(&self.log.state(), &node, grant_of(&hello.token), unix_ms())?;
         tensor.door.admit_hello(&node, hello, now_unix)
+    }
+}
+
+impl Admission for Rights {
+    fn admit_peer(&self, key: &PeerKey) -> bool {
+        let bus = NodeId::try_from(*key)
+            .map_err(|_| CloseCode::Unauthorized)
+            .and_then(|node| may_use(&self.log.state(), &node, Use::Bus, unix_ms()));
+        match bus {
+            // Who was revoked gets to the upgrade, which tells it so.
+            Ok(()) | Err(CloseCode::Revoked) => true,
+            Err(code) => {
+                flight::peer_refused(*key, code);
+                false
+            }
+        }
+    }
+
+    fn admit_path(&self, key: &PeerKey, path: &str) -> Result<(), CloseCode> {
+        self.may_use_path(key, path)
+            .inspect_err(|code| flight::peer_refused(*key, *code))
+    }
+
+    fn admit_hello(&self, key: &PeerKey, hello: &Hello, now_unix: u64) -> Result<(), CloseCode> {
+        self.may_open(key, hello, now_unix)
+            .inspect_err(|code| flight::peer_refused(*key, *code))
+    }
+
+    fn connection_refused(&self, code: &'static str) {
+        flight::connection_refused(code);
     }
 
     fn session_ended(&self, key: &PeerKey, closed: &SessionClosed) {

@@ -15,6 +15,8 @@ use super::rights::{Use, grant_of};
 use super::{Inner, Link, lock, unix_ms};
 use crate::calls::{BUS_DESCRIBE, BUS_PATH, CallError, CapabilityDescriptor};
 use crate::discovery::Source;
+use crate::flight;
+use crate::log::Community;
 use crate::log::{ADVERT_LIFE_MS, Body};
 use crate::sync::{Progress, gossip, path_rule};
 use crate::{Capability, NodeId};
@@ -107,6 +109,7 @@ impl Inner {
             .add(peer, Use::Sync, socket.closer(), dialled, &self.log);
         self.bump();
         tracing::info!(peer = %peer.short(), dialled, "linked");
+        flight::record(lock(&self.remembered).connected(peer));
 
         let inner = Arc::clone(self);
         let (log, config) = (self.log.clone(), self.settings.sync.clone());
@@ -128,6 +131,10 @@ impl Inner {
             };
             tracing::info!(peer = %peer.short(), code = %closed.code, by_us = closed.by_us,
                 "link closed");
+            flight::record(flight::Event::PeerLost {
+                peer: peer.into(),
+                code: closed.code.as_str().into(),
+            });
             lock(&inner.links)
                 .1
                 .retain(|node, link| *node != peer || link.serial != serial);
@@ -135,6 +142,12 @@ impl Inner {
             inner.dial.notify_one();
         });
         self.spawn(learn(Arc::clone(self), peer));
+    }
+
+    /// Tells the flight record what has changed in the community.
+    fn remember(&self, state: &Community, now_ms: u64) {
+        let events = lock(&self.remembered).look(state, now_ms);
+        events.into_iter().for_each(flight::record);
     }
 
     fn linked(&self) -> BTreeSet<NodeId> {
@@ -217,6 +230,7 @@ async fn watch_rights(inner: Arc<Inner>) {
         changes.mark_unchanged();
         let (state, now_ms) = (inner.log.state(), unix_ms());
         inner.connections.check(&state, now_ms);
+        inner.remember(&state, now_ms);
         inner.clients.retain(|node| !state.is_revoked(node));
         for (node, _) in state.revoked() {
             inner.server.registry().forget(*node);
@@ -290,6 +304,12 @@ async fn connect(inner: &Arc<Inner>, target: Target) {
         Target::Node(node) => match inner.reach(node, &rule).await {
             Ok(socket) => socket,
             Err(failed) => {
+                let code = match failed.first() {
+                    None => "no_address",
+                    Some((_, error)) => error.code().map_or("unreachable", CloseCode::as_str),
+                };
+                let event = lock(&inner.remembered).unreachable(node, code);
+                event.into_iter().for_each(flight::record);
                 let codes = failed.iter().filter_map(|(_, error)| error.code());
                 if codes.into_iter().any(|code| code == CloseCode::Revoked) {
                     tracing::warn!(node = %node.short(), "it says that this node was revoked");
@@ -371,6 +391,7 @@ async fn housekeeping(inner: Arc<Inner>) {
         let state = inner.log.state();
         // Rights can also end with time: invites expire.
         inner.connections.check(&state, now_ms);
+        inner.remember(&state, now_ms);
 
         let endpoints = inner.own_endpoints();
         let due = now_ms >= told.0.saturating_add(TELL_MS) || endpoints != told.1;

@@ -456,3 +456,95 @@ async fn a_node_that_ends_says_so_and_frees_its_port() {
     drop(second);
     assert_eq!(end_of(&mut bus).await.code, CloseCode::Shutdown);
 }
+
+/// Answers a call with pages of a flight record, none of which is honest.
+struct Liar(fn(u64) -> Value, u64);
+
+impl Handler for Liar {
+    fn call(
+        &self,
+        _: CallContext,
+        _: Value,
+        out: FrameSink,
+    ) -> BoxFuture<'_, Result<Value, CallError>> {
+        Box::pin(async move {
+            for n in 0..self.1 {
+                out.send("page", &(self.0)(n)).await?;
+            }
+            Ok(json!({}))
+        })
+    }
+}
+
+fn page(records: &Value) -> Value {
+    let clock = json!({"unix_ms": 1, "mono_us": 1});
+    json!({"run": 1, "began": clock, "now": clock, "forgotten": u64::MAX, "records": records})
+}
+
+fn record(seq: u64, event: &Value) -> Value {
+    let year_3000 = json!({"unix_ms": 32_503_680_000_000_u64, "mono_us": u64::MAX});
+    json!({"seq": seq, "at": year_3000, "times": u32::MAX, "event": event})
+}
+
+#[tokio::test]
+async fn what_a_lying_node_says_of_its_past_is_bounded_and_harmless() {
+    let endless = |n: u64| {
+        let event = json!({"kind": "connection_refused", "code": "\u{1b}[2J\u{202e}".repeat(9)});
+        let records: Vec<Value> = (1..=200).map(|k| record(n * 200 + k, &event)).collect();
+        page(&json!(records))
+    };
+    let backwards = |n: u64| page(&json!([record(9 - n.min(8), &json!({"kind": "unknown"}))]));
+    let nonsense = |_| json!({"records": {"seq": []}, "run": "\u{7}"});
+    let mixed = |_| {
+        page(
+            &json!([7, {"seq": 1}, record(1, &json!({"kind": "cancelled", "pipeline": 3})), record(2, &json!({"kind": "node_started"}))]),
+        )
+    };
+    let liars: [(&str, Liar); 4] = [
+        ("test.endless@1.0", Liar(endless, 100_000)),
+        ("test.backwards@1.0", Liar(backwards, 9)),
+        ("test.nonsense@1.0", Liar(nonsense, 1)),
+        ("test.mixed@1.0", Liar(mixed, 1)),
+    ];
+    let home = founder().await;
+    home.invite();
+    let other = joiner(2, &home).await;
+    home.admit(2);
+    until(|| home.links() == [id(2)]).await;
+    until(|| other.node.log().state().level(&id(2)).is_some()).await;
+    for (name, liar) in liars {
+        let name: Capability = name.parse().unwrap();
+        let descriptor = CapabilityDescriptor {
+            streaming: true,
+            ..CapabilityDescriptor::new(name.clone(), "Lies.", Trust::Member)
+        };
+        let registry = home.node.call_server().registry();
+        registry.register(descriptor, Arc::new(liar)).unwrap();
+        let asked = flight::now();
+        let stream = other.node.call(id(1), &name, &json!({})).await.unwrap();
+        let answer = timeout(PATIENCE, flight::Answer::collect(asked, stream)).await;
+        let answer = answer.unwrap();
+        match name.name() {
+            "test.endless" => {
+                let answer = answer.unwrap();
+                assert!(answer.cut && answer.records.len() <= 12_000);
+                let json = serde_json::to_string(&answer.records).unwrap();
+                assert!(!json.contains("\\u001b") && json.is_ascii());
+            }
+            "test.mixed" => {
+                let answer = answer.unwrap();
+                assert_eq!((answer.records.len(), answer.unreadable), (1, 3));
+                let line = flight::merge(&[(id(1).into(), answer)]);
+                assert!(line.iter().all(|entry| entry.doubtful));
+                assert!(
+                    line.iter()
+                        .all(|entry| entry.at_us <= flight::now().unix_ms * 1000)
+                );
+            }
+            _ => {
+                let error = answer.unwrap_err();
+                assert_eq!(error.code().as_str(), "bad_request", "{name}");
+            }
+        }
+    }
+}

@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hearthnet_bus::Descriptor;
+use hearthnet_bus::flight::{self, Event, PipelineId};
 use hearthnet_model::catalogue::Band;
 use hearthnet_model::{BoundaryDtype, ModelSpec, WeightsId};
 use tokio::runtime::Handle;
@@ -32,7 +33,7 @@ use self::recovery::Recovery;
 use self::stream::{Hop, Trouble};
 use self::waiting::{Interrupted, Watch};
 use crate::Cancel;
-use crate::backend::{Backend, HopTimes, RouteHop, Run};
+use crate::backend::{Backend, HopTimes, RouteHop, Run, whole_ms};
 use crate::error::ChatError;
 use crate::hosts::{HostSource, Search};
 use crate::link::Inbound;
@@ -119,6 +120,8 @@ pub struct ShardedBackend {
     inbox: mpsc::Sender<(u64, Inbound)>,
     inbound: mpsc::Receiver<(u64, Inbound)>,
     pipeline: Pipeline,
+    /// What the flight record calls this.
+    name: PipelineId,
     /// Node ids that have failed in this call.
     excluded: BTreeSet<String>,
     failures: u32,
@@ -148,6 +151,7 @@ impl ShardedBackend {
         settings: PumpSettings,
         cancel: &Cancel,
     ) -> Result<Self, ChatError> {
+        let began = Instant::now();
         let (inbox, inbound) = mpsc::channel();
         let excluded = BTreeSet::new();
         let route = source.route(&Search {
@@ -173,6 +177,7 @@ impl ShardedBackend {
             inbox,
             inbound,
             pipeline,
+            name: PipelineId::draw(),
             excluded,
             failures: 0,
             recoveries: Vec::new(),
@@ -200,12 +205,22 @@ impl ShardedBackend {
         }
         // Who was full or gone at the start has not failed this call.
         this.begin_call();
+        flight::record(Event::PipelineBuilt {
+            pipeline: this.name,
+            hosts: u32::try_from(this.hops.len()).unwrap_or(u32::MAX),
+            ms: whole_ms(began.elapsed()),
+        });
         Ok(this)
     }
 
     /// Where its sessions live.
     pub(crate) fn runtime(&self) -> &Handle {
         &self.runtime
+    }
+
+    /// Its name in the flight record.
+    pub fn name(&self) -> PipelineId {
+        self.name
     }
 
     /// Length of the sequence on the hosts, in positions.
@@ -259,6 +274,13 @@ impl ShardedBackend {
             Inbound::Opened => {
                 hop.opened = true;
                 hop.progress = Instant::now();
+                flight::record(Event::StreamReady {
+                    pipeline: self.name,
+                    host: hop.span.link.addr().node.into(),
+                    session: hop.span.link.session(),
+                    stream: hop.stream,
+                    epoch: hop.epoch,
+                });
                 None
             }
             Inbound::Result { result, at } => self.on_result(index, result, at).err(),
@@ -376,6 +398,10 @@ impl Backend for ShardedBackend {
         }
     }
 
+    fn pipeline(&self) -> Option<PipelineId> {
+        Some(self.name)
+    }
+
     fn is_alive(&self) -> bool {
         self.hops.iter().all(|hop| hop.span.link.is_fresh())
     }
@@ -383,6 +409,9 @@ impl Backend for ShardedBackend {
 
 impl Drop for ShardedBackend {
     fn drop(&mut self) {
+        flight::record(Event::PipelineEnded {
+            pipeline: self.name,
+        });
         self.hops.iter().for_each(Hop::release);
     }
 }

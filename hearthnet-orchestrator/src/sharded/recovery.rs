@@ -9,12 +9,13 @@
 
 use std::time::{Duration, Instant};
 
-use hearthnet_bus::Descriptor;
+use hearthnet_bus::flight::{self, Event};
+use hearthnet_bus::{Descriptor, NodeId};
 
 use super::ShardedBackend;
 use super::stream::{Hop, PREEMPTED, Trouble};
 use crate::Cancel;
-use crate::backend::{Notice, Run};
+use crate::backend::{Notice, Run, whole_ms};
 use crate::error::ChatError;
 use crate::hosts::{RoutedSpan, Search};
 
@@ -45,6 +46,7 @@ pub(super) enum Cause {
 pub(super) struct Recovery {
     layers: (u32, u32),
     host: String,
+    node: NodeId,
     code: String,
     replayed: u32,
     since: Instant,
@@ -73,6 +75,13 @@ impl ShardedBackend {
         }
         if trouble.code == PREEMPTED {
             metrics::counter!("distributed_inference_preemptions_total").increment(1);
+            if let Some(hop) = self.hops.get(index) {
+                flight::record(Event::HostPreempted {
+                    pipeline: self.name,
+                    host: hop.span.link.addr().node.into(),
+                    shard: self.shard_id(hop).as_str().into(),
+                });
+            }
         }
         let since = Instant::now();
         let route = match trouble.cause {
@@ -115,6 +124,7 @@ impl ShardedBackend {
             self.recoveries.push(Recovery {
                 layers: (hop.span.lo, hop.span.hi),
                 host: hop.node().to_owned(),
+                node: hop.span.link.addr().node,
                 code: trouble.code,
                 replayed: self.pipeline.length(),
                 since,
@@ -137,6 +147,12 @@ impl ShardedBackend {
         let (shard_id, host) = (self.shard_id(hop), hop.node().to_owned());
         let code = trouble.code.clone();
         tracing::warn!(%shard_id, code, "a host has failed: {}", trouble.error);
+        flight::record(Event::HostFailed {
+            pipeline: self.name,
+            host: hop.span.link.addr().node.into(),
+            shard: shard_id.as_str().into(),
+            code: code.as_str().into(),
+        });
         (run.notify)(Notice::Degraded {
             shard_id,
             host,
@@ -249,24 +265,38 @@ impl ShardedBackend {
         for recovery in self.recoveries.drain(..) {
             let (lo, hi) = recovery.layers;
             let hops = self.hops.iter();
-            let replacements = hops.filter(|hop| hop.span.lo <= hi && lo <= hop.span.hi);
+            let replacements: Vec<String> = hops
+                .filter(|hop| hop.span.lo <= hi && lo <= hop.span.hi)
+                .map(|hop| hop.node().to_owned())
+                .collect();
+            let shard_id = Descriptor::shard_id(&self.model.model_id, lo, hi);
             if recovery.code == LEAVING {
                 metrics::counter!("distributed_inference_moves_total").increment(1);
             } else {
                 metrics::counter!("distributed_inference_failovers_total").increment(1);
             }
+            flight::record(Event::FailedOver {
+                pipeline: self.name,
+                host: Some(recovery.node.into()),
+                shard: shard_id.as_str().into(),
+                code: recovery.code.as_str().into(),
+                replacements: u32::try_from(replacements.len()).unwrap_or(u32::MAX),
+                replayed: recovery.replayed,
+                ms: whole_ms(recovery.since.elapsed()),
+            });
             (run.notify)(Notice::Failover {
-                shard_id: Descriptor::shard_id(&self.model.model_id, lo, hi),
+                shard_id,
                 host: Some(recovery.host),
                 code: recovery.code,
-                replacements: replacements.map(|hop| hop.node().to_owned()).collect(),
+                replacements,
                 replayed: recovery.replayed,
                 recovery_ms: recovery.since.elapsed().as_secs_f64() * 1e3,
             });
         }
     }
 
-    fn shard_id(&self, hop: &Hop) -> String {
+    /// The layers that a hop runs, of this side's own model.
+    pub(super) fn shard_id(&self, hop: &Hop) -> String {
         Descriptor::shard_id(&self.model.model_id, hop.span.lo, hop.span.hi)
     }
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hearthnet_bus::Descriptor;
+use hearthnet_bus::flight::{self, Event};
 use hearthnet_model::BoundaryDtype;
 use hearthnet_transport::{DType, Message, Step, StepResult, StreamOpen, Want};
 
@@ -205,6 +206,14 @@ impl ShardedBackend {
                 hi: hop.span.hi,
                 max_positions: self.model.context,
             };
+            flight::record(Event::StreamAsked {
+                pipeline: self.name,
+                host: hop.span.link.addr().node.into(),
+                shard: self.shard_id(hop).as_str().into(),
+                session: hop.span.link.session(),
+                stream: hop.stream,
+                epoch: hop.epoch,
+            });
             if let Err(trouble) = self.send(hop, Message::StreamOpen(open), cancel) {
                 self.troubles.push_back(trouble);
             }
@@ -321,6 +330,12 @@ impl ShardedBackend {
             Ok(Outcome::Accepted) => self.note_time(index, compute_us, queue_us, at),
             Ok(Outcome::Stale) => {
                 metrics::counter!("distributed_inference_stale_answers_total").increment(1);
+                if let Some(hop) = self.hops.get(index) {
+                    flight::record(Event::StaleAnswer {
+                        pipeline: self.name,
+                        host: hop.span.link.addr().node.into(),
+                    });
+                }
                 Ok(())
             }
             Err(fault) => match self.hops.get(index) {

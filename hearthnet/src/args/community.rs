@@ -200,7 +200,7 @@ impl LogCommand {
 }
 
 /// A number and a unit of time: `90s`, `30m`, `24h`, `7d`. From a second to a year.
-fn parse_time(text: &str) -> Result<Duration, String> {
+pub(super) fn parse_time(text: &str) -> Result<Duration, String> {
     let wrong = || "write a number and a unit, for example 30m, 24h or 7d".to_owned();
     let unit = text.chars().last().ok_or_else(wrong)?;
     let seconds = match unit {

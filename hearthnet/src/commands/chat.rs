@@ -25,10 +25,11 @@ use crate::commands::{
 };
 use crate::community::Home;
 use crate::config::Config;
+use crate::explain::explain;
 use crate::failure::{Failure, Kind};
 use crate::hosts::Visit;
 use crate::local_door::find_service;
-use crate::output::{Progress, bytes, note, table};
+use crate::output::{Progress, note};
 use crate::service_chat::{self, Unanswered};
 
 pub(crate) fn run(args: ChatArgs, global: &Global, config: &Config) -> Result<(), Failure> {
@@ -172,14 +173,21 @@ impl Chat<'_> {
             (_, true) => print_frame,
             _ => print_text,
         };
-        let done = self.answer(&request, started, print)?;
+        let mut moves = Vec::new();
+        let mut watched = |frame: &Frame| {
+            if let Frame::ShardFailover { .. } = frame {
+                moves.push(frame.clone());
+            }
+            print(frame)
+        };
+        let done = self.answer(&request, started, &mut watched)?;
         if args.json {
             print_json(&done)?;
         } else if !args.frames {
             print_bytes(b"\n")?;
         }
         if args.explain {
-            note(explain(&done));
+            note(explain(&done, &moves));
         }
         Ok(done)
     }
@@ -190,12 +198,12 @@ impl Chat<'_> {
         &mut self,
         request: &ChatRequest,
         started: Instant,
-        mut print: Print,
+        print: &mut dyn FnMut(&Frame) -> Result<(), Failure>,
     ) -> Result<Done, Failure> {
         let mut said = 0;
         if let Some((service, model)) = &self.service {
             let (runtime, cancel) = (self.runtime.handle(), &self.cancel);
-            let answer = printing(&mut print, cancel, |emit| {
+            let answer = printing(print, cancel, |emit| {
                 service_chat::answer(runtime, service, model, request, cancel, emit)
             })?;
             match answer {
@@ -509,47 +517,4 @@ pub(crate) fn print_text(frame: &Frame) -> Result<(), Failure> {
 
 fn system(args: &ChatArgs) -> Vec<ChatMessage> {
     args.system.iter().map(ChatMessage::system).collect()
-}
-
-/// Where the time of an answer went, as a table.
-pub(crate) fn explain(done: &Done) -> String {
-    let t = &done.timings;
-    let milli = |us: u32| format!("{:.3}", f64::from(us) / 1e3);
-    let rows: Vec<Vec<String>> = done
-        .route
-        .iter()
-        .zip(&t.hops)
-        .map(|(hop, times)| {
-            vec![
-                hop.endpoint
-                    .clone()
-                    .unwrap_or_else(|| "this machine".into()),
-                format!("{}-{}", hop.layers.0, hop.layers.1),
-                bytes(hop.memory_mb << 20),
-                milli(times.compute_us_p50),
-                milli(times.overhead_us_p50),
-                milli(times.overhead_us_p95),
-            ]
-        })
-        .collect();
-    let head = [
-        "host",
-        "layers",
-        "memory",
-        "compute ms",
-        "hop ms p50",
-        "p95",
-    ];
-    format!(
-        "\n{}\n  {} prompt tokens ({} cached) in {:.0} ms, first token after {:.0} ms, then {:.1} tokens/s;\n  {:.2} ms per token for embedding, output and sampling here; seed {}",
-        table(&head, &rows),
-        done.usage.prompt_tokens,
-        done.usage.cached_tokens,
-        t.prefill_ms,
-        t.first_token_ms,
-        t.tokens_per_second,
-        t.head_ms_per_token,
-        done.seed
-            .map_or_else(|| "none".to_owned(), |seed| seed.to_string()),
-    )
 }

@@ -6,6 +6,7 @@ pub(crate) mod chat;
 pub(crate) mod community;
 pub(crate) mod config;
 pub(crate) mod demo;
+pub(crate) mod diagnose;
 pub(crate) mod id;
 pub(crate) mod init;
 pub(crate) mod join;

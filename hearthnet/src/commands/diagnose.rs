@@ -1,0 +1,259 @@
+//! `hearthnet diagnose`: what happened of late on all nodes that can be reached, in one line of time.
+//!
+//! Every running node keeps a flight record (`hearthnet_bus::flight`) and tells it to members whom
+//! the community trusts with layers, and to programs on its own machine. Here they are asked all
+//! at once, each for a bounded time and a bounded amount; who cannot be asked is named with the
+//! reason. What they say is laid on one time line by [`hearthnet_bus::flight::merge`].
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use hearthnet_bus::calls::{CallError, Client, Code};
+use hearthnet_bus::flight::{self, Answer, Entry, PipelineId, Who};
+use hearthnet_bus::log::Level;
+use hearthnet_bus::node::{Node, bus_rule};
+use hearthnet_bus::{Capability, NodeId, NodeKey};
+use hearthnet_transport::{Config as Transport, PeerKey, connect_path};
+use serde_json::json;
+
+use crate::args::{DiagnoseArgs, Global};
+use crate::commands::status::Running;
+use crate::commands::{node_key, print_bytes, print_json, runtime};
+use crate::community::{Home, endpoints_of, now_ms};
+use crate::config::Config;
+use crate::failure::{Failure, Kind};
+use crate::local_door::{self, BY_HAND, NODE_FLIGHT};
+use crate::node::{Lock, settle_in, visit};
+use crate::time_line::{self, Asked};
+
+/// How long one node may take, from connecting to its last page.
+const PER_NODE: Duration = Duration::from_secs(15);
+/// How long one address of it may take to connect.
+const PER_ADDRESS: Duration = Duration::from_secs(3);
+/// Most addresses of one node that are tried.
+const MAX_ADDRESSES: usize = 6;
+/// Nodes that are asked at the same time.
+const AT_ONCE: usize = 16;
+
+pub(crate) fn run(args: &DiagnoseArgs, global: &Global, config: &Config) -> Result<(), Failure> {
+    let home = Home::find(global)?;
+    let dir = crate::paths::data_dir(global.data_dir.clone())?;
+    let age_ms = u64::try_from(args.since.as_millis()).unwrap_or(u64::MAX);
+    let runtime = runtime()?;
+    let nodes = runtime.block_on(async {
+        let mut nodes = here(&dir, global, age_ms).await?;
+        if let Some(home) = &home {
+            nodes.extend(elsewhere(home, config, age_ms).await?);
+        }
+        Ok::<_, Failure>(nodes)
+    })?;
+    runtime.shutdown_timeout(Duration::from_millis(500));
+    if nodes.is_empty() {
+        return Err(
+            Failure::new(Kind::Host, "no node runs here, and there is nobody to ask")
+                .code("no_node")
+                .hint("`hearthnet serve` and `hearthnet shard serve` keep a record while they run"),
+        );
+    }
+
+    let answers: Vec<(Who, Answer)> = nodes
+        .iter()
+        .filter_map(|asked| Some((asked.node, asked.answer.as_ref().ok()?.clone())))
+        .collect();
+    let since_us = now_ms().saturating_sub(age_ms).saturating_mul(1000);
+    let mut line = flight::merge(&answers);
+    // Another node may send more than it was asked for.
+    line.retain(|entry| entry.at_us >= since_us);
+    if let Some(wanted) = &args.pipeline {
+        line = flight::of_pipeline(&line, find(&line, wanted)?);
+    }
+    let state = home.as_ref().map(Home::state);
+    if args.json {
+        return print_json(&time_line::as_json(&nodes, &line, state.as_deref()));
+    }
+    print_bytes(time_line::as_text(&nodes, &line, state.as_deref()).as_bytes())
+}
+
+/// The pipeline whose id is, or ends with, what was written.
+fn find(line: &[Entry], wanted: &str) -> Result<PipelineId, Failure> {
+    let wanted = wanted.trim().to_ascii_uppercase();
+    let found: BTreeSet<PipelineId> = line
+        .iter()
+        .filter_map(|entry| entry.pipeline)
+        .filter(|id| !wanted.is_empty() && id.to_string().ends_with(&wanted))
+        .collect();
+    let fail = |what: &str| {
+        Failure::new(Kind::BadRequest, format!("{what} pipeline ends with {wanted:?}"))
+            .hint("`hearthnet diagnose` shows the ends of ids, `--json` whole ones; --since looks further back")
+    };
+    match (found.first(), found.len()) {
+        (Some(id), 1) => Ok(*id),
+        (None, _) => Err(fail("the id of no")),
+        _ => Err(fail("the id of more than one")),
+    }
+}
+
+/// The record of whatever runs on this data directory.
+async fn here(dir: &Path, global: &Global, age_ms: u64) -> Result<Vec<Asked>, Failure> {
+    let mut nodes = Vec::new();
+    for dir in [dir.to_owned(), dir.join(BY_HAND)] {
+        if !Lock::is_held(&dir) {
+            continue;
+        }
+        let asking = async {
+            let client = Client::connect_local(&dir).await?;
+            ask(&client, NODE_FLIGHT, age_ms).await
+        };
+        nodes.push(Asked {
+            node: node_key(global)?.id().into(),
+            here: true,
+            answer: in_time(asking).await,
+        });
+    }
+    Ok(nodes)
+}
+
+/// The records of the other members.
+async fn elsewhere(home: &Home, config: &Config, age_ms: u64) -> Result<Vec<Asked>, Failure> {
+    home.level()?;
+    let transport = config.transport()?;
+    // Where a node runs here, it keeps the log even, and knows who is where.
+    let guest = match Lock::is_held(&home.dir) {
+        true => None,
+        false => {
+            let node = visit(home, config).await?;
+            settle_in(&node).await;
+            Some(node)
+        }
+    };
+    let running: Option<Running> =
+        local_door::ask(&home.dir, local_door::NODE_STATUS, &json!({})).await;
+    let own = home.key.id();
+    let members: Vec<NodeId> = home
+        .state()
+        .members()
+        .map(|(node, _)| *node)
+        .filter(|node| *node != own)
+        .collect();
+    let mut waiting = members.into_iter();
+    let mut asking = FuturesUnordered::new();
+    let mut nodes = Vec::new();
+    loop {
+        while asking.len() < AT_ONCE
+            && let Some(node) = waiting.next()
+        {
+            let addresses = addresses(home, guest.as_ref(), running.as_ref(), node);
+            let (key, transport) = (Arc::clone(&home.key), &transport);
+            asking.push(async move {
+                let asking = async {
+                    let client = connect(node, &addresses, &key, transport).await?;
+                    let name = Capability::diagnose().to_string();
+                    ask(&client, &name, age_ms).await
+                };
+                Asked {
+                    node: node.into(),
+                    here: false,
+                    answer: in_time(asking).await,
+                }
+            });
+        }
+        match asking.next().await {
+            Some(asked) => nodes.push(asked),
+            None => break,
+        }
+    }
+    drop(asking);
+    if let Some(guest) = guest {
+        guest.shutdown().await;
+    }
+    if home.level()? < Level::Trusted {
+        crate::output::note(
+            "this node is a member; others tell their records to trusted nodes only",
+        );
+    }
+    nodes.sort_by_key(|asked| asked.node);
+    Ok(nodes)
+}
+
+async fn in_time(
+    asking: impl Future<Output = Result<Answer, CallError>>,
+) -> Result<Answer, CallError> {
+    match tokio::time::timeout(PER_NODE, asking).await {
+        Ok(answer) => answer,
+        Err(_) => Err(CallError::new(
+            Code::TIMEOUT,
+            format!("its record did not come within {} s", PER_NODE.as_secs()),
+        )),
+    }
+}
+
+async fn ask(client: &Client, capability: &str, age_ms: u64) -> Result<Answer, CallError> {
+    let capability = capability
+        .parse()
+        .map_err(|error| CallError::bad_request("capability", error))?;
+    let asked = flight::now();
+    let stream = client.call(&capability, &flight::params(Some(age_ms)))?;
+    Answer::collect(asked, stream).await
+}
+
+/// Where a member may be.
+fn addresses(
+    home: &Home,
+    guest: Option<&Node>,
+    running: Option<&Running>,
+    node: NodeId,
+) -> Vec<SocketAddr> {
+    let (state, now) = (home.state(), now_ms());
+    let id = node.to_string();
+    let linked = running.into_iter().flat_map(|running| &running.peers);
+    let linked = linked
+        .filter(|peer| peer.node == id)
+        .map(|peer| peer.endpoint.clone());
+    let shards = state.shards(now).filter(|advert| advert.author == node);
+    let shards = shards.map(|advert| advert.descriptor.endpoint.clone());
+    let discovered = guest.map_or_else(Vec::new, |guest| guest.discovery().endpoints(&node));
+    let mut seen = BTreeSet::new();
+    let mut all: Vec<SocketAddr> = linked
+        .chain(endpoints_of(&state, &node, now))
+        .chain(shards)
+        .filter_map(|text| text.parse().ok())
+        .chain(discovered)
+        .filter(|address| seen.insert(*address))
+        .collect();
+    all.truncate(MAX_ADDRESSES);
+    all
+}
+
+/// A client at the first address that the node answers at.
+async fn connect(
+    node: NodeId,
+    addresses: &[SocketAddr],
+    key: &Arc<NodeKey>,
+    transport: &Transport,
+) -> Result<Client, CallError> {
+    let unreachable =
+        |why: &dyn std::fmt::Display| CallError::new(Code::UNREACHABLE, why.to_string());
+    let identity = key.identity().map_err(|error| unreachable(&error))?;
+    let mut last = CallError::new(Code::UNREACHABLE, "nobody knows where it is now");
+    for address in addresses {
+        let (at, expected) = (address.to_string(), Some(PeerKey::from(node)));
+        let rule = bus_rule();
+        let connecting = connect_path(&at, &identity, expected, &rule, transport);
+        match tokio::time::timeout(PER_ADDRESS, connecting).await {
+            Ok(Ok(socket)) => return Client::new(socket, Arc::clone(key)),
+            Ok(Err(error)) => last = unreachable(&format!("{at}: {error}")),
+            Err(_) => {
+                last = unreachable(&format!(
+                    "{at} did not answer in {} s",
+                    PER_ADDRESS.as_secs()
+                ));
+            }
+        }
+    }
+    Err(last)
+}

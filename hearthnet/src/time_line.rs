@@ -1,0 +1,480 @@
+//! A time line of several nodes' records, for people and as JSON.
+//!
+//! Everything here may come from another node. Records hold no texts but names of printable ASCII
+//! (`hearthnet_bus::flight`), reasons of failed calls have no control characters; what people have
+//! called their nodes is cleaned here.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fmt::Write as _;
+
+use hearthnet_bus::NodeId;
+use hearthnet_bus::calls::CallError;
+use hearthnet_bus::flight::{Answer, Entry, Event, Who};
+use hearthnet_bus::log::Community;
+use serde_json::{Value, json};
+
+use crate::community::{name_of, now_ms};
+use crate::output::table;
+
+/// A node that was asked, and what it said or why it did not.
+pub(crate) struct Asked {
+    pub(crate) node: Who,
+    /// Whether it runs on this machine, on the same data directory.
+    pub(crate) here: bool,
+    pub(crate) answer: Result<Answer, CallError>,
+}
+
+/// Characters of a pipeline's id that a line shows, its last ones: random, all of them.
+const SHORT_ID: usize = 6;
+
+/// Longest name of a node that is shown, in characters.
+const NAME_CHARS: usize = 24;
+
+/// Longest reason that is shown, in characters.
+const REASON_CHARS: usize = 400;
+
+/// Names of nodes as they are shown, each made once.
+struct Names<'a> {
+    state: Option<&'a Community>,
+    known: RefCell<HashMap<Who, String>>,
+}
+
+impl<'a> Names<'a> {
+    fn new(state: Option<&'a Community>) -> Self {
+        Self {
+            state,
+            known: RefCell::default(),
+        }
+    }
+
+    fn of(&self, who: &Who) -> String {
+        let mut known = self.known.borrow_mut();
+        known.entry(*who).or_insert_with(|| self.make(who)).clone()
+    }
+
+    fn make(&self, who: &Who) -> String {
+        let node: Option<NodeId> = who.to_string().parse().ok();
+        let name = match (self.state, node) {
+            (Some(state), Some(node)) => plain(name_of(state, &node, now_ms())),
+            _ => String::new(),
+        };
+        match name.as_str() {
+            "" => who.short(),
+            name => format!("{name} ({})", who.short()),
+        }
+    }
+}
+
+/// A character that stays where it is: neither a control character nor one of those that turn
+/// the direction of text or take no room.
+fn tame(c: char) -> char {
+    let is_format = matches!(u32::from(c),
+        0xad | 0x61c | 0x180e | 0x200b..=0x200f | 0x2028..=0x202e | 0x2060..=0x206f
+        | 0xfe00..=0xfe0f | 0xfeff | 0xfff0..=0xfffb | 0xe0000..=0xe0fff);
+    if c.is_control() || is_format { '?' } else { c }
+}
+
+/// What a person called something.
+fn plain(text: &str) -> String {
+    text.chars().take(NAME_CHARS).map(tame).collect()
+}
+
+/// A reason, in one line.
+fn plain_line(text: &str) -> String {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let line = words.join(" ");
+    line.chars().take(REASON_CHARS).map(tame).collect()
+}
+
+/// The time line as people read it.
+pub(crate) fn as_text(nodes: &[Asked], line: &[Entry], state: Option<&Community>) -> String {
+    let names = Names::new(state);
+    let mut out = String::new();
+    let rows: Vec<Vec<String>> = nodes
+        .iter()
+        .filter_map(|asked| {
+            let answer = asked.answer.as_ref().ok()?;
+            let clock = answer.clock();
+            let mut remarks = Vec::new();
+            if asked.here {
+                remarks.push("this node".to_owned());
+            }
+            if answer.forgotten > 0 {
+                remarks.push(format!("{} older ones are not kept", answer.forgotten));
+            }
+            if answer.cut {
+                remarks.push("it had more to say than is taken".to_owned());
+            }
+            if answer.unreadable > 0 {
+                remarks.push(format!("{} cannot be read", answer.unreadable));
+            }
+            Some(vec![
+                names.of(&asked.node),
+                answer.records.len().to_string(),
+                ahead(clock.ahead_ms),
+                milliseconds(clock.give_or_take_us),
+                remarks.join(", "),
+            ])
+        })
+        .collect();
+    if !rows.is_empty() {
+        let head = ["node", "events", "its clock", "give or take", ""];
+        out.push_str(&table(&head, &rows));
+    }
+    for asked in nodes {
+        if let Err(error) = &asked.answer {
+            let _ = writeln!(
+                out,
+                "  {}  no answer: {}: {}",
+                names.of(&asked.node),
+                error.code(),
+                plain_line(&error.to_string())
+            );
+        }
+    }
+    if line.is_empty() {
+        out.push_str("\nnothing happened in this time\n");
+        return out;
+    }
+    let width = line
+        .iter()
+        .map(|entry| names.of(&entry.node).chars().count());
+    let width = width.max().unwrap_or(0);
+    let mut day = String::new();
+    for entry in line {
+        let moment = moment(entry.at_us);
+        let (date, time) = moment.split_once(' ').unwrap_or(("", &moment));
+        if date != day {
+            let _ = writeln!(out, "\n{date}, UTC by this machine's clock");
+            day = date.to_owned();
+        }
+        let node = names.of(&entry.node);
+        let pad = " ".repeat(width.saturating_sub(node.chars().count()));
+        let pipeline = entry.pipeline.map_or_else(
+            || " ".repeat(SHORT_ID),
+            |id| {
+                let id = id.to_string();
+                id.get(id.len().saturating_sub(SHORT_ID)..)
+                    .unwrap_or_default()
+                    .to_owned()
+            },
+        );
+        let _ = write!(
+            out,
+            "{time} {:>8}  {node}{pad}  {pipeline}  {}",
+            format!("±{}", milliseconds(entry.give_or_take_us)),
+            words(&entry.record.event, &names)
+        );
+        if entry.record.times > 1 {
+            let _ = write!(out, " ({} times)", entry.record.times);
+        }
+        if entry.doubtful {
+            out.push_str(" (its time cannot be right)");
+        }
+        out.push('\n');
+    }
+    out
+}
+
+/// The same for programs.
+pub(crate) fn as_json(nodes: &[Asked], line: &[Entry], state: Option<&Community>) -> Value {
+    let names = Names::new(state);
+    let nodes: Vec<Value> = nodes
+        .iter()
+        .map(|asked| match &asked.answer {
+            Ok(answer) => {
+                let clock = answer.clock();
+                json!({
+                    "node": asked.node, "name": names.of(&asked.node), "here": asked.here,
+                    "records": answer.records.len(), "forgotten": answer.forgotten,
+                    "unreadable": answer.unreadable, "cut": answer.cut,
+                    "clock_ahead_ms": clock.ahead_ms,
+                    "give_or_take_ms": clock.give_or_take_us as f64 / 1e3,
+                })
+            }
+            Err(error) => json!({
+                "node": asked.node, "name": names.of(&asked.node), "here": asked.here,
+                "error": {"code": error.code().as_str(), "message": plain_line(&error.to_string())},
+            }),
+        })
+        .collect();
+    let events: Vec<Value> = line
+        .iter()
+        .map(|entry| {
+            json!({
+                "unix_ms": entry.at_us as f64 / 1e3,
+                "give_or_take_ms": entry.give_or_take_us as f64 / 1e3,
+                "doubtful": entry.doubtful,
+                "node": entry.node,
+                "pipeline": entry.pipeline,
+                "times": entry.record.times,
+                "event": entry.record.event,
+            })
+        })
+        .collect();
+    json!({"nodes": nodes, "events": events})
+}
+
+fn ahead(ms: i64) -> String {
+    match ms {
+        -1..=1 => "right".to_owned(),
+        2.. => format!("{ms} ms ahead"),
+        _ => format!("{} ms behind", ms.unsigned_abs()),
+    }
+}
+
+fn milliseconds(us: u64) -> String {
+    format!("{:.1}ms", us as f64 / 1e3)
+}
+
+/// `2026-11-21 06:40:04.123`; beyond the year 9999, the number.
+fn moment(unix_us: u64) -> String {
+    let whole = crate::output::when(unix_us / 1000);
+    match whole.strip_suffix(" UTC") {
+        Some(seconds) => format!("{seconds}.{:03}", unix_us / 1000 % 1000),
+        None => whole,
+    }
+}
+
+/// An event as a sentence without its subject, which is the node.
+fn words(event: &Event, names: &Names<'_>) -> String {
+    let life = |stream: u32, epoch: u32| format!("stream {stream}.{epoch}");
+    match event {
+        Event::PipelineBuilt { hosts: 0, ms, .. } => format!("computes alone, ready in {ms} ms"),
+        Event::PipelineBuilt { hosts, ms, .. } => {
+            format!("has a pipeline over {hosts} hosts in {ms} ms")
+        }
+        Event::StreamAsked {
+            host,
+            shard,
+            session,
+            stream,
+            epoch,
+            ..
+        } => format!(
+            "asks {} for {shard}, {} of session {session}",
+            names.of(host),
+            life(*stream, *epoch)
+        ),
+        Event::StreamReady {
+            host,
+            stream,
+            epoch,
+            ..
+        } => format!("has {} at {}", life(*stream, *epoch), names.of(host)),
+        Event::HostFailed {
+            host, shard, code, ..
+        } => format!("loses {shard} at {}: {code}", names.of(host)),
+        Event::HostPreempted { host, shard, .. } => {
+            format!(
+                "gives up {shard} at {} for a while: no memory there",
+                names.of(host)
+            )
+        }
+        Event::FailedOver {
+            host,
+            shard,
+            code,
+            replacements,
+            replayed,
+            ms,
+            ..
+        } => {
+            let from = host
+                .as_ref()
+                .map_or_else(String::new, |host| format!(" from {}", names.of(host)));
+            let to = match replacements {
+                0 => "this machine".to_owned(),
+                1 => "another host".to_owned(),
+                n => format!("{n} hosts"),
+            };
+            format!("moved {shard}{from} to {to} in {ms} ms, {replayed} positions again: {code}")
+        }
+        Event::StaleAnswer { host, .. } => format!("drops a late answer of {}", names.of(host)),
+        Event::HostLeaving { host, within_ms } => {
+            format!("hears that {} leaves within {within_ms} ms", names.of(host))
+        }
+        Event::Answered {
+            prompt_tokens,
+            cached_tokens,
+            completion_tokens,
+            ms,
+            ..
+        } => format!(
+            "answered: {prompt_tokens} tokens of prompt ({cached_tokens} cached), {completion_tokens} of answer, {ms} ms"
+        ),
+        Event::Aborted { code, .. } => format!("ends unfinished: {code}"),
+        Event::Cancelled { .. } => "was cancelled".to_owned(),
+        Event::PipelineEnded { .. } => "closes its streams".to_owned(),
+        Event::ShardServing { shard } => format!("serves {shard}"),
+        Event::ShardLeaving {
+            shard,
+            streams,
+            within_ms,
+        } => format!("leaves {shard} within {within_ms} ms, {streams} streams open"),
+        Event::ShardStopped { shard, cut } => {
+            format!("serves {shard} no more, {cut} streams cut off")
+        }
+        Event::WeightsLoaded { bytes } => {
+            format!("has {} of weights in memory", crate::output::bytes(*bytes))
+        }
+        Event::WeightsEvicted {} => "put its weights away".to_owned(),
+        Event::SessionBegan {
+            session,
+            peer,
+            purpose,
+        } => format!("session {session} of {} begins ({purpose})", names.of(peer)),
+        Event::SessionEnded {
+            session,
+            peer,
+            code,
+            by_us,
+        } => {
+            let who = if *by_us { "this side" } else { "the caller" };
+            format!(
+                "session {session} of {} is over, by {who}: {code}",
+                names.of(peer)
+            )
+        }
+        Event::StreamOpened {
+            peer,
+            stream,
+            epoch,
+            layers,
+            ..
+        } => format!(
+            "opened {} for {}, layers {}-{}",
+            life(*stream, *epoch),
+            names.of(peer),
+            layers.0,
+            layers.1
+        ),
+        Event::StreamRefused {
+            peer,
+            stream,
+            epoch,
+            code,
+            ..
+        } => format!(
+            "refused {} of {}: {code}",
+            life(*stream, *epoch),
+            names.of(peer)
+        ),
+        Event::StreamEnded {
+            peer,
+            stream,
+            epoch,
+            code,
+            steps,
+            rows,
+            ..
+        } => format!(
+            "ended {} of {}: {code}, {rows} rows in {steps} steps",
+            life(*stream, *epoch),
+            names.of(peer)
+        ),
+        Event::NodeStarted {} => "runs".to_owned(),
+        Event::PeerConnected { peer } => format!("is linked with {}", names.of(peer)),
+        Event::PeerLost { peer, code } => format!("lost the link with {}: {code}", names.of(peer)),
+        Event::PeerUnreachable { peer, code } => format!("cannot reach {}: {code}", names.of(peer)),
+        Event::PeerRefused { peer, code } => format!("did not let {} in: {code}", names.of(peer)),
+        Event::AdvertSeen { peer, shard } => format!("sees {} offer {shard}", names.of(peer)),
+        Event::AdvertGone { peer, shard, code } => {
+            format!("sees {} offer {shard} no more: {code}", names.of(peer))
+        }
+        Event::Revoked { peer } => format!("hears that {} was revoked", names.of(peer)),
+        Event::ConnectionRefused { code } => {
+            format!("had a connection that nothing came of: {code}")
+        }
+        _ => "something that this version has no words for".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_reasons_stay_in_their_line_and_move_no_cursor() {
+        let hostile = "\u{1b}[2J\u{202e}evil\r\n\u{7}\u{200b}";
+        for shown in [plain(hostile), plain_line(hostile)] {
+            assert!(shown.contains("evil"), "{shown:?}");
+            assert!(
+                shown
+                    .chars()
+                    .all(|c| c == '?' || c.is_ascii_graphic() || c == ' '),
+                "{shown:?}"
+            );
+        }
+        assert_eq!(plain_line("a  b\nc"), "a b c");
+        assert_eq!(plain(&"x".repeat(100)).len(), NAME_CHARS);
+    }
+
+    #[test]
+    fn what_a_hostile_node_answers_is_shown_in_lines_that_are_what_they_seem() {
+        use hearthnet_bus::flight::{Record, Stamp, merge};
+        let evil = "\u{1b}]0;owned\u{7}\r\n\u{202e}10:00:00.000 honest answered";
+        let records = [
+            json!({"seq": 1, "at": {"unix_ms": u64::MAX, "mono_us": u64::MAX}, "times": u32::MAX,
+                "event": {"kind": "host_failed", "pipeline": "7ZZZZZZZZZZZZZZZZZZZZZZZZZ",
+                    "host": format!("ed25519:{}", "A".repeat(43)), "shard": evil, "code": evil}}),
+            json!({"seq": 2, "at": {"unix_ms": 0, "mono_us": 0},
+                "event": {"kind": evil, "more": [evil]}}),
+            json!({"seq": 3, "at": {"unix_ms": 5, "mono_us": 5},
+                "event": {"kind": "answered", "pipeline": "7ZZZZZZZZZZZZZZZZZZZZZZZZZ",
+                    "prompt_tokens": u32::MAX, "cached_tokens": u32::MAX,
+                    "completion_tokens": u32::MAX, "ms": u64::MAX}}),
+        ];
+        let records: Vec<Record> = records
+            .into_iter()
+            .map(|record| serde_json::from_value(record).unwrap())
+            .collect();
+        let clock = |unix_ms, mono_us| Stamp { unix_ms, mono_us };
+        let node: Who = format!("ed25519:{}", "A".repeat(43)).parse().unwrap();
+        let answer = Answer {
+            asked: clock(1_750_000_000_000, 1_000_000),
+            answered: clock(u64::MAX, 10),
+            heard: clock(1_750_000_000_005, 1_005_000),
+            began: clock(0, 20),
+            forgotten: u64::MAX,
+            unreadable: u64::MAX,
+            cut: true,
+            records,
+        };
+        let line = merge(&[(node, answer.clone())]);
+        let nodes = [
+            Asked {
+                node,
+                here: false,
+                answer: Ok(answer),
+            },
+            Asked {
+                node,
+                here: false,
+                answer: Err(CallError::new(hearthnet_bus::calls::Code::TIMEOUT, evil)),
+            },
+        ];
+        let shown = as_text(&nodes, &line, None);
+        let json = as_json(&nodes, &line, None).to_string();
+        for c in shown.chars().filter(|c| *c != '\n') {
+            assert!(!c.is_control() && tame(c) == c, "{shown:?}");
+        }
+        assert!(json.is_ascii(), "{json}");
+        // A table of one node, one that was not asked, a date, and an event a line.
+        assert_eq!(shown.lines().count(), 2 + 1 + 2 + 3, "{shown}");
+        assert!(
+            shown.contains("2025-06-15") && !shown.contains("3000"),
+            "{shown}"
+        );
+    }
+
+    #[test]
+    fn a_moment_shows_milliseconds_and_a_clock_its_direction() {
+        assert_eq!(moment(1_800_000_000_123_456), "2027-01-15 08:00:00.123");
+        assert_eq!(moment(u64::MAX), format!("{} ms", u64::MAX / 1000));
+        assert_eq!(ahead(0), "right");
+        assert_eq!(ahead(-7_200_000), "7200000 ms behind");
+        assert_eq!(ahead(i64::MAX), format!("{} ms ahead", i64::MAX));
+    }
+}
