@@ -304,6 +304,7 @@ impl Conversation {
             });
         }
 
+        let _present = model.head.attend();
         self.backend.begin_call();
         // At least one row must run: its output is what the first token is sampled from.
         let cached = self

@@ -1,21 +1,27 @@
 //! One head for many chats: rows that want logits at the same time run as one batch.
 //!
 //! The output matrix is read from memory once per batch, whatever its size, and reading it is
-//! what a row costs. There is no thread for it, and nobody waits for company: a chat that finds
-//! the head free runs its row at once. Rows that come meanwhile wait; when the head is free
-//! again the first of them takes them all and computes for all.
+//! what a row costs. There is no thread for it: a chat that finds the head free computes for all
+//! whose rows are there. Rows that come meanwhile wait; when the head is free again the first of
+//! them does the same.
 //!
 //! ```text
-//! A: runs a ──────────┐ "go on" to B
-//! B:    waits ........└► runs b, c, d ──────┐ logits to C and D
-//! C:       waits ...........................└►
-//! D:          waits ........................└►
+//! A: gathers, runs a, b ──────────┐ logits to B, "go on" to C
+//! B:    waits ....................└►
+//! C:              waits ..........└► gathers, runs c, d ──────┐ logits to D
+//! D:                 waits ...................................└►
 //! ```
+//!
+//! A lone chat runs at once. Beside others it gathers first: rows that a host computed together
+//! come one after the other, some 50 us apart, and to begin without them costs them a whole batch.
 //!
 //! A row's logits do not depend on its batch, so no chat can tell.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use hearthnet_model::ModelSpec;
 use hearthnet_model::engine::{EngineError, Head};
@@ -24,11 +30,27 @@ use hearthnet_model::engine::{EngineError, Head};
 /// arithmetic of a row costs more than its share of reading the matrix.
 const BATCH: usize = 32;
 
+/// How long a batch waits for the next row of a burst, and how long in all.
+const GAP: Duration = Duration::from_micros(100);
+const GATHER: Duration = Duration::from_micros(400);
+
 /// Embedding, last norm and output matrix of a model, for several chats.
 #[derive(Debug)]
 pub struct SharedHead {
     head: Head,
     desk: Mutex<Desk>,
+    /// Chats that want logits now and then.
+    present: AtomicUsize,
+}
+
+/// A chat's presence at the head, for as long as it answers.
+#[derive(Debug)]
+pub struct Present<'a>(&'a AtomicUsize);
+
+impl Drop for Present<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 #[derive(Debug, Default)]
@@ -58,6 +80,7 @@ impl From<Head> for SharedHead {
         Self {
             head,
             desk: Mutex::default(),
+            present: AtomicUsize::new(0),
         }
     }
 }
@@ -76,6 +99,12 @@ impl SharedHead {
         self.head.embed(ids, out)
     }
 
+    /// Says that a chat will want logits: whoever computes then waits a moment for its rows.
+    pub fn attend(&self) -> Present<'_> {
+        self.present.fetch_add(1, Ordering::Relaxed);
+        Present(&self.present)
+    }
+
     /// Replaces `out` by the logits of one row of `width` values: [`Head::logits`], together with
     /// the rows of other chats that want theirs now. Blocks for two batches at most.
     ///
@@ -91,8 +120,7 @@ impl SharedHead {
         if !desk.taken {
             desk.taken = true;
             drop(desk);
-            let _free = WhenDone(self);
-            return self.head.logits(row, out);
+            return self.batch(row, 0, out);
         }
         let (answer, turn) = sync_channel(1);
         desk.waiting.push(Waiting {
@@ -101,19 +129,21 @@ impl SharedHead {
         });
         drop(desk);
         match turn.recv() {
-            Ok(Turn::GoOn) => self.batch(row, out),
+            Ok(Turn::GoOn) => self.batch(row, 1, out),
             Ok(Turn::Logits(result)) => result.map(|logits| *out = logits),
             // Whoever computed has panicked.
             Err(_) => self.head.logits(row, out),
         }
     }
 
-    /// Computes for everybody who waits; the first row is the caller's.
-    fn batch(&self, own: &[f32], out: &mut Vec<f32>) -> Result<(), EngineError> {
+    /// Computes a row and those of everybody who waits. `queued`: how many of these are the
+    /// caller's own, 0 or 1; it is the first.
+    fn batch(&self, own: &[f32], queued: usize, out: &mut Vec<f32>) -> Result<(), EngineError> {
         let free = WhenDone(self);
+        self.gather(queued);
         let mut desk = self.desk();
-        let count = desk.waiting.len().min(BATCH);
-        let others: Vec<Waiting> = desk.waiting.drain(..count).skip(1).collect();
+        let count = desk.waiting.len().min(BATCH - 1 + queued);
+        let others: Vec<Waiting> = desk.waiting.drain(..count).skip(queued).collect();
         drop(desk);
         let mut rows = own.to_vec();
         for other in &others {
@@ -138,6 +168,24 @@ impl SharedHead {
         }
         out.truncate(vocab);
         Ok(())
+    }
+
+    /// Waits, awake, while rows keep coming, until there are those of half the chats: these are
+    /// better off on their way to the hosts while the others come from there.
+    fn gather(&self, queued: usize) {
+        let enough = self.present.load(Ordering::Relaxed).div_ceil(2).min(BATCH);
+        let began = Instant::now();
+        let (mut last, mut rows) = (began, 0);
+        loop {
+            let now = self.desk().waiting.len() + 1 - queued;
+            if now > rows {
+                (last, rows) = (Instant::now(), now);
+            }
+            if rows >= enough || last.elapsed() >= GAP || began.elapsed() >= GATHER {
+                return;
+            }
+            thread::yield_now();
+        }
     }
 
     fn desk(&self) -> MutexGuard<'_, Desk> {

@@ -70,6 +70,12 @@ impl Inbox {
         !state.closed
     }
 
+    /// Whether [`Inbox::wait`] would return at once.
+    pub(crate) fn has_something(&self) -> bool {
+        let state = lock(&self.state);
+        !state.commands.is_empty() || state.closed || state.poked
+    }
+
     /// Sleeps until there is a command, a poke, the end, or `timeout` has passed.
     pub(crate) fn wait(&self, timeout: Option<Duration>) {
         let mut state = lock(&self.state);

@@ -89,6 +89,25 @@ pub(crate) fn holders(streams: &[View], pool: &Pool, now: Duration) -> Vec<Holde
     streams.iter().map(|view| view.holder(pool, now)).collect()
 }
 
+/// A stream that something happened on no longer ago than this is expected to come back.
+const COMES_BACK: Duration = Duration::from_millis(20);
+
+/// Whether the next batch is one of decode rows that are worth waiting for company: fewer wait
+/// than are expected back in a moment. When half are there, those are better computed while
+/// the others are at the next host.
+pub(crate) fn may_grow(streams: &[View], now: Duration) -> bool {
+    let (mut ready, mut expected) = (0, 0);
+    for view in streams {
+        match view.head {
+            Some(head) if head.rows <= SHORT_ROWS => ready += 1,
+            // There is other work to do meanwhile.
+            Some(_) => return false,
+            None => expected += u32::from(now <= view.active.saturating_add(COMES_BACK)),
+        }
+    }
+    (1..expected).contains(&ready)
+}
+
 /// Which kind of steps a turn takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {

@@ -25,7 +25,7 @@ use crate::engine::{EngineSource, LayerEngine, LoadPhase, Served, Span};
 use crate::fault::StreamFault;
 use crate::life::{Life, Ticket};
 use crate::pace::Pace;
-use crate::plan::{Full, Kind, Planner, Pool, Turn, View, admit, holders};
+use crate::plan::{Full, Kind, Planner, Pool, Turn, View, admit, holders, may_grow};
 use crate::stats::Counters;
 use crate::stream::{Job, Stream, Work};
 
@@ -168,6 +168,12 @@ impl<S: EngineSource> Scheduler<S> {
             }
             Command::Close { life } => self.remove(life),
         }
+    }
+
+    /// Whether the next batch could be larger in a moment: [`may_grow`].
+    pub(crate) fn may_grow(&mut self) -> bool {
+        self.look();
+        may_grow(&self.views, self.clock.now())
     }
 
     /// Ends idle streams and puts the weights away when nobody used them for long. Says
