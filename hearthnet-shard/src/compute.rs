@@ -57,6 +57,7 @@ impl Compute {
     pub(crate) fn start<S: EngineSource>(
         scheduler: impl FnOnce() -> Scheduler<S> + Send + 'static,
         inbox: Arc<Inbox>,
+        niceness: i32,
     ) -> std::io::Result<(Self, mpsc::UnboundedReceiver<Loading>)> {
         // Unbounded, for the reader is the one who waits for the start, and the reports
         // of a load are few.
@@ -69,6 +70,7 @@ impl Compute {
         thread::Builder::new()
             .name("shard-compute".into())
             .spawn(move || {
+                stand_back(niceness);
                 let body = AssertUnwindSafe(|| run(scheduler(), &inbox, report));
                 let end = match std::panic::catch_unwind(body) {
                     Ok(()) => Running::Ended,
@@ -159,6 +161,18 @@ fn soon(inbox: &Inbox, limit: Duration) -> bool {
         thread::yield_now();
     }
     true
+}
+
+/// Lets other threads go first. The engine computes for milliseconds at a time; whoever wants to
+/// send or take a message on the same core, this host's own tasks included, would wait for that.
+fn stand_back(niceness: i32) {
+    // Elsewhere than on Linux this is about the whole process.
+    #[cfg(target_os = "linux")]
+    if let Err(error) = rustix::process::setpriority_process(None, niceness) {
+        tracing::debug!(%error, "the engine keeps the priority of its process");
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = niceness;
 }
 
 /// Commands that came too late; dropping them gives back what they hold.

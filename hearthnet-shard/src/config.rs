@@ -33,6 +33,9 @@ pub struct ServeConfig {
     pub max_waiting_steps_per_caller: u32,
     /// How long a piece of prefill may hold up a decode step. Default 25 ms.
     pub prefill_piece: Duration,
+    /// How far the engine stands back for the machine's other programs, and for this one's own
+    /// network: the niceness of its threads, 0 (not at all) to 19. Default 5. Linux only.
+    pub niceness: i32,
     /// Idle time after which a stream is closed. Default 300 s.
     pub stream_idle: Duration,
     /// Time without streams after which the weights are put away. Default 600 s; `None`:
@@ -60,6 +63,7 @@ impl ServeConfig {
             max_waiting_steps: 32,
             max_waiting_steps_per_caller: 128,
             prefill_piece: Duration::from_millis(25),
+            niceness: 5,
             stream_idle: Duration::from_secs(300),
             evict_after: Some(Duration::from_secs(600)),
             clock_skew_secs: 30,
@@ -87,6 +91,12 @@ impl ServeConfig {
             return Err(StartError::Setting {
                 setting: "kv_share_per_caller",
                 rule: "must lie between 1 and 100 per cent",
+            });
+        }
+        if !(0..=19).contains(&self.niceness) {
+            return Err(StartError::Setting {
+                setting: "niceness",
+                rule: "must lie between 0 and 19",
             });
         }
         if self.stream_idle.is_zero() {

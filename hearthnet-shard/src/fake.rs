@@ -305,7 +305,7 @@ impl Recorder {
 }
 
 impl Outlet for Recorder {
-    fn send(&self, message: Message) {
-        lock(&self.sent).push(message);
+    fn send_all(&self, messages: Vec<Message>) {
+        lock(&self.sent).extend(messages);
     }
 }

@@ -242,7 +242,7 @@ pub(crate) async fn start<S: EngineSource>(
         move || Scheduler::new(source, served, limits, counters, clock)
     };
     let (compute, mut reports) =
-        Compute::start(scheduler, inbox.clone()).map_err(StartError::Thread)?;
+        Compute::start(scheduler, inbox.clone(), config.niceness).map_err(StartError::Thread)?;
     let footprint = loop {
         match reports.recv().await {
             Some(Loading::Progress(LoadPhase::Verifying, done, total)) => {

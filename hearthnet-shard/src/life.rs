@@ -14,7 +14,12 @@ use crate::fault::StreamFault;
 /// Where the answers of a connection's streams go. Never blocks.
 pub(crate) trait Outlet: Send + Sync {
     /// Sends a message to the peer, in order for each stream.
-    fn send(&self, message: Message);
+    fn send(&self, message: Message) {
+        self.send_all(vec![message]);
+    }
+
+    /// Sends several messages in one piece.
+    fn send_all(&self, messages: Vec<Message>);
 }
 
 /// What one caller may have at once, over all its connections.

@@ -23,7 +23,7 @@ use crate::batch::{self, Part, wipe};
 use crate::clock::Clock;
 use crate::engine::{EngineSource, LayerEngine, LoadPhase, Served, Span};
 use crate::fault::StreamFault;
-use crate::life::{Life, Ticket};
+use crate::life::{Life, Outlet, Ticket};
 use crate::pace::Pace;
 use crate::plan::{Full, Kind, Planner, Pool, Turn, View, admit, holders, may_grow};
 use crate::stats::Counters;
@@ -391,36 +391,42 @@ impl<S: EngineSource> Scheduler<S> {
         }
         let mut x = std::mem::take(&mut self.x);
         let mut rest = x.as_mut_slice();
+        let mut answers = Vec::with_capacity(results.len());
         for (part, result) in parts.into_iter().zip(results) {
             let (rows, after) = rest.split_at_mut(part.span.rows as usize * width);
             rest = after;
             // Nobody but the step itself holds its rows from here on.
             drop(part.data);
             match result {
-                Ok(()) => self.complete(part.stream, part.span.rows, rows, took),
+                Ok(()) => answers.extend(self.complete(part.stream, part.span.rows, rows, took)),
                 Err(fault) => {
                     let position = self.head(part.stream).map(|job| job.step.position);
                     self.fail(part.stream, position, &fault.into());
                 }
             }
         }
+        send(answers);
         x.as_mut_slice().zeroize();
         x.clear();
         self.x = x;
         self.count_kv();
     }
 
-    /// Takes note of computed rows, and answers the step if they were its last.
-    fn complete(&mut self, stream: u64, rows: u32, x: &[f32], took: Duration) {
+    /// Takes note of computed rows. The answer to the step, if they were its last.
+    fn complete(
+        &mut self,
+        stream: u64,
+        rows: u32,
+        x: &[f32],
+        took: Duration,
+    ) -> Option<(Arc<dyn Outlet>, Message)> {
         let now = self.clock.now();
         let (boundary, width) = (self.served.boundary, self.served.width as usize);
-        let Some(stream) = self.streams.get_mut(&stream) else {
-            return;
-        };
+        let stream = self.streams.get_mut(&stream)?;
         stream.served = self.turn;
         stream.active = now;
         let Some(Work::Step(job)) = stream.work.front_mut() else {
-            return;
+            return None;
         };
         job.compute += took;
         job.done += rows;
@@ -438,10 +444,10 @@ impl<S: EngineSource> Scheduler<S> {
             _ => {}
         }
         if !finished {
-            return;
+            return None;
         }
         let Some(Work::Step(job)) = stream.work.pop_front() else {
-            return;
+            return None;
         };
         let Job {
             step,
@@ -471,8 +477,9 @@ impl<S: EngineSource> Scheduler<S> {
         };
         // Before the caller can know, for its next step may need the room.
         drop(ticket);
-        stream.life.outlet.send(Message::StepResult(answer));
+        let outlet = Arc::clone(&stream.life.outlet);
         wipe(step.data);
+        Some((outlet, Message::StepResult(answer)))
     }
 
     fn head(&self, id: u64) -> Option<&Job> {
@@ -556,4 +563,16 @@ impl<S: EngineSource> Scheduler<S> {
 
 fn micros(duration: Duration) -> u32 {
     u32::try_from(duration.as_micros()).unwrap_or(u32::MAX)
+}
+
+/// Sends the answers of a batch, those on the same session in one piece.
+fn send(mut answers: Vec<(Arc<dyn Outlet>, Message)>) {
+    while let Some((outlet, _)) = answers.first() {
+        let outlet = Arc::clone(outlet);
+        let of_session = |answer: &mut (Arc<dyn Outlet>, Message)| Arc::ptr_eq(&answer.0, &outlet);
+        let messages = answers
+            .extract_if(.., of_session)
+            .map(|(_, message)| message);
+        outlet.send_all(messages.collect());
+    }
 }

@@ -233,10 +233,12 @@ impl SessionOutlet {
 }
 
 impl Outlet for SessionOutlet {
-    fn send(&self, message: Message) {
-        self.trace.said(&message);
-        match self.sender.try_send(message) {
-            Ok(None) if self.sender.stats().queued_bytes <= self.max_unread => {}
+    fn send_all(&self, messages: Vec<Message>) {
+        for message in &messages {
+            self.trace.said(message);
+        }
+        match self.sender.try_send_all(&messages) {
+            Ok(0) if self.sender.stats().queued_bytes <= self.max_unread => {}
             Ok(_) => self.fail(CloseCode::CreditStall),
             // The connection's task sees it as well.
             Err(SendError::Closed(_)) => {}

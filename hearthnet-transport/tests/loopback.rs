@@ -589,6 +589,34 @@ async fn a_thread_outside_of_the_runtime_can_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn several_messages_leave_together_in_order_and_those_without_room_are_counted() {
+    let config = Config {
+        max_steps_in_flight: 3,
+        ..Config::default()
+    };
+    let mut net = net(config).await;
+    let (caller, mut host) = net.pair(Config::default()).await;
+    let sender = caller.sender();
+    let asked = |position| Message::Step(step(1, 0, position, 1, noise(1152)));
+    assert_eq!(sender.try_send_all(&[]).unwrap(), 0);
+    let all: Vec<Message> = (0..5).map(asked).collect();
+    assert_eq!(sender.try_send_all(&all).unwrap(), 2);
+    for position in 0..3 {
+        let Message::Step(got) = host.recv().await.unwrap() else {
+            panic!("no step")
+        };
+        assert_eq!(got.position, position);
+    }
+    host.close(CloseCode::Shutdown);
+    let mut caller = caller;
+    assert_eq!(caller.recv().await.unwrap_err().code, CloseCode::Shutdown);
+    assert!(matches!(
+        sender.try_send_all(&all),
+        Err(SendError::Closed(_))
+    ));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_decode_row_gets_through_while_a_large_tensor_is_on_its_way() {
     let mut net = net(Config::default()).await;
     let (mut caller, host) = net.pair(Config::default()).await;

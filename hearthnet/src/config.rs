@@ -158,6 +158,7 @@ pub(crate) struct Host {
     pub(crate) max_streams_per_caller: u32,
     pub(crate) max_waiting_steps_per_caller: u32,
     pub(crate) prefill_piece_ms: u64,
+    pub(crate) niceness: i32,
     pub(crate) drain_seconds: u64,
 }
 
@@ -172,6 +173,7 @@ impl Default for Host {
             max_streams_per_caller: 0,
             max_waiting_steps_per_caller: 128,
             prefill_piece_ms: 25,
+            niceness: 5,
             drain_seconds: 10,
         }
     }
@@ -381,6 +383,9 @@ impl Config {
                 &format!("{d}.host.kv_share_per_caller_percent"),
                 "must lie between 1 and 100",
             );
+        }
+        if !(0..=19).contains(&inference.host.niceness) {
+            return bad(&format!("{d}.host.niceness"), "must lie between 0 and 19");
         }
         if !(1..=10_000).contains(&inference.host.prefill_piece_ms) {
             return bad(
@@ -616,6 +621,8 @@ mod tests {
             "research.distributed_inference.host.kv_share_per_caller_percent=0",
             "research.distributed_inference.host.max_waiting_steps_per_caller=0",
             "research.distributed_inference.host.prefill_piece_ms=0",
+            "research.distributed_inference.host.niceness=20",
+            "research.distributed_inference.host.niceness=-1",
             "node.listen=somewhere:7600",
             "node.name=\"two\\nlines\"",
         ] {

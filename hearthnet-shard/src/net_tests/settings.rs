@@ -41,10 +41,33 @@ async fn a_start_reports_its_progress_and_its_failure() {
     assert_eq!(progress, [StartProgress::Verifying { done: total, total }]);
 }
 
+/// Other hosts of this process may be there; all have the default.
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread")]
+async fn the_engine_lets_other_threads_go_first() {
+    let _host = Host::start().await;
+    let mut seen = 0;
+    for task in std::fs::read_dir("/proc/self/task").unwrap() {
+        let task = task.unwrap().path();
+        let read = |file: &str| std::fs::read_to_string(task.join(file)).unwrap_or_default();
+        if read("comm").trim() != "shard-compute" {
+            continue;
+        }
+        // proc_pid_stat(5): behind the name in brackets, the niceness is the 17th field.
+        let stat = read("stat");
+        let (_, fields) = stat.rsplit_once(')').unwrap_or_default();
+        if let Some(niceness) = fields.split_whitespace().nth(16) {
+            assert_eq!(niceness, "5");
+            seen += 1;
+        }
+    }
+    assert!(seen > 0, "this host has such a thread");
+}
+
 #[tokio::test]
 async fn nonsense_settings_are_refused_by_name() {
     type Change = fn(&mut ServeConfig);
-    let cases: [(&str, Change); 9] = [
+    let cases: [(&str, Change); 11] = [
         ("max_concurrent_streams", |c| c.max_concurrent_streams = 0),
         ("max_streams_per_caller", |c| c.max_streams_per_caller = 0),
         ("max_positions", |c| c.max_positions = Some(0)),
@@ -54,6 +77,8 @@ async fn nonsense_settings_are_refused_by_name() {
         }),
         ("kv_share_per_caller", |c| c.kv_share_per_caller = 0),
         ("kv_share_per_caller", |c| c.kv_share_per_caller = 101),
+        ("niceness", |c| c.niceness = -1),
+        ("niceness", |c| c.niceness = 20),
         ("stream_idle", |c| c.stream_idle = Duration::ZERO),
         ("clock_skew_secs", |c| c.clock_skew_secs = 301),
     ];

@@ -86,6 +86,19 @@ enum Written {
 }
 
 impl Inner {
+    /// Queues one message, or gives it back.
+    fn queue(&mut self, out: Outgoing) -> Result<Option<Outgoing>, SessionClosed> {
+        match self.session.send(out) {
+            Ok(()) => Ok(None),
+            Err(SendRefused::Blocked(out)) => Ok(Some(out)),
+            Err(SendRefused::NotOpen | SendRefused::Impossible(_)) => {
+                Err(self.session.closed().cloned().unwrap_or_else(|| {
+                    SessionClosed::by_us(CloseCode::ProtocolState, "the session is not open yet")
+                }))
+            }
+        }
+    }
+
     /// Writes what the session has to send, and flushes.
     fn write(&mut self, now: Time, cx: &mut Context<'_>, mut budget: usize) -> Written {
         let Some(socket) = &mut self.socket else {
@@ -242,18 +255,23 @@ impl Shared {
     fn try_send(&self, out: Outgoing) -> Result<Option<Outgoing>, SessionClosed> {
         let now = self.now();
         let mut inner = self.lock();
-        match inner.session.send(out) {
-            Ok(()) => {
-                inner.write_for_driver(now);
-                Ok(None)
-            }
-            Err(SendRefused::Blocked(out)) => Ok(Some(out)),
-            Err(SendRefused::NotOpen | SendRefused::Impossible(_)) => {
-                Err(inner.session.closed().cloned().unwrap_or_else(|| {
-                    SessionClosed::by_us(CloseCode::ProtocolState, "the session is not open yet")
-                }))
-            }
+        let back = inner.queue(out)?;
+        if back.is_none() {
+            inner.write_for_driver(now);
         }
+        Ok(back)
+    }
+
+    /// Queues several messages and writes them together. How many there was no room for.
+    fn try_send_all(&self, all: Vec<Outgoing>) -> Result<usize, SessionClosed> {
+        let now = self.now();
+        let mut inner = self.lock();
+        let mut left = 0;
+        for out in all {
+            left += usize::from(inner.queue(out)?.is_some());
+        }
+        inner.write_for_driver(now);
+        Ok(left)
     }
 
     fn close(&self, code: CloseCode, detail: &str) {
@@ -620,6 +638,22 @@ impl Sender {
     pub fn try_send(&self, message: Message) -> Result<Option<Message>, SendError> {
         let out = Outgoing::new(&message, &self.terms).map_err(SendError::Message)?;
         Ok(self.shared.try_send(out)?.map(|_| message))
+    }
+}
+
+impl Sender {
+    /// Sends several messages that need no waiting ([`try_send`](Self::try_send)) in one piece: one
+    /// TLS record and one system call instead of as many. Returns how many there was no room for;
+    /// these are dropped.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send); a message that cannot be sent keeps the others from being sent.
+    pub fn try_send_all(&self, messages: &[Message]) -> Result<usize, SendError> {
+        let all: Result<Vec<Outgoing>, Violation> = messages
+            .iter()
+            .map(|message| Outgoing::new(message, &self.terms))
+            .collect();
+        Ok(self.shared.try_send_all(all.map_err(SendError::Message)?)?)
     }
 }
 

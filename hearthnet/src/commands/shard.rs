@@ -152,6 +152,7 @@ pub(crate) fn serve_config(settings: &Host, listen: &str) -> ServeConfig {
         kv_budget_bytes: settings.kv_budget_mb << 20,
         kv_share_per_caller: settings.kv_share_per_caller_percent,
         prefill_piece: Duration::from_millis(settings.prefill_piece_ms),
+        niceness: settings.niceness,
         evict_after: Some(settings.shard_eviction_idle_seconds)
             .filter(|&seconds| seconds > 0)
             .map(Duration::from_secs),
