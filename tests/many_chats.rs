@@ -111,26 +111,32 @@ impl Killer<'_> {
     }
 }
 
+/// Two chats at once, and what they heard; the host in the middle is killed under both.
+fn without_the_middle(caller: &Caller, hosts: &[&Host], fallback: bool) -> Vec<Heard> {
+    let killer = Killer {
+        hosts,
+        ready: Mutex::default(),
+    };
+    let heard = together(
+        caller,
+        hosts,
+        &questions(2),
+        fallback,
+        |chat, token, route| {
+            killer.at(chat, token, route);
+        },
+    );
+    assert_eq!(killer.ready.into_inner().expect("no panic"), [true; 2]);
+    heard
+}
+
 #[test]
 fn the_middle_host_dies_under_two_chats_and_another_goes_on_for_both() {
     let caller = Caller::new();
     let hosts = RANGES.map(|range| caller.host(range, &[]));
     let spare = caller.host(RANGES[1], &[]);
     let hosts: Vec<&Host> = hosts.iter().chain([&spare]).collect();
-    let killer = Killer {
-        hosts: &hosts,
-        ready: Mutex::default(),
-    };
-    let heard = together(
-        &caller,
-        &hosts,
-        &questions(2),
-        false,
-        |chat, token, route| {
-            killer.at(chat, token, route);
-        },
-    );
-    assert_eq!(killer.ready.into_inner().expect("no panic"), [true; 2]);
+    let heard = without_the_middle(&caller, &hosts, false);
     assert!(heard.iter().any(|heard| heard.recoveries.len() == 1));
     assert!(heard.iter().all(|heard| !heard.local));
 }
@@ -140,20 +146,7 @@ fn the_middle_host_dies_under_two_chats_and_this_machine_goes_on_for_both() {
     let caller = Caller::new();
     let hosts = RANGES.map(|range| caller.host(range, &[]));
     let hosts = hosts.each_ref();
-    let killer = Killer {
-        hosts: &hosts,
-        ready: Mutex::default(),
-    };
-    let heard = together(
-        &caller,
-        &hosts,
-        &questions(2),
-        true,
-        |chat, token, route| {
-            killer.at(chat, token, route);
-        },
-    );
-    assert_eq!(killer.ready.into_inner().expect("no panic"), [true; 2]);
+    let heard = without_the_middle(&caller, &hosts, true);
     assert!(heard.iter().any(|heard| heard.local));
 }
 

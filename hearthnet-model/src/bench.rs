@@ -216,7 +216,8 @@ impl Runner<'_> {
     }
 }
 
-fn median(samples: &[f64]) -> f64 {
+/// The middle of some samples, or the mean of the two in the middle; NaN of none.
+pub fn median(samples: &[f64]) -> f64 {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
     let middle = sorted.len() / 2;

@@ -95,14 +95,20 @@ const COMES_BACK: Duration = Duration::from_millis(20);
 /// Whether the next batch is one of decode rows that are worth waiting for company: fewer wait
 /// than are expected back in a moment. When half are there, those are better computed while
 /// the others are at the next host.
-pub(crate) fn may_grow(streams: &[View], now: Duration) -> bool {
+///
+/// Of each stream: the rows of the step that is next, if one waits, and when something last
+/// happened on it.
+pub(crate) fn may_grow(
+    streams: impl Iterator<Item = (Option<u32>, Duration)>,
+    now: Duration,
+) -> bool {
     let (mut ready, mut expected) = (0, 0);
-    for view in streams {
-        match view.head {
-            Some(head) if head.rows <= SHORT_ROWS => ready += 1,
+    for (rows, active) in streams {
+        match rows {
+            Some(rows) if rows <= SHORT_ROWS => ready += 1,
             // There is other work to do meanwhile.
             Some(_) => return false,
-            None => expected += u32::from(now <= view.active.saturating_add(COMES_BACK)),
+            None => expected += u32::from(now <= active.saturating_add(COMES_BACK)),
         }
     }
     (1..expected).contains(&ready)

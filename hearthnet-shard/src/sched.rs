@@ -171,9 +171,11 @@ impl<S: EngineSource> Scheduler<S> {
     }
 
     /// Whether the next batch could be larger in a moment: [`may_grow`].
-    pub(crate) fn may_grow(&mut self) -> bool {
-        self.look();
-        may_grow(&self.views, self.clock.now())
+    pub(crate) fn may_grow(&self) -> bool {
+        let streams = self.streams.values();
+        let standing =
+            streams.map(|stream| (stream.head().map(|job| job.step.rows), stream.active));
+        may_grow(standing, self.clock.now())
     }
 
     /// Ends idle streams and puts the weights away when nobody used them for long. Says

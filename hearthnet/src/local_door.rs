@@ -151,12 +151,12 @@ impl Handler for Offer {
         _: Value,
         _: FrameSink,
     ) -> BoxFuture<'_, Result<Value, CallError>> {
-        let answer = if ctx.is_local {
-            serde_json::to_value(self).map_err(|e| CallError::new(Code::INTERNAL, e.to_string()))
-        } else {
-            let message = "only programs on the node's own machine are told about its files";
-            Err(CallError::new(Code::UNAUTHORIZED, message))
-        };
+        let answer = ctx
+            .require_local("are told about its files")
+            .and_then(|()| {
+                serde_json::to_value(self)
+                    .map_err(|e| CallError::new(Code::INTERNAL, e.to_string()))
+            });
         Box::pin(std::future::ready(answer))
     }
 }

@@ -282,10 +282,7 @@ impl StatusHandler {
 
     fn answer(&self, ctx: &CallContext) -> Result<Value, CallError> {
         use hearthnet_bus::calls::Code;
-        if !ctx.is_local {
-            let message = "only programs on the node's own machine are told about its peers";
-            return Err(CallError::new(Code::UNAUTHORIZED, message));
-        }
+        ctx.require_local("are told about its peers")?;
         let Some(node) = lock(&self.node).clone() else {
             return Err(CallError::new(
                 Code::BUSY,

@@ -46,6 +46,22 @@ pub struct CallContext {
     pub slot: Slot,
 }
 
+impl CallContext {
+    /// Refuses whoever is not on this machine: only programs there `may`, say, "may ask this".
+    ///
+    /// # Errors
+    /// [`Code::UNAUTHORIZED`] for another node.
+    pub fn require_local(&self, may: &str) -> Result<(), CallError> {
+        match self.is_local {
+            true => Ok(()),
+            false => Err(CallError::new(
+                Code::UNAUTHORIZED,
+                format!("only programs on the node's own machine {may}"),
+            )),
+        }
+    }
+}
+
 /// A place among the calls that may run at once.
 #[derive(Debug, Clone)]
 pub struct Slot(#[expect(dead_code, reason = "held for its Drop")] Arc<SlotGuard>);

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use super::ring::{Page, Record, Stamp};
 use crate::Capability;
 use crate::calls::{
-    CallContext, CallError, CallLimits, CallStream, CapabilityDescriptor, Code, FrameSink, Handler,
-    Kind, Params, Trust,
+    CallContext, CallError, CallLimits, CallStream, CapabilityDescriptor, FrameSink, Handler, Kind,
+    Params, Trust,
 };
 
 /// Name of the event that carries a [`Page`].
@@ -87,9 +87,8 @@ impl Handler for PagesHandler {
         out: FrameSink,
     ) -> BoxFuture<'_, Result<Value, CallError>> {
         Box::pin(async move {
-            if self.local_only && !ctx.is_local {
-                let message = "only programs on the node's own machine may ask this";
-                return Err(CallError::new(Code::UNAUTHORIZED, message));
+            if self.local_only {
+                ctx.require_local("may ask this")?;
             }
             let age_ms = params["age_ms"].as_u64().unwrap_or(u64::MAX);
             let since = super::now().unix_ms.saturating_sub(age_ms);

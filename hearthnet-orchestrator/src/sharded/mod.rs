@@ -23,7 +23,6 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use hearthnet_bus::Descriptor;
 use hearthnet_bus::flight::{self, Event, PipelineId};
 use hearthnet_model::catalogue::Band;
 use hearthnet_model::{BoundaryDtype, ModelSpec, WeightsId};
@@ -362,7 +361,7 @@ impl Backend for ShardedBackend {
             .map(|hop| {
                 let descriptor = hop.span.link.descriptor();
                 RouteHop {
-                    shard_id: Descriptor::shard_id(&self.model.model_id, hop.span.lo, hop.span.hi),
+                    shard_id: self.shard_id(hop),
                     host: Some(descriptor.host.clone()),
                     endpoint: Some(hop.span.link.addr().endpoint.clone()),
                     layers: (hop.span.lo, hop.span.hi),

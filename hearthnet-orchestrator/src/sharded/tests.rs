@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use hearthnet_bus::NodeKey;
+use hearthnet_bus::{Descriptor, NodeKey};
 use hearthnet_transport::{
     Admission, CloseCode, Config, Connection, DType, Hello, Identity, Listener, Message, PeerKey,
     Sender, Step, StepResult, StreamError, StreamOpened, Want,

@@ -39,6 +39,23 @@ fn step(stream: u64, rows: u32, served: u64) -> View {
     of(stream as u8, stream, rows, served)
 }
 
+/// A stream of a caller that holds so many positions, with a decode step waiting.
+fn long(number: u8, stream: u64, length: u32) -> View {
+    View {
+        length,
+        ..of(number, stream, 1, 0)
+    }
+}
+
+/// Pages of 16 positions: so many in all, and of one caller.
+fn pool(total: u32, quota: u32) -> Pool {
+    Pool {
+        total,
+        quota,
+        page: 16,
+    }
+}
+
 fn left(view: View, left: u32) -> View {
     let head = view.head.map(|head| Head { left, ..head });
     View { head, ..view }
@@ -196,11 +213,7 @@ fn whoever_was_away_has_nothing_saved_up() {
 
 #[test]
 fn a_step_is_cut_to_the_pages_that_are_left() {
-    let pool = Pool {
-        total: 4,
-        quota: 4,
-        page: 16,
-    };
+    let pool = pool(4, 4);
     // Three pages and a bit are in use, so one page is free, and 13 rows of the last one.
     let streams = [View {
         length: 35,
@@ -212,15 +225,7 @@ fn a_step_is_cut_to_the_pages_that_are_left() {
 
 #[test]
 fn the_example_of_the_pages_is_what_happens() {
-    let pool = Pool {
-        total: 10,
-        quota: 10,
-        page: 16,
-    };
-    let long = |number, stream, length| View {
-        length,
-        ..of(number, stream, 1, 0)
-    };
+    let pool = pool(10, 10);
     let streams = [long(1, 1, 75), long(1, 2, 40), long(2, 3, 32)];
     let turn = Planner::new().plan(&streams, &pool, 64, Duration::ZERO);
     let turn = turn.unwrap();
@@ -232,11 +237,7 @@ fn the_example_of_the_pages_is_what_happens() {
 
 #[test]
 fn kept_streams_go_first_and_the_longest_idle_before_the_others() {
-    let pool = Pool {
-        total: 6,
-        quota: 6,
-        page: 16,
-    };
+    let pool = pool(6, 6);
     let now = Duration::from_secs(100);
     let kept = |stream, length, secs| View {
         length,
@@ -262,15 +263,7 @@ fn kept_streams_go_first_and_the_longest_idle_before_the_others() {
 
 #[test]
 fn a_caller_beyond_its_own_share_gives_up_streams_of_its_own_only() {
-    let pool = Pool {
-        total: 10,
-        quota: 4,
-        page: 16,
-    };
-    let long = |number, stream, length| View {
-        length,
-        ..of(number, stream, 1, 0)
-    };
+    let pool = pool(10, 4);
     let streams = [long(1, 1, 48), long(1, 2, 10), long(2, 3, 5)];
     let turn = Planner::new().plan(&streams, &pool, 64, Duration::ZERO);
     let turn = turn.unwrap();
@@ -282,16 +275,8 @@ fn a_caller_beyond_its_own_share_gives_up_streams_of_its_own_only() {
 
 #[test]
 fn a_stream_that_asks_may_be_the_one_to_go() {
-    let pool = Pool {
-        total: 2,
-        quota: 2,
-        page: 16,
-    };
-    let long = |stream, length| View {
-        length,
-        ..of(1, stream, 1, 0)
-    };
-    let streams = [long(1, 20), long(2, 0)];
+    let pool = pool(2, 2);
+    let streams = [long(1, 1, 20), long(1, 2, 0)];
     let turn = Planner::new().plan(&streams, &pool, 64, Duration::ZERO);
     let turn = turn.unwrap();
     assert_eq!((turn.preempted, turn.takes), (vec![2], vec![(1, 1)]));
@@ -299,11 +284,7 @@ fn a_stream_that_asks_may_be_the_one_to_go() {
 
 #[test]
 fn a_stream_may_begin_where_a_page_is_left_or_due_to_it() {
-    let pool = Pool {
-        total: 4,
-        quota: 3,
-        page: 16,
-    };
+    let pool = pool(4, 3);
     let now = Duration::from_secs(100);
     let holds = |number, stream, length| View {
         length,
@@ -536,6 +517,10 @@ fn a_batch_waits_for_company_while_fewer_wait_than_come_back() {
     let gone = |stream| View {
         active: Duration::ZERO,
         ..answered(stream)
+    };
+    let may_grow = |streams: &[View], now| {
+        let standing = |view: &View| (view.head.map(|head| head.rows), view.active);
+        may_grow(streams.iter().map(standing), now)
     };
     assert!(may_grow(&[came(1), answered(2), answered(3)], now));
     // A lone stream has nobody to wait for, nor has the last of several.

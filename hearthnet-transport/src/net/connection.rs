@@ -639,9 +639,7 @@ impl Sender {
         let out = Outgoing::new(&message, &self.terms).map_err(SendError::Message)?;
         Ok(self.shared.try_send(out)?.map(|_| message))
     }
-}
 
-impl Sender {
     /// Sends several messages that need no waiting ([`try_send`](Self::try_send)) in one piece: one
     /// TLS record and one system call instead of as many. Returns how many there was no room for;
     /// these are dropped.

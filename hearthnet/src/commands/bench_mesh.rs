@@ -288,9 +288,7 @@ fn rate(tokens: usize, since: Instant) -> f64 {
 }
 
 fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or_default()
+    hearthnet_model::bench::median(&values.collect::<Vec<f64>>())
 }
 
 /// Two speeds in tokens per second, and how they compare.
