@@ -1,5 +1,6 @@
 //! What `hearthnet diagnose` finds out about a chat whose host died, in a community of real
-//! processes; and that it tells nothing of what was said. Real model.
+//! processes and over hosts that are served by hand; who is told what; and that nothing is told of
+//! what was said. Real model.
 #![allow(
     clippy::expect_used,
     clippy::panic,
@@ -10,13 +11,25 @@
 mod support;
 
 use std::collections::BTreeSet;
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpListener;
 use std::process::Stdio;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use futures_util::future::BoxFuture;
+use hearthnet_bus::calls::{
+    Authority, CallContext, CallError, CallServer, FrameSink, Handler, Registry, Research, Trust,
+};
+use hearthnet_bus::node::bus_rule;
+use hearthnet_bus::{NodeId, NodeKey, flight};
+use hearthnet_transport::{
+    Admission, Arrival, CloseCode, Config, Hello, PathListener, PathRule, PeerKey,
+};
 use rustix::process::Signal;
-use serde_json::Value;
-use support::{Home, PATIENCE, Server, community, model, text};
+use serde_json::{Value, json};
+use support::{Home, Host, PATIENCE, Server, assert_fails, community, model, text};
+use tokio::runtime::Runtime;
 
 /// Words that nobody says by chance.
 const PROMPT: &str = "Tell me about zyzzyva, quokka and umbrella, at length.";
@@ -102,7 +115,7 @@ fn a_chat_whose_host_died_can_be_followed_over_all_nodes_and_not_read() {
             break;
         }
         assert!(Instant::now() < deadline, "{seen:#}");
-        std::thread::sleep(std::time::Duration::from_millis(200));
+        std::thread::sleep(Duration::from_millis(200));
     }
 
     let mut victim = None;
@@ -215,4 +228,305 @@ fn a_chat_whose_host_died_can_be_followed_over_all_nodes_and_not_read() {
         Value::Array(_) => assert!(["events", "layers"].contains(&key), "{key}"),
         _ => {}
     });
+}
+
+/// A host that is served by hand, on the data directory of an owner of its own.
+fn by_hand(layers: &str, admitted: &[&str]) -> (Home, Host) {
+    let owner = Home::new();
+    let model = model();
+    let model = model.to_str().expect("a UTF-8 path");
+    let (first, more) = admitted.split_first().expect("somebody");
+    let more: Vec<&str> = more.iter().flat_map(|id| ["--peer-key", id]).collect();
+    let host = Host::start(&owner, model, layers, first, &more);
+    (owner, host)
+}
+
+fn shards<'a>(hosts: impl IntoIterator<Item = &'a String>) -> Vec<&'a str> {
+    let hosts = hosts.into_iter();
+    hosts.flat_map(|host| ["--shard", host.as_str()]).collect()
+}
+
+/// Events by one node of one kind.
+fn of_kind<'a>(seen: &'a Value, node: &str, kind: &str) -> Vec<&'a Value> {
+    let events = seen["events"].as_array().expect("events").iter();
+    events
+        .filter(|e| e["node"] == node && e["event"]["kind"] == kind)
+        .collect()
+}
+
+#[test]
+fn a_chat_over_hosts_by_hand_can_be_followed_by_its_caller_and_not_by_other_callers() {
+    let (caller, other) = (Home::new(), Home::new());
+    let (caller_id, other_id) = (caller.node_id(), other.node_id());
+    let admitted = [caller_id.as_str(), other_id.as_str()];
+    let hosts = ["0-14", "15-29", "15-29"].map(|layers| by_hand(layers, &admitted));
+    let addresses = hosts.each_ref().map(|(_, host)| host.address.clone());
+    let ids = addresses
+        .each_ref()
+        .map(|address| address.split_once('#').expect("a node id").1);
+    let model = model();
+    let model = model.to_str().expect("a UTF-8 path");
+    let off = "research.distributed_inference.fallback_to_local=false";
+    let settings = ["--set", "policy.research.enable=true", "--set", off];
+    let serve = ["serve", "--model", model, "--http", "127.0.0.1:0"];
+    let serve = [&settings, &serve[..], &["--json", "--lifeline"]].concat();
+    let _service = Server::start(&caller, &[&serve[..], &shards(&addresses)].concat());
+
+    let mut victim = None;
+    chat(&caller, |frames| {
+        let serving = |id: &str| {
+            frames
+                .iter()
+                .any(|f| f["event"] == "shard_status" && f["data"]["host"] == id)
+        };
+        let index = (1..3).find(|&n| serving(ids[n])).expect("one of the two");
+        hosts[index].1.signal(Signal::KILL);
+        victim = Some(index);
+    });
+    let victim = victim.expect("a host was killed");
+    let (first, dead, spare) = (ids[0], ids[victim], ids[3 - victim]);
+
+    let seen = diagnose_json(&caller, &shards(&addresses));
+    let nodes = seen["nodes"].as_array().expect("nodes");
+    let of = |id: &str| nodes.iter().find(|n| n["node"] == id).expect("a node");
+    assert_eq!(nodes.len(), 4, "{seen:#}");
+    assert_eq!(of(dead)["error"]["code"], "unreachable", "{seen:#}");
+    assert_eq!(
+        (&of(first)["partial"], &of(&caller_id)["partial"]),
+        (&json!(true), &json!(false))
+    );
+    let moved = of_kind(&seen, &caller_id, "failed_over");
+    let pipeline = moved.first().expect("a failover")["pipeline"].as_str();
+    let pipeline = pipeline.expect("an id");
+    let args = [&["--pipeline", pipeline][..], &shards(&addresses)].concat();
+    let line = diagnose_json(&caller, &args);
+    let line = line["events"].as_array().expect("events");
+    let at = |node: &str, kind: &str, about: &str| {
+        let found = line.iter().position(|e| {
+            let names = |key: &str| e["event"][key] == about;
+            e["node"] == node && e["event"]["kind"] == kind && (names("host") || names("peer"))
+        });
+        found.unwrap_or_else(|| panic!("{node} has no {kind} {about}: {line:#?}"))
+    };
+    let order = [
+        at(&caller_id, "stream_asked", first),
+        at(first, "stream_opened", &caller_id),
+        at(&caller_id, "host_failed", dead),
+        at(&caller_id, "stream_asked", spare),
+        at(spare, "stream_opened", &caller_id),
+        at(&caller_id, "stream_ready", spare),
+        at(&caller_id, "failed_over", dead),
+    ];
+    assert!(order.is_sorted(), "{order:?}: {line:#?}");
+    for index in order {
+        assert_eq!(line[index]["pipeline"], pipeline, "{:#}", line[index]);
+    }
+    // By two names it is still one host.
+    let twice = diagnose_json(&caller, &shards([&addresses[0], &addresses[0]]));
+    assert_eq!(
+        twice["nodes"].as_array().expect("nodes").len(),
+        2,
+        "{twice:#}"
+    );
+
+    // Another caller hears that the host serves, and nothing of who else is there.
+    let seen = diagnose_json(&other, &shards(&addresses[..1]));
+    assert_eq!(of_kind(&seen, first, "shard_serving").len(), 1, "{seen:#}");
+    assert!(!seen.to_string().contains(&caller_id), "{seen:#}");
+    for kind in ["session_began", "stream_opened", "stream_ended"] {
+        assert!(of_kind(&seen, first, kind).is_empty(), "{seen:#}");
+    }
+    // The owner, who has the host's own key, is told all of it.
+    let seen = diagnose_json(&hosts[0].0, &shards(&addresses[..1]));
+    let opened = of_kind(&seen, first, "stream_opened");
+    assert_eq!(
+        opened.first().expect("a stream")["event"]["peer"],
+        *caller_id
+    );
+    assert_eq!(seen["nodes"][0]["partial"], false);
+    let people = diagnose(&other, &shards(&addresses[..1]));
+    assert!(
+        people.contains("it tells only what concerns this node"),
+        "{people}"
+    );
+
+    // A stranger is told nothing, and hears so.
+    let stranger = Home::new();
+    let args = [&["diagnose", "--json"][..], &shards(&addresses[..1])].concat();
+    let refused = stranger.run(&args);
+    assert_fails(&refused, 9, "no_record");
+    let found: Value = serde_json::from_slice(&refused.stdout).expect("one JSON object");
+    assert_eq!(
+        found["nodes"][0]["error"]["code"], "unauthorized",
+        "{found:#}"
+    );
+    assert_eq!(found["events"], json!([]));
+    let told = text(&refused.stdout);
+    assert!(
+        !told.contains(&caller_id) && !told.contains("smollm2"),
+        "{told}"
+    );
+}
+
+/// A host that a test plays: it lets everybody in, and answers `diagnose` with these pages. `None`:
+/// it is of a version that does not know the question.
+fn play(runtime: &Runtime, pages: Option<Vec<Value>>) -> String {
+    struct Open;
+    impl Admission for Open {
+        fn admit_peer(&self, _: &PeerKey) -> bool {
+            true
+        }
+        fn admit_path(&self, _: &PeerKey, _: &str) -> Result<(), CloseCode> {
+            Ok(())
+        }
+        fn admit_hello(&self, _: &PeerKey, _: &Hello, _: u64) -> Result<(), CloseCode> {
+            Err(CloseCode::PurposeUnknown)
+        }
+    }
+    impl Authority for Open {
+        fn trust(&self, _: &NodeId) -> Trust {
+            Trust::Member
+        }
+        fn research(&self) -> Research {
+            Research::On
+        }
+    }
+    struct Pages(Vec<Value>);
+    impl Handler for Pages {
+        fn call(
+            &self,
+            _: CallContext,
+            _: Value,
+            out: FrameSink,
+        ) -> BoxFuture<'_, Result<Value, CallError>> {
+            Box::pin(async move {
+                for page in &self.0 {
+                    out.send("page", page).await?;
+                }
+                Ok(json!({}))
+            })
+        }
+    }
+    let key = NodeKey::generate().expect("a key");
+    let rules: Vec<PathRule> = pages.iter().map(|_| bus_rule()).collect();
+    let registry = Registry::new();
+    let handler = Arc::new(Pages(pages.unwrap_or_default()));
+    let offered = registry.register(flight::callers_descriptor(), handler);
+    offered.expect("a new registry has room");
+    let server = Arc::new(CallServer::new(
+        key.id(),
+        Arc::new(registry),
+        Arc::new(Open),
+    ));
+    let identity = key.identity().expect("an identity");
+    let listening = async {
+        let config = Config::default();
+        PathListener::bind("127.0.0.1:0", &identity, Arc::new(Open), config, &rules).await
+    };
+    let mut listener = runtime.block_on(listening).expect("a port");
+    let address = format!("{}#{}", listener.local_addr(), key.id());
+    runtime.spawn(async move {
+        loop {
+            if let Arrival::Peer(socket) = listener.accept().await {
+                let server = Arc::clone(&server);
+                tokio::spawn(async move { server.serve(socket).await });
+            }
+        }
+    });
+    address
+}
+
+fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    u64::try_from(since.expect("after 1970").as_millis()).expect("before the year 584 million")
+}
+
+#[test]
+fn a_host_that_lies_or_says_nonsense_is_named_and_spoils_no_other_answer() {
+    let runtime = Runtime::new().expect("a runtime");
+    let asker = Home::new();
+    let asker_id = asker.node_id();
+    let victim = "ed25519:iojj3XQJ8ZX9UtstPLpdcspnCb8dlBIb83SIAbQPb1w";
+    let evil = "\u{1b}]0;owned\u{7} 10:00:00.000 answered";
+    let (day_ms, made) = (86_400_000, unix_ms());
+    let stamp = |mono_us: u64| json!({"unix_ms": unix_ms() + day_ms, "mono_us": mono_us});
+    let page = |run: u64, seq: u64, event: Value| {
+        json!({"run": run, "began": stamp(0), "now": stamp(90_000_000), "forgotten": 0,
+            "records": [{"seq": seq, "at": stamp(30_000_000), "event": event}]})
+    };
+    // Its clock is a day ahead; what it says happened a minute before it was asked.
+    let ahead = play(
+        &runtime,
+        Some(vec![page(
+            1,
+            1,
+            json!({"kind": "shard_serving", "shard": evil}),
+        )]),
+    );
+    // It has another run in its second page.
+    let disorder = play(
+        &runtime,
+        Some(vec![
+            page(1, 1, json!({"kind": "weights_evicted"})),
+            page(2, 2, json!({"kind": "weights_evicted"})),
+        ]),
+    );
+    let nonsense = play(&runtime, Some(vec![json!({"records": evil})]));
+    let silent = play(&runtime, Some(Vec::new()));
+    let old = play(&runtime, None);
+    // Another key than the one that was named.
+    let (endpoint, _) = ahead.split_once('#').expect("an address");
+    let another = format!("{endpoint}#{victim}");
+    // No TLS at all.
+    let noise = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let noise_at = format!("{}#{victim}", noise.local_addr().expect("an address"));
+    std::thread::spawn(move || {
+        for stream in noise.incoming() {
+            // The other side may have gone.
+            let _ = stream.and_then(|mut stream| stream.write_all(&[0x16; 4096]));
+        }
+    });
+
+    let all = [ahead, disorder, nonsense, silent, old, another, noise_at];
+    let before = unix_ms();
+    let seen = diagnose_json(&asker, &shards(&all));
+    let after = unix_ms();
+    let nodes = seen["nodes"].as_array().expect("nodes");
+    assert_eq!(nodes.len(), all.len(), "{seen:#}");
+    let codes_of = |address: &String| {
+        let (_, id) = address.split_once('#').expect("an address");
+        let same = nodes.iter().filter(|n| n["node"] == id);
+        let codes = same.map(|n| n["error"]["code"].as_str().unwrap_or("told"));
+        codes.collect::<BTreeSet<_>>()
+    };
+    assert_eq!(codes_of(&all[0]), BTreeSet::from(["told"]), "{seen:#}");
+    for broken in &all[1..4] {
+        assert_eq!(
+            codes_of(broken),
+            BTreeSet::from(["bad_request"]),
+            "{seen:#}"
+        );
+    }
+    assert_eq!(codes_of(&all[4]), BTreeSet::from(["not_found"]), "{seen:#}");
+    let named = BTreeSet::from(["identity_mismatch", "unreachable"]);
+    assert_eq!(codes_of(&all[5]), named, "{seen:#}");
+
+    let events = seen["events"].as_array().expect("events");
+    assert_eq!(events.len(), 1, "{seen:#}");
+    let at_ms = events[0]["unix_ms"].as_f64().expect("a time");
+    let minute_before = (before as f64 - 60_000.0)..=(after as f64 - 60_000.0 + 1.0);
+    assert!(minute_before.contains(&at_ms), "{at_ms}: {seen:#}");
+    let ahead_ms = nodes.iter().find_map(|n| n["clock_ahead_ms"].as_i64());
+    let off = ahead_ms.expect("one told") - i64::try_from(day_ms).expect("a day");
+    // It goes by the clock of when its page was made.
+    let made_before = i64::try_from(after - made).expect("a moment");
+    assert!((-made_before..=1).contains(&off), "{off}: {seen:#}");
+
+    let people = diagnose(&asker, &shards(&all));
+    assert!(
+        people.chars().all(|c| c == '\n' || !c.is_control()),
+        "{people:?}"
+    );
+    assert!(people.contains("it may run an older version"), "{people}");
+    assert!(!people.contains(&asker_id), "{people}");
 }

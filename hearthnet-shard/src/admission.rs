@@ -1,16 +1,18 @@
 //! Who may connect, and with which session token.
 //!
-//! Alone, a host admits the keys that its operator named, and these may issue tokens. In a
+//! Alone, a host admits the keys that its operator named, and these may issue tokens and ask for
+//! the part of its flight record that concerns them. In a
 //! community the node's listener admits members and watches them (`hearthnet_bus::node`), and the
 //! host accepts the tokens that it has issued itself.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
-use hearthnet_bus::flight;
+use hearthnet_bus::calls::{Authority, BUS_PATH, CallServer, Registry, Research, Trust};
+use hearthnet_bus::flight::{self, PagesHandler};
 use hearthnet_bus::node::TensorDoor;
 use hearthnet_bus::{Capability, Expectation, Grant, NodeId, ReplayCache};
-use hearthnet_transport::{Admission, CloseCode, Hello, PeerKey, SessionClosed};
+use hearthnet_transport::{Admission, CloseCode, Hello, PATH, PeerKey, SessionClosed};
 
 use crate::life::lock;
 use crate::stats::Counters;
@@ -88,6 +90,17 @@ impl DoorKeeper {
         }
     }
 
+    /// What answers calls to a host that is alone: it tells its flight record, and nothing else.
+    pub(crate) fn answers(self: &Arc<Self>) -> CallServer {
+        let registry = Registry::new();
+        // Alone in a new registry, it has a place.
+        let _ = registry.register(
+            flight::callers_descriptor(),
+            Arc::new(PagesHandler::for_callers(self.host)),
+        );
+        CallServer::new(self.host, Arc::new(registry), Arc::clone(self) as _)
+    }
+
     fn node(&self, peer: &PeerKey) -> Option<NodeId> {
         NodeId::from_bytes(&peer.0)
             .ok()
@@ -105,6 +118,13 @@ impl Admission for DoorKeeper {
         is_admitted
     }
 
+    fn admit_path(&self, peer: &PeerKey, path: &str) -> Result<(), CloseCode> {
+        match (self.node(peer), path) {
+            (Some(_), PATH | BUS_PATH) => Ok(()),
+            _ => Err(CloseCode::Unauthorized),
+        }
+    }
+
     fn admit_hello(&self, peer: &PeerKey, hello: &Hello, now_unix: u64) -> Result<(), CloseCode> {
         let node = self.node(peer).ok_or(CloseCode::Unauthorized)?;
         self.check(node, hello, now_unix)
@@ -117,6 +137,21 @@ impl Admission for DoorKeeper {
 
     fn connection_refused(&self, code: &'static str) {
         flight::connection_refused(code);
+    }
+}
+
+/// Alone, there are no levels: whoever is admitted may ask, and hears what is for him.
+impl Authority for DoorKeeper {
+    fn trust(&self, node: &NodeId) -> Trust {
+        match self.admitted.contains(node) {
+            true => Trust::Member,
+            false => Trust::Anyone,
+        }
+    }
+
+    fn research(&self) -> Research {
+        // Whoever serves layers has decided that.
+        Research::On
     }
 }
 

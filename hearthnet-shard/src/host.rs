@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use hearthnet_bus::calls::CallServer;
 use hearthnet_bus::flight::{self, Event, Name};
-use hearthnet_bus::node::{Node, TensorSessions};
+use hearthnet_bus::node::{Node, TensorSessions, bus_rule};
 use hearthnet_bus::{Descriptor, DescriptorError, NodeId, NodeKey};
-use hearthnet_transport::{BindError, Connection, IdentityError, Listener};
+use hearthnet_transport::{Arrival, BindError, Connection, IdentityError, PathListener};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, timeout_at};
@@ -217,7 +218,9 @@ pub(crate) async fn start<S: EngineSource>(
         Place::Alone(key) => {
             let (identity, admission) = (key.identity()?, Arc::clone(&door) as _);
             let transport = transport.clone();
-            let own = Listener::bind(&config.listen, &identity, admission, transport).await?;
+            let rules = [bus_rule()];
+            let own = PathListener::bind(&config.listen, &identity, admission, transport, &rules);
+            let own = own.await?;
             (own.local_addr(), None, Waiting::Own(own))
         }
         Place::In(node) => {
@@ -301,7 +304,11 @@ pub(crate) async fn start<S: EngineSource>(
         compute: compute.running.clone(),
     };
     let arrivals = match waiting {
-        Waiting::Own(listener) => Arrivals::Own(listener),
+        Waiting::Own(listener) => Arrivals::Own {
+            listener,
+            answers: Arc::new(door.answers()),
+            calls: JoinSet::new(),
+        },
         Waiting::At(node) => Arrivals::Node(node.serve_tensors(door)),
     };
     let accepting = tokio::spawn(accept(arrivals, office.clone(), end, max_unread));
@@ -322,20 +329,40 @@ pub(crate) async fn start<S: EngineSource>(
 
 /// Where sessions will come from, once the weights are there.
 enum Waiting<'a> {
-    Own(Listener),
+    Own(PathListener),
     At(&'a Node),
 }
 
 /// Sessions as they come.
 enum Arrivals {
-    Own(Listener),
+    Own {
+        listener: PathListener,
+        /// What answers on the sockets for calls.
+        answers: Arc<CallServer>,
+        /// Those sockets; they go with this.
+        calls: JoinSet<()>,
+    },
     Node(TensorSessions),
 }
 
 impl Arrivals {
     async fn next(&mut self) -> Connection {
         match self {
-            Self::Own(listener) => listener.accept().await,
+            Self::Own {
+                listener,
+                answers,
+                calls,
+            } => loop {
+                match listener.accept().await {
+                    Arrival::Session(connection) => return connection,
+                    Arrival::Peer(socket) => {
+                        while calls.try_join_next().is_some() {}
+                        let answers = Arc::clone(answers);
+                        calls.spawn(async move { answers.serve(socket).await });
+                    }
+                    _ => {}
+                }
+            },
             Self::Node(sessions) => match sessions.next().await {
                 Some(connection) => connection,
                 // The node has ended, or another host serves: no more come.

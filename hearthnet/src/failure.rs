@@ -64,6 +64,8 @@ pub(crate) struct Failure {
     code: &'static str,
     message: String,
     hint: Option<String>,
+    /// What was found out before it failed, for `--json`: members of an object.
+    found: serde_json::Map<String, serde_json::Value>,
 }
 
 impl Failure {
@@ -88,12 +90,21 @@ impl Failure {
             code,
             message: message.into(),
             hint: None,
+            found: serde_json::Map::new(),
         }
     }
 
     /// Adds what the user can do.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
+        self
+    }
+
+    /// Adds what was found out all the same, an object, to what `--json` prints.
+    pub(crate) fn beside(mut self, found: serde_json::Value) -> Self {
+        if let serde_json::Value::Object(found) = found {
+            self.found = found;
+        }
         self
     }
 
@@ -109,9 +120,11 @@ impl Failure {
 
     /// The failure as one JSON object, for `--json`.
     pub(crate) fn to_json(&self) -> serde_json::Value {
-        serde_json::json!({
-            "error": { "code": self.code, "message": self.message, "hint": self.hint }
-        })
+        let mut object = self.found.clone();
+        let error =
+            serde_json::json!({ "code": self.code, "message": self.message, "hint": self.hint });
+        object.insert("error".to_owned(), error);
+        object.into()
     }
 
     /// The hint, if there is one.

@@ -103,6 +103,9 @@ pub(crate) fn as_text(nodes: &[Asked], line: &[Entry], state: Option<&Community>
             if answer.forgotten > 0 {
                 remarks.push(format!("{} older ones are not kept", answer.forgotten));
             }
+            if answer.partial {
+                remarks.push("it tells only what concerns this node".to_owned());
+            }
             if answer.cut {
                 remarks.push("it had more to say than is taken".to_owned());
             }
@@ -189,6 +192,7 @@ pub(crate) fn as_json(nodes: &[Asked], line: &[Entry], state: Option<&Community>
                     "node": asked.node, "name": names.of(&asked.node), "here": asked.here,
                     "records": answer.records.len(), "forgotten": answer.forgotten,
                     "unreadable": answer.unreadable, "cut": answer.cut,
+                    "partial": answer.partial,
                     "clock_ahead_ms": clock.ahead_ms,
                     "give_or_take_ms": clock.give_or_take_us as f64 / 1e3,
                 })
@@ -437,6 +441,8 @@ mod tests {
             answered: clock(u64::MAX, 10),
             heard: clock(1_750_000_000_005, 1_005_000),
             began: clock(0, 20),
+            run: 7,
+            partial: true,
             forgotten: u64::MAX,
             unreadable: u64::MAX,
             cut: true,

@@ -346,6 +346,46 @@ impl Event {
         }
     }
 
+    /// Whether a caller of a host may hear of it from that host: what that caller did there and
+    /// what was done to it, and what befell the host as a whole. Not who else was there.
+    pub fn concerns(&self, caller: &Who) -> bool {
+        match self {
+            Self::SessionBegan { peer, .. }
+            | Self::SessionEnded { peer, .. }
+            | Self::StreamOpened { peer, .. }
+            | Self::StreamRefused { peer, .. }
+            | Self::StreamEnded { peer, .. }
+            | Self::PeerRefused { peer, .. } => peer == caller,
+            Self::ShardServing { .. }
+            | Self::ShardLeaving { .. }
+            | Self::ShardStopped { .. }
+            | Self::WeightsLoaded { .. }
+            | Self::WeightsEvicted {} => true,
+            // What the host asks of others, and whom it knows.
+            Self::PipelineBuilt { .. }
+            | Self::StreamAsked { .. }
+            | Self::StreamReady { .. }
+            | Self::HostFailed { .. }
+            | Self::HostPreempted { .. }
+            | Self::FailedOver { .. }
+            | Self::StaleAnswer { .. }
+            | Self::HostLeaving { .. }
+            | Self::Answered { .. }
+            | Self::Aborted { .. }
+            | Self::Cancelled { .. }
+            | Self::PipelineEnded { .. }
+            | Self::NodeStarted {}
+            | Self::PeerConnected { .. }
+            | Self::PeerLost { .. }
+            | Self::PeerUnreachable { .. }
+            | Self::AdvertSeen { .. }
+            | Self::AdvertGone { .. }
+            | Self::Revoked { .. }
+            | Self::ConnectionRefused { .. }
+            | Self::Unknown => false,
+        }
+    }
+
     /// The pipeline that it names, if it does. Host events name none: they are joined by
     /// session, stream and epoch, see [`Event::StreamAsked`].
     pub fn pipeline(&self) -> Option<PipelineId> {

@@ -40,7 +40,7 @@ use hearthnet_transport::{CloseCode, PeerKey};
 pub use event::{Class, Event};
 pub use ids::{MAX_NAME_BYTES, Name, PipelineId, SessionId, Who};
 pub use ring::{MAX_PAGE_BYTES, MAX_PAGE_RECORDS, Page, Record, Ring, Stamp};
-pub use share::{Answer, PagesHandler, descriptor, local_descriptor, params};
+pub use share::{Answer, PagesHandler, callers_descriptor, descriptor, local_descriptor, params};
 pub use timeline::{Clock, Entry, merge, of_pipeline};
 
 static RING: LazyLock<Mutex<Ring>> = LazyLock::new(|| {
@@ -77,10 +77,10 @@ pub fn connection_refused(code: &'static str) {
 }
 
 /// What is kept from the record `from` on that happened at or after `since_unix_ms`, as much
-/// of it as fits into one page.
-pub fn page(from: u64, since_unix_ms: u64) -> Page {
+/// of it as fits into one page; for a caller, what [concerns](Event::concerns) it.
+pub fn page(from: u64, since_unix_ms: u64, caller: Option<&Who>) -> Page {
     let at = now();
-    lock().page(at, from, since_unix_ms)
+    lock().page(at, from, since_unix_ms, caller)
 }
 
 fn lock() -> std::sync::MutexGuard<'static, Ring> {

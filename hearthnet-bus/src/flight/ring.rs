@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 use super::event::{Class, Event};
+use super::ids::Who;
 
 /// Most records of one page.
 pub const MAX_PAGE_RECORDS: usize = 256;
@@ -48,6 +49,11 @@ fn is_once(times: &u32) -> bool {
     *times == 1
 }
 
+#[allow(clippy::trivially_copy_pass_by_ref)] // As serde asks for it.
+fn is_whole(partial: &bool) -> bool {
+    !*partial
+}
+
 /// A piece of a node's record, as one answer carries it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(clippy::exhaustive_structs)] // Read field by field by whoever collects.
@@ -58,8 +64,11 @@ pub struct Page {
     pub began: Stamp,
     /// When this page was made.
     pub now: Stamp,
-    /// Events that were recorded and are not kept any more.
+    /// Events that were recorded and are not kept any more, whomever they concerned.
     pub forgotten: u64,
+    /// Whether only what [concerns](Event::concerns) the asker is in it.
+    #[serde(default, skip_serializing_if = "is_whole")]
+    pub partial: bool,
     /// The number to ask from for the next page; absent if there is no more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<u64>,
@@ -147,8 +156,9 @@ impl Ring {
         }
     }
 
-    /// The first records from number `from` on that happened at or after `since_unix_ms`.
-    pub fn page(&self, now: Stamp, from: u64, since_unix_ms: u64) -> Page {
+    /// The first records from number `from` on that happened at or after `since_unix_ms`: all of
+    /// them, or those that [concern](Event::concerns) one caller.
+    pub fn page(&self, now: Stamp, from: u64, since_unix_ms: u64, caller: Option<&Who>) -> Page {
         let mut parts = self.parts.each_ref().map(|part| {
             let first = part.records.partition_point(|record| record.seq < from);
             part.records.range(first..).peekable()
@@ -163,7 +173,9 @@ impl Ring {
         {
             // The clock may have been set since: a record is left out for its age alone.
             let age_ms = now.mono_us.saturating_sub(record.at.mono_us) / 1000;
-            if now.unix_ms.saturating_sub(age_ms) < since_unix_ms {
+            if now.unix_ms.saturating_sub(age_ms) < since_unix_ms
+                || caller.is_some_and(|caller| !record.event.concerns(caller))
+            {
                 continue;
             }
             bytes += weight(&record.event);
@@ -178,6 +190,7 @@ impl Ring {
             began: self.began,
             now,
             forgotten: self.forgotten,
+            partial: caller.is_some(),
             next,
             records,
         }

@@ -3,12 +3,13 @@
 use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 
+use super::ids::Who;
 use super::ring::{Page, Record, Stamp};
-use crate::Capability;
 use crate::calls::{
     CallContext, CallError, CallLimits, CallStream, CapabilityDescriptor, FrameSink, Handler, Kind,
     Params, Trust,
 };
+use crate::{Capability, NodeId};
 
 /// Name of the event that carries a [`Page`].
 const PAGE: &str = "page";
@@ -29,6 +30,16 @@ pub fn descriptor() -> CapabilityDescriptor {
         Capability::diagnose(),
         "Tells what happened here of late: codes, ids and numbers, no texts.",
         Trust::Trusted,
+    )
+}
+
+/// The same on a host outside of any community, where there are no levels:
+/// [`PagesHandler::for_callers`] answers it.
+pub fn callers_descriptor() -> CapabilityDescriptor {
+    described(
+        Capability::diagnose(),
+        "Tells the host's owner what happened here of late, and callers what concerns them.",
+        Trust::Member,
     )
 }
 
@@ -64,18 +75,40 @@ fn described(name: Capability, summary: &str, trust: Trust) -> CapabilityDescrip
 /// Answers with this process's record.
 #[derive(Debug)]
 pub struct PagesHandler {
-    local_only: bool,
+    readers: Readers,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Readers {
+    /// Whoever has the level that the capability asks for.
+    Nodes,
+    /// Programs on this machine.
+    Local,
+    /// Callers of the host with this key, each of its own.
+    Callers(NodeId),
 }
 
 impl PagesHandler {
     /// For [`descriptor`].
     pub fn for_nodes() -> Self {
-        Self { local_only: false }
+        Self {
+            readers: Readers::Nodes,
+        }
+    }
+
+    /// For [`callers_descriptor`]: all of it for who holds the host's own key `own`, for anyone
+    /// else what [concerns](super::Event::concerns) him.
+    pub fn for_callers(own: NodeId) -> Self {
+        Self {
+            readers: Readers::Callers(own),
+        }
     }
 
     /// For [`local_descriptor`]: refuses whoever is not on this machine.
     pub fn local() -> Self {
-        Self { local_only: true }
+        Self {
+            readers: Readers::Local,
+        }
     }
 }
 
@@ -87,14 +120,19 @@ impl Handler for PagesHandler {
         out: FrameSink,
     ) -> BoxFuture<'_, Result<Value, CallError>> {
         Box::pin(async move {
-            if self.local_only {
-                ctx.require_local("may ask this")?;
-            }
+            let only: Option<Who> = match self.readers {
+                Readers::Nodes => None,
+                Readers::Local => {
+                    ctx.require_local("may ask this")?;
+                    None
+                }
+                Readers::Callers(own) => (ctx.caller != own).then(|| ctx.caller.into()),
+            };
             let age_ms = params["age_ms"].as_u64().unwrap_or(u64::MAX);
             let since = super::now().unix_ms.saturating_sub(age_ms);
             let mut from = 0;
             loop {
-                let page = super::page(from, since);
+                let page = super::page(from, since, only.as_ref());
                 let next = page.next;
                 out.send(PAGE, &json!(page)).await?;
                 match next {
@@ -127,8 +165,12 @@ pub struct Answer {
     pub heard: Stamp,
     /// When the other program began, by its clocks.
     pub began: Stamp,
+    /// Drawn by the other program when it began: the same in all that one run of it answers.
+    pub run: u64,
     /// Events that the other side does not keep any more.
     pub forgotten: u64,
+    /// Whether the other side told only what concerns this one.
+    pub partial: bool,
     /// Records that came and could not be read.
     pub unreadable: u64,
     /// Whether there was more than is taken from one node.
@@ -144,7 +186,7 @@ impl Answer {
     /// # Errors
     /// What the call failed with; `bad_request` if what came is no record.
     pub async fn collect(asked: Stamp, mut stream: CallStream) -> Result<Self, CallError> {
-        let mut all: Option<(u64, Self)> = None;
+        let mut all: Option<Self> = None;
         let mut pages = 0;
         while let Some(event) = stream.next().await? {
             let heard = super::now();
@@ -154,23 +196,22 @@ impl Answer {
             }
             let (page, unreadable) = read(event.data)
                 .ok_or_else(|| CallError::bad_request("page", "it is no flight record"))?;
-            let (run, answer) = all.get_or_insert_with(|| {
-                let answer = Self {
-                    asked,
-                    answered: page.now,
-                    heard,
-                    began: page.began,
-                    forgotten: page.forgotten,
-                    unreadable: 0,
-                    cut: false,
-                    records: Vec::new(),
-                };
-                (page.run, answer)
+            let answer = all.get_or_insert_with(|| Self {
+                asked,
+                answered: page.now,
+                heard,
+                began: page.began,
+                run: page.run,
+                forgotten: page.forgotten,
+                partial: page.partial,
+                unreadable: 0,
+                cut: false,
+                records: Vec::new(),
             });
             answer.unreadable = answer.unreadable.saturating_add(unreadable);
             let last = answer.records.last().map_or(0, |record| record.seq);
             // One connection is one run of one program; and a number comes once.
-            let fits = *run == page.run
+            let fits = answer.run == page.run
                 && page.records.first().is_none_or(|first| first.seq > last)
                 && page.records.is_sorted_by(|a, b| a.seq < b.seq);
             if !fits {
@@ -186,8 +227,7 @@ impl Answer {
                 break;
             }
         }
-        all.map(|(_, answer)| answer)
-            .ok_or_else(|| CallError::bad_request("page", "there was none"))
+        all.ok_or_else(|| CallError::bad_request("page", "there was none"))
     }
 }
 
@@ -219,7 +259,7 @@ mod tests {
         let pipeline = PipelineId::from_parts(1, 2);
         ring.push(Stamp::default(), Event::Cancelled { pipeline });
         ring.push(Stamp::default(), Event::PipelineEnded { pipeline });
-        json!(ring.page(Stamp::default(), 0, 0))
+        json!(ring.page(Stamp::default(), 0, 0, None))
     }
 
     #[test]

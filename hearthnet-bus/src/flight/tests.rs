@@ -28,7 +28,7 @@ fn at(ms: u64) -> Stamp {
 fn whole(ring: &Ring, now: Stamp) -> Vec<Record> {
     let (mut all, mut from) = (Vec::new(), 0);
     loop {
-        let page = ring.page(now, from, 0);
+        let page = ring.page(now, from, 0, None);
         assert!(page.records.len() <= MAX_PAGE_RECORDS);
         all.extend(page.records);
         match page.next {
@@ -51,7 +51,10 @@ fn strangers_cannot_wash_away_what_happened_to_a_pipeline() {
     let all = whole(&ring, at(3));
     assert_eq!(all.first().unwrap().event, aborted(1));
     assert!(all.len() < 1000);
-    assert_eq!(ring.page(at(3), 0, 0).forgotten + all.len() as u64, 100_001);
+    assert_eq!(
+        ring.page(at(3), 0, 0, None).forgotten + all.len() as u64,
+        100_001
+    );
 }
 
 #[test]
@@ -102,10 +105,67 @@ fn what_is_older_than_was_asked_for_is_left_out_even_if_the_clock_was_set() {
     };
     ring.push(set(10_000), aborted(2));
     let now = set(11_000);
-    let page = ring.page(now, 0, now.unix_ms - 5_000);
+    let page = ring.page(now, 0, now.unix_ms - 5_000, None);
     let seen: Vec<_> = page.records.iter().map(|r| r.event.pipeline()).collect();
     assert_eq!(seen, [Some(pipeline(2))]);
-    assert_eq!(ring.page(now, 0, now.unix_ms - 12_000).records.len(), 2);
+    assert_eq!(
+        ring.page(now, 0, now.unix_ms - 12_000, None).records.len(),
+        2
+    );
+}
+
+#[test]
+fn a_caller_reads_what_concerns_it_and_of_no_other_caller() {
+    let who = |n: u8| Who::from(hearthnet_transport::PeerKey([n; 32]));
+    let (mine, theirs) = (who(1), who(2));
+    let session = SessionId::of_token(b"token");
+    let of = |peer: Who| {
+        [
+            Event::SessionBegan {
+                session,
+                peer,
+                purpose: "pipeline".into(),
+            },
+            Event::StreamOpened {
+                session,
+                peer,
+                stream: 1,
+                epoch: 1,
+                layers: (0, 3),
+            },
+            Event::PeerRefused {
+                peer,
+                code: "token_expired".into(),
+            },
+        ]
+    };
+    let whole = [
+        Event::ShardServing {
+            shard: "m:0-3".into(),
+        },
+        Event::WeightsEvicted {},
+    ];
+    // What the node itself asks of others is nobody's who asks it.
+    let own = [
+        Event::HostLeaving {
+            host: mine,
+            within_ms: 5,
+        },
+        Event::PeerConnected { peer: mine },
+        aborted(1),
+        refused("not_tls"),
+    ];
+    let mut ring = Ring::new(1, at(0));
+    let events = of(theirs).into_iter().chain(of(mine)).chain(own);
+    for event in events.chain(whole.clone()) {
+        ring.push(at(1), event);
+    }
+    let page = ring.page(at(2), 0, 0, Some(&mine));
+    let seen: Vec<Event> = page.records.into_iter().map(|r| r.event).collect();
+    let expected: Vec<Event> = of(mine).into_iter().chain(whole).collect();
+    assert_eq!((seen, page.partial), (expected, true));
+    let all = ring.page(at(2), 0, 0, None);
+    assert_eq!((all.records.len(), all.partial), (12, false));
 }
 
 #[test]

@@ -377,13 +377,15 @@ mod tests {
         }
         let (there_ms, back_ms) = trip;
         let answered = stamp(10_000 + there_ms);
-        let page = ring.page(answered, 0, 0);
+        let page = ring.page(answered, 0, 0, None);
         Answer {
             asked: true_time(10_000),
             answered,
             heard: true_time(10_000 + there_ms + back_ms),
             began: page.began,
+            run: page.run,
             forgotten: 0,
+            partial: false,
             unreadable: 0,
             cut: false,
             records: page.records,
@@ -537,7 +539,9 @@ mod tests {
                     answered: stamp(s[2], s[3]),
                     heard: stamp(s[4], s[5]),
                     began: stamp(s[6], s[7]),
+                    run: 1,
                     forgotten: 0,
+                    partial: false,
                     unreadable: 0,
                     cut: false,
                     records,

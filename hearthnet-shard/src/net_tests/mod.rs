@@ -25,6 +25,7 @@ use crate::{BENCH, PIPELINE, RunningHost, ServeConfig, StartError, StartProgress
 
 mod ending;
 mod peers;
+mod record;
 mod rows;
 mod settings;
 

@@ -13,6 +13,7 @@ use tokio_rustls::{TlsConnector, TlsStream};
 use tokio_tungstenite::client_async_with_config;
 use tokio_tungstenite::tungstenite::Error as WsError;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::tungstenite::http::StatusCode;
 
 use super::connection::{Connection, Socket, start};
 use super::guard::{Guarded, Meter, violation_in};
@@ -79,6 +80,10 @@ pub enum ConnectError {
     /// The host does not admit this node's key.
     #[error("the host does not admit this node: ask its owner to admit your node id")]
     NotAdmitted,
+    /// The node that answers does not have this path: it is of an older version, or runs to another
+    /// end.
+    #[error("the node there does not serve this: it may run an older version of the program")]
+    NotServed,
     /// What answers is no HearthNet host, or the connection broke during a handshake.
     #[error("{phase} failed: {reason}")]
     Handshake {
@@ -374,6 +379,7 @@ fn upgrade_error(error: &WsError) -> ConnectError {
             let code = code.and_then(|value| CloseCode::from_name(value.to_str().ok()?));
             match code {
                 Some(code) => ConnectError::Closed(SessionClosed::by_peer(code, "")),
+                None if response.status() == StatusCode::NOT_FOUND => ConnectError::NotServed,
                 None => handshake(Phase::Upgrade, format!("HTTP {}", response.status())),
             }
         }

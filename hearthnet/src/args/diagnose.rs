@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use hearthnet_orchestrator::link::HostAddr;
+
 use super::community::parse_time;
 
 #[derive(Debug, clap::Args)]
@@ -12,6 +14,10 @@ pub(crate) struct DiagnoseArgs {
     /// Only what one pipeline went through: its id, or how the id ends.
     #[arg(long, value_name = "ID")]
     pub(crate) pipeline: Option<String>,
+    /// A host that is served by hand, as its `shard serve` prints it (repeat for more). It tells
+    /// whom it admits what concerns him, and who holds its own key everything.
+    #[arg(long, value_name = "ENDPOINT#NODEID")]
+    pub(crate) shard: Vec<HostAddr>,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,

@@ -1,11 +1,11 @@
 //! `hearthnet diagnose`: what happened of late on all nodes that can be reached, in one line of time.
 //!
 //! Every running node keeps a flight record (`hearthnet_bus::flight`) and tells it to members whom
-//! the community trusts with layers, and to programs on its own machine. Here they are asked all
-//! at once, each for a bounded time and a bounded amount; who cannot be asked is named with the
+//! the community trusts with layers, and to programs on its own machine; a host that is served by
+//! hand tells it to its owner, and to callers what concerns them. Here they are asked all at once, each for a bounded time and a bounded amount; who cannot be asked is named with the
 //! reason. What they say is laid on one time line by [`hearthnet_bus::flight::merge`].
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -18,7 +18,8 @@ use hearthnet_bus::flight::{self, Answer, Entry, PipelineId, Who};
 use hearthnet_bus::log::Level;
 use hearthnet_bus::node::{Node, bus_rule};
 use hearthnet_bus::{Capability, NodeId, NodeKey};
-use hearthnet_transport::{Config as Transport, PeerKey, connect_path};
+use hearthnet_orchestrator::link::HostAddr;
+use hearthnet_transport::{CloseCode, Config as Transport, ConnectError, PeerKey, connect_path};
 use serde_json::json;
 
 use crate::args::{DiagnoseArgs, Global};
@@ -47,17 +48,23 @@ pub(crate) fn run(args: &DiagnoseArgs, global: &Global, config: &Config) -> Resu
     let runtime = runtime()?;
     let nodes = runtime.block_on(async {
         let mut nodes = here(&dir, global, age_ms).await?;
+        let mut others: Vec<Target> = args.shard.iter().map(Target::from).collect();
         if let Some(home) = &home {
-            nodes.extend(elsewhere(home, config, age_ms).await?);
+            others.extend(members(home, config).await?);
+        }
+        if !others.is_empty() {
+            let key = Arc::new(node_key(global)?);
+            nodes.extend(elsewhere(others, &key, &config.transport()?, age_ms).await);
         }
         Ok::<_, Failure>(nodes)
     })?;
     runtime.shutdown_timeout(Duration::from_millis(500));
+    let nodes = each_run_once(nodes);
     if nodes.is_empty() {
         return Err(
             Failure::new(Kind::Host, "no node runs here, and there is nobody to ask")
                 .code("no_node")
-                .hint("`hearthnet serve` and `hearthnet shard serve` keep a record while they run"),
+                .hint("`hearthnet serve` and `hearthnet shard serve` keep a record while they run; --shard names a host that is served by hand"),
         );
     }
 
@@ -73,10 +80,45 @@ pub(crate) fn run(args: &DiagnoseArgs, global: &Global, config: &Config) -> Resu
         line = flight::of_pipeline(&line, find(&line, wanted)?);
     }
     let state = home.as_ref().map(Home::state);
+    if answers.is_empty() {
+        if !args.json {
+            print_bytes(time_line::as_text(&nodes, &line, state.as_deref()).as_bytes())?;
+        }
+        return Err(nobody_told(home.as_ref()).beside(time_line::as_json(
+            &nodes,
+            &line,
+            state.as_deref(),
+        )));
+    }
+    if let Some(Err(_)) = home.as_ref().map(|home| home.require(Level::Trusted, "")) {
+        crate::output::note(
+            "this node is a member; others tell their records to trusted nodes only",
+        );
+    }
     if args.json {
         return print_json(&time_line::as_json(&nodes, &line, state.as_deref()));
     }
     print_bytes(time_line::as_text(&nodes, &line, state.as_deref()).as_bytes())
+}
+
+/// Why there is nothing to show. What each node said is shown before.
+fn nobody_told(home: Option<&Home>) -> Failure {
+    match home.map(|home| home.require(Level::Trusted, "read what happened on others")) {
+        Some(Err(refused)) => refused,
+        _ => Failure::new(Kind::Host, "nobody who was asked told anything")
+            .code("no_record")
+            .hint("the reason stands beside each node"),
+    }
+}
+
+/// Of answers from one run of one program, the first: whoever is asked by two ways has lived once.
+fn each_run_once(mut nodes: Vec<Asked>) -> Vec<Asked> {
+    let mut seen = HashSet::new();
+    nodes.retain(|asked| match &asked.answer {
+        Ok(answer) => seen.insert((asked.node, answer.run)),
+        Err(_) => true,
+    });
+    nodes
 }
 
 /// The pipeline whose id is, or ends with, what was written.
@@ -118,10 +160,25 @@ async fn here(dir: &Path, global: &Global, age_ms: u64) -> Result<Vec<Asked>, Fa
     Ok(nodes)
 }
 
-/// The records of the other members.
-async fn elsewhere(home: &Home, config: &Config, age_ms: u64) -> Result<Vec<Asked>, Failure> {
+/// A node to ask.
+struct Target {
+    node: NodeId,
+    /// Where it may be, best first.
+    addresses: Vec<String>,
+}
+
+impl From<&HostAddr> for Target {
+    fn from(host: &HostAddr) -> Self {
+        Self {
+            node: host.node,
+            addresses: vec![host.endpoint.clone()],
+        }
+    }
+}
+
+/// The other members.
+async fn members(home: &Home, config: &Config) -> Result<Vec<Target>, Failure> {
     home.level()?;
-    let transport = config.transport()?;
     // Where a node runs here, it keeps the log even, and knows who is where.
     let guest = match Lock::is_held(&home.dir) {
         true => None,
@@ -134,26 +191,39 @@ async fn elsewhere(home: &Home, config: &Config, age_ms: u64) -> Result<Vec<Aske
     let running: Option<Running> =
         local_door::ask(&home.dir, local_door::NODE_STATUS, &json!({})).await;
     let own = home.key.id();
-    let members: Vec<NodeId> = home
-        .state()
-        .members()
-        .map(|(node, _)| *node)
-        .filter(|node| *node != own)
-        .collect();
-    let mut waiting = members.into_iter();
+    let state = home.state();
+    let others = state.members().map(|(node, _)| *node);
+    let targets = others.filter(|node| *node != own).map(|node| Target {
+        node,
+        addresses: addresses(home, guest.as_ref(), running.as_ref(), node),
+    });
+    let targets = targets.collect();
+    if let Some(guest) = guest {
+        guest.shutdown().await;
+    }
+    Ok(targets)
+}
+
+/// The records of other nodes.
+async fn elsewhere(
+    targets: Vec<Target>,
+    key: &Arc<NodeKey>,
+    transport: &Transport,
+    age_ms: u64,
+) -> Vec<Asked> {
+    let name = Capability::diagnose().to_string();
+    let mut waiting = targets.into_iter();
     let mut asking = FuturesUnordered::new();
     let mut nodes = Vec::new();
     loop {
         while asking.len() < AT_ONCE
-            && let Some(node) = waiting.next()
+            && let Some(Target { node, addresses }) = waiting.next()
         {
-            let addresses = addresses(home, guest.as_ref(), running.as_ref(), node);
-            let (key, transport) = (Arc::clone(&home.key), &transport);
+            let name = &name;
             asking.push(async move {
                 let asking = async {
-                    let client = connect(node, &addresses, &key, transport).await?;
-                    let name = Capability::diagnose().to_string();
-                    ask(&client, &name, age_ms).await
+                    let client = connect(node, &addresses, key, transport).await?;
+                    ask(&client, name, age_ms).await
                 };
                 Asked {
                     node: node.into(),
@@ -168,16 +238,8 @@ async fn elsewhere(home: &Home, config: &Config, age_ms: u64) -> Result<Vec<Aske
         }
     }
     drop(asking);
-    if let Some(guest) = guest {
-        guest.shutdown().await;
-    }
-    if home.level()? < Level::Trusted {
-        crate::output::note(
-            "this node is a member; others tell their records to trusted nodes only",
-        );
-    }
     nodes.sort_by_key(|asked| asked.node);
-    Ok(nodes)
+    nodes
 }
 
 async fn in_time(
@@ -207,7 +269,7 @@ fn addresses(
     guest: Option<&Node>,
     running: Option<&Running>,
     node: NodeId,
-) -> Vec<SocketAddr> {
+) -> Vec<String> {
     let (state, now) = (home.state(), now_ms());
     let id = node.to_string();
     let linked = running.into_iter().flat_map(|running| &running.peers);
@@ -218,21 +280,21 @@ fn addresses(
     let shards = shards.map(|advert| advert.descriptor.endpoint.clone());
     let discovered = guest.map_or_else(Vec::new, |guest| guest.discovery().endpoints(&node));
     let mut seen = BTreeSet::new();
-    let mut all: Vec<SocketAddr> = linked
+    linked
         .chain(endpoints_of(&state, &node, now))
         .chain(shards)
         .filter_map(|text| text.parse().ok())
         .chain(discovered)
-        .filter(|address| seen.insert(*address))
-        .collect();
-    all.truncate(MAX_ADDRESSES);
-    all
+        .filter(|address: &SocketAddr| seen.insert(*address))
+        .take(MAX_ADDRESSES)
+        .map(|address| address.to_string())
+        .collect()
 }
 
 /// A client at the first address that the node answers at.
 async fn connect(
     node: NodeId,
-    addresses: &[SocketAddr],
+    addresses: &[String],
     key: &Arc<NodeKey>,
     transport: &Transport,
 ) -> Result<Client, CallError> {
@@ -240,13 +302,12 @@ async fn connect(
         |why: &dyn std::fmt::Display| CallError::new(Code::UNREACHABLE, why.to_string());
     let identity = key.identity().map_err(|error| unreachable(&error))?;
     let mut last = CallError::new(Code::UNREACHABLE, "nobody knows where it is now");
-    for address in addresses {
-        let (at, expected) = (address.to_string(), Some(PeerKey::from(node)));
-        let rule = bus_rule();
-        let connecting = connect_path(&at, &identity, expected, &rule, transport);
+    for at in addresses {
+        let (expected, rule) = (Some(PeerKey::from(node)), bus_rule());
+        let connecting = connect_path(at, &identity, expected, &rule, transport);
         match tokio::time::timeout(PER_ADDRESS, connecting).await {
             Ok(Ok(socket)) => return Client::new(socket, Arc::clone(key)),
-            Ok(Err(error)) => last = unreachable(&format!("{at}: {error}")),
+            Ok(Err(error)) => last = CallError::new(code_of(&error), format!("{at}: {error}")),
             Err(_) => {
                 last = unreachable(&format!(
                     "{at} did not answer in {} s",
@@ -256,4 +317,18 @@ async fn connect(
         }
     }
     Err(last)
+}
+
+/// A code that tells those who do not want from those who are not there.
+fn code_of(error: &ConnectError) -> Code {
+    let code = match error {
+        ConnectError::NotServed => return Code::NOT_FOUND,
+        ConnectError::NotAdmitted
+        | ConnectError::IdentityMismatch { .. }
+        | ConnectError::Closed(_) => error.code(),
+        _ => None,
+    };
+    code.map(CloseCode::as_str)
+        .and_then(Code::parse)
+        .unwrap_or(Code::UNREACHABLE)
 }
