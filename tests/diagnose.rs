@@ -230,6 +230,76 @@ fn a_chat_whose_host_died_can_be_followed_over_all_nodes_and_not_read() {
     });
 }
 
+#[test]
+fn a_plain_member_is_refused_by_every_node_and_learns_nothing() {
+    let founder = Home::new();
+    community::found(&founder);
+    let node = community::serve(&founder, &[]);
+    let trusted = community::join(&founder, &node);
+    let _host = community::host(&trusted, &node, "0-29");
+    let member = community::join_as("member", &founder, &node);
+    chat(&founder, |_| {});
+
+    // There is something to hide.
+    let whole = diagnose_json(&founder, &[]);
+    let mut secrets = BTreeSet::new();
+    let own = founder.node_id();
+    let events = whole["events"].as_array().expect("events").iter();
+    for event in events.filter(|event| event["node"] == own) {
+        for secret in [&event["pipeline"], &event["event"]["session"]] {
+            secrets.extend(secret.as_str().map(str::to_owned));
+        }
+    }
+    assert!(secrets.len() >= 2, "a pipeline and its session: {whole:#}");
+
+    let peers = community::peers(&node);
+    let settings = ["--set", "discovery.mdns=false", "--set", &peers];
+    let ask = |json: &[&str]| member.run(&[&settings, &["diagnose"][..], json].concat());
+    let (people, programs) = (ask(&[]), ask(&["--json"]));
+    assert_fails(&programs, 10, "unauthorized");
+    let seen: Value = serde_json::from_slice(&programs.stdout).expect("one JSON object");
+    assert_eq!(seen["events"], json!([]), "{seen:#}");
+    let nodes = seen["nodes"].as_array().expect("nodes");
+    assert_eq!(nodes.len(), 2, "{seen:#}");
+    for node in nodes {
+        assert_eq!(node["error"]["code"], "unauthorized", "{seen:#}");
+        assert!(node.get("records").is_none(), "{seen:#}");
+    }
+    // What a person reads: who refused, why, and what can be done about it.
+    assert_eq!(people.status.code(), Some(10));
+    let (shown, errors) = (text(&people.stdout), text(&people.stderr));
+    assert_eq!(
+        shown.matches("no answer: unauthorized: ").count(),
+        2,
+        "{shown}"
+    );
+    assert!(shown.contains("needs the level trusted"), "{shown}");
+    let said = "error: this node is member in \"Elm Street\", and only trusted nodes may read \
+                what happened on others";
+    assert!(errors.contains(said), "{errors}");
+    assert!(
+        errors.contains("hearthnet community promote ed25519:"),
+        "{errors}"
+    );
+    let all = shown + &errors + &text(&programs.stdout) + &text(&programs.stderr);
+    for secret in &secrets {
+        assert!(!all.contains(secret), "{secret}: {all}");
+    }
+
+    // With the level it is told: nothing else stood in its way.
+    founder.json(&[
+        "community",
+        "promote",
+        &member.node_id(),
+        "trusted",
+        "--json",
+    ]);
+    let output = ask(&["--json"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let told = text(&output.stdout);
+    assert!(secrets.iter().all(|secret| told.contains(secret)), "{told}");
+}
+
 /// A host that is served by hand, on the data directory of an owner of its own.
 fn by_hand(layers: &str, admitted: &[&str]) -> (Home, Host) {
     let owner = Home::new();

@@ -31,8 +31,13 @@ pub(crate) fn address(server: &Server) -> &str {
 
 /// A new trusted member, admitted by the founder's running node.
 pub(crate) fn join(founder: &Home, node: &Server) -> Home {
+    join_as("trusted", founder, node)
+}
+
+/// A new member of a level.
+pub(crate) fn join_as(level: &str, founder: &Home, node: &Server) -> Home {
     let member = Home::new();
-    let invite = founder.json(&["community", "invite", "--level", "trusted", "--json"]);
+    let invite = founder.json(&["community", "invite", "--level", level, "--json"]);
     let code = invite["code"].as_str().expect("a code");
     let peers = peers(node);
     let join = [&ALONE[..], &["--set", &peers, "community", "join", code]].concat();
@@ -54,7 +59,8 @@ pub(crate) fn host(member: &Home, node: &Server, layers: &str) -> Server {
     )
 }
 
-fn peers(node: &Server) -> String {
+/// The setting with which the founder's running node is found.
+pub(crate) fn peers(node: &Server) -> String {
     format!("discovery.static_peers=[\"{}\"]", address(node))
 }
 
