@@ -1,7 +1,8 @@
-//! Memory for packed weights: one or few large mappings, on huge pages where the
-//! system has them, filled front to back, so that decoding a token walks through
-//! memory in one direction.
+//! Memory for packed weights, and for keys and values: few large mappings, on huge
+//! pages where the system has them, filled front to back. Decoding a token walks
+//! through all of it once, so what counts is that addresses are translated quickly.
 
+use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -14,13 +15,15 @@ const ALIGN: usize = 64;
 /// Size of a huge page on x86-64 and on most AArch64 systems.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Hands out memory for [`super::Packed`] matrices. The memory lives as long as
-/// any matrix in it.
+/// Hands out memory for [`super::Packed`] matrices and for [`Halves`]. The memory
+/// lives as long as anything in it.
 #[derive(Debug, Default)]
 pub struct Arena {
     current: Option<Arc<Mapping>>,
     next: usize,
     reserved: usize,
+    /// Least bytes of the next mapping.
+    step: usize,
 }
 
 /// An anonymous mapping whose bytes are reached through `base` only.
@@ -52,6 +55,23 @@ impl Arena {
         Ok(arena)
     }
 
+    /// An empty arena that grows by at least `step` bytes at a time.
+    pub fn growing_by(step: usize) -> Self {
+        Self {
+            step,
+            ..Self::default()
+        }
+    }
+
+    /// Memory for `len` binary16 values, all zero, on a cache line of its own.
+    ///
+    /// # Errors
+    /// [`PackError::OutOfMemory`] when the system refuses it.
+    pub fn halves(&mut self, len: usize) -> Result<Halves, PackError> {
+        let bytes = len.checked_mul(2).ok_or(PackError::TooLarge)?;
+        self.take(bytes).map(Halves)
+    }
+
     /// Bytes mapped so far (address space; pages count once they are written).
     pub fn reserved(&self) -> usize {
         self.reserved
@@ -76,6 +96,7 @@ impl Arena {
     }
 
     fn map(&mut self, bytes: usize) -> Result<Arc<Mapping>, PackError> {
+        let bytes = bytes.max(self.step);
         // Small arenas (tests, single matrices) need no huge pages.
         let huge = bytes >= HUGE_PAGE;
         let slack = if huge { HUGE_PAGE } else { 0 };
@@ -129,5 +150,23 @@ impl Region {
         unsafe {
             std::slice::from_raw_parts_mut(self.mapping.base.as_ptr().add(self.offset), self.len)
         }
+    }
+}
+
+/// Binary16 values in an arena's memory.
+#[derive(Debug)]
+pub struct Halves(Region);
+
+impl Deref for Halves {
+    type Target = [u16];
+
+    fn deref(&self) -> &[u16] {
+        bytemuck::cast_slice(self.0.bytes())
+    }
+}
+
+impl DerefMut for Halves {
+    fn deref_mut(&mut self) -> &mut [u16] {
+        bytemuck::cast_slice_mut(self.0.bytes_mut())
     }
 }

@@ -5,6 +5,7 @@ use super::convert::f16_to_f32;
 use super::kv::{PAGE, key_cell, value_cell};
 use super::lanes::{LANES, Lanes};
 use super::math::exp;
+use super::matmul::prefetch;
 use super::shared::{Tile, TileMut};
 
 /// What a call to [`super::Kernels::attention`] attends to.
@@ -35,6 +36,8 @@ pub struct AttentionScratch {
     vectors: Vec<f32>,
 }
 
+/// Bytes that come from memory together.
+const CACHE_LINE: usize = 64;
 /// Components of a query that stand together in [`AttentionScratch::vectors`]: what every
 /// head has a multiple of.
 const STRIP: usize = 8;
@@ -142,6 +145,12 @@ pub(super) unsafe fn attend<K: Inner>(
                 }
                 let vectors = scratch.vectors.as_ptr();
                 for (p, page) in a.pages[..pages].iter().enumerate() {
+                    // Later tiles find in the cache what the first one has read.
+                    if first + i == 0
+                        && let Some(next) = a.pages.get(p + 1)
+                    {
+                        fetch(next);
+                    }
                     let (page, to) = (page.as_ptr(), scores.add(i * stride + p * PAGE));
                     match n {
                         12 => K::score::<12, 2>(page, a, vectors, to, stride),
@@ -162,6 +171,14 @@ pub(super) unsafe fn attend<K: Inner>(
             }
             mix_all::<K>(a, &queries, scores, stride, out);
         }
+    }
+}
+
+/// Asks for all of a page.
+#[inline(always)]
+fn fetch(page: &[u16]) {
+    for line in page.chunks(CACHE_LINE / size_of::<u16>()) {
+        prefetch(line.as_ptr().cast());
     }
 }
 

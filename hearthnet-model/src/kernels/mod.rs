@@ -54,7 +54,7 @@ use matmul::avx512::Avx512;
 use matmul::portable::Portable;
 
 pub use act::{Act, ActForm};
-pub use arena::Arena;
+pub use arena::{Arena, Halves};
 pub use attention::{Attention, AttentionScratch};
 pub use convert::{f16_to_f32, f32_to_f16, round_to_bf16};
 pub use kv::{PAGE, all_finite_f16, key_cell, page_len, read_kv, value_cell, write_kv};

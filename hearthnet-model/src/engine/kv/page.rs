@@ -5,7 +5,12 @@ use std::ops::Range;
 use zeroize::Zeroize;
 
 use super::super::error::EngineError;
-use crate::kernels::{SharedMut, page_len};
+use crate::kernels::{Arena, Halves, SharedMut, page_len};
+
+/// Least memory that the pool takes from the system at a time, in bytes: a few huge pages. An
+/// answer's keys and values are read once per token, and with small pages most of that time would
+/// go into looking addresses up.
+const STEP: u64 = 4 << 20;
 
 /// What a position's keys and values are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,7 +66,8 @@ impl Geometry {
 pub(super) struct Pages {
     geometry: Geometry,
     limit: usize,
-    memory: Vec<Box<[u16]>>,
+    arena: Arena,
+    memory: Vec<Halves>,
     /// Tables that name each page; 0 for those in `spare`.
     owners: Vec<u32>,
     /// Pages without owners. All their cells are zero.
@@ -70,9 +76,13 @@ pub(super) struct Pages {
 
 impl Pages {
     pub(super) fn new(geometry: Geometry, limit: usize) -> Self {
+        // No more than it may come to hold.
+        let most = (limit as u64).saturating_mul(geometry.page_bytes());
+        let step = usize::try_from(STEP.min(most)).unwrap_or(usize::MAX);
         Self {
             geometry,
             limit,
+            arena: Arena::growing_by(step),
             memory: Vec::new(),
             owners: Vec::new(),
             spare: Vec::new(),
@@ -100,15 +110,11 @@ impl Pages {
     pub(super) fn prepare(&mut self, count: usize) -> Result<(), EngineError> {
         let values = self.geometry.page_values();
         while self.spare.len() < count {
-            let mut memory = Vec::new();
-            if memory.try_reserve_exact(values).is_err() {
-                return Err(EngineError::OutOfMemory {
-                    bytes: self.geometry.page_bytes(),
-                });
-            }
-            memory.resize(values, 0);
+            let bytes = self.geometry.page_bytes();
+            let memory = self.arena.halves(values);
+            let memory = memory.map_err(|_| EngineError::OutOfMemory { bytes })?;
             self.spare.push(self.memory.len());
-            self.memory.push(memory.into_boxed_slice());
+            self.memory.push(memory);
             self.owners.push(0);
         }
         Ok(())
