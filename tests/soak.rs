@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 use hearthnet_bus::Capability;
 use hearthnet_bus::calls::Client;
 use serde_json::{Value, json};
+use support::gauges::{self, Gauges};
 use support::http::{self, Reply};
 use support::{Home, Host, PATIENCE, Server, model, text};
 
@@ -84,10 +85,7 @@ impl Mesh {
         let admit = home.node_id();
         let hosts: Vec<Host> = LAYERS
             .iter()
-            .map(|layers| {
-                let metrics = ["--metrics", "127.0.0.1:0"];
-                Host::start(&Home::new(), path, layers, &admit, &metrics)
-            })
+            .map(|layers| Host::start(&Home::new(), path, layers, &admit, &gauges::SHOWN))
             .collect();
         let settings = [
             "policy.research.enable=true".to_owned(),
@@ -110,15 +108,15 @@ impl Mesh {
             .map(|(host, layers)| Process {
                 name: format!("the host of layers {layers}"),
                 id: host.process.child.id(),
-                metrics: numbers(host),
-                gauges: &HOST,
+                metrics: gauges::address(host),
+                gauges: &gauges::HOST,
             })
             .collect();
         processes.push(Process {
             name: "the service".into(),
             id: service.child.id(),
             metrics: address.clone(),
-            gauges: &SERVICE,
+            gauges: &gauges::SERVICE,
         });
         Self {
             model: service.ready["models"][0].as_str().expect("a model").into(),
@@ -173,13 +171,6 @@ impl Mesh {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
-}
-
-/// Where a host tells its numbers.
-fn numbers(host: &Host) -> String {
-    let url = host.process.ready["metrics"].as_str().expect("a URL");
-    let address = url.trim_start_matches("http://");
-    address.trim_end_matches("/metrics").to_owned()
 }
 
 /// The text of each token, as this machine alone says it.
@@ -457,40 +448,9 @@ fn kind(target: &Path) -> String {
     }
 }
 
-/// What is zero in a host where nothing goes on: streams, steps, pages of keys and values, credit,
-/// bytes on their way. (Its session with the service stays.)
-const HOST: [&str; 8] = [
-    "hearthnet_shard_streams ",
-    "hearthnet_shard_steps_waiting ",
-    "hearthnet_shard_kv_bytes ",
-    "hearthnet_shard_kv_pages_used ",
-    "hearthnet_transport_credit_chunks{side=\"host\",state=\"used\"} ",
-    "hearthnet_transport_step_slots{side=\"host\",state=\"used\"} ",
-    "hearthnet_transport_queued_bytes{side=\"host\"} ",
-    "hearthnet_transport_buffered_bytes{side=\"host\"} ",
-];
-
-/// The same in a service.
-const SERVICE: [&str; 7] = [
-    "hearthnet_pipelines_running ",
-    "hearthnet_pipelines_waiting ",
-    "hearthnet_conversations_kept ",
-    "hearthnet_transport_credit_chunks{side=\"caller\",state=\"used\"} ",
-    "hearthnet_transport_step_slots{side=\"caller\",state=\"used\"} ",
-    "hearthnet_transport_queued_bytes{side=\"caller\"} ",
-    "hearthnet_transport_buffered_bytes{side=\"caller\"} ",
-];
-
 /// Gauges of a process that are not as they should be when nothing goes on.
 fn restless(process: &Process) -> Vec<String> {
-    let numbers = http::get(&process.metrics, "/metrics");
-    let value = |gauge: &str| numbers.lines().find_map(|line| line.strip_prefix(gauge));
-    process
-        .gauges
-        .iter()
-        .filter(|gauge| value(gauge) != Some("0"))
-        .map(|gauge| format!("{gauge}{:?}", value(gauge)))
-        .collect()
+    Gauges::at(&process.metrics).restless(process.gauges)
 }
 
 /// Every process says that something goes on while it does; the caller is then cut off.

@@ -2,20 +2,26 @@
 //!
 //! One engine holds the weights once; any number of chats have a sequence each on it and
 //! take turns, a decode step or a piece of a prompt at a time.
+//!
+//! | concept | where |
+//! |---|---|
+//! | whose turn it is | `line.rs` |
+//! | how long a piece is | `pieces.rs` (pure) |
+
+mod line;
+mod pieces;
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hearthnet_bus::flight::PipelineId;
 use hearthnet_model::engine::{Engine, EngineError, SeqId, Span};
 
+use self::line::Line;
+use self::pieces::Pieces;
 use crate::Cancel;
 use crate::backend::{Backend, HopClock, HopTimes, RouteHop, Run};
 use crate::error::ChatError;
-
-/// Rows per engine call during prefill: between calls a cancelled chat is noticed, and
-/// another chat has its turn.
-const PREFILL_ROWS: usize = 128;
 
 /// An engine over every layer of a model, for several chats. Clones share it.
 #[derive(Debug, Clone)]
@@ -23,12 +29,19 @@ pub struct SharedEngine(Arc<Desk>);
 
 #[derive(Debug)]
 struct Desk {
-    engine: Mutex<Engine>,
+    line: Line<Seat>,
     shard_id: String,
     width: usize,
     /// What one sequence may come to take, in bytes.
     sequence_bytes: u64,
     kv_budget: u64,
+}
+
+/// What a turn is about.
+#[derive(Debug)]
+struct Seat {
+    engine: Engine,
+    pieces: Pieces,
 }
 
 impl SharedEngine {
@@ -42,7 +55,10 @@ impl SharedEngine {
             shard_id: hearthnet_bus::Descriptor::shard_id(model_id, layers.start, last),
             width: spec.width as usize,
             sequence_bytes: engine.kv_bytes_per_position() * u64::from(spec.context),
-            engine: Mutex::new(engine),
+            line: Line::new(Seat {
+                engine,
+                pieces: Pieces::default(),
+            }),
             kv_budget,
         }))
     }
@@ -74,10 +90,16 @@ impl SharedEngine {
     }
 
     fn with<T>(&self, f: impl FnOnce(&mut Engine) -> Result<T, ChatError>) -> Result<T, ChatError> {
-        match self.0.engine.lock() {
-            Ok(mut engine) => f(&mut engine),
-            Err(_) => Err(ChatError::Engine("it failed in an earlier chat".into())),
-        }
+        self.turn(|seat, _| f(&mut seat.engine))
+    }
+
+    /// Waits for a turn; `f` is told how many ask for one.
+    fn turn<T>(
+        &self,
+        f: impl FnOnce(&mut Seat, usize) -> Result<T, ChatError>,
+    ) -> Result<T, ChatError> {
+        let done = self.0.line.with(f);
+        done.unwrap_or_else(|| Err(ChatError::Engine("it failed in an earlier chat".into())))
     }
 }
 
@@ -155,34 +177,44 @@ impl Backend for LocalBackend {
         let Some(seq) = self.seq else {
             return Err(ChatError::Engine("the conversation was closed".into()));
         };
-        self.engine
-            .with(|engine| engine.truncate(seq, position).map_err(engine_error))?;
-        let mut at = position;
-        for piece in self.submitted.1.chunks(PREFILL_ROWS * width) {
-            if run.cancel.is_cancelled() {
-                return Err(ChatError::Cancelled);
-            }
-            let count = (piece.len() / width) as u32;
-            self.scratch.clear();
-            self.scratch.extend_from_slice(piece);
-            let span = Span {
-                seq,
-                position: at,
-                rows: count,
-            };
-            let scratch = &mut self.scratch;
+        let (rows, scratch) = (&self.submitted.1, &mut self.scratch);
+        let total = rows.len() / width;
+        let mut done = 0;
+        while done < total {
             let asked = Instant::now();
-            let (waited, took) = self.engine.with(|engine| {
+            let (count, waited, took) = self.engine.turn(|seat, asking| {
+                // Whoever gave up while it waited for its turn passes it on.
+                if run.cancel.is_cancelled() {
+                    return Err(ChatError::Cancelled);
+                }
                 let start = Instant::now();
-                engine.forward(&[span], scratch).map_err(engine_error)?;
-                Ok((start - asked, start.elapsed()))
+                if done == 0 {
+                    seat.engine.truncate(seq, position).map_err(engine_error)?;
+                }
+                let most = seat.pieces.rows(asking);
+                let count = most.min(total - done);
+                let piece = rows.get(done * width..(done + count) * width);
+                scratch.clear();
+                scratch.extend_from_slice(piece.unwrap_or_default());
+                let span = Span {
+                    seq,
+                    position: position + done as u32,
+                    rows: count as u32,
+                };
+                seat.engine
+                    .forward(&[span], scratch)
+                    .map_err(engine_error)?;
+                let took = start.elapsed();
+                if total > 1 {
+                    seat.pieces.note(count == most, count, took);
+                }
+                Ok((count, start - asked, took))
             })?;
-            if count == 1 {
-                let us =
-                    |time: std::time::Duration| u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
+            if total == 1 {
+                let us = |time: Duration| u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
                 self.clock.record(waited + took, us(took), us(waited));
             }
-            at += count;
+            done += count;
         }
         let last = self.scratch.len().saturating_sub(width);
         out.clear();
@@ -230,5 +262,90 @@ fn engine_error(error: EngineError) -> ChatError {
     match error {
         EngineError::ContextFull { .. } => ChatError::BadRequest(error.to_string()),
         _ => ChatError::Engine(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hearthnet_model::ModelFile;
+    use hearthnet_model::engine::{EngineOptions, Head};
+    use hearthnet_model::gguf::Gguf;
+    use hearthnet_testkit::TinyLlama;
+
+    use super::*;
+    use crate::backend::Notice;
+
+    const PROMPT: usize = 40;
+
+    /// An engine, and the rows of a prompt.
+    fn tiny() -> (SharedEngine, Vec<f32>) {
+        let bytes = TinyLlama::default().bytes();
+        let file = ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap();
+        let options = EngineOptions {
+            threads: 1,
+            ..EngineOptions::default()
+        };
+        let engine = Engine::load(&file, 0..2, &options, &mut |_, _| {}).unwrap();
+        let head = Head::beside(&file, &engine).unwrap();
+        let ids: Vec<u32> = (0..PROMPT as u32).map(|n| 3 + n % 7).collect();
+        let mut rows = Vec::new();
+        head.embed(&ids, &mut rows).unwrap();
+        (SharedEngine::new(engine, "tiny", 1 << 30), rows)
+    }
+
+    fn run(
+        backend: &mut LocalBackend,
+        rows: &[f32],
+        cancel: &Cancel,
+    ) -> Result<Vec<f32>, ChatError> {
+        let mut out = Vec::new();
+        let notify: &mut dyn FnMut(Notice) = &mut |_| {};
+        backend.run(0, rows, &mut out, &mut Run { cancel, notify })?;
+        Ok(out)
+    }
+
+    #[test]
+    fn however_a_prompt_is_cut_the_same_row_comes_out() {
+        let (engine, rows) = tiny();
+        let mut outputs = Vec::new();
+        for ms_per_row in [0, 5, 15, 1000] {
+            let slow = Duration::from_millis(ms_per_row);
+            let prepare = engine.turn(|seat, _| {
+                seat.pieces = Pieces::default();
+                seat.pieces.note(true, 1, slow);
+                Ok(seat.pieces.rows(1))
+            });
+            let first = prepare.unwrap();
+            assert_eq!(first >= PROMPT, ms_per_row == 0);
+            let mut backend = engine.open().unwrap();
+            outputs.push(run(&mut backend, &rows, &Cancel::default()).unwrap());
+        }
+        outputs.dedup();
+        assert_eq!(outputs.len(), 1);
+        assert!(outputs[0].iter().all(|value| value.is_finite()));
+    }
+
+    #[test]
+    fn a_chat_that_was_given_up_takes_no_further_turn() {
+        let (engine, rows) = tiny();
+        let mut backend = engine.open().unwrap();
+        let cancel = Cancel::default();
+        let mut in_use = 0;
+        std::thread::scope(|scope| {
+            let (cancel, backend) = (&cancel, &mut backend);
+            let chat = engine.turn(|seat, _| {
+                in_use = seat.engine.kv_bytes_in_use();
+                let chat = scope.spawn(move || run(backend, &rows, cancel));
+                // It is given up while it waits for this turn to end.
+                while engine.0.line.asking() < 2 {
+                    std::thread::yield_now();
+                }
+                cancel.cancel();
+                Ok(chat)
+            });
+            assert_eq!(chat.unwrap().join().unwrap(), Err(ChatError::Cancelled));
+        });
+        let after = engine.with(|engine| Ok(engine.kv_bytes_in_use()));
+        assert_eq!(after.unwrap(), in_use, "nothing was computed for it");
     }
 }

@@ -415,6 +415,33 @@ fn cancelling_mid_tensor_frees_both_sides_at_once() {
 }
 
 #[test]
+fn the_end_of_a_stream_overtakes_all_that_waits_and_its_own_steps_stay_behind() {
+    let mut pair = pair();
+    let other = step(2, 0, 0, 1, noise(1152));
+    for step in [
+        step(1, 0, 0, 1, noise(1152)),
+        other.clone(),
+        step(1, 0, 1, 1, noise(1152)),
+    ] {
+        pair.caller.send_message(&Message::Step(step)).unwrap();
+    }
+    let close = StreamClose {
+        stream: 1,
+        epoch: 0,
+    };
+    pair.caller
+        .send_message(&Message::StreamClose(close))
+        .unwrap();
+    pair.run();
+    assert_eq!(
+        messages(&mut pair.host),
+        [Message::StreamClose(close), Message::Step(other)]
+    );
+    assert_eq!(pair.caller.stats().steps_in_flight, 1);
+    assert_eq!(pair.host.stats().steps_in_flight, 1);
+}
+
+#[test]
 fn a_large_result_for_a_closed_stream_is_refused_and_its_sender_stops() {
     let config = Config {
         chunk_bytes: 4096,

@@ -17,7 +17,9 @@ pub(crate) fn address(server: &Server) -> String {
 
 /// What a server answers at a path, which must be there.
 pub(crate) fn get(address: &str, path: &str) -> String {
-    let mut reply = Reply::send(address, &format!("GET {path} HTTP/1.1\r\n"), None);
+    let asked = Instant::now();
+    let request = send(address, &format!("GET {path} HTTP/1.1\r\n"), None);
+    let mut reply = Reply::head(asked, request);
     assert_eq!(reply.status, 200, "{path}");
     reply.text()
 }
@@ -25,6 +27,24 @@ pub(crate) fn get(address: &str, path: &str) -> String {
 /// The same as JSON.
 pub(crate) fn get_json(address: &str, path: &str) -> Value {
     serde_json::from_str(&get(address, path)).expect("JSON")
+}
+
+/// Sends a request for an answer to a conversation; of the answer nothing is read.
+pub(crate) fn post_chat(address: &str, body: &Value) -> TcpStream {
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json\r\n";
+    send(address, head, Some(&body.to_string()))
+}
+
+fn send(address: &str, head: &str, body: Option<&str>) -> TcpStream {
+    let mut stream = TcpStream::connect(address).expect("the door is open");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    let body = body.unwrap_or_default();
+    let length = body.len();
+    let request = format!(
+        "{head}Host: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+    );
+    stream.write_all(request.as_bytes()).expect("a socket");
+    stream
 }
 
 /// An answer whose head has come.
@@ -39,20 +59,11 @@ pub(crate) struct Reply {
 impl Reply {
     /// Asks for an answer to a conversation.
     pub(crate) fn chat(address: &str, body: &Value) -> Self {
-        let head = "POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json\r\n";
-        Self::send(address, head, Some(&body.to_string()))
+        let asked = Instant::now();
+        Self::head(asked, post_chat(address, body))
     }
 
-    fn send(address: &str, head: &str, body: Option<&str>) -> Self {
-        let asked = Instant::now();
-        let mut stream = TcpStream::connect(address).expect("the door is open");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
-        let body = body.unwrap_or_default();
-        let length = body.len();
-        let request = format!(
-            "{head}Host: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
-        );
-        stream.write_all(request.as_bytes()).expect("a socket");
+    fn head(asked: Instant, stream: TcpStream) -> Self {
         let mut body = BufReader::new(stream);
         let mut line = String::new();
         body.read_line(&mut line).expect("a status");

@@ -9,6 +9,7 @@
 #![allow(dead_code, reason = "every test file uses its own part")]
 
 pub(crate) mod community;
+pub(crate) mod gauges;
 pub(crate) mod http;
 
 use std::io::{BufRead, BufReader, Read};

@@ -51,7 +51,7 @@ enum Deed {
     Preempt,
     /// Ends the session.
     Die,
-    /// Never answers.
+    /// Never answers on this stream again.
     Mute,
 }
 
@@ -66,9 +66,13 @@ struct State {
     deeds: Vec<(u32, Deed)>,
     /// Codes that the next streams are refused with.
     refusals: Vec<&'static str>,
+    /// Streams on which nothing is answered any more.
+    mute: BTreeSet<(usize, u32)>,
     leaving: bool,
     /// Steps heard.
     steps: u32,
+    /// What was heard of streams after they had been closed.
+    late: u32,
     sessions: Vec<Sender>,
 }
 
@@ -229,22 +233,31 @@ impl Puppet {
             }
             Message::Step(step) => {
                 state.steps += 1;
+                let stream = (session, step.stream);
+                if !state.streams.contains_key(&stream) {
+                    state.late += 1;
+                }
                 let covers = |at: u32| step.position <= at && at < step.position + step.rows;
                 let deed = state.deeds.iter().position(|(at, _)| covers(*at));
                 match deed.map(|index| state.deeds.remove(index).1) {
                     Some(Deed::Preempt) => {
-                        state.streams.remove(&(session, step.stream));
+                        state.streams.remove(&stream);
                         return refuse(step.stream, step.epoch, "preempted");
                     }
                     Some(Deed::Die) => {
                         self.alive.send_replace(false);
                         return None;
                     }
-                    Some(Deed::Mute) => return None,
+                    Some(Deed::Mute) => {
+                        state.mute.insert(stream);
+                    }
                     Some(Deed::Leave) => Self::leave(&mut state),
                     None => {}
                 }
-                let Some((lo, layers)) = state.streams.get_mut(&(session, step.stream)) else {
+                if state.mute.contains(&stream) {
+                    return None;
+                }
+                let Some((lo, layers)) = state.streams.get_mut(&stream) else {
                     return refuse(step.stream, step.epoch, "unknown_stream");
                 };
                 Some(Message::StepResult(run(*lo, layers, step)))
@@ -611,25 +624,47 @@ fn a_host_without_room_is_passed_over_at_the_start() {
     assert!(heard.degraded.is_empty());
 }
 
-#[test]
-fn giving_up_wakes_whoever_waits_and_frees_every_host() {
-    for span in [0, 1] {
-        let stage = Stage::new(&[(0, 1), (2, 3)]);
-        let mut backend = stage.open();
-        stage.hosts[span].at(9, Deed::Mute);
-        std::thread::scope(|scope| {
-            let call = scope.spawn(|| {
-                let result = stage.call(&mut backend, &PROMPT, 12, &mut Heard::default());
-                drop(backend);
-                result
-            });
-            stage.until("the step that is not answered", || {
-                stage.hosts[span].state().deeds.is_empty()
-            });
-            stage.cancel.cancel();
-            assert_eq!(call.join().unwrap(), Err(ChatError::Cancelled));
+/// A call that is given up while a host does not answer the step for a position, and has been sent
+/// as many as it may be: what it hears then is the end of the stream, and nobody hears more.
+fn given_up(span: usize, position: u32, prompt: &[u32], sent: u32) {
+    let stage = Stage::new(&[(0, 1), (2, 3)]);
+    let mut backend = stage.open();
+    let host = &stage.hosts[span];
+    host.at(position, Deed::Mute);
+    std::thread::scope(|scope| {
+        let call = scope.spawn(|| {
+            let result = stage.call(&mut backend, prompt, 12, &mut Heard::default());
+            drop(backend);
+            result
         });
-        stage.until_empty();
+        stage.until("the steps that are not answered", || {
+            let state = host.state();
+            state.deeds.is_empty() && state.steps == sent
+        });
+        stage.cancel.cancel();
+        assert_eq!(call.join().unwrap(), Err(ChatError::Cancelled));
+    });
+    stage.until_empty();
+    assert_eq!(host.state().steps, sent, "span {span}, position {position}");
+    assert!(stage.hosts.iter().all(|host| host.state().late == 0));
+}
+
+#[test]
+fn giving_up_in_mid_answer_wakes_whoever_waits_and_frees_every_host() {
+    // Three pieces of the prompt and two rows of the answer.
+    for span in [0, 1] {
+        given_up(span, 9, &PROMPT, 5);
+    }
+}
+
+#[test]
+fn of_a_long_prompt_that_is_given_up_no_further_piece_is_sent() {
+    let long: Vec<u32> = (0..300).map(|n| n % 11).collect();
+    for span in [0, 1] {
+        for pieces in [0, 50] {
+            // The piece that is not answered, and the one that waits behind it.
+            given_up(span, 3 * pieces, &long, pieces + 2);
+        }
     }
 }
 

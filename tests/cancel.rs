@@ -1,0 +1,382 @@
+//! Whoever gives up is forgotten: by the service, and by each of three hosts, whether its chat was
+//! in the middle of an answer, in the middle of a long prompt, or waited for its turn; whether it
+//! said so, hung up, or was killed. Real model, real processes, and what they say of themselves.
+//!
+//! That cancelling takes 200 ms at most is no claim of these tests, for a timing is none: they
+//! print what it took. How much it took, many times over:
+//!
+//! ```text
+//! cargo test --release -p hearthnet --test cancel -- --ignored --nocapture
+//! ```
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stderr,
+    reason = "a test fails by panicking, and prints what it measured"
+)]
+
+mod support;
+
+use std::io::{BufRead, BufReader};
+use std::net::TcpStream;
+use std::process::{Child, ChildStdout, Stdio};
+use std::time::{Duration, Instant};
+
+use hearthnet_bus::Capability;
+use hearthnet_bus::calls::{CallStream, Client};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use support::gauges::{self, Gauges};
+use support::{Home, Host, PATIENCE, Server, http, model};
+use tokio::runtime::Runtime;
+
+/// Which layers each host has.
+const LAYERS: [&str; 3] = ["0-9", "10-19", "20-29"];
+
+/// Well below all that would free a chat in the end though nobody cancelled it: the health timeout,
+/// a session's keep-alive, the patience with slow readers.
+const SOON: Duration = Duration::from_secs(15);
+
+/// Chats that the service answers at once.
+const PLACES: usize = 2;
+
+/// Words of the long prompt, each of at least one token.
+const WORDS: u64 = 3000;
+
+const ENABLE: &str = "policy.research.enable=true";
+
+/// Where a chat is when its caller is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Some tokens of its answer have come.
+    Answer,
+    /// All hosts are at its prompt, which is long.
+    Prompt,
+    /// It waits for its turn.
+    Queue,
+}
+
+impl Stage {
+    fn question(self) -> String {
+        match self {
+            Self::Prompt => "whale ".repeat(WORDS as usize),
+            _ => "Tell me a very long story about a whale.".to_owned(),
+        }
+    }
+
+    fn params(self) -> Value {
+        json!({
+            "messages": [{"role": "user", "content": self.question()}],
+            "max_tokens": 4000, "temperature": 0.8, "seed": 7,
+        })
+    }
+}
+
+/// How a caller asks, and is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Manner {
+    /// Asks over HTTP; its connection ends.
+    HangsUp,
+    /// Asks on the bus; cancels the call, and stays connected.
+    Cancels,
+    /// Asks the hosts itself; its process is killed.
+    Killed,
+}
+
+/// A caller whose chat is under way. Dropping it gives the chat up, as its manner is.
+enum Asking {
+    Door(BufReader<TcpStream>),
+    Bus(CallStream),
+    Process(Child, BufReader<ChildStdout>),
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        if let Self::Process(child, _) = self {
+            child.kill().expect("it runs");
+            child.wait().expect("its end");
+        }
+    }
+}
+
+/// Three hosts, and who may ask them.
+struct Mesh {
+    home: Home,
+    hosts: Vec<Host>,
+    /// Where the hosts tell their numbers.
+    told: Vec<String>,
+    model: String,
+    runtime: Runtime,
+}
+
+/// A service over the hosts.
+struct Service {
+    server: Server,
+    address: String,
+    bus: Client,
+}
+
+impl Mesh {
+    fn start() -> Self {
+        let (home, path) = (Home::new(), model());
+        let model = path.to_str().expect("a UTF-8 path").to_owned();
+        let admit = home.node_id();
+        let start =
+            |layers: &&str| Host::start(&Home::new(), &model, layers, &admit, &gauges::SHOWN);
+        let hosts: Vec<Host> = LAYERS.iter().map(start).collect();
+        Self {
+            told: hosts.iter().map(gauges::address).collect(),
+            runtime: Runtime::new().expect("a runtime"),
+            home,
+            hosts,
+            model,
+        }
+    }
+
+    fn shards(&self) -> Vec<&str> {
+        let hosts = self.hosts.iter();
+        hosts
+            .flat_map(|h| ["--shard", h.address.as_str()])
+            .collect()
+    }
+
+    fn serve(&self) -> Service {
+        let d = "research.distributed_inference";
+        let places = format!("{d}.max_concurrent_pipelines={PLACES}");
+        // What is kept for the next turn is no leak, but looks like one.
+        let kept = format!("{d}.kept_conversations=0");
+        let mut args = vec!["--set", ENABLE, "--set", &places, "--set", &kept];
+        args.extend(["serve", "--json", "--lifeline", "--no-fallback"]);
+        args.extend(["--http", "127.0.0.1:0", "--model", &self.model]);
+        args.extend(self.shards());
+        let server = Server::start(&self.home, &args);
+        let door = self.home.path().join("data/service");
+        let bus = self.runtime.block_on(Client::connect_local(&door));
+        Service {
+            address: http::address(&server),
+            bus: bus.expect("the local door"),
+            server,
+        }
+    }
+
+    /// Asks, and returns when the chat is at its stage.
+    fn ask(&self, service: &Service, manner: Manner, stage: Stage) -> Asking {
+        let before = self.prompt_rows();
+        let mut params = stage.params();
+        let mut asking = match manner {
+            Manner::HangsUp => {
+                params["model"] = service.server.ready["models"][0].clone();
+                params["stream"] = true.into();
+                Asking::Door(BufReader::new(http::post_chat(&service.address, &params)))
+            }
+            Manner::Cancels => {
+                let _within = self.runtime.enter();
+                let call = service.bus.call(&Capability::chat(), &params);
+                Asking::Bus(call.expect("a call"))
+            }
+            Manner::Killed => {
+                let question = stage.question();
+                let mut args = vec!["--set", ENABLE, "chat", &question, "--frames"];
+                args.extend(["--no-fallback", "--max-tokens", "4000", "--seed", "7"]);
+                args.extend(["--temperature", "0.8", "--model", &self.model]);
+                args.extend(self.shards());
+                let child = self.home.hearthnet(&args).stdout(Stdio::piped()).spawn();
+                let mut child = child.expect("hearthnet starts");
+                let stdout = child.stdout.take().expect("a pipe");
+                Asking::Process(child, BufReader::new(stdout))
+            }
+        };
+        match stage {
+            Stage::Answer => self.hear(&mut asking, 5),
+            Stage::Prompt => until("the last host is at the prompt", PATIENCE, || {
+                self.prompt_rows() > before
+            }),
+            Stage::Queue => until("it waits", PATIENCE, || service.load("waiting") == 1),
+        }
+        asking
+    }
+
+    /// Reads so many tokens of an answer.
+    fn hear(&self, asking: &mut Asking, tokens: usize) {
+        for _ in 0..tokens {
+            match asking {
+                Asking::Door(lines) => line_with(lines, "\"content\":\""),
+                Asking::Process(_, lines) => line_with(lines, "token_delta"),
+                Asking::Bus(call) => self.runtime.block_on(async {
+                    let mut next = async || call.next().await.expect("no error").expect("no end");
+                    while next().await.name != "token_delta" {}
+                }),
+            }
+        }
+    }
+
+    /// Rows of prompts that the last host has run.
+    fn prompt_rows(&self) -> u64 {
+        let rows = "hearthnet_shard_rows_total{kind=\"prefill\"}";
+        Gauges::at(&self.told[2]).value(rows).unwrap_or(0.0) as u64
+    }
+
+    /// Waits until nothing goes on in any host, and in the service.
+    fn until_at_rest(&self, service: Option<&Service>) {
+        let hosts = self.told.iter().map(|at| (at, &gauges::HOST[..]));
+        let service = service.map(|service| (&service.address, &gauges::SERVICE[..]));
+        for (at, names) in hosts.chain(service) {
+            let deadline = Instant::now() + SOON;
+            loop {
+                let restless = Gauges::at(at).restless(names);
+                if restless.is_empty() {
+                    break;
+                }
+                assert!(Instant::now() < deadline, "{restless:?}");
+            }
+        }
+    }
+
+    /// Waits until each host has so many streams.
+    fn until_streams(&self, count: u64) {
+        for at in &self.told {
+            until("the streams of the others", SOON, || {
+                Gauges::at(at).count("hearthnet_shard_streams") == count
+            });
+        }
+    }
+
+    /// A chat of nobody else's, whose caller is gone. How long everybody took to forget it.
+    fn alone(&self, service: &Service, manner: Manner, stage: Stage) -> Duration {
+        let before = self.prompt_rows();
+        let asking = self.ask(service, manner, stage);
+        let gone = Instant::now();
+        drop(asking);
+        self.until_at_rest(Some(service));
+        let took = gone.elapsed();
+        if stage == Stage::Prompt {
+            let rows = self.prompt_rows() - before;
+            assert!(rows < WORDS, "all {rows} rows were run");
+        }
+        took
+    }
+
+    /// Three chats at once: one is answered, one is at its prompt, one waits. Those who wait and
+    /// are at their prompt give up, and the first one does not notice.
+    fn together(&self, service: &Service, manner: Manner) -> (Asking, Duration, Duration) {
+        let mut first = self.ask(service, Manner::HangsUp, Stage::Answer);
+        let second = self.ask(service, manner, Stage::Prompt);
+        let third = self.ask(service, manner, Stage::Queue);
+        let gone = Instant::now();
+        drop(third);
+        until("nobody waits", SOON, || service.load("waiting") == 0);
+        let waited = gone.elapsed();
+        assert_eq!(service.load("running"), PLACES as u64);
+        self.until_streams(2);
+        let gone = Instant::now();
+        drop(second);
+        self.until_streams(1);
+        let ran = gone.elapsed();
+        self.hear(&mut first, 5);
+        (first, waited, ran)
+    }
+}
+
+impl Service {
+    /// `running` or `waiting`: how many chats.
+    fn load(&self, which: &str) -> u64 {
+        let health = http::get_json(&self.address, "/healthz");
+        health[which].as_u64().expect("a number")
+    }
+}
+
+fn until(what: &str, limit: Duration, mut is: impl FnMut() -> bool) {
+    let deadline = Instant::now() + limit;
+    while !is() {
+        assert!(Instant::now() < deadline, "{what}");
+    }
+}
+
+/// Reads up to a line that says this.
+fn line_with(lines: &mut impl BufRead, what: &str) {
+    let mut line = String::new();
+    while !line.contains(what) {
+        line.clear();
+        let read = lines.read_line(&mut line).expect("a line");
+        assert!(read > 0, "the answer has ended");
+    }
+}
+
+#[test]
+fn whoever_gives_up_is_forgotten_by_the_service_and_by_every_host() {
+    let mesh = Mesh::start();
+    let service = mesh.serve();
+    for manner in [Manner::HangsUp, Manner::Cancels, Manner::Killed] {
+        for stage in [Stage::Answer, Stage::Prompt] {
+            let took = mesh.alone(&service, manner, stage);
+            eprintln!("{manner:?} in its {stage:?}: forgotten by all after {took:?}");
+        }
+    }
+    for manner in [Manner::HangsUp, Manner::Cancels] {
+        let (first, waited, ran) = mesh.together(&service, manner);
+        eprintln!("{manner:?} while it waits: {waited:?}; beside others: {ran:?}");
+        drop(first);
+        mesh.until_at_rest(Some(&service));
+    }
+}
+
+#[test]
+fn a_service_that_is_killed_leaves_nothing_of_its_callers_on_any_host() {
+    let mesh = Mesh::start();
+    let service = mesh.serve();
+    let callers = [Stage::Answer, Stage::Prompt, Stage::Queue]
+        .map(|stage| mesh.ask(&service, Manner::HangsUp, stage));
+    let gone = Instant::now();
+    service.server.signal(Signal::KILL);
+    mesh.until_at_rest(None);
+    eprintln!("a killed service is forgotten after {:?}", gone.elapsed());
+    for at in &mesh.told {
+        until("its session is over", SOON, || {
+            Gauges::at(at).count("hearthnet_shard_sessions") == 0
+        });
+    }
+    drop(callers);
+}
+
+#[test]
+#[ignore = "measures: see the header"]
+fn what_giving_up_takes() {
+    const TIMES: usize = 24;
+    let mesh = Mesh::start();
+    let service = mesh.serve();
+    eprintln!("{TIMES} times each, in ms until all gauges are zero      p50      p95      max");
+    let tell = |what: String, mut took: Vec<Duration>| {
+        took.sort_unstable();
+        let at = |percent: usize| {
+            let rank = (took.len() * percent).div_ceil(100);
+            took[rank - 1].as_secs_f64() * 1e3
+        };
+        let (p50, p95, max) = (at(50), at(95), at(100));
+        eprintln!("{what:<48} {p50:>8.1} {p95:>8.1} {max:>8.1}");
+    };
+    for manner in [Manner::HangsUp, Manner::Cancels, Manner::Killed] {
+        for stage in [Stage::Answer, Stage::Prompt] {
+            let took = (0..TIMES).map(|_| mesh.alone(&service, manner, stage));
+            tell(format!("{manner:?}, {stage:?}, alone"), took.collect());
+        }
+    }
+    for manner in [Manner::HangsUp, Manner::Cancels] {
+        let (mut queue, mut prompt, mut answer) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..TIMES {
+            let (first, waited, ran) = mesh.together(&service, manner);
+            queue.push(waited);
+            prompt.push(ran);
+            let gone = Instant::now();
+            drop(first);
+            mesh.until_at_rest(Some(&service));
+            answer.push(gone.elapsed());
+        }
+        tell(format!("{manner:?}, Queue"), queue);
+        tell(
+            format!("{manner:?}, Prompt beside an Answer (streams)"),
+            prompt,
+        );
+        tell("HangsUp, Answer, after these".to_owned(), answer);
+    }
+}
