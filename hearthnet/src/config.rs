@@ -114,6 +114,8 @@ pub(crate) struct Inference {
     pub(crate) steps_in_flight: usize,
     pub(crate) fallback_to_local: bool,
     pub(crate) fallback_to_local_after_failures: u32,
+    pub(crate) room_timeout_seconds: u64,
+    pub(crate) room_timeout_before_fallback_seconds: u64,
     pub(crate) history_mb: usize,
     pub(crate) max_concurrent_pipelines: usize,
     pub(crate) max_waiting_chats: usize,
@@ -135,6 +137,8 @@ impl Default for Inference {
             steps_in_flight: 2,
             fallback_to_local: true,
             fallback_to_local_after_failures: 2,
+            room_timeout_seconds: 300,
+            room_timeout_before_fallback_seconds: 30,
             history_mb: 256,
             max_concurrent_pipelines: 4,
             max_waiting_chats: 32,
@@ -358,6 +362,11 @@ impl Config {
                 inference.kept_conversation_seconds,
             ),
             ("slow_reader_seconds", inference.slow_reader_seconds),
+            ("room_timeout_seconds", inference.room_timeout_seconds),
+            (
+                "room_timeout_before_fallback_seconds",
+                inference.room_timeout_before_fallback_seconds,
+            ),
         ] {
             if !(1..=86_400).contains(&value) {
                 return bad(&format!("{d}.{key}"), "must lie between 1 and 86400");
@@ -611,6 +620,8 @@ mod tests {
             "research.distributed_inference.shard_health_timeout_seconds=nan",
             "research.distributed_inference.routing_policy=random",
             "research.distributed_inference.fallback_to_local_after_failures=0",
+            "research.distributed_inference.room_timeout_seconds=0",
+            "research.distributed_inference.room_timeout_before_fallback_seconds=86401",
             "research.distributed_inference.history_mb=9999999",
             "research.distributed_inference.max_concurrent_pipelines=0",
             "research.distributed_inference.kept_conversation_seconds=0",

@@ -52,7 +52,9 @@ pub struct PumpSettings {
     pub history_bytes: usize,
     /// Failures in one call after which no more hosts are tried; `None`: as long as there are any.
     pub give_up_after: Option<u32>,
-    /// How long an answer that has begun asks for room where its hosts have none any more.
+    /// How long an answer that has begun asks for room where its hosts have none any more: as long
+    /// as others' answers may take, or until going on here is better. With every row of the answer
+    /// it begins anew.
     pub room_timeout: Duration,
 }
 

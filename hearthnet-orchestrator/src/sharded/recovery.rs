@@ -22,8 +22,8 @@ use crate::hosts::{RoutedSpan, Search};
 /// How long after a search for somebody in the place of a leaving host the next one follows.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// What is between two requests for room on hosts whose memory is taken: at first, and at most.
-/// The first is some decode steps of the sequences that go on there.
+/// What is between two requests for room on hosts whose memory is taken, before chance shortens
+/// it: at first, and at most. The first is some decode steps of the sequences that go on there.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
 /// Why a host is to be replaced.
@@ -209,7 +209,8 @@ impl ShardedBackend {
         let until = *self
             .room_until
             .get_or_insert(now + self.settings.room_timeout);
-        let pause = pause(self.pauses);
+        // Without randomness the shortest pause has to do.
+        let pause = pause(self.pauses, getrandom::u32().unwrap_or_default());
         let Some(hop) = self.hops.get(index).filter(|_| now + pause < until) else {
             return Ok(None);
         };
@@ -304,19 +305,40 @@ impl ShardedBackend {
 /// The code of a move away from a host that leaves.
 pub(super) const LEAVING: &str = "leaving";
 
-/// The `n`th pause of a call, from 0.
-fn pause(n: u32) -> Duration {
-    PAUSE.1.min(PAUSE.0 * 2u32.saturating_pow(n))
+/// The `n`th pause of a call, from 0: half of what is due, and of the other half as much as
+/// `random` says (0: nothing, `u32::MAX`: all but all of it). Those who lost their room together
+/// do not come back together, and none of them comes back at once.
+fn pause(n: u32, random: u32) -> Duration {
+    let half = PAUSE.1.min(PAUSE.0 * 2u32.saturating_pow(n)) / 2;
+    half + half.mul_f64(f64::from(random) / 2f64.powi(32))
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
     fn pauses_grow_and_stay_bounded() {
-        let all: Vec<u128> = (0..8).map(|n| pause(n).as_millis()).collect();
-        assert_eq!(all, [50, 100, 200, 400, 800, 1600, 2000, 2000]);
-        assert_eq!(pause(u32::MAX), PAUSE.1);
+        let shortest: Vec<u128> = (0..8).map(|n| pause(n, 0).as_millis()).collect();
+        assert_eq!(shortest, [25, 50, 100, 200, 400, 800, 1000, 1000]);
+        assert_eq!(pause(u32::MAX, 0), PAUSE.1 / 2);
+    }
+
+    #[test]
+    fn pauses_of_the_same_length_are_spread_evenly_by_chance() {
+        let quarter = 1 << 30;
+        let spread = [0, quarter, 2 * quarter, 3 * quarter].map(|random| pause(2, random));
+        assert_eq!(spread, [100, 125, 150, 175].map(Duration::from_millis));
+    }
+
+    proptest! {
+        #[test]
+        fn chance_takes_half_of_a_pause_at_most(n in any::<u32>(), random in any::<u32>()) {
+            let (least, most) = (pause(n, 0), pause(n, u32::MAX));
+            prop_assert!((least..=most).contains(&pause(n, random)));
+            prop_assert!(most <= 2 * least && most <= PAUSE.1);
+        }
     }
 }

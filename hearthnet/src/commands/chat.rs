@@ -394,11 +394,6 @@ pub(crate) fn open_route(
     }
 }
 
-/// How long an answer that has begun asks for room where its hosts have none any more: as long
-/// as others' answers may take, or until going on here is better.
-const ROOM: Duration = Duration::from_secs(300);
-const ROOM_OR_HERE: Duration = Duration::from_secs(30);
-
 /// How a sequence is pumped through hosts; with `fallback` they are given up after some failures.
 pub(crate) fn pump_settings(config: &Config, fallback: bool) -> PumpSettings {
     let inference = &config.research.distributed_inference;
@@ -408,7 +403,10 @@ pub(crate) fn pump_settings(config: &Config, fallback: bool) -> PumpSettings {
         health_timeout: Duration::from_secs_f64(inference.shard_health_timeout_seconds),
         history_bytes: inference.history_mb << 20,
         give_up_after: fallback.then_some(inference.fallback_to_local_after_failures),
-        room_timeout: if fallback { ROOM_OR_HERE } else { ROOM },
+        room_timeout: Duration::from_secs(match fallback {
+            true => inference.room_timeout_before_fallback_seconds,
+            false => inference.room_timeout_seconds,
+        }),
     }
 }
 
