@@ -18,6 +18,7 @@ use caller::{Caller, Heard, request, same};
 use hearthnet_orchestrator::chat::ChatRequest;
 use hearthnet_orchestrator::http::{Metrics, Part};
 use rustix::process::Signal;
+use support::gauges::{self, Gauges};
 use support::{Host, wait_for_end};
 
 const QUESTIONS: [&str; 3] = [
@@ -159,7 +160,8 @@ fn chats_that_do_not_fit_into_their_hosts_memory_take_longer_and_say_the_same() 
         "--set",
         "research.distributed_inference.host.kv_budget_mb=2",
     ];
-    let hosts = ["0-14", "15-29"].map(|range| caller.host(range, &memory));
+    let settings = [&memory[..], &gauges::SHOWN].concat();
+    let hosts = ["0-14", "15-29"].map(|range| caller.host(range, &settings));
     let heard = together(
         &caller,
         &hosts.each_ref(),
@@ -170,10 +172,19 @@ fn chats_that_do_not_fit_into_their_hosts_memory_take_longer_and_say_the_same() 
     for heard in heard {
         assert!(heard.degraded.is_empty() && heard.recoveries.is_empty());
     }
-    let text = numbers.render();
-    let preempted = text
-        .lines()
-        .find_map(|line| line.strip_prefix("distributed_inference_preemptions_total "))
-        .expect("the number");
-    assert_ne!(preempted, "0");
+    let heard = Gauges::of(numbers.render()).count("distributed_inference_preemptions_total");
+    // What a host says of itself, and under which name.
+    let done = hosts.each_ref().map(|host| {
+        let gauges = Gauges::at(&gauges::address(host));
+        let ended = "hearthnet_shard_errors_total{code=\"preempted\"}";
+        let (preempted, ended) = (
+            gauges.value("hearthnet_shard_preempted_total"),
+            gauges.value(ended),
+        );
+        assert_eq!(preempted.unwrap_or(0.0), ended.unwrap_or(0.0));
+        preempted.unwrap_or(0.0) as u64
+    });
+    let done: u64 = done.iter().sum();
+    // A stream that is being replaced may be preempted as well, and nobody listens to it any more.
+    assert!(0 < heard && heard <= done, "{heard} heard, {done} done");
 }
