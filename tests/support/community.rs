@@ -48,13 +48,18 @@ pub(crate) fn join_as(level: &str, founder: &Home, node: &Server) -> Home {
 
 /// `hearthnet shard serve` of a member who knows the founder's running node.
 pub(crate) fn host(member: &Home, node: &Server, layers: &str) -> Server {
+    host_with(member, node, &[], layers)
+}
+
+/// The same with settings of its own.
+pub(crate) fn host_with(member: &Home, node: &Server, settings: &[&str], layers: &str) -> Server {
     let model = model();
     let model = model.to_str().expect("a UTF-8 path");
     let peers = peers(node);
     let command = ["shard", "serve", "--model", model, "--layers", layers];
     start(
         member,
-        &["--set", &peers],
+        &[&["--set", &peers], settings].concat(),
         &[&command[..], &["--threads", "1"]].concat(),
     )
 }

@@ -1,0 +1,185 @@
+//! A member of a community switches its machine off in the middle of somebody's answer, as people
+//! do: nobody is told to move, nothing is lost, and nothing has failed. Real model, real processes,
+//! found by the community alone.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking"
+)]
+
+mod support;
+
+use std::io::{BufRead as _, BufReader};
+use std::process::Stdio;
+use std::time::Instant;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use support::gauges::Gauges;
+use support::{Home, PATIENCE, Server, community, http, model, text, wait_for_end};
+
+const QUESTION: &str = "Tell me a long story about a lighthouse keeper and a lost whale.";
+const TOKENS: usize = 256;
+
+/// After how many frames the host is asked to stop: some tokens, and by far not all.
+const FRAMES: usize = 12;
+
+/// Hosts of the second half, in the order of their starts.
+const SECOND: [usize; 2] = [1, 2];
+
+/// `hearthnet chat --frames`, frame by frame; `meddle` hears the first ones, once.
+fn chat(home: &Home, how: &[&str], meddle: impl FnOnce(&[Value])) -> Vec<Value> {
+    let (model, tokens) = (model(), TOKENS.to_string());
+    let model = model.to_str().expect("a UTF-8 path");
+    let enable = ["--set", "policy.research.enable=true", "chat", QUESTION];
+    let ask = ["--frames", "--model", model, "--max-tokens", &tokens];
+    let sampled = ["--temperature", "0.8", "--seed", "7"];
+    let args = [&enable[..], &ask, &sampled, how].concat();
+    let mut child = home
+        .hearthnet(&args)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("hearthnet starts");
+    let stdout = child.stdout.take().expect("a pipe");
+    let (mut frames, mut meddle) = (Vec::new(), Some(meddle));
+    for line in BufReader::new(stdout).lines() {
+        let line = line.expect("a line");
+        frames.push(serde_json::from_str::<Value>(&line).expect("JSON"));
+        if frames.len() == FRAMES
+            && let Some(meddle) = meddle.take()
+        {
+            meddle(&frames);
+        }
+    }
+    let output = child.wait_with_output().expect("its end");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    frames
+}
+
+/// What all frames of one kind say.
+fn told<'a>(frames: &'a [Value], event: &str) -> Vec<&'a Value> {
+    let of_kind = frames.iter().filter(|frame| frame["event"] == event);
+    of_kind.map(|frame| &frame["data"]).collect()
+}
+
+/// Who advertises layers, as a node's own log has it.
+fn advertised(home: &Home) -> Vec<String> {
+    let status = home.json(&["--set", "discovery.mdns=false", "status", "--json"]);
+    let models = status["models"].as_array().expect("models").iter();
+    let shards = models.flat_map(|model| model["shards"].as_array().expect("shards"));
+    let nodes = shards.map(|shard| shard["node"].as_str().expect("a node").to_owned());
+    let mut nodes: Vec<String> = nodes.collect();
+    nodes.sort_unstable();
+    nodes
+}
+
+/// Waits until these nodes, and no others, advertise layers as far as a node knows.
+fn until_advertised(home: &Home, nodes: &[&str]) {
+    let mut nodes = nodes.to_vec();
+    nodes.sort_unstable();
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let now = advertised(home);
+        if now == nodes {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{now:?} and not {nodes:?}");
+    }
+}
+
+#[test]
+fn a_member_that_switches_off_in_mid_answer_costs_no_word_and_has_not_failed() {
+    let founder = Home::new();
+    community::found(&founder);
+    let off = "research.distributed_inference.fallback_to_local=false";
+    let node = community::serve(&founder, &["--set", off]);
+    let members: Vec<Home> = (0..3).map(|_| community::join(&founder, &node)).collect();
+    // A host goes when nobody needs it any more: waiting for the deadline would be seen.
+    let patient = "research.distributed_inference.host.drain_seconds=3600";
+    let mut hosts: Vec<Server> = ["0-14", "15-29", "15-29"]
+        .iter()
+        .zip(&members)
+        .map(|(layers, member)| community::host_with(member, &node, &["--set", patient], layers))
+        .collect();
+    let ids: Vec<String> = members.iter().map(Home::node_id).collect();
+    let all: Vec<&str> = ids.iter().map(String::as_str).collect();
+    until_advertised(&founder, &all);
+
+    let undisturbed = chat(&founder, &["--local"], |_| {});
+    assert_eq!(told(&undisturbed, "token_delta").len(), TOKENS);
+
+    let mut leaver = None;
+    let frames = chat(&founder, &[], |frames| {
+        let ready = told(frames, "shard_status");
+        let serving = |at: &usize| ready.iter().any(|status| status["host"] == ids[*at]);
+        let at = SECOND.into_iter().find(serving).expect("one of the two");
+        hosts[at].signal(Signal::TERM);
+        leaver = Some(at);
+    });
+    let leaver = leaver.expect("a host was asked to stop");
+    let (gone, spare) = (ids[leaver].as_str(), ids[3 - leaver].as_str());
+
+    // Not a byte is different.
+    let answer = told(&frames, "token_delta");
+    assert_eq!(answer, told(&undisturbed, "token_delta"));
+    let (done, alone) = (told(&frames, "done")[0], told(&undisturbed, "done")[0]);
+    for same in ["text", "token_ids", "finish_reason"] {
+        assert_eq!(done[same], alone[same], "{same}");
+    }
+
+    // It moved once, in the middle, and to the one that was there for it.
+    let moves = told(&frames, "shard_failover");
+    assert_eq!(moves.len(), 1, "{moves:#?}");
+    assert_eq!(moves[0]["code"], "leaving");
+    assert_eq!(moves[0]["host"], gone);
+    assert_eq!(moves[0]["replacements"], serde_json::json!([spare]));
+    let at = frames.iter().position(|f| f["event"] == "shard_failover");
+    let after = at.map_or(0, |at| told(&frames[at..], "token_delta").len());
+    assert!((1..TOKENS).contains(&after), "{after}");
+    let route = done["route"].as_array().expect("a route").iter();
+    let route: Vec<&Value> = route.map(|hop| &hop["host"]).collect();
+    assert_eq!(route, [ids[0].as_str(), spare]);
+
+    // Nothing has failed: not for who asked, not as the caller counts, not for the machine itself.
+    for status in told(&frames, "shard_status") {
+        assert_eq!(status["status"], "ready", "{status:#}");
+    }
+    let numbers = Gauges::at(&http::address(&node));
+    assert_eq!(numbers.count("distributed_inference_moves_total"), 1);
+    for name in [
+        "distributed_inference_failovers_total",
+        "distributed_inference_fallback_to_local_total",
+        "distributed_inference_shard_corruption_detected_total",
+    ] {
+        assert_eq!(numbers.count(name), 0, "{name}");
+    }
+    wait_for_end(hosts[leaver].child.id());
+    let status = hosts[leaver].child.wait().expect("our own process");
+    assert_eq!(status.code(), Some(0));
+
+    // Everybody who is left knows that it is gone, and that it said so itself.
+    for (at, member) in members.iter().enumerate() {
+        if at != leaver {
+            until_advertised(member, &[&ids[0], spare]);
+        }
+    }
+    until_advertised(&founder, &[&ids[0], spare]);
+    let record = founder.json(&["--set", "discovery.mdns=false", "diagnose", "--json"]);
+    let record = record["events"].as_array().expect("events");
+    let own = founder.node_id();
+    let of_founder =
+        |event: &Value, kind: &str| event["node"] == own && event["event"]["kind"] == kind;
+    let goodbye = record
+        .iter()
+        .find(|event| of_founder(event, "advert_gone") && event["event"]["peer"] == gone);
+    let goodbye = goodbye.unwrap_or_else(|| panic!("no goodbye: {record:#?}"));
+    assert_eq!(goodbye["event"]["code"], "withdrawn");
+    assert!(!record.iter().any(|event| of_founder(event, "host_failed")));
+
+    // And the next one is answered without it.
+    let next = chat(&founder, &[], |_| {});
+    assert_eq!(told(&next, "token_delta"), answer);
+    assert!(told(&next, "shard_failover").is_empty());
+}
