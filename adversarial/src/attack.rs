@@ -13,11 +13,15 @@ use crate::bench::Bench;
 use crate::case::Case;
 use crate::memory::Budget;
 use crate::raw::{Arrived, Ending, SWITCHING, kind};
+use crate::victim::Scene;
 
 /// One attack: one file in `attacks/`, whose name is the claim that must hold.
 pub trait Attack {
     /// Number of the case in [`CASES`](crate::CASES) that it carries out.
     const CASE: u8;
+
+    /// What the victim is.
+    const SCENE: Scene = Scene::ALONE;
 
     /// How much the victim may grow while this attack runs, and why so much.
     const BUDGET: Budget = Budget::SESSION;
@@ -39,6 +43,7 @@ pub struct Entry {
     pub name: &'static str,
     /// Number of the case.
     pub case: u8,
+    pub(crate) scene: Scene,
     pub(crate) budget: Budget,
     pub(crate) run: for<'a> fn(&'a mut Bench) -> Running<'a>,
 }
@@ -48,6 +53,7 @@ impl Entry {
         Entry {
             name,
             case: A::CASE,
+            scene: A::SCENE,
             budget: A::BUDGET,
             run: |bench| Box::pin(A::run(bench)),
         }

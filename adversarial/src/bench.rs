@@ -13,7 +13,7 @@ use crate::Trouble;
 use crate::honest::Honest;
 use crate::memory::Usage;
 use crate::raw::{Ending, Frame, Hello, Papers, Peer, cbor, kind};
-use crate::victim::{self, Gauges, Pace, Settings, Victim};
+use crate::victim::{self, Gauges, Pace, Scene, Settings, Victim};
 
 /// How long a token of the harness holds, in seconds.
 const TOKEN_SECONDS: u64 = 600;
@@ -40,6 +40,7 @@ pub struct Bench {
     pub(crate) honest: Honest,
     pub(crate) honest_key: NodeKey,
     pub(crate) target: Target,
+    pub(crate) guest: NodeKey,
     attacker: NodeKey,
     limits: Config,
     /// Holds the model file until the victim is gone.
@@ -49,15 +50,16 @@ pub struct Bench {
 impl Bench {
     /// Starts a victim with a tiny model, and an honest caller at work on it. `program` is the
     /// suite's own program, which is also the victim's.
-    pub(crate) async fn start(program: &Path, pace: Pace) -> Result<Bench, Trouble> {
+    pub(crate) async fn start(program: &Path, pace: Pace, scene: Scene) -> Result<Bench, Trouble> {
         let files = tempfile::tempdir()?;
         let model = victim::model();
         let key = || NodeKey::generate().map_err(|error| Trouble::Attacker(error.to_string()));
-        let (attacker, honest_key) = (key()?, key()?);
+        let (attacker, honest_key, guest) = (key()?, key()?, key()?);
         let settings = Settings {
             model: model.write(files.path()),
-            admitted: vec![attacker.id(), honest_key.id()],
+            admitted: vec![attacker.id(), honest_key.id(), guest.id()],
             pace,
+            scene,
         };
         let victim = Victim::start(program, &settings).await?;
         let target = Target {
@@ -74,6 +76,7 @@ impl Bench {
             honest,
             honest_key,
             target,
+            guest,
             attacker,
             limits: pace.limits(),
             _files: files,

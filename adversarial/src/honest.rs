@@ -48,10 +48,10 @@ impl Honest {
         key: &NodeKey,
         expected: Option<&Answers>,
     ) -> Result<Honest, Trouble> {
-        let mut call = Call::open(target, key).await?;
+        let mut call = Call::open(target, key, POSITIONS).await?;
         let mut answers = Vec::new();
         for position in 0..POSITIONS {
-            answers.push(call.step(position).await.map_err(Trouble::Honest)?);
+            answers.push(call.step(1, position).await.map_err(Trouble::Honest)?);
         }
         if expected.is_some_and(|expected| **expected != answers) {
             return Err(Trouble::Honest(
@@ -67,7 +67,7 @@ impl Honest {
             while !*stopped.borrow() {
                 for (position, expected) in (0..POSITIONS).zip(known.iter()) {
                     let begin = Instant::now();
-                    let answer = call.step(position).await?;
+                    let answer = call.step(1, position).await?;
                     lock(&taken).push(begin.elapsed());
                     count.send_modify(|count| *count += 1);
                     if answer != *expected {
@@ -125,14 +125,22 @@ fn lock(samples: &Mutex<Vec<Duration>>) -> std::sync::MutexGuard<'_, Vec<Duratio
     samples.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One connection with one stream.
-struct Call {
+/// One connection with stream 1 open, made with the real client.
+pub(crate) struct Call {
     connection: Connection,
-    width: u32,
+    target: Target,
 }
 
 impl Call {
-    async fn open(target: &Target, key: &NodeKey) -> Result<Call, Trouble> {
+    /// Connects, and opens a stream for so many positions.
+    ///
+    /// # Errors
+    /// If the host does not let it.
+    pub(crate) async fn open(
+        target: &Target,
+        key: &NodeKey,
+        positions: u32,
+    ) -> Result<Call, Trouble> {
         let failed = |error: &dyn std::fmt::Display| Trouble::Honest(error.to_string());
         let identity = key.identity().map_err(|error| failed(&error))?;
         let hello = Hello::new("pipeline", token(key, target.node)?);
@@ -147,21 +155,29 @@ impl Call {
         .map_err(|error| failed(&error))?;
         let mut call = Call {
             connection,
-            width: target.width,
+            target: *target,
         };
-        let (lo, hi) = target.layers;
+        call.stream(1, positions).await.map_err(Trouble::Honest)?;
+        Ok(call)
+    }
+
+    /// Opens a stream.
+    ///
+    /// # Errors
+    /// `stream error CODE` if the host refuses, or how else it fails.
+    pub(crate) async fn stream(&mut self, stream: u32, positions: u32) -> Result<(), String> {
+        let (lo, hi) = self.target.layers;
         let open = StreamOpen {
-            stream: 1,
+            stream,
             epoch: 1,
-            weights: target.weights,
+            weights: self.target.weights,
             lo,
             hi,
-            max_positions: POSITIONS,
+            max_positions: positions,
         };
-        let opening = call.ask(Message::StreamOpen(open)).await;
-        match opening.map_err(Trouble::Honest)? {
-            Message::StreamOpened(_) => Ok(call),
-            other => Err(Trouble::Honest(format!("no stream: {other:?}"))),
+        match self.ask(Message::StreamOpen(open)).await? {
+            Message::StreamOpened(_) => Ok(()),
+            other => Err(refusal(&other)),
         }
     }
 
@@ -177,27 +193,36 @@ impl Call {
             .map_err(|_| "the host does not answer".to_owned())?
     }
 
-    async fn step(&mut self, position: u32) -> Result<Bytes, String> {
+    /// The answer at a position: rows are a function of it, so that every conversation is the same.
+    ///
+    /// # Errors
+    /// `stream error CODE` if the host ends the stream, or how else it fails.
+    pub(crate) async fn step(&mut self, stream: u32, position: u32) -> Result<Bytes, String> {
         // Halves, that is values from 0.5 up to 1: different ones at each position.
         let value = |column: u32| 0x3800 + ((position * 131 + column * 37) % 0x400) as u16;
-        let data = (0..self.width).flat_map(|column| value(column).to_le_bytes());
+        let width = self.target.width;
+        let data = (0..width).flat_map(|column| value(column).to_le_bytes());
         let step = Step {
-            stream: 1,
+            stream,
             epoch: 1,
             position,
             rows: 1,
-            width: self.width,
+            width,
             dtype: DType::F16,
             want: Want::All,
             data: data.collect(),
         };
         match self.ask(Message::Step(step)).await? {
             Message::StepResult(result) if result.position == position => Ok(result.data),
-            other => Err(format!("not the answer: {other:?}")),
+            other => Err(refusal(&other)),
         }
     }
 
-    async fn close(mut self) -> Result<(), String> {
+    /// Says goodbye.
+    ///
+    /// # Errors
+    /// If the session is gone already.
+    pub(crate) async fn close(mut self) -> Result<(), String> {
         let close = StreamClose {
             stream: 1,
             epoch: 1,
@@ -212,5 +237,12 @@ impl Call {
         // Returns when this side's end is on its way.
         let _ = self.connection.recv().await;
         Ok(())
+    }
+}
+
+fn refusal(answer: &Message) -> String {
+    match answer {
+        Message::StreamError(error) => format!("stream error {}", error.code),
+        other => format!("not the answer: {other:?}"),
     }
 }

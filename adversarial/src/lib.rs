@@ -9,7 +9,7 @@
 //!
 //! | concept | file |
 //! |---|---|
-//! | the 44 cases, built or not | `case.rs` |
+//! | the 45 cases, built or not | `case.rs` |
 //! | the attacks and their registry | `attacks/` |
 //! | what an attack is, observations, verdicts | `attack.rs` |
 //! | what an attack gets to work with | `bench.rs` |
@@ -40,7 +40,7 @@ pub use case::{CASES, Case};
 pub use memory::{Budget, Usage};
 pub use report::Report;
 pub use trial::{Effort, Latency, MemoryGrowth, Outcome, Setup, run};
-pub use victim::{Pace, Settings as VictimSettings, serve as serve_victim};
+pub use victim::{Pace, Scene, Settings as VictimSettings, serve as serve_victim};
 
 /// The harness could not do its work: no verdict on the victim.
 #[derive(Debug, thiserror::Error)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use hearthnet_adversarial::{
-    ATTACKS, Effort, Pace, Report, Setup, Trouble, VictimSettings, run, serve_victim,
+    ATTACKS, Effort, Pace, Report, Scene, Setup, Trouble, VictimSettings, run, serve_victim,
 };
 use hearthnet_bus::NodeId;
 
@@ -18,7 +18,7 @@ use hearthnet_bus::NodeId;
 #[command(version, args_conflicts_with_subcommands = true)]
 struct Arguments {
     /// Only these cases (can be repeated).
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u8).range(1..=44))]
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u8).range(1..=45))]
     only: Vec<u8>,
     /// Print one JSON object instead of a table.
     #[arg(long)]
@@ -50,6 +50,8 @@ enum Role {
         admit: Vec<NodeId>,
         #[arg(long, value_enum)]
         pace: PaceName,
+        #[arg(long)]
+        kv_pages: Option<u32>,
     },
 }
 
@@ -80,11 +82,18 @@ async fn main() -> ExitCode {
 }
 
 async fn perform(arguments: Arguments) -> Result<ExitCode, Trouble> {
-    if let Some(Role::Victim { model, admit, pace }) = arguments.role {
+    if let Some(Role::Victim {
+        model,
+        admit,
+        pace,
+        kv_pages,
+    }) = arguments.role
+    {
         let settings = VictimSettings {
             model,
             admitted: admit,
             pace: pace.into(),
+            scene: Scene { kv_pages },
         };
         serve_victim(settings).await?;
         return Ok(ExitCode::SUCCESS);

@@ -159,7 +159,7 @@ impl Outcome {
 /// # Errors
 /// [`Trouble`] when the harness could not do its work.
 pub async fn run(entry: &Entry, setup: &Setup) -> Result<Outcome, Trouble> {
-    let mut bench = Bench::start(&setup.program, setup.pace).await?;
+    let mut bench = Bench::start(&setup.program, setup.pace, entry.scene).await?;
     bench.honest.steps(WARM_UP_STEPS).await;
     bench.honest.take_samples();
     let (steps, at_most) = match setup.effort {

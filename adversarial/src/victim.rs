@@ -70,9 +70,32 @@ impl Pace {
     }
 }
 
+/// What a victim is, where an attack needs another one than the usual.
+#[derive(Clone, Copy, Debug)]
+#[allow(clippy::exhaustive_structs)] // Written by attacks, field by field.
+pub struct Scene {
+    /// Pages of KV that it has, of 32 positions each. `None`: as many as a host has by default.
+    pub kv_pages: Option<u32>,
+}
+
+impl Scene {
+    /// A host outside of any community, with everything as it is by default.
+    pub const ALONE: Scene = Scene { kv_pages: None };
+}
+
 /// What the victim serves, all of it.
 pub(crate) fn model() -> TinyLlama {
     TinyLlama::default()
+}
+
+/// Positions of a page of KV (`specs/shard-host.md` section 8).
+pub(crate) const PAGE: u32 = 32;
+
+/// Bytes of a page for that model: keys and values of all layers, in fp16.
+fn page_bytes() -> u64 {
+    let model = model();
+    let values = 2 * model.layers * model.kv_heads * model.head_dim;
+    u64::from(PAGE) * u64::from(values) * 2
 }
 
 /// What a victim is started with.
@@ -84,6 +107,8 @@ pub struct Settings {
     pub admitted: Vec<NodeId>,
     /// Its deadlines.
     pub pace: Pace,
+    /// What is different about it.
+    pub scene: Scene,
 }
 
 /// Is the victim: serves until the input ends.
@@ -97,6 +122,9 @@ pub async fn serve(settings: Settings) -> Result<(), Trouble> {
     let mut config = ShardConfig::new(settings.model, layers, "127.0.0.1:0");
     config.serve.admitted = settings.admitted;
     config.serve.transport = settings.pace.limits();
+    if let Some(pages) = settings.scene.kv_pages {
+        config.serve.kv_budget_bytes = u64::from(pages) * page_bytes();
+    }
     // The matrices are tiny, and the honest caller needs the other cores.
     config.engine.threads = 1;
     let host = ShardHost::start(config, &key, |_| {})
@@ -131,6 +159,8 @@ pub struct Gauges {
     pub kv_bytes: u64,
     /// Pages of KV in use.
     pub kv_pages_used: u64,
+    /// Pages of KV that nobody uses.
+    pub kv_pages_left: u64,
     /// Streams refused or ended by the host, by code.
     pub errors: BTreeMap<String, u64>,
     /// Sessions that the host ended, by code.
@@ -167,6 +197,9 @@ impl Victim {
             .arg("--model")
             .arg(&settings.model)
             .args(["--pace", settings.pace.as_str()]);
+        if let Some(pages) = settings.scene.kv_pages {
+            command.args(["--kv-pages", &pages.to_string()]);
+        }
         for node in &settings.admitted {
             command.arg("--admit").arg(node.to_string());
         }

@@ -109,15 +109,22 @@ pub enum Arrived {
 impl Arrived {
     /// A text field of a frame's CBOR body.
     pub fn text(&self, key: &str) -> Option<String> {
+        self.field(key)?.as_text().map(str::to_owned)
+    }
+
+    /// A number in a frame's CBOR body.
+    pub fn number(&self, key: &str) -> Option<u32> {
+        u32::try_from(self.field(key)?.as_integer()?).ok()
+    }
+
+    fn field(&self, key: &str) -> Option<Value> {
         let Arrived::Frame { body, .. } = self else {
             return None;
         };
         let map: Value = ciborium::from_reader(body.as_slice()).ok()?;
-        let (_, value) = map
-            .as_map()?
-            .iter()
-            .find(|(have, _)| have.as_text() == Some(key))?;
-        value.as_text().map(str::to_owned)
+        let fields = map.into_map().ok()?;
+        let named = |(have, _): &(Value, Value)| have.as_text() == Some(key);
+        fields.into_iter().find(named).map(|(_, value)| value)
     }
 
     /// Whether it is a frame of this type.

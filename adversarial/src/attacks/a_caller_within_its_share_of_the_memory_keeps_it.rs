@@ -1,0 +1,272 @@
+//! Keys and values of running streams are what a host has least of, and it opens more streams than
+//! it could fill. Whoever opens many, fills them as fast as it can, and comes back at once when
+//! one is taken from it, must not get more than its share at the cost of others: a caller that
+//! stays within its own is never sent away, and gets the answers that it gets from a quiet host.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use ciborium::Value;
+use tokio::sync::watch;
+use tokio::time::{Instant, interval};
+
+use crate::bench::Target;
+use crate::honest::Call;
+use crate::memory::Budget;
+use crate::raw::{Arrived, Frame, Peer, Step, cbor, kind};
+use crate::trial::until;
+use crate::victim::{PAGE, Scene};
+use crate::{Bench, Findings, Trouble, Verdict};
+
+/// Pages that the host has. Three callers run: the honest one of every attack, a guest with a long
+/// conversation, and the grabber.
+const PAGES: u32 = 12;
+/// What is due to each of them.
+const SHARE: u32 = PAGES / 3;
+
+/// Pages that each stream of the grabber wants: all that the honest caller leaves. The host's other
+/// three streams are the honest one's and two of the guest.
+const WANTS: [u32; 5] = [3, 2, 2, 2, 2];
+
+/// Streams that it opens: as many and as fast as the host lets a session (256 saved up, 64 a second),
+/// and not one more, for that would end its session.
+const OPENS: u32 = 200;
+const OPENS_PER_SECOND: u32 = 60;
+
+/// How often the guest tries to have more than its share.
+const TRIES: u32 = 20;
+
+pub(super) struct Attack;
+
+impl crate::Attack for Attack {
+    const CASE: u8 = 45;
+
+    const SCENE: Scene = Scene {
+        kv_pages: Some(PAGES),
+    };
+
+    const BUDGET: Budget = Budget::sessions(3, "the grabber, the guest, and one that is closing");
+
+    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+        let mut found = Findings::new();
+        let gauges = bench.gauges().await?;
+        let pages = gauges.kv_pages_used + gauges.kv_pages_left;
+        let held = pages == u64::from(PAGES);
+        found.check("pages of the host", PAGES.to_string(), pages, held);
+
+        let quiet = talk(bench).await?;
+        let beyond = want_more(bench).await?;
+        let served = beyond.is_none();
+        let seen = beyond.unwrap_or_else(|| "served".to_owned());
+        found.check(
+            "more than its share, of a quiet host",
+            "served",
+            seen,
+            served,
+        );
+
+        let (stop, stopped) = watch::channel(false);
+        let peer = bench.pipeline().await?;
+        let grabber = tokio::spawn(grab(peer, *bench.target(), stopped));
+        let full = until(&mut bench.victim, |gauges| gauges.kv_pages_left == 0).await?;
+        let left = full.kv_pages_left;
+        found.check("pages left while one grabs", "0", left, left == 0);
+
+        let answers = talk(bench).await?;
+        let same = match (&quiet, &answers) {
+            (Ok(quiet), Ok(answers)) => quiet == answers,
+            _ => false,
+        };
+        let seen = match &answers {
+            Ok(_) if same => "the same answers".to_owned(),
+            Ok(_) => "other answers".to_owned(),
+            Err(why) => why.clone(),
+        };
+        let what = format!("{SHARE} pages for a guest, beside the grabber");
+        found.check(what, "the same answers", seen, same);
+
+        // That the grabber was a danger at all: who has its share is sent away with more.
+        let mut refused = None;
+        for _ in 0..TRIES {
+            refused = want_more(bench).await?;
+            if refused.is_some() {
+                break;
+            }
+        }
+        let held = refused
+            .as_deref()
+            .is_some_and(|why| ["stream error kv_full", "stream error preempted"].contains(&why));
+        let seen = refused.unwrap_or_else(|| "served".to_owned());
+        let what = "more than its share, beside the grabber";
+        found.check(what, "kv_full or preempted", seen, held);
+
+        stop.send_replace(true);
+        let failed = |error| Trouble::Attacker(format!("it failed: {error}"));
+        let grabbed = grabber.await.map_err(failed)?;
+        found.refused("a stream of the grabber", "preempted", &grabbed.preempted);
+        let rows = grabbed.rows;
+        found.check("rows of the grabber", "some", rows, rows > 0);
+        Ok(found.verdict())
+    }
+}
+
+/// A conversation that takes the guest's whole share: its answers, or how the host failed it.
+async fn talk(bench: &Bench) -> Result<Result<Vec<Bytes>, String>, Trouble> {
+    let positions = SHARE * PAGE;
+    let mut call = Call::open(bench.target(), &bench.guest, positions).await?;
+    let mut answers = Vec::new();
+    for position in 0..positions {
+        match call.step(1, position).await {
+            Ok(answer) => answers.push(answer),
+            Err(why) => return Ok(Err(why)),
+        }
+    }
+    Ok(call.close().await.map(|()| answers))
+}
+
+/// The same, and a second stream beside it. What the host says against that, if anything.
+async fn want_more(bench: &Bench) -> Result<Option<String>, Trouble> {
+    let positions = SHARE * PAGE;
+    let mut call = Call::open(bench.target(), &bench.guest, positions).await?;
+    let trying = async {
+        for position in 0..positions {
+            call.step(1, position).await?;
+        }
+        call.stream(2, positions).await?;
+        for position in 0..3 * PAGE {
+            call.step(2, position).await?;
+        }
+        Ok(())
+    };
+    let refused: Result<(), String> = trying.await;
+    // Whatever it said, the session is of no more use.
+    let _ = call.close().await;
+    Ok(refused.err())
+}
+
+/// One stream of the grabber.
+#[derive(Clone, Copy, Default)]
+struct Held {
+    epoch: u32,
+    is_open: bool,
+    /// Something was asked of it, and not answered.
+    is_waiting: bool,
+    length: u32,
+    /// What it is to have in the end.
+    want: u32,
+}
+
+struct Grabbed {
+    /// The first time that one was taken from it.
+    preempted: Arrived,
+    /// Rows that it got computed.
+    rows: u64,
+}
+
+/// Fills streams until it is told to stop, and opens each again when it is taken away.
+async fn grab(mut peer: Peer, target: Target, stop: watch::Receiver<bool>) -> Grabbed {
+    let mut streams = WANTS.map(|pages| Held {
+        want: pages * PAGE,
+        ..Held::default()
+    });
+    let (begin, mut opens) = (Instant::now(), 0);
+    let mut pace = interval(Duration::from_millis(5));
+    let mut grabbed = Grabbed {
+        preempted: Arrived::Nothing,
+        rows: 0,
+    };
+    while !*stop.borrow() {
+        for (stream, held) in (1..).zip(&mut streams) {
+            let earned = begin.elapsed().as_secs() as u32 * OPENS_PER_SECOND;
+            if held.is_waiting || !held.is_open && opens >= OPENS + earned {
+                continue;
+            }
+            held.is_waiting = true;
+            if held.is_open {
+                peer.send(step(stream, held, target.width)).await;
+            } else {
+                (opens, held.epoch, held.length) = (opens + 1, held.epoch + 1, 0);
+                peer.send(open(stream, held.epoch, &target)).await;
+            }
+        }
+        if !streams.iter().any(|held| held.is_waiting) {
+            // All are gone, and it may not open more for a moment.
+            pace.tick().await;
+            continue;
+        }
+        let answer = peer.receive().await;
+        let Some((stream, epoch)) = life(&answer) else {
+            // The host has ended the session, which the verdict will show.
+            break;
+        };
+        let index = stream.wrapping_sub(1) as usize;
+        let Some(held) = streams.get_mut(index).filter(|held| held.epoch == epoch) else {
+            continue;
+        };
+        if answer.is(kind::STREAM_ERROR) {
+            (held.is_open, held.is_waiting) = (false, false);
+            if answer.text("code").as_deref() == Some("preempted") {
+                grabbed.preempted = answer;
+            }
+        } else if answer.is(kind::STREAM_OPENED) {
+            (held.is_open, held.is_waiting) = (true, false);
+        } else {
+            held.is_waiting = false;
+            let rows = rows(held);
+            held.length = held.want.min(held.length + rows);
+            grabbed.rows += u64::from(rows);
+        }
+    }
+    grabbed
+}
+
+/// Rows of a stream's next step: a page, and when it is full, the last one again and again, so that
+/// it is never idle.
+fn rows(held: &Held) -> u32 {
+    match held.length < held.want {
+        true => PAGE,
+        false => 1,
+    }
+}
+
+fn step(stream: u32, held: &Held, width: u32) -> Frame {
+    let rows = rows(held);
+    let step = Step {
+        stream,
+        epoch: held.epoch,
+        position: held.length.min(held.want - rows),
+        rows,
+        width,
+        want: 0,
+        data: vec![0; (rows * width) as usize * 2],
+        ..Step::default()
+    };
+    step.frame()
+}
+
+fn open(stream: u32, epoch: u32, target: &Target) -> Frame {
+    let (lo, hi) = target.layers;
+    let body = cbor(&[
+        ("stream", stream.into()),
+        ("epoch", epoch.into()),
+        ("weights", Value::Bytes(target.weights.to_vec())),
+        ("lo", lo.into()),
+        ("hi", hi.into()),
+        ("max_positions", (SHARE * PAGE).into()),
+    ]);
+    Frame::new(kind::STREAM_OPEN, body)
+}
+
+/// Which stream, in which epoch, a frame is about.
+fn life(answer: &Arrived) -> Option<(u32, u32)> {
+    match answer {
+        Arrived::Frame {
+            kind: kind::STEP_RESULT,
+            body,
+        } => {
+            let number = |at| Some(u32::from_be_bytes(*body.get(at..)?.first_chunk()?));
+            Some((number(0)?, number(4)?))
+        }
+        _ => Some((answer.number("stream")?, answer.number("epoch")?)),
+    }
+}
