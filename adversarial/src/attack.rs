@@ -12,7 +12,7 @@ use crate::Trouble;
 use crate::bench::Bench;
 use crate::case::Case;
 use crate::memory::Budget;
-use crate::raw::{Arrived, Ending, SWITCHING, kind};
+use crate::raw::{Arrived, Ending, Pushed, SWITCHING, kind};
 use crate::victim::Scene;
 
 /// One attack: one file in `attacks/`, whose name is the claim that must hold.
@@ -22,6 +22,10 @@ pub trait Attack {
 
     /// What the victim is.
     const SCENE: Scene = Scene::ALONE;
+
+    /// Whether it can be carried out again on the same victim. It cannot where the attacker is shut
+    /// out for good.
+    const REPEATS: bool = true;
 
     /// How much the victim may grow while this attack runs, and why so much.
     const BUDGET: Budget = Budget::SESSION;
@@ -44,6 +48,7 @@ pub struct Entry {
     /// Number of the case.
     pub case: u8,
     pub(crate) scene: Scene,
+    pub(crate) repeats: bool,
     pub(crate) budget: Budget,
     pub(crate) run: for<'a> fn(&'a mut Bench) -> Running<'a>,
 }
@@ -54,6 +59,7 @@ impl Entry {
             name,
             case: A::CASE,
             scene: A::SCENE,
+            repeats: A::REPEATS,
             budget: A::BUDGET,
             run: |bench| Box::pin(A::run(bench)),
         }
@@ -142,6 +148,54 @@ impl Findings {
         let held = ending.is(code);
         let raised = held.then(|| code.as_str());
         self.push(what, code.as_str(), ending.to_string(), held, raised);
+    }
+
+    /// The host must have closed a gossip session with this code.
+    pub fn gossip_ended(&mut self, what: impl Into<String>, code: CloseCode, pushed: &Pushed) {
+        let held = *pushed == Pushed::Closed(Some(code.number()));
+        let seen = match pushed {
+            Pushed::Closed(Some(number)) => {
+                let name = CloseCode::from_number(*number).map(CloseCode::as_str);
+                name.map_or_else(|| format!("close code {number}"), str::to_owned)
+            }
+            Pushed::Closed(None) => "the connection ended without a code".to_owned(),
+            Pushed::Stored { .. } => format!("the session went on: {pushed:?}"),
+        };
+        let raised = held.then(|| code.as_str());
+        self.push(what, code.as_str(), seen, held, raised);
+    }
+
+    /// The host must have taken so many events of those that were pushed, refused so many others,
+    /// and gone on; what it refuses, it must have counted under this code.
+    pub fn taken(
+        &mut self,
+        what: impl Into<String>,
+        (accepted, refused): (u64, u64),
+        code: Option<&str>,
+        pushed: &Pushed,
+    ) {
+        let expected = Pushed::Stored { accepted, refused };
+        let held = *pushed == expected;
+        let raised = code.filter(|_| held);
+        self.push(
+            what,
+            format!("{expected:?}"),
+            format!("{pushed:?}"),
+            held,
+            raised,
+        );
+    }
+
+    /// Anything else that must be, and that the host must have counted under this code.
+    pub fn counted(
+        &mut self,
+        what: impl Into<String>,
+        expected: impl Into<String>,
+        seen: impl fmt::Display,
+        held: bool,
+        code: &str,
+    ) {
+        self.push(what, expected, seen.to_string(), held, held.then_some(code));
     }
 
     /// The host must have ended the session and counted it under this code. Saying so is in vain

@@ -2,18 +2,25 @@
 //! its own, down to the byte.
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use ciborium::Value;
+use hearthnet_bus::calls::{Client, ShardGrant};
+use hearthnet_bus::node::bus_rule;
 use hearthnet_bus::{Capability, Grant, NodeId, NodeKey};
-use hearthnet_transport::Config;
+use hearthnet_orchestrator::link::HostAddr;
+use hearthnet_transport::{Config, connect_path};
+use serde_json::json;
 
-use crate::Trouble;
+use crate::caller::{self, Called};
 use crate::honest::Honest;
 use crate::memory::Usage;
-use crate::raw::{Ending, Frame, Hello, Papers, Peer, cbor, kind};
-use crate::victim::{self, Gauges, Pace, Scene, Settings, Victim};
+use crate::raw::{Ending, Frame, Gossip, Hello, Papers, Peer, cbor, kind};
+use crate::victim::{self, Gauges, MODEL_ID, Pace, Scene, Settings, Victim};
+use crate::village::Village;
+use crate::{Findings, Trouble};
 
 /// How long a token of the harness holds, in seconds.
 const TOKEN_SECONDS: u64 = 600;
@@ -31,6 +38,37 @@ pub struct Target {
     pub layers: (u32, u32),
     /// Values per row.
     pub width: u32,
+    /// Whether it grants sessions itself, as hosts of a community do.
+    pub grants: bool,
+}
+
+impl Target {
+    /// A session token for the node with this key: from the host, or its own.
+    ///
+    /// # Errors
+    /// If the host does not grant one.
+    pub(crate) async fn token(&self, key: &NodeKey) -> Result<Vec<u8>, Trouble> {
+        if !self.grants {
+            return token(key, self.node);
+        }
+        let failed = |error: &dyn std::fmt::Display| Trouble::Honest(format!("no grant: {error}"));
+        let identity = key.identity().map_err(|error| failed(&error))?;
+        let (addr, expected) = (self.addr.to_string(), Some(self.node.into()));
+        let (rule, config) = (bus_rule(), Config::default());
+        let socket = connect_path(&addr, &identity, expected, &rule, &config)
+            .await
+            .map_err(|error| failed(&error))?;
+        let key = Arc::new(NodeKey::from_secret(&key.secret()));
+        let client = Client::new(socket, key).map_err(|error| failed(&error))?;
+        let (lo, hi) = self.layers;
+        let params = json!({ "shard_id": format!("{MODEL_ID}:{lo}-{hi}") });
+        let call = client.call(&Capability::shard_serve(), &params);
+        let call = call.map_err(|error| failed(&error))?;
+        let granted = call.result().await.map_err(|error| failed(&error))?;
+        let granted: ShardGrant =
+            serde_json::from_value(granted).map_err(|error| failed(&error))?;
+        granted.token().ok_or_else(|| failed(&"it is no token"))
+    }
 }
 
 /// The bench on which one attack is carried out.
@@ -43,6 +81,10 @@ pub struct Bench {
     pub(crate) guest: NodeKey,
     attacker: NodeKey,
     limits: Config,
+    village: Option<Village>,
+    program: PathBuf,
+    guest_key: PathBuf,
+    pace: Pace,
     /// Holds the model file until the victim is gone.
     pub(crate) _files: tempfile::TempDir,
 }
@@ -54,14 +96,30 @@ impl Bench {
         let files = tempfile::tempdir()?;
         let model = victim::model();
         let key = || NodeKey::generate().map_err(|error| Trouble::Attacker(error.to_string()));
-        let (attacker, honest_key, guest) = (key()?, key()?, key()?);
+        let (attacker, honest_key) = (key()?, key()?);
+        // In a file, for a guest that is a process of its own.
+        let guest_key = files.path().join("guest.key");
+        let guest = NodeKey::load_or_create(&guest_key)
+            .map_err(|error| Trouble::Attacker(error.to_string()))?;
+        let mut village = match scene.community {
+            false => None,
+            true => {
+                let honest = [honest_key.id()];
+                Some(Village::found(files.path(), &attacker, &guest, &honest)?)
+            }
+        };
+        let home = village.as_ref().map(|village| village.home("victim"));
         let settings = Settings {
             model: model.write(files.path()),
             admitted: vec![attacker.id(), honest_key.id(), guest.id()],
+            home: home.transpose()?,
             pace,
             scene,
         };
         let victim = Victim::start(program, &settings).await?;
+        if let Some(village) = &mut village {
+            village.link(&victim).await?;
+        }
         let target = Target {
             addr: victim.addr,
             node: victim.node,
@@ -69,6 +127,7 @@ impl Bench {
                 .ok_or_else(|| Trouble::Victim("it names no weights".to_owned()))?,
             layers: victim.descriptor.layer_range,
             width: model.width,
+            grants: scene.community,
         };
         let honest = Honest::begin(&target, &honest_key, None).await?;
         Ok(Bench {
@@ -79,8 +138,63 @@ impl Bench {
             guest,
             attacker,
             limits: pace.limits(),
+            village,
+            program: program.to_owned(),
+            guest_key,
+            pace,
             _files: files,
         })
+    }
+
+    /// The victim's community.
+    ///
+    /// # Errors
+    /// If the attack did not ask for one.
+    pub(crate) fn village(&mut self) -> Result<&mut Village, Trouble> {
+        let none = || Trouble::Attacker("the victim is in no community".to_owned());
+        self.village.as_mut().ok_or_else(none)
+    }
+
+    /// A gossip session of a member with the victim.
+    ///
+    /// # Errors
+    /// If the victim does not let it.
+    pub(crate) async fn gossip(&mut self, key: &NodeKey) -> Result<Gossip, Trouble> {
+        let community = self.village()?.community;
+        Gossip::open(self.target.addr, key, &community).await
+    }
+
+    /// That the community goes on as if nothing had happened.
+    ///
+    /// # Errors
+    /// If the victim does not answer.
+    pub(crate) async fn goes_on(&mut self, found: &mut Findings) -> Result<(), Trouble> {
+        let none = || Trouble::Attacker("the victim is in no community".to_owned());
+        let village = self.village.as_ref().ok_or_else(none)?;
+        village.goes_on(&mut self.victim, found).await
+    }
+
+    /// What becomes of the guest, in a process of its own, when it opens a session with a host.
+    ///
+    /// # Errors
+    /// If it does not say.
+    pub(crate) async fn call(&self, host: &HostAddr) -> Result<Called, Trouble> {
+        caller::start(&self.program, &self.guest_key, host).await
+    }
+
+    /// Starts another node like the victim, in a folder that [`Village::home`] made.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub(crate) async fn another(&self, home: &Path) -> Result<Victim, Trouble> {
+        let settings = Settings {
+            model: victim::model().write(self._files.path()),
+            admitted: Vec::new(),
+            home: Some(home.to_owned()),
+            pace: self.pace,
+            scene: Scene::COMMUNITY,
+        };
+        Victim::start(&self.program, &settings).await
     }
 
     /// Where the victim is, and what it serves.
@@ -109,6 +223,11 @@ impl Bench {
     /// The attacker's key, which the victim admits.
     pub fn attacker(&self) -> &NodeKey {
         &self.attacker
+    }
+
+    /// A copy of the attacker's key, and one of the guest's.
+    pub(crate) fn members(&self) -> [NodeKey; 2] {
+        [&self.attacker, &self.guest].map(|key| NodeKey::from_secret(&key.secret()))
     }
 
     /// The honest caller's key. Using it is what only the honest caller could do.

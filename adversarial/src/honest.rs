@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::Trouble;
-use crate::bench::{Target, token};
+use crate::bench::Target;
 
 /// Positions that it goes through, again and again: going back makes the host forget what came
 /// after, so every round must give the same answers.
@@ -143,7 +143,7 @@ impl Call {
     ) -> Result<Call, Trouble> {
         let failed = |error: &dyn std::fmt::Display| Trouble::Honest(error.to_string());
         let identity = key.identity().map_err(|error| failed(&error))?;
-        let hello = Hello::new("pipeline", token(key, target.node)?);
+        let hello = Hello::new("pipeline", target.token(key).await?);
         let connection = connect(
             &target.addr.to_string(),
             &identity,

@@ -14,6 +14,8 @@
 //! | what an attack is, observations, verdicts | `attack.rs` |
 //! | what an attack gets to work with | `bench.rs` |
 //! | the attacked host, in its own process | `victim.rs` |
+//! | its community, where it is in one | `village.rs` |
+//! | the attacked caller, in its own process | `caller.rs` |
 //! | the caller that must not notice | `honest.rs` |
 //! | the attacker's connection, byte by byte | `raw/` |
 //! | memory of the victim, and what it may be | `memory.rs` |
@@ -25,6 +27,7 @@
 mod attack;
 mod attacks;
 mod bench;
+mod caller;
 mod case;
 mod honest;
 mod memory;
@@ -32,15 +35,17 @@ pub mod raw;
 mod report;
 mod trial;
 mod victim;
+mod village;
 
 pub use attack::{Attack, Entry, Findings, Observation, Verdict};
 pub use attacks::ATTACKS;
 pub use bench::Bench;
+pub use caller::{Called, call};
 pub use case::{CASES, Case};
 pub use memory::{Budget, Usage};
 pub use report::Report;
 pub use trial::{Effort, Latency, MemoryGrowth, Outcome, Setup, run};
-pub use victim::{Pace, Scene, Settings as VictimSettings, serve as serve_victim};
+pub use victim::{LogGauges, Pace, Scene, Settings as VictimSettings, serve as serve_victim};
 
 /// The harness could not do its work: no verdict on the victim.
 #[derive(Debug, thiserror::Error)]

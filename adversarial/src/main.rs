@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use hearthnet_adversarial::{
-    ATTACKS, Effort, Pace, Report, Scene, Setup, Trouble, VictimSettings, run, serve_victim,
+    ATTACKS, Effort, Pace, Report, Scene, Setup, Trouble, VictimSettings, call, run, serve_victim,
 };
 use hearthnet_bus::NodeId;
+use hearthnet_orchestrator::link::HostAddr;
 
 /// Attacks a shard host in every way that the suite knows, and prints what held.
 ///
@@ -41,6 +42,14 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Role {
+    /// Is a caller under attack; started by the suite itself.
+    #[command(hide = true)]
+    Caller {
+        #[arg(long)]
+        key: PathBuf,
+        #[arg(long)]
+        host: HostAddr,
+    },
     /// Is the host under attack; started by the suite itself.
     #[command(hide = true)]
     Victim {
@@ -52,6 +61,8 @@ enum Role {
         pace: PaceName,
         #[arg(long)]
         kv_pages: Option<u32>,
+        #[arg(long)]
+        home: Option<PathBuf>,
     },
 }
 
@@ -82,18 +93,29 @@ async fn main() -> ExitCode {
 }
 
 async fn perform(arguments: Arguments) -> Result<ExitCode, Trouble> {
+    if let Some(Role::Caller { key, host }) = &arguments.role {
+        let called = call(key, host).await?;
+        let line = serde_json::to_string(&called).map_err(|error| Trouble::Files(error.into()))?;
+        writeln!(std::io::stdout(), "{line}")?;
+        return Ok(ExitCode::SUCCESS);
+    }
     if let Some(Role::Victim {
         model,
         admit,
         pace,
         kv_pages,
+        home,
     }) = arguments.role
     {
         let settings = VictimSettings {
             model,
             admitted: admit,
             pace: pace.into(),
-            scene: Scene { kv_pages },
+            scene: Scene {
+                kv_pages,
+                community: home.is_some(),
+            },
+            home,
         };
         serve_victim(settings).await?;
         return Ok(ExitCode::SUCCESS);

@@ -184,7 +184,8 @@ pub async fn run(entry: &Entry, setup: &Setup) -> Result<Outcome, Trouble> {
             Verdict::NotHeld { .. } => break None,
             Verdict::Held { .. } => {}
         }
-        if bench.honest.samples() as u64 >= steps || begin.elapsed() >= at_most {
+        let enough = bench.honest.samples() as u64 >= steps || begin.elapsed() >= at_most;
+        if enough || !entry.repeats {
             break None;
         }
     };

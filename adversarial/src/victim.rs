@@ -19,11 +19,15 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use hearthnet_bus::calls::{Registry, Served, register_shards};
+use hearthnet_bus::log::{EventLog, LogHealth};
+use hearthnet_bus::node::{Node, NodeSettings};
 use hearthnet_bus::{Descriptor, NodeId, NodeKey};
-use hearthnet_shard::{ShardConfig, ShardHost};
+use hearthnet_orchestrator::http::{Metrics, Part};
+use hearthnet_shard::{RunningHost, ShardConfig, ShardHost, Stats};
 use hearthnet_testkit::TinyLlama;
 use hearthnet_transport::Config;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
@@ -76,11 +80,22 @@ impl Pace {
 pub struct Scene {
     /// Pages of KV that it has, of 32 positions each. `None`: as many as a host has by default.
     pub kv_pages: Option<u32>,
+    /// Whether it is a node of a community: with a log, gossip and calls beside its layers.
+    pub community: bool,
 }
 
 impl Scene {
     /// A host outside of any community, with everything as it is by default.
-    pub const ALONE: Scene = Scene { kv_pages: None };
+    pub const ALONE: Scene = Scene {
+        kv_pages: None,
+        community: false,
+    };
+
+    /// A trusted node of a community, of which the attacker is a trusted member as well.
+    pub const COMMUNITY: Scene = Scene {
+        kv_pages: None,
+        community: true,
+    };
 }
 
 /// What the victim serves, all of it.
@@ -103,8 +118,10 @@ fn page_bytes() -> u64 {
 pub struct Settings {
     /// The file of the suite's own model.
     pub model: PathBuf,
-    /// Who may connect.
+    /// Who may connect, outside of a community.
     pub admitted: Vec<NodeId>,
+    /// The folder of a node of a community, with its key and its log.
+    pub home: Option<PathBuf>,
     /// Its deadlines.
     pub pace: Pace,
     /// What is different about it.
@@ -117,9 +134,16 @@ pub struct Settings {
 /// If the host cannot be started.
 pub async fn serve(settings: Settings) -> Result<(), Trouble> {
     let failed = |error: &dyn std::fmt::Display| Trouble::Victim(error.to_string());
-    let key = NodeKey::generate().map_err(|error| failed(&error))?;
+    let key = match &settings.home {
+        None => NodeKey::generate().map_err(|error| failed(&error))?,
+        Some(home) => {
+            NodeKey::load_or_create(&home.join(KEY_FILE)).map_err(|error| failed(&error))?
+        }
+    };
+    let key = Arc::new(key);
     let layers = (0, model().layers - 1);
     let mut config = ShardConfig::new(settings.model, layers, "127.0.0.1:0");
+    config.model_id = Some(MODEL_ID.to_owned());
     config.serve.admitted = settings.admitted;
     config.serve.transport = settings.pace.limits();
     if let Some(pages) = settings.scene.kv_pages {
@@ -127,9 +151,18 @@ pub async fn serve(settings: Settings) -> Result<(), Trouble> {
     }
     // The matrices are tiny, and the honest caller needs the other cores.
     config.engine.threads = 1;
-    let host = ShardHost::start(config, &key, |_| {})
-        .await
-        .map_err(|error| failed(&error))?;
+    let (host, member) = match settings.home {
+        None => (ShardHost::start(config, &key, |_| {}).await, None),
+        Some(home) => {
+            let member = Member::start(&home, key, settings.pace).await?;
+            let host = ShardHost::start_in(config, &member.node, |_| {}).await;
+            (host, Some(member))
+        }
+    };
+    let host = host.map_err(|error| failed(&error))?;
+    if let Some(member) = &member {
+        member.served.set(host.descriptor());
+    }
     let mut output = tokio::io::stdout();
     let mut input = BufReader::new(tokio::io::stdin()).lines();
     let mut line = serde_json::to_string(&host.descriptor()).map_err(|error| failed(&error))?;
@@ -140,10 +173,149 @@ pub async fn serve(settings: Settings) -> Result<(), Trouble> {
         if input.next_line().await?.is_none() {
             break;
         }
-        line = serde_json::to_string(&host.stats()).map_err(|error| failed(&error))?;
+        line = said(&host, member.as_ref()).map_err(|error| failed(&error))?;
     }
     host.shutdown(Duration::from_secs(1)).await;
+    if let Some(member) = member {
+        member.node.shutdown().await;
+    }
     Ok(())
+}
+
+/// What the model is called.
+pub(crate) const MODEL_ID: &str = "tiny";
+
+/// The victim's key in its folder.
+pub(crate) const KEY_FILE: &str = "node.key";
+
+/// A victim that is a node of a community.
+struct Member {
+    node: Node,
+    served: Arc<Served>,
+    numbers: Metrics,
+    /// What was found when the log was opened.
+    recovered: Option<String>,
+    problems: Vec<String>,
+}
+
+impl Member {
+    async fn start(home: &Path, key: Arc<NodeKey>, pace: Pace) -> Result<Member, Trouble> {
+        let failed = |error: &dyn std::fmt::Display| Trouble::Victim(error.to_string());
+        let numbers = Metrics::install(Part::Host).map_err(|error| failed(&error))?;
+        let log = EventLog::open(home).map_err(|error| failed(&error))?;
+        let recovered = log.recovery().map(|recovery| recovery.code().to_owned());
+        let problems = log.verify().map_err(|error| failed(&error))?.problems;
+        let (registry, served) = (Arc::new(Registry::new()), Arc::new(Served::default()));
+        register_shards(
+            &registry,
+            Arc::clone(&key),
+            log.clone(),
+            Arc::clone(&served),
+        )
+        .map_err(|error| failed(&error))?;
+        let mut node = NodeSettings::new("victim");
+        node.listen = Some("127.0.0.1:0".to_owned());
+        node.discovery.mdns = false;
+        node.research = true;
+        node.transport = pace.limits();
+        let node = Node::start(key, log, node, registry)
+            .await
+            .map_err(|error| failed(&error))?;
+        Ok(Member {
+            node,
+            served,
+            numbers,
+            recovered,
+            problems,
+        })
+    }
+
+    fn says(&self) -> LogGauges {
+        let log = self.node.log();
+        let (state, now_ms) = (log.state(), crate::raw::event::now_ms());
+        let hash = state.state_hash();
+        let heads = log.heads();
+        let seqs = heads.authors.iter();
+        let seqs = seqs.map(|(author, head)| (author.to_string(), head.seq));
+        let shards = state.shards(now_ms);
+        let shards = shards.map(|advert| {
+            let descriptor = &advert.descriptor;
+            (descriptor.shard_id.clone(), descriptor.queue_depth)
+        });
+        LogGauges {
+            state: hash.iter().map(|byte| format!("{byte:02x}")).collect(),
+            seqs: seqs.collect(),
+            shards: shards.collect(),
+            frozen: state.frozen().map(|(node, _)| node.to_string()).collect(),
+            revoked: state.revoked().map(|(node, _)| node.to_string()).collect(),
+            is_healthy: log.health() == LogHealth::Ok,
+            recovered: self.recovered.clone(),
+            problems: self.problems.clone(),
+            raised: raised(&self.numbers.render()),
+        }
+    }
+}
+
+/// How often codes were raised, by the numbers that an operator sees.
+pub(crate) fn raised(numbers: &str) -> BTreeMap<String, u64> {
+    let mut all = BTreeMap::new();
+    for line in numbers.lines() {
+        let Some((name, rest)) = line.split_once('{') else {
+            continue;
+        };
+        let Some((labels, count)) = rest.rsplit_once("} ") else {
+            continue;
+        };
+        let by_us = match name {
+            "hearthnet_log_refused_total" | "hearthnet_transport_refusals_total" => true,
+            "hearthnet_transport_closed_total" => labels.contains("by=\"us\""),
+            _ => false,
+        };
+        // Tensor sessions are counted by the host itself.
+        let counted = by_us && !labels.contains("path=\"/tensor/v1\"");
+        let code = labels.split("code=\"").nth(1);
+        if let Some((code, _)) = code.filter(|_| counted).and_then(|l| l.split_once('"')) {
+            let count: f64 = count.trim().parse().unwrap_or(0.0);
+            *all.entry(code.to_owned()).or_insert(0) += count as u64;
+        }
+    }
+    all
+}
+
+fn said(host: &RunningHost, member: Option<&Member>) -> serde_json::Result<String> {
+    #[derive(Serialize)]
+    struct Said {
+        #[serde(flatten)]
+        stats: Stats,
+        log: Option<LogGauges>,
+    }
+    serde_json::to_string(&Said {
+        stats: host.stats(),
+        log: member.map(Member::says),
+    })
+}
+
+/// What a victim says of its community's log.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct LogGauges {
+    /// Hash of what the log says.
+    pub state: String,
+    /// Durable events, by author.
+    pub seqs: BTreeMap<String, u64>,
+    /// Shards that are offered now, with the queue that each says it has.
+    pub shards: BTreeMap<String, u32>,
+    /// Authors whose history parts.
+    pub frozen: Vec<String>,
+    /// Nodes that were sent away.
+    pub revoked: Vec<String>,
+    /// Whether it can be written.
+    pub is_healthy: bool,
+    /// The code of what was found at the start, if something was.
+    pub recovered: Option<String>,
+    /// What a check of everything found at the start.
+    pub problems: Vec<String>,
+    /// How often codes were raised outside of tensor sessions.
+    pub raised: BTreeMap<String, u64>,
 }
 
 /// The victim's own numbers.
@@ -165,13 +337,28 @@ pub struct Gauges {
     pub errors: BTreeMap<String, u64>,
     /// Sessions that the host ended, by code.
     pub closed: BTreeMap<String, u64>,
+    /// Its community's log, if it is in one.
+    pub log: Option<LogGauges>,
 }
 
 impl Gauges {
     /// How often the host raised a code.
     pub fn raised(&self, code: &str) -> u64 {
         let count = |counts: &BTreeMap<String, u64>| counts.get(code).copied().unwrap_or(0);
-        count(&self.closed) + count(&self.errors)
+        let log = self.log.as_ref().map_or(0, |log| count(&log.raised));
+        count(&self.closed) + count(&self.errors) + log
+    }
+
+    /// Durable events of an author.
+    pub fn events_of(&self, author: &NodeId) -> u64 {
+        let seqs = self.log.as_ref().map(|log| &log.seqs);
+        seqs.and_then(|seqs| seqs.get(&author.to_string()).copied())
+            .unwrap_or(0)
+    }
+
+    /// What its log says, in a hash.
+    pub fn state(&self) -> &str {
+        self.log.as_ref().map_or("", |log| &log.state)
     }
 }
 
@@ -197,6 +384,9 @@ impl Victim {
             .arg("--model")
             .arg(&settings.model)
             .args(["--pace", settings.pace.as_str()]);
+        if let Some(home) = &settings.home {
+            command.arg("--home").arg(home);
+        }
         if let Some(pages) = settings.scene.kv_pages {
             command.args(["--kv-pages", &pages.to_string()]);
         }
@@ -262,6 +452,12 @@ impl Victim {
     /// What it wrote to its error output: nothing, unless something is wrong.
     pub(crate) fn log(&self) -> String {
         String::from_utf8_lossy(&lock(&self.log)).into_owned()
+    }
+
+    /// Kills it.
+    pub(crate) async fn kill(mut self) -> Result<(), Trouble> {
+        self.child.kill().await?;
+        Ok(())
     }
 
     /// Ends it in the ordinary way. `None`: it did not end.

@@ -43,6 +43,7 @@ impl crate::Attack for Attack {
 
     const SCENE: Scene = Scene {
         kv_pages: Some(PAGES),
+        ..Scene::ALONE
     };
 
     const BUDGET: Budget = Budget::sessions(3, "the grabber, the guest, and one that is closing");

@@ -24,10 +24,18 @@ macro_rules! every_attack {
             streams_opened_and_cancelled_too_fast_close_the_session;
             a_chunk_below_the_agreed_size_closes_the_session;
             a_key_that_is_not_admitted_gets_no_session;
+            whoever_answers_in_anothers_place_learns_nothing;
             a_token_is_worth_nothing_to_anybody_else;
             a_token_is_good_for_one_session_at_one_node;
             a_token_is_worth_nothing_out_of_its_time;
             only_strictly_valid_signatures_are_believed;
+            a_revoked_member_is_out_at_once_and_stays_out;
+            nobody_writes_into_the_log_in_anothers_name;
+            two_histories_of_one_author_freeze_it_everywhere;
+            an_old_descriptor_does_not_come_back;
+            a_time_far_ahead_is_refused_and_stops_nobody;
+            a_flood_of_events_ends_at_its_authors_quota;
+            what_was_acknowledged_survives_a_kill_and_a_torn_tail;
             a_stream_for_other_weights_is_refused;
             rows_that_are_not_finite_are_refused;
             a_shape_that_cannot_be_is_refused;

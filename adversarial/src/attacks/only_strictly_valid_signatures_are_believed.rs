@@ -32,7 +32,7 @@ pub(super) struct Attack;
 const SIGNATURE: usize = 64;
 
 /// The same signature with its scalar `s` spelled as `s + L`.
-fn respelled(mut token: Vec<u8>) -> Vec<u8> {
+pub(super) fn respelled(mut token: Vec<u8>) -> Vec<u8> {
     let scalar = token.len().saturating_sub(32);
     let mut carry = 0;
     for (byte, order) in token.iter_mut().skip(scalar).zip(ORDER) {

@@ -133,6 +133,19 @@ impl Arrived {
     }
 }
 
+/// What came over a WebSocket, whatever is in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Came {
+    /// A binary message.
+    Message(Vec<u8>),
+    /// The close frame, with its code.
+    Close(Option<u16>),
+    /// The connection is over.
+    End,
+    /// Nothing, for a minute.
+    Nothing,
+}
+
 /// How a connection ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ending {
@@ -228,17 +241,41 @@ impl Peer {
         })
     }
 
+    /// The certificate that whoever listens there shows to everybody.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub async fn certificate(addr: SocketAddr, papers: Papers<'_>) -> Result<Vec<u8>, Trouble> {
+        let none = || Trouble::Attacker("nobody shows a certificate".to_owned());
+        let peer = Peer::secured(addr, papers).await?;
+        let Reader { half, .. } = peer.reader;
+        let stream = half.unsplit(peer.writer);
+        let shown = stream.get_ref().1.peer_certificates();
+        let first = shown.and_then(<[_]>::first).ok_or_else(none)?;
+        Ok(first.to_vec())
+    }
+
     /// Asks for the WebSocket. The first line of the answer, which is empty if there is none.
     ///
     /// # Errors
     /// If the host neither answers nor ends the connection.
     pub async fn upgrade(&mut self) -> Result<String, Trouble> {
-        let request = "GET /tensor/v1 HTTP/1.1\r\nHost: host\r\nUpgrade: websocket\r\n\
-             Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n\
-             Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
-        self.write(request.as_bytes()).await;
-        let answer = in_time("the upgrade", self.reader.http_head()).await?;
+        let answer = self.upgrade_at("/tensor/v1").await?;
         Ok(answer.lines().next().unwrap_or_default().to_owned())
+    }
+
+    /// The same at any path: the head of the answer.
+    ///
+    /// # Errors
+    /// If the host neither answers nor ends the connection.
+    pub async fn upgrade_at(&mut self, path: &str) -> Result<String, Trouble> {
+        let request = format!(
+            "GET {path} HTTP/1.1\r\nHost: host\r\nUpgrade: websocket\r\n\
+             Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n\
+             Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        );
+        self.write(request.as_bytes()).await;
+        in_time("the upgrade", self.reader.http_head()).await
     }
 
     /// Connects as far as the WebSocket.
@@ -306,6 +343,11 @@ impl Peer {
     /// The next thing that comes from the host. WebSocket pings are passed over.
     pub async fn receive(&mut self) -> Arrived {
         self.reader.next().await
+    }
+
+    /// The next message that comes from the host, on a path that has no frames.
+    pub async fn message(&mut self) -> Came {
+        self.reader.message().await
     }
 
     /// Reads until the host ends the connection.
@@ -403,23 +445,32 @@ impl Reader {
     }
 
     async fn next(&mut self) -> Arrived {
+        match self.message().await {
+            Came::Message(message) => arrived(&message),
+            Came::Close(code) => Arrived::Close(code),
+            Came::End => Arrived::End,
+            Came::Nothing => Arrived::Nothing,
+        }
+    }
+
+    async fn message(&mut self) -> Came {
         loop {
             match websocket::take(&mut self.buffer) {
                 Ok(Some(frame)) => match frame.opcode {
-                    opcode::BINARY => return arrived(&frame.payload),
+                    opcode::BINARY => return Came::Message(frame.payload),
                     opcode::CLOSE => {
                         let code = frame.payload.first_chunk().copied();
-                        return Arrived::Close(code.map(u16::from_be_bytes));
+                        return Came::Close(code.map(u16::from_be_bytes));
                     }
                     _ => {}
                 },
                 Ok(None) => match timeout(PATIENCE, self.more()).await {
                     Ok(true) => {}
-                    Ok(false) => return Arrived::End,
-                    Err(_) => return Arrived::Nothing,
+                    Ok(false) => return Came::End,
+                    Err(_) => return Came::Nothing,
                 },
                 // What no host should send ends the reading, and so shows as a missing code.
-                Err(_) => return Arrived::End,
+                Err(_) => return Came::End,
             }
         }
     }

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use hearthnet_bus::NodeKey;
-use rustls::ClientConfig;
 use rustls::client::ResolvesClientCert;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::ring;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
-use rustls::sign::CertifiedKey;
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::{CertifiedKey, SigningKey};
 use rustls::version::TLS13;
-use rustls::{DigitallySignedStruct, Error, SignatureScheme};
-use tokio_rustls::TlsConnector;
+use rustls::{ClientConfig, DigitallySignedStruct, Error, ServerConfig, SignatureScheme};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::Trouble;
 
@@ -91,17 +91,52 @@ impl ResolvesClientCert for Show {
     }
 }
 
-/// TLS with these papers.
-pub(super) fn connector(papers: Papers<'_>) -> Result<TlsConnector, Trouble> {
-    let failed = |error: &dyn std::fmt::Display| Trouble::Attacker(format!("TLS: {error}"));
+/// What somebody who listens shows: a certificate, and the key that signs the handshake, which
+/// need not be the certificate's.
+#[derive(Debug)]
+pub struct Shown {
+    /// The certificate, which is no secret of anybody.
+    pub certificate: Vec<u8>,
+    /// The key.
+    pub signed_by: NodeKey,
+}
+
+#[derive(Debug)]
+struct ShowAll(Arc<CertifiedKey>);
+
+impl ResolvesServerCert for ShowAll {
+    fn resolve(&self, _hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(Arc::clone(&self.0))
+    }
+}
+
+/// TLS of somebody who listens, and asks nobody who he is.
+pub(super) fn acceptor(shown: Shown) -> Result<TlsAcceptor, Trouble> {
+    let certificate = CertificateDer::from(shown.certificate);
+    let certified = CertifiedKey::new(vec![certificate], signer(&shown.signed_by)?);
+    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_protocol_versions(&[&TLS13])
+        .map_err(|error| Trouble::Attacker(format!("TLS: {error}")))?
+        .with_no_client_auth()
+        .with_cert_resolver(Arc::new(ShowAll(Arc::new(certified))));
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+fn signer(key: &NodeKey) -> Result<Arc<dyn SigningKey>, Trouble> {
     // PKCS #8 version 1 of an Ed25519 key (RFC 8410 section 7): a fixed prefix and the seed.
     let mut pkcs8 = vec![
         0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04,
         0x20,
     ];
-    pkcs8.extend_from_slice(papers.signed_by.secret().as_slice());
-    let signer = ring::sign::any_eddsa_type(&PrivatePkcs8KeyDer::from(pkcs8))
-        .map_err(|error| failed(&error))?;
+    pkcs8.extend_from_slice(key.secret().as_slice());
+    ring::sign::any_eddsa_type(&PrivatePkcs8KeyDer::from(pkcs8))
+        .map_err(|error| Trouble::Attacker(format!("TLS: {error}")))
+}
+
+/// TLS with these papers.
+pub(super) fn connector(papers: Papers<'_>) -> Result<TlsConnector, Trouble> {
+    let failed = |error: &dyn std::fmt::Display| Trouble::Attacker(format!("TLS: {error}"));
+    let signer = signer(papers.signed_by)?;
     let shown = match papers.certificate_of {
         None => None,
         Some(key) => {

@@ -176,6 +176,8 @@ const NUMBERS: &[Number] = &[
     Number { kind: Kind::Counter, name: "hearthnet_shard_loads_total", what: "Times that the weights were loaded" },
     Number { kind: Kind::Counter, name: "hearthnet_shard_evictions_total", what: "Times that the weights were put away for want of use" },
 
+    Number { kind: Kind::Labelled, name: "hearthnet_log_refused_total", what: "Events from other members that this node's log did not take, by code" },
+
     Number { kind: Kind::Gauge, name: "hearthnet_transport_sessions", what: "Tensor sessions, by side: host, caller" },
     Number { kind: Kind::Gauge, name: "hearthnet_transport_sockets", what: "Connections between nodes for calls and gossip, by side and path" },
     Number { kind: Kind::Labelled, name: "hearthnet_transport_closed_total", what: "Connections that ended, by side, path, who ended it, and code" },

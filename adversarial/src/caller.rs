@@ -1,0 +1,71 @@
+//! A caller in a process of its own: for attacks on those who dial.
+//!
+//! It opens a session with the real client, says in one line of JSON what came of it, and ends.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use hearthnet_bus::NodeKey;
+use hearthnet_orchestrator::http::{Metrics, Part};
+use hearthnet_orchestrator::link::{HostAddr, HostLink};
+use hearthnet_transport::Config;
+use serde::{Deserialize, Serialize};
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use crate::Trouble;
+use crate::victim::raised;
+
+/// How long a caller may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a caller says.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Called {
+    /// Why there was no session; nothing, if there was one.
+    pub refused: Option<String>,
+    /// How often it counted each code.
+    pub raised: BTreeMap<String, u64>,
+}
+
+/// Is the caller: opens a session with a host, and says what came of it.
+///
+/// # Errors
+/// If there is no key.
+pub async fn call(key: &Path, host: &HostAddr) -> Result<Called, Trouble> {
+    let failed = |error: &dyn std::fmt::Display| Trouble::Honest(error.to_string());
+    let key = NodeKey::load_or_create(key).map_err(|error| failed(&error))?;
+    let numbers = Metrics::install(Part::Caller).map_err(|error| failed(&error))?;
+    let link = HostLink::connect(host, &key, Config::default()).await;
+    Ok(Called {
+        refused: link.err().map(|error| error.to_string()),
+        raised: raised(&numbers.render()),
+    })
+}
+
+/// Starts `program` as a caller, and hears what it says.
+pub(crate) async fn start(
+    program: &Path,
+    key: &PathBuf,
+    host: &HostAddr,
+) -> Result<Called, Trouble> {
+    let failed = |error: &dyn std::fmt::Display| Trouble::Honest(format!("no caller: {error}"));
+    let calling = Command::new(program)
+        .arg("caller")
+        .arg("--key")
+        .arg(key)
+        .arg("--host")
+        .arg(host.to_string())
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output();
+    let output = timeout(PATIENCE, calling)
+        .await
+        .map_err(|error| failed(&error))??;
+    serde_json::from_slice(&output.stdout).map_err(|error| {
+        let said = String::from_utf8_lossy(&output.stderr);
+        failed(&format!("{error}: {said}"))
+    })
+}

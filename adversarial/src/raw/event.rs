@@ -1,0 +1,191 @@
+//! Events of a community's log, written from `specs/event-log.md`: right in every respect unless told
+//! otherwise.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use ciborium::Value;
+use ed25519_dalek::{Signer, SigningKey};
+use hearthnet_bus::NodeKey;
+use sha2::{Digest, Sha256};
+
+use super::frame::cbor;
+
+/// What comes before the fields when they are signed.
+pub const DOMAIN: &[u8] = b"hearthnet/event/v1\0";
+
+/// The largest body that an event may have.
+pub const MAX_BODY: usize = 6144;
+
+/// Unix time in milliseconds.
+pub fn now_ms() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_millis() as u64)
+}
+
+/// Where an event is kept.
+#[derive(Clone, Debug)]
+pub enum Lane {
+    /// For ever, after the author's event with this hash.
+    Durable([u8; 32]),
+    /// In a slot, until a time.
+    Ephemeral(String, u64),
+}
+
+/// The fields of an event.
+#[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "the names are the specification's")]
+pub struct Event {
+    pub community: [u8; 32],
+    pub author: [u8; 32],
+    pub seq: u64,
+    pub lamport: u64,
+    pub time: u64,
+    pub kind: String,
+    pub body: Vec<u8>,
+    pub lane: Lane,
+}
+
+impl Event {
+    /// The bytes that are signed.
+    pub fn fields(&self) -> Vec<u8> {
+        let mut id = self.time.to_be_bytes()[2..].to_vec();
+        let noise = Sha256::digest(self.body.as_slice());
+        id.extend_from_slice(noise.get(..10).unwrap_or_default());
+        let bytes = |bytes: &[u8]| Value::Bytes(bytes.to_vec());
+        let (lane, prev, slot, until) = match &self.lane {
+            Lane::Durable(prev) => (0, Some(("prev", bytes(prev))), None, None),
+            Lane::Ephemeral(slot, until) => {
+                let slot = ("slot", slot.as_str().into());
+                (1, None, Some(slot), Some(("until", (*until).into())))
+            }
+        };
+        let fields = [
+            Some(("v", 1.into())),
+            Some(("id", bytes(&id))),
+            Some(("seq", self.seq.into())),
+            Some(("body", bytes(&self.body))),
+            Some(("kind", self.kind.as_str().into())),
+            Some(("lane", lane.into())),
+            prev,
+            slot,
+            Some(("time", self.time.into())),
+            until,
+            Some(("author", bytes(&self.author))),
+            Some(("lamport", self.lamport.into())),
+            Some(("community", bytes(&self.community))),
+        ];
+        cbor(&fields.into_iter().flatten().collect::<Vec<_>>())
+    }
+
+    /// The event, with this key's signature: the author's, if it is to be believed.
+    pub fn signed(&self, key: &NodeKey) -> Vec<u8> {
+        self.signed_for(key, DOMAIN)
+    }
+
+    /// The same with a signature over another domain.
+    pub fn signed_for(&self, key: &NodeKey, domain: &[u8]) -> Vec<u8> {
+        let mut event = self.fields();
+        let signing = SigningKey::from_bytes(&key.secret());
+        let signature = signing.sign(&[domain, &event].concat());
+        event.extend_from_slice(&signature.to_bytes());
+        event
+    }
+
+    /// What the next event of the chain names.
+    pub fn hash(&self) -> [u8; 32] {
+        Sha256::digest(self.fields()).into()
+    }
+}
+
+/// A member who writes into the log, with its place in it.
+#[derive(Debug)]
+pub struct Author {
+    community: [u8; 32],
+    key: NodeKey,
+    last: Option<Event>,
+}
+
+impl Author {
+    /// Somebody who has not written yet.
+    pub fn new(community: [u8; 32], key: &NodeKey) -> Author {
+        Author {
+            community,
+            key: NodeKey::from_secret(&key.secret()),
+            last: None,
+        }
+    }
+
+    /// Its key.
+    pub fn key(&self) -> &NodeKey {
+        &self.key
+    }
+
+    /// What it could write next, durably.
+    pub fn draft(&self, kind: &str, body: Vec<u8>) -> Event {
+        let (seq, lamport, prev) = match &self.last {
+            None => (1, 1000, [0; 32]),
+            Some(last) => (last.seq + 1, last.lamport + 1, last.hash()),
+        };
+        Event {
+            community: self.community,
+            author: *self.key.id().as_bytes(),
+            seq,
+            lamport,
+            time: now_ms(),
+            kind: kind.to_owned(),
+            body,
+            lane: Lane::Durable(prev),
+        }
+    }
+
+    /// Goes on from an event.
+    pub fn go_on(&mut self, event: &Event) -> Vec<u8> {
+        self.last = Some(event.clone());
+        event.signed(&self.key)
+    }
+
+    /// Writes a note: of a kind that means nothing to the community, but is kept and passed on.
+    pub fn note(&mut self, bytes: usize, fill: u8) -> Vec<u8> {
+        let event = self.draft("notes.written", vec![fill; bytes]);
+        self.go_on(&event)
+    }
+
+    /// Says something that holds for a while.
+    pub fn say(&self, kind: &str, slot: &str, seq: u64, life_ms: u64, body: Vec<u8>) -> Event {
+        let draft = self.draft(kind, body);
+        let until = draft.time + life_ms;
+        Event {
+            seq,
+            lane: Lane::Ephemeral(slot.to_owned(), until),
+            ..draft
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hearthnet_bus::log::Event as Real;
+
+    use super::*;
+
+    #[test]
+    fn what_is_written_here_is_what_the_library_reads() {
+        let key = NodeKey::from_secret(&[3; 32]);
+        let community = *NodeKey::from_secret(&[4; 32]).id().as_bytes();
+        let mut author = Author::new(community, &key);
+        let first = author.note(10, 7);
+        let second = author.note(MAX_BODY, 8);
+        let said = author.say("notes.said", "notes", 5, 60_000, vec![0xa0]);
+        for raw in [first, second, said.signed(&key)] {
+            let event = Real::verify(&raw).unwrap();
+            assert_eq!(event.author, key.id());
+        }
+        let forged = author.draft("notes.written", vec![1]);
+        let forged = forged.signed(&NodeKey::from_secret(&[5; 32]));
+        assert_eq!(
+            Real::verify(&forged).unwrap_err().code(),
+            "invalid_signature"
+        );
+    }
+}

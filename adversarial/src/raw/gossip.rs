@@ -1,0 +1,129 @@
+//! One side of a gossip session, written from `specs/gossip.md`.
+
+use std::net::SocketAddr;
+
+use ciborium::Value;
+use hearthnet_bus::NodeKey;
+
+use super::peer::{Came, Peer, SWITCHING};
+use super::tls::Papers;
+use super::websocket::Message;
+use crate::Trouble;
+
+/// Most events and bytes of a batch.
+const BATCH: (usize, usize) = (1024, 512 * 1024);
+
+/// What became of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pushed {
+    /// It was stored, as far as it was taken.
+    Stored {
+        /// Events that were new.
+        accepted: u64,
+        /// Events that were not taken, and not known either.
+        refused: u64,
+    },
+    /// The session was closed, with this number, if there was one.
+    Closed(Option<u16>),
+}
+
+/// A gossip session.
+#[derive(Debug)]
+pub struct Gossip {
+    peer: Peer,
+    number: u64,
+}
+
+fn message(fields: Vec<Value>) -> Message {
+    let mut bytes = Vec::new();
+    // Integers and strings written to memory have no way to fail.
+    let _ = ciborium::into_writer(&Value::Array(fields), &mut bytes);
+    Message::binary(bytes)
+}
+
+impl Gossip {
+    /// Connects as a member, and says HELLO.
+    ///
+    /// # Errors
+    /// If the host does not let it.
+    pub async fn open(
+        addr: SocketAddr,
+        key: &NodeKey,
+        community: &[u8; 32],
+    ) -> Result<Gossip, Trouble> {
+        let mut peer = Peer::secured(addr, Papers::of(key)).await?;
+        let answer = peer.upgrade_at("/sync/v1").await?;
+        if !answer.starts_with(SWITCHING) {
+            return Err(Trouble::Attacker(format!("no gossip: {answer}")));
+        }
+        let community = Value::Bytes(community.to_vec());
+        peer.send(message(vec![0.into(), 1.into(), community]))
+            .await;
+        Ok(Gossip { peer, number: 0 })
+    }
+
+    /// Sends events, batch by batch, and hears what becomes of them: the sum of all, or the end.
+    pub async fn push(&mut self, events: &[Vec<u8>]) -> Pushed {
+        let (mut all, mut events) = ((0, 0), events);
+        while !events.is_empty() {
+            let mut bytes = 0;
+            let fits = events.iter().take(BATCH.0).take_while(|event| {
+                bytes += event.len();
+                bytes <= BATCH.1
+            });
+            let (batch, rest) = events.split_at(fits.count().max(1));
+            events = rest;
+            self.number += 1;
+            let listed = batch.iter().map(|event| Value::Bytes(event.clone()));
+            let fields = vec![2.into(), self.number.into(), Value::Array(listed.collect())];
+            self.peer.send(message(fields)).await;
+            match self.acknowledged().await {
+                Pushed::Stored { accepted, refused } => {
+                    all = (all.0 + accepted, all.1 + refused);
+                }
+                closed @ Pushed::Closed(_) => return closed,
+            }
+        }
+        let (accepted, refused) = all;
+        Pushed::Stored { accepted, refused }
+    }
+
+    /// The end of the session, for which it waits.
+    pub async fn ending(&mut self) -> Pushed {
+        loop {
+            if let closed @ Pushed::Closed(_) = self.acknowledged().await {
+                return closed;
+            }
+        }
+    }
+
+    async fn acknowledged(&mut self) -> Pushed {
+        loop {
+            let came = match self.peer.message().await {
+                Came::Message(bytes) => bytes,
+                Came::Close(code) => return Pushed::Closed(code),
+                Came::End | Came::Nothing => return Pushed::Closed(None),
+            };
+            let value: Option<Value> = ciborium::from_reader(came.as_slice()).ok();
+            let fields = value.and_then(|value| value.into_array().ok());
+            let number = |at: usize| {
+                let field = fields.as_ref()?.get(at)?.as_integer()?;
+                u64::try_from(field).ok()
+            };
+            match (number(0), number(1)) {
+                // What the host knows and this side does not ask for.
+                (Some(2), Some(batch)) => {
+                    let ack = vec![3.into(), batch.into(), 0.into(), 0.into()];
+                    self.peer.send(message(ack)).await;
+                }
+                (Some(3), Some(batch)) if batch == self.number => {
+                    return Pushed::Stored {
+                        accepted: number(2).unwrap_or(0),
+                        refused: number(3).unwrap_or(0),
+                    };
+                }
+                _ => {}
+            }
+        }
+    }
+}
