@@ -42,6 +42,7 @@
 //! | handshakes, admission, caps | `net/connect.rs`, `net/listener.rs` |
 //! | other paths of the same listener, with their sockets | `net/paths.rs`, `net/peer_socket.rs` |
 //! | round trips and throughput | `bench.rs` |
+//! | cores that wake quickly meanwhile | `cpu_latency.rs` |
 //!
 //! # What always holds
 //!
@@ -56,6 +57,7 @@ pub mod bench;
 mod code;
 mod compress;
 mod config;
+pub mod cpu_latency;
 mod credit;
 #[doc(hidden)]
 pub mod fuzzing;

@@ -85,6 +85,16 @@ pub(crate) enum Command {
     Config(ConfigCommand),
 }
 
+impl Command {
+    /// Whether rows go back and forth between this process and others.
+    pub(crate) fn moves_rows(&self) -> bool {
+        matches!(
+            self,
+            Self::Serve(_) | Self::Shard(_) | Self::Chat(_) | Self::Demo(_) | Self::Bench(_)
+        )
+    }
+}
+
 impl Args {
     /// Whether failures are wanted as JSON as well.
     pub(crate) fn wants_json(&self) -> bool {

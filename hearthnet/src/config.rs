@@ -183,10 +183,27 @@ impl Default for Host {
     }
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Engine {
     pub(crate) threads: usize,
+    pub(crate) cpu_latency_us: i32,
+}
+
+impl Default for Engine {
+    fn default() -> Self {
+        Self {
+            threads: 0,
+            cpu_latency_us: -1,
+        }
+    }
+}
+
+impl Engine {
+    /// How soon cores are to wake while rows go back and forth, if that is not left to the system.
+    pub(crate) fn cpu_latency(&self) -> Option<u32> {
+        u32::try_from(self.cpu_latency_us).ok()
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -320,6 +337,9 @@ impl Config {
         }
         if inference.routing_policy != "greedy" {
             return bad(&format!("{d}.routing_policy"), "must be \"greedy\"");
+        }
+        if !(-1..=1_000_000).contains(&self.engine.cpu_latency_us) {
+            return bad("engine.cpu_latency_us", "must lie between -1 and 1000000");
         }
         if !(1..=65_536).contains(&inference.prefill_rows) {
             return bad(&format!("{d}.prefill_rows"), "must lie between 1 and 65536");
@@ -632,6 +652,8 @@ mod tests {
             "research.distributed_inference.host.kv_share_per_caller_percent=0",
             "research.distributed_inference.host.max_waiting_steps_per_caller=0",
             "research.distributed_inference.host.prefill_piece_ms=0",
+            "engine.cpu_latency_us=-2",
+            "engine.cpu_latency_us=1000001",
             "research.distributed_inference.host.niceness=20",
             "research.distributed_inference.host.niceness=-1",
             "node.listen=somewhere:7600",

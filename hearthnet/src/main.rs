@@ -68,6 +68,14 @@ fn run(args: Args) -> Result<(), Failure> {
         return commands::init::run(&command, &global);
     }
     let loaded = config::Loaded::load(global.config.as_deref(), &global.set)?;
+    if let Some(latency) = loaded.config.engine.cpu_latency()
+        && args.command.moves_rows()
+        && let Err(error) = hearthnet_transport::cpu_latency::limit(latency)
+    {
+        note(format!(
+            "cores sleep as the system likes, whatever engine.cpu_latency_us says: {error}"
+        ));
+    }
     match args.command {
         Command::Init(command) => commands::init::run(&command, &global),
         Command::Community(command) => commands::community::run(command, &global, &loaded.config),

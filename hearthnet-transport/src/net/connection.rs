@@ -26,6 +26,7 @@ use super::guard::Guarded;
 use super::numbers::{SessionNumbers, Side};
 use crate::code::{CloseCode, SessionClosed, Violation};
 use crate::config::Config;
+use crate::cpu_latency;
 use crate::identity::PeerKey;
 use crate::message::Message;
 use crate::session::{Event, Outgoing, SendRefused, Session, SessionStats, Terms};
@@ -255,6 +256,7 @@ impl Shared {
     fn try_send(&self, out: Outgoing) -> Result<Option<Outgoing>, SessionClosed> {
         let now = self.now();
         let mut inner = self.lock();
+        cpu_latency::touch();
         let back = inner.queue(out)?;
         if back.is_none() {
             inner.write_for_driver(now);
@@ -266,6 +268,7 @@ impl Shared {
     fn try_send_all(&self, all: Vec<Outgoing>) -> Result<usize, SessionClosed> {
         let now = self.now();
         let mut inner = self.lock();
+        cpu_latency::touch();
         let mut left = 0;
         for out in all {
             left += usize::from(inner.queue(out)?.is_some());

@@ -11,6 +11,9 @@
 //! - *many chats*: while one host has one chat's row, the other has another's, and rows that
 //!   wait share a batch.
 //!
+//! Hosts can only overlap as far as the machine's cores do: two virtual cores may well be one
+//! real one. So the long prompt also runs on two threads at once, each with a model of its own.
+//!
 //! The measurements take turns, so that a machine that changes its pace does so for all of
 //! them, and medians are compared. Every answer is compared with the one of this machine alone.
 
@@ -102,6 +105,7 @@ pub(crate) fn run(args: &MeshArgs, global: &Global, config: &Config) -> Result<(
     let pool = HostPool::new(handle.clone(), key, config.transport()?, addresses);
     let over_hosts = hosted_model(&model, &config, pool, &own, false, &handle)?;
     let alone = local_model(&model, &config)?;
+    let beside = local_model(&model, &config)?;
     let mut service = settings(&config);
     // Every chat runs its whole prompt.
     service.keep = KeepLimits {
@@ -109,13 +113,16 @@ pub(crate) fn run(args: &MeshArgs, global: &Global, config: &Config) -> Result<(
         ..service.keep
     };
     let mesh = Service::new(handle.clone(), vec![over_hosts], service.clone());
-    let local = Service::new(handle, vec![alone], service);
+    let local = Service::new(handle.clone(), vec![alone], service.clone());
+    let second = Service::new(handle, vec![beside], service);
     let bench = Bench {
         id: model.id.clone(),
         args,
         vocabulary,
         mesh,
         local,
+        second,
+        cpu_latency_us: config.engine.cpu_latency(),
     };
     let samples = runtime.block_on(async {
         let samples = tokio::select! {
@@ -124,6 +131,7 @@ pub(crate) fn run(args: &MeshArgs, global: &Global, config: &Config) -> Result<(
         };
         bench.mesh.drain(DRAIN_DEADLINE).await;
         bench.local.drain(DRAIN_DEADLINE).await;
+        bench.second.drain(DRAIN_DEADLINE).await;
         samples
     })?;
     for host in &mut hosts {
@@ -151,11 +159,16 @@ struct Bench<'a> {
     vocabulary: u32,
     mesh: Service,
     local: Service,
+    /// Another like `local`, to be asked at the same time.
+    second: Service,
+    cpu_latency_us: Option<u32>,
 }
 
 /// One repetition.
 struct Sample {
     prefill_local: f64,
+    /// The same twice at once, together.
+    prefill_twice: f64,
     prefill_mesh: f64,
     decode_local: f64,
     /// The one chat over hosts, with its timings.
@@ -200,7 +213,9 @@ impl Bench<'_> {
     ) -> Result<Sample, Failure> {
         let prompt = self.long_prompt(round);
         let prefill_local = self.ask(&self.local, prompt.clone()).await?;
-        let prefill_mesh = self.ask(&self.mesh, prompt).await?;
+        let prefill_mesh = self.ask(&self.mesh, prompt.clone()).await?;
+        let twice = [&self.local, &self.second].map(|local| self.ask(local, prompt.clone()));
+        let prefill_twice = try_join_all(twice).await?;
 
         let decode_local = self.ask(&self.local, self.chat(0)).await?;
         let began = Instant::now();
@@ -221,6 +236,10 @@ impl Bench<'_> {
                 .eq(expected.values());
         Ok(Sample {
             prefill_local: prefill_local.timings.prefill_tokens_per_second,
+            prefill_twice: prefill_twice
+                .iter()
+                .map(|done| done.timings.prefill_tokens_per_second)
+                .sum(),
             prefill_mesh: prefill_mesh.timings.prefill_tokens_per_second,
             decode_local: decode_local.timings.tokens_per_second,
             one,
@@ -317,11 +336,15 @@ impl Comparison {
         }
     }
 
-    fn row(&self, what: String, base: &str) -> Vec<String> {
-        let (least, most) = self
-            .ratios
+    /// The least and the greatest ratio.
+    fn range(&self) -> (f64, f64) {
+        self.ratios
             .iter()
-            .fold((f64::MAX, 0.0_f64), |(a, b), r| (a.min(*r), b.max(*r)));
+            .fold((f64::MAX, 0.0_f64), |(a, b), r| (a.min(*r), b.max(*r)))
+    }
+
+    fn row(&self, what: String, base: &str) -> Vec<String> {
+        let (least, most) = self.range();
         vec![
             what,
             format!("{:.1} {base}", self.base),
@@ -351,8 +374,13 @@ struct Report {
     chats: usize,
     /// Tokens of the one chat's answer.
     answer_tokens: usize,
+    /// What idle cores were asked for while rows went back and forth; `None`: nothing.
+    cpu_latency_us: Option<u32>,
     /// A long prompt: this machine alone, over hosts.
     prefill: Comparison,
+    /// The same prompt on two threads of this machine at once, each with the whole model, against
+    /// one: what two cores of this machine can do at most.
+    two_cores: Comparison,
     /// Decode of one chat: this machine alone, over hosts.
     one_chat: Comparison,
     /// One chat over hosts, all chats over hosts; prompts included.
@@ -396,7 +424,9 @@ impl Report {
             prompt_tokens: bench.args.prefill,
             chats: bench.args.chats,
             answer_tokens: samples.first().map_or(0, |s| s.one.token_ids.len()),
+            cpu_latency_us: bench.cpu_latency_us,
             prefill: Comparison::new(samples, |s| s.prefill_local, |s| s.prefill_mesh),
+            two_cores: Comparison::new(samples, |s| s.prefill_local, |s| s.prefill_twice),
             one_chat: Comparison::new(
                 samples,
                 |s| s.decode_local,
@@ -440,8 +470,10 @@ impl Report {
             })
             .collect();
         let n = self.hops.len();
+        let (least, most) = self.two_cores.range();
         format!(
-            "{}: {n} host{}, one thread each{}; {} cores; medians of {}\n\n{}\n{}\n  \
+            "{}: {n} host{}, one thread each{}; {} cores{}; medians of {}\n\n{}\n  \
+             two prompts at once on two threads of this machine: {:.2} times one ({least:.2} to {most:.2})\n\n{}\n  \
              here, per token: {:.2} ms for embedding, output matrix and sampling\n  \
              construct {:.2} ms, first token {:.1} ms (of {} chats at once, the last: {:.0} ms)\n  \
              answers: {}\n",
@@ -453,11 +485,16 @@ impl Report {
                 ""
             },
             self.cores,
+            match self.cpu_latency_us {
+                Some(us) => format!(" that wake within {us} us"),
+                None => String::new(),
+            },
             self.repetitions,
             table(
                 &["tokens/s", "beside", "over hosts", "ratio", "ratios"],
                 &speeds
             ),
+            self.two_cores.ratio,
             table(
                 &["one chat's hops", "compute", "overhead p50", "p95"],
                 &hops
