@@ -11,13 +11,13 @@
     reason = "a test fails by panicking, and prints what it measured"
 )]
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::Path;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use hearthnet_bus::discovery::{
-    Announcement, CommunityTag, Discovery, DiscoverySettings, Hint, Source,
+    Announcement, CommunityTag, Discovery, DiscoverySettings, Hint, MDNS_PORT, Source,
 };
 use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_testkit::lab::{Host, Lab};
@@ -199,6 +199,44 @@ fn a_machine_is_found_again_after_its_cable_was_pulled_and_its_address_changed()
     });
     eprintln!("the network is there again {took:?} after the cable");
     assert!(knows(&a.discovery.found(), 1, new));
+}
+
+#[test]
+fn a_machine_behind_a_switch_that_forwards_late_is_heard_without_being_asked() {
+    let Some(lab) = Lab::or_skip(2, 1) else {
+        return;
+    };
+    lab.host(1).forwarded(0, false);
+    let _node = Node::start(lab.host(1), 1, true);
+    // Whatever it says as it starts is lost.
+    std::thread::sleep(Duration::from_secs(4));
+    let (name, here) = (announcement(1).instance(), lab.host(0).v4());
+    let listener = lab.host(0).run(move || {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, MDNS_PORT)).expect("mDNS's port");
+        socket
+            .join_multicast_v4(&Ipv4Addr::new(224, 0, 0, 251), &here)
+            .expect("its group");
+        socket
+            .set_read_timeout(Some(PATIENCE))
+            .expect("a time limit");
+        let start = Instant::now();
+        let mut packet = [0; 9000];
+        loop {
+            assert!(start.elapsed() < PATIENCE, "it announces itself again");
+            let length = socket.recv(&mut packet).expect("an announcement");
+            let message = &packet[..length];
+            let is_response = message[2] & 0x80 != 0;
+            let names_it = message
+                .windows(name.len())
+                .any(|part| part.eq_ignore_ascii_case(name.as_bytes()));
+            if is_response && names_it {
+                return start.elapsed();
+            }
+        }
+    });
+    lab.host(1).forwarded(0, true);
+    let took = listener.join().expect("it was heard");
+    eprintln!("a node is heard {took:?} after the switch lets it");
 }
 
 #[test]

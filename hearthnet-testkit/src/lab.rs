@@ -257,6 +257,19 @@ impl Host {
         self.set_port(network, "up");
     }
 
+    /// Lets the bridge forward nothing to or from this host, or everything again. The host
+    /// sees no difference, as on a switch that looks for loops before it forwards.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn forwarded(&self, network: usize, forwarded: bool) {
+        let state = if forwarded { "forwarding" } else { "disabled" };
+        run(Command::new("bridge")
+            .args(["-n", &self.hub, "link", "set", "dev", &self.port(network)])
+            .args(["state", state]))
+        .unwrap_or_else(|why| panic!("{why}"));
+    }
+
     fn set_port(&self, network: usize, state: &str) {
         ip(&["-n", &self.hub, "link", "set", &self.port(network), state])
             .unwrap_or_else(|why| panic!("{why}"));

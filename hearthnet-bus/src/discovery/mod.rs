@@ -58,6 +58,16 @@ pub const MAX_STATIC_PEERS: usize = 64;
 const TICK: Duration = Duration::from_secs(1);
 /// How often the network is asked again. mDNS hints count for ten minutes.
 const ASK_AGAIN: Duration = Duration::from_secs(4 * 60);
+/// When a node announces itself and asks once more, after it started or its addresses changed.
+/// What is sent while a link comes up may get lost: a switch that looks for loops first forwards
+/// nothing for up to half a minute, and the daemon does not answer on an interface on which
+/// its announcement failed, until it is told again.
+const AGAIN_AFTER: [Duration; 4] = [
+    Duration::from_secs(3),
+    Duration::from_secs(8),
+    Duration::from_secs(20),
+    Duration::from_secs(45),
+];
 /// [`Discovery::look_again`] does not ask more often than this.
 const ASK_AT_MOST: Duration = Duration::from_secs(2);
 /// How often the names of static peers are looked up.
@@ -190,6 +200,8 @@ impl Discovery {
             shared: Arc::clone(&shared),
             mdns: None,
             asked: Instant::now(),
+            moved: Instant::now(),
+            said_again: 0,
             rest: FIRST_REST,
             rest_until: None,
             trouble: None,
@@ -310,6 +322,10 @@ struct Shell {
     mdns: Option<Mdns>,
     /// When the network was last asked.
     asked: Instant,
+    /// When the daemon started, or this machine's addresses last changed.
+    moved: Instant,
+    /// How many of [`AGAIN_AFTER`] have passed since.
+    said_again: usize,
     /// How long the next rest is.
     rest: Duration,
     /// When the daemon is to be started again.
@@ -362,6 +378,7 @@ impl Shell {
         }
         self.rest_until = None;
         self.asked = Instant::now();
+        self.has_moved();
         match Mdns::start(&self.settings, self.announcement.as_ref()) {
             Ok(mdns) => {
                 self.mdns = Some(mdns);
@@ -402,6 +419,24 @@ impl Shell {
                 Ok(())
             }
         }
+    }
+
+    fn has_moved(&mut self) {
+        self.moved = Instant::now();
+        self.said_again = 0;
+    }
+
+    /// Announces and asks once more when [`AGAIN_AFTER`] says so.
+    fn say_again(&mut self) {
+        let due = AGAIN_AFTER.get(self.said_again);
+        if due.is_none_or(|after| self.moved.elapsed() < *after) {
+            return;
+        }
+        self.said_again += 1;
+        if let Err(error) = self.announce(self.announcement.clone()) {
+            tracing::debug!(%error, "mDNS");
+        }
+        self.ask_again();
     }
 
     fn ask_again(&mut self) {
@@ -466,15 +501,18 @@ impl Shell {
 
     async fn tick(&mut self) {
         let local = Local::read(&self.settings.interfaces);
-        let changed = {
+        let (moved, expired) = {
             let mut book = self.shared.book();
             let moved = *book.local() != local;
             if moved {
                 book.set_local(local);
             }
-            book.expire(unix_ms()) | moved
+            (moved, book.expire(unix_ms()))
         };
-        if changed {
+        if moved {
+            self.has_moved();
+        }
+        if moved || expired {
             self.shared.bump();
         }
         if self.rest_until.is_some_and(|until| Instant::now() >= until) {
@@ -489,6 +527,7 @@ impl Shell {
             }
             health => {
                 *lock(&self.shared.health) = health;
+                self.say_again();
                 if self.asked.elapsed() >= ASK_AGAIN {
                     self.ask_again();
                 }
