@@ -6,8 +6,8 @@
 //! that is more than everything else on the way. Linux can be asked to keep out of the slow kinds of
 //! sleep for as long as somebody holds `/dev/cpu_dma_latency` open with a limit in microseconds
 //! written to it (PM `QoS`, `Documentation/power/pm_qos_interface.rst` in the kernel's sources).
-//! It costs power on all cores, so it is held only while messages are sent, and only where the
-//! owner of the machine has said so.
+//! It costs power on all cores, so it is held only while messages are sent, and only in a virtual
+//! machine ([`advised`]) or where the owner of the machine has said so.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
@@ -22,6 +22,17 @@ const DEVICE: &str = "/dev/cpu_dma_latency";
 
 /// How long after the last message the limit ends: longer than a step takes anywhere.
 const LINGER: Duration = Duration::from_millis(200);
+
+/// Where Linux says what becomes of idle cores.
+const IDLE_DRIVER: &str = "/sys/devices/system/cpu/cpuidle/current_driver";
+
+/// The limit for whoever has said nothing: 0 in a virtual machine, whose idle cores go back to
+/// the machine below and come late from there, whatever the system believes; elsewhere none.
+pub fn advised() -> Option<u32> {
+    let driver = std::fs::read_to_string(IDLE_DRIVER).ok()?;
+    // The driver for guests.
+    (driver.trim() == "haltpoll").then_some(0)
+}
 
 static KEEPER: OnceLock<Arc<Keeper>> = OnceLock::new();
 

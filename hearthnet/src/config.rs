@@ -133,7 +133,7 @@ impl Default for Inference {
             shard_health_timeout_seconds: 30.0,
             allow_self_as_shard: false,
             routing_policy: "greedy".into(),
-            prefill_rows: 40,
+            prefill_rows: 32,
             steps_in_flight: 2,
             fallback_to_local: true,
             fallback_to_local_after_failures: 2,
@@ -187,22 +187,45 @@ impl Default for Host {
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Engine {
     pub(crate) threads: usize,
-    pub(crate) cpu_latency_us: i32,
+    pub(crate) cpu_latency_us: CpuLatency,
 }
 
 impl Default for Engine {
     fn default() -> Self {
         Self {
             threads: 0,
-            cpu_latency_us: -1,
+            cpu_latency_us: CpuLatency::Word(CpuLatencyWord::Auto),
         }
     }
 }
 
+/// How soon idle cores are to wake while rows go back and forth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "engine.cpu_latency_us must be \"auto\", \"off\" or a number of microseconds"
+)]
+pub(crate) enum CpuLatency {
+    Word(CpuLatencyWord),
+    Microseconds(u32),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum CpuLatencyWord {
+    Auto,
+    Off,
+}
+
 impl Engine {
-    /// How soon cores are to wake while rows go back and forth, if that is not left to the system.
+    /// How soon cores are to wake while rows go back and forth, in microseconds, if that is not
+    /// left to the system.
     pub(crate) fn cpu_latency(&self) -> Option<u32> {
-        u32::try_from(self.cpu_latency_us).ok()
+        match self.cpu_latency_us {
+            CpuLatency::Microseconds(limit) => Some(limit),
+            CpuLatency::Word(CpuLatencyWord::Auto) => hearthnet_transport::cpu_latency::advised(),
+            CpuLatency::Word(CpuLatencyWord::Off) => None,
+        }
     }
 }
 
@@ -338,8 +361,10 @@ impl Config {
         if inference.routing_policy != "greedy" {
             return bad(&format!("{d}.routing_policy"), "must be \"greedy\"");
         }
-        if !(-1..=1_000_000).contains(&self.engine.cpu_latency_us) {
-            return bad("engine.cpu_latency_us", "must lie between -1 and 1000000");
+        if let CpuLatency::Microseconds(limit) = self.engine.cpu_latency_us
+            && limit > 1_000_000
+        {
+            return bad("engine.cpu_latency_us", "must be at most 1000000");
         }
         if !(1..=65_536).contains(&inference.prefill_rows) {
             return bad(&format!("{d}.prefill_rows"), "must lie between 1 and 65536");
@@ -652,7 +677,8 @@ mod tests {
             "research.distributed_inference.host.kv_share_per_caller_percent=0",
             "research.distributed_inference.host.max_waiting_steps_per_caller=0",
             "research.distributed_inference.host.prefill_piece_ms=0",
-            "engine.cpu_latency_us=-2",
+            "engine.cpu_latency_us=-1",
+            "engine.cpu_latency_us=always",
             "engine.cpu_latency_us=1000001",
             "research.distributed_inference.host.niceness=20",
             "research.distributed_inference.host.niceness=-1",

@@ -33,6 +33,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::args::{Args, Command};
+use crate::config::CpuLatency;
 use crate::failure::{Failure, Kind};
 use crate::output::note;
 
@@ -72,9 +73,13 @@ fn run(args: Args) -> Result<(), Failure> {
         && args.command.moves_rows()
         && let Err(error) = hearthnet_transport::cpu_latency::limit(latency)
     {
-        note(format!(
-            "cores sleep as the system likes, whatever engine.cpu_latency_us says: {error}"
-        ));
+        match loaded.config.engine.cpu_latency_us {
+            CpuLatency::Microseconds(_) => note(format!(
+                "cores sleep as the system likes, whatever engine.cpu_latency_us says: {error}"
+            )),
+            // Nobody has asked for it.
+            CpuLatency::Word(_) => tracing::debug!("cores sleep as the system likes: {error}"),
+        }
     }
     match args.command {
         Command::Init(command) => commands::init::run(&command, &global),

@@ -13,8 +13,9 @@ use crate::spec::ModelSpec;
 
 /// Rows that are multiplied with the output matrix together.
 const TILE: usize = 64;
-/// Parts per thread into which the output matrix is cut.
-const UNITS: usize = 4;
+/// Parts per thread into which the output matrix is cut: a thread that wakes late, or has less of
+/// the memory's bandwidth, takes fewer.
+const UNITS: usize = 16;
 
 /// Embedding, last norm and output matrix of a model.
 pub struct Head {

@@ -376,8 +376,10 @@ fn unpack_lane(ty: WeightType, record: &[u8], lane: usize, out: &mut [f32]) {
         let at = 2 * (LANES * field + lane);
         f16_to_f32(u16::from_le_bytes([record[at], record[at + 1]]))
     };
-    let quants = &record[quants_at(ty)..];
-    let byte = |i: usize| quants[i / 4 * 4 * LANES + 4 * lane + i % 4];
+    // Four inputs of the lane, then the same of the next lane.
+    let quants = record[quants_at(ty)..]
+        .chunks_exact(4 * LANES)
+        .map(|run| &run[4 * lane..4 * lane + 4]);
     match ty {
         WeightType::F32 => {
             let at = 4 * lane;
@@ -387,20 +389,23 @@ fn unpack_lane(ty: WeightType, record: &[u8], lane: usize, out: &mut [f32]) {
         WeightType::F16 => out[0] = half(0),
         WeightType::Q4_0 | WeightType::Q4_1 => {
             let d = half(0);
-            for i in 0..BLOCK / 2 {
-                for (at, q) in [(i, byte(i) & 15), (i + BLOCK / 2, byte(i) >> 4)] {
-                    out[at] = if ty == WeightType::Q4_0 {
-                        d * (f32::from(q) - 8.0)
-                    } else {
-                        d * f32::from(q) + half(1)
-                    };
+            let min = (ty == WeightType::Q4_1).then(|| half(1));
+            let value = |q: u8| match min {
+                Some(min) => d * f32::from(q) + min,
+                None => d * (f32::from(q) - 8.0),
+            };
+            let (low, high) = out.split_at_mut(BLOCK / 2);
+            let fours = low.chunks_exact_mut(4).zip(high.chunks_exact_mut(4));
+            for (four, (low, high)) in quants.zip(fours) {
+                for ((&byte, low), high) in four.iter().zip(low).zip(high) {
+                    (*low, *high) = (value(byte & 15), value(byte >> 4));
                 }
             }
         }
         WeightType::Q8_0 => {
             let d = half(0);
-            for (i, out) in out.iter_mut().enumerate() {
-                *out = d * f32::from((byte(i) ^ 0x80) as i8);
+            for (&byte, out) in quants.flatten().zip(out) {
+                *out = d * f32::from((byte ^ 0x80) as i8);
             }
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! Host processes with one thread each, pinned to a core each where there are as many cores,
 //! answer over TLS on loopback; beside them the same model runs in this process, with one
-//! thread. Both are asked through the chat service, as `hearthnet serve` asks. Three ratios:
+//! thread. Both are asked through the chat service, as `hearthnet serve` asks, and the caller of
+//! the hosts samples with as many threads as are configured. Three ratios:
 //!
 //! - *prefill*: a long prompt. Its pieces are in different hosts at the same time, so two
 //!   hosts can be nearly twice as fast as one machine.
@@ -15,7 +16,8 @@
 //! real one. So the long prompt also runs on two threads at once, each with a model of its own.
 //!
 //! The measurements take turns, so that a machine that changes its pace does so for all of
-//! them, and medians are compared, and the best of either. Every answer is compared with the one of this machine alone.
+//! them, and medians are compared, and the best of either. Every answer is compared with the one
+//! of this machine alone.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -67,7 +69,6 @@ pub(crate) fn run(args: &MeshArgs, global: &Global, config: &Config) -> Result<(
     let mut config = config.clone();
     // Whoever measures has asked for it, and nothing leaves this machine.
     config.policy.research.enable = true;
-    config.engine.threads = 1;
     config
         .research
         .distributed_inference
@@ -104,8 +105,10 @@ pub(crate) fn run(args: &MeshArgs, global: &Global, config: &Config) -> Result<(
     let handle = runtime.handle().clone();
     let pool = HostPool::new(handle.clone(), key, config.transport()?, addresses);
     let over_hosts = hosted_model(&model, &config, pool, &own, false, &handle)?;
-    let alone = local_model(&model, &config)?;
-    let beside = local_model(&model, &config)?;
+    let mut one_thread = config.clone();
+    one_thread.engine.threads = 1;
+    let alone = local_model(&model, &one_thread)?;
+    let beside = local_model(&model, &one_thread)?;
     let mut service = settings(&config);
     // Every chat runs its whole prompt.
     service.keep = KeepLimits {
@@ -122,6 +125,7 @@ pub(crate) fn run(args: &MeshArgs, global: &Global, config: &Config) -> Result<(
         mesh,
         local,
         second,
+        threads: config.threads(),
         cpu_latency_us: config.engine.cpu_latency(),
     };
     let samples = runtime.block_on(async {
@@ -161,6 +165,8 @@ struct Bench<'a> {
     local: Service,
     /// Another like `local`, to be asked at the same time.
     second: Service,
+    /// Of the hosts' caller.
+    threads: usize,
     cpu_latency_us: Option<u32>,
 }
 
@@ -381,6 +387,8 @@ struct Report {
     chats: usize,
     /// Tokens of the one chat's answer.
     answer_tokens: usize,
+    /// With which the hosts' caller samples; this machine alone has one.
+    caller_threads: usize,
     /// What idle cores were asked for while rows went back and forth; `None`: nothing.
     cpu_latency_us: Option<u32>,
     /// A long prompt: this machine alone, over hosts.
@@ -431,6 +439,7 @@ impl Report {
             prompt_tokens: bench.args.prefill,
             chats: bench.args.chats,
             answer_tokens: samples.first().map_or(0, |s| s.one.token_ids.len()),
+            caller_threads: bench.threads,
             cpu_latency_us: bench.cpu_latency_us,
             prefill: Comparison::new(samples, |s| s.prefill_local, |s| s.prefill_mesh),
             two_cores: Comparison::new(samples, |s| s.prefill_local, |s| s.prefill_twice),
@@ -453,11 +462,11 @@ impl Report {
         let speeds = [
             self.prefill.row(
                 format!("prefill, {} tokens", self.prompt_tokens),
-                "this machine alone",
+                "one thread alone",
             ),
             self.one_chat.row(
                 format!("one chat, {} tokens", self.answer_tokens),
-                "this machine alone",
+                "one thread alone",
             ),
             self.many_chats.row(
                 format!("{} chats at once", self.chats),
@@ -479,7 +488,8 @@ impl Report {
         let n = self.hops.len();
         let (least, most) = self.two_cores.range();
         format!(
-            "{}: {n} host{}, one thread each{}; {} cores{}; medians of {}\n\n{}\n  \
+            "{}: {n} host{}, one thread each{}; their caller has {}\n\
+             {} cores{}; medians of {}\n\n{}\n  \
              two prompts at once on two threads of this machine: {:.2} times one ({least:.2} to {most:.2}, of the best {:.2})\n\n{}\n  \
              here, per token: {:.2} ms for embedding, output matrix and sampling\n  \
              construct {:.2} ms, first token {:.1} ms (of {} chats at once, the last: {:.0} ms)\n  \
@@ -490,6 +500,10 @@ impl Report {
                 ", on a core of its own"
             } else {
                 ""
+            },
+            match self.caller_threads {
+                1 => "one thread".to_owned(),
+                n => format!("{n} threads"),
             },
             self.cores,
             match self.cpu_latency_us {

@@ -1,9 +1,10 @@
-//! `hearthnet diagnose`: what happened of late on all nodes that can be reached, in one line of time.
+//! `hearthnet diagnose`: what happened of late on all nodes that can be reached, on one time line.
 //!
 //! Every running node keeps a flight record (`hearthnet_bus::flight`) and tells it to members whom
 //! the community trusts with layers, and to programs on its own machine; a host that is served by
-//! hand tells it to its owner, and to callers what concerns them. Here they are asked all at once, each for a bounded time and a bounded amount; who cannot be asked is named with the
-//! reason. What they say is laid on one time line by [`hearthnet_bus::flight::merge`].
+//! hand tells it to its owner, and to callers what concerns them. Here they are asked all at once,
+//! each for a bounded time and a bounded amount; who cannot be asked is named with the reason.
+//! What they say is laid on one time line by [`hearthnet_bus::flight::merge`].
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::SocketAddr;
