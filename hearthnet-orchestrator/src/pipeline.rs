@@ -158,6 +158,17 @@ pub struct Limits {
     pub history_bytes: usize,
 }
 
+/// Rows that engines compute at a time: a chunk of a few less takes as long.
+const GRAIN: usize = 8;
+
+/// Rows per chunk when `rows` are cut into as few chunks of at most `most` as there can be: about
+/// equal ones, because every host behind the first waits for one whole chunk. 1 to `most`.
+fn even_cut(rows: usize, most: usize) -> usize {
+    let chunks = rows.div_ceil(most).max(1);
+    let even = rows.div_ceil(chunks).max(1);
+    even.next_multiple_of(GRAIN).min(most)
+}
+
 /// The rows that a span reads, from position 0 on.
 #[derive(Debug)]
 struct Boundary {
@@ -207,6 +218,7 @@ impl Boundary {
 
     /// The kept rows as chunks of at most `chunk_rows` rows.
     fn replay(&self, chunk_rows: usize, row_bytes: usize) -> Vec<Chunk> {
+        let chunk_rows = even_cut(self.have as usize, chunk_rows);
         let mut chunks = Vec::new();
         let mut position = 0;
         let mut pieces = self.kept.iter().flatten().cloned();
@@ -311,8 +323,9 @@ impl Pipeline {
         };
         let mut at = position;
         let mut rest = rows;
+        let chunk_rows = even_cut(rest.len() / self.row_bytes, self.limits.chunk_rows);
         while rest.len() >= self.row_bytes {
-            let rows = (rest.len() / self.row_bytes).min(self.limits.chunk_rows);
+            let rows = (rest.len() / self.row_bytes).min(chunk_rows);
             let data = rest.split_to(rows * self.row_bytes);
             let rows = u32::try_from(rows).unwrap_or(u32::MAX);
             let chunk = Chunk {

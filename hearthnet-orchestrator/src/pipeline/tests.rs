@@ -281,6 +281,28 @@ fn converse(
     outputs
 }
 
+#[test]
+fn a_prompt_is_cut_into_about_equal_chunks() {
+    assert_eq!(
+        [32, 33, 45, 64, 65, 512].map(|n| even_cut(n, 32)),
+        [32, 24, 24, 32, 24, 32]
+    );
+    assert_eq!([1, 9, 100].map(|n| even_cut(n, 40)), [8, 16, 40]);
+    assert_eq!([0, 1, 5].map(|n| even_cut(n, 3)), [3, 3, 3]);
+}
+
+proptest! {
+    #[test]
+    fn there_are_as_few_chunks_as_there_can_be(rows in 1usize..2000, most in 1usize..200) {
+        let cut = even_cut(rows, most);
+        prop_assert!((1..=most).contains(&cut));
+        prop_assert_eq!(rows.div_ceil(cut), rows.div_ceil(most));
+        // None could be shorter by a whole grain.
+        let shorter = cut.saturating_sub(GRAIN);
+        prop_assert!(shorter == 0 || rows.div_ceil(shorter) > rows.div_ceil(most));
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
