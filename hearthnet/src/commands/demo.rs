@@ -22,7 +22,7 @@ use crate::commands::{
 };
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
-use crate::host_process::{HostPlan, HostProcess, split};
+use crate::host_process::{HostPlan, HostProcess, cores, split};
 use crate::output::{bytes, note, table};
 
 pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<(), Failure> {
@@ -60,6 +60,9 @@ pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<()
             if threads == 1 { "" } else { "s" }
         ));
     }
+    // Where there are as many cores, each host has one of its own, as in a house of its own.
+    let cores = cores();
+    let pinned = threads == 1 && cores.len() >= ranges.len();
     let mut hosts = Vec::new();
     for (index, &(lo, hi)) in ranges.iter().enumerate() {
         let home = directory.path().join(format!("host-{index}"));
@@ -68,7 +71,7 @@ pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<()
             layers: (lo, hi),
             threads,
             streams: 1,
-            core: None,
+            core: cores.get(index).copied().filter(|_| pinned),
         };
         hosts.push(HostProcess::spawn(&plan, &key, &home)?);
     }
@@ -86,7 +89,8 @@ pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<()
         note(format!("\n> {}\n", args.prompt));
     }
 
-    let head = load_head(&model, &engine_options(&config, Some(threads)))?;
+    // The hosts divide the cores among them; who asks has them all, as on a machine of its own.
+    let head = load_head(&model, &engine_options(&config, None))?;
     let text = text_model(&model, head)?;
     let mut print: Print = if args.json { |_| Ok(()) } else { print_text };
     let started = Instant::now();
@@ -124,7 +128,8 @@ pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<()
         &cancel,
         &mut |_| Ok(()),
     )?;
-    let report = Report::new(&model, done, local, &hosts, &memory, threads);
+    let caller = config.threads();
+    let report = Report::new(&model, done, local, &hosts, &memory, threads, caller);
     if args.json {
         print_json(&report)?;
     } else {
@@ -148,6 +153,8 @@ struct Report {
     done: Done,
     model: String,
     weights_sha256: String,
+    /// With which tokens are sampled from what the hosts return.
+    caller_threads: usize,
     hosts: Vec<HostReport>,
     local: LocalReport,
 }
@@ -183,6 +190,7 @@ impl Report {
         hosts: &[HostProcess],
         memory: &[Option<u64>],
         threads: usize,
+        caller_threads: usize,
     ) -> Self {
         let hosts = hosts
             .iter()
@@ -211,6 +219,7 @@ impl Report {
         Self {
             model: model.id.clone(),
             weights_sha256: model.weights.to_string(),
+            caller_threads,
             hosts,
             local,
             done,
@@ -258,8 +267,12 @@ impl Report {
             ],
         ];
         format!(
-            "{}\n  here: {:.2} ms per token for embedding, output matrix and sampling\n\n{}\n  ratio {:.2}; {} tokens, {}\n",
+            "{}\n  here, on {}: {:.2} ms per token for embedding, output matrix and sampling\n\n{}\n  ratio {:.2}; {} tokens, {}\n",
             table(&head, &rows),
+            match self.caller_threads {
+                1 => "one thread".to_owned(),
+                n => format!("{n} threads"),
+            },
             t.head_ms_per_token,
             table(&["", "", ""], &speeds).trim_start_matches('\n'),
             self.local.ratio,
