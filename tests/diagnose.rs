@@ -11,9 +11,8 @@
 mod support;
 
 use std::collections::BTreeSet;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::Write as _;
 use std::net::TcpListener;
-use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -28,7 +27,7 @@ use hearthnet_transport::{
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use support::{Home, Host, PATIENCE, Server, assert_fails, community, model, text};
+use support::{Home, Host, PATIENCE, Server, assert_fails, community, frames, model, text};
 use tokio::runtime::Runtime;
 
 /// Words that nobody says by chance.
@@ -51,28 +50,13 @@ fn diagnose_json(home: &Home, extra: &[&str]) -> Value {
 fn chat(home: &Home, meddle: impl FnOnce(&[Value])) -> Vec<Value> {
     let model = model();
     let model = model.to_str().expect("a UTF-8 path");
-    let args = ["chat", PROMPT, "--frames", "--model", model];
-    let args = [&args[..], &["--max-tokens", "64"]].concat();
-    let mut child = home
-        .hearthnet(&[&["--set", "policy.research.enable=true"], &args[..]].concat())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("hearthnet starts");
-    let stdout = child.stdout.take().expect("a pipe");
-    let (mut frames, mut meddle) = (Vec::new(), Some(meddle));
-    for line in BufReader::new(stdout).lines() {
-        let line = line.expect("a line");
-        frames.push(serde_json::from_str::<Value>(&line).expect("JSON"));
-        if frames.len() == 8
-            && let Some(meddle) = meddle.take()
-        {
-            meddle(&frames);
-        }
-    }
-    let output = child.wait_with_output().expect("its end");
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    frames
+    let enable = ["--set", "policy.research.enable=true", "chat", PROMPT];
+    let ask = ["--frames", "--model", model, "--max-tokens", "64"];
+    frames(
+        &mut home.hearthnet(&[enable.as_slice(), &ask].concat()),
+        8,
+        meddle,
+    )
 }
 
 /// Every number and list under a key, over all of a value.

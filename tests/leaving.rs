@@ -10,14 +10,12 @@
 
 mod support;
 
-use std::io::{BufRead as _, BufReader};
-use std::process::Stdio;
 use std::time::Instant;
 
 use rustix::process::Signal;
 use serde_json::Value;
 use support::gauges::Gauges;
-use support::{Home, PATIENCE, Server, community, http, model, text, wait_for_end};
+use support::{Home, PATIENCE, Server, community, frames, http, model, wait_for_end};
 
 const QUESTION: &str = "Tell me a long story about a lighthouse keeper and a lost whale.";
 const TOKENS: usize = 256;
@@ -36,26 +34,7 @@ fn chat(home: &Home, how: &[&str], meddle: impl FnOnce(&[Value])) -> Vec<Value> 
     let ask = ["--frames", "--model", model, "--max-tokens", &tokens];
     let sampled = ["--temperature", "0.8", "--seed", "7"];
     let args = [&enable[..], &ask, &sampled, how].concat();
-    let mut child = home
-        .hearthnet(&args)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("hearthnet starts");
-    let stdout = child.stdout.take().expect("a pipe");
-    let (mut frames, mut meddle) = (Vec::new(), Some(meddle));
-    for line in BufReader::new(stdout).lines() {
-        let line = line.expect("a line");
-        frames.push(serde_json::from_str::<Value>(&line).expect("JSON"));
-        if frames.len() == FRAMES
-            && let Some(meddle) = meddle.take()
-        {
-            meddle(&frames);
-        }
-    }
-    let output = child.wait_with_output().expect("its end");
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    frames
+    frames(&mut home.hearthnet(&args), FRAMES, meddle)
 }
 
 /// What all frames of one kind say.

@@ -85,6 +85,16 @@ pub(crate) fn cores() -> Vec<usize> {
         .collect()
 }
 
+/// For each of so many hosts, with so many threads each, a core of its own, where hosts have one
+/// thread and there are as many cores.
+pub(crate) fn own_cores(hosts: usize, threads: usize) -> Vec<Option<usize>> {
+    let cores = cores();
+    let enough = threads == 1 && cores.len() >= hosts;
+    (0..hosts)
+        .map(|host| cores.get(host).copied().filter(|_| enough))
+        .collect()
+}
+
 /// A `hearthnet shard serve` of our own. Dropping it ends the process.
 pub(crate) struct HostProcess {
     child: Child,

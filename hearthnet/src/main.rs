@@ -69,8 +69,8 @@ fn run(args: Args) -> Result<(), Failure> {
         return commands::init::run(&command, &global);
     }
     let loaded = config::Loaded::load(global.config.as_deref(), &global.set)?;
-    if let Some(latency) = loaded.config.engine.cpu_latency()
-        && args.command.moves_rows()
+    if args.command.moves_rows()
+        && let Some(latency) = loaded.config.engine.cpu_latency()
         && let Err(error) = hearthnet_transport::cpu_latency::limit(latency)
     {
         match loaded.config.engine.cpu_latency_us {

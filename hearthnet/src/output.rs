@@ -22,6 +22,14 @@ pub(crate) fn bytes(n: u64) -> String {
     String::new()
 }
 
+/// How many threads something has.
+pub(crate) fn threads(n: usize) -> String {
+    match n {
+        1 => "one thread".to_owned(),
+        n => format!("{n} threads"),
+    }
+}
+
 /// Columns aligned by their widest cell: the first to the left, numbers to the right.
 pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     let columns = header.len();

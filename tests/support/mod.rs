@@ -220,6 +220,34 @@ pub(crate) fn children_of(id: u32) -> Vec<u32> {
         .collect()
 }
 
+/// The frames that a command prints, one a line, until it has ended well. After `count` of them
+/// `meddle` hears the frames so far, once.
+pub(crate) fn frames(
+    command: &mut Command,
+    count: usize,
+    meddle: impl FnOnce(&[Value]),
+) -> Vec<Value> {
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("hearthnet starts");
+    let stdout = child.stdout.take().expect("a pipe");
+    let (mut frames, mut meddle) = (Vec::new(), Some(meddle));
+    for line in BufReader::new(stdout).lines() {
+        let line = line.expect("a line");
+        frames.push(serde_json::from_str::<Value>(&line).expect("JSON"));
+        if frames.len() == count
+            && let Some(meddle) = meddle.take()
+        {
+            meddle(&frames);
+        }
+    }
+    let output = child.wait_with_output().expect("its end");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    frames
+}
+
 pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }

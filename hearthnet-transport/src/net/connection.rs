@@ -255,8 +255,8 @@ impl Shared {
     /// Queues and writes one message, or gives it back.
     fn try_send(&self, out: Outgoing) -> Result<Option<Outgoing>, SessionClosed> {
         let now = self.now();
-        let mut inner = self.lock();
         cpu_latency::touch();
+        let mut inner = self.lock();
         let back = inner.queue(out)?;
         if back.is_none() {
             inner.write_for_driver(now);
@@ -267,8 +267,8 @@ impl Shared {
     /// Queues several messages and writes them together. How many there was no room for.
     fn try_send_all(&self, all: Vec<Outgoing>) -> Result<usize, SessionClosed> {
         let now = self.now();
-        let mut inner = self.lock();
         cpu_latency::touch();
+        let mut inner = self.lock();
         let mut left = 0;
         for out in all {
             left += usize::from(inner.queue(out)?.is_some());

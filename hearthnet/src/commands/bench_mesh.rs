@@ -40,8 +40,8 @@ use crate::commands::chat::watch_interrupt;
 use crate::commands::{open_or_pull_model, print_bytes, print_json, runtime};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
-use crate::host_process::{HostPlan, HostProcess, cores, split};
-use crate::output::{note, table};
+use crate::host_process::{HostPlan, HostProcess, cores, own_cores, split};
+use crate::output::{self, note, table};
 
 /// What the chats are about; each begins differently, so that nothing is shared by chance.
 const SUBJECTS: [&str; 8] = [
@@ -79,19 +79,19 @@ pub(crate) fn run(args: &MeshArgs, global: &Global, config: &Config) -> Result<(
     watch_interrupt(&runtime, cancel.clone());
     let model = open_or_pull_model(global, &args.model)?;
     let vocabulary = model.file.spec().vocab;
-    let cores = cores();
     let ranges = split(model.file.spec().layers, args.shards, &[])?;
-    let pinned = cores.len() >= ranges.len();
+    let own = own_cores(ranges.len(), 1);
+    let pinned = own.iter().all(Option::is_some);
     let key = Arc::new(NodeKey::generate().map_err(Failure::internal)?);
     let directory = tempfile::tempdir().map_err(Failure::internal)?;
     let mut hosts = Vec::new();
-    for (index, &layers) in ranges.iter().enumerate() {
+    for (index, (&layers, core)) in ranges.iter().zip(own).enumerate() {
         let plan = HostPlan {
             model: &model.path,
             layers,
             threads: 1,
             streams: args.chats,
-            core: cores.get(index).copied().filter(|_| pinned),
+            core,
         };
         let home = directory.path().join(format!("host-{index}"));
         hosts.push(HostProcess::spawn(&plan, &key, &home)?);
@@ -141,7 +141,7 @@ pub(crate) fn run(args: &MeshArgs, global: &Global, config: &Config) -> Result<(
     for host in &mut hosts {
         host.stop();
     }
-    let report = Report::new(&bench, &ranges, pinned, cores.len(), &samples);
+    let report = Report::new(&bench, &ranges, pinned, cores().len(), &samples);
     if args.json {
         print_json(&report)?;
     } else {
@@ -501,10 +501,7 @@ impl Report {
             } else {
                 ""
             },
-            match self.caller_threads {
-                1 => "one thread".to_owned(),
-                n => format!("{n} threads"),
-            },
+            output::threads(self.caller_threads),
             self.cores,
             match self.cpu_latency_us {
                 Some(us) => format!(" that wake within {us} us"),

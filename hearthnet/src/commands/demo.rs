@@ -22,8 +22,8 @@ use crate::commands::{
 };
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
-use crate::host_process::{HostPlan, HostProcess, cores, split};
-use crate::output::{bytes, note, table};
+use crate::host_process::{HostPlan, HostProcess, own_cores, split};
+use crate::output::{self, bytes, note, table};
 
 pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<(), Failure> {
     let mut config = config.clone();
@@ -60,18 +60,16 @@ pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<()
             if threads == 1 { "" } else { "s" }
         ));
     }
-    // Where there are as many cores, each host has one of its own, as in a house of its own.
-    let cores = cores();
-    let pinned = threads == 1 && cores.len() >= ranges.len();
     let mut hosts = Vec::new();
-    for (index, &(lo, hi)) in ranges.iter().enumerate() {
+    let cores = own_cores(ranges.len(), threads);
+    for (index, (&(lo, hi), core)) in ranges.iter().zip(cores).enumerate() {
         let home = directory.path().join(format!("host-{index}"));
         let plan = HostPlan {
             model: &model.path,
             layers: (lo, hi),
             threads,
             streams: 1,
-            core: cores.get(index).copied().filter(|_| pinned),
+            core,
         };
         hosts.push(HostProcess::spawn(&plan, &key, &home)?);
     }
@@ -269,10 +267,7 @@ impl Report {
         format!(
             "{}\n  here, on {}: {:.2} ms per token for embedding, output matrix and sampling\n\n{}\n  ratio {:.2}; {} tokens, {}\n",
             table(&head, &rows),
-            match self.caller_threads {
-                1 => "one thread".to_owned(),
-                n => format!("{n} threads"),
-            },
+            output::threads(self.caller_threads),
             t.head_ms_per_token,
             table(&["", "", ""], &speeds).trim_start_matches('\n'),
             self.local.ratio,
