@@ -10,6 +10,7 @@ use hearthnet_bus::flight::PipelineId;
 use serde::{Deserialize, Serialize};
 
 use crate::Cancel;
+use crate::cohort::Cohort;
 use crate::error::ChatError;
 
 /// One piece of the route, as `done` reports it.
@@ -143,6 +144,17 @@ pub trait Backend: Send {
     /// # Errors
     /// Any [`ChatError`]; the backend is then fit for nothing but being dropped.
     fn output(&mut self, out: &mut Vec<f32>, run: &mut Run<'_>) -> Result<(), ChatError>;
+
+    /// The chats whose last rows came out at the same time, if there are several: whoever works on
+    /// them next may wait for all.
+    fn take_cohort(&mut self) -> Option<Cohort> {
+        None
+    }
+
+    /// What is submitted next travels with what the others of `cohort` submit.
+    fn join(&mut self, cohort: Cohort) {
+        drop(cohort);
+    }
 
     /// [`Backend::submit`], then [`Backend::output`].
     ///

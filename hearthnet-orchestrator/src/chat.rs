@@ -334,9 +334,9 @@ impl Conversation {
                 return Err(ChatError::Cancelled);
             }
             let head = Instant::now();
-            model
+            let cohort = model
                 .head
-                .logits(&row, &mut logits)
+                .logits(&row, self.backend.take_cohort(), &mut logits)
                 .map_err(|e| ChatError::Engine(e.to_string()))?;
             let sampled = sampler
                 .sample(&logits)
@@ -362,8 +362,14 @@ impl Conversation {
             };
             // The hosts work on the next row while this one's text finds its reader.
             let submitted = match finish_reason {
-                None => self.submit(model, &[sampled.id], cancel),
-                Some(_) => Ok(()),
+                None => {
+                    cohort.into_iter().for_each(|c| self.backend.join(c));
+                    self.submit(model, &[sampled.id], cancel)
+                }
+                Some(_) => {
+                    drop(cohort);
+                    Ok(())
+                }
             };
             text.push_str(&out.emit);
             emit(&Frame::TokenDelta {

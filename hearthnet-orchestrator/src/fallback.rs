@@ -10,6 +10,7 @@ use hearthnet_bus::flight::{self, Event, PipelineId};
 
 use crate::Cancel;
 use crate::backend::{Backend, HopTimes, Notice, RouteHop, Run, whole_ms};
+use crate::cohort::Cohort;
 use crate::error::{Blame, ChatError};
 use crate::sharded::ShardedBackend;
 
@@ -115,6 +116,16 @@ impl Backend for WithFallback {
         match active.output(out, run) {
             Err(error) if error.blame() == Blame::Peer => self.take_over(error, out, run),
             result => result,
+        }
+    }
+
+    fn take_cohort(&mut self) -> Option<Cohort> {
+        self.active_mut()?.take_cohort()
+    }
+
+    fn join(&mut self, cohort: Cohort) {
+        if let Some(active) = self.active_mut() {
+            active.join(cohort);
         }
     }
 

@@ -13,18 +13,22 @@
 //! ```
 //!
 //! A lone chat runs at once. Beside others it gathers first: rows that a host computed together
-//! come one after the other, some 50 us apart, and to begin without them costs them a whole batch.
+//! come one after the other, each brought by its own chat, and to begin without them costs them a
+//! whole batch. A batch has the rows of half the chats at most: these are then with one host while
+//! the others are with another. Whoever is in a batch leaves it in a [`Cohort`], and so they stay
+//! together until they are back here.
 //!
 //! A row's logits do not depend on its batch, so no chat can tell.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use hearthnet_model::ModelSpec;
 use hearthnet_model::engine::{EngineError, Head};
+
+use crate::cohort::Cohort;
 
 /// Most rows of one batch: their logits are in memory at once, and beyond this many the
 /// arithmetic of a row costs more than its share of reading the matrix.
@@ -39,6 +43,8 @@ const GATHER: Duration = Duration::from_micros(400);
 pub struct SharedHead {
     head: Head,
     desk: Mutex<Desk>,
+    /// A row has come.
+    came: Condvar,
     /// Chats that want logits now and then.
     present: AtomicUsize,
 }
@@ -59,6 +65,8 @@ struct Desk {
     taken: bool,
     /// In order of arrival; the first is told to go on when the head is free.
     waiting: Vec<Waiting>,
+    /// Whether whoever computes wants to know of rows that come.
+    gathering: bool,
 }
 
 #[derive(Debug)]
@@ -71,8 +79,8 @@ struct Waiting {
 enum Turn {
     /// Its chat computes, for itself and whoever else waits.
     GoOn,
-    /// Somebody has computed it.
-    Logits(Result<Vec<f32>, EngineError>),
+    /// Somebody has computed it, and those of a cohort.
+    Logits(Result<Vec<f32>, EngineError>, Option<Cohort>),
 }
 
 impl From<Head> for SharedHead {
@@ -80,6 +88,7 @@ impl From<Head> for SharedHead {
         Self {
             head,
             desk: Mutex::default(),
+            came: Condvar::new(),
             present: AtomicUsize::new(0),
         }
     }
@@ -106,43 +115,65 @@ impl SharedHead {
     }
 
     /// Replaces `out` by the logits of one row of `width` values: [`Head::logits`], together with
-    /// the rows of other chats that want theirs now. Blocks for two batches at most.
+    /// the rows of other chats that want theirs now. `cohort`: those whose rows came at the same
+    /// time; the answer: those whose rows were computed together. Blocks for as many batches as
+    /// there are chats before this one.
     ///
     /// # Errors
     /// Those of [`Head::logits`], for this row alone.
-    pub fn logits(&self, row: &[f32], out: &mut Vec<f32>) -> Result<(), EngineError> {
+    pub fn logits(
+        &self,
+        row: &[f32],
+        cohort: Option<Cohort>,
+        out: &mut Vec<f32>,
+    ) -> Result<Option<Cohort>, EngineError> {
         let width = self.head.spec().width as usize;
         if row.len() != width {
             // It would shift the rows behind it.
-            return self.head.logits(row, out);
+            return self.head.logits(row, out).map(|()| None);
         }
         let mut desk = self.desk();
         if !desk.taken {
             desk.taken = true;
             drop(desk);
-            return self.batch(row, 0, out);
+            return self.batch(row, 0, cohort, out);
         }
         let (answer, turn) = sync_channel(1);
         desk.waiting.push(Waiting {
             row: row.to_vec(),
             answer,
         });
+        let gathering = desk.gathering;
         drop(desk);
+        drop(cohort);
+        if gathering {
+            self.came.notify_one();
+        }
         match turn.recv() {
-            Ok(Turn::GoOn) => self.batch(row, 1, out),
-            Ok(Turn::Logits(result)) => result.map(|logits| *out = logits),
+            Ok(Turn::GoOn) => self.batch(row, 1, None, out),
+            Ok(Turn::Logits(result, cohort)) => result.map(|logits| {
+                *out = logits;
+                cohort
+            }),
             // Whoever computed has panicked.
-            Err(_) => self.head.logits(row, out),
+            Err(_) => self.head.logits(row, out).map(|()| None),
         }
     }
 
     /// Computes a row and those of everybody who waits. `queued`: how many of these are the
     /// caller's own, 0 or 1; it is the first.
-    fn batch(&self, own: &[f32], queued: usize, out: &mut Vec<f32>) -> Result<(), EngineError> {
+    fn batch(
+        &self,
+        own: &[f32],
+        queued: usize,
+        cohort: Option<Cohort>,
+        out: &mut Vec<f32>,
+    ) -> Result<Option<Cohort>, EngineError> {
         let free = WhenDone(self);
-        self.gather(queued);
+        self.gather(queued, cohort.as_ref());
+        drop(cohort);
         let mut desk = self.desk();
-        let count = desk.waiting.len().min(BATCH - 1 + queued);
+        let count = desk.waiting.len().min(self.fair_batch() - 1 + queued);
         let others: Vec<Waiting> = desk.waiting.drain(..count).skip(queued).collect();
         drop(desk);
         let mut rows = own.to_vec();
@@ -158,34 +189,50 @@ impl SharedHead {
                 let mut logits = Vec::new();
                 let alone = self.head.logits(&other.row, &mut logits);
                 // A chat waits until it is answered.
-                let _ = other.answer.send(Turn::Logits(alone.map(|()| logits)));
+                let _ = other
+                    .answer
+                    .send(Turn::Logits(alone.map(|()| logits), None));
             }
-            return self.head.logits(own, out);
+            return self.head.logits(own, out).map(|()| None);
         }
+        let cohort = (!others.is_empty()).then(Cohort::default);
         let vocab = out.len() / (others.len() + 1);
         for (other, logits) in others.iter().zip(out.chunks_exact(vocab.max(1)).skip(1)) {
-            let _ = other.answer.send(Turn::Logits(Ok(logits.to_vec())));
+            let _ = other
+                .answer
+                .send(Turn::Logits(Ok(logits.to_vec()), cohort.clone()));
         }
         out.truncate(vocab);
-        Ok(())
+        Ok(cohort)
     }
 
-    /// Waits, awake, while rows keep coming, until there are those of half the chats: these are
-    /// better off on their way to the hosts while the others come from there.
-    fn gather(&self, queued: usize) {
-        let enough = self.present.load(Ordering::Relaxed).div_ceil(2).min(BATCH);
+    /// Waits for the rows of the caller's cohort, and a moment for those of others, until there are
+    /// as many as [`Self::fair_batch`] allows.
+    fn gather(&self, queued: usize, cohort: Option<&Cohort>) {
+        let enough = self.fair_batch();
         let began = Instant::now();
         let (mut last, mut rows) = (began, 0);
+        let mut desk = self.desk();
+        desk.gathering = true;
         loop {
-            let now = self.desk().waiting.len() + 1 - queued;
+            let now = desk.waiting.len() + 1 - queued;
             if now > rows {
                 (last, rows) = (Instant::now(), now);
             }
-            if rows >= enough || last.elapsed() >= GAP || began.elapsed() >= GATHER {
+            let all_came = cohort.is_none_or(Cohort::is_complete) && last.elapsed() >= GAP;
+            if rows >= enough || all_came || began.elapsed() >= GATHER {
+                desk.gathering = false;
                 return;
             }
-            thread::yield_now();
+            let waited = self.came.wait_timeout(desk, GAP);
+            desk = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// Most rows of a batch.
+    fn fair_batch(&self) -> usize {
+        let present = self.present.load(Ordering::Relaxed);
+        present.div_ceil(2).clamp(1, BATCH)
     }
 
     fn desk(&self) -> MutexGuard<'_, Desk> {
@@ -239,12 +286,13 @@ mod tests {
             for chat in 0..CHATS {
                 let (alone, shared, together) = (&alone, &shared, &together);
                 scope.spawn(move || {
+                    let _present = shared.attend();
                     let (mut row, mut expected, mut got) = (Vec::new(), Vec::new(), Vec::new());
                     for round in 0..rounds {
                         alone.embed(&[(chat * 37 + round) % 256], &mut row).unwrap();
                         alone.logits(&row, &mut expected).unwrap();
                         together.wait();
-                        shared.logits(&row, &mut got).unwrap();
+                        shared.logits(&row, None, &mut got).unwrap();
                         assert_eq!(bits(&got), bits(&expected), "chat {chat}, round {round}");
                     }
                 });
@@ -277,8 +325,10 @@ mod tests {
         let mut bad = good.clone();
         bad[3] = f32::NAN;
         let mut expected = Vec::new();
-        shared.logits(&good, &mut expected).unwrap();
+        shared.logits(&good, None, &mut expected).unwrap();
 
+        // A batch of three out of six.
+        let _present = [(); 6].map(|()| shared.attend());
         shared.desk().taken = true;
         let results = std::thread::scope(|scope| {
             let threads: Vec<_> = [&good, &bad, &good]
@@ -286,7 +336,7 @@ mod tests {
                     let shared = &shared;
                     scope.spawn(move || {
                         let mut out = Vec::new();
-                        shared.logits(row, &mut out).map(|()| bits(&out))
+                        shared.logits(row, None, &mut out).map(|_| bits(&out))
                     })
                 })
                 .into_iter()
@@ -309,12 +359,45 @@ mod tests {
     }
 
     #[test]
+    fn who_was_computed_together_goes_on_in_a_cohort() {
+        let bytes = TinyLlama::default().bytes();
+        let file = ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap();
+        let shared = SharedHead::from(head(&file));
+        let mut row = Vec::new();
+        shared.embed(&[1], &mut row).unwrap();
+        let alone = shared.logits(&row, None, &mut Vec::new()).unwrap();
+        assert!(alone.is_none());
+
+        // Four chats, so batches of two; all four rows are there when the head is free.
+        let _present = [(); 4].map(|()| shared.attend());
+        shared.desk().taken = true;
+        let cohorts = std::thread::scope(|scope| {
+            let ask = || shared.logits(&row, Some(Cohort::default()), &mut Vec::new());
+            let threads = [(); 4].map(|()| scope.spawn(ask));
+            while shared.desk().waiting.len() < 4 {
+                std::thread::yield_now();
+            }
+            drop(WhenDone(&shared));
+            threads.map(|thread| thread.join().unwrap().unwrap().unwrap())
+        });
+        let mut companions: Vec<usize> = cohorts.iter().map(Cohort::members).collect();
+        assert_eq!(companions, [2, 2, 2, 2]);
+        companions.clear();
+        let [first, rest @ ..] = cohorts;
+        drop(first);
+        companions.extend(rest.iter().map(Cohort::members));
+        companions.sort_unstable();
+        assert_eq!(companions, [1, 2, 2]);
+        assert_eq!(rest.iter().filter(|cohort| cohort.is_complete()).count(), 1);
+    }
+
+    #[test]
     fn rows_of_another_width_are_refused_without_harm_to_others() {
         let bytes = TinyLlama::default().bytes();
         let file = ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap();
         let shared = SharedHead::from(head(&file));
         let mut out = Vec::new();
-        assert!(shared.logits(&[0.0; 3], &mut out).is_err());
+        assert!(shared.logits(&[0.0; 3], None, &mut out).is_err());
         assert!(!shared.desk().taken);
     }
 }

@@ -7,6 +7,7 @@
 //! | what is in flight where, what is replayed after a failure | [`pipeline`] (pure) |
 //! | how slow is too slow | [`pace`] (pure) |
 //! | is what a host returned possible | [`checks`] (pure) |
+//! | chats that move from host to host together | [`cohort`] |
 //! | a session with a host, a set of them | [`link`], [`hosts`] |
 //! | the layers here, the layers there | [`local`], [`sharded`], behind [`Backend`] |
 //! | from there to here in the middle of an answer | [`fallback`] |
@@ -21,6 +22,7 @@ pub mod backend;
 pub mod bus;
 pub mod chat;
 pub mod checks;
+pub mod cohort;
 pub mod error;
 pub mod fallback;
 pub mod head;

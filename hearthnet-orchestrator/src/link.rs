@@ -5,11 +5,12 @@
 //! one queue for all its hosts, so that whichever answers first is served first.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use futures_util::FutureExt as _;
 use hearthnet_bus::flight::{self, Event, SessionId};
 use hearthnet_bus::{Capability, Descriptor, Grant, NodeId, NodeKey};
 use hearthnet_transport::{
@@ -18,6 +19,7 @@ use hearthnet_transport::{
 };
 use tokio::task::JoinHandle;
 
+use crate::cohort::Cohort;
 use crate::error::ChatError;
 
 /// A host as a person writes it: `ADDR:PORT#ed25519:KEY`.
@@ -71,6 +73,8 @@ pub(crate) enum Inbound {
         result: StepResult,
         /// When it came.
         at: Instant,
+        /// Those whose rows came with it.
+        cohort: Option<Cohort>,
     },
     /// The host ended the stream.
     Error {
@@ -101,6 +105,8 @@ struct Route {
     epoch: u32,
     /// Nothing is asked of the stream: it does not hold its host back.
     resting: bool,
+    /// Whether the chat waits for messages.
+    attentive: Arc<AtomicBool>,
 }
 
 #[derive(Debug, Default)]
@@ -279,7 +285,13 @@ impl HostLink {
     }
 
     /// Reserves a stream number whose messages go to `inbox`.
-    pub(crate) fn register(&self, hop: u64, epoch: u32, inbox: Inbox) -> u32 {
+    pub(crate) fn register(
+        &self,
+        hop: u64,
+        epoch: u32,
+        inbox: Inbox,
+        attentive: &Arc<AtomicBool>,
+    ) -> u32 {
         let stream = self.next_stream.fetch_add(1, Ordering::Relaxed);
         let mut routes = lock(&self.streams);
         if let Some(why) = &routes.ended {
@@ -295,6 +307,7 @@ impl HostLink {
             inbox,
             epoch,
             resting: false,
+            attentive: Arc::clone(attentive),
         };
         routes.by_stream.insert(stream, route);
         stream
@@ -353,44 +366,30 @@ async fn describe(connection: &mut Connection) -> Result<bytes::Bytes, String> {
     }
 }
 
+/// Most messages that are looked at together.
+const AT_ONCE: usize = 64;
+
 /// Hands every message to the chat that owns its stream, until the session ends.
 async fn read(mut connection: Connection, sender: Sender, streams: Streams) {
+    let mut messages = Vec::new();
     let why = loop {
-        let (stream, inbound) = match connection.recv().await {
-            Ok(Message::StreamOpened(m)) => (m.stream, Inbound::Opened),
-            Ok(Message::StepResult(result)) => {
-                let at = Instant::now();
-                (result.stream, Inbound::Result { result, at })
-            }
-            Ok(Message::StreamError(m)) => (
-                m.stream,
-                Inbound::Error {
-                    code: m.code,
-                    message: m.message,
-                },
-            ),
-            Ok(Message::Leaving { within_ms }) => {
-                let mut routes = lock(&streams);
-                if !routes.leaving {
-                    flight::record(Event::HostLeaving {
-                        host: connection.peer().into(),
-                        within_ms: within_ms.into(),
-                    });
-                }
-                routes.leaving = true;
-                routes.let_go(&sender);
-                for route in routes.by_stream.values() {
-                    let _ = route.inbox.send((route.hop, Inbound::Leaving));
-                }
-                continue;
-            }
-            // A host has nothing else to say; what it says for nobody is dropped below.
-            Ok(_) => continue,
-            Err(closed) => break closed.to_string(),
-        };
-        if let Some(route) = lock(&streams).by_stream.get(&stream) {
-            // A chat that has gone away no longer listens; its stream is being closed.
-            let _ = route.inbox.send((route.hop, inbound));
+        // All that has come: a batch's results arrive in one piece.
+        let mut arrived = Some(connection.recv().await);
+        while let Some(Ok(message)) = arrived {
+            messages.push(message);
+            arrived = match messages.len() < AT_ONCE {
+                true => connection.recv().now_or_never(),
+                false => None,
+            };
+        }
+        let results = |message: &&Message| matches!(message, Message::StepResult(_));
+        let several = messages.iter().filter(results).nth(1).is_some();
+        let cohort = several.then(Cohort::default);
+        for message in messages.drain(..) {
+            hand_out(message, &cohort, connection.peer(), &sender, &streams);
+        }
+        if let Some(Err(closed)) = arrived {
+            break closed.to_string();
         }
     };
     let mut routes = lock(&streams);
@@ -399,6 +398,58 @@ async fn read(mut connection: Connection, sender: Sender, streams: Streams) {
         let _ = route.inbox.send((route.hop, lost));
     }
     routes.ended = Some(why);
+}
+
+/// Hands one message to the chat that owns its stream.
+fn hand_out(
+    message: Message,
+    cohort: &Option<Cohort>,
+    host: PeerKey,
+    sender: &Sender,
+    streams: &Streams,
+) {
+    let (stream, mut inbound) = match message {
+        Message::StreamOpened(m) => (m.stream, Inbound::Opened),
+        Message::StepResult(result) => {
+            let at = Instant::now();
+            let cohort = cohort.clone();
+            (result.stream, Inbound::Result { result, at, cohort })
+        }
+        Message::StreamError(m) => (
+            m.stream,
+            Inbound::Error {
+                code: m.code,
+                message: m.message,
+            },
+        ),
+        Message::Leaving { within_ms } => {
+            let mut routes = lock(streams);
+            if !routes.leaving {
+                flight::record(Event::HostLeaving {
+                    host: host.into(),
+                    within_ms: within_ms.into(),
+                });
+            }
+            routes.leaving = true;
+            routes.let_go(sender);
+            for route in routes.by_stream.values() {
+                let _ = route.inbox.send((route.hop, Inbound::Leaving));
+            }
+            return;
+        }
+        // A host has nothing else to say; what it says for nobody is dropped below.
+        _ => return,
+    };
+    if let Some(route) = lock(streams).by_stream.get(&stream) {
+        if let Inbound::Result { cohort, .. } = &mut inbound
+            && !route.attentive.load(Ordering::Relaxed)
+        {
+            // It does something else, who knows how long: nobody is to wait for it.
+            *cohort = None;
+        }
+        // A chat that has gone away no longer listens; its stream is being closed.
+        let _ = route.inbox.send((route.hop, inbound));
+    }
 }
 
 fn connect_error(addr: &HostAddr, error: &ConnectError) -> ChatError {

@@ -617,6 +617,36 @@ async fn several_messages_leave_together_in_order_and_those_without_room_are_cou
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_is_queued_waits_for_the_flush_or_for_another_message() {
+    let mut net = net(Config::default()).await;
+    let (caller, mut host) = net.pair(Config::default()).await;
+    let sender = caller.sender();
+    let asked = |stream| Message::Step(step(stream, 0, 0, 1, noise(1152)));
+    for stream in [1, 2] {
+        assert!(sender.try_queue(asked(stream)).unwrap().is_none());
+    }
+    let early = tokio::time::timeout(Duration::from_millis(100), host.recv()).await;
+    assert!(early.is_err(), "it was sent: {early:?}");
+    sender.flush();
+    for stream in [1, 2] {
+        assert_eq!(host.recv().await.unwrap(), asked(stream));
+    }
+
+    // Whoever closes a stream takes back what was queued for it.
+    for stream in [3, 4] {
+        assert!(sender.try_queue(asked(stream)).unwrap().is_none());
+    }
+    let close = StreamClose {
+        stream: 3,
+        epoch: 0,
+    };
+    let closed = sender.try_send(Message::StreamClose(close));
+    assert!(closed.unwrap().is_none());
+    let came = [host.recv().await.unwrap(), host.recv().await.unwrap()];
+    assert!(came.contains(&asked(4)) && came.contains(&Message::StreamClose(close)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_decode_row_gets_through_while_a_large_tensor_is_on_its_way() {
     let mut net = net(Config::default()).await;
     let (mut caller, host) = net.pair(Config::default()).await;

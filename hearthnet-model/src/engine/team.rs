@@ -22,12 +22,16 @@
 //!
 //! Waiting means watching a counter for some microseconds ([`SPIN`]) and then sleeping.
 
+mod places;
+
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use places::Places;
 
 /// How long a member watches a counter before it sleeps. Phases of a decode step take 2 to 50 µs,
 /// waking a sleeper costs about 5 µs of its waker's time and more of its own.
@@ -41,6 +45,7 @@ pub(crate) struct Team {
     workers: Vec<JoinHandle<()>>,
     /// One job at a time.
     turn: Mutex<()>,
+    places: Arc<Places>,
 }
 
 /// One thread's part in a job.
@@ -97,11 +102,15 @@ impl Team {
             common,
             workers: Vec::new(),
             turn: Mutex::new(()),
+            places: Arc::default(),
         };
         for index in 1..threads {
-            let common = Arc::clone(&team.common);
+            let (common, places) = (Arc::clone(&team.common), Arc::clone(&team.places));
             let thread = std::thread::Builder::new().name(format!("engine-{index}"));
-            team.workers.push(thread.spawn(move || common.work(index))?);
+            team.workers.push(thread.spawn(move || {
+                places.enter();
+                common.work(index);
+            })?);
         }
         Ok(team)
     }
@@ -125,6 +134,7 @@ impl Team {
             });
         }
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.places.clear();
         let common = &*self.common;
         // SAFETY: the lifetime is erased for as long as the job lies on the desk and somebody is
         // active in it. `Recall` takes it from the desk and waits until nobody is active before

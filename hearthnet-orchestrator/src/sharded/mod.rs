@@ -18,8 +18,10 @@ mod recovery;
 mod stream;
 mod waiting;
 
+use std::cell::Cell;
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -33,6 +35,7 @@ use self::stream::{Hop, Trouble};
 use self::waiting::{Interrupted, Watch};
 use crate::Cancel;
 use crate::backend::{Backend, HopTimes, RouteHop, Run, whole_ms};
+use crate::cohort::Cohort;
 use crate::error::ChatError;
 use crate::hosts::{HostSource, Search};
 use crate::link::Inbound;
@@ -137,6 +140,10 @@ pub struct ShardedBackend {
     pauses: u32,
     room_until: Option<Instant>,
     watch: Option<Watch>,
+    /// Those that what is sent now goes out with. Never held while waiting.
+    cohort: Cell<Option<Cohort>>,
+    /// Whether this waits for what its hosts say.
+    attentive: Arc<AtomicBool>,
 }
 
 impl ShardedBackend {
@@ -188,6 +195,8 @@ impl ShardedBackend {
             pauses: 0,
             room_until: None,
             watch: None,
+            cohort: Cell::default(),
+            attentive: Arc::default(),
         };
         for (index, span) in route.into_iter().enumerate() {
             let hop = this.hop(index, span);
@@ -249,7 +258,11 @@ impl ShardedBackend {
 
     /// Waits for one message and does what it asks for; what is wrong is to be settled then.
     fn wait(&mut self, cancel: &Cancel) -> Result<(), ChatError> {
-        match self.receive(cancel) {
+        self.cohort.take();
+        self.attentive.store(true, Ordering::Relaxed);
+        let received = self.receive(cancel);
+        self.attentive.store(false, Ordering::Relaxed);
+        match received {
             Ok((hop, message)) => self.on_message(hop, message),
             Err(Interrupted::Cancelled) => return Err(ChatError::Cancelled),
             Err(Interrupted::Trouble(trouble)) => self.troubles.push_back(trouble),
@@ -284,7 +297,10 @@ impl ShardedBackend {
                 });
                 None
             }
-            Inbound::Result { result, at } => self.on_result(index, result, at).err(),
+            Inbound::Result { result, at, cohort } => {
+                self.cohort.set(cohort);
+                self.on_result(index, result, at).err()
+            }
             Inbound::Error { code, message } => Some(hop.refused(&code, &message)),
             Inbound::Leaving => {
                 hop.move_at = Some(Instant::now());
@@ -336,6 +352,15 @@ impl Backend for ShardedBackend {
         self.pending = Some((position, Bytes::from(data)));
         // Nothing has come out yet: no row is lost here.
         let _ = self.advance(cancel);
+        self.cohort.take();
+    }
+
+    fn take_cohort(&mut self) -> Option<Cohort> {
+        self.cohort.take()
+    }
+
+    fn join(&mut self, cohort: Cohort) {
+        self.cohort.set(Some(cohort));
     }
 
     fn output(&mut self, out: &mut Vec<f32>, run: &mut Run<'_>) -> Result<(), ChatError> {

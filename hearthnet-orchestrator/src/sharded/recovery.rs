@@ -56,6 +56,7 @@ impl ShardedBackend {
     /// Puts other hosts in the place of those that something is wrong with.
     pub(super) fn settle(&mut self, run: &mut Run<'_>) -> Result<(), ChatError> {
         while let Some(trouble) = self.troubles.pop_front() {
+            self.cohort.take();
             self.recover(trouble, run)?;
         }
         Ok(())

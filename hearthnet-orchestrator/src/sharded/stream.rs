@@ -168,7 +168,9 @@ impl ShardedBackend {
         let id = self.next_hop;
         self.next_hop += 1;
         let epoch = self.pipeline.epoch(index);
-        let stream = span.link.register(id, epoch, self.inbox.clone());
+        let stream = span
+            .link
+            .register(id, epoch, self.inbox.clone(), &self.attentive);
         let bands = self.model.bands.as_ref();
         let band = bands.and_then(|b| b.get(span.hi as usize)).copied();
         // Of this side's own model, so that what a host calls itself counts nothing.
@@ -223,13 +225,25 @@ impl ShardedBackend {
     /// Sends, and waits where there is no room for more, until the caller gives up.
     fn send(&self, hop: &Hop, message: Message, cancel: &Cancel) -> Result<(), Trouble> {
         let sender = hop.span.link.sender();
-        let sent = match sender.try_send(message) {
-            Ok(None) => return Ok(()),
-            // Whoever gave up is told so where the answer is waited for.
-            Ok(Some(message)) => match self.runtime.block_on(cancel.or(sender.send(message))) {
-                Some(sent) => sent,
-                None => return Ok(()),
-            },
+        // A lone copy from here on: whoever has to wait holds nobody back.
+        let cohort = self.cohort.take();
+        let sent = match &cohort {
+            Some(cohort) => cohort.send(sender, message),
+            None => sender.try_send(message),
+        };
+        let sent = match sent {
+            Ok(None) => {
+                self.cohort.set(cohort);
+                return Ok(());
+            }
+            Ok(Some(message)) => {
+                drop(cohort);
+                match self.runtime.block_on(cancel.or(sender.send(message))) {
+                    Some(sent) => sent,
+                    // Whoever gave up is told so where the answer is waited for.
+                    None => return Ok(()),
+                }
+            }
             Err(error) => Err(error),
         };
         sent.map_err(|closed| hop.lost(&closed.to_string()))

@@ -264,6 +264,18 @@ impl Shared {
         Ok(back)
     }
 
+    /// Queues one message, or gives it back, and leaves the writing to whoever writes next.
+    fn try_queue(&self, out: Outgoing) -> Result<Option<Outgoing>, SessionClosed> {
+        self.lock().queue(out)
+    }
+
+    /// Writes what is queued.
+    fn flush(&self) {
+        let now = self.now();
+        cpu_latency::touch();
+        self.lock().write_for_driver(now);
+    }
+
     /// Queues several messages and writes them together. How many there was no room for.
     fn try_send_all(&self, all: Vec<Outgoing>) -> Result<usize, SessionClosed> {
         let now = self.now();
@@ -641,6 +653,26 @@ impl Sender {
     pub fn try_send(&self, message: Message) -> Result<Option<Message>, SendError> {
         let out = Outgoing::new(&message, &self.terms).map_err(SendError::Message)?;
         Ok(self.shared.try_send(out)?.map(|_| message))
+    }
+
+    /// As [`try_send`](Self::try_send), but the message may stay here until [`flush`](Self::flush),
+    /// or until anything else is sent in this session: several that are queued go out in one piece.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn try_queue(&self, message: Message) -> Result<Option<Message>, SendError> {
+        let out = Outgoing::new(&message, &self.terms).map_err(SendError::Message)?;
+        Ok(self.shared.try_queue(out)?.map(|_| message))
+    }
+
+    /// Writes what [`try_queue`](Self::try_queue) has left here.
+    pub fn flush(&self) {
+        self.shared.flush();
+    }
+
+    /// Whether the other one sends in the same session.
+    pub fn is_same_session(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
     }
 
     /// Sends several messages that need no waiting ([`try_send`](Self::try_send)) in one piece: one
