@@ -656,7 +656,8 @@ impl Sender {
     }
 
     /// As [`try_send`](Self::try_send), but the message may stay here until [`flush`](Self::flush),
-    /// or until anything else is sent in this session: several that are queued go out in one piece.
+    /// or until anything else is sent or received in this session: several that are queued go out in
+    /// one piece.
     ///
     /// # Errors
     /// As [`send`](Self::send).
