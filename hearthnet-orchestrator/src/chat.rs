@@ -363,7 +363,9 @@ impl Conversation {
             // The hosts work on the next row while this one's text finds its reader.
             let submitted = match finish_reason {
                 None => {
-                    cohort.into_iter().for_each(|c| self.backend.join(c));
+                    if let Some(cohort) = cohort {
+                        self.backend.join(cohort);
+                    }
                     self.submit(model, &[sampled.id], cancel)
                 }
                 Some(_) => {

@@ -170,12 +170,8 @@ impl SharedHead {
         out: &mut Vec<f32>,
     ) -> Result<Option<Cohort>, EngineError> {
         let free = WhenDone(self);
-        self.gather(queued, cohort.as_ref());
+        let others = self.gather(queued, cohort.as_ref());
         drop(cohort);
-        let mut desk = self.desk();
-        let count = desk.waiting.len().min(self.fair_batch() - 1 + queued);
-        let others: Vec<Waiting> = desk.waiting.drain(..count).skip(queued).collect();
-        drop(desk);
         let mut rows = own.to_vec();
         for other in &others {
             rows.extend_from_slice(&other.row);
@@ -207,9 +203,10 @@ impl SharedHead {
     }
 
     /// Waits for the rows of the caller's cohort, and a moment for those of others, until there are
-    /// as many as [`Self::fair_batch`] allows.
-    fn gather(&self, queued: usize, cohort: Option<&Cohort>) {
-        let enough = self.fair_batch();
+    /// those of half the chats. Takes so many at most.
+    fn gather(&self, queued: usize, cohort: Option<&Cohort>) -> Vec<Waiting> {
+        let half = self.present.load(Ordering::Relaxed).div_ceil(2);
+        let enough = half.clamp(1, BATCH);
         let began = Instant::now();
         let (mut last, mut rows) = (began, 0);
         let mut desk = self.desk();
@@ -222,17 +219,12 @@ impl SharedHead {
             let all_came = cohort.is_none_or(Cohort::is_complete) && last.elapsed() >= GAP;
             if rows >= enough || all_came || began.elapsed() >= GATHER {
                 desk.gathering = false;
-                return;
+                let taken = now.min(enough) - 1 + queued;
+                return desk.waiting.drain(..taken).skip(queued).collect();
             }
             let waited = self.came.wait_timeout(desk, GAP);
             desk = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-    }
-
-    /// Most rows of a batch.
-    fn fair_batch(&self) -> usize {
-        let present = self.present.load(Ordering::Relaxed);
-        present.div_ceil(2).clamp(1, BATCH)
     }
 
     fn desk(&self) -> MutexGuard<'_, Desk> {
@@ -264,6 +256,27 @@ mod tests {
     use hearthnet_testkit::TinyLlama;
 
     use super::*;
+
+    fn tiny() -> ModelFile {
+        let bytes = TinyLlama::default().bytes();
+        ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap()
+    }
+
+    /// Asks on threads of their own; the head is free when all rows are there.
+    fn all_waiting<T: Send, const N: usize>(
+        shared: &SharedHead,
+        asks: [impl FnOnce() -> T + Send; N],
+    ) -> [T; N] {
+        shared.desk().taken = true;
+        std::thread::scope(|scope| {
+            let threads = asks.map(|ask| scope.spawn(ask));
+            while shared.desk().waiting.len() < N {
+                std::thread::yield_now();
+            }
+            drop(WhenDone(shared));
+            threads.map(|thread| thread.join().unwrap())
+        })
+    }
 
     fn head(file: &ModelFile) -> Head {
         let options = EngineOptions {
@@ -304,9 +317,7 @@ mod tests {
 
     #[test]
     fn a_row_has_the_same_logits_in_company_as_alone() {
-        let bytes = TinyLlama::default().bytes();
-        let file = ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap();
-        in_company_as_alone(&file, 200);
+        in_company_as_alone(&tiny(), 200);
     }
 
     #[test]
@@ -317,9 +328,7 @@ mod tests {
     /// Rows that wait while the head is taken, computed in one batch by the first of them.
     #[test]
     fn a_row_that_cannot_be_computed_fails_its_own_chat_only() {
-        let bytes = TinyLlama::default().bytes();
-        let file = ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap();
-        let shared = SharedHead::from(head(&file));
+        let shared = SharedHead::from(head(&tiny()));
         let mut good = Vec::new();
         shared.embed(&[1], &mut good).unwrap();
         let mut bad = good.clone();
@@ -329,27 +338,13 @@ mod tests {
 
         // A batch of three out of six.
         let _present = [(); 6].map(|()| shared.attend());
-        shared.desk().taken = true;
-        let results = std::thread::scope(|scope| {
-            let threads: Vec<_> = [&good, &bad, &good]
-                .map(|row| {
-                    let shared = &shared;
-                    scope.spawn(move || {
-                        let mut out = Vec::new();
-                        shared.logits(row, None, &mut out).map(|_| bits(&out))
-                    })
-                })
-                .into_iter()
-                .collect();
-            while shared.desk().waiting.len() < 3 {
-                std::thread::yield_now();
+        let asks = [&good, &bad, &good].map(|row| {
+            || {
+                let mut out = Vec::new();
+                shared.logits(row, None, &mut out).map(|_| bits(&out))
             }
-            drop(WhenDone(&shared));
-            threads
-                .into_iter()
-                .map(|thread| thread.join().unwrap())
-                .collect::<Vec<_>>()
         });
+        let results = all_waiting(&shared, asks);
         assert_eq!(results[0].as_ref().unwrap(), &bits(&expected));
         assert!(matches!(
             results[1],
@@ -360,9 +355,7 @@ mod tests {
 
     #[test]
     fn who_was_computed_together_goes_on_in_a_cohort() {
-        let bytes = TinyLlama::default().bytes();
-        let file = ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap();
-        let shared = SharedHead::from(head(&file));
+        let shared = SharedHead::from(head(&tiny()));
         let mut row = Vec::new();
         shared.embed(&[1], &mut row).unwrap();
         let alone = shared.logits(&row, None, &mut Vec::new()).unwrap();
@@ -370,16 +363,8 @@ mod tests {
 
         // Four chats, so batches of two; all four rows are there when the head is free.
         let _present = [(); 4].map(|()| shared.attend());
-        shared.desk().taken = true;
-        let cohorts = std::thread::scope(|scope| {
-            let ask = || shared.logits(&row, Some(Cohort::default()), &mut Vec::new());
-            let threads = [(); 4].map(|()| scope.spawn(ask));
-            while shared.desk().waiting.len() < 4 {
-                std::thread::yield_now();
-            }
-            drop(WhenDone(&shared));
-            threads.map(|thread| thread.join().unwrap().unwrap().unwrap())
-        });
+        let ask = || shared.logits(&row, Some(Cohort::default()), &mut Vec::new());
+        let cohorts = all_waiting(&shared, [ask; 4]).map(|asked| asked.unwrap().unwrap());
         let mut companions: Vec<usize> = cohorts.iter().map(Cohort::members).collect();
         assert_eq!(companions, [2, 2, 2, 2]);
         companions.clear();
@@ -393,9 +378,7 @@ mod tests {
 
     #[test]
     fn rows_of_another_width_are_refused_without_harm_to_others() {
-        let bytes = TinyLlama::default().bytes();
-        let file = ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap();
-        let shared = SharedHead::from(head(&file));
+        let shared = SharedHead::from(head(&tiny()));
         let mut out = Vec::new();
         assert!(shared.logits(&[0.0; 3], None, &mut out).is_err());
         assert!(!shared.desk().taken);

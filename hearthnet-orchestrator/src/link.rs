@@ -411,8 +411,7 @@ fn hand_out(
     let (stream, mut inbound) = match message {
         Message::StreamOpened(m) => (m.stream, Inbound::Opened),
         Message::StepResult(result) => {
-            let at = Instant::now();
-            let cohort = cohort.clone();
+            let (at, cohort) = (Instant::now(), None);
             (result.stream, Inbound::Result { result, at, cohort })
         }
         Message::StreamError(m) => (
@@ -441,11 +440,11 @@ fn hand_out(
         _ => return,
     };
     if let Some(route) = lock(streams).by_stream.get(&stream) {
-        if let Inbound::Result { cohort, .. } = &mut inbound
-            && !route.attentive.load(Ordering::Relaxed)
+        // Nobody is to wait for a chat that does something else, who knows how long.
+        if let Inbound::Result { cohort: own, .. } = &mut inbound
+            && route.attentive.load(Ordering::Relaxed)
         {
-            // It does something else, who knows how long: nobody is to wait for it.
-            *cohort = None;
+            own.clone_from(cohort);
         }
         // A chat that has gone away no longer listens; its stream is being closed.
         let _ = route.inbox.send((route.hop, inbound));

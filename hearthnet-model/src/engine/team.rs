@@ -45,7 +45,6 @@ pub(crate) struct Team {
     workers: Vec<JoinHandle<()>>,
     /// One job at a time.
     turn: Mutex<()>,
-    places: Arc<Places>,
 }
 
 /// One thread's part in a job.
@@ -70,6 +69,7 @@ struct Common {
     /// Somebody panicked: everyone leaves the job.
     broken: AtomicBool,
     desk: Mutex<Desk>,
+    places: Places,
     /// Signals a new job.
     start: Signal,
     /// Signals the end of a phase, or that nobody is active any more.
@@ -102,15 +102,11 @@ impl Team {
             common,
             workers: Vec::new(),
             turn: Mutex::new(()),
-            places: Arc::default(),
         };
         for index in 1..threads {
-            let (common, places) = (Arc::clone(&team.common), Arc::clone(&team.places));
+            let common = Arc::clone(&team.common);
             let thread = std::thread::Builder::new().name(format!("engine-{index}"));
-            team.workers.push(thread.spawn(move || {
-                places.enter();
-                common.work(index);
-            })?);
+            team.workers.push(thread.spawn(move || common.work(index))?);
         }
         Ok(team)
     }
@@ -134,8 +130,8 @@ impl Team {
             });
         }
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        self.places.clear();
         let common = &*self.common;
+        common.places.clear();
         // SAFETY: the lifetime is erased for as long as the job lies on the desk and somebody is
         // active in it. `Recall` takes it from the desk and waits until nobody is active before
         // this function returns or unwinds, and a worker becomes active only under the desk's
@@ -253,6 +249,7 @@ impl Common {
 
     /// A worker's life.
     fn work(&self, index: usize) {
+        self.places.enter();
         let mut seen = 0;
         loop {
             self.start
