@@ -22,7 +22,7 @@ mod caller;
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use caller::{Caller, Heard, TOKENS, options, request, same};
 use hearthnet_bus::NodeKey;
@@ -41,6 +41,11 @@ use support::{Host, PATIENCE, model, wait_for_end};
 fn usual() -> ChatRequest {
     let question = "Tell me a short story about a lighthouse keeper and a lost whale.";
     request(question, 7)
+}
+
+/// A caller for whom a stopped host has soon stalled.
+fn caller() -> Caller {
+    Caller::new(u32::MAX, Duration::from_millis(1500))
 }
 
 /// An answer, and what it went through.
@@ -123,7 +128,7 @@ impl Fleet {
 
 /// Two hosts and a spare for each: every host in use gets the fault at each position in turn.
 fn matrix(fault: Fault, positions: &[u32]) -> Vec<f64> {
-    let caller = Caller::new();
+    let caller = caller();
     let undisturbed = caller.alone(&usual());
     assert_eq!(undisturbed.token_ids.len() as u32, TOKENS);
     let mut fleet = Fleet::new(&caller, 2);
@@ -186,7 +191,7 @@ fn the_whole_matrix_says_the_same_words() {
 
 #[test]
 fn two_failures_in_one_answer_cost_no_word() {
-    let caller = Caller::new();
+    let caller = caller();
     let undisturbed = caller.alone(&usual());
     let fleet = Fleet::new(&caller, 3);
     let mut struck = Vec::new();
@@ -209,7 +214,7 @@ fn two_failures_in_one_answer_cost_no_word() {
 
 #[test]
 fn without_a_spare_the_answer_goes_on_here() {
-    let caller = Caller::new();
+    let caller = caller();
     let undisturbed = caller.alone(&usual());
     for position in [0, 1, 20, TOKENS - 1] {
         let fleet = Fleet::new(&caller, 1);
@@ -225,7 +230,7 @@ fn without_a_spare_the_answer_goes_on_here() {
 
 #[test]
 fn when_the_spare_dies_as_well_the_answer_goes_on_here() {
-    let caller = Caller::new();
+    let caller = caller();
     let undisturbed = caller.alone(&usual());
     let fleet = Fleet::new(&caller, 2);
     let answer = ask(&caller, &fleet.addresses(), true, |token, route| {
@@ -243,7 +248,7 @@ fn when_the_spare_dies_as_well_the_answer_goes_on_here() {
 
 #[test]
 fn with_nobody_left_the_answer_ends_with_a_clear_error() {
-    let caller = Caller::new();
+    let caller = caller();
     let undisturbed = caller.alone(&usual());
     let fleet = Fleet::new(&caller, 1);
     let answer = ask(&caller, &fleet.addresses(), false, |token, route| {
@@ -285,7 +290,7 @@ fn has_left(mut host: Host) {
 
 #[test]
 fn a_host_that_is_asked_to_stop_is_left_in_mid_answer_and_nothing_has_failed() {
-    let caller = Caller::new();
+    let caller = caller();
     let undisturbed = caller.alone(&usual());
     for victims in [&[0][..], &[1], &[0, 1]] {
         let what = format!("hosts {victims:?} leave");
@@ -315,7 +320,7 @@ fn a_host_that_is_asked_to_stop_is_left_in_mid_answer_and_nothing_has_failed() {
 
 #[test]
 fn a_host_that_nobody_can_replace_finishes_the_answer_before_it_goes() {
-    let caller = Caller::new();
+    let caller = caller();
     let undisturbed = caller.alone(&usual());
     let mut fleet = Fleet::with(&caller, 1, &PATIENT);
     let answer = ask(&caller, &fleet.addresses(), false, |token, _| {
@@ -330,7 +335,7 @@ fn a_host_that_nobody_can_replace_finishes_the_answer_before_it_goes() {
 
 #[test]
 fn a_conversation_between_two_turns_does_not_hold_a_leaving_host_back() {
-    let caller = Caller::new();
+    let caller = caller();
     let undisturbed = caller.alone(&usual());
     let mut fleet = Fleet::with(&caller, 2, &PATIENT);
     let mut conversation = caller.open(&caller.connect(&fleet.addresses()), false);
@@ -353,7 +358,7 @@ fn a_conversation_between_two_turns_does_not_hold_a_leaving_host_back() {
 
 #[test]
 fn the_host_that_took_over_from_one_that_left_may_die() {
-    let caller = Caller::new();
+    let caller = caller();
     let undisturbed = caller.alone(&usual());
     let fleet = Fleet::with(&caller, 3, &PATIENT);
     let answer = ask(
@@ -475,7 +480,7 @@ fn liar(caller: &Caller, lie: Lie, at: u32) -> (RunningHost, String) {
 
 #[test]
 fn a_host_that_lies_once_is_replaced_and_costs_no_word() {
-    let caller = Caller::new();
+    let caller = caller();
     let undisturbed = caller.alone(&usual());
     let prompt = undisturbed.usage.prompt_tokens;
     let first = caller.host("0-14", &[]);

@@ -12,11 +12,13 @@ mod support;
 #[path = "support/caller.rs"]
 mod caller;
 
+use std::panic::resume_unwind;
 use std::sync::Mutex;
 
 use caller::{Caller, Heard, request, same};
 use hearthnet_orchestrator::chat::ChatRequest;
 use hearthnet_orchestrator::http::{Metrics, Part};
+use hearthnet_orchestrator::sharded::PumpSettings;
 use rustix::process::Signal;
 use support::gauges::{self, Gauges};
 use support::{Host, wait_for_end};
@@ -32,6 +34,11 @@ fn questions(count: usize) -> Vec<ChatRequest> {
     asked.map(|(text, seed)| request(text, seed)).collect()
 }
 
+/// A caller that gives its hosts as long as they need: none of them is ever stopped here.
+fn caller(context: u32) -> Caller {
+    Caller::new(context, PumpSettings::default().health_timeout)
+}
+
 /// Asks all at once, each in a thread of its own, and compares every answer with the one that
 /// this machine alone gives. `at` hears every token of every chat, as [`Caller::answer`] says.
 fn together(
@@ -44,15 +51,16 @@ fn together(
     let expected: Vec<_> = chats.iter().map(|chat| caller.alone(chat)).collect();
     let addresses: Vec<String> = hosts.iter().map(|host| host.address.clone()).collect();
     let links = caller.connect(&addresses);
+    // A chat that comes when the others have grown may find no room at all, and be refused.
+    let open = |_: &ChatRequest| caller.open(&links, fallback);
+    let conversations: Vec<_> = chats.iter().map(open).collect();
     std::thread::scope(|scope| {
-        let threads: Vec<_> = chats
-            .iter()
-            .zip(&expected)
+        let threads: Vec<_> = std::iter::zip(chats, &expected)
+            .zip(conversations)
             .enumerate()
-            .map(|(index, (chat, expected))| {
-                let (links, at) = (&links, &at);
+            .map(|(index, ((chat, expected), mut conversation))| {
+                let at = &at;
                 scope.spawn(move || {
-                    let mut conversation = caller.open(links, fallback);
                     let mut heard = Heard::default();
                     let result =
                         caller.answer(&mut conversation, chat, &mut heard, |token, who| {
@@ -64,7 +72,9 @@ fn together(
             })
             .collect();
         let ends = threads.into_iter().map(|thread| thread.join());
-        ends.map(|end| end.expect("a chat")).collect()
+        // What a chat's thread has said of its panic is all that there is to say.
+        ends.map(|end| end.unwrap_or_else(|panic| resume_unwind(panic)))
+            .collect()
     })
 }
 
@@ -73,7 +83,7 @@ const RANGES: [&str; 3] = ["0-11", "8-21", "18-29"];
 
 #[test]
 fn two_chats_over_three_hosts_say_what_each_says_alone() {
-    let caller = Caller::new();
+    let caller = caller(u32::MAX);
     let hosts = RANGES.map(|range| caller.host(range, &[]));
     let heard = together(
         &caller,
@@ -133,7 +143,7 @@ fn without_the_middle(caller: &Caller, hosts: &[&Host], fallback: bool) -> Vec<H
 
 #[test]
 fn the_middle_host_dies_under_two_chats_and_another_goes_on_for_both() {
-    let caller = Caller::new();
+    let caller = caller(u32::MAX);
     let hosts = RANGES.map(|range| caller.host(range, &[]));
     let spare = caller.host(RANGES[1], &[]);
     let hosts: Vec<&Host> = hosts.iter().chain([&spare]).collect();
@@ -144,7 +154,7 @@ fn the_middle_host_dies_under_two_chats_and_another_goes_on_for_both() {
 
 #[test]
 fn the_middle_host_dies_under_two_chats_and_this_machine_goes_on_for_both() {
-    let caller = Caller::new();
+    let caller = caller(u32::MAX);
     let hosts = RANGES.map(|range| caller.host(range, &[]));
     let hosts = hosts.each_ref();
     let heard = without_the_middle(&caller, &hosts, true);
@@ -154,7 +164,7 @@ fn the_middle_host_dies_under_two_chats_and_this_machine_goes_on_for_both() {
 #[test]
 fn chats_that_do_not_fit_into_their_hosts_memory_take_longer_and_say_the_same() {
     // Five pages of 32 positions per host, of which each chat needs three in the end.
-    let caller = Caller::with_context(128);
+    let caller = caller(128);
     let numbers = Metrics::install(Part::Caller).expect("nobody else counts");
     let memory = [
         "--set",

@@ -22,13 +22,13 @@ use super::support::{Home, Host, model};
 
 /// Tokens of an answer.
 pub(crate) const TOKENS: u32 = 48;
-const STALL: Duration = Duration::from_millis(1500);
 
 /// A caller in this process. Chats of several threads share it.
 pub(crate) struct Caller {
     pub(crate) runtime: Runtime,
     pub(crate) key: NodeKey,
     pub(crate) wire: ModelOnWire,
+    health_timeout: Duration,
     text: TextModel,
     local: Arc<EngineOnDemand>,
 }
@@ -68,16 +68,13 @@ pub(crate) fn request(question: &str, seed: u64) -> ChatRequest {
 }
 
 impl Caller {
-    pub(crate) fn new() -> Self {
-        Self::with_context(u32::MAX)
-    }
-
-    /// Whose conversations are no longer than so many positions.
-    pub(crate) fn with_context(most: u32) -> Self {
+    /// Whose conversations are no longer than so many positions, and for whom a host that has
+    /// been silent for `health_timeout` has stalled.
+    pub(crate) fn new(context: u32, health_timeout: Duration) -> Self {
         let file = Arc::new(ModelFile::open(&model()).expect("the real model"));
         let weights = file.manifest(&mut |_, _| {}).weights_id();
         let mut wire = ModelOnWire::new("smollm2-135m-instruct", weights, file.spec(), None);
-        wire.context = wire.context.min(most);
+        wire.context = wire.context.min(context);
         let (whole, id) = (Arc::clone(&file), wire.model_id.clone());
         let load = move || {
             let layers = 0..whole.spec().layers;
@@ -95,6 +92,7 @@ impl Caller {
                 context: wire.context,
             },
             wire,
+            health_timeout,
             local: Arc::new(EngineOnDemand::new(Box::new(load))),
         }
     }
@@ -141,7 +139,7 @@ impl Caller {
             },
         };
         let settings = PumpSettings {
-            health_timeout: STALL,
+            health_timeout: self.health_timeout,
             give_up_after: fallback.then_some(2),
             prefill_rows: 16,
             ..PumpSettings::default()
