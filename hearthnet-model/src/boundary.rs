@@ -76,7 +76,12 @@ impl BoundaryDtype {
                 for values in values.chunks(AT_ONCE) {
                     let narrow = &mut buffer[..values.len()];
                     narrow.convert_from_f32_slice(values);
-                    out.extend(narrow.iter().flat_map(|v| v.to_le_bytes()));
+                    let start = out.len();
+                    out.resize(start + 2 * narrow.len(), 0);
+                    let (pairs, _) = out[start..].as_chunks_mut::<2>();
+                    for (pair, value) in pairs.iter_mut().zip(narrow) {
+                        *pair = value.to_le_bytes();
+                    }
                 }
             }
             Self::Bf16 => {

@@ -84,12 +84,13 @@ pub enum Source {
 /// one of two; 0 for an empty row. A few huge values, which models use to park attention, do not
 /// move it. The row must be finite.
 pub fn magnitude(row: &[f32]) -> f32 {
-    let mut values: Vec<f32> = row.iter().map(|v| v.abs()).collect();
+    // Bits of numbers without a sign are ordered as the numbers are.
+    let mut values: Vec<u32> = row.iter().map(|v| v.abs().to_bits()).collect();
     if values.is_empty() {
         return 0.0;
     }
     let middle = values.len() / 2;
-    *values.select_nth_unstable_by(middle, f32::total_cmp).1
+    f32::from_bits(*values.select_nth_unstable(middle).1)
 }
 
 /// A closed range of positive numbers.
