@@ -13,6 +13,7 @@
 
 use hearthnet_model::BoundaryDtype;
 use hearthnet_model::catalogue::{Band, magnitude};
+use hearthnet_model::kernels::Kernels;
 
 /// Why rows are refused.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -71,6 +72,7 @@ pub struct BoundaryCheck {
     width: usize,
     dtype: BoundaryDtype,
     band: Option<Band>,
+    kernels: Kernels,
     scratch: Vec<f32>,
 }
 
@@ -82,6 +84,7 @@ impl BoundaryCheck {
             width,
             dtype,
             band,
+            kernels: Kernels::best(),
             scratch: Vec::new(),
         }
     }
@@ -114,8 +117,7 @@ impl BoundaryCheck {
             .decode(data, &mut self.scratch)
             .map_err(|_| shape)?;
         for (position, row) in (position..).zip(self.scratch.chunks_exact(self.width)) {
-            // All are looked at, which makes many of them one instruction.
-            if !row.iter().fold(true, |finite, v| finite & v.is_finite()) {
+            if !self.kernels.all_finite(row) {
                 return Err(CheckError::NonFinite { position });
             }
             let magnitude = magnitude(row);
