@@ -12,7 +12,7 @@ use std::arch::x86_64::*;
 use super::super::act::BlockMeta;
 use super::super::lanes_x86;
 use super::super::pack::{BLOCK, WeightType, quants_at};
-use super::{ActRow, LANES, PanelDot, float, prefetch};
+use super::{ActRow, LANES, PanelDot, fetch_weights, float};
 
 /// Weights of the type numbered as in [`WeightType::ALL`].
 pub(in super::super) struct Avx2<const TYPE: usize>;
@@ -102,7 +102,7 @@ unsafe fn half_panel<const TYPE: usize, const NT: usize>(
             let record = panel.add(b * ty.record());
             if ahead > 0 {
                 for line in (64 * h..ty.record()).step_by(128) {
-                    prefetch(record.wrapping_add(ahead + line));
+                    fetch_weights::<NT>(record.wrapping_add(ahead + line));
                 }
             }
             let quants = record.add(quants_at(ty) + 32 * h);

@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 use super::super::act::BlockMeta;
 use super::super::lanes_x86;
 use super::super::pack::{BLOCK, WeightType, quants_at};
-use super::{ActRow, LANES, PanelDot, float, prefetch};
+use super::{ActRow, LANES, PanelDot, fetch_weights, float};
 
 /// Weights of the type numbered as in [`WeightType::ALL`].
 pub(in super::super) struct Avx512<const TYPE: usize>;
@@ -84,7 +84,7 @@ unsafe fn quantised<const TYPE: usize, const NP: usize, const NT: usize>(
             if ahead > 0 {
                 for record in records {
                     for line in (0..ty.record()).step_by(64) {
-                        prefetch(record.wrapping_add(ahead + line));
+                        fetch_weights::<NT>(record.wrapping_add(ahead + line));
                     }
                 }
             }

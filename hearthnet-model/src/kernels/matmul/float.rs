@@ -1,7 +1,7 @@
 //! Panels of F32 and F16 weights: no quantisation, one fma per weight.
 
 use super::super::lanes::{LANES, Lanes};
-use super::{ActRow, prefetch};
+use super::{ActRow, fetch_weights};
 
 /// Products of `NP` panels with `NT` rows of plain activations.
 ///
@@ -22,7 +22,9 @@ pub(in super::super) unsafe fn dot<V: Lanes, const HALF: bool, const NP: usize, 
         for k in 0..records {
             if ahead > 0 {
                 for p in 0..NP {
-                    prefetch(panels[p].wrapping_add(k * if HALF { 32 } else { 64 } + ahead));
+                    fetch_weights::<NT>(
+                        panels[p].wrapping_add(k * if HALF { 32 } else { 64 } + ahead),
+                    );
                 }
             }
             let w: [V; NP] = std::array::from_fn(|p| {

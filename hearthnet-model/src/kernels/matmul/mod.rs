@@ -31,9 +31,11 @@ pub enum Output {
     Add(BoundaryDtype),
 }
 
-/// How far ahead of its use a single stream of weights is fetched, in bytes: what
-/// memory delivers in about 100 ns.
+/// How far ahead of its use a single stream of weights is fetched, in bytes, for one row:
+/// what memory delivers in about 100 ns.
 const STREAM_AHEAD: usize = 4096;
+/// The same for several rows, whose weights are fetched into a larger cache.
+const SHARED_STREAM_AHEAD: usize = 2 * STREAM_AHEAD;
 
 /// One row of activations, as a [`PanelDot`] reads it.
 #[derive(Clone, Copy)]
@@ -115,7 +117,8 @@ pub(super) unsafe fn run<V: Lanes, K: PanelDot>(job: &mut Job<'_>) {
             // wanted after them.
             let ahead = match (row, weights == 2 && together) {
                 (0, true) => 2 * job.packed.panel_bytes(),
-                (0, false) => STREAM_AHEAD,
+                (0, false) if rows == 1 => STREAM_AHEAD,
+                (0, false) => SHARED_STREAM_AHEAD,
                 _ => 0,
             };
             // The residual stream of a large tile is no longer in the first-level cache.
@@ -205,6 +208,23 @@ pub(super) fn prefetch(p: *const u8) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = p;
+}
+
+/// Asks for a cache line of weights that `ROWS` rows will be multiplied with.
+///
+/// One row uses them up as fast as memory brings them: the nearest cache is the place for
+/// them. Several rows have more to compute, and their activations fill that cache; weights go
+/// to the second level, which also waits for more lines from memory at a time.
+#[inline(always)]
+pub(super) fn fetch_weights<const ROWS: usize>(p: *const u8) {
+    if ROWS == 1 {
+        return prefetch(p);
+    }
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(p.cast());
+    }
 }
 
 /// Columns of `out` that hold the outputs of `panel`.
