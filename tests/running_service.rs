@@ -176,7 +176,7 @@ fn what_the_service_would_not_do_is_done_here() {
     for form in [
         &["--no-service"][..],
         &["--no-fallback"],
-        &["--set", "research.distributed_inference.prefill_rows=24"],
+        &["--set", "research.distributed_inference.prefill_rows=16"],
         &["--model", "/nowhere/else.gguf"],
         &[
             "--shard",

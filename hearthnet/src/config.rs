@@ -133,7 +133,7 @@ impl Default for Inference {
             shard_health_timeout_seconds: 30.0,
             allow_self_as_shard: false,
             routing_policy: "greedy".into(),
-            prefill_rows: 32,
+            prefill_rows: 24,
             steps_in_flight: 2,
             fallback_to_local: true,
             fallback_to_local_after_failures: 2,

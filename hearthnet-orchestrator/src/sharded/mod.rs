@@ -64,7 +64,7 @@ pub struct PumpSettings {
 impl Default for PumpSettings {
     fn default() -> Self {
         Self {
-            prefill_rows: 32,
+            prefill_rows: 24,
             depth: 2,
             health_timeout: Duration::from_secs(30),
             history_bytes: 256 << 20,
