@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use hearthnet_bus::calls::CHAT;
 use hearthnet_orchestrator::service::ServedModel;
 use hearthnet_orchestrator::{Cancel, Service};
 use tokio::runtime::Handle;
@@ -16,12 +15,6 @@ use crate::failure::Failure;
 use crate::hosts::{CommunityHosts, Links, Places};
 use crate::local_door::offer_chats;
 use crate::node::Resident;
-
-/// What is announced of a node that answers chats: the last part of the capability's name.
-pub(crate) fn cap() -> String {
-    let name = CHAT.split('@').next().unwrap_or(CHAT);
-    name.split('.').next_back().unwrap_or(name).to_owned()
-}
 
 /// Makes the node answer `experimental.distributed_llm.chat` with a model whose layers the
 /// community's hosts hold. Chats share the embedding, the sessions with hosts, and the engine of

@@ -33,7 +33,7 @@ pub(crate) struct Args {
     pub(crate) command: Command,
 }
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Global {
     /// Configuration file [default: the user's own, if there is one].
     #[arg(long, global = true, value_name = "FILE", env = "HEARTHNET_CONFIG")]
@@ -153,7 +153,8 @@ pub(crate) enum ModelCommand {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ShardCommand {
-    /// Serve a range of layers until stopped.
+    /// Serve a range of layers until stopped: `hearthnet serve --layers`, or, where that runs already,
+    /// asking it to.
     Serve(ServeArgs),
 }
 
@@ -168,6 +169,10 @@ pub(crate) struct ServeArgs {
     /// Where to listen; port 0 takes a free one [default: node.listen; without a community 127.0.0.1:0].
     #[arg(long, value_name = "ADDR:PORT")]
     pub(crate) listen: Option<String>,
+    /// Where the OpenAI-compatible HTTP interface of the community's node listens; port 0 takes a free
+    /// one [default: http.listen, 127.0.0.1:7602].
+    #[arg(long, value_name = "ADDR:PORT", conflicts_with = "peer_key")]
+    pub(crate) http: Option<String>,
     /// Serve this node by hand, outside of any community (repeat for more); this node itself always may.
     #[arg(long, value_name = "NODEID")]
     pub(crate) peer_key: Vec<NodeId>,
@@ -396,7 +401,7 @@ pub(crate) enum Layers {
     Range(u32, u32),
 }
 
-fn parse_layers(text: &str) -> Result<Layers, String> {
+pub(crate) fn parse_layers(text: &str) -> Result<Layers, String> {
     if text == "auto" {
         return Ok(Layers::Auto);
     }

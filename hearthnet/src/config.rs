@@ -131,7 +131,7 @@ impl Default for Inference {
         Self {
             max_shards_per_request: 16,
             shard_health_timeout_seconds: 30.0,
-            allow_self_as_shard: false,
+            allow_self_as_shard: true,
             routing_policy: "greedy".into(),
             prefill_rows: 24,
             steps_in_flight: 2,
@@ -154,6 +154,8 @@ impl Default for Inference {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Host {
+    pub(crate) serve_shards: bool,
+    pub(crate) serve_layers: String,
     pub(crate) shard_eviction_idle_seconds: u64,
     pub(crate) memory_budget_mb: u64,
     pub(crate) kv_budget_mb: u64,
@@ -169,6 +171,8 @@ pub(crate) struct Host {
 impl Default for Host {
     fn default() -> Self {
         Self {
+            serve_shards: false,
+            serve_layers: "auto".into(),
             shard_eviction_idle_seconds: 600,
             memory_budget_mb: 0,
             kv_budget_mb: 1024,

@@ -127,6 +127,11 @@ impl Failure {
         object.into()
     }
 
+    /// The stable code.
+    pub(crate) fn code_text(&self) -> &'static str {
+        self.code
+    }
+
     /// The hint, if there is one.
     pub(crate) fn hint_text(&self) -> Option<&str> {
         self.hint.as_deref()

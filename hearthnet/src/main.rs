@@ -12,6 +12,7 @@ mod commands;
 mod community;
 mod config;
 mod coverage;
+mod daemon;
 mod explain;
 mod failure;
 mod host_process;

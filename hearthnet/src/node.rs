@@ -157,7 +157,7 @@ pub(crate) struct Resident {
     /// The node.
     pub(crate) node: Node,
     status: Arc<StatusHandler>,
-    door: LocalDoor,
+    door: Mutex<Option<LocalDoor>>,
     _lock: Lock,
 }
 
@@ -205,7 +205,7 @@ impl Resident {
         Ok(Self {
             node,
             status,
-            door,
+            door: Mutex::new(Some(door)),
             _lock: lock,
         })
     }
@@ -217,16 +217,24 @@ impl Resident {
         })
     }
 
-    /// Says which shard it serves, in `node.status`.
-    pub(crate) fn set_serving(&self, shard: Option<String>) {
-        *lock(&self.status.serving) = shard;
+    /// Says in `node.status` which shard it serves, or why it serves none that it should.
+    pub(crate) fn set_serving(&self, serving: Serving) {
+        lock(&self.status.told).serving = serving;
+    }
+
+    /// Says in `node.status` where its OpenAI door is.
+    pub(crate) fn set_url(&self, url: Option<String>) {
+        lock(&self.status.told).url = url;
     }
 
     /// Says goodbye and stops.
-    pub(crate) async fn stop(self) {
+    pub(crate) async fn stop(&self) {
         // The node holds its capabilities, and this one the node.
         self.status.set(None);
-        self.door.close().await;
+        let door = lock(&self.door).take();
+        if let Some(door) = door {
+            door.close().await;
+        }
         self.node.shutdown().await;
     }
 }
@@ -247,7 +255,26 @@ pub(crate) async fn settle_in(node: &Node) {
 #[derive(Default)]
 struct StatusHandler {
     node: Mutex<Option<Node>>,
-    serving: Mutex<Option<String>>,
+    told: Mutex<Told>,
+}
+
+/// What the program says of itself.
+#[derive(Default)]
+struct Told {
+    serving: Serving,
+    url: Option<String>,
+}
+
+/// Whether a node serves layers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) enum Serving {
+    /// Nobody has asked for it.
+    #[default]
+    No,
+    /// This shard.
+    Shard(String),
+    /// It would, and cannot now, for this reason.
+    Suspended(String),
 }
 
 /// What is behind these locks is whole between any two calls.
@@ -311,12 +338,19 @@ impl StatusHandler {
                 })
             })
             .collect();
-        let serving = lock(&self.serving);
+        let told = lock(&self.told);
+        let (serving, suspended) = match &told.serving {
+            Serving::No => (None, None),
+            Serving::Shard(shard) => (Some(shard), None),
+            Serving::Suspended(why) => (None, Some(why)),
+        };
         Ok(json!({
             "listen": node.listen_addr().map(|a| a.to_string()),
             "mdns": mdns_name(node.discovery().health()),
             "peers": peers,
-            "serving": *serving,
+            "serving": serving,
+            "suspended": suspended,
+            "url": told.url,
         }))
     }
 }

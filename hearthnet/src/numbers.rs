@@ -20,6 +20,14 @@ pub(crate) struct Numbers {
 }
 
 impl Numbers {
+    /// No numbers.
+    pub(crate) fn closed() -> Self {
+        Self {
+            server: None,
+            health: watch::Sender::new(Health::Starting),
+        }
+    }
+
     /// Opens the door that `flag` names, or the configuration; counts from then on. One that
     /// only the configuration names is left shut when its port is taken: another host on this
     /// machine has it.
@@ -50,6 +58,11 @@ impl Numbers {
     pub(crate) fn url(&self) -> Option<String> {
         let server = self.server.as_ref()?;
         Some(format!("http://{}/metrics", server.local_addr()))
+    }
+
+    /// Through which somebody else says how the host is.
+    pub(crate) fn health(&self) -> watch::Sender<Health> {
+        self.health.clone()
     }
 
     /// Says how the host is.

@@ -142,9 +142,14 @@ pub(crate) enum Switch {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct RunArgs {
-    /// Catalogue id, or path of a GGUF file, for the chats of programs on this machine.
+    /// Catalogue id, or path of a GGUF file, for the chats of programs on this machine and the layers.
     #[arg(long, default_value = "smollm2-135m-instruct")]
     pub(crate) model: String,
+    /// Serve layers of the model as well: the first and the last, for example 0-14, or `auto`, what
+    /// the community lacks most [default: research.distributed_inference.host.serve_layers, if
+    /// serve_shards is set there].
+    #[arg(long, value_name = "LO-HI|auto", value_parser = super::parse_layers, conflicts_with_all = ["shard", "local"])]
+    pub(crate) layers: Option<super::Layers>,
     /// Where to listen; port 0 takes a free one [default: node.listen].
     #[arg(long, value_name = "ADDR:PORT")]
     pub(crate) listen: Option<String>,

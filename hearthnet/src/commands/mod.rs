@@ -15,7 +15,6 @@ pub(crate) mod model;
 pub(crate) mod serve;
 pub(crate) mod serve_by_hand;
 pub(crate) mod shard;
-pub(crate) mod shard_community;
 pub(crate) mod status;
 
 use std::io::Write;
@@ -71,6 +70,7 @@ pub(crate) fn node_key(global: &Global) -> Result<NodeKey, Failure> {
 }
 
 /// A model file on this machine, opened, with its identity.
+#[derive(Clone)]
 pub(crate) struct OpenModel {
     pub(crate) id: String,
     pub(crate) path: PathBuf,
@@ -91,6 +91,11 @@ pub(crate) fn open_or_pull_model(global: &Global, name: &str) -> Result<OpenMode
 
 fn open_resolved(global: &Global, resolved: Resolved) -> Result<OpenModel, Failure> {
     let Resolved { id, path, .. } = resolved;
+    open_named(global, id, path)
+}
+
+/// Opens a file on this machine under the name that it goes by.
+pub(crate) fn open_named(global: &Global, id: String, path: PathBuf) -> Result<OpenModel, Failure> {
     let file = open_file(&path)?;
     let mut progress = Progress::new("hashing the model");
     let weights = file

@@ -14,6 +14,7 @@ use crate::args::{Global, Layers, ServeArgs, ShardCommand};
 use crate::commands::{engine_options, model, node_key, print_bytes, print_json, runtime};
 use crate::community::Home;
 use crate::config::{Config, Host};
+use crate::daemon::{self, Plan};
 use crate::failure::{Failure, Kind};
 use crate::numbers::Numbers;
 use crate::output::{Progress, bytes, note};
@@ -44,18 +45,27 @@ pub(crate) fn run(command: ShardCommand, global: &Global, config: &Config) -> Re
     if !config.policy.research.enable {
         return Err(ChatError::ExperimentalDisabled.into());
     }
-    let runtime = runtime()?;
     // Who names its callers serves them by hand; everybody else serves the community.
     let home = match args.peer_key.is_empty() {
         true => Home::find(global)?,
         false => None,
     };
-    let outcome = runtime.block_on(async {
-        match home {
-            Some(home) => super::shard_community::serve(args, home, global, config).await,
-            None => serve_by_hand(args, global, config).await,
-        }
-    });
+    if let Some(home) = home {
+        let plan = Plan {
+            model: args.model,
+            layers: Some(args.layers),
+            threads: args.threads,
+            for_layers: true,
+            listen: args.listen,
+            http: args.http,
+            metrics: args.metrics,
+            json: args.json,
+            lifeline: args.lifeline,
+        };
+        return daemon::run(&plan, &home, global, config);
+    }
+    let runtime = runtime()?;
+    let outcome = runtime.block_on(serve_by_hand(args, global, config));
     runtime.shutdown_timeout(Duration::from_millis(500));
     outcome
 }

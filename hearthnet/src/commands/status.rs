@@ -30,6 +30,12 @@ pub(crate) struct Running {
     pub(crate) peers: Vec<Peer>,
     /// The shard that it serves, if it does.
     pub(crate) serving: Option<String>,
+    /// Why it serves none now, although it is to.
+    #[serde(default)]
+    pub(crate) suspended: Option<String>,
+    /// URL of its OpenAI-compatible interface, if it is open.
+    #[serde(default)]
+    pub(crate) url: Option<String>,
 }
 
 /// A peer of a running node.

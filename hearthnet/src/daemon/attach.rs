@@ -1,0 +1,348 @@
+//! Where the daemon of a data directory runs already: what a second command asks of it.
+//!
+//! `shard serve` asks the running daemon to serve the layers, tells what it says, and ends that
+//! with Ctrl-C, as if it served them itself. The daemon takes a client that is gone as a request
+//! to stop.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures_util::future::BoxFuture;
+use hearthnet_bus::Capability;
+use hearthnet_bus::calls::{
+    CallContext, CallError, CallLimits, CapabilityDescriptor, Client, Code, FrameSink, Handler,
+    Trust,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, watch};
+
+use super::layers::{LayerHost, News, Order, Tell, print_news};
+use super::{Plan, Stop};
+use crate::args::{Global, Layers};
+use crate::commands::shard::Ready;
+use crate::commands::status::Running;
+use crate::commands::{model, open_named, print_bytes, print_json};
+use crate::community::Home;
+use crate::failure::{Failure, Kind};
+use crate::local_door::{self, NODE_STATUS};
+use crate::node::Resident;
+use crate::output::note;
+
+/// Serves layers for as long as the call lasts, for programs on this machine only.
+const NODE_LAYERS: &str = "node.layers@1.0";
+
+/// News that may wait for whoever asked: more than serving says in hours.
+const NEWS_AHEAD: usize = 256;
+
+/// What [`NODE_LAYERS`] is asked with.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wanted {
+    /// What the model is called.
+    id: String,
+    /// Its file on this machine.
+    path: PathBuf,
+    /// First and last layer; absent: what the community lacks most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    layers: Option<(u32, u32)>,
+    /// Threads that compute.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    threads: Option<usize>,
+}
+
+/// Does what the running daemon's owner asks for with another command.
+pub(super) async fn beside(
+    plan: &Plan,
+    home: &Home,
+    global: &Global,
+    stop: Stop,
+) -> Result<(), Failure> {
+    match plan.layers {
+        None => tell_doors(plan, home).await,
+        Some(layers) => serve_there(plan, layers, home, global, stop).await,
+    }
+}
+
+/// `serve` where a daemon runs: it is there, and where.
+async fn tell_doors(plan: &Plan, home: &Home) -> Result<(), Failure> {
+    let running: Option<Running> = local_door::ask(&home.dir, NODE_STATUS, &json!({})).await;
+    let Some(running) = running else {
+        return Err(Failure::new(
+            Kind::Host,
+            format!(
+                "a node runs on {}, and does not answer: it is starting or stopping",
+                home.dir.display()
+            ),
+        )
+        .code("node_runs")
+        .hint("`hearthnet status` shows it; one data directory is one node, and --data-dir names another one"));
+    };
+    if plan.json {
+        return print_json(&json!({
+            "node": home.key.id().to_string(),
+            "community": home.state().name,
+            "runs_already": true,
+            "addresses": running.listen.iter().collect::<Vec<_>>(),
+            "url": running.url,
+            "serving": running.serving,
+        }));
+    }
+    note("the daemon of this node runs already");
+    let mut text = String::new();
+    if let Some(listen) = &running.listen {
+        text.push_str(&format!("  address   {listen}\n"));
+    }
+    if let Some(shard) = &running.serving {
+        text.push_str(&format!("  layers    {shard}\n"));
+    }
+    text.push_str(&super::doors(home, running.url.as_deref()));
+    print_bytes(text.as_bytes())
+}
+
+/// `shard serve` where a daemon runs: it serves them.
+async fn serve_there(
+    plan: &Plan,
+    layers: Layers,
+    home: &Home,
+    global: &Global,
+    stop: Stop,
+) -> Result<(), Failure> {
+    let resolved = model::resolve(global, &plan.model)?;
+    let path = resolved.path.canonicalize().map_err(|e| {
+        Failure::new(Kind::Model, format!("{}: {e}", resolved.path.display()))
+            .hint("`hearthnet model list` shows what is on this machine")
+    })?;
+    let wanted = Wanted {
+        id: resolved.id,
+        path,
+        layers: match layers {
+            Layers::Auto => None,
+            Layers::Range(lo, hi) => Some((lo, hi)),
+        },
+        threads: plan.threads,
+    };
+    let gone = |why: String| {
+        Failure::new(
+            Kind::Host,
+            format!("the daemon of this node runs, and cannot be asked to serve layers: {why}"),
+        )
+        .code("node_runs")
+        .hint("stop it, or set research.distributed_inference.host.serve_shards = true and start it again")
+    };
+    let client = Client::connect_local(&home.dir).await;
+    let client = client.map_err(|e| gone(e.to_string()))?;
+    let capability: Capability = NODE_LAYERS.parse().map_err(Failure::internal)?;
+    let params = serde_json::to_value(&wanted).map_err(Failure::internal)?;
+    let mut call = client
+        .call(&capability, &params)
+        .map_err(|e| gone(e.to_string()))?;
+    if !plan.json {
+        note("asking the daemon of this node to serve them; its own settings count");
+        if plan.listen.is_some() || plan.http.is_some() || plan.metrics.is_some() {
+            note("it listens where it does: --listen, --http and --metrics do not reach it");
+        }
+    }
+    loop {
+        let event = tokio::select! {
+            event = call.next() => event,
+            () = stop.asked() => {
+                if !plan.json {
+                    note("the daemon serves these layers no longer, and goes on with the rest");
+                }
+                // Dropped, the call is cancelled.
+                return Ok(());
+            }
+        };
+        let news = match event {
+            Ok(Some(event)) => match event.name.as_str() {
+                "line" => event.data["text"]
+                    .as_str()
+                    .map(|t| News::Line(t.to_owned())),
+                "ready" => serde_json::from_value::<Ready>(event.data)
+                    .ok()
+                    .map(|ready| News::Ready(Box::new(ready))),
+                _ => None,
+            },
+            // The daemon has ended, and its layers with it.
+            Ok(None) => return Ok(()),
+            Err(error) => {
+                let kind = match error.code().as_str() {
+                    "bad_request" => Kind::BadRequest,
+                    "unauthorized" | "revoked" => Kind::Community,
+                    "experimental_disabled" => Kind::ExperimentalDisabled,
+                    "model_unavailable" => Kind::Model,
+                    _ => Kind::Host,
+                };
+                let failure = Failure::new(kind, error.message());
+                return Err(match error.hint() {
+                    "" => failure,
+                    hint => failure.hint(hint),
+                });
+            }
+        };
+        if let Some(news) = news {
+            print_news(plan.json, news);
+        }
+    }
+}
+
+/// The daemon's side.
+pub(super) struct Door {
+    host: Mutex<Option<Arc<LayerHost>>>,
+    global: Global,
+    stop: Stop,
+}
+
+/// Makes the daemon serve layers for programs on this machine.
+pub(super) fn offer(
+    resident: &Resident,
+    host: &Arc<LayerHost>,
+    global: &Global,
+    stop: &Stop,
+) -> Result<Arc<Door>, Failure> {
+    let door = Arc::new(Door {
+        host: Mutex::new(Some(Arc::clone(host))),
+        global: global.clone(),
+        stop: stop.clone(),
+    });
+    let descriptor = CapabilityDescriptor {
+        streaming: true,
+        limits: CallLimits {
+            // Who comes second is told what is served.
+            concurrent: 4,
+            concurrent_per_caller: 4,
+            // Until somebody stops it.
+            seconds: u32::MAX,
+        },
+        params: params(),
+        ..CapabilityDescriptor::new(
+            NODE_LAYERS.parse().map_err(Failure::internal)?,
+            "Serves layers while the call lasts, for programs on the node's own machine.",
+            Trust::Member,
+        )
+    };
+    resident
+        .node
+        .call_server()
+        .registry()
+        .register(descriptor, Arc::clone(&door) as _)
+        .map_err(Failure::internal)?;
+    Ok(door)
+}
+
+fn params() -> hearthnet_bus::calls::Params {
+    use hearthnet_bus::calls::{Kind, Params};
+    let layer = || Kind::Integer {
+        min: 0,
+        max: i64::from(hearthnet_bus::MAX_LAYERS),
+    };
+    Params::none()
+        .required("id", Kind::text(hearthnet_bus::MAX_TEXT))
+        .required("path", Kind::text(4096))
+        .optional("layers", Kind::list(2, layer()))
+        .optional("threads", Kind::Integer { min: 1, max: 4096 })
+}
+
+impl Door {
+    fn host(&self) -> MutexGuard<'_, Option<Arc<LayerHost>>> {
+        self.host.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nothing more is taken: the daemon ends.
+    pub(super) fn close(&self) {
+        self.host().take();
+    }
+
+    async fn serve(
+        &self,
+        ctx: CallContext,
+        params: Value,
+        out: FrameSink,
+    ) -> Result<Value, CallError> {
+        ctx.require_local("have layers served here")?;
+        let wanted: Wanted =
+            serde_json::from_value(params).map_err(|e| CallError::bad_request("params", e))?;
+        let host = self.host().clone().ok_or_else(|| {
+            CallError::new(Code::BUSY, "the node is stopping").with_hint("start it again")
+        })?;
+        let global = self.global.clone();
+        let Wanted {
+            id,
+            path,
+            layers,
+            threads,
+        } = wanted;
+        // It may have to be hashed.
+        let opened = tokio::task::spawn_blocking(move || open_named(&global, id, path)).await;
+        let model = opened
+            .map_err(|e| CallError::new(Code::INTERNAL, e.to_string()))?
+            .map_err(|why| refusal(&why))?;
+        let order = Order {
+            model,
+            layers: layers.map_or(Layers::Auto, |(lo, hi)| Layers::Range(lo, hi)),
+            threads,
+        };
+        let (sender, mut news) = mpsc::channel(NEWS_AHEAD);
+        let tell: Tell = Arc::new(move |one| {
+            // Who does not listen misses it.
+            let _ = sender.try_send(one);
+        });
+        host.settled_right(&tell)
+            .await
+            .map_err(|why| refusal(&why))?;
+        let (asked, gone) = watch::channel(0);
+        // Whoever cancels, or is lost, drops this future, and the layers leave as they should.
+        let _stops = Stops(asked);
+        let stop = self.stop.or(gone);
+        let mut serving = tokio::spawn(async move { host.serve(order, tell, stop).await });
+        loop {
+            tokio::select! {
+                biased;
+                Some(one) = news.recv() => {
+                    let (name, data) = match &one {
+                        News::Line(text) => ("line", json!({ "text": text })),
+                        News::Ready(ready) => (
+                            "ready",
+                            serde_json::to_value(ready)
+                                .map_err(|e| CallError::new(Code::INTERNAL, e.to_string()))?,
+                        ),
+                    };
+                    out.send(name, &data).await?;
+                }
+                ended = &mut serving => {
+                    let ended = ended.map_err(|e| CallError::new(Code::INTERNAL, e.to_string()))?;
+                    return ended.map(|()| json!({})).map_err(|why| refusal(&why));
+                }
+            }
+        }
+    }
+}
+
+/// Asks to stop when dropped.
+struct Stops(watch::Sender<u32>);
+
+impl Drop for Stops {
+    fn drop(&mut self) {
+        self.0.send_replace(1);
+    }
+}
+
+fn refusal(why: &Failure) -> CallError {
+    let error = CallError::new(Code::own(why.code_text()), why.to_string());
+    match why.hint_text() {
+        Some(hint) => error.with_hint(hint),
+        None => error,
+    }
+}
+
+impl Handler for Door {
+    fn call(
+        &self,
+        ctx: CallContext,
+        params: Value,
+        out: FrameSink,
+    ) -> BoxFuture<'_, Result<Value, CallError>> {
+        Box::pin(self.serve(ctx, params, out))
+    }
+}

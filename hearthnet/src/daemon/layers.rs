@@ -1,0 +1,500 @@
+//! The part of a daemon that serves layers to the community's members, advertised in the log.
+//!
+//! ```text
+//!                right lost                        other layers are needed more
+//!  suspended <------------- serving <----------------------------------+
+//!      |                      ^  |                                     |
+//!      +---- right is back ---+  +-- withdraw, drain, choose anew -----+
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hearthnet_bus::calls::Served;
+use hearthnet_bus::log::{Body, Level};
+use hearthnet_bus::{Descriptor, NodeId};
+use hearthnet_orchestrator::http::Health;
+use hearthnet_shard::{RunningHost, ServeConfig, ShardConfig, ShardHost, StartProgress};
+use tokio::sync::{Mutex, watch};
+use tokio::time::Instant;
+
+use super::Stop;
+use crate::args::Layers;
+use crate::commands::shard::{
+    Ready, announcement, resident_bytes, serve_config, start_failure, stopping,
+};
+use crate::commands::{OpenModel, engine_options, print_bytes, print_json};
+use crate::community::{Home, log_failure, now_ms};
+use crate::config::Config;
+use crate::coverage::held_by_others;
+use crate::failure::{Failure, Kind};
+use crate::layers::{Held, Patience, choose, missing, room, runs_text, settle};
+use crate::node::{self, Resident, settle_in};
+use crate::output::{Progress, bytes, note};
+
+/// How often an advertisement is renewed; it holds for four times as long (M26 section 5.1).
+const HEARTBEAT: Duration = Duration::from_secs(30);
+/// How soon after an advertisement a change of the load is worth another one.
+const LOAD_NEWS: Duration = Duration::from_secs(5);
+/// How often the host looks at its load and at what others advertise.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Which layers are to be served.
+#[derive(Clone)]
+pub(crate) struct Order {
+    /// Of this model.
+    pub(crate) model: OpenModel,
+    /// These.
+    pub(crate) layers: Layers,
+    /// On so many threads.
+    pub(crate) threads: Option<usize>,
+}
+
+impl Order {
+    /// Refuses layers that the model does not have.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        let total = self.model.file.spec().layers;
+        match self.layers {
+            Layers::Range(lo, hi) if hi >= total => Err(Failure::new(
+                Kind::BadRequest,
+                format!(
+                    "layers {lo}-{hi} do not exist: {} has layers 0-{}",
+                    self.model.id,
+                    total.saturating_sub(1)
+                ),
+            )
+            .hint("--layers auto chooses what the community lacks")),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What there is to tell while layers are served.
+#[derive(Debug)]
+pub(crate) enum News {
+    /// A line for people.
+    Line(String),
+    /// Layers are served.
+    Ready(Box<Ready>),
+}
+
+/// Who hears the news. Whoever goes away misses them, and no more.
+pub(crate) type Tell = Arc<dyn Fn(News) + Send + Sync>;
+
+/// Prints the news: as lines, or only what is served, as JSON.
+pub(crate) fn print_news(json: bool, news: News) {
+    // Nobody who still reads is no reason to stop serving.
+    let _ = match news {
+        News::Line(line) if !json => {
+            note(line);
+            Ok(())
+        }
+        News::Line(_) => Ok(()),
+        News::Ready(ready) if json => print_json(&ready),
+        News::Ready(ready) => print_bytes(announcement(&ready).as_bytes()),
+    };
+}
+
+/// What serves layers in this process, one range at a time.
+pub(crate) struct LayerHost {
+    home: Home,
+    config: Config,
+    resident: Arc<Resident>,
+    served: Arc<Served>,
+    /// Held while layers are served.
+    busy: Mutex<()>,
+    /// How it is, for those who watch this process, and where its numbers are.
+    health: watch::Sender<Health>,
+    metrics: Option<String>,
+}
+
+impl LayerHost {
+    pub(crate) fn new(
+        home: &Home,
+        config: &Config,
+        resident: &Arc<Resident>,
+        served: Arc<Served>,
+        health: watch::Sender<Health>,
+        metrics: Option<String>,
+    ) -> Self {
+        Self {
+            home: home.clone(),
+            config: config.clone(),
+            resident: Arc::clone(resident),
+            served,
+            busy: Mutex::default(),
+            health,
+            metrics,
+        }
+    }
+
+    /// Serves layers until `stop`, or until they cannot be served. Without the right to it waits
+    /// for the right, and says so.
+    ///
+    /// # Errors
+    /// If others are served already, they cannot be loaded, the engine fails, or this node has
+    /// lost its place in the community.
+    pub(crate) async fn serve(&self, order: Order, tell: Tell, stop: Stop) -> Result<(), Failure> {
+        order.check()?;
+        let Ok(_busy) = self.busy.try_lock() else {
+            let what = match self.served.all().first() {
+                Some(descriptor) => descriptor.shard_id.clone(),
+                None => "others".to_owned(),
+            };
+            return Err(Failure::new(
+                Kind::Host,
+                format!("the node on this machine serves layers already: {what}"),
+            )
+            .code("layers_served")
+            .hint("stop that first; `hearthnet status` shows it"));
+        };
+        let serving = Serving {
+            room: room_here(&order.model, &self.config),
+            own: self.home.key.id(),
+            host: self,
+            order,
+            tell,
+            stop,
+        };
+        let outcome = serving.run().await;
+        self.resident.set_serving(node::Serving::No);
+        outcome
+    }
+
+    /// Resolves when nothing is served.
+    pub(crate) async fn idle(&self) {
+        let _ = self.busy.lock().await;
+    }
+
+    /// Whether this node may serve layers, as the log is now.
+    fn right(&self) -> Result<(), Failure> {
+        self.home.require_research(&self.config)?;
+        self.home.require(Level::Trusted, "serve layers")
+    }
+
+    /// The same. Where the log says no, others are asked first: it may be behind.
+    pub(crate) async fn settled_right(&self, tell: &Tell) -> Result<(), Failure> {
+        if self.right().is_ok() {
+            return Ok(());
+        }
+        tell(News::Line(
+            "asking the others whether this node may serve layers".into(),
+        ));
+        settle_in(&self.resident.node).await;
+        self.right()
+    }
+}
+
+/// How serving a range ends.
+enum Next {
+    /// Other layers are needed more.
+    Move((u32, u32)),
+    /// It was asked to stop.
+    Stop,
+    /// The right to it is gone, for now.
+    Suspend(Failure),
+}
+
+/// Layers that this machine has memory for.
+fn room_here(model: &OpenModel, config: &Config) -> u32 {
+    let host = &config.research.distributed_inference.host;
+    let layers: Vec<u64> = (0..model.file.spec().layers)
+        .map(|layer| model.file.layer_bytes(layer))
+        .collect();
+    room(
+        crate::memory::weights_budget(host.memory_budget_mb),
+        &layers,
+    )
+}
+
+struct Serving<'a> {
+    host: &'a LayerHost,
+    own: NodeId,
+    order: Order,
+    room: u32,
+    tell: Tell,
+    stop: Stop,
+}
+
+impl Serving<'_> {
+    fn total(&self) -> u32 {
+        self.order.model.file.spec().layers
+    }
+
+    /// What others serve of this model now.
+    fn others(&self) -> Vec<Held> {
+        let state = self.host.home.state();
+        held_by_others(
+            state.shards(now_ms()),
+            self.own,
+            &self.order.model.weights.to_string(),
+            self.total(),
+        )
+    }
+
+    /// Layers of the model that nobody serves while this host serves `range`.
+    fn missing(&self, range: (u32, u32)) -> Vec<(u32, u32)> {
+        let mut held: Vec<(u32, u32)> = self.others().iter().map(|h| h.range).collect();
+        held.push(range);
+        missing(self.total(), &held)
+    }
+
+    /// Serves one range after another, until it is asked to stop or the host fails.
+    async fn run(&self) -> Result<(), Failure> {
+        let mut chosen = None;
+        loop {
+            tokio::select! {
+                right = self.until_allowed() => right?,
+                () = self.stop.asked() => return Ok(()),
+            }
+            let range = match chosen.take() {
+                Some(range) => range,
+                None => tokio::select! {
+                    range = self.first_range() => range?,
+                    () = self.stop.asked() => return Ok(()),
+                },
+            };
+            let running = tokio::select! {
+                running = self.start(range) => running?,
+                () = self.stop.asked() => return Ok(()),
+            };
+            self.host.health.send_replace(Health::Serving);
+            let next = self.serve(&running, range).await;
+            self.host.health.send_replace(match next {
+                Ok(Next::Stop) | Err(_) => Health::Leaving,
+                Ok(_) => Health::Starting,
+            });
+            // First of all, so that nobody comes any more who would have to move.
+            self.withdraw(&running.descriptor());
+            let settings = &self.host.config.research.distributed_inference.host;
+            let mut within = Duration::from_secs(settings.drain_seconds);
+            match &next {
+                Ok(Next::Move((lo, hi))) => {
+                    self.say(format!("moving to layers {lo}-{hi}, which are needed more"));
+                }
+                Ok(Next::Stop) => self.say(stopping(settings)),
+                // Without an engine, or the right to serve, nothing goes on.
+                Ok(Next::Suspend(_)) | Err(_) => within = Duration::ZERO,
+            }
+            tokio::select! {
+                _ = running.shutdown(within) => {}
+                () = self.stop.asked_twice() => return Ok(()),
+            }
+            match next? {
+                Next::Move(range) => chosen = Some(range),
+                Next::Stop => return Ok(()),
+                // What others need may have changed by the time that it may serve again.
+                Next::Suspend(why) => self.suspended(&why),
+            }
+        }
+    }
+
+    fn say(&self, line: impl Into<String>) {
+        (self.tell)(News::Line(line.into()));
+    }
+
+    fn suspended(&self, why: &Failure) {
+        let resident = &self.host.resident;
+        resident.set_serving(node::Serving::Suspended(why.to_string()));
+        let hint = why.hint_text().map_or(String::new(), |h| format!(" ({h})"));
+        self.say(format!("no layers are served for now: {why}{hint}"));
+    }
+
+    /// Waits for the right to serve. An error if it can never come back.
+    async fn until_allowed(&self) -> Result<(), Failure> {
+        let host = self.host;
+        let Err(why) = host.settled_right(&self.tell).await else {
+            return Ok(());
+        };
+        let mut changes = host.home.log.changes();
+        let mut said = None;
+        let mut why = why;
+        loop {
+            // Who was put out, or never was in, waits for nothing.
+            host.home.level()?;
+            let text = why.to_string();
+            if said.as_ref() != Some(&text) {
+                self.suspended(&why);
+                said = Some(text);
+            }
+            if changes.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+            match host.right() {
+                Ok(()) => break,
+                Err(again) => why = again,
+            }
+        }
+        self.say("this node may serve layers again");
+        Ok(())
+    }
+
+    async fn first_range(&self) -> Result<(u32, u32), Failure> {
+        if let Layers::Range(lo, hi) = self.order.layers {
+            return Ok((lo, hi));
+        }
+        self.say("looking at what the community serves");
+        settle_in(&self.host.resident.node).await;
+        let settings = &self.host.config.research.distributed_inference.host;
+        choose(self.total(), self.room, &self.others()).ok_or_else(|| {
+            Failure::new(
+                Kind::Host,
+                format!(
+                    "not one layer of {} ({} each) fits into the memory for weights ({})",
+                    self.order.model.id,
+                    bytes(self.order.model.file.layer_bytes(0)),
+                    bytes(crate::memory::weights_budget(settings.memory_budget_mb)),
+                ),
+            )
+            .hint("research.distributed_inference.host.memory_budget_mb sets how much it may take")
+        })
+    }
+
+    async fn start(&self, (lo, hi): (u32, u32)) -> Result<RunningHost, Failure> {
+        let (all, resident) = (&self.host.config, &self.host.resident);
+        let settings = &all.research.distributed_inference.host;
+        let listen = resident
+            .node
+            .listen_addr()
+            .map_or_else(String::new, |a| a.to_string());
+        let endpoint = resident.addresses().into_iter().next();
+        let model = &self.order.model;
+        let config = ShardConfig {
+            model_id: Some(model.id.clone()),
+            expected_weights: Some(model.weights),
+            engine: engine_options(all, self.order.threads),
+            serve: ServeConfig {
+                endpoint,
+                transport: all.transport()?,
+                ..serve_config(settings, &listen)
+            },
+            ..ShardConfig::new(&model.path, (lo, hi), &listen)
+        };
+        let mut bar = None;
+        let mut phase = "";
+        let host = ShardHost::start_in(config, &resident.node, move |step| {
+            let (what, done, total) = match step {
+                StartProgress::Hashing { done, total } => ("hashing the model", done, total),
+                StartProgress::Verifying { done, total } => ("checking the layers", done, total),
+                StartProgress::Loading { done, total } => ("loading the layers", done, total),
+                _ => return,
+            };
+            if phase != what {
+                (bar, phase) = (Some(Progress::new(what)), what);
+            }
+            if let Some(bar) = &mut bar {
+                bar.set(done, total);
+            }
+        })
+        .await
+        .map_err(|e| start_failure(&listen, &e))?;
+        Ok(host)
+    }
+
+    /// Advertises and watches, until there is a better range to serve, or no more to do.
+    async fn serve(&self, running: &RunningHost, range: (u32, u32)) -> Result<Next, Failure> {
+        self.advertise(running)?;
+        let shard = running.descriptor().shard_id;
+        self.host.resident.set_serving(node::Serving::Shard(shard));
+        self.announce(running);
+        let mut lacking = None;
+        let mut said = (Instant::now(), running.descriptor().queue_depth);
+        let mut patience = Patience::new(now_ms());
+        let mut changes = self.host.home.log.changes();
+        loop {
+            self.tell_whole(range, &mut lacking);
+            tokio::select! {
+                () = running.failed() => {
+                    return Err(Failure::internal("the engine's thread ended unexpectedly"));
+                }
+                () = self.stop.asked() => return Ok(Next::Stop),
+                _ = changes.changed() => {}
+                () = tokio::time::sleep(LOOK) => {}
+            }
+            // Rights may end at any time: of this node, or of all to compute together.
+            if let Err(why) = self.host.right() {
+                // A place in the community does not come back.
+                self.host.home.level()?;
+                return Ok(Next::Suspend(why));
+            }
+            let depth = running.descriptor().queue_depth;
+            let due =
+                said.0.elapsed() >= HEARTBEAT || (depth != said.1 && said.0.elapsed() >= LOAD_NEWS);
+            if due {
+                match self.advertise(running) {
+                    Ok(()) => {}
+                    // A full disk passes; until then the last advertisement runs out.
+                    Err(error) => tracing::warn!("not advertised: {error}"),
+                }
+                said = (Instant::now(), depth);
+            }
+            if self.order.layers == Layers::Auto {
+                let mine = Held {
+                    node: self.own,
+                    range,
+                };
+                let move_to = settle(self.total(), self.room, mine, &self.others());
+                if let Some(next) = patience.look(now_ms(), move_to) {
+                    return Ok(Next::Move(next));
+                }
+            }
+        }
+    }
+
+    /// Says which layers of the model are missing whenever that has changed; `said` is what was
+    /// said last.
+    fn tell_whole(&self, range: (u32, u32), said: &mut Option<Vec<(u32, u32)>>) {
+        let now = self.missing(range);
+        if said.as_ref() == Some(&now) {
+            return;
+        }
+        let name = &self.host.home.state().name;
+        self.say(match now.as_slice() {
+            [] => format!("{name:?} serves the whole model now: `hearthnet chat \"...\"` on any member"),
+            lacking => format!(
+                "layers {} are {} missing: `hearthnet serve --layers auto` on another trusted machine",
+                runs_text(lacking),
+                match said {
+                    Some(before) if before.is_empty() => "now",
+                    _ => "still",
+                }
+            ),
+        });
+        *said = Some(now);
+    }
+
+    /// What the advertisement says: the host's own words.
+    fn advertise(&self, running: &RunningHost) -> Result<(), Failure> {
+        let descriptor = running.descriptor();
+        self.host.served.set(descriptor.clone());
+        self.append(Body::ShardAdvertised(Box::new(descriptor)))
+    }
+
+    fn append(&self, body: Body) -> Result<(), Failure> {
+        let home = &self.host.home;
+        let appended = home.log.append(&home.key, body, now_ms());
+        appended.map(|_| ()).map_err(|e| log_failure(&home.dir, &e))
+    }
+
+    fn withdraw(&self, descriptor: &Descriptor) {
+        self.host.served.remove(&descriptor.shard_id);
+        self.host.resident.set_serving(node::Serving::No);
+        let shard_id = descriptor.shard_id.clone();
+        // If this fails, the advertisement runs out by itself.
+        if let Err(error) = self.append(Body::ShardWithdrawn { shard_id }) {
+            tracing::warn!("not withdrawn: {error}");
+        }
+    }
+
+    fn announce(&self, running: &RunningHost) {
+        let descriptor = running.descriptor();
+        (self.tell)(News::Ready(Box::new(Ready {
+            address: format!("{}#{}", descriptor.endpoint, self.own),
+            weight_bytes: running.memory().weight_bytes,
+            kv_bytes_per_position: running.memory().kv_bytes_per_position,
+            resident_bytes: resident_bytes(std::process::id()),
+            metrics: self.host.metrics.clone(),
+            descriptor,
+        })));
+    }
+}

@@ -1,0 +1,442 @@
+//! The one daemon of a home: a node of the community that gossips and answers calls, the chats of
+//! programs on this machine, their OpenAI door, and layers for the other members.
+//!
+//! | part | file |
+//! |---|---|
+//! | node, listener, door for programs here | `../node.rs` |
+//! | chats | `../answers.rs`, `../chat_service.rs` |
+//! | layers | `layers.rs` |
+//! | asking a daemon that runs already | `attach.rs` |
+//!
+//! `hearthnet serve` and `hearthnet shard serve` both start it; each finds out whether it runs
+//! already. Each part ends by itself: a daemon without the model's file, or without the right to
+//! serve layers, does the rest.
+
+mod attach;
+pub(crate) mod layers;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hearthnet_bus::calls::{CHAT, ENDPOINT_FILE, Registry, SHARD_SERVE, Served, register_shards};
+use hearthnet_bus::log::Level;
+use hearthnet_orchestrator::http::{Health, HttpServer, Part};
+use hearthnet_orchestrator::{ChatError, Service};
+use serde_json::json;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+use crate::answers;
+use crate::args::{Global, Layers, parse_layers};
+use crate::chat_service::{close, count, open_http};
+use crate::commands::shard::stop_requests;
+use crate::commands::{OpenModel, open_model, print_bytes, print_json, runtime};
+use crate::community::{Home, label};
+use crate::config::Config;
+use crate::daemon::layers::{LayerHost, Order, Tell, print_news};
+use crate::failure::{Failure, Kind};
+use crate::node::{Lock, Resident};
+use crate::numbers::Numbers;
+use crate::output::note;
+
+/// How long chats that run may take to end when the program is asked to stop.
+const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
+/// How long peers have to hear that a shard is withdrawn before the connections end.
+const LAST_WORDS: Duration = Duration::from_millis(300);
+
+/// What the daemon is to do beside being there.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    /// The model of chats and layers.
+    pub(crate) model: String,
+    /// Layers to serve, as the command line says; else the configuration says.
+    pub(crate) layers: Option<Layers>,
+    /// Threads that compute them.
+    pub(crate) threads: Option<usize>,
+    /// Whether it is all about the layers: what it prints when ready are they, and it ends when
+    /// they cannot be served.
+    pub(crate) for_layers: bool,
+    /// Where to listen, instead of where the configuration says.
+    pub(crate) listen: Option<String>,
+    /// The same of the OpenAI door.
+    pub(crate) http: Option<String>,
+    /// The same of the door for Prometheus.
+    pub(crate) metrics: Option<String>,
+    /// Whether to print JSON.
+    pub(crate) json: bool,
+    /// Whether the end of standard input ends it.
+    pub(crate) lifeline: bool,
+}
+
+impl Plan {
+    /// The layers to serve, if any.
+    fn wanted_layers(&self, config: &Config) -> Result<Option<Layers>, Failure> {
+        let host = &config.research.distributed_inference.host;
+        match (self.layers, host.serve_shards) {
+            (Some(layers), _) => Ok(Some(layers)),
+            (None, false) => Ok(None),
+            (None, true) => parse_layers(&host.serve_layers).map(Some).map_err(|why| {
+                Failure::new(
+                    Kind::Config,
+                    format!("the setting research.distributed_inference.host.serve_layers: {why}"),
+                )
+                .hint("for example \"auto\" or \"0-14\"")
+            }),
+        }
+    }
+}
+
+/// How often it was asked to stop: a second time means at once.
+#[derive(Debug, Clone)]
+pub(crate) struct Stop(Vec<watch::Receiver<u32>>);
+
+impl Stop {
+    /// Counts the requests.
+    fn of(mut requests: mpsc::Receiver<()>) -> Self {
+        let (count, counted) = watch::channel(0);
+        tokio::spawn(async move {
+            while requests.recv().await.is_some() {
+                count.send_modify(|n| *n += 1);
+            }
+            // Nobody can ask any more, and nobody has to think so.
+            std::future::pending::<()>().await;
+        });
+        Self(vec![counted])
+    }
+
+    /// What `either` is asked as well.
+    fn or(&self, either: watch::Receiver<u32>) -> Self {
+        let mut all = self.0.clone();
+        all.push(either);
+        Self(all)
+    }
+
+    async fn times(&self, least: u32) {
+        let asked = self.0.iter().cloned().map(|mut count| {
+            Box::pin(async move {
+                if count.wait_for(|n| *n >= least).await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            })
+        });
+        futures_util::future::select_all(asked).await;
+    }
+
+    /// Resolves when it was asked to stop.
+    pub(crate) async fn asked(&self) {
+        self.times(1).await;
+    }
+
+    /// Resolves when it was asked twice.
+    pub(crate) async fn asked_twice(&self) {
+        self.times(2).await;
+    }
+}
+
+/// Runs the daemon until it is asked to stop; where one runs already, asks that one.
+pub(crate) fn run(
+    plan: &Plan,
+    home: &Home,
+    global: &Global,
+    config: &Config,
+) -> Result<(), Failure> {
+    let runtime = runtime()?;
+    let outcome = runtime.block_on(async {
+        // Signals count from here on: a Ctrl-C while loading ends the program cleanly, too.
+        let stop = Stop::of(stop_requests(plan.lifeline)?);
+        if Lock::is_held(&home.dir) {
+            return attach::beside(plan, home, global, stop).await;
+        }
+        let daemon = tokio::select! {
+            daemon = Daemon::start(plan, home, global, config, &stop) => daemon?,
+            () = stop.asked() => return Err(ChatError::Cancelled.into()),
+        };
+        daemon.run(plan, home, &stop).await
+    });
+    runtime.shutdown_timeout(Duration::from_millis(500));
+    outcome
+}
+
+/// A daemon at work.
+struct Daemon {
+    resident: Arc<Resident>,
+    layer_host: Arc<LayerHost>,
+    attached: Arc<attach::Door>,
+    /// The layers of the plan.
+    layers: Option<JoinHandle<Result<(), Failure>>>,
+    chats: Option<Service>,
+    door: Option<HttpServer>,
+    numbers: Numbers,
+}
+
+impl Daemon {
+    async fn start(
+        plan: &Plan,
+        home: &Home,
+        global: &Global,
+        config: &Config,
+        stop: &Stop,
+    ) -> Result<Self, Failure> {
+        let level = home.level()?;
+        let wanted = plan.wanted_layers(config)?;
+        count(Part::Caller)?;
+        let numbers = match wanted {
+            Some(_) => {
+                count(Part::Host)?;
+                Numbers::open(plan.metrics.as_deref(), config).await?
+            }
+            None => Numbers::closed(),
+        };
+        let model = open_model(global, &plan.model);
+        let order = match (&model, wanted) {
+            (Ok(model), Some(layers)) => Some(Order {
+                model: model.clone(),
+                layers,
+                threads: plan.threads,
+            }),
+            (Err(why), Some(_)) if !plan.for_layers => {
+                note(format!("no layers are served: {why}"));
+                None
+            }
+            (Err(why), _) if plan.for_layers => return Err(why.clone()),
+            _ => None,
+        };
+        if let Some(order) = &order {
+            order.check()?;
+        }
+        let (registry, served) = (Arc::new(Registry::new()), Arc::new(Served::default()));
+        let key = Arc::clone(&home.key);
+        register_shards(&registry, key, home.log.clone(), Arc::clone(&served))
+            .map_err(Failure::internal)?;
+        let chats = chat_model(model, home, config);
+        let mut caps = Vec::new();
+        caps.extend(chats.is_ok().then(|| short_name(CHAT)));
+        caps.extend(order.is_some().then(|| short_name(SHARD_SERVE)));
+        let listen = plan.listen.as_deref();
+        let resident = Resident::start(home, config, listen, registry, caps).await?;
+        let resident = Arc::new(resident);
+        let layer_host = Arc::new(LayerHost::new(
+            home,
+            config,
+            &resident,
+            served,
+            numbers.health(),
+            numbers.url(),
+        ));
+        let attached = attach::offer(&resident, &layer_host, global, stop)?;
+        let mut this = Self {
+            resident,
+            layer_host,
+            attached,
+            layers: None,
+            chats: None,
+            door: None,
+            numbers,
+        };
+        match this
+            .open(plan, (home, level), config, order, chats, stop)
+            .await
+        {
+            Ok(()) => Ok(this),
+            Err(why) => {
+                this.resident.stop().await;
+                Err(why)
+            }
+        }
+    }
+
+    /// Starts what stands on the node.
+    async fn open(
+        &mut self,
+        plan: &Plan,
+        (home, level): (&Home, Level),
+        config: &Config,
+        order: Option<Order>,
+        model: Result<OpenModel, Failure>,
+        stop: &Stop,
+    ) -> Result<(), Failure> {
+        let silent = plan.json && !plan.for_layers;
+        let json = plan.json;
+        let tell: Tell = Arc::new(move |news| match silent {
+            // What is printed when ready is one object.
+            true => {}
+            false => print_news(json, news),
+        });
+        if plan.for_layers {
+            self.layer_host.settled_right(&tell).await?;
+        }
+        if let Some(order) = order {
+            let (host, stop) = (Arc::clone(&self.layer_host), stop.clone());
+            self.layers = Some(tokio::spawn(
+                async move { host.serve(order, tell, stop).await },
+            ));
+        }
+        let handle = tokio::runtime::Handle::current();
+        match model {
+            Ok(model) => {
+                let chats = answers::offer(&handle, &self.resident, home, model, config)?;
+                self.chats = Some(chats);
+            }
+            // Whoever names a door wants chats.
+            Err(why) if plan.http.is_some() => return Err(why),
+            Err(why) => note(format!("no chats for programs on this machine: {why}")),
+        }
+        if let Some(chats) = &self.chats {
+            self.door = http_door(plan.http.as_deref(), chats, config).await?;
+        }
+        let url = self.door.as_ref();
+        let url = url.map(|door| format!("http://{}/v1", door.local_addr()));
+        self.resident.set_url(url.clone());
+        match plan.for_layers {
+            true if plan.json => Ok(()),
+            true => print_bytes(doors(home, url.as_deref()).as_bytes()),
+            false => ready(plan, home, &self.resident, level, url.as_deref()),
+        }
+    }
+
+    /// Waits for its end, and ends politely.
+    async fn run(mut self, plan: &Plan, home: &Home, stop: &Stop) -> Result<(), Failure> {
+        let outcome = loop {
+            let layers = self.layers.as_mut();
+            let layers = async {
+                match layers {
+                    Some(layers) => layers.await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = stop.asked() => break Ok(()),
+                why = lost(home) => break Err(why),
+                ended = layers => {
+                    self.layers = None;
+                    match ended.map_err(Failure::internal).flatten() {
+                        Ok(()) if plan.for_layers => break Ok(()),
+                        Err(why) if plan.for_layers => break Err(why),
+                        Ok(()) => {}
+                        Err(why) => note(format!("layers are served no longer: {why}")),
+                    }
+                }
+            }
+        };
+        if !plan.json {
+            note("stopping");
+        }
+        tokio::select! {
+            () = self.leave() => {}
+            () = stop.asked_twice() => {}
+        }
+        outcome
+    }
+
+    async fn leave(self) {
+        self.numbers.say(Health::Leaving);
+        self.attached.close();
+        let layers = async {
+            if let Some(layers) = self.layers {
+                // Asked to stop, or put out of the community: it ends by itself.
+                let _ = layers.await;
+            }
+            self.layer_host.idle().await;
+        };
+        let chats = async {
+            match (self.door, &self.chats) {
+                (Some(door), Some(chats)) => close(door, chats).await,
+                (None, Some(chats)) => chats.drain(DRAIN_DEADLINE).await,
+                _ => {}
+            }
+        };
+        tokio::join!(layers, chats);
+        tokio::time::sleep(LAST_WORDS).await;
+        self.resident.stop().await;
+        self.numbers.close().await;
+    }
+}
+
+/// The last part of a capability's name, which is enough to announce.
+fn short_name(capability: &str) -> String {
+    let name = capability.split('@').next().unwrap_or(capability);
+    name.split('.').next_back().unwrap_or(name).to_owned()
+}
+
+/// The model for chats, if there are to be any.
+fn chat_model(
+    model: Result<OpenModel, Failure>,
+    home: &Home,
+    config: &Config,
+) -> Result<OpenModel, Failure> {
+    home.require_research(config)?;
+    model
+}
+
+/// The HTTP door. One that nobody named is left shut when its port is taken.
+async fn http_door(
+    listen: Option<&str>,
+    chats: &Service,
+    config: &Config,
+) -> Result<Option<HttpServer>, Failure> {
+    match open_http(chats, listen, config).await {
+        Ok(door) => Ok(Some(door)),
+        Err(failure) if listen.is_none() && failure.kind == Kind::Host => {
+            note(format!("no HTTP for programs on this machine: {failure}"));
+            Ok(None)
+        }
+        Err(failure) => Err(failure),
+    }
+}
+
+/// Resolves when this node has lost its place in the community.
+async fn lost(home: &Home) -> Failure {
+    let mut changes = home.log.changes();
+    loop {
+        if let Err(failure) = home.level() {
+            return failure;
+        }
+        if changes.changed().await.is_err() {
+            // The log outlives this task; nothing more will be heard.
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// Where programs on this machine come in.
+fn doors(home: &Home, url: Option<&str>) -> String {
+    format!(
+        "  programs  {}{}\n",
+        home.dir.join(ENDPOINT_FILE).display(),
+        url.map_or_else(String::new, |url| format!("\n  OpenAI    {url}")),
+    )
+}
+
+fn ready(
+    plan: &Plan,
+    home: &Home,
+    resident: &Resident,
+    level: Level,
+    url: Option<&str>,
+) -> Result<(), Failure> {
+    let state = home.state();
+    let addresses = resident.addresses();
+    if plan.json {
+        return print_json(&json!({
+            "node": home.key.id().to_string(),
+            "community": state.name,
+            "level": level,
+            "addresses": addresses,
+            "url": url,
+        }));
+    }
+    print_bytes(
+        format!(
+            "{} is in {:?} as {level}\n  address   {}\n{}",
+            label(&state, &home.key.id()),
+            state.name,
+            addresses.join(", "),
+            doors(home, url),
+        )
+        .as_bytes(),
+    )?;
+    if level >= Level::Trusted {
+        note("whoever has an invite code can join through this node");
+    }
+    Ok(())
+}

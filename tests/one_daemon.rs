@@ -1,0 +1,330 @@
+//! One daemon per home: it serves layers, answers calls, and opens the doors for its own people, and
+//! its own layers count for its own chats. Real model, real processes, one machine.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking"
+)]
+
+mod support;
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Instant;
+
+use rustix::process::{Signal, kill_process};
+use serde_json::Value;
+use support::{Home, PATIENCE, Server, community, model, pid, text, wait_for_end};
+
+const QUESTION: &str = "Name three colours.";
+
+/// No multicast, and an answer that comes from hosts or not at all.
+const HERE: [&str; 6] = [
+    "--set",
+    "policy.research.enable=true",
+    "--set",
+    "discovery.mdns=false",
+    "--set",
+    "research.distributed_inference.fallback_to_local=false",
+];
+
+fn model_text() -> String {
+    model().to_str().expect("a UTF-8 path").to_owned()
+}
+
+/// A daemon that is not asked for JSON once it is ready, or that never gets so far.
+fn daemon(home: &Home, settings: &[&str], command: &[&str]) -> Server {
+    let tail = ["--listen", "127.0.0.1:0", "--json", "--lifeline"];
+    let door = ["--http", "127.0.0.1:0"];
+    Server::start(home, &[&HERE[..], settings, command, &door, &tail].concat())
+}
+
+/// What the model says on one machine alone.
+fn alone(home: &Home) -> String {
+    let model = model_text();
+    let args = ["chat", QUESTION, "--local", "--json", "--max-tokens", "24"];
+    let all = [&args[..], &["--model", &model]].concat();
+    home.json(&all)["text"].as_str().expect("text").to_owned()
+}
+
+/// `hearthnet chat`, until there is an answer: hosts may not have been heard of yet.
+fn chat(home: &Home, extra: &[&str]) -> Value {
+    let model = model_text();
+    let args = ["chat", QUESTION, "--json", "--max-tokens", "24"];
+    let args = [
+        &["--set", "policy.research.enable=true"][..],
+        &args,
+        &["--model", &model],
+        extra,
+    ]
+    .concat();
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let output = home.run(&args);
+        if output.status.success() {
+            return serde_json::from_slice(&output.stdout).expect("JSON");
+        }
+        assert!(Instant::now() < deadline, "{}", text(&output.stderr));
+    }
+}
+
+fn app(home: &Home) -> Output {
+    let python = std::env::var_os("HEARTHNET_TEST_PYTHON").unwrap_or_else(|| {
+        panic!(
+            "run tests/run, or set HEARTHNET_TEST_PYTHON to a Python with the package websockets"
+        )
+    });
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/chat_app.py");
+    Command::new(python)
+        .arg("-B")
+        .arg(script)
+        .args([QUESTION, "--max-tokens", "24"])
+        .env("HEARTHNET_DATA_DIR", home.path().join("data"))
+        .env("PYTHONIOENCODING", "utf-8")
+        .output()
+        .expect("Python starts")
+}
+
+fn status(home: &Home) -> Value {
+    home.json(&["--set", "discovery.mdns=false", "status", "--json"])
+}
+
+/// The shard that a home's daemon says to serve.
+fn serving(home: &Home) -> Option<String> {
+    let serving = &status(home)["node"]["running"]["serving"];
+    serving.as_str().map(str::to_owned)
+}
+
+fn until(what: &str, mut is: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn two_homes_that_serve_a_half_each_both_chat_and_so_do_their_apps() {
+    let founder = Home::new();
+    community::found(&founder);
+    let model = model_text();
+    let attic = daemon(
+        &founder,
+        &[],
+        &["serve", "--model", &model, "--layers", "0-14"],
+    );
+    let member = community::join(&founder, &attic);
+    let peers = community::peers(&attic);
+    let shard = ["shard", "serve", "--model", &model, "--layers", "15-29"];
+    let cellar = daemon(&member, &["--set", &peers], &shard);
+    assert_eq!(
+        cellar.ready["descriptor"]["layer_range"],
+        serde_json::json!([15, 29])
+    );
+
+    let expected = alone(&founder);
+    for home in [&founder, &member] {
+        // Asked through the daemon, and by a process of its own beside it.
+        let own_process = [&HERE[2..], &["--set", "policy.research.enable=true"]].concat();
+        let answers = [
+            chat(home, &[]),
+            chat(
+                home,
+                &[&own_process[..], &["--no-service", "--no-fallback"]].concat(),
+            ),
+        ];
+        for answer in &answers {
+            assert_eq!(answer["text"], expected.as_str());
+            assert_eq!(
+                answer["route"].as_array().expect("a route").len(),
+                2,
+                "{answer:#}"
+            );
+        }
+        let output = app(home);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert_eq!(text(&output.stdout), expected);
+    }
+}
+
+#[test]
+fn a_second_serve_says_where_the_daemon_is_and_succeeds() {
+    let founder = Home::new();
+    community::found(&founder);
+    let model = model_text();
+    let first = daemon(&founder, &[], &["serve", "--model", &model]);
+    let again = founder.json(&[&HERE[..], &["serve", "--json"]].concat());
+    assert_eq!(again["runs_already"], true);
+    assert_eq!(again["url"], first.ready["url"]);
+    let output = founder.run(&[&HERE[..], &["serve"]].concat());
+    let url = first.ready["url"].as_str().expect("a door");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(
+        text(&output.stdout).contains(url),
+        "{}",
+        text(&output.stdout)
+    );
+}
+
+/// A command that goes on, and the lines of one of its outputs.
+struct Going {
+    child: Child,
+    lines: Box<dyn Iterator<Item = String>>,
+}
+
+impl Going {
+    fn start(home: &Home, args: &[&str]) -> Self {
+        let mut command = home.hearthnet(args);
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("hearthnet starts");
+        let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
+        let lines = Box::new(stdout.lines().map(|line| line.expect("text")));
+        Self { child, lines }
+    }
+}
+
+impl Drop for Going {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn shard_serve_beside_a_daemon_has_it_serve_the_layers_until_it_is_stopped() {
+    let founder = Home::new();
+    community::found(&founder);
+    let model = model_text();
+    let daemon = daemon(&founder, &[], &["serve", "--model", &model]);
+    assert_eq!(serving(&founder), None);
+
+    let shard = [
+        "shard", "serve", "--model", &model, "--layers", "0-29", "--json",
+    ];
+    let args = [&HERE[..], &shard].concat();
+    let mut attached = Going::start(&founder, &args);
+    let ready: Value = serde_json::from_str(&attached.lines.next().expect("a line")).expect("JSON");
+    assert_eq!(
+        ready["descriptor"]["layer_range"],
+        serde_json::json!([0, 29])
+    );
+    let shard_id = ready["descriptor"]["shard_id"].as_str().expect("an id");
+    assert_eq!(serving(&founder).as_deref(), Some(shard_id));
+    assert_eq!(chat(&founder, &[])["text"], alone(&founder).as_str());
+
+    // One range at a time.
+    let second = founder.run(&args);
+    assert!(!second.status.success());
+    assert!(
+        text(&second.stderr).contains("serves layers already"),
+        "{}",
+        text(&second.stderr)
+    );
+
+    // Ctrl-C ends the serving, and not the daemon.
+    kill_process(pid(attached.child.id()), Signal::INT).expect("it runs");
+    wait_for_end(attached.child.id());
+    assert_eq!(attached.child.wait().expect("our own").code(), Some(0));
+    until("the layers are withdrawn", || serving(&founder).is_none());
+
+    // A client that is killed is a client that is gone.
+    let mut killed = Going::start(&founder, &args);
+    killed.lines.next().expect("a line");
+    until("they are served again", || serving(&founder).is_some());
+    drop(killed);
+    until("the layers are withdrawn again", || {
+        serving(&founder).is_none()
+    });
+    drop(daemon);
+}
+
+#[test]
+fn a_daemon_without_the_models_file_does_the_rest() {
+    let founder = Home::new();
+    community::found(&founder);
+    let on = "research.distributed_inference.host.serve_shards=true";
+    let missing = founder.path().join("missing.gguf");
+    let missing = missing.to_str().expect("a UTF-8 path");
+    let tail = ["--listen", "127.0.0.1:0", "--json", "--lifeline"];
+    let serve = ["--set", on, "serve", "--model", missing];
+    let daemon = Server::start(&founder, &[&HERE[..], &serve, &tail].concat());
+    assert_eq!(daemon.ready["url"], Value::Null);
+    // Others can join through it.
+    let member = community::join(&founder, &daemon);
+    assert_eq!(status(&member)["node"]["level"], "trusted");
+    // Where the layers are what it is about, it is an error.
+    let shard = ["shard", "serve", "--model", missing];
+    let output = member.run(&[&HERE[..], &shard].concat());
+    assert_eq!(output.status.code(), Some(8), "{}", text(&output.stderr));
+}
+
+#[test]
+fn layers_pause_when_the_community_switches_computing_off_and_come_back_with_it() {
+    let founder = Home::new();
+    community::found(&founder);
+    let model = model_text();
+    let on = "research.distributed_inference.host.serve_shards=true";
+    let all = "research.distributed_inference.host.serve_layers=\"0-29\"";
+    let daemon = daemon(
+        &founder,
+        &["--set", on, "--set", all],
+        &["serve", "--model", &model],
+    );
+    until("it serves, as the configuration says", || {
+        serving(&founder).is_some()
+    });
+    let expected = alone(&founder);
+    assert_eq!(chat(&founder, &[])["text"], expected.as_str());
+
+    founder.json(&["community", "policy", "--research", "off", "--json"]);
+    until("it says why it serves nothing", || {
+        let why = &status(&founder)["node"]["running"]["suspended"];
+        why.as_str()
+            .is_some_and(|why| why.contains("research is off"))
+    });
+    assert_eq!(status(&founder)["models"], serde_json::json!([]));
+
+    founder.json(&["community", "policy", "--research", "on", "--json"]);
+    until("it serves again by itself", || serving(&founder).is_some());
+    assert_eq!(chat(&founder, &[])["text"], expected.as_str());
+    drop(daemon);
+}
+
+#[test]
+fn a_node_promoted_while_it_was_away_asks_the_others_before_it_judges() {
+    let founder = Home::new();
+    community::found(&founder);
+    let model = model_text();
+    let node = daemon(&founder, &[], &["serve", "--model", &model]);
+    let member = community::join_as("member", &founder, &node);
+    let peers = community::peers(&node);
+    let shard = ["shard", "serve", "--model", &model, "--layers", "0-29"];
+    let refused = member.run(&[&HERE[..], &["--set", &peers], &shard].concat());
+    assert_eq!(refused.status.code(), Some(10), "{}", text(&refused.stderr));
+    let why = text(&refused.stderr);
+    assert!(
+        why.contains("asking the others") && why.contains("promote"),
+        "{why}"
+    );
+
+    founder.json(&[
+        "community",
+        "promote",
+        &member.node_id(),
+        "trusted",
+        "--json",
+    ]);
+    // Its own log has not heard of it yet.
+    assert_eq!(status(&member)["node"]["level"], "member");
+    let host = daemon(&member, &["--set", &peers], &shard);
+    assert_eq!(
+        host.ready["descriptor"]["layer_range"],
+        serde_json::json!([0, 29])
+    );
+}
