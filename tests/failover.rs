@@ -20,6 +20,9 @@ mod support;
 #[path = "support/caller.rs"]
 mod caller;
 
+#[path = "failover/silence.rs"]
+mod silence;
+
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -376,16 +379,18 @@ fn the_host_that_took_over_from_one_that_left_may_die() {
     assert_eq!(answer.heard.degraded.len(), 1);
 }
 
-/// What a host answers in place of what it computed.
+/// What a host answers in place of what it computed, or how it comes by it.
 #[derive(Clone, Copy, Debug)]
 enum Lie {
+    /// What it computed, after so long for each step: no lie.
+    Slow(Duration),
     /// A value that is not a number.
     Nan,
     /// The rows that it was given, untouched.
     Input,
 }
 
-/// The exact engine, but for one step that is answered with a lie.
+/// The exact engine, but for one step that is answered with a lie, or for its speed.
 struct Lies {
     engine: Engine,
     lie: Lie,
@@ -414,11 +419,16 @@ impl LayerEngine for Lies {
         x: &mut [f32],
     ) -> Result<(), EngineFault> {
         let input = x.to_vec();
+        if let Lie::Slow(pause) = self.lie {
+            // The work that it stands for keeps the compute thread busy as long, and only that.
+            std::thread::sleep(pause);
+        }
         LayerEngine::forward(&mut self.engine, layers, spans, x)?;
         if spans.iter().any(|span| span.position == self.at) {
             match self.lie {
                 Lie::Nan => x[0] = f32::NAN,
                 Lie::Input => x.copy_from_slice(&input),
+                Lie::Slow(_) => {}
             }
         }
         Ok(())
@@ -437,13 +447,13 @@ impl LayerEngine for Lies {
     }
 }
 
-struct LiesAt(Arc<ModelFile>, Lie, u32);
+struct LiesAt(Arc<ModelFile>, Lie, u32, std::ops::Range<u32>);
 
 impl EngineSource for LiesAt {
     type Engine = Lies;
 
     fn load(&mut self, _: &mut dyn FnMut(LoadPhase, u64, u64)) -> Result<Lies, String> {
-        let engine = Engine::load(&self.0, 15..30, &options(), &mut |_, _| {});
+        let engine = Engine::load(&self.0, self.3.clone(), &options(), &mut |_, _| {});
         let engine = engine.map_err(|e| e.to_string())?;
         Ok(Lies {
             engine,
@@ -454,13 +464,22 @@ impl EngineSource for LiesAt {
 }
 
 fn liar(caller: &Caller, lie: Lie, at: u32) -> (RunningHost, String) {
+    liar_with(caller, lie, at, 15..30)
+}
+
+fn liar_with(
+    caller: &Caller,
+    lie: Lie,
+    at: u32,
+    layers: std::ops::Range<u32>,
+) -> (RunningHost, String) {
     let file = Arc::new(ModelFile::open(&model()).expect("the real model"));
     let spec = file.spec().clone();
     let served = Served {
         model_id: caller.wire.model_id.clone(),
         weights: caller.wire.weights.0,
-        lo: 15,
-        hi: 29,
+        lo: layers.start,
+        hi: layers.end - 1,
         total_layers: spec.layers,
         width: spec.width,
         boundary: spec.boundary,
@@ -470,7 +489,7 @@ fn liar(caller: &Caller, lie: Lie, at: u32) -> (RunningHost, String) {
     let mut config = ServeConfig::new("127.0.0.1:0");
     config.admitted = vec![caller.key.id()];
     let key = NodeKey::generate().expect("a key");
-    let source = LiesAt(file, lie, at);
+    let source = LiesAt(file, lie, at, layers);
     let mut progress = |_| {};
     let start = ShardHost::start_on(config, &key, served, source, &mut progress);
     let host = caller.runtime.block_on(start).expect("a host");

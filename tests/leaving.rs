@@ -162,3 +162,67 @@ fn a_member_that_switches_off_in_mid_answer_costs_no_word_and_has_not_failed() {
     assert_eq!(told(&next, "token_delta"), answer);
     assert!(told(&next, "shard_failover").is_empty());
 }
+
+#[test]
+fn a_member_that_goes_dark_keeps_nobody_waiting_that_its_spare_can_serve() {
+    let founder = Home::new();
+    community::found(&founder);
+    let off = "research.distributed_inference.fallback_to_local=false";
+    let node = community::serve(&founder, &["--set", off]);
+    let members: Vec<Home> = (0..3).map(|_| community::join(&founder, &node)).collect();
+    let hosts: Vec<Server> = ["0-14", "15-29", "15-29"]
+        .iter()
+        .zip(&members)
+        .map(|(layers, member)| community::host(member, &node, layers))
+        .collect();
+    let ids: Vec<String> = members.iter().map(Home::node_id).collect();
+    until_advertised(
+        &founder,
+        &ids.iter().map(String::as_str).collect::<Vec<_>>(),
+    );
+    let undisturbed = chat(&founder, &["--local"], |_| {});
+    let same = |frames: &[Value], what: &str| {
+        let (told, alone) = (
+            told(frames, "token_delta"),
+            told(&undisturbed, "token_delta"),
+        );
+        assert_eq!(told, alone, "{what}");
+    };
+
+    // One of the two is stopped before anybody has connected to it: whether the chat would have
+    // chosen it or kept it in reserve, it does not show.
+    hosts[SECOND[0]].signal(Signal::STOP);
+    let frames = chat(&founder, &[], |_| {});
+    same(&frames, "beside a stopped host");
+    for status in told(&frames, "shard_status") {
+        assert_eq!(status["status"], "ready", "{status:#}");
+    }
+    assert!(told(&frames, "shard_failover").is_empty());
+    hosts[SECOND[0]].signal(Signal::CONT);
+
+    // Stopped in mid-answer, at the default settings.
+    let mut struck = None;
+    let frames = chat(&founder, &[], |frames| {
+        let ready = told(frames, "shard_status");
+        let serving = |at: &usize| ready.iter().any(|status| status["host"] == ids[*at]);
+        let at = SECOND.into_iter().find(serving).expect("one of the two");
+        hosts[at].signal(Signal::STOP);
+        struck = Some(at);
+    });
+    let struck = struck.expect("a host was stopped");
+    same(&frames, "stopped in mid-answer");
+    let moves = told(&frames, "shard_failover");
+    assert_eq!(moves.len(), 1, "{moves:#?}");
+    assert_eq!(moves[0]["host"], ids[struck].as_str());
+    let spare = ids[3 - struck].as_str();
+    assert_eq!(moves[0]["replacements"], serde_json::json!([spare]));
+    let waits = told(&frames, "shard_status").into_iter();
+    let waits: Vec<&Value> = waits
+        .filter(|status| status["status"] == "waiting")
+        .collect();
+    assert!(
+        waits.iter().any(|wait| wait["code"] == "silent"),
+        "{waits:#?}"
+    );
+    hosts[struck].signal(Signal::CONT);
+}

@@ -103,6 +103,15 @@ pub enum Notice {
         /// Stable code of what went wrong.
         code: String,
     },
+    /// A host is being waited for longer than usual. Nothing is lost: it may answer yet.
+    Waiting {
+        /// `<model_id>:<lo>-<hi>` of the layers that it runs.
+        shard_id: String,
+        /// Its node id.
+        host: String,
+        /// `silent`: nothing at all comes from it; `busy`: it is there, and not done.
+        code: String,
+    },
     /// The layers of a host that failed or leaves run elsewhere now, and the answer goes on.
     Failover {
         /// `<model_id>:<lo>-<hi>` of the layers.

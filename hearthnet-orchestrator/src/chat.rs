@@ -134,9 +134,10 @@ pub enum Frame {
         /// Node id; absent for this machine.
         #[serde(skip_serializing_if = "Option::is_none")]
         host: Option<String>,
-        /// `ready` or `degraded`.
+        /// `ready`, `waiting` or `degraded`.
         status: Cow<'static, str>,
-        /// Stable code of what went wrong, when it is degraded.
+        /// Stable code of what went wrong, when it is degraded; `silent` or `busy` when it is
+        /// waited for.
         #[serde(skip_serializing_if = "Option::is_none")]
         code: Option<String>,
     },
@@ -178,6 +179,16 @@ impl From<Notice> for Frame {
                 shard_id,
                 host: Some(host),
                 status: "degraded".into(),
+                code: Some(code),
+            },
+            Notice::Waiting {
+                shard_id,
+                host,
+                code,
+            } => Self::ShardStatus {
+                shard_id,
+                host: Some(host),
+                status: "waiting".into(),
                 code: Some(code),
             },
             Notice::Failover {

@@ -2,14 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use futures_util::StreamExt as _;
 use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
 use hearthnet_bus::NodeKey;
 use hearthnet_transport::Config;
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
+use tokio::time::timeout_at;
 
 use crate::Cancel;
 use crate::error::ChatError;
@@ -51,6 +54,12 @@ pub trait HostSource: Send {
     /// [`ChatError::ShardUnavailable`], [`ChatError::WeightsMismatch`] or
     /// [`ChatError::Cancelled`].
     fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError>;
+
+    /// Sees to it that there is somebody at hand for each span of a route, should its host fail.
+    /// Called again and again while a sequence runs. Never waits.
+    fn prepare(&mut self, route: &[RoutedSpan]) {
+        let _ = route;
+    }
 }
 
 /// What a route is chosen by, wherever the hosts come from.
@@ -131,8 +140,31 @@ pub struct ConnectedHosts {
 
 impl HostSource for ConnectedHosts {
     fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError> {
-        self.choice.among(&self.links, search)
+        let Some(link) = self.links.first() else {
+            return self.choice.among(&[], search);
+        };
+        let there = search.cancel.or(answering(&self.links));
+        let there = link.runtime().block_on(there).ok_or(ChatError::Cancelled)?;
+        match self.choice.among(&there, search) {
+            // A host that is silent now may be back in a moment, where there is no other.
+            Err(_) if !search.optional && there.len() < self.links.len() => {
+                self.choice.among(&self.links, search)
+            }
+            route => route,
+        }
     }
+}
+
+/// How long a host may keep others waiting that could do without it: many round trips on any
+/// network of a home, and less than a person notices.
+pub const GRACE: Duration = Duration::from_millis(300);
+
+/// Those of some hosts that are there, as far as [`GRACE`] tells. On a network where all are, that
+/// takes a round trip at most.
+pub async fn answering(links: &[Arc<HostLink>]) -> Vec<Arc<HostLink>> {
+    let answers = join_all(links.iter().map(|link| link.answers(GRACE))).await;
+    let there = links.iter().zip(answers).filter(|(_, there)| *there);
+    there.map(|(link, _)| Arc::clone(link)).collect()
 }
 
 /// How long a host that could not be reached is left alone: at first, and at most.
@@ -140,11 +172,22 @@ const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_se
 
 /// Hosts known by address, for a program that runs for long. Sessions are opened when a chat
 /// needs them, shared by all chats, and renewed before they reach the end of their lifetime.
+///
+/// All hosts are connected, also those that no route uses now: so a spare is at hand when a host
+/// fails. A host that does not answer keeps nobody waiting that others can serve.
 pub struct HostPool {
     runtime: Handle,
     key: Arc<NodeKey>,
     transport: Config,
-    hosts: Vec<(HostAddr, Mutex<Session>)>,
+    hosts: Vec<Arc<Known>>,
+}
+
+/// A host, and the session with it.
+struct Known {
+    addr: HostAddr,
+    session: Mutex<Session>,
+    /// Since when somebody has been trying to reach it.
+    trying: StdMutex<Option<Instant>>,
 }
 
 /// What is known of the session with one host.
@@ -178,71 +221,147 @@ impl HostPool {
         transport: Config,
         hosts: impl IntoIterator<Item = HostAddr>,
     ) -> Self {
+        let known = |addr| {
+            Arc::new(Known {
+                addr,
+                session: Mutex::default(),
+                trying: StdMutex::default(),
+            })
+        };
         Self {
             runtime,
             key,
             transport,
-            hosts: hosts
-                .into_iter()
-                .map(|addr| (addr, Mutex::default()))
-                .collect(),
+            hosts: hosts.into_iter().map(known).collect(),
         }
     }
 
     /// A session with every host that can be reached. Those that are missing are opened, all at
     /// once; a host that could not be reached a moment ago is not asked again.
     pub async fn reach(&self) -> Reached {
-        let sessions = self.hosts.iter().map(|(addr, session)| async move {
-            // Chats that come while one connects wait for it instead of connecting too.
-            self.session(addr, &mut *session.lock().await).await
-        });
+        self.reach_enough(|_| false, None).await
+    }
+
+    /// The same, until there are `enough` and the others have had their chance ([`GRACE`]), or
+    /// until `limit` has passed. Whoever is not there by then is still being connected to, for the
+    /// next time.
+    pub async fn reach_enough(
+        &self,
+        enough: impl Fn(&[Arc<HostLink>]) -> bool,
+        limit: Option<Duration>,
+    ) -> Reached {
+        let mut attempts: FuturesUnordered<_> =
+            self.hosts.iter().map(|host| self.attempt(host)).collect();
         let mut reached = Reached::default();
-        for session in join_all(sessions).await {
-            match session {
-                Ok(link) => reached.links.push(link),
-                Err(error) => reached.failures.push(error),
+        let mut missing: Vec<&Arc<Known>> = self.hosts.iter().collect();
+        let give_up = limit.map(|limit| Instant::now() + limit);
+        while !missing.is_empty() {
+            let until = match enough(&reached.links) {
+                // Those that have been tried for long already are not waited for.
+                true => missing.iter().map(|host| host.tried_since() + GRACE).max(),
+                false => give_up,
+            };
+            let until = until.into_iter().chain(give_up).min();
+            let next = attempts.next();
+            let next = match until {
+                Some(until) => timeout_at(until.into(), next).await,
+                None => Ok(next.await),
+            };
+            match next {
+                Ok(Some((host, session))) => {
+                    missing.retain(|other| !Arc::ptr_eq(other, &host));
+                    match session {
+                        Ok(link) => reached.links.push(link),
+                        Err(error) => reached.failures.push(error),
+                    }
+                }
+                Ok(None) | Err(_) => break,
             }
         }
+        reached.failures.extend(missing.iter().map(|host| {
+            let HostAddr { endpoint, node } = &host.addr;
+            let text = format!("{endpoint} ({}) has not answered yet", node.short());
+            ChatError::ShardUnavailable(text)
+        }));
+        // In the order of the hosts, not of their answers: routes do not depend on chance.
+        let place =
+            |link: &Arc<HostLink>| self.hosts.iter().position(|host| host.addr == *link.addr());
+        reached.links.sort_by_key(place);
         reached
     }
 
-    /// The sessions that stand, without waiting for any.
-    fn at_hand(&self) -> Vec<Arc<HostLink>> {
-        let sessions = self.hosts.iter();
-        sessions
-            .filter_map(|(_, session)| session.try_lock().ok()?.link.clone())
-            .filter(|link| link.is_fresh())
-            .collect()
+    /// Reaches a host in a task of its own, which goes on when nobody waits for it any more.
+    async fn attempt(&self, host: &Arc<Known>) -> (Arc<Known>, Result<Arc<HostLink>, ChatError>) {
+        let (host, key, transport) = (
+            Arc::clone(host),
+            Arc::clone(&self.key),
+            self.transport.clone(),
+        );
+        host.trying().get_or_insert_with(Instant::now);
+        let reached = Arc::clone(&host);
+        let session = self.runtime.spawn(async move {
+            // Chats that come while one connects wait for it instead of connecting too.
+            let session = host
+                .session
+                .lock()
+                .await
+                .reach(&host.addr, &key, transport)
+                .await;
+            *host.trying() = None;
+            session
+        });
+        let session = session.await.unwrap_or_else(|ended| {
+            Err(ChatError::Engine(format!(
+                "a connection task failed: {ended}"
+            )))
+        });
+        (reached, session)
+    }
+}
+
+impl Known {
+    fn trying(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.trying.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn session(
-        &self,
+    fn tried_since(&self) -> Instant {
+        self.trying().unwrap_or_else(Instant::now)
+    }
+}
+
+impl Session {
+    async fn reach(
+        &mut self,
         addr: &HostAddr,
-        session: &mut Session,
+        key: &NodeKey,
+        transport: Config,
     ) -> Result<Arc<HostLink>, ChatError> {
-        if let Some(link) = session.link.as_ref().filter(|link| link.is_fresh()) {
+        // Chats that still use one that is not fresh keep it open.
+        self.link.take_if(|link| !link.is_fresh());
+        if let Some(link) = &self.link
+            && link.answers(GRACE).await
+        {
             return Ok(Arc::clone(link));
         }
-        // Chats that still use the old one keep it open.
-        session.link = None;
-        if let Some(failed) = &session.failed
+        if let Some(failed) = &self.failed
             && Instant::now() < failed.retry_at
         {
             return Err(failed.error.clone());
         }
-        match HostLink::connect(addr, &self.key, self.transport.clone()).await {
+        // A host that is silent may have been started again, and know nothing of the session.
+        match HostLink::connect(addr, key, transport).await {
             Ok(link) => {
                 let link = Arc::new(link);
-                *session = Session {
+                *self = Self {
                     link: Some(Arc::clone(&link)),
                     failed: None,
                 };
                 Ok(link)
             }
             Err(error) => {
-                let before = session.failed.as_ref().map(|failed| failed.backoff);
+                let before = self.failed.as_ref().map(|failed| failed.backoff);
                 let backoff = before.map_or(BACKOFF.0, |backoff| (backoff * 2).min(BACKOFF.1));
-                session.failed = Some(Failed {
+                self.failed = Some(Failed {
                     error: error.clone(),
                     backoff,
                     retry_at: Instant::now() + backoff,
@@ -261,21 +380,30 @@ pub struct PooledHosts {
     pub choice: Choice,
 }
 
+impl PooledHosts {
+    /// Connects to the hosts, until they have all layers and the others have had their chance.
+    /// One error per host that is not there by then.
+    pub async fn reach(&self) -> Vec<ChatError> {
+        let (cancel, exclude) = (Cancel::default(), BTreeSet::new());
+        let search = Search {
+            layers: 0..=self.choice.model.layers.saturating_sub(1),
+            exclude: &exclude,
+            optional: false,
+            cancel: &cancel,
+        };
+        let enough = |links: &[Arc<HostLink>]| self.choice.among(links, &search).is_ok();
+        self.pool.reach_enough(enough, None).await.failures
+    }
+}
+
 impl HostSource for PooledHosts {
     fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError> {
-        let runtime = &self.pool.runtime;
-        let reached = if search.optional {
-            // Those that are not connected may be by the next time that somebody looks.
-            let pool = Arc::clone(&self.pool);
-            runtime.spawn(async move { pool.reach().await });
-            Reached {
-                links: self.pool.at_hand(),
-                failures: Vec::new(),
-            }
-        } else {
-            let reach = search.cancel.or(self.pool.reach());
-            runtime.block_on(reach).ok_or(ChatError::Cancelled)?
-        };
+        let enough = |links: &[Arc<HostLink>]| self.choice.among(links, search).is_ok();
+        // Those that are not connected by then may be by the next time that somebody looks.
+        let limit = search.optional.then_some(GRACE);
+        let reach = search.cancel.or(self.pool.reach_enough(enough, limit));
+        let reached = self.pool.runtime.block_on(reach);
+        let reached = reached.ok_or(ChatError::Cancelled)?;
         match self.choice.among(&reached.links, search) {
             // A host that could not be reached explains a hole better than the hole does.
             Err(error @ ChatError::ShardUnavailable(_)) => {
@@ -283,5 +411,10 @@ impl HostSource for PooledHosts {
             }
             spans => spans,
         }
+    }
+
+    fn prepare(&mut self, _: &[RoutedSpan]) {
+        let pool = Arc::clone(&self.pool);
+        self.pool.runtime.spawn(async move { pool.reach().await });
     }
 }

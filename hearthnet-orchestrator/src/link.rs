@@ -17,6 +17,7 @@ use hearthnet_transport::{
     Config, ConnectError, Connection, Hello, Identity, Message, PeerKey, Sender, SessionStats,
     StepResult, StreamClose,
 };
+use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use crate::cohort::Cohort;
@@ -134,9 +135,14 @@ pub struct HostLink {
     streams: Streams,
     next_stream: AtomicU32,
     reader: JoinHandle<()>,
+    /// Where the session lives.
+    runtime: Handle,
     /// When a successor should be opened.
     stale_at: Instant,
 }
+
+/// A host that was heard within this time is there.
+const JUST_NOW: Duration = Duration::from_millis(300);
 
 /// How long a host may take to describe itself after the session stands.
 const DESCRIBE_DEADLINE: Duration = Duration::from_secs(10);
@@ -234,6 +240,7 @@ impl HostLink {
             streams,
             next_stream: AtomicU32::new(1),
             reader,
+            runtime: Handle::current(),
             stale_at,
         })
     }
@@ -280,8 +287,42 @@ impl HostLink {
         self.takes_streams() && Instant::now() < self.stale_at
     }
 
+    /// For how long nothing has come from the host.
+    pub fn silent_for(&self) -> Duration {
+        self.sender.silent_for()
+    }
+
+    /// Whether it was heard so recently that there is no use in asking. Whoever asks when it was
+    /// not asks less than 4 times a second, which is what a host answers.
+    pub fn was_heard_just_now(&self) -> bool {
+        self.silent_for() < JUST_NOW
+    }
+
+    /// Asks the host for a sign of life, which ends its silence.
+    pub fn probe(&self) {
+        self.sender.probe();
+    }
+
+    /// Whether the host is there: it was heard a moment ago, or is within `limit`. One that has
+    /// been asked for longer already is not waited for again.
+    pub async fn answers(&self, limit: Duration) -> bool {
+        if self.was_heard_just_now() {
+            return self.is_open();
+        }
+        let left = match self.sender.unanswered_for() {
+            Some(asked) => limit.saturating_sub(asked),
+            None => limit,
+        };
+        let answers = tokio::time::timeout(left, self.sender.answers()).await;
+        answers.unwrap_or(false)
+    }
+
     pub(crate) fn sender(&self) -> &Sender {
         &self.sender
+    }
+
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.runtime
     }
 
     /// Reserves a stream number whose messages go to `inbox`.

@@ -535,6 +535,31 @@ fn silence_is_met_with_a_ping_and_then_the_end() {
 }
 
 #[test]
+fn a_peer_that_is_asked_for_a_sign_of_life_gives_one_and_is_asked_once_at_a_time() {
+    let mut pair = pair();
+    pair.run();
+    pair.tick(Duration::from_secs(10));
+    let now = pair.now();
+    assert_eq!(pair.caller.silent_for(now), 10_000_000);
+    assert_eq!(pair.caller.unanswered_for(now), None);
+    let sent = pair.caller.stats().frames_sent;
+    pair.caller.probe(now);
+    pair.caller.probe(now);
+    assert!(pair.transmit(Side::Caller) && !pair.transmit(Side::Caller));
+    assert_eq!(pair.caller.stats().frames_sent, sent + 1);
+    pair.tick(Duration::from_secs(2));
+    let now = pair.now();
+    pair.caller.probe(now);
+    assert_eq!(pair.caller.unanswered_for(now), Some(2_000_000));
+    assert_eq!(pair.caller.silent_for(now), 12_000_000);
+    pair.run();
+    assert_eq!(pair.caller.stats().frames_sent, sent + 1);
+    assert_eq!(pair.caller.silent_for(now), 0);
+    assert_eq!(pair.caller.unanswered_for(now), None);
+    assert!(pair.caller.is_open() && pair.host.is_open());
+}
+
+#[test]
 fn a_session_ends_with_its_lifetime() {
     let short = Config {
         session_lifetime: Duration::from_secs(90),

@@ -48,7 +48,7 @@ pub(crate) fn offer(
             &model,
             &all,
             Arc::clone(&places),
-            Arc::clone(&links),
+            links.clone(),
         )
         .map_err(|e| hearthnet_orchestrator::ChatError::Engine(e.to_string()))?;
         let local = local.as_ref().map(load);

@@ -72,13 +72,6 @@ pub(crate) fn hosted_model(
     let (pool, runtime) = (Arc::new(pool), runtime.clone());
     let local = fallback.then(|| Arc::new(on_demand(model, config)));
     let open = move |cancel: &Cancel| -> Result<Box<dyn Backend>, ChatError> {
-        // Connecting may take long; from then on the sessions are there.
-        runtime.block_on(async {
-            tokio::select! {
-                _ = pool.reach() => Ok(()),
-                () = cancel.cancelled() => Err(ChatError::Cancelled),
-            }
-        })?;
         let source = PooledHosts {
             pool: Arc::clone(&pool),
             choice: choice.clone(),

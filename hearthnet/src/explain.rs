@@ -10,6 +10,25 @@ use crate::output::{bytes, table};
 /// Characters of a node id that a line shows: `ed25519:` and eight more.
 const SHORT_ID: usize = 16;
 
+/// The line that tells a person what is being waited for, if the frame says so.
+pub(crate) fn waiting(frame: &Frame) -> Option<String> {
+    let Frame::ShardStatus {
+        shard_id,
+        status,
+        code,
+        ..
+    } = frame
+    else {
+        return None;
+    };
+    let layers = shard_id.rsplit_once(':').map_or("?", |(_, layers)| layers);
+    let why = match code.as_deref() {
+        Some("silent") => "does not answer; another host takes over if there is one",
+        _ => "is still at work",
+    };
+    (status == "waiting").then(|| format!("waiting: the host of layers {layers} {why}"))
+}
+
 /// The route with its times, what became of hosts on the way, and the rest. `moves` are the
 /// frames in which layers went from one host to others.
 pub(crate) fn explain(done: &Done, moves: &[Frame]) -> String {

@@ -4,26 +4,28 @@
 //! says of itself and what discovery heard say; who it is, the TLS handshake proves; that
 //! it lets this node in, its own grant says, which is asked for anew for each session.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use futures_util::future::{BoxFuture, Shared, select_all};
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use hearthnet_bus::calls::{Client, SHARD_SERVE, ShardGrant};
 use hearthnet_bus::discovery::{Distance, Local};
 use hearthnet_bus::log::{Advert, EventLog};
 use hearthnet_bus::node::{Node, bus_rule};
 use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_orchestrator::ChatError;
-use hearthnet_orchestrator::hosts::{Choice, HostSource, RoutedSpan, Search};
+use hearthnet_orchestrator::hosts::{Choice, GRACE, HostSource, RoutedSpan, Search};
 use hearthnet_orchestrator::link::{HostAddr, HostLink};
 use hearthnet_orchestrator::router::{Candidate, RouteError, Span};
 use hearthnet_transport::{Config, PeerKey, connect_path};
 use serde_json::json;
 use tokio::runtime::Handle;
-use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{timeout, timeout_at};
 
 use crate::commands::OpenModel;
 use crate::commands::chat::choice;
@@ -37,10 +39,6 @@ use crate::node::Lock;
 const PER_ADDRESS: Duration = Duration::from_secs(5);
 /// Most addresses that are tried of one host.
 const MAX_ADDRESSES: usize = 6;
-/// How long all addresses of a host may take together.
-const MAX_CONNECT: Duration = Duration::from_secs(PER_ADDRESS.as_secs() * MAX_ADDRESSES as u64);
-/// The same where somebody else does the work meanwhile, and waits for this.
-const OPTIONAL: Duration = Duration::from_secs(1);
 
 /// How long to wait for advertisements that close a gap: this node may have found the others
 /// only now, or a host may be coming back.
@@ -73,7 +71,74 @@ pub(crate) struct CommunityHosts {
 }
 
 /// Sessions that chats share.
-pub(crate) type Links = Arc<Mutex<Vec<Arc<HostLink>>>>;
+#[derive(Clone, Default)]
+pub(crate) struct Links {
+    all: Arc<Mutex<Vec<Arc<HostLink>>>>,
+    /// Those that are being opened.
+    opening: Arc<Mutex<BTreeMap<Key, Call>>>,
+}
+
+/// A host's key, and what it serves.
+type Key = (NodeId, String);
+
+/// A session that is being opened.
+#[derive(Clone)]
+struct Call {
+    since: Instant,
+    outcome: Shared<BoxFuture<'static, Result<Arc<HostLink>, String>>>,
+}
+
+impl Call {
+    fn is_over(&self) -> bool {
+        self.outcome.clone().now_or_never().is_some()
+    }
+}
+
+/// The sessions that one search waits for.
+#[derive(Default)]
+struct Calls(BTreeMap<Key, Call>);
+
+impl Calls {
+    fn since(&self, advert: &Advert) -> Option<Instant> {
+        let key = (advert.author, advert.descriptor.shard_id.clone());
+        self.0.get(&key).map(|call| call.since)
+    }
+
+    /// The hosts that have kept this waiting for [`GRACE`].
+    fn late(&self, now: Instant) -> BTreeSet<String> {
+        let late = |call: &Call| call.since + GRACE <= now && !call.is_over();
+        let calls = self.0.iter().filter(|(_, call)| late(call));
+        calls.map(|((node, _), _)| node.to_string()).collect()
+    }
+
+    /// Resolves when one of them has come to something, and at `until` at the latest.
+    async fn any(&self, until: Option<Instant>) {
+        let calls = self.0.values().filter(|call| !call.is_over());
+        let outcomes: Vec<_> = calls.map(|call| call.outcome.clone()).collect();
+        if outcomes.is_empty() {
+            return;
+        }
+        let any = select_all(outcomes);
+        match until {
+            Some(until) => {
+                let _ = timeout_at(until.into(), any).await;
+            }
+            None => {
+                let _ = any.await;
+            }
+        }
+    }
+}
+
+impl Links {
+    fn all(&self) -> MutexGuard<'_, Vec<Arc<HostLink>>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn opening(&self) -> MutexGuard<'_, BTreeMap<Key, Call>> {
+        self.opening.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// What a chat needs of the community while it lasts: somebody who keeps the log even with
 /// the others. Where a node runs on this machine, it does.
@@ -128,6 +193,7 @@ impl HostSource for CommunityHosts {
         // listens before it serves.
         let mut unusable = exclude.clone();
         let mut resting = BTreeSet::new();
+        let mut calls = Calls::default();
         let mut failure = None;
         loop {
             if search.cancel.is_cancelled() {
@@ -142,9 +208,10 @@ impl HostSource for CommunityHosts {
                 }
                 link.is_open()
             });
-            let adverts: Vec<Advert> = self.log.state().shards(now_ms()).cloned().collect();
-            let spans = match self.choose(&adverts, layers.clone(), &passed_over) {
-                Ok(spans) => spans,
+            let adverts = self.adverts();
+            let asked = Instant::now();
+            let opened = match self.choose(&adverts, layers.clone(), &passed_over) {
+                Ok(_) => self.open(&adverts, &passed_over, &mut calls, search),
                 Err(error) => {
                     let left = deadline.saturating_duration_since(Instant::now());
                     if left.is_zero() {
@@ -160,11 +227,12 @@ impl HostSource for CommunityHosts {
                     continue;
                 }
             };
-            let asked = Instant::now();
-            match self.open(&adverts, &spans, search) {
+            match opened {
                 Ok(route) => return Ok(route),
                 Err((_, error @ ChatError::Cancelled)) => return Err(error),
-                Err((host, error)) => {
+                // Nobody is there at once: whoever is being connected to may be the next time.
+                Err((None, error)) => return Err(error),
+                Err((Some(host), error)) => {
                     let said_so = asked.elapsed() < AT_ONCE;
                     if said_so { &mut resting } else { &mut unusable }.insert(host);
                     failure = Some(error);
@@ -172,9 +240,30 @@ impl HostSource for CommunityHosts {
             }
         }
     }
+
+    /// Keeps a session with one spare per span: shared by all chats, asked for a sign of life
+    /// whenever somebody comes by here, and there when a host fails.
+    fn prepare(&mut self, route: &[RoutedSpan]) {
+        let adverts = self.adverts();
+        for span in route {
+            let host = BTreeSet::from([span.link.descriptor().host.clone()]);
+            // Nobody else has these layers: then there is nothing to prepare.
+            let spares = self.choose(&adverts, span.lo..=span.hi, &host);
+            for spare in spares.unwrap_or_default() {
+                if let Some(advert) = adverts.get(spare.candidate) {
+                    self.session(advert, &mut Calls::default());
+                }
+            }
+        }
+    }
 }
 
 impl CommunityHosts {
+    /// What is advertised now.
+    fn adverts(&self) -> Vec<Advert> {
+        self.log.state().shards(now_ms()).cloned().collect()
+    }
+
     /// The hosts of `home`'s community.
     pub(crate) fn new(
         runtime: Handle,
@@ -218,109 +307,128 @@ impl CommunityHosts {
         self.choice.pick(&candidates, layers, exclude)
     }
 
-    /// Sessions for the spans: those that are open, and new ones, all at once. An error names
-    /// the host.
+    /// Sessions for a route: those that stand, and new ones, all at once. A host that keeps others
+    /// waiting gets [`GRACE`]; then those that could do without it are connected as well, and
+    /// whichever route is complete first is taken. An error names the host that refused.
     fn open(
         &self,
         adverts: &[Advert],
-        spans: &[Span],
+        passed_over: &BTreeSet<String>,
+        calls: &mut Calls,
         search: &Search<'_>,
-    ) -> Result<Vec<RoutedSpan>, (String, ChatError)> {
-        let mut tasks = Vec::new();
-        for span in spans {
-            let Some(advert) = adverts.get(span.candidate) else {
-                continue;
-            };
-            let shard = &advert.descriptor.shard_id;
-            let found = self
-                .links()
-                .iter()
-                .find(|link| {
-                    link.is_fresh()
-                        && link.addr().node == advert.author
-                        && link.descriptor().shard_id == *shard
-                })
-                .cloned();
-            let task = match found {
-                Some(link) => Err(link),
-                None => {
-                    let addresses = self.addresses(advert);
-                    let (key, transport) = (Arc::clone(&self.key), self.transport.clone());
-                    let (node, shard) = (advert.author, shard.clone());
-                    Ok(self.runtime.spawn(async move {
-                        connect(node, &shard, &addresses, &key, &transport).await
-                    }))
-                }
-            };
-            tasks.push((*span, advert, task));
-        }
-        let mut route = Vec::new();
-        let mut failed = None;
-        for (span, advert, task) in tasks {
-            let link = match task {
-                Err(link) => Ok(link),
-                Ok(task) => match self.connected(task, search) {
-                    Err(error) => return Err((advert.descriptor.host.clone(), error)),
-                    Ok(Ok(link)) => {
-                        let link = Arc::new(link);
-                        self.links().push(Arc::clone(&link));
-                        Ok(link)
+    ) -> Result<Vec<RoutedSpan>, (Option<String>, ChatError)> {
+        let give_up = search.optional.then(|| Instant::now() + GRACE);
+        loop {
+            let now = Instant::now();
+            let late = &calls.late(now) | passed_over;
+            let mut waiting: Option<Instant> = None;
+            // What is wanted, and what there is without those that are late.
+            for exclude in [passed_over, &late] {
+                let Ok(spans) = self.choose(adverts, search.layers.clone(), exclude) else {
+                    continue;
+                };
+                let mut route = Vec::new();
+                for span in &spans {
+                    let Some(advert) = adverts.get(span.candidate) else {
+                        continue;
+                    };
+                    match self.session(advert, calls) {
+                        Some(Ok(link)) if holds(&link, span.lo, span.hi) => {
+                            let (lo, hi) = (span.lo, span.hi);
+                            route.push(RoutedSpan { link, lo, hi });
+                        }
+                        // A host that has moved to other layers since it advertised is of no use.
+                        Some(other) => {
+                            let why = other.err();
+                            let why = why.unwrap_or_else(|| "it serves other layers now".into());
+                            let host = label(&self.log.state(), &advert.author);
+                            let error = ChatError::ShardUnavailable(format!(
+                                "{host} serves layers {}-{} but cannot be used: {why}",
+                                span.lo, span.hi
+                            ));
+                            return Err((Some(advert.descriptor.host.clone()), error));
+                        }
+                        None => {
+                            let at = calls.since(advert).unwrap_or(now) + GRACE;
+                            if at > now {
+                                waiting = Some(waiting.map_or(at, |waiting| waiting.min(at)));
+                            }
+                        }
                     }
-                    Ok(Err(why)) => Err(why),
-                },
-            };
-            match link {
-                // A host that has moved to other layers since it advertised is of no use.
-                Ok(link) if holds(&link, span.lo, span.hi) => route.push(RoutedSpan {
-                    link,
-                    lo: span.lo,
-                    hi: span.hi,
-                }),
-                other => {
-                    let why = other
-                        .err()
-                        .unwrap_or_else(|| "it serves other layers now".into());
-                    let host = label(&self.log.state(), &advert.author);
-                    failed.get_or_insert((
-                        advert.descriptor.host.clone(),
-                        ChatError::ShardUnavailable(format!(
-                            "{host} serves layers {}-{} but cannot be used: {why}",
-                            span.lo, span.hi
-                        )),
-                    ));
+                }
+                if route.len() == spans.len() {
+                    return Ok(route);
                 }
             }
-        }
-        match failed {
-            Some(failed) => Err(failed),
-            None => Ok(route),
+            if give_up.is_some_and(|at| at <= now) {
+                let error = ChatError::ShardUnavailable("nobody else is there at once".into());
+                return Err((None, error));
+            }
+            let until = waiting.into_iter().chain(give_up).min();
+            let answered = search.cancel.or(calls.any(until));
+            if self.runtime.block_on(answered).is_none() {
+                return Err((None, ChatError::Cancelled));
+            }
         }
     }
 
-    /// Waits for a session that is being opened, as long as the search is worth it.
-    fn connected(
-        &self,
-        mut task: JoinHandle<Result<HostLink, String>>,
-        search: &Search<'_>,
-    ) -> Result<Result<HostLink, String>, ChatError> {
-        let limit = if search.optional {
-            OPTIONAL
-        } else {
-            MAX_CONNECT
+    /// The session with a host, if it stands or has failed; else it is on its way, in a task that
+    /// goes on when this search has ended: what it opens is at hand for the next one.
+    fn session(&self, advert: &Advert, calls: &mut Calls) -> Option<Result<Arc<HostLink>, String>> {
+        let (node, shard) = (advert.author, advert.descriptor.shard_id.clone());
+        let key = (node, shard.clone());
+        if let Some(call) = calls.0.get(&key) {
+            let outcome = call.outcome.clone().now_or_never()?;
+            if outcome.as_ref().is_ok_and(|link| link.is_fresh()) {
+                return Some(outcome);
+            }
+            // Asked again, it may say something else.
+            calls.0.remove(&key);
+            if outcome.is_err() {
+                return Some(outcome);
+            }
+        }
+        let is_it = |link: &Arc<HostLink>| {
+            link.is_fresh() && link.addr().node == node && link.descriptor().shard_id == shard
         };
-        let opened = search.cancel.or(async { timeout(limit, &mut task).await });
-        let opened = self.runtime.block_on(opened);
-        // Nobody would use it.
-        task.abort();
-        Ok(match opened.ok_or(ChatError::Cancelled)? {
-            Ok(Ok(link)) => link,
-            Ok(Err(ended)) => Err(ended.to_string()),
-            Err(_) => Err(format!("it did not answer in {} s", limit.as_secs())),
-        })
+        // The newest: of a host that was started again an older one may still stand.
+        let found = self.links().iter().rev().find(|link| is_it(link)).cloned();
+        if let Some(link) = found.as_ref().filter(|link| link.was_heard_just_now()) {
+            return Some(Ok(Arc::clone(link)));
+        }
+        let mut opening = self.links.opening();
+        opening.retain(|_, call| !call.is_over());
+        let call = opening.entry(key.clone()).or_insert_with(|| {
+            let addresses = self.addresses(advert);
+            let (key, transport) = (Arc::clone(&self.key), self.transport.clone());
+            let links = self.links.clone();
+            let task = self.runtime.spawn(async move {
+                if let Some(link) = found
+                    && link.answers(GRACE).await
+                {
+                    return Ok(link);
+                }
+                let link = connect(node, &shard, &addresses, &key, &transport).await?;
+                let link = Arc::new(link);
+                links.all().push(Arc::clone(&link));
+                Ok(link)
+            });
+            let since = Instant::now();
+            let ended = async move { task.await.unwrap_or_else(|ended| Err(ended.to_string())) };
+            Call {
+                since,
+                outcome: ended.boxed().shared(),
+            }
+        });
+        let call = call.clone();
+        drop(opening);
+        let outcome = call.outcome.clone().now_or_never();
+        calls.0.insert(key, call);
+        outcome
     }
 
     fn links(&self) -> MutexGuard<'_, Vec<Arc<HostLink>>> {
-        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+        self.links.all()
     }
 
     /// Where a host may be, the nearest first.
@@ -385,7 +493,8 @@ fn holds(link: &HostLink, lo: u32, hi: u32) -> bool {
     first <= lo && hi <= last
 }
 
-/// Tries the addresses in turn until one leads to the host and it grants a session.
+/// Tries the addresses until one leads to the host and it grants a session: the next one when one
+/// has failed, or has said nothing for [`GRACE`], beside it.
 async fn connect(
     node: NodeId,
     shard: &str,
@@ -394,19 +503,26 @@ async fn connect(
     transport: &Config,
 ) -> Result<HostLink, String> {
     let mut last = "it says nowhere where it is".to_owned();
-    for address in addresses {
-        match timeout(
-            PER_ADDRESS,
-            connect_at(node, shard, *address, key, transport),
-        )
-        .await
-        {
-            Ok(Ok(link)) => return Ok(link),
-            Ok(Err(why)) => last = why,
-            Err(_) => last = format!("{address} did not answer in {} s", PER_ADDRESS.as_secs()),
+    let mut attempts = FuturesUnordered::new();
+    let mut rest = addresses.iter();
+    loop {
+        if let Some(address) = rest.next() {
+            attempts.push(async move {
+                let attempt = connect_at(node, shard, *address, key, transport);
+                let silent = || format!("{address} did not answer in {} s", PER_ADDRESS.as_secs());
+                let attempt = timeout(PER_ADDRESS, attempt).await;
+                attempt.unwrap_or_else(|_| Err(silent()))
+            });
+        } else if attempts.is_empty() {
+            return Err(last);
+        }
+        let patience = if rest.len() > 0 { GRACE } else { PER_ADDRESS };
+        match timeout(patience, attempts.next()).await {
+            Ok(Some(Ok(link))) => return Ok(link),
+            Ok(Some(Err(why))) => last = why,
+            Ok(None) | Err(_) => {}
         }
     }
-    Err(last)
 }
 
 async fn connect_at(

@@ -10,7 +10,7 @@ use hearthnet_model::sampler::SamplerConfig;
 use hearthnet_model::{ChatMessage, ChatTemplate, ModelFile, Tokenizer};
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Frame, Prompt, TextModel};
 use hearthnet_orchestrator::fallback::WithFallback;
-use hearthnet_orchestrator::hosts::{Choice, ConnectedHosts};
+use hearthnet_orchestrator::hosts::{Choice, ConnectedHosts, HostSource};
 use hearthnet_orchestrator::link::{HostAddr, HostLink};
 use hearthnet_orchestrator::local::{EngineOnDemand, LocalBackend, SharedEngine};
 use hearthnet_orchestrator::router::GreedyCover;
@@ -39,10 +39,16 @@ pub(crate) struct Heard {
     pub(crate) text: String,
     /// Codes of failures.
     pub(crate) degraded: Vec<String>,
+    /// Codes of hosts that were waited for.
+    pub(crate) waits: Vec<String>,
     /// Codes of what became better, and how long that took in milliseconds.
     pub(crate) recoveries: Vec<(String, f64)>,
     pub(crate) aborted: Vec<String>,
     pub(crate) local: bool,
+    /// The longest that the answer stood still: before its first token, or between two.
+    pub(crate) longest: Duration,
+    /// Called when the caller is told that it waits.
+    pub(crate) on_wait: Option<Box<dyn FnMut() + Send>>,
 }
 
 /// Engines of the tests, which share few cores.
@@ -126,18 +132,32 @@ impl Caller {
         hosts.iter().map(connect).collect()
     }
 
+    /// How these tests choose hosts.
+    pub(crate) fn choice(&self) -> Choice {
+        Choice {
+            model: self.wire.clone(),
+            policy: Arc::new(GreedyCover),
+            max_shards: 16,
+            own_id: self.key.id().to_string(),
+            allow_self: false,
+        }
+    }
+
     /// A conversation over hosts, which this machine continues if it may.
     pub(crate) fn open(&self, links: &[Arc<HostLink>], fallback: bool) -> Conversation {
         let source = ConnectedHosts {
             links: links.to_vec(),
-            choice: Choice {
-                model: self.wire.clone(),
-                policy: Arc::new(GreedyCover),
-                max_shards: 16,
-                own_id: self.key.id().to_string(),
-                allow_self: false,
-            },
+            choice: self.choice(),
         };
+        self.open_over(Box::new(source), fallback).expect("a route")
+    }
+
+    /// The same over any source of hosts.
+    pub(crate) fn open_over(
+        &self,
+        source: Box<dyn HostSource>,
+        fallback: bool,
+    ) -> Result<Conversation, ChatError> {
         let settings = PumpSettings {
             health_timeout: self.health_timeout,
             give_up_after: fallback.then_some(2),
@@ -147,18 +167,17 @@ impl Caller {
         let sharded = ShardedBackend::open(
             self.runtime.handle().clone(),
             self.wire.clone(),
-            Box::new(source),
+            source,
             settings,
             &Cancel::default(),
-        )
-        .expect("a route");
-        Conversation::new(if fallback {
+        )?;
+        Ok(Conversation::new(if fallback {
             let local = Arc::clone(&self.local);
             let load = move || Ok(Box::new(local.open()?) as Box<dyn Backend>);
             Box::new(WithFallback::new(sharded, Box::new(load)))
         } else {
             Box::new(sharded)
-        })
+        }))
     }
 
     /// Asks, and calls `at` after each token (0: before the prompt is sent).
@@ -174,9 +193,14 @@ impl Caller {
         let (mut tokens, mut route) = (0, Vec::new());
         let spans = conversation.route().len();
         let (now, cancel) = (Instant::now(), Cancel::default());
+        let mut since = now;
         let mut hear = |frame: &Frame| match frame {
             Frame::ShardStatus { status, code, .. } if status == "degraded" => {
                 heard.degraded.push(code.clone().unwrap_or_default());
+            }
+            Frame::ShardStatus { status, code, .. } if status == "waiting" => {
+                heard.waits.push(code.clone().unwrap_or_default());
+                heard.on_wait.iter_mut().for_each(|call| call());
             }
             Frame::ShardStatus { host, .. } => {
                 route.extend(host.clone());
@@ -197,6 +221,8 @@ impl Caller {
             Frame::PipelineAborted { code, .. } => heard.aborted.push(code.to_string()),
             Frame::TokenDelta { text, .. } => {
                 heard.text.push_str(text);
+                heard.longest = heard.longest.max(since.elapsed());
+                since = Instant::now();
                 tokens += 1;
                 at(tokens, &route);
             }

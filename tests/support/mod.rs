@@ -42,7 +42,11 @@ impl Home {
 
     /// `hearthnet ARGS` as this user.
     pub(crate) fn hearthnet(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_hearthnet"));
+        self.hearthnet_with(Command::new(env!("CARGO_BIN_EXE_hearthnet")), args)
+    }
+
+    /// The same, begun by a command that brings it to another machine.
+    pub(crate) fn hearthnet_with(&self, mut command: Command, args: &[&str]) -> Command {
         command
             .args(args)
             .env("HEARTHNET_DATA_DIR", self.dir.path().join("data"))
@@ -102,8 +106,12 @@ pub(crate) struct Server {
 impl Server {
     /// Starts `hearthnet ARGS` as a user, up to the line of JSON that it is ready.
     pub(crate) fn start(home: &Home, args: &[&str]) -> Self {
-        let mut child = home
-            .hearthnet(args)
+        Self::run(&mut home.hearthnet(args))
+    }
+
+    /// The same for a command of whatever machine.
+    pub(crate) fn run(command: &mut Command) -> Self {
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -116,7 +124,7 @@ impl Server {
             let mut why = String::new();
             let stderr = child.stderr.as_mut().expect("a pipe");
             let _ = stderr.read_to_string(&mut why);
-            panic!("{args:?} did not start: {why}");
+            panic!("{command:?} did not start: {why}");
         }
         let ready = serde_json::from_str(&line).expect("a JSON line");
         Self { child, ready }

@@ -34,12 +34,15 @@ use self::recovery::Recovery;
 use self::stream::{Hop, Trouble};
 use self::waiting::{Interrupted, Watch};
 use crate::Cancel;
-use crate::backend::{Backend, HopTimes, RouteHop, Run, whole_ms};
+use crate::backend::{Backend, HopTimes, Notice, RouteHop, Run, whole_ms};
 use crate::cohort::Cohort;
 use crate::error::ChatError;
-use crate::hosts::{HostSource, Search};
+use crate::hosts::{HostSource, RoutedSpan, Search};
 use crate::link::Inbound;
 use crate::pipeline::{Action, Limits, Pipeline};
+
+/// How often spares are seen to while an answer goes on.
+const PREPARE_EVERY: Duration = Duration::from_secs(10);
 
 /// How a sequence is pumped.
 #[derive(Debug, Clone)]
@@ -129,9 +132,15 @@ pub struct ShardedBackend {
     /// Node ids that have failed in this call.
     excluded: BTreeSet<String>,
     failures: u32,
+    /// When spares were last seen to.
+    prepared: Instant,
+    /// Whether all streams have been opened once: hosts that fail before that are passed over.
+    running: bool,
     recoveries: Vec<Recovery>,
     /// What is wrong and has not been seen to.
     troubles: VecDeque<Trouble>,
+    /// What the caller is to hear.
+    notices: Vec<Notice>,
     /// Rows that cannot be handed to the pipeline yet, and their position.
     pending: Option<(u32, Bytes)>,
     /// Since when the chat has been waiting for answers.
@@ -188,8 +197,11 @@ impl ShardedBackend {
             name: PipelineId::draw(),
             excluded,
             failures: 0,
+            prepared: began,
+            running: false,
             recoveries: Vec::new(),
             troubles: VecDeque::new(),
+            notices: Vec::new(),
             pending: None,
             watching_since: Instant::now(),
             pauses: 0,
@@ -213,6 +225,9 @@ impl ShardedBackend {
             this.wait(cancel)?;
             this.settle(&mut run)?;
         }
+        this.running = true;
+        this.prepare();
+        this.notices.clear();
         // Who was full or gone at the start has not failed this call.
         this.begin_call();
         flight::record(Event::PipelineBuilt {
@@ -231,6 +246,13 @@ impl ShardedBackend {
     /// Its name in the flight record.
     pub fn name(&self) -> PipelineId {
         self.name
+    }
+
+    /// Has somebody at hand for each span, should its host fail.
+    fn prepare(&mut self) {
+        self.prepared = Instant::now();
+        let route: Vec<RoutedSpan> = self.hops.iter().map(|hop| hop.span.clone()).collect();
+        self.source.prepare(&route);
     }
 
     /// Length of the sequence on the hosts, in positions.
@@ -266,6 +288,15 @@ impl ShardedBackend {
             Ok((hop, message)) => self.on_message(hop, message),
             Err(Interrupted::Cancelled) => return Err(ChatError::Cancelled),
             Err(Interrupted::Trouble(trouble)) => self.troubles.push_back(trouble),
+            Err(Interrupted::Waiting(index, code)) => {
+                if let Some(hop) = self.hops.get(index) {
+                    self.notices.push(Notice::Waiting {
+                        shard_id: self.shard_id(hop),
+                        host: hop.node().to_owned(),
+                        code: code.to_owned(),
+                    });
+                }
+            }
         }
         let now = Instant::now();
         for hop in &mut self.hops {
@@ -287,7 +318,7 @@ impl ShardedBackend {
         let trouble = match message {
             Inbound::Opened => {
                 hop.opened = true;
-                hop.progress = Instant::now();
+                hop.progressed(Instant::now());
                 flight::record(Event::StreamReady {
                     pipeline: self.name,
                     host: hop.span.link.addr().node.into(),
@@ -368,7 +399,13 @@ impl Backend for ShardedBackend {
         loop {
             self.settle(run)?;
             if let Some(row) = self.advance(run.cancel) {
+                let moved = !self.recoveries.is_empty();
                 self.report_recoveries(run);
+                if moved
+                    || self.watching_since.saturating_duration_since(self.prepared) > PREPARE_EVERY
+                {
+                    self.prepare();
+                }
                 out.clear();
                 return self
                     .model
@@ -378,6 +415,7 @@ impl Backend for ShardedBackend {
             }
             if self.troubles.is_empty() {
                 self.wait(run.cancel)?;
+                self.notices.drain(..).for_each(&mut *run.notify);
             }
         }
     }

@@ -3,7 +3,8 @@
 //! | why | asked again in this call | counts as a failure | when nobody else has the layers |
 //! |---|---|---|---|
 //! | it failed | no | yes | the call ends, or this machine goes on |
-//! | it is slow | no | if another takes over | it stays |
+//! | it is slow | no | if another takes over | it stays, and is looked at again later |
+//! | it is silent | no | if another takes over | it has until the health timeout |
 //! | it leaves | no | no | it stays as long as it can |
 //! | it has no room, once rows have been sent | yes, after a pause | no | it is asked again |
 
@@ -21,6 +22,8 @@ use crate::hosts::{RoutedSpan, Search};
 
 /// How long after a search for somebody in the place of a leaving host the next one follows.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// The same for a host that does its work, only slowly.
+const LOOK_AGAIN_LATER: Duration = Duration::from_secs(10);
 
 /// What is between two requests for room on hosts whose memory is taken, before chance shortens
 /// it: at first, and at most. The first is some decode steps of the sequences that go on there.
@@ -33,6 +36,8 @@ pub(super) enum Cause {
     Failed,
     /// It does its work, only late.
     Late,
+    /// Nothing at all comes from it.
+    Silent,
     /// It is about to stop.
     Leaving {
         /// Whether the stream still goes on there.
@@ -90,19 +95,21 @@ impl ShardedBackend {
                 self.blame(index, &trouble, run)?;
                 self.find(index, false, run.cancel, trouble.error)?
             }
-            Cause::Late | Cause::Leaving { open: true } => {
+            Cause::Late | Cause::Silent | Cause::Leaving { open: true } => {
                 let Ok(route) = self.find(index, true, run.cancel, trouble.error.clone()) else {
                     if let Some(hop) = self.hops.get_mut(index) {
+                        let now = Instant::now();
                         match trouble.cause {
-                            Cause::Late => hop.indulged = true,
-                            _ => hop.move_at = Some(Instant::now() + LOOK_AGAIN),
+                            Cause::Late => hop.look_again = Some(now + LOOK_AGAIN_LATER),
+                            Cause::Silent => hop.look_again = Some(now + LOOK_AGAIN),
+                            _ => hop.move_at = Some(now + LOOK_AGAIN),
                         }
                     }
                     return Ok(());
                 };
                 match trouble.cause {
-                    Cause::Late => self.blame(index, &trouble, run)?,
-                    _ => self.exclude(index),
+                    Cause::Leaving { .. } => self.exclude(index),
+                    _ => self.blame(index, &trouble, run)?,
                 }
                 route
             }
@@ -162,7 +169,8 @@ impl ShardedBackend {
         self.exclude(index);
         self.failures += 1;
         match self.settings.give_up_after {
-            Some(limit) if self.failures >= limit => Err(trouble.error.clone()),
+            // Before the first row there is nothing that this machine could go on with.
+            Some(limit) if self.failures >= limit && self.running => Err(trouble.error.clone()),
             _ => Ok(()),
         }
     }

@@ -18,7 +18,7 @@ use crate::checks::{BoundaryCheck, CheckError};
 use crate::error::ChatError;
 use crate::hosts::RoutedSpan;
 use crate::labels;
-use crate::pace::Pace;
+use crate::pace::{ASK_AFTER, GONE_AFTER, LOOK_EVERY, Pace, Silence, median};
 use crate::pipeline::{Chunk, Outcome, Rows};
 
 /// The host takes nothing new.
@@ -52,8 +52,12 @@ pub(super) struct Hop {
     /// When it last answered, or was first asked after a pause.
     pub(super) progress: Instant,
     pub(super) pace: Pace,
-    /// No other host was found when this one was overdue: it has until the health timeout.
-    pub(super) indulged: bool,
+    /// For how long it has been silent, while it owes something.
+    silence: Silence,
+    /// Nobody else was found when it was late or silent: when to look again.
+    pub(super) look_again: Option<Instant>,
+    /// Whether the caller has been told that it is being waited for.
+    told: bool,
     /// Its host leaves: when to look for another.
     pub(super) move_at: Option<Instant>,
     /// It takes an answer over that has begun: where there is no room it comes back later.
@@ -106,7 +110,13 @@ impl Hop {
 
     pub(super) fn late(&self) -> Trouble {
         self.trouble("degraded", Cause::Late, |host| {
-            ChatError::PipelineStalled(format!("{host} is much slower than it was"))
+            ChatError::PipelineStalled(format!("{host} is much slower than it should be"))
+        })
+    }
+
+    pub(super) fn gone(&self) -> Trouble {
+        self.trouble(SILENT, Cause::Silent, |host| {
+            ChatError::PipelineStalled(format!("{host} has fallen silent"))
         })
     }
 
@@ -134,24 +144,94 @@ impl Hop {
         })
     }
 
-    /// When waiting for this host ends, and whether that is for good.
-    pub(super) fn deadline(&self, health_timeout: Duration) -> Option<(Instant, bool)> {
-        let oldest = match self.sent.front() {
-            Some(sent) => sent,
-            None if self.opened => return None,
-            None => return Some((self.progress + health_timeout, true)),
-        };
-        let stalled = (self.progress + health_timeout, true);
-        if self.indulged || oldest.rows > 1 || !self.opened {
-            return Some(stalled);
+    /// What waiting for this host has come to; `None` when it owes nothing. `reference` is what
+    /// the oldest step that it owes takes others.
+    pub(super) fn verdict(
+        &mut self,
+        now: Instant,
+        health_timeout: Duration,
+        reference: Option<Duration>,
+    ) -> Option<Verdict> {
+        let oldest = self.sent.front().filter(|_| self.opened);
+        if oldest.is_none() && self.opened {
+            return None;
         }
-        let overdue = self
-            .pace
-            .overdue_after()
-            .map(|after| (oldest.at + after, false));
-        Some(overdue.map_or(stalled, |overdue| overdue.min(stalled)))
+        let waited = now.saturating_duration_since(self.progress);
+        if waited >= health_timeout {
+            return Some(Verdict::Stalled);
+        }
+        let mut until = self.progress + health_timeout;
+        let may_move = self.may_move(now);
+        if let Some(oldest) = oldest
+            && may_move
+            && let Some(after) = self.pace.overdue_after(oldest.rows, reference)
+        {
+            let overdue = oldest.at.max(self.progress) + after;
+            if overdue <= now {
+                return Some(Verdict::Overdue);
+            }
+            until = until.min(overdue);
+        }
+        if waited < ASK_AFTER {
+            return Some(Verdict::Wait(until.min(self.progress + ASK_AFTER)));
+        }
+        let link = &self.span.link;
+        let silent = self.silence.look(now, link.silent_for());
+        if silent >= ASK_AFTER {
+            link.probe();
+        }
+        if silent >= GONE_AFTER && may_move {
+            return Some(Verdict::Gone);
+        }
+        Some(Verdict::Wait(until.min(now + LOOK_EVERY)))
+    }
+
+    /// Whether looking for another host is due, should this one be late.
+    fn may_move(&self, now: Instant) -> bool {
+        self.look_again.is_none_or(|at| at <= now)
+    }
+
+    /// Something has come of what it owes.
+    pub(super) fn progressed(&mut self, now: Instant) {
+        self.progress = now;
+        self.silence = Silence::default();
+        self.told = false;
+    }
+
+    /// What to tell a caller who has been waiting for this host for long, once: its code.
+    pub(super) fn waited_for(&mut self, now: Instant) -> Option<&'static str> {
+        let rows = self.sent.front().map_or(0, |sent| sent.rows);
+        let usual = self.pace.typical(rows).unwrap_or_default();
+        let waited = now.saturating_duration_since(self.progress);
+        if self.told || waited < TELL_AFTER.max(2 * usual) {
+            return None;
+        }
+        self.told = true;
+        Some(match self.span.link.silent_for() < ASK_AFTER {
+            true => BUSY,
+            false => SILENT,
+        })
     }
 }
+
+/// What waiting for a host has come to.
+pub(super) enum Verdict {
+    /// It goes on, at least until then.
+    Wait(Instant),
+    /// Nothing has come of it for the health timeout.
+    Stalled,
+    /// It takes much longer than it may.
+    Overdue,
+    /// The host is silent altogether: stopped, or cut off.
+    Gone,
+}
+
+/// The code of a host that does not even answer a PING.
+pub(super) const SILENT: &str = "silent";
+/// The code of one that does, and has not done its work.
+const BUSY: &str = "busy";
+/// Waiting that is worth a word.
+const TELL_AFTER: Duration = Duration::from_millis(1500);
 
 /// Why a span needs another host.
 pub(super) struct Trouble {
@@ -189,7 +269,9 @@ impl ShardedBackend {
             sent: VecDeque::new(),
             progress: Instant::now(),
             pace: Pace::default(),
-            indulged: false,
+            silence: Silence::default(),
+            look_again: None,
+            told: false,
             move_at: None,
             patient: self.pipeline.submitted_length() > 0,
             clock: HopClock::default(),
@@ -263,7 +345,7 @@ impl ShardedBackend {
         };
         let at = Instant::now();
         if hop.sent.is_empty() && hop.opened {
-            hop.progress = at;
+            hop.progressed(at);
         }
         hop.sent.push_back(Sent {
             at,
@@ -369,30 +451,40 @@ impl ShardedBackend {
         queue_us: u32,
         at: Instant,
     ) -> Result<(), Trouble> {
+        let reference = self.reference(index, 1);
         let Some(hop) = self.hops.get_mut(index) else {
             return Ok(());
         };
-        hop.progress = Instant::now();
-        hop.indulged = false;
+        let (now, before) = (Instant::now(), hop.progress);
+        hop.progressed(now);
         let Some(sent) = hop.sent.pop_front() else {
             return Ok(());
         };
+        // What came while the chat did something else did not take until it looked.
+        let seen = if at < self.watching_since { at } else { now };
         if sent.rows > 1 {
+            // It was at the piece before this one until then.
+            let began = sent.at.max(before);
+            let took = seen.saturating_duration_since(began);
+            hop.pace.record_piece(took, sent.rows);
             return Ok(());
         }
-        // What came while the chat did something else did not take until it looked.
-        let seen = if at < self.watching_since {
-            at
-        } else {
-            Instant::now()
-        };
         let round_trip = seen.saturating_duration_since(sent.at);
         hop.clock.record(round_trip, compute_us, queue_us);
         hop.latency.record(round_trip.as_secs_f64() * 1e3);
-        if hop.pace.record(round_trip) {
+        if hop.pace.record(round_trip, reference) && hop.may_move(now) {
             return Err(hop.late());
         }
         Ok(())
+    }
+
+    /// What a step of `rows` would take on a hop if it were as fast as the others of this
+    /// sequence, layer for layer. `None` while they have shown nothing.
+    pub(super) fn reference(&self, index: usize, rows: u32) -> Option<Duration> {
+        let layers = |hop: &Hop| hop.span.hi.saturating_sub(hop.span.lo) + 1;
+        let own = layers(self.hops.get(index)?);
+        let others = self.hops.iter().enumerate().filter(|(i, _)| *i != index);
+        median(others.filter_map(|(_, hop)| Some(hop.pace.typical(rows)? * own / layers(hop))))
     }
 }
 

@@ -330,6 +330,8 @@ struct Stage {
 struct Heard {
     outputs: Vec<u32>,
     degraded: Vec<String>,
+    /// Codes of hosts that were waited for.
+    waits: Vec<String>,
     /// Codes, and who took over.
     moves: Vec<(String, Vec<String>)>,
 }
@@ -419,6 +421,7 @@ impl Stage {
                     Notice::Failover {
                         code, replacements, ..
                     } => heard.moves.push((code, replacements)),
+                    Notice::Waiting { code, .. } => heard.waits.push(code),
                 },
             };
             backend.run(position, &rows, &mut out, &mut run)?;
@@ -721,6 +724,35 @@ fn a_chat_that_waits_for_a_host_does_not_hold_up_another_on_the_same_session() {
         assert_eq!(call.join().unwrap(), Err(ChatError::Cancelled));
     });
     stage.until_empty();
+}
+
+#[test]
+fn a_host_that_is_there_and_does_nothing_is_left_for_a_spare() {
+    // Behind one that has shown what such a piece takes, and after a few steps of its own.
+    for (span, position) in [(1, 0), (0, 9), (1, 9)] {
+        let (_, heard, _) = with_deed(span, position, Deed::Mute);
+        assert_eq!(heard.degraded, ["degraded"], "span {span} at {position}");
+        assert_eq!(heard.moves.len(), 1, "span {span} at {position}");
+        assert!(heard.waits.contains(&"busy".into()), "{:?}", heard.waits);
+    }
+}
+
+#[test]
+fn hosts_that_fail_before_the_first_row_do_not_end_the_call_beside_their_spares() {
+    let stage = Stage::new(&[(0, 1), (2, 3), (0, 1), (2, 3), (0, 3)]);
+    // As with fallback: given up after the second failure, once rows have been sent.
+    let settings = PumpSettings {
+        give_up_after: Some(2),
+        ..PumpSettings::default()
+    };
+    for host in &stage.hosts[..4] {
+        host.state().refusals = vec!["internal"; 8];
+    }
+    let mut backend = stage.open_with(settings).unwrap();
+    let mut heard = Heard::default();
+    stage.call(&mut backend, &PROMPT, 4, &mut heard).unwrap();
+    assert_eq!(heard.outputs, undisturbed(&[(&PROMPT, 4)]));
+    assert_eq!(heard.degraded, [""; 0]);
 }
 
 fn deed() -> impl Strategy<Value = Deed> {

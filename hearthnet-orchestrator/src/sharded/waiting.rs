@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::ShardedBackend;
 use super::recovery::Cause;
-use super::stream::Trouble;
+use super::stream::{Trouble, Verdict};
 use tokio::task::JoinHandle;
 
 use crate::Cancel;
@@ -28,6 +28,8 @@ static ON_WATCH: AtomicBool = AtomicBool::new(false);
 pub(super) enum Interrupted {
     Cancelled,
     Trouble(Trouble),
+    /// A host is being waited for, and this is its code.
+    Waiting(usize, &'static str),
 }
 
 impl ShardedBackend {
@@ -66,46 +68,75 @@ impl ShardedBackend {
         message
     }
 
-    /// The next message of any host, or the one whose time is up.
-    pub(super) fn receive(&self, cancel: &Cancel) -> Result<(u64, Inbound), Interrupted> {
+    /// The next message of any host, or the one whose time is up, or something to tell the caller.
+    pub(super) fn receive(&mut self, cancel: &Cancel) -> Result<(u64, Inbound), Interrupted> {
         if !cancel.is_cancelled()
             && let Some(message) = self.anticipate()
         {
             return Ok(message);
         }
-        if cancel.is_cancelled() {
-            return Err(Interrupted::Cancelled);
+        loop {
+            if cancel.is_cancelled() {
+                return Err(Interrupted::Cancelled);
+            }
+            // What has come counts before any judgement of what has not.
+            if let Ok(message) = self.inbound.try_recv() {
+                return Ok(message);
+            }
+            let now = Instant::now();
+            let Some(until) = self.look(now)? else {
+                // This side holds a sender, so the queue cannot close.
+                return self.inbound.recv().map_err(|_| Interrupted::Cancelled);
+            };
+            match self
+                .inbound
+                .recv_timeout(until.saturating_duration_since(now))
+            {
+                Ok(message) => return Ok(message),
+                Err(RecvTimeoutError::Disconnected) => return Err(Interrupted::Cancelled),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
         }
-        let next = self
-            .hops
-            .iter()
-            .filter_map(|hop| {
-                let (at, for_good) = hop.deadline(self.settings.health_timeout)?;
-                Some((at, for_good, hop))
-            })
-            .min_by_key(|(at, for_good, _)| (*at, *for_good));
-        let Some((at, for_good, hop)) = next else {
-            // This side holds a sender, so the queue cannot close.
-            return self.inbound.recv().map_err(|_| Interrupted::Cancelled);
-        };
-        let left = at.saturating_duration_since(Instant::now());
-        match self.inbound.recv_timeout(left) {
-            Ok(message) => Ok(message),
-            Err(RecvTimeoutError::Disconnected) => Err(Interrupted::Cancelled),
-            Err(RecvTimeoutError::Timeout) if for_good => {
-                let seconds = self.settings.health_timeout.as_secs_f32();
-                Err(Interrupted::Trouble(hop.trouble(
-                    "pipeline_stalled",
-                    Cause::Failed,
-                    |host| {
+    }
+
+    /// Looks at every host that owes something; says when to look again.
+    fn look(&mut self, now: Instant) -> Result<Option<Instant>, Interrupted> {
+        let health_timeout = self.settings.health_timeout;
+        let mut until: Option<Instant> = None;
+        for index in 0..self.hops.len() {
+            let Some(hop) = self.hops.get(index) else {
+                continue;
+            };
+            let rows = hop.sent.front().map(|sent| sent.rows);
+            let reference = rows.and_then(|rows| self.reference(index, rows));
+            let Some(hop) = self.hops.get_mut(index) else {
+                continue;
+            };
+            let trouble = match hop.verdict(now, health_timeout, reference) {
+                None => continue,
+                Some(Verdict::Wait(at)) => {
+                    until = Some(until.map_or(at, |until| until.min(at)));
+                    None
+                }
+                Some(Verdict::Overdue) => Some(hop.late()),
+                Some(Verdict::Gone) => Some(hop.gone()),
+                Some(Verdict::Stalled) => {
+                    let seconds = health_timeout.as_secs_f32();
+                    Some(hop.trouble("pipeline_stalled", Cause::Failed, |host| {
                         ChatError::PipelineStalled(format!(
                             "no progress for {seconds} s: waiting for {host}"
                         ))
-                    },
-                )))
+                    }))
+                }
+            };
+            if let Some(trouble) = trouble {
+                return Err(Interrupted::Trouble(trouble));
             }
-            Err(RecvTimeoutError::Timeout) => Err(Interrupted::Trouble(hop.late())),
+            if let Some(code) = hop.waited_for(now) {
+                return Err(Interrupted::Waiting(index, code));
+            }
         }
+        Ok(until)
     }
 
     /// Wakes the chat when its caller gives up.

@@ -11,6 +11,7 @@ use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use futures_util::{Sink, Stream};
 use tokio::sync::Notify;
@@ -75,7 +76,7 @@ pub(crate) struct Shared {
     room: Notify,
     start: Instant,
     peer: PeerKey,
-    close_deadline: std::time::Duration,
+    close_deadline: Duration,
 }
 
 /// What the caller of [`Inner::write`] has to do next.
@@ -228,7 +229,7 @@ impl Inner {
     }
 
     /// The closing handshake, once the session is over. `true`: the connection is done.
-    fn finish(&mut self, now: Time, deadline: std::time::Duration, cx: &mut Context<'_>) -> bool {
+    fn finish(&mut self, now: Time, deadline: Duration, cx: &mut Context<'_>) -> bool {
         let Some(code) = self.session.closed().map(|closed| closed.code) else {
             return false;
         };
@@ -378,7 +379,7 @@ impl Shared {
         let fired = now >= inner.armed;
         if !done && (deadline < inner.armed || fired) {
             inner.armed = deadline;
-            let at = std::time::Duration::from_micros(deadline.0.min(MAX_TIMER_MICROS));
+            let at = Duration::from_micros(deadline.0.min(MAX_TIMER_MICROS));
             timer.as_mut().reset(self.start + at);
         }
         let receiver = match inner.session.has_event() || inner.session.closed().is_some() {
@@ -622,6 +623,51 @@ impl Sender {
     /// How the session ended, if it has.
     pub fn closed(&self) -> Option<SessionClosed> {
         self.shared.lock().session.closed().cloned()
+    }
+
+    /// Asks the peer for a sign of life (PING), unless it has been asked and has not answered yet.
+    /// The answer counts as something heard: see [`silent_for`](Self::silent_for).
+    pub fn probe(&self) {
+        let now = self.shared.now();
+        let mut inner = self.shared.lock();
+        inner.session.probe(now);
+        inner.write_for_driver(now);
+    }
+
+    /// For how long nothing has come from the peer. Its connection answers a [`probe`](Self::probe)
+    /// whatever it computes: a peer that is silent all the same is stopped, or cut off.
+    pub fn silent_for(&self) -> Duration {
+        let now = self.shared.now();
+        Duration::from_micros(self.shared.lock().session.silent_for(now))
+    }
+
+    /// For how long a PING has been unanswered, while nothing else came either.
+    pub fn unanswered_for(&self) -> Option<Duration> {
+        let now = self.shared.now();
+        let asked = self.shared.lock().session.unanswered_for(now);
+        asked.map(Duration::from_micros)
+    }
+
+    /// Asks for a sign of life as [`probe`](Self::probe) does, and resolves with the next thing that
+    /// comes, whatever it is; `false` when the session is over.
+    pub async fn answers(&self) -> bool {
+        let before = self.stats().frames_received;
+        self.probe();
+        loop {
+            let mut moved = pin!(self.shared.room.notified());
+            // Before looking, so that nothing is missed that comes in between.
+            moved.as_mut().enable();
+            {
+                let inner = self.shared.lock();
+                if inner.session.closed().is_some() {
+                    return false;
+                }
+                if inner.session.stats().frames_received != before {
+                    return true;
+                }
+            }
+            moved.await;
+        }
     }
 
     /// Sends a message. Returns when it is written or queued within the send buffer; waits for a

@@ -447,6 +447,25 @@ impl Session {
         self.urgent.push_back(control::ping(FrameType::Ping, token));
     }
 
+    /// Asks the peer for a sign of life, unless it has been asked and has not answered.
+    pub fn probe(&mut self, now: Time) {
+        if self.state == State::Open && self.ping.is_none() {
+            self.send_ping(now);
+        }
+    }
+
+    /// For how long nothing has come from the peer, in microseconds.
+    pub fn silent_for(&self, now: Time) -> u64 {
+        now.0.saturating_sub(self.last_received.0)
+    }
+
+    /// For how long a PING has been waiting for its PONG, in microseconds, while nothing else came
+    /// either. `None` when nothing is waited for, or the peer has been heard since.
+    pub fn unanswered_for(&self, now: Time) -> Option<u64> {
+        let (_, asked) = self.ping?;
+        (self.last_received <= asked).then(|| now.0.saturating_sub(asked.0))
+    }
+
     /// Ends the session. Whatever is queued is dropped; a BYE is all that is left to transmit.
     pub fn close(&mut self, code: CloseCode, detail: &str) {
         if self.state == State::Closed {

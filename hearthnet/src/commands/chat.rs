@@ -14,7 +14,7 @@ use hearthnet_model::engine::{Engine, Head};
 use hearthnet_orchestrator::backend::Backend;
 use hearthnet_orchestrator::chat::{Conversation, Prompt, TextModel};
 use hearthnet_orchestrator::fallback::{LoadLocal, WithFallback};
-use hearthnet_orchestrator::hosts::{Choice, ConnectedHosts, HostPool, HostSource, Reached};
+use hearthnet_orchestrator::hosts::{Choice, HostPool, HostSource, PooledHosts};
 use hearthnet_orchestrator::link::HostAddr;
 use hearthnet_orchestrator::local::LocalBackend;
 use hearthnet_orchestrator::router::GreedyCover;
@@ -147,8 +147,7 @@ impl Chat<'_> {
                 }
                 None => {
                     let key = Arc::new(node_key(global)?);
-                    let links = runtime.block_on(connect(&args.shard, &key, config))?;
-                    connected(links, &model, &key.id().to_string(), config)
+                    connect(runtime.handle(), &args.shard, &key, &model, config)?
                 }
             };
             let may = config.research.distributed_inference.fallback_to_local;
@@ -195,21 +194,27 @@ pub(crate) fn local_backend(
     Ok((LocalBackend::new(engine, &model.id)?, head))
 }
 
-/// Connects to every host at once. A host that cannot be reached is left out as
-/// long as one can; what is then missing, the router tells.
-pub(crate) async fn connect(
+/// Connects to every host at once, for chats. A host that cannot be reached is left out as long as
+/// others have its layers; what is then missing, the router tells. Also says why any was left out.
+pub(crate) fn connect(
+    runtime: &Handle,
     hosts: &[HostAddr],
     key: &Arc<hearthnet_bus::NodeKey>,
+    model: &OpenModel,
     config: &Config,
-) -> Result<Reached, Failure> {
-    let transport = config.transport()?;
+) -> Result<(Box<dyn HostSource>, Vec<ChatError>), Failure> {
     let pool = HostPool::new(
-        Handle::current(),
+        runtime.clone(),
         Arc::clone(key),
-        transport,
+        config.transport()?,
         hosts.iter().cloned(),
     );
-    Ok(pool.reach().await)
+    let source = PooledHosts {
+        pool: Arc::new(pool),
+        choice: choice(model, &key.id().to_string(), config),
+    };
+    let failures = runtime.block_on(source.reach());
+    Ok((Box::new(source), failures))
 }
 
 /// How hosts for a model are chosen.
@@ -222,20 +227,6 @@ pub(crate) fn choice(model: &OpenModel, own_id: &str, config: &Config) -> Choice
         own_id: own_id.to_owned(),
         allow_self: inference.allow_self_as_shard,
     }
-}
-
-/// The hosts that answered and no others, for a chat; and why others did not.
-pub(crate) fn connected(
-    reached: Reached,
-    model: &OpenModel,
-    own_id: &str,
-    config: &Config,
-) -> (Box<dyn HostSource>, Vec<ChatError>) {
-    let source = ConnectedHosts {
-        links: reached.links,
-        choice: choice(model, own_id, config),
-    };
-    (Box::new(source), reached.failures)
 }
 
 /// The wire's view of a model.

@@ -13,8 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::args::{DemoArgs, Global};
 use crate::commands::chat::{
-    Print, connect, connected, local_backend, open_route, print_text, stream_answer,
-    watch_interrupt,
+    Print, connect, local_backend, open_route, print_text, stream_answer, watch_interrupt,
 };
 use crate::commands::{
     OpenModel, engine_options, load_head, open_or_pull_model, print_bytes, print_json, runtime,
@@ -93,11 +92,9 @@ pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<()
     let mut print: Print = if args.json { |_| Ok(()) } else { print_text };
     let started = Instant::now();
     let addresses: Vec<HostAddr> = hosts.iter().filter_map(HostProcess::address).collect();
-    let links = runtime.block_on(connect(&addresses, &key, &config))?;
-    let own = key.id().to_string();
     // Hosts only: what is compared below must not be this machine twice.
     let handle = runtime.handle();
-    let source = connected(links, &model, &own, &config);
+    let source = connect(handle, &addresses, &key, &model, &config)?;
     let backend = open_route(handle, &model, source, &config, None, &cancel)?;
     let mut conversation = Conversation::new(backend);
     let done = stream_answer(

@@ -10,7 +10,7 @@ use hearthnet_orchestrator::{Cancel, ChatError};
 use super::{Chat, Own};
 use crate::args::ChatArgs;
 use crate::commands::{print_bytes, print_json, sampling};
-use crate::explain::explain;
+use crate::explain::{explain, waiting};
 use crate::failure::{Failure, Kind};
 use crate::output::note;
 use crate::service_chat::{self, Unanswered};
@@ -34,6 +34,12 @@ impl Chat<'_> {
         let mut watched = |frame: &Frame| {
             if let Frame::ShardFailover { .. } = frame {
                 moves.push(frame.clone());
+            }
+            if let Some(line) = waiting(frame)
+                && !args.json
+                && !args.frames
+            {
+                note(line);
             }
             print(frame)
         };

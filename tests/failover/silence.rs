@@ -1,0 +1,340 @@
+//! Hosts that fall silent, at the default settings: stopped, behind a pulled cable, or dead while a
+//! chat connects; and hosts that are only slow. What an answer stood still for is printed:
+//!
+//! ```text
+//! cargo test -p hearthnet --test failover -- --nocapture silence
+//! ```
+
+use hearthnet_bus::NodeId;
+use hearthnet_orchestrator::chat::{Conversation, Prompt};
+use hearthnet_orchestrator::hosts::{HostPool, HostSource, PooledHosts};
+use hearthnet_orchestrator::link::HostAddr;
+use hearthnet_orchestrator::sharded::PumpSettings;
+use hearthnet_testkit::lab::Lab;
+
+use super::*;
+use crate::support::Server;
+
+/// A caller as the program is without any setting.
+fn by_default() -> Caller {
+    Caller::new(u32::MAX, PumpSettings::default().health_timeout)
+}
+
+/// Says for how long an answer stood still.
+fn stood_still(what: &str, heard: &Heard) {
+    println!(
+        "{what}: stood still for {:.2} s",
+        heard.longest.as_secs_f64()
+    );
+}
+
+#[test]
+fn a_host_that_is_stopped_in_the_prompt_or_the_answer_is_left_for_its_spare() {
+    let caller = by_default();
+    let undisturbed = caller.alone(&usual());
+    let mut fleet = Fleet::new(&caller, 2);
+    // Before anything is known of it, and when it is known.
+    for (victim, position) in [(0, 0), (1, 0), (0, 1), (1, 1), (0, 20), (1, 20)] {
+        let what = format!("host {victim} stops at token {position}");
+        let mut struck = String::new();
+        let answer = ask(&caller, &fleet.addresses(), false, |token, route| {
+            if token == position {
+                struck.clone_from(&route[victim]);
+                fleet.strike(&struck, Fault::Stop);
+            }
+        });
+        answer.says(&undisturbed, &what);
+        stood_still(&what, &answer.heard);
+        match position {
+            // A history may say sooner that it is late than its silence that it is gone.
+            20 => assert_eq!(answer.heard.degraded.len(), 1, "{what}"),
+            _ => assert_eq!(answer.heard.degraded, ["silent"], "{what}"),
+        }
+        assert_eq!(answer.heard.recoveries.len(), 1, "{what}");
+        assert!(answer.heard.waits.contains(&"silent".into()), "{what}");
+        fleet.mend(&caller, &struck, Fault::Stop);
+    }
+}
+
+#[test]
+fn a_host_that_stops_in_the_middle_of_a_long_prompt_is_left_for_its_spare() {
+    let caller = by_default();
+    let mut long = usual();
+    let text = "The keeper of the lighthouse wrote down the weather of the day. ".repeat(40);
+    long.prompt = Prompt::Messages(vec![hearthnet_model::ChatMessage::user(text)]);
+    let undisturbed = caller.alone(&long);
+    let fleet = Fleet::new(&caller, 2);
+    let mut conversation = caller.open(&caller.connect(&fleet.addresses()), false);
+    let mut heard = Heard::default();
+    std::thread::scope(|scope| {
+        let (begin, begun) = std::sync::mpsc::channel::<String>();
+        let fleet = &fleet;
+        scope.spawn(move || {
+            let node = begun.recv().expect("the route");
+            // Somewhere in the prompt: which piece it is makes no difference.
+            std::thread::sleep(Duration::from_millis(100));
+            fleet.strike(&node, Fault::Stop);
+        });
+        let result = caller.answer(&mut conversation, &long, &mut heard, |token, route| {
+            if token == 0 {
+                begin.send(route[1].clone()).expect("it waits");
+            }
+        });
+        same(&result, &heard, &undisturbed, "in the middle of the prompt");
+    });
+    stood_still("in the middle of the prompt", &heard);
+    assert_eq!(heard.degraded.len(), 1);
+    assert_eq!(heard.recoveries.len(), 1);
+}
+
+#[test]
+fn a_silent_host_that_nobody_can_replace_is_waited_for_and_the_screen_says_so() {
+    let caller = by_default();
+    let undisturbed = caller.alone(&usual());
+    let fleet = Fleet::new(&caller, 1);
+    let mut conversation = caller.open(&caller.connect(&fleet.addresses()), false);
+    let host = fleet.0[1].process.child.id();
+    let mut heard = Heard {
+        // It comes back when the caller has been told that it waits for it.
+        on_wait: Some(Box::new(move || {
+            let pid = crate::support::pid(host);
+            rustix::process::kill_process(pid, Signal::CONT).expect("it is stopped");
+        })),
+        ..Heard::default()
+    };
+    let result = caller.answer(&mut conversation, &usual(), &mut heard, |token, _| {
+        if token == 6 {
+            fleet.0[1].signal(Signal::STOP);
+        }
+    });
+    same(&result, &heard, &undisturbed, "stopped for a while");
+    assert!(heard.waits.contains(&"silent".into()), "{:?}", heard.waits);
+    assert_eq!(heard.degraded, [""; 0], "it was waited for");
+}
+
+/// Two tokens of an answer: enough for a prompt and a step behind it.
+fn short() -> ChatRequest {
+    ChatRequest {
+        max_tokens: 3,
+        ..usual()
+    }
+}
+
+#[test]
+fn hosts_that_honestly_take_seconds_for_a_step_are_not_left() {
+    // Two pieces of a prompt and two tokens at 2.5 s each; nothing is known of any before, and the
+    // health timeout is not far.
+    let slow = Lie::Slow(Duration::from_millis(2500));
+    let caller = Caller::new(u32::MAX, Duration::from_secs(9));
+    let undisturbed = caller.alone(&short());
+    let (_first, first) = liar_with(&caller, slow, 0, 0..15);
+    let (_second, second) = liar_with(&caller, slow, 0, 15..30);
+    let (_spare, spare) = liar_with(&caller, slow, 0, 15..30);
+    let fast = caller.host(RANGES[0], &[]);
+    for (what, hosts) in [
+        (
+            "all are slow, and one has a spare",
+            vec![first, second.clone(), spare],
+        ),
+        (
+            "one is slow beside a fast one",
+            vec![fast.address.clone(), second],
+        ),
+    ] {
+        let mut conversation = caller.open(&caller.connect(&hosts), false);
+        let mut heard = Heard::default();
+        let result = caller.answer(&mut conversation, &short(), &mut heard, |_, _| {});
+        same(&result, &heard, &undisturbed, what);
+        stood_still(what, &heard);
+        assert_eq!(heard.degraded, [""; 0], "{what}");
+        assert_eq!(heard.recoveries, [], "{what}");
+    }
+}
+
+#[test]
+fn a_host_that_is_slow_from_its_first_token_is_left_for_an_idle_spare() {
+    let caller = by_default();
+    let undisturbed = caller.alone(&usual());
+    let first = caller.host(RANGES[0], &[]);
+    // One host reaches the end of the model where two others have to share: it is taken.
+    let (bridge, spare) = (caller.host("15-19", &[]), caller.host("20-29", &[]));
+    let (_slow, slow) = liar(&caller, Lie::Slow(Duration::from_secs(1)), 0);
+    let all = [&first.address, &bridge.address, &spare.address, &slow];
+    let all: Vec<String> = all.into_iter().cloned().collect();
+    let answer = ask(&caller, &all, false, |_, _| {});
+    answer.says(&undisturbed, "slow from its first token");
+    stood_still("slow from its first token", &answer.heard);
+    assert_eq!(answer.heard.degraded, ["degraded"]);
+    assert_eq!(answer.heard.recoveries.len(), 1);
+    assert_eq!(answer.result.expect("an answer").route.len(), 3);
+}
+
+/// A conversation over hosts known by address, as `serve --shard` keeps them.
+fn pooled(caller: &Caller, hosts: &[String]) -> Result<(Conversation, Arc<HostPool>), ChatError> {
+    let address = |host: &String| host.parse::<HostAddr>().expect("an address");
+    let pool = Arc::new(HostPool::new(
+        caller.runtime.handle().clone(),
+        Arc::new(NodeKey::from_secret(&caller.key.secret())),
+        hearthnet_transport::Config::default(),
+        hosts.iter().map(address),
+    ));
+    let source = PooledHosts {
+        pool: Arc::clone(&pool),
+        choice: caller.choice(),
+    };
+    Ok((caller.open_over(Box::new(source), true)?, pool))
+}
+
+#[test]
+fn a_stopped_host_does_not_keep_a_chat_from_connecting_to_the_others() {
+    let caller = by_default();
+    let undisturbed = caller.alone(&short());
+    let fleet = Fleet::new(&caller, 2);
+    for host in &fleet.0 {
+        host.signal(Signal::STOP);
+        let began = Instant::now();
+        let (mut conversation, _pool) = pooled(&caller, &fleet.addresses()).expect("a route");
+        println!("connected in {:.2} s", began.elapsed().as_secs_f64());
+        let mut heard = Heard::default();
+        let result = caller.answer(&mut conversation, &short(), &mut heard, |_, _| {});
+        same(&result, &heard, &undisturbed, "beside a stopped host");
+        assert_eq!(heard.degraded, [""; 0]);
+        host.signal(Signal::CONT);
+    }
+}
+
+#[test]
+fn a_session_whose_host_has_stopped_since_is_passed_over_by_the_next_chat() {
+    let caller = by_default();
+    let undisturbed = caller.alone(&short());
+    let fleet = Fleet::new(&caller, 2);
+    let (first, pool) = pooled(&caller, &fleet.addresses()).expect("a route");
+    let used: Vec<String> = first
+        .route()
+        .into_iter()
+        .filter_map(|hop| hop.host)
+        .collect();
+    drop(first);
+    for node in used {
+        fleet.strike(&node, Fault::Stop);
+        let began = Instant::now();
+        let source = PooledHosts {
+            pool: Arc::clone(&pool),
+            choice: caller.choice(),
+        };
+        let next = caller.open_over(Box::new(source) as Box<dyn HostSource>, true);
+        let mut next = next.expect("a route");
+        println!("connected in {:.2} s", began.elapsed().as_secs_f64());
+        assert!(
+            next.route()
+                .iter()
+                .all(|hop| hop.host.as_ref() != Some(&node))
+        );
+        let mut heard = Heard::default();
+        let result = caller.answer(&mut next, &short(), &mut heard, |_, _| {});
+        same(&result, &heard, &undisturbed, "after its host has stopped");
+        assert_eq!(heard.degraded, [""; 0]);
+    }
+}
+
+#[test]
+fn a_host_that_dies_while_a_chat_connects_is_passed_over_for_its_spare() {
+    let caller = by_default();
+    let undisturbed = caller.alone(&short());
+    let mut fleet = Fleet::new(&caller, 2);
+    // Each of them at a moment of its own, from the first byte to the first row.
+    for round in 0..24 {
+        let victim = round % fleet.0.len();
+        let after = Duration::from_millis(3 * round as u64);
+        let (addresses, began) = (fleet.addresses(), Instant::now());
+        let answer = std::thread::scope(|scope| {
+            let victim = &fleet.0[victim];
+            scope.spawn(move || {
+                std::thread::sleep(after.saturating_sub(began.elapsed()));
+                victim.signal(Signal::KILL);
+            });
+            let (mut conversation, _pool) = pooled(&caller, &addresses)?;
+            let mut heard = Heard::default();
+            let result = caller.answer(&mut conversation, &short(), &mut heard, |_, _| {});
+            Ok::<_, ChatError>((result, heard))
+        });
+        let what = format!("host {victim} dies after {after:?}");
+        let (result, heard) = answer.unwrap_or_else(|error| panic!("{what}: {error}"));
+        same(&result, &heard, &undisturbed, &what);
+        assert!(!heard.local, "{what}: there was a spare");
+        wait_for_end(fleet.0[victim].process.child.id());
+        fleet.0[victim] = caller.host(RANGES[victim % RANGES.len()], &[]);
+    }
+}
+
+#[test]
+fn a_pulled_cable_costs_seconds_and_no_word() {
+    let Some(lab) = Lab::or_skip(5, 1) else {
+        return;
+    };
+    let homes: Vec<_> = (0..5).map(|_| support::Home::new()).collect();
+    let lab = Arc::new(lab);
+    // The caller is on machine 0, and so is every thread that it starts.
+    let (here, cables) = (lab.host(0).clone(), Arc::clone(&lab));
+    let run = move || {
+        let caller = by_default();
+        let undisturbed = caller.alone(&usual());
+        let admit = caller.key.id().to_string();
+        let model = model();
+        let model = model.to_str().expect("a UTF-8 path");
+        let hosts: Vec<(usize, Server, String)> = (1..5)
+            .map(|n| {
+                let listen = format!("{}:0", cables.host(n).v4());
+                let args = [
+                    "shard",
+                    "serve",
+                    "--set",
+                    "policy.research.enable=true",
+                    "--json",
+                    "--lifeline",
+                    "--model",
+                    model,
+                    "--layers",
+                    RANGES[n % 2],
+                    "--threads",
+                    "1",
+                    "--listen",
+                    &listen,
+                    "--peer-key",
+                    &admit,
+                ];
+                let program = cables.host(n).command(env!("CARGO_BIN_EXE_hearthnet"));
+                let server = Server::run(&mut homes[n].hearthnet_with(program, &args));
+                let address = server.ready["address"].as_str().expect("an address");
+                let address = address.to_owned();
+                (n, server, address)
+            })
+            .collect();
+        let addresses: Vec<String> = hosts.iter().map(|(_, _, at)| at.clone()).collect();
+        for (victim, position) in [(0, 0), (1, 5), (0, 25)] {
+            let what = format!("the cable of host {victim} is pulled at token {position}");
+            let mut pulled = 0;
+            let (mut conversation, _pool) = pooled(&caller, &addresses).expect("a route");
+            let mut heard = Heard::default();
+            let result = caller.answer(&mut conversation, &usual(), &mut heard, |token, route| {
+                if token == position {
+                    let node: NodeId = route[victim].parse().expect("a node id");
+                    let found = hosts
+                        .iter()
+                        .find(|(_, _, at)| at.ends_with(&node.to_string()));
+                    pulled = found.expect("one of them").0;
+                    cables.host(pulled).unplug(0);
+                }
+            });
+            same(&result, &heard, &undisturbed, &what);
+            stood_still(&what, &heard);
+            assert_eq!(heard.degraded.len(), 1, "{what}");
+            assert_eq!(heard.recoveries.len(), 1, "{what}");
+            assert!(!heard.local, "{what}: there was a spare");
+            cables.host(pulled).plug(0);
+        }
+    };
+    here.run(run)
+        .join()
+        .expect("no failure on the lab's machine");
+}
