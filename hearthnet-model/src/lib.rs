@@ -12,7 +12,7 @@
 //! | what exactly it is, and the proof of a part of it | [`manifest`] |
 //! | what it is, for people | [`inspect`] |
 //! | weights in other types | [`convert`], [`quantize`] |
-//! | which models there are, and fetching them | [`catalogue`], [`pull`], [`cache`] |
+//! | which models there are, how they are named, fetching them | [`catalogue`], [`reference`](mod@reference), [`pull`], [`cache`] |
 //! | **Text** | |
 //! | text to tokens and back | [`tokenizer`], [`detokenize`] |
 //! | messages to a prompt | [`template`] |
@@ -56,6 +56,7 @@ pub mod manifest;
 pub mod model_file;
 pub mod pull;
 pub mod quantize;
+pub mod reference;
 pub mod sampler;
 pub mod spec;
 pub mod stop;
@@ -68,6 +69,7 @@ pub use error::{FileError, ModelError};
 pub use gguf::{Gguf, TensorType};
 pub use manifest::{Digest, Manifest, WeightsId};
 pub use model_file::{ModelFile, TensorView};
+pub use reference::ModelRef;
 pub use sampler::{Sampled, Sampler, SamplerConfig};
 pub use spec::{LayerTensor, ModelSpec, RopeKind, RopeSpec};
 pub use stop::StopMatcher;

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use crate::boundary::BoundaryDtype;
 use crate::error::ModelError;
 use crate::families::{EMBEDDING, Family, OUTPUT, OUTPUT_NORM};
 use crate::gguf::{Gguf, TensorInfo, TensorType};
@@ -16,6 +17,8 @@ pub struct ModelFile {
     gguf: Gguf,
     family: &'static Family,
     spec: ModelSpec,
+    /// What the file says; `spec` may have another one.
+    boundary: BoundaryDtype,
 }
 
 /// A tensor's data, borrowed from the file.
@@ -67,8 +70,25 @@ impl ModelFile {
             path: None,
             gguf,
             family,
+            boundary: spec.boundary,
             spec,
         })
+    }
+
+    /// The same model with another type of rows between its layers, for debugging: to everybody it
+    /// is then another model, with another identity.
+    #[must_use]
+    pub fn with_boundary(mut self, boundary: BoundaryDtype) -> Self {
+        self.spec.boundary = boundary;
+        self
+    }
+
+    /// The hyperparameters as the file has them.
+    pub(crate) fn stored_spec(&self) -> ModelSpec {
+        ModelSpec {
+            boundary: self.boundary,
+            ..self.spec.clone()
+        }
     }
 
     /// Where the file is, if it was opened from one.

@@ -6,8 +6,10 @@ use std::fs;
 use std::path::Path;
 
 use ciborium::Value;
-use hearthnet_model::manifest::{MAX_MANIFEST_BYTES, ManifestError, VerifyError};
-use hearthnet_model::{Gguf, Manifest, ModelFile, WeightsId};
+use hearthnet_model::manifest::{
+    FileState, MAX_MANIFEST_BYTES, ManifestError, VerifyError, file_state,
+};
+use hearthnet_model::{BoundaryDtype, Gguf, Manifest, ModelFile, WeightsId};
 use hearthnet_testkit::TinyLlama;
 use proptest::prelude::*;
 
@@ -245,7 +247,7 @@ fn hashed(path: &Path) -> (WeightsId, bool) {
 }
 
 #[test]
-fn a_manifest_is_kept_beside_the_model_until_the_model_changes() {
+fn a_manifest_is_kept_beside_the_model_and_not_replaced_by_that_of_another_file() {
     let directory = tempfile::tempdir().unwrap();
     let tiny = TinyLlama::default();
     let path = tiny.write(directory.path());
@@ -265,9 +267,78 @@ fn a_manifest_is_kept_beside_the_model_until_the_model_changes() {
         .unwrap();
     let id = manifest(&other).weights_id();
     assert_eq!(hashed(&path), (id, true));
+    // Nobody has said that this may be another model now.
+    assert_eq!(hashed(&path), (id, true));
+    let open = ModelFile::open(&path).unwrap();
+    let refused = open.check(None, &mut |_, _| {}).unwrap_err();
+    assert!(!refused.pinned, "{refused}");
+    open.accept(&mut |_, _| {});
     assert_eq!(hashed(&path), (id, false));
     let names = fs::read_dir(directory.path()).unwrap().count();
     assert_eq!(names, 2, "the model and its manifest, nothing half-written");
+}
+
+/// Changes one byte and puts the time of modification back.
+fn change(path: &Path, at: usize) {
+    let modified = fs::metadata(path).unwrap().modified().unwrap();
+    let mut bytes = fs::read(path).unwrap();
+    bytes[at] ^= 0x10;
+    fs::write(path, bytes).unwrap();
+    let file = fs::File::options().write(true).open(path).unwrap();
+    file.set_modified(modified).unwrap();
+}
+
+#[test]
+fn a_byte_that_changed_under_the_same_time_is_seen_wherever_it_lies() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = TinyLlama::default().write(directory.path());
+    let check = || ModelFile::open(&path).unwrap().check(None, &mut |_, _| {});
+    let good = check().unwrap();
+    assert_eq!(file_state(&path), FileState::Verified(good.weights_id()));
+
+    let weights = fs::metadata(&path).unwrap().len() as usize - 64;
+    let name = b"general.name";
+    let bytes = fs::read(&path).unwrap();
+    let at = bytes.windows(name.len()).position(|window| window == name);
+    // The text behind the key, its type and its length: no number depends on it.
+    let text = at.unwrap() + name.len() + 4 + 8;
+    for (at, what) in [(weights, "1 of "), (text, "description")] {
+        change(&path, at);
+        assert_eq!(file_state(&path), FileState::Changed);
+        let error = check().unwrap_err().to_string();
+        assert!(error.contains(what), "{error}");
+        // It is not what it was until it is what it was.
+        assert!(check().is_err());
+        change(&path, at);
+        assert_eq!(check().unwrap(), good);
+        assert_eq!(file_state(&path), FileState::Verified(good.weights_id()));
+    }
+}
+
+#[test]
+fn another_boundary_is_another_model_of_the_same_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = TinyLlama::default().write(directory.path());
+    let open = || ModelFile::open(&path).unwrap();
+    let own = open().check(None, &mut |_, _| {}).unwrap();
+    let mut hashed = false;
+    let wide = open()
+        .with_boundary(BoundaryDtype::F32)
+        .check(None, &mut |_, _| hashed = true)
+        .unwrap();
+    assert!(!hashed, "the record of the file serves both");
+    assert_eq!(wide.spec().boundary, BoundaryDtype::F32);
+    assert_eq!(wide.tensors(), own.tensors());
+    assert_ne!(wide.weights_id(), own.weights_id());
+    let sound = wide.verify(&open(), 0..2, true, &mut |_, _| {});
+    assert_eq!(sound, Err(VerifyError::Spec));
+    let sound = wide.verify(
+        &open().with_boundary(BoundaryDtype::F32),
+        0..2,
+        true,
+        &mut |_, _| {},
+    );
+    assert_eq!(sound, Ok(()));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use hearthnet_bus::node::Node;
 use hearthnet_model::engine::{self, Engine, EngineError, EngineOptions, SeqId};
 use hearthnet_model::kernels::PAGE;
 use hearthnet_model::manifest::Manifest;
-use hearthnet_model::{ModelFile, WeightsId};
+use hearthnet_model::{BoundaryDtype, ModelFile, WeightsId};
 use tokio::sync::mpsc;
 
 use crate::config::ServeConfig;
@@ -27,6 +27,8 @@ pub struct ShardConfig {
     pub model_id: Option<String>,
     /// First and last layer to serve, both inclusive.
     pub layers: (u32, u32),
+    /// What is sent from layer to layer, where it is not to be what the file says.
+    pub boundary: Option<BoundaryDtype>,
     /// Refuse to start with any other weights. Default: whatever the file holds.
     pub expected_weights: Option<WeightsId>,
     /// Threads and instruction set. The limits of memory, sequences and context in it are
@@ -44,6 +46,7 @@ impl ShardConfig {
             model: model.into(),
             model_id: None,
             layers,
+            boundary: None,
             expected_weights: None,
             engine: EngineOptions::default(),
             serve: ServeConfig::new(listen),
@@ -92,6 +95,7 @@ async fn prepare(
         model,
         model_id,
         layers,
+        boundary,
         expected_weights,
         engine,
         serve,
@@ -100,7 +104,7 @@ async fn prepare(
     let (report, mut reports) = mpsc::channel(16);
     let path = model.clone();
     let opening = tokio::task::spawn_blocking(move || {
-        open(&path, layers, expected_weights, &|done, total| {
+        open(&path, layers, boundary, expected_weights, &|done, total| {
             // When the start keeps up with reports badly, it misses some of them.
             let _ = report.try_send(StartProgress::Hashing { done, total });
         })
@@ -144,10 +148,14 @@ async fn prepare(
 fn open(
     path: &Path,
     (lo, hi): (u32, u32),
+    boundary: Option<BoundaryDtype>,
     expected: Option<WeightsId>,
     progress: &dyn Fn(u64, u64),
 ) -> Result<(Manifest, WeightsId), StartError> {
-    let file = ModelFile::open(path)?;
+    let mut file = ModelFile::open(path)?;
+    if let Some(boundary) = boundary {
+        file = file.with_boundary(boundary);
+    }
     let total = file.spec().layers;
     if lo > hi || hi >= total {
         return Err(StartError::LayerRange { lo, hi, total });
@@ -189,7 +197,9 @@ impl EngineSource for ModelSource {
     fn load(&mut self, progress: &mut dyn FnMut(LoadPhase, u64, u64)) -> Result<Engine, String> {
         // Opened anew each time: while the weights are put away, nothing of the file is held,
         // and when they come back they are proved to be the same.
-        let file = ModelFile::open(&self.path).map_err(|error| error.to_string())?;
+        let file = ModelFile::open(&self.path)
+            .map_err(|error| error.to_string())?
+            .with_boundary(self.manifest.spec().boundary);
         self.manifest
             .verify(&file, self.layers.clone(), false, &mut |done, total| {
                 progress(LoadPhase::Verifying, done, total);

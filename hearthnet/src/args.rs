@@ -6,8 +6,11 @@ mod service;
 
 use std::path::PathBuf;
 
+use clap::builder::{PathBufValueParser, TypedValueParser as _};
 use clap::{ArgAction, Parser, Subcommand};
 use hearthnet_bus::NodeId;
+use hearthnet_model::reference::expand_home;
+use hearthnet_model::{Digest, ModelRef};
 use hearthnet_orchestrator::link::HostAddr;
 
 pub(crate) use community::{
@@ -25,7 +28,7 @@ nobody answers), 11 busy, 130 Ctrl-C.";
 
 /// One language model, held by several homes: answer together what none could answer alone.
 #[derive(Debug, Parser)]
-#[command(name = "hearthnet", version, after_help = EXIT_CODES)]
+#[command(name = "hearthnet", version = env!("HEARTHNET_VERSION"), after_help = EXIT_CODES)]
 pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) global: Global,
@@ -36,16 +39,16 @@ pub(crate) struct Args {
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Global {
     /// Configuration file [default: the user's own, if there is one].
-    #[arg(long, global = true, value_name = "FILE", env = "HEARTHNET_CONFIG")]
+    #[arg(long, global = true, value_name = "FILE", env = "HEARTHNET_CONFIG", value_parser = home_path())]
     pub(crate) config: Option<PathBuf>,
     /// Override one setting for this run, for example policy.research.enable=true.
     #[arg(long, global = true, value_name = "KEY=VALUE", action = ArgAction::Append)]
     pub(crate) set: Vec<String>,
     /// Model catalogue [default: the one built into the program].
-    #[arg(long, global = true, value_name = "FILE", env = "HEARTHNET_CATALOGUE")]
+    #[arg(long, global = true, value_name = "FILE", env = "HEARTHNET_CATALOGUE", value_parser = home_path())]
     pub(crate) catalogue: Option<PathBuf>,
     /// Directory of this node's key [default: ~/.local/share/hearthnet].
-    #[arg(long, global = true, value_name = "DIR", env = "HEARTHNET_DATA_DIR")]
+    #[arg(long, global = true, value_name = "DIR", env = "HEARTHNET_DATA_DIR", value_parser = home_path())]
     pub(crate) data_dir: Option<PathBuf>,
 }
 
@@ -80,9 +83,22 @@ pub(crate) enum Command {
     Bench(BenchCommand),
     /// Print this node's id (made on first use).
     Id(IdArgs),
-    /// Show what is configured.
+    /// Show what is configured, or check a configuration file.
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// Print what a shell needs to complete command lines.
+    ///
+    /// For example: hearthnet completions bash > ~/.local/share/bash-completion/completions/hearthnet
+    Completions {
+        /// bash, zsh, fish, elvish or powershell.
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual, a page for each command.
+    Man {
+        /// Directory to write to; it is made if need be.
+        #[arg(value_name = "DIR", value_parser = home_path())]
+        directory: PathBuf,
+    },
 }
 
 impl Command {
@@ -100,6 +116,8 @@ impl Args {
     pub(crate) fn wants_json(&self) -> bool {
         match &self.command {
             Command::Model(ModelCommand::Inspect { json, .. })
+            | Command::Model(ModelCommand::List { json })
+            | Command::Model(ModelCommand::Verify { json, .. })
             | Command::Shard(ShardCommand::Serve(ServeArgs { json, .. }))
             | Command::Chat(ChatArgs { json, .. })
             | Command::Demo(DemoArgs { json, .. })
@@ -122,26 +140,55 @@ impl Args {
 pub(crate) enum ModelCommand {
     /// Fetch a model of the catalogue into the user's cache.
     Pull {
-        /// Catalogue id, for example smollm2-135m-instruct.
-        model: String,
+        /// Catalogue id, hf:OWNER/REPOSITORY/FILE.gguf, or an https address.
+        model: ModelRef,
         /// Take the file from here instead; it is checked like any other source.
-        #[arg(long, value_name = "FILE")]
+        #[arg(long, value_name = "FILE", value_parser = home_path(), conflicts_with_all = ["sha256", "force"])]
         from: Option<PathBuf>,
+        /// What a file must be that no catalogue pins: the SHA-256 of all of it.
+        #[arg(long, value_name = "HEX")]
+        sha256: Option<Digest>,
+        /// Fetch it again even if it is here.
+        #[arg(long)]
+        force: bool,
     },
-    /// List the catalogue, and what is on this machine.
-    List,
+    /// List the catalogue, and what is on this machine, in which state.
+    List {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove a fetched model from this machine.
+    Rm {
+        #[arg(help = MODEL)]
+        model: ModelRef,
+        /// Do not ask.
+        #[arg(long, short)]
+        yes: bool,
+    },
+    /// Read every byte of a model file: is it what the catalogue pins, or what it was?
+    Verify {
+        #[arg(help = MODEL)]
+        model: ModelRef,
+        /// Take the file as it is now. (What the catalogue pins cannot be overruled.)
+        #[arg(long)]
+        accept: bool,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// Print what is in a model file.
     Inspect {
-        /// Path of a GGUF file, or a catalogue id that has been pulled.
-        model: String,
+        #[arg(help = MODEL)]
+        model: ModelRef,
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
     /// Write a model file with another weight type.
     Convert {
-        /// Path of a GGUF file, or a catalogue id that has been pulled.
-        model: String,
+        #[arg(help = MODEL)]
+        model: ModelRef,
         /// Weight type: f32, f16, q8_0, q4_0 or q4_1.
         #[arg(long, value_name = "TYPE")]
         to: String,
@@ -160,9 +207,8 @@ pub(crate) enum ShardCommand {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServeArgs {
-    /// Catalogue id, or path of a GGUF file.
-    #[arg(long)]
-    pub(crate) model: String,
+    #[arg(long, help = MODEL_OR_DEFAULT)]
+    pub(crate) model: Option<ModelRef>,
     /// First and last layer, for example 0-14, or `auto`: what the community lacks most.
     #[arg(long, value_name = "LO-HI|auto", default_value = "auto", value_parser = parse_layers, long_help = LAYERS)]
     pub(crate) layers: Layers,
@@ -231,9 +277,8 @@ pub(crate) struct SamplingArgs {
 pub(crate) struct ChatArgs {
     /// What to ask; without it, an interactive chat.
     pub(crate) prompt: Option<String>,
-    /// Catalogue id, or path of a GGUF file.
-    #[arg(long, default_value = "smollm2-135m-instruct")]
-    pub(crate) model: String,
+    #[arg(long, help = MODEL_OR_DEFAULT)]
+    pub(crate) model: Option<ModelRef>,
     /// A host, as its `shard serve` prints it (repeat for more) [default: those of the community].
     #[arg(long, value_name = "ENDPOINT#NODEID", conflicts_with = "local")]
     pub(crate) shard: Vec<HostAddr>,
@@ -272,9 +317,8 @@ pub(crate) struct DemoArgs {
     /// What to ask.
     #[arg(default_value = "Why is it good to share?")]
     pub(crate) prompt: String,
-    /// Catalogue id, or path of a GGUF file.
-    #[arg(long, default_value = "smollm2-135m-instruct")]
-    pub(crate) model: String,
+    #[arg(long, help = MODEL_OR_DEFAULT)]
+    pub(crate) model: Option<ModelRef>,
     /// Host processes that share the layers.
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub(crate) shards: u32,
@@ -292,9 +336,8 @@ pub(crate) struct DemoArgs {
 pub(crate) enum BenchCommand {
     /// Tokens per second of prefill and decode.
     Engine {
-        /// Catalogue id, or path of a GGUF file.
-        #[arg(long, default_value = "smollm2-135m-instruct")]
-        model: String,
+        #[arg(long, help = MODEL_OR_DEFAULT)]
+        model: Option<ModelRef>,
         /// Thread counts to measure.
         #[arg(long, value_delimiter = ',', default_value = "1,2")]
         threads: Vec<usize>,
@@ -332,9 +375,8 @@ pub(crate) enum BenchCommand {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct MeshArgs {
-    /// Catalogue id, or path of a GGUF file.
-    #[arg(long, default_value = "smollm2-135m-instruct")]
-    pub(crate) model: String,
+    #[arg(long, help = MODEL_OR_DEFAULT)]
+    pub(crate) model: Option<ModelRef>,
     /// Host processes, each with one thread, and a core of its own if there are as many.
     #[arg(long, default_value_t = 2)]
     pub(crate) shards: u32,
@@ -379,6 +421,25 @@ pub(crate) struct IdArgs {
 pub(crate) enum ConfigCommand {
     /// Print every setting, its value, and where the value comes from.
     Show,
+    /// Check a configuration file without using it.
+    Check {
+        /// The file [default: --config, else the user's own].
+        #[arg(value_name = "FILE", value_parser = home_path())]
+        file: Option<PathBuf>,
+    },
+}
+
+const MODEL: &str =
+    "Catalogue id, path of a GGUF file, hf:OWNER/REPOSITORY/FILE.gguf, or an https address";
+
+const MODEL_OR_DEFAULT: &str = "\
+Catalogue id, path of a GGUF file, hf:OWNER/REPOSITORY/FILE.gguf, or an https address [default: \
+model.default, else what the community serves, else smollm2-135m-instruct]";
+
+/// A path in which a leading `~/` is the home directory: shells leave it alone in `--option=~/x`,
+/// and nobody expands it in a service's environment.
+fn home_path() -> impl clap::builder::TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().map(|path| expand_home(&path))
 }
 
 const LAYERS: &str = "\

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use hearthnet_bus::NodeKey;
 use hearthnet_model::engine::{Engine, EngineOptions, Head};
+use hearthnet_model::reference::expand_home;
 use hearthnet_orchestrator::backend::Backend;
 use hearthnet_orchestrator::fallback::{LoadLocal, WithFallback};
 use hearthnet_orchestrator::hosts::{HostPool, PooledHosts};
@@ -176,7 +177,7 @@ pub(crate) fn http_settings(listen: &str, config: &Config) -> Result<HttpSetting
         listen: listen.to_owned(),
         api_key: match config.http.api_key_file.as_str() {
             "" => None,
-            path => Some(read_key(Path::new(path))?),
+            path => Some(read_key(&expand_home(Path::new(path)))?),
         },
         max_body_bytes: config.http.max_body_bytes,
         ..HttpSettings::default()

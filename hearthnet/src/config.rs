@@ -4,13 +4,18 @@
 //! every key exists once (in the struct), unknown keys are refused wherever they
 //! come from, and `config show` can tell where each value came from.
 
+mod sources;
+
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use hearthnet_bus::discovery::StaticPeer;
 use hearthnet_bus::invite::MAX_NAME_BYTES;
+use hearthnet_model::ModelRef;
 
 use crate::failure::{Failure, Kind};
+use sources::{FileText, Flag, Wrong, flatten, lookup};
 
 /// As many as a node connects to.
 const MAX_STATIC_PEERS: usize = 64;
@@ -21,6 +26,7 @@ const MAX_STATIC_PEERS: usize = 64;
 pub(crate) struct Config {
     pub(crate) policy: Policy,
     pub(crate) node: Node,
+    pub(crate) model: Model,
     pub(crate) discovery: Discovery,
     pub(crate) http: Http,
     pub(crate) metrics: Metrics,
@@ -54,6 +60,23 @@ impl Default for Node {
             name: String::new(),
             listen: "auto".into(),
         }
+    }
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Model {
+    pub(crate) default: String,
+}
+
+impl Model {
+    /// The model that is meant where a command names none, if one is configured.
+    pub(crate) fn default(&self) -> Option<ModelRef> {
+        // An unreadable one was refused when the configuration was loaded.
+        self.default
+            .parse()
+            .ok()
+            .filter(|_| !self.default.is_empty())
     }
 }
 
@@ -106,6 +129,9 @@ pub(crate) struct Research {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Inference {
+    pub(crate) enabled: bool,
+    pub(crate) backend: String,
+    pub(crate) activation_dtype: String,
     pub(crate) max_shards_per_request: usize,
     pub(crate) shard_health_timeout_seconds: f64,
     pub(crate) allow_self_as_shard: bool,
@@ -129,6 +155,9 @@ pub(crate) struct Inference {
 impl Default for Inference {
     fn default() -> Self {
         Self {
+            enabled: true,
+            backend: LAYERED.into(),
+            activation_dtype: "fp16".into(),
             max_shards_per_request: 16,
             shard_health_timeout_seconds: 30.0,
             allow_self_as_shard: true,
@@ -157,6 +186,8 @@ pub(crate) struct Host {
     pub(crate) serve_shards: bool,
     pub(crate) serve_layers: String,
     pub(crate) shard_eviction_idle_seconds: u64,
+    /// M26 calls it `shard_max_vram_mb`.
+    #[serde(alias = "shard_max_vram_mb")]
     pub(crate) memory_budget_mb: u64,
     pub(crate) kv_budget_mb: u64,
     pub(crate) kv_share_per_caller_percent: u32,
@@ -207,7 +238,7 @@ impl Default for Engine {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(
     untagged,
-    expecting = "engine.cpu_latency_us must be \"auto\", \"off\" or a number of microseconds"
+    expecting = "must be \"auto\", \"off\" or a number of microseconds"
 )]
 pub(crate) enum CpuLatency {
     Word(CpuLatencyWord),
@@ -262,9 +293,13 @@ impl Default for Transport {
 /// A configuration and the origin of every value that is not a default.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Loaded {
+    /// What is in force: `policy.research.enable` is off where M26's own switch,
+    /// `research.distributed_inference.enabled`, is.
     pub(crate) config: Config,
-    file: Option<(PathBuf, toml::Table)>,
-    flags: toml::Table,
+    /// What was written.
+    written: Config,
+    file: Option<FileText>,
+    flags: Vec<Flag>,
 }
 
 impl Loaded {
@@ -274,53 +309,64 @@ impl Loaded {
             Some(path) => Some(path.to_owned()),
             None => default_path().filter(|p| p.exists()),
         };
-        let file = match path {
-            None => None,
-            Some(path) => {
-                let text = std::fs::read_to_string(&path).map_err(|e| {
-                    Failure::new(Kind::Config, format!("cannot read {}: {e}", path.display()))
-                        .hint("check --config, or leave it out to use the defaults")
-                })?;
-                let table: toml::Table = text.parse().map_err(|e: toml::de::Error| {
-                    Failure::new(Kind::Config, format!("{}: {e}", path.display()))
-                        .hint("compare with config/hearthnet.toml")
-                })?;
-                Some((path, table))
-            }
-        };
-        let mut flags = toml::Table::new();
-        for set in sets {
-            merge(&mut flags, parse_set(set)?);
+        let file = path.map(|path| FileText::read(&path)).transpose()?;
+        let flags = sets
+            .iter()
+            .map(|set| Flag::parse(set))
+            .collect::<Result<Vec<Flag>, Failure>>()?;
+        let mut merged = file.as_ref().map(|f| f.table.clone()).unwrap_or_default();
+        for flag in &flags {
+            sources::merge(&mut merged, flag.table.clone());
         }
-        let mut merged = file.as_ref().map(|(_, t)| t.clone()).unwrap_or_default();
-        merge(&mut merged, flags.clone());
-        let config: Config = merged.try_into().map_err(|e: toml::de::Error| {
-            let origin = file
-                .as_ref()
-                .map_or("--set".into(), |(p, _)| p.display().to_string());
-            Failure::new(Kind::Config, format!("{origin}: {}", e.message()))
-                .hint("`hearthnet config show` lists every key and its default")
-        })?;
-        config.validate()?;
-        Ok(Self {
-            config,
+        let loaded = Self {
             file,
             flags,
+            ..Self::default()
+        };
+        // Both parts are readable by themselves.
+        let written: Config = merged
+            .try_into()
+            .map_err(|e: toml::de::Error| Failure::new(Kind::Config, e.message().to_owned()))?;
+        written.validate().map_err(|wrong| loaded.locate(&wrong))?;
+        let mut config = written.clone();
+        config.policy.research.enable &= config.research.distributed_inference.enabled;
+        Ok(Self {
+            config,
+            written,
+            ..loaded
         })
+    }
+
+    /// Says where a value that cannot be comes from.
+    fn locate(&self, wrong: &Wrong) -> Failure {
+        let flag = self.flags.iter().rev().find(|f| f.sets(&wrong.key));
+        match (flag, &self.file) {
+            (Some(flag), _) => flag.failure(wrong),
+            (None, Some(file)) => file.failure(wrong),
+            (None, None) => wrong.failure(""),
+        }
+    }
+
+    /// Whether the research switch is on and M26's own switch of this module is what is off.
+    pub(crate) fn module_is_off(&self) -> bool {
+        self.written.policy.research.enable && !self.config.policy.research.enable
+    }
+
+    /// The file that was read, if there is one.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        self.file.as_ref().map(|file| file.path.as_path())
     }
 
     /// Every key with its value and where the value comes from.
     pub(crate) fn explain(&self) -> Vec<(String, String, String)> {
-        let all = toml::Table::try_from(&self.config).unwrap_or_default();
+        let all = toml::Table::try_from(&self.written).unwrap_or_default();
         let mut rows = Vec::new();
         flatten("", &all, &mut |key, value| {
-            let origin = if lookup(&self.flags, key).is_some() {
+            let origin = if self.flags.iter().any(|flag| flag.sets(key)) {
                 "--set".to_owned()
             } else {
                 match &self.file {
-                    Some((path, table)) if lookup(table, key).is_some() => {
-                        path.display().to_string()
-                    }
+                    Some(file) if lookup(&file.table, key).is_some() => file.place(key),
                     _ => "default".to_owned(),
                 }
             };
@@ -330,25 +376,51 @@ impl Loaded {
     }
 }
 
-/// Refuses a table that is no configuration.
-pub(crate) fn check(table: toml::Table) -> Result<(), Failure> {
-    let config: Config = table.try_into().map_err(|e: toml::de::Error| {
-        Failure::new(Kind::Config, e.message().to_owned())
-            .hint("`hearthnet config show` lists every key and its default")
-    })?;
-    config.validate()
+/// Refuses a text that is no configuration; `path` is where it is going to lie.
+pub(crate) fn check(path: &Path, text: &str) -> Result<(), Failure> {
+    let file = FileText::of(path, text)?;
+    let config: Config = file
+        .table
+        .clone()
+        .try_into()
+        .map_err(|e: toml::de::Error| {
+            Failure::new(Kind::Config, format!("{}: {}", path.display(), e.message()))
+        })?;
+    config.validate().map_err(|wrong| file.failure(&wrong))
 }
 
+/// M26's name for the engine that is here: whole layers of small models.
+const LAYERED: &str = "small_model_layered";
+
 impl Config {
-    fn validate(&self) -> Result<(), Failure> {
+    fn validate(&self) -> Result<(), Wrong> {
         let inference = &self.research.distributed_inference;
-        let bad = |key: &str, why: &str| {
-            Err(
-                Failure::new(Kind::Config, format!("the setting {key} {why}"))
-                    .hint("`hearthnet config show` lists every key and its default"),
-            )
-        };
+        let bad = |key: &str, why: &str| Err(Wrong::new(key, why));
         let d = "research.distributed_inference";
+        if inference.backend != LAYERED {
+            return bad(
+                &format!("{d}.backend"),
+                "must be \"small_model_layered\", HearthNet's own engine: M26's other one, \
+                 \"petals_like\", is not built (leave the line out, or write the former)",
+            );
+        }
+        if let Err(why) = crate::args::parse_layers(&inference.host.serve_layers) {
+            return bad(
+                &format!("{d}.host.serve_layers"),
+                &format!("is no range: {why}"),
+            );
+        }
+        if !["fp16", "fp32"].contains(&inference.activation_dtype.as_str()) {
+            return bad(
+                &format!("{d}.activation_dtype"),
+                "must be \"fp16\" (as the model's file says), or \"fp32\" for debugging",
+            );
+        }
+        if !self.model.default.is_empty()
+            && let Err(why) = self.model.default.parse::<ModelRef>()
+        {
+            return bad("model.default", &format!("names no model: {why}"));
+        }
         if !(1..=1024).contains(&inference.max_shards_per_request) {
             return bad(
                 &format!("{d}.max_shards_per_request"),
@@ -480,7 +552,19 @@ impl Config {
         if self.discovery.static_peers.len() > MAX_STATIC_PEERS {
             return bad("discovery.static_peers", "must name at most 64 peers");
         }
-        self.transport()?;
+        for peer in &self.discovery.static_peers {
+            if let Err(why) = peer.parse::<StaticPeer>() {
+                return bad(
+                    "discovery.static_peers",
+                    &format!(
+                        "must list HOST:PORT or HOST:PORT#NODEID, for example \"192.168.1.20:7600\"; {why}"
+                    ),
+                );
+            }
+        }
+        if let Err(why) = self.transport() {
+            return bad("transport", &format!("cannot be as it is: {why}"));
+        }
         if self.engine.threads > 1024 {
             return bad("engine.threads", "must be at most 1024");
         }
@@ -530,67 +614,6 @@ pub(crate) fn starter(research: bool) -> String {
 }
 
 const EXAMPLE: &str = include_str!("../../config/hearthnet.toml");
-
-/// `a.b.c=VALUE` as a table. A value that is not TOML is taken as text.
-fn parse_set(set: &str) -> Result<toml::Table, Failure> {
-    let wrong = || {
-        Failure::new(Kind::Config, format!("--set {set:?} is not KEY=VALUE"))
-            .hint("for example: --set policy.research.enable=true")
-    };
-    let (key, value) = set.split_once('=').ok_or_else(wrong)?;
-    let parts: Vec<&str> = key.trim().split('.').collect();
-    if parts.iter().any(|p| p.is_empty()) {
-        return Err(wrong());
-    }
-    let value = value.trim();
-    let value = format!("v = {value}")
-        .parse::<toml::Table>()
-        .ok()
-        .and_then(|mut t| t.remove("v"))
-        .unwrap_or_else(|| toml::Value::String(value.to_owned()));
-    let mut parts = parts.into_iter().rev();
-    let mut table = toml::Table::new();
-    table.insert(parts.next().ok_or_else(wrong)?.to_owned(), value);
-    for part in parts {
-        let mut outer = toml::Table::new();
-        outer.insert(part.to_owned(), toml::Value::Table(table));
-        table = outer;
-    }
-    Ok(table)
-}
-
-/// Lays `over` on `base`, table by table.
-fn merge(base: &mut toml::Table, over: toml::Table) {
-    for (key, value) in over {
-        match (base.get_mut(&key), value) {
-            (Some(toml::Value::Table(base)), toml::Value::Table(over)) => merge(base, over),
-            (_, value) => {
-                base.insert(key, value);
-            }
-        }
-    }
-}
-
-fn lookup<'a>(table: &'a toml::Table, key: &str) -> Option<&'a toml::Value> {
-    match key.split_once('.') {
-        None => table.get(key),
-        Some((head, rest)) => lookup(table.get(head)?.as_table()?, rest),
-    }
-}
-
-fn flatten(prefix: &str, table: &toml::Table, each: &mut dyn FnMut(&str, &toml::Value)) {
-    for (key, value) in table {
-        let path = if prefix.is_empty() {
-            key.clone()
-        } else {
-            format!("{prefix}.{key}")
-        };
-        match value {
-            toml::Value::Table(inner) => flatten(&path, inner, each),
-            other => each(&path, other),
-        }
-    }
-}
 
 #[cfg(test)]
 mod tests {
@@ -661,6 +684,177 @@ mod tests {
         assert_eq!((row.1.as_str(), row.2.as_str()), ("3", "--set"));
     }
 
+    fn refused(text: &str, sets: &[&str]) -> (String, String) {
+        let failure = load(text, sets).unwrap_err();
+        let hint = failure.hint_text().unwrap_or_default().to_owned();
+        // The directory is a new one each time.
+        let message = failure.to_string();
+        let at = message.find("c.toml").unwrap_or(0);
+        (message[at..].to_owned(), hint)
+    }
+
+    #[test]
+    fn an_error_names_file_line_and_key_and_what_was_expected() {
+        for (text, message) in [
+            (
+                "# mine\n[engine]\n\nthreads = \"two\"",
+                "c.toml:4: engine.threads must be a whole number, 0 or more, not the text \"two\"",
+            ),
+            (
+                "[node]\nname = 5",
+                "c.toml:2: node.name must be text in quotes, not 5",
+            ),
+            (
+                "[research.distributed_inference]\nfallback_to_local = \"yes\"",
+                "c.toml:2: research.distributed_inference.fallback_to_local must be true or false, \
+                 not the text \"yes\"",
+            ),
+            (
+                "engine.threads = -1",
+                "c.toml:1: engine.threads must be a whole number, 0 or more, not -1",
+            ),
+            (
+                "\n[discovery]\nstatic_peers = \"a\"",
+                "c.toml:3: discovery.static_peers must be a list, for example [\"a\", \"b\"], not \
+                 the text \"a\"",
+            ),
+            (
+                "engine = 3",
+                "c.toml:1: engine must be a table of settings, not 3",
+            ),
+            (
+                "[engine]\ncpu_latency_us = \"always\"",
+                "c.toml:2: engine.cpu_latency_us must be \"auto\", \"off\" or a number of microseconds",
+            ),
+        ] {
+            assert_eq!(refused(text, &[]).0, message);
+        }
+        // What only the whole tells, and what is no TOML.
+        for (text, beginning) in [
+            (
+                "[http]\n[research.distributed_inference]\nbackend = \"petals_like\"",
+                "c.toml:3: research.distributed_inference.backend must be \"small_model_layered\"",
+            ),
+            (
+                "[http]\nmax_body_bytes = 5",
+                "c.toml:2: http.max_body_bytes must lie",
+            ),
+            ("[engine]\nthreads = two", "c.toml:2: this is not TOML: "),
+            ("[engine]\n\nthreads 2", "c.toml:3: this is not TOML: "),
+        ] {
+            let (message, _) = refused(text, &[]);
+            assert!(message.starts_with(beginning), "{message}");
+        }
+    }
+
+    #[test]
+    fn an_error_of_a_flag_does_not_blame_the_file() {
+        let file = "[engine]\nthreads = 2\n[http]\nmax_body_bytes = 4096";
+        for (set, message) in [
+            (
+                "engine.threads=two",
+                "--set engine.threads=two: engine.threads must be a whole number, 0 or more, not \
+                 the text \"two\"",
+            ),
+            (
+                "engine.thread=2",
+                "--set engine.thread=2: engine.thread is no setting",
+            ),
+            (
+                "http.max_body_bytes=5",
+                "--set http.max_body_bytes=5: http.max_body_bytes must lie between 1024 and 2^30",
+            ),
+        ] {
+            assert_eq!(refused(file, &[set]).0, message);
+        }
+        // And one of the file not a flag.
+        let wrong = "[engine]\nthreads = \"two\"";
+        assert!(
+            refused(wrong, &["engine.threads=2"])
+                .0
+                .starts_with("c.toml:2: ")
+        );
+    }
+
+    #[test]
+    fn a_name_that_is_almost_right_is_answered_with_the_right_one() {
+        for (text, message, meant) in [
+            (
+                "[engine]\n thread = 2",
+                "c.toml:2: engine.thread is no setting",
+                "engine.threads",
+            ),
+            (
+                "\n[engin]\nthreads = 2",
+                "c.toml:2: engin is no setting",
+                "`hearthnet config show`",
+            ),
+            (
+                "[research.distributed_inference]\nkv_budget_mb = 64",
+                "c.toml:2: research.distributed_inference.kv_budget_mb is no setting",
+                "research.distributed_inference.host.kv_budget_mb",
+            ),
+        ] {
+            let (said, hint) = refused(text, &[]);
+            assert_eq!(said, message);
+            assert!(hint.contains(meant), "{hint}");
+        }
+    }
+
+    /// Section 7 of M26, as it stands there.
+    const M26: &str = r#"
+[research.distributed_inference]
+enabled = true
+backend = "small_model_layered"
+max_shards_per_request = 16
+shard_health_timeout_seconds = 30
+fallback_to_local = true
+activation_dtype = "fp16"          # "fp16" | "fp32"
+allow_self_as_shard = false
+max_concurrent_pipelines = 4
+
+[research.distributed_inference.host]
+serve_shards = true
+shard_eviction_idle_seconds = 600
+shard_max_vram_mb = 20000
+"#;
+
+    #[test]
+    fn the_block_of_m26_is_read_as_it_stands_there() {
+        let loaded = load(M26, &["policy.research.enable=true"]).unwrap();
+        let inference = &loaded.config.research.distributed_inference;
+        assert!(inference.enabled && inference.host.serve_shards);
+        assert_eq!(inference.host.memory_budget_mb, 20_000);
+        assert!(loaded.config.policy.research.enable);
+        let rows = loaded.explain();
+        let key = "research.distributed_inference.host.memory_budget_mb";
+        let row = rows.iter().find(|row| row.0 == key).unwrap();
+        assert!(row.1 == "20000" && row.2.ends_with("c.toml:15"), "{row:?}");
+        // Under one name or the other.
+        let (message, _) = refused(&format!("{M26}memory_budget_mb = 5"), &[]);
+        assert!(message.contains("memory_budget_mb"), "{message}");
+        let over = load(
+            M26,
+            &["research.distributed_inference.host.shard_max_vram_mb=7"],
+        );
+        let over = over.unwrap().config.research.distributed_inference;
+        assert_eq!(over.host.memory_budget_mb, 7);
+    }
+
+    #[test]
+    fn the_module_is_on_only_where_both_switches_are() {
+        let on = |text: &str| {
+            let loaded = load(text, &[]).unwrap();
+            (loaded.config.policy.research.enable, loaded.module_is_off())
+        };
+        let policy = "policy.research.enable = true\n";
+        let module = "research.distributed_inference.enabled = ";
+        assert_eq!(on(policy), (true, false));
+        assert_eq!(on(&format!("{policy}{module}true")), (true, false));
+        assert_eq!(on(&format!("{policy}{module}false")), (false, true));
+        assert_eq!(on(&format!("{module}true")), (false, false));
+    }
+
     #[test]
     fn values_out_of_range_name_the_setting() {
         for set in [
@@ -687,6 +881,12 @@ mod tests {
             "research.distributed_inference.host.niceness=20",
             "research.distributed_inference.host.niceness=-1",
             "node.listen=somewhere:7600",
+            "model.default=\"hf:nobody\"",
+            "research.distributed_inference.activation_dtype=fp8",
+            "research.distributed_inference.backend=petals_like",
+            "discovery.static_peers=[\"nowhere\"]",
+            "research.distributed_inference.host.serve_layers=7",
+            "research.distributed_inference.host.serve_layers=all",
             "node.name=\"two\\nlines\"",
         ] {
             let error = load("", &[set]).unwrap_err().to_string();

@@ -55,6 +55,8 @@ pub(crate) fn split(layers: u32, shards: u32, cuts: &[u32]) -> Result<Vec<(u32, 
 pub(crate) struct HostPlan<'a> {
     /// The model file.
     pub(crate) model: &'a Path,
+    /// As the setting of this name.
+    pub(crate) activation_dtype: &'a str,
     /// First and last layer.
     pub(crate) layers: (u32, u32),
     /// Threads of its engine.
@@ -115,10 +117,16 @@ impl HostProcess {
             "research.distributed_inference.host.max_concurrent_streams={}",
             plan.streams
         );
+        let activations = format!(
+            "research.distributed_inference.activation_dtype={}",
+            plan.activation_dtype
+        );
         let (lo, hi) = plan.layers;
         let mut command = Command::new(program);
         command
             .args(["--set", "policy.research.enable=true", "--set", &streams])
+            .args(["--set", "research.distributed_inference.enabled=true"])
+            .args(["--set", &activations])
             .arg("--data-dir")
             .arg(home)
             .args(["shard", "serve", "--json", "--lifeline"])

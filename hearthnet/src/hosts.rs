@@ -154,6 +154,13 @@ impl Visit {
         Ok(Self(Some(crate::node::visit(home, config).await?)))
     }
 
+    /// Waits, within bounds, until the log is what others know: what they serve is in it.
+    pub(crate) async fn settle(&self) {
+        if let Some(node) = &self.0 {
+            crate::node::settle_in(node).await;
+        }
+    }
+
     /// The hosts of the community, for chats with `model`.
     pub(crate) fn hosts(
         &self,

@@ -12,6 +12,7 @@ use hearthnet_bus::calls::{
 };
 use hearthnet_bus::flight::{self, PagesHandler};
 use hearthnet_bus::{NodeId, NodeKey};
+use hearthnet_model::catalogue::Resolved;
 use hearthnet_orchestrator::Service;
 use hearthnet_orchestrator::bus::{ChatHandler, descriptor};
 use serde::de::DeserializeOwned;
@@ -60,11 +61,17 @@ async fn ask_over<T: DeserializeOwned>(
     serde_json::from_value(answer).ok()
 }
 
-/// The service of `data_dir` that answers with this model file, if one runs: in the community or
-/// outside of it. What a service left behind that was killed is not asked: the lock of one that
+/// The service of `data_dir` that answers with this model file (or with any, if it does not
+/// matter), if one runs, in the community or outside of it; and its model. What a service left behind that was killed is not asked: the lock of one that
 /// runs is held, and nobody else can hold it.
-pub(crate) async fn find_service(data_dir: &Path, id: &str, file: &Path) -> Option<Client> {
-    let file = file.canonicalize().ok()?;
+pub(crate) async fn find_service(
+    data_dir: &Path,
+    wanted: Option<&Resolved>,
+) -> Option<(Client, Resolved)> {
+    let file = match wanted {
+        Some(wanted) => Some((&wanted.id, wanted.path.canonicalize().ok()?)),
+        None => None,
+    };
     for dir in [data_dir.to_owned(), data_dir.join(BY_HAND)] {
         if !Lock::is_held(&dir) {
             continue;
@@ -72,11 +79,16 @@ pub(crate) async fn find_service(data_dir: &Path, id: &str, file: &Path) -> Opti
         let asking = async {
             let client = Client::connect_local(&dir).await.ok()?;
             let offer: Offer = ask_over(&client, NODE_MODELS, &json!({})).await?;
-            let same = |model: &Offered| model.id == id && model.path == file;
-            offer.models.iter().any(same).then_some(client)
+            let suits = |model: &Offered| match &file {
+                Some((id, path)) => model.id == **id && model.path == *path,
+                None => true,
+            };
+            let model = offer.models.into_iter().find(suits)?;
+            let (id, path) = (model.id, model.path);
+            Some((client, Resolved { path, id }))
         };
-        if let Ok(Some(client)) = tokio::time::timeout(PATIENCE, asking).await {
-            return Some(client);
+        if let Ok(Some(found)) = tokio::time::timeout(PATIENCE, asking).await {
+            return Some(found);
         }
     }
     None

@@ -33,7 +33,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::args::{Args, Command};
+use crate::args::{Args, Command, ConfigCommand, Global};
 use crate::config::CpuLatency;
 use crate::failure::{Failure, Kind};
 use crate::output::note;
@@ -69,8 +69,27 @@ fn run(args: Args) -> Result<(), Failure> {
         // The configuration may be what it is to write.
         return commands::init::run(&command, &global);
     }
+    if let Command::Config(ConfigCommand::Check { file }) = &args.command {
+        // The user's own may be what is wrong.
+        return commands::config::check(file.as_deref(), &global);
+    }
+    // Neither needs a configuration that can be read.
+    match &args.command {
+        Command::Completions { shell } => return commands::manual::completions(*shell),
+        Command::Man { directory } => return commands::manual::man(directory),
+        _ => {}
+    }
     let loaded = config::Loaded::load(global.config.as_deref(), &global.set)?;
-    if args.command.moves_rows()
+    act(args.command, &global, &loaded).map_err(|failure| match failure.kind {
+        Kind::ExperimentalDisabled if loaded.module_is_off() => failure.hint(
+            "research.distributed_inference.enabled = false in the configuration switches it off",
+        ),
+        _ => failure,
+    })
+}
+
+fn act(command: Command, global: &Global, loaded: &config::Loaded) -> Result<(), Failure> {
+    if command.moves_rows()
         && let Some(latency) = loaded.config.engine.cpu_latency()
         && let Err(error) = hearthnet_transport::cpu_latency::limit(latency)
     {
@@ -82,20 +101,22 @@ fn run(args: Args) -> Result<(), Failure> {
             CpuLatency::Word(_) => tracing::debug!("cores sleep as the system likes: {error}"),
         }
     }
-    match args.command {
-        Command::Init(command) => commands::init::run(&command, &global),
-        Command::Community(command) => commands::community::run(command, &global, &loaded.config),
-        Command::Serve(command) => commands::serve::run(command, &global, &loaded.config),
-        Command::Diagnose(command) => commands::diagnose::run(&command, &global, &loaded.config),
-        Command::Status(command) => commands::status::run(&command, &global, &loaded.config),
-        Command::Log(command) => commands::log::run(command, &global),
-        Command::Model(command) => commands::model::run(command, &global),
-        Command::Config(command) => commands::config::run(&command, &loaded),
-        Command::Id(command) => commands::id::run(&command, &global),
-        Command::Shard(command) => commands::shard::run(command, &global, &loaded.config),
-        Command::Chat(command) => commands::chat::run(command, &global, &loaded.config),
-        Command::Demo(command) => commands::demo::run(command, &global, &loaded.config),
-        Command::Bench(command) => commands::bench::run(command, &global, &loaded.config),
+    match command {
+        Command::Init(command) => commands::init::run(&command, global),
+        Command::Completions { shell } => commands::manual::completions(shell),
+        Command::Man { directory } => commands::manual::man(&directory),
+        Command::Community(command) => commands::community::run(command, global, &loaded.config),
+        Command::Serve(command) => commands::serve::run(command, global, &loaded.config),
+        Command::Diagnose(command) => commands::diagnose::run(&command, global, &loaded.config),
+        Command::Status(command) => commands::status::run(&command, global, &loaded.config),
+        Command::Log(command) => commands::log::run(command, global),
+        Command::Model(command) => commands::model::run(command, global),
+        Command::Config(command) => commands::config::run(&command, loaded),
+        Command::Id(command) => commands::id::run(&command, global),
+        Command::Shard(command) => commands::shard::run(command, global, &loaded.config),
+        Command::Chat(command) => commands::chat::run(command, global, &loaded.config),
+        Command::Demo(command) => commands::demo::run(command, global, &loaded.config),
+        Command::Bench(command) => commands::bench::run(command, global, &loaded.config),
     }
 }
 

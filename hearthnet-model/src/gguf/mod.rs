@@ -156,6 +156,21 @@ impl Gguf {
         self.data.bytes().len() as u64
     }
 
+    /// The whole file.
+    pub fn bytes(&self) -> &[u8] {
+        self.data.bytes()
+    }
+
+    /// Everything before the first tensor's data: metadata and the list of tensors.
+    pub fn head(&self) -> &[u8] {
+        let bytes = self.data.bytes();
+        let first = self.header.tensors.iter().map(|info| info.offset).min();
+        let end = first
+            .and_then(|at| usize::try_from(at).ok())
+            .unwrap_or(bytes.len());
+        bytes.get(..end).unwrap_or(bytes)
+    }
+
     /// When the file was last modified, as of when it was opened.
     pub fn modified(&self) -> Option<SystemTime> {
         self.modified

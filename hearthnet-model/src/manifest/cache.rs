@@ -1,8 +1,14 @@
-//! Keeps a manifest beside its model, so that a large file is hashed once.
+//! The record beside a model: what its bytes were when they were last looked at, so that a large
+//! file is hashed once, and a file that has changed since is not used as if nothing had happened.
 //!
-//! What is kept is believed only if the model's size and time of modification are as they were
-//! and the manifest describes the file's tensors. It is a convenience, not a proof: a host proves
-//! the tensors that it serves with [`Manifest::verify`].
+//! The record is believed as long as the file's size, times and inode stay the same and it
+//! describes the file's tensors. Every write through the file system changes the time of the last
+//! change of the inode, which no program can set back; what happens below the file system (a disk
+//! that forgets) only [`ModelFile::verify`] sees, which reads all bytes.
+//!
+//! Where the record no longer fits, everything is hashed again. A file that turns out to be what
+//! it was gets a new record; one that is not is refused until somebody accepts it
+//! ([`ModelFile::accept`]), or it is fetched again. What the catalogue pins overrules any record.
 
 use std::ffi::OsString;
 use std::fs;
@@ -12,16 +18,21 @@ use std::time::UNIX_EPOCH;
 
 use serde::{Deserialize, Serialize};
 
-use super::{MAX_MANIFEST_BYTES, Manifest};
+use super::{Digest, MAX_MANIFEST_BYTES, Manifest, WeightsId};
 use crate::atomic_file;
+use crate::catalogue::ModelEntry;
 use crate::model_file::ModelFile;
 
-/// Size and time of modification of a file.
+/// What tells one state of a file from another without reading it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Stamp {
     bytes: u64,
     /// Since the beginning of 1970, UTC.
     modified_ns: u64,
+    /// The last change of the inode, in nanoseconds, where there is one: unlike the time of
+    /// modification it cannot be set.
+    changed_ns: Option<i128>,
+    inode: Option<u64>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -30,42 +41,99 @@ struct Kept {
     stamp: Stamp,
     /// The canonical encoding.
     manifest: ciborium::Value,
+    /// SHA-256 of everything before the tensors: tokenizer, template, hyperparameters.
+    head: Digest,
+}
+
+/// A record, decoded.
+struct Record {
+    stamp: Stamp,
+    manifest: Manifest,
+    head: Digest,
+}
+
+/// What is known of a model file without reading it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum FileState {
+    /// It is as it was when all of it was read, and its weights are these.
+    Verified(WeightsId),
+    /// It was read once, and has been written to since, or moved.
+    Changed,
+    /// Nobody has read all of it, or nobody wrote down that they did.
+    Unverified,
+}
+
+/// A file that is not what it was, or not what the catalogue pins.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{} is not {than}: {what}", path.display())]
+#[non_exhaustive]
+pub struct ChangedError {
+    /// The file.
+    pub path: PathBuf,
+    /// What it was compared with, continuing "is not".
+    than: &'static str,
+    /// What differs.
+    what: String,
+    /// Whether the catalogue says what it must be; else an earlier look at it does, and
+    /// [`ModelFile::accept`] can overrule that.
+    pub pinned: bool,
 }
 
 fn stamp(path: &Path) -> Option<Stamp> {
     let info = fs::metadata(path).ok()?;
     let modified = info.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
+    #[cfg(unix)]
+    let (changed_ns, inode) = {
+        use std::os::unix::fs::MetadataExt as _;
+        let changed = i128::from(info.ctime()) * 1_000_000_000 + i128::from(info.ctime_nsec());
+        (Some(changed), Some(info.ino()))
+    };
+    #[cfg(not(unix))]
+    let (changed_ns, inode) = (None, None);
     Some(Stamp {
         bytes: info.len(),
         modified_ns: u64::try_from(modified.as_nanos()).ok()?,
+        changed_ns,
+        inode,
     })
 }
 
-fn place(model: &Path) -> PathBuf {
+/// Where the record of a model lies.
+pub fn record_path(model: &Path) -> PathBuf {
     let mut name = OsString::from(model);
     name.push(".hearthnet");
     PathBuf::from(name)
 }
 
-/// What was kept for this file, if it still holds.
-pub(super) fn load(model: &ModelFile) -> Option<Manifest> {
-    let path = model.path()?;
-    let kept = place(path);
+fn read(path: &Path) -> Option<Record> {
+    let kept = record_path(path);
     // A little more than the manifest itself.
-    if fs::metadata(&kept).ok()?.len() > MAX_MANIFEST_BYTES as u64 + 256 {
+    if fs::metadata(&kept).ok()?.len() > MAX_MANIFEST_BYTES as u64 + 512 {
         return None;
     }
     let bytes = fs::read(kept).ok()?;
     let kept: Kept = ciborium::de::from_reader_with_recursion_limit(&bytes[..], 4).ok()?;
-    if kept.stamp != stamp(path)? || kept.stamp.bytes != model.gguf().file_bytes() {
-        return None;
-    }
-    let manifest = Manifest::decode(kept.manifest.as_bytes()?).ok()?;
-    manifest.describes(model).then_some(manifest)
+    Some(Record {
+        stamp: kept.stamp,
+        manifest: Manifest::decode(kept.manifest.as_bytes()?).ok()?,
+        head: kept.head,
+    })
 }
 
-/// Keeps a manifest that was just made. The file must not have changed since it was opened.
-pub(super) fn store(model: &ModelFile, manifest: &Manifest) -> io::Result<()> {
+/// What is known of the file at `path` without reading it.
+pub fn file_state(path: &Path) -> FileState {
+    match read(path) {
+        None => FileState::Unverified,
+        Some(record) if Some(record.stamp) == stamp(path) => {
+            FileState::Verified(record.manifest.weights_id())
+        }
+        Some(_) => FileState::Changed,
+    }
+}
+
+/// Keeps what was just read. The file must not have changed since it was opened.
+fn store(model: &ModelFile, manifest: &Manifest, head: Digest) -> io::Result<()> {
     let path = model.path().ok_or(io::ErrorKind::Unsupported)?;
     let now = stamp(path).ok_or(io::ErrorKind::Unsupported)?;
     if model.gguf().modified() != fs::metadata(path)?.modified().ok()
@@ -78,8 +146,164 @@ pub(super) fn store(model: &ModelFile, manifest: &Manifest) -> io::Result<()> {
     let kept = Kept {
         stamp: now,
         manifest: ciborium::Value::Bytes(manifest.encode()),
+        head,
     };
     let mut bytes = Vec::new();
     ciborium::into_writer(&kept, &mut bytes).map_err(io::Error::other)?;
-    atomic_file::write(&place(path), &bytes)
+    atomic_file::write(&record_path(path), &bytes)
+}
+
+/// Keeps what was read where that is possible: a folder that cannot be written costs another
+/// reading, and no more.
+fn remember(model: &ModelFile, manifest: &Manifest, head: Digest) {
+    if let Err(error) = store(model, manifest, head)
+        && error.kind() != io::ErrorKind::Unsupported
+    {
+        tracing::debug!(%error, "what was read is not kept beside the model");
+    }
+}
+
+/// Everything that was read of a file.
+struct Looked {
+    manifest: Manifest,
+    head: Digest,
+}
+
+fn look(model: &ModelFile, progress: &mut dyn FnMut(u64, u64)) -> Looked {
+    let manifest = Manifest {
+        spec: model.stored_spec(),
+        ..Manifest::of(model, progress)
+    };
+    Looked {
+        manifest,
+        head: Digest::of(model.gguf().head()),
+    }
+}
+
+impl ModelFile {
+    /// The file's manifest. Hashing reads the whole file, so the result is kept in a small file
+    /// beside it (`NAME.gguf.hearthnet`) where that is possible, and used again as long as the
+    /// model stays untouched. A record that says otherwise is left as it is ([`Self::check`]
+    /// refuses the file then). `progress` gets the bytes done and the bytes in all; it is not
+    /// called when nothing has to be hashed.
+    pub fn manifest(&self, progress: &mut dyn FnMut(u64, u64)) -> Manifest {
+        let record = self.path().and_then(read);
+        if let Some(record) = record.as_ref().filter(|r| self.is_as(r)) {
+            return self.in_use(record.manifest.clone());
+        }
+        let looked = look(self, progress);
+        if record
+            .is_none_or(|record| record.manifest == looked.manifest && record.head == looked.head)
+        {
+            remember(self, &looked.manifest, looked.head);
+        }
+        self.in_use(looked.manifest)
+    }
+
+    /// The same, for a file that is to be used: it must be what it was when it was first used,
+    /// and, if `pin` is given, what the catalogue says. Nothing is read as long as it is untouched.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub fn check(
+        &self,
+        pin: Option<&ModelEntry>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Manifest, ChangedError> {
+        let record = self.path().and_then(read);
+        let fits = |record: &&Record| {
+            self.is_as(record) && pin.is_none_or(|pin| record.manifest.weights_id() == pin.weights)
+        };
+        match record.as_ref().filter(fits) {
+            Some(record) => Ok(self.in_use(record.manifest.clone())),
+            None => self.compare(record, pin, progress),
+        }
+    }
+
+    /// The same, but all bytes are read in any case.
+    ///
+    /// # Errors
+    /// As [`Self::check`].
+    pub fn verify(
+        &self,
+        pin: Option<&ModelEntry>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Manifest, ChangedError> {
+        self.compare(self.path().and_then(read), pin, progress)
+    }
+
+    /// Takes the file as it is now, whatever it was; its manifest.
+    pub fn accept(&self, progress: &mut dyn FnMut(u64, u64)) -> Manifest {
+        let looked = look(self, progress);
+        remember(self, &looked.manifest, looked.head);
+        self.in_use(looked.manifest)
+    }
+
+    fn compare(
+        &self,
+        record: Option<Record>,
+        pin: Option<&ModelEntry>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Manifest, ChangedError> {
+        let looked = look(self, progress);
+        let refuse = |than, what: String| ChangedError {
+            path: self.path().unwrap_or(Path::new("")).to_owned(),
+            than,
+            what,
+            pinned: pin.is_some(),
+        };
+        if let Some(pin) = pin {
+            let than = "the file that the catalogue pins";
+            if looked.manifest.weights_id() != pin.weights {
+                return Err(refuse(than, "its weights are others".to_owned()));
+            }
+            // The weights' identity leaves tokenizer and template out.
+            if Digest::of(self.gguf().bytes()) != pin.sha256 {
+                return Err(refuse(
+                    than,
+                    "its tokenizer or description is another".to_owned(),
+                ));
+            }
+        } else if let Some(record) = record {
+            let than = "what it was when it was last used";
+            let count = differing(&record.manifest, &looked.manifest);
+            if count > 0 || record.manifest != looked.manifest {
+                let all = looked.manifest.tensors().len();
+                let what = format!("{count} of {all} tensors differ");
+                return Err(refuse(than, what));
+            }
+            if record.head != looked.head {
+                return Err(refuse(
+                    than,
+                    "its tokenizer or description is another".to_owned(),
+                ));
+            }
+        }
+        remember(self, &looked.manifest, looked.head);
+        Ok(self.in_use(looked.manifest))
+    }
+
+    /// A manifest of the file as it is stored, as one of the file as it is used.
+    fn in_use(&self, manifest: Manifest) -> Manifest {
+        Manifest {
+            spec: self.spec().clone(),
+            ..manifest
+        }
+    }
+
+    /// Whether the file is untouched since the record was made.
+    fn is_as(&self, record: &Record) -> bool {
+        self.path().and_then(stamp) == Some(record.stamp)
+            && record.stamp.bytes == self.gguf().file_bytes()
+            && record.manifest.spec == self.stored_spec()
+            && record.manifest.lists(self)
+    }
+}
+
+/// How many tensors of `now` are not as they were.
+fn differing(was: &Manifest, now: &Manifest) -> usize {
+    now.tensors()
+        .iter()
+        .filter(|entry| was.tensor(&entry.name) != Some(entry))
+        .count()
 }

@@ -9,11 +9,11 @@
 mod cache;
 mod digest;
 
-use std::io;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+pub use cache::{ChangedError, FileState, file_state, record_path};
 pub use digest::{Digest, ParseDigestError, WeightsId};
 
 use crate::families::Family;
@@ -273,34 +273,13 @@ impl Manifest {
         Ok(())
     }
 
-    /// Whether names, types, shapes and hyperparameters are those of the file; contents are not
-    /// looked at.
-    fn describes(&self, model: &ModelFile) -> bool {
-        *model.spec() == self.spec
-            && model.gguf().tensors().len() == self.tensors.len()
+    /// Whether names, types and shapes are those of the file; contents are not looked at.
+    fn lists(&self, model: &ModelFile) -> bool {
+        model.gguf().tensors().len() == self.tensors.len()
             && model.gguf().tensors().iter().all(|info| {
                 self.tensor(&info.name)
                     .is_some_and(|entry| entry.dtype == info.dtype && entry.dims == info.dims)
             })
-    }
-}
-
-impl ModelFile {
-    /// The file's manifest. Hashing reads the whole file, so the result is kept in a small file
-    /// beside it (`NAME.gguf.hearthnet`) where that is possible, and used again as long as the
-    /// model's size and time of modification stay the same. `progress` gets the bytes done and
-    /// the bytes in all; it is not called when nothing has to be hashed.
-    pub fn manifest(&self, progress: &mut dyn FnMut(u64, u64)) -> Manifest {
-        if let Some(manifest) = cache::load(self) {
-            return manifest;
-        }
-        let manifest = Manifest::of(self, progress);
-        if let Err(error) = cache::store(self, &manifest)
-            && error.kind() != io::ErrorKind::Unsupported
-        {
-            tracing::debug!(%error, "the weights manifest is not kept beside the model");
-        }
-        manifest
     }
 }
 

@@ -5,12 +5,14 @@
 
 use std::fs;
 use std::io::Read;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use super::sink::Sink;
 use super::{Job, PullOptions, SourceError, TICK};
 use crate::error::FileError;
+use crate::manifest::Digest;
 
 /// Bytes handed over at a time, and how many such blocks may wait.
 const BLOCK: usize = 64 << 10;
@@ -57,7 +59,7 @@ impl<E: Into<SourceError>> From<E> for Broken {
 pub(super) fn fetch(job: &mut Job<'_>, url: &str) -> Result<(), SourceError> {
     let part = job.directory.join(format!(".{}.part", job.entry.file));
     let etag = job.directory.join(format!(".{}.part.etag", job.entry.file));
-    let target = job.entry.path_in(&job.options.models);
+    let target = job.entry.target.clone();
 
     let mut sink = Sink::resume(job.entry, &part)?;
     let resumed = sink.done() > 0;
@@ -180,7 +182,7 @@ fn attempt(
                 reached: false,
                 reason,
             })) => {
-                let address = url.split('/').take(3).collect::<Vec<_>>().join("/");
+                let address = base(url);
                 return Err(Broken::Again(SourceError::Unreachable { address, reason }));
             }
             Ok(Message::Failed(Failure {
@@ -263,6 +265,98 @@ fn remember(path: &std::path::Path, etag: Option<&str>) -> Result<(), FileError>
     }
 }
 
+/// What a server says of a file before it is fetched.
+pub(super) struct Probe {
+    pub(super) bytes: u64,
+    /// Of its contents, where the hub tells.
+    pub(super) sha256: Option<Digest>,
+}
+
+/// Asks how large a file is. The hub's first answer, which leads elsewhere, has its digest, too.
+pub(super) fn probe(
+    options: &PullOptions,
+    url: &str,
+    cancel: &AtomicBool,
+) -> Result<Probe, SourceError> {
+    let (sender, receiver) = sync_channel(1);
+    let (agents, address) = (
+        [agent(options, url, 0), agent(options, url, 10)],
+        url.to_owned(),
+    );
+    std::thread::Builder::new()
+        .name("model-probe".to_owned())
+        .spawn(move || {
+            let _ = sender.send(ask_for_size(&agents, &address));
+        })
+        .map_err(|error| SourceError::Answer(format!("no thread for the question: {error}")))?;
+    loop {
+        if cancel.load(Ordering::Relaxed) {
+            return Err(SourceError::Cancelled);
+        }
+        match receiver.recv_timeout(TICK) {
+            Ok(answer) => return answer,
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(SourceError::Answer("the question broke off".to_owned()));
+            }
+        }
+    }
+}
+
+fn ask_for_size(agents: &[ureq::Agent; 2], url: &str) -> Result<Probe, SourceError> {
+    let mut sha256 = None;
+    for agent in agents {
+        let asked = agent
+            .get(url)
+            .header("Accept-Encoding", "identity")
+            .header("Range", "bytes=0-0")
+            .call();
+        let response = asked.map_err(|error| SourceError::Unreachable {
+            address: base(url),
+            reason: error.to_string(),
+        })?;
+        let header = |name: &str| response.headers().get(name)?.to_str().ok();
+        sha256 = sha256.or_else(|| header("x-linked-etag")?.trim_matches('"').parse().ok());
+        let status = response.status().as_u16();
+        let bytes = match status {
+            206 => header("content-range").and_then(|range| parse_range(range)?.1),
+            200 => header("content-length").and_then(|length| length.parse().ok()),
+            300..=399 => continue,
+            status => return Err(SourceError::Status { status }),
+        };
+        return match bytes {
+            Some(bytes) if bytes > 0 => Ok(Probe { bytes, sha256 }),
+            _ => Err(SourceError::Answer(
+                "it does not say how large the file is".to_owned(),
+            )),
+        };
+    }
+    Err(SourceError::Answer(
+        "it leads elsewhere without end".to_owned(),
+    ))
+}
+
+/// Scheme and host of an address.
+fn base(url: &str) -> String {
+    url.split('/').take(3).collect::<Vec<_>>().join("/")
+}
+
+/// Follows so many redirections, none of them from TLS to no TLS.
+fn agent(options: &PullOptions, url: &str, redirects: u32) -> ureq::Agent {
+    ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .max_redirects(redirects)
+        .max_redirects_will_error(redirects > 0)
+        .https_only(url.starts_with("https://"))
+        .user_agent(concat!("hearthnet/", env!("CARGO_PKG_VERSION")))
+        .timeout_resolve(Some(options.connect_timeout))
+        .timeout_connect(Some(options.connect_timeout))
+        .timeout_per_read(Some(options.read_timeout))
+        .timeout_per_write(Some(options.read_timeout))
+        .build()
+        .into()
+}
+
 /// Starts a thread that asks for everything from byte `from`.
 fn request(
     options: &PullOptions,
@@ -270,17 +364,9 @@ fn request(
     from: u64,
     etag: Option<String>,
 ) -> Result<Receiver<Message>, SourceError> {
-    let agent: ureq::Agent = ureq::Agent::config_builder()
-        .http_status_as_error(false)
-        .max_redirects(10)
-        .user_agent(concat!("hearthnet/", env!("CARGO_PKG_VERSION")))
-        .timeout_resolve(Some(options.connect_timeout))
-        .timeout_connect(Some(options.connect_timeout))
-        .timeout_per_read(Some(options.read_timeout))
-        .timeout_per_write(Some(options.read_timeout))
-        .build()
-        .into();
-    let mut request = agent.get(url).header("Accept-Encoding", "identity");
+    let mut request = agent(options, url, 10)
+        .get(url)
+        .header("Accept-Encoding", "identity");
     if from > 0 {
         request = request.header("Range", format!("bytes={from}-"));
         if let Some(etag) = etag {

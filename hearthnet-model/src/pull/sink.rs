@@ -6,22 +6,21 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
 
-use super::SourceError;
+use super::{SourceError, Wanted};
 use crate::atomic_file::sync_directory;
-use crate::catalogue::ModelEntry;
 use crate::error::FileError;
 use crate::manifest::Digest;
 
-/// Counts and hashes bytes, and compares them with what the catalogue pins.
+/// Counts and hashes bytes, and compares them with what is pinned.
 pub(super) struct Check {
-    expected: Digest,
+    expected: Option<Digest>,
     bytes: u64,
     done: u64,
     hash: Sha256,
 }
 
 impl Check {
-    pub(super) fn new(entry: &ModelEntry) -> Self {
+    pub(super) fn new(entry: &Wanted) -> Self {
         Self {
             expected: entry.sha256,
             bytes: entry.bytes,
@@ -56,19 +55,16 @@ impl Check {
             });
         }
         let found = Digest(self.hash.finalize().into());
-        match found == self.expected {
-            true => Ok(()),
-            false => Err(SourceError::Contents {
-                expected: self.expected,
-                found,
-            }),
+        match self.expected {
+            Some(expected) if expected != found => Err(SourceError::Contents { expected, found }),
+            _ => Ok(()),
         }
     }
 }
 
 /// An unfinished file. It is removed when it is dropped, unless it is kept for resuming.
 pub(super) struct Sink<'a> {
-    entry: &'a ModelEntry,
+    entry: &'a Wanted,
     file: File,
     path: PathBuf,
     check: Check,
@@ -77,7 +73,7 @@ pub(super) struct Sink<'a> {
 
 impl<'a> Sink<'a> {
     /// Begins a file at `path`.
-    pub(super) fn create(entry: &'a ModelEntry, path: &Path) -> Result<Self, SourceError> {
+    pub(super) fn create(entry: &'a Wanted, path: &Path) -> Result<Self, SourceError> {
         let file = File::create(path).map_err(|error| FileError::new("create", path, error))?;
         Ok(Self {
             entry,
@@ -90,7 +86,7 @@ impl<'a> Sink<'a> {
 
     /// Continues the file at `path`, or begins it. It is kept when it is dropped, if there is
     /// anything in it.
-    pub(super) fn resume(entry: &'a ModelEntry, path: &Path) -> Result<Self, SourceError> {
+    pub(super) fn resume(entry: &'a Wanted, path: &Path) -> Result<Self, SourceError> {
         let open = || {
             let mut file = File::options()
                 .read(true)

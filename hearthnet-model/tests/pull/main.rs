@@ -1,6 +1,7 @@
 //! Pulling models: every source, and everything that can go wrong with it.
 #![allow(clippy::unwrap_used, clippy::panic)] // in helpers, where a failure fails the test
 
+mod reference;
 mod server;
 #[cfg(unix)]
 mod wheels;

@@ -28,7 +28,7 @@ impl Request {
     }
 }
 
-type Answer = Box<dyn Fn(&Request, &mut TcpStream) + Send>;
+pub(crate) type Answer = Box<dyn Fn(&Request, &mut TcpStream) + Send>;
 
 /// Answers each request, on a connection of its own, with the next of `answers`; the last one
 /// answers all that follow.

@@ -142,9 +142,8 @@ pub(crate) enum Switch {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct RunArgs {
-    /// Catalogue id, or path of a GGUF file, for the chats of programs on this machine and the layers.
-    #[arg(long, default_value = "smollm2-135m-instruct")]
-    pub(crate) model: String,
+    #[arg(long, help = super::MODEL_OR_DEFAULT)]
+    pub(crate) model: Option<hearthnet_model::ModelRef>,
     /// Serve layers of the model as well: the first and the last, for example 0-14, or `auto`, what
     /// the community lacks most [default: research.distributed_inference.host.serve_layers, if
     /// serve_shards is set there].

@@ -17,7 +17,7 @@ use crate::output::{bytes, note, table};
 
 pub(crate) fn run(command: BenchCommand, global: &Global, config: &Config) -> Result<(), Failure> {
     match command {
-        BenchCommand::Engine { .. } => engine(command, global),
+        BenchCommand::Engine { .. } => engine(command, global, config),
         BenchCommand::Mesh(args) => super::bench_mesh::run(&args, global, config),
         BenchCommand::Transport {
             echo_for: Some(caller),
@@ -27,7 +27,7 @@ pub(crate) fn run(command: BenchCommand, global: &Global, config: &Config) -> Re
     }
 }
 
-fn engine(command: BenchCommand, global: &Global) -> Result<(), Failure> {
+fn engine(command: BenchCommand, global: &Global, config: &Config) -> Result<(), Failure> {
     let BenchCommand::Engine {
         model,
         threads,
@@ -40,7 +40,7 @@ fn engine(command: BenchCommand, global: &Global) -> Result<(), Failure> {
     else {
         return Ok(());
     };
-    let path = model::resolve(global, &model)?.path;
+    let path = model::resolve(global, &model::pick(global, config, model.as_ref(), None)?)?.path;
     let options = bench::BenchOptions {
         threads,
         prefill,

@@ -77,7 +77,7 @@ pub(crate) fn run(args: &MeshArgs, global: &Global, config: &Config) -> Result<(
     let runtime = runtime()?;
     let cancel = Cancel::default();
     watch_interrupt(&runtime, cancel.clone());
-    let model = open_or_pull_model(global, &args.model)?;
+    let model = open_or_pull_model(global, &config, args.model.as_ref())?;
     let vocabulary = model.file.spec().vocab;
     let ranges = split(model.file.spec().layers, args.shards, &[])?;
     let own = own_cores(ranges.len(), 1);
@@ -88,6 +88,7 @@ pub(crate) fn run(args: &MeshArgs, global: &Global, config: &Config) -> Result<(
     for (index, (&layers, core)) in ranges.iter().zip(own).enumerate() {
         let plan = HostPlan {
             model: &model.path,
+            activation_dtype: &config.research.distributed_inference.activation_dtype,
             layers,
             threads: 1,
             streams: args.chats,

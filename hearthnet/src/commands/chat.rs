@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use hearthnet_bus::calls::Client;
 use hearthnet_model::ChatMessage;
+use hearthnet_model::catalogue::Resolved;
 use hearthnet_model::engine::{Engine, Head};
 use hearthnet_orchestrator::backend::Backend;
 use hearthnet_orchestrator::chat::{Conversation, Prompt, TextModel};
@@ -24,7 +25,7 @@ use tokio::runtime::{Handle, Runtime};
 
 use crate::args::{ChatArgs, Global};
 use crate::commands::{
-    OpenModel, engine_options, load_head, node_key, open_model, runtime, text_model,
+    OpenModel, engine_options, load_head, node_key, open_model, open_resolved, runtime, text_model,
 };
 use crate::community::Home;
 use crate::config::Config;
@@ -48,6 +49,7 @@ pub(crate) fn run(args: ChatArgs, global: &Global, config: &Config) -> Result<()
         runtime: &runtime,
         cancel,
         service: None,
+        begun: None,
         own: None,
     };
     chat.service = chat.running_service();
@@ -69,7 +71,9 @@ struct Chat<'a> {
     runtime: &'a Runtime,
     cancel: Cancel,
     /// The service on this machine that is asked, and what it calls the model.
-    service: Option<(Client, String)>,
+    service: Option<(Client, Resolved)>,
+    /// What the service answered with before it went away.
+    begun: Option<Resolved>,
     /// What this process answers with, once it does.
     own: Option<Own>,
 }
@@ -83,7 +87,7 @@ struct Own {
 
 impl Chat<'_> {
     /// The service that runs on this machine and would answer as this process would.
-    fn running_service(&self) -> Option<(Client, String)> {
+    fn running_service(&self) -> Option<(Client, Resolved)> {
         let args = self.args;
         // A service has its own hosts and settings, and does not give up as this chat wants it.
         let own_way = args.no_service || args.local || !args.shard.is_empty() || args.no_fallback;
@@ -92,13 +96,17 @@ impl Chat<'_> {
             return None;
         }
         let dir = crate::paths::data_dir(self.global.data_dir.clone()).ok()?;
-        let model = super::model::resolve(self.global, &args.model).ok()?;
-        let finding = find_service(&dir, &model.id, &model.path);
-        let client = self.runtime.block_on(finding)?;
+        // Whoever names no model is content with the one that the service has.
+        let wanted = match args.model.clone().or(self.config.model.default()) {
+            Some(named) => Some(super::model::resolve(self.global, &named).ok()?),
+            None => None,
+        };
+        let finding = find_service(&dir, wanted.as_ref());
+        let (client, model) = self.runtime.block_on(finding)?;
         if !args.json {
             note("asking the service that runs on this machine (--no-service does not)");
         }
-        Some((client, model.id))
+        Some((client, model))
     }
 
     fn run(&mut self, started: Instant) -> Result<(), Failure> {
@@ -129,12 +137,27 @@ impl Chat<'_> {
             true => None,
             false => Some(community(global, config)?),
         };
+        // Before anybody waits for anything: is the model here?
+        let named = args.model.clone().or(config.model.default());
+        let resolved = match (&self.begun, named) {
+            (Some(begun), _) => Some(begun.clone()),
+            (None, Some(named)) => Some(super::model::resolve(global, &named)?),
+            (None, None) => None,
+        };
         // Others are looked for while the model is read.
         let visit = match &home {
             Some(home) => runtime.block_on(Visit::begin(home, config))?,
             None => Visit::default(),
         };
-        let model = open_model(global, &args.model)?;
+        let model = match resolved {
+            Some(resolved) => open_resolved(global, config, resolved)?,
+            None => {
+                if home.is_some() {
+                    runtime.block_on(visit.settle());
+                }
+                open_model(global, config, None, home.as_ref())?
+            }
+        };
         let (backend, head): (Box<dyn Backend>, Head) = if args.local {
             let (backend, head) = local_backend(&model, config, None)?;
             (Box::new(backend), head)

@@ -1,14 +1,17 @@
-//! `hearthnet config show`.
+//! `hearthnet config`: what is in force, and whether a file could be.
 
 use std::fmt::Write as _;
+use std::path::Path;
 
-use crate::args::ConfigCommand;
+use crate::args::{ConfigCommand, Global};
 use crate::commands::print_bytes;
 use crate::config::Loaded;
-use crate::failure::Failure;
+use crate::failure::{Failure, Kind};
 
 pub(crate) fn run(command: &ConfigCommand, loaded: &Loaded) -> Result<(), Failure> {
-    let ConfigCommand::Show = command;
+    let ConfigCommand::Show = command else {
+        return Ok(());
+    };
     let rows = loaded.explain();
     let width = rows
         .iter()
@@ -19,6 +22,29 @@ pub(crate) fn run(command: &ConfigCommand, loaded: &Loaded) -> Result<(), Failur
     for (key, value, origin) in rows {
         let pad = " ".repeat(width - key.len() - value.len());
         let _ = writeln!(out, "{key} = {value}{pad}   # {origin}");
+    }
+    print_bytes(out.as_bytes())
+}
+
+/// Reads a file as every command would, and says how far it is from the defaults.
+pub(crate) fn check(file: Option<&Path>, global: &Global) -> Result<(), Failure> {
+    let loaded = Loaded::load(file.or(global.config.as_deref()), &global.set)?;
+    let Some(path) = loaded.path() else {
+        return Err(
+            Failure::new(Kind::Config, "there is no configuration file to check")
+                .hint("name one, or let `hearthnet init` write one; without any, defaults apply"),
+        );
+    };
+    let rows = loaded.explain();
+    let set: Vec<_> = rows.iter().filter(|row| row.2 != "default").collect();
+    let mut out = format!(
+        "{} can be used; it sets {} of {} keys\n",
+        path.display(),
+        set.len(),
+        rows.len()
+    );
+    for (key, value, _) in set {
+        let _ = writeln!(out, "  {key} = {value}");
     }
     print_bytes(out.as_bytes())
 }

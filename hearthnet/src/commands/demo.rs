@@ -32,7 +32,7 @@ pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<()
     let runtime = runtime()?;
     let cancel = Cancel::default();
     watch_interrupt(&runtime, cancel.clone());
-    let model = open_or_pull_model(global, &args.model)?;
+    let model = open_or_pull_model(global, &config, args.model.as_ref())?;
     let layers = model.file.spec().layers;
     let ranges = split(layers, args.shards, &args.cuts)?;
     let threads = (config.threads() / ranges.len()).max(1);
@@ -65,6 +65,7 @@ pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<()
         let home = directory.path().join(format!("host-{index}"));
         let plan = HostPlan {
             model: &model.path,
+            activation_dtype: &config.research.distributed_inference.activation_dtype,
             layers: (lo, hi),
             threads,
             streams: 1,

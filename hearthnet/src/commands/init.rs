@@ -183,9 +183,7 @@ fn write_config(path: &PathBuf, text: &str) -> Result<(), Failure> {
         .hint("--config names another file")
     };
     // What cannot be read again must not be written: a name may be too long.
-    if let Ok(table) = text.parse::<toml::Table>() {
-        crate::config::check(table)?;
-    }
+    crate::config::check(path, text)?;
     let folder = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder).map_err(fail)?;
     let draft = folder.join(format!(".hearthnet-{}.tmp", std::process::id()));

@@ -11,6 +11,7 @@ pub(crate) mod id;
 pub(crate) mod init;
 pub(crate) mod join;
 pub(crate) mod log;
+pub(crate) mod manual;
 pub(crate) mod model;
 pub(crate) mod serve;
 pub(crate) mod serve_by_hand;
@@ -27,14 +28,15 @@ use hearthnet_model::engine::{EngineOptions, Head};
 use hearthnet_model::gguf::Gguf;
 use hearthnet_model::sampler::SamplerConfig;
 use hearthnet_model::template::TemplateError;
-use hearthnet_model::{ChatTemplate, ModelFile, Tokenizer, WeightsId};
+use hearthnet_model::{BoundaryDtype, ChatTemplate, ModelFile, ModelRef, Tokenizer, WeightsId};
 use hearthnet_orchestrator::chat::TextModel;
 use tokio::runtime::Runtime;
 
 use crate::args::{Global, SamplingArgs};
+use crate::community::Home;
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
-use crate::output::Progress;
+use crate::output::{Progress, note};
 
 /// One JSON value and a line end on standard output.
 pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
@@ -79,29 +81,58 @@ pub(crate) struct OpenModel {
     pub(crate) bands: Option<Vec<Band>>,
 }
 
-/// Opens what `--model` names. Nothing is fetched.
-pub(crate) fn open_model(global: &Global, name: &str) -> Result<OpenModel, Failure> {
-    open_resolved(global, model::resolve(global, name)?)
+/// Opens what `--model` names, or what is meant without it ([`model::pick`]). Nothing is fetched.
+pub(crate) fn open_model(
+    global: &Global,
+    config: &Config,
+    named: Option<&ModelRef>,
+    home: Option<&Home>,
+) -> Result<OpenModel, Failure> {
+    let name = model::pick(global, config, named, home)?;
+    open_resolved(global, config, model::resolve(global, &name)?)
 }
 
-/// Opens what `--model` names, fetching it first when the catalogue has it and this machine has not.
-pub(crate) fn open_or_pull_model(global: &Global, name: &str) -> Result<OpenModel, Failure> {
-    open_resolved(global, model::resolve_or_pull(global, name)?)
+/// The same outside of a community, fetching the model first when that is possible and this
+/// machine has it not.
+pub(crate) fn open_or_pull_model(
+    global: &Global,
+    config: &Config,
+    named: Option<&ModelRef>,
+) -> Result<OpenModel, Failure> {
+    let name = model::pick(global, config, named, None)?;
+    open_resolved(global, config, model::resolve_or_pull(global, &name)?)
 }
 
-fn open_resolved(global: &Global, resolved: Resolved) -> Result<OpenModel, Failure> {
+/// Opens a model that was found.
+pub(crate) fn open_resolved(
+    global: &Global,
+    config: &Config,
+    resolved: Resolved,
+) -> Result<OpenModel, Failure> {
     let Resolved { id, path, .. } = resolved;
-    open_named(global, id, path)
-}
-
-/// Opens a file on this machine under the name that it goes by.
-pub(crate) fn open_named(global: &Global, id: String, path: PathBuf) -> Result<OpenModel, Failure> {
-    let file = open_file(&path)?;
+    let catalogue = model::catalogue(global)?;
+    let pin = model::pin(&catalogue, &path)?;
+    let mut file = open_file(&path)?;
+    let fp32 = config.research.distributed_inference.activation_dtype == "fp32";
+    if fp32 && file.spec().boundary != BoundaryDtype::F32 {
+        note(format!(
+            "activations are fp32 for debugging: answers differ from those with {}, and only hosts \
+             that are set so, too, can compute them",
+            file.spec().boundary
+        ));
+        file = file.with_boundary(BoundaryDtype::F32);
+    }
     let mut progress = Progress::new("hashing the model");
     let weights = file
-        .manifest(&mut |done, total| progress.set(done, total))
+        .check(pin, &mut |done, total| progress.set(done, total))
+        .map_err(|e| model::changed(&e))?
         .weights_id();
-    let bands = model::bands(&model::catalogue(global)?, weights);
+    drop(progress);
+    // How large rows are, rounding does not change.
+    let bands = match pin {
+        Some(pin) => pin.boundary_magnitude.clone(),
+        None => model::bands(&catalogue, weights),
+    };
     Ok(OpenModel {
         id,
         path,

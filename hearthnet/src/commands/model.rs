@@ -1,31 +1,56 @@
-//! `hearthnet model`: the catalogue, pulling, looking into files, converting.
+//! `hearthnet model`: how models are named and found, the catalogue, pulling, looking into files,
+//! converting. What lies in the cache, and in which state, is in `store.rs`.
 
+mod store;
+
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hearthnet_model::catalogue::{Band, Catalogue, ModelEntry, Resolved};
+use hearthnet_model::cache::NoCacheDirectory;
+use hearthnet_model::catalogue::{Band, Catalogue, ModelEntry, ResolveError, Resolved};
 use hearthnet_model::convert::{ConvertError, convert};
 use hearthnet_model::inspect::inspect;
-use hearthnet_model::pull::{PullError, PullEvent, PullOptions, pull};
-use hearthnet_model::{TensorType, WeightsId};
+use hearthnet_model::manifest::{ChangedError, FileState, file_state};
+use hearthnet_model::pull::{PullError, PullEvent, PullOptions, pull, pull_reference};
+use hearthnet_model::{Digest, ModelFile, ModelRef, TensorType, WeightsId};
 
 use crate::args::{Global, ModelCommand};
 use crate::commands::{open_file, print_bytes, print_json, runtime};
+use crate::community::{Home, now_ms};
+use crate::config::Config;
 use crate::failure::{Failure, Kind};
-use crate::output::{Progress, bytes, note, table};
+use crate::output::{Progress, bytes, note};
 
 pub(crate) fn run(command: ModelCommand, global: &Global) -> Result<(), Failure> {
     match command {
-        ModelCommand::Pull { model, from } => {
-            let catalogue = catalogue(global)?;
-            let entry = catalogue
-                .get(&model)
-                .ok_or_else(|| failure(catalogue.unknown(&model)))?;
-            let path = pull_entry(entry, from)?;
+        ModelCommand::Pull {
+            model,
+            from,
+            sha256,
+            force,
+        } => {
+            let how = How {
+                from,
+                sha256,
+                force,
+            };
+            let path = pull_model(&catalogue(global)?, &model, how)?;
             print_bytes(format!("{}\n", path.display()).as_bytes())
         }
-        ModelCommand::List => list(&catalogue(global)?),
+        ModelCommand::List { json } => store::list(&catalogue(global)?, json),
+        ModelCommand::Rm { model, yes } => store::remove(&catalogue(global)?, &model, yes),
+        ModelCommand::Verify {
+            model,
+            accept,
+            json,
+        } => store::verify(
+            &catalogue(global)?,
+            &resolve(global, &model)?.path,
+            accept,
+            json,
+        ),
         ModelCommand::Inspect { model, json } => {
             let resolved = resolve(global, &model)?;
             let file = open_file(&resolved.path)?;
@@ -59,58 +84,210 @@ pub(crate) fn catalogue(global: &Global) -> Result<Catalogue, Failure> {
     })
 }
 
-/// Finds what `--model` names on this machine.
-pub(crate) fn resolve(global: &Global, name: &str) -> Result<Resolved, Failure> {
-    let models = hearthnet_model::cache::models().map_err(failure)?;
-    catalogue(global)?.resolve(name, &models).map_err(failure)
-}
+/// The model that is meant where nobody says which.
+const FALLBACK: &str = "smollm2-135m-instruct";
 
-/// The same, fetching it first when the catalogue has it and this machine has not.
-pub(crate) fn resolve_or_pull(global: &Global, name: &str) -> Result<Resolved, Failure> {
+/// Which model a command is about: the one that it names, else `model.default`, else the one that
+/// the community serves, else a small one.
+pub(crate) fn pick(
+    global: &Global,
+    config: &Config,
+    named: Option<&ModelRef>,
+    home: Option<&Home>,
+) -> Result<ModelRef, Failure> {
+    if let Some(named) = named.cloned().or_else(|| config.model.default()) {
+        return Ok(named);
+    }
+    let fallback = ModelRef::Id(FALLBACK.to_owned());
+    let Some(home) = home else {
+        return Ok(fallback);
+    };
     let catalogue = catalogue(global)?;
-    let models = hearthnet_model::cache::models().map_err(failure)?;
-    match (catalogue.resolve(name, &models), catalogue.get(name)) {
-        (Ok(resolved), _) => Ok(resolved),
-        (Err(_), Some(entry)) => {
-            let path = pull_entry(entry, None)?;
-            Ok(Resolved {
-                path,
-                id: entry.id.clone(),
-            })
-        }
-        (Err(error), None) => Err(failure(error)),
+    let models = hearthnet_model::cache::models().map_err(host_failure)?;
+    let state = home.state();
+    // By weights: two names of one model are one model.
+    let served: BTreeMap<String, String> = state
+        .shards(now_ms())
+        .map(|advert| &advert.descriptor)
+        .map(|d| (d.weights_sha256.clone(), d.model_id.clone()))
+        .collect();
+    let mut usable: Vec<(ModelRef, bool)> = served
+        .keys()
+        .filter_map(|weights| here_or_known(&catalogue, &models, weights))
+        .collect();
+    // One that is here already needs no choice.
+    if usable.iter().filter(|(_, here)| *here).count() == 1 {
+        usable.retain(|(_, here)| *here);
+    }
+    let names = served.values().cloned().collect::<Vec<_>>().join(", ");
+    match usable.len() {
+        1 => Ok(usable.remove(0).0),
+        0 if served.is_empty() => Ok(fallback),
+        0 => Err(Failure::new(
+            Kind::Model,
+            format!(
+                "{:?} serves {names}, which is neither in the catalogue nor on this machine",
+                state.name
+            ),
+        )
+        .hint("ask a host where the file is from, and name it: `--model` takes a path, hf:OWNER/REPOSITORY/FILE.gguf or an https address")),
+        _ => Err(Failure::new(
+            Kind::BadRequest,
+            format!("{:?} serves several models: {names}", state.name),
+        )
+        .hint("say which with --model, or set model.default")),
     }
 }
 
-fn failure(error: impl std::fmt::Display) -> Failure {
-    Failure::new(Kind::Model, error.to_string())
-        .hint("`hearthnet model list` shows the catalogue and what is on this machine")
+/// How a model of these weights is called here, and whether its file is on this machine.
+fn here_or_known(catalogue: &Catalogue, models: &Path, weights: &str) -> Option<(ModelRef, bool)> {
+    let entry = weights
+        .parse()
+        .ok()
+        .and_then(|weights| catalogue.by_weights(weights))?;
+    let here = entry.path_in(models).is_file();
+    Some((ModelRef::Id(entry.id.clone()), here))
 }
 
-fn pull_entry(entry: &ModelEntry, from: Option<PathBuf>) -> Result<PathBuf, Failure> {
-    let mut options = PullOptions::from_environment().map_err(failure)?;
-    options.from = from;
+/// Finds a model on this machine.
+pub(crate) fn resolve(global: &Global, name: &ModelRef) -> Result<Resolved, Failure> {
+    let models = hearthnet_model::cache::models().map_err(host_failure)?;
+    catalogue(global)?
+        .resolve(name, &models)
+        .map_err(|e| not_resolved(&e))
+}
+
+/// The same, fetching it first when that is possible and this machine has it not.
+pub(crate) fn resolve_or_pull(global: &Global, name: &ModelRef) -> Result<Resolved, Failure> {
+    let catalogue = catalogue(global)?;
+    let models = hearthnet_model::cache::models().map_err(host_failure)?;
+    match catalogue.resolve(name, &models) {
+        Err(ResolveError::NotPulled { .. }) => {
+            let path = pull_model(&catalogue, name, How::default())?;
+            let resolved = catalogue.resolve(name, &models);
+            resolved
+                .map(|r| Resolved { path, ..r })
+                .map_err(|e| not_resolved(&e))
+        }
+        other => other.map_err(|e| not_resolved(&e)),
+    }
+}
+
+fn not_resolved(error: &ResolveError) -> Failure {
+    let (kind, hint) = match error {
+        ResolveError::Unknown { .. } => (
+            Kind::BadRequest,
+            "`hearthnet model list` shows the catalogue and what is on this machine",
+        ),
+        ResolveError::NotPulled { .. } => (
+            Kind::Model,
+            "fetching it takes as long as the network needs, goes on where it broke off, and happens once",
+        ),
+        ResolveError::NoFile(_) => (Kind::Model, "check the path"),
+        _ => (Kind::Host, "set HOME or XDG_CACHE_HOME"),
+    };
+    Failure::new(kind, error.to_string()).hint(hint)
+}
+
+fn host_failure(error: NoCacheDirectory) -> Failure {
+    Failure::new(Kind::Host, error.to_string()).hint("models lie below that directory")
+}
+
+/// How a model is to be fetched.
+#[derive(Debug, Default)]
+struct How {
+    from: Option<PathBuf>,
+    sha256: Option<Digest>,
+    force: bool,
+}
+
+/// Fetches a model, wherever it is named to be, and has its file looked at.
+fn pull_model(catalogue: &Catalogue, model: &ModelRef, how: How) -> Result<PathBuf, Failure> {
+    let mut options = PullOptions::from_environment().map_err(host_failure)?;
+    options.from = how.from;
+    // What was fetched and has changed since, is not what was fetched.
+    let place = model.place().map(|place| options.models.join(place));
+    options.again = how.force
+        || place.is_some_and(|path| {
+            path.is_file()
+                && (file_state(&path) == FileState::Changed || ModelFile::open(&path).is_err())
+        });
+    let id = match model {
+        ModelRef::Path(path) => {
+            return Err(Failure::new(
+                Kind::BadRequest,
+                format!("{} is a path: there is nothing to fetch", path.display()),
+            )
+            .hint("name a catalogue id, hf:OWNER/REPOSITORY/FILE.gguf or an https address; --from takes the file itself from a path"));
+        }
+        ModelRef::Id(id) => Some(id),
+        _ => None,
+    };
+    let entry = id
+        .map(|id| {
+            catalogue
+                .get(id)
+                .ok_or_else(|| not_resolved(&catalogue.unknown(id)))
+        })
+        .transpose()?;
     let cancel = cancel_on_interrupt()?;
     let mut progress = Progress::new("pulling");
-    let pulled = pull(entry, &options, &cancel, &mut |event| match event {
+    let size = entry.map_or_else(String::new, |e| format!(" ({})", bytes(e.bytes)));
+    let mut fetched = false;
+    let mut tell = |event: PullEvent<'_>| match event {
         PullEvent::Waiting => note("another process is pulling this model; waiting for it"),
         PullEvent::Trying(source) => {
-            note(format!(
-                "pulling {} ({}) from {source}",
-                entry.id,
-                bytes(entry.bytes)
-            ));
+            fetched = true;
+            note(format!("pulling {model}{size} from {source}"));
         }
         PullEvent::Progress { done, total } => progress.set(done, total),
         PullEvent::Failed(source, error) => note(format!("not from {source}: {error}")),
         _ => {}
-    });
+    };
+    let pulled = match entry {
+        Some(entry) => pull(entry, &options, &cancel, &mut tell),
+        None => pull_reference(model, how.sha256, &options, &cancel, &mut tell),
+    };
     drop(progress);
-    pulled.map_err(|error| match error {
+    let path = pulled.map_err(|error| match error {
         PullError::Cancelled => Failure::new(Kind::Interrupted, "stopped; nothing is half-written")
             .hint("the same command goes on where it stopped, if the source allows it"),
+        PullError::NoSource { ref file, .. } => {
+            let hint = match id {
+                Some(id) => format!("connect this machine to the network and try again, or bring the file {file} here and run `hearthnet model pull {id} --from FILE`"),
+                None => "check the name and the network; HF_ENDPOINT names another hub".to_owned(),
+            };
+            // Why not, was said when it was tried.
+            Failure::new(Kind::Model, format!("model {model} could not be fetched: no source has it")).hint(hint)
+        }
+        PullError::Unprotected(_) => Failure::new(Kind::BadRequest, error.to_string())
+            .hint("`sha256sum FILE` where the file is good prints what --sha256 takes"),
         other => Failure::new(Kind::Model, other.to_string()),
-    })
+    })?;
+    let file = open_file(&path)?;
+    let mut progress = Progress::new("hashing the model");
+    let mut set = |done, total| progress.set(done, total);
+    match (entry, fetched) {
+        // Another file of the same name may have lain there.
+        (None, true) => drop(file.accept(&mut set)),
+        (entry, _) => drop(file.check(entry, &mut set).map_err(|e| changed(&e))?),
+    }
+    Ok(path)
+}
+
+/// A file that is not what it was.
+pub(crate) fn changed(error: &ChangedError) -> Failure {
+    let path = error.path.display();
+    let hint = match error.pinned {
+        true => "`hearthnet model pull` of its id fetches it again".to_owned(),
+        false => format!(
+            "restore it from a copy or fetch it again (`hearthnet model pull --force`); \
+             `hearthnet model verify {path} --accept` takes it as it is now"
+        ),
+    };
+    Failure::new(Kind::Model, error.to_string())
+        .code("model_changed")
+        .hint(hint)
 }
 
 /// A flag that Ctrl-C and SIGTERM set.
@@ -126,24 +303,6 @@ fn cancel_on_interrupt() -> Result<Arc<AtomicBool>, Failure> {
         runtime.block_on(std::future::pending::<()>());
     });
     Ok(flag)
-}
-
-fn list(catalogue: &Catalogue) -> Result<(), Failure> {
-    let models = hearthnet_model::cache::models().map_err(failure)?;
-    let rows: Vec<Vec<String>> = catalogue
-        .models()
-        .map(|entry| {
-            let here = entry.path_in(&models).is_file();
-            vec![
-                entry.id.clone(),
-                bytes(entry.bytes),
-                entry.license.clone(),
-                if here { "here" } else { "not here" }.to_owned(),
-                entry.name.clone(),
-            ]
-        })
-        .collect();
-    print_bytes(table(&["id", "size", "licence", "this machine", "name"], &rows).as_bytes())
 }
 
 fn convert_file(source: &Path, to: &str, output: &Path) -> Result<(), Failure> {
@@ -176,6 +335,40 @@ fn convert_file(source: &Path, to: &str, output: &Path) -> Result<(), Failure> {
         other => Failure::new(Kind::Host, other.to_string()),
     })?;
     print_bytes(format!("{}\n", output.display()).as_bytes())
+}
+
+/// What the catalogue says about the file at `path`, if it lies where the catalogue puts it. One
+/// that broke off in the middle is refused by its size alone.
+pub(crate) fn pin<'a>(
+    catalogue: &'a Catalogue,
+    path: &Path,
+) -> Result<Option<&'a ModelEntry>, Failure> {
+    let models = hearthnet_model::cache::models().map_err(host_failure)?;
+    let Some(entry) = catalogue.by_path(path, &models) else {
+        return Ok(None);
+    };
+    let found = std::fs::metadata(path).map_or(0, |info| info.len());
+    if found == entry.bytes {
+        return Ok(Some(entry));
+    }
+    Err(Failure::new(
+        Kind::Model,
+        format!(
+            "{} has {found} bytes instead of {}: it is {}",
+            path.display(),
+            entry.bytes,
+            if found < entry.bytes {
+                "truncated"
+            } else {
+                "another file"
+            }
+        ),
+    )
+    .code("model_changed")
+    .hint(format!(
+        "`hearthnet model pull {}` fetches it again",
+        entry.id
+    )))
 }
 
 /// The bands of a model's boundaries, where the catalogue has them.

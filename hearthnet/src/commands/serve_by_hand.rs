@@ -31,7 +31,7 @@ async fn serve(args: &RunArgs, global: &Global, config: &Config) -> Result<(), F
     // Signals count from here on: a Ctrl-C while loading ends the program cleanly, too.
     let mut stop = stop_requests(args.lifeline)?;
     count(Part::Caller)?;
-    let model = open_model(global, &args.model)?;
+    let model = open_model(global, config, args.model.as_ref(), None)?;
     let key = match args.door.local {
         true => None,
         false => Some(Arc::new(node_key(global)?)),

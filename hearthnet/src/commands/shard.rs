@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 use crate::args::{Global, Layers, ServeArgs, ShardCommand};
-use crate::commands::{engine_options, model, node_key, print_bytes, print_json, runtime};
+use crate::commands::{engine_options, node_key, open_model, print_bytes, print_json, runtime};
 use crate::community::Home;
 use crate::config::{Config, Host};
 use crate::daemon::{self, Plan};
@@ -84,17 +84,19 @@ async fn serve_by_hand(args: ServeArgs, global: &Global, config: &Config) -> Res
     let mut stop = stop_requests(args.lifeline)?;
     let numbers = Numbers::open(args.metrics.as_deref(), config).await?;
     let key = node_key(global)?;
-    let resolved = model::resolve(global, &args.model)?;
+    let model = open_model(global, config, args.model.as_ref(), None)?;
     let settings = &config.research.distributed_inference.host;
     let host_config = ShardConfig {
-        model_id: Some(resolved.id),
+        model_id: Some(model.id),
+        boundary: Some(model.file.spec().boundary),
+        expected_weights: Some(model.weights),
         engine: engine_options(config, args.threads),
         serve: ServeConfig {
             admitted: args.peer_key.clone(),
             transport: config.transport()?,
             ..serve_config(settings, &listen)
         },
-        ..ShardConfig::new(resolved.path, (lo, hi), &listen)
+        ..ShardConfig::new(model.path, (lo, hi), &listen)
     };
     if args.peer_key.is_empty() && !args.json {
         note("only this node itself may use this host; admit others with --peer-key NODEID");
@@ -178,11 +180,16 @@ pub(crate) fn stopping(settings: &Host) -> String {
     )
 }
 
-/// A message for every SIGINT and SIGTERM, and for the end of standard input when it is the lifeline.
+/// A message for every SIGINT, SIGTERM and SIGHUP (the terminal was closed: open streams are served
+/// to their end as with SIGTERM), and for the end of standard input when it is the lifeline.
 pub(crate) fn stop_requests(lifeline: bool) -> Result<mpsc::Receiver<()>, Failure> {
     use tokio::signal::unix::{SignalKind, signal};
     let (sender, receiver) = mpsc::channel(4);
-    for kind in [SignalKind::interrupt(), SignalKind::terminate()] {
+    let mut kinds = vec![SignalKind::interrupt(), SignalKind::terminate()];
+    if !hangup_is_ignored() {
+        kinds.push(SignalKind::hangup());
+    }
+    for kind in kinds {
         let mut signals = signal(kind).map_err(Failure::internal)?;
         let sender = sender.clone();
         tokio::spawn(async move {
@@ -198,6 +205,17 @@ pub(crate) fn stop_requests(lifeline: bool) -> Result<mpsc::Receiver<()>, Failur
         });
     }
     Ok(receiver)
+}
+
+/// Whether whoever started this program wants it to outlive the terminal, as `nohup` does.
+fn hangup_is_ignored() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    // Signal 1 is the lowest bit.
+    ignored.is_some_and(|mask| mask & 1 == 1)
 }
 
 pub(crate) fn announcement(ready: &Ready) -> String {

@@ -13,6 +13,7 @@ use hearthnet_bus::calls::{
     CallContext, CallError, CallLimits, CapabilityDescriptor, Client, Code, FrameSink, Handler,
     Trust,
 };
+use hearthnet_model::catalogue::Resolved;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
@@ -22,8 +23,9 @@ use super::{Plan, Stop};
 use crate::args::{Global, Layers};
 use crate::commands::shard::Ready;
 use crate::commands::status::Running;
-use crate::commands::{model, open_named, print_bytes, print_json};
+use crate::commands::{model, open_resolved, print_bytes, print_json};
 use crate::community::Home;
+use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::local_door::{self, NODE_STATUS};
 use crate::node::Resident;
@@ -56,11 +58,12 @@ pub(super) async fn beside(
     plan: &Plan,
     home: &Home,
     global: &Global,
+    config: &Config,
     stop: Stop,
 ) -> Result<(), Failure> {
     match plan.layers {
         None => tell_doors(plan, home).await,
-        Some(layers) => serve_there(plan, layers, home, global, stop).await,
+        Some(layers) => serve_there(plan, layers, home, global, config, stop).await,
     }
 }
 
@@ -106,9 +109,11 @@ async fn serve_there(
     layers: Layers,
     home: &Home,
     global: &Global,
+    config: &Config,
     stop: Stop,
 ) -> Result<(), Failure> {
-    let resolved = model::resolve(global, &plan.model)?;
+    let name = model::pick(global, config, plan.model.as_ref(), Some(home))?;
+    let resolved = model::resolve(global, &name)?;
     let path = resolved.path.canonicalize().map_err(|e| {
         Failure::new(Kind::Model, format!("{}: {e}", resolved.path.display()))
             .hint("`hearthnet model list` shows what is on this machine")
@@ -171,7 +176,7 @@ async fn serve_there(
                     "bad_request" => Kind::BadRequest,
                     "unauthorized" | "revoked" => Kind::Community,
                     "experimental_disabled" => Kind::ExperimentalDisabled,
-                    "model_unavailable" => Kind::Model,
+                    "model_unavailable" | "model_changed" => Kind::Model,
                     _ => Kind::Host,
                 };
                 let failure = Failure::new(kind, error.message());
@@ -266,7 +271,7 @@ impl Door {
         let host = self.host().clone().ok_or_else(|| {
             CallError::new(Code::BUSY, "the node is stopping").with_hint("start it again")
         })?;
-        let global = self.global.clone();
+        let (global, config) = (self.global.clone(), host.config.clone());
         let Wanted {
             id,
             path,
@@ -274,7 +279,10 @@ impl Door {
             threads,
         } = wanted;
         // It may have to be hashed.
-        let opened = tokio::task::spawn_blocking(move || open_named(&global, id, path)).await;
+        let opened = tokio::task::spawn_blocking(move || {
+            open_resolved(&global, &config, Resolved { path, id })
+        })
+        .await;
         let model = opened
             .map_err(|e| CallError::new(Code::INTERNAL, e.to_string()))?
             .map_err(|why| refusal(&why))?;

@@ -98,7 +98,7 @@ pub(crate) fn print_news(json: bool, news: News) {
 /// What serves layers in this process, one range at a time.
 pub(crate) struct LayerHost {
     home: Home,
-    config: Config,
+    pub(super) config: Config,
     resident: Arc<Resident>,
     served: Arc<Served>,
     /// Held while layers are served.
@@ -361,6 +361,7 @@ impl Serving<'_> {
         let model = &self.order.model;
         let config = ShardConfig {
             model_id: Some(model.id.clone()),
+            boundary: Some(model.file.spec().boundary),
             expected_weights: Some(model.weights),
             engine: engine_options(all, self.order.threads),
             serve: ServeConfig {

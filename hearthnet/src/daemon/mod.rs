@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use hearthnet_bus::calls::{CHAT, ENDPOINT_FILE, Registry, SHARD_SERVE, Served, register_shards};
 use hearthnet_bus::log::Level;
+use hearthnet_model::ModelRef;
 use hearthnet_orchestrator::http::{Health, HttpServer, Part};
 use hearthnet_orchestrator::{ChatError, Service};
 use serde_json::json;
@@ -47,8 +48,8 @@ const LAST_WORDS: Duration = Duration::from_millis(300);
 /// What the daemon is to do beside being there.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    /// The model of chats and layers.
-    pub(crate) model: String,
+    /// The model of chats and layers, where the command line says.
+    pub(crate) model: Option<ModelRef>,
     /// Layers to serve, as the command line says; else the configuration says.
     pub(crate) layers: Option<Layers>,
     /// Threads that compute them.
@@ -145,7 +146,7 @@ pub(crate) fn run(
         // Signals count from here on: a Ctrl-C while loading ends the program cleanly, too.
         let stop = Stop::of(stop_requests(plan.lifeline)?);
         if Lock::is_held(&home.dir) {
-            return attach::beside(plan, home, global, stop).await;
+            return attach::beside(plan, home, global, config, stop).await;
         }
         let daemon = tokio::select! {
             daemon = Daemon::start(plan, home, global, config, &stop) => daemon?,
@@ -187,7 +188,7 @@ impl Daemon {
             }
             None => Numbers::closed(),
         };
-        let model = open_model(global, &plan.model);
+        let model = open_model(global, config, plan.model.as_ref(), Some(home));
         let order = match (&model, wanted) {
             (Ok(model), Some(layers)) => Some(Order {
                 model: model.clone(),

@@ -67,14 +67,15 @@ impl Chat<'_> {
         if let Some((service, model)) = &self.service {
             let (runtime, cancel) = (self.runtime.handle(), &self.cancel);
             let answer = printing(print, cancel, |emit| {
-                service_chat::answer(runtime, service, model, request, cancel, emit)
+                service_chat::answer(runtime, service, &model.id, request, cancel, emit)
             })?;
             match answer {
                 Ok(done) => return Ok(done),
                 Err(Unanswered::Failed(failure)) => return Err(failure),
                 Err(Unanswered::Gone(tokens)) => said = tokens,
             }
-            self.service = None;
+            // What it has begun, only the same model can finish.
+            self.begun = self.service.take().map(|(_, model)| model);
             if !self.args.json {
                 note("going on without the service on this machine");
             }

@@ -1,0 +1,317 @@
+//! How people name a model: an id of the catalogue, a file, a file on the hub, an address.
+//!
+//! | written | means |
+//! |---|---|
+//! | `smollm2-135m-instruct` | an id of the catalogue |
+//! | `m.gguf`, `dir/m.gguf`, `~/m.gguf` | a file of this machine |
+//! | `hf:owner/repo/file.gguf`, `hf:owner/repo@revision/dir/file.gguf` | a file on the Hugging Face hub |
+//! | `https://host/path/file.gguf` | a file elsewhere; `http://` on this machine only |
+//!
+//! The last two lie, once fetched, in the directory of models under a name that follows from the
+//! reference, so that the same reference finds them again.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use sha2::{Digest as _, Sha256};
+
+/// Longest reference that is read: more than any path or address in use.
+const MAX_CHARS: usize = 2048;
+
+/// A model, as somebody named it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum ModelRef {
+    /// An id of the catalogue.
+    Id(String),
+    /// A file of this machine; a leading `~/` is the home directory's.
+    Path(PathBuf),
+    /// A file in a repository of the Hugging Face hub.
+    Hub {
+        /// `owner/name`.
+        repository: String,
+        /// Branch, tag or commit; `main` unless it is named.
+        revision: String,
+        /// Path of the file in the repository, ending in `.gguf`.
+        file: String,
+    },
+    /// A file at an address.
+    Url(String),
+}
+
+/// Why a text names no model.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{text:?}: {reason}")]
+pub struct ParseModelRefError {
+    /// The beginning of the text.
+    text: String,
+    reason: &'static str,
+}
+
+const HUB: &str =
+    "write hf:OWNER/REPOSITORY/FILE.gguf, with @REVISION behind the repository if need be";
+const URL: &str = "write https://HOST/PATH/FILE.gguf; http:// is for this machine only (127.0.0.1)";
+
+/// Nothing but plain characters gets into paths, addresses and command lines; no part may be
+/// hidden, an option, or the parent directory.
+fn plain(text: &str) -> bool {
+    !text.is_empty()
+        && text
+            .bytes()
+            .all(|c| c.is_ascii_alphanumeric() || b"._-".contains(&c))
+        && !text.starts_with(['.', '-'])
+}
+
+impl FromStr for ModelRef {
+    type Err = ParseModelRefError;
+
+    fn from_str(text: &str) -> Result<Self, ParseModelRefError> {
+        let fail = |reason| ParseModelRefError {
+            text: text.chars().take(80).collect(),
+            reason,
+        };
+        if text.is_empty() || text.len() > MAX_CHARS || text.contains('\0') {
+            return Err(fail(
+                "name an id of the catalogue, a .gguf file, hf:OWNER/REPOSITORY/FILE.gguf or an https address",
+            ));
+        }
+        if let Some(rest) = text.strip_prefix("hf:") {
+            return hub(rest).ok_or_else(|| fail(HUB));
+        }
+        if text.contains("://") {
+            return match is_fetchable(text) {
+                true => Ok(Self::Url(text.to_owned())),
+                false => Err(fail(URL)),
+            };
+        }
+        let path = Path::new(text);
+        let is_path = path.extension().is_some_and(|e| e == "gguf")
+            || path.components().count() > 1
+            || path.is_absolute();
+        Ok(match is_path {
+            true => Self::Path(expand_home(path)),
+            false => Self::Id(text.to_owned()),
+        })
+    }
+}
+
+fn hub(rest: &str) -> Option<ModelRef> {
+    let mut parts = rest.splitn(3, '/');
+    let (owner, name, file) = (parts.next()?, parts.next()?, parts.next()?);
+    let (name, revision) = match name.split_once('@') {
+        Some((name, revision)) => (name, revision),
+        None => (name, "main"),
+    };
+    let sound = plain(owner)
+        && plain(name)
+        && plain(revision)
+        && file.split('/').all(plain)
+        && file.ends_with(".gguf");
+    sound.then(|| ModelRef::Hub {
+        repository: format!("{owner}/{name}"),
+        revision: revision.to_owned(),
+        file: file.to_owned(),
+    })
+}
+
+/// Whether a file may be fetched from an address: over TLS, or from this machine. What is fetched
+/// is a file of one name, without a password in the address.
+fn is_fetchable(url: &str) -> bool {
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return false;
+    };
+    let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+    let clean = url
+        .bytes()
+        .all(|c| c.is_ascii_graphic() && !b"\"<>\\^`{|}".contains(&c));
+    let sound =
+        clean && !authority.is_empty() && !authority.contains('@') && file_of(path).is_some();
+    sound && (scheme == "https" || (scheme == "http" && is_loopback(authority)))
+}
+
+/// Whether `HOST` or `HOST:PORT` is this machine.
+fn is_loopback(authority: &str) -> bool {
+    let host = match authority.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => authority.split(':').next().unwrap_or_default(),
+    };
+    host == "localhost"
+        || host
+            .parse()
+            .is_ok_and(|ip: std::net::IpAddr| ip.is_loopback())
+}
+
+/// Whether bytes that nobody has pinned may be fetched from here: only where TLS says who sends
+/// them, or from this machine.
+pub(crate) fn is_trustworthy(url: &str) -> bool {
+    match url.split_once("://") {
+        Some(("https", _)) => true,
+        Some(("http", rest)) => is_loopback(rest.split('/').next().unwrap_or_default()),
+        _ => false,
+    }
+}
+
+/// The name of the file at the end of an address's path.
+fn file_of(path: &str) -> Option<&str> {
+    let path = path.split(['?', '#']).next()?;
+    let file = path.rsplit('/').next()?;
+    (plain(file) && file.ends_with(".gguf")).then_some(file)
+}
+
+/// A leading `~/` as the home directory, where there is one.
+pub fn expand_home(path: &Path) -> PathBuf {
+    let home = std::env::var_os("HOME").filter(|home| !home.is_empty());
+    match (path.strip_prefix("~"), home) {
+        (Ok(rest), Some(home)) => Path::new(&home).join(rest),
+        _ => path.to_owned(),
+    }
+}
+
+impl ModelRef {
+    /// Where a fetched file of this reference lies below the directory of models; `None` for ids,
+    /// whose place the catalogue knows, and for paths.
+    pub fn place(&self) -> Option<PathBuf> {
+        match self {
+            Self::Id(_) | Self::Path(_) => None,
+            Self::Hub {
+                repository,
+                revision,
+                file,
+            } => {
+                // Two revisions are two files.
+                let repository = match revision.as_str() {
+                    "main" => repository.clone(),
+                    revision => format!("{repository}@{revision}"),
+                };
+                Some(Path::new("hf").join(repository).join(file))
+            }
+            Self::Url(url) => {
+                // The whole address counts: two queries are two files.
+                let digest = Sha256::digest(url.as_bytes());
+                let short: String = digest.iter().take(8).map(|b| format!("{b:02x}")).collect();
+                let rest = url.split_once("://").map_or("", |(_, rest)| rest);
+                let file = rest.split_once('/').and_then(|(_, path)| file_of(path))?;
+                Some(Path::new("url").join(short).join(file))
+            }
+        }
+    }
+
+    /// The address of what can be fetched; `hub` is the base address of the hub.
+    pub fn address(&self, hub: &str) -> Option<String> {
+        match self {
+            Self::Id(_) | Self::Path(_) => None,
+            Self::Hub {
+                repository,
+                revision,
+                file,
+            } => Some(format!("{hub}/{repository}/resolve/{revision}/{file}")),
+            Self::Url(url) => Some(url.clone()),
+        }
+    }
+}
+
+impl fmt::Display for ModelRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Id(id) => f.write_str(id),
+            Self::Path(path) => write!(f, "{}", path.display()),
+            Self::Hub {
+                repository,
+                revision,
+                file,
+            } => match revision.as_str() {
+                "main" => write!(f, "hf:{repository}/{file}"),
+                revision => write!(f, "hf:{repository}@{revision}/{file}"),
+            },
+            Self::Url(url) => f.write_str(url),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_is_named_by_id_path_hub_file_or_address() {
+        let id = |s: &str| ModelRef::Id(s.to_owned());
+        let path = |s: &str| ModelRef::Path(PathBuf::from(s));
+        let hub = |r: &str, v: &str, f: &str| ModelRef::Hub {
+            repository: r.to_owned(),
+            revision: v.to_owned(),
+            file: f.to_owned(),
+        };
+        for (text, meant) in [
+            ("smollm2-135m-instruct", id("smollm2-135m-instruct")),
+            ("m.gguf", path("m.gguf")),
+            ("./m", path("./m")),
+            ("/models/m.bin", path("/models/m.bin")),
+            ("hf:o/r/f.gguf", hub("o/r", "main", "f.gguf")),
+            ("hf:o/r@v1.2/d/f.gguf", hub("o/r", "v1.2", "d/f.gguf")),
+            (
+                "https://example.org/a/f.gguf?download=true",
+                ModelRef::Url("https://example.org/a/f.gguf?download=true".to_owned()),
+            ),
+            (
+                "http://127.0.0.1:8080/f.gguf",
+                ModelRef::Url("http://127.0.0.1:8080/f.gguf".to_owned()),
+            ),
+        ] {
+            assert_eq!(text.parse(), Ok(meant), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_reference_that_could_leave_its_place_or_its_machine_is_refused() {
+        for text in [
+            "",
+            "a\0b.gguf",
+            "hf:o/r",
+            "hf:o/r/f.bin",
+            "hf:../r/f.gguf",
+            "hf:o/r/../../f.gguf",
+            "hf:o/r@../f.gguf",
+            "hf:o/r//f.gguf",
+            "hf:o/r/-f.gguf",
+            "hf:o/r?x/f.gguf",
+            "http://example.org/f.gguf",
+            "http://127.0.0.1.example.org/f.gguf",
+            "http://localhost@example.org/f.gguf",
+            "https://user:secret@example.org/f.gguf",
+            "https://example.org/",
+            "https://example.org/f.bin",
+            "https://example.org/..gguf/..",
+            "https:///f.gguf",
+            "https://example.org/a b.gguf",
+            "ftp://example.org/f.gguf",
+            "file:///etc/passwd.gguf",
+        ] {
+            assert!(text.parse::<ModelRef>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_was_fetched_is_found_again_by_the_same_reference_only() {
+        let place = |s: &str| s.parse::<ModelRef>().unwrap().place();
+        assert_eq!(place("hf:o/r/d/f.gguf"), Some("hf/o/r/d/f.gguf".into()));
+        assert_eq!(place("hf:o/r@v1/f.gguf"), Some("hf/o/r@v1/f.gguf".into()));
+        let a = place("https://example.org/f.gguf?a").unwrap();
+        let b = place("https://example.org/f.gguf?b").unwrap();
+        assert_ne!(a, b);
+        assert!(a.ends_with("f.gguf") && a.starts_with("url"));
+        assert_eq!(place("m.gguf"), None);
+    }
+
+    #[test]
+    fn a_reference_reads_as_it_was_written() {
+        for text in [
+            "id",
+            "hf:o/r/f.gguf",
+            "hf:o/r@v1/f.gguf",
+            "https://e.org/f.gguf",
+        ] {
+            assert_eq!(text.parse::<ModelRef>().unwrap().to_string(), text);
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! What no catalogue pins: a file on the hub or at an address.
+
+use std::fs;
+use std::sync::atomic::AtomicBool;
+
+use hearthnet_model::pull::{PullError, SourceError, pull_reference};
+use hearthnet_model::{Digest, ModelRef};
+
+use super::server::{Answer, Server, answer, cut, file, redirect, status};
+use super::{HALF, Place, model};
+
+const REFERENCE: &str = "hf:a/b/d/m.gguf";
+
+/// Says how large the file is, as the hub does: beside the way to where it lies.
+fn size(sha256: &Digest) -> Answer {
+    let headers = [
+        "Location: /elsewhere".to_owned(),
+        format!("X-Linked-Size: {}", model().len()),
+        format!("X-Linked-ETag: \"{sha256}\""),
+    ];
+    answer("302 Found", &headers, b"")
+}
+
+/// The first byte, and how many there are.
+fn first_byte() -> Answer {
+    let range = format!("Content-Range: bytes 0-0/{}", model().len());
+    answer("206 Partial Content", &[range], &model()[..1])
+}
+
+fn fetch(
+    place: &Place,
+    reference: &str,
+    sha256: Option<Digest>,
+) -> Result<std::path::PathBuf, PullError> {
+    let reference: ModelRef = reference.parse().unwrap();
+    let cancel = AtomicBool::new(false);
+    pull_reference(&reference, sha256, &place.options, &cancel, &mut |_| {})
+}
+
+fn only_reason(error: PullError) -> SourceError {
+    match error {
+        PullError::NoSource { mut failures, .. } if failures.len() == 1 => failures.remove(0).1,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_file_of_the_hub_is_fetched_by_its_name_checked_by_the_hubs_digest_and_found_again() {
+    let server = Server::new(vec![
+        size(&Digest::of(&model())),
+        first_byte(),
+        file(&model()),
+    ]);
+    let place = Place::with(&server);
+    let path = fetch(&place, REFERENCE, None).unwrap();
+    assert_eq!(path, place.options.models.join("hf/a/b/d/m.gguf"));
+    assert!(fs::read(&path).unwrap() == model());
+    let paths: Vec<_> = server.requests().iter().map(|r| r.path.clone()).collect();
+    let asked = "/a/b/resolve/main/d/m.gguf";
+    assert_eq!(paths, [asked, "/elsewhere", asked]);
+    // It is there now: nobody is asked.
+    assert_eq!(fetch(&place, REFERENCE, None).unwrap(), path);
+    assert_eq!(server.requests().len(), 3);
+}
+
+#[test]
+fn bytes_that_are_not_those_of_the_digest_are_refused_and_nothing_is_left() {
+    for (told, pinned) in [
+        (Digest([7; 32]), None),
+        (Digest::of(&model()), Some(Digest([8; 32]))),
+    ] {
+        let server = Server::new(vec![size(&told), first_byte(), file(&model())]);
+        let place = Place::with(&server);
+        let error = only_reason(fetch(&place, REFERENCE, pinned).unwrap_err());
+        assert!(matches!(error, SourceError::Contents { .. }), "{error}");
+        let left = fs::read_dir(place.options.models.join("hf/a/b/d")).unwrap();
+        let left: Vec<_> = left.map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(left, [".lock"]);
+    }
+}
+
+#[test]
+fn an_address_is_fetched_and_goes_on_where_it_broke_off() {
+    let server = Server::new(vec![first_byte(), cut(&model(), HALF), file(&model())]);
+    let place = Place::new();
+    let path = fetch(&place, &format!("{}/x/m.gguf?y=1", server.address), None).unwrap();
+    assert!(fs::read(&path).unwrap() == model());
+    let requests = server.requests();
+    assert!(requests.iter().all(|r| r.path == "/x/m.gguf?y=1"));
+    assert_eq!(requests[2].from(), HALF);
+}
+
+#[test]
+fn a_server_that_has_no_such_file_or_tells_no_size_is_one_reason() {
+    let server = Server::new(vec![status("404 Not Found")]);
+    let error = only_reason(fetch(&Place::with(&server), REFERENCE, None).unwrap_err());
+    assert!(
+        matches!(error, SourceError::Status { status: 404 }),
+        "{error}"
+    );
+
+    let server = Server::new(vec![answer("206 Partial Content", &[], b"x")]);
+    let error = only_reason(fetch(&Place::with(&server), REFERENCE, None).unwrap_err());
+    assert!(matches!(error, SourceError::Answer(_)), "{error}");
+
+    let server = Server::new(vec![redirect("/again")]);
+    let error = only_reason(fetch(&Place::with(&server), REFERENCE, None).unwrap_err());
+    assert!(
+        matches!(
+            error,
+            SourceError::Unreachable { .. } | SourceError::Answer(_)
+        ),
+        "{error}"
+    );
+}
+
+#[test]
+fn what_nobody_pins_does_not_come_without_tls_from_another_machine() {
+    let mut place = Place::new();
+    // Nobody would answer there; nobody is asked.
+    place.options.hub = "http://hub.invalid".to_owned();
+    let error = fetch(&place, REFERENCE, None).unwrap_err();
+    assert!(matches!(error, PullError::Unprotected(_)), "{error:?}");
+    let error = fetch(&place, REFERENCE, Some(Digest([0; 32]))).unwrap_err();
+    assert!(matches!(
+        only_reason(error),
+        SourceError::Unreachable { .. }
+    ));
+}

@@ -1,0 +1,37 @@
+//! Tells the program which commit it was built from, where there is one to tell.
+
+#![allow(clippy::print_stdout, reason = "this is how cargo hears it")]
+
+use std::path::Path;
+use std::process::Command;
+
+fn git(args: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(args).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    (output.status.success() && !text.trim().is_empty()).then(|| text.trim().to_owned())
+}
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-env-changed=HEARTHNET_COMMIT");
+    // A release from an archive has no history; whoever packs it may say where it is from.
+    let named = std::env::var("HEARTHNET_COMMIT")
+        .ok()
+        .filter(|c| !c.is_empty());
+    let commit = named.or_else(|| git(&["rev-parse", "--short=12", "HEAD"]));
+    // Only what moves when there is another commit: HEAD, and the branch that it names.
+    let branch = git(&["symbolic-ref", "-q", "HEAD"]);
+    for name in ["HEAD"].into_iter().chain(branch.as_deref()) {
+        if let Some(path) = git(&["rev-parse", "--git-path", name])
+            && Path::new(&path).exists()
+        {
+            println!("cargo:rerun-if-changed={path}");
+        }
+    }
+    let version = env!("CARGO_PKG_VERSION");
+    let version = match commit {
+        Some(commit) => format!("{version} ({commit})"),
+        None => version.to_owned(),
+    };
+    println!("cargo:rustc-env=HEARTHNET_VERSION={version}");
+}

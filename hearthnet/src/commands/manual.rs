@@ -1,0 +1,83 @@
+//! `hearthnet completions` and `hearthnet man`: what shells and `man` know of the command line,
+//! from the same description that it is read with.
+
+use std::fs;
+use std::path::Path;
+
+use clap::{Command, CommandFactory};
+
+use crate::args::Args;
+use crate::commands::print_bytes;
+use crate::failure::{Failure, Kind};
+
+pub(crate) fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut command(), "hearthnet", &mut script);
+    print_bytes(&script)
+}
+
+/// Writes `hearthnet.1` and a page for each command below it, as `hearthnet-model-pull.1`.
+pub(crate) fn man(directory: &Path) -> Result<(), Failure> {
+    let fail = |e: std::io::Error| {
+        Failure::new(
+            Kind::Host,
+            format!("cannot write the manual to {}: {e}", directory.display()),
+        )
+        .hint("name a directory that you may write to")
+    };
+    fs::create_dir_all(directory).map_err(fail)?;
+    clap_mangen::generate_to(command(), directory).map_err(fail)
+}
+
+/// The command line without what is not for people.
+fn command() -> Command {
+    Args::command()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All commands that people see, as `hearthnet-model-pull`.
+    fn names(command: &Command, prefix: &str, found: &mut Vec<String>) {
+        for inner in command.get_subcommands().filter(|c| !c.is_hide_set()) {
+            let name = format!("{prefix}-{}", inner.get_name());
+            names(inner, &name, found);
+            found.push(name);
+        }
+    }
+
+    #[test]
+    fn every_command_has_a_page_of_the_manual_that_names_its_options() {
+        let directory = tempfile::tempdir().unwrap();
+        man(directory.path()).unwrap();
+        let mut all = vec!["hearthnet".to_owned()];
+        names(&command(), "hearthnet", &mut all);
+        assert!(all.contains(&"hearthnet-model-pull".to_owned()));
+        for name in all {
+            let page = directory.path().join(format!("{name}.1"));
+            let text = fs::read_to_string(&page).unwrap_or_else(|e| panic!("{name}: {e}"));
+            assert!(
+                text.contains(".SH NAME") && text.contains("data\\-dir"),
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_shell_is_told_every_command() {
+        use clap_complete::Shell;
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut command(), "hearthnet", &mut script);
+            let script = String::from_utf8(script).unwrap();
+            for inner in command().get_subcommands() {
+                assert!(
+                    script.contains(inner.get_name()),
+                    "{shell}: {}",
+                    inner.get_name()
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,458 @@
+//! Models as people handle them: named in every way, fetched, listed, verified, changed, removed.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking"
+)]
+
+mod support;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::sync::{Arc, Mutex};
+
+use hearthnet_model::manifest::Manifest;
+use hearthnet_model::{Digest, Gguf, ModelFile};
+use hearthnet_testkit::TinyLlama;
+use serde_json::Value;
+use support::{Home, assert_fails, model, text};
+
+/// A home with a cache of its own and a catalogue in which `tiny` is the one model.
+struct Place {
+    home: Home,
+    catalogue: PathBuf,
+    bytes: Vec<u8>,
+}
+
+impl Place {
+    fn new() -> Self {
+        let home = Home::new();
+        let bytes = TinyLlama::default().bytes();
+        let gguf = Gguf::from_bytes(bytes.clone()).expect("a GGUF file");
+        let file = ModelFile::from_gguf(gguf).expect("a model");
+        let weights = Manifest::of(&file, &mut |_, _| {}).weights_id();
+        let catalogue = home.path().join("models.toml");
+        fs::write(
+            &catalogue,
+            format!(
+                "[models.tiny]\nname = \"Tiny\"\nlicense = \"MIT\"\nfile = \"tiny.gguf\"\nbytes = {}\n\
+                 sha256 = \"{}\"\nweights = \"{weights}\"\n\
+                 sources = [{{ kind = \"hf\", repository = \"o/r\", revision = \"main\", file = \"tiny.gguf\" }}]\n",
+                bytes.len(),
+                Digest::of(&bytes),
+            ),
+        )
+        .expect("a catalogue");
+        Self {
+            home,
+            catalogue,
+            bytes,
+        }
+    }
+
+    fn run_at(&self, hub: &str, args: &[&str]) -> Output {
+        self.home
+            .hearthnet(args)
+            .env("XDG_CACHE_HOME", self.home.path().join("cache"))
+            .env("HEARTHNET_CATALOGUE", &self.catalogue)
+            .env("HF_ENDPOINT", hub)
+            .output()
+            .expect("hearthnet starts")
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        self.run_at("http://127.0.0.1:1", args)
+    }
+
+    fn models(&self) -> PathBuf {
+        self.home.path().join("cache/hearthnet/models")
+    }
+
+    /// Where the model of the catalogue lies.
+    fn file(&self) -> PathBuf {
+        self.models().join("tiny/tiny.gguf")
+    }
+
+    /// Fetches the model of the catalogue from a file.
+    fn pulled() -> Self {
+        let place = Self::new();
+        let source = place.home.path().join("source.gguf");
+        fs::write(&source, &place.bytes).expect("a file");
+        let from = source.to_str().expect("UTF-8");
+        let output = place.run(&["model", "pull", "tiny", "--from", from]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        place
+    }
+
+    /// The state of each model, as `model list` knows it.
+    fn states(&self) -> Vec<(String, String)> {
+        let output = self.run(&["model", "list", "--json"]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let rows: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let rows = rows.as_array().expect("rows");
+        let word = |row: &Value, key: &str| row[key].as_str().expect("text").to_owned();
+        rows.iter()
+            .map(|row| (word(row, "model"), word(row, "state")))
+            .collect()
+    }
+
+    fn state(&self) -> String {
+        self.states()[0].1.clone()
+    }
+}
+
+/// Asserts that a command without JSON failed, and said why and what to do.
+fn fails(output: &Output, status: i32) {
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(status), "{said}");
+    assert!(
+        said.contains("error: ") && !said.contains("panicked"),
+        "{said}"
+    );
+}
+
+/// Flips one bit in the middle of the last tensor; the time of modification stays.
+fn flip(path: &Path) {
+    let modified = fs::metadata(path)
+        .and_then(|info| info.modified())
+        .expect("a time");
+    let mut bytes = fs::read(path).expect("a file");
+    let at = bytes.len() - 200;
+    bytes[at] ^= 1;
+    let mut file = fs::File::options()
+        .write(true)
+        .open(path)
+        .expect("the file");
+    file.write_all(&bytes).expect("room");
+    file.set_modified(modified).expect("a time");
+}
+
+#[test]
+fn a_fetched_model_in_which_one_bit_was_flipped_is_refused_with_what_to_do() {
+    let place = Place::pulled();
+    assert_eq!(place.state(), "ok");
+    flip(&place.file());
+    assert_eq!(place.state(), "changed");
+    let by_path = place.file();
+    let by_path = by_path.to_str().expect("UTF-8");
+    // However it is named, and whatever it is for.
+    for args in [
+        &["chat", "hi", "--local", "--json", "--model", "tiny"][..],
+        &["chat", "hi", "--local", "--json", "--model", by_path],
+        &[
+            "serve",
+            "--local",
+            "--json",
+            "--http",
+            "127.0.0.1:0",
+            "--model",
+            "tiny",
+        ],
+        &[
+            "--set",
+            "policy.research.enable=true",
+            "shard",
+            "serve",
+            "--json",
+            "--layers",
+            "0-1",
+            "--model",
+            "tiny",
+        ],
+        &["model", "verify", "tiny", "--json"],
+        // The catalogue cannot be overruled.
+        &["model", "verify", "tiny", "--accept", "--json"],
+    ] {
+        let output = place.run(args);
+        assert_fails(&output, 8, "model_changed");
+        let said = text(&output.stderr);
+        assert!(said.contains("hearthnet model pull"), "{args:?}: {said}");
+    }
+    // It was not taken for good by all that looking.
+    assert_eq!(place.state(), "changed");
+}
+
+#[test]
+fn a_file_that_nobody_pins_stays_what_it_was_until_somebody_accepts_the_change() {
+    let place = Place::new();
+    let path = place.home.path().join("own.gguf");
+    fs::write(&path, &place.bytes).expect("a file");
+    let name = path.to_str().expect("UTF-8");
+    let verify =
+        |extra: &[&str]| place.run(&[&["model", "verify", name, "--json"], extra].concat());
+    let compared = |output: Output| -> String {
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        json["compared_with"].as_str().expect("text").to_owned()
+    };
+    assert_eq!(compared(verify(&[])), "nothing");
+    assert_eq!(compared(verify(&[])), "record");
+    flip(&path);
+    let local = ["chat", "hi", "--local", "--json", "--model", name];
+    for output in [place.run(&local), verify(&[]), place.run(&local)] {
+        assert_fails(&output, 8, "model_changed");
+        let said = text(&output.stderr);
+        assert!(
+            said.contains("1 of ") && said.contains("--accept"),
+            "{said}"
+        );
+    }
+    assert_eq!(compared(verify(&["--accept"])), "accepted");
+    assert_eq!(compared(verify(&[])), "record");
+    // Touched but the same: read again, and used.
+    let touched = fs::File::options()
+        .write(true)
+        .open(&path)
+        .expect("the file");
+    touched
+        .set_modified(std::time::SystemTime::UNIX_EPOCH)
+        .expect("a time");
+    assert_eq!(compared(verify(&[])), "record");
+}
+
+#[test]
+fn the_list_knows_what_is_whole_cut_half_fetched_or_missing_and_rm_removes_it() {
+    let place = Place::new();
+    assert_eq!(place.state(), "not_here");
+    let place = Place::pulled();
+    let file = place.file();
+    fs::write(&file, &place.bytes[..place.bytes.len() / 2]).expect("a file");
+    assert_eq!(place.state(), "truncated");
+    let chat = place.run(&["chat", "hi", "--local", "--json", "--model", "tiny"]);
+    assert_fails(&chat, 8, "model_changed");
+    assert!(
+        text(&chat.stderr).contains("truncated"),
+        "{}",
+        text(&chat.stderr)
+    );
+
+    // Nobody is here to be asked.
+    fails(&place.run(&["model", "rm", "tiny"]), 2);
+    assert!(file.exists());
+    let removed = place.run(&["model", "rm", "tiny", "--yes"]);
+    assert!(removed.status.success(), "{}", text(&removed.stderr));
+    assert!(!place.models().join("tiny").exists());
+    assert_eq!(place.state(), "not_here");
+    fails(&place.run(&["model", "rm", "tiny", "--yes"]), 8);
+
+    fs::create_dir_all(place.models().join("tiny")).expect("a folder");
+    fs::write(place.models().join("tiny/.tiny.gguf.part"), b"GGUF").expect("a file");
+    assert_eq!(place.state(), "partial");
+    let own = place.home.path().join("source.gguf");
+    let own = own.to_str().expect("UTF-8");
+    fails(&place.run(&["model", "rm", own, "--yes"]), 3);
+    assert!(
+        Path::new(own).exists(),
+        "what it has not fetched, it does not remove"
+    );
+}
+
+/// A hub with one file: `o/r/tiny.gguf` at any revision. Remembers what was asked for.
+fn hub(bytes: Vec<u8>) -> (String, Arc<Mutex<Vec<String>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = format!("http://{}", listener.local_addr().expect("an address"));
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&asked);
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            let mut lines = BufReader::new(stream.try_clone().expect("a handle")).lines();
+            let Some(Ok(first)) = lines.next() else {
+                continue;
+            };
+            let path = first.split(' ').nth(1).unwrap_or_default().to_owned();
+            let headers: Vec<String> = lines
+                .map_while(Result::ok)
+                .take_while(|l| !l.is_empty())
+                .collect();
+            let first_byte = headers
+                .iter()
+                .any(|h| h.eq_ignore_ascii_case("range: bytes=0-0"));
+            let answer = match (path.ends_with("/tiny.gguf"), first_byte) {
+                (false, _) => "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n".to_owned(),
+                (true, true) => format!(
+                    "HTTP/1.1 206 Partial Content\r\nContent-Length: 1\r\nContent-Range: bytes 0-0/{}\r\n",
+                    bytes.len()
+                ),
+                (true, false) => format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n", bytes.len()),
+            };
+            let body: &[u8] = match (path.ends_with("/tiny.gguf"), first_byte) {
+                (false, _) => b"",
+                (true, true) => &bytes[..1],
+                (true, false) => &bytes,
+            };
+            seen.lock().expect("whole").push(path);
+            let _ = stream.write_all(format!("{answer}Connection: close\r\n\r\n").as_bytes());
+            let _ = stream.write_all(body);
+        }
+    });
+    (address, asked)
+}
+
+#[test]
+fn a_model_is_fetched_from_the_hub_or_an_address_by_the_name_that_every_command_takes() {
+    let place = Place::new();
+    let (address, asked) = hub(place.bytes.clone());
+    let url = format!("{address}/x/tiny.gguf");
+    for name in ["hf:o/r@v2/tiny.gguf", &url] {
+        // Not here: what to do is said before anything else, with the name.
+        let chat = place.run(&["chat", "hi", "--local", "--json", "--model", name]);
+        assert_fails(&chat, 8, "model_unavailable");
+        let said = text(&chat.stderr);
+        assert!(
+            said.contains(&format!("hearthnet model pull {name}")),
+            "{said}"
+        );
+
+        let pulled = place.run_at(&address, &["model", "pull", name]);
+        assert!(pulled.status.success(), "{}", text(&pulled.stderr));
+        let path = text(&pulled.stdout).trim().to_owned();
+        assert!(fs::read(&path).expect("the file") == place.bytes);
+        let inspected = place.run(&["model", "inspect", name, "--json"]);
+        assert!(inspected.status.success(), "{}", text(&inspected.stderr));
+        let verified = place.run(&["model", "verify", name]);
+        assert!(verified.status.success(), "{}", text(&verified.stderr));
+    }
+    let asked = asked.lock().expect("whole").clone();
+    assert!(
+        asked.iter().any(|path| path == "/o/r/resolve/v2/tiny.gguf"),
+        "{asked:?}"
+    );
+    let states = place.states();
+    assert!(
+        states.contains(&("hf:o/r@v2/tiny.gguf".to_owned(), "ok".to_owned())),
+        "{states:?}"
+    );
+    assert_eq!(states.iter().filter(|(_, state)| state == "ok").count(), 2);
+
+    // Its digest pins it where somebody knows it.
+    let wrong = "0".repeat(64);
+    let refused = place.run_at(
+        &address,
+        &["model", "pull", "hf:o/r/tiny.gguf", "--sha256", &wrong],
+    );
+    fails(&refused, 8);
+    let removed = place.run(&["model", "rm", "hf:o/r@v2/tiny.gguf", "--yes"]);
+    assert!(removed.status.success(), "{}", text(&removed.stderr));
+}
+
+#[test]
+fn a_failed_pull_says_why_once() {
+    let place = Place::new();
+    let (address, _) = hub(Vec::new());
+    for name in ["hf:o/r/other.gguf", "tiny"] {
+        // The one has no such file, the other nobody who answers.
+        let hub = if name == "tiny" {
+            "http://127.0.0.1:1"
+        } else {
+            &address
+        };
+        let output = place.run_at(hub, &["model", "pull", name]);
+        fails(&output, 8);
+        let said = text(&output.stderr);
+        assert_eq!(said.matches("not from hf o/r/").count(), 1, "{said}");
+        for reason in ["404", "cannot reach"] {
+            assert!(said.matches(reason).count() <= 1, "{said}");
+        }
+        assert!(said.contains("hint: "), "{said}");
+    }
+}
+
+#[test]
+fn a_default_model_in_the_configuration_is_the_one_that_is_meant() {
+    let place = Place::new();
+    let missing = place.run(&[
+        "--set",
+        "model.default=hf:o/r/tiny.gguf",
+        "chat",
+        "hi",
+        "--local",
+        "--json",
+    ]);
+    assert_fails(&missing, 8, "model_unavailable");
+    assert!(text(&missing.stderr).contains("hf:o/r/tiny.gguf"));
+    let none = place.run(&[
+        "--set",
+        "model.default=no-such",
+        "chat",
+        "hi",
+        "--local",
+        "--json",
+    ]);
+    assert_fails(&none, 3, "bad_request");
+}
+
+#[test]
+fn with_fp32_activations_hosts_and_callers_agree_and_others_are_another_model() {
+    const FP32: [&str; 2] = [
+        "--set",
+        "research.distributed_inference.activation_dtype=fp32",
+    ];
+    let path = model();
+    let path = path.to_str().expect("UTF-8");
+    let caller = Home::new();
+    let ask = |extra: &[&str], how: &[&str]| {
+        let question = [
+            "chat",
+            "Name three colours.",
+            "--max-tokens",
+            "12",
+            "--temperature",
+            "0",
+            "--json",
+            "--model",
+            path,
+        ];
+        caller.run(
+            &[
+                &["--set", "policy.research.enable=true"],
+                how,
+                &question,
+                extra,
+            ]
+            .concat(),
+        )
+    };
+    let answer = |output: Output| -> String {
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let done: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        done["text"].as_str().expect("text").to_owned()
+    };
+    let own = Home::new();
+    let mut args = FP32.to_vec();
+    args.extend(["--set", "policy.research.enable=true"]);
+    let id = caller.node_id();
+    args.extend([
+        "shard",
+        "serve",
+        "--json",
+        "--model",
+        path,
+        "--layers",
+        "0-29",
+        "--peer-key",
+        &id,
+    ]);
+    let host = support::Server::start(&own, &args);
+    assert_eq!(host.ready["descriptor"]["boundary_dtype"], "fp32");
+    let address = host.ready["address"].as_str().expect("an address");
+
+    let said = ask(&["--local"], &FP32);
+    assert!(
+        text(&said.stderr).contains("fp32 for debugging"),
+        "{}",
+        text(&said.stderr)
+    );
+    let over = ask(&["--shard", address, "--no-fallback"], &FP32);
+    assert_eq!(answer(over), answer(said));
+    let other = ask(&["--shard", address, "--no-fallback"], &[]);
+    assert!(
+        matches!(other.status.code(), Some(4 | 6)),
+        "{}",
+        text(&other.stderr)
+    );
+}
