@@ -456,3 +456,63 @@ fn with_fp32_activations_hosts_and_callers_agree_and_others_are_another_model() 
         text(&other.stderr)
     );
 }
+
+#[test]
+fn a_host_whose_terminal_is_closed_leaves_as_when_it_is_asked_to_and_nohup_keeps_it() {
+    use rustix::process::Signal;
+    let path = model();
+    let path = path.to_str().expect("UTF-8");
+    let (caller, own) = (Home::new(), Home::new());
+    let id = caller.node_id();
+    let mut host = support::Host::start(&own, path, "0-1", &id, &[]);
+    host.signal(Signal::HUP);
+    let end = host.process.child.wait().expect("an end");
+    assert!(end.success(), "{end:?}");
+
+    // With the signal ignored, as `nohup` starts programs, it goes on until it is asked to end.
+    let mut command = std::process::Command::new("nohup");
+    let kept = own.hearthnet(&[
+        "serve",
+        "--local",
+        "--json",
+        "--http",
+        "127.0.0.1:0",
+        "--model",
+        path,
+    ]);
+    command.arg(kept.get_program()).args(kept.get_args());
+    for (name, value) in kept.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    let mut child = command
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("nohup");
+    let mut ready = String::new();
+    let stdout = child.stdout.take().expect("a pipe");
+    BufReader::new(stdout)
+        .read_line(&mut ready)
+        .expect("a line");
+    let ready: Value = serde_json::from_str(&ready).expect("JSON");
+    let process = support::pid(child.id());
+    rustix::process::kill_process(process, Signal::HUP).expect("it runs");
+    // It still answers.
+    let url = ready["url"].as_str().expect("a URL");
+    let address = url.trim_start_matches("http://").trim_end_matches("/v1");
+    let mut stream = std::net::TcpStream::connect(address).expect("it listens");
+    stream
+        .write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        .expect("sent");
+    let mut first = String::new();
+    BufReader::new(stream)
+        .read_line(&mut first)
+        .expect("an answer");
+    assert!(first.contains("200"), "{first}");
+    rustix::process::kill_process(process, Signal::TERM).expect("it runs");
+    assert!(child.wait().expect("an end").success());
+}

@@ -98,9 +98,8 @@ pub(crate) fn pick(
     if let Some(named) = named.cloned().or_else(|| config.model.default()) {
         return Ok(named);
     }
-    let fallback = ModelRef::Id(FALLBACK.to_owned());
     let Some(home) = home else {
-        return Ok(fallback);
+        return Ok(ModelRef::Id(FALLBACK.to_owned()));
     };
     let catalogue = catalogue(global)?;
     let models = hearthnet_model::cache::models().map_err(host_failure)?;
@@ -111,31 +110,38 @@ pub(crate) fn pick(
         .map(|advert| &advert.descriptor)
         .map(|d| (d.weights_sha256.clone(), d.model_id.clone()))
         .collect();
-    let mut usable: Vec<(ModelRef, bool)> = served
+    let usable = served
         .keys()
         .filter_map(|weights| here_or_known(&catalogue, &models, weights))
         .collect();
-    // One that is here already needs no choice.
+    let names: Vec<&str> = served.values().map(String::as_str).collect();
+    among(&state.name, &names, usable)
+}
+
+/// The one model of those that a community serves (`names`). Of `usable` ones it is told whether
+/// they are on this machine: the only one that is needs no further choice.
+fn among(
+    community: &str,
+    names: &[&str],
+    mut usable: Vec<(ModelRef, bool)>,
+) -> Result<ModelRef, Failure> {
     if usable.iter().filter(|(_, here)| *here).count() == 1 {
         usable.retain(|(_, here)| *here);
     }
-    let names = served.values().cloned().collect::<Vec<_>>().join(", ");
-    match usable.len() {
-        1 => Ok(usable.remove(0).0),
-        0 if served.is_empty() => Ok(fallback),
-        0 => Err(Failure::new(
-            Kind::Model,
-            format!(
-                "{:?} serves {names}, which is neither in the catalogue nor on this machine",
-                state.name
-            ),
-        )
-        .hint("ask a host where the file is from, and name it: `--model` takes a path, hf:OWNER/REPOSITORY/FILE.gguf or an https address")),
-        _ => Err(Failure::new(
+    let listed = names.join(", ");
+    match (usable.pop(), usable.is_empty()) {
+        (Some((only, _)), true) => Ok(only),
+        (Some(_), false) => Err(Failure::new(
             Kind::BadRequest,
-            format!("{:?} serves several models: {names}", state.name),
+            format!("{community:?} serves several models: {listed}"),
         )
         .hint("say which with --model, or set model.default")),
+        (None, _) if names.is_empty() => Ok(ModelRef::Id(FALLBACK.to_owned())),
+        (None, _) => Err(Failure::new(
+            Kind::Model,
+            format!("{community:?} serves {listed}, which is neither in the catalogue nor on this machine"),
+        )
+        .hint("ask a host where the file is from, and name it: `--model` takes a path, hf:OWNER/REPOSITORY/FILE.gguf or an https address")),
     }
 }
 
@@ -181,7 +187,8 @@ fn not_resolved(error: &ResolveError) -> Failure {
         ),
         ResolveError::NotPulled { .. } => (
             Kind::Model,
-            "fetching it takes as long as the network needs, goes on where it broke off, and happens once",
+            "who only chats needs the file, too: the words go in and come out on this machine. It is \
+             fetched once, and goes on where it broke off",
         ),
         ResolveError::NoFile(_) => (Kind::Model, "check the path"),
         _ => (Kind::Host, "set HOME or XDG_CACHE_HOME"),
@@ -375,4 +382,36 @@ pub(crate) fn pin<'a>(
 pub(crate) fn bands(catalogue: &Catalogue, weights: WeightsId) -> Option<Vec<Band>> {
     let entry = catalogue.by_weights(weights)?;
     entry.boundary_magnitude.clone()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_name_it_is_the_one_model_that_the_community_serves_and_is_here_or_known() {
+        let id = |id: &str| ModelRef::Id(id.to_owned());
+        let choose = |names: &[&str], usable: Vec<(ModelRef, bool)>| among("Elm", names, usable);
+        // Nobody serves anything yet.
+        assert_eq!(choose(&[], vec![]).unwrap(), id(FALLBACK));
+        assert_eq!(choose(&["a"], vec![(id("a"), false)]).unwrap(), id("a"));
+        // What nobody here could run leaves no choice to make.
+        assert_eq!(
+            choose(&["a", "x"], vec![(id("a"), false)]).unwrap(),
+            id("a")
+        );
+        let one_here = vec![(id("a"), false), (id("b"), true)];
+        assert_eq!(choose(&["a", "b"], one_here).unwrap(), id("b"));
+        for usable in [
+            vec![(id("a"), true), (id("b"), true)],
+            vec![(id("a"), false), (id("b"), false)],
+        ] {
+            let failure = choose(&["a", "b"], usable).unwrap_err();
+            assert_eq!(failure.kind, Kind::BadRequest);
+            assert!(failure.to_string().contains("a, b"), "{failure}");
+        }
+        let failure = choose(&["x"], vec![]).unwrap_err();
+        assert_eq!(failure.kind, Kind::Model);
+        assert!(failure.to_string().contains("serves x"), "{failure}");
+    }
 }

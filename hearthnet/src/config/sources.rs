@@ -306,8 +306,11 @@ fn span_of(text: &str, key: &str) -> Option<Range<usize>> {
     found
 }
 
+/// Hears a key with its tables, and where its name and its value stand.
+type EachKey<'a> = dyn FnMut(&str, Range<usize>, Range<usize>) + 'a;
+
 /// Visits every key, tables before what is in them, with the places of its name and value.
-fn walk(prefix: &str, table: &DeTable<'_>, each: &mut dyn FnMut(&str, Range<usize>, Range<usize>)) {
+fn walk(prefix: &str, table: &DeTable<'_>, each: &mut EachKey<'_>) {
     for (name, value) in table {
         let mut key = String::from(prefix);
         if !prefix.is_empty() {
