@@ -5,9 +5,9 @@
 //! is readable by its owner only, and one that others can read is refused: its secret
 //! has to be taken for known.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
@@ -144,10 +144,7 @@ impl NodeKey {
             Some(p) if !p.as_os_str().is_empty() => p,
             _ => Path::new("."),
         };
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(folder)
+        crate::whole_file::make_folder(folder, 0o700)
             .map_err(|e| io_error("make the folder of", path, e))?;
         let secret = self.secret();
         let mut text = Zeroizing::new(String::with_capacity(MAX_FILE_BYTES as usize));
@@ -155,49 +152,8 @@ impl NodeKey {
         URL_SAFE_NO_PAD.encode_string(secret.as_slice(), &mut text);
         text.push('\n');
 
-        // A hard link is the one portable way to put a finished file at a name that
-        // must be free: a rename would replace what is there.
-        let draft = Draft::create(folder).map_err(|e| io_error("create", path, e))?;
-        draft
-            .fill(text.as_bytes())
-            .map_err(|e| io_error("write", path, e))?;
-        fs::hard_link(&draft.path, path).map_err(|e| io_error("create", path, e))?;
-        drop(draft);
-        File::open(folder)
-            .and_then(|f| f.sync_all())
-            .map_err(|e| io_error("save", path, e))
-    }
-}
-
-/// A temporary file beside its future name, removed when dropped.
-struct Draft {
-    path: PathBuf,
-    file: File,
-}
-
-impl Draft {
-    fn create(folder: &Path) -> io::Result<Self> {
-        let mut tag = [0u8; 8];
-        getrandom::fill(&mut tag).map_err(io::Error::from)?;
-        let path = folder.join(format!(".node-key-{:016x}.tmp", u64::from_le_bytes(tag)));
-        let file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&path)?;
-        Ok(Self { path, file })
-    }
-
-    fn fill(&self, bytes: &[u8]) -> io::Result<()> {
-        (&self.file).write_all(bytes)?;
-        self.file.sync_all()
-    }
-}
-
-impl Drop for Draft {
-    fn drop(&mut self) {
-        // Nothing can be done about a failure here, and the name is this draft's own.
-        let _ = fs::remove_file(&self.path);
+        crate::whole_file::create(path, text.as_bytes(), 0o600)
+            .map_err(|e| io_error("write", path, e))
     }
 }
 

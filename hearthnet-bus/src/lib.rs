@@ -17,9 +17,12 @@
 //! | what a community agreed on, and its store | [`log`] | `log/` (normative: `specs/event-log.md`) |
 //! | how logs become the same | [`sync`] | `sync/` (normative: `specs/gossip.md`) |
 //! | all of it at work | [`node`] | `node/` |
+//! | files that survive a power cut | [`whole_file`] | `whole_file.rs` |
 //! | what happened of late | [`flight`] | `flight/` (normative: `specs/flight-record.md`) |
 //!
-//! Everything but the key file is pure: time and randomness come in as arguments.
+//! Files, sockets and clocks are in `key_file.rs`, `whole_file.rs`, `log/store.rs`, `discovery/`,
+//! `node/` and the shells of `calls/` and `sync/`; all else is pure: time and randomness come in as
+//! arguments.
 
 pub mod calls;
 mod capability;
@@ -40,6 +43,7 @@ mod node_key;
 mod replay;
 mod signature;
 pub mod sync;
+pub mod whole_file;
 
 pub use capability::{
     BUS_DESCRIBE, CHAT, COMMUNITY_JOIN, Capability, CapabilityError, DIAGNOSE, SHARD_ADVERTISE,

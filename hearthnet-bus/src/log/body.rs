@@ -149,6 +149,14 @@ pub enum Body {
         /// wherever they sort. What the author of this event had seen of the node.
         last_seq: u64,
     },
+    /// `member.left`: its author is no member any more, because it does not want to be. With a
+    /// new invite it may come back.
+    Left {},
+    /// `member.named`: what its author is called from now on.
+    Named {
+        /// Display name, 1 to 64 bytes, no control characters.
+        name: String,
+    },
     /// `experimental.shard.advertised`: a shard host serves these layers. Ephemeral.
     ShardAdvertised(Box<Descriptor>),
     /// `experimental.shard.withdrawn`: it does no longer. Ephemeral, in the slot of the
@@ -194,6 +202,8 @@ const WITHDRAWN: &str = "invite.withdrawn";
 const ADMITTED: &str = "member.admitted";
 const LEVEL: &str = "member.level";
 const REVOKED: &str = "member.revoked";
+const LEFT: &str = "member.left";
+const NAMED: &str = "member.named";
 const SHARD_ADVERTISED: &str = "experimental.shard.advertised";
 const SHARD_WITHDRAWN: &str = "experimental.shard.withdrawn";
 const SEEN: &str = "node.seen";
@@ -210,6 +220,8 @@ impl Body {
             Self::Admitted { .. } => ADMITTED,
             Self::LevelChanged { .. } => LEVEL,
             Self::Revoked { .. } => REVOKED,
+            Self::Left {} => LEFT,
+            Self::Named { .. } => NAMED,
             Self::ShardAdvertised(_) => SHARD_ADVERTISED,
             Self::ShardWithdrawn { .. } => SHARD_WITHDRAWN,
             Self::NodeSeen { .. } => SEEN,
@@ -257,6 +269,11 @@ impl Body {
                     return malformed("the node's name is not a line of 1 to 64 bytes");
                 }
             }
+            Self::Named { name } => {
+                if name.is_empty() || !is_line(name, MAX_NAME_BYTES) {
+                    return malformed("the node's name is not a line of 1 to 64 bytes");
+                }
+            }
             Self::ShardAdvertised(descriptor) => {
                 if descriptor.validate().is_err() {
                     return malformed("the descriptor makes no sense");
@@ -296,6 +313,7 @@ impl Body {
             | Self::InviteWithdrawn { .. }
             | Self::LevelChanged { .. }
             | Self::Revoked { .. }
+            | Self::Left {}
             | Self::GrantRevoked { .. } => {}
         }
         Ok(())
@@ -343,6 +361,8 @@ impl Body {
                 seq: *last_seq,
                 node: Bytes(*node.as_bytes()),
             }),
+            Self::Left {} => cbor::encode(&Left {}),
+            Self::Named { name } => cbor::encode(&Named { name: name.clone() }),
             Self::ShardAdvertised(descriptor) => {
                 // The descriptor's own encoding, as hosts and routers exchange it.
                 return descriptor.to_cbor().map_err(|_| EventError::Malformed {
@@ -437,6 +457,14 @@ impl Body {
                     node: keys.node(&it.node)?,
                     last_seq: it.seq,
                 }
+            }
+            LEFT => {
+                let Left {} = read(bytes)?;
+                Self::Left {}
+            }
+            NAMED => {
+                let it: Named = read(bytes)?;
+                Self::Named { name: it.name }
             }
             SHARD_ADVERTISED => {
                 let malformed = EventError::Malformed {
@@ -541,6 +569,16 @@ struct Changed {
 struct Revoked {
     seq: u64,
     node: Bytes<32>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Left {}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Named {
+    name: String,
 }
 
 #[derive(Serialize, Deserialize)]

@@ -15,7 +15,8 @@ use crate::{CommunityId, Descriptor, NodeId};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Member {
-    /// Display name: what the node called itself when it joined. Empty for the founder.
+    /// Display name: what the node called itself when it joined, or since. Empty for a founder
+    /// that has not said.
     pub name: String,
     /// What it may do.
     pub level: Level,

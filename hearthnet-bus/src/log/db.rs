@@ -82,6 +82,16 @@ CREATE TABLE snapshots (
 ) STRICT;
 ";
 
+/// Which file on this machine the database was last written as. Not part of [`SCHEMA`], for
+/// files of older programs get it when they are opened, and these programs do not mind it.
+const FILE_SCHEMA: &str = "
+CREATE TABLE IF NOT EXISTS file (
+    id    INTEGER PRIMARY KEY CHECK (id = 1),
+    inode INTEGER NOT NULL,
+    born  INTEGER NOT NULL     -- ns since 1970; 0 where the file system does not tell
+) STRICT;
+";
+
 /// The row of an author.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct AuthorRow {
@@ -166,6 +176,12 @@ pub(super) fn create(conn: &Connection, community: CommunityId) -> Result<(), Lo
     Ok(())
 }
 
+/// Makes a database that came out of a backup this program's log.
+pub(super) fn claim(conn: &Connection) -> Result<(), LogError> {
+    conn.pragma_update(None, "application_id", APPLICATION_ID)?;
+    Ok(())
+}
+
 /// Whether the tables are there; an error if they are another program's or version's.
 pub(super) fn check_format(conn: &Connection, path: &Path) -> Result<bool, LogError> {
     let found: i64 = conn.pragma_query_value(None, "user_version", |row| row.get(0))?;
@@ -205,6 +221,56 @@ pub(super) fn doubt(conn: &Connection) -> Result<bool, LogError> {
 
 pub(super) fn set_doubt(conn: &Connection, doubt: bool) -> Result<(), LogError> {
     conn.execute("UPDATE log SET doubt = ?1", [doubt])?;
+    Ok(())
+}
+
+/// What the file system knows a file by: a copy, also one that was put back in its place, is
+/// another file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FileIdentity {
+    inode: i64,
+    born: i64,
+}
+
+impl FileIdentity {
+    pub(super) fn of(path: &Path) -> Option<Self> {
+        use std::os::unix::fs::MetadataExt as _;
+        let meta = std::fs::metadata(path).ok()?;
+        let born = meta.created().ok();
+        let born = born.and_then(|born| born.duration_since(std::time::UNIX_EPOCH).ok());
+        Some(Self {
+            inode: meta.ino().cast_signed(),
+            born: born.map_or(0, |born| i64::try_from(born.as_nanos()).unwrap_or(0)),
+        })
+    }
+}
+
+/// As which file the database was last written; `None` if no program has noted it.
+pub(super) fn file(conn: &Connection) -> Result<Option<FileIdentity>, LogError> {
+    let noted: bool = conn
+        .prepare_cached("SELECT count(*) FROM sqlite_schema WHERE name = 'file'")?
+        .query_row([], |row| row.get(0))?;
+    if !noted {
+        return Ok(None);
+    }
+    let file = conn
+        .prepare_cached("SELECT inode, born FROM file")?
+        .query_row([], |row| {
+            Ok(FileIdentity {
+                inode: row.get(0)?,
+                born: row.get(1)?,
+            })
+        })
+        .optional()?;
+    Ok(file)
+}
+
+pub(super) fn set_file(conn: &Connection, file: FileIdentity) -> Result<(), LogError> {
+    conn.execute_batch(FILE_SCHEMA)?;
+    conn.execute(
+        "INSERT OR REPLACE INTO file VALUES (1, ?1, ?2)",
+        [file.inode, file.born],
+    )?;
     Ok(())
 }
 

@@ -61,6 +61,12 @@ pub enum NoEffect {
     /// The member has this level already.
     #[error("{0} has this level already")]
     SameLevel(NodeId),
+    /// The member has this name already.
+    #[error("{0} has this name already")]
+    SameName(NodeId),
+    /// The last anchor cannot leave the others alone.
+    #[error("{0} is the last anchor, and others are still here")]
+    LastAnchor(NodeId),
     /// The root key is no member: it cannot be admitted, promoted or revoked.
     #[error("the community's root key can be no member")]
     Root,
@@ -576,6 +582,33 @@ impl Fold {
                     return Err(NoEffect::SameLevel(*node));
                 }
                 member.level = *level;
+                Ok(())
+            }
+            Body::Left {} => {
+                let members = &self.state.members;
+                let member = members
+                    .get(&event.author)
+                    .ok_or(NoEffect::NotMember(event.author))?;
+                let others = || members.iter().filter(|(node, _)| **node != event.author);
+                if member.level == Level::Anchor
+                    && others().next().is_some()
+                    && others().all(|(_, other)| other.level != Level::Anchor)
+                {
+                    return Err(NoEffect::LastAnchor(event.author));
+                }
+                self.state.members.remove(&event.author);
+                Ok(())
+            }
+            Body::Named { name } => {
+                let member = self
+                    .state
+                    .members
+                    .get_mut(&event.author)
+                    .ok_or(NoEffect::NotMember(event.author))?;
+                if member.name == *name {
+                    return Err(NoEffect::SameName(event.author));
+                }
+                member.name.clone_from(name);
                 Ok(())
             }
             Body::Revoked { .. }

@@ -13,6 +13,8 @@
 //! | what a peer lacks | [`Batch`] | `batch.rs` |
 //! | the file | [`EventLog`] | `store.rs`, tables: `db.rs` |
 //! | after a crash | [`Recovery`] | `recover.rs` |
+//! | whether this machine's clock is right | [`EventLog::clock_offset`] | `clocks.rs` |
+//! | the log and more in one file | [`backup`] | `backup.rs` |
 //! | for people | [`Record`], [`Verified`] | `audit.rs` |
 //!
 //! Two lanes. *Durable* events make the community what it is; each author's form a chain
@@ -24,8 +26,10 @@
 //! calls.
 
 mod audit;
+pub mod backup;
 mod batch;
 mod body;
+mod clocks;
 mod community;
 mod db;
 mod error;

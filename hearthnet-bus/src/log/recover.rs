@@ -5,8 +5,9 @@
 //! | the process or the machine died during a write | SQLite drops the unfinished transaction | nothing that was acknowledged |
 //! | bytes of the write-ahead log changed | the transactions from there on are dropped | maybe acknowledged events: peers have most; see *doubt* |
 //! | pages of the file changed | the file is moved aside, whole events are copied into a new one | the same |
+//! | the file is a copy, as of a backup that was put back | nothing | what was written since the copy |
 //!
-//! All three are reported ([`Recovery`], code `log_recovered`). *Doubt*: when acknowledged
+//! The first three are reported ([`Recovery`], code `log_recovered`). *Doubt*: when acknowledged
 //! events may be gone, some of them may be this node's own, and a peer may have them. To sign
 //! other events in their place would be a fork. So the log takes no durable event of its own
 //! until a peer was asked for all that it has ([`super::EventLog::caught_up`]); only where the
@@ -100,7 +101,8 @@ impl Guard {
 /// Notes which community the folder belongs to.
 pub(super) fn name(dir: &Path, community: CommunityId) -> Result<(), LogError> {
     let path = dir.join(NAME);
-    std::fs::write(&path, format!("{community}\n")).map_err(io("write", &path))
+    let text = format!("{community}\n");
+    crate::whole_file::replace(&path, text.as_bytes(), 0o600).map_err(io("write", &path))
 }
 
 fn named(dir: &Path) -> Option<CommunityId> {
@@ -135,7 +137,7 @@ pub(super) fn open(dir: &Path, path: &Path, quotas: &Quotas) -> Result<Opened, L
     let (conn, view, recovery) = match load(path, Some(dir)) {
         Ok((conn, view)) => {
             let recovery = tail.map(|tail| tail.recovery());
-            if recovery.as_ref().is_some_and(|r| r.doubt) {
+            if recovery.as_ref().is_some_and(|r| r.doubt) || is_copy(&conn, path)? {
                 db::set_doubt(&conn, true)?;
             }
             (conn, view, recovery)
@@ -147,6 +149,7 @@ pub(super) fn open(dir: &Path, path: &Path, quotas: &Quotas) -> Result<Opened, L
         }
         Err(other) => return Err(other),
     };
+    note_file(&conn, path);
     guard.share(dir)?;
     if let Some(recovery) = &recovery {
         tracing::warn!(code = recovery.code(), "{}", recovery.what);
@@ -157,6 +160,25 @@ pub(super) fn open(dir: &Path, path: &Path, quotas: &Quotas) -> Result<Opened, L
         guard,
         recovery,
     })
+}
+
+/// Whether the file is another one than the log was last written as: copied from another machine,
+/// or put back from a backup. What it says of this node may be old then.
+fn is_copy(conn: &Connection, path: &Path) -> Result<bool, LogError> {
+    let (noted, now) = (db::file(conn)?, db::FileIdentity::of(path));
+    Ok(noted.is_some() && now.is_some() && noted != now)
+}
+
+/// Notes which file the log is from now on.
+pub(super) fn note_file(conn: &Connection, path: &Path) {
+    let Some(now) = db::FileIdentity::of(path) else {
+        return;
+    };
+    let noted = db::file(conn).is_ok_and(|noted| noted == Some(now));
+    // On a full disk the log is read only; the next opening notes it.
+    if !noted && let Err(error) = db::set_file(conn, now) {
+        tracing::debug!(%error, "the log could not note which file it is");
+    }
 }
 
 /// Opens the file and reads it; with `check`, the folder that it lies in, also looks for

@@ -15,6 +15,7 @@ use tokio::sync::watch;
 
 use super::batch::{Batch, Pack, heads_of};
 use super::body::{Body, Policy};
+use super::clocks::Clocks;
 use super::community::Community;
 use super::db;
 use super::error::{LogError, LogHealth, Refusal};
@@ -68,6 +69,7 @@ pub(super) struct Inner {
     state: RwLock<Arc<Community>>,
     health: Mutex<LogHealth>,
     changes: watch::Sender<u64>,
+    clocks: Mutex<Clocks>,
     /// The latest time that a caller named: no clock is read here.
     now_ms: AtomicU64,
     recovery: Option<Recovery>,
@@ -155,6 +157,7 @@ impl EventLog {
         }
         db::create(&tx, community)?;
         tx.commit()?;
+        recover::note_file(&conn, &path);
         let view = View::load(&conn)?;
         Self::start(
             path,
@@ -209,6 +212,7 @@ impl EventLog {
             changes: watch::Sender::new(view.changes),
             now_ms: AtomicU64::new(0),
             checked: Mutex::default(),
+            clocks: Mutex::default(),
             writer: Mutex::new(Writer {
                 conn,
                 view,
@@ -263,9 +267,44 @@ impl EventLog {
         self.inner.recovery.as_ref()
     }
 
+    /// Makes the empty log of a community that this node was in before, and whose log is lost
+    /// here: as [`EventLog::prepare`], but nothing of this node is written into it before a peer
+    /// has brought back what there was.
+    ///
+    /// # Errors
+    /// As [`EventLog::create`].
+    pub fn prepare_again(dir: &Path, community: CommunityId) -> Result<Self, LogError> {
+        let log = Self::prepare(dir, community)?;
+        db::set_doubt(&lock(&log.inner.writer).conn, true)?;
+        log.inner.doubt.store(true, Ordering::Relaxed);
+        Ok(log)
+    }
+
+    /// Whether events of this node may be missing that others have: after damage, and in a copy
+    /// that was put back. Durable events of this node are refused until a peer was asked
+    /// ([`LogError::Behind`]).
+    pub fn is_in_doubt(&self) -> bool {
+        // Another process may have asked meanwhile.
+        self.inner.doubt.load(Ordering::Relaxed)
+            && db::doubt(&lock(&self.inner.writer).conn).unwrap_or(true)
+    }
+
+    /// Notes which community the folder belongs to, for when the log cannot be read any more.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn name_folder(dir: &Path, community: CommunityId) -> Result<(), LogError> {
+        recover::name(dir, community)
+    }
+
+    /// Tells everybody who waits for [`EventLog::changes`] to look again, though no event came.
+    pub fn touch(&self) {
+        self.inner.changes.send_modify(|_| {});
+    }
+
     /// Tells the log that a peer was asked for all that it has and everything was received.
-    /// After damage this ends the doubt about events of this node that only others still
-    /// have; at other times it does nothing.
+    /// After damage, and in a copy that was put back, this ends the doubt about events of this
+    /// node that only others still have; at other times it does nothing.
     ///
     /// # Errors
     /// What the disk says ([`LogError::ReadOnly`]).
@@ -336,8 +375,8 @@ impl EventLog {
     /// Takes what a peer sent: verifies, stores, folds. Events that are here already change
     /// nothing. All that is accepted is on the disk when this returns.
     ///
-    /// `from` is for the log file of the program only: who passes an event on says nothing
-    /// about it.
+    /// Who passes an event on says nothing about it: `from` is for the log file of the program,
+    /// and for [`EventLog::clock_offset`].
     ///
     /// # Errors
     /// What the disk says ([`LogError::ReadOnly`]); then nothing of the batch was stored.
@@ -353,7 +392,7 @@ impl EventLog {
         // Signatures before the transaction: they take a hundred times longer than the rest.
         let mut verified = Vec::with_capacity(unknown.len());
         for (place, hash, bytes) in unknown {
-            match self.verify_one(bytes, now_ms) {
+            match self.verify_one(bytes, from, now_ms) {
                 Ok(event) => verified.push((place, hash, bytes, event)),
                 Err(why) => received.refused.push((place, why)),
             }
@@ -417,8 +456,11 @@ impl EventLog {
     }
 
     /// Everything about an event that can be checked without the log.
-    fn verify_one(&self, raw: &[u8], now_ms: u64) -> Result<Event, Refusal> {
+    fn verify_one(&self, raw: &[u8], from: NodeId, now_ms: u64) -> Result<Event, Refusal> {
         let event = Event::verify_with(raw, &mut lock(&self.inner.checked))?;
+        if event.author == from && matches!(event.body, Body::NodeSeen { .. }) {
+            lock(&self.inner.clocks).note(from, event.time_ms, now_ms);
+        }
         if event.community != self.inner.community {
             return Err(Refusal::Foreign(event.community));
         }
@@ -432,6 +474,14 @@ impl EventLog {
             return Err(Refusal::Stale);
         }
         Ok(event)
+    }
+
+    /// How far the clocks of the neighbours are ahead of this one's, in milliseconds (negative:
+    /// behind), and how many neighbours say so: the middle one of what they said of themselves
+    /// when it came from themselves, since this handle was opened. Such words may have been on
+    /// their way for 40 s, so less than a minute means nothing. `None`: nobody spoke yet.
+    pub fn clock_offset(&self) -> Option<(i64, usize)> {
+        lock(&self.inner.clocks).offset()
     }
 
     /// How far this log has come, of every author that it has a place for.

@@ -286,6 +286,77 @@ fn an_invited_node_joins_and_everybody_learns_of_it() {
 }
 
 #[test]
+fn who_leaves_is_no_member_until_a_new_invite_brings_it_back() {
+    let home = Home::new();
+    let (two, level) = (key(2), Level::Trusted);
+    for body in [invited(50, level, 1), admitted(50, 2, level)] {
+        home.log.append(&key(1), body, NOW).unwrap();
+    }
+    home.log.append(&two, Body::Left {}, NOW).unwrap();
+    assert_eq!(home.level(2), None);
+    assert!(!home.log.state().is_revoked(&two.id()));
+    let again = home.log.append(&two, Body::Left {}, NOW);
+    assert_eq!(again.unwrap_err().code(), "unauthorized");
+    for body in [
+        invited(51, Level::Member, 1),
+        admitted(51, 2, Level::Member),
+    ] {
+        home.log.append(&key(1), body, NOW).unwrap();
+    }
+    assert_eq!(home.level(2), Some(Level::Member));
+    let other = Home::joining();
+    sync(&home.log, &other.log, NOW);
+    assert_eq!(other.log.state(), home.log.state());
+    assert!(home.log.is_consistent() && other.log.is_consistent());
+}
+
+#[test]
+fn the_last_anchor_cannot_leave_others_alone_but_the_last_member_can() {
+    let home = Home::new();
+    for body in [
+        invited(50, Level::Trusted, 1),
+        admitted(50, 2, Level::Trusted),
+    ] {
+        home.log.append(&key(1), body, NOW).unwrap();
+    }
+    let alone = home.log.append(&key(1), Body::Left {}, NOW);
+    assert!(matches!(
+        alone,
+        Err(LogError::NoEffect(NoEffect::LastAnchor(_)))
+    ));
+    let (node, level) = (key(2).id(), Level::Anchor);
+    let promoted = Body::LevelChanged { node, level };
+    home.log.append(&root(), promoted, NOW).unwrap();
+    home.log.append(&key(1), Body::Left {}, NOW).unwrap();
+    home.log.append(&key(2), Body::Left {}, NOW).unwrap();
+    assert_eq!(home.log.state().members().count(), 0);
+    assert!(home.log.is_consistent());
+}
+
+#[test]
+fn a_member_says_what_it_is_called_and_nobody_else_does() {
+    let home = Home::new();
+    let name = |text: &str| Body::Named { name: text.into() };
+    home.log.append(&key(1), name("attic"), NOW).unwrap();
+    let state = home.log.state();
+    assert_eq!(state.member(&key(1).id()).unwrap().name, "attic");
+    let same = home.log.append(&key(1), name("attic"), NOW);
+    assert!(matches!(
+        same,
+        Err(LogError::NoEffect(NoEffect::SameName(_)))
+    ));
+    let stranger = home.log.append(&key(7), name("attic"), NOW);
+    assert_eq!(stranger.unwrap_err().code(), "unauthorized");
+    for bad in ["", "two\nlines", &"x".repeat(65)] {
+        let refused = home.log.append(&key(1), name(bad), NOW);
+        assert_eq!(refused.unwrap_err().code(), "log_malformed", "{bad:?}");
+    }
+    let other = Home::joining();
+    sync(&home.log, &other.log, NOW);
+    assert_eq!(other.log.state(), home.log.state());
+}
+
+#[test]
 fn an_advertisement_is_seen_replaced_and_withdrawn() {
     let home = Home::new();
     let (me, other) = (key(1), Home::joining());
@@ -314,6 +385,39 @@ fn an_advertisement_is_seen_replaced_and_withdrawn() {
     let later = NOW + 10 * ADVERT_LIFE_MS;
     assert_eq!(home.log.compact(later).unwrap().ephemeral, 1);
     assert_eq!(home.log.compact(later).unwrap(), Compacted::default());
+}
+
+#[test]
+fn what_neighbours_say_of_themselves_tells_whether_the_clock_is_right() {
+    let home = Home::new();
+    for seed in 2..=4 {
+        home.log
+            .append(&key(1), invited(48 + seed, Level::Member, 1), NOW)
+            .unwrap();
+        home.log
+            .append(&key(1), admitted(48 + seed, seed, Level::Member), NOW)
+            .unwrap();
+    }
+    let say = |seed: u8, time: u64| {
+        let seen = Body::NodeSeen {
+            endpoints: vec![],
+            name: "n".into(),
+            software: "s".into(),
+        };
+        (Author::new(key(seed)).say(time, time, seen), key(seed).id())
+    };
+    assert_eq!(home.log.clock_offset(), None);
+    // Two are an hour ahead: too far for their events to be taken, and heard all the same.
+    for seed in [2, 3] {
+        let (event, from) = say(seed, NOW + 3_600_000);
+        let received = home.log.receive(&[event], from, NOW).unwrap();
+        assert_eq!(received.refused.len(), 1);
+    }
+    assert_eq!(home.log.clock_offset(), Some((3_600_000, 2)));
+    // What somebody passes on of another may be old, and says nothing.
+    let (event, _) = say(4, NOW);
+    home.log.receive(&[event], key(2).id(), NOW).unwrap();
+    assert_eq!(home.log.clock_offset(), Some((3_600_000, 2)));
 }
 
 #[test]

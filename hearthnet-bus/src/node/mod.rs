@@ -32,7 +32,7 @@ mod tasks;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
@@ -181,7 +181,9 @@ struct Inner {
     links: Mutex<(u64, HashMap<NodeId, Link>)>,
     remembered: Mutex<Remembered>,
     clients: Clients,
-    /// Grows when a link comes, goes or becomes even.
+    /// Members that refused this node because it was put out of the community.
+    put_out_by: Mutex<BTreeSet<NodeId>>,
+    /// Grows when a link comes, goes or becomes even, or a member says that this node was put out.
     changed: watch::Sender<u64>,
     /// Somebody may have to be dialled.
     dial: Notify,
@@ -279,6 +281,7 @@ impl Node {
             connections: Connections::default(),
             links: Mutex::default(),
             remembered: Mutex::default(),
+            put_out_by: Mutex::default(),
             changed: watch::Sender::new(0),
             dial: Notify::new(),
             tell: Notify::new(),
@@ -366,7 +369,15 @@ impl Node {
             .collect()
     }
 
-    /// A number that grows when a link comes, goes, or becomes even.
+    /// Members that refuse this node because its key counts no more: it was revoked, or frozen. The
+    /// events that say so do not reach a node that nobody talks to any more. What a member says is
+    /// not proved by that; an anchor could have made the event.
+    pub fn refused_by(&self) -> Vec<NodeId> {
+        lock(&self.inner.put_out_by).iter().copied().collect()
+    }
+
+    /// A number that grows when a link comes, goes, or becomes even, and when a member says that
+    /// this node was put out of the community.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.inner.changed.subscribe()
     }

@@ -59,7 +59,9 @@ pub(super) fn may_use(
     what: Use,
     now_ms: u64,
 ) -> Result<(), CloseCode> {
-    if state.is_revoked(peer) {
+    // Frozen or revoked, its key counts no more. It has to be told: nobody will send it the events
+    // that say so.
+    if state.is_revoked(peer) || state.is_frozen(peer) {
         return Err(CloseCode::Revoked);
     }
     if state.level(peer).is_none() {
@@ -70,7 +72,7 @@ pub(super) fn may_use(
             })
         };
         return match what {
-            Use::Bus if !state.is_frozen(peer) && invited() => Ok(()),
+            Use::Bus if invited() => Ok(()),
             _ => Err(CloseCode::Unauthorized),
         };
     }
@@ -273,7 +275,6 @@ impl Open {
             // coming. Nothing is sent to it before (`sync/link.rs`).
             Err(CloseCode::Unauthorized)
                 if !self.was_member
-                    && !state.is_frozen(&self.peer)
                     && self
                         .dialled_ms
                         .is_some_and(|at| now_ms < at.saturating_add(UNKNOWN_MS)) =>

@@ -17,7 +17,7 @@ use crate::calls::{BUS_DESCRIBE, BUS_PATH, CallError, CapabilityDescriptor};
 use crate::discovery::Source;
 use crate::flight;
 use crate::log::Community;
-use crate::log::{ADVERT_LIFE_MS, Body};
+use crate::log::{ADVERT_LIFE_MS, Body, Level};
 use crate::sync::{Progress, gossip, path_rule};
 use crate::{Capability, NodeId};
 
@@ -25,6 +25,8 @@ use crate::{Capability, NodeId};
 const TICK: Duration = Duration::from_secs(1);
 /// How often a node says where it is: well before what it said expires.
 const TELL_MS: u64 = ADVERT_LIFE_MS / 3;
+/// Most anchors that are looked for behind an address that refuses this node.
+const MAX_ANCHORS_ASKED: usize = 8;
 /// How often expired events are dropped.
 const COMPACT_MS: u64 = 5 * 60_000;
 /// How long a peer has to list its capabilities.
@@ -107,6 +109,7 @@ impl Inner {
         };
         self.connections
             .add(peer, Use::Sync, socket.closer(), dialled, &self.log);
+        lock(&self.put_out_by).remove(&peer);
         self.bump();
         tracing::info!(peer = %peer.short(), dialled, "linked");
         flight::record(lock(&self.remembered).connected(peer));
@@ -310,9 +313,9 @@ async fn connect(inner: &Arc<Inner>, target: Target) {
                 };
                 let event = lock(&inner.remembered).unreachable(node, code);
                 event.into_iter().for_each(flight::record);
-                let codes = failed.iter().filter_map(|(_, error)| error.code());
-                if codes.into_iter().any(|code| code == CloseCode::Revoked) {
-                    tracing::warn!(node = %node.short(), "it says that this node was revoked");
+                let mut codes = failed.iter().filter_map(|(_, error)| error.code());
+                if codes.any(|code| code == CloseCode::Revoked) {
+                    put_out(inner, node);
                 }
                 return;
             }
@@ -323,6 +326,9 @@ async fn connect(inner: &Arc<Inner>, target: Target) {
                 Ok(socket) => socket,
                 Err(error) => {
                     tracing::debug!(%endpoint, %error, "could not connect");
+                    if error.code() == Some(CloseCode::Revoked) {
+                        ask_who_refuses(inner, endpoint).await;
+                    }
                     inner.discovery.failed(None, endpoint);
                     return;
                 }
@@ -343,6 +349,35 @@ async fn connect(inner: &Arc<Inner>, target: Target) {
         }
     }
     inner.adopt(socket, true);
+}
+
+/// Notes that a member says that this node was put out. Said once, however often it is asked again.
+fn put_out(inner: &Inner, by: NodeId) {
+    if lock(&inner.put_out_by).insert(by) {
+        tracing::warn!(node = %by.short(), "it says that this node was revoked");
+        inner.bump();
+    }
+}
+
+/// Somebody at an address says that this node was put out: is it an anchor? Only the handshake can
+/// tell who it is, so it is repeated with each anchor as the one that is expected.
+async fn ask_who_refuses(inner: &Arc<Inner>, endpoint: SocketAddr) {
+    let state = inner.log.state();
+    let anchors = state.members().map(|(node, _)| *node).filter(|node| {
+        state.level(node) == Some(Level::Anchor) && !lock(&inner.put_out_by).contains(node)
+    });
+    let (addr, config) = (endpoint.to_string(), &inner.settings.transport);
+    for anchor in anchors.take(MAX_ANCHORS_ASKED) {
+        let expected = Some(anchor.into());
+        let asked = connect_path(&addr, &inner.identity, expected, &path_rule(), config);
+        match asked.await {
+            Err(error) if error.code() == Some(CloseCode::Revoked) => {
+                return put_out(inner, anchor);
+            }
+            // Another key, or it has changed its mind.
+            _ => {}
+        }
+    }
 }
 
 /// Asks a peer what it can do, when there is a link to it. Where it listens may become known only

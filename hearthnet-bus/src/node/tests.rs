@@ -328,6 +328,41 @@ async fn a_revoked_node_loses_every_connection_at_once_and_learns_why() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_whose_key_counts_no_more_is_told_so_wherever_it_dials() {
+    let first = founder().await;
+    first.invite();
+    first.admit(2);
+    let second = joiner(2, &first).await;
+    second.linked_with(&[1]).await;
+    timeout(PATIENCE, second.node.until_even()).await.unwrap();
+    assert_eq!(second.node.refused_by(), []);
+    first.revoke(2);
+    until(|| second.node.refused_by() == [id(1)]).await;
+    // Frozen by two histories, it hears the same.
+    first.admit(3);
+    let third = joiner(3, &first).await;
+    third.linked_with(&[1]).await;
+    timeout(PATIENCE, third.node.until_even()).await.unwrap();
+    let fork = |name: &str| {
+        let dir = TempDir::new().unwrap();
+        let log = EventLog::prepare(dir.path(), first.node.log().community()).unwrap();
+        let batch = first.node.log().missing(&log.heads(), 100, 1 << 20);
+        log.receive(&batch.unwrap().events, id(1), unix_ms())
+            .unwrap();
+        let before = log.heads();
+        let name = name.to_owned();
+        log.append(&key(3), Body::Named { name }, unix_ms())
+            .unwrap();
+        log.missing(&before, 1, 1 << 20).unwrap().events
+    };
+    for events in [fork("one"), fork("two")] {
+        first.node.log().receive(&events, id(1), unix_ms()).unwrap();
+    }
+    assert!(first.node.log().state().is_frozen(&id(3)));
+    until(|| third.node.refused_by() == [id(1)]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_revocation_on_one_node_closes_connections_on_another() {
     let first = founder().await;
     first.invite();

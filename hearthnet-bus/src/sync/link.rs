@@ -163,21 +163,23 @@ pub async fn gossip(
             outgoing = session.poll_transmit().map(Frame::Binary);
         }
         let latest = session.progress();
+        if latest.even && !told {
+            told = true;
+            // A log that lost events of its own has back what this peer had of them. Who waits
+            // for the logs to be even may write then.
+            if repaired.is_in_doubt() {
+                let log = repaired.clone();
+                let noted = tokio::task::spawn_blocking(move || log.caught_up(unix_ms()));
+                if let Ok(Err(error)) = noted.await {
+                    tracing::warn!(%error, "the log could not note that it is whole again");
+                }
+            }
+        }
         progress.send_if_modified(|shown| {
             let changed = *shown != latest;
             *shown = latest;
             changed
         });
-        if latest.even && !told {
-            told = true;
-            let log = repaired.clone();
-            tokio::task::spawn_blocking(move || {
-                // A log that lost events of its own has back what this peer had of them.
-                if let Err(error) = log.caught_up(unix_ms()) {
-                    tracing::warn!(%error, "the log could not note that it is whole again");
-                }
-            });
-        }
         if let Some(violation) = session.closed() {
             socket.close(violation.code);
             return SessionClosed::by_us(violation.code, violation.detail.clone());

@@ -357,6 +357,8 @@ fn a_write_that_was_cut_off_is_dropped_with_a_message_and_nothing_else() {
             assert!(!recovery.doubt, "cut to {cut}");
         }
         assert_eq!(log.verify().unwrap().problems, Vec::<String>::new());
+        // To the log this is a copy that was put back; after a crash it would be the same file.
+        log.caught_up(NOW).unwrap();
         log.append(&key(1), invited(61, Level::Member, 1), NOW)
             .unwrap();
     }
@@ -389,6 +391,136 @@ fn a_flipped_bit_in_the_tail_is_noticed_and_peers_bring_back_what_it_cost() {
     log.append(&key(1), invited(61, Level::Member, 1), NOW)
         .unwrap();
     assert_eq!(log.state().frozen().count(), 0);
+}
+
+/// A backup of a log that nobody has open: its files in a new folder.
+fn backed_up(dir: &Path) -> TempDir {
+    let copy = folder();
+    for file in std::fs::read_dir(dir).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
+    }
+    copy
+}
+
+#[test]
+fn a_copy_that_was_put_back_writes_nothing_before_a_peer_was_asked_and_nobody_is_frozen() {
+    let Home { log, dir } = busy();
+    let other = Home::joining();
+    drop(log);
+    let backup = backed_up(dir.path());
+    // Life goes on after the backup, and others hear of it.
+    let log = EventLog::open(dir.path()).unwrap();
+    assert!(!log.is_in_doubt(), "the file is where it was");
+    log.append(&key(1), invited(60, Level::Member, 1), NOW)
+        .unwrap();
+    sync(&log, &other.log, NOW);
+    drop((log, dir));
+
+    let restored = EventLog::open(backup.path()).unwrap();
+    assert!(restored.is_in_doubt());
+    let write = |seed| restored.append(&key(1), invited(seed, Level::Member, 1), NOW);
+    assert_eq!(write(61).unwrap_err().code(), "log_behind");
+    // What holds for a while only takes no number of the chain.
+    let seen = Body::NodeSeen {
+        endpoints: vec![],
+        name: "attic".into(),
+        software: "test".into(),
+    };
+    restored.append(&key(1), seen, NOW).unwrap();
+    sync(&other.log, &restored, NOW);
+    restored.caught_up(NOW).unwrap();
+    assert!(!restored.is_in_doubt());
+    write(61).unwrap();
+    sync(&restored, &other.log, NOW);
+    assert_eq!(other.log.state(), restored.state());
+    assert_eq!(other.log.state().frozen().count(), 0);
+    assert!(other.log.state().invite(&key(60).id()).is_some());
+    assert!(other.log.state().invite(&key(61).id()).is_some());
+    drop(restored);
+    // Asked once is enough, for this file.
+    let again = EventLog::open(backup.path()).unwrap();
+    assert!(!again.is_in_doubt());
+}
+
+#[test]
+fn a_backup_of_an_open_log_comes_back_with_its_parts_and_in_doubt() {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    let home = busy();
+    let dir = folder();
+    let file = dir.path().join("home.backup");
+    let parts = backup::Parts::from([("node.key".to_owned(), b"secret".to_vec())]);
+    backup::write(&file, Some(&home.log), &parts).unwrap();
+    let mode = std::fs::metadata(&file).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    assert!(backup::write(&file, Some(&home.log), &parts).is_err());
+    // Nothing but the file.
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+
+    assert_eq!(backup::read(&file).unwrap(), (parts, true));
+    let to = folder();
+    backup::restore_log(&file, to.path()).unwrap();
+    assert!(matches!(
+        backup::restore_log(&file, to.path()),
+        Err(LogError::Exists { .. })
+    ));
+    let log = EventLog::open(to.path()).unwrap();
+    assert_eq!(log.state(), home.log.state());
+    assert_eq!(log.verify().unwrap().problems, Vec::<String>::new());
+    assert!(log.is_in_doubt());
+    let refused = log.append(&key(1), invited(61, Level::Member, 1), NOW);
+    assert_eq!(refused.unwrap_err().code(), "log_behind");
+}
+
+#[test]
+fn a_file_that_is_no_backup_or_a_damaged_one_gives_nothing() {
+    let home = busy();
+    let dir = folder();
+    assert!(backup::read(home.log.path()).is_err(), "a log is no backup");
+    let file = dir.path().join("a");
+    backup::write(&file, Some(&home.log), &backup::Parts::new()).unwrap();
+    let good = std::fs::read(&file).unwrap();
+    for page in 0..good.len() / 4096 {
+        let mut bytes = good.clone();
+        bytes[page * 4096..(page + 1) * 4096]
+            .iter_mut()
+            .for_each(|b| *b ^= 0x55);
+        std::fs::write(&file, &bytes).unwrap();
+        // An unused page may hold anything; whatever can be read is whole.
+        if backup::read(&file).is_ok() {
+            let to = folder();
+            if backup::restore_log(&file, to.path()).is_ok() {
+                let log = EventLog::open(to.path()).unwrap();
+                assert_eq!(log.verify().unwrap().problems, Vec::<String>::new());
+            }
+        }
+    }
+    assert!(backup::read(&dir.path().join("missing")).is_err());
+}
+
+#[test]
+fn the_copy_of_a_log_without_other_members_has_nobody_to_ask_and_goes_on() {
+    let Home { log, dir } = Home::new();
+    drop(log);
+    let copy = backed_up(dir.path());
+    let log = EventLog::open(copy.path()).unwrap();
+    log.append(&key(1), invited(60, Level::Member, 1), NOW)
+        .unwrap();
+}
+
+#[test]
+fn a_log_that_is_gone_is_made_again_and_filled_by_a_peer_before_it_writes() {
+    let home = busy();
+    let dir = folder();
+    let again = EventLog::prepare_again(dir.path(), home.log.community()).unwrap();
+    let write = || again.append(&key(1), invited(61, Level::Member, 1), NOW);
+    assert_eq!(write().unwrap_err().code(), "log_behind");
+    sync(&home.log, &again, NOW);
+    assert_eq!(write().unwrap_err().code(), "log_behind");
+    again.caught_up(NOW).unwrap();
+    write().unwrap();
+    assert_eq!(again.state().frozen().count(), 0);
 }
 
 #[test]

@@ -1,0 +1,107 @@
+//! `hearthnet backup`: what makes this machine this node, in one file.
+
+use std::path::Path;
+
+use hearthnet_bus::log::LogError;
+use hearthnet_bus::log::backup::{self, Parts};
+use serde_json::json;
+
+use crate::args::{BackupArgs, Global};
+use crate::commands::{node_key, print_bytes, print_json};
+use crate::community::{Home, OnDisk, ROOT_KEY};
+use crate::config::default_path;
+use crate::failure::{Failure, Kind};
+use crate::membership;
+use crate::output::note;
+
+/// The node's key, in the data directory and in a backup.
+pub(crate) const NODE_KEY: &str = "node.key";
+/// The configuration's name in a backup.
+pub(crate) const CONFIG: &str = "hearthnet.toml";
+
+pub(crate) fn run(args: &BackupArgs, global: &Global) -> Result<(), Failure> {
+    let dir = crate::paths::data_dir(global.data_dir.clone())?;
+    if !dir.join(NODE_KEY).exists() {
+        return Err(
+            Failure::new(Kind::Host, format!("there is no node in {}", dir.display()))
+                .hint("--data-dir names another directory"),
+        );
+    }
+    // Read as any command does, so that a key that is no good is not kept.
+    let key = node_key(global)?;
+    let home = match Home::on_disk(global, &dir)? {
+        OnDisk::Here(home) => Some(home),
+        OnDisk::Lost(noted) => {
+            return Err(Failure::new(
+                Kind::Community,
+                format!("the log of {:?} was lost on this machine", noted.name),
+            )
+            .code("log_lost")
+            .hint("`hearthnet status` gets it back from another member; then make the backup"));
+        }
+        OnDisk::Nothing => None,
+    };
+    let mut parts = Parts::new();
+    add(&mut parts, NODE_KEY, &dir.join(NODE_KEY))?;
+    add(&mut parts, membership::FILE, &dir.join(membership::FILE))?;
+    let root = dir.join(ROOT_KEY);
+    let has_root = root.exists();
+    if args.with_root_key {
+        add(&mut parts, ROOT_KEY, &root)?;
+    }
+    if let Some(config) = global.config.clone().or_else(default_path) {
+        add(&mut parts, CONFIG, &config)?;
+    }
+    backup::write(&args.file, home.as_ref().map(|home| &home.log), &parts).map_err(|error| {
+        let exists = matches!(&error, LogError::Io { source, .. }
+            if source.kind() == std::io::ErrorKind::AlreadyExists);
+        let hint = match exists {
+            true => "a backup never replaces a file: name another one",
+            false => "name a file in a folder that you can write",
+        };
+        Failure::new(Kind::Host, error.to_string())
+            .code(error.code())
+            .hint(hint)
+    })?;
+    let community = home.as_ref().map(|home| home.state().name.clone());
+    let held: Vec<&String> = parts.keys().collect();
+    if args.json {
+        return print_json(&json!({
+            "file": args.file,
+            "node": key.id().to_string(),
+            "community": community,
+            "parts": held,
+        }));
+    }
+    print_bytes(
+        format!(
+            "backup     {}\nnode       {}\ncommunity  {}\nroot key   {}\n",
+            args.file.display(),
+            key.id().short(),
+            community.as_deref().unwrap_or("none"),
+            match (has_root, args.with_root_key) {
+                (false, _) => "not on this machine",
+                (true, true) => "in the backup",
+                (true, false) => "not in the backup; --with-root-key adds it",
+            }
+        )
+        .as_bytes(),
+    )?;
+    note("whoever has this file can act as this node: keep it where nobody else comes");
+    Ok(())
+}
+
+/// Adds a file, if it is there.
+fn add(parts: &mut Parts, name: &str, path: &Path) -> Result<(), Failure> {
+    match std::fs::read(path) {
+        Ok(bytes) => {
+            parts.insert(name.to_owned(), bytes);
+            Ok(())
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(Failure::new(
+            Kind::Host,
+            format!("cannot read {}: {error}", path.display()),
+        )),
+    }
+}

@@ -1,0 +1,222 @@
+//! `hearthnet community invites` and `withdraw`: what was handed out, who used it, and taking it
+//! back.
+
+use std::collections::BTreeMap;
+
+use hearthnet_bus::NodeId;
+use hearthnet_bus::invite::Invite;
+use hearthnet_bus::log::{Body, Community, Level, OpenInvite, Status};
+use serde_json::json;
+
+use super::community::{append, change};
+use crate::commands::{print_bytes, print_json};
+use crate::community::{Home, label, log_failure, now_ms};
+use crate::config::Config;
+use crate::failure::{Failure, Kind};
+use crate::output::{note, span, table, when};
+
+/// Fewest characters of an id, after `ed25519:`, that name an invite.
+const LEAST: usize = 4;
+
+/// Somebody who joined with an invite.
+struct Joined {
+    node: NodeId,
+    name: String,
+    at_ms: u64,
+}
+
+pub(crate) fn list(home: &Home, all: bool, as_json: bool) -> Result<(), Failure> {
+    let (state, now) = (home.state(), now_ms());
+    let mut joined = joined(home)?;
+    let mut shown: Vec<(&NodeId, &OpenInvite)> = state
+        .invites()
+        .filter(|(_, invite)| all || left(&state, invite, now).is_ok())
+        .collect();
+    shown.sort_by_key(|(_, invite)| invite.expires_ms);
+    if as_json {
+        let invites: Vec<_> = shown
+            .iter()
+            .map(|(id, invite)| {
+                let joined = joined.remove(*id).unwrap_or_default();
+                json!({
+                    "invite": id.to_string(),
+                    "short": id.short(),
+                    "level": invite.level,
+                    "used": invite.used,
+                    "uses": invite.uses,
+                    "expires_ms": invite.expires_ms,
+                    "withdrawn": invite.withdrawn,
+                    "open": left(&state, invite, now).is_ok(),
+                    "by": by(&state, invite),
+                    "used_by": joined.iter().map(|it| json!({
+                        "node": it.node.to_string(),
+                        "name": it.name,
+                        "at_ms": it.at_ms,
+                        "member": state.member(&it.node).is_some(),
+                    })).collect::<Vec<_>>(),
+                })
+            })
+            .collect();
+        return print_json(&json!({ "invites": invites }));
+    }
+    if shown.is_empty() {
+        note(match all {
+            true => "no invite was ever made",
+            false => "no invite is open; --all shows those that were",
+        });
+        return Ok(());
+    }
+    let rows: Vec<Vec<String>> = shown
+        .iter()
+        .map(|(id, invite)| {
+            let used_by: Vec<String> = joined
+                .remove(*id)
+                .unwrap_or_default()
+                .iter()
+                .map(|it| match state.is_revoked(&it.node) {
+                    true => format!("{} (put out)", it.name),
+                    false => it.name.clone(),
+                })
+                .collect();
+            vec![
+                id.short(),
+                invite.level.to_string(),
+                format!("{} of {}", invite.used, invite.uses),
+                match left(&state, invite, now) {
+                    Ok(ms) => format!("for {}", span(ms)),
+                    Err(why) => why,
+                },
+                by(&state, invite),
+                used_by.join(", "),
+            ]
+        })
+        .collect();
+    let header = ["invite", "level", "used", "open", "made by", "used by"];
+    print_bytes(table(&header, &rows).as_bytes())
+}
+
+/// For how long an invite lets somebody in, in ms; or why it does not any more.
+fn left(state: &Community, invite: &OpenInvite, now: u64) -> Result<u64, String> {
+    if invite.withdrawn {
+        return Err("withdrawn".to_owned());
+    }
+    if invite.used >= invite.uses {
+        return Err("used up".to_owned());
+    }
+    if invite.expires_ms <= now {
+        return Err(format!("expired on {}", when(invite.expires_ms)));
+    }
+    let root = invite.author == state.id.root();
+    if !root && !state.may_invite(&invite.author, invite.level) {
+        return Err("void: who made it may not invite any more".to_owned());
+    }
+    Ok(invite.expires_ms.saturating_sub(now))
+}
+
+fn by(state: &Community, invite: &OpenInvite) -> String {
+    match invite.author == state.id.root() {
+        true => "the root key".to_owned(),
+        false => label(state, &invite.author),
+    }
+}
+
+/// Who joined with each invite, also those who are gone.
+fn joined(home: &Home) -> Result<BTreeMap<NodeId, Vec<Joined>>, Failure> {
+    let mut all: BTreeMap<NodeId, Vec<Joined>> = BTreeMap::new();
+    home.log
+        .records(|record| {
+            if let (Body::Admitted { request, .. }, Status::Effective) =
+                (&record.event.body, record.status)
+            {
+                all.entry(request.invite).or_default().push(Joined {
+                    node: request.node,
+                    name: request.name.clone(),
+                    at_ms: record.event.time_ms,
+                });
+            }
+            Ok(true)
+        })
+        .map_err(|e| log_failure(&home.dir, &e))?;
+    Ok(all)
+}
+
+pub(crate) fn withdraw(
+    text: &str,
+    home: &Home,
+    config: &Config,
+    as_json: bool,
+) -> Result<(), Failure> {
+    let invite = change(home, config, as_json, || take_back(text, home))?;
+    if as_json {
+        return print_json(&json!({ "invite": invite.to_string(), "withdrawn": true }));
+    }
+    print_bytes(
+        format!(
+            "{} was withdrawn: nobody joins with it any more\n",
+            invite.short()
+        )
+        .as_bytes(),
+    )
+}
+
+fn take_back(text: &str, home: &Home) -> Result<NodeId, Failure> {
+    let state = home.state();
+    let id = find(text, &state)?;
+    let own = home.key.id();
+    let author = state.invite(&id).map(|invite| invite.author);
+    let may = author == Some(own) || state.level(&own) == Some(Level::Anchor);
+    let root = home.root_key()?;
+    let root = root.as_ref().filter(|_| !may);
+    if !may && root.is_none() {
+        home.level()?;
+        return Err(Failure::new(
+            Kind::Community,
+            "only who made an invite, or an anchor, may withdraw it",
+        )
+        .code("unauthorized")
+        .hint("ask one of them; `hearthnet community invites` shows who made it"));
+    }
+    append(home, root, Body::InviteWithdrawn { invite: id })?;
+    Ok(id)
+}
+
+/// The invite that a person means: its code, its id, or enough of the id's beginning.
+fn find(text: &str, state: &Community) -> Result<NodeId, Failure> {
+    let text = text.trim();
+    let unknown = || {
+        Failure::new(Kind::Community, format!("there is no invite {text:?}"))
+            .code("bad_invite")
+            .hint("`hearthnet community invites --all` lists every one")
+    };
+    if let Ok(code) = text.parse::<Invite>() {
+        let id = code.key().id();
+        return state.invite(&id).map(|_| id).ok_or_else(unknown);
+    }
+    let begin = text.strip_prefix("ed25519:").unwrap_or(text);
+    if begin.len() < LEAST {
+        return Err(unknown());
+    }
+    let fits: Vec<NodeId> = state
+        .invites()
+        .map(|(id, _)| *id)
+        .filter(|id| {
+            let id = id.to_string();
+            id.strip_prefix("ed25519:")
+                .unwrap_or(&id)
+                .starts_with(begin)
+        })
+        .collect();
+    match fits.as_slice() {
+        [id] => Ok(*id),
+        [] => Err(unknown()),
+        several => {
+            let ids: Vec<String> = several.iter().map(ToString::to_string).collect();
+            Err(Failure::new(
+                Kind::Community,
+                format!("{text:?} can be any of {}", ids.join(" and ")),
+            )
+            .code("bad_invite")
+            .hint("write more of the id"))
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! `hearthnet community leave`: an end that the others hear of, and a data directory that is free
+//! for another community, or for the same one again.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hearthnet_bus::log::Body;
+use hearthnet_bus::{CommunityId, whole_file};
+use serde_json::json;
+
+use super::community::{agreed, append, keeps_an_anchor, sent, told};
+use crate::args::{Global, LeaveArgs};
+use crate::commands::{print_bytes, print_json, runtime};
+use crate::community::{Home, LOG_FILE, OnDisk, ROOT_KEY, now_ms};
+use crate::config::Config;
+use crate::failure::{Failure, Kind};
+use crate::membership;
+use crate::node::{Lock, settle_in};
+use crate::output::note;
+use crate::standing::{CLOCK_FILE, Standing};
+
+pub(crate) fn run(args: &LeaveArgs, global: &Global, config: &Config) -> Result<(), Failure> {
+    let dir = crate::paths::data_dir(global.data_dir.clone())?;
+    match Home::on_disk(global, &dir)? {
+        OnDisk::Here(home) => leave(args, home, config),
+        // Without the log nothing can be said to the others, and nothing is to be kept.
+        OnDisk::Lost(noted) => {
+            let question = format!(
+                "Give up the place of this node in {:?}? Its log is lost here, so nobody can be told.",
+                noted.name
+            );
+            if !args.yes && !agreed(&question)? {
+                return Err(nothing());
+            }
+            let _lock = lock(&dir)?;
+            let aside = put_aside(&dir, noted.community, true)?;
+            done(args.json, &noted.name, 0, &aside)
+        }
+        OnDisk::Nothing => Err(
+            Failure::new(Kind::Community, "this node is not in a community")
+                .code("no_community")
+                .hint("there is nothing to leave"),
+        ),
+    }
+}
+
+fn leave(args: &LeaveArgs, home: Home, config: &Config) -> Result<(), Failure> {
+    // Held to the end: nobody starts a node on what is being put aside.
+    let _lock = lock(&home.dir)?;
+    let name = home.state().name.clone();
+    let standing = Standing::of(&home);
+    let keep_key = standing == Standing::Good;
+    let member = home.state().level(&home.key.id()).is_some() && keep_key;
+    let others = home.state().members().count() > 1;
+    if member && others {
+        keeps_an_anchor(&home.state(), &home.key.id(), "let go")?;
+    }
+    let question = match (member, others) {
+        (true, true) => format!("Leave {name:?}?"),
+        (true, false) => {
+            format!("Leave {name:?}? This node is its only member, so the community ends.")
+        }
+        (false, _) if keep_key => format!("Put the log of {name:?} aside?"),
+        (false, _) => format!(
+            "Put the key and the log of {name:?} aside? A new key is made when this home joins again."
+        ),
+    };
+    if !args.yes && !agreed(&question)? {
+        return Err(nothing());
+    }
+    let told = match member && others {
+        true => say_goodbye(args, &home, config)?,
+        false => 0,
+    };
+    let (dir, community) = (home.dir.clone(), home.log.community());
+    // The last handle closes the log.
+    drop(home);
+    // A key that counts no more is of no use in any community.
+    let aside = put_aside(&dir, community, keep_key)?;
+    done(args.json, &name, told, &aside)
+}
+
+fn lock(dir: &Path) -> Result<Lock, Failure> {
+    Lock::take(dir).map_err(|failure| match failure.has_code("node_runs") {
+        true => Failure::new(
+            Kind::Community,
+            "this node is running, and has to be stopped before it leaves",
+        )
+        .code("node_runs")
+        .hint("stop `hearthnet serve` or `hearthnet shard serve` here, and try again"),
+        false => failure,
+    })
+}
+
+fn nothing() -> Failure {
+    Failure::new(Kind::Interrupted, "nothing was changed")
+}
+
+/// Appends that this node has left, and waits until others have it. How many.
+fn say_goodbye(args: &LeaveArgs, home: &Home, config: &Config) -> Result<usize, Failure> {
+    let runtime = runtime()?;
+    let told = runtime.block_on(async {
+        let node = crate::node::visit(home, config).await?;
+        settle_in(&node).await;
+        let before = sent(&node);
+        if before.is_empty() && !args.anyway {
+            node.shutdown().await;
+            return Err(Failure::new(
+                Kind::Community,
+                "no other member was found, so nobody would know that this node has left",
+            )
+            .code("unreachable")
+            .hint(
+                "try again when one of them runs `hearthnet serve`; --anyway leaves all the same",
+            ));
+        }
+        let left = match keeps_an_anchor(&home.state(), &home.key.id(), "let go") {
+            // In doubt about its own events it must not sign any.
+            Ok(()) if args.anyway && home.log.is_in_doubt() => Ok(()),
+            Ok(()) => append(home, None, Body::Left {}),
+            Err(failure) => Err(failure),
+        };
+        let told = match left {
+            Ok(()) => told(&node, &before).await,
+            Err(_) => 0,
+        };
+        node.shutdown().await;
+        left.map(|()| told)
+    });
+    runtime.shutdown_timeout(Duration::from_millis(500));
+    let told = told?;
+    if told == 0 && !args.json {
+        note(
+            "nobody could be told: the others go on counting this node as a member until an anchor revokes it",
+        );
+    }
+    Ok(told)
+}
+
+/// Moves what belongs to the community into a folder of its own, and the key with it unless it
+/// is kept.
+fn put_aside(dir: &Path, community: CommunityId, keep_key: bool) -> Result<PathBuf, Failure> {
+    let short = community.short();
+    let short = short.rsplit(':').next().unwrap_or(&short);
+    let aside = (1..)
+        .map(|n: u32| dir.join(format!("left-{short}-{n}")))
+        .find(|aside| !aside.exists())
+        .ok_or_else(|| Failure::internal("no free name for the community's data"))?;
+    let fail = |what: &Path, e: std::io::Error| {
+        Failure::new(
+            Kind::Host,
+            format!("cannot move {} to {}: {e}", what.display(), aside.display()),
+        )
+        .hint("nothing else was changed; move what belongs to the community away by hand")
+    };
+    whole_file::make_folder(&aside, 0o700).map_err(|e| fail(dir, e))?;
+    let damaged = format!("{LOG_FILE}.damaged-");
+    let entries = fs::read_dir(dir).map_err(|e| fail(dir, e))?;
+    let mut names: Vec<_> = entries
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| {
+            let of_the_log = [
+                LOG_FILE,
+                "log.sqlite-wal",
+                "log.sqlite-shm",
+                "log.community",
+                membership::FILE,
+                CLOCK_FILE,
+            ];
+            of_the_log.contains(&name.as_str())
+                || name.starts_with(&damaged)
+                // The root key of a node that was put out makes it an anchor again.
+                || (keep_key && name == ROOT_KEY)
+                || (!keep_key && name == "node.key")
+        })
+        .collect();
+    // The note last: until it is gone, what is left of an attempt that was cut off is known.
+    names.sort_by_key(|name| (name == membership::FILE, name == "node.key"));
+    for name in names {
+        let from = dir.join(&name);
+        fs::rename(&from, aside.join(&name)).map_err(|e| fail(&from, e))?;
+    }
+    whole_file::sync_folder(&aside).map_err(|e| fail(dir, e))?;
+    whole_file::sync_folder(dir).map_err(|e| fail(dir, e))?;
+    Ok(aside)
+}
+
+fn done(as_json: bool, name: &str, told: usize, aside: &Path) -> Result<(), Failure> {
+    if as_json {
+        return print_json(&json!({
+            "left": name,
+            "told": told,
+            "put_aside": aside,
+            "at_ms": now_ms(),
+        }));
+    }
+    let heard = match told {
+        0 => "nobody heard of it".to_owned(),
+        1 => "one other member heard of it".to_owned(),
+        n => format!("{n} other members heard of it"),
+    };
+    print_bytes(
+        format!(
+            "left {name:?}; {heard}\nits log is in {}\n",
+            aside.display()
+        )
+        .as_bytes(),
+    )?;
+    note("next: `hearthnet community join CODE`, or `hearthnet community create NAME`");
+    Ok(())
+}

@@ -1,0 +1,184 @@
+//! `hearthnet restore`: this machine becomes the node of a backup. Nothing that is there is
+//! overwritten, and the node's first word waits until another member has told it what it had said
+//! after the backup.
+
+use std::path::{Path, PathBuf};
+
+use hearthnet_bus::log::backup::{self, Parts};
+use hearthnet_bus::log::{EventLog, LogError};
+use hearthnet_bus::{NodeKey, whole_file};
+use serde_json::json;
+
+use super::backup::{CONFIG, NODE_KEY};
+use crate::args::{Global, RestoreArgs};
+use crate::commands::{print_bytes, print_json};
+use crate::community::{LOG_FILE, ROOT_KEY, log_failure};
+use crate::config::default_path;
+use crate::failure::{Failure, Kind};
+use crate::membership;
+use crate::output::note;
+
+pub(crate) fn run(args: &RestoreArgs, global: &Global) -> Result<(), Failure> {
+    let dir = crate::paths::data_dir(global.data_dir.clone())?;
+    refuse_living(&dir)?;
+    let unusable = |e: LogError| {
+        Failure::new(Kind::Host, format!("{}: {e}", args.file.display()))
+            .code("bad_backup")
+            .hint("name a file that `hearthnet backup` wrote")
+    };
+    let (parts, has_log) = backup::read(&args.file).map_err(unusable)?;
+    // Made beside its place, and moved there when it is whole.
+    let draft = Draft::beside(&dir)?;
+    for name in [NODE_KEY, ROOT_KEY, membership::FILE] {
+        if let Some(bytes) = parts.get(name) {
+            write(&draft.0.join(name), bytes)?;
+        }
+    }
+    let key = NodeKey::load(&draft.0.join(NODE_KEY)).map_err(|e| {
+        Failure::new(Kind::Host, format!("the key in the backup is no good: {e}"))
+            .code("bad_backup")
+            .hint("name another backup")
+    })?;
+    let mut community = None;
+    if has_log {
+        backup::restore_log(&args.file, &draft.0).map_err(unusable)?;
+        let log = EventLog::open(&draft.0).map_err(unusable)?;
+        let found = log.verify().map_err(unusable)?;
+        if let Some(problem) = found.problems.first() {
+            return Err(Failure::new(
+                Kind::Host,
+                format!("the log in the backup is damaged: {problem}"),
+            )
+            .code("bad_backup")
+            .hint("name another backup"));
+        }
+        community = Some(log.state().name.clone());
+    }
+    draft.become_dir(&dir)?;
+    if has_log {
+        // Where it is now it has its name, so that it is known again.
+        EventLog::open(&dir).map_err(|e| log_failure(&dir, &e))?;
+    }
+    let config = restore_config(&parts, global)?;
+    report(args, &key, community, config, &dir)
+}
+
+/// Refuses where a node lives already, or anything else.
+fn refuse_living(dir: &Path) -> Result<(), Failure> {
+    let what = [NODE_KEY, LOG_FILE, ROOT_KEY]
+        .into_iter()
+        .find(|name| dir.join(name).exists());
+    let empty = std::fs::read_dir(dir).map_or(true, |mut entries| entries.next().is_none());
+    let why = match (what, empty) {
+        (Some(name), _) => format!("there is a node in {} already ({name})", dir.display()),
+        (None, false) => format!("{} is not empty", dir.display()),
+        (None, true) => return Ok(()),
+    };
+    Err(Failure::new(Kind::Host, why)
+        .code("not_empty")
+        .hint("move the directory away, or name another one with --data-dir"))
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    whole_file::create(path, bytes, 0o600)
+        .map_err(|e| Failure::new(Kind::Host, format!("cannot write {}: {e}", path.display())))
+}
+
+/// Writes the configuration, if there is none; where it is, and whether it was written.
+fn restore_config(parts: &Parts, global: &Global) -> Result<Option<(PathBuf, bool)>, Failure> {
+    let (Some(bytes), Some(path)) = (
+        parts.get(CONFIG),
+        global.config.clone().or_else(default_path),
+    ) else {
+        return Ok(None);
+    };
+    if path.exists() {
+        return Ok(Some((path, false)));
+    }
+    let fail = |e: std::io::Error| {
+        Failure::new(Kind::Host, format!("cannot write {}: {e}", path.display()))
+    };
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
+    whole_file::make_folder(folder.unwrap_or(Path::new(".")), 0o755).map_err(fail)?;
+    whole_file::create(&path, bytes, 0o644).map_err(fail)?;
+    Ok(Some((path, true)))
+}
+
+fn report(
+    args: &RestoreArgs,
+    key: &NodeKey,
+    community: Option<String>,
+    config: Option<(PathBuf, bool)>,
+    dir: &Path,
+) -> Result<(), Failure> {
+    if args.json {
+        return print_json(&json!({
+            "node": key.id().to_string(),
+            "community": community,
+            "data_dir": dir,
+            "config": config.as_ref().map(|(path, written)| json!({ "path": path, "written": written })),
+        }));
+    }
+    let config = match &config {
+        None => "not in the backup".to_owned(),
+        Some((path, true)) => format!("{} (written)", path.display()),
+        Some((path, false)) => format!("{} (left as it was)", path.display()),
+    };
+    print_bytes(
+        format!(
+            "node           {}\ncommunity      {}\ndata           {}\nconfiguration  {config}\n",
+            key.id().short(),
+            community.as_deref().unwrap_or("none"),
+            dir.display(),
+        )
+        .as_bytes(),
+    )?;
+    if community.is_some() {
+        note(
+            "before it writes anything new for its community, this node asks another member what \
+             it has said since the backup. Only one machine may use this key: if the old one still \
+             runs, stop it.",
+        );
+    }
+    Ok(())
+}
+
+/// A data directory that is not whole yet, removed when dropped.
+struct Draft(PathBuf);
+
+impl Draft {
+    fn beside(dir: &Path) -> Result<Self, Failure> {
+        let fail = |e: std::io::Error| {
+            Failure::new(
+                Kind::Host,
+                format!("cannot make a folder beside {}: {e}", dir.display()),
+            )
+            .hint("--data-dir names another directory")
+        };
+        let mut name = std::ffi::OsString::from(".");
+        name.push(dir.file_name().unwrap_or("hearthnet".as_ref()));
+        name.push(format!(".restoring-{}", std::process::id()));
+        let draft = Self(dir.with_file_name(name));
+        whole_file::make_folder(&draft.0, 0o700).map_err(fail)?;
+        Ok(draft)
+    }
+
+    fn become_dir(self, dir: &Path) -> Result<(), Failure> {
+        let fail = |e: std::io::Error| {
+            Failure::new(Kind::Host, format!("cannot make {}: {e}", dir.display()))
+                .hint("--data-dir names another directory")
+        };
+        // The locks of the draft's own checks are nobody's.
+        let _ = std::fs::remove_file(self.0.join("log.lock"));
+        // Takes the place of an empty folder, and of nothing else.
+        std::fs::rename(&self.0, dir).map_err(fail)?;
+        let above = dir.parent().filter(|p| !p.as_os_str().is_empty());
+        whole_file::sync_folder(above.unwrap_or(Path::new("."))).map_err(fail)
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

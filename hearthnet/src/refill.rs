@@ -1,0 +1,99 @@
+//! A log that was lost: made anew, and filled from any member that can be found.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hearthnet_bus::log::EventLog;
+
+use crate::args::Global;
+use crate::commands::{node_key, runtime};
+use crate::community::{Home, LOG_FILE, log_failure};
+use crate::config::Loaded;
+use crate::failure::{Failure, Kind};
+use crate::membership::Membership;
+use crate::node::Lock;
+use crate::output::note;
+
+/// How long members are looked for. One that is where it was answers within a second; mDNS may
+/// take a few.
+const WAIT: Duration = Duration::from_secs(20);
+
+/// Brings the log of `noted` back into `dir`.
+///
+/// # Errors
+/// [`Kind::Community`] if no member was found, or a node runs here on the file that was removed.
+pub(crate) fn refill(global: &Global, dir: &Path, noted: &Membership) -> Result<Home, Failure> {
+    if Lock::is_held(dir) {
+        return Err(Failure::new(
+            Kind::Community,
+            format!(
+                "the log of {:?} was removed from {} while a node runs on it",
+                noted.name,
+                dir.display()
+            ),
+        )
+        .code("log_lost")
+        .hint("stop the node and start it again: it gets the log back from other members"));
+    }
+    note(format!(
+        "the log of {:?} was lost on this machine; asking other members for it",
+        noted.name
+    ));
+    let config = Loaded::load(global.config.as_deref(), &global.set)?.config;
+    let key = Arc::new(node_key(global)?);
+    let log = match dir.join(LOG_FILE).exists() {
+        true => EventLog::open(dir),
+        false => EventLog::prepare_again(dir, noted.community),
+    }
+    .map_err(|e| log_failure(dir, &e))?;
+    let home = Home::new(dir.to_owned(), key, log);
+    // A thread of its own: whoever asks may be within a runtime already.
+    let filled = std::thread::scope(|scope| {
+        let filling = scope.spawn(|| {
+            let runtime = runtime()?;
+            let filled = runtime.block_on(fill(&home, &config));
+            runtime.shutdown_timeout(Duration::from_millis(500));
+            filled
+        });
+        filling
+            .join()
+            .unwrap_or_else(|_| Err(Failure::internal("the log could not be filled")))
+    });
+    if !filled? {
+        return Err(Failure::new(
+            Kind::Community,
+            format!(
+                "the log of {:?} was lost on this machine, and no other member was found in {} s",
+                noted.name,
+                WAIT.as_secs()
+            ),
+        )
+        .code("log_lost")
+        .hint("start `hearthnet serve` in another home of the community and try again; `hearthnet community leave` gives it up instead"));
+    }
+    let events: u64 = home.log.heads().authors.values().map(|head| head.seq).sum();
+    note(format!(
+        "the log of {:?} is back: {events} events from other members",
+        noted.name
+    ));
+    Ok(home)
+}
+
+/// Whether a member gave all that it has.
+async fn fill(home: &Home, config: &crate::config::Config) -> Result<bool, Failure> {
+    let node = crate::node::visit(home, config).await?;
+    let filled = tokio::time::timeout(WAIT, async {
+        loop {
+            node.until_even().await;
+            if home.state().is_created() {
+                return;
+            }
+            // Even with somebody who has nothing either.
+            let _ = node.changes().changed().await;
+        }
+    })
+    .await;
+    node.shutdown().await;
+    Ok(filled.is_ok())
+}

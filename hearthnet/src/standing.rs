@@ -1,0 +1,269 @@
+//! Whether this node is in good standing: one line in every command if it is not. Its key may count
+//! no more, and its clock may be wrong; both look like a hundred other troubles from where they are
+//! met.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use hearthnet_bus::log::EventLog;
+use hearthnet_bus::whole_file;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::community::{Home, label, now_ms};
+use crate::failure::Failure;
+use crate::membership::Membership;
+use crate::output::{note, span, when};
+
+/// From here on clocks are said to differ: what neighbours say may be 40 s old, and session
+/// tokens allow for a minute.
+const WRONG_MS: u64 = 60_000;
+/// A measurement of the clock is of no use after this long.
+const MEASURED_MS: u64 = 15 * 60_000;
+/// The clock was set since it was measured if it has moved by more than this against the time
+/// since the machine started.
+const SET_MS: u64 = 30_000;
+/// The file with the last measurement, while the clock is wrong.
+pub(crate) const CLOCK_FILE: &str = "clock.json";
+
+/// What to do for a key that counts no more.
+pub(crate) const NEW_KEY: &str = "`hearthnet community leave` puts the key and the log away; then a new code and `hearthnet community join CODE` make this home a member again";
+
+/// Why this node's word counts for nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// A member, or not yet one.
+    Good,
+    /// The log says that it was put out, at this time.
+    Revoked(u64),
+    /// The log says that two histories were signed with its key.
+    Frozen,
+    /// An anchor says so, whose log this node has not got.
+    Refused(String),
+}
+
+impl Standing {
+    /// As the log has it, and what was noted beside it.
+    pub(crate) fn of(home: &Home) -> Self {
+        let (state, id) = (home.state(), home.key.id());
+        let revoked = state.revoked().find(|(node, _)| **node == id);
+        match revoked {
+            Some((_, revocation)) => Self::Revoked(revocation.time_ms),
+            None if state.is_frozen(&id) => Self::Frozen,
+            None => match Membership::read(&home.dir).and_then(|noted| noted.put_out_by) {
+                Some(by) => Self::Refused(by),
+                None => Self::Good,
+            },
+        }
+    }
+
+    /// The stable code; that of the failure that means the same.
+    pub(crate) fn code(&self) -> &'static str {
+        match self {
+            Self::Good => "good",
+            Self::Revoked(_) | Self::Refused(_) => "revoked",
+            Self::Frozen => "frozen",
+        }
+    }
+
+    /// What is so, in `community`; empty if all is well.
+    pub(crate) fn sentence(&self, community: &str) -> String {
+        match self {
+            Self::Good => String::new(),
+            Self::Revoked(at) => {
+                format!("this node was put out of {community:?} on {}", when(*at))
+            }
+            Self::Frozen => format!(
+                "this node is frozen in {community:?}: two histories were signed with its key, as when an old copy of its data is used, so nobody takes its word any more"
+            ),
+            Self::Refused(by) => format!(
+                "{by}, an anchor of {community:?}, says that this node's key counts no more: it was put out, or an old copy of its data was used"
+            ),
+        }
+    }
+
+    /// What to do about it.
+    pub(crate) fn remedy(&self, has_root: bool) -> String {
+        match (self, has_root) {
+            (Self::Good, _) => String::new(),
+            (_, false) => NEW_KEY.to_owned(),
+            // The root key is no node's, and nobody can put it out.
+            (_, true) => format!(
+                "the root key here still counts: `hearthnet community invite --level anchor` makes a code with it; {NEW_KEY}"
+            ),
+        }
+    }
+}
+
+/// What is to be said when the command has ended: its code, and the line.
+static SAID: Mutex<Option<(&'static str, String)>> = Mutex::new(None);
+
+/// Looks at the standing of the node that a command works for.
+pub(crate) fn look(home: &Home) {
+    if home.log.is_in_doubt() && home.state().members().count() > 1 {
+        note(
+            "this copy of the community's log was put back or mended: until a member was asked \
+             what it lacks, nothing new is written for the community",
+        );
+    }
+    say_clock(&home.dir);
+    let standing = Standing::of(home);
+    if standing != Standing::Good {
+        let has_root = matches!(home.root_key(), Ok(Some(_)));
+        let line = format!(
+            "{}\nhint: {}",
+            standing.sentence(&home.state().name),
+            standing.remedy(has_root)
+        );
+        *SAID.lock().unwrap_or_else(PoisonError::into_inner) = Some((standing.code(), line));
+    }
+}
+
+/// Says what [`look`] found, unless the command failed for that very reason and said so.
+pub(crate) fn say(failure: Option<&Failure>) {
+    let said = SAID.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some((code, line)) = said
+        && !failure.is_some_and(|failure| failure.has_code(code))
+    {
+        note(format!("warning: {line}"));
+    }
+}
+
+/// How far the clock was off when neighbours were last heard.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Measured {
+    /// Neighbours' clocks are so far ahead, in ms; negative: behind.
+    offset_ms: i64,
+    /// How many neighbours there were.
+    neighbours: usize,
+    /// When, by this machine's clock.
+    at_ms: u64,
+    /// The same moment, in ms since the machine started.
+    up_ms: u64,
+}
+
+/// Milliseconds since this machine started, sleep included.
+fn up_ms() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    seconds.saturating_mul(1000) + u64::try_from(time.tv_nsec).unwrap_or(0) / 1_000_000
+}
+
+fn clock_file(dir: &Path) -> PathBuf {
+    dir.join(CLOCK_FILE)
+}
+
+/// Compares this machine's clock with what neighbours said, and notes it for other commands while
+/// it is wrong. `true` if it has just turned out to be wrong.
+pub(crate) fn note_clock(dir: &Path, log: &EventLog) -> bool {
+    let Some((offset_ms, neighbours)) = log.clock_offset() else {
+        return false;
+    };
+    let file = clock_file(dir);
+    if offset_ms.unsigned_abs() < WRONG_MS {
+        if file.exists() {
+            let _ = std::fs::remove_file(&file);
+        }
+        return false;
+    }
+    let (at_ms, up_ms) = (now_ms(), up_ms());
+    let old = measured(dir);
+    let new = Measured {
+        offset_ms,
+        neighbours,
+        at_ms,
+        up_ms,
+    };
+    let stale = |old: &Measured| at_ms.saturating_sub(old.at_ms) > MEASURED_MS / 3;
+    if old.as_ref().is_none_or(stale)
+        && let Ok(bytes) = serde_json::to_vec(&new)
+    {
+        // For people only: a disk that is full is reported elsewhere.
+        let _ = whole_file::replace(&file, &bytes, 0o600);
+    }
+    old.is_none()
+}
+
+/// The last measurement, if it still says something about this clock.
+fn measured(dir: &Path) -> Option<Measured> {
+    let bytes = std::fs::read(clock_file(dir)).ok()?;
+    let measured: Measured = serde_json::from_slice(&bytes).ok()?;
+    measured.holds(now_ms(), up_ms()).then_some(measured)
+}
+
+impl Measured {
+    /// Whether it is fresh, and nobody has set the clock since. `now_ms` by the clock, `up_ms`
+    /// since the machine started.
+    fn holds(&self, now_ms: u64, up_ms: u64) -> bool {
+        let (clock, up) = (
+            now_ms.saturating_sub(self.at_ms),
+            up_ms.saturating_sub(self.up_ms),
+        );
+        now_ms >= self.at_ms
+            && up_ms >= self.up_ms
+            && clock <= MEASURED_MS
+            && clock.abs_diff(up) <= SET_MS
+    }
+
+    fn sentence(&self) -> String {
+        let by = span(self.offset_ms.unsigned_abs());
+        let whose = match self.neighbours {
+            1 => "that of the other member heard".to_owned(),
+            n => format!("those of {n} other members"),
+        };
+        let (this, remedy) = match self.offset_ms > 0 {
+            true => ("behind", "slow"),
+            false => ("ahead of", "fast"),
+        };
+        format!(
+            "this machine's clock is {by} {this} {whose}: if it is the {remedy} one, set it (`timedatectl set-ntp true`); events and session tokens are refused when clocks differ"
+        )
+    }
+}
+
+/// Says that the clock is wrong, if it is known to be.
+pub(crate) fn say_clock(dir: &Path) {
+    if let Some(measured) = measured(dir) {
+        note(format!("warning: {}", measured.sentence()));
+    }
+}
+
+/// For `status --json`.
+pub(crate) fn json(home: &Home) -> Value {
+    let standing = Standing::of(home);
+    json!({
+        "state": standing.code(),
+        "why": standing.sentence(&home.state().name),
+        "clock_offset_ms": measured(&home.dir).map(|measured| measured.offset_ms),
+        "log_in_doubt": home.log.is_in_doubt(),
+    })
+}
+
+/// Who says that this node was put out, as a person should read it.
+pub(crate) fn by(home: &Home, anchor: &hearthnet_bus::NodeId) -> String {
+    label(&home.state(), anchor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_measurement_holds_until_it_is_old_or_the_clock_was_set_or_the_machine_started_anew() {
+        let measured = Measured {
+            offset_ms: -840_000,
+            neighbours: 1,
+            at_ms: 10_000_000,
+            up_ms: 500_000,
+        };
+        assert!(measured.holds(10_000_000, 500_000));
+        assert!(measured.holds(10_600_000, 1_100_000));
+        // Set back by 14 minutes, or forward.
+        assert!(!measured.holds(9_160_000, 500_100));
+        assert!(!measured.holds(10_840_000, 500_100));
+        assert!(!measured.holds(10_010_000, 10_000));
+        assert!(!measured.holds(11_000_000, 1_500_000));
+        let line = measured.sentence();
+        assert!(line.contains("14 min ahead of"), "{line}");
+    }
+}
