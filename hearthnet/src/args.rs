@@ -14,8 +14,8 @@ use hearthnet_model::{Digest, ModelRef};
 use hearthnet_orchestrator::link::HostAddr;
 
 pub(crate) use community::{
-    CommunityCommand, CreateArgs, InviteArgs, JoinArgs, LevelArgs, LevelName, LogCommand,
-    PolicyArgs, RunArgs, StatusArgs, Switch,
+    BackupArgs, CommunityCommand, CreateArgs, InviteArgs, JoinArgs, LeaveArgs, LevelArgs,
+    LevelName, LogCommand, PolicyArgs, RestoreArgs, RevokeArgs, RunArgs, StatusArgs, Switch,
 };
 pub(crate) use diagnose::DiagnoseArgs;
 pub(crate) use service::DoorArgs;
@@ -68,6 +68,10 @@ pub(crate) enum Command {
     /// Look into the community's event log.
     #[command(subcommand)]
     Log(LogCommand),
+    /// Write this node's key, its community's log and its configuration into one file.
+    Backup(BackupArgs),
+    /// Make this machine the node of a backup again.
+    Restore(RestoreArgs),
     /// Fetch, look into or convert model files.
     #[command(subcommand)]
     Model(ModelCommand),
@@ -127,6 +131,8 @@ impl Args {
             | Command::Id(IdArgs { json })
             | Command::Init(InitArgs { json, .. })
             | Command::Serve(RunArgs { json, .. })
+            | Command::Backup(BackupArgs { json, .. })
+            | Command::Restore(RestoreArgs { json, .. })
             | Command::Status(StatusArgs { json })
             | Command::Diagnose(DiagnoseArgs { json, .. }) => *json,
             Command::Community(command) => command.wants_json(),

@@ -1,7 +1,7 @@
 //! This node's community: its log, and what this node may do there.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use hearthnet_bus::log::{Community, EventLog, Level, LogError};
@@ -11,11 +11,13 @@ use crate::args::Global;
 use crate::commands::node_key;
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
+use crate::membership::Membership;
+use crate::standing::Standing;
 
 /// The file of the community's root key, at its founder.
 pub(crate) const ROOT_KEY: &str = "root.key";
 /// The file of the log.
-const LOG_FILE: &str = "log.sqlite";
+pub(crate) const LOG_FILE: &str = "log.sqlite";
 
 /// Unix time now, in milliseconds.
 pub(crate) fn now_ms() -> u64 {
@@ -33,6 +35,8 @@ pub(crate) struct Home {
     pub(crate) key: Arc<NodeKey>,
     /// The community's log.
     pub(crate) log: EventLog,
+    /// Set once an anchor has said to this process that the node's key counts no more; by whom.
+    refused: Arc<OnceLock<String>>,
 }
 
 impl Home {
@@ -48,19 +52,65 @@ impl Home {
         })
     }
 
-    /// This node's community, if it is in one.
+    /// This node's community, if it is in one. A log that was lost or damaged beyond repair is
+    /// filled again from other members first.
     pub(crate) fn find(global: &Global) -> Result<Option<Self>, Failure> {
         let dir = crate::paths::data_dir(global.data_dir.clone())?;
+        let home = match Self::on_disk(global, &dir)? {
+            OnDisk::Here(home) => home,
+            OnDisk::Lost(noted) => crate::refill::refill(global, &dir, &noted)?,
+            OnDisk::Nothing => return Ok(None),
+        };
+        Membership::note(&dir, &home.state(), &home.key.id());
+        crate::standing::look(&home);
+        Ok(Some(home))
+    }
+
+    /// What the data directory holds, without asking anybody.
+    pub(crate) fn on_disk(global: &Global, dir: &Path) -> Result<OnDisk, Failure> {
+        let noted = Membership::read(dir);
+        let lost = |noted: Option<Membership>| match noted {
+            Some(noted) => OnDisk::Lost(noted),
+            None => OnDisk::Nothing,
+        };
         if !dir.join(LOG_FILE).exists() {
-            return Ok(None);
+            return Ok(lost(noted));
         }
         let key = Arc::new(node_key(global)?);
-        match EventLog::open(&dir) {
-            // A log without a first event is that of somebody who has not joined yet.
-            Ok(log) if !log.state().is_created() => Ok(None),
-            Ok(log) => Ok(Some(Self { dir, key, log })),
-            Err(LogError::NoCommunity { .. }) => Ok(None),
-            Err(error) => Err(log_failure(&dir, &error)),
+        let opened = match (EventLog::open(dir), &noted) {
+            // Damaged so badly that not even the community's name was found.
+            (Err(LogError::Corrupt { .. }), Some(noted)) => {
+                EventLog::name_folder(dir, noted.community).and_then(|()| EventLog::open(dir))
+            }
+            (opened, _) => opened,
+        };
+        match opened {
+            // A log without a first event is that of somebody who has not joined yet, or whose
+            // log could not be saved.
+            Ok(log) if !log.state().is_created() => Ok(lost(
+                noted.filter(|noted| noted.community == log.community()),
+            )),
+            Ok(log) => Ok(OnDisk::Here(Self::new(dir.to_owned(), key, log))),
+            Err(LogError::NoCommunity { .. }) => Ok(lost(noted)),
+            Err(error) => Err(log_failure(dir, &error)),
+        }
+    }
+
+    pub(crate) fn new(dir: PathBuf, key: Arc<NodeKey>, log: EventLog) -> Self {
+        Self {
+            dir,
+            key,
+            log,
+            refused: Arc::default(),
+        }
+    }
+
+    /// Notes that an anchor said that this node's key counts no more: whatever runs for it ends.
+    pub(crate) fn refused_by(&self, anchor: &NodeId) {
+        let by = crate::standing::by(self, anchor);
+        Membership::note_put_out(&self.dir, Some(by.clone()));
+        if self.refused.set(by).is_ok() {
+            self.log.touch();
         }
     }
 
@@ -72,21 +122,25 @@ impl Home {
     /// This node's level; a refusal if it has none (any more).
     pub(crate) fn level(&self) -> Result<Level, Failure> {
         let state = self.state();
-        let id = self.key.id();
-        match state.level(&id) {
-            Some(level) => Ok(level),
-            None if state.is_revoked(&id) => Err(Failure::new(
-                Kind::Community,
-                format!("this node was put out of {:?}", state.name),
-            )
-            .code("revoked")
-            .hint("a revoked key never comes back; `hearthnet --data-dir NEW init` makes another one, which can be invited")),
-            None => Err(Failure::new(
+        let standing = match (self.refused.get(), state.level(&self.key.id())) {
+            (Some(by), _) => Standing::Refused(by.clone()),
+            // What was noted of other days does not bind: asked again, an anchor may know better.
+            (None, Some(level)) => return Ok(level),
+            (None, None) => Standing::of(self),
+        };
+        match standing {
+            Standing::Good => Err(Failure::new(
                 Kind::Community,
                 format!("this node is not a member of {:?}", state.name),
             )
             .code("unauthorized")
-            .hint("join with a code: `hearthnet community join CODE`")),
+            .hint("`hearthnet community leave` puts its log away; then join with a code: `hearthnet community join CODE`")),
+            standing => {
+                let has_root = matches!(self.root_key(), Ok(Some(_)));
+                Err(Failure::new(Kind::Community, standing.sentence(&state.name))
+                    .code(standing.code())
+                    .hint(standing.remedy(has_root)))
+            }
         }
     }
 
@@ -142,6 +196,16 @@ impl Home {
     }
 }
 
+/// What a data directory holds of a community.
+pub(crate) enum OnDisk {
+    /// A home that is in one.
+    Here(Home),
+    /// The log is gone, or nothing of it can be read; what was noted beside it.
+    Lost(Membership),
+    /// No community.
+    Nothing,
+}
+
 /// Removes the log of somebody who never became a member: that of a join that failed, or was
 /// killed. A log in which the community exists is never touched.
 pub(crate) fn discard_unborn(dir: &Path) -> Result<(), Failure> {
@@ -171,6 +235,14 @@ pub(crate) fn discard_unborn(dir: &Path) -> Result<(), Failure> {
 
 /// What went wrong with the log, as a person should read it.
 pub(crate) fn log_failure(dir: &Path, error: &LogError) -> Failure {
+    if let LogError::Behind { .. } = error {
+        return Failure::new(
+            Kind::Community,
+            "this copy of the community's log was put back or mended, and no other member has said yet what it lacks",
+        )
+        .code(error.code())
+        .hint("start `hearthnet serve` in another home and try again; if nobody else is left, `hearthnet log resume --yes` goes on without asking");
+    }
     if let LogError::NoEffect(_) = error {
         return Failure::new(Kind::Community, error.to_string())
             .code(error.code())

@@ -114,6 +114,11 @@ impl Failure {
         self
     }
 
+    /// Whether this is its code.
+    pub(crate) fn has_code(&self, code: &str) -> bool {
+        self.code == code
+    }
+
     pub(crate) fn internal(error: impl fmt::Display) -> Self {
         Self::new(Kind::Internal, error.to_string())
     }

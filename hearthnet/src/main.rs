@@ -20,12 +20,15 @@ mod hosts;
 mod layers;
 mod local_door;
 mod members;
+mod membership;
 mod memory;
 mod node;
 mod numbers;
 mod output;
 mod paths;
+mod refill;
 mod service_chat;
+mod standing;
 mod time_line;
 mod wire;
 
@@ -42,7 +45,9 @@ fn main() -> ExitCode {
     let args = Args::parse();
     init_logs();
     let json = args.wants_json();
-    match run(args) {
+    let outcome = run(args);
+    standing::say(outcome.as_ref().err());
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             report(&failure, json);
@@ -68,6 +73,10 @@ fn run(args: Args) -> Result<(), Failure> {
     if let Command::Init(command) = args.command {
         // The configuration may be what it is to write.
         return commands::init::run(&command, &global);
+    }
+    if let Command::Restore(command) = args.command {
+        // So may what is in the backup.
+        return commands::restore::run(&command, &global);
     }
     if let Command::Config(ConfigCommand::Check { file }) = &args.command {
         // The user's own may be what is wrong.
@@ -109,6 +118,8 @@ fn act(command: Command, global: &Global, loaded: &config::Loaded) -> Result<(),
         Command::Serve(command) => commands::serve::run(command, global, &loaded.config),
         Command::Diagnose(command) => commands::diagnose::run(&command, global, &loaded.config),
         Command::Status(command) => commands::status::run(&command, global, &loaded.config),
+        Command::Backup(command) => commands::backup::run(&command, global),
+        Command::Restore(command) => commands::restore::run(&command, global),
         Command::Log(command) => commands::log::run(command, global),
         Command::Model(command) => commands::model::run(command, global),
         Command::Config(command) => commands::config::run(&command, loaded),

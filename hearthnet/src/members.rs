@@ -5,8 +5,8 @@ use hearthnet_bus::NodeId;
 use crate::failure::{Failure, Kind};
 
 /// The node that `text` names among `members` (id and display name): a whole node id, the
-/// short form that tables show, or a display name. Several that fit are refused, for a name
-/// is whatever its owner says.
+/// short form that tables show, or a display name, in capitals or not: people do not remember
+/// how a neighbour wrote it. Several that fit are refused, for a name is whatever its owner says.
 pub(crate) fn find<'a>(
     text: &str,
     members: impl Iterator<Item = (NodeId, &'a str)>,
@@ -19,15 +19,19 @@ pub(crate) fn find<'a>(
             false => Err(unknown(text)),
         };
     }
+    let folded = text.to_lowercase();
     let fits: Vec<&(NodeId, &str)> = members
         .iter()
-        .filter(|(id, name)| id.short() == text || (!text.is_empty() && *name == text))
+        .filter(|(id, name)| {
+            id.short() == text || (!text.is_empty() && name.to_lowercase() == folded)
+        })
         .collect();
     match fits.as_slice() {
         [(id, _)] => Ok(*id),
         [] => Err(unknown(text)),
         several => {
-            let ids: Vec<String> = several.iter().map(|(id, _)| id.to_string()).collect();
+            let of = |(id, name): &&(NodeId, &str)| format!("{id} ({name})");
+            let ids: Vec<String> = several.iter().map(of).collect();
             Err(Failure::new(
                 Kind::Community,
                 format!("{text:?} can be any of {}", ids.join(" and ")),
@@ -72,6 +76,15 @@ mod tests {
     fn a_name_of_two_is_refused_with_both_ids() {
         let error = find_in("kitchen").unwrap_err();
         assert!(error.contains(&id(2).to_string()) && error.contains(&id(3).to_string()));
+    }
+
+    #[test]
+    fn a_name_is_the_same_in_capitals_and_two_that_differ_in_them_only_are_refused() {
+        assert_eq!(find_in("ATTIC"), Ok(id(1)));
+        let members = [(id(1), "Küche"), (id(2), "KÜCHE"), (id(3), "Bad")];
+        assert_eq!(find("bAD", members.into_iter()).map_err(drop), Ok(id(3)));
+        let error = find("küche", members.into_iter()).unwrap_err().to_string();
+        assert!(error.contains(&id(1).to_string()) && error.contains(&id(2).to_string()));
     }
 
     #[test]

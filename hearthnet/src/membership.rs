@@ -35,7 +35,7 @@ pub(crate) struct Membership {
     pub(crate) level: Option<Level>,
     /// Where other members listened when they were last heard of, `ADDR:PORT` by node id.
     pub(crate) members: BTreeMap<String, Vec<String>>,
-    /// An anchor that said that this node was put out, if one did since the node last had a link.
+    /// Who said that this node's key counts no more, if somebody did since it last had a link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) put_out_by: Option<String>,
 }
@@ -65,7 +65,7 @@ impl Membership {
         }
     }
 
-    /// Notes that an anchor said that this node was put out, or that nobody says so any more.
+    /// Notes who said that this node's key counts no more, or that nobody says so any more.
     pub(crate) fn note_put_out(dir: &Path, by: Option<String>) {
         if let Some(mut noted) = Self::read(dir)
             && noted.put_out_by != by

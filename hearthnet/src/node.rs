@@ -15,6 +15,7 @@ use hearthnet_bus::calls::{
 use hearthnet_bus::discovery::{CommunityTag, DiscoverySettings, MdnsHealth, Source, StaticPeer};
 use hearthnet_bus::flight::{self, PagesHandler};
 use hearthnet_bus::joining::JoinHandler;
+use hearthnet_bus::log::Level;
 use hearthnet_bus::node::{Node, NodeError, NodeSettings};
 use rustix::fs::FlockOperation;
 use serde_json::{Value, json};
@@ -24,6 +25,7 @@ use crate::community::{Home, display_name, now_ms};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::local_door::{NODE_STATUS, offer_record};
+use crate::membership::Membership;
 
 /// Held by the node that runs on a data directory.
 const LOCK_FILE: &str = "node.lock";
@@ -119,6 +121,12 @@ fn settings(home: &Home, config: &Config) -> Result<NodeSettings, Failure> {
     let tag = CommunityTag::of(home.log.community().as_bytes());
     let mut settings = NodeSettings::new(display_name(None, config));
     settings.discovery = discovery_settings(config, home.key.id(), tag)?;
+    if !home.state().is_created() || home.log.is_in_doubt() {
+        // The log may not say where anybody is; it was noted beside it.
+        let noted = Membership::read(&home.dir).map_or_else(Vec::new, |noted| noted.peers());
+        let known = noted.iter().filter_map(|peer| peer.parse().ok());
+        settings.discovery.static_peers.extend(known);
+    }
     settings.research = config.policy.research.enable;
     let transport = config.transport()?;
     // A neighbour whose cable was pulled is missed after two of these: no later than the
@@ -158,7 +166,18 @@ pub(crate) struct Resident {
     pub(crate) node: Node,
     status: Arc<StatusHandler>,
     door: Mutex<Option<LocalDoor>>,
+    /// Looks after this node's standing.
+    watch: AbortOnDrop,
     _lock: Lock,
+}
+
+/// A task that ends with whoever started it.
+struct AbortOnDrop(tokio::task::JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 impl Resident {
@@ -182,9 +201,6 @@ impl Resident {
         settings.caps = caps;
         let join = hearthnet_bus::joining::descriptor().map_err(Failure::internal)?;
         let handler = JoinHandler::new(home.log.clone(), Arc::clone(&home.key), now_ms);
-        registry
-            .register(join, Arc::new(handler))
-            .map_err(Failure::internal)?;
         let status = Arc::new(StatusHandler::default());
         registry
             .register(status_descriptor()?, Arc::clone(&status) as _)
@@ -193,10 +209,21 @@ impl Resident {
         registry
             .register(flight::descriptor(), Arc::new(PagesHandler::for_nodes()))
             .map_err(Failure::internal)?;
+        let doors = Arc::clone(&registry);
         let node = Node::start(Arc::clone(&home.key), home.log.clone(), settings, registry)
             .await
             .map_err(|e| failure(&e))?;
         status.set(Some(node.clone()));
+        let (watched, at) = (node.clone(), home.clone());
+        let watch = AbortOnDrop(tokio::spawn(async move {
+            // Admitting somebody is an event of this node's chain: first it looks whether others
+            // know later ones of it, as after an old copy of the data was put back.
+            settle_in(&watched).await;
+            if let Err(error) = doors.register(join, Arc::new(handler)) {
+                tracing::error!(%error, "nobody can join through this node");
+            }
+            watch_standing(&watched, &at).await;
+        }));
         let door = LocalDoor::open(&home.dir, Arc::clone(node.call_server()))
             .await
             .map_err(|e| {
@@ -206,6 +233,7 @@ impl Resident {
             node,
             status,
             door: Mutex::new(Some(door)),
+            watch,
             _lock: lock,
         })
     }
@@ -231,6 +259,7 @@ impl Resident {
     pub(crate) async fn stop(&self) {
         // The node holds its capabilities, and this one the node.
         self.status.set(None);
+        self.watch.0.abort();
         let door = lock(&self.door).take();
         if let Some(door) = door {
             door.close().await;
@@ -248,6 +277,59 @@ pub(crate) async fn settle_in(node: &Node) {
     let alone = node.log().state().members().count() < 2;
     if !alone {
         let _ = tokio::time::timeout(FIRST_SYNC, node.until_even()).await;
+        if let Some(dir) = node.log().path().parent() {
+            crate::standing::note_clock(dir, node.log());
+        }
+    }
+}
+
+/// Acts on what members say about this node's key. What an anchor says ends what runs here. Where
+/// this node is the only anchor there is nobody of that standing, and two histories that were signed
+/// with its key can be seen by others only: if everybody refuses it, the next commands say so.
+fn hear_refusals(node: &Node, home: &Home) {
+    let (state, own) = (home.state(), home.key.id());
+    let anchor = |node: &NodeId| state.level(node) == Some(Level::Anchor);
+    let alone = !state
+        .members()
+        .any(|(node, _)| *node != own && anchor(node));
+    let linked: Vec<NodeId> = node
+        .peers()
+        .iter()
+        .filter(|peer| peer.link.is_some())
+        .map(|peer| peer.node)
+        .collect();
+    let said = node.refused_by();
+    if let Some(by) = said.iter().find(|by| anchor(*by)) {
+        home.refused_by(by);
+    } else if linked.iter().any(|node| alone || anchor(node)) {
+        Membership::note_put_out(&home.dir, None);
+    } else if let Some(by) = said.first().filter(|_| alone) {
+        Membership::note_put_out(&home.dir, Some(crate::standing::by(home, by)));
+    }
+}
+
+/// How often the clock is compared with what neighbours said, and the membership noted.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
+/// Notes what other commands and later days should know, and ends what runs for this node when
+/// an anchor says that its key counts no more.
+async fn watch_standing(node: &Node, home: &Home) {
+    let (mut links, mut changes) = (node.changes(), home.log.changes());
+    loop {
+        hear_refusals(node, home);
+        if crate::standing::note_clock(&home.dir, &home.log) {
+            crate::standing::say_clock(&home.dir);
+        }
+        Membership::note(&home.dir, &home.state(), &home.key.id());
+        tokio::select! {
+            _ = links.changed() => {}
+            () = async {
+                let _ = changes.changed().await;
+                // Heartbeats come in bursts.
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            } => {}
+            () = tokio::time::sleep(LOOK_AGAIN) => {}
+        }
     }
 }
 

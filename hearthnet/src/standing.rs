@@ -38,7 +38,7 @@ pub(crate) enum Standing {
     Revoked(u64),
     /// The log says that two histories were signed with its key.
     Frozen,
-    /// An anchor says so, whose log this node has not got.
+    /// A member says so, an anchor where there is another, whose log this node has not got.
     Refused(String),
 }
 
@@ -77,7 +77,7 @@ impl Standing {
                 "this node is frozen in {community:?}: two histories were signed with its key, as when an old copy of its data is used, so nobody takes its word any more"
             ),
             Self::Refused(by) => format!(
-                "{by}, an anchor of {community:?}, says that this node's key counts no more: it was put out, or an old copy of its data was used"
+                "{by} says that this node's key counts no more in {community:?}: it was put out, or an old copy of its data was used"
             ),
         }
     }

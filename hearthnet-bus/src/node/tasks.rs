@@ -366,10 +366,10 @@ async fn ask_who_refuses(inner: &Arc<Inner>, endpoint: SocketAddr) {
     let anchors = state.members().map(|(node, _)| *node).filter(|node| {
         state.level(node) == Some(Level::Anchor) && !lock(&inner.put_out_by).contains(node)
     });
-    let (addr, config) = (endpoint.to_string(), &inner.settings.transport);
+    let (addr, rule, config) = (endpoint.to_string(), path_rule(), &inner.settings.transport);
     for anchor in anchors.take(MAX_ANCHORS_ASKED) {
         let expected = Some(anchor.into());
-        let asked = connect_path(&addr, &inner.identity, expected, &path_rule(), config);
+        let asked = connect_path(&addr, &inner.identity, expected, &rule, config);
         match asked.await {
             Err(error) if error.code() == Some(CloseCode::Revoked) => {
                 return put_out(inner, anchor);

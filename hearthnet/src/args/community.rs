@@ -23,14 +23,27 @@ pub(crate) enum CommunityCommand {
     /// Lower a member's level.
     Demote(LevelArgs),
     /// Put a node out of the community for good; its open sessions end at once.
-    Revoke {
-        /// Node id, its short form, or the member's name.
-        #[arg(value_name = "NODE")]
-        node: String,
+    Revoke(RevokeArgs),
+    /// List the invites: who made them, who used them, what is left of them.
+    Invites {
+        /// Those that expired, were used up or withdrawn, too.
+        #[arg(long)]
+        all: bool,
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
+    /// Take an invite back: nobody joins with its code any more.
+    Withdraw {
+        /// The invite's id, as `community invites` shows it, or its code.
+        #[arg(value_name = "INVITE")]
+        invite: String,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Leave the community; what this machine has of it is put aside, so that it can join again.
+    Leave(LeaveArgs),
     /// Show what is agreed, or change it.
     Policy(PolicyArgs),
 }
@@ -44,7 +57,10 @@ impl CommunityCommand {
             | Self::Members { json }
             | Self::Promote(LevelArgs { json, .. })
             | Self::Demote(LevelArgs { json, .. })
-            | Self::Revoke { json, .. }
+            | Self::Revoke(RevokeArgs { json, .. })
+            | Self::Invites { json, .. }
+            | Self::Withdraw { json, .. }
+            | Self::Leave(LeaveArgs { json, .. })
             | Self::Policy(PolicyArgs { json, .. }) => *json,
         }
     }
@@ -57,6 +73,9 @@ pub(crate) struct CreateArgs {
     /// Whether the community computes together [default: as policy.research.enable is here].
     #[arg(long, value_name = "on|off")]
     pub(crate) research: Option<Switch>,
+    /// What other members see of this node [default: node.name, else the machine's name].
+    #[arg(long = "as", value_name = "NAME")]
+    pub(crate) as_name: Option<String>,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
@@ -86,6 +105,10 @@ pub(crate) struct JoinArgs {
     /// What other members see of this node [default: node.name, else the machine's name].
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
+    /// Whether this machine computes with others, where no configuration says so yet [default: as
+    /// the community does].
+    #[arg(long, value_name = "on|off")]
+    pub(crate) research: Option<Switch>,
     /// How long to look for a node of the community, for example 30s.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_time)]
     pub(crate) wait: Duration,
@@ -102,6 +125,53 @@ pub(crate) struct LevelArgs {
     /// The level to set [default: the next one].
     #[arg(value_enum)]
     pub(crate) level: Option<LevelName>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct RevokeArgs {
+    /// Node id, its short form, or the member's name.
+    #[arg(value_name = "NODE")]
+    pub(crate) node: String,
+    /// Do not ask.
+    #[arg(long, short)]
+    pub(crate) yes: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct LeaveArgs {
+    /// Do not ask.
+    #[arg(long, short)]
+    pub(crate) yes: bool,
+    /// Leave also if nobody can be told: the others go on counting this node as a member.
+    #[arg(long)]
+    pub(crate) anyway: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct BackupArgs {
+    /// File to write; it must not exist yet, and only you will be able to read it.
+    pub(crate) file: std::path::PathBuf,
+    /// The community's root key, too, if it is here: whoever has the file can make anchors then.
+    #[arg(long)]
+    pub(crate) with_root_key: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct RestoreArgs {
+    /// A file that `hearthnet backup` wrote.
+    pub(crate) file: std::path::PathBuf,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
@@ -186,6 +256,16 @@ pub(crate) enum LogCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Go on without asking others what this copy of the log lacks.
+    ///
+    /// After a restore or a repair this node writes nothing new for the community until another
+    /// member has told it what it had said since. Only if no other member is left, or none has
+    /// later events of this node, is it safe to go on without: two histories freeze the key for good.
+    Resume {
+        /// Nobody has later events of this node.
+        #[arg(long)]
+        yes: bool,
+    },
     /// Write every event with its signed bytes, one JSON object per line.
     Export {
         /// File to write; it must not exist yet [default: standard output].
@@ -198,7 +278,7 @@ impl LogCommand {
     pub(crate) fn wants_json(&self) -> bool {
         match self {
             Self::Show { json, .. } | Self::Verify { json } => *json,
-            Self::Export { .. } => false,
+            Self::Resume { .. } | Self::Export { .. } => false,
         }
     }
 }

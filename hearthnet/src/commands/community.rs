@@ -3,24 +3,31 @@
 //! What changes the community is one signed event in this node's log. A running node on
 //! this machine sees it at once and passes it on; without one it waits in the log.
 
+use std::collections::BTreeMap;
+use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hearthnet_bus::invite::{GenerateError, Invite, MAX_HINTS, MAX_NAME_BYTES};
-use hearthnet_bus::log::{Body, EventLog, Level, Policy};
-use hearthnet_bus::node::PeerInfo;
-use hearthnet_bus::{KeyFileError, NodeId, NodeKey};
+use hearthnet_bus::log::{Body, Community, EventLog, Level, Policy};
+use hearthnet_bus::node::{LinkInfo, Node};
+use hearthnet_bus::{NodeId, NodeKey};
 use serde_json::json;
 
 use crate::addresses::DEFAULT_PORT;
 use crate::args::{
-    CommunityCommand, CreateArgs, Global, InviteArgs, LevelArgs, LevelName, PolicyArgs, Switch,
+    CommunityCommand, CreateArgs, Global, InviteArgs, LevelArgs, LevelName, PolicyArgs, RevokeArgs,
+    Switch,
 };
 use crate::commands::{node_key, print_bytes, print_json, runtime};
-use crate::community::{Home, ROOT_KEY, endpoints_of, label, log_failure, name_of, now_ms};
+use crate::community::{
+    Home, OnDisk, ROOT_KEY, discard_unborn, display_name, endpoints_of, label, log_failure,
+    name_of, now_ms,
+};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
+use crate::membership::Membership;
 use crate::node::{Lock, settle_in};
 use crate::output::{note, span, table, when};
 
@@ -36,9 +43,14 @@ pub(crate) fn run(
         CommunityCommand::Members { json } => members(&Home::open(global)?, json),
         CommunityCommand::Promote(args) => level(&args, &Home::open(global)?, config, true),
         CommunityCommand::Demote(args) => level(&args, &Home::open(global)?, config, false),
-        CommunityCommand::Revoke { node, json } => {
-            revoke(&node, &Home::open(global)?, config, json)
+        CommunityCommand::Revoke(args) => revoke(&args, &Home::open(global)?, config),
+        CommunityCommand::Invites { all, json } => {
+            super::invites::list(&Home::open(global)?, all, json)
         }
+        CommunityCommand::Withdraw { invite, json } => {
+            super::invites::withdraw(&invite, &Home::open(global)?, config, json)
+        }
+        CommunityCommand::Leave(args) => super::leave::run(&args, global, config),
         CommunityCommand::Policy(args) => policy(&args, &Home::open(global)?, config),
     }
 }
@@ -63,15 +75,31 @@ fn create(args: &CreateArgs, global: &Global, config: &Config) -> Result<(), Fai
         .hint("for example: hearthnet community create \"Elm Street\""));
     }
     let dir = crate::paths::data_dir(global.data_dir.clone())?;
-    if let Some(home) = Home::find(global)? {
-        return Err(Failure::new(
-            Kind::Community,
-            format!("this node is in {:?} already", home.state().name),
-        )
-        .code("in_community")
-        .hint("another community needs another node: --data-dir names another directory"));
+    match Home::on_disk(global, &dir)? {
+        OnDisk::Here(home) => return Err(in_community(&home.state().name)),
+        OnDisk::Lost(noted) => {
+            return Err(Failure::new(
+                Kind::Community,
+                format!(
+                    "this node is in {:?}, whose log was lost on this machine",
+                    noted.name
+                ),
+            )
+            .code("in_community")
+            .hint("`hearthnet status` gets the log back from any other member that runs; `hearthnet community leave` gives it up"));
+        }
+        OnDisk::Nothing => {}
     }
     let key = node_key(global)?;
+    let called = display_name(args.as_name.as_deref(), config);
+    if called.len() > MAX_NAME_BYTES || called.chars().any(char::is_control) {
+        return Err(Failure::new(
+            Kind::Config,
+            "a node's name has 1 to 64 bytes and no control characters",
+        )
+        .hint("--as gives this node another name"));
+    }
+    discard_unborn(&dir)?;
     let root = new_root_key(&dir.join(ROOT_KEY))?;
     let research = match args.research {
         Some(switch) => switch == Switch::On,
@@ -83,10 +111,17 @@ fn create(args: &CreateArgs, global: &Global, config: &Config) -> Result<(), Fai
     };
     let log = EventLog::create(&dir, &root, key.id(), name, policy, now_ms())
         .map_err(|e| log_failure(&dir, &e))?;
+    let named = Body::Named {
+        name: called.clone(),
+    };
+    log.append(&key, named, now_ms())
+        .map_err(|e| log_failure(&dir, &e))?;
+    Membership::note(&dir, &log.state(), &key.id());
     if args.json {
         return print_json(&json!({
             "community": log.community().to_string(),
             "name": name,
+            "node_name": called,
             "founder": key.id().to_string(),
             "research": research,
             "root_key": dir.join(ROOT_KEY),
@@ -96,7 +131,7 @@ fn create(args: &CreateArgs, global: &Global, config: &Config) -> Result<(), Fai
         format!(
             "community      {name}\n\
              id             {}\n\
-             this node      {} (anchor)\n\
+             this node      {called} ({}, anchor)\n\
              research       {}\n\
              root key       {}\n",
             log.community(),
@@ -113,24 +148,94 @@ fn create(args: &CreateArgs, global: &Global, config: &Config) -> Result<(), Fai
     Ok(())
 }
 
-/// A fresh root key, or the one that an interrupted attempt left.
+/// The refusal of a second community.
+pub(crate) fn in_community(name: &str) -> Failure {
+    Failure::new(
+        Kind::Community,
+        format!("this node is in {name:?} already"),
+    )
+    .code("in_community")
+    .hint("`hearthnet community leave` ends that; or --data-dir names another directory, for another node")
+}
+
+/// A fresh root key, always: the key is the community's id, and a community that was founded
+/// twice would have two first events, of which nobody could take either.
 fn new_root_key(path: &Path) -> Result<NodeKey, Failure> {
-    let fail = |e: KeyFileError| {
+    let fail = |e: &dyn std::fmt::Display| {
         Failure::new(Kind::Host, e.to_string()).hint("--data-dir names another directory")
     };
-    NodeKey::load_or_create(path).map_err(fail)
+    if path.exists() {
+        let aside = (1..)
+            .map(|n: u32| path.with_extension(format!("key.old-{n}")))
+            .find(|aside| !aside.exists())
+            .ok_or_else(|| Failure::internal("no free name for the old root key"))?;
+        std::fs::rename(path, &aside).map_err(|e| fail(&e))?;
+        note(format!(
+            "the root key of an earlier community is in {} now; a community is founded once",
+            aside.display()
+        ));
+    }
+    let key = NodeKey::generate().map_err(|e| fail(&e))?;
+    key.write_new(path).map_err(|e| fail(&e))?;
+    Ok(key)
 }
 
 fn invite(args: &InviteArgs, home: &Home, config: &Config) -> Result<(), Failure> {
+    let wanted = Level::from(args.level);
+    let invite = change(home, config, args.json, || make_invite(args, home, config))?;
+    let (state, now) = (home.state(), now_ms());
+    if args.json {
+        return print_json(&json!({
+            "code": invite.code.to_string(),
+            "id": invite.code.key().id().short(),
+            "level": wanted,
+            "uses": args.uses,
+            "expires_ms": invite.expires_ms,
+            "hints": invite.code.hints(),
+        }));
+    }
+    print_bytes(format!("{}\n", invite.code).as_bytes())?;
+    note(format!(
+        "whoever has this code becomes {wanted} in {:?}: {}, until {} ({}).\n\
+         They type: hearthnet community join CODE\n\
+         `hearthnet community invites` lists it as {}; `hearthnet community withdraw` takes it back.",
+        state.name,
+        match args.uses {
+            1 => "one node".to_owned(),
+            n => format!("{n} nodes"),
+        },
+        when(invite.expires_ms),
+        span(invite.expires_ms.saturating_sub(now)),
+        invite.code.key().id().short(),
+    ));
+    if !invite.live {
+        note(
+            "No node of the community runs here now, and one has to run when they join: \
+             `hearthnet serve`, or `hearthnet shard serve`.",
+        );
+    }
+    Ok(())
+}
+
+/// An invite that was made.
+struct Made {
+    code: Invite,
+    expires_ms: u64,
+    /// Whether this node runs, so that people can join through it.
+    live: bool,
+}
+
+fn make_invite(args: &InviteArgs, home: &Home, config: &Config) -> Result<Made, Failure> {
     let state = home.state();
     let wanted = Level::from(args.level);
-    let own = home.level()?;
     let root = home.root_key()?;
-    let may = match wanted {
-        Level::Anchor => root.is_some(),
-        _ => state.may_invite(&home.key.id(), wanted),
+    // The root key may do all that anchors may, also where this node's own key counts no more.
+    let author = match state.may_invite(&home.key.id(), wanted) {
+        true => None,
+        false => root.as_ref(),
     };
-    if !may {
+    if author.is_none() && !state.may_invite(&home.key.id(), wanted) {
+        let own = home.level()?;
         let who = match wanted {
             Level::Member => format!("nodes that are {} or more", state.policy.who_may_invite),
             Level::Trusted => "anchors".to_owned(),
@@ -148,44 +253,20 @@ fn invite(args: &InviteArgs, home: &Home, config: &Config) -> Result<(), Failure
         now.saturating_add(u64::try_from(args.expires.as_millis()).unwrap_or(u64::MAX));
     let expires_ms = expires_ms / 1000 * 1000;
     let (hints, live) = hints(home, config, now);
-    let invite = Invite::generate(home.log.community(), expires_ms / 1000, hints)
+    let code = Invite::generate(home.log.community(), expires_ms / 1000, hints)
         .map_err(|e: GenerateError| Failure::internal(e))?;
-    let author = root.as_ref().filter(|_| wanted == Level::Anchor);
     let body = Body::Invited {
-        invite: invite.key().id(),
+        invite: code.key().id(),
         level: wanted,
         uses: args.uses,
         expires_ms,
     };
     append(home, author, body)?;
-    if args.json {
-        return print_json(&json!({
-            "code": invite.to_string(),
-            "level": wanted,
-            "uses": args.uses,
-            "expires_ms": expires_ms,
-            "hints": invite.hints(),
-        }));
-    }
-    print_bytes(format!("{invite}\n").as_bytes())?;
-    note(format!(
-        "whoever has this code becomes {wanted} in {:?}: {}, until {} ({}).\n\
-         They type: hearthnet community join CODE",
-        state.name,
-        match args.uses {
-            1 => "one node".to_owned(),
-            n => format!("{n} nodes"),
-        },
-        when(expires_ms),
-        span(expires_ms.saturating_sub(now)),
-    ));
-    if !live {
-        note(
-            "No node of the community runs here now, and one has to run when they join: \
-             `hearthnet serve`, or `hearthnet shard serve`.",
-        );
-    }
-    Ok(())
+    Ok(Made {
+        code,
+        expires_ms,
+        live,
+    })
 }
 
 /// Where nodes that can admit somebody listen, this one first; and whether this one runs.
@@ -267,9 +348,20 @@ fn members(home: &Home, as_json: bool) -> Result<(), Failure> {
 }
 
 fn level(args: &LevelArgs, home: &Home, config: &Config, up: bool) -> Result<(), Failure> {
+    let (node, now, next) = change(home, config, args.json, || set_level(args, home, up))?;
+    report(
+        &label(&home.state(), &node),
+        args.json,
+        node,
+        format!("is {next} now, and was {now}"),
+        json!({ "level": next }),
+    )
+}
+
+fn set_level(args: &LevelArgs, home: &Home, up: bool) -> Result<(NodeId, Level, Level), Failure> {
     let state = home.state();
     let node = find(home, &args.node)?;
-    let Some(now) = state.level(&node) else {
+    let Some(now) = state.member(&node).map(|member| member.level) else {
         return Err(not_a_member(&args.node));
     };
     let next = match (args.level.map(Level::from), now, up) {
@@ -288,23 +380,74 @@ fn level(args: &LevelArgs, home: &Home, config: &Config, up: bool) -> Result<(),
     if next == now || (next > now) != up {
         return Err(no_step(&args.node, &format!("{now} already")));
     }
+    if next < Level::Anchor {
+        keeps_an_anchor(&state, &node, &format!("made {next}"))?;
+    }
     let root = home.root_key()?;
     let author = authority(home, root.as_ref(), now.max(next), "change the level of")?;
     append(home, author, Body::LevelChanged { node, level: next })?;
-    spread(home, config, args.json)?;
+    Ok((node, now, next))
+}
+
+/// Refuses what would take the last anchor from a community: nobody could invite or revoke any
+/// more but whoever finds the root key. The log itself does not refuse it, for the root's word
+/// about a lost key must hold whatever else has happened.
+pub(crate) fn keeps_an_anchor(state: &Community, node: &NodeId, what: &str) -> Result<(), Failure> {
+    let anchor = |node: &NodeId| state.level(node) == Some(Level::Anchor);
+    let others = state
+        .members()
+        .any(|(other, _)| other != node && anchor(other));
+    if !anchor(node) || others {
+        return Ok(());
+    }
+    Err(Failure::new(
+        Kind::Community,
+        format!(
+            "{} is the last anchor of {:?}, and cannot be {what}: nobody could invite or put out anybody any more",
+            label(state, node),
+            state.name
+        ),
+    )
+    .code("last_anchor")
+    .hint("first make another member an anchor: `hearthnet community promote NODE anchor`, on the machine that has root.key"))
+}
+
+fn revoke(args: &RevokeArgs, home: &Home, config: &Config) -> Result<(), Failure> {
+    let node = find(home, &args.node)?;
+    let state = home.state();
+    // Before anybody is asked: what is refused needs no answer.
+    keeps_an_anchor(&state, &node, "put out")?;
+    let question = match node == home.key.id() {
+        true => format!(
+            "Put this very node, {}, out of {:?} for good?",
+            label(&state, &node),
+            state.name
+        ),
+        false => format!(
+            "Put {} out of {:?} for good? Its key never comes back.",
+            label(&state, &node),
+            state.name
+        ),
+    };
+    if !args.yes && !agreed(&question)? {
+        return Err(Failure::new(Kind::Interrupted, "nothing was changed"));
+    }
+    // By its name, which the log does not show afterwards.
+    let who = label(&state, &node);
+    change(home, config, args.json, || put_out(&args.node, node, home))?;
     report(
-        home,
+        &who,
         args.json,
         node,
-        format!("is {next} now, and was {now}"),
-        json!({ "level": next }),
+        "was put out of the community; its sessions end as soon as their hosts hear of it".into(),
+        json!({ "revoked": true }),
     )
 }
 
-fn revoke(text: &str, home: &Home, config: &Config, as_json: bool) -> Result<(), Failure> {
+fn put_out(text: &str, node: NodeId, home: &Home) -> Result<(), Failure> {
     let state = home.state();
-    let node = find(home, text)?;
-    let Some(now) = state.level(&node) else {
+    keeps_an_anchor(&state, &node, "put out")?;
+    let Some(now) = state.member(&node).map(|member| member.level) else {
         return Err(not_a_member(text));
     };
     let root = home.root_key()?;
@@ -312,36 +455,27 @@ fn revoke(text: &str, home: &Home, config: &Config, as_json: bool) -> Result<(),
     // What this node has seen of it counts; whatever it says later does not.
     let heads = home.log.heads();
     let last_seq = heads.authors.get(&node).map_or(0, |head| head.seq);
-    append(home, author, Body::Revoked { node, last_seq })?;
-    spread(home, config, as_json)?;
-    report(
-        home,
-        as_json,
-        node,
-        "was put out of the community; its sessions end as soon as their hosts hear of it".into(),
-        json!({ "revoked": true }),
-    )
+    append(home, author, Body::Revoked { node, last_seq })
+}
+
+/// Asks a person, if there is one; without a terminal the command stands for itself.
+pub(crate) fn agreed(question: &str) -> Result<bool, Failure> {
+    if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
+        return Ok(true);
+    }
+    let _ = write!(io::stderr(), "{question} [y/N] ");
+    let mut answer = String::new();
+    io::stdin().lock().read_line(&mut answer)?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes" | "Yes"))
 }
 
 fn policy(args: &PolicyArgs, home: &Home, config: &Config) -> Result<(), Failure> {
-    let old = home.state().policy;
-    let new = Policy {
-        research: args.research.map_or(old.research, |s| s == Switch::On),
-        who_may_invite: args.who_may_invite.map_or(old.who_may_invite, Level::from),
+    let asks = args.research.is_some() || args.who_may_invite.is_some();
+    let set = || set_policy(args, home);
+    let new = match asks {
+        true => change(home, config, args.json, set)?,
+        false => home.state().policy,
     };
-    if new != old {
-        let root = home.root_key()?;
-        let author = match home.level()? {
-            Level::Anchor => None,
-            _ if root.is_some() => root.as_ref(),
-            _ => {
-                home.require(Level::Anchor, "change the policy")?;
-                None
-            }
-        };
-        append(home, author, Body::PolicyChanged(new))?;
-        spread(home, config, args.json)?;
-    }
     if args.json {
         return print_json(&json!({
             "research": new.research,
@@ -358,6 +492,24 @@ fn policy(args: &PolicyArgs, home: &Home, config: &Config) -> Result<(), Failure
     )
 }
 
+fn set_policy(args: &PolicyArgs, home: &Home) -> Result<Policy, Failure> {
+    let old = home.state().policy;
+    let new = Policy {
+        research: args.research.map_or(old.research, |s| s == Switch::On),
+        who_may_invite: args.who_may_invite.map_or(old.who_may_invite, Level::from),
+    };
+    if new != old {
+        let root = home.root_key()?;
+        let anchor = home.state().level(&home.key.id()) == Some(Level::Anchor);
+        let author = root.as_ref().filter(|_| !anchor);
+        if author.is_none() {
+            home.require(Level::Anchor, "change the policy")?;
+        }
+        append(home, author, Body::PolicyChanged(new))?;
+    }
+    Ok(new)
+}
+
 /// With which key something is said about a node of level `level`: anchors say it about
 /// others, the root about anchors.
 fn authority<'a>(
@@ -366,9 +518,9 @@ fn authority<'a>(
     level: Level,
     what: &str,
 ) -> Result<Option<&'a NodeKey>, Failure> {
-    let own = home.level()?;
+    let own = home.state().level(&home.key.id());
     match (level, own, root) {
-        (Level::Member | Level::Trusted, Level::Anchor, _) => Ok(None),
+        (Level::Member | Level::Trusted, Some(Level::Anchor), _) => Ok(None),
         (_, _, Some(root)) => Ok(Some(root)),
         (Level::Anchor, ..) => Err(Failure::new(
             Kind::Community,
@@ -377,28 +529,40 @@ fn authority<'a>(
         .code("unauthorized")
         .hint("ask whoever founded the community")),
         _ => {
+            home.level()?;
             home.require(Level::Anchor, &format!("{what} others"))?;
             Ok(None)
         }
     }
 }
 
-/// Takes a change to the others, if no node runs here that does: looks for them, and waits a
-/// few seconds until they have it.
-fn spread(home: &Home, config: &Config, quiet: bool) -> Result<(), Failure> {
+/// Makes a change to the community: `work` judges by the log and appends. If no node runs here,
+/// others are looked for first, for a few seconds: their news may decide, and after an old copy
+/// of the log was put back they know what this node has said. Then they are told.
+pub(crate) fn change<T>(
+    home: &Home,
+    config: &Config,
+    quiet: bool,
+    work: impl FnOnce() -> Result<T, Failure>,
+) -> Result<T, Failure> {
     if Lock::is_held(&home.dir) || home.state().members().count() < 2 {
-        return Ok(());
+        return work();
     }
     let runtime = runtime()?;
-    let told = runtime.block_on(async {
+    let outcome = runtime.block_on(async {
         let node = crate::node::visit(home, config).await?;
         settle_in(&node).await;
-        let even = |peer: &PeerInfo| peer.link.as_ref().is_some_and(|l| l.progress.even);
-        let told = node.peers().iter().filter(|peer| even(peer)).count();
+        let before = sent(&node);
+        let done = work();
+        let told = match done {
+            Ok(_) => told(&node, &before, false).await,
+            Err(_) => 0,
+        };
         node.shutdown().await;
-        Ok::<_, Failure>(told)
-    })?;
+        Ok::<_, Failure>((done?, told))
+    });
     runtime.shutdown_timeout(Duration::from_millis(500));
+    let (done, told) = outcome?;
     if !quiet {
         note(match told {
             0 => "nobody else could be told yet; a node that runs here (`hearthnet serve`) will"
@@ -407,11 +571,61 @@ fn spread(home: &Home, config: &Config, quiet: bool) -> Result<(), Failure> {
             n => format!("told {n} other nodes"),
         });
     }
-    Ok(())
+    Ok(done)
 }
 
+/// How many events went to each node that is linked.
+pub(crate) fn sent(node: &Node) -> BTreeMap<NodeId, u64> {
+    let peers = node.peers();
+    let links = peers
+        .iter()
+        .filter_map(|peer| Some((peer, peer.link.as_ref()?)));
+    links
+        .map(|(peer, link)| (peer.node, link.progress.sent))
+        .collect()
+}
+
+/// How long those who are linked may take to hear of a change.
+const TELLING: Duration = Duration::from_secs(4);
+
+/// Waits until everybody who was linked has what was appended after `before` was taken, for a few
+/// seconds; how many have. Who hears that this node `leaves` closes the link.
+pub(crate) async fn told(node: &Node, before: &BTreeMap<NodeId, u64>, leaves: bool) -> usize {
+    let mut changes = node.changes();
+    let deadline = Instant::now() + TELLING;
+    loop {
+        let peers = node.peers();
+        let linked: BTreeMap<NodeId, &LinkInfo> = peers
+            .iter()
+            .filter_map(|peer| Some((peer.node, peer.link.as_ref()?)))
+            .collect();
+        let has = |node: &NodeId, earlier: u64| match linked.get(node) {
+            Some(link) => link.progress.even && link.progress.sent > earlier,
+            None => leaves,
+        };
+        let told = before.iter().filter(|(node, sent)| has(node, **sent));
+        let told = told.count();
+        let wait_for = match leaves {
+            true => before.len(),
+            false => before
+                .keys()
+                .filter(|node| linked.contains_key(*node))
+                .count(),
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        if told >= wait_for || left.is_zero() {
+            return told;
+        }
+        // Whether a link is even is told; how much went over it has to be looked at.
+        let _ = tokio::time::timeout(left.min(LOOK), changes.changed()).await;
+    }
+}
+
+/// How often it is looked whether a change has gone over a link.
+const LOOK: Duration = Duration::from_millis(20);
+
 /// Appends an event of this node, or of the root.
-fn append(home: &Home, author: Option<&NodeKey>, body: Body) -> Result<(), Failure> {
+pub(crate) fn append(home: &Home, author: Option<&NodeKey>, body: Body) -> Result<(), Failure> {
     let key = author.unwrap_or(&home.key);
     home.log
         .append(key, body, now_ms())
@@ -430,7 +644,7 @@ fn find(home: &Home, text: &str) -> Result<NodeId, Failure> {
 }
 
 fn report(
-    home: &Home,
+    who: &str,
     as_json: bool,
     node: NodeId,
     what: String,
@@ -442,7 +656,7 @@ fn report(
         }
         return print_json(&fields);
     }
-    print_bytes(format!("{} {what}\n", label(&home.state(), &node)).as_bytes())
+    print_bytes(format!("{who} {what}\n").as_bytes())
 }
 
 fn not_a_member(text: &str) -> Failure {

@@ -1,11 +1,11 @@
 //! `hearthnet init`: makes this machine a node. Doing it again changes nothing and says so.
 
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs;
 use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
-use std::os::unix::fs::{
-    DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
-};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+
+use hearthnet_bus::whole_file;
 
 use crate::args::{Global, InitArgs};
 use crate::commands::{node_key, print_bytes, print_json};
@@ -40,8 +40,8 @@ pub(crate) fn run(args: &InitArgs, global: &Global) -> Result<(), Failure> {
     let config_state = if config.exists() {
         "exists"
     } else {
-        let research = args.research || asks_for_research(args)?;
-        write_config(&config, &text(research, args.name.as_deref()))?;
+        let research = args.research || agrees_to_research(args.json, false)?;
+        write_new(&config, research, args.name.as_deref())?;
         "written"
     };
     let loaded = Loaded::load(Some(&config), &global.set)?;
@@ -107,11 +107,7 @@ fn private_dir(path: &Path) -> Result<&'static str, Failure> {
     let meta = match fs::metadata(path) {
         Ok(meta) => meta,
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(path)
-                .map_err(|e| fail("make", e))?;
+            whole_file::make_folder(path, 0o700).map_err(|e| fail("make", e))?;
             return Ok("made");
         }
         Err(e) => return Err(fail("look into", e)),
@@ -144,20 +140,30 @@ fn private_dir(path: &Path) -> Result<&'static str, Failure> {
     Ok("exists; closed to other users")
 }
 
-/// Asks the person, if there is one.
-fn asks_for_research(args: &InitArgs) -> Result<bool, Failure> {
-    if args.json || !io::stdin().is_terminal() || !io::stderr().is_terminal() {
-        return Ok(false);
+/// Asks the person, if there is one; `unasked` is the answer otherwise, and that of who just
+/// presses Enter.
+pub(crate) fn agrees_to_research(as_json: bool, unasked: bool) -> Result<bool, Failure> {
+    if as_json || !io::stdin().is_terminal() || !io::stderr().is_terminal() {
+        return Ok(unasked);
     }
     note(
         "Distributed inference is a research module: this machine may hold layers of a model for\n\
          your community, and ask others to. Whoever computes for you sees numbers from which your\n\
          words can be guessed in part, so do this among people whom you trust.",
     );
-    let _ = write!(io::stderr(), "Switch it on? [y/N] ");
+    let choice = if unasked { "[Y/n]" } else { "[y/N]" };
+    let _ = write!(io::stderr(), "Switch it on? {choice} ");
     let mut answer = String::new();
     io::stdin().lock().read_line(&mut answer)?;
-    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+    Ok(match answer.trim().to_ascii_lowercase().as_str() {
+        "" => unasked,
+        answer => matches!(answer, "y" | "yes"),
+    })
+}
+
+/// Writes a configuration to start from; one that is there stays as it is.
+pub(crate) fn write_new(path: &PathBuf, research: bool, name: Option<&str>) -> Result<(), Failure> {
+    write_config(path, &text(research, name))
 }
 
 /// The configuration to start from, with the node's name if one was given.
@@ -173,7 +179,7 @@ fn text(research: bool, name: Option<&str>) -> String {
     }
 }
 
-/// Writes the file whole or not at all, and never over another one.
+/// Writes the file whole or not at all, also when the power is cut, and never over another one.
 fn write_config(path: &PathBuf, text: &str) -> Result<(), Failure> {
     let fail = |e: io::Error| {
         Failure::new(
@@ -184,21 +190,9 @@ fn write_config(path: &PathBuf, text: &str) -> Result<(), Failure> {
     };
     // What cannot be read again must not be written: a name may be too long.
     crate::config::check(path, text)?;
-    let folder = path.parent().unwrap_or(Path::new("."));
-    fs::create_dir_all(folder).map_err(fail)?;
-    let draft = folder.join(format!(".hearthnet-{}.tmp", std::process::id()));
-    let written = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o644)
-        .open(&draft)
-        .and_then(|mut file| {
-            file.write_all(text.as_bytes())?;
-            file.sync_all()
-        })
-        // A link, unlike a rename, never replaces what is there.
-        .and_then(|()| fs::hard_link(&draft, path));
-    let _ = fs::remove_file(&draft);
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
+    whole_file::make_folder(folder.unwrap_or(Path::new(".")), 0o755).map_err(fail)?;
+    let written = whole_file::create(path, text.as_bytes(), 0o644);
     match written {
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists && path.exists() => Ok(()),
         other => other.map_err(fail),

@@ -1,14 +1,15 @@
 //! `hearthnet community join`: from a pasted code to a member with the community's log.
 //!
 //! Where to ask comes from the code's hints and from what mDNS says about the community;
-//! whoever answers first and admits will do. All of it ends by a deadline.
+//! one after the other is asked until one admits. All of it ends by a deadline.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hearthnet_bus::calls::Client;
+use hearthnet_bus::calls::{CallError, Client, Code};
 use hearthnet_bus::discovery::{CommunityTag, Discovery};
 use hearthnet_bus::invite::{Invite, JoinRequest};
 use hearthnet_bus::joining::{JoinFailure, join_through};
@@ -17,13 +18,16 @@ use hearthnet_bus::node::bus_rule;
 use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_transport::{CloseCode, ConnectError, Identity, connect_path};
 use serde_json::json;
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use crate::args::{Global, JoinArgs};
+use crate::args::{Global, JoinArgs, Switch};
+use crate::commands::community::in_community;
 use crate::commands::{node_key, print_bytes, print_json, runtime};
-use crate::community::{Home, discard_unborn, display_name, log_failure, now_ms};
-use crate::config::Config;
+use crate::community::{Home, OnDisk, discard_unborn, display_name, log_failure, now_ms};
+use crate::config::{Config, Loaded, default_path};
 use crate::failure::{Failure, Kind};
+use crate::membership::Membership;
 use crate::output::note;
 
 /// How long an address is left alone after it did not work.
@@ -33,6 +37,9 @@ const TRY_AGAIN: Duration = Duration::from_secs(3);
 const SECOND_OPINION: Duration = Duration::from_secs(3);
 /// The same after a node let this one not even ask: it knows of no open invite, or not yet.
 const SHUT_OUT: Duration = Duration::from_secs(10);
+/// How long one node may take to admit, while others wait for their turn: far longer than an honest
+/// one needs for the log of a large community.
+const ONE_NODE: Duration = Duration::from_secs(10);
 /// Most addresses tried at the same time; more than a LAN has nodes of one community.
 const AT_ONCE: usize = 16;
 /// How often a person hears that the search goes on.
@@ -45,17 +52,24 @@ pub(crate) fn run(args: &JoinArgs, global: &Global, config: &Config) -> Result<(
             .code(e.code())
             .hint("the code is one line that begins with hearth1, as `hearthnet community invite` printed it")
     })?;
-    if let Some(home) = Home::find(global)? {
-        let state = home.state();
-        if home.log.community() == invite.community() && state.level(&home.key.id()).is_some() {
-            return report(args.json, &state.name, home.level()?, &home.log, None);
+    let dir = crate::paths::data_dir(global.data_dir.clone())?;
+    let mut lost = false;
+    match Home::on_disk(global, &dir)? {
+        OnDisk::Nothing => {}
+        // What was lost comes back with the code.
+        OnDisk::Lost(noted) if noted.community == invite.community() => lost = true,
+        OnDisk::Lost(noted) => return Err(in_community(&noted.name)),
+        OnDisk::Here(home) => {
+            let (state, id) = (home.state(), home.key.id());
+            if home.log.community() != invite.community() {
+                return Err(in_community(&state.name));
+            }
+            if state.level(&id).is_none() {
+                // Put out, frozen, or gone: says which, and what to do.
+                home.level()?;
+            }
+            return report(args, home.level()?, &home, None, config);
         }
-        return Err(Failure::new(
-            Kind::Community,
-            format!("this node is in {:?} already", state.name),
-        )
-        .code("in_community")
-        .hint("another community needs another node: --data-dir names another directory"));
     }
     if invite.expires().saturating_mul(1000) <= now_ms() {
         return Err(Failure::new(
@@ -68,22 +82,26 @@ pub(crate) fn run(args: &JoinArgs, global: &Global, config: &Config) -> Result<(
         .code("bad_invite")
         .hint("ask for a new code; if it is fresh, compare the clocks of both machines"));
     }
-    let dir = crate::paths::data_dir(global.data_dir.clone())?;
     let key = Arc::new(node_key(global)?);
     let name = display_name(args.name.as_deref(), config);
     let request = invite.request(key.id(), &name).map_err(|e| {
         Failure::new(Kind::Config, e.to_string()).hint("--name gives this node another name")
     })?;
     discard_unborn(&dir)?;
-    let log = EventLog::prepare(&dir, invite.community()).map_err(|e| log_failure(&dir, &e))?;
+    let log = match lost {
+        true => EventLog::prepare_again(&dir, invite.community()),
+        false => EventLog::prepare(&dir, invite.community()),
+    }
+    .map_err(|e| log_failure(&dir, &e))?;
     let runtime = runtime()?;
     let started = Instant::now();
     let search = Search {
-        key,
+        key: Arc::clone(&key),
         request,
         log: log.clone(),
         config,
         quiet: args.json,
+        asking: Arc::new(Semaphore::new(1)),
     };
     let outcome = runtime.block_on(async {
         tokio::select! {
@@ -96,8 +114,29 @@ pub(crate) fn run(args: &JoinArgs, global: &Global, config: &Config) -> Result<(
     runtime.shutdown_timeout(Duration::from_millis(500));
     match outcome {
         Ok(level) => {
-            let state = log.state();
-            report(args.json, &state.name, level, &log, Some(started.elapsed()))
+            drop(search);
+            let home = Home::new(dir, key, log);
+            Membership::note(&home.dir, &home.state(), &home.key.id());
+            let written = configuration(args, global, config, &home)?;
+            if let Some((path, research)) = &written
+                && !args.json
+            {
+                note(format!(
+                    "wrote {}: computing with others is {} on this machine; {} under [policy.research] changes that",
+                    path.display(),
+                    if *research { "on" } else { "off" },
+                    if *research {
+                        "enable = false"
+                    } else {
+                        "enable = true"
+                    },
+                ));
+            }
+            let now = match written {
+                Some(_) => Loaded::load(global.config.as_deref(), &global.set)?.config,
+                None => config.clone(),
+            };
+            report(args, level, &home, Some(started.elapsed()), &now)
         }
         Err(failure) => {
             drop((search, log));
@@ -107,20 +146,48 @@ pub(crate) fn run(args: &JoinArgs, global: &Global, config: &Config) -> Result<(
     }
 }
 
+/// Writes a configuration where there is none, so that what is recommended next works: who joins
+/// a community that computes together wants to. Where it was written, and whether this machine
+/// computes with others by it.
+fn configuration(
+    args: &JoinArgs,
+    global: &Global,
+    config: &Config,
+    home: &Home,
+) -> Result<Option<(PathBuf, bool)>, Failure> {
+    let Some(path) = global.config.clone().or_else(default_path) else {
+        return Ok(None);
+    };
+    if path.exists() {
+        return Ok(None);
+    }
+    let together = home.state().policy.research;
+    let research = match args.research {
+        Some(switch) => switch == Switch::On,
+        None if config.policy.research.enable => true,
+        None => together && super::init::agrees_to_research(args.json, true)?,
+    };
+    super::init::write_new(&path, research, args.name.as_deref())?;
+    Ok(Some((path, research)))
+}
+
 fn report(
-    as_json: bool,
-    name: &str,
+    args: &JoinArgs,
     level: Level,
-    log: &EventLog,
+    home: &Home,
     took: Option<Duration>,
+    config: &Config,
 ) -> Result<(), Failure> {
-    let members = log.state().members().count();
-    if as_json {
+    let state = home.state();
+    let (name, members) = (&state.name, state.members().count());
+    let research = config.policy.research.enable;
+    if args.json {
         return print_json(&json!({
-            "community": log.community().to_string(),
+            "community": home.log.community().to_string(),
             "name": name,
             "level": level,
             "members": members,
+            "research": research,
             "joined_now": took.is_some(),
             "seconds": took.map(|t| t.as_secs_f64()),
         }));
@@ -130,13 +197,18 @@ fn report(
         None => format!("this node is in {name:?} already"),
     };
     print_bytes(format!("{how}\nlevel    {level}\nmembers  {members}\n").as_bytes())?;
-    note(match level {
-        Level::Member => "next: `hearthnet chat \"...\"`",
-        _ => {
-            "next: `hearthnet shard serve --model ... --layers auto`, and `hearthnet chat \"...\"` on any member"
-        }
-    });
+    note(next_step(level, research, state.policy.research));
     Ok(())
+}
+
+/// What works next, for a member of this level.
+fn next_step(level: Level, here: bool, together: bool) -> String {
+    match (here, together, level) {
+        (_, false, _) => "next: an anchor switches distributed inference on with `hearthnet community policy --research on`; until then members know each other, and no more".to_owned(),
+        (false, true, _) => "next: enable = true under [policy.research] in the configuration (`hearthnet config show` says which file) lets this machine compute with the others; until then `hearthnet chat --local \"...\"` works here".to_owned(),
+        (true, true, Level::Member) => "next: `hearthnet chat \"...\"`".to_owned(),
+        (true, true, _) => "next: `hearthnet shard serve --model smollm2-135m-instruct --layers auto`, or whichever model the others serve (`hearthnet status`); and `hearthnet chat \"...\"` on any member".to_owned(),
+    }
 }
 
 struct Search<'a> {
@@ -145,6 +217,8 @@ struct Search<'a> {
     log: EventLog,
     config: &'a Config,
     quiet: bool,
+    /// One node is asked at a time: of several that admit the same node, all but one say so in vain.
+    asking: Arc<Semaphore>,
 }
 
 /// How one address answered.
@@ -218,12 +292,10 @@ impl Search<'_> {
                     tried.insert(address, deadline.max(Instant::now()));
                     let (identity, config) = (Arc::clone(&identity), transport.clone());
                     let (key, log) = (Arc::clone(&self.key), self.log.clone());
-                    let request = self.request.clone();
+                    let (request, asking) = (self.request.clone(), Arc::clone(&self.asking));
                     running.spawn(async move {
-                        (
-                            address,
-                            attempt(address, &identity, config, key, request, log).await,
-                        )
+                        let asked = attempt(address, &identity, config, key, request, log, &asking);
+                        (address, asked.await)
                     });
                 }
             }
@@ -277,6 +349,7 @@ async fn attempt(
     key: Arc<NodeKey>,
     request: JoinRequest,
     log: EventLog,
+    asking: &Semaphore,
 ) -> Answer {
     let refused = |e| Answer::Failed(JoinFailure::Refused(e));
     let socket =
@@ -291,9 +364,18 @@ async fn attempt(
         Ok(client) => client,
         Err(error) => return refused(error),
     };
-    match join_through(&client, from, &request, &log, now_ms, |_| {}).await {
-        Ok(level) => Answer::Admitted(level),
-        Err(failure) => Answer::Failed(failure),
+    // Connected at once to all, and asked in turn: whoever connects first comes first.
+    let Ok(_turn) = asking.acquire().await else {
+        return Answer::Failed(JoinFailure::NotAdmitted);
+    };
+    let asked = join_through(&client, from, &request, &log, now_ms, |_| {});
+    match tokio::time::timeout(ONE_NODE, asked).await {
+        Ok(Ok(level)) => Answer::Admitted(level),
+        Ok(Err(failure)) => Answer::Failed(failure),
+        Err(_) => refused(CallError::new(
+            Code::BUSY,
+            "it did not answer in time; others are asked",
+        )),
     }
 }
 
@@ -338,5 +420,20 @@ fn gave_up(last: Option<(SocketAddr, Answer)>, wait: Duration, no_hints: bool) -
         } else {
             "is `hearthnet serve` running where the code was made, and can this machine reach it?"
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_recommended_fits_the_level_and_what_is_switched_on() {
+        for level in [Level::Member, Level::Trusted, Level::Anchor] {
+            assert!(next_step(level, true, false).contains("policy --research on"));
+            assert!(next_step(level, false, true).contains("[policy.research]"));
+            let serves = next_step(level, true, true).contains("shard serve");
+            assert_eq!(serves, level >= Level::Trusted);
+        }
     }
 }

@@ -35,7 +35,7 @@ pub(crate) fn run(args: &LeaveArgs, global: &Global, config: &Config) -> Result<
             }
             let _lock = lock(&dir)?;
             let aside = put_aside(&dir, noted.community, true)?;
-            done(args.json, &noted.name, 0, &aside)
+            done(args.json, &noted.name, None, true, &aside)
         }
         OnDisk::Nothing => Err(
             Failure::new(Kind::Community, "this node is not in a community")
@@ -70,15 +70,15 @@ fn leave(args: &LeaveArgs, home: Home, config: &Config) -> Result<(), Failure> {
         return Err(nothing());
     }
     let told = match member && others {
-        true => say_goodbye(args, &home, config)?,
-        false => 0,
+        true => Some(say_goodbye(args, &home, config)?),
+        false => None,
     };
     let (dir, community) = (home.dir.clone(), home.log.community());
     // The last handle closes the log.
     drop(home);
     // A key that counts no more is of no use in any community.
     let aside = put_aside(&dir, community, keep_key)?;
-    done(args.json, &name, told, &aside)
+    done(args.json, &name, told, keep_key, &aside)
 }
 
 fn lock(dir: &Path) -> Result<Lock, Failure> {
@@ -122,7 +122,7 @@ fn say_goodbye(args: &LeaveArgs, home: &Home, config: &Config) -> Result<usize, 
             Err(failure) => Err(failure),
         };
         let told = match left {
-            Ok(()) => told(&node, &before).await,
+            Ok(()) => told(&node, &before, true).await,
             Err(_) => 0,
         };
         node.shutdown().await;
@@ -186,27 +186,35 @@ fn put_aside(dir: &Path, community: CommunityId, keep_key: bool) -> Result<PathB
     Ok(aside)
 }
 
-fn done(as_json: bool, name: &str, told: usize, aside: &Path) -> Result<(), Failure> {
+/// Says what was done. `told`: how many heard of it; `None` where there was nobody to tell, or
+/// nothing that this node could say.
+fn done(
+    as_json: bool,
+    name: &str,
+    told: Option<usize>,
+    kept_key: bool,
+    aside: &Path,
+) -> Result<(), Failure> {
     if as_json {
         return print_json(&json!({
             "left": name,
             "told": told,
+            "kept_key": kept_key,
             "put_aside": aside,
             "at_ms": now_ms(),
         }));
     }
     let heard = match told {
-        0 => "nobody heard of it".to_owned(),
-        1 => "one other member heard of it".to_owned(),
-        n => format!("{n} other members heard of it"),
+        None => "",
+        Some(0) => "; nobody heard of it",
+        Some(1) => "; one other member heard of it",
+        Some(_) => "; the other members heard of it",
     };
-    print_bytes(
-        format!(
-            "left {name:?}; {heard}\nits log is in {}\n",
-            aside.display()
-        )
-        .as_bytes(),
-    )?;
+    let what = match kept_key {
+        true => "its log is",
+        false => "its log and the key that counts no more are",
+    };
+    print_bytes(format!("left {name:?}{heard}\n{what} in {}\n", aside.display()).as_bytes())?;
     note("next: `hearthnet community join CODE`, or `hearthnet community create NAME`");
     Ok(())
 }

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::args::{Global, LogCommand};
 use crate::commands::{print_bytes, print_json};
-use crate::community::{Home, label, log_failure};
+use crate::community::{Home, label, log_failure, now_ms};
 use crate::failure::{Failure, Kind};
 use crate::output::{note, when};
 
@@ -20,6 +20,7 @@ pub(crate) fn run(command: LogCommand, global: &Global) -> Result<(), Failure> {
     match command {
         LogCommand::Show { last, json } => show(&home, last, json),
         LogCommand::Verify { json } => verify(&home, json),
+        LogCommand::Resume { yes } => resume(&home, yes),
         LogCommand::Export { output } => export(&home, output.as_deref()),
     }
 }
@@ -106,6 +107,8 @@ fn what(body: &Body, state: &Community) -> String {
         Body::Revoked { node, last_seq } => {
             format!("put {} out; its first {last_seq} events count", of(node))
         }
+        Body::Left {} => "left the community".to_owned(),
+        Body::Named { name } => format!("is called {name:?}"),
         Body::ShardAdvertised(d) => format!("serves {} at {}", d.shard_id, d.endpoint),
         Body::ShardWithdrawn { shard_id } => format!("no longer serves {shard_id}"),
         Body::NodeSeen { endpoints, .. } => format!("listens at {}", endpoints.join(", ")),
@@ -122,13 +125,19 @@ fn verify(home: &Home, as_json: bool) -> Result<(), Failure> {
             "durable_events": found.durable,
             "ephemeral_events": found.ephemeral,
             "state_hash": hash,
+            "ok": found.problems.is_empty(),
             "problems": found.problems,
         }))?;
     } else {
         print_bytes(
             format!(
-                "{} events and {} short-lived ones\nstate  {hash}\n",
-                found.durable, found.ephemeral
+                "{} events and {} short-lived ones\nstate  {hash}\n{}",
+                found.durable,
+                found.ephemeral,
+                match found.problems.is_empty() {
+                    true => "ok     the file, every signature and every chain are whole, and the members follow from them\n",
+                    false => "",
+                }
             )
             .as_bytes(),
         )?;
@@ -145,6 +154,26 @@ fn verify(home: &Home, as_json: bool) -> Result<(), Failure> {
         .code("log_corrupt")
         .hint("other members have the log, too: move this data directory away and join again")),
     }
+}
+
+fn resume(home: &Home, yes: bool) -> Result<(), Failure> {
+    if !home.log.is_in_doubt() {
+        note("nothing is in doubt: this node writes to the log already");
+        return Ok(());
+    }
+    if !yes {
+        return Err(Failure::new(
+            Kind::Community,
+            "if another member has later events of this node, going on without them freezes its key for good",
+        )
+        .code("log_behind")
+        .hint("start `hearthnet serve` in another home instead; --yes if nobody else is left"));
+    }
+    home.log
+        .caught_up(now_ms())
+        .map_err(|e| log_failure(&home.dir, &e))?;
+    note("this node writes to the log again");
+    Ok(())
 }
 
 fn export(home: &Home, output: Option<&Path>) -> Result<(), Failure> {

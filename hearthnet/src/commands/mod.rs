@@ -1,5 +1,6 @@
 //! One file per command.
 
+pub(crate) mod backup;
 pub(crate) mod bench;
 pub(crate) mod bench_mesh;
 pub(crate) mod chat;
@@ -9,10 +10,13 @@ pub(crate) mod demo;
 pub(crate) mod diagnose;
 pub(crate) mod id;
 pub(crate) mod init;
+pub(crate) mod invites;
 pub(crate) mod join;
+pub(crate) mod leave;
 pub(crate) mod log;
 pub(crate) mod manual;
 pub(crate) mod model;
+pub(crate) mod restore;
 pub(crate) mod serve;
 pub(crate) mod serve_by_hand;
 pub(crate) mod shard;

@@ -81,6 +81,7 @@ pub(crate) fn run(args: &StatusArgs, global: &Global, config: &Config) -> Result
                 "short": home.key.id().short(),
                 "level": state.level(&home.key.id()),
                 "revoked": state.is_revoked(&home.key.id()),
+                "standing": crate::standing::json(&home),
                 "running": running,
                 "research": config.policy.research.enable,
             },

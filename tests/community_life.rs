@@ -1,0 +1,471 @@
+//! The life of a home in its community: backups and old copies, lost logs, leaving and coming back,
+//! being put out. Real processes on this machine; nobody finds anybody by multicast.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking"
+)]
+
+mod support;
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use support::community::{address, found, join, join_as, peers};
+use support::{Home, PATIENCE, Server, assert_fails, text};
+
+/// How every command here is typed: no multicast.
+const QUIET: [&str; 2] = ["--set", "discovery.mdns=false"];
+
+/// A node that stays, without a model: what it does for the community is all that counts here.
+fn serve(home: &Home, settings: &[&str]) -> Server {
+    let tail = ["serve", "--model", "none", "--listen", "127.0.0.1:0"];
+    let args = [&QUIET[..], settings, &tail, &["--json", "--lifeline"]].concat();
+    Server::start(home, &args)
+}
+
+fn run(home: &Home, settings: &[&str], command: &[&str]) -> Output {
+    home.run(&[&QUIET[..], settings, command].concat())
+}
+
+/// What a command that must succeed prints.
+fn says(home: &Home, settings: &[&str], command: &[&str]) -> String {
+    let output = run(home, settings, command);
+    assert!(
+        output.status.success(),
+        "{command:?}: {}",
+        text(&output.stderr)
+    );
+    text(&output.stdout)
+}
+
+fn json(home: &Home, settings: &[&str], command: &[&str]) -> Value {
+    let said = says(home, settings, &[command, &["--json"]].concat());
+    serde_json::from_str(&said).expect("one JSON object")
+}
+
+fn data(home: &Home) -> PathBuf {
+    home.path().join("data")
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).expect("a folder");
+    for entry in std::fs::read_dir(from).expect("a folder") {
+        let entry = entry.expect("an entry");
+        if entry.file_type().expect("a type").is_file() {
+            std::fs::copy(entry.path(), to.join(entry.file_name())).expect("a copy");
+        }
+    }
+}
+
+/// Removes the log, but nothing beside it.
+fn lose_log(home: &Home) {
+    for name in ["log.sqlite", "log.sqlite-wal", "log.sqlite-shm"] {
+        let _ = std::fs::remove_file(data(home).join(name));
+    }
+}
+
+fn until(what: &str, mut is: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is() {
+        assert!(start.elapsed() < PATIENCE, "{what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// The members as a home sees them: name, level, frozen.
+fn members(home: &Home, settings: &[&str]) -> Vec<(String, String, bool)> {
+    let said = json(home, settings, &["community", "members"]);
+    let list = said["members"].as_array().expect("a list");
+    list.iter()
+        .map(|one| {
+            (
+                one["name"].as_str().unwrap_or_default().to_owned(),
+                one["level"].as_str().unwrap_or_default().to_owned(),
+                one["frozen"] == true,
+            )
+        })
+        .collect()
+}
+
+fn log_is_whole(home: &Home) {
+    let said = says(home, &[], &["log", "verify"]);
+    assert!(said.lines().any(|line| line.starts_with("ok ")), "{said}");
+}
+
+/// A member that may write durable events: a second anchor.
+fn second_anchor(founder: &Home, node: &Server) -> Home {
+    let bakery = join(founder, node);
+    let id = bakery.node_id();
+    says(founder, &[], &["community", "promote", &id, "anchor"]);
+    bakery
+}
+
+#[test]
+fn a_home_that_was_backed_up_lived_on_and_was_lost_comes_back_and_nobody_is_frozen() {
+    let founder = Home::new();
+    found(&founder);
+    let node = serve(&founder, &[]);
+    let bakery = second_anchor(&founder, &node);
+    let known = peers(&node);
+    let near = ["--set", &known];
+    // It hears of its new level.
+    says(&bakery, &near, &["community", "invite"]);
+    let file = bakery.path().join("bakery.backup");
+    let file = file.to_str().expect("a UTF-8 path");
+    let copied = bakery.path().join("copy");
+    copy(&data(&bakery), &copied);
+    says(&bakery, &[], &["backup", file]);
+    assert_fails(&bakery.run(&["backup", file, "--json"]), 9, "log_failed");
+    // Life goes on, and the founder hears of it.
+    says(
+        &bakery,
+        &near,
+        &["community", "invite", "--level", "trusted"],
+    );
+    let invites = |home: &Home| {
+        let said = json(home, &[], &["community", "invites"]);
+        said["invites"].as_array().expect("a list").len()
+    };
+    assert_eq!(invites(&founder), 2);
+    assert_fails(&bakery.run(&["restore", file, "--json"]), 9, "not_empty");
+
+    // The machine is lost.
+    let id = bakery.node_id();
+    std::fs::remove_dir_all(data(&bakery)).expect("it was there");
+    std::fs::remove_dir_all(bakery.path().join("config")).ok();
+    says(&bakery, &[], &["restore", file]);
+    assert_eq!(bakery.node_id(), id);
+    log_is_whole(&bakery);
+    let status = json(&bakery, &[], &["status"]);
+    assert_eq!(status["node"]["standing"]["log_in_doubt"], true);
+    // With nobody to ask it does not write.
+    drop(node);
+    let invite = ["community", "invite", "--level", "trusted", "--json"];
+    assert_fails(&run(&bakery, &[], &invite), 10, "log_behind");
+
+    let node = serve(&founder, &[]);
+    let known = peers(&node);
+    let near = ["--set", &known];
+    says(&bakery, &near, &invite[..4]);
+    assert_eq!(invites(&bakery), 3);
+    until("the founder hears of it", || invites(&founder) == 3);
+    assert!(members(&founder, &[]).iter().all(|(.., frozen)| !frozen));
+
+    // The same with a copy of the directory, put back by hand.
+    std::fs::remove_dir_all(data(&bakery)).expect("it was there");
+    copy(&copied, &data(&bakery));
+    says(&bakery, &near, &invite[..4]);
+    assert_eq!(invites(&bakery), 4);
+    until("the founder hears of it", || invites(&founder) == 4);
+    for home in [&founder, &bakery] {
+        assert!(members(home, &[]).iter().all(|(.., frozen)| !frozen));
+        log_is_whole(home);
+    }
+}
+
+#[test]
+fn a_log_that_is_deleted_or_damaged_beyond_repair_comes_back_from_a_member() {
+    let founder = Home::new();
+    found(&founder);
+    let node = serve(&founder, &[]);
+    let bakery = join(&founder, &node);
+    let before = members(&bakery, &[]);
+    assert_eq!(before.len(), 2);
+
+    // Where the founder is stands beside the log: no address is given any more.
+    lose_log(&bakery);
+    let output = run(&bakery, &[], &["status", "--json"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(
+        text(&output.stderr).contains("is back"),
+        "{}",
+        text(&output.stderr)
+    );
+    assert_eq!(members(&bakery, &[]), before);
+    log_is_whole(&bakery);
+
+    // A header of zeros, and the file that names the community gone as well.
+    let log = data(&bakery).join("log.sqlite");
+    let length = std::fs::metadata(&log).expect("a log").len();
+    std::fs::write(&log, vec![0; usize::try_from(length).expect("small")]).expect("written");
+    std::fs::remove_file(data(&bakery).join("log.community")).expect("it was there");
+    assert_eq!(members(&bakery, &[]), before);
+    let kept = std::fs::read_dir(data(&bakery)).expect("a folder");
+    let kept = kept.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    assert_eq!(kept.filter(|name| name.contains("damaged")).count(), 1);
+    log_is_whole(&bakery);
+
+    // While nobody is there, nothing is founded in its place.
+    let community = json(&bakery, &[], &["status"])["community"]["id"].clone();
+    drop(node);
+    lose_log(&bakery);
+    let create = ["community", "create", "Other", "--json"];
+    assert_fails(&run(&bakery, &[], &create), 10, "in_community");
+    assert_fails(&run(&bakery, &[], &["status", "--json"]), 10, "log_lost");
+    let node = serve(&founder, &[]);
+    let known = peers(&node);
+    let status = json(&bakery, &["--set", &known], &["status"]);
+    assert_eq!(status["community"]["id"], community);
+}
+
+#[test]
+fn a_community_is_founded_once_whatever_was_lost() {
+    let founder = Home::new();
+    let create = ["community", "create", "Elm Street"];
+    let first = json(&founder, &[], &create);
+    assert_fails(
+        &run(&founder, &[], &[&create[..], &["--json"]].concat()),
+        10,
+        "in_community",
+    );
+    lose_log(&founder);
+    std::fs::remove_file(data(&founder).join("log.community")).expect("it was there");
+    assert_fails(
+        &run(&founder, &[], &[&create[..], &["--json"]].concat()),
+        10,
+        "in_community",
+    );
+    std::fs::remove_file(data(&founder).join("community.json")).expect("it was there");
+    let second = json(&founder, &[], &create);
+    assert_ne!(first["community"], second["community"]);
+    assert!(data(&founder).join("root.key.old-1").exists());
+}
+
+#[test]
+fn a_founder_has_its_name_at_once_and_a_name_is_found_in_capitals() {
+    let founder = Home::new();
+    says(
+        &founder,
+        &[],
+        &["community", "create", "Elm Street", "--as", "Attic"],
+    );
+    let anchor = |name: &str| (name.to_owned(), "anchor".to_owned(), false);
+    assert_eq!(members(&founder, &[]), [anchor("Attic")]);
+    log_is_whole(&founder);
+    // Found, and then refused for what it is.
+    let demote = ["community", "demote", "ATTIC", "--json"];
+    assert_fails(&run(&founder, &[], &demote), 10, "last_anchor");
+}
+
+#[test]
+fn the_last_anchor_is_neither_put_out_nor_demoted_nor_leaves_before_there_is_another() {
+    let founder = Home::new();
+    found(&founder);
+    let node = serve(&founder, &[]);
+    let bakery = join(&founder, &node);
+    let (own, other) = (founder.node_id(), bakery.node_id());
+    for command in ["revoke", "demote"] {
+        let output = run(&founder, &[], &["community", command, &own, "--json"]);
+        assert_fails(&output, 10, "last_anchor");
+        assert!(text(&output.stderr).contains("community promote"));
+    }
+    drop(node);
+    let leave = ["community", "leave", "--yes", "--anyway", "--json"];
+    assert_fails(&run(&founder, &[], &leave), 10, "last_anchor");
+    says(&founder, &[], &["community", "promote", &other, "anchor"]);
+    says(&founder, &[], &["community", "revoke", &own, "--yes"]);
+}
+
+#[test]
+fn invites_are_listed_with_who_used_them_and_a_withdrawn_one_lets_nobody_in() {
+    let founder = Home::new();
+    found(&founder);
+    let node = serve(&founder, &[]);
+    let _bakery = join_as("member", &founder, &node);
+    let list = |all: &[&str]| {
+        let said = json(&founder, &[], &[&["community", "invites"], all].concat());
+        said["invites"].as_array().expect("a list").clone()
+    };
+    assert!(list(&[]).is_empty(), "the one that there was is used up");
+    let all = list(&["--all"]);
+    assert_eq!(
+        (&all[0]["used"], &all[0]["open"]),
+        (&1.into(), &false.into())
+    );
+    assert_eq!(all[0]["used_by"].as_array().map(Vec::len), Some(1));
+
+    let made = json(&founder, &[], &["community", "invite", "--uses", "3"]);
+    let id = made["id"].as_str().expect("an id");
+    assert_eq!(list(&[])[0]["short"], id);
+    says(&founder, &[], &["community", "withdraw", id]);
+    assert!(list(&[]).is_empty());
+    let late = Home::new();
+    let known = peers(&node);
+    let code = made["code"].as_str().expect("a code");
+    let join = ["community", "join", "--wait", "3s", code, "--json"];
+    assert_fails(&run(&late, &["--set", &known], &join), 10, "bad_invite");
+    let again = ["community", "withdraw", id, "--json"];
+    assert_fails(&run(&founder, &[], &again), 10, "bad_invite");
+}
+
+#[test]
+fn who_leaves_is_gone_for_the_others_and_can_join_again() {
+    let founder = Home::new();
+    found(&founder);
+    let node = serve(&founder, &[]);
+    let bakery = join(&founder, &node);
+    let id = bakery.node_id();
+    // Nobody would know: refused, and nothing is changed.
+    let unheard = ["--set", "discovery.static_peers=[]"];
+    drop(node);
+    let leave = ["community", "leave", "--yes", "--json"];
+    assert_fails(&run(&bakery, &unheard, &leave), 10, "unreachable");
+    assert_eq!(members(&bakery, &[]).len(), 2);
+
+    let node = serve(&founder, &[]);
+    let known_again = peers(&node);
+    let near_again = ["--set", &known_again];
+    let left = json(&bakery, &near_again, &["community", "leave", "--yes"]);
+    assert_eq!(left["told"], 1);
+    assert_eq!(members(&founder, &[]).len(), 1);
+    let members_of_none = ["community", "members", "--json"];
+    assert_fails(&run(&bakery, &[], &members_of_none), 10, "no_community");
+
+    let code = json(&founder, &[], &["community", "invite"]);
+    let code = code["code"].as_str().expect("a code");
+    says(&bakery, &near_again, &["community", "join", code]);
+    assert_eq!(bakery.node_id(), id, "the key is as good as before");
+    assert_eq!(members(&founder, &[]).len(), 2);
+    log_is_whole(&bakery);
+}
+
+#[test]
+fn a_node_that_was_put_out_stops_says_so_everywhere_and_comes_back_with_a_new_key() {
+    let founder = Home::new();
+    found(&founder);
+    let node = serve(&founder, &[]);
+    let bakery = join(&founder, &node);
+    let (id, known) = (bakery.node_id(), peers(&node));
+    let near = ["--set", &known];
+    let connected = || {
+        let status = json(&founder, &[], &["status"]);
+        let peers = status["node"]["running"]["peers"].as_array().cloned();
+        peers.is_some_and(|peers| peers.iter().any(|peer| peer["connected"] == true))
+    };
+    // It is not there when it is put out, and hears of it when it comes.
+    says(&founder, &[], &["community", "revoke", &id]);
+    let ended = |mut child: std::process::Child| {
+        let status = child.wait().expect("it ends");
+        let mut said = String::new();
+        let mut stderr = child.stderr.take().expect("a pipe");
+        stderr.read_to_string(&mut said).expect("a pipe");
+        (status.code(), said)
+    };
+    let serve_args = [
+        "serve",
+        "--model",
+        "none",
+        "--listen",
+        "127.0.0.1:0",
+        "--json",
+    ];
+    let child = bakery
+        .hearthnet(&[&QUIET[..], &near, &serve_args].concat())
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("hearthnet starts");
+    let (status, said) = ended(child);
+    assert_eq!(status, Some(10), "{said}");
+    assert!(said.contains("community leave"), "{said}");
+    assert!(
+        said.matches("revoked").count() <= 2,
+        "it goes on about it: {said}"
+    );
+    assert!(!connected());
+
+    for command in [
+        &["community", "members"][..],
+        &["log", "verify"],
+        &["status"],
+    ] {
+        let output = run(&bakery, &[], command);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let said = text(&output.stderr);
+        assert!(
+            said.contains("warning: ") && said.contains("community leave"),
+            "{said}"
+        );
+    }
+    let standing = json(&bakery, &[], &["status"])["node"]["standing"].clone();
+    assert_eq!(standing["state"], "revoked");
+
+    says(&bakery, &[], &["community", "leave", "--yes"]);
+    let code = json(&founder, &[], &["community", "invite"]);
+    let code = code["code"].as_str().expect("a code");
+    says(&bakery, &near, &["community", "join", code]);
+    assert_ne!(bakery.node_id(), id);
+    assert_eq!(members(&founder, &[]).len(), 2);
+}
+
+#[test]
+fn of_three_nodes_that_could_admit_a_joiner_one_does() {
+    let founder = Home::new();
+    found(&founder);
+    let node = serve(&founder, &[]);
+    let known = peers(&node);
+    let near = ["--set", &known];
+    let others = [join(&founder, &node), join(&founder, &node)];
+    let serving = others.each_ref().map(|home| serve(home, &near));
+    let code = json(&founder, &[], &["community", "invite", "--uses", "5"]);
+    let code = code["code"].as_str().expect("a code");
+    let invite = json(&founder, &[], &["community", "invites"]);
+    let invite = invite["invites"][0]["invite"].clone();
+    // All three know the invite before anybody asks.
+    for home in &others {
+        until("everybody knows the invite", || {
+            let said = json(home, &[], &["community", "invites"]);
+            said["invites"]
+                .as_array()
+                .is_some_and(|all| all.iter().any(|one| one["invite"] == invite))
+        });
+    }
+    let addresses: Vec<&str> = [&node, &serving[0], &serving[1]].map(address).to_vec();
+    let everybody = format!("discovery.static_peers={addresses:?}");
+    let late = Home::new();
+    let joined = json(&late, &["--set", &everybody], &["community", "join", code]);
+    assert_eq!(joined["members"], 4);
+    until("everybody knows the joiner", || {
+        members(&others[0], &[]).len() == 4 && members(&founder, &[]).len() == 4
+    });
+    let id = late.node_id();
+    let shown = says(&founder, &[], &["log", "show", "--json"]);
+    let admissions = shown
+        .lines()
+        .filter(|line| line.contains("\"member.admitted\"") && line.contains(&id))
+        .count();
+    assert_eq!(admissions, 1, "{shown}");
+}
+
+#[test]
+fn a_joiner_without_a_configuration_ends_with_one_that_works() {
+    let founder = Home::new();
+    found(&founder);
+    let node = serve(&founder, &[]);
+    let known = peers(&node);
+    let code = json(&founder, &[], &["community", "invite"]);
+    let code = code["code"].as_str().expect("a code");
+    let late = Home::new();
+    let join = ["community", "join", code, "--name", "Cellar"];
+    let output = run(&late, &["--set", &known], &join);
+    let said = text(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(
+        said.contains("enable = false"),
+        "how to switch it off: {said}"
+    );
+    let config = late.path().join("config/hearthnet/hearthnet.toml");
+    let config = std::fs::read_to_string(config).expect("a configuration");
+    assert!(config.contains("name = \"Cellar\""), "{config}");
+    // What was recommended: it gets as far as looking for hosts, of which there are none.
+    let chat = ["chat", "hello", "--no-fallback", "--json", "--model"];
+    let model = support::model();
+    let chat = [&chat[..], &[model.to_str().expect("a UTF-8 path")]].concat();
+    let near = ["--set", &known];
+    assert_fails(&run(&late, &near, &chat), 4, "shard_unavailable");
+}
