@@ -221,6 +221,44 @@ fn layers_beyond_the_model_are_refused() {
     assert_fails(&output, 3, "bad_request");
 }
 
+/// A host served by hand with these settings: what it says before it would serve.
+fn refused_host(layers: &str, settings: &[&str]) -> (std::process::Output, String) {
+    let home = Home::new();
+    let path = model_path();
+    let mut args = vec!["--set", ON];
+    for setting in settings {
+        args.extend(["--set", setting]);
+    }
+    args.extend([
+        "shard", "serve", "--model", &path, "--layers", layers, "--json",
+    ]);
+    let output = home.run(&args);
+    let said = text(&output.stderr) + &text(&output.stdout);
+    (output, said)
+}
+
+#[test]
+fn layers_named_by_hand_that_the_memory_does_not_hold_are_refused_with_those_that_fit() {
+    let budget = "research.distributed_inference.host.memory_budget_mb=10";
+    let (output, said) = refused_host("0-29", &[budget]);
+    assert_fails(&output, 9, "host_failed");
+    assert!(said.contains("of them do, 0-"), "{said}");
+    assert!(said.contains("memory_budget_mb"), "{said}");
+}
+
+#[test]
+fn a_kv_budget_of_less_than_a_page_is_refused_with_what_to_set() {
+    let (output, said) = refused_host(
+        "0-29",
+        &[
+            "research.distributed_inference.host.kv_budget_mb=1",
+            "research.distributed_inference.host.kv_share_per_caller_percent=1",
+        ],
+    );
+    assert_fails(&output, 2, "bad_config");
+    assert!(said.contains("kv_budget_mb"), "{said}");
+}
+
 #[test]
 fn a_key_file_that_others_can_read_is_refused() {
     use std::os::unix::fs::PermissionsExt;

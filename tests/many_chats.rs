@@ -16,7 +16,7 @@ use std::panic::resume_unwind;
 use std::sync::Mutex;
 
 use caller::{Caller, Heard, request, same};
-use hearthnet_orchestrator::chat::ChatRequest;
+use hearthnet_orchestrator::chat::{ChatRequest, Conversation};
 use hearthnet_orchestrator::http::{Metrics, Part};
 use hearthnet_orchestrator::sharded::PumpSettings;
 use rustix::process::Signal;
@@ -197,4 +197,75 @@ fn chats_that_do_not_fit_into_their_hosts_memory_take_longer_and_say_the_same() 
     let done: u64 = done.iter().sum();
     // A stream that is being replaced may be preempted as well, and nobody listens to it any more.
     assert!(0 < heard && heard <= done, "{heard} heard, {done} done");
+}
+
+/// So few places on every host that they are soon taken.
+const TWO_PLACES: [&str; 2] = [
+    "--set",
+    "research.distributed_inference.host.max_concurrent_streams=2",
+];
+
+#[test]
+fn conversations_that_rest_make_room_for_another_at_once_and_go_on_later() {
+    let caller = caller(u32::MAX);
+    let hosts = ["0-14", "15-29"].map(|range| caller.host(range, &TWO_PLACES));
+    let addresses: Vec<String> = hosts.iter().map(|host| host.address.clone()).collect();
+    let links = caller.connect(&addresses);
+    let chats = questions(3);
+    let ask = |conversation: &mut Conversation, chat: &ChatRequest| {
+        let mut heard = Heard::default();
+        let result = caller.answer(conversation, chat, &mut heard, |_, _| {});
+        same(&result, &heard, &caller.alone(chat), "a chat");
+        assert!(heard.degraded.is_empty() && heard.aborted.is_empty());
+    };
+    // All places are taken by the first two; nothing but the third one's coming frees any.
+    let mut kept: Vec<Conversation> = Vec::new();
+    for chat in &chats {
+        let mut conversation = caller.open(&links, false);
+        ask(&mut conversation, chat);
+        kept.push(conversation);
+    }
+    for (conversation, chat) in kept.iter_mut().zip(&chats) {
+        ask(conversation, chat);
+    }
+}
+
+#[test]
+fn more_new_chats_than_places_wait_and_are_all_answered() {
+    let caller = caller(u32::MAX);
+    let hosts = ["0-14", "15-29"].map(|range| caller.host(range, &TWO_PLACES));
+    let addresses: Vec<String> = hosts.iter().map(|host| host.address.clone()).collect();
+    let links = caller.connect(&addresses);
+    let chats = [questions(3), questions(3)].concat();
+    let expected: Vec<_> = chats.iter().map(|chat| caller.alone(chat)).collect();
+    std::thread::scope(|scope| {
+        for (chat, expected) in chats.iter().zip(&expected) {
+            let (caller, links) = (&caller, &links);
+            scope.spawn(move || {
+                // It panics where it is refused.
+                let mut conversation = caller.open(links, false);
+                let mut heard = Heard::default();
+                let result = caller.answer(&mut conversation, chat, &mut heard, |_, _| {});
+                same(&result, &heard, expected, "a chat");
+            });
+        }
+    });
+}
+
+#[test]
+fn a_model_that_reads_far_more_than_its_hosts_memory_holds_is_served_all_the_same() {
+    let caller = caller(u32::MAX);
+    let memory = [
+        "--set",
+        "research.distributed_inference.host.kv_budget_mb=4",
+    ];
+    let hosts = ["0-14", "15-29"].map(|range| caller.host(range, &memory));
+    let heard = together(
+        &caller,
+        &hosts.each_ref(),
+        &questions(1),
+        false,
+        |_, _, _| {},
+    );
+    assert!(heard[0].degraded.is_empty());
 }

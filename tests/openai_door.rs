@@ -367,3 +367,32 @@ fn asked_to_stop_it_ends_cleanly() {
         assert_eq!(status.code(), Some(0));
     }
 }
+
+#[test]
+fn a_service_that_stops_tells_newcomers_so_while_its_answers_end() {
+    let mut service = start(&Home::new(), &[], &["--local"], Vec::new());
+    let address = http::address(&service.process);
+    let ask = |tokens: u32| {
+        json!({
+            "model": service.model, "stream": true, "max_tokens": tokens, "temperature": 0,
+            "messages": [{"role": "user", "content": "Tell me a long story about a lighthouse."}],
+        })
+    };
+    let mut story = Reply::chat(&address, &ask(400));
+    assert!(story.event().is_some());
+    service.signal(Signal::TERM);
+    // Whoever comes before the signal does is still answered.
+    let mut told = loop {
+        let reply = Reply::chat(&address, &ask(1));
+        if reply.status != 200 {
+            break reply;
+        }
+    };
+    assert_eq!(told.status, 503);
+    assert!(told.retry_after.is_some());
+    assert!(told.text().contains("shutting_down"));
+    assert!(story.event().is_some(), "the answer goes on meanwhile");
+    drop(story);
+    let status = service.process.child.wait().expect("its end");
+    assert_eq!(status.code(), Some(0));
+}

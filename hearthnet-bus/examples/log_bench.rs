@@ -270,6 +270,8 @@ fn advert(host: &NodeKey, now_ms: u64) -> Body {
         layer_range: (0, 7),
         total_layers: 30,
         vram_required_mb: 40,
+        weights_mb: 0,
+        kv_mb: 0,
         max_concurrent_streams: 4,
         host: host.id().to_string(),
         endpoint: "192.168.1.20:7600".into(),

@@ -26,8 +26,14 @@ pub struct Descriptor {
     pub layer_range: (u32, u32),
     /// Layers of the whole model.
     pub total_layers: u32,
-    /// Memory that the layers and their KV budget take, in MiB.
+    /// Memory that the layers and their KV budget take, in MiB: the sum of the two that follow.
     pub vram_required_mb: u64,
+    /// Memory that the layers take, in MiB; 0 from a host that does not say.
+    #[serde(default)]
+    pub weights_mb: u64,
+    /// Memory that keys and values may take, in MiB; 0 from a host that does not say.
+    #[serde(default)]
+    pub kv_mb: u64,
     /// Streams served at once; one more is refused.
     pub max_concurrent_streams: u32,
     /// Node id of the host (`ed25519:...`).
@@ -189,6 +195,8 @@ mod tests {
             layer_range: (0, 7),
             total_layers: 16,
             vram_required_mb: 10,
+            weights_mb: 0,
+            kv_mb: 0,
             max_concurrent_streams: 4,
             host: "ed25519:x".into(),
             endpoint: "127.0.0.1:1".into(),

@@ -189,6 +189,12 @@ pub trait Backend: Send {
     /// A new call begins: times and failures are counted from here on.
     fn begin_call(&mut self);
 
+    /// The call may come to so many positions: hosts are asked whether they could hold them, before
+    /// the first row is sent. More may be submitted all the same.
+    fn expect(&mut self, positions: u32, cancel: &Cancel) {
+        let _ = (positions, cancel);
+    }
+
     /// The call has ended, and nothing is asked until the next one begins: hosts that want to
     /// leave need not wait for this sequence.
     fn end_call(&mut self) {}

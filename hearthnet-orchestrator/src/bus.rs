@@ -19,7 +19,8 @@ use serde_json::{Value, json};
 
 use crate::chat::{ChatRequest, Frame, Prompt};
 use crate::error::ChatError;
-use crate::service::Service;
+use crate::service::returns::Mark;
+use crate::service::{Refusal, Service};
 
 pub use self::asking::{Frames, params};
 
@@ -157,6 +158,10 @@ impl Handler for ChatHandler {
         out: FrameSink,
     ) -> BoxFuture<'_, Result<Value, CallError>> {
         Box::pin(async move {
+            let mark = Mark {
+                request: self.service.digest(params.to_string().as_bytes()),
+                connection: None,
+            };
             let given: Given =
                 serde_json::from_value(params).map_err(|e| CallError::bad_request("params", e))?;
             let mut drawn = [0; 8];
@@ -171,8 +176,8 @@ impl Handler for ChatHandler {
                 }
             };
             let caller = ctx.caller.to_string();
-            let asked = self.service.ask(&caller, model, request);
-            let mut answer = asked.map_err(|e| failure(&e))?;
+            let asked = self.service.ask_as(&caller, &mark, model, request);
+            let mut answer = asked.map_err(|refusal| refused(&refusal))?;
             while let Some(frame) = answer.next().await {
                 let (name, data) = event(&frame.map_err(|e| failure(&e))?)?;
                 out.send(&name, &data).await?;
@@ -205,6 +210,18 @@ fn event(frame: &Frame) -> Result<(String, Value), CallError> {
 /// A failed chat as the caller hears of it: its codes are codes of the bus.
 pub fn failure(error: &ChatError) -> CallError {
     CallError::new(Code::own(error.code()), error.to_string()).with_hint(error.hint())
+}
+
+/// A chat that was refused at once: its caller hears when to come back.
+fn refused(refusal: &Refusal) -> CallError {
+    let error = failure(&refusal.error);
+    match refusal.retry_after {
+        Some(after) => error.with_hint(format!(
+            "ask the same again in {} s: then it comes before what is asked for the first time",
+            after.as_secs()
+        )),
+        None => error,
+    }
 }
 
 #[cfg(test)]

@@ -222,6 +222,10 @@ pub struct TextModel {
     pub context: u32,
 }
 
+/// Tokens of an answer that room is asked for at its beginning where only the context limits it: it
+/// ends by itself, who knows when, and grows until then.
+const UNLIMITED_ROOM: u32 = 64;
+
 /// One sequence: a backend and what it already holds.
 pub struct Conversation {
     backend: Box<dyn Backend>,
@@ -317,6 +321,14 @@ impl Conversation {
 
         let _present = model.head.attend();
         self.backend.begin_call();
+        let positions = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+        // The last token sampled needs no position of its own.
+        let all = positions.saturating_add(room - room.min(1));
+        let expected = match all < model.context {
+            true => all,
+            false => positions.saturating_add(room.min(UNLIMITED_ROOM)),
+        };
+        self.backend.expect(expected, cancel);
         // At least one row must run: its output is what the first token is sampled from.
         let cached = self
             .held

@@ -46,6 +46,9 @@ pub enum ChatError {
     /// As many chats run and wait as this node allows, or its memory is taken by them.
     #[error("{0}")]
     Busy(String),
+    /// The hosts have the layers, and no room: as many chats run there as may.
+    #[error("{0}")]
+    HostsFull(String),
     /// This node is about to stop and takes no more chats.
     #[error("this node is shutting down")]
     ShuttingDown,
@@ -64,7 +67,7 @@ impl ChatError {
             Self::WeightsMismatch(_) => "weights_mismatch",
             Self::BadRequest(_) | Self::TooLong { .. } => "bad_request",
             Self::Cancelled => "cancelled",
-            Self::Busy(_) => "busy",
+            Self::Busy(_) | Self::HostsFull(_) => "busy",
             Self::ShuttingDown => "shutting_down",
             Self::Engine(_) => "engine_failed",
         }
@@ -91,6 +94,10 @@ impl ChatError {
             Self::BadRequest(_) | Self::TooLong { .. } => "change the request and ask again",
             Self::Cancelled => "ask again",
             Self::Busy(_) => "wait a little and ask again",
+            Self::HostsFull(_) => {
+                "wait a little and ask again; another host for these layers, or \
+                 max_concurrent_streams and kv_budget_mb on the hosts, make more room"
+            }
             Self::ShuttingDown => "ask another node, or this one when it is back",
             Self::Engine(_) => "check the memory and the model file of this machine",
         }
@@ -103,9 +110,10 @@ impl ChatError {
             | Self::BadRequest(_)
             | Self::TooLong { .. }
             | Self::Cancelled => Blame::User,
-            Self::ShardUnavailable(_) | Self::PipelineStalled(_) | Self::WeightsMismatch(_) => {
-                Blame::Peer
-            }
+            Self::ShardUnavailable(_)
+            | Self::PipelineStalled(_)
+            | Self::WeightsMismatch(_)
+            | Self::HostsFull(_) => Blame::Peer,
             Self::Engine(_) | Self::Busy(_) | Self::ShuttingDown => Blame::Us,
         }
     }

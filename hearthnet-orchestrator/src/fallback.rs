@@ -143,6 +143,12 @@ impl Backend for WithFallback {
         }
     }
 
+    fn expect(&mut self, positions: u32, cancel: &Cancel) {
+        if let Some(active) = self.active_mut() {
+            active.expect(positions, cancel);
+        }
+    }
+
     fn end_call(&mut self) {
         if let Some(active) = self.active_mut() {
             active.end_call();

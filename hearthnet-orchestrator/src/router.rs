@@ -268,6 +268,8 @@ mod tests {
                 layer_range: (lo, hi),
                 total_layers: 16,
                 vram_required_mb: 1,
+                weights_mb: 0,
+                kv_mb: 0,
                 max_concurrent_streams: 4,
                 host: host.into(),
                 endpoint: "127.0.0.1:1".into(),

@@ -29,6 +29,7 @@ pub(crate) enum Loading {
 pub(crate) struct Footprint {
     pub(crate) weight_bytes: u64,
     pub(crate) kv_bytes_per_position: u64,
+    pub(crate) kv_page_positions: u32,
 }
 
 /// State of the compute thread, as the others see it.
@@ -107,6 +108,7 @@ fn run<S: EngineSource>(
             let footprint = Footprint {
                 weight_bytes: engine.weight_bytes(),
                 kv_bytes_per_position: engine.kv_bytes_per_position(),
+                kv_page_positions: engine.kv_page_positions(),
             };
             let _ = report.send(Loading::Done(footprint));
         }

@@ -31,7 +31,7 @@ use crate::clock::Clock;
 use crate::engine::Served;
 use crate::fault::StreamFault;
 use crate::inbox::Inbox;
-use crate::life::{Life, Outlet, Slots};
+use crate::life::{Beginning, Life, Outlet, Slots};
 use crate::sched::Command;
 use crate::stats::Counters;
 
@@ -58,8 +58,10 @@ pub(crate) struct Office {
 pub(crate) struct About {
     pub(crate) node: NodeId,
     pub(crate) endpoint: String,
-    /// Memory that the layers and their KV budget take.
-    pub(crate) required_bytes: u64,
+    /// Memory that the layers take.
+    pub(crate) weight_bytes: u64,
+    /// Memory that the KV of all streams may take.
+    pub(crate) kv_budget_bytes: u64,
 }
 
 impl Office {
@@ -67,13 +69,17 @@ impl Office {
     pub(crate) fn descriptor(&self) -> Descriptor {
         let served = &self.served;
         let streams = self.slots.taken();
+        let weights_mb = self.about.weight_bytes.div_ceil(1 << 20);
+        let kv_mb = self.about.kv_budget_bytes.div_ceil(1 << 20);
         Descriptor {
             shard_id: Descriptor::shard_id(&served.model_id, served.lo, served.hi),
             model_id: served.model_id.clone(),
             weights_sha256: hex(&served.weights),
             layer_range: (served.lo, served.hi),
             total_layers: served.total_layers,
-            vram_required_mb: self.about.required_bytes.div_ceil(1 << 20),
+            vram_required_mb: weights_mb.saturating_add(kv_mb),
+            weights_mb,
+            kv_mb,
             max_concurrent_streams: self.max_streams,
             host: self.about.node.to_string(),
             endpoint: self.about.endpoint.clone(),
@@ -140,8 +146,13 @@ impl Desk {
             stream: open.stream,
             epoch: open.epoch,
         };
+        if let Some(life) = self.growing(open) {
+            return self.grow(&life, open);
+        }
+        // Before an earlier life is given up for what would be refused.
         let begun = self
-            .judge(open)
+            .stays()
+            .and_then(|()| self.judge(open))
             .and_then(|()| self.supersede(open))
             .and_then(|()| self.begin(open));
         if let Err(fault) = begun {
@@ -164,12 +175,39 @@ impl Desk {
         Ok(())
     }
 
+    /// The life that is opened once more, for more positions.
+    fn growing(&self, open: &StreamOpen) -> Option<Arc<Life>> {
+        let life = self.lives.get(&open.stream)?;
+        let grows = life.epoch == open.epoch
+            && life.layers == (open.lo, open.hi)
+            && open.max_positions > life.max_positions();
+        (grows && !life.has_ended()).then(|| Arc::clone(life))
+    }
+
+    fn grow(&self, life: &Arc<Life>, open: &StreamOpen) {
+        let max_positions = open.max_positions;
+        if let Err(fault) = self.judge(open) {
+            return self.fail(life, None, &fault);
+        }
+        life.grow(max_positions);
+        let grow = Command::Grow {
+            life: life.id,
+            max_positions,
+        };
+        if !self.office.inbox.push(grow) {
+            self.fail(life, None, &StreamFault::ShuttingDown);
+        }
+    }
+
+    fn stays(&self) -> Result<(), StreamFault> {
+        match self.office.slots.is_closed() {
+            true => Err(StreamFault::ShuttingDown),
+            false => Ok(()),
+        }
+    }
+
     fn judge(&self, open: &StreamOpen) -> Result<(), StreamFault> {
         let (office, served) = (&self.office, &self.office.served);
-        // Before an earlier life is given up for what would be refused.
-        if office.slots.is_closed() {
-            return Err(StreamFault::ShuttingDown);
-        }
         if open.weights != served.weights {
             return Err(StreamFault::WeightsMismatch {
                 served: hex(&served.weights),
@@ -196,8 +234,14 @@ impl Desk {
     fn begin(&mut self, open: &StreamOpen) -> Result<(), StreamFault> {
         let office = &self.office;
         let id = office.next_life.fetch_add(1, Ordering::Relaxed);
-        let outlet = Arc::clone(&self.outlet);
-        let life = Life::begin(&office.slots, self.peer, id, open, outlet)?;
+        let beginning = Beginning {
+            caller: self.peer,
+            id,
+            open,
+            outlet: Arc::clone(&self.outlet),
+            now: office.clock.now(),
+        };
+        let life = Life::begin(&office.slots, beginning, |resting| self.preempt(resting))?;
         if !office.inbox.push(Command::Open(Arc::clone(&life))) {
             life.end(|| ());
             return Err(StreamFault::ShuttingDown);
@@ -205,6 +249,17 @@ impl Desk {
         self.forget_old();
         self.lives.insert(open.stream, life);
         Ok(())
+    }
+
+    /// A life that rests gives way to one that begins. Its caller may sit at another desk.
+    fn preempt(&self, life: &Life) {
+        if self.end(life) {
+            let fault = StreamFault::Preempted;
+            self.office.counters.preempted();
+            self.office.counters.error(fault.code());
+            let error = fault.message(life.name(), None);
+            life.outlet.send(Message::StreamError(error));
+        }
     }
 
     fn step(&mut self, step: Step) {
@@ -229,6 +284,7 @@ impl Desk {
             }
             Ok(ticket) => {
                 let arrived = self.office.clock.now();
+                life.asked(arrived);
                 let step = Command::Step {
                     life: life.id,
                     step,
@@ -286,6 +342,7 @@ impl Desk {
             Err(fault) => self.fail(&life, None, &fault),
             Ok(ticket) => {
                 let position = truncate.position;
+                life.rest(self.office.clock.now());
                 self.office.inbox.push(Command::Truncate {
                     life: life.id,
                     position,

@@ -94,12 +94,21 @@ pub enum StreamFault {
         /// Positions allowed.
         max: u32,
     },
-    /// The stream could never fit the KV budget, or no page is left for it to begin with.
+    /// The KV budget, or the part of it that one caller may hold, could never hold the stream.
     #[error(
-        "the host's memory for context is taken, or too small; choose another host, or come back later"
+        "this host's memory for context holds a stream of {holds} positions, not of {asked}; \
+         choose another host, or raise kv_budget_mb on this one"
     )]
+    KvTooSmall {
+        /// Positions asked for.
+        asked: u32,
+        /// Positions that one stream could have.
+        holds: u32,
+    },
+    /// No page of KV is left for the stream to begin with.
+    #[error("the host's memory for context is taken; choose another host, or come back later")]
     KvFull,
-    /// The same for the part of the budget that one caller may hold.
+    /// Its caller holds all of the budget that one caller may.
     #[error(
         "one caller may hold {percent} % of this host's memory for context; close a stream, or choose another host"
     )]
@@ -167,6 +176,7 @@ impl StreamFault {
             Self::TensorShape { .. } => "tensor_shape",
             Self::TensorNonFinite => "tensor_nonfinite",
             Self::ContextFull { .. } => "context_full",
+            Self::KvTooSmall { .. } => "kv_too_small",
             Self::KvFull => "kv_full",
             Self::KvQuota { .. } => "kv_quota",
             Self::Preempted => "preempted",
@@ -238,6 +248,7 @@ mod tests {
             StreamFault::TensorShape { what: text() },
             StreamFault::TensorNonFinite,
             StreamFault::ContextFull { max: 1 },
+            StreamFault::KvTooSmall { asked: 2, holds: 1 },
             StreamFault::KvFull,
             StreamFault::KvQuota { percent: 1 },
             StreamFault::Preempted,

@@ -24,6 +24,7 @@ use crate::engine::{EngineSource, LoadPhase, Served};
 use crate::inbox::Inbox;
 use crate::life::{Quota, Slots};
 use crate::memory::{MemoryReport, resident_bytes};
+use crate::plan::Pool;
 use crate::sched::{Limits, Scheduler};
 use crate::session::{self, End, Phase};
 use crate::stats::{Counters, Stats};
@@ -79,6 +80,19 @@ pub enum StartError {
         /// What it has to satisfy.
         rule: &'static str,
     },
+    /// The KV budget, or the part of it that one caller may hold, is less than one page.
+    #[error(
+        "{budget} bytes of memory for context hold not one page of {page} positions for a caller: \
+         these layers need {needed} bytes at least"
+    )]
+    KvBudget {
+        /// Bytes of the budget.
+        budget: u64,
+        /// Bytes that it would have to be.
+        needed: u64,
+        /// Positions of a page.
+        page: u32,
+    },
     /// The system gave no thread.
     #[error("the system gave no thread to compute on: {0}")]
     Thread(#[source] std::io::Error),
@@ -93,7 +107,7 @@ impl StartError {
             Self::WeightsMismatch { .. } => "weights_mismatch",
             Self::Load { .. } => "weights_unavailable",
             Self::Listen(_) => "listen",
-            Self::Setting { .. } => "bad_request",
+            Self::Setting { .. } | Self::KvBudget { .. } => "bad_request",
             Self::Descriptor(_) => "bad_descriptor",
             Self::Identity(_) | Self::Thread(_) => "internal",
         }
@@ -140,7 +154,7 @@ pub struct ShutdownReport {
 pub struct RunningHost {
     addr: SocketAddr,
     footprint: Footprint,
-    kv_budget: u64,
+    pool: Pool,
     office: Arc<Office>,
     compute: Compute,
     phase: watch::Sender<Phase>,
@@ -264,6 +278,7 @@ pub(crate) async fn start<S: EngineSource>(
         }
     };
 
+    let pool = kv_pool(&config, &footprint)?;
     counters.kv_budget(config.kv_budget_bytes);
     let context = served.context;
     let quota = Quota {
@@ -276,9 +291,8 @@ pub(crate) async fn start<S: EngineSource>(
             .endpoint
             .or(outward)
             .unwrap_or_else(|| addr.to_string()),
-        required_bytes: footprint
-            .weight_bytes
-            .saturating_add(config.kv_budget_bytes),
+        weight_bytes: footprint.weight_bytes,
+        kv_budget_bytes: config.kv_budget_bytes,
     };
     let office = Arc::new(Office {
         about,
@@ -319,11 +333,32 @@ pub(crate) async fn start<S: EngineSource>(
     Ok(RunningHost {
         addr,
         footprint,
-        kv_budget: config.kv_budget_bytes,
+        pool,
         office,
         compute,
         phase,
         accepting,
+    })
+}
+
+/// The pages that a budget makes.
+///
+/// # Errors
+/// [`StartError::KvBudget`] where it makes none: every stream would be refused.
+fn kv_pool(config: &ServeConfig, footprint: &Footprint) -> Result<Pool, StartError> {
+    let page = footprint.kv_page_positions;
+    let page_bytes = footprint.kv_bytes_per_position.saturating_mul(page.into());
+    let (budget, percent) = (config.kv_budget_bytes, config.kv_share_per_caller);
+    let pool = Pool::new(budget, page, page_bytes, percent);
+    if pool.quota > 0 {
+        return Ok(pool);
+    }
+    Err(StartError::KvBudget {
+        budget,
+        needed: page_bytes
+            .saturating_mul(100)
+            .div_ceil(percent.max(1).into()),
+        page,
     })
 }
 
@@ -423,7 +458,9 @@ impl RunningHost {
         MemoryReport {
             weight_bytes: self.stats().weight_bytes,
             kv_bytes_per_position: self.footprint.kv_bytes_per_position,
-            kv_budget_bytes: self.kv_budget,
+            kv_budget_bytes: self.office.about.kv_budget_bytes,
+            kv_positions: u64::from(self.pool.total) * u64::from(self.pool.page),
+            kv_positions_per_caller: u64::from(self.pool.quota) * u64::from(self.pool.page),
             resident_bytes: resident_bytes(),
         }
     }

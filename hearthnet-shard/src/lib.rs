@@ -15,6 +15,7 @@
 //! | who may connect, session tokens | `admission.rs` |
 //! | what can be refused without the engine | `desk.rs` |
 //! | places for streams, one life of a stream | `life.rs` |
+//! | whose turn it is where places are scarce | `claims.rs` (pure) |
 //! | what the next batch computes, fair turns, who gives pages back | `plan.rs`, `plan/` (pure) |
 //! | how long a piece of prefill is | `pace.rs` (pure) |
 //! | streams, steps, timeouts, eviction | `sched.rs`, `stream.rs` (no I/O, no clock of their own) |
@@ -42,6 +43,7 @@
 
 mod admission;
 mod batch;
+mod claims;
 mod clock;
 mod compute;
 mod config;

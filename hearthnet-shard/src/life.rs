@@ -1,15 +1,18 @@
 //! One life of a stream, as the connection and the compute thread share it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use hearthnet_transport::{Message, PeerKey, StreamClose, StreamOpen};
 use metrics::gauge;
 use tokio::sync::Notify;
 
+use crate::claims::Claims;
 use crate::fault::StreamFault;
+use crate::plan::{IDLE_AFTER, UNUSED_AFTER};
 
 /// Where the answers of a connection's streams go. Never blocks.
 pub(crate) trait Outlet: Send + Sync {
@@ -31,7 +34,8 @@ pub(crate) struct Quota {
     pub(crate) steps: u32,
 }
 
-/// The places for streams, over all connections. A place is taken or refused at once.
+/// The places for streams, over all connections. A place is taken or refused at once; where none is
+/// free, a stream that rests gives its own up.
 #[derive(Debug)]
 pub(crate) struct Slots {
     max: u32,
@@ -47,6 +51,54 @@ struct Taken {
     closed: bool,
     all: u32,
     by_caller: HashMap<PeerKey, Share>,
+    /// How the streams stand, by number of their life.
+    standing: BTreeMap<u64, Arc<Standing>>,
+    claims: Claims,
+}
+
+/// What becomes of a request for a place.
+enum Asked {
+    Granted(Slot, Arc<AtomicU32>),
+    /// Once this life has given way; `None` if it is doing so.
+    Instead(Option<Arc<Life>>),
+}
+
+/// How a stream stands, as far as its place is concerned.
+#[derive(Debug)]
+struct Standing {
+    caller: PeerKey,
+    life: Weak<Life>,
+    /// Steps that wait.
+    steps: AtomicU32,
+    /// When something last happened on it, in microseconds of the host's clock.
+    active_us: AtomicU64,
+    /// Its caller has said that it asks nothing for now.
+    rests: AtomicBool,
+    /// A step has come.
+    used: AtomicBool,
+}
+
+impl Standing {
+    fn active(&self, now: Duration) {
+        let us = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
+        self.active_us.fetch_max(us, Ordering::AcqRel);
+    }
+
+    /// Since when it has been resting, if it does: its caller has said so, or has long asked
+    /// nothing.
+    fn rests_since(&self, now: Duration) -> Option<Duration> {
+        if self.steps.load(Ordering::Acquire) > 0 {
+            return None;
+        }
+        let since = Duration::from_micros(self.active_us.load(Ordering::Acquire));
+        let after = match self.used.load(Ordering::Acquire) {
+            _ if self.rests.load(Ordering::Acquire) => Duration::ZERO,
+            true => IDLE_AFTER,
+            // There is nothing to replay.
+            false => UNUSED_AFTER,
+        };
+        (now.saturating_sub(since) >= after).then_some(since)
+    }
 }
 
 /// What one caller has of it.
@@ -62,6 +114,7 @@ struct Share {
 struct Slot {
     slots: Arc<Slots>,
     caller: PeerKey,
+    life: u64,
 }
 
 impl Slots {
@@ -96,33 +149,74 @@ impl Slots {
         lock(&self.taken).all
     }
 
-    /// A place for a stream of this caller, and the count of its waiting steps.
-    fn take(self: &Arc<Self>, caller: PeerKey) -> Result<(Slot, Arc<AtomicU32>), StreamFault> {
-        let mut taken = lock(&self.taken);
+    /// A place for the stream `life` of this caller, and the count of its waiting steps.
+    fn take(
+        self: &Arc<Self>,
+        caller: PeerKey,
+        life: u64,
+        now: Duration,
+    ) -> Result<Asked, StreamFault> {
+        let mut guard = lock(&self.taken);
+        let taken = &mut *guard;
         if taken.closed {
             return Err(StreamFault::ShuttingDown);
         }
-        if taken.all >= self.max {
-            return Err(StreamFault::StreamLimit { max: self.max });
-        }
+        let (standing, by_caller) = (&taken.standing, &taken.by_caller);
+        let resting = |of: Option<PeerKey>| {
+            let of_them = move |s: &Standing| of.is_none_or(|caller| s.caller == caller);
+            let all = standing.iter().filter(move |(_, s)| of_them(s));
+            all.filter_map(move |(id, s)| Some((s.rests_since(now)?, *id, s)))
+        };
+        let longest = |of| {
+            let (.., standing) = resting(of).min_by_key(|(since, id, _)| (*since, *id))?;
+            Some(Weak::clone(&standing.life))
+        };
+        let streams = |caller: &PeerKey| by_caller.get(caller).map_or(0, |share| share.streams);
         let max = self.quota.streams;
-        let of_caller = taken.by_caller.get(&caller);
-        if of_caller.is_some_and(|share| share.streams >= max) {
-            return Err(StreamFault::StreamQuota { max });
+        let victim = if streams(&caller) >= max {
+            Some(longest(Some(caller)).ok_or(StreamFault::StreamQuota { max })?)
+        } else {
+            let free = self.max.saturating_sub(taken.all) as usize;
+            let running = |caller: &PeerKey| {
+                let resting = u32::try_from(resting(Some(*caller)).count());
+                streams(caller).saturating_sub(resting.unwrap_or(u32::MAX))
+            };
+            let ahead = taken.claims.ahead(caller, now, running);
+            if free.saturating_add(resting(None).count()) <= ahead {
+                taken.claims.refused(caller, now);
+                return Err(StreamFault::StreamLimit { max: self.max });
+            }
+            if free == 0 { longest(None) } else { None }
+        };
+        if let Some(victim) = victim {
+            // A life that ends here gives its place back, and needs the lock for that.
+            drop(guard);
+            return Ok(Asked::Instead(victim.upgrade()));
         }
+        taken.claims.granted(caller);
         let share = taken.by_caller.entry(caller).or_default();
         share.streams += 1;
         let steps = Arc::clone(&share.steps);
         taken.all += 1;
         gauge!("hearthnet_shard_streams").set(taken.all);
         let slots = Arc::clone(self);
-        Ok((Slot { slots, caller }, steps))
+        let slot = Slot {
+            slots,
+            caller,
+            life,
+        };
+        Ok(Asked::Granted(slot, steps))
+    }
+
+    fn enlist(&self, id: u64, standing: &Arc<Standing>) {
+        lock(&self.taken).standing.insert(id, Arc::clone(standing));
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
         let mut taken = lock(&self.slots.taken);
+        taken.standing.remove(&self.life);
         taken.all = taken.all.saturating_sub(1);
         gauge!("hearthnet_shard_streams").set(taken.all);
         if let Some(share) = taken.by_caller.get_mut(&self.caller) {
@@ -157,46 +251,113 @@ pub(crate) struct Life {
     /// First and last layer that its rows run through.
     pub(crate) layers: (u32, u32),
     /// Most positions that the stream may hold.
-    pub(crate) max_positions: u32,
+    max_positions: AtomicU32,
     pub(crate) outlet: Arc<dyn Outlet>,
     slot: Mutex<Option<Slot>>,
     ended: AtomicBool,
-    steps: AtomicU32,
+    standing: Arc<Standing>,
     rows: AtomicU32,
     /// Steps of all streams of the caller, and how many those may be.
     of_caller: Arc<AtomicU32>,
     max_of_caller: u32,
 }
 
+/// A stream that is to begin.
+pub(crate) struct Beginning<'a> {
+    pub(crate) caller: PeerKey,
+    /// Unique in this process.
+    pub(crate) id: u64,
+    pub(crate) open: &'a StreamOpen,
+    pub(crate) outlet: Arc<dyn Outlet>,
+    pub(crate) now: Duration,
+}
+
 impl Life {
-    /// Takes a place for a stream.
+    /// Takes a place for a stream. Where none is free, `give_way` is called with lives that rest,
+    /// until one is; it has to end them.
     ///
     /// # Errors
     /// [`StreamFault::StreamLimit`] if none is free, [`StreamFault::StreamQuota`] if the caller has
     /// all that it may; [`StreamFault::ShuttingDown`].
     pub(crate) fn begin(
         slots: &Arc<Slots>,
-        caller: PeerKey,
-        id: u64,
-        open: &StreamOpen,
-        outlet: Arc<dyn Outlet>,
+        beginning: Beginning<'_>,
+        give_way: impl Fn(&Self),
     ) -> Result<Arc<Self>, StreamFault> {
-        let (slot, of_caller) = slots.take(caller)?;
-        Ok(Arc::new(Self {
-            id,
+        let Beginning {
             caller,
-            stream: open.stream,
-            epoch: open.epoch,
-            layers: (open.lo, open.hi),
-            max_positions: open.max_positions,
+            id,
+            open,
             outlet,
-            slot: Mutex::new(Some(slot)),
-            ended: AtomicBool::new(false),
-            steps: AtomicU32::new(0),
-            rows: AtomicU32::new(0),
-            of_caller,
-            max_of_caller: slots.quota.steps,
+            now,
+        } = beginning;
+        let (slot, of_caller) = loop {
+            match slots.take(caller, id, now)? {
+                Asked::Granted(slot, of_caller) => break (slot, of_caller),
+                Asked::Instead(life) => life.iter().for_each(|life| give_way(life)),
+            }
+        };
+        Ok(Arc::new_cyclic(|life| {
+            let standing = Arc::new(Standing {
+                caller,
+                life: Weak::clone(life),
+                steps: AtomicU32::new(0),
+                active_us: AtomicU64::new(0),
+                rests: AtomicBool::new(false),
+                used: AtomicBool::new(false),
+            });
+            standing.active(now);
+            slots.enlist(id, &standing);
+            Self {
+                id,
+                caller,
+                stream: open.stream,
+                epoch: open.epoch,
+                layers: (open.lo, open.hi),
+                max_positions: AtomicU32::new(open.max_positions),
+                outlet,
+                slot: Mutex::new(Some(slot)),
+                ended: AtomicBool::new(false),
+                standing,
+                rows: AtomicU32::new(0),
+                of_caller,
+                max_of_caller: slots.quota.steps,
+            }
         }))
+    }
+
+    /// Most positions that the stream may hold.
+    pub(crate) fn max_positions(&self) -> u32 {
+        self.max_positions.load(Ordering::Acquire)
+    }
+
+    /// Lets the stream hold more positions.
+    pub(crate) fn grow(&self, max_positions: u32) {
+        self.max_positions
+            .fetch_max(max_positions, Ordering::AcqRel);
+    }
+
+    /// A step has come.
+    pub(crate) fn asked(&self, now: Duration) {
+        self.standing.used.store(true, Ordering::Release);
+        self.standing.rests.store(false, Ordering::Release);
+        self.standing.active(now);
+    }
+
+    /// A step was answered.
+    pub(crate) fn answered(&self, now: Duration) {
+        self.standing.active(now);
+    }
+
+    /// Its caller asks nothing of it for now.
+    pub(crate) fn rest(&self, now: Duration) {
+        self.standing.rests.store(true, Ordering::Release);
+        self.standing.active(now);
+    }
+
+    /// Whether its caller has said that it asks nothing for now.
+    pub(crate) fn rests(&self) -> bool {
+        self.standing.rests.load(Ordering::Acquire)
     }
 
     /// What the caller calls this life.
@@ -234,10 +395,10 @@ impl Life {
     ) -> Result<Ticket, StreamFault> {
         // Only the connection's task adds, so that reading first is no race: the
         // compute thread can only make room in between.
-        let steps = self.steps.load(Ordering::Acquire);
+        let steps = self.standing.steps.load(Ordering::Acquire);
         let waiting = self.rows.load(Ordering::Acquire);
         let total = waiting.checked_add(rows).ok_or(StreamFault::QueueFull)?;
-        if steps >= max_steps || total > self.max_positions {
+        if steps >= max_steps || total > self.max_positions() {
             return Err(StreamFault::QueueFull);
         }
         // The caller's other connections add to this as well.
@@ -246,7 +407,7 @@ impl Life {
             let max = self.max_of_caller;
             return Err(StreamFault::StepQuota { max });
         }
-        self.steps.fetch_add(1, Ordering::AcqRel);
+        self.standing.steps.fetch_add(1, Ordering::AcqRel);
         self.rows.fetch_add(rows, Ordering::AcqRel);
         Ok(Ticket {
             life: Arc::clone(self),
@@ -275,7 +436,7 @@ pub(crate) struct Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.life.steps.fetch_sub(1, Ordering::AcqRel);
+        self.life.standing.steps.fetch_sub(1, Ordering::AcqRel);
         self.life.of_caller.fetch_sub(1, Ordering::AcqRel);
         self.life.rows.fetch_sub(self.rows, Ordering::AcqRel);
     }

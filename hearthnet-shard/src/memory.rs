@@ -13,6 +13,10 @@ pub struct MemoryReport {
     pub kv_bytes_per_position: u64,
     /// Bytes that the KV of all streams may take.
     pub kv_budget_bytes: u64,
+    /// Positions that they are, in whole pages; what all streams may hold together.
+    pub kv_positions: u64,
+    /// Positions that the streams of one caller may hold together.
+    pub kv_positions_per_caller: u64,
     /// Resident memory of the whole process, where the system tells (Linux).
     pub resident_bytes: Option<u64>,
 }

@@ -36,7 +36,7 @@ use std::time::Duration;
 use hearthnet_transport::PeerKey;
 
 use fair::Ledger;
-pub(crate) use pages::{Full, IDLE_AFTER, Pool, admit};
+pub(crate) use pages::{Full, IDLE_AFTER, Pool, UNUSED_AFTER, admit};
 use pages::{Holder, Need, held_by, victim};
 
 /// Steps of at most this many rows count as decode. One row is a plain decode step;
@@ -54,6 +54,8 @@ pub(crate) struct View {
     pub(crate) length: u32,
     /// When something last happened on it.
     pub(crate) active: Duration,
+    /// Its caller has said that it asks nothing for now.
+    pub(crate) rests: bool,
     /// The step that is next, if one waits.
     pub(crate) head: Option<Head>,
 }
@@ -79,7 +81,8 @@ impl View {
             length: self.length,
             pages: pool.pages(self.length),
             active: self.active,
-            idle: self.head.is_none() && now.saturating_sub(self.active) >= IDLE_AFTER,
+            idle: self.head.is_none()
+                && (self.rests || now.saturating_sub(self.active) >= IDLE_AFTER),
         }
     }
 }

@@ -34,6 +34,8 @@ use crate::stream::{Job, Stream, Work};
 pub(crate) enum Command {
     /// Begin a stream.
     Open(Arc<Life>),
+    /// Let a stream hold more positions.
+    Grow { life: u64, max_positions: u32 },
     /// Run a step, whose shape, type and values were checked.
     Step {
         life: u64,
@@ -144,6 +146,10 @@ impl<S: EngineSource> Scheduler<S> {
     pub(crate) fn handle(&mut self, command: Command) {
         match command {
             Command::Open(life) => self.open(&life),
+            Command::Grow {
+                life,
+                max_positions,
+            } => self.grow(life, max_positions),
             Command::Step {
                 life,
                 step,
@@ -172,7 +178,8 @@ impl<S: EngineSource> Scheduler<S> {
 
     /// Whether the next batch could be larger in a moment: [`may_grow`].
     pub(crate) fn may_grow(&self) -> bool {
-        let streams = self.streams.values();
+        // Nobody waits for those that rest.
+        let streams = self.streams.values().filter(|stream| !stream.life.rests());
         let standing =
             streams.map(|stream| (stream.head().map(|job| job.step.rows), stream.active));
         may_grow(standing, self.clock.now())
@@ -277,6 +284,32 @@ impl<S: EngineSource> Scheduler<S> {
         self.count_kv();
     }
 
+    /// Answers a caller that wants more positions for a stream. More is not promised than at the
+    /// open: that they could ever be there.
+    fn grow(&mut self, id: u64, max_positions: u32) {
+        let Some(life) = self.streams.get(&id).map(|stream| Arc::clone(&stream.life)) else {
+            return;
+        };
+        match self.could_hold(max_positions) {
+            Ok(()) => life.outlet.send(Message::StreamOpened(StreamOpened {
+                stream: life.stream,
+                epoch: life.epoch,
+            })),
+            Err(fault) => self.fail(id, None, &fault),
+        }
+    }
+
+    fn could_hold(&self, positions: u32) -> Result<(), StreamFault> {
+        let pool = self.pool;
+        if pool.pages(positions) <= pool.quota {
+            return Ok(());
+        }
+        Err(StreamFault::KvTooSmall {
+            asked: positions,
+            holds: pool.quota.saturating_mul(pool.page),
+        })
+    }
+
     fn try_open(&mut self, life: &Arc<Life>) -> Result<(), StreamFault> {
         self.load(&mut |phase, done, total| {
             tracing::debug!(?phase, done, total, "loading the weights again");
@@ -303,13 +336,7 @@ impl<S: EngineSource> Scheduler<S> {
     /// not promised: who grows when no page is left may cost somebody its own.
     fn admit(&mut self, life: &Life) -> Result<(), StreamFault> {
         let (pool, percent) = (self.pool, self.limits.kv_share);
-        let most = pool.pages(life.max_positions);
-        if most > pool.total {
-            return Err(StreamFault::KvFull);
-        }
-        if most > pool.quota {
-            return Err(StreamFault::KvQuota { percent });
-        }
+        self.could_hold(life.max_positions())?;
         self.look();
         let holders = holders(&self.views, &pool, self.clock.now());
         admit(&holders, &pool, life.caller).map_err(|full| match full {
@@ -478,6 +505,7 @@ impl<S: EngineSource> Scheduler<S> {
             data: out.into(),
         };
         // Before the caller can know, for its next step may need the room.
+        stream.life.answered(now);
         drop(ticket);
         let outlet = Arc::clone(&stream.life.outlet);
         wipe(step.data);

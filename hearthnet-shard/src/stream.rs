@@ -78,6 +78,7 @@ impl<Q: Copy> Stream<Q> {
             caller: self.life.caller,
             length: engine.len(self.seq),
             active: self.active,
+            rests: self.life.rests(),
             head,
         }
     }
@@ -106,7 +107,7 @@ impl<Q: Copy> Stream<Q> {
                 }
                 Some(Work::Step(job)) if !job.settled => {
                     let (position, rows) = (job.step.position, job.step.rows);
-                    let max = self.life.max_positions;
+                    let max = self.life.max_positions();
                     let refuse = |fault| Err((Some(position), fault));
                     if position > length {
                         return refuse(StreamFault::PositionGap { position, length });

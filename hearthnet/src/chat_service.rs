@@ -196,10 +196,11 @@ pub(crate) fn http_failure(error: &HttpError, flag: &str) -> Failure {
     }
 }
 
-/// Closes the door, and lets what is being answered end.
+/// Lets what is being answered end, and closes the door. Until then whoever comes is told that the
+/// service stops.
 pub(crate) async fn close(server: HttpServer, service: &Service) {
-    let shut = server.shutdown(DRAIN_DEADLINE + CLOSE_DEADLINE);
-    tokio::join!(shut, service.drain(DRAIN_DEADLINE));
+    service.drain(DRAIN_DEADLINE).await;
+    server.shutdown(CLOSE_DEADLINE).await;
 }
 
 /// The key that clients must send, from a file that only its owner can read.

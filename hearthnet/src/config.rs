@@ -142,6 +142,7 @@ pub(crate) struct Inference {
     pub(crate) fallback_to_local_after_failures: u32,
     pub(crate) room_timeout_seconds: u64,
     pub(crate) room_timeout_before_fallback_seconds: u64,
+    pub(crate) room_timeout_at_start_seconds: u64,
     pub(crate) history_mb: usize,
     pub(crate) max_concurrent_pipelines: usize,
     pub(crate) max_waiting_chats: usize,
@@ -168,6 +169,7 @@ impl Default for Inference {
             fallback_to_local_after_failures: 2,
             room_timeout_seconds: 300,
             room_timeout_before_fallback_seconds: 30,
+            room_timeout_at_start_seconds: 30,
             history_mb: 256,
             max_concurrent_pipelines: 4,
             max_waiting_chats: 32,
@@ -484,6 +486,10 @@ impl Config {
             ),
             ("slow_reader_seconds", inference.slow_reader_seconds),
             ("room_timeout_seconds", inference.room_timeout_seconds),
+            (
+                "room_timeout_at_start_seconds",
+                inference.room_timeout_at_start_seconds,
+            ),
             (
                 "room_timeout_before_fallback_seconds",
                 inference.room_timeout_before_fallback_seconds,

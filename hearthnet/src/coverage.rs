@@ -84,6 +84,8 @@ mod tests {
                 layer_range: (lo, hi),
                 total_layers: 30,
                 vram_required_mb: 1,
+                weights_mb: 0,
+                kv_mb: 0,
                 max_concurrent_streams: 1,
                 host: String::new(),
                 endpoint: String::new(),

@@ -158,7 +158,7 @@ impl From<ChatError> for Failure {
             ChatError::WeightsMismatch(_) => Kind::WeightsMismatch,
             ChatError::BadRequest(_) | ChatError::TooLong { .. } => Kind::BadRequest,
             ChatError::Cancelled => Kind::Interrupted,
-            ChatError::Busy(_) | ChatError::ShuttingDown => Kind::Busy,
+            ChatError::Busy(_) | ChatError::HostsFull(_) | ChatError::ShuttingDown => Kind::Busy,
             _ => Kind::Internal,
         };
         Self::new(kind, error.to_string()).hint(error.hint())

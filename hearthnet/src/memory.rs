@@ -1,5 +1,11 @@
 //! How much of this machine's memory a host may fill.
 
+use hearthnet_model::ModelFile;
+
+use crate::failure::{Failure, Kind};
+use crate::layers::room;
+use crate::output::bytes;
+
 /// Bytes that programs can still get without swapping, where the system tells (Linux).
 fn available_bytes() -> Option<u64> {
     parse_available(&std::fs::read_to_string("/proc/meminfo").ok()?)
@@ -21,6 +27,44 @@ pub(crate) fn weights_budget(setting_mb: u64) -> u64 {
         0 => available_bytes().map_or(1 << 30, |free| free / 2),
         mb => mb << 20,
     }
+}
+
+/// Whether layers that the owner named stay within `memory_budget_mb`, where that is set. Without a
+/// setting the owner's word is the budget.
+pub(crate) fn named_layers_fit(
+    model: &ModelFile,
+    id: &str,
+    (lo, hi): (u32, u32),
+    setting_mb: u64,
+) -> Result<(), Failure> {
+    let layers: Vec<u64> = (lo..=hi).map(|layer| model.layer_bytes(layer)).collect();
+    let needed = layers
+        .iter()
+        .fold(0, |all: u64, one| all.saturating_add(*one));
+    let budget = weights_budget(setting_mb);
+    if setting_mb == 0 || needed <= budget {
+        return Ok(());
+    }
+    let fit = match room(budget, &layers) {
+        0 => "not one of them does".to_owned(),
+        n => format!(
+            "{n} of them do, {lo}-{} for example",
+            lo.saturating_add(n - 1)
+        ),
+    };
+    let whole = needed.div_ceil(1 << 20);
+    Err(Failure::new(
+        Kind::Host,
+        format!(
+            "layers {lo}-{hi} of {id} take {}, which do not fit into the {} that \
+             memory_budget_mb = {setting_mb} allows; {fit}",
+            bytes(needed),
+            bytes(budget),
+        ),
+    )
+    .hint(format!(
+        "name fewer layers, or set research.distributed_inference.host.memory_budget_mb to {whole} or more"
+    )))
 }
 
 #[cfg(test)]

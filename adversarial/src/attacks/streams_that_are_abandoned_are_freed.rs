@@ -16,6 +16,17 @@ impl crate::Attack for Attack {
     async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
         let mut found = Findings::new();
         let width = bench.target().width;
+        // Streams that are used: one that holds no rows gives way to others by itself.
+        let step = |stream| {
+            let step = Step {
+                stream,
+                rows: 16,
+                width,
+                data: vec![0; 16 * width as usize * 2],
+                ..Step::default()
+            };
+            step.frame()
+        };
         for round in 1..=4 {
             let mut peer = bench.pipeline().await?;
             for stream in 1..STREAMS {
@@ -23,19 +34,16 @@ impl crate::Attack for Attack {
                 let opened = peer.receive().await.is(kind::STREAM_OPENED);
                 let what = format!("stream {stream} in round {round}");
                 found.check(what, "opened", opened, opened);
+                peer.send(step(stream)).await;
+                let answered = peer.receive().await.is(kind::STEP_RESULT);
+                let what = format!("a step of stream {stream} in round {round}");
+                found.check(what, "answered", answered, answered);
             }
             peer.send(bench.stream_open(STREAMS)).await;
             found.refused("one more", "stream_limit", &peer.receive().await);
             // As much work as they may have, of which nobody will hear.
             for stream in 1..STREAMS {
-                let step = Step {
-                    stream,
-                    rows: 16,
-                    width,
-                    data: vec![0; 16 * width as usize * 2],
-                    ..Step::default()
-                };
-                peer.send(step.frame()).await;
+                peer.send(step(stream)).await;
             }
             drop(peer);
             // The places are free as soon as the host sees that the connection is gone.

@@ -150,6 +150,8 @@ fn descriptor(host: NodeId) -> Descriptor {
         layer_range: (0, 7),
         total_layers: 16,
         vram_required_mb: 10,
+        weights_mb: 0,
+        kv_mb: 0,
         max_concurrent_streams: 4,
         host: host.to_string(),
         endpoint: "127.0.0.1:1".into(),

@@ -8,6 +8,13 @@ use serde_json::{Value, json};
 
 use crate::error::ChatError;
 
+/// How long a service that stops may take to be back, at a guess: it ends what runs (20 s at most),
+/// and loads a model.
+const BACK_AFTER: Duration = Duration::from_secs(30);
+
+/// When to ask again where the door itself is crowded.
+const CROWDED: Duration = Duration::from_secs(2);
+
 /// What a client is told when it does not get what it asked for.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ApiError {
@@ -154,7 +161,7 @@ impl ApiError {
                 (StatusCode::BAD_REQUEST, "invalid_request_error")
             }
             ChatError::ExperimentalDisabled => (StatusCode::FORBIDDEN, "permission_error"),
-            ChatError::Busy(_) => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error"),
+            ChatError::Busy(_) | ChatError::HostsFull(_) => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error"),
             ChatError::ShardUnavailable(_)
             | ChatError::PipelineStalled(_)
             | ChatError::WeightsMismatch(_)
@@ -172,10 +179,18 @@ impl ApiError {
         Self::new(status, kind, code, message)
     }
 
-    /// Adds when to ask again.
+    /// 429: as many requests are being answered as may be.
+    pub(super) fn crowded(most: usize) -> Self {
+        let message = format!("{most} requests are being answered, which is as many as may");
+        Self::chat(&ChatError::Busy(message)).retry_after(CROWDED)
+    }
+
+    /// Adds when to ask again, where that could help.
     pub(super) fn retry_after(mut self, after: Duration) -> Self {
         if self.status == StatusCode::TOO_MANY_REQUESTS {
             self.retry_after = Some(after);
+        } else if self.code == ChatError::ShuttingDown.code() {
+            self.retry_after = Some(BACK_AFTER);
         }
         self
     }

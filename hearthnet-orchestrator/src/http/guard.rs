@@ -1,6 +1,7 @@
 //! Who may come in: with the key, or from this machine under one of its own names.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
@@ -45,8 +46,12 @@ impl std::fmt::Debug for ApiKey {
 }
 
 /// Where a request came from.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Client(pub(super) IpAddr);
+#[derive(Debug, Clone)]
+pub(super) struct Client {
+    pub(super) ip: IpAddr,
+    /// The connection, for as long as it lasts.
+    pub(super) connection: Arc<()>,
+}
 
 /// The paths of `inner` for those who may come in, and `/healthz` for everybody: whether it is
 /// well, a machine may be asked by anyone who reaches it.

@@ -8,11 +8,13 @@
 //! | paths, streams | here |
 //! | who may come in | `guard.rs` |
 //! | connections, deadlines, shutdown | `server.rs` |
+//! | which connection goes when there are too many | `connections.rs` |
 //! | numbers, for processes without a service as well | `metrics.rs`, `numbers.rs` |
 //!
 //! A client that goes away cancels what it asked for: dropping a response drops its
 //! [`Answer`].
 
+mod connections;
 mod error;
 mod guard;
 mod metrics;
@@ -32,17 +34,21 @@ use axum::body::{Body, Bytes};
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderValue, Response, StatusCode, header};
+use axum::middleware::{self, Next};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
 use futures_util::stream;
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 
+use self::connections::held;
 use self::error::ApiError;
 use self::guard::Client;
 use self::reply::{Header, Reply, Shape};
 use self::request::ApiRequest;
 use crate::chat::Frame;
 use crate::error::ChatError;
+use crate::service::returns::Mark;
 use crate::service::{Answer, ServedModel, Service};
 
 pub use self::guard::{ApiKey, MIN_KEY_BYTES};
@@ -66,7 +72,8 @@ pub struct HttpSettings {
     /// How long a request's head, and then its body, may take to arrive; how long a connection may
     /// be idle, and how long a client may take nothing of what is sent to it.
     pub client_deadline: Duration,
-    /// Connections at once; one more waits to be accepted.
+    /// Requests that are answered at once; one more is refused. As many connections may be idle: for
+    /// one more the one that has been idle for longest is closed.
     pub max_connections: usize,
 }
 
@@ -98,11 +105,22 @@ fn router(service: Service, metrics: Option<Metrics>, settings: &HttpSettings) -
         client_deadline: settings.client_deadline,
         since: unix_seconds(),
     });
+    let most = settings.max_connections.max(1);
+    let places = Arc::new(Semaphore::new(most));
     let api = Router::new()
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completion))
         .route("/v1/models", get(models))
         .route("/v1/models/{id}", get(model))
+        .route_layer(middleware::from_fn(move |request: Request, next: Next| {
+            let place = Arc::clone(&places).try_acquire_owned();
+            async move {
+                match place {
+                    Ok(place) => held(next.run(request).await, place),
+                    Err(_) => ApiError::crowded(most).response(),
+                }
+            }
+        }))
         .with_state(Arc::clone(&door));
     let api = match metrics {
         Some(metrics) => api.merge(numbers::router(metrics)),
@@ -178,6 +196,10 @@ impl Door {
         request: Request,
     ) -> Result<Response<Body>, ApiError> {
         let body = self.body(request).await?;
+        let mark = Mark {
+            request: self.service.digest(&body),
+            connection: Some(client.connection),
+        };
         let random = random()?;
         // 53 bits survive every JSON reader.
         let seed = (random as u64) >> 11;
@@ -198,14 +220,23 @@ impl Door {
         };
         let wants_logprobs = chat.sampling.logprobs.is_some();
         // Not a proof of anything: it only shares fairly, and keeps conversations apart.
-        let caller = format!("{} {}", client.0, user.unwrap_or_default());
+        let caller = format!("{} {}", client.ip, user.unwrap_or_default());
         let failed =
             |error: ChatError| ApiError::chat(&error).retry_after(self.service.retry_after());
-        let mut answer = self.service.ask(&caller, &model, chat).map_err(failed)?;
+        let asked = self.service.ask_as(&caller, &mark, &model, chat);
+        let mut answer = asked.map_err(|refusal| {
+            let after = refusal.retry_after.unwrap_or_default();
+            ApiError::chat(&refusal.error).retry_after(after)
+        })?;
         // The first frame comes when the request has been understood and hosts have been found:
         // what fails before has a status of its own.
         let first = match answer.next().await {
             Some(Ok(frame)) => frame,
+            // Hosts that stay full refuse as a full queue does: who comes back is next.
+            Some(Err(error @ ChatError::HostsFull(_))) => {
+                let after = self.service.remember(&caller, &mark);
+                return Err(ApiError::chat(&error).retry_after(after));
+            }
             Some(Err(error)) => return Err(failed(error)),
             None => return Err(failed(ChatError::Cancelled)),
         };

@@ -13,10 +13,11 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, Sleep};
 
+use super::connections::{Connection, Connections, attended};
 use super::guard::Client;
 use super::numbers::{self, Health};
 use super::{HttpSettings, Metrics, router};
@@ -99,7 +100,7 @@ impl HttpServer {
         let accept = Accept {
             router,
             deadline: settings.client_deadline,
-            places: Arc::new(Semaphore::new(settings.max_connections.max(1))),
+            connections: Connections::new(settings.max_connections),
             stopped,
         };
         Ok(Self {
@@ -115,7 +116,8 @@ impl HttpServer {
     }
 
     /// Accepts no more connections, lets requests that are being answered end, and returns when
-    /// the last has, or at the deadline. [`Service::drain`] is what makes them end.
+    /// the last has, or at the deadline. [`Service::drain`] is what makes them end; until it has,
+    /// the door should stay open, so that whoever comes hears that the service stops.
     pub async fn shutdown(mut self, deadline: Duration) {
         self.stop.send_replace(true);
         if let Some(mut accepting) = self.accepting.take()
@@ -140,7 +142,7 @@ impl Drop for HttpServer {
 struct Accept {
     router: Router,
     deadline: Duration,
-    places: Arc<Semaphore>,
+    connections: Arc<Connections>,
     stopped: watch::Receiver<bool>,
 }
 
@@ -151,14 +153,19 @@ impl Accept {
             tokio::select! {
                 () = told(&mut self.stopped) => break,
                 Some(_) = connections.join_next() => {}
-                accepted = accept(&listener, &self.places) => {
-                    let (stream, peer, place) = accepted;
-                    let router = self.router.clone().layer(Extension(Client(peer.ip())));
-                    let connection = serve(stream, router, self.deadline, self.stopped.clone());
-                    connections.spawn(async move {
-                        connection.await;
-                        drop(place);
-                    });
+                (stream, peer) = accept(&listener) => {
+                    let Some(connection) = self.connections.admit() else {
+                        // All others are being answered; this one hears so by its end.
+                        continue;
+                    };
+                    let client = Client {
+                        ip: peer.ip(),
+                        connection: Arc::default(),
+                    };
+                    let router = attended(self.router.clone(), &connection)
+                        .layer(Extension(client));
+                    let served = serve(stream, router, self.deadline, self.stopped.clone());
+                    connections.spawn(until_closed(connection, served));
                 }
             }
             metrics::gauge!("hearthnet_http_connections").set(connections.len() as f64);
@@ -169,25 +176,24 @@ impl Accept {
     }
 }
 
-/// The next connection, once there is a place for it.
-async fn accept(
-    listener: &TcpListener,
-    places: &Arc<Semaphore>,
-) -> (
-    TcpStream,
-    SocketAddr,
-    Option<tokio::sync::OwnedSemaphorePermit>,
-) {
-    // The semaphore is never closed.
-    let place = Arc::clone(places).acquire_owned().await.ok();
+/// The next connection.
+async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     loop {
         match listener.accept().await {
-            Ok((stream, peer)) => return (stream, peer, place),
+            Ok(accepted) => return accepted,
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
+    }
+}
+
+/// A connection goes on until it ends, or is idle when another one needs its place.
+async fn until_closed(connection: Connection, served: impl Future<Output = ()>) {
+    tokio::select! {
+        () = served => {}
+        () = connection.closed() => {}
     }
 }
 

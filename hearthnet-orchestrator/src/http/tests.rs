@@ -197,6 +197,78 @@ fn a_plain_answer_has_openais_shape() {
 }
 
 #[test]
+fn idle_connections_keep_nobody_out() {
+    let settings_of_door = HttpSettings {
+        max_connections: 4,
+        // Nobody is closed for being idle within this test.
+        client_deadline: Duration::from_secs(3600),
+        ..HttpSettings::default()
+    };
+    let house = house(fixture(settings(2, 4, 4)), settings_of_door);
+    let half_a_head = |mut stream: TcpStream| {
+        let _ = stream.write_all(b"GET /heal");
+        stream
+    };
+    let idle: Vec<TcpStream> = (0..64).map(|_| half_a_head(house.connect())).collect();
+    assert_eq!(house.get("/healthz", "").status, 200);
+    assert_eq!(house.get("/metrics", "").status, 200);
+    assert_eq!(house.chat(json!({})).status, 200);
+    drop(idle);
+}
+
+#[test]
+fn requests_beyond_what_may_be_answered_at_once_are_refused_and_health_is_not() {
+    let settings_of_door = HttpSettings {
+        max_connections: 1,
+        ..HttpSettings::default()
+    };
+    let house = house(fixture(settings(2, 4, 4)), settings_of_door);
+    house.fixture.gate.set(true);
+    let mut first = house.connect();
+    let body = ask(json!({})).to_string();
+    let asked = post("/v1/chat/completions", &body, "Connection: close\r\n");
+    first.write_all(asked.as_bytes()).unwrap();
+    house.fixture.until("it runs", |load, _| load.running == 1);
+    let refused = house.chat(json!({}));
+    assert_eq!(refused.error().1, "busy");
+    assert!(refused.headers["retry-after"].parse::<u64>().unwrap() >= 1);
+    assert_eq!(house.get("/healthz", "").status, 200);
+    house.fixture.gate.set(false);
+    let mut answer = String::new();
+    first.read_to_string(&mut answer).unwrap();
+    assert_eq!(parse(&answer).status, 200);
+    assert_eq!(house.chat(json!({})).status, 200);
+}
+
+#[test]
+fn a_newcomer_hears_that_a_draining_service_stops_and_when_to_ask_again() {
+    let house = open();
+    house.fixture.gate.set(true);
+    let mut first = house.connect();
+    let body = ask(json!({})).to_string();
+    let asked = post("/v1/chat/completions", &body, "Connection: close\r\n");
+    first.write_all(asked.as_bytes()).unwrap();
+    house.fixture.until("it runs", |load, _| load.running == 1);
+    let service = house.fixture.service.clone();
+    let draining = house
+        .fixture
+        .runtime
+        .spawn(async move { service.drain(PATIENCE).await });
+    house.fixture.until("it drains", |load, _| load.draining);
+    let refused = house.chat(json!({}));
+    assert_eq!(
+        (refused.status, refused.error().1.as_str()),
+        (503, "shutting_down")
+    );
+    assert!(refused.headers["retry-after"].parse::<u64>().unwrap() >= 1);
+    house.fixture.gate.set(false);
+    house.fixture.runtime.block_on(draining).unwrap();
+    let mut answer = String::new();
+    first.read_to_string(&mut answer).unwrap();
+    assert_eq!(parse(&answer).status, 200);
+}
+
+#[test]
 fn a_stream_says_the_same_as_a_plain_answer() {
     let house = open();
     let plain = house.chat(json!({})).json();

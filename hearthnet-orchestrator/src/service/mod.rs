@@ -3,6 +3,7 @@
 //! | concept | where |
 //! |---|---|
 //! | whose turn it is | [`turns`] (pure) |
+//! | who was refused, and is next when it comes back | [`returns`] (pure) |
 //! | conversations that wait for their next turn | [`kept`] (pure) |
 //! | how long a chat waits for its reader | `patience.rs` (pure) |
 //! | asking, running, giving up | here |
@@ -20,12 +21,14 @@
 
 pub mod kept;
 mod patience;
+pub mod returns;
 pub mod turns;
 
 #[cfg(test)]
 pub(crate) mod tests;
 
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -35,6 +38,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use self::kept::{Holds, KeepLimits, Kept};
 use self::patience::Patience;
+use self::returns::{Mark, Returns, Room};
 use self::turns::{Entry, Refused, Ticket, TurnLimits, Turns};
 use crate::Cancel;
 use crate::backend::Backend;
@@ -86,8 +90,9 @@ pub trait Opener: Send + Sync + 'static {
     /// A backend for a new conversation. Blocks; ends soon once `cancel` is set.
     ///
     /// # Errors
-    /// [`ChatError::ShardUnavailable`] or [`ChatError::Busy`] when there is no room: the service
-    /// then gives up a conversation that it keeps, and asks again. Any other [`ChatError`].
+    /// [`ChatError::ShardUnavailable`], [`ChatError::HostsFull`] or [`ChatError::Busy`] when there is
+    /// no room: the service then gives up a conversation that it keeps, and asks again. Any other
+    /// [`ChatError`].
     fn open(&self, cancel: &Cancel) -> Result<Box<dyn Backend>, ChatError>;
 }
 
@@ -137,10 +142,24 @@ struct Inner {
     /// Chats that run or wait.
     active: watch::Sender<usize>,
     began: Instant,
+    /// Tells requests apart; nobody can make two that it takes for one.
+    digests: RandomState,
+}
+
+/// A request that was refused at once.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Refusal {
+    /// Why.
+    pub error: ChatError,
+    /// When to ask again, if that could help. Whoever does comes before those who ask for the first
+    /// time.
+    pub retry_after: Option<Duration>,
 }
 
 struct State {
     turns: Turns<Job>,
+    returns: Returns,
     /// By number, to give them up.
     running: BTreeMap<u64, Cancel>,
     next: u64,
@@ -177,6 +196,7 @@ impl Service {
         let inner = Arc::new(Inner {
             state: Mutex::new(State {
                 turns: Turns::new(settings.turns),
+                returns: Returns::default(),
                 running: BTreeMap::new(),
                 next: 0,
                 kept: Kept::new(settings.keep),
@@ -186,6 +206,7 @@ impl Service {
             models: models.into_iter().map(Arc::new).collect(),
             active: watch::Sender::new(0),
             began: Instant::now(),
+            digests: RandomState::new(),
             runtime,
             settings,
         });
@@ -218,8 +239,21 @@ impl Service {
     /// how long recent answers took. 1 to 60 s.
     pub fn retry_after(&self) -> Duration {
         let state = self.0.lock();
-        let rounds = 1.0 + state.turns.waiting() as f64 / state.turns.running().max(1) as f64;
-        Duration::from_secs_f64((state.answer_ms * rounds / 1e3).ceil().clamp(1.0, 60.0))
+        state.until_turns(state.turns.waiting() + 1)
+    }
+
+    /// Remembers a request that found no room after its turn had come, and says when to come back.
+    pub fn remember(&self, caller: &str, mark: &Mark) -> Duration {
+        let mut state = self.0.lock();
+        let (now, after) = (self.0.now_ms(), state.until_turns(1));
+        let due = now.saturating_add(u64::try_from(after.as_millis()).unwrap_or(u64::MAX));
+        state.returns.remember(caller, mark, now, due);
+        after
+    }
+
+    /// What tells a request from others, where its refused caller comes back with it.
+    pub fn digest(&self, request: &[u8]) -> u64 {
+        self.0.digests.hash_one(request)
     }
 
     /// Asks for an answer. `caller` is who shares fairly with others, and whose conversations are
@@ -234,6 +268,21 @@ impl Service {
         model: &str,
         request: ChatRequest,
     ) -> Result<Answer, ChatError> {
+        let asked = self.ask_as(caller, &Mark::default(), model, request);
+        asked.map_err(|refusal| refusal.error)
+    }
+
+    /// The same for a request that is known again when its caller was refused and comes back.
+    ///
+    /// # Errors
+    /// As for [`Self::ask`], with when to come back.
+    pub fn ask_as(
+        &self,
+        caller: &str,
+        mark: &Mark,
+        model: &str,
+        request: ChatRequest,
+    ) -> Result<Answer, Refusal> {
         let Some(model) = self.model(model).cloned() else {
             return Err(refused(ChatError::BadRequest(format!(
                 "there is no model {model:?} here"
@@ -262,23 +311,13 @@ impl Service {
         if state.draining {
             return Err(refused(ChatError::ShuttingDown));
         }
-        let mut run = None;
+        let (mut run, now) = (None, self.0.now_ms());
+        let limits = self.0.settings.turns;
+        state.admit(limits, caller, mark, now)?;
         match state.turns.enter(caller, job) {
             Entry::Run(job) => run = Some(self.0.place(&mut state, job)),
             Entry::Wait(ticket) => answer.ticket = Some(ticket),
-            Entry::Full(why) => {
-                let limits = self.0.settings.turns;
-                let (running, waiting) = (state.turns.running(), state.turns.waiting());
-                return Err(refused(ChatError::Busy(match why {
-                    Refused::Queue => {
-                        format!("{running} chats run and {waiting} wait, which is as many as may")
-                    }
-                    Refused::Caller => format!(
-                        "{running} chats run, and {} of yours wait, which is as many as may",
-                        limits.waiting_per_caller
-                    ),
-                })));
-            }
+            Entry::Full(why) => return Err(state.refuse(limits, why, None)),
         }
         self.0.report(&state);
         drop(state);
@@ -310,6 +349,7 @@ impl Service {
         let waiting = {
             let mut state = self.0.lock();
             let waiting = state.turns.clear();
+            state.returns.clear();
             state.running.values().for_each(Cancel::cancel);
             self.0.report(&state);
             waiting
@@ -319,6 +359,69 @@ impl Service {
             let _ = job.end.send(Err(ChatError::ShuttingDown));
         }
         ended(&mut active, CANCEL_DEADLINE).await;
+    }
+}
+
+impl State {
+    /// Lets a request in, or remembers that it was refused.
+    fn admit(
+        &mut self,
+        limits: TurnLimits,
+        caller: &str,
+        mark: &Mark,
+        now_ms: u64,
+    ) -> Result<(), Refusal> {
+        let turns = &self.turns;
+        let left = limits.waiting.saturating_sub(turns.waiting());
+        let room = |caller: &str| {
+            let own = limits.waiting_per_caller;
+            Room {
+                idle: turns.running() < limits.places.max(1),
+                all: left,
+                own: left.min(own.saturating_sub(turns.waiting_of(caller))),
+            }
+        };
+        let ahead = match self.returns.admit(caller, mark, now_ms, room) {
+            Ok(()) => return Ok(()),
+            Err(ahead) => ahead,
+        };
+        let why = match turns.waiting_of(caller) >= limits.waiting_per_caller {
+            true => Refused::Caller,
+            false => Refused::Queue,
+        };
+        let after = self.until_turns(ahead + 1);
+        let after_ms = u64::try_from(after.as_millis()).unwrap_or(u64::MAX);
+        let due_ms = now_ms.saturating_add(after_ms);
+        self.returns.remember(caller, mark, now_ms, due_ms);
+        Err(self.refuse(limits, why, Some(after)))
+    }
+
+    fn refuse(&self, limits: TurnLimits, why: Refused, after: Option<Duration>) -> Refusal {
+        let (running, waiting) = (self.turns.running(), self.turns.waiting());
+        let error = ChatError::Busy(match why {
+            Refused::Queue if waiting >= limits.waiting => {
+                format!("{running} chats run and {waiting} wait, which is as many as may")
+            }
+            Refused::Queue => format!(
+                "{running} chats run and {waiting} wait; the places that are left are for those who \
+                 were refused before"
+            ),
+            Refused::Caller => format!(
+                "{running} chats run, and {} of yours wait, which is as many as may",
+                limits.waiting_per_caller
+            ),
+        });
+        Refusal {
+            retry_after: after.or_else(|| Some(self.until_turns(waiting + 1))),
+            ..refused(error)
+        }
+    }
+
+    /// How long it takes until so many more answers have ended: a guess from how long recent ones
+    /// took. 1 to 60 s, whole.
+    fn until_turns(&self, answers: usize) -> Duration {
+        let rounds = answers as f64 / self.turns.running().max(1) as f64;
+        Duration::from_secs_f64((self.answer_ms * rounds / 1e3).ceil().clamp(1.0, 60.0))
     }
 }
 
@@ -472,7 +575,11 @@ fn open(
 ) -> Result<Box<dyn Backend>, ChatError> {
     loop {
         match model.opener.open(cancel) {
-            Err(error @ (ChatError::ShardUnavailable(_) | ChatError::Busy(_))) => {
+            Err(
+                error @ (ChatError::ShardUnavailable(_)
+                | ChatError::Busy(_)
+                | ChatError::HostsFull(_)),
+            ) => {
                 let oldest = inner.lock().kept.take_oldest();
                 match oldest {
                     Some(oldest) => drop(oldest),
@@ -544,9 +651,12 @@ async fn expire(inner: Weak<Inner>) {
     }
 }
 
-fn refused(error: ChatError) -> ChatError {
+fn refused(error: ChatError) -> Refusal {
     metrics::counter!("hearthnet_refusals_total", "code" => error.code()).increment(1);
-    error
+    Refusal {
+        error,
+        retry_after: None,
+    }
 }
 
 /// An answer as it comes. Dropping it gives the chat up.

@@ -254,6 +254,48 @@ fn more_than_may_wait_are_refused_and_the_others_are_answered() {
 }
 
 #[test]
+fn of_those_who_were_refused_the_first_is_next_and_a_newcomer_is_last() {
+    let f = fixture(settings(1, 1, 1));
+    f.gate.set(true);
+    let running = f.service.ask("a", "tiny", request("hello", 2)).unwrap();
+    let waiting = f.service.ask("b", "tiny", request("hello", 2)).unwrap();
+    // They ask the same, on connections of their own.
+    let marks: Vec<Mark> = (0..3)
+        .map(|_| Mark {
+            request: f.service.digest(b"hello"),
+            connection: Some(Arc::new(())),
+        })
+        .collect();
+    let ask = |n: usize| {
+        let hello = request("hello", 2);
+        f.service.ask_as("c", &marks[n], "tiny", hello)
+    };
+    for n in [0, 1] {
+        let refusal = ask(n).err().unwrap();
+        assert_eq!(refusal.error.code(), "busy");
+        assert!(
+            refusal
+                .retry_after
+                .is_some_and(|after| after >= Duration::from_secs(1))
+        );
+    }
+    // The place to wait is free again. Whoever comes first after that is not its owner.
+    drop(waiting);
+    assert_eq!(f.service.load().waiting, 0);
+    for n in [2, 1] {
+        assert_eq!(ask(n).err().unwrap().error.code(), "busy");
+    }
+    let first = ask(0).unwrap();
+    f.gate.set(false);
+    for answer in [running, first] {
+        f.end(answer).unwrap();
+    }
+    // While nothing waits, nobody is kept out for somebody who is not there.
+    f.until("all done", |load, _| load.running == 0 && load.waiting == 0);
+    f.end(ask(2).unwrap()).unwrap();
+}
+
+#[test]
 fn an_answer_that_is_dropped_frees_its_place_or_its_turn() {
     let f = fixture(settings(1, 4, 4));
     f.gate.set(true);

@@ -146,6 +146,12 @@ impl<T> Turns<T> {
             .collect()
     }
 
+    /// Items of a caller that wait.
+    pub fn waiting_of(&self, caller: &str) -> usize {
+        let line = self.ring.iter().find(|line| line.caller == caller);
+        line.map_or(0, |line| line.items.len())
+    }
+
     /// Items that run.
     pub fn running(&self) -> usize {
         self.running

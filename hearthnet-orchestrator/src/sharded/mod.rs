@@ -12,9 +12,11 @@
 //! |---|---|
 //! | a span's stream: what is sent, what comes back | `stream.rs` |
 //! | waiting, and whose time is up | `waiting.rs` |
+//! | a new sequence, and waiting for room for it | `starting.rs` |
 //! | other hosts in the place of one that has failed, leaves or has no room | `recovery.rs` |
 
 mod recovery;
+mod starting;
 mod stream;
 mod waiting;
 
@@ -37,7 +39,7 @@ use crate::Cancel;
 use crate::backend::{Backend, HopTimes, Notice, RouteHop, Run, whole_ms};
 use crate::cohort::Cohort;
 use crate::error::ChatError;
-use crate::hosts::{HostSource, RoutedSpan, Search};
+use crate::hosts::{HostSource, RoutedSpan};
 use crate::link::Inbound;
 use crate::pipeline::{Action, Limits, Pipeline};
 
@@ -62,6 +64,8 @@ pub struct PumpSettings {
     /// as others' answers may take, or until going on here is better. With every row of the answer
     /// it begins anew.
     pub room_timeout: Duration,
+    /// How long a new sequence asks for room, before it is refused or begins here.
+    pub start_timeout: Duration,
 }
 
 impl Default for PumpSettings {
@@ -73,6 +77,7 @@ impl Default for PumpSettings {
             history_bytes: 256 << 20,
             give_up_after: None,
             room_timeout: Duration::from_secs(300),
+            start_timeout: Duration::from_secs(30),
         }
     }
 }
@@ -134,8 +139,13 @@ pub struct ShardedBackend {
     failures: u32,
     /// When spares were last seen to.
     prepared: Instant,
-    /// Whether all streams have been opened once: hosts that fail before that are passed over.
+    /// Whether all streams have been opened once: hosts that fail, or have no room,
+    /// before that are passed over.
     running: bool,
+    /// Who had no room, at the start.
+    full: Option<String>,
+    /// Positions that streams are asked for.
+    positions: u32,
     recoveries: Vec<Recovery>,
     /// What is wrong and has not been seen to.
     troubles: VecDeque<Trouble>,
@@ -157,33 +167,21 @@ pub struct ShardedBackend {
 
 impl ShardedBackend {
     /// Routes over the source's hosts and opens a stream on every one chosen. Blocks
-    /// until all are open; a host that has no room is passed over for another.
+    /// until all are open; a host that has no room is passed over for another, and where all are
+    /// full the sequence waits for [`PumpSettings::start_timeout`].
     ///
     /// # Errors
-    /// [`ChatError`] naming the host that refused, or was too slow, when no other has its layers.
+    /// [`ChatError::HostsFull`] when there is still no room then; [`ChatError`] naming the host that
+    /// refused otherwise, or was too slow, when no other has its layers.
     pub fn open(
         runtime: Handle,
         model: ModelOnWire,
-        mut source: Box<dyn HostSource>,
+        source: Box<dyn HostSource>,
         settings: PumpSettings,
         cancel: &Cancel,
     ) -> Result<Self, ChatError> {
         let began = Instant::now();
         let (inbox, inbound) = mpsc::channel();
-        let excluded = BTreeSet::new();
-        let route = source.route(&Search {
-            layers: 0..=model.layers.saturating_sub(1),
-            exclude: &excluded,
-            optional: false,
-            cancel,
-        })?;
-        let limits = Limits {
-            depth: settings.depth,
-            chunk_rows: settings.prefill_rows,
-            history_bytes: settings.history_bytes,
-        };
-        let row_bytes = model.width * model.boundary.bytes_per_value();
-        let pipeline = Pipeline::new(route.len(), row_bytes, limits);
         let mut this = Self {
             runtime,
             source,
@@ -193,12 +191,23 @@ impl ShardedBackend {
             next_hop: 0,
             inbox,
             inbound,
-            pipeline,
+            // Of a route that is not known yet.
+            pipeline: Pipeline::new(
+                0,
+                0,
+                Limits {
+                    depth: 1,
+                    chunk_rows: 1,
+                    history_bytes: 0,
+                },
+            ),
             name: PipelineId::draw(),
-            excluded,
+            excluded: BTreeSet::new(),
             failures: 0,
             prepared: began,
             running: false,
+            full: None,
+            positions: 1,
             recoveries: Vec::new(),
             troubles: VecDeque::new(),
             notices: Vec::new(),
@@ -210,21 +219,7 @@ impl ShardedBackend {
             cohort: Cell::default(),
             attentive: Arc::default(),
         };
-        for (index, span) in route.into_iter().enumerate() {
-            let hop = this.hop(index, span);
-            this.hops.push(hop);
-        }
-        let mut run = Run {
-            cancel,
-            notify: &mut |_| {},
-        };
-        this.watch(cancel);
-        this.open_streams(0..this.hops.len(), cancel);
-        this.settle(&mut run)?;
-        while this.hops.iter().any(|hop| !hop.opened) {
-            this.wait(cancel)?;
-            this.settle(&mut run)?;
-        }
+        this.start(cancel)?;
         this.running = true;
         this.prepare();
         this.notices.clear();
@@ -316,6 +311,8 @@ impl ShardedBackend {
             return;
         };
         let trouble = match message {
+            // It may hold more positions from now on.
+            Inbound::Opened if hop.opened => None,
             Inbound::Opened => {
                 hop.opened = true;
                 hop.progressed(Instant::now());
@@ -456,9 +453,22 @@ impl Backend for ShardedBackend {
         }
     }
 
+    fn expect(&mut self, positions: u32, cancel: &Cancel) {
+        self.positions = self.positions.max(positions.min(self.model.context));
+        for index in 0..self.hops.len() {
+            let grown = self.grow(index, self.positions, cancel);
+            self.troubles.extend(grown.err());
+        }
+    }
+
     fn end_call(&mut self) {
+        // Hosts that a replay has not reached yet hold less.
+        let length = self.pipeline.is_idle().then(|| self.pipeline.length());
         for hop in &self.hops {
             hop.span.link.rest(hop.stream, true);
+            if let Some(length) = length {
+                hop.rest(length);
+            }
         }
     }
 

@@ -6,7 +6,8 @@
 //! | it is slow | no | if another takes over | it stays, and is looked at again later |
 //! | it is silent | no | if another takes over | it has until the health timeout |
 //! | it leaves | no | no | it stays as long as it can |
-//! | it has no room, once rows have been sent | yes, after a pause | no | it is asked again |
+//! | it has no room, once the sequence has begun | yes, after a pause | no | it is asked again |
+//! | it has no room at the start | no | no | the sequence waits (`starting.rs`) |
 
 use std::time::{Duration, Instant};
 
@@ -45,6 +46,8 @@ pub(super) enum Cause {
     },
     /// It took the stream's memory for others, or has none for it.
     Room,
+    /// It has none for a sequence that begins.
+    Full,
 }
 
 /// A replaced host, until the answer goes on.
@@ -116,6 +119,12 @@ impl ShardedBackend {
             Cause::Leaving { open: false } => {
                 self.exclude(index);
                 self.find(index, false, run.cancel, trouble.error)?
+            }
+            Cause::Full => {
+                let why = trouble.error.to_string();
+                self.full.get_or_insert(why);
+                self.exclude(index);
+                self.find(index, true, run.cancel, trouble.error)?
             }
             Cause::Room => match self.find_room(index, run.cancel)? {
                 Some(route) => {
@@ -317,7 +326,7 @@ pub(super) const LEAVING: &str = "leaving";
 /// The `n`th pause of a call, from 0: half of what is due, and of the other half as much as
 /// `random` says (0: nothing, `u32::MAX`: all but all of it). Those who lost their room together
 /// do not come back together, and none of them comes back at once.
-fn pause(n: u32, random: u32) -> Duration {
+pub(super) fn pause(n: u32, random: u32) -> Duration {
     let half = PAUSE.1.min(PAUSE.0 * 2u32.saturating_pow(n)) / 2;
     half + half.mul_f64(f64::from(random) / 2f64.powi(32))
 }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use hearthnet_bus::Descriptor;
 use hearthnet_bus::flight::{self, Event};
 use hearthnet_model::BoundaryDtype;
-use hearthnet_transport::{DType, Message, Step, StepResult, StreamOpen, Want};
+use hearthnet_transport::{DType, Message, Step, StepResult, StreamOpen, Truncate, Want};
 
 use super::ShardedBackend;
 use super::recovery::{Cause, LEAVING};
@@ -30,6 +30,10 @@ const STEP_QUOTA: &str = "step_quota";
 /// The host has no room for another stream now, or for one of this caller.
 const NO_ROOM: [&str; 4] = ["stream_limit", "stream_quota", "kv_full", "kv_quota"];
 
+/// Positions by which a stream grows beyond what was expected of it: some of a host's pages, and few,
+/// for a host that could not hold more than it is asked for refuses.
+const GROWTH: u32 = 64;
+
 /// A step that a host has not answered yet.
 #[derive(Debug, Clone)]
 pub(super) struct Sent {
@@ -47,6 +51,8 @@ pub(super) struct Hop {
     pub(super) stream: u32,
     pub(super) epoch: u32,
     pub(super) opened: bool,
+    /// Positions that it was opened for.
+    asked: u32,
     check: BoundaryCheck,
     pub(super) sent: VecDeque<Sent>,
     /// When it last answered, or was first asked after a pause.
@@ -60,7 +66,7 @@ pub(super) struct Hop {
     told: bool,
     /// Its host leaves: when to look for another.
     pub(super) move_at: Option<Instant>,
-    /// It takes an answer over that has begun: where there is no room it comes back later.
+    /// Its sequence has begun: where there is no room it comes back later.
     patient: bool,
     pub(super) clock: HopClock,
     /// Where its round trips are counted.
@@ -126,19 +132,33 @@ impl Hop {
         })
     }
 
+    /// Tells the host that nothing is asked of the stream, all of which it holds, for now: it is the
+    /// first to give way.
+    pub(super) fn rest(&self, length: u32) {
+        let truncate = Message::Truncate(Truncate {
+            stream: self.stream,
+            epoch: self.epoch,
+            position: length,
+        });
+        // Where there is no room to say so, silence will.
+        let _ = self.span.link.sender().try_send(truncate);
+    }
+
     /// What a host's refusal, or the end of a stream by its host, means.
     pub(super) fn refused(&self, code: &str, message: &str) -> Trouble {
         let cause = match code {
             SHUTTING_DOWN => return self.leaving(false),
             PREEMPTED | STEP_QUOTA => Cause::Room,
-            _ if self.patient && !self.opened && NO_ROOM.contains(&code) => Cause::Room,
-            _ => Cause::Failed,
+            _ if self.opened || !NO_ROOM.contains(&code) => Cause::Failed,
+            _ if self.patient => Cause::Room,
+            _ => Cause::Full,
         };
         self.trouble(code, cause, |host| {
             let text = format!("{host} refused with {code}: {message}");
             match code {
                 "weights_mismatch" => ChatError::WeightsMismatch(text),
                 "context_full" => ChatError::BadRequest(text),
+                _ if cause == Cause::Full => ChatError::HostsFull(text),
                 _ => ChatError::ShardUnavailable(text),
             }
         })
@@ -266,6 +286,7 @@ impl ShardedBackend {
             stream,
             epoch,
             opened: false,
+            asked: self.positions,
             sent: VecDeque::new(),
             progress: Instant::now(),
             pace: Pace::default(),
@@ -273,7 +294,7 @@ impl ShardedBackend {
             look_again: None,
             told: false,
             move_at: None,
-            patient: self.pipeline.submitted_length() > 0,
+            patient: self.running,
             clock: HopClock::default(),
             latency,
         }
@@ -282,14 +303,7 @@ impl ShardedBackend {
     /// Asks for the streams of some spans; all of them, whatever becomes of one.
     pub(super) fn open_streams(&mut self, spans: Range<usize>, cancel: &Cancel) {
         for hop in self.hops.get(spans).unwrap_or_default() {
-            let open = StreamOpen {
-                stream: hop.stream,
-                epoch: hop.epoch,
-                weights: self.model.weights.0,
-                lo: hop.span.lo,
-                hi: hop.span.hi,
-                max_positions: self.model.context,
-            };
+            let open = self.opening(hop);
             flight::record(Event::StreamAsked {
                 pipeline: self.name,
                 host: hop.span.link.addr().node.into(),
@@ -301,6 +315,35 @@ impl ShardedBackend {
             if let Err(trouble) = self.send(hop, Message::StreamOpen(open), cancel) {
                 self.troubles.push_back(trouble);
             }
+        }
+    }
+
+    fn opening(&self, hop: &Hop) -> StreamOpen {
+        StreamOpen {
+            stream: hop.stream,
+            epoch: hop.epoch,
+            weights: self.model.weights.0,
+            lo: hop.span.lo,
+            hi: hop.span.hi,
+            max_positions: hop.asked,
+        }
+    }
+
+    /// Asks for more positions, where a stream was opened for fewer. It is not waited for: what
+    /// follows ends with the stream if it is refused.
+    pub(super) fn grow(
+        &mut self,
+        span: usize,
+        positions: u32,
+        cancel: &Cancel,
+    ) -> Result<(), Trouble> {
+        let Some(hop) = self.hops.get_mut(span).filter(|hop| hop.asked < positions) else {
+            return Ok(());
+        };
+        hop.asked = positions;
+        match self.hops.get(span) {
+            Some(hop) => self.send(hop, Message::StreamOpen(self.opening(hop)), cancel),
+            None => Ok(()),
         }
     }
 
@@ -340,6 +383,12 @@ impl ShardedBackend {
         want: Rows,
         cancel: &Cancel,
     ) -> Result<(), Trouble> {
+        let end = chunk.position.saturating_add(chunk.rows);
+        if self.hops.get(span).is_some_and(|hop| hop.asked < end) {
+            let more = end.saturating_add(GROWTH).min(self.model.context.max(end));
+            self.positions = self.positions.max(more);
+            self.grow(span, more, cancel)?;
+        }
         let Some(hop) = self.hops.get_mut(span) else {
             return Ok(());
         };

@@ -75,6 +75,10 @@ struct State {
     pairs: bool,
     /// Steps heard.
     steps: u32,
+    /// Positions that streams were opened for, and grew to.
+    asked: Vec<u32>,
+    /// Lengths at which streams were told to rest.
+    rests: Vec<u32>,
     /// What was heard of streams after they had been closed.
     late: u32,
     sessions: Vec<Sender>,
@@ -162,6 +166,8 @@ impl Puppet {
             layer_range: (self.lo, self.hi),
             total_layers: LAYERS,
             vram_required_mb: 1,
+            weights_mb: 0,
+            kv_mb: 0,
             max_concurrent_streams: 8,
             host: self.node(),
             endpoint: self.addr.endpoint.clone(),
@@ -226,17 +232,22 @@ impl Puppet {
                 self.descriptor().to_cbor().unwrap().into(),
             )),
             Message::StreamOpen(open) => {
-                let refusal = match state.refusals.is_empty() {
+                // Growth is no new stream.
+                let grows = state.streams.contains_key(&(session, open.stream));
+                let refusal = match grows || state.refusals.is_empty() {
                     false => Some(state.refusals.remove(0)),
-                    true => state.leaving.then_some("shutting_down"),
+                    true => (state.leaving && !grows).then_some("shutting_down"),
                 };
                 if let Some(code) = refusal {
                     return refuse(open.stream, open.epoch, code);
                 }
                 assert!(self.lo <= open.lo && open.hi <= self.hi);
+                state.asked.push(open.max_positions);
                 let layers = vec![Vec::new(); (open.hi - open.lo + 1) as usize];
                 let stream = (session, open.stream);
-                state.streams.insert(stream, (open.lo, layers));
+                if !grows {
+                    state.streams.insert(stream, (open.lo, layers));
+                }
                 Some(Message::StreamOpened(StreamOpened {
                     stream: open.stream,
                     epoch: open.epoch,
@@ -244,6 +255,17 @@ impl Puppet {
             }
             Message::StreamClose(close) => {
                 state.streams.remove(&(session, close.stream));
+                None
+            }
+            Message::Truncate(truncate) => {
+                let stream = (session, truncate.stream);
+                let held = state
+                    .streams
+                    .get(&stream)
+                    .map(|(_, layers)| layers[0].len());
+                // What is closed may be told to rest a moment later.
+                assert!(held.is_none_or(|held| held == truncate.position as usize));
+                state.rests.push(truncate.position);
                 None
             }
             Message::Step(step) => {
@@ -627,6 +649,83 @@ fn a_sequence_does_not_wait_for_room_for_ever() {
     assert_eq!(heard.degraded, ["kv_full"]);
     drop(backend);
     stage.until_empty();
+}
+
+#[test]
+fn a_new_sequence_waits_for_room_and_holds_nothing_meanwhile() {
+    let stage = Stage::new(&[(0, 1), (2, 3)]);
+    stage.hosts[1].state().refusals = vec!["stream_limit", "kv_full", "stream_quota"];
+    let mut backend = stage.open();
+    assert!(stage.hosts[1].state().refusals.is_empty());
+    stage.until("one stream on each", || {
+        stage.hosts.iter().all(|host| host.open_streams() == 1)
+    });
+    // At each attempt the host that had room was asked anew.
+    assert!(stage.hosts[0].state().asked.len() >= 4);
+    let mut heard = Heard::default();
+    stage.call(&mut backend, &PROMPT, 2, &mut heard).unwrap();
+    assert_eq!(heard.outputs, undisturbed(&[(&PROMPT, 2)]));
+    assert!(heard.degraded.is_empty() && heard.moves.is_empty());
+}
+
+#[test]
+fn hosts_that_stay_full_are_told_as_full_and_not_as_missing() {
+    let stage = Stage::new(&[(0, 1), (2, 3)]);
+    stage.hosts[1].state().refusals = vec!["stream_limit"; 1000];
+    let error = stage.open_with(PumpSettings {
+        start_timeout: Duration::from_millis(300),
+        ..PumpSettings::default()
+    });
+    let error = error.err().unwrap();
+    assert!(matches!(error, ChatError::HostsFull(_)), "{error}");
+    assert_eq!(error.code(), "busy");
+    assert!(!error.hint().contains("missing"));
+    stage.until_empty();
+}
+
+#[test]
+fn a_host_that_could_never_hold_a_sequence_is_passed_over_and_not_waited_for() {
+    let stage = Stage::new(&[(0, 3), (0, 3)]);
+    let first = stage.runs(&stage.open(), 0).node();
+    stage.until_empty();
+    stage.host(&first).state().refusals = vec!["kv_too_small"];
+    let backend = stage.open();
+    assert_ne!(stage.runs(&backend, 0).node(), first);
+    drop(backend);
+    for host in &stage.hosts {
+        host.state().refusals = vec!["kv_too_small"; 2];
+    }
+    let error = stage.open_with(PumpSettings::default()).err().unwrap();
+    assert_eq!(error.code(), "shard_unavailable", "{error}");
+}
+
+#[test]
+fn hosts_are_asked_for_what_a_call_can_come_to_and_again_when_it_grows() {
+    let stage = Stage::new(&[(0, 1), (2, 3)]);
+    let mut backend = stage.open();
+    backend.expect(PROMPT.len() as u32 + 3, &stage.cancel);
+    let mut heard = Heard::default();
+    stage.call(&mut backend, &PROMPT, 3, &mut heard).unwrap();
+    for host in &stage.hosts {
+        assert_eq!(host.state().asked, [1, 11]);
+    }
+    // The model reads 4096: nobody is asked for that.
+    stage.call(&mut backend, &PROMPT, 3, &mut heard).unwrap();
+    for host in &stage.hosts {
+        assert!(matches!(host.state().asked[..], [1, 11, more] if (22..2048).contains(&more)));
+    }
+    assert_eq!(heard.outputs, undisturbed(&[(&PROMPT, 3), (&PROMPT, 3)]));
+}
+
+#[test]
+fn a_sequence_whose_call_has_ended_says_that_it_rests() {
+    let stage = Stage::new(&[(0, 1), (2, 3)]);
+    let mut backend = stage.open();
+    let mut heard = Heard::default();
+    stage.call(&mut backend, &PROMPT, 3, &mut heard).unwrap();
+    stage.until("both hosts have heard it", || {
+        stage.hosts.iter().all(|host| host.state().rests == [11])
+    });
 }
 
 #[test]

@@ -53,7 +53,8 @@ async fn the_descriptor_says_what_is_served_and_how_busy_it_is() {
         (descriptor.max_concurrent_streams, descriptor.queue_depth),
         (STREAMS, 1)
     );
-    assert_eq!(descriptor.vram_required_mb, 1025);
+    let memory = (descriptor.weights_mb, descriptor.kv_mb);
+    assert_eq!((descriptor.vram_required_mb, memory), (1025, (1, 1024)));
     assert_eq!(descriptor.boundary_dtype, "fp16");
     let memory = host.running.memory();
     assert_eq!(

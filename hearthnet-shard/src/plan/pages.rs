@@ -4,8 +4,8 @@
 //! takes more as it grows. When none is left for a step, a *victim* ends with `preempted`; its
 //! caller opens it again later and replays it. In this order:
 //!
-//! 1. the stream that has been idle for longest, if one is ([`IDLE_AFTER`]): a conversation that
-//!    is kept for its next turn;
+//! 1. the stream that has been idle for longest, if one is: a conversation that is kept for its next
+//!    turn, as its caller has said, or as its silence says ([`IDLE_AFTER`]);
 //! 2. of the callers that hold more than their *fair share* (all pages, divided by the callers
 //!    whose streams run), the least progressed stream; of equals, the youngest. Whoever asks counts
 //!    with what it asks for, so a caller may be told to give up a stream of its own, or the one
@@ -36,6 +36,9 @@ use hearthnet_transport::PeerKey;
 /// an answer follow each other within it on all but the slowest pipelines; where they do not, the
 /// stream is the first to be replayed when memory is short, and nothing worse.
 pub(crate) const IDLE_AFTER: Duration = Duration::from_secs(5);
+
+/// The same for a stream that holds no rows: there is nothing to replay.
+pub(crate) const UNUSED_AFTER: Duration = Duration::from_secs(1);
 
 /// The pages that there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,7 +95,7 @@ pub(crate) struct Holder {
     pub(crate) pages: u32,
     /// When something last happened on it.
     pub(crate) active: Duration,
-    /// Nothing of it waits, and nothing happened on it for long.
+    /// Nothing of it waits, and its caller has said that nothing will, or asked nothing for long.
     pub(crate) idle: bool,
 }
 

@@ -121,6 +121,7 @@ impl World {
                         caller,
                         length: 0,
                         active: now,
+                        rests: false,
                         head: None,
                     });
                 }

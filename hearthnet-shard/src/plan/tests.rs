@@ -30,6 +30,7 @@ fn of(number: u8, stream: u64, rows: u32, served: u64) -> View {
         caller: caller(number),
         length: 0,
         active: Duration::ZERO,
+        rests: false,
         head: Some(head),
     }
 }

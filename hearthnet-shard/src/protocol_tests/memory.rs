@@ -40,8 +40,8 @@ fn what_could_never_fit_is_refused_at_the_open() {
     let mut host = host_with(10, 50);
     let mut caller = host.caller(1);
     let open = |epoch, pages| open_for(1, epoch, pages * PAGE);
-    assert_eq!(caller.refusal(&mut host, open(1, 11)), "kv_full");
-    assert_eq!(caller.refusal(&mut host, open(2, 6)), "kv_quota");
+    assert_eq!(caller.refusal(&mut host, open(1, 11)), "kv_too_small");
+    assert_eq!(caller.refusal(&mut host, open(2, 6)), "kv_too_small");
     assert_eq!(caller.ask(&mut host, open(3, 5)), [opened(1, 3)]);
 }
 
@@ -368,4 +368,57 @@ proptest! {
         host.run();
         host.assert_empty();
     }
+}
+
+#[test]
+fn what_rests_gives_its_pages_at_once() {
+    let mut host = host_with(4, 100);
+    let (mut a, mut b) = (host.caller(1), host.caller(2));
+    a.ask(&mut host, open_for(1, 1, 4 * PAGE));
+    fill(&mut a, &mut host, 1, 4);
+    assert_eq!(a.ask(&mut host, truncate(1, 4 * PAGE)), []);
+    b.ask(&mut host, open_for(1, 1, 4 * PAGE));
+    fill(&mut b, &mut host, 1, 1);
+    assert_eq!(error_of(&a.outlet.take()), (1, "preempted"));
+}
+
+#[test]
+fn a_stream_that_is_asked_for_little_is_admitted_whatever_the_model_could_read() {
+    // The model reads far more than the memory holds.
+    let mut host = host_with(4, 100);
+    assert!(POSITIONS > 4 * PAGE);
+    let mut caller = host.caller(1);
+    let whole = open_for(1, 1, POSITIONS);
+    assert_eq!(caller.refusal(&mut host, whole), "kv_too_small");
+    assert_eq!(caller.ask(&mut host, open_for(1, 2, PAGE)), [opened(1, 2)]);
+}
+
+#[test]
+fn a_stream_that_is_opened_again_for_more_grows() {
+    let mut host = host_with(4, 100);
+    let mut caller = host.caller(1);
+    caller.ask(&mut host, open_for(1, 1, PAGE));
+    fill(&mut caller, &mut host, 1, 1);
+    assert_eq!(
+        caller.ask(&mut host, open_for(1, 1, 2 * PAGE)),
+        [opened(1, 1)]
+    );
+    let grown = caller.ask(&mut host, next(1, 1));
+    assert_eq!(result(&grown).data, encode(&expected(15.0, PAGE, &rows(1))));
+    // Less, or as much, is no growth; more than could ever be there ends it.
+    assert_eq!(caller.refusal_now(open_for(1, 1, PAGE)), "stale_epoch");
+    assert_eq!(host.stats().streams, 1);
+    let beyond = open_for(1, 1, 5 * PAGE);
+    assert_eq!(caller.refusal(&mut host, beyond), "kv_too_small");
+    host.assert_empty();
+}
+
+#[test]
+fn growth_beyond_what_the_host_allows_ends_the_stream_with_a_word() {
+    let mut host = Host::new();
+    let mut caller = host.caller(1);
+    caller.open(&mut host, 1);
+    let beyond = open_for(1, 1, POSITIONS + 1);
+    assert_eq!(caller.refusal(&mut host, beyond), "context_full");
+    host.assert_empty();
 }

@@ -25,6 +25,7 @@ use crate::stats::{Counters, Stats};
 mod anything;
 mod leaving;
 mod memory;
+mod places;
 mod steps;
 mod streams;
 mod time;
@@ -64,7 +65,8 @@ impl Host {
             about: About {
                 node: NodeKey::from_secret(&[1; 32]).id(),
                 endpoint: "127.0.0.1:1".into(),
-                required_bytes: 1,
+                weight_bytes: 1,
+                kv_budget_bytes: 1,
             },
             served: served(),
             slots: Slots::new(

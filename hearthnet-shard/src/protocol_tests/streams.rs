@@ -1,5 +1,7 @@
 //! Streams: who gets one, and how it ends.
 
+use crate::life::{Beginning, Life};
+
 use super::*;
 
 #[test]
@@ -59,9 +61,9 @@ fn one_stream_too_many_is_refused_at_once_and_takes_nothing() {
         );
     }
     assert_eq!(host.stats().streams, STREAMS);
-    // A close makes room at once, for whoever asks first.
+    // A close makes room at once, for whoever was refused first.
     a.tell(close(2, 1));
-    b.open(&mut host, 7);
+    a.open(&mut host, 7);
     assert_eq!(host.stats().streams, STREAMS);
     assert_eq!(host.probe.sequences.load(Ordering::SeqCst), STREAMS);
 }
@@ -80,7 +82,14 @@ fn a_peer_cannot_take_more_places_than_its_share() {
         let Message::StreamOpen(open) = open(stream, 1) else {
             unreachable!()
         };
-        crate::life::Life::begin(&slots, PeerKey([peer; 32]), 1, &open, outlet.clone())
+        let beginning = Beginning {
+            caller: PeerKey([peer; 32]),
+            id: u64::from(stream),
+            open: &open,
+            outlet: outlet.clone(),
+            now: Duration::ZERO,
+        };
+        Life::begin(&slots, beginning, |_| unreachable!("nobody rests"))
     };
     let _a = begin(1, 1).unwrap();
     let b = begin(1, 2).unwrap();

@@ -300,6 +300,7 @@ pub(crate) fn pump_settings(config: &Config, fallback: bool) -> PumpSettings {
             true => inference.room_timeout_before_fallback_seconds,
             false => inference.room_timeout_seconds,
         }),
+        start_timeout: Duration::from_secs(inference.room_timeout_at_start_seconds),
     }
 }
 

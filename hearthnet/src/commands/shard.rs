@@ -16,11 +16,15 @@ use crate::community::Home;
 use crate::config::{Config, Host};
 use crate::daemon::{self, Plan};
 use crate::failure::{Failure, Kind};
+use crate::memory::named_layers_fit;
 use crate::numbers::Numbers;
 use crate::output::{Progress, bytes, note};
 
 /// Where a host listens that is served by hand, unless told otherwise: on this machine only.
 const LOOPBACK: &str = "127.0.0.1:0";
+
+/// So few positions of context that its owner should hear of it: many conversations are longer.
+const FEW_POSITIONS: u64 = 2000;
 
 /// What `--json` prints when the host is ready.
 #[derive(Debug, Serialize, Deserialize)]
@@ -33,6 +37,9 @@ pub(crate) struct Ready {
     pub(crate) weight_bytes: u64,
     /// Bytes of KV cache per position of a sequence.
     pub(crate) kv_bytes_per_position: u64,
+    /// Positions that the KV memory holds, of all conversations together.
+    #[serde(default)]
+    pub(crate) kv_positions: u64,
     /// Memory of the process, where the system tells.
     pub(crate) resident_bytes: Option<u64>,
     /// URL of its numbers, if it shows them.
@@ -86,6 +93,7 @@ async fn serve_by_hand(args: ServeArgs, global: &Global, config: &Config) -> Res
     let key = node_key(global)?;
     let model = open_model(global, config, args.model.as_ref(), None)?;
     let settings = &config.research.distributed_inference.host;
+    named_layers_fit(&model.file, &model.id, (lo, hi), settings.memory_budget_mb)?;
     let host_config = ShardConfig {
         model_id: Some(model.id),
         boundary: Some(model.file.spec().boundary),
@@ -126,6 +134,7 @@ async fn serve_by_hand(args: ServeArgs, global: &Global, config: &Config) -> Res
         descriptor: host.descriptor(),
         weight_bytes: host.memory().weight_bytes,
         kv_bytes_per_position: host.memory().kv_bytes_per_position,
+        kv_positions: host.memory().kv_positions,
         resident_bytes: resident_bytes(std::process::id()),
         metrics: numbers.url(),
     };
@@ -225,7 +234,8 @@ pub(crate) fn announcement(ready: &Ready) -> String {
         .map_or_else(String::new, |n| format!(", process {}", bytes(n)));
     format!(
         "serving {} (layers {}-{} of {})\n  \
-         weights   {} in memory{resident}; {} of KV cache per position\n  \
+         weights   {} in memory{resident}\n  \
+         context   {} MiB for {} positions of all conversations together, {} each{}\n  \
          identity  {}\n  \
          streams   at most {}\n  \
          address   {}\n{}",
@@ -234,7 +244,13 @@ pub(crate) fn announcement(ready: &Ready) -> String {
         d.layer_range.1,
         d.total_layers,
         bytes(ready.weight_bytes),
+        d.kv_mb,
+        ready.kv_positions,
         bytes(ready.kv_bytes_per_position),
+        match ready.kv_positions < FEW_POSITIONS {
+            true => ": few, longer conversations are refused (host.kv_budget_mb)",
+            false => "",
+        },
         d.weights_sha256,
         d.max_concurrent_streams,
         ready.address,
@@ -257,6 +273,15 @@ pub(crate) fn start_failure(listen: &str, error: &StartError) -> Failure {
         StartError::LayerRange { .. } => (
             Kind::BadRequest,
             "`hearthnet model inspect` tells how many layers the model has".to_owned(),
+        ),
+        StartError::KvBudget { needed, .. } => (
+            Kind::Config,
+            format!(
+                "set research.distributed_inference.host.kv_budget_mb to {} at the very least, and \
+                 to {} for conversations of 2,000 tokens",
+                needed.div_ceil(1 << 20),
+                (needed / 32 * 2000).div_ceil(1 << 20),
+            ),
         ),
         StartError::Setting { .. } => {
             (Kind::Config, "`hearthnet config show` lists every setting".to_owned())

@@ -29,6 +29,7 @@ use crate::config::Config;
 use crate::coverage::held_by_others;
 use crate::failure::{Failure, Kind};
 use crate::layers::{Held, Patience, choose, missing, room, runs_text, settle};
+use crate::memory::named_layers_fit;
 use crate::node::{self, Resident, settle_in};
 use crate::output::{Progress, bytes, note};
 
@@ -51,8 +52,8 @@ pub(crate) struct Order {
 }
 
 impl Order {
-    /// Refuses layers that the model does not have.
-    pub(crate) fn check(&self) -> Result<(), Failure> {
+    /// Refuses layers that the model does not have, or that do not fit into `memory_budget_mb`.
+    pub(crate) fn check(&self, config: &Config) -> Result<(), Failure> {
         let total = self.model.file.spec().layers;
         match self.layers {
             Layers::Range(lo, hi) if hi >= total => Err(Failure::new(
@@ -64,7 +65,13 @@ impl Order {
                 ),
             )
             .hint("--layers auto chooses what the community lacks")),
-            _ => Ok(()),
+            Layers::Range(lo, hi) => named_layers_fit(
+                &self.model.file,
+                &self.model.id,
+                (lo, hi),
+                config.research.distributed_inference.host.memory_budget_mb,
+            ),
+            Layers::Auto => Ok(()),
         }
     }
 }
@@ -135,7 +142,7 @@ impl LayerHost {
     /// If others are served already, they cannot be loaded, the engine fails, or this node has
     /// lost its place in the community.
     pub(crate) async fn serve(&self, order: Order, tell: Tell, stop: Stop) -> Result<(), Failure> {
-        order.check()?;
+        order.check(&self.config)?;
         let Ok(_busy) = self.busy.try_lock() else {
             let what = match self.served.all().first() {
                 Some(descriptor) => descriptor.shard_id.clone(),
@@ -493,6 +500,7 @@ impl Serving<'_> {
             address: format!("{}#{}", descriptor.endpoint, self.own),
             weight_bytes: running.memory().weight_bytes,
             kv_bytes_per_position: running.memory().kv_bytes_per_position,
+            kv_positions: running.memory().kv_positions,
             resident_bytes: resident_bytes(std::process::id()),
             metrics: self.host.metrics.clone(),
             descriptor,

@@ -203,7 +203,7 @@ impl Daemon {
             _ => None,
         };
         if let Some(order) = &order {
-            order.check()?;
+            order.check(config)?;
         }
         let (registry, served) = (Arc::new(Registry::new()), Arc::new(Served::default()));
         let key = Arc::clone(&home.key);

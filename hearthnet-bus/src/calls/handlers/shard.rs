@@ -158,6 +158,8 @@ pub(super) fn advertise_descriptor() -> CapabilityDescriptor {
         .required("layer_range", Kind::list(2, layer()))
         .required("total_layers", layer())
         .required("vram_required_mb", natural(MAX_JSON_INTEGER))
+        .optional("weights_mb", natural(MAX_JSON_INTEGER))
+        .optional("kv_mb", natural(MAX_JSON_INTEGER))
         .required("max_concurrent_streams", natural(i64::from(u32::MAX)))
         .required("host", text())
         .required("endpoint", text())

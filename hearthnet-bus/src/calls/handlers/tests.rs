@@ -134,6 +134,8 @@ fn shard(host: u8) -> Descriptor {
         layer_range: (0, 7),
         total_layers: 16,
         vram_required_mb: 10,
+        weights_mb: 0,
+        kv_mb: 0,
         max_concurrent_streams: 4,
         host: key(host).id().to_string(),
         endpoint: "192.0.2.7:4710".into(),

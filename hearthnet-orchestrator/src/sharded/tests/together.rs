@@ -10,6 +10,8 @@ fn chats_whose_rows_came_together_send_together_and_none_waits_for_one_that_does
     let [mut busy, mut keen] = [stage.open(), stage.open()];
     for backend in [&mut busy, &mut keen] {
         backend.begin_call();
+        // So that no stream has to grow on the way.
+        backend.expect(2, &stage.cancel);
         backend.submit(0, &row(5), &stage.cancel);
     }
     // The answers to both come in one piece, and `busy` does not look.

@@ -1,0 +1,163 @@
+//! Places for streams where there are fewer than are wanted: who gives way, and who is next.
+
+use crate::claims::HOLDS;
+use crate::plan::{IDLE_AFTER, UNUSED_AFTER};
+
+use super::*;
+
+/// Opens a stream and runs a row in it.
+fn run_in(caller: &mut Caller, host: &mut Host, stream: u32) {
+    caller.open(host, stream);
+    let answers = caller.ask(host, Message::Step(step(stream, 0, &rows(1))));
+    assert_eq!(result(&answers).rows, 1);
+}
+
+/// As a caller does whose answer is complete.
+fn rest(caller: &mut Caller, host: &mut Host, stream: u32) {
+    assert_eq!(caller.ask(host, truncate(stream, 1)), []);
+}
+
+fn preempted(answers: &[Message]) -> u32 {
+    match answers {
+        [Message::StreamError(e)] if e.code == "preempted" => e.stream,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_stream_that_rests_gives_its_place_to_a_new_one_at_once() {
+    let mut host = Host::new();
+    let (mut a, mut b) = (host.caller(1), host.caller(2));
+    for stream in 1..=STREAMS {
+        run_in(&mut a, &mut host, stream);
+    }
+    for stream in [2, 1] {
+        host.clock.advance(Duration::from_millis(1));
+        rest(&mut a, &mut host, stream);
+    }
+    // The one that has been resting for longest goes first, and one that runs does not go.
+    run_in(&mut b, &mut host, 1);
+    assert_eq!(preempted(&a.outlet.take()), 2);
+    run_in(&mut b, &mut host, 2);
+    assert_eq!(preempted(&a.outlet.take()), 1);
+    assert_eq!(b.refusal_now(open(3, 1)), "stream_limit");
+    let answers = a.ask(&mut host, Message::Step(step(3, 1, &rows(1))));
+    assert_eq!(result(&answers).rows, 1);
+    assert_eq!(host.stats().streams, STREAMS);
+    assert_eq!(host.probe.sequences.load(Ordering::SeqCst), STREAMS);
+}
+
+#[test]
+fn a_stream_that_rested_and_goes_on_gives_way_to_nobody() {
+    let mut host = Host::new();
+    let (mut a, mut b) = (host.caller(1), host.caller(2));
+    for stream in 1..=STREAMS {
+        run_in(&mut a, &mut host, stream);
+        rest(&mut a, &mut host, stream);
+        let answers = a.ask(&mut host, Message::Step(step(stream, 1, &rows(1))));
+        assert_eq!(result(&answers).rows, 1);
+    }
+    assert_eq!(b.refusal_now(open(1, 1)), "stream_limit");
+}
+
+#[test]
+fn streams_that_hold_no_rows_lock_nobody_out() {
+    let mut host = Host::new();
+    let (mut a, mut b) = (host.caller(1), host.caller(2));
+    for stream in 1..=STREAMS {
+        a.open(&mut host, stream);
+    }
+    assert_eq!(b.refusal_now(open(1, 1)), "stream_limit");
+    host.clock.advance(UNUSED_AFTER);
+    for stream in 1..=STREAMS {
+        run_in(&mut b, &mut host, stream);
+        assert_eq!(preempted(&a.outlet.take()), stream);
+    }
+}
+
+#[test]
+fn a_caller_that_never_says_that_it_rests_is_taken_to_when_it_asks_nothing_for_long() {
+    let mut host = Host::new();
+    let (mut a, mut b) = (host.caller(1), host.caller(2));
+    for stream in 1..=STREAMS {
+        run_in(&mut a, &mut host, stream);
+    }
+    host.clock.advance(IDLE_AFTER - Duration::from_millis(10));
+    assert_eq!(b.refusal_now(open(1, 1)), "stream_limit");
+    // A step that waits for the engine is no silence.
+    a.tell(Message::Step(step(1, 1, &rows(1))));
+    host.clock.advance(IDLE_AFTER);
+    run_in(&mut b, &mut host, 1);
+    let answers = a.outlet.take();
+    assert_eq!(preempted(&answers[..1]), 2);
+    assert_eq!(result(&answers[1..]).stream, 1);
+}
+
+#[test]
+fn of_its_own_streams_the_one_that_rests_makes_room_within_a_callers_share() {
+    let slots = Slots::new(
+        4,
+        Quota {
+            streams: 2,
+            steps: 9,
+        },
+    );
+    let outlet = Arc::new(Recorder::default());
+    let begin = |peer: u8, stream: u32| {
+        let Message::StreamOpen(open) = open(stream, 1) else {
+            unreachable!()
+        };
+        let beginning = crate::life::Beginning {
+            caller: PeerKey([peer; 32]),
+            id: u64::from(stream),
+            open: &open,
+            outlet: outlet.clone(),
+            now: Duration::from_secs(1),
+        };
+        crate::life::Life::begin(&slots, beginning, |resting| {
+            assert!(resting.end(|| ()));
+        })
+    };
+    let others = begin(2, 1).unwrap();
+    others.rest(Duration::ZERO);
+    let (a, b) = (begin(1, 2).unwrap(), begin(1, 3).unwrap());
+    assert_eq!(begin(1, 4).unwrap_err().code(), "stream_quota");
+    a.rest(Duration::from_secs(1));
+    let c = begin(1, 4).unwrap();
+    assert_eq!(
+        [&others, &a, &b, &c].map(|life| life.has_ended()),
+        [false, true, false, false]
+    );
+}
+
+#[test]
+fn a_place_that_is_given_back_is_for_the_caller_that_runs_fewest() {
+    let mut host = Host::new();
+    let (mut a, mut b, mut c) = (host.caller(1), host.caller(2), host.caller(3));
+    run_in(&mut a, &mut host, 1);
+    run_in(&mut a, &mut host, 2);
+    run_in(&mut b, &mut host, 1);
+    assert_eq!(c.refusal_now(open(1, 1)), "stream_limit");
+    a.tell(close(2, 1));
+    // Asking at once, and again, gains nothing.
+    for stream in 3..9 {
+        assert_eq!(a.refusal_now(open(stream, 1)), "stream_limit");
+    }
+    c.open(&mut host, 1);
+    assert_eq!(a.refusal_now(open(9, 1)), "stream_limit");
+    assert_eq!(host.stats().streams, STREAMS);
+}
+
+#[test]
+fn a_caller_that_was_refused_and_stays_away_holds_no_place_free() {
+    let mut host = Host::new();
+    let (mut a, mut c) = (host.caller(1), host.caller(3));
+    for stream in 1..=STREAMS {
+        run_in(&mut a, &mut host, stream);
+    }
+    assert_eq!(c.refusal_now(open(1, 1)), "stream_limit");
+    a.tell(close(1, 1));
+    assert_eq!(a.refusal_now(open(4, 1)), "stream_limit");
+    host.clock.advance(HOLDS + Duration::from_millis(1));
+    a.open(&mut host, 5);
+}
