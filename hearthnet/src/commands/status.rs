@@ -231,6 +231,8 @@ fn shards(out: &mut String, model: &Coverage<'_>, state: &Community, now: u64) {
             vec![
                 label(state, &advert.author),
                 format!("{}-{}", d.layer_range.0, d.layer_range.1),
+                // Of the layers, and for the context of conversations.
+                format!("{} + {} MiB", d.weights_mb, d.kv_mb),
                 format!("{} of {}", d.queue_depth, d.max_concurrent_streams),
                 if d.ms_per_token > 0.0 {
                     format!("{:.2}", d.ms_per_token)
@@ -243,7 +245,15 @@ fn shards(out: &mut String, model: &Coverage<'_>, state: &Community, now: u64) {
         })
         .collect();
     out.push_str(&table(
-        &["host", "layers", "streams", "ms/token", "at", "holds for"],
+        &[
+            "host",
+            "layers",
+            "memory",
+            "streams",
+            "ms/token",
+            "at",
+            "holds for",
+        ],
         &rows,
     ));
 }
