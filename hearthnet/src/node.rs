@@ -299,7 +299,7 @@ fn hear_refusals(node: &Node, home: &Home) {
         .map(|peer| peer.node)
         .collect();
     let said = node.refused_by();
-    if let Some(by) = said.iter().find(|by| anchor(*by)) {
+    if let Some(by) = said.iter().find(|by| anchor(by)) {
         home.refused_by(by);
     } else if linked.iter().any(|node| alone || anchor(node)) {
         Membership::note_put_out(&home.dir, None);

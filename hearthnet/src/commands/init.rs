@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use hearthnet_bus::whole_file;
 
@@ -162,7 +162,7 @@ pub(crate) fn agrees_to_research(as_json: bool, unasked: bool) -> Result<bool, F
 }
 
 /// Writes a configuration to start from; one that is there stays as it is.
-pub(crate) fn write_new(path: &PathBuf, research: bool, name: Option<&str>) -> Result<(), Failure> {
+pub(crate) fn write_new(path: &Path, research: bool, name: Option<&str>) -> Result<(), Failure> {
     write_config(path, &text(research, name))
 }
 
@@ -180,7 +180,7 @@ fn text(research: bool, name: Option<&str>) -> String {
 }
 
 /// Writes the file whole or not at all, also when the power is cut, and never over another one.
-fn write_config(path: &PathBuf, text: &str) -> Result<(), Failure> {
+fn write_config(path: &Path, text: &str) -> Result<(), Failure> {
     let fail = |e: io::Error| {
         Failure::new(
             Kind::Config,
