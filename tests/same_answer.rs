@@ -34,11 +34,19 @@ fn answer(home: &Home, ranges: &[&str], extra: &[&str]) -> serde_json::Value {
     let output = home.ask(PROMPT, &hosts.iter().collect::<Vec<_>>(), extra);
     assert!(output.status.success(), "{}", support::text(&output.stderr));
     let value: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    assert_eq!(
-        value["route"].as_array().expect("a route").len(),
-        ranges.len()
-    );
+    let route = value["route"].as_array().expect("a route");
+    assert_eq!(route[0]["layers"], serde_json::json!([0, 1]));
+    assert!(route[0]["host"].is_null(), "the first layers are here");
+    // Whoever has nothing but what is private is not asked.
+    let asked = ranges.iter().filter(|range| last(range) > 1).count();
+    assert_eq!(route.len(), 1 + asked);
     value
+}
+
+/// The last layer of a range.
+fn last(range: &str) -> u32 {
+    let last = range.rsplit('-').next().expect("a range");
+    last.parse().expect("a layer")
 }
 
 #[test]
@@ -83,7 +91,68 @@ fn overlapping_hosts_are_cut_to_fit_and_say_the_same() {
     let local = home.json(&["chat", PROMPT, "--local", "--json", "--max-tokens", "16"]);
     let split = answer(&home, &["0-17", "10-29"], &sampling);
     assert_eq!(split["token_ids"], local["token_ids"]);
-    assert_eq!(split["route"][1]["layers"], serde_json::json!([18, 29]));
+    assert_eq!(split["route"][2]["layers"], serde_json::json!([18, 29]));
+}
+
+#[test]
+fn however_many_first_and_last_layers_are_private_the_answer_is_the_same() {
+    let home = Home::new();
+    let local = home.json(&["chat", PROMPT, "--local", "--json", "--max-tokens", "16"]);
+    for ranges in [&["0-14", "15-29"][..], &["0-4", "5-25", "26-29"]] {
+        let hosts = hosts(&home, ranges);
+        let hosts: Vec<&Host> = hosts.iter().collect();
+        for first in [0, 1, 2, 5, 29] {
+            for own_last in [0, 1, 3] {
+                if first + own_last > 29 {
+                    continue;
+                }
+                let (first, own_last) = (first.to_string(), own_last.to_string());
+                let private = ["--private-first", &first, "--private-last", &own_last];
+                let extra = [&private[..], &["--max-tokens", "16"]].concat();
+                let output = home.ask(PROMPT, &hosts, &extra);
+                let said = support::text(&output.stderr);
+                assert!(output.status.success(), "{said}");
+                assert_eq!(
+                    said.contains("exactly"),
+                    first == "0",
+                    "{private:?}: {said}"
+                );
+                let answer: serde_json::Value =
+                    serde_json::from_slice(&output.stdout).expect("JSON");
+                assert_eq!(
+                    answer["token_ids"], local["token_ids"],
+                    "{ranges:?} {private:?}"
+                );
+                assert_eq!(answer["text"], local["text"], "{ranges:?} {private:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn hosts_of_all_but_the_private_layers_are_enough() {
+    let home = Home::new();
+    let local = home.json(&["chat", PROMPT, "--local", "--json", "--max-tokens", "8"]);
+    let split = answer(&home, &["2-19", "20-29"], &["--max-tokens", "8"]);
+    assert_eq!(split["token_ids"], local["token_ids"]);
+}
+
+#[test]
+fn private_layers_that_leave_hosts_nothing_are_refused() {
+    let home = Home::new();
+    let hosts = hosts(&home, &["0-29"]);
+    let host: Vec<&Host> = hosts.iter().collect();
+    let output = home.ask(
+        PROMPT,
+        &host,
+        &["--private-first", "29", "--private-last", "1"],
+    );
+    let said = support::text(&output.stderr);
+    assert!(!output.status.success());
+    assert!(
+        said.contains("none of the 30 layers") && said.contains("--local"),
+        "{said}"
+    );
 }
 
 #[test]

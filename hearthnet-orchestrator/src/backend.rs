@@ -3,6 +3,9 @@
 //! A [`Backend`] takes rows of one sequence and gives back the last one, having
 //! been through every block. The chat above it cannot tell one from another, and
 //! neither can the answer: the arithmetic is the same to the bit.
+//!
+//! Backends nest: one that runs some of the layers hands its rows to one that runs the next ones
+//! ([`private`](crate::private)). One that does not have the last layer gives back all rows.
 
 use std::time::Duration;
 
@@ -145,10 +148,17 @@ pub trait Backend: Send {
     ///
     /// What the sequence held from `position` on is forgotten first, so that a
     /// caller can go back and continue differently.
-    fn submit(&mut self, position: u32, rows: &[f32], cancel: &Cancel);
+    fn submit(&mut self, position: u32, rows: &[f32], cancel: &Cancel) {
+        self.submit_part(position, rows, 0, cancel);
+    }
+
+    /// As [`Backend::submit`], where `more` rows follow behind these, in further calls, before
+    /// the output is asked for: hosts begin with what is there.
+    fn submit_part(&mut self, position: u32, rows: &[f32], more: u32, cancel: &Cancel);
 
     /// Waits until the rows handed in have been through every block, and puts the last one, as it
-    /// leaves the last block, into `out` (`[width]`).
+    /// leaves the last block, into `out` (`[width]`). Where the last block is not the model's, all
+    /// rows handed in since the last output are put there, and those before them may precede them.
     ///
     /// # Errors
     /// Any [`ChatError`]; the backend is then fit for nothing but being dropped.

@@ -1,8 +1,9 @@
 //! From hosts to this machine in the middle of an answer.
 //!
-//! The rows that were handed to the hosts are kept (the embeddings: boundary 0).
-//! The whole model here runs them once, and the answer goes on with the next
-//! token: what was said stays said, since the arithmetic is the same.
+//! The rows that were handed to the hosts are kept (boundary 0: the embeddings, or what the
+//! caller's own first layers made of them). The layers that hosts ran run them once here, and
+//! the answer goes on with the next token: what was said stays said, since the arithmetic is
+//! the same.
 
 use std::time::Instant;
 
@@ -14,7 +15,7 @@ use crate::cohort::Cohort;
 use crate::error::{Blame, ChatError};
 use crate::sharded::ShardedBackend;
 
-/// Makes the backend that holds the whole model. It may take seconds.
+/// Makes the backend that holds the layers that hosts were asked for. It may take seconds.
 pub type LoadLocal = Box<dyn FnOnce() -> Result<Box<dyn Backend>, ChatError> + Send>;
 
 /// Hosts first; this machine when they cannot go on.
@@ -103,9 +104,9 @@ impl WithFallback {
 }
 
 impl Backend for WithFallback {
-    fn submit(&mut self, position: u32, rows: &[f32], cancel: &Cancel) {
+    fn submit_part(&mut self, position: u32, rows: &[f32], more: u32, cancel: &Cancel) {
         if let Some(active) = self.active_mut() {
-            active.submit(position, rows, cancel);
+            active.submit_part(position, rows, more, cancel);
         }
     }
 

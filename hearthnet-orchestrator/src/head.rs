@@ -1,95 +1,61 @@
 //! One head for many chats: rows that want logits at the same time run as one batch.
 //!
 //! The output matrix is read from memory once per batch, whatever its size, and reading it is
-//! what a row costs. There is no thread for it: a chat that finds the head free computes for all
-//! whose rows are there. Rows that come meanwhile wait; when the head is free again the first of
-//! them does the same.
-//!
-//! ```text
-//! A: gathers, runs a, b ──────────┐ logits to B, "go on" to C
-//! B:    waits ....................└►
-//! C:              waits ..........└► gathers, runs c, d ──────┐ logits to D
-//! D:                 waits ...................................└►
-//! ```
-//!
-//! A lone chat runs at once. Beside others it gathers first: rows that a host computed together
-//! come one after the other, each brought by its own chat, and to begin without them costs them a
-//! whole batch. A batch has the rows of half the chats at most: these are then with one host while
-//! the others are with another. Whoever is in a batch leaves it in a [`Cohort`], and so they stay
-//! together until they are back here.
+//! what a row costs. Who computes for whom: [`batcher`](crate::batcher).
 //!
 //! A row's logits do not depend on its batch, so no chat can tell.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::ops::Range;
+use std::sync::Arc;
 
 use hearthnet_model::ModelSpec;
 use hearthnet_model::engine::{EngineError, Head};
 
+use crate::batcher::{Batcher, Present};
 use crate::cohort::Cohort;
 
 /// Most rows of one batch: their logits are in memory at once, and beyond this many the
 /// arithmetic of a row costs more than its share of reading the matrix.
 const BATCH: usize = 32;
 
-/// How long a batch waits for the next row of a burst, and how long in all.
-const GAP: Duration = Duration::from_micros(100);
-const GATHER: Duration = Duration::from_micros(400);
-
 /// Embedding, last norm and output matrix of a model, for several chats.
 #[derive(Debug)]
 pub struct SharedHead {
     head: Head,
-    desk: Mutex<Desk>,
-    /// A row has come.
-    came: Condvar,
-    /// Chats that want logits now and then.
-    present: AtomicUsize,
+    batcher: Batcher<Wish, Result<Logits, EngineError>>,
 }
 
-/// A chat's presence at the head, for as long as it answers.
-#[derive(Debug)]
-pub struct Present<'a>(&'a AtomicUsize);
-
-impl Drop for Present<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-#[derive(Debug, Default)]
-struct Desk {
-    /// Whether somebody computes, or has been told to.
-    taken: bool,
-    /// In order of arrival; the first is told to go on when the head is free.
-    waiting: Vec<Waiting>,
-    /// Whether whoever computes wants to know of rows that come.
-    gathering: bool,
-}
-
-#[derive(Debug)]
-struct Waiting {
+/// A row that wants logits, and memory that they may use.
+struct Wish {
     row: Vec<f32>,
-    answer: SyncSender<Turn>,
+    out: Vec<f32>,
 }
 
-/// What becomes of a row that waits.
-enum Turn {
-    /// Its chat computes, for itself and whoever else waits.
-    GoOn,
-    /// Somebody has computed it, and those of a cohort.
-    Logits(Result<Vec<f32>, EngineError>, Option<Cohort>),
+/// The logits of a batch, and which of them are meant.
+struct Logits {
+    all: Arc<Vec<f32>>,
+    own: Range<usize>,
+}
+
+impl Logits {
+    /// Every chat copies its own, so that nobody waits until all are copied.
+    fn take(self) -> Vec<f32> {
+        match Arc::try_unwrap(self.all) {
+            Ok(mut all) => {
+                all.truncate(self.own.end);
+                all.drain(..self.own.start);
+                all
+            }
+            Err(all) => all.get(self.own).unwrap_or_default().to_vec(),
+        }
+    }
 }
 
 impl From<Head> for SharedHead {
     fn from(head: Head) -> Self {
         Self {
             head,
-            desk: Mutex::default(),
-            came: Condvar::new(),
-            present: AtomicUsize::new(0),
+            batcher: Batcher::new(BATCH),
         }
     }
 }
@@ -109,9 +75,8 @@ impl SharedHead {
     }
 
     /// Says that a chat will want logits: whoever computes then waits a moment for its rows.
-    pub fn attend(&self) -> Present<'_> {
-        self.present.fetch_add(1, Ordering::Relaxed);
-        Present(&self.present)
+    pub fn attend(&self) -> Present {
+        self.batcher.attend()
     }
 
     /// Replaces `out` by the logits of one row of `width` values: [`Head::logits`], together with
@@ -132,116 +97,46 @@ impl SharedHead {
             // It would shift the rows behind it.
             return self.head.logits(row, out).map(|()| None);
         }
-        let mut desk = self.desk();
-        if !desk.taken {
-            desk.taken = true;
-            drop(desk);
-            return self.batch(row, 0, cohort, out);
-        }
-        let (answer, turn) = sync_channel(1);
-        desk.waiting.push(Waiting {
+        let wish = Wish {
             row: row.to_vec(),
-            answer,
-        });
-        let gathering = desk.gathering;
-        drop(desk);
-        drop(cohort);
-        if gathering {
-            self.came.notify_one();
-        }
-        match turn.recv() {
-            Ok(Turn::GoOn) => self.batch(row, 1, None, out),
-            Ok(Turn::Logits(result, cohort)) => result.map(|logits| {
-                *out = logits;
-                cohort
-            }),
+            out: std::mem::take(out),
+        };
+        let work = |wishes| self.compute(wishes);
+        let Some((logits, cohort)) = self.batcher.run(wish, cohort, true, work) else {
             // Whoever computed has panicked.
-            Err(_) => self.head.logits(row, out).map(|()| None),
-        }
-    }
-
-    /// Computes a row and those of everybody who waits. `queued`: how many of these are the
-    /// caller's own, 0 or 1; it is the first.
-    fn batch(
-        &self,
-        own: &[f32],
-        queued: usize,
-        cohort: Option<Cohort>,
-        out: &mut Vec<f32>,
-    ) -> Result<Option<Cohort>, EngineError> {
-        let free = WhenDone(self);
-        let others = self.gather(queued, cohort.as_ref());
-        drop(cohort);
-        let mut rows = own.to_vec();
-        for other in &others {
-            rows.extend_from_slice(&other.row);
-        }
-        let result = self.head.logits(&rows, out);
-        // The next batch does not wait for this one to be handed out.
-        drop(free);
-        if result.is_err() {
-            // A row that cannot be computed is the failure of its own chat only.
-            for other in others {
-                let mut logits = Vec::new();
-                let alone = self.head.logits(&other.row, &mut logits);
-                // A chat waits until it is answered.
-                let _ = other
-                    .answer
-                    .send(Turn::Logits(alone.map(|()| logits), None));
-            }
-            return self.head.logits(own, out).map(|()| None);
-        }
-        let cohort = (!others.is_empty()).then(Cohort::default);
-        let vocab = out.len() / (others.len() + 1);
-        for (other, logits) in others.iter().zip(out.chunks_exact(vocab.max(1)).skip(1)) {
-            let _ = other
-                .answer
-                .send(Turn::Logits(Ok(logits.to_vec()), cohort.clone()));
-        }
-        out.truncate(vocab);
+            return self.head.logits(row, out).map(|()| None);
+        };
+        *out = logits?.take();
         Ok(cohort)
     }
 
-    /// Waits for the rows of the caller's cohort, and a moment for those of others, until there are
-    /// those of half the chats. Takes so many at most.
-    fn gather(&self, queued: usize, cohort: Option<&Cohort>) -> Vec<Waiting> {
-        let half = self.present.load(Ordering::Relaxed).div_ceil(2);
-        let enough = half.clamp(1, BATCH);
-        let began = Instant::now();
-        let (mut last, mut rows) = (began, 0);
-        let mut desk = self.desk();
-        desk.gathering = true;
-        loop {
-            let now = desk.waiting.len() + 1 - queued;
-            if now > rows {
-                (last, rows) = (Instant::now(), now);
+    fn compute(&self, mut wishes: Vec<Wish>) -> Vec<Result<Logits, EngineError>> {
+        let count = wishes.len();
+        let mut out = wishes
+            .first_mut()
+            .map_or_else(Vec::new, |first| std::mem::take(&mut first.out));
+        let done = match wishes.as_slice() {
+            [alone] => self.head.logits(&alone.row, &mut out),
+            several => {
+                let rows = several.iter().flat_map(|wish| wish.row.iter().copied());
+                self.head.logits(&rows.collect::<Vec<f32>>(), &mut out)
             }
-            let all_came = cohort.is_none_or(Cohort::is_complete) && last.elapsed() >= GAP;
-            if rows >= enough || all_came || began.elapsed() >= GATHER {
-                desk.gathering = false;
-                let taken = now.min(enough) - 1 + queued;
-                return desk.waiting.drain(..taken).skip(queued).collect();
+        };
+        match done {
+            Ok(()) => {
+                let (vocab, all) = (out.len() / count.max(1), Arc::new(out));
+                let own = |n: usize| Logits {
+                    all: Arc::clone(&all),
+                    own: n * vocab..(n + 1) * vocab,
+                };
+                (0..count).map(|n| Ok(own(n))).collect()
             }
-            let waited = self.came.wait_timeout(desk, GAP);
-            desk = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-    }
-
-    fn desk(&self) -> MutexGuard<'_, Desk> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Frees the head when it goes, whatever became of the work, and tells the first who waits.
-struct WhenDone<'a>(&'a SharedHead);
-
-impl Drop for WhenDone<'_> {
-    fn drop(&mut self) {
-        let mut desk = self.0.desk();
-        match desk.waiting.first() {
-            // There is room for one message, and this is the first.
-            Some(first) => drop(first.answer.try_send(Turn::GoOn)),
-            None => desk.taken = false,
+            Err(error) if count == 1 => vec![Err(error)],
+            // A row that cannot be computed is the failure of its own chat only.
+            Err(_) => wishes
+                .into_iter()
+                .flat_map(|wish| self.compute(vec![wish]))
+                .collect(),
         }
     }
 }
@@ -267,13 +162,13 @@ mod tests {
         shared: &SharedHead,
         asks: [impl FnOnce() -> T + Send; N],
     ) -> [T; N] {
-        shared.desk().taken = true;
+        let busy = shared.batcher.keep_busy();
         std::thread::scope(|scope| {
             let threads = asks.map(|ask| scope.spawn(ask));
-            while shared.desk().waiting.len() < N {
+            while shared.batcher.waiting() < N {
                 std::thread::yield_now();
             }
-            drop(WhenDone(shared));
+            drop(busy);
             threads.map(|thread| thread.join().unwrap())
         })
     }
@@ -311,8 +206,7 @@ mod tests {
                 });
             }
         });
-        let desk = shared.desk();
-        assert!(!desk.taken && desk.waiting.is_empty());
+        assert!(shared.batcher.is_idle());
     }
 
     #[test]
@@ -381,6 +275,6 @@ mod tests {
         let shared = SharedHead::from(head(&tiny()));
         let mut out = Vec::new();
         assert!(shared.logits(&[0.0; 3], None, &mut out).is_err());
-        assert!(!shared.desk().taken);
+        assert!(shared.batcher.is_idle());
     }
 }

@@ -385,8 +385,9 @@ impl PooledHosts {
     /// One error per host that is not there by then.
     pub async fn reach(&self) -> Vec<ChatError> {
         let (cancel, exclude) = (Cancel::default(), BTreeSet::new());
+        let hosted = &self.choice.model.hosted;
         let search = Search {
-            layers: 0..=self.choice.model.layers.saturating_sub(1),
+            layers: hosted.start..=hosted.end.saturating_sub(1),
             exclude: &exclude,
             optional: false,
             cancel: &cancel,

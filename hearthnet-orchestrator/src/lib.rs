@@ -10,15 +10,18 @@
 //! | chats that move from host to host together | [`cohort`] |
 //! | a session with a host, a set of them | [`link`], [`hosts`] |
 //! | the layers here, the layers there | [`local`], [`sharded`], behind [`Backend`] |
+//! | layers that nobody else is to see the input of | [`private`] |
 //! | from there to here in the middle of an answer | [`fallback`] |
 //! | text in, tokens out | [`chat`] |
 //! | logits for many chats at once | [`head`] |
+//! | how batches of many chats form | [`batcher`] |
 //! | chat as a capability of the bus | [`bus`] |
 //! | many callers: turns, kept conversations, giving up | [`service`] |
 //! | the OpenAI-compatible HTTP interface | [`http`] |
 //! | codes, hints, blame | [`error`] |
 
 pub mod backend;
+pub mod batcher;
 pub mod bus;
 pub mod chat;
 pub mod checks;
@@ -33,6 +36,7 @@ pub mod link;
 pub mod local;
 pub mod pace;
 pub mod pipeline;
+pub mod private;
 pub mod router;
 pub mod service;
 pub mod sharded;

@@ -1,4 +1,4 @@
-//! All layers on this machine.
+//! All layers on this machine, or all those that hosts would run.
 //!
 //! One engine holds the weights once; any number of chats have a sequence each on it and
 //! take turns, a decode step or a piece of a prompt at a time.
@@ -23,7 +23,7 @@ use crate::Cancel;
 use crate::backend::{Backend, HopClock, HopTimes, RouteHop, Run};
 use crate::error::ChatError;
 
-/// An engine over every layer of a model, for several chats. Clones share it.
+/// An engine over the layers of a model, for several chats. Clones share it.
 #[derive(Debug, Clone)]
 pub struct SharedEngine(Arc<Desk>);
 
@@ -32,6 +32,8 @@ struct Desk {
     line: Line<Seat>,
     shard_id: String,
     width: usize,
+    /// Whether the model's last layer is here: then of rows only the last one is wanted.
+    has_last: bool,
     /// What one sequence may come to take, in bytes.
     sequence_bytes: u64,
     kv_budget: u64,
@@ -45,8 +47,8 @@ struct Seat {
 }
 
 impl SharedEngine {
-    /// Takes an engine that holds all layers of the model. `kv_budget` is its memory for keys
-    /// and values in bytes, as its options had it.
+    /// Takes an engine that holds all layers of the model, or all that its backends are to run.
+    /// `kv_budget` is its memory for keys and values in bytes, as its options had it.
     pub fn new(engine: Engine, model_id: &str, kv_budget: u64) -> Self {
         let layers = engine.layers();
         let spec = engine.spec();
@@ -54,6 +56,7 @@ impl SharedEngine {
         Self(Arc::new(Desk {
             shard_id: hearthnet_bus::Descriptor::shard_id(model_id, layers.start, last),
             width: spec.width as usize,
+            has_last: layers.end == spec.layers,
             sequence_bytes: engine.kv_bytes_per_position() * u64::from(spec.context),
             line: Line::new(Seat {
                 engine,
@@ -85,6 +88,7 @@ impl SharedEngine {
             pipeline: PipelineId::draw(),
             clock: HopClock::default(),
             submitted: (0, Vec::new()),
+            in_parts: false,
             scratch: Vec::new(),
         })
     }
@@ -142,7 +146,7 @@ impl EngineOnDemand {
     }
 }
 
-/// One sequence on the exact engine over every layer of the model.
+/// One sequence on the exact engine.
 pub struct LocalBackend {
     engine: SharedEngine,
     /// `None` once it is closed.
@@ -151,6 +155,8 @@ pub struct LocalBackend {
     clock: HopClock,
     /// What was handed in, and where.
     submitted: (u32, Vec<f32>),
+    /// Whether more rows were announced than have been handed in.
+    in_parts: bool,
     scratch: Vec<f32>,
 }
 
@@ -165,10 +171,13 @@ impl LocalBackend {
 }
 
 impl Backend for LocalBackend {
-    fn submit(&mut self, position: u32, rows: &[f32], _: &Cancel) {
-        self.submitted.0 = position;
-        self.submitted.1.clear();
+    fn submit_part(&mut self, position: u32, rows: &[f32], more: u32, _: &Cancel) {
+        if !self.in_parts {
+            self.submitted.0 = position;
+            self.submitted.1.clear();
+        }
         self.submitted.1.extend_from_slice(rows);
+        self.in_parts = more > 0;
     }
 
     fn output(&mut self, out: &mut Vec<f32>, run: &mut Run<'_>) -> Result<(), ChatError> {
@@ -180,6 +189,7 @@ impl Backend for LocalBackend {
         let (rows, scratch) = (&self.submitted.1, &mut self.scratch);
         let total = rows.len() / width;
         let mut done = 0;
+        out.clear();
         while done < total {
             let asked = Instant::now();
             let (count, waited, took) = self.engine.turn(|seat, asking| {
@@ -215,10 +225,13 @@ impl Backend for LocalBackend {
                 self.clock.record(waited + took, us(took), us(waited));
             }
             done += count;
+            let wanted = match self.engine.0.has_last {
+                false => 0,
+                true if done < total => continue,
+                true => scratch.len().saturating_sub(width),
+            };
+            out.extend_from_slice(scratch.get(wanted..).unwrap_or_default());
         }
-        let last = self.scratch.len().saturating_sub(width);
-        out.clear();
-        out.extend_from_slice(self.scratch.get(last..).unwrap_or_default());
         Ok(())
     }
 

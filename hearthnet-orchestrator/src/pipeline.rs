@@ -105,9 +105,10 @@ pub enum Action {
         /// What to ask back.
         want: Rows,
     },
-    /// Everything that was submitted has left the last span: its last row.
+    /// Rows have left the last span: the last one of what was submitted, when all of it has; or,
+    /// [where all are wanted](Pipeline::returning), the next ones in order.
     Output {
-        /// The row, in the boundary's data type.
+        /// The row or rows, in the boundary's data type.
         row: Bytes,
     },
 }
@@ -163,7 +164,7 @@ const GRAIN: usize = 8;
 
 /// Rows per chunk when `rows` are cut into as few chunks of at most `most` as there can be: about
 /// equal ones, because every host behind the first waits for one whole chunk. 1 to `most`.
-fn even_cut(rows: usize, most: usize) -> usize {
+pub(crate) fn even_cut(rows: usize, most: usize) -> usize {
     let chunks = rows.div_ceil(most).max(1);
     let even = rows.div_ceil(chunks).max(1);
     even.next_multiple_of(GRAIN).min(most)
@@ -278,9 +279,12 @@ pub struct Pipeline {
     epoch: u32,
     /// Positions that have left the last span.
     left: u32,
-    /// Positions submitted.
+    /// Positions submitted, and announced.
     target: u32,
-    output: Option<Bytes>,
+    /// Rows that have left the last span and have not been polled.
+    output: VecDeque<Bytes>,
+    /// What the last span gives back of what is submitted: the last row, or all.
+    back: Rows,
     stale: u64,
 }
 
@@ -301,9 +305,18 @@ impl Pipeline {
             epoch: 1,
             left: 0,
             target: 0,
-            output: None,
+            output: VecDeque::new(),
+            back: Rows::Last,
             stale: 0,
         }
+    }
+
+    /// What is to come out of the last span: [`Rows::Last`], as from the start, or [`Rows::All`],
+    /// for a caller that computes the layers behind it.
+    #[must_use]
+    pub fn returning(mut self, back: Rows) -> Self {
+        self.back = back;
+        self
     }
 
     /// Hands in the rows from `position` on. What the sequence held from there on is forgotten.
@@ -313,11 +326,20 @@ impl Pipeline {
     /// and that going back (`position` less than [`Pipeline::submitted_length`]) waits
     /// for [`Pipeline::is_idle`]: a replay that is under way reaches beyond it.
     pub fn submit(&mut self, position: u32, rows: Bytes) {
+        self.submit_part(position, rows, 0);
+    }
+
+    /// As [`Pipeline::submit`], where `more` rows follow behind these: what comes out is that of
+    /// all of them.
+    pub fn submit_part(&mut self, position: u32, rows: Bytes, more: u32) {
+        let goes_on = position == self.submitted_length() && position < self.target;
         for span in &mut self.spans {
             span.input.truncate(position, self.row_bytes);
         }
         self.left = self.left.min(position);
-        self.output = None;
+        if !goes_on {
+            self.output.clear();
+        }
         let Some(first) = self.spans.first_mut() else {
             return;
         };
@@ -337,7 +359,7 @@ impl Pipeline {
             first.input.push(&chunk);
             first.waiting.push_back(chunk);
         }
-        self.target = at;
+        self.target = at.saturating_add(more);
     }
 
     /// Positions that have been through every span.
@@ -347,7 +369,12 @@ impl Pipeline {
 
     /// Positions that have been submitted.
     pub fn submitted_length(&self) -> u32 {
-        self.target
+        self.spans.first().map_or(0, |span| span.input.have)
+    }
+
+    /// Whether everything that was submitted and announced has left the last span.
+    pub fn is_through(&self) -> bool {
+        self.left >= self.target
     }
 
     /// Whether nothing is under way and nothing waits.
@@ -394,7 +421,7 @@ impl Pipeline {
 
     /// The next thing to do, or nothing until the next answer.
     pub fn poll(&mut self) -> Option<Action> {
-        if let Some(row) = self.output.take() {
+        if let Some(row) = self.output.pop_front() {
             return Some(Action::Output { row });
         }
         // From the back: what is furthest along frees its places first.
@@ -485,8 +512,8 @@ impl Pipeline {
             Some(_) => {}
             None => {
                 self.left = self.left.max(end);
-                if want == Rows::Last {
-                    self.output = Some(data);
+                if want != Rows::None {
+                    self.output.push_back(data);
                 }
             }
         }
@@ -542,7 +569,7 @@ impl Pipeline {
         let is_last = span + 1 == self.spans.len();
         if chunk.end() <= self.passed_on(span) {
             Rows::None
-        } else if !is_last {
+        } else if !is_last || self.back == Rows::All {
             Rows::All
         } else if chunk.end() == self.target {
             Rows::Last

@@ -289,7 +289,7 @@ pub(crate) struct ChatArgs {
     #[arg(long, value_name = "ENDPOINT#NODEID", conflicts_with = "local")]
     pub(crate) shard: Vec<HostAddr>,
     /// Answer on this machine alone.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["private_first", "private_last"])]
     pub(crate) local: bool,
     /// End with an error when the hosts cannot finish the answer, instead of going on on this
     /// machine.
@@ -299,6 +299,8 @@ pub(crate) struct ChatArgs {
     /// model. (So it is, too, with --shard, --local, --no-fallback and --set.)
     #[arg(long)]
     pub(crate) no_service: bool,
+    #[command(flatten)]
+    pub(crate) private: PrivateArgs,
     /// What the model is told before the conversation begins.
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
@@ -318,6 +320,27 @@ pub(crate) struct ChatArgs {
     pub(crate) explain: bool,
 }
 
+/// Layers that no host runs.
+#[derive(Debug, Default, Clone, Copy, clap::Args)]
+pub(crate) struct PrivateArgs {
+    /// First layers that this machine computes itself, so that no host gets rows of the embedding
+    /// table, which are the prompt itself [default:
+    /// research.distributed_inference.private_first_layers, 2].
+    #[arg(long, value_name = "N")]
+    pub(crate) private_first: Option<u32>,
+    /// Last layers that this machine computes itself [default:
+    /// research.distributed_inference.private_last_layers, 0].
+    #[arg(long, value_name = "N")]
+    pub(crate) private_last: Option<u32>,
+}
+
+impl PrivateArgs {
+    /// Whether the command line says anything about them.
+    pub(crate) fn are_given(&self) -> bool {
+        self.private_first.is_some() || self.private_last.is_some()
+    }
+}
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct DemoArgs {
     /// What to ask.
@@ -331,6 +354,8 @@ pub(crate) struct DemoArgs {
     /// Where to cut instead of evenly: first layers of the second and further shards, as 7,20.
     #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
     pub(crate) cuts: Vec<u32>,
+    #[command(flatten)]
+    pub(crate) private: PrivateArgs,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
     /// Print one JSON object at the end instead of the text and the table.
@@ -395,6 +420,8 @@ pub(crate) struct MeshArgs {
     /// Chats at once.
     #[arg(long, default_value_t = 8)]
     pub(crate) chats: usize,
+    #[command(flatten)]
+    pub(crate) private: PrivateArgs,
     /// Times to measure; the median is printed.
     #[arg(long, default_value_t = 5)]
     pub(crate) repetitions: u32,

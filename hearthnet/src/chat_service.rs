@@ -71,6 +71,7 @@ pub(crate) fn hosted_model(
         pump_settings(config, fallback),
     );
     let (pool, runtime) = (Arc::new(pool), runtime.clone());
+    let private = model.private.clone();
     let local = fallback.then(|| Arc::new(on_demand(model, config)));
     let open = move |cancel: &Cancel| -> Result<Box<dyn Backend>, ChatError> {
         let source = PooledHosts {
@@ -84,7 +85,7 @@ pub(crate) fn hosted_model(
             settings.clone(),
             cancel,
         )?;
-        Ok(match &local {
+        private.around(match &local {
             Some(local) => Box::new(WithFallback::new(hosts, load(local))),
             None => Box::new(hosts),
         })
@@ -107,13 +108,12 @@ pub(crate) fn load(local: &Arc<EngineOnDemand>) -> LoadLocal {
     Box::new(move || Ok(Box::new(local.open()?) as Box<dyn Backend>))
 }
 
-/// The whole model on this machine, loaded when a chat has no hosts any more.
+/// The layers of hosts on this machine, loaded when a chat has no hosts any more.
 pub(crate) fn on_demand(model: &OpenModel, config: &Config) -> EngineOnDemand {
     let (file, id) = (Arc::clone(&model.file), model.id.clone());
-    let options = local_options(model, config);
+    let (options, layers) = (local_options(model, config), model.private.hosted());
     EngineOnDemand::new(Box::new(move || {
-        let layers = 0..file.spec().layers;
-        let engine = Engine::load(&file, layers, &options, &mut |_, _| {})
+        let engine = Engine::load(&file, layers.clone(), &options, &mut |_, _| {})
             .map_err(|e| ChatError::Engine(e.to_string()))?;
         Ok(SharedEngine::new(engine, &id, options.max_kv_bytes))
     }))
@@ -232,13 +232,14 @@ fn read_key(path: &Path) -> Result<ApiKey, Failure> {
 /// The model that `args` ask for, over the hosts that they name or on this machine.
 pub(crate) async fn model_of(
     args: &DoorArgs,
-    model: &OpenModel,
+    model: &mut OpenModel,
     key: Option<Arc<NodeKey>>,
     config: &Config,
 ) -> Result<ServedModel, Failure> {
     let Some(key) = key.filter(|_| !args.local) else {
         return local_model(model, config);
     };
+    crate::private::load(model, args.private, crate::private::chats(config), config)?;
     let runtime = Handle::current();
     let own_id = key.id().to_string();
     let hosts = args.shard.iter().cloned();

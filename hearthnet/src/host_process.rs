@@ -1,6 +1,7 @@
 //! Host processes of our own, on this machine: what `demo` and `bench mesh` measure.
 
 use std::io::{BufRead, BufReader, Read};
+use std::ops::Range;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -21,29 +22,37 @@ const READY_DEADLINE: Duration = Duration::from_secs(120);
 /// How long a host gets to end by itself before it is killed.
 const LEAVE_DEADLINE: Duration = Duration::from_secs(3);
 
-/// Inclusive layer ranges: evenly, or cut where the user says.
-pub(crate) fn split(layers: u32, shards: u32, cuts: &[u32]) -> Result<Vec<(u32, u32)>, Failure> {
+/// Inclusive ranges of the layers that hosts run: evenly, or cut where the user says.
+pub(crate) fn split(
+    hosted: Range<u32>,
+    shards: u32,
+    cuts: &[u32],
+) -> Result<Vec<(u32, u32)>, Failure> {
+    let layers = hosted.end.saturating_sub(hosted.start);
     let wrong =
         |why: String| Err(Failure::new(Kind::Config, why).hint("see `hearthnet demo --help`"));
     let firsts: Vec<u32> = if cuts.is_empty() {
         if shards == 0 || shards > layers {
             return wrong(format!(
-                "--shards must lie between 1 and the model's {layers} layers"
+                "--shards must lie between 1 and {layers}, the number of layers that hosts run"
             ));
         }
         (0..shards)
-            .map(|i| (u64::from(i) * u64::from(layers) / u64::from(shards)) as u32)
+            .map(|i| hosted.start + (u64::from(i) * u64::from(layers) / u64::from(shards)) as u32)
             .collect()
     } else {
-        std::iter::once(0).chain(cuts.iter().copied()).collect()
+        std::iter::once(hosted.start)
+            .chain(cuts.iter().copied())
+            .collect()
     };
-    let ends = firsts.iter().skip(1).copied().chain([layers]);
+    let ends = firsts.iter().skip(1).copied().chain([hosted.end]);
     let mut ranges = Vec::new();
     for (lo, end) in firsts.iter().copied().zip(ends) {
         if lo >= end {
             return wrong(format!(
-                "--cuts must rise and lie between 1 and {}",
-                layers - 1
+                "--cuts must rise and lie between {} and {}",
+                hosted.start + 1,
+                hosted.end - 1
             ));
         }
         ranges.push((lo, end - 1));
@@ -251,23 +260,28 @@ mod tests {
 
     #[test]
     fn layers_are_split_evenly_and_completely() {
-        assert_eq!(split(30, 2, &[]).unwrap(), [(0, 14), (15, 29)]);
-        assert_eq!(split(5, 3, &[]).unwrap(), [(0, 0), (1, 2), (3, 4)]);
-        assert_eq!(split(3, 3, &[]).unwrap(), [(0, 0), (1, 1), (2, 2)]);
-        assert_eq!(split(30, 1, &[]).unwrap(), [(0, 29)]);
+        assert_eq!(split(0..30, 2, &[]).unwrap(), [(0, 14), (15, 29)]);
+        assert_eq!(split(2..30, 2, &[]).unwrap(), [(2, 15), (16, 29)]);
+        assert_eq!(split(0..5, 3, &[]).unwrap(), [(0, 0), (1, 2), (3, 4)]);
+        assert_eq!(split(0..3, 3, &[]).unwrap(), [(0, 0), (1, 1), (2, 2)]);
+        assert_eq!(split(0..30, 1, &[]).unwrap(), [(0, 29)]);
     }
 
     #[test]
     fn layers_are_cut_where_the_user_says() {
-        assert_eq!(split(30, 2, &[7, 20]).unwrap(), [(0, 6), (7, 19), (20, 29)]);
+        let cuts = [7, 20];
+        assert_eq!(split(0..30, 2, &cuts).unwrap(), [(0, 6), (7, 19), (20, 29)]);
+        assert_eq!(split(2..29, 2, &cuts).unwrap(), [(2, 6), (7, 19), (20, 28)]);
     }
 
     #[test]
     fn impossible_splits_are_refused() {
-        assert!(split(4, 0, &[]).is_err());
-        assert!(split(4, 5, &[]).is_err());
+        assert!(split(0..4, 0, &[]).is_err());
+        assert!(split(0..4, 5, &[]).is_err());
         for cuts in [&[0][..], &[4], &[2, 2], &[3, 1], &[u32::MAX]] {
-            assert!(split(4, 2, cuts).is_err(), "{cuts:?}");
+            assert!(split(0..4, 2, cuts).is_err(), "{cuts:?}");
         }
+        assert!(split(2..6, 2, &[2]).is_err());
+        assert!(split(2..6, 5, &[]).is_err());
     }
 }

@@ -481,6 +481,11 @@ impl CommunityHosts {
         let mut text = if held.is_empty() {
             format!("nobody in {community:?} serves {model}")
         } else {
+            // What this machine computes itself, nobody need serve.
+            let hosted = &self.choice.model.hosted;
+            let own = [(0, hosted.start), (hosted.end, self.choice.model.layers)];
+            let own = own.into_iter().filter(|(lo, end)| lo < end);
+            let held: Vec<(u32, u32)> = own.map(|(lo, end)| (lo, end - 1)).chain(held).collect();
             let missing = runs_text(&missing(self.choice.model.layers, &held));
             format!("nobody in {community:?} serves layers {missing} of {model}")
         };

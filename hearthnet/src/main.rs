@@ -26,6 +26,7 @@ mod node;
 mod numbers;
 mod output;
 mod paths;
+mod private;
 mod refill;
 mod service_chat;
 mod standing;

@@ -1,6 +1,7 @@
 //! A caller in the test's own process, over hosts that are processes: so that a host can be
 //! struck at an exact token.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,7 @@ use hearthnet_orchestrator::fallback::WithFallback;
 use hearthnet_orchestrator::hosts::{Choice, ConnectedHosts, HostSource};
 use hearthnet_orchestrator::link::{HostAddr, HostLink};
 use hearthnet_orchestrator::local::{EngineOnDemand, LocalBackend, SharedEngine};
+use hearthnet_orchestrator::private::PrivateLayers;
 use hearthnet_orchestrator::router::GreedyCover;
 use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend};
 use hearthnet_orchestrator::{Backend, Cancel, ChatError};
@@ -31,6 +33,9 @@ pub(crate) struct Caller {
     health_timeout: Duration,
     text: TextModel,
     local: Arc<EngineOnDemand>,
+    /// The layers that hosts run, when they have gone.
+    between: Arc<EngineOnDemand>,
+    private: PrivateLayers,
 }
 
 /// What an answer went through.
@@ -77,16 +82,26 @@ impl Caller {
     /// Whose conversations are no longer than so many positions, and for whom a host that has
     /// been silent for `health_timeout` has stalled.
     pub(crate) fn new(context: u32, health_timeout: Duration) -> Self {
+        // As many private layers as by default.
+        Self::with(context, health_timeout, (2, 0))
+    }
+
+    /// The same with so many first and last layers of its own.
+    pub(crate) fn with(context: u32, health_timeout: Duration, private: (u32, u32)) -> Self {
         let file = Arc::new(ModelFile::open(&model()).expect("the real model"));
         let weights = file.manifest(&mut |_, _| {}).weights_id();
         let mut wire = ModelOnWire::new("smollm2-135m-instruct", weights, file.spec(), None);
         wire.context = wire.context.min(context);
-        let (whole, id) = (Arc::clone(&file), wire.model_id.clone());
-        let load = move || {
-            let layers = 0..whole.spec().layers;
-            let engine = Engine::load(&whole, layers, &options(), &mut |_, _| {})
-                .map_err(|e| ChatError::Engine(e.to_string()))?;
-            Ok(SharedEngine::new(engine, &id, u64::MAX))
+        let private = PrivateLayers::load(&file, &wire.model_id, private, 16, &options());
+        let private = private.expect("private layers");
+        wire.hosted = private.hosted();
+        let on_demand = |layers: Range<u32>| {
+            let (file, id) = (Arc::clone(&file), wire.model_id.clone());
+            Arc::new(EngineOnDemand::new(Box::new(move || {
+                let engine = Engine::load(&file, layers.clone(), &options(), &mut |_, _| {})
+                    .map_err(|e| ChatError::Engine(e.to_string()))?;
+                Ok(SharedEngine::new(engine, &id, u64::MAX))
+            })))
         };
         Self {
             runtime: Runtime::new().expect("a runtime"),
@@ -97,9 +112,11 @@ impl Caller {
                 head: Head::load(&file, &options()).expect("a head").into(),
                 context: wire.context,
             },
-            wire,
             health_timeout,
-            local: Arc::new(EngineOnDemand::new(Box::new(load))),
+            local: on_demand(0..file.spec().layers),
+            between: on_demand(private.hosted()),
+            private,
+            wire,
         }
     }
 
@@ -171,13 +188,14 @@ impl Caller {
             settings,
             &Cancel::default(),
         )?;
-        Ok(Conversation::new(if fallback {
-            let local = Arc::clone(&self.local);
+        let hosts: Box<dyn Backend> = if fallback {
+            let local = Arc::clone(&self.between);
             let load = move || Ok(Box::new(local.open()?) as Box<dyn Backend>);
             Box::new(WithFallback::new(sharded, Box::new(load)))
         } else {
             Box::new(sharded)
-        }))
+        };
+        Ok(Conversation::new(self.private.around(hosts)?))
     }
 
     /// Asks, and calls `at` after each token (0: before the prompt is sent).
@@ -191,7 +209,8 @@ impl Caller {
         mut at: impl FnMut(u32, &[String]),
     ) -> Result<Done, ChatError> {
         let (mut tokens, mut route) = (0, Vec::new());
-        let spans = conversation.route().len();
+        let hosts = conversation.route().into_iter().filter_map(|hop| hop.host);
+        let spans = hosts.count();
         let (now, cancel) = (Instant::now(), Cancel::default());
         let mut since = now;
         let mut hear = |frame: &Frame| match frame {
@@ -204,7 +223,7 @@ impl Caller {
             }
             Frame::ShardStatus { host, .. } => {
                 route.extend(host.clone());
-                if route.len() == spans {
+                if host.is_some() && route.len() == spans {
                     at(0, &route);
                 }
             }

@@ -47,10 +47,10 @@ struct Noting {
 }
 
 impl Backend for Noting {
-    fn submit(&mut self, position: u32, rows: &[f32], cancel: &Cancel) {
+    fn submit_part(&mut self, position: u32, rows: &[f32], more: u32, cancel: &Cancel) {
         let count = rows.len() / self.width;
         self.events.lock().unwrap().push(Event::Submitted(count));
-        self.inner.submit(position, rows, cancel);
+        self.inner.submit_part(position, rows, more, cancel);
     }
     fn output(&mut self, out: &mut Vec<f32>, run: &mut Run<'_>) -> Result<(), ChatError> {
         self.inner.output(out, run)

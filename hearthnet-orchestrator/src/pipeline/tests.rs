@@ -48,6 +48,37 @@ fn only_the_last_chunk_returns_a_row_from_the_last_span() {
 }
 
 #[test]
+fn rows_that_come_in_parts_are_on_their_way_before_the_last_ones_are_there() {
+    let mut p = Pipeline::new(1, 4, LIMITS);
+    p.submit_part(0, rows(&[1, 2]), 1);
+    assert_eq!(sends(&mut p), [(0, 0, Rows::None)]);
+    p.on_result(0, 1, 0, 0, Bytes::new()).unwrap();
+    assert!(!p.is_through());
+    p.submit_part(2, rows(&[3]), 0);
+    assert_eq!(sends(&mut p), [(0, 2, Rows::Last)]);
+    p.on_result(0, 1, 2, 1, rows(&[7])).unwrap();
+    assert_eq!(p.poll(), Some(Action::Output { row: rows(&[7]) }));
+    assert!(p.is_through());
+}
+
+#[test]
+fn a_caller_that_goes_on_with_them_gets_all_rows() {
+    let mut p = Pipeline::new(1, 4, LIMITS).returning(Rows::All);
+    p.submit(0, rows(&[1, 2, 3]));
+    assert_eq!(sends(&mut p), [(0, 0, Rows::All), (0, 2, Rows::All)]);
+    p.on_result(0, 1, 0, 2, rows(&[7, 8])).unwrap();
+    let first = Action::Output { row: rows(&[7, 8]) };
+    assert_eq!((p.poll(), p.is_through()), (Some(first), false));
+    // Its host dies: what has come out is not asked for again.
+    p.replace(0, 1);
+    assert_eq!(sends(&mut p), [(0, 0, Rows::None), (0, 2, Rows::All)]);
+    p.on_result(0, 2, 0, 0, Bytes::new()).unwrap();
+    p.on_result(0, 2, 2, 1, rows(&[9])).unwrap();
+    let second = Action::Output { row: rows(&[9]) };
+    assert_eq!((p.poll(), p.is_through()), (Some(second), true));
+}
+
+#[test]
 fn an_answer_that_was_not_asked_for_is_a_fault() {
     let mut p = Pipeline::new(1, 4, LIMITS);
     p.submit(0, rows(&[1]));
@@ -193,11 +224,13 @@ impl Stream {
 
 const LAYERS: u32 = 6;
 
-/// Runs a script of (go back by, submit) turns through hosts that die as `chaos` says.
+/// Runs a script of (go back by, submit) turns through hosts that die as `chaos` says. Rows are
+/// submitted `part` at a time; what comes out is `back` of each turn.
 fn converse(
     cuts: &[u32],
     turns: &[(u32, Vec<u32>)],
     limits: Limits,
+    (part, back): (usize, Rows),
     chaos: &mut dyn FnMut(u32) -> u32,
 ) -> Vec<u32> {
     let mut streams: Vec<Stream> = Vec::new();
@@ -208,18 +241,20 @@ fn converse(
             lo = cut;
         }
     }
-    let mut p = Pipeline::new(streams.len(), 4, limits);
+    let mut p = Pipeline::new(streams.len(), 4, limits).returning(back);
     let (mut length, mut outputs) = (0u32, Vec::new());
     for (back, values) in turns {
-        let position = length - back.min(&length);
-        let mut submitted = false;
+        let mut position = length - back.min(&length);
+        let mut rest = values.as_slice();
         let mut done = false;
         while !done {
-            if !submitted && (position == length || p.is_idle()) {
-                p.submit(position, rows(values));
-                length = position + values.len() as u32;
-                submitted = true;
+            if !rest.is_empty() && (position == length || p.is_idle()) {
+                let (now, later) = rest.split_at(part.min(rest.len()));
+                p.submit_part(position, rows(now), later.len() as u32);
+                position += now.len() as u32;
+                (length, rest) = (position, later);
             }
+            let submitted = rest.is_empty();
             while let Some(action) = p.poll() {
                 match action {
                     Action::Send {
@@ -236,8 +271,10 @@ fn converse(
                         assert!(streams[span].steps.len() <= limits.depth);
                     }
                     Action::Output { row } => {
-                        outputs.push(u32::from_be_bytes(row.as_ref().try_into().unwrap()));
-                        done = true;
+                        let values = row.chunks_exact(4);
+                        outputs.extend(values.map(|v| u32::from_be_bytes(v.try_into().unwrap())));
+                        done = p.is_through();
+                        assert!(done <= submitted, "through before all was there");
                     }
                 }
             }
@@ -314,6 +351,8 @@ proptest! {
         depth in 1usize..4,
         chunk_rows in 1usize..5,
         history_bytes in prop_oneof![Just(usize::MAX), 0usize..120],
+        part in 1usize..9,
+        back in prop_oneof![Just(Rows::Last), Just(Rows::All)],
         script in proptest::collection::vec(any::<u32>(), 0..300),
     ) {
         let mut cuts = cuts;
@@ -321,16 +360,17 @@ proptest! {
         let undisturbed = {
             let mut all = Stream::new(0..LAYERS, 1);
             let mut length = 0u32;
-            turns.iter().map(|(back, values)| {
-                let position = length - back.min(&length);
+            turns.iter().flat_map(|(by, values)| {
+                let position = length - by.min(&length);
                 length = position + values.len() as u32;
-                *all.run(position, &rows(values)).last().unwrap()
+                let mut out = all.run(position, &rows(values));
+                out.split_off(if back == Rows::All { 0 } else { out.len() - 1 })
             }).collect::<Vec<_>>()
         };
         let mut script = script.into_iter();
         let limits = Limits { depth, chunk_rows, history_bytes };
         // When the script is over nothing dies any more.
         let mut chaos = |n: u32| script.next().map_or(0, |x| x % n.max(1));
-        prop_assert_eq!(converse(&cuts, &turns, limits, &mut chaos), undisturbed);
+        prop_assert_eq!(converse(&cuts, &turns, limits, (part, back), &mut chaos), undisturbed);
     }
 }

@@ -64,8 +64,8 @@ struct Gated {
 }
 
 impl Backend for Gated {
-    fn submit(&mut self, position: u32, rows: &[f32], cancel: &Cancel) {
-        self.inner.submit(position, rows, cancel);
+    fn submit_part(&mut self, position: u32, rows: &[f32], more: u32, cancel: &Cancel) {
+        self.inner.submit_part(position, rows, more, cancel);
     }
     fn output(&mut self, out: &mut Vec<f32>, run: &mut Run<'_>) -> Result<(), ChatError> {
         self.gate.pass(run.cancel)?;

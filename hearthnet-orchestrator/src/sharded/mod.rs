@@ -22,6 +22,7 @@ mod waiting;
 
 use std::cell::Cell;
 use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -41,7 +42,7 @@ use crate::cohort::Cohort;
 use crate::error::ChatError;
 use crate::hosts::{HostSource, RoutedSpan};
 use crate::link::Inbound;
-use crate::pipeline::{Action, Limits, Pipeline};
+use crate::pipeline::{Action, Limits, Pipeline, Rows};
 
 /// How often spares are seen to while an answer goes on.
 const PREPARE_EVERY: Duration = Duration::from_secs(10);
@@ -93,6 +94,8 @@ pub struct ModelOnWire {
     pub width: usize,
     /// Layers of the whole model.
     pub layers: u32,
+    /// Those of them that hosts are asked for, half-open: the caller computes the others itself.
+    pub hosted: Range<u32>,
     /// Longest sequence.
     pub context: u32,
     /// Data type of the rows.
@@ -114,9 +117,18 @@ impl ModelOnWire {
             weights,
             width: spec.width as usize,
             layers: spec.layers,
+            hosted: 0..spec.layers,
             context: spec.context,
             boundary: spec.boundary,
             bands,
+        }
+    }
+
+    /// What the last host gives back: the last row, or all where the caller goes on with them.
+    fn back(&self) -> Rows {
+        match self.hosted.end < self.layers {
+            true => Rows::All,
+            false => Rows::Last,
         }
     }
 }
@@ -151,8 +163,12 @@ pub struct ShardedBackend {
     troubles: VecDeque<Trouble>,
     /// What the caller is to hear.
     notices: Vec<Notice>,
-    /// Rows that cannot be handed to the pipeline yet, and their position.
-    pending: Option<(u32, Bytes)>,
+    /// Rows that cannot be handed to the pipeline yet, their position, and how many follow.
+    pending: VecDeque<(u32, Bytes, u32)>,
+    /// What has come out so far of what was submitted.
+    came: Vec<u8>,
+    /// Whether more rows were announced than have been submitted.
+    in_parts: bool,
     /// Since when the chat has been waiting for answers.
     watching_since: Instant,
     /// How often this call has paused for want of room, and until when it goes on asking.
@@ -211,7 +227,9 @@ impl ShardedBackend {
             recoveries: Vec::new(),
             troubles: VecDeque::new(),
             notices: Vec::new(),
-            pending: None,
+            pending: VecDeque::new(),
+            came: Vec::new(),
+            in_parts: false,
             watching_since: Instant::now(),
             pauses: 0,
             room_until: None,
@@ -260,8 +278,8 @@ impl ShardedBackend {
     /// # Errors
     /// [`ChatError::Engine`] when they cannot be decoded, which would be a fault of this program.
     pub fn submitted(&mut self) -> Result<Vec<f32>, ChatError> {
-        if let Some((position, rows)) = self.pending.take() {
-            self.pipeline.submit(position, rows);
+        for (position, rows, more) in self.pending.drain(..) {
+            self.pipeline.submit_part(position, rows, more);
         }
         let mut rows = Vec::new();
         for bytes in self.pipeline.submitted() {
@@ -341,22 +359,28 @@ impl ShardedBackend {
         self.troubles.extend(trouble);
     }
 
-    /// Sends whatever can be sent; returns the output when it has come. Stops at what is to be
-    /// settled first.
-    fn advance(&mut self, cancel: &Cancel) -> Option<Bytes> {
+    /// Sends whatever can be sent; returns the output when all of it has come. Stops at what is to
+    /// be settled first.
+    fn advance(&mut self, cancel: &Cancel) -> Option<Vec<u8>> {
         // Going back has to wait until a replay that nobody asked for yet is through.
         let ready = |pipeline: &Pipeline, position| {
             position >= pipeline.submitted_length() || pipeline.is_idle()
         };
-        if let Some((position, rows)) = self
-            .pending
-            .take_if(|(position, _)| ready(&self.pipeline, *position))
-        {
-            self.pipeline.submit(position, rows);
+        while let Some((position, rows, more)) = self.pending.pop_front() {
+            if !ready(&self.pipeline, position) {
+                self.pending.push_front((position, rows, more));
+                break;
+            }
+            self.pipeline.submit_part(position, rows, more);
         }
         while self.troubles.is_empty() {
             match self.pipeline.poll()? {
-                Action::Output { row } => return Some(row),
+                Action::Output { row } => {
+                    self.came.extend_from_slice(&row);
+                    if self.pipeline.is_through() {
+                        return Some(std::mem::take(&mut self.came));
+                    }
+                }
                 Action::Send {
                     span,
                     epoch,
@@ -373,12 +397,24 @@ impl ShardedBackend {
 }
 
 impl Backend for ShardedBackend {
-    fn submit(&mut self, position: u32, rows: &[f32], cancel: &Cancel) {
+    fn submit_part(&mut self, position: u32, rows: &[f32], more: u32, cancel: &Cancel) {
         let mut data = Vec::with_capacity(rows.len() * self.model.boundary.bytes_per_value());
         self.model.boundary.encode(rows, &mut data);
         self.watch(cancel);
-        self.pending = Some((position, Bytes::from(data)));
-        // Nothing has come out yet: no row is lost here.
+        if !self.in_parts {
+            self.came.clear();
+        }
+        // What has come of earlier parts goes on to the next host meanwhile.
+        while let Some((hop, message)) = self
+            .in_parts
+            .then(|| self.inbound.try_recv().ok())
+            .flatten()
+        {
+            self.on_message(hop, message);
+        }
+        self.in_parts = more > 0;
+        self.pending.push_back((position, Bytes::from(data), more));
+        // The last row is only on its way now, so the output is not complete: nothing is lost here.
         let _ = self.advance(cancel);
         self.cohort.take();
     }
@@ -395,7 +431,7 @@ impl Backend for ShardedBackend {
         self.watching_since = Instant::now();
         loop {
             self.settle(run)?;
-            if let Some(row) = self.advance(run.cancel) {
+            if let Some(rows) = self.advance(run.cancel) {
                 let moved = !self.recoveries.is_empty();
                 self.report_recoveries(run);
                 if moved
@@ -407,7 +443,7 @@ impl Backend for ShardedBackend {
                 return self
                     .model
                     .boundary
-                    .decode(&row, out)
+                    .decode(&rows, out)
                     .map_err(|e| ChatError::Engine(e.to_string()));
             }
             if self.troubles.is_empty() {

@@ -133,7 +133,7 @@ impl ShardedBackend {
 
     fn open_all(&mut self, cancel: &Cancel) -> Result<(), ChatError> {
         let route = self.source.route(&Search {
-            layers: 0..=self.model.layers.saturating_sub(1),
+            layers: self.model.hosted.start..=self.model.hosted.end.saturating_sub(1),
             exclude: &self.excluded,
             optional: false,
             cancel,
@@ -144,7 +144,8 @@ impl ShardedBackend {
             history_bytes: self.settings.history_bytes,
         };
         let row_bytes = self.model.width * self.model.boundary.bytes_per_value();
-        self.pipeline = Pipeline::new(route.len(), row_bytes, limits);
+        let pipeline = Pipeline::new(route.len(), row_bytes, limits);
+        self.pipeline = pipeline.returning(self.model.back());
         for (index, span) in route.into_iter().enumerate() {
             let hop = self.hop(index, span);
             self.hops.push(hop);

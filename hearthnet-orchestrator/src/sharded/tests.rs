@@ -392,11 +392,21 @@ impl Stage {
     }
 
     fn open_with(&self, settings: PumpSettings) -> Result<ShardedBackend, ChatError> {
+        self.open_between(0..LAYERS, settings)
+    }
+
+    /// As [`Self::open_with`], for some of the layers.
+    fn open_between(
+        &self,
+        hosted: Range<u32>,
+        settings: PumpSettings,
+    ) -> Result<ShardedBackend, ChatError> {
         let model = ModelOnWire {
             model_id: "puppet".into(),
             weights: WEIGHTS,
             width: WIDTH,
             layers: LAYERS,
+            hosted,
             context: 4096,
             boundary: BoundaryDtype::F32,
             bands: None,
@@ -525,6 +535,58 @@ fn a_sequence_moves_off_a_host_that_leaves_and_nothing_has_failed() {
             assert_eq!(heard.moves[0].0, "leaving");
             assert!(now.contains(&heard.moves[0].1[0]));
         }
+    }
+}
+
+#[test]
+fn a_caller_with_layers_of_its_own_gets_every_row_once_whatever_hosts_do() {
+    // Rows in parts, layers 1 and 2 of 4 on hosts; what each position comes to.
+    let prompt: Vec<u32> = (0..20).map(|n| n * 37 % 101).collect();
+    let mut layers = [Vec::new(), Vec::new()];
+    let through = |(position, value): (u32, &u32)| {
+        let [one, two] = &mut layers;
+        layer(2, two, position, layer(1, one, position, *value))
+    };
+    let expected: Vec<u32> = (0..).zip(&prompt).map(through).collect();
+    let deeds = [Deed::Die, Deed::Leave, Deed::Preempt];
+    for (span, position, deed) in (0..2).flat_map(|span| {
+        [0, 7, 13, 19]
+            .map(|at| deeds.map(|deed| (span, at, deed)))
+            .concat()
+    }) {
+        let stage = Stage::new(&HALVES);
+        let settings = PumpSettings {
+            prefill_rows: 3,
+            ..PumpSettings::default()
+        };
+        let mut backend = stage.open_between(1..3, settings).unwrap();
+        let node = stage.runs(&backend, span).node();
+        stage.host(&node).at(position, deed);
+        backend.begin_call();
+        let mut run = Run {
+            cancel: &stage.cancel,
+            notify: &mut |_| {},
+        };
+        let (mut at, mut got) = (0, Vec::new());
+        // A prompt of twelve in parts of four, one of seven at once, one row.
+        for (length, part) in [(12, 4), (7, 7), (1, 1)] {
+            let mut left = length;
+            for values in prompt[at..at + length].chunks(part) {
+                let rows: Vec<f32> = values.iter().flat_map(|value| row(*value)).collect();
+                left -= values.len();
+                backend.submit_part(
+                    (at + length - left - values.len()) as u32,
+                    &rows,
+                    left as u32,
+                    run.cancel,
+                );
+            }
+            let mut out = Vec::new();
+            backend.output(&mut out, &mut run).unwrap();
+            got.extend(out.chunks_exact(WIDTH).map(|row| row[0] as u32));
+            at += length;
+        }
+        assert_eq!(got, expected, "{deed:?} of host {span} at {position}");
     }
 }
 

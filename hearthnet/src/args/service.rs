@@ -2,6 +2,8 @@
 
 use hearthnet_orchestrator::link::HostAddr;
 
+use super::PrivateArgs;
+
 /// Where chats come in, and what answers them outside of a community.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DoorArgs {
@@ -14,12 +16,14 @@ pub(crate) struct DoorArgs {
     #[arg(long, value_name = "ENDPOINT#NODEID", conflicts_with_all = ["local", "listen"])]
     pub(crate) shard: Vec<HostAddr>,
     /// Answer chats on this machine alone, outside of any community.
-    #[arg(long, conflicts_with = "listen")]
+    #[arg(long, conflicts_with_all = ["listen", "private_first", "private_last"])]
     pub(crate) local: bool,
     /// End an answer with an error when the hosts cannot finish it, instead of going on on this
     /// machine.
     #[arg(long, conflicts_with = "local")]
     pub(crate) no_fallback: bool,
+    #[command(flatten)]
+    pub(crate) private: PrivateArgs,
 }
 
 impl DoorArgs {

@@ -27,6 +27,7 @@ use futures_util::future::try_join_all;
 use hearthnet_bus::NodeKey;
 use hearthnet_model::ChatMessage;
 use hearthnet_model::sampler::SamplerConfig;
+use hearthnet_orchestrator::backend::{HopTimes, RouteHop};
 use hearthnet_orchestrator::chat::{ChatRequest, Done, Frame, Prompt};
 use hearthnet_orchestrator::hosts::HostPool;
 use hearthnet_orchestrator::link::HostAddr;
@@ -41,6 +42,7 @@ use crate::commands::{open_or_pull_model, print_bytes, print_json, runtime};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::host_process::{HostPlan, HostProcess, cores, own_cores, split};
+use crate::layers::runs_text;
 use crate::output::{self, note, table};
 
 /// What the chats are about; each begins differently, so that nothing is shared by chance.
@@ -77,9 +79,10 @@ pub(crate) fn run(args: &MeshArgs, global: &Global, config: &Config) -> Result<(
     let runtime = runtime()?;
     let cancel = Cancel::default();
     watch_interrupt(&runtime, cancel.clone());
-    let model = open_or_pull_model(global, &config, args.model.as_ref())?;
+    let mut model = open_or_pull_model(global, &config, args.model.as_ref())?;
     let vocabulary = model.file.spec().vocab;
-    let ranges = split(model.file.spec().layers, args.shards, &[])?;
+    crate::private::load(&mut model, args.private, args.chats, &config)?;
+    let ranges = split(model.private.hosted(), args.shards, &[])?;
     let own = own_cores(ranges.len(), 1);
     let pinned = own.iter().all(Option::is_some);
     let key = Arc::new(NodeKey::generate().map_err(Failure::internal)?);
@@ -142,7 +145,7 @@ pub(crate) fn run(args: &MeshArgs, global: &Global, config: &Config) -> Result<(
     for host in &mut hosts {
         host.stop();
     }
-    let report = Report::new(&bench, &ranges, pinned, cores().len(), &samples);
+    let report = Report::new(&bench, pinned, cores().len(), &samples);
     if args.json {
         print_json(&report)?;
     } else {
@@ -406,31 +409,35 @@ struct Report {
     /// The longest wait among all chats.
     many_first_token_ms: f64,
     head_ms_per_token: f64,
+    /// Layers that the caller runs itself.
+    own_layers: Vec<Hop>,
+    /// The hosts.
     hops: Vec<Hop>,
     /// Whether every answer was that of this machine alone.
     same_answers: bool,
 }
 
 impl Report {
-    fn new(
-        bench: &Bench<'_>,
-        ranges: &[(u32, u32)],
-        pinned: bool,
-        cores: usize,
-        samples: &[Sample],
-    ) -> Self {
+    fn new(bench: &Bench<'_>, pinned: bool, cores: usize, samples: &[Sample]) -> Self {
         let timing = |get: fn(&Sample) -> f64| median(samples.iter().map(get));
-        let hop = |(index, &layers): (usize, &(u32, u32))| {
-            let of = |get: fn(&hearthnet_orchestrator::backend::HopTimes) -> u32| {
+        // The route is the same in all rounds.
+        let route = samples.first().map_or(&[][..], |s| &s.one.route);
+        let hop = |(index, hop): (usize, &RouteHop)| {
+            let of = |get: fn(&HopTimes) -> u32| {
                 let times = samples.iter().filter_map(|s| s.one.timings.hops.get(index));
                 median(times.map(|hop| f64::from(get(hop)) / 1e3))
             };
             Hop {
-                layers,
+                layers: hop.layers,
                 compute_ms_p50: of(|hop| hop.compute_us_p50),
                 overhead_ms_p50: of(|hop| hop.overhead_us_p50),
                 overhead_ms_p95: of(|hop| hop.overhead_us_p95),
             }
+        };
+        let hops = |hosts: bool| {
+            let route = route.iter().enumerate();
+            let wanted = route.filter(|(_, hop)| hop.host.is_some() == hosts);
+            wanted.map(hop).collect()
         };
         Self {
             model: bench.id.clone(),
@@ -454,7 +461,8 @@ impl Report {
             first_token_ms: timing(|s| s.one.timings.first_token_ms),
             many_first_token_ms: timing(|s| s.many_first_ms),
             head_ms_per_token: timing(|s| s.one.timings.head_ms_per_token),
-            hops: ranges.iter().enumerate().map(hop).collect(),
+            own_layers: hops(false),
+            hops: hops(true),
             same_answers: samples.iter().all(|s| s.same),
         }
     }
@@ -492,7 +500,7 @@ impl Report {
             "{}: {n} host{}, one thread each{}; their caller has {}\n\
              {} cores{}; medians of {}\n\n{}\n  \
              two prompts at once on two threads of this machine: {:.2} times one ({least:.2} to {most:.2}, of the best {:.2})\n\n{}\n  \
-             here, per token: {:.2} ms for embedding, output matrix and sampling\n  \
+             here, per token: {:.2} ms for embedding, output matrix and sampling{}\n  \
              construct {:.2} ms, first token {:.1} ms (of {} chats at once, the last: {:.0} ms)\n  \
              answers: {}\n",
             self.model,
@@ -527,6 +535,14 @@ impl Report {
                 &hops
             ),
             self.head_ms_per_token,
+            self.own_layers
+                .iter()
+                .map(|own| format!(
+                    ", {:.2} ms for layers {}",
+                    own.compute_ms_p50,
+                    runs_text(&[own.layers])
+                ))
+                .collect::<String>(),
             self.construct_ms,
             self.first_token_ms,
             self.chats,

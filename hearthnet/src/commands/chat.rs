@@ -90,7 +90,11 @@ impl Chat<'_> {
     fn running_service(&self) -> Option<(Client, Resolved)> {
         let args = self.args;
         // A service has its own hosts and settings, and does not give up as this chat wants it.
-        let own_way = args.no_service || args.local || !args.shard.is_empty() || args.no_fallback;
+        let own_way = args.no_service
+            || args.local
+            || !args.shard.is_empty()
+            || args.no_fallback
+            || args.private.are_given();
         let own_settings = self.global.set.iter().any(|s| !s.starts_with("policy."));
         if own_way || own_settings {
             return None;
@@ -149,7 +153,7 @@ impl Chat<'_> {
             Some(home) => runtime.block_on(Visit::begin(home, config))?,
             None => Visit::default(),
         };
-        let model = match resolved {
+        let mut model = match resolved {
             Some(resolved) => open_resolved(global, config, resolved)?,
             None => {
                 if home.is_some() {
@@ -162,6 +166,7 @@ impl Chat<'_> {
             let (backend, head) = local_backend(&model, config, None)?;
             (Box::new(backend), head)
         } else {
+            crate::private::load(&mut model, args.private, 1, config)?;
             let head = load_head(&model, &engine_options(config, None))?;
             let source = match &home {
                 Some(home) => {
@@ -254,12 +259,11 @@ pub(crate) fn choice(model: &OpenModel, own_id: &str, config: &Config) -> Choice
 
 /// The wire's view of a model.
 pub(crate) fn on_wire(model: &OpenModel) -> ModelOnWire {
-    ModelOnWire::new(
-        &model.id,
-        model.weights,
-        model.file.spec(),
-        model.bands.clone(),
-    )
+    let (spec, bands) = (model.file.spec(), model.bands.clone());
+    ModelOnWire {
+        hosted: model.private.hosted(),
+        ..ModelOnWire::new(&model.id, model.weights, spec, bands)
+    }
 }
 
 /// Routes over the connected hosts and opens a stream on each one chosen. With
@@ -316,19 +320,19 @@ pub(crate) fn open_backend(
 ) -> Result<Box<dyn Backend>, ChatError> {
     let (wire, settings) = (on_wire(model), pump_settings(config, local.is_some()));
     let hosts = ShardedBackend::open(runtime.clone(), wire, source, settings, cancel)?;
-    Ok(match local {
+    model.private.around(match local {
         Some(local) => Box::new(WithFallback::new(hosts, local)),
         None => Box::new(hosts),
     })
 }
 
-/// The whole model on this machine, loaded if one chat comes to need it.
+/// The layers of hosts on this machine, loaded if one chat comes to need them.
 fn load_local(model: &OpenModel, config: &Config) -> LoadLocal {
     let (file, id) = (Arc::clone(&model.file), model.id.clone());
+    let layers = model.private.hosted();
     let options = engine_options(config, None);
     Box::new(move || {
-        let layers = 0..file.spec().layers;
-        let engine = Engine::load(&file, layers, &options, &mut |_, _| {})
+        let engine = Engine::load(&file, layers.clone(), &options, &mut |_, _| {})
             .map_err(|e| ChatError::Engine(e.to_string()))?;
         Ok(Box::new(LocalBackend::new(engine, &id)?))
     })

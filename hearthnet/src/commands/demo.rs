@@ -7,6 +7,7 @@ use std::time::Instant;
 use hearthnet_bus::NodeKey;
 use hearthnet_model::ChatMessage;
 use hearthnet_orchestrator::Cancel;
+use hearthnet_orchestrator::backend::HopTimes;
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Prompt};
 use hearthnet_orchestrator::link::HostAddr;
 use serde::{Deserialize, Serialize};
@@ -22,6 +23,7 @@ use crate::commands::{
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::host_process::{HostPlan, HostProcess, own_cores, split};
+use crate::layers::runs_text;
 use crate::output::{self, bytes, note, table};
 
 pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<(), Failure> {
@@ -32,9 +34,10 @@ pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<()
     let runtime = runtime()?;
     let cancel = Cancel::default();
     watch_interrupt(&runtime, cancel.clone());
-    let model = open_or_pull_model(global, &config, args.model.as_ref())?;
+    let mut model = open_or_pull_model(global, &config, args.model.as_ref())?;
+    crate::private::load(&mut model, args.private, 1, &config)?;
     let layers = model.file.spec().layers;
-    let ranges = split(layers, args.shards, &args.cuts)?;
+    let ranges = split(model.private.hosted(), args.shards, &args.cuts)?;
     let threads = (config.threads() / ranges.len()).max(1);
     let prompt = Prompt::Messages(vec![ChatMessage::user(&args.prompt)]);
     let request = ChatRequest {
@@ -77,6 +80,9 @@ pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<()
         host.wait_until_ready(&cancel)?;
     }
     if !args.json {
+        for own in own_layers(&model) {
+            note(format!("  layers {own} here: what no host is to see"));
+        }
         for host in &hosts {
             note(format!(
                 "  layers {} on {}",
@@ -142,6 +148,14 @@ pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<()
     Ok(())
 }
 
+/// The runs of layers that this machine computes itself, as people read them.
+fn own_layers(model: &OpenModel) -> Vec<String> {
+    let (hosted, all) = (model.private.hosted(), model.file.spec().layers);
+    let own = [(0, hosted.start), (hosted.end, all)];
+    let own = own.into_iter().filter(|(lo, end)| lo < end);
+    own.map(|(lo, end)| runs_text(&[(lo, end - 1)])).collect()
+}
+
 /// What the demo found out.
 #[derive(Debug, Serialize)]
 struct Report {
@@ -165,6 +179,24 @@ struct HostReport {
     compute_ms_per_token: f64,
     hop_overhead_ms_p50: f64,
     hop_overhead_ms_p95: f64,
+}
+
+/// The layers that this machine ran itself, with their times, where there are any.
+fn own_times(done: &Done) -> String {
+    let hops = done.route.iter().zip(&done.timings.hops);
+    let own = hops.filter(|(hop, _)| hop.host.is_none());
+    let texts = own.map(|(hop, times)| {
+        let ms = f64::from(times.compute_us_p50) / 1e3;
+        format!(", {ms:.2} ms for layers {}", runs_text(&[hop.layers]))
+    });
+    texts.collect()
+}
+
+/// The times of the hops that are hosts, in order.
+fn times_of_hosts(done: &Done) -> impl Iterator<Item = &HopTimes> {
+    let hops = done.route.iter().zip(&done.timings.hops);
+    hops.filter(|(hop, _)| hop.host.is_some())
+        .map(|(_, times)| times)
 }
 
 #[derive(Debug, Serialize)]
@@ -191,7 +223,7 @@ impl Report {
         let hosts = hosts
             .iter()
             .zip(memory)
-            .zip(&done.timings.hops)
+            .zip(times_of_hosts(&done))
             .map(|((host, resident), hop)| HostReport {
                 address: host.address_text(),
                 layers: host.layers,
@@ -263,10 +295,11 @@ impl Report {
             ],
         ];
         format!(
-            "{}\n  here, on {}: {:.2} ms per token for embedding, output matrix and sampling\n\n{}\n  ratio {:.2}; {} tokens, {}\n",
+            "{}\n  here, on {}: {:.2} ms per token for embedding, output matrix and sampling{}\n\n{}\n  ratio {:.2}; {} tokens, {}\n",
             table(&head, &rows),
             output::threads(self.caller_threads),
             t.head_ms_per_token,
+            own_times(&self.done),
             table(&["", "", ""], &speeds).trim_start_matches('\n'),
             self.local.ratio,
             self.done.token_ids.len(),

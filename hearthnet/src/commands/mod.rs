@@ -34,6 +34,7 @@ use hearthnet_model::sampler::SamplerConfig;
 use hearthnet_model::template::TemplateError;
 use hearthnet_model::{BoundaryDtype, ChatTemplate, ModelFile, ModelRef, Tokenizer, WeightsId};
 use hearthnet_orchestrator::chat::TextModel;
+use hearthnet_orchestrator::private::PrivateLayers;
 use tokio::runtime::Runtime;
 
 use crate::args::{Global, SamplingArgs};
@@ -83,6 +84,9 @@ pub(crate) struct OpenModel {
     pub(crate) file: Arc<ModelFile>,
     pub(crate) weights: WeightsId,
     pub(crate) bands: Option<Vec<Band>>,
+    /// Layers that this machine computes itself for its chats over hosts: none until
+    /// [`crate::private::load`].
+    pub(crate) private: PrivateLayers,
 }
 
 /// Opens what `--model` names, or what is meant without it ([`model::pick`]). Nothing is fetched.
@@ -141,6 +145,7 @@ pub(crate) fn open_resolved(
         id,
         path,
         weights,
+        private: PrivateLayers::none(file.spec().layers),
         file: Arc::new(file),
         bands,
     })
@@ -175,9 +180,10 @@ pub(crate) fn text_model(model: &OpenModel, head: Head) -> Result<TextModel, Fai
     })
 }
 
-/// Embedding and output matrix, for a caller whose blocks run elsewhere.
+/// Embedding and output matrix, for a caller whose blocks run elsewhere, all or most of them.
 pub(crate) fn load_head(model: &OpenModel, options: &EngineOptions) -> Result<Head, Failure> {
-    Head::load(&model.file, options).map_err(|e| model_failure(&model.path, e))
+    let head = model.private.head(&model.file, options);
+    head.map_err(|e| model_failure(&model.path, e))
 }
 
 /// Engine options by configuration, with the thread count a flag may override.

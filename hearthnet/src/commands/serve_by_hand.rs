@@ -31,13 +31,13 @@ async fn serve(args: &RunArgs, global: &Global, config: &Config) -> Result<(), F
     // Signals count from here on: a Ctrl-C while loading ends the program cleanly, too.
     let mut stop = stop_requests(args.lifeline)?;
     count(Part::Caller)?;
-    let model = open_model(global, config, args.model.as_ref(), None)?;
+    let mut model = open_model(global, config, args.model.as_ref(), None)?;
     let key = match args.door.local {
         true => None,
         false => Some(Arc::new(node_key(global)?)),
     };
     let served = tokio::select! {
-        served = model_of(&args.door, &model, key, config) => served?,
+        served = model_of(&args.door, &mut model, key, config) => served?,
         _ = stop.recv() => return Err(ChatError::Cancelled.into()),
     };
     let runtime = tokio::runtime::Handle::current();

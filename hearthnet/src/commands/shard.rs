@@ -10,7 +10,7 @@ use hearthnet_shard::{ServeConfig, ShardConfig, ShardHost, StartError, StartProg
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use crate::args::{Global, Layers, ServeArgs, ShardCommand};
+use crate::args::{Global, Layers, PrivateArgs, ServeArgs, ShardCommand};
 use crate::commands::{engine_options, node_key, open_model, print_bytes, print_json, runtime};
 use crate::community::Home;
 use crate::config::{Config, Host};
@@ -65,6 +65,7 @@ pub(crate) fn run(command: ShardCommand, global: &Global, config: &Config) -> Re
             for_layers: true,
             listen: args.listen,
             http: args.http,
+            private: PrivateArgs::default(),
             metrics: args.metrics,
             json: args.json,
             lifeline: args.lifeline,

@@ -28,7 +28,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use crate::answers;
-use crate::args::{Global, Layers, parse_layers};
+use crate::args::{Global, Layers, PrivateArgs, parse_layers};
 use crate::chat_service::{close, count, open_http};
 use crate::commands::shard::stop_requests;
 use crate::commands::{OpenModel, open_model, print_bytes, print_json, runtime};
@@ -61,6 +61,8 @@ pub(crate) struct Plan {
     pub(crate) listen: Option<String>,
     /// The same of the OpenAI door.
     pub(crate) http: Option<String>,
+    /// Layers that its chats run here.
+    pub(crate) private: PrivateArgs,
     /// The same of the door for Prometheus.
     pub(crate) metrics: Option<String>,
     /// Whether to print JSON.
@@ -209,7 +211,7 @@ impl Daemon {
         let key = Arc::clone(&home.key);
         register_shards(&registry, key, home.log.clone(), Arc::clone(&served))
             .map_err(Failure::internal)?;
-        let chats = chat_model(model, home, config);
+        let chats = chat_model(model, plan.private, home, config);
         let mut caps = Vec::new();
         caps.extend(chats.is_ok().then(|| short_name(CHAT)));
         caps.extend(order.is_some().then(|| short_name(SHARD_SERVE)));
@@ -362,11 +364,15 @@ fn short_name(capability: &str) -> String {
 /// The model for chats, if there are to be any.
 fn chat_model(
     model: Result<OpenModel, Failure>,
+    private: PrivateArgs,
     home: &Home,
     config: &Config,
 ) -> Result<OpenModel, Failure> {
     home.require_research(config)?;
-    model
+    let mut model = model?;
+    let chats = crate::private::chats(config);
+    crate::private::load(&mut model, private, chats, config)?;
+    Ok(model)
 }
 
 /// The HTTP door. One that nobody named is left shut when its port is taken.

@@ -1,0 +1,236 @@
+//! Batches that form by themselves: chats that want the same kind of work done at the same time
+//! have it done at once, by one of them.
+//!
+//! Weights are read from memory once per batch, whatever its size, and reading them is most of
+//! what a row costs. There is no thread for it: a chat that finds nobody at work computes for all
+//! whose jobs are there. Jobs that come meanwhile wait; when the work is done the first of them
+//! does the same.
+//!
+//! ```text
+//! A: gathers, runs a, b ──────────┐ result to B, "go on" to C
+//! B:    waits ....................└►
+//! C:              waits ..........└► gathers, runs c, d ──────┐ result to D
+//! D:                 waits ...................................└►
+//! ```
+//!
+//! A lone chat runs at once. Beside others it gathers first: rows that a host computed together
+//! come one after the other, each brought by its own chat, and to begin without them costs them a
+//! whole batch. A batch has the jobs of half the chats at most: these are then with one host while
+//! the others are with another. Whoever is in a batch leaves it in a [`Cohort`], and so they stay
+//! together until they are back here.
+
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::cohort::Cohort;
+
+/// How long a batch waits for the next job of a burst, and how long in all.
+const GAP: Duration = Duration::from_micros(100);
+const GATHER: Duration = Duration::from_micros(400);
+
+/// Where jobs `J` become results `R`, in batches.
+pub(crate) struct Batcher<J, R> {
+    desk: Mutex<Desk<J, R>>,
+    /// A job has come.
+    came: Condvar,
+    /// Chats that have jobs now and then.
+    present: Arc<AtomicUsize>,
+    /// Most jobs of a batch.
+    most: usize,
+}
+
+/// A chat's presence, for as long as it answers.
+#[derive(Debug)]
+pub struct Present(Arc<AtomicUsize>);
+
+impl Drop for Present {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+struct Desk<J, R> {
+    /// Whether somebody computes, or has been told to.
+    taken: bool,
+    /// In order of arrival; the first is told to go on when nobody computes.
+    waiting: Vec<Waiting<J, R>>,
+    /// Whether whoever computes wants to know of jobs that come.
+    gathering: bool,
+}
+
+struct Waiting<J, R> {
+    job: J,
+    answer: SyncSender<Turn<R>>,
+}
+
+/// What becomes of a job that waits.
+enum Turn<R> {
+    /// Its chat computes, for itself and whoever else waits.
+    GoOn,
+    /// Somebody has computed it, and those of a cohort.
+    Done(R, Option<Cohort>),
+}
+
+impl<J, R> Batcher<J, R> {
+    /// For batches of `most` jobs (at least 1).
+    pub(crate) fn new(most: usize) -> Self {
+        Self {
+            desk: Mutex::new(Desk {
+                taken: false,
+                waiting: Vec::new(),
+                gathering: false,
+            }),
+            came: Condvar::new(),
+            present: Arc::default(),
+            most: most.max(1),
+        }
+    }
+
+    /// Says that a chat will have jobs: whoever computes then waits a moment for them.
+    pub(crate) fn attend(&self) -> Present {
+        self.present.fetch_add(1, Ordering::Relaxed);
+        Present(Arc::clone(&self.present))
+    }
+
+    /// Has a job done, together with those of other chats. `cohort`: those whose jobs come at the
+    /// same time; `patient`: whether the batch is worth waiting a moment for others. `work` makes
+    /// as many results of a batch, in the same order; it may be that of another chat that runs.
+    ///
+    /// Returns the result, and those that were in the batch; `None` if whoever computed has
+    /// panicked. Blocks for as many batches as there are chats before this one.
+    pub(crate) fn run(
+        &self,
+        job: J,
+        cohort: Option<Cohort>,
+        patient: bool,
+        work: impl FnOnce(Vec<J>) -> Vec<R>,
+    ) -> Option<(R, Option<Cohort>)> {
+        let mut desk = self.desk();
+        if !desk.taken {
+            desk.taken = true;
+            drop(desk);
+            return self.lead(Some(job), cohort, patient, work);
+        }
+        let (answer, turn) = sync_channel(1);
+        desk.waiting.push(Waiting { job, answer });
+        let gathering = desk.gathering;
+        drop(desk);
+        drop(cohort);
+        if gathering {
+            self.came.notify_one();
+        }
+        match turn.recv().ok()? {
+            Turn::GoOn => self.lead(None, None, patient, work),
+            Turn::Done(result, cohort) => Some((result, cohort)),
+        }
+    }
+
+    /// Computes for everybody who waits; `own` comes first, and is the first that waits if it is
+    /// not given.
+    fn lead(
+        &self,
+        own: Option<J>,
+        cohort: Option<Cohort>,
+        patient: bool,
+        work: impl FnOnce(Vec<J>) -> Vec<R>,
+    ) -> Option<(R, Option<Cohort>)> {
+        let free = WhenDone(self);
+        let queued = usize::from(own.is_none());
+        let mut jobs: Vec<J> = own.into_iter().collect();
+        let mut answers = Vec::new();
+        for waiting in self.gather(1 - queued, cohort.as_ref(), patient) {
+            jobs.push(waiting.job);
+            answers.push(waiting.answer);
+        }
+        drop(cohort);
+        let mut results = work(jobs).into_iter();
+        // The next batch does not wait for this one to be handed out.
+        drop(free);
+        let own = results.next()?;
+        // The first answer would be this chat's own, if it was in the queue.
+        let others = answers.into_iter().skip(queued);
+        let cohort = (others.len() > 0).then(Cohort::default);
+        for (answer, result) in others.zip(results) {
+            // A chat waits until it is answered.
+            let _ = answer.send(Turn::Done(result, cohort.clone()));
+        }
+        Some((own, cohort))
+    }
+
+    /// Waits for the jobs of the caller's cohort, and a moment for those of others, until there
+    /// are those of half the chats, `own` (0 or 1) outside of the queue among them. Takes so many
+    /// at most.
+    fn gather(&self, own: usize, cohort: Option<&Cohort>, patient: bool) -> Vec<Waiting<J, R>> {
+        let half = self.present.load(Ordering::Relaxed).div_ceil(2);
+        let enough = half.clamp(1, self.most);
+        let began = Instant::now();
+        let (mut last, mut jobs) = (began, 0);
+        let mut desk = self.desk();
+        desk.gathering = true;
+        loop {
+            let now = desk.waiting.len() + own;
+            if now > jobs {
+                (last, jobs) = (Instant::now(), now);
+            }
+            let all_came = cohort.is_none_or(Cohort::is_complete) && last.elapsed() >= GAP;
+            if !patient || jobs >= enough || all_came || began.elapsed() >= GATHER {
+                desk.gathering = false;
+                let taken = now.min(enough) - own;
+                return desk.waiting.drain(..taken).collect();
+            }
+            let waited = self.came.wait_timeout(desk, GAP);
+            desk = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn desk(&self) -> MutexGuard<'_, Desk<J, R>> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<J, R> fmt::Debug for Batcher<J, R> {
+    /// Without jobs and results: they are activations.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batcher")
+            .field("present", &self.present)
+            .field("most", &self.most)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Lets the next one compute when it goes, whatever became of the work.
+struct WhenDone<'a, J, R>(&'a Batcher<J, R>);
+
+impl<J, R> Drop for WhenDone<'_, J, R> {
+    fn drop(&mut self) {
+        let mut desk = self.0.desk();
+        match desk.waiting.first() {
+            // There is room for one message, and this is the first.
+            Some(first) => drop(first.answer.try_send(Turn::GoOn)),
+            None => desk.taken = false,
+        }
+    }
+}
+
+#[cfg(test)]
+impl<J, R> Batcher<J, R> {
+    /// Makes all jobs wait until what is returned is dropped.
+    pub(crate) fn keep_busy(&self) -> impl Drop + use<'_, J, R> {
+        self.desk().taken = true;
+        WhenDone(self)
+    }
+
+    /// Jobs that wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.desk().waiting.len()
+    }
+
+    /// Whether nobody computes and nobody waits.
+    pub(crate) fn is_idle(&self) -> bool {
+        let desk = self.desk();
+        !desk.taken && desk.waiting.is_empty()
+    }
+}
