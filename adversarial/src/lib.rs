@@ -9,7 +9,7 @@
 //!
 //! | concept | file |
 //! |---|---|
-//! | the 45 cases, built or not | `case.rs` |
+//! | the 46 cases, built or not | `case.rs` |
 //! | the attacks and their registry | `attacks/` |
 //! | what an attack is, observations, verdicts | `attack.rs` |
 //! | what an attack gets to work with | `bench.rs` |

@@ -43,6 +43,7 @@ macro_rules! every_attack {
             a_chunk_that_does_not_decompress_to_its_size_closes_the_session;
             streams_that_are_abandoned_are_freed;
             a_caller_within_its_share_of_the_memory_keeps_it;
+            no_row_that_a_host_gets_is_in_the_embedding_table;
         }
     };
 }
