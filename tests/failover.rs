@@ -37,7 +37,7 @@ use hearthnet_shard::{
     EngineFault, EngineSource, LayerEngine, LoadPhase, RunningHost, ServeConfig, Served, ShardHost,
     Span,
 };
-use rustix::process::Signal;
+use rustix::process::{Signal, WaitId, WaitIdOptions, waitid};
 use support::{Host, PATIENCE, model, wait_for_end};
 
 /// What these tests ask.
@@ -85,6 +85,14 @@ enum Fault {
 
 const RANGES: [&str; 2] = ["0-14", "15-29"];
 
+/// Stops a host; when this returns nothing of it runs any more.
+fn stop(host: &Host) {
+    host.signal(Signal::STOP);
+    let child = WaitId::Pid(support::pid(host.process.child.id()));
+    let stopped = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    waitid(child, stopped).expect("our own process");
+}
+
 /// Hosts by their addresses, so that the one in use can be found and struck.
 struct Fleet(Vec<Host>);
 
@@ -115,7 +123,7 @@ impl Fleet {
                 host.signal(Signal::KILL);
                 wait_for_end(host.process.child.id());
             }
-            Fault::Stop => host.signal(Signal::STOP),
+            Fault::Stop => stop(host),
         }
     }
 

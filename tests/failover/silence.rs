@@ -104,12 +104,29 @@ fn a_silent_host_that_nobody_can_replace_is_waited_for_and_the_screen_says_so() 
     };
     let result = caller.answer(&mut conversation, &usual(), &mut heard, |token, _| {
         if token == 6 {
-            fleet.0[1].signal(Signal::STOP);
+            stop(&fleet.0[1]);
         }
     });
     same(&result, &heard, &undisturbed, "stopped for a while");
     assert!(heard.waits.contains(&"silent".into()), "{:?}", heard.waits);
     assert_eq!(heard.degraded, [""; 0], "it was waited for");
+}
+
+#[test]
+fn a_silent_host_that_only_this_machine_can_replace_is_not_waited_for_long() {
+    let caller = by_default();
+    let undisturbed = caller.alone(&usual());
+    let fleet = Fleet::new(&caller, 1);
+    let answer = ask(&caller, &fleet.addresses(), true, |token, route| {
+        if token == 6 {
+            fleet.strike(&route[1], Fault::Stop);
+        }
+    });
+    answer.says(&undisturbed, "silent, and no spare");
+    stood_still("silent, and no spare", &answer.heard);
+    // Not the code of a host that the health timeout has found.
+    assert_eq!(answer.heard.degraded, ["silent"]);
+    assert!(answer.heard.local);
 }
 
 /// Two tokens of an answer: enough for a prompt and a step behind it.
@@ -191,7 +208,7 @@ fn a_stopped_host_does_not_keep_a_chat_from_connecting_to_the_others() {
     let undisturbed = caller.alone(&short());
     let fleet = Fleet::new(&caller, 2);
     for host in &fleet.0 {
-        host.signal(Signal::STOP);
+        stop(host);
         let began = Instant::now();
         let (mut conversation, _pool) = pooled(&caller, &fleet.addresses()).expect("a route");
         println!("connected in {:.2} s", began.elapsed().as_secs_f64());

@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | it failed | no | yes | the call ends, or this machine goes on |
 //! | it is slow | no | if another takes over | it stays, and is looked at again later |
-//! | it is silent | no | if another takes over | it has until the health timeout |
+//! | it is silent | no | if another takes over | it has until the health timeout, 10 s where this machine may take over |
 //! | it leaves | no | no | it stays as long as it can |
 //! | it has no room, once the sequence has begun | yes, after a pause | no | it is asked again |
 //! | it has no room at the start | no | no | the sequence waits (`starting.rs`) |

@@ -120,8 +120,8 @@ impl Hop {
         })
     }
 
-    pub(super) fn gone(&self) -> Trouble {
-        self.trouble(SILENT, Cause::Silent, |host| {
+    pub(super) fn gone(&self, cause: Cause) -> Trouble {
+        self.trouble(SILENT, cause, |host| {
             ChatError::PipelineStalled(format!("{host} has fallen silent"))
         })
     }
@@ -169,9 +169,10 @@ impl Hop {
     pub(super) fn verdict(
         &mut self,
         now: Instant,
-        health_timeout: Duration,
+        patience: Patience,
         reference: Option<Duration>,
     ) -> Option<Verdict> {
+        let health_timeout = patience.health_timeout;
         let oldest = self.sent.front().filter(|_| self.opened);
         if oldest.is_none() && self.opened {
             return None;
@@ -199,6 +200,9 @@ impl Hop {
         let silent = self.silence.look(now, link.silent_for());
         if silent >= ASK_AFTER {
             link.probe();
+        }
+        if patience.silence.is_some_and(|most| silent >= most) {
+            return Some(Verdict::Dark);
         }
         if silent >= GONE_AFTER && may_move {
             return Some(Verdict::Gone);
@@ -244,6 +248,17 @@ pub(super) enum Verdict {
     Overdue,
     /// The host is silent altogether: stopped, or cut off.
     Gone,
+    /// It has been for so long that nobody waits for it any more.
+    Dark,
+}
+
+/// How long a host is waited for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Patience {
+    /// That makes no progress.
+    pub(super) health_timeout: Duration,
+    /// That is silent altogether; `None`: no less.
+    pub(super) silence: Option<Duration>,
 }
 
 /// The code of a host that does not even answer a PING.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::ShardedBackend;
 use super::recovery::Cause;
-use super::stream::{Trouble, Verdict};
+use super::stream::{Patience, Trouble, Verdict};
 use tokio::task::JoinHandle;
 
 use crate::Cancel;
@@ -17,6 +17,10 @@ use crate::link::Inbound;
 const LONG_STEP: Duration = Duration::from_millis(50);
 /// How long before an answer is due its chat is awake. A timer may be late by half of it.
 const AWAKE_BEFORE: Duration = Duration::from_micros(150);
+
+/// Silence of a host that nobody can replace, after which this machine goes on if it may: enough
+/// for a cable that is put back, and for a wireless network that comes back.
+const DARK_BEFORE_FALLBACK: Duration = Duration::from_secs(10);
 
 /// How long after that the chat goes to sleep again.
 const AWAKE_AFTER: Duration = Duration::from_micros(100);
@@ -102,6 +106,10 @@ impl ShardedBackend {
     /// Looks at every host that owes something; says when to look again.
     fn look(&mut self, now: Instant) -> Result<Option<Instant>, Interrupted> {
         let health_timeout = self.settings.health_timeout;
+        let patience = Patience {
+            health_timeout,
+            silence: self.settings.give_up_after.map(|_| DARK_BEFORE_FALLBACK),
+        };
         let mut until: Option<Instant> = None;
         for index in 0..self.hops.len() {
             let Some(hop) = self.hops.get(index) else {
@@ -112,14 +120,15 @@ impl ShardedBackend {
             let Some(hop) = self.hops.get_mut(index) else {
                 continue;
             };
-            let trouble = match hop.verdict(now, health_timeout, reference) {
+            let trouble = match hop.verdict(now, patience, reference) {
                 None => continue,
                 Some(Verdict::Wait(at)) => {
                     until = Some(until.map_or(at, |until| until.min(at)));
                     None
                 }
                 Some(Verdict::Overdue) => Some(hop.late()),
-                Some(Verdict::Gone) => Some(hop.gone()),
+                Some(Verdict::Gone) => Some(hop.gone(Cause::Silent)),
+                Some(Verdict::Dark) => Some(hop.gone(Cause::Failed)),
                 Some(Verdict::Stalled) => {
                     let seconds = health_timeout.as_secs_f32();
                     Some(hop.trouble("pipeline_stalled", Cause::Failed, |host| {
