@@ -93,21 +93,20 @@ impl Household {
         self.says(&["community", "join", code.trim()]);
     }
 
-    /// `shard serve --layers auto`, up to its line that it is ready.
+    /// `serve --layers auto`, up to its line that it is there: layers follow.
     fn serve(&self) -> Running {
         let model = model();
         let model = model.to_str().expect("a UTF-8 path");
         let mut serving = self.start(&[
             "--set",
             MEMORY,
-            "shard",
+            "--set",
+            "engine.threads=1",
             "serve",
             "--model",
             model,
             "--layers",
             "auto",
-            "--threads",
-            "1",
             "--json",
             "--lifeline",
         ]);
@@ -271,6 +270,19 @@ fn three_households_answer_together_without_an_address_typed() {
         start.elapsed()
     );
     assert_eq!(answer, alone);
+
+    // Homes that hold layers ask like any other, and their own layers count.
+    for household in [&attic, &bakery] {
+        let answer =
+            household.chat_until_answered(&["--no-fallback"], "an answer beside its own layers");
+        assert_eq!(answer, alone);
+        let asked = chat(&["--json"]);
+        let done = household.json(&asked.iter().map(String::as_str).collect::<Vec<_>>());
+        assert_eq!(format!("{}\n", done["text"].as_str().expect("text")), alone);
+        let route = done["route"].as_array().expect("a route");
+        let away = route.iter().filter(|hop| hop["host"].is_string()).count();
+        assert!(away >= 1 && away < route.len(), "{done:#}");
+    }
 
     the_cable(&bakery, &cellar, &alone);
     drop((attic_serves, bakery_serves));

@@ -50,7 +50,7 @@ fn without_consent_nothing_is_served_and_nobody_is_asked() {
 fn a_key_that_was_not_admitted_is_refused() {
     let (host_home, stranger) = (Home::new(), Home::new());
     let host = Host::start(&host_home, &model_path(), "0-29", &host_home.node_id(), &[]);
-    let output = stranger.ask("hi", &[&host], &["--max-tokens", "1"]);
+    let output = stranger.ask("hi", &[&host], &["--no-fallback", "--max-tokens", "1"]);
     assert_fails(&output, 4, "shard_unavailable");
 }
 
@@ -66,7 +66,7 @@ fn a_host_with_another_key_than_named_is_refused() {
         .expect("an endpoint")
         .to_owned();
     host.address = format!("{endpoint}#{}", Home::new().node_id());
-    let output = home.ask("hi", &[&host], &["--max-tokens", "1"]);
+    let output = home.ask("hi", &[&host], &["--no-fallback", "--max-tokens", "1"]);
     assert_fails(&output, 4, "shard_unavailable");
     assert!(
         text(&output.stderr).contains("identity"),
@@ -83,7 +83,11 @@ fn a_host_with_other_weights_is_refused() {
     let own = Home::new();
     let host = Host::start(&own, other, "0-29", &home.node_id(), &[]);
     let model = model_path();
-    let output = home.ask("hi", &[&host], &["--max-tokens", "1", "--model", &model]);
+    let output = home.ask(
+        "hi",
+        &[&host],
+        &["--no-fallback", "--max-tokens", "1", "--model", &model],
+    );
     assert!(
         matches!(output.status.code(), Some(4 | 6)),
         "{}{}",
@@ -98,7 +102,7 @@ fn layers_that_nobody_holds_are_named() {
     let home = Home::new();
     let own = Home::new();
     let host = Host::start(&own, &model_path(), "0-9", &home.node_id(), &[]);
-    let output = home.ask("hi", &[&host], &["--max-tokens", "1"]);
+    let output = home.ask("hi", &[&host], &["--no-fallback", "--max-tokens", "1"]);
     assert_fails(&output, 4, "shard_unavailable");
     assert!(
         text(&output.stderr).contains("layer 10"),
@@ -118,6 +122,7 @@ fn a_host_that_does_not_answer_is_named() {
         "chat",
         "hi",
         "--json",
+        "--no-fallback",
         "--shard",
         &format!("127.0.0.1:1#{id}"),
     ]);
@@ -341,7 +346,7 @@ fn a_host_killed_in_mid_answer_ends_the_chat_with_its_name_and_no_orphan() {
         "{error}"
     );
     // The other host goes on serving.
-    let alone = home.ask("hi", &[&first], &["--max-tokens", "1"]);
+    let alone = home.ask("hi", &[&first], &["--no-fallback", "--max-tokens", "1"]);
     assert_fails(&alone, 4, "shard_unavailable");
     assert!(text(&alone.stderr).contains("layer 15"));
 }

@@ -16,7 +16,8 @@ use std::time::Instant;
 
 use rustix::process::{Signal, kill_process};
 use serde_json::Value;
-use support::{Home, PATIENCE, Server, community, model, pid, text, wait_for_end};
+use support::gauges::Gauges;
+use support::{Home, PATIENCE, Server, community, http, model, pid, text, wait_for_end};
 
 const QUESTION: &str = "Name three colours.";
 
@@ -53,13 +54,8 @@ fn alone(home: &Home) -> String {
 fn chat(home: &Home, extra: &[&str]) -> Value {
     let model = model_text();
     let args = ["chat", QUESTION, "--json", "--max-tokens", "24"];
-    let args = [
-        &["--set", "policy.research.enable=true"][..],
-        &args,
-        &["--model", &model],
-        extra,
-    ]
-    .concat();
+    let enable = ["--set", "policy.research.enable=true"];
+    let args = [&enable[..], &args, &["--model", &model], extra].concat();
     let deadline = Instant::now() + PATIENCE;
     loop {
         let output = home.run(&args);
@@ -125,21 +121,20 @@ fn two_homes_that_serve_a_half_each_both_chat_and_so_do_their_apps() {
     );
 
     let expected = alone(&founder);
-    for home in [&founder, &member] {
+    for (home, other) in [(&founder, member.node_id()), (&member, founder.node_id())] {
         // Asked through the daemon, and by a process of its own beside it.
-        let own_process = [&HERE[2..], &["--set", "policy.research.enable=true"]].concat();
         let answers = [
             chat(home, &[]),
             chat(
                 home,
-                &[&own_process[..], &["--no-service", "--no-fallback"]].concat(),
+                &[&HERE[..4], &["--no-service", "--no-fallback"]].concat(),
             ),
         ];
         for answer in &answers {
             assert_eq!(answer["text"], expected.as_str());
-            assert_eq!(
-                answer["route"].as_array().expect("a route").len(),
-                2,
+            let route = answer["route"].as_array().expect("a route");
+            assert!(
+                route.iter().any(|hop| hop["host"] == other.as_str()),
                 "{answer:#}"
             );
         }
@@ -147,6 +142,181 @@ fn two_homes_that_serve_a_half_each_both_chat_and_so_do_their_apps() {
         assert!(output.status.success(), "{}", text(&output.stderr));
         assert_eq!(text(&output.stdout), expected);
     }
+}
+
+/// How many tensor sessions a daemon has open over sockets, on either side.
+fn sockets(server: &Server) -> u64 {
+    let numbers = Gauges::at(&http::address(server));
+    let open = |side: &str| {
+        let name = format!("hearthnet_transport_sessions{{side=\"{side}\"}}");
+        numbers.value(&name).unwrap_or(0.0) as u64
+    };
+    open("host") + open("caller")
+}
+
+#[test]
+fn a_home_that_serves_every_layer_answers_itself_without_a_wire_and_with_all_checks() {
+    let founder = Home::new();
+    community::found(&founder);
+    let model = model_text();
+    let serve = ["serve", "--model", &model, "--layers", "0-29"];
+    let daemon = daemon(&founder, &[], &serve);
+    let answer = chat(&founder, &[]);
+    assert_eq!(answer["text"], alone(&founder).as_str());
+    let route = answer["route"].as_array().expect("a route");
+    assert!(!route.is_empty());
+    for hop in route {
+        // Its layers ran on this machine.
+        assert_eq!(hop["host"], Value::Null, "{answer:#}");
+    }
+    assert_eq!(sockets(&daemon), 0);
+
+    // Another process of the same home comes over the wire, and says the same.
+    let own_process = chat(
+        &founder,
+        &[&HERE[..4], &["--no-service", "--no-fallback"]].concat(),
+    );
+    assert_eq!(own_process["text"], answer["text"]);
+
+    // The right to it is asked for each session, as it is of others.
+    founder.json(&["community", "policy", "--research", "off", "--json"]);
+    until("it serves no more", || serving(&founder).is_none());
+    let args = [&HERE[..], &["chat", QUESTION, "--model", &model]].concat();
+    let refused = founder.run(&args);
+    assert_eq!(refused.status.code(), Some(7), "{}", text(&refused.stderr));
+}
+
+/// A chat that hosts cannot answer, through the daemon; what it says on standard error.
+fn alone_after_all(home: &Home, extra: &[&str]) -> (String, String) {
+    let model = model_text();
+    let args = ["chat", QUESTION, "--max-tokens", "24", "--model", &model];
+    let enable = ["--set", "policy.research.enable=true"];
+    let output = home.run(&[&enable[..], &args, extra].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    (text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn a_new_question_is_answered_here_when_no_host_can_be_had_and_goes_to_the_hosts_when_they_come() {
+    let founder = Home::new();
+    community::found(&founder);
+    let model = model_text();
+    let on = "research.distributed_inference.fallback_to_local=true";
+    let node = daemon(&founder, &["--set", on], &["serve", "--model", &model]);
+    let expected = alone(&founder);
+    let here = "this machine answers alone";
+
+    // Nobody serves a layer.
+    let (answer, said) = alone_after_all(&founder, &[]);
+    assert_eq!(answer.trim_end(), expected, "{said}");
+    assert!(said.contains(here), "{said}");
+    // The same of a process of its own.
+    let own_process = [&HERE[..4], &["--no-service"]].concat();
+    let (answer, said) = alone_after_all(&founder, &own_process);
+    assert_eq!(answer.trim_end(), expected, "{said}");
+    assert!(said.contains(here), "{said}");
+    // And through the OpenAI door.
+    let body = serde_json::json!({
+        "model": Path::new(&model).file_stem().and_then(|s| s.to_str()),
+        "max_tokens": 24, "temperature": 0, "stream": true,
+        "messages": [{"role": "user", "content": QUESTION}],
+    });
+    let events = http::Reply::chat(&http::address(&node), &body).text();
+    assert!(
+        events.contains(&format!(": no host can be had for this: {here}")),
+        "{events}"
+    );
+
+    // A host comes: the conversation that went local keeps nobody here.
+    let member = community::join(&founder, &node);
+    let _host = community::host(&member, &node, "0-29");
+    let id = member.node_id();
+    until("the layers are known", || {
+        let status = status(&founder);
+        let shards = &status["models"][0]["shards"];
+        shards
+            .as_array()
+            .is_some_and(|shards| shards.iter().any(|s| s["node"] == id.as_str()))
+    });
+    let answer = chat(&founder, &[]);
+    assert_eq!(answer["text"], expected.as_str());
+    let route = answer["route"].as_array().expect("a route");
+    assert!(
+        route.iter().any(|hop| hop["host"] == id.as_str()),
+        "{answer:#}"
+    );
+}
+
+#[test]
+fn status_calls_a_killed_host_unreachable_and_its_layers_missing() {
+    let founder = Home::new();
+    community::found(&founder);
+    let model = model_text();
+    let node = daemon(&founder, &[], &["serve", "--model", &model]);
+    let member = community::join(&founder, &node);
+    let mut host = community::host(&member, &node, "0-29");
+    let complete = || status(&founder)["models"][0]["complete"] == true;
+    until("all layers are served", complete);
+    host.child.kill().expect("our own");
+    host.child.wait().expect("our own");
+    // Its advertisement holds for minutes yet.
+    let told = status(&founder);
+    let model = &told["models"][0];
+    assert_eq!(model["complete"], false, "{told:#}");
+    assert_eq!(model["shards"][0]["reachable"], false, "{told:#}");
+    let text_of = text(
+        &founder
+            .run(&["--set", "discovery.mdns=false", "status"])
+            .stdout,
+    );
+    assert!(
+        text_of.contains("UNREACHABLE") && text_of.contains("missing layers 0-29"),
+        "{text_of}"
+    );
+    // The same without a daemon.
+    drop(node);
+    let told = status(&founder);
+    assert_eq!(told["node"]["running"], Value::Null);
+    assert_eq!(told["models"][0]["complete"], false, "{told:#}");
+}
+
+#[test]
+fn chat_asks_the_others_before_it_judges_by_its_own_log() {
+    let founder = Home::new();
+    community::found(&founder);
+    let model = model_text();
+    let node = daemon(
+        &founder,
+        &[],
+        &["serve", "--model", &model, "--layers", "0-29"],
+    );
+    let member = community::join_as("member", &founder, &node);
+    let peers = community::peers(&node);
+    let args = [
+        "chat",
+        QUESTION,
+        "--no-fallback",
+        "--max-tokens",
+        "24",
+        "--model",
+        &model,
+    ];
+    let ask = [&HERE[..], &["--set", &peers], &args].concat();
+    founder.json(&["community", "policy", "--research", "off", "--json"]);
+    // It believes its own log, asks in vain, and has heard of it then.
+    assert!(!member.run(&ask).status.success());
+    let policy = |home: &Home| status(home)["community"]["policy"]["research"] == true;
+    assert!(!policy(&member));
+    founder.json(&["community", "policy", "--research", "on", "--json"]);
+    until("it serves again", || serving(&founder).is_some());
+    assert!(!policy(&member));
+    let output = member.run(&ask);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(
+        text(&output.stderr).contains("asking the others"),
+        "{}",
+        text(&output.stderr)
+    );
 }
 
 #[test]

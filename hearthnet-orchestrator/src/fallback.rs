@@ -8,6 +8,7 @@
 use std::time::Instant;
 
 use hearthnet_bus::flight::{self, Event, PipelineId};
+use tokio::runtime::Handle;
 
 use crate::Cancel;
 use crate::backend::{Backend, HopTimes, Notice, RouteHop, Run, whole_ms};
@@ -24,6 +25,8 @@ pub struct WithFallback {
     hosts: Option<ShardedBackend>,
     load: Option<LoadLocal>,
     local: Option<Box<dyn Backend>>,
+    /// Why there were no hosts from the beginning, and since when, until it has been told.
+    alone: Option<(ChatError, Instant)>,
     /// What the flight record calls it, wherever it runs.
     pipeline: PipelineId,
 }
@@ -36,7 +39,78 @@ impl WithFallback {
             hosts: Some(hosts),
             load: Some(load),
             local: None,
+            alone: None,
         }
+    }
+
+    /// Begins with the hosts, or here when none could be had: a new question falls back as a
+    /// running answer does. Blocks while this machine loads what it needs.
+    ///
+    /// # Errors
+    /// The hosts' own, when it is not theirs to answer for; [`ChatError::Cancelled`]; and what
+    /// loading fails with.
+    pub fn begin(
+        hosts: Result<ShardedBackend, ChatError>,
+        load: LoadLocal,
+        runtime: &Handle,
+        cancel: &Cancel,
+    ) -> Result<Self, ChatError> {
+        let since = Instant::now();
+        let error = match hosts {
+            Ok(hosts) => return Ok(Self::new(hosts, load)),
+            Err(error) if error.blame() == Blame::Peer => error,
+            Err(error) => return Err(error),
+        };
+        tracing::warn!(
+            code = error.code(),
+            "answering without hosts, on this machine: {error}"
+        );
+        metrics::counter!("distributed_inference_fallback_to_local_total").increment(1);
+        let local = loaded(runtime, load, cancel)?;
+        Ok(Self {
+            pipeline: PipelineId::draw(),
+            hosts: None,
+            load: None,
+            local: Some(local),
+            alone: Some((error, since)),
+        })
+    }
+
+    /// Says once that hosts could not be had from the beginning.
+    fn tell_alone(&mut self, run: &mut Run<'_>) {
+        let (Some((error, since)), Some(local)) = (self.alone.take(), &self.local) else {
+            return;
+        };
+        for all in local.route() {
+            self.tell(all.shard_id, &error, 0, since, run);
+        }
+    }
+
+    fn tell(
+        &self,
+        shard_id: String,
+        error: &ChatError,
+        replayed: u32,
+        since: Instant,
+        run: &mut Run<'_>,
+    ) {
+        flight::record(Event::FailedOver {
+            pipeline: self.pipeline,
+            host: None,
+            shard: shard_id.as_str().into(),
+            code: error.code().into(),
+            replacements: 0,
+            replayed,
+            ms: whole_ms(since.elapsed()),
+        });
+        (run.notify)(Notice::Failover {
+            shard_id,
+            host: None,
+            code: error.code().to_owned(),
+            replacements: Vec::new(),
+            replayed,
+            recovery_ms: since.elapsed().as_secs_f64() * 1e3,
+        });
     }
 
     fn active(&self) -> Option<&dyn Backend> {
@@ -73,34 +147,27 @@ impl WithFallback {
         let (replayed, held) = (hosts.length(), hosts.submitted()?);
         // Those that still work have nothing more to do for this sequence.
         drop(hosts);
-        // Loading cannot be interrupted, but nobody who has given up need wait for it.
-        let loading = runtime.spawn_blocking(load);
-        let loaded = runtime.block_on(run.cancel.or(loading));
-        let loaded = loaded.ok_or(ChatError::Cancelled)?;
-        let mut local = loaded.map_err(|e| ChatError::Engine(e.to_string()))??;
+        let mut local = loaded(&runtime, load, run.cancel)?;
         local.run(0, &held, out, run)?;
         for all in local.route() {
-            flight::record(Event::FailedOver {
-                pipeline: self.pipeline,
-                host: None,
-                shard: all.shard_id.as_str().into(),
-                code: error.code().into(),
-                replacements: 0,
-                replayed,
-                ms: whole_ms(since.elapsed()),
-            });
-            (run.notify)(Notice::Failover {
-                shard_id: all.shard_id,
-                host: None,
-                code: error.code().to_owned(),
-                replacements: Vec::new(),
-                replayed,
-                recovery_ms: since.elapsed().as_secs_f64() * 1e3,
-            });
+            self.tell(all.shard_id, &error, replayed, since, run);
         }
         self.local = Some(local);
         Ok(())
     }
+}
+
+/// Loading cannot be interrupted, but nobody who has given up need wait for it.
+fn loaded(
+    runtime: &Handle,
+    load: LoadLocal,
+    cancel: &Cancel,
+) -> Result<Box<dyn Backend>, ChatError> {
+    let loading = runtime.spawn_blocking(load);
+    let loaded = runtime.block_on(cancel.or(loading));
+    loaded
+        .ok_or(ChatError::Cancelled)?
+        .map_err(|e| ChatError::Engine(e.to_string()))?
 }
 
 impl Backend for WithFallback {
@@ -116,7 +183,11 @@ impl Backend for WithFallback {
         };
         match active.output(out, run) {
             Err(error) if error.blame() == Blame::Peer => self.take_over(error, out, run),
-            result => result,
+            Ok(()) => {
+                self.tell_alone(run);
+                Ok(())
+            }
+            error => error,
         }
     }
 
@@ -160,7 +231,8 @@ impl Backend for WithFallback {
         Some(self.pipeline)
     }
 
+    /// Not once it runs here: the next question is for the hosts again.
     fn is_alive(&self) -> bool {
-        self.active().is_some_and(Backend::is_alive)
+        self.local.is_none() && self.active().is_some_and(Backend::is_alive)
     }
 }

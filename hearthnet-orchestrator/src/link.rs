@@ -129,6 +129,7 @@ fn lock(streams: &Streams) -> MutexGuard<'_, Routes> {
 #[derive(Debug)]
 pub struct HostLink {
     addr: HostAddr,
+    is_here: bool,
     descriptor: Descriptor,
     session: SessionId,
     sender: Sender,
@@ -146,6 +147,9 @@ const JUST_NOW: Duration = Duration::from_millis(300);
 
 /// How long a host may take to describe itself after the session stands.
 const DESCRIBE_DEADLINE: Duration = Duration::from_secs(10);
+
+/// What a session for running rows through layers says it is for.
+pub const PIPELINE: &str = "pipeline";
 
 /// How long a session grant that this node signs for itself holds, in seconds: it is used at once.
 const GRANT_SECONDS: u64 = 60;
@@ -202,15 +206,31 @@ impl HostLink {
     ) -> Result<Self, ChatError> {
         let identity = Identity::from_secret(&key.secret())
             .map_err(|e| ChatError::Engine(format!("cannot use this node's key: {e}")))?;
-        let session = SessionId::of_token(&token);
-        let hello = Hello::new("pipeline", token);
-        // What begins in the last quarter of a session might not end with it.
-        let stale_at = Instant::now() + config.session_lifetime * 3 / 4;
+        let lifetime = config.session_lifetime;
+        let hello = Hello::new(PIPELINE, token.clone());
         let expect = PeerKey(*addr.node.as_bytes());
-        let mut connection =
+        let connection =
             hearthnet_transport::connect(&addr.endpoint, &identity, expect, hello, config)
                 .await
                 .map_err(|e| connect_error(addr, &e))?;
+        Self::over(addr, &token, connection, lifetime).await
+    }
+
+    /// The same over a connection that stands, opened with `token` and the purpose [`PIPELINE`]: to
+    /// layers that this very process serves.
+    ///
+    /// # Errors
+    /// [`ChatError::ShardUnavailable`] naming the host and the reason.
+    pub async fn over(
+        addr: &HostAddr,
+        token: &[u8],
+        mut connection: Connection,
+        lifetime: Duration,
+    ) -> Result<Self, ChatError> {
+        let session = SessionId::of_token(token);
+        let is_here = connection.is_here();
+        // What begins in the last quarter of a session might not end with it.
+        let stale_at = Instant::now() + lifetime * 3 / 4;
         let unavailable = |why: String| {
             ChatError::ShardUnavailable(format!("{} ({}): {why}", addr.endpoint, addr.node.short()))
         };
@@ -234,6 +254,7 @@ impl HostLink {
         let reader = tokio::spawn(read(connection, sender.clone(), Arc::clone(&streams)));
         Ok(Self {
             addr: addr.clone(),
+            is_here,
             descriptor,
             session,
             sender,
@@ -253,6 +274,11 @@ impl HostLink {
     /// Where and who the host is.
     pub fn addr(&self) -> &HostAddr {
         &self.addr
+    }
+
+    /// Whether this process itself is the host.
+    pub fn is_here(&self) -> bool {
+        self.is_here
     }
 
     /// The session's name in the flight records of both sides.

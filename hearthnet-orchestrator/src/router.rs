@@ -27,7 +27,7 @@ pub const MAX_CANDIDATES: usize = 4096;
 pub struct Candidate {
     /// What the host says, already validated.
     pub descriptor: Descriptor,
-    /// Distance to the host: 0 on the same LAN, more beyond.
+    /// Distance to the host: 0 within this process, more on the same LAN, more still beyond.
     pub hop_weight: u32,
     /// Whether the host is the caller's own node.
     pub is_self: bool,
@@ -59,7 +59,7 @@ pub struct RouteRequest<'a> {
     pub total_layers: u32,
     /// Most spans allowed.
     pub max_shards: usize,
-    /// Whether the caller's own node may serve, though never as the first shard if another can.
+    /// Whether the caller's own node may serve, as the first shard only if no other is as good.
     pub allow_self: bool,
     /// Node ids (`ed25519:...`) that must not be used.
     pub exclude: &'a BTreeSet<String>,
@@ -167,8 +167,8 @@ fn walk(
                 let own_first = c.is_self && cursor == 0;
                 let reach = c.descriptor.layer_range.1.min(last);
                 (
-                    own_first,
                     cost(c),
+                    own_first,
                     std::cmp::Reverse(reach),
                     c.descriptor.host.as_str(),
                 )
@@ -405,10 +405,10 @@ mod tests {
     }
 
     #[test]
-    fn the_own_node_serves_only_when_allowed_and_not_first_if_another_can() {
+    fn the_own_node_serves_only_when_allowed_and_not_first_if_another_is_as_good() {
         let mut own = shard("self", 0, 15, 0);
         own.is_self = true;
-        let all = [own, shard("b", 0, 7, 5)];
+        let mut all = [own, shard("b", 0, 7, 0)];
         assert!(matches!(
             Ask::default().route(&all).unwrap_err(),
             RouteError::Uncovered { layer: 8, .. }
@@ -421,6 +421,11 @@ mod tests {
             ask.route(&all).unwrap(),
             spans(&[("b", 0, 7), ("self", 8, 15)])
         );
+        // A busy host, or one that is further away, is not as good.
+        all[1].descriptor.queue_depth = 5;
+        assert_eq!(ask.route(&all).unwrap(), spans(&[("self", 0, 15)]));
+        (all[1].descriptor.queue_depth, all[1].hop_weight) = (0, 1);
+        assert_eq!(ask.route(&all).unwrap(), spans(&[("self", 0, 15)]));
     }
 
     #[test]

@@ -80,7 +80,7 @@ pub use message::{
 pub use net::{
     Acceptor, Admission, Arrival, BindError, Closer, ConnectError, Connection, Frame, Io, Listener,
     ListenerStats, PATH, PathListener, PathRule, PeerSender, PeerSocket, Phase, RefusedConnection,
-    SendError, Sender, connect, connect_over, connect_path, connect_path_over,
+    SendError, Sender, connect, connect_here, connect_over, connect_path, connect_path_over,
 };
 pub use session::{SessionStats, Terms};
 pub use tensor::{DType, Dims, MAX_RANK, Tensor};

@@ -1,6 +1,7 @@
 //! Answering programs on this machine with the community's hosts.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use hearthnet_orchestrator::service::ServedModel;
 use hearthnet_orchestrator::{Cancel, Service};
@@ -12,7 +13,7 @@ use crate::commands::{OpenModel, engine_options, load_head, text_model};
 use crate::community::Home;
 use crate::config::Config;
 use crate::failure::Failure;
-use crate::hosts::{CommunityHosts, Links, Places};
+use crate::hosts::{CommunityHosts, Links, Places, in_sync};
 use crate::local_door::offer_chats;
 use crate::node::Resident;
 
@@ -41,8 +42,9 @@ pub(crate) fn offer(
     let path = model.path.clone();
     let (links, home, all) = (Links::default(), home.clone(), config.clone());
     let handle = runtime.clone();
+    let (here, began) = (resident.node.downgrade(), Instant::now());
     let opener = move |cancel: &Cancel| {
-        let hosts = CommunityHosts::new(
+        let mut hosts = CommunityHosts::new(
             handle.clone(),
             &home,
             &model,
@@ -51,6 +53,8 @@ pub(crate) fn offer(
             links.clone(),
         )
         .map_err(|e| hearthnet_orchestrator::ChatError::Engine(e.to_string()))?;
+        hosts.here = Some(here.clone());
+        hosts.in_sync = fallback.then(|| in_sync(here.clone(), began));
         let local = local.as_ref().map(load);
         open_backend(&handle, &model, Box::new(hosts), &all, local, cancel)
     };

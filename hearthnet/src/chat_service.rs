@@ -84,10 +84,10 @@ pub(crate) fn hosted_model(
             Box::new(source),
             settings.clone(),
             cancel,
-        )?;
+        );
         private.around(match &local {
-            Some(local) => Box::new(WithFallback::new(hosts, load(local))),
-            None => Box::new(hosts),
+            Some(local) => Box::new(WithFallback::begin(hosts, load(local), &runtime, cancel)?),
+            None => Box::new(hosts?),
         })
     };
     served(model, head, Box::new(open))

@@ -10,35 +10,47 @@ use crate::layers::{Held, missing};
 /// A model, and who serves what of it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Coverage<'a> {
-    /// Catalogue id or file stem.
-    pub(crate) model_id: &'a str,
+    /// Catalogue ids or file stems, the one that most hosts use first: the same weights may lie in
+    /// files of several names.
+    pub(crate) names: Vec<&'a str>,
     /// Identity of the weights.
     pub(crate) weights: &'a str,
     /// Layers of the whole model.
     pub(crate) total: u32,
     /// The advertisements, by first layer.
     pub(crate) shards: Vec<&'a Advert>,
-    /// Layers that nobody serves.
+    /// Layers that nobody serves who answers.
     pub(crate) missing: Vec<(u32, u32)>,
 }
 
-/// Gathers advertisements by weights: two files of one name are two models.
-pub(crate) fn by_model<'a>(adverts: impl Iterator<Item = &'a Advert>) -> Vec<Coverage<'a>> {
-    let mut models: BTreeMap<(&str, &str, u32), Vec<&Advert>> = BTreeMap::new();
+/// Gathers advertisements by weights: two files of one name are two models, and one model under two
+/// names is one. `answers`: whether a host can be reached, as far as is known.
+pub(crate) fn by_model<'a>(
+    adverts: impl Iterator<Item = &'a Advert>,
+    answers: impl Fn(&NodeId) -> bool,
+) -> Vec<Coverage<'a>> {
+    let mut models: BTreeMap<(&str, u32), Vec<&Advert>> = BTreeMap::new();
     for advert in adverts {
         let d = &advert.descriptor;
         models
-            .entry((&d.model_id, &d.weights_sha256, d.total_layers))
+            .entry((&d.weights_sha256, d.total_layers))
             .or_default()
             .push(advert);
     }
     models
         .into_iter()
-        .map(|((model_id, weights, total), mut shards)| {
+        .map(|((weights, total), mut shards)| {
             shards.sort_by_key(|a| (a.descriptor.layer_range, a.author));
-            let ranges: Vec<_> = shards.iter().map(|a| a.descriptor.layer_range).collect();
+            let mut uses: BTreeMap<&str, usize> = BTreeMap::new();
+            for advert in &shards {
+                *uses.entry(&advert.descriptor.model_id).or_default() += 1;
+            }
+            let mut names: Vec<&str> = uses.keys().copied().collect();
+            names.sort_by_key(|name| std::cmp::Reverse(uses.get(name).copied()));
+            let there = shards.iter().filter(|a| answers(&a.author));
+            let ranges: Vec<_> = there.map(|a| a.descriptor.layer_range).collect();
             Coverage {
-                model_id,
+                names,
                 weights,
                 total,
                 missing: missing(total, &ranges),
@@ -106,7 +118,7 @@ mod tests {
             advert(2, "m", "a", 0, 9),
             advert(3, "n", "c", 0, 29),
         ];
-        let models = by_model(all.iter());
+        let models = by_model(all.iter(), |_| true);
         assert_eq!(models.len(), 2);
         assert_eq!(models[0].shards, [&all[1], &all[0]]);
         assert_eq!(models[0].missing, [(10, 19)]);
@@ -114,9 +126,30 @@ mod tests {
     }
 
     #[test]
+    fn one_model_under_two_file_names_is_one_model() {
+        let all = [
+            advert(1, "smollm2", "a", 0, 14),
+            advert(2, "SmolLM2.Q4", "a", 15, 29),
+            advert(3, "smollm2", "a", 15, 29),
+        ];
+        let models = by_model(all.iter(), |_| true);
+        assert_eq!(models.len(), 1);
+        assert_eq!(models[0].names, ["smollm2", "SmolLM2.Q4"]);
+        assert_eq!(models[0].missing, []);
+    }
+
+    #[test]
+    fn who_does_not_answer_fills_no_gap() {
+        let all = [advert(1, "m", "a", 0, 14), advert(2, "m", "a", 15, 29)];
+        let models = by_model(all.iter(), |host| *host != all[1].author);
+        assert_eq!(models[0].missing, [(15, 29)]);
+        assert_eq!(models[0].shards.len(), 2);
+    }
+
+    #[test]
     fn other_weights_of_the_same_name_fill_no_gap() {
         let all = [advert(1, "m", "a", 0, 14), advert(2, "m", "b", 15, 29)];
-        let models = by_model(all.iter());
+        let models = by_model(all.iter(), |_| true);
         assert_eq!(models.len(), 2);
         assert_eq!(models[0].missing, [(15, 29)]);
         let own = all[0].author;

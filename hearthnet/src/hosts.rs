@@ -16,13 +16,13 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use hearthnet_bus::calls::{Client, SHARD_SERVE, ShardGrant};
 use hearthnet_bus::discovery::{Distance, Local};
 use hearthnet_bus::log::{Advert, EventLog};
-use hearthnet_bus::node::{Node, bus_rule};
+use hearthnet_bus::node::{Node, WeakNode, bus_rule};
 use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_orchestrator::ChatError;
 use hearthnet_orchestrator::hosts::{Choice, GRACE, HostSource, RoutedSpan, Search};
-use hearthnet_orchestrator::link::{HostAddr, HostLink};
+use hearthnet_orchestrator::link::{HostAddr, HostLink, PIPELINE};
 use hearthnet_orchestrator::router::{Candidate, RouteError, Span};
-use hearthnet_transport::{Config, PeerKey, connect_path};
+use hearthnet_transport::{Config, Hello, PeerKey, connect_path};
 use serde_json::json;
 use tokio::runtime::Handle;
 use tokio::time::{timeout, timeout_at};
@@ -34,6 +34,7 @@ use crate::config::Config as Settings;
 use crate::failure::Failure;
 use crate::layers::{missing, runs_text};
 use crate::node::Lock;
+use crate::output::note;
 
 /// How long one address of a host may take: connecting, the grant, the session.
 const PER_ADDRESS: Duration = Duration::from_secs(5);
@@ -68,7 +69,17 @@ pub(crate) struct CommunityHosts {
     pub(crate) patience: Duration,
     /// Open sessions, which chats share.
     pub(crate) links: Links,
+    /// This node, if it runs in this process: its own layers need no wire.
+    pub(crate) here: Option<WeakNode>,
+    /// Where this machine can answer as well: whether the log is even with the neighbours', so that
+    /// waiting for advertisements keeps the first word back for nothing.
+    pub(crate) in_sync: Option<InSync>,
+    /// A route was found: somebody waits in the middle of an answer.
+    pub(crate) routed: bool,
 }
+
+/// Whether this node knows what its neighbours know, or has had the time to.
+pub(crate) type InSync = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// Sessions that chats share.
 #[derive(Clone, Default)]
@@ -143,7 +154,7 @@ impl Links {
 /// What a chat needs of the community while it lasts: somebody who keeps the log even with
 /// the others. Where a node runs on this machine, it does.
 #[derive(Default)]
-pub(crate) struct Visit(Option<Node>);
+pub(crate) struct Visit(Option<(Node, Instant)>);
 
 impl Visit {
     /// Starts looking for the others, unless a node here has found them already.
@@ -151,12 +162,13 @@ impl Visit {
         if Lock::is_held(&home.dir) {
             return Ok(Self(None));
         }
-        Ok(Self(Some(crate::node::visit(home, config).await?)))
+        let node = crate::node::visit(home, config).await?;
+        Ok(Self(Some((node, Instant::now()))))
     }
 
     /// Waits, within bounds, until the log is what others know: what they serve is in it.
     pub(crate) async fn settle(&self) {
-        if let Some(node) = &self.0 {
+        if let Some((node, _)) = &self.0 {
             crate::node::settle_in(node).await;
         }
     }
@@ -169,7 +181,7 @@ impl Visit {
         model: &OpenModel,
         config: &Settings,
     ) -> Result<CommunityHosts, Failure> {
-        let node = self.0.clone();
+        let node = self.0.as_ref().map(|(node, _)| node.clone());
         let places: Places = Arc::new(move |id: &NodeId| {
             node.as_ref()
                 .map_or_else(Vec::new, |node| node.discovery().endpoints(id))
@@ -177,12 +189,46 @@ impl Visit {
         CommunityHosts::new(runtime, home, model, config, places, Links::default())
     }
 
+    /// Whether the log is even with the others'. Where a node runs here, it sees to that.
+    pub(crate) fn in_sync(&self) -> InSync {
+        match &self.0 {
+            None => Arc::new(|| true),
+            Some((node, began)) => in_sync(node.downgrade(), *began),
+        }
+    }
+
+    /// What `check` says, but not before the others were asked where it refuses: this node's log
+    /// may be behind.
+    pub(crate) async fn judge(
+        &self,
+        home: &Home,
+        check: impl Fn() -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        if check().is_ok() {
+            return Ok(());
+        }
+        note("asking the others whether this node may");
+        match &self.0 {
+            Some((node, _)) => crate::node::settle_in(node).await,
+            None => crate::node::settle_beside(home, || check().is_ok()).await,
+        }
+        check()
+    }
+
     /// Says goodbye.
     pub(crate) async fn end(self) {
-        if let Some(node) = self.0 {
+        if let Some((node, _)) = self.0 {
             node.shutdown().await;
         }
     }
+}
+
+/// Whether a node that began then knows what its neighbours know, or has had the time to.
+pub(crate) fn in_sync(node: WeakNode, began: Instant) -> InSync {
+    Arc::new(move || {
+        let node = node.upgrade();
+        node.is_none_or(|node| crate::node::in_sync(&node, began.elapsed()))
+    })
 }
 
 impl HostSource for CommunityHosts {
@@ -221,7 +267,8 @@ impl HostSource for CommunityHosts {
                 Ok(_) => self.open(&adverts, &passed_over, &mut calls, search),
                 Err(error) => {
                     let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
+                    let in_vain = !self.routed && self.in_sync.as_ref().is_some_and(|is| is());
+                    if left.is_zero() || in_vain {
                         return Err(
                             failure.unwrap_or_else(|| self.explain(error, &adverts, exclude))
                         );
@@ -235,7 +282,10 @@ impl HostSource for CommunityHosts {
                 }
             };
             match opened {
-                Ok(route) => return Ok(route),
+                Ok(route) => {
+                    self.routed = true;
+                    return Ok(route);
+                }
                 Err((_, error @ ChatError::Cancelled)) => return Err(error),
                 // Nobody is there at once: whoever is being connected to may be the next time.
                 Err((None, error)) => return Err(error),
@@ -289,6 +339,9 @@ impl CommunityHosts {
             transport: config.transport()?,
             patience: PATIENCE,
             links,
+            here: None,
+            in_sync: None,
+            routed: false,
         })
     }
 
@@ -305,8 +358,9 @@ impl CommunityHosts {
             .map(|advert| Candidate {
                 descriptor: advert.descriptor.clone(),
                 hop_weight: match advert.descriptor.endpoint.parse() {
-                    Ok(at) if local.distance(&at) <= Distance::Subnet => 0,
-                    _ => 1,
+                    _ if advert.author == own => 0,
+                    Ok(at) if local.distance(&at) <= Distance::Subnet => 1,
+                    _ => 2,
                 },
                 is_self: advert.author == own,
             })
@@ -409,13 +463,21 @@ impl CommunityHosts {
             let addresses = self.addresses(advert);
             let (key, transport) = (Arc::clone(&self.key), self.transport.clone());
             let links = self.links.clone();
+            let here = self.here.clone().filter(|_| node == self.key.id());
+            let endpoint = advert.descriptor.endpoint.clone();
             let task = self.runtime.spawn(async move {
                 if let Some(link) = found
                     && link.answers(GRACE).await
                 {
                     return Ok(link);
                 }
-                let link = connect(node, &shard, &addresses, &key, &transport).await?;
+                let link = match here {
+                    Some(here) => {
+                        let addr = HostAddr { endpoint, node };
+                        connect_to_self(&here, &addr, &shard, &transport).await?
+                    }
+                    None => connect(node, &shard, &addresses, &key, &transport).await?,
+                };
                 let link = Arc::new(link);
                 links.all().push(Arc::clone(&link));
                 Ok(link)
@@ -503,6 +565,33 @@ impl CommunityHosts {
 fn holds(link: &HostLink, lo: u32, hi: u32) -> bool {
     let (first, last) = link.descriptor().layer_range;
     first <= lo && hi <= last
+}
+
+/// A session with the layers that this very process serves: the same grant, and no wire.
+async fn connect_to_self(
+    here: &WeakNode,
+    addr: &HostAddr,
+    shard: &str,
+    transport: &Config,
+) -> Result<HostLink, String> {
+    let text = |e: &dyn std::fmt::Display| e.to_string();
+    let node = here.upgrade().ok_or("this node is stopping")?;
+    let capability = SHARD_SERVE.parse().map_err(|e| text(&e))?;
+    let wanted = json!({ "shard_id": shard });
+    let answer = node
+        .call(addr.node, &capability, &wanted)
+        .await
+        .map_err(|e| text(&e))?
+        .result_within(PER_ADDRESS)
+        .await
+        .map_err(|e| text(&e))?;
+    let grant: ShardGrant = serde_json::from_value(answer).map_err(|e| text(&e))?;
+    let token = grant.token().ok_or("its grant is not base64url")?;
+    let hello = Hello::new(PIPELINE, token.clone());
+    let connection = node.open_here(&hello, transport).map_err(|e| text(&e))?;
+    HostLink::over(addr, &token, connection, transport.session_lifetime)
+        .await
+        .map_err(|e| text(&e))
 }
 
 /// Tries the addresses until one leads to the host and it grants a session: the next one when one

@@ -1,16 +1,18 @@
 //! This node at work, as the program sets it up: the listener for other members, the door
 //! for programs on this machine, and what it tells them about itself.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, join_all};
 use hearthnet_bus::NodeId;
 use hearthnet_bus::calls::{
-    CallContext, CallError, CapabilityDescriptor, FrameSink, Handler, LocalDoor, Registry, Trust,
+    BUS_DESCRIBE, CallContext, CallError, CapabilityDescriptor, FrameSink, Handler,
+    Kind as ParamKind, LocalDoor, Params, Registry, Trust,
 };
 use hearthnet_bus::discovery::{CommunityTag, DiscoverySettings, MdnsHealth, Source, StaticPeer};
 use hearthnet_bus::flight::{self, PagesHandler};
@@ -333,6 +335,38 @@ async fn watch_standing(node: &Node, home: &Home) {
     }
 }
 
+/// Whether a node that has run for `since` knows what its neighbours know, or has had the time to.
+pub(crate) fn in_sync(node: &Node, since: Duration) -> bool {
+    since >= FIRST_SYNC || links_are_even(node)
+}
+
+/// Whether there is a neighbour, and each one's log is even with this node's.
+fn links_are_even(node: &Node) -> bool {
+    let peers = node.peers().into_iter();
+    let mut links = peers.filter_map(|peer| peer.link).peekable();
+    links.peek().is_some() && links.all(|link| link.progress.even)
+}
+
+/// The same where the node runs in another process, which has just been started perhaps: waits
+/// until `is` holds, or that node knows what its neighbours know, or for a few seconds.
+pub(crate) async fn settle_beside(home: &Home, is: impl Fn() -> bool) {
+    let settled = async {
+        loop {
+            let running: Option<Value> =
+                crate::local_door::ask(&home.dir, NODE_STATUS, &json!({})).await;
+            let even = running.as_ref().and_then(|r| r["even"].as_bool());
+            tokio::time::sleep(LOG_LOOK).await;
+            if is() || even == Some(true) {
+                return;
+            }
+        }
+    };
+    let _ = tokio::time::timeout(FIRST_SYNC, settled).await;
+}
+
+/// Within this time a process sees what another one wrote into the log.
+const LOG_LOOK: Duration = Duration::from_millis(300);
+
 /// Tells programs on this machine about the node.
 #[derive(Default)]
 struct StatusHandler {
@@ -366,21 +400,69 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 fn status_descriptor() -> Result<CapabilityDescriptor, Failure> {
     let name = NODE_STATUS.parse().map_err(Failure::internal)?;
-    Ok(CapabilityDescriptor::new(
-        name,
-        "Tells programs on the node's own machine where it listens and whom it is linked with.",
-        Trust::Member,
-    ))
+    Ok(CapabilityDescriptor {
+        params: Params::none().optional("hosts", ParamKind::Flag),
+        ..CapabilityDescriptor::new(
+            name,
+            "Tells programs on the node's own machine where it listens and whom it is linked with.",
+            Trust::Member,
+        )
+    })
+}
+
+/// How long a host may take to answer before it is called unreachable: many times what a busy one
+/// takes on a LAN, and soon enough for somebody who looks.
+const PROBE: Duration = Duration::from_millis(1500);
+
+/// Whether each host that advertises layers answers now.
+async fn hosts_that_answer(node: &Node) -> BTreeMap<String, bool> {
+    let state = node.log().state();
+    let hosts: BTreeSet<NodeId> = state.shards(now_ms()).map(|a| a.author).collect();
+    let asked = hosts.into_iter().map(|host| async move {
+        let answers = host == node.id() || answers(node, host).await;
+        (host.to_string(), answers)
+    });
+    join_all(asked).await.into_iter().collect()
+}
+
+async fn answers(node: &Node, host: NodeId) -> bool {
+    use hearthnet_bus::calls::Code;
+    let Ok(describe) = BUS_DESCRIBE.parse() else {
+        return false;
+    };
+    let params = json!({});
+    let asked = async {
+        // Over a connection that turns out to be gone, the first attempt fails at once.
+        for _ in 0..2 {
+            let answer = match node.call(host, &describe, &params).await {
+                Ok(stream) => stream.result().await,
+                Err(error) => Err(error),
+            };
+            match answer {
+                Err(error) if *error.code() == Code::UNREACHABLE => {}
+                // Who refuses is there.
+                _ => return true,
+            }
+        }
+        false
+    };
+    tokio::time::timeout(PROBE, asked).await.unwrap_or(false)
 }
 
 impl Handler for StatusHandler {
     fn call(
         &self,
         ctx: CallContext,
-        _: Value,
+        params: Value,
         _: FrameSink,
     ) -> BoxFuture<'_, Result<Value, CallError>> {
-        Box::pin(std::future::ready(self.answer(&ctx)))
+        Box::pin(async move {
+            let (node, mut answer) = self.answer(&ctx)?;
+            if params["hosts"] == true {
+                answer["hosts"] = json!(hosts_that_answer(&node).await);
+            }
+            Ok(answer)
+        })
     }
 }
 
@@ -389,7 +471,7 @@ impl StatusHandler {
         *lock(&self.node) = node;
     }
 
-    fn answer(&self, ctx: &CallContext) -> Result<Value, CallError> {
+    fn answer(&self, ctx: &CallContext) -> Result<(Node, Value), CallError> {
         use hearthnet_bus::calls::Code;
         ctx.require_local("are told about its peers")?;
         let Some(node) = lock(&self.node).clone() else {
@@ -426,14 +508,17 @@ impl StatusHandler {
             Serving::Shard(shard) => (Some(shard), None),
             Serving::Suspended(why) => (None, Some(why)),
         };
-        Ok(json!({
+        let answer = json!({
             "listen": node.listen_addr().map(|a| a.to_string()),
             "mdns": mdns_name(node.discovery().health()),
             "peers": peers,
+            "even": links_are_even(&node),
             "serving": serving,
             "suspended": suspended,
             "url": told.url,
-        }))
+        });
+        drop(told);
+        Ok((node, answer))
     }
 }
 

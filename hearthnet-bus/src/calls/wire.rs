@@ -91,7 +91,6 @@ impl Wire {
     }
 
     /// Two ends that are joined in memory.
-    #[cfg(test)]
     pub(crate) fn pair() -> (Self, Self) {
         let end = |receiver, sender| Self {
             incoming: unfold(
@@ -131,10 +130,8 @@ impl<S: Sink<Message, Error = WsError> + Send + Unpin> Outgoing for ToWebSocket<
     }
 }
 
-#[cfg(test)]
 struct ToChannel(tokio::sync::mpsc::Sender<String>);
 
-#[cfg(test)]
 impl Outgoing for ToChannel {
     fn send(&mut self, text: String) -> BoxFuture<'_, Result<(), String>> {
         Box::pin(async { self.0.send(text).await.map_err(|e| e.to_string()) })

@@ -34,11 +34,11 @@ mod tests;
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 
 use hearthnet_transport::{
-    Admission, BindError, CloseCode, Closer, Config, Connection, Identity, IdentityError,
-    PathListener, PathRule,
+    Admission, BindError, CloseCode, Closer, Config, Connection, Hello, Identity, IdentityError,
+    PATH, PathListener, PathRule, PeerKey, connect_here,
 };
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
@@ -414,6 +414,37 @@ impl Node {
         }
     }
 
+    /// Opens a tensor session with whoever serves them at this very node, without a wire: what is
+    /// asked of a member is asked of this node, and its right is watched like any other's.
+    ///
+    /// # Errors
+    /// The code with which a member would be turned away.
+    pub fn open_here(&self, hello: &Hello, config: &Config) -> Result<Connection, CloseCode> {
+        let inner = &self.inner;
+        let key = PeerKey::from(inner.id);
+        inner.rights.admit_path(&key, PATH)?;
+        inner.rights.admit_hello(&key, hello, unix_ms() / 1000)?;
+        let service = inner.rights.tensor().ok_or(CloseCode::PurposeUnknown)?;
+        let (ours, theirs) = connect_here(key, hello, config, &inner.settings.transport);
+        let what = rights::grant_of(theirs.token());
+        let closer = theirs.closer();
+        inner
+            .connections
+            .add(inner.id, what, closer, false, &inner.log);
+        match service.sessions.try_send(theirs) {
+            Ok(()) => Ok(ours),
+            Err(_) => Err(CloseCode::SessionLimit),
+        }
+    }
+
+    /// A handle that does not keep the node alive, for what the node itself holds.
+    pub fn downgrade(&self) -> WeakNode {
+        WeakNode {
+            inner: Arc::downgrade(&self.inner),
+            owner: Arc::downgrade(&self._owner),
+        }
+    }
+
     /// Limits and deadlines of this node's connections.
     pub fn transport(&self) -> &Config {
         &self.inner.settings.transport
@@ -430,6 +461,29 @@ impl Node {
         }
         // What was being connected meanwhile.
         self.inner.connections.close_all(CloseCode::Shutdown);
+    }
+}
+
+/// A handle to a node that may have ended. See [`Node::downgrade`].
+#[derive(Clone)]
+pub struct WeakNode {
+    inner: Weak<Inner>,
+    owner: Weak<Owner>,
+}
+
+impl WeakNode {
+    /// The node, unless its last handle is gone.
+    pub fn upgrade(&self) -> Option<Node> {
+        Some(Node {
+            inner: self.inner.upgrade()?,
+            _owner: self.owner.upgrade()?,
+        })
+    }
+}
+
+impl std::fmt::Debug for WeakNode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WeakNode").finish_non_exhaustive()
     }
 }
 

@@ -50,7 +50,7 @@ pub(super) fn start(
 
 impl Inner {
     /// Runs a task until the node ends.
-    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         if let Some(tasks) = lock(&self.tasks).as_mut() {
             while tasks.try_join_next().is_some() {}
             tasks.spawn(task);

@@ -33,7 +33,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderValue, Response, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, Response, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
@@ -254,6 +254,7 @@ impl Door {
             return Ok(Events::response(answer, first, reply));
         }
         let mut next = Some(Ok(first));
+        let mut alone = false;
         loop {
             match next {
                 Some(Ok(Frame::TokenDelta {
@@ -263,8 +264,14 @@ impl Door {
                     top_logprobs,
                 })) => reply.collect(&text, token_id, logprob, &top_logprobs),
                 Some(Ok(Frame::Done(done))) => {
-                    return Ok(json_response(StatusCode::OK, &reply.whole(&done)));
+                    let mut response = json_response(StatusCode::OK, &reply.whole(&done));
+                    if alone {
+                        let here = HeaderValue::from_static("this-machine");
+                        response.headers_mut().insert(ANSWERED_BY, here);
+                    }
+                    return Ok(response);
                 }
+                Some(Ok(Frame::ShardFailover { host: None, .. })) => alone = true,
                 Some(Ok(_)) => {}
                 Some(Err(error)) => return Err(failed(error)),
                 None => return Err(failed(ChatError::Cancelled)),
@@ -297,6 +304,13 @@ impl Door {
         }
     }
 }
+
+/// Says that no host could be had for an answer, or for the rest of it: a comment, which clients pass
+/// over.
+const ALONE: &str = ": no host can be had for this: this machine answers alone\n\n";
+
+/// The same of an answer in one piece.
+const ANSWERED_BY: HeaderName = HeaderName::from_static("x-hearthnet-answered-by");
 
 /// An answer on its way as server-sent events.
 struct Events {
@@ -365,7 +379,10 @@ impl Events {
                     text.push_str("data: [DONE]\n\n");
                     return Some(text);
                 }
-                // What becomes of hosts has no place in this API.
+                Some(Ok(Frame::ShardFailover { host: None, .. })) => {
+                    return Some(ALONE.to_owned());
+                }
+                // What else becomes of hosts has no place in this API.
                 Some(Ok(_)) => {}
                 Some(Err(error)) => return Some(self.fail(&error)),
                 None => return Some(self.fail(&ChatError::Cancelled)),

@@ -457,11 +457,13 @@ impl Backend for ShardedBackend {
         self.hops
             .iter()
             .map(|hop| {
-                let descriptor = hop.span.link.descriptor();
+                let link = &hop.span.link;
+                let descriptor = link.descriptor();
+                let away = !link.is_here();
                 RouteHop {
                     shard_id: self.shard_id(hop),
-                    host: Some(descriptor.host.clone()),
-                    endpoint: Some(hop.span.link.addr().endpoint.clone()),
+                    host: away.then(|| descriptor.host.clone()),
+                    endpoint: away.then(|| link.addr().endpoint.clone()),
                     layers: (hop.span.lo, hop.span.hi),
                     memory_mb: descriptor.vram_required_mb,
                 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Weak;
 
 use super::connection;
+use super::local::WeakEnd;
 use super::peer_socket;
 use crate::code::CloseCode;
 use crate::identity::PeerKey;
@@ -19,6 +20,7 @@ pub struct Closer {
 enum Of {
     Session(Weak<connection::Shared>),
     Peer(Weak<peer_socket::Shared>),
+    Local(WeakEnd),
 }
 
 impl Closer {
@@ -33,6 +35,13 @@ impl Closer {
         Closer {
             peer,
             of: Of::Peer(of),
+        }
+    }
+
+    pub(crate) fn local(peer: PeerKey, of: WeakEnd) -> Closer {
+        Closer {
+            peer,
+            of: Of::Local(of),
         }
     }
 
@@ -55,6 +64,7 @@ impl Closer {
                     shared.cut(code);
                 }
             }
+            Of::Local(end) => end.cut(code),
         }
     }
 
@@ -63,6 +73,7 @@ impl Closer {
         match &self.of {
             Of::Session(shared) => shared.upgrade().is_none_or(|shared| shared.is_closed()),
             Of::Peer(shared) => shared.upgrade().is_none_or(|shared| shared.is_closed()),
+            Of::Local(end) => end.is_closed(),
         }
     }
 }

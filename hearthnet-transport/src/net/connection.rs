@@ -24,6 +24,7 @@ use super::BoxIo;
 use super::closer::Closer;
 use super::farewell::{Farewell, broken_rule, closed_by, lost};
 use super::guard::Guarded;
+use super::local;
 use super::numbers::{SessionNumbers, Side};
 use crate::code::{CloseCode, SessionClosed, Violation};
 use crate::config::Config;
@@ -482,11 +483,8 @@ impl Pending {
     /// The open connection.
     pub(crate) fn open(mut self, hello: Hello, terms: Terms) -> Option<Connection> {
         let shared = self.shared.take()?;
-        Some(Connection {
-            sender: Sender { shared, terms },
-            purpose: hello.purpose,
-            token: hello.token,
-        })
+        let sender = Sender::over(Link::Socket(shared), terms);
+        Some(Connection::over(sender, hello.purpose, hello.token))
     }
 }
 
@@ -506,9 +504,22 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// The peer's key, proved by the TLS handshake.
+    pub(crate) fn over(sender: Sender, purpose: String, token: Vec<u8>) -> Connection {
+        Connection {
+            sender,
+            purpose,
+            token,
+        }
+    }
+
+    /// The peer's key, proved by the TLS handshake; this process's own, if it is the peer.
     pub fn peer(&self) -> PeerKey {
-        self.sender.shared.peer
+        self.sender.peer()
+    }
+
+    /// Whether the other end is in this process.
+    pub fn is_here(&self) -> bool {
+        matches!(self.sender.link, Link::Local(_))
     }
 
     /// What the caller's HELLO said the session is for.
@@ -553,8 +564,12 @@ impl Connection {
     /// # Errors
     /// As [`recv`](Self::recv).
     pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<Message, SessionClosed>> {
+        let shared = match &self.sender.link {
+            Link::Socket(shared) => shared,
+            Link::Local(end) => return end.poll_recv(cx),
+        };
         loop {
-            match std::task::ready!(self.sender.shared.poll_event(cx)) {
+            match std::task::ready!(shared.poll_event(cx)) {
                 Ok(Event::Message(message)) => return Poll::Ready(Ok(message)),
                 Ok(_) => {}
                 Err(closed) => return Poll::Ready(Err(closed)),
@@ -564,8 +579,10 @@ impl Connection {
 
     /// A handle that ends this session at once.
     pub fn closer(&self) -> Closer {
-        let shared = &self.sender.shared;
-        Closer::session(shared.peer, Arc::downgrade(shared))
+        match &self.sender.link {
+            Link::Socket(shared) => Closer::session(shared.peer, Arc::downgrade(shared)),
+            Link::Local(end) => Closer::local(end.peer(), end.weak()),
+        }
     }
 
     /// Lets the peer have `grant` more chunks in flight, for the rest of the session.
@@ -573,7 +590,10 @@ impl Connection {
     /// # Errors
     /// `credit_overflow` when the window would exceed 1,024 chunks.
     pub fn widen_window(&self, grant: u32) -> Result<(), Violation> {
-        let shared = &self.sender.shared;
+        let Link::Socket(shared) = &self.sender.link else {
+            // Nothing is in chunks there.
+            return Ok(());
+        };
         let now = shared.now();
         let mut inner = shared.lock();
         inner.session.widen_window(grant)?;
@@ -583,13 +603,13 @@ impl Connection {
 
     /// Ends the session. What is queued is dropped; the peer learns the code.
     pub fn close(&self, code: CloseCode) {
-        self.sender.shared.close(code, "");
+        self.sender.close(code);
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.sender.shared.close(CloseCode::Normal, "");
+        self.sender.close(CloseCode::Normal);
     }
 }
 
@@ -602,34 +622,95 @@ impl fmt::Debug for Connection {
     }
 }
 
+/// Below a connection: a socket, or the other end in this process.
+#[derive(Clone)]
+pub(crate) enum Link {
+    Socket(Arc<Shared>),
+    Local(local::End),
+}
+
 /// Sends messages of one session; cheap to clone, usable from any thread.
 #[derive(Clone)]
 pub struct Sender {
-    shared: Arc<Shared>,
+    link: Link,
     terms: Terms,
 }
 
+/// A message on its way, as its link takes it.
+enum Leaving {
+    Socket(Outgoing),
+    Local(Message),
+}
+
 impl Sender {
+    pub(crate) fn over(link: Link, terms: Terms) -> Sender {
+        Sender { link, terms }
+    }
+
     /// The peer's key.
     pub fn peer(&self) -> PeerKey {
-        self.shared.peer
+        match &self.link {
+            Link::Socket(shared) => shared.peer,
+            Link::Local(end) => end.peer(),
+        }
     }
 
     /// Counters and gauges.
     pub fn stats(&self) -> SessionStats {
-        self.shared.lock().session.stats()
+        match &self.link {
+            Link::Socket(shared) => shared.lock().session.stats(),
+            Link::Local(end) => end.stats(),
+        }
     }
 
     /// How the session ended, if it has.
     pub fn closed(&self) -> Option<SessionClosed> {
-        self.shared.lock().session.closed().cloned()
+        match &self.link {
+            Link::Socket(shared) => shared.lock().session.closed().cloned(),
+            Link::Local(end) => end.closed(),
+        }
+    }
+
+    fn close(&self, code: CloseCode) {
+        match &self.link {
+            Link::Socket(shared) => shared.close(code, ""),
+            Link::Local(end) => end.close(code, ""),
+        }
+    }
+
+    /// Makes a message ready to leave. What it costs is paid here, outside of any lock.
+    fn leaving(&self, message: Message) -> Result<Leaving, SendError> {
+        match &self.link {
+            Link::Socket(_) => Outgoing::new(&message, &self.terms).map(Leaving::Socket),
+            Link::Local(_) => {
+                Outgoing::check(&message, &self.terms).map(|()| Leaving::Local(message))
+            }
+        }
+        .map_err(SendError::Message)
+    }
+
+    /// Lets it leave, or gives it back.
+    fn try_leave(&self, message: Leaving) -> Result<Option<Leaving>, SessionClosed> {
+        match (&self.link, message) {
+            (Link::Socket(shared), Leaving::Socket(out)) => {
+                Ok(shared.try_send(out)?.map(Leaving::Socket))
+            }
+            (Link::Local(end), Leaving::Local(message)) => {
+                Ok(end.try_send(message)?.map(Leaving::Local))
+            }
+            // A link takes what was made for it.
+            (_, other) => Ok(Some(other)),
+        }
     }
 
     /// Asks the peer for a sign of life (PING), unless it has been asked and has not answered yet.
     /// The answer counts as something heard: see [`silent_for`](Self::silent_for).
     pub fn probe(&self) {
-        let now = self.shared.now();
-        let mut inner = self.shared.lock();
+        let Link::Socket(shared) = &self.link else {
+            return;
+        };
+        let now = shared.now();
+        let mut inner = shared.lock();
         inner.session.probe(now);
         inner.write_for_driver(now);
     }
@@ -637,28 +718,39 @@ impl Sender {
     /// For how long nothing has come from the peer. Its connection answers a [`probe`](Self::probe)
     /// whatever it computes: a peer that is silent all the same is stopped, or cut off.
     pub fn silent_for(&self) -> Duration {
-        let now = self.shared.now();
-        Duration::from_micros(self.shared.lock().session.silent_for(now))
+        let Link::Socket(shared) = &self.link else {
+            // Its connection is this very process.
+            return Duration::ZERO;
+        };
+        let now = shared.now();
+        Duration::from_micros(shared.lock().session.silent_for(now))
     }
 
     /// For how long a PING has been unanswered, while nothing else came either.
     pub fn unanswered_for(&self) -> Option<Duration> {
-        let now = self.shared.now();
-        let asked = self.shared.lock().session.unanswered_for(now);
+        let Link::Socket(shared) = &self.link else {
+            return None;
+        };
+        let now = shared.now();
+        let asked = shared.lock().session.unanswered_for(now);
         asked.map(Duration::from_micros)
     }
 
     /// Asks for a sign of life as [`probe`](Self::probe) does, and resolves with the next thing that
     /// comes, whatever it is; `false` when the session is over.
     pub async fn answers(&self) -> bool {
+        let shared = match &self.link {
+            Link::Socket(shared) => shared,
+            Link::Local(end) => return end.closed().is_none(),
+        };
         let before = self.stats().frames_received;
         self.probe();
         loop {
-            let mut moved = pin!(self.shared.room.notified());
+            let mut moved = pin!(shared.room.notified());
             // Before looking, so that nothing is missed that comes in between.
             moved.as_mut().enable();
             {
-                let inner = self.shared.lock();
+                let inner = shared.lock();
                 if inner.session.closed().is_some() {
                     return false;
                 }
@@ -677,13 +769,16 @@ impl Sender {
     /// [`SendError::Closed`] when the session is over, [`SendError::Message`] for a message that
     /// contradicts itself.
     pub async fn send(&self, message: Message) -> Result<(), SendError> {
-        let mut out = Outgoing::new(&message, &self.terms).map_err(SendError::Message)?;
-        drop(message);
+        let mut out = self.leaving(message)?;
+        let freed = match &self.link {
+            Link::Socket(shared) => &shared.room,
+            Link::Local(end) => end.room(),
+        };
         loop {
-            let mut room = pin!(self.shared.room.notified());
+            let mut room = pin!(freed.notified());
             // Before trying, so that room that comes in between is not missed.
             room.as_mut().enable();
-            match self.shared.try_send(out)? {
+            match self.try_leave(out)? {
                 None => return Ok(()),
                 Some(back) => out = back,
             }
@@ -697,8 +792,16 @@ impl Sender {
     /// # Errors
     /// As [`send`](Self::send).
     pub fn try_send(&self, message: Message) -> Result<Option<Message>, SendError> {
-        let out = Outgoing::new(&message, &self.terms).map_err(SendError::Message)?;
-        Ok(self.shared.try_send(out)?.map(|_| message))
+        match &self.link {
+            Link::Socket(shared) => {
+                let out = Outgoing::new(&message, &self.terms).map_err(SendError::Message)?;
+                Ok(shared.try_send(out)?.map(|_| message))
+            }
+            Link::Local(end) => {
+                Outgoing::check(&message, &self.terms).map_err(SendError::Message)?;
+                Ok(end.try_send(message)?)
+            }
+        }
     }
 
     /// As [`try_send`](Self::try_send), but the message may stay here until [`flush`](Self::flush),
@@ -708,18 +811,27 @@ impl Sender {
     /// # Errors
     /// As [`send`](Self::send).
     pub fn try_queue(&self, message: Message) -> Result<Option<Message>, SendError> {
+        let Link::Socket(shared) = &self.link else {
+            return self.try_send(message);
+        };
         let out = Outgoing::new(&message, &self.terms).map_err(SendError::Message)?;
-        Ok(self.shared.try_queue(out)?.map(|_| message))
+        Ok(shared.try_queue(out)?.map(|_| message))
     }
 
     /// Writes what [`try_queue`](Self::try_queue) has left here.
     pub fn flush(&self) {
-        self.shared.flush();
+        if let Link::Socket(shared) = &self.link {
+            shared.flush();
+        }
     }
 
     /// Whether the other one sends in the same session.
     pub fn is_same_session(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.shared, &other.shared)
+        match (&self.link, &other.link) {
+            (Link::Socket(one), Link::Socket(other)) => Arc::ptr_eq(one, other),
+            (Link::Local(one), Link::Local(other)) => one.is_same(other),
+            _ => false,
+        }
     }
 
     /// Sends several messages that need no waiting ([`try_send`](Self::try_send)) in one piece: one
@@ -729,11 +841,24 @@ impl Sender {
     /// # Errors
     /// As [`send`](Self::send); a message that cannot be sent keeps the others from being sent.
     pub fn try_send_all(&self, messages: &[Message]) -> Result<usize, SendError> {
+        let shared = match &self.link {
+            Link::Socket(shared) => shared,
+            Link::Local(end) => {
+                for message in messages {
+                    Outgoing::check(message, &self.terms).map_err(SendError::Message)?;
+                }
+                let mut left = 0;
+                for message in messages {
+                    left += usize::from(end.try_send(message.clone())?.is_some());
+                }
+                return Ok(left);
+            }
+        };
         let all: Result<Vec<Outgoing>, Violation> = messages
             .iter()
             .map(|message| Outgoing::new(message, &self.terms))
             .collect();
-        Ok(self.shared.try_send_all(all.map_err(SendError::Message)?)?)
+        Ok(shared.try_send_all(all.map_err(SendError::Message)?)?)
     }
 }
 

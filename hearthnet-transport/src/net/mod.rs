@@ -9,6 +9,7 @@
 //! | `closer.rs`, `farewell.rs` | ending a connection from outside; how the peer learns why |
 //! | `connect.rs` | the calling side's handshakes |
 //! | `listener.rs`, `caps.rs` | the listening side's, with their limits |
+//! | `local.rs` | a session of a process with itself, without a socket |
 //! | `numbers.rs` | what is counted |
 
 mod caps;
@@ -18,6 +19,7 @@ mod connection;
 mod farewell;
 mod guard;
 mod listener;
+mod local;
 mod numbers;
 mod paths;
 mod peer_socket;
@@ -32,6 +34,7 @@ pub(crate) use guard::fuzz_meter;
 pub use listener::{
     Acceptor, Admission, BindError, Listener, ListenerStats, PathListener, RefusedConnection,
 };
+pub use local::connect_here;
 pub use paths::{Arrival, PathRule};
 pub use peer_socket::{Frame, PeerSender, PeerSocket};
 

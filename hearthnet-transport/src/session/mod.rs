@@ -139,19 +139,23 @@ enum State {
 
 /// Steps without an answer, by the life of their stream.
 #[derive(Default)]
-struct Steps {
+pub(crate) struct Steps {
     by_life: BTreeMap<(u32, u32), u32>,
     total: u32,
 }
 
 impl Steps {
-    fn begin(&mut self, life: (u32, u32)) {
+    pub(crate) fn total(&self) -> u32 {
+        self.total
+    }
+
+    pub(crate) fn begin(&mut self, life: (u32, u32)) {
         *self.by_life.entry(life).or_default() += 1;
         self.total += 1;
     }
 
     /// Whether such a step was waiting.
-    fn finish(&mut self, life: (u32, u32)) -> bool {
+    pub(crate) fn finish(&mut self, life: (u32, u32)) -> bool {
         let Some(count) = self.by_life.get_mut(&life) else {
             return false;
         };
@@ -163,7 +167,7 @@ impl Steps {
         true
     }
 
-    fn forget(&mut self, life: (u32, u32)) {
+    pub(crate) fn forget(&mut self, life: (u32, u32)) {
         self.total -= self.by_life.remove(&life).unwrap_or(0);
     }
 }

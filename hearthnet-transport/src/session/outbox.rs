@@ -98,20 +98,7 @@ impl Outgoing {
     /// `tensor_shape` when a message's data is not what its shape says; `frame_too_big` when it
     /// could never be received; `protocol_state` when the other side is the one to send it.
     pub fn new(message: &Message, terms: &Terms) -> Result<Outgoing, Violation> {
-        let from_caller = match message {
-            Message::StreamOpen(_) | Message::StreamClose(_) | Message::Step(_) => Some(true),
-            Message::Truncate(_) | Message::Describe => Some(true),
-            Message::StreamOpened(_) | Message::StreamError(_) => Some(false),
-            Message::StepResult(_) | Message::Descriptor(_) => Some(false),
-            Message::Leaving { .. } => Some(false),
-            Message::Tensor(_) => None,
-        };
-        if from_caller.is_some_and(|caller| caller != terms.caller) {
-            return Err(Violation::new(
-                CloseCode::ProtocolState,
-                "this message is for the other side to send",
-            ));
-        }
+        check_sender(message, terms)?;
         let small = |part, stream, epoch, frame| {
             Ok(Outgoing {
                 part,
@@ -154,6 +141,25 @@ impl Outgoing {
         }
     }
 
+    /// Whether a message may be sent under these terms, without encoding it.
+    ///
+    /// # Errors
+    /// As [`Outgoing::new`].
+    pub(crate) fn check(message: &Message, terms: &Terms) -> Result<(), Violation> {
+        check_sender(message, terms)?;
+        let (bytes, data) = match message {
+            Message::Step(m) => (RowsHead::of_step(m).bytes()?, &m.data),
+            Message::StepResult(m) => (RowsHead::of_result(m).bytes()?, &m.data),
+            Message::Tensor(m) => (m.dims.bytes(m.dtype)?, &m.data),
+            _ => return Ok(()),
+        };
+        check_length(bytes, data)?;
+        match bytes <= u64::from(terms.inline_max.max(terms.peer_buffer)) {
+            true => Ok(()),
+            false => Err(too_big(bytes, terms)),
+        }
+    }
+
     fn rows(
         part: Part,
         head: RowsHead,
@@ -190,6 +196,35 @@ impl Outgoing {
     }
 }
 
+/// Whether it is for this side to send.
+fn check_sender(message: &Message, terms: &Terms) -> Result<(), Violation> {
+    let from_caller = match message {
+        Message::StreamOpen(_) | Message::StreamClose(_) | Message::Step(_) => Some(true),
+        Message::Truncate(_) | Message::Describe => Some(true),
+        Message::StreamOpened(_) | Message::StreamError(_) => Some(false),
+        Message::StepResult(_) | Message::Descriptor(_) => Some(false),
+        Message::Leaving { .. } => Some(false),
+        Message::Tensor(_) => None,
+    };
+    match from_caller.is_some_and(|caller| caller != terms.caller) {
+        false => Ok(()),
+        true => Err(Violation::new(
+            CloseCode::ProtocolState,
+            "this message is for the other side to send",
+        )),
+    }
+}
+
+fn too_big(bytes: u64, terms: &Terms) -> Violation {
+    Violation::new(
+        CloseCode::FrameTooBig,
+        format!(
+            "{bytes} bytes do not fit the peer's buffer of {}",
+            terms.peer_buffer
+        ),
+    )
+}
+
 fn check_length(expected: u64, data: &Bytes) -> Result<(), Violation> {
     if data.len() as u64 == expected {
         Ok(())
@@ -215,13 +250,7 @@ impl Bulk {
         let bytes = dims.bytes(dtype)?;
         check_length(bytes, data)?;
         if bytes > u64::from(terms.peer_buffer) {
-            return Err(Violation::new(
-                CloseCode::FrameTooBig,
-                format!(
-                    "{bytes} bytes do not fit the peer's buffer of {}",
-                    terms.peer_buffer
-                ),
-            ));
+            return Err(too_big(bytes, terms));
         }
         let chunk_bytes = terms.chunk_bytes as usize;
         let mut compressed = Vec::new();

@@ -139,7 +139,7 @@ impl Chat<'_> {
         }
         let home = match args.local || !args.shard.is_empty() {
             true => None,
-            false => Some(community(global, config)?),
+            false => Some(community(global)?),
         };
         // Before anybody waits for anything: is the model here?
         let named = args.model.clone().or(config.model.default());
@@ -162,6 +162,9 @@ impl Chat<'_> {
                 open_model(global, config, None, home.as_ref())?
             }
         };
+        if let Some(home) = &home {
+            runtime.block_on(visit.judge(home, || may_chat(home, config)))?;
+        }
         let (backend, head): (Box<dyn Backend>, Head) = if args.local {
             let (backend, head) = local_backend(&model, config, None)?;
             (Box::new(backend), head)
@@ -170,7 +173,11 @@ impl Chat<'_> {
             let head = load_head(&model, &engine_options(config, None))?;
             let source = match &home {
                 Some(home) => {
-                    let hosts = visit.hosts(runtime.handle().clone(), home, &model, config)?;
+                    let mut hosts = visit.hosts(runtime.handle().clone(), home, &model, config)?;
+                    if !args.no_fallback && config.research.distributed_inference.fallback_to_local
+                    {
+                        hosts.in_sync = Some(visit.in_sync());
+                    }
                     (Box::new(hosts) as Box<dyn HostSource>, Vec::new())
                 }
                 None => {
@@ -192,14 +199,17 @@ impl Chat<'_> {
 }
 
 /// The community to ask, where no hosts are named.
-fn community(global: &Global, config: &Config) -> Result<Home, Failure> {
-    let Some(home) = Home::find(global)? else {
-        return Err(Failure::from(ChatError::ShardUnavailable("no hosts are named, and this node is in no community".into()))
-            .hint("join one with `hearthnet community join CODE`, name each host with --shard ENDPOINT#NODEID, or answer on this machine alone with --local"));
-    };
+fn community(global: &Global) -> Result<Home, Failure> {
+    Home::find(global)?.ok_or_else(|| {
+        Failure::from(ChatError::ShardUnavailable("no hosts are named, and this node is in no community".into()))
+            .hint("join one with `hearthnet community join CODE`, name each host with --shard ENDPOINT#NODEID, or answer on this machine alone with --local")
+    })
+}
+
+/// Whether this node may ask its community's hosts, as its log is now.
+fn may_chat(home: &Home, config: &Config) -> Result<(), Failure> {
     home.require_research(config)?;
-    home.level()?;
-    Ok(home)
+    home.level().map(|_| ())
 }
 
 /// Everything on this machine: blocks and head share their threads.
@@ -319,10 +329,10 @@ pub(crate) fn open_backend(
     cancel: &Cancel,
 ) -> Result<Box<dyn Backend>, ChatError> {
     let (wire, settings) = (on_wire(model), pump_settings(config, local.is_some()));
-    let hosts = ShardedBackend::open(runtime.clone(), wire, source, settings, cancel)?;
+    let hosts = ShardedBackend::open(runtime.clone(), wire, source, settings, cancel);
     model.private.around(match local {
-        Some(local) => Box::new(WithFallback::new(hosts, local)),
-        None => Box::new(hosts),
+        Some(local) => Box::new(WithFallback::begin(hosts, local, runtime, cancel)?),
+        None => Box::new(hosts?),
     })
 }
 

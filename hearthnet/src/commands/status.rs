@@ -3,15 +3,21 @@
 //! All but the live connections is in the log, so it works without a running node; which
 //! peers are connected, a running node tells through its door for programs on this machine.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
 
-use hearthnet_bus::log::{Community, LogHealth};
+use futures_util::future::{join_all, select_ok};
+use hearthnet_bus::NodeId;
+use hearthnet_bus::log::{Advert, Community, LogHealth};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::args::{Global, StatusArgs};
 use crate::commands::{print_bytes, print_json, runtime};
-use crate::community::{Home, label, name_of, now_ms};
+use crate::community::{Home, endpoints_of, label, name_of, now_ms};
 use crate::config::Config;
 use crate::coverage::{Coverage, by_model};
 use crate::failure::Failure;
@@ -36,6 +42,9 @@ pub(crate) struct Running {
     /// URL of its OpenAI-compatible interface, if it is open.
     #[serde(default)]
     pub(crate) url: Option<String>,
+    /// Whether each host that advertises layers answers, by node id.
+    #[serde(default)]
+    pub(crate) hosts: BTreeMap<String, bool>,
 }
 
 /// A peer of a running node.
@@ -54,16 +63,24 @@ pub(crate) struct Peer {
 pub(crate) fn run(args: &StatusArgs, global: &Global, config: &Config) -> Result<(), Failure> {
     let home = Home::open(global)?;
     let runtime = runtime()?;
-    let running: Option<Running> = runtime.block_on(local_door::ask(
-        &home.dir,
-        local_door::NODE_STATUS,
-        &json!({}),
-    ));
+    let (running, hosts) = runtime.block_on(async {
+        let params = json!({ "hosts": true });
+        let running: Option<Running> =
+            local_door::ask(&home.dir, local_door::NODE_STATUS, &params).await;
+        let hosts = match &running {
+            Some(running) => running.hosts.clone(),
+            None => knock(&home).await,
+        };
+        (running, hosts)
+    });
     runtime.shutdown_background();
     let state = home.state();
     let now = now_ms();
-    let models = by_model(state.shards(now));
+    // Who advertised only now was not asked yet.
+    let answers = |host: &NodeId| hosts.get(&host.to_string()).copied().unwrap_or(true);
+    let models = by_model(state.shards(now), answers);
     let health = home.log.health();
+    let disk = try_disk(&home.dir);
     let figures = Figures::of(&home);
     let log = json!({
         "durable_events": figures.durable,
@@ -71,6 +88,7 @@ pub(crate) fn run(args: &StatusArgs, global: &Global, config: &Config) -> Result
         "bytes": figures.bytes,
         "health": health_name(&health),
         "reason": reason(&health),
+        "disk": disk.as_ref().err(),
         "state_hash": crate::output::hex(&state.state_hash()),
         "frozen": state.frozen().map(|(node, _)| node.to_string()).collect::<Vec<_>>(),
     });
@@ -94,7 +112,7 @@ pub(crate) fn run(args: &StatusArgs, global: &Global, config: &Config) -> Result
                 },
             },
             "members": members_json(&state, now),
-            "models": models.iter().map(|m| model_json(m, &state, now)).collect::<Vec<_>>(),
+            "models": models.iter().map(|m| model_json(m, &state, now, &answers)).collect::<Vec<_>>(),
             "log": log,
         }));
     }
@@ -103,12 +121,10 @@ pub(crate) fn run(args: &StatusArgs, global: &Global, config: &Config) -> Result
     members(&mut out, &home, &state, now, running.as_ref());
     peers(&mut out, &state, now, running.as_ref());
     for model in &models {
-        shards(&mut out, model, &state, now);
+        shards(&mut out, model, &state, now, &answers);
     }
     if models.is_empty() {
-        out.push_str(
-            "\nlayers     nobody serves any; `hearthnet shard serve --layers auto` does\n",
-        );
+        out.push_str("\nlayers     nobody serves any; `hearthnet serve --layers auto` does\n");
     }
     let _ = writeln!(
         out,
@@ -116,12 +132,60 @@ pub(crate) fn run(args: &StatusArgs, global: &Global, config: &Config) -> Result
         figures.durable,
         figures.ephemeral,
         bytes(figures.bytes),
-        match reason(&health) {
-            None => "healthy".to_owned(),
-            Some(why) => format!("READ-ONLY: {why}"),
+        match (reason(&health), disk) {
+            (None, Ok(())) => "healthy".to_owned(),
+            (Some(why), _) => format!("READ-ONLY: {why}"),
+            (None, Err(why)) => format!("NOTHING CAN BE WRITTEN: {why}"),
         }
     );
     print_bytes(out.as_bytes())
+}
+
+/// How long somebody at an address may take to take a connection.
+const KNOCK: Duration = Duration::from_secs(1);
+
+/// Whether somebody is where each host should be, without a node here that would know: all at once,
+/// and no more than a connection.
+async fn knock(home: &Home) -> BTreeMap<String, bool> {
+    let (state, now) = (home.state(), now_ms());
+    let own = home.key.id();
+    let asked = state.shards(now).map(|advert| {
+        let told = endpoints_of(&state, &advert.author, now);
+        let told = told.into_iter().chain([advert.descriptor.endpoint.clone()]);
+        let addresses: BTreeSet<SocketAddr> = told.filter_map(|at| at.parse().ok()).collect();
+        async move {
+            let tries = addresses.into_iter().map(|at| {
+                Box::pin(async move {
+                    let connected = tokio::net::TcpStream::connect(at);
+                    match tokio::time::timeout(KNOCK, connected).await {
+                        Ok(Ok(_)) => Ok(()),
+                        _ => Err(()),
+                    }
+                })
+            });
+            // No node runs here, so its own layers are not served.
+            let is_there = advert.author != own
+                && match tries.len() {
+                    0 => false,
+                    _ => select_ok(tries).await.is_ok(),
+                };
+            (advert.author.to_string(), is_there)
+        }
+    });
+    join_all(asked).await.into_iter().collect()
+}
+
+/// Writes a page into the data directory, as the log would, and removes it again.
+fn try_disk(dir: &Path) -> Result<(), String> {
+    use std::io::Write as _;
+    let path = dir.join(format!(".status.{}.tmp", std::process::id()));
+    let written = std::fs::File::create(&path).and_then(|mut file| {
+        file.write_all(&[0; 4096])?;
+        file.sync_data()
+    });
+    // If it could be made, it can be removed; if not, there is nothing to remove.
+    let _ = std::fs::remove_file(&path);
+    written.map_err(|e| format!("{}: {e}", dir.display()))
 }
 
 fn heading(out: &mut String, home: &Home, state: &Community, config: &Config) {
@@ -175,11 +239,14 @@ fn members(out: &mut String, home: &Home, state: &Community, now: u64, running: 
 
 fn peers(out: &mut String, state: &Community, now: u64, running: Option<&Running>) {
     let Some(running) = running else {
-        out.push_str("\npeers      no node runs here; `hearthnet serve` or `hearthnet shard serve` starts one\n");
+        out.push_str("\npeers      no node runs here; `hearthnet serve` starts one\n");
         return;
     };
     let listen = running.listen.as_deref().unwrap_or("nowhere");
     let _ = writeln!(out, "\nlistening  {listen}; mDNS {}", running.mdns);
+    if let Some(why) = &running.suspended {
+        let _ = writeln!(out, "layers     none are served here for now: {why}");
+    }
     if running.peers.is_empty() {
         out.push_str("peers      none\n");
         return;
@@ -212,7 +279,13 @@ fn peers(out: &mut String, state: &Community, now: u64, running: Option<&Running
     out.push_str(&table(&["peer", "at", "found by", ""], &rows));
 }
 
-fn shards(out: &mut String, model: &Coverage<'_>, state: &Community, now: u64) {
+fn shards(
+    out: &mut String,
+    model: &Coverage<'_>,
+    state: &Community,
+    now: u64,
+    answers: &dyn Fn(&NodeId) -> bool,
+) {
     let covered = if model.missing.is_empty() {
         format!("all {} layers are served", model.total)
     } else {
@@ -222,7 +295,7 @@ fn shards(out: &mut String, model: &Coverage<'_>, state: &Community, now: u64) {
             model.total
         )
     };
-    let _ = writeln!(out, "\n{}  {covered}", model.model_id);
+    let _ = writeln!(out, "\n{}  {covered}", model.names.join(" = "));
     let rows: Vec<Vec<String>> = model
         .shards
         .iter()
@@ -239,8 +312,11 @@ fn shards(out: &mut String, model: &Coverage<'_>, state: &Community, now: u64) {
                 } else {
                     String::new()
                 },
-                d.endpoint.clone(),
-                span(advert.expires_ms.saturating_sub(now)),
+                address(advert, state, now),
+                match answers(&advert.author) {
+                    true => span(advert.expires_ms.saturating_sub(now)),
+                    false => "UNREACHABLE".to_owned(),
+                },
             ]
         })
         .collect();
@@ -258,6 +334,16 @@ fn shards(out: &mut String, model: &Coverage<'_>, state: &Community, now: u64) {
     ));
 }
 
+/// Where a host is: as it advertises, unless it has said since that it is somewhere else.
+fn address(advert: &Advert, state: &Community, now: u64) -> String {
+    let told = endpoints_of(state, &advert.author, now);
+    let advertised = &advert.descriptor.endpoint;
+    match told.first() {
+        Some(first) if !told.contains(advertised) => first.clone(),
+        _ => advertised.clone(),
+    }
+}
+
 fn members_json(state: &Community, now: u64) -> Vec<Value> {
     state
         .members()
@@ -273,7 +359,12 @@ fn members_json(state: &Community, now: u64) -> Vec<Value> {
         .collect()
 }
 
-fn model_json(model: &Coverage<'_>, state: &Community, now: u64) -> Value {
+fn model_json(
+    model: &Coverage<'_>,
+    state: &Community,
+    now: u64,
+    answers: &dyn Fn(&NodeId) -> bool,
+) -> Value {
     let shards: Vec<Value> = model
         .shards
         .iter()
@@ -282,12 +373,15 @@ fn model_json(model: &Coverage<'_>, state: &Community, now: u64) -> Value {
                 "node": advert.author.to_string(),
                 "name": name_of(state, &advert.author, now),
                 "expires_in_ms": advert.expires_ms.saturating_sub(now),
+                "reachable": answers(&advert.author),
+                "address": address(advert, state, now),
                 "descriptor": advert.descriptor,
             })
         })
         .collect();
     json!({
-        "model_id": model.model_id,
+        "model_id": model.names.first(),
+        "names": model.names,
         "weights_sha256": model.weights,
         "total_layers": model.total,
         "missing_layers": model.missing,

@@ -8,6 +8,7 @@
 //! ```
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hearthnet_bus::calls::Served;
@@ -110,6 +111,8 @@ pub(crate) struct LayerHost {
     served: Arc<Served>,
     /// Held while layers are served.
     busy: Mutex<()>,
+    /// Those that are served are about to leave.
+    leaving: AtomicBool,
     /// How it is, for those who watch this process, and where its numbers are.
     health: watch::Sender<Health>,
     metrics: Option<String>,
@@ -130,6 +133,7 @@ impl LayerHost {
             resident: Arc::clone(resident),
             served,
             busy: Mutex::default(),
+            leaving: AtomicBool::new(false),
             health,
             metrics,
         }
@@ -143,7 +147,15 @@ impl LayerHost {
     /// lost its place in the community.
     pub(crate) async fn serve(&self, order: Order, tell: Tell, stop: Stop) -> Result<(), Failure> {
         order.check(&self.config)?;
-        let Ok(_busy) = self.busy.try_lock() else {
+        let busy = match self.busy.try_lock() {
+            // Those before are asked to stop already: their streams have a moment to move.
+            Err(_) if self.leaving.load(Ordering::SeqCst) => tokio::select! {
+                busy = self.busy.lock() => Some(busy),
+                () = stop.asked() => return Ok(()),
+            },
+            free => free.ok(),
+        };
+        let Some(_busy) = busy else {
             let what = match self.served.all().first() {
                 Some(descriptor) => descriptor.shard_id.clone(),
                 None => "others".to_owned(),
@@ -155,6 +167,7 @@ impl LayerHost {
             .code("layers_served")
             .hint("stop that first; `hearthnet status` shows it"));
         };
+        self.leaving.store(false, Ordering::SeqCst);
         let serving = Serving {
             room: room_here(&order.model, &self.config),
             own: self.home.key.id(),
@@ -267,9 +280,11 @@ impl Serving<'_> {
             };
             self.host.health.send_replace(Health::Serving);
             let next = self.serve(&running, range).await;
-            self.host.health.send_replace(match next {
-                Ok(Next::Stop) | Err(_) => Health::Leaving,
-                Ok(_) => Health::Starting,
+            let ends = matches!(next, Ok(Next::Stop) | Err(_));
+            self.host.leaving.store(ends, Ordering::SeqCst);
+            self.host.health.send_replace(match ends {
+                true => Health::Leaving,
+                false => Health::Starting,
             });
             // First of all, so that nobody comes any more who would have to move.
             self.withdraw(&running.descriptor());
@@ -406,7 +421,7 @@ impl Serving<'_> {
         self.host.resident.set_serving(node::Serving::Shard(shard));
         self.announce(running);
         let mut lacking = None;
-        let mut said = (Instant::now(), running.descriptor().queue_depth);
+        let mut said = (Instant::now(), self.description(running));
         let mut patience = Patience::new(now_ms());
         let mut changes = self.host.home.log.changes();
         loop {
@@ -425,16 +440,17 @@ impl Serving<'_> {
                 self.host.home.level()?;
                 return Ok(Next::Suspend(why));
             }
-            let depth = running.descriptor().queue_depth;
-            let due =
-                said.0.elapsed() >= HEARTBEAT || (depth != said.1 && said.0.elapsed() >= LOAD_NEWS);
+            let now = self.description(running);
+            let moved = now.endpoint != said.1.endpoint;
+            let news = moved || now.queue_depth != said.1.queue_depth;
+            let due = said.0.elapsed() >= HEARTBEAT || (news && said.0.elapsed() >= LOAD_NEWS);
             if due {
                 match self.advertise(running) {
                     Ok(()) => {}
                     // A full disk passes; until then the last advertisement runs out.
                     Err(error) => tracing::warn!("not advertised: {error}"),
                 }
-                said = (Instant::now(), depth);
+                said = (Instant::now(), now);
             }
             if self.order.layers == Layers::Auto {
                 let mine = Held {
@@ -471,9 +487,17 @@ impl Serving<'_> {
         *said = Some(now);
     }
 
-    /// What the advertisement says: the host's own words.
+    /// What the advertisement says: the host's own words, and where this machine is by now.
+    fn description(&self, running: &RunningHost) -> Descriptor {
+        let mut descriptor = running.descriptor();
+        if let Some(address) = self.host.resident.addresses().into_iter().next() {
+            descriptor.endpoint = address;
+        }
+        descriptor
+    }
+
     fn advertise(&self, running: &RunningHost) -> Result<(), Failure> {
-        let descriptor = running.descriptor();
+        let descriptor = self.description(running);
         self.host.served.set(descriptor.clone());
         self.append(Body::ShardAdvertised(Box::new(descriptor)))
     }

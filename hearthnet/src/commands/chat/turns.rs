@@ -32,7 +32,10 @@ impl Chat<'_> {
         };
         let mut moves = Vec::new();
         let mut watched = |frame: &Frame| {
-            if let Frame::ShardFailover { .. } = frame {
+            if let Frame::ShardFailover { host, .. } = frame {
+                if host.is_none() && !args.json && !args.frames {
+                    note("no host can be had for this: this machine answers alone");
+                }
                 moves.push(frame.clone());
             }
             if let Some(line) = waiting(frame)

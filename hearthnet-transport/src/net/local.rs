@@ -1,0 +1,527 @@
+//! A session within one process: messages change hands as values.
+//!
+//! A home's own layers count for its own chats, and cost no wire: nothing is encoded, encrypted or
+//! copied, and no task runs. Whoever sends puts the message where the other side takes it from, and
+//! wakes it. What a session over a socket promises both sides holds here as well: who may send what,
+//! rows of the size that their shape says, step slots, one answer per step, the end of a stream's life,
+//! the end of the session's lifetime.
+//!
+//! ```text
+//!              Step, StreamOpen, ...                 step slots, room
+//!   caller ------------------------> [ to host ] --------------------> host
+//!   caller <------------------------ [ to caller ] <------------------ host
+//!                                                 StepResult, StreamError, ...
+//! ```
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::connection::{Connection, Link, Sender};
+use crate::code::{CloseCode, SessionClosed};
+use crate::config::Config;
+use crate::identity::PeerKey;
+use crate::message::{Message, StreamClose, StreamError};
+use crate::session::{SessionStats, Steps, Terms};
+use crate::wire::control::{Hello, Limits};
+
+/// Messages that wait for one side before whoever has more is asked to wait. Steps are bounded by
+/// their slots, and answers by their steps; this bounds the small rest.
+const MAX_WAITING: usize = 1024;
+
+/// A session of a process with itself: the calling end, and the hosting one. Whether it may be opened
+/// is for the host's side to decide beforehand.
+pub fn connect_here(
+    key: PeerKey,
+    hello: &Hello,
+    caller: &Config,
+    host: &Config,
+) -> (Connection, Connection) {
+    let limits = [Limits::of(caller), Limits::of(host)];
+    let session = Arc::new(Session {
+        inner: Mutex::new(Inner {
+            sides: Default::default(),
+            steps: Steps::default(),
+            closed: None,
+        }),
+        room: Notify::new(),
+        opened: Instant::now(),
+        lifetime: caller.session_lifetime.min(host.session_lifetime),
+        step_slots: host.max_steps_in_flight,
+        peer: key,
+    });
+    let end = |side: usize| {
+        let [own, peer] = [limits[side], limits[1 - side]];
+        let terms = Terms {
+            caller: side == CALLER,
+            chunk_bytes: own.chunk_bytes.min(peer.chunk_bytes),
+            inline_max: own.inline_max.min(peer.inline_max),
+            compress_above: None,
+            peer_buffer: peer.recv_buffer_bytes,
+        };
+        let session = Arc::clone(&session);
+        let link = Link::Local(End { session, side });
+        Connection::over(
+            Sender::over(link, terms),
+            hello.purpose.clone(),
+            hello.token.clone(),
+        )
+    };
+    (end(CALLER), end(HOST))
+}
+
+/// Which side an [`End`] is; also its place in [`Inner::sides`].
+const CALLER: usize = 0;
+const HOST: usize = 1;
+
+/// What waits for one side, and who waits for it.
+#[derive(Default)]
+struct Side {
+    waiting: VecDeque<Message>,
+    /// Bytes of rows among it.
+    bytes: u64,
+    receiver: Option<Waker>,
+    /// Messages that were put here.
+    messages: u64,
+}
+
+impl Side {
+    fn push(&mut self, message: Message) -> Option<Waker> {
+        self.bytes += weight(&message);
+        self.messages += 1;
+        self.waiting.push_back(message);
+        self.receiver.take()
+    }
+
+    fn pop(&mut self) -> Option<Message> {
+        let message = self.waiting.pop_front()?;
+        self.bytes = self.bytes.saturating_sub(weight(&message));
+        Some(message)
+    }
+
+    /// Drops what belongs to a life that is over.
+    fn purge(&mut self, life: (u32, u32)) {
+        self.waiting.retain(|message| match message {
+            Message::Step(m) => (m.stream, m.epoch) != life,
+            Message::StepResult(m) => (m.stream, m.epoch) != life,
+            Message::Truncate(m) => (m.stream, m.epoch) != life,
+            _ => true,
+        });
+        self.bytes = self.waiting.iter().map(weight).sum();
+    }
+}
+
+/// Bytes of rows in a message.
+fn weight(message: &Message) -> u64 {
+    match message {
+        Message::Step(m) => m.data.len() as u64,
+        Message::StepResult(m) => m.data.len() as u64,
+        Message::Tensor(m) => m.data.len() as u64,
+        _ => 0,
+    }
+}
+
+struct Inner {
+    sides: [Side; 2],
+    /// Steps without an answer, which both sides see alike.
+    steps: Steps,
+    /// Which side ended it, and how.
+    closed: Option<(usize, CloseCode, String)>,
+}
+
+impl Inner {
+    fn end_life(&mut self, life: (u32, u32)) {
+        self.steps.forget(life);
+        for side in &mut self.sides {
+            side.purge(life);
+        }
+    }
+}
+
+/// What both ends share.
+pub(crate) struct Session {
+    inner: Mutex<Inner>,
+    /// Slots, room, or the end: whoever waits to send tries again.
+    room: Notify,
+    opened: Instant,
+    lifetime: Duration,
+    step_slots: u32,
+    peer: PeerKey,
+}
+
+impl Session {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // Nothing that runs under the lock leaves it half changed.
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        if inner.closed.is_none() && self.opened.elapsed() >= self.lifetime {
+            inner.closed = Some((HOST, CloseCode::SessionExpired, String::new()));
+        }
+        inner
+    }
+
+    /// Ends the session. `cut`: what was not taken yet is dropped.
+    fn end(&self, by: usize, code: CloseCode, detail: &str, cut: bool) {
+        let mut inner = self.lock();
+        inner.closed.get_or_insert((by, code, detail.to_owned()));
+        let mut wakers = Vec::new();
+        for side in &mut inner.sides {
+            wakers.extend(side.receiver.take());
+            if cut {
+                side.waiting.clear();
+                side.bytes = 0;
+            }
+        }
+        drop(inner);
+        wakers.into_iter().for_each(Waker::wake);
+        self.room.notify_waiters();
+    }
+}
+
+/// One end of a session.
+#[derive(Clone)]
+pub(crate) struct End {
+    session: Arc<Session>,
+    side: usize,
+}
+
+impl End {
+    pub(crate) fn peer(&self) -> PeerKey {
+        self.session.peer
+    }
+
+    pub(crate) fn room(&self) -> &Notify {
+        &self.session.room
+    }
+
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.session, &other.session)
+    }
+
+    pub(crate) fn weak(&self) -> WeakEnd {
+        WeakEnd {
+            session: Arc::downgrade(&self.session),
+            side: self.side,
+        }
+    }
+
+    fn told(&self, inner: &Inner) -> Option<SessionClosed> {
+        let (by, code, detail) = inner.closed.as_ref()?;
+        Some(match *by == self.side {
+            true => SessionClosed::by_us(*code, detail.clone()),
+            false => SessionClosed::by_peer(*code, detail.clone()),
+        })
+    }
+
+    pub(crate) fn closed(&self) -> Option<SessionClosed> {
+        self.told(&self.session.lock())
+    }
+
+    pub(crate) fn close(&self, code: CloseCode, detail: &str) {
+        self.session.end(self.side, code, detail, false);
+    }
+
+    pub(crate) fn stats(&self) -> SessionStats {
+        let inner = self.session.lock();
+        let [own, other] = match self.side {
+            CALLER => [CALLER, HOST],
+            _ => [HOST, CALLER],
+        };
+        SessionStats {
+            frames_sent: inner.sides[other].messages,
+            frames_received: inner.sides[own].messages,
+            steps_in_flight: inner.steps.total(),
+            steps_granted: self.session.step_slots,
+            queued_bytes: inner.sides[other].bytes,
+            buffered_bytes: inner.sides[own].bytes,
+            ..SessionStats::default()
+        }
+    }
+
+    /// Hands a message over, or gives it back if that needs waiting.
+    pub(crate) fn try_send(&self, message: Message) -> Result<Option<Message>, SessionClosed> {
+        let mut inner = self.session.lock();
+        if let Some(closed) = self.told(&inner) {
+            return Err(closed);
+        }
+        let other = 1 - self.side;
+        let full = inner.sides[other].waiting.len() >= MAX_WAITING;
+        match &message {
+            Message::Step(m) => {
+                if inner.steps.total() >= self.session.step_slots {
+                    return Ok(Some(message));
+                }
+                inner.steps.begin((m.stream, m.epoch));
+            }
+            // One that nobody waits for any more is dropped.
+            Message::StepResult(m) if !inner.steps.finish((m.stream, m.epoch)) => return Ok(None),
+            Message::StreamClose(StreamClose { stream, epoch })
+            | Message::StreamError(StreamError { stream, epoch, .. }) => {
+                inner.end_life((*stream, *epoch));
+            }
+            Message::StepResult(_) | Message::Leaving { .. } => {}
+            _ if full => return Ok(Some(message)),
+            _ => {}
+        }
+        let freed = matches!(message, Message::StepResult(_) | Message::StreamError(_));
+        let waker = inner.sides[other].push(message);
+        drop(inner);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        if freed {
+            self.session.room.notify_waiters();
+        }
+        Ok(None)
+    }
+
+    /// The next message, or the end of the session once all that came before has been taken.
+    pub(crate) fn poll_recv(&self, cx: &mut Context<'_>) -> Poll<Result<Message, SessionClosed>> {
+        let mut inner = self.session.lock();
+        if let Some(message) = inner.sides[self.side].pop() {
+            // The caller lets go of a stream as soon as it has heard that it failed: steps may have
+            // crossed the error.
+            let waker = match &message {
+                Message::StreamError(m) if inner.closed.is_none() => {
+                    let (stream, epoch) = (m.stream, m.epoch);
+                    inner.end_life((stream, epoch));
+                    let close = StreamClose { stream, epoch };
+                    inner.sides[1 - self.side].push(Message::StreamClose(close))
+                }
+                _ => None,
+            };
+            drop(inner);
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+            self.session.room.notify_waiters();
+            return Poll::Ready(Ok(message));
+        }
+        if let Some(closed) = self.told(&inner) {
+            return Poll::Ready(Err(closed));
+        }
+        match &mut inner.sides[self.side].receiver {
+            Some(waker) => waker.clone_from(cx.waker()),
+            none => *none = Some(cx.waker().clone()),
+        }
+        Poll::Pending
+    }
+}
+
+/// An end that does not keep its session alive.
+#[derive(Clone)]
+pub(crate) struct WeakEnd {
+    session: Weak<Session>,
+    side: usize,
+}
+
+impl WeakEnd {
+    /// Ends the session at once: what was not taken is dropped.
+    pub(crate) fn cut(&self, code: CloseCode) {
+        if let Some(session) = self.session.upgrade() {
+            session.end(self.side, code, "", true);
+        }
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.session
+            .upgrade()
+            .is_none_or(|session| session.lock().closed.is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use futures_util::FutureExt as _;
+
+    use super::*;
+    use crate::message::{Step, StepResult, StreamOpen, StreamOpened, Want};
+    use crate::net::SendError;
+    use crate::tensor::DType;
+
+    fn pair(slots: u32) -> (Connection, Connection) {
+        let host = Config {
+            max_steps_in_flight: slots,
+            ..Config::default()
+        };
+        let hello = Hello::new("pipeline", vec![1]);
+        connect_here(PeerKey([7; 32]), &hello, &Config::default(), &host)
+    }
+
+    fn step(position: u32) -> Message {
+        Message::Step(Step {
+            stream: 1,
+            epoch: 0,
+            position,
+            rows: 1,
+            width: 2,
+            dtype: DType::F16,
+            want: Want::Last,
+            data: Bytes::from_static(&[1, 2, 3, 4]),
+        })
+    }
+
+    fn result(position: u32) -> Message {
+        Message::StepResult(StepResult {
+            stream: 1,
+            epoch: 0,
+            position,
+            rows: 1,
+            width: 2,
+            dtype: DType::F16,
+            compute_us: 0,
+            queue_us: 0,
+            data: Bytes::from_static(&[1, 2, 3, 4]),
+        })
+    }
+
+    fn taken(connection: &mut Connection) -> Option<Message> {
+        connection.recv().now_or_never().map(|m| m.unwrap())
+    }
+
+    #[tokio::test]
+    async fn messages_arrive_in_order_and_are_not_copied() {
+        let (mut caller, mut host) = pair(4);
+        assert_eq!((host.purpose(), host.token()), ("pipeline", &[1][..]));
+        let open = Message::StreamOpen(StreamOpen {
+            stream: 1,
+            epoch: 0,
+            weights: [0; 32],
+            lo: 0,
+            hi: 1,
+            max_positions: 8,
+        });
+        let sent = step(0);
+        let Message::Step(rows) = &sent else {
+            unreachable!()
+        };
+        let at = rows.data.as_ptr();
+        assert_eq!(caller.sender().try_send(open.clone()).unwrap(), None);
+        assert_eq!(caller.sender().try_send(sent).unwrap(), None);
+        assert_eq!(taken(&mut host), Some(open));
+        let Some(Message::Step(got)) = taken(&mut host) else {
+            panic!("no step")
+        };
+        assert_eq!(got.data.as_ptr(), at);
+        let opened = Message::StreamOpened(StreamOpened {
+            stream: 1,
+            epoch: 0,
+        });
+        host.sender().send(opened.clone()).await.unwrap();
+        assert_eq!(taken(&mut caller), Some(opened));
+        assert_eq!(taken(&mut caller), None);
+    }
+
+    #[tokio::test]
+    async fn a_step_waits_for_a_slot_and_an_answer_frees_one() {
+        let (mut caller, mut host) = pair(1);
+        let sender = caller.sender();
+        assert_eq!(sender.try_send(step(0)).unwrap(), None);
+        assert_eq!(sender.try_send(step(1)).unwrap(), Some(step(1)));
+        let waiting = tokio::spawn({
+            let sender = sender.clone();
+            async move { sender.send(step(1)).await }
+        });
+        assert_eq!(taken(&mut host), Some(step(0)));
+        host.sender().try_send_all(&[result(0)]).unwrap();
+        waiting.await.unwrap().unwrap();
+        assert_eq!(taken(&mut caller), Some(result(0)));
+        assert_eq!(taken(&mut host), Some(step(1)));
+        // More answers than steps: nobody hears them.
+        host.sender().try_send_all(&[result(1), result(1)]).unwrap();
+        assert_eq!(taken(&mut caller), Some(result(1)));
+        assert_eq!(taken(&mut caller), None);
+        assert_eq!(caller.stats().steps_in_flight, 0);
+    }
+
+    #[tokio::test]
+    async fn the_end_of_a_stream_drops_what_waits_for_it_and_the_host_hears_of_it() {
+        let (mut caller, mut host) = pair(4);
+        let close = StreamClose {
+            stream: 1,
+            epoch: 0,
+        };
+        caller.sender().try_send(step(0)).unwrap();
+        caller
+            .sender()
+            .try_send(Message::StreamClose(close))
+            .unwrap();
+        assert_eq!(taken(&mut host), Some(Message::StreamClose(close)));
+        assert_eq!(taken(&mut host), None);
+
+        caller.sender().try_send(step(0)).unwrap();
+        let error = Message::StreamError(StreamError {
+            stream: 1,
+            epoch: 0,
+            position: None,
+            code: "kv_full".into(),
+            message: String::new(),
+        });
+        host.sender().try_send(error.clone()).unwrap();
+        // It crosses the error.
+        caller.sender().try_send(step(1)).unwrap();
+        assert_eq!(taken(&mut caller), Some(error));
+        assert_eq!(taken(&mut host), Some(Message::StreamClose(close)));
+        assert_eq!(taken(&mut host), None);
+        assert_eq!(caller.stats().steps_in_flight, 0);
+    }
+
+    #[tokio::test]
+    async fn what_a_side_may_not_send_or_does_not_add_up_is_refused() {
+        let (caller, host) = pair(4);
+        let refused = |sent: Result<Option<Message>, SendError>| match sent {
+            Err(SendError::Message(violation)) => violation.code,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(
+            refused(caller.sender().try_send(result(0))),
+            CloseCode::ProtocolState
+        );
+        assert_eq!(
+            refused(host.sender().try_send(step(0))),
+            CloseCode::ProtocolState
+        );
+        let Message::Step(mut short) = step(0) else {
+            unreachable!()
+        };
+        short.data = Bytes::from_static(&[1]);
+        let sent = caller.sender().try_send(Message::Step(short));
+        assert_eq!(refused(sent), CloseCode::TensorShape);
+    }
+
+    #[tokio::test]
+    async fn the_end_reaches_both_sides_after_what_came_before_it() {
+        let (mut caller, host) = pair(4);
+        let leaving = Message::Leaving { within_ms: 5 };
+        host.sender().try_send(leaving.clone()).unwrap();
+        let closer = caller.closer();
+        assert!(!closer.is_closed());
+        drop(host);
+        assert!(closer.is_closed());
+        assert_eq!(caller.recv().await.unwrap(), leaving);
+        let closed = caller.recv().await.unwrap_err();
+        assert_eq!((closed.code, closed.by_us), (CloseCode::Normal, false));
+        assert!(caller.sender().try_send(step(0)).is_err());
+
+        // Who is cut off takes nothing any more.
+        let (mut caller, host) = pair(4);
+        host.sender().try_send(leaving).unwrap();
+        let waits = caller.sender();
+        host.closer().close(CloseCode::Revoked);
+        let closed = caller.recv().await.unwrap_err();
+        assert_eq!((closed.code, closed.by_us), (CloseCode::Revoked, false));
+        assert!(waits.closed().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_ends_with_its_lifetime() {
+        let (mut caller, _host) = pair(4);
+        tokio::time::advance(Config::default().session_lifetime).await;
+        let closed = caller.recv().await.unwrap_err();
+        assert_eq!(closed.code, CloseCode::SessionExpired);
+    }
+}
