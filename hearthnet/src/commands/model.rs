@@ -147,12 +147,14 @@ fn among(
 
 /// How a model of these weights is called here, and whether its file is on this machine.
 fn here_or_known(catalogue: &Catalogue, models: &Path, weights: &str) -> Option<(ModelRef, bool)> {
-    let entry = weights
-        .parse()
-        .ok()
-        .and_then(|weights| catalogue.by_weights(weights))?;
-    let here = entry.path_in(models).is_file();
-    Some((ModelRef::Id(entry.id.clone()), here))
+    let weights = weights.parse().ok()?;
+    match catalogue.by_weights(weights) {
+        Some(entry) => {
+            let here = entry.path_in(models).is_file();
+            Some((ModelRef::Id(entry.id.clone()), here))
+        }
+        None => store::with_weights(models, weights).map(|fetched| (fetched, true)),
+    }
 }
 
 /// Finds a model on this machine.

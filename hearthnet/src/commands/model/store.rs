@@ -4,9 +4,9 @@ use std::fs;
 use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 
-use hearthnet_model::ModelRef;
 use hearthnet_model::catalogue::{Catalogue, ModelEntry};
 use hearthnet_model::manifest::{FileState, file_state, record_path};
+use hearthnet_model::{ModelRef, WeightsId};
 use serde::Serialize;
 
 use super::{changed, host_failure, pin};
@@ -94,12 +94,7 @@ pub(super) fn list(catalogue: &Catalogue, json: bool) -> Result<(), Failure> {
             }
         })
         .collect();
-    let mut fetched = Vec::new();
-    for folder in ["hf", "url"] {
-        files(&models.join(folder), DEPTH, &mut fetched);
-    }
-    fetched.sort();
-    rows.extend(fetched.into_iter().map(|path| Row {
+    rows.extend(fetched(&models).into_iter().map(|path| Row {
         model: named(&path, &models),
         state: state(&path, None),
         bytes: bytes_here(&path),
@@ -139,6 +134,23 @@ pub(super) fn list(catalogue: &Catalogue, json: bool) -> Result<(), Failure> {
         );
     }
     Ok(())
+}
+
+/// What was fetched without a catalogue.
+fn fetched(models: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for folder in ["hf", "url"] {
+        files(&models.join(folder), DEPTH, &mut found);
+    }
+    found.sort();
+    found
+}
+
+/// The name of a fetched model that has these weights, and is untouched since that was found out.
+pub(super) fn with_weights(models: &Path, weights: WeightsId) -> Option<ModelRef> {
+    let same = |path: &PathBuf| file_state(path) == FileState::Verified(weights);
+    let path = fetched(models).into_iter().find(same)?;
+    named(&path, models).parse().ok()
 }
 
 fn said(row: &Row) -> String {
@@ -311,4 +323,27 @@ fn agreed(question: &str) -> Result<bool, Failure> {
     let mut answer = String::new();
     io::stdin().lock().read_line(&mut answer)?;
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hearthnet_model::ModelFile;
+
+    #[test]
+    fn a_fetched_model_is_found_by_its_weights_as_long_as_it_is_what_it_was() {
+        let models = tempfile::tempdir().unwrap();
+        let folder = models.path().join("hf/o/r");
+        fs::create_dir_all(&folder).unwrap();
+        let written = hearthnet_testkit::TinyLlama::default().write(&folder);
+        let path = folder.join("tiny.gguf");
+        fs::rename(written, &path).unwrap();
+        let file = ModelFile::open(&path).unwrap();
+        let weights = file.manifest(&mut |_, _| {}).weights_id();
+        let found = with_weights(models.path(), weights).unwrap();
+        assert_eq!(found.to_string(), "hf:o/r/tiny.gguf");
+        assert_eq!(with_weights(models.path(), WeightsId([0; 32])), None);
+        fs::write(&path, b"GGUF").unwrap();
+        assert_eq!(with_weights(models.path(), weights), None);
+    }
 }
