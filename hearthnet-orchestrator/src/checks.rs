@@ -5,11 +5,16 @@
 //! model's catalogue entry. One band holds for all rows, attention sinks included.
 //! And it must not be the row that the host was given: one that does no work and
 //! sends back what came stays within the band, for neighbouring boundaries have
-//! much the same.
+//! much the same. Nor may it be a row that the same host returned for another one
+//! ([`SeenRows`]): "yesterday's rows again" are within the band, too.
 //!
 //! This catches broken and crude hosts (zeros, garbage, a wrong scale, the input). It
 //! cannot catch a careful liar: that takes a replay on a second host, which the
 //! canonical arithmetic makes exact.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use hearthnet_model::BoundaryDtype;
 use hearthnet_model::catalogue::{Band, magnitude};
@@ -47,6 +52,12 @@ pub enum CheckError {
         /// Upper bound.
         hi: f32,
     },
+    /// A row is, bit for bit, what this host returned for another row before.
+    #[error("the row at position {position} is what the host returned for another one before")]
+    Repeated {
+        /// Position of the row.
+        position: u32,
+    },
     /// A row is, bit for bit, the one that was sent: no block leaves a row as it is.
     #[error("the row at position {position} came back as it was sent")]
     Unchanged {
@@ -61,8 +72,56 @@ impl CheckError {
         match self {
             Self::Shape { .. } => "tensor_shape",
             Self::NonFinite { .. } => "tensor_nonfinite",
-            Self::Band { .. } | Self::Unchanged { .. } => "tensor_band",
+            Self::Band { .. } | Self::Unchanged { .. } | Self::Repeated { .. } => "tensor_band",
         }
+    }
+}
+
+/// Rows of one boundary that are remembered of a host: a long conversation, or some short ones.
+const SEEN: usize = 4096;
+
+/// What one host returned of late for one range of layers, and for which rows: hashes, with a key
+/// that nobody else knows.
+///
+/// A block adds to the row that it is given, so two rows that differ do not come out the same to
+/// the last bit. Only the row itself is compared, and not those before it: what they add may be
+/// less than what rounding takes away, or fall out of a sliding window, and a prompt that says the
+/// same word again and again has equal rows in honesty. The same row again may come out as before
+/// (it does, with exact arithmetic and the same rows before it: a replay, a conversation with the
+/// same beginning) or otherwise.
+#[derive(Debug)]
+pub struct SeenRows {
+    key: RandomState,
+    /// From what was returned to what it was returned for.
+    rows: HashMap<u64, u64>,
+    /// The same in the order in which they came.
+    order: VecDeque<u64>,
+}
+
+impl SeenRows {
+    /// None yet.
+    pub fn new(key: RandomState) -> Self {
+        Self {
+            key,
+            rows: HashMap::new(),
+            order: VecDeque::new(),
+        }
+    }
+
+    /// Remembers that `sent` came back as `returned`. `false`: so did another row before.
+    fn note(&mut self, sent: &[u8], returned: &[u8]) -> bool {
+        let (sent, returned) = (self.key.hash_one(sent), self.key.hash_one(returned));
+        if let Some(before) = self.rows.get(&returned) {
+            return *before == sent;
+        }
+        if self.order.len() >= SEEN
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.rows.remove(&oldest);
+        }
+        self.order.push_back(returned);
+        self.rows.insert(returned, sent);
+        true
     }
 }
 
@@ -74,6 +133,7 @@ pub struct BoundaryCheck {
     band: Option<Band>,
     kernels: Kernels,
     scratch: Vec<f32>,
+    seen: Option<Arc<Mutex<SeenRows>>>,
 }
 
 impl BoundaryCheck {
@@ -86,6 +146,15 @@ impl BoundaryCheck {
             band,
             kernels: Kernels::best(),
             scratch: Vec::new(),
+            seen: None,
+        }
+    }
+
+    /// The same, and what comes back is compared with what came from this host before.
+    pub fn remembering(self, seen: Arc<Mutex<SeenRows>>) -> Self {
+        Self {
+            seen: Some(seen),
+            ..self
         }
     }
 
@@ -147,6 +216,13 @@ impl BoundaryCheck {
         for (position, (sent, row)) in (position..).zip(pairs.zip(data.chunks_exact(row_bytes))) {
             if sent == row {
                 return Err(CheckError::Unchanged { position });
+            }
+            if let Some(seen) = &self.seen {
+                // It is whole between any two rows.
+                let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                if !seen.note(sent, row) {
+                    return Err(CheckError::Repeated { position });
+                }
             }
         }
         Ok(())
@@ -241,6 +317,71 @@ mod tests {
             Ok(())
         );
         assert_eq!(c.check(7, 4, &sent, &encode(&[row(1.0); 4])), Ok(()));
+    }
+
+    fn encoded(rows: &[f32]) -> Vec<u8> {
+        let rows: Vec<f32> = rows.iter().flat_map(|x| [*x, -x, 2.0, 1.0]).collect();
+        let mut bytes = Vec::new();
+        BoundaryDtype::F16.encode(&rows, &mut bytes);
+        bytes
+    }
+
+    fn remembering(seen: &Arc<Mutex<SeenRows>>) -> BoundaryCheck {
+        BoundaryCheck::new(4, BoundaryDtype::F16, Some(BAND)).remembering(Arc::clone(seen))
+    }
+
+    #[test]
+    fn yesterdays_rows_for_other_rows_are_refused_in_this_stream_and_in_any_other() {
+        let seen = Arc::new(Mutex::new(SeenRows::new(RandomState::new())));
+        let mut yesterday = remembering(&seen);
+        let (sent, returned) = (encoded(&[1.0, 1.5]), encoded(&[3.0, 3.5]));
+        assert_eq!(yesterday.check(0, 2, &sent, &returned), Ok(()));
+        for mut check in [yesterday, remembering(&seen)] {
+            // A replay, and the beginning of another conversation.
+            assert_eq!(check.check(0, 2, &sent, &returned), Ok(()));
+            for again in [3.0, 3.5] {
+                let error = check.check(9, 1, &encoded(&[2.0]), &encoded(&[again]));
+                assert_eq!(error, Err(CheckError::Repeated { position: 9 }));
+                assert_eq!(error.unwrap_err().code(), "tensor_band");
+            }
+            // The same row comes out otherwise behind other rows, or by chance the same.
+            for other in [4.0, 3.0] {
+                assert_eq!(
+                    check.check(9, 1, &encoded(&[1.0]), &encoded(&[other])),
+                    Ok(())
+                );
+            }
+        }
+        // Another host has the same numbers, as it should.
+        let other = Arc::new(Mutex::new(SeenRows::new(RandomState::new())));
+        let (sent, returned) = (encoded(&[2.0]), encoded(&[3.0]));
+        assert_eq!(remembering(&other).check(0, 1, &sent, &returned), Ok(()));
+    }
+
+    #[test]
+    fn one_row_in_several_places_of_a_piece_is_refused_unless_the_piece_says_the_same_again() {
+        let seen = Arc::new(Mutex::new(SeenRows::new(RandomState::new())));
+        let mut check = remembering(&seen);
+        assert_eq!(
+            check.check(4, 3, &encoded(&[1.0, 1.5, 2.5]), &encoded(&[3.0, 3.5, 3.0])),
+            Err(CheckError::Repeated { position: 6 })
+        );
+        assert_eq!(
+            check.check(4, 3, &encoded(&[0.5; 3]), &encoded(&[4.0; 3])),
+            Ok(())
+        );
+    }
+
+    #[test]
+    fn only_so_many_rows_are_remembered_the_latest_ones() {
+        let mut seen = SeenRows::new(RandomState::new());
+        for n in 0..2 * SEEN as u32 {
+            assert!(seen.note(&n.to_le_bytes(), &(n + 1).to_le_bytes()));
+        }
+        assert_eq!((seen.rows.len(), seen.order.len()), (SEEN, SEEN));
+        let (first, last) = (1u32.to_le_bytes(), (2 * SEEN as u32).to_le_bytes());
+        assert!(!seen.note(&first, &last));
+        assert!(seen.note(&last, &first), "forgotten");
     }
 
     #[test]

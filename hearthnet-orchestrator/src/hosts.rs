@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
-use hearthnet_bus::NodeKey;
+use hearthnet_bus::{Descriptor, NodeKey};
 use hearthnet_transport::Config;
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
@@ -16,6 +16,7 @@ use tokio::time::timeout_at;
 
 use crate::Cancel;
 use crate::error::ChatError;
+use crate::health::{FailureKind, SharedHealth};
 use crate::link::{HostAddr, HostLink};
 use crate::router::{Candidate, RouteError, RouteRequest, RoutingPolicy, Span, pick};
 use crate::sharded::ModelOnWire;
@@ -60,6 +61,9 @@ pub trait HostSource: Send {
     fn prepare(&mut self, route: &[RoutedSpan]) {
         let _ = route;
     }
+
+    /// Where it is told what its hosts do.
+    fn health(&self) -> SharedHealth;
 }
 
 /// What a route is chosen by, wherever the hosts come from.
@@ -75,6 +79,8 @@ pub struct Choice {
     pub own_id: String,
     /// Whether the caller's own node may serve.
     pub allow_self: bool,
+    /// What was seen of hosts, in all calls of this process.
+    pub health: SharedHealth,
 }
 
 impl Choice {
@@ -97,8 +103,21 @@ impl Choice {
             max_shards: self.max_shards,
             allow_self: self.allow_self,
             exclude,
+            caller: &self.own_id,
         };
-        pick(self.policy.as_ref(), &request, candidates)
+        self.health.count();
+        let judged: Vec<Candidate> = candidates.iter().map(|one| self.judge(one)).collect();
+        pick(self.policy.as_ref(), &request, &judged)
+    }
+
+    /// A candidate with what is known of it.
+    fn judge(&self, candidate: &Candidate) -> Candidate {
+        let Descriptor { host, shard_id, .. } = &candidate.descriptor;
+        Candidate {
+            standing: self.health.standing(host),
+            ms_per_layer: self.health.ms_per_layer(host, shard_id),
+            ..candidate.clone()
+        }
     }
 
     /// The same among sessions; those that have ended, or will soon, are passed over.
@@ -110,10 +129,10 @@ impl Choice {
         let links: Vec<&Arc<HostLink>> = links.iter().filter(|link| link.takes_streams()).collect();
         let candidates: Vec<Candidate> = links
             .iter()
-            .map(|link| Candidate {
-                descriptor: link.descriptor().clone(),
-                hop_weight: 0,
-                is_self: link.descriptor().host == self.own_id,
+            .map(|link| {
+                let descriptor = link.descriptor().clone();
+                let is_self = descriptor.host == self.own_id;
+                Candidate::new(descriptor, 0, is_self)
             })
             .collect();
         let spans = self.pick(&candidates, search.layers.clone(), search.exclude)?;
@@ -153,6 +172,10 @@ impl HostSource for ConnectedHosts {
             route => route,
         }
     }
+
+    fn health(&self) -> SharedHealth {
+        self.choice.health.clone()
+    }
 }
 
 /// How long a host may keep others waiting that could do without it: many round trips on any
@@ -180,6 +203,7 @@ pub struct HostPool {
     key: Arc<NodeKey>,
     transport: Config,
     hosts: Vec<Arc<Known>>,
+    health: SharedHealth,
 }
 
 /// A host, and the session with it.
@@ -233,7 +257,13 @@ impl HostPool {
             key,
             transport,
             hosts: hosts.into_iter().map(known).collect(),
+            health: SharedHealth::default(),
         }
+    }
+
+    /// What was seen of these hosts: for the [`Choice`] of every chat with them.
+    pub fn health(&self) -> &SharedHealth {
+        &self.health
     }
 
     /// A session with every host that can be reached. Those that are missing are opened, all at
@@ -297,6 +327,7 @@ impl HostPool {
             Arc::clone(&self.key),
             self.transport.clone(),
         );
+        let health = self.health.clone();
         host.trying().get_or_insert_with(Instant::now);
         let reached = Arc::clone(&host);
         let session = self.runtime.spawn(async move {
@@ -305,7 +336,7 @@ impl HostPool {
                 .session
                 .lock()
                 .await
-                .reach(&host.addr, &key, transport)
+                .reach(&host.addr, &key, transport, &health)
                 .await;
             *host.trying() = None;
             session
@@ -335,6 +366,7 @@ impl Session {
         addr: &HostAddr,
         key: &NodeKey,
         transport: Config,
+        health: &SharedHealth,
     ) -> Result<Arc<HostLink>, ChatError> {
         // Chats that still use one that is not fresh keep it open.
         self.link.take_if(|link| !link.is_fresh());
@@ -351,6 +383,7 @@ impl Session {
         // A host that is silent may have been started again, and know nothing of the session.
         match HostLink::connect(addr, key, transport).await {
             Ok(link) => {
+                health.reached(&addr.node.to_string());
                 let link = Arc::new(link);
                 *self = Self {
                     link: Some(Arc::clone(&link)),
@@ -359,6 +392,7 @@ impl Session {
                 Ok(link)
             }
             Err(error) => {
+                health.failed(&addr.node.to_string(), FailureKind::Unreachable);
                 let before = self.failed.as_ref().map(|failed| failed.backoff);
                 let backoff = before.map_or(BACKOFF.0, |backoff| (backoff * 2).min(BACKOFF.1));
                 self.failed = Some(Failed {
@@ -412,6 +446,10 @@ impl HostSource for PooledHosts {
             }
             spans => spans,
         }
+    }
+
+    fn health(&self) -> SharedHealth {
+        self.choice.health.clone()
     }
 
     fn prepare(&mut self, _: &[RoutedSpan]) {

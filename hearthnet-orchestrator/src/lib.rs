@@ -6,6 +6,7 @@
 //! | which hosts run which layers | [`router`] (pure) |
 //! | what is in flight where, what is replayed after a failure | [`pipeline`] (pure) |
 //! | how slow is too slow | [`pace`] (pure) |
+//! | what hosts did in all calls before | [`health`] (pure) |
 //! | is what a host returned possible | [`checks`] (pure) |
 //! | chats that move from host to host together | [`cohort`] |
 //! | a session with a host, a set of them | [`link`], [`hosts`] |
@@ -29,6 +30,7 @@ pub mod cohort;
 pub mod error;
 pub mod fallback;
 pub mod head;
+pub mod health;
 pub mod hosts;
 pub mod http;
 mod labels;

@@ -14,8 +14,8 @@ use futures_util::FutureExt as _;
 use hearthnet_bus::flight::{self, Event, SessionId};
 use hearthnet_bus::{Capability, Descriptor, Grant, NodeId, NodeKey};
 use hearthnet_transport::{
-    Config, ConnectError, Connection, Hello, Identity, Message, PeerKey, Sender, SessionStats,
-    StepResult, StreamClose,
+    CloseCode, Closer, Config, ConnectError, Connection, Hello, Identity, Message, PeerKey, Sender,
+    SessionClosed, SessionStats, StepResult, StreamClose,
 };
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
@@ -89,9 +89,31 @@ pub(crate) enum Inbound {
     /// The host is about to leave, and the stream, on which nothing was asked, has been closed.
     Closed,
     /// The session is gone.
-    Lost(String),
+    Lost(Ended),
     /// The chat is to look whether its caller gave up.
     Wake,
+}
+
+/// How a session ended.
+#[derive(Debug, Clone)]
+pub(crate) struct Ended {
+    /// Why, in words.
+    pub(crate) why: String,
+    /// With this code, where a right has ended, ...
+    pub(crate) right: Option<&'static str>,
+    /// ... and whether it was the host's, by this node's own judgement.
+    pub(crate) by_us: bool,
+}
+
+impl Ended {
+    pub(crate) fn of(closed: &SessionClosed) -> Self {
+        let right = matches!(closed.code, CloseCode::Revoked | CloseCode::Unauthorized);
+        Self {
+            why: closed.to_string(),
+            right: right.then(|| closed.code.as_str()),
+            by_us: closed.by_us,
+        }
+    }
 }
 
 /// A chat's queue.
@@ -116,7 +138,7 @@ struct Routes {
     /// Whether the host is about to leave.
     leaving: bool,
     /// Why the session ended, once it has.
-    ended: Option<String>,
+    ended: Option<Ended>,
 }
 
 type Streams = Arc<Mutex<Routes>>;
@@ -133,6 +155,7 @@ pub struct HostLink {
     descriptor: Descriptor,
     session: SessionId,
     sender: Sender,
+    closer: Closer,
     streams: Streams,
     next_stream: AtomicU32,
     reader: JoinHandle<()>,
@@ -251,6 +274,7 @@ impl HostLink {
             ));
         }
         let streams = Streams::default();
+        let closer = connection.closer();
         let reader = tokio::spawn(read(connection, sender.clone(), Arc::clone(&streams)));
         Ok(Self {
             addr: addr.clone(),
@@ -258,6 +282,7 @@ impl HostLink {
             descriptor,
             session,
             sender,
+            closer,
             streams,
             next_stream: AtomicU32::new(1),
             reader,
@@ -291,9 +316,15 @@ impl HostLink {
         self.sender.stats()
     }
 
+    /// Ends the session from outside, when the right to it has ended: chats that run over it hear
+    /// why, and go on elsewhere.
+    pub fn closer(&self) -> Closer {
+        self.closer.clone()
+    }
+
     /// Whether the session still goes on.
     pub fn is_open(&self) -> bool {
-        lock(&self.streams).ended.is_none()
+        !self.closer.is_closed() && lock(&self.streams).ended.is_none()
     }
 
     /// Whether the host is about to leave: it takes nothing new.
@@ -303,8 +334,7 @@ impl HostLink {
 
     /// Whether something new may begin on it: it is open, and its host stays.
     pub fn takes_streams(&self) -> bool {
-        let routes = lock(&self.streams);
-        routes.ended.is_none() && !routes.leaving
+        self.is_open() && !self.is_leaving()
     }
 
     /// Whether another call should begin on it: as [`Self::takes_streams`], and it is far from the
@@ -361,9 +391,9 @@ impl HostLink {
     ) -> u32 {
         let stream = self.next_stream.fetch_add(1, Ordering::Relaxed);
         let mut routes = lock(&self.streams);
-        if let Some(why) = &routes.ended {
+        if let Some(ended) = &routes.ended {
             // The session ended before the chat came: tell it, nobody else will.
-            let _ = inbox.send((hop, Inbound::Lost(why.clone())));
+            let _ = inbox.send((hop, Inbound::Lost(ended.clone())));
             return stream;
         }
         if routes.leaving {
@@ -439,7 +469,7 @@ const AT_ONCE: usize = 64;
 /// Hands every message to the chat that owns its stream, until the session ends.
 async fn read(mut connection: Connection, sender: Sender, streams: Streams) {
     let mut messages = Vec::new();
-    let why = loop {
+    let ended = loop {
         // All that has come: a batch's results arrive in one piece.
         let mut arrived = Some(connection.recv().await);
         while let Some(Ok(message)) = arrived {
@@ -456,15 +486,15 @@ async fn read(mut connection: Connection, sender: Sender, streams: Streams) {
             hand_out(message, &cohort, connection.peer(), &sender, &streams);
         }
         if let Some(Err(closed)) = arrived {
-            break closed.to_string();
+            break Ended::of(&closed);
         }
     };
     let mut routes = lock(&streams);
     for route in std::mem::take(&mut routes.by_stream).into_values() {
-        let lost = Inbound::Lost(why.clone());
+        let lost = Inbound::Lost(ended.clone());
         let _ = route.inbox.send((route.hop, lost));
     }
-    routes.ended = Some(why);
+    routes.ended = Some(ended);
 }
 
 /// Hands one message to the chat that owns its stream.

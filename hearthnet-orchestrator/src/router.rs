@@ -16,6 +16,8 @@ use std::ops::RangeInclusive;
 
 use hearthnet_bus::Descriptor;
 
+use crate::health::Standing;
+
 /// Most candidates a routing decision looks at; the rest, in the order given, is ignored.
 ///
 /// A community has tens of hosts. The bound keeps a flood of descriptors from
@@ -31,6 +33,24 @@ pub struct Candidate {
     pub hop_weight: u32,
     /// Whether the host is the caller's own node.
     pub is_self: bool,
+    /// What the caller has seen of it, in other calls as well.
+    pub standing: Standing,
+    /// Its round trip of a decode step through one layer, as the caller has measured it, in
+    /// milliseconds; `None`: not measured of late.
+    pub ms_per_layer: Option<f64>,
+}
+
+impl Candidate {
+    /// A host that nothing is known of but what it says.
+    pub fn new(descriptor: Descriptor, hop_weight: u32, is_self: bool) -> Self {
+        Self {
+            descriptor,
+            hop_weight,
+            is_self,
+            standing: Standing::Good,
+            ms_per_layer: None,
+        }
+    }
 }
 
 /// A contiguous piece of the model on one candidate.
@@ -63,6 +83,8 @@ pub struct RouteRequest<'a> {
     pub allow_self: bool,
     /// Node ids (`ed25519:...`) that must not be used.
     pub exclude: &'a BTreeSet<String>,
+    /// Who asks: of hosts that are equal otherwise, callers prefer different ones.
+    pub caller: &'a str,
 }
 
 /// Why no route exists.
@@ -118,9 +140,14 @@ pub trait RoutingPolicy: Send + Sync {
     ) -> Result<Vec<Span>, RouteError>;
 }
 
-/// M26 section 5.2: from the first layer on, take the least loaded shard that
-/// has the next layer; ties go to the nearer, then to the one that reaches
-/// furthest, then to the smaller node id, so that the choice is reproducible.
+/// M26 section 5.2: from the first layer on, take the least loaded shard that has the next layer.
+///
+/// What the caller has seen counts more than what hosts say: whoever failed of late comes after
+/// all others, whoever returned impossible numbers comes last, and of the rest those that were
+/// measured to be twice as slow as the fastest, or worse, come later. Only between those that are
+/// equal in this does the load decide that they claim, then the distance, then who reaches
+/// furthest; and last a hash that is different for each caller, so that callers spread and yet each
+/// chooses the same again.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct GreedyCover;
 
@@ -135,14 +162,55 @@ impl RoutingPolicy for GreedyCover {
         candidates: &[Candidate],
         usable: &[usize],
     ) -> Result<Vec<Span>, RouteError> {
-        let by_load = |c: &Candidate| (c.descriptor.queue_depth, c.hop_weight);
-        match walk(request, candidates, usable, by_load) {
-            // Least load first can take more hops than allowed where fewer would do:
-            // longest reach first is the cover with the fewest hops.
-            Err(RouteError::TooManyShards { .. }) => walk(request, candidates, usable, |_| (0, 0)),
-            other => other,
+        let by_load = |c: &Candidate, fastest| {
+            let d = &c.descriptor;
+            (
+                c.standing,
+                slowness(c, fastest),
+                d.queue_depth,
+                c.hop_weight,
+            )
+        };
+        let by_standing = |c: &Candidate, _| (c.standing, 0, 0, 0);
+        let by_reach = |_: &Candidate, _| (Standing::Good, 0, 0, 0);
+        // Least load first can take more hops than allowed where fewer would do:
+        // longest reach first is the cover with the fewest hops.
+        let tries: [&CostOf; 3] = [&by_load, &by_standing, &by_reach];
+        let mut cover = Err(RouteError::TooManyShards {
+            max: request.max_shards,
+        });
+        for cost in tries {
+            cover = walk(request, candidates, usable, cost);
+            if !matches!(cover, Err(RouteError::TooManyShards { .. })) {
+                break;
+            }
         }
+        cover
     }
+}
+
+/// What speaks against a candidate, before its reach: the most important first.
+type Cost = (Standing, u32, u32, u32);
+
+/// What speaks against a candidate, beside the fastest that was measured.
+type CostOf = dyn Fn(&Candidate, Option<f64>) -> Cost;
+
+/// How often a host's time per layer is twice that of the `fastest` that was measured. What
+/// a host says of itself counts where nothing was measured, and never makes it faster than those
+/// that were.
+fn slowness(candidate: &Candidate, fastest: Option<f64>) -> u32 {
+    let Some(fastest) = fastest else { return 0 };
+    let (lo, hi) = candidate.descriptor.layer_range;
+    let layers = hi.saturating_sub(lo).saturating_add(1);
+    let claimed = f64::from(candidate.descriptor.ms_per_token) / f64::from(layers);
+    let takes = candidate.ms_per_layer.unwrap_or(claimed);
+    // A microsecond per layer is beyond what any machine needs to be told apart by.
+    let mut bound = fastest.max(0.001) * 2.0;
+    let mut times = 0;
+    while takes >= bound && times < 16 {
+        (times, bound) = (times + 1, bound * 2.0);
+    }
+    times
 }
 
 /// Moves a cursor over the layers, taking the best shard at each stop.
@@ -150,29 +218,35 @@ fn walk(
     request: &RouteRequest<'_>,
     candidates: &[Candidate],
     usable: &[usize],
-    cost: impl Fn(&Candidate) -> (u32, u32),
+    cost: &CostOf,
 ) -> Result<Vec<Span>, RouteError> {
     let (first, last) = (*request.layers.start(), *request.layers.end());
+    // Of all layers: they are much alike, and of those at hand perhaps none was measured.
+    let all = usable.iter().filter_map(|&i| candidates.get(i));
+    let measured = all.filter_map(|c| c.ms_per_layer);
+    let fastest = measured.min_by(f64::total_cmp);
     let mut spans: Vec<Span> = Vec::new();
     let mut cursor = first;
     loop {
-        let best = usable
+        let here = usable
             .iter()
-            .filter_map(|&i| candidates.get(i).map(|c| (i, c)))
+            .filter_map(|&i| Some((i, candidates.get(i)?)))
             .filter(|(_, c)| {
                 let (lo, hi) = c.descriptor.layer_range;
                 lo <= cursor && cursor <= hi
-            })
-            .min_by_key(|(_, c)| {
-                let own_first = c.is_self && cursor == 0;
-                let reach = c.descriptor.layer_range.1.min(last);
-                (
-                    cost(c),
-                    own_first,
-                    std::cmp::Reverse(reach),
-                    c.descriptor.host.as_str(),
-                )
             });
+        let best = here.min_by_key(|(_, c)| {
+            let own_first = c.is_self && cursor == 0;
+            let reach = c.descriptor.layer_range.1.min(last);
+            let host = c.descriptor.host.as_str();
+            (
+                cost(c, fastest),
+                own_first,
+                std::cmp::Reverse(reach),
+                lot(request.caller, host),
+                host,
+            )
+        });
         let Some((index, candidate)) = best else {
             return Err(RouteError::Uncovered {
                 layer: cursor,
@@ -195,6 +269,16 @@ fn walk(
         }
         cursor = hi + 1;
     }
+}
+
+/// A host's place among equal ones, for one caller: FNV-1a over both names.
+fn lot(caller: &str, host: &str) -> u64 {
+    let bytes = caller.bytes().chain([0]).chain(host.bytes());
+    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    // What differs in the last letters only would hardly differ in the upper bits.
+    (hash ^ (hash >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 /// Filters the candidates, asks the policy, and checks its answer.
@@ -282,6 +366,8 @@ mod tests {
             },
             hop_weight: 0,
             is_self: false,
+            standing: Standing::Good,
+            ms_per_layer: None,
         }
     }
 
@@ -290,6 +376,7 @@ mod tests {
         weights: String,
         max: usize,
         allow_self: bool,
+        caller: String,
     }
 
     impl Default for Ask {
@@ -299,6 +386,7 @@ mod tests {
                 weights: "ab".repeat(32),
                 max: 16,
                 allow_self: false,
+                caller: String::new(),
             }
         }
     }
@@ -314,6 +402,7 @@ mod tests {
                 max_shards: self.max,
                 allow_self: self.allow_self,
                 exclude: &self.exclude,
+                caller: &self.caller,
             };
             let spans = pick(&GreedyCover, &request, candidates)?;
             Ok(spans
@@ -443,6 +532,118 @@ mod tests {
             ask.route(&all[..16]).unwrap_err(),
             RouteError::TooManyShards { max: 4 }
         );
+    }
+
+    /// A host that runs the whole model, with what was seen of it.
+    fn seen(host: &str, queue: u32, standing: Standing, ms_per_layer: Option<f64>) -> Candidate {
+        Candidate {
+            standing,
+            ms_per_layer,
+            ..shard(host, 0, 15, queue)
+        }
+    }
+
+    #[test]
+    fn a_host_that_failed_or_lied_is_asked_when_nobody_else_has_the_layers() {
+        let (good, failing) = (Standing::Good, Standing::Failing);
+        let liar = seen("liar", 0, Standing::Quarantined, None);
+        let all = [
+            liar.clone(),
+            seen("failing", 0, failing, None),
+            seen("busy", 9, good, None),
+        ];
+        assert_eq!(
+            Ask::default().route(&all).unwrap(),
+            spans(&[("busy", 0, 15)])
+        );
+        assert_eq!(
+            Ask::default().route(&all[..2]).unwrap(),
+            spans(&[("failing", 0, 15)])
+        );
+        assert_eq!(
+            Ask::default()
+                .route(&[liar.clone(), shard("half", 0, 7, 9)])
+                .unwrap(),
+            spans(&[("half", 0, 7), ("liar", 8, 15)])
+        );
+        // Not even where one good host too many would be needed, if others reach as far.
+        let mut all: Vec<_> = (0..16)
+            .map(|i| shard(&format!("s{i:02}"), i, i, 0))
+            .collect();
+        all.extend([liar, shard("wide", 0, 15, 7)]);
+        let ask = Ask {
+            max: 4,
+            ..Ask::default()
+        };
+        assert_eq!(ask.route(&all).unwrap(), spans(&[("wide", 0, 15)]));
+        all.pop();
+        assert_eq!(ask.route(&all).unwrap(), spans(&[("liar", 0, 15)]));
+    }
+
+    #[test]
+    fn measured_speed_counts_more_than_load_and_any_claim() {
+        let good = Standing::Good;
+        let claims = |mut c: Candidate, ms_per_token| {
+            c.descriptor.ms_per_token = ms_per_token;
+            c
+        };
+        // Idle and slow against busy and fast.
+        let slow = claims(seen("slow", 0, good, Some(4.0)), 0.001);
+        let fast = claims(seen("fast", 3, good, Some(1.0)), 900.0);
+        let all = [slow.clone(), fast.clone()];
+        assert_eq!(
+            Ask::default().route(&all).unwrap(),
+            spans(&[("fast", 0, 15)])
+        );
+        // A little slower is as good: the load decides.
+        let all = [seen("near", 0, good, Some(1.9)), fast.clone()];
+        assert_eq!(
+            Ask::default().route(&all).unwrap(),
+            spans(&[("near", 0, 15)])
+        );
+        // Who says to be fast is no better than who was measured to be, ...
+        let boasts = claims(shard("boasts", 0, 15, 4), 0.001);
+        let all = [boasts, fast.clone()];
+        assert_eq!(
+            Ask::default().route(&all).unwrap(),
+            spans(&[("fast", 0, 15)])
+        );
+        // ... and who says to be slow is believed.
+        let modest = claims(shard("modest", 0, 15, 0), 16.0 * 2.0);
+        let all = [modest, fast];
+        assert_eq!(
+            Ask::default().route(&all).unwrap(),
+            spans(&[("fast", 0, 15)])
+        );
+        // Nobody was measured: as before, the load.
+        let all = [
+            claims(shard("a", 0, 15, 1), 0.1),
+            claims(shard("b", 0, 15, 0), 9e9),
+        ];
+        assert_eq!(Ask::default().route(&all).unwrap(), spans(&[("b", 0, 15)]));
+    }
+
+    #[test]
+    fn callers_spread_over_equal_hosts_and_each_chooses_the_same_again() {
+        let all: Vec<_> = (0..4).map(|n| shard(&format!("h{n}"), 0, 15, 0)).collect();
+        let chosen: Vec<String> = (0..400)
+            .map(|n| {
+                let ask = Ask {
+                    caller: format!("caller {n}"),
+                    ..Ask::default()
+                };
+                let route = ask.route(&all).unwrap();
+                assert_eq!(ask.route(&all).unwrap(), route);
+                route[0].0.clone()
+            })
+            .collect();
+        for n in 0..4 {
+            let count = chosen
+                .iter()
+                .filter(|host| **host == format!("h{n}"))
+                .count();
+            assert!((50..150).contains(&count), "h{n}: {count}");
+        }
     }
 
     #[test]

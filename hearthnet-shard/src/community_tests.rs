@@ -42,7 +42,11 @@ struct Home {
 async fn node(listen: Option<&str>) -> (Node, TempDir) {
     let dir = TempDir::new().unwrap();
     let root = NodeKey::from_secret(&[200; 32]);
-    let (founder, policy) = (host_key().id(), Policy::default());
+    let founder = host_key().id();
+    let policy = Policy {
+        research: true,
+        ..Policy::default()
+    };
     let log = EventLog::create(dir.path(), &root, founder, "Elm Street", policy, now_ms()).unwrap();
     let mut settings = NodeSettings::new("host");
     settings.listen = listen.map(str::to_owned);

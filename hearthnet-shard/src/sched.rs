@@ -492,7 +492,8 @@ impl<S: EngineSource> Scheduler<S> {
             Want::Last => 1,
             Want::All => step.rows,
         };
-        self.counters.answered(out.len(), queued);
+        let caller = stream.life.caller;
+        self.counters.answered(caller, step.rows, out.len(), queued);
         let answer = StepResult {
             stream: stream.life.stream,
             epoch: stream.life.epoch,

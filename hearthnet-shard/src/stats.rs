@@ -15,6 +15,7 @@
 //! | `hearthnet_shard_weight_bytes` | gauge | |
 //! | `hearthnet_shard_steps_total` | counter | |
 //! | `hearthnet_shard_rows_total` | counter | `kind` = decode, prefill |
+//! | `hearthnet_shard_caller_rows_total` | counter | `caller` = short node id, or `other` |
 //! | `hearthnet_shard_turn_seconds` | histogram | `kind` |
 //! | `hearthnet_shard_queue_seconds` | histogram | |
 //! | `hearthnet_shard_bytes_total` | counter | `direction` = in, out |
@@ -26,18 +27,25 @@
 //!
 //! None of them carries anything of what the rows contain.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use hearthnet_bus::NodeId;
 use hearthnet_bus::flight::{self, Event};
-use hearthnet_transport::CloseCode;
-use metrics::{counter, gauge, histogram};
+use hearthnet_transport::{CloseCode, PeerKey};
+use metrics::{Counter, counter, gauge, histogram};
 use serde::Serialize;
 
 use crate::life::lock;
 use crate::plan::Kind;
+
+/// Most callers that are counted under a name of their own. Each costs a line of the numbers for as
+/// long as the host runs; a community has tens of members.
+const MAX_CALLERS: usize = 64;
+/// The name of all others.
+const OTHERS: &str = "other";
 
 /// A snapshot of the host's gauges and counters.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -63,6 +71,8 @@ pub struct Stats {
     pub decode_rows: u64,
     /// Rows computed in prefill turns.
     pub prefill_rows: u64,
+    /// Rows of answered steps by caller: short node id, or `other` for those beyond the first 64.
+    pub caller_rows: BTreeMap<String, u64>,
     /// Batches run.
     pub turns: u64,
     /// Bytes of rows received.
@@ -109,6 +119,68 @@ pub(crate) struct Counters {
     ms_per_token: AtomicU32,
     errors: Mutex<BTreeMap<&'static str, u64>>,
     closed: Mutex<BTreeMap<&'static str, u64>>,
+    callers: Mutex<Callers>,
+}
+
+/// Rows by caller.
+#[derive(Default)]
+struct Callers {
+    named: HashMap<PeerKey, (Counter, u64)>,
+    others: u64,
+}
+
+impl std::fmt::Debug for Callers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Callers")
+            .field("named", &self.named.len())
+            .field("others", &self.others)
+            .finish()
+    }
+}
+
+fn caller_counter(caller: &str) -> Counter {
+    counter!("hearthnet_shard_caller_rows_total", "caller" => caller.to_owned())
+}
+
+fn short(caller: PeerKey) -> String {
+    NodeId::try_from(caller).map_or_else(|_| OTHERS.to_owned(), |node| node.short())
+}
+
+impl Callers {
+    fn count(&mut self, caller: PeerKey, rows: u64) {
+        let room = self.named.len() < MAX_CALLERS;
+        let named = match room {
+            true => Some(
+                self.named
+                    .entry(caller)
+                    .or_insert_with(|| (caller_counter(&short(caller)), 0)),
+            ),
+            false => self.named.get_mut(&caller),
+        };
+        match named {
+            Some((counter, total)) => {
+                *total += rows;
+                counter.increment(rows);
+            }
+            None => {
+                self.others += rows;
+                caller_counter(OTHERS).increment(rows);
+            }
+        }
+    }
+
+    fn snapshot(&self) -> BTreeMap<String, u64> {
+        let others = (self.others > 0).then(|| (OTHERS.to_owned(), self.others));
+        let named = self.named.iter();
+        let mut all = BTreeMap::new();
+        for (name, rows) in named
+            .map(|(who, (_, rows))| (short(*who), *rows))
+            .chain(others)
+        {
+            *all.entry(name).or_insert(0) += rows;
+        }
+        all
+    }
 }
 
 impl Counters {
@@ -140,7 +212,9 @@ impl Counters {
         counter!("hearthnet_shard_dropped_steps_total").increment(steps as u64);
     }
 
-    pub(crate) fn answered(&self, bytes: usize, waited: Duration) {
+    /// A step of a caller, of so many rows.
+    pub(crate) fn answered(&self, caller: PeerKey, rows: u32, bytes: usize, waited: Duration) {
+        lock(&self.callers).count(caller, u64::from(rows));
         self.steps.fetch_add(1, Relaxed);
         self.bytes_out.fetch_add(bytes as u64, Relaxed);
         counter!("hearthnet_shard_steps_total").increment(1);
@@ -231,6 +305,7 @@ impl Counters {
             steps: self.steps.load(Relaxed),
             decode_rows: self.decode_rows.load(Relaxed),
             prefill_rows: self.prefill_rows.load(Relaxed),
+            caller_rows: lock(&self.callers).snapshot(),
             turns: self.turns.load(Relaxed),
             bytes_in: self.bytes_in.load(Relaxed),
             bytes_out: self.bytes_out.load(Relaxed),
@@ -250,4 +325,32 @@ fn by_code(counts: &Mutex<BTreeMap<&'static str, u64>>) -> BTreeMap<String, u64>
         .iter()
         .map(|(&code, &n)| (code.to_owned(), n))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use hearthnet_bus::NodeKey;
+
+    use super::*;
+
+    #[test]
+    fn rows_are_counted_by_caller_and_callers_cannot_make_lines_without_end() {
+        let counters = Counters::default();
+        let key = |seed: u8| PeerKey(*NodeKey::from_secret(&[seed; 32]).id().as_bytes());
+        let answered = |seed, rows| counters.answered(key(seed), rows, 0, Duration::ZERO);
+        answered(1, 24);
+        answered(2, 1);
+        answered(1, 1);
+        let name = |seed| short(key(seed));
+        let rows = counters.snapshot(0).caller_rows;
+        assert_eq!(rows, BTreeMap::from([(name(1), 25), (name(2), 1)]));
+        for seed in 3..100 {
+            answered(seed, 1);
+        }
+        answered(1, 1);
+        let rows = counters.snapshot(0).caller_rows;
+        assert_eq!(rows.len(), MAX_CALLERS + 1);
+        assert_eq!(rows[&name(1)], 26);
+        assert_eq!(rows[OTHERS], 99 - MAX_CALLERS as u64);
+    }
 }

@@ -40,7 +40,8 @@ pub(crate) fn offer(
     let fallback = config.research.distributed_inference.fallback_to_local;
     let local = fallback.then(|| Arc::new(on_demand(&model, config)));
     let path = model.path.clone();
-    let (links, home, all) = (Links::default(), home.clone(), config.clone());
+    let links = Links::new(resident.node.connections().clone(), resident.health.clone());
+    let (home, all) = (home.clone(), config.clone());
     let handle = runtime.clone();
     let (here, began) = (resident.node.downgrade(), Instant::now());
     let opener = move |cancel: &Cancel| {

@@ -9,7 +9,7 @@ use hearthnet_model::engine::{Engine, EngineOptions, Head};
 use hearthnet_model::reference::expand_home;
 use hearthnet_orchestrator::backend::Backend;
 use hearthnet_orchestrator::fallback::{LoadLocal, WithFallback};
-use hearthnet_orchestrator::hosts::{HostPool, PooledHosts};
+use hearthnet_orchestrator::hosts::{Choice, HostPool, PooledHosts};
 use hearthnet_orchestrator::http::{
     ApiKey, HttpError, HttpServer, HttpSettings, MIN_KEY_BYTES, Metrics, Part,
 };
@@ -66,10 +66,11 @@ pub(crate) fn hosted_model(
     runtime: &Handle,
 ) -> Result<ServedModel, Failure> {
     let head = load_head(model, &engine_options(config, None))?;
-    let (choice, settings) = (
-        choice(model, own_id, config),
-        pump_settings(config, fallback),
-    );
+    let settings = pump_settings(config, fallback);
+    let choice = Choice {
+        health: pool.health().clone(),
+        ..choice(model, own_id, config)
+    };
     let (pool, runtime) = (Arc::new(pool), runtime.clone());
     let private = model.private.clone();
     let local = fallback.then(|| Arc::new(on_demand(model, config)));

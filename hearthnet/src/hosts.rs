@@ -16,9 +16,10 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use hearthnet_bus::calls::{Client, SHARD_SERVE, ShardGrant};
 use hearthnet_bus::discovery::{Distance, Local};
 use hearthnet_bus::log::{Advert, EventLog};
-use hearthnet_bus::node::{Node, WeakNode, bus_rule};
+use hearthnet_bus::node::{Connections, Node, WeakNode, bus_rule};
 use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_orchestrator::ChatError;
+use hearthnet_orchestrator::health::{FailureKind, SharedHealth};
 use hearthnet_orchestrator::hosts::{Choice, GRACE, HostSource, RoutedSpan, Search};
 use hearthnet_orchestrator::link::{HostAddr, HostLink, PIPELINE};
 use hearthnet_orchestrator::router::{Candidate, RouteError, Span};
@@ -82,11 +83,15 @@ pub(crate) struct CommunityHosts {
 pub(crate) type InSync = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// Sessions that chats share.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct Links {
     all: Arc<Mutex<Vec<Arc<HostLink>>>>,
     /// Those that are being opened.
     opening: Arc<Mutex<BTreeMap<Key, Call>>>,
+    /// Ends those whose hosts may not see this node's rows any more.
+    connections: Connections,
+    /// What was seen of hosts.
+    health: SharedHealth,
 }
 
 /// A host's key, and what it serves.
@@ -142,6 +147,16 @@ impl Calls {
 }
 
 impl Links {
+    /// None yet. `connections` watches them, and `health` is told what their hosts do.
+    pub(crate) fn new(connections: Connections, health: SharedHealth) -> Self {
+        Self {
+            all: Arc::default(),
+            opening: Arc::default(),
+            connections,
+            health,
+        }
+    }
+
     fn all(&self) -> MutexGuard<'_, Vec<Arc<HostLink>>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -182,11 +197,26 @@ impl Visit {
         config: &Settings,
     ) -> Result<CommunityHosts, Failure> {
         let node = self.0.as_ref().map(|(node, _)| node.clone());
+        let connections = match &node {
+            Some(node) => node.connections().clone(),
+            // The node that runs here watches its own connections, and this program these.
+            None => {
+                let _inside = runtime.enter();
+                Connections::watched(home.log.clone())
+            }
+        };
         let places: Places = Arc::new(move |id: &NodeId| {
             node.as_ref()
                 .map_or_else(Vec::new, |node| node.discovery().endpoints(id))
         });
-        CommunityHosts::new(runtime, home, model, config, places, Links::default())
+        CommunityHosts::new(
+            runtime,
+            home,
+            model,
+            config,
+            places,
+            Links::new(connections, SharedHealth::default()),
+        )
     }
 
     /// Whether the log is even with the others'. Where a node runs here, it sees to that.
@@ -268,7 +298,11 @@ impl HostSource for CommunityHosts {
                 Err(error) => {
                     let left = deadline.saturating_duration_since(Instant::now());
                     let in_vain = !self.routed && self.in_sync.as_ref().is_some_and(|is| is());
-                    if left.is_zero() || in_vain {
+                    let over = left.is_zero() || in_vain;
+                    if over && !self.log.state().policy.research {
+                        return Err(ChatError::ExperimentalDisabled);
+                    }
+                    if over {
                         return Err(
                             failure.unwrap_or_else(|| self.explain(error, &adverts, exclude))
                         );
@@ -298,6 +332,10 @@ impl HostSource for CommunityHosts {
         }
     }
 
+    fn health(&self) -> SharedHealth {
+        self.links.health.clone()
+    }
+
     /// Keeps a session with one spare per span: shared by all chats, asked for a sign of life
     /// whenever somebody comes by here, and there when a host fails.
     fn prepare(&mut self, route: &[RoutedSpan]) {
@@ -316,9 +354,11 @@ impl HostSource for CommunityHosts {
 }
 
 impl CommunityHosts {
-    /// What is advertised now.
+    /// What is advertised now, by trusted members only, whatever others said before they were none.
     fn adverts(&self) -> Vec<Advert> {
-        self.log.state().shards(now_ms()).cloned().collect()
+        let state = self.log.state();
+        let live = state.shards(now_ms()).filter(|_| state.policy.research);
+        live.cloned().collect()
     }
 
     /// The hosts of `home`'s community.
@@ -332,7 +372,10 @@ impl CommunityHosts {
     ) -> Result<Self, Failure> {
         Ok(Self {
             runtime,
-            choice: choice(model, &home.key.id().to_string(), config),
+            choice: Choice {
+                health: links.health.clone(),
+                ..choice(model, &home.key.id().to_string(), config)
+            },
             key: Arc::clone(&home.key),
             log: home.log.clone(),
             places,
@@ -355,14 +398,13 @@ impl CommunityHosts {
         let local = Local::read(&[]);
         let candidates: Vec<Candidate> = adverts
             .iter()
-            .map(|advert| Candidate {
-                descriptor: advert.descriptor.clone(),
-                hop_weight: match advert.descriptor.endpoint.parse() {
+            .map(|advert| {
+                let hop_weight = match advert.descriptor.endpoint.parse() {
                     _ if advert.author == own => 0,
                     Ok(at) if local.distance(&at) <= Distance::Subnet => 1,
                     _ => 2,
-                },
-                is_self: advert.author == own,
+                };
+                Candidate::new(advert.descriptor.clone(), hop_weight, advert.author == own)
             })
             .collect();
         self.choice.pick(&candidates, layers, exclude)
@@ -471,13 +513,21 @@ impl CommunityHosts {
                 {
                     return Ok(link);
                 }
+                let Links {
+                    connections,
+                    health,
+                    ..
+                } = &links;
+                let host = node.to_string();
                 let link = match here {
                     Some(here) => {
                         let addr = HostAddr { endpoint, node };
-                        connect_to_self(&here, &addr, &shard, &transport).await?
+                        connect_to_self(&here, &addr, &shard, &transport, connections).await
                     }
-                    None => connect(node, &shard, &addresses, &key, &transport).await?,
+                    None => connect(node, &shard, &addresses, &key, &transport, connections).await,
                 };
+                let link = link.inspect_err(|_| health.failed(&host, FailureKind::Unreachable))?;
+                health.reached(&host);
                 let link = Arc::new(link);
                 links.all().push(Arc::clone(&link));
                 Ok(link)
@@ -573,6 +623,7 @@ async fn connect_to_self(
     addr: &HostAddr,
     shard: &str,
     transport: &Config,
+    watch: &Connections,
 ) -> Result<HostLink, String> {
     let text = |e: &dyn std::fmt::Display| e.to_string();
     let node = here.upgrade().ok_or("this node is stopping")?;
@@ -589,9 +640,11 @@ async fn connect_to_self(
     let token = grant.token().ok_or("its grant is not base64url")?;
     let hello = Hello::new(PIPELINE, token.clone());
     let connection = node.open_here(&hello, transport).map_err(|e| text(&e))?;
-    HostLink::over(addr, &token, connection, transport.session_lifetime)
+    let link = HostLink::over(addr, &token, connection, transport.session_lifetime)
         .await
-        .map_err(|e| text(&e))
+        .map_err(|e| text(&e))?;
+    watch.watch_host(addr.node, Some(&token), link.closer());
+    Ok(link)
 }
 
 /// Tries the addresses until one leads to the host and it grants a session: the next one when one
@@ -602,6 +655,7 @@ async fn connect(
     addresses: &[SocketAddr],
     key: &Arc<NodeKey>,
     transport: &Config,
+    watch: &Connections,
 ) -> Result<HostLink, String> {
     let mut last = "it says nowhere where it is".to_owned();
     let mut attempts = FuturesUnordered::new();
@@ -609,7 +663,7 @@ async fn connect(
     loop {
         if let Some(address) = rest.next() {
             attempts.push(async move {
-                let attempt = connect_at(node, shard, *address, key, transport);
+                let attempt = connect_at(node, shard, *address, key, transport, watch);
                 let silent = || format!("{address} did not answer in {} s", PER_ADDRESS.as_secs());
                 let attempt = timeout(PER_ADDRESS, attempt).await;
                 attempt.unwrap_or_else(|_| Err(silent()))
@@ -632,6 +686,7 @@ async fn connect_at(
     address: SocketAddr,
     key: &Arc<NodeKey>,
     transport: &Config,
+    watch: &Connections,
 ) -> Result<HostLink, String> {
     let text = |e: &dyn std::fmt::Display| e.to_string();
     let identity = key.identity().map_err(|e| text(&e))?;
@@ -640,6 +695,7 @@ async fn connect_at(
     let socket = connect_path(&endpoint, &identity, expected, &bus_rule(), transport)
         .await
         .map_err(|e| text(&e))?;
+    watch.watch_host(node, None, socket.closer());
     let client = Client::new(socket, Arc::clone(key)).map_err(|e| text(&e))?;
     let capability = SHARD_SERVE.parse().map_err(|e| text(&e))?;
     let answer = client
@@ -651,7 +707,9 @@ async fn connect_at(
     let grant: ShardGrant = serde_json::from_value(answer).map_err(|e| text(&e))?;
     let token = grant.token().ok_or("its grant is not base64url")?;
     let addr = HostAddr { endpoint, node };
-    HostLink::connect_with(&addr, key, token, transport.clone())
+    let link = HostLink::connect_with(&addr, key, token.clone(), transport.clone())
         .await
-        .map_err(|e| text(&e))
+        .map_err(|e| text(&e))?;
+    watch.watch_host(node, Some(&token), link.closer());
+    Ok(link)
 }

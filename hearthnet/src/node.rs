@@ -19,6 +19,7 @@ use hearthnet_bus::flight::{self, PagesHandler};
 use hearthnet_bus::joining::JoinHandler;
 use hearthnet_bus::log::Level;
 use hearthnet_bus::node::{Node, NodeError, NodeSettings};
+use hearthnet_orchestrator::health::SharedHealth;
 use rustix::fs::FlockOperation;
 use serde_json::{Value, json};
 
@@ -166,6 +167,8 @@ pub(crate) async fn visit(home: &Home, config: &Config) -> Result<Node, Failure>
 pub(crate) struct Resident {
     /// The node.
     pub(crate) node: Node,
+    /// What its chats have seen of hosts.
+    pub(crate) health: SharedHealth,
     status: Arc<StatusHandler>,
     door: Mutex<Option<LocalDoor>>,
     /// Looks after this node's standing.
@@ -233,6 +236,7 @@ impl Resident {
             })?;
         Ok(Self {
             node,
+            health: status.health.clone(),
             status,
             door: Mutex::new(Some(door)),
             watch,
@@ -372,6 +376,7 @@ const LOG_LOOK: Duration = Duration::from_millis(300);
 struct StatusHandler {
     node: Mutex<Option<Node>>,
     told: Mutex<Told>,
+    health: SharedHealth,
 }
 
 /// What the program says of itself.
@@ -516,6 +521,7 @@ impl StatusHandler {
             "serving": serving,
             "suspended": suspended,
             "url": told.url,
+            "host_health": self.health.all(),
         });
         drop(told);
         Ok((node, answer))

@@ -11,6 +11,7 @@ use hearthnet_model::sampler::SamplerConfig;
 use hearthnet_model::{ChatMessage, ChatTemplate, ModelFile, Tokenizer};
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Frame, Prompt, TextModel};
 use hearthnet_orchestrator::fallback::WithFallback;
+use hearthnet_orchestrator::health::SharedHealth;
 use hearthnet_orchestrator::hosts::{Choice, ConnectedHosts, HostSource};
 use hearthnet_orchestrator::link::{HostAddr, HostLink};
 use hearthnet_orchestrator::local::{EngineOnDemand, LocalBackend, SharedEngine};
@@ -157,6 +158,8 @@ impl Caller {
             max_shards: 16,
             own_id: self.key.id().to_string(),
             allow_self: false,
+            // Of each conversation: tests strike the same hosts again and again.
+            health: SharedHealth::default(),
         }
     }
 

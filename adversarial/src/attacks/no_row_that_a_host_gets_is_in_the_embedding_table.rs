@@ -111,6 +111,7 @@ fn overhear(runtime: &Handle, private: u32) -> Result<(usize, usize), Trouble> {
             max_shards: 4,
             own_id: caller.id().to_string(),
             allow_self: false,
+            health: hearthnet_orchestrator::health::SharedHealth::default(),
         },
     };
     let (cancel, pump) = (Cancel::default(), PumpSettings::default());

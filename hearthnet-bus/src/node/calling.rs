@@ -132,8 +132,7 @@ impl Inner {
             .reach(to, &bus_rule())
             .await
             .map_err(|failed| unreachable(to, &failed))?;
-        self.connections
-            .add(to, Use::Bus, socket.closer(), true, &self.log);
+        self.connections.add(to, Use::Bus, socket.closer(), true);
         let client = Client::new(socket, Arc::clone(&self.key))?;
         *slot = Some(client.clone());
         Ok(client)

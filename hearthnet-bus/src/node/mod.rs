@@ -4,7 +4,7 @@
 //! | concept | type | file |
 //! |---|---|---|
 //! | the node | [`Node`], [`NodeSettings`] | this file |
-//! | who may use which path, at first and later | [`TensorDoor`] | `rights.rs` |
+//! | who may use which path, and who may be asked, at first and later | [`TensorDoor`], [`Connections`] | `rights.rs` |
 //! | whom to dial when | | `dialer.rs` |
 //! | accepting, linking, watching, telling | | `tasks.rs` |
 //! | what the flight record is told | | `remember.rs` |
@@ -21,6 +21,7 @@
 //!
 //! - Who may connect is read from the log when a connection is made, and again with every change of
 //!   the log: connections of those who lost their right are closed with `revoked` or `unauthorized`.
+//!   So are this node's own, with hosts that may not see its rows any more.
 //! - A discovered address is a hint. What counts is the key that answers there.
 //! - A stranger gets no further than asking to join, and that only while there is an invite.
 
@@ -43,7 +44,7 @@ use hearthnet_transport::{
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 
-pub use rights::TensorDoor;
+pub use rights::{Connections, TensorDoor};
 
 use crate::calls::{BUS_PATH, CallServer, MAX_MESSAGE_BYTES, Registry};
 use crate::discovery::{Announcement, CommunityTag, Discovery, DiscoveryError, DiscoverySettings};
@@ -53,7 +54,7 @@ use crate::sync::{Progress, SyncConfig};
 use crate::{NodeId, NodeKey};
 use calling::Clients;
 use remember::Remembered;
-use rights::{Connections, Rights, TensorService};
+use rights::{Rights, TensorService, Use};
 
 /// Sessions that wait for the shard host; beyond them `session_limit`.
 const WAITING_SESSIONS: usize = 16;
@@ -278,7 +279,7 @@ impl Node {
         let server = CallServer::new(id, registry, Arc::clone(&rights) as _);
         let inner = Arc::new(Inner {
             clients: Clients::default(),
-            connections: Connections::default(),
+            connections: Connections::new(log.clone()),
             links: Mutex::default(),
             remembered: Mutex::default(),
             put_out_by: Mutex::default(),
@@ -325,6 +326,11 @@ impl Node {
     /// The community's log.
     pub fn log(&self) -> &EventLog {
         &self.inner.log
+    }
+
+    /// Its open connections, which end with the right to them.
+    pub fn connections(&self) -> &Connections {
+        &self.inner.connections
     }
 
     /// Who is where.
@@ -426,11 +432,9 @@ impl Node {
         inner.rights.admit_hello(&key, hello, unix_ms() / 1000)?;
         let service = inner.rights.tensor().ok_or(CloseCode::PurposeUnknown)?;
         let (ours, theirs) = connect_here(key, hello, config, &inner.settings.transport);
-        let what = rights::grant_of(theirs.token());
+        let what = Use::Tensor(rights::grant_of(theirs.token()));
         let closer = theirs.closer();
-        inner
-            .connections
-            .add(inner.id, what, closer, false, &inner.log);
+        inner.connections.add(inner.id, what, closer, false);
         match service.sessions.try_send(theirs) {
             Ok(()) => Ok(ours),
             Err(_) => Err(CloseCode::SessionLimit),

@@ -1,15 +1,16 @@
 //! Who may use which path: asked when a connection is made, and again with every change of the
-//! log for as long as it is open.
+//! log for as long as it is open. That binds both directions: whoever asks this node, and the
+//! hosts that this node asks.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use hearthnet_transport::{
     Admission, CloseCode, Closer, Connection, Hello, PATH, PeerKey, SessionClosed,
 };
 use tokio::sync::mpsc;
 
-use super::unix_ms;
+use super::{lock, unix_ms};
 use crate::calls::{Authority, BUS_PATH, Research, Trust};
 use crate::flight;
 use crate::log::{Community, EventLog, Level};
@@ -32,13 +33,15 @@ pub trait TensorDoor: Send + Sync {
     fn session_ended(&self, _peer: &PeerKey, _closed: &SessionClosed) {}
 }
 
-/// What a path is used for.
+/// What a connection is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
     Bus,
     Sync,
     /// With the grant that the session stands on.
     Tensor(Option<(NodeId, [u8; 16])>),
+    /// The same from the caller's side: the peer is to see this node's rows, or to say how it can.
+    Host(Option<(NodeId, [u8; 16])>),
 }
 
 impl Use {
@@ -77,10 +80,16 @@ pub(super) fn may_use(
         };
     }
     match what {
-        Use::Tensor(Some((issuer, id))) if state.is_grant_revoked(&issuer, &id, now_ms) => {
+        Use::Bus | Use::Sync => Ok(()),
+        // Whoever sees what others compute has to be trusted.
+        Use::Host(_) if state.level(peer) < Some(Level::Trusted) => Err(CloseCode::Unauthorized),
+        Use::Tensor(_) | Use::Host(_) if !state.policy.research => Err(CloseCode::Unauthorized),
+        Use::Tensor(Some((issuer, id))) | Use::Host(Some((issuer, id)))
+            if state.is_grant_revoked(&issuer, &id, now_ms) =>
+        {
             Err(CloseCode::Revoked)
         }
-        _ => Ok(()),
+        Use::Tensor(_) | Use::Host(_) => Ok(()),
     }
 }
 
@@ -120,7 +129,8 @@ impl Rights {
     fn may_open(&self, key: &PeerKey, hello: &Hello, now_unix: u64) -> Result<(), CloseCode> {
         let node = NodeId::try_from(*key).map_err(|_| CloseCode::Unauthorized)?;
         let tensor = self.tensor().ok_or(CloseCode::PurposeUnknown)?;
-        may_use(&self.log.state(), &node, grant_of(&hello.token), unix_ms())?;
+        let what = Use::Tensor(grant_of(&hello.token));
+        may_use(&self.log.state(), &node, what, unix_ms())?;
         tensor.door.admit_hello(&node, hello, now_unix)
     }
 }
@@ -184,11 +194,11 @@ impl Authority for Rights {
     }
 }
 
-/// What a session with this token is watched for.
-pub(super) fn grant_of(token: &[u8]) -> Use {
+/// The grant that a session with this token stands on.
+pub(super) fn grant_of(token: &[u8]) -> Option<(NodeId, [u8; 16])> {
     // The door has checked, or will check, everything else about it.
-    let grant = Grant::verify_signature(token).ok();
-    Use::Tensor(grant.map(|grant| (grant.issuer, grant.id)))
+    let grant = Grant::verify_signature(token).ok()?;
+    Some((grant.issuer, grant.id))
 }
 
 /// One open connection.
@@ -201,27 +211,51 @@ struct Open {
     was_member: bool,
 }
 
-/// Every open connection of this node, whoever made it.
-#[derive(Default)]
-pub(super) struct Connections {
-    open: Mutex<(u64, HashMap<u64, Open>)>,
+/// Every open connection of a node, whoever made it: each is looked at again with every change of
+/// the log, and closed when the right to it has ended. Clones are the same table.
+#[derive(Clone)]
+pub struct Connections {
+    log: EventLog,
+    open: Arc<Mutex<(u64, HashMap<u64, Open>)>>,
 }
 
 impl Connections {
-    fn lock(&self) -> MutexGuard<'_, (u64, HashMap<u64, Open>)> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn new(log: EventLog) -> Connections {
+        Connections {
+            log,
+            open: Arc::default(),
+        }
+    }
+
+    /// A table of its own, for a program that asks hosts while another one is the node: looked
+    /// at with every change of `log` until its last clone is dropped.
+    ///
+    /// Must be called within a tokio runtime.
+    pub fn watched(log: EventLog) -> Connections {
+        let this = Connections::new(log);
+        let (log, open) = (this.log.clone(), Arc::downgrade(&this.open));
+        tokio::spawn(async move {
+            let mut changes = log.changes();
+            while changes.changed().await.is_ok() {
+                let Some(open) = open.upgrade() else { return };
+                let log = log.clone();
+                Connections { log, open }.check(unix_ms());
+            }
+        });
+        this
+    }
+
+    /// Watches a connection to `host` over which this node is to send rows, or to be granted a
+    /// session: from now on it lasts as long as the host is trusted, the community computes
+    /// together, and the grant in `token`, if there is one already, holds. It is closed with
+    /// `revoked` or `unauthorized`, at once if its right has ended while it was being made.
+    pub fn watch_host(&self, host: NodeId, token: Option<&[u8]>, closer: Closer) {
+        self.add(host, Use::Host(token.and_then(grant_of)), closer, false);
     }
 
     /// Watches a connection from now on, and closes it at once if the right to it was lost while
     /// it was being made.
-    pub(super) fn add(
-        &self,
-        peer: NodeId,
-        what: Use,
-        closer: Closer,
-        dialled: bool,
-        log: &EventLog,
-    ) {
+    pub(super) fn add(&self, peer: NodeId, what: Use, closer: Closer, dialled: bool) {
         let now_ms = unix_ms();
         let mut open = Open {
             peer,
@@ -230,34 +264,41 @@ impl Connections {
             dialled_ms: dialled.then_some(now_ms),
             was_member: false,
         };
-        let mut guard = self.lock();
+        let mut guard = lock(&self.open);
         let (serial, all) = &mut *guard;
         all.retain(|_, one| !one.closer.is_closed());
         // The state is read under the lock: a change after this finds the connection in the table.
-        if open.check(&log.state(), now_ms) {
+        if open.check(&self.log.state(), now_ms) {
             *serial += 1;
             all.insert(*serial, open);
         }
     }
 
     /// Looks at every open connection again.
-    pub(super) fn check(&self, state: &Community, now_ms: u64) {
-        self.lock()
+    pub(super) fn check(&self, now_ms: u64) {
+        let state = self.log.state();
+        lock(&self.open)
             .1
-            .retain(|_, open| !open.closer.is_closed() && open.check(state, now_ms));
+            .retain(|_, open| !open.closer.is_closed() && open.check(&state, now_ms));
     }
 
     /// Closes everything.
     pub(super) fn close_all(&self, code: CloseCode) {
-        for (_, open) in self.lock().1.drain() {
+        for (_, open) in lock(&self.open).1.drain() {
             open.closer.close(code);
         }
     }
 
     pub(super) fn count(&self) -> usize {
-        let mut guard = self.lock();
+        let mut guard = lock(&self.open);
         guard.1.retain(|_, open| !open.closer.is_closed());
         guard.1.len()
+    }
+}
+
+impl std::fmt::Debug for Connections {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Connections").field(&self.count()).finish()
     }
 }
 

@@ -108,7 +108,7 @@ impl Inner {
             *last
         };
         self.connections
-            .add(peer, Use::Sync, socket.closer(), dialled, &self.log);
+            .add(peer, Use::Sync, socket.closer(), dialled);
         lock(&self.put_out_by).remove(&peer);
         self.bump();
         tracing::info!(peer = %peer.short(), dialled, "linked");
@@ -192,9 +192,8 @@ async fn accept(inner: Arc<Inner>, mut listener: PathListener) {
                 let Ok(peer) = NodeId::try_from(session.peer()) else {
                     continue;
                 };
-                let what = grant_of(session.token());
-                let closer = session.closer();
-                inner.connections.add(peer, what, closer, false, &inner.log);
+                let what = Use::Tensor(grant_of(session.token()));
+                inner.connections.add(peer, what, session.closer(), false);
                 let sent = match inner.rights.tensor() {
                     Some(service) => service.sessions.try_send(session).map_err(|error| {
                         error.into_inner().close(CloseCode::SessionLimit);
@@ -212,10 +211,9 @@ async fn accept(inner: Arc<Inner>, mut listener: PathListener) {
                 let Ok(peer) = NodeId::try_from(socket.peer()) else {
                     continue;
                 };
-                let closer = socket.closer();
                 inner
                     .connections
-                    .add(peer, Use::Bus, closer, false, &inner.log);
+                    .add(peer, Use::Bus, socket.closer(), false);
                 let server = Arc::clone(&inner.server);
                 inner.spawn(async move { server.serve(socket).await });
             }
@@ -232,7 +230,7 @@ async fn watch_rights(inner: Arc<Inner>) {
     loop {
         changes.mark_unchanged();
         let (state, now_ms) = (inner.log.state(), unix_ms());
-        inner.connections.check(&state, now_ms);
+        inner.connections.check(now_ms);
         inner.remember(&state, now_ms);
         inner.clients.retain(|node| !state.is_revoked(node));
         for (node, _) in state.revoked() {
@@ -425,7 +423,7 @@ async fn housekeeping(inner: Arc<Inner>) {
         let now_ms = unix_ms();
         let state = inner.log.state();
         // Rights can also end with time: invites expire.
-        inner.connections.check(&state, now_ms);
+        inner.connections.check(now_ms);
         inner.remember(&state, now_ms);
 
         let endpoints = inner.own_endpoints();

@@ -19,7 +19,7 @@ use crate::calls::{
 };
 use crate::discovery::StaticPeer;
 use crate::invite::JoinRequest;
-use crate::log::{Body, Policy};
+use crate::log::{Body, Event, EventHash, EventId, Lane, Policy};
 use crate::{Capability, CommunityId, Grant};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -53,6 +53,13 @@ impl Handler for Echo {
     }
 }
 
+fn computing(research: bool) -> Policy {
+    Policy {
+        research,
+        ..Policy::default()
+    }
+}
+
 /// A node that listens, and its folder.
 struct Home {
     node: Node,
@@ -76,10 +83,10 @@ async fn start(seed: u8, log: EventLog, dir: TempDir, peers: Vec<StaticPeer>) ->
     }
 }
 
-/// Key 1, who has founded a community and lets everybody in.
+/// Key 1, who has founded a community that computes together, and lets everybody in.
 async fn founder() -> Home {
     let dir = TempDir::new().unwrap();
-    let (name, policy) = ("Elm Street", Policy::default());
+    let (name, policy) = ("Elm Street", computing(true));
     let log = EventLog::create(dir.path(), &root(), id(1), name, policy, unix_ms()).unwrap();
     start(1, log, dir, Vec::new()).await
 }
@@ -105,13 +112,17 @@ impl Home {
         log.append(&key(self.seed), body, unix_ms()).unwrap();
     }
 
-    fn invite(&self) {
-        self.append(Body::Invited {
+    fn invited(&self) -> Body {
+        Body::Invited {
             invite: id(100),
             level: Level::Member,
             uses: 50,
             expires_ms: unix_ms() + 3_600_000,
-        });
+        }
+    }
+
+    fn invite(&self) {
+        self.append(self.invited());
     }
 
     fn withdraw(&self) {
@@ -128,6 +139,37 @@ impl Home {
     fn revoke(&self, seed: u8) {
         let (node, last_seq) = (id(seed), 0);
         self.append(Body::Revoked { node, last_seq });
+    }
+
+    fn set_level(&self, seed: u8, level: Level) {
+        let node = id(seed);
+        self.append(Body::LevelChanged { node, level });
+    }
+
+    /// Shows this node that key `seed` has written two histories.
+    fn freeze(&self, seed: u8) {
+        let log = self.node.log();
+        let twin = |byte: u8| {
+            let event = Event {
+                community: log.community(),
+                author: id(seed),
+                seq: 1,
+                lamport: 100,
+                time_ms: unix_ms(),
+                id: EventId::new(unix_ms(), u128::from(byte)),
+                lane: Lane::Durable {
+                    prev: EventHash::ZERO,
+                },
+                body: Body::Unknown {
+                    kind: "notes.written".into(),
+                    slot: None,
+                    bytes: vec![byte],
+                },
+            };
+            event.sign(&key(seed)).unwrap()
+        };
+        log.receive(&[twin(1), twin(2)], id(1), unix_ms()).unwrap();
+        assert!(log.state().is_frozen(&id(seed)));
     }
 
     fn links(&self) -> Vec<NodeId> {
@@ -410,6 +452,119 @@ async fn a_revoked_grant_ends_the_session_that_stands_on_it_and_no_other() {
     // Shown again, it is refused.
     let token = grant(1).sign(&key(1)).unwrap();
     assert_eq!(refusal(first.tensor(2, token).await), CloseCode::Revoked);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_callers_sessions_end_when_it_is_frozen_or_the_community_computes_no_more() {
+    for (end, code, open) in [
+        (
+            (|home| home.freeze(2)) as fn(&Home),
+            CloseCode::Unauthorized,
+            0,
+        ),
+        (
+            |home| home.append(Body::PolicyChanged(computing(false))),
+            CloseCode::Unauthorized,
+            // Calls go on: there is more than computing together.
+            1,
+        ),
+    ] {
+        let first = founder().await;
+        first.invite();
+        first.admit(2);
+        let mut sessions = first.node.serve_tensors(Arc::new(OpenDoor));
+        let bus = first.dial(2, &bus_rule()).await.unwrap();
+        // One that runs something, and one that is only kept.
+        let mut kept = Vec::new();
+        for _ in 0..2 {
+            let tensor = first.tensor(2, vec![]).await.unwrap();
+            kept.push((tensor, sessions.next().await.unwrap()));
+        }
+        end(&first);
+        for (tensor, session) in &mut kept {
+            let ended = timeout(PATIENCE, tensor.recv()).await.unwrap();
+            let closed = ended.unwrap_err();
+            assert_eq!((closed.code, closed.by_us), (code, false));
+            assert!(session.recv().await.is_err());
+        }
+        until(|| first.node.connections().count() == open).await;
+        assert_eq!(refusal(first.tensor(2, vec![]).await), code);
+        drop(bus);
+    }
+}
+
+/// Ends the right of key 3 to be a host.
+type End = fn(&Home);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_link_to_a_host_ends_with_the_right_of_the_host_though_the_host_keeps_it() {
+    let ends: [(End, CloseCode); 5] = [
+        (
+            |home| home.set_level(3, Level::Member),
+            CloseCode::Unauthorized,
+        ),
+        (|home| home.revoke(3), CloseCode::Revoked),
+        (|home| home.freeze(3), CloseCode::Unauthorized),
+        (
+            |home| home.append(Body::PolicyChanged(computing(false))),
+            CloseCode::Unauthorized,
+        ),
+        (
+            |home| {
+                let (issuer, id) = (id(3), [7; 16]);
+                home.append(Body::GrantRevoked { issuer, id });
+            },
+            CloseCode::Revoked,
+        ),
+    ];
+    let token = Grant {
+        issuer: id(3),
+        subject: id(1),
+        audience: id(3),
+        scope: Capability::shard_serve(),
+        not_before: unix_ms() / 1000,
+        expires: unix_ms() / 1000 + 60,
+        id: [7; 16],
+    }
+    .sign(&key(3))
+    .unwrap();
+    for (end, code) in ends {
+        let first = founder().await;
+        first.invite();
+        first.admit(3);
+        first.set_level(3, Level::Trusted);
+        // A host that knows of no community but one in which it may do everything.
+        let dir = TempDir::new().unwrap();
+        let policy = computing(true);
+        let log = EventLog::create(dir.path(), &root(), id(3), "Elm", policy, unix_ms()).unwrap();
+        log.append(&key(3), first.invited(), unix_ms()).unwrap();
+        let host = start(3, log, dir, Vec::new()).await;
+        host.admit(1);
+        let mut sessions = host.node.serve_tensors(Arc::new(OpenDoor));
+        // The node's own table, and that of a program beside the node.
+        let beside = Connections::watched(first.node.log().clone());
+        let mut links = Vec::new();
+        for watch in [first.node.connections(), &beside] {
+            let link = host.tensor(1, token.clone()).await.unwrap();
+            watch.watch_host(id(3), Some(&token), link.closer());
+            links.push((link, sessions.next().await.unwrap()));
+        }
+        assert!(links.iter().all(|(link, _)| !link.closer().is_closed()));
+        end(&first);
+        for (link, session) in &mut links {
+            let closed = timeout(PATIENCE, link.recv()).await.unwrap().unwrap_err();
+            assert_eq!((closed.code, closed.by_us), (code, true));
+            let closed = timeout(PATIENCE, session.recv()).await.unwrap();
+            assert_eq!(closed.unwrap_err().code, code);
+        }
+        // One that was being made meanwhile does not come to life.
+        let late = host.tensor(1, token.clone()).await.unwrap();
+        first
+            .node
+            .connections()
+            .watch_host(id(3), Some(&token), late.closer());
+        assert!(late.closer().is_closed());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -40,6 +40,7 @@ use crate::Cancel;
 use crate::backend::{Backend, HopTimes, Notice, RouteHop, Run, whole_ms};
 use crate::cohort::Cohort;
 use crate::error::ChatError;
+use crate::health::SharedHealth;
 use crate::hosts::{HostSource, RoutedSpan};
 use crate::link::Inbound;
 use crate::pipeline::{Action, Limits, Pipeline, Rows};
@@ -137,6 +138,8 @@ impl ModelOnWire {
 pub struct ShardedBackend {
     runtime: Handle,
     source: Box<dyn HostSource>,
+    /// Where it is told what hosts do.
+    health: SharedHealth,
     model: ModelOnWire,
     settings: PumpSettings,
     hops: Vec<Hop>,
@@ -200,6 +203,7 @@ impl ShardedBackend {
         let (inbox, inbound) = mpsc::channel();
         let mut this = Self {
             runtime,
+            health: source.health(),
             source,
             model,
             settings,
@@ -333,6 +337,7 @@ impl ShardedBackend {
             Inbound::Opened if hop.opened => None,
             Inbound::Opened => {
                 hop.opened = true;
+                self.health.reached(hop.node());
                 hop.progressed(Instant::now());
                 flight::record(Event::StreamReady {
                     pipeline: self.name,
@@ -353,7 +358,7 @@ impl ShardedBackend {
                 None
             }
             Inbound::Closed => Some(hop.leaving(false)),
-            Inbound::Lost(why) => Some(hop.lost(&why)),
+            Inbound::Lost(ended) => Some(hop.lost(&ended)),
             Inbound::Wake => None,
         };
         self.troubles.extend(trouble);

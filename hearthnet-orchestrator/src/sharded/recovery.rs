@@ -6,6 +6,7 @@
 //! | it is slow | no | if another takes over | it stays, and is looked at again later |
 //! | it is silent | no | if another takes over | it has until the health timeout, 10 s where this machine may take over |
 //! | it leaves | no | no | it stays as long as it can |
+//! | it may not see rows any more | no | no | the call ends, or this machine goes on |
 //! | it has no room, once the sequence has begun | yes, after a pause | no | it is asked again |
 //! | it has no room at the start | no | no | the sequence waits (`starting.rs`) |
 
@@ -19,6 +20,7 @@ use super::stream::{Hop, PREEMPTED, Trouble};
 use crate::Cancel;
 use crate::backend::{Notice, Run, whole_ms};
 use crate::error::ChatError;
+use crate::health::FailureKind;
 use crate::hosts::{RoutedSpan, Search};
 
 /// How long after a search for somebody in the place of a leaving host the next one follows.
@@ -35,6 +37,8 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_s
 pub(super) enum Cause {
     /// It has failed.
     Failed,
+    /// It returned what cannot be right.
+    Corrupt,
     /// It does its work, only late.
     Late,
     /// Nothing at all comes from it.
@@ -48,6 +52,8 @@ pub(super) enum Cause {
     Room,
     /// It has none for a sequence that begins.
     Full,
+    /// It lost the right to see what others compute.
+    Barred,
 }
 
 /// A replaced host, until the answer goes on.
@@ -94,7 +100,7 @@ impl ShardedBackend {
         }
         let since = Instant::now();
         let route = match trouble.cause {
-            Cause::Failed => {
+            Cause::Failed | Cause::Corrupt => {
                 self.blame(index, &trouble, run)?;
                 self.find(index, false, run.cancel, trouble.error)?
             }
@@ -125,6 +131,10 @@ impl ShardedBackend {
                 self.full.get_or_insert(why);
                 self.exclude(index);
                 self.find(index, true, run.cancel, trouble.error)?
+            }
+            Cause::Barred => {
+                self.accuse(index, &trouble, run);
+                self.find(index, false, run.cancel, trouble.error)?
             }
             Cause::Room => match self.find_room(index, run.cancel)? {
                 Some(route) => {
@@ -158,8 +168,19 @@ impl ShardedBackend {
         trouble: &Trouble,
         run: &mut Run<'_>,
     ) -> Result<(), ChatError> {
+        self.accuse(index, trouble, run);
+        self.failures += 1;
+        match self.settings.give_up_after {
+            // Before the first row there is nothing that this machine could go on with.
+            Some(limit) if self.failures >= limit && self.running => Err(trouble.error.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    /// What went wrong with a host is told, and it is not asked again in this call.
+    fn accuse(&mut self, index: usize, trouble: &Trouble, run: &mut Run<'_>) {
         let Some(hop) = self.hops.get(index) else {
-            return Ok(());
+            return;
         };
         let (shard_id, host) = (self.shard_id(hop), hop.node().to_owned());
         let code = trouble.code.clone();
@@ -170,18 +191,19 @@ impl ShardedBackend {
             shard: shard_id.as_str().into(),
             code: code.as_str().into(),
         });
+        let kind = match trouble.cause {
+            Cause::Corrupt => Some(FailureKind::Corruption),
+            _ => FailureKind::of_code(&code),
+        };
+        if let Some(kind) = kind {
+            self.health.failed(&host, kind);
+        }
         (run.notify)(Notice::Degraded {
             shard_id,
             host,
             code,
         });
         self.exclude(index);
-        self.failures += 1;
-        match self.settings.give_up_after {
-            // Before the first row there is nothing that this machine could go on with.
-            Some(limit) if self.failures >= limit && self.running => Err(trouble.error.clone()),
-            _ => Ok(()),
-        }
     }
 
     fn exclude(&mut self, index: usize) {

@@ -8,7 +8,9 @@ use bytes::Bytes;
 use hearthnet_bus::Descriptor;
 use hearthnet_bus::flight::{self, Event};
 use hearthnet_model::BoundaryDtype;
-use hearthnet_transport::{DType, Message, Step, StepResult, StreamOpen, Truncate, Want};
+use hearthnet_transport::{
+    DType, Message, SendError, Step, StepResult, StreamOpen, Truncate, Want,
+};
 
 use super::ShardedBackend;
 use super::recovery::{Cause, LEAVING};
@@ -18,6 +20,7 @@ use crate::checks::{BoundaryCheck, CheckError};
 use crate::error::ChatError;
 use crate::hosts::RoutedSpan;
 use crate::labels;
+use crate::link::Ended;
 use crate::pace::{ASK_AFTER, GONE_AFTER, LOOK_EVERY, Pace, Silence, median};
 use crate::pipeline::{Chunk, Outcome, Rows};
 
@@ -108,10 +111,18 @@ impl Hop {
         }
     }
 
-    pub(super) fn lost(&self, why: &str) -> Trouble {
-        self.trouble("connection_lost", Cause::Failed, |host| {
-            ChatError::ShardUnavailable(format!("lost {host}: {why}"))
-        })
+    pub(super) fn lost(&self, ended: &Ended) -> Trouble {
+        let Ended { why, right, by_us } = ended;
+        match right {
+            Some(code) if *by_us => self.trouble(code, Cause::Barred, |host| {
+                ChatError::ShardUnavailable(format!(
+                    "{host} may not compute for this node any more"
+                ))
+            }),
+            _ => self.trouble(right.unwrap_or("connection_lost"), Cause::Failed, |host| {
+                ChatError::ShardUnavailable(format!("lost {host}: {why}"))
+            }),
+        }
     }
 
     pub(super) fn late(&self) -> Trouble {
@@ -294,9 +305,14 @@ impl ShardedBackend {
             "distributed_inference_shard_latency_ms",
             "shard_id" => labels::shard(shard_id)
         );
+        let host = &span.link.descriptor().host;
+        let seen = self
+            .health
+            .seen(host, self.model.weights, (span.lo, span.hi));
+        let check = BoundaryCheck::new(self.model.width, self.model.boundary, band);
         Hop {
             id,
-            check: BoundaryCheck::new(self.model.width, self.model.boundary, band),
+            check: check.remembering(seen),
             span,
             stream,
             epoch,
@@ -386,7 +402,16 @@ impl ShardedBackend {
             }
             Err(error) => Err(error),
         };
-        sent.map_err(|closed| hop.lost(&closed.to_string()))
+        sent.map_err(|error| {
+            hop.lost(&match &error {
+                SendError::Closed(closed) => Ended::of(closed),
+                other => Ended {
+                    why: other.to_string(),
+                    right: None,
+                    by_us: true,
+                },
+            })
+        })
     }
 
     /// Sends a step; the streams' order makes waiting for STREAM_OPENED unnecessary.
@@ -477,7 +502,7 @@ impl ShardedBackend {
             if let Err(error) = checked {
                 metrics::counter!("distributed_inference_shard_corruption_detected_total")
                     .increment(1);
-                return Err(hop.trouble(error.code(), Cause::Failed, |host| {
+                return Err(hop.trouble(error.code(), Cause::Corrupt, |host| {
                     ChatError::PipelineStalled(format!(
                         "{host} returned numbers that cannot be right: {}: {error}",
                         error.code()
@@ -536,6 +561,9 @@ impl ShardedBackend {
         let round_trip = seen.saturating_duration_since(sent.at);
         hop.clock.record(round_trip, compute_us, queue_us);
         hop.latency.record(round_trip.as_secs_f64() * 1e3);
+        let layers = hop.span.hi - hop.span.lo + 1;
+        let shard = &hop.span.link.descriptor().shard_id;
+        self.health.answered(hop.node(), shard, layers, round_trip);
         if hop.pace.record(round_trip, reference) && hop.may_move(now) {
             return Err(hop.late());
         }

@@ -17,6 +17,7 @@ use tokio::sync::watch;
 use super::*;
 use crate::backend::Notice;
 use crate::fallback::WithFallback;
+use crate::health::{FailureKind, Standing};
 use crate::hosts::{Choice, ConnectedHosts};
 use crate::link::{HostAddr, HostLink};
 use crate::router::GreedyCover;
@@ -73,6 +74,8 @@ struct State {
     leaving: bool,
     /// Answers leave two at a time.
     pairs: bool,
+    /// What is done to the rows of every answer.
+    spoils: Option<fn(&mut StepResult)>,
     /// Steps heard.
     steps: u32,
     /// Positions that streams were opened for, and grew to.
@@ -297,7 +300,11 @@ impl Puppet {
                 let Some((lo, layers)) = state.streams.get_mut(&stream) else {
                     return refuse(step.stream, step.epoch, "unknown_stream");
                 };
-                Some(Message::StepResult(run(*lo, layers, step)))
+                let mut result = run(*lo, layers, step);
+                if let Some(spoil) = state.spoils.filter(|_| result.rows > 0) {
+                    spoil(&mut result);
+                }
+                Some(Message::StepResult(result))
             }
             _ => None,
         }
@@ -315,7 +322,10 @@ fn run(lo: u32, layers: &mut [Vec<u32>], step: Step) -> StepResult {
             .fold(first as u32, |value, (number, state)| {
                 layer(number, state, position, value)
             });
-        out.push(row(value));
+        // What nobody reads on tells rows apart that agree in what is read by chance.
+        let last = layers.last().and_then(|state| state.last()).copied();
+        let [first, second, third, _] = row(value);
+        out.push([first, second, third, (last.unwrap_or_default() >> 8) as f32]);
     }
     let back = match step.want {
         Want::None => &[][..],
@@ -345,6 +355,7 @@ struct Stage {
     hosts: Vec<Arc<Puppet>>,
     links: Vec<Arc<HostLink>>,
     cancel: Cancel,
+    health: SharedHealth,
 }
 
 /// What a sequence went through.
@@ -379,6 +390,7 @@ impl Stage {
             hosts,
             links,
             cancel: Cancel::default(),
+            health: SharedHealth::default(),
         }
     }
 
@@ -419,6 +431,7 @@ impl Stage {
                 max_shards: 16,
                 own_id: "nobody".into(),
                 allow_self: false,
+                health: self.health.clone(),
             },
         };
         let runtime = self.runtime.handle().clone();
@@ -598,6 +611,111 @@ fn a_preempted_sequence_begins_again_and_nobody_hears_of_it() {
             assert!(heard.degraded.is_empty() && heard.moves.is_empty());
         }
     }
+}
+
+/// A stage with three hosts for the first half, of which the one that is preferred spoils
+/// every answer.
+fn with_spoiler(spoil: fn(&mut StepResult)) -> (Stage, String) {
+    let stage = Stage::new(&[(0, 1), (0, 1), (0, 1), (2, 3)]);
+    let preferred = stage.runs(&stage.open(), 0).node();
+    stage.host(&preferred).state().spoils = Some(spoil);
+    (stage, preferred)
+}
+
+#[test]
+fn a_host_that_always_returns_nan_spoils_one_of_five_chats() {
+    let (stage, liar) = with_spoiler(|result| result.data = vec![0xff; result.data.len()].into());
+    let expected = undisturbed(&[(&[5, 6, 7], 4)]);
+    let mut heard = Heard::default();
+    for _ in 0..5 {
+        heard.outputs.clear();
+        stage
+            .call(&mut stage.open(), &[5, 6, 7], 4, &mut heard)
+            .unwrap();
+        assert_eq!(heard.outputs, expected);
+    }
+    assert_eq!(heard.degraded, ["tensor_nonfinite"]);
+    let told = stage.health.all();
+    let told = told.iter().find(|one| one.host == liar).unwrap();
+    assert_eq!(told.standing, Standing::Quarantined);
+    assert!(told.quarantine_ms > 0);
+    let worth = told.failures[&FailureKind::Corruption];
+    assert!(worth > 0.9 && worth <= 1.0, "{worth}");
+    // Where nobody else has its layers it is asked all the same.
+    let mut stage = stage;
+    let second = stage.hosts[3].node();
+    let is_left = |link: &Arc<HostLink>| [&liar, &second].contains(&&link.descriptor().host);
+    stage.links.retain(is_left);
+    assert_eq!(stage.runs(&stage.open(), 0).node(), liar);
+}
+
+#[test]
+fn a_host_that_returns_the_same_rows_for_other_rows_is_found_out() {
+    let (stage, liar) = with_spoiler(|result| {
+        let one = row(7).into_iter().flat_map(f32::to_le_bytes);
+        let one: Vec<u8> = one.collect();
+        result.data = one.repeat(result.rows as usize).into();
+    });
+    let mut heard = Heard::default();
+    let mut backend = stage.open();
+    stage.call(&mut backend, &[5, 6, 7], 4, &mut heard).unwrap();
+    assert_eq!(heard.outputs, undisturbed(&[(&[5, 6, 7], 4)]));
+    assert_eq!(heard.degraded, ["tensor_band"]);
+    let told = stage.health.all();
+    let told = told.iter().find(|one| one.host == liar).unwrap();
+    assert_eq!(told.standing, Standing::Quarantined);
+}
+
+#[test]
+fn the_same_conversation_again_and_its_beginning_in_another_are_no_repeats() {
+    let stage = Stage::new(&[(0, 1), (2, 3)]);
+    let mut heard = Heard::default();
+    for prompt in [&[5, 6, 7][..], &[5, 6, 7], &[5, 6, 8, 7], &[5, 5, 5, 5, 5]] {
+        let mut backend = stage.open();
+        stage.call(&mut backend, prompt, 6, &mut heard).unwrap();
+    }
+    assert!(heard.degraded.is_empty(), "{:?}", heard.degraded);
+}
+
+#[test]
+fn a_slow_host_is_left_to_others_by_the_next_chat() {
+    // 20 ms a step, where others take a moment.
+    let (stage, slow) = with_spoiler(|_| std::thread::sleep(Duration::from_millis(20)));
+    let mut heard = Heard::default();
+    stage
+        .call(&mut stage.open(), &[5, 6, 7], 12, &mut heard)
+        .unwrap();
+    // Its spares are not known yet, but the host of the other layers shows what to expect.
+    let mut asked = Vec::new();
+    for _ in 0..4 {
+        let mut backend = stage.open();
+        asked.push(stage.runs(&backend, 0).node());
+        stage
+            .call(&mut backend, &[5, 6, 7], 12, &mut heard)
+            .unwrap();
+    }
+    assert!(!asked.contains(&slow), "{slow}: {asked:?}");
+    let told = stage.health.all();
+    let speed = |host: &str| {
+        let one = told.iter().find(|one| one.host == host).unwrap();
+        one.shards[0].p50_ms
+    };
+    assert!(speed(&slow) >= 10.0, "20 ms through two layers");
+    assert!(heard.degraded.is_empty(), "{:?}", heard.degraded);
+}
+
+#[test]
+fn a_host_whose_models_numbers_overflow_is_not_banned() {
+    let stage = Stage::new(&[(0, 3), (0, 3)]);
+    for host in &stage.hosts {
+        host.state().refusals.extend(["boundary_overflow"; 2]);
+    }
+    assert!(stage.open_with(PumpSettings::default()).is_err());
+    let told = stage.health.all();
+    assert!(
+        told.iter().all(|one| one.standing == Standing::Good),
+        "{told:?}"
+    );
 }
 
 #[test]

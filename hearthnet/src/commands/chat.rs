@@ -15,6 +15,7 @@ use hearthnet_model::engine::{Engine, Head};
 use hearthnet_orchestrator::backend::Backend;
 use hearthnet_orchestrator::chat::{Conversation, Prompt, TextModel};
 use hearthnet_orchestrator::fallback::{LoadLocal, WithFallback};
+use hearthnet_orchestrator::health::SharedHealth;
 use hearthnet_orchestrator::hosts::{Choice, HostPool, HostSource, PooledHosts};
 use hearthnet_orchestrator::link::HostAddr;
 use hearthnet_orchestrator::local::LocalBackend;
@@ -248,8 +249,11 @@ pub(crate) fn connect(
         hosts.iter().cloned(),
     );
     let source = PooledHosts {
+        choice: Choice {
+            health: pool.health().clone(),
+            ..choice(model, &key.id().to_string(), config)
+        },
         pool: Arc::new(pool),
-        choice: choice(model, &key.id().to_string(), config),
     };
     let failures = runtime.block_on(source.reach());
     Ok((Box::new(source), failures))
@@ -264,6 +268,7 @@ pub(crate) fn choice(model: &OpenModel, own_id: &str, config: &Config) -> Choice
         max_shards: inference.max_shards_per_request,
         own_id: own_id.to_owned(),
         allow_self: inference.allow_self_as_shard,
+        health: SharedHealth::default(),
     }
 }
 

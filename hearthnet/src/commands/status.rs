@@ -12,6 +12,7 @@ use std::time::Duration;
 use futures_util::future::{join_all, select_ok};
 use hearthnet_bus::NodeId;
 use hearthnet_bus::log::{Advert, Community, LogHealth};
+use hearthnet_orchestrator::health::{ShardHealth, Standing};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -45,6 +46,9 @@ pub(crate) struct Running {
     /// Whether each host that advertises layers answers, by node id.
     #[serde(default)]
     pub(crate) hosts: BTreeMap<String, bool>,
+    /// What its chats have seen of hosts.
+    #[serde(default)]
+    pub(crate) host_health: Vec<ShardHealth>,
 }
 
 /// A peer of a running node.
@@ -123,6 +127,7 @@ pub(crate) fn run(args: &StatusArgs, global: &Global, config: &Config) -> Result
     for model in &models {
         shards(&mut out, model, &state, now, &answers);
     }
+    hosts_seen(&mut out, &state, running.as_ref());
     if models.is_empty() {
         out.push_str("\nlayers     nobody serves any; `hearthnet serve --layers auto` does\n");
     }
@@ -277,6 +282,50 @@ fn peers(out: &mut String, state: &Community, now: u64, running: Option<&Running
         })
         .collect();
     out.push_str(&table(&["peer", "at", "found by", ""], &rows));
+}
+
+/// What the chats of the running node have seen of hosts, in ten minutes or so.
+fn hosts_seen(out: &mut String, state: &Community, running: Option<&Running>) {
+    let all = running.map_or(&[][..], |running| &running.host_health);
+    if all.is_empty() {
+        return;
+    }
+    let ms = |value: Option<f64>| value.map_or_else(String::new, |ms| format!("{ms:.2} ms"));
+    let rows: Vec<Vec<String>> = all
+        .iter()
+        .map(|one| {
+            let name = one.host.parse().map(|node| label(state, &node));
+            let speed = one.shards.first();
+            let failures = one.failures.iter();
+            let failures: Vec<String> = failures
+                .filter(|(_, worth)| **worth >= 0.1)
+                .map(|(kind, worth)| format!("{} {worth:.1}", kind.as_str()))
+                .collect();
+            vec![
+                name.unwrap_or_else(|_| one.host.clone()),
+                match one.standing {
+                    Standing::Quarantined => format!("quarantined, {}", span(one.quarantine_ms)),
+                    standing => standing.as_str().to_owned(),
+                },
+                match one.last_seen_ms {
+                    Some(ms) if one.online => format!("{} ago", span(ms)),
+                    _ => "does not answer".to_owned(),
+                },
+                ms(speed.map(|speed| speed.p50_ms)),
+                ms(speed.map(|speed| speed.p95_ms)),
+                failures.join(", "),
+            ]
+        })
+        .collect();
+    let heads = [
+        "asked",
+        "standing",
+        "seen",
+        "p50/layer",
+        "p95/layer",
+        "failures",
+    ];
+    let _ = write!(out, "\n{}", table(&heads, &rows));
 }
 
 fn shards(

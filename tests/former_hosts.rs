@@ -1,0 +1,330 @@
+//! A host that loses its right sees nothing more, whatever it makes of that itself: in the
+//! middle of an answer, and where a conversation is only kept.
+//!
+//! The host is a node in this process that serves real layers and never asks whether it may. It
+//! is reached over a line so slow that an answer takes its time.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking"
+)]
+
+mod support;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use hearthnet_bus::NodeKey;
+use hearthnet_bus::calls::{Registry, Served, register_shards};
+use hearthnet_bus::log::{Body, EventLog};
+use hearthnet_bus::node::{Node, NodeSettings};
+use hearthnet_model::engine::EngineOptions;
+use hearthnet_shard::{RunningHost, ServeConfig, ShardConfig, ShardHost};
+use serde_json::{Value, json};
+use support::community::{address, found, host, join, join_as, peers, serve};
+use support::http::{self, Reply};
+use support::{Home, PATIENCE, Server, model, text};
+use tokio::runtime::Runtime;
+
+const QUESTION: &str = "Tell me a short story about a lighthouse keeper and a lost whale.";
+
+/// How long whatever is sent to the host is on its way.
+const SLOW_LINE: Duration = Duration::from_millis(15);
+
+/// Forwards connections to `to`, what comes for it slowly; where to connect.
+fn slow_line(to: SocketAddr) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let at = listener.local_addr().expect("an address");
+    std::thread::spawn(move || {
+        for near in listener.incoming().flatten() {
+            let Ok(far) = TcpStream::connect(to) else {
+                continue;
+            };
+            let pair = || Some((near.try_clone().ok()?, far.try_clone().ok()?));
+            let (Some((a, b)), Some((c, d))) = (pair(), pair()) else {
+                continue;
+            };
+            std::thread::spawn(move || forward(a, b, SLOW_LINE));
+            std::thread::spawn(move || forward(d, c, Duration::ZERO));
+        }
+    });
+    at
+}
+
+fn forward(mut from: TcpStream, mut to: TcpStream, each: Duration) {
+    let mut bytes = vec![0; 64 << 10];
+    while let Ok(read @ 1..) = from.read(&mut bytes) {
+        std::thread::sleep(each);
+        if to.write_all(&bytes[..read]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(std::net::Shutdown::Both);
+    let _ = from.shutdown(std::net::Shutdown::Both);
+}
+
+/// What the program calls the model that is named by its file.
+fn model_id() -> String {
+    let stem = model()
+        .file_stem()
+        .map(|stem| text(stem.as_encoded_bytes()));
+    stem.expect("a file's name")
+}
+
+fn now_ms() -> u64 {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .expect("a clock");
+    since.as_millis() as u64
+}
+
+/// A host that goes on serving, whatever becomes of its right to.
+struct Stubborn {
+    _runtime: Runtime,
+    node: Node,
+    host: RunningHost,
+}
+
+impl Stubborn {
+    fn start(home: &Home, founder: &Server, layers: (u32, u32)) -> Self {
+        let runtime = Runtime::new().expect("a runtime");
+        let data = home.path().join("data");
+        let key = Arc::new(NodeKey::load(&data.join("node.key")).expect("its key"));
+        let log = EventLog::open(&data).expect("its log");
+        let served = Arc::new(Served::default());
+        let registry = Arc::new(Registry::new());
+        register_shards(
+            &registry,
+            Arc::clone(&key),
+            log.clone(),
+            Arc::clone(&served),
+        )
+        .expect("a registry");
+        let free = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let listen = free.local_addr().expect("an address");
+        drop(free);
+        let line = slow_line(listen);
+        let mut settings = NodeSettings::new("stubborn");
+        settings.listen = Some(listen.to_string());
+        settings.endpoints = vec![line.to_string()];
+        settings.research = true;
+        settings.discovery.mdns = false;
+        settings.discovery.static_peers =
+            vec![address(founder).parse().expect("a founder's address")];
+        let (node, host) = runtime.block_on(async {
+            let node = Node::start(Arc::clone(&key), log.clone(), settings, registry)
+                .await
+                .expect("a node");
+            let listen = listen.to_string();
+            let config = ShardConfig {
+                model_id: Some(model_id()),
+                engine: EngineOptions {
+                    threads: 1,
+                    ..EngineOptions::default()
+                },
+                serve: ServeConfig {
+                    endpoint: Some(line.to_string()),
+                    ..ServeConfig::new(&listen)
+                },
+                ..ShardConfig::new(model(), layers, &listen)
+            };
+            let host = ShardHost::start_in(config, &node, |_| {})
+                .await
+                .expect("a host");
+            (node, host)
+        });
+        served.set(host.descriptor());
+        let body = Body::ShardAdvertised(Box::new(host.descriptor()));
+        log.append(&key, body, now_ms()).expect("an advertisement");
+        Self {
+            _runtime: runtime,
+            node,
+            host,
+        }
+    }
+
+    fn id(&self) -> String {
+        self.node.id().to_string()
+    }
+
+    fn steps(&self) -> u64 {
+        self.host.stats().steps
+    }
+
+    /// Waits until nobody has a session with it; the steps that it ran in all.
+    fn steps_when_left(&self) -> u64 {
+        let begin = Instant::now();
+        while self.host.stats().sessions > 0 {
+            assert!(begin.elapsed() < PATIENCE, "its sessions do not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(self.host.stats().streams, 0);
+        self.steps()
+    }
+}
+
+/// A community of five: who founded it, the stubborn host of the first half, two hosts that
+/// have all layers together, and a member that asks.
+struct Street {
+    founder: Home,
+    founder_runs: Server,
+    stubborn: Stubborn,
+    asks: Home,
+    _homes: Vec<Home>,
+    _hosts: Vec<Server>,
+}
+
+impl Street {
+    fn new() -> Self {
+        let founder = Home::new();
+        found(&founder);
+        let founder_runs = serve(&founder, &[]);
+        let homes: Vec<Home> = (0..3).map(|_| join(&founder, &founder_runs)).collect();
+        let asks = join_as("member", &founder, &founder_runs);
+        // From layer 0 on it reaches furthest, so it is chosen, and the other half after it.
+        let stubborn = Stubborn::start(&homes[0], &founder_runs, (0, 14));
+        let hosts = vec![
+            host(&homes[1], &founder_runs, "0-9"),
+            host(&homes[2], &founder_runs, "10-29"),
+        ];
+        let street = Self {
+            founder,
+            founder_runs,
+            stubborn,
+            asks,
+            _homes: homes,
+            _hosts: hosts,
+        };
+        street.until_known(3);
+        street
+    }
+
+    /// Until the founder's node knows so many hosts.
+    fn until_known(&self, hosts: usize) {
+        let begin = Instant::now();
+        loop {
+            let status = self.founder.json(&["status", "--json"]);
+            let models = status["models"].as_array().expect("models");
+            let shards = models.iter().filter_map(|model| model["shards"].as_array());
+            if shards.map(Vec::len).sum::<usize>() >= hosts {
+                return;
+            }
+            assert!(begin.elapsed() < PATIENCE, "{status}");
+        }
+    }
+
+    fn says(&self, command: &[&str]) {
+        let output = self.founder.run(command);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    }
+
+    fn chat(&self, extra: &[&str]) -> std::process::Command {
+        let model = model();
+        let peers = peers(&self.founder_runs);
+        let model = model.to_str().expect("a UTF-8 path");
+        let mut args = vec!["--set", "policy.research.enable=true"];
+        args.extend(["--set", "discovery.mdns=false", "--set", &peers]);
+        args.extend(["chat", QUESTION, "--model", model]);
+        args.extend(["--temperature", "0.8", "--seed", "7", "--max-tokens", "96"]);
+        args.extend(extra);
+        self.asks.hearthnet(&args)
+    }
+
+    /// Asks, does something to the host after some tokens, and looks at the rest: the host
+    /// ran nothing more once its replacement was at work, and the answer has its words.
+    fn ends_mid_answer(&self, command: &[&str], code: &str) {
+        let alone = self.chat(&["--local", "--json"]).output().expect("it runs");
+        let alone: Value = serde_json::from_slice(&alone.stdout).expect("JSON");
+        let mut child = self
+            .chat(&["--no-fallback", "--no-service", "--frames"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("hearthnet starts");
+        let stdout = child.stdout.take().expect("a pipe");
+        let (mut tokens, mut left, mut done) = (0, None, None);
+        for line in BufReader::new(stdout).lines() {
+            let frame: Value = serde_json::from_str(&line.expect("a line")).expect("JSON");
+            let data = &frame["data"];
+            match frame["event"].as_str().unwrap_or_default() {
+                "token_delta" => {
+                    tokens += 1;
+                    if tokens == 5 {
+                        assert!(self.stubborn.steps() > 0, "it runs the first half");
+                        self.says(command);
+                    }
+                }
+                "shard_failover" => {
+                    assert_eq!(data["code"], code, "{frame}");
+                    assert_eq!(data["host"], self.stubborn.id(), "{frame}");
+                    left = Some(self.stubborn.steps_when_left());
+                }
+                "done" => done = Some(data.clone()),
+                _ => {}
+            }
+        }
+        let output = child.wait_with_output().expect("its end");
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let (left, done) = (left.expect("somebody took over"), done.expect("an end"));
+        assert_eq!(self.stubborn.steps(), left, "it saw more rows");
+        assert_eq!(done["text"], alone["text"]);
+        assert_eq!(done["token_ids"], alone["token_ids"]);
+        // Another question does not go there, however long it is still advertised.
+        let again = self.chat(&["--no-fallback", "--no-service", "--json"]);
+        let again = { again }.output().expect("it runs");
+        let again: Value = serde_json::from_slice(&again.stdout).expect("JSON");
+        assert_eq!(again["text"], alone["text"]);
+        assert_eq!(self.stubborn.steps(), left);
+    }
+}
+
+#[test]
+fn a_host_that_is_revoked_in_the_middle_of_an_answer_sees_no_more_of_it() {
+    let street = Street::new();
+    let id = street.stubborn.id();
+    street.ends_mid_answer(&["community", "revoke", &id], "revoked");
+}
+
+#[test]
+fn a_host_that_is_demoted_sees_no_more_of_an_answer_asked_beside_a_running_node() {
+    let street = Street::new();
+    let id = street.stubborn.id();
+    let known = peers(&street.founder_runs);
+    // It keeps the log even, and the chat in another process watches its own connections.
+    let _runs = serve(&street.asks, &["--set", &known]);
+    street.ends_mid_answer(&["community", "demote", &id], "unauthorized");
+}
+
+#[test]
+fn the_next_turn_of_a_kept_conversation_passes_a_former_host_by() {
+    let street = Street::new();
+    let known = peers(&street.founder_runs);
+    let service = serve(&street.asks, &["--set", &known]);
+    let mut messages = vec![json!({"role": "user", "content": QUESTION})];
+    let ask = |messages: &[Value]| {
+        let body = json!({"model": model_id(), "messages": messages,
+            "temperature": 0, "max_tokens": 8});
+        let mut reply = Reply::chat(&http::address(&service), &body);
+        let answer = reply.text();
+        assert_eq!(reply.status, 200, "{answer}");
+        let answer: Value = serde_json::from_str(&answer).expect("JSON");
+        answer["choices"][0]["message"].clone()
+    };
+    let first = ask(&messages);
+    assert!(street.stubborn.steps() > 0, "it runs the first half");
+    assert_eq!(
+        street.stubborn.host.stats().streams,
+        1,
+        "what it knows is kept"
+    );
+    street.says(&["community", "revoke", &street.stubborn.id()]);
+    // Nobody asks anything meanwhile: the right ends, and so does the session.
+    let left = street.stubborn.steps_when_left();
+    messages.extend([first, json!({"role": "user", "content": "Go on."})]);
+    ask(&messages);
+    assert_eq!(street.stubborn.steps(), left);
+}
