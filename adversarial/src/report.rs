@@ -248,7 +248,7 @@ mod tests {
         }
         assert!(text.contains("a try: must be 1, was 2"));
         assert!(text.contains("frame_length (7)"));
-        assert!(text.contains("42 cases not built yet"));
+        assert!(text.contains("43 cases not built yet"));
         assert!(text.contains("2.5x (over 2x)"));
     }
 

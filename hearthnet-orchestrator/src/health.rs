@@ -93,7 +93,7 @@ impl FailureKind {
             "degraded" => Self::Slow,
             "connection_lost" => Self::Lost,
             // It has no room, takes its memory back, or leaves: that is how it is meant to be.
-            "stream_limit" | "stream_quota" | "kv_full" | "kv_quota" | "preempted"
+            "stream_limit" | "stream_quota" | "kv_full" | "kv_quota" | "kv_too_small" | "preempted"
             | "step_quota" | "queue_full" | "shutting_down" | "leaving" | "idle_timeout"
             // Whose right has ended, the log says.
             | "revoked" | "unauthorized"

@@ -369,7 +369,7 @@ pub(crate) async fn settle_beside(home: &Home, is: impl Fn() -> bool) {
 }
 
 /// Within this time a process sees what another one wrote into the log.
-const LOG_LOOK: Duration = Duration::from_millis(300);
+pub(crate) const LOG_LOOK: Duration = Duration::from_millis(300);
 
 /// Tells programs on this machine about the node.
 #[derive(Default)]

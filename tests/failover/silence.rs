@@ -46,9 +46,9 @@ fn a_host_that_is_stopped_in_the_prompt_or_the_answer_is_left_for_its_spare() {
         answer.says(&undisturbed, &what);
         stood_still(&what, &answer.heard);
         match position {
+            0 => assert_eq!(answer.heard.degraded, ["silent"], "{what}"),
             // A history may say sooner that it is late than its silence that it is gone.
-            20 => assert_eq!(answer.heard.degraded.len(), 1, "{what}"),
-            _ => assert_eq!(answer.heard.degraded, ["silent"], "{what}"),
+            _ => assert_eq!(answer.heard.degraded.len(), 1, "{what}"),
         }
         assert_eq!(answer.heard.recoveries.len(), 1, "{what}");
         assert!(answer.heard.waits.contains(&"silent".into()), "{what}");
@@ -183,7 +183,8 @@ fn a_host_that_is_slow_from_its_first_token_is_left_for_an_idle_spare() {
     stood_still("slow from its first token", &answer.heard);
     assert_eq!(answer.heard.degraded, ["degraded"]);
     assert_eq!(answer.heard.recoveries.len(), 1);
-    assert_eq!(answer.result.expect("an answer").route.len(), 3);
+    let route = answer.result.expect("an answer").route;
+    assert_eq!(route.iter().filter(|hop| hop.host.is_some()).count(), 3);
 }
 
 /// A conversation over hosts known by address, as `serve --shard` keeps them.

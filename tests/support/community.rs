@@ -3,11 +3,14 @@
 use super::{Home, Server, model, text};
 
 /// What every node here is started with.
-const ALONE: [&str; 4] = [
+const ALONE: [&str; 6] = [
     "--set",
     "policy.research.enable=true",
     "--set",
     "discovery.mdns=false",
+    // Every daemon has an HTTP door.
+    "--set",
+    "http.listen=127.0.0.1:0",
 ];
 
 /// Founds a community that computes together.

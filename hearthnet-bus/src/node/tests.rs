@@ -457,11 +457,7 @@ async fn a_revoked_grant_ends_the_session_that_stands_on_it_and_no_other() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_callers_sessions_end_when_it_is_frozen_or_the_community_computes_no_more() {
     for (end, code, open) in [
-        (
-            (|home| home.freeze(2)) as fn(&Home),
-            CloseCode::Unauthorized,
-            0,
-        ),
+        ((|home| home.freeze(2)) as fn(&Home), CloseCode::Revoked, 0),
         (
             |home| home.append(Body::PolicyChanged(computing(false))),
             CloseCode::Unauthorized,
@@ -504,7 +500,7 @@ async fn a_link_to_a_host_ends_with_the_right_of_the_host_though_the_host_keeps_
             CloseCode::Unauthorized,
         ),
         (|home| home.revoke(3), CloseCode::Revoked),
-        (|home| home.freeze(3), CloseCode::Unauthorized),
+        (|home| home.freeze(3), CloseCode::Revoked),
         (
             |home| home.append(Body::PolicyChanged(computing(false))),
             CloseCode::Unauthorized,
