@@ -110,22 +110,7 @@ async fn serve_by_hand(args: ServeArgs, global: &Global, config: &Config) -> Res
     if args.peer_key.is_empty() && !args.json {
         note("only this node itself may use this host; admit others with --peer-key NODEID");
     }
-    let mut bar = None;
-    let mut phase = "";
-    let start = ShardHost::start(host_config, &key, move |step| {
-        let (what, done, total) = match step {
-            StartProgress::Hashing { done, total } => ("hashing the model", done, total),
-            StartProgress::Verifying { done, total } => ("checking the layers", done, total),
-            StartProgress::Loading { done, total } => ("loading the layers", done, total),
-            _ => return,
-        };
-        if phase != what {
-            (bar, phase) = (Some(Progress::new(what)), what);
-        }
-        if let Some(bar) = &mut bar {
-            bar.set(done, total);
-        }
-    });
+    let start = ShardHost::start(host_config, &key, start_progress());
     let host = tokio::select! {
         host = start => host.map_err(|e| start_failure(&listen, &e))?,
         _ = stop.recv() => return Err(ChatError::Cancelled.into()),
@@ -295,6 +280,26 @@ pub(crate) fn start_failure(listen: &str, error: &StartError) -> Failure {
         _ => (Kind::Internal, "try again".to_owned()),
     };
     Failure::new(kind, error.to_string()).hint(hint)
+}
+
+/// Shows how far a host has come with its start: a bar for each phase.
+pub(crate) fn start_progress() -> impl FnMut(StartProgress) + Send + 'static {
+    let mut bar = None;
+    let mut phase = "";
+    move |step| {
+        let (what, done, total) = match step {
+            StartProgress::Hashing { done, total } => ("hashing the model", done, total),
+            StartProgress::Verifying { done, total } => ("checking the layers", done, total),
+            StartProgress::Loading { done, total } => ("loading the layers", done, total),
+            _ => return,
+        };
+        if phase != what {
+            (bar, phase) = (Some(Progress::new(what)), what);
+        }
+        if let Some(bar) = &mut bar {
+            bar.set(done, total);
+        }
+    }
 }
 
 /// Memory that a process occupies now, in bytes, where the system tells (Linux).

@@ -15,14 +15,14 @@ use hearthnet_bus::calls::Served;
 use hearthnet_bus::log::{Body, Level};
 use hearthnet_bus::{Descriptor, NodeId};
 use hearthnet_orchestrator::http::Health;
-use hearthnet_shard::{RunningHost, ServeConfig, ShardConfig, ShardHost, StartProgress};
+use hearthnet_shard::{RunningHost, ServeConfig, ShardConfig, ShardHost};
 use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
 
 use super::Stop;
 use crate::args::Layers;
 use crate::commands::shard::{
-    Ready, announcement, resident_bytes, serve_config, start_failure, stopping,
+    Ready, announcement, resident_bytes, serve_config, start_failure, start_progress, stopping,
 };
 use crate::commands::{OpenModel, engine_options, print_bytes, print_json};
 use crate::community::{Home, log_failure, now_ms};
@@ -32,7 +32,7 @@ use crate::failure::{Failure, Kind};
 use crate::layers::{Held, Patience, choose, missing, room, runs_text, settle};
 use crate::memory::named_layers_fit;
 use crate::node::{self, Resident, settle_in};
-use crate::output::{Progress, bytes, note};
+use crate::output::{bytes, note};
 
 /// How often an advertisement is renewed; it holds for four times as long (M26 section 5.1).
 const HEARTBEAT: Duration = Duration::from_secs(30);
@@ -393,24 +393,9 @@ impl Serving<'_> {
             },
             ..ShardConfig::new(&model.path, (lo, hi), &listen)
         };
-        let mut bar = None;
-        let mut phase = "";
-        let host = ShardHost::start_in(config, &resident.node, move |step| {
-            let (what, done, total) = match step {
-                StartProgress::Hashing { done, total } => ("hashing the model", done, total),
-                StartProgress::Verifying { done, total } => ("checking the layers", done, total),
-                StartProgress::Loading { done, total } => ("loading the layers", done, total),
-                _ => return,
-            };
-            if phase != what {
-                (bar, phase) = (Some(Progress::new(what)), what);
-            }
-            if let Some(bar) = &mut bar {
-                bar.set(done, total);
-            }
-        })
-        .await
-        .map_err(|e| start_failure(&listen, &e))?;
+        let host = ShardHost::start_in(config, &resident.node, start_progress())
+            .await
+            .map_err(|e| start_failure(&listen, &e))?;
         Ok(host)
     }
 
