@@ -118,7 +118,11 @@ impl Household {
     fn start(&self, args: &[&str]) -> Running {
         let mut child = self
             .hearthnet(args)
-            .stdin(Stdio::piped())
+            // What comes there belongs to a question, until its end.
+            .stdin(match args {
+                ["chat", ..] => Stdio::null(),
+                _ => Stdio::piped(),
+            })
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()

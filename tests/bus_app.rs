@@ -110,6 +110,9 @@ fn an_app_hears_through_its_node_what_another_members_layers_compute() {
         model,
         "--max-tokens",
         TOKENS,
+        // As the app asks.
+        "--temperature",
+        "0",
     ]);
     assert_eq!(text(&output.stdout), alone["text"].as_str().expect("text"));
 }

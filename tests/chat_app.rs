@@ -14,7 +14,7 @@ use hearthnet_bus::calls::{Authority, CallServer, LocalDoor, Registry, Research,
 use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_model::engine::{Engine, EngineOptions, Head};
 use hearthnet_model::gguf::Gguf;
-use hearthnet_model::sampler::SamplerConfig;
+use hearthnet_model::sampler::{SamplerConfig, SamplingChoice};
 use hearthnet_model::{ChatMessage, ChatTemplate, ModelFile, Tokenizer};
 use hearthnet_orchestrator::backend::Backend;
 use hearthnet_orchestrator::chat::{ChatRequest, Frame, Prompt, TextModel};
@@ -57,6 +57,7 @@ fn tiny() -> ServedModel {
             template: Some(ChatTemplate::from_gguf(file.gguf()).expect("a template")),
             head: head.into(),
             context: file.spec().context,
+            sampling: SamplingChoice::GREEDY,
         },
         opener: Box::new(opener),
     }
@@ -109,7 +110,7 @@ async fn the_example_app_prints_what_the_community_answers() {
             seed: Some(7),
             ..SamplerConfig::default()
         },
-        max_tokens: 100,
+        max_tokens: Some(100),
         stop: Vec::new(),
     };
     let mut answer = service.ask("somebody", "tiny", request).expect("a turn");

@@ -51,7 +51,8 @@ fn chat(home: &Home, meddle: impl FnOnce(&[Value])) -> Vec<Value> {
     let model = model();
     let model = model.to_str().expect("a UTF-8 path");
     let enable = ["--set", "policy.research.enable=true", "chat", PROMPT];
-    let ask = ["--frames", "--model", model, "--max-tokens", "64"];
+    let greedy = ["--temperature", "0", "--max-tokens", "64"];
+    let ask = [&["--frames", "--model", model][..], &greedy].concat();
     frames(
         &mut home.hearthnet(&[enable.as_slice(), &ask].concat()),
         8,

@@ -30,13 +30,10 @@ use std::time::{Duration, Instant};
 use caller::{Caller, Heard, TOKENS, options, request, same};
 use hearthnet_bus::NodeKey;
 use hearthnet_model::ModelFile;
-use hearthnet_model::engine::{Engine, SeqId};
 use hearthnet_orchestrator::ChatError;
 use hearthnet_orchestrator::chat::{ChatRequest, Done};
-use hearthnet_shard::{
-    EngineFault, EngineSource, LayerEngine, LoadPhase, RunningHost, ServeConfig, Served, ShardHost,
-    Span,
-};
+use hearthnet_shard::{RunningHost, ServeConfig, Served, ShardHost};
+use hearthnet_testkit::TamperedSource;
 use rustix::process::{Signal, WaitId, WaitIdOptions, waitid};
 use support::{Host, PATIENCE, model, wait_for_end};
 
@@ -414,7 +411,7 @@ fn the_host_that_took_over_from_one_that_left_may_die() {
     assert_eq!(answer.heard.degraded.len(), 1);
 }
 
-/// What a host answers in place of what it computed, or how it comes by it.
+/// What a host answers at one position in place of what it computed, or how it comes by it.
 #[derive(Clone, Copy, Debug)]
 enum Lie {
     /// What it computed, after so long for each step: no lie.
@@ -423,79 +420,6 @@ enum Lie {
     Nan,
     /// The rows that it was given, untouched.
     Input,
-}
-
-/// The exact engine, but for one step that is answered with a lie, or for its speed.
-struct Lies {
-    engine: Engine,
-    lie: Lie,
-    at: u32,
-}
-
-impl LayerEngine for Lies {
-    type Seq = SeqId;
-
-    fn open(&mut self) -> Result<SeqId, EngineFault> {
-        LayerEngine::open(&mut self.engine)
-    }
-    fn close(&mut self, seq: SeqId) {
-        LayerEngine::close(&mut self.engine, seq);
-    }
-    fn len(&self, seq: SeqId) -> u32 {
-        LayerEngine::len(&self.engine, seq)
-    }
-    fn truncate(&mut self, seq: SeqId, length: u32) -> Result<(), EngineFault> {
-        LayerEngine::truncate(&mut self.engine, seq, length)
-    }
-    fn forward(
-        &mut self,
-        layers: (u32, u32),
-        spans: &[Span<SeqId>],
-        x: &mut [f32],
-    ) -> Result<(), EngineFault> {
-        let input = x.to_vec();
-        if let Lie::Slow(pause) = self.lie {
-            // The work that it stands for keeps the compute thread busy as long, and only that.
-            std::thread::sleep(pause);
-        }
-        LayerEngine::forward(&mut self.engine, layers, spans, x)?;
-        if spans.iter().any(|span| span.position == self.at) {
-            match self.lie {
-                Lie::Nan => x[0] = f32::NAN,
-                Lie::Input => x.copy_from_slice(&input),
-                Lie::Slow(_) => {}
-            }
-        }
-        Ok(())
-    }
-    fn kv_page_positions(&self) -> u32 {
-        LayerEngine::kv_page_positions(&self.engine)
-    }
-    fn kv_bytes_per_position(&self) -> u64 {
-        LayerEngine::kv_bytes_per_position(&self.engine)
-    }
-    fn kv_bytes_in_use(&self) -> u64 {
-        LayerEngine::kv_bytes_in_use(&self.engine)
-    }
-    fn weight_bytes(&self) -> u64 {
-        LayerEngine::weight_bytes(&self.engine)
-    }
-}
-
-struct LiesAt(Arc<ModelFile>, Lie, u32, std::ops::Range<u32>);
-
-impl EngineSource for LiesAt {
-    type Engine = Lies;
-
-    fn load(&mut self, _: &mut dyn FnMut(LoadPhase, u64, u64)) -> Result<Lies, String> {
-        let engine = Engine::load(&self.0, self.3.clone(), &options(), &mut |_, _| {});
-        let engine = engine.map_err(|e| e.to_string())?;
-        Ok(Lies {
-            engine,
-            lie: self.1,
-            at: self.2,
-        })
-    }
 }
 
 fn liar(caller: &Caller, lie: Lie, at: u32) -> (RunningHost, String) {
@@ -524,7 +448,24 @@ fn liar_with(
     let mut config = ServeConfig::new("127.0.0.1:0");
     config.admitted = vec![caller.key.id()];
     let key = NodeKey::generate().expect("a key");
-    let source = LiesAt(file, lie, at, layers);
+    let source = TamperedSource {
+        file,
+        layers,
+        options: options(),
+        tamper: Some(Box::new(move |passing| {
+            if let Lie::Slow(pause) = lie {
+                // The work that it stands for keeps the compute thread busy as long, and only that.
+                std::thread::sleep(pause);
+            }
+            if passing.spans.iter().any(|span| span.position == at) {
+                match lie {
+                    Lie::Nan => passing.rows[0] = f32::NAN,
+                    Lie::Input => passing.rows.copy_from_slice(passing.sent),
+                    Lie::Slow(_) => {}
+                }
+            }
+        })),
+    };
     let mut progress = |_| {};
     let start = ShardHost::start_on(config, &key, served, source, &mut progress);
     let host = caller.runtime.block_on(start).expect("a host");

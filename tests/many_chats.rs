@@ -13,7 +13,7 @@ mod support;
 mod caller;
 
 use std::panic::resume_unwind;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError, RwLock};
 
 use caller::{Caller, Heard, request, same};
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation};
@@ -161,8 +161,12 @@ fn the_middle_host_dies_under_two_chats_and_this_machine_goes_on_for_both() {
     assert!(heard.iter().any(|heard| heard.local));
 }
 
+/// Streams give way in several of these tests, and one counts them: in the whole process.
+static GIVING_WAY: RwLock<()> = RwLock::new(());
+
 #[test]
 fn chats_that_do_not_fit_into_their_hosts_memory_take_longer_and_say_the_same() {
+    let _alone = GIVING_WAY.write().unwrap_or_else(PoisonError::into_inner);
     // Five pages of 32 positions per host, of which each chat needs three in the end.
     let caller = caller(128);
     let numbers = Metrics::install(Part::Caller).expect("nobody else counts");
@@ -207,6 +211,7 @@ const TWO_PLACES: [&str; 2] = [
 
 #[test]
 fn conversations_that_rest_make_room_for_another_at_once_and_go_on_later() {
+    let _counted = GIVING_WAY.read().unwrap_or_else(PoisonError::into_inner);
     let caller = caller(u32::MAX);
     let hosts = ["0-14", "15-29"].map(|range| caller.host(range, &TWO_PLACES));
     let addresses: Vec<String> = hosts.iter().map(|host| host.address.clone()).collect();
@@ -232,6 +237,7 @@ fn conversations_that_rest_make_room_for_another_at_once_and_go_on_later() {
 
 #[test]
 fn more_new_chats_than_places_wait_and_are_all_answered() {
+    let _counted = GIVING_WAY.read().unwrap_or_else(PoisonError::into_inner);
     let caller = caller(u32::MAX);
     let hosts = ["0-14", "15-29"].map(|range| caller.host(range, &TWO_PLACES));
     let addresses: Vec<String> = hosts.iter().map(|host| host.address.clone()).collect();
@@ -254,6 +260,7 @@ fn more_new_chats_than_places_wait_and_are_all_answered() {
 
 #[test]
 fn a_model_that_reads_far_more_than_its_hosts_memory_holds_is_served_all_the_same() {
+    let _counted = GIVING_WAY.read().unwrap_or_else(PoisonError::into_inner);
     let caller = caller(u32::MAX);
     let memory = [
         "--set",

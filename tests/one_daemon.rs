@@ -46,7 +46,7 @@ fn daemon(home: &Home, settings: &[&str], command: &[&str]) -> Server {
 fn alone(home: &Home) -> String {
     let model = model_text();
     let args = ["chat", QUESTION, "--local", "--json", "--max-tokens", "24"];
-    let all = [&args[..], &["--model", &model]].concat();
+    let all = [&args[..], &["--temperature", "0", "--model", &model]].concat();
     home.json(&all)["text"].as_str().expect("text").to_owned()
 }
 
@@ -55,7 +55,13 @@ fn chat(home: &Home, extra: &[&str]) -> Value {
     let model = model_text();
     let args = ["chat", QUESTION, "--json", "--max-tokens", "24"];
     let enable = ["--set", "policy.research.enable=true"];
-    let args = [&enable[..], &args, &["--model", &model], extra].concat();
+    let args = [
+        &enable[..],
+        &args,
+        &["--temperature", "0", "--model", &model],
+        extra,
+    ]
+    .concat();
     let deadline = Instant::now() + PATIENCE;
     loop {
         let output = home.run(&args);
@@ -190,6 +196,7 @@ fn a_home_that_serves_every_layer_answers_itself_without_a_wire_and_with_all_che
 fn alone_after_all(home: &Home, extra: &[&str]) -> (String, String) {
     let model = model_text();
     let args = ["chat", QUESTION, "--max-tokens", "24", "--model", &model];
+    let args = [&args[..], &["--temperature", "0"]].concat();
     let enable = ["--set", "policy.research.enable=true"];
     let output = home.run(&[&enable[..], &args, extra].concat());
     assert!(output.status.success(), "{}", text(&output.stderr));

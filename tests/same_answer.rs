@@ -87,8 +87,8 @@ fn one_two_three_and_five_hosts_even_or_not_say_the_same_as_this_machine_alone()
 #[test]
 fn overlapping_hosts_are_cut_to_fit_and_say_the_same() {
     let home = Home::new();
-    let sampling = ["--max-tokens", "16"];
-    let local = home.json(&["chat", PROMPT, "--local", "--json", "--max-tokens", "16"]);
+    let sampling = ["--max-tokens", "16", "--temperature", "0"];
+    let local = home.json(&[&["chat", PROMPT, "--local", "--json"], &sampling[..]].concat());
     let split = answer(&home, &["0-17", "10-29"], &sampling);
     assert_eq!(split["token_ids"], local["token_ids"]);
     assert_eq!(split["route"][2]["layers"], serde_json::json!([18, 29]));
@@ -97,7 +97,8 @@ fn overlapping_hosts_are_cut_to_fit_and_say_the_same() {
 #[test]
 fn however_many_first_and_last_layers_are_private_the_answer_is_the_same() {
     let home = Home::new();
-    let local = home.json(&["chat", PROMPT, "--local", "--json", "--max-tokens", "16"]);
+    let greedy = ["--max-tokens", "16", "--temperature", "0"];
+    let local = home.json(&[&["chat", PROMPT, "--local", "--json"], &greedy[..]].concat());
     for ranges in [&["0-14", "15-29"][..], &["0-4", "5-25", "26-29"]] {
         let hosts = hosts(&home, ranges);
         let hosts: Vec<&Host> = hosts.iter().collect();
@@ -108,7 +109,7 @@ fn however_many_first_and_last_layers_are_private_the_answer_is_the_same() {
                 }
                 let (first, own_last) = (first.to_string(), own_last.to_string());
                 let private = ["--private-first", &first, "--private-last", &own_last];
-                let extra = [&private[..], &["--max-tokens", "16"]].concat();
+                let extra = [&private[..], &greedy].concat();
                 let output = home.ask(PROMPT, &hosts, &extra);
                 let said = support::text(&output.stderr);
                 assert!(output.status.success(), "{said}");
@@ -132,8 +133,9 @@ fn however_many_first_and_last_layers_are_private_the_answer_is_the_same() {
 #[test]
 fn hosts_of_all_but_the_private_layers_are_enough() {
     let home = Home::new();
-    let local = home.json(&["chat", PROMPT, "--local", "--json", "--max-tokens", "8"]);
-    let split = answer(&home, &["2-19", "20-29"], &["--max-tokens", "8"]);
+    let greedy = ["--max-tokens", "8", "--temperature", "0"];
+    let local = home.json(&[&["chat", PROMPT, "--local", "--json"], &greedy[..]].concat());
+    let split = answer(&home, &["2-19", "20-29"], &greedy);
     assert_eq!(split["token_ids"], local["token_ids"]);
 }
 

@@ -29,6 +29,7 @@ mod attacks;
 mod bench;
 mod caller;
 mod case;
+mod fleet;
 mod honest;
 mod memory;
 pub mod raw;

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::FileError;
 use crate::manifest::{Digest, WeightsId};
 use crate::reference::ModelRef;
+use crate::sampler::{SamplerConfig, SamplingChoice};
 
 /// The catalogue that is built into the program.
 const BUILT_IN: &str = include_str!("../../config/models.toml");
@@ -47,6 +48,9 @@ pub struct ModelEntry {
     /// For each layer the range of the [`magnitude`] of a row of the residual stream after it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boundary_magnitude: Option<Vec<Band>>,
+    /// How its tokens are best chosen, where a caller does not say.
+    #[serde(default, skip_serializing_if = "SamplingChoice::is_empty")]
+    pub sampling: SamplingChoice,
     /// Where the file can be had, in the order of trying.
     pub sources: Vec<Source>,
 }
@@ -418,6 +422,15 @@ impl ModelEntry {
             bands,
             "boundary_magnitude",
             "must be pairs [lo, hi] with 0 <= lo < hi",
+        )?;
+        let config = self.sampling.over(SamplerConfig {
+            seed: Some(0),
+            ..SamplerConfig::default()
+        });
+        ensure(
+            config.validate().is_ok(),
+            "sampling",
+            "must lie in the ranges that `hearthnet chat --help` tells",
         )
     }
 }

@@ -93,10 +93,18 @@ pub(crate) fn whole_ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// What becomes of a sequence's hosts while it runs.
+/// What becomes of a sequence, and of its hosts, while it runs.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Notice {
+    /// So many of the rows that were handed in have been through every block. Told of prompts
+    /// only, after every piece: whoever listens passes on what it has use for.
+    Prompt {
+        /// Rows that are through.
+        done: u32,
+        /// Rows that were handed in.
+        total: u32,
+    },
     /// A host has failed; its layers are looked for elsewhere.
     Degraded {
         /// `<model_id>:<lo>-<hi>` of the layers that it ran.

@@ -6,6 +6,8 @@
 
 mod asking;
 
+use std::sync::Arc;
+
 use futures_util::future::BoxFuture;
 use hearthnet_bus::Capability;
 use hearthnet_bus::calls::{
@@ -13,7 +15,7 @@ use hearthnet_bus::calls::{
     Params, Trust,
 };
 use hearthnet_model::ChatMessage;
-use hearthnet_model::sampler::{MAX_LOGPROBS, SamplerConfig};
+use hearthnet_model::sampler::{MAX_LOGPROBS, SamplerConfig, SamplingChoice};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -29,8 +31,6 @@ pub use self::asking::{Frames, params};
 const MAX_TEXT: usize = 192 * 1024;
 /// Messages of a conversation.
 const MAX_MESSAGES: usize = 1024;
-/// Tokens of an answer when the caller does not say.
-const DEFAULT_MAX_TOKENS: u32 = 256;
 /// Most tokens of an answer, which the model's context bounds further.
 const MAX_TOKENS: i64 = 32_768;
 /// Texts that end an answer, and their longest, in bytes.
@@ -114,9 +114,9 @@ struct Given {
 }
 
 impl Given {
-    /// The model that is asked for, and the request. `drawn` is the seed of a caller that
-    /// does not care; it is reported with the answer.
-    fn into_request(self, drawn: u64) -> Result<(Option<String>, ChatRequest), CallError> {
+    /// The request, to a model that recommends `own`. `drawn` is the seed of a caller that does
+    /// not care; it is reported with the answer.
+    fn into_request(self, own: &SamplingChoice, drawn: u64) -> Result<ChatRequest, CallError> {
         let prompt = match (self.messages, self.prompt) {
             (Some(messages), None) if !messages.is_empty() => Prompt::Messages(messages),
             (None, Some(text)) => Prompt::Text(text),
@@ -128,25 +128,25 @@ impl Given {
                 return Err(CallError::bad_request("params", problem));
             }
         };
-        let d = SamplerConfig::default();
-        let request = ChatRequest {
+        let chosen = SamplingChoice {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+        };
+        Ok(ChatRequest {
             prompt,
-            sampling: SamplerConfig {
-                temperature: self.temperature.unwrap_or(d.temperature),
-                top_k: self.top_k.unwrap_or(d.top_k),
-                top_p: self.top_p.unwrap_or(d.top_p),
-                min_p: self.min_p.unwrap_or(d.min_p),
-                repetition_penalty: self.repetition_penalty.unwrap_or(d.repetition_penalty),
-                presence_penalty: self.presence_penalty.unwrap_or(d.presence_penalty),
-                frequency_penalty: self.frequency_penalty.unwrap_or(d.frequency_penalty),
+            sampling: chosen.or_models(own).over(SamplerConfig {
                 seed: Some(self.seed.unwrap_or(drawn)),
                 logprobs: self.logprobs,
-                ..d
-            },
-            max_tokens: self.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS),
+                ..SamplerConfig::default()
+            }),
+            max_tokens: self.max_tokens,
             stop: self.stop,
-        };
-        Ok((self.model, request))
+        })
     }
 }
 
@@ -167,16 +167,21 @@ impl Handler for ChatHandler {
             let mut drawn = [0; 8];
             getrandom::fill(&mut drawn)
                 .map_err(|_| CallError::new(Code::INTERNAL, "the system gave no randomness"))?;
-            let (model, request) = given.into_request(u64::from_le_bytes(drawn) >> 11)?;
-            let model = match (&model, self.service.models().first()) {
-                (Some(id), _) => id,
-                (None, Some(first)) => &first.id,
+            let model = match (&given.model, self.service.models().first()) {
+                (Some(id), _) => self.service.model(id).ok_or_else(|| {
+                    let problem = format!("there is no model {id:?} here");
+                    failure(&ChatError::BadRequest(problem))
+                })?,
+                (None, Some(first)) => first,
                 (None, None) => {
                     return Err(CallError::bad_request("model", "this node has none"));
                 }
             };
+            let model = Arc::clone(model);
+            let drawn = u64::from_le_bytes(drawn) >> 11;
+            let request = given.into_request(&model.text.sampling, drawn)?;
             let caller = ctx.caller.to_string();
-            let asked = self.service.ask_as(&caller, &mark, model, request);
+            let asked = self.service.ask_as(&caller, &mark, &model.id, request);
             let mut answer = asked.map_err(|refusal| refused(&refusal))?;
             while let Some(frame) = answer.next().await {
                 let (name, data) = event(&frame.map_err(|e| failure(&e))?)?;

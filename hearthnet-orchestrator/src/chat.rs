@@ -6,10 +6,10 @@
 //! only runs what is new.
 
 use std::borrow::Cow;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hearthnet_bus::flight::{self, Event};
-use hearthnet_model::sampler::{Sampler, SamplerConfig};
+use hearthnet_model::sampler::{Sampler, SamplerConfig, SamplingChoice};
 use hearthnet_model::stop::StopMatcher;
 use hearthnet_model::{ChatMessage, ChatTemplate, Detokenizer, Special, Tokenizer};
 use serde::{Deserialize, Serialize};
@@ -37,8 +37,9 @@ pub struct ChatRequest {
     pub prompt: Prompt,
     /// How to choose tokens. The seed must be set for the answer to be reproducible.
     pub sampling: SamplerConfig,
-    /// Most tokens to generate; the model's context may end it earlier.
-    pub max_tokens: u32,
+    /// Most tokens to generate, at least 1; the model's context may end it earlier. `None`: as
+    /// many as the context leaves.
+    pub max_tokens: Option<u32>,
     /// Texts that end the answer; they are not part of it.
     pub stop: Vec<String>,
 }
@@ -127,6 +128,13 @@ pub enum Frame {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         top_logprobs: Vec<(u32, f32)>,
     },
+    /// How much of a prompt has been run, where that takes long: at most five times a second.
+    PromptProgress {
+        /// Tokens that are through, those included that did not have to be run again.
+        done: u32,
+        /// Tokens of the prompt.
+        total: u32,
+    },
     /// What became of a host.
     ShardStatus {
         /// `<model_id>:<lo>-<hi>`.
@@ -171,6 +179,7 @@ pub enum Frame {
 impl From<Notice> for Frame {
     fn from(notice: Notice) -> Self {
         match notice {
+            Notice::Prompt { done, total } => Self::PromptProgress { done, total },
             Notice::Degraded {
                 shard_id,
                 host,
@@ -220,6 +229,8 @@ pub struct TextModel {
     pub head: SharedHead,
     /// Longest sequence, in positions.
     pub context: u32,
+    /// How tokens are chosen where the caller does not say: the model's own way.
+    pub sampling: SamplingChoice,
 }
 
 /// Tokens of an answer that room is asked for at its beginning where only the context limits it: it
@@ -412,7 +423,13 @@ impl Conversation {
         self.backend.end_call();
         let decode_s = decode.elapsed().as_secs_f64();
         if stop.matched().is_none() {
-            let rest = stop.push(&detokenizer.finish()).emit + &stop.finish();
+            // A limit that cut a character in two leaves nothing of it; a model that ended its
+            // turn there has said a broken one.
+            let broken = match finish_reason {
+                FinishReason::Stop => detokenizer.finish(),
+                FinishReason::Length => String::new(),
+            };
+            let rest = stop.push(&broken).emit + &stop.finish();
             if !rest.is_empty() {
                 text.push_str(&rest);
                 let token_id = token_ids.last().copied().unwrap_or_default();
@@ -480,9 +497,18 @@ impl Conversation {
         cancel: &Cancel,
         emit: &mut dyn FnMut(&Frame),
     ) -> Result<(), ChatError> {
+        let held = u32::try_from(self.held.len()).unwrap_or(u32::MAX);
+        let mut progress = Progress::since(Instant::now());
         let mut run = Run {
             cancel,
-            notify: &mut |notice| emit(&notice.into()),
+            notify: &mut |notice| match notice {
+                Notice::Prompt { .. } if !progress.is_due(Instant::now()) => {}
+                Notice::Prompt { done, total } => emit(&Frame::PromptProgress {
+                    done: held.saturating_add(done),
+                    total: held.saturating_add(total),
+                }),
+                notice => emit(&notice.into()),
+            },
         };
         let result = self.backend.output(row, &mut run);
         if let Err(error) = &result
@@ -496,6 +522,27 @@ impl Conversation {
         result?;
         self.held.extend_from_slice(ids);
         Ok(())
+    }
+}
+
+/// How often the progress of a prompt is told.
+const PROGRESS_EVERY: Duration = Duration::from_millis(200);
+
+/// When the progress of a prompt was told last. Pure.
+struct Progress(Instant);
+
+impl Progress {
+    /// Nothing need be told of what takes no longer than that.
+    fn since(start: Instant) -> Self {
+        Self(start)
+    }
+
+    fn is_due(&mut self, now: Instant) -> bool {
+        let due = now.saturating_duration_since(self.0) >= PROGRESS_EVERY;
+        if due {
+            self.0 = now;
+        }
+        due
     }
 }
 
@@ -565,8 +612,8 @@ fn encode(model: &TextModel, prompt: &Prompt) -> Result<Vec<u32>, ChatError> {
 }
 
 /// Tokens that may be generated behind this prompt.
-fn room_for(prompt: &[u32], context: u32, max_tokens: u32) -> Result<u32, ChatError> {
-    if max_tokens == 0 {
+fn room_for(prompt: &[u32], context: u32, max_tokens: Option<u32>) -> Result<u32, ChatError> {
+    if max_tokens == Some(0) {
         return Err(ChatError::BadRequest(
             "max_tokens must be at least 1".into(),
         ));
@@ -579,7 +626,8 @@ fn room_for(prompt: &[u32], context: u32, max_tokens: u32) -> Result<u32, ChatEr
             context,
         });
     }
-    Ok(max_tokens.min(u32::try_from(room).unwrap_or(u32::MAX)))
+    let room = u32::try_from(room).unwrap_or(u32::MAX);
+    Ok(max_tokens.map_or(room, |most| most.min(room)))
 }
 
 fn ms(since: Instant) -> f64 {

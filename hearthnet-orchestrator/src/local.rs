@@ -20,7 +20,7 @@ use hearthnet_model::engine::{Engine, EngineError, SeqId, Span};
 use self::line::Line;
 use self::pieces::Pieces;
 use crate::Cancel;
-use crate::backend::{Backend, HopClock, HopTimes, RouteHop, Run};
+use crate::backend::{Backend, HopClock, HopTimes, Notice, RouteHop, Run};
 use crate::error::ChatError;
 
 /// An engine over the layers of a model, for several chats. Clones share it.
@@ -225,6 +225,14 @@ impl Backend for LocalBackend {
                 self.clock.record(waited + took, us(took), us(waited));
             }
             done += count;
+            // Of layers that only begin a sequence's way nobody knows how far the prompt is.
+            if total > 1 && self.engine.0.has_last {
+                let rows = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+                (run.notify)(Notice::Prompt {
+                    done: rows(done),
+                    total: rows(total),
+                });
+            }
             let wanted = match self.engine.0.has_last {
                 false => 0,
                 true if done < total => continue,
@@ -286,7 +294,6 @@ mod tests {
     use hearthnet_testkit::TinyLlama;
 
     use super::*;
-    use crate::backend::Notice;
 
     const PROMPT: usize = 40;
 

@@ -1,10 +1,11 @@
-//! Test support: the real model, its variants, small synthetic models, and a network of
-//! machines in namespaces ([`lab`]).
+//! Test support: the real model, its variants, small synthetic models, hosts that tamper with what
+//! they return, and a network of machines in namespaces ([`lab`]).
 //!
 //! Everything here panics when it cannot deliver: a test that needs it cannot go on.
 #![allow(clippy::expect_used, clippy::panic)]
 
 pub mod lab;
+mod tampered;
 mod tiny;
 
 use std::fs;
@@ -19,6 +20,7 @@ use hearthnet_model::gguf::TensorType;
 use hearthnet_model::pull::{PullOptions, pull};
 use hearthnet_model::{ModelFile, cache};
 
+pub use tampered::{Passing, Tamper, Tampered, TamperedSource};
 pub use tiny::TinyLlama;
 
 /// Path of SmolLM2-135M-Instruct, Q4_1, in the user's cache. The first test that needs it has pip

@@ -2,6 +2,7 @@
 
 mod community;
 mod diagnose;
+pub(crate) mod sampling;
 mod service;
 
 use std::path::PathBuf;
@@ -18,6 +19,7 @@ pub(crate) use community::{
     LevelName, LogCommand, PolicyArgs, RestoreArgs, RevokeArgs, RunArgs, StatusArgs, Switch,
 };
 pub(crate) use diagnose::DiagnoseArgs;
+pub(crate) use sampling::SamplingArgs;
 pub(crate) use service::DoorArgs;
 
 const EXIT_CODES: &str = "\
@@ -59,7 +61,7 @@ pub(crate) enum Command {
     /// Found a community, join one, say who may do what.
     #[command(subcommand)]
     Community(CommunityCommand),
-    /// Be in the community until stopped: for members who join or look for others, and for programs here.
+    /// Run this node until stopped: in the community, for the layers it holds, and for programs here.
     Serve(RunArgs),
     /// Show members, peers, which layers are served, and the state of the log.
     Status(StatusArgs),
@@ -243,46 +245,14 @@ pub(crate) struct ServeArgs {
 }
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct SamplingArgs {
-    /// 0 always takes the likeliest token; higher is more varied.
-    #[arg(long, default_value_t = 0.0)]
-    pub(crate) temperature: f32,
-    /// Same seed, same text [default: drawn anew].
-    #[arg(long)]
-    pub(crate) seed: Option<u64>,
-    /// Most tokens to generate.
-    #[arg(long, value_name = "N", default_value_t = 256)]
-    pub(crate) max_tokens: u32,
-    /// Consider only the K likeliest tokens.
-    #[arg(long, value_name = "K")]
-    pub(crate) top_k: Option<u32>,
-    /// Consider only the likeliest tokens that together have this probability.
-    #[arg(long, value_name = "P")]
-    pub(crate) top_p: Option<f32>,
-    /// Drop tokens less likely than this fraction of the likeliest.
-    #[arg(long, value_name = "P")]
-    pub(crate) min_p: Option<f32>,
-    /// Divide the logits of tokens that occurred; 1 is off.
-    #[arg(long, value_name = "F")]
-    pub(crate) repetition_penalty: Option<f32>,
-    /// Subtract this from the logits of tokens that occurred.
-    #[arg(long, value_name = "F", allow_negative_numbers = true)]
-    pub(crate) presence_penalty: Option<f32>,
-    /// Subtract this for every time a token occurred.
-    #[arg(long, value_name = "F", allow_negative_numbers = true)]
-    pub(crate) frequency_penalty: Option<f32>,
-    /// End the answer at this text (repeat for more).
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) stop: Vec<String>,
-    /// Report the log-probabilities of the N likeliest tokens per token, 0 for the sampled one only.
-    #[arg(long, value_name = "N")]
-    pub(crate) logprobs: Option<u8>,
-}
-
-#[derive(Debug, clap::Args)]
 pub(crate) struct ChatArgs {
-    /// What to ask; without it, an interactive chat.
-    pub(crate) prompt: Option<String>,
+    /// What to ask: words, and files whose text belongs to the question. Standard input, where it
+    /// is no terminal, belongs to it too. Without any of them: a conversation.
+    #[arg(value_name = "QUESTION|FILE", verbatim_doc_comment)]
+    pub(crate) question: Vec<String>,
+    /// Each line of standard input is a message of one conversation, for programs.
+    #[arg(long, conflicts_with_all = ["question", "raw"])]
+    pub(crate) lines: bool,
     #[arg(long, help = MODEL_OR_DEFAULT)]
     pub(crate) model: Option<ModelRef>,
     /// A host, as its `shard serve` prints it (repeat for more) [default: those of the community].
@@ -348,10 +318,11 @@ pub(crate) struct DemoArgs {
     pub(crate) prompt: String,
     #[arg(long, help = MODEL_OR_DEFAULT)]
     pub(crate) model: Option<ModelRef>,
-    /// Host processes that share the layers.
-    #[arg(long, value_name = "N", default_value_t = 2)]
-    pub(crate) shards: u32,
-    /// Where to cut instead of evenly: first layers of the second and further shards, as 7,20.
+    /// Host processes that share the layers evenly [default: 2].
+    #[arg(long, value_name = "N")]
+    pub(crate) shards: Option<u32>,
+    /// Where to cut instead of evenly: first layers of the second and further hosts, as 7,20 for
+    /// three hosts.
     #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
     pub(crate) cuts: Vec<u32>,
     #[command(flatten)]

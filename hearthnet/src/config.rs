@@ -29,6 +29,7 @@ pub(crate) struct Config {
     pub(crate) model: Model,
     pub(crate) discovery: Discovery,
     pub(crate) http: Http,
+    pub(crate) chat: Chat,
     pub(crate) metrics: Metrics,
     pub(crate) research: Research,
     pub(crate) engine: Engine,
@@ -78,6 +79,12 @@ impl Model {
             .ok()
             .filter(|_| !self.default.is_empty())
     }
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Chat {
+    pub(crate) history: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -161,7 +161,20 @@ impl From<ChatError> for Failure {
             ChatError::Busy(_) | ChatError::HostsFull(_) | ChatError::ShuttingDown => Kind::Busy,
             _ => Kind::Internal,
         };
-        Self::new(kind, error.to_string()).hint(error.hint())
+        Self::new(kind, error.to_string()).hint(hint(&error))
+    }
+}
+
+/// What to do about a failed chat, as far as its cause is known.
+fn hint(error: &ChatError) -> &'static str {
+    match error {
+        // A session's grant is made anew for each session: one that has expired, or is not valid
+        // yet, was made by a clock that another one does not agree with.
+        ChatError::ShardUnavailable(why) if why.contains("token_expired") => {
+            "the clock of this machine or of that host is wrong: compare them (`date -u`), and set \
+             it, for example with `timedatectl set-ntp true`"
+        }
+        error => error.hint(),
     }
 }
 
@@ -172,5 +185,20 @@ impl From<std::io::Error> for Failure {
             std::io::ErrorKind::BrokenPipe => Self::new(Kind::OutputClosed, "output closed"),
             _ => Self::internal(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_expired_token_hints_at_the_clock() {
+        let hint = |why: &str| {
+            let failure = Failure::from(ChatError::ShardUnavailable(why.to_owned()));
+            failure.hint_text().map(str::to_owned).unwrap_or_default()
+        };
+        assert!(hint("10.0.0.1:7600: token_expired").contains("clock"));
+        assert!(!hint("10.0.0.1:7600: nobody listens").contains("clock"));
     }
 }

@@ -25,12 +25,19 @@ const LEAVE_DEADLINE: Duration = Duration::from_secs(3);
 /// Inclusive ranges of the layers that hosts run: evenly, or cut where the user says.
 pub(crate) fn split(
     hosted: Range<u32>,
-    shards: u32,
+    shards: Option<u32>,
     cuts: &[u32],
 ) -> Result<Vec<(u32, u32)>, Failure> {
     let layers = hosted.end.saturating_sub(hosted.start);
     let wrong =
         |why: String| Err(Failure::new(Kind::Config, why).hint("see `hearthnet demo --help`"));
+    let hosts = cuts.len() + 1;
+    if let Some(shards) = shards.filter(|n| !cuts.is_empty() && *n as usize != hosts) {
+        return wrong(format!(
+            "--cuts makes {hosts} hosts, and --shards asks for {shards}: leave one of them out"
+        ));
+    }
+    let shards = shards.unwrap_or(2);
     let firsts: Vec<u32> = if cuts.is_empty() {
         if shards == 0 || shards > layers {
             return wrong(format!(
@@ -260,28 +267,44 @@ mod tests {
 
     #[test]
     fn layers_are_split_evenly_and_completely() {
-        assert_eq!(split(0..30, 2, &[]).unwrap(), [(0, 14), (15, 29)]);
-        assert_eq!(split(2..30, 2, &[]).unwrap(), [(2, 15), (16, 29)]);
-        assert_eq!(split(0..5, 3, &[]).unwrap(), [(0, 0), (1, 2), (3, 4)]);
-        assert_eq!(split(0..3, 3, &[]).unwrap(), [(0, 0), (1, 1), (2, 2)]);
-        assert_eq!(split(0..30, 1, &[]).unwrap(), [(0, 29)]);
+        assert_eq!(split(0..30, Some(2), &[]).unwrap(), [(0, 14), (15, 29)]);
+        assert_eq!(split(2..30, Some(2), &[]).unwrap(), [(2, 15), (16, 29)]);
+        assert_eq!(split(0..5, Some(3), &[]).unwrap(), [(0, 0), (1, 2), (3, 4)]);
+        assert_eq!(split(0..3, Some(3), &[]).unwrap(), [(0, 0), (1, 1), (2, 2)]);
+        assert_eq!(split(0..30, Some(1), &[]).unwrap(), [(0, 29)]);
     }
 
     #[test]
     fn layers_are_cut_where_the_user_says() {
         let cuts = [7, 20];
-        assert_eq!(split(0..30, 2, &cuts).unwrap(), [(0, 6), (7, 19), (20, 29)]);
-        assert_eq!(split(2..29, 2, &cuts).unwrap(), [(2, 6), (7, 19), (20, 28)]);
+        assert_eq!(
+            split(0..30, None, &cuts).unwrap(),
+            [(0, 6), (7, 19), (20, 29)]
+        );
+        assert_eq!(
+            split(2..29, None, &cuts).unwrap(),
+            [(2, 6), (7, 19), (20, 28)]
+        );
+        assert_eq!(split(0..30, Some(3), &cuts).unwrap().len(), 3);
+    }
+
+    #[test]
+    fn cuts_and_a_number_of_hosts_must_not_contradict_each_other() {
+        assert_eq!(split(0..30, None, &[]).unwrap().len(), 2);
+        for shards in [1, 2, 4] {
+            let refused = split(0..30, Some(shards), &[7, 20]).unwrap_err();
+            assert!(refused.to_string().contains("makes 3 hosts"), "{refused}");
+        }
     }
 
     #[test]
     fn impossible_splits_are_refused() {
-        assert!(split(0..4, 0, &[]).is_err());
-        assert!(split(0..4, 5, &[]).is_err());
+        assert!(split(0..4, Some(0), &[]).is_err());
+        assert!(split(0..4, Some(5), &[]).is_err());
         for cuts in [&[0][..], &[4], &[2, 2], &[3, 1], &[u32::MAX]] {
-            assert!(split(0..4, 2, cuts).is_err(), "{cuts:?}");
+            assert!(split(0..4, None, cuts).is_err(), "{cuts:?}");
         }
-        assert!(split(2..6, 2, &[2]).is_err());
-        assert!(split(2..6, 5, &[]).is_err());
+        assert!(split(2..6, None, &[2]).is_err());
+        assert!(split(2..6, Some(5), &[]).is_err());
     }
 }

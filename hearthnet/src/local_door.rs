@@ -13,6 +13,7 @@ use hearthnet_bus::calls::{
 use hearthnet_bus::flight::{self, PagesHandler};
 use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_model::catalogue::Resolved;
+use hearthnet_model::sampler::SamplingChoice;
 use hearthnet_orchestrator::Service;
 use hearthnet_orchestrator::bus::{ChatHandler, descriptor};
 use serde::de::DeserializeOwned;
@@ -62,12 +63,13 @@ async fn ask_over<T: DeserializeOwned>(
 }
 
 /// The service of `data_dir` that answers with this model file (or with any, if it does not
-/// matter), if one runs, in the community or outside of it; and its model. What a service left behind that was killed is not asked: the lock of one that
-/// runs is held, and nobody else can hold it.
+/// matter), if one runs, in the community or outside of it; its model; and how it chooses tokens
+/// where nobody says: whoever goes on without it must do the same. What a service left behind that
+/// was killed is not asked: the lock of one that runs is held, and nobody else can hold it.
 pub(crate) async fn find_service(
     data_dir: &Path,
     wanted: Option<&Resolved>,
-) -> Option<(Client, Resolved)> {
+) -> Option<(Client, Resolved, SamplingChoice)> {
     let file = match wanted {
         Some(wanted) => Some((&wanted.id, wanted.path.canonicalize().ok()?)),
         None => None,
@@ -85,7 +87,7 @@ pub(crate) async fn find_service(
             };
             let model = offer.models.into_iter().find(suits)?;
             let (id, path) = (model.id, model.path);
-            Some((client, Resolved { path, id }))
+            Some((client, Resolved { path, id }, model.sampling))
         };
         if let Ok(Some(found)) = tokio::time::timeout(PATIENCE, asking).await {
             return Some(found);
@@ -104,6 +106,14 @@ struct Offer {
 struct Offered {
     id: String,
     path: PathBuf,
+    /// How its tokens are chosen where the caller does not say. A service of an earlier version
+    /// chose the likeliest.
+    #[serde(default = "greedy")]
+    sampling: SamplingChoice,
+}
+
+fn greedy() -> SamplingChoice {
+    SamplingChoice::GREEDY
 }
 
 /// Makes whoever has this registry answer `experimental.distributed_llm.chat` with a service, and
@@ -130,6 +140,7 @@ pub(crate) fn offer_chats(
         models.map(move |model| Offered {
             id: model.id.clone(),
             path: path.clone(),
+            sampling: model.text.sampling,
         })
     });
     let offer = Offer {

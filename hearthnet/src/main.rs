@@ -44,7 +44,7 @@ use crate::output::note;
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    init_logs();
+    init_logs(&args);
     let json = args.wants_json();
     let outcome = run(args);
     standing::say(outcome.as_ref().err());
@@ -58,11 +58,15 @@ fn main() -> ExitCode {
 }
 
 /// Logs go to standard error; `HEARTHNET_LOG` chooses what (`info`,
-/// `hearthnet_shard=debug`, ...). Nothing logs a prompt, a token or an activation.
-fn init_logs() {
+/// `hearthnet_shard=debug`, ...). Nothing logs a prompt, a token or an activation. A chat says in
+/// its own words what people should know, so it logs nothing unless it is asked to.
+fn init_logs(args: &Args) {
     use tracing_subscriber::EnvFilter;
-    let filter =
-        EnvFilter::try_from_env("HEARTHNET_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    let usual = match &args.command {
+        Command::Chat(_) => "off",
+        _ => "warn",
+    };
+    let filter = EnvFilter::try_from_env("HEARTHNET_LOG").unwrap_or_else(|_| EnvFilter::new(usual));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -132,7 +136,8 @@ fn act(command: Command, global: &Global, loaded: &config::Loaded) -> Result<(),
     }
 }
 
-fn report(failure: &Failure, json: bool) {
+/// Tells of a failure: to people, and with `json` to programs.
+pub(crate) fn report(failure: &Failure, json: bool) {
     if failure.kind == Kind::OutputClosed {
         return;
     }

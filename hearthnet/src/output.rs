@@ -104,6 +104,85 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
+/// What the terminal on standard error can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Look {
+    moves: bool,
+    colours: bool,
+}
+
+impl Look {
+    pub(crate) fn of_this_terminal() -> Self {
+        let set = |name: &str| std::env::var(name).unwrap_or_default();
+        Self::of(io::stderr().is_terminal(), &set("TERM"), &set("NO_COLOR"))
+    }
+
+    /// The same, by what is known of it.
+    fn of(terminal: bool, term: &str, no_color: &str) -> Self {
+        let moves = terminal && term != "dumb";
+        Self {
+            moves,
+            // https://no-color.org: any value but the empty one.
+            colours: moves && no_color.is_empty(),
+        }
+    }
+
+    /// Whether a line that was written can be written over.
+    pub(crate) fn moves(&self) -> bool {
+        self.moves
+    }
+
+    /// What is said beside an answer.
+    pub(crate) fn dim(&self, text: &str) -> String {
+        self.styled("2", text)
+    }
+
+    pub(crate) fn bold(&self, text: &str) -> String {
+        self.styled("1", text)
+    }
+
+    pub(crate) fn red(&self, text: &str) -> String {
+        self.styled("31", text)
+    }
+
+    fn styled(&self, code: &str, text: &str) -> String {
+        match self.colours {
+            true => format!("\u{1b}[{code}m{text}\u{1b}[0m"),
+            false => text.to_owned(),
+        }
+    }
+}
+
+/// Something that takes a while: a spinner and a few words on standard error, on a terminal only,
+/// for as long as this lives.
+pub(crate) struct Busy(ProgressBar);
+
+impl Busy {
+    pub(crate) fn new(look: &Look, what: &str) -> Self {
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
+        if look.moves() {
+            bar.set_draw_target(ProgressDrawTarget::stderr());
+            if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg}") {
+                bar.set_style(style.tick_chars("|/-\\ "));
+            }
+            bar.set_message(what.to_owned());
+            bar.enable_steady_tick(std::time::Duration::from_millis(120));
+        }
+        Self(bar)
+    }
+
+    /// It is about something else now.
+    pub(crate) fn say(&self, what: &str) {
+        self.0.set_message(what.to_owned());
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
 /// A line for people, on standard error. Nobody listening there is no failure.
 pub(crate) fn note(line: impl AsRef<str>) {
     let _ = writeln!(io::stderr(), "{}", line.as_ref());
@@ -181,6 +260,20 @@ mod tests {
         ] {
             assert_eq!(span(seconds * 1000), text);
         }
+    }
+
+    #[test]
+    fn colours_are_for_terminals_that_have_them_and_people_who_want_them() {
+        let plain = |terminal, term: &str, no_color: &str| {
+            Look::of(terminal, term, no_color).dim("x") == "x"
+        };
+        assert!(!plain(true, "xterm-256color", ""));
+        assert!(plain(false, "xterm-256color", ""));
+        assert!(plain(true, "dumb", ""));
+        assert!(plain(true, "xterm-256color", "1"));
+        // Who wants no colours may still have a spinner.
+        assert!(Look::of(true, "xterm", "1").moves());
+        assert!(!Look::of(true, "dumb", "").moves());
     }
 
     #[test]

@@ -132,7 +132,7 @@ fn a_silent_host_that_only_this_machine_can_replace_is_not_waited_for_long() {
 /// Two tokens of an answer: enough for a prompt and a step behind it.
 fn short() -> ChatRequest {
     ChatRequest {
-        max_tokens: 3,
+        max_tokens: Some(3),
         ..usual()
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use hearthnet_bus::NodeKey;
 use hearthnet_model::engine::{Engine, EngineOptions, Head};
-use hearthnet_model::sampler::SamplerConfig;
+use hearthnet_model::sampler::{SamplerConfig, SamplingChoice};
 use hearthnet_model::{ChatMessage, ChatTemplate, ModelFile, Tokenizer};
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Frame, Prompt, TextModel};
 use hearthnet_orchestrator::fallback::WithFallback;
@@ -74,7 +74,7 @@ pub(crate) fn request(question: &str, seed: u64) -> ChatRequest {
             seed: Some(seed),
             ..SamplerConfig::default()
         },
-        max_tokens: TOKENS,
+        max_tokens: Some(TOKENS),
         stop: Vec::new(),
     }
 }
@@ -112,6 +112,7 @@ impl Caller {
                 template: Some(ChatTemplate::from_gguf(file.gguf()).expect("a template")),
                 head: Head::load(&file, &options()).expect("a head").into(),
                 context: wire.context,
+                sampling: SamplingChoice::GREEDY,
             },
             health_timeout,
             local: on_demand(0..file.spec().layers),

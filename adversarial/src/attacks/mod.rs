@@ -38,6 +38,7 @@ macro_rules! every_attack {
             what_was_acknowledged_survives_a_kill_and_a_torn_tail;
             a_stream_for_other_weights_is_refused;
             rows_that_are_not_finite_are_refused;
+            rows_that_a_host_makes_up_cost_no_word;
             a_shape_that_cannot_be_is_refused;
             a_peer_that_dawdles_is_ended_by_a_deadline;
             a_chunk_that_does_not_decompress_to_its_size_closes_the_session;

@@ -21,10 +21,12 @@
 //!
 //! A greedy choice takes no random number, every other choice takes exactly one.
 
+mod choice;
 mod config;
 mod select;
 mod weights;
 
+pub use choice::SamplingChoice;
 pub use config::{MAX_LOGPROBS, MAX_PENALTY_WINDOW, SamplerConfig, SamplerConfigError};
 
 use rand_chacha::ChaCha12Rng;

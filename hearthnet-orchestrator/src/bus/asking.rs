@@ -1,7 +1,7 @@
 //! The caller's side: a request as parameters, events as frames. Pure.
 
 use hearthnet_bus::calls::{CallError, Code};
-use hearthnet_model::sampler::SamplerConfig;
+use hearthnet_model::sampler::{SamplerConfig, SamplingChoice};
 use serde_json::{Value, json};
 
 use super::descriptor;
@@ -11,27 +11,34 @@ use crate::chat::{ChatRequest, Frame, Prompt};
 /// if the capability does not take so much, or has no name for it.
 pub fn params(model: &str, request: &ChatRequest) -> Option<Value> {
     let sampling = &request.sampling;
-    let d = SamplerConfig::default();
-    if (sampling.penalty_window, sampling.penalise_prompt) != (d.penalty_window, d.penalise_prompt)
-    {
+    let chosen = SamplingChoice {
+        temperature: Some(sampling.temperature),
+        top_k: Some(sampling.top_k),
+        top_p: Some(sampling.top_p),
+        min_p: Some(sampling.min_p),
+        repetition_penalty: Some(sampling.repetition_penalty),
+        presence_penalty: Some(sampling.presence_penalty),
+        frequency_penalty: Some(sampling.frequency_penalty),
+    };
+    // What it will be there.
+    let there = chosen.over(SamplerConfig {
+        seed: sampling.seed,
+        logprobs: sampling.logprobs,
+        ..SamplerConfig::default()
+    });
+    if there != *sampling {
         return None;
     }
-    let mut params = json!({
-        "model": model,
-        "max_tokens": request.max_tokens,
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-        "repetition_penalty": sampling.repetition_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "stop": request.stop,
-    });
+    let mut params = json!(chosen);
+    params["model"] = json!(model);
+    params["stop"] = json!(request.stop);
     match &request.prompt {
         Prompt::Messages(messages) => params["messages"] = json!(messages),
         Prompt::Text(text) => params["prompt"] = json!(text),
         Prompt::Tokens(_) => return None,
+    }
+    if let Some(most) = request.max_tokens {
+        params["max_tokens"] = json!(most);
     }
     if let Some(seed) = sampling.seed {
         params["seed"] = json!(seed);

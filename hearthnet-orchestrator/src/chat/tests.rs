@@ -1,4 +1,5 @@
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use hearthnet_model::ModelFile;
 use hearthnet_model::engine::{Engine, EngineOptions, Head};
@@ -10,10 +11,49 @@ use crate::local::LocalBackend;
 
 #[test]
 fn a_prompt_that_fills_the_context_still_gets_one_token() {
-    assert_eq!(room_for(&[0; 8], 8, 100), Ok(1));
-    assert_eq!(room_for(&[0; 5], 8, 2), Ok(2));
-    assert!(room_for(&[0; 9], 8, 1).is_err());
-    assert!(room_for(&[0; 1], 8, 0).is_err());
+    assert_eq!(room_for(&[0; 8], 8, Some(100)), Ok(1));
+    assert_eq!(room_for(&[0; 5], 8, Some(2)), Ok(2));
+    assert!(room_for(&[0; 9], 8, Some(1)).is_err());
+    assert!(room_for(&[0; 1], 8, Some(0)).is_err());
+}
+
+#[test]
+fn without_a_limit_an_answer_may_take_what_the_context_leaves() {
+    assert_eq!(room_for(&[0; 8], 8, None), Ok(1));
+    assert_eq!(room_for(&[0; 1], 8, None), Ok(8));
+    assert!(room_for(&[0; 9], 8, None).is_err());
+}
+
+#[test]
+fn the_progress_of_a_prompt_is_told_a_few_times_a_second() {
+    let start = Instant::now();
+    let mut progress = Progress::since(start);
+    let at = |ms| start + Duration::from_millis(ms);
+    let told = (0..1000).filter(|ms| progress.is_due(at(*ms))).count();
+    assert_eq!(told, 4, "at 200, 400, 600 and 800 ms");
+    assert!(!Progress::since(start).is_due(at(199)));
+}
+
+#[test]
+fn a_limit_never_leaves_half_a_character() {
+    let mut cut = 0;
+    for seed in 0..64 {
+        let (_, done) = asked(&[], seed, 5);
+        if done.finish_reason != FinishReason::Length {
+            continue;
+        }
+        let bytes = TinyLlama::default().bytes();
+        let tokenizer = Tokenizer::from_gguf(&Gguf::from_bytes(bytes).unwrap()).unwrap();
+        let mut detokenizer = Detokenizer::new(&tokenizer);
+        let whole: String = done
+            .token_ids
+            .iter()
+            .map(|id| detokenizer.push(*id))
+            .collect();
+        cut += usize::from(!detokenizer.finish().is_empty());
+        assert_eq!(done.text, whole);
+    }
+    assert!(cut > 0, "no character was cut: this shows nothing");
 }
 
 #[test]
@@ -68,6 +108,10 @@ impl Backend for Noting {
 
 /// What happens while a tiny model answers, and the answer.
 fn watched(stop: &[&str]) -> (Vec<Event>, Done) {
+    asked(stop, 3, 12)
+}
+
+fn asked(stop: &[&str], seed: u64, tokens: u32) -> (Vec<Event>, Done) {
     let bytes = TinyLlama::default().bytes();
     let file = ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap();
     let options = EngineOptions {
@@ -80,6 +124,7 @@ fn watched(stop: &[&str]) -> (Vec<Event>, Done) {
         template: None,
         head: Head::beside(&file, &engine).unwrap().into(),
         context: file.spec().context,
+        sampling: SamplingChoice::GREEDY,
     };
     let events = Arc::new(Mutex::new(Vec::new()));
     let mut conversation = Conversation::new(Box::new(Noting {
@@ -91,10 +136,10 @@ fn watched(stop: &[&str]) -> (Vec<Event>, Done) {
         prompt: Prompt::Tokens(vec![10, 11, 12]),
         sampling: SamplerConfig {
             temperature: 1.5,
-            seed: Some(3),
+            seed: Some(seed),
             ..SamplerConfig::default()
         },
-        max_tokens: 12,
+        max_tokens: Some(tokens),
         stop: stop.iter().map(|&text| text.to_owned()).collect(),
     };
     let done = conversation.answer(

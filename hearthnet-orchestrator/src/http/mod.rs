@@ -210,7 +210,8 @@ impl Door {
         drop(body);
         let ApiRequest {
             model,
-            chat,
+            mut chat,
+            chosen,
             stream,
             include_usage,
             user,
@@ -218,6 +219,7 @@ impl Door {
         let Some(served) = self.service.model(&model).cloned() else {
             return Err(ApiError::model(&model));
         };
+        chat.sampling = chosen.or_models(&served.text.sampling).over(chat.sampling);
         let wants_logprobs = chat.sampling.logprobs.is_some();
         // Not a proof of anything: it only shares fairly, and keeps conversations apart.
         let caller = format!("{} {}", client.ip, user.unwrap_or_default());

@@ -4,7 +4,7 @@
 //! that nobody knows: a typo must not pass for a setting. Fields that change nothing
 //! about the answer are ignored. `null` is the same as leaving a field out.
 
-use hearthnet_model::sampler::{MAX_LOGPROBS, MAX_PENALTY_WINDOW, SamplerConfig};
+use hearthnet_model::sampler::{MAX_LOGPROBS, SamplerConfig, SamplingChoice};
 use hearthnet_model::{ChatMessage, Role};
 use serde_json::{Map, Value};
 
@@ -54,8 +54,10 @@ const REFUSED: &[&str] = &[
 pub(super) struct ApiRequest {
     /// Which model.
     pub(super) model: String,
-    /// What to answer.
+    /// What to answer. Its sampling is what goes for every model.
     pub(super) chat: ChatRequest,
+    /// What the caller chose of the rest.
+    pub(super) chosen: SamplingChoice,
     /// Whether the answer is wanted as it comes.
     pub(super) stream: bool,
     /// Whether a stream ends with token counts.
@@ -100,7 +102,7 @@ pub(super) fn chat(body: &[u8], seed: u64) -> Result<ApiRequest, ApiError> {
     )?;
     let prompt = Prompt::Messages(messages);
     // Without a limit the answer may fill the model's context.
-    let most = max_completion.or(max_tokens).unwrap_or(u32::MAX);
+    let most = max_completion.or(max_tokens);
     fields.finish(model, prompt, most, logprobs, seed)
 }
 
@@ -112,7 +114,7 @@ pub(super) fn completion(body: &[u8], seed: u64) -> Result<ApiRequest, ApiError>
         .take("prompt")
         .ok_or_else(|| ApiError::field("prompt", "`prompt` is missing: the text to continue"))?;
     let prompt = text_or_tokens(prompt)?;
-    let most = fields.tokens("max_tokens")?.unwrap_or(COMPLETION_TOKENS);
+    let most = Some(fields.tokens("max_tokens")?.unwrap_or(COMPLETION_TOKENS));
     // OpenAI's limit is 5; ours is the sampler's.
     let logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS.into())?;
     let off = |value: &Value| *value == Value::Bool(false);
@@ -237,7 +239,7 @@ impl Fields {
         mut self,
         model: String,
         prompt: Prompt,
-        max_tokens: u32,
+        max_tokens: Option<u32>,
         logprobs: Option<u8>,
         seed: u64,
     ) -> Result<ApiRequest, ApiError> {
@@ -264,23 +266,22 @@ impl Fields {
             Some(Value::String(user)) => Some(user.chars().take(MAX_USER).collect()),
             Some(_) => return Err(ApiError::field("user", "`user` must be a text")),
         };
-        let sampling = SamplerConfig {
-            temperature: self.number("temperature", 0.0, 2.0)?.unwrap_or(1.0),
-            top_p: self.number("top_p", 0.0, 1.0)?.unwrap_or(1.0),
-            presence_penalty: self.number("presence_penalty", -2.0, 2.0)?.unwrap_or(0.0),
-            frequency_penalty: self.number("frequency_penalty", -2.0, 2.0)?.unwrap_or(0.0),
+        let chosen = SamplingChoice {
+            temperature: self.number("temperature", 0.0, 2.0)?,
+            top_p: self.number("top_p", 0.0, 1.0)?,
+            presence_penalty: self.number("presence_penalty", -2.0, 2.0)?,
+            frequency_penalty: self.number("frequency_penalty", -2.0, 2.0)?,
             // As vLLM and llama.cpp name them.
             top_k: self
                 .integer("top_k", 0, u32::MAX.into())?
-                .map_or(0, |k| u32::try_from(k).unwrap_or(0)),
-            min_p: self.number("min_p", 0.0, 1.0)?.unwrap_or(0.0),
-            repetition_penalty: self
-                .number("repetition_penalty", 0.0625, 16.0)?
-                .unwrap_or(1.0),
-            penalty_window: MAX_PENALTY_WINDOW,
-            penalise_prompt: false,
+                .map(|k| u32::try_from(k).unwrap_or(0)),
+            min_p: self.number("min_p", 0.0, 1.0)?,
+            repetition_penalty: self.number("repetition_penalty", 0.0625, 16.0)?,
+        };
+        let sampling = SamplerConfig {
             seed: Some(own_seed.unwrap_or(seed)),
             logprobs,
+            ..SamplerConfig::default()
         };
         let stop = self.stop()?;
         for name in REFUSED {
@@ -308,6 +309,7 @@ impl Fields {
                 max_tokens,
                 stop,
             },
+            chosen,
             stream,
             include_usage,
             user,
@@ -470,15 +472,15 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_openais() {
-        let request = with(json!({})).unwrap();
+    fn defaults_are_openais_and_the_models() {
+        let request = with(json!({"top_k": null})).unwrap();
+        assert!(request.chosen.is_empty());
         let s = &request.chat.sampling;
-        assert_eq!((s.temperature, s.top_p, s.seed), (1.0, 1.0, Some(99)));
-        assert_eq!((s.penalise_prompt, s.logprobs), (false, None));
+        assert_eq!((s.seed, s.logprobs), (Some(99), None));
         assert!(!request.stream && !request.include_usage);
-        assert_eq!(request.chat.max_tokens, u32::MAX);
+        assert_eq!(request.chat.max_tokens, None);
         let text = completion(br#"{"model": "m", "prompt": "p"}"#, 1).unwrap();
-        assert_eq!(text.chat.max_tokens, 16);
+        assert_eq!(text.chat.max_tokens, Some(16));
     }
 
     #[test]
@@ -491,12 +493,13 @@ mod tests {
             "top_k": 4, "min_p": 0.1, "repetition_penalty": 1.1,
         }))
         .unwrap();
-        let s = &request.chat.sampling;
+        let s = request.chosen.over(request.chat.sampling);
         assert_eq!((s.temperature, s.top_p, s.top_k), (0.5, 0.9, 4));
         assert_eq!((s.presence_penalty, s.frequency_penalty), (-1.0, 1.5));
         assert_eq!((s.seed, s.logprobs), (Some(u64::MAX), Some(3)));
+        assert_eq!((s.penalty_window, s.penalise_prompt), (1 << 20, false));
         assert_eq!((s.min_p, s.repetition_penalty), (0.1, 1.1));
-        assert_eq!(request.chat.max_tokens, 9);
+        assert_eq!(request.chat.max_tokens, Some(9));
         assert_eq!(request.chat.stop, ["a", "b"]);
         assert!(request.stream && request.include_usage);
         assert_eq!(request.user.as_deref(), Some("someone"));

@@ -4,7 +4,7 @@ use std::sync::Condvar;
 
 use hearthnet_model::engine::{Engine, EngineOptions, Head};
 use hearthnet_model::gguf::Gguf;
-use hearthnet_model::sampler::SamplerConfig;
+use hearthnet_model::sampler::{SamplerConfig, SamplingChoice};
 use hearthnet_model::{ChatMessage, ChatTemplate, ModelFile, Tokenizer};
 use hearthnet_testkit::TinyLlama;
 use tokio::runtime::Runtime;
@@ -138,6 +138,7 @@ pub(crate) fn fixture(settings: ServiceSettings) -> Fixture {
             template: Some(ChatTemplate::from_gguf(file.gguf()).unwrap()),
             head: head.into(),
             context: file.spec().context,
+            sampling: SamplingChoice::GREEDY,
         },
         opener: Box::new(opener),
     };
@@ -171,7 +172,7 @@ fn request(text: &str, max_tokens: u32) -> ChatRequest {
     ChatRequest {
         prompt: Prompt::Text(text.into()),
         sampling: SamplerConfig::default(),
-        max_tokens,
+        max_tokens: Some(max_tokens),
         stop: Vec::new(),
     }
 }

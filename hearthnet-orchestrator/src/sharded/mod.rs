@@ -434,7 +434,17 @@ impl Backend for ShardedBackend {
 
     fn output(&mut self, out: &mut Vec<f32>, run: &mut Run<'_>) -> Result<(), ChatError> {
         self.watching_since = Instant::now();
+        let begin = self.pipeline.length();
+        let mut told = begin;
         loop {
+            let (through, submitted) = (self.pipeline.length(), self.pipeline.submitted_length());
+            if through > told && submitted > begin + 1 {
+                told = through;
+                (run.notify)(Notice::Prompt {
+                    done: through - begin,
+                    total: submitted - begin,
+                });
+            }
             self.settle(run)?;
             if let Some(rows) = self.advance(run.cancel) {
                 let moved = !self.recoveries.is_empty();

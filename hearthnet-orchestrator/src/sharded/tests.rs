@@ -467,6 +467,7 @@ impl Stage {
                         code, replacements, ..
                     } => heard.moves.push((code, replacements)),
                     Notice::Waiting { code, .. } => heard.waits.push(code),
+                    Notice::Prompt { done, total } => assert!(done <= total),
                 },
             };
             backend.run(position, &rows, &mut out, &mut run)?;

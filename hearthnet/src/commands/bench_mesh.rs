@@ -82,7 +82,7 @@ pub(crate) fn run(args: &MeshArgs, global: &Global, config: &Config) -> Result<(
     let mut model = open_or_pull_model(global, &config, args.model.as_ref())?;
     let vocabulary = model.file.spec().vocab;
     crate::private::load(&mut model, args.private, args.chats, &config)?;
-    let ranges = split(model.private.hosted(), args.shards, &[])?;
+    let ranges = split(model.private.hosted(), Some(args.shards), &[])?;
     let own = own_cores(ranges.len(), 1);
     let pinned = own.iter().all(Option::is_some);
     let key = Arc::new(NodeKey::generate().map_err(Failure::internal)?);
@@ -307,7 +307,7 @@ fn request(prompt: Prompt, max_tokens: u32) -> ChatRequest {
             temperature: 0.0,
             ..SamplerConfig::default()
         },
-        max_tokens,
+        max_tokens: Some(max_tokens),
         stop: Vec::new(),
     }
 }

@@ -1,59 +1,87 @@
 //! `hearthnet chat`: one question, or a conversation.
 //!
 //! Here it is decided who answers, and made ready: the service on this machine, hosts, or this
-//! machine alone. The conversation itself is in `chat/`.
+//! machine alone. The rest is in `chat/`:
+//!
+//! | concept | file |
+//! |---|---|
+//! | the question of a command line: words, files, standard input | `question.rs` |
+//! | a conversation on a terminal, and one of a program | `session.rs` |
+//! | lines and commands that people type | `editor.rs`, `command.rs` (pure) |
+//! | one answer, from the service, from hosts or from here | `turns.rs` |
+//! | what an answer looks like | `screen.rs`, `wrap.rs` (pure) |
+//! | Ctrl-C | `interrupt.rs` |
+//! | conversations in files | `saved.rs` |
 
+mod command;
+mod editor;
+mod interrupt;
+mod question;
+mod saved;
+mod screen;
+mod session;
 mod turns;
+mod wrap;
+
+use std::cell::OnceCell;
+use std::collections::BTreeMap;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hearthnet_bus::calls::Client;
-use hearthnet_model::ChatMessage;
 use hearthnet_model::catalogue::Resolved;
 use hearthnet_model::engine::{Engine, Head};
+use hearthnet_model::sampler::SamplingChoice;
+use hearthnet_model::{ChatMessage, ModelRef};
 use hearthnet_orchestrator::backend::Backend;
 use hearthnet_orchestrator::chat::{Conversation, Prompt, TextModel};
 use hearthnet_orchestrator::fallback::{LoadLocal, WithFallback};
 use hearthnet_orchestrator::health::SharedHealth;
 use hearthnet_orchestrator::hosts::{Choice, HostPool, HostSource, PooledHosts};
 use hearthnet_orchestrator::link::HostAddr;
-use hearthnet_orchestrator::local::LocalBackend;
+use hearthnet_orchestrator::local::{LocalBackend, SharedEngine};
 use hearthnet_orchestrator::router::GreedyCover;
 use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend};
 use hearthnet_orchestrator::{Cancel, ChatError};
 use tokio::runtime::{Handle, Runtime};
 
-use crate::args::{ChatArgs, Global};
+use crate::args::{ChatArgs, Global, SamplingArgs};
 use crate::commands::{
     OpenModel, engine_options, load_head, node_key, open_model, open_resolved, runtime, text_model,
 };
-use crate::community::Home;
+use crate::community::{Home, label};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::hosts::Visit;
 use crate::local_door::find_service;
-use crate::output::{Progress, note};
+use crate::output::{Busy, Look, Progress, note};
 
-use self::turns::system;
+use self::interrupt::Interrupts;
+use self::question::question;
 pub(crate) use self::turns::{Print, print_text, stream_answer};
 
 pub(crate) fn run(args: ChatArgs, global: &Global, config: &Config) -> Result<(), Failure> {
     let started = Instant::now();
+    args.sampling.check()?;
     let runtime = runtime()?;
-    let cancel = Cancel::default();
-    watch_interrupt(&runtime, cancel.clone());
+    let look = Look::of_this_terminal();
     let mut chat = Chat {
         args: &args,
         global,
         config,
         runtime: &runtime,
-        cancel,
+        interrupts: Arc::new(Interrupts::watch(&runtime, look, args.json)),
+        look,
+        model: args.model.clone(),
+        sampling: args.sampling.clone(),
+        explain: args.explain,
+        interactive: false,
+        cancel: Cancel::default(),
         service: None,
         begun: None,
         own: None,
     };
-    chat.service = chat.running_service();
     let outcome = chat.run(started);
     if let Some(own) = chat.own {
         // Streams are closed by tasks: give them their moment before the runtime goes.
@@ -70,25 +98,88 @@ struct Chat<'a> {
     global: &'a Global,
     config: &'a Config,
     runtime: &'a Runtime,
+    interrupts: Arc<Interrupts>,
+    look: Look,
+    /// What is asked, if it was named; how; and whether the times of each answer are shown. A
+    /// conversation may change them.
+    model: Option<ModelRef>,
+    sampling: SamplingArgs,
+    explain: bool,
+    /// Whether a person talks to it.
+    interactive: bool,
+    /// Of the answer that is being made.
     cancel: Cancel,
-    /// The service on this machine that is asked, and what it calls the model.
-    service: Option<(Client, Resolved)>,
+    /// The service on this machine that is asked.
+    service: Option<AskedService>,
     /// What the service answered with before it went away.
     begun: Option<Resolved>,
     /// What this process answers with, once it does.
     own: Option<Own>,
 }
 
+/// A service that runs on this machine.
+struct AskedService {
+    client: Client,
+    model: Resolved,
+    /// How it chooses tokens where nobody says.
+    sampling: SamplingChoice,
+}
+
 /// What this process needs to answer by itself.
 struct Own {
+    model: OpenModel,
     text: TextModel,
-    conversation: Conversation,
+    /// The community whose hosts are asked.
+    home: Option<Home>,
     visit: Visit,
+    /// All layers, where this machine answers alone.
+    engine: Option<SharedEngine>,
+    /// What has been run so far; `None` after an answer that came to no end.
+    conversation: Option<Conversation>,
+}
+
+/// What people call hosts, looked up when one is to be named.
+struct Names<'a> {
+    global: &'a Global,
+    home: Option<Home>,
+    known: OnceCell<BTreeMap<String, String>>,
+}
+
+impl Names<'_> {
+    fn of(&self, host: &str) -> String {
+        let known = self.known.get_or_init(|| {
+            let home = self.home.clone();
+            let home = home.or_else(|| Home::find(self.global).ok().flatten());
+            let Some(home) = home else {
+                return BTreeMap::new();
+            };
+            let state = home.state();
+            let members = state.members();
+            members
+                .map(|(id, _)| (id.to_string(), label(&state, id)))
+                .collect()
+        });
+        match known.get(host) {
+            Some(label) => label.clone(),
+            // `ed25519:` and eight more tell nodes apart.
+            None => format!("host {}", host.chars().take(16).collect::<String>()),
+        }
+    }
+}
+
+impl<'a> Chat<'a> {
+    fn names(&self) -> Names<'a> {
+        Names {
+            global: self.global,
+            home: self.own.as_ref().and_then(|own| own.home.clone()),
+            known: OnceCell::new(),
+        }
+    }
 }
 
 impl Chat<'_> {
     /// The service that runs on this machine and would answer as this process would.
-    fn running_service(&self) -> Option<(Client, Resolved)> {
+    fn running_service(&self) -> Option<AskedService> {
         let args = self.args;
         // A service has its own hosts and settings, and does not give up as this chat wants it.
         let own_way = args.no_service
@@ -102,39 +193,101 @@ impl Chat<'_> {
         }
         let dir = crate::paths::data_dir(self.global.data_dir.clone()).ok()?;
         // Whoever names no model is content with the one that the service has.
-        let wanted = match args.model.clone().or(self.config.model.default()) {
+        let wanted = match self.model.clone().or(self.config.model.default()) {
             Some(named) => Some(super::model::resolve(self.global, &named).ok()?),
             None => None,
         };
         let finding = find_service(&dir, wanted.as_ref());
-        let (client, model) = self.runtime.block_on(finding)?;
+        let (client, model, sampling) = self.runtime.block_on(finding)?;
         if !args.json {
             note("asking the service that runs on this machine (--no-service does not)");
         }
-        Some((client, model))
+        Some(AskedService {
+            client,
+            model,
+            sampling,
+        })
     }
 
     fn run(&mut self, started: Instant) -> Result<(), Failure> {
+        let question = match self.args.lines {
+            true => None,
+            false => question(&self.args.question, self.args.json || self.args.frames)?,
+        };
+        if self.args.raw && question.is_none() {
+            return Err(
+                Failure::new(Kind::Config, "--raw needs a prompt on the command line")
+                    .hint("a conversation uses the model's chat template"),
+            );
+        }
+        self.service = self.running_service();
         if self.service.is_none() {
             self.own = Some(self.open()?);
         }
-        let Some(prompt) = &self.args.prompt else {
-            return self.interactive();
+        let Some(question) = question else {
+            return match self.args.lines {
+                true => self.lines(),
+                false => self.converse(),
+            };
         };
         let prompt = if self.args.raw {
-            Prompt::Text(prompt.clone())
+            Prompt::Text(question)
         } else {
-            let mut messages = system(self.args);
-            messages.push(ChatMessage::user(prompt));
+            let mut messages = self.system();
+            messages.push(ChatMessage::user(question));
             Prompt::Messages(messages)
         };
-        self.turn(prompt, started).map(|_| ())
+        self.turn(prompt, started).end.map(|_| ())
+    }
+
+    fn system(&self) -> Vec<ChatMessage> {
+        let system = self.args.system.iter();
+        system.map(ChatMessage::system).collect()
+    }
+
+    /// What answers is called.
+    fn name(&self) -> &str {
+        match (&self.service, &self.own) {
+            (Some(service), _) => &service.model.id,
+            (None, Some(own)) => &own.model.id,
+            (None, None) => "nobody",
+        }
+    }
+
+    /// Goes on with another model; with the same one if that cannot be had.
+    fn change_model(&mut self, name: &str) -> Result<(), Failure> {
+        let new: ModelRef = name.parse().map_err(|e| {
+            Failure::new(Kind::BadRequest, format!("{e}"))
+                .hint("`hearthnet model list` shows what there is")
+        })?;
+        let before = (self.model.replace(new), self.begun.take());
+        self.service = self.running_service();
+        if self.service.is_some() {
+            return Ok(());
+        }
+        // Two models at once may be more than this machine holds.
+        if let Some(own) = self.own.take() {
+            drop(own.conversation);
+            self.runtime.block_on(own.visit.end());
+        }
+        self.own = match self.open() {
+            Ok(own) => Some(own),
+            Err(failure) => {
+                (self.model, self.begun) = before;
+                self.service = self.running_service();
+                if self.service.is_none() {
+                    self.own = self.open().ok();
+                }
+                return Err(failure);
+            }
+        };
+        Ok(())
     }
 
     /// Makes this process ready to answer by itself, on this machine or over hosts.
     fn open(&self) -> Result<Own, Failure> {
         let (args, global, config) = (self.args, self.global, self.config);
-        let (runtime, cancel) = (self.runtime, &self.cancel);
+        let runtime = self.runtime;
         if !args.local && !config.policy.research.enable {
             return Err(ChatError::ExperimentalDisabled.into());
         }
@@ -143,7 +296,7 @@ impl Chat<'_> {
             false => Some(community(global)?),
         };
         // Before anybody waits for anything: is the model here?
-        let named = args.model.clone().or(config.model.default());
+        let named = self.model.clone().or(config.model.default());
         let resolved = match (&self.begun, named) {
             (Some(begun), _) => Some(begun.clone()),
             (None, Some(named)) => Some(super::model::resolve(global, &named)?),
@@ -151,7 +304,7 @@ impl Chat<'_> {
         };
         // Others are looked for while the model is read.
         let visit = match &home {
-            Some(home) => runtime.block_on(Visit::begin(home, config))?,
+            Some(home) => self.unless_cancelled(Visit::begin(home, config))??,
             None => Visit::default(),
         };
         let mut model = match resolved {
@@ -164,38 +317,69 @@ impl Chat<'_> {
             }
         };
         if let Some(home) = &home {
-            runtime.block_on(visit.judge(home, || may_chat(home, config)))?;
+            self.unless_cancelled(visit.judge(home, || may_chat(home, config)))??;
         }
-        let (backend, head): (Box<dyn Backend>, Head) = if args.local {
-            let (backend, head) = local_backend(&model, config, None)?;
-            (Box::new(backend), head)
+        let (engine, head) = if args.local {
+            let (engine, head) = local_engine(&model, config, None)?;
+            (Some(engine), head)
         } else {
             crate::private::load(&mut model, args.private, 1, config)?;
-            let head = load_head(&model, &engine_options(config, None))?;
-            let source = match &home {
-                Some(home) => {
-                    let mut hosts = visit.hosts(runtime.handle().clone(), home, &model, config)?;
-                    if !args.no_fallback && config.research.distributed_inference.fallback_to_local
-                    {
-                        hosts.in_sync = Some(visit.in_sync());
-                    }
-                    (Box::new(hosts) as Box<dyn HostSource>, Vec::new())
-                }
-                None => {
-                    let key = Arc::new(node_key(global)?);
-                    connect(runtime.handle(), &args.shard, &key, &model, config)?
-                }
-            };
-            let may = config.research.distributed_inference.fallback_to_local;
-            let local = (may && !args.no_fallback).then(|| load_local(&model, config));
-            let backend = open_route(runtime.handle(), &model, source, config, local, cancel)?;
-            (backend, head)
+            (None, load_head(&model, &engine_options(config, None))?)
         };
-        Ok(Own {
+        let mut own = Own {
             text: text_model(&model, head)?,
-            conversation: Conversation::new(backend),
+            model,
+            home,
             visit,
-        })
+            engine,
+            conversation: None,
+        };
+        match self.backend(&own) {
+            Ok(backend) => {
+                own.conversation = Some(Conversation::new(backend));
+                Ok(own)
+            }
+            Err(failure) => {
+                runtime.block_on(own.visit.end());
+                Err(failure)
+            }
+        }
+    }
+
+    /// The layers for a conversation that has not begun.
+    fn backend(&self, own: &Own) -> Result<Box<dyn Backend>, Failure> {
+        let (args, config, runtime, cancel) = (self.args, self.config, self.runtime, &self.cancel);
+        if let Some(engine) = &own.engine {
+            return Ok(Box::new(engine.open()?));
+        }
+        let model = &own.model;
+        let connecting = Busy::new(&self.look, "connecting");
+        let source = match &own.home {
+            Some(home) => {
+                let mut hosts = own
+                    .visit
+                    .hosts(runtime.handle().clone(), home, model, config)?;
+                if !args.no_fallback && config.research.distributed_inference.fallback_to_local {
+                    hosts.in_sync = Some(own.visit.in_sync());
+                }
+                (Box::new(hosts) as Box<dyn HostSource>, Vec::new())
+            }
+            None => {
+                let key = Arc::new(node_key(self.global)?);
+                connect(runtime.handle(), &args.shard, &key, model, config)?
+            }
+        };
+        let may = config.research.distributed_inference.fallback_to_local;
+        let local = (may && !args.no_fallback).then(|| load_local(model, config));
+        let opened = open_backend_or_why(runtime.handle(), model, source, config, local, cancel);
+        drop(connecting);
+        warned(opened)
+    }
+
+    /// Waits for something that takes no notice of the user by itself.
+    fn unless_cancelled<T>(&self, what: impl Future<Output = T>) -> Result<T, Failure> {
+        let done = self.runtime.block_on(self.cancel.or(what));
+        done.ok_or_else(|| ChatError::Cancelled.into())
     }
 }
 
@@ -213,12 +397,22 @@ fn may_chat(home: &Home, config: &Config) -> Result<(), Failure> {
     home.level().map(|_| ())
 }
 
-/// Everything on this machine: blocks and head share their threads.
+/// Everything on this machine, for one conversation: blocks and head share their threads.
 pub(crate) fn local_backend(
     model: &OpenModel,
     config: &Config,
     threads: Option<usize>,
 ) -> Result<(LocalBackend, Head), Failure> {
+    let (engine, head) = local_engine(model, config, threads)?;
+    Ok((engine.open()?, head))
+}
+
+/// Everything on this machine, for one conversation after the other.
+fn local_engine(
+    model: &OpenModel,
+    config: &Config,
+    threads: Option<usize>,
+) -> Result<(SharedEngine, Head), Failure> {
     let fail = |e: &dyn std::fmt::Display| {
         Failure::new(Kind::Model, format!("{}: {e}", model.path.display()))
     };
@@ -230,7 +424,7 @@ pub(crate) fn local_backend(
     })
     .map_err(|e| fail(&e))?;
     let head = Head::beside(&model.file, &engine).map_err(|e| fail(&e))?;
-    Ok((LocalBackend::new(engine, &model.id)?, head))
+    Ok((SharedEngine::new(engine, &model.id, u64::MAX), head))
 }
 
 /// Connects to every host at once, for chats. A host that cannot be reached is left out as long as
@@ -286,24 +480,43 @@ pub(crate) fn on_wire(model: &OpenModel) -> ModelOnWire {
 pub(crate) fn open_route(
     runtime: &Handle,
     model: &OpenModel,
-    (source, failures): (Box<dyn HostSource>, Vec<ChatError>),
+    source: (Box<dyn HostSource>, Vec<ChatError>),
     config: &Config,
     local: Option<LoadLocal>,
     cancel: &Cancel,
 ) -> Result<Box<dyn Backend>, Failure> {
+    warned(open_backend_or_why(
+        runtime, model, source, config, local, cancel,
+    ))
+}
+
+/// A backend, and the hosts that it does without.
+type Opened = Result<(Box<dyn Backend>, Vec<ChatError>), ChatError>;
+
+fn open_backend_or_why(
+    runtime: &Handle,
+    model: &OpenModel,
+    (source, failures): (Box<dyn HostSource>, Vec<ChatError>),
+    config: &Config,
+    local: Option<LoadLocal>,
+    cancel: &Cancel,
+) -> Opened {
     match open_backend(runtime, model, source, config, local, cancel) {
-        Ok(backend) => {
-            for failure in &failures {
-                note(format!("warning: going on without one host: {failure}"));
-            }
-            Ok(backend)
-        }
+        Ok(backend) => Ok((backend, failures)),
         // A host that could not be reached explains a hole better than the hole does.
         Err(error @ ChatError::ShardUnavailable(_)) => {
-            Err(failures.into_iter().next().unwrap_or(error).into())
+            Err(failures.into_iter().next().unwrap_or(error))
         }
-        Err(error) => Err(error.into()),
+        Err(error) => Err(error),
     }
+}
+
+fn warned(opened: Opened) -> Result<Box<dyn Backend>, Failure> {
+    let (backend, failures) = opened?;
+    for failure in &failures {
+        note(format!("warning: going on without one host: {failure}"));
+    }
+    Ok(backend)
 }
 
 /// How a sequence is pumped through hosts; with `fallback` they are given up after some failures.

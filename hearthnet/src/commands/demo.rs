@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use hearthnet_bus::NodeKey;
 use hearthnet_model::ChatMessage;
+use hearthnet_model::sampler::SamplingChoice;
 use hearthnet_orchestrator::Cancel;
 use hearthnet_orchestrator::backend::HopTimes;
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Prompt};
@@ -26,7 +27,11 @@ use crate::host_process::{HostPlan, HostProcess, own_cores, split};
 use crate::layers::runs_text;
 use crate::output::{self, bytes, note, table};
 
+/// Tokens of the answer, unless told otherwise: enough to read, and to measure.
+const ANSWER_TOKENS: u32 = 256;
+
 pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<(), Failure> {
+    args.sampling.check()?;
     let mut config = config.clone();
     // Whoever runs the demo has asked for it, and nothing leaves this machine.
     config.policy.research.enable = true;
@@ -42,8 +47,8 @@ pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<()
     let prompt = Prompt::Messages(vec![ChatMessage::user(&args.prompt)]);
     let request = ChatRequest {
         prompt,
-        sampling: sampling(&args.sampling)?,
-        max_tokens: args.sampling.max_tokens,
+        sampling: sampling(&args.sampling, &SamplingChoice::GREEDY)?,
+        max_tokens: Some(args.sampling.max_tokens.unwrap_or(ANSWER_TOKENS)),
         stop: args.sampling.stop.clone(),
     };
 

@@ -30,7 +30,7 @@ use hearthnet_bus::NodeKey;
 use hearthnet_model::catalogue::{Band, Resolved};
 use hearthnet_model::engine::{EngineOptions, Head};
 use hearthnet_model::gguf::Gguf;
-use hearthnet_model::sampler::SamplerConfig;
+use hearthnet_model::sampler::{SamplerConfig, SamplingChoice};
 use hearthnet_model::template::TemplateError;
 use hearthnet_model::{BoundaryDtype, ChatTemplate, ModelFile, ModelRef, Tokenizer, WeightsId};
 use hearthnet_orchestrator::chat::TextModel;
@@ -87,6 +87,8 @@ pub(crate) struct OpenModel {
     /// Layers that this machine computes itself for its chats over hosts: none until
     /// [`crate::private::load`].
     pub(crate) private: PrivateLayers,
+    /// How its tokens are chosen where nobody says.
+    pub(crate) sampling: SamplingChoice,
 }
 
 /// Opens what `--model` names, or what is meant without it ([`model::pick`]). Nothing is fetched.
@@ -141,6 +143,7 @@ pub(crate) fn open_resolved(
         Some(pin) => pin.boundary_magnitude.clone(),
         None => model::bands(&catalogue, weights),
     };
+    let sampling = model::sampling(&catalogue, weights, file.gguf());
     Ok(OpenModel {
         id,
         path,
@@ -148,6 +151,7 @@ pub(crate) fn open_resolved(
         private: PrivateLayers::none(file.spec().layers),
         file: Arc::new(file),
         bands,
+        sampling,
     })
 }
 
@@ -177,6 +181,7 @@ pub(crate) fn text_model(model: &OpenModel, head: Head) -> Result<TextModel, Fai
         template,
         head: head.into(),
         context: model.file.spec().context,
+        sampling: model.sampling,
     })
 }
 
@@ -198,28 +203,26 @@ pub(crate) fn engine_options(config: &Config, threads: Option<usize>) -> EngineO
     }
 }
 
-/// The sampler's settings; a seed is drawn when none was given.
-pub(crate) fn sampling(args: &SamplingArgs) -> Result<SamplerConfig, Failure> {
+/// The sampler's settings: what the flags say, else what the model's makers do. A seed is drawn
+/// when none was given.
+pub(crate) fn sampling(
+    args: &SamplingArgs,
+    own: &SamplingChoice,
+) -> Result<SamplerConfig, Failure> {
     let seed = match args.seed {
         Some(seed) => seed,
-        None => {
-            let mut bytes = [0; 8];
-            getrandom::fill(&mut bytes).map_err(Failure::internal)?;
-            // 53 bits survive every JSON reader.
-            u64::from_le_bytes(bytes) >> 11
-        }
+        None => draw_seed()?,
     };
-    let d = SamplerConfig::default();
-    Ok(SamplerConfig {
-        temperature: args.temperature,
-        top_k: args.top_k.unwrap_or(d.top_k),
-        top_p: args.top_p.unwrap_or(d.top_p),
-        min_p: args.min_p.unwrap_or(d.min_p),
-        repetition_penalty: args.repetition_penalty.unwrap_or(d.repetition_penalty),
-        presence_penalty: args.presence_penalty.unwrap_or(d.presence_penalty),
-        frequency_penalty: args.frequency_penalty.unwrap_or(d.frequency_penalty),
+    Ok(args.choice().or_models(own).over(SamplerConfig {
         seed: Some(seed),
         logprobs: args.logprobs,
-        ..d
-    })
+        ..SamplerConfig::default()
+    }))
+}
+
+/// A seed that survives every JSON reader: 53 bits.
+pub(crate) fn draw_seed() -> Result<u64, Failure> {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes).map_err(Failure::internal)?;
+    Ok(u64::from_le_bytes(bytes) >> 11)
 }

@@ -14,7 +14,8 @@ use hearthnet_model::convert::{ConvertError, convert};
 use hearthnet_model::inspect::inspect;
 use hearthnet_model::manifest::{ChangedError, FileState, file_state};
 use hearthnet_model::pull::{PullError, PullEvent, PullOptions, pull, pull_reference};
-use hearthnet_model::{Digest, ModelFile, ModelRef, TensorType, WeightsId};
+use hearthnet_model::sampler::SamplingChoice;
+use hearthnet_model::{Digest, Gguf, ModelFile, ModelRef, TensorType, WeightsId};
 
 use crate::args::{Global, ModelCommand};
 use crate::commands::{open_file, print_bytes, print_json, runtime};
@@ -384,6 +385,18 @@ pub(crate) fn pin<'a>(
 pub(crate) fn bands(catalogue: &Catalogue, weights: WeightsId) -> Option<Vec<Band>> {
     let entry = catalogue.by_weights(weights)?;
     entry.boundary_magnitude.clone()
+}
+
+/// How the model's tokens are chosen where nobody says: as the catalogue has it, else the file,
+/// else as is usual.
+pub(crate) fn sampling(catalogue: &Catalogue, weights: WeightsId, file: &Gguf) -> SamplingChoice {
+    let entry = catalogue.by_weights(weights);
+    let entry = entry.map_or_else(SamplingChoice::default, |entry| entry.sampling);
+    let own = entry.or_models(&SamplingChoice::from_gguf(file));
+    match own.is_empty() {
+        true => SamplingChoice::USUAL,
+        false => own,
+    }
 }
 
 #[cfg(test)]

@@ -1,61 +1,139 @@
-//! Turns of a chat: asking, and printing what comes.
+//! One answer: asking for it, and showing it as it comes.
 
-use std::io::{BufRead, IsTerminal, Write};
+use std::io::IsTerminal as _;
 use std::time::Instant;
 
-use hearthnet_model::ChatMessage;
-use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Frame, Prompt, TextModel};
-use hearthnet_orchestrator::{Cancel, ChatError};
+use hearthnet_model::sampler::SamplingChoice;
+use hearthnet_orchestrator::Cancel;
+use hearthnet_orchestrator::chat::{
+    ChatRequest, Conversation, Done, FinishReason, Frame, Prompt, TextModel, check,
+};
 
+use super::screen::Screen;
+use super::wrap::harmless;
 use super::{Chat, Own};
-use crate::args::ChatArgs;
 use crate::commands::{print_bytes, print_json, sampling};
-use crate::explain::{explain, waiting};
-use crate::failure::{Failure, Kind};
+use crate::explain::explain;
+use crate::failure::Failure;
 use crate::output::note;
 use crate::service_chat::{self, Unanswered};
 
+/// What became of a turn.
+pub(super) struct Turn {
+    /// What has been said, also where the answer was stopped.
+    pub(super) said: String,
+    /// The end of the answer, or why it has none.
+    pub(super) end: Result<Done, Failure>,
+    /// Layers that went from one host to others meanwhile.
+    pub(super) moves: Vec<Frame>,
+}
+
 impl Chat<'_> {
-    /// Answers one turn and prints it in the form that was asked for.
-    pub(super) fn turn(&mut self, prompt: Prompt, started: Instant) -> Result<Done, Failure> {
+    /// Answers one turn, and prints it in the form that was asked for. Ctrl-C stops it.
+    pub(super) fn turn(&mut self, prompt: Prompt, started: Instant) -> Turn {
+        let mut turn = Turn {
+            said: String::new(),
+            end: Err(Failure::internal("nobody was asked")),
+            moves: Vec::new(),
+        };
+        let interrupts = std::sync::Arc::clone(&self.interrupts);
+        let answering = interrupts.answering();
+        self.cancel = answering.cancel.clone();
+        let mut screen = Screen::new(self.look);
+        let end = self.show(prompt, started, &mut screen, &mut turn);
+        // Where an answer was stopped, what is there of it stays.
+        let ended = match (self.args.json, self.args.frames) {
+            (false, false) => screen.end(),
+            _ => Ok(()),
+        };
+        turn.end = end.and_then(|done| ended.map(|()| done));
+        if let Ok(done) = &turn.end {
+            self.comment(done, &turn.moves);
+        }
+        turn
+    }
+
+    fn show(
+        &mut self,
+        prompt: Prompt,
+        started: Instant,
+        screen: &mut Screen,
+        turn: &mut Turn,
+    ) -> Result<Done, Failure> {
         let args = self.args;
+        let own = match (&self.service, &self.own) {
+            (Some(service), _) => service.sampling,
+            (None, Some(own)) => own.text.sampling,
+            // The last answer has taken the service with it.
+            (None, None) => {
+                self.own = Some(self.open()?);
+                let own = self.own.as_ref();
+                own.map_or(SamplingChoice::GREEDY, |own| own.text.sampling)
+            }
+        };
         let request = ChatRequest {
             prompt,
-            sampling: sampling(&args.sampling)?,
-            max_tokens: args.sampling.max_tokens,
-            stop: args.sampling.stop.clone(),
+            sampling: sampling(&self.sampling, &own)?,
+            max_tokens: self.sampling.max_tokens,
+            stop: self.sampling.stop.clone(),
         };
-        let print: Print = match (args.json, args.frames) {
-            (true, _) => |_| Ok(()),
-            (_, true) => print_frame,
-            _ => print_text,
-        };
-        let mut moves = Vec::new();
-        let mut watched = |frame: &Frame| {
-            if let Frame::ShardFailover { host, .. } = frame {
-                if host.is_none() && !args.json && !args.frames {
-                    note("no host can be had for this: this machine answers alone");
+        let names = self.names();
+        let Turn { said, moves, .. } = turn;
+        let mut told: Tell<'_> = match (args.json, args.frames) {
+            (true, _) => Box::new(|_| Ok(())),
+            (_, true) => Box::new(|event| match event {
+                Event::Frame(frame) => print_json(frame),
+                Event::Alone => {
+                    note(ALONE);
+                    Ok(())
                 }
-                moves.push(frame.clone());
+            }),
+            _ => Box::new(|event| match event {
+                Event::Frame(frame) => screen.frame(frame, &|host| names.of(host)),
+                Event::Alone => screen.notice(&format!("[{ALONE}]")),
+            }),
+        };
+        let mut watched = |event: Event<'_>| {
+            match event {
+                Event::Frame(Frame::TokenDelta { text, .. }) => said.push_str(text),
+                Event::Frame(frame @ Frame::ShardFailover { .. }) => moves.push(frame.clone()),
+                _ => {}
             }
-            if let Some(line) = waiting(frame)
-                && !args.json
-                && !args.frames
-            {
-                note(line);
-            }
-            print(frame)
+            told(&event)
         };
         let done = self.answer(&request, started, &mut watched)?;
+        drop(told);
         if args.json {
             print_json(&done)?;
-        } else if !args.frames {
+        } else if !args.frames && !std::io::stdout().is_terminal() {
             print_bytes(b"\n")?;
         }
-        if args.explain {
-            note(explain(&done, &moves));
-        }
         Ok(done)
+    }
+
+    /// What is said about an answer behind it.
+    fn comment(&self, done: &Done, moves: &[Frame]) {
+        if self.explain {
+            note(explain(done, moves));
+        }
+        let cut = done.finish_reason == FinishReason::Length;
+        if cut && !self.args.json && !self.args.frames {
+            let more = match self.interactive {
+                true => ("`/set max_tokens N`", "`/reset` begins anew"),
+                false => ("`--max-tokens N`", "a shorter question leaves more"),
+            };
+            note(self.look.dim(&match self.sampling.max_tokens {
+                Some(most) if done.usage.completion_tokens >= most => format!(
+                    "[stopped at the limit of {most} tokens; {} allows others]",
+                    more.0
+                ),
+                _ => format!(
+                    "[stopped: question and answer fill the {} tokens that the model reads; {}]",
+                    done.usage.total_tokens.saturating_sub(1),
+                    more.1
+                ),
+            }));
+        }
     }
 
     /// Asks the service, if there is one, and answers in this process if there is none or it goes
@@ -64,13 +142,21 @@ impl Chat<'_> {
         &mut self,
         request: &ChatRequest,
         started: Instant,
-        print: &mut dyn FnMut(&Frame) -> Result<(), Failure>,
+        told: &mut dyn FnMut(Event<'_>) -> Result<(), Failure>,
     ) -> Result<Done, Failure> {
         let mut said = 0;
-        if let Some((service, model)) = &self.service {
+        if let Some(asked) = &self.service {
             let (runtime, cancel) = (self.runtime.handle(), &self.cancel);
-            let answer = printing(print, cancel, |emit| {
-                service_chat::answer(runtime, service, &model.id, request, cancel, emit)
+            let mut print = |frame: &Frame| told(Event::Frame(frame));
+            let answer = printing(&mut print, cancel, |emit| {
+                service_chat::answer(
+                    runtime,
+                    &asked.client,
+                    &asked.model.id,
+                    request,
+                    cancel,
+                    emit,
+                )
             })?;
             match answer {
                 Ok(done) => return Ok(done),
@@ -78,10 +164,8 @@ impl Chat<'_> {
                 Err(Unanswered::Gone(tokens)) => said = tokens,
             }
             // What it has begun, only the same model can finish.
-            self.begun = self.service.take().map(|(_, model)| model);
-            if !self.args.json {
-                note("going on without the service on this machine");
-            }
+            self.begun = self.service.take().map(|asked| asked.model);
+            told(Event::Alone)?;
         }
         let mut own = match self.own.take() {
             Some(own) => own,
@@ -92,65 +176,51 @@ impl Chat<'_> {
                 said -= 1;
                 Ok(())
             }
-            frame => print(frame),
+            frame => told(Event::Frame(frame)),
         };
-        let Own {
-            conversation, text, ..
-        } = &mut own;
-        let done = stream_answer(
-            conversation,
-            text,
-            request,
-            started,
-            &self.cancel,
-            &mut print_rest,
-        );
+        let done = self.answer_here(&mut own, request, started, &mut print_rest);
         self.own = Some(own);
         done
     }
 
-    pub(super) fn interactive(&mut self) -> Result<(), Failure> {
-        if self.args.raw {
-            return Err(
-                Failure::new(Kind::Config, "--raw needs a prompt on the command line")
-                    .hint("an interactive chat uses the model's chat template"),
-            );
-        }
-        let stdin = std::io::stdin();
-        let terminal = stdin.is_terminal();
-        if terminal {
-            note(
-                "Write a message and press Enter; Ctrl-D ends the chat, Ctrl-C twice ends it at once.",
-            );
-        }
-        let mut messages = system(self.args);
-        let mut line = String::new();
-        loop {
-            if terminal {
-                let _ = write!(std::io::stderr(), "> ");
-            }
-            line.clear();
-            let read = stdin.lock().read_line(&mut line).map_err(|e| {
-                Failure::new(Kind::BadRequest, format!("cannot read the message: {e}"))
-                    .hint("messages must be UTF-8 text")
-            })?;
-            if read == 0 {
-                return Ok(());
-            }
-            if self.cancel.is_cancelled() {
-                return Err(ChatError::Cancelled.into());
-            }
-            let message = line.trim();
-            if message.is_empty() {
-                continue;
-            }
-            messages.push(ChatMessage::user(message));
-            let prompt = Prompt::Messages(messages.clone());
-            let done = self.turn(prompt, Instant::now())?;
-            messages.push(ChatMessage::assistant(done.text));
-        }
+    fn answer_here(
+        &self,
+        own: &mut Own,
+        request: &ChatRequest,
+        started: Instant,
+        print: &mut dyn FnMut(&Frame) -> Result<(), Failure>,
+    ) -> Result<Done, Failure> {
+        // What makes no sense costs nobody a conversation.
+        check(&own.text, request)?;
+        let mut conversation = match own.conversation.take() {
+            Some(conversation) => conversation,
+            None => Conversation::new(self.backend(own)?),
+        };
+        let done = stream_answer(
+            &mut conversation,
+            &own.text,
+            request,
+            started,
+            &self.cancel,
+            print,
+        )?;
+        // One that has failed, or was stopped, is of no use any more.
+        own.conversation = Some(conversation);
+        Ok(done)
     }
 }
+
+/// Shows what a turn brings.
+type Tell<'a> = Box<dyn FnMut(&Event<'_>) -> Result<(), Failure> + 'a>;
+
+/// What is to be shown.
+enum Event<'a> {
+    Frame(&'a Frame),
+    /// The service is gone, and this process goes on.
+    Alone,
+}
+
+const ALONE: &str = "going on without the service on this machine";
 
 /// How a frame reaches standard output.
 pub(crate) type Print = fn(&Frame) -> Result<(), Failure>;
@@ -191,19 +261,15 @@ fn printing<T>(
     }
 }
 
-/// Prints a frame as a line of JSON.
-fn print_frame(frame: &Frame) -> Result<(), Failure> {
-    print_json(frame)
-}
-
-/// Prints the text of `token_delta` frames.
+/// Prints the text of `token_delta` frames; on a terminal what is harmless of it.
 pub(crate) fn print_text(frame: &Frame) -> Result<(), Failure> {
     match frame {
-        Frame::TokenDelta { text, .. } if !text.is_empty() => print_bytes(text.as_bytes()),
+        Frame::TokenDelta { text, .. } if text.is_empty() => Ok(()),
+        Frame::TokenDelta { text, .. } if std::io::stdout().is_terminal() => {
+            let text: String = text.chars().filter(|c| harmless(*c)).collect();
+            print_bytes(text.as_bytes())
+        }
+        Frame::TokenDelta { text, .. } => print_bytes(text.as_bytes()),
         _ => Ok(()),
     }
-}
-
-pub(super) fn system(args: &ChatArgs) -> Vec<ChatMessage> {
-    args.system.iter().map(ChatMessage::system).collect()
 }

@@ -1,0 +1,185 @@
+//! A caller over hosts that look at the rows that they are sent, or change those that they return:
+//! for attacks on what is in the rows. The model is a small one, in this process.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use hearthnet_bus::NodeKey;
+use hearthnet_model::catalogue::Band;
+use hearthnet_model::engine::{EngineOptions, Head};
+use hearthnet_model::gguf::Gguf;
+use hearthnet_model::sampler::{SamplerConfig, SamplingChoice};
+use hearthnet_model::{ModelFile, Tokenizer};
+use hearthnet_orchestrator::Cancel;
+use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Frame, Prompt, TextModel};
+use hearthnet_orchestrator::health::SharedHealth;
+use hearthnet_orchestrator::hosts::{Choice, ConnectedHosts};
+use hearthnet_orchestrator::link::{HostAddr, HostLink};
+use hearthnet_orchestrator::private::PrivateLayers;
+use hearthnet_orchestrator::router::GreedyCover;
+use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend};
+use hearthnet_shard::{RunningHost, ServeConfig, Served, ShardHost};
+use hearthnet_testkit::{Tamper, TamperedSource, TinyLlama};
+use tokio::runtime::Handle;
+
+use crate::Trouble;
+
+const LAYERS: u32 = 4;
+const MODEL: &str = "tiny-tampered";
+/// Tokens of the question.
+pub(crate) const PROMPT: u32 = 40;
+/// Tokens of the answer.
+pub(crate) const TOKENS: u32 = 12;
+
+/// What became of a question.
+pub(crate) struct Asked {
+    pub(crate) done: Done,
+    /// Codes of what hosts were left for.
+    pub(crate) left: Vec<String>,
+}
+
+/// A small model, and the caller's side of it.
+pub(crate) struct Fleet {
+    runtime: Handle,
+    file: Arc<ModelFile>,
+    model: ModelOnWire,
+    text: TextModel,
+}
+
+impl Fleet {
+    /// With a band for the magnitude of rows that hosts return, if there is to be one.
+    pub(crate) fn new(runtime: Handle, band: Option<Band>) -> Result<Self, Trouble> {
+        let tiny = TinyLlama {
+            layers: LAYERS,
+            ..TinyLlama::default()
+        };
+        let gguf = Gguf::from_bytes(tiny.bytes()).map_err(failed)?;
+        let file = Arc::new(ModelFile::from_gguf(gguf).map_err(failed)?);
+        let weights = file.manifest(&mut |_, _| {}).weights_id();
+        let bands = band.map(|band| vec![band; LAYERS as usize]);
+        let text = TextModel {
+            tokenizer: Tokenizer::from_gguf(file.gguf()).map_err(failed)?,
+            template: None,
+            head: Head::load(&file, &options()).map_err(failed)?.into(),
+            context: file.spec().context,
+            sampling: SamplingChoice::GREEDY,
+        };
+        Ok(Self {
+            runtime,
+            model: ModelOnWire::new(MODEL, weights, file.spec(), bands),
+            file,
+            text,
+        })
+    }
+
+    /// Values of a row.
+    pub(crate) fn width(&self) -> usize {
+        self.model.width
+    }
+
+    /// The rows of the embedding table, one behind the other.
+    pub(crate) fn table(&self) -> Result<Vec<f32>, Trouble> {
+        let mut table = Vec::new();
+        let tokens: Vec<u32> = (0..self.file.spec().vocab).collect();
+        let head = Head::load(&self.file, &options()).map_err(failed)?;
+        head.embed(&tokens, &mut table).map_err(failed)?;
+        Ok(table)
+    }
+
+    /// Asks one question over hosts that do this, each of which serves all layers; so many first
+    /// ones the caller computes itself.
+    pub(crate) fn ask(&self, private: u32, tampers: Vec<Tamper>) -> Result<Asked, Trouble> {
+        let own = (private, 0);
+        let own = PrivateLayers::load(&self.file, MODEL, own, 4, &options()).map_err(failed)?;
+        let model = ModelOnWire {
+            hosted: own.hosted(),
+            ..self.model.clone()
+        };
+        let caller = NodeKey::generate().map_err(failed)?;
+        let (mut hosts, mut links) = (Vec::new(), Vec::new());
+        for tamper in tampers {
+            let (host, addr) = self.host(&caller, tamper)?;
+            hosts.push(host);
+            let link = HostLink::connect(&addr, &caller, hearthnet_transport::Config::default());
+            links.push(Arc::new(self.runtime.block_on(link).map_err(failed)?));
+        }
+        let source = ConnectedHosts {
+            links,
+            choice: Choice {
+                model: model.clone(),
+                policy: Arc::new(GreedyCover),
+                max_shards: 4,
+                own_id: caller.id().to_string(),
+                allow_self: false,
+                health: SharedHealth::default(),
+            },
+        };
+        let (cancel, pump) = (Cancel::default(), PumpSettings::default());
+        let runtime = self.runtime.clone();
+        let sharded = ShardedBackend::open(runtime, model, Box::new(source), pump, &cancel);
+        let backend = own.around(Box::new(sharded.map_err(failed)?));
+        let request = ChatRequest {
+            prompt: Prompt::Tokens((3..3 + PROMPT).collect()),
+            sampling: SamplerConfig::default(),
+            max_tokens: Some(TOKENS),
+            stop: Vec::new(),
+        };
+        let mut left = Vec::new();
+        let mut hear = |frame: &Frame| {
+            if let Frame::ShardStatus { status, code, .. } = frame
+                && status == "degraded"
+            {
+                left.extend(code.clone());
+            }
+        };
+        let mut conversation = Conversation::new(backend.map_err(failed)?);
+        let now = Instant::now();
+        let done = conversation.answer(&self.text, &request, now, &cancel, &mut hear);
+        drop(hosts);
+        Ok(Asked {
+            done: done.map_err(failed)?,
+            left,
+        })
+    }
+
+    fn host(&self, caller: &NodeKey, tamper: Tamper) -> Result<(RunningHost, HostAddr), Trouble> {
+        let spec = self.file.spec();
+        let served = Served {
+            model_id: MODEL.into(),
+            weights: self.model.weights.0,
+            lo: 0,
+            hi: LAYERS - 1,
+            total_layers: LAYERS,
+            width: spec.width,
+            boundary: spec.boundary,
+            context: spec.context,
+            arithmetic: "canonical-1".into(),
+        };
+        let mut config = ServeConfig::new("127.0.0.1:0");
+        config.admitted = vec![caller.id()];
+        let key = NodeKey::generate().map_err(failed)?;
+        let source = TamperedSource {
+            file: Arc::clone(&self.file),
+            layers: 0..LAYERS,
+            options: options(),
+            tamper: Some(tamper),
+        };
+        let mut progress = |_| {};
+        let start = ShardHost::start_on(config, &key, served, source, &mut progress);
+        let host = self.runtime.block_on(start).map_err(failed)?;
+        let addr = format!("{}#{}", host.local_addr(), key.id());
+        let addr = addr.parse().map_err(|_| failed("its address is none"))?;
+        Ok((host, addr))
+    }
+}
+
+fn failed(error: impl std::fmt::Display) -> Trouble {
+    Trouble::Attacker(error.to_string())
+}
+
+fn options() -> EngineOptions {
+    EngineOptions {
+        threads: 1,
+        ..EngineOptions::default()
+    }
+}

@@ -1,0 +1,191 @@
+//! What somebody has decided about choosing tokens, and what is left to others.
+
+use serde::{Deserialize, Serialize};
+
+use super::config::{MAX_PENALTY_WINDOW, SamplerConfig};
+use crate::gguf::Gguf;
+
+/// Settings of a [`SamplerConfig`] that somebody chose: a caller, or the makers of a model. What
+/// is missing is left to whoever is asked next; the ranges are those of [`SamplerConfig`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[allow(clippy::exhaustive_structs)] // Built with `..SamplingChoice::default()`.
+pub struct SamplingChoice {
+    /// See [`SamplerConfig::temperature`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub temperature: Option<f32>,
+    /// See [`SamplerConfig::top_k`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top_k: Option<u32>,
+    /// See [`SamplerConfig::top_p`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top_p: Option<f32>,
+    /// See [`SamplerConfig::min_p`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_p: Option<f32>,
+    /// See [`SamplerConfig::repetition_penalty`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub repetition_penalty: Option<f32>,
+    /// See [`SamplerConfig::presence_penalty`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub presence_penalty: Option<f32>,
+    /// See [`SamplerConfig::frequency_penalty`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub frequency_penalty: Option<f32>,
+}
+
+impl SamplingChoice {
+    /// Always the likeliest token, and nothing else changed.
+    pub const GREEDY: Self = Self {
+        temperature: Some(0.0),
+        top_k: None,
+        top_p: None,
+        min_p: None,
+        repetition_penalty: None,
+        presence_penalty: None,
+        frequency_penalty: None,
+    };
+
+    /// For models whose makers recommend nothing: llama.cpp's defaults, which is what their files
+    /// are tried with before they are given away.
+    pub const USUAL: Self = Self {
+        temperature: Some(0.8),
+        top_k: Some(40),
+        top_p: Some(0.95),
+        min_p: Some(0.05),
+        ..Self::GREEDY
+    };
+
+    /// What a model file recommends in its `general.sampling.*` metadata, which converters fill
+    /// from the model's `generation_config.json`. Values that are out of range are passed over:
+    /// they are advice, and the model works without.
+    pub fn from_gguf(gguf: &Gguf) -> Self {
+        let float = |key: &str, min: f32, max: f32| {
+            let value = gguf.f64(&format!("general.sampling.{key}"));
+            // Rounding to binary32 is what the sampler computes with anyway.
+            let value = value.ok().flatten().map(|value| value as f32);
+            value.filter(|value| (min..=max).contains(value))
+        };
+        Self {
+            temperature: float("temp", 0.0, 100.0),
+            top_k: gguf.u32("general.sampling.top_k").ok().flatten(),
+            top_p: float("top_p", 0.0, 1.0),
+            min_p: float("min_p", 0.0, 1.0),
+            repetition_penalty: float("penalty_repeat", 0.0625, 16.0),
+            presence_penalty: float("penalty_present", -2.0, 2.0),
+            frequency_penalty: float("penalty_freq", -2.0, 2.0),
+        }
+    }
+
+    /// Whether nothing is chosen.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Leaves to the model what is not chosen. A temperature of 0 asks for the likeliest token,
+    /// which is not what the model's own penalties and cuts would make of it: they do not count
+    /// then.
+    #[must_use]
+    pub fn or_models(self, model: &Self) -> Self {
+        let model = match self.temperature {
+            Some(0.0) => &Self::GREEDY,
+            _ => model,
+        };
+        Self {
+            temperature: self.temperature.or(model.temperature),
+            top_k: self.top_k.or(model.top_k),
+            top_p: self.top_p.or(model.top_p),
+            min_p: self.min_p.or(model.min_p),
+            repetition_penalty: self.repetition_penalty.or(model.repetition_penalty),
+            presence_penalty: self.presence_penalty.or(model.presence_penalty),
+            frequency_penalty: self.frequency_penalty.or(model.frequency_penalty),
+        }
+    }
+
+    /// The settings of `base` with these in their places. Presence and frequency penalties count
+    /// the whole answer, as OpenAI's API defines them; a repetition penalty without them counts
+    /// what `base` says, by default the last 64 tokens with the prompt, as llama.cpp does.
+    #[must_use]
+    pub fn over(self, base: SamplerConfig) -> SamplerConfig {
+        let counted = [self.presence_penalty, self.frequency_penalty];
+        let answer = counted.iter().flatten().any(|&penalty| penalty != 0.0);
+        let (penalty_window, penalise_prompt) = match answer {
+            true => (MAX_PENALTY_WINDOW, false),
+            false => (base.penalty_window, base.penalise_prompt),
+        };
+        SamplerConfig {
+            penalty_window,
+            penalise_prompt,
+            temperature: self.temperature.unwrap_or(base.temperature),
+            top_k: self.top_k.unwrap_or(base.top_k),
+            top_p: self.top_p.unwrap_or(base.top_p),
+            min_p: self.min_p.unwrap_or(base.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(base.repetition_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(base.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(base.frequency_penalty),
+            ..base
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MODEL: SamplingChoice = SamplingChoice {
+        temperature: Some(0.2),
+        top_p: Some(0.9),
+        repetition_penalty: Some(1.1),
+        ..SamplingChoice::GREEDY
+    };
+
+    #[test]
+    fn what_a_caller_leaves_open_is_the_models_own() {
+        let own = SamplingChoice::default().or_models(&MODEL);
+        assert_eq!(own, MODEL);
+        let warm = SamplingChoice {
+            temperature: Some(1.5),
+            top_k: Some(7),
+            ..SamplingChoice::default()
+        };
+        let config = warm.or_models(&MODEL).over(SamplerConfig::default());
+        assert_eq!((config.temperature, config.top_k), (1.5, 7));
+        assert_eq!((config.top_p, config.repetition_penalty), (0.9, 1.1));
+        assert_eq!((config.min_p, config.seed), (0.0, None));
+    }
+
+    #[test]
+    fn whoever_asks_for_the_likeliest_token_gets_it_whatever_the_model_recommends() {
+        let greedy = SamplingChoice::GREEDY.or_models(&MODEL);
+        let config = greedy.over(SamplerConfig::default());
+        assert_eq!(config, SamplerConfig::default());
+    }
+
+    #[test]
+    fn penalties_of_openais_api_count_the_answer_and_llama_cpps_the_last_tokens() {
+        let counted = |choice: SamplingChoice| {
+            let config = choice.over(SamplerConfig::default());
+            (config.penalty_window, config.penalise_prompt)
+        };
+        assert_eq!(counted(MODEL), (64, true));
+        let presence = SamplingChoice {
+            presence_penalty: Some(-0.5),
+            ..MODEL
+        };
+        assert_eq!(counted(presence), (MAX_PENALTY_WINDOW, false));
+        let none = SamplingChoice {
+            frequency_penalty: Some(0.0),
+            ..MODEL
+        };
+        assert_eq!(counted(none), (64, true));
+    }
+
+    #[test]
+    fn what_is_recommended_for_no_model_in_particular_can_be_sampled_with() {
+        let config = SamplingChoice::USUAL.over(SamplerConfig {
+            seed: Some(1),
+            ..SamplerConfig::default()
+        });
+        assert_eq!(config.validate(), Ok(()));
+    }
+}

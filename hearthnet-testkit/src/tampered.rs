@@ -1,0 +1,104 @@
+//! A host's engine that computes exactly, and then something is done to what it returns.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use hearthnet_model::ModelFile;
+use hearthnet_model::engine::{Engine, EngineOptions, SeqId};
+use hearthnet_shard::{EngineFault, EngineSource, LayerEngine, LoadPhase, Span};
+
+/// Rows on their way through a host.
+#[derive(Debug)]
+#[allow(clippy::exhaustive_structs)] // Only made here.
+pub struct Passing<'a> {
+    /// Whose rows they are, one sequence behind the other.
+    pub spans: &'a [Span<SeqId>],
+    /// What was sent to the host.
+    pub sent: &'a [f32],
+    /// What it has computed of it, and will return.
+    pub rows: &'a mut [f32],
+}
+
+/// Looks at rows that pass, or changes them.
+pub type Tamper = Box<dyn FnMut(Passing<'_>) + Send>;
+
+/// An exact engine over some layers, whose rows are tampered with.
+#[allow(missing_debug_implementations)] // A closure has none.
+pub struct Tampered {
+    engine: Engine,
+    tamper: Tamper,
+}
+
+/// Loads a [`Tampered`] engine.
+#[allow(missing_debug_implementations, clippy::exhaustive_structs)]
+pub struct TamperedSource {
+    /// The model.
+    pub file: Arc<ModelFile>,
+    /// The host's layers.
+    pub layers: Range<u32>,
+    /// How the engine runs.
+    pub options: EngineOptions,
+    /// What is done to the rows; it is gone once it was loaded.
+    pub tamper: Option<Tamper>,
+}
+
+impl EngineSource for TamperedSource {
+    type Engine = Tampered;
+
+    fn load(&mut self, _: &mut dyn FnMut(LoadPhase, u64, u64)) -> Result<Tampered, String> {
+        let engine = Engine::load(
+            &self.file,
+            self.layers.clone(),
+            &self.options,
+            &mut |_, _| {},
+        );
+        Ok(Tampered {
+            engine: engine.map_err(|error| error.to_string())?,
+            tamper: self.tamper.take().ok_or("loaded once only")?,
+        })
+    }
+}
+
+impl LayerEngine for Tampered {
+    type Seq = SeqId;
+
+    fn open(&mut self) -> Result<SeqId, EngineFault> {
+        LayerEngine::open(&mut self.engine)
+    }
+    fn close(&mut self, seq: SeqId) {
+        LayerEngine::close(&mut self.engine, seq);
+    }
+    fn len(&self, seq: SeqId) -> u32 {
+        LayerEngine::len(&self.engine, seq)
+    }
+    fn truncate(&mut self, seq: SeqId, length: u32) -> Result<(), EngineFault> {
+        LayerEngine::truncate(&mut self.engine, seq, length)
+    }
+    fn forward(
+        &mut self,
+        layers: (u32, u32),
+        spans: &[Span<SeqId>],
+        x: &mut [f32],
+    ) -> Result<(), EngineFault> {
+        let sent = x.to_vec();
+        LayerEngine::forward(&mut self.engine, layers, spans, x)?;
+        (self.tamper)(Passing {
+            spans,
+            sent: &sent,
+            rows: x,
+        });
+        Ok(())
+    }
+    fn kv_page_positions(&self) -> u32 {
+        LayerEngine::kv_page_positions(&self.engine)
+    }
+    fn kv_bytes_per_position(&self) -> u64 {
+        LayerEngine::kv_bytes_per_position(&self.engine)
+    }
+    fn kv_bytes_in_use(&self) -> u64 {
+        LayerEngine::kv_bytes_in_use(&self.engine)
+    }
+    fn weight_bytes(&self) -> u64 {
+        LayerEngine::weight_bytes(&self.engine)
+    }
+}

@@ -1,0 +1,140 @@
+//! A conversation in a file: what `/save` writes and `/load` reads.
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use hearthnet_model::ChatMessage;
+use serde::{Deserialize, Serialize};
+
+use crate::failure::{Failure, Kind};
+
+/// Most bytes of a file: many times what the longest context of a model holds.
+const MAX_BYTES: u64 = 16 << 20;
+/// Most messages in it.
+const MAX_MESSAGES: usize = 4096;
+
+/// The file: what an OpenAI client would send, so that other programs can read and write it.
+#[derive(Serialize, Deserialize)]
+struct Saved {
+    #[serde(default)]
+    model: String,
+    messages: Vec<ChatMessage>,
+}
+
+/// Writes a conversation; only its owner can read it. A file that is there already is replaced if
+/// it holds a conversation, and left alone if it holds anything else.
+pub(super) fn save(path: &Path, model: &str, messages: &[ChatMessage]) -> Result<(), Failure> {
+    let path = &at_home(path);
+    let fail = |why: String| {
+        Failure::new(
+            Kind::Host,
+            format!("cannot write {}: {why}", path.display()),
+        )
+        .hint("name another file")
+    };
+    if path.exists() && load(path).is_err() {
+        return Err(fail("it holds something else than a conversation".into()));
+    }
+    let saved = Saved {
+        model: model.to_owned(),
+        messages: messages.to_vec(),
+    };
+    let mut text = serde_json::to_vec_pretty(&saved).map_err(Failure::internal)?;
+    text.push(b'\n');
+    // It has its name only when it is whole.
+    let mut new = path.as_os_str().to_owned();
+    new.push(format!(".{}.new", std::process::id()));
+    let new = PathBuf::from(new);
+    let write = || {
+        let mut options = std::fs::OpenOptions::new();
+        let mut file = options
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&new)?;
+        file.write_all(&text)?;
+        file.sync_all()?;
+        std::fs::rename(&new, path)
+    };
+    write().map_err(|e| {
+        let _ = std::fs::remove_file(&new);
+        fail(e.to_string())
+    })
+}
+
+/// Reads a conversation.
+pub(super) fn load(path: &Path) -> Result<Vec<ChatMessage>, Failure> {
+    let path = &at_home(path);
+    let fail = |why: String| {
+        Failure::new(Kind::BadRequest, format!("cannot read {}: {why}", path.display()))
+            .hint("/load takes what /save writes: {\"messages\": [{\"role\": \"user\", \"content\": \"...\"}]}")
+    };
+    let file = std::fs::File::open(path).map_err(|e| fail(e.to_string()))?;
+    let mut text = Vec::new();
+    let read = file.take(MAX_BYTES + 1).read_to_end(&mut text);
+    read.map_err(|e| fail(e.to_string()))?;
+    if text.len() as u64 > MAX_BYTES {
+        return Err(fail("it is too long for a conversation".into()));
+    }
+    let saved: Saved = serde_json::from_slice(&text).map_err(|e| fail(e.to_string()))?;
+    if saved.messages.len() > MAX_MESSAGES {
+        return Err(fail(format!("it has more than {MAX_MESSAGES} messages")));
+    }
+    Ok(saved.messages)
+}
+
+/// `~/` as a shell reads it.
+fn at_home(path: &Path) -> PathBuf {
+    match (path.strip_prefix("~"), std::env::var_os("HOME")) {
+        (Ok(rest), Some(home)) if path.starts_with("~") => Path::new(&home).join(rest),
+        _ => path.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn what_was_saved_is_loaded_and_nobody_else_can_read_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("talk.json");
+        let messages = [ChatMessage::system("s"), ChatMessage::user("ä\n\"b\"")];
+        save(&path, "m", &messages).unwrap();
+        assert_eq!(load(&path).unwrap(), messages);
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        save(&path, "m", &messages[..1]).unwrap();
+        assert_eq!(load(&path).unwrap(), messages[..1]);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_file_that_holds_something_else_stays_as_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("letter.txt");
+        std::fs::write(&path, "Dear Ana").unwrap();
+        assert!(save(&path, "m", &[ChatMessage::user("x")]).is_err());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "Dear Ana");
+    }
+
+    #[test]
+    fn what_is_no_conversation_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        for wrong in [
+            "",
+            "[]",
+            "{}",
+            r#"{"messages": [{"role": "king", "content": ""}]}"#,
+            "\u{0}",
+        ] {
+            std::fs::write(&path, wrong).unwrap();
+            assert!(load(&path).is_err(), "{wrong:?}");
+        }
+        assert!(load(&dir.path().join("none")).is_err());
+    }
+}

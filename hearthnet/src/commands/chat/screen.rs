@@ -1,0 +1,217 @@
+//! Where an answer goes: to a terminal, wrapped and harmless, or byte for byte to whatever else
+//! standard output is. What is said about it goes to standard error, never into a word.
+
+use std::io::{IsTerminal as _, Write as _};
+
+use hearthnet_orchestrator::chat::Frame;
+
+use super::wrap::Wrap;
+use crate::commands::print_bytes;
+use crate::explain::waiting;
+use crate::failure::Failure;
+use crate::output::{Busy, Look, note};
+
+/// Columns of a terminal that does not say.
+const COLUMNS: usize = 80;
+
+/// Where one answer goes.
+pub(super) struct Screen {
+    look: Look,
+    /// Standard output is a terminal.
+    wrap: Option<Wrap>,
+    busy: Option<Busy>,
+    /// What is to be said when the word is over, where a terminal does not hold words back.
+    later: Vec<String>,
+    in_word: bool,
+    begun: bool,
+}
+
+impl Screen {
+    pub(super) fn new(look: Look) -> Self {
+        Self {
+            look,
+            wrap: std::io::stdout().is_terminal().then(Wrap::default),
+            busy: None,
+            later: Vec::new(),
+            in_word: false,
+            begun: false,
+        }
+    }
+
+    /// Says what is happening, while there is nothing else to see.
+    pub(super) fn status(&mut self, what: &str) {
+        if self.begun {
+            return;
+        }
+        match &self.busy {
+            Some(busy) => busy.say(what),
+            None => self.busy = Some(Busy::new(&self.look, what)),
+        }
+    }
+
+    /// More of the answer.
+    pub(super) fn text(&mut self, text: &str) -> Result<(), Failure> {
+        if text.is_empty() {
+            return Ok(());
+        }
+        self.busy = None;
+        self.begun = true;
+        if let Some(wrap) = &mut self.wrap {
+            let shown = wrap.push(text, columns());
+            return print_bytes(shown.as_bytes());
+        }
+        // The first end of a word is the first chance to say something.
+        let end = text
+            .find(char::is_whitespace)
+            .filter(|_| !self.later.is_empty());
+        let (before, after) = text.split_at(end.unwrap_or(text.len()));
+        print_bytes(before.as_bytes())?;
+        if end.is_some() {
+            self.later.drain(..).for_each(note);
+            print_bytes(after.as_bytes())?;
+        }
+        self.in_word = !text.ends_with(char::is_whitespace);
+        Ok(())
+    }
+
+    /// One line for people, on a line of its own.
+    pub(super) fn notice(&mut self, line: &str) -> Result<(), Failure> {
+        self.busy = None;
+        if let Some(wrap) = &mut self.wrap {
+            if !wrap.at_start() {
+                print_bytes(b"\n")?;
+            }
+            wrap.interrupted();
+        } else if self.in_word {
+            self.later.push(line.to_owned());
+            return Ok(());
+        }
+        note(self.look.dim(line));
+        Ok(())
+    }
+
+    /// The answer is over, whole or not: the last word, and the end of its line.
+    pub(super) fn end(&mut self) -> Result<(), Failure> {
+        self.busy = None;
+        if let Some(wrap) = &mut self.wrap {
+            let rest = wrap.finish(columns());
+            print_bytes(rest.as_bytes())?;
+            if self.begun {
+                print_bytes(b"\n")?;
+            }
+        }
+        self.in_word = false;
+        self.later.drain(..).for_each(note);
+        Ok(())
+    }
+
+    /// Shows what is for people in a frame; `name` tells what they call a host.
+    pub(super) fn frame(
+        &mut self,
+        frame: &Frame,
+        name: &dyn Fn(&str) -> String,
+    ) -> Result<(), Failure> {
+        match frame {
+            Frame::TokenDelta { text, .. } => self.text(text),
+            Frame::PromptProgress { done, total } => {
+                let percent = u64::from(*done) * 100 / u64::from(*total).max(1);
+                self.status(&format!("prompt {percent}%"));
+                Ok(())
+            }
+            Frame::ShardStatus { status, .. } if status == "ready" => {
+                self.status("reading the prompt");
+                Ok(())
+            }
+            Frame::ShardStatus { status, .. } if status == "waiting" => match waiting(frame) {
+                Some(line) => self.notice(&line),
+                None => Ok(()),
+            },
+            Frame::ShardStatus { status, .. } if status == "degraded" => {
+                self.status("waiting for another host");
+                Ok(())
+            }
+            Frame::ShardFailover { .. } => match moved(frame, name) {
+                Some(line) => self.notice(&line),
+                None => Ok(()),
+            },
+            _ => Ok(()),
+        }
+    }
+}
+
+/// One line about layers that went from one host to others.
+fn moved(frame: &Frame, name: &dyn Fn(&str) -> String) -> Option<String> {
+    let Frame::ShardFailover {
+        host,
+        code,
+        replacements,
+        ..
+    } = frame
+    else {
+        return None;
+    };
+    if host.is_none() {
+        return Some("no host can be had for this: this machine answers alone".to_owned());
+    }
+    let who = match (host, code.as_str()) {
+        (Some(host), "leaving") => format!("{} is leaving", name(host)),
+        (Some(host), _) => format!("{} dropped out", name(host)),
+        (None, _) => "the hosts cannot go on".to_owned(),
+    };
+    let to: Vec<String> = replacements.iter().map(|host| name(host)).collect();
+    Some(match to.as_slice() {
+        [] => format!("[{who}; this machine goes on]"),
+        [one] => format!("[{who}; {one} goes on]"),
+        several => format!("[{who}; {} go on]", several.join(" and ")),
+    })
+}
+
+fn columns() -> usize {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout());
+    let columns = size.map_or(0, |size| usize::from(size.ws_col));
+    if columns == 0 { COLUMNS } else { columns }
+}
+
+/// A beep-free clean line: what a spinner may have left on the terminal's last line is gone.
+pub(super) fn clear_line(look: &Look) {
+    if look.moves() {
+        let _ = write!(std::io::stderr(), "\r\u{1b}[K");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failover(host: Option<&str>, code: &str, to: &[&str]) -> Frame {
+        Frame::ShardFailover {
+            shard_id: "m:0-1".into(),
+            host: host.map(str::to_owned),
+            code: code.into(),
+            replacements: to.iter().map(|&to| to.to_owned()).collect(),
+            replayed: 5,
+            recovery_ms: 1.0,
+        }
+    }
+
+    #[test]
+    fn a_host_that_drops_is_one_plain_line() {
+        let name = |host: &str| host.to_uppercase();
+        for (frame, line) in [
+            (
+                failover(Some("ana"), "connection_lost", &["lee"]),
+                "[ANA dropped out; LEE goes on]",
+            ),
+            (
+                failover(Some("ana"), "leaving", &["lee", "kim"]),
+                "[ANA is leaving; LEE and KIM go on]",
+            ),
+            (
+                failover(None, "pipeline_stalled", &[]),
+                "no host can be had for this: this machine answers alone",
+            ),
+        ] {
+            assert_eq!(moved(&frame, &name).as_deref(), Some(line));
+        }
+    }
+}

@@ -1,0 +1,481 @@
+//! `hearthnet chat` as a person meets it: on a terminal, with lines that are edited and pasted, with
+//! Ctrl-C and Ctrl-D; and as a shell uses it, with files and pipes. Real model, real processes, and
+//! a terminal that is the process's own.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking"
+)]
+
+mod support;
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use hearthnet_bus::NodeKey;
+use rustix::fs::{Mode, OFlags, open};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+use serde_json::Value;
+use support::{Home, PATIENCE, interrupt, text};
+
+/// What a chat says when it listens.
+const READY: &str = "Ctrl-D leaves.\n> ";
+const GREEDY: [&str; 2] = ["--temperature", "0"];
+
+/// A terminal of so many columns, and the program on it, whose own it is: Ctrl-C is for it then.
+struct Terminal {
+    keys: File,
+    screen: Arc<(Mutex<Vec<u8>>, Condvar)>,
+    reader: Option<JoinHandle<()>>,
+    child: Child,
+    /// How many bytes of the plain text of the screen have been waited for.
+    seen: usize,
+}
+
+impl Terminal {
+    fn start(command: &Command, columns: u16, term: &str) -> Self {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)
+            .expect("a terminal");
+        grantpt(&master).expect("a terminal of our own");
+        unlockpt(&master).expect("a terminal that can be opened");
+        let size = Winsize {
+            ws_row: 40,
+            ws_col: columns,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        tcsetwinsize(&master, size).expect("a size");
+        let name = ptsname(&master, Vec::new()).expect("a name");
+        let slave = || -> Stdio {
+            let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+            let file = open(name.as_c_str(), flags, Mode::empty()).expect("a terminal");
+            file.into()
+        };
+        // Of util-linux: a session of its own, whose terminal this is.
+        let mut session = Command::new("setsid");
+        session.arg("--ctty").arg(command.get_program());
+        session.args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => session.env(name, value),
+                None => session.env_remove(name),
+            };
+        }
+        session.env("TERM", term);
+        session.stdin(slave()).stdout(slave()).stderr(slave());
+        let child = session.spawn().expect("setsid of util-linux starts");
+        // Nobody but the program has it open, so that its end is the end of what is read here.
+        drop(session);
+        let screen: Arc<(Mutex<Vec<u8>>, Condvar)> = Arc::default();
+        let shown = Arc::clone(&screen);
+        let keys = File::from(master);
+        let mut output = keys.try_clone().expect("another handle");
+        let reader = std::thread::spawn(move || {
+            let mut piece = [0; 4096];
+            while let Ok(count @ 1..) = output.read(&mut piece) {
+                shown.0.lock().expect("a lock").extend(&piece[..count]);
+                shown.1.notify_all();
+            }
+        });
+        Self {
+            keys,
+            screen,
+            reader: Some(reader),
+            child,
+            seen: 0,
+        }
+    }
+
+    /// `hearthnet chat --local ARGS` on 80 columns.
+    fn chat(home: &Home, args: &[&str]) -> Self {
+        let command = home.hearthnet(&[&["chat", "--local"], args].concat());
+        let mut terminal = Self::start(&command, 80, "xterm-256color");
+        terminal.wait_for(READY);
+        terminal
+    }
+
+    fn press(&mut self, keys: &str) {
+        self.keys.write_all(keys.as_bytes()).expect("a terminal");
+    }
+
+    /// Waits until an answer has been cut by its limit, and the next line may be typed.
+    fn wait_for_answer(&mut self) {
+        self.wait_for("[stopped at the limit");
+        self.wait_for("> ");
+    }
+
+    /// A line, and Enter.
+    fn enter(&mut self, line: &str) {
+        self.press(line);
+        self.press("\r");
+    }
+
+    /// Waits until this is shown behind what was waited for before; what was shown until then.
+    fn wait_for(&mut self, what: &str) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        let mut screen = self.screen.0.lock().expect("a lock");
+        loop {
+            let shown = plain(&String::from_utf8_lossy(&screen));
+            let new = &shown[self.seen..];
+            if let Some(at) = new.find(what) {
+                let end = at + what.len();
+                self.seen += end;
+                return new[..end].to_owned();
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            assert!(!left.is_zero(), "{what:?} does not come: {new}");
+            screen = self.screen.1.wait_timeout(screen, left).expect("a lock").0;
+        }
+    }
+
+    /// Ctrl-D at the prompt, and how the program ended; all that it has shown, every byte.
+    fn leave(mut self) -> (Option<i32>, String) {
+        self.press("\u{4}");
+        self.end()
+    }
+
+    fn end(mut self) -> (Option<i32>, String) {
+        let status = self.child.wait().expect("its end");
+        if let Some(reader) = self.reader.take() {
+            reader.join().expect("a reader");
+        }
+        let screen = self.screen.0.lock().expect("a lock");
+        (status.code(), String::from_utf8_lossy(&screen).into_owned())
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Text without what moves the cursor and changes colours.
+fn plain(text: &str) -> String {
+    let mut out = String::new();
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            '\u{1b}' => {
+                // CSI ends with a letter; other sequences have one more character.
+                if chars.next() == Some('[') {
+                    for c in chars.by_ref() {
+                        if c.is_ascii_alphabetic() || c == '~' {
+                            break;
+                        }
+                    }
+                }
+            }
+            '\r' => {}
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+fn saved(home: &Home, name: &str) -> Vec<(String, String)> {
+    let file = std::fs::read(home.path().join(name)).expect("the saved conversation");
+    let value: Value = serde_json::from_slice(&file).expect("JSON");
+    let messages = value["messages"].as_array().expect("messages");
+    let field = |message: &Value, name: &str| message[name].as_str().expect("text").to_owned();
+    let pairs = messages.iter();
+    pairs
+        .map(|m| (field(m, "role"), field(m, "content")))
+        .collect()
+}
+
+#[test]
+fn ctrl_c_stops_the_answer_only_and_what_was_said_of_it_stays() {
+    let home = Home::new();
+    let mut terminal = Terminal::chat(&home, &GREEDY);
+    terminal.enter("Write a very long story about a whale and the sea.");
+    terminal.wait_for("Once upon");
+    terminal.press("\u{3}");
+    // Pressed once too often it ends nothing, nor does it at the prompt.
+    terminal.press("\u{3}");
+    terminal.wait_for("[stopped]");
+    terminal.wait_for("> ");
+    terminal.press("\u{3}");
+    terminal.wait_for("Ctrl-D leaves");
+    let file = home.path().join("talk.json");
+    terminal.enter(&format!("/save {}", file.display()));
+    terminal.wait_for("2 messages written");
+    terminal.enter("/set max_tokens 5");
+    terminal.enter("And what is the sea?");
+    terminal.wait_for("[stopped at the limit of 5 tokens");
+    terminal.enter("/explain");
+    terminal.wait_for("seed");
+    terminal.wait_for("> ");
+    let (status, all) = terminal.leave();
+    assert_eq!(status, Some(0), "{all}");
+    let messages = saved(&home, "talk.json");
+    assert_eq!(messages[1].0, "assistant");
+    assert!(
+        messages[1].1.split_whitespace().count() >= 2,
+        "{messages:?}"
+    );
+}
+
+#[test]
+fn several_lines_that_are_pasted_or_quoted_are_one_message() {
+    let home = Home::new();
+    let mut terminal = Terminal::chat(&home, &[&GREEDY[..], &["--max-tokens", "4"]].concat());
+    terminal.enter("\u{1b}[200~line one\nline two\u{1b}[201~");
+    terminal.wait_for_answer();
+    for line in ["\"\"\"", "  indented", "", "last\"\"\""] {
+        terminal.enter(line);
+    }
+    terminal.wait_for_answer();
+    // What was typed can be called back and changed: up, to the end, another word.
+    terminal.enter("again and");
+    terminal.wait_for_answer();
+    terminal.enter("\u{1b}[A again");
+    terminal.wait_for_answer();
+    let file = home.path().join("talk.json");
+    terminal.enter(&format!("/save {}", file.display()));
+    terminal.wait_for("8 messages written");
+    terminal.wait_for("> ");
+    assert_eq!(terminal.leave().0, Some(0));
+    let messages = saved(&home, "talk.json");
+    let asked: Vec<&str> = messages.iter().step_by(2).map(|m| m.1.as_str()).collect();
+    let quoted = "  indented\n\nlast";
+    assert_eq!(
+        asked,
+        ["line one\nline two", quoted, "again and", "again and again"]
+    );
+}
+
+#[test]
+fn a_message_that_is_too_long_is_left_out_and_the_chat_goes_on() {
+    let home = Home::new();
+    let mut terminal = Terminal::chat(&home, &[&GREEDY[..], &["--max-tokens", "4"]].concat());
+    terminal.enter("Name a colour.");
+    terminal.wait_for_answer();
+    terminal.enter(&format!("\u{1b}[200~{}\u{1b}[201~", "word ".repeat(9000)));
+    terminal.wait_for("this model reads at most");
+    terminal.enter("Name another one.");
+    terminal.wait_for_answer();
+    let file = home.path().join("talk.json");
+    terminal.enter(&format!("/save {}", file.display()));
+    terminal.wait_for("4 messages written");
+    terminal.wait_for("> ");
+    assert_eq!(terminal.leave().0, Some(0));
+}
+
+#[test]
+fn commands_change_what_is_asked_and_how() {
+    let home = Home::new();
+    let mut terminal = Terminal::chat(&home, &["--max-tokens", "6"]);
+    terminal.enter("/help");
+    terminal.wait_for("/system");
+    terminal.enter("/nonsense");
+    terminal.wait_for("there is no command /nonsense");
+    terminal.enter("/set top_p 2");
+    terminal.wait_for("it must be from 0 to 1");
+    terminal.enter("/seed 7");
+    terminal.enter("/system Be brief.");
+    terminal.wait_for("set");
+    terminal.enter("Hello.");
+    terminal.wait_for_answer();
+    terminal.enter("/explain");
+    terminal.wait_for("seed 7");
+    let file = home.path().join("talk.json");
+    terminal.enter(&format!("/save {}", file.display()));
+    terminal.wait_for("3 messages written");
+    terminal.enter("/reset");
+    terminal.wait_for("forgotten");
+    terminal.enter(&format!("/load {}", file.display()));
+    terminal.wait_for("3 messages read");
+    terminal.enter("/model /nowhere/else.gguf");
+    terminal.wait_for("error:");
+    // The one before still answers.
+    terminal.enter("Hello again.");
+    terminal.wait_for_answer();
+    terminal.enter("/exit");
+    assert_eq!(terminal.end().0, Some(0));
+    let messages = saved(&home, "talk.json");
+    assert_eq!(messages[0], ("system".to_owned(), "Be brief.".to_owned()));
+    // Nothing that was typed is on the disk, but what was saved.
+    assert!(!home.path().join("data/chat_history").exists());
+}
+
+#[test]
+fn what_was_typed_is_remembered_where_its_owner_wants_that_and_for_no_one_else() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let home = Home::new();
+    home.node_id();
+    let args = ["--set", "chat.history=true", "--max-tokens", "2"];
+    let mut terminal = Terminal::chat(&home, &args);
+    terminal.enter("Remember the harbour.");
+    terminal.wait_for_answer();
+    assert_eq!(terminal.leave().0, Some(0));
+    let file = home.path().join("data/chat_history");
+    let mode = std::fs::metadata(&file)
+        .expect("a history")
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let mut terminal = Terminal::chat(&home, &args);
+    terminal.press("\u{1b}[A");
+    terminal.wait_for("Remember the harbour.");
+    terminal.press("\u{3}");
+    terminal.wait_for("Ctrl-D leaves");
+    terminal.wait_for("> ");
+    assert_eq!(terminal.leave().0, Some(0));
+}
+
+#[test]
+fn an_answer_is_wrapped_at_words_and_says_what_it_says_in_a_pipe() {
+    let home = Home::new();
+    let question = ["chat", "--local", "Why is it good to share?", "--seed", "3"];
+    let ask = [&question[..], &["--max-tokens", "120"]].concat();
+    let piped = home.run(&ask);
+    assert!(piped.status.success());
+    let piped = text(&piped.stdout);
+    assert!(!piped.contains('\u{1b}'));
+    for columns in [40, 80, 120] {
+        let terminal = Terminal::start(&home.hearthnet(&ask), columns, "xterm-256color");
+        let (status, all) = terminal.end();
+        assert_eq!(status, Some(0), "{all}");
+        let shown = plain(&all);
+        // The spinner is in front of the answer, what is said about it behind.
+        let begin: Vec<&str> = piped.split_whitespace().take(3).collect();
+        let begin = shown.rfind(&begin.join(" "));
+        let answer = &shown[begin.expect("the answer begins on one line")..];
+        let answer = answer.split("\n[stopped").next().unwrap_or(answer);
+        for line in answer.lines() {
+            assert!(line.chars().count() <= usize::from(columns), "{line:?}");
+        }
+        let words =
+            |text: &str| -> Vec<String> { text.split_whitespace().map(str::to_owned).collect() };
+        assert_eq!(words(answer), words(&piped), "{columns} columns");
+        if columns == 40 {
+            assert!(answer.lines().count() > piped.lines().count());
+        }
+    }
+}
+
+#[test]
+fn a_terminal_that_can_do_nothing_gets_nothing_but_text() {
+    let home = Home::new();
+    let ask = || home.hearthnet(&["chat", "--local", "Hello.", "--max-tokens", "8"]);
+    let (status, all) = Terminal::start(&ask(), 80, "dumb").end();
+    assert_eq!(status, Some(0));
+    assert!(!all.contains('\u{1b}'), "{all:?}");
+    assert!(all.contains("[stopped at the limit of 8 tokens"), "{all:?}");
+    // Colours are what it is told in, unless somebody wants none.
+    for (no_color, coloured) in [("", true), ("1", false)] {
+        let mut command = ask();
+        command.env("NO_COLOR", no_color);
+        let (status, all) = Terminal::start(&command, 80, "xterm-256color").end();
+        assert_eq!(status, Some(0));
+        assert_eq!(all.contains("\u{1b}[2m[stopped"), coloured, "{all:?}");
+    }
+}
+
+#[test]
+fn standard_input_is_one_message_and_belongs_to_the_question() {
+    let home = Home::new();
+    let ask = |args: &[&str], input: Option<&str>| -> Value {
+        let args = [
+            &["chat", "--local", "--json", "--max-tokens", "3"],
+            args,
+            &GREEDY,
+        ]
+        .concat();
+        let mut child = home
+            .hearthnet(&args)
+            .stdin(match input {
+                Some(_) => Stdio::piped(),
+                None => Stdio::null(),
+            })
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("hearthnet starts");
+        if let (Some(mut stdin), Some(input)) = (child.stdin.take(), input) {
+            stdin.write_all(input.as_bytes()).expect("a pipe");
+        }
+        let output = child.wait_with_output().expect("its end");
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let mut value: Value = serde_json::from_slice(&output.stdout).expect("one object");
+        value["usage"]["prompt_tokens"].take()
+    };
+    let file = home.path().join("letter.txt");
+    std::fs::write(&file, "Dear Ana,\n\nthe harbour froze.\n").expect("a file");
+    let file = file.to_str().expect("a UTF-8 path");
+    let letter = "Dear Ana,\n\nthe harbour froze.";
+    let whole = ask(&[&format!("Summarise\n\n{letter}")], None);
+    assert_eq!(ask(&["Summarise"], Some(&format!("{letter}\n"))), whole);
+    assert_eq!(ask(&["Summarise", file], None), whole);
+    assert_eq!(ask(&[], Some(&format!("{letter}\n"))), ask(&[letter], None));
+    assert_eq!(ask(&[file], None), ask(&[letter], None));
+    // Each line a message, for programs that hold a conversation: two answers.
+    let mut child = home
+        .hearthnet(&["chat", "--local", "--json", "--lines", "--max-tokens", "3"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("hearthnet starts");
+    let mut stdin = child.stdin.take().expect("a pipe");
+    stdin.write_all(b"Hello.\nAnd you?\n").expect("a pipe");
+    drop(stdin);
+    let output = child.wait_with_output().expect("its end");
+    assert_eq!(text(&output.stdout).lines().count(), 2);
+}
+
+#[test]
+fn ctrl_c_while_connecting_ends_at_once_with_its_own_status() {
+    let home = Home::new();
+    // Somebody who takes the connection and never says a word.
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let host = format!(
+        "{}#{}",
+        silent.local_addr().expect("an address"),
+        NodeKey::generate().expect("a key").id()
+    );
+    let enable = ["--set", "policy.research.enable=true"];
+    let ask = ["chat", "Hello.", "--no-fallback", "--shard", &host];
+    let mut child = home
+        .hearthnet(&[&enable[..], &ask].concat())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("hearthnet starts");
+    let (_connection, _) = silent.accept().expect("a caller");
+    interrupt(&child);
+    let status = child.wait().expect("its end");
+    assert_eq!(status.code(), Some(130));
+    let mut said = String::new();
+    let mut stderr = child.stderr.take().expect("a pipe");
+    stderr.read_to_string(&mut said).expect("UTF-8");
+    assert!(
+        said.contains("error: cancelled") && !said.contains("panicked"),
+        "{said}"
+    );
+}
+
+#[test]
+fn sampling_that_cannot_be_is_refused_before_any_host_is_started() {
+    let home = Home::new();
+    for wrong in [["--top-p", "2"], ["--max-tokens", "0"]] {
+        for command in [&["demo", "Hello."][..], &["chat", "Hello.", "--local"]] {
+            let output = home.run(&[command, &wrong].concat());
+            assert_eq!(output.status.code(), Some(3));
+            let said = text(&output.stderr);
+            // Not a word of what it would have done.
+            assert!(said.starts_with("error: `"), "{said}");
+        }
+    }
+    let output = home.run(&["demo", "--shards", "2", "--cuts", "7,20"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("leave one of them out"));
+}
