@@ -81,8 +81,8 @@ impl Fleet {
     pub(crate) fn table(&self) -> Result<Vec<f32>, Trouble> {
         let mut table = Vec::new();
         let tokens: Vec<u32> = (0..self.file.spec().vocab).collect();
-        let head = Head::load(&self.file, &options()).map_err(failed)?;
-        head.embed(&tokens, &mut table).map_err(failed)?;
+        let embedded = self.text.head.embed(&tokens, &mut table);
+        embedded.map_err(failed)?;
         Ok(table)
     }
 

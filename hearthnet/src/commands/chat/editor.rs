@@ -71,7 +71,7 @@ fn plain(prompt: &str) -> Result<Input, Failure> {
     }
 }
 
-fn unreadable(error: impl std::fmt::Display) -> Failure {
+pub(super) fn unreadable(error: impl std::fmt::Display) -> Failure {
     Failure::new(
         Kind::BadRequest,
         format!("cannot read the message: {error}"),

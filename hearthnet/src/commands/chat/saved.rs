@@ -1,10 +1,11 @@
 //! A conversation in a file: what `/save` writes and `/load` reads.
 
-use std::io::{Read as _, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::io::Read as _;
+use std::path::Path;
 
+use hearthnet_bus::whole_file;
 use hearthnet_model::ChatMessage;
+use hearthnet_model::reference::expand_home;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, Kind};
@@ -25,7 +26,7 @@ struct Saved {
 /// Writes a conversation; only its owner can read it. A file that is there already is replaced if
 /// it holds a conversation, and left alone if it holds anything else.
 pub(super) fn save(path: &Path, model: &str, messages: &[ChatMessage]) -> Result<(), Failure> {
-    let path = &at_home(path);
+    let path = &expand_home(path);
     let fail = |why: String| {
         Failure::new(
             Kind::Host,
@@ -42,30 +43,12 @@ pub(super) fn save(path: &Path, model: &str, messages: &[ChatMessage]) -> Result
     };
     let mut text = serde_json::to_vec_pretty(&saved).map_err(Failure::internal)?;
     text.push(b'\n');
-    // It has its name only when it is whole.
-    let mut new = path.as_os_str().to_owned();
-    new.push(format!(".{}.new", std::process::id()));
-    let new = PathBuf::from(new);
-    let write = || {
-        let mut options = std::fs::OpenOptions::new();
-        let mut file = options
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&new)?;
-        file.write_all(&text)?;
-        file.sync_all()?;
-        std::fs::rename(&new, path)
-    };
-    write().map_err(|e| {
-        let _ = std::fs::remove_file(&new);
-        fail(e.to_string())
-    })
+    whole_file::replace(path, &text, 0o600).map_err(|e| fail(e.to_string()))
 }
 
 /// Reads a conversation.
 pub(super) fn load(path: &Path) -> Result<Vec<ChatMessage>, Failure> {
-    let path = &at_home(path);
+    let path = &expand_home(path);
     let fail = |why: String| {
         Failure::new(Kind::BadRequest, format!("cannot read {}: {why}", path.display()))
             .hint("/load takes what /save writes: {\"messages\": [{\"role\": \"user\", \"content\": \"...\"}]}")
@@ -82,14 +65,6 @@ pub(super) fn load(path: &Path) -> Result<Vec<ChatMessage>, Failure> {
         return Err(fail(format!("it has more than {MAX_MESSAGES} messages")));
     }
     Ok(saved.messages)
-}
-
-/// `~/` as a shell reads it.
-fn at_home(path: &Path) -> PathBuf {
-    match (path.strip_prefix("~"), std::env::var_os("HOME")) {
-        (Ok(rest), Some(home)) if path.starts_with("~") => Path::new(&home).join(rest),
-        _ => path.to_owned(),
-    }
 }
 
 #[cfg(test)]

@@ -150,13 +150,12 @@ fn moved(frame: &Frame, name: &dyn Fn(&str) -> String) -> Option<String> {
     else {
         return None;
     };
-    if host.is_none() {
+    let Some(host) = host else {
         return Some("no host can be had for this: this machine answers alone".to_owned());
-    }
-    let who = match (host, code.as_str()) {
-        (Some(host), "leaving") => format!("{} is leaving", name(host)),
-        (Some(host), _) => format!("{} dropped out", name(host)),
-        (None, _) => "the hosts cannot go on".to_owned(),
+    };
+    let who = match code.as_str() {
+        "leaving" => format!("{} is leaving", name(host)),
+        _ => format!("{} dropped out", name(host)),
     };
     let to: Vec<String> = replacements.iter().map(|host| name(host)).collect();
     Some(match to.as_slice() {

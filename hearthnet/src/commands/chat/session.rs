@@ -10,7 +10,7 @@ use hearthnet_orchestrator::chat::{Done, Frame, Prompt};
 
 use super::Chat;
 use super::command::{HELP, Line, read, set};
-use super::editor::{Input, Lines};
+use super::editor::{Input, Lines, unreadable};
 use super::saved::{load, save};
 use crate::explain::explain;
 use crate::failure::{Failure, Kind};
@@ -56,11 +56,8 @@ impl Chat<'_> {
         let mut line = String::new();
         loop {
             line.clear();
-            let read = std::io::stdin().lock().read_line(&mut line).map_err(|e| {
-                Failure::new(Kind::BadRequest, format!("cannot read the message: {e}"))
-                    .hint("messages must be UTF-8 text")
-            })?;
-            if read == 0 {
+            let read = std::io::stdin().lock().read_line(&mut line);
+            if read.map_err(unreadable)? == 0 {
                 return Ok(());
             }
             let message = line.trim();
