@@ -32,6 +32,7 @@ use hearthnet_bus::NodeKey;
 use hearthnet_model::ModelFile;
 use hearthnet_orchestrator::ChatError;
 use hearthnet_orchestrator::chat::{ChatRequest, Done};
+use hearthnet_orchestrator::sharded::PumpSettings;
 use hearthnet_shard::{RunningHost, ServeConfig, Served, ShardHost};
 use hearthnet_testkit::TamperedSource;
 use rustix::process::{Signal, WaitId, WaitIdOptions, waitid};
@@ -43,9 +44,14 @@ fn usual() -> ChatRequest {
     request(question, 7)
 }
 
-/// A caller for whom a stopped host has soon stalled.
+/// A caller as the program is without any setting.
 fn caller() -> Caller {
-    Caller::new(u32::MAX, Duration::from_millis(1500))
+    caller_with((2, 0))
+}
+
+/// The same with so many first and last layers of its own.
+fn caller_with(private: (u32, u32)) -> Caller {
+    Caller::with(u32::MAX, PumpSettings::default().health_timeout, private)
 }
 
 /// An answer, and what it went through.
@@ -174,11 +180,6 @@ fn a_killed_host_costs_no_word() {
 }
 
 #[test]
-fn a_host_that_stalls_costs_no_word() {
-    matrix(Fault::Stop, &[0, 1, 30]);
-}
-
-#[test]
 #[ignore = "takes minutes: every host, every token, every fault"]
 fn the_whole_matrix_says_the_same_words() {
     let positions: Vec<u32> = (0..=TOKENS).collect();
@@ -258,7 +259,7 @@ fn when_the_spare_dies_as_well_the_answer_goes_on_here() {
 fn however_many_layers_are_private_a_killed_host_costs_no_word() {
     let mut undisturbed = None;
     for private in [(0, 0), (1, 1), (5, 0), (0, 3), (26, 3)] {
-        let caller = Caller::with(u32::MAX, Duration::from_millis(1500), private);
+        let caller = caller_with(private);
         let undisturbed = undisturbed.get_or_insert_with(|| caller.alone(&usual()));
         // The last host of the route dies in the prompt or in the answer, and a spare goes on;
         // then that one dies, and this machine does.

@@ -167,6 +167,20 @@ impl Stubborn {
     }
 }
 
+/// Until a home's node knows the three hosts of a street.
+fn until_hosts_are_known(home: &Home) {
+    let begin = Instant::now();
+    loop {
+        let status = home.json(&["status", "--json"]);
+        let models = status["models"].as_array().expect("models");
+        let shards = models.iter().filter_map(|model| model["shards"].as_array());
+        if shards.map(Vec::len).sum::<usize>() == 3 {
+            return;
+        }
+        assert!(begin.elapsed() < PATIENCE, "{status}");
+    }
+}
+
 /// A community of five: who founded it, the stubborn host of the first half, two hosts that
 /// have all layers together, and a member that asks.
 struct Street {
@@ -199,22 +213,8 @@ impl Street {
             _homes: homes,
             _hosts: hosts,
         };
-        street.until_known(3);
+        until_hosts_are_known(&street.founder);
         street
-    }
-
-    /// Until the founder's node knows so many hosts.
-    fn until_known(&self, hosts: usize) {
-        let begin = Instant::now();
-        loop {
-            let status = self.founder.json(&["status", "--json"]);
-            let models = status["models"].as_array().expect("models");
-            let shards = models.iter().filter_map(|model| model["shards"].as_array());
-            if shards.map(Vec::len).sum::<usize>() >= hosts {
-                return;
-            }
-            assert!(begin.elapsed() < PATIENCE, "{status}");
-        }
     }
 
     fn says(&self, command: &[&str]) {
@@ -304,6 +304,8 @@ fn the_next_turn_of_a_kept_conversation_passes_a_former_host_by() {
     let street = Street::new();
     let known = peers(&street.founder_runs);
     let service = serve(&street.asks, &["--set", &known]);
+    // A question that comes before is answered without them.
+    until_hosts_are_known(&street.asks);
     let mut messages = vec![json!({"role": "user", "content": QUESTION})];
     let ask = |messages: &[Value]| {
         let body = json!({"model": model_id(), "messages": messages,

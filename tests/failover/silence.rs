@@ -9,16 +9,10 @@ use hearthnet_bus::NodeId;
 use hearthnet_orchestrator::chat::{Conversation, Prompt};
 use hearthnet_orchestrator::hosts::{HostPool, HostSource, PooledHosts};
 use hearthnet_orchestrator::link::HostAddr;
-use hearthnet_orchestrator::sharded::PumpSettings;
 use hearthnet_testkit::lab::Lab;
 
 use super::*;
 use crate::support::Server;
-
-/// A caller as the program is without any setting.
-fn by_default() -> Caller {
-    Caller::new(u32::MAX, PumpSettings::default().health_timeout)
-}
 
 /// Says for how long an answer stood still.
 fn stood_still(what: &str, heard: &Heard) {
@@ -30,7 +24,7 @@ fn stood_still(what: &str, heard: &Heard) {
 
 #[test]
 fn a_host_that_is_stopped_in_the_prompt_or_the_answer_is_left_for_its_spare() {
-    let caller = by_default();
+    let caller = caller();
     let undisturbed = caller.alone(&usual());
     let mut fleet = Fleet::new(&caller, 2);
     // Before anything is known of it, and when it is known.
@@ -58,7 +52,7 @@ fn a_host_that_is_stopped_in_the_prompt_or_the_answer_is_left_for_its_spare() {
 
 #[test]
 fn a_host_that_stops_in_the_middle_of_a_long_prompt_is_left_for_its_spare() {
-    let caller = by_default();
+    let caller = caller();
     let mut long = usual();
     let text = "The keeper of the lighthouse wrote down the weather of the day. ".repeat(40);
     long.prompt = Prompt::Messages(vec![hearthnet_model::ChatMessage::user(text)]);
@@ -89,7 +83,7 @@ fn a_host_that_stops_in_the_middle_of_a_long_prompt_is_left_for_its_spare() {
 
 #[test]
 fn a_silent_host_that_nobody_can_replace_is_waited_for_and_the_screen_says_so() {
-    let caller = by_default();
+    let caller = caller();
     let undisturbed = caller.alone(&usual());
     let fleet = Fleet::new(&caller, 1);
     let mut conversation = caller.open(&caller.connect(&fleet.addresses()), false);
@@ -114,7 +108,7 @@ fn a_silent_host_that_nobody_can_replace_is_waited_for_and_the_screen_says_so() 
 
 #[test]
 fn a_silent_host_that_only_this_machine_can_replace_is_not_waited_for_long() {
-    let caller = by_default();
+    let caller = caller();
     let undisturbed = caller.alone(&usual());
     let fleet = Fleet::new(&caller, 1);
     let answer = ask(&caller, &fleet.addresses(), true, |token, route| {
@@ -170,7 +164,7 @@ fn hosts_that_honestly_take_seconds_for_a_step_are_not_left() {
 
 #[test]
 fn a_host_that_is_slow_from_its_first_token_is_left_for_an_idle_spare() {
-    let caller = by_default();
+    let caller = caller();
     let undisturbed = caller.alone(&usual());
     let first = caller.host(RANGES[0], &[]);
     // One host reaches the end of the model where two others have to share: it is taken.
@@ -205,7 +199,7 @@ fn pooled(caller: &Caller, hosts: &[String]) -> Result<(Conversation, Arc<HostPo
 
 #[test]
 fn a_stopped_host_does_not_keep_a_chat_from_connecting_to_the_others() {
-    let caller = by_default();
+    let caller = caller();
     let undisturbed = caller.alone(&short());
     let fleet = Fleet::new(&caller, 2);
     for host in &fleet.0 {
@@ -223,7 +217,7 @@ fn a_stopped_host_does_not_keep_a_chat_from_connecting_to_the_others() {
 
 #[test]
 fn a_session_whose_host_has_stopped_since_is_passed_over_by_the_next_chat() {
-    let caller = by_default();
+    let caller = caller();
     let undisturbed = caller.alone(&short());
     let fleet = Fleet::new(&caller, 2);
     let (first, pool) = pooled(&caller, &fleet.addresses()).expect("a route");
@@ -257,7 +251,7 @@ fn a_session_whose_host_has_stopped_since_is_passed_over_by_the_next_chat() {
 
 #[test]
 fn a_host_that_dies_while_a_chat_connects_is_passed_over_for_its_spare() {
-    let caller = by_default();
+    let caller = caller();
     let undisturbed = caller.alone(&short());
     let mut fleet = Fleet::new(&caller, 2);
     // Each of them at a moment of its own, from the first byte to the first row.
@@ -295,7 +289,7 @@ fn a_pulled_cable_costs_seconds_and_no_word() {
     // The caller is on machine 0, and so is every thread that it starts.
     let (here, cables) = (lab.host(0).clone(), Arc::clone(&lab));
     let run = move || {
-        let caller = by_default();
+        let caller = caller();
         let undisturbed = caller.alone(&usual());
         let admit = caller.key.id().to_string();
         let model = model();
