@@ -1,4 +1,4 @@
-//! A disk that fills up during `model pull`: a real one, a small tmpfs in a mount namespace
+//! A disk that fills up, during `model pull` and under a community's log: a real one, a small tmpfs in a mount namespace
 //! of the test's own. Where the system allows no such namespace, the test says so and ends.
 #![cfg(target_os = "linux")]
 #![allow(
@@ -107,4 +107,79 @@ fn a_full_disk_ends_a_pull_with_advice_leaves_nothing_and_more_room_mends_it() {
         .into_iter()
         .partition(|file| file.starts_with(known));
     assert_eq!((models, record.len()), (vec![whole.to_owned()], 1), "{out}");
+}
+
+/// Founds a community and serves it on a disk that then is full, and is emptied again.
+/// `$1` is the mount point, the rest the program with its settings.
+const LOG: &str = r#"
+disk=$1; shift
+mount -t tmpfs -o size=20m tmpfs "$disk" || exit 77
+"$@" community create Elm --research on >/dev/null || exit
+mkfifo "$disk/ready"
+"$@" serve --listen 127.0.0.1:0 --http 127.0.0.1:0 --json >"$disk/ready" 2>/dev/null &
+daemon=$!
+read -r _ <"$disk/ready"
+look() { echo "--- $1"; shift; "$@" 2>&1; echo "exit $?"; }
+look before "$@" status
+dd if=/dev/zero of="$disk/fill" bs=1M count=30 2>/dev/null
+look full "$@" status
+look refused "$@" community invite --level trusted
+rm "$disk/fill"
+look after "$@" status
+kill "$daemon"; wait "$daemon"
+dd if=/dev/zero of="$disk/fill" bs=1M count=30 2>/dev/null
+look alone "$@" status
+rm "$disk/fill"
+mount -o remount,ro "$disk"
+look read-only "$@" status
+"#;
+
+#[test]
+fn a_disk_that_cannot_be_written_is_not_healthy_and_says_what_to_do() {
+    let mut command = match namespace() {
+        Ok(command) => command,
+        Err(why) => {
+            eprintln!("not tried: no mount namespace here: {}", why.trim());
+            return;
+        }
+    };
+    let home = Home::new();
+    let disk = home.path().join("disk");
+    std::fs::create_dir(&disk).expect("a directory");
+    let (mdns, research) = ("discovery.mdns=false", "policy.research.enable=true");
+    let program = home.hearthnet(&["--set", mdns, "--set", research]);
+    command
+        .args(["sh", "-c", LOG, "sh"])
+        .arg(&disk)
+        .arg(program.get_program())
+        .args(program.get_args())
+        .stdin(Stdio::null());
+    for (name, value) in program.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command.env("HEARTHNET_DATA_DIR", disk.join("data"));
+    let output = command.output().expect("unshare starts");
+    let out = text(&output.stdout);
+    assert!(output.status.success(), "{out}{}", text(&output.stderr));
+    let part = |name: &str| {
+        let (_, rest) = out.split_once(&format!("--- {name}\n")).expect("a part");
+        rest.split("--- ").next().expect("a part").to_owned()
+    };
+    for name in ["before", "after"] {
+        let said = part(name);
+        assert!(said.contains("; healthy\nexit 0"), "{out}");
+    }
+    let full = part("full");
+    assert!(full.contains("NOTHING CAN BE WRITTEN"), "{out}");
+    assert!(full.contains("No space left on device"), "{out}");
+    assert!(!full.contains("healthy"), "{out}");
+    for name in ["refused", "alone", "read-only"] {
+        let said = part(name);
+        assert!(said.contains("exit 9"), "{out}");
+        assert!(said.contains("free some space where"), "{out}");
+    }
+    assert!(part("read-only").contains("Read-only file system"), "{out}");
 }

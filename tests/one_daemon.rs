@@ -223,16 +223,20 @@ fn a_new_question_is_answered_here_when_no_host_can_be_had_and_goes_to_the_hosts
     assert_eq!(answer.trim_end(), expected, "{said}");
     assert!(said.contains(here), "{said}");
     // And through the OpenAI door.
-    let body = serde_json::json!({
-        "model": Path::new(&model).file_stem().and_then(|s| s.to_str()),
-        "max_tokens": 24, "temperature": 0, "stream": true,
-        "messages": [{"role": "user", "content": QUESTION}],
-    });
-    let events = http::Reply::chat(&http::address(&node), &body).text();
+    let ask = |stream: bool| {
+        let body = serde_json::json!({
+            "model": Path::new(&model).file_stem().and_then(|s| s.to_str()),
+            "max_tokens": 24, "temperature": 0, "stream": stream,
+            "messages": [{"role": "user", "content": QUESTION}],
+        });
+        http::Reply::chat(&http::address(&node), &body)
+    };
+    let events = ask(true).text();
     assert!(
         events.contains(&format!(": no host can be had for this: {here}")),
         "{events}"
     );
+    assert!(ask(false).alone, "a header says so");
 
     // A host comes: the conversation that went local keeps nobody here.
     let member = community::join(&founder, &node);
@@ -252,6 +256,7 @@ fn a_new_question_is_answered_here_when_no_host_can_be_had_and_goes_to_the_hosts
         route.iter().any(|hop| hop["host"] == id.as_str()),
         "{answer:#}"
     );
+    assert!(!ask(false).alone, "hosts answered");
 }
 
 #[test]
@@ -285,6 +290,61 @@ fn status_calls_a_killed_host_unreachable_and_its_layers_missing() {
     let told = status(&founder);
     assert_eq!(told["node"]["running"], Value::Null);
     assert_eq!(told["models"][0]["complete"], false, "{told:#}");
+}
+
+#[test]
+fn a_host_that_comes_back_elsewhere_is_shown_where_it_is() {
+    let founder = Home::new();
+    community::found(&founder);
+    let model = model_text();
+    let node = daemon(&founder, &[], &["serve", "--model", &model]);
+    let member = community::join(&founder, &node);
+    let mut before = String::new();
+    for time in ["at first", "elsewhere"] {
+        let mut host = community::host(&member, &node, "0-29");
+        let address = host.ready["descriptor"]["endpoint"].as_str();
+        let address = address.expect("an address").to_owned();
+        assert_ne!(address, before);
+        until(time, || {
+            let shards = &status(&founder)["models"][0]["shards"];
+            shards[0]["address"] == address.as_str() && shards[0]["reachable"] == true
+        });
+        assert_eq!(status(&founder)["models"][0]["shards"][1], Value::Null);
+        // It cannot withdraw what it advertised.
+        host.child.kill().expect("our own");
+        host.child.wait().expect("our own");
+        before = address;
+    }
+}
+
+#[test]
+fn a_hosts_terminal_says_which_layers_are_missing_and_when_the_model_is_whole() {
+    let founder = Home::new();
+    community::found(&founder);
+    let model = model_text();
+    let node = daemon(&founder, &[], &["serve", "--model", &model]);
+    let (one, two) = (
+        community::join(&founder, &node),
+        community::join(&founder, &node),
+    );
+    let peers = community::peers(&node);
+    let serve = ["serve", "--model", &model, "--layers", "0-14"];
+    let doors = ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"];
+    let args = [&HERE[..], &["--set", &peers], &serve, &doors].concat();
+    let mut going = Going::start(&one, &args);
+    let terminal = BufReader::new(going.child.stderr.take().expect("a pipe"));
+    let mut lines = terminal.lines().map(|line| line.expect("a line"));
+    let mut says = |words: &str| {
+        let said = lines.find(|line| line.contains("missing") || line.contains("whole model"));
+        let said = said.expect("it says something of the model");
+        assert!(said.contains(words), "{said}");
+    };
+    says("layers 15-29 are still missing");
+    let mut host = community::host(&two, &node, "15-29");
+    says("\"Elm Street\" serves the whole model now");
+    host.signal(Signal::TERM);
+    host.child.wait().expect("our own");
+    says("layers 15-29 are now missing");
 }
 
 #[test]

@@ -248,12 +248,19 @@ pub(crate) fn log_failure(dir: &Path, error: &LogError) -> Failure {
             .code(error.code())
             .hint("`hearthnet community members` shows who is what");
     }
-    Failure::new(Kind::Host, error.to_string())
-        .code(error.code())
-        .hint(format!(
+    let hint = match error {
+        LogError::ReadOnly { .. } | LogError::Io { .. } => format!(
+            "free some space where {} is, or let its disk be written",
+            dir.display()
+        ),
+        _ => format!(
             "`hearthnet status` shows the state of the log in {}",
             dir.display()
-        ))
+        ),
+    };
+    Failure::new(Kind::Host, error.to_string())
+        .code(error.code())
+        .hint(hint)
 }
 
 /// What this node calls itself: the flag, the setting, or the machine's name.

@@ -53,6 +53,8 @@ pub(crate) struct Reply {
     pub(crate) asked: Instant,
     pub(crate) status: u16,
     pub(crate) retry_after: Option<Duration>,
+    /// Whether it says that this machine answered alone.
+    pub(crate) alone: bool,
     body: BufReader<TcpStream>,
 }
 
@@ -68,13 +70,17 @@ impl Reply {
         let mut line = String::new();
         body.read_line(&mut line).expect("a status");
         let status = line.split(' ').nth(1).and_then(|code| code.parse().ok());
-        let mut retry_after = None;
+        let (mut retry_after, mut alone) = (None, false);
         loop {
             line.clear();
             body.read_line(&mut line).expect("a header");
             match line.trim_end().split_once(": ") {
                 Some((name, seconds)) if name.eq_ignore_ascii_case("retry-after") => {
                     retry_after = seconds.parse().ok().map(Duration::from_secs);
+                }
+                Some((name, who)) if name.eq_ignore_ascii_case("x-hearthnet-answered-by") => {
+                    assert_eq!(who, "this-machine");
+                    alone = true;
                 }
                 Some(_) => {}
                 None => break,
@@ -84,6 +90,7 @@ impl Reply {
             asked,
             status: status.unwrap_or_else(|| panic!("no status: {line}")),
             retry_after,
+            alone,
             body,
         }
     }
