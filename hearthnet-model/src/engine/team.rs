@@ -23,6 +23,7 @@
 //! Waiting means watching a counter for some microseconds ([`SPIN`]) and then sleeping.
 
 mod places;
+mod share;
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -32,6 +33,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use places::Places;
+use share::{Share, Watch};
 
 /// How long a member watches a counter before it sleeps. Phases of a decode step take 2 to 50 µs,
 /// waking a sleeper costs about 5 µs of its waker's time and more of its own.
@@ -44,7 +46,7 @@ pub(crate) struct Team {
     common: Arc<Common>,
     workers: Vec<JoinHandle<()>>,
     /// One job at a time.
-    turn: Mutex<()>,
+    turn: Mutex<Share>,
 }
 
 /// One thread's part in a job.
@@ -101,7 +103,7 @@ impl Team {
         let mut team = Self {
             common,
             workers: Vec::new(),
-            turn: Mutex::new(()),
+            turn: Mutex::default(),
         };
         for index in 1..threads {
             let common = Arc::clone(&team.common);
@@ -116,20 +118,28 @@ impl Team {
         self.workers.len() + 1
     }
 
-    /// Runs `job` on the calling thread and on every worker that is awake in time. Jobs of several
-    /// callers follow one another.
+    /// Runs `job` on the calling thread and on every worker that is awake in time; on the calling
+    /// thread alone while it hardly gets a core ([`Share`]). Jobs of several callers follow one
+    /// another.
     ///
     /// # Panics
     /// With the job's own panic, once every member has left the job.
     pub(crate) fn run(&self, job: &(dyn Fn(&mut Member<'_>) + Sync)) {
         if self.workers.is_empty() {
-            return job(&mut Member {
-                common: None,
-                index: 0,
-                base: 0,
-            });
+            return alone(job);
         }
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut share = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let watch = Watch::start();
+        if share.starved() {
+            alone(job);
+        } else {
+            self.together(job);
+        }
+        watch.stop(&mut share);
+    }
+
+    /// Runs `job` on the calling thread and on every worker that is awake in time.
+    fn together(&self, job: &(dyn Fn(&mut Member<'_>) + Sync)) {
         let common = &*self.common;
         common.places.clear();
         // SAFETY: the lifetime is erased for as long as the job lies on the desk and somebody is
@@ -163,6 +173,15 @@ impl Team {
             resume_unwind(payload);
         }
     }
+}
+
+/// Runs `job` on the calling thread.
+fn alone(job: &(dyn Fn(&mut Member<'_>) + Sync)) {
+    job(&mut Member {
+        common: None,
+        index: 0,
+        base: 0,
+    });
 }
 
 impl Drop for Team {
