@@ -10,12 +10,14 @@
 
 mod support;
 
+use std::io::{BufRead, BufReader, Write};
+use std::process::Stdio;
 use std::time::Instant;
 
 use rustix::process::Signal;
 use serde_json::Value;
 use support::gauges::Gauges;
-use support::{Home, PATIENCE, Server, community, frames, http, model, wait_for_end};
+use support::{Home, Host, PATIENCE, Server, community, frames, http, model, wait_for_end};
 
 const QUESTION: &str = "Tell me a long story about a lighthouse keeper and a lost whale.";
 const TOKENS: usize = 256;
@@ -226,4 +228,43 @@ fn a_member_that_goes_dark_keeps_nobody_waiting_that_its_spare_can_serve() {
         "{waits:#?}"
     );
     hosts[struck].signal(Signal::CONT);
+}
+
+#[test]
+fn a_chat_that_went_on_without_its_host_goes_back_to_it_with_the_next_question() {
+    let home = Home::new();
+    let model = model();
+    let model = model.to_str().expect("a UTF-8 path");
+    let host = Host::start(&Home::new(), model, "0-29", &home.node_id(), &[]);
+    let enable = ["--set", "policy.research.enable=true"];
+    let chat = ["chat", "--lines", "--frames", "--model", model];
+    let chat = [&chat[..], &["--max-tokens", "8"]].concat();
+    let args = [&enable[..], &chat, &["--shard", &host.address]].concat();
+    let mut child = home
+        .hearthnet(&args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("hearthnet starts");
+    let mut questions = child.stdin.take().expect("a pipe");
+    let mut frames = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+    let mut hosts = |question: &str| -> Vec<bool> {
+        writeln!(questions, "{question}").expect("it reads");
+        loop {
+            let line = frames.next().expect("a frame").expect("a line");
+            let frame: Value = serde_json::from_str(&line).expect("JSON");
+            if frame["event"] == "done" {
+                let route = frame["data"]["route"].as_array().expect("a route");
+                return route.iter().map(|hop| hop["host"].is_string()).collect();
+            }
+        }
+    };
+    // The first layers are this machine's own.
+    assert_eq!(hosts("Name a colour."), [false, true]);
+    host.signal(Signal::STOP);
+    assert!(!hosts("And another.").contains(&true));
+    host.signal(Signal::CONT);
+    assert_eq!(hosts("And a third."), [false, true]);
+    drop(questions);
+    assert!(child.wait().expect("its end").success());
 }

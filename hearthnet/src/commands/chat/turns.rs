@@ -192,7 +192,9 @@ impl Chat<'_> {
     ) -> Result<Done, Failure> {
         // What makes no sense costs nobody a conversation.
         check(&own.text, request)?;
-        let mut conversation = match own.conversation.take() {
+        // One that has gone on without its hosts goes back to them with the next question.
+        let kept = own.conversation.take().filter(Conversation::is_alive);
+        let mut conversation = match kept {
             Some(conversation) => conversation,
             None => Conversation::new(self.backend(own)?),
         };
