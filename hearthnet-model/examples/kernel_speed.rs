@@ -1,8 +1,8 @@
 //! Speed of the matrix and attention kernels on one thread, for the shapes of a
-//! small model (SmolLM2-135M): GB/s of weights for one row (decoding), billions of
-//! multiply-adds per second for 64 rows (prefill).
+//! small model (TinyLlama-1.1B, whose rows fill blocks of all types): GB/s of weights for
+//! few rows (decoding), billions of multiply-adds per second for 24 (a piece of a prompt).
 //!
-//! `cargo run --release -p hearthnet-model --example kernel_speed [-- avx2|avx512|portable]`
+//! `cargo run --release -p hearthnet-model --example kernel_speed [-- avx2|avx512|portable [TYPE...]]`
 
 #![allow(clippy::print_stdout, clippy::expect_used)]
 
@@ -13,38 +13,51 @@ use hearthnet_model::kernels::{
     Tile, TileMut, WeightType, page_len,
 };
 
-/// Name, outputs, inputs, and how often it stands in a row of 30 layers.
+/// Name, outputs, inputs; of the output matrix a quarter.
 const SHAPES: [(&str, usize, usize); 5] = [
-    ("qkv", 960, 576),
-    ("attention output", 576, 576),
-    ("gate+up", 3072, 576),
-    ("down", 576, 1536),
-    ("head", 49152, 576),
+    ("qkv", 2560, 2048),
+    ("attention output", 2048, 2048),
+    ("gate+up", 11264, 2048),
+    ("down", 2048, 5632),
+    ("head", 8192, 2048),
 ];
+/// Rows of a piece of a prompt; with fewer, weights come from memory.
+const PREFILL: usize = 24;
 
 fn main() {
-    let wanted = std::env::args().nth(1);
+    let mut arguments = std::env::args().skip(1);
+    let wanted = arguments.next();
+    let types: Vec<String> = arguments.collect();
     for isa in Isa::available() {
         if wanted.as_deref().is_some_and(|name| name != isa.name()) {
             continue;
         }
         let kernels = Kernels::new(isa).expect("listed as available");
         for weight_type in WeightType::ALL {
-            matrices(kernels, weight_type);
+            let name = weight_type.tensor_type().name();
+            if types.is_empty() || types.iter().any(|wanted| wanted == name) {
+                matrices(kernels, weight_type);
+            }
         }
-        for depth in [0, 512, 2048] {
-            attention(kernels, depth);
+        if types.is_empty() {
+            for depth in [0, 512, 2048] {
+                attention(kernels, depth);
+            }
         }
     }
 }
 
-/// Repeats `work` for a while and gives the time of the fastest call.
-fn fastest(mut work: impl FnMut()) -> Duration {
+/// Repeats `work` for a while, tells it how often it was called, and gives the time of the fastest
+/// call. Calls are short, so that some are not interrupted even on a machine with other work.
+fn fastest(mut work: impl FnMut(usize)) -> Duration {
     let started = Instant::now();
     let mut best = Duration::MAX;
-    while started.elapsed() < Duration::from_millis(300) {
+    for count in 0.. {
+        if started.elapsed() >= Duration::from_millis(300) {
+            break;
+        }
         let call = Instant::now();
-        work();
+        work(count);
         best = best.min(call.elapsed());
     }
     best
@@ -72,30 +85,30 @@ fn matrices(kernels: Kernels, weight_type: WeightType) {
         let packed: Vec<Packed> = (0..copies)
             .map(|_| Packed::pack(&mut arena, &matrix).expect("a valid matrix"))
             .collect();
-        let mut line = format!("{:9} {weight_type:?} {name:17}", kernels.isa().name());
-        for tokens in [1, 4, 8, 64] {
+        let ty = weight_type.tensor_type();
+        let mut line = format!("{:9} {ty:6} {name:17}", kernels.isa().name());
+        for tokens in [1, 4, PREFILL] {
             let x: Vec<f32> = (0..tokens * cols)
                 .map(|i| (i * 7919 % 1000) as f32 * 0.002 - 1.0)
                 .collect();
             let mut act = Act::default();
             kernels.prepare(&x, cols, ActForm::of(&packed), &mut act);
             let mut out = vec![0.0; tokens * rows];
-            // One row: all copies, from memory. Many: one copy, again and again.
-            let pass = if tokens < 64 {
+            // Few rows: one copy after the other, from memory. Many: the same again and again.
+            let pass = if tokens < PREFILL {
                 &packed[..]
             } else {
                 &packed[..1]
             };
-            let time = fastest(|| {
-                for packed in pass {
-                    let out = TileMut::whole(&mut out, rows);
-                    kernels.matmul(packed, 0..packed.panels(), &act, Output::Store, out);
-                }
+            let time = fastest(|count| {
+                let packed = &pass[count % pass.len()];
+                let out = TileMut::whole(&mut out, rows);
+                kernels.matmul(packed, 0..packed.panels(), &act, Output::Store, out);
             });
-            let weights = (rows * cols * pass.len()) as f64;
+            let weights = (rows * cols) as f64;
             let ns = time.as_nanos() as f64;
-            line += &if tokens < 64 {
-                format!("  {tokens}: {:6.1} GB/s", (pass.len() * one) as f64 / ns)
+            line += &if tokens < PREFILL {
+                format!("  {tokens}: {:6.1} GB/s", one as f64 / ns)
             } else {
                 format!("  {tokens}: {:6.1} GMAC/s", weights * tokens as f64 / ns)
             };
@@ -121,7 +134,7 @@ fn attention(kernels: Kernels, depth: usize) {
             position: depth,
             pages: &pages,
         };
-        let time = fastest(|| {
+        let time = fastest(|_| {
             let width = HEADS * HEAD_DIM;
             let out = TileMut::whole(&mut out, width);
             kernels.attention(&a, Tile::new(&q, rows, width, width), &mut scratch, out);

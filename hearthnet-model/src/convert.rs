@@ -17,7 +17,10 @@ use crate::quantize::{self, QuantizeError};
 #[non_exhaustive]
 pub enum ConvertError {
     /// A type that cannot be written.
-    #[error("models can be stored as F32, F16, Q8_0, Q4_1 or Q4_0, not as {0}")]
+    #[error(
+        "models can be stored as {known}, not as {0}",
+        known = TensorType::names(TensorType::WRITABLE)
+    )]
     Target(TensorType),
     /// There is a file of that name.
     #[error("{} exists already: remove it, or choose another name", .0.display())]
@@ -52,7 +55,7 @@ impl From<WriteError> for ConvertError {
     }
 }
 
-/// Writes `model` to `target` with its matrices stored as `dtype`: F32, F16, Q8_0, Q4_1 or Q4_0.
+/// Writes `model` to `target` with its matrices stored as `dtype`, one of [`TensorType::WRITABLE`].
 ///
 /// Norms stay as they are. The embedding and the output matrix are never stored in fewer than
 /// eight bits: the last matrix decides every word, and llama.cpp does the same. Tensors that
@@ -72,7 +75,7 @@ pub fn convert(
     cancel: &AtomicBool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), ConvertError> {
-    if !dtype.is_supported() {
+    if !TensorType::WRITABLE.contains(&dtype) {
         return Err(ConvertError::Target(dtype));
     }
     if target.exists() {

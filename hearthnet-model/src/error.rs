@@ -71,7 +71,7 @@ pub enum ModelError {
         /// Its type.
         dtype: crate::gguf::TensorType,
         /// The types that would do.
-        supported: &'static str,
+        supported: String,
     },
 }
 

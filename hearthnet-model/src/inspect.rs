@@ -165,10 +165,12 @@ impl fmt::Display for Inspection {
             "a matrix of its own"
         };
         row("output", tied.to_owned())?;
+        let names = self.tensor_types.iter().map(|used| used.dtype.name().len());
+        let width = names.fold(5, usize::max);
         for (index, used) in self.tensor_types.iter().enumerate() {
             let name = if index == 0 { "tensors" } else { "" };
             let used = format!(
-                "{:<5} {:>4} x, {}",
+                "{:<width$} {:>4} x, {}",
                 used.dtype,
                 used.tensors,
                 size(used.bytes)

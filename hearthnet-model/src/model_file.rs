@@ -221,8 +221,8 @@ fn check_tensors(gguf: &Gguf, family: &'static Family, spec: &ModelSpec) -> Resu
         }
         // Vectors are small and used in full precision; converters always store them so.
         let supported = match dims {
-            [_] if info.dtype != TensorType::F32 => Some("F32"),
-            _ if !info.dtype.is_supported() => Some("F32, F16, Q8_0, Q4_1, Q4_0"),
+            [_] if info.dtype != TensorType::F32 => Some("F32".to_owned()),
+            _ if !info.dtype.is_supported() => Some(TensorType::names(TensorType::supported())),
             _ => None,
         };
         if let Some(supported) = supported {

@@ -7,8 +7,9 @@
 use half::f16;
 
 use crate::gguf::TensorType;
+use crate::kernels::{self, WeightType};
 
-/// Values per block of every block format here.
+/// Values per block of the smaller block formats.
 const BLOCK: usize = 32;
 
 /// Why values could not be stored or read.
@@ -17,7 +18,8 @@ const BLOCK: usize = 32;
 pub enum QuantizeError {
     /// A type without a formula here.
     #[error(
-        "values of type {0} can be neither written nor read here; use F32, F16, Q8_0, Q4_1 or Q4_0"
+        "there is no formula here for {0}; values can be stored as {stored}",
+        stored = TensorType::names(TensorType::WRITABLE)
     )]
     Unsupported(TensorType),
     /// A number of values or bytes that does not fill whole blocks.
@@ -33,15 +35,16 @@ pub enum QuantizeError {
 /// Appends `values`, stored as `dtype`, to `out`.
 ///
 /// # Errors
-/// When the type is not a supported one, or `values` are not whole blocks; `out` is then unchanged.
+/// When the type is none of [`TensorType::WRITABLE`], or `values` are not whole blocks; `out` is
+/// then unchanged.
 pub fn encode(dtype: TensorType, values: &[f32], out: &mut Vec<u8>) -> Result<(), QuantizeError> {
-    let (blocks, rest) = values.as_chunks::<BLOCK>();
-    if dtype.block_values() as usize == BLOCK && !rest.is_empty() {
+    if !values.len().is_multiple_of(dtype.block_values() as usize) {
         return Err(QuantizeError::Length {
             dtype,
             len: values.len(),
         });
     }
+    let (blocks, _) = values.as_chunks::<BLOCK>();
     match dtype {
         TensorType::F32 => out.extend(values.iter().flat_map(|v| v.to_le_bytes())),
         TensorType::F16 => out.extend(values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes())),
@@ -75,31 +78,10 @@ pub fn decode(dtype: TensorType, bytes: &[u8], out: &mut Vec<f32>) -> Result<(),
                     .map(|&b| f16::from_le_bytes(b).to_f32()),
             );
         }
-        TensorType::Q8_0 => {
-            for block in bytes.as_chunks::<34>().0 {
-                let [d0, d1, quants @ ..] = block;
-                let d = f16::from_le_bytes([*d0, *d1]).to_f32();
-                out.extend(quants.iter().map(|&q| d * f32::from(q as i8)));
-            }
+        other => {
+            let ty = WeightType::of(other).ok_or(QuantizeError::Unsupported(other))?;
+            kernels::decode(ty, bytes, out);
         }
-        TensorType::Q4_1 => {
-            for block in bytes.as_chunks::<20>().0 {
-                let [d0, d1, m0, m1, nibbles @ ..] = block;
-                let d = f16::from_le_bytes([*d0, *d1]).to_f32();
-                let m = f16::from_le_bytes([*m0, *m1]).to_f32();
-                out.extend(nibbles.iter().map(|&q| d * f32::from(q & 15) + m));
-                out.extend(nibbles.iter().map(|&q| d * f32::from(q >> 4) + m));
-            }
-        }
-        TensorType::Q4_0 => {
-            for block in bytes.as_chunks::<18>().0 {
-                let [d0, d1, nibbles @ ..] = block;
-                let d = f16::from_le_bytes([*d0, *d1]).to_f32();
-                out.extend(nibbles.iter().map(|&q| d * (f32::from(q & 15) - 8.0)));
-                out.extend(nibbles.iter().map(|&q| d * (f32::from(q >> 4) - 8.0)));
-            }
-        }
-        other => return Err(QuantizeError::Unsupported(other)),
     }
     Ok(())
 }
@@ -155,7 +137,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use TensorType::{F16, F32, Q4_0, Q4_1, Q4_K, Q8_0};
+    use TensorType::{F16, F32, IQ1_S, Q4_0, Q4_1, Q5_K, Q6_K, Q8_0};
 
     fn encoded(dtype: TensorType, values: &[f32]) -> Vec<u8> {
         let mut out = Vec::new();
@@ -202,8 +184,15 @@ mod tests {
             })
         );
         assert_eq!(
-            encode(Q4_K, &[0.0; 256], &mut bytes),
-            Err(QuantizeError::Unsupported(Q4_K))
+            encode(Q6_K, &[0.0; 128], &mut bytes),
+            Err(QuantizeError::Length {
+                dtype: Q6_K,
+                len: 128
+            })
+        );
+        assert_eq!(
+            encode(Q5_K, &[0.0; 256], &mut bytes),
+            Err(QuantizeError::Unsupported(Q5_K))
         );
         assert_eq!(
             decode(Q8_0, &[0; 33], &mut values),
@@ -213,10 +202,44 @@ mod tests {
             })
         );
         assert_eq!(
-            decode(Q4_K, &[0; 144], &mut values),
-            Err(QuantizeError::Unsupported(Q4_K))
+            decode(IQ1_S, &[0; 50], &mut values),
+            Err(QuantizeError::Unsupported(IQ1_S))
         );
         assert_eq!((bytes, values), (vec![7], vec![7.0]));
+    }
+
+    #[test]
+    fn blocks_are_read_as_the_gguf_package_reads_them() {
+        #[derive(serde::Deserialize)]
+        struct Case {
+            blocks: String,
+            values: String,
+        }
+        let bytes = |hex: &str| -> Vec<u8> {
+            let digit = |c: u8| (c as char).to_digit(16).unwrap() as u8;
+            let pairs = hex.as_bytes().as_chunks::<2>().0;
+            pairs
+                .iter()
+                .map(|[a, b]| digit(*a) << 4 | digit(*b))
+                .collect()
+        };
+        let stored = include_str!("../tests/data/parity/blocks.json");
+        let cases: std::collections::BTreeMap<String, Case> = serde_json::from_str(stored).unwrap();
+        let known = |dtype: &TensorType| cases.contains_key(dtype.name());
+        let missing: Vec<TensorType> = TensorType::supported().filter(|t| !known(t)).collect();
+        assert_eq!(missing, [F32, F16]);
+        for (name, case) in &cases {
+            let wanted = bytes(&case.values);
+            let wanted = wanted
+                .as_chunks::<4>()
+                .0
+                .iter()
+                .map(|b| u32::from_le_bytes(*b));
+            let found = decoded(name.parse().unwrap(), &bytes(&case.blocks));
+            let found: Vec<u32> = found.iter().map(|v| v.to_bits()).collect();
+            let differ = found.iter().zip(wanted).filter(|(a, b)| *a != b).count();
+            assert_eq!((found.len(), differ), (512, 0), "{name}");
+        }
     }
 
     proptest! {
@@ -249,12 +272,12 @@ mod tests {
         }
 
         #[test]
-        fn no_value_makes_it_panic(bits in prop::collection::vec(any::<u32>(), 32)) {
+        fn no_value_makes_it_panic(bits in prop::collection::vec(any::<u32>(), 256)) {
             let values: Vec<f32> = bits.into_iter().map(f32::from_bits).collect();
-            for dtype in TensorType::SUPPORTED {
+            for dtype in TensorType::WRITABLE {
                 let bytes = encoded(dtype, &values);
-                prop_assert_eq!(Some(bytes.len() as u64), dtype.row_bytes(32));
-                prop_assert_eq!(decoded(dtype, &bytes).len(), 32);
+                prop_assert_eq!(Some(bytes.len() as u64), dtype.row_bytes(256));
+                prop_assert_eq!(decoded(dtype, &bytes).len(), 256);
             }
         }
     }

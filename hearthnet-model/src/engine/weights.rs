@@ -239,18 +239,13 @@ fn matrix<'a>(view: &TensorView<'a>) -> Result<Matrix<'a>, LoadError> {
 }
 
 fn weight_type(view: &TensorView<'_>) -> Result<WeightType, LoadError> {
-    match view.dtype {
-        TensorType::F32 => Ok(WeightType::F32),
-        TensorType::F16 => Ok(WeightType::F16),
-        TensorType::Q4_0 => Ok(WeightType::Q4_0),
-        TensorType::Q4_1 => Ok(WeightType::Q4_1),
-        TensorType::Q8_0 => Ok(WeightType::Q8_0),
-        dtype => Err(LoadError::Model(ModelError::TensorType {
+    WeightType::of(view.dtype).ok_or_else(|| {
+        LoadError::Model(ModelError::TensorType {
             name: view.name.to_owned(),
-            dtype,
-            supported: "F32, F16, Q8_0, Q4_1, Q4_0",
-        })),
-    }
+            dtype: view.dtype,
+            supported: TensorType::names(TensorType::supported()),
+        })
+    })
 }
 
 fn pack_error(view: &TensorView<'_>, source: PackError) -> LoadError {

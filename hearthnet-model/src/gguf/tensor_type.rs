@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::kernels::WeightType;
+
 /// Storage type of a tensor, as numbered by ggml's `enum ggml_type`.
 ///
 /// Values come in blocks: [`block_values`](Self::block_values) values share
@@ -22,6 +24,7 @@ use serde::{Deserialize, Serialize};
 /// | `Q8_0` | 32 | `d: f16`, 32 `i8` | `d * q` |
 ///
 /// Byte `j` of the nibbles holds value `j` in its low half and value `j + 16` in its high half.
+/// How the other supported types are laid out stands in `specs/canonical-arithmetic.md`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 #[allow(non_camel_case_types)] // ggml's own spelling
 #[allow(missing_docs)] // the names are the documentation; sizes are in the table below
@@ -108,8 +111,19 @@ const TABLE: [(TensorType, u32, &str, u32, u32); 35] = [
 ];
 
 impl TensorType {
+    /// The types that values can be converted to, widest first.
+    pub const WRITABLE: [Self; 5] = [Self::F32, Self::F16, Self::Q8_0, Self::Q4_1, Self::Q4_0];
+
     /// The types that the engine computes with, widest first.
-    pub const SUPPORTED: [Self; 5] = [Self::F32, Self::F16, Self::Q8_0, Self::Q4_1, Self::Q4_0];
+    pub fn supported() -> impl Iterator<Item = Self> {
+        WeightType::ALL.into_iter().map(WeightType::tensor_type)
+    }
+
+    /// The names of some types, for people.
+    pub fn names(types: impl IntoIterator<Item = Self>) -> String {
+        let names: Vec<&str> = types.into_iter().map(Self::name).collect();
+        names.join(", ")
+    }
 
     /// The type with this number in a GGUF file, if ggml has one.
     pub fn from_ggml(id: u32) -> Option<Self> {
@@ -138,7 +152,7 @@ impl TensorType {
 
     /// Whether the engine computes with weights of this type.
     pub fn is_supported(self) -> bool {
-        Self::SUPPORTED.contains(&self)
+        WeightType::of(self).is_some()
     }
 
     /// Bytes of a row of `values` values; `None` when they do not fill whole blocks, or when the
@@ -165,7 +179,7 @@ impl fmt::Display for TensorType {
 
 /// A name that is no tensor type.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{0:?} is no tensor type; the engine knows F32, F16, Q8_0, Q4_1 and Q4_0")]
+#[error("{0:?} is no tensor type; the engine knows {known}", known = TensorType::names(TensorType::supported()))]
 pub struct UnknownTensorType(pub String);
 
 impl FromStr for TensorType {

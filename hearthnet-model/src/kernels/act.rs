@@ -2,8 +2,8 @@
 
 use super::pack::{BLOCK, Packed};
 
-/// Which forms of the activations are wanted: plain values for F32 and F16
-/// weights, quantised ones for Q4_0, Q4_1 and Q8_0.
+/// Which forms of the activations are wanted: plain values for F32, F16 and BF16
+/// weights, quantised ones for all others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ActForm {
     /// `f32` values.
@@ -35,10 +35,12 @@ pub(super) struct BlockMeta {
     pub(super) d: f32,
     /// `d * S`, S the sum of the quants: what a minimum of weights is multiplied with.
     pub(super) ds: f32,
-    /// `-8 * S`: takes the offset 8 of Q4_0 out of a dot product with unsigned weights.
+    /// `-8 * S`: takes the offset 8 of Q4_0 out of a dot product with unsigned weights, and twice or
+    /// sixteen times of it the offsets of others.
     pub(super) neg8s: i32,
-    /// `-128 * S`, for Q8_0.
-    pub(super) neg128s: i32,
+    /// The sums of the first and the second 16 quants, at most 2032 in magnitude, as two 16-bit
+    /// integers, the first one low.
+    pub(super) halves: i32,
 }
 
 /// The activations of a tile of rows, reusable from call to call. Filled by

@@ -39,6 +39,12 @@ pub fn f32_to_f16(x: f32) -> u16 {
     (magnitude | ((bits >> 16) & 0x8000)) as u16
 }
 
+/// The `f32` with the value of the bfloat16 whose bits are `b` (exact).
+#[inline(always)]
+pub fn bf16_to_f32(b: u16) -> f32 {
+    f32::from_bits(u32::from(b) << 16)
+}
+
 /// `x` rounded to the nearest bfloat16 value, ties to even.
 #[inline(always)]
 pub fn round_to_bf16(x: f32) -> f32 {

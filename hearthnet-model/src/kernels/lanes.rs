@@ -4,7 +4,7 @@
 //! operation is a single IEEE operation per lane, so a kernel that is generic
 //! over `Lanes` gives the same bits on all of them.
 
-use super::convert::{f16_to_f32, f32_to_f16};
+use super::convert::{bf16_to_f32, f16_to_f32, f32_to_f16};
 
 /// Number of lanes, of rows in a weight panel and of positions in a key block.
 pub const LANES: usize = 16;
@@ -25,6 +25,8 @@ pub(super) trait Lanes: Copy {
     unsafe fn store(self, p: *mut f32);
     /// Sixteen binary16 values, widened (exact).
     unsafe fn load_f16(p: *const u16) -> Self;
+    /// Sixteen bfloat16 values, widened (exact).
+    unsafe fn load_bf16(p: *const u16) -> Self;
     /// Rounded to binary16, ties to even.
     unsafe fn store_f16(self, p: *mut u16);
     unsafe fn add(self, b: Self) -> Self;
@@ -140,6 +142,11 @@ impl Lanes for Array {
     unsafe fn load_f16(p: *const u16) -> Self {
         // SAFETY: sixteen values behind `p`, as the trait asks.
         Self(unsafe { p.cast::<[u16; LANES]>().read_unaligned() }.map(f16_to_f32))
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u16) -> Self {
+        // SAFETY: sixteen values behind `p`, as the trait asks.
+        Self(unsafe { p.cast::<[u16; LANES]>().read_unaligned() }.map(bf16_to_f32))
     }
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut u16) {

@@ -86,6 +86,17 @@ impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn load_bf16(p: *const u16) -> Self {
+        // SAFETY: see above.
+        unsafe {
+            let widen = |p: *const u16| {
+                let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
+            };
+            Self(widen(p), widen(p.add(8)))
+        }
+    }
+    #[inline(always)]
     unsafe fn store_f16(self, p: *mut u16) {
         // SAFETY: see above.
         unsafe {
@@ -229,6 +240,14 @@ impl Lanes for Avx512 {
     unsafe fn load_f16(p: *const u16) -> Self {
         // SAFETY: see above.
         unsafe { Self(_mm512_cvtph_ps(_mm256_loadu_si256(p.cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u16) -> Self {
+        // SAFETY: see above.
+        unsafe {
+            let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits)))
+        }
     }
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut u16) {

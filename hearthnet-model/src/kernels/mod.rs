@@ -31,6 +31,7 @@
 mod act;
 mod arena;
 mod attention;
+mod block;
 mod convert;
 mod kv;
 mod lanes;
@@ -56,7 +57,8 @@ use matmul::portable::Portable;
 pub use act::{Act, ActForm};
 pub use arena::{Arena, Halves};
 pub use attention::{Attention, AttentionScratch};
-pub use convert::{f16_to_f32, f32_to_f16, round_to_bf16};
+pub(crate) use block::decode;
+pub use convert::{bf16_to_f32, f16_to_f32, f32_to_f16, round_to_bf16};
 pub use kv::{PAGE, all_finite_f16, key_cell, page_len, read_kv, value_cell, write_kv};
 pub use lanes::LANES;
 pub use matmul::Output;
@@ -338,12 +340,24 @@ macro_rules! kernels {
             pub(super) unsafe fn matmul(job: &mut Job<'_>) {
                 // SAFETY: see above; the type is the one that the kernel reads.
                 unsafe {
+                    use WeightType as T;
                     match job.packed.weight_type() {
-                        WeightType::F32 => matmul::run::<$lanes, $dot<0>>(job),
-                        WeightType::F16 => matmul::run::<$lanes, $dot<1>>(job),
-                        WeightType::Q4_0 => matmul::run::<$lanes, $dot<2>>(job),
-                        WeightType::Q4_1 => matmul::run::<$lanes, $dot<3>>(job),
-                        WeightType::Q8_0 => matmul::run::<$lanes, $dot<4>>(job),
+                        T::F32 => matmul::run::<$lanes, $dot<{ T::F32.index() }>>(job),
+                        T::F16 => matmul::run::<$lanes, $dot<{ T::F16.index() }>>(job),
+                        T::BF16 => matmul::run::<$lanes, $dot<{ T::BF16.index() }>>(job),
+                        T::Q4_0 => matmul::run::<$lanes, $dot<{ T::Q4_0.index() }>>(job),
+                        T::Q4_1 => matmul::run::<$lanes, $dot<{ T::Q4_1.index() }>>(job),
+                        T::Q5_0 => matmul::run::<$lanes, $dot<{ T::Q5_0.index() }>>(job),
+                        T::Q5_1 => matmul::run::<$lanes, $dot<{ T::Q5_1.index() }>>(job),
+                        T::Q8_0 => matmul::run::<$lanes, $dot<{ T::Q8_0.index() }>>(job),
+                        T::Q2_K => matmul::run::<$lanes, $dot<{ T::Q2_K.index() }>>(job),
+                        T::Q3_K => matmul::run::<$lanes, $dot<{ T::Q3_K.index() }>>(job),
+                        T::Q4_K => matmul::run::<$lanes, $dot<{ T::Q4_K.index() }>>(job),
+                        T::Q5_K => matmul::run::<$lanes, $dot<{ T::Q5_K.index() }>>(job),
+                        T::Q6_K => matmul::run::<$lanes, $dot<{ T::Q6_K.index() }>>(job),
+                        T::IQ4_NL => matmul::run::<$lanes, $dot<{ T::IQ4_NL.index() }>>(job),
+                        T::IQ4_XS => matmul::run::<$lanes, $dot<{ T::IQ4_XS.index() }>>(job),
+                        T::MXFP4 => matmul::run::<$lanes, $dot<{ T::MXFP4.index() }>>(job),
                     }
                 }
             }

@@ -3,33 +3,52 @@
 //!
 //! A matrix of `rows` outputs and `cols` inputs is cut into *panels* of 16 output
 //! rows; a last panel that is not full is padded with zeros. A panel is one linear
-//! run of *records*:
+//! run of *records*, each the weights of 16 rows for some inputs:
 //!
-//! | type | one record covers | bytes | contents |
+//! | type | inputs | bytes | contents |
 //! |---|---|---|---|
-//! | Q4_0 | 32 inputs | 288 | 16 scales (f16), quants |
-//! | Q4_1 | 32 inputs | 320 | 16 scales (f16), 16 minima (f16), quants |
-//! | Q8_0 | 32 inputs | 544 | 16 scales (f16), quants |
-//! | F16 | 1 input | 32 | 16 weights |
-//! | F32 | 1 input | 64 | 16 weights |
+//! | F32 | 1 | 64 | 16 weights |
+//! | F16, BF16 | 1 | 32 | 16 weights |
+//! | Q4_0, IQ4_NL, MXFP4 | 32 | 288 | 16 scales, quants |
+//! | Q4_1 | 32 | 320 | 16 scales, 16 minima, quants |
+//! | Q5_0 | 32 | 352 | 16 scales, quants |
+//! | Q5_1 | 32 | 384 | 16 scales, 16 minima, quants |
+//! | Q8_0 | 32 | 544 | 16 scales, quants |
+//! | Q2_K | 256 | 1344 | 16 scales, 16 minima, 8 times: steps, quants |
+//! | Q3_K | 256 | 1824 | 16 scales, 8 times: steps, quants |
+//! | Q4_K | 256 | 2368 | 16 scales, 16 minima, 8 times: steps, quants |
+//! | Q5_K | 256 | 2880 | 16 scales, 16 minima, 8 times: steps, quants |
+//! | Q6_K | 256 | 3360 | 16 scales, 8 times: steps, quants |
+//! | IQ4_XS | 256 | 2208 | 16 scales, 8 times: steps, quants |
 //!
-//! Quants stand in groups of four consecutive inputs: byte `4 * row + j` of the 64
-//! bytes of group `g` belongs to row `row` and input `4 * g + j` of the block, so a
-//! 32-bit lane holds what one row multiplies with four neighbouring activations.
-//! Q8_0 has eight such groups, each quant stored as `q + 128` (unsigned, as dot
-//! product instructions want it). Q4 has four 64-byte runs: run `i` has group `i`
-//! in its low nibbles and group `i + 4` in its high ones.
+//! Scales and minima are the file's 16-bit floats. Steps are the two bytes (IQ4_XS: one byte) that
+//! each 32 weights of a row have of their own ([`Step`]), row after row.
 //!
-//! The packed size is the file's, save for padding: there is one copy of the
-//! weights in memory.
+//! Quants of 32 inputs stand in groups of four consecutive ones: byte `4 * row + j` of the 64
+//! bytes of a *run* belongs to row `row` and input `4 * g + j`, so a 32-bit lane holds what one
+//! row multiplies with four neighbouring activations. By the number of a quant's bits:
+//!
+//! | bits | runs |
+//! |---|---|
+//! | 8 | eight: run `g` has group `g`, as `q + 128` (unsigned, as dot product instructions want it) |
+//! | 4 | four: run `i` has group `i` in its low nibbles and group `i + 4` in its high ones |
+//! | 6 | the four of the low bits; two of the high bits: run `r` has group `4 r + p` at bit `2 p` |
+//! | 5 | the four of the low bits; one of the high bit: group `g` at bit `g` |
+//! | 2 | two: run `r` has group `4 r + p` at bit `2 p` |
+//! | 3 | the two of the low bits; one of the high bit: group `g` at bit `g` |
+//!
+//! There is one copy of the weights in memory, of the file's size save for padding. Exceptions are
+//! the steps of Q3_K, Q4_K, Q5_K and IQ4_XS, which take 8 bits where the file squeezes them into 6
+//! (at most 3.7% more), and the scale of MXFP4, 16 bits for 8 (5.9% more).
 
 use super::PackError;
 use super::arena::{Arena, Region};
-use super::convert::f16_to_f32;
+use super::block::{Bits, Block, Layout};
+use super::convert::{bf16_to_f32, f16_to_f32};
 use super::lanes::LANES;
+use crate::gguf::TensorType;
 
-/// Inputs that share a scale: the block of GGUF's Q4_0, Q4_1 and Q8_0, and of
-/// the quantised activations.
+/// Inputs of a block of the quantised activations, and of the smaller blocks of weights.
 pub const BLOCK: usize = 32;
 
 /// Element type of a weight matrix, as in the GGUF file.
@@ -40,36 +59,124 @@ pub enum WeightType {
     F32,
     /// IEEE binary16.
     F16,
+    /// bfloat16.
+    BF16,
     /// Blocks of 32: scale (f16) and 4-bit quants; weight = d * (q - 8).
     Q4_0,
     /// Blocks of 32: scale, minimum (f16) and 4-bit quants; weight = d * q + m.
     Q4_1,
+    /// Blocks of 32: scale (f16) and 5-bit quants; weight = d * (q - 16).
+    Q5_0,
+    /// Blocks of 32: scale, minimum (f16) and 5-bit quants; weight = d * q + m.
+    Q5_1,
     /// Blocks of 32: scale (f16) and signed bytes; weight = d * q.
     Q8_0,
+    /// Blocks of 256, 16 at a time with factors: weight = d * sc * q - m * mc, q of 2 bits.
+    Q2_K,
+    /// Blocks of 256, 16 at a time with a factor: weight = d * sc * (q - 4), q of 3 bits.
+    Q3_K,
+    /// Blocks of 256, 32 at a time with factors: weight = d * sc * q - m * mc, q of 4 bits.
+    Q4_K,
+    /// The same with quants of 5 bits.
+    Q5_K,
+    /// Blocks of 256, 16 at a time with a factor: weight = d * sc * (q - 32), q of 6 bits.
+    Q6_K,
+    /// Blocks of 32: scale (f16) and 4-bit places in a table; weight = d * table\[q\].
+    IQ4_NL,
+    /// Blocks of 256, 32 at a time with a factor: weight = d * sc * table\[q\].
+    IQ4_XS,
+    /// Blocks of 32: scale (a power of two) and 4-bit floats E2M1.
+    MXFP4,
 }
+
+/// Weight types and the file's names for them, widest first.
+const TYPES: [(WeightType, TensorType); 16] = [
+    (WeightType::F32, TensorType::F32),
+    (WeightType::F16, TensorType::F16),
+    (WeightType::BF16, TensorType::BF16),
+    (WeightType::Q8_0, TensorType::Q8_0),
+    (WeightType::Q6_K, TensorType::Q6_K),
+    (WeightType::Q5_1, TensorType::Q5_1),
+    (WeightType::Q5_K, TensorType::Q5_K),
+    (WeightType::Q5_0, TensorType::Q5_0),
+    (WeightType::Q4_1, TensorType::Q4_1),
+    (WeightType::Q4_K, TensorType::Q4_K),
+    (WeightType::Q4_0, TensorType::Q4_0),
+    (WeightType::IQ4_NL, TensorType::IQ4_NL),
+    (WeightType::IQ4_XS, TensorType::IQ4_XS),
+    (WeightType::MXFP4, TensorType::MXFP4),
+    (WeightType::Q3_K, TensorType::Q3_K),
+    (WeightType::Q2_K, TensorType::Q2_K),
+];
 
 impl WeightType {
     /// All types that the kernels take.
-    pub const ALL: [Self; 5] = [Self::F32, Self::F16, Self::Q4_0, Self::Q4_1, Self::Q8_0];
+    pub const ALL: [Self; TYPES.len()] = {
+        let mut all = [Self::F32; TYPES.len()];
+        let mut i = 0;
+        while i < TYPES.len() {
+            all[i] = TYPES[i].0;
+            i += 1;
+        }
+        all
+    };
 
-    /// Whether inputs are quantised before they meet weights of this type.
-    pub fn quantised(self) -> bool {
-        !matches!(self, Self::F32 | Self::F16)
+    /// The weight type with which tensors of `dtype` are computed, if there is one.
+    pub fn of(dtype: TensorType) -> Option<Self> {
+        let found = TYPES.iter().find(|(_, of)| *of == dtype);
+        found.map(|(ty, _)| *ty)
     }
 
-    /// Inputs in a record, of the packed form and of the file alike.
-    pub(super) fn inputs(self) -> usize {
-        if self.quantised() { BLOCK } else { 1 }
+    /// The file's name for the type.
+    pub fn tensor_type(self) -> TensorType {
+        let found = TYPES.iter().find(|(ty, _)| *ty == self);
+        found.map_or(TensorType::F32, |(_, dtype)| *dtype)
+    }
+
+    /// Place in [`WeightType::ALL`].
+    pub(super) const fn index(self) -> usize {
+        let mut i = 0;
+        while i < Self::ALL.len() {
+            if Self::ALL[i] as usize == self as usize {
+                return i;
+            }
+            i += 1;
+        }
+        0
+    }
+
+    /// Whether inputs are quantised before they meet weights of this type.
+    pub const fn quantised(self) -> bool {
+        !matches!(self, Self::F32 | Self::F16 | Self::BF16)
+    }
+
+    /// Inputs in a record, of the packed form and of the file alike: matrices have a multiple of
+    /// this many inputs.
+    pub const fn inputs(self) -> usize {
+        if self.quantised() {
+            BLOCK * Layout::of(self).blocks
+        } else {
+            1
+        }
     }
 
     /// Bytes of the file for `inputs()` weights of one row.
-    pub(super) fn file_block(self) -> usize {
+    pub(crate) const fn file_block(self) -> usize {
         match self {
             Self::F32 => 4,
-            Self::F16 => 2,
-            Self::Q4_0 => 18,
+            Self::F16 | Self::BF16 => 2,
+            Self::Q4_0 | Self::IQ4_NL => 18,
             Self::Q4_1 => 20,
+            Self::Q5_0 => 22,
+            Self::Q5_1 => 24,
             Self::Q8_0 => 34,
+            Self::Q2_K => 84,
+            Self::Q3_K => 110,
+            Self::Q4_K => 144,
+            Self::Q5_K => 176,
+            Self::Q6_K => 210,
+            Self::IQ4_XS => 136,
+            Self::MXFP4 => 17,
         }
     }
 
@@ -77,10 +184,8 @@ impl WeightType {
     pub(super) const fn record(self) -> usize {
         match self {
             Self::F32 => 64,
-            Self::F16 => 32,
-            Self::Q4_0 => 288,
-            Self::Q4_1 => 320,
-            Self::Q8_0 => 544,
+            Self::F16 | Self::BF16 => 32,
+            _ => Layout::of(self).record(),
         }
     }
 
@@ -248,11 +353,17 @@ impl Packed {
         let (ty, panel_bytes) = (self.weight_type, self.panel_bytes);
         let panels = self.region.bytes_mut().chunks_exact_mut(panel_bytes);
         let sources = matrix.bytes.chunks(row_bytes * LANES);
+        let mut numbers = Block::EMPTY;
         for (panel, source) in panels.skip(first).step_by(step).zip(sources) {
             for (lane, row) in source.chunks_exact(row_bytes).enumerate() {
                 let blocks = row.chunks_exact(ty.file_block());
                 for (record, block) in panel.chunks_exact_mut(ty.record()).zip(blocks) {
-                    pack_block(ty, record, lane, block);
+                    if ty.quantised() {
+                        numbers.read(ty, block);
+                        pack_block(&Layout::of(ty), record, lane, &numbers);
+                    } else {
+                        record[lane * block.len()..][..block.len()].copy_from_slice(block);
+                    }
                 }
             }
         }
@@ -303,9 +414,8 @@ impl Packed {
         self.region.bytes()
     }
 
-    /// Writes the weights of output `row` as `f32` (embedding lookup). Exact for
-    /// all types but Q4_1, whose `d * q + m` is rounded once. Of a gated pair,
-    /// rows of the gate.
+    /// Writes the weights of output `row` as `f32` (embedding lookup). Exact for all types without
+    /// a minimum; with one, the last sum is rounded once. Of a gated pair, rows of the gate.
     ///
     /// # Panics
     /// When there is no such row, or `out` does not have `cols()` values.
@@ -325,48 +435,92 @@ impl Packed {
     }
 }
 
-/// Offset of the quants in a record.
-pub(super) const fn quants_at(ty: WeightType) -> usize {
-    match ty {
-        WeightType::Q4_0 | WeightType::Q8_0 => 2 * LANES,
-        WeightType::Q4_1 => 4 * LANES,
-        WeightType::F32 | WeightType::F16 => 0,
+/// Puts one row's block into its lane of a (zeroed) record.
+fn pack_block(layout: &Layout, record: &mut [u8], lane: usize, block: &Block) {
+    let (head, blocks) = record.split_at_mut(layout.head());
+    for (field, value) in head.chunks_exact_mut(2 * LANES).zip(block.fields) {
+        field[2 * lane..2 * lane + 2].copy_from_slice(&value.to_le_bytes());
+    }
+    let blocks = blocks.chunks_exact_mut(layout.block_bytes());
+    let numbers = block.steps.iter().zip(block.quants.as_chunks::<BLOCK>().0);
+    for (block, (step, quants)) in blocks.zip(numbers) {
+        let bytes = layout.step.bytes();
+        let (steps, runs) = block.split_at_mut(LANES * bytes);
+        steps[lane * bytes..][..bytes].copy_from_slice(&step[..bytes]);
+        let (runs, _) = runs.as_chunks_mut::<{ 4 * LANES }>();
+        let (groups, _) = quants.as_chunks::<4>();
+        match layout.bits {
+            Bits::Eight => {
+                for (run, group) in runs.iter_mut().zip(groups) {
+                    run[4 * lane..4 * lane + 4].copy_from_slice(group);
+                }
+            }
+            Bits::Two => twos(runs, lane, groups, 0),
+            Bits::Three => {
+                let (low, high) = runs.split_at_mut(2);
+                twos(low, lane, groups, 0);
+                ones(high, lane, groups, 2);
+            }
+            Bits::Four => fours(runs, lane, groups),
+            Bits::Five => {
+                let (low, high) = runs.split_at_mut(4);
+                fours(low, lane, groups);
+                ones(high, lane, groups, 4);
+            }
+            Bits::Six => {
+                let (low, high) = runs.split_at_mut(4);
+                fours(low, lane, groups);
+                twos(high, lane, groups, 4);
+            }
+        }
     }
 }
 
-/// Puts one row's block of the file into its lane of a (zeroed) record.
-fn pack_block(ty: WeightType, record: &mut [u8], lane: usize, block: &[u8]) {
-    match ty {
-        WeightType::F32 => record[4 * lane..4 * lane + 4].copy_from_slice(block),
-        WeightType::F16 => record[2 * lane..2 * lane + 2].copy_from_slice(block),
-        WeightType::Q4_0 | WeightType::Q4_1 => {
-            let (head, quants) = block.split_at(block.len() - BLOCK / 2);
-            let (scales, packed) = record.split_at_mut(quants_at(ty));
-            for (field, value) in scales.chunks_exact_mut(2 * LANES).zip(head.chunks_exact(2)) {
-                field[2 * lane..2 * lane + 2].copy_from_slice(value);
-            }
-            // The file has input j in the low nibble of byte j, input j + 16 in the
-            // high one: the same pairing as groups i and i + 4.
-            for (run, four) in packed
-                .chunks_exact_mut(4 * LANES)
-                .zip(quants.chunks_exact(4))
-            {
-                run[4 * lane..4 * lane + 4].copy_from_slice(four);
-            }
+type Run = [u8; 4 * LANES];
+
+/// Four low bits of each quant.
+fn fours(runs: &mut [Run], lane: usize, groups: &[[u8; 4]]) {
+    for (i, run) in runs.iter_mut().enumerate() {
+        for j in 0..4 {
+            run[4 * lane + j] = groups[i][j] & 15 | groups[i + 4][j] << 4;
         }
-        WeightType::Q8_0 => {
-            let (scale, quants) = block.split_at(2);
-            let (scales, packed) = record.split_at_mut(quants_at(ty));
-            scales[2 * lane..2 * lane + 2].copy_from_slice(scale);
-            for (run, four) in packed
-                .chunks_exact_mut(4 * LANES)
-                .zip(quants.chunks_exact(4))
-            {
-                for (to, from) in run[4 * lane..].iter_mut().zip(four) {
-                    *to = from ^ 0x80;
-                }
-            }
+    }
+}
+
+/// Two bits of each quant, from bit `shift` on.
+fn twos(runs: &mut [Run], lane: usize, groups: &[[u8; 4]], shift: u32) {
+    for (run, groups) in runs.iter_mut().zip(groups.chunks_exact(4)) {
+        for j in 0..4 {
+            let bits = |p: usize| (groups[p][j] >> shift & 3) << (2 * p);
+            run[4 * lane + j] = bits(0) | bits(1) | bits(2) | bits(3);
         }
+    }
+}
+
+/// Bit `shift` of each quant.
+fn ones(runs: &mut [Run], lane: usize, groups: &[[u8; 4]], shift: u32) {
+    if let Some(run) = runs.first_mut() {
+        for j in 0..4 {
+            let bits = groups.iter().enumerate();
+            run[4 * lane + j] = bits.fold(0, |all, (g, group)| all | (group[j] >> shift & 1) << g);
+        }
+    }
+}
+
+/// Quant number `at` (lane `at / 4`, input `at % 4`) of group `g`, of the runs of 32 inputs.
+#[inline(always)]
+pub(super) fn quant(bits: Bits, runs: &[u8], g: usize, at: usize) -> u8 {
+    let run = |r: usize| runs[4 * LANES * r + at];
+    let four = || run(g % 4) >> (4 * (g / 4)) & 15;
+    let two = |from: usize| run(from + g / 4) >> (2 * (g % 4)) & 3;
+    let one = |from: usize| run(from) >> g & 1;
+    match bits {
+        Bits::Two => two(0),
+        Bits::Three => two(0) | one(2) << 2,
+        Bits::Four => four(),
+        Bits::Five => four() | one(4) << 4,
+        Bits::Six => four() | two(4) << 4,
+        Bits::Eight => run(g),
     }
 }
 
@@ -374,39 +528,36 @@ fn pack_block(ty: WeightType, record: &mut [u8], lane: usize, block: &[u8]) {
 fn unpack_lane(ty: WeightType, record: &[u8], lane: usize, out: &mut [f32]) {
     let half = |field: usize| {
         let at = 2 * (LANES * field + lane);
-        f16_to_f32(u16::from_le_bytes([record[at], record[at + 1]]))
+        u16::from_le_bytes([record[at], record[at + 1]])
     };
-    // Four inputs of the lane, then the same of the next lane.
-    let quants = record[quants_at(ty)..]
-        .chunks_exact(4 * LANES)
-        .map(|run| &run[4 * lane..4 * lane + 4]);
     match ty {
         WeightType::F32 => {
             let at = 4 * lane;
             out[0] =
                 f32::from_le_bytes([record[at], record[at + 1], record[at + 2], record[at + 3]]);
         }
-        WeightType::F16 => out[0] = half(0),
-        WeightType::Q4_0 | WeightType::Q4_1 => {
-            let d = half(0);
-            let min = (ty == WeightType::Q4_1).then(|| half(1));
-            let value = |q: u8| match min {
-                Some(min) => d * f32::from(q) + min,
-                None => d * (f32::from(q) - 8.0),
-            };
-            let (low, high) = out.split_at_mut(BLOCK / 2);
-            let fours = low.chunks_exact_mut(4).zip(high.chunks_exact_mut(4));
-            for (four, (low, high)) in quants.zip(fours) {
-                for ((&byte, low), high) in four.iter().zip(low).zip(high) {
-                    (*low, *high) = (value(byte & 15), value(byte >> 4));
+        WeightType::F16 => out[0] = f16_to_f32(half(0)),
+        WeightType::BF16 => out[0] = bf16_to_f32(half(0)),
+        _ => {
+            let layout = Layout::of(ty);
+            let mut numbers = Block::EMPTY;
+            for (i, field) in numbers.fields[..layout.fields].iter_mut().enumerate() {
+                *field = half(i);
+            }
+            let blocks = record[layout.head()..].chunks_exact(layout.block_bytes());
+            let parts = numbers
+                .steps
+                .iter_mut()
+                .zip(numbers.quants.as_chunks_mut::<BLOCK>().0);
+            for (block, (step, quants)) in blocks.zip(parts) {
+                let bytes = layout.step.bytes();
+                let (steps, runs) = block.split_at(LANES * bytes);
+                step[..bytes].copy_from_slice(&steps[lane * bytes..][..bytes]);
+                for (input, to) in quants.iter_mut().enumerate() {
+                    *to = quant(layout.bits, runs, input / 4, 4 * lane + input % 4);
                 }
             }
-        }
-        WeightType::Q8_0 => {
-            let d = half(0);
-            for (&byte, out) in quants.flatten().zip(out) {
-                *out = d * f32::from((byte ^ 0x80) as i8);
-            }
+            numbers.values(ty, out);
         }
     }
 }

@@ -82,13 +82,13 @@ pub(super) unsafe fn quantise<V: Lanes>(x: &[f32], quants: &mut [i8], meta: &mut
                 lo.store_low_bytes(to);
                 hi.store_low_bytes(to.add(LANES));
                 // Integers of at most 13 bits: exact in any order.
-                let s = lo.sub(magic).add(hi.sub(magic)).fold();
-                let d = m / 127.0;
+                let (low, high) = (lo.sub(magic).fold(), hi.sub(magic).fold());
+                let (s, d) = (low + high, m / 127.0);
                 *meta = BlockMeta {
                     d,
                     ds: d * s,
                     neg8s: -8 * s as i32,
-                    neg128s: -128 * s as i32,
+                    halves: (low as i32 & 0xffff) | (high as i32) << 16,
                 };
             } else {
                 // All zero; a value that is not finite makes the scale NaN, so that
@@ -98,7 +98,7 @@ pub(super) unsafe fn quantise<V: Lanes>(x: &[f32], quants: &mut [i8], meta: &mut
                     d,
                     ds: d,
                     neg8s: 0,
-                    neg128s: 0,
+                    halves: 0,
                 };
                 std::ptr::write_bytes(to, 0, BLOCK);
             }

@@ -1,18 +1,29 @@
 //! AVX2 inner kernels: a panel is two registers of eight rows.
 //!
-//! Q4: `vpmaddubsw` of weights (0 to 15) and activations (at most 127 in magnitude)
-//! adds two products of at most 1905; the eight groups of a block sum to at most
-//! 30480, which a 16-bit lane holds, so that one `vpmaddwd` per block suffices.
+//! `vpmaddubsw` multiplies unsigned weights with signed activations (at most 127 in magnitude)
+//! and adds pairs of products in 16-bit lanes, which hold at most 32767:
 //!
-//! Q8: the magnitude of the weight (at most 128) times the activation with the
-//! weight's sign; two products are at most 32512, then widened at once.
+//! | weights | a pair, at most | groups that a lane holds before it is widened |
+//! |---|---|---|
+//! | 2 to 4 bits | 3810 | 8: 30480 |
+//! | 5 bits | 7874 | 4: 31496 |
+//! | 6 bits | 16002 | 2: 32004 |
+//! | 8 bits and tables of 8 bits, by magnitude | 32512 | 1 |
+//!
+//! *By magnitude*: the magnitude of the weight times the activation with the weight's sign.
+//! `vpmaddwd` then widens to 32 bits; where 16 weights have a factor of their own, it multiplies
+//! with it on the way.
 
 use std::arch::x86_64::*;
 
 use super::super::act::BlockMeta;
+use super::super::block::{Bits, Code, Layout, Step};
 use super::super::lanes_x86;
-use super::super::pack::{BLOCK, WeightType, quants_at};
+use super::super::pack::{BLOCK, WeightType};
 use super::{ActRow, LANES, PanelDot, fetch_weights, float};
+
+/// Groups of four inputs in a block.
+const GROUPS: usize = BLOCK / 4;
 
 /// Weights of the type numbered as in [`WeightType::ALL`].
 pub(in super::super) struct Avx2<const TYPE: usize>;
@@ -34,10 +45,10 @@ impl<const TYPE: usize> PanelDot for Avx2<TYPE> {
         unsafe {
             for (p, panel) in panels.into_iter().enumerate() {
                 let sums = sums.add(p * NT * LANES);
-                match const { WeightType::ALL[TYPE] } {
-                    WeightType::F32 => plain::<false, NT>(panel, records, rows, ahead, sums),
-                    WeightType::F16 => plain::<true, NT>(panel, records, rows, ahead, sums),
-                    _ => quantised::<TYPE, NT>(panel, records, rows, ahead, sums),
+                if const { WeightType::ALL[TYPE].quantised() } {
+                    quantised::<TYPE, NT>(panel, records, rows, ahead, sums);
+                } else {
+                    plain::<TYPE, NT>(panel, records, rows, ahead, sums);
                 }
             }
         }
@@ -46,7 +57,7 @@ impl<const TYPE: usize> PanelDot for Avx2<TYPE> {
 
 #[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn plain<const HALF: bool, const NT: usize>(
+unsafe fn plain<const TYPE: usize, const NT: usize>(
     panel: *const u8,
     records: usize,
     rows: [ActRow; NT],
@@ -54,7 +65,7 @@ unsafe fn plain<const HALF: bool, const NT: usize>(
     sums: *mut f32,
 ) {
     // SAFETY: as the caller.
-    unsafe { float::dot::<lanes_x86::Avx2, HALF, 1, NT>([panel], records, rows, ahead, sums) }
+    unsafe { float::dot::<lanes_x86::Avx2, TYPE, 1, NT>([panel], records, rows, ahead, sums) }
 }
 
 #[inline(always)]
@@ -92,38 +103,80 @@ unsafe fn half_panel<const TYPE: usize, const NT: usize>(
     ahead: usize,
     sums: *mut f32,
 ) {
-    let ty = const { WeightType::ALL[TYPE] };
-    // SAFETY: record and block `b` exist for `b < records`; a record has its fields
-    // where `pack` puts them, eight rows at 16 bytes of scales, 32 of quants; room
-    // for all sums.
+    let layout = const { Layout::of(WeightType::ALL[TYPE]) };
+    // SAFETY: record `r` exists for `r < records`, and as many blocks of activations as it has;
+    // a record has its parts where `pack` puts them: of eight rows 16 bytes of each field, 8 of
+    // each byte of a step, 32 of each run of quants; room for all sums.
     unsafe {
         let mut acc = [_mm256_setzero_ps(); NT];
-        for b in 0..records {
-            let record = panel.add(b * ty.record());
-            if ahead > 0 {
-                for line in (64 * h..ty.record()).step_by(128) {
-                    fetch_weights::<NT>(record.wrapping_add(ahead + line));
-                }
-            }
-            let quants = record.add(quants_at(ty) + 32 * h);
-            let dots = if ty == WeightType::Q8_0 {
-                dots_8::<NT>(quants, rows, b)
+        for r in 0..records {
+            let record = panel.add(r * layout.record());
+            let d = field::<TYPE>(record.add(16 * h));
+            let m = if layout.fields == 2 {
+                field::<TYPE>(record.add(2 * LANES + 16 * h))
             } else {
-                dots_4::<NT>(quants, rows, b)
+                d
             };
-            let scales = half(record.add(16 * h));
-            for t in 0..NT {
-                let meta: &BlockMeta = &*rows[t].meta.add(b);
-                let mut dot = dots[t];
-                if ty == WeightType::Q4_0 {
-                    dot = _mm256_add_epi32(dot, _mm256_set1_epi32(meta.neg8s));
+            for s in 0..layout.blocks {
+                let block = record.add(layout.head() + s * layout.block_bytes());
+                if ahead > 0 {
+                    let start = if s == 0 { record } else { block };
+                    let len = layout.block_bytes() + if s == 0 { layout.head() } else { 0 };
+                    for line in (64 * h..len).step_by(128) {
+                        fetch_weights::<NT>(start.wrapping_add(ahead + line));
+                    }
                 }
-                if ty == WeightType::Q4_1 {
-                    let minima = half(record.add(2 * LANES + 16 * h));
-                    acc[t] = _mm256_fmadd_ps(minima, _mm256_set1_ps(meta.ds), acc[t]);
+                let steps = block.add(8 * layout.step.bytes() * h);
+                let quants = block.add(LANES * layout.step.bytes() + 32 * h);
+                let b = r * layout.blocks + s;
+                let mut factors = Factors {
+                    scale: d,
+                    min: m,
+                    pair: _mm256_setzero_si256(),
+                    min_pair: _mm256_setzero_si256(),
+                };
+                match layout.step {
+                    Step::None => {}
+                    Step::Scale => {
+                        let sc = _mm256_cvtepi8_epi32(_mm_loadl_epi64(steps.cast()));
+                        factors.scale = _mm256_mul_ps(d, _mm256_cvtepi32_ps(sc));
+                    }
+                    Step::ScaleMin => {
+                        let both = _mm256_cvtepu16_epi32(_mm_loadu_si128(steps.cast()));
+                        let sc = _mm256_and_si256(both, _mm256_set1_epi32(255));
+                        let mc = _mm256_srli_epi32::<8>(both);
+                        factors.scale = _mm256_mul_ps(d, _mm256_cvtepi32_ps(sc));
+                        factors.min = _mm256_mul_ps(m, _mm256_cvtepi32_ps(mc));
+                    }
+                    Step::Halves => {
+                        factors.pair = _mm256_cvtepi8_epi16(_mm_loadu_si128(steps.cast()));
+                    }
+                    Step::HalvesMin => {
+                        let both = _mm256_cvtepu8_epi16(_mm_loadu_si128(steps.cast()));
+                        factors.pair = _mm256_and_si256(both, _mm256_set1_epi16(15));
+                        factors.min_pair = _mm256_srli_epi16::<4>(both);
+                    }
                 }
-                let scale = _mm256_mul_ps(scales, _mm256_set1_ps(meta.d));
-                acc[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, acc[t]);
+                let dots = dots::<TYPE, NT>(quants, rows, b, &factors);
+                for t in 0..NT {
+                    let meta: &BlockMeta = &*rows[t].meta.add(b);
+                    let ds = _mm256_set1_ps(meta.ds);
+                    acc[t] = match layout.step {
+                        Step::None if layout.fields == 2 => {
+                            _mm256_fmadd_ps(factors.min, ds, acc[t])
+                        }
+                        Step::ScaleMin => _mm256_fnmadd_ps(factors.min, ds, acc[t]),
+                        Step::HalvesMin => {
+                            let halves = _mm256_set1_epi32(meta.halves);
+                            let sum = _mm256_madd_epi16(factors.min_pair, halves);
+                            let ds = _mm256_mul_ps(_mm256_set1_ps(meta.d), _mm256_cvtepi32_ps(sum));
+                            _mm256_fnmadd_ps(factors.min, ds, acc[t])
+                        }
+                        _ => acc[t],
+                    };
+                    let scale = _mm256_mul_ps(factors.scale, _mm256_set1_ps(meta.d));
+                    acc[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[t]), scale, acc[t]);
+                }
             }
         }
         for t in 0..NT {
@@ -132,51 +185,153 @@ unsafe fn half_panel<const TYPE: usize, const NT: usize>(
     }
 }
 
-/// Integer dot products of a block of 4-bit weights, as unsigned, with `NT` rows.
+/// What turns the quants of a block of eight rows into weights.
+struct Factors {
+    scale: __m256,
+    min: __m256,
+    /// In each row's 32 bits, the factors of the first and the second 16 inputs.
+    pair: __m256i,
+    /// The same of the minimum.
+    min_pair: __m256i,
+}
+
+/// Integer dot products of a block's weights with `NT` rows, factors of halves included.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dots_4<const NT: usize>(
+unsafe fn dots<const TYPE: usize, const NT: usize>(
+    quants: *const u8,
+    rows: &[ActRow; NT],
+    block: usize,
+    factors: &Factors,
+) -> [__m256i; NT] {
+    // Constants: what they leave out is not even compiled.
+    // SAFETY: the caller vouches for the quants of eight rows and block `block`.
+    unsafe {
+        if const { signed_bytes(Layout::of(WeightType::ALL[TYPE])) } {
+            dots_by_magnitude::<TYPE, NT>(quants, rows, block)
+        } else if const { Layout::of(WeightType::ALL[TYPE]).step.halves() } {
+            dots_of_halves::<TYPE, NT>(quants, rows, block, factors.pair)
+        } else {
+            dots_unsigned::<TYPE, NT>(quants, rows, block)
+        }
+    }
+}
+
+/// Whether weights take a signed byte each.
+const fn signed_bytes(layout: Layout) -> bool {
+    matches!(layout.bits, Bits::Eight) || matches!(layout.code, Code::Table(_))
+}
+
+/// Weights of 4 or 5 bits, as unsigned; the offset is taken out at the end.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn dots_unsigned<const TYPE: usize, const NT: usize>(
     quants: *const u8,
     rows: &[ActRow; NT],
     block: usize,
 ) -> [__m256i; NT] {
+    let layout = const { Layout::of(WeightType::ALL[TYPE]) };
     // SAFETY: the caller vouches for the quants of eight rows and block `block`.
     unsafe {
-        let (low, ones) = (_mm256_set1_epi8(15), _mm256_set1_epi16(1));
-        let mut weights = [low; BLOCK / 4];
-        for i in 0..BLOCK / 8 {
-            let bytes = _mm256_loadu_si256(quants.add(64 * i).cast());
-            weights[i] = _mm256_and_si256(bytes, low);
-            weights[i + 4] = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low);
-        }
+        let ones = _mm256_set1_epi16(1);
+        let weights = unsigned::<TYPE>(quants);
         let mut dots = [ones; NT];
         for t in 0..NT {
-            let mut words = _mm256_setzero_si256();
-            for g in 0..BLOCK / 4 {
+            let mut words = [_mm256_setzero_si256(); 2];
+            for g in 0..GROUPS {
                 let x = _mm256_maddubs_epi16(weights[g], four(&rows[t], block, g));
-                words = _mm256_add_epi16(words, x);
+                let half = if matches!(layout.bits, Bits::Five) {
+                    g / 4
+                } else {
+                    0
+                };
+                words[half] = _mm256_add_epi16(words[half], x);
             }
-            dots[t] = _mm256_madd_epi16(words, ones);
+            let mut dot = _mm256_madd_epi16(words[0], ones);
+            if matches!(layout.bits, Bits::Five) {
+                dot = _mm256_add_epi32(dot, _mm256_madd_epi16(words[1], ones));
+            }
+            let meta: &BlockMeta = &*rows[t].meta.add(block);
+            dots[t] = match layout.code {
+                Code::Offset(8) => _mm256_add_epi32(dot, _mm256_set1_epi32(meta.neg8s)),
+                Code::Offset(16) => {
+                    _mm256_add_epi32(dot, _mm256_set1_epi32(meta.neg8s.wrapping_mul(2)))
+                }
+                _ => dot,
+            };
         }
         dots
     }
 }
 
-/// Integer dot products of a block of 8-bit weights with `NT` rows.
+/// Weights of 2, 3 or 6 bits, whose halves have factors.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dots_8<const NT: usize>(
+unsafe fn dots_of_halves<const TYPE: usize, const NT: usize>(
+    quants: *const u8,
+    rows: &[ActRow; NT],
+    block: usize,
+    pair: __m256i,
+) -> [__m256i; NT] {
+    let layout = const { Layout::of(WeightType::ALL[TYPE]) };
+    // SAFETY: the caller vouches for the quants of eight rows and block `block`.
+    unsafe {
+        let weights = unsigned::<TYPE>(quants);
+        // A row's factor in both halves of its 32 bits.
+        let first = _mm256_blend_epi16::<0b1010_1010>(pair, _mm256_slli_epi32::<16>(pair));
+        let second = _mm256_blend_epi16::<0b0101_0101>(pair, _mm256_srli_epi32::<16>(pair));
+        let mut dots = [pair; NT];
+        for t in 0..NT {
+            let product = |g: usize| _mm256_maddubs_epi16(weights[g], four(&rows[t], block, g));
+            let mut dot = _mm256_setzero_si256();
+            for (half, factor) in [first, second].into_iter().enumerate() {
+                let g = 4 * half;
+                let low = _mm256_add_epi16(product(g), product(g + 1));
+                let high = _mm256_add_epi16(product(g + 2), product(g + 3));
+                if matches!(layout.bits, Bits::Six) {
+                    dot = _mm256_add_epi32(dot, _mm256_madd_epi16(low, factor));
+                    dot = _mm256_add_epi32(dot, _mm256_madd_epi16(high, factor));
+                } else {
+                    let words = _mm256_add_epi16(low, high);
+                    dot = _mm256_add_epi32(dot, _mm256_madd_epi16(words, factor));
+                }
+            }
+            let meta: &BlockMeta = &*rows[t].meta.add(block);
+            let sums = || _mm256_madd_epi16(pair, _mm256_set1_epi32(meta.halves));
+            dots[t] = match layout.code {
+                Code::Offset(4) => _mm256_sub_epi32(dot, _mm256_slli_epi32::<2>(sums())),
+                Code::Offset(32) => _mm256_sub_epi32(dot, _mm256_slli_epi32::<5>(sums())),
+                _ => dot,
+            };
+        }
+        dots
+    }
+}
+
+/// Weights of 8 bits, and those that stand in a table.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn dots_by_magnitude<const TYPE: usize, const NT: usize>(
     quants: *const u8,
     rows: &[ActRow; NT],
     block: usize,
 ) -> [__m256i; NT] {
+    let layout = const { Layout::of(WeightType::ALL[TYPE]) };
     // SAFETY: the caller vouches for the quants of eight rows and block `block`.
     unsafe {
-        let (ones, offset) = (_mm256_set1_epi16(1), _mm256_set1_epi8(-128));
+        let ones = _mm256_set1_epi16(1);
         let mut dots = [_mm256_setzero_si256(); NT];
-        for g in 0..BLOCK / 4 {
-            let bytes = _mm256_loadu_si256(quants.add(64 * g).cast());
-            let signed = _mm256_xor_si256(bytes, offset);
+        for g in 0..GROUPS {
+            let signed = match layout.code {
+                Code::Table(table) => {
+                    let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+                    _mm256_shuffle_epi8(table, fours(quants, g))
+                }
+                Code::Offset(_) => {
+                    let bytes = _mm256_loadu_si256(quants.add(64 * g).cast());
+                    _mm256_xor_si256(bytes, _mm256_set1_epi8(-128))
+                }
+            };
             let magnitude = _mm256_abs_epi8(signed);
             for t in 0..NT {
                 let a = _mm256_sign_epi8(four(&rows[t], block, g), signed);
@@ -186,6 +341,73 @@ unsafe fn dots_8<const NT: usize>(
         }
         dots
     }
+}
+
+/// All groups of a block, as unsigned bytes.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn unsigned<const TYPE: usize>(quants: *const u8) -> [__m256i; GROUPS] {
+    let layout = const { Layout::of(WeightType::ALL[TYPE]) };
+    // SAFETY: the caller vouches for the quants of eight rows.
+    unsafe {
+        let mut weights = [_mm256_setzero_si256(); GROUPS];
+        for g in 0..GROUPS {
+            weights[g] = match layout.bits {
+                Bits::Two => twos::<0>(quants, g),
+                Bits::Three => _mm256_or_si256(twos::<0>(quants, g), ones::<2>(quants.add(128), g)),
+                Bits::Five => _mm256_or_si256(fours(quants, g), ones::<4>(quants.add(256), g)),
+                Bits::Six => _mm256_or_si256(fours(quants, g), twos::<4>(quants.add(256), g)),
+                Bits::Four | Bits::Eight => fours(quants, g),
+            };
+        }
+        weights
+    }
+}
+
+/// The nibbles of group `g`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn fours(runs: *const u8, g: usize) -> __m256i {
+    // SAFETY: the caller vouches for four runs.
+    let bytes = unsafe { _mm256_loadu_si256(runs.add(64 * (g % 4)).cast()) };
+    let nibbles = if g < 4 {
+        bytes
+    } else {
+        _mm256_srli_epi16::<4>(bytes)
+    };
+    _mm256_and_si256(nibbles, _mm256_set1_epi8(15))
+}
+
+/// The two bits of group `g` that stand in two runs, at bit `AT` of each byte.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn twos<const AT: i32>(runs: *const u8, g: usize) -> __m256i {
+    // SAFETY: the caller vouches for two runs.
+    let bytes = unsafe { _mm256_loadu_si256(runs.add(64 * (g / 4)).cast()) };
+    moved(bytes, 2 * (g % 4) as i32 - AT, 3 << AT)
+}
+
+/// The bit of group `g` that stands in one run, at bit `AT` of each byte.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn ones<const AT: i32>(run: *const u8, g: usize) -> __m256i {
+    // SAFETY: the caller vouches for the run.
+    let bytes = unsafe { _mm256_loadu_si256(run.cast()) };
+    moved(bytes, g as i32 - AT, 1 << AT)
+}
+
+/// Every byte shifted to the right by `by`, or to the left where that is negative, and cut to
+/// `mask`. What crosses from byte to byte lies outside of it.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn moved(bytes: __m256i, by: i32, mask: i8) -> __m256i {
+    // Constant wherever this is inlined: one shift by an immediate.
+    let shifted = if by >= 0 {
+        _mm256_srl_epi16(bytes, _mm_cvtsi32_si128(by))
+    } else {
+        _mm256_sll_epi16(bytes, _mm_cvtsi32_si128(-by))
+    };
+    _mm256_and_si256(shifted, _mm256_set1_epi8(mask))
 }
 
 /// Group `group` of a block of activations, in every 32-bit lane.
@@ -199,10 +421,15 @@ unsafe fn four(row: &ActRow, block: usize, group: usize) -> __m256i {
     }
 }
 
-/// Eight binary16 values, widened.
+/// Eight values of a field, widened.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn half(p: *const u8) -> __m256 {
+unsafe fn field<const TYPE: usize>(p: *const u8) -> __m256 {
     // SAFETY: the caller vouches for 16 bytes.
-    unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
+    let bits = unsafe { _mm_loadu_si128(p.cast()) };
+    if const { Layout::of(WeightType::ALL[TYPE]).wide_fields } {
+        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits)))
+    } else {
+        _mm256_cvtph_ps(bits)
+    }
 }

@@ -4,9 +4,13 @@
 use std::arch::x86_64::*;
 
 use super::super::act::BlockMeta;
+use super::super::block::{Bits, Code, Layout, Step};
 use super::super::lanes_x86;
-use super::super::pack::{BLOCK, WeightType, quants_at};
+use super::super::pack::{BLOCK, WeightType};
 use super::{ActRow, LANES, PanelDot, fetch_weights, float};
+
+/// Groups of four inputs in a block.
+const GROUPS: usize = BLOCK / 4;
 
 /// Weights of the type numbered as in [`WeightType::ALL`].
 pub(in super::super) struct Avx512<const TYPE: usize>;
@@ -24,12 +28,18 @@ impl<const TYPE: usize> PanelDot for Avx512<TYPE> {
         ahead: usize,
         sums: *mut f32,
     ) {
+        // Constants: what they leave out is not even compiled.
         // SAFETY: as the caller.
         unsafe {
-            match const { WeightType::ALL[TYPE] } {
-                WeightType::F32 => plain::<false, NP, NT>(panels, records, rows, ahead, sums),
-                WeightType::F16 => plain::<true, NP, NT>(panels, records, rows, ahead, sums),
-                _ => quantised::<TYPE, NP, NT>(panels, records, rows, ahead, sums),
+            if const { !WeightType::ALL[TYPE].quantised() } {
+                plain::<TYPE, NP, NT>(panels, records, rows, ahead, sums);
+            } else if const { Layout::of(WeightType::ALL[TYPE]).step.halves() } {
+                for (p, panel) in panels.into_iter().enumerate() {
+                    let sums = sums.add(p * NT * LANES);
+                    halves::<TYPE, NT>(panel, records, rows, ahead, sums);
+                }
+            } else {
+                quantised::<TYPE, NP, NT>(panels, records, rows, ahead, sums);
             }
         }
     }
@@ -37,7 +47,7 @@ impl<const TYPE: usize> PanelDot for Avx512<TYPE> {
 
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn plain<const HALF: bool, const NP: usize, const NT: usize>(
+unsafe fn plain<const TYPE: usize, const NP: usize, const NT: usize>(
     panels: [*const u8; NP],
     records: usize,
     rows: [ActRow; NT],
@@ -45,7 +55,7 @@ unsafe fn plain<const HALF: bool, const NP: usize, const NT: usize>(
     sums: *mut f32,
 ) {
     // SAFETY: as the caller.
-    unsafe { float::dot::<lanes_x86::Avx512, HALF, NP, NT>(panels, records, rows, ahead, sums) }
+    unsafe { float::dot::<lanes_x86::Avx512, TYPE, NP, NT>(panels, records, rows, ahead, sums) }
 }
 
 /// Works through a block four inputs at a time, for all panels and rows: there are
@@ -62,62 +72,61 @@ unsafe fn quantised<const TYPE: usize, const NP: usize, const NT: usize>(
     ahead: usize,
     sums: *mut f32,
 ) {
-    let ty = const { WeightType::ALL[TYPE] };
-    // SAFETY: record and block `b` exist for `b < records`; a record has its fields
-    // where `pack` puts them; room for all sums. A prefetch may point anywhere.
+    let layout = const { Layout::of(WeightType::ALL[TYPE]) };
+    // SAFETY: record `r` exists for `r < records`, and as many blocks of activations as it has;
+    // a record has its parts where `pack` puts them; room for all sums. A prefetch may point
+    // anywhere.
     unsafe {
         let mut acc = [[_mm512_setzero_ps(); NT]; NP];
-        for b in 0..records {
-            let mut dots = [[_mm512_setzero_si512(); NT]; NP];
-            for t in 0..NT {
-                let meta: &BlockMeta = &*rows[t].meta.add(b);
-                let start = match ty {
-                    WeightType::Q4_0 => _mm512_set1_epi32(meta.neg8s),
-                    WeightType::Q8_0 => _mm512_set1_epi32(meta.neg128s),
-                    _ => _mm512_setzero_si512(),
-                };
-                for p in 0..NP {
-                    dots[p][t] = start;
-                }
-            }
-            let records = panels.map(|panel| panel.add(b * ty.record()));
-            if ahead > 0 {
-                for record in records {
-                    for line in (0..ty.record()).step_by(64) {
-                        fetch_weights::<NT>(record.wrapping_add(ahead + line));
+        for r in 0..records {
+            let records = panels.map(|panel| panel.add(r * layout.record()));
+            let d = records.map(|record| field::<TYPE>(record));
+            let m = records.map(|record| match layout.fields {
+                2 => field::<TYPE>(record.add(2 * LANES)),
+                _ => _mm512_setzero_ps(),
+            });
+            for s in 0..layout.blocks {
+                let b = r * layout.blocks + s;
+                let blocks =
+                    records.map(|record| record.add(layout.head() + s * layout.block_bytes()));
+                let mut dots = [[_mm512_setzero_si512(); NT]; NP];
+                for t in 0..NT {
+                    let meta: &BlockMeta = &*rows[t].meta.add(b);
+                    let start = _mm512_set1_epi32(match layout.code {
+                        Code::Offset(0) => 0,
+                        Code::Offset(8) => meta.neg8s,
+                        Code::Offset(16) => meta.neg8s.wrapping_mul(2),
+                        // Tables hold their values plus 128, too.
+                        _ => meta.neg8s.wrapping_mul(16),
+                    });
+                    for p in 0..NP {
+                        dots[p][t] = start;
                     }
                 }
-            }
-            let runs = records.map(|record| record.add(quants_at(ty)));
-            if ty == WeightType::Q8_0 {
-                for g in 0..BLOCK / 4 {
-                    let weights = runs.map(|run| _mm512_loadu_si512(run.add(64 * g).cast()));
+                if ahead > 0 {
+                    for p in 0..NP {
+                        fetch::<TYPE, NT>(records[p], blocks[p], s, ahead);
+                    }
+                }
+                let quants = blocks.map(|block| block.add(LANES * layout.step.bytes()));
+                for g in 0..GROUPS {
+                    let weights = quants.map(|quants| group::<TYPE>(quants, g));
                     multiply(&mut dots, weights, &rows, b * BLOCK + 4 * g);
                 }
-            } else {
-                // Run `i` has group `i` in its low nibbles, group `i + 4` in its high ones.
-                let low = _mm512_set1_epi8(15);
-                for i in 0..BLOCK / 8 {
-                    let both = runs.map(|run| _mm512_loadu_si512(run.add(64 * i).cast()));
-                    let weights = both.map(|both| _mm512_and_si512(both, low));
-                    multiply(&mut dots, weights, &rows, b * BLOCK + 4 * i);
-                    let weights =
-                        both.map(|both| _mm512_and_si512(_mm512_srli_epi16::<4>(both), low));
-                    multiply(&mut dots, weights, &rows, b * BLOCK + 4 * (i + 4));
-                }
-            }
-            let scales = records.map(|record| half(record));
-            for t in 0..NT {
-                let meta: &BlockMeta = &*rows[t].meta.add(b);
-                let d = _mm512_set1_ps(meta.d);
                 for p in 0..NP {
-                    if ty == WeightType::Q4_1 {
-                        let minima = half(records[p].add(2 * LANES));
-                        acc[p][t] = _mm512_fmadd_ps(minima, _mm512_set1_ps(meta.ds), acc[p][t]);
+                    let (scale, min) = factors::<TYPE>(blocks[p], d[p], m[p]);
+                    for t in 0..NT {
+                        let meta: &BlockMeta = &*rows[t].meta.add(b);
+                        let ds = _mm512_set1_ps(meta.ds);
+                        acc[p][t] = match layout.step {
+                            Step::None if layout.fields == 2 => _mm512_fmadd_ps(min, ds, acc[p][t]),
+                            Step::ScaleMin => _mm512_fnmadd_ps(min, ds, acc[p][t]),
+                            _ => acc[p][t],
+                        };
+                        let scale = _mm512_mul_ps(scale, _mm512_set1_ps(meta.d));
+                        let dot = _mm512_cvtepi32_ps(dots[p][t]);
+                        acc[p][t] = _mm512_fmadd_ps(dot, scale, acc[p][t]);
                     }
-                    let (dot, scale) =
-                        (_mm512_cvtepi32_ps(dots[p][t]), _mm512_mul_ps(scales[p], d));
-                    acc[p][t] = _mm512_fmadd_ps(dot, scale, acc[p][t]);
                 }
             }
         }
@@ -127,6 +136,184 @@ unsafe fn quantised<const TYPE: usize, const NP: usize, const NT: usize>(
             }
         }
     }
+}
+
+/// One panel of a type whose halves of 16 weights have factors of their own: each half's
+/// dot product is multiplied with its factor before they are added.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn halves<const TYPE: usize, const NT: usize>(
+    panel: *const u8,
+    records: usize,
+    rows: [ActRow; NT],
+    ahead: usize,
+    sums: *mut f32,
+) {
+    let layout = const { Layout::of(WeightType::ALL[TYPE]) };
+    // SAFETY: as above.
+    unsafe {
+        let mut acc = [_mm512_setzero_ps(); NT];
+        for r in 0..records {
+            let record = panel.add(r * layout.record());
+            let d = field::<TYPE>(record);
+            for s in 0..layout.blocks {
+                let b = r * layout.blocks + s;
+                let block = record.add(layout.head() + s * layout.block_bytes());
+                if ahead > 0 {
+                    fetch::<TYPE, NT>(record, block, s, ahead);
+                }
+                let steps = _mm256_loadu_si256(block.cast());
+                let (pair, min_pair) = match layout.step {
+                    Step::HalvesMin => {
+                        let both = _mm512_cvtepu8_epi16(steps);
+                        let pair = _mm512_and_si512(both, _mm512_set1_epi16(15));
+                        (pair, _mm512_srli_epi16::<4>(both))
+                    }
+                    _ => (_mm512_cvtepi8_epi16(steps), _mm512_setzero_si512()),
+                };
+                // The offset of all quants, times their factors.
+                let mut total = [_mm512_setzero_si512(); NT];
+                for t in 0..NT {
+                    let meta: &BlockMeta = &*rows[t].meta.add(b);
+                    let sums = || _mm512_madd_epi16(pair, _mm512_set1_epi32(meta.halves));
+                    let zero = _mm512_setzero_si512();
+                    total[t] = match layout.code {
+                        Code::Offset(4) => _mm512_sub_epi32(zero, _mm512_slli_epi32::<2>(sums())),
+                        Code::Offset(32) => _mm512_sub_epi32(zero, _mm512_slli_epi32::<5>(sums())),
+                        _ => zero,
+                    };
+                }
+                let quants = block.add(LANES * layout.step.bytes());
+                let factors = [
+                    _mm512_srai_epi32::<16>(_mm512_slli_epi32::<16>(pair)),
+                    _mm512_srai_epi32::<16>(pair),
+                ];
+                for (half, factor) in factors.into_iter().enumerate() {
+                    let mut dots = [[_mm512_setzero_si512(); NT]; 1];
+                    for g in 4 * half..4 * half + 4 {
+                        let weights = [group::<TYPE>(quants, g)];
+                        multiply(&mut dots, weights, &rows, b * BLOCK + 4 * g);
+                    }
+                    for t in 0..NT {
+                        let part = _mm512_mullo_epi32(dots[0][t], factor);
+                        total[t] = _mm512_add_epi32(total[t], part);
+                    }
+                }
+                for t in 0..NT {
+                    let meta: &BlockMeta = &*rows[t].meta.add(b);
+                    let row = _mm512_set1_ps(meta.d);
+                    if matches!(layout.step, Step::HalvesMin) {
+                        let m = field::<TYPE>(record.add(2 * LANES));
+                        let sum = _mm512_madd_epi16(min_pair, _mm512_set1_epi32(meta.halves));
+                        let ds = _mm512_mul_ps(row, _mm512_cvtepi32_ps(sum));
+                        acc[t] = _mm512_fnmadd_ps(m, ds, acc[t]);
+                    }
+                    let dot = _mm512_cvtepi32_ps(total[t]);
+                    acc[t] = _mm512_fmadd_ps(dot, _mm512_mul_ps(d, row), acc[t]);
+                }
+            }
+        }
+        for t in 0..NT {
+            _mm512_storeu_ps(sums.add(t * LANES), acc[t]);
+        }
+    }
+}
+
+/// Scale and minimum of a block of 32 inputs, from those of its record.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn factors<const TYPE: usize>(block: *const u8, d: __m512, m: __m512) -> (__m512, __m512) {
+    // SAFETY: the caller vouches for the block.
+    unsafe {
+        match const { Layout::of(WeightType::ALL[TYPE]) }.step {
+            Step::Scale => {
+                let sc = _mm512_cvtepi8_epi32(_mm_loadu_si128(block.cast()));
+                (_mm512_mul_ps(d, _mm512_cvtepi32_ps(sc)), m)
+            }
+            Step::ScaleMin => {
+                let both = _mm512_cvtepu16_epi32(_mm256_loadu_si256(block.cast()));
+                let sc = _mm512_and_si512(both, _mm512_set1_epi32(255));
+                let mc = _mm512_srli_epi32::<8>(both);
+                (
+                    _mm512_mul_ps(d, _mm512_cvtepi32_ps(sc)),
+                    _mm512_mul_ps(m, _mm512_cvtepi32_ps(mc)),
+                )
+            }
+            _ => (d, m),
+        }
+    }
+}
+
+/// Asks for what lies `ahead` bytes behind block `s` of a record, and behind its head.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+fn fetch<const TYPE: usize, const NT: usize>(
+    record: *const u8,
+    block: *const u8,
+    s: usize,
+    ahead: usize,
+) {
+    let layout = const { Layout::of(WeightType::ALL[TYPE]) };
+    let (start, len) = match s {
+        0 => (record, layout.head() + layout.block_bytes()),
+        _ => (block, layout.block_bytes()),
+    };
+    for line in (0..len).step_by(64) {
+        fetch_weights::<NT>(start.wrapping_add(ahead + line));
+    }
+}
+
+/// The weights of group `g`, as unsigned bytes: quants, or for a table its values plus 128.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn group<const TYPE: usize>(quants: *const u8, g: usize) -> __m512i {
+    let layout = const { Layout::of(WeightType::ALL[TYPE]) };
+    // SAFETY: the caller vouches for the quants of 16 rows.
+    unsafe {
+        let run = |r: usize| _mm512_loadu_si512(quants.add(64 * r).cast());
+        let four = || {
+            let nibbles = match g {
+                0..4 => run(g),
+                _ => _mm512_srli_epi16::<4>(run(g - 4)),
+            };
+            _mm512_and_si512(nibbles, _mm512_set1_epi8(15))
+        };
+        let two = |from: usize, at: i32| {
+            let by = 2 * (g % 4) as i32 - at;
+            moved(run(from + g / 4), by, 3 << at)
+        };
+        let one = |from: usize, at: i32| moved(run(from), g as i32 - at, 1 << at);
+        let quants = match layout.bits {
+            Bits::Two => two(0, 0),
+            Bits::Three => _mm512_or_si512(two(0, 0), one(2, 2)),
+            Bits::Four => four(),
+            Bits::Five => _mm512_or_si512(four(), one(4, 4)),
+            Bits::Six => _mm512_or_si512(four(), two(4, 4)),
+            Bits::Eight => run(g),
+        };
+        match layout.code {
+            Code::Offset(_) => quants,
+            Code::Table(table) => {
+                let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+                let table = _mm512_xor_si512(table, _mm512_set1_epi8(-128));
+                _mm512_shuffle_epi8(table, quants)
+            }
+        }
+    }
+}
+
+/// Every byte shifted to the right by `by`, or to the left where that is negative, and cut to
+/// `mask`. What crosses from byte to byte lies outside of it.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+fn moved(bytes: __m512i, by: i32, mask: i8) -> __m512i {
+    // Constant wherever this is inlined: one shift by an immediate.
+    let shifted = if by >= 0 {
+        _mm512_srl_epi16(bytes, _mm_cvtsi32_si128(by))
+    } else {
+        _mm512_sll_epi16(bytes, _mm_cvtsi32_si128(-by))
+    };
+    _mm512_and_si512(shifted, _mm512_set1_epi8(mask))
 }
 
 /// Adds the products of one group of weights with four activations of each row, from
@@ -152,10 +339,15 @@ unsafe fn multiply<const NP: usize, const NT: usize>(
     }
 }
 
-/// Sixteen binary16 values, widened.
+/// Sixteen values of a field, widened.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn half(p: *const u8) -> __m512 {
+unsafe fn field<const TYPE: usize>(p: *const u8) -> __m512 {
     // SAFETY: the caller vouches for 32 bytes.
-    unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    let bits = unsafe { _mm256_loadu_si256(p.cast()) };
+    if const { Layout::of(WeightType::ALL[TYPE]).wide_fields } {
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)))
+    } else {
+        _mm512_cvtph_ps(bits)
+    }
 }

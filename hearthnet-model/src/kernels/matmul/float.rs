@@ -1,20 +1,27 @@
-//! Panels of F32 and F16 weights: no quantisation, one fma per weight.
+//! Panels of F32, F16 and BF16 weights: no quantisation, one fma per weight.
 
 use super::super::lanes::{LANES, Lanes};
+use super::super::pack::WeightType;
 use super::{ActRow, fetch_weights};
 
 /// Products of `NP` panels with `NT` rows of plain activations.
 ///
 /// # Safety
-/// As [`super::PanelDot::dot`]; `HALF` says that the weights are binary16.
+/// As [`super::PanelDot::dot`]; `TYPE` is the place of one of these types in [`WeightType::ALL`].
 #[inline(always)]
-pub(in super::super) unsafe fn dot<V: Lanes, const HALF: bool, const NP: usize, const NT: usize>(
+pub(in super::super) unsafe fn dot<
+    V: Lanes,
+    const TYPE: usize,
+    const NP: usize,
+    const NT: usize,
+>(
     panels: [*const u8; NP],
     records: usize,
     rows: [ActRow; NT],
     ahead: usize,
     sums: *mut f32,
 ) {
+    let ty = const { WeightType::ALL[TYPE] };
     // SAFETY: record `k` of each panel and value `k` of each row exist for
     // `k < records`, and there is room for all sums; panels are aligned to 32 bytes.
     unsafe {
@@ -22,17 +29,13 @@ pub(in super::super) unsafe fn dot<V: Lanes, const HALF: bool, const NP: usize, 
         for k in 0..records {
             if ahead > 0 {
                 for p in 0..NP {
-                    fetch_weights::<NT>(
-                        panels[p].wrapping_add(k * if HALF { 32 } else { 64 } + ahead),
-                    );
+                    fetch_weights::<NT>(panels[p].wrapping_add(k * ty.record() + ahead));
                 }
             }
-            let w: [V; NP] = std::array::from_fn(|p| {
-                if HALF {
-                    V::load_f16(panels[p].cast::<u16>().add(k * LANES))
-                } else {
-                    V::load(panels[p].cast::<f32>().add(k * LANES))
-                }
+            let w: [V; NP] = std::array::from_fn(|p| match ty {
+                WeightType::F16 => V::load_f16(panels[p].cast::<u16>().add(k * LANES)),
+                WeightType::BF16 => V::load_bf16(panels[p].cast::<u16>().add(k * LANES)),
+                _ => V::load(panels[p].cast::<f32>().add(k * LANES)),
             });
             for t in 0..NT {
                 let x = V::splat(*rows[t].plain.add(k));

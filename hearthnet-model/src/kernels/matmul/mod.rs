@@ -47,7 +47,7 @@ pub(super) struct ActRow {
 
 /// Most panels and rows that a [`PanelDot`] takes at once.
 pub(super) const MAX_PANELS: usize = 2;
-pub(super) const MAX_ROWS: usize = 8;
+pub(super) const MAX_ROWS: usize = 6;
 
 /// Results of a [`PanelDot`]: `[panel][row][lane]`, tightly for the numbers used.
 #[repr(align(64))]
@@ -127,7 +127,7 @@ pub(super) unsafe fn run<V: Lanes, K: PanelDot>(job: &mut Job<'_>) {
             }
             // SAFETY: as the caller; `row + count` rows and `first + weights` panels exist.
             unsafe {
-                if weights == 2 && together {
+                if const { K::PANELS == 2 } && weights == 2 && together {
                     dot_rows::<K, 2>(job, first, row, count, ahead, &mut sums.0);
                 } else {
                     for i in 0..weights {
@@ -172,10 +172,14 @@ unsafe fn dot_rows<K: PanelDot, const NP: usize>(
             2 => K::dot::<NP, 2>(panels, records, act_rows(job.act, row), ahead, sums),
             3 => K::dot::<NP, 3>(panels, records, act_rows(job.act, row), ahead, sums),
             4 => K::dot::<NP, 4>(panels, records, act_rows(job.act, row), ahead, sums),
-            5 => K::dot::<NP, 5>(panels, records, act_rows(job.act, row), ahead, sums),
-            6 => K::dot::<NP, 6>(panels, records, act_rows(job.act, row), ahead, sums),
-            7 => K::dot::<NP, 7>(panels, records, act_rows(job.act, row), ahead, sums),
-            _ => K::dot::<NP, 8>(panels, records, act_rows(job.act, row), ahead, sums),
+            5 if const { K::ROWS >= 5 } => {
+                K::dot::<NP, 5>(panels, records, act_rows(job.act, row), ahead, sums)
+            }
+            6 if const { K::ROWS >= 6 } => {
+                K::dot::<NP, 6>(panels, records, act_rows(job.act, row), ahead, sums)
+            }
+            // The driver takes no more than `ROWS`; with constants, more is not even compiled.
+            _ => {}
         }
     }
 }

@@ -1,9 +1,9 @@
 //! The portable inner kernels, and the reference for the others.
 
 use super::super::act::BlockMeta;
-use super::super::convert::f16_to_f32;
+use super::super::block::{Code, Layout, Step};
 use super::super::lanes::{Array, LANES};
-use super::super::pack::{BLOCK, WeightType, quants_at};
+use super::super::pack::{BLOCK, WeightType, quant};
 use super::{ActRow, PanelDot, float};
 
 /// Weights of the type numbered as in [`WeightType::ALL`].
@@ -24,18 +24,12 @@ impl<const TYPE: usize> PanelDot for Portable<TYPE> {
     ) {
         // SAFETY: as the caller.
         unsafe {
-            match const { WeightType::ALL[TYPE] } {
-                WeightType::F32 => {
-                    float::dot::<Array, false, NP, NT>(panels, records, rows, 0, sums);
+            if const { WeightType::ALL[TYPE].quantised() } {
+                for (p, panel) in panels.into_iter().enumerate() {
+                    quantised::<TYPE, NT>(panel, records, rows, sums.add(p * NT * LANES));
                 }
-                WeightType::F16 => {
-                    float::dot::<Array, true, NP, NT>(panels, records, rows, 0, sums);
-                }
-                _ => {
-                    for (p, panel) in panels.into_iter().enumerate() {
-                        quantised::<TYPE, NT>(panel, records, rows, sums.add(p * NT * LANES));
-                    }
-                }
+            } else {
+                float::dot::<Array, TYPE, NP, NT>(panels, records, rows, 0, sums);
             }
         }
     }
@@ -49,45 +43,74 @@ unsafe fn quantised<const TYPE: usize, const NT: usize>(
     rows: [ActRow; NT],
     sums: *mut f32,
 ) {
-    let ty = const { WeightType::ALL[TYPE] };
+    let layout = const { Layout::of(WeightType::ALL[TYPE]) };
     let mut acc = [[0f32; LANES]; NT];
-    for b in 0..records {
-        // SAFETY: the panel has `records` records, each row as many blocks.
-        let (record, blocks): (&[u8], [(&[i8; BLOCK], &BlockMeta); NT]) = unsafe {
-            (
-                std::slice::from_raw_parts(panel.add(b * ty.record()), ty.record()),
-                rows.map(|row| (&*row.quants.add(b * BLOCK).cast(), &*row.meta.add(b))),
-            )
-        };
-        let (fields, quants) = record.split_at(quants_at(ty));
+    for r in 0..records {
+        // SAFETY: the panel has `records` records.
+        let record: &[u8] =
+            unsafe { std::slice::from_raw_parts(panel.add(r * layout.record()), layout.record()) };
+        let (head, blocks) = record.split_at(layout.head());
         let field = |i: usize| -> [f32; LANES] {
             std::array::from_fn(|lane| {
                 let at = 2 * (i * LANES + lane);
-                f16_to_f32(u16::from_le_bytes([fields[at], fields[at + 1]]))
+                layout.field(u16::from_le_bytes([head[at], head[at + 1]]))
             })
         };
         let scales = field(0);
-        let mut dots = [[0i32; LANES]; NT];
-        for g in 0..BLOCK / 4 {
-            let group = group(ty, quants, g);
-            for (dots, (a, _)) in dots.iter_mut().zip(&blocks) {
-                let a = [a[4 * g], a[4 * g + 1], a[4 * g + 2], a[4 * g + 3]].map(i32::from);
-                for (dot, w) in dots.iter_mut().zip(group.chunks_exact(4)) {
-                    *dot += i32::from(w[0]) * a[0]
-                        + i32::from(w[1]) * a[1]
-                        + i32::from(w[2]) * a[2]
-                        + i32::from(w[3]) * a[3];
+        let minima = if layout.fields == 2 { field(1) } else { scales };
+        for s in 0..layout.blocks {
+            let block = &blocks[s * layout.block_bytes()..][..layout.block_bytes()];
+            let (steps, runs) = block.split_at(LANES * layout.step.bytes());
+            let b = r * layout.blocks + s;
+            // SAFETY: a row has as many blocks as its panel.
+            let acts: [(&[i8; BLOCK], &BlockMeta); NT] =
+                unsafe { rows.map(|row| (&*row.quants.add(b * BLOCK).cast(), &*row.meta.add(b))) };
+            // Of the first and the second 16 inputs, where they have factors of their own.
+            let mut dots = [[[0i32; LANES]; 2]; NT];
+            for g in 0..BLOCK / 4 {
+                let half = if layout.step.halves() { g / 4 } else { 0 };
+                let group = group(&layout, runs, g);
+                for (dots, (a, _)) in dots.iter_mut().zip(&acts) {
+                    let a = [a[4 * g], a[4 * g + 1], a[4 * g + 2], a[4 * g + 3]].map(i32::from);
+                    for (dot, w) in dots[half].iter_mut().zip(group.chunks_exact(4)) {
+                        *dot += i32::from(w[0]) * a[0]
+                            + i32::from(w[1]) * a[1]
+                            + i32::from(w[2]) * a[2]
+                            + i32::from(w[3]) * a[3];
+                    }
                 }
             }
-        }
-        for ((acc, dots), (_, meta)) in acc.iter_mut().zip(&dots).zip(&blocks) {
-            if ty == WeightType::Q4_1 {
-                for (acc, m) in acc.iter_mut().zip(field(1)) {
-                    *acc = m.mul_add(meta.ds, *acc);
+            for ((acc, [first, second]), (_, meta)) in acc.iter_mut().zip(&dots).zip(&acts) {
+                for lane in 0..LANES {
+                    let bytes = layout.step.bytes();
+                    let step = |i: usize| steps[lane * bytes + i];
+                    let signed = |i: usize| i32::from(step(i) as i8);
+                    let (d, m) = (scales[lane], minima[lane]);
+                    let acc = &mut acc[lane];
+                    let (dot, scale) = match layout.step {
+                        Step::None => {
+                            if layout.fields == 2 {
+                                *acc = m.mul_add(meta.ds, *acc);
+                            }
+                            (first[lane], d)
+                        }
+                        Step::Scale => (first[lane], d * signed(0) as f32),
+                        Step::ScaleMin => {
+                            *acc = (-(m * f32::from(step(1)))).mul_add(meta.ds, *acc);
+                            (first[lane], d * f32::from(step(0)))
+                        }
+                        Step::Halves => (first[lane] * signed(0) + second[lane] * signed(1), d),
+                        Step::HalvesMin => {
+                            let [low, high] = [meta.halves as i16, (meta.halves >> 16) as i16];
+                            let sum = i32::from(step(0) >> 4) * i32::from(low)
+                                + i32::from(step(1) >> 4) * i32::from(high);
+                            *acc = (-m).mul_add(meta.d * sum as f32, *acc);
+                            let factor = |i: usize| i32::from(step(i) & 15);
+                            (first[lane] * factor(0) + second[lane] * factor(1), d)
+                        }
+                    };
+                    *acc = (dot as f32).mul_add(scale * meta.d, *acc);
                 }
-            }
-            for ((acc, dot), scale) in acc.iter_mut().zip(dots).zip(scales) {
-                *acc = (*dot as f32).mul_add(scale * meta.d, *acc);
             }
         }
     }
@@ -95,19 +118,14 @@ unsafe fn quantised<const TYPE: usize, const NT: usize>(
     unsafe { std::ptr::copy_nonoverlapping(acc.as_ptr().cast(), sums, NT * LANES) };
 }
 
-/// The 64 weights of group `g` of a block, as signed integers.
+/// The 64 weights of group `g` of 32 inputs, as signed integers.
 #[inline(always)]
-fn group(ty: WeightType, quants: &[u8], g: usize) -> [i8; 4 * LANES] {
-    std::array::from_fn(|i| match ty {
-        WeightType::Q8_0 => (quants[g * 4 * LANES + i] ^ 0x80) as i8,
-        _ => {
-            let byte = quants[g % 4 * 4 * LANES + i];
-            let nibble = if g < 4 { byte & 15 } else { byte >> 4 } as i8;
-            if ty == WeightType::Q4_0 {
-                nibble - 8
-            } else {
-                nibble
-            }
+fn group(layout: &Layout, runs: &[u8], g: usize) -> [i8; 4 * LANES] {
+    std::array::from_fn(|at| {
+        let quant = quant(layout.bits, runs, g, at);
+        match layout.code {
+            Code::Offset(offset) => (i32::from(quant) - offset) as i8,
+            Code::Table(table) => table[usize::from(quant & 15)],
         }
     })
 }

@@ -34,7 +34,7 @@ fn the_exponential_has_the_limits_that_softmax_needs() {
 #[test]
 fn float_matrices_are_accurate_to_f32_rounding() {
     let (rows, cols, tokens) = (48, 1536, 3);
-    for ty in [WeightType::F32, WeightType::F16] {
+    for ty in WeightType::ALL.into_iter().filter(|ty| !ty.quantised()) {
         let mut values = Values(3);
         let bytes = values.weights(ty, rows, cols, Kind::Ordinary);
         let packed = Packed::pack(&mut Arena::default(), &matrix(ty, rows, cols, &bytes)).unwrap();
@@ -71,7 +71,7 @@ fn float_matrices_are_accurate_to_f32_rounding() {
 #[test]
 fn quantised_matrices_err_by_the_quantisation_of_activations_only() {
     let (rows, cols) = (48, 1536);
-    for ty in [WeightType::Q4_0, WeightType::Q4_1, WeightType::Q8_0] {
+    for ty in WeightType::ALL.into_iter().filter(|ty| ty.quantised()) {
         let mut values = Values(4);
         let bytes = values.weights(ty, rows, cols, Kind::Ordinary);
         let packed = Packed::pack(&mut Arena::default(), &matrix(ty, rows, cols, &bytes)).unwrap();
@@ -204,6 +204,13 @@ fn matrices_that_cannot_be_packed_are_refused() {
         PackError::Columns {
             cols: 33,
             block: 32
+        }
+    ));
+    assert!(matches!(
+        refused(Packed::pack(arena, &m(WeightType::Q4_K, 1, 128, &bytes))),
+        PackError::Columns {
+            cols: 128,
+            block: 256
         }
     ));
     assert!(matches!(

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::super::*;
 use super::reference::{self, Fma};
-use super::values::{Kind, Values, assert_same, matrix, same};
+use super::values::{Kind, Values, assert_same, fields, matrix, same};
 use crate::spec::RopeKind;
 
 fn all() -> Vec<Kernels> {
@@ -42,7 +42,7 @@ proptest! {
         weights_kind in kind(), kind in kind(), seed: u64,
     ) {
         let mut values = Values(seed);
-        let cols = if ty.quantised() { 32 * blocks } else { 1 + values.below(100) };
+        let cols = if ty.quantised() { ty.inputs() * blocks } else { 1 + values.below(100) };
         let bytes = values.weights(ty, rows, cols, weights_kind);
         let x = values.many(tokens * cols, kind);
         let wanted = reference::matmul(ty, &bytes, cols, &x, Fma::Fused);
@@ -75,7 +75,7 @@ proptest! {
         kind in kind(), seed: u64,
     ) {
         let mut values = Values(seed);
-        let cols = 32 * blocks;
+        let cols = ty.inputs().max(32) * blocks;
         let gate = values.weights(ty, rows, cols, Kind::Ordinary);
         let up = values.weights(ty, rows, cols, Kind::Ordinary);
         let x = values.many(tokens * cols, kind);
@@ -103,7 +103,7 @@ proptest! {
         ty in weight_type(), blocks in 1usize..=4, tokens in 2usize..=70, seed: u64,
     ) {
         let mut values = Values(seed);
-        let (rows, cols) = (40, 32 * blocks);
+        let (rows, cols) = (40, ty.inputs().max(32) * blocks);
         let bytes = values.weights(ty, rows, cols, Kind::Ordinary);
         let packed = pack(&matrix(ty, rows, cols, &bytes));
         let x = values.many(tokens * cols, Kind::Ordinary);
@@ -145,7 +145,7 @@ proptest! {
             assert_same(kernels.isa().name(), act.plain(), &wanted);
             prop_assert_eq!(&act.quants, &first.quants);
             for (a, b) in act.meta.iter().zip(&first.meta) {
-                prop_assert!(same(a.d, b.d) && same(a.ds, b.ds) && a.neg8s == b.neg8s);
+                prop_assert!(same(a.d, b.d) && same(a.ds, b.ds) && a.neg8s == b.neg8s && a.halves == b.halves);
             }
         }
     }
@@ -241,7 +241,7 @@ proptest! {
         ty in weight_type(), rows in 1usize..=40, blocks in 1usize..=3, seed: u64,
     ) {
         let mut values = Values(seed);
-        let cols = 32 * blocks;
+        let cols = ty.inputs().max(32) * blocks;
         let bytes = values.weights(ty, rows, cols, Kind::Ordinary);
         let packed = pack(&matrix(ty, rows, cols, &bytes));
         let row_bytes = ty.row_bytes(cols).unwrap();
@@ -250,20 +250,18 @@ proptest! {
             packed.dequantise_row(row, &mut got);
             let file = &bytes[row * row_bytes..][..row_bytes];
             let mut wanted = vec![0.0; cols];
-            for (block, out) in file.chunks(ty.file_block()).zip(wanted.chunks_mut(ty.inputs())) {
-                let half = |at: usize| half::f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
-                for (i, out) in out.iter_mut().enumerate() {
-                    let nibble = |from: usize| {
-                        f32::from(if i < 16 { block[from + i] & 15 } else { block[from + i - 16] >> 4 })
-                    };
-                    *out = match ty {
-                        WeightType::F32 => f32::from_le_bytes(block.try_into().unwrap()),
-                        WeightType::F16 => half(0),
-                        WeightType::Q4_0 => half(0) * (nibble(2) - 8.0),
-                        WeightType::Q4_1 => half(0) * nibble(4) + half(2),
-                        WeightType::Q8_0 => half(0) * f32::from(block[2 + i] as i8),
-                    };
+            match ty {
+                WeightType::F32 | WeightType::F16 | WeightType::BF16 => {
+                    for (w, out) in file.chunks(ty.file_block()).zip(&mut wanted) {
+                        let low = [w[0], w[1]];
+                        *out = match ty {
+                            WeightType::F32 => f32::from_le_bytes([w[0], w[1], w[2], w[3]]),
+                            WeightType::F16 => half::f16::from_le_bytes(low).to_f32(),
+                            _ => half::bf16::from_le_bytes(low).to_f32(),
+                        };
+                    }
                 }
+                _ => wanted = reference::weights(ty, file),
             }
             assert_same("row", &got, &wanted);
         }
@@ -316,10 +314,48 @@ fn the_exponential_agrees_over_its_whole_range() {
 }
 
 #[test]
+fn the_largest_sums_of_every_type_are_exact() {
+    let cols = 512;
+    for ty in WeightType::ALL.into_iter().filter(|ty| ty.quantised()) {
+        // Rows of equal bytes: all quants and factors at their largest or smallest, or all of
+        // them where a table is.
+        let fill = [0x00, 0xff, 0x80, 0x7f, 0x88, 0x77, 0x0f, 0xf0];
+        let mut bytes = Vec::new();
+        for byte in fill {
+            for _ in 0..cols / ty.inputs() {
+                let start = bytes.len();
+                bytes.resize(start + ty.file_block(), byte);
+                for at in fields(ty) {
+                    bytes[start + at..][..2].copy_from_slice(&f32_to_f16(0.5).to_le_bytes());
+                }
+            }
+        }
+        let packed = pack(&matrix(ty, fill.len(), cols, &bytes));
+        // Activations of one magnitude, so that all quants are 127 or -127, in patterns that add
+        // up within pairs, within groups of four, within halves, or nowhere.
+        let mut x = Vec::new();
+        for pattern in [0usize, 1, 2, 4, 8, 16, 32] {
+            let sign = |i: usize| if i & pattern == 0 { 1.0 } else { -1.0 };
+            x.extend((0..cols).map(sign));
+            x.extend((0..cols).map(|i| -sign(i)));
+        }
+        let wanted = reference::matmul(ty, &bytes, cols, &x, Fma::Fused);
+        let rows = x.len() / cols;
+        for kernels in all() {
+            let mut out = vec![f32::NAN; rows * fill.len()];
+            let act = act(kernels, &packed, &x);
+            let to = TileMut::whole(&mut out, fill.len());
+            kernels.matmul(&packed, 0..1, &act, Output::Store, to);
+            assert_same(&format!("{} {ty:?}", kernels.isa()), &out, &wanted);
+        }
+    }
+}
+
+#[test]
 fn an_unfused_product_is_noticed() {
     for ty in WeightType::ALL {
         let mut values = Values(7);
-        let (rows, cols) = (64, 576);
+        let (rows, cols) = (64, 768);
         let bytes = values.weights(ty, rows, cols, Kind::Ordinary);
         let x = values.many(4 * cols, Kind::Ordinary);
         let fused = reference::matmul(ty, &bytes, cols, &x, Fma::Fused);
@@ -339,7 +375,7 @@ fn an_unfused_product_is_noticed() {
 
 #[test]
 fn a_value_that_is_not_finite_reaches_every_output() {
-    let (rows, cols) = (20, 64);
+    let (rows, cols) = (20, 256);
     for ty in WeightType::ALL {
         let bytes = Values(1).weights(ty, rows, cols, Kind::Ordinary);
         let packed = pack(&matrix(ty, rows, cols, &bytes));

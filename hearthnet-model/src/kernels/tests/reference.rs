@@ -84,51 +84,159 @@ fn quantise(x: &[f32]) -> ([i32; 32], f32, i32) {
     (q, m / 127.0, q.iter().sum())
 }
 
+/// The integer weight at place `i` of a block, as section 6.3 has it for each type.
+fn weight(ty: WeightType, block: &[u8], i: usize) -> i32 {
+    use WeightType as T;
+    const NON_LINEAR: [i32; 16] = [
+        -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
+    ];
+    const E2M1: [i32; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+    let byte = |at: usize| i32::from(block[at]);
+    let nibble = |from: usize, i: usize| match i {
+        0..16 => byte(from + i) & 15,
+        _ => byte(from + i - 16) >> 4,
+    };
+    let fifth = |from: usize| (byte(from + i / 8) >> (i % 8) & 1) << 4;
+    let (sub, l) = (i / 32, i % 32);
+    let (half, quarter) = (sub / 4, sub % 4);
+    match ty {
+        T::Q4_0 => nibble(2, i) - 8,
+        T::Q4_1 => nibble(4, i),
+        T::Q5_0 => (nibble(6, i) | fifth(2)) - 16,
+        T::Q5_1 => nibble(8, i) | fifth(4),
+        T::Q8_0 => i32::from(block[2 + i] as i8),
+        T::IQ4_NL => NON_LINEAR[nibble(2, i) as usize],
+        T::MXFP4 => E2M1[nibble(1, i) as usize],
+        T::Q2_K => byte(16 + 32 * half + l) >> (2 * quarter) & 3,
+        T::Q3_K => {
+            let low = byte(32 + 32 * half + l) >> (2 * quarter) & 3;
+            (low | (byte(l) >> sub & 1) << 2) - 4
+        }
+        T::Q4_K => byte(16 + 32 * (sub / 2) + l) >> (4 * (sub % 2)) & 15,
+        T::Q5_K => {
+            let low = byte(48 + 32 * (sub / 2) + l) >> (4 * (sub % 2)) & 15;
+            low | (byte(16 + l) >> sub & 1) << 4
+        }
+        T::Q6_K => {
+            let low = byte(64 * half + 32 * (quarter % 2) + l) >> (4 * (quarter / 2)) & 15;
+            (low | (byte(128 + 32 * half + l) >> (2 * quarter) & 3) << 4) - 32
+        }
+        T::IQ4_XS => NON_LINEAR[nibble(8 + 16 * sub, l) as usize],
+        T::F32 | T::F16 | T::BF16 => unreachable!("not quantised"),
+    }
+}
+
+/// The integer factors of scale and minimum at place `i` of a block.
+fn factors(ty: WeightType, block: &[u8], i: usize) -> (i32, i32) {
+    use WeightType as T;
+    let byte = |at: usize| i32::from(block[at]);
+    let sub = i / 32;
+    match ty {
+        T::Q2_K => (byte(i / 16) & 15, byte(i / 16) >> 4),
+        T::Q3_K => {
+            let s = i / 16;
+            let low = byte(96 + s % 8) >> (4 * (s / 8)) & 15;
+            (
+                (low | (byte(104 + s % 4) >> (2 * (s / 4)) & 3) << 4) - 32,
+                0,
+            )
+        }
+        T::Q4_K | T::Q5_K if sub < 4 => (byte(4 + sub) & 63, byte(8 + sub) & 63),
+        T::Q4_K | T::Q5_K => (
+            byte(8 + sub) & 15 | byte(sub) >> 6 << 4,
+            byte(8 + sub) >> 4 | byte(4 + sub) >> 6 << 4,
+        ),
+        T::Q6_K => (i32::from(block[192 + i / 16] as i8), 0),
+        T::IQ4_XS => {
+            let low = byte(4 + sub / 2) >> (4 * (sub % 2)) & 15;
+            let high = i32::from(u16::from_le_bytes([block[2], block[3]]));
+            ((low | (high >> (2 * sub) & 3) << 4) - 32, 0)
+        }
+        _ => (1, 1),
+    }
+}
+
+/// Scale and minimum of a block.
+fn fields(ty: WeightType, block: &[u8]) -> (f32, f32) {
+    use WeightType as T;
+    let half = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
+    match ty {
+        T::Q4_1 | T::Q5_1 => (half(0), half(2)),
+        T::Q4_K | T::Q5_K => (half(0), -half(2)),
+        T::Q2_K => (half(80), -half(82)),
+        T::Q3_K => (half(108), 0.0),
+        T::Q6_K => (half(208), 0.0),
+        T::MXFP4 => (2f64.powi(i32::from(block[0]) - 128) as f32, 0.0),
+        _ => (half(0), 0.0),
+    }
+}
+
+/// The weights of a row of the file, of any quantised type.
+pub(super) fn weights(ty: WeightType, row: &[u8]) -> Vec<f32> {
+    let blocks = row.chunks_exact(ty.file_block());
+    let values = blocks.flat_map(|block| {
+        let (d, m) = fields(ty, block);
+        (0..ty.inputs()).map(move |i| {
+            let (scale, min) = factors(ty, block, i);
+            let product = d * scale as f32 * weight(ty, block, i) as f32;
+            match ty {
+                WeightType::Q4_1
+                | WeightType::Q5_1
+                | WeightType::Q2_K
+                | WeightType::Q4_K
+                | WeightType::Q5_K => product + m * min as f32,
+                _ => product,
+            }
+        })
+    });
+    values.collect()
+}
+
 /// One row of weights, from the file's bytes, times one row of activations.
 pub(super) fn dot(ty: WeightType, row: &[u8], x: &[f32], how: Fma) -> f32 {
-    let half = |at: &[u8]| f16::from_le_bytes([at[0], at[1]]).to_f32();
+    use WeightType as T;
     let mut acc = 0.0f32;
-    match ty {
-        WeightType::F32 | WeightType::F16 => {
-            let size = ty.file_block();
-            for (w, x) in row.chunks_exact(size).zip(x) {
-                let w = if size == 2 {
-                    half(w)
-                } else {
-                    f32::from_le_bytes([w[0], w[1], w[2], w[3]])
-                };
-                acc = if how == Fma::Fused {
-                    fma(w, *x, acc)
-                } else {
-                    w * x + acc
-                };
-            }
+    let add = |a: f32, b: f32, acc: f32| match how {
+        Fma::Fused => fma(a, b, acc),
+        Fma::Separate => a * b + acc,
+    };
+    if !ty.quantised() {
+        for (w, x) in row.chunks_exact(ty.file_block()).zip(x) {
+            let w = match ty {
+                T::F32 => f32::from_le_bytes([w[0], w[1], w[2], w[3]]),
+                T::F16 => f16::from_le_bytes([w[0], w[1]]).to_f32(),
+                _ => half::bf16::from_le_bytes([w[0], w[1]]).to_f32(),
+            };
+            acc = add(w, *x, acc);
         }
-        _ => {
-            for (block, x) in row.chunks_exact(ty.file_block()).zip(x.chunks_exact(32)) {
-                let (q, d, s) = quantise(x);
-                let quants = &block[block.len() - if ty == WeightType::Q8_0 { 32 } else { 16 }..];
-                let weight = |j: usize| match ty {
-                    WeightType::Q8_0 => i32::from(quants[j] as i8),
-                    _ => {
-                        let nibble = if j < 16 {
-                            quants[j] & 15
-                        } else {
-                            quants[j - 16] >> 4
-                        };
-                        i32::from(nibble) - if ty == WeightType::Q4_0 { 8 } else { 0 }
-                    }
-                };
-                let integer: i32 = (0..32).map(|j| weight(j) * q[j]).sum();
-                if ty == WeightType::Q4_1 {
-                    acc = fma(half(&block[2..]), d * s as f32, acc);
+        return acc;
+    }
+    let blocks = row.chunks_exact(ty.file_block());
+    for (block, x) in blocks.zip(x.chunks_exact(ty.inputs())) {
+        let (scale, min) = fields(ty, block);
+        for (sub, x) in x.chunks_exact(32).enumerate() {
+            let (q, d, s) = quantise(x);
+            let places = || (0..32).map(|j| (j, 32 * sub + j));
+            let product = |(j, i): (usize, usize)| weight(ty, block, i) * q[j];
+            let (first, first_min) = factors(ty, block, 32 * sub);
+            // What is one number for all 32 weights stays outside of the integer sum.
+            match ty {
+                T::Q4_1 | T::Q5_1 => acc = fma(min, d * s as f32, acc),
+                T::Q4_K | T::Q5_K => acc = fma(min * first_min as f32, d * s as f32, acc),
+                T::Q2_K => {
+                    let sum: i32 = places().map(|(j, i)| factors(ty, block, i).1 * q[j]).sum();
+                    acc = fma(min, d * sum as f32, acc);
                 }
-                let scale = half(block) * d;
-                acc = match how {
-                    Fma::Fused => fma(integer as f32, scale, acc),
-                    Fma::Separate => integer as f32 * scale + acc,
-                };
+                _ => {}
             }
+            let (integer, scale): (i32, f32) = match ty {
+                T::Q2_K | T::Q3_K | T::Q6_K => {
+                    let scaled = |(j, i)| factors(ty, block, i).0 * product((j, i));
+                    (places().map(scaled).sum(), scale)
+                }
+                _ => (places().map(product).sum(), scale * first as f32),
+            };
+            acc = add(integer as f32, scale * d, acc);
         }
     }
     acc
@@ -136,7 +244,7 @@ pub(super) fn dot(ty: WeightType, row: &[u8], x: &[f32], how: Fma) -> f32 {
 
 /// `[rows of x][outputs]`.
 pub(super) fn matmul(ty: WeightType, bytes: &[u8], cols: usize, x: &[f32], how: Fma) -> Vec<f32> {
-    let row_bytes = cols / if ty.quantised() { 32 } else { 1 } * ty.file_block();
+    let row_bytes = cols / ty.inputs() * ty.file_block();
     x.chunks_exact(cols)
         .flat_map(|x| {
             bytes

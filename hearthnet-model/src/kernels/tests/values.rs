@@ -74,6 +74,19 @@ impl Values {
         (0..n).map(|_| self.one(kind)).collect()
     }
 
+    /// The bits of a scale or a minimum.
+    fn field(&mut self, kind: Kind) -> u16 {
+        // Both zeros, the subnormals next to zero and to the normals, the largest magnitudes.
+        const EXTREMES: [u16; 8] = [
+            0x0000, 0x8000, 0x0001, 0x8001, 0x03ff, 0x0400, 0x7bff, 0xfbff,
+        ];
+        match kind {
+            Kind::Extreme if self.below(2) == 0 => EXTREMES[self.below(EXTREMES.len())],
+            Kind::Anything if self.below(10) == 0 => self.bits() as u16,
+            _ => f32_to_f16(self.one(kind) * 0.1),
+        }
+    }
+
     /// The file's bytes of a matrix, with scales as `kind` has them and any quants.
     pub(super) fn weights(
         &mut self,
@@ -87,25 +100,42 @@ impl Values {
             match ty {
                 WeightType::F32 => bytes.extend(self.one(kind).to_le_bytes()),
                 WeightType::F16 => bytes.extend(f32_to_f16(self.one(kind)).to_le_bytes()),
+                WeightType::BF16 => {
+                    bytes.extend(half::bf16::from_f32(self.one(kind)).to_le_bytes());
+                }
                 _ => {
-                    let fields = if ty == WeightType::Q4_1 { 2 } else { 1 };
-                    for _ in 0..fields {
-                        bytes.extend(f32_to_f16(self.one(kind) * 0.1).to_le_bytes());
-                    }
                     // Runs of the largest and smallest quants find a sum that overflows.
                     let run = self.below(4);
-                    for _ in 2 * fields..ty.file_block() {
-                        bytes.push(match run {
-                            0 => 0xff,
-                            1 => 0x80,
-                            2 => 0x7f,
-                            _ => self.bits() as u8,
-                        });
+                    let start = bytes.len();
+                    bytes.extend((0..ty.file_block()).map(|_| match run {
+                        0 => 0xff,
+                        1 => 0x80,
+                        2 => 0x7f,
+                        _ => self.bits() as u8,
+                    }));
+                    for at in fields(ty) {
+                        let field = self.field(kind).to_le_bytes();
+                        bytes[start + at..][..2].copy_from_slice(&field);
+                    }
+                    if ty == WeightType::MXFP4 && kind == Kind::Ordinary {
+                        bytes[start] = 120 + self.below(8) as u8;
                     }
                 }
             }
         }
         bytes
+    }
+}
+
+/// Where the 16-bit floats of a block of the file stand.
+pub(super) fn fields(ty: WeightType) -> &'static [usize] {
+    match ty {
+        WeightType::Q4_1 | WeightType::Q5_1 | WeightType::Q4_K | WeightType::Q5_K => &[0, 2],
+        WeightType::Q2_K => &[80, 82],
+        WeightType::Q3_K => &[108],
+        WeightType::Q6_K => &[208],
+        WeightType::F32 | WeightType::F16 | WeightType::BF16 | WeightType::MXFP4 => &[],
+        _ => &[0],
     }
 }
 

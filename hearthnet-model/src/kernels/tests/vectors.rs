@@ -3,7 +3,7 @@
 use sha2::{Digest, Sha256};
 
 use super::super::*;
-use super::values::matrix;
+use super::values::{fields, matrix};
 use crate::spec::RopeKind;
 
 const SPEC: &str = include_str!(concat!(
@@ -89,5 +89,48 @@ fn the_quantised_block_of_the_specification_holds() {
         stands_in_the_spec(&format!("| {}, {}, {}, {} |", q[0], q[1], q[2], q[3]));
         stands_in_the_spec(&format!("| I | {integer} |"));
         stands_in_the_spec(&format!("| acc | `{:08x}` |", out[0].to_bits()));
+    }
+}
+
+#[test]
+fn the_blocks_of_every_type_in_the_specification_hold() {
+    for ty in WeightType::ALL {
+        let cols = ty.inputs().max(32);
+        let x: Vec<f32> = (0..cols)
+            .map(|j| ((7 * j % 61) as f32 - 30.0) / 10.0)
+            .collect();
+        let bytes: Vec<u8> = if ty.quantised() {
+            let mut block: Vec<u8> = (0..ty.file_block()).map(|i| (37 * i + 11) as u8).collect();
+            for (at, field) in fields(ty).iter().zip([0x2e66u16, 0xba00]) {
+                block[*at..at + 2].copy_from_slice(&field.to_le_bytes());
+            }
+            if ty == WeightType::MXFP4 {
+                block[0] = 125;
+            }
+            block
+        } else {
+            // Weights that all three types have.
+            let weights = (0..cols).map(|j| ((11 * j % 32) as f32 - 16.0) / 16.0);
+            let bytes = |w: f32| match ty {
+                WeightType::F32 => w.to_le_bytes().to_vec(),
+                WeightType::F16 => f32_to_f16(w).to_le_bytes().to_vec(),
+                _ => half::bf16::from_f32(w).to_le_bytes().to_vec(),
+            };
+            weights.flat_map(bytes).collect()
+        };
+        let packed = Packed::pack(&mut Arena::default(), &matrix(ty, 1, cols, &bytes)).unwrap();
+        let mut weights = vec![f32::NAN; cols];
+        packed.dequantise_row(0, &mut weights);
+        for kernels in Isa::available().into_iter().filter_map(Kernels::new) {
+            let mut act = Act::default();
+            kernels.prepare(&x, cols, ActForm::of([&packed]), &mut act);
+            let mut out = [f32::NAN];
+            let to = TileMut::whole(&mut out, 1);
+            kernels.matmul(&packed, 0..1, &act, Output::Store, to);
+            let [first, last, acc] = [weights[0], weights[cols - 1], out[0]].map(f32::to_bits);
+            stands_in_the_spec(&format!(
+                "| {ty:?} | `{first:08x}` | `{last:08x}` | `{acc:08x}` |"
+            ));
+        }
     }
 }

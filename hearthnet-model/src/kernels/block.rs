@@ -1,0 +1,413 @@
+//! Blocks of weights as they stand in a GGUF file, taken apart into numbers.
+//!
+//! Every quantised type is, for each 32 weights of a row, 32 unsigned *quants* and what
+//! turns them into weights: one or two 16-bit *fields* of the whole block, and in types with
+//! blocks of 256 a *step* of two small integers for each 32. [`Layout`] says which of these a
+//! type has; it is all that the packed form and the kernels know of a type.
+//!
+//! Sources: the structures of ggml's `ggml-common.h` and its `dequantize_row_*`.
+
+use super::convert::{bf16_to_f32, f16_to_f32};
+use super::pack::{BLOCK, WeightType};
+
+/// Most blocks of 32 in one block of a file.
+pub(super) const MAX_BLOCKS: usize = 8;
+
+/// How a quant becomes an integer weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Code {
+    /// The quant less this.
+    Offset(i32),
+    /// What stands at the quant's place.
+    Table(&'static [i8; 16]),
+}
+
+/// What each 32 weights have of their own beside their quants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Nothing.
+    None,
+    /// A signed factor of the scale.
+    Scale,
+    /// Unsigned factors of the scale and of the minimum.
+    ScaleMin,
+    /// Signed factors of the scale, of the first and the second 16 weights.
+    Halves,
+    /// For the first and the second 16 weights: a factor of the scale (low four bits) and of the
+    /// minimum (high four bits).
+    HalvesMin,
+}
+
+/// How many bits a quant has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Bits {
+    Two,
+    Three,
+    Four,
+    Five,
+    Six,
+    Eight,
+}
+
+/// What a quantised type consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Layout {
+    /// Blocks of 32 weights that share the fields.
+    pub(super) blocks: usize,
+    /// Scale; or scale and minimum.
+    pub(super) fields: usize,
+    /// The fields are bfloat16 instead of binary16.
+    pub(super) wide_fields: bool,
+    /// What each 32 weights have of their own.
+    pub(super) step: Step,
+    /// Size of a quant.
+    pub(super) bits: Bits,
+    /// What a quant means.
+    pub(super) code: Code,
+}
+
+impl Step {
+    /// Bytes per row and 32 weights in the packed form.
+    pub(super) const fn bytes(self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Scale => 1,
+            Self::ScaleMin | Self::Halves | Self::HalvesMin => 2,
+        }
+    }
+
+    /// Whether each 16 weights have factors of their own.
+    pub(super) const fn halves(self) -> bool {
+        matches!(self, Self::Halves | Self::HalvesMin)
+    }
+}
+
+impl Bits {
+    /// Bytes of 32 quants in the packed form.
+    pub(super) const fn bytes(self) -> usize {
+        match self {
+            Self::Two => 8,
+            Self::Three => 12,
+            Self::Four => 16,
+            Self::Five => 20,
+            Self::Six => 24,
+            Self::Eight => 32,
+        }
+    }
+}
+
+/// Values of IQ4_NL and IQ4_XS: ggml's `kvalues_iq4nl`.
+const NON_LINEAR: [i8; 16] = [
+    -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
+];
+/// Twice the values of the 4-bit float E2M1: ggml's `kvalues_mxfp4`.
+const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+impl Layout {
+    /// Of a quantised type; of F32, F16 and BF16 something without meaning.
+    pub(super) const fn of(ty: WeightType) -> Self {
+        use WeightType as T;
+        let simple = Self {
+            blocks: 1,
+            fields: 1,
+            wide_fields: false,
+            step: Step::None,
+            bits: Bits::Four,
+            code: Code::Offset(0),
+        };
+        let large = Self {
+            blocks: MAX_BLOCKS,
+            ..simple
+        };
+        match ty {
+            T::Q4_0 => Self {
+                code: Code::Offset(8),
+                ..simple
+            },
+            T::Q4_1 => Self {
+                fields: 2,
+                ..simple
+            },
+            T::Q5_0 => Self {
+                bits: Bits::Five,
+                code: Code::Offset(16),
+                ..simple
+            },
+            T::Q5_1 => Self {
+                fields: 2,
+                bits: Bits::Five,
+                ..simple
+            },
+            T::Q8_0 => Self {
+                bits: Bits::Eight,
+                code: Code::Offset(128),
+                ..simple
+            },
+            T::IQ4_NL => Self {
+                code: Code::Table(&NON_LINEAR),
+                ..simple
+            },
+            T::MXFP4 => Self {
+                wide_fields: true,
+                code: Code::Table(&E2M1),
+                ..simple
+            },
+            T::Q2_K => Self {
+                fields: 2,
+                step: Step::HalvesMin,
+                bits: Bits::Two,
+                ..large
+            },
+            T::Q3_K => Self {
+                step: Step::Halves,
+                bits: Bits::Three,
+                code: Code::Offset(4),
+                ..large
+            },
+            T::Q4_K => Self {
+                fields: 2,
+                step: Step::ScaleMin,
+                ..large
+            },
+            T::Q5_K => Self {
+                fields: 2,
+                step: Step::ScaleMin,
+                bits: Bits::Five,
+                ..large
+            },
+            T::Q6_K => Self {
+                step: Step::Halves,
+                bits: Bits::Six,
+                code: Code::Offset(32),
+                ..large
+            },
+            T::IQ4_XS => Self {
+                step: Step::Scale,
+                code: Code::Table(&NON_LINEAR),
+                ..large
+            },
+            T::F32 | T::F16 | T::BF16 => simple,
+        }
+    }
+
+    /// Bytes at the head of a record of 16 rows: their fields.
+    pub(super) const fn head(&self) -> usize {
+        2 * super::LANES * self.fields
+    }
+
+    /// Bytes of 32 weights of 16 rows: steps, then quants.
+    pub(super) const fn block_bytes(&self) -> usize {
+        super::LANES * (self.step.bytes() + self.bits.bytes())
+    }
+
+    /// Bytes of a record.
+    pub(super) const fn record(&self) -> usize {
+        self.head() + self.blocks * self.block_bytes()
+    }
+
+    /// A field as a number.
+    pub(super) fn field(&self, bits: u16) -> f32 {
+        if self.wide_fields {
+            bf16_to_f32(bits)
+        } else {
+            f16_to_f32(bits)
+        }
+    }
+}
+
+/// One block of one row, in numbers.
+pub(super) struct Block {
+    /// As they are stored: scale, minimum.
+    pub(super) fields: [u16; 2],
+    /// As [`Step`] says; of [`Step::Scale`] the first.
+    pub(super) steps: [[u8; 2]; MAX_BLOCKS],
+    /// Unsigned quants.
+    pub(super) quants: [u8; MAX_BLOCKS * BLOCK],
+}
+
+impl Block {
+    /// Nothing yet.
+    pub(super) const EMPTY: Self = Self {
+        fields: [0; 2],
+        steps: [[0; 2]; MAX_BLOCKS],
+        quants: [0; MAX_BLOCKS * BLOCK],
+    };
+
+    /// Takes a block of a file apart. `block` has [`WeightType::file_block`] bytes.
+    pub(super) fn read(&mut self, ty: WeightType, block: &[u8]) {
+        use WeightType as T;
+        let half = |at: usize| u16::from_le_bytes([block[at], block[at + 1]]);
+        let (steps, quants) = (&mut self.steps, &mut self.quants);
+        self.fields = match ty {
+            T::Q4_1 | T::Q5_1 | T::Q4_K | T::Q5_K => [half(0), half(2)],
+            T::Q2_K => [half(80), half(82)],
+            T::Q3_K => [half(108), 0],
+            T::Q6_K => [half(208), 0],
+            T::MXFP4 => [power_of_two(block[0]), 0],
+            _ => [half(0), 0],
+        };
+        match ty {
+            T::F32 | T::F16 | T::BF16 => {}
+            T::Q4_0 | T::IQ4_NL => nibbles(&block[2..18], quants),
+            T::Q4_1 => nibbles(&block[4..20], quants),
+            T::MXFP4 => nibbles(&block[1..17], quants),
+            T::Q5_0 | T::Q5_1 => {
+                let (_, rest) = block.split_at(block.len() - 20);
+                let (high, low) = rest.split_at(4);
+                nibbles(low, quants);
+                let high = u32::from_le_bytes([high[0], high[1], high[2], high[3]]);
+                for (j, quant) in quants[..BLOCK].iter_mut().enumerate() {
+                    *quant |= ((high >> j) as u8 & 1) << 4;
+                }
+            }
+            T::Q8_0 => {
+                for (quant, byte) in quants.iter_mut().zip(&block[2..34]) {
+                    *quant = byte ^ 0x80;
+                }
+            }
+            T::Q2_K | T::Q3_K => {
+                let pairs = if ty == T::Q2_K {
+                    &block[16..80]
+                } else {
+                    &block[32..96]
+                };
+                for (s, quants) in quants.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
+                    for (l, quant) in quants.iter_mut().enumerate() {
+                        *quant = pairs[BLOCK * (s / 4) + l] >> (2 * (s % 4)) & 3;
+                        if ty == T::Q3_K {
+                            *quant |= (block[l] >> s & 1) << 2;
+                        }
+                    }
+                }
+                for (i, step) in steps.as_flattened_mut().iter_mut().enumerate() {
+                    *step = if ty == T::Q2_K {
+                        block[i]
+                    } else {
+                        let factors = &block[96..108];
+                        let low = factors[i % 8] >> (4 * (i / 8)) & 15;
+                        let high = factors[8 + i % 4] >> (2 * (i / 4)) & 3;
+                        (low | high << 4).wrapping_sub(32)
+                    };
+                }
+            }
+            T::Q4_K | T::Q5_K => {
+                let factors = &block[4..16];
+                for (s, step) in steps.iter_mut().enumerate() {
+                    *step = if s < 4 {
+                        [factors[s] & 63, factors[s + 4] & 63]
+                    } else {
+                        let low = factors[s + 4];
+                        [
+                            low & 15 | factors[s - 4] >> 6 << 4,
+                            low >> 4 | factors[s] >> 6 << 4,
+                        ]
+                    };
+                }
+                let low = &block[block.len() - 128..];
+                for (s, quants) in quants.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
+                    let low = &low[BLOCK * (s / 2)..][..BLOCK];
+                    for (l, (quant, low)) in quants.iter_mut().zip(low).enumerate() {
+                        *quant = low >> (4 * (s % 2)) & 15;
+                        if ty == T::Q5_K {
+                            *quant |= (block[16 + l] >> s & 1) << 4;
+                        }
+                    }
+                }
+            }
+            T::Q6_K => {
+                let (low, rest) = block.split_at(128);
+                let (high, factors) = rest.split_at(64);
+                for (s, quants) in quants.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
+                    // Halves of 128; in each, blocks 0 and 1 have the low nibbles of 64 bytes.
+                    let (half, quarter) = (s / 4, s % 4);
+                    let low = &low[64 * half + BLOCK * (quarter % 2)..][..BLOCK];
+                    let high = &high[BLOCK * half..][..BLOCK];
+                    for ((quant, low), high) in quants.iter_mut().zip(low).zip(high) {
+                        *quant = low >> (4 * (quarter / 2)) & 15 | (high >> (2 * quarter) & 3) << 4;
+                    }
+                }
+                steps.as_flattened_mut().copy_from_slice(&factors[..16]);
+            }
+            T::IQ4_XS => {
+                let high = half(2);
+                for (s, step) in steps.iter_mut().enumerate() {
+                    let low = block[4 + s / 2] >> (4 * (s % 2)) & 15;
+                    let high = (high >> (2 * s)) as u8 & 3;
+                    *step = [(low | high << 4).wrapping_sub(32), 0];
+                }
+                for (from, to) in block[8..136]
+                    .chunks_exact(BLOCK / 2)
+                    .zip(quants.as_chunks_mut::<BLOCK>().0)
+                {
+                    nibbles(from, to);
+                }
+            }
+        }
+    }
+
+    /// The weights, `32 * blocks` of them: each product is exact, and what a minimum is added
+    /// to is rounded once.
+    pub(super) fn values(&self, ty: WeightType, out: &mut [f32]) {
+        let layout = Layout::of(ty);
+        let [d, m] = self.fields.map(|bits| layout.field(bits));
+        let blocks = out
+            .chunks_exact_mut(BLOCK)
+            .zip(self.quants.as_chunks::<BLOCK>().0);
+        for ((out, quants), step) in blocks.zip(self.steps) {
+            let signed = step.map(|factor| f32::from(factor as i8));
+            let unsigned = step.map(f32::from);
+            for (j, (out, quant)) in out.iter_mut().zip(quants).enumerate() {
+                let w = match layout.code {
+                    Code::Offset(offset) => (i32::from(*quant) - offset) as f32,
+                    Code::Table(table) => f32::from(table[usize::from(*quant & 15)]),
+                };
+                let half = j / (BLOCK / 2);
+                *out = match layout.step {
+                    Step::None if layout.fields == 2 => d * w + m,
+                    Step::None => d * w,
+                    Step::Scale => d * signed[0] * w,
+                    Step::ScaleMin => d * unsigned[0] * w - m * unsigned[1],
+                    Step::Halves => d * signed[half] * w,
+                    Step::HalvesMin => {
+                        let factors = step[half];
+                        d * f32::from(factors & 15) * w - m * f32::from(factors >> 4)
+                    }
+                };
+            }
+        }
+    }
+}
+
+/// Appends the weights that `bytes`, whole blocks of a quantised type or BF16 values, stand for.
+pub(crate) fn decode(ty: WeightType, bytes: &[u8], out: &mut Vec<f32>) {
+    if ty == WeightType::BF16 {
+        let values = bytes.as_chunks::<2>().0.iter();
+        out.extend(values.map(|bits| bf16_to_f32(u16::from_le_bytes(*bits))));
+        return;
+    }
+    let mut block = Block::EMPTY;
+    for bytes in bytes.chunks_exact(ty.file_block()) {
+        let start = out.len();
+        out.resize(start + ty.inputs(), 0.0);
+        block.read(ty, bytes);
+        block.values(ty, &mut out[start..]);
+    }
+}
+
+/// Sixteen bytes of nibbles: value `j` low, value `j + 16` high.
+fn nibbles(from: &[u8], quants: &mut [u8]) {
+    let (low, high) = quants[..BLOCK].split_at_mut(BLOCK / 2);
+    for ((byte, low), high) in from.iter().zip(low).zip(high) {
+        (*low, *high) = (byte & 15, byte >> 4);
+    }
+}
+
+/// Half the power of two that an exponent byte of MXFP4 names, 2^(e - 128), as a bfloat16: the
+/// quants' table has twice the values.
+fn power_of_two(e: u8) -> u16 {
+    match e {
+        0 => 0x0020,
+        1 => 0x0040,
+        e => (u16::from(e) - 1) << 7,
+    }
+}

@@ -1,0 +1,274 @@
+//! The engine with every weight type, alone and mixed as published files mix them.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod engine_common;
+
+use engine_common::{append, assert_same_bits, embed, engine, ids, logits, options, run, whole};
+use hearthnet_model::engine::{Head, Span};
+use hearthnet_model::gguf::TensorType;
+use hearthnet_model::gguf::writer::{WriteError, Writer};
+use hearthnet_model::inspect::inspect;
+use hearthnet_model::kernels::{Isa, f32_to_f16};
+use hearthnet_model::{Gguf, Manifest, ModelFile, quantize};
+use hearthnet_testkit::TinyLlama;
+
+/// Rows of whole blocks of 256, panels that are full and (the vocabulary) one that is not.
+fn shape() -> TinyLlama {
+    TinyLlama {
+        width: 256,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 64,
+        ffn: 512,
+        vocab: 325,
+        weights: "f32",
+        embedding: "f32",
+        ..TinyLlama::default()
+    }
+}
+
+/// Where the 16-bit floats of a block stand.
+fn fields(dtype: TensorType) -> &'static [usize] {
+    use TensorType as T;
+    match dtype {
+        T::Q4_1 | T::Q5_1 | T::Q4_K | T::Q5_K => &[0, 2],
+        T::Q2_K => &[80, 82],
+        T::Q3_K => &[108],
+        T::Q6_K => &[208],
+        T::F32 | T::F16 | T::BF16 | T::MXFP4 => &[],
+        _ => &[0],
+    }
+}
+
+/// Blocks for as many values as there are in `values`, and of about their size: those values
+/// themselves for floats, else any quants and factors.
+fn blocks(dtype: TensorType, values: &[f32], seed: u64) -> Vec<u8> {
+    use TensorType as T;
+    let mut out = Vec::new();
+    match dtype {
+        T::F32 | T::F16 => {
+            quantize::encode(dtype, values, &mut out).unwrap();
+            return out;
+        }
+        T::BF16 => {
+            let high = |v: &f32| (v.to_bits() >> 16) as u16;
+            return values.iter().flat_map(|v| high(v).to_le_bytes()).collect();
+        }
+        _ => {}
+    }
+    let mut state = seed;
+    let size = dtype.block_bytes() as usize;
+    let count = values.len() / dtype.block_values() as usize;
+    out.extend((0..size * count).map(|_| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    }));
+    let set = |out: &mut [u8], scale: f32| {
+        for block in out.chunks_mut(size) {
+            for &at in fields(dtype) {
+                block[at..at + 2].copy_from_slice(&f32_to_f16(scale).to_le_bytes());
+            }
+            if dtype == T::MXFP4 {
+                block[0] = 119 + block[0] % 4;
+            }
+        }
+    };
+    let mean_square = |values: &[f32]| values.iter().map(|v| v * v).sum::<f32>();
+    set(&mut out, 1.0);
+    let mut unit = Vec::new();
+    quantize::decode(dtype, &out, &mut unit).unwrap();
+    set(&mut out, (mean_square(values) / mean_square(&unit)).sqrt());
+    out
+}
+
+/// The tiny model with the matrices' types that `choose` names by tensor, and the same file with
+/// the values of those weights in F32.
+fn models(model: &TinyLlama, choose: impl Fn(&str) -> TensorType) -> [ModelFile; 2] {
+    let gguf = Gguf::from_bytes(model.bytes()).unwrap();
+    let mut writers = [Writer::new(), Writer::new()];
+    let mut contents = [Vec::new(), Vec::new()];
+    for (key, value) in gguf.metadata() {
+        for writer in &mut writers {
+            writer.set(key, value).unwrap();
+        }
+    }
+    for (seed, info) in (1..).zip(gguf.tensors()) {
+        let mut values = Vec::new();
+        quantize::decode(info.dtype, gguf.data(info), &mut values).unwrap();
+        let dtype = match info.dims.len() {
+            1 => info.dtype,
+            _ => choose(&info.name),
+        };
+        let bytes = blocks(dtype, &values, seed);
+        values.clear();
+        quantize::decode(dtype, &bytes, &mut values).unwrap();
+        let plain = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let types = [(dtype, bytes), (TensorType::F32, plain)];
+        for (i, (dtype, bytes)) in types.into_iter().enumerate() {
+            writers[i].tensor(&info.name, &info.dims, dtype).unwrap();
+            contents[i].push(bytes);
+        }
+    }
+    let files = writers.into_iter().zip(contents).map(|(writer, contents)| {
+        let mut file = Vec::new();
+        let fill = |index: usize, out: &mut dyn std::io::Write| {
+            out.write_all(&contents[index]).map_err(WriteError::Io)
+        };
+        writer.write(&mut file, fill).unwrap();
+        ModelFile::from_gguf(Gguf::from_bytes(file).unwrap()).unwrap()
+    });
+    let files: Vec<ModelFile> = files.collect();
+    files.try_into().unwrap()
+}
+
+/// As files called Q4_K_M have it: six bits where an error costs most.
+fn mixed(name: &str) -> TensorType {
+    match name {
+        "token_embd.weight" => TensorType::Q6_K,
+        _ if name.starts_with("blk.0") && name.contains("attn_v") => TensorType::Q6_K,
+        _ if name.starts_with("blk.0") && name.contains("ffn_down") => TensorType::Q6_K,
+        _ => TensorType::Q4_K,
+    }
+}
+
+/// Rows and logits are the same to the bit on all paths, and close to those of the same weights
+/// in F32, where only the rounding of activations is missing.
+fn check(what: &str, [file, plain]: &[ModelFile; 2]) {
+    let (width, vocab) = (file.spec().width as usize, file.spec().vocab as usize);
+    let prompt = ids(file, 30, 3);
+    let mut reference = whole(file, &options(1, Isa::Portable));
+    let seq = reference.engine_mut().open().unwrap();
+    let expected = append(&mut reference, seq, &prompt, 1);
+    let expected_logits = logits(reference.head(), &expected);
+    for isa in Isa::available() {
+        for (threads, chunk) in [(1, 30), (2, 3), (3, 7)] {
+            let what = format!("{what}, {isa}, {threads} threads, chunks of {chunk}");
+            let mut whole = whole(file, &options(threads, isa));
+            let seq = whole.engine_mut().open().unwrap();
+            let rows = append(&mut whole, seq, &prompt, chunk);
+            assert_same_bits(&rows, &expected, width, &what);
+            let found = logits(whole.head(), &expected);
+            assert_same_bits(&found, &expected_logits, vocab, &what);
+        }
+    }
+    let mut plain = whole(plain, &options(2, Isa::detect()));
+    assert_eq!(
+        embed(plain.head(), &prompt),
+        embed(reference.head(), &prompt),
+        "{what}: a row of the embedding is its values"
+    );
+    let (_, rows) = run(&mut plain, &prompt);
+    let (found, wanted) = (expected_logits, logits(plain.head(), &rows));
+    let square = |values: &mut dyn Iterator<Item = f32>| values.map(|v| v * v).sum::<f32>();
+    let error = square(&mut found.iter().zip(&wanted).map(|(a, b)| a - b));
+    let relative = (error / square(&mut wanted.into_iter())).sqrt();
+    assert!(relative < 0.05, "{what}: relative error {relative}");
+}
+
+#[test]
+fn every_type_is_exact_on_every_path_and_means_its_values() {
+    for dtype in TensorType::supported() {
+        let shape = TinyLlama {
+            tied: false,
+            ..shape()
+        };
+        check(dtype.name(), &models(&shape, |_| dtype));
+    }
+}
+
+#[test]
+fn types_mixed_within_a_layer_are_exact_however_the_layers_are_split() {
+    let files = models(&shape(), mixed);
+    check("mixed", &files);
+
+    let [file, _] = files;
+    let (width, prompt) = (file.spec().width as usize, ids(&file, 30, 5));
+    let options = options(2, Isa::detect());
+    let (_, expected) = run(&mut whole(&file, &options), &prompt);
+    let mut rows = embed(&Head::load(&file, &options).unwrap(), &prompt);
+    for layer in 0..file.spec().layers {
+        // What a hop does: rows travel as bytes of the boundary dtype.
+        let (mut bytes, boundary) = (Vec::new(), file.spec().boundary);
+        boundary.encode(&rows, &mut bytes);
+        rows.clear();
+        boundary.decode(&bytes, &mut rows).unwrap();
+        let mut engine = engine(&file, layer..layer + 1, &options);
+        let seq = engine.open().unwrap();
+        let mut position = 0;
+        for batch in rows.chunks_mut(11 * width) {
+            let count = (batch.len() / width) as u32;
+            let span = Span {
+                seq,
+                position,
+                rows: count,
+            };
+            engine.forward(&[span], batch).unwrap();
+            position += count;
+        }
+    }
+    assert_same_bits(&rows, &expected, width, "an engine for each layer");
+}
+
+#[test]
+fn an_inspection_names_the_types_of_a_mixed_file_and_their_bytes() {
+    let [file, _] = models(&shape(), mixed);
+    let id = Manifest::of(&file, &mut |_, _| {}).weights_id();
+    let inspection = inspect(&file, id);
+    let uses: Vec<(&str, u64, u64)> = inspection
+        .tensor_types
+        .iter()
+        .map(|used| (used.dtype.name(), used.tensors, used.bytes))
+        .collect();
+    // Values of attention (query, key, value, output) and feed-forward matrices of two layers.
+    let q6_k = 256 * (325 + 128 + 512) / 256 * 210;
+    let q4_k = 256 * (256 + 128 + 256 + 2 * 512 + 256 + 2 * 128 + 256 + 3 * 512) / 256 * 144;
+    let f32 = 5 * 256 * 4;
+    assert_eq!(
+        uses,
+        [("Q4_K", 12, q4_k), ("Q6_K", 3, q6_k), ("F32", 5, f32)]
+    );
+    let layers: u64 = inspection.layer_bytes.iter().sum();
+    assert_eq!(layers + inspection.head_bytes, q4_k + q6_k + f32);
+    assert!(inspection.layer_bytes[0] > inspection.layer_bytes[1]);
+
+    // Names of any length stand in one column.
+    let [file, _] = models(&shape(), |name| match name.contains("attn") {
+        true => TensorType::IQ4_XS,
+        false => TensorType::Q8_0,
+    });
+    let text = inspect(&file, id).to_string();
+    let column = |name: &str| {
+        text.lines()
+            .find(|line| line.contains(name))
+            .unwrap()
+            .find(" x,")
+    };
+    assert!(column("IQ4_XS").is_some());
+    assert_eq!(column("IQ4_XS"), column("Q8_0 "), "{text}");
+}
+
+#[test]
+fn a_row_that_is_no_whole_blocks_is_refused_whatever_its_type() {
+    let sound = TinyLlama::default().bytes();
+    let name = b"blk.0.attn_q.weight";
+    let at = sound.windows(name.len()).position(|w| w == name).unwrap();
+    // Name, number of dimensions, two dimensions of 64, type.
+    let at = at + name.len() + 4 + 2 * 8;
+    for id in 0..64u32 {
+        let mut bytes = sound.clone();
+        bytes[at..at + 4].copy_from_slice(&id.to_le_bytes());
+        let opened = Gguf::from_bytes(bytes).map(ModelFile::from_gguf);
+        match TensorType::from_ggml(id) {
+            Some(TensorType::Q4_1) => assert!(matches!(opened, Ok(Ok(_)))),
+            Some(dtype) if dtype.row_bytes(64).is_none() => {
+                let error = opened.unwrap_err().to_string();
+                assert!(error.contains("dimensions"), "{dtype}: {error}");
+            }
+            // Smaller ones leave a gap in the file, larger ones run into the next tensor.
+            Some(dtype) if dtype.is_supported() => {}
+            _ => assert!(!matches!(opened, Ok(Ok(_))), "{id}"),
+        }
+    }
+}
