@@ -58,10 +58,11 @@ impl From<WriteError> for ConvertError {
 /// Writes `model` to `target` with its matrices stored as `dtype`, one of [`TensorType::WRITABLE`].
 ///
 /// Norms stay as they are. The embedding and the output matrix are never stored in fewer than
-/// eight bits: the last matrix decides every word, and llama.cpp does the same. Tensors that
-/// already have their type are copied; the others are read as floats and stored by
-/// [`quantize`], so converting an already quantised model loses quality twice. All metadata is
-/// kept. The file appears under its name when it is complete and on disk.
+/// eight bits: the last matrix decides every word. Matrices whose rows do not fill blocks of 256
+/// become Q8_0 in place of Q6_K, and Q4_1 in place of Q4_K. Tensors that already have their type
+/// are copied; the others are read as floats and stored by [`quantize`], so converting an already
+/// quantised model loses quality twice. All metadata is kept. The file appears under its name when
+/// it is complete and on disk.
 ///
 /// `progress` gets the source bytes done and in all, every few milliseconds; setting `cancel`
 /// ends the work soon after.
@@ -155,10 +156,18 @@ fn parts<'a>(info: &TensorInfo, data: &'a [u8]) -> impl Iterator<Item = &'a [u8]
 
 /// The type that a tensor gets when the model is converted to `dtype`.
 fn stored_as(info: &TensorInfo, dtype: TensorType) -> TensorType {
-    let four_bits = matches!(dtype, TensorType::Q4_0 | TensorType::Q4_1);
-    match info.name.as_str() {
+    use TensorType as T;
+    let narrow = matches!(dtype, T::Q6_K | T::Q4_1 | T::Q4_K | T::Q4_0);
+    let fits = |dtype: T| {
+        info.dims
+            .first()
+            .is_some_and(|n| dtype.row_bytes(*n).is_some())
+    };
+    match (info.name.as_str(), dtype) {
         _ if info.dims.len() == 1 => info.dtype,
-        EMBEDDING | OUTPUT if four_bits => TensorType::Q8_0,
+        (EMBEDDING | OUTPUT, _) if narrow => T::Q8_0,
+        (_, T::Q6_K) if !fits(dtype) => T::Q8_0,
+        (_, T::Q4_K) if !fits(dtype) => T::Q4_1,
         _ => dtype,
     }
 }
@@ -171,6 +180,9 @@ fn file_type(dtype: TensorType) -> u32 {
         TensorType::Q4_0 => 2,
         TensorType::Q4_1 => 3,
         TensorType::Q8_0 => 7,
+        // "Small": one type for all matrices of the blocks.
+        TensorType::Q4_K => 14,
+        TensorType::Q6_K => 18,
         // LLAMA_FTYPE_GUESSED
         _ => 1024,
     }

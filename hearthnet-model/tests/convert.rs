@@ -30,6 +30,9 @@ fn every_type_can_be_made_from_every_other() {
     let directory = tempfile::tempdir().unwrap();
     for from in TensorType::WRITABLE {
         let tiny = TinyLlama {
+            width: 256,
+            head_dim: 64,
+            ffn: 256,
             weights: from.name(),
             embedding: "f32",
             tied: false,
@@ -47,8 +50,8 @@ fn every_type_can_be_made_from_every_other() {
                 let expected = match old.name.as_str() {
                     _ if old.dims.len() == 1 => TensorType::F32,
                     "token_embd.weight" | "output.weight" => match dtype {
-                        TensorType::Q4_0 | TensorType::Q4_1 => TensorType::Q8_0,
-                        other => other,
+                        TensorType::F32 | TensorType::F16 => dtype,
+                        _ => TensorType::Q8_0,
                     },
                     _ => dtype,
                 };
@@ -73,6 +76,26 @@ fn every_type_can_be_made_from_every_other() {
             };
             assert_eq!(metadata(&before), metadata(&after));
         }
+    }
+}
+
+#[test]
+fn rows_that_do_not_fill_blocks_of_256_get_blocks_of_32() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = TinyLlama {
+        ffn: 256,
+        weights: "f32",
+        ..TinyLlama::default()
+    };
+    let source = source.write(directory.path());
+    for (dtype, instead) in [
+        (TensorType::Q6_K, TensorType::Q8_0),
+        (TensorType::Q4_K, TensorType::Q4_1),
+    ] {
+        let model = to(&source, dtype, &directory.path().join(dtype.name()));
+        let found = |name| model.tensor(name).unwrap().dtype;
+        assert_eq!(found("blk.1.ffn_up.weight"), instead, "rows of 64");
+        assert_eq!(found("blk.1.ffn_down.weight"), dtype, "rows of 256");
     }
 }
 
@@ -145,9 +168,9 @@ fn nothing_is_left_behind_by_what_does_not_finish() {
     );
     assert_eq!(count(), 1);
 
-    let other = convert(&model, TensorType::Q4_K, &target, &GO_ON, &mut |_, _| {});
+    let other = convert(&model, TensorType::Q5_K, &target, &GO_ON, &mut |_, _| {});
     assert!(
-        matches!(other, Err(ConvertError::Target(TensorType::Q4_K))),
+        matches!(other, Err(ConvertError::Target(TensorType::Q5_K))),
         "{other:?}"
     );
     assert_eq!(count(), 1);

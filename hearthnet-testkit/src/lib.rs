@@ -51,8 +51,9 @@ pub fn smollm2() -> PathBuf {
     PATH.clone()
 }
 
-/// Path of the real model with its matrices stored as `dtype` (`f32`, `f16`, `q8_0`, `q4_0`, and
-/// `q4_1`, which is the model itself): made once from [`smollm2`] and kept in the user's cache.
+/// Path of the real model with its matrices stored as `dtype` (a type of
+/// [`TensorType::WRITABLE`]; `q4_1` is the model itself): made once from [`smollm2`] and kept in the
+/// user's cache.
 ///
 /// The Q4_1 weights are the origin of all of them, so `f32` computes with exactly the same
 /// weights, and `f16` with the same but for their rounding.

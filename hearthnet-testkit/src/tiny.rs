@@ -33,7 +33,8 @@ pub struct TinyLlama {
     pub vocab: u32,
     /// Longest sequence.
     pub context: u32,
-    /// Type of the matrices of the blocks: `f32`, `f16`, `q8_0`, `q4_1` or `q4_0`.
+    /// Type of the matrices of the blocks, one of [`TensorType::WRITABLE`]; for `q6_k` and `q4_k`
+    /// what must be a multiple of 32 must be one of 256.
     pub weights: &'static str,
     /// Type of the embedding and the output matrix.
     pub embedding: &'static str,

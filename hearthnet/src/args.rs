@@ -197,7 +197,7 @@ pub(crate) enum ModelCommand {
     Convert {
         #[arg(help = MODEL)]
         model: ModelRef,
-        /// Weight type: f32, f16, q8_0, q4_0 or q4_1.
+        /// Weight type: f32, f16, q8_0, q6_k, q4_1, q4_k or q4_0.
         #[arg(long, value_name = "TYPE")]
         to: String,
         /// File to write; it must not exist yet.

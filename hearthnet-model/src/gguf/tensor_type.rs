@@ -112,7 +112,15 @@ const TABLE: [(TensorType, u32, &str, u32, u32); 35] = [
 
 impl TensorType {
     /// The types that values can be converted to, widest first.
-    pub const WRITABLE: [Self; 5] = [Self::F32, Self::F16, Self::Q8_0, Self::Q4_1, Self::Q4_0];
+    pub const WRITABLE: [Self; 7] = [
+        Self::F32,
+        Self::F16,
+        Self::Q8_0,
+        Self::Q6_K,
+        Self::Q4_1,
+        Self::Q4_K,
+        Self::Q4_0,
+    ];
 
     /// The types that the engine computes with, widest first.
     pub fn supported() -> impl Iterator<Item = Self> {

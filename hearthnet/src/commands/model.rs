@@ -316,19 +316,15 @@ fn cancel_on_interrupt() -> Result<Arc<AtomicBool>, Failure> {
 }
 
 fn convert_file(source: &Path, to: &str, output: &Path) -> Result<(), Failure> {
-    let dtype: TensorType = match to {
-        "f32" => TensorType::F32,
-        "f16" => TensorType::F16,
-        "q8_0" => TensorType::Q8_0,
-        "q4_0" => TensorType::Q4_0,
-        "q4_1" => TensorType::Q4_1,
-        _ => {
-            return Err(
-                Failure::new(Kind::Config, format!("there is no weight type {to:?}"))
-                    .hint("use f32, f16, q8_0, q4_0 or q4_1"),
-            );
-        }
-    };
+    let known = TensorType::WRITABLE;
+    let dtype = known
+        .into_iter()
+        .find(|dtype| dtype.name().to_lowercase() == to)
+        .ok_or_else(|| {
+            let names = TensorType::names(known).to_lowercase();
+            Failure::new(Kind::Config, format!("there is no weight type {to:?}"))
+                .hint(format!("use one of {names}"))
+        })?;
     let file = open_file(source)?;
     let cancel = cancel_on_interrupt()?;
     let mut progress = Progress::new("converting");
