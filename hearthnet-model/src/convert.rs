@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::atomic_file::AtomicFile;
 use crate::error::{FileError, ModelError};
-use crate::families::{EMBEDDING, OUTPUT};
+use crate::families::{EMBEDDING, OUTPUT, ROUTER};
 use crate::gguf::writer::{WriteError, Writer};
 use crate::gguf::{TensorInfo, TensorType, Value};
 use crate::model_file::ModelFile;
@@ -54,7 +54,7 @@ impl From<WriteError> for ConvertError {
 
 /// Writes `model` to `target` with its matrices stored as `dtype`: F32, F16, Q8_0, Q4_1 or Q4_0.
 ///
-/// Norms stay as they are. The embedding and the output matrix are never stored in fewer than
+/// Norms and the routers of experts stay as they are. The embedding and the output matrix are never stored in fewer than
 /// eight bits: the last matrix decides every word, and llama.cpp does the same. Tensors that
 /// already have their type are copied; the others are read as floats and stored by
 /// [`quantize`], so converting an already quantised model loses quality twice. All metadata is
@@ -155,6 +155,8 @@ fn stored_as(info: &TensorInfo, dtype: TensorType) -> TensorType {
     let four_bits = matches!(dtype, TensorType::Q4_0 | TensorType::Q4_1);
     match info.name.as_str() {
         _ if info.dims.len() == 1 => info.dtype,
+        // Small, and what it gets wrong sends a token through other experts.
+        name if name.ends_with(ROUTER) => info.dtype,
         EMBEDDING | OUTPUT if four_bits => TensorType::Q8_0,
         _ => dtype,
     }
