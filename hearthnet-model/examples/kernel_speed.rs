@@ -131,7 +131,9 @@ fn attention(kernels: Kernels, depth: usize) {
             head_dim: HEAD_DIM,
             heads: HEADS,
             scale: 0.125,
+            softcap: None,
             position: depth,
+            window: None,
             pages: &pages,
         };
         let time = fastest(|_| {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::atomic_file::AtomicFile;
 use crate::error::{FileError, ModelError};
-use crate::families::{EMBEDDING, OUTPUT};
+use crate::families::{EMBEDDING, OUTPUT, ROUTER};
 use crate::gguf::writer::{WriteError, Writer};
 use crate::gguf::{TensorInfo, TensorType, Value};
 use crate::model_file::ModelFile;
@@ -57,12 +57,12 @@ impl From<WriteError> for ConvertError {
 
 /// Writes `model` to `target` with its matrices stored as `dtype`, one of [`TensorType::WRITABLE`].
 ///
-/// Norms stay as they are. The embedding and the output matrix are never stored in fewer than
-/// eight bits: the last matrix decides every word. Matrices whose rows do not fill blocks of 256
-/// become Q8_0 in place of Q6_K, and Q4_1 in place of Q4_K. Tensors that already have their type
-/// are copied; the others are read as floats and stored by [`quantize`], so converting an already
-/// quantised model loses quality twice. All metadata is kept. The file appears under its name when
-/// it is complete and on disk.
+/// Norms and the routers of experts stay as they are. The embedding and the output matrix are never
+/// stored in fewer than eight bits: the last matrix decides every word. Matrices whose rows do not
+/// fill blocks of 256 become Q8_0 in place of Q6_K, and Q4_1 in place of Q4_K. Tensors that already
+/// have their type are copied; the others are read as floats and stored by [`quantize`], so
+/// converting an already quantised model loses quality twice. All metadata is kept. The file
+/// appears under its name when it is complete and on disk.
 ///
 /// `progress` gets the source bytes done and in all, every few milliseconds; setting `cancel`
 /// ends the work soon after.
@@ -165,6 +165,8 @@ fn stored_as(info: &TensorInfo, dtype: TensorType) -> TensorType {
     };
     match (info.name.as_str(), dtype) {
         _ if info.dims.len() == 1 => info.dtype,
+        // Small, and what it gets wrong sends a token through other experts.
+        (name, _) if name.ends_with(ROUTER) => info.dtype,
         (EMBEDDING | OUTPUT, _) if narrow => T::Q8_0,
         (_, T::Q6_K) if !fits(dtype) => T::Q8_0,
         (_, T::Q4_K) if !fits(dtype) => T::Q4_1,

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::gguf::{Gguf, TensorType};
 use crate::manifest::WeightsId;
 use crate::model_file::ModelFile;
-use crate::spec::ModelSpec;
+use crate::spec::{ModelSpec, RopeScaling};
 
 /// Description of a model file. Its `Display` is a table for people; serialised it is for
 /// machines, with sizes in bytes.
@@ -146,6 +146,10 @@ impl fmt::Display for Inspection {
             "width",
             format!("{}, feed-forward {}", spec.width, spec.ffn),
         )?;
+        if let Some(experts) = spec.experts {
+            let text = format!("{} per layer, {} per token", experts.count, experts.used);
+            row("experts", text)?;
+        }
         let heads = format!(
             "{} query, {} key/value, {} wide",
             spec.heads, spec.kv_heads, spec.head_dim
@@ -157,7 +161,22 @@ impl fmt::Display for Inspection {
             "{:?}, {} wide, base {}",
             spec.rope.kind, spec.rope.dims, spec.rope.theta
         );
-        row("rope", rope.to_lowercase())?;
+        let scaling = match spec.rope.scaling {
+            None => String::new(),
+            Some(RopeScaling::Linear { factor }) => format!(", stretched {factor} times"),
+            Some(RopeScaling::Factors | RopeScaling::Long { .. }) => ", with factors".to_owned(),
+        };
+        row("rope", rope.to_lowercase() + &scaling)?;
+        if let Some(window) = spec.attention.window {
+            let layers = match window.global_every {
+                None => "in all layers".to_owned(),
+                Some(every) => format!("except in every {every}th layer"),
+            };
+            row(
+                "window",
+                format!("{} positions, {layers}", window.positions),
+            )?;
+        }
         row("boundary", spec.boundary.to_string())?;
         let tied = if spec.tied_embedding {
             "the embedding"

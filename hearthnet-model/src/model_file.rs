@@ -28,13 +28,14 @@ pub struct TensorView<'a> {
     pub name: &'a str,
     /// How values are stored.
     pub dtype: TensorType,
-    /// One or two lengths, row length first.
+    /// One to three lengths of the whole tensor, row length first.
     pub dims: &'a [u64],
     /// The data: [`rows`](Self::rows) rows of [`cols`](Self::cols) values.
     pub bytes: &'a [u8],
+    rows: usize,
 }
 
-impl TensorView<'_> {
+impl<'a> TensorView<'a> {
     /// Values per row (of a matrix: the length of its input).
     pub fn cols(&self) -> usize {
         // The data is in memory, so its lengths fit usize.
@@ -43,7 +44,21 @@ impl TensorView<'_> {
 
     /// Number of rows (of a matrix: the length of its output); 1 for a vector.
     pub fn rows(&self) -> usize {
-        self.dims.iter().skip(1).map(|&dim| dim as usize).product()
+        self.rows
+    }
+
+    /// The rows in `count` equal parts, in their order: the matrices that a tensor holds. Rows
+    /// that are left over are in none.
+    pub fn parts(&self, count: usize) -> Vec<TensorView<'a>> {
+        let count = count.clamp(1, self.rows.max(1));
+        let bytes = self.bytes.len() / self.rows.max(1) * (self.rows / count);
+        let part = |bytes| Self {
+            bytes,
+            rows: self.rows / count,
+            ..*self
+        };
+        let parts = self.bytes.chunks_exact(bytes.max(1));
+        parts.take(count).map(part).collect()
     }
 }
 
@@ -122,6 +137,8 @@ impl ModelFile {
             dtype: info.dtype,
             dims: &info.dims,
             bytes: self.gguf.data(info),
+            // The data is in memory, so its lengths fit usize.
+            rows: info.dims.iter().skip(1).map(|&dim| dim as usize).product(),
         })
     }
 
@@ -134,7 +151,8 @@ impl ModelFile {
         layer: u32,
         which: LayerTensor,
     ) -> Result<TensorView<'_>, ModelError> {
-        match self.family.layer.iter().find(|rule| rule.tensor == which) {
+        let mut rules = self.family.rules(&self.spec);
+        match rules.find(|rule| rule.tensor == which) {
             Some(rule) => self.tensor(&rule.full_name(layer)),
             None => Err(self.missing(&format!("blk.{layer}.{which:?}"))),
         }
@@ -171,9 +189,19 @@ impl ModelFile {
     /// The tensors of block `layer`, in the order of their use; none when there is no such block.
     pub fn layer_tensors(&self, layer: u32) -> impl Iterator<Item = &TensorInfo> {
         self.family
-            .layer
-            .iter()
+            .rules(&self.spec)
             .filter_map(move |rule| self.gguf.tensor(&rule.full_name(layer)))
+    }
+
+    /// Whether the family's blocks have such a tensor.
+    pub fn has(&self, which: LayerTensor) -> bool {
+        let mut rules = self.family.rules(&self.spec);
+        rules.any(|rule| rule.tensor == which)
+    }
+
+    /// The tensors that every block uses: RoPE's factors, for most models none.
+    pub fn shared_tensors(&self) -> impl Iterator<Item = &TensorInfo> {
+        Family::shared_tensors(&self.spec).filter_map(|name| self.gguf.tensor(name))
     }
 
     /// The tensors outside the blocks: embedding, last norm, output matrix if it has its own.

@@ -6,6 +6,10 @@ use crate::boundary::BoundaryDtype;
 
 /// Longest row, column, list or sequence: far beyond any model, far from any overflow.
 pub const MAX_SIZE: u32 = 1 << 24;
+/// Most experts of a layer; the largest mixtures have some hundreds.
+pub const MAX_EXPERTS: u32 = 4096;
+/// Most experts that a row asks for; today's mixtures ask for 2 to 16.
+pub const MAX_EXPERTS_USED: u32 = 64;
 
 /// Hyperparameters of a model: everything besides the tensors that decides its numbers.
 ///
@@ -42,6 +46,29 @@ pub struct ModelSpec {
     pub boundary: BoundaryDtype,
     /// Whether the output matrix is the embedding.
     pub tied_embedding: bool,
+    /// What attention has beyond that of Llama.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub attention: AttentionSpec,
+    /// What is applied to the gate of the feed-forward layer.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub activation: Activation,
+    /// The feed-forward layer as a mixture of experts, which then have `ffn` values each; `None`
+    /// for a single one.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub experts: Option<ExpertSpec>,
+    /// Whether the outputs of attention and of the feed-forward layer are normalised before they
+    /// are added to the residual stream.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub post_norms: bool,
+    /// Constant factors.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub scales: ScaleSpec,
+}
+
+/// Whether a field says nothing: it is then left out, so that models which have no use for it
+/// keep the identity that they had before the field was there.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 impl ModelSpec {
@@ -88,7 +115,31 @@ impl ModelSpec {
         if !(f32::MIN_POSITIVE..1.0).contains(&self.norm_eps) {
             return fail("norm_eps", "must lie between 0 and 1");
         }
-        Ok(())
+        self.rope.check()?;
+        self.attention.check()?;
+        self.scales.check()?;
+        match &self.experts {
+            None => Ok(()),
+            Some(experts) => experts.check(),
+        }
+    }
+
+    /// Positions that a row of a block attends to, its own included; `None` for all.
+    pub fn window(&self, layer: u32) -> Option<u32> {
+        let window = self.attention.window?;
+        let global = window
+            .global_every
+            .is_some_and(|every| (layer + 1).is_multiple_of(every));
+        (!global).then_some(window.positions)
+    }
+
+    /// How queries and keys of a block are turned.
+    pub fn rotation(&self, layer: u32) -> Rotation {
+        match self.rope.skip_every {
+            Some(every) if (layer + 1).is_multiple_of(every) => Rotation::None,
+            _ if self.rope.local_theta.is_some() && self.window(layer).is_some() => Rotation::Local,
+            _ => Rotation::Global,
+        }
     }
 
     /// Width of all query heads together, in values.
@@ -117,8 +168,149 @@ pub struct SpecError {
     pub reason: &'static str,
 }
 
+/// What attention has beyond that of Llama. Each field's default is Llama's.
+#[derive(Clone, Copy, PartialEq, Default, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AttentionSpec {
+    /// Whether queries, keys and values have biases.
+    #[serde(skip_serializing_if = "is_default")]
+    pub qkv_bias: bool,
+    /// RMSNorm of queries and keys before they are turned.
+    #[serde(skip_serializing_if = "is_default")]
+    pub qk_norm: Option<QkNorm>,
+    /// Factor of the scores, if not `1 / sqrt(head_dim)`.
+    #[serde(skip_serializing_if = "is_default")]
+    pub scale: Option<f32>,
+    /// Scores `s` become `cap * tanh(s / cap)`.
+    #[serde(skip_serializing_if = "is_default")]
+    pub softcap: Option<f32>,
+    /// Sliding window.
+    #[serde(skip_serializing_if = "is_default")]
+    pub window: Option<WindowSpec>,
+}
+
+impl AttentionSpec {
+    fn check(&self) -> Result<(), SpecError> {
+        positive("attention.scale", self.scale)?;
+        positive("attention.softcap", self.softcap)?;
+        let Some(window) = self.window else {
+            return Ok(());
+        };
+        let fail = |field| {
+            let reason = "must be between 1 and 16777216";
+            Err(SpecError { field, reason })
+        };
+        if !(1..=MAX_SIZE).contains(&window.positions) {
+            return fail("attention.window.positions");
+        }
+        match window.global_every {
+            Some(every) if !(1..=MAX_SIZE).contains(&every) => {
+                fail("attention.window.global_every")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What RMSNorm of queries and keys takes the mean over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum QkNorm {
+    /// Each head by itself; all heads have the same weights, `[head_dim]`.
+    Head,
+    /// All heads together, with weights for each value.
+    Row,
+}
+
+/// Sliding window: a row attends to itself and to the `positions - 1` before it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WindowSpec {
+    /// How many positions a row sees, its own included.
+    pub positions: u32,
+    /// Every n-th block (n, 2n, ... counted from 1) has no window; `None`: all have it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub global_every: Option<u32>,
+}
+
+/// What is applied to the gate of a feed-forward layer.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Activation {
+    /// `g / (1 + exp(-g))`
+    #[default]
+    Silu,
+    /// GELU in its approximation by tanh.
+    Gelu,
+}
+
+/// A mixture of experts: a row goes through the few that its router scores highest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExpertSpec {
+    /// Experts of a layer.
+    pub count: u32,
+    /// Experts that a row goes through.
+    pub used: u32,
+    /// Whether the weights of those that a row goes through add up to 1. If not, they are their
+    /// part of the softmax over all experts.
+    pub normalise: bool,
+}
+
+impl ExpertSpec {
+    fn check(&self) -> Result<(), SpecError> {
+        let fail = |field, reason| Err(SpecError { field, reason });
+        if !(1..=MAX_EXPERTS).contains(&self.count) {
+            return fail("experts.count", "must be between 1 and 4096");
+        }
+        if !(1..=MAX_EXPERTS_USED.min(self.count)).contains(&self.used) {
+            let reason = "must be between 1 and 64, and at most the number of experts";
+            return fail("experts.used", reason);
+        }
+        Ok(())
+    }
+}
+
+/// Constant factors; `None` is 1.
+#[derive(Clone, Copy, PartialEq, Default, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ScaleSpec {
+    /// Of the embedding.
+    #[serde(skip_serializing_if = "is_default")]
+    pub embedding: Option<f32>,
+    /// Of what attention and the feed-forward layer add to the residual stream.
+    #[serde(skip_serializing_if = "is_default")]
+    pub residual: Option<f32>,
+    /// By which logits are divided.
+    #[serde(skip_serializing_if = "is_default")]
+    pub logits: Option<f32>,
+    /// Logits `l` become `cap * tanh(l / cap)`, after the division.
+    #[serde(skip_serializing_if = "is_default")]
+    pub logit_softcap: Option<f32>,
+}
+
+impl ScaleSpec {
+    fn check(&self) -> Result<(), SpecError> {
+        positive("scales.embedding", self.embedding)?;
+        positive("scales.residual", self.residual)?;
+        positive("scales.logits", self.logits)?;
+        positive("scales.logit_softcap", self.logit_softcap)
+    }
+}
+
+fn positive(field: &'static str, value: Option<f32>) -> Result<(), SpecError> {
+    match value {
+        Some(value) if !(f32::MIN_POSITIVE..=f32::MAX).contains(&value) => Err(SpecError {
+            field,
+            reason: "must be a positive number",
+        }),
+        _ => Ok(()),
+    }
+}
+
 /// Rotary position embedding: value pair `i` of the first `dims` values of a head is turned by
-/// `position * theta^(-2i / dims)` radians. The rest of the head stays as it is.
+/// `position * theta^(-2i / dims)` radians, or what `scaling` makes of it. The rest of the head
+/// stays as it is.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RopeSpec {
@@ -128,6 +320,76 @@ pub struct RopeSpec {
     pub dims: u32,
     /// Base of the frequencies, positive.
     pub theta: f64,
+    /// How the frequencies differ from those of the base.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub scaling: Option<RopeScaling>,
+    /// Base of the frequencies, which are then not scaled, in the blocks that have a sliding
+    /// window; `None`: the same as in the others.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub local_theta: Option<f64>,
+    /// Every n-th block (n, 2n, ... counted from 1) does not turn anything.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub skip_every: Option<u32>,
+}
+
+impl RopeSpec {
+    fn check(&self) -> Result<(), SpecError> {
+        let fail = |field, reason| Err(SpecError { field, reason });
+        if self
+            .local_theta
+            .is_some_and(|theta| !(1.0..=f64::from(f32::MAX)).contains(&theta))
+        {
+            return fail("rope.local_theta", "must be a finite number of at least 1");
+        }
+        if self
+            .skip_every
+            .is_some_and(|every| !(1..=MAX_SIZE).contains(&every))
+        {
+            return fail("rope.skip_every", "must be between 1 and 16777216");
+        }
+        let range = f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX);
+        match self.scaling {
+            Some(RopeScaling::Linear { factor }) if !range.contains(&factor) => {
+                fail("rope.scaling.factor", "must be a positive number")
+            }
+            Some(RopeScaling::Long { amplitude, .. }) if !range.contains(&amplitude) => {
+                fail("rope.scaling.amplitude", "must be a positive number")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// How RoPE's frequencies differ from those of its base.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub enum RopeScaling {
+    /// All are divided by a number.
+    Linear {
+        /// The number.
+        factor: f64,
+    },
+    /// Each is divided by its own number, from the tensor `rope_freqs.weight` (Llama 3.1).
+    Factors,
+    /// As `Factors`, and cosines and sines are multiplied by a number (LongRoPE, Phi-3).
+    Long {
+        /// Which of two tensors: `rope_factors_long.weight` for a context that is longer than the
+        /// one of the first training, else `rope_factors_short.weight`.
+        long: bool,
+        /// The number for cosines and sines.
+        amplitude: f64,
+    },
+}
+
+/// How a block turns queries and keys.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rotation {
+    /// With [`RopeSpec::theta`] and [`RopeSpec::scaling`].
+    Global,
+    /// With [`RopeSpec::local_theta`].
+    Local,
+    /// Not at all.
+    None,
 }
 
 /// Which values of a head form the pairs that RoPE turns.
@@ -149,20 +411,69 @@ pub enum LayerTensor {
     AttnNorm,
     /// Queries: `[width, heads * head_dim]`.
     AttnQ,
+    /// Added to the queries: `[heads * head_dim]`.
+    AttnQBias,
     /// Keys: `[width, kv_heads * head_dim]`.
     AttnK,
+    /// Added to the keys: `[kv_heads * head_dim]`.
+    AttnKBias,
     /// Values: `[width, kv_heads * head_dim]`.
     AttnV,
+    /// Added to the values: `[kv_heads * head_dim]`.
+    AttnVBias,
+    /// Queries, keys and values in one: `[width, (heads + 2 kv_heads) * head_dim]`.
+    AttnQkv,
+    /// RMSNorm of the queries: `[head_dim]`, or `[heads * head_dim]`.
+    AttnQNorm,
+    /// RMSNorm of the keys: `[head_dim]`, or `[kv_heads * head_dim]`.
+    AttnKNorm,
     /// Back to the residual stream: `[heads * head_dim, width]`.
     AttnOutput,
+    /// RMSNorm of what attention adds to the residual stream: `[width]`.
+    AttnPostNorm,
     /// RMSNorm before the feed-forward layer: `[width]`.
     FfnNorm,
-    /// Gate, to which SiLU is applied: `[width, ffn]`.
+    /// Gate, to which the activation is applied: `[width, ffn]`.
     FfnGate,
     /// What the gate is multiplied with: `[width, ffn]`.
     FfnUp,
+    /// Gate, then up, in one: `[width, 2 ffn]`.
+    FfnGateUp,
     /// Back to the residual stream: `[ffn, width]`.
     FfnDown,
+    /// Scores of the experts: `[width, experts]`.
+    Router,
+    /// The gates of all experts, one after another: `[width, ffn, experts]`.
+    ExpertGate,
+    /// What the gates are multiplied with: `[width, ffn, experts]`.
+    ExpertUp,
+    /// Back to the residual stream: `[ffn, width, experts]`.
+    ExpertDown,
+    /// RMSNorm of what the feed-forward layer adds to the residual stream: `[width]`.
+    FfnPostNorm,
+}
+
+impl LayerTensor {
+    /// Whether a model of a family that has this tensor has it: of gate and experts, for example,
+    /// one or the other.
+    pub fn present(self, spec: &ModelSpec) -> bool {
+        match self {
+            Self::AttnQBias | Self::AttnKBias | Self::AttnVBias => spec.attention.qkv_bias,
+            Self::AttnQNorm | Self::AttnKNorm => spec.attention.qk_norm.is_some(),
+            Self::AttnPostNorm | Self::FfnPostNorm => spec.post_norms,
+            Self::FfnGate | Self::FfnUp | Self::FfnGateUp | Self::FfnDown => spec.experts.is_none(),
+            Self::Router | Self::ExpertGate | Self::ExpertUp | Self::ExpertDown => {
+                spec.experts.is_some()
+            }
+            Self::AttnNorm
+            | Self::AttnQ
+            | Self::AttnK
+            | Self::AttnV
+            | Self::AttnQkv
+            | Self::AttnOutput
+            | Self::FfnNorm => true,
+        }
+    }
 }
 
 /// A dimension of a tensor, in terms of the spec.
@@ -175,8 +486,20 @@ pub enum Dim {
     Queries,
     /// [`ModelSpec::kv_width`]
     Keys,
+    /// Queries, keys and values together.
+    Qkv,
+    /// Values over which queries are normalised: see [`QkNorm`].
+    QueryNorm,
+    /// Values over which keys are normalised.
+    KeyNorm,
+    /// Pairs that RoPE turns.
+    RopePairs,
     /// [`ModelSpec::ffn`]
     Ffn,
+    /// Gate and up together.
+    TwoFfn,
+    /// [`ExpertSpec::count`]
+    Experts,
     /// [`ModelSpec::vocab`]
     Vocab,
 }
@@ -184,12 +507,18 @@ pub enum Dim {
 impl Dim {
     /// The dimension's length in a model.
     pub fn of(self, spec: &ModelSpec) -> u64 {
-        u64::from(match self {
-            Self::Width => spec.width,
-            Self::Queries => spec.query_width(),
-            Self::Keys => spec.kv_width(),
-            Self::Ffn => spec.ffn,
-            Self::Vocab => spec.vocab,
-        })
+        let per_head = spec.attention.qk_norm == Some(QkNorm::Head);
+        match self {
+            Self::QueryNorm | Self::KeyNorm if per_head => spec.head_dim.into(),
+            Self::Width => spec.width.into(),
+            Self::Queries | Self::QueryNorm => spec.query_width().into(),
+            Self::Keys | Self::KeyNorm => spec.kv_width().into(),
+            Self::Qkv => u64::from(spec.query_width()) + 2 * u64::from(spec.kv_width()),
+            Self::RopePairs => u64::from(spec.rope.dims / 2),
+            Self::Ffn => spec.ffn.into(),
+            Self::TwoFfn => 2 * u64::from(spec.ffn),
+            Self::Experts => spec.experts.map_or(0, |experts| experts.count.into()),
+            Self::Vocab => spec.vocab.into(),
+        }
     }
 }

@@ -188,11 +188,11 @@ fn more_layers_than_the_file_has_are_missed() {
 #[test]
 fn features_that_the_engine_does_not_have_are_refused() {
     for (key, value) in [
-        ("llama.rope.scaling.type", Value::String("linear")),
+        ("llama.rope.scaling.type", Value::String("longrope")),
         ("llama.rope.scaling.type", Value::String("yarn")),
         ("llama.rope.scaling.factor", Value::F32(8.0)),
-        ("llama.expert_count", Value::U32(8)),
-        ("llama.attention.sliding_window", Value::U32(4096)),
+        ("llama.expert_shared_count", Value::U32(8)),
+        ("llama.attention.scale", Value::F32(0.5)),
         ("llama.attention.causal", Value::Bool(false)),
         ("llama.logit_scale", Value::F32(0.5)),
         ("llama.final_logit_softcapping", Value::F32(30.0)),
@@ -315,8 +315,9 @@ fn every_tensor_must_be_there_with_its_shape_and_a_type_that_is_computed_with() 
 #[test]
 fn tensors_that_nothing_would_use_are_refused() {
     for extra in [
-        "rope_freqs.weight",
+        "rope_factors_long.weight",
         "blk.0.attn_q.bias",
+        "blk.0.ffn_gate_inp.weight",
         "blk.2.attn_norm.weight",
         "other",
     ] {

@@ -96,6 +96,9 @@ impl Head {
         out.resize(ids.len() * width, 0.0);
         for (row, (&id, values)) in ids.iter().zip(out.chunks_exact_mut(width)).enumerate() {
             self.embedding.dequantise_row(id as usize, values);
+            if let Some(scale) = self.spec.scales.embedding {
+                values.iter_mut().for_each(|value| *value *= scale);
+            }
             self.spec.boundary.round(values);
             if !self.kernels.all_finite(values) {
                 out.clear();
@@ -128,6 +131,12 @@ impl Head {
         out.resize(rows.len() / width * vocab, 0.0);
         for (rows, out) in rows.chunks(TILE * width).zip(out.chunks_mut(TILE * vocab)) {
             self.tile(rows, out);
+        }
+        if let Some(divisor) = self.spec.scales.logits {
+            out.iter_mut().for_each(|logit| *logit /= divisor);
+        }
+        if let Some(cap) = self.spec.scales.logit_softcap {
+            self.kernels.softcap(out, cap);
         }
         Ok(())
     }

@@ -15,6 +15,7 @@
 //! |---|---|
 //! | sequences, pages, snapshots | [`kv`](self::SeqId) |
 //! | a batch through the layers, the split between threads | `forward` |
+//! | tables of rotations | `ropes` |
 //! | threads | `team` |
 //! | loading and repacking | `weights` |
 //! | arithmetic | [`crate::kernels`] |
@@ -23,6 +24,7 @@ mod error;
 mod forward;
 mod head;
 mod kv;
+mod ropes;
 mod team;
 mod weights;
 mod whole;
@@ -38,20 +40,18 @@ pub use head::Head;
 pub use kv::{KvSnapshot, SeqId, Span};
 pub use whole::Whole;
 
-use crate::kernels::{Isa, Kernels, RopeTable};
+use crate::kernels::{Isa, Kernels};
 use crate::manifest::WeightsId;
 use crate::model_file::ModelFile;
 use crate::spec::ModelSpec;
 use forward::{Overflow, Parts, Scratch};
 use kv::{Geometry, KvCache, Limits};
+use ropes::Ropes;
 use team::Team;
 use weights::{Layer, Loader};
 
 /// More threads than any machine that this engine is for.
 const MAX_THREADS: usize = 1024;
-/// Positions by which the rotation table grows.
-const ROPE_STEP: usize = 256;
-
 /// How an engine is to run. None of it changes a result.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
@@ -132,7 +132,7 @@ pub struct Engine {
     weight_bytes: u64,
     kernels: Kernels,
     team: Arc<Team>,
-    rope: RopeTable,
+    ropes: Ropes,
     cache: KvCache,
     scratch: Scratch,
 }
@@ -174,7 +174,7 @@ impl Engine {
             context: options.max_context.unwrap_or(u32::MAX).min(spec.context),
             sequences: options.max_sequences,
         };
-        let frequencies = RopeTable::frequencies(spec.rope.dims as usize, spec.rope.theta);
+        let ropes = Ropes::of(file)?;
         Ok(Self {
             weight_bytes: packed.iter().map(|layer| layer.bytes() as u64).sum(),
             spec: spec.clone(),
@@ -183,7 +183,7 @@ impl Engine {
             layers: packed,
             kernels,
             team,
-            rope: RopeTable::new(spec.rope.kind, frequencies, 1.0),
+            ropes,
             cache: KvCache::new(geometry, limits),
             scratch: Scratch::default(),
         })
@@ -341,15 +341,13 @@ impl Engine {
             .map(|span| span.position + span.rows)
             .max()
             .unwrap_or(0);
-        if self.rope.positions() < end as usize {
-            self.rope.cover((end as usize).next_multiple_of(ROPE_STEP));
-        }
+        self.ropes.cover(end as usize);
         let first = (layers.start - self.range.start) as usize;
         let parts = Parts {
             spec: &self.spec,
             kernels: self.kernels,
             team: &self.team,
-            rope: &self.rope,
+            ropes: &self.ropes,
             geometry: *self.cache.geometry(),
             layers: &self.layers[first..first + layers.len()],
             first,
@@ -421,13 +419,12 @@ fn identity(file: &ModelFile, layers: Range<u32>) -> WeightsId {
     field(b"hearthnet layer range 1");
     // All fields of the spec, floating point in shortest exact form.
     field(format!("{:?}", file.spec()).as_bytes());
-    for layer in layers {
-        for info in file.layer_tensors(layer) {
-            field(info.name.as_bytes());
-            field(info.dtype.name().as_bytes());
-            field(format!("{:?}", info.dims).as_bytes());
-            field(file.gguf().data(info));
-        }
+    let own = layers.flat_map(|layer| file.layer_tensors(layer));
+    for info in file.shared_tensors().chain(own) {
+        field(info.name.as_bytes());
+        field(info.dtype.name().as_bytes());
+        field(format!("{:?}", info.dims).as_bytes());
+        field(file.gguf().data(info));
     }
     WeightsId(hash.finalize().into())
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::error::LoadError;
 use crate::kernels::{ActForm, Arena, LANES, Matrix, PackError, Packed, WeightType};
 use crate::model_file::{ModelFile, TensorView};
-use crate::spec::LayerTensor;
+use crate::spec::{Activation, LayerTensor, ModelSpec, Rotation};
 use crate::{ModelError, TensorType};
 
 /// One block's weights.
@@ -13,10 +13,48 @@ use crate::{ModelError, TensorType};
 pub(super) struct Layer {
     pub(super) attn_norm: Vec<f32>,
     pub(super) qkv: Qkv,
+    pub(super) qk_norm: Option<QkNorms>,
+    pub(super) rotation: Rotation,
+    /// Positions that a row attends to; `None` for all.
+    pub(super) window: Option<usize>,
     pub(super) attn_output: Packed,
+    pub(super) attn_post_norm: Option<Vec<f32>>,
     pub(super) ffn_norm: Vec<f32>,
+    pub(super) feed: Feed,
+    pub(super) ffn_post_norm: Option<Vec<f32>>,
+}
+
+/// Norms of queries and keys.
+#[derive(Debug)]
+pub(super) struct QkNorms {
+    pub(super) q: Vec<f32>,
+    pub(super) k: Vec<f32>,
+}
+
+/// The feed-forward layer.
+#[derive(Debug)]
+pub(super) enum Feed {
+    /// The same for all rows.
+    Dense {
+        /// Gate and up.
+        ffn: Ffn,
+        /// Back to the residual stream.
+        down: Packed,
+    },
+    /// Rows go through some of many.
+    Experts {
+        /// Scores of the experts.
+        router: Packed,
+        /// All of them.
+        experts: Vec<Expert>,
+    },
+}
+
+/// One expert of a layer.
+#[derive(Debug)]
+pub(super) struct Expert {
     pub(super) ffn: Ffn,
-    pub(super) ffn_down: Packed,
+    pub(super) down: Packed,
 }
 
 /// Query, key and value matrices: their outputs stand side by side.
@@ -25,6 +63,8 @@ pub(super) struct Qkv {
     /// One matrix where types and shapes allow it, else three.
     pub(super) parts: Vec<Packed>,
     pub(super) form: ActForm,
+    /// What is added to all outputs.
+    pub(super) bias: Option<Vec<f32>>,
 }
 
 /// Gate and up matrices.
@@ -42,6 +82,15 @@ pub(super) enum Ffn {
 }
 
 impl Qkv {
+    fn of(parts: Vec<Packed>) -> Self {
+        let form = ActForm::of(&parts);
+        Self {
+            parts,
+            form,
+            bias: None,
+        }
+    }
+
     /// Outputs of all parts, in groups of 16.
     pub(super) fn panels(&self) -> usize {
         self.parts.iter().map(Packed::panels).sum()
@@ -58,9 +107,19 @@ impl Ffn {
 
     /// Outputs of each of the two, in groups of 16.
     pub(super) fn panels(&self) -> usize {
+        self.gate().panels()
+    }
+
+    /// The outputs that are in some of these groups.
+    pub(super) fn columns(&self, panels: &Range<usize>) -> Range<usize> {
+        let rows = self.gate().rows();
+        panels.start * LANES..rows.min(panels.end * LANES)
+    }
+
+    fn gate(&self) -> &Packed {
         match self {
-            Self::Fused(both) => both.panels(),
-            Self::Split { gate, .. } => gate.panels(),
+            Self::Fused(both) => both,
+            Self::Split { gate, .. } => gate,
         }
     }
 
@@ -72,12 +131,32 @@ impl Ffn {
     }
 }
 
+impl Feed {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Dense { ffn, down } => ffn.bytes() + down.bytes(),
+            Self::Experts { router, experts } => {
+                let expert = |expert: &Expert| expert.ffn.bytes() + expert.down.bytes();
+                router.bytes() + experts.iter().map(expert).sum::<usize>()
+            }
+        }
+    }
+}
+
 impl Layer {
     /// Memory that the weights take.
     pub(super) fn bytes(&self) -> usize {
-        let norms = size_of_val(&self.attn_norm[..]) + size_of_val(&self.ffn_norm[..]);
+        let qk_norm = self.qk_norm.iter().flat_map(|norms| [&norms.q, &norms.k]);
+        let vectors = [&self.attn_norm, &self.ffn_norm]
+            .into_iter()
+            .chain(qk_norm)
+            .chain(&self.qkv.bias)
+            .chain(&self.attn_post_norm)
+            .chain(&self.ffn_post_norm)
+            .map(|vector| size_of_val(&vector[..]))
+            .sum::<usize>();
         let qkv: usize = self.qkv.parts.iter().map(Packed::bytes).sum();
-        norms + qkv + self.attn_output.bytes() + self.ffn.bytes() + self.ffn_down.bytes()
+        vectors + qkv + self.attn_output.bytes() + self.feed.bytes()
     }
 }
 
@@ -118,8 +197,11 @@ impl<'a> Loader<'a> {
     ) -> Result<Vec<Layer>, LoadError> {
         let mut packed = 0usize;
         for layer in range.clone() {
-            for tensor in MATRICES {
-                packed = packed.saturating_add(packed_bytes(&file.layer_tensor(layer, tensor)?)?);
+            for tensor in MATRICES.into_iter().filter(|tensor| file.has(*tensor)) {
+                let view = file.layer_tensor(layer, tensor)?;
+                for matrix in matrices(file.spec(), &view, tensor) {
+                    packed = packed.saturating_add(packed_bytes(&matrix)?);
+                }
             }
         }
         let total = range.clone().map(|layer| file.layer_bytes(layer)).sum();
@@ -129,18 +211,81 @@ impl<'a> Loader<'a> {
 
     fn layer(&mut self, layer: u32) -> Result<Layer, LoadError> {
         use LayerTensor as T;
+        let (file, spec) = (self.file, self.file.spec());
+        let get = |tensor| file.layer_tensor(layer, tensor);
+        let attn_norm = self.vector(&get(T::AttnNorm)?)?;
+        let mut qkv = match file.has(T::AttnQkv) {
+            true => Qkv::of(vec![self.matrix(&get(T::AttnQkv)?)?]),
+            false => self.qkv([get(T::AttnQ)?, get(T::AttnK)?, get(T::AttnV)?])?,
+        };
+        if file.has(T::AttnQBias) {
+            let mut bias = Vec::new();
+            for tensor in [T::AttnQBias, T::AttnKBias, T::AttnVBias] {
+                bias.append(&mut self.vector(&get(tensor)?)?);
+            }
+            qkv.bias = Some(bias);
+        }
+        let qk_norm = match file.has(T::AttnQNorm) {
+            true => Some(QkNorms {
+                q: self.vector(&get(T::AttnQNorm)?)?,
+                k: self.vector(&get(T::AttnKNorm)?)?,
+            }),
+            false => None,
+        };
+        Ok(Layer {
+            attn_norm,
+            qkv,
+            qk_norm,
+            rotation: spec.rotation(layer),
+            window: spec.window(layer).map(|positions| positions as usize),
+            attn_output: self.matrix(&get(T::AttnOutput)?)?,
+            attn_post_norm: self.optional(layer, T::AttnPostNorm)?,
+            ffn_norm: self.vector(&get(T::FfnNorm)?)?,
+            feed: self.feed(layer)?,
+            ffn_post_norm: self.optional(layer, T::FfnPostNorm)?,
+        })
+    }
+
+    /// A vector that a model may have.
+    fn optional(&mut self, layer: u32, which: LayerTensor) -> Result<Option<Vec<f32>>, LoadError> {
+        match self.file.has(which) {
+            true => Ok(Some(self.vector(&self.file.layer_tensor(layer, which)?)?)),
+            false => Ok(None),
+        }
+    }
+
+    fn feed(&mut self, layer: u32) -> Result<Feed, LoadError> {
+        use LayerTensor as T;
         let file = self.file;
         let get = |tensor| file.layer_tensor(layer, tensor);
-        let (q, k, v) = (get(T::AttnQ)?, get(T::AttnK)?, get(T::AttnV)?);
-        let (gate, up) = (get(T::FfnGate)?, get(T::FfnUp)?);
-        Ok(Layer {
-            attn_norm: self.vector(&get(T::AttnNorm)?)?,
-            qkv: self.qkv([q, k, v])?,
-            attn_output: self.matrix(&get(T::AttnOutput)?)?,
-            ffn_norm: self.vector(&get(T::FfnNorm)?)?,
-            ffn: self.ffn(&gate, &up)?,
-            ffn_down: self.matrix(&get(T::FfnDown)?)?,
-        })
+        if !file.has(T::Router) {
+            let (gate, up) = match file.has(T::FfnGateUp) {
+                true => {
+                    let both = get(T::FfnGateUp)?;
+                    match matrices(file.spec(), &both, T::FfnGateUp)[..] {
+                        [gate, up] => (gate, up),
+                        _ => return Err(LoadError::Unsupported(format!("{:?}", both.name))),
+                    }
+                }
+                false => (get(T::FfnGate)?, get(T::FfnUp)?),
+            };
+            return Ok(Feed::Dense {
+                ffn: self.ffn(&gate, &up)?,
+                down: self.matrix(&get(T::FfnDown)?)?,
+            });
+        }
+        let router = self.matrix(&get(T::Router)?)?;
+        let split = |tensor| Ok::<_, LoadError>(matrices(file.spec(), &get(tensor)?, tensor));
+        let (gates, ups) = (split(T::ExpertGate)?, split(T::ExpertUp)?);
+        let downs = split(T::ExpertDown)?;
+        let mut experts = Vec::with_capacity(downs.len());
+        for ((gate, up), down) in gates.iter().zip(&ups).zip(&downs) {
+            experts.push(Expert {
+                ffn: self.ffn(gate, up)?,
+                down: self.matrix(down)?,
+            });
+        }
+        Ok(Feed::Experts { router, experts })
     }
 
     fn qkv(&mut self, views: [TensorView<'_>; 3]) -> Result<Qkv, LoadError> {
@@ -159,12 +304,13 @@ impl<'a> Loader<'a> {
                 .map(|view| self.matrix(view))
                 .collect::<Result<_, _>>()?
         };
-        let form = ActForm::of(&parts);
-        Ok(Qkv { parts, form })
+        Ok(Qkv::of(parts))
     }
 
     fn ffn(&mut self, gate: &TensorView<'_>, up: &TensorView<'_>) -> Result<Ffn, LoadError> {
-        if gate.dtype != up.dtype {
+        // The kernel that applies the gate in the same pass knows one activation.
+        let fused = self.file.spec().activation == Activation::Silu && gate.dtype == up.dtype;
+        if !fused {
             return Ok(Ffn::Split {
                 gate: self.matrix(gate)?,
                 up: self.matrix(up)?,
@@ -204,23 +350,43 @@ impl<'a> Loader<'a> {
 
     /// A tensor is done.
     fn step(&mut self, view: &TensorView<'_>) {
-        if let Some(info) = self.file.gguf().tensor(view.name) {
-            self.file.gguf().release(info);
-        }
+        self.file.gguf().release(view.bytes);
         self.done += view.bytes.len() as u64;
         (self.progress)(self.done, self.total);
     }
 }
 
-const MATRICES: [LayerTensor; 7] = [
+const MATRICES: [LayerTensor; 13] = [
     LayerTensor::AttnQ,
     LayerTensor::AttnK,
     LayerTensor::AttnV,
+    LayerTensor::AttnQkv,
     LayerTensor::AttnOutput,
     LayerTensor::FfnGate,
     LayerTensor::FfnUp,
+    LayerTensor::FfnGateUp,
     LayerTensor::FfnDown,
+    LayerTensor::Router,
+    LayerTensor::ExpertGate,
+    LayerTensor::ExpertUp,
+    LayerTensor::ExpertDown,
 ];
+
+/// The matrices of a tensor: one, those of all experts, or gate and up.
+fn matrices<'a>(
+    spec: &ModelSpec,
+    view: &TensorView<'a>,
+    which: LayerTensor,
+) -> Vec<TensorView<'a>> {
+    use LayerTensor as T;
+    view.parts(match which {
+        T::ExpertGate | T::ExpertUp | T::ExpertDown => {
+            spec.experts.map_or(1, |experts| experts.count as usize)
+        }
+        T::FfnGateUp => 2,
+        _ => 1,
+    })
+}
 
 /// Memory that a matrix takes when packed.
 pub(super) fn packed_bytes(view: &TensorView<'_>) -> Result<usize, LoadError> {

@@ -1,25 +1,52 @@
 //! Model families as data: which metadata and which tensors make up a model.
 //!
 //! A family is one file with one constant [`Family`], listed in [`ALL`]. It says how the tensors
-//! of a block are called and shaped, which kind of RoPE it uses, and which further metadata it
-//! tolerates, with which value. The code here turns a file and its family into a [`ModelSpec`]
+//! of a block are called and shaped, which kind of RoPE it uses, what its blocks have beyond those
+//! of Llama, and which metadata says more of it. The code here turns a file and its family into a
+//! [`ModelSpec`]
 //! that the engine interprets; what neither the family nor this code knows (an architecture, a
 //! hyperparameter, a tensor) is a clear error and never a guess, because ignoring it would give
 //! plausible wrong answers.
 //!
-//! To add a family whose blocks need something new (biases, QK norm, scales, soft caps): add the
-//! role to [`LayerTensor`] or the field to [`ModelSpec`], teach the
-//! engine to interpret it, then describe the family. Families that need nothing new are one file.
+//! To add a family whose blocks need something new: add the role to [`LayerTensor`] or the field
+//! to [`ModelSpec`], teach the engine to interpret it, then describe the family. Families that
+//! need nothing new are one file.
 
+pub mod gemma2;
+pub mod gemma3;
+pub mod glm4;
+pub mod granite;
 pub mod llama;
+pub mod olmoe;
+pub mod phi3;
+pub mod qwen2;
+pub mod qwen3;
+pub mod qwen3moe;
+mod rules;
+pub mod smollm3;
 
 use crate::boundary::BoundaryDtype;
 use crate::error::ModelError;
 use crate::gguf::{Gguf, MetadataError, Value};
-use crate::spec::{Dim, LayerTensor, ModelSpec, RopeKind, RopeSpec};
+use crate::spec::{
+    Activation, AttentionSpec, Dim, ExpertSpec, LayerTensor, ModelSpec, QkNorm, RopeKind,
+    RopeScaling, RopeSpec, ScaleSpec, WindowSpec,
+};
 
 /// Every family that can be run.
-pub const ALL: &[&Family] = &[&llama::FAMILY];
+pub const ALL: &[&Family] = &[
+    &llama::FAMILY,
+    &qwen2::FAMILY,
+    &qwen3::FAMILY,
+    &qwen3moe::FAMILY,
+    &olmoe::FAMILY,
+    &smollm3::FAMILY,
+    &phi3::FAMILY,
+    &gemma2::FAMILY,
+    &gemma3::FAMILY,
+    &granite::FAMILY,
+    &glm4::FAMILY,
+];
 
 /// Metadata key by which a file overrides its family's boundary dtype (`f16`, `bf16`, `f32`).
 pub const BOUNDARY_KEY: &str = "hearthnet.boundary_dtype";
@@ -31,12 +58,30 @@ pub const OUTPUT_NORM: &str = "output_norm.weight";
 /// Output matrix, `[width, vocab]`; a file without it uses the embedding.
 pub const OUTPUT: &str = "output.weight";
 
-/// The tensors outside the blocks, with their shapes.
+/// Scores of the experts, `[width, experts]`, after `blk.N.`.
+pub const ROUTER: &str = "ffn_gate_inp.weight";
+/// By what RoPE's frequencies are divided, `[pairs]`: see [`RopeScaling`].
+pub const ROPE_FACTORS: &str = "rope_freqs.weight";
+/// The same for a context as long as that of the first training.
+pub const ROPE_FACTORS_SHORT: &str = "rope_factors_short.weight";
+/// The same for a longer one.
+pub const ROPE_FACTORS_LONG: &str = "rope_factors_long.weight";
+
+/// The tensors before the first block and behind the last, with their shapes.
 const HEAD: [(&str, &[Dim]); 3] = [
     (EMBEDDING, &[Dim::Width, Dim::Vocab]),
     (OUTPUT_NORM, &[Dim::Width]),
     (OUTPUT, &[Dim::Width, Dim::Vocab]),
 ];
+
+/// The tensors that every block uses.
+fn shared(spec: &ModelSpec) -> &'static [&'static str] {
+    match spec.rope.scaling {
+        Some(RopeScaling::Factors) => &[ROPE_FACTORS],
+        Some(RopeScaling::Long { .. }) => &[ROPE_FACTORS_SHORT, ROPE_FACTORS_LONG],
+        Some(RopeScaling::Linear { .. }) | None => &[],
+    }
+}
 
 /// Description of a family.
 #[derive(Debug)]
@@ -47,20 +92,58 @@ pub struct Family {
     pub rope: RopeKind,
     /// Format of the residual stream between blocks, unless the file names another.
     pub boundary: BoundaryDtype,
-    /// The tensors of a block, in the order of their use.
-    pub layer: &'static [Rule],
-    /// Metadata that may be present, with the one value that the engine's arithmetic implies.
-    pub fixed: &'static [Fixed],
+    /// The tensors that a block can have, in groups; a model has those that its
+    /// [spec](LayerTensor::present) asks for.
+    pub layer: &'static [&'static [Rule]],
+    /// Metadata that is interpreted beside that of all families, after the architecture's prefix.
+    pub reads: &'static [&'static str],
+    /// Whether queries, keys and values have biases.
+    pub qkv_bias: Presence,
+    /// The norm of queries and keys.
+    pub qk_norm: Option<QkNorm>,
+    /// What is applied to the gate.
+    pub activation: Activation,
+    /// Whether what a block adds to the residual stream is normalised.
+    pub post_norms: bool,
+    /// Whether the embedding is multiplied with the root of the width.
+    pub scaled_embedding: bool,
+    /// Whether the weights of the experts of a row add up to 1.
+    pub experts_normalised: bool,
+    /// Whether a file may have [`ROPE_FACTORS`].
+    pub rope_factors: bool,
+    /// Whether a file may have [`ROPE_FACTORS_SHORT`] and [`ROPE_FACTORS_LONG`].
+    pub long_rope: bool,
+    /// Numbers of layers of the models whose scores are multiplied by the inverse root of
+    /// `width / heads`, not of `head_dim`. The files do not say it; llama.cpp goes by the same.
+    pub scaled_by_width: &'static [u32],
+    /// [`RopeSpec::skip_every`]
+    pub rope_skip_every: Option<u32>,
+    /// [`RopeSpec::local_theta`], unless the file names another.
+    pub rope_local_theta: Option<f64>,
+    /// [`WindowSpec::global_every`]
+    pub global_every: Option<u32>,
 }
 
-/// A tensor that every block must have.
+/// Whether the models of a family have something.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Presence {
+    /// None of them.
+    Never,
+    /// All of them.
+    Always,
+    /// Those whose file has its tensors.
+    IfStored,
+}
+
+/// A tensor of a block.
 #[derive(Debug)]
 pub struct Rule {
     /// What it does.
     pub tensor: LayerTensor,
     /// Its name after `blk.N.`.
     pub name: &'static str,
-    /// Its shape, row length first: one dimension for a vector, two for a matrix.
+    /// Its shape, row length first: one dimension for a vector, two for a matrix, three for the
+    /// matrices of all experts.
     pub dims: &'static [Dim],
 }
 
@@ -73,22 +156,32 @@ impl Rule {
 
 /// A metadata key that may be present as long as it changes nothing.
 #[derive(Debug)]
-pub struct Fixed {
+struct Fixed {
     /// The key after the architecture's prefix.
-    pub key: &'static str,
+    key: &'static str,
     /// The only value that is accepted.
-    pub only: Only,
+    only: Only,
+}
+
+impl Fixed {
+    const fn number(key: &'static str, value: f64) -> Self {
+        let only = Only::Number(value);
+        Self { key, only }
+    }
+
+    const fn anything(key: &'static str) -> Self {
+        let only = Only::Anything;
+        Self { key, only }
+    }
 }
 
 /// The value that a [`Fixed`] key must have.
 #[derive(Debug)]
-pub enum Only {
+enum Only {
     /// This number, stored as integer or float.
     Number(f64),
     /// This boolean.
     Bool(bool),
-    /// This string.
-    Text(&'static str),
     /// The key has no influence on the arithmetic.
     Anything,
 }
@@ -101,14 +194,13 @@ impl Only {
                 None => value.as_float() == Some(n),
             },
             Self::Bool(b) => value.as_bool() == Some(b),
-            Self::Text(t) => value.as_str() == Some(t),
             Self::Anything => true,
         }
     }
 }
 
-/// Keys that [`Family::spec`] reads, after the architecture's prefix.
-const READ: [&str; 12] = [
+/// Keys that [`Family::spec`] reads of every family, after the architecture's prefix.
+const READ: [&str; 15] = [
     "block_count",
     "context_length",
     "embedding_length",
@@ -121,9 +213,65 @@ const READ: [&str; 12] = [
     "attention.layer_norm_rms_epsilon",
     "rope.dimension_count",
     "rope.freq_base",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+];
+
+/// What a file may say of the features that its family does not have, as long as it says nothing
+/// that would change the arithmetic.
+const NEUTRAL: &[Fixed] = &[
+    Fixed::number("rope.scale_linear", 1.0),
+    Fixed::number("rope.scaling.attn_factor", 1.0),
+    Fixed::anything("rope.scaling.finetuned"),
+    Fixed::number("expert_count", 0.0),
+    Fixed::number("expert_used_count", 0.0),
+    Fixed::number("expert_shared_count", 0.0),
+    // llama.cpp's number for the softmax.
+    Fixed::number("expert_gating_func", 1.0),
+    Fixed::number("expert_weights_scale", 1.0),
+    Fixed::number("attention.sliding_window", 0.0),
+    Fixed::number("attention.clamp_kqv", 0.0),
+    Fixed::number("attention.max_alibi_bias", 0.0),
+    Fixed::number("logit_scale", 1.0),
+    Fixed::number("residual_scale", 1.0),
+    Fixed::number("embedding_scale", 1.0),
+    Fixed::number("attn_logit_softcapping", 0.0),
+    Fixed::number("final_logit_softcapping", 0.0),
+    Fixed {
+        key: "attention.causal",
+        only: Only::Bool(true),
+    },
+    Fixed {
+        key: "use_parallel_residual",
+        only: Only::Bool(false),
+    },
+    // Written by early converters; says in which order the *source* file had its rows.
+    Fixed::anything("tensor_data_layout"),
 ];
 
 impl Family {
+    /// What families differ from: Llama without anything of its own.
+    const BASE: Self = Self {
+        architecture: "llama",
+        rope: RopeKind::Interleaved,
+        boundary: BoundaryDtype::F16,
+        layer: &[],
+        reads: &[],
+        qkv_bias: Presence::Never,
+        qk_norm: None,
+        activation: Activation::Silu,
+        post_norms: false,
+        scaled_embedding: false,
+        experts_normalised: false,
+        rope_factors: false,
+        long_rope: false,
+        scaled_by_width: &[],
+        rope_skip_every: None,
+        rope_local_theta: None,
+        global_every: None,
+    };
+
     /// The family of that name.
     pub fn named(architecture: &str) -> Option<&'static Self> {
         ALL.iter()
@@ -163,6 +311,7 @@ impl Family {
             prefix: self.architecture,
         };
 
+        let layers = keys.u32("block_count")?;
         let width = keys.u32("embedding_length")?;
         let heads = keys.u32("attention.head_count")?;
         let head_dim = match keys.optional_u32("attention.key_length")? {
@@ -177,28 +326,29 @@ impl Family {
             return Err(keys.bad("attention.value_length", "must equal attention.key_length"));
         }
         let norm_eps = keys.float("attention.layer_norm_rms_epsilon")?;
+        let experts = self.experts(&keys)?;
+        let expert_ffn = match experts {
+            Some(_) => self.own_u32(&keys, "expert_feed_forward_length")?,
+            None => None,
+        };
         let spec = ModelSpec {
             architecture: self.architecture.to_owned(),
-            layers: keys.u32("block_count")?,
+            layers,
             width,
             heads,
             kv_heads: keys
                 .optional_u32("attention.head_count_kv")?
                 .unwrap_or(heads),
             head_dim,
-            ffn: keys.u32("feed_forward_length")?,
+            ffn: match expert_ffn {
+                Some(ffn) => ffn,
+                None => keys.u32("feed_forward_length")?,
+            },
             vocab: vocab(gguf, &keys)?,
             context: keys.u32("context_length")?,
             norm_eps: norm_eps.ok_or_else(|| keys.missing("attention.layer_norm_rms_epsilon"))?
                 as f32,
-            rope: RopeSpec {
-                kind: self.rope,
-                dims: keys
-                    .optional_u32("rope.dimension_count")?
-                    .unwrap_or(head_dim),
-                // llama.cpp's default.
-                theta: keys.float("rope.freq_base")?.unwrap_or(10_000.0),
-            },
+            rope: self.rope(&keys, head_dim)?,
             boundary: match gguf.str(BOUNDARY_KEY)? {
                 None => self.boundary,
                 Some(name) => name.parse().map_err(|_| ModelError::Hyperparameter {
@@ -207,24 +357,169 @@ impl Family {
                 })?,
             },
             tied_embedding: gguf.tensor(OUTPUT).is_none(),
+            attention: self.attention(&keys, (layers, width, heads))?,
+            activation: self.activation,
+            experts,
+            post_norms: self.post_norms,
+            scales: self.scales(&keys, width)?,
         };
         spec.check()
             .map_err(|error| keys.bad(key_of(error.field), error.reason))?;
         Ok(spec)
     }
 
+    fn attention(
+        &self,
+        keys: &Keys<'_>,
+        (layers, width, heads): (u32, u32, u32),
+    ) -> Result<AttentionSpec, ModelError> {
+        let window = self
+            .own_u32(keys, "attention.sliding_window")?
+            .filter(|positions| *positions > 0)
+            .map(|positions| WindowSpec {
+                positions,
+                global_every: self.global_every,
+            });
+        Ok(AttentionSpec {
+            qkv_bias: match self.qkv_bias {
+                Presence::Never => false,
+                Presence::Always => true,
+                // That all of them are there is checked with the tensors.
+                Presence::IfStored => keys.gguf.tensor("blk.0.attn_q.bias").is_some(),
+            },
+            qk_norm: self.qk_norm,
+            scale: match self.scaled_by_width.contains(&layers) && heads > 0 {
+                true => Some(1.0 / ((width / heads) as f32).sqrt()),
+                false => self.own_f32(keys, "attention.scale")?,
+            },
+            softcap: self.own_f32(keys, "attn_logit_softcapping")?,
+            window,
+        })
+    }
+
+    fn scales(&self, keys: &Keys<'_>, width: u32) -> Result<ScaleSpec, ModelError> {
+        // A factor of 1 is none: files that compute the same are the same model.
+        let factor = |key| Ok::<_, ModelError>(self.own_f32(keys, key)?.filter(|f| *f != 1.0));
+        Ok(ScaleSpec {
+            embedding: match self.scaled_embedding {
+                true => Some((width as f32).sqrt()),
+                false => factor("embedding_scale")?,
+            },
+            residual: factor("residual_scale")?,
+            logits: factor("logit_scale")?,
+            logit_softcap: self.own_f32(keys, "final_logit_softcapping")?,
+        })
+    }
+
+    fn experts(&self, keys: &Keys<'_>) -> Result<Option<ExpertSpec>, ModelError> {
+        let count = self.own_u32(keys, "expert_count")?.unwrap_or(0);
+        let used = self.own_u32(keys, "expert_used_count")?;
+        match (count, used) {
+            (0, None | Some(0)) => Ok(None),
+            (0, Some(_)) => Err(keys.bad("expert_used_count", "must be 0 without experts")),
+            (_, None) => Err(keys.missing("expert_used_count")),
+            (count, Some(used)) => Ok(Some(ExpertSpec {
+                count,
+                used,
+                normalise: self.experts_normalised,
+            })),
+        }
+    }
+
+    fn rope(&self, keys: &Keys<'_>, head_dim: u32) -> Result<RopeSpec, ModelError> {
+        let factor = keys.float("rope.scaling.factor")?;
+        let unsupported = |key: &str, value: &str| {
+            let value: String = value.chars().take(60).collect();
+            Err(ModelError::Unsupported {
+                what: format!("metadata {:?} = {value:?}", keys.full(key)),
+                architecture: self.architecture,
+            })
+        };
+        let stored = self.rope_factors && keys.gguf.tensor(ROPE_FACTORS).is_some();
+        let long = self.long_rope && keys.gguf.tensor(ROPE_FACTORS_LONG).is_some();
+        let scaling = match keys.gguf.str(&keys.full("rope.scaling.type"))? {
+            None | Some("none" | "longrope") if long => {
+                let key = "rope.scaling.original_context_length";
+                Some(RopeScaling::Long {
+                    long: keys.u32("context_length")? > keys.u32(key)?,
+                    amplitude: self
+                        .own_f64(keys, "rope.scaling.attn_factor")?
+                        .unwrap_or(1.0),
+                })
+            }
+            None | Some("none") => match factor {
+                None | Some(1.0) => stored.then_some(RopeScaling::Factors),
+                Some(factor) => {
+                    return unsupported("rope.scaling.factor", &factor.to_string());
+                }
+            },
+            Some("linear") if !stored => {
+                let factor = factor.ok_or_else(|| keys.missing("rope.scaling.factor"))?;
+                (factor != 1.0).then_some(RopeScaling::Linear { factor })
+            }
+            Some(other) => return unsupported("rope.scaling.type", other),
+        };
+        let local_theta = self.own_f64(keys, "rope.freq_base_swa")?;
+        Ok(RopeSpec {
+            kind: self.rope,
+            dims: keys
+                .optional_u32("rope.dimension_count")?
+                .unwrap_or(head_dim),
+            // llama.cpp's default.
+            theta: keys.float("rope.freq_base")?.unwrap_or(10_000.0),
+            scaling,
+            local_theta: local_theta.or(self.rope_local_theta),
+            skip_every: self.rope_skip_every,
+        })
+    }
+
+    /// A number that is read only if the family interprets its key.
+    fn own_u32(&self, keys: &Keys<'_>, key: &str) -> Result<Option<u32>, ModelError> {
+        match self.reads.contains(&key) {
+            true => keys.optional_u32(key),
+            false => Ok(None),
+        }
+    }
+
+    fn own_f64(&self, keys: &Keys<'_>, key: &str) -> Result<Option<f64>, ModelError> {
+        match self.reads.contains(&key) {
+            true => keys.float(key),
+            false => Ok(None),
+        }
+    }
+
+    /// What does not fit an f32 becomes infinite and is refused later.
+    fn own_f32(&self, keys: &Keys<'_>, key: &str) -> Result<Option<f32>, ModelError> {
+        let value = self.own_f64(keys, key)?;
+        Ok(value.map(|value| value as f32))
+    }
+
+    /// The tensors of a block of a model, in the order of their use.
+    pub fn rules(&self, spec: &ModelSpec) -> impl Iterator<Item = &'static Rule> {
+        let rules = self.layer.iter().flat_map(|group| group.iter());
+        rules.filter(|rule| rule.tensor.present(spec))
+    }
+
     /// Name and shape (row length first) of every tensor of a model of this family, those outside
     /// the blocks first.
     pub fn tensors(&self, spec: &ModelSpec) -> impl Iterator<Item = (String, &'static [Dim])> {
         let layers = (0..spec.layers).flat_map(|layer| {
-            self.layer
-                .iter()
+            self.rules(spec)
                 .map(move |rule| (rule.full_name(layer), rule.dims))
         });
+        let shared = shared(spec)
+            .iter()
+            .map(|name| ((*name).to_owned(), &[Dim::RopePairs][..]));
         HEAD.iter()
             .filter(|(name, _)| !(spec.tied_embedding && *name == OUTPUT))
             .map(|(name, dims)| ((*name).to_owned(), *dims))
+            .chain(shared)
             .chain(layers)
+    }
+
+    /// Names of the tensors that every block of a model uses.
+    pub fn shared_tensors(spec: &ModelSpec) -> impl Iterator<Item = &'static str> {
+        shared(spec).iter().copied()
     }
 
     fn refuse_unknown_keys(&self, gguf: &Gguf) -> Result<(), ModelError> {
@@ -235,10 +530,10 @@ impl Family {
             else {
                 continue;
             };
-            if READ.contains(&rest) {
+            if READ.contains(&rest) || self.reads.contains(&rest) {
                 continue;
             }
-            match self.fixed.iter().find(|fixed| fixed.key == rest) {
+            match NEUTRAL.iter().find(|fixed| fixed.key == rest) {
                 Some(fixed) if fixed.only.accepts(value) => {}
                 _ => {
                     return Err(ModelError::Unsupported {
@@ -266,6 +561,16 @@ fn key_of(field: &'static str) -> &'static str {
         "norm_eps" => "attention.layer_norm_rms_epsilon",
         "rope.dims" => "rope.dimension_count",
         "rope.theta" => "rope.freq_base",
+        "rope.local_theta" => "rope.freq_base_swa",
+        "rope.scaling.amplitude" => "rope.scaling.attn_factor",
+        "experts.count" => "expert_count",
+        "experts.used" => "expert_used_count",
+        "attention.window.positions" => "attention.sliding_window",
+        "attention.softcap" => "attn_logit_softcapping",
+        "scales.embedding" => "embedding_scale",
+        "scales.residual" => "residual_scale",
+        "scales.logits" => "logit_scale",
+        "scales.logit_softcap" => "final_logit_softcapping",
         other => other,
     }
 }

@@ -266,25 +266,27 @@ impl Gguf {
         self.header.tensors.get(*self.header.by_name.get(name)?)
     }
 
-    /// Tells the system that a tensor's data will not be read again soon, so that the file's pages
-    /// need not stay in this process's memory. Reading it again reads the file again.
-    pub fn release(&self, info: &TensorInfo) {
+    /// Tells the system that `data`, a part of a tensor's data, will not be read again soon, so that
+    /// the file's pages need not stay in this process's memory. Reading it again reads the file
+    /// again.
+    pub fn release(&self, data: &[u8]) {
         #[cfg(unix)]
         if let Data::Map(map) = &self.data
-            && let (Ok(offset), Ok(len)) =
-                (usize::try_from(info.offset), usize::try_from(info.bytes))
-            && offset.checked_add(len).is_some_and(|end| end <= map.len())
+            && let Some(offset) = data.as_ptr().addr().checked_sub(map.as_ptr().addr())
+            && offset
+                .checked_add(data.len())
+                .is_some_and(|end| end <= map.len())
         {
             // SAFETY: the map is read-only and backed by the file, so that a page that is dropped
             // comes back with the same content when it is read: borrowed data does not change.
             // Advice that is refused changes nothing.
             #[allow(unsafe_code)]
             let _ = unsafe {
-                map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, len)
+                map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, data.len())
             };
         }
         #[cfg(not(unix))]
-        let _ = info;
+        let _ = data;
     }
 
     /// The data of a tensor of this file: `info.bytes` bytes. Empty for a tensor of another file

@@ -1,11 +1,14 @@
 //! Attention of a tile of query rows over the paged cache of one key/value head.
 
+use std::ops::Range;
+
 use super::act::grow;
 use super::convert::f16_to_f32;
 use super::kv::{PAGE, key_cell, value_cell};
 use super::lanes::{LANES, Lanes};
 use super::math::exp;
 use super::matmul::prefetch;
+use super::rows;
 use super::shared::{Tile, TileMut};
 
 /// What a call to [`super::Kernels::attention`] attends to.
@@ -17,13 +20,25 @@ pub struct Attention<'a> {
     pub heads: usize,
     /// Factor of the scores, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
+    /// Scores `s` become `cap * tanh(s / cap)`.
+    pub softcap: Option<f32>,
     /// Position of the first query row; row `r` attends to the positions from 0 to
     /// `position + r`, itself included.
     pub position: usize,
+    /// Rows attend to no more than this many of the last of them; `None` for all. Not 0.
+    pub window: Option<usize>,
     /// Pages of the sequence for this layer and key/value head, from position 0
     /// on, each [`super::page_len`] cells. Positions up to the last query row's are
     /// written; what other cells hold has no influence.
     pub pages: &'a [&'a [u16]],
+}
+
+impl Attention<'_> {
+    /// First position that the query at `limit - 1` attends to.
+    #[inline(always)]
+    fn start(&self, limit: usize) -> usize {
+        self.window.map_or(0, |window| limit.saturating_sub(window))
+    }
 }
 
 /// Scratch memory of [`super::Kernels::attention`], reusable.
@@ -75,19 +90,20 @@ pub(super) trait Inner {
     unsafe fn mix<const N: usize, const C: usize>(
         a: &Attention<'_>,
         column: usize,
-        positions: usize,
+        positions: Range<usize>,
         weights: *const f32,
         stride: usize,
         sums: *mut f32,
     );
 }
 
-/// Queries taken together: how many positions each sees, and the inverse of its
-/// sum of exponentials.
+/// Queries taken together: which positions each sees, and the inverse of its sum of
+/// exponentials.
 struct Queries {
     /// Number of the first one, counted row by row and head by head.
     first: usize,
     count: usize,
+    starts: [usize; MAX_QUERIES],
     limits: [usize; MAX_QUERIES],
     inverse: [f32; MAX_QUERIES],
 }
@@ -111,15 +127,18 @@ pub(super) unsafe fn attend<K: Inner>(
         let mut queries = Queries {
             first,
             count,
+            starts: [0; MAX_QUERIES],
             limits: [0; MAX_QUERIES],
             inverse: [0.0; MAX_QUERIES],
         };
         for i in 0..count {
             queries.limits[i] = a.position + (first + i) / a.heads + 1;
+            queries.starts[i] = a.start(queries.limits[i]);
         }
-        // Rows ascend, so the last query sees most. Scores go in whole pages; a
-        // cache line more keeps their rows out of each other's cache sets.
+        // Rows ascend, so the first query begins first and the last one sees most. Scores go
+        // in whole pages; a cache line more keeps their rows out of each other's cache sets.
         let pages = queries.limits[count - 1].div_ceil(PAGE);
+        let before = queries.starts[0] / PAGE;
         let stride = pages * PAGE + LANES;
         grow(&mut scratch.scores, count * stride);
         grow(&mut scratch.vectors, count * d);
@@ -144,7 +163,7 @@ pub(super) unsafe fn attend<K: Inner>(
                     }
                 }
                 let vectors = scratch.vectors.as_ptr();
-                for (p, page) in a.pages[..pages].iter().enumerate() {
+                for (p, page) in a.pages[..pages].iter().enumerate().skip(before) {
                     // Later tiles find in the cache what the first one has read.
                     if first + i == 0
                         && let Some(next) = a.pages.get(p + 1)
@@ -167,7 +186,12 @@ pub(super) unsafe fn attend<K: Inner>(
             }
             for i in 0..count {
                 let row = scores.add(i * stride);
-                queries.inverse[i] = 1.0 / soften::<K::V>(row, queries.limits[i]);
+                let (start, limit) = (queries.starts[i], queries.limits[i]);
+                if let Some(cap) = a.softcap {
+                    let row = std::slice::from_raw_parts_mut(row.add(start), limit - start);
+                    rows::softcap::<K::V>(row, cap);
+                }
+                queries.inverse[i] = 1.0 / soften::<K::V>(row, start, limit);
             }
             mix_all::<K>(a, &queries, scores, stride, out);
         }
@@ -230,18 +254,24 @@ pub(super) unsafe fn score<V: Lanes, const N: usize, const B: usize>(
     }
 }
 
-/// Turns the first `limit` scores into `exp(score - max)` and returns their sum.
+/// Turns the scores from `start` to `limit` into `exp(score - max)` and returns their sum.
 ///
 /// # Safety
-/// As [`Lanes`]; `row` has `limit >= 1` values.
+/// As [`Lanes`]; `row` has `limit > start` values.
 #[inline(always)]
-unsafe fn soften<V: Lanes>(row: *mut f32, limit: usize) -> f32 {
+unsafe fn soften<V: Lanes>(row: *mut f32, start: usize, limit: usize) -> f32 {
+    // A position's lane is that of its number. Lanes of the first block that lie before the
+    // start take no part, as those of the last one beyond the limit.
+    let first = start / LANES * LANES;
     let whole = limit / LANES * LANES;
     let rest = limit - whole;
     // SAFETY: accesses stay below `limit`.
     unsafe {
+        for p in first..start {
+            *row.add(p) = f32::NEG_INFINITY;
+        }
         let mut top = V::splat(f32::NEG_INFINITY);
-        for p in (0..whole).step_by(LANES) {
+        for p in (first..whole).step_by(LANES) {
             top = V::load(row.add(p)).max(top);
         }
         let tail = V::load_partial(row.add(whole), rest, f32::NEG_INFINITY);
@@ -251,7 +281,7 @@ unsafe fn soften<V: Lanes>(row: *mut f32, limit: usize) -> f32 {
         }
         let top = V::splat(highest);
         let mut sum = V::splat(0.0);
-        for p in (0..whole).step_by(LANES) {
+        for p in (first..whole).step_by(LANES) {
             let e = exp(V::load(row.add(p)).sub(top));
             e.store(row.add(p));
             sum = sum.add(e);
@@ -266,8 +296,8 @@ unsafe fn soften<V: Lanes>(row: *mut f32, limit: usize) -> f32 {
     }
 }
 
-/// Sums of the first `positions` values times the weights of `N` queries, for `C`
-/// registers of components from `column` on, to `sums[query][register][lane]`.
+/// Adds the values of `positions` times the weights of `N` queries, for `C` registers of
+/// components from `column` on, to `sums[query][register][lane]`.
 ///
 /// # Safety
 /// As [`Lanes`]; the pages cover the positions, heads have the components, each
@@ -276,7 +306,7 @@ unsafe fn soften<V: Lanes>(row: *mut f32, limit: usize) -> f32 {
 pub(super) unsafe fn mix<V: Lanes, const N: usize, const C: usize>(
     a: &Attention<'_>,
     column: usize,
-    positions: usize,
+    positions: Range<usize>,
     weights: *const f32,
     stride: usize,
     sums: *mut f32,
@@ -285,13 +315,20 @@ pub(super) unsafe fn mix<V: Lanes, const N: usize, const C: usize>(
     // SAFETY: by the contract.
     unsafe {
         let mut acc = [[V::splat(0.0); C]; N];
-        let mut start = 0;
-        for page in a.pages {
-            if start >= positions {
+        for n in 0..N {
+            for c in 0..C {
+                acc[n][c] = V::load(sums.add((n * C + c) * LANES));
+            }
+        }
+        let before = positions.start / PAGE;
+        let mut start = before * PAGE;
+        for page in &a.pages[before..] {
+            if start >= positions.end {
                 break;
             }
             let values = page.as_ptr().add(value_cell(d, 0, column));
-            for slot in 0..PAGE.min(positions - start) {
+            let slots = positions.start.saturating_sub(start)..PAGE.min(positions.end - start);
+            for slot in slots {
                 let mut v = [V::splat(0.0); C];
                 for c in 0..C {
                     v[c] = V::load_f16(values.add(slot * d + c * LANES));
@@ -348,32 +385,47 @@ unsafe fn mix_all<K: Inner>(
                 6.. => 6,
                 left => left.min(3),
             };
+            // Positions that all of them see; there are none where a window has moved on too far.
+            let limit = queries.limits[i];
+            let common = queries.starts[i + n - 1].min(limit)..limit;
+            for j in 0..n {
+                let sums = &mut sums.0[j * columns..][..columns];
+                sums.fill(0.0);
+                // SAFETY: `weights` has the query's positions.
+                unsafe {
+                    let weights = weights.add((i + j) * stride);
+                    mix_some::<K::V>(
+                        a,
+                        queries.starts[i + j]..common.start,
+                        column,
+                        weights,
+                        sums,
+                    );
+                }
+            }
             // SAFETY: each kernel takes the `n` queries from `i` on, and components
             // that a head has.
             unsafe {
                 let weights = weights.add(i * stride);
-                let (common, to) = (queries.limits[i], sums.0.as_mut_ptr());
+                let (range, to) = (common.clone(), sums.0.as_mut_ptr());
                 match (n, wide) {
-                    _ if d < LANES => narrow(a, n, common, weights, stride, &mut sums.0),
-                    (6, true) => K::mix::<6, 4>(a, column, common, weights, stride, to),
-                    (3, true) => K::mix::<3, 4>(a, column, common, weights, stride, to),
-                    (2, true) => K::mix::<2, 4>(a, column, common, weights, stride, to),
-                    (_, true) => K::mix::<1, 4>(a, column, common, weights, stride, to),
-                    (6, false) => K::mix::<6, 1>(a, column, common, weights, stride, to),
-                    (3, false) => K::mix::<3, 1>(a, column, common, weights, stride, to),
-                    (2, false) => K::mix::<2, 1>(a, column, common, weights, stride, to),
-                    (_, false) => K::mix::<1, 1>(a, column, common, weights, stride, to),
+                    _ if d < LANES => narrow(a, n, range, weights, stride, &mut sums.0),
+                    (6, true) => K::mix::<6, 4>(a, column, range, weights, stride, to),
+                    (3, true) => K::mix::<3, 4>(a, column, range, weights, stride, to),
+                    (2, true) => K::mix::<2, 4>(a, column, range, weights, stride, to),
+                    (_, true) => K::mix::<1, 4>(a, column, range, weights, stride, to),
+                    (6, false) => K::mix::<6, 1>(a, column, range, weights, stride, to),
+                    (3, false) => K::mix::<3, 1>(a, column, range, weights, stride, to),
+                    (2, false) => K::mix::<2, 1>(a, column, range, weights, stride, to),
+                    (_, false) => K::mix::<1, 1>(a, column, range, weights, stride, to),
                 }
                 for j in 0..n {
                     let (query, limit) = (queries.first + i + j, queries.limits[i + j]);
                     let sums = &mut sums.0[j * columns..][..columns];
                     // Positions that this query sees and the first one does not.
-                    for position in common..limit {
-                        let w = *weights.add(j * stride + position);
-                        let start = value_cell(d, position % PAGE, column);
-                        let values = &a.pages[position / PAGE][start..start + columns];
-                        mix_one::<K::V>(values, w, sums);
-                    }
+                    let weights = weights.add(j * stride);
+                    let after = common.end.max(queries.starts[i + j])..limit;
+                    mix_some::<K::V>(a, after, column, weights, sums);
                     let at = query % a.heads * d + column;
                     let target = &mut out.row_mut(query / a.heads)[at..at + columns];
                     for (x, sum) in target.iter_mut().zip(sums) {
@@ -384,6 +436,26 @@ unsafe fn mix_all<K: Inner>(
             i += n;
         }
         done = column + columns;
+    }
+}
+
+/// Adds the values of some positions, from component `column` on, times a query's weights.
+///
+/// # Safety
+/// As [`Lanes`]; `weights` has the positions, the pages cover them.
+#[inline(always)]
+unsafe fn mix_some<V: Lanes>(
+    a: &Attention<'_>,
+    positions: Range<usize>,
+    column: usize,
+    weights: *const f32,
+    sums: &mut [f32],
+) {
+    for position in positions {
+        let start = value_cell(a.head_dim, position % PAGE, column);
+        let values = &a.pages[position / PAGE][start..start + sums.len()];
+        // SAFETY: by the contract.
+        unsafe { mix_one::<V>(values, *weights.add(position), sums) };
     }
 }
 
@@ -413,20 +485,19 @@ unsafe fn mix_one<V: Lanes>(values: &[u16], weight: f32, sums: &mut [f32]) {
 /// [`mix`] for heads of fewer than sixteen components, to `sums[query][component]`.
 ///
 /// # Safety
-/// `weights` has `n` rows of `positions` values, `stride` apart.
+/// `weights` has `n` rows, `stride` apart, with the positions.
 #[inline(always)]
 unsafe fn narrow(
     a: &Attention<'_>,
     n: usize,
-    positions: usize,
+    positions: Range<usize>,
     weights: *const f32,
     stride: usize,
     sums: &mut [f32],
 ) {
     let d = a.head_dim;
     for (j, sums) in sums.chunks_exact_mut(d).take(n).enumerate() {
-        sums.fill(0.0);
-        for position in 0..positions {
+        for position in positions.clone() {
             // SAFETY: by the contract.
             let w = unsafe { *weights.add(j * stride + position) };
             let start = value_cell(d, position % PAGE, 0);

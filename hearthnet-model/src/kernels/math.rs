@@ -1,4 +1,4 @@
-//! Exponential and SiLU, sixteen lanes at a time (specs/canonical-arithmetic.md, section 5).
+//! Exponential and what is made of it, sixteen lanes at a time (specs/canonical-arithmetic.md, section 5).
 
 use super::lanes::{Lanes, ROUND_MAGIC};
 
@@ -13,6 +13,9 @@ const P: [f32; 5] = [
     f32::from_bits(0x3e2a_aa49), // 0x1.555492p-3
     f32::from_bits(0x3eff_fffe), // 0x1.fffffcp-2
 ];
+/// 2 * sqrt(2 / pi), and 0.044715 times that.
+const GELU_SLOPE: f32 = f32::from_bits(0x3fcc_422a); // 0x1.988454p+0
+const GELU_CUBE: f32 = f32::from_bits(0x3d92_2279); // 0x1.2444f2p-4
 /// Below this the result is +0, above [`EXP_TOP`] that of `EXP_TOP`: the scale
 /// 2^n stays a normal number.
 const EXP_BOTTOM: f32 = -87.0;
@@ -53,4 +56,44 @@ pub(super) unsafe fn silu<V: Lanes>(g: V) -> V {
     // SAFETY: no memory is touched; the ISA is the caller's. `-0.0 - g` negates:
     // it differs from a sign flip for NaN only.
     unsafe { g.div(V::splat(1.0).add(exp(V::splat(-0.0).sub(g)))) }
+}
+
+/// tanh(x) = 1 - 2 / (exp(2 x) + 1): within 1e-7 of the true one.
+///
+/// # Safety
+/// As [`Lanes`].
+#[inline(always)]
+unsafe fn tanh<V: Lanes>(x: V) -> V {
+    // SAFETY: no memory is touched; the ISA is the caller's.
+    unsafe {
+        let one = V::splat(1.0);
+        one.sub(V::splat(2.0).div(exp(x.add(x)).add(one)))
+    }
+}
+
+/// cap * tanh(x / cap).
+///
+/// # Safety
+/// As [`Lanes`].
+#[inline(always)]
+pub(super) unsafe fn softcap<V: Lanes>(x: V, cap: V) -> V {
+    // SAFETY: no memory is touched; the ISA is the caller's.
+    unsafe { tanh(x.div(cap)).mul(cap) }
+}
+
+/// GELU in its approximation by tanh, g / 2 * (1 + tanh(u)) = g / (1 + exp(-2 u)) with
+/// u = sqrt(2 / pi) * (g + 0.044715 g³).
+///
+/// # Safety
+/// As [`Lanes`].
+#[inline(always)]
+pub(super) unsafe fn gelu<V: Lanes>(g: V) -> V {
+    // SAFETY: no memory is touched; the ISA is the caller's.
+    unsafe {
+        let inner = g
+            .mul(g)
+            .fma(V::splat(GELU_CUBE), V::splat(GELU_SLOPE))
+            .mul(g);
+        g.div(V::splat(1.0).add(exp(V::splat(-0.0).sub(inner))))
+    }
 }

@@ -64,6 +64,7 @@ pub use lanes::LANES;
 pub use matmul::Output;
 pub use pack::{BLOCK, Matrix, Packed, WeightType};
 pub use rope::RopeTable;
+pub use rows::fold16;
 pub use shared::{SharedMut, Tile, TileMut};
 
 /// Why weights cannot be packed.
@@ -192,7 +193,16 @@ macro_rules! kernels {
             pub(super) unsafe fn rms_norm(x: &[f32], w: &[f32], eps: f32, y: &mut [f32]) {
                 for (x, y) in x.chunks_exact(w.len()).zip(y.chunks_exact_mut(w.len())) {
                     // SAFETY: see above.
-                    unsafe { rows::rms_norm::<$lanes>(x, w, eps, y) };
+                    unsafe { rows::rms_norm::<$lanes>(x.as_ptr(), w, eps, y.as_mut_ptr()) };
+                }
+            }
+
+            $(#[$attribute])*
+            pub(super) unsafe fn rms_norm_in_place(x: &mut [f32], w: &[f32], eps: f32) {
+                for x in x.chunks_exact_mut(w.len()) {
+                    let x = x.as_mut_ptr();
+                    // SAFETY: see above.
+                    unsafe { rows::rms_norm::<$lanes>(x, w, eps, x) };
                 }
             }
 
@@ -205,7 +215,9 @@ macro_rules! kernels {
                     let values = match norm {
                         Some((w, eps)) => {
                             // SAFETY: see above.
-                            unsafe { rows::rms_norm::<$lanes>(x, w, eps, plain) };
+                            unsafe {
+                                rows::rms_norm::<$lanes>(x.as_ptr(), w, eps, plain.as_mut_ptr());
+                            }
                             &*plain
                         }
                         None if form.plain => {
@@ -228,6 +240,23 @@ macro_rules! kernels {
                 let (n, h) = (g.len().min(u.len()), g.as_mut_ptr());
                 // SAFETY: see above; `n` values behind each pointer.
                 unsafe { rows::swiglu::<$lanes>(h, u.as_ptr(), h, n) };
+            }
+
+            $(#[$attribute])*
+            pub(super) unsafe fn geglu(g: &mut [f32], u: &[f32]) {
+                // SAFETY: see above.
+                unsafe { rows::geglu::<$lanes>(g, u) };
+            }
+
+            $(#[$attribute])*
+            pub(super) unsafe fn softcap(x: &mut [f32], cap: f32) {
+                // SAFETY: see above.
+                unsafe { rows::softcap::<$lanes>(x, cap) };
+            }
+
+            $(#[$attribute])*
+            pub(super) unsafe fn add_scaled(sum: &mut [f32], x: &[f32], factor: f32) {
+                rows::add_scaled(sum, x, factor);
             }
 
             $(#[$attribute])*
@@ -309,7 +338,7 @@ macro_rules! kernels {
                 unsafe fn mix<const N: usize, const C: usize>(
                     a: &Attention<'_>,
                     column: usize,
-                    positions: usize,
+                    positions: Range<usize>,
                     weights: *const f32,
                     stride: usize,
                     sums: *mut f32,
@@ -319,7 +348,7 @@ macro_rules! kernels {
                     unsafe fn apart<const N: usize, const C: usize>(
                         a: &Attention<'_>,
                         column: usize,
-                        positions: usize,
+                        positions: Range<usize>,
                         weights: *const f32,
                         stride: usize,
                         sums: *mut f32,
@@ -419,6 +448,16 @@ impl Kernels {
         check_rows(x.len(), weight.len());
         assert_eq!(x.len(), y.len(), "input and output differ in length");
         dispatch!(self, rms_norm(x, weight, eps, y));
+    }
+
+    /// As [`Kernels::rms_norm`], where the rows are: heads of queries and keys, what a block adds
+    /// to the residual stream.
+    ///
+    /// # Panics
+    /// When `x` is not whole rows.
+    pub fn rms_norm_in_place(self, x: &mut [f32], weight: &[f32], eps: f32) {
+        check_rows(x.len(), weight.len());
+        dispatch!(self, rms_norm_in_place(x, weight, eps));
     }
 
     /// Brings rows of activations, `x` as `[rows][cols]`, into the forms that
@@ -531,6 +570,29 @@ impl Kernels {
         dispatch!(self, swiglu(gate, up));
     }
 
+    /// `gate = gelu(gate) * up`, value by value, with the approximation by tanh.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn geglu(self, gate: &mut [f32], up: &[f32]) {
+        assert_eq!(gate.len(), up.len(), "gate and up differ in length");
+        dispatch!(self, geglu(gate, up));
+    }
+
+    /// `x = cap * tanh(x / cap)`, value by value.
+    pub fn softcap(self, x: &mut [f32], cap: f32) {
+        dispatch!(self, softcap(x, cap));
+    }
+
+    /// `sum = fma(x, factor, sum)`, value by value: the outputs of experts.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn add_scaled(self, sum: &mut [f32], x: &[f32], factor: f32) {
+        assert_eq!(sum.len(), x.len(), "the two differ in length");
+        dispatch!(self, add_scaled(sum, x, factor));
+    }
+
     /// e^x in place; relative error below 1.2e-7, +0 below -87, e^88 above 88.
     pub fn exp(self, x: &mut [f32]) {
         dispatch!(self, exp(x));
@@ -610,6 +672,7 @@ impl Kernels {
             (q.rows(), q.cols()),
             "an output of another shape"
         );
+        assert_ne!(a.window, Some(0), "a window without positions");
         assert!(
             (a.position + q.rows()).div_ceil(PAGE) <= a.pages.len(),
             "missing pages"

@@ -4,7 +4,7 @@
 
 use super::act::BlockMeta;
 use super::convert::{f16_to_f32, f32_to_f16, round_to_bf16};
-use super::lanes::{LANES, Lanes, ROUND_MAGIC};
+use super::lanes::{LANES, Lanes, ROUND_MAGIC, fold};
 use super::math::silu;
 use super::pack::BLOCK;
 use super::rope::RopeRow;
@@ -24,39 +24,36 @@ pub(super) fn round_one(x: f32, dtype: BoundaryDtype) -> f32 {
     }
 }
 
-/// `y = (x * s) * w`, `s = 1 / sqrt(sum(x²) / n + eps)`.
+/// `y = (x * s) * w`, `s = 1 / sqrt(sum(x²) / n + eps)`; `y` may be `x`.
 ///
 /// # Safety
-/// As [`Lanes`]; `x`, `w` and `y` have `n` values.
+/// As [`Lanes`]; `n` values behind `x` and `y`, `w` has `n`.
 #[inline(always)]
-pub(super) unsafe fn rms_norm<V: Lanes>(x: &[f32], w: &[f32], eps: f32, y: &mut [f32]) {
-    let n = x.len();
-    assert!(w.len() == n && y.len() == n);
+pub(super) unsafe fn rms_norm<V: Lanes>(x: *const f32, w: &[f32], eps: f32, y: *mut f32) {
+    let n = w.len();
     let whole = n / LANES * LANES;
     let rest = n - whole;
     // SAFETY: every access is at `i .. i + 16` with `i + 16 <= n`, or partial with
-    // exactly the `rest` values left.
+    // exactly the `rest` values left; each sixteen values are read before they are written.
     unsafe {
         let mut squares = V::splat(0.0);
         for i in (0..whole).step_by(LANES) {
-            let v = V::load(x.as_ptr().add(i));
+            let v = V::load(x.add(i));
             squares = v.fma(v, squares);
         }
         if rest > 0 {
-            let v = V::load_partial(x.as_ptr().add(whole), rest, 0.0);
+            let v = V::load_partial(x.add(whole), rest, 0.0);
             squares = v.fma(v, squares);
         }
         let s = V::splat(1.0 / (squares.fold() / n as f32 + eps).sqrt());
         for i in (0..whole).step_by(LANES) {
-            let v = V::load(x.as_ptr().add(i))
-                .mul(s)
-                .mul(V::load(w.as_ptr().add(i)));
-            v.store(y.as_mut_ptr().add(i));
+            let v = V::load(x.add(i)).mul(s).mul(V::load(w.as_ptr().add(i)));
+            v.store(y.add(i));
         }
         if rest > 0 {
-            let v = V::load_partial(x.as_ptr().add(whole), rest, 0.0).mul(s);
+            let v = V::load_partial(x.add(whole), rest, 0.0).mul(s);
             let v = v.mul(V::load_partial(w.as_ptr().add(whole), rest, 0.0));
-            v.store_partial(y.as_mut_ptr().add(whole), rest);
+            v.store_partial(y.add(whole), rest);
         }
     }
 }
@@ -130,6 +127,46 @@ pub(super) unsafe fn swiglu<V: Lanes>(g: *const f32, u: *const f32, h: *mut f32,
     }
 }
 
+/// `g = gelu(g) * u`.
+///
+/// # Safety
+/// As [`Lanes`].
+#[inline(always)]
+pub(super) unsafe fn geglu<V: Lanes>(g: &mut [f32], u: &[f32]) {
+    for (g, u) in g.chunks_mut(LANES).zip(u.chunks(LANES)) {
+        // SAFETY: both have as many values as the shorter one, at most sixteen.
+        unsafe {
+            let n = g.len().min(u.len());
+            let v = super::math::gelu(V::load_partial(g.as_ptr(), n, 0.0));
+            v.mul(V::load_partial(u.as_ptr(), n, 0.0))
+                .store_partial(g.as_mut_ptr(), n);
+        }
+    }
+}
+
+/// `x = cap * tanh(x / cap)`.
+///
+/// # Safety
+/// As [`Lanes`].
+#[inline(always)]
+pub(super) unsafe fn softcap<V: Lanes>(x: &mut [f32], cap: f32) {
+    for chunk in x.chunks_mut(LANES) {
+        // SAFETY: `chunk` has at most sixteen values, and its length is passed.
+        unsafe {
+            let v = V::load_partial(chunk.as_ptr(), chunk.len(), 0.0);
+            super::math::softcap(v, V::splat(cap)).store_partial(chunk.as_mut_ptr(), chunk.len());
+        }
+    }
+}
+
+/// `sum = fma(x, factor, sum)`, value by value.
+#[inline(always)]
+pub(super) fn add_scaled(sum: &mut [f32], x: &[f32], factor: f32) {
+    for (sum, x) in sum.iter_mut().zip(x) {
+        *sum = x.mul_add(factor, *sum);
+    }
+}
+
 /// e^x in place.
 ///
 /// # Safety
@@ -163,6 +200,18 @@ pub(super) fn add_round(x: &mut [f32], y: &[f32], dtype: BoundaryDtype) {
                 .for_each(|(x, y)| *x = round_one(*x + y, BoundaryDtype::Bf16));
         }
     }
+}
+
+/// The sum of all values in the canonical order: lane i mod 16 collects value i, then lanes at
+/// distance 8, 4, 2, 1 are added.
+pub fn fold16(x: &[f32]) -> f32 {
+    let mut lanes = [0.0; LANES];
+    for chunk in x.chunks(LANES) {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            *lane += x;
+        }
+    }
+    fold(lanes)
 }
 
 /// Whether all values are finite.

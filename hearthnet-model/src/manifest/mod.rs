@@ -42,7 +42,7 @@ pub struct TensorEntry {
     pub name: String,
     /// How values are stored.
     pub dtype: TensorType,
-    /// One or two lengths, row length first.
+    /// One to three lengths, row length first.
     pub dims: Vec<u64>,
     /// SHA-256 of the data as stored.
     pub sha256: Digest,
@@ -254,8 +254,10 @@ impl Manifest {
             });
         }
         let head = model.head_tensors().filter(|_| head);
+        let shared = model.shared_tensors().filter(|_| !layers.is_empty());
         let tensors: Vec<&TensorInfo> = head
-            .chain(layers.flat_map(|layer| model.layer_tensors(layer)))
+            .chain(shared)
+            .chain(layers.clone().flat_map(|layer| model.layer_tensors(layer)))
             .collect();
         let mut hashing = Hashing::of(&tensors, progress);
         for info in tensors {

@@ -65,6 +65,8 @@ const NAMES: &[(&str, Family, bool, bool)] = &[
     ("falcon3", Family::Llama3, true, true),
     ("smaug-bpe", Family::Llama3, false, false),
     ("dbrx", Family::Llama3, false, false),
+    ("chatglm-bpe", Family::Llama3, false, false),
+    ("glm4", Family::Llama3, true, false),
     ("qwen2", Family::Qwen2, false, false),
     ("deepseek-r1-qwen", Family::Qwen2, false, false),
     ("stablelm2", Family::Qwen2, false, false),

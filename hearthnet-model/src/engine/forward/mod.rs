@@ -16,9 +16,13 @@
 //! - *Tall*, for many rows (prefill): a member takes a tile through everything from attention to
 //!   the next layer's keys and values. One phase per layer.
 //!
+//! Where the feed-forward layer is a mixture of experts, both ways leave the tiles for it: see
+//! [`experts`].
+//!
 //! A row's values are computed by the same kernels in the same order either way, so nothing
 //! depends on the choice, on the tiles, or on who does what.
 
+mod experts;
 mod plan;
 mod steps;
 
@@ -26,10 +30,12 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use super::kv::{Geometry, Span};
+use super::ropes::Ropes;
 use super::team::{Member, Team};
-use super::weights::Layer;
-use crate::kernels::{AttentionScratch, Kernels, RopeTable, SharedMut};
+use super::weights::{Feed, Layer};
+use crate::kernels::{AttentionScratch, Kernels, SharedMut};
 use crate::spec::ModelSpec;
+use experts::{ExpertScratch, Mixture};
 use plan::{PASS_TILES, Piece, TALL_TILE, WIDE_TILE, cut, share, tall_tile, units, wide_rows};
 use steps::{Buffers, FirstOverflow, Pass, Rows, Widths, Work, grow, tiles_of};
 
@@ -38,7 +44,7 @@ pub(super) struct Parts<'a> {
     pub(super) spec: &'a ModelSpec,
     pub(super) kernels: Kernels,
     pub(super) team: &'a Team,
-    pub(super) rope: &'a RopeTable,
+    pub(super) ropes: &'a Ropes,
     pub(super) geometry: Geometry,
     /// The layers to run, and the index of the first among the engine's.
     pub(super) layers: &'a [Layer],
@@ -52,6 +58,8 @@ pub(super) struct Scratch {
     qkv: Vec<f32>,
     /// For the tiles of a wide pass.
     tiles: Vec<Work>,
+    /// For the experts of a pass.
+    mixture: Mixture,
     /// For each member.
     members: Vec<Mutex<Own>>,
 }
@@ -60,6 +68,7 @@ pub(super) struct Scratch {
 struct Own {
     work: Work,
     attention: AttentionScratch,
+    experts: ExpertScratch,
 }
 
 /// Where a block's output left the range of the boundary dtype.
@@ -79,12 +88,15 @@ pub(super) fn run(
     pages: &[Vec<SharedMut<'_, u16>>],
     x: &mut [f32],
 ) -> Result<(), Overflow> {
-    let widths = Widths::of(parts.spec);
+    let widths = Widths::of(parts);
     let threads = parts.team.threads();
     scratch.members.resize_with(threads, Mutex::default);
     let total = x.len() / widths.x;
     let overflow = FirstOverflow::default();
-    let most = TALL_TILE * PASS_TILES * threads;
+    let most = match widths.experts {
+        0 => TALL_TILE * PASS_TILES * threads,
+        _ => experts::PASS_ROWS,
+    };
     for begin in (0..total).step_by(most) {
         let rows = begin..total.min(begin + most);
         let x = &mut x[rows.start * widths.x..rows.end * widths.x];
@@ -118,43 +130,59 @@ fn wide(pass: &Pass<'_>, scratch: &mut Scratch, spans: &[Span], rows: Range<usiz
     if scratch.tiles.len() < tiles.len() {
         scratch.tiles.resize_with(tiles.len(), Work::default);
     }
-    let split_ffn = pass.split_ffn();
     let buffers: Vec<Buffers<'_>> = scratch
         .tiles
         .iter_mut()
         .zip(&tiles)
-        .map(|(work, tile)| work.buffers(widths, tile.rows, split_ffn))
+        .map(|(work, tile)| work.buffers(widths, tile.rows))
         .collect();
     let tiles: Vec<(&Rows<'_>, Buffers<'_>)> = tiles.iter().zip(buffers).collect();
     let units_of_heads = head_units(parts, &tiles, threads);
     let members = &scratch.members;
+    let count = rows.len();
+    let pairs = scratch.mixture.pairs(pass, count);
 
     parts.team.run(&|member| {
         let mut own = members[member.index()]
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let attention = &mut own.attention;
+        let Own {
+            attention, experts, ..
+        } = &mut *own;
         // The steps of a phase: some units of work, then what must be done to every tile before
-        // the next phase. One tile is done at once, several are shared.
-        let phase =
-            |member: &mut Member<'_>, units, work: &mut dyn FnMut(usize), then: Step<'_>| {
-                if let [(rows, buffers)] = tiles[..] {
-                    member.phase_then(units, work, || then(rows, buffers));
-                } else {
-                    member.phase(units, work);
-                    member.phase(tiles.len(), |tile| then(tiles[tile].0, tiles[tile].1));
-                }
-            };
+        // the next phase, and what must be done once. One tile is done at once, several are
+        // shared.
+        let phase = |member: &mut Member<'_>,
+                     units,
+                     work: &mut dyn FnMut(usize),
+                     then: Step<'_>,
+                     last: &dyn Fn()| {
+            if let [(rows, buffers)] = tiles[..] {
+                member.phase_then(units, work, || {
+                    then(rows, buffers);
+                    last();
+                });
+            } else {
+                member.phase(units, work);
+                let tile = |tile: usize| then(tiles[tile].0, tiles[tile].1);
+                member.phase_then(tiles.len(), tile, last);
+            }
+        };
         // All tiles, by panels of a matrix.
-        let split = |member: &mut Member<'_>, panels, work: PanelStep<'_>, then: Step<'_>| {
+        let split = |member: &mut Member<'_>,
+                     panels,
+                     work: PanelStep<'_>,
+                     then: Step<'_>,
+                     last: &dyn Fn()| {
             let units = units(panels, threads);
             let mut work = |unit| {
                 for (rows, buffers) in &tiles {
                     work(share(panels, units, unit), rows, *buffers);
                 }
             };
-            phase(member, units, &mut work, then);
+            phase(member, units, &mut work, then, last);
         };
+        let nothing = &|| ();
         // SAFETY (of all steps): units of a phase have separate panels, or separate heads or
         // pieces, or separate tiles, so that no two write the same columns or rows; what they
         // read was written in the phase before. Pages are written by `place` only, at which time
@@ -172,6 +200,7 @@ fn wide(pass: &Pass<'_>, scratch: &mut Scratch, spans: &[Span], rows: Range<usiz
                 &|panels, rows, buffers| unsafe { pass.qkv(layer, panels, rows, buffers) },
                 // SAFETY: separate tiles.
                 &|rows, _| unsafe { pass.place(index, rows) },
+                nothing,
             );
             let mut attend = |unit: usize| {
                 let HeadUnit {
@@ -191,6 +220,7 @@ fn wide(pass: &Pass<'_>, scratch: &mut Scratch, spans: &[Span], rows: Range<usiz
                 &mut attend,
                 // SAFETY: separate tiles.
                 &|rows, buffers| unsafe { pass.quantise_attn(layer, rows, buffers) },
+                nothing,
             );
             split(
                 member,
@@ -198,29 +228,70 @@ fn wide(pass: &Pass<'_>, scratch: &mut Scratch, spans: &[Span], rows: Range<usiz
                 // SAFETY: separate panels.
                 &|panels, rows, buffers| unsafe { pass.attn_output(layer, panels, rows, buffers) },
                 // SAFETY: separate tiles.
-                &|rows, buffers| unsafe { pass.ffn_norm(layer, rows, buffers) },
-            );
-            split(
-                member,
-                layer.ffn.panels(),
-                // SAFETY: separate panels.
-                &|panels, rows, buffers| unsafe { pass.ffn(layer, panels, rows, buffers) },
-                // SAFETY: separate tiles.
-                &|rows, buffers| unsafe { pass.quantise_h(layer, rows, buffers) },
-            );
-            split(
-                member,
-                layer.ffn_down.panels(),
-                // SAFETY: separate panels.
-                &|panels, rows, buffers| unsafe { pass.ffn_down(layer, panels, rows, buffers) },
-                // SAFETY: separate tiles.
                 &|rows, buffers| unsafe {
+                    pass.end_attention(layer, rows, buffers);
+                    pass.ffn_norm(layer, rows, buffers);
+                    if let Feed::Experts { router, .. } = &layer.feed {
+                        pass.route(router, rows, buffers, pairs);
+                    }
+                },
+                // SAFETY: all rows have their routes.
+                &|| unsafe {
+                    if let Feed::Experts { .. } = &layer.feed {
+                        pass.group(count, pairs);
+                    }
+                },
+            );
+            let done = |rows: &Rows<'_>, buffers: Buffers<'_>| {
+                // SAFETY: separate tiles.
+                unsafe {
+                    pass.end_feed(layer, rows, buffers);
                     pass.check(index, rows);
                     if index + 1 < parts.layers.len() {
                         pass.attn_norm(index + 1, rows, buffers);
                     }
-                },
-            );
+                }
+            };
+            match &layer.feed {
+                Feed::Dense { ffn, down } => {
+                    split(
+                        member,
+                        ffn.panels(),
+                        // SAFETY: separate panels.
+                        &|panels, rows, buffers| unsafe { pass.ffn(ffn, panels, rows, buffers) },
+                        // SAFETY: separate tiles.
+                        &|rows, buffers| unsafe { pass.quantise_h(down, rows, buffers) },
+                        nothing,
+                    );
+                    split(
+                        member,
+                        down.panels(),
+                        // SAFETY: separate panels.
+                        &|panels, rows, buffers| unsafe {
+                            pass.ffn_down(down, panels, rows, buffers);
+                        },
+                        &done,
+                        nothing,
+                    );
+                }
+                Feed::Experts { experts: all, .. } => {
+                    let units = pairs.units();
+                    // SAFETY: the plan is made; separate places or panels.
+                    member.phase(units, |unit| unsafe {
+                        pass.expert_gate_up(all, unit, pairs, experts);
+                    });
+                    let mut down = |unit: usize| {
+                        // SAFETY: separate places or panels.
+                        unsafe { pass.expert_down(all, unit, pairs, experts) };
+                    };
+                    let then = |rows: &Rows<'_>, buffers: Buffers<'_>| {
+                        // SAFETY: separate tiles.
+                        unsafe { pass.combine(rows, buffers, pairs) };
+                        done(rows, buffers);
+                    };
+                    phase(member, units, &mut down, &then, nothing);
+                }
+            }
         }
     });
 }
@@ -238,31 +309,64 @@ fn tall(pass: &Pass<'_>, scratch: &mut Scratch, spans: &[Span], rows: Range<usiz
     let pieces = cut(spans, &rows, size);
     let tiles = tiles_of(widths, &pieces, size, x, &mut scratch.qkv);
     let members = &scratch.members;
-    let split_ffn = pass.split_ffn();
+    let count = rows.len();
+    let pairs = scratch.mixture.pairs(pass, count);
 
     parts.team.run(&|member| {
         let mut own = members[member.index()]
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let Own { work, attention } = &mut *own;
-        let buffers = work.buffers(widths, size, split_ffn);
+        let Own {
+            work,
+            attention,
+            experts,
+        } = &mut *own;
+        let buffers = work.buffers(widths, size);
         // The last tiles see most positions, so they begin.
         let nth = |unit: usize| &tiles[tiles.len() - 1 - unit];
-        // SAFETY (of both phases): a tile, and the place of its rows in the pages, belongs to one
+        // SAFETY (of all phases): a tile, and the place of its rows in the pages, belongs to one
         // unit, and the buffers to this member. The only values that units share are keys and
         // values in the pages, and a phase writes those of one layer and reads those of another.
+        // (Units of experts have separate places or panels.)
         member.phase(tiles.len(), |unit| {
             // SAFETY: see above.
             unsafe { pass.begin_layer(0, nth(unit), buffers) };
         });
-        for index in 0..parts.layers.len() {
-            // SAFETY: see above.
-            member.phase(tiles.len(), |unit| unsafe {
-                pass.end_layer(index, nth(unit), buffers, attention);
-                if index + 1 < parts.layers.len() {
-                    pass.begin_layer(index + 1, nth(unit), buffers);
+        for (index, layer) in parts.layers.iter().enumerate() {
+            match &layer.feed {
+                // SAFETY: see above.
+                Feed::Dense { ffn, down } => member.phase(tiles.len(), |unit| unsafe {
+                    pass.attention(index, nth(unit), buffers, attention);
+                    pass.feed_forward(ffn, down, nth(unit), buffers);
+                    pass.next_layer(index, nth(unit), buffers);
+                }),
+                Feed::Experts {
+                    router,
+                    experts: all,
+                } => {
+                    // SAFETY: see above; the plan is made when all rows have their routes.
+                    let attend = |unit: usize| unsafe {
+                        pass.attention(index, nth(unit), buffers, attention);
+                        pass.route(router, nth(unit), buffers, pairs);
+                    };
+                    // SAFETY: as above.
+                    member.phase_then(tiles.len(), attend, || unsafe { pass.group(count, pairs) });
+                    let units = pairs.units();
+                    // SAFETY: see above.
+                    member.phase(units, |unit| unsafe {
+                        pass.expert_gate_up(all, unit, pairs, experts);
+                    });
+                    // SAFETY: see above.
+                    member.phase(units, |unit| unsafe {
+                        pass.expert_down(all, unit, pairs, experts);
+                    });
+                    // SAFETY: see above.
+                    member.phase(tiles.len(), |unit| unsafe {
+                        pass.combine(nth(unit), buffers, pairs);
+                        pass.next_layer(index, nth(unit), buffers);
+                    });
                 }
-            });
+            }
         }
     });
 }

@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::plan::Piece;
 use super::{Overflow, Parts};
 use crate::BoundaryDtype;
-use crate::engine::weights::{Ffn, Layer};
+use crate::engine::weights::{Feed, Ffn, Layer, Qkv};
 use crate::kernels::{
     Act, ActForm, Attention, AttentionScratch, LANES, Output, PAGE, Packed, SharedMut, Tile,
+    TileMut,
 };
-use crate::spec::ModelSpec;
+use crate::spec::{Activation, ModelSpec};
 
 /// A pass of some rows over the layers.
 pub(super) struct Pass<'a> {
@@ -40,6 +41,10 @@ pub(super) struct Buffers<'a> {
     pub(super) attn: SharedMut<'a, f32>,
     pub(super) h: SharedMut<'a, f32>,
     pub(super) up: SharedMut<'a, f32>,
+    /// What is to be added to the residual stream, where it is not added at once.
+    pub(super) branch: SharedMut<'a, f32>,
+    /// Scores of the experts.
+    pub(super) scores: SharedMut<'a, f32>,
 }
 
 /// Intermediate values of one tile.
@@ -49,6 +54,8 @@ pub(super) struct Work {
     pub(super) attn: Vec<f32>,
     pub(super) h: Vec<f32>,
     pub(super) up: Vec<f32>,
+    pub(super) branch: Vec<f32>,
+    pub(super) scores: Vec<f32>,
 }
 
 /// Widths of the intermediate values.
@@ -59,31 +66,60 @@ pub(super) struct Widths {
     pub(super) kv: usize,
     pub(super) qkv: usize,
     pub(super) ffn: usize,
+    /// Number of experts, or 0.
+    pub(super) experts: usize,
+    /// Experts that a row goes through, or 0.
+    pub(super) used: usize,
+    /// Whether gate and up are apart.
+    pub(super) split_ffn: bool,
+    /// Whether what a block adds to the residual stream is not added at once.
+    pub(super) branches: bool,
 }
 
 impl Widths {
-    pub(super) fn of(spec: &ModelSpec) -> Self {
+    pub(super) fn of(parts: &Parts<'_>) -> Self {
+        let spec = parts.spec;
         let (q, kv) = (spec.query_width() as usize, spec.kv_width() as usize);
+        let split = |layer: &Layer| match &layer.feed {
+            Feed::Dense { ffn, .. } => matches!(ffn, Ffn::Split { .. }),
+            Feed::Experts { .. } => false,
+        };
         Self {
             x: spec.width as usize,
             q,
             kv,
             qkv: q + 2 * kv,
             ffn: spec.ffn as usize,
+            experts: spec.experts.map_or(0, |experts| experts.count as usize),
+            used: spec.experts.map_or(0, |experts| experts.used as usize),
+            split_ffn: parts.layers.iter().any(split),
+            branches: branches(spec),
         }
     }
 }
 
+/// Whether what attention and the feed-forward layer give is changed before it is added to the
+/// residual stream.
+fn branches(spec: &ModelSpec) -> bool {
+    spec.post_norms || spec.scales.residual.is_some()
+}
+
 impl Work {
-    pub(super) fn buffers(&mut self, widths: &Widths, rows: usize, ffn: bool) -> Buffers<'_> {
+    pub(super) fn buffers(&mut self, widths: &Widths, rows: usize) -> Buffers<'_> {
+        let only = |wanted: bool, width: usize| if wanted { rows * width } else { 0 };
+        let dense = widths.experts == 0;
         grow(&mut self.attn, rows * widths.q);
-        grow(&mut self.h, rows * widths.ffn);
-        grow(&mut self.up, if ffn { rows * widths.ffn } else { 0 });
+        grow(&mut self.h, only(dense, widths.ffn));
+        grow(&mut self.up, only(widths.split_ffn, widths.ffn));
+        grow(&mut self.branch, only(widths.branches || !dense, widths.x));
+        grow(&mut self.scores, rows * widths.experts);
         Buffers {
             act: SharedMut::new(std::slice::from_mut(&mut self.act)),
             attn: SharedMut::new(&mut self.attn),
             h: SharedMut::new(&mut self.h),
             up: SharedMut::new(&mut self.up),
+            branch: SharedMut::new(&mut self.branch),
+            scores: SharedMut::new(&mut self.scores),
         }
     }
 }
@@ -114,13 +150,6 @@ pub(super) fn tiles_of<'a>(
 /// caller's unit of work, and what they read is written by no other unit of the phase.
 #[allow(unsafe_code)]
 impl Pass<'_> {
-    pub(super) fn split_ffn(&self) -> bool {
-        self.parts
-            .layers
-            .iter()
-            .any(|layer| matches!(layer.ffn, Ffn::Split { .. }))
-    }
-
     /// Reads `x`, writes `act`.
     pub(super) unsafe fn attn_norm(&self, index: usize, rows: &Rows<'_>, buffers: Buffers<'_>) {
         let layer = &self.parts.layers[index];
@@ -128,10 +157,18 @@ impl Pass<'_> {
         unsafe { self.norm(&layer.attn_norm, layer.qkv.form, rows, buffers) };
     }
 
-    /// Reads `x`, writes `act`.
+    /// Reads `x`, writes `act`; of a layer with experts, what their router reads, and plainly
+    /// what the experts read.
     pub(super) unsafe fn ffn_norm(&self, layer: &Layer, rows: &Rows<'_>, buffers: Buffers<'_>) {
+        let form = match &layer.feed {
+            Feed::Dense { ffn, .. } => ffn.form(),
+            Feed::Experts { router, .. } => ActForm {
+                plain: true,
+                ..ActForm::of([router])
+            },
+        };
         // SAFETY: the caller's.
-        unsafe { self.norm(&layer.ffn_norm, layer.ffn.form(), rows, buffers) };
+        unsafe { self.norm(&layer.ffn_norm, form, rows, buffers) };
     }
 
     pub(super) unsafe fn norm(
@@ -175,15 +212,25 @@ impl Pass<'_> {
         }
     }
 
-    /// Turns queries and keys in `qkv`, and writes keys and values to the pages.
+    /// Completes queries, keys and values in `qkv` (biases, norms, rotation), and writes keys and
+    /// values to the pages.
     pub(super) unsafe fn place(&self, layer: usize, rows: &Rows<'_>) {
         let Parts {
+            spec,
             kernels,
-            rope,
+            ropes,
             geometry,
             first,
+            layers,
             ..
         } = *self.parts;
+        let Layer {
+            qkv: Qkv { bias, .. },
+            qk_norm,
+            rotation,
+            ..
+        } = &layers[layer];
+        let table = ropes.table(*rotation);
         let Widths { q, kv, qkv, .. } = self.widths;
         let d = geometry.head_dim;
         for piece in rows.pieces {
@@ -191,7 +238,16 @@ impl Pass<'_> {
                 let (row, position) = (piece.row + i, piece.position + i);
                 // SAFETY: the caller's.
                 let values = unsafe { rows.qkv.slice_mut(row * qkv..(row + 1) * qkv) };
-                kernels.rope(rope, position, &mut values[..q + kv], d);
+                if let Some(bias) = bias {
+                    kernels.add_round(values, bias, BoundaryDtype::F32);
+                }
+                if let Some(norms) = qk_norm {
+                    kernels.rms_norm_in_place(&mut values[..q], &norms.q, spec.norm_eps);
+                    kernels.rms_norm_in_place(&mut values[q..q + kv], &norms.k, spec.norm_eps);
+                }
+                if let Some(table) = table {
+                    kernels.rope(table, position, &mut values[..q + kv], d);
+                }
                 let (keys, values) = values[q..].split_at(kv);
                 let page = &self.pages[piece.span][position / PAGE];
                 for head in 0..geometry.kv_heads {
@@ -224,9 +280,11 @@ impl Pass<'_> {
         scratch: &mut AttentionScratch,
     ) {
         let Parts {
+            spec,
             kernels,
             geometry,
             first,
+            layers,
             ..
         } = *self.parts;
         let Widths { q, qkv, .. } = self.widths;
@@ -243,8 +301,13 @@ impl Pass<'_> {
         let attention = Attention {
             head_dim: d,
             heads: heads.len(),
-            scale: 1.0 / (d as f32).sqrt(),
+            scale: match spec.attention.scale {
+                Some(scale) => scale,
+                None => 1.0 / (d as f32).sqrt(),
+            },
+            softcap: spec.attention.softcap,
             position: piece.position,
+            window: layers[layer].window,
             pages: &pages,
         };
         // SAFETY: the caller's.
@@ -275,7 +338,7 @@ impl Pass<'_> {
             .prepare(attn, width, ActForm::of([&layer.attn_output]), act);
     }
 
-    /// Reads `act`, adds to the columns of `panels` in `x`.
+    /// Reads `act`, adds to the columns of `panels` in `x`, or writes them in `branch`.
     pub(super) unsafe fn attn_output(
         &self,
         layer: &Layer,
@@ -284,56 +347,124 @@ impl Pass<'_> {
         buffers: Buffers<'_>,
     ) {
         // Not the end of a block: the sum stays as it is.
-        let output = Output::Add(BoundaryDtype::F32);
+        let dtype = BoundaryDtype::F32;
         // SAFETY: the caller's.
-        unsafe { self.add(&layer.attn_output, panels, output, rows, buffers) };
+        unsafe { self.add(&layer.attn_output, panels, dtype, rows, buffers) };
     }
 
-    pub(super) unsafe fn add(
+    unsafe fn add(
         &self,
         matrix: &Packed,
         panels: Range<usize>,
-        output: Output,
+        dtype: BoundaryDtype,
         rows: &Rows<'_>,
         buffers: Buffers<'_>,
     ) {
+        let (out, output) = match self.widths.branches {
+            true => (buffers.branch, Output::Store),
+            false => (rows.x, Output::Add(dtype)),
+        };
         // SAFETY: the caller's.
         unsafe {
             let columns = columns(matrix, &panels, 0);
-            let out = rows.x.tile_mut(rows.rows, self.widths.x, columns);
+            let out = out.tile_mut(rows.rows, self.widths.x, columns);
             self.parts
                 .kernels
                 .matmul(matrix, panels, buffers.read_act(), output, out);
         }
     }
 
+    /// Adds `branch` to `x` where that was not done at once: after attention.
+    pub(super) unsafe fn end_attention(
+        &self,
+        layer: &Layer,
+        rows: &Rows<'_>,
+        buffers: Buffers<'_>,
+    ) {
+        if self.widths.branches {
+            let norm = layer.attn_post_norm.as_deref();
+            // SAFETY: the caller's.
+            unsafe { self.end_branch(norm, BoundaryDtype::F32, rows, buffers) };
+        }
+    }
+
+    /// The same after the feed-forward layer: the block is done.
+    pub(super) unsafe fn end_feed(&self, layer: &Layer, rows: &Rows<'_>, buffers: Buffers<'_>) {
+        if self.widths.branches || matches!(layer.feed, Feed::Experts { .. }) {
+            let norm = layer.ffn_post_norm.as_deref();
+            // SAFETY: the caller's.
+            unsafe { self.end_branch(norm, self.parts.spec.boundary, rows, buffers) };
+        }
+    }
+
+    unsafe fn end_branch(
+        &self,
+        norm: Option<&[f32]>,
+        dtype: BoundaryDtype,
+        rows: &Rows<'_>,
+        buffers: Buffers<'_>,
+    ) {
+        let Parts { spec, kernels, .. } = *self.parts;
+        let values = 0..rows.rows * self.widths.x;
+        // SAFETY: the caller's.
+        let (x, branch) = unsafe {
+            (
+                rows.x.slice_mut(values.clone()),
+                buffers.branch.slice_mut(values),
+            )
+        };
+        if let Some(norm) = norm {
+            kernels.rms_norm_in_place(branch, norm, spec.norm_eps);
+        }
+        if let Some(scale) = spec.scales.residual {
+            branch.iter_mut().for_each(|value| *value *= scale);
+        }
+        kernels.add_round(x, branch, dtype);
+    }
+
     /// Reads `act`, writes the columns of `panels` in `h`.
     pub(super) unsafe fn ffn(
         &self,
-        layer: &Layer,
+        ffn: &Ffn,
         panels: Range<usize>,
         rows: &Rows<'_>,
         buffers: Buffers<'_>,
     ) {
-        let kernels = self.parts.kernels;
         let (width, count) = (self.widths.ffn, rows.rows);
         // SAFETY: the caller's.
         unsafe {
             let act = buffers.read_act();
-            match &layer.ffn {
-                Ffn::Fused(both) => {
-                    let out = buffers.h.tile_mut(count, width, columns(both, &panels, 0));
-                    kernels.matmul_swiglu(both, panels, act, out);
-                }
-                Ffn::Split { gate, up } => {
-                    let columns = columns(gate, &panels, 0);
-                    let mut gates = buffers.h.tile_mut(count, width, columns.clone());
-                    let mut ups = buffers.up.tile_mut(count, width, columns);
-                    let store = Output::Store;
-                    kernels.matmul(gate, panels.clone(), act, store, gates.reborrow());
-                    kernels.matmul(up, panels, act, store, ups.reborrow());
-                    for row in 0..count {
-                        kernels.swiglu(gates.row_mut(row), ups.row(row));
+            let columns = ffn.columns(&panels);
+            let h = buffers.h.tile_mut(count, width, columns.clone());
+            let up = match ffn {
+                Ffn::Fused(_) => TileMut::new(&mut [], 0, 0, 0),
+                Ffn::Split { .. } => buffers.up.tile_mut(count, width, columns),
+            };
+            self.gate_up(ffn, panels, act, h, up);
+        }
+    }
+
+    /// Outputs of gate and up, multiplied, to `h`; `ups` is for those of up where they are apart.
+    pub(super) fn gate_up(
+        &self,
+        ffn: &Ffn,
+        panels: Range<usize>,
+        act: &Act,
+        mut h: TileMut<'_>,
+        mut ups: TileMut<'_>,
+    ) {
+        let Parts { spec, kernels, .. } = *self.parts;
+        match ffn {
+            Ffn::Fused(both) => kernels.matmul_swiglu(both, panels, act, h),
+            Ffn::Split { gate, up } => {
+                let store = Output::Store;
+                kernels.matmul(gate, panels.clone(), act, store, h.reborrow());
+                kernels.matmul(up, panels, act, store, ups.reborrow());
+                for row in 0..h.rows() {
+                    let (gate, up) = (h.row_mut(row), ups.row(row));
+                    match spec.activation {
+                        Activation::Silu => kernels.swiglu(gate, up),
+                        Activation::Gelu => kernels.geglu(gate, up),
                     }
                 }
             }
@@ -341,26 +472,27 @@ impl Pass<'_> {
     }
 
     /// Reads `h`, writes `act`.
-    pub(super) unsafe fn quantise_h(&self, layer: &Layer, rows: &Rows<'_>, buffers: Buffers<'_>) {
+    pub(super) unsafe fn quantise_h(&self, down: &Packed, rows: &Rows<'_>, buffers: Buffers<'_>) {
         let width = self.widths.ffn;
         // SAFETY: the caller's.
         let (h, act) = unsafe { (buffers.h.slice(0..rows.rows * width), buffers.act()) };
         self.parts
             .kernels
-            .prepare(h, width, ActForm::of([&layer.ffn_down]), act);
+            .prepare(h, width, ActForm::of([down]), act);
     }
 
-    /// Reads `act`, adds to the columns of `panels` in `x`, and rounds them: the block is done.
+    /// Reads `act`, adds to the columns of `panels` in `x`, and rounds them; or writes them in
+    /// `branch`.
     pub(super) unsafe fn ffn_down(
         &self,
-        layer: &Layer,
+        down: &Packed,
         panels: Range<usize>,
         rows: &Rows<'_>,
         buffers: Buffers<'_>,
     ) {
-        let output = Output::Add(self.parts.spec.boundary);
+        let dtype = self.parts.spec.boundary;
         // SAFETY: the caller's.
-        unsafe { self.add(&layer.ffn_down, panels, output, rows, buffers) };
+        unsafe { self.add(down, panels, dtype, rows, buffers) };
     }
 
     /// Reads `x`, a block's output.
@@ -389,8 +521,8 @@ impl Pass<'_> {
         }
     }
 
-    /// A tile from attention to the end of the block.
-    pub(super) unsafe fn end_layer(
+    /// A tile from attention to what the feed-forward layer reads.
+    pub(super) unsafe fn attention(
         &self,
         index: usize,
         rows: &Rows<'_>,
@@ -408,11 +540,36 @@ impl Pass<'_> {
             }
             self.quantise_attn(layer, rows, buffers);
             self.attn_output(layer, 0..layer.attn_output.panels(), rows, buffers);
+            self.end_attention(layer, rows, buffers);
             self.ffn_norm(layer, rows, buffers);
-            self.ffn(layer, 0..layer.ffn.panels(), rows, buffers);
-            self.quantise_h(layer, rows, buffers);
-            self.ffn_down(layer, 0..layer.ffn_down.panels(), rows, buffers);
+        }
+    }
+
+    /// A tile from there to the end of the block.
+    pub(super) unsafe fn feed_forward(
+        &self,
+        ffn: &Ffn,
+        down: &Packed,
+        rows: &Rows<'_>,
+        buffers: Buffers<'_>,
+    ) {
+        // SAFETY: the caller's.
+        unsafe {
+            self.ffn(ffn, 0..ffn.panels(), rows, buffers);
+            self.quantise_h(down, rows, buffers);
+            self.ffn_down(down, 0..down.panels(), rows, buffers);
+        }
+    }
+
+    /// A tile from the end of a block to the next one's keys and values.
+    pub(super) unsafe fn next_layer(&self, index: usize, rows: &Rows<'_>, buffers: Buffers<'_>) {
+        // SAFETY: the caller's.
+        unsafe {
+            self.end_feed(&self.parts.layers[index], rows, buffers);
             self.check(index, rows);
+            if index + 1 < self.parts.layers.len() {
+                self.begin_layer(index + 1, rows, buffers);
+            }
         }
     }
 }

@@ -156,7 +156,9 @@ fn attention_is_accurate_to_f32_rounding_of_a_f64_softmax() {
         head_dim: d,
         heads,
         scale: 0.125,
+        softcap: None,
         position,
+        window: None,
         pages: &pages,
     };
     let tile = Tile::new(&q, rows, heads * d, heads * d);

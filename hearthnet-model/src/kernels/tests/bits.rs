@@ -151,8 +151,36 @@ proptest! {
     }
 
     #[test]
+    fn activations_soft_caps_and_sums_of_experts_agree(n in 1usize..=70, kind in kind(), seed: u64) {
+        let mut values = Values(seed);
+        let (x, y) = (values.many(n, kind), values.many(n, Kind::Ordinary));
+        let gelu: Vec<f32> = x.iter().zip(&y).map(|(x, y)| reference::gelu(*x) * y).collect();
+        let capped: Vec<f32> = x.iter().map(|x| reference::tanh(x / 30.0) * 30.0).collect();
+        let summed: Vec<f32> = x.iter().zip(&y).map(|(x, y)| y.mul_add(0.3, *x)).collect();
+        let w = &y[..1 + n / 3];
+        let rows: Vec<f32> = x[..n / w.len() * w.len()].to_vec();
+        let normed: Vec<f32> = rows.chunks(w.len()).flat_map(|x| reference::rms_norm(x, w, 1e-6)).collect();
+        for kernels in all() {
+            let name = kernels.isa().name();
+            let mut out = x.clone();
+            kernels.geglu(&mut out, &y);
+            assert_same(name, &out, &gelu);
+            let mut out = x.clone();
+            kernels.softcap(&mut out, 30.0);
+            assert_same(name, &out, &capped);
+            let mut out = x.clone();
+            kernels.add_scaled(&mut out, &y, 0.3);
+            assert_same(name, &out, &summed);
+            let mut out = rows.clone();
+            kernels.rms_norm_in_place(&mut out, w, 1e-6);
+            assert_same(name, &out, &normed);
+        }
+    }
+
+    #[test]
     fn attention_agrees_and_never_reads_a_stale_cell(
         eighths in 1usize..=18, heads in 1usize..=9, position in 0usize..=150, rows in 1usize..=40,
+        window in prop::option::of(1usize..=100), softcap in prop::option::of(1.0f32..50.0),
         kind in kind(), seed: u64,
     ) {
         let mut values = Values(seed);
@@ -170,11 +198,15 @@ proptest! {
         let pages: Vec<&[u16]> = pages.iter().map(Vec::as_slice).collect();
         let q = values.many(rows * heads * d, kind);
         let scale = 1.0 / (d as f32).sqrt();
-        let a = Attention { head_dim: d, heads, scale, position, pages: &pages };
+        let a = Attention { head_dim: d, heads, scale, softcap, position, window, pages: &pages };
         let wanted: Vec<f32> = q
             .chunks(d)
             .enumerate()
-            .flat_map(|(i, q)| reference::attention(q, &keys, &vals, position + i / heads + 1, scale))
+            .flat_map(|(i, q)| {
+                let limit = position + i / heads + 1;
+                let start = window.map_or(0, |window| limit.saturating_sub(window));
+                reference::attention(q, &keys, &vals, start..limit, scale, softcap)
+            })
             .collect();
         for kernels in all() {
             let mut out = vec![f32::NAN; q.len()];

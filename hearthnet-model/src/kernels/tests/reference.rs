@@ -254,19 +254,51 @@ pub(super) fn matmul(ty: WeightType, bytes: &[u8], cols: usize, x: &[f32], how: 
         .collect()
 }
 
-/// One query over `n` keys and values, each `[position][d]`, binary16.
-pub(super) fn attention(q: &[f32], keys: &[u16], values: &[u16], n: usize, scale: f32) -> Vec<f32> {
+pub(super) fn tanh(x: f32) -> f32 {
+    1.0 - 2.0 / (exp(x + x) + 1.0)
+}
+
+pub(super) fn gelu(g: f32) -> f32 {
+    let inner = fma(
+        g * g,
+        f32::from_bits(0x3d92_2279),
+        f32::from_bits(0x3fcc_422a),
+    ) * g;
+    g / (1.0 + exp(-inner))
+}
+
+/// One query over some of the keys and values, each `[position][d]`, binary16.
+pub(super) fn attention(
+    q: &[f32],
+    keys: &[u16],
+    values: &[u16],
+    positions: std::ops::Range<usize>,
+    scale: f32,
+    softcap: Option<f32>,
+) -> Vec<f32> {
     let d = q.len();
     let cell = |cells: &[u16], p: usize, i: usize| f16::from_bits(cells[p * d + i]).to_f32();
-    let scores: Vec<f32> = (0..n)
-        .map(|p| (0..d).fold(0.0, |acc, i| fma(cell(keys, p, i), q[i], acc)) * scale)
-        .collect();
+    let score = |p: usize| {
+        let score = (0..d).fold(0.0, |acc, i| fma(cell(keys, p, i), q[i], acc)) * scale;
+        softcap.map_or(score, |cap| tanh(score / cap) * cap)
+    };
+    let scores: Vec<f32> = positions.clone().map(score).collect();
     let max = scores
         .iter()
         .fold(f32::NEG_INFINITY, |m, s| if *s > m { *s } else { m });
     let e: Vec<f32> = scores.iter().map(|s| exp(s - max)).collect();
-    let inverse = 1.0 / fold16(n, |p, lane| lane + e[p]);
+    let (start, end) = (positions.start, positions.end);
+    let inverse = 1.0
+        / fold16(
+            end,
+            |p, lane| {
+                if p < start { lane } else { lane + e[p - start] }
+            },
+        );
     (0..d)
-        .map(|i| (0..n).fold(0.0, |acc, p| fma(cell(values, p, i), e[p], acc)) * inverse)
+        .map(|i| {
+            let weighted = |acc, p: usize| fma(cell(values, p, i), e[p - start], acc);
+            positions.clone().fold(0.0, weighted) * inverse
+        })
         .collect()
 }

@@ -1,0 +1,14 @@
+//! Qwen3: every head of queries and keys is normalised before it is turned; no biases. Source:
+//! "Qwen3 Technical Report" (arXiv 2505.09388).
+
+use super::{Family, rules};
+use crate::spec::{QkNorm, RopeKind};
+
+/// The family's description.
+pub const FAMILY: Family = Family {
+    architecture: "qwen3",
+    rope: RopeKind::Halves,
+    layer: &[rules::ATTENTION, rules::QK_NORM, rules::FEED_FORWARD],
+    qk_norm: Some(QkNorm::Head),
+    ..Family::BASE
+};

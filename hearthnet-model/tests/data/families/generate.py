@@ -1,0 +1,283 @@
+"""Makes the tiny models of this directory and what they should compute. See README.md.
+
+Usage: generate.py LLAMA_CPP_DIRECTORY [family ...]
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from transformers import AttentionInterface
+
+HERE = Path(__file__).parent
+PROMPT = 24
+GENERATED = 40
+VOCAB = 64
+SIZES = dict(
+    vocab_size=VOCAB,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=256,
+    bos_token_id=1,
+    eos_token_id=None,
+    pad_token_id=0,
+)
+HEADS = dict(SIZES, head_dim=16)
+EXPERTS = dict(HEADS, intermediate_size=32, num_experts_per_tok=2)
+
+
+# Added to the seed where another draw keeps greedy choices further apart.
+SEEDS = {"phi3long": 3, "qwen3": 3, "qwen3moe": 2}
+
+
+def rope(theta=10000.0, **more):
+    return {"rope_type": "default", "rope_theta": theta, **more}
+
+
+# Name, class before "Config" and "ForCausalLM", hyperparameters.
+FAMILIES = {
+    "llama31": (
+        "Llama",
+        dict(
+            HEADS,
+            rope_parameters=rope(
+                500000.0,
+                rope_type="llama3",
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=64,
+            ),
+            tie_word_embeddings=True,
+        ),
+    ),
+    "qwen2": ("Qwen2", dict(SIZES, rope_parameters=rope(1e6))),
+    "qwen3": ("Qwen3", dict(HEADS, rope_parameters=rope(1e6), tie_word_embeddings=True)),
+    "mixtral": (
+        "Mixtral",
+        dict(EXPERTS, num_local_experts=5, sliding_window=None, rope_parameters=rope(1e6)),
+    ),
+    "qwen3moe": (
+        "Qwen3Moe",
+        dict(
+            EXPERTS,
+            num_experts=5,
+            num_experts_per_tok=3,
+            moe_intermediate_size=32,
+            norm_topk_prob=True,
+            rope_parameters=rope(1e6),
+        ),
+    ),
+    "olmoe": (
+        "Olmoe",
+        dict(
+            SIZES,
+            intermediate_size=32,
+            num_experts=5,
+            num_experts_per_tok=3,
+            norm_topk_prob=False,
+            rope_parameters=rope(),
+        ),
+    ),
+    "smollm3": (
+        "SmolLM3",
+        dict(SIZES, num_hidden_layers=4, rope_parameters=rope(5e6), tie_word_embeddings=True),
+    ),
+    "mistral": ("Mistral", dict(HEADS, sliding_window=7, rope_parameters=rope())),
+    "phi3": (
+        "Phi3",
+        dict(
+            SIZES,
+            original_max_position_embeddings=256,
+            rope_parameters=rope(original_max_position_embeddings=256, partial_rotary_factor=1.0),
+            sliding_window=None,
+        ),
+    ),
+    "phi3long": (
+        "Phi3",
+        dict(
+            SIZES,
+            max_position_embeddings=256,
+            original_max_position_embeddings=16,
+            sliding_window=9,
+            rope_parameters=rope(
+                rope_type="longrope",
+                partial_rotary_factor=1.0,
+                original_max_position_embeddings=16,
+                short_factor=[1.0, 1.1, 1.2, 1.3],
+                long_factor=[1.5, 2.0, 4.0, 8.0],
+            ),
+        ),
+    ),
+    "gemma2": (
+        "Gemma2",
+        dict(
+            HEADS,
+            sliding_window=7,
+            query_pre_attn_scalar=16,
+            attn_logit_softcapping=5.0,
+            final_logit_softcapping=9.0,
+            rope_parameters=rope(),
+        ),
+    ),
+    "gemma3": (
+        "Gemma3",
+        dict(
+            HEADS,
+            intermediate_size=32,
+            num_hidden_layers=7,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            sliding_window=7,
+            query_pre_attn_scalar=16,
+            rope_parameters={
+                "full_attention": rope(1e6, rope_type="linear", factor=8.0),
+                "sliding_attention": rope(),
+            },
+        ),
+    ),
+    "granite": (
+        "Granite",
+        dict(
+            SIZES,
+            embedding_multiplier=3.0,
+            residual_multiplier=0.4,
+            attention_multiplier=0.2,
+            logits_scaling=1.5,
+            rope_parameters=rope(),
+            tie_word_embeddings=True,
+        ),
+    ),
+    "glm4": (
+        "Glm4",
+        dict(
+            HEADS,
+            attention_bias=True,
+            rope_parameters=rope(partial_rotary_factor=0.5),
+        ),
+    ),
+}
+
+
+def f16_cache(module, query, key, value, attention_mask, **kwargs):
+    """The model's own eager attention over keys and values that are rounded to half precision."""
+    import importlib
+
+    eager = importlib.import_module(module.__class__.__module__).eager_attention_forward
+    key, value = (x.half().to(x.dtype) for x in (key, value))
+    return eager(module, query, key, value, attention_mask, **kwargs)
+
+
+AttentionInterface.register("f16_cache", f16_cache)
+transformers.AttentionMaskInterface.register(
+    "f16_cache", transformers.masking_utils.eager_mask
+)
+
+
+def build(name):
+    family, sizes = FAMILIES[name]
+    config_class = getattr(transformers, f"{family}TextConfig", None)
+    config_class = config_class or getattr(transformers, f"{family}Config")
+    config = config_class(**sizes, attn_implementation="eager")
+    torch.manual_seed(sum(map(ord, name)) + SEEDS.get(name, 0))
+    model = getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
+    # Weights of the size that makes every feature matter, and that half precision holds exactly.
+    around_zero = family.startswith("Gemma")
+    with torch.no_grad():
+        for key, p in model.named_parameters():
+            noise = torch.randn(p.shape)
+            if "norm" in key:
+                p.copy_(0.3 * noise + (0 if around_zero else 1))
+            elif key.endswith("bias") or p.dim() == 1:
+                p.copy_(0.5 * noise)
+            elif "embed" in key:
+                p.copy_(noise * (0.4 if config.tie_word_embeddings else 1))
+            else:
+                p.copy_(1.5 * noise / p.shape[-1] ** 0.5)
+            p.copy_(p.half().float())
+    return model
+
+
+@torch.no_grad()
+def logits(model, ids, implementation):
+    model.set_attn_implementation(implementation)
+    return model(torch.tensor([ids]), use_cache=False).logits[0].numpy().astype("<f4")
+
+
+def reference(name, model):
+    rng = np.random.default_rng(7)
+    ids = [int(i) for i in rng.integers(0, VOCAB, PROMPT)]
+    plain, cache = (logits(model, ids, how) for how in ("eager", "f16_cache"))
+    again = logits(model, ids, "eager")
+    assert (plain == again).all() and (plain != cache).any()
+    (HERE / f"{name}.logits").write_bytes(plain.tobytes() + cache.tobytes())
+    tokens, margins, all_ids = [], [], list(ids)
+    for _ in range(GENERATED):
+        last = logits(model, all_ids, "eager")[-1]
+        best = int(last.argmax())
+        top = np.sort(last)
+        margins.append(float(top[-1] - top[-2]))
+        tokens.append(best)
+        all_ids.append(best)
+    return {
+        "prompt": ids,
+        "greedy": tokens,
+        "margins": [round(m, 4) for m in margins],
+        "largest_logit": round(float(np.abs(plain).max()), 3),
+        "cache_rounding": float(np.abs(plain - cache).max()),
+    }
+
+
+def convert(model, name, llama_cpp):
+    """llama.cpp's converter, as it is, but for a vocabulary: these models have none."""
+    sys.path[:0] = [str(llama_cpp), str(llama_cpp / "gguf-py")]
+    import gguf
+    from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
+
+    with tempfile.TemporaryDirectory() as directory, torch.inference_mode():
+        directory = Path(directory)
+        model.save_pretrained(directory)
+        hparams = ModelBase.load_hparams(directory, False)
+        kind = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
+        # Gemma's converter counts the tokens, and nothing else, in this file.
+        vocab = {"model": {"vocab": {str(i): i for i in range(VOCAB)}}, "added_tokens": []}
+        (directory / "tokenizer.json").write_text(json.dumps(vocab))
+
+        class Converter(kind):
+            model_arch = kind.model_arch
+
+            def set_vocab(self):
+                pass
+
+            def set_gguf_parameters(self):
+                super().set_gguf_parameters()
+                if name == "mistral":
+                    # The converter leaves it out, as llama.cpp does without it.
+                    self.gguf_writer.add_sliding_window(self.hparams["sliding_window"])
+
+        out = HERE / f"{name}.gguf"
+        Converter(directory, gguf.LlamaFileType.MOSTLY_F16, out, eager=True, model_name=name).write()
+
+
+def main():
+    llama_cpp = Path(sys.argv[1])
+    names = sys.argv[2:] or list(FAMILIES)
+    path = HERE / "reference.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    for name in names:
+        model = build(name)
+        known[name] = reference(name, model)
+        convert(model, name, llama_cpp)
+        print(name, {k: v for k, v in known[name].items() if k not in ("prompt", "greedy", "margins")},
+              "least margin", min(known[name]["margins"]))
+    path.write_text(json.dumps(known, indent=None, sort_keys=True).replace('}, "', '},\n"') + "\n")
+
+
+main()
