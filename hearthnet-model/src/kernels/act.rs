@@ -29,15 +29,17 @@ impl ActForm {
 
 /// What the kernels need to know of 32 quantised activations.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-#[repr(C, align(16))]
 pub(super) struct BlockMeta {
     /// Scale: the activation is about `d * q`.
     pub(super) d: f32,
     /// `d * S`, S the sum of the quants: what a minimum of weights is multiplied with.
     pub(super) ds: f32,
-    /// `-8 * S`: takes the offset 8 of Q4_0 out of a dot product with unsigned weights, and twice or
-    /// sixteen times of it the offsets of others.
+    /// `-8 * S`: takes the offset 8 of Q4_0 out of a dot product with unsigned weights, and twice
+    /// of it that of Q5_0.
     pub(super) neg8s: i32,
+    /// `-128 * S`, for Q8_0 and for tables. Not made from `neg8s` by the kernels: with AVX-512 a
+    /// dot product begins with it, straight from memory.
+    pub(super) neg128s: i32,
     /// The sums of the first and the second 16 quants, at most 2032 in magnitude, as two 16-bit
     /// integers, the first one low.
     pub(super) halves: i32,

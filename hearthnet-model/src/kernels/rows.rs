@@ -85,6 +85,7 @@ pub(super) unsafe fn quantise<V: Lanes>(x: &[f32], quants: &mut [i8], meta: &mut
                     d,
                     ds: d * s,
                     neg8s: -8 * s as i32,
+                    neg128s: -128 * s as i32,
                     halves: (low as i32 & 0xffff) | (high as i32) << 16,
                 };
             } else {
@@ -95,6 +96,7 @@ pub(super) unsafe fn quantise<V: Lanes>(x: &[f32], quants: &mut [i8], meta: &mut
                     d,
                     ds: d,
                     neg8s: 0,
+                    neg128s: 0,
                     halves: 0,
                 };
                 std::ptr::write_bytes(to, 0, BLOCK);

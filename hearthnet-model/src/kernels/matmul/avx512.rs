@@ -9,9 +9,6 @@ use super::super::lanes_x86;
 use super::super::pack::{BLOCK, WeightType};
 use super::{ActRow, LANES, PanelDot, fetch_weights, float};
 
-/// Groups of four inputs in a block.
-const GROUPS: usize = BLOCK / 4;
-
 /// Weights of the type numbered as in [`WeightType::ALL`].
 pub(in super::super) struct Avx512<const TYPE: usize>;
 
@@ -80,11 +77,6 @@ unsafe fn quantised<const TYPE: usize, const NP: usize, const NT: usize>(
         let mut acc = [[_mm512_setzero_ps(); NT]; NP];
         for r in 0..records {
             let records = panels.map(|panel| panel.add(r * layout.record()));
-            let d = records.map(|record| field::<TYPE>(record));
-            let m = records.map(|record| match layout.fields {
-                2 => field::<TYPE>(record.add(2 * LANES)),
-                _ => _mm512_setzero_ps(),
-            });
             for s in 0..layout.blocks {
                 let b = r * layout.blocks + s;
                 let blocks =
@@ -97,7 +89,7 @@ unsafe fn quantised<const TYPE: usize, const NP: usize, const NT: usize>(
                         Code::Offset(8) => meta.neg8s,
                         Code::Offset(16) => meta.neg8s.wrapping_mul(2),
                         // Tables hold their values plus 128, too.
-                        _ => meta.neg8s.wrapping_mul(16),
+                        _ => meta.neg128s,
                     });
                     for p in 0..NP {
                         dots[p][t] = start;
@@ -109,12 +101,17 @@ unsafe fn quantised<const TYPE: usize, const NP: usize, const NT: usize>(
                     }
                 }
                 let quants = blocks.map(|block| block.add(LANES * layout.step.bytes()));
-                for g in 0..GROUPS {
-                    let weights = quants.map(|quants| group::<TYPE>(quants, g));
-                    multiply(&mut dots, weights, &rows, b * BLOCK + 4 * g);
-                }
+                // Groups that share bytes follow each other, so that no register keeps the bytes.
+                multiply::<TYPE, 0, NP, NT>(&mut dots, quants, &rows, b);
+                multiply::<TYPE, 4, NP, NT>(&mut dots, quants, &rows, b);
+                multiply::<TYPE, 1, NP, NT>(&mut dots, quants, &rows, b);
+                multiply::<TYPE, 5, NP, NT>(&mut dots, quants, &rows, b);
+                multiply::<TYPE, 2, NP, NT>(&mut dots, quants, &rows, b);
+                multiply::<TYPE, 6, NP, NT>(&mut dots, quants, &rows, b);
+                multiply::<TYPE, 3, NP, NT>(&mut dots, quants, &rows, b);
+                multiply::<TYPE, 7, NP, NT>(&mut dots, quants, &rows, b);
                 for p in 0..NP {
-                    let (scale, min) = factors::<TYPE>(blocks[p], d[p], m[p]);
+                    let (scale, min) = factors::<TYPE>(records[p], blocks[p]);
                     for t in 0..NT {
                         let meta: &BlockMeta = &*rows[t].meta.add(b);
                         let ds = _mm512_set1_ps(meta.ds);
@@ -155,7 +152,6 @@ unsafe fn halves<const TYPE: usize, const NT: usize>(
         let mut acc = [_mm512_setzero_ps(); NT];
         for r in 0..records {
             let record = panel.add(r * layout.record());
-            let d = field::<TYPE>(record);
             for s in 0..layout.blocks {
                 let b = r * layout.blocks + s;
                 let block = record.add(layout.head() + s * layout.block_bytes());
@@ -171,44 +167,40 @@ unsafe fn halves<const TYPE: usize, const NT: usize>(
                     }
                     _ => (_mm512_cvtepi8_epi16(steps), _mm512_setzero_si512()),
                 };
-                // The offset of all quants, times their factors.
-                let mut total = [_mm512_setzero_si512(); NT];
-                for t in 0..NT {
-                    let meta: &BlockMeta = &*rows[t].meta.add(b);
-                    let sums = || _mm512_madd_epi16(pair, _mm512_set1_epi32(meta.halves));
-                    let zero = _mm512_setzero_si512();
-                    total[t] = match layout.code {
-                        Code::Offset(4) => _mm512_sub_epi32(zero, _mm512_slli_epi32::<2>(sums())),
-                        Code::Offset(32) => _mm512_sub_epi32(zero, _mm512_slli_epi32::<5>(sums())),
-                        _ => zero,
-                    };
-                }
-                let quants = block.add(LANES * layout.step.bytes());
-                let factors = [
-                    _mm512_srai_epi32::<16>(_mm512_slli_epi32::<16>(pair)),
-                    _mm512_srai_epi32::<16>(pair),
-                ];
-                for (half, factor) in factors.into_iter().enumerate() {
-                    let mut dots = [[_mm512_setzero_si512(); NT]; 1];
-                    for g in 4 * half..4 * half + 4 {
-                        let weights = [group::<TYPE>(quants, g)];
-                        multiply(&mut dots, weights, &rows, b * BLOCK + 4 * g);
-                    }
-                    for t in 0..NT {
-                        let part = _mm512_mullo_epi32(dots[0][t], factor);
-                        total[t] = _mm512_add_epi32(total[t], part);
-                    }
-                }
+                let quants = [block.add(LANES * layout.step.bytes())];
+                let mut low = [[_mm512_setzero_si512(); NT]; 1];
+                let mut high = low;
+                multiply::<TYPE, 0, 1, NT>(&mut low, quants, &rows, b);
+                multiply::<TYPE, 4, 1, NT>(&mut high, quants, &rows, b);
+                multiply::<TYPE, 1, 1, NT>(&mut low, quants, &rows, b);
+                multiply::<TYPE, 5, 1, NT>(&mut high, quants, &rows, b);
+                multiply::<TYPE, 2, 1, NT>(&mut low, quants, &rows, b);
+                multiply::<TYPE, 6, 1, NT>(&mut high, quants, &rows, b);
+                multiply::<TYPE, 3, 1, NT>(&mut low, quants, &rows, b);
+                multiply::<TYPE, 7, 1, NT>(&mut high, quants, &rows, b);
+                let first = _mm512_srai_epi32::<16>(_mm512_slli_epi32::<16>(pair));
+                let second = _mm512_srai_epi32::<16>(pair);
+                let d = field::<TYPE>(record);
                 for t in 0..NT {
                     let meta: &BlockMeta = &*rows[t].meta.add(b);
                     let row = _mm512_set1_ps(meta.d);
+                    let low = _mm512_mullo_epi32(low[0][t], first);
+                    let high = _mm512_mullo_epi32(high[0][t], second);
+                    // Less the offset of all quants, times their factors.
+                    let sums = || _mm512_madd_epi16(pair, _mm512_set1_epi32(meta.halves));
+                    let total = _mm512_add_epi32(low, high);
+                    let total = match layout.code {
+                        Code::Offset(4) => _mm512_sub_epi32(total, _mm512_slli_epi32::<2>(sums())),
+                        Code::Offset(32) => _mm512_sub_epi32(total, _mm512_slli_epi32::<5>(sums())),
+                        _ => total,
+                    };
                     if matches!(layout.step, Step::HalvesMin) {
                         let m = field::<TYPE>(record.add(2 * LANES));
                         let sum = _mm512_madd_epi16(min_pair, _mm512_set1_epi32(meta.halves));
                         let ds = _mm512_mul_ps(row, _mm512_cvtepi32_ps(sum));
                         acc[t] = _mm512_fnmadd_ps(m, ds, acc[t]);
                     }
-                    let dot = _mm512_cvtepi32_ps(total[t]);
+                    let dot = _mm512_cvtepi32_ps(total);
                     acc[t] = _mm512_fmadd_ps(dot, _mm512_mul_ps(d, row), acc[t]);
                 }
             }
@@ -219,13 +211,20 @@ unsafe fn halves<const TYPE: usize, const NT: usize>(
     }
 }
 
-/// Scale and minimum of a block of 32 inputs, from those of its record.
+/// Scale and minimum of a block of 32 inputs. The fields are read for each block: dot products
+/// and accumulators leave no registers to keep them.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn factors<const TYPE: usize>(block: *const u8, d: __m512, m: __m512) -> (__m512, __m512) {
-    // SAFETY: the caller vouches for the block.
+unsafe fn factors<const TYPE: usize>(record: *const u8, block: *const u8) -> (__m512, __m512) {
+    let layout = const { Layout::of(WeightType::ALL[TYPE]) };
+    // SAFETY: the caller vouches for the record and the block.
     unsafe {
-        match const { Layout::of(WeightType::ALL[TYPE]) }.step {
+        let d = field::<TYPE>(record);
+        let m = match layout.fields {
+            2 => field::<TYPE>(record.add(2 * LANES)),
+            _ => _mm512_setzero_ps(),
+        };
+        match layout.step {
             Step::Scale => {
                 let sc = _mm512_cvtepi8_epi32(_mm_loadu_si128(block.cast()));
                 (_mm512_mul_ps(d, _mm512_cvtepi32_ps(sc)), m)
@@ -263,33 +262,33 @@ fn fetch<const TYPE: usize, const NT: usize>(
     }
 }
 
-/// The weights of group `g`, as unsigned bytes: quants, or for a table its values plus 128.
+/// The weights of group `G`, as unsigned bytes: quants, or for a table its values plus 128.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn group<const TYPE: usize>(quants: *const u8, g: usize) -> __m512i {
+unsafe fn group<const TYPE: usize, const G: usize>(quants: *const u8) -> __m512i {
     let layout = const { Layout::of(WeightType::ALL[TYPE]) };
     // SAFETY: the caller vouches for the quants of 16 rows.
     unsafe {
         let run = |r: usize| _mm512_loadu_si512(quants.add(64 * r).cast());
         let four = || {
-            let nibbles = match g {
-                0..4 => run(g),
-                _ => _mm512_srli_epi16::<4>(run(g - 4)),
+            let nibbles = match G {
+                0..4 => run(G),
+                _ => _mm512_srli_epi16::<4>(run(G - 4)),
             };
             _mm512_and_si512(nibbles, _mm512_set1_epi8(15))
         };
         let two = |from: usize, at: i32| {
-            let by = 2 * (g % 4) as i32 - at;
-            moved(run(from + g / 4), by, 3 << at)
+            let by = 2 * (G % 4) as i32 - at;
+            moved(run(from + G / 4), by, 3 << at)
         };
-        let one = |from: usize, at: i32| moved(run(from), g as i32 - at, 1 << at);
+        let one = |from: usize, at: i32| moved(run(from), G as i32 - at, 1 << at);
         let quants = match layout.bits {
             Bits::Two => two(0, 0),
             Bits::Three => _mm512_or_si512(two(0, 0), one(2, 2)),
             Bits::Four => four(),
             Bits::Five => _mm512_or_si512(four(), one(4, 4)),
             Bits::Six => _mm512_or_si512(four(), two(4, 4)),
-            Bits::Eight => run(g),
+            Bits::Eight => run(G),
         };
         match layout.code {
             Code::Offset(_) => quants,
@@ -316,19 +315,22 @@ fn moved(bytes: __m512i, by: i32, mask: i8) -> __m512i {
     _mm512_and_si512(shifted, _mm512_set1_epi8(mask))
 }
 
-/// Adds the products of one group of weights with four activations of each row, from
-/// input `at` on.
+/// Adds the products of the weights of group `G` with four activations of each row, in block
+/// `block`. The group is a constant so that shifts by it are.
 ///
 /// # Safety
-/// The rows have quants there.
+/// The rows have the block, and `quants` points to those of 16 rows each.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn multiply<const NP: usize, const NT: usize>(
+unsafe fn multiply<const TYPE: usize, const G: usize, const NP: usize, const NT: usize>(
     dots: &mut [[__m512i; NT]; NP],
-    weights: [__m512i; NP],
+    quants: [*const u8; NP],
     rows: &[ActRow; NT],
-    at: usize,
+    block: usize,
 ) {
+    // SAFETY: the caller's.
+    let weights = quants.map(|quants| unsafe { group::<TYPE, G>(quants) });
+    let at = block * BLOCK + 4 * G;
     for t in 0..NT {
         // SAFETY: the caller's.
         let four = unsafe { rows[t].quants.add(at).cast::<i32>().read_unaligned() };

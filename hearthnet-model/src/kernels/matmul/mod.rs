@@ -173,10 +173,10 @@ unsafe fn dot_rows<K: PanelDot, const NP: usize>(
             3 => K::dot::<NP, 3>(panels, records, act_rows(job.act, row), ahead, sums),
             4 => K::dot::<NP, 4>(panels, records, act_rows(job.act, row), ahead, sums),
             5 if const { K::ROWS >= 5 } => {
-                K::dot::<NP, 5>(panels, records, act_rows(job.act, row), ahead, sums)
+                K::dot::<NP, 5>(panels, records, act_rows(job.act, row), ahead, sums);
             }
             6 if const { K::ROWS >= 6 } => {
-                K::dot::<NP, 6>(panels, records, act_rows(job.act, row), ahead, sums)
+                K::dot::<NP, 6>(panels, records, act_rows(job.act, row), ahead, sums);
             }
             // The driver takes no more than `ROWS`; with constants, more is not even compiled.
             _ => {}

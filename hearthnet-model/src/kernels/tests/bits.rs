@@ -145,7 +145,8 @@ proptest! {
             assert_same(kernels.isa().name(), act.plain(), &wanted);
             prop_assert_eq!(&act.quants, &first.quants);
             for (a, b) in act.meta.iter().zip(&first.meta) {
-                prop_assert!(same(a.d, b.d) && same(a.ds, b.ds) && a.neg8s == b.neg8s && a.halves == b.halves);
+                prop_assert!(same(a.d, b.d) && same(a.ds, b.ds));
+                prop_assert_eq!((a.neg8s, a.neg128s, a.halves), (b.neg8s, b.neg128s, b.halves));
             }
         }
     }
