@@ -172,6 +172,12 @@ pub trait Backend: Send {
     /// Any [`ChatError`]; the backend is then fit for nothing but being dropped.
     fn output(&mut self, out: &mut Vec<f32>, run: &mut Run<'_>) -> Result<(), ChatError>;
 
+    /// What a row takes a layer that this machine runs itself: hosts are measured by it where they
+    /// have nobody else beside them.
+    fn beside(&mut self, per_layer: Duration) {
+        let _ = per_layer;
+    }
+
     /// The chats whose last rows came out at the same time, if there are several: whoever works on
     /// them next may wait for all.
     fn take_cohort(&mut self) -> Option<Cohort> {

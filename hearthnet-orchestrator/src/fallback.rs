@@ -5,7 +5,7 @@
 //! the answer goes on with the next token: what was said stays said, since the arithmetic is
 //! the same.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hearthnet_bus::flight::{self, Event, PipelineId};
 use tokio::runtime::Handle;
@@ -188,6 +188,12 @@ impl Backend for WithFallback {
                 Ok(())
             }
             error => error,
+        }
+    }
+
+    fn beside(&mut self, per_layer: Duration) {
+        if let Some(active) = self.active_mut() {
+            active.beside(per_layer);
         }
     }
 

@@ -24,7 +24,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hearthnet_bus::Descriptor;
 use hearthnet_bus::flight::PipelineId;
@@ -251,6 +251,8 @@ struct Sequence {
     clock: HopClock,
     /// While a call runs.
     present: Option<Present>,
+    /// What a row took a layer last.
+    per_layer: Option<Duration>,
 }
 
 impl Sequence {
@@ -266,6 +268,7 @@ impl Sequence {
             seq,
             clock: HopClock::default(),
             present: None,
+            per_layer: None,
         })
     }
 
@@ -278,6 +281,7 @@ impl Sequence {
     ) -> Result<(Vec<f32>, Option<Cohort>), ChatError> {
         let asked = Instant::now();
         let one = rows.len() == self.layers.width;
+        let count = (rows.len() / self.layers.width.max(1)) as u32;
         let job = Job {
             seq: self.seq,
             position,
@@ -288,6 +292,9 @@ impl Sequence {
         let done = self.layers.batcher.run(job, cohort, one, work);
         let (done, cohort) = done.ok_or_else(failed)?;
         let Done { rows, compute_us } = done?;
+        let work = count.saturating_mul(self.layers.range.len() as u32);
+        let compute = Duration::from_micros(compute_us.into());
+        self.per_layer = compute.checked_div(work);
         if one {
             let took = asked.elapsed();
             self.clock
@@ -365,6 +372,9 @@ impl Around {
             (piece, cohort) = first.run(position, piece, self.cohort.take())?;
             if let Some(cohort) = cohort {
                 self.between.join(cohort);
+            }
+            if let Some(per_layer) = first.per_layer {
+                self.between.beside(per_layer);
             }
         }
         self.between.submit_part(position, &piece, more, cancel);

@@ -163,6 +163,40 @@ fn hosts_that_honestly_take_seconds_for_a_step_are_not_left() {
 }
 
 #[test]
+fn a_slow_host_of_all_layers_is_measured_by_this_machine_and_left_for_idle_spares() {
+    let caller = caller();
+    let undisturbed = caller.alone(&usual());
+    let (first, second) = (caller.host(RANGES[0], &[]), caller.host(RANGES[1], &[]));
+    // Nobody works beside it, and it reaches further than the spares: it is taken.
+    let (_slow, slow) = liar_with(&caller, Lie::Slow(Duration::from_secs(1)), 0, 0..30);
+    let all = [first.address.clone(), second.address.clone(), slow];
+    let answer = ask(&caller, &all, false, |_, _| {});
+    answer.says(&undisturbed, "a slow host");
+    stood_still("a slow host of all layers", &answer.heard);
+    assert_eq!(answer.heard.degraded, ["degraded"]);
+    let route = answer.result.expect("an answer").route;
+    assert_eq!(route.iter().filter(|hop| hop.host.is_some()).count(), 2);
+}
+
+#[test]
+fn of_two_hosts_that_are_as_slow_one_is_tried_after_the_other_and_then_kept() {
+    let caller = caller();
+    let mut request = usual();
+    request.max_tokens = Some(8);
+    let undisturbed = caller.alone(&request);
+    let slow = Lie::Slow(Duration::from_millis(700));
+    let (_one, one) = liar_with(&caller, slow, 0, 0..30);
+    let (_two, two) = liar_with(&caller, slow, 0, 0..30);
+    let mut conversation = caller.open(&caller.connect(&[one, two]), false);
+    for most in [1, 0] {
+        let mut heard = Heard::default();
+        let result = caller.answer(&mut conversation, &request, &mut heard, |_, _| {});
+        same(&result, &heard, &undisturbed, "slow hosts");
+        assert!(heard.recoveries.len() <= most, "{:?}", heard.recoveries);
+    }
+}
+
+#[test]
 fn a_host_that_is_slow_from_its_first_token_is_left_for_an_idle_spare() {
     let caller = caller();
     let undisturbed = caller.alone(&usual());

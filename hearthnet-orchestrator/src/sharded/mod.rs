@@ -182,6 +182,8 @@ pub struct ShardedBackend {
     cohort: Cell<Option<Cohort>>,
     /// Whether this waits for what its hosts say.
     attentive: Arc<AtomicBool>,
+    /// What a row takes a layer that this machine runs itself, if it runs any.
+    per_layer: Option<Duration>,
 }
 
 impl ShardedBackend {
@@ -240,6 +242,7 @@ impl ShardedBackend {
             watch: None,
             cohort: Cell::default(),
             attentive: Arc::default(),
+            per_layer: None,
         };
         this.start(cancel)?;
         this.running = true;
@@ -402,6 +405,10 @@ impl ShardedBackend {
 }
 
 impl Backend for ShardedBackend {
+    fn beside(&mut self, per_layer: Duration) {
+        self.per_layer = Some(per_layer);
+    }
+
     fn submit_part(&mut self, position: u32, rows: &[f32], more: u32, cancel: &Cancel) {
         let mut data = Vec::with_capacity(rows.len() * self.model.boundary.bytes_per_value());
         self.model.boundary.encode(rows, &mut data);

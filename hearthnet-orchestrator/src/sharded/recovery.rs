@@ -105,7 +105,9 @@ impl ShardedBackend {
                 self.find(index, false, run.cancel, trouble.error)?
             }
             Cause::Late | Cause::Silent | Cause::Leaving { open: true } => {
-                let Ok(route) = self.find(index, true, run.cancel, trouble.error.clone()) else {
+                let route = self.find(index, true, run.cancel, trouble.error.clone());
+                let late = trouble.cause == Cause::Late;
+                let Some(route) = route.ok().filter(|to| !late || self.faster(index, to)) else {
                     if let Some(hop) = self.hops.get_mut(index) {
                         let now = Instant::now();
                         match trouble.cause {
@@ -236,6 +238,22 @@ impl ShardedBackend {
             // What went wrong explains more than the hole that it leaves.
             _ => otherwise,
         })
+    }
+
+    /// Whether a late host's work may be done sooner by others: hosts that were measured to need more
+    /// than half of its time are not worth the replay.
+    fn faster(&self, index: usize, others: &[RoutedSpan]) -> bool {
+        let measured = |span: &RoutedSpan| {
+            let descriptor = span.link.descriptor();
+            self.health
+                .ms_per_layer(&descriptor.host, &descriptor.shard_id)
+        };
+        let Some(own) = self.hops.get(index).and_then(|hop| measured(&hop.span)) else {
+            return true;
+        };
+        others
+            .iter()
+            .all(|span| measured(span).is_none_or(|theirs| theirs * 2.0 <= own))
     }
 
     /// Hosts for layers where there is no room, after a pause: others if there are any, or the

@@ -571,12 +571,14 @@ impl ShardedBackend {
     }
 
     /// What a step of `rows` would take on a hop if it were as fast as the others of this
-    /// sequence, layer for layer. `None` while they have shown nothing.
+    /// sequence, layer for layer, or as this machine's own layers where there are no others.
+    /// `None` while they have shown nothing.
     pub(super) fn reference(&self, index: usize, rows: u32) -> Option<Duration> {
         let layers = |hop: &Hop| hop.span.hi.saturating_sub(hop.span.lo) + 1;
         let own = layers(self.hops.get(index)?);
         let others = self.hops.iter().enumerate().filter(|(i, _)| *i != index);
         median(others.filter_map(|(_, hop)| Some(hop.pace.typical(rows)? * own / layers(hop))))
+            .or_else(|| Some(self.per_layer? * own * rows))
     }
 }
 
