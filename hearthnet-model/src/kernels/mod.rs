@@ -47,12 +47,12 @@ mod shared;
 use std::ops::Range;
 
 use crate::boundary::BoundaryDtype;
-use matmul::Job;
 #[cfg(target_arch = "x86_64")]
 use matmul::avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 use matmul::avx512::Avx512;
 use matmul::portable::Portable;
+use matmul::{Job, PanelDots};
 
 pub use act::{Act, ActForm};
 pub use arena::{Arena, Halves};
@@ -367,28 +367,27 @@ macro_rules! kernels {
 
             $(#[$attribute])*
             pub(super) unsafe fn matmul(job: &mut Job<'_>) {
+                use WeightType as T;
+                let kernel = match job.packed.weight_type() {
+                    T::F32 => const { &PanelDots::of::<$dot<{ T::F32.index() }>>() },
+                    T::F16 => const { &PanelDots::of::<$dot<{ T::F16.index() }>>() },
+                    T::BF16 => const { &PanelDots::of::<$dot<{ T::BF16.index() }>>() },
+                    T::Q4_0 => const { &PanelDots::of::<$dot<{ T::Q4_0.index() }>>() },
+                    T::Q4_1 => const { &PanelDots::of::<$dot<{ T::Q4_1.index() }>>() },
+                    T::Q5_0 => const { &PanelDots::of::<$dot<{ T::Q5_0.index() }>>() },
+                    T::Q5_1 => const { &PanelDots::of::<$dot<{ T::Q5_1.index() }>>() },
+                    T::Q8_0 => const { &PanelDots::of::<$dot<{ T::Q8_0.index() }>>() },
+                    T::Q2_K => const { &PanelDots::of::<$dot<{ T::Q2_K.index() }>>() },
+                    T::Q3_K => const { &PanelDots::of::<$dot<{ T::Q3_K.index() }>>() },
+                    T::Q4_K => const { &PanelDots::of::<$dot<{ T::Q4_K.index() }>>() },
+                    T::Q5_K => const { &PanelDots::of::<$dot<{ T::Q5_K.index() }>>() },
+                    T::Q6_K => const { &PanelDots::of::<$dot<{ T::Q6_K.index() }>>() },
+                    T::IQ4_NL => const { &PanelDots::of::<$dot<{ T::IQ4_NL.index() }>>() },
+                    T::IQ4_XS => const { &PanelDots::of::<$dot<{ T::IQ4_XS.index() }>>() },
+                    T::MXFP4 => const { &PanelDots::of::<$dot<{ T::MXFP4.index() }>>() },
+                };
                 // SAFETY: see above; the type is the one that the kernel reads.
-                unsafe {
-                    use WeightType as T;
-                    match job.packed.weight_type() {
-                        T::F32 => matmul::run::<$lanes, $dot<{ T::F32.index() }>>(job),
-                        T::F16 => matmul::run::<$lanes, $dot<{ T::F16.index() }>>(job),
-                        T::BF16 => matmul::run::<$lanes, $dot<{ T::BF16.index() }>>(job),
-                        T::Q4_0 => matmul::run::<$lanes, $dot<{ T::Q4_0.index() }>>(job),
-                        T::Q4_1 => matmul::run::<$lanes, $dot<{ T::Q4_1.index() }>>(job),
-                        T::Q5_0 => matmul::run::<$lanes, $dot<{ T::Q5_0.index() }>>(job),
-                        T::Q5_1 => matmul::run::<$lanes, $dot<{ T::Q5_1.index() }>>(job),
-                        T::Q8_0 => matmul::run::<$lanes, $dot<{ T::Q8_0.index() }>>(job),
-                        T::Q2_K => matmul::run::<$lanes, $dot<{ T::Q2_K.index() }>>(job),
-                        T::Q3_K => matmul::run::<$lanes, $dot<{ T::Q3_K.index() }>>(job),
-                        T::Q4_K => matmul::run::<$lanes, $dot<{ T::Q4_K.index() }>>(job),
-                        T::Q5_K => matmul::run::<$lanes, $dot<{ T::Q5_K.index() }>>(job),
-                        T::Q6_K => matmul::run::<$lanes, $dot<{ T::Q6_K.index() }>>(job),
-                        T::IQ4_NL => matmul::run::<$lanes, $dot<{ T::IQ4_NL.index() }>>(job),
-                        T::IQ4_XS => matmul::run::<$lanes, $dot<{ T::IQ4_XS.index() }>>(job),
-                        T::MXFP4 => matmul::run::<$lanes, $dot<{ T::MXFP4.index() }>>(job),
-                    }
-                }
+                unsafe { matmul::run::<$lanes>(job, kernel) };
             }
         }
     };

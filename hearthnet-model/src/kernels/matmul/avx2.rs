@@ -43,12 +43,12 @@ impl<const TYPE: usize> PanelDot for Avx2<TYPE> {
     ) {
         // SAFETY: as the caller.
         unsafe {
-            for (p, panel) in panels.into_iter().enumerate() {
+            for p in 0..NP {
                 let sums = sums.add(p * NT * LANES);
                 if const { WeightType::ALL[TYPE].quantised() } {
-                    quantised::<TYPE, NT>(panel, records, rows, ahead, sums);
+                    quantised::<TYPE, NT>(panels[p], records, &rows, ahead, sums);
                 } else {
-                    plain::<TYPE, NT>(panel, records, rows, ahead, sums);
+                    plain::<TYPE, NT>(panels[p], records, rows, ahead, sums);
                 }
             }
         }
@@ -72,7 +72,7 @@ unsafe fn plain<const TYPE: usize, const NT: usize>(
 unsafe fn quantised<const TYPE: usize, const NT: usize>(
     panel: *const u8,
     records: usize,
-    rows: [ActRow; NT],
+    rows: &[ActRow; NT],
     ahead: usize,
     sums: *mut f32,
 ) {
@@ -86,8 +86,8 @@ unsafe fn quantised<const TYPE: usize, const NT: usize>(
     // SAFETY: as the caller; the halves share the records of the panel and have
     // eight sums of every sixteen each.
     unsafe {
-        half_panel::<TYPE, NT>(panel, 0, records, &rows, ahead, sums);
-        half_panel::<TYPE, NT>(panel, 1, records, &rows, ahead, sums.add(8));
+        half_panel::<TYPE, NT>(panel, 0, records, rows, ahead, sums);
+        half_panel::<TYPE, NT>(panel, 1, records, rows, ahead, sums.add(8));
     }
 }
 

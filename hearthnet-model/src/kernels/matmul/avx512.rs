@@ -31,12 +31,12 @@ impl<const TYPE: usize> PanelDot for Avx512<TYPE> {
             if const { !WeightType::ALL[TYPE].quantised() } {
                 plain::<TYPE, NP, NT>(panels, records, rows, ahead, sums);
             } else if const { Layout::of(WeightType::ALL[TYPE]).step.halves() } {
-                for (p, panel) in panels.into_iter().enumerate() {
+                for p in 0..NP {
                     let sums = sums.add(p * NT * LANES);
-                    halves::<TYPE, NT>(panel, records, rows, ahead, sums);
+                    halves::<TYPE, NT>(panels[p], records, &rows, ahead, sums);
                 }
             } else {
-                quantised::<TYPE, NP, NT>(panels, records, rows, ahead, sums);
+                quantised::<TYPE, NP, NT>(panels, records, &rows, ahead, sums);
             }
         }
     }
@@ -65,7 +65,7 @@ unsafe fn plain<const TYPE: usize, const NP: usize, const NT: usize>(
 unsafe fn quantised<const TYPE: usize, const NP: usize, const NT: usize>(
     panels: [*const u8; NP],
     records: usize,
-    rows: [ActRow; NT],
+    rows: &[ActRow; NT],
     ahead: usize,
     sums: *mut f32,
 ) {
@@ -76,11 +76,18 @@ unsafe fn quantised<const TYPE: usize, const NP: usize, const NT: usize>(
     unsafe {
         let mut acc = [[_mm512_setzero_ps(); NT]; NP];
         for r in 0..records {
-            let records = panels.map(|panel| panel.add(r * layout.record()));
+            let mut records = panels;
+            for p in 0..NP {
+                records[p] = panels[p].add(r * layout.record());
+            }
             for s in 0..layout.blocks {
                 let b = r * layout.blocks + s;
-                let blocks =
-                    records.map(|record| record.add(layout.head() + s * layout.block_bytes()));
+                let mut blocks = records;
+                let mut quants = records;
+                for p in 0..NP {
+                    blocks[p] = records[p].add(layout.head() + s * layout.block_bytes());
+                    quants[p] = blocks[p].add(LANES * layout.step.bytes());
+                }
                 let mut dots = [[_mm512_setzero_si512(); NT]; NP];
                 for t in 0..NT {
                     let meta: &BlockMeta = &*rows[t].meta.add(b);
@@ -100,16 +107,15 @@ unsafe fn quantised<const TYPE: usize, const NP: usize, const NT: usize>(
                         fetch::<TYPE, NT>(records[p], blocks[p], s, ahead);
                     }
                 }
-                let quants = blocks.map(|block| block.add(LANES * layout.step.bytes()));
                 // Groups that share bytes follow each other, so that no register keeps the bytes.
-                multiply::<TYPE, 0, NP, NT>(&mut dots, quants, &rows, b);
-                multiply::<TYPE, 4, NP, NT>(&mut dots, quants, &rows, b);
-                multiply::<TYPE, 1, NP, NT>(&mut dots, quants, &rows, b);
-                multiply::<TYPE, 5, NP, NT>(&mut dots, quants, &rows, b);
-                multiply::<TYPE, 2, NP, NT>(&mut dots, quants, &rows, b);
-                multiply::<TYPE, 6, NP, NT>(&mut dots, quants, &rows, b);
-                multiply::<TYPE, 3, NP, NT>(&mut dots, quants, &rows, b);
-                multiply::<TYPE, 7, NP, NT>(&mut dots, quants, &rows, b);
+                multiply::<TYPE, 0, NP, NT>(&mut dots, quants, rows, b);
+                multiply::<TYPE, 4, NP, NT>(&mut dots, quants, rows, b);
+                multiply::<TYPE, 1, NP, NT>(&mut dots, quants, rows, b);
+                multiply::<TYPE, 5, NP, NT>(&mut dots, quants, rows, b);
+                multiply::<TYPE, 2, NP, NT>(&mut dots, quants, rows, b);
+                multiply::<TYPE, 6, NP, NT>(&mut dots, quants, rows, b);
+                multiply::<TYPE, 3, NP, NT>(&mut dots, quants, rows, b);
+                multiply::<TYPE, 7, NP, NT>(&mut dots, quants, rows, b);
                 for p in 0..NP {
                     let (scale, min) = factors::<TYPE>(records[p], blocks[p]);
                     for t in 0..NT {
@@ -142,7 +148,7 @@ unsafe fn quantised<const TYPE: usize, const NP: usize, const NT: usize>(
 unsafe fn halves<const TYPE: usize, const NT: usize>(
     panel: *const u8,
     records: usize,
-    rows: [ActRow; NT],
+    rows: &[ActRow; NT],
     ahead: usize,
     sums: *mut f32,
 ) {
@@ -170,14 +176,14 @@ unsafe fn halves<const TYPE: usize, const NT: usize>(
                 let quants = [block.add(LANES * layout.step.bytes())];
                 let mut low = [[_mm512_setzero_si512(); NT]; 1];
                 let mut high = low;
-                multiply::<TYPE, 0, 1, NT>(&mut low, quants, &rows, b);
-                multiply::<TYPE, 4, 1, NT>(&mut high, quants, &rows, b);
-                multiply::<TYPE, 1, 1, NT>(&mut low, quants, &rows, b);
-                multiply::<TYPE, 5, 1, NT>(&mut high, quants, &rows, b);
-                multiply::<TYPE, 2, 1, NT>(&mut low, quants, &rows, b);
-                multiply::<TYPE, 6, 1, NT>(&mut high, quants, &rows, b);
-                multiply::<TYPE, 3, 1, NT>(&mut low, quants, &rows, b);
-                multiply::<TYPE, 7, 1, NT>(&mut high, quants, &rows, b);
+                multiply::<TYPE, 0, 1, NT>(&mut low, quants, rows, b);
+                multiply::<TYPE, 4, 1, NT>(&mut high, quants, rows, b);
+                multiply::<TYPE, 1, 1, NT>(&mut low, quants, rows, b);
+                multiply::<TYPE, 5, 1, NT>(&mut high, quants, rows, b);
+                multiply::<TYPE, 2, 1, NT>(&mut low, quants, rows, b);
+                multiply::<TYPE, 6, 1, NT>(&mut high, quants, rows, b);
+                multiply::<TYPE, 3, 1, NT>(&mut low, quants, rows, b);
+                multiply::<TYPE, 7, 1, NT>(&mut high, quants, rows, b);
                 let first = _mm512_srai_epi32::<16>(_mm512_slli_epi32::<16>(pair));
                 let second = _mm512_srai_epi32::<16>(pair);
                 let d = field::<TYPE>(record);
@@ -328,8 +334,11 @@ unsafe fn multiply<const TYPE: usize, const G: usize, const NP: usize, const NT:
     rows: &[ActRow; NT],
     block: usize,
 ) {
-    // SAFETY: the caller's.
-    let weights = quants.map(|quants| unsafe { group::<TYPE, G>(quants) });
+    let mut weights = [_mm512_setzero_si512(); NP];
+    for p in 0..NP {
+        // SAFETY: the caller's.
+        weights[p] = unsafe { group::<TYPE, G>(quants[p]) };
+    }
     let at = block * BLOCK + 4 * G;
     for t in 0..NT {
         // SAFETY: the caller's.

@@ -32,11 +32,14 @@ pub(in super::super) unsafe fn dot<
                     fetch_weights::<NT>(panels[p].wrapping_add(k * ty.record() + ahead));
                 }
             }
-            let w: [V; NP] = std::array::from_fn(|p| match ty {
-                WeightType::F16 => V::load_f16(panels[p].cast::<u16>().add(k * LANES)),
-                WeightType::BF16 => V::load_bf16(panels[p].cast::<u16>().add(k * LANES)),
-                _ => V::load(panels[p].cast::<f32>().add(k * LANES)),
-            });
+            let mut w = [V::splat(0.0); NP];
+            for p in 0..NP {
+                w[p] = match ty {
+                    WeightType::F16 => V::load_f16(panels[p].cast::<u16>().add(k * LANES)),
+                    WeightType::BF16 => V::load_bf16(panels[p].cast::<u16>().add(k * LANES)),
+                    _ => V::load(panels[p].cast::<f32>().add(k * LANES)),
+                };
+            }
             for t in 0..NT {
                 let x = V::splat(*rows[t].plain.add(k));
                 for p in 0..NP {

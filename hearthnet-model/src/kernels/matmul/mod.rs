@@ -1,7 +1,8 @@
 //! Matrix times a tile of activation rows.
 //!
 //! The driver here walks panels and tokens; what a panel and a few tokens give is
-//! computed by a [`PanelDot`], one per weight type and instruction set. Every
+//! computed by a [`PanelDot`], one per weight type and instruction set, behind pointers
+//! ([`PanelDots`]): the driver exists once per instruction set. Every
 //! output is one accumulator that takes the blocks of its row in ascending order,
 //! so neither the tiling nor the split between threads can change a bit of it.
 
@@ -80,6 +81,88 @@ pub(super) trait PanelDot {
     );
 }
 
+/// A [`PanelDot`] for `panels` that lie `stride` bytes apart and `rows`, as many of each as its
+/// place in [`PanelDots`] says: panels, stride, records, rows, ahead, sums.
+type Dot = unsafe fn(*const u8, usize, usize, *const ActRow, usize, *mut f32);
+
+/// A [`PanelDot`] for every number of panels and rows, as pointers.
+pub(super) struct PanelDots {
+    together_from: usize,
+    rows: usize,
+    dots: [[Dot; MAX_ROWS]; MAX_PANELS],
+}
+
+impl PanelDots {
+    /// Those of `K`. Places beyond what it takes hold what nobody calls.
+    pub(super) const fn of<K: PanelDot>() -> Self {
+        const { assert!(K::PANELS <= MAX_PANELS && K::ROWS <= MAX_ROWS) };
+        let one = if K::ROWS > 4 {
+            many_rows::<K, 1>()
+        } else {
+            few_rows::<K, 1>()
+        };
+        let two = if K::PANELS < 2 {
+            one
+        } else if K::ROWS > 4 {
+            many_rows::<K, 2>()
+        } else {
+            few_rows::<K, 2>()
+        };
+        Self {
+            together_from: if K::PANELS < 2 {
+                usize::MAX
+            } else {
+                K::TOGETHER_FROM
+            },
+            rows: K::ROWS,
+            dots: [one, two],
+        }
+    }
+}
+
+const fn many_rows<K: PanelDot, const NP: usize>() -> [Dot; MAX_ROWS] {
+    [
+        apart::<K, NP, 1>,
+        apart::<K, NP, 2>,
+        apart::<K, NP, 3>,
+        apart::<K, NP, 4>,
+        apart::<K, NP, 5>,
+        apart::<K, NP, 6>,
+    ]
+}
+
+const fn few_rows<K: PanelDot, const NP: usize>() -> [Dot; MAX_ROWS] {
+    let four: Dot = apart::<K, NP, 4>;
+    [
+        apart::<K, NP, 1>,
+        apart::<K, NP, 2>,
+        apart::<K, NP, 3>,
+        four,
+        four,
+        four,
+    ]
+}
+
+/// [`PanelDot::dot`] as a [`Dot`].
+///
+/// # Safety
+/// As that; `rows` points to `NT` of them.
+unsafe fn apart<K: PanelDot, const NP: usize, const NT: usize>(
+    panels: *const u8,
+    stride: usize,
+    records: usize,
+    rows: *const ActRow,
+    ahead: usize,
+    sums: *mut f32,
+) {
+    let mut each = [panels; NP];
+    for p in 1..NP {
+        each[p] = panels.wrapping_add(p * stride);
+    }
+    // SAFETY: the caller's.
+    unsafe { K::dot::<NP, NT>(each, records, *rows.cast(), ahead, sums) };
+}
+
 /// A checked call: [`super::Kernels::matmul`] makes it.
 pub(super) struct Job<'a> {
     pub(super) packed: &'a Packed,
@@ -92,14 +175,14 @@ pub(super) struct Job<'a> {
 /// Runs a job with one kernel.
 ///
 /// # Safety
-/// The CPU has the instruction set of `V` and `K`; the job is checked: the panels
-/// exist, `act` has the matrix's columns and the form that `K` reads, `out` has
+/// The CPU has the instruction set of `V` and `kernel`; the job is checked: the panels
+/// exist, `act` has the matrix's columns and the form that `kernel` reads, `out` has
 /// `act.rows()` rows and a column for every output of the panels.
 #[inline(always)]
-pub(super) unsafe fn run<V: Lanes, K: PanelDot>(job: &mut Job<'_>) {
+pub(super) unsafe fn run<V: Lanes>(job: &mut Job<'_>, kernel: &PanelDots) {
     let rows = job.act.rows();
     let gated = job.packed.gated();
-    let together = K::PANELS == 2 && rows >= K::TOGETHER_FROM;
+    let together = rows >= kernel.together_from;
     let mut sums = Sums([0.0; MAX_PANELS * MAX_ROWS * LANES]);
     let mut panel = job.panels.start;
     while panel < job.panels.end {
@@ -111,8 +194,8 @@ pub(super) unsafe fn run<V: Lanes, K: PanelDot>(job: &mut Job<'_>) {
         };
         let weights = if gated { 2 } else { outputs };
         let first = panel * job.packed.streams();
-        for row in (0..rows).step_by(K::ROWS) {
-            let count = K::ROWS.min(rows - row);
+        for row in (0..rows).step_by(kernel.rows) {
+            let count = kernel.rows.min(rows - row);
             // The first rows bring the panels into the cache, and fetch what will be
             // wanted after them.
             let ahead = match (row, weights == 2 && together) {
@@ -127,12 +210,21 @@ pub(super) unsafe fn run<V: Lanes, K: PanelDot>(job: &mut Job<'_>) {
             }
             // SAFETY: as the caller; `row + count` rows and `first + weights` panels exist.
             unsafe {
-                if const { K::PANELS == 2 } && weights == 2 && together {
-                    dot_rows::<K, 2>(job, first, row, count, ahead, &mut sums.0);
+                if weights == 2 && together {
+                    dot_rows(
+                        kernel,
+                        job,
+                        first..first + 2,
+                        row,
+                        count,
+                        ahead,
+                        &mut sums.0,
+                    );
                 } else {
                     for i in 0..weights {
-                        let at = i * count * LANES;
-                        dot_rows::<K, 1>(job, first + i, row, count, ahead, &mut sums.0[at..]);
+                        let panel = first + i..first + i + 1;
+                        let sums = &mut sums.0[i * count * LANES..];
+                        dot_rows(kernel, job, panel, row, count, ahead, sums);
                     }
                 }
                 if gated {
@@ -148,49 +240,49 @@ pub(super) unsafe fn run<V: Lanes, K: PanelDot>(job: &mut Job<'_>) {
     }
 }
 
-/// Calls the kernel for `NP` panels from `first` on and `count` rows from `row` on.
+/// Calls the kernel for one or two panels and `count` rows from `row` on.
+///
+/// # Safety
+/// As [`run`].
 #[inline(always)]
-unsafe fn dot_rows<K: PanelDot, const NP: usize>(
+unsafe fn dot_rows(
+    kernel: &PanelDots,
     job: &Job<'_>,
-    first: usize,
+    panels: Range<usize>,
     row: usize,
     count: usize,
     ahead: usize,
     sums: &mut [f32],
 ) {
-    assert!(sums.len() >= NP * count * LANES);
+    assert!(sums.len() >= panels.len() * count * LANES);
     let bytes = job.packed.panel_bytes();
     let data = job.packed.data();
-    assert!((first + NP) * bytes <= data.len());
+    assert!(panels.end * bytes <= data.len());
     let records = bytes / job.packed.weight_type().record();
+    let dot = kernel.dots[panels.len() - 1][count - 1];
+    let rows = act_rows(job.act, row, count);
     // SAFETY: bounds checked above; the rest is the caller's contract.
     unsafe {
-        let panels = std::array::from_fn(|i| data.as_ptr().add((first + i) * bytes));
-        let sums = sums.as_mut_ptr();
-        match count {
-            1 => K::dot::<NP, 1>(panels, records, act_rows(job.act, row), ahead, sums),
-            2 => K::dot::<NP, 2>(panels, records, act_rows(job.act, row), ahead, sums),
-            3 => K::dot::<NP, 3>(panels, records, act_rows(job.act, row), ahead, sums),
-            4 => K::dot::<NP, 4>(panels, records, act_rows(job.act, row), ahead, sums),
-            5 if const { K::ROWS >= 5 } => {
-                K::dot::<NP, 5>(panels, records, act_rows(job.act, row), ahead, sums);
-            }
-            6 if const { K::ROWS >= 6 } => {
-                K::dot::<NP, 6>(panels, records, act_rows(job.act, row), ahead, sums);
-            }
-            // The driver takes no more than `ROWS`; with constants, more is not even compiled.
-            _ => {}
-        }
+        let first = data.as_ptr().add(panels.start * bytes);
+        dot(
+            first,
+            bytes,
+            records,
+            rows.as_ptr(),
+            ahead,
+            sums.as_mut_ptr(),
+        );
     }
 }
 
-/// Pointers to `N` rows of activations from `first` on.
+/// Pointers to `count` rows of activations from `first` on; the last one again where there are
+/// fewer than [`MAX_ROWS`].
 #[inline(always)]
-fn act_rows<const N: usize>(act: &Act, first: usize) -> [ActRow; N] {
-    assert!(first + N <= act.rows);
+fn act_rows(act: &Act, first: usize, count: usize) -> [ActRow; MAX_ROWS] {
+    assert!(0 < count && first + count <= act.rows);
     let blocks = act.cols / super::pack::BLOCK;
     std::array::from_fn(|i| {
-        let row = first + i;
+        let row = first + i.min(count - 1);
         ActRow {
             plain: act
                 .plain

@@ -25,8 +25,8 @@ impl<const TYPE: usize> PanelDot for Portable<TYPE> {
         // SAFETY: as the caller.
         unsafe {
             if const { WeightType::ALL[TYPE].quantised() } {
-                for (p, panel) in panels.into_iter().enumerate() {
-                    quantised::<TYPE, NT>(panel, records, rows, sums.add(p * NT * LANES));
+                for p in 0..NP {
+                    quantised::<TYPE, NT>(panels[p], records, &rows, sums.add(p * NT * LANES));
                 }
             } else {
                 float::dot::<Array, TYPE, NP, NT>(panels, records, rows, 0, sums);
@@ -40,7 +40,7 @@ impl<const TYPE: usize> PanelDot for Portable<TYPE> {
 unsafe fn quantised<const TYPE: usize, const NT: usize>(
     panel: *const u8,
     records: usize,
-    rows: [ActRow; NT],
+    rows: &[ActRow; NT],
     sums: *mut f32,
 ) {
     let layout = const { Layout::of(WeightType::ALL[TYPE]) };
