@@ -60,6 +60,8 @@ pub(crate) struct CommunityHosts {
     pub(crate) key: Arc<NodeKey>,
     /// Its community's log, which something keeps even with the others.
     pub(crate) log: EventLog,
+    /// The same as a place where this node's standing is known.
+    pub(crate) home: Home,
     /// What discovery knows.
     pub(crate) places: Places,
     /// Limits of the sessions.
@@ -239,7 +241,7 @@ impl Visit {
         }
         note("asking the others whether this node may");
         match &self.0 {
-            Some((node, _)) => crate::node::settle_in(node).await,
+            Some((node, _)) => crate::node::learn(node, home).await,
             None => crate::node::settle_beside(home, || check().is_ok()).await,
         }
         check()
@@ -298,8 +300,13 @@ impl HostSource for CommunityHosts {
                 Err(error) => {
                     let left = deadline.saturating_duration_since(Instant::now());
                     let in_vain = !self.routed && self.in_sync.as_ref().is_some_and(|is| is());
+                    // Nobody lets this node in any more: there is nothing to wait for.
+                    if let Err(put_out) = self.home.level() {
+                        return Err(ChatError::ShardUnavailable(put_out.to_string()));
+                    }
                     let over = left.is_zero() || in_vain;
-                    if over && !self.log.state().policy.research {
+                    // Before the first route the log may still be behind.
+                    if (over || self.routed) && !self.log.state().policy.research {
                         return Err(ChatError::ExperimentalDisabled);
                     }
                     if over {
@@ -378,6 +385,7 @@ impl CommunityHosts {
             },
             key: Arc::clone(&home.key),
             log: home.log.clone(),
+            home: home.clone(),
             places,
             transport: config.transport()?,
             patience: PATIENCE,

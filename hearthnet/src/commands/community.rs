@@ -28,7 +28,7 @@ use crate::community::{
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::membership::Membership;
-use crate::node::{LOG_LOOK, Lock, settle_in};
+use crate::node::{LOG_LOOK, Lock, learn};
 use crate::output::{note, span, table, when};
 
 pub(crate) fn run(
@@ -557,7 +557,7 @@ pub(crate) fn change<T>(
     let runtime = runtime()?;
     let outcome = runtime.block_on(async {
         let node = crate::node::visit(home, config).await?;
-        settle_in(&node).await;
+        learn(&node, home).await;
         let before = sent(&node);
         let done = work();
         let told = match done {

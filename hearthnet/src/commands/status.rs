@@ -196,7 +196,10 @@ fn try_disk(dir: &Path) -> Result<(), String> {
 fn heading(out: &mut String, home: &Home, state: &Community, config: &Config) {
     let id = home.key.id();
     let level = match state.level(&id) {
-        Some(level) => level.to_string(),
+        Some(level) => match crate::standing::Standing::of(home) {
+            crate::standing::Standing::Refused(by) => format!("put out, says {by}"),
+            _ => level.to_string(),
+        },
         None if state.is_revoked(&id) => "revoked".to_owned(),
         None if state.is_frozen(&id) => "frozen: two histories were signed with its key".to_owned(),
         None => "no member".to_owned(),
