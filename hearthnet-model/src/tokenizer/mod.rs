@@ -238,7 +238,7 @@ impl Tokenizer {
         self.decode_with(Detokenizer::with_special(self), ids)
     }
 
-    /// Whether decoding gives `text` back whole.
+    /// Whether decoding gives `text` back whole, when it was encoded as [`Special::Plain`].
     pub fn encodes(&self, text: &str) -> bool {
         match &self.0.vocabulary {
             Vocabulary::ByteLevel(_) => {
@@ -367,6 +367,12 @@ impl Tokenizer {
     fn pieces<'t>(&self, finder: &SpecialFinder, text: &'t str) -> Vec<Piece<'t>> {
         finder.pieces(text, &self.0.dropping_space)
     }
+}
+
+/// The tokens that every SentencePiece vocabulary has, with their types: bytes and the space.
+pub(crate) fn sentencepiece_basics() -> impl Iterator<Item = (String, i128)> {
+    let bytes = (0..=255_u8).map(|byte| (format!("<0x{byte:02X}>"), 6));
+    bytes.chain([(sentencepiece::SPACE.into(), 1)])
 }
 
 /// How byte-level vocabularies write a byte.

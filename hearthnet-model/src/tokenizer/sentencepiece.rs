@@ -313,3 +313,6 @@ impl<'t> Merging<'t> {
         self.consider(left, r.after);
     }
 }
+
+#[cfg(test)]
+mod tests;
