@@ -40,6 +40,8 @@ pub(super) struct SentencePiece {
     bytes: [u32; 256],
     /// Whether a text begins with a space that nobody wrote.
     space_prefix: bool,
+    /// No token goes on behind the end of a word, so words merge apart, which is faster.
+    words_apart: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -89,6 +91,7 @@ impl SentencePiece {
         }
         Ok(Self {
             longest: tokens.keys().map(|text| text.len()).max().unwrap_or(0),
+            words_apart: tokens.keys().all(|text| first_word(text).1.is_empty()),
             tokens,
             bytes,
             space_prefix: parts.add_space_prefix.unwrap_or(true),
@@ -107,10 +110,23 @@ impl SentencePiece {
             written.push(SPACE);
         }
         written.extend(text.chars().map(|c| if c == ' ' { SPACE } else { c }));
-        let mut merging = Merging::new(self, &written);
+        let mut rest = written.as_str();
+        while !rest.is_empty() {
+            let (word, after) = match self.words_apart {
+                true => first_word(rest),
+                false => (rest, ""),
+            };
+            self.encode_written(word, ids);
+            rest = after;
+        }
+    }
+
+    /// Appends the ids of a text in which spaces are written.
+    fn encode_written(&self, text: &str, ids: &mut Vec<u32>) {
+        let mut merging = Merging::new(self, text);
         merging.run();
         for symbol in merging.symbols {
-            let text = written.get(symbol.range()).unwrap_or_default();
+            let text = text.get(symbol.range()).unwrap_or_default();
             match self.token(text) {
                 Some(token) => ids.push(token.id),
                 None => ids.extend(text.bytes().map(|byte| self.byte_token(byte))),
@@ -131,6 +147,18 @@ impl SentencePiece {
             .copied()
             .unwrap_or_default()
     }
+}
+
+/// A text up to the spaces before its second word, and the rest.
+fn first_word(text: &str) -> (&str, &str) {
+    let mut in_word = false;
+    for (at, c) in text.char_indices() {
+        if c == SPACE && in_word {
+            return text.split_at(at);
+        }
+        in_word = c != SPACE;
+    }
+    (text, "")
 }
 
 /// Appends the bytes that a token stands for.

@@ -362,9 +362,16 @@ proptest! {
     }
 
     #[test]
-    fn merging_is_that_of_the_plain_rule(text in "[abc]{0,12}", scores in prop::collection::vec(-2_i8..3, 14)) {
+    fn merging_is_that_of_the_plain_rule(
+        text in "[abc▁]{0,12}",
+        scores in prop::collection::vec(-2_i8..3, 18),
+        across_words: bool,
+    ) {
         let mut file = File::without_prefix();
-        let tokens = ["a", "b", "ab", "ba", "aa", "bb", "bc", "ca", "abc", "bca", "cab", "aab", "aba", "abab"];
+        let tokens = [
+            "a", "b", "ab", "ba", "aa", "bb", "bc", "ca", "abc", "bca", "cab", "aab", "aba", "abab",
+            "▁a", "▁▁a", if across_words { "b▁" } else { "bbb" }, if across_words { "b▁a" } else { "▁b" },
+        ];
         for (token, score) in tokens.iter().zip(scores) {
             file.add(token, 1, f32::from(score));
         }
@@ -383,8 +390,8 @@ proptest! {
             let right = pieces.remove(at + 1);
             pieces[at].push_str(&right);
         }
-        let pieces: Vec<String> = pieces.into_iter().map(|p| if p == "c" { "<0x63>".into() } else { p }).collect();
-        let expected: Vec<u32> = pieces.iter().map(|piece| file.id(piece)).collect();
+        let name = |piece: &String| if piece == "c" { "<0x63>".to_owned() } else { piece.clone() };
+        let expected: Vec<u32> = pieces.iter().map(|piece| file.id(&name(piece))).collect();
         prop_assert_eq!(plain(&file.build().unwrap(), &text), expected);
     }
 }
