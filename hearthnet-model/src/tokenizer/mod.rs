@@ -240,16 +240,13 @@ impl Tokenizer {
 
     /// Whether decoding gives `text` back whole, when it was encoded as [`Special::Plain`].
     pub fn encodes(&self, text: &str) -> bool {
+        let changes_space = self.adds_space_prefix() || !self.0.dropping_space.is_empty();
+        if changes_space && self.0.words.occurs_in(text) {
+            return false;
+        }
         match &self.0.vocabulary {
-            Vocabulary::ByteLevel(_) => {
-                let loses_space = !self.0.dropping_space.is_empty() && self.0.words.occurs_in(text);
-                text.bytes().all(|byte| self.encodes_byte(byte)) && !loses_space
-            }
-            Vocabulary::SentencePiece(_) => {
-                let changes_space = self.adds_space_prefix() || !self.0.dropping_space.is_empty();
-                !text.contains(sentencepiece::SPACE)
-                    && !(changes_space && self.0.words.occurs_in(text))
-            }
+            Vocabulary::ByteLevel(_) => text.bytes().all(|byte| self.encodes_byte(byte)),
+            Vocabulary::SentencePiece(_) => !text.contains(sentencepiece::SPACE),
         }
     }
 

@@ -4,7 +4,8 @@
 //! `llama-vocab.cpp`), because its converter wrote that name. They are run by the `regex` crate,
 //! whose time is linear in the text whatever the text is. It has no look-ahead, which the
 //! original patterns need in one place only: `\s+(?!\S)|\s+`, white space that leaves its last
-//! character to the word that follows. [`Stage::give_back`] does that part.
+//! character to the word that follows. [`Stage::give_back`] does that part. (Elsewhere a look-ahead
+//! only takes characters out of a class, as in `(?=\p{L})[^a-z]`, which `[\p{L}--[a-z]]` says as well.)
 //!
 //! Letters, numbers and punctuation are those of Unicode 15.1, as in llama.cpp, whatever version
 //! the `regex` crate has: a new Unicode version must not change the ids of any text.
