@@ -59,7 +59,8 @@ pub struct TypeUse {
 /// What the metadata says about the tokenizer.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct TokenizerInfo {
-    /// Its algorithm, as `tokenizer.ggml.model` names it: `gpt2` is byte-level BPE.
+    /// Its algorithm, as `tokenizer.ggml.model` names it: `gpt2` is byte-level BPE, `llama`
+    /// SentencePiece.
     pub model: String,
     /// How text is split before it, as `tokenizer.ggml.pre` names it.
     pub pre: Option<String>,
