@@ -164,6 +164,12 @@ impl fmt::Display for Inspection {
         let scaling = match spec.rope.scaling {
             None => String::new(),
             Some(RopeScaling::Linear { factor }) => format!(", stretched {factor} times"),
+            Some(RopeScaling::Yarn(yarn)) => {
+                format!(
+                    ", YaRN, stretched {} times from {}",
+                    yarn.factor, yarn.original
+                )
+            }
             Some(RopeScaling::Factors | RopeScaling::Long { .. }) => ", with factors".to_owned(),
         };
         row("rope", rope.to_lowercase() + &scaling)?;

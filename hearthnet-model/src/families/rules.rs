@@ -38,6 +38,12 @@ pub(super) const QKV_BIAS: &[Rule] = &[
     rule(T::AttnVBias, "attn_v.bias", &[Dim::Keys]),
 ];
 
+/// Bias of what attention gives, and the heads' sinks.
+pub(super) const OUTPUT_BIAS_AND_SINKS: &[Rule] = &[
+    rule(T::AttnOutputBias, "attn_output.bias", &[Dim::Width]),
+    rule(T::AttnSinks, "attn_sinks.weight", &[Dim::Heads]),
+];
+
 /// Norms of queries and keys.
 pub(super) const QK_NORM: &[Rule] = &[
     rule(T::AttnQNorm, "attn_q_norm.weight", &[Dim::QueryNorm]),
@@ -78,6 +84,33 @@ pub(super) const EXPERTS: &[Rule] = &[
         &[Dim::Ffn, Dim::Width, Dim::Experts],
     ),
 ];
+
+/// Biases of router and experts.
+pub(super) const EXPERT_BIAS: &[Rule] = &[
+    rule(T::RouterBias, "ffn_gate_inp.bias", &[Dim::Experts]),
+    rule(
+        T::ExpertGateBias,
+        "ffn_gate_exps.bias",
+        &[Dim::Ffn, Dim::Experts],
+    ),
+    rule(
+        T::ExpertUpBias,
+        "ffn_up_exps.bias",
+        &[Dim::Ffn, Dim::Experts],
+    ),
+    rule(
+        T::ExpertDownBias,
+        "ffn_down_exps.bias",
+        &[Dim::Width, Dim::Experts],
+    ),
+];
+
+/// The norm before the feed-forward layer, where converters call it by its place behind attention.
+pub(super) const MIDDLE_NORM: &[Rule] = &[rule(
+    T::FfnNorm,
+    "post_attention_norm.weight",
+    &[Dim::Width],
+)];
 
 /// Norms of what a block adds to the residual stream.
 pub(super) const POST_NORMS: &[Rule] = &[

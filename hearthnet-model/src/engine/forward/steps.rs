@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::plan::Piece;
 use super::{Overflow, Parts};
 use crate::BoundaryDtype;
-use crate::engine::weights::{Feed, Ffn, Layer, Qkv};
+use crate::engine::weights::{ExpertBias, Feed, Ffn, Layer, Qkv};
 use crate::kernels::{
     Act, ActForm, Attention, AttentionScratch, LANES, Output, PAGE, Packed, SharedMut, Tile,
     TileMut,
@@ -101,7 +101,7 @@ impl Widths {
 /// Whether what attention and the feed-forward layer give is changed before it is added to the
 /// residual stream.
 fn branches(spec: &ModelSpec) -> bool {
-    spec.post_norms || spec.scales.residual.is_some()
+    spec.post_norms || spec.scales.residual.is_some() || spec.attention.output_bias
 }
 
 impl Work {
@@ -164,7 +164,7 @@ impl Pass<'_> {
             Feed::Dense { ffn, .. } => ffn.form(),
             Feed::Experts { router, .. } => ActForm {
                 plain: true,
-                ..ActForm::of([router])
+                ..ActForm::of([&router.matrix])
             },
         };
         // SAFETY: the caller's.
@@ -297,7 +297,9 @@ impl Pass<'_> {
             .map(|page| unsafe { page.slice(strip.clone()) })
             .collect();
         let group = self.parts.group();
-        let columns = (kv_head * group + heads.start) * d..(kv_head * group + heads.end) * d;
+        let heads = kv_head * group + heads.start..kv_head * group + heads.end;
+        let columns = heads.start * d..heads.end * d;
+        let sinks = layers[layer].sinks.as_ref();
         let attention = Attention {
             head_dim: d,
             heads: heads.len(),
@@ -306,6 +308,7 @@ impl Pass<'_> {
                 None => 1.0 / (d as f32).sqrt(),
             },
             softcap: spec.attention.softcap,
+            sinks: sinks.map(|sinks| &sinks[heads]),
             position: piece.position,
             window: layers[layer].window,
             pages: &pages,
@@ -382,9 +385,10 @@ impl Pass<'_> {
         buffers: Buffers<'_>,
     ) {
         if self.widths.branches {
+            let bias = layer.attn_output_bias.as_deref();
             let norm = layer.attn_post_norm.as_deref();
             // SAFETY: the caller's.
-            unsafe { self.end_branch(norm, BoundaryDtype::F32, rows, buffers) };
+            unsafe { self.end_branch(bias, norm, BoundaryDtype::F32, rows, buffers) };
         }
     }
 
@@ -393,12 +397,13 @@ impl Pass<'_> {
         if self.widths.branches || matches!(layer.feed, Feed::Experts { .. }) {
             let norm = layer.ffn_post_norm.as_deref();
             // SAFETY: the caller's.
-            unsafe { self.end_branch(norm, self.parts.spec.boundary, rows, buffers) };
+            unsafe { self.end_branch(None, norm, self.parts.spec.boundary, rows, buffers) };
         }
     }
 
     unsafe fn end_branch(
         &self,
+        bias: Option<&[f32]>,
         norm: Option<&[f32]>,
         dtype: BoundaryDtype,
         rows: &Rows<'_>,
@@ -413,6 +418,11 @@ impl Pass<'_> {
                 buffers.branch.slice_mut(values),
             )
         };
+        if let Some(bias) = bias {
+            for row in branch.chunks_exact_mut(bias.len()) {
+                kernels.add_round(row, bias, BoundaryDtype::F32);
+            }
+        }
         if let Some(norm) = norm {
             kernels.rms_norm_in_place(branch, norm, spec.norm_eps);
         }
@@ -440,7 +450,7 @@ impl Pass<'_> {
                 Ffn::Fused(_) => TileMut::new(&mut [], 0, 0, 0),
                 Ffn::Split { .. } => buffers.up.tile_mut(count, width, columns),
             };
-            self.gate_up(ffn, panels, act, h, up);
+            self.gate_up(ffn, None, panels, act, h, up);
         }
     }
 
@@ -448,6 +458,7 @@ impl Pass<'_> {
     pub(super) fn gate_up(
         &self,
         ffn: &Ffn,
+        bias: Option<&ExpertBias>,
         panels: Range<usize>,
         act: &Act,
         mut h: TileMut<'_>,
@@ -458,13 +469,19 @@ impl Pass<'_> {
             Ffn::Fused(both) => kernels.matmul_swiglu(both, panels, act, h),
             Ffn::Split { gate, up } => {
                 let store = Output::Store;
+                let columns = ffn.columns(&panels);
                 kernels.matmul(gate, panels.clone(), act, store, h.reborrow());
                 kernels.matmul(up, panels, act, store, ups.reborrow());
                 for row in 0..h.rows() {
-                    let (gate, up) = (h.row_mut(row), ups.row(row));
+                    let (gate, up) = (h.row_mut(row), ups.row_mut(row));
+                    if let Some(bias) = bias {
+                        kernels.add_round(gate, &bias.gate[columns.clone()], BoundaryDtype::F32);
+                        kernels.add_round(up, &bias.up[columns.clone()], BoundaryDtype::F32);
+                    }
                     match spec.activation {
                         Activation::Silu => kernels.swiglu(gate, up),
                         Activation::Gelu => kernels.geglu(gate, up),
+                        Activation::Clamped => kernels.clamped_swiglu(gate, up),
                     }
                 }
             }
