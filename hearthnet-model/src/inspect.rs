@@ -155,6 +155,13 @@ impl fmt::Display for Inspection {
             spec.heads, spec.kv_heads, spec.head_dim
         );
         row("heads", heads)?;
+        if let Some(latent) = spec.attention.latent {
+            let text = format!(
+                "queries by way of {}, keys and values of {}",
+                latent.queries, latent.keys
+            );
+            row("latent", text)?;
+        }
         row("vocabulary", format!("{} tokens", spec.vocab))?;
         row("context", format!("{} positions", spec.context))?;
         let rope = format!(

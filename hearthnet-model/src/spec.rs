@@ -117,11 +117,45 @@ impl ModelSpec {
         }
         self.rope.check()?;
         self.attention.check()?;
+        self.check_latent()?;
         self.scales.check()?;
         match &self.experts {
             None => Ok(()),
             Some(experts) => experts.check(),
         }
+    }
+
+    /// Latent attention has a key head for each query head, of which a part is not turned.
+    fn check_latent(&self) -> Result<(), SpecError> {
+        let Some(latent) = &self.attention.latent else {
+            return Ok(());
+        };
+        let fail = |field, reason| Err(SpecError { field, reason });
+        for (field, value) in [
+            ("attention.latent.queries", latent.queries),
+            ("attention.latent.keys", latent.keys),
+            ("attention.latent.values", latent.values),
+        ] {
+            if !(1..=MAX_SIZE).contains(&value) {
+                return fail(field, "must be between 1 and 16777216");
+            }
+        }
+        if self.kv_heads != self.heads {
+            return fail("kv_heads", "must be the number of heads");
+        }
+        if latent.values > self.head_dim {
+            return fail(
+                "attention.latent.values",
+                "must not be above the head's width",
+            );
+        }
+        if self.rope.dims >= self.head_dim {
+            return fail("rope.dims", "must be below the head's width");
+        }
+        if !(f32::MIN_POSITIVE..1.0).contains(&latent.norm_eps) {
+            return fail("attention.latent.norm_eps", "must lie between 0 and 1");
+        }
+        Ok(())
     }
 
     /// Positions that a row of a block attends to, its own included; `None` for all.
@@ -147,7 +181,14 @@ impl ModelSpec {
         self.heads.saturating_mul(self.head_dim)
     }
 
-    /// Width of all key (or value) heads together, in values.
+    /// Width of what all heads give together, in values.
+    pub fn attended_width(&self) -> u32 {
+        let values = self.attention.latent.map_or(self.head_dim, |l| l.values);
+        self.heads.saturating_mul(values)
+    }
+
+    /// Width of all key (or value) heads together, in values. (In latent attention values are
+    /// padded to the width of keys.)
     pub fn kv_width(&self) -> u32 {
         self.kv_heads.saturating_mul(self.head_dim)
     }
@@ -178,6 +219,9 @@ pub struct AttentionSpec {
     /// RMSNorm of queries and keys before they are turned.
     #[serde(skip_serializing_if = "is_default")]
     pub qk_norm: Option<QkNorm>,
+    /// Queries, keys and values by way of narrow rows.
+    #[serde(skip_serializing_if = "is_default")]
+    pub latent: Option<LatentSpec>,
     /// Whether what attention gives has a bias.
     #[serde(skip_serializing_if = "is_default")]
     pub output_bias: bool,
@@ -217,6 +261,22 @@ impl AttentionSpec {
             _ => Ok(()),
         }
     }
+}
+
+/// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): queries, and keys with values, are
+/// made of narrow normalised rows. Only the last [`RopeSpec::dims`] values of a head are turned;
+/// those of the keys are the same for all heads and do not come from the narrow row.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LatentSpec {
+    /// Width of the row that queries are made of.
+    pub queries: u32,
+    /// Width of the row that keys and values are made of.
+    pub keys: u32,
+    /// Values per head of the values, at most [`ModelSpec::head_dim`].
+    pub values: u32,
+    /// Added to the mean square in the norm of the narrow rows.
+    pub norm_eps: f32,
 }
 
 /// What RMSNorm of queries and keys takes the mean over.
@@ -496,6 +556,20 @@ pub enum LayerTensor {
     AttnVBias,
     /// Queries, keys and values in one: `[width, (heads + 2 kv_heads) * head_dim]`.
     AttnQkv,
+    /// The narrow row of the queries: `[width, latent.queries]`.
+    LatentQ,
+    /// RMSNorm of that: `[latent.queries]`.
+    LatentQNorm,
+    /// Queries of that: `[latent.queries, heads * head_dim]`.
+    LatentQUp,
+    /// The narrow row of keys and values, then the turned part of all keys:
+    /// `[width, latent.keys + rope.dims]`.
+    LatentKv,
+    /// RMSNorm of the former: `[latent.keys]`.
+    LatentKvNorm,
+    /// The other part of the keys, and values, of that, head by head:
+    /// `[latent.keys, heads * (head_dim - rope.dims + latent.values)]`.
+    LatentKvUp,
     /// RMSNorm of the queries: `[head_dim]`, or `[heads * head_dim]`.
     AttnQNorm,
     /// RMSNorm of the keys: `[head_dim]`, or `[kv_heads * head_dim]`.
@@ -545,6 +619,12 @@ impl LayerTensor {
         match self {
             Self::AttnQBias | Self::AttnKBias | Self::AttnVBias => spec.attention.qkv_bias,
             Self::AttnQNorm | Self::AttnKNorm => spec.attention.qk_norm.is_some(),
+            Self::LatentQ
+            | Self::LatentQNorm
+            | Self::LatentQUp
+            | Self::LatentKv
+            | Self::LatentKvNorm
+            | Self::LatentKvUp => spec.attention.latent.is_some(),
             Self::AttnOutputBias => spec.attention.output_bias,
             Self::AttnSinks => spec.attention.sinks,
             Self::AttnPostNorm | Self::FfnPostNorm => spec.post_norms,
@@ -580,6 +660,16 @@ pub enum Dim {
     Qkv,
     /// [`ModelSpec::heads`]
     Heads,
+    /// [`ModelSpec::attended_width`]
+    Attended,
+    /// [`LatentSpec::queries`]
+    LatentQueries,
+    /// [`LatentSpec::keys`]
+    LatentKeys,
+    /// The same with the turned part of the keys.
+    LatentKeysAndTurned,
+    /// The other part of the keys, and values, of all heads.
+    KeysAndValues,
     /// Values over which queries are normalised: see [`QkNorm`].
     QueryNorm,
     /// Values over which keys are normalised.
@@ -599,6 +689,8 @@ pub enum Dim {
 impl Dim {
     /// The dimension's length in a model.
     pub fn of(self, spec: &ModelSpec) -> u64 {
+        let latent =
+            |width: fn(&LatentSpec) -> u32| spec.attention.latent.as_ref().map_or(0, width);
         let per_head = spec.attention.qk_norm == Some(QkNorm::Head);
         match self {
             Self::QueryNorm | Self::KeyNorm if per_head => spec.head_dim.into(),
@@ -606,6 +698,15 @@ impl Dim {
             Self::Queries | Self::QueryNorm => spec.query_width().into(),
             Self::Keys | Self::KeyNorm => spec.kv_width().into(),
             Self::Qkv => u64::from(spec.query_width()) + 2 * u64::from(spec.kv_width()),
+            Self::Attended => spec.attended_width().into(),
+            Self::LatentQueries => latent(|l| l.queries).into(),
+            Self::LatentKeys => latent(|l| l.keys).into(),
+            Self::LatentKeysAndTurned => u64::from(latent(|l| l.keys)) + u64::from(spec.rope.dims),
+            Self::KeysAndValues => {
+                let still = spec.head_dim.saturating_sub(spec.rope.dims);
+                let head = u64::from(still) + u64::from(latent(|l| l.values));
+                u64::from(spec.heads) * head
+            }
             Self::Heads => spec.heads.into(),
             Self::RopePairs => u64::from(spec.rope.dims / 2),
             Self::Ffn => spec.ffn.into(),

@@ -23,8 +23,8 @@ use hearthnet_model::gguf::{TensorType, Value};
 use hearthnet_model::kernels::Isa;
 use hearthnet_model::manifest::VerifyError;
 use hearthnet_model::spec::{
-    Activation, AttentionSpec, ExpertSpec, QkNorm, RopeScaling, Rotation, ScaleSpec, WindowSpec,
-    YarnSpec,
+    Activation, AttentionSpec, ExpertSpec, LatentSpec, QkNorm, RopeScaling, Rotation, ScaleSpec,
+    WindowSpec, YarnSpec,
 };
 use hearthnet_model::{BoundaryDtype, Gguf, Manifest, ModelFile, ModelSpec, quantize};
 use serde::Deserialize;
@@ -368,6 +368,33 @@ fn specs_say_what_each_family_has() {
         spec("phi3long").rope.scaling,
         Some(RopeScaling::Long { long: true, amplitude }) if (amplitude - 2f64.sqrt()).abs() < 1e-6
     ));
+    let minicpm3 = spec("minicpm3");
+    assert_eq!(
+        attention("minicpm3").latent,
+        Some(LatentSpec {
+            queries: 32,
+            keys: 32,
+            values: 8,
+            norm_eps: 1e-6
+        })
+    );
+    assert_eq!((minicpm3.head_dim, minicpm3.rope.dims), (16, 8));
+    assert_eq!(
+        minicpm3.rope.scaling,
+        Some(RopeScaling::Long {
+            long: false,
+            amplitude: 1.0
+        })
+    );
+    assert_eq!(
+        minicpm3.scales,
+        ScaleSpec {
+            embedding: Some(12.0),
+            residual: Some(1.4 / 2f32.sqrt()),
+            logits: Some(0.125),
+            logit_softcap: None
+        }
+    );
     let gptoss = spec("gptoss");
     assert_eq!((gptoss.window(0), gptoss.window(1)), (Some(7), None));
     assert_eq!(
@@ -558,6 +585,18 @@ fn what_a_file_asks_for_beyond_its_family_is_refused_by_name() {
         ),
         ("qwen3yarn", "qwen3.rope.freq_base", Value::F32(1.0)),
         ("gptoss", "gpt-oss.expert_gating_func", Value::U32(2)),
+        (
+            "minicpm3",
+            "minicpm3.attention.head_count_kv",
+            Value::U32(2),
+        ),
+        ("minicpm3", "minicpm3.attention.kv_lora_rank", Value::U32(0)),
+        (
+            "minicpm3",
+            "minicpm3.attention.value_length",
+            Value::U32(17),
+        ),
+        ("minicpm3", "minicpm3.rope.dimension_count", Value::U32(16)),
         ("gptoss", "gpt-oss.rope.freq_base_swa", Value::F32(1e4)),
         ("qwen2", "qwen2.rope.scaling.factor", Value::F32(4.0)),
         ("qwen2", "qwen2.something_new", Value::U32(1)),

@@ -12,7 +12,9 @@ use crate::{ModelError, TensorType};
 #[derive(Debug)]
 pub(super) struct Layer {
     pub(super) attn_norm: Vec<f32>,
+    /// Of what attention reads; where it is latent, the narrow rows.
     pub(super) qkv: Qkv,
+    pub(super) latent: Option<Latent>,
     pub(super) qk_norm: Option<QkNorms>,
     pub(super) rotation: Rotation,
     /// Positions that a row attends to; `None` for all.
@@ -86,6 +88,17 @@ pub(super) struct Qkv {
     pub(super) bias: Option<Vec<f32>>,
 }
 
+/// What latent attention does to its narrow rows.
+#[derive(Debug)]
+pub(super) struct Latent {
+    pub(super) q_norm: Vec<f32>,
+    pub(super) kv_norm: Vec<f32>,
+    /// To queries.
+    pub(super) q: Packed,
+    /// To keys and values.
+    pub(super) kv: Packed,
+}
+
 /// Gate and up matrices.
 #[derive(Debug)]
 pub(super) enum Ffn {
@@ -113,6 +126,17 @@ impl Qkv {
     /// Outputs of all parts, in groups of 16.
     pub(super) fn panels(&self) -> usize {
         self.parts.iter().map(Packed::panels).sum()
+    }
+}
+
+impl Latent {
+    /// Outputs of both matrices, in groups of 16.
+    pub(super) fn panels(&self) -> usize {
+        self.q.panels() + self.kv.panels()
+    }
+
+    fn bytes(&self) -> usize {
+        vectors([&self.q_norm, &self.kv_norm]) + self.q.bytes() + self.kv.bytes()
     }
 }
 
@@ -184,7 +208,8 @@ impl Layer {
             .chain(&self.attn_post_norm)
             .chain(&self.ffn_post_norm);
         let qkv: usize = self.qkv.parts.iter().map(Packed::bytes).sum();
-        vectors(own) + qkv + self.attn_output.bytes() + self.feed.bytes()
+        let latent = self.latent.as_ref().map_or(0, Latent::bytes);
+        vectors(own) + latent + qkv + self.attn_output.bytes() + self.feed.bytes()
     }
 }
 
@@ -242,9 +267,22 @@ impl<'a> Loader<'a> {
         let (file, spec) = (self.file, self.file.spec());
         let get = |tensor| file.layer_tensor(layer, tensor);
         let attn_norm = self.vector(&get(T::AttnNorm)?)?;
-        let mut qkv = match file.has(T::AttnQkv) {
-            true => Qkv::of(vec![self.matrix(&get(T::AttnQkv)?)?]),
-            false => self.qkv([get(T::AttnQ)?, get(T::AttnK)?, get(T::AttnV)?])?,
+        let mut qkv = if file.has(T::AttnQkv) {
+            Qkv::of(vec![self.matrix(&get(T::AttnQkv)?)?])
+        } else if file.has(T::LatentQ) {
+            let (q, kv) = (get(T::LatentQ)?, get(T::LatentKv)?);
+            Qkv::of(vec![self.matrix(&q)?, self.matrix(&kv)?])
+        } else {
+            self.qkv([get(T::AttnQ)?, get(T::AttnK)?, get(T::AttnV)?])?
+        };
+        let latent = match file.has(T::LatentQ) {
+            true => Some(Latent {
+                q_norm: self.vector(&get(T::LatentQNorm)?)?,
+                kv_norm: self.vector(&get(T::LatentKvNorm)?)?,
+                q: self.matrix(&get(T::LatentQUp)?)?,
+                kv: self.matrix(&get(T::LatentKvUp)?)?,
+            }),
+            false => None,
         };
         if file.has(T::AttnQBias) {
             let mut bias = Vec::new();
@@ -263,6 +301,7 @@ impl<'a> Loader<'a> {
         Ok(Layer {
             attn_norm,
             qkv,
+            latent,
             qk_norm,
             rotation: spec.rotation(layer),
             window: spec.window(layer).map(|positions| positions as usize),
@@ -411,11 +450,15 @@ impl<'a> Loader<'a> {
     }
 }
 
-const MATRICES: [LayerTensor; 13] = [
+const MATRICES: [LayerTensor; 17] = [
     LayerTensor::AttnQ,
     LayerTensor::AttnK,
     LayerTensor::AttnV,
     LayerTensor::AttnQkv,
+    LayerTensor::LatentQ,
+    LayerTensor::LatentKv,
+    LayerTensor::LatentQUp,
+    LayerTensor::LatentKvUp,
     LayerTensor::AttnOutput,
     LayerTensor::FfnGate,
     LayerTensor::FfnUp,

@@ -18,6 +18,7 @@ pub mod glm4;
 pub mod gpt_oss;
 pub mod granite;
 pub mod llama;
+pub mod minicpm3;
 pub mod olmoe;
 pub mod phi3;
 pub mod qwen2;
@@ -30,8 +31,8 @@ use crate::boundary::BoundaryDtype;
 use crate::error::ModelError;
 use crate::gguf::{Gguf, MetadataError, Value};
 use crate::spec::{
-    Activation, AttentionSpec, Dim, ExpertSpec, LayerTensor, ModelSpec, QkNorm, RopeKind,
-    RopeScaling, RopeSpec, ScaleSpec, WindowSpec, YarnSpec,
+    Activation, AttentionSpec, Dim, ExpertSpec, LatentSpec, LayerTensor, ModelSpec, QkNorm,
+    RopeKind, RopeScaling, RopeSpec, ScaleSpec, WindowSpec, YarnSpec,
 };
 
 /// Every family that can be run.
@@ -48,6 +49,7 @@ pub const ALL: &[&Family] = &[
     &granite::FAMILY,
     &glm4::FAMILY,
     &gpt_oss::FAMILY,
+    &minicpm3::FAMILY,
 ];
 
 /// Metadata key by which a file overrides its family's boundary dtype (`f16`, `bf16`, `f32`).
@@ -111,6 +113,14 @@ pub struct Family {
     pub activation: Activation,
     /// Whether what a block adds to the residual stream is normalised.
     pub post_norms: bool,
+    /// Attention is latent, with this epsilon in its norms.
+    pub latent_norm_eps: Option<f32>,
+    /// [`ScaleSpec::embedding`], where files do not say it.
+    pub embedding_scale: Option<f32>,
+    /// [`ScaleSpec::residual`] times the root of the number of layers, where files do not say it.
+    pub depth_scale: Option<f64>,
+    /// The width at which logits are not scaled; they are divided by how much wider the model is.
+    pub logits_by_width: Option<f32>,
     /// Whether the embedding is multiplied with the root of the width.
     pub scaled_embedding: bool,
     /// Whether the weights of the experts of a row add up to 1.
@@ -293,6 +303,10 @@ impl Family {
         sinks: false,
         activation: Activation::Silu,
         post_norms: false,
+        latent_norm_eps: None,
+        embedding_scale: None,
+        depth_scale: None,
+        logits_by_width: None,
         scaled_embedding: false,
         experts_normalised: false,
         experts_biased: false,
@@ -352,9 +366,10 @@ impl Family {
             None if heads > 0 && width.is_multiple_of(heads) => width / heads,
             None => return Err(keys.bad("attention.head_count", "must divide embedding_length")),
         };
-        if keys
-            .optional_u32("attention.value_length")?
-            .is_some_and(|dim| dim != head_dim)
+        if self.latent_norm_eps.is_none()
+            && keys
+                .optional_u32("attention.value_length")?
+                .is_some_and(|dim| dim != head_dim)
         {
             return Err(keys.bad("attention.value_length", "must equal attention.key_length"));
         }
@@ -394,7 +409,7 @@ impl Family {
             activation: self.activation,
             experts,
             post_norms: self.post_norms,
-            scales: self.scales(&keys, width)?,
+            scales: self.scales(&keys, width, layers)?,
         };
         spec.check()
             .map_err(|error| keys.bad(key_of(error.field), error.reason))?;
@@ -421,6 +436,7 @@ impl Family {
                 Presence::IfStored => keys.gguf.tensor("blk.0.attn_q.bias").is_some(),
             },
             qk_norm: self.qk_norm,
+            latent: self.latent(keys, width, heads)?,
             output_bias: self.output_bias,
             sinks: self.sinks,
             scale: match self.scaled_by_width.contains(&layers) && heads > 0 {
@@ -432,16 +448,40 @@ impl Family {
         })
     }
 
-    fn scales(&self, keys: &Keys<'_>, width: u32) -> Result<ScaleSpec, ModelError> {
+    fn latent(
+        &self,
+        keys: &Keys<'_>,
+        width: u32,
+        heads: u32,
+    ) -> Result<Option<LatentSpec>, ModelError> {
+        let Some(norm_eps) = self.latent_norm_eps else {
+            return Ok(None);
+        };
+        let values = keys.optional_u32("attention.value_length")?;
+        Ok(Some(LatentSpec {
+            queries: keys.u32("attention.q_lora_rank")?,
+            keys: keys.u32("attention.kv_lora_rank")?,
+            values: values.unwrap_or(width.checked_div(heads).unwrap_or(0)),
+            norm_eps,
+        }))
+    }
+
+    fn scales(&self, keys: &Keys<'_>, width: u32, layers: u32) -> Result<ScaleSpec, ModelError> {
         // A factor of 1 is none: files that compute the same are the same model.
         let factor = |key| Ok::<_, ModelError>(self.own_f32(keys, key)?.filter(|f| *f != 1.0));
         Ok(ScaleSpec {
             embedding: match self.scaled_embedding {
                 true => Some((width as f32).sqrt()),
-                false => factor("embedding_scale")?,
+                false => factor("embedding_scale")?.or(self.embedding_scale),
             },
-            residual: factor("residual_scale")?,
-            logits: factor("logit_scale")?,
+            residual: match self.depth_scale {
+                Some(scale) => Some((scale / f64::from(layers).sqrt()) as f32),
+                None => factor("residual_scale")?,
+            },
+            logits: match self.logits_by_width {
+                Some(base) => Some(width as f32 / base).filter(|f| *f != 1.0),
+                None => factor("logit_scale")?,
+            },
             logit_softcap: self.own_f32(keys, "final_logit_softcapping")?,
         })
     }
@@ -475,9 +515,15 @@ impl Family {
         let long = self.long_rope && keys.gguf.tensor(ROPE_FACTORS_LONG).is_some();
         let scaling = match keys.gguf.str(&keys.full("rope.scaling.type"))? {
             None | Some("none" | "longrope") if long => {
+                let context = keys.u32("context_length")?;
                 let key = "rope.scaling.original_context_length";
+                let original = match self.latent_norm_eps {
+                    // Their converter does not write it; llama.cpp's default is the context.
+                    Some(_) => keys.optional_u32(key)?.unwrap_or(context),
+                    None => keys.u32(key)?,
+                };
                 Some(RopeScaling::Long {
-                    long: keys.u32("context_length")? > keys.u32(key)?,
+                    long: context > original,
                     amplitude: self
                         .own_f64(keys, "rope.scaling.attn_factor")?
                         .unwrap_or(1.0),
@@ -629,6 +675,9 @@ fn key_of(field: &'static str) -> &'static str {
         "experts.count" => "expert_count",
         "experts.used" => "expert_used_count",
         "attention.window.positions" => "attention.sliding_window",
+        "attention.latent.queries" => "attention.q_lora_rank",
+        "attention.latent.keys" => "attention.kv_lora_rank",
+        "attention.latent.values" => "attention.value_length",
         "attention.softcap" => "attn_logit_softcapping",
         "scales.embedding" => "embedding_scale",
         "scales.residual" => "residual_scale",

@@ -20,6 +20,42 @@ pub(super) const ATTENTION: &[Rule] = &[
     ),
 ];
 
+/// Latent attention.
+pub(super) const LATENT_ATTENTION: &[Rule] = &[
+    rule(T::AttnNorm, "attn_norm.weight", &[Dim::Width]),
+    rule(
+        T::LatentQ,
+        "attn_q_a.weight",
+        &[Dim::Width, Dim::LatentQueries],
+    ),
+    rule(
+        T::LatentQNorm,
+        "attn_q_a_norm.weight",
+        &[Dim::LatentQueries],
+    ),
+    rule(
+        T::LatentQUp,
+        "attn_q_b.weight",
+        &[Dim::LatentQueries, Dim::Queries],
+    ),
+    rule(
+        T::LatentKv,
+        "attn_kv_a_mqa.weight",
+        &[Dim::Width, Dim::LatentKeysAndTurned],
+    ),
+    rule(T::LatentKvNorm, "attn_kv_a_norm.weight", &[Dim::LatentKeys]),
+    rule(
+        T::LatentKvUp,
+        "attn_kv_b.weight",
+        &[Dim::LatentKeys, Dim::KeysAndValues],
+    ),
+    rule(
+        T::AttnOutput,
+        "attn_output.weight",
+        &[Dim::Attended, Dim::Width],
+    ),
+];
+
 /// As [`ATTENTION`], with queries, keys and values in one matrix.
 pub(super) const FUSED_ATTENTION: &[Rule] = &[
     rule(T::AttnNorm, "attn_norm.weight", &[Dim::Width]),

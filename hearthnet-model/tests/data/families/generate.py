@@ -49,6 +49,8 @@ def yarn(theta=10000.0, **more):
 SIZES_OF = {
     # Gates and ups of the experts reach the values where they are cut.
     "gptoss": {"experts.gate_up_proj": 4, "experts.down_proj": 0.25},
+    # As the embedding of a token is multiplied with 12, it would drown everything else.
+    "minicpm3": {"embed_tokens.weight": 0.125},
 }
 
 
@@ -122,6 +124,25 @@ FAMILIES = {
             num_experts_per_tok=3,
             sliding_window=7,
             rope_parameters=yarn(150000.0, beta_fast=8.0, beta_slow=1.0, truncate=False),
+        ),
+    ),
+    # The scales are those of the published one, as files do not say them.
+    "minicpm3": (
+        "MiniCPM3",
+        dict(
+            SIZES,
+            num_key_value_heads=4,
+            q_lora_rank=32,
+            kv_lora_rank=32,
+            qk_nope_head_dim=8,
+            qk_rope_head_dim=8,
+            tie_word_embeddings=True,
+            rope_parameters=rope(
+                rope_type="longrope",
+                original_max_position_embeddings=256,
+                short_factor=[1.5, 2.0, 4.0, 8.0],
+                long_factor=[1.0, 1.1, 1.2, 1.3],
+            ),
         ),
     ),
     "phi3": (
