@@ -238,12 +238,24 @@ pub struct AttentionSpec {
     /// Sliding window.
     #[serde(skip_serializing_if = "is_default")]
     pub window: Option<WindowSpec>,
+    /// Factor of the queries that grows with the position.
+    #[serde(skip_serializing_if = "is_default")]
+    pub temperature: Option<TemperatureSpec>,
 }
 
 impl AttentionSpec {
     fn check(&self) -> Result<(), SpecError> {
         positive("attention.scale", self.scale)?;
         positive("attention.softcap", self.softcap)?;
+        if let Some(temperature) = self.temperature {
+            positive("attention.temperature.scale", Some(temperature.scale))?;
+            if !(1..=MAX_SIZE).contains(&temperature.positions) {
+                return Err(SpecError {
+                    field: "attention.temperature.positions",
+                    reason: "must be between 1 and 16777216",
+                });
+            }
+        }
         let Some(window) = self.window else {
             return Ok(());
         };
@@ -277,6 +289,25 @@ pub struct LatentSpec {
     pub values: u32,
     /// Added to the mean square in the norm of the narrow rows.
     pub norm_eps: f32,
+}
+
+/// Queries at position p are multiplied with `1 + scale * ln(1 + p / positions)`, the quotient as a
+/// whole number: far into a text, where there is more to choose from, scores differ more.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TemperatureSpec {
+    /// How much the factor grows.
+    pub scale: f32,
+    /// The first position at which it does.
+    pub positions: u32,
+}
+
+impl TemperatureSpec {
+    /// The factor of the queries at a position.
+    pub fn factor(&self, position: usize) -> f32 {
+        let times = position / self.positions.max(1) as usize;
+        (1.0 + f64::from(self.scale) * libm::log(1.0 + times as f64)) as f32
+    }
 }
 
 /// What RMSNorm of queries and keys takes the mean over.

@@ -24,7 +24,7 @@ use hearthnet_model::kernels::Isa;
 use hearthnet_model::manifest::VerifyError;
 use hearthnet_model::spec::{
     Activation, AttentionSpec, ExpertSpec, LatentSpec, QkNorm, RopeScaling, Rotation, ScaleSpec,
-    WindowSpec, YarnSpec,
+    TemperatureSpec, WindowSpec, YarnSpec,
 };
 use hearthnet_model::{BoundaryDtype, Gguf, Manifest, ModelFile, ModelSpec, quantize};
 use serde::Deserialize;
@@ -368,6 +368,18 @@ fn specs_say_what_each_family_has() {
         spec("phi3long").rope.scaling,
         Some(RopeScaling::Long { long: true, amplitude }) if (amplitude - 2f64.sqrt()).abs() < 1e-6
     ));
+    let mistral3 = spec("mistral3");
+    assert_eq!(
+        mistral3.attention.temperature,
+        Some(TemperatureSpec {
+            scale: 0.3,
+            positions: 8
+        })
+    );
+    assert!(matches!(
+        mistral3.rope.scaling,
+        Some(RopeScaling::Yarn(yarn)) if yarn.amplitude == 1.0
+    ));
     let minicpm3 = spec("minicpm3");
     assert_eq!(
         attention("minicpm3").latent,
@@ -585,6 +597,16 @@ fn what_a_file_asks_for_beyond_its_family_is_refused_by_name() {
         ),
         ("qwen3yarn", "qwen3.rope.freq_base", Value::F32(1.0)),
         ("gptoss", "gpt-oss.expert_gating_func", Value::U32(2)),
+        (
+            "mistral3",
+            "mistral3.attention.temperature_scale",
+            Value::F32(-0.1),
+        ),
+        (
+            "mistral3",
+            "mistral3.attention.temperature_length",
+            Value::U32(8192),
+        ),
         (
             "minicpm3",
             "minicpm3.attention.head_count_kv",

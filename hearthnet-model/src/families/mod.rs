@@ -19,6 +19,7 @@ pub mod gpt_oss;
 pub mod granite;
 pub mod llama;
 pub mod minicpm3;
+pub mod mistral3;
 pub mod olmoe;
 pub mod phi3;
 pub mod qwen2;
@@ -32,7 +33,7 @@ use crate::error::ModelError;
 use crate::gguf::{Gguf, MetadataError, Value};
 use crate::spec::{
     Activation, AttentionSpec, Dim, ExpertSpec, LatentSpec, LayerTensor, ModelSpec, QkNorm,
-    RopeKind, RopeScaling, RopeSpec, ScaleSpec, WindowSpec, YarnSpec,
+    RopeKind, RopeScaling, RopeSpec, ScaleSpec, TemperatureSpec, WindowSpec, YarnSpec,
 };
 
 /// Every family that can be run.
@@ -50,6 +51,7 @@ pub const ALL: &[&Family] = &[
     &glm4::FAMILY,
     &gpt_oss::FAMILY,
     &minicpm3::FAMILY,
+    &mistral3::FAMILY,
 ];
 
 /// Metadata key by which a file overrides its family's boundary dtype (`f16`, `bf16`, `f32`).
@@ -445,6 +447,13 @@ impl Family {
             },
             softcap: self.own_f32(keys, "attn_logit_softcapping")?,
             window,
+            temperature: match self.own_f32(keys, "attention.temperature_scale")? {
+                None | Some(0.0) => None,
+                Some(scale) => Some(TemperatureSpec {
+                    scale,
+                    positions: keys.u32("rope.scaling.original_context_length")?,
+                }),
+            },
         })
     }
 
@@ -678,6 +687,8 @@ fn key_of(field: &'static str) -> &'static str {
         "attention.latent.queries" => "attention.q_lora_rank",
         "attention.latent.keys" => "attention.kv_lora_rank",
         "attention.latent.values" => "attention.value_length",
+        "attention.temperature.scale" => "attention.temperature_scale",
+        "attention.temperature.positions" => "rope.scaling.original_context_length",
         "attention.softcap" => "attn_logit_softcapping",
         "scales.embedding" => "embedding_scale",
         "scales.residual" => "residual_scale",

@@ -372,6 +372,10 @@ impl Pass<'_> {
                 } else if let Some(table) = table {
                     kernels.rope(table, position, &mut values[..q + kv], d);
                 }
+                if let Some(temperature) = &spec.attention.temperature {
+                    let factor = temperature.factor(position);
+                    values[..q].iter_mut().for_each(|value| *value *= factor);
+                }
                 let (keys, values) = values[q..].split_at(kv);
                 let page = &self.pages[piece.span][position / PAGE];
                 for head in 0..geometry.kv_heads {
