@@ -378,7 +378,12 @@ fn set_level(args: &LevelArgs, home: &Home, up: bool) -> Result<(NodeId, Level, 
         }
     };
     if next == now || (next > now) != up {
-        return Err(no_step(&args.node, &format!("{now} already")));
+        let other = if up { "demote" } else { "promote" };
+        let failure = no_step(&args.node, &format!("{now} already"));
+        return Err(match next == now {
+            true => failure,
+            false => failure.hint(format!("`hearthnet community {other}` goes the other way")),
+        });
     }
     if next < Level::Anchor {
         keeps_an_anchor(&state, &node, &format!("made {next}"))?;

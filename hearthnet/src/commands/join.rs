@@ -211,7 +211,7 @@ fn next_step(level: Level, here: bool, together: bool) -> String {
         (_, false, _) => "next: an anchor switches distributed inference on with `hearthnet community policy --research on`; until then members know each other, and no more".to_owned(),
         (false, true, _) => "next: enable = true under [policy.research] in the configuration (`hearthnet config show` says which file) lets this machine compute with the others; until then `hearthnet chat --local \"...\"` works here".to_owned(),
         (true, true, Level::Member) => "next: `hearthnet chat \"...\"`".to_owned(),
-        (true, true, _) => "next: `hearthnet shard serve --model smollm2-135m-instruct --layers auto`, or whichever model the others serve (`hearthnet status`); and `hearthnet chat \"...\"` on any member".to_owned(),
+        (true, true, _) => "next: `hearthnet serve --layers auto`, with --model for another than the others serve (`hearthnet status`); and `hearthnet chat \"...\"` on any member".to_owned(),
     }
 }
 
@@ -457,7 +457,7 @@ mod tests {
         for level in [Level::Member, Level::Trusted, Level::Anchor] {
             assert!(next_step(level, true, false).contains("policy --research on"));
             assert!(next_step(level, false, true).contains("[policy.research]"));
-            let serves = next_step(level, true, true).contains("shard serve");
+            let serves = next_step(level, true, true).contains("serve --layers auto");
             assert_eq!(serves, level >= Level::Trusted);
         }
     }

@@ -312,7 +312,8 @@ fn hosts_seen(out: &mut String, state: &Community, running: Option<&Running>) {
                 },
                 match one.last_seen_ms {
                     Some(ms) if one.online => format!("{} ago", span(ms)),
-                    _ => "does not answer".to_owned(),
+                    Some(ms) => format!("did not answer; last did {} ago", span(ms)),
+                    None => "did not answer".to_owned(),
                 },
                 ms(speed.map(|speed| speed.p50_ms)),
                 ms(speed.map(|speed| speed.p95_ms)),
