@@ -46,6 +46,10 @@ const MAX_ADDRESSES: usize = 6;
 /// only now, or a host may be coming back.
 const PATIENCE: Duration = Duration::from_secs(6);
 
+/// The same in the middle of an answer that this machine can finish by itself: a host that is started
+/// anew takes longer to read its layers, and news of those that stay take less to come.
+const SHORT_PATIENCE: Duration = Duration::from_secs(2);
+
 /// A host that cannot be used and is known not to be within this time may be asked again.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
@@ -266,10 +270,11 @@ pub(crate) fn in_sync(node: WeakNode, began: Instant) -> InSync {
 impl HostSource for CommunityHosts {
     fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError> {
         let (layers, exclude) = (&search.layers, search.exclude);
-        let patience = if search.optional {
-            Duration::ZERO
-        } else {
-            self.patience
+        let patience = match search.optional {
+            true => Duration::ZERO,
+            // In the middle of an answer that this machine can finish.
+            false if self.routed && self.in_sync.is_some() => self.patience.min(SHORT_PATIENCE),
+            false => self.patience,
         };
         let deadline = Instant::now() + patience;
         let mut changes = self.log.changes();
