@@ -87,7 +87,7 @@ impl Standing {
                 "this node is frozen in {community:?}: two histories were signed with its key, as when an old copy of its data is used, so nobody takes its word any more"
             ),
             Self::Refused(by) => format!(
-                "{by} says that this node's key counts no more in {community:?}: it was put out, or an old copy of its data was used"
+                "{by} says that this node's key counts no more in {community:?}: it was revoked, or frozen because an old copy of its data was used"
             ),
         }
     }
