@@ -1,6 +1,6 @@
 //! Measures the engine on a model file and prints JSON:
 //! `cargo run --release -p hearthnet-model --example bench_engine -- FILE [key=value ...]`
-//! with the keys `threads`, `depths` (lists with commas), `prefill`, `decode`, `repetitions`.
+//! with the keys `threads`, `prefill`, `depths` (lists with commas), `decode`, `repetitions`, `isa`.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 use std::error::Error;
@@ -18,9 +18,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         match key {
             "threads" => options.threads = list(value)?,
             "depths" => options.depths = list(value)?,
-            "prefill" => options.prefill = value.parse()?,
+            "prefill" => options.prefill = list(value)?,
             "decode" => options.decode = value.parse()?,
             "repetitions" => options.repetitions = value.parse()?,
+            "isa" => options.isa = value.parse()?,
             _ => return Err(format!("unknown key {key:?}").into()),
         }
     }

@@ -1,6 +1,7 @@
 //! Speed of the matrix and attention kernels on one thread, for the shapes of a
 //! small model (TinyLlama-1.1B, whose rows fill blocks of all types): GB/s of weights for
-//! few rows (decoding), billions of multiply-adds per second for 24 (a piece of a prompt).
+//! few rows (decoding), billions of multiply-adds per second for 24 (a piece of a prompt). Before
+//! them, how fast the matrices of a type are repacked, in GB/s of the file.
 //!
 //! `cargo run --release -p hearthnet-model --example kernel_speed [-- avx2|avx512|portable [TYPE...]]`
 
@@ -28,16 +29,21 @@ fn main() {
     let mut arguments = std::env::args().skip(1);
     let wanted = arguments.next();
     let types: Vec<String> = arguments.collect();
+    let named = |ty: &WeightType| {
+        let name = ty.tensor_type().name();
+        types.is_empty() || types.iter().any(|wanted| wanted == name)
+    };
+    WeightType::ALL
+        .into_iter()
+        .filter(named)
+        .for_each(repacking);
     for isa in Isa::available() {
         if wanted.as_deref().is_some_and(|name| name != isa.name()) {
             continue;
         }
         let kernels = Kernels::new(isa).expect("listed as available");
-        for weight_type in WeightType::ALL {
-            let name = weight_type.tensor_type().name();
-            if types.is_empty() || types.iter().any(|wanted| wanted == name) {
-                matrices(kernels, weight_type);
-            }
+        for weight_type in WeightType::ALL.into_iter().filter(named) {
+            matrices(kernels, weight_type);
         }
         if types.is_empty() {
             for depth in [0, 512, 2048] {
@@ -61,6 +67,27 @@ fn fastest(mut work: impl FnMut(usize)) -> Duration {
         best = best.min(call.elapsed());
     }
     best
+}
+
+fn repacking(weight_type: WeightType) {
+    let (rows, cols) = (2048, 2048);
+    let row = weight_type.row_bytes(cols).expect("a valid shape");
+    let bytes = vec![0x2c; rows * row];
+    let matrix = Matrix {
+        weight_type,
+        rows,
+        cols,
+        bytes: &bytes,
+    };
+    let alone = rayon::ThreadPoolBuilder::new().num_threads(1).build();
+    let time = alone.expect("a thread").install(|| {
+        fastest(|_| {
+            let mut arena = Arena::default();
+            Packed::pack(&mut arena, &matrix).expect("a valid matrix");
+        })
+    });
+    let speed = bytes.len() as f64 / time.as_nanos() as f64;
+    println!("repacking {:6} {speed:6.2} GB/s", weight_type.tensor_type());
 }
 
 fn matrices(kernels: Kernels, weight_type: WeightType) {

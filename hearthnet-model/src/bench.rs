@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::ModelError;
 use crate::engine::{EngineError, EngineOptions, LoadError, Whole};
 use crate::kernels::Isa;
+use crate::manifest::WeightsId;
 use crate::model_file::ModelFile;
 
 /// What to measure.
@@ -19,8 +20,8 @@ use crate::model_file::ModelFile;
 pub struct BenchOptions {
     /// Numbers of threads, each measured by itself.
     pub threads: Vec<usize>,
-    /// Tokens of the prompt; 0 leaves the measurement out.
-    pub prefill: u32,
+    /// Tokens of the prompt, each number measured by itself.
+    pub prefill: Vec<u32>,
     /// Tokens that are decoded; 0 leaves the measurement out.
     pub decode: u32,
     /// Positions that are in the sequence already when decoding begins, each measured by itself.
@@ -39,7 +40,7 @@ impl Default for BenchOptions {
         threads.dedup();
         Self {
             threads,
-            prefill: 512,
+            prefill: vec![512],
             decode: 64,
             depths: vec![0],
             repetitions: 5,
@@ -67,8 +68,13 @@ pub struct EngineBench {
     pub weight_types: Vec<String>,
     /// Memory of the weights, in bytes.
     pub weight_bytes: u64,
+    /// Bytes of weights that a token reads when it is decoded by itself.
+    pub token_bytes: u64,
     /// Seconds that loading and repacking took, with the file in the system's cache or not.
     pub load_seconds: f64,
+    /// Bytes per second that this machine reads from memory, by number of threads, in the order
+    /// of the options: the median of five passes over more than its caches hold.
+    pub memory_bandwidth: Vec<f64>,
     /// The measurements, in the order of the options.
     pub results: Vec<BenchResult>,
 }
@@ -134,9 +140,15 @@ pub fn bench_engine(
         architecture: file.spec().architecture.clone(),
         weight_types: weight_types(&file),
         weight_bytes: 0,
+        token_bytes: 0,
         load_seconds: 0.0,
+        memory_bandwidth: Vec::new(),
         results: Vec::new(),
     };
+    progress("reading memory");
+    bench.memory_bandwidth = memory_bandwidth(&options.threads);
+    // The same for all engines, and for no snapshot: hashing is not what is measured.
+    let weights = Some(WeightsId([0; 32]));
     for &threads in &options.threads {
         progress(&format!("loading for {threads} threads"));
         let begin = Instant::now();
@@ -145,34 +157,26 @@ pub fn bench_engine(
             isa: options.isa,
             // As many as the longest measurement needs, whatever the budget.
             max_kv_bytes: u64::MAX,
+            weights,
             ..EngineOptions::default()
         };
         let mut whole = Whole::load(&file, &engine, &mut |_, _| ())?;
         bench.load_seconds = begin.elapsed().as_secs_f64();
         bench.weight_bytes = whole.weight_bytes();
-        let mut runner = Runner {
-            whole: &mut whole,
-            logits: Vec::new(),
-        };
-        let mut tests = Vec::new();
-        if options.prefill > 0 {
-            tests.push((BenchTest::Prefill, options.prefill, 0));
-        }
-        if options.decode > 0 {
-            let decode = |depth: &u32| (BenchTest::Decode, options.decode, *depth);
-            tests.extend(options.depths.iter().map(decode));
-        }
-        for (test, tokens, depth) in tests {
+        bench.token_bytes = whole.token_bytes();
+        let prefill = options.prefill.iter();
+        let prefill = prefill.map(|tokens| (BenchTest::Prefill, *tokens, 0));
+        let decode = options.depths.iter();
+        let decode = decode.map(|depth| (BenchTest::Decode, options.decode, *depth));
+        for (test, tokens, depth) in prefill.chain(decode).filter(|(_, tokens, _)| *tokens > 0) {
             progress(&format!(
                 "{test:?} of {tokens} at depth {depth}, {threads} threads"
             ));
-            let mut samples = Vec::new();
-            for repetition in 0..=options.repetitions {
-                let time = runner.run(test, tokens, depth)?;
-                if repetition > 0 || options.repetitions == 0 {
-                    samples.push(f64::from(tokens) / time.as_secs_f64());
-                }
-            }
+            let times = measure(&mut whole, test, tokens, depth, options.repetitions)?;
+            let samples: Vec<f64> = times
+                .iter()
+                .map(|time| f64::from(tokens) / time.as_secs_f64())
+                .collect();
             bench.results.push(BenchResult {
                 test,
                 threads,
@@ -186,34 +190,68 @@ pub fn bench_engine(
     Ok(bench)
 }
 
-struct Runner<'a> {
-    whole: &'a mut Whole,
-    logits: Vec<f32>,
-}
-
-impl Runner<'_> {
-    fn run(&mut self, test: BenchTest, tokens: u32, depth: u32) -> Result<Duration, EngineError> {
-        let seq = self.whole.engine_mut().open()?;
-        let vocab = self.whole.head().spec().vocab;
-        // Which tokens does not matter, but always the same one would be read from the cache.
-        let ids: Vec<u32> = (0..depth.saturating_add(tokens))
-            .map(|i| (u64::from(i) * 7919 % u64::from(vocab)) as u32)
-            .collect();
-        let (before, timed) = ids.split_at(depth as usize);
-        self.whole.append(seq, before, &mut self.logits)?;
+/// Times of `repetitions` runs, after one that does not count unless it is the only one.
+fn measure(
+    whole: &mut Whole,
+    test: BenchTest,
+    tokens: u32,
+    depth: u32,
+    repetitions: u32,
+) -> Result<Vec<Duration>, EngineError> {
+    let mut logits = Vec::new();
+    let seq = whole.engine_mut().open()?;
+    let vocab = u64::from(whole.head().spec().vocab);
+    // Which tokens does not matter, but always the same one would be read from the cache.
+    let ids: Vec<u32> = (0..u64::from(depth) + u64::from(tokens))
+        .map(|i| (i * 7919 % vocab) as u32)
+        .collect();
+    let (before, timed) = ids.split_at(depth as usize);
+    whole.append(seq, before, &mut logits)?;
+    let mut times = Vec::new();
+    for repetition in 0..=repetitions {
+        whole.engine_mut().truncate(seq, depth)?;
         let begin = Instant::now();
         match test {
-            BenchTest::Prefill => self.whole.append(seq, timed, &mut self.logits)?,
+            BenchTest::Prefill => whole.append(seq, timed, &mut logits)?,
             BenchTest::Decode => {
                 for id in timed {
-                    self.whole.append(seq, &[*id], &mut self.logits)?;
+                    whole.append(seq, &[*id], &mut logits)?;
                 }
             }
         }
-        let time = begin.elapsed();
-        self.whole.engine_mut().close(seq);
-        Ok(time)
+        if repetition > 0 || repetitions == 0 {
+            times.push(begin.elapsed());
+        }
     }
+    whole.engine_mut().close(seq);
+    Ok(times)
+}
+
+/// Bytes that are read per pass: more than caches hold.
+const STREAM: usize = 1 << 30;
+/// Passes; the median counts.
+const PASSES: usize = 5;
+
+/// Bytes per second that each number of threads reads from memory.
+fn memory_bandwidth(threads: &[usize]) -> Vec<f64> {
+    let words = vec![1u64; STREAM / size_of::<u64>()];
+    let mut each = Vec::new();
+    for &threads in threads {
+        let pass = || {
+            let begin = Instant::now();
+            std::thread::scope(|scope| {
+                for part in words.chunks(words.len().div_ceil(threads.max(1))) {
+                    scope.spawn(|| {
+                        std::hint::black_box(part.iter().fold(0, |sum, word| sum ^ word))
+                    });
+                }
+            });
+            STREAM as f64 / begin.elapsed().as_secs_f64()
+        };
+        let passes: Vec<f64> = std::iter::repeat_with(pass).take(PASSES).collect();
+        each.push(median(&passes));
+    }
+    each
 }
 
 /// The middle of some samples, or the mean of the two in the middle; NaN of none.
@@ -277,7 +315,7 @@ mod tests {
         let path = hearthnet_testkit::TinyLlama::default().write(directory.path());
         let options = BenchOptions {
             threads: vec![1, 2],
-            prefill: 40,
+            prefill: vec![40],
             decode: 3,
             depths: vec![0, 50],
             repetitions: 3,
@@ -322,7 +360,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = hearthnet_testkit::TinyLlama::default().write(directory.path());
         let options = BenchOptions {
-            prefill: 257,
+            prefill: vec![257],
             ..BenchOptions::default()
         };
         let result = bench_engine(&path, &options, &mut |_| ());

@@ -5,6 +5,7 @@
 #![allow(clippy::expect_used, clippy::panic)]
 
 pub mod lab;
+mod shapes;
 mod tampered;
 mod tiny;
 mod vocabularies;
@@ -21,6 +22,7 @@ use hearthnet_model::gguf::TensorType;
 use hearthnet_model::pull::{PullOptions, pull};
 use hearthnet_model::{ModelFile, cache};
 
+pub use shapes::Shape;
 pub use tampered::{Passing, Tamper, Tampered, TamperedSource};
 pub use tiny::TinyLlama;
 pub use vocabularies::vocabularies;

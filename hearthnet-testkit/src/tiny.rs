@@ -233,10 +233,10 @@ fn byte_alphabet() -> [char; 256] {
 }
 
 /// SplitMix64 (Steele, Lea, Flood 2014): enough for weights, the same everywhere.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -245,7 +245,7 @@ impl Random {
     }
 
     /// Nearly normal, mean 0, variance 1: the sum of twelve uniform numbers, less six.
-    fn normal(&mut self) -> f32 {
+    pub(crate) fn normal(&mut self) -> f32 {
         let sum: f32 = (0..12)
             .map(|_| (self.next() >> 40) as f32 / (1u64 << 24) as f32)
             .sum();

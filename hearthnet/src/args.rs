@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use clap::builder::{PathBufValueParser, TypedValueParser as _};
 use clap::{ArgAction, Parser, Subcommand};
 use hearthnet_bus::NodeId;
+use hearthnet_model::kernels::Isa;
 use hearthnet_model::reference::expand_home;
 use hearthnet_model::{Digest, ModelRef};
 use hearthnet_orchestrator::link::HostAddr;
@@ -344,8 +345,8 @@ pub(crate) enum BenchCommand {
         #[arg(long, value_delimiter = ',', default_value = "1,2")]
         threads: Vec<usize>,
         /// Tokens of prompt.
-        #[arg(long, default_value_t = 512)]
-        prefill: u32,
+        #[arg(long, value_delimiter = ',', default_value = "512")]
+        prefill: Vec<u32>,
         /// Tokens to decode.
         #[arg(long, default_value_t = 64)]
         decode: u32,
@@ -355,6 +356,10 @@ pub(crate) enum BenchCommand {
         /// Times to measure; the median is printed.
         #[arg(long, default_value_t = 5)]
         repetitions: u32,
+        /// Instruction set of the kernels: avx512, avx2 or portable. Default: the best that this
+        /// machine has. Results are the same with each.
+        #[arg(long)]
+        isa: Option<Isa>,
         /// Print JSON.
         #[arg(long)]
         json: bool,

@@ -57,7 +57,13 @@ impl Head {
             packed = packed.saturating_add(packed_bytes(output)?);
         }
         let mut progress = |_, _| ();
-        let mut loader = Loader::new(file, packed, file.head_bytes(), &mut progress)?;
+        let mut loader = Loader::new(
+            file,
+            team.threads(),
+            packed,
+            file.head_bytes(),
+            &mut progress,
+        )?;
         Ok(Self {
             kernels,
             team,
@@ -78,6 +84,11 @@ impl Head {
     pub fn weight_bytes(&self) -> u64 {
         let output = self.output.as_ref().map_or(0, Packed::bytes);
         (self.embedding.bytes() + size_of_val(&self.norm[..]) + output) as u64
+    }
+
+    /// Bytes of weights that one row reads: the output matrix.
+    pub(super) fn token_bytes(&self) -> u64 {
+        self.output.as_ref().unwrap_or(&self.embedding).bytes() as u64
     }
 
     /// Replaces `out` by the embeddings of some tokens, one row of `width` values each, rounded

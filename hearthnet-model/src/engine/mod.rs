@@ -162,7 +162,7 @@ impl Engine {
         let weights = options
             .weights
             .unwrap_or_else(|| identity(file, layers.clone()));
-        let packed = Loader::layers(file, layers.clone(), progress)?;
+        let packed = Loader::layers(file, team.threads(), layers.clone(), progress)?;
         let geometry = Geometry {
             first_layer: layers.start,
             layers: packed.len(),
@@ -217,6 +217,15 @@ impl Engine {
     /// Memory that the weights take.
     pub fn weight_bytes(&self) -> u64 {
         self.weight_bytes
+    }
+
+    /// Bytes of weights that one row reads.
+    pub(super) fn token_bytes(&self) -> u64 {
+        let used = self.spec.experts.map_or(0, |experts| experts.used as usize);
+        self.layers
+            .iter()
+            .map(|layer| layer.token_bytes(used) as u64)
+            .sum()
     }
 
     /// Memory of the pages that sequences own. It grows and shrinks by pages of 32 positions.

@@ -179,14 +179,25 @@ impl Feed {
         match self {
             Self::Dense { ffn, down } => ffn.bytes() + down.bytes(),
             Self::Experts { router, experts } => {
-                let expert = |expert: &Expert| {
-                    let bias = expert.bias.iter().flat_map(|b| [&b.gate, &b.up, &b.down]);
-                    expert.ffn.bytes() + expert.down.bytes() + vectors(bias)
-                };
                 let router = router.matrix.bytes() + vectors(&router.bias);
-                router + experts.iter().map(expert).sum::<usize>()
+                router + experts.iter().map(Expert::bytes).sum::<usize>()
             }
         }
+    }
+
+    /// Of the experts that no row is sent to.
+    fn idle_bytes(&self, used: usize) -> usize {
+        match self {
+            Self::Dense { .. } => 0,
+            Self::Experts { experts, .. } => experts.iter().skip(used).map(Expert::bytes).sum(),
+        }
+    }
+}
+
+impl Expert {
+    fn bytes(&self) -> usize {
+        let bias = self.bias.iter().flat_map(|b| [&b.gate, &b.up, &b.down]);
+        self.ffn.bytes() + self.down.bytes() + vectors(bias)
     }
 }
 
@@ -211,12 +222,19 @@ impl Layer {
         let latent = self.latent.as_ref().map_or(0, Latent::bytes);
         vectors(own) + latent + qkv + self.attn_output.bytes() + self.feed.bytes()
     }
+
+    /// Bytes that one row reads, which goes through `used` of the experts.
+    pub(super) fn token_bytes(&self, used: usize) -> usize {
+        self.bytes() - self.feed.idle_bytes(used)
+    }
 }
 
 /// Reads tensors of a file into an arena of the right size, and lets the file's pages go.
 pub(super) struct Loader<'a> {
     file: &'a ModelFile,
     arena: Arena,
+    /// Repacks the panels of a matrix side by side.
+    pool: rayon::ThreadPool,
     done: u64,
     total: u64,
     progress: &'a mut dyn FnMut(u64, u64),
@@ -226,16 +244,21 @@ impl<'a> Loader<'a> {
     /// For matrices that come to `packed` bytes, read from `total` bytes of the file.
     pub(super) fn new(
         file: &'a ModelFile,
+        threads: usize,
         packed: usize,
         total: u64,
         progress: &'a mut dyn FnMut(u64, u64),
     ) -> Result<Self, LoadError> {
         let arena =
             Arena::with_capacity(packed).map_err(|_| LoadError::OutOfMemory { bytes: packed })?;
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+        let pool = pool.thread_name(|_| "load".to_owned()).build();
+        let pool = pool.map_err(|error| LoadError::Threads(std::io::Error::other(error)))?;
         progress(0, total);
         Ok(Self {
             file,
             arena,
+            pool,
             done: 0,
             total,
             progress,
@@ -245,6 +268,7 @@ impl<'a> Loader<'a> {
     /// The layers of a range that lies in the model.
     pub(super) fn layers(
         file: &'a ModelFile,
+        threads: usize,
         range: Range<u32>,
         progress: &'a mut dyn FnMut(u64, u64),
     ) -> Result<Vec<Layer>, LoadError> {
@@ -258,7 +282,7 @@ impl<'a> Loader<'a> {
             }
         }
         let total = range.clone().map(|layer| file.layer_bytes(layer)).sum();
-        let mut loader = Self::new(file, packed, total, progress)?;
+        let mut loader = Self::new(file, threads, packed, total, progress)?;
         range.map(|layer| loader.layer(layer)).collect()
     }
 
@@ -386,7 +410,8 @@ impl<'a> Loader<'a> {
         let whole = q.rows().is_multiple_of(LANES) && k.rows().is_multiple_of(LANES);
         let parts = if same && whole {
             let matrices = [matrix(q)?, matrix(k)?, matrix(v)?];
-            let packed = Packed::pack_stacked(&mut self.arena, &matrices);
+            let arena = &mut self.arena;
+            let packed = self.pool.install(|| Packed::pack_stacked(arena, &matrices));
             let packed = packed.map_err(|source| pack_error(q, source))?;
             views.iter().for_each(|view| self.step(view));
             vec![packed]
@@ -410,7 +435,10 @@ impl<'a> Loader<'a> {
                 up: self.matrix(up)?,
             });
         }
-        let both = Packed::pack_gate_up(&mut self.arena, &matrix(gate)?, &matrix(up)?)
+        let (arena, halves) = (&mut self.arena, (matrix(gate)?, matrix(up)?));
+        let both = self
+            .pool
+            .install(|| Packed::pack_gate_up(arena, &halves.0, &halves.1))
             .map_err(|source| pack_error(gate, source))?;
         self.step(gate);
         self.step(up);
@@ -419,7 +447,10 @@ impl<'a> Loader<'a> {
 
     /// A matrix by itself.
     pub(super) fn matrix(&mut self, view: &TensorView<'_>) -> Result<Packed, LoadError> {
-        let packed = Packed::pack(&mut self.arena, &matrix(view)?)
+        let (arena, matrix) = (&mut self.arena, matrix(view)?);
+        let packed = self
+            .pool
+            .install(|| Packed::pack(arena, &matrix))
             .map_err(|source| pack_error(view, source))?;
         self.step(view);
         Ok(packed)

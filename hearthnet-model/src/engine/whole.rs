@@ -51,6 +51,12 @@ impl Whole {
         self.engine.weight_bytes() + self.head.weight_bytes()
     }
 
+    /// Bytes of weights that a token reads on its way through: all but the embeddings of others,
+    /// and of a layer's experts those that it is sent to.
+    pub fn token_bytes(&self) -> u64 {
+        self.engine.token_bytes() + self.head.token_bytes()
+    }
+
     /// Appends tokens to a sequence, and replaces `logits` by those of the last one: `vocab`
     /// values, or none when there are no tokens.
     ///

@@ -255,9 +255,10 @@ impl Block {
                 let (_, rest) = block.split_at(block.len() - 20);
                 let (high, low) = rest.split_at(4);
                 nibbles(low, quants);
-                let high = u32::from_le_bytes([high[0], high[1], high[2], high[3]]);
-                for (j, quant) in quants[..BLOCK].iter_mut().enumerate() {
-                    *quant |= ((high >> j) as u8 & 1) << 4;
+                for (eight, bits) in quants.as_chunks_mut::<8>().0.iter_mut().zip(high) {
+                    for (j, quant) in eight.iter_mut().enumerate() {
+                        *quant |= (bits >> j & 1) << 4;
+                    }
                 }
             }
             T::Q8_0 => {
@@ -271,11 +272,15 @@ impl Block {
                 } else {
                     &block[32..96]
                 };
-                for (s, quants) in quants.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
-                    for (l, quant) in quants.iter_mut().enumerate() {
-                        *quant = pairs[BLOCK * (s / 4) + l] >> (2 * (s % 4)) & 3;
-                        if ty == T::Q3_K {
-                            *quant |= (block[l] >> s & 1) << 2;
+                let blocks = quants.as_chunks_mut::<BLOCK>().0.iter_mut();
+                for (s, quants) in blocks.enumerate() {
+                    let pairs = &pairs.as_chunks::<BLOCK>().0[s / 4];
+                    for (quant, pairs) in quants.iter_mut().zip(pairs) {
+                        *quant = pairs >> (2 * (s % 4)) & 3;
+                    }
+                    if ty == T::Q3_K {
+                        for (quant, bits) in quants.iter_mut().zip(block) {
+                            *quant |= (bits >> s & 1) << 2;
                         }
                     }
                 }
@@ -305,11 +310,13 @@ impl Block {
                 }
                 let low = &block[block.len() - 128..];
                 for (s, quants) in quants.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
-                    let low = &low[BLOCK * (s / 2)..][..BLOCK];
-                    for (l, (quant, low)) in quants.iter_mut().zip(low).enumerate() {
+                    let low = &low.as_chunks::<BLOCK>().0[s / 2];
+                    for (quant, low) in quants.iter_mut().zip(low) {
                         *quant = low >> (4 * (s % 2)) & 15;
-                        if ty == T::Q5_K {
-                            *quant |= (block[16 + l] >> s & 1) << 4;
+                    }
+                    if ty == T::Q5_K {
+                        for (quant, bits) in quants.iter_mut().zip(&block[16..]) {
+                            *quant |= (bits >> s & 1) << 4;
                         }
                     }
                 }
@@ -395,10 +402,15 @@ pub(crate) fn decode(ty: WeightType, bytes: &[u8], out: &mut Vec<f32>) {
 }
 
 /// Sixteen bytes of nibbles: value `j` low, value `j + 16` high.
+#[inline(always)]
 fn nibbles(from: &[u8], quants: &mut [u8]) {
-    let (low, high) = quants[..BLOCK].split_at_mut(BLOCK / 2);
-    for ((byte, low), high) in from.iter().zip(low).zip(high) {
-        (*low, *high) = (byte & 15, byte >> 4);
+    if let (Some(from), Some(quants)) = (
+        from.first_chunk::<{ BLOCK / 2 }>(),
+        quants.first_chunk_mut::<BLOCK>(),
+    ) {
+        for (j, byte) in from.iter().enumerate() {
+            (quants[j], quants[j + BLOCK / 2]) = (byte & 15, byte >> 4);
+        }
     }
 }
 

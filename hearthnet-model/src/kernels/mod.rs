@@ -168,6 +168,27 @@ impl Isa {
     }
 }
 
+/// A name of no instruction set that this CPU has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name:?} is not one of {}", Isa::available().iter().map(|isa| isa.name()).collect::<Vec<_>>().join(", "))]
+pub struct UnknownIsa {
+    name: String,
+}
+
+impl std::str::FromStr for Isa {
+    type Err = UnknownIsa;
+
+    /// Of those that this CPU has.
+    fn from_str(name: &str) -> Result<Self, UnknownIsa> {
+        let mut available = Self::available().into_iter();
+        available
+            .find(|isa| isa.name() == name)
+            .ok_or_else(|| UnknownIsa {
+                name: name.to_owned(),
+            })
+    }
+}
+
 impl std::fmt::Display for Isa {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.name())

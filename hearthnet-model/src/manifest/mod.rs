@@ -10,14 +10,17 @@ mod cache;
 mod digest;
 
 use std::ops::Range;
+use std::sync::mpsc;
+use std::thread;
 
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 pub use cache::{ChangedError, FileState, file_state, record_path};
 pub use digest::{Digest, ParseDigestError, WeightsId};
 
 use crate::families::Family;
-use crate::gguf::{TensorInfo, TensorType};
+use crate::gguf::{Gguf, TensorInfo, TensorType};
 use crate::model_file::ModelFile;
 use crate::spec::ModelSpec;
 
@@ -111,13 +114,16 @@ impl Manifest {
     /// [`ModelFile::manifest`] does the same but remembers the result beside the file.
     pub fn of(model: &ModelFile, progress: &mut dyn FnMut(u64, u64)) -> Self {
         let tensors: Vec<&TensorInfo> = model.gguf().tensors().iter().collect();
-        let mut hashing = Hashing::of(&tensors, progress);
-        let entries = tensors.iter().map(|info| TensorEntry {
-            name: info.name.clone(),
-            dtype: info.dtype,
-            dims: info.dims.clone(),
-            sha256: hashing.hash(model.gguf().data(info)),
-        });
+        let hashes = hashes(model.gguf(), &tensors, progress);
+        let entries = tensors
+            .iter()
+            .zip(hashes)
+            .map(|(info, sha256)| TensorEntry {
+                name: info.name.clone(),
+                dtype: info.dtype,
+                dims: info.dims.clone(),
+                sha256,
+            });
         let mut tensors: Vec<TensorEntry> = entries.collect();
         tensors.sort_by(|a, b| a.name.cmp(&b.name));
         Self {
@@ -259,20 +265,24 @@ impl Manifest {
             .chain(shared)
             .chain(layers.clone().flat_map(|layer| model.layer_tensors(layer)))
             .collect();
-        let mut hashing = Hashing::of(&tensors, progress);
-        for info in tensors {
-            let same = self.tensor(&info.name).is_some_and(|entry| {
-                entry.dtype == info.dtype
-                    && entry.dims == info.dims
-                    && entry.sha256 == hashing.hash(model.gguf().data(info))
-            });
-            if !same {
-                return Err(VerifyError::Tensor {
-                    name: info.name.clone(),
-                });
-            }
+        let other = |info: &TensorInfo| VerifyError::Tensor {
+            name: info.name.clone(),
+        };
+        // What is not even of that type and shape need not be read.
+        let listed = |info: &TensorInfo| {
+            let entry = self.tensor(&info.name);
+            entry.filter(|entry| entry.dtype == info.dtype && entry.dims == info.dims)
+        };
+        let wanted: Vec<Digest> = tensors
+            .iter()
+            .map(|info| listed(info).map(|e| e.sha256).ok_or_else(|| other(info)))
+            .collect::<Result<_, _>>()?;
+        let found = hashes(model.gguf(), &tensors, progress);
+        let mut each = tensors.iter().zip(wanted.iter().zip(&found));
+        match each.find(|(_, (wanted, found))| wanted != found) {
+            Some((info, _)) => Err(other(info)),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Whether names, types and shapes are those of the file; contents are not looked at.
@@ -285,33 +295,40 @@ impl Manifest {
     }
 }
 
-/// Hashes tensors and reports progress over all of them.
-struct Hashing<'a> {
-    done: u64,
-    total: u64,
-    progress: &'a mut dyn FnMut(u64, u64),
+/// Hashes tensors side by side, each as a whole, and lets the file's pages go. `progress` gets the
+/// bytes done and the bytes in all.
+fn hashes(gguf: &Gguf, tensors: &[&TensorInfo], progress: &mut dyn FnMut(u64, u64)) -> Vec<Digest> {
+    let total = tensors.iter().map(|info| info.bytes).sum();
+    let (read, reads) = mpsc::channel();
+    thread::scope(|scope| {
+        let hashing = scope.spawn(move || {
+            let each = tensors.par_iter();
+            each.map_with(read, |read, info| hash(gguf, info, read))
+                .collect()
+        });
+        let mut done = 0;
+        for bytes in reads {
+            done += bytes;
+            progress(done, total);
+        }
+        hashing
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
 }
 
-impl<'a> Hashing<'a> {
-    fn of(tensors: &[&TensorInfo], progress: &'a mut dyn FnMut(u64, u64)) -> Self {
-        Self {
-            done: 0,
-            total: tensors.iter().map(|info| info.bytes).sum(),
-            progress,
-        }
+/// Hashes a tensor and tells `read` of each piece's bytes.
+fn hash(gguf: &Gguf, info: &TensorInfo, read: &mpsc::Sender<u64>) -> Digest {
+    use sha2::Digest as _;
+    let mut hash = sha2::Sha256::new();
+    // Some milliseconds of work between reports.
+    for piece in gguf.data(info).chunks(4 << 20) {
+        hash.update(piece);
+        gguf.release(piece);
+        // Who listens listens to the end.
+        let _ = read.send(piece.len() as u64);
     }
-
-    fn hash(&mut self, data: &[u8]) -> Digest {
-        use sha2::Digest as _;
-        let mut hash = sha2::Sha256::new();
-        // Some milliseconds of work between reports.
-        for chunk in data.chunks(4 << 20) {
-            hash.update(chunk);
-            self.done += chunk.len() as u64;
-            (self.progress)(self.done, self.total);
-        }
-        Digest(hash.finalize().into())
-    }
+    Digest(hash.finalize().into())
 }
 
 /// Puts the keys of all maps into the order of their encodings' bytes. All keys are short texts,

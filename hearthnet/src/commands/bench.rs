@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_model::bench::{self, BenchTest, EngineBench, bench_engine};
+use hearthnet_model::kernels::Isa;
 use hearthnet_transport::bench::{BenchOptions, BenchReport, PURPOSE, run as measure, serve_echo};
 use hearthnet_transport::{Admission, CloseCode, Hello, Identity, Listener, PeerKey};
 
@@ -35,6 +36,7 @@ fn engine(command: BenchCommand, global: &Global, config: &Config) -> Result<(),
         decode,
         depth,
         repetitions,
+        isa,
         json,
     } = command
     else {
@@ -47,7 +49,7 @@ fn engine(command: BenchCommand, global: &Global, config: &Config) -> Result<(),
         decode,
         depths: depth,
         repetitions,
-        ..bench::BenchOptions::default()
+        isa: isa.unwrap_or_else(Isa::detect),
     };
     let report = bench_engine(&path, &options, &mut |what| note(what))
         .map_err(|e| Failure::new(Kind::BadRequest, e.to_string()).hint("see --help"))?;
@@ -72,19 +74,34 @@ fn engine_table(report: &EngineBench) -> String {
                 r.threads.to_string(),
                 r.depth.to_string(),
                 format!("{:.1}", r.tokens_per_second),
+                match r.test {
+                    BenchTest::Prefill => String::new(),
+                    BenchTest::Decode => rate(report.token_bytes as f64 * r.tokens_per_second),
+                },
             ]
         })
         .collect();
+    let bandwidth: Vec<String> = report.memory_bandwidth.iter().map(|b| rate(*b)).collect();
     format!(
-        "{}\n{} ({}, {} in memory)\n{}, {} cores, kernels: {}\n",
-        table(&["test", "threads", "depth", "tokens/s"], &rows),
+        "{}\n{} ({}, {} in memory, loaded in {:.1} s)\n{}, {} cores, kernels: {}; reads memory at {} GB/s\n",
+        table(
+            &["test", "threads", "depth", "tokens/s", "GB/s of weights"],
+            &rows
+        ),
         report.file.display(),
         report.weight_types.join(" "),
         bytes(report.weight_bytes),
+        report.load_seconds,
         report.cpu,
         report.cores,
         report.isa,
+        bandwidth.join(" and "),
     )
+}
+
+/// Bytes per second in GB/s.
+fn rate(bytes_per_second: f64) -> String {
+    format!("{:.1}", bytes_per_second / 1e9)
 }
 
 /// Serves one caller with an echo until standard input ends.
