@@ -27,7 +27,7 @@
 //!
 //! Counts, lengths, ids and references are checked, and every failure is a [`TokenizerError`].
 
-mod alphabet;
+pub(crate) mod alphabet;
 mod error;
 mod parts;
 mod pre;
