@@ -516,3 +516,106 @@ fn a_host_whose_terminal_is_closed_leaves_as_when_it_is_asked_to_and_nohup_keeps
     rustix::process::kill_process(process, Signal::TERM).expect("it runs");
     assert!(child.wait().expect("an end").success());
 }
+
+/// A tiny model of Hugging Face's kind, and the file that llama.cpp's converter makes of it.
+fn hugging_face(name: &str) -> (String, String) {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../hearthnet-model/tests/data");
+    let path = |part: String| data.join(part).to_str().expect("UTF-8").to_owned();
+    (
+        path(format!("hugging_face/{name}")),
+        path(format!("families/{name}.gguf")),
+    )
+}
+
+#[test]
+fn a_hugging_face_directory_is_a_model_wherever_one_is_named() {
+    let place = Place::new();
+    let (directory, converted) = hugging_face("mixtral");
+    let weights = |args: &[&str]| {
+        let output = place.run(&[&["model", "inspect", "--json"][..], args].concat());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let told: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        told["weights"].as_str().expect("an id").to_owned()
+    };
+    // It is the model that the converter makes of it, and quantised it is another one.
+    assert_eq!(weights(&[&directory]), weights(&[&converted]));
+    let quantised = weights(&[&directory, "--quantize", "q8_0"]);
+    assert_ne!(quantised, weights(&[&directory]));
+    let states = place.states();
+    let read = |(name, state): &&(String, String)| name.contains("/dir/") && state != "not here";
+    assert_eq!(states.iter().filter(read).count(), 2, "{states:?}");
+
+    // `import` writes the same file where it is wanted, and never over another.
+    let target = place.home.path().join("mixtral.gguf");
+    let out = target.to_str().expect("UTF-8");
+    let import = [
+        "model",
+        "import",
+        &directory,
+        "--quantize",
+        "q8_0",
+        "-o",
+        out,
+    ];
+    let imported = place.run(&import);
+    assert!(imported.status.success(), "{}", text(&imported.stderr));
+    assert_eq!(text(&imported.stdout).trim(), out);
+    assert_eq!(weights(&[out]), quantised);
+    fails(&place.run(&import), 2);
+    // `convert` gives the same.
+    let other = place.home.path().join("converted.gguf");
+    let other = other.to_str().expect("UTF-8");
+    let converted = place.run(&["model", "convert", &converted, "--to", "q8_0", "-o", other]);
+    assert!(converted.status.success(), "{}", text(&converted.stderr));
+    assert_eq!(weights(&[other]), quantised);
+
+    // A second time nothing is written.
+    let again = place.run(&["model", "import", &directory]);
+    assert!(again.status.success() && !text(&again.stderr).contains("reading"));
+    let line = text(&again.stdout).trim().to_owned();
+    assert!(
+        Path::new(&line).starts_with(place.models().join("dir")),
+        "{line}"
+    );
+    let removed = place.run(&["model", "rm", "--yes", &line]);
+    assert!(removed.status.success(), "{}", text(&removed.stderr));
+}
+
+#[test]
+fn what_is_wrong_with_a_directory_is_said_and_nothing_is_left() {
+    let place = Place::new();
+    let copy = place.home.path().join("broken");
+    fs::create_dir(&copy).expect("a directory");
+    let (directory, converted) = hugging_face("llama31");
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(Path::new(&directory).join(file), copy.join(file)).expect("a file");
+    }
+    let weights = copy.join("model.safetensors");
+    let bytes = fs::read(&weights).expect("a file");
+    fs::write(&weights, &bytes[..bytes.len() - 100]).expect("a file");
+    let broken = copy.to_str().expect("UTF-8");
+    let refused = place.run(&["model", "inspect", broken]);
+    fails(&refused, 8);
+    assert!(text(&refused.stderr).contains("cut off"));
+    let config = fs::read_to_string(copy.join("config.json")).expect("a file");
+    let config = config.replace("LlamaForCausalLM", "LlamaNineForCausalLM");
+    fs::write(copy.join("config.json"), config).expect("a file");
+    let refused = place.run(&["bench", "engine", "--model", broken]);
+    fails(&refused, 8);
+    assert!(text(&refused.stderr).contains("LlamaNineForCausalLM"));
+    fs::remove_file(copy.join("config.json")).expect("a file");
+    let refused = place.run(&["model", "import", broken]);
+    fails(&refused, 8);
+    assert!(text(&refused.stderr).contains("no config.json"));
+    assert!(!place.models().join("dir").is_dir());
+
+    // What is for directories is for nothing else.
+    fails(
+        &place.run(&["model", "inspect", &converted, "--quantize", "q8_0"]),
+        3,
+    );
+    fails(
+        &place.run(&["model", "inspect", &directory, "--quantize", "q9_0"]),
+        2,
+    );
+}

@@ -155,7 +155,7 @@ fn parts<'a>(info: &TensorInfo, data: &'a [u8]) -> impl Iterator<Item = &'a [u8]
 }
 
 /// The type that a tensor gets when the model is converted to `dtype`.
-fn stored_as(info: &TensorInfo, dtype: TensorType) -> TensorType {
+pub(crate) fn stored_as(info: &TensorInfo, dtype: TensorType) -> TensorType {
     use TensorType as T;
     let narrow = matches!(dtype, T::Q6_K | T::Q4_1 | T::Q4_K | T::Q4_0);
     let fits = |dtype: T| {
@@ -175,7 +175,7 @@ fn stored_as(info: &TensorInfo, dtype: TensorType) -> TensorType {
 }
 
 /// Value of `general.file_type` (`enum llama_ftype` of llama.cpp) for the type of most tensors.
-fn file_type(dtype: TensorType) -> u32 {
+pub(crate) fn file_type(dtype: TensorType) -> u32 {
     match dtype {
         TensorType::F32 => 0,
         TensorType::F16 => 1,
@@ -185,6 +185,7 @@ fn file_type(dtype: TensorType) -> u32 {
         // "Small": one type for all matrices of the blocks.
         TensorType::Q4_K => 14,
         TensorType::Q6_K => 18,
+        TensorType::BF16 => 32,
         // LLAMA_FTYPE_GUESSED
         _ => 1024,
     }

@@ -5,6 +5,7 @@ mod text;
 pub use text::{stop, template, tokenizer};
 
 use crate::gguf::{Gguf, Value};
+use crate::hugging_face;
 use crate::inspect::inspect;
 use crate::manifest::Manifest;
 use crate::model_file::ModelFile;
@@ -74,4 +75,16 @@ pub fn manifest(bytes: &[u8]) {
     if let Ok(manifest) = Manifest::decode(bytes) {
         assert_eq!(manifest.encode(), bytes);
     }
+}
+
+/// Reads bytes as the files of a Hugging Face directory whose form is their own: `config.json`, the
+/// header of its weights, the pieces of its vocabulary.
+///
+/// # Panics
+/// When a promise is broken.
+pub fn hugging_face(bytes: &[u8]) {
+    if let Err(error) = hugging_face::check_config(bytes) {
+        assert!(!error.to_string().contains(char::is_control));
+    }
+    assert!(hugging_face::check_binary(bytes));
 }

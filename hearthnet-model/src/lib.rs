@@ -12,6 +12,7 @@
 //! | what exactly it is, and the proof of a part of it | [`manifest`] |
 //! | what it is, for people | [`inspect`] |
 //! | weights in other types | [`convert`], [`quantize`] |
+//! | directories of Hugging Face as model files | [`hugging_face`] |
 //! | which models there are, how they are named, fetching them | [`catalogue`], [`reference`](mod@reference), [`pull`], [`cache`] |
 //! | **Text** | |
 //! | text to tokens and back | [`tokenizer`], [`detokenize`] |
@@ -50,6 +51,7 @@ pub mod families;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod gguf;
+pub mod hugging_face;
 pub mod inspect;
 pub mod kernels;
 pub mod manifest;

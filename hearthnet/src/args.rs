@@ -53,6 +53,9 @@ pub(crate) struct Global {
     /// Directory of this node's key [default: ~/.local/share/hearthnet].
     #[arg(long, global = true, value_name = "DIR", env = "HEARTHNET_DATA_DIR", value_parser = home_path())]
     pub(crate) data_dir: Option<PathBuf>,
+    /// Weight type for a model that is a Hugging Face directory, for example q8_0 [default: as it is].
+    #[arg(long, global = true, value_name = "TYPE")]
+    pub(crate) quantize: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -193,6 +196,18 @@ pub(crate) enum ModelCommand {
         /// Print JSON.
         #[arg(long)]
         json: bool,
+    },
+    /// Write a Hugging Face directory (config.json, safetensors, tokenizer) as a model file.
+    ///
+    /// Wherever a model is named, such a directory can be named, too: it is then read like this, once,
+    /// into the user's cache.
+    Import {
+        /// The directory.
+        #[arg(value_name = "DIR", value_parser = home_path())]
+        directory: PathBuf,
+        /// File to write, which must not exist yet [default: one in the user's cache].
+        #[arg(long, short, value_name = "FILE", value_parser = home_path())]
+        output: Option<PathBuf>,
     },
     /// Write a model file with another weight type.
     Convert {
@@ -438,11 +453,10 @@ pub(crate) enum ConfigCommand {
     },
 }
 
-const MODEL: &str =
-    "Catalogue id, path of a GGUF file, hf:OWNER/REPOSITORY/FILE.gguf, or an https address";
+const MODEL: &str = "Catalogue id, path of a GGUF file or a Hugging Face directory, hf:OWNER/REPOSITORY/FILE.gguf, or an https address";
 
 const MODEL_OR_DEFAULT: &str = "\
-Catalogue id, path of a GGUF file, hf:OWNER/REPOSITORY/FILE.gguf, or an https address [default: \
+Catalogue id, path of a GGUF file or a Hugging Face directory, hf:OWNER/REPOSITORY/FILE.gguf, or an https address [default: \
 model.default, else what the community serves, else smollm2-135m-instruct]";
 
 /// A path in which a leading `~/` is the home directory: shells leave it alone in `--option=~/x`,

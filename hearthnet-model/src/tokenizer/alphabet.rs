@@ -34,7 +34,7 @@ pub(super) fn char_of(byte: u8) -> char {
 }
 
 /// The byte that `c` stands for, `None` for a character outside the alphabet.
-pub(super) fn byte_of(c: char) -> Option<u8> {
+pub(crate) fn byte_of(c: char) -> Option<u8> {
     let code = u32::from(c);
     match code {
         0..0x100 => u8::try_from(code).ok().filter(|&byte| is_printable(byte)),

@@ -40,7 +40,7 @@
 //!
 //! Counts, lengths, ids and references are checked, and every failure is a [`TokenizerError`].
 
-mod alphabet;
+pub(crate) mod alphabet;
 mod byte_level;
 mod error;
 mod parts;

@@ -1,6 +1,7 @@
 //! `hearthnet model`: how models are named and found, the catalogue, pulling, looking into files,
 //! converting. What lies in the cache, and in which state, is in `store.rs`.
 
+mod import;
 mod store;
 
 use std::collections::BTreeMap;
@@ -66,6 +67,10 @@ pub(crate) fn run(command: ModelCommand, global: &Global) -> Result<(), Failure>
             } else {
                 print_bytes(format!("{inspection}").as_bytes())
             }
+        }
+        ModelCommand::Import { directory, output } => {
+            let path = import::run(global, &directory, output.as_deref())?;
+            print_bytes(format!("{}\n", path.display()).as_bytes())
         }
         ModelCommand::Convert { model, to, output } => {
             let resolved = resolve(global, &model)?;
@@ -160,6 +165,9 @@ fn here_or_known(catalogue: &Catalogue, models: &Path, weights: &str) -> Option<
 
 /// Finds a model on this machine.
 pub(crate) fn resolve(global: &Global, name: &ModelRef) -> Result<Resolved, Failure> {
+    if let Some(imported) = import::resolve(global, name)? {
+        return Ok(imported);
+    }
     let models = hearthnet_model::cache::models().map_err(host_failure)?;
     catalogue(global)?
         .resolve(name, &models)
@@ -168,6 +176,9 @@ pub(crate) fn resolve(global: &Global, name: &ModelRef) -> Result<Resolved, Fail
 
 /// The same, fetching it first when that is possible and this machine has it not.
 pub(crate) fn resolve_or_pull(global: &Global, name: &ModelRef) -> Result<Resolved, Failure> {
+    if let Some(imported) = import::resolve(global, name)? {
+        return Ok(imported);
+    }
     let catalogue = catalogue(global)?;
     let models = hearthnet_model::cache::models().map_err(host_failure)?;
     match catalogue.resolve(name, &models) {
@@ -315,16 +326,21 @@ fn cancel_on_interrupt() -> Result<Arc<AtomicBool>, Failure> {
     Ok(flag)
 }
 
-fn convert_file(source: &Path, to: &str, output: &Path) -> Result<(), Failure> {
+/// The weight type of that name, of those that can be written.
+fn weight_type(name: &str) -> Result<TensorType, Failure> {
     let known = TensorType::WRITABLE;
-    let dtype = known
+    known
         .into_iter()
-        .find(|dtype| dtype.name().to_lowercase() == to)
+        .find(|dtype| dtype.name().to_lowercase() == name)
         .ok_or_else(|| {
             let names = TensorType::names(known).to_lowercase();
-            Failure::new(Kind::Config, format!("there is no weight type {to:?}"))
+            Failure::new(Kind::Config, format!("there is no weight type {name:?}"))
                 .hint(format!("use one of {names}"))
-        })?;
+        })
+}
+
+fn convert_file(source: &Path, to: &str, output: &Path) -> Result<(), Failure> {
+    let dtype = weight_type(to)?;
     let file = open_file(source)?;
     let cancel = cancel_on_interrupt()?;
     let mut progress = Progress::new("converting");

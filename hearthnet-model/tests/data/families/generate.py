@@ -352,4 +352,5 @@ def main():
     path.write_text(json.dumps(known, indent=None, sort_keys=True).replace('}, "', '},\n"') + "\n")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -139,7 +139,7 @@ pub(super) fn list(catalogue: &Catalogue, json: bool) -> Result<(), Failure> {
 /// What was fetched without a catalogue.
 fn fetched(models: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
-    for folder in ["hf", "url"] {
+    for folder in ["hf", "url", "dir"] {
         files(&models.join(folder), DEPTH, &mut found);
     }
     found.sort();

@@ -1,0 +1,661 @@
+//! The classes of models that directories name, as data: what of `config.json` becomes which
+//! metadata, what it must say where only one value is computed, and how the tensors are called.
+//!
+//! A class is one constant, listed in [`ALL`]; the [family](crate::families) that it belongs to
+//! says the rest. Keys, names and what is done to the tensors are those of llama.cpp's converter
+//! (`conversion/`), defaults those of the classes in Hugging Face's `transformers`.
+
+/// A class of models.
+#[derive(Debug)]
+pub(super) struct Class {
+    /// The first of `architectures`.
+    pub(super) name: &'static str,
+    /// What `model_type` may be.
+    pub(super) model_types: &'static [&'static str],
+    /// The family: `general.architecture`.
+    pub(super) architecture: &'static str,
+    /// What becomes metadata.
+    pub(super) keys: &'static [&'static [Key]],
+    /// What must have a certain value.
+    pub(super) only: &'static [&'static [Only]],
+    /// What it may say without a say in what is computed, beside [`SILENT`].
+    pub(super) silent: &'static [&'static str],
+    /// Kinds of RoPE beside the default one.
+    pub(super) ropes: &'static [&'static str],
+    /// Names of a block's tensors: here, and in the directory behind `layers.N.`. The first that
+    /// fits counts; `{}` is the number of an expert.
+    pub(super) names: &'static [&'static [(&'static str, &'static str)]],
+    /// What may stand before the names of all tensors.
+    pub(super) prefixes: &'static [Prefix],
+    /// Beginnings of names of tensors that belong to other parts, such as a vision tower.
+    pub(super) others: &'static [&'static str],
+    /// `tie_word_embeddings` where it is not said.
+    pub(super) tied: bool,
+    /// Whether there is never an output matrix, even if the file has one.
+    pub(super) always_tied: bool,
+    /// Whether rows of queries and keys are brought into the order of interleaved RoPE.
+    pub(super) permuted: bool,
+    /// Whether norms are stored with 1 subtracted.
+    pub(super) norms_around_zero: bool,
+    /// Whether the vocabulary's size is written.
+    pub(super) vocab_size: bool,
+    /// What of a head is turned.
+    pub(super) rope_dims: RopeDims,
+    /// What is written of RoPE's base.
+    pub(super) rope_base: RopeBase,
+    /// Whether SentencePiece texts begin with a space.
+    pub(super) space_prefix: SpacePrefix,
+    /// Whether tokens that were added to a SentencePiece vocabulary are what they say, also those
+    /// of `tokenizer.json`.
+    pub(super) plain_added: bool,
+    /// Special tokens that are known by their texts where nothing names them.
+    pub(super) special: &'static [(&'static str, &'static str)],
+    /// Names of pre-tokenisers that this class has for those that work the same.
+    pub(super) pre: &'static [(&'static str, &'static str)],
+}
+
+/// Prefixes of tensor names: of embedding, last norm and blocks, and of the output matrix.
+#[derive(Debug)]
+pub(super) struct Prefix {
+    pub(super) model: &'static str,
+    pub(super) head: &'static str,
+}
+
+/// How `rope.dimension_count` is found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum RopeDims {
+    /// It is not written: all of a head.
+    Silent,
+    /// All of a head, written.
+    Head,
+    /// The width times `partial_rotary_factor`, over the heads.
+    OfWidth,
+    /// The head times `partial_rotary_factor`, which is a half where it is not said.
+    Half,
+}
+
+/// How `rope.freq_base` is written.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) enum RopeBase {
+    /// As it is; it must be said.
+    Said,
+    /// As it is, else this.
+    Or(f64),
+    /// Only where it is not 10,000, which is what files without it have.
+    Unusual,
+}
+
+/// Whether `tokenizer.ggml.add_space_prefix` is written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum SpacePrefix {
+    /// Not at all.
+    Silent,
+    /// As `add_prefix_space` of `tokenizer_config.json` says, where it does.
+    Said,
+    /// As false.
+    Never,
+}
+
+/// A key of `config.json` that becomes metadata of the family.
+#[derive(Debug)]
+pub(super) struct Key {
+    /// Its names; the first that is there counts.
+    pub(super) from: &'static [&'static str],
+    /// Metadata keys after the architecture's prefix.
+    pub(super) to: &'static [&'static str],
+    /// What it is, and what is written without it.
+    pub(super) kind: Kind,
+}
+
+/// The type of a [`Key`].
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kind {
+    /// An integer that must be said.
+    Integer,
+    /// An integer, else this.
+    IntegerOr(u32),
+    /// An integer, if it is said.
+    OptionalInteger,
+    /// A float that must be said.
+    Float,
+    /// A float, else this.
+    FloatOr(f64),
+    /// A float, if it is said.
+    OptionalFloat,
+}
+
+/// A key of `config.json` that must have one of these values.
+#[derive(Debug)]
+pub(super) struct Only {
+    pub(super) key: &'static str,
+    pub(super) values: &'static [Said],
+}
+
+/// A value of `config.json`.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) enum Said {
+    /// It is not there, or `null`.
+    Nothing,
+    Bool(bool),
+    Text(&'static str),
+    Number(f64),
+    /// A list without elements.
+    Empty,
+}
+
+const fn integer(from: &'static [&'static str], to: &'static [&'static str]) -> Key {
+    let kind = Kind::Integer;
+    Key { from, to, kind }
+}
+
+const fn optional(from: &'static [&'static str], to: &'static [&'static str]) -> Key {
+    let kind = Kind::OptionalInteger;
+    Key { from, to, kind }
+}
+
+const fn integer_or(from: &'static [&'static str], to: &'static [&'static str], or: u32) -> Key {
+    let kind = Kind::IntegerOr(or);
+    Key { from, to, kind }
+}
+
+const fn float(from: &'static [&'static str], to: &'static [&'static str]) -> Key {
+    let kind = Kind::Float;
+    Key { from, to, kind }
+}
+
+const fn optional_float(from: &'static [&'static str], to: &'static [&'static str]) -> Key {
+    let kind = Kind::OptionalFloat;
+    Key { from, to, kind }
+}
+
+const fn only(key: &'static str, values: &'static [Said]) -> Only {
+    Only { key, values }
+}
+
+const HEAD_DIM: &[&str] = &["attention.key_length", "attention.value_length"];
+
+/// The window of classes that have one only where `use_sliding_window` says so.
+const UNUSED_WINDOW: &[&str] = &["sliding_window"];
+
+/// Of every class.
+const SIZES: &[Key] = &[
+    integer(&["num_hidden_layers"], &["block_count"]),
+    integer(&["max_position_embeddings"], &["context_length"]),
+    integer(&["hidden_size"], &["embedding_length"]),
+    integer(&["intermediate_size"], &["feed_forward_length"]),
+    integer(&["num_attention_heads"], &["attention.head_count"]),
+    optional(&["num_key_value_heads"], &["attention.head_count_kv"]),
+    float(&["rms_norm_eps"], &["attention.layer_norm_rms_epsilon"]),
+];
+const HEADS: &[Key] = &[optional(&["head_dim"], HEAD_DIM)];
+const EXPERTS: &[Key] = &[
+    integer(&["num_local_experts", "num_experts"], &["expert_count"]),
+    integer(&["num_experts_per_tok"], &["expert_used_count"]),
+];
+const EXPERT_SIZE: &[Key] = &[integer(
+    &["moe_intermediate_size"],
+    &["expert_feed_forward_length"],
+)];
+const WINDOW: &[Key] = &[optional(&["sliding_window"], &["attention.sliding_window"])];
+
+const SILU: &[Only] = &[only("hidden_act", &[Said::Text("silu")])];
+const NO_BIAS: &[Only] = &[
+    only("attention_bias", &[Said::Nothing, Said::Bool(false)]),
+    only("mlp_bias", &[Said::Nothing, Said::Bool(false)]),
+];
+const GELU: &[Only] = &[
+    only("attention_bias", &[Said::Nothing, Said::Bool(false)]),
+    only(
+        "hidden_activation",
+        &[Said::Nothing, Said::Text("gelu_pytorch_tanh")],
+    ),
+    // An early name of the same; where both are there the other one counts.
+    only(
+        "hidden_act",
+        &[
+            Said::Nothing,
+            Said::Text("gelu_pytorch_tanh"),
+            Said::Text("gelu"),
+        ],
+    ),
+    only(
+        "use_bidirectional_attention",
+        &[Said::Nothing, Said::Bool(false)],
+    ),
+];
+const NO_WINDOW: &[Only] = &[only(
+    "use_sliding_window",
+    &[Said::Nothing, Said::Bool(false)],
+)];
+
+const ATTENTION: &[(&str, &str)] = &[
+    ("attn_norm.weight", "input_layernorm.weight"),
+    ("attn_q.weight", "self_attn.q_proj.weight"),
+    ("attn_q.bias", "self_attn.q_proj.bias"),
+    ("attn_k.weight", "self_attn.k_proj.weight"),
+    ("attn_k.bias", "self_attn.k_proj.bias"),
+    ("attn_v.weight", "self_attn.v_proj.weight"),
+    ("attn_v.bias", "self_attn.v_proj.bias"),
+    ("attn_qkv.weight", "self_attn.qkv_proj.weight"),
+    ("attn_q_norm.weight", "self_attn.q_norm.weight"),
+    ("attn_k_norm.weight", "self_attn.k_norm.weight"),
+    ("attn_output.weight", "self_attn.o_proj.weight"),
+];
+const FEED_FORWARD: &[(&str, &str)] = &[
+    ("ffn_norm.weight", "post_attention_layernorm.weight"),
+    ("ffn_gate.weight", "mlp.gate_proj.weight"),
+    ("ffn_up.weight", "mlp.up_proj.weight"),
+    ("ffn_down.weight", "mlp.down_proj.weight"),
+];
+const FUSED: &[(&str, &str)] = &[("ffn_up.weight", "mlp.gate_up_proj.weight")];
+const MIXTRAL: &[(&str, &str)] = &[
+    ("ffn_gate_inp.weight", "block_sparse_moe.gate.weight"),
+    (
+        "ffn_gate_exps.weight",
+        "block_sparse_moe.experts.{}.w1.weight",
+    ),
+    (
+        "ffn_up_exps.weight",
+        "block_sparse_moe.experts.{}.w3.weight",
+    ),
+    (
+        "ffn_down_exps.weight",
+        "block_sparse_moe.experts.{}.w2.weight",
+    ),
+];
+const MLP_EXPERTS: &[(&str, &str)] = &[
+    ("ffn_gate_inp.weight", "mlp.gate.weight"),
+    ("ffn_gate_exps.weight", "mlp.experts.{}.gate_proj.weight"),
+    ("ffn_up_exps.weight", "mlp.experts.{}.up_proj.weight"),
+    ("ffn_down_exps.weight", "mlp.experts.{}.down_proj.weight"),
+];
+const GEMMA_NORMS: &[(&str, &str)] = &[
+    (
+        "post_attention_norm.weight",
+        "post_attention_layernorm.weight",
+    ),
+    ("ffn_norm.weight", "pre_feedforward_layernorm.weight"),
+    ("post_ffw_norm.weight", "post_feedforward_layernorm.weight"),
+];
+const GLM_NORMS: &[(&str, &str)] = &[
+    (
+        "post_attention_norm.weight",
+        "post_self_attn_layernorm.weight",
+    ),
+    ("post_ffw_norm.weight", "post_mlp_layernorm.weight"),
+];
+
+/// Names that are neutral for every class: what stands in `config.json` without a say in what is
+/// computed.
+pub(super) const SILENT: &[&str] = &[
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "_commit_hash",
+    "_from_model_config",
+    "_name_or_path",
+    "attention_dropout",
+    "auto_map",
+    "bos_token_id",
+    "cache_implementation",
+    "dtype",
+    "embd_pdrop",
+    "eos_token_id",
+    "gradient_checkpointing",
+    "hidden_dropout",
+    "id2label",
+    "initializer_range",
+    "is_llama_config",
+    "keys_to_ignore_at_inference",
+    "label2id",
+    "max_window_layers",
+    "num_logits_to_keep",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "pad_token_id",
+    // How a multiplication was cut up in training; the sums are the same.
+    "pretraining_tp",
+    "resid_pdrop",
+    "return_dict",
+    "router_aux_loss_coef",
+    // Noise of training.
+    "router_jitter_noise",
+    "task_specific_params",
+    "tokenizer_class",
+    "torch_dtype",
+    "transformers.js_config",
+    "transformers_version",
+    "unk_token_id",
+    "unsloth_fixed",
+    "unsloth_version",
+    "use_cache",
+];
+
+/// What every class may say as long as it says nothing.
+pub(super) const NEUTRAL: &[Only] = &[
+    only("is_causal", &[Said::Nothing, Said::Bool(true)]),
+    only("rope_interleaved", &[Said::Nothing, Said::Bool(false)]),
+    only("use_mrope", &[Said::Nothing, Said::Bool(false)]),
+    only("is_encoder_decoder", &[Said::Nothing, Said::Bool(false)]),
+    only("add_cross_attention", &[Said::Nothing, Said::Bool(false)]),
+    only(
+        "chunk_size_feed_forward",
+        &[Said::Nothing, Said::Number(0.0)],
+    ),
+];
+
+impl Class {
+    /// What classes differ from: a Llama that is not permuted.
+    const BASE: Self = Self {
+        name: "",
+        model_types: &[],
+        architecture: "llama",
+        keys: &[SIZES, HEADS],
+        only: &[SILU, NO_BIAS, NO_WINDOW],
+        silent: &[],
+        ropes: &["linear", "yarn"],
+        names: &[ATTENTION, FEED_FORWARD],
+        prefixes: &[Prefix {
+            model: "model.",
+            head: "",
+        }],
+        others: &[],
+        tied: false,
+        always_tied: false,
+        permuted: false,
+        norms_around_zero: false,
+        vocab_size: false,
+        rope_dims: RopeDims::Silent,
+        rope_base: RopeBase::Said,
+        space_prefix: SpacePrefix::Silent,
+        plain_added: false,
+        special: &[],
+        pre: &[],
+    };
+
+    /// Classes that the converter treats as Llama.
+    const LLAMA: Self = Self {
+        name: "LlamaForCausalLM",
+        model_types: &["llama"],
+        ropes: &["linear", "yarn", "llama3"],
+        permuted: true,
+        vocab_size: true,
+        rope_dims: RopeDims::Head,
+        rope_base: RopeBase::Or(10_000.0),
+        space_prefix: SpacePrefix::Said,
+        ..Self::BASE
+    };
+}
+
+const MISTRAL: Class = Class {
+    name: "MistralForCausalLM",
+    model_types: &["mistral"],
+    // The converter leaves the window out, as llama.cpp does without it.
+    keys: &[SIZES, HEADS, WINDOW],
+    ..Class::LLAMA
+};
+
+const MIXTRAL_CLASS: Class = Class {
+    name: "MixtralForCausalLM",
+    model_types: &["mixtral"],
+    keys: &[SIZES, HEADS, WINDOW, EXPERTS],
+    names: &[ATTENTION, MIXTRAL, FEED_FORWARD],
+    rope_base: RopeBase::Said,
+    ..Class::LLAMA
+};
+
+const QWEN2: Class = Class {
+    name: "Qwen2ForCausalLM",
+    model_types: &["qwen2"],
+    architecture: "qwen2",
+    only: &[
+        SILU,
+        NO_WINDOW,
+        &[only("attention_bias", &[Said::Nothing, Said::Bool(true)])],
+    ],
+    silent: UNUSED_WINDOW,
+    ..Class::BASE
+};
+
+const QWEN3: Class = Class {
+    name: "Qwen3ForCausalLM",
+    model_types: &["qwen3"],
+    architecture: "qwen3",
+    silent: UNUSED_WINDOW,
+    ..Class::BASE
+};
+
+const QWEN3_MOE: Class = Class {
+    name: "Qwen3MoeForCausalLM",
+    model_types: &["qwen3_moe"],
+    architecture: "qwen3moe",
+    keys: &[SIZES, HEADS, EXPERTS, EXPERT_SIZE],
+    only: &[
+        SILU,
+        NO_BIAS,
+        NO_WINDOW,
+        &[
+            only("norm_topk_prob", &[Said::Bool(true)]),
+            only("decoder_sparse_step", &[Said::Nothing, Said::Number(1.0)]),
+            only("mlp_only_layers", &[Said::Nothing, Said::Empty]),
+        ],
+    ],
+    silent: UNUSED_WINDOW,
+    names: &[ATTENTION, MLP_EXPERTS, FEED_FORWARD],
+    ..Class::BASE
+};
+
+const OLMOE: Class = Class {
+    name: "OlmoeForCausalLM",
+    model_types: &["olmoe"],
+    architecture: "olmoe",
+    keys: &[SIZES, EXPERTS],
+    only: &[
+        SILU,
+        NO_BIAS,
+        &[
+            only("norm_topk_prob", &[Said::Nothing, Said::Bool(false)]),
+            only("clip_qkv", &[Said::Nothing]),
+        ],
+    ],
+    names: &[ATTENTION, MLP_EXPERTS, FEED_FORWARD],
+    pre: &[("gpt-2", "olmo")],
+    ..Class::BASE
+};
+
+const SMOLLM3: Class = Class {
+    name: "SmolLM3ForCausalLM",
+    model_types: &["smollm3"],
+    architecture: "smollm3",
+    silent: UNUSED_WINDOW,
+    ropes: &["linear", "yarn"],
+    tied: true,
+    rope_base: RopeBase::Said,
+    ..Class::LLAMA
+};
+
+const PHI3: Class = Class {
+    name: "Phi3ForCausalLM",
+    model_types: &["phi3"],
+    architecture: "phi3",
+    keys: &[
+        SIZES,
+        &[
+            integer_or(&["sliding_window"], &["attention.sliding_window"], 0),
+            integer_or(
+                &["original_max_position_embeddings"],
+                &["rope.scaling.original_context_length"],
+                4096,
+            ),
+        ],
+    ],
+    only: &[
+        SILU,
+        NO_BIAS,
+        &[
+            only("lm_head_bias", &[Said::Nothing, Said::Bool(false)]),
+            only("full_attn_mod", &[Said::Nothing, Said::Number(1.0)]),
+            only("interpolate_factor", &[Said::Nothing, Said::Number(1.0)]),
+        ],
+    ],
+    ropes: &["longrope", "su"],
+    names: &[ATTENTION, FUSED, FEED_FORWARD],
+    rope_dims: RopeDims::OfWidth,
+    rope_base: RopeBase::Or(10_000.0),
+    plain_added: true,
+    ..Class::BASE
+};
+
+const GEMMA2: Class = Class {
+    name: "Gemma2ForCausalLM",
+    model_types: &["gemma2"],
+    architecture: "gemma2",
+    keys: &[
+        SIZES,
+        &[
+            integer_or(&["head_dim"], HEAD_DIM, 256),
+            Key {
+                from: &["attn_logit_softcapping"],
+                to: &["attn_logit_softcapping"],
+                kind: Kind::FloatOr(50.0),
+            },
+            Key {
+                from: &["final_logit_softcapping"],
+                to: &["final_logit_softcapping"],
+                kind: Kind::FloatOr(30.0),
+            },
+            integer_or(&["sliding_window"], &["attention.sliding_window"], 4096),
+        ],
+    ],
+    only: &[GELU],
+    ropes: &[],
+    names: &[ATTENTION, GEMMA_NORMS, FEED_FORWARD],
+    tied: true,
+    always_tied: true,
+    norms_around_zero: true,
+    rope_base: RopeBase::Unusual,
+    space_prefix: SpacePrefix::Never,
+    ..Class::BASE
+};
+
+const GEMMA3: Class = Class {
+    name: "Gemma3ForCausalLM",
+    model_types: &["gemma3_text"],
+    architecture: "gemma3",
+    keys: &[&[
+        integer_or(&["num_hidden_layers"], &["block_count"], 26),
+        integer_or(&["max_position_embeddings"], &["context_length"], 131_072),
+        integer_or(&["hidden_size"], &["embedding_length"], 2304),
+        integer_or(&["intermediate_size"], &["feed_forward_length"], 9216),
+        integer_or(&["num_attention_heads"], &["attention.head_count"], 8),
+        integer_or(&["num_key_value_heads"], &["attention.head_count_kv"], 4),
+        integer_or(&["head_dim"], HEAD_DIM, 256),
+        integer_or(&["sliding_window"], &["attention.sliding_window"], 4096),
+        Key {
+            from: &["rms_norm_eps"],
+            to: &["attention.layer_norm_rms_epsilon"],
+            kind: Kind::FloatOr(1e-6),
+        },
+        optional_float(&["final_logit_softcapping"], &["final_logit_softcapping"]),
+    ]],
+    only: &[GELU, &[only("attn_logit_softcapping", &[Said::Nothing])]],
+    ropes: &["linear"],
+    rope_base: RopeBase::Or(1_000_000.0),
+    ..GEMMA2
+};
+
+/// With a vision tower, which is left out.
+const GEMMA3_VISION: Class = Class {
+    name: "Gemma3ForConditionalGeneration",
+    model_types: &["gemma3", "gemma3_text"],
+    silent: &[
+        "boi_token_id",
+        "boi_token_index",
+        "eoi_token_id",
+        "eoi_token_index",
+        "image_token_id",
+        "image_token_index",
+        "mm_tokens_per_image",
+        "vision_config",
+    ],
+    prefixes: &[
+        Prefix {
+            model: "language_model.model.",
+            head: "language_model.",
+        },
+        Prefix {
+            model: "model.language_model.",
+            head: "",
+        },
+    ],
+    others: &[
+        "vision_tower.",
+        "multi_modal_projector.",
+        "model.vision_tower.",
+        "model.multi_modal_projector.",
+    ],
+    ..GEMMA3
+};
+
+const GRANITE: Class = Class {
+    name: "GraniteForCausalLM",
+    model_types: &["granite"],
+    architecture: "granite",
+    keys: &[
+        SIZES,
+        &[
+            optional_float(&["attention_multiplier"], &["attention.scale"]),
+            optional_float(&["embedding_multiplier"], &["embedding_scale"]),
+            optional_float(&["residual_multiplier"], &["residual_scale"]),
+            optional_float(&["logits_scaling"], &["logit_scale"]),
+        ],
+    ],
+    // Heads are as wide as the residual stream divided by their number, whatever it says.
+    silent: &["head_dim"],
+    ropes: &["linear", "yarn"],
+    pre: &[("smollm", "refact")],
+    ..Class::LLAMA
+};
+
+const GLM4: Class = Class {
+    name: "Glm4ForCausalLM",
+    model_types: &["glm4"],
+    architecture: "glm4",
+    // Whether there are biases, the tensors say.
+    only: &[
+        SILU,
+        NO_WINDOW,
+        &[only(
+            "attention_bias",
+            &[Said::Nothing, Said::Bool(false), Said::Bool(true)],
+        )],
+    ],
+    names: &[ATTENTION, GLM_NORMS, FUSED, FEED_FORWARD],
+    rope_dims: RopeDims::Half,
+    special: &[
+        ("eos", "<|endoftext|>"),
+        ("eot", "<|user|>"),
+        ("unk", "<|endoftext|>"),
+        ("bos", "<|endoftext|>"),
+    ],
+    pre: &[("llama-bpe", "glm4"), ("dbrx", "chatglm-bpe")],
+    ..Class::BASE
+};
+
+/// Every class that is read.
+pub(super) const ALL: &[&Class] = &[
+    &Class::LLAMA,
+    &MISTRAL,
+    &MIXTRAL_CLASS,
+    &QWEN2,
+    &QWEN3,
+    &QWEN3_MOE,
+    &OLMOE,
+    &SMOLLM3,
+    &PHI3,
+    &GEMMA2,
+    &GEMMA3,
+    &GEMMA3_VISION,
+    &GRANITE,
+    &GLM4,
+];

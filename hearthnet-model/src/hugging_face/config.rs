@@ -1,0 +1,361 @@
+//! `config.json` as metadata of a model file.
+
+use serde_json::{Map, Value as Json};
+
+use super::classes::{ALL, Class, Key, Kind, NEUTRAL, Only, RopeBase, RopeDims, SILENT, Said};
+use super::error::ImportError;
+use super::rope::Rope;
+use crate::gguf::Value;
+use crate::gguf::writer::Writer;
+use crate::spec::{ModelSpec, Rotation};
+
+/// Keys that are read by code, not by a class's tables.
+const READ: &[&str] = &[
+    "_sliding_window_pattern",
+    "architectures",
+    "layer_types",
+    "model_type",
+    "no_rope_layer_interval",
+    "no_rope_layers",
+    "original_max_position_embeddings",
+    "partial_rotary_factor",
+    "query_pre_attn_scalar",
+    "rope_local_base_freq",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "sliding_window_pattern",
+    "text_config",
+    "tie_word_embeddings",
+    "vocab_size",
+];
+
+/// What `config.json` says, with the text's part of it on top.
+#[derive(Debug)]
+pub(super) struct Config {
+    values: Map<String, Json>,
+    pub(super) class: &'static Class,
+    pub(super) rope: Rope,
+}
+
+/// A value for a message: as JSON, on one line, shortened.
+pub(super) fn shown(value: &Json) -> String {
+    value.to_string().chars().take(80).collect()
+}
+
+/// A value that is neither missing nor `null`.
+pub(super) fn said<'a>(values: &'a Map<String, Json>, key: &str) -> Option<&'a Json> {
+    values.get(key).filter(|value| !value.is_null())
+}
+
+/// The error for a value.
+pub(super) fn bad(key: &str, value: &Json, reason: impl Into<String>) -> ImportError {
+    ImportError::Config {
+        key: key.to_owned(),
+        value: shown(value),
+        reason: reason.into(),
+    }
+}
+
+/// A finite number, if it is said.
+pub(super) fn number(values: &Map<String, Json>, key: &str) -> Result<Option<f64>, ImportError> {
+    let Some(value) = said(values, key) else {
+        return Ok(None);
+    };
+    match value.as_f64().filter(|n| n.is_finite()) {
+        Some(number) => Ok(Some(number)),
+        None => Err(bad(key, value, "must be a number")),
+    }
+}
+
+/// An integer from 0 to 2^32 - 1, if it is said.
+pub(super) fn integer(values: &Map<String, Json>, key: &str) -> Result<Option<u32>, ImportError> {
+    let Some(value) = said(values, key) else {
+        return Ok(None);
+    };
+    match value.as_u64().and_then(|n| u32::try_from(n).ok()) {
+        Some(number) => Ok(Some(number)),
+        None => Err(bad(key, value, "must be an integer from 0 to 4294967295")),
+    }
+}
+
+impl Only {
+    fn accepts(&self, value: Option<&Json>) -> bool {
+        self.values.iter().any(|accepted| match (accepted, value) {
+            (Said::Nothing, None) => true,
+            (Said::Bool(b), Some(value)) => value.as_bool() == Some(*b),
+            (Said::Text(text), Some(value)) => value.as_str() == Some(text),
+            (Said::Number(n), Some(value)) => value.as_f64() == Some(*n),
+            (Said::Empty, Some(value)) => value.as_array().is_some_and(Vec::is_empty),
+            _ => false,
+        })
+    }
+}
+
+impl Config {
+    /// Reads the text of `config.json` and checks everything that can be checked by itself.
+    pub(super) fn parse(text: &[u8]) -> Result<Self, ImportError> {
+        let mut values: Map<String, Json> =
+            serde_json::from_slice(text).map_err(|error| ImportError::Json {
+                file: "config.json".to_owned(),
+                reason: error.to_string(),
+            })?;
+        let class = class_of(&values)?;
+        if let Some(Json::Object(inner)) = values.remove("text_config") {
+            values.extend(inner.into_iter().filter(|(key, _)| key != "architectures"));
+        }
+        if let Some(value) = said(&values, "model_type")
+            && !value
+                .as_str()
+                .is_some_and(|t| class.model_types.contains(&t))
+        {
+            let reason = format!("a {} is {}", class.name, class.model_types.join(" or "));
+            return Err(bad("model_type", value, reason));
+        }
+        if let Some(how) = said(&values, "quantization_config") {
+            let method = how.get("quant_method").unwrap_or(how);
+            let method = shown(method);
+            return Err(ImportError::Quantised { method });
+        }
+        check_only(&values, class)?;
+        refuse_unknown(&values, class)?;
+        let rope = Rope::read(&values, class)?;
+        Ok(Self {
+            values,
+            class,
+            rope,
+        })
+    }
+
+    /// The number of embeddings.
+    pub(super) fn vocab(&self) -> Result<u32, ImportError> {
+        self.required("vocab_size")
+    }
+
+    /// Whether the output matrix is the embedding.
+    pub(super) fn tied(&self) -> Result<bool, ImportError> {
+        let key = "tie_word_embeddings";
+        match said(&self.values, key) {
+            None => Ok(self.class.tied),
+            Some(Json::Bool(tied)) => Ok(*tied),
+            Some(other) => Err(bad(key, other, "must be true or false")),
+        }
+    }
+
+    /// The ids of special tokens, such as `bos`.
+    pub(super) fn token_id(&self, kind: &str) -> Option<u32> {
+        let id = self.values.get(&format!("{kind}_token_id"))?.as_u64()?;
+        u32::try_from(id).ok()
+    }
+
+    fn required(&self, key: &str) -> Result<u32, ImportError> {
+        let missing = || ImportError::MissingKey {
+            key: key.to_owned(),
+        };
+        integer(&self.values, key)?.ok_or_else(missing)
+    }
+
+    fn integer_of(&self, key: &str) -> Result<Option<u32>, ImportError> {
+        let keys = self.class.keys.iter().flat_map(|group| group.iter());
+        let Some(key) = keys.into_iter().find(|k| k.to.contains(&key)) else {
+            return Ok(None);
+        };
+        match self.value(key)? {
+            Some(Value::U32(value)) => Ok(Some(value)),
+            _ => Ok(None),
+        }
+    }
+
+    /// The width of a head, as far as it is known.
+    pub(super) fn head_dim(&self) -> Result<u32, ImportError> {
+        if let Some(dim) = self.integer_of("attention.key_length")? {
+            return Ok(dim);
+        }
+        let width = self.integer_of("embedding_length")?.unwrap_or(0);
+        let heads = self.integer_of("attention.head_count")?.unwrap_or(0);
+        Ok(width.checked_div(heads).unwrap_or(0))
+    }
+
+    /// Writes the family's metadata.
+    pub(super) fn write(&self, writer: &mut Writer) -> Result<(), ImportError> {
+        let full = |key: &str| format!("{}.{key}", self.class.architecture);
+        writer.set(
+            "general.architecture",
+            Value::String(self.class.architecture),
+        )?;
+        for key in self.class.keys.iter().flat_map(|group| group.iter()) {
+            if let Some(value) = self.value(key)? {
+                key.to
+                    .iter()
+                    .try_for_each(|to| writer.set(&full(to), value))?;
+            }
+        }
+        if self.class.vocab_size {
+            writer.set(&full("vocab_size"), Value::U32(self.vocab()?))?;
+        }
+        let dims = self.rope_dims()?;
+        if let Some(dims) = dims {
+            writer.set(&full("rope.dimension_count"), Value::U32(dims))?;
+        }
+        let theta = match (self.class.rope_base, self.rope.theta) {
+            (RopeBase::Or(theta), None) => Some(theta),
+            (RopeBase::Unusual, Some(10_000.0)) => None,
+            (RopeBase::Said, None) => {
+                return Err(ImportError::MissingKey {
+                    key: "rope_theta".to_owned(),
+                });
+            }
+            (_, theta) => theta,
+        };
+        if let Some(theta) = theta {
+            writer.set(&full("rope.freq_base"), Value::F32(theta as f32))?;
+        }
+        for (key, value) in self.rope.metadata(self.context()?)? {
+            writer.set(&full(key), value)?;
+        }
+        Ok(())
+    }
+
+    /// Positions that the model was made for.
+    pub(super) fn context(&self) -> Result<u32, ImportError> {
+        Ok(self.integer_of("context_length")?.unwrap_or(0))
+    }
+
+    /// How many values of a head are turned, where that is written.
+    pub(super) fn rope_dims(&self) -> Result<Option<u32>, ImportError> {
+        let partial = self.rope.partial;
+        let head = self.head_dim()?;
+        let part = |of: u32, partial: f64| (f64::from(of) * partial) as u32;
+        Ok(match self.class.rope_dims {
+            RopeDims::Silent => None,
+            RopeDims::Head => Some(head),
+            RopeDims::Half => Some(part(head, partial.unwrap_or(0.5))),
+            RopeDims::OfWidth => {
+                let width = self.integer_of("embedding_length")?.unwrap_or(0);
+                let heads = self.integer_of("attention.head_count")?.unwrap_or(0);
+                let turned = part(width, partial.unwrap_or(1.0));
+                Some(turned.checked_div(heads).unwrap_or(0))
+            }
+        })
+    }
+
+    fn value(&self, key: &Key) -> Result<Option<Value<'static>>, ImportError> {
+        let first = key.from.first().copied().unwrap_or_default();
+        let name = key.from.iter().copied();
+        let name = name
+            .into_iter()
+            .find(|name| said(&self.values, name).is_some())
+            .unwrap_or(first);
+        let missing = || ImportError::MissingKey {
+            key: first.to_owned(),
+        };
+        let float = |number: f64| Value::F32(number as f32);
+        let is_null = self.values.get(name).is_some_and(Json::is_null);
+        Ok(match key.kind {
+            Kind::Integer => Some(Value::U32(
+                integer(&self.values, name)?.ok_or_else(missing)?,
+            )),
+            Kind::IntegerOr(or) => Some(Value::U32(integer(&self.values, name)?.unwrap_or(or))),
+            Kind::OptionalInteger => integer(&self.values, name)?.map(Value::U32),
+            Kind::Float => Some(float(number(&self.values, name)?.ok_or_else(missing)?)),
+            // `null` says that there is none.
+            Kind::FloatOr(_) if is_null => None,
+            Kind::FloatOr(or) => Some(float(number(&self.values, name)?.unwrap_or(or))),
+            Kind::OptionalFloat => number(&self.values, name)?
+                .filter(|number| *number != 0.0)
+                .map(float),
+        })
+    }
+
+    /// Compares what the file says of each layer with what the family makes of it.
+    pub(super) fn check_layers(&self, spec: &ModelSpec) -> Result<(), ImportError> {
+        let differs = "is not what models of this class are known to do";
+        let windows = |layer| match spec.window(layer) {
+            Some(_) => Json::from("sliding_attention"),
+            None => Json::from("full_attention"),
+        };
+        let turns = |layer| match spec.rotation(layer) {
+            Rotation::None => Json::from(0),
+            _ => Json::from(1),
+        };
+        let per_layer: [(&str, &dyn Fn(u32) -> Json); 2] =
+            [("layer_types", &windows), ("no_rope_layers", &turns)];
+        for (key, expected) in per_layer {
+            let Some(value) = said(&self.values, key) else {
+                continue;
+            };
+            let same = value.as_array().is_some_and(|list| {
+                list.len() == spec.layers as usize
+                    && list.iter().zip(0..).all(|(v, layer)| *v == expected(layer))
+            });
+            if !same {
+                return Err(bad(key, value, differs));
+            }
+        }
+        let global = spec.attention.window.and_then(|w| w.global_every);
+        let scalar = match spec.attention.scale {
+            Some(_) => spec.width.checked_div(spec.heads),
+            None => Some(spec.head_dim),
+        };
+        for (key, expected) in [
+            ("_sliding_window_pattern", global),
+            ("sliding_window_pattern", global),
+            ("no_rope_layer_interval", spec.rope.skip_every),
+            ("query_pre_attn_scalar", scalar),
+        ] {
+            if let Some(value) = said(&self.values, key)
+                && value.as_f64() != expected.map(f64::from)
+            {
+                return Err(bad(key, value, differs));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn class_of(values: &Map<String, Json>) -> Result<&'static Class, ImportError> {
+    let named = said(values, "architectures");
+    let first = named.and_then(|list| list.get(0));
+    let class = first
+        .and_then(Json::as_str)
+        .and_then(|name| ALL.iter().find(|class| class.name == name));
+    class.copied().ok_or_else(|| ImportError::Architecture {
+        found: named.map_or_else(|| "of no architecture".to_owned(), shown),
+        known: ALL.iter().map(|c| c.name).collect::<Vec<_>>().join(", "),
+    })
+}
+
+fn check_only(values: &Map<String, Json>, class: &Class) -> Result<(), ImportError> {
+    let rules = class.only.iter().flat_map(|group| group.iter());
+    for rule in rules.chain(NEUTRAL) {
+        let value = said(values, rule.key);
+        if !rule.accepts(value) {
+            let shown = value.cloned().unwrap_or_default();
+            let reason = format!("a {} is not computed so here", class.name);
+            return Err(bad(rule.key, &shown, reason));
+        }
+    }
+    Ok(())
+}
+
+/// What is neither read nor known to be without influence.
+fn refuse_unknown(values: &Map<String, Json>, class: &Class) -> Result<(), ImportError> {
+    let keys = class.keys.iter().flat_map(|group| group.iter());
+    let mut known: Vec<&str> = keys.flat_map(|key| key.from.iter().copied()).collect();
+    let rules = class.only.iter().flat_map(|group| group.iter());
+    known.extend(rules.chain(NEUTRAL).map(|rule| rule.key));
+    for list in [SILENT, READ, class.silent] {
+        known.extend(list);
+    }
+    match values
+        .iter()
+        .find(|(key, value)| !value.is_null() && !known.contains(&key.as_str()))
+    {
+        None => Ok(()),
+        Some((key, value)) => Err(bad(
+            &key.chars().take(60).collect::<String>(),
+            value,
+            "this key is not known here, and could change what the model computes",
+        )),
+    }
+}

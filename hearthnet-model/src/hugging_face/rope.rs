@@ -1,0 +1,368 @@
+//! What `config.json` says of RoPE, in both of the forms that it is said in.
+
+use serde_json::{Map, Value as Json};
+
+use super::classes::{Class, RopeDims};
+use super::config::{Config, bad, integer, number, said};
+use super::error::ImportError;
+use crate::families::{ROPE_FACTORS, ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT};
+use crate::gguf::Value;
+
+/// Most pairs of a head for which there are factors.
+const MAX_FACTORS: usize = 1 << 12;
+
+type Object = Map<String, Json>;
+
+/// RoPE as a directory describes it.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Rope {
+    /// Base of the frequencies.
+    pub(super) theta: Option<f64>,
+    /// The base in blocks with a sliding window.
+    pub(super) local_theta: Option<f64>,
+    /// The part of a head that is turned.
+    pub(super) partial: Option<f64>,
+    scaling: Scaling,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+enum Scaling {
+    None,
+    Linear {
+        factor: f64,
+    },
+    Llama3 {
+        factor: f64,
+        low: f64,
+        high: f64,
+        original: f64,
+    },
+    Long {
+        short: Vec<f64>,
+        long: Vec<f64>,
+        original: u32,
+    },
+    Yarn {
+        factor: f64,
+        original: u32,
+        /// Metadata keys that say more.
+        more: Vec<(&'static str, f64)>,
+    },
+}
+
+/// What a description of RoPE may say: all kinds, and each.
+const COMMON: &[&str] = &["partial_rotary_factor", "rope_theta", "rope_type", "type"];
+const YARN: &[(&str, &str)] = &[
+    ("extrapolation_factor", "rope.scaling.yarn_ext_factor"),
+    ("attention_factor", "rope.scaling.yarn_attn_factor"),
+    ("attn_factor", "rope.scaling.yarn_attn_factor"),
+    ("beta_fast", "rope.scaling.yarn_beta_fast"),
+    ("beta_slow", "rope.scaling.yarn_beta_slow"),
+];
+
+impl Rope {
+    pub(super) fn read(
+        values: &Map<String, Json>,
+        class: &'static Class,
+    ) -> Result<Self, ImportError> {
+        let object = |key: &str| match said(values, key) {
+            None => Ok(None),
+            Some(Json::Object(map)) => Ok(Some(map)),
+            Some(other) => Err(bad(key, other, "must be an object")),
+        };
+        let empty = Map::new();
+        let outer = match object("rope_parameters")? {
+            Some(map) => map,
+            None => object("rope_scaling")?.unwrap_or(&empty),
+        };
+        let (global, local) = parts(outer)?;
+        let or_outside = |key: &str| match number(global, key)? {
+            Some(value) => Ok(Some(value)),
+            None => number(values, key),
+        };
+        let original = match integer(global, ORIGINAL)? {
+            Some(original) => Some(original),
+            None => integer(values, ORIGINAL)?,
+        };
+        let local_theta = match local {
+            Some(local) => number(local, "rope_theta")?,
+            None => number(values, "rope_local_base_freq")?,
+        };
+        Ok(Self {
+            theta: or_outside("rope_theta")?,
+            local_theta,
+            partial: partial(or_outside("partial_rotary_factor")?, class)?,
+            scaling: scaling(global, class, original)?,
+        })
+    }
+
+    /// Metadata beside the base, after the architecture's prefix.
+    pub(super) fn metadata(
+        &self,
+        context: u32,
+    ) -> Result<Vec<(&'static str, Value<'static>)>, ImportError> {
+        let float = |number: f64| Value::F32(number as f32);
+        let kind = "rope.scaling.type";
+        let factor_key = "rope.scaling.factor";
+        let mut out = Vec::new();
+        if let Some(theta) = self.local_theta {
+            out.push(("rope.freq_base_swa", float(theta)));
+        }
+        match &self.scaling {
+            Scaling::None | Scaling::Llama3 { .. } => {}
+            Scaling::Linear { factor } => {
+                out.push((kind, Value::String("linear")));
+                out.push((factor_key, float(*factor)));
+            }
+            Scaling::Long { original, .. } => {
+                let factor = long_amplitude(context, *original);
+                out.push(("rope.scaling.attn_factor", float(factor)));
+            }
+            Scaling::Yarn {
+                factor,
+                original,
+                more,
+            } => {
+                out.push((kind, Value::String("yarn")));
+                out.push((factor_key, float(*factor)));
+                let key = "rope.scaling.original_context_length";
+                out.push((key, Value::U32(*original)));
+                out.extend(more.iter().map(|(key, value)| (*key, float(*value))));
+            }
+        }
+        Ok(out)
+    }
+
+    /// Tensors of factors: name and values.
+    pub(super) fn tensors(
+        &self,
+        config: &Config,
+    ) -> Result<Vec<(&'static str, Vec<f32>)>, ImportError> {
+        match &self.scaling {
+            Scaling::Llama3 {
+                factor,
+                low,
+                high,
+                original,
+            } => {
+                let dims = config.head_dim()?;
+                let theta = self.theta.unwrap_or(10_000.0);
+                let factors = llama3(dims, theta, [*factor, *low, *high, *original]);
+                Ok(vec![(ROPE_FACTORS, factors)])
+            }
+            Scaling::Long { short, long, .. } => {
+                let rounded = |list: &[f64]| list.iter().map(|&f| f as f32).collect();
+                Ok(vec![
+                    (ROPE_FACTORS_SHORT, rounded(short)),
+                    (ROPE_FACTORS_LONG, rounded(long)),
+                ])
+            }
+            Scaling::None | Scaling::Linear { .. } | Scaling::Yarn { .. } => Ok(Vec::new()),
+        }
+    }
+}
+
+const ORIGINAL: &str = "original_max_position_embeddings";
+
+/// Blocks without a window, and those with one, where they are told apart.
+fn parts(outer: &Object) -> Result<(&Object, Option<&Object>), ImportError> {
+    let (global, local) = ("full_attention", "sliding_attention");
+    let part = |key: &str| match outer.get(key) {
+        Some(Json::Object(map)) => Ok(map),
+        Some(other) => Err(bad(key, other, "must be an object")),
+        None => Err(ImportError::MissingKey {
+            key: format!("rope_parameters.{key}"),
+        }),
+    };
+    if !outer.contains_key(global) && !outer.contains_key(local) {
+        return Ok((outer, None));
+    }
+    let inner = part(local)?;
+    let plain = |key: &str, value: &Json| match key {
+        "rope_theta" => true,
+        _ => value.is_null() || value.as_str() == Some("default"),
+    };
+    match inner.iter().find(|(key, value)| !plain(key, value)) {
+        Some((key, value)) => Err(bad(
+            key,
+            value,
+            "RoPE in blocks with a window is not scaled here",
+        )),
+        None => Ok((part(global)?, Some(inner))),
+    }
+}
+
+/// The part of a head that is turned, where the class has one.
+fn partial(said: Option<f64>, class: &Class) -> Result<Option<f64>, ImportError> {
+    let has = matches!(class.rope_dims, RopeDims::OfWidth | RopeDims::Half);
+    match said {
+        Some(1.0) if !has => Ok(None),
+        Some(part) if !has || !(0.0..=1.0).contains(&part) => {
+            let reason = "a part of a head, from 0 to 1, where the class has it";
+            Err(bad("partial_rotary_factor", &Json::from(part), reason))
+        }
+        part => Ok(part),
+    }
+}
+
+fn scaling(
+    rope: &Map<String, Json>,
+    class: &'static Class,
+    original: Option<u32>,
+) -> Result<Scaling, ImportError> {
+    let named = said(rope, "rope_type").or_else(|| said(rope, "type"));
+    let kind = match named {
+        None => "default",
+        Some(value) => match value.as_str() {
+            Some(kind) if kind == "default" || class.ropes.contains(&kind) => kind,
+            _ => {
+                return Err(bad(
+                    "rope_type",
+                    value,
+                    "this kind of RoPE is not computed here",
+                ));
+            }
+        },
+    };
+    let required = |key: &str| {
+        let missing = || ImportError::MissingKey {
+            key: format!("rope_scaling.{key}"),
+        };
+        number(rope, key)?.ok_or_else(missing)
+    };
+    let needs_original = || {
+        original
+            .filter(|n| *n > 0)
+            .ok_or_else(|| ImportError::MissingKey {
+                key: ORIGINAL.to_owned(),
+            })
+    };
+    let mut known = vec![ORIGINAL];
+    let scaling = match kind {
+        "linear" => {
+            known.push("factor");
+            let factor = required("factor")?;
+            Scaling::Linear { factor }
+        }
+        "llama3" => {
+            known.extend(["factor", "low_freq_factor", "high_freq_factor"]);
+            Scaling::Llama3 {
+                factor: required("factor")?,
+                low: required("low_freq_factor")?,
+                high: required("high_freq_factor")?,
+                original: f64::from(needs_original()?),
+            }
+        }
+        "longrope" | "su" => {
+            known.extend(["short_factor", "long_factor"]);
+            Scaling::Long {
+                short: factors(rope, "short_factor")?,
+                long: factors(rope, "long_factor")?,
+                original: original.unwrap_or(4096),
+            }
+        }
+        "yarn" => {
+            known.push("factor");
+            known.extend(YARN.iter().map(|(key, _)| *key));
+            let mut more = Vec::new();
+            for (from, to) in YARN {
+                let taken = more.iter().any(|(key, _)| key == to);
+                if let Some(value) = number(rope, from)?.filter(|_| !taken) {
+                    more.push((*to, value));
+                }
+            }
+            Scaling::Yarn {
+                factor: required("factor")?,
+                original: needs_original()?,
+                more,
+            }
+        }
+        _ => Scaling::None,
+    };
+    let unknown = rope.iter().find(|(key, value)| {
+        let key = key.as_str();
+        !value.is_null() && !known.contains(&key) && !COMMON.contains(&key)
+    });
+    match unknown {
+        None => Ok(scaling),
+        Some((key, value)) => Err(bad(
+            &key.chars().take(60).collect::<String>(),
+            value,
+            format!("not known of RoPE of the kind {kind:?}"),
+        )),
+    }
+}
+
+fn factors(rope: &Map<String, Json>, key: &str) -> Result<Vec<f64>, ImportError> {
+    let value = said(rope, key).ok_or_else(|| ImportError::MissingKey {
+        key: format!("rope_scaling.{key}"),
+    })?;
+    let list = value.as_array().filter(|list| list.len() <= MAX_FACTORS);
+    let numbers = list.and_then(|list| {
+        let numbers = list.iter().map(|n| n.as_f64().filter(|n| n.is_finite()));
+        numbers.collect::<Option<Vec<f64>>>()
+    });
+    numbers.ok_or_else(|| bad(key, value, "must be a list of numbers, one for each pair"))
+}
+
+/// By what LongRoPE multiplies sines and cosines.
+fn long_amplitude(context: u32, original: u32) -> f64 {
+    let scale = f64::from(context) / f64::from(original.max(1));
+    match scale > 1.0 {
+        true => (1.0 + scale.ln() / f64::from(original).ln()).sqrt(),
+        false => 1.0,
+    }
+}
+
+/// By what Llama 3.1 divides the frequency of each pair: fast ones by nothing, slow ones by
+/// `factor`, those between by something between. In f32, as the converter computes it.
+fn llama3(dims: u32, theta: f64, [factor, low, high, original]: [f64; 4]) -> Vec<f32> {
+    let turn = 2.0 * std::f64::consts::PI;
+    let longest = (original / low) as f32;
+    let shortest = (original / high) as f32;
+    let of_pair = |pair: u32| {
+        let exponent = (2 * pair) as f32 / dims as f32;
+        let frequency = 1.0 / (theta.powf(f64::from(exponent)) as f32);
+        let wave = turn as f32 / frequency;
+        if wave < shortest {
+            1.0
+        } else if wave > longest {
+            factor as f32
+        } else {
+            let smooth = (original as f32 / wave - low as f32) / (high - low) as f32;
+            1.0 / ((1.0 - smooth) / factor as f32 + smooth)
+        }
+    };
+    (0..(dims / 2).min(MAX_FACTORS as u32))
+        .map(of_pair)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn llama_3s_factors_are_the_converters() {
+        // Of Llama 3.2 (64 wide) and 3.1 (128 wide), by the converter under torch 2.15.
+        let of_3_2: &[f32] = &[1.651_329_3, 3.292_262_8, 9.666_731];
+        let of_3_1: &[f32] = &[
+            1.207_483_9,
+            1.553_414_6,
+            2.026_313,
+            2.694_53,
+            3.684_253_2,
+            5.257_327,
+        ];
+        for (dims, factor, between) in [(64, 32.0, of_3_2), (128, 8.0, of_3_1)] {
+            let factors = llama3(dims, 500_000.0, [factor, 1.0, 4.0, 8192.0]);
+            let found: Vec<f32> = factors
+                .iter()
+                .copied()
+                .filter(|f| ![1.0, factor as f32].contains(f))
+                .collect();
+            assert_eq!(found, between);
+            assert_eq!(factors.len(), dims as usize / 2);
+        }
+    }
+}

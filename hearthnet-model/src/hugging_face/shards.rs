@@ -1,0 +1,270 @@
+//! The weights of a directory: one safetensors file, or several with an index.
+//!
+//! A safetensors file is the length of a header (u64), a header (JSON: type, shape and place of
+//! each tensor) and the tensors' data without gaps. What the header says is checked by the
+//! `safetensors` crate, and here against the file's length, before any of it is used; data is read
+//! where it is needed, a little at a time.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use safetensors::Dtype;
+use safetensors::tensor::Metadata;
+use serde::Deserialize;
+
+use super::error::ImportError;
+use crate::error::FileError;
+use crate::gguf::TensorType;
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+/// The largest known headers have some 100 bytes for each of 50,000 tensors.
+const MAX_HEADER_BYTES: u64 = 16 << 20;
+const MAX_INDEX_BYTES: u64 = 16 << 20;
+
+/// A tensor as it lies in a directory.
+#[derive(Clone, Debug)]
+pub(super) struct Stored {
+    /// Which of the files.
+    file: usize,
+    /// Where the data begins.
+    offset: u64,
+    /// How values are stored.
+    pub(super) dtype: Dtype,
+    /// Lengths, row length last.
+    pub(super) shape: Vec<u64>,
+}
+
+impl Stored {
+    /// The type, if it is one that is read.
+    pub(super) fn dtype(&self, tensor: &str) -> Result<TensorType, ImportError> {
+        match self.dtype {
+            Dtype::F32 => Ok(TensorType::F32),
+            Dtype::F16 => Ok(TensorType::F16),
+            Dtype::BF16 => Ok(TensorType::BF16),
+            other => Err(ImportError::Dtype {
+                tensor: tensor.to_owned(),
+                dtype: other.to_string(),
+            }),
+        }
+    }
+}
+
+/// All tensors of a directory.
+#[derive(Debug)]
+pub(super) struct Shards {
+    files: Vec<(PathBuf, File)>,
+    tensors: BTreeMap<String, Stored>,
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl Shards {
+    /// Opens the files of a directory and reads their headers.
+    pub(super) fn open(directory: &Path) -> Result<Self, ImportError> {
+        let index = directory.join(INDEX);
+        let single = directory.join(SINGLE);
+        let mut shards = Self {
+            files: Vec::new(),
+            tensors: BTreeMap::new(),
+        };
+        if index.is_file() {
+            let bytes = super::read(&index, MAX_INDEX_BYTES)?;
+            let index: Index =
+                serde_json::from_slice(&bytes).map_err(|e| ImportError::Index(e.to_string()))?;
+            shards.open_all(directory, &index.weight_map)?;
+        } else if single.is_file() {
+            let tensors = shards.add(directory, SINGLE)?;
+            shards.tensors = tensors.into_iter().collect();
+        } else {
+            return Err(ImportError::NoWeights(directory.to_owned()));
+        }
+        Ok(shards)
+    }
+
+    /// The files that hold weights, without opening them.
+    pub(super) fn names(directory: &Path) -> Result<Vec<String>, ImportError> {
+        let index = directory.join(INDEX);
+        if !index.is_file() {
+            return Ok(vec![SINGLE.to_owned()]);
+        }
+        let bytes = super::read(&index, MAX_INDEX_BYTES)?;
+        let index: Index =
+            serde_json::from_slice(&bytes).map_err(|e| ImportError::Index(e.to_string()))?;
+        let mut names: Vec<String> = index.weight_map.into_values().collect();
+        names.sort();
+        names.dedup();
+        Ok(names)
+    }
+
+    fn open_all(
+        &mut self,
+        directory: &Path,
+        map: &BTreeMap<String, String>,
+    ) -> Result<(), ImportError> {
+        let mut by_file: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for (tensor, file) in map {
+            by_file.entry(file).or_default().push(tensor);
+        }
+        for (file, named) in by_file {
+            // A name, not a path: the index must not lead out of its directory.
+            let plain = Path::new(file).file_name().is_some_and(|name| name == file);
+            if !plain {
+                let reason = format!("{file:?} is no name of a file of this directory");
+                return Err(ImportError::Index(reason));
+            }
+            let mut found = self.add(directory, file)?;
+            for tensor in named {
+                let Some(stored) = found.remove(tensor) else {
+                    let (tensor, file) = (tensor.to_owned(), file.to_owned());
+                    return Err(ImportError::NotInShard { tensor, file });
+                };
+                self.tensors.insert(tensor.to_owned(), stored);
+            }
+            if let Some((tensor, _)) = found.pop_first() {
+                let file = file.to_owned();
+                return Err(ImportError::NotInIndex { tensor, file });
+            }
+        }
+        Ok(())
+    }
+
+    fn add(
+        &mut self,
+        directory: &Path,
+        name: &str,
+    ) -> Result<BTreeMap<String, Stored>, ImportError> {
+        let path = directory.join(name);
+        let failed = |source: io::Error| match source.kind() {
+            io::ErrorKind::NotFound => ImportError::MissingShard {
+                file: name.to_owned(),
+            },
+            _ => FileError::new("read", &path, source).into(),
+        };
+        let mut file = File::open(&path).map_err(failed)?;
+        let bytes = file.metadata().map_err(failed)?.len();
+        let tensors = header(&mut file, bytes, name, self.files.len()).map_err(|e| match e {
+            HeaderError::Io(source) => failed(source),
+            HeaderError::Import(error) => error,
+        })?;
+        self.files.push((path, file));
+        Ok(tensors)
+    }
+
+    /// The tensor of that name.
+    pub(super) fn get(&self, name: &str) -> Option<&Stored> {
+        self.tensors.get(name)
+    }
+
+    /// Names of all tensors, in the order of their bytes.
+    pub(super) fn names_of_tensors(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// Fills `out` with a tensor's data from byte `from` on.
+    pub(super) fn read(
+        &self,
+        stored: &Stored,
+        from: u64,
+        out: &mut [u8],
+    ) -> Result<(), ImportError> {
+        let Some((path, file)) = self.files.get(stored.file) else {
+            return Ok(());
+        };
+        let mut file = file;
+        let at = SeekFrom::Start(stored.offset.saturating_add(from));
+        file.seek(at)
+            .and_then(|_| file.read_exact(out))
+            .map_err(|source| FileError::new("read", path, source).into())
+    }
+}
+
+enum HeaderError {
+    Io(io::Error),
+    Import(ImportError),
+}
+
+/// Reads and checks the header of a safetensors file of `bytes` bytes.
+fn header(
+    file: &mut impl Read,
+    bytes: u64,
+    name: &str,
+    index: usize,
+) -> Result<BTreeMap<String, Stored>, HeaderError> {
+    let fail = |error| Err(HeaderError::Import(error));
+    let named = || name.to_owned();
+    let mut length = [0; 8];
+    if bytes < 8 {
+        let (file, expected, found) = (named(), 8, bytes);
+        return fail(ImportError::Truncated {
+            file,
+            expected,
+            found,
+        });
+    }
+    file.read_exact(&mut length).map_err(HeaderError::Io)?;
+    let header = u64::from_le_bytes(length);
+    if header > (bytes - 8).min(MAX_HEADER_BYTES) {
+        let file = named();
+        return fail(ImportError::HeaderLength {
+            file,
+            header,
+            bytes,
+        });
+    }
+    // Not more than the file has.
+    let mut text = Vec::new();
+    file.take(header)
+        .read_to_end(&mut text)
+        .map_err(HeaderError::Io)?;
+    let unsound = |reason: String| {
+        let file = named();
+        HeaderError::Import(ImportError::Header { file, reason })
+    };
+    let metadata: Metadata =
+        serde_json::from_slice(&text).map_err(|error| unsound(error.to_string()))?;
+    let data = 8 + header;
+    let expected = data.saturating_add(metadata.data_len() as u64);
+    let (file, found) = (named(), bytes);
+    match expected.cmp(&found) {
+        std::cmp::Ordering::Greater => {
+            return fail(ImportError::Truncated {
+                file,
+                expected,
+                found,
+            });
+        }
+        std::cmp::Ordering::Less => {
+            return fail(ImportError::Trailing {
+                file,
+                expected,
+                found,
+            });
+        }
+        std::cmp::Ordering::Equal => {}
+    }
+    let tensors = metadata.tensors().into_iter().map(|(name, info)| {
+        let stored = Stored {
+            file: index,
+            offset: data + info.data_offsets.0 as u64,
+            dtype: info.dtype,
+            shape: info.shape.iter().map(|&n| n as u64).collect(),
+        };
+        (name, stored)
+    });
+    Ok(tensors.collect())
+}
+
+/// Reads bytes as a safetensors file's header, for the fuzzer: what is accepted lies in the file.
+pub(super) fn check(bytes: &[u8]) -> bool {
+    let len = bytes.len() as u64;
+    match header(&mut &*bytes, len, SINGLE, 0) {
+        Ok(tensors) => tensors.values().all(|stored| stored.offset <= len),
+        Err(_) => true,
+    }
+}

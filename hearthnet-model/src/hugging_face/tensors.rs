@@ -1,0 +1,439 @@
+//! The tensors of a model file, each as rows of those of a directory.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use half::f16;
+
+use super::classes::{Class, Prefix};
+use super::config::Config;
+use super::error::ImportError;
+use super::shards::{Shards, Stored};
+use crate::convert::stored_as;
+use crate::families::{EMBEDDING, Family, OUTPUT, OUTPUT_NORM, ROUTER};
+use crate::gguf::writer::{WriteError, Writer};
+use crate::gguf::{TensorInfo, TensorType};
+use crate::quantize;
+use crate::spec::{Dim, ModelSpec};
+
+/// How much of a tensor is read at a time.
+const PART_BYTES: usize = 1 << 20;
+
+/// A tensor to be written.
+#[derive(Debug)]
+pub(super) struct Planned {
+    pub(super) name: String,
+    pub(super) dims: Vec<u64>,
+    /// The type that the converter gives it.
+    pub(super) base: TensorType,
+    /// The type that it gets.
+    pub(super) dtype: TensorType,
+    source: Source,
+}
+
+#[derive(Debug)]
+enum Source {
+    /// Computed from the hyperparameters.
+    Values(Vec<f32>),
+    /// The rows of these tensors, one after the other.
+    Rows {
+        parts: Vec<(Stored, TensorType)>,
+        change: Change,
+    },
+}
+
+/// What is done to the rows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Change {
+    Nothing,
+    /// 1 is added to each value.
+    AddOne,
+    /// In each of so many heads the second half of the rows is put between the first.
+    Interleave {
+        heads: u32,
+    },
+}
+
+/// Finds the tensors of a directory.
+pub(super) struct Finder<'a> {
+    pub(super) shards: &'a Shards,
+    pub(super) class: &'static Class,
+    prefix: &'static Prefix,
+    used: BTreeSet<String>,
+}
+
+impl<'a> Finder<'a> {
+    pub(super) fn new(shards: &'a Shards, class: &'static Class) -> Result<Self, ImportError> {
+        let embedding = |prefix: &Prefix| format!("{}embed_tokens.weight", prefix.model);
+        let found = class
+            .prefixes
+            .iter()
+            .find(|prefix| shards.get(&embedding(prefix)).is_some());
+        let Some(prefix) = found else {
+            let tensor = class.prefixes.first().map(embedding).unwrap_or_default();
+            return Err(ImportError::MissingTensor { tensor });
+        };
+        Ok(Self {
+            shards,
+            class,
+            prefix,
+            used: BTreeSet::new(),
+        })
+    }
+
+    /// Whether the directory has this tensor of a model file.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.name_of(name, 0)
+            .is_some_and(|name| self.shards.get(&name).is_some())
+    }
+
+    /// Whether the model has an output matrix of its own.
+    pub(super) fn has_output(&self) -> bool {
+        !self.class.always_tied && self.has(OUTPUT)
+    }
+
+    /// What a tensor of a model file is called in the directory; of those of an expert, that one.
+    fn name_of(&self, name: &str, expert: u32) -> Option<String> {
+        let Prefix { model, head } = self.prefix;
+        match name {
+            EMBEDDING => return Some(format!("{model}embed_tokens.weight")),
+            OUTPUT_NORM => return Some(format!("{model}norm.weight")),
+            OUTPUT => return Some(format!("{head}lm_head.weight")),
+            _ => {}
+        }
+        let (layer, rule) = name.strip_prefix("blk.")?.split_once('.')?;
+        let mut names = self.class.names.iter().flat_map(|group| group.iter());
+        let (_, theirs) = names.find(|(ours, _)| *ours == rule)?;
+        let theirs = theirs.replace("{}", &expert.to_string());
+        Some(format!("{model}layers.{layer}.{theirs}"))
+    }
+
+    /// A tensor of this shape, row length first.
+    fn find(&mut self, name: &str, dims: &[u64]) -> Result<(Stored, TensorType), ImportError> {
+        let missing = || ImportError::MissingTensor {
+            tensor: name.to_owned(),
+        };
+        let stored = self.shards.get(name).ok_or_else(missing)?;
+        let dtype = stored.dtype(name)?;
+        let expected: Vec<u64> = dims.iter().rev().copied().collect();
+        if stored.shape != expected {
+            return Err(ImportError::Shape {
+                tensor: name.to_owned(),
+                expected,
+                found: stored.shape.clone(),
+            });
+        }
+        self.used.insert(name.to_owned());
+        Ok((stored.clone(), dtype))
+    }
+
+    /// Every tensor that the model has, in the order of [`Family::tensors`]. What the directory
+    /// has beyond them is an error.
+    pub(super) fn plan(
+        mut self,
+        family: &'static Family,
+        spec: &ModelSpec,
+        computed: &[(&'static str, Vec<f32>)],
+    ) -> Result<Vec<Planned>, ImportError> {
+        let mut planned = Vec::new();
+        // A hostile number of layers ends at the first that is not there.
+        for (name, dims) in family.tensors(spec) {
+            let lengths: Vec<u64> = dims.iter().map(|dim| dim.of(spec)).collect();
+            let values = computed.iter().find(|(computed, _)| *computed == name);
+            let source = match values {
+                Some((_, values)) if lengths == [values.len() as u64] => {
+                    Source::Values(values.clone())
+                }
+                Some((tensor, values)) => {
+                    return Err(ImportError::Shape {
+                        tensor: (*tensor).to_owned(),
+                        expected: lengths,
+                        found: vec![values.len() as u64],
+                    });
+                }
+                None => self.rows(&name, dims, &lengths, spec)?,
+            };
+            planned.push(Planned {
+                name,
+                dims: lengths,
+                base: TensorType::F32,
+                dtype: TensorType::F32,
+                source,
+            });
+        }
+        self.refuse_others()?;
+        let base = common_type(&planned);
+        for tensor in &mut planned {
+            if !is_kept_exact(tensor) {
+                tensor.base = base;
+            }
+            tensor.dtype = tensor.base;
+        }
+        Ok(planned)
+    }
+
+    fn rows(
+        &mut self,
+        name: &str,
+        dims: &[Dim],
+        lengths: &[u64],
+        spec: &ModelSpec,
+    ) -> Result<Source, ImportError> {
+        let unknown = || ImportError::MissingTensor {
+            tensor: name.to_owned(),
+        };
+        let (experts, lengths) = match (dims, lengths) {
+            (&[.., Dim::Experts], [row, rows, experts]) => {
+                (*experts as u32, [*row, *rows].to_vec())
+            }
+            _ => (1, lengths.to_vec()),
+        };
+        let mut parts = Vec::new();
+        for expert in 0..experts {
+            let theirs = self.name_of(name, expert).ok_or_else(unknown)?;
+            parts.push(self.find(&theirs, &lengths)?);
+        }
+        let heads = match name.rsplit_once(".attn_") {
+            Some((_, "q.weight" | "q.bias")) => spec.heads,
+            Some((_, "k.weight" | "k.bias")) => spec.kv_heads,
+            _ => 0,
+        };
+        let change = if self.class.permuted && heads > 0 {
+            Change::Interleave { heads }
+        } else if self.class.norms_around_zero && name.ends_with("norm.weight") {
+            Change::AddOne
+        } else {
+            Change::Nothing
+        };
+        Ok(Source::Rows { parts, change })
+    }
+
+    fn refuse_others(&self) -> Result<(), ImportError> {
+        let output = self.name_of(OUTPUT, 0).filter(|_| self.class.always_tied);
+        let belongs = |name: &str| {
+            self.used.contains(name)
+                || output.as_deref() == Some(name)
+                // Constants that old checkpoints have.
+                || name.ends_with(".rotary_emb.inv_freq")
+                || self.class.others.iter().any(|other| name.starts_with(other))
+        };
+        match self.shards.names_of_tensors().find(|name| !belongs(name)) {
+            None => Ok(()),
+            Some(name) => Err(ImportError::ForeignTensor {
+                tensor: name.to_owned(),
+                class: self.class.name,
+            }),
+        }
+    }
+
+    /// Checks that the output matrix is there unless it is the embedding, and is the embedding
+    /// where it is said to be.
+    pub(super) fn check_output(&self, config: &Config) -> Result<(), ImportError> {
+        let tensor = self.name_of(OUTPUT, 0).unwrap_or_default();
+        let embedding = self.name_of(EMBEDDING, 0).unwrap_or_default();
+        let tied = self.class.always_tied || config.tied()?;
+        match (tied, self.has_output()) {
+            (false, false) => Err(ImportError::MissingTensor { tensor }),
+            (true, true) if !self.same(&embedding, &tensor)? => {
+                Err(ImportError::NotTied { tensor })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether two tensors are the same to the byte.
+    fn same(&self, one: &str, other: &str) -> Result<bool, ImportError> {
+        let (Some(a), Some(b)) = (self.shards.get(one), self.shards.get(other)) else {
+            return Ok(false);
+        };
+        if (a.dtype, &a.shape) != (b.dtype, &b.shape) {
+            return Ok(false);
+        }
+        let len = bytes_of(a, a.dtype(one)?);
+        let (mut left, mut right) = (Vec::new(), Vec::new());
+        for from in (0..len).step_by(PART_BYTES) {
+            let part = (len - from).min(PART_BYTES as u64) as usize;
+            left.resize(part, 0);
+            right.resize(part, 0);
+            self.shards.read(a, from, &mut left)?;
+            self.shards.read(b, from, &mut right)?;
+            if left != right {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+fn bytes_of(stored: &Stored, dtype: TensorType) -> u64 {
+    let values: u64 = stored.shape.iter().product();
+    values.saturating_mul(u64::from(dtype.block_bytes()))
+}
+
+/// Vectors, and the scores of experts, which are small and decide much.
+fn is_kept_exact(tensor: &Planned) -> bool {
+    tensor.dims.len() == 1 || tensor.name.ends_with(ROUTER)
+}
+
+/// The type of all matrices; F32, which holds both others, where they differ.
+fn common_type(planned: &[Planned]) -> TensorType {
+    let matrices = planned.iter().filter(|tensor| !is_kept_exact(tensor));
+    let types: BTreeSet<TensorType> = matrices
+        .flat_map(|tensor| match &tensor.source {
+            Source::Values(_) => &[][..],
+            Source::Rows { parts, .. } => parts,
+        })
+        .map(|(_, dtype)| *dtype)
+        .collect();
+    match (types.first(), types.len()) {
+        (Some(only), 1) => *only,
+        _ => TensorType::F32,
+    }
+}
+
+impl Planned {
+    /// Has the tensor stored as `convert` to `dtype` would.
+    pub(super) fn quantize(&mut self, dtype: TensorType) {
+        let info = TensorInfo {
+            name: self.name.clone(),
+            dims: self.dims.clone(),
+            dtype: self.base,
+            offset: 0,
+            bytes: 0,
+        };
+        self.dtype = stored_as(&info, dtype);
+    }
+
+    /// Announces it.
+    pub(super) fn add_to(&self, writer: &mut Writer) -> Result<(), WriteError> {
+        writer.tensor(&self.name, &self.dims, self.dtype)
+    }
+
+    /// Bytes that are read for it.
+    pub(super) fn source_bytes(&self) -> u64 {
+        match &self.source {
+            Source::Values(_) => 0,
+            Source::Rows { parts, .. } => parts
+                .iter()
+                .map(|(stored, dtype)| bytes_of(stored, *dtype))
+                .sum(),
+        }
+    }
+
+    /// Writes its data, a part at a time.
+    pub(super) fn write(
+        &self,
+        shards: &Shards,
+        out: &mut dyn Write,
+        cancel: &AtomicBool,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), ImportError> {
+        let (parts, change) = match &self.source {
+            Source::Values(values) => {
+                let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+                out.write_all(&bytes).map_err(WriteError::Io)?;
+                return Ok(());
+            }
+            Source::Rows { parts, change } => (parts, *change),
+        };
+        let mut buffers = Buffers::default();
+        for (stored, dtype) in parts {
+            let (row, unit) = self.unit(*dtype, change);
+            let total = bytes_of(stored, *dtype);
+            let step = unit.saturating_mul((PART_BYTES / unit).max(1));
+            for from in (0..total).step_by(step) {
+                if cancel.load(Ordering::Relaxed) {
+                    return Err(ImportError::Cancelled);
+                }
+                let len = (total - from).min(step as u64) as usize;
+                buffers.read.resize(len, 0);
+                shards.read(stored, from, &mut buffers.read)?;
+                if let Change::Interleave { .. } = change {
+                    interleave(&buffers.read, unit, row, &mut buffers.ordered);
+                    std::mem::swap(&mut buffers.read, &mut buffers.ordered);
+                }
+                let bytes = self.stored(*dtype, change, &mut buffers)?;
+                out.write_all(bytes).map_err(WriteError::Io)?;
+                progress(len as u64);
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of a row as it is read, and of what is read as a whole: a row, or a head.
+    fn unit(&self, dtype: TensorType, change: Change) -> (usize, usize) {
+        let bytes = u64::from(dtype.block_bytes());
+        let row = match *self.dims.as_slice() {
+            // The values of a bias are rows of one.
+            [_] if matches!(change, Change::Interleave { .. }) => 1,
+            [first, ..] => first,
+            [] => 1,
+        };
+        let rows = match change {
+            Change::Interleave { heads } => {
+                let rows = match *self.dims.as_slice() {
+                    [rows] | [_, rows, ..] => rows,
+                    [] => 1,
+                };
+                rows / u64::from(heads.max(1))
+            }
+            _ => 1,
+        };
+        // The tensor's data lies in a file, and a head of it is far smaller than memory.
+        let row = row.saturating_mul(bytes) as usize;
+        (row.max(1), row.saturating_mul(rows as usize).max(1))
+    }
+
+    /// What was read, as it is stored.
+    fn stored<'b>(
+        &self,
+        dtype: TensorType,
+        change: Change,
+        buffers: &'b mut Buffers,
+    ) -> Result<&'b [u8], ImportError> {
+        if dtype == self.dtype && change != Change::AddOne {
+            return Ok(&buffers.read);
+        }
+        buffers.values.clear();
+        buffers.written.clear();
+        let failed = |source| ImportError::Quantize {
+            tensor: self.name.clone(),
+            dtype: self.dtype,
+            source,
+        };
+        quantize::decode(dtype, &buffers.read, &mut buffers.values).map_err(failed)?;
+        if change == Change::AddOne {
+            for value in &mut buffers.values {
+                *value += 1.0;
+                // The converter adds in the type that it reads, unless that is BF16.
+                if dtype == TensorType::F16 {
+                    *value = f16::from_f32(*value).to_f32();
+                }
+            }
+        }
+        quantize::encode(self.dtype, &buffers.values, &mut buffers.written).map_err(failed)?;
+        Ok(&buffers.written)
+    }
+}
+
+#[derive(Default)]
+struct Buffers {
+    read: Vec<u8>,
+    ordered: Vec<u8>,
+    values: Vec<f32>,
+    written: Vec<u8>,
+}
+
+/// The rows of each head of `head` bytes in the order of interleaved RoPE: row `i` of the first
+/// half, row `i` of the second, row `i + 1` of the first.
+fn interleave(bytes: &[u8], head: usize, row: usize, out: &mut Vec<u8>) {
+    out.clear();
+    for head in bytes.chunks(head) {
+        let (first, second) = head.split_at(head.len() / 2);
+        for (a, b) in first.chunks(row).zip(second.chunks(row)) {
+            out.extend_from_slice(a);
+            out.extend_from_slice(b);
+        }
+    }
+}

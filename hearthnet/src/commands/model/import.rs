@@ -1,0 +1,96 @@
+//! Hugging Face directories, wherever a model is named: each becomes a model file in the user's
+//! cache, once for each weight type.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use hearthnet_model::catalogue::Resolved;
+use hearthnet_model::hugging_face::{self, Directory, ImportError};
+use hearthnet_model::{ModelRef, TensorType};
+
+use super::{cancel_on_interrupt, host_failure, weight_type};
+use crate::args::Global;
+use crate::failure::{Failure, Kind};
+use crate::output::{Progress, note};
+
+/// The model file of what is named, if that is a directory.
+pub(super) fn resolve(global: &Global, name: &ModelRef) -> Result<Option<Resolved>, Failure> {
+    match name {
+        ModelRef::Path(path) if path.is_dir() => {
+            let path = cached(path, dtype(global)?)?;
+            let id = path.file_stem().unwrap_or_default();
+            let id = id.to_string_lossy().into_owned();
+            Ok(Some(Resolved { path, id }))
+        }
+        _ if global.quantize.is_some() => Err(Failure::new(
+            Kind::BadRequest,
+            format!("--quantize is for Hugging Face directories, {name} is none"),
+        )
+        .hint("`hearthnet model convert` writes a model file with another weight type")),
+        _ => Ok(None),
+    }
+}
+
+/// `hearthnet model import`: where the file lies.
+pub(super) fn run(
+    global: &Global,
+    directory: &Path,
+    output: Option<&Path>,
+) -> Result<PathBuf, Failure> {
+    let dtype = dtype(global)?;
+    let Some(output) = output else {
+        return cached(directory, dtype);
+    };
+    let fail = |error| failure(directory, error);
+    if output.exists() {
+        return Err(fail(ImportError::Exists(output.to_owned())));
+    }
+    let cancel = cancel_on_interrupt()?;
+    let model = Directory::open(directory).map_err(fail)?;
+    let mut progress = Progress::new("reading the directory");
+    let mut set = |done, total| progress.set(done, total);
+    let written = model.write(dtype, output, &cancel, &mut set);
+    drop(progress);
+    written.map_err(fail)?;
+    Ok(output.to_owned())
+}
+
+/// What `--quantize` asks for.
+fn dtype(global: &Global) -> Result<Option<TensorType>, Failure> {
+    global.quantize.as_deref().map(weight_type).transpose()
+}
+
+/// The file in the cache, made now if need be.
+fn cached(directory: &Path, dtype: Option<TensorType>) -> Result<PathBuf, Failure> {
+    let fail = |error| failure(directory, error);
+    let models = hearthnet_model::cache::models().map_err(host_failure)?;
+    let place = hugging_face::place(directory, dtype, &models).map_err(fail)?;
+    let cancel = match place.is_file() {
+        true => Arc::default(),
+        false => {
+            let shown = (directory.display(), place.display());
+            note(format!("reading {} into {}", shown.0, shown.1));
+            cancel_on_interrupt()?
+        }
+    };
+    let mut progress = Progress::new("reading the directory");
+    let mut set = |done, total| progress.set(done, total);
+    let imported = hugging_face::import(directory, dtype, &models, &cancel, &mut set);
+    drop(progress);
+    imported.map_err(fail)
+}
+
+fn failure(directory: &Path, error: ImportError) -> Failure {
+    let text = format!("{}: {error}", directory.display());
+    match error {
+        ImportError::Cancelled => {
+            Failure::new(Kind::Interrupted, "stopped; nothing is left behind")
+        }
+        ImportError::Exists(_) => Failure::new(Kind::Config, error.to_string())
+            .hint("name a file that does not exist yet"),
+        ImportError::File(error) => Failure::new(Kind::Host, error.to_string()),
+        ImportError::Write(_) => Failure::new(Kind::Host, text),
+        _ => Failure::new(Kind::Model, text)
+            .hint("a directory as `transformers` saves it is read: config.json, *.safetensors, tokenizer.json or tokenizer.model"),
+    }
+}
