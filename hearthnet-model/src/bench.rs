@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ModelError;
 use crate::engine::{EngineError, EngineOptions, LoadError, Whole};
-use crate::kernels::Isa;
+use crate::kernels::{Arena, Isa};
 use crate::manifest::WeightsId;
 use crate::model_file::ModelFile;
 
@@ -146,7 +146,7 @@ pub fn bench_engine(
         results: Vec::new(),
     };
     progress("reading memory");
-    bench.memory_bandwidth = memory_bandwidth(&options.threads);
+    bench.memory_bandwidth = memory_bandwidth(&options.threads)?;
     // The same for all engines, and for no snapshot: hashing is not what is measured.
     let weights = Some(WeightsId([0; 32]));
     for &threads in &options.threads {
@@ -233,8 +233,13 @@ const STREAM: usize = 1 << 30;
 const PASSES: usize = 5;
 
 /// Bytes per second that each number of threads reads from memory.
-fn memory_bandwidth(threads: &[usize]) -> Vec<f64> {
-    let words = vec![1u64; STREAM / size_of::<u64>()];
+fn memory_bandwidth(threads: &[usize]) -> Result<Vec<f64>, LoadError> {
+    // On huge pages, as weights are.
+    let memory = Arena::default().halves(STREAM / size_of::<u16>());
+    let mut memory = memory.map_err(|_| LoadError::OutOfMemory { bytes: STREAM })?;
+    // Memory that was never written is one page of zeros.
+    memory.fill(1);
+    let words: &[u64] = bytemuck::cast_slice(&memory);
     let mut each = Vec::new();
     for &threads in threads {
         let pass = || {
@@ -251,7 +256,7 @@ fn memory_bandwidth(threads: &[usize]) -> Vec<f64> {
         let passes: Vec<f64> = std::iter::repeat_with(pass).take(PASSES).collect();
         each.push(median(&passes));
     }
-    each
+    Ok(each)
 }
 
 /// The middle of some samples, or the mean of the two in the middle; NaN of none.

@@ -315,3 +315,23 @@ fn pool(dtype: TensorType, columns: u64, random: &mut Random) -> Vec<u8> {
     quantize::encode(dtype, &values, &mut bytes).expect("a type that can be written");
     bytes
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_have_as_many_parameters_as_the_published_models() {
+        let parameters = |name| {
+            let tensors = Shape::named(name).expect("a shape").tensors();
+            let each = tensors
+                .iter()
+                .filter(|(name, ..)| !name.starts_with("rope"));
+            each.map(|(_, dims, _)| dims.iter().product::<u64>())
+                .sum::<u64>()
+        };
+        assert_eq!(parameters("llama-3.2-3b"), 3_212_749_824);
+        assert_eq!(parameters("qwen2.5-7b"), 7_615_616_512);
+        assert_eq!(parameters("qwen3-30b-a3b"), 30_532_122_624);
+    }
+}

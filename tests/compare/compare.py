@@ -40,9 +40,12 @@ SHAPES = {
     "qwen3-30b-a3b": {"prefill": 1.3, "decode": 1.3},
 }
 # How llama.cpp is built so that it uses what HearthNet uses.
+AVX2 = ["-DGGML_NATIVE=OFF", "-DGGML_AVX2=ON", "-DGGML_FMA=ON", "-DGGML_F16C=ON", "-DGGML_BMI2=ON"]
 ISAS = {
     "native": ["-DGGML_NATIVE=ON"],
-    "avx2": ["-DGGML_NATIVE=OFF", "-DGGML_AVX2=ON", "-DGGML_FMA=ON", "-DGGML_F16C=ON", "-DGGML_BMI2=ON"],
+    "avx2": AVX2,
+    # Where a compiler takes the machine for one with more than its hypervisor lets through.
+    "avx512": [*AVX2, "-DGGML_AVX512=ON", "-DGGML_AVX512_VNNI=ON", "-DGGML_AVX512_VBMI=ON"],
 }
 
 
