@@ -12,7 +12,7 @@
 //! | what exactly it is, and the proof of a part of it | [`manifest`] |
 //! | what it is, for people | [`inspect`] |
 //! | weights in other types | [`convert`], [`quantize`] |
-//! | which models there are, how they are named, fetching them | [`catalogue`], [`reference`](mod@reference), [`pull`], [`cache`] |
+//! | which models there are, how they are named, fetching them | [`catalogue`], [`reference`](mod@reference), [`pull`], [`pins`], [`cache`] |
 //! | **Text** | |
 //! | text to tokens and back | [`tokenizer`], [`detokenize`] |
 //! | messages to a prompt | [`template`] |
@@ -54,6 +54,7 @@ pub mod inspect;
 pub mod kernels;
 pub mod manifest;
 pub mod model_file;
+pub mod pins;
 pub mod pull;
 pub mod quantize;
 pub mod reference;
