@@ -30,20 +30,31 @@ struct Place {
 
 impl Place {
     fn new() -> Self {
+        Self::with_pins(true)
+    }
+
+    /// The same; without pins nothing but its size says which file the model is.
+    fn with_pins(pinned: bool) -> Self {
         let home = Home::new();
         let bytes = TinyLlama::default().bytes();
         let gguf = Gguf::from_bytes(bytes.clone()).expect("a GGUF file");
         let file = ModelFile::from_gguf(gguf).expect("a model");
         let weights = Manifest::of(&file, &mut |_, _| {}).weights_id();
         let catalogue = home.path().join("models.toml");
+        let pins = match pinned {
+            true => format!(
+                "sha256 = \"{}\"\nweights = \"{weights}\"\n",
+                Digest::of(&bytes)
+            ),
+            false => String::new(),
+        };
         fs::write(
             &catalogue,
             format!(
-                "[models.tiny]\nname = \"Tiny\"\nlicense = \"MIT\"\nfile = \"tiny.gguf\"\nbytes = {}\n\
-                 sha256 = \"{}\"\nweights = \"{weights}\"\n\
+                "[models.tiny]\nname = \"Tiny\"\nlicense = \"Tiny Terms\"\n\
+                 terms = \"https://example.org/terms\"\nfile = \"tiny.gguf\"\nbytes = {}\n{pins}\
                  sources = [{{ kind = \"hf\", repository = \"o/r\", revision = \"main\", file = \"tiny.gguf\" }}]\n",
                 bytes.len(),
-                Digest::of(&bytes),
             ),
         )
         .expect("a catalogue");
@@ -618,4 +629,99 @@ fn what_is_wrong_with_a_directory_is_said_and_nothing_is_left() {
         &place.run(&["model", "inspect", &directory, "--quantize", "q9_0"]),
         2,
     );
+}
+
+#[test]
+fn a_model_that_the_catalogue_does_not_pin_must_stay_what_the_first_pull_brought() {
+    let place = Place::with_pins(false);
+    let digest = Digest::of(&place.bytes).to_string();
+    let (address, _) = hub(place.bytes.clone());
+    // In whatever case it is written, and the licence comes first.
+    let pulled = place.run_at(&address, &["model", "pull", "Tiny"]);
+    let said = text(&pulled.stderr);
+    assert!(pulled.status.success(), "{said}");
+    let licence = said.find("whoever uses the model accepts https://example.org/terms");
+    assert!(
+        licence.is_some() && licence < said.find("pulling Tiny"),
+        "{said}"
+    );
+    assert!(said.contains(&digest), "{said}");
+    let listed = |key: &str| {
+        let output = place.run(&["model", "list", "--json"]);
+        let rows: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        rows[0][key].clone()
+    };
+    assert_eq!(listed("sha256"), *digest);
+    assert_eq!(
+        (listed("pinned"), listed("state")),
+        ("first_pull".into(), "ok".into())
+    );
+    assert!(listed("weights").is_string() && listed("runs_here").is_boolean());
+
+    // Its pin outlives it: another file of the same size is refused, and both are named.
+    let removed = place.run(&["model", "rm", "tiny", "--yes"]);
+    assert!(removed.status.success(), "{}", text(&removed.stderr));
+    let mut other = place.bytes.clone();
+    let at = other.len() - 200;
+    other[at] ^= 1;
+    let (replaced, _) = hub(other.clone());
+    let refused = place.run_at(&replaced, &["model", "pull", "tiny"]);
+    fails(&refused, 8);
+    let said = text(&refused.stderr);
+    for part in [&digest, &Digest::of(&other).to_string(), "pins/tiny.toml"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert!(!place.file().exists());
+    let again = place.run_at(&address, &["model", "pull", "tiny"]);
+    assert!(again.status.success(), "{}", text(&again.stderr));
+
+    flip(&place.file());
+    for args in [
+        &["model", "verify", "tiny", "--json"][..],
+        &["model", "verify", "tiny", "--accept", "--json"],
+    ] {
+        let changed = place.run(args);
+        assert_fails(&changed, 8, "model_changed");
+        let said = text(&changed.stderr);
+        assert!(said.contains("the file that was pulled first"), "{said}");
+    }
+
+    // A pin that cannot be read is no reason to believe anything.
+    fs::write(place.models().join("pins/tiny.toml"), "").expect("a file");
+    fails(&place.run(&["model", "list"]), 9);
+}
+
+#[test]
+fn an_unknown_model_is_told_its_neighbours_and_a_closed_repository_what_it_wants() {
+    let place = Place::new();
+    let output = place.run(&["model", "inspect", "tinny"]);
+    fails(&output, 3);
+    assert!(
+        text(&output.stderr).contains("did you mean tiny"),
+        "{}",
+        text(&output.stderr)
+    );
+
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = format!("http://{}", listener.local_addr().expect("an address"));
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            let lines = BufReader::new(stream.try_clone().expect("a handle")).lines();
+            let asked = lines.map_while(Result::ok).take_while(|l| !l.is_empty());
+            asked.for_each(drop);
+            let _ = stream.write_all(
+                b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+            );
+        }
+    });
+    for name in ["tiny", "hf:o/r/tiny.gguf"] {
+        let output = place.run_at(&address, &["model", "pull", name]);
+        fails(&output, 8);
+        let said = text(&output.stderr);
+        assert!(
+            said.contains("HF_TOKEN") && said.contains("https://huggingface.co/o/r"),
+            "{said}"
+        );
+    }
 }

@@ -2,7 +2,8 @@
 //!
 //! `config/models.toml`, built into the program, explains the format; [`Catalogue::load`] reads
 //! another file of the same format. What arrives is checked against the size and SHA-256 that the
-//! catalogue pins, so no source has to be trusted.
+//! catalogue pins, so no source has to be trusted. What it does not pin, the first pull on a machine
+//! does: [`Catalogue::with_pins`] adds what earlier pulls have found out.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,11 +13,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::FileError;
 use crate::manifest::{Digest, WeightsId};
+use crate::pins::{Pin, PinError};
 use crate::reference::ModelRef;
 use crate::sampler::{SamplerConfig, SamplingChoice};
 
 /// The catalogue that is built into the program.
 const BUILT_IN: &str = include_str!("../../config/models.toml");
+
+/// How many ids are offered for one that is unknown.
+const NEAREST: usize = 3;
 
 /// Models by id.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
@@ -35,16 +40,27 @@ pub struct ModelEntry {
     pub id: String,
     /// What people call it.
     pub name: String,
-    /// SPDX identifier of the weights' licence.
+    /// The weights' licence: its SPDX identifier, or its name where it has none.
     pub license: String,
+    /// Address of a licence with conditions of its own, which whoever uses the model accepts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub terms: Option<String>,
     /// Name of the file in the cache, without directories.
     pub file: String,
     /// Size of the file in bytes.
     pub bytes: u64,
-    /// SHA-256 of the file.
-    pub sha256: Digest,
-    /// Identity of the weights in the file.
-    pub weights: WeightsId,
+    /// SHA-256 of the file, where it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sha256: Option<Digest>,
+    /// Identity of the weights in the file, where somebody has read it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights: Option<WeightsId>,
+    /// Who says what the file must be.
+    #[serde(skip_deserializing)]
+    pub pinned: Pinned,
+    /// What the model is, as far as one can know without its file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shape: Option<Shape>,
     /// For each layer the range of the [`magnitude`] of a row of the residual stream after it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boundary_magnitude: Option<Vec<Band>>,
@@ -53,6 +69,35 @@ pub struct ModelEntry {
     pub sampling: SamplingChoice,
     /// Where the file can be had, in the order of trying.
     pub sources: Vec<Source>,
+}
+
+/// Who says what the SHA-256 of a file must be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Pinned {
+    /// The catalogue.
+    Catalogue,
+    /// The first pull on this machine: see [`crate::pins`].
+    FirstPull,
+    /// Nobody yet.
+    #[default]
+    Never,
+}
+
+/// What a model is, for people and for plans: the file itself decides.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct Shape {
+    /// The family, by its architecture: see [`crate::families`].
+    pub family: String,
+    /// How many parameters it has, about.
+    pub parameters: u64,
+    /// How many layers.
+    pub layers: u32,
+    /// The longest context that it was made for, in tokens.
+    pub context: u32,
 }
 
 /// Where a file can be had.
@@ -132,6 +177,21 @@ impl From<Band> for [f32; 2] {
     }
 }
 
+impl Source {
+    /// Its address, of what is fetched over HTTP; `hub` is the base address of the hub.
+    pub fn address(&self, hub: &str) -> Option<String> {
+        match self {
+            Self::Hf {
+                repository,
+                revision,
+                file,
+            } => Some(on_hub(hub, repository, revision, file)),
+            Self::Url { url } => Some(url.clone()),
+            Self::Pypi { .. } | Self::File { .. } => None,
+        }
+    }
+}
+
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -145,6 +205,11 @@ impl fmt::Display for Source {
             Self::File { path } => write!(f, "file {path}"),
         }
     }
+}
+
+/// The address of a file on the hub.
+pub(crate) fn on_hub(hub: &str, repository: &str, revision: &str, file: &str) -> String {
+    format!("{hub}/{repository}/resolve/{revision}/{file}")
 }
 
 /// Why a text is no catalogue.
@@ -174,12 +239,12 @@ pub enum CatalogueError {
 #[non_exhaustive]
 pub enum ResolveError {
     /// Not in the catalogue.
-    #[error("there is no model {name:?}: use one of {known}, or the path of a .gguf file")]
+    #[error("there is no model {name:?}: did you mean {nearest}, or the path of a .gguf file?")]
     Unknown {
         /// What was asked for.
         name: String,
-        /// The ids in the catalogue.
-        known: String,
+        /// The ids in the catalogue that are most like it.
+        nearest: String,
     },
     /// The path of a file that is not there.
     #[error("there is no file {}", .0.display())]
@@ -238,6 +303,9 @@ impl Catalogue {
         let mut catalogue: Self = toml::from_str(text)?;
         for (id, entry) in &mut catalogue.models {
             entry.id.clone_from(id);
+            if entry.sha256.is_some() {
+                entry.pinned = Pinned::Catalogue;
+            }
             entry
                 .check()
                 .map_err(|(key, reason)| CatalogueError::Value {
@@ -249,19 +317,46 @@ impl Catalogue {
         Ok(catalogue)
     }
 
+    /// The same, knowing what earlier pulls into `models` have found out of files that the catalogue
+    /// does not pin, or not their weights.
+    ///
+    /// # Errors
+    /// When a pin is there and cannot be read: a file that nobody compares is not what it was.
+    pub fn with_pins(mut self, models: &Path) -> Result<Self, PinError> {
+        for entry in self.models.values_mut() {
+            // Weights without the file's own digest leave out tokenizer and template.
+            let complete = entry.sha256.is_some() && entry.weights.is_some();
+            let pin = match complete {
+                true => None,
+                false => Pin::read(models, &entry.id)?,
+            };
+            // A pin of a file that the catalogue no longer means says nothing.
+            if let Some(pin) = pin.filter(|pin| entry.sha256.is_none_or(|is| is == pin.sha256)) {
+                if entry.sha256.is_none() {
+                    entry.pinned = Pinned::FirstPull;
+                }
+                entry.sha256 = Some(pin.sha256);
+                entry.weights = entry.weights.or(Some(pin.weights));
+            }
+        }
+        Ok(self)
+    }
+
     /// All models, in the order of their ids.
     pub fn models(&self) -> impl Iterator<Item = &ModelEntry> {
         self.models.values()
     }
 
-    /// The model of that id.
+    /// The model of that id, in whatever case it is written.
     pub fn get(&self, id: &str) -> Option<&ModelEntry> {
-        self.models.get(id)
+        self.models.get(&id.to_ascii_lowercase())
     }
 
     /// The model with these weights, however its file is called.
     pub fn by_weights(&self, weights: WeightsId) -> Option<&ModelEntry> {
-        self.models.values().find(|entry| entry.weights == weights)
+        self.models
+            .values()
+            .find(|entry| entry.weights == Some(weights))
     }
 
     /// The model whose file this is: it lies where the catalogue puts it, and must be what the
@@ -276,15 +371,20 @@ impl Catalogue {
 
     /// The error for a name that is not in the catalogue.
     pub fn unknown(&self, name: &str) -> ResolveError {
-        let known = self
-            .models
-            .keys()
-            .map(String::as_str)
-            .collect::<Vec<_>>()
-            .join(", ");
+        let asked = name.to_ascii_lowercase();
+        let unlike = |id: &str| {
+            let alike = strsim::jaro_winkler(id, &asked);
+            // What begins as the name does, or has it in the middle, is meant more often than what
+            // has a similar length.
+            let part = !asked.is_empty() && id.contains(&asked);
+            (!part, (1e6 * (1.0 - alike)) as u32)
+        };
+        let mut ids: Vec<&str> = self.models.keys().map(String::as_str).collect();
+        ids.sort_by_cached_key(|id| unlike(id));
+        ids.truncate(NEAREST);
         ResolveError::Unknown {
             name: name.to_owned(),
-            known,
+            nearest: ids.join(", "),
         }
     }
 
@@ -361,6 +461,21 @@ impl ModelEntry {
         )?;
         ensure(self.file.ends_with(".gguf"), "file", "must end in .gguf")?;
         ensure(self.bytes > 0, "bytes", "must not be 0")?;
+        let https = |url: &str| {
+            let path = url.strip_prefix("https://").unwrap_or_default();
+            !path.is_empty() && path.bytes().all(|c| c.is_ascii_graphic())
+        };
+        ensure(
+            self.terms.as_deref().is_none_or(https),
+            "terms",
+            "must be an https address",
+        )?;
+        let shape = |shape: &Shape| shape.parameters > 0 && shape.layers > 0 && shape.context > 0;
+        ensure(
+            self.shape.as_ref().is_none_or(shape),
+            "shape",
+            "must not have zeros",
+        )?;
         ensure(!self.sources.is_empty(), "sources", "must not be empty")?;
         for source in &self.sources {
             match source {
@@ -468,8 +583,104 @@ mod tests {
                 "file ~/Downloads/SmolLM2-135M-Instruct.Q4_1.gguf",
             ]
         );
-        assert_eq!(catalogue.by_weights(entry.weights), Some(entry));
+        assert_eq!(catalogue.by_weights(entry.weights.unwrap()), Some(entry));
         assert_eq!(catalogue.by_weights(WeightsId([0; 32])), None);
+    }
+
+    #[test]
+    fn every_built_in_model_says_all_that_the_list_shows_and_is_pinned_to_one_commit() {
+        let catalogue = Catalogue::built_in().unwrap();
+        for entry in catalogue.models() {
+            let id = &entry.id;
+            let shape = entry.shape.as_ref().unwrap_or_else(|| panic!("{id}"));
+            let family = crate::families::ALL
+                .iter()
+                .find(|family| family.architecture == shape.family);
+            assert!(family.is_some(), "{id}: {}", shape.family);
+            // Between two bits and Q8_0 with its scales, and a vocabulary of larger types.
+            let bits = entry.bytes as f64 * 8.0 / shape.parameters as f64;
+            assert!((2.0..9.0).contains(&bits), "{id}: {bits} bits a parameter");
+            // In the column that the list has for them.
+            assert!(id.len() <= 21 && entry.license.len() <= 13, "{id}");
+            let open = ["Apache-2.0", "MIT"].contains(&entry.license.as_str());
+            assert_eq!(open, entry.terms.is_none(), "{id}");
+            assert_eq!(entry.pinned, Pinned::Catalogue, "{id}");
+            for source in &entry.sources {
+                if let Source::Hf { revision, file, .. } = source {
+                    let hex = revision.bytes().all(|c| b"0123456789abcdef".contains(&c));
+                    assert!(hex && revision.len() == 40, "{id}: {revision}");
+                    assert_eq!(file.rsplit('/').next(), Some(&*entry.file), "{id}");
+                    let named = format!("hf:{}", source.to_string().replacen("hf ", "", 1));
+                    assert!(named.parse::<ModelRef>().is_ok(), "{named}");
+                }
+            }
+            let again = |other: &&ModelEntry| other.sha256 == entry.sha256;
+            assert_eq!(catalogue.models().filter(again).count(), 1, "{id}");
+        }
+    }
+
+    #[test]
+    fn an_id_is_found_in_any_case_and_an_unknown_one_is_told_its_neighbours() {
+        let catalogue = Catalogue::built_in().unwrap();
+        let entry = catalogue.get("Qwen2.5-7B-Instruct").unwrap();
+        assert_eq!(entry.id, "qwen2.5-7b-instruct");
+        for (asked, first) in [
+            ("qwen2.5-7b-instuct", "qwen2.5-7b-instruct"),
+            ("Qwen3-8", "qwen3-8b"),
+            ("oss", "gpt-oss-20b"),
+            ("phi4-mini", "phi-4-mini-instruct"),
+        ] {
+            let ResolveError::Unknown { nearest, .. } = catalogue.unknown(asked) else {
+                panic!("{asked}");
+            };
+            assert_eq!(
+                nearest.split(", ").next(),
+                Some(first),
+                "{asked}: {nearest}"
+            );
+            assert_eq!(nearest.split(", ").count(), NEAREST);
+        }
+    }
+
+    #[test]
+    fn what_the_catalogue_leaves_open_the_first_pull_has_pinned_and_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let models = directory.path();
+        let pin = Pin {
+            sha256: Digest([7; 32]),
+            weights: WeightsId([8; 32]),
+        };
+        let without = |keys: &[&str]| -> String {
+            let kept = |line: &&str| !keys.iter().any(|key| line.trim().starts_with(key));
+            ENTRY.lines().filter(kept).collect::<Vec<_>>().join("\n")
+        };
+        let entry = |text: &str| {
+            let catalogue = Catalogue::parse(text).unwrap().with_pins(models).unwrap();
+            catalogue.get("m").unwrap().clone()
+        };
+        let open = without(&["sha256", "weights"]);
+        assert_eq!(entry(&open).pinned, Pinned::Never);
+        pin.write(models, "m").unwrap();
+        let pinned = entry(&open);
+        assert_eq!(pinned.pinned, Pinned::FirstPull);
+        assert_eq!(
+            (pinned.sha256, pinned.weights),
+            (Some(pin.sha256), Some(pin.weights))
+        );
+        // The catalogue has the last word, and a pin of another file says nothing of this one's.
+        let own = entry(ENTRY);
+        assert_eq!(
+            (own.pinned, own.sha256),
+            (Pinned::Catalogue, Some(Digest([0; 32])))
+        );
+        let other = entry(&without(&["weights"]));
+        assert_eq!((other.sha256, other.weights), (Some(Digest([0; 32])), None));
+        std::fs::write(models.join("pins/m.toml"), "sha256 = 1").unwrap();
+        let damaged = Catalogue::parse(&open).unwrap().with_pins(models);
+        assert!(
+            matches!(damaged, Err(PinError::Damaged { .. })),
+            "{damaged:?}"
+        );
     }
 
     #[test]
@@ -518,6 +729,7 @@ mod tests {
             ("kind = \"file\"", "kind = \"ftp\""),
             ("[models.m]", "version = 1\n[models.m]"),
             ("bytes = 10", ""),
+            ("bytes = 10", "bytes = 10\npinned = \"catalogue\""),
             ("sha256 = \"00", "sha256 = \"0x"),
         ] {
             let text = ENTRY.replace(from, to);
@@ -548,6 +760,13 @@ mod tests {
             ("m.gguf\"\n", ".gguf\"\n".to_owned()),
             ("m.gguf\"\n", "m.bin\"\n".to_owned()),
             ("bytes = 10", "bytes = 0".to_owned()),
+            ("bytes = 10", "bytes = 10\nterms = \"http://a/b\"".to_owned()),
+            ("bytes = 10", "bytes = 10\nterms = \"https://a/\\u001b\"".to_owned()),
+            (
+                "bytes = 10",
+                "bytes = 10\nshape = { family = \"llama\", parameters = 1, layers = 0, context = 1 }"
+                    .to_owned(),
+            ),
             ("[models.m]", "[models.\"../m\"]".to_owned()),
             ("[models.m]", "[models.M]".to_owned()),
             ("[models.m]", "[models.\"\"]".to_owned()),
@@ -590,7 +809,7 @@ mod tests {
         assert!(matches!(resolve("m"), Err(ResolveError::NotPulled { .. })));
         let unknown = resolve("n").unwrap_err().to_string();
         assert!(
-            unknown.contains("\"n\"") && unknown.contains("one of m"),
+            unknown.contains("\"n\"") && unknown.contains("mean m,"),
             "{unknown}"
         );
 

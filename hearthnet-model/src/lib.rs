@@ -13,7 +13,7 @@
 //! | what it is, for people | [`inspect`] |
 //! | weights in other types | [`convert`], [`quantize`] |
 //! | directories of Hugging Face as model files | [`hugging_face`] |
-//! | which models there are, how they are named, fetching them | [`catalogue`], [`reference`](mod@reference), [`pull`], [`cache`] |
+//! | which models there are, how they are named, fetching them | [`catalogue`], [`reference`](mod@reference), [`pull`], [`pins`], [`cache`] |
 //! | **Text** | |
 //! | text to tokens and back | [`tokenizer`], [`detokenize`] |
 //! | messages to a prompt | [`template`] |
@@ -56,6 +56,7 @@ pub mod inspect;
 pub mod kernels;
 pub mod manifest;
 pub mod model_file;
+pub mod pins;
 pub mod pull;
 pub mod quantize;
 pub mod reference;

@@ -205,7 +205,7 @@ impl ModelRef {
                 repository,
                 revision,
                 file,
-            } => Some(format!("{hub}/{repository}/resolve/{revision}/{file}")),
+            } => Some(crate::catalogue::on_hub(hub, repository, revision, file)),
             Self::Url(url) => Some(url.clone()),
         }
     }

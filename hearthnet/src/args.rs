@@ -164,7 +164,7 @@ pub(crate) enum ModelCommand {
         #[arg(long)]
         force: bool,
     },
-    /// List the catalogue, and what is on this machine, in which state.
+    /// List the catalogue: what is on this machine, and what could run here and in the community.
     List {
         /// Print JSON.
         #[arg(long)]

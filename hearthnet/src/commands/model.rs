@@ -1,7 +1,9 @@
 //! `hearthnet model`: how models are named and found, the catalogue, pulling, looking into files,
-//! converting. What lies in the cache, and in which state, is in `store.rs`.
+//! converting. What lies in the cache, and in which state, is in `store.rs`; where a model could run,
+//! in `room.rs`.
 
 mod import;
+mod room;
 mod store;
 
 use std::collections::BTreeMap;
@@ -10,11 +12,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hearthnet_model::cache::NoCacheDirectory;
-use hearthnet_model::catalogue::{Band, Catalogue, ModelEntry, ResolveError, Resolved};
+use hearthnet_model::catalogue::{
+    Band, Catalogue, ModelEntry, Pinned, ResolveError, Resolved, Source,
+};
 use hearthnet_model::convert::{ConvertError, convert};
 use hearthnet_model::inspect::inspect;
 use hearthnet_model::manifest::{ChangedError, FileState, file_state};
-use hearthnet_model::pull::{PullError, PullEvent, PullOptions, pull, pull_reference};
+use hearthnet_model::pins::Pin;
+use hearthnet_model::pull::{PullError, PullEvent, PullOptions, SourceError, pull, pull_reference};
 use hearthnet_model::sampler::SamplingChoice;
 use hearthnet_model::{Digest, Gguf, ModelFile, ModelRef, TensorType, WeightsId};
 
@@ -25,7 +30,7 @@ use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::output::{Progress, bytes, note};
 
-pub(crate) fn run(command: ModelCommand, global: &Global) -> Result<(), Failure> {
+pub(crate) fn run(command: ModelCommand, global: &Global, config: &Config) -> Result<(), Failure> {
     match command {
         ModelCommand::Pull {
             model,
@@ -38,10 +43,12 @@ pub(crate) fn run(command: ModelCommand, global: &Global) -> Result<(), Failure>
                 sha256,
                 force,
             };
-            let path = pull_model(&catalogue(global)?, &model, how)?;
+            let path = pull_model(global, &catalogue(global)?, &model, how)?;
             print_bytes(format!("{}\n", path.display()).as_bytes())
         }
-        ModelCommand::List { json } => store::list(&catalogue(global)?, json),
+        ModelCommand::List { json } => {
+            store::list(&catalogue(global)?, &room::Room::of(global, config), json)
+        }
         ModelCommand::Rm { model, yes } => store::remove(&catalogue(global)?, &model, yes),
         ModelCommand::Verify {
             model,
@@ -79,14 +86,19 @@ pub(crate) fn run(command: ModelCommand, global: &Global) -> Result<(), Failure>
     }
 }
 
-/// The catalogue that `--catalogue` names, or the built-in one.
+/// The catalogue that `--catalogue` names, or the built-in one, with what earlier pulls found out.
 pub(crate) fn catalogue(global: &Global) -> Result<Catalogue, Failure> {
     let catalogue = match &global.catalogue {
         Some(path) => Catalogue::load(path),
         None => Catalogue::built_in(),
     };
-    catalogue.map_err(|e| {
+    let catalogue = catalogue.map_err(|e| {
         Failure::new(Kind::Config, e.to_string()).hint("compare with config/models.toml")
+    })?;
+    let models = hearthnet_model::cache::models().map_err(host_failure)?;
+    catalogue.with_pins(&models).map_err(|e| {
+        Failure::new(Kind::Host, e.to_string())
+            .hint("without that file the next pull of the model pins it anew")
     })
 }
 
@@ -111,16 +123,19 @@ pub(crate) fn pick(
     let models = hearthnet_model::cache::models().map_err(host_failure)?;
     let state = home.state();
     // By weights: two names of one model are one model.
-    let served: BTreeMap<String, String> = state
+    let served: BTreeMap<&str, (&str, u32)> = state
         .shards(now_ms())
         .map(|advert| &advert.descriptor)
-        .map(|d| (d.weights_sha256.clone(), d.model_id.clone()))
+        .map(|d| (&*d.weights_sha256, (&*d.model_id, d.total_layers)))
         .collect();
     let usable = served
-        .keys()
-        .filter_map(|weights| here_or_known(&catalogue, &models, weights))
+        .iter()
+        .filter_map(|(weights, (name, layers))| {
+            here_or_known(&catalogue, &models, weights)
+                .or_else(|| known_by_name(&catalogue, &models, name, *layers))
+        })
         .collect();
-    let names: Vec<&str> = served.values().map(String::as_str).collect();
+    let names: Vec<&str> = served.values().map(|(name, _)| *name).collect();
     among(&state.name, &names, usable)
 }
 
@@ -163,6 +178,21 @@ fn here_or_known(catalogue: &Catalogue, models: &Path, weights: &str) -> Option<
     }
 }
 
+/// The same of an entry whose weights nobody here has seen: it goes by what hosts call it. What is
+/// then fetched is compared with what they serve.
+fn known_by_name(
+    catalogue: &Catalogue,
+    models: &Path,
+    name: &str,
+    layers: u32,
+) -> Option<(ModelRef, bool)> {
+    let entry = catalogue
+        .get(name)
+        .filter(|entry| entry.weights.is_none() && room::is_called(entry, name, layers))?;
+    let here = entry.path_in(models).is_file();
+    Some((ModelRef::Id(entry.id.clone()), here))
+}
+
 /// Finds a model on this machine.
 pub(crate) fn resolve(global: &Global, name: &ModelRef) -> Result<Resolved, Failure> {
     if let Some(imported) = import::resolve(global, name)? {
@@ -183,7 +213,7 @@ pub(crate) fn resolve_or_pull(global: &Global, name: &ModelRef) -> Result<Resolv
     let models = hearthnet_model::cache::models().map_err(host_failure)?;
     match catalogue.resolve(name, &models) {
         Err(ResolveError::NotPulled { .. }) => {
-            let path = pull_model(&catalogue, name, How::default())?;
+            let path = pull_model(global, &catalogue, name, How::default())?;
             let resolved = catalogue.resolve(name, &models);
             resolved
                 .map(|r| Resolved { path, ..r })
@@ -223,7 +253,12 @@ struct How {
 }
 
 /// Fetches a model, wherever it is named to be, and has its file looked at.
-fn pull_model(catalogue: &Catalogue, model: &ModelRef, how: How) -> Result<PathBuf, Failure> {
+fn pull_model(
+    global: &Global,
+    catalogue: &Catalogue,
+    model: &ModelRef,
+    how: How,
+) -> Result<PathBuf, Failure> {
     let mut options = PullOptions::from_environment().map_err(host_failure)?;
     options.from = how.from;
     // What was fetched and has changed since, is not what was fetched.
@@ -258,6 +293,9 @@ fn pull_model(catalogue: &Catalogue, model: &ModelRef, how: How) -> Result<PathB
     let mut tell = |event: PullEvent<'_>| match event {
         PullEvent::Waiting => note("another process is pulling this model; waiting for it"),
         PullEvent::Trying(source) => {
+            if let Some(entry) = entry.filter(|_| !fetched) {
+                note(licence(entry));
+            }
             fetched = true;
             note(format!("pulling {model}{size} from {source}"));
         }
@@ -273,11 +311,12 @@ fn pull_model(catalogue: &Catalogue, model: &ModelRef, how: How) -> Result<PathB
     let path = pulled.map_err(|error| match error {
         PullError::Cancelled => Failure::new(Kind::Interrupted, "stopped; nothing is half-written")
             .hint("the same command goes on where it stopped, if the source allows it"),
-        PullError::NoSource { ref file, .. } => {
-            let hint = match id {
+        PullError::NoSource { ref file, ref failures, .. } => {
+            let own = closed(failures).or_else(|| replaced(entry?, &options.models, failures));
+            let hint = own.unwrap_or_else(|| match id {
                 Some(id) => format!("connect this machine to the network and try again, or bring the file {file} here and run `hearthnet model pull {id} --from FILE`"),
                 None => "check the name and the network; HF_ENDPOINT names another hub".to_owned(),
-            };
+            });
             // Why not, was said when it was tried.
             Failure::new(Kind::Model, format!("model {model} could not be fetched: no source has it")).hint(hint)
         }
@@ -291,9 +330,104 @@ fn pull_model(catalogue: &Catalogue, model: &ModelRef, how: How) -> Result<PathB
     match (entry, fetched) {
         // Another file of the same name may have lain there.
         (None, true) => drop(file.accept(&mut set)),
-        (entry, _) => drop(file.check(entry, &mut set).map_err(|e| changed(&e))?),
+        (entry, _) => {
+            let manifest = file.check(entry, &mut set).map_err(|e| changed(&e))?;
+            drop(progress);
+            if let Some(entry) = entry {
+                keep_pin(global, entry, &options.models, &file, manifest.weights_id())?;
+            }
+        }
     }
     Ok(path)
+}
+
+/// What one has to know of the licence before a model comes.
+fn licence(entry: &ModelEntry) -> String {
+    match &entry.terms {
+        Some(terms) => format!(
+            "licence: {}; whoever uses the model accepts {terms}",
+            entry.license
+        ),
+        None => format!("licence: {}", entry.license),
+    }
+}
+
+/// What to do where a repository of the hub is not open to whoever asks.
+fn closed(failures: &[(Source, SourceError)]) -> Option<String> {
+    failures.iter().find_map(|failure| match failure {
+        (Source::Hf { repository, .. }, SourceError::Status { status: 401 | 403 }) => Some(format!(
+            "the repository may want its licence accepted: do that on its page \
+             (https://huggingface.co/{repository}), and set HF_TOKEN to a token of your account there"
+        )),
+        _ => None,
+    })
+}
+
+/// What to do where a file is no longer the one that this machine pulled first.
+fn replaced(
+    entry: &ModelEntry,
+    models: &Path,
+    failures: &[(Source, SourceError)],
+) -> Option<String> {
+    let other = failures
+        .iter()
+        .any(|(_, error)| matches!(error, SourceError::Contents { .. }));
+    (other && entry.pinned == Pinned::FirstPull).then(|| {
+        format!(
+            "the first pull on this machine pinned another file. If its publisher has replaced it, \
+             remove {} and pull again",
+            Pin::path(models, &entry.id).display()
+        )
+    })
+}
+
+/// Keeps what the first pull of a model finds out, and says what the community makes of it.
+fn keep_pin(
+    global: &Global,
+    entry: &ModelEntry,
+    models: &Path,
+    file: &ModelFile,
+    weights: WeightsId,
+) -> Result<(), Failure> {
+    if entry.weights.is_some() {
+        return Ok(());
+    }
+    let sha256 = match entry.sha256 {
+        // It was compared.
+        Some(sha256) => sha256,
+        None => Digest::of(file.gguf().bytes()),
+    };
+    let pin = Pin { sha256, weights };
+    pin.write(models, &entry.id)
+        .map_err(|e| Failure::new(Kind::Host, e.to_string()))?;
+    note(match entry.pinned {
+        Pinned::Never => format!(
+            "nobody says what this file must be: from now on it must be this one here \
+             (SHA-256 {sha256}, weights {weights})"
+        ),
+        _ => format!("the file is the one that the catalogue pins (weights {weights})"),
+    });
+    let Some(home) = room::community(global) else {
+        return Ok(());
+    };
+    let state = home.state();
+    let served: Vec<&str> = state
+        .shards(now_ms())
+        .map(|advert| &advert.descriptor)
+        .filter(|d| room::is_called(entry, &d.model_id, d.total_layers))
+        .map(|d| &*d.weights_sha256)
+        .collect();
+    let own = weights.to_string();
+    match served.iter().find(|served| **served != own) {
+        Some(other) => note(format!(
+            "warning: hosts of {:?} serve other weights under the name {}: {other} instead of \
+             {own}. They cannot compute together: ask their owners where their file is from",
+            state.name, entry.id
+        )),
+        None if served.is_empty() => {}
+        None => note(format!("hosts of {:?} serve the same weights", state.name)),
+    }
+    Ok(())
 }
 
 /// A file that is not what it was.
@@ -371,7 +505,9 @@ pub(crate) fn pin<'a>(
     };
     let found = std::fs::metadata(path).map_or(0, |info| info.len());
     if found == entry.bytes {
-        return Ok(Some(entry));
+        // One that says no more than the size leaves the rest to the record of the file.
+        let says = entry.sha256.is_some() || entry.weights.is_some();
+        return Ok(Some(entry).filter(|_| says));
     }
     Err(Failure::new(
         Kind::Model,

@@ -1,14 +1,16 @@
 //! What lies in the cache of models: in which state, reading all of it, removing it.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 
-use hearthnet_model::catalogue::{Catalogue, ModelEntry};
+use hearthnet_model::catalogue::{Catalogue, ModelEntry, Pinned, Shape};
 use hearthnet_model::manifest::{FileState, file_state, record_path};
-use hearthnet_model::{ModelRef, WeightsId};
+use hearthnet_model::{Digest, ModelRef, WeightsId};
 use serde::Serialize;
 
+use super::room::{Room, There};
 use super::{changed, host_failure, pin};
 use crate::commands::{open_file, print_bytes, print_json};
 use crate::failure::{Failure, Kind};
@@ -29,7 +31,49 @@ struct Row {
     expected_bytes: Option<u64>,
     state: State,
     license: Option<String>,
+    /// Where the licence is that whoever uses the model accepts.
+    terms: Option<String>,
     name: Option<String>,
+    /// What the file must be, and who says so.
+    sha256: Option<Digest>,
+    pinned: Pinned,
+    /// Identity of the weights, where somebody has read them.
+    weights: Option<WeightsId>,
+    shape: Option<Shape>,
+    /// Whether it fits into this machine's memory, where that is known.
+    runs_here: Option<bool>,
+    /// What the community does of it or could, for a node that is in one.
+    community: Option<There>,
+}
+
+impl Row {
+    /// Of a model of the catalogue, or of one that was fetched without it.
+    fn of(model: String, path: PathBuf, entry: Option<&ModelEntry>, room: &Room) -> Self {
+        let here = bytes_here(&path);
+        let size = entry.map_or(here, |entry| entry.bytes);
+        let read = match file_state(&path) {
+            FileState::Verified(weights) => Some(weights),
+            _ => None,
+        };
+        let weights = entry.map_or(read, |entry| entry.weights.or(read));
+        let given = room.community.as_ref();
+        Self {
+            model,
+            state: state(&path, entry),
+            bytes: here,
+            expected_bytes: entry.map(|entry| entry.bytes),
+            license: entry.map(|entry| entry.license.clone()),
+            terms: entry.and_then(|entry| entry.terms.clone()),
+            name: entry.map(|entry| entry.name.clone()),
+            sha256: entry.and_then(|entry| entry.sha256),
+            pinned: entry.map_or(Pinned::Never, |entry| entry.pinned),
+            weights,
+            shape: entry.and_then(|entry| entry.shape.clone()),
+            runs_here: room.runs_here(size),
+            community: given.map(|given| given.of_model(entry, weights, size)),
+            path,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -65,7 +109,7 @@ fn state(path: &Path, entry: Option<&ModelEntry>) -> State {
     match (entry, weights) {
         (Some(entry), _) if found.len() < entry.bytes => State::Truncated,
         (Some(entry), _) if found.len() > entry.bytes => State::Changed,
-        (Some(entry), Ok(weights)) if weights != entry.weights => State::Changed,
+        (Some(entry), Ok(weights)) if entry.weights.is_some_and(|w| w != weights) => State::Changed,
         (_, Ok(_)) => State::Ok,
         (_, Err(state)) => state,
     }
@@ -77,63 +121,101 @@ fn part_of(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{name}.part"))
 }
 
-pub(super) fn list(catalogue: &Catalogue, json: bool) -> Result<(), Failure> {
+pub(super) fn list(catalogue: &Catalogue, room: &Room, json: bool) -> Result<(), Failure> {
     let models = hearthnet_model::cache::models().map_err(host_failure)?;
-    let mut rows: Vec<Row> = catalogue
+    let known: Vec<Row> = catalogue
         .models()
-        .map(|entry| {
-            let path = entry.path_in(&models);
-            Row {
-                model: entry.id.clone(),
-                state: state(&path, Some(entry)),
-                bytes: bytes_here(&path),
-                expected_bytes: Some(entry.bytes),
-                license: Some(entry.license.clone()),
-                name: Some(entry.name.clone()),
-                path,
-            }
-        })
+        .map(|entry| Row::of(entry.id.clone(), entry.path_in(&models), Some(entry), room))
         .collect();
-    rows.extend(fetched(&models).into_iter().map(|path| Row {
-        model: named(&path, &models),
-        state: state(&path, None),
-        bytes: bytes_here(&path),
-        expected_bytes: None,
-        license: None,
-        name: None,
-        path,
-    }));
+    let fetched: Vec<Row> = fetched(&models)
+        .into_iter()
+        .map(|path| Row::of(named(&path, &models), path, None, room))
+        .collect();
     if json {
-        return print_json(&rows);
+        return print_json(&known.iter().chain(&fetched).collect::<Vec<_>>());
     }
-    let cells: Vec<Vec<String>> = rows
-        .iter()
-        .map(|row| {
-            vec![
-                row.model.clone(),
-                bytes(row.expected_bytes.unwrap_or(row.bytes)),
-                row.license.clone().unwrap_or_default(),
-                said(row),
-                row.name.clone().unwrap_or_default(),
-            ]
-        })
-        .collect();
-    print_bytes(
-        table(
-            &["model", "size", "licence", "this machine", "name"],
-            &cells,
-        )
-        .as_bytes(),
-    )?;
-    if rows
-        .iter()
-        .any(|row| matches!(row.state, State::Truncated | State::Changed))
-    {
+    print_bytes(listing(&known, &fetched, room).as_bytes())?;
+    let wrong = |row: &Row| matches!(row.state, State::Truncated | State::Changed);
+    if known.iter().chain(&fetched).any(wrong) {
         note(
             "`hearthnet model verify MODEL` reads all of a file; `hearthnet model pull MODEL` fetches it again",
         );
     }
     Ok(())
+}
+
+/// The list as people read it, 80 columns wide but for the names of files that were fetched without
+/// the catalogue.
+fn listing(known: &[Row], fetched: &[Row], room: &Room) -> String {
+    let mut heads = vec!["model", "size", "licence", "on disk", "here"];
+    if room.community.is_some() {
+        heads.push("community");
+    }
+    let cells: Vec<Vec<String>> = known
+        .iter()
+        .map(|row| {
+            let mark = if row.terms.is_some() { "*" } else { "" };
+            let license = row.license.as_deref().unwrap_or_default();
+            let mut cells = vec![
+                row.model.clone(),
+                bytes(row.expected_bytes.unwrap_or(row.bytes)),
+                format!("{license}{mark}"),
+                on_disk(row.state).to_owned(),
+                here(row).to_owned(),
+            ];
+            cells.extend(row.community.map(|there| there.text().to_owned()));
+            cells
+        })
+        .collect();
+    let mut out = table(&heads, &cells);
+    if !fetched.is_empty() {
+        out.push_str("\n also on this machine:\n");
+    }
+    for row in fetched {
+        let size = bytes(row.bytes);
+        let _ = writeln!(
+            out,
+            " {}\n   {size}, on disk: {}; here: {}",
+            row.model,
+            on_disk(row.state),
+            here(row)
+        );
+    }
+    out.push('\n');
+    let _ = match room.free {
+        Some(free) => writeln!(
+            out,
+            " here       fits into the {} of memory that are free now",
+            bytes(free)
+        ),
+        None => writeln!(
+            out,
+            " here       this system does not tell how much memory is free"
+        ),
+    };
+    if let Some(given) = &room.community {
+        let _ = writeln!(
+            out,
+            " community  {:?} serves it, or could with the {} given to layers",
+            given.name,
+            bytes(given.bytes)
+        );
+    }
+    if known.iter().any(|row| row.terms.is_some()) {
+        out.push_str(
+            " *          a licence with conditions, which whoever uses the model accepts\n",
+        );
+    }
+    out
+}
+
+/// Whether it fits into memory, as people read it.
+fn here(row: &Row) -> &'static str {
+    match row.runs_here {
+        Some(true) => "yes",
+        Some(false) => "no",
+        None => "?",
+    }
 }
 
 /// What was fetched without a catalogue.
@@ -153,18 +235,14 @@ pub(super) fn with_weights(models: &Path, weights: WeightsId) -> Option<ModelRef
     named(&path, models).parse().ok()
 }
 
-fn said(row: &Row) -> String {
-    let of = |what: &str| match row.expected_bytes {
-        Some(all) => format!("{what} ({} of {})", bytes(row.bytes), bytes(all)),
-        None => what.to_owned(),
-    };
-    match row.state {
-        State::Ok => "ok".to_owned(),
-        State::Unverified => "here, not verified".to_owned(),
-        State::Changed => "changed since it was verified".to_owned(),
-        State::Truncated => of("truncated"),
-        State::Partial => of("partly here"),
-        State::NotHere => "not here".to_owned(),
+fn on_disk(state: State) -> &'static str {
+    match state {
+        State::Ok => "yes",
+        State::Unverified => "not read",
+        State::Changed => "changed",
+        State::Truncated => "cut short",
+        State::Partial => "partly",
+        State::NotHere => "no",
     }
 }
 
@@ -220,6 +298,7 @@ pub(super) fn verify(
         (pin, _) => {
             let manifest = file.verify(pin, &mut set).map_err(|e| changed(&e))?;
             let compared = match (pin, known) {
+                (Some(pin), _) if pin.pinned == Pinned::FirstPull => "first_pull",
                 (Some(_), _) => "catalogue",
                 (None, true) => "record",
                 (None, false) => "nothing",
@@ -237,6 +316,7 @@ pub(super) fn verify(
     }
     let what = match compared {
         "catalogue" => "they are those that the catalogue pins",
+        "first_pull" => "they are those that the first pull on this machine brought",
         "record" => "they are what they were when the file was first used",
         "accepted" => "taken as they are now",
         _ => "there was nothing to compare them with; from now on they must stay so",
@@ -329,6 +409,63 @@ fn agreed(question: &str) -> Result<bool, Failure> {
 mod tests {
     use super::*;
     use hearthnet_model::ModelFile;
+
+    #[test]
+    fn the_list_of_the_catalogue_is_aligned_and_fits_into_80_columns() {
+        let models = tempfile::tempdir().unwrap();
+        let catalogue = Catalogue::built_in().unwrap();
+        let room = Room::for_test(Some(4 << 30), Some(6 << 30));
+        let rows: Vec<Row> = catalogue
+            .models()
+            .map(|e| Row::of(e.id.clone(), e.path_in(models.path()), Some(e), &room))
+            .collect();
+        let text = listing(&rows, &[], &room);
+        assert!(
+            text.lines().all(|line| line.chars().count() <= 80),
+            "{text}"
+        );
+        let line = |id: &str| text.lines().find(|line| line.contains(id)).unwrap();
+        let words = |id: &str| line(id).split_whitespace().collect::<Vec<_>>();
+        assert_eq!(
+            words(" qwen3-4b "),
+            ["qwen3-4b", "2.3", "GiB", "Apache-2.0", "no", "yes", "could"]
+        );
+        assert_eq!(
+            words("gemma-3-12b-it"),
+            ["gemma-3-12b-it", "6.8", "GiB", "Gemma*", "no", "no", "no"]
+        );
+        // All cells of a column begin under its head.
+        let at = line("licence").find("on disk").unwrap();
+        for row in &rows {
+            let cell = line(&format!(" {} ", row.model)).get(at - 1..at + 2);
+            assert_eq!(cell, Some(" no"), "{text}");
+        }
+        let json = serde_json::to_value(&rows).unwrap();
+        let of = |id: &str| {
+            json.as_array()
+                .unwrap()
+                .iter()
+                .find(|r| r["model"] == id)
+                .unwrap()
+                .clone()
+        };
+        let llama = of("llama-3.2-1b-instruct");
+        assert_eq!(llama["terms"], "https://www.llama.com/llama3_2/license/");
+        assert_eq!(llama["shape"]["layers"], 16);
+        assert_eq!(
+            (&llama["pinned"], &llama["weights"]),
+            (&"catalogue".into(), &serde_json::Value::Null)
+        );
+        assert_eq!(
+            (&llama["runs_here"], &llama["community"]),
+            (&true.into(), &"could".into())
+        );
+        let alone = listing(&rows, &[], &Room::for_test(None, None));
+        assert!(
+            !alone.contains("community") && alone.contains("does not tell"),
+            "{alone}"
+        );
+    }
 
     #[test]
     fn a_fetched_model_is_found_by_its_weights_as_long_as_it_is_what_it_was() {
