@@ -193,6 +193,23 @@ fn saved(home: &Home, name: &str) -> Vec<(String, String)> {
 }
 
 #[test]
+fn what_is_typed_during_an_answer_is_not_shown_in_it_and_waits_for_the_prompt() {
+    let home = Home::new();
+    let args = [&GREEDY[..], &["--max-tokens", "64"]].concat();
+    let mut terminal = Terminal::chat(&home, &args);
+    terminal.enter("Write a very long story about a whale and the sea.");
+    terminal.wait_for("Once upon");
+    // Ctrl-U takes back what was typed before it, and nothing else.
+    terminal.press("xyzzy\u{15}plugh");
+    let answer = terminal.wait_for("[stopped at the limit");
+    let typed = answer.contains("xyzzy") || answer.contains("plugh");
+    assert!(!typed, "{answer}");
+    terminal.wait_for("plugh");
+    terminal.press("\u{15}");
+    assert_eq!(terminal.leave().0, Some(0));
+}
+
+#[test]
 fn ctrl_c_stops_the_answer_only_and_what_was_said_of_it_stays() {
     let home = Home::new();
     let mut terminal = Terminal::chat(&home, &GREEDY);

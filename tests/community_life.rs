@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use support::community::{address, found, join, join_as, peers};
-use support::{Home, PATIENCE, Server, assert_fails, text};
+use support::{Home, PATIENCE, Server, assert_fails, model, text};
 
 /// How every command here is typed: no multicast.
 const QUIET: [&str; 2] = ["--set", "discovery.mdns=false"];
@@ -401,6 +401,85 @@ fn a_node_that_was_put_out_stops_says_so_everywhere_and_comes_back_with_a_new_ke
     says(&bakery, &near, &["community", "join", code]);
     assert_ne!(bakery.node_id(), id);
     assert_eq!(members(&founder, &[]).len(), 2);
+}
+
+#[test]
+fn a_home_without_a_daemon_that_was_put_out_hears_it_from_the_first_command_that_asks() {
+    let founder = Home::new();
+    found(&founder);
+    let node = serve(&founder, &[]);
+    let known = peers(&node);
+    let near = ["--set", &known, "--set", "policy.research.enable=true"];
+    let code = || {
+        let invite = json(&founder, &[], &["community", "invite"]);
+        invite["code"].as_str().expect("a code").to_owned()
+    };
+    let put_out = || {
+        let home = join(&founder, &node);
+        says(&founder, &[], &["community", "revoke", &home.node_id()]);
+        home
+    };
+    let warns = |home: &Home, command: &[&str]| {
+        let output = run(home, &[], command);
+        let said = text(&output.stderr);
+        let told = said.contains("warning: ") && said.contains("community leave");
+        assert!(told, "{command:?}: {said}");
+    };
+
+    // A chat ends with it, and says what to do.
+    let home = put_out();
+    let model = model();
+    let model = model.to_str().expect("a UTF-8 path");
+    let chat = ["chat", "hi", "--model", model, "--no-fallback"];
+    let answer = run(&home, &near, &chat);
+    let said = text(&answer.stderr);
+    assert_eq!(answer.status.code(), Some(10), "{said}");
+    assert!(said.contains("community leave"), "{said}");
+    // From then on every command does, also those that do not look into the log.
+    let backup = home.path().join("backup");
+    let backup = backup.to_str().expect("a UTF-8 path");
+    for command in [
+        &["status"][..],
+        &["id"],
+        &["model", "list"],
+        &["backup", backup],
+    ] {
+        warns(&home, command);
+    }
+    assert!(says(&home, &[], &["status"]).contains("(put out, says "));
+
+    // A code does not make a member of a key that was put out, and the answer is not "already".
+    let home = put_out();
+    let fresh = code();
+    let join_again = ["community", "join", &fresh, "--json"];
+    assert_fails(&run(&home, &near, &join_again), 10, "revoked");
+    warns(&home, &["status"]);
+
+    // Who leaves hears of it, and leaves the key behind as well.
+    for how in [&["--yes"][..], &["--yes", "--anyway"]] {
+        let home = put_out();
+        let id = home.node_id();
+        let left = json(&home, &near, &[&["community", "leave"], how].concat());
+        assert_eq!(
+            (&left["told"], &left["kept_key"]),
+            (&Value::Null, &false.into())
+        );
+        says(&home, &near, &["community", "join", &code()]);
+        assert_ne!(home.node_id(), id);
+    }
+
+    // A key that was taken out of the folder before it was put out: whoever joins with it hears why
+    // it is not let in.
+    let home = put_out();
+    lose_log(&home);
+    for name in ["log.community", "community.json"] {
+        let _ = std::fs::remove_file(data(&home).join(name));
+    }
+    let fresh = code();
+    let join_again = ["community", "join", &fresh, "--json"];
+    assert_fails(&run(&home, &near, &join_again), 10, "revoked");
+    std::fs::remove_file(data(&home).join("node.key")).expect("a key");
+    says(&home, &near, &["community", "join", &fresh]);
 }
 
 #[test]

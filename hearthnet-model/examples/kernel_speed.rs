@@ -132,6 +132,7 @@ fn attention(kernels: Kernels, depth: usize) {
             heads: HEADS,
             scale: 0.125,
             softcap: None,
+            sinks: None,
             position: depth,
             window: None,
             pages: &pages,

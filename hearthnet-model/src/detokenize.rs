@@ -9,7 +9,9 @@ use std::fmt;
 /// [`push`](Self::push) returns is always whole; an unfinished character is kept until it is
 /// finished, or known to be broken (then it becomes U+FFFD, as in
 /// [`String::from_utf8_lossy`]). The pieces in a row are exactly [`Tokenizer::decode`] of all
-/// tokens.
+/// tokens, and for a stream that [continues](Self::continuing) a text, the rest of it. The space
+/// that some vocabularies put before a text is taken off: see
+/// [there](crate::tokenizer#the-space-that-nobody-wrote).
 ///
 /// ```text
 /// push(" 👋")  first three bytes  ->  " "       (F0 9F 91 held)
@@ -20,6 +22,8 @@ use std::fmt;
 pub struct Detokenizer {
     tokenizer: Tokenizer,
     special: bool,
+    /// The next token begins with a space that nobody wrote.
+    space_prefix: bool,
     /// The beginning of a character: at most three bytes between calls.
     held: Vec<u8>,
 }
@@ -35,11 +39,20 @@ impl fmt::Debug for Detokenizer {
 }
 
 impl Detokenizer {
-    /// Control tokens give no text.
+    /// For a text from its beginning. Control tokens give no text.
     pub fn new(tokenizer: &Tokenizer) -> Self {
+        Self {
+            space_prefix: tokenizer.adds_space_prefix(),
+            ..Self::continuing(tokenizer)
+        }
+    }
+
+    /// For the rest of a text that others have the beginning of. Control tokens give no text.
+    pub fn continuing(tokenizer: &Tokenizer) -> Self {
         Self {
             tokenizer: tokenizer.clone(),
             special: false,
+            space_prefix: false,
             held: Vec::new(),
         }
     }
@@ -55,16 +68,17 @@ impl Detokenizer {
     /// The text that `id` completes; often its own text, sometimes nothing yet. An id outside
     /// the vocabulary reads as U+FFFD.
     pub fn push(&mut self, id: u32) -> String {
-        let hidden = !self.special
-            && matches!(
-                self.tokenizer.token_kind(id),
-                Some(TokenKind::Control | TokenKind::Unknown)
-            );
-        if !hidden {
+        let kind = self.tokenizer.token_kind(id);
+        let structure = matches!(kind, Some(TokenKind::Control | TokenKind::Unknown));
+        if self.special || !structure {
             let bytes = self.tokenizer.token_bytes(id);
-            self.held
-                .extend_from_slice(bytes.unwrap_or("\u{fffd}".as_bytes()));
+            let mut bytes = bytes.unwrap_or("\u{fffd}".as_bytes());
+            if self.space_prefix && !structure {
+                bytes = bytes.strip_prefix(b" ").unwrap_or(bytes);
+            }
+            self.held.extend_from_slice(bytes);
         }
+        self.space_prefix = structure && self.tokenizer.adds_space_prefix();
         self.take_whole()
     }
 

@@ -59,7 +59,8 @@ pub struct TypeUse {
 /// What the metadata says about the tokenizer.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct TokenizerInfo {
-    /// Its algorithm, as `tokenizer.ggml.model` names it: `gpt2` is byte-level BPE.
+    /// Its algorithm, as `tokenizer.ggml.model` names it: `gpt2` is byte-level BPE, `llama`
+    /// SentencePiece.
     pub model: String,
     /// How text is split before it, as `tokenizer.ggml.pre` names it.
     pub pre: Option<String>,
@@ -155,6 +156,13 @@ impl fmt::Display for Inspection {
             spec.heads, spec.kv_heads, spec.head_dim
         );
         row("heads", heads)?;
+        if let Some(latent) = spec.attention.latent {
+            let text = format!(
+                "queries by way of {}, keys and values of {}",
+                latent.queries, latent.keys
+            );
+            row("latent", text)?;
+        }
         row("vocabulary", format!("{} tokens", spec.vocab))?;
         row("context", format!("{} positions", spec.context))?;
         let rope = format!(
@@ -164,6 +172,12 @@ impl fmt::Display for Inspection {
         let scaling = match spec.rope.scaling {
             None => String::new(),
             Some(RopeScaling::Linear { factor }) => format!(", stretched {factor} times"),
+            Some(RopeScaling::Yarn(yarn)) => {
+                format!(
+                    ", YaRN, stretched {} times from {}",
+                    yarn.factor, yarn.original
+                )
+            }
             Some(RopeScaling::Factors | RopeScaling::Long { .. }) => ", with factors".to_owned(),
         };
         row("rope", rope.to_lowercase() + &scaling)?;

@@ -247,9 +247,11 @@ fn check_tensors(gguf: &Gguf, family: &'static Family, spec: &ModelSpec) -> Resu
                 found: info.dims.clone(),
             });
         }
-        // Vectors are small and used in full precision; converters always store them so.
-        let supported = match dims {
-            [_] if info.dtype != TensorType::F32 => Some("F32".to_owned()),
+        // Vectors are small and used in full precision, as are the biases of all experts together;
+        // converters always store them so.
+        let vector = dims.len() == 1 || name.ends_with(".bias");
+        let supported = match info.dtype {
+            dtype if vector && dtype != TensorType::F32 => Some("F32".to_owned()),
             _ if !info.dtype.is_supported() => Some(TensorType::names(TensorType::supported())),
             _ => None,
         };

@@ -117,11 +117,45 @@ impl ModelSpec {
         }
         self.rope.check()?;
         self.attention.check()?;
+        self.check_latent()?;
         self.scales.check()?;
         match &self.experts {
             None => Ok(()),
             Some(experts) => experts.check(),
         }
+    }
+
+    /// Latent attention has a key head for each query head, of which a part is not turned.
+    fn check_latent(&self) -> Result<(), SpecError> {
+        let Some(latent) = &self.attention.latent else {
+            return Ok(());
+        };
+        let fail = |field, reason| Err(SpecError { field, reason });
+        for (field, value) in [
+            ("attention.latent.queries", latent.queries),
+            ("attention.latent.keys", latent.keys),
+            ("attention.latent.values", latent.values),
+        ] {
+            if !(1..=MAX_SIZE).contains(&value) {
+                return fail(field, "must be between 1 and 16777216");
+            }
+        }
+        if self.kv_heads != self.heads {
+            return fail("kv_heads", "must be the number of heads");
+        }
+        if latent.values > self.head_dim {
+            return fail(
+                "attention.latent.values",
+                "must not be above the head's width",
+            );
+        }
+        if self.rope.dims >= self.head_dim {
+            return fail("rope.dims", "must be below the head's width");
+        }
+        if !(f32::MIN_POSITIVE..1.0).contains(&latent.norm_eps) {
+            return fail("attention.latent.norm_eps", "must lie between 0 and 1");
+        }
+        Ok(())
     }
 
     /// Positions that a row of a block attends to, its own included; `None` for all.
@@ -147,7 +181,14 @@ impl ModelSpec {
         self.heads.saturating_mul(self.head_dim)
     }
 
-    /// Width of all key (or value) heads together, in values.
+    /// Width of what all heads give together, in values.
+    pub fn attended_width(&self) -> u32 {
+        let values = self.attention.latent.map_or(self.head_dim, |l| l.values);
+        self.heads.saturating_mul(values)
+    }
+
+    /// Width of all key (or value) heads together, in values. (In latent attention values are
+    /// padded to the width of keys.)
     pub fn kv_width(&self) -> u32 {
         self.kv_heads.saturating_mul(self.head_dim)
     }
@@ -178,6 +219,16 @@ pub struct AttentionSpec {
     /// RMSNorm of queries and keys before they are turned.
     #[serde(skip_serializing_if = "is_default")]
     pub qk_norm: Option<QkNorm>,
+    /// Queries, keys and values by way of narrow rows.
+    #[serde(skip_serializing_if = "is_default")]
+    pub latent: Option<LatentSpec>,
+    /// Whether what attention gives has a bias.
+    #[serde(skip_serializing_if = "is_default")]
+    pub output_bias: bool,
+    /// Whether each query head has a sink: a score of a position without a value, which takes its
+    /// part of the softmax.
+    #[serde(skip_serializing_if = "is_default")]
+    pub sinks: bool,
     /// Factor of the scores, if not `1 / sqrt(head_dim)`.
     #[serde(skip_serializing_if = "is_default")]
     pub scale: Option<f32>,
@@ -187,12 +238,24 @@ pub struct AttentionSpec {
     /// Sliding window.
     #[serde(skip_serializing_if = "is_default")]
     pub window: Option<WindowSpec>,
+    /// Factor of the queries that grows with the position.
+    #[serde(skip_serializing_if = "is_default")]
+    pub temperature: Option<TemperatureSpec>,
 }
 
 impl AttentionSpec {
     fn check(&self) -> Result<(), SpecError> {
         positive("attention.scale", self.scale)?;
         positive("attention.softcap", self.softcap)?;
+        if let Some(temperature) = self.temperature {
+            positive("attention.temperature.scale", Some(temperature.scale))?;
+            if !(1..=MAX_SIZE).contains(&temperature.positions) {
+                return Err(SpecError {
+                    field: "attention.temperature.positions",
+                    reason: "must be between 1 and 16777216",
+                });
+            }
+        }
         let Some(window) = self.window else {
             return Ok(());
         };
@@ -209,6 +272,41 @@ impl AttentionSpec {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): queries, and keys with values, are
+/// made of narrow normalised rows. Only the last [`RopeSpec::dims`] values of a head are turned;
+/// those of the keys are the same for all heads and do not come from the narrow row.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LatentSpec {
+    /// Width of the row that queries are made of.
+    pub queries: u32,
+    /// Width of the row that keys and values are made of.
+    pub keys: u32,
+    /// Values per head of the values, at most [`ModelSpec::head_dim`].
+    pub values: u32,
+    /// Added to the mean square in the norm of the narrow rows.
+    pub norm_eps: f32,
+}
+
+/// Queries at position p are multiplied with `1 + scale * ln(1 + p / positions)`, the quotient as a
+/// whole number: far into a text, where there is more to choose from, scores differ more.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TemperatureSpec {
+    /// How much the factor grows.
+    pub scale: f32,
+    /// The first position at which it does.
+    pub positions: u32,
+}
+
+impl TemperatureSpec {
+    /// The factor of the queries at a position.
+    pub fn factor(&self, position: usize) -> f32 {
+        let times = position / self.positions.max(1) as usize;
+        (1.0 + f64::from(self.scale) * libm::log(1.0 + times as f64)) as f32
     }
 }
 
@@ -242,6 +340,8 @@ pub enum Activation {
     Silu,
     /// GELU in its approximation by tanh.
     Gelu,
+    /// SwiGLU of numbers that are cut at 7, `(u + 1) * g / (1 + exp(-1.702 g))`.
+    Clamped,
 }
 
 /// A mixture of experts: a row goes through the few that its router scores highest.
@@ -255,6 +355,9 @@ pub struct ExpertSpec {
     /// Whether the weights of those that a row goes through add up to 1. If not, they are their
     /// part of the softmax over all experts.
     pub normalise: bool,
+    /// Whether the router and the matrices of the experts have biases.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub bias: bool,
 }
 
 impl ExpertSpec {
@@ -355,6 +458,10 @@ impl RopeSpec {
             Some(RopeScaling::Long { amplitude, .. }) if !range.contains(&amplitude) => {
                 fail("rope.scaling.amplitude", "must be a positive number")
             }
+            Some(RopeScaling::Yarn(_)) if self.theta <= 1.0 => {
+                fail("rope.theta", "must be above 1 for YaRN")
+            }
+            Some(RopeScaling::Yarn(yarn)) => yarn.check(),
             _ => Ok(()),
         }
     }
@@ -379,6 +486,63 @@ pub enum RopeScaling {
         /// The number for cosines and sines.
         amplitude: f64,
     },
+    /// Slow ones are divided by a number, fast ones stay (YaRN).
+    Yarn(YarnSpec),
+}
+
+/// YaRN ("YaRN: Efficient Context Window Extension of Large Language Models", arXiv 2309.00071):
+/// a pair that turns often within the context of the first training tells neighbours apart and
+/// keeps its frequency; one that turns less than once there tells positions, which are squeezed
+/// into the range that the model knows; those between are mixed.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct YarnSpec {
+    /// By what the frequencies of slow pairs are divided, at least 1.
+    pub factor: f64,
+    /// Positions of the first training.
+    pub original: u32,
+    /// Turns within `original` from which on a pair is fast.
+    pub fast: f64,
+    /// Turns within `original` up to which a pair is slow, fewer than `fast`.
+    pub slow: f64,
+    /// Whether the two pairs that these turns belong to are whole numbers, and not where they fall
+    /// between two pairs.
+    pub whole: bool,
+    /// The number for cosines and sines.
+    pub amplitude: f64,
+}
+
+impl YarnSpec {
+    /// The amplitude that the paper recommends, of which a model may want to undo a part:
+    /// `(0.1 ln(factor) + 1) / (0.1 undo ln(factor) + 1)`.
+    pub fn usual_amplitude(factor: f64, undo: f64) -> f64 {
+        let log = libm::log(factor);
+        (0.1 * log + 1.0) / (0.1 * undo * log + 1.0)
+    }
+
+    fn check(&self) -> Result<(), SpecError> {
+        let fail = |field, reason| Err(SpecError { field, reason });
+        let largest = f64::from(f32::MAX);
+        let range = f64::from(f32::MIN_POSITIVE)..=largest;
+        if !(1.0..=largest).contains(&self.factor) {
+            return fail("rope.scaling.factor", "must be at least 1 for YaRN");
+        }
+        if !(1..=MAX_SIZE).contains(&self.original) {
+            let reason = "must be between 1 and 16777216";
+            return fail("rope.scaling.original", reason);
+        }
+        if !range.contains(&self.fast) {
+            return fail("rope.scaling.fast", "must be a positive number");
+        }
+        if !range.contains(&self.slow) || self.slow >= self.fast {
+            let reason = "must be a positive number below that of the fast ones";
+            return fail("rope.scaling.slow", reason);
+        }
+        if !range.contains(&self.amplitude) {
+            return fail("rope.scaling.yarn.amplitude", "must be a positive number");
+        }
+        Ok(())
+    }
 }
 
 /// How a block turns queries and keys.
@@ -423,12 +587,30 @@ pub enum LayerTensor {
     AttnVBias,
     /// Queries, keys and values in one: `[width, (heads + 2 kv_heads) * head_dim]`.
     AttnQkv,
+    /// The narrow row of the queries: `[width, latent.queries]`.
+    LatentQ,
+    /// RMSNorm of that: `[latent.queries]`.
+    LatentQNorm,
+    /// Queries of that: `[latent.queries, heads * head_dim]`.
+    LatentQUp,
+    /// The narrow row of keys and values, then the turned part of all keys:
+    /// `[width, latent.keys + rope.dims]`.
+    LatentKv,
+    /// RMSNorm of the former: `[latent.keys]`.
+    LatentKvNorm,
+    /// The other part of the keys, and values, of that, head by head:
+    /// `[latent.keys, heads * (head_dim - rope.dims + latent.values)]`.
+    LatentKvUp,
     /// RMSNorm of the queries: `[head_dim]`, or `[heads * head_dim]`.
     AttnQNorm,
     /// RMSNorm of the keys: `[head_dim]`, or `[kv_heads * head_dim]`.
     AttnKNorm,
     /// Back to the residual stream: `[heads * head_dim, width]`.
     AttnOutput,
+    /// Added to that: `[width]`.
+    AttnOutputBias,
+    /// The heads' sinks: `[heads]`.
+    AttnSinks,
     /// RMSNorm of what attention adds to the residual stream: `[width]`.
     AttnPostNorm,
     /// RMSNorm before the feed-forward layer: `[width]`.
@@ -443,12 +625,20 @@ pub enum LayerTensor {
     FfnDown,
     /// Scores of the experts: `[width, experts]`.
     Router,
+    /// Added to them: `[experts]`.
+    RouterBias,
     /// The gates of all experts, one after another: `[width, ffn, experts]`.
     ExpertGate,
+    /// Added to the gates: `[ffn, experts]`.
+    ExpertGateBias,
     /// What the gates are multiplied with: `[width, ffn, experts]`.
     ExpertUp,
+    /// Added to that: `[ffn, experts]`.
+    ExpertUpBias,
     /// Back to the residual stream: `[ffn, width, experts]`.
     ExpertDown,
+    /// Added to that: `[width, experts]`.
+    ExpertDownBias,
     /// RMSNorm of what the feed-forward layer adds to the residual stream: `[width]`.
     FfnPostNorm,
 }
@@ -460,10 +650,21 @@ impl LayerTensor {
         match self {
             Self::AttnQBias | Self::AttnKBias | Self::AttnVBias => spec.attention.qkv_bias,
             Self::AttnQNorm | Self::AttnKNorm => spec.attention.qk_norm.is_some(),
+            Self::LatentQ
+            | Self::LatentQNorm
+            | Self::LatentQUp
+            | Self::LatentKv
+            | Self::LatentKvNorm
+            | Self::LatentKvUp => spec.attention.latent.is_some(),
+            Self::AttnOutputBias => spec.attention.output_bias,
+            Self::AttnSinks => spec.attention.sinks,
             Self::AttnPostNorm | Self::FfnPostNorm => spec.post_norms,
             Self::FfnGate | Self::FfnUp | Self::FfnGateUp | Self::FfnDown => spec.experts.is_none(),
             Self::Router | Self::ExpertGate | Self::ExpertUp | Self::ExpertDown => {
                 spec.experts.is_some()
+            }
+            Self::RouterBias | Self::ExpertGateBias | Self::ExpertUpBias | Self::ExpertDownBias => {
+                spec.experts.is_some_and(|experts| experts.bias)
             }
             Self::AttnNorm
             | Self::AttnQ
@@ -488,6 +689,18 @@ pub enum Dim {
     Keys,
     /// Queries, keys and values together.
     Qkv,
+    /// [`ModelSpec::heads`]
+    Heads,
+    /// [`ModelSpec::attended_width`]
+    Attended,
+    /// [`LatentSpec::queries`]
+    LatentQueries,
+    /// [`LatentSpec::keys`]
+    LatentKeys,
+    /// The same with the turned part of the keys.
+    LatentKeysAndTurned,
+    /// The other part of the keys, and values, of all heads.
+    KeysAndValues,
     /// Values over which queries are normalised: see [`QkNorm`].
     QueryNorm,
     /// Values over which keys are normalised.
@@ -507,6 +720,8 @@ pub enum Dim {
 impl Dim {
     /// The dimension's length in a model.
     pub fn of(self, spec: &ModelSpec) -> u64 {
+        let latent =
+            |width: fn(&LatentSpec) -> u32| spec.attention.latent.as_ref().map_or(0, width);
         let per_head = spec.attention.qk_norm == Some(QkNorm::Head);
         match self {
             Self::QueryNorm | Self::KeyNorm if per_head => spec.head_dim.into(),
@@ -514,6 +729,16 @@ impl Dim {
             Self::Queries | Self::QueryNorm => spec.query_width().into(),
             Self::Keys | Self::KeyNorm => spec.kv_width().into(),
             Self::Qkv => u64::from(spec.query_width()) + 2 * u64::from(spec.kv_width()),
+            Self::Attended => spec.attended_width().into(),
+            Self::LatentQueries => latent(|l| l.queries).into(),
+            Self::LatentKeys => latent(|l| l.keys).into(),
+            Self::LatentKeysAndTurned => u64::from(latent(|l| l.keys)) + u64::from(spec.rope.dims),
+            Self::KeysAndValues => {
+                let still = spec.head_dim.saturating_sub(spec.rope.dims);
+                let head = u64::from(still) + u64::from(latent(|l| l.values));
+                u64::from(spec.heads) * head
+            }
+            Self::Heads => spec.heads.into(),
             Self::RopePairs => u64::from(spec.rope.dims / 2),
             Self::Ffn => spec.ffn.into(),
             Self::TwoFfn => 2 * u64::from(spec.ffn),

@@ -189,7 +189,7 @@ fn more_layers_than_the_file_has_are_missed() {
 fn features_that_the_engine_does_not_have_are_refused() {
     for (key, value) in [
         ("llama.rope.scaling.type", Value::String("longrope")),
-        ("llama.rope.scaling.type", Value::String("yarn")),
+        ("llama.rope.scaling.type", Value::String("dynamic")),
         ("llama.rope.scaling.factor", Value::F32(8.0)),
         ("llama.expert_shared_count", Value::U32(8)),
         ("llama.attention.scale", Value::F32(0.5)),

@@ -37,8 +37,8 @@ fn from(pieces: &'static [&'static str]) -> impl Strategy<Value = String> {
 proptest! {
     #[test]
     fn any_vocabulary_is_refused_or_sound(
-        pre in prop::sample::select(vec!["smollm", "llama-bpe", "qwen2", "gpt-2", "default", "?"]),
-        input in from(&["\n1 a", "\n1 b", "\n1 ab", "\n1 Ġ", "\n3 c", "\n4 ac", "\n2 ", "\n+a b", "\n+ab c", "\n\n", "a", "b", "c", " "]),
+        pre in prop::sample::select(vec!["smollm", "llama-bpe", "qwen2", "gpt-2", "default", "tekken", "deepseek-llm", "llama", "llama-", "?"]),
+        input in from(&["\n1 a", "\n1 b", "\n1 ab", "\n1 Ġ", "\n3 c", "\n4 ac", "\n2 ", "\n1 ▁a", "\n4 ▁▁", "\n3 <s>", "\n6 <0x0>", "<s>", "\n+a b", "\n+ab c", "\n\n", "a", "b", "c", " "]),
     ) {
         fuzzing::tokenizer(format!("{pre}{input}").as_bytes());
     }

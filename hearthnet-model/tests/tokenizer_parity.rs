@@ -1,5 +1,5 @@
-//! Token ids against llama.cpp's own, on the corpus of `data/tokenizer/ids.json` and the real
-//! model's vocabulary.
+//! Token ids against llama.cpp's own, on the corpus of `data/tokenizer/ids.json`, with the real
+//! model's vocabulary and SentencePiece ones (`data/tokenizer/more_ids.json`).
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use hearthnet_model::gguf::Gguf;
@@ -8,11 +8,17 @@ use serde_json::Value;
 
 const REFERENCE: &str = include_str!("data/tokenizer/ids.json");
 
+const MORE: &str = include_str!("data/tokenizer/more_ids.json");
+
 struct Reference(Value);
 
 impl Reference {
     fn read() -> Self {
-        Self(serde_json::from_str(REFERENCE).unwrap())
+        let mut reference: Value = serde_json::from_str(REFERENCE).unwrap();
+        let mut more: Value = serde_json::from_str(MORE).unwrap();
+        let all = reference.as_object_mut().unwrap();
+        all.append(more.as_object_mut().unwrap());
+        Self(reference)
     }
 
     fn texts(&self) -> Vec<&str> {
@@ -37,15 +43,18 @@ impl Reference {
     }
 }
 
+/// The real model's own ids.
+const OWN: &str = "smollm_plain";
+
 fn model() -> Gguf {
     Gguf::open(&hearthnet_testkit::smollm2()).unwrap()
 }
 
 /// Compares all texts and shows the first few that differ.
-fn assert_same_ids(tokenizer: &Tokenizer, special: Special, key: &str) {
+fn assert_same_ids(tokenizer: &Tokenizer, special: Special, key: &str, fallback: &str) {
     let reference = Reference::read();
     let expected = reference.ids(key);
-    let fallback = reference.ids("smollm_plain");
+    let fallback = reference.ids(fallback);
     let mut wrong = Vec::new();
     for ((text, expected), fallback) in reference.texts().iter().zip(expected).zip(fallback) {
         let expected = expected.or(fallback).unwrap();
@@ -70,20 +79,43 @@ fn assert_same_ids(tokenizer: &Tokenizer, special: Special, key: &str) {
 #[test]
 fn ids_of_the_real_model_equal_those_of_llama_cpp() {
     let tokenizer = Tokenizer::from_gguf(&model()).unwrap();
-    assert_same_ids(&tokenizer, Special::Parse, "smollm_parse");
-    assert_same_ids(&tokenizer, Special::Plain, "smollm_plain");
+    assert_same_ids(&tokenizer, Special::Parse, "smollm_parse", OWN);
+    assert_same_ids(&tokenizer, Special::Plain, OWN, OWN);
 }
 
 #[test]
 fn ids_under_other_pre_tokenisers_equal_those_of_llama_cpp() {
     let gguf = model();
-    for pre in ["gpt-2", "llama-bpe", "qwen2", "default"] {
+    let rules = "gpt-2 llama-bpe qwen2 default tekken gpt-4o qwen35 falcon deepseek-llm deepseek-coder deepseek-v3";
+    for pre in rules.split(' ') {
         let parts = TokenizerParts {
             pre,
             ..TokenizerParts::from_gguf(&gguf).unwrap()
         };
-        assert_same_ids(&Tokenizer::new(&parts).unwrap(), Special::Plain, pre);
+        assert_same_ids(&Tokenizer::new(&parts).unwrap(), Special::Plain, pre, OWN);
     }
+}
+
+#[test]
+fn ids_of_sentencepiece_vocabularies_equal_those_of_llama_cpp() {
+    let file = |name: &str| {
+        let name = format!("ggml-vocab-{name}.gguf");
+        Gguf::open(&hearthnet_testkit::vocabularies().join(name)).unwrap()
+    };
+    let (llama, phi) = (file("llama-spm"), file("phi-3"));
+    let parts = TokenizerParts::from_gguf(&llama).unwrap();
+    let without_prefix = TokenizerParts {
+        add_space_prefix: Some(false),
+        ..parts.clone()
+    };
+    let key = "llama-spm_plain";
+    let tokenizer = Tokenizer::new(&parts).unwrap();
+    assert_same_ids(&tokenizer, Special::Plain, key, key);
+    assert_same_ids(&tokenizer, Special::Parse, "llama-spm_parse", key);
+    let tokenizer = Tokenizer::new(&without_prefix).unwrap();
+    assert_same_ids(&tokenizer, Special::Plain, "no-prefix_plain", key);
+    let tokenizer = Tokenizer::from_gguf(&phi).unwrap();
+    assert_same_ids(&tokenizer, Special::Parse, "phi-3_parse", key);
 }
 
 #[test]
@@ -91,6 +123,15 @@ fn the_corpus_covers_what_it_claims() {
     let reference = Reference::read();
     assert!(reference.texts().len() > 400);
     let differing = |key| reference.ids(key).iter().flatten().count();
+    for key in [
+        "tekken",
+        "deepseek-llm",
+        "llama-spm_parse",
+        "phi-3_parse",
+        "no-prefix_plain",
+    ] {
+        assert!(differing(key) > 0, "{key}");
+    }
     assert!(differing("llama-bpe") > 30 && differing("default") > 30 && differing("gpt-2") > 5);
     assert_ne!(reference.ids("smollm_parse"), reference.ids("smollm_plain"));
 }

@@ -356,7 +356,10 @@ impl Conversation {
         self.output(news, &mut row, cancel, emit)?;
         let prefill_s = prefill.elapsed().as_secs_f64();
 
-        let mut detokenizer = Detokenizer::new(&model.tokenizer);
+        let mut detokenizer = match request.prompt {
+            Prompt::Messages(_) => Detokenizer::new(&model.tokenizer),
+            Prompt::Text(_) | Prompt::Tokens(_) => Detokenizer::continuing(&model.tokenizer),
+        };
         let mut logits = Vec::new();
         let mut text = String::new();
         let mut token_ids = Vec::new();

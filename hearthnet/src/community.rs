@@ -106,12 +106,15 @@ impl Home {
     }
 
     /// Notes that an anchor said that this node's key counts no more: whatever runs for it ends.
-    pub(crate) fn refused_by(&self, anchor: &NodeId) {
+    /// `true` the first time.
+    pub(crate) fn refused_by(&self, anchor: &NodeId) -> bool {
         let by = crate::standing::by(self, anchor);
         Membership::note_put_out(&self.dir, Some(by.clone()));
-        if self.refused.set(by).is_ok() {
+        let first = self.refused.set(by).is_ok();
+        if first {
             self.log.touch();
         }
+        first
     }
 
     /// What the log says now.
@@ -128,20 +131,30 @@ impl Home {
             (None, Some(level)) => return Ok(level),
             (None, None) => Standing::of(self),
         };
-        match standing {
-            Standing::Good => Err(Failure::new(
-                Kind::Community,
-                format!("this node is not a member of {:?}", state.name),
-            )
-            .code("unauthorized")
-            .hint("`hearthnet community leave` puts its log away; then join with a code: `hearthnet community join CODE`")),
-            standing => {
-                let has_root = matches!(self.root_key(), Ok(Some(_)));
-                Err(Failure::new(Kind::Community, standing.sentence(&state.name))
-                    .code(standing.code())
-                    .hint(standing.remedy(has_root)))
-            }
+        self.accept(&standing)?;
+        Err(Failure::new(
+            Kind::Community,
+            format!("this node is not a member of {:?}", state.name),
+        )
+        .code("unauthorized")
+        .hint("`hearthnet community leave` puts its log away; then join with a code: `hearthnet community join CODE`"))
+    }
+
+    /// Refuses if the node's key counts no more, by the log or by what was noted of what others
+    /// said.
+    pub(crate) fn good_standing(&self) -> Result<(), Failure> {
+        self.accept(&Standing::of(self))
+    }
+
+    fn accept(&self, standing: &Standing) -> Result<(), Failure> {
+        if *standing == Standing::Good {
+            return Ok(());
         }
+        let has_root = matches!(self.root_key(), Ok(Some(_)));
+        let sentence = standing.sentence(&self.state().name);
+        Err(Failure::new(Kind::Community, sentence)
+            .code(standing.code())
+            .hint(standing.remedy(has_root)))
     }
 
     /// Refuses if this node's level is below `least`. `what` ends "only ... may ...".

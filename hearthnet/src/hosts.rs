@@ -46,6 +46,10 @@ const MAX_ADDRESSES: usize = 6;
 /// only now, or a host may be coming back.
 const PATIENCE: Duration = Duration::from_secs(6);
 
+/// The same in the middle of an answer that this machine can finish by itself: a host that is started
+/// anew takes longer to read its layers, and news of those that stay take less to come.
+const SHORT_PATIENCE: Duration = Duration::from_secs(2);
+
 /// A host that cannot be used and is known not to be within this time may be asked again.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
@@ -60,6 +64,8 @@ pub(crate) struct CommunityHosts {
     pub(crate) key: Arc<NodeKey>,
     /// Its community's log, which something keeps even with the others.
     pub(crate) log: EventLog,
+    /// The same as a place where this node's standing is known.
+    pub(crate) home: Home,
     /// What discovery knows.
     pub(crate) places: Places,
     /// Limits of the sessions.
@@ -239,7 +245,7 @@ impl Visit {
         }
         note("asking the others whether this node may");
         match &self.0 {
-            Some((node, _)) => crate::node::settle_in(node).await,
+            Some((node, _)) => crate::node::learn(node, home).await,
             None => crate::node::settle_beside(home, || check().is_ok()).await,
         }
         check()
@@ -264,10 +270,11 @@ pub(crate) fn in_sync(node: WeakNode, began: Instant) -> InSync {
 impl HostSource for CommunityHosts {
     fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError> {
         let (layers, exclude) = (&search.layers, search.exclude);
-        let patience = if search.optional {
-            Duration::ZERO
-        } else {
-            self.patience
+        let patience = match search.optional {
+            true => Duration::ZERO,
+            // In the middle of an answer that this machine can finish.
+            false if self.routed && self.in_sync.is_some() => self.patience.min(SHORT_PATIENCE),
+            false => self.patience,
         };
         let deadline = Instant::now() + patience;
         let mut changes = self.log.changes();
@@ -298,8 +305,13 @@ impl HostSource for CommunityHosts {
                 Err(error) => {
                     let left = deadline.saturating_duration_since(Instant::now());
                     let in_vain = !self.routed && self.in_sync.as_ref().is_some_and(|is| is());
+                    // Nobody lets this node in any more: there is nothing to wait for.
+                    if let Err(put_out) = self.home.level() {
+                        return Err(ChatError::ShardUnavailable(put_out.to_string()));
+                    }
                     let over = left.is_zero() || in_vain;
-                    if over && !self.log.state().policy.research {
+                    // Before the first route the log may still be behind.
+                    if (over || self.routed) && !self.log.state().policy.research {
                         return Err(ChatError::ExperimentalDisabled);
                     }
                     if over {
@@ -378,6 +390,7 @@ impl CommunityHosts {
             },
             key: Arc::clone(&home.key),
             log: home.log.clone(),
+            home: home.clone(),
             places,
             transport: config.transport()?,
             patience: PATIENCE,

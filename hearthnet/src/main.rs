@@ -46,8 +46,13 @@ fn main() -> ExitCode {
     let args = Args::parse();
     init_logs(&args);
     let json = args.wants_json();
+    let dir = match args.command {
+        // They print files, for machines.
+        Command::Completions { .. } | Command::Man { .. } => None,
+        _ => paths::data_dir(args.global.data_dir.clone()).ok(),
+    };
     let outcome = run(args);
-    standing::say(outcome.as_ref().err());
+    standing::say(outcome.as_ref().err(), dir.as_deref());
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

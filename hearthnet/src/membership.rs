@@ -38,6 +38,12 @@ pub(crate) struct Membership {
     /// Who said that this node's key counts no more, if somebody did since it last had a link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) put_out_by: Option<String>,
+    /// When this node was put out, as the log says; Unix ms.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) revoked_ms: Option<u64>,
+    /// Whether the log says that two histories were signed with this node's key.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) frozen: bool,
 }
 
 impl Membership {
@@ -66,12 +72,15 @@ impl Membership {
     }
 
     /// Notes who said that this node's key counts no more, or that nobody says so any more.
-    pub(crate) fn note_put_out(dir: &Path, by: Option<String>) {
-        if let Some(mut noted) = Self::read(dir)
-            && noted.put_out_by != by
-        {
-            noted.put_out_by = by;
-            noted.write(dir);
+    /// Whether that is new.
+    pub(crate) fn note_put_out(dir: &Path, by: Option<String>) -> bool {
+        match Self::read(dir) {
+            Some(mut noted) if noted.put_out_by != by => {
+                noted.put_out_by = by;
+                noted.write(dir);
+                true
+            }
+            _ => false,
         }
     }
 
@@ -100,6 +109,11 @@ impl Membership {
             level: state.level(own),
             members,
             put_out_by: old.and_then(|old| old.put_out_by.clone()),
+            revoked_ms: state
+                .revoked()
+                .find(|(node, _)| *node == own)
+                .map(|(_, revocation)| revocation.time_ms),
+            frozen: state.is_frozen(own),
         }
     }
 

@@ -18,10 +18,11 @@ use hearthnet_bus::discovery::{CommunityTag, DiscoverySettings, MdnsHealth, Sour
 use hearthnet_bus::flight::{self, PagesHandler};
 use hearthnet_bus::joining::JoinHandler;
 use hearthnet_bus::log::Level;
-use hearthnet_bus::node::{Node, NodeError, NodeSettings};
+use hearthnet_bus::node::{Node, NodeError, NodeSettings, WeakNode};
 use hearthnet_orchestrator::health::SharedHealth;
 use rustix::fs::FlockOperation;
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 use crate::addresses::{listen_address, reachable};
 use crate::community::{Home, display_name, now_ms};
@@ -158,9 +159,45 @@ fn failure(error: &NodeError) -> Failure {
 pub(crate) async fn visit(home: &Home, config: &Config) -> Result<Node, Failure> {
     let settings = settings(home, config)?;
     let registry = Arc::new(Registry::new());
-    Node::start(Arc::clone(&home.key), home.log.clone(), settings, registry)
+    let node = Node::start(Arc::clone(&home.key), home.log.clone(), settings, registry)
         .await
-        .map_err(|e| failure(&e))
+        .map_err(|e| failure(&e))?;
+    tokio::spawn(watch_visit(node.downgrade(), node.changes(), home.clone()));
+    Ok(node)
+}
+
+/// Notes what members say about a visiting node's key, until nobody holds the node. The command
+/// says it when it ends.
+async fn watch_visit(node: WeakNode, mut changes: watch::Receiver<u64>, home: Home) {
+    while let Some(node) = node.upgrade() {
+        if hear_refusals(&node, &home) {
+            crate::standing::remember(&home);
+        }
+        crate::standing::note_clock(&home.dir, &home.log);
+        drop(node);
+        if let Ok(Err(_)) = tokio::time::timeout(LOOK_AT_VISIT, changes.changed()).await {
+            return;
+        }
+    }
+}
+
+/// How often the clock is looked at meanwhile.
+const LOOK_AT_VISIT: Duration = Duration::from_millis(500);
+
+/// Asks the others what they know, for a few seconds at most, unless a node that runs here does.
+pub(crate) fn ask_around(home: &Home, config: &Config) -> Result<(), Failure> {
+    if Lock::is_held(&home.dir) || home.state().members().count() < 2 {
+        return Ok(());
+    }
+    let runtime = crate::commands::runtime()?;
+    let asked = runtime.block_on(async {
+        let node = visit(home, config).await?;
+        learn(&node, home).await;
+        node.shutdown().await;
+        Ok(())
+    });
+    runtime.shutdown_timeout(Duration::from_millis(500));
+    asked
 }
 
 /// A node that stays.
@@ -277,22 +314,51 @@ impl Resident {
 /// How long a node that has just started waits for what others know, at most.
 const FIRST_SYNC: Duration = Duration::from_secs(4);
 
-/// Waits until this node knows what its neighbours know, or for a few seconds: where nobody
-/// is, nobody can be waited for.
+/// Waits until this node knows what its neighbours know, or that an anchor tells it nothing more;
+/// a few seconds at most: where nobody is, nobody can be waited for.
 pub(crate) async fn settle_in(node: &Node) {
     let alone = node.log().state().members().count() < 2;
     if !alone {
-        let _ = tokio::time::timeout(FIRST_SYNC, node.until_even()).await;
+        let settled = async {
+            tokio::select! {
+                () = node.until_even() => {}
+                () = until_refused(node) => {}
+            }
+        };
+        let _ = tokio::time::timeout(FIRST_SYNC, settled).await;
         if let Some(dir) = node.log().path().parent() {
             crate::standing::note_clock(dir, node.log());
         }
     }
 }
 
-/// Acts on what members say about this node's key. What an anchor says ends what runs here. Where
-/// this node is the only anchor there is nobody of that standing, and two histories that were signed
-/// with its key can be seen by others only: if everybody refuses it, the next commands say so.
-fn hear_refusals(node: &Node, home: &Home) {
+/// [`settle_in`] of a visiting node, whose home then knows what was said of its key.
+pub(crate) async fn learn(node: &Node, home: &Home) {
+    settle_in(node).await;
+    if hear_refusals(node, home) {
+        crate::standing::remember(home);
+    }
+}
+
+/// Resolves once an anchor has said that this node's key counts no more.
+async fn until_refused(node: &Node) {
+    let mut changes = node.changes();
+    loop {
+        let state = node.log().state();
+        let anchor = |node: &NodeId| state.level(node) == Some(Level::Anchor);
+        if node.refused_by().iter().any(anchor) {
+            return;
+        }
+        // The sender lives as long as this node.
+        let _ = changes.changed().await;
+    }
+}
+
+/// Acts on what members say about this node's key. What an anchor says ends what runs here. What
+/// others say binds nobody; where nobody else is heard (or this node is the only anchor, whose two
+/// histories only others can see), it is noted, and commands say it. `true` if there is something
+/// new to say.
+fn hear_refusals(node: &Node, home: &Home) -> bool {
     let (state, own) = (home.state(), home.key.id());
     let anchor = |node: &NodeId| state.level(node) == Some(Level::Anchor);
     let alone = !state
@@ -306,12 +372,14 @@ fn hear_refusals(node: &Node, home: &Home) {
         .collect();
     let said = node.refused_by();
     if let Some(by) = said.iter().find(|by| anchor(by)) {
-        home.refused_by(by);
-    } else if linked.iter().any(|node| alone || anchor(node)) {
-        Membership::note_put_out(&home.dir, None);
-    } else if let Some(by) = said.first().filter(|_| alone) {
-        Membership::note_put_out(&home.dir, Some(crate::standing::by(home, by)));
+        return home.refused_by(by);
     }
+    if linked.iter().any(|node| alone || anchor(node)) {
+        Membership::note_put_out(&home.dir, None);
+    } else if let Some(by) = said.first().filter(|_| alone || linked.is_empty()) {
+        return Membership::note_put_out(&home.dir, Some(crate::standing::by(home, by)));
+    }
+    false
 }
 
 /// How often the clock is compared with what neighbours said, and the membership noted.
@@ -322,7 +390,10 @@ const LOOK_AGAIN: Duration = Duration::from_secs(5);
 async fn watch_standing(node: &Node, home: &Home) {
     let (mut links, mut changes) = (node.changes(), home.log.changes());
     loop {
-        hear_refusals(node, home);
+        if hear_refusals(node, home) && home.level().is_ok() {
+            // Nothing ends by it; who looks at the terminal should know.
+            crate::standing::warn(home);
+        }
         if crate::standing::note_clock(&home.dir, &home.log) {
             crate::standing::say_clock(&home.dir);
         }

@@ -3,14 +3,14 @@
 //! met.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hearthnet_bus::log::EventLog;
 use hearthnet_bus::whole_file;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::community::{Home, label, now_ms};
+use crate::community::{Home, ROOT_KEY, label, now_ms};
 use crate::failure::Failure;
 use crate::membership::Membership;
 use crate::output::{note, span, when};
@@ -57,6 +57,16 @@ impl Standing {
         }
     }
 
+    /// As it was noted beside the log when that was last read.
+    fn noted(noted: &Membership) -> Self {
+        match (noted.revoked_ms, noted.frozen, &noted.put_out_by) {
+            (Some(at), ..) => Self::Revoked(at),
+            (None, true, _) => Self::Frozen,
+            (None, false, Some(by)) => Self::Refused(by.clone()),
+            (None, false, None) => Self::Good,
+        }
+    }
+
     /// The stable code; that of the failure that means the same.
     pub(crate) fn code(&self) -> &'static str {
         match self {
@@ -77,7 +87,7 @@ impl Standing {
                 "this node is frozen in {community:?}: two histories were signed with its key, as when an old copy of its data is used, so nobody takes its word any more"
             ),
             Self::Refused(by) => format!(
-                "{by} says that this node's key counts no more in {community:?}: it was put out, or an old copy of its data was used"
+                "{by} says that this node's key counts no more in {community:?}: it was revoked, or frozen because an old copy of its data was used"
             ),
         }
     }
@@ -95,8 +105,26 @@ impl Standing {
     }
 }
 
-/// What is to be said when the command has ended: its code, and the line.
-static SAID: Mutex<Option<(&'static str, String)>> = Mutex::new(None);
+/// What is to be said when the command has ended.
+#[derive(Default)]
+struct Said {
+    /// Whether the standing was looked at.
+    looked: bool,
+    /// The code of a standing that is not good, and the line.
+    standing: Option<(&'static str, String)>,
+    /// Whether the clock was spoken of.
+    clock: bool,
+}
+
+static SAID: Mutex<Said> = Mutex::new(Said {
+    looked: false,
+    standing: None,
+    clock: false,
+});
+
+fn said() -> MutexGuard<'static, Said> {
+    SAID.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Looks at the standing of the node that a command works for.
 pub(crate) fn look(home: &Home) {
@@ -107,22 +135,51 @@ pub(crate) fn look(home: &Home) {
         );
     }
     say_clock(&home.dir);
-    let standing = Standing::of(home);
-    if standing != Standing::Good {
-        let has_root = matches!(home.root_key(), Ok(Some(_)));
-        let line = format!(
-            "{}\nhint: {}",
-            standing.sentence(&home.state().name),
-            standing.remedy(has_root)
-        );
-        *SAID.lock().unwrap_or_else(PoisonError::into_inner) = Some((standing.code(), line));
+    remember(home);
+}
+
+/// Has the standing of a node said when the command ends.
+pub(crate) fn remember(home: &Home) {
+    let has_root = matches!(home.root_key(), Ok(Some(_)));
+    let line = line(&Standing::of(home), &home.state().name, has_root);
+    let mut said = said();
+    said.looked = true;
+    said.standing = line;
+}
+
+/// Says the standing of a node now, if it is not good.
+pub(crate) fn warn(home: &Home) {
+    let has_root = matches!(home.root_key(), Ok(Some(_)));
+    if let Some((_, line)) = line(&Standing::of(home), &home.state().name, has_root) {
+        note(format!("warning: {line}"));
     }
 }
 
-/// Says what [`look`] found, unless the command failed for that very reason and said so.
-pub(crate) fn say(failure: Option<&Failure>) {
-    let said = SAID.lock().unwrap_or_else(PoisonError::into_inner).take();
-    if let Some((code, line)) = said
+/// The code of a standing that is not good, what is so in `community`, and what to do.
+fn line(standing: &Standing, community: &str, has_root: bool) -> Option<(&'static str, String)> {
+    let line = || {
+        format!(
+            "{}\nhint: {}",
+            standing.sentence(community),
+            standing.remedy(has_root)
+        )
+    };
+    (*standing != Standing::Good).then(|| (standing.code(), line()))
+}
+
+/// Says what was found, unless the command failed for that very reason and said so. Commands that
+/// do not open the community's log go by what was noted beside it in `dir`.
+pub(crate) fn say(failure: Option<&Failure>, dir: Option<&Path>) {
+    let looked = said().looked;
+    if !looked && let Some((dir, noted)) = dir.and_then(|dir| Some((dir, Membership::read(dir)?))) {
+        let has_root = dir.join(ROOT_KEY).exists();
+        said().standing = line(&Standing::noted(&noted), &noted.name, has_root);
+    }
+    if let Some(dir) = dir {
+        say_clock(dir);
+    }
+    let found = said().standing.take();
+    if let Some((code, line)) = found
         && !failure.is_some_and(|failure| failure.has_code(code))
     {
         note(format!("warning: {line}"));
@@ -221,9 +278,13 @@ impl Measured {
     }
 }
 
-/// Says that the clock is wrong, if it is known to be.
+/// Says once that the clock is wrong, if it is known to be.
 pub(crate) fn say_clock(dir: &Path) {
-    if let Some(measured) = measured(dir) {
+    let Some(measured) = measured(dir) else {
+        return;
+    };
+    let before = std::mem::replace(&mut said().clock, true);
+    if !before {
         note(format!("warning: {}", measured.sentence()));
     }
 }

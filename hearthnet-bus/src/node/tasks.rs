@@ -352,7 +352,7 @@ async fn connect(inner: &Arc<Inner>, target: Target) {
 /// Notes that a member says that this node was put out. Said once, however often it is asked again.
 fn put_out(inner: &Inner, by: NodeId) {
     if lock(&inner.put_out_by).insert(by) {
-        tracing::warn!(node = %by.short(), "it says that this node was revoked");
+        tracing::info!(node = %by.short(), "it says that this node was revoked");
         inner.bump();
     }
 }

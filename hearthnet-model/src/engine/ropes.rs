@@ -35,6 +35,10 @@ impl Ropes {
                 divide(file, name, &mut frequencies)?;
                 amplitude = a;
             }
+            Some(RopeScaling::Yarn(yarn)) => {
+                RopeTable::stretch(&mut frequencies, rope.theta, &yarn);
+                amplitude = yarn.amplitude;
+            }
         }
         let local = rope.local_theta.map(|theta| {
             let frequencies = RopeTable::frequencies(rope.dims as usize, theta);

@@ -12,12 +12,17 @@ use crate::{ModelError, TensorType};
 #[derive(Debug)]
 pub(super) struct Layer {
     pub(super) attn_norm: Vec<f32>,
+    /// Of what attention reads; where it is latent, the narrow rows.
     pub(super) qkv: Qkv,
+    pub(super) latent: Option<Latent>,
     pub(super) qk_norm: Option<QkNorms>,
     pub(super) rotation: Rotation,
     /// Positions that a row attends to; `None` for all.
     pub(super) window: Option<usize>,
+    /// For each query head.
+    pub(super) sinks: Option<Vec<f32>>,
     pub(super) attn_output: Packed,
+    pub(super) attn_output_bias: Option<Vec<f32>>,
     pub(super) attn_post_norm: Option<Vec<f32>>,
     pub(super) ffn_norm: Vec<f32>,
     pub(super) feed: Feed,
@@ -44,10 +49,17 @@ pub(super) enum Feed {
     /// Rows go through some of many.
     Experts {
         /// Scores of the experts.
-        router: Packed,
+        router: Router,
         /// All of them.
         experts: Vec<Expert>,
     },
+}
+
+/// What scores the experts of a layer.
+#[derive(Debug)]
+pub(super) struct Router {
+    pub(super) matrix: Packed,
+    pub(super) bias: Option<Vec<f32>>,
 }
 
 /// One expert of a layer.
@@ -55,6 +67,15 @@ pub(super) enum Feed {
 pub(super) struct Expert {
     pub(super) ffn: Ffn,
     pub(super) down: Packed,
+    pub(super) bias: Option<ExpertBias>,
+}
+
+/// What is added to the outputs of an expert's matrices.
+#[derive(Debug)]
+pub(super) struct ExpertBias {
+    pub(super) gate: Vec<f32>,
+    pub(super) up: Vec<f32>,
+    pub(super) down: Vec<f32>,
 }
 
 /// Query, key and value matrices: their outputs stand side by side.
@@ -65,6 +86,17 @@ pub(super) struct Qkv {
     pub(super) form: ActForm,
     /// What is added to all outputs.
     pub(super) bias: Option<Vec<f32>>,
+}
+
+/// What latent attention does to its narrow rows.
+#[derive(Debug)]
+pub(super) struct Latent {
+    pub(super) q_norm: Vec<f32>,
+    pub(super) kv_norm: Vec<f32>,
+    /// To queries.
+    pub(super) q: Packed,
+    /// To keys and values.
+    pub(super) kv: Packed,
 }
 
 /// Gate and up matrices.
@@ -94,6 +126,17 @@ impl Qkv {
     /// Outputs of all parts, in groups of 16.
     pub(super) fn panels(&self) -> usize {
         self.parts.iter().map(Packed::panels).sum()
+    }
+}
+
+impl Latent {
+    /// Outputs of both matrices, in groups of 16.
+    pub(super) fn panels(&self) -> usize {
+        self.q.panels() + self.kv.panels()
+    }
+
+    fn bytes(&self) -> usize {
+        vectors([&self.q_norm, &self.kv_norm]) + self.q.bytes() + self.kv.bytes()
     }
 }
 
@@ -136,27 +179,37 @@ impl Feed {
         match self {
             Self::Dense { ffn, down } => ffn.bytes() + down.bytes(),
             Self::Experts { router, experts } => {
-                let expert = |expert: &Expert| expert.ffn.bytes() + expert.down.bytes();
-                router.bytes() + experts.iter().map(expert).sum::<usize>()
+                let expert = |expert: &Expert| {
+                    let bias = expert.bias.iter().flat_map(|b| [&b.gate, &b.up, &b.down]);
+                    expert.ffn.bytes() + expert.down.bytes() + vectors(bias)
+                };
+                let router = router.matrix.bytes() + vectors(&router.bias);
+                router + experts.iter().map(expert).sum::<usize>()
             }
         }
     }
+}
+
+/// Memory that vectors take.
+fn vectors<'a>(all: impl IntoIterator<Item = &'a Vec<f32>>) -> usize {
+    all.into_iter().map(|one| size_of_val(&one[..])).sum()
 }
 
 impl Layer {
     /// Memory that the weights take.
     pub(super) fn bytes(&self) -> usize {
         let qk_norm = self.qk_norm.iter().flat_map(|norms| [&norms.q, &norms.k]);
-        let vectors = [&self.attn_norm, &self.ffn_norm]
+        let own = [&self.attn_norm, &self.ffn_norm]
             .into_iter()
             .chain(qk_norm)
             .chain(&self.qkv.bias)
+            .chain(&self.sinks)
+            .chain(&self.attn_output_bias)
             .chain(&self.attn_post_norm)
-            .chain(&self.ffn_post_norm)
-            .map(|vector| size_of_val(&vector[..]))
-            .sum::<usize>();
+            .chain(&self.ffn_post_norm);
         let qkv: usize = self.qkv.parts.iter().map(Packed::bytes).sum();
-        vectors + qkv + self.attn_output.bytes() + self.feed.bytes()
+        let latent = self.latent.as_ref().map_or(0, Latent::bytes);
+        vectors(own) + latent + qkv + self.attn_output.bytes() + self.feed.bytes()
     }
 }
 
@@ -214,9 +267,22 @@ impl<'a> Loader<'a> {
         let (file, spec) = (self.file, self.file.spec());
         let get = |tensor| file.layer_tensor(layer, tensor);
         let attn_norm = self.vector(&get(T::AttnNorm)?)?;
-        let mut qkv = match file.has(T::AttnQkv) {
-            true => Qkv::of(vec![self.matrix(&get(T::AttnQkv)?)?]),
-            false => self.qkv([get(T::AttnQ)?, get(T::AttnK)?, get(T::AttnV)?])?,
+        let mut qkv = if file.has(T::AttnQkv) {
+            Qkv::of(vec![self.matrix(&get(T::AttnQkv)?)?])
+        } else if file.has(T::LatentQ) {
+            let (q, kv) = (get(T::LatentQ)?, get(T::LatentKv)?);
+            Qkv::of(vec![self.matrix(&q)?, self.matrix(&kv)?])
+        } else {
+            self.qkv([get(T::AttnQ)?, get(T::AttnK)?, get(T::AttnV)?])?
+        };
+        let latent = match file.has(T::LatentQ) {
+            true => Some(Latent {
+                q_norm: self.vector(&get(T::LatentQNorm)?)?,
+                kv_norm: self.vector(&get(T::LatentKvNorm)?)?,
+                q: self.matrix(&get(T::LatentQUp)?)?,
+                kv: self.matrix(&get(T::LatentKvUp)?)?,
+            }),
+            false => None,
         };
         if file.has(T::AttnQBias) {
             let mut bias = Vec::new();
@@ -235,10 +301,13 @@ impl<'a> Loader<'a> {
         Ok(Layer {
             attn_norm,
             qkv,
+            latent,
             qk_norm,
             rotation: spec.rotation(layer),
             window: spec.window(layer).map(|positions| positions as usize),
+            sinks: self.optional(layer, T::AttnSinks)?,
             attn_output: self.matrix(&get(T::AttnOutput)?)?,
+            attn_output_bias: self.optional(layer, T::AttnOutputBias)?,
             attn_post_norm: self.optional(layer, T::AttnPostNorm)?,
             ffn_norm: self.vector(&get(T::FfnNorm)?)?,
             feed: self.feed(layer)?,
@@ -274,18 +343,41 @@ impl<'a> Loader<'a> {
                 down: self.matrix(&get(T::FfnDown)?)?,
             });
         }
-        let router = self.matrix(&get(T::Router)?)?;
+        let router = Router {
+            matrix: self.matrix(&get(T::Router)?)?,
+            bias: self.optional(layer, T::RouterBias)?,
+        };
         let split = |tensor| Ok::<_, LoadError>(matrices(file.spec(), &get(tensor)?, tensor));
         let (gates, ups) = (split(T::ExpertGate)?, split(T::ExpertUp)?);
         let downs = split(T::ExpertDown)?;
+        let mut biases = self.expert_biases(layer)?.into_iter();
         let mut experts = Vec::with_capacity(downs.len());
         for ((gate, up), down) in gates.iter().zip(&ups).zip(&downs) {
             experts.push(Expert {
                 ffn: self.ffn(gate, up)?,
                 down: self.matrix(down)?,
+                bias: biases.next(),
             });
         }
         Ok(Feed::Experts { router, experts })
+    }
+
+    /// The biases of each expert of a layer, or none.
+    fn expert_biases(&mut self, layer: u32) -> Result<Vec<ExpertBias>, LoadError> {
+        use LayerTensor as T;
+        let spec = self.file.spec();
+        let (width, ffn) = (spec.width as usize, spec.ffn as usize);
+        let mut all = |which| Ok::<_, LoadError>(self.optional(layer, which)?.unwrap_or_default());
+        let (gates, ups) = (all(T::ExpertGateBias)?, all(T::ExpertUpBias)?);
+        let downs = all(T::ExpertDownBias)?;
+        let gates = gates.chunks_exact(ffn).zip(ups.chunks_exact(ffn));
+        let biases = gates.zip(downs.chunks_exact(width));
+        let biases = biases.map(|((gate, up), down)| ExpertBias {
+            gate: gate.to_vec(),
+            up: up.to_vec(),
+            down: down.to_vec(),
+        });
+        Ok(biases.collect())
     }
 
     fn qkv(&mut self, views: [TensorView<'_>; 3]) -> Result<Qkv, LoadError> {
@@ -308,8 +400,10 @@ impl<'a> Loader<'a> {
     }
 
     fn ffn(&mut self, gate: &TensorView<'_>, up: &TensorView<'_>) -> Result<Ffn, LoadError> {
-        // The kernel that applies the gate in the same pass knows one activation.
-        let fused = self.file.spec().activation == Activation::Silu && gate.dtype == up.dtype;
+        // The kernel that applies the gate in the same pass knows one activation and no biases.
+        let spec = self.file.spec();
+        let plain = !spec.experts.is_some_and(|experts| experts.bias);
+        let fused = plain && spec.activation == Activation::Silu && gate.dtype == up.dtype;
         if !fused {
             return Ok(Ffn::Split {
                 gate: self.matrix(gate)?,
@@ -356,11 +450,15 @@ impl<'a> Loader<'a> {
     }
 }
 
-const MATRICES: [LayerTensor; 13] = [
+const MATRICES: [LayerTensor; 17] = [
     LayerTensor::AttnQ,
     LayerTensor::AttnK,
     LayerTensor::AttnV,
     LayerTensor::AttnQkv,
+    LayerTensor::LatentQ,
+    LayerTensor::LatentKv,
+    LayerTensor::LatentQUp,
+    LayerTensor::LatentKvUp,
     LayerTensor::AttnOutput,
     LayerTensor::FfnGate,
     LayerTensor::FfnUp,

@@ -15,8 +15,11 @@
 pub mod gemma2;
 pub mod gemma3;
 pub mod glm4;
+pub mod gpt_oss;
 pub mod granite;
 pub mod llama;
+pub mod minicpm3;
+pub mod mistral3;
 pub mod olmoe;
 pub mod phi3;
 pub mod qwen2;
@@ -29,8 +32,8 @@ use crate::boundary::BoundaryDtype;
 use crate::error::ModelError;
 use crate::gguf::{Gguf, MetadataError, Value};
 use crate::spec::{
-    Activation, AttentionSpec, Dim, ExpertSpec, LayerTensor, ModelSpec, QkNorm, RopeKind,
-    RopeScaling, RopeSpec, ScaleSpec, WindowSpec,
+    Activation, AttentionSpec, Dim, ExpertSpec, LatentSpec, LayerTensor, ModelSpec, QkNorm,
+    RopeKind, RopeScaling, RopeSpec, ScaleSpec, TemperatureSpec, WindowSpec, YarnSpec,
 };
 
 /// Every family that can be run.
@@ -46,6 +49,9 @@ pub const ALL: &[&Family] = &[
     &gemma3::FAMILY,
     &granite::FAMILY,
     &glm4::FAMILY,
+    &gpt_oss::FAMILY,
+    &minicpm3::FAMILY,
+    &mistral3::FAMILY,
 ];
 
 /// Metadata key by which a file overrides its family's boundary dtype (`f16`, `bf16`, `f32`).
@@ -79,7 +85,7 @@ fn shared(spec: &ModelSpec) -> &'static [&'static str] {
     match spec.rope.scaling {
         Some(RopeScaling::Factors) => &[ROPE_FACTORS],
         Some(RopeScaling::Long { .. }) => &[ROPE_FACTORS_SHORT, ROPE_FACTORS_LONG],
-        Some(RopeScaling::Linear { .. }) | None => &[],
+        Some(RopeScaling::Linear { .. } | RopeScaling::Yarn(_)) | None => &[],
     }
 }
 
@@ -101,18 +107,34 @@ pub struct Family {
     pub qkv_bias: Presence,
     /// The norm of queries and keys.
     pub qk_norm: Option<QkNorm>,
+    /// Whether what attention gives has a bias.
+    pub output_bias: bool,
+    /// Whether heads have sinks.
+    pub sinks: bool,
     /// What is applied to the gate.
     pub activation: Activation,
     /// Whether what a block adds to the residual stream is normalised.
     pub post_norms: bool,
+    /// Attention is latent, with this epsilon in its norms.
+    pub latent_norm_eps: Option<f32>,
+    /// [`ScaleSpec::embedding`], where files do not say it.
+    pub embedding_scale: Option<f32>,
+    /// [`ScaleSpec::residual`] times the root of the number of layers, where files do not say it.
+    pub depth_scale: Option<f64>,
+    /// The width at which logits are not scaled; they are divided by how much wider the model is.
+    pub logits_by_width: Option<f32>,
     /// Whether the embedding is multiplied with the root of the width.
     pub scaled_embedding: bool,
     /// Whether the weights of the experts of a row add up to 1.
     pub experts_normalised: bool,
+    /// Whether the router and the matrices of the experts have biases.
+    pub experts_biased: bool,
     /// Whether a file may have [`ROPE_FACTORS`].
     pub rope_factors: bool,
     /// Whether a file may have [`ROPE_FACTORS_SHORT`] and [`ROPE_FACTORS_LONG`].
     pub long_rope: bool,
+    /// Whether a file may ask for YaRN.
+    pub yarn: Yarn,
     /// Numbers of layers of the models whose scores are multiplied by the inverse root of
     /// `width / heads`, not of `head_dim`. The files do not say it; llama.cpp goes by the same.
     pub scaled_by_width: &'static [u32],
@@ -133,6 +155,17 @@ pub enum Presence {
     Always,
     /// Those whose file has its tensors.
     IfStored,
+}
+
+/// Whether models of a family may use YaRN, and how: [`YarnSpec::whole`], which files do not say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Yarn {
+    /// Not at all.
+    Never,
+    /// Between whole pairs, as nearly all do.
+    Whole,
+    /// Between pairs where the numbers of turns fall.
+    Exact,
 }
 
 /// A tensor of a block.
@@ -218,12 +251,20 @@ const READ: [&str; 15] = [
     "rope.scaling.original_context_length",
 ];
 
+/// Keys that are read of the families that may use YaRN.
+const YARN: [&str; 3] = [
+    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+];
+
 /// What a file may say of the features that its family does not have, as long as it says nothing
 /// that would change the arithmetic.
 const NEUTRAL: &[Fixed] = &[
     Fixed::number("rope.scale_linear", 1.0),
     Fixed::number("rope.scaling.attn_factor", 1.0),
     Fixed::anything("rope.scaling.finetuned"),
+    Fixed::number("rope.scaling.yarn_ext_factor", 1.0),
     Fixed::number("expert_count", 0.0),
     Fixed::number("expert_used_count", 0.0),
     Fixed::number("expert_shared_count", 0.0),
@@ -260,12 +301,20 @@ impl Family {
         reads: &[],
         qkv_bias: Presence::Never,
         qk_norm: None,
+        output_bias: false,
+        sinks: false,
         activation: Activation::Silu,
         post_norms: false,
+        latent_norm_eps: None,
+        embedding_scale: None,
+        depth_scale: None,
+        logits_by_width: None,
         scaled_embedding: false,
         experts_normalised: false,
+        experts_biased: false,
         rope_factors: false,
         long_rope: false,
+        yarn: Yarn::Never,
         scaled_by_width: &[],
         rope_skip_every: None,
         rope_local_theta: None,
@@ -319,9 +368,10 @@ impl Family {
             None if heads > 0 && width.is_multiple_of(heads) => width / heads,
             None => return Err(keys.bad("attention.head_count", "must divide embedding_length")),
         };
-        if keys
-            .optional_u32("attention.value_length")?
-            .is_some_and(|dim| dim != head_dim)
+        if self.latent_norm_eps.is_none()
+            && keys
+                .optional_u32("attention.value_length")?
+                .is_some_and(|dim| dim != head_dim)
         {
             return Err(keys.bad("attention.value_length", "must equal attention.key_length"));
         }
@@ -361,7 +411,7 @@ impl Family {
             activation: self.activation,
             experts,
             post_norms: self.post_norms,
-            scales: self.scales(&keys, width)?,
+            scales: self.scales(&keys, width, layers)?,
         };
         spec.check()
             .map_err(|error| keys.bad(key_of(error.field), error.reason))?;
@@ -388,25 +438,59 @@ impl Family {
                 Presence::IfStored => keys.gguf.tensor("blk.0.attn_q.bias").is_some(),
             },
             qk_norm: self.qk_norm,
+            latent: self.latent(keys, width, heads)?,
+            output_bias: self.output_bias,
+            sinks: self.sinks,
             scale: match self.scaled_by_width.contains(&layers) && heads > 0 {
                 true => Some(1.0 / ((width / heads) as f32).sqrt()),
                 false => self.own_f32(keys, "attention.scale")?,
             },
             softcap: self.own_f32(keys, "attn_logit_softcapping")?,
             window,
+            temperature: match self.own_f32(keys, "attention.temperature_scale")? {
+                None | Some(0.0) => None,
+                Some(scale) => Some(TemperatureSpec {
+                    scale,
+                    positions: keys.u32("rope.scaling.original_context_length")?,
+                }),
+            },
         })
     }
 
-    fn scales(&self, keys: &Keys<'_>, width: u32) -> Result<ScaleSpec, ModelError> {
+    fn latent(
+        &self,
+        keys: &Keys<'_>,
+        width: u32,
+        heads: u32,
+    ) -> Result<Option<LatentSpec>, ModelError> {
+        let Some(norm_eps) = self.latent_norm_eps else {
+            return Ok(None);
+        };
+        let values = keys.optional_u32("attention.value_length")?;
+        Ok(Some(LatentSpec {
+            queries: keys.u32("attention.q_lora_rank")?,
+            keys: keys.u32("attention.kv_lora_rank")?,
+            values: values.unwrap_or(width.checked_div(heads).unwrap_or(0)),
+            norm_eps,
+        }))
+    }
+
+    fn scales(&self, keys: &Keys<'_>, width: u32, layers: u32) -> Result<ScaleSpec, ModelError> {
         // A factor of 1 is none: files that compute the same are the same model.
         let factor = |key| Ok::<_, ModelError>(self.own_f32(keys, key)?.filter(|f| *f != 1.0));
         Ok(ScaleSpec {
             embedding: match self.scaled_embedding {
                 true => Some((width as f32).sqrt()),
-                false => factor("embedding_scale")?,
+                false => factor("embedding_scale")?.or(self.embedding_scale),
             },
-            residual: factor("residual_scale")?,
-            logits: factor("logit_scale")?,
+            residual: match self.depth_scale {
+                Some(scale) => Some((scale / f64::from(layers).sqrt()) as f32),
+                None => factor("residual_scale")?,
+            },
+            logits: match self.logits_by_width {
+                Some(base) => Some(width as f32 / base).filter(|f| *f != 1.0),
+                None => factor("logit_scale")?,
+            },
             logit_softcap: self.own_f32(keys, "final_logit_softcapping")?,
         })
     }
@@ -422,6 +506,7 @@ impl Family {
                 count,
                 used,
                 normalise: self.experts_normalised,
+                bias: self.experts_biased,
             })),
         }
     }
@@ -439,9 +524,15 @@ impl Family {
         let long = self.long_rope && keys.gguf.tensor(ROPE_FACTORS_LONG).is_some();
         let scaling = match keys.gguf.str(&keys.full("rope.scaling.type"))? {
             None | Some("none" | "longrope") if long => {
+                let context = keys.u32("context_length")?;
                 let key = "rope.scaling.original_context_length";
+                let original = match self.latent_norm_eps {
+                    // Their converter does not write it; llama.cpp's default is the context.
+                    Some(_) => keys.optional_u32(key)?.unwrap_or(context),
+                    None => keys.u32(key)?,
+                };
                 Some(RopeScaling::Long {
-                    long: keys.u32("context_length")? > keys.u32(key)?,
+                    long: context > original,
                     amplitude: self
                         .own_f64(keys, "rope.scaling.attn_factor")?
                         .unwrap_or(1.0),
@@ -457,6 +548,12 @@ impl Family {
                 let factor = factor.ok_or_else(|| keys.missing("rope.scaling.factor"))?;
                 (factor != 1.0).then_some(RopeScaling::Linear { factor })
             }
+            Some("yarn") if !stored && self.yarn != Yarn::Never => {
+                let factor = factor.ok_or_else(|| keys.missing("rope.scaling.factor"))?;
+                let yarn = self.yarn(keys, factor)?;
+                let neutral = yarn.factor == 1.0 && yarn.amplitude == 1.0;
+                (!neutral).then_some(RopeScaling::Yarn(yarn))
+            }
             Some(other) => return unsupported("rope.scaling.type", other),
         };
         let local_theta = self.own_f64(keys, "rope.freq_base_swa")?;
@@ -470,6 +567,22 @@ impl Family {
             scaling,
             local_theta: local_theta.or(self.rope_local_theta),
             skip_every: self.rope_skip_every,
+        })
+    }
+
+    fn yarn(&self, keys: &Keys<'_>, factor: f64) -> Result<YarnSpec, ModelError> {
+        let undo = self.own_f64(keys, "rope.scaling.yarn_log_multiplier")?;
+        let usual = YarnSpec::usual_amplitude(factor, undo.unwrap_or(0.0));
+        Ok(YarnSpec {
+            factor,
+            original: keys.u32("rope.scaling.original_context_length")?,
+            // The paper's numbers, which are everybody's.
+            fast: keys.float("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
+            slow: keys.float("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
+            whole: self.yarn == Yarn::Whole,
+            amplitude: keys
+                .float("rope.scaling.yarn_attn_factor")?
+                .unwrap_or(usual),
         })
     }
 
@@ -530,7 +643,8 @@ impl Family {
             else {
                 continue;
             };
-            if READ.contains(&rest) || self.reads.contains(&rest) {
+            let yarn = self.yarn != Yarn::Never && YARN.contains(&rest);
+            if READ.contains(&rest) || yarn || self.reads.contains(&rest) {
                 continue;
             }
             match NEUTRAL.iter().find(|fixed| fixed.key == rest) {
@@ -563,9 +677,18 @@ fn key_of(field: &'static str) -> &'static str {
         "rope.theta" => "rope.freq_base",
         "rope.local_theta" => "rope.freq_base_swa",
         "rope.scaling.amplitude" => "rope.scaling.attn_factor",
+        "rope.scaling.yarn.amplitude" => "rope.scaling.yarn_attn_factor",
+        "rope.scaling.original" => "rope.scaling.original_context_length",
+        "rope.scaling.fast" => "rope.scaling.yarn_beta_fast",
+        "rope.scaling.slow" => "rope.scaling.yarn_beta_slow",
         "experts.count" => "expert_count",
         "experts.used" => "expert_used_count",
         "attention.window.positions" => "attention.sliding_window",
+        "attention.latent.queries" => "attention.q_lora_rank",
+        "attention.latent.keys" => "attention.kv_lora_rank",
+        "attention.latent.values" => "attention.value_length",
+        "attention.temperature.scale" => "attention.temperature_scale",
+        "attention.temperature.positions" => "rope.scaling.original_context_length",
         "attention.softcap" => "attn_logit_softcapping",
         "scales.embedding" => "embedding_scale",
         "scales.residual" => "residual_scale",

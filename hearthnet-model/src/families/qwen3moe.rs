@@ -1,7 +1,7 @@
 //! Qwen3-MoE: Qwen3 with experts whose weights are normalised. Source: "Qwen3 Technical Report"
 //! (arXiv 2505.09388).
 
-use super::{Family, rules};
+use super::{Family, Yarn, rules};
 use crate::spec::{QkNorm, RopeKind};
 
 /// The family's description.
@@ -21,5 +21,6 @@ pub const FAMILY: Family = Family {
     ],
     qk_norm: Some(QkNorm::Head),
     experts_normalised: true,
+    yarn: Yarn::Whole,
     ..Family::BASE
 };

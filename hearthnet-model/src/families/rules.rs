@@ -20,6 +20,42 @@ pub(super) const ATTENTION: &[Rule] = &[
     ),
 ];
 
+/// Latent attention.
+pub(super) const LATENT_ATTENTION: &[Rule] = &[
+    rule(T::AttnNorm, "attn_norm.weight", &[Dim::Width]),
+    rule(
+        T::LatentQ,
+        "attn_q_a.weight",
+        &[Dim::Width, Dim::LatentQueries],
+    ),
+    rule(
+        T::LatentQNorm,
+        "attn_q_a_norm.weight",
+        &[Dim::LatentQueries],
+    ),
+    rule(
+        T::LatentQUp,
+        "attn_q_b.weight",
+        &[Dim::LatentQueries, Dim::Queries],
+    ),
+    rule(
+        T::LatentKv,
+        "attn_kv_a_mqa.weight",
+        &[Dim::Width, Dim::LatentKeysAndTurned],
+    ),
+    rule(T::LatentKvNorm, "attn_kv_a_norm.weight", &[Dim::LatentKeys]),
+    rule(
+        T::LatentKvUp,
+        "attn_kv_b.weight",
+        &[Dim::LatentKeys, Dim::KeysAndValues],
+    ),
+    rule(
+        T::AttnOutput,
+        "attn_output.weight",
+        &[Dim::Attended, Dim::Width],
+    ),
+];
+
 /// As [`ATTENTION`], with queries, keys and values in one matrix.
 pub(super) const FUSED_ATTENTION: &[Rule] = &[
     rule(T::AttnNorm, "attn_norm.weight", &[Dim::Width]),
@@ -36,6 +72,12 @@ pub(super) const QKV_BIAS: &[Rule] = &[
     rule(T::AttnQBias, "attn_q.bias", &[Dim::Queries]),
     rule(T::AttnKBias, "attn_k.bias", &[Dim::Keys]),
     rule(T::AttnVBias, "attn_v.bias", &[Dim::Keys]),
+];
+
+/// Bias of what attention gives, and the heads' sinks.
+pub(super) const OUTPUT_BIAS_AND_SINKS: &[Rule] = &[
+    rule(T::AttnOutputBias, "attn_output.bias", &[Dim::Width]),
+    rule(T::AttnSinks, "attn_sinks.weight", &[Dim::Heads]),
 ];
 
 /// Norms of queries and keys.
@@ -78,6 +120,33 @@ pub(super) const EXPERTS: &[Rule] = &[
         &[Dim::Ffn, Dim::Width, Dim::Experts],
     ),
 ];
+
+/// Biases of router and experts.
+pub(super) const EXPERT_BIAS: &[Rule] = &[
+    rule(T::RouterBias, "ffn_gate_inp.bias", &[Dim::Experts]),
+    rule(
+        T::ExpertGateBias,
+        "ffn_gate_exps.bias",
+        &[Dim::Ffn, Dim::Experts],
+    ),
+    rule(
+        T::ExpertUpBias,
+        "ffn_up_exps.bias",
+        &[Dim::Ffn, Dim::Experts],
+    ),
+    rule(
+        T::ExpertDownBias,
+        "ffn_down_exps.bias",
+        &[Dim::Width, Dim::Experts],
+    ),
+];
+
+/// The norm before the feed-forward layer, where converters call it by its place behind attention.
+pub(super) const MIDDLE_NORM: &[Rule] = &[rule(
+    T::FfnNorm,
+    "post_attention_norm.weight",
+    &[Dim::Width],
+)];
 
 /// Norms of what a block adds to the residual stream.
 pub(super) const POST_NORMS: &[Rule] = &[

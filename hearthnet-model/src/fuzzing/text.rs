@@ -7,7 +7,10 @@ use crate::tokenizer::{Special, TokenKind, Tokenizer, TokenizerParts};
 use std::sync::LazyLock;
 
 /// Reads the lines up to the first empty one as a vocabulary (`KIND TEXT` for a token, `+A B`
-/// for a merge), and what follows as a text to encode. The first line names the pre-tokeniser.
+/// for a merge), and what follows as a text to encode. The first line names the pre-tokeniser;
+/// with `llama` the vocabulary is a SentencePiece one, to which its bytes and the space are
+/// added, and with `llama-` one without the space before a text. The score of a token is its
+/// length, less the square of its kind.
 ///
 /// # Panics
 /// When plain text becomes structure, or does not come back from its ids.
@@ -15,20 +18,33 @@ pub fn tokenizer(bytes: &[u8]) {
     let input = String::from_utf8_lossy(bytes);
     let (vocabulary, text) = input.split_once("\n\n").unwrap_or((&input, ""));
     let mut lines = vocabulary.lines();
+    let pre = lines.next().unwrap_or("");
+    let mut types = Vec::new();
+    let basics: Vec<_> = crate::tokenizer::sentencepiece_basics().collect();
     let mut parts = TokenizerParts {
         model: "gpt2",
-        pre: lines.next().unwrap_or(""),
+        pre,
         ..Default::default()
     };
-    let mut types = Vec::new();
+    if let "llama" | "llama-" = pre {
+        parts.model = "llama";
+        parts.add_space_prefix = Some(pre == "llama");
+        parts.add_bos = Some(false);
+        types.extend(basics.iter().map(|(_, kind)| *kind));
+        parts
+            .tokens
+            .extend(basics.iter().map(|(text, _)| text.as_str()));
+    }
     for line in lines {
         if let Some(merge) = line.strip_prefix('+') {
             parts.merges.push(merge);
         } else if let Some((kind, text)) = line.split_once(' ') {
-            types.push(kind.parse().unwrap_or(1));
+            types.push(i128::from(kind.parse::<i8>().unwrap_or(1)));
             parts.tokens.push(text);
         }
     }
+    let score = |(text, kind): (&&str, &i128)| text.len() as f32 - (kind * kind) as f32;
+    parts.scores = parts.tokens.iter().zip(&types).map(score).collect();
     parts.token_types = Some(types);
     parts.eos = u32::try_from(text.len() % 8).ok();
     let tokenizer = match Tokenizer::new(&parts) {
@@ -47,6 +63,7 @@ pub fn tokenizer(bytes: &[u8]) {
         assert!(ids.iter().all(|id| kind(id).is_some()));
         assert!(special == Special::Parse || !ids.iter().any(structure));
         if tokenizer.encodes(text) {
+            // Both ways: a text that is parsed drops nothing here, as no model is called Phi-3.
             assert_eq!(tokenizer.decode_with_special(&ids), text);
         }
     }

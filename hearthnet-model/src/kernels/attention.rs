@@ -22,6 +22,8 @@ pub struct Attention<'a> {
     pub scale: f32,
     /// Scores `s` become `cap * tanh(s / cap)`.
     pub softcap: Option<f32>,
+    /// For each head the score of a position without a value, which takes its part of the softmax.
+    pub sinks: Option<&'a [f32]>,
     /// Position of the first query row; row `r` attends to the positions from 0 to
     /// `position + r`, itself included.
     pub position: usize,
@@ -191,7 +193,8 @@ pub(super) unsafe fn attend<K: Inner>(
                     let row = std::slice::from_raw_parts_mut(row.add(start), limit - start);
                     rows::softcap::<K::V>(row, cap);
                 }
-                queries.inverse[i] = 1.0 / soften::<K::V>(row, start, limit);
+                let sink = a.sinks.map(|sinks| sinks[(first + i) % a.heads]);
+                queries.inverse[i] = 1.0 / soften::<K::V>(row, start, limit, sink);
             }
             mix_all::<K>(a, &queries, scores, stride, out);
         }
@@ -254,12 +257,13 @@ pub(super) unsafe fn score<V: Lanes, const N: usize, const B: usize>(
     }
 }
 
-/// Turns the scores from `start` to `limit` into `exp(score - max)` and returns their sum.
+/// Turns the scores from `start` to `limit` into `exp(score - max)` and returns their sum, with
+/// that of the sink.
 ///
 /// # Safety
 /// As [`Lanes`]; `row` has `limit > start` values.
 #[inline(always)]
-unsafe fn soften<V: Lanes>(row: *mut f32, start: usize, limit: usize) -> f32 {
+unsafe fn soften<V: Lanes>(row: *mut f32, start: usize, limit: usize, sink: Option<f32>) -> f32 {
     // A position's lane is that of its number. Lanes of the first block that lie before the
     // start take no part, as those of the last one beyond the limit.
     let first = start / LANES * LANES;
@@ -275,7 +279,7 @@ unsafe fn soften<V: Lanes>(row: *mut f32, start: usize, limit: usize) -> f32 {
             top = V::load(row.add(p)).max(top);
         }
         let tail = V::load_partial(row.add(whole), rest, f32::NEG_INFINITY);
-        let mut highest = f32::NEG_INFINITY;
+        let mut highest = sink.unwrap_or(f32::NEG_INFINITY);
         for x in tail.max(top).to_array() {
             highest = if x > highest { x } else { highest };
         }
@@ -292,7 +296,10 @@ unsafe fn soften<V: Lanes>(row: *mut f32, start: usize, limit: usize) -> f32 {
             e.store_partial(row.add(whole), rest);
             sum = sum.add(e);
         }
-        sum.fold()
+        match sink {
+            Some(sink) => sum.fold() + exp(V::splat(sink).sub(top)).to_array()[0],
+            None => sum.fold(),
+        }
     }
 }
 

@@ -16,6 +16,10 @@ const P: [f32; 5] = [
 /// 2 * sqrt(2 / pi), and 0.044715 times that.
 const GELU_SLOPE: f32 = f32::from_bits(0x3fcc_422a); // 0x1.988454p+0
 const GELU_CUBE: f32 = f32::from_bits(0x3d92_2279); // 0x1.2444f2p-4
+/// By which a clamped gate is multiplied in its sigmoid: 1.702.
+const CLAMPED_SLOPE: f32 = f32::from_bits(0x3fd9_db23); // 0x1.b3b646p+0
+/// At what clamped gates and their partners are cut.
+const CLAMPED_LIMIT: f32 = 7.0;
 /// Below this the result is +0, above [`EXP_TOP`] that of `EXP_TOP`: the scale
 /// 2^n stays a normal number.
 const EXP_BOTTOM: f32 = -87.0;
@@ -56,6 +60,23 @@ pub(super) unsafe fn silu<V: Lanes>(g: V) -> V {
     // SAFETY: no memory is touched; the ISA is the caller's. `-0.0 - g` negates:
     // it differs from a sign flip for NaN only.
     unsafe { g.div(V::splat(1.0).add(exp(V::splat(-0.0).sub(g)))) }
+}
+
+/// (u + 1) * g / (1 + exp(-1.702 g)), g cut at 7 and u at -7 and 7.
+///
+/// # Safety
+/// As [`Lanes`].
+#[inline(always)]
+pub(super) unsafe fn clamped<V: Lanes>(g: V, u: V) -> V {
+    // SAFETY: no memory is touched; the ISA is the caller's. The order of the operands keeps a
+    // NaN.
+    unsafe {
+        let (one, limit) = (V::splat(1.0), V::splat(CLAMPED_LIMIT));
+        let (g, u) = (limit.min(g), V::splat(-CLAMPED_LIMIT).max(limit.min(u)));
+        let slope = g.mul(V::splat(CLAMPED_SLOPE));
+        let gate = g.div(one.add(exp(V::splat(-0.0).sub(slope))));
+        u.add(one).mul(gate)
+    }
 }
 
 /// tanh(x) = 1 - 2 / (exp(2 x) + 1): within 1e-7 of the true one.

@@ -249,6 +249,12 @@ macro_rules! kernels {
             }
 
             $(#[$attribute])*
+            pub(super) unsafe fn clamped_swiglu(g: &mut [f32], u: &[f32]) {
+                // SAFETY: see above.
+                unsafe { rows::clamped_swiglu::<$lanes>(g, u) };
+            }
+
+            $(#[$attribute])*
             pub(super) unsafe fn softcap(x: &mut [f32], cap: f32) {
                 // SAFETY: see above.
                 unsafe { rows::softcap::<$lanes>(x, cap) };
@@ -578,6 +584,16 @@ impl Kernels {
         dispatch!(self, geglu(gate, up));
     }
 
+    /// `gate = (up + 1) * gate / (1 + exp(-1.702 gate))`, value by value, with the gate cut at 7
+    /// and `up` at -7 and 7.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn clamped_swiglu(self, gate: &mut [f32], up: &[f32]) {
+        assert_eq!(gate.len(), up.len(), "gate and up differ in length");
+        dispatch!(self, clamped_swiglu(gate, up));
+    }
+
     /// `x = cap * tanh(x / cap)`, value by value.
     pub fn softcap(self, x: &mut [f32], cap: f32) {
         dispatch!(self, softcap(x, cap));
@@ -672,6 +688,10 @@ impl Kernels {
             "an output of another shape"
         );
         assert_ne!(a.window, Some(0), "a window without positions");
+        assert!(
+            a.sinks.is_none_or(|sinks| sinks.len() == a.heads),
+            "sinks of other heads"
+        );
         assert!(
             (a.position + q.rows()).div_ceil(PAGE) <= a.pages.len(),
             "missing pages"

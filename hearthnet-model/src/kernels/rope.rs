@@ -1,6 +1,8 @@
 //! Rotary position embedding: the table of cosines and sines.
 
-use crate::spec::RopeKind;
+use std::f64::consts::PI;
+
+use crate::spec::{RopeKind, YarnSpec};
 
 /// Cosines and sines by position. Angles are computed in `f64` with the portable
 /// `libm` crate, so that tables are equal on all machines, and then rounded.
@@ -30,6 +32,27 @@ impl RopeTable {
         (0..dims / 2)
             .map(|i| libm::pow(theta, -(2.0 * i as f64) / dims as f64))
             .collect()
+    }
+
+    /// Stretches the [`Self::frequencies`] of a base as YaRN does.
+    pub fn stretch(frequencies: &mut [f64], theta: f64, yarn: &YarnSpec) {
+        let dims = (2 * frequencies.len()) as f64;
+        // The pair, as a fraction, that turns so many times within the original context.
+        let pair = |turns: f64| {
+            let wavelength = f64::from(yarn.original) / (turns * 2.0 * PI);
+            dims * libm::log(wavelength) / (2.0 * libm::log(theta))
+        };
+        let (low, high) = (pair(yarn.fast), pair(yarn.slow));
+        let (low, high) = match yarn.whole {
+            true => (low.floor(), high.ceil()),
+            false => (low, high),
+        };
+        let (low, high) = (low.max(0.0), high.min(dims - 1.0));
+        let width = (high - low).max(0.001);
+        for (i, frequency) in frequencies.iter_mut().enumerate() {
+            let slow = ((i as f64 - low) / width).clamp(0.0, 1.0);
+            *frequency = *frequency / yarn.factor * slow + *frequency * (1.0 - slow);
+        }
     }
 
     /// An empty table. `frequencies` has one value per rotated pair (scaled as the

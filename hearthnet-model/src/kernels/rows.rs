@@ -146,6 +146,23 @@ pub(super) unsafe fn geglu<V: Lanes>(g: &mut [f32], u: &[f32]) {
     }
 }
 
+/// `g = clamped(g, u)`: see [`super::math::clamped`].
+///
+/// # Safety
+/// As [`Lanes`].
+#[inline(always)]
+pub(super) unsafe fn clamped_swiglu<V: Lanes>(g: &mut [f32], u: &[f32]) {
+    for (g, u) in g.chunks_mut(LANES).zip(u.chunks(LANES)) {
+        // SAFETY: both have as many values as the shorter one, at most sixteen.
+        unsafe {
+            let n = g.len().min(u.len());
+            let up = V::load_partial(u.as_ptr(), n, 0.0);
+            super::math::clamped(V::load_partial(g.as_ptr(), n, 0.0), up)
+                .store_partial(g.as_mut_ptr(), n);
+        }
+    }
+}
+
 /// `x = cap * tanh(x / cap)`.
 ///
 /// # Safety

@@ -20,9 +20,9 @@ pub enum TokenizerError {
         key: &'static str,
     },
 
-    /// `tokenizer.ggml.model` names a kind of tokenizer that is not byte-level BPE.
+    /// `tokenizer.ggml.model` names another algorithm than the two that are known here.
     #[error(
-        "the model file's tokenizer is of kind {model:?}; only `gpt2` (byte-level BPE) is supported"
+        "the model file's tokenizer is of kind {model:?}; only `gpt2` (byte-level BPE) and `llama` (SentencePiece) are supported"
     )]
     UnsupportedModel {
         /// The value of `tokenizer.ggml.model`.
@@ -91,6 +91,37 @@ pub enum TokenizerError {
         id: u32,
         /// Its value in `tokenizer.ggml.token_type`.
         value: i128,
+    },
+
+    /// There is not exactly one score for each token.
+    #[error("the model file has {scores} token scores for {tokens} tokens")]
+    ScoreCount {
+        /// Elements of `tokenizer.ggml.scores`.
+        scores: usize,
+        /// Elements of `tokenizer.ggml.tokens`.
+        tokens: usize,
+    },
+
+    /// A score has no place in any order.
+    #[error("the score of token {id} of the model file is not a number")]
+    ScoreNotANumber {
+        /// The token.
+        id: u32,
+    },
+
+    /// A token that the file calls a byte is not written `<0x00>` to `<0xFF>`.
+    #[error("token {id} of the model file should be a byte, and is not written as one")]
+    ByteForm {
+        /// The token.
+        id: u32,
+    },
+
+    /// A SentencePiece vocabulary lacks a token for a byte or for the space, without which some
+    /// texts would have no ids, or be lost.
+    #[error("the model file has no token {token:?} that text may use")]
+    MissingToken {
+        /// The text that the token should have.
+        token: String,
     },
 
     /// A special id (beginning of sequence, end of turn, ...) is not in the vocabulary.

@@ -1,36 +1,51 @@
-//! Text to token ids and back: byte-level BPE from the metadata of a model file.
+//! Text to token ids and back, from the metadata of a model file.
 //!
-//! A text goes through four steps, each of which gives exactly what llama.cpp gives for the
-//! same file (`tests/tokenizer_parity.rs` compares the two on a stored corpus):
-//!
-//! 1. special tokens are cut out (`special`);
-//! 2. what lies between is cut into words (`pre`, chosen by `tokenizer.ggml.pre`);
-//! 3. each word's bytes are written in the byte-level alphabet (`alphabet`);
-//! 4. the `tokenizers` crate merges pairs inside each word.
+//! There are two kinds of vocabulary: byte-level BPE (`byte_level`; GPT-2's, Llama 3's, Qwen's) and
+//! SentencePiece (`sentencepiece`; Llama 2's, Mistral's, Phi-3's, Gemma's). Special tokens are cut out of
+//! a text first (`special`), the same way for both; the vocabulary encodes what lies between.
+//! All of it gives exactly what llama.cpp gives for the same file: `tests/vocabularies.rs` runs
+//! llama.cpp's own tests, `tests/tokenizer_parity.rs` compares the two on a stored corpus.
 //!
 //! # Text that nobody may smuggle in
 //!
 //! [`Special::Parse`] turns the text of a control token, such as `<|im_end|>`, into that token:
 //! right for a template, wrong for what a person typed. [`Special::Plain`] never makes a control
-//! token: the merges cannot reach one (a file whose merges could is refused), and the text
-//! stays what it looks like. [`ChatTemplate::prompt_ids`](crate::template::ChatTemplate::prompt_ids)
+//! token: merging does not know them (a file whose list of merges asks for one is refused), and the
+//! text stays what it looks like. [`ChatTemplate::prompt_ids`](crate::template::ChatTemplate::prompt_ids)
 //! combines both, so that a message cannot end its own turn.
 //!
 //! # Where llama.cpp drops text, so do we
 //!
-//! Some vocabularies lack bytes. SmolLM2's has none for U+0004, U+0006, U+0013, U+0014, U+0016,
+//! Some byte-level vocabularies lack bytes. SmolLM2's has none for U+0004, U+0006, U+0013, U+0014, U+0016,
 //! U+001D and for the lead bytes of the unassigned planes 4 to 11. llama.cpp leaves such bytes
-//! out without a word, and equal ids are the contract here. [`Tokenizer::encodes`] tells whether
-//! a text comes back whole: decoding gives exactly what was encoded, except for those bytes.
+//! out without a word, and equal ids are the contract here. SentencePiece writes a space as `▁`
+//! (U+2581), so a `▁` that somebody typed comes back as a space. Phi-3 drops white space behind
+//! special tokens ([`Tokenizer::new`]). [`Tokenizer::encodes`] tells whether a text comes back whole:
+//! then decoding gives exactly what was encoded.
+//!
+//! # The space that nobody wrote
+//!
+//! Most SentencePiece vocabularies encode `Hello` as `▁Hello`, at the beginning of a text and behind
+//! every special token: there `▁Hello` says no more than `Hello`. So
+//! [`Detokenizer::new`] takes one space off a token at the beginning and behind a control token;
+//! that is the inverse of encoding. llama.cpp's `token_to_piece`, by which it streams, leaves
+//! the space (so its answers begin with one after Llama 2's `[/INST]`), and its `detokenize` takes it
+//! off the very first token only, unless that is the beginning-of-sequence token. An answer in a
+//! chat is a text of its own, so it is read from its beginning; what continues a given text
+//! is not ([`Detokenizer::continuing`]): there the space stands between two words.
+//! Behind a user-defined token, where the space may be meant as well, it stays, as in llama.cpp.
+//! [`Tokenizer::token_bytes`] always has it.
 //!
 //! # The file is hostile
 //!
 //! Counts, lengths, ids and references are checked, and every failure is a [`TokenizerError`].
 
 pub(crate) mod alphabet;
+mod byte_level;
 mod error;
 mod parts;
 mod pre;
+mod sentencepiece;
 mod special;
 mod vocabulary;
 
@@ -40,14 +55,13 @@ pub use special::TokenKind;
 
 use crate::detokenize::Detokenizer;
 use crate::gguf::Gguf;
-use parts::{ADD_BOS, ADD_EOS, BOS, EOS};
-use pre::PreTokenizer;
-use special::{Piece, SpecialFinder};
+use byte_level::ByteLevel;
+use parts::{ADD_BOS, ADD_EOS, Algorithm, BOS, EOS};
+use sentencepiece::SentencePiece;
+use special::{Piece, SpecialFinder, dropping_space_behind};
 use std::fmt;
 use std::sync::Arc;
-use tokenizers::Model as _;
-use tokenizers::models::bpe::{BPE, Vocab};
-use vocabulary::{Merges, all_bytes, ends, ids_by_text, kind_of, kinds, structure_alphabet};
+use vocabulary::{Merges, TokenBytes, ends, ids_by_text, kinds, structure_alphabet};
 
 /// The longest text that is tokenised at once, in bytes: eight contexts of 131,072 tokens at
 /// the usual four bytes per token. Merging takes some 80 bytes of memory for each byte.
@@ -68,11 +82,14 @@ pub enum Special {
 #[derive(Clone)]
 pub struct Tokenizer(Arc<Inner>);
 
+/// What encodes the text between special tokens.
+enum Vocabulary {
+    ByteLevel(Box<ByteLevel>),
+    SentencePiece(Box<SentencePiece>),
+}
+
 struct Inner {
-    pre: PreTokenizer,
-    bpe: BPE,
-    /// Whether a token stands for the byte alone, by byte.
-    has_token: [bool; 256],
+    vocabulary: Vocabulary,
     /// All special tokens.
     structure_and_words: SpecialFinder,
     /// Only those that plain text may contain.
@@ -80,10 +97,10 @@ struct Inner {
     /// Only those that plain text must not become.
     structure: SpecialFinder,
     structure_alphabet: Vec<char>,
+    /// Special tokens behind which white space is dropped, ascending.
+    dropping_space: Vec<u32>,
     kinds: Vec<TokenKind>,
-    /// The bytes of all tokens in a row, and where each token's begin.
-    bytes: Vec<u8>,
-    starts: Vec<usize>,
+    bytes: TokenBytes,
     bos: Option<u32>,
     eos: Option<u32>,
     /// Ids that end a generation, ascending.
@@ -113,21 +130,42 @@ impl Tokenizer {
 
     /// A tokenizer from its parts.
     ///
+    /// In a model whose name says that it is Phi-3, white space behind special tokens is dropped.
+    /// Its converter has no other place for that, and llama.cpp goes by the name as well.
+    ///
     /// # Errors
     /// [`TokenizerError`] when the parts do not fit together or are not supported.
     pub fn new(parts: &TokenizerParts<'_>) -> Result<Self, TokenizerError> {
-        if parts.model != "gpt2" {
-            return Err(TokenizerError::UnsupportedModel {
-                model: parts.model.to_owned(),
-            });
-        }
-        let pre = PreTokenizer::new(parts.pre)?;
+        let algorithm = Algorithm::named(parts.model)?;
         let mut kinds = kinds(parts)?;
         let ids = ids_by_text(&parts.tokens)?;
-        let merges = Merges::check(parts, &ids, &kinds)?;
-        let ends = ends(parts, &ids, &mut kinds, &merges.made)?;
+        let (vocabulary, ends, bytes, add_bos) = match algorithm {
+            Algorithm::ByteLevelBpe => {
+                let merges = Merges::check(parts, &ids, &kinds)?;
+                let ends = ends(parts, &ids, &mut kinds, &merges.made)?;
+                let vocabulary = ByteLevel::new(parts, &ids, &kinds, merges.pairs)?;
+                let bytes = TokenBytes::new(&parts.tokens, &kinds, &byte_level::spell);
+                let add_bos = vocabulary.adds_bos();
+                (
+                    Vocabulary::ByteLevel(Box::new(vocabulary)),
+                    ends,
+                    bytes,
+                    add_bos,
+                )
+            }
+            Algorithm::SentencePiece => {
+                let ends = ends(parts, &ids, &mut kinds, &[])?;
+                let vocabulary = SentencePiece::new(parts, &ids, &mut kinds)?;
+                let bytes = TokenBytes::new(&parts.tokens, &kinds, &sentencepiece::spell);
+                (
+                    Vocabulary::SentencePiece(Box::new(vocabulary)),
+                    ends,
+                    bytes,
+                    true,
+                )
+            }
+        };
 
-        let (bytes, starts) = all_bytes(&parts.tokens, &kinds);
         let special_tokens = |wanted: &dyn Fn(TokenKind) -> bool| {
             let tokens = parts.tokens.iter().zip(0..).zip(&kinds);
             let tokens: Vec<_> = tokens
@@ -136,7 +174,7 @@ impl Tokenizer {
                 .collect();
             SpecialFinder::new(&tokens)
         };
-        let add_bos = parts.add_bos.unwrap_or(pre.add_bos);
+        let add_bos = parts.add_bos.unwrap_or(add_bos);
         let add_eos = parts.add_eos.unwrap_or(false);
         if add_bos && parts.bos.is_none() {
             return Err(TokenizerError::MissingSpecial {
@@ -150,38 +188,15 @@ impl Tokenizer {
                 key: EOS,
             });
         }
-        let structure = special_tokens(&|kind| kind.is_structure())?;
-        let words = special_tokens(&|kind| kind == TokenKind::UserDefined)?;
-        let structure_and_words = special_tokens(&|kind| kind.is_verbatim())?;
-
-        // Control tokens are not in the vocabulary that merges work with, so that no text that
-        // is not parsed for them can become one.
-        let vocabulary = ids
-            .iter()
-            .filter(|(_, id)| !kind_of(&kinds, **id).is_structure())
-            .map(|(text, id)| ((*text).to_owned(), *id));
-        let bpe = BPE::builder()
-            .vocab_and_merges(vocabulary.collect::<Vocab>(), merges.pairs)
-            .ignore_merges(pre.ignore_merges)
-            .build()
-            .map_err(|e| TokenizerError::Build(e.to_string()))?;
-
-        let mut has_token = [false; 256];
-        for (byte, has_token) in (0..=255_u8).zip(&mut has_token) {
-            let written = alphabet::char_of(byte);
-            *has_token = bpe.token_to_id(written.encode_utf8(&mut [0; 4])).is_some();
-        }
         Ok(Self(Arc::new(Inner {
-            pre,
-            bpe,
-            has_token,
-            structure_and_words,
-            words,
-            structure,
+            vocabulary,
+            structure_and_words: special_tokens(&|kind| kind.is_verbatim())?,
+            words: special_tokens(&|kind| kind == TokenKind::UserDefined)?,
+            structure: special_tokens(&|kind| kind.is_structure())?,
             structure_alphabet: structure_alphabet(&parts.tokens, &kinds),
+            dropping_space: dropping_space_behind(parts, &kinds),
             kinds,
             bytes,
-            starts,
             bos: parts.bos,
             eos: parts.eos,
             ends,
@@ -223,18 +238,24 @@ impl Tokenizer {
         self.decode_with(Detokenizer::with_special(self), ids)
     }
 
-    /// Whether every byte of `text` has a token, so that decoding gives it back whole.
+    /// Whether decoding gives `text` back whole, when it was encoded as [`Special::Plain`].
     pub fn encodes(&self, text: &str) -> bool {
-        text.bytes().all(|byte| self.encodes_byte(byte))
+        let changes_space = self.adds_space_prefix() || !self.0.dropping_space.is_empty();
+        if changes_space && self.0.words.occurs_in(text) {
+            return false;
+        }
+        match &self.0.vocabulary {
+            Vocabulary::ByteLevel(_) => text.bytes().all(|byte| self.encodes_byte(byte)),
+            Vocabulary::SentencePiece(_) => !text.contains(sentencepiece::SPACE),
+        }
     }
 
     /// Whether `byte` has a token.
     pub fn encodes_byte(&self, byte: u8) -> bool {
-        self.0
-            .has_token
-            .get(usize::from(byte))
-            .copied()
-            .unwrap_or(false)
+        match &self.0.vocabulary {
+            Vocabulary::ByteLevel(vocabulary) => vocabulary.encodes_byte(byte),
+            Vocabulary::SentencePiece(_) => true,
+        }
     }
 
     /// The number of tokens: ids are below it.
@@ -245,9 +266,7 @@ impl Tokenizer {
     /// The bytes that a token stands for, which need not be whole characters; `None` outside the
     /// vocabulary. A control token's are its name in the file.
     pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
-        let id = usize::try_from(id).ok()?;
-        let (start, end) = (self.0.starts.get(id)?, self.0.starts.get(id + 1)?);
-        self.0.bytes.get(*start..*end)
+        self.0.bytes.get(id)
     }
 
     /// What a token is; `None` outside the vocabulary.
@@ -286,6 +305,15 @@ impl Tokenizer {
         self.0.add_eos
     }
 
+    /// Whether text begins with a space that nobody wrote: at the beginning, and behind every
+    /// special token.
+    pub(crate) fn adds_space_prefix(&self) -> bool {
+        match &self.0.vocabulary {
+            Vocabulary::ByteLevel(_) => false,
+            Vocabulary::SentencePiece(vocabulary) => vocabulary.adds_space_prefix(),
+        }
+    }
+
     /// The control tokens, for those who build prompts.
     pub(crate) fn structure(&self) -> Structure<'_> {
         Structure(self)
@@ -316,58 +344,32 @@ impl Tokenizer {
             Special::Parse => &self.0.structure_and_words,
             Special::Plain => &self.0.words,
         };
-        let mut written = String::new();
-        for piece in finder.pieces(text) {
-            match piece {
-                Piece::Token(id) => ids.push(id),
-                Piece::Text(text) => self
-                    .0
-                    .pre
-                    .split(text, &mut |word| self.encode_word(word, &mut written, ids))?,
+        for piece in self.pieces(finder, text) {
+            match (piece, &self.0.vocabulary) {
+                (Piece::Token(id), _) => ids.push(id),
+                (Piece::Text(text), Vocabulary::ByteLevel(vocabulary)) => {
+                    vocabulary.encode(text, ids)?;
+                }
+                // Every piece stands at the beginning or behind a special token.
+                (Piece::Text(text), Vocabulary::SentencePiece(vocabulary)) => {
+                    vocabulary.encode(text, ids);
+                }
             }
         }
         Ok(())
     }
 
-    /// Appends the ids of one word. `written` is a buffer to reuse.
-    fn encode_word(
-        &self,
-        word: &str,
-        written: &mut String,
-        ids: &mut Vec<u32>,
-    ) -> Result<(), EncodeError> {
-        written.clear();
-        if self.encodes(word) {
-            written.extend(word.bytes().map(alphabet::char_of));
-            return self.merge(written, ids);
-        }
-        // A byte without a token merges with nothing and leaves nothing behind, but it keeps its
-        // neighbours apart. The crate would close the gap.
-        if self.0.pre.ignore_merges {
-            written.extend(word.bytes().map(alphabet::char_of));
-            if let Some(id) = self.0.bpe.token_to_id(written) {
-                ids.push(id);
-                return Ok(());
-            }
-        }
-        for run in word.as_bytes().split(|byte| !self.encodes_byte(*byte)) {
-            written.clear();
-            written.extend(run.iter().copied().map(alphabet::char_of));
-            // A part of a word is no word: it is merged even where words are taken whole.
-            self.merge(written, ids)?;
-        }
-        Ok(())
+    /// The text as special tokens and what lies between them, less the white space that some
+    /// models drop there.
+    fn pieces<'t>(&self, finder: &SpecialFinder, text: &'t str) -> Vec<Piece<'t>> {
+        finder.pieces(text, &self.0.dropping_space)
     }
+}
 
-    fn merge(&self, word: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError> {
-        let tokens = self
-            .0
-            .bpe
-            .tokenize(word)
-            .map_err(|e| EncodeError::Bpe(e.to_string()))?;
-        ids.extend(tokens.into_iter().map(|token| token.id));
-        Ok(())
-    }
+/// The tokens that every SentencePiece vocabulary has, with their types: bytes and the space.
+pub(crate) fn sentencepiece_basics() -> impl Iterator<Item = (String, i128)> {
+    let bytes = (0..=255_u8).map(|byte| (format!("<0x{byte:02X}>"), 6));
+    bytes.chain([(sentencepiece::SPACE.into(), 1)])
 }
 
 /// How byte-level vocabularies write a byte.
@@ -387,7 +389,7 @@ impl<'a> Structure<'a> {
 
     /// The control tokens whose text occurs in `text`, in order.
     pub(crate) fn ids_in(self, text: &str) -> Vec<u32> {
-        let pieces = self.0.0.structure.pieces(text);
+        let pieces = self.0.pieces(&self.0.0.structure, text);
         let ids = pieces.into_iter().filter_map(|piece| match piece {
             Piece::Token(id) => Some(id),
             Piece::Text(_) => None,
@@ -408,7 +410,7 @@ impl<'a> Structure<'a> {
         undo: &dyn Fn(&str) -> String,
     ) -> Result<Vec<u32>, EncodeError> {
         let mut ids = Vec::new();
-        for piece in self.0.0.structure.pieces(text) {
+        for piece in self.0.pieces(&self.0.0.structure, text) {
             match piece {
                 Piece::Token(id) => ids.push(id),
                 Piece::Text(text) => self.0.encode_into(&undo(text), Special::Plain, &mut ids)?,

@@ -8,6 +8,28 @@ const MAX_TOKENS: usize = 1 << 20;
 /// More merges than any vocabulary has (Gemma 3: about 515,000).
 const MAX_MERGES: usize = 1 << 21;
 
+/// How a vocabulary turns text into tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Algorithm {
+    /// Words of byte pairs, merged in the order of a list.
+    ByteLevelBpe,
+    /// Whole texts of characters, merged by the score of what comes out.
+    SentencePiece,
+}
+
+impl Algorithm {
+    /// The algorithm for a value of `tokenizer.ggml.model`.
+    pub(super) fn named(model: &str) -> Result<Self, TokenizerError> {
+        match model {
+            "gpt2" => Ok(Self::ByteLevelBpe),
+            "llama" => Ok(Self::SentencePiece),
+            _ => Err(TokenizerError::UnsupportedModel {
+                model: model.to_owned(),
+            }),
+        }
+    }
+}
+
 /// What a tokenizer is made from. Nothing here is checked except the types and the counts:
 /// [`Tokenizer::new`](super::Tokenizer::new) does the rest.
 #[derive(Debug, Clone, Default)]
@@ -15,14 +37,23 @@ const MAX_MERGES: usize = 1 << 21;
 pub struct TokenizerParts<'a> {
     /// `tokenizer.ggml.model`: the kind of tokenizer.
     pub model: &'a str,
-    /// `tokenizer.ggml.pre`: the name of the pre-tokeniser.
+    /// `general.name`: what the model is called. See [`Tokenizer::new`](super::Tokenizer::new).
+    pub name: &'a str,
+    /// `tokenizer.ggml.pre`: the name of the pre-tokeniser. Byte-level BPE only.
     pub pre: &'a str,
     /// `tokenizer.ggml.tokens`: the text of each token, by id.
     pub tokens: Vec<&'a str>,
     /// `tokenizer.ggml.token_type`: the type of each token, or nothing: all are normal.
     pub token_types: Option<Vec<i128>>,
-    /// `tokenizer.ggml.merges`: two tokens with a space in between, best first.
+    /// `tokenizer.ggml.merges`: two tokens with a space in between, best first. Byte-level BPE
+    /// only.
     pub merges: Vec<&'a str>,
+    /// `tokenizer.ggml.scores`: how soon the characters of each token merge, by id; the highest
+    /// first. SentencePiece only.
+    pub scores: Vec<f32>,
+    /// `tokenizer.ggml.add_space_prefix`: text begins with a space that nobody wrote.
+    /// SentencePiece only.
+    pub add_space_prefix: Option<bool>,
     /// `tokenizer.ggml.bos_token_id`: beginning of sequence.
     pub bos: Option<u32>,
     /// `tokenizer.ggml.eos_token_id`: end of sequence.
@@ -37,14 +68,20 @@ pub struct TokenizerParts<'a> {
 }
 
 pub(super) const MODEL: &str = "tokenizer.ggml.model";
+pub(super) const NAME: &str = "general.name";
 pub(super) const PRE: &str = "tokenizer.ggml.pre";
 pub(super) const TOKENS: &str = "tokenizer.ggml.tokens";
 pub(super) const TOKEN_TYPE: &str = "tokenizer.ggml.token_type";
 pub(super) const MERGES: &str = "tokenizer.ggml.merges";
+pub(super) const SCORES: &str = "tokenizer.ggml.scores";
+pub(super) const ADD_SPACE_PREFIX: &str = "tokenizer.ggml.add_space_prefix";
 pub(super) const BOS: &str = "tokenizer.ggml.bos_token_id";
 pub(super) const EOS: &str = "tokenizer.ggml.eos_token_id";
 pub(super) const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
 pub(super) const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
+/// The ids that `<s>` and `</s>` have in SentencePiece vocabularies where the file does not say.
+const SENTENCEPIECE_BOS: u32 = 1;
+const SENTENCEPIECE_EOS: u32 = 2;
 /// The keys of [`TokenizerParts::other_ends`].
 const OTHER_ENDS: [&str; 5] = [
     "tokenizer.ggml.eot_token_id",
@@ -57,39 +94,66 @@ const OTHER_ENDS: [&str; 5] = [
 impl<'a> TokenizerParts<'a> {
     /// Reads the metadata of a model file. Nothing is copied but the lists themselves.
     ///
-    /// `tokenizer.ggml.add_space_prefix` is not read: it belongs to SentencePiece tokenizers,
-    /// and llama.cpp ignores it for byte-level BPE too.
+    /// llama.cpp does not look at `tokenizer.ggml.add_space_prefix` for byte-level BPE, nor at
+    /// `tokenizer.ggml.remove_extra_whitespaces` for either algorithm; so neither is done here.
     ///
     /// # Errors
     /// [`TokenizerError`] when a key is missing, has another type, or too many elements.
     pub fn from_gguf(gguf: &'a Gguf) -> Result<Self, TokenizerError> {
         let required = |key| gguf.str(key)?.ok_or(TokenizerError::Missing { key });
-        let token_types = match list(gguf, TOKEN_TYPE, MAX_TOKENS)? {
-            None => None,
-            Some(types) => {
-                let types = types
-                    .integers()
-                    .ok_or_else(|| not_a_list(TOKEN_TYPE, "integers"))?;
-                Some(types.collect())
-            }
-        };
-        let mut other_ends = Vec::new();
-        for key in OTHER_ENDS {
-            other_ends.extend(gguf.u32(key)?.map(|id| (key, id)));
-        }
-        Ok(Self {
-            model: required(MODEL)?,
-            pre: required(PRE)?,
+        let model = required(MODEL)?;
+        let mut parts = Self {
+            model,
+            name: gguf.str(NAME)?.unwrap_or_default(),
             tokens: strings(gguf, TOKENS, MAX_TOKENS)?,
-            token_types,
-            merges: strings(gguf, MERGES, MAX_MERGES)?,
+            token_types: token_types(gguf)?,
             bos: gguf.u32(BOS)?,
             eos: gguf.u32(EOS)?,
-            other_ends,
             add_bos: gguf.bool(ADD_BOS)?,
             add_eos: gguf.bool(ADD_EOS)?,
-        })
+            ..Self::default()
+        };
+        for key in OTHER_ENDS {
+            parts.other_ends.extend(gguf.u32(key)?.map(|id| (key, id)));
+        }
+        match Algorithm::named(model)? {
+            Algorithm::ByteLevelBpe => {
+                parts.pre = required(PRE)?;
+                parts.merges = strings(gguf, MERGES, MAX_MERGES)?;
+            }
+            Algorithm::SentencePiece => {
+                parts.scores = scores(gguf)?;
+                parts.add_space_prefix = gguf.bool(ADD_SPACE_PREFIX)?;
+                let known = |id: u32| usize::try_from(id).is_ok_and(|id| id < parts.tokens.len());
+                parts.bos = parts
+                    .bos
+                    .or(Some(SENTENCEPIECE_BOS).filter(|id| known(*id)));
+                parts.eos = parts
+                    .eos
+                    .or(Some(SENTENCEPIECE_EOS).filter(|id| known(*id)));
+            }
+        }
+        Ok(parts)
     }
+}
+
+fn token_types(gguf: &Gguf) -> Result<Option<Vec<i128>>, TokenizerError> {
+    let Some(types) = list(gguf, TOKEN_TYPE, MAX_TOKENS)? else {
+        return Ok(None);
+    };
+    let types = types
+        .integers()
+        .ok_or_else(|| not_a_list(TOKEN_TYPE, "an array of integers"))?;
+    Ok(Some(types.collect()))
+}
+
+fn scores(gguf: &Gguf) -> Result<Vec<f32>, TokenizerError> {
+    let array = list(gguf, SCORES, MAX_TOKENS)?.ok_or(TokenizerError::Missing { key: SCORES })?;
+    let scores = array
+        .floats()
+        .ok_or_else(|| not_a_list(SCORES, "an array of floats"))?;
+    #[allow(clippy::cast_possible_truncation)] // Scores are f32 wherever they are used.
+    Ok(scores.map(|score| score as f32).collect())
 }
 
 /// A list of at most `limit` elements, counted before any of them is read.
@@ -117,18 +181,16 @@ fn strings<'a>(
     limit: usize,
 ) -> Result<Vec<&'a str>, TokenizerError> {
     let array = list(gguf, key, limit)?.ok_or(TokenizerError::Missing { key })?;
-    let strings = array.strings().ok_or_else(|| not_a_list(key, "strings"))?;
+    let strings = array
+        .strings()
+        .ok_or_else(|| not_a_list(key, "an array of strings"))?;
     Ok(strings.collect())
 }
 
-fn not_a_list(key: &str, of: &'static str) -> MetadataError {
+fn not_a_list(key: &str, expected: &'static str) -> MetadataError {
     MetadataError::Mismatch {
         key: key.to_owned(),
-        expected: if of == "strings" {
-            "an array of strings"
-        } else {
-            "an array of integers"
-        },
+        expected,
         found: "an array of another type".to_owned(),
     }
 }

@@ -4,7 +4,8 @@
 //! `llama-vocab.cpp`), because its converter wrote that name. They are run by the `regex` crate,
 //! whose time is linear in the text whatever the text is. It has no look-ahead, which the
 //! original patterns need in one place only: `\s+(?!\S)|\s+`, white space that leaves its last
-//! character to the word that follows. [`Stage::give_back`] does that part.
+//! character to the word that follows. [`Stage::give_back`] does that part. (Elsewhere a look-ahead
+//! only takes characters out of a class, as in `(?=\p{L})[^a-z]`, which `[\p{L}--[a-z]]` says as well.)
 //!
 //! Letters, numbers and punctuation are those of Unicode 15.1, as in llama.cpp, whatever version
 //! the `regex` crate has: a new Unicode version must not change the ids of any text.
@@ -18,6 +19,19 @@ use regex::Regex;
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+";
 const LLAMA3: &str = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+";
 const QWEN2: &str = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+";
+
+const QWEN35: &str = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+";
+/// Letters in words of upper and lower case: llama.cpp takes those of ASCII for the cases, and all
+/// others for both.
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{L}--[a-z]]*[\p{L}--[A-Z]]+|[^\r\n\p{L}\p{N}]?[\p{L}--[a-z]]+[\p{L}--[A-Z]]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+";
+const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{L}--[a-z]]*[\p{L}--[A-Z]]+(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?|[^\r\n\p{L}\p{N}]?[\p{L}--[a-z]]+[\p{L}--[A-Z]]*(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+";
+/// The letters that DeepSeek LLM lists by hand.
+const DEEPSEEK_LETTERS: &str = r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
+/// Its punctuation, and its ideographs and syllables. llama.cpp's classes cannot see white space beyond
+/// ASCII, so U+3000 and what else lies in these ranges is not in them.
+const DEEPSEEK_PUNCTUATION: &str = r"\s?[[!-/:-~！-／：-～‘-‟\u{3000}-。]--[\u{3000}]]+";
+const DEEPSEEK_CJK: &str = r"[[一-龥ࠀ-一가-\u{d7ff}]--\s]+";
+const DEEPSEEK_V3: &str = r#"[!"\#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+"#;
 
 /// The last character of a match of white space that goes to the next word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +58,20 @@ enum Family {
     Llama3,
     /// Qwen2: Llama 3 with every digit by itself.
     Qwen2,
+    /// Qwen 3.5: Qwen2 with combining marks among the letters.
+    Qwen35,
+    /// Mistral Nemo: words also end where their case changes.
+    Tekken,
+    /// GPT-4o: the same with contractions and three digits.
+    Gpt4o,
+    /// Falcon: punctuation, GPT-2, three digits.
+    Falcon,
+    /// DeepSeek LLM: lists of characters.
+    DeepseekLlm,
+    /// DeepSeek Coder.
+    DeepseekCoder,
+    /// DeepSeek V3 and R1.
+    DeepseekV3,
 }
 
 /// The names of `tokenizer.ggml.pre`, with their rules and whether a word that is in the
@@ -55,14 +83,27 @@ const NAMES: &[(&str, Family, bool, bool)] = &[
     ("phi-2", Family::Gpt2, false, false),
     ("olmo", Family::Gpt2, false, false),
     ("exaone4", Family::Gpt2, false, false),
+    ("mpt", Family::Gpt2, false, false),
+    ("jais", Family::Gpt2, false, false),
+    ("gigachat", Family::Gpt2, false, false),
+    ("mellum", Family::Gpt2, false, false),
+    ("a.x-4.0", Family::Gpt2, false, false),
+    ("trillion", Family::Gpt2, false, false),
     ("smollm", Family::DigitsThenGpt2, false, false),
     ("starcoder", Family::DigitsThenGpt2, false, false),
     ("refact", Family::DigitsThenGpt2, false, false),
     ("command-r", Family::DigitsThenGpt2, false, false),
+    ("codeshell", Family::DigitsThenGpt2, false, false),
+    ("exaone", Family::DigitsThenGpt2, false, false),
+    ("minerva-7b", Family::DigitsThenGpt2, false, false),
     ("llama-bpe", Family::Llama3, true, true),
     ("llama3", Family::Llama3, true, true),
     ("llama-v3", Family::Llama3, true, true),
     ("falcon3", Family::Llama3, true, true),
+    ("falcon-h1", Family::Llama3, true, true),
+    ("pixtral", Family::Llama3, true, true),
+    ("midm-2.0", Family::Llama3, true, true),
+    ("lfm2", Family::Llama3, true, true),
     ("smaug-bpe", Family::Llama3, false, false),
     ("dbrx", Family::Llama3, false, false),
     ("chatglm-bpe", Family::Llama3, false, false),
@@ -71,6 +112,20 @@ const NAMES: &[(&str, Family, bool, bool)] = &[
     ("deepseek-r1-qwen", Family::Qwen2, false, false),
     ("stablelm2", Family::Qwen2, false, false),
     ("megrez", Family::Qwen2, false, false),
+    ("hunyuan", Family::Qwen2, false, false),
+    ("kormo", Family::Qwen2, false, false),
+    ("solar-open", Family::Qwen2, false, false),
+    ("grok-2", Family::Qwen2, false, false),
+    ("qwen35", Family::Qwen35, false, false),
+    ("tekken", Family::Tekken, true, true),
+    ("gpt-4o", Family::Gpt4o, false, false),
+    ("llama4", Family::Gpt4o, false, false),
+    ("kanana2", Family::Gpt4o, false, false),
+    ("falcon", Family::Falcon, false, false),
+    ("deepseek-llm", Family::DeepseekLlm, false, false),
+    ("deepseek-coder", Family::DeepseekCoder, false, false),
+    ("deepseek-v3", Family::DeepseekV3, false, false),
+    ("hunyuan-dense", Family::DeepseekV3, false, false),
 ];
 
 /// One pass over the text: cuts out the matches of a pattern.
@@ -111,6 +166,34 @@ impl PreTokenizer {
             Family::DigitsThenGpt2 => &[(r"\p{N}", GiveBack::Nothing), (GPT2, GiveBack::Space)],
             Family::Llama3 => &[(LLAMA3, GiveBack::SpaceExceptNewlines)],
             Family::Qwen2 => &[(QWEN2, GiveBack::SpaceExceptNewlines)],
+            Family::Qwen35 => &[(QWEN35, GiveBack::SpaceExceptNewlines)],
+            Family::Tekken => &[(TEKKEN, GiveBack::SpaceExceptNewlines)],
+            Family::Gpt4o => &[(GPT4O, GiveBack::SpaceExceptNewlines)],
+            Family::Falcon => &[
+                (r"[\p{P}$+<=>^~|`]+", GiveBack::Nothing),
+                (GPT2, GiveBack::Space),
+                (r"[0-9][0-9][0-9]", GiveBack::Nothing),
+            ],
+            Family::DeepseekLlm => &[
+                (r"[\r\n]", GiveBack::Nothing),
+                (DEEPSEEK_LETTERS, GiveBack::Nothing),
+                (DEEPSEEK_PUNCTUATION, GiveBack::Nothing),
+                (r"\s+$", GiveBack::Nothing),
+                (DEEPSEEK_CJK, GiveBack::Nothing),
+                (r"\p{N}+", GiveBack::Nothing),
+            ],
+            Family::DeepseekCoder => &[
+                (r"[\r\n]", GiveBack::Nothing),
+                (r"\s?\p{L}+", GiveBack::Nothing),
+                (r"\s?\p{P}+", GiveBack::Nothing),
+                (DEEPSEEK_CJK, GiveBack::Nothing),
+                (r"\p{N}", GiveBack::Nothing),
+            ],
+            Family::DeepseekV3 => &[
+                (r"\p{N}{1,3}", GiveBack::Nothing),
+                (r"[一-龥぀-ゟ゠-ヿ]+", GiveBack::Nothing),
+                (DEEPSEEK_V3, GiveBack::SpaceExceptNewlines),
+            ],
         };
         let stages = stages
             .iter()
@@ -144,7 +227,7 @@ impl PreTokenizer {
 
 /// The pattern with its categories limited to the characters of Unicode 15.1.
 fn of_unicode_15_1(pattern: &str) -> String {
-    [r"\p{L}", r"\p{N}", r"\p{P}"]
+    [r"\p{L}", r"\p{N}", r"\p{P}", r"\p{M}", r"\p{S}"]
         .into_iter()
         .fold(pattern.to_owned(), |pattern, category| {
             pattern.replace(category, &format!(r"[{category}&&\p{{age:15.1}}]"))
@@ -228,6 +311,9 @@ mod tests {
             ("smollm", vec![r"\p{N}".to_owned(), gpt2]),
             ("llama-bpe", vec![with_look_ahead(LLAMA3)]),
             ("qwen2", vec![with_look_ahead(QWEN2)]),
+            ("qwen35", vec![with_look_ahead(QWEN35)]),
+            ("tekken", vec![with_look_ahead(TEKKEN)]),
+            ("gpt-4o", vec![with_look_ahead(GPT4O)]),
         ];
         let split = |stage: String| {
             let pattern = SplitPattern::Regex(of_unicode_15_1(&stage));

@@ -1,6 +1,7 @@
 //! Special tokens: those that stand in a text as they are, outside byte pair merging.
 
 use super::error::TokenizerError;
+use super::parts::TokenizerParts;
 use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 
 /// What a token is, from `tokenizer.ggml.token_type`.
@@ -79,6 +80,28 @@ pub(super) const LEAVE_FILE_TEXTS: &[&str] = &[
     "<|file_sep|>",
 ];
 
+/// The special tokens behind which a model drops white space, ascending: those of a model that is
+/// called Phi-3, but for a few. llama.cpp knows no more of it than this either.
+pub(super) fn dropping_space_behind(parts: &TokenizerParts<'_>, kinds: &[TokenKind]) -> Vec<u32> {
+    let name = parts.name.to_ascii_lowercase();
+    if !name.contains("phi-3") && !name.contains("phi3") {
+        return Vec::new();
+    }
+    let drops = |text: &str, kind: TokenKind| {
+        text == "</s>" || (kind.is_verbatim() && !matches!(text, "<unk>" | "<s>" | "<|endoftext|>"))
+    };
+    let tokens = parts.tokens.iter().zip(kinds).zip(0..);
+    tokens
+        .filter(|((text, kind), _)| drops(text, **kind))
+        .map(|(_, id)| id)
+        .collect()
+}
+
+/// What C calls white space, which is less than Unicode does.
+fn is_c_space(c: char) -> bool {
+    matches!(c, ' ' | '\t'..='\r')
+}
+
 /// The sum of the lengths of all special tokens that is accepted, in bytes. Gemma's 6,242 take
 /// about 70 KiB; the searchers cost some hundred bytes for each byte.
 const MAX_SPECIAL_BYTES: usize = 1 << 20;
@@ -136,8 +159,9 @@ impl SpecialFinder {
             .is_some_and(|searcher| searcher.is_match(text))
     }
 
-    /// The text as special tokens and what lies between them.
-    pub(super) fn pieces<'t>(&self, text: &'t str) -> Vec<Piece<'t>> {
+    /// The text as special tokens and what lies between them, without the white space behind a
+    /// token of `dropping_space`.
+    pub(super) fn pieces<'t>(&self, text: &'t str, dropping_space: &[u32]) -> Vec<Piece<'t>> {
         let mut pieces = Vec::new();
         let mut from = 0;
         let found = self
@@ -148,17 +172,23 @@ impl SpecialFinder {
             let id = self.ids.get(found.pattern().as_usize())?;
             Some((found, *id))
         }) {
-            push_text(&mut pieces, text.get(from..found.start()));
+            push_text(&mut pieces, text.get(from..found.start()), dropping_space);
             pieces.push(Piece::Token(id));
             from = found.end();
         }
-        push_text(&mut pieces, text.get(from..));
+        push_text(&mut pieces, text.get(from..), dropping_space);
         pieces
     }
 }
 
-fn push_text<'t>(pieces: &mut Vec<Piece<'t>>, text: Option<&'t str>) {
-    if let Some(text) = text.filter(|text| !text.is_empty()) {
+fn push_text<'t>(pieces: &mut Vec<Piece<'t>>, text: Option<&'t str>, dropping_space: &[u32]) {
+    let mut text = text.unwrap_or_default();
+    if let Some(Piece::Token(id)) = pieces.last()
+        && dropping_space.binary_search(id).is_ok()
+    {
+        text = text.trim_start_matches(is_c_space);
+    }
+    if !text.is_empty() {
         pieces.push(Piece::Text(text));
     }
 }
@@ -170,7 +200,7 @@ mod tests {
     fn show(tokens: &[(&str, u32)], text: &str) -> Vec<String> {
         SpecialFinder::new(tokens)
             .unwrap()
-            .pieces(text)
+            .pieces(text, &[])
             .iter()
             .map(|piece| match piece {
                 Piece::Token(id) => id.to_string(),

@@ -85,8 +85,11 @@ static SMALL: LazyLock<Tokenizer> = LazyLock::new(|| File::new("smollm").build()
 
 /// One of each family.
 static FAMILIES: LazyLock<Vec<Tokenizer>> = LazyLock::new(|| {
-    let names = ["smollm", "gpt-2", "llama-bpe", "qwen2", "default"];
-    names.map(|pre| File::new(pre).build().unwrap()).into()
+    let names = "smollm gpt-2 llama-bpe qwen2 default qwen35 tekken gpt-4o falcon deepseek-llm deepseek-coder deepseek-v3";
+    names
+        .split(' ')
+        .map(|pre| File::new(pre).build().unwrap())
+        .collect()
 });
 
 #[test]
@@ -300,7 +303,7 @@ fn broken_files_are_refused_with_the_reason() {
         Err(E::IdOutOfRange { key: "key", .. })
     ));
     let kind = TokenizerParts {
-        model: "llama",
+        model: "bert",
         ..file.parts()
     };
     assert!(matches!(
@@ -437,6 +440,7 @@ proptest! {
             other_ends: vec![("end", end)],
             add_bos,
             add_eos,
+            ..TokenizerParts::default()
         };
         if let Ok(tokenizer) = Tokenizer::new(&parts) {
             for special in [Special::Plain, Special::Parse] {

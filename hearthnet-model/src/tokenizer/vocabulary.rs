@@ -1,6 +1,5 @@
 //! The lists of a model file, checked and brought into the form that encoding needs.
 
-use super::alphabet;
 use super::error::TokenizerError;
 use super::parts::{BOS, EOS, TokenizerParts};
 use super::special::{END_TEXTS, LEAVE_FILE_TEXTS, TokenKind};
@@ -121,7 +120,7 @@ fn shorten(text: &str) -> String {
 }
 
 /// The ids that end a generation, ascending. A token that is known to end one, and that no merge
-/// makes, becomes a control token even where the file calls it normal text.
+/// of a list (`made`, by id; empty without a list) makes, becomes a control token even where the file calls it normal text.
 pub(super) fn ends(
     parts: &TokenizerParts<'_>,
     ids: &HashMap<&str, u32>,
@@ -149,7 +148,7 @@ pub(super) fn ends(
         let Ok(index) = usize::try_from(id) else {
             continue;
         };
-        if made.get(index).copied().unwrap_or(true) {
+        if made.get(index).copied().unwrap_or(false) {
             continue;
         }
         if let Some(kind) = kinds.get_mut(index) {
@@ -179,22 +178,32 @@ pub(super) fn structure_alphabet(tokens: &[&str], kinds: &[TokenKind]) -> Vec<ch
 }
 
 /// The bytes of all tokens in a row, and where each begins, with the end as the last element.
-pub(super) fn all_bytes(tokens: &[&str], kinds: &[TokenKind]) -> (Vec<u8>, Vec<usize>) {
-    let mut bytes = Vec::with_capacity(tokens.iter().map(|text| text.len()).sum());
-    let mut starts = Vec::with_capacity(tokens.len() + 1);
-    for (text, kind) in tokens.iter().zip(kinds) {
-        starts.push(bytes.len());
-        let start = bytes.len();
-        if !kind.is_verbatim() {
-            bytes.extend(text.chars().map_while(alphabet::byte_of));
-            if bytes.len() - start == text.chars().count() {
-                continue;
-            }
-            // Not in the byte-level alphabet: the text itself, as Hugging Face decodes it.
-            bytes.truncate(start);
+pub(super) struct TokenBytes {
+    bytes: Vec<u8>,
+    starts: Vec<usize>,
+}
+
+impl TokenBytes {
+    /// `spell` appends the bytes of one token, which depend on how its vocabulary writes text.
+    pub(super) fn new(
+        tokens: &[&str],
+        kinds: &[TokenKind],
+        spell: &dyn Fn(&str, TokenKind, &mut Vec<u8>),
+    ) -> Self {
+        let mut bytes = Vec::with_capacity(tokens.iter().map(|text| text.len()).sum());
+        let mut starts = Vec::with_capacity(tokens.len() + 1);
+        for (text, kind) in tokens.iter().zip(kinds) {
+            starts.push(bytes.len());
+            spell(text, *kind, &mut bytes);
         }
-        bytes.extend_from_slice(text.as_bytes());
+        starts.push(bytes.len());
+        Self { bytes, starts }
     }
-    starts.push(bytes.len());
-    (bytes, starts)
+
+    /// The bytes of a token; `None` outside the vocabulary.
+    pub(super) fn get(&self, id: u32) -> Option<&[u8]> {
+        let id = usize::try_from(id).ok()?;
+        let (start, end) = (self.starts.get(id)?, self.starts.get(id + 1)?);
+        self.bytes.get(*start..*end)
+    }
 }

@@ -71,13 +71,18 @@ impl Reply {
         include_usage: bool,
         logprobs: bool,
     ) -> Self {
+        // As the conversation reads the answer: see `Conversation::answer`.
+        let speller = match header.shape {
+            Shape::Chat => Detokenizer::new(&tokenizer),
+            Shape::Text => Detokenizer::continuing(&tokenizer),
+        };
         Self {
             header,
             include_usage,
             logprobs,
             given: 0,
             spelt: 0,
-            speller: Detokenizer::new(&tokenizer),
+            speller,
             offset: 0,
             pending: VecDeque::new(),
             entries: Vec::new(),

@@ -341,7 +341,9 @@ impl Chat<'_> {
             }
             Err(failure) => {
                 runtime.block_on(own.visit.end());
-                Err(failure)
+                // A node that was put out hears that first, and what to do.
+                let put_out = own.home.as_ref().and_then(|home| home.level().err());
+                Err(put_out.unwrap_or(failure))
             }
         }
     }

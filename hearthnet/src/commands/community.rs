@@ -28,7 +28,7 @@ use crate::community::{
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::membership::Membership;
-use crate::node::{LOG_LOOK, Lock, settle_in};
+use crate::node::{LOG_LOOK, Lock, learn};
 use crate::output::{note, span, table, when};
 
 pub(crate) fn run(
@@ -378,7 +378,12 @@ fn set_level(args: &LevelArgs, home: &Home, up: bool) -> Result<(NodeId, Level, 
         }
     };
     if next == now || (next > now) != up {
-        return Err(no_step(&args.node, &format!("{now} already")));
+        let other = if up { "demote" } else { "promote" };
+        let failure = no_step(&args.node, &format!("{now} already"));
+        return Err(match next == now {
+            true => failure,
+            false => failure.hint(format!("`hearthnet community {other}` goes the other way")),
+        });
     }
     if next < Level::Anchor {
         keeps_an_anchor(&state, &node, &format!("made {next}"))?;
@@ -557,7 +562,7 @@ pub(crate) fn change<T>(
     let runtime = runtime()?;
     let outcome = runtime.block_on(async {
         let node = crate::node::visit(home, config).await?;
-        settle_in(&node).await;
+        learn(&node, home).await;
         let before = sent(&node);
         let done = work();
         let told = match done {

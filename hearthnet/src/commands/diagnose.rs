@@ -30,7 +30,7 @@ use crate::community::{Home, endpoints_of, now_ms};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::local_door::{self, BY_HAND, NODE_FLIGHT};
-use crate::node::{Lock, settle_in, visit};
+use crate::node::{Lock, learn, visit};
 use crate::time_line::{self, Asked};
 
 /// How long one node may take, from connecting to its last page.
@@ -185,7 +185,7 @@ async fn members(home: &Home, config: &Config) -> Result<Vec<Target>, Failure> {
         true => None,
         false => {
             let node = visit(home, config).await?;
-            settle_in(&node).await;
+            learn(&node, home).await;
             Some(node)
         }
     };

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -68,6 +68,9 @@ pub(crate) fn run(args: &JoinArgs, global: &Global, config: &Config) -> Result<(
                 // Put out, frozen, or gone: says which, and what to do.
                 home.level()?;
             }
+            // This node's own log may be the last to know.
+            crate::node::ask_around(&home, config)?;
+            home.good_standing()?;
             return report(args, home.level()?, &home, None, config);
         }
     }
@@ -96,6 +99,7 @@ pub(crate) fn run(args: &JoinArgs, global: &Global, config: &Config) -> Result<(
     let runtime = runtime()?;
     let started = Instant::now();
     let search = Search {
+        dir: dir.clone(),
         key: Arc::clone(&key),
         request,
         log: log.clone(),
@@ -207,11 +211,12 @@ fn next_step(level: Level, here: bool, together: bool) -> String {
         (_, false, _) => "next: an anchor switches distributed inference on with `hearthnet community policy --research on`; until then members know each other, and no more".to_owned(),
         (false, true, _) => "next: enable = true under [policy.research] in the configuration (`hearthnet config show` says which file) lets this machine compute with the others; until then `hearthnet chat --local \"...\"` works here".to_owned(),
         (true, true, Level::Member) => "next: `hearthnet chat \"...\"`".to_owned(),
-        (true, true, _) => "next: `hearthnet shard serve --model smollm2-135m-instruct --layers auto`, or whichever model the others serve (`hearthnet status`); and `hearthnet chat \"...\"` on any member".to_owned(),
+        (true, true, _) => "next: `hearthnet serve --layers auto`, with --model for another than the others serve (`hearthnet status`); and `hearthnet chat \"...\"` on any member".to_owned(),
     }
 }
 
 struct Search<'a> {
+    dir: PathBuf,
     key: Arc<NodeKey>,
     request: JoinRequest,
     log: EventLog,
@@ -229,11 +234,14 @@ enum Answer {
 }
 
 impl Answer {
-    fn is_refusal(&self) -> bool {
+    /// How much it tells, against other answers.
+    fn weight(&self) -> u8 {
         match self {
-            Self::Failed(_) => true,
-            Self::Unreachable(error) => is_shut_out(error),
-            Self::Admitted(_) => false,
+            Self::Failed(failure) if failure.is_final() => 4,
+            Self::Unreachable(error) if is_put_out(error) => 3,
+            Self::Failed(_) => 2,
+            Self::Unreachable(error) if is_shut_out(error) => 1,
+            Self::Unreachable(_) | Self::Admitted(_) => 0,
         }
     }
 }
@@ -241,6 +249,11 @@ impl Answer {
 /// Whether a node was there, and does not talk to strangers: no invite is open.
 fn is_shut_out(error: &ConnectError) -> bool {
     error.code() == Some(CloseCode::Unauthorized)
+}
+
+/// Whether a node says that this key was a member's once, and was put out.
+fn is_put_out(error: &ConnectError) -> bool {
+    error.code() == Some(CloseCode::Revoked)
 }
 
 impl Search<'_> {
@@ -301,26 +314,24 @@ impl Search<'_> {
             }
             let now = Instant::now();
             if now >= deadline {
-                break Err(gave_up(last, wait, hints.is_empty()));
+                break Err(gave_up(last, wait, hints.is_empty(), &self.dir));
             }
             tokio::select! {
                 Some(Ok((address, answer))) = running.join_next(), if !running.is_empty() => {
                     tried.insert(address, Instant::now());
-                    match answer {
-                        Answer::Admitted(level) => break Ok(level),
+                    match &answer {
+                        Answer::Admitted(level) => break Ok(*level),
                         Answer::Failed(failure) if failure.is_final() => {
                             deadline = deadline.min(Instant::now() + SECOND_OPINION);
-                            last = Some((address, Answer::Failed(failure)));
                         }
-                        Answer::Unreachable(error) if is_shut_out(&error) => {
+                        Answer::Unreachable(error) if is_shut_out(error) || is_put_out(error) => {
                             deadline = deadline.min(started + wait.min(SHUT_OUT));
-                            if !matches!(last, Some((_, Answer::Failed(_)))) {
-                                last = Some((address, Answer::Unreachable(error)));
-                            }
                         }
-                        // A refusal tells more than a silence.
-                        Answer::Unreachable(_) if last.as_ref().is_some_and(|(_, a)| a.is_refusal()) => {}
-                        answer => last = Some((address, answer)),
+                        _ => {}
+                    }
+                    // A refusal tells more than a silence.
+                    if last.as_ref().is_none_or(|(_, last)| last.weight() <= answer.weight()) {
+                        last = Some((address, answer));
                     }
                 }
                 _ = changes.changed() => {}
@@ -387,13 +398,27 @@ fn explain((address, answer): &(SocketAddr, Answer)) -> String {
     }
 }
 
-fn gave_up(last: Option<(SocketAddr, Answer)>, wait: Duration, no_hints: bool) -> Failure {
+fn gave_up(
+    last: Option<(SocketAddr, Answer)>,
+    wait: Duration,
+    no_hints: bool,
+    dir: &Path,
+) -> Failure {
     match &last {
         Some((_, Answer::Failed(failure))) if failure.is_final() => {
             Failure::new(Kind::Community, failure.to_string())
                 .code("bad_invite")
                 .hint("ask for a new code with `hearthnet community invite`")
         }
+        Some((address, Answer::Unreachable(error))) if is_put_out(error) => Failure::new(
+            Kind::Community,
+            format!("the node at {address} says that this machine's key was put out of the community"),
+        )
+        .code("revoked")
+        .hint(format!(
+            "a key that was put out stays out: move {} away, and join again with a new code; a new key is made then",
+            dir.join("node.key").display()
+        )),
         Some(last @ (_, Answer::Failed(_))) => Failure::new(
             Kind::Community,
             format!("no node of the community admitted this one in {} s; {}", wait.as_secs(), explain(last)),
@@ -432,7 +457,7 @@ mod tests {
         for level in [Level::Member, Level::Trusted, Level::Anchor] {
             assert!(next_step(level, true, false).contains("policy --research on"));
             assert!(next_step(level, false, true).contains("[policy.research]"));
-            let serves = next_step(level, true, true).contains("shard serve");
+            let serves = next_step(level, true, true).contains("serve --layers auto");
             assert_eq!(serves, level >= Level::Trusted);
         }
     }

@@ -16,7 +16,7 @@ use crate::community::{Home, LOG_FILE, OnDisk, ROOT_KEY, now_ms};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::membership;
-use crate::node::{Lock, settle_in};
+use crate::node::{Lock, learn};
 use crate::output::note;
 use crate::standing::{CLOCK_FILE, Standing};
 
@@ -70,9 +70,15 @@ fn leave(args: &LeaveArgs, home: Home, config: &Config) -> Result<(), Failure> {
         return Err(nothing());
     }
     let told = match member && others {
-        true => Some(say_goodbye(args, &home, config)?),
+        true => say_goodbye(args, &home, config)?,
         false => None,
     };
+    // The others may have said only now that the key counts no more.
+    let standing = Standing::of(&home);
+    let keep_key = keep_key && standing == Standing::Good;
+    if !keep_key && member && !args.json {
+        note(standing.sentence(&name));
+    }
     let (dir, community) = (home.dir.clone(), home.log.community());
     // The last handle closes the log.
     drop(home);
@@ -97,13 +103,18 @@ fn nothing() -> Failure {
     Failure::new(Kind::Interrupted, "nothing was changed")
 }
 
-/// Appends that this node has left, and waits until others have it. How many.
-fn say_goodbye(args: &LeaveArgs, home: &Home, config: &Config) -> Result<usize, Failure> {
+/// Appends that this node has left, and waits until others have it. How many; `None` if they had put
+/// it out already.
+fn say_goodbye(args: &LeaveArgs, home: &Home, config: &Config) -> Result<Option<usize>, Failure> {
     let runtime = runtime()?;
     let told = runtime.block_on(async {
         let node = crate::node::visit(home, config).await?;
-        settle_in(&node).await;
+        learn(&node, home).await;
         let before = sent(&node);
+        if before.is_empty() && Standing::of(home) != Standing::Good {
+            node.shutdown().await;
+            return Ok(None);
+        }
         if before.is_empty() && !args.anyway {
             node.shutdown().await;
             return Err(Failure::new(
@@ -126,11 +137,11 @@ fn say_goodbye(args: &LeaveArgs, home: &Home, config: &Config) -> Result<usize, 
             Err(_) => 0,
         };
         node.shutdown().await;
-        left.map(|()| told)
+        left.map(|()| Some(told))
     });
     runtime.shutdown_timeout(Duration::from_millis(500));
     let told = told?;
-    if told == 0 && !args.json {
+    if told == Some(0) && !args.json {
         note(
             "nobody could be told: the others go on counting this node as a member until an anchor revokes it",
         );

@@ -196,7 +196,10 @@ fn try_disk(dir: &Path) -> Result<(), String> {
 fn heading(out: &mut String, home: &Home, state: &Community, config: &Config) {
     let id = home.key.id();
     let level = match state.level(&id) {
-        Some(level) => level.to_string(),
+        Some(level) => match crate::standing::Standing::of(home) {
+            crate::standing::Standing::Refused(by) => format!("put out, says {by}"),
+            _ => level.to_string(),
+        },
         None if state.is_revoked(&id) => "revoked".to_owned(),
         None if state.is_frozen(&id) => "frozen: two histories were signed with its key".to_owned(),
         None => "no member".to_owned(),
@@ -309,7 +312,8 @@ fn hosts_seen(out: &mut String, state: &Community, running: Option<&Running>) {
                 },
                 match one.last_seen_ms {
                     Some(ms) if one.online => format!("{} ago", span(ms)),
-                    _ => "does not answer".to_owned(),
+                    Some(ms) => format!("did not answer; last did {} ago", span(ms)),
+                    None => "did not answer".to_owned(),
                 },
                 ms(speed.map(|speed| speed.p50_ms)),
                 ms(speed.map(|speed| speed.p95_ms)),

@@ -23,8 +23,9 @@ use std::ops::Range;
 
 use super::plan::{TALL_TILE, UNITS, share};
 use super::steps::{Buffers, Pass, Rows, Widths, columns, grow};
-use crate::engine::weights::{Expert, Ffn};
-use crate::kernels::{Act, ActForm, Kernels, Output, Packed, SharedMut, TileMut, fold16};
+use crate::BoundaryDtype;
+use crate::engine::weights::{Expert, Ffn, Router};
+use crate::kernels::{Act, ActForm, Kernels, Output, SharedMut, TileMut, fold16};
 
 /// Most rows of a pass: enough that even many experts get some rows each, few enough that
 /// outputs of all pairs, a row for each, do not fill the memory.
@@ -223,7 +224,7 @@ impl Pass<'_> {
     /// Reads `act`, chooses the experts of each row of a tile.
     pub(super) unsafe fn route(
         &self,
-        router: &Packed,
+        router: &Router,
         rows: &Rows<'_>,
         buffers: Buffers<'_>,
         pairs: Pairs<'_>,
@@ -241,12 +242,16 @@ impl Pass<'_> {
             let normed = rows.first * widths.x..(rows.first + count) * widths.x;
             pairs.normed.slice_mut(normed).copy_from_slice(act.plain());
             let out = buffers.scores.tile_mut(count, experts, 0..experts);
-            kernels.matmul(router, 0..router.panels(), act, Output::Store, out);
+            let Router { matrix, bias } = router;
+            kernels.matmul(matrix, 0..matrix.panels(), act, Output::Store, out);
             let scores = buffers.scores.slice_mut(0..count * experts);
             let routes = rows.first * used..(rows.first + count) * used;
             let routes = pairs.routes.slice_mut(routes);
             let rows = scores.chunks_exact_mut(experts);
             for (scores, routes) in rows.zip(routes.chunks_exact_mut(used)) {
+                if let Some(bias) = bias {
+                    kernels.add_round(scores, bias, BoundaryDtype::F32);
+                }
                 choose(kernels, scores, normalise, routes);
             }
         }
@@ -280,7 +285,9 @@ impl Pass<'_> {
         let Some(Chunk { expert, places }) = plan.chunks.get(unit / parts) else {
             return;
         };
-        let gates = &experts[*expert].ffn;
+        let Expert {
+            ffn: gates, bias, ..
+        } = &experts[*expert];
         let panels = share(gates.panels(), parts, unit % parts);
         if panels.is_empty() {
             return;
@@ -309,7 +316,7 @@ impl Pass<'_> {
         let h = pairs.h.part(places.start * ffn..places.end * ffn);
         // SAFETY: the caller's; units have separate places or panels.
         let h = unsafe { h.tile_mut(count, ffn, columns) };
-        self.gate_up(gates, panels, act, h, up);
+        self.gate_up(gates, bias.as_ref(), panels, act, h, up);
     }
 
     /// Down of a unit: reads `h`, writes its part of the outputs.
@@ -327,7 +334,7 @@ impl Pass<'_> {
         let Some(Chunk { expert, places }) = plan.chunks.get(unit / parts) else {
             return;
         };
-        let down = &experts[*expert].down;
+        let Expert { down, bias, .. } = &experts[*expert];
         let panels = share(down.panels(), parts, unit % parts);
         if panels.is_empty() {
             return;
@@ -339,8 +346,14 @@ impl Pass<'_> {
         let out = pairs.out.part(places.start * x..places.end * x);
         let columns = columns(down, &panels, 0);
         // SAFETY: the caller's; units have separate places or panels.
-        let out = unsafe { out.tile_mut(places.len(), x, columns) };
-        kernels.matmul(down, panels, act, Output::Store, out);
+        let mut out = unsafe { out.tile_mut(places.len(), x, columns.clone()) };
+        kernels.matmul(down, panels, act, Output::Store, out.reborrow());
+        if let Some(bias) = bias {
+            for row in 0..out.rows() {
+                let bias = &bias.down[columns.clone()];
+                kernels.add_round(out.row_mut(row), bias, BoundaryDtype::F32);
+            }
+        }
     }
 
     /// Adds up the outputs of each row of a tile, in `branch`.

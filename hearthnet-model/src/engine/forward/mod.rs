@@ -16,7 +16,8 @@
 //! - *Tall*, for many rows (prefill): a member takes a tile through everything from attention to
 //!   the next layer's keys and values. One phase per layer.
 //!
-//! Where the feed-forward layer is a mixture of experts, both ways leave the tiles for it: see
+//! Where attention is latent, QKV gives narrow rows, and a further phase makes queries, keys and
+//! values of them. Where the feed-forward layer is a mixture of experts, both ways leave the tiles for it: see
 //! [`experts`].
 //!
 //! A row's values are computed by the same kernels in the same order either way, so nothing
@@ -199,9 +200,27 @@ fn wide(pass: &Pass<'_>, scratch: &mut Scratch, spans: &[Span], rows: Range<usiz
                 // SAFETY: separate panels.
                 &|panels, rows, buffers| unsafe { pass.qkv(layer, panels, rows, buffers) },
                 // SAFETY: separate tiles.
-                &|rows, _| unsafe { pass.place(index, rows) },
+                &|rows, buffers| unsafe {
+                    match &layer.latent {
+                        Some(latent) => pass.norm_latent(latent, rows, buffers),
+                        None => pass.place(index, rows, buffers),
+                    }
+                },
                 nothing,
             );
+            if let Some(latent) = &layer.latent {
+                split(
+                    member,
+                    latent.panels(),
+                    // SAFETY: separate panels.
+                    &|panels, rows, buffers| unsafe {
+                        pass.expand_latent(latent, panels, rows, buffers);
+                    },
+                    // SAFETY: separate tiles.
+                    &|rows, buffers| unsafe { pass.place(index, rows, buffers) },
+                    nothing,
+                );
+            }
             let mut attend = |unit: usize| {
                 let HeadUnit {
                     tile,

@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::plan::Piece;
 use super::{Overflow, Parts};
 use crate::BoundaryDtype;
-use crate::engine::weights::{Feed, Ffn, Layer, Qkv};
+use crate::engine::weights::{ExpertBias, Feed, Ffn, Latent, Layer, Qkv};
 use crate::kernels::{
-    Act, ActForm, Attention, AttentionScratch, LANES, Output, PAGE, Packed, SharedMut, Tile,
-    TileMut,
+    Act, ActForm, Attention, AttentionScratch, LANES, Output, PAGE, Packed, RopeTable, SharedMut,
+    Tile, TileMut,
 };
-use crate::spec::{Activation, ModelSpec};
+use crate::spec::{Activation, LatentSpec, ModelSpec};
 
 /// A pass of some rows over the layers.
 pub(super) struct Pass<'a> {
@@ -38,6 +38,10 @@ pub(super) struct Rows<'a> {
 #[derive(Clone, Copy)]
 pub(super) struct Buffers<'a> {
     pub(super) act: SharedMut<'a, Act>,
+    /// The narrow rows of latent attention.
+    pub(super) latent: SharedMut<'a, f32>,
+    /// Those of keys and values, normalised; those of queries are in `act`.
+    pub(super) latent_kv: SharedMut<'a, Act>,
     pub(super) attn: SharedMut<'a, f32>,
     pub(super) h: SharedMut<'a, f32>,
     pub(super) up: SharedMut<'a, f32>,
@@ -51,6 +55,8 @@ pub(super) struct Buffers<'a> {
 #[derive(Default)]
 pub(super) struct Work {
     pub(super) act: Act,
+    pub(super) latent: Vec<f32>,
+    pub(super) latent_kv: Act,
     pub(super) attn: Vec<f32>,
     pub(super) h: Vec<f32>,
     pub(super) up: Vec<f32>,
@@ -65,6 +71,8 @@ pub(super) struct Widths {
     pub(super) q: usize,
     pub(super) kv: usize,
     pub(super) qkv: usize,
+    /// The narrow rows of latent attention, or 0.
+    pub(super) latent: usize,
     pub(super) ffn: usize,
     /// Number of experts, or 0.
     pub(super) experts: usize,
@@ -89,6 +97,9 @@ impl Widths {
             q,
             kv,
             qkv: q + 2 * kv,
+            latent: spec.attention.latent.map_or(0, |latent| {
+                (latent.queries + latent.keys + spec.rope.dims) as usize
+            }),
             ffn: spec.ffn as usize,
             experts: spec.experts.map_or(0, |experts| experts.count as usize),
             used: spec.experts.map_or(0, |experts| experts.used as usize),
@@ -101,13 +112,14 @@ impl Widths {
 /// Whether what attention and the feed-forward layer give is changed before it is added to the
 /// residual stream.
 fn branches(spec: &ModelSpec) -> bool {
-    spec.post_norms || spec.scales.residual.is_some()
+    spec.post_norms || spec.scales.residual.is_some() || spec.attention.output_bias
 }
 
 impl Work {
     pub(super) fn buffers(&mut self, widths: &Widths, rows: usize) -> Buffers<'_> {
         let only = |wanted: bool, width: usize| if wanted { rows * width } else { 0 };
         let dense = widths.experts == 0;
+        grow(&mut self.latent, rows * widths.latent);
         grow(&mut self.attn, rows * widths.q);
         grow(&mut self.h, only(dense, widths.ffn));
         grow(&mut self.up, only(widths.split_ffn, widths.ffn));
@@ -115,6 +127,8 @@ impl Work {
         grow(&mut self.scores, rows * widths.experts);
         Buffers {
             act: SharedMut::new(std::slice::from_mut(&mut self.act)),
+            latent: SharedMut::new(&mut self.latent),
+            latent_kv: SharedMut::new(std::slice::from_mut(&mut self.latent_kv)),
             attn: SharedMut::new(&mut self.attn),
             h: SharedMut::new(&mut self.h),
             up: SharedMut::new(&mut self.up),
@@ -164,7 +178,7 @@ impl Pass<'_> {
             Feed::Dense { ffn, .. } => ffn.form(),
             Feed::Experts { router, .. } => ActForm {
                 plain: true,
-                ..ActForm::of([router])
+                ..ActForm::of([&router.matrix])
             },
         };
         // SAFETY: the caller's.
@@ -184,7 +198,8 @@ impl Pass<'_> {
         self.parts.kernels.norm_prepare(x, weight, eps, form, act);
     }
 
-    /// Reads `act`, writes the columns of `panels` in `qkv`; panels are counted over all parts.
+    /// Reads `act`, writes the columns of `panels` in `qkv`, or `latent`; panels are counted over
+    /// all parts.
     pub(super) unsafe fn qkv(
         &self,
         layer: &Layer,
@@ -192,29 +207,132 @@ impl Pass<'_> {
         rows: &Rows<'_>,
         buffers: Buffers<'_>,
     ) {
+        let (out, width) = match layer.latent {
+            Some(_) => (buffers.latent, self.widths.latent),
+            None => (rows.qkv, self.widths.qkv),
+        };
+        // SAFETY: the caller's.
+        let act = unsafe { buffers.read_act() };
+        let parts = layer.qkv.parts.iter().map(|part| (part, act));
+        // SAFETY: the caller's.
+        unsafe { self.side_by_side(parts, panels, rows.rows, out, width) };
+    }
+
+    /// Writes the columns of `panels` in `out`, rows of `width` values; panels are counted over
+    /// all matrices, each of which has its activations.
+    unsafe fn side_by_side<'m>(
+        &self,
+        parts: impl Iterator<Item = (&'m Packed, &'m Act)>,
+        panels: Range<usize>,
+        rows: usize,
+        out: SharedMut<'_, f32>,
+        width: usize,
+    ) {
         let (mut before, mut column) = (0, 0);
-        for part in &layer.qkv.parts {
+        for (part, act) in parts {
             let end = before + part.panels();
             let own = panels.start.max(before)..panels.end.min(end);
             if own.start < own.end {
                 let own = own.start - before..own.end - before;
+                let columns = columns(part, &own, column);
                 // SAFETY: the caller's.
-                unsafe {
-                    let columns = columns(part, &own, column);
-                    let out = rows.qkv.tile_mut(rows.rows, self.widths.qkv, columns);
-                    self.parts
-                        .kernels
-                        .matmul(part, own, buffers.read_act(), Output::Store, out);
-                }
+                let out = unsafe { out.tile_mut(rows, width, columns) };
+                self.parts
+                    .kernels
+                    .matmul(part, own, act, Output::Store, out);
             }
             before = end;
             column += part.rows();
         }
     }
 
-    /// Completes queries, keys and values in `qkv` (biases, norms, rotation), and writes keys and
-    /// values to the pages.
-    pub(super) unsafe fn place(&self, layer: usize, rows: &Rows<'_>) {
+    /// Reads `latent`, writes `act` and `latent_kv`.
+    pub(super) unsafe fn norm_latent(
+        &self,
+        latent: &Latent,
+        rows: &Rows<'_>,
+        buffers: Buffers<'_>,
+    ) {
+        let Parts { spec, kernels, .. } = *self.parts;
+        let Some(LatentSpec { norm_eps, .. }) = spec.attention.latent else {
+            return;
+        };
+        let width = self.widths.latent;
+        // SAFETY: the caller's.
+        let (narrow, act, kv_act) = unsafe {
+            (
+                buffers.latent.slice(0..rows.rows * width),
+                buffers.act(),
+                &mut buffers.latent_kv.slice_mut(0..1)[0],
+            )
+        };
+        let (q, kv) = (latent.q_norm.len(), latent.kv_norm.len());
+        let part = |columns: Range<usize>| -> Vec<f32> {
+            let rows = narrow.chunks_exact(width);
+            rows.flat_map(|row| &row[columns.clone()])
+                .copied()
+                .collect()
+        };
+        let form = ActForm::of([&latent.q]);
+        kernels.norm_prepare(&part(0..q), &latent.q_norm, norm_eps, form, act);
+        let form = ActForm::of([&latent.kv]);
+        kernels.norm_prepare(&part(q..q + kv), &latent.kv_norm, norm_eps, form, kv_act);
+    }
+
+    /// Reads `act` and `latent_kv`, writes the columns of `panels` in `qkv`: queries, then keys
+    /// and values head by head.
+    pub(super) unsafe fn expand_latent(
+        &self,
+        latent: &Latent,
+        panels: Range<usize>,
+        rows: &Rows<'_>,
+        buffers: Buffers<'_>,
+    ) {
+        // SAFETY: the caller's.
+        let (act, kv_act) = unsafe { (buffers.read_act(), &buffers.latent_kv.slice(0..1)[0]) };
+        let parts = [(&latent.q, act), (&latent.kv, kv_act)].into_iter();
+        // SAFETY: the caller's.
+        unsafe { self.side_by_side(parts, panels, rows.rows, rows.qkv, self.widths.qkv) };
+    }
+
+    /// Turns a row of `qkv` as [`Self::expand_latent`] leaves it into queries, keys and values, all
+    /// as wide as keys. `turned` is the part of the keys that is turned.
+    fn place_latent(
+        &self,
+        latent: &LatentSpec,
+        table: Option<&RopeTable>,
+        position: usize,
+        row: &mut [f32],
+        turned: &mut [f32],
+    ) {
+        let Parts { spec, kernels, .. } = *self.parts;
+        let Widths { q, kv, .. } = self.widths;
+        let (d, values) = (spec.head_dim as usize, latent.values as usize);
+        let still = d - turned.len();
+        let (queries, rest) = row.split_at_mut(q);
+        if let Some(table) = table {
+            kernels.rope(table, position, turned, turned.len());
+            for head in queries.chunks_exact_mut(d) {
+                let dims = turned.len();
+                kernels.rope(table, position, &mut head[still..], dims);
+            }
+        }
+        let both = rest[..kv / d * (still + values)].to_vec();
+        let (to_keys, to_values) = rest.split_at_mut(kv);
+        let heads = to_keys
+            .chunks_exact_mut(d)
+            .zip(to_values.chunks_exact_mut(d));
+        for ((to_key, to_value), from) in heads.zip(both.chunks_exact(still + values)) {
+            to_key[..still].copy_from_slice(&from[..still]);
+            to_key[still..].copy_from_slice(turned);
+            to_value[..values].copy_from_slice(&from[still..]);
+            to_value[values..].fill(0.0);
+        }
+    }
+
+    /// Completes queries, keys and values in `qkv` (biases, norms, rotation; of latent attention
+    /// all that comes after its matrices), and writes keys and values to the pages.
+    pub(super) unsafe fn place(&self, layer: usize, rows: &Rows<'_>, buffers: Buffers<'_>) {
         let Parts {
             spec,
             kernels,
@@ -245,8 +363,18 @@ impl Pass<'_> {
                     kernels.rms_norm_in_place(&mut values[..q], &norms.q, spec.norm_eps);
                     kernels.rms_norm_in_place(&mut values[q..q + kv], &norms.k, spec.norm_eps);
                 }
-                if let Some(table) = table {
+                if let Some(latent) = &spec.attention.latent {
+                    let (width, dims) = (self.widths.latent, spec.rope.dims as usize);
+                    let turned = (row + 1) * width - dims..(row + 1) * width;
+                    // SAFETY: the caller's.
+                    let turned = unsafe { buffers.latent.slice_mut(turned) };
+                    self.place_latent(latent, table, position, values, turned);
+                } else if let Some(table) = table {
                     kernels.rope(table, position, &mut values[..q + kv], d);
+                }
+                if let Some(temperature) = &spec.attention.temperature {
+                    let factor = temperature.factor(position);
+                    values[..q].iter_mut().for_each(|value| *value *= factor);
                 }
                 let (keys, values) = values[q..].split_at(kv);
                 let page = &self.pages[piece.span][position / PAGE];
@@ -297,7 +425,9 @@ impl Pass<'_> {
             .map(|page| unsafe { page.slice(strip.clone()) })
             .collect();
         let group = self.parts.group();
-        let columns = (kv_head * group + heads.start) * d..(kv_head * group + heads.end) * d;
+        let heads = kv_head * group + heads.start..kv_head * group + heads.end;
+        let columns = heads.start * d..heads.end * d;
+        let sinks = layers[layer].sinks.as_ref();
         let attention = Attention {
             head_dim: d,
             heads: heads.len(),
@@ -306,6 +436,7 @@ impl Pass<'_> {
                 None => 1.0 / (d as f32).sqrt(),
             },
             softcap: spec.attention.softcap,
+            sinks: sinks.map(|sinks| &sinks[heads]),
             position: piece.position,
             window: layers[layer].window,
             pages: &pages,
@@ -330,9 +461,20 @@ impl Pass<'_> {
         rows: &Rows<'_>,
         buffers: Buffers<'_>,
     ) {
-        let width = self.widths.q;
+        let mut width = self.widths.q;
         // SAFETY: the caller's.
-        let (attn, act) = unsafe { (buffers.attn.slice(0..rows.rows * width), buffers.act()) };
+        let (attn, act) = unsafe { (buffers.attn.slice_mut(0..rows.rows * width), buffers.act()) };
+        let mut attn = attn;
+        if let Some(latent) = &self.parts.spec.attention.latent {
+            // Values are padded to the width of keys.
+            let (d, values) = (self.parts.geometry.head_dim, latent.values as usize);
+            for head in 0..attn.len() / d {
+                attn.copy_within(head * d..head * d + values, head * values);
+            }
+            let len = attn.len() / d * values;
+            attn = &mut attn[..len];
+            width = width / d * values;
+        }
         self.parts
             .kernels
             .prepare(attn, width, ActForm::of([&layer.attn_output]), act);
@@ -382,9 +524,10 @@ impl Pass<'_> {
         buffers: Buffers<'_>,
     ) {
         if self.widths.branches {
+            let bias = layer.attn_output_bias.as_deref();
             let norm = layer.attn_post_norm.as_deref();
             // SAFETY: the caller's.
-            unsafe { self.end_branch(norm, BoundaryDtype::F32, rows, buffers) };
+            unsafe { self.end_branch(bias, norm, BoundaryDtype::F32, rows, buffers) };
         }
     }
 
@@ -393,12 +536,13 @@ impl Pass<'_> {
         if self.widths.branches || matches!(layer.feed, Feed::Experts { .. }) {
             let norm = layer.ffn_post_norm.as_deref();
             // SAFETY: the caller's.
-            unsafe { self.end_branch(norm, self.parts.spec.boundary, rows, buffers) };
+            unsafe { self.end_branch(None, norm, self.parts.spec.boundary, rows, buffers) };
         }
     }
 
     unsafe fn end_branch(
         &self,
+        bias: Option<&[f32]>,
         norm: Option<&[f32]>,
         dtype: BoundaryDtype,
         rows: &Rows<'_>,
@@ -413,6 +557,11 @@ impl Pass<'_> {
                 buffers.branch.slice_mut(values),
             )
         };
+        if let Some(bias) = bias {
+            for row in branch.chunks_exact_mut(bias.len()) {
+                kernels.add_round(row, bias, BoundaryDtype::F32);
+            }
+        }
         if let Some(norm) = norm {
             kernels.rms_norm_in_place(branch, norm, spec.norm_eps);
         }
@@ -440,7 +589,7 @@ impl Pass<'_> {
                 Ffn::Fused(_) => TileMut::new(&mut [], 0, 0, 0),
                 Ffn::Split { .. } => buffers.up.tile_mut(count, width, columns),
             };
-            self.gate_up(ffn, panels, act, h, up);
+            self.gate_up(ffn, None, panels, act, h, up);
         }
     }
 
@@ -448,6 +597,7 @@ impl Pass<'_> {
     pub(super) fn gate_up(
         &self,
         ffn: &Ffn,
+        bias: Option<&ExpertBias>,
         panels: Range<usize>,
         act: &Act,
         mut h: TileMut<'_>,
@@ -458,13 +608,19 @@ impl Pass<'_> {
             Ffn::Fused(both) => kernels.matmul_swiglu(both, panels, act, h),
             Ffn::Split { gate, up } => {
                 let store = Output::Store;
+                let columns = ffn.columns(&panels);
                 kernels.matmul(gate, panels.clone(), act, store, h.reborrow());
                 kernels.matmul(up, panels, act, store, ups.reborrow());
                 for row in 0..h.rows() {
-                    let (gate, up) = (h.row_mut(row), ups.row(row));
+                    let (gate, up) = (h.row_mut(row), ups.row_mut(row));
+                    if let Some(bias) = bias {
+                        kernels.add_round(gate, &bias.gate[columns.clone()], BoundaryDtype::F32);
+                        kernels.add_round(up, &bias.up[columns.clone()], BoundaryDtype::F32);
+                    }
                     match spec.activation {
                         Activation::Silu => kernels.swiglu(gate, up),
                         Activation::Gelu => kernels.geglu(gate, up),
+                        Activation::Clamped => kernels.clamped_swiglu(gate, up),
                     }
                 }
             }
@@ -517,7 +673,11 @@ impl Pass<'_> {
         unsafe {
             self.attn_norm(index, rows, buffers);
             self.qkv(layer, 0..layer.qkv.panels(), rows, buffers);
-            self.place(index, rows);
+            if let Some(latent) = &layer.latent {
+                self.norm_latent(latent, rows, buffers);
+                self.expand_latent(latent, 0..latent.panels(), rows, buffers);
+            }
+            self.place(index, rows, buffers);
         }
     }
 

@@ -157,6 +157,7 @@ fn attention_is_accurate_to_f32_rounding_of_a_f64_softmax() {
         heads,
         scale: 0.125,
         softcap: None,
+        sinks: None,
         position,
         window: None,
         pages: &pages,

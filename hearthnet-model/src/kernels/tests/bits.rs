@@ -156,6 +156,9 @@ proptest! {
         let mut values = Values(seed);
         let (x, y) = (values.many(n, kind), values.many(n, Kind::Ordinary));
         let gelu: Vec<f32> = x.iter().zip(&y).map(|(x, y)| reference::gelu(*x) * y).collect();
+        // Of a size at which some are cut.
+        let (gates, ups): (Vec<f32>, Vec<f32>) = (x.iter().map(|x| 8.0 * x).collect(), y.iter().map(|y| 8.0 * y).collect());
+        let clamped: Vec<f32> = gates.iter().zip(&ups).map(|(g, u)| reference::clamped(*g, *u)).collect();
         let capped: Vec<f32> = x.iter().map(|x| reference::tanh(x / 30.0) * 30.0).collect();
         let summed: Vec<f32> = x.iter().zip(&y).map(|(x, y)| y.mul_add(0.3, *x)).collect();
         let w = &y[..1 + n / 3];
@@ -166,6 +169,9 @@ proptest! {
             let mut out = x.clone();
             kernels.geglu(&mut out, &y);
             assert_same(name, &out, &gelu);
+            let mut out = gates.clone();
+            kernels.clamped_swiglu(&mut out, &ups);
+            assert_same(name, &out, &clamped);
             let mut out = x.clone();
             kernels.softcap(&mut out, 30.0);
             assert_same(name, &out, &capped);
@@ -182,9 +188,11 @@ proptest! {
     fn attention_agrees_and_never_reads_a_stale_cell(
         eighths in 1usize..=18, heads in 1usize..=9, position in 0usize..=150, rows in 1usize..=40,
         window in prop::option::of(1usize..=100), softcap in prop::option::of(1.0f32..50.0),
-        kind in kind(), seed: u64,
+        with_sinks: bool, kind in kind(), seed: u64,
     ) {
         let mut values = Values(seed);
+        let sinks = with_sinks.then(|| values.many(heads, kind));
+        let sinks = sinks.as_deref();
         let (d, n) = (8 * eighths, position + rows);
         let cells = |values: &mut Values, kind| -> Vec<u16> {
             values.many(n * d, kind).into_iter().map(f32_to_f16).collect()
@@ -199,14 +207,14 @@ proptest! {
         let pages: Vec<&[u16]> = pages.iter().map(Vec::as_slice).collect();
         let q = values.many(rows * heads * d, kind);
         let scale = 1.0 / (d as f32).sqrt();
-        let a = Attention { head_dim: d, heads, scale, softcap, position, window, pages: &pages };
+        let a = Attention { head_dim: d, heads, scale, softcap, sinks, position, window, pages: &pages };
         let wanted: Vec<f32> = q
             .chunks(d)
             .enumerate()
             .flat_map(|(i, q)| {
                 let limit = position + i / heads + 1;
                 let start = window.map_or(0, |window| limit.saturating_sub(window));
-                reference::attention(q, &keys, &vals, start..limit, scale, softcap)
+                reference::attention(q, &keys, &vals, start..limit, scale, softcap, sinks.map(|sinks| sinks[i % heads]))
             })
             .collect();
         for kernels in all() {
@@ -217,7 +225,8 @@ proptest! {
             assert_same(kernels.isa().name(), &out, &wanted);
             // The last row, one head of it, on its own.
             let at = q.len() - d;
-            let one = Attention { heads: 1, position: n - 1, ..a };
+            let sinks = sinks.map(|sinks| &sinks[heads - 1..]);
+            let one = Attention { heads: 1, position: n - 1, sinks, ..a };
             let mut out = vec![f32::NAN; d];
             kernels.attention(&one, Tile::new(&q[at..], 1, d, d), &mut scratch, TileMut::whole(&mut out, d));
             assert_same(kernels.isa().name(), &out, &wanted[at..]);

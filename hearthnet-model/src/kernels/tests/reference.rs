@@ -258,6 +258,13 @@ pub(super) fn tanh(x: f32) -> f32 {
     1.0 - 2.0 / (exp(x + x) + 1.0)
 }
 
+pub(super) fn clamped(g: f32, u: f32) -> f32 {
+    let cut = |x: f32| if x > 7.0 { 7.0 } else { x };
+    let (g, u) = (cut(g), cut(u));
+    let u = if u < -7.0 { -7.0 } else { u };
+    (u + 1.0) * (g / (1.0 + exp(-(g * 1.702))))
+}
+
 pub(super) fn gelu(g: f32) -> f32 {
     let inner = fma(
         g * g,
@@ -275,6 +282,7 @@ pub(super) fn attention(
     positions: std::ops::Range<usize>,
     scale: f32,
     softcap: Option<f32>,
+    sink: Option<f32>,
 ) -> Vec<f32> {
     let d = q.len();
     let cell = |cells: &[u16], p: usize, i: usize| f16::from_bits(cells[p * d + i]).to_f32();
@@ -285,16 +293,17 @@ pub(super) fn attention(
     let scores: Vec<f32> = positions.clone().map(score).collect();
     let max = scores
         .iter()
+        .chain(&sink)
         .fold(f32::NEG_INFINITY, |m, s| if *s > m { *s } else { m });
     let e: Vec<f32> = scores.iter().map(|s| exp(s - max)).collect();
     let (start, end) = (positions.start, positions.end);
-    let inverse = 1.0
-        / fold16(
-            end,
-            |p, lane| {
-                if p < start { lane } else { lane + e[p - start] }
-            },
-        );
+    let sum = fold16(
+        end,
+        |p, lane| {
+            if p < start { lane } else { lane + e[p - start] }
+        },
+    );
+    let inverse = 1.0 / sink.map_or(sum, |sink| sum + exp(sink - max));
     (0..d)
         .map(|i| {
             let weighted = |acc, p: usize| fma(cell(values, p, i), e[p - start], acc);

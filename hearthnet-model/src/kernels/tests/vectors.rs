@@ -4,7 +4,7 @@ use sha2::{Digest, Sha256};
 
 use super::super::*;
 use super::values::{fields, matrix};
-use crate::spec::RopeKind;
+use crate::spec::{RopeKind, YarnSpec};
 
 const SPEC: &str = include_str!(concat!(
     env!("CARGO_MANIFEST_DIR"),
@@ -57,6 +57,48 @@ fn the_rotation_table_has_the_digest_of_the_specification() {
     }
     let digest: String = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
     stands_in_the_spec(&format!("`{digest}`"));
+}
+
+#[test]
+fn the_clamped_gates_of_the_specification_hold() {
+    for kernels in Isa::available().into_iter().filter_map(Kernels::new) {
+        for (g, u) in [
+            (1.0f32, 2.0f32),
+            (-3.0, 0.5),
+            (8.0, -9.0),
+            (20.0, 20.0),
+            (-60.0, 1.0),
+        ] {
+            let mut out = [g];
+            kernels.clamped_swiglu(&mut out, &[u]);
+            stands_in_the_spec(&format!("| {g} | {u} | `{:08x}` |", out[0].to_bits()));
+        }
+    }
+}
+
+#[test]
+fn the_stretched_rotations_of_the_specification_hold() {
+    let amplitude = YarnSpec::usual_amplitude(32.0, 0.0);
+    stands_in_the_spec(&format!("amplitude {amplitude}"));
+    for (whole, pairs) in [(false, &[5, 9, 12, 31][..]), (true, &[9, 12])] {
+        let yarn = YarnSpec {
+            factor: 32.0,
+            original: 4096,
+            fast: 32.0,
+            slow: 1.0,
+            whole,
+            amplitude,
+        };
+        let mut frequencies = RopeTable::frequencies(64, 150_000.0);
+        RopeTable::stretch(&mut frequencies, 150_000.0, &yarn);
+        let mut table = RopeTable::new(RopeKind::Halves, frequencies, amplitude);
+        table.cover(1001);
+        let row = table.row(1000);
+        for &pair in pairs {
+            let (c, s) = (row.cos[pair].to_bits(), row.sin[pair].to_bits());
+            stands_in_the_spec(&format!("| {whole} | {pair} | `{c:08x}` | `{s:08x}` |"));
+        }
+    }
 }
 
 #[test]

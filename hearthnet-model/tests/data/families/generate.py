@@ -34,11 +34,24 @@ EXPERTS = dict(HEADS, intermediate_size=32, num_experts_per_tok=2)
 
 
 # Added to the seed where another draw keeps greedy choices further apart.
-SEEDS = {"phi3long": 3, "qwen3": 3, "qwen3moe": 2}
+SEEDS = {"mistralyarn": 3, "qwen3yarn": 3, "phi3long": 3, "qwen3": 3, "qwen3moe": 2}
 
 
 def rope(theta=10000.0, **more):
     return {"rope_type": "default", "rope_theta": theta, **more}
+
+
+def yarn(theta=10000.0, **more):
+    return rope(theta, rope_type="yarn", factor=4.0, original_max_position_embeddings=64, **more)
+
+
+# Factors of the weights of some.
+SIZES_OF = {
+    # Gates and ups of the experts reach the values where they are cut.
+    "gptoss": {"experts.gate_up_proj": 4, "experts.down_proj": 0.25},
+    # As the embedding of a token is multiplied with 12, it would drown everything else.
+    "minicpm3": {"embed_tokens.weight": 0.125},
+}
 
 
 # Name, class before "Config" and "ForCausalLM", hyperparameters.
@@ -91,6 +104,59 @@ FAMILIES = {
         dict(SIZES, num_hidden_layers=4, rope_parameters=rope(5e6), tie_word_embeddings=True),
     ),
     "mistral": ("Mistral", dict(HEADS, sliding_window=7, rope_parameters=rope())),
+    "mistralyarn": (
+        "Mistral",
+        dict(
+            HEADS,
+            sliding_window=None,
+            rope_parameters=yarn(beta_fast=4.0, beta_slow=0.5, attention_factor=1.25),
+        ),
+    ),
+    "qwen3yarn": (
+        "Qwen3",
+        dict(HEADS, rope_parameters=yarn(1e6), tie_word_embeddings=True),
+    ),
+    "gptoss": (
+        "GptOss",
+        dict(
+            EXPERTS,
+            num_local_experts=5,
+            num_experts_per_tok=3,
+            sliding_window=7,
+            rope_parameters=yarn(150000.0, beta_fast=8.0, beta_slow=1.0, truncate=False),
+        ),
+    ),
+    # The scales are those of the published one, as files do not say them.
+    "minicpm3": (
+        "MiniCPM3",
+        dict(
+            SIZES,
+            num_key_value_heads=4,
+            q_lora_rank=32,
+            kv_lora_rank=32,
+            qk_nope_head_dim=8,
+            qk_rope_head_dim=8,
+            tie_word_embeddings=True,
+            rope_parameters=rope(
+                rope_type="longrope",
+                original_max_position_embeddings=256,
+                short_factor=[1.5, 2.0, 4.0, 8.0],
+                long_factor=[1.0, 1.1, 1.2, 1.3],
+            ),
+        ),
+    ),
+    "mistral3": (
+        "Ministral3",
+        dict(
+            HEADS,
+            rope_parameters=dict(
+                yarn(1e6, beta_fast=8.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0),
+                original_max_position_embeddings=8,
+                factor=32.0,
+                llama_4_scaling_beta=0.3,
+            ),
+        ),
+    ),
     "phi3": (
         "Phi3",
         dict(
@@ -201,6 +267,8 @@ def build(name):
                 p.copy_(noise * (0.4 if config.tie_word_embeddings else 1))
             else:
                 p.copy_(1.5 * noise / p.shape[-1] ** 0.5)
+            sizes = SIZES_OF.get(name, {})
+            p.mul_(next((size for end, size in sizes.items() if key.endswith(end)), 1))
             p.copy_(p.half().float())
     return model
 
@@ -263,7 +331,11 @@ def convert(model, name, llama_cpp):
                     self.gguf_writer.add_sliding_window(self.hparams["sliding_window"])
 
         out = HERE / f"{name}.gguf"
-        Converter(directory, gguf.LlamaFileType.MOSTLY_F16, out, eager=True, model_name=name).write()
+        converter = Converter(directory, gguf.LlamaFileType.MOSTLY_F16, out, eager=True, model_name=name)
+        if name == "mistral3":
+            # It hands everything on to another one.
+            converter.impl.set_vocab = lambda: None
+        converter.write()
 
 
 def main():

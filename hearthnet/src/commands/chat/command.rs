@@ -8,14 +8,16 @@ use crate::args::SamplingArgs;
 pub(super) const HELP: &str = "\
 /help               this
 /reset              begin anew: forget what was said
-/system [TEXT|off]  what the model is told before the conversation; without a text: show it
+/system [TEXT|off]  what the model is told before the conversation; alone: show it
 /save FILE          write the conversation to a file (JSON)
 /load FILE          go on with a conversation from a file
 /model [MODEL]      ask another model; without a name: show which one
 /seed [N|off]       same seed, same answers; off draws one for each
-/set [KEY VALUE]    temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty,
-                    frequency_penalty, max_tokens, stop; VALUE `default` is the model's own
-/explain [on|off]   where the time of the last answer went, its seed and its hosts; or of all
+/set [KEY VALUE]    temperature, top_k, top_p, min_p, repetition_penalty,
+                    presence_penalty, frequency_penalty, max_tokens, stop;
+                    VALUE `default` is the model's own
+/explain [on|off]   where the time of the last answer went, its seed and its
+                    hosts; or of all answers
 /exit               leave, as Ctrl-D does
 
 Ctrl-C stops an answer. What was said of it stays part of the conversation.

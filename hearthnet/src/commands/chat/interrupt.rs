@@ -1,10 +1,12 @@
 //! Ctrl-C: it stops the answer, and where none is being made it ends the program.
 
+use std::io::IsTerminal as _;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use hearthnet_orchestrator::{Cancel, ChatError};
-use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
+use rustix::process::getpgrp;
+use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -70,7 +72,11 @@ impl Interrupts {
     pub(super) fn answering(&self) -> Answering<'_> {
         let cancel = Cancel::default();
         self.lock().answer = Some(cancel.clone());
-        Answering { all: self, cancel }
+        Answering {
+            all: self,
+            cancel,
+            _quiet: Quiet::begin(),
+        }
     }
 
     /// Whether the program was asked to end.
@@ -87,6 +93,32 @@ impl Interrupts {
 pub(super) struct Answering<'a> {
     all: &'a Interrupts,
     pub(super) cancel: Cancel,
+    _quiet: Option<Quiet>,
+}
+
+/// While this lives the terminal does not show what is typed: it would stand in the middle of the
+/// answer, and erasing it would erase words. It is read when the answer is over.
+struct Quiet(Termios);
+
+impl Quiet {
+    fn begin() -> Option<Self> {
+        let (terminal, shown) = (std::io::stdin(), std::io::stdout());
+        let before = tcgetattr(&terminal).ok().filter(|_| shown.is_terminal())?;
+        // A program in the background must not touch the terminal: it would be stopped.
+        if tcgetpgrp(&terminal).ok() != Some(getpgrp()) {
+            return None;
+        }
+        let mut quiet = before.clone();
+        quiet.local_modes.remove(LocalModes::ECHO);
+        tcsetattr(&terminal, OptionalActions::Now, &quiet).ok()?;
+        Some(Self(before))
+    }
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, &self.0);
+    }
 }
 
 impl Drop for Answering<'_> {

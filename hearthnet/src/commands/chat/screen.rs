@@ -2,6 +2,7 @@
 //! standard output is. What is said about it goes to standard error, never into a word.
 
 use std::io::{IsTerminal as _, Write as _};
+use std::os::fd::AsFd as _;
 
 use hearthnet_orchestrator::chat::Frame;
 
@@ -23,6 +24,8 @@ pub(super) struct Screen {
     /// What is to be said when the word is over, where a terminal does not hold words back.
     later: Vec<String>,
     in_word: bool,
+    /// Standard output and error end in the same place, so that one may land in a word of the other.
+    mixed: bool,
     begun: bool,
 }
 
@@ -34,6 +37,7 @@ impl Screen {
             busy: None,
             later: Vec::new(),
             in_word: false,
+            mixed: same_place(),
             begun: false,
         }
     }
@@ -82,11 +86,11 @@ impl Screen {
                 print_bytes(b"\n")?;
             }
             wrap.interrupted();
-        } else if self.in_word {
+        } else if self.in_word && self.mixed {
             self.later.push(line.to_owned());
             return Ok(());
         }
-        note(self.look.dim(line));
+        tell(self.look.dim(line));
         Ok(())
     }
 
@@ -163,6 +167,33 @@ fn moved(frame: &Frame, name: &dyn Fn(&str) -> String) -> Option<String> {
         [one] => format!("[{who}; {one} goes on]"),
         several => format!("[{who}; {} go on]", several.join(" and ")),
     })
+}
+
+/// Whether what goes to standard error is seen where standard output is.
+fn same_place() -> bool {
+    let of = |fd: rustix::fd::BorrowedFd<'_>| rustix::fs::fstat(fd).ok();
+    let (out, error) = (of(std::io::stdout().as_fd()), of(std::io::stderr().as_fd()));
+    match (out, error) {
+        (Some(out), Some(error)) => (out.st_dev, out.st_ino) == (error.st_dev, error.st_ino),
+        _ => true,
+    }
+}
+
+/// A line for people, as [`note`], broken between words where the terminal is narrower.
+pub(super) fn tell(line: impl AsRef<str>) {
+    if !std::io::stderr().is_terminal() {
+        return note(line);
+    }
+    let mut wrap = Wrap::default();
+    // Escape sequences of colours take no column, and are not harmless: they go around the text.
+    let line = line.as_ref();
+    let (begin, rest) = match line.starts_with('\u{1b}') {
+        true => line.split_at(line.find('m').map_or(0, |end| end + 1)),
+        false => ("", line),
+    };
+    let (text, end) = rest.split_at(rest.find('\u{1b}').unwrap_or(rest.len()));
+    let shown = wrap.push(text, columns()) + &wrap.finish(columns());
+    note(format!("{begin}{shown}{end}"));
 }
 
 fn columns() -> usize {

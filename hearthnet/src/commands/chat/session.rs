@@ -12,6 +12,7 @@ use super::Chat;
 use super::command::{HELP, Line, read, set};
 use super::editor::{Input, Lines, unreadable};
 use super::saved::{load, save};
+use super::screen::tell;
 use crate::explain::explain;
 use crate::failure::{Failure, Kind};
 use crate::output::note;
@@ -22,7 +23,7 @@ impl Chat<'_> {
         self.interactive = true;
         let mut talk = Talk::new(self.system());
         let mut lines = Lines::new(&self.look, self.history_file())?;
-        note(self.look.dim(&format!(
+        tell(self.look.dim(&format!(
             "{} answers. /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.",
             self.name()
         )));
@@ -30,7 +31,7 @@ impl Chat<'_> {
             let line = match lines.next()? {
                 Input::Line(line) => line,
                 Input::Interrupted => {
-                    note(self.look.dim("Ctrl-D leaves"));
+                    tell(self.look.dim("Ctrl-D leaves"));
                     continue;
                 }
                 Input::End => return Ok(()),
@@ -85,7 +86,8 @@ impl Chat<'_> {
             }
             Err(failure) if failure.kind == Kind::OutputClosed => return Err(failure),
             Err(failure) if failure.kind == Kind::Interrupted => {
-                note(self.look.dim("[stopped]"));
+                tell(self.look.dim("[stopped]"));
+                talk.last = None;
                 match turn.said.is_empty() {
                     true => drop(talk.messages.pop()),
                     false => talk.messages.push(ChatMessage::assistant(turn.said)),
@@ -95,7 +97,7 @@ impl Chat<'_> {
                 talk.messages.pop();
                 self.complain(&failure);
                 if failure.kind == Kind::BadRequest && !talk.messages.is_empty() {
-                    note(self.look.dim(
+                    tell(self.look.dim(
                         "[the message was left out; a shorter one may fit, and /reset begins anew]",
                     ));
                 }
@@ -105,10 +107,10 @@ impl Chat<'_> {
     }
 
     fn command(&mut self, talk: &mut Talk, command: Line) -> Result<(), Failure> {
-        let say = |text: &str| note(self.look.dim(text));
+        let say = |text: &str| tell(self.look.dim(text));
         match command {
             Line::Nothing | Line::Message(_) | Line::Leave => {}
-            Line::Help => note(HELP),
+            Line::Help => tell(HELP),
             Line::Wrong(why) => say(&format!("{why}; /help lists what there is")),
             Line::Reset => {
                 talk.messages.retain(|message| message.role == Role::System);
@@ -130,7 +132,11 @@ impl Chat<'_> {
             }
             Line::Save(file) => {
                 save(&file, self.name(), &talk.messages)?;
-                say(&format!("{} written", count(&talk.messages)));
+                say(&format!(
+                    "{} written to {}",
+                    count(&talk.messages),
+                    file.display()
+                ));
             }
             Line::Load(file) => {
                 *talk = Talk::new(load(&file)?);
@@ -139,7 +145,7 @@ impl Chat<'_> {
             Line::Model(None) => say(self.name()),
             Line::Model(Some(name)) => {
                 self.change_model(&name)?;
-                note(self.look.dim(&format!("{} answers", self.name())));
+                tell(self.look.dim(&format!("{} answers", self.name())));
             }
             Line::Seed(None) => match self.sampling.seed {
                 Some(seed) => say(&format!("seed {seed}")),
@@ -158,7 +164,9 @@ impl Chat<'_> {
             Line::Explain(Some(always)) => self.explain = always,
             Line::Explain(None) => match &talk.last {
                 Some((done, moves)) => note(explain(done, moves)),
-                None => say("nothing has been answered yet"),
+                None => say(
+                    "there is no whole answer to explain: of one that was stopped nothing is kept but its words",
+                ),
             },
         }
         Ok(())
@@ -195,9 +203,9 @@ impl Chat<'_> {
     }
 
     fn complain(&self, failure: &Failure) {
-        note(self.look.red(&format!("error: {failure}")));
+        tell(self.look.red(&format!("error: {failure}")));
         if let Some(hint) = failure.hint_text() {
-            note(self.look.dim(&format!("hint: {hint}")));
+            tell(self.look.dim(&format!("hint: {hint}")));
         }
     }
 

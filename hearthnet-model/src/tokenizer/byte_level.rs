@@ -1,0 +1,127 @@
+//! Byte-level BPE, as GPT-2 brought it up: `tokenizer.ggml.model` is `gpt2`.
+//!
+//! A text is cut into words (`pre`), each word's bytes are written in the byte-level alphabet
+//! (`alphabet`), and the `tokenizers` crate merges pairs inside each word.
+
+use super::alphabet;
+use super::error::{EncodeError, TokenizerError};
+use super::parts::TokenizerParts;
+use super::pre::PreTokenizer;
+use super::special::TokenKind;
+use super::vocabulary::kind_of;
+use std::collections::HashMap;
+use tokenizers::Model as _;
+use tokenizers::models::bpe::{BPE, Vocab};
+
+pub(super) struct ByteLevel {
+    pre: PreTokenizer,
+    bpe: BPE,
+    /// Whether a token stands for the byte alone, by byte.
+    has_token: [bool; 256],
+}
+
+impl ByteLevel {
+    /// `merges` are the checked ones of the file, best first.
+    pub(super) fn new(
+        parts: &TokenizerParts<'_>,
+        ids: &HashMap<&str, u32>,
+        kinds: &[TokenKind],
+        merges: Vec<(String, String)>,
+    ) -> Result<Self, TokenizerError> {
+        let pre = PreTokenizer::new(parts.pre)?;
+        // Control tokens are not in the vocabulary that merges work with, so that no text that
+        // is not parsed for them can become one.
+        let vocabulary = ids
+            .iter()
+            .filter(|(_, id)| !kind_of(kinds, **id).is_structure())
+            .map(|(text, id)| ((*text).to_owned(), *id));
+        let bpe = BPE::builder()
+            .vocab_and_merges(vocabulary.collect::<Vocab>(), merges)
+            .ignore_merges(pre.ignore_merges)
+            .build()
+            .map_err(|e| TokenizerError::Build(e.to_string()))?;
+        let mut has_token = [false; 256];
+        for (byte, has_token) in (0..=255_u8).zip(&mut has_token) {
+            let written = alphabet::char_of(byte);
+            *has_token = bpe.token_to_id(written.encode_utf8(&mut [0; 4])).is_some();
+        }
+        Ok(Self {
+            pre,
+            bpe,
+            has_token,
+        })
+    }
+
+    /// Whether texts begin with the beginning-of-sequence token if the file does not say.
+    pub(super) fn adds_bos(&self) -> bool {
+        self.pre.add_bos
+    }
+
+    /// Whether `byte` has a token.
+    pub(super) fn encodes_byte(&self, byte: u8) -> bool {
+        self.has_token
+            .get(usize::from(byte))
+            .copied()
+            .unwrap_or(false)
+    }
+
+    /// Appends the ids of a text without special tokens.
+    pub(super) fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError> {
+        let mut written = String::new();
+        self.pre
+            .split(text, &mut |word| self.encode_word(word, &mut written, ids))
+    }
+
+    /// Appends the ids of one word. `written` is a buffer to reuse.
+    fn encode_word(
+        &self,
+        word: &str,
+        written: &mut String,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), EncodeError> {
+        written.clear();
+        if word.bytes().all(|byte| self.encodes_byte(byte)) {
+            written.extend(word.bytes().map(alphabet::char_of));
+            return self.merge(written, ids);
+        }
+        // A byte without a token merges with nothing and leaves nothing behind, but it keeps its
+        // neighbours apart. The crate would close the gap.
+        if self.pre.ignore_merges {
+            written.extend(word.bytes().map(alphabet::char_of));
+            if let Some(id) = self.bpe.token_to_id(written) {
+                ids.push(id);
+                return Ok(());
+            }
+        }
+        for run in word.as_bytes().split(|byte| !self.encodes_byte(*byte)) {
+            written.clear();
+            written.extend(run.iter().copied().map(alphabet::char_of));
+            // A part of a word is no word: it is merged even where words are taken whole.
+            self.merge(written, ids)?;
+        }
+        Ok(())
+    }
+
+    fn merge(&self, word: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError> {
+        let tokens = self
+            .bpe
+            .tokenize(word)
+            .map_err(|e| EncodeError::Bpe(e.to_string()))?;
+        ids.extend(tokens.into_iter().map(|token| token.id));
+        Ok(())
+    }
+}
+
+/// Appends the bytes that a token stands for.
+pub(super) fn spell(text: &str, kind: TokenKind, bytes: &mut Vec<u8>) {
+    let start = bytes.len();
+    if !kind.is_verbatim() {
+        bytes.extend(text.chars().map_while(alphabet::byte_of));
+        if bytes.len() - start == text.chars().count() {
+            return;
+        }
+        // Not in the byte-level alphabet: the text itself, as Hugging Face decodes it.
+        bytes.truncate(start);
+    }
+    bytes.extend_from_slice(text.as_bytes());
+}
