@@ -1,6 +1,6 @@
 //! A Hugging Face directory is the same model as the GGUF file of llama.cpp's converter: the same
 //! identity, the same logits to the bit. (That the tensors are the same, `hugging_face.rs` says.)
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 mod engine_common;
 
@@ -53,7 +53,7 @@ fn a_directory_has_the_identity_and_the_logits_of_the_converted_file() {
         assert_eq!(logits(&ours), logits(&theirs), "{name:?}");
         models += 1;
     }
-    assert!(models >= 14);
+    assert!(models >= 19);
 }
 
 #[test]

@@ -13,6 +13,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use cache::stamp;
 pub use cache::{ChangedError, FileState, file_state, record_path};
 pub use digest::{Digest, ParseDigestError, WeightsId};
 
