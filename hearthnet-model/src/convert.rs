@@ -57,7 +57,7 @@ impl From<WriteError> for ConvertError {
 
 /// Writes `model` to `target` with its matrices stored as `dtype`, one of [`TensorType::WRITABLE`].
 ///
-/// Norms and the routers of experts stay as they are. The embedding and the output matrix are never
+/// Norms, biases and the routers of experts stay as they are. The embedding and the output matrix are never
 /// stored in fewer than eight bits: the last matrix decides every word. Matrices whose rows do not
 /// fill blocks of 256 become Q8_0 in place of Q6_K, and Q4_1 in place of Q4_K. Tensors that already
 /// have their type are copied; the others are read as floats and stored by [`quantize`], so
@@ -165,6 +165,8 @@ pub(crate) fn stored_as(info: &TensorInfo, dtype: TensorType) -> TensorType {
     };
     match (info.name.as_str(), dtype) {
         _ if info.dims.len() == 1 => info.dtype,
+        // Those of all experts.
+        (name, _) if name.ends_with(".bias") => info.dtype,
         // Small, and what it gets wrong sends a token through other experts.
         (name, _) if name.ends_with(ROUTER) => info.dtype,
         (EMBEDDING | OUTPUT, _) if narrow => T::Q8_0,

@@ -78,13 +78,15 @@ pub fn manifest(bytes: &[u8]) {
 }
 
 /// Reads bytes as the files of a Hugging Face directory whose form is their own: `config.json`, the
-/// header of its weights, the pieces of its vocabulary.
+/// header of its weights, its tokenizer, the pieces of its vocabulary.
 ///
 /// # Panics
 /// When a promise is broken.
 pub fn hugging_face(bytes: &[u8]) {
-    if let Err(error) = hugging_face::check_config(bytes) {
-        assert!(!error.to_string().contains(char::is_control));
+    for read in [hugging_face::check_config, hugging_face::check_tokenizer] {
+        if let Err(error) = read(bytes) {
+            assert!(!error.to_string().contains(char::is_control));
+        }
     }
     assert!(hugging_face::check_binary(bytes));
 }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `smollm2-135m-instruct` | an id of the catalogue |
 //! | `m.gguf`, `dir/m.gguf`, `~/m.gguf` | a file of this machine |
+//! | `./dir`, `dir/`, `~/dir` | a Hugging Face directory of this machine |
 //! | `hf:owner/repo/file.gguf`, `hf:owner/repo@revision/dir/file.gguf` | a file on the Hugging Face hub |
 //! | `https://host/path/file.gguf` | a file elsewhere; `http://` on this machine only |
 //!
@@ -25,7 +26,7 @@ const MAX_CHARS: usize = 2048;
 pub enum ModelRef {
     /// An id of the catalogue.
     Id(String),
-    /// A file of this machine; a leading `~/` is the home directory's.
+    /// A file or a Hugging Face directory of this machine; a leading `~/` is the home directory's.
     Path(PathBuf),
     /// A file in a repository of the Hugging Face hub.
     Hub {
@@ -88,6 +89,7 @@ impl FromStr for ModelRef {
         let path = Path::new(text);
         let is_path = path.extension().is_some_and(|e| e == "gguf")
             || path.components().count() > 1
+            || text.ends_with('/')
             || path.is_absolute();
         Ok(match is_path {
             true => Self::Path(expand_home(path)),
@@ -246,6 +248,7 @@ mod tests {
             ("smollm2-135m-instruct", id("smollm2-135m-instruct")),
             ("m.gguf", path("m.gguf")),
             ("./m", path("./m")),
+            ("m/", path("m/")),
             ("/models/m.bin", path("/models/m.bin")),
             ("hf:o/r/f.gguf", hub("o/r", "main", "f.gguf")),
             ("hf:o/r@v1.2/d/f.gguf", hub("o/r", "v1.2", "d/f.gguf")),

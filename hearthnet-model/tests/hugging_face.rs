@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicBool;
 
 use hearthnet_model::convert::convert;
 use hearthnet_model::gguf::{TensorType, Value};
-use hearthnet_model::hugging_face::{Directory, ImportError, import};
+use hearthnet_model::hugging_face::{Directory, ImportError, import, place};
 use hearthnet_model::{Gguf, ModelFile};
 use serde_json::{Value as Json, json};
 use sha2::{Digest as _, Sha256};
@@ -20,9 +20,26 @@ use tempfile::TempDir;
 
 static GO_ON: AtomicBool = AtomicBool::new(false);
 
-const FAMILIES: [&str; 14] = [
-    "gemma2", "gemma3", "glm4", "granite", "llama31", "mistral", "mixtral", "olmoe", "phi3",
-    "phi3long", "qwen2", "qwen3", "qwen3moe", "smollm3",
+const FAMILIES: [&str; 19] = [
+    "gemma2",
+    "gemma3",
+    "glm4",
+    "gptoss",
+    "granite",
+    "llama31",
+    "minicpm3",
+    "mistral",
+    "mistral3",
+    "mistralyarn",
+    "mixtral",
+    "olmoe",
+    "phi3",
+    "phi3long",
+    "qwen2",
+    "qwen3",
+    "qwen3moe",
+    "qwen3yarn",
+    "smollm3",
 ];
 
 fn data(name: &str) -> PathBuf {
@@ -172,7 +189,7 @@ fn every_type_becomes_what_the_converter_makes_of_it() {
     let text = fs::read_to_string(data("types.json")).unwrap();
     let known: BTreeMap<String, BTreeMap<String, (String, String)>> =
         serde_json::from_str(&text).unwrap();
-    assert_eq!(known.len(), 7);
+    assert_eq!(known.len(), 8);
     for (case, tensors) in known {
         let (from, to) = case.split_once(" as ").unwrap();
         let to = (from != to).then(|| to.parse().unwrap());
@@ -237,7 +254,7 @@ fn as_json(value: Value<'_>) -> Json {
 
 #[test]
 fn shards_are_one_model() {
-    for name in ["llama31", "mixtral"] {
+    for name in ["llama31", "mixtral", "types-mxfp4"] {
         let directory = copy(name);
         split(directory.path());
         let whole = write(&data(name), None).unwrap();
@@ -249,7 +266,15 @@ fn shards_are_one_model() {
 #[test]
 fn quantised_on_the_way_is_quantised_afterwards() {
     let made = tempfile::tempdir().unwrap();
-    for name in ["llama31", "mixtral", "gemma2", "types-bf16"] {
+    for name in [
+        "llama31",
+        "mixtral",
+        "gemma2",
+        "gptoss",
+        "minicpm3",
+        "types-bf16",
+        "types-mxfp4",
+    ] {
         let exact = write(&data(name), None).unwrap();
         for dtype in TensorType::WRITABLE {
             let target = made.path().join(format!("{name}-{dtype}.gguf"));
@@ -297,9 +322,115 @@ fn a_directory_is_read_once_until_it_changes() {
     });
     let (second, told) = go(None);
     assert!(second != first && told > 0);
-    // Nothing but whole files is left.
-    let files = fs::read_dir(second.parent().unwrap()).unwrap();
-    assert_eq!(files.count(), 1);
+    // Nothing but whole files is left, also of a process that was killed.
+    let folder = second.parent().unwrap();
+    fs::remove_file(&second).unwrap();
+    fs::write(folder.join(".old.gguf.1-0.part"), "GGUF").unwrap();
+    assert_eq!(go(None).0, second);
+    let mut names: Vec<_> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    names.sort();
+    assert_eq!(names, [".lock".as_ref(), second.file_name().unwrap()]);
+}
+
+#[test]
+fn a_directory_that_is_put_back_with_its_old_times_is_read_again() {
+    let (cache, directory) = (tempfile::tempdir().unwrap(), copy("llama31"));
+    let go = || {
+        let path = directory.path();
+        import(path, None, cache.path(), &GO_ON, &mut |_, _| {}).unwrap()
+    };
+    let first = go();
+    let path = directory.path().join("model.safetensors");
+    let modified = fs::metadata(&path).unwrap().modified().unwrap();
+    let mut bytes = fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let file = fs::File::options().write(true).open(&path).unwrap();
+    file.set_modified(modified).unwrap();
+    assert_ne!(go(), first);
+}
+
+#[cfg(unix)]
+#[test]
+fn two_who_read_a_directory_at_once_give_the_same_file() {
+    let (cache, directory) = (tempfile::tempdir().unwrap(), copy("mixtral"));
+    let go = || {
+        let mut told = 0;
+        let mut progress = |done, _| told = done;
+        let path = directory.path();
+        let made = import(path, None, cache.path(), &GO_ON, &mut progress).unwrap();
+        (made, told > 0)
+    };
+    let made: Vec<_> = std::thread::scope(|scope| {
+        let all: Vec<_> = (0..4).map(|_| scope.spawn(go)).collect();
+        all.into_iter().map(|one| one.join().unwrap()).collect()
+    });
+    assert!(made.iter().all(|(path, _)| *path == made[0].0));
+    assert_eq!(made.iter().filter(|(_, wrote)| *wrote).count(), 1);
+}
+
+#[test]
+fn what_waits_for_another_can_be_stopped() {
+    let (cache, directory) = (tempfile::tempdir().unwrap(), copy("llama31"));
+    let target = place(directory.path(), None, cache.path()).unwrap();
+    let folder = target.parent().unwrap();
+    fs::create_dir_all(folder).unwrap();
+    let lock = fs::File::create(folder.join(".lock")).unwrap();
+    lock.lock().unwrap();
+    let stop = AtomicBool::new(true);
+    let path = directory.path();
+    let stopped = import(path, None, cache.path(), &stop, &mut |_, _| {});
+    assert!(matches!(stopped, Err(ImportError::Cancelled)));
+}
+
+#[cfg(unix)]
+#[test]
+fn the_hubs_own_cache_is_read_and_links_to_anywhere_else_are_not() {
+    use std::os::unix::fs::symlink;
+    let cache = tempfile::tempdir().unwrap();
+    let model = cache.path().join("models--somebody--Small-1B");
+    let (snapshot, blobs) = (model.join("snapshots/0123abcd"), model.join("blobs"));
+    fs::create_dir_all(&snapshot).unwrap();
+    fs::create_dir(&blobs).unwrap();
+    for (blob, file) in ["config.json", "model.safetensors"].iter().enumerate() {
+        fs::copy(data("llama31").join(file), blobs.join(blob.to_string())).unwrap();
+        symlink(format!("../../blobs/{blob}"), snapshot.join(file)).unwrap();
+    }
+    let read = write(&snapshot, None).unwrap();
+    let name = read.gguf().str("general.name").unwrap();
+    assert_eq!(name, Some("Small-1B"));
+    let here = place(&snapshot, None, cache.path()).unwrap();
+    assert!(here.ends_with("Small-1B.gguf"), "{}", here.display());
+
+    for file in [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer.model",
+        "chat_template.jinja",
+        "README.md",
+    ] {
+        let directory = copy("text-qwen2");
+        let path = directory.path().join(file);
+        let _ = fs::remove_file(&path);
+        symlink(data("README.md"), &path).unwrap();
+        let refused = write(directory.path(), None);
+        assert!(
+            matches!(&refused, Err(ImportError::Outside { file: named }) if named == file),
+            "{file}: {refused:?}"
+        );
+    }
+    // A pipe in which nobody writes is not waited for.
+    let directory = copy("llama31");
+    let path = directory.path().join("model.safetensors");
+    fs::remove_file(&path).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(&path).status();
+    assert!(made.unwrap().success());
+    let refused = write(directory.path(), None);
+    assert!(matches!(refused, Err(ImportError::NoFile { .. })));
 }
 
 #[test]
@@ -371,8 +502,75 @@ fn older_configurations_say_the_same() {
 }
 
 #[test]
+fn a_text_beside_a_vision_tower_is_the_same_model() {
+    // As Mistral Small 3.1 and Ministral 3 are published.
+    let directory = copy("mistral3");
+    edit(directory.path(), "config.json", |config| {
+        let mut text = config.take();
+        text.as_object_mut().unwrap().remove("architectures");
+        *config = json!({
+            "architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3",
+            "image_token_index": 10, "spatial_merge_size": 2, "projector_hidden_act": "gelu",
+            "text_config": text, "vision_config": {"hidden_size": 1}, "vision_feature_layer": -1,
+        });
+    });
+    let path = directory.path().join("model.safetensors");
+    let mut renamed: Parts = parts(&path)
+        .into_iter()
+        .map(|(name, part)| (format!("language_model.{name}"), part))
+        .collect();
+    let tower = ("F16".to_owned(), vec![1], vec![0, 0]);
+    renamed.insert("multi_modal_projector.x.weight".to_owned(), tower);
+    write_parts(&path, &renamed);
+    let with_tower = write(directory.path(), None).unwrap();
+    let without = write(&data("mistral3"), None).unwrap();
+    assert_same_tensors(with_tower.gguf(), without.gguf(), "mistral3");
+    assert_eq!(with_tower.spec(), without.spec());
+}
+
+#[test]
+fn experts_whose_codes_and_scales_do_not_fit_are_refused() {
+    let changed = |change: &dyn Fn(&mut Parts)| {
+        let directory = copy("types-mxfp4");
+        let path = directory.path().join("model.safetensors");
+        let mut all = parts(&path);
+        change(&mut all);
+        write_parts(&path, &all);
+        write(directory.path(), None).unwrap_err()
+    };
+    let name = |end: &str| format!("model.layers.0.mlp.experts.down_proj_{end}");
+    let missing = changed(&|parts| drop(parts.remove(&name("scales"))));
+    assert!(
+        matches!(&missing, ImportError::MissingTensor { tensor } if *tensor == name("scales")),
+        "{missing}"
+    );
+    let left = changed(&|parts| drop(parts.remove(&name("blocks"))));
+    assert!(matches!(left, ImportError::MissingTensor { .. }), "{left}");
+    let shape = changed(&|parts| parts.get_mut(&name("scales")).unwrap().1.swap(0, 1));
+    assert!(matches!(shape, ImportError::Shape { .. }), "{shape}");
+    let dtype = changed(&|parts| parts.get_mut(&name("blocks")).unwrap().0 = "I8".to_owned());
+    assert!(matches!(dtype, ImportError::Dtype { .. }), "{dtype}");
+}
+
+#[test]
 fn what_could_change_the_arithmetic_is_refused_by_name() {
     let rope = |kind: &str| json!({"rope_type": kind, "rope_theta": 1e4, "factor": 2.0});
+    let yarn = |truncate: Json| {
+        json!({"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0,
+            "original_max_position_embeddings": 64, "truncate": truncate})
+    };
+    let grown = |key: &str, value: Json| {
+        let mut rope = yarn(Json::Null);
+        for (key, value) in [
+            ("mscale", json!(1.0)),
+            ("mscale_all_dim", json!(1.0)),
+            ("llama_4_scaling_beta", json!(0.1)),
+        ] {
+            rope[key] = value;
+        }
+        rope[key] = value;
+        rope
+    };
     for (name, key, value, said) in [
         (
             "qwen2",
@@ -416,6 +614,76 @@ fn what_could_change_the_arithmetic_is_refused_by_name() {
             "quantization_config",
             json!({"quant_method": "gptq"}),
             "gptq",
+        ),
+        (
+            "mistral3",
+            "quantization_config",
+            json!({"quant_method": "fp8", "weight_block_size": [128, 128]}),
+            "fp8",
+        ),
+        (
+            "mistral3",
+            "text_config",
+            json!({"quantization_config": {"quant_method": "awq"}}),
+            "awq",
+        ),
+        // Of others than gpt-oss it would be something else.
+        (
+            "mixtral",
+            "quantization_config",
+            json!({"quant_method": "mxfp4"}),
+            "mxfp4",
+        ),
+        ("mistral3", "sliding_window", json!(64), "sliding_window"),
+        ("mistral3", "rope_parameters", rope("default"), "YaRN"),
+        (
+            "mistral3",
+            "rope_parameters",
+            grown("mscale", json!(0.7)),
+            "mscale = 0.7",
+        ),
+        (
+            "mistral3",
+            "rope_parameters",
+            grown("llama_4_scaling_beta", Json::Null),
+            "llama_4_scaling_beta",
+        ),
+        (
+            "mistralyarn",
+            "rope_parameters",
+            grown("llama_4_scaling_beta", json!(0.1)),
+            "not known of RoPE of the kind \"yarn\"",
+        ),
+        (
+            "qwen3yarn",
+            "rope_parameters",
+            yarn(json!(false)),
+            "truncate",
+        ),
+        ("gptoss", "rope_parameters", yarn(Json::Null), "truncate"),
+        ("gptoss", "swiglu_limit", json!(9.0), "swiglu_limit"),
+        ("gptoss", "swiglu_alpha", json!(1.0), "swiglu_alpha"),
+        (
+            "gptoss",
+            "layer_types",
+            json!(["full_attention", "sliding_attention"]),
+            "layer_types",
+        ),
+        ("minicpm3", "scale_emb", json!(1), "scale_emb"),
+        ("minicpm3", "scale_depth", Json::Null, "scale_depth"),
+        ("minicpm3", "dim_model_base", json!(512), "dim_model_base"),
+        ("minicpm3", "v_head_dim", json!(16), "v_head_dim"),
+        (
+            "minicpm3",
+            "max_position_embeddings",
+            json!(512),
+            "original_max",
+        ),
+        (
+            "minicpm3",
+            "rope_parameters",
+            json!({"rope_theta": 5e5}),
+            "rope_theta",
         ),
         (
             "qwen2",
@@ -564,7 +832,7 @@ fn damaged_weights_are_refused_each_in_its_own_words() {
     assert!(matches!(cut, ImportError::Truncated { .. }), "{cut}");
     let longer = refused(&[&good[..], b"x"].concat());
     assert!(matches!(longer, ImportError::Trailing { .. }), "{longer}");
-    for length in [good.len() as u64, u64::MAX, 1 << 30] {
+    for length in [good.len() as u64, u64::MAX, 1 << 60, 1 << 30] {
         let lying = refused(&[&length.to_le_bytes()[..], &good[8..]].concat());
         assert!(matches!(lying, ImportError::HeaderLength { .. }), "{lying}");
     }

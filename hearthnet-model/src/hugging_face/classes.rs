@@ -22,6 +22,10 @@ pub(super) struct Class {
     pub(super) silent: &'static [&'static str],
     /// Kinds of RoPE beside the default one.
     pub(super) ropes: &'static [&'static str],
+    /// Whether the ramp of YaRN begins and ends between pairs (`truncate` is false).
+    pub(super) yarn_exact: bool,
+    /// Whether LongRoPE is never stretched: the context is that of the first training.
+    pub(super) long_rope_plain: bool,
     /// Names of a block's tensors: here, and in the directory behind `layers.N.`. The first that
     /// fits counts; `{}` is the number of an expert.
     pub(super) names: &'static [&'static [(&'static str, &'static str)]],
@@ -35,6 +39,8 @@ pub(super) struct Class {
     pub(super) always_tied: bool,
     /// Whether rows of queries and keys are brought into the order of interleaved RoPE.
     pub(super) permuted: bool,
+    /// Whether the experts of a block lie in one tensor, gates and ups together, as columns.
+    pub(super) stacked_experts: bool,
     /// Whether norms are stored with 1 subtracted.
     pub(super) norms_around_zero: bool,
     /// Whether the vocabulary's size is written.
@@ -83,6 +89,8 @@ pub(super) enum RopeBase {
     Or(f64),
     /// Only where it is not 10,000, which is what files without it have.
     Unusual,
+    /// Nothing, so it must be that.
+    Usual,
 }
 
 /// Whether `tokenizer.ggml.add_space_prefix` is written.
@@ -116,6 +124,8 @@ pub(super) enum Kind {
     IntegerOr(u32),
     /// An integer, if it is said.
     OptionalInteger,
+    /// The sum of all its names' integers, which must be said.
+    Sum,
     /// A float that must be said.
     Float,
     /// A float, else this.
@@ -285,6 +295,52 @@ const GLM_NORMS: &[(&str, &str)] = &[
     ("post_ffw_norm.weight", "post_mlp_layernorm.weight"),
 ];
 
+const GPT_OSS_NAMES: &[(&str, &str)] = &[
+    ("attn_output.bias", "self_attn.o_proj.bias"),
+    ("attn_sinks.weight", "self_attn.sinks"),
+    (
+        "post_attention_norm.weight",
+        "post_attention_layernorm.weight",
+    ),
+    ("ffn_gate_inp.weight", "mlp.router.weight"),
+    ("ffn_gate_inp.bias", "mlp.router.bias"),
+    ("ffn_gate_exps.weight", "mlp.experts.gate_up_proj"),
+    ("ffn_gate_exps.bias", "mlp.experts.gate_up_proj_bias"),
+    ("ffn_up_exps.weight", "mlp.experts.gate_up_proj"),
+    ("ffn_up_exps.bias", "mlp.experts.gate_up_proj_bias"),
+    ("ffn_down_exps.weight", "mlp.experts.down_proj"),
+    ("ffn_down_exps.bias", "mlp.experts.down_proj_bias"),
+];
+const LATENT: &[(&str, &str)] = &[
+    ("attn_q_a.weight", "self_attn.q_a_proj.weight"),
+    ("attn_q_a_norm.weight", "self_attn.q_a_layernorm.weight"),
+    ("attn_q_b.weight", "self_attn.q_b_proj.weight"),
+    (
+        "attn_kv_a_mqa.weight",
+        "self_attn.kv_a_proj_with_mqa.weight",
+    ),
+    ("attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight"),
+    ("attn_kv_b.weight", "self_attn.kv_b_proj.weight"),
+];
+
+/// How models with a vision tower call the tensors of their text.
+const VISION_PREFIXES: &[Prefix] = &[
+    Prefix {
+        model: "language_model.model.",
+        head: "language_model.",
+    },
+    Prefix {
+        model: "model.language_model.",
+        head: "",
+    },
+];
+const VISION_TENSORS: &[&str] = &[
+    "vision_tower.",
+    "multi_modal_projector.",
+    "model.vision_tower.",
+    "model.multi_modal_projector.",
+];
+
 /// Names that are neutral for every class: what stands in `config.json` without a say in what is
 /// computed.
 pub(super) const SILENT: &[&str] = &[
@@ -354,6 +410,8 @@ impl Class {
         only: &[SILU, NO_BIAS, NO_WINDOW],
         silent: &[],
         ropes: &["linear", "yarn"],
+        yarn_exact: false,
+        long_rope_plain: false,
         names: &[ATTENTION, FEED_FORWARD],
         prefixes: &[Prefix {
             model: "model.",
@@ -363,6 +421,7 @@ impl Class {
         tied: false,
         always_tied: false,
         permuted: false,
+        stacked_experts: false,
         norms_around_zero: false,
         vocab_size: false,
         rope_dims: RopeDims::Silent,
@@ -578,22 +637,8 @@ const GEMMA3_VISION: Class = Class {
         "mm_tokens_per_image",
         "vision_config",
     ],
-    prefixes: &[
-        Prefix {
-            model: "language_model.model.",
-            head: "language_model.",
-        },
-        Prefix {
-            model: "model.language_model.",
-            head: "",
-        },
-    ],
-    others: &[
-        "vision_tower.",
-        "multi_modal_projector.",
-        "model.vision_tower.",
-        "model.multi_modal_projector.",
-    ],
+    prefixes: VISION_PREFIXES,
+    others: VISION_TENSORS,
     ..GEMMA3
 };
 
@@ -642,6 +687,107 @@ const GLM4: Class = Class {
     ..Class::BASE
 };
 
+const GPT_OSS: Class = Class {
+    name: "GptOssForCausalLM",
+    model_types: &["gpt_oss"],
+    architecture: "gpt-oss",
+    keys: &[
+        SIZES,
+        HEADS,
+        WINDOW,
+        EXPERTS,
+        &[integer(
+            &["intermediate_size"],
+            &["expert_feed_forward_length"],
+        )],
+    ],
+    only: &[
+        SILU,
+        &[
+            only("attention_bias", &[Said::Nothing, Said::Bool(true)]),
+            only("swiglu_alpha", &[Said::Nothing, Said::Number(1.702)]),
+            only("swiglu_limit", &[Said::Nothing, Said::Number(7.0)]),
+        ],
+    ],
+    // Other names of what is said, too, and left from training.
+    silent: &["experts_per_token", "initial_context_length"],
+    ropes: &["yarn"],
+    yarn_exact: true,
+    names: &[ATTENTION, GPT_OSS_NAMES],
+    stacked_experts: true,
+    ..Class::BASE
+};
+
+const MINICPM3: Class = Class {
+    name: "MiniCPM3ForCausalLM",
+    model_types: &["minicpm3"],
+    architecture: "minicpm3",
+    keys: &[
+        SIZES,
+        &[
+            integer(&["q_lora_rank"], &["attention.q_lora_rank"]),
+            integer(&["kv_lora_rank"], &["attention.kv_lora_rank"]),
+            integer(&["qk_rope_head_dim"], &["rope.dimension_count"]),
+            Key {
+                from: &["qk_nope_head_dim", "qk_rope_head_dim"],
+                to: &["attention.key_length"],
+                kind: Kind::Sum,
+            },
+        ],
+    ],
+    only: &[
+        SILU,
+        NO_BIAS,
+        // Files do not say them, and all have those of the published one.
+        &[
+            only("scale_emb", &[Said::Number(12.0)]),
+            only("scale_depth", &[Said::Number(1.4)]),
+            only("dim_model_base", &[Said::Number(256.0)]),
+        ],
+    ],
+    // Said by the sizes of its parts.
+    silent: &["head_dim", "qk_head_dim"],
+    ropes: &["longrope"],
+    long_rope_plain: true,
+    names: &[ATTENTION, LATENT, FEED_FORWARD],
+    tied: true,
+    vocab_size: true,
+    rope_base: RopeBase::Usual,
+    ..Class::BASE
+};
+
+const MINISTRAL3: Class = Class {
+    name: "Ministral3ForCausalLM",
+    model_types: &["ministral3"],
+    architecture: "mistral3",
+    only: &[
+        SILU,
+        NO_BIAS,
+        NO_WINDOW,
+        &[only("sliding_window", &[Said::Nothing])],
+    ],
+    ropes: &["yarn"],
+    ..Class::LLAMA
+};
+
+/// With a vision tower, which is left out.
+const MISTRAL3_VISION: Class = Class {
+    name: "Mistral3ForConditionalGeneration",
+    model_types: &["mistral3", "mistral", "ministral3"],
+    silent: &[
+        "image_token_id",
+        "image_token_index",
+        "multimodal_projector_bias",
+        "projector_hidden_act",
+        "spatial_merge_size",
+        "vision_config",
+        "vision_feature_layer",
+    ],
+    prefixes: VISION_PREFIXES,
+    others: VISION_TENSORS,
+    ..MINISTRAL3
+};
+
 /// Every class that is read.
 pub(super) const ALL: &[&Class] = &[
     &Class::LLAMA,
@@ -658,4 +804,8 @@ pub(super) const ALL: &[&Class] = &[
     &GEMMA3_VISION,
     &GRANITE,
     &GLM4,
+    &GPT_OSS,
+    &MINICPM3,
+    &MINISTRAL3,
+    &MISTRAL3_VISION,
 ];

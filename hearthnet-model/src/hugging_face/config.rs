@@ -19,6 +19,7 @@ const READ: &[&str] = &[
     "no_rope_layers",
     "original_max_position_embeddings",
     "partial_rotary_factor",
+    "quantization_config",
     "query_pre_attn_scalar",
     "rope_local_base_freq",
     "rope_parameters",
@@ -27,6 +28,7 @@ const READ: &[&str] = &[
     "sliding_window_pattern",
     "text_config",
     "tie_word_embeddings",
+    "v_head_dim",
     "vocab_size",
 ];
 
@@ -112,11 +114,7 @@ impl Config {
             let reason = format!("a {} is {}", class.name, class.model_types.join(" or "));
             return Err(bad("model_type", value, reason));
         }
-        if let Some(how) = said(&values, "quantization_config") {
-            let method = how.get("quant_method").unwrap_or(how);
-            let method = shown(method);
-            return Err(ImportError::Quantised { method });
-        }
+        refuse_quantised(&values, class)?;
         check_only(&values, class)?;
         refuse_unknown(&values, class)?;
         let rope = Rope::read(&values, class)?;
@@ -199,7 +197,10 @@ impl Config {
         }
         let theta = match (self.class.rope_base, self.rope.theta) {
             (RopeBase::Or(theta), None) => Some(theta),
-            (RopeBase::Unusual, Some(10_000.0)) => None,
+            (RopeBase::Unusual | RopeBase::Usual, Some(10_000.0)) => None,
+            (RopeBase::Usual, Some(theta)) => {
+                return Err(bad("rope_theta", &Json::from(theta), "must be 10000"));
+            }
             (RopeBase::Said, None) => {
                 return Err(ImportError::MissingKey {
                     key: "rope_theta".to_owned(),
@@ -210,7 +211,7 @@ impl Config {
         if let Some(theta) = theta {
             writer.set(&full("rope.freq_base"), Value::F32(theta as f32))?;
         }
-        for (key, value) in self.rope.metadata(self.context()?)? {
+        for (key, value) in self.rope.metadata(self.context()?, self.class)? {
             writer.set(&full(key), value)?;
         }
         Ok(())
@@ -257,6 +258,16 @@ impl Config {
             )),
             Kind::IntegerOr(or) => Some(Value::U32(integer(&self.values, name)?.unwrap_or(or))),
             Kind::OptionalInteger => integer(&self.values, name)?.map(Value::U32),
+            Kind::Sum => {
+                let mut sum = 0u32;
+                for name in key.from {
+                    let part = integer(&self.values, name)?;
+                    sum = sum.saturating_add(part.ok_or_else(|| ImportError::MissingKey {
+                        key: (*name).to_owned(),
+                    })?);
+                }
+                Some(Value::U32(sum))
+            }
             Kind::Float => Some(float(number(&self.values, name)?.ok_or_else(missing)?)),
             // `null` says that there is none.
             Kind::FloatOr(_) if is_null => None,
@@ -293,6 +304,7 @@ impl Config {
             }
         }
         let global = spec.attention.window.and_then(|w| w.global_every);
+        let values = spec.attention.latent.as_ref().map(|l| l.values);
         let scalar = match spec.attention.scale {
             Some(_) => spec.width.checked_div(spec.heads),
             None => Some(spec.head_dim),
@@ -302,6 +314,7 @@ impl Config {
             ("sliding_window_pattern", global),
             ("no_rope_layer_interval", spec.rope.skip_every),
             ("query_pre_attn_scalar", scalar),
+            ("v_head_dim", values),
         ] {
             if let Some(value) = said(&self.values, key)
                 && value.as_f64() != expected.map(f64::from)
@@ -323,6 +336,20 @@ fn class_of(values: &Map<String, Json>) -> Result<&'static Class, ImportError> {
         found: named.map_or_else(|| "of no architecture".to_owned(), shown),
         known: ALL.iter().map(|c| c.name).collect::<Vec<_>>().join(", "),
     })
+}
+
+/// Weights that are quantised, but for experts in MXFP4, which their tensors' names tell.
+fn refuse_quantised(values: &Map<String, Json>, class: &Class) -> Result<(), ImportError> {
+    let Some(how) = said(values, "quantization_config") else {
+        return Ok(());
+    };
+    let method = how.get("quant_method").unwrap_or(how);
+    match class.stacked_experts && method == "mxfp4" {
+        true => Ok(()),
+        false => Err(ImportError::Quantised {
+            method: shown(method),
+        }),
+    }
 }
 
 fn check_only(values: &Map<String, Json>, class: &Class) -> Result<(), ImportError> {

@@ -20,6 +20,21 @@ pub enum ImportError {
     /// A directory without hyperparameters.
     #[error("{} is no model: it has no config.json", .0.display())]
     NoConfig(PathBuf),
+    /// A link that leads to a file of somebody else.
+    #[error(
+        "{file:?} is a link that leads out of the directory: put the file itself there, if it is \
+         yours"
+    )]
+    Outside {
+        /// Its name.
+        file: String,
+    },
+    /// A directory, a pipe or a device where a file should be.
+    #[error("{file:?} is no file")]
+    NoFile {
+        /// Its name.
+        file: String,
+    },
     /// A file that is longer than any of its kind.
     #[error("{file} has {bytes} bytes; at most {limit} are read")]
     TooLong {

@@ -21,11 +21,11 @@ mod shards;
 mod tensors;
 mod vocabulary;
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, BufWriter, Read};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
-use std::time::UNIX_EPOCH;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use serde_json::{Map, Value as Json};
 use sha2::{Digest as _, Sha256};
@@ -38,6 +38,7 @@ use crate::error::FileError;
 use crate::families::{Family, OUTPUT};
 use crate::gguf::writer::{WriteError, Writer};
 use crate::gguf::{Gguf, TensorType, Value};
+use crate::manifest::stamp;
 use crate::model_file::ModelFile;
 use config::Config;
 use shards::Shards;
@@ -48,6 +49,8 @@ const MAX_CONFIG_BYTES: u64 = 1 << 20;
 const MAX_CARD_BYTES: u64 = 4 << 20;
 /// Part of the name of what is kept: another number where the same directory gives another file.
 const FORMAT: &str = "hearthnet-import-1";
+/// How often it is looked whether another process is done.
+const TICK: Duration = Duration::from_millis(200);
 
 /// Whether this is a directory of the kind that [`import`] reads.
 pub fn is_directory(path: &Path) -> bool {
@@ -69,10 +72,9 @@ impl Directory {
     /// # Errors
     /// See [`ImportError`].
     pub fn open(path: &Path) -> Result<Self, ImportError> {
-        if !is_directory(path) {
-            return Err(ImportError::NoConfig(path.to_owned()));
-        }
-        let config = Config::parse(&read(&path.join(CONFIG), MAX_CONFIG_BYTES)?)?;
+        let config = read(path, CONFIG, MAX_CONFIG_BYTES)?
+            .ok_or_else(|| ImportError::NoConfig(path.to_owned()))?;
+        let config = Config::parse(&config)?;
         let shards = Shards::open(path)?;
         let finder = Finder::new(&shards, config.class)?;
         let computed = config.rope.tensors(&config)?;
@@ -91,13 +93,6 @@ impl Directory {
             shards,
             tensors,
         })
-    }
-
-    /// The last part of its path.
-    fn name(&self) -> String {
-        let path = self.path.canonicalize().unwrap_or_default();
-        let name = path.file_name().unwrap_or_default();
-        name.to_string_lossy().into_owned()
     }
 
     /// Writes the model file, with the weights as they are, or as [`crate::convert::convert`]
@@ -155,7 +150,10 @@ impl Directory {
         let mut writer = Writer::new();
         self.config.write(&mut writer)?;
         writer.set("general.type", Value::String("model"))?;
-        writer.set("general.name", Value::String(&self.name()))?;
+        writer.set(
+            "general.name",
+            Value::String(&name_of(&self.path.canonicalize().unwrap_or_default())),
+        )?;
         if let Some(license) = self.license()? {
             writer.set("general.license", Value::String(&license))?;
         }
@@ -176,11 +174,9 @@ impl Directory {
 
     /// The licence that the model card names.
     fn license(&self) -> Result<Option<String>, ImportError> {
-        let card = self.path.join("README.md");
-        if !card.is_file() {
+        let Some(bytes) = read(&self.path, "README.md", MAX_CARD_BYTES)? else {
             return Ok(None);
-        }
-        let bytes = read(&card, MAX_CARD_BYTES)?;
+        };
         let text = String::from_utf8_lossy(&bytes);
         let mut lines = text.lines();
         if lines.next() != Some("---") {
@@ -246,8 +242,62 @@ pub fn import(
     let directory = Directory::open(path)?;
     let parent = target.parent().unwrap_or(cache);
     fs::create_dir_all(parent).map_err(|e| FileError::new("create", parent, e))?;
-    directory.write(dtype, &target, cancel, progress)?;
+    let _lock = lock(parent, cancel)?;
+    // Who had the lock before may have made it.
+    if ModelFile::open(&target).is_err() {
+        clean(parent);
+        directory.write(dtype, &target, cancel, progress)?;
+    }
     Ok(target)
+}
+
+/// Waits until no other process writes into `folder`. The lock ends with the file.
+fn lock(folder: &Path, cancel: &AtomicBool) -> Result<File, ImportError> {
+    let path = folder.join(".lock");
+    let failed = |source| FileError::new("lock", &path, source);
+    let mut options = File::options();
+    let file = options.create(true).append(true).open(&path);
+    let file = file.map_err(failed)?;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::WouldBlock) => {}
+            Err(TryLockError::Error(source)) => return Err(failed(source).into()),
+        }
+        if cancel.load(Ordering::Relaxed) {
+            return Err(ImportError::Cancelled);
+        }
+        std::thread::sleep(TICK);
+    }
+}
+
+/// Removes what was left by a process that was killed while it wrote.
+fn clean(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.path().extension().is_some_and(|e| e == "part") {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// The name of a model whose directory has this canonical path: that of the repository in the
+/// cache of the hub's own programs (`models--OWNER--NAME/snapshots/REVISION`), else its last part.
+fn name_of(path: &Path) -> String {
+    let last = |path: &Path| Some(path.file_name()?.to_string_lossy().into_owned());
+    let of_hub = path
+        .parent()
+        .filter(|snapshots| snapshots.ends_with("snapshots"))
+        .and_then(|snapshots| last(snapshots.parent()?))
+        .and_then(|model| {
+            Some(
+                model
+                    .strip_prefix("models--")?
+                    .rsplit_once("--")?
+                    .1
+                    .to_owned(),
+            )
+        });
+    of_hub.or_else(|| last(path)).unwrap_or_default()
 }
 
 /// Where the model file of a directory lies below `cache`.
@@ -260,15 +310,8 @@ pub fn place(path: &Path, dtype: Option<TensorType>, cache: &Path) -> Result<Pat
     let mut hash = Sha256::new();
     hash.update(FORMAT);
     for name in files(&path)? {
-        let info = match fs::metadata(path.join(&name)) {
-            Ok(info) => info,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-            Err(e) => return Err(FileError::new("read", &path.join(&name), e).into()),
-        };
-        let modified = info.modified().unwrap_or(UNIX_EPOCH);
-        let since = modified.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let line = format!("\n{name:?} {} {}", info.len(), since.as_nanos());
-        hash.update(line.as_bytes());
+        let stamp = stamp(&path.join(&name));
+        hash.update(format!("\n{name:?} {stamp:?}").as_bytes());
     }
     let short: String = hash
         .finalize()
@@ -276,7 +319,7 @@ pub fn place(path: &Path, dtype: Option<TensorType>, cache: &Path) -> Result<Pat
         .take(8)
         .map(|b| format!("{b:02x}"))
         .collect();
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let name = name_of(&path);
     let plain = |c: char| match c {
         c if c.is_ascii_alphanumeric() || "._-".contains(c) => c,
         _ => '_',
@@ -315,17 +358,44 @@ fn files(path: &Path) -> Result<Vec<String>, ImportError> {
     Ok(names)
 }
 
-/// All of a file that is not longer than `limit`.
-fn read(path: &Path, limit: u64) -> Result<Vec<u8>, ImportError> {
-    let failed = |source| FileError::new("read", path, source);
-    let file = File::open(path).map_err(failed)?;
+/// A file of the directory, if it is there.
+///
+/// It may be a link, but only to a file in the directory or, where that lies in the cache of the
+/// hub's own programs, which consists of links, to one of that cache.
+fn open(directory: &Path, name: &str) -> Result<Option<(PathBuf, File)>, ImportError> {
+    let path = directory.join(name);
+    let failed = |source| FileError::new("read", &path, source);
+    let (directory, place) = match (directory.canonicalize(), path.canonicalize()) {
+        (Ok(directory), Ok(place)) => (directory, place),
+        (Err(e), _) | (_, Err(e)) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        (Err(e), _) | (_, Err(e)) => return Err(failed(e).into()),
+    };
+    let snapshots = directory.ancestors().find(|a| a.ends_with("snapshots"));
+    let blobs = snapshots.map(|snapshots| snapshots.with_file_name("blobs"));
+    if !place.starts_with(&directory) && !blobs.is_some_and(|blobs| place.starts_with(blobs)) {
+        return Err(ImportError::Outside {
+            file: name.to_owned(),
+        });
+    }
+    // A pipe would be waited for.
+    if !place.is_file() {
+        return Err(ImportError::NoFile {
+            file: name.to_owned(),
+        });
+    }
+    let file = File::open(&place).map_err(failed)?;
+    Ok(Some((path, file)))
+}
+
+/// All of a file of the directory that is not longer than `limit`, if it is there.
+fn read(directory: &Path, name: &str, limit: u64) -> Result<Option<Vec<u8>>, ImportError> {
+    let Some((path, file)) = open(directory, name)? else {
+        return Ok(None);
+    };
+    let failed = |source| FileError::new("read", &path, source);
     let bytes = file.metadata().map_err(failed)?.len();
     let too_long = |bytes| ImportError::TooLong {
-        file: path
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned(),
+        file: name.to_owned(),
         bytes,
         limit,
     };
@@ -339,7 +409,7 @@ fn read(path: &Path, limit: u64) -> Result<Vec<u8>, ImportError> {
         .map_err(failed)?;
     match content.len() as u64 {
         found if found > limit => Err(too_long(found)),
-        _ => Ok(content),
+        _ => Ok(Some(content)),
     }
 }
 
@@ -349,11 +419,10 @@ fn read_json(
     name: &str,
     limit: u64,
 ) -> Result<Option<Map<String, Json>>, ImportError> {
-    let path = directory.join(name);
-    if !path.is_file() {
+    let Some(text) = read(directory, name, limit)? else {
         return Ok(None);
-    }
-    let value = serde_json::from_slice(&read(&path, limit)?);
+    };
+    let value = serde_json::from_slice(&text);
     value.map(Some).map_err(|error| ImportError::Json {
         file: name.to_owned(),
         reason: error.to_string(),
@@ -372,4 +441,9 @@ pub(crate) fn check_config(bytes: &[u8]) -> Result<(), ImportError> {
 pub(crate) fn check_binary(bytes: &[u8]) -> bool {
     let pieces = sentencepiece::pieces(bytes).is_ok_and(|pieces| pieces.len() > bytes.len());
     shards::check(bytes) && !pieces
+}
+
+/// Reads bytes as the JSON files of a tokenizer, for the fuzzer.
+pub(crate) fn check_tokenizer(bytes: &[u8]) -> Result<(), ImportError> {
+    vocabulary::check(bytes)
 }

@@ -40,7 +40,7 @@ enum Scaling {
     Long {
         short: Vec<f64>,
         long: Vec<f64>,
-        original: u32,
+        original: Option<u32>,
     },
     Yarn {
         factor: f64,
@@ -59,6 +59,17 @@ const YARN: &[(&str, &str)] = &[
     ("beta_fast", "rope.scaling.yarn_beta_fast"),
     ("beta_slow", "rope.scaling.yarn_beta_slow"),
 ];
+
+/// Whether the ramp of YaRN begins and ends at whole pairs.
+const TRUNCATE: &str = "truncate";
+/// The type of models whose queries grow with the position, what is said of them beside YaRN, and
+/// what goes without saying in a model file.
+const GROWING: &str = "ministral3";
+const GROWTH: &[(&str, &str)] = &[
+    ("mscale_all_dim", "rope.scaling.yarn_log_multiplier"),
+    ("llama_4_scaling_beta", "attention.temperature_scale"),
+];
+const MSCALE: &str = "mscale";
 
 impl Rope {
     pub(super) fn read(
@@ -92,7 +103,7 @@ impl Rope {
             theta: or_outside("rope_theta")?,
             local_theta,
             partial: partial(or_outside("partial_rotary_factor")?, class)?,
-            scaling: scaling(global, class, original)?,
+            scaling: scaling(global, values, class, original)?,
         })
     }
 
@@ -100,6 +111,7 @@ impl Rope {
     pub(super) fn metadata(
         &self,
         context: u32,
+        class: &Class,
     ) -> Result<Vec<(&'static str, Value<'static>)>, ImportError> {
         let float = |number: f64| Value::F32(number as f32);
         let kind = "rope.scaling.type";
@@ -114,8 +126,14 @@ impl Rope {
                 out.push((kind, Value::String("linear")));
                 out.push((factor_key, float(*factor)));
             }
+            Scaling::Long { original, .. } if class.long_rope_plain => {
+                if let Some(original) = original.filter(|original| *original != context) {
+                    let reason = format!("must be max_position_embeddings, {context}");
+                    return Err(bad(ORIGINAL, &Json::from(original), reason));
+                }
+            }
             Scaling::Long { original, .. } => {
-                let factor = long_amplitude(context, *original);
+                let factor = long_amplitude(context, original.unwrap_or(4096));
                 out.push(("rope.scaling.attn_factor", float(factor)));
             }
             Scaling::Yarn {
@@ -207,6 +225,7 @@ fn partial(said: Option<f64>, class: &Class) -> Result<Option<f64>, ImportError>
 
 fn scaling(
     rope: &Map<String, Json>,
+    values: &Map<String, Json>,
     class: &'static Class,
     original: Option<u32>,
 ) -> Result<Scaling, ImportError> {
@@ -237,6 +256,11 @@ fn scaling(
                 key: ORIGINAL.to_owned(),
             })
     };
+    let grows = said(values, "model_type").is_some_and(|t| t == GROWING);
+    if grows && kind != "yarn" {
+        let reason = format!("models of the type {GROWING} have YaRN");
+        return Err(bad("rope_type", &Json::from(kind), reason));
+    }
     let mut known = vec![ORIGINAL];
     let scaling = match kind {
         "linear" => {
@@ -258,7 +282,7 @@ fn scaling(
             Scaling::Long {
                 short: factors(rope, "short_factor")?,
                 long: factors(rope, "long_factor")?,
-                original: original.unwrap_or(4096),
+                original,
             }
         }
         "yarn" => {
@@ -270,6 +294,27 @@ fn scaling(
                 if let Some(value) = number(rope, from)?.filter(|_| !taken) {
                     more.push((*to, value));
                 }
+            }
+            if grows {
+                known.push(MSCALE);
+                known.extend(GROWTH.iter().map(|(key, _)| *key));
+                for (from, to) in GROWTH {
+                    more.push((*to, required(from)?));
+                }
+                let mscale = required(MSCALE)?;
+                if mscale != 1.0 {
+                    return Err(bad(MSCALE, &Json::from(mscale), "must be 1"));
+                }
+            }
+            known.push(TRUNCATE);
+            let whole = said(rope, TRUNCATE);
+            let (accepted, shown) = match whole {
+                None => (!class.yarn_exact, Json::Null),
+                Some(whole) => (*whole == Json::Bool(!class.yarn_exact), whole.clone()),
+            };
+            if !accepted {
+                let reason = format!("a {} is not computed so here", class.name);
+                return Err(bad(TRUNCATE, &shown, reason));
             }
             Scaling::Yarn {
                 factor: required("factor")?,

@@ -38,6 +38,11 @@ pub(super) struct Stored {
 }
 
 impl Stored {
+    /// How many values it has.
+    pub(super) fn values(&self) -> u64 {
+        self.shape.iter().product()
+    }
+
     /// The type, if it is one that is read.
     pub(super) fn dtype(&self, tensor: &str) -> Result<TensorType, ImportError> {
         match self.dtype {
@@ -64,38 +69,42 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
+impl Index {
+    /// That of a directory, if it has one.
+    fn read(directory: &Path) -> Result<Option<Self>, ImportError> {
+        let Some(text) = super::read(directory, INDEX, MAX_INDEX_BYTES)? else {
+            return Ok(None);
+        };
+        let index = serde_json::from_slice(&text);
+        index
+            .map(Some)
+            .map_err(|e| ImportError::Index(e.to_string()))
+    }
+}
+
 impl Shards {
     /// Opens the files of a directory and reads their headers.
     pub(super) fn open(directory: &Path) -> Result<Self, ImportError> {
-        let index = directory.join(INDEX);
-        let single = directory.join(SINGLE);
         let mut shards = Self {
             files: Vec::new(),
             tensors: BTreeMap::new(),
         };
-        if index.is_file() {
-            let bytes = super::read(&index, MAX_INDEX_BYTES)?;
-            let index: Index =
-                serde_json::from_slice(&bytes).map_err(|e| ImportError::Index(e.to_string()))?;
-            shards.open_all(directory, &index.weight_map)?;
-        } else if single.is_file() {
-            let tensors = shards.add(directory, SINGLE)?;
-            shards.tensors = tensors.into_iter().collect();
-        } else {
-            return Err(ImportError::NoWeights(directory.to_owned()));
+        match Index::read(directory)? {
+            Some(index) => shards.open_all(directory, &index.weight_map)?,
+            None => {
+                let tensors = shards.add(directory, SINGLE)?;
+                shards.tensors =
+                    tensors.ok_or_else(|| ImportError::NoWeights(directory.to_owned()))?;
+            }
         }
         Ok(shards)
     }
 
     /// The files that hold weights, without opening them.
     pub(super) fn names(directory: &Path) -> Result<Vec<String>, ImportError> {
-        let index = directory.join(INDEX);
-        if !index.is_file() {
+        let Some(index) = Index::read(directory)? else {
             return Ok(vec![SINGLE.to_owned()]);
-        }
-        let bytes = super::read(&index, MAX_INDEX_BYTES)?;
-        let index: Index =
-            serde_json::from_slice(&bytes).map_err(|e| ImportError::Index(e.to_string()))?;
+        };
         let mut names: Vec<String> = index.weight_map.into_values().collect();
         names.sort();
         names.dedup();
@@ -118,7 +127,10 @@ impl Shards {
                 let reason = format!("{file:?} is no name of a file of this directory");
                 return Err(ImportError::Index(reason));
             }
-            let mut found = self.add(directory, file)?;
+            let missing = || ImportError::MissingShard {
+                file: file.to_owned(),
+            };
+            let mut found = self.add(directory, file)?.ok_or_else(missing)?;
             for tensor in named {
                 let Some(stored) = found.remove(tensor) else {
                     let (tensor, file) = (tensor.to_owned(), file.to_owned());
@@ -134,26 +146,23 @@ impl Shards {
         Ok(())
     }
 
+    /// Opens a file, if it is there, and gives its tensors.
     fn add(
         &mut self,
         directory: &Path,
         name: &str,
-    ) -> Result<BTreeMap<String, Stored>, ImportError> {
-        let path = directory.join(name);
-        let failed = |source: io::Error| match source.kind() {
-            io::ErrorKind::NotFound => ImportError::MissingShard {
-                file: name.to_owned(),
-            },
-            _ => FileError::new("read", &path, source).into(),
+    ) -> Result<Option<BTreeMap<String, Stored>>, ImportError> {
+        let Some((path, mut file)) = super::open(directory, name)? else {
+            return Ok(None);
         };
-        let mut file = File::open(&path).map_err(failed)?;
+        let failed = |source| ImportError::File(FileError::new("read", &path, source));
         let bytes = file.metadata().map_err(failed)?.len();
         let tensors = header(&mut file, bytes, name, self.files.len()).map_err(|e| match e {
             HeaderError::Io(source) => failed(source),
             HeaderError::Import(error) => error,
         })?;
         self.files.push((path, file));
-        Ok(tensors)
+        Ok(Some(tensors))
     }
 
     /// The tensor of that name.

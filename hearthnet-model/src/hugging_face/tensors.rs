@@ -5,6 +5,7 @@ use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use half::f16;
+use safetensors::Dtype;
 
 use super::classes::{Class, Prefix};
 use super::config::Config;
@@ -19,6 +20,8 @@ use crate::spec::{Dim, ModelSpec};
 
 /// How much of a tensor is read at a time.
 const PART_BYTES: usize = 1 << 20;
+/// Values that share a scale in MXFP4.
+const GROUP: u64 = 32;
 
 /// A tensor to be written.
 #[derive(Debug)]
@@ -41,6 +44,37 @@ enum Source {
         parts: Vec<(Stored, TensorType)>,
         change: Change,
     },
+    /// Rows of MXFP4, whose codes and scales lie apart.
+    Apart {
+        codes: Stored,
+        scales: Stored,
+        pick: Pick,
+    },
+}
+
+/// Of each group of `of` rows the one of this index: two matrices may lie in one, row by row.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Pick {
+    index: usize,
+    of: usize,
+}
+
+impl Pick {
+    /// Where the experts of a tensor of a model file lie among all of a directory's tensor.
+    fn of_experts(name: &str) -> Self {
+        let (index, of) = match name.rsplit_once(".ffn_") {
+            Some((_, rest)) if rest.starts_with("gate_exps.") => (0, 2),
+            Some((_, rest)) if rest.starts_with("up_exps.") => (1, 2),
+            _ => (0, 1),
+        };
+        Self { index, of }
+    }
+
+    /// Appends the rows of `row` bytes that are picked to `out`.
+    fn rows(self, bytes: &[u8], row: usize, out: &mut Vec<u8>) {
+        let rows = bytes.chunks(row).skip(self.index).step_by(self.of);
+        rows.for_each(|row| out.extend_from_slice(row));
+    }
 }
 
 /// What is done to the rows.
@@ -53,6 +87,10 @@ enum Change {
     Interleave {
         heads: u32,
     },
+    /// Some of the values, each a row of its own.
+    Some(Pick),
+    /// Some of the columns of each expert's matrix, as rows.
+    Columns(Pick),
 }
 
 /// Finds the tensors of a directory.
@@ -116,6 +154,30 @@ impl<'a> Finder<'a> {
         };
         let stored = self.shards.get(name).ok_or_else(missing)?;
         let dtype = stored.dtype(name)?;
+        Ok((self.shaped(name, stored, dims)?, dtype))
+    }
+
+    /// The codes or scales of MXFP4, of this shape, row length first.
+    fn find_bytes(&mut self, name: &str, dims: &[u64]) -> Result<Stored, ImportError> {
+        let missing = || ImportError::MissingTensor {
+            tensor: name.to_owned(),
+        };
+        let stored = self.shards.get(name).ok_or_else(missing)?;
+        match stored.dtype {
+            Dtype::U8 => self.shaped(name, stored, dims),
+            other => Err(ImportError::Dtype {
+                tensor: name.to_owned(),
+                dtype: other.to_string(),
+            }),
+        }
+    }
+
+    fn shaped(
+        &mut self,
+        name: &str,
+        stored: &'a Stored,
+        dims: &[u64],
+    ) -> Result<Stored, ImportError> {
         let expected: Vec<u64> = dims.iter().rev().copied().collect();
         if stored.shape != expected {
             return Err(ImportError::Shape {
@@ -125,7 +187,7 @@ impl<'a> Finder<'a> {
             });
         }
         self.used.insert(name.to_owned());
-        Ok((stored.clone(), dtype))
+        Ok(stored.clone())
     }
 
     /// Every tensor that the model has, in the order of [`Family::tensors`]. What the directory
@@ -157,7 +219,10 @@ impl<'a> Finder<'a> {
             planned.push(Planned {
                 name,
                 dims: lengths,
-                base: TensorType::F32,
+                base: match source {
+                    Source::Apart { .. } => TensorType::MXFP4,
+                    _ => TensorType::F32,
+                },
                 dtype: TensorType::F32,
                 source,
             });
@@ -165,7 +230,7 @@ impl<'a> Finder<'a> {
         self.refuse_others()?;
         let base = common_type(&planned);
         for tensor in &mut planned {
-            if !is_kept_exact(tensor) {
+            if !is_kept_exact(tensor) && tensor.base != TensorType::MXFP4 {
                 tensor.base = base;
             }
             tensor.dtype = tensor.base;
@@ -183,6 +248,10 @@ impl<'a> Finder<'a> {
         let unknown = || ImportError::MissingTensor {
             tensor: name.to_owned(),
         };
+        if self.class.stacked_experts && name.contains("_exps.") {
+            let theirs = self.name_of(name, 0).ok_or_else(unknown)?;
+            return self.stacked(&theirs, lengths, Pick::of_experts(name));
+        }
         let (experts, lengths) = match (dims, lengths) {
             (&[.., Dim::Experts], [row, rows, experts]) => {
                 (*experts as u32, [*row, *rows].to_vec())
@@ -205,6 +274,40 @@ impl<'a> Finder<'a> {
             Change::AddOne
         } else {
             Change::Nothing
+        };
+        Ok(Source::Rows { parts, change })
+    }
+
+    /// Matrices or biases of all experts, which lie in one tensor, gates and ups together; the
+    /// matrices as columns, or in MXFP4 as rows.
+    fn stacked(&mut self, name: &str, lengths: &[u64], pick: Pick) -> Result<Source, ImportError> {
+        let all = |rows: u64| rows.saturating_mul(pick.of as u64);
+        let codes = format!("{name}_blocks");
+        let (parts, change) = match *lengths {
+            [row, rows, experts] if self.shards.get(&codes).is_some() => {
+                let groups = row / GROUP;
+                let dims = [GROUP / 2, groups, all(rows), experts];
+                let codes = self.find_bytes(&codes, &dims)?;
+                let scales = format!("{name}_scales");
+                let scales = self.find_bytes(&scales, &[groups, all(rows), experts])?;
+                return Ok(Source::Apart {
+                    codes,
+                    scales,
+                    pick,
+                });
+            }
+            [row, rows, experts] => {
+                let found = self.find(name, &[all(rows), row, experts])?;
+                (vec![found], Change::Columns(pick))
+            }
+            [values, experts] => {
+                let found = self.find(name, &[all(values), experts])?;
+                (vec![found], Change::Some(pick))
+            }
+            _ => {
+                let tensor = name.to_owned();
+                return Err(ImportError::MissingTensor { tensor });
+            }
         };
         Ok(Source::Rows { parts, change })
     }
@@ -267,13 +370,14 @@ impl<'a> Finder<'a> {
 }
 
 fn bytes_of(stored: &Stored, dtype: TensorType) -> u64 {
-    let values: u64 = stored.shape.iter().product();
-    values.saturating_mul(u64::from(dtype.block_bytes()))
+    let bytes = u64::from(dtype.block_bytes());
+    stored.values().saturating_mul(bytes)
 }
 
 /// Vectors, and the scores of experts, which are small and decide much.
 fn is_kept_exact(tensor: &Planned) -> bool {
-    tensor.dims.len() == 1 || tensor.name.ends_with(ROUTER)
+    let name = &tensor.name;
+    tensor.dims.len() == 1 || name.ends_with(ROUTER) || name.ends_with(".bias")
 }
 
 /// The type of all matrices; F32, which holds both others, where they differ.
@@ -281,7 +385,7 @@ fn common_type(planned: &[Planned]) -> TensorType {
     let matrices = planned.iter().filter(|tensor| !is_kept_exact(tensor));
     let types: BTreeSet<TensorType> = matrices
         .flat_map(|tensor| match &tensor.source {
-            Source::Values(_) => &[][..],
+            Source::Values(_) | Source::Apart { .. } => &[][..],
             Source::Rows { parts, .. } => parts,
         })
         .map(|(_, dtype)| *dtype)
@@ -318,6 +422,7 @@ impl Planned {
                 .iter()
                 .map(|(stored, dtype)| bytes_of(stored, *dtype))
                 .sum(),
+            Source::Apart { codes, scales, .. } => codes.values() + scales.values(),
         }
     }
 
@@ -336,6 +441,11 @@ impl Planned {
                 return Ok(());
             }
             Source::Rows { parts, change } => (parts, *change),
+            Source::Apart {
+                codes,
+                scales,
+                pick,
+            } => return self.write_apart(shards, [codes, scales], *pick, out, cancel, progress),
         };
         let mut buffers = Buffers::default();
         for (stored, dtype) in parts {
@@ -349,10 +459,7 @@ impl Planned {
                 let len = (total - from).min(step as u64) as usize;
                 buffers.read.resize(len, 0);
                 shards.read(stored, from, &mut buffers.read)?;
-                if let Change::Interleave { .. } = change {
-                    interleave(&buffers.read, unit, row, &mut buffers.ordered);
-                    std::mem::swap(&mut buffers.read, &mut buffers.ordered);
-                }
+                buffers.reorder(*dtype, change, [row, unit]);
                 let bytes = self.stored(*dtype, change, &mut buffers)?;
                 out.write_all(bytes).map_err(WriteError::Io)?;
                 progress(len as u64);
@@ -361,16 +468,65 @@ impl Planned {
         Ok(())
     }
 
-    /// Bytes of a row as it is read, and of what is read as a whole: a row, or a head.
+    /// Writes rows of MXFP4 whose codes and scales lie apart, a part at a time.
+    fn write_apart(
+        &self,
+        shards: &Shards,
+        [codes, scales]: [&Stored; 2],
+        pick: Pick,
+        out: &mut dyn Write,
+        cancel: &AtomicBool,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), ImportError> {
+        let group = (GROUP / 2) as usize;
+        let groups = self.dims.first().map_or(1, |row| row / GROUP).max(1) as usize;
+        let unit = groups.saturating_mul(group).saturating_mul(pick.of);
+        let step = unit.saturating_mul((PART_BYTES / unit).max(1));
+        let total = codes.values();
+        let mut buffers = Buffers::default();
+        let mut exponents = Vec::new();
+        for from in (0..total).step_by(step) {
+            if cancel.load(Ordering::Relaxed) {
+                return Err(ImportError::Cancelled);
+            }
+            let len = (total - from).min(step as u64) as usize;
+            let Buffers { read, ordered, .. } = &mut buffers;
+            read.resize(len / group, 0);
+            shards.read(scales, from / group as u64, read)?;
+            exponents.clear();
+            pick.rows(read, groups, &mut exponents);
+            read.resize(len, 0);
+            shards.read(codes, from, read)?;
+            ordered.clear();
+            pick.rows(read, groups * group, ordered);
+            read.clear();
+            let (picked, _) = ordered.as_chunks();
+            for (codes, exponent) in picked.iter().zip(&exponents) {
+                read.push(*exponent);
+                read.extend(halves_together(codes));
+            }
+            let bytes = self.stored(TensorType::MXFP4, Change::Nothing, &mut buffers)?;
+            out.write_all(bytes).map_err(WriteError::Io)?;
+            progress((len + len / group) as u64);
+        }
+        Ok(())
+    }
+
+    /// Bytes of a row as it is read, and of what is read as a whole: a row, a head, or an expert.
     fn unit(&self, dtype: TensorType, change: Change) -> (usize, usize) {
         let bytes = u64::from(dtype.block_bytes());
-        let row = match *self.dims.as_slice() {
+        let all = |rows: u64, pick: Pick| rows.saturating_mul(pick.of as u64);
+        let row = match (self.dims.as_slice(), change) {
+            (_, Change::Some(_)) => 1,
             // The values of a bias are rows of one.
-            [_] if matches!(change, Change::Interleave { .. }) => 1,
-            [first, ..] => first,
-            [] => 1,
+            ([_], Change::Interleave { .. }) => 1,
+            ([_, rows, ..], Change::Columns(pick)) => all(*rows, pick),
+            ([first, ..], _) => *first,
+            ([], _) => 1,
         };
         let rows = match change {
+            Change::Some(pick) => pick.of as u64,
+            Change::Columns(_) => self.dims.first().copied().unwrap_or(1),
             Change::Interleave { heads } => {
                 let rows = match *self.dims.as_slice() {
                     [rows] | [_, rows, ..] => rows,
@@ -378,9 +534,9 @@ impl Planned {
                 };
                 rows / u64::from(heads.max(1))
             }
-            _ => 1,
+            Change::Nothing | Change::AddOne => 1,
         };
-        // The tensor's data lies in a file, and a head of it is far smaller than memory.
+        // The tensor's data lies in a file, and an expert of it is far smaller than memory.
         let row = row.saturating_mul(bytes) as usize;
         (row.max(1), row.saturating_mul(rows as usize).max(1))
     }
@@ -423,6 +579,47 @@ struct Buffers {
     ordered: Vec<u8>,
     values: Vec<f32>,
     written: Vec<u8>,
+}
+
+impl Buffers {
+    /// Brings what was read into the order in which it is stored; `row` and `unit` are those of
+    /// [`Planned::unit`].
+    fn reorder(&mut self, dtype: TensorType, change: Change, [row, unit]: [usize; 2]) {
+        let Self { read, ordered, .. } = self;
+        ordered.clear();
+        match change {
+            Change::Nothing | Change::AddOne => return,
+            Change::Interleave { .. } => interleave(read, unit, row, ordered),
+            Change::Some(pick) => pick.rows(read, row, ordered),
+            Change::Columns(pick) => {
+                let value = dtype.block_bytes() as usize;
+                let experts = read.chunks(unit);
+                experts.for_each(|expert| columns(expert, row, value, pick, ordered));
+            }
+        }
+        std::mem::swap(read, ordered);
+    }
+}
+
+/// Appends the columns of an expert's matrix that are picked to `out`, as rows; it has rows of
+/// `row` bytes, of values of `value` bytes.
+fn columns(expert: &[u8], row: usize, value: usize, pick: Pick, out: &mut Vec<u8>) {
+    for at in (pick.index * value..row).step_by(pick.of * value) {
+        for row in expert.chunks(row) {
+            out.extend_from_slice(row.get(at..at + value).unwrap_or_default());
+        }
+    }
+}
+
+/// A block's codes as model files have them, the first half of its values in the lower four bits
+/// and the other half above, from neighbours side by side.
+fn halves_together(codes: &[u8; (GROUP / 2) as usize]) -> impl Iterator<Item = u8> {
+    let (first, second) = codes.split_at(codes.len() / 2);
+    let code = |byte: u8, odd: bool| if odd { byte >> 4 } else { byte & 15 };
+    first
+        .iter()
+        .zip(second)
+        .flat_map(move |(a, b)| [false, true].map(|odd| code(*a, odd) | code(*b, odd) << 4))
 }
 
 /// The rows of each head of `head` bytes in the order of interleaved RoPE: row `i` of the first

@@ -134,19 +134,19 @@ pub(super) fn write(
         tokenizer: read_json(directory, TOKENIZER, MAX_TOKENIZER_BYTES)?,
         settings: read_json(directory, SETTINGS, MAX_TOKENIZER_BYTES)?,
     };
-    let pieces = directory.join(PIECES);
-    let gpt2 = match (pieces.is_file(), &files.tokenizer) {
-        (true, _) => {
-            let tokens = sentence_piece(directory, &files, config.class, vocab)?;
+    let pieces = read(directory, PIECES, MAX_TOKENIZER_BYTES)?;
+    let gpt2 = match (pieces, &files.tokenizer) {
+        (Some(pieces), _) => {
+            let tokens = sentence_piece(directory, &pieces, &files, config.class, vocab)?;
             write_tokens(&tokens, "llama", "default", writer)?;
             writer.set_f32s("tokenizer.ggml.scores", &tokens.scores)?;
             false
         }
-        (false, Some(tokenizer)) => {
+        (None, Some(tokenizer)) => {
             write_byte_level(tokenizer, &files, config.class, vocab, writer)?;
             true
         }
-        (false, None) => return refuse_other_forms(directory),
+        (None, None) => return refuse_other_forms(directory),
     };
     write_space_prefix(&files, config.class, gpt2, writer)?;
     write_special(directory, files, config, vocab, writer)
@@ -210,12 +210,12 @@ fn looks_special(text: &str) -> bool {
 
 fn sentence_piece(
     directory: &Path,
+    pieces: &[u8],
     files: &Files,
     class: &Class,
     vocab: u32,
 ) -> Result<Tokens, ImportError> {
-    let bytes = read(&directory.join(PIECES), MAX_TOKENIZER_BYTES)?;
-    let pieces = sentencepiece::pieces(&bytes).map_err(|reason| wrong(PIECES, reason))?;
+    let pieces = sentencepiece::pieces(pieces).map_err(|reason| wrong(PIECES, reason))?;
     let mut tokens = Tokens::unused(vocab);
     for (piece, id) in pieces.iter().zip(0..) {
         tokens.set(id, &piece.text, piece.score, piece.kind);
@@ -481,6 +481,11 @@ fn write_special(
             writer.set(key, Value::U32(id))?;
         }
     }
+    // As the converter has it: the sign of the small models of code from which SmolLM's
+    // vocabulary is.
+    if config.class.permuted && vocab == 49_152 {
+        adds.insert("bos", false);
+    }
     for (kind, add) in adds {
         let key = format!("tokenizer.ggml.add_{kind}_token");
         writer.set(&key, Value::Bool(add))?;
@@ -615,10 +620,9 @@ fn write_template(
 }
 
 fn template_file(directory: &Path) -> Result<Option<Json>, ImportError> {
-    let path = directory.join("chat_template.jinja");
-    if path.is_file() {
-        let text = String::from_utf8(read(&path, MAX_SMALL_BYTES)?)
-            .map_err(|_| wrong("chat_template.jinja", "this is not UTF-8"))?;
+    let name = "chat_template.jinja";
+    if let Some(text) = read(directory, name, MAX_SMALL_BYTES)? {
+        let text = String::from_utf8(text).map_err(|_| wrong(name, "this is not UTF-8"))?;
         return Ok(Some(Json::String(text)));
     }
     let file = read_json(directory, "chat_template.json", MAX_SMALL_BYTES)?;
@@ -647,4 +651,28 @@ pub(super) fn write_recommended(directory: &Path, writer: &mut Writer) -> Result
         }
     }
     Ok(())
+}
+
+/// Reads bytes as `tokenizer.json` and as `tokenizer_config.json`, for the fuzzer.
+pub(super) fn check(bytes: &[u8]) -> Result<(), ImportError> {
+    let config = br#"{"architectures":["LlamaForCausalLM"],"hidden_act":"silu"}"#;
+    let config = Config::parse(config)?;
+    let object = |file: &str| {
+        serde_json::from_slice::<Map<String, Json>>(bytes).map_err(|error| ImportError::Json {
+            file: file.to_owned(),
+            reason: error.to_string(),
+        })
+    };
+    let files = Files {
+        tokenizer: Some(object(TOKENIZER)?),
+        settings: Some(object(SETTINGS)?),
+    };
+    let vocab = 512;
+    let mut writer = Writer::new();
+    let cut = files.tokenizer.as_ref().map_or(Ok(()), |tokenizer| {
+        write_byte_level(tokenizer, &files, config.class, vocab, &mut writer)
+    });
+    // What is said of special tokens is read whether or not the tokens are.
+    write_special(Path::new(""), files, &config, vocab, &mut writer)?;
+    cut
 }

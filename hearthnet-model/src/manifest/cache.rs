@@ -25,7 +25,7 @@ use crate::model_file::ModelFile;
 
 /// What tells one state of a file from another without reading it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-struct Stamp {
+pub(crate) struct Stamp {
     bytes: u64,
     /// Since the beginning of 1970, UTC.
     modified_ns: u64,
@@ -80,7 +80,8 @@ pub struct ChangedError {
     pub pinned: bool,
 }
 
-fn stamp(path: &Path) -> Option<Stamp> {
+/// The state of a file now, if there is one.
+pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
     let info = fs::metadata(path).ok()?;
     let modified = info.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
     #[cfg(unix)]

@@ -16,6 +16,7 @@ use std::thread;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
+pub(crate) use cache::stamp;
 pub use cache::{ChangedError, FileState, file_state, record_path};
 pub use digest::{Digest, ParseDigestError, WeightsId};
 

@@ -227,7 +227,8 @@ fn not_resolved(error: &ResolveError) -> Failure {
     let (kind, hint) = match error {
         ResolveError::Unknown { .. } => (
             Kind::BadRequest,
-            "`hearthnet model list` shows the catalogue and what is on this machine",
+            "`hearthnet model list` shows the catalogue and what is on this machine; a directory \
+             here is named with its path: ./NAME",
         ),
         ResolveError::NotPulled { .. } => (
             Kind::Model,

@@ -104,15 +104,45 @@ def types(llama_cpp):
         directory = HERE / f"types-{kind}"
         save(model, directory, dtype)
         for out in {kind, "f16", "f32"}:
-            with tempfile.TemporaryDirectory() as made:
-                path = Path(made) / "model.gguf"
-                converter(llama_cpp, directory, outs[out], path, {"set_vocab": lambda self: None})
-                reader = gguf.GGUFReader(path)
-                known[f"{kind} as {out}"] = {
-                    t.name: [t.tensor_type.name, hashlib.sha256(t.data.tobytes()).hexdigest()]
-                    for t in reader.tensors
-                }
+            known[f"{kind} as {out}"] = digests(llama_cpp, directory, outs[out])
+    mxfp4(HERE / "types-mxfp4")
+    known["mxfp4 as mxfp4"] = digests(llama_cpp, HERE / "types-mxfp4", outs["bf16"])
     return known
+
+
+def digests(llama_cpp, directory, out):
+    import gguf
+
+    with tempfile.TemporaryDirectory() as made:
+        path = Path(made) / "model.gguf"
+        converter(llama_cpp, directory, out, path, {"set_vocab": lambda self: None})
+        return {
+            t.name: [t.tensor_type.name, hashlib.sha256(t.data.tobytes()).hexdigest()]
+            for t in gguf.GGUFReader(path).tensors
+        }
+
+
+def mxfp4(directory):
+    """As gpt-oss is published: BF16, but for the experts, whose codes and scales lie apart."""
+    from safetensors.torch import load_file, save_file
+
+    torch.manual_seed(13)
+    rope = families.yarn(150000.0, beta_fast=8.0, beta_slow=1.0, truncate=False)
+    sizes = dict(TINY, hidden_size=64, num_local_experts=3, num_experts_per_tok=2, sliding_window=7)
+    config = transformers.GptOssConfig(**sizes, vocab_size=32, rope_parameters=rope, bos_token_id=1,
+                                       eos_token_id=None, pad_token_id=0)
+    save(transformers.GptOssForCausalLM(config).float(), directory, torch.bfloat16)
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    for name in [name for name in tensors if name.endswith(("experts.down_proj", "experts.gate_up_proj"))]:
+        experts, columns, rows = tensors.pop(name).shape
+        tensors[f"{name}_blocks"] = torch.randint(0, 256, (experts, rows, columns // 32, 16), dtype=torch.uint8)
+        tensors[f"{name}_scales"] = torch.randint(115, 125, (experts, rows, columns // 32), dtype=torch.uint8)
+    save_file(tensors, path, metadata={"format": "pt"})
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"] = {"modules_to_not_convert": ["model.embed_tokens"], "quant_method": "mxfp4"}
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def byte_level(pattern, specials, ignore_merges, bos):
