@@ -48,7 +48,7 @@ use std::ops::Range;
 
 use crate::boundary::BoundaryDtype;
 #[cfg(target_arch = "x86_64")]
-use matmul::avx2::Avx2;
+use matmul::avx2::{Avx2, AvxVnni};
 #[cfg(target_arch = "x86_64")]
 use matmul::avx512::Avx512;
 use matmul::portable::Portable;
@@ -114,6 +114,8 @@ pub enum Isa {
     Portable,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
+    /// The same with AVX-VNNI: Intel's processors for homes since 2021, which have no AVX-512.
+    AvxVnni,
     /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,
 }
@@ -129,7 +131,7 @@ impl Isa {
 
     /// All that this CPU has, the portable one first.
     pub fn available() -> Vec<Self> {
-        [Self::Portable, Self::Avx2, Self::Avx512]
+        [Self::Portable, Self::Avx2, Self::AvxVnni, Self::Avx512]
             .into_iter()
             .filter(|isa| isa.usable())
             .collect()
@@ -140,6 +142,7 @@ impl Isa {
         match self {
             Self::Portable => "portable",
             Self::Avx2 => "avx2",
+            Self::AvxVnni => "avxvnni",
             Self::Avx512 => "avx512",
         }
     }
@@ -154,6 +157,8 @@ impl Isa {
                     && is_x86_feature_detected!("f16c")
             }
             #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni => Self::Avx2.usable() && is_x86_feature_detected!("avxvnni"),
+            #[cfg(target_arch = "x86_64")]
             Self::Avx512 => {
                 Self::Avx2.usable()
                     && is_x86_feature_detected!("avx512f")
@@ -163,7 +168,7 @@ impl Isa {
                     && is_x86_feature_detected!("avx512vnni")
             }
             #[cfg(not(target_arch = "x86_64"))]
-            Self::Avx2 | Self::Avx512 => false,
+            Self::Avx2 | Self::AvxVnni | Self::Avx512 => false,
         }
     }
 }
@@ -199,6 +204,32 @@ impl std::fmt::Display for Isa {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernels {
     isa: Isa,
+}
+
+/// Multiplies with the kernel of the matrix's type.
+macro_rules! matrices {
+    ($job:ident, $lanes:ty, $dot:ident) => {{
+        use WeightType as T;
+        let kernel = match $job.packed.weight_type() {
+            T::F32 => const { &PanelDots::of::<$dot<{ T::F32.index() }>>() },
+            T::F16 => const { &PanelDots::of::<$dot<{ T::F16.index() }>>() },
+            T::BF16 => const { &PanelDots::of::<$dot<{ T::BF16.index() }>>() },
+            T::Q4_0 => const { &PanelDots::of::<$dot<{ T::Q4_0.index() }>>() },
+            T::Q4_1 => const { &PanelDots::of::<$dot<{ T::Q4_1.index() }>>() },
+            T::Q5_0 => const { &PanelDots::of::<$dot<{ T::Q5_0.index() }>>() },
+            T::Q5_1 => const { &PanelDots::of::<$dot<{ T::Q5_1.index() }>>() },
+            T::Q8_0 => const { &PanelDots::of::<$dot<{ T::Q8_0.index() }>>() },
+            T::Q2_K => const { &PanelDots::of::<$dot<{ T::Q2_K.index() }>>() },
+            T::Q3_K => const { &PanelDots::of::<$dot<{ T::Q3_K.index() }>>() },
+            T::Q4_K => const { &PanelDots::of::<$dot<{ T::Q4_K.index() }>>() },
+            T::Q5_K => const { &PanelDots::of::<$dot<{ T::Q5_K.index() }>>() },
+            T::Q6_K => const { &PanelDots::of::<$dot<{ T::Q6_K.index() }>>() },
+            T::IQ4_NL => const { &PanelDots::of::<$dot<{ T::IQ4_NL.index() }>>() },
+            T::IQ4_XS => const { &PanelDots::of::<$dot<{ T::IQ4_XS.index() }>>() },
+            T::MXFP4 => const { &PanelDots::of::<$dot<{ T::MXFP4.index() }>>() },
+        };
+        matmul::run::<$lanes>($job, kernel);
+    }};
 }
 
 /// Instantiates the kernels for one instruction set: the module `$name`.
@@ -394,27 +425,8 @@ macro_rules! kernels {
 
             $(#[$attribute])*
             pub(super) unsafe fn matmul(job: &mut Job<'_>) {
-                use WeightType as T;
-                let kernel = match job.packed.weight_type() {
-                    T::F32 => const { &PanelDots::of::<$dot<{ T::F32.index() }>>() },
-                    T::F16 => const { &PanelDots::of::<$dot<{ T::F16.index() }>>() },
-                    T::BF16 => const { &PanelDots::of::<$dot<{ T::BF16.index() }>>() },
-                    T::Q4_0 => const { &PanelDots::of::<$dot<{ T::Q4_0.index() }>>() },
-                    T::Q4_1 => const { &PanelDots::of::<$dot<{ T::Q4_1.index() }>>() },
-                    T::Q5_0 => const { &PanelDots::of::<$dot<{ T::Q5_0.index() }>>() },
-                    T::Q5_1 => const { &PanelDots::of::<$dot<{ T::Q5_1.index() }>>() },
-                    T::Q8_0 => const { &PanelDots::of::<$dot<{ T::Q8_0.index() }>>() },
-                    T::Q2_K => const { &PanelDots::of::<$dot<{ T::Q2_K.index() }>>() },
-                    T::Q3_K => const { &PanelDots::of::<$dot<{ T::Q3_K.index() }>>() },
-                    T::Q4_K => const { &PanelDots::of::<$dot<{ T::Q4_K.index() }>>() },
-                    T::Q5_K => const { &PanelDots::of::<$dot<{ T::Q5_K.index() }>>() },
-                    T::Q6_K => const { &PanelDots::of::<$dot<{ T::Q6_K.index() }>>() },
-                    T::IQ4_NL => const { &PanelDots::of::<$dot<{ T::IQ4_NL.index() }>>() },
-                    T::IQ4_XS => const { &PanelDots::of::<$dot<{ T::IQ4_XS.index() }>>() },
-                    T::MXFP4 => const { &PanelDots::of::<$dot<{ T::MXFP4.index() }>>() },
-                };
                 // SAFETY: see above; the type is the one that the kernel reads.
-                unsafe { matmul::run::<$lanes>(job, kernel) };
+                unsafe { matrices!(job, $lanes, $dot) };
             }
         }
     };
@@ -426,6 +438,13 @@ kernels!(
     #[target_feature(enable = "avx2,fma,f16c")]
     mod avx2, lanes_x86::Avx2, 6, 1, Avx2
 );
+/// As `avx2::matmul`, with the dot products of AVX-VNNI.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn matmul_vnni(job: &mut Job<'_>) {
+    // SAFETY: as there.
+    unsafe { matrices!(job, lanes_x86::Avx2, AvxVnni) };
+}
 #[cfg(target_arch = "x86_64")]
 kernels!(
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
@@ -441,7 +460,7 @@ macro_rules! dispatch {
             Isa::Avx512 => unsafe { avx512::$function($($argument),*) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => unsafe { avx2::$function($($argument),*) },
+            Isa::Avx2 | Isa::AvxVnni => unsafe { avx2::$function($($argument),*) },
             // SAFETY: plain Rust runs everywhere; lengths are checked by the caller.
             _ => unsafe { portable::$function($($argument),*) },
         }
@@ -583,6 +602,11 @@ impl Kernels {
             form.plain
         };
         assert!(fits, "activations lack the form that the weights want");
+        #[cfg(target_arch = "x86_64")]
+        if self.isa == Isa::AvxVnni {
+            // SAFETY: `isa` was found on this CPU; the job is checked.
+            return unsafe { matmul_vnni(&mut job) };
+        }
         dispatch!(self, matmul(&mut job));
     }
 

@@ -25,33 +25,75 @@ use super::{ActRow, LANES, PanelDot, fetch_weights, float};
 /// Groups of four inputs in a block.
 const GROUPS: usize = BLOCK / 4;
 
-/// Weights of the type numbered as in [`WeightType::ALL`].
-pub(in super::super) struct Avx2<const TYPE: usize>;
+/// Defines the kernels of one instruction set.
+macro_rules! panel_dot {
+    ($(#[$doc:meta])* $name:ident, $half_panel:ident, $rows:literal, $vnni:literal, $features:literal) => {
+        $(#[$doc])*
+        pub(in super::super) struct $name<const TYPE: usize>;
 
-impl<const TYPE: usize> PanelDot for Avx2<TYPE> {
-    const PANELS: usize = 1;
-    const ROWS: usize = 4;
-    const TOGETHER_FROM: usize = usize::MAX;
+        impl<const TYPE: usize> PanelDot for $name<TYPE> {
+            const PANELS: usize = 1;
+            const ROWS: usize = $rows;
+            const TOGETHER_FROM: usize = usize::MAX;
 
-    #[inline(always)]
-    unsafe fn dot<const NP: usize, const NT: usize>(
-        panels: [*const u8; NP],
-        records: usize,
-        rows: [ActRow; NT],
-        ahead: usize,
-        sums: *mut f32,
-    ) {
-        // SAFETY: as the caller.
-        unsafe {
-            for p in 0..NP {
-                let sums = sums.add(p * NT * LANES);
-                if const { WeightType::ALL[TYPE].quantised() } {
-                    quantised::<TYPE, NT>(panels[p], records, &rows, ahead, sums);
-                } else {
-                    plain::<TYPE, NT>(panels[p], records, rows, ahead, sums);
+            #[inline(always)]
+            unsafe fn dot<const NP: usize, const NT: usize>(
+                panels: [*const u8; NP],
+                records: usize,
+                rows: [ActRow; NT],
+                ahead: usize,
+                sums: *mut f32,
+            ) {
+                // SAFETY: as the caller; the halves share the records of the panel and have
+                // eight sums of every sixteen each.
+                unsafe {
+                    for p in 0..NP {
+                        let sums = sums.add(p * NT * LANES);
+                        if const { WeightType::ALL[TYPE].quantised() } {
+                            let ahead = ahead_of::<TYPE>(records, ahead);
+                            $half_panel::<TYPE, NT>(panels[p], 0, records, &rows, ahead, sums);
+                            $half_panel::<TYPE, NT>(panels[p], 1, records, &rows, ahead, sums.add(8));
+                        } else {
+                            plain::<TYPE, NT>(panels[p], records, rows, ahead, sums);
+                        }
+                    }
                 }
             }
         }
+
+        /// Not inlined: in the driver's context the accumulators would be spilled.
+        #[inline(never)]
+        #[target_feature(enable = $features)]
+        unsafe fn $half_panel<const TYPE: usize, const NT: usize>(
+            panel: *const u8,
+            h: usize,
+            records: usize,
+            rows: &[ActRow; NT],
+            ahead: usize,
+            sums: *mut f32,
+        ) {
+            // SAFETY: as the caller.
+            unsafe { half_panel::<TYPE, NT, $vnni>(panel, h, records, rows, ahead, sums) }
+        }
+    };
+}
+
+panel_dot!(
+    /// Weights of the type numbered as in [`WeightType::ALL`].
+    Avx2, half_panel_avx2, 4, false, "avx2,fma,f16c"
+);
+panel_dot!(
+    /// The same with the dot products of AVX-VNNI.
+    AvxVnni, half_panel_vnni, 4, true, "avx2,fma,f16c,avxvnni"
+);
+
+/// Each half of a panel fetches every other line of the next panel, so that memory is never
+/// idle while the other half works from the cache.
+const fn ahead_of<const TYPE: usize>(records: usize, ahead: usize) -> usize {
+    if ahead > 0 {
+        records * const { WeightType::ALL[TYPE] }.record()
+    } else {
+        0
     }
 }
 
@@ -68,34 +110,12 @@ unsafe fn plain<const TYPE: usize, const NT: usize>(
     unsafe { float::dot::<lanes_x86::Avx2, TYPE, 1, NT>([panel], records, rows, ahead, sums) }
 }
 
-#[inline(always)]
-unsafe fn quantised<const TYPE: usize, const NT: usize>(
-    panel: *const u8,
-    records: usize,
-    rows: &[ActRow; NT],
-    ahead: usize,
-    sums: *mut f32,
-) {
-    // Each half fetches every other line of the next panel, so that memory is never
-    // idle while the other half works from the cache.
-    let ahead = if ahead > 0 {
-        records * const { WeightType::ALL[TYPE] }.record()
-    } else {
-        0
-    };
-    // SAFETY: as the caller; the halves share the records of the panel and have
-    // eight sums of every sixteen each.
-    unsafe {
-        half_panel::<TYPE, NT>(panel, 0, records, rows, ahead, sums);
-        half_panel::<TYPE, NT>(panel, 1, records, rows, ahead, sums.add(8));
-    }
-}
-
 /// Eight rows of a panel: as many as leave registers for the weights of a block.
-/// Not inlined: in the driver's context the accumulators would be spilled.
-#[inline(never)]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn half_panel<const TYPE: usize, const NT: usize>(
+///
+/// # Safety
+/// As [`PanelDot::dot`], with room for eight sums of every sixteen.
+#[inline(always)]
+unsafe fn half_panel<const TYPE: usize, const NT: usize, const VNNI: bool>(
     panel: *const u8,
     h: usize,
     records: usize,
@@ -157,7 +177,11 @@ unsafe fn half_panel<const TYPE: usize, const NT: usize>(
                         factors.min_pair = _mm256_srli_epi16::<4>(both);
                     }
                 }
-                let dots = dots::<TYPE, NT>(quants, rows, b, &factors);
+                let dots = if VNNI {
+                    dots_vnni::<TYPE, NT>(quants, rows, b, &factors)
+                } else {
+                    dots::<TYPE, NT>(quants, rows, b, &factors)
+                };
                 for t in 0..NT {
                     let meta: &BlockMeta = &*rows[t].meta.add(b);
                     let ds = _mm256_set1_ps(meta.ds);
@@ -214,6 +238,70 @@ unsafe fn dots<const TYPE: usize, const NT: usize>(
         } else {
             dots_unsigned::<TYPE, NT>(quants, rows, block)
         }
+    }
+}
+
+/// The same with `vpdpbusd`, which adds four products to 32 bits at once: unsigned weights, whose
+/// offset is taken out at the start.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+unsafe fn dots_vnni<const TYPE: usize, const NT: usize>(
+    quants: *const u8,
+    rows: &[ActRow; NT],
+    block: usize,
+    factors: &Factors,
+) -> [__m256i; NT] {
+    let layout = const { Layout::of(WeightType::ALL[TYPE]) };
+    // SAFETY: the caller vouches for the quants of eight rows and block `block`.
+    unsafe {
+        let mut dots = [_mm256_setzero_si256(); NT];
+        let mut second = dots;
+        for t in 0..NT {
+            let meta: &BlockMeta = &*rows[t].meta.add(block);
+            dots[t] = _mm256_set1_epi32(match layout.code {
+                _ if layout.step.halves() => 0,
+                Code::Offset(0) => 0,
+                Code::Offset(8) => meta.neg8s,
+                Code::Offset(16) => meta.neg8s.wrapping_mul(2),
+                // Tables hold their values plus 128, too.
+                _ => meta.neg128s,
+            });
+        }
+        for g in 0..GROUPS {
+            let weights = match layout.code {
+                Code::Table(table) => {
+                    let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+                    let table = _mm256_xor_si256(table, _mm256_set1_epi8(-128));
+                    _mm256_shuffle_epi8(table, fours(quants, g))
+                }
+                Code::Offset(_) => unsigned_group::<TYPE>(quants, g),
+            };
+            for t in 0..NT {
+                let a = four(&rows[t], block, g);
+                if layout.step.halves() && g >= GROUPS / 2 {
+                    second[t] = _mm256_dpbusd_avx_epi32(second[t], weights, a);
+                } else {
+                    dots[t] = _mm256_dpbusd_avx_epi32(dots[t], weights, a);
+                }
+            }
+        }
+        if layout.step.halves() {
+            let first = _mm256_srai_epi32::<16>(_mm256_slli_epi32::<16>(factors.pair));
+            let factor = _mm256_srai_epi32::<16>(factors.pair);
+            for t in 0..NT {
+                let meta: &BlockMeta = &*rows[t].meta.add(block);
+                let low = _mm256_mullo_epi32(dots[t], first);
+                let high = _mm256_mullo_epi32(second[t], factor);
+                let dot = _mm256_add_epi32(low, high);
+                let sums = || _mm256_madd_epi16(factors.pair, _mm256_set1_epi32(meta.halves));
+                dots[t] = match layout.code {
+                    Code::Offset(4) => _mm256_sub_epi32(dot, _mm256_slli_epi32::<2>(sums())),
+                    Code::Offset(32) => _mm256_sub_epi32(dot, _mm256_slli_epi32::<5>(sums())),
+                    _ => dot,
+                };
+            }
+        }
+        dots
     }
 }
 
@@ -347,20 +435,30 @@ unsafe fn dots_by_magnitude<const TYPE: usize, const NT: usize>(
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn unsigned<const TYPE: usize>(quants: *const u8) -> [__m256i; GROUPS] {
-    let layout = const { Layout::of(WeightType::ALL[TYPE]) };
     // SAFETY: the caller vouches for the quants of eight rows.
     unsafe {
         let mut weights = [_mm256_setzero_si256(); GROUPS];
         for g in 0..GROUPS {
-            weights[g] = match layout.bits {
-                Bits::Two => twos::<0>(quants, g),
-                Bits::Three => _mm256_or_si256(twos::<0>(quants, g), ones::<2>(quants.add(128), g)),
-                Bits::Five => _mm256_or_si256(fours(quants, g), ones::<4>(quants.add(256), g)),
-                Bits::Six => _mm256_or_si256(fours(quants, g), twos::<4>(quants.add(256), g)),
-                Bits::Four | Bits::Eight => fours(quants, g),
-            };
+            weights[g] = unsigned_group::<TYPE>(quants, g);
         }
         weights
+    }
+}
+
+/// Group `g` of a block, as unsigned bytes.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn unsigned_group<const TYPE: usize>(quants: *const u8, g: usize) -> __m256i {
+    // SAFETY: the caller vouches for the quants of eight rows.
+    unsafe {
+        match const { Layout::of(WeightType::ALL[TYPE]).bits } {
+            Bits::Two => twos::<0>(quants, g),
+            Bits::Three => _mm256_or_si256(twos::<0>(quants, g), ones::<2>(quants.add(128), g)),
+            Bits::Four => fours(quants, g),
+            Bits::Five => _mm256_or_si256(fours(quants, g), ones::<4>(quants.add(256), g)),
+            Bits::Six => _mm256_or_si256(fours(quants, g), twos::<4>(quants.add(256), g)),
+            Bits::Eight => _mm256_loadu_si256(quants.add(64 * g).cast()),
+        }
     }
 }
 
