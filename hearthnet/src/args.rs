@@ -371,8 +371,8 @@ pub(crate) enum BenchCommand {
         /// Times to measure; the median is printed.
         #[arg(long, default_value_t = 5)]
         repetitions: u32,
-        /// Instruction set of the kernels: avx512, avx2 or portable. Default: the best that this
-        /// machine has. Results are the same with each.
+        /// Instruction set of the kernels: avx512, avxvnni, avx2 or portable. Default: the
+        /// best that this machine has. Results are the same with each.
         #[arg(long)]
         isa: Option<Isa>,
         /// Print JSON.

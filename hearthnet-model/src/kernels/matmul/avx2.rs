@@ -13,6 +13,8 @@
 //! *By magnitude*: the magnitude of the weight times the activation with the weight's sign.
 //! `vpmaddwd` then widens to 32 bits; where 16 weights have a factor of their own, it multiplies
 //! with it on the way.
+//!
+//! AVX-VNNI's `vpdpbusd` does all of this in one instruction, for weights of 8 bits too.
 
 use std::arch::x86_64::*;
 
