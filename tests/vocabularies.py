@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Brings llama.cpp's own vocabulary tests into the user's cache, for hearthnet-model/tests/vocabularies.rs.
+"""Brings llama.cpp's own vocabulary tests and its collection of chat templates into the user's cache, for
+hearthnet-model/tests/vocabularies.rs and templates.rs.
 
 usage: vocabularies.py [FOLDER]
 
@@ -25,7 +26,10 @@ from pathlib import Path
 PROJECT = "llama-cpp-python"
 FILE = "llama_cpp_python-0.3.36.tar.gz"
 SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
-WANTED = "llama_cpp_python-0.3.36/vendor/llama.cpp/models/ggml-vocab-"
+MODELS = "llama_cpp_python-0.3.36/vendor/llama.cpp/models/"
+VOCABULARIES = MODELS + "ggml-vocab-"
+# Each is under its model's own licence, so none is part of this repository.
+TEMPLATES = MODELS + "templates/"
 # No vocabulary is larger than 16 MiB.
 LIMIT = 64 << 20
 
@@ -129,25 +133,28 @@ def download(into):
 
 
 def unpack(archive, folder):
-    """Takes the vocabularies out of the archive, each whole or not at all."""
+    """Takes vocabularies and templates out of the archive, each whole or not at all."""
+    (folder / "templates").mkdir(exist_ok=True)
     with tarfile.open(fileobj=archive, mode="r:gz") as files:
         for member in files:
-            if not (member.isfile() and member.name.startswith(WANTED)):
+            template = member.name.startswith(TEMPLATES) and member.name.endswith(".jinja")
+            if not member.isfile() or not (template or member.name.startswith(VOCABULARIES)):
                 continue
             name = Path(member.name).name
             if member.size > LIMIT:
                 raise SystemExit(f"{name} is unreasonably large")
-            partial = folder / f".{name}.partial"
+            target = folder / "templates" if template else folder
+            partial = target / f".{name}.partial"
             partial.write_bytes(files.extractfile(member).read())
-            partial.rename(folder / name)
+            partial.rename(target / name)
 
 
 def main():
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     default = Path(cache) / "hearthnet" / "test-models" / "vocabularies"
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else default
-    # Written last, so a folder that has it is whole.
-    done = folder / FILE.removesuffix(".tar.gz")
+    # Written last, so a folder that has it is whole. Without the suffix it has no templates.
+    done = folder / (FILE.removesuffix(".tar.gz") + "-templates")
     if done.exists():
         return
     folder.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 
 mod text;
 
-pub use text::{stop, template, tokenizer};
+pub use text::{stop, template, template_source, tokenizer, typed_text};
 
 use crate::gguf::{Gguf, Value};
 use crate::hugging_face;

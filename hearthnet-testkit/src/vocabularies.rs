@@ -1,7 +1,7 @@
 use std::path::PathBuf;
 
 /// What `tests/vocabularies.py` writes last.
-const COMPLETE: &str = "llama_cpp_python-0.3.36";
+const COMPLETE: &str = "llama_cpp_python-0.3.36-templates";
 
 /// The folder of llama.cpp's own vocabulary tests in the user's cache: `ggml-vocab-NAME.gguf`, texts
 /// (`.inp`) and their ids (`.out`).
@@ -18,4 +18,12 @@ pub fn vocabularies() -> PathBuf {
         folder.display()
     );
     folder
+}
+
+/// The folder of llama.cpp's collection of chat templates: `NAME.jinja`.
+///
+/// # Panics
+/// When they are not there, with what brings them.
+pub fn chat_templates() -> PathBuf {
+    vocabularies().join("templates")
 }

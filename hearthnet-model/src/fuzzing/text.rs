@@ -2,7 +2,7 @@
 //! replaced), so that seeds can be written and read by people.
 
 use crate::stop::StopMatcher;
-use crate::template::{ChatMessage, ChatTemplate};
+use crate::template::{ChatMessage, ChatTemplate, Role};
 use crate::tokenizer::{Special, TokenKind, Tokenizer, TokenizerParts};
 use std::sync::LazyLock;
 
@@ -91,28 +91,87 @@ pub fn template(bytes: &[u8]) {
     assert_eq!(structure(&messages), structure(&honest));
 }
 
-/// A vocabulary of bytes and a few control tokens, with a template that trims, searches and
-/// wraps messages.
+/// A small vocabulary with a template that trims, searches and wraps messages.
 fn small_model() -> Option<(Tokenizer, ChatTemplate)> {
-    let bytes: Vec<String> = (0..=255).map(crate::tokenizer::written_byte).collect();
     let control = ["<|im_start|>", "<|im_end|>", "[x]", "</s>", "<|user|>"];
-    let parts = TokenizerParts {
-        model: "gpt2",
-        pre: "qwen2",
-        tokens: control
-            .into_iter()
-            .chain(bytes.iter().map(String::as_str))
-            .collect(),
-        token_types: Some([3; 5].into_iter().chain([1; 256]).collect()),
-        ..TokenizerParts::default()
-    };
     let source = "{% for m in messages %}<|{{ m.role }}|>[{{ m.content | trim }}]\
         {{ m.content.split('</t>')[-1] }}{% if '</t>' in m.content %}!{% endif %}<|im_end|>\
         {% endfor %}";
-    Some((
-        Tokenizer::new(&parts).ok()?,
-        ChatTemplate::new(source, "", "").ok()?,
-    ))
+    let template = ChatTemplate::new(source, "", "").ok()?;
+    Some((byte_tokenizer(&control)?, template))
+}
+
+/// A vocabulary of bytes and of control tokens.
+fn byte_tokenizer(control: &[&str]) -> Option<Tokenizer> {
+    let bytes: Vec<String> = (0..=255).map(crate::tokenizer::written_byte).collect();
+    let words = bytes.iter().map(String::as_str);
+    let kinds = std::iter::repeat_n(3, control.len()).chain([1; 256]);
+    let parts = TokenizerParts {
+        model: "gpt2",
+        pre: "qwen2",
+        tokens: control.iter().copied().chain(words).collect(),
+        token_types: Some(kinds.collect()),
+        ..TokenizerParts::default()
+    };
+    Tokenizer::new(&parts).ok()
+}
+
+/// Gives a template messages that contain the `control` tokens of its model, whole and in
+/// pieces, from everybody who can write one. Returns how many conversations it did not refuse.
+///
+/// # Panics
+/// When a message adds or removes a control token of the prompt.
+pub fn typed_text(source: &str, control: &[&str]) -> usize {
+    let (Some(tokenizer), Ok(template)) = (
+        byte_tokenizer(control),
+        ChatTemplate::new(source, "<s>", "</s>"),
+    ) else {
+        return 0;
+    };
+    let attack = format!("x {} y", control.concat());
+    let pieces: String = control
+        .iter()
+        .map(|token| token.trim_matches(|c: char| !c.is_alphanumeric()))
+        .collect();
+    let conversations: [&[Role]; 4] = [
+        &[Role::User],
+        &[Role::System, Role::User],
+        &[Role::User, Role::Assistant, Role::User],
+        &[Role::System, Role::User, Role::Assistant, Role::Tool],
+    ];
+    let structure = |roles: &[Role], text: &str| {
+        let messages: Vec<_> = roles
+            .iter()
+            .map(|role| ChatMessage::new(*role, text))
+            .collect();
+        let ids = template.prompt_ids(&tokenizer, &messages, true).ok()?;
+        let control = |id: &u32| tokenizer.token_kind(*id) == Some(TokenKind::Control);
+        Some(ids.into_iter().filter(control).collect::<Vec<_>>())
+    };
+    let mut compared = 0;
+    for roles in conversations {
+        let honest = structure(roles, "x hi y");
+        for text in [&attack, &pieces] {
+            assert_eq!(structure(roles, text), honest, "{roles:?} {text}");
+        }
+        compared += usize::from(honest.is_some());
+    }
+    compared
+}
+
+/// Reads bytes as a template, and renders it.
+///
+/// # Panics
+/// When an error cannot be shown on a terminal. (What is looked for is a template that does not
+/// come to an end, or takes all memory.)
+pub fn template_source(bytes: &[u8]) {
+    let source = String::from_utf8_lossy(bytes);
+    let messages = [ChatMessage::system("Be brief."), ChatMessage::user("Hi")];
+    let rendered = ChatTemplate::new(&source, "<s>", "</s>")
+        .and_then(|template| template.render(&messages, true));
+    if let Err(error) = rendered {
+        assert!(!error.to_string().contains(char::is_control));
+    }
 }
 
 /// Reads the lines up to the first empty one as stop strings, and what follows as a text.

@@ -4,6 +4,8 @@ use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 use std::fmt::Write as _;
 
+use crate::tokenizer::MAX_TEXT_BYTES;
+
 /// Nesting that is written. No template builds values as deep as this.
 const MAX_DEPTH: usize = 64;
 
@@ -37,6 +39,13 @@ impl Writer {
             return Err(Error::new(
                 ErrorKind::InvalidOperation,
                 "tojson: the value is too deep",
+            ));
+        }
+        // Indented, a value is much longer than what it is charged as.
+        if self.text.len() > MAX_TEXT_BYTES {
+            return Err(Error::new(
+                ErrorKind::InvalidOperation,
+                "tojson: the text is too long",
             ));
         }
         match value.kind() {

@@ -1,7 +1,8 @@
 //! Chat templates: the model file's own Jinja template turns messages into a prompt.
 //!
 //! Rendered as transformers and llama.cpp do (`trim_blocks` and `lstrip_blocks` on, loop
-//! controls, Python's string and dictionary methods, `raise_exception`, Python's `tojson`), with
+//! controls, `{% generation %}`, Python's string and dictionary methods, `raise_exception`, Python's
+//! `tojson`: equal on llama.cpp's whole collection of templates, see `tests/templates.rs`), with
 //! `messages`, `add_generation_prompt`, `bos_token` and `eos_token` defined; `tools` and
 //! `documents` are not. `strftime_now` exists only when a time was given: without one, templates
 //! that print a date fall back to their own, and the same messages give the same prompt on any
@@ -32,13 +33,13 @@
 //!
 //! # The template is hostile
 //!
-//! Its size, steps, recursion and output are bounded, and it is read and run on a thread with a
-//! stack of its own, deep enough for what those bounds allow. What minijinja offers no bound for is the
-//! memory of a single step: a template that doubles a string in a loop can use up memory. Model
-//! files whose hash is pinned cannot be given such a template; others are as trusted as the one
-//! who chose them.
+//! Its size, steps, recursion and output are bounded, and so are the bytes that its steps handle
+//! (see `meter.rs`). It is read and run on a thread with a stack of its own, deep enough for what
+//! those bounds allow. Blocks, imports, `autoescape` and the filters `batch`, `slice`, `sum`,
+//! `pprint`, `chain` and `zip` are not there: no chat template has a use for them.
 
 mod json;
+mod meter;
 mod shield;
 mod time;
 
@@ -48,7 +49,6 @@ use crate::gguf::{Gguf, MetadataError};
 use crate::tokenizer::{EncodeError, MAX_TEXT_BYTES, Special, Tokenizer};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, ErrorKind, Value, context};
-use minijinja_contrib::pycompat::unknown_method_callback;
 use serde::{Deserialize, Serialize};
 use shield::Shield;
 use std::{fmt, io};
@@ -176,6 +176,15 @@ pub enum TemplateError {
     #[error("the model file's chat template did not come to an end after {MAX_STEPS} steps")]
     TooManySteps,
 
+    /// The template used up the bytes that a rendering may handle.
+    #[error(
+        "the model file's chat template handles more than {limit} bytes; shorten the conversation, or use another model file"
+    )]
+    TooMuchText {
+        /// The bytes that all steps together may handle.
+        limit: usize,
+    },
+
     /// The prompt is longer than any context could hold.
     #[error("the prompt is longer than {limit} bytes; shorten the conversation")]
     PromptTooLong {
@@ -246,14 +255,13 @@ impl ChatTemplate {
             .build()
             .map_err(|e| TemplateError::Syntax(e.to_string()))?;
         let mut environment = Environment::new();
-        environment.set_syntax(syntax);
         environment.set_auto_escape_callback(|_| AutoEscape::None);
-        environment.set_unknown_method_callback(unknown_method_callback);
+        meter::install(&mut environment);
         environment.set_fuel(Some(MAX_STEPS));
         environment.add_filter("tojson", json::to_json);
         environment.add_function("raise_exception", raise_exception);
-        on_deep_stack(|| environment.add_template_owned(NAME, source.to_owned()))?
-            .map_err(|e| TemplateError::Syntax(printable(&e.to_string())))?;
+        let add = || environment.add_template_owned(NAME, meter::metered(source, NAME, syntax)?);
+        on_deep_stack(add)?.map_err(|e| TemplateError::Syntax(printable(&e.to_string())))?;
         Ok(Self {
             environment,
             bos: bos.to_owned(),
@@ -341,28 +349,35 @@ impl ChatTemplate {
                 context! { role, content }
             })
             .collect();
-        on_deep_stack(|| self.run(messages, add_generation_prompt))?
-    }
-
-    fn run(
-        &self,
-        messages: Vec<Value>,
-        add_generation_prompt: bool,
-    ) -> Result<String, TemplateError> {
-        let mut output = Bounded {
-            text: Vec::new(),
-            full: false,
-        };
-        let context = context! {
+        self.render_variables(context! {
             messages,
             add_generation_prompt,
             bos_token => self.bos.as_str(),
             eos_token => self.eos.as_str(),
+        })
+    }
+
+    /// What the template makes of any `variables`, a dictionary: `messages` with tool calls,
+    /// `tools`, `enable_thinking` and whatever else it asks for.
+    ///
+    /// As [`render`](Self::render), this is for showing and comparing: nothing is shielded.
+    ///
+    /// # Errors
+    /// [`TemplateError`] when the template refuses the variables, fails, or exceeds its bounds.
+    pub fn render_variables(&self, variables: Value) -> Result<String, TemplateError> {
+        on_deep_stack(|| self.run(variables))?
+    }
+
+    fn run(&self, variables: Value) -> Result<String, TemplateError> {
+        let mut output = Bounded {
+            text: Vec::new(),
+            full: false,
         };
-        let rendered = self
-            .environment
-            .get_template(NAME)
-            .and_then(|template| template.render_captured_to(context, &mut output).map(drop));
+        let rendered = self.environment.get_template(NAME).and_then(|template| {
+            template
+                .render_captured_to(variables, &mut output)
+                .map(drop)
+        });
         if output.full {
             return Err(TemplateError::PromptTooLong {
                 limit: MAX_TEXT_BYTES,
@@ -423,6 +438,10 @@ fn explain(error: &minijinja::Error) -> TemplateError {
     while let Some(error) = cause {
         if let Some(raised) = error.downcast_ref::<Raised>() {
             return TemplateError::Refused(printable(&raised.0));
+        }
+        if error.is::<meter::Spent>() {
+            let limit = meter::BUDGET;
+            return TemplateError::TooMuchText { limit };
         }
         let kind = error
             .downcast_ref::<minijinja::Error>()
