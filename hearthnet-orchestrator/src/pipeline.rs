@@ -232,8 +232,10 @@ impl Boundary {
                 if piece.is_empty() {
                     match pieces.next() {
                         Some(next) => piece = next,
-                        // `have` counts rows that were pushed, so there is always a next one.
-                        None => return chunks,
+                        None => {
+                            debug_assert!(false, "`have` counts rows that were pushed");
+                            return chunks;
+                        }
                     }
                 }
                 let take = piece.split_to(piece.len().min(wanted - data.len()));
@@ -386,13 +388,6 @@ impl Pipeline {
     /// Steps that are on a host now.
     pub fn in_flight(&self) -> usize {
         self.spans.iter().map(|s| s.in_flight.len()).sum()
-    }
-
-    /// Whether a host owes an answer.
-    pub fn is_owed_by(&self, span: usize) -> bool {
-        self.spans
-            .get(span)
-            .is_some_and(|s| !s.in_flight.is_empty())
     }
 
     /// Answers from older epochs that were dropped.

@@ -94,9 +94,9 @@ impl Office {
 
     /// The answer to a caller that asks what is served.
     pub(crate) fn description(&self) -> Message {
-        // Its texts were checked when the host started: it fits.
-        let bytes = self.descriptor().to_cbor().unwrap_or_default();
-        Message::Descriptor(bytes.into())
+        let bytes = self.descriptor().to_cbor();
+        debug_assert!(bytes.is_ok(), "its texts were checked at the start");
+        Message::Descriptor(bytes.unwrap_or_default().into())
     }
 }
 

@@ -141,21 +141,6 @@ impl CallError {
         Self::new(Code::CANCELLED, "the call was cancelled")
     }
 
-    /// Whether the failure says something about the node that answered. Refusals that
-    /// a healthy node owes a caller say nothing.
-    pub fn is_fault(&self) -> bool {
-        ![
-            Code::UNAUTHORIZED,
-            Code::NOT_FOUND,
-            Code::VERSION_UNSUPPORTED,
-            Code::RATE_LIMITED,
-            Code::BUSY,
-            Code::EXPERIMENTAL_DISABLED,
-            Code::BAD_REQUEST,
-            Code::CANCELLED,
-        ]
-        .contains(&self.code)
-    }
 }
 
 /// Cut to what may be kept; control characters, which could steer a terminal, replaced.

@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | what is offered | [`CapabilityDescriptor`], [`Trust`], [`CallLimits`] | `descriptor.rs` |
 //! | what it takes | [`Params`] | `params.rs` |
-//! | who offers what, who answers well | [`Registry`], [`HealthTable`] | `registry.rs`, `health.rs` |
+//! | which capabilities there are | [`Registry`] | `registry.rs` |
 //! | how often a peer may ask | [`Budgets`] | `budget.rs` |
 //! | the signed part of a call | [`Envelope`] | `envelope.rs` |
 //! | messages of `/bus/v1` | [`Request`], [`Violation`] | `frame.rs` |
@@ -71,7 +71,6 @@ mod frame;
 #[doc(hidden)]
 pub mod fuzzing;
 mod handlers;
-mod health;
 mod local_client;
 mod params;
 mod registry;
@@ -79,7 +78,7 @@ mod server;
 mod session;
 mod wire;
 
-/// Capabilities that a node has, or that are kept of what a peer says.
+/// Capabilities that a node has at most.
 pub const MAX_CAPABILITIES: usize = 64;
 
 pub use budget::{Budgets, Rate};
@@ -94,7 +93,6 @@ pub use frame::{
     Violation, WINDOW_BYTES, WINDOW_FRAMES,
 };
 pub use handlers::{Served, ShardGrant, register_shards};
-pub use health::{Health, HealthFigures, HealthTable};
 pub use params::{Kind, Param, ParamError, Params};
 pub use registry::{CallContext, Handler, RegisterError, Registry, Slot};
 pub use server::{Admitted, Authority, CallServer, FrameSink, Origin, Research};

@@ -1,4 +1,4 @@
-//! What this node can be asked to do, and what is known of others.
+//! What this node can be asked to do.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,7 +8,6 @@ use serde_json::Value;
 
 use super::descriptor::{CapabilityDescriptor, Trust};
 use super::error::{CallError, Code};
-use super::health::{Health, HealthFigures, HealthTable};
 use super::server::FrameSink;
 use super::{Cancel, MAX_CAPABILITIES};
 use crate::{Capability, NodeId};
@@ -146,30 +145,20 @@ pub enum RegisterError {
 /// Name and major version: what there can be one of.
 type Key = (String, u16);
 
-#[derive(Default)]
-struct Inner {
-    local: BTreeMap<Key, Local>,
-    remote: BTreeMap<NodeId, Vec<CapabilityDescriptor>>,
-    health: HealthTable,
-}
-
-/// The capabilities of this node and of its peers, and how well those answer.
+/// The capabilities of this node.
 #[derive(Default)]
 pub struct Registry {
-    inner: Mutex<Inner>,
+    local: Mutex<BTreeMap<Key, Local>>,
 }
 
 impl std::fmt::Debug for Registry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let inner = lock(&self.inner);
-        let local: Vec<String> = inner
-            .local
+        let local: Vec<String> = lock(&self.local)
             .values()
             .map(|l| l.descriptor.capability.to_string())
             .collect();
         f.debug_struct("Registry")
             .field("local", &local)
-            .field("remote_nodes", &inner.remote.len())
             .finish()
     }
 }
@@ -194,12 +183,12 @@ impl Registry {
         if limits.concurrent == 0 || limits.concurrent_per_caller == 0 || limits.seconds == 0 {
             return Err(RegisterError::Limits(capability));
         }
-        let mut inner = lock(&self.inner);
+        let mut all = lock(&self.local);
         let key = (capability.name().to_owned(), capability.major());
-        if inner.local.contains_key(&key) {
+        if all.contains_key(&key) {
             return Err(RegisterError::Taken(capability));
         }
-        if inner.local.len() >= MAX_CAPABILITIES {
+        if all.len() >= MAX_CAPABILITIES {
             return Err(RegisterError::Full);
         }
         let local = Local {
@@ -207,21 +196,19 @@ impl Registry {
             handler,
             slots: Arc::default(),
         };
-        inner.local.insert(key, local);
+        all.insert(key, local);
         Ok(())
     }
 
     /// Removes a capability of this node; calls that run go on. Whether it was there.
     pub fn unregister(&self, capability: &Capability) -> bool {
         let key = (capability.name().to_owned(), capability.major());
-        lock(&self.inner).local.remove(&key).is_some()
+        lock(&self.local).remove(&key).is_some()
     }
 
     /// What this node can be asked to do.
     pub fn descriptors(&self) -> Vec<CapabilityDescriptor> {
-        let inner = lock(&self.inner);
-        inner
-            .local
+        lock(&self.local)
             .values()
             .map(|l| (*l.descriptor).clone())
             .collect()
@@ -230,15 +217,14 @@ impl Registry {
     /// The capability of this node that answers to `asked`: the same name and major
     /// version, at least the minor one.
     pub(crate) fn find(&self, asked: &Capability) -> Result<Local, CallError> {
-        let inner = lock(&self.inner);
+        let all = lock(&self.local);
         let key = (asked.name().to_owned(), asked.major());
-        if let Some(local) = inner.local.get(&key)
+        if let Some(local) = all.get(&key)
             && local.descriptor.capability.satisfies(asked)
         {
             return Ok(local.clone());
         }
-        let versions: Vec<String> = inner
-            .local
+        let versions: Vec<String> = all
             .values()
             .map(|l| &l.descriptor.capability)
             .filter(|c| c.name() == asked.name())
@@ -263,91 +249,6 @@ impl Registry {
         })
     }
 
-    /// Keeps what a peer said it can do; what was known of it before is forgotten.
-    /// At most [`MAX_CAPABILITIES`] are kept.
-    pub fn learn(&self, node: NodeId, mut descriptors: Vec<CapabilityDescriptor>) {
-        descriptors.truncate(MAX_CAPABILITIES);
-        lock(&self.inner).remote.insert(node, descriptors);
-    }
-
-    /// Forgets a peer: it is no longer a member.
-    pub fn forget(&self, node: NodeId) {
-        let mut inner = lock(&self.inner);
-        inner.remote.remove(&node);
-        inner.health.forget(node);
-    }
-
-    /// What a peer said it can do.
-    pub fn known(&self, node: NodeId) -> Vec<CapabilityDescriptor> {
-        lock(&self.inner)
-            .remote
-            .get(&node)
-            .cloned()
-            .unwrap_or_default()
-    }
-
-    /// The peers that say they can do what is asked, the best first: healthy before
-    /// probing, then by their median time, those never called first. Quarantined ones
-    /// are left out.
-    pub fn providers(&self, asked: &Capability, now_ms: u64) -> Vec<NodeId> {
-        let inner = lock(&self.inner);
-        let mut found: Vec<_> = inner
-            .remote
-            .iter()
-            .filter(|(_, caps)| caps.iter().any(|c| c.capability.satisfies(asked)))
-            .filter_map(|(node, _)| {
-                let probing = match inner.health.health(*node, asked.name(), now_ms) {
-                    Health::Healthy => false,
-                    Health::Probing => true,
-                    Health::Quarantined { .. } => return None,
-                };
-                let figures = inner.health.figures(*node, asked.name(), now_ms);
-                Some((probing, figures.median_ms.unwrap_or(0), *node))
-            })
-            .collect();
-        found.sort_unstable();
-        found.into_iter().map(|(_, _, node)| node).collect()
-    }
-
-    /// To be asked before each call of a peer's capability; see [`HealthTable::begin`].
-    pub fn begin(&self, node: NodeId, capability: &Capability, now_ms: u64) -> Health {
-        lock(&self.inner)
-            .health
-            .begin(node, capability.name(), now_ms)
-    }
-
-    /// How a call that began at `began_ms` ended.
-    pub fn ended(
-        &self,
-        node: NodeId,
-        capability: &Capability,
-        began_ms: u64,
-        now_ms: u64,
-        outcome: Result<(), &CallError>,
-    ) {
-        let health = &mut lock(&self.inner).health;
-        let name = capability.name();
-        match outcome {
-            Ok(()) => health.succeeded(node, name, now_ms.saturating_sub(began_ms), now_ms),
-            Err(error) if error.is_fault() => health.failed(node, name, now_ms),
-            Err(_) => health.undecided(node, name),
-        }
-    }
-
-    /// How well a peer has answered lately.
-    pub fn health(
-        &self,
-        node: NodeId,
-        capability: &Capability,
-        now_ms: u64,
-    ) -> (Health, HealthFigures) {
-        let health = &lock(&self.inner).health;
-        let name = capability.name();
-        (
-            health.health(node, name, now_ms),
-            health.figures(node, name, now_ms),
-        )
-    }
 }
 
 /// The tables behind these locks are whole at every moment, a panic elsewhere or not.
@@ -457,29 +358,5 @@ mod tests {
         drop(copy);
         drop(third);
         local.slot(node(1)).unwrap();
-    }
-
-    #[test]
-    fn providers_are_ranked_by_health_and_speed_and_failing_ones_left_out() {
-        let registry = Registry::new();
-        let chat = cap("a.chat@1.0");
-        for seed in 1..=4 {
-            registry.learn(node(seed), vec![descriptor("a.chat@1.1")]);
-        }
-        registry.learn(node(5), vec![descriptor("a.chat@2.0"), descriptor("b@1.0")]);
-        registry.ended(node(1), &chat, 0, 900, Ok(()));
-        registry.ended(node(2), &chat, 0, 100, Ok(()));
-        let fault = CallError::new(Code::UNREACHABLE, "gone");
-        let refusal = CallError::new(Code::BUSY, "busy");
-        for _ in 0..3 {
-            registry.ended(node(3), &chat, 0, 1000, Err(&fault));
-            registry.ended(node(4), &chat, 0, 1000, Err(&refusal));
-        }
-        assert_eq!(registry.providers(&chat, 1000), [node(4), node(2), node(1)]);
-        // The quarantine is over: it may be tried, after the healthy ones.
-        let all = [node(4), node(2), node(1), node(3)];
-        assert_eq!(registry.providers(&chat, 7000), all);
-        registry.forget(node(2));
-        assert_eq!(registry.providers(&chat, 7000).len(), 3);
     }
 }

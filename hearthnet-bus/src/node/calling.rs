@@ -11,8 +11,8 @@ use hearthnet_transport::{CloseCode, ConnectError, PathRule, PeerSocket, connect
 use serde_json::Value;
 
 use super::rights::Use;
-use super::{Inner, Node, bus_rule, lock, unix_ms};
-use crate::calls::{CallError, CallStream, Client, Code, Health, Origin, Wire};
+use super::{Inner, Node, bus_rule, lock};
+use crate::calls::{CallError, CallStream, Client, Code, Origin, Wire};
 use crate::{Capability, NodeId};
 
 /// Nodes that a client is kept for; more are dialled anew each time.
@@ -174,40 +174,6 @@ impl Node {
         self.inner.client(to).await?.call(capability, params)
     }
 
-    /// Calls another node's capability and waits for the result, at most for `limit`. How it went
-    /// counts for the node's health; a node that is in quarantine is not asked.
-    ///
-    /// # Errors
-    /// As [`call`](Self::call), `timeout`, and whatever the call ends with.
-    pub async fn request(
-        &self,
-        to: NodeId,
-        capability: &Capability,
-        params: &Value,
-        limit: Duration,
-    ) -> Result<Value, CallError> {
-        let registry = self.inner.server.registry();
-        let began_ms = unix_ms();
-        if let Health::Quarantined { .. } = registry.begin(to, capability, began_ms) {
-            let message = format!("{to} has failed too often lately");
-            return Err(CallError::new(Code::UNREACHABLE, message)
-                .with_hint("it is asked again after a while"));
-        }
-        let answered = async {
-            let stream = self.call(to, capability, params).await?;
-            stream.result_within(limit).await
-        };
-        let answer = match tokio::time::timeout(limit, answered).await {
-            Ok(answer) => answer,
-            Err(_) => Err(CallError::new(
-                Code::TIMEOUT,
-                format!("{to} did not answer in time"),
-            )),
-        };
-        let outcome = answer.as_ref().map(|_| ());
-        registry.ended(to, capability, began_ms, unix_ms(), outcome);
-        answer
-    }
 }
 
 #[cfg(test)]

@@ -7,19 +7,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hearthnet_transport::{Arrival, CloseCode, PathListener, PeerSocket, connect_path};
-use serde_json::json;
 use tokio::sync::watch;
 
 use super::dialer::{Dialer, Target};
 use super::rights::{Use, grant_of};
 use super::{Inner, Link, lock, unix_ms};
-use crate::calls::{BUS_DESCRIBE, BUS_PATH, CallError, CapabilityDescriptor};
+use crate::calls::BUS_PATH;
 use crate::discovery::Source;
 use crate::flight;
 use crate::log::Community;
 use crate::log::{ADVERT_LIFE_MS, Body, Level};
 use crate::sync::{Progress, gossip, path_rule};
-use crate::{Capability, NodeId};
+use crate::NodeId;
 
 /// How often the node looks after itself: addresses, time limits.
 const TICK: Duration = Duration::from_secs(1);
@@ -29,10 +28,6 @@ const TELL_MS: u64 = ADVERT_LIFE_MS / 3;
 const MAX_ANCHORS_ASKED: usize = 8;
 /// How often expired events are dropped.
 const COMPACT_MS: u64 = 5 * 60_000;
-/// How long a peer has to list its capabilities.
-const DESCRIBE: Duration = Duration::from_secs(10);
-/// How often it is asked for them, with longer and longer rests.
-const DESCRIBE_ATTEMPTS: u32 = 6;
 
 /// Starts everything.
 pub(super) fn start(
@@ -144,7 +139,6 @@ impl Inner {
             inner.bump();
             inner.dial.notify_one();
         });
-        self.spawn(learn(Arc::clone(self), peer));
     }
 
     /// Tells the flight record what has changed in the community.
@@ -233,9 +227,6 @@ async fn watch_rights(inner: Arc<Inner>) {
         inner.connections.check(now_ms);
         inner.remember(&state, now_ms);
         inner.clients.retain(|node| !state.is_revoked(node));
-        for (node, _) in state.revoked() {
-            inner.server.registry().forget(*node);
-        }
         let members = state.members().map(|(node, _)| *node);
         inner.discovery.set_members(members);
         for seen in state.nodes(now_ms) {
@@ -376,37 +367,6 @@ async fn ask_who_refuses(inner: &Arc<Inner>, endpoint: SocketAddr) {
             _ => {}
         }
     }
-}
-
-/// Asks a peer what it can do, when there is a link to it. Where it listens may become known only
-/// later, so this is tried for a while.
-async fn learn(inner: Arc<Inner>, peer: NodeId) {
-    for attempt in 0..DESCRIBE_ATTEMPTS {
-        match describe(&inner, peer).await {
-            Ok(descriptors) => {
-                inner.server.registry().learn(peer, descriptors);
-                return inner.bump();
-            }
-            Err(error) => tracing::debug!(peer = %peer.short(), %error, "capabilities"),
-        }
-        tokio::time::sleep(Duration::from_secs(1 << attempt)).await;
-        if !inner.linked().contains(&peer) {
-            return;
-        }
-    }
-}
-
-async fn describe(
-    inner: &Arc<Inner>,
-    peer: NodeId,
-) -> Result<Vec<CapabilityDescriptor>, CallError> {
-    let capability: Capability = BUS_DESCRIBE
-        .parse()
-        .map_err(|error| CallError::bad_request("capability", error))?;
-    let stream = inner.client(peer).await?.call(&capability, &json!({}))?;
-    let answer = stream.result_within(DESCRIBE).await?;
-    let listed = answer.get("capabilities").cloned().unwrap_or_default();
-    serde_json::from_value(listed).map_err(|error| CallError::bad_request("capabilities", error))
 }
 
 /// Tells where this node is, drops what has expired, and forgets who has left.

@@ -247,14 +247,10 @@ async fn nodes_that_know_one_address_find_everybody_and_share_one_history() {
         assert_eq!(home.node.log().state().members().count(), 3);
     }
     second.knows(3).await;
-    // They call each other, and know what the others can do.
-    let answer = second
-        .node
-        .request(id(3), &echo(), &json!({}), PATIENCE)
-        .await;
+    // They call each other.
+    let stream = second.node.call(id(3), &echo(), &json!({})).await.unwrap();
+    let answer = stream.result_within(PATIENCE).await;
     assert_eq!(answer.unwrap()["caller"], id(2).to_string());
-    let registry = third.node.call_server().registry();
-    until(|| registry.providers(&echo(), unix_ms()).len() == 2).await;
     // A node that goes is missed, and comes back under another port.
     let community = third.node.log().community();
     second.node.shutdown().await;

@@ -52,11 +52,6 @@ const FORMAT: &str = "hearthnet-import-1";
 /// How often it is looked whether another process is done.
 const TICK: Duration = Duration::from_millis(200);
 
-/// Whether this is a directory of the kind that [`import`] reads.
-pub fn is_directory(path: &Path) -> bool {
-    path.join(CONFIG).is_file()
-}
-
 /// A directory whose hyperparameters and tensors have been checked, down to the last shape.
 #[derive(Debug)]
 pub struct Directory {

@@ -91,11 +91,6 @@ impl Terms {
     pub fn compress_above(&self) -> Option<u32> {
         self.compress_above
     }
-
-    /// Largest tensor, or rows of one step, that the peer takes.
-    pub fn peer_buffer_bytes(&self) -> u32 {
-        self.peer_buffer
-    }
 }
 
 /// Largest WebSocket message under a chunk size and an inline limit.
