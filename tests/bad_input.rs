@@ -184,6 +184,31 @@ fn files_that_are_no_models_are_refused_by_name() {
 }
 
 #[test]
+fn a_file_of_an_unknown_architecture_is_described_before_it_is_refused() {
+    let home = Home::new();
+    let mut file = std::fs::read(model()).expect("the model");
+    let name: &[u8] = b"\x05\0\0\0\0\0\0\0llama";
+    let at = file.windows(name.len()).position(|w| w == name);
+    let at = at.expect("the architecture") + 8;
+    file[at..at + 5].copy_from_slice(b"lemma");
+    let path = home.path().join("other.gguf");
+    std::fs::write(&path, file).expect("a file");
+    let path = path.to_str().expect("a UTF-8 path");
+    let output = home.run(&["model", "inspect", path]);
+    assert_eq!(output.status.code(), Some(8));
+    let said = text(&output.stdout);
+    assert!(said.contains("architecture  lemma"), "{said}");
+    assert!(said.contains("stored as     Q4_1"), "{said}");
+    let error = text(&output.stderr);
+    assert!(error.contains("supported are: llama"), "{error}");
+    // Not what has just been done.
+    assert!(!error.contains("hearthnet model inspect"), "{error}");
+    let output = home.run(&["model", "inspect", path, "--json"]);
+    assert_fails(&output, 8, "model_unavailable");
+    assert!(text(&output.stdout).contains(r#""architecture":"lemma""#));
+}
+
+#[test]
 fn a_port_in_use_is_named() {
     let home = Home::new();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");

@@ -23,6 +23,14 @@ pub enum ModelError {
         /// The families there are.
         known: String,
     },
+    /// A part of a model that lies in several files.
+    #[error(
+        "the file is one of {count} parts of a model: join them first, with `llama-gguf-split --merge FIRST-PART JOINED.gguf` of llama.cpp"
+    )]
+    Split {
+        /// How many parts there are.
+        count: u32,
+    },
     /// A hyperparameter that is out of range or at odds with another.
     #[error("metadata {key:?}: {reason}")]
     Hyperparameter {

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::Path;
 
 use serde::Serialize;
 
-use crate::gguf::{Gguf, TensorType};
+use crate::convert::file_type_name;
+use crate::gguf::{Gguf, TensorInfo, TensorType};
 use crate::manifest::WeightsId;
 use crate::model_file::ModelFile;
 use crate::spec::{ModelSpec, RopeScaling};
@@ -15,6 +17,28 @@ use crate::spec::{ModelSpec, RopeScaling};
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Inspection {
+    /// What can be said of any GGUF file.
+    #[serde(flatten)]
+    pub container: Container,
+    /// Number of weights that one token is computed with: without the experts that it does not
+    /// ask.
+    pub parameters_per_token: u64,
+    /// Hyperparameters.
+    pub spec: ModelSpec,
+    /// Bytes of each layer's weights.
+    pub layer_bytes: Vec<u64>,
+    /// Bytes of the tensors outside the layers: embedding, last norm, output matrix.
+    pub head_bytes: u64,
+    /// Bytes of keys and values that one position of a sequence takes in one layer.
+    pub kv_bytes_per_position_and_layer: u64,
+    /// Identity of the weights.
+    pub weights: WeightsId,
+}
+
+/// What can be said of a GGUF file whether or not its model can be run here.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+#[non_exhaustive]
+pub struct Container {
     /// Where the file is, if it was opened from one.
     pub path: Option<String>,
     /// Size of the file.
@@ -25,24 +49,18 @@ pub struct Inspection {
     pub name: Option<String>,
     /// SPDX identifier or other name of the licence that the file states.
     pub license: Option<String>,
+    /// What it calls its architecture.
+    pub architecture: Option<String>,
+    /// How it says its weights are stored, for example `Q4_K_M`, a mixture.
+    pub file_type: Option<&'static str>,
     /// Number of weights.
     pub parameters: u64,
-    /// Hyperparameters.
-    pub spec: ModelSpec,
     /// Types of tensors, the one with most bytes first.
     pub tensor_types: Vec<TypeUse>,
-    /// Bytes of each layer's weights.
-    pub layer_bytes: Vec<u64>,
-    /// Bytes of the tensors outside the layers: embedding, last norm, output matrix.
-    pub head_bytes: u64,
-    /// Bytes of keys and values that one position of a sequence takes in one layer.
-    pub kv_bytes_per_position_and_layer: u64,
     /// The tokenizer in the file, if there is one.
     pub tokenizer: Option<TokenizerInfo>,
     /// Whether the file has a chat template.
     pub chat_template: bool,
-    /// Identity of the weights.
-    pub weights: WeightsId,
 }
 
 /// How often a tensor type is used.
@@ -72,6 +90,31 @@ pub struct TokenizerInfo {
 pub fn inspect(model: &ModelFile, weights: WeightsId) -> Inspection {
     let gguf = model.gguf();
     let spec = model.spec();
+    let parameters_per_token = gguf
+        .tensors()
+        .iter()
+        .map(|info| match spec.experts {
+            Some(experts) if info.name.contains("_exps.") => {
+                values(info) / u64::from(experts.count) * u64::from(experts.used)
+            }
+            _ => values(info),
+        })
+        .sum();
+    Inspection {
+        container: container(gguf, model.path()),
+        parameters_per_token,
+        spec: spec.clone(),
+        layer_bytes: (0..spec.layers)
+            .map(|layer| model.layer_bytes(layer))
+            .collect(),
+        head_bytes: model.head_bytes(),
+        kv_bytes_per_position_and_layer: spec.kv_bytes_per_position_and_layer(),
+        weights,
+    }
+}
+
+/// Describes a file of which nothing is known but that it is sound GGUF.
+pub fn container(gguf: &Gguf, path: Option<&Path>) -> Container {
     let mut types: BTreeMap<TensorType, TypeUse> = BTreeMap::new();
     for info in gguf.tensors() {
         let used = types.entry(info.dtype).or_insert(TypeUse {
@@ -84,24 +127,25 @@ pub fn inspect(model: &ModelFile, weights: WeightsId) -> Inspection {
     }
     let mut tensor_types: Vec<TypeUse> = types.into_values().collect();
     tensor_types.sort_by_key(|used| std::cmp::Reverse(used.bytes));
-    Inspection {
-        path: model.path().map(|path| path.display().to_string()),
+    let template = gguf.str("tokenizer.chat_template").ok().flatten();
+    Container {
+        path: path.map(|path| path.display().to_string()),
         file_bytes: gguf.file_bytes(),
         gguf_version: gguf.version(),
         name: text(gguf, "general.name"),
         license: text(gguf, "general.license"),
+        architecture: text(gguf, "general.architecture"),
+        file_type: gguf
+            .u32("general.file_type")
+            .ok()
+            .flatten()
+            .and_then(file_type_name),
         parameters: gguf
             .tensors()
             .iter()
-            .map(|info| info.dims.iter().product::<u64>())
-            .sum(),
-        spec: spec.clone(),
+            .map(values)
+            .fold(0, u64::saturating_add),
         tensor_types,
-        layer_bytes: (0..spec.layers)
-            .map(|layer| model.layer_bytes(layer))
-            .collect(),
-        head_bytes: model.head_bytes(),
-        kv_bytes_per_position_and_layer: spec.kv_bytes_per_position_and_layer(),
         tokenizer: text(gguf, "tokenizer.ggml.model").map(|model| TokenizerInfo {
             model,
             pre: text(gguf, "tokenizer.ggml.pre"),
@@ -110,38 +154,112 @@ pub fn inspect(model: &ModelFile, weights: WeightsId) -> Inspection {
                 _ => 0,
             },
         }),
-        chat_template: matches!(gguf.str("tokenizer.chat_template"), Ok(Some(_))),
-        weights,
+        chat_template: template.is_some_and(|template| !template.trim().is_empty()),
     }
+}
+
+fn values(info: &TensorInfo) -> u64 {
+    info.dims.iter().product()
 }
 
 fn text(gguf: &Gguf, key: &str) -> Option<String> {
     gguf.str(key).ok().flatten().map(str::to_owned)
 }
 
+/// Longest text of a file that is shown, in characters.
+const MAX_SHOWN: usize = 200;
+
+fn line(f: &mut fmt::Formatter<'_>, name: &str, value: &str) -> fmt::Result {
+    let mut shown = printable(value);
+    if let Some((end, _)) = shown.char_indices().nth(MAX_SHOWN) {
+        shown.truncate(end);
+        shown.push_str("...");
+    }
+    writeln!(f, "{name:<14}{shown}")
+}
+
+impl Container {
+    /// The rows that come first.
+    fn top(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(path) = &self.path {
+            writeln!(f, "{:<14}{}", "file", printable(path))?;
+        }
+        let bytes = format!("{} ({} bytes)", size(self.file_bytes), self.file_bytes);
+        line(f, "size", &bytes)?;
+        for (name, value) in [("name", &self.name), ("license", &self.license)] {
+            if let Some(value) = value {
+                line(f, name, value)?;
+            }
+        }
+        line(f, "format", &format!("GGUF {}", self.gguf_version))?;
+        if let Some(architecture) = &self.architecture {
+            line(f, "architecture", architecture)?;
+        }
+        Ok(())
+    }
+
+    /// How the weights are stored.
+    fn types(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes: u64 = self.tensor_types.iter().map(|used| used.bytes).sum();
+        let bits = bytes as f64 * 8.0 / self.parameters.max(1) as f64;
+        let bits = format!("{bits:.2} bits per weight");
+        match self.file_type {
+            Some(name) => line(f, "stored as", &format!("{name}, {bits}"))?,
+            None => line(f, "stored as", &bits)?,
+        }
+        let names = self.tensor_types.iter().map(|used| used.dtype.name().len());
+        let width = names.fold(5, usize::max);
+        for (index, used) in self.tensor_types.iter().enumerate() {
+            let name = if index == 0 { "tensors" } else { "" };
+            let used = format!(
+                "{:<width$} {:>4} x, {}",
+                used.dtype,
+                used.tensors,
+                size(used.bytes)
+            );
+            line(f, name, &used)?;
+        }
+        Ok(())
+    }
+
+    /// What turns text into tokens.
+    fn text(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tokenizer = match &self.tokenizer {
+            Some(tokenizer) => {
+                let pre = tokenizer.pre.as_deref().unwrap_or("unnamed");
+                format!(
+                    "{}, {pre} pre-tokenizer, {} tokens",
+                    tokenizer.model, tokenizer.tokens
+                )
+            }
+            None => "none".to_owned(),
+        };
+        line(f, "tokenizer", &tokenizer)?;
+        let template = if self.chat_template { "yes" } else { "no" };
+        line(f, "chat template", template)
+    }
+}
+
+impl fmt::Display for Container {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.top(f)?;
+        line(f, "parameters", &count(self.parameters))?;
+        self.types(f)?;
+        self.text(f)
+    }
+}
+
 impl fmt::Display for Inspection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let spec = &self.spec;
-        let mut row = |name: &str, value: String| writeln!(f, "{name:<14}{}", printable(&value));
-        if let Some(path) = &self.path {
-            row("file", path.clone())?;
-        }
-        row(
-            "size",
-            format!("{} ({} bytes)", size(self.file_bytes), self.file_bytes),
-        )?;
-        if let Some(name) = &self.name {
-            row("name", name.clone())?;
-        }
-        if let Some(license) = &self.license {
-            row("license", license.clone())?;
-        }
-        row("format", format!("GGUF {}", self.gguf_version))?;
-        row("architecture", spec.architecture.clone())?;
-        row(
-            "parameters",
-            format!("{:.1} million", self.parameters as f64 / 1e6),
-        )?;
+        self.container.top(f)?;
+        let all = count(self.container.parameters);
+        let parameters = match spec.experts {
+            None => all,
+            Some(_) => format!("{all}, {} per token", count(self.parameters_per_token)),
+        };
+        line(f, "parameters", &parameters)?;
+        let mut row = |name: &str, value: String| line(f, name, &value);
         row("layers", spec.layers.to_string())?;
         row(
             "width",
@@ -178,13 +296,27 @@ impl fmt::Display for Inspection {
                     yarn.factor, yarn.original
                 )
             }
-            Some(RopeScaling::Factors | RopeScaling::Long { .. }) => ", with factors".to_owned(),
+            Some(RopeScaling::Factors) => ", with factors".to_owned(),
+            Some(RopeScaling::Long { long: true, .. }) => {
+                ", with factors, the long ones".to_owned()
+            }
+            Some(RopeScaling::Long { long: false, .. }) => {
+                ", with factors, the short ones".to_owned()
+            }
         };
-        row("rope", rope.to_lowercase() + &scaling)?;
+        let local = match spec.rope.local_theta {
+            None => String::new(),
+            Some(theta) => format!("; base {theta} in layers with a window"),
+        };
+        let skipped = match spec.rope.skip_every {
+            None => String::new(),
+            Some(every) => format!("; none in {}", each(every)),
+        };
+        row("rope", rope.to_lowercase() + &scaling + &local + &skipped)?;
         if let Some(window) = spec.attention.window {
             let layers = match window.global_every {
                 None => "in all layers".to_owned(),
-                Some(every) => format!("except in every {every}th layer"),
+                Some(every) => format!("except in {}", each(every)),
             };
             row(
                 "window",
@@ -198,18 +330,8 @@ impl fmt::Display for Inspection {
             "a matrix of its own"
         };
         row("output", tied.to_owned())?;
-        let names = self.tensor_types.iter().map(|used| used.dtype.name().len());
-        let width = names.fold(5, usize::max);
-        for (index, used) in self.tensor_types.iter().enumerate() {
-            let name = if index == 0 { "tensors" } else { "" };
-            let used = format!(
-                "{:<width$} {:>4} x, {}",
-                used.dtype,
-                used.tensors,
-                size(used.bytes)
-            );
-            row(name, used)?;
-        }
+        self.container.types(f)?;
+        let mut row = |name: &str, value: String| line(f, name, &value);
         let least = self.layer_bytes.iter().min().copied().unwrap_or_default();
         let most = self.layer_bytes.iter().max().copied().unwrap_or_default();
         let layer = match least == most {
@@ -234,22 +356,31 @@ impl fmt::Display for Inspection {
                 size(sequence)
             ),
         )?;
-        match &self.tokenizer {
-            Some(tokenizer) => {
-                let pre = tokenizer.pre.as_deref().unwrap_or("unnamed");
-                let text = format!(
-                    "{}, {pre} pre-tokenizer, {} tokens",
-                    tokenizer.model, tokenizer.tokens
-                );
-                row("tokenizer", text)?;
-            }
-            None => row("tokenizer", "none".to_owned())?,
-        }
-        row(
-            "chat template",
-            if self.chat_template { "yes" } else { "no" }.to_owned(),
-        )?;
-        write!(f, "{:<14}{}", "weights", self.weights)
+        self.container.text(f)?;
+        writeln!(f, "{:<14}{}", "weights", self.weights)
+    }
+}
+
+/// Which layers those are that every n-th is.
+fn each(every: u32) -> String {
+    let ending = match (every % 10, every % 100) {
+        (1, tens) if tens != 11 => "st",
+        (2, tens) if tens != 12 => "nd",
+        (3, tens) if tens != 13 => "rd",
+        _ => "th",
+    };
+    match every {
+        1 => "every layer".to_owned(),
+        every => format!("every {every}{ending} layer"),
+    }
+}
+
+/// A number of weights as models are named by.
+fn count(weights: u64) -> String {
+    match weights {
+        0..1_000_000 => weights.to_string(),
+        1_000_000..1_000_000_000 => format!("{:.1} million", weights as f64 / 1e6),
+        _ => format!("{:.2} billion", weights as f64 / 1e9),
     }
 }
 
@@ -292,6 +423,23 @@ mod tests {
         assert_eq!(
             printable("a\x1b[2Jb\r\n\u{9b}c\u{202e}d"),
             "a\\u{1b}[2Jb\\r\\n\\u{9b}c\\u{202e}d"
+        );
+    }
+
+    #[test]
+    fn numbers_read_as_people_say_them() {
+        let numbers = [48_882, 134_515_008, 3_212_749_888, 30_532_122_624].map(count);
+        assert_eq!(
+            numbers,
+            ["48882", "134.5 million", "3.21 billion", "30.53 billion"]
+        );
+        let layers = [1, 2, 3, 4, 6, 11, 12, 13, 21].map(each);
+        assert_eq!(
+            layers
+                .join(", ")
+                .replace(" layer", "")
+                .replace("every ", ""),
+            "every, 2nd, 3rd, 4th, 6th, 11th, 12th, 13th, 21st"
         );
     }
 

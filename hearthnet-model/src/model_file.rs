@@ -9,6 +9,9 @@ use crate::families::{EMBEDDING, Family, OUTPUT, OUTPUT_NORM};
 use crate::gguf::{Gguf, TensorInfo, TensorType};
 use crate::spec::{LayerTensor, ModelSpec};
 
+/// Number of the files that a model lies in.
+const SPLIT: &str = "split.count";
+
 /// A model that can be run: every tensor that its family names is present, with the shape that
 /// the hyperparameters imply and a type that the engine computes with, and nothing else is there.
 #[derive(Debug)]
@@ -78,6 +81,10 @@ impl ModelFile {
     /// # Errors
     /// See [`ModelError`].
     pub fn from_gguf(gguf: Gguf) -> Result<Self, ModelError> {
+        // All parts but the first have no other metadata.
+        if let Some(count) = gguf.u32(SPLIT)?.filter(|count| *count > 1) {
+            return Err(ModelError::Split { count });
+        }
         let family = Family::of(&gguf)?;
         let spec = family.spec(&gguf)?;
         check_tensors(&gguf, family, &spec)?;

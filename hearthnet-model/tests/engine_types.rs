@@ -217,6 +217,7 @@ fn an_inspection_names_the_types_of_a_mixed_file_and_their_bytes() {
     let id = Manifest::of(&file, &mut |_, _| {}).weights_id();
     let inspection = inspect(&file, id);
     let uses: Vec<(&str, u64, u64)> = inspection
+        .container
         .tensor_types
         .iter()
         .map(|used| (used.dtype.name(), used.tensors, used.bytes))

@@ -861,6 +861,50 @@ fn damaged_weights_are_refused_each_in_its_own_words() {
 }
 
 #[test]
+fn what_git_left_in_place_of_a_file_is_named() {
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12345\n";
+    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+        let directory = copy("text-qwen2");
+        fs::write(directory.path().join(name), pointer).unwrap();
+        let error = write(directory.path(), None).unwrap_err();
+        assert!(
+            matches!(&error, ImportError::Pointer { file } if file == name),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn rope_that_is_said_twice_must_be_the_same() {
+    let rope = &configured("llama31", "x", Json::Null).unwrap();
+    let rope = rope.spec().rope;
+    let config = fs::read(data("llama31").join("config.json")).unwrap();
+    let config: Json = serde_json::from_slice(&config).unwrap();
+    let mut old = config["rope_parameters"].clone();
+    let same = configured("llama31", "rope_scaling", old.clone()).unwrap();
+    assert_eq!(same.spec().rope, rope);
+    // As older files have it.
+    let map = old.as_object_mut().unwrap();
+    map.remove("rope_theta");
+    let kind = map.remove("rope_type").unwrap();
+    map.insert("type".to_owned(), kind);
+    let same = configured("llama31", "rope_scaling", old.clone()).unwrap();
+    assert_eq!(same.spec().rope, rope);
+    old["factor"] = json!(3.0);
+    for other in [
+        old,
+        json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}),
+        json!({"rope_type": "default"}),
+    ] {
+        let error = configured("llama31", "rope_scaling", other).unwrap_err();
+        assert!(
+            error.to_string().contains("differs from rope_parameters"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn an_index_at_odds_with_its_shards_is_refused() {
     let with = |change: &dyn Fn(&Path)| {
         let directory = copy("llama31");
@@ -893,6 +937,14 @@ fn an_index_at_odds_with_its_shards_is_refused() {
         });
     });
     assert!(matches!(outside, ImportError::Index(_)));
+    // Each would be looked for.
+    let many = with(&|d| {
+        let map: BTreeMap<String, String> = (0..5000)
+            .map(|i| (format!("x{i}"), format!("{i}.safetensors")))
+            .collect();
+        fs::write(d.join(index), json!({"weight_map": map}).to_string()).unwrap();
+    });
+    assert!(many.to_string().contains("names 5000 files"), "{many}");
     let none = with(&|d| fs::write(d.join(index), "{}").unwrap());
     assert!(matches!(none, ImportError::Index(_)));
 }

@@ -1,9 +1,12 @@
 //! What `model inspect` says.
 
+use std::path::Path;
+
 use hearthnet_model::gguf::writer::{WriteError, Writer};
 use hearthnet_model::gguf::{Gguf, Value};
-use hearthnet_model::inspect::inspect;
-use hearthnet_model::{Manifest, ModelFile};
+use hearthnet_model::inspect::{container, inspect};
+use hearthnet_model::template::{ChatTemplate, TemplateError};
+use hearthnet_model::{Manifest, ModelFile, TensorType};
 use hearthnet_testkit::TinyLlama;
 
 #[test]
@@ -31,6 +34,7 @@ fn the_real_model_is_described_completely() {
         ("rope", "interleaved, 64 wide, base 100000"),
         ("boundary", "f16"),
         ("output", "the embedding"),
+        ("stored as", "Q4_1, 5.74 bits per weight"),
         ("tensors", "Q4_1   210 x, 63.3 MiB"),
         ("", "Q8_0     1 x, 28.7 MiB"),
         ("", "F32     61 x, 137.2 KiB"),
@@ -54,13 +58,72 @@ fn the_real_model_is_described_completely() {
     assert_eq!(json["tensor_types"][0]["dtype"], "Q4_1");
 }
 
+fn described(name: &str) -> (String, serde_json::Value) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/families");
+    let model = ModelFile::open(&path.join(format!("{name}.gguf"))).unwrap();
+    let inspection = inspect(&model, Manifest::of(&model, &mut |_, _| {}).weights_id());
+    let json = serde_json::to_value(&inspection).unwrap();
+    (inspection.to_string(), json)
+}
+
+#[test]
+fn what_a_family_has_of_its_own_is_said() {
+    for (name, line) in [
+        (
+            "gemma2",
+            "window        7 positions, except in every 2nd layer",
+        ),
+        (
+            "gemma3",
+            "window        7 positions, except in every 6th layer",
+        ),
+        (
+            "gemma3",
+            "rope          halves, 16 wide, base 1000000, stretched 8 times; base 10000 in layers with a window",
+        ),
+        ("mistral", "window        7 positions, in all layers"),
+        (
+            "smollm3",
+            "rope          interleaved, 8 wide, base 5000000; none in every 4th layer",
+        ),
+        (
+            "phi3long",
+            "rope          halves, 8 wide, base 10000, with factors, the long ones",
+        ),
+        (
+            "mistralyarn",
+            "rope          interleaved, 16 wide, base 10000, YaRN, stretched 4 times from 64",
+        ),
+        ("qwen3moe", "experts       5 per layer, 3 per token"),
+        ("qwen3moe", "parameters    47648, 35360 per token"),
+        (
+            "minicpm3",
+            "latent        queries by way of 32, keys and values of 32",
+        ),
+        ("llama31", "parameters    26792"),
+    ] {
+        let (text, _) = described(name);
+        assert!(text.lines().any(|l| l == line), "{line} in\n{text}");
+    }
+    let (_, json) = described("qwen3moe");
+    assert_eq!(json["file_type"], "F16");
+    assert_eq!(json["spec"]["experts"]["used"], 3);
+    let (all, token) = (&json["parameters"], &json["parameters_per_token"]);
+    // Two of five experts of three matrices each in two layers are not asked.
+    let rest = 2 * 2 * 3 * 32 * 32;
+    assert_eq!(all.as_u64().unwrap() - token.as_u64().unwrap(), rest);
+    let (_, json) = described("llama31");
+    assert_eq!(json["parameters"], json["parameters_per_token"]);
+}
+
 #[test]
 fn a_hostile_name_cannot_write_on_the_terminal() {
     let tiny = Gguf::from_bytes(TinyLlama::default().bytes()).unwrap();
+    let name = format!("\x1b]0;owned\x07\n{}", "n".repeat(100_000));
     let mut writer = Writer::new();
     for (key, value) in tiny.metadata() {
         let value = if key == "general.name" {
-            Value::String("\x1b]0;owned\x07\n")
+            Value::String(&name)
         } else {
             value
         };
@@ -81,4 +144,39 @@ fn a_hostile_name_cannot_write_on_the_terminal() {
     let text = inspect(&model, id).to_string();
     assert!(text.contains(r"\u{1b}]0;owned\u{7}\n"), "{text}");
     assert!(!text.contains(|c: char| c.is_control() && c != '\n'));
+    assert!(text.len() < 3000, "{}", text.len());
+}
+
+#[test]
+fn a_file_that_cannot_be_run_is_described_all_the_same() {
+    let mut writer = Writer::new();
+    for (key, value) in [
+        ("general.architecture", Value::String("of tomorrow")),
+        ("general.file_type", Value::U32(19)),
+        ("tokenizer.chat_template", Value::String(" \n")),
+    ] {
+        writer.set(key, value).unwrap();
+    }
+    writer.tensor("x", &[256, 3], TensorType::IQ2_XXS).unwrap();
+    let mut bytes = Vec::new();
+    writer
+        .write(&mut bytes, |_, out| {
+            out.write_all(&[0; 3 * 66]).map_err(WriteError::Io)
+        })
+        .unwrap();
+    let gguf = Gguf::from_bytes(bytes).unwrap();
+    let text = container(&gguf, None).to_string();
+    for line in [
+        "architecture  of tomorrow",
+        "parameters    768",
+        "stored as     IQ2_XXS, 2.06 bits per weight",
+        "tensors       IQ2_XXS    1 x, 198 bytes",
+        "tokenizer     none",
+        // White space is none.
+        "chat template no",
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line} in\n{text}");
+    }
+    let template = ChatTemplate::from_gguf(&gguf);
+    assert!(matches!(template, Err(TemplateError::Missing)));
 }

@@ -79,6 +79,39 @@ fn an_unknown_architecture_is_named_with_those_that_are_known() {
 }
 
 #[test]
+fn a_part_of_a_model_in_several_files_says_how_to_join_them() {
+    for count in [Value::U16(2), Value::U32(3)] {
+        // Parts behind the first say nothing else.
+        for architecture in [Some(Value::String("llama")), None] {
+            let keys = [
+                ("split.count", Some(count)),
+                ("general.architecture", architecture),
+            ];
+            let error = open(&keys, &|tensor| vec![tensor]).unwrap_err();
+            assert!(matches!(error, ModelError::Split { .. }), "{error}");
+            assert!(error.to_string().contains("--merge"), "{error}");
+        }
+    }
+    spec(with("split.count", Value::U16(1)));
+}
+
+#[test]
+fn what_is_downloaded_in_place_of_a_file_is_named() {
+    for (bytes, said) in [
+        (
+            "version https://git-lfs.github.com/spec/v1\n",
+            "git lfs pull",
+        ),
+        ("<!DOCTYPE html>", "web page"),
+        ("", "empty"),
+        ("PK\x03\x04", "50, 4b, 03, 04"),
+    ] {
+        let error = Gguf::from_bytes(bytes.into()).unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+    }
+}
+
+#[test]
 fn hyperparameters_that_must_be_there_must_be_there() {
     for key in [
         "llama.block_count",

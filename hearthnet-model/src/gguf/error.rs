@@ -16,7 +16,7 @@ pub enum GgufError {
         source: std::io::Error,
     },
     /// The file does not begin with `GGUF`.
-    #[error("magic: not a GGUF file, it begins with {found:02x?} instead of \"GGUF\"")]
+    #[error("magic: not a GGUF file, {}", begins(found))]
     Magic {
         /// The first bytes of the file, at most four.
         found: Vec<u8>,
@@ -43,7 +43,9 @@ pub enum GgufError {
         available: u64,
     },
     /// A count, length or size beyond what a sound file has, or beyond what the file can hold.
-    #[error("{field}: {value} is too large, at most {limit} is possible here")]
+    #[error(
+        "{field}: {value} is too large, at most {limit} is possible here: the file is truncated or damaged"
+    )]
     TooLarge {
         /// The field.
         field: String,
@@ -165,6 +167,20 @@ pub enum GgufError {
         /// How many, beyond the padding of the last tensor.
         extra: u64,
     },
+}
+
+/// What a file that does not begin with `GGUF` seems to be.
+fn begins(found: &[u8]) -> String {
+    match found {
+        b"" => "it is empty".to_owned(),
+        b"vers" => {
+            "it seems to be a pointer of Git LFS: `git lfs pull` fetches the file itself".to_owned()
+        }
+        b"<!DO" | b"<!do" | b"<htm" | b"<HTM" => {
+            "it seems to be a web page: download the file itself".to_owned()
+        }
+        other => format!("it begins with {other:02x?} instead of \"GGUF\""),
+    }
 }
 
 /// A metadata value that is missing, or not of the kind that its key calls for.

@@ -45,6 +45,15 @@ pub enum ImportError {
         /// The longest that is read.
         limit: u64,
     },
+    /// What Git leaves where Git LFS has not fetched a file.
+    #[error(
+        "{file:?} is a pointer of Git LFS, not the file itself: `git lfs pull` in the directory \
+         fetches it"
+    )]
+    Pointer {
+        /// Which.
+        file: String,
+    },
     /// A file that is not JSON, or JSON of another structure.
     #[error("{file} cannot be read: {reason}")]
     Json {

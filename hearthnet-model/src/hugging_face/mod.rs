@@ -44,6 +44,9 @@ use config::Config;
 use shards::Shards;
 use tensors::{Finder, Planned};
 
+/// How a file begins that Git has left for Git LFS to fetch. (As the length of a safetensors
+/// header its first eight bytes are beyond any file.)
+const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 const CONFIG: &str = "config.json";
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
 const MAX_CARD_BYTES: u64 = 4 << 20;
@@ -404,6 +407,9 @@ fn read(directory: &Path, name: &str, limit: u64) -> Result<Option<Vec<u8>>, Imp
         .map_err(failed)?;
     match content.len() as u64 {
         found if found > limit => Err(too_long(found)),
+        _ if content.starts_with(LFS_POINTER) => Err(ImportError::Pointer {
+            file: name.to_owned(),
+        }),
         _ => Ok(Some(content)),
     }
 }

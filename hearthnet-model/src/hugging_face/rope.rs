@@ -82,9 +82,13 @@ impl Rope {
             Some(other) => Err(bad(key, other, "must be an object")),
         };
         let empty = Map::new();
-        let outer = match object("rope_parameters")? {
-            Some(map) => map,
-            None => object("rope_scaling")?.unwrap_or(&empty),
+        let outer = match (object("rope_parameters")?, object("rope_scaling")?) {
+            (Some(new), Some(old)) if !same(new, old) => {
+                let reason = "differs from rope_parameters: leave one of the two in config.json";
+                return Err(bad("rope_scaling", &Json::Object(old.clone()), reason));
+            }
+            (Some(map), _) | (None, Some(map)) => map,
+            (None, None) => &empty,
         };
         let (global, local) = parts(outer)?;
         let or_outside = |key: &str| match number(global, key)? {
@@ -181,6 +185,27 @@ impl Rope {
 }
 
 const ORIGINAL: &str = "original_max_position_embeddings";
+
+/// Whether `rope_parameters` and `rope_scaling`, its name in older files, say the same. (Where both
+/// are there, `transformers` goes by the latter, and llama.cpp's converter by the former.)
+fn same(new: &Object, old: &Object) -> bool {
+    let plain = |map: &Object| -> Object {
+        let said = map.iter().filter(|(_, value)| !value.is_null());
+        let said = said.map(|(key, value)| match key.as_str() {
+            "type" => ("rope_type".to_owned(), value.clone()),
+            key => (key.to_owned(), value.clone()),
+        });
+        said.collect()
+    };
+    let (mut new, old) = (plain(new), plain(old));
+    // Older files have these outside.
+    for key in ["rope_theta", "partial_rotary_factor"] {
+        if !old.contains_key(key) {
+            new.remove(key);
+        }
+    }
+    new == old
+}
 
 /// Blocks without a window, and those with one, where they are told apart.
 fn parts(outer: &Object) -> Result<(&Object, Option<&Object>), ImportError> {

@@ -5,7 +5,7 @@
 //! `safetensors` crate, and here against the file's length, before any of it is used; data is read
 //! where it is needed, a little at a time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -23,6 +23,8 @@ const INDEX: &str = "model.safetensors.index.json";
 /// The largest known headers have some 100 bytes for each of 50,000 tensors.
 const MAX_HEADER_BYTES: u64 = 16 << 20;
 const MAX_INDEX_BYTES: u64 = 16 << 20;
+/// The largest known models have some 200 files.
+const MAX_SHARDS: usize = 1 << 12;
 
 /// A tensor as it lies in a directory.
 #[derive(Clone, Debug)]
@@ -75,10 +77,15 @@ impl Index {
         let Some(text) = super::read(directory, INDEX, MAX_INDEX_BYTES)? else {
             return Ok(None);
         };
-        let index = serde_json::from_slice(&text);
-        index
-            .map(Some)
-            .map_err(|e| ImportError::Index(e.to_string()))
+        let index: Self =
+            serde_json::from_slice(&text).map_err(|e| ImportError::Index(e.to_string()))?;
+        // Each file is looked for.
+        let files: BTreeSet<&str> = index.weight_map.values().map(String::as_str).collect();
+        if files.len() > MAX_SHARDS {
+            let reason = format!("names {} files; at most {MAX_SHARDS} are read", files.len());
+            return Err(ImportError::Index(reason));
+        }
+        Ok(Some(index))
     }
 }
 
@@ -218,6 +225,9 @@ fn header(
     }
     file.read_exact(&mut length).map_err(HeaderError::Io)?;
     let header = u64::from_le_bytes(length);
+    if length == super::LFS_POINTER[..8] {
+        return fail(ImportError::Pointer { file: named() });
+    }
     if header > (bytes - 8).min(MAX_HEADER_BYTES) {
         let file = named();
         return fail(ImportError::HeaderLength {

@@ -173,7 +173,9 @@ pub enum TemplateError {
     Refused(String),
 
     /// The template used up the steps that a rendering may take.
-    #[error("the model file's chat template did not come to an end after {MAX_STEPS} steps")]
+    #[error(
+        "the model file's chat template did not come to an end after {MAX_STEPS} steps; use another model file"
+    )]
     TooManySteps,
 
     /// The template used up the bytes that a rendering may handle.
@@ -193,7 +195,9 @@ pub enum TemplateError {
     },
 
     /// The template failed while it ran.
-    #[error("the model file's chat template failed: {0}")]
+    #[error(
+        "the model file's chat template failed: {0}; if it always does, use another model file"
+    )]
     Failed(String),
 
     /// The names of the control tokens have more different characters than there are stand-ins.
@@ -225,7 +229,9 @@ impl ChatTemplate {
     /// # Errors
     /// [`TemplateError::Missing`] when there is none; otherwise as [`ChatTemplate::new`].
     pub fn from_gguf(gguf: &Gguf) -> Result<Self, TemplateError> {
-        let source = gguf.str(KEY)?.ok_or(TemplateError::Missing)?;
+        // One without anything in it would leave every message out.
+        let source = gguf.str(KEY)?.filter(|source| !source.trim().is_empty());
+        let source = source.ok_or(TemplateError::Missing)?;
         let token = |key| -> Result<&str, MetadataError> {
             let id = gguf.u32(key)?.and_then(|id| usize::try_from(id).ok());
             let tokens = gguf.array("tokenizer.ggml.tokens")?;

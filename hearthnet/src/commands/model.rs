@@ -16,12 +16,12 @@ use hearthnet_model::catalogue::{
     Band, Catalogue, ModelEntry, Pinned, ResolveError, Resolved, Source,
 };
 use hearthnet_model::convert::{ConvertError, convert};
-use hearthnet_model::inspect::inspect;
+use hearthnet_model::inspect::{container, inspect};
 use hearthnet_model::manifest::{ChangedError, FileState, file_state};
 use hearthnet_model::pins::Pin;
 use hearthnet_model::pull::{PullError, PullEvent, PullOptions, SourceError, pull, pull_reference};
 use hearthnet_model::sampler::SamplingChoice;
-use hearthnet_model::{Digest, Gguf, ModelFile, ModelRef, TensorType, WeightsId};
+use hearthnet_model::{Digest, Gguf, ModelError, ModelFile, ModelRef, TensorType, WeightsId};
 
 use crate::args::{Global, ModelCommand};
 use crate::commands::{open_file, print_bytes, print_json, runtime};
@@ -62,7 +62,10 @@ pub(crate) fn run(command: ModelCommand, global: &Global, config: &Config) -> Re
         ),
         ModelCommand::Inspect { model, json } => {
             let resolved = resolve(global, &model)?;
-            let file = open_file(&resolved.path)?;
+            let file = match ModelFile::open(&resolved.path) {
+                Ok(file) => file,
+                Err(error) => return Err(inspect_container(&resolved.path, &error, json)),
+            };
             let mut progress = Progress::new("hashing");
             let weights = file
                 .manifest(&mut |done, total| progress.set(done, total))
@@ -83,6 +86,28 @@ pub(crate) fn run(command: ModelCommand, global: &Global, config: &Config) -> Re
             let resolved = resolve(global, &model)?;
             convert_file(&resolved.path, &to, &output)
         }
+    }
+}
+
+/// Shows what there is to see of a file whose model cannot be run.
+fn inspect_container(path: &Path, error: &ModelError, json: bool) -> Failure {
+    let failure = Failure::new(Kind::Model, format!("{}: {error}", path.display())).hint(
+        "`hearthnet model list` names models that run; a fresh `hearthnet model pull` replaces a \
+         broken file",
+    );
+    let Ok(gguf) = Gguf::open(path) else {
+        return failure;
+    };
+    let container = container(&gguf, Some(path));
+    match json {
+        true => match serde_json::to_value(&container) {
+            Ok(found) => failure.beside(found),
+            Err(_) => failure,
+        },
+        false => match print_bytes(container.to_string().as_bytes()) {
+            Ok(()) => failure,
+            Err(closed) => closed,
+        },
     }
 }
 
