@@ -195,8 +195,7 @@ def measure_hearthnet(program, file, threads, args):
 
 
 def compare(engines, files, args):
-    """Rows of results; the engines take turns."""
-    rows = []
+    """Rows of results, one by one; the engines take turns."""
     for name, file in files.items():
         for threads in args.threads:
             samples = {engine: {} for engine in engines}
@@ -212,20 +211,17 @@ def compare(engines, files, args):
                 phase, tokens = test.split()[:2]
                 # Fewer rows than a piece of a prompt has are held to being no slower.
                 bar = (BARS | SHAPES).get(name, {}).get(phase) if phase == "decode" or int(tokens) >= 512 else 1.0
-                rows.append(
-                    {
-                        "model": name,
-                        "file": str(file),
-                        "threads": threads,
-                        "test": test,
-                        "tokens_per_second": medians,
-                        "samples": speeds,
-                        "ratio": medians["hearthnet"] / medians["llama.cpp"],
-                        "bar": bar,
-                        "of_memory": medians["hearthnet"] * token_bytes / bandwidth if phase == "decode" else None,
-                    }
-                )
-    return rows
+                yield {
+                    "model": name,
+                    "file": str(file),
+                    "threads": threads,
+                    "test": test,
+                    "tokens_per_second": medians,
+                    "samples": speeds,
+                    "ratio": medians["hearthnet"] / medians["llama.cpp"],
+                    "bar": bar,
+                    "of_memory": medians["hearthnet"] * token_bytes / bandwidth if phase == "decode" else None,
+                }
 
 
 def cpu():
@@ -239,7 +235,7 @@ def cpu():
 def print_table(rows, args):
     print(f"{cpu()}, {os.cpu_count()} cores, {args.isa}; tokens per second, medians of {args.repetitions} runs in turns")
     header = f"{'model':<14} {'threads':>7}  {'test':<20} {'HearthNet':>10} {'llama.cpp':>10} {'ratio':>6}  bar"
-    print(header + "           of memory's speed")
+    print(header + "           of memory's speed", flush=True)
     for row in rows:
         ours, theirs = (row["tokens_per_second"][engine] for engine in ("hearthnet", "llama.cpp"))
         verdict = ""
@@ -248,7 +244,8 @@ def print_table(rows, args):
         memory = f"{100 * row['of_memory']:.0f}%" if row["of_memory"] else ""
         print(
             f"{row['model']:<14} {row['threads']:>7}  {row['test']:<20} {ours:>10.1f} {theirs:>10.1f}"
-            f" {row['ratio']:>5.2f}x  {verdict:<13} {memory:>5}"
+            f" {row['ratio']:>5.2f}x  {verdict:<13} {memory:>5}",
+            flush=True,
         )
 
 
@@ -283,13 +280,14 @@ def main():
             "hearthnet": lambda file, threads: measure_hearthnet(hearthnet, file, threads, args),
         }
         rows = compare(engines, files, args)
+        if args.json:
+            about = {"cpu": cpu(), "cores": os.cpu_count(), "isa": args.isa, "llama.cpp": f"{PACKAGE} {VERSION}"}
+            print(json.dumps(about | {"rows": list(rows)}))
+        else:
+            print_table(rows, args)
     except Failed as error:
         say(f"compare: {error}")
         return 1
-    if args.json:
-        print(json.dumps({"cpu": cpu(), "cores": os.cpu_count(), "isa": args.isa, "llama.cpp": f"{PACKAGE} {VERSION}", "rows": rows}))
-    else:
-        print_table(rows, args)
     return 0
 
 

@@ -29,7 +29,7 @@ const GROUPS: usize = BLOCK / 4;
 
 /// Defines the kernels of one instruction set.
 macro_rules! panel_dot {
-    ($(#[$doc:meta])* $name:ident, $half_panel:ident, $rows:literal, $vnni:literal, $features:literal) => {
+    ($(#[$doc:meta])* $name:ident, $halves:ident, $rows:literal, $vnni:literal, $features:literal) => {
         $(#[$doc])*
         pub(in super::super) struct $name<const TYPE: usize>;
 
@@ -53,8 +53,12 @@ macro_rules! panel_dot {
                         let sums = sums.add(p * NT * LANES);
                         if const { WeightType::ALL[TYPE].quantised() } {
                             let ahead = ahead_of::<TYPE>(records, ahead);
-                            $half_panel::<TYPE, NT>(panels[p], 0, records, &rows, ahead, sums);
-                            $half_panel::<TYPE, NT>(panels[p], 1, records, &rows, ahead, sums.add(8));
+                            if const { !$vnni && NT > 2 && whole(Layout::of(WeightType::ALL[TYPE])) } {
+                                $halves::<TYPE, NT, 2>(panels[p], 0, records, &rows, ahead, sums);
+                            } else {
+                                $halves::<TYPE, NT, 1>(panels[p], 0, records, &rows, ahead, sums);
+                                $halves::<TYPE, NT, 1>(panels[p], 1, records, &rows, ahead, sums.add(8));
+                            }
                         } else {
                             plain::<TYPE, NT>(panels[p], records, rows, ahead, sums);
                         }
@@ -66,27 +70,27 @@ macro_rules! panel_dot {
         /// Not inlined: in the driver's context the accumulators would be spilled.
         #[inline(never)]
         #[target_feature(enable = $features)]
-        unsafe fn $half_panel<const TYPE: usize, const NT: usize>(
+        unsafe fn $halves<const TYPE: usize, const NT: usize, const H: usize>(
             panel: *const u8,
-            h: usize,
+            first: usize,
             records: usize,
             rows: &[ActRow; NT],
             ahead: usize,
             sums: *mut f32,
         ) {
             // SAFETY: as the caller.
-            unsafe { half_panel::<TYPE, NT, $vnni>(panel, h, records, rows, ahead, sums) }
+            unsafe { halves::<TYPE, NT, H, $vnni>(panel, first, records, rows, ahead, sums) }
         }
     };
 }
 
 panel_dot!(
     /// Weights of the type numbered as in [`WeightType::ALL`].
-    Avx2, half_panel_avx2, 4, false, "avx2,fma,f16c"
+    Avx2, halves_avx2, 4, false, "avx2,fma,f16c"
 );
 panel_dot!(
     /// The same with the dot products of AVX-VNNI.
-    AvxVnni, half_panel_vnni, 4, true, "avx2,fma,f16c,avxvnni"
+    AvxVnni, halves_vnni, 4, true, "avx2,fma,f16c,avxvnni"
 );
 
 /// Each half of a panel fetches every other line of the next panel, so that memory is never
@@ -112,14 +116,21 @@ unsafe fn plain<const TYPE: usize, const NT: usize>(
     unsafe { float::dot::<lanes_x86::Avx2, TYPE, 1, NT>([panel], records, rows, ahead, sums) }
 }
 
-/// Eight rows of a panel: as many as leave registers for the weights of a block.
+/// Whether both halves of a panel are read at once where there are rows enough: they share the
+/// activations that are brought into registers. That pays where weights take the most instructions;
+/// with fewer bits a panel comes from the cache as fast, and the sums do not fit into registers.
+const fn whole(layout: Layout) -> bool {
+    !layout.step.halves() && matches!(layout.bits, Bits::Eight)
+}
+
+/// `H` halves of a panel from `first` on, of eight rows each.
 ///
 /// # Safety
-/// As [`PanelDot::dot`], with room for eight sums of every sixteen.
+/// As [`PanelDot::dot`], with room for eight sums of every sixteen for each half.
 #[inline(always)]
-unsafe fn half_panel<const TYPE: usize, const NT: usize, const VNNI: bool>(
+unsafe fn halves<const TYPE: usize, const NT: usize, const H: usize, const VNNI: bool>(
     panel: *const u8,
-    h: usize,
+    first: usize,
     records: usize,
     rows: &[ActRow; NT],
     ahead: usize,
@@ -130,88 +141,78 @@ unsafe fn half_panel<const TYPE: usize, const NT: usize, const VNNI: bool>(
     // a record has its parts where `pack` puts them: of eight rows 16 bytes of each field, 8 of
     // each byte of a step, 32 of each run of quants; room for all sums.
     unsafe {
-        let mut acc = [_mm256_setzero_ps(); NT];
+        let mut acc = [[_mm256_setzero_ps(); NT]; H];
         for r in 0..records {
             let record = panel.add(r * layout.record());
-            let d = field::<TYPE>(record.add(16 * h));
-            let m = if layout.fields == 2 {
-                field::<TYPE>(record.add(2 * LANES + 16 * h))
-            } else {
-                d
-            };
+            let mut d = [_mm256_setzero_ps(); H];
+            let mut m = d;
+            for h in 0..H {
+                d[h] = field::<TYPE>(record.add(16 * (first + h)));
+                m[h] = d[h];
+                if layout.fields == 2 {
+                    m[h] = field::<TYPE>(record.add(2 * LANES + 16 * (first + h)));
+                }
+            }
             for s in 0..layout.blocks {
                 let block = record.add(layout.head() + s * layout.block_bytes());
                 if ahead > 0 {
                     let start = if s == 0 { record } else { block };
                     let len = layout.block_bytes() + if s == 0 { layout.head() } else { 0 };
-                    for line in (64 * h..len).step_by(128) {
+                    for line in (64 * first..len).step_by(128 / H) {
                         fetch_weights::<NT>(start.wrapping_add(ahead + line));
                     }
                 }
-                let steps = block.add(8 * layout.step.bytes() * h);
-                let quants = block.add(LANES * layout.step.bytes() + 32 * h);
+                let quants = block.add(LANES * layout.step.bytes() + 32 * first);
                 let b = r * layout.blocks + s;
-                let mut factors = Factors {
-                    scale: d,
-                    min: m,
-                    pair: _mm256_setzero_si256(),
-                    min_pair: _mm256_setzero_si256(),
-                };
-                match layout.step {
-                    Step::None => {}
-                    Step::Scale => {
-                        let sc = _mm256_cvtepi8_epi32(_mm_loadl_epi64(steps.cast()));
-                        factors.scale = _mm256_mul_ps(d, _mm256_cvtepi32_ps(sc));
-                    }
-                    Step::ScaleMin => {
-                        let both = _mm256_cvtepu16_epi32(_mm_loadu_si128(steps.cast()));
-                        let sc = _mm256_and_si256(both, _mm256_set1_epi32(255));
-                        let mc = _mm256_srli_epi32::<8>(both);
-                        factors.scale = _mm256_mul_ps(d, _mm256_cvtepi32_ps(sc));
-                        factors.min = _mm256_mul_ps(m, _mm256_cvtepi32_ps(mc));
-                    }
-                    Step::Halves => {
-                        factors.pair = _mm256_cvtepi8_epi16(_mm_loadu_si128(steps.cast()));
-                    }
-                    Step::HalvesMin => {
-                        let both = _mm256_cvtepu8_epi16(_mm_loadu_si128(steps.cast()));
-                        factors.pair = _mm256_and_si256(both, _mm256_set1_epi16(15));
-                        factors.min_pair = _mm256_srli_epi16::<4>(both);
-                    }
+                let mut factors = [Factors::of(d[0], m[0]); H];
+                for h in 0..H {
+                    let steps = block.add(8 * layout.step.bytes() * (first + h));
+                    factors[h] = Factors::of(d[h], m[h]).by(layout.step, steps);
                 }
                 let dots = if VNNI {
-                    dots_vnni::<TYPE, NT>(quants, rows, b, &factors)
+                    let mut dots = [[_mm256_setzero_si256(); NT]; H];
+                    for h in 0..H {
+                        dots[h] = dots_vnni::<TYPE, NT>(quants.add(32 * h), rows, b, &factors[h]);
+                    }
+                    dots
                 } else {
-                    dots::<TYPE, NT>(quants, rows, b, &factors)
+                    dots::<TYPE, NT, H>(quants, rows, b, &factors)
                 };
                 for t in 0..NT {
                     let meta: &BlockMeta = &*rows[t].meta.add(b);
                     let ds = _mm256_set1_ps(meta.ds);
-                    acc[t] = match layout.step {
-                        Step::None if layout.fields == 2 => {
-                            _mm256_fmadd_ps(factors.min, ds, acc[t])
+                    for h in 0..H {
+                        let (factors, acc) = (&factors[h], &mut acc[h][t]);
+                        match layout.step {
+                            Step::None if layout.fields == 2 => {
+                                *acc = _mm256_fmadd_ps(factors.min, ds, *acc);
+                            }
+                            Step::ScaleMin => *acc = _mm256_fnmadd_ps(factors.min, ds, *acc),
+                            Step::HalvesMin => {
+                                let halves = _mm256_set1_epi32(meta.halves);
+                                let sum = _mm256_madd_epi16(factors.min_pair, halves);
+                                let sum = _mm256_cvtepi32_ps(sum);
+                                let ds = _mm256_mul_ps(_mm256_set1_ps(meta.d), sum);
+                                *acc = _mm256_fnmadd_ps(factors.min, ds, *acc);
+                            }
+                            _ => {}
                         }
-                        Step::ScaleMin => _mm256_fnmadd_ps(factors.min, ds, acc[t]),
-                        Step::HalvesMin => {
-                            let halves = _mm256_set1_epi32(meta.halves);
-                            let sum = _mm256_madd_epi16(factors.min_pair, halves);
-                            let ds = _mm256_mul_ps(_mm256_set1_ps(meta.d), _mm256_cvtepi32_ps(sum));
-                            _mm256_fnmadd_ps(factors.min, ds, acc[t])
-                        }
-                        _ => acc[t],
-                    };
-                    let scale = _mm256_mul_ps(factors.scale, _mm256_set1_ps(meta.d));
-                    acc[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[t]), scale, acc[t]);
+                        let scale = _mm256_mul_ps(factors.scale, _mm256_set1_ps(meta.d));
+                        *acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[h][t]), scale, *acc);
+                    }
                 }
             }
         }
-        for t in 0..NT {
-            _mm256_storeu_ps(sums.add(t * LANES), acc[t]);
+        for (h, acc) in acc.iter().enumerate() {
+            for t in 0..NT {
+                _mm256_storeu_ps(sums.add(t * LANES + 8 * h), acc[t]);
+            }
         }
     }
 }
 
 /// What turns the quants of a block of eight rows into weights.
+#[derive(Clone, Copy)]
 struct Factors {
     scale: __m256,
     min: __m256,
@@ -221,24 +222,76 @@ struct Factors {
     min_pair: __m256i,
 }
 
+impl Factors {
+    /// Those of a record whose blocks have none of their own.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn of(scale: __m256, min: __m256) -> Self {
+        Self {
+            scale,
+            min,
+            pair: _mm256_setzero_si256(),
+            min_pair: _mm256_setzero_si256(),
+        }
+    }
+
+    /// The same for a block, whose `steps` for eight rows are given.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn by(self, step: Step, steps: *const u8) -> Self {
+        let mut of = self;
+        // SAFETY: the caller vouches for the steps of eight rows.
+        unsafe {
+            match step {
+                Step::None => {}
+                Step::Scale => {
+                    let sc = _mm256_cvtepi8_epi32(_mm_loadl_epi64(steps.cast()));
+                    of.scale = _mm256_mul_ps(of.scale, _mm256_cvtepi32_ps(sc));
+                }
+                Step::ScaleMin => {
+                    let both = _mm256_cvtepu16_epi32(_mm_loadu_si128(steps.cast()));
+                    let sc = _mm256_and_si256(both, _mm256_set1_epi32(255));
+                    let mc = _mm256_srli_epi32::<8>(both);
+                    of.scale = _mm256_mul_ps(of.scale, _mm256_cvtepi32_ps(sc));
+                    of.min = _mm256_mul_ps(of.min, _mm256_cvtepi32_ps(mc));
+                }
+                Step::Halves => {
+                    of.pair = _mm256_cvtepi8_epi16(_mm_loadu_si128(steps.cast()));
+                }
+                Step::HalvesMin => {
+                    let both = _mm256_cvtepu8_epi16(_mm_loadu_si128(steps.cast()));
+                    of.pair = _mm256_and_si256(both, _mm256_set1_epi16(15));
+                    of.min_pair = _mm256_srli_epi16::<4>(both);
+                }
+            }
+        }
+        of
+    }
+}
+
 /// Integer dot products of a block's weights with `NT` rows, factors of halves included.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dots<const TYPE: usize, const NT: usize>(
+unsafe fn dots<const TYPE: usize, const NT: usize, const H: usize>(
     quants: *const u8,
     rows: &[ActRow; NT],
     block: usize,
-    factors: &Factors,
-) -> [__m256i; NT] {
+    factors: &[Factors; H],
+) -> [[__m256i; NT]; H] {
     // Constants: what they leave out is not even compiled.
-    // SAFETY: the caller vouches for the quants of eight rows and block `block`.
+    // SAFETY: the caller vouches for the quants of all halves and block `block`.
     unsafe {
         if const { signed_bytes(Layout::of(WeightType::ALL[TYPE])) } {
-            dots_by_magnitude::<TYPE, NT>(quants, rows, block)
+            dots_by_magnitude::<TYPE, NT, H>(quants, rows, block)
         } else if const { Layout::of(WeightType::ALL[TYPE]).step.halves() } {
-            dots_of_halves::<TYPE, NT>(quants, rows, block, factors.pair)
+            let mut dots = [[_mm256_setzero_si256(); NT]; H];
+            for h in 0..H {
+                let quants = quants.add(32 * h);
+                dots[h] = dots_of_halves::<TYPE, NT>(quants, rows, block, factors[h].pair);
+            }
+            dots
         } else {
-            dots_unsigned::<TYPE, NT>(quants, rows, block)
+            dots_unsigned::<TYPE, NT, H>(quants, rows, block)
         }
     }
 }
@@ -315,40 +368,48 @@ const fn signed_bytes(layout: Layout) -> bool {
 /// Weights of 4 or 5 bits, as unsigned; the offset is taken out at the end.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dots_unsigned<const TYPE: usize, const NT: usize>(
+unsafe fn dots_unsigned<const TYPE: usize, const NT: usize, const H: usize>(
     quants: *const u8,
     rows: &[ActRow; NT],
     block: usize,
-) -> [__m256i; NT] {
+) -> [[__m256i; NT]; H] {
     let layout = const { Layout::of(WeightType::ALL[TYPE]) };
-    // SAFETY: the caller vouches for the quants of eight rows and block `block`.
+    let five = matches!(layout.bits, Bits::Five);
+    // SAFETY: the caller vouches for the quants of all halves and block `block`.
     unsafe {
         let ones = _mm256_set1_epi16(1);
-        let weights = unsigned::<TYPE>(quants);
-        let mut dots = [ones; NT];
-        for t in 0..NT {
-            let mut words = [_mm256_setzero_si256(); 2];
-            for g in 0..GROUPS {
-                let x = _mm256_maddubs_epi16(weights[g], four(&rows[t], block, g));
-                let half = if matches!(layout.bits, Bits::Five) {
-                    g / 4
-                } else {
-                    0
-                };
-                words[half] = _mm256_add_epi16(words[half], x);
+        // What 16 bits hold: all groups of 4-bit weights, half of them of 5-bit ones.
+        let mut words = [[[_mm256_setzero_si256(); 2]; NT]; H];
+        for g in 0..GROUPS {
+            let mut weights = [ones; H];
+            for h in 0..H {
+                weights[h] = unsigned_group::<TYPE>(quants.add(32 * h), g);
             }
-            let mut dot = _mm256_madd_epi16(words[0], ones);
-            if matches!(layout.bits, Bits::Five) {
-                dot = _mm256_add_epi32(dot, _mm256_madd_epi16(words[1], ones));
-            }
-            let meta: &BlockMeta = &*rows[t].meta.add(block);
-            dots[t] = match layout.code {
-                Code::Offset(8) => _mm256_add_epi32(dot, _mm256_set1_epi32(meta.neg8s)),
-                Code::Offset(16) => {
-                    _mm256_add_epi32(dot, _mm256_set1_epi32(meta.neg8s.wrapping_mul(2)))
+            for t in 0..NT {
+                let a = four(&rows[t], block, g);
+                for h in 0..H {
+                    let word = &mut words[h][t][if five { g / 4 } else { 0 }];
+                    *word = _mm256_add_epi16(*word, _mm256_maddubs_epi16(weights[h], a));
                 }
-                _ => dot,
-            };
+            }
+        }
+        let mut dots = [[ones; NT]; H];
+        for t in 0..NT {
+            let meta: &BlockMeta = &*rows[t].meta.add(block);
+            for h in 0..H {
+                let [low, high] = words[h][t];
+                let mut dot = _mm256_madd_epi16(low, ones);
+                if five {
+                    dot = _mm256_add_epi32(dot, _mm256_madd_epi16(high, ones));
+                }
+                dots[h][t] = match layout.code {
+                    Code::Offset(8) => _mm256_add_epi32(dot, _mm256_set1_epi32(meta.neg8s)),
+                    Code::Offset(16) => {
+                        _mm256_add_epi32(dot, _mm256_set1_epi32(meta.neg8s.wrapping_mul(2)))
+                    }
+                    _ => dot,
+                };
+            }
         }
         dots
     }
@@ -401,32 +462,41 @@ unsafe fn dots_of_halves<const TYPE: usize, const NT: usize>(
 /// Weights of 8 bits, and those that stand in a table.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dots_by_magnitude<const TYPE: usize, const NT: usize>(
+unsafe fn dots_by_magnitude<const TYPE: usize, const NT: usize, const H: usize>(
     quants: *const u8,
     rows: &[ActRow; NT],
     block: usize,
-) -> [__m256i; NT] {
+) -> [[__m256i; NT]; H] {
     let layout = const { Layout::of(WeightType::ALL[TYPE]) };
-    // SAFETY: the caller vouches for the quants of eight rows and block `block`.
+    // SAFETY: the caller vouches for the quants of all halves and block `block`.
     unsafe {
         let ones = _mm256_set1_epi16(1);
-        let mut dots = [_mm256_setzero_si256(); NT];
+        let mut dots = [[_mm256_setzero_si256(); NT]; H];
         for g in 0..GROUPS {
-            let signed = match layout.code {
-                Code::Table(table) => {
-                    let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
-                    _mm256_shuffle_epi8(table, fours(quants, g))
-                }
-                Code::Offset(_) => {
-                    let bytes = _mm256_loadu_si256(quants.add(64 * g).cast());
-                    _mm256_xor_si256(bytes, _mm256_set1_epi8(-128))
-                }
-            };
-            let magnitude = _mm256_abs_epi8(signed);
+            let mut signed = [ones; H];
+            let mut magnitude = signed;
+            for h in 0..H {
+                let quants = quants.add(32 * h);
+                signed[h] = match layout.code {
+                    Code::Table(table) => {
+                        let table = _mm_loadu_si128(table.as_ptr().cast());
+                        let table = _mm256_broadcastsi128_si256(table);
+                        _mm256_shuffle_epi8(table, fours(quants, g))
+                    }
+                    Code::Offset(_) => {
+                        let bytes = _mm256_loadu_si256(quants.add(64 * g).cast());
+                        _mm256_xor_si256(bytes, _mm256_set1_epi8(-128))
+                    }
+                };
+                magnitude[h] = _mm256_abs_epi8(signed[h]);
+            }
             for t in 0..NT {
-                let a = _mm256_sign_epi8(four(&rows[t], block, g), signed);
-                let x = _mm256_madd_epi16(_mm256_maddubs_epi16(magnitude, a), ones);
-                dots[t] = _mm256_add_epi32(dots[t], x);
+                let a = four(&rows[t], block, g);
+                for h in 0..H {
+                    let a = _mm256_sign_epi8(a, signed[h]);
+                    let x = _mm256_madd_epi16(_mm256_maddubs_epi16(magnitude[h], a), ones);
+                    dots[h][t] = _mm256_add_epi32(dots[h][t], x);
+                }
             }
         }
         dots
