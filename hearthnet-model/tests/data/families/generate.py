@@ -15,7 +15,9 @@ from transformers import AttentionInterface
 
 HERE = Path(__file__).parent
 PROMPT = 24
-GENERATED = 40
+GENERATED = 64
+# Further tokens of the text on which quantised forms are compared.
+COMPARED = 64
 VOCAB = 64
 SIZES = dict(
     vocab_size=VOCAB,
@@ -286,6 +288,10 @@ def reference(name, model):
     again = logits(model, ids, "eager")
     assert (plain == again).all() and (plain != cache).any()
     (HERE / f"{name}.logits").write_bytes(plain.tobytes() + cache.tobytes())
+    more = [int(i) for i in rng.integers(0, VOCAB, COMPARED)]
+    rows = torch.from_numpy(logits(model, ids + more, "eager"))
+    # Of probabilities that matter the logarithm is small, and half precision holds it well.
+    (HERE / f"{name}.logprobs").write_bytes(rows.double().log_softmax(-1).numpy().astype("<f2").tobytes())
     tokens, margins, all_ids = [], [], list(ids)
     for _ in range(GENERATED):
         last = logits(model, all_ids, "eager")[-1]
@@ -296,6 +302,7 @@ def reference(name, model):
         all_ids.append(best)
     return {
         "prompt": ids,
+        "more": more,
         "greedy": tokens,
         "margins": [round(m, 4) for m in margins],
         "largest_logit": round(float(np.abs(plain).max()), 3),
@@ -347,7 +354,7 @@ def main():
         model = build(name)
         known[name] = reference(name, model)
         convert(model, name, llama_cpp)
-        print(name, {k: v for k, v in known[name].items() if k not in ("prompt", "greedy", "margins")},
+        print(name, {k: v for k, v in known[name].items() if k not in ("prompt", "more", "greedy", "margins")},
               "least margin", min(known[name]["margins"]))
     path.write_text(json.dumps(known, indent=None, sort_keys=True).replace('}, "', '},\n"') + "\n")
 

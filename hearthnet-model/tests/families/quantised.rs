@@ -1,0 +1,156 @@
+//! Quantised forms of every family: bytes as llama.cpp writes them, and as close to `transformers`
+//! in f32 as llama.cpp is when it computes with those same bytes.
+//!
+//! The distance is the divergence (Kullback-Leibler, in nats) of the next token's distribution, on
+//! 88 fixed tokens. `NAME.divergences` has llama.cpp's, `quantised.json` the hashes of its bytes.
+//! Both quantise activations as well, each in its own way, so that either is closer at one position
+//! and further at the next; how much that is worth, the positions themselves say. As the engine
+//! computes the same bits everywhere, a failure is a change of what it computes.
+
+use std::collections::BTreeMap;
+
+use half::f16;
+use hearthnet_model::ModelFile;
+use hearthnet_model::gguf::TensorType;
+use hearthnet_model::kernels::Isa;
+use sha2::{Digest, Sha256};
+
+use super::engine_common::{options, whole};
+use super::{data, floats, references, rewrite};
+
+/// Types of blocks of 32, in the order of `NAME.divergences`; the bound of the mean divergence of
+/// each family, and that of the median family. Observed is about 0.8 of them. They are large as rows of
+/// one or two blocks leave nothing to average out.
+const TYPES: [(TensorType, f64, f64); 7] = [
+    (TensorType::Q8_0, 2e-2, 3.2e-3),
+    (TensorType::Q5_1, 0.35, 6.7e-2),
+    (TensorType::Q5_0, 0.48, 7.8e-2),
+    (TensorType::Q4_1, 1.3, 0.26),
+    (TensorType::Q4_0, 1.35, 0.36),
+    (TensorType::IQ4_NL, 1.1, 0.3),
+    (TensorType::MXFP4, 2.2, 0.43),
+];
+
+/// Standard errors by which we may seem further away: of the difference from llama.cpp over the
+/// positions, and of the number of positions at which we are, were it a coin's to say.
+const ERRORS: f64 = 3.0;
+
+fn log_softmax(row: impl Iterator<Item = f64>) -> Vec<f64> {
+    let row: Vec<f64> = row.collect();
+    let max = row.iter().copied().fold(f64::MIN, f64::max);
+    let sum: f64 = row.iter().map(|v| (v - max).exp()).sum();
+    row.iter().map(|v| v - max - sum.ln()).collect()
+}
+
+/// Of each row.
+fn divergences(expected: &[f16], found: &[f32], vocab: usize) -> Vec<f64> {
+    assert_eq!(expected.len(), found.len());
+    let rows = expected.chunks(vocab).zip(found.chunks(vocab));
+    rows.map(|(expected, found)| {
+        let expected = log_softmax(expected.iter().map(|v| v.to_f64()));
+        let found = log_softmax(found.iter().map(|v| f64::from(*v)));
+        let pairs = expected.iter().zip(&found);
+        pairs.map(|(p, q)| p.exp() * (p - q)).sum()
+    })
+    .collect()
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// The standard error of the mean.
+fn standard_error(values: &[f64]) -> f64 {
+    let count = values.len() as f64;
+    let mean = mean(values);
+    let squares: f64 = values.iter().map(|v| (v - mean).powi(2)).sum();
+    (squares / (count - 1.0) / count).sqrt()
+}
+
+/// How often heads may come up in that many throws of a coin.
+fn heads(throws: usize) -> usize {
+    let throws = throws as f64;
+    (throws / 2.0 + ERRORS * throws.sqrt() / 2.0) as usize
+}
+
+/// Of what is stored as `dtype`, in the order of the names.
+fn sha256(file: &ModelFile, dtype: TensorType) -> String {
+    let gguf = file.gguf();
+    let mut tensors: Vec<_> = gguf.tensors().iter().filter(|i| i.dtype == dtype).collect();
+    tensors.sort_by_key(|info| &info.name);
+    let mut hash = Sha256::new();
+    tensors.iter().for_each(|info| hash.update(gguf.data(info)));
+    let hash = hash.finalize();
+    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn quantised_forms_are_as_close_to_transformers_as_those_of_llama_cpp() {
+    let json = std::fs::read_to_string(data().join("quantised.json")).unwrap();
+    let hashes: BTreeMap<String, BTreeMap<String, String>> = serde_json::from_str(&json).unwrap();
+    let mut bad = Vec::new();
+    // Of each type: the mean of each family, and at how many positions we are further away.
+    let mut means = [(); TYPES.len()].map(|()| Vec::new());
+    let mut further = [0; TYPES.len()];
+    let mut positions = 0;
+    for (name, reference) in references() {
+        let ids = [&reference.prompt[..], &reference.more].concat();
+        positions += ids.len();
+        let bytes = std::fs::read(data().join(format!("{name}.logprobs"))).unwrap();
+        let (expected, _) = bytes.as_chunks();
+        let expected: Vec<f16> = expected.iter().map(|b| f16::from_le_bytes(*b)).collect();
+        let theirs = floats(&data().join(format!("{name}.divergences")));
+        assert_eq!(theirs.len(), TYPES.len() * ids.len());
+        print!("{name:11}");
+        for (nth, (dtype, bound, _)) in TYPES.into_iter().enumerate() {
+            let file = rewrite(&name, &[], |tensor, _| match tensor {
+                // As llama.cpp, the choice of experts is left as it is.
+                _ if tensor.contains("ffn_gate_inp") => TensorType::F32,
+                _ => dtype,
+            });
+            let file = file.unwrap();
+            assert_eq!(
+                sha256(&file, dtype),
+                hashes[&name][dtype.name()],
+                "{name}, {dtype}: other bytes than llama.cpp's"
+            );
+            let mut whole = whole(&file, &options(1, Isa::detect()));
+            let seq = whole.engine_mut().open().unwrap();
+            let mut found = Vec::new();
+            whole.append_all(seq, &ids, &mut found).unwrap();
+            let ours = divergences(&expected, &found, file.spec().vocab as usize);
+            let theirs = &theirs[nth * ids.len()..][..ids.len()];
+            let theirs: Vec<f64> = theirs.iter().copied().map(f64::from).collect();
+            let pairs = ours.iter().zip(&theirs);
+            let apart: Vec<f64> = pairs.map(|(a, b)| a - b).collect();
+            let worse = apart.iter().filter(|apart| **apart > 0.0).count();
+            let (ours, theirs) = (mean(&ours), mean(&theirs));
+            let slack = ERRORS * standard_error(&apart) / theirs;
+            print!(
+                " {dtype} {ours:.1e} {:.2}/{:.2}",
+                ours / theirs,
+                1.0 + slack
+            );
+            if !(ours <= bound && ours <= theirs * (1.0 + slack) && worse <= heads(ids.len())) {
+                bad.push(format!(
+                    "{name}, {dtype}: {ours:.2e}, llama.cpp {theirs:.2e}, of which {slack:.2} may \
+                     be added; further away at {worse} of {}",
+                    ids.len()
+                ));
+            }
+            means[nth].push(ours);
+            further[nth] += worse;
+        }
+        println!();
+    }
+    for (((dtype, _, bound), mut means), further) in TYPES.into_iter().zip(means).zip(further) {
+        means.sort_by(f64::total_cmp);
+        let median = means[means.len() / 2];
+        let line = format!("{dtype} median {median:.1e}, further at {further} of {positions}");
+        println!("{line}");
+        if !(median <= bound && further <= heads(positions)) {
+            bad.push(line);
+        }
+    }
+    assert!(bad.is_empty(), "{bad:#?}");
+}
