@@ -296,6 +296,7 @@ fn a_host_that_is_demoted_sees_no_more_of_an_answer_asked_beside_a_running_node(
     let known = peers(&street.founder_runs);
     // It keeps the log even, and the chat in another process watches its own connections.
     let _runs = serve(&street.asks, &["--set", &known]);
+    until_hosts_are_known(&street.asks);
     street.ends_mid_answer(&["community", "demote", &id], "unauthorized");
 }
 

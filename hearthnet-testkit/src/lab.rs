@@ -358,6 +358,8 @@ fn sweep() {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
+
     use super::*;
 
     #[test]
@@ -401,10 +403,14 @@ mod tests {
         }
         let mut sleeper = lab
             .host(0)
-            .command("sleep")
-            .arg("1000")
+            .command("sh")
+            .args(["-c", "echo; exec sleep 1000"])
+            .stdout(std::process::Stdio::piped())
             .spawn()
             .expect("sleep starts");
+        // `ip` has started at once, and is on that host a moment later.
+        let mut said = sleeper.stdout.take().expect("a pipe");
+        said.read_exact(&mut [0]).expect("it is there");
         drop(lab);
         assert!(!sleeper.wait().expect("it ended").success());
         assert!(!names.iter().any(|name| there(name)));

@@ -140,7 +140,6 @@ impl CallError {
     pub(crate) fn cancelled() -> Self {
         Self::new(Code::CANCELLED, "the call was cancelled")
     }
-
 }
 
 /// Cut to what may be kept; control characters, which could steer a terminal, replaced.

@@ -157,9 +157,7 @@ impl std::fmt::Debug for Registry {
             .values()
             .map(|l| l.descriptor.capability.to_string())
             .collect();
-        f.debug_struct("Registry")
-            .field("local", &local)
-            .finish()
+        f.debug_struct("Registry").field("local", &local).finish()
     }
 }
 
@@ -248,7 +246,6 @@ impl Registry {
             .with_hint("ask for the same major version and at most this minor version")
         })
     }
-
 }
 
 /// The tables behind these locks are whole at every moment, a panic elsewhere or not.

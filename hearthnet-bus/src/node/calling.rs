@@ -173,7 +173,6 @@ impl Node {
     ) -> Result<CallStream, CallError> {
         self.inner.client(to).await?.call(capability, params)
     }
-
 }
 
 #[cfg(test)]

@@ -12,13 +12,13 @@ use tokio::sync::watch;
 use super::dialer::{Dialer, Target};
 use super::rights::{Use, grant_of};
 use super::{Inner, Link, lock, unix_ms};
+use crate::NodeId;
 use crate::calls::BUS_PATH;
 use crate::discovery::Source;
 use crate::flight;
 use crate::log::Community;
 use crate::log::{ADVERT_LIFE_MS, Body, Level};
 use crate::sync::{Progress, gossip, path_rule};
-use crate::NodeId;
 
 /// How often the node looks after itself: addresses, time limits.
 const TICK: Duration = Duration::from_secs(1);
