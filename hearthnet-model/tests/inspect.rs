@@ -1,4 +1,5 @@
 //! What `model inspect` says.
+#![allow(clippy::unwrap_used)]
 
 use std::path::Path;
 
