@@ -293,6 +293,24 @@ fn status_calls_a_killed_host_unreachable_and_its_layers_missing() {
 }
 
 #[test]
+fn status_of_a_home_without_a_daemon_asks_the_others_first() {
+    let founder = Home::new();
+    community::found(&founder);
+    let model = model_text();
+    let node = daemon(&founder, &[], &["serve", "--model", &model]);
+    let (member, guest) = (
+        community::join(&founder, &node),
+        community::join(&founder, &node),
+    );
+    // Nobody served anything when the guest joined, which is when it last heard of anybody.
+    let _host = community::host(&member, &node, "0-29");
+    until("the founder knows", || {
+        status(&founder)["models"][0]["complete"] == true
+    });
+    assert_eq!(status(&guest)["models"][0]["complete"], true);
+}
+
+#[test]
 fn a_host_that_comes_back_elsewhere_is_shown_where_it_is() {
     let founder = Home::new();
     community::found(&founder);

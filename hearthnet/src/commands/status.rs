@@ -1,7 +1,8 @@
 //! `hearthnet status`: members, peers, layers, health and the log, at a glance.
 //!
-//! All but the live connections is in the log, so it works without a running node; which
-//! peers are connected, a running node tells through its door for programs on this machine.
+//! All but the live connections is in the log, so it works without a running node: the others are
+//! asked first what they know. Which peers are connected, a running node tells through its door for
+//! programs on this machine.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -66,6 +67,10 @@ pub(crate) struct Peer {
 
 pub(crate) fn run(args: &StatusArgs, global: &Global, config: &Config) -> Result<(), Failure> {
     let home = Home::open(global)?;
+    // Where no node runs, the log stands where a command last asked the others.
+    if let Err(failure) = crate::node::ask_around(&home, config) {
+        crate::output::note(format!("the others could not be asked: {failure}"));
+    }
     let runtime = runtime()?;
     let (running, hosts) = runtime.block_on(async {
         let params = json!({ "hosts": true });
