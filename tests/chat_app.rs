@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Output;
 use std::sync::{Arc, Mutex};
 
-use hearthnet_bus::calls::{Authority, CallServer, LocalDoor, Registry, Research, Trust};
+use hearthnet_bus::calls::{Authority, CallServer, LocalApi, Registry, Research, Trust};
 use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_model::engine::{Engine, EngineOptions, Head};
 use hearthnet_model::gguf::Gguf;
@@ -100,7 +100,7 @@ async fn the_example_app_prints_what_the_community_answers() {
     let own = NodeKey::from_secret(&[1; 32]).id();
     let authority = Arc::clone(&home) as Arc<dyn Authority>;
     let server = Arc::new(CallServer::new(own, registry, authority));
-    let door = LocalDoor::open(dir.path(), server).await.expect("a door");
+    let door = LocalApi::open(dir.path(), server).await.expect("a door");
 
     // More tokens than the window has places, so that acknowledging is tried, too.
     let request = ChatRequest {

@@ -212,7 +212,7 @@ fn assert_busy(reply: &mut Reply) {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Manner {
     /// Takes the answer whole.
-    Whole,
+    FullModel,
     /// Takes it as it comes.
     Stream,
     /// Takes it as it comes, but not at once.
@@ -253,7 +253,7 @@ impl Numbers {
 fn plan(seed: u64, count: usize) -> Vec<Chat> {
     let mut numbers = Numbers(seed);
     let manners = [
-        Manner::Whole,
+        Manner::FullModel,
         Manner::Stream,
         Manner::CutOff,
         Manner::Cancels,
@@ -312,7 +312,7 @@ fn wave(mesh: &Mesh, chats: &[Chat], callers: usize) -> Tally {
 fn hold(mesh: &Mesh, chat: &Chat) -> (bool, usize) {
     let mut body = mesh.request(chat);
     match chat.manner {
-        Manner::Whole => {
+        Manner::FullModel => {
             let (mut reply, refused) = mesh.ask(&body);
             let answer: Value = serde_json::from_str(&reply.text()).expect("JSON");
             let tokens = answer["usage"]["completion_tokens"]

@@ -8,7 +8,7 @@ use std::pin::Pin;
 use hearthnet_transport::CloseCode;
 use serde::Serialize;
 
-use crate::Trouble;
+use crate::HarnessError;
 use crate::bench::Bench;
 use crate::case::Case;
 use crate::memory::Budget;
@@ -34,11 +34,11 @@ pub trait Attack {
     /// back to zero) is checked around it.
     ///
     /// # Errors
-    /// [`Trouble`] if the attack could not be carried out; that is no verdict on the victim.
-    fn run(bench: &mut Bench) -> impl Future<Output = Result<Verdict, Trouble>> + Send;
+    /// [`HarnessError`] if the attack could not be carried out; that is no verdict on the victim.
+    fn run(bench: &mut Bench) -> impl Future<Output = Result<Verdict, HarnessError>> + Send;
 }
 
-type Running<'a> = Pin<Box<dyn Future<Output = Result<Verdict, Trouble>> + Send + 'a>>;
+type Running<'a> = Pin<Box<dyn Future<Output = Result<Verdict, HarnessError>> + Send + 'a>>;
 
 /// An attack as the registry lists it.
 #[derive(Clone, Copy)]
@@ -117,7 +117,7 @@ pub enum Verdict {
     },
     /// The attack has nothing to attack here.
     NotApplicable {
-        /// Why.
+        /// Why it does not apply.
         reason: String,
     },
 }

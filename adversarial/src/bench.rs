@@ -18,9 +18,9 @@ use crate::caller::{self, Called};
 use crate::honest::Honest;
 use crate::memory::Usage;
 use crate::raw::{Ending, Frame, Gossip, Hello, Papers, Peer, cbor, kind};
+use crate::test_community::TestCommunity;
 use crate::victim::{self, Gauges, MODEL_ID, Pace, Scene, Settings, Victim};
-use crate::village::Village;
-use crate::{Findings, Trouble};
+use crate::{Findings, HarnessError};
 
 /// How long a token of the harness holds, in seconds.
 const TOKEN_SECONDS: u64 = 600;
@@ -47,11 +47,12 @@ impl Target {
     ///
     /// # Errors
     /// If the host does not grant one.
-    pub(crate) async fn token(&self, key: &NodeKey) -> Result<Vec<u8>, Trouble> {
+    pub(crate) async fn token(&self, key: &NodeKey) -> Result<Vec<u8>, HarnessError> {
         if !self.grants {
             return token(key, self.node);
         }
-        let failed = |error: &dyn std::fmt::Display| Trouble::Honest(format!("no grant: {error}"));
+        let failed =
+            |error: &dyn std::fmt::Display| HarnessError::Honest(format!("no grant: {error}"));
         let identity = key.identity().map_err(|error| failed(&error))?;
         let (addr, expected) = (self.addr.to_string(), Some(self.node.into()));
         let (rule, config) = (bus_rule(), Config::default());
@@ -81,7 +82,7 @@ pub struct Bench {
     pub(crate) guest: NodeKey,
     attacker: NodeKey,
     limits: Config,
-    village: Option<Village>,
+    test_community: Option<TestCommunity>,
     program: PathBuf,
     guest_key: PathBuf,
     pace: Pace,
@@ -92,23 +93,34 @@ pub struct Bench {
 impl Bench {
     /// Starts a victim with a tiny model, and an honest caller at work on it. `program` is the
     /// suite's own program, which is also the victim's.
-    pub(crate) async fn start(program: &Path, pace: Pace, scene: Scene) -> Result<Bench, Trouble> {
+    pub(crate) async fn start(
+        program: &Path,
+        pace: Pace,
+        scene: Scene,
+    ) -> Result<Bench, HarnessError> {
         let files = tempfile::tempdir()?;
         let model = victim::model();
-        let key = || NodeKey::generate().map_err(|error| Trouble::Attacker(error.to_string()));
+        let key = || NodeKey::generate().map_err(|error| HarnessError::Attacker(error.to_string()));
         let (attacker, honest_key) = (key()?, key()?);
         // In a file, for a guest that is a process of its own.
         let guest_key = files.path().join("guest.key");
         let guest = NodeKey::load_or_create(&guest_key)
-            .map_err(|error| Trouble::Attacker(error.to_string()))?;
-        let mut village = match scene.community {
+            .map_err(|error| HarnessError::Attacker(error.to_string()))?;
+        let mut test_community = match scene.community {
             false => None,
             true => {
                 let honest = [honest_key.id()];
-                Some(Village::found(files.path(), &attacker, &guest, &honest)?)
+                Some(TestCommunity::found(
+                    files.path(),
+                    &attacker,
+                    &guest,
+                    &honest,
+                )?)
             }
         };
-        let home = village.as_ref().map(|village| village.home("victim"));
+        let home = test_community
+            .as_ref()
+            .map(|test_community| test_community.home("victim"));
         let settings = Settings {
             model: model.write(files.path()),
             admitted: vec![attacker.id(), honest_key.id(), guest.id()],
@@ -117,14 +129,14 @@ impl Bench {
             scene,
         };
         let victim = Victim::start(program, &settings).await?;
-        if let Some(village) = &mut village {
-            village.link(&victim).await?;
+        if let Some(test_community) = &mut test_community {
+            test_community.link(&victim).await?;
         }
         let target = Target {
             addr: victim.addr,
             node: victim.node,
             weights: weights(&victim.descriptor.weights_sha256)
-                .ok_or_else(|| Trouble::Victim("it names no weights".to_owned()))?,
+                .ok_or_else(|| HarnessError::Victim("it names no weights".to_owned()))?,
             layers: victim.descriptor.layer_range,
             width: model.width,
             grants: scene.community,
@@ -138,7 +150,7 @@ impl Bench {
             guest,
             attacker,
             limits: pace.limits(),
-            village,
+            test_community,
             program: program.to_owned(),
             guest_key,
             pace,
@@ -150,17 +162,17 @@ impl Bench {
     ///
     /// # Errors
     /// If the attack did not ask for one.
-    pub(crate) fn village(&mut self) -> Result<&mut Village, Trouble> {
-        let none = || Trouble::Attacker("the victim is in no community".to_owned());
-        self.village.as_mut().ok_or_else(none)
+    pub(crate) fn test_community(&mut self) -> Result<&mut TestCommunity, HarnessError> {
+        let none = || HarnessError::Attacker("the victim is in no community".to_owned());
+        self.test_community.as_mut().ok_or_else(none)
     }
 
     /// A gossip session of a member with the victim.
     ///
     /// # Errors
     /// If the victim does not let it.
-    pub(crate) async fn gossip(&mut self, key: &NodeKey) -> Result<Gossip, Trouble> {
-        let community = self.village()?.community;
+    pub(crate) async fn gossip(&mut self, key: &NodeKey) -> Result<Gossip, HarnessError> {
+        let community = self.test_community()?.community;
         Gossip::open(self.target.addr, key, &community).await
     }
 
@@ -168,25 +180,25 @@ impl Bench {
     ///
     /// # Errors
     /// If the victim does not answer.
-    pub(crate) async fn goes_on(&mut self, found: &mut Findings) -> Result<(), Trouble> {
-        let none = || Trouble::Attacker("the victim is in no community".to_owned());
-        let village = self.village.as_ref().ok_or_else(none)?;
-        village.goes_on(&mut self.victim, found).await
+    pub(crate) async fn goes_on(&mut self, found: &mut Findings) -> Result<(), HarnessError> {
+        let none = || HarnessError::Attacker("the victim is in no community".to_owned());
+        let test_community = self.test_community.as_ref().ok_or_else(none)?;
+        test_community.goes_on(&mut self.victim, found).await
     }
 
     /// What becomes of the guest, in a process of its own, when it opens a session with a host.
     ///
     /// # Errors
     /// If it does not say.
-    pub(crate) async fn call(&self, host: &HostAddr) -> Result<Called, Trouble> {
+    pub(crate) async fn call(&self, host: &HostAddr) -> Result<Called, HarnessError> {
         caller::start(&self.program, &self.guest_key, host).await
     }
 
-    /// Starts another node like the victim, in a folder that [`Village::home`] made.
+    /// Starts another node like the victim, in a folder that [`TestCommunity::home`] made.
     ///
     /// # Errors
     /// If it does not start.
-    pub(crate) async fn another(&self, home: &Path) -> Result<Victim, Trouble> {
+    pub(crate) async fn another(&self, home: &Path) -> Result<Victim, HarnessError> {
         let settings = Settings {
             model: victim::model().write(self._files.path()),
             admitted: Vec::new(),
@@ -211,7 +223,7 @@ impl Bench {
     ///
     /// # Errors
     /// If it does not answer.
-    pub async fn gauges(&mut self) -> Result<Gauges, Trouble> {
+    pub async fn gauges(&mut self) -> Result<Gauges, HarnessError> {
         self.victim.gauges().await
     }
 
@@ -239,7 +251,7 @@ impl Bench {
     ///
     /// # Errors
     /// If the system gives no randomness.
-    pub fn grant(&self, key: &NodeKey) -> Result<Grant, Trouble> {
+    pub fn grant(&self, key: &NodeKey) -> Result<Grant, HarnessError> {
         grant(key, self.target.node)
     }
 
@@ -248,7 +260,7 @@ impl Bench {
     ///
     /// # Errors
     /// If the attacker does not get as far as HELLO.
-    pub async fn show(&self, token: Vec<u8>) -> Result<Ending, Trouble> {
+    pub async fn show(&self, token: Vec<u8>) -> Result<Ending, HarnessError> {
         let mut peer = self.upgraded().await?;
         peer.send(Hello::new("pipeline", token).frame()).await;
         let answer = peer.receive().await;
@@ -265,7 +277,7 @@ impl Bench {
     ///
     /// # Errors
     /// If the system gives no randomness.
-    pub fn hello(&self, purpose: &str) -> Result<Hello, Trouble> {
+    pub fn hello(&self, purpose: &str) -> Result<Hello, HarnessError> {
         Ok(Hello::new(
             purpose,
             token(&self.attacker, self.target.node)?,
@@ -276,7 +288,7 @@ impl Bench {
     ///
     /// # Errors
     /// If it cannot be made.
-    pub async fn secured(&self) -> Result<Peer, Trouble> {
+    pub async fn secured(&self) -> Result<Peer, HarnessError> {
         self.secured_with(Papers::of(&self.attacker)).await
     }
 
@@ -284,7 +296,7 @@ impl Bench {
     ///
     /// # Errors
     /// If it cannot be made.
-    pub async fn secured_with(&self, papers: Papers<'_>) -> Result<Peer, Trouble> {
+    pub async fn secured_with(&self, papers: Papers<'_>) -> Result<Peer, HarnessError> {
         Peer::secured(self.target.addr, papers).await
     }
 
@@ -292,7 +304,7 @@ impl Bench {
     ///
     /// # Errors
     /// If it cannot be made.
-    pub async fn upgraded(&self) -> Result<Peer, Trouble> {
+    pub async fn upgraded(&self) -> Result<Peer, HarnessError> {
         Peer::upgraded(self.target.addr, &self.attacker).await
     }
 
@@ -300,7 +312,7 @@ impl Bench {
     ///
     /// # Errors
     /// If the host does not open it.
-    pub async fn session(&self, hello: &Hello) -> Result<Peer, Trouble> {
+    pub async fn session(&self, hello: &Hello) -> Result<Peer, HarnessError> {
         Peer::open(self.target.addr, &self.attacker, hello).await
     }
 
@@ -308,7 +320,7 @@ impl Bench {
     ///
     /// # Errors
     /// If the host does not open it.
-    pub async fn pipeline(&self) -> Result<Peer, Trouble> {
+    pub async fn pipeline(&self) -> Result<Peer, HarnessError> {
         self.session(&self.hello("pipeline")?).await
     }
 
@@ -330,20 +342,20 @@ impl Bench {
     ///
     /// # Errors
     /// If the host does not open it.
-    pub async fn stream(&self) -> Result<Peer, Trouble> {
+    pub async fn stream(&self) -> Result<Peer, HarnessError> {
         let mut peer = self.pipeline().await?;
         peer.send(self.stream_open(1)).await;
         let answer = peer.receive().await;
         if answer.is(kind::STREAM_OPENED) {
             Ok(peer)
         } else {
-            Err(Trouble::Attacker(format!("no stream: {answer:?}")))
+            Err(HarnessError::Attacker(format!("no stream: {answer:?}")))
         }
     }
 }
 
 /// A session token: signed by its own bearer, for one node, good once.
-pub(crate) fn token(key: &NodeKey, audience: NodeId) -> Result<Vec<u8>, Trouble> {
+pub(crate) fn token(key: &NodeKey, audience: NodeId) -> Result<Vec<u8>, HarnessError> {
     sign(&grant(key, audience)?, key)
 }
 
@@ -351,15 +363,15 @@ pub(crate) fn token(key: &NodeKey, audience: NodeId) -> Result<Vec<u8>, Trouble>
 ///
 /// # Errors
 /// If the grant is one that no node would sign.
-pub(crate) fn sign(grant: &Grant, key: &NodeKey) -> Result<Vec<u8>, Trouble> {
-    let failed = |error| Trouble::Attacker(format!("no token: {error}"));
+pub(crate) fn sign(grant: &Grant, key: &NodeKey) -> Result<Vec<u8>, HarnessError> {
+    let failed = |error| HarnessError::Attacker(format!("no token: {error}"));
     grant.sign(key).map_err(failed)
 }
 
-fn grant(key: &NodeKey, audience: NodeId) -> Result<Grant, Trouble> {
+fn grant(key: &NodeKey, audience: NodeId) -> Result<Grant, HarnessError> {
     let mut id = [0; 16];
     getrandom::fill(&mut id)
-        .map_err(|error| Trouble::Attacker(format!("no randomness: {error}")))?;
+        .map_err(|error| HarnessError::Attacker(format!("no randomness: {error}")))?;
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs());

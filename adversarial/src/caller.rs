@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::Trouble;
+use crate::HarnessError;
 use crate::victim::raised;
 
 /// How long a caller may take.
@@ -34,8 +34,8 @@ pub struct Called {
 ///
 /// # Errors
 /// If there is no key.
-pub async fn call(key: &Path, host: &HostAddr) -> Result<Called, Trouble> {
-    let failed = |error: &dyn std::fmt::Display| Trouble::Honest(error.to_string());
+pub async fn call(key: &Path, host: &HostAddr) -> Result<Called, HarnessError> {
+    let failed = |error: &dyn std::fmt::Display| HarnessError::Honest(error.to_string());
     let key = NodeKey::load_or_create(key).map_err(|error| failed(&error))?;
     let numbers = Metrics::install(Part::Caller).map_err(|error| failed(&error))?;
     let link = HostLink::connect(host, &key, Config::default()).await;
@@ -50,8 +50,9 @@ pub(crate) async fn start(
     program: &Path,
     key: &PathBuf,
     host: &HostAddr,
-) -> Result<Called, Trouble> {
-    let failed = |error: &dyn std::fmt::Display| Trouble::Honest(format!("no caller: {error}"));
+) -> Result<Called, HarnessError> {
+    let failed =
+        |error: &dyn std::fmt::Display| HarnessError::Honest(format!("no caller: {error}"));
     let calling = Command::new(program)
         .arg("caller")
         .arg("--key")

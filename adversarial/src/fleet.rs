@@ -15,14 +15,14 @@ use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Frame, Promp
 use hearthnet_orchestrator::health::SharedHealth;
 use hearthnet_orchestrator::hosts::{Choice, ConnectedHosts};
 use hearthnet_orchestrator::link::{HostAddr, HostLink};
-use hearthnet_orchestrator::private::PrivateLayers;
+use hearthnet_orchestrator::private_layers::PrivateLayers;
 use hearthnet_orchestrator::router::GreedyCover;
 use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend};
 use hearthnet_shard::{RunningHost, ServeConfig, Served, ShardHost};
 use hearthnet_testkit::{Tamper, TamperedSource, TinyLlama};
 use tokio::runtime::Handle;
 
-use crate::Trouble;
+use crate::HarnessError;
 
 const LAYERS: u32 = 4;
 const MODEL: &str = "tiny-tampered";
@@ -48,7 +48,7 @@ pub(crate) struct Fleet {
 
 impl Fleet {
     /// With a band for the magnitude of rows that hosts return, if there is to be one.
-    pub(crate) fn new(runtime: Handle, band: Option<Band>) -> Result<Self, Trouble> {
+    pub(crate) fn new(runtime: Handle, band: Option<Band>) -> Result<Self, HarnessError> {
         let tiny = TinyLlama {
             layers: LAYERS,
             ..TinyLlama::default()
@@ -78,7 +78,7 @@ impl Fleet {
     }
 
     /// The rows of the embedding table, one behind the other.
-    pub(crate) fn table(&self) -> Result<Vec<f32>, Trouble> {
+    pub(crate) fn table(&self) -> Result<Vec<f32>, HarnessError> {
         let mut table = Vec::new();
         let tokens: Vec<u32> = (0..self.file.spec().vocab).collect();
         let embedded = self.text.head.embed(&tokens, &mut table);
@@ -88,7 +88,7 @@ impl Fleet {
 
     /// Asks one question over hosts that do this, each of which serves all layers; so many first
     /// ones the caller computes itself.
-    pub(crate) fn ask(&self, private: u32, tampers: Vec<Tamper>) -> Result<Asked, Trouble> {
+    pub(crate) fn ask(&self, private: u32, tampers: Vec<Tamper>) -> Result<Asked, HarnessError> {
         let own = (private, 0);
         let own = PrivateLayers::load(&self.file, MODEL, own, 4, &options()).map_err(failed)?;
         let model = ModelOnWire {
@@ -142,7 +142,11 @@ impl Fleet {
         })
     }
 
-    fn host(&self, caller: &NodeKey, tamper: Tamper) -> Result<(RunningHost, HostAddr), Trouble> {
+    fn host(
+        &self,
+        caller: &NodeKey,
+        tamper: Tamper,
+    ) -> Result<(RunningHost, HostAddr), HarnessError> {
         let spec = self.file.spec();
         let served = Served {
             model_id: MODEL.into(),
@@ -173,8 +177,8 @@ impl Fleet {
     }
 }
 
-fn failed(error: impl std::fmt::Display) -> Trouble {
-    Trouble::Attacker(error.to_string())
+fn failed(error: impl std::fmt::Display) -> HarnessError {
+    HarnessError::Attacker(error.to_string())
 }
 
 fn options() -> EngineOptions {

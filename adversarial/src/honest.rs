@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::Trouble;
+use crate::HarnessError;
 use crate::bench::Target;
 
 /// Positions that it goes through, again and again: going back makes the host forget what came
@@ -47,14 +47,14 @@ impl Honest {
         target: &Target,
         key: &NodeKey,
         expected: Option<&Answers>,
-    ) -> Result<Honest, Trouble> {
+    ) -> Result<Honest, HarnessError> {
         let mut call = Call::open(target, key, POSITIONS).await?;
         let mut answers = Vec::new();
         for position in 0..POSITIONS {
-            answers.push(call.step(1, position).await.map_err(Trouble::Honest)?);
+            answers.push(call.step(1, position).await.map_err(HarnessError::Honest)?);
         }
         if expected.is_some_and(|expected| **expected != answers) {
-            return Err(Trouble::Honest(
+            return Err(HarnessError::Honest(
                 "it gets other answers than before".to_owned(),
             ));
         }
@@ -140,8 +140,8 @@ impl Call {
         target: &Target,
         key: &NodeKey,
         positions: u32,
-    ) -> Result<Call, Trouble> {
-        let failed = |error: &dyn std::fmt::Display| Trouble::Honest(error.to_string());
+    ) -> Result<Call, HarnessError> {
+        let failed = |error: &dyn std::fmt::Display| HarnessError::Honest(error.to_string());
         let identity = key.identity().map_err(|error| failed(&error))?;
         let hello = Hello::new("pipeline", target.token(key).await?);
         let connection = connect(
@@ -157,7 +157,9 @@ impl Call {
             connection,
             target: *target,
         };
-        call.stream(1, positions).await.map_err(Trouble::Honest)?;
+        call.stream(1, positions)
+            .await
+            .map_err(HarnessError::Honest)?;
         Ok(call)
     }
 

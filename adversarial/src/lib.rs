@@ -14,7 +14,7 @@
 //! | what an attack is, observations, verdicts | `attack.rs` |
 //! | what an attack gets to work with | `bench.rs` |
 //! | the attacked host, in its own process | `victim.rs` |
-//! | its community, where it is in one | `village.rs` |
+//! | its community, where it is in one | `test_community.rs` |
 //! | the attacked caller, in its own process | `caller.rs` |
 //! | the caller that must not notice | `honest.rs` |
 //! | the attacker's connection, byte by byte | `raw/` |
@@ -34,9 +34,9 @@ mod honest;
 mod memory;
 pub mod raw;
 mod report;
+mod test_community;
 mod trial;
 mod victim;
-mod village;
 
 pub use attack::{Attack, Entry, Findings, Observation, Verdict};
 pub use attacks::ATTACKS;
@@ -51,7 +51,7 @@ pub use victim::{LogGauges, Pace, Scene, Settings as VictimSettings, serve as se
 /// The harness could not do its work: no verdict on the victim.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Trouble {
+pub enum HarnessError {
     /// The victim could not be started, or does not answer its questions.
     #[error("the victim could not be used: {0}")]
     Victim(String),

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use hearthnet_adversarial::{
-    ATTACKS, Effort, Pace, Report, Scene, Setup, Trouble, VictimSettings, call, run, serve_victim,
+    ATTACKS, Effort, HarnessError, Pace, Report, Scene, Setup, VictimSettings, call, run,
+    serve_victim,
 };
 use hearthnet_bus::NodeId;
 use hearthnet_orchestrator::link::HostAddr;
@@ -92,10 +93,11 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn perform(arguments: Arguments) -> Result<ExitCode, Trouble> {
+async fn perform(arguments: Arguments) -> Result<ExitCode, HarnessError> {
     if let Some(Role::Caller { key, host }) = &arguments.role {
         let called = call(key, host).await?;
-        let line = serde_json::to_string(&called).map_err(|error| Trouble::Files(error.into()))?;
+        let line =
+            serde_json::to_string(&called).map_err(|error| HarnessError::Files(error.into()))?;
         writeln!(std::io::stdout(), "{line}")?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -148,8 +150,8 @@ async fn perform(arguments: Arguments) -> Result<ExitCode, Trouble> {
     }
     let mut out = std::io::stdout().lock();
     if arguments.json {
-        let text =
-            serde_json::to_string_pretty(&report).map_err(|error| Trouble::Files(error.into()))?;
+        let text = serde_json::to_string_pretty(&report)
+            .map_err(|error| HarnessError::Files(error.into()))?;
         writeln!(out, "{text}")?;
     } else {
         write!(out, "{report}")?;

@@ -18,7 +18,7 @@ use serde::Serialize;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::interval;
 
-use crate::Trouble;
+use crate::HarnessError;
 use crate::attack::{Entry, Findings, Verdict};
 use crate::bench::Bench;
 use crate::honest::Honest;
@@ -157,8 +157,8 @@ impl Outcome {
 /// Carries an attack out and judges it.
 ///
 /// # Errors
-/// [`Trouble`] when the harness could not do its work.
-pub async fn run(entry: &Entry, setup: &Setup) -> Result<Outcome, Trouble> {
+/// [`HarnessError`] when the harness could not do its work.
+pub async fn run(entry: &Entry, setup: &Setup) -> Result<Outcome, HarnessError> {
     let mut bench = Bench::start(&setup.program, setup.pace, entry.scene).await?;
     bench.honest.steps(WARM_UP_STEPS).await;
     bench.honest.take_samples();
@@ -234,7 +234,7 @@ pub async fn run(entry: &Entry, setup: &Setup) -> Result<Outcome, Trouble> {
 struct Attackers(Option<Runtime>);
 
 impl Attackers {
-    fn new(effort: Effort) -> Result<Attackers, Trouble> {
+    fn new(effort: Effort) -> Result<Attackers, HarnessError> {
         let mut threads = Builder::new_multi_thread();
         threads.worker_threads(2).enable_all();
         if effort != Effort::Once {
@@ -247,8 +247,8 @@ impl Attackers {
         &self,
         entry: &Entry,
         mut bench: Bench,
-    ) -> Result<(Bench, Result<Verdict, Trouble>), Trouble> {
-        let failed = |error: &dyn fmt::Display| Trouble::Attacker(error.to_string());
+    ) -> Result<(Bench, Result<Verdict, HarnessError>), HarnessError> {
+        let failed = |error: &dyn fmt::Display| HarnessError::Attacker(error.to_string());
         let Some(threads) = &self.0 else {
             return Err(failed(&"there are no threads to attack with"));
         };
@@ -282,10 +282,10 @@ impl Drop for Attackers {
 }
 
 /// A victim that died explains most troubles.
-fn explained(trouble: Trouble, bench: &Bench) -> Trouble {
+fn explained(trouble: HarnessError, bench: &Bench) -> HarnessError {
     match bench.victim.log() {
         log if log.is_empty() => trouble,
-        log => Trouble::Victim(format!("{trouble}; its log says: {log}")),
+        log => HarnessError::Victim(format!("{trouble}; its log says: {log}")),
     }
 }
 
@@ -295,7 +295,7 @@ async fn settled(
     what: &str,
     callers: u32,
     found: &mut Findings,
-) -> Result<(), Trouble> {
+) -> Result<(), HarnessError> {
     let gauges = until(victim, |gauges| is_settled(gauges, callers)).await?;
     let held = is_settled(&gauges, callers);
     let seen = match held {
@@ -310,7 +310,7 @@ async fn settled(
 pub(crate) async fn until(
     victim: &mut Victim,
     reached: impl Fn(&Gauges) -> bool,
-) -> Result<Gauges, Trouble> {
+) -> Result<Gauges, HarnessError> {
     let begin = Instant::now();
     let mut asking = interval(ASK_EVERY);
     loop {
@@ -333,7 +333,7 @@ fn is_settled(gauges: &Gauges, callers: u32) -> bool {
 async fn counted(
     victim: &mut Victim,
     found: &mut Findings,
-) -> Result<BTreeMap<String, u64>, Trouble> {
+) -> Result<BTreeMap<String, u64>, HarnessError> {
     let raised = found.raised();
     let is_counted = |gauges: &Gauges| {
         let mut raised = raised.iter();
@@ -350,7 +350,7 @@ async fn counted(
 }
 
 /// Is the host as if nothing had happened?
-async fn aftermath(bench: Bench, found: &mut Findings) -> Result<(), Trouble> {
+async fn aftermath(bench: Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let Bench {
         mut victim,
         mut honest,

@@ -32,7 +32,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
-use crate::Trouble;
+use crate::HarnessError;
 use crate::memory::{self, Usage};
 
 /// How long the victim may take to start, to answer a question, or to end.
@@ -132,8 +132,8 @@ pub struct Settings {
 ///
 /// # Errors
 /// If the host cannot be started.
-pub async fn serve(settings: Settings) -> Result<(), Trouble> {
-    let failed = |error: &dyn std::fmt::Display| Trouble::Victim(error.to_string());
+pub async fn serve(settings: Settings) -> Result<(), HarnessError> {
+    let failed = |error: &dyn std::fmt::Display| HarnessError::Victim(error.to_string());
     let key = match &settings.home {
         None => NodeKey::generate().map_err(|error| failed(&error))?,
         Some(home) => {
@@ -199,8 +199,8 @@ struct Member {
 }
 
 impl Member {
-    async fn start(home: &Path, key: Arc<NodeKey>, pace: Pace) -> Result<Member, Trouble> {
-        let failed = |error: &dyn std::fmt::Display| Trouble::Victim(error.to_string());
+    async fn start(home: &Path, key: Arc<NodeKey>, pace: Pace) -> Result<Member, HarnessError> {
+        let failed = |error: &dyn std::fmt::Display| HarnessError::Victim(error.to_string());
         let numbers = Metrics::install(Part::Host).map_err(|error| failed(&error))?;
         let log = EventLog::open(home).map_err(|error| failed(&error))?;
         let recovered = log.recovery().map(|recovery| recovery.code().to_owned());
@@ -377,7 +377,7 @@ pub(crate) struct Victim {
 
 impl Victim {
     /// Starts `program` as a victim, and waits until it serves.
-    pub(crate) async fn start(program: &Path, settings: &Settings) -> Result<Victim, Trouble> {
+    pub(crate) async fn start(program: &Path, settings: &Settings) -> Result<Victim, HarnessError> {
         let mut command = Command::new(program);
         command
             .arg("victim")
@@ -399,7 +399,7 @@ impl Victim {
             .stderr(Stdio::piped())
             .kill_on_drop(true)
             .spawn()?;
-        let gone = || Trouble::Victim("it ended at once".to_owned());
+        let gone = || HarnessError::Victim("it ended at once".to_owned());
         let pid = child.id().ok_or_else(gone)?;
         let input = child.stdin.take().ok_or_else(gone)?;
         let output = child.stdout.take().ok_or_else(gone)?;
@@ -418,10 +418,10 @@ impl Victim {
             Ok(descriptor) => descriptor,
             Err(trouble) => {
                 let log = String::from_utf8_lossy(&lock(&log)).into_owned();
-                return Err(Trouble::Victim(format!("{trouble}; it said: {log}")));
+                return Err(HarnessError::Victim(format!("{trouble}; it said: {log}")));
             }
         };
-        let bad = |_| Trouble::Victim("it describes itself badly".to_owned());
+        let bad = |_| HarnessError::Victim("it describes itself badly".to_owned());
         Ok(Victim {
             addr: descriptor.endpoint.parse().map_err(|_| bad(()))?,
             node: descriptor.host.parse().map_err(|_| bad(()))?,
@@ -435,7 +435,7 @@ impl Victim {
     }
 
     /// Its numbers as of now.
-    pub(crate) async fn gauges(&mut self) -> Result<Gauges, Trouble> {
+    pub(crate) async fn gauges(&mut self) -> Result<Gauges, HarnessError> {
         self.input.write_all(b"\n").await?;
         answer(&mut self.output).await
     }
@@ -455,7 +455,7 @@ impl Victim {
     }
 
     /// Kills it.
-    pub(crate) async fn kill(mut self) -> Result<(), Trouble> {
+    pub(crate) async fn kill(mut self) -> Result<(), HarnessError> {
         self.child.kill().await?;
         Ok(())
     }
@@ -471,12 +471,12 @@ impl Victim {
 
 async fn answer<T: for<'a> Deserialize<'a>>(
     output: &mut Lines<BufReader<ChildStdout>>,
-) -> Result<T, Trouble> {
+) -> Result<T, HarnessError> {
     let line = timeout(PATIENCE, output.next_line())
         .await
-        .map_err(|_| Trouble::Victim("it does not answer".to_owned()))??
-        .ok_or_else(|| Trouble::Victim("it has ended".to_owned()))?;
-    serde_json::from_str(&line).map_err(|error| Trouble::Victim(format!("{error} in {line}")))
+        .map_err(|_| HarnessError::Victim("it does not answer".to_owned()))??
+        .ok_or_else(|| HarnessError::Victim("it has ended".to_owned()))?;
+    serde_json::from_str(&line).map_err(|error| HarnessError::Victim(format!("{error} in {line}")))
 }
 
 fn lock(log: &Mutex<Vec<u8>>) -> std::sync::MutexGuard<'_, Vec<u8>> {

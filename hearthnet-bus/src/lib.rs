@@ -10,8 +10,8 @@
 //! | what a node can be asked to do | [`calls`] | `calls/` (normative: `specs/capability-bus.md`) |
 //! | "seen before" | [`ReplayCache`] | `replay.rs` |
 //! | which community | [`CommunityId`] | `community_id.rs` |
-//! | how one is asked to join it | [`invite`] | `invite.rs` |
-//! | how one joins it | [`joining`] | `joining.rs` |
+//! | how one is asked to join it | [`invite`] | `invite/` |
+//! | how one joins it | [`joining`] | `joining/` |
 //! | what a shard host offers | [`Descriptor`] | `descriptor.rs` |
 //! | who may be where | [`discovery`] | `discovery/` |
 //! | what a community agreed on, and its store | [`log`] | `log/` (normative: `specs/event-log.md`) |

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::ModelError;
-use crate::engine::{EngineError, EngineOptions, LoadError, Whole};
+use crate::engine::{EngineError, EngineOptions, FullModel, LoadError};
 use crate::kernels::{Arena, Isa};
 use crate::manifest::WeightsId;
 use crate::model_file::ModelFile;
@@ -160,7 +160,7 @@ pub fn bench_engine(
             weights,
             ..EngineOptions::default()
         };
-        let mut whole = Whole::load(&file, &engine, &mut |_, _| ())?;
+        let mut whole = FullModel::load(&file, &engine, &mut |_, _| ())?;
         bench.load_seconds = begin.elapsed().as_secs_f64();
         bench.weight_bytes = whole.weight_bytes();
         bench.token_bytes = whole.token_bytes();
@@ -192,7 +192,7 @@ pub fn bench_engine(
 
 /// Times of `repetitions` runs, after one that does not count unless it is the only one.
 fn measure(
-    whole: &mut Whole,
+    whole: &mut FullModel,
     test: BenchTest,
     tokens: u32,
     depth: u32,

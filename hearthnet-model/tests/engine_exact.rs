@@ -6,7 +6,7 @@ mod engine_common;
 
 use engine_common::{append, assert_same_bits, differing, embed, ids, logits, options, run, whole};
 use hearthnet_model::ModelFile;
-use hearthnet_model::engine::{EngineError, Span, Whole};
+use hearthnet_model::engine::{EngineError, FullModel, Span};
 use hearthnet_model::kernels::Isa;
 
 fn model() -> ModelFile {
@@ -14,7 +14,7 @@ fn model() -> ModelFile {
 }
 
 /// Logits of the last rows.
-fn last_logits(whole: &Whole, rows: &[f32], count: usize) -> Vec<f32> {
+fn last_logits(whole: &FullModel, rows: &[f32], count: usize) -> Vec<f32> {
     let width = whole.engine().spec().width as usize;
     logits(whole.head(), &rows[rows.len() - count * width..])
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use engine_common::{append, assert_same_bits, embed, engine, ids, logits, options, run, whole};
 use hearthnet_model::engine::{
-    Engine, EngineError, EngineOptions, ImportError, KvSnapshot, LoadError, SeqId, Span, Whole,
+    Engine, EngineError, EngineOptions, FullModel, ImportError, KvSnapshot, LoadError, SeqId, Span,
 };
 use hearthnet_model::gguf::writer::{WriteError, Writer};
 use hearthnet_model::gguf::{TensorInfo, TensorType};
@@ -634,7 +634,7 @@ fn op() -> impl Strategy<Value = Op> {
 
 /// Rows of a token sequence, computed one by one by a portable engine with one thread; kept.
 struct Oracle {
-    whole: Whole,
+    whole: FullModel,
     known: BTreeMap<Vec<u32>, Vec<f32>>,
 }
 

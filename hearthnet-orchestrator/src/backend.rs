@@ -5,7 +5,7 @@
 //! neither can the answer: the arithmetic is the same to the bit.
 //!
 //! Backends nest: one that runs some of the layers hands its rows to one that runs the next ones
-//! ([`private`](crate::private)). One that does not have the last layer gives back all rows.
+//! ([`private_layers`](crate::private_layers)). One that does not have the last layer gives back all rows.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ use hearthnet_bus::flight::PipelineId;
 use serde::{Deserialize, Serialize};
 
 use crate::Cancel;
-use crate::cohort::Cohort;
 use crate::error::ChatError;
+use crate::write_batch::WriteBatch;
 
 /// One piece of the route, as `done` reports it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -180,13 +180,13 @@ pub trait Backend: Send {
 
     /// The chats whose last rows came out at the same time, if there are several: whoever works on
     /// them next may wait for all.
-    fn take_cohort(&mut self) -> Option<Cohort> {
+    fn take_write_batch(&mut self) -> Option<WriteBatch> {
         None
     }
 
-    /// What is submitted next travels with what the others of `cohort` submit.
-    fn join(&mut self, cohort: Cohort) {
-        drop(cohort);
+    /// What is submitted next travels with what the others of `write_batch` submit.
+    fn join(&mut self, write_batch: WriteBatch) {
+        drop(write_batch);
     }
 
     /// [`Backend::submit`], then [`Backend::output`].

@@ -16,7 +16,7 @@
 //! A lone chat runs at once. Beside others it gathers first: rows that a host computed together
 //! come one after the other, each brought by its own chat, and to begin without them costs them a
 //! whole batch. A batch has the jobs of half the chats at most: these are then with one host while
-//! the others are with another. Whoever is in a batch leaves it in a [`Cohort`], and so they stay
+//! the others are with another. Whoever is in a batch leaves it in a [`WriteBatch`], and so they stay
 //! together until they are back here.
 
 use std::fmt;
@@ -25,7 +25,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::cohort::Cohort;
+use crate::write_batch::WriteBatch;
 
 /// How long a batch waits for the next job of a burst, and how long in all.
 const GAP: Duration = Duration::from_micros(100);
@@ -33,7 +33,7 @@ const GATHER: Duration = Duration::from_micros(400);
 
 /// Where jobs `J` become results `R`, in batches.
 pub(crate) struct Batcher<J, R> {
-    desk: Mutex<Desk<J, R>>,
+    queue: Mutex<Queue<J, R>>,
     /// A job has come.
     came: Condvar,
     /// Chats that have jobs now and then.
@@ -52,7 +52,7 @@ impl Drop for Present {
     }
 }
 
-struct Desk<J, R> {
+struct Queue<J, R> {
     /// Whether somebody computes, or has been told to.
     taken: bool,
     /// In order of arrival; the first is told to go on when nobody computes.
@@ -71,14 +71,14 @@ enum Turn<R> {
     /// Its chat computes, for itself and whoever else waits.
     GoOn,
     /// Somebody has computed it, and those of a cohort.
-    Done(R, Option<Cohort>),
+    Done(R, Option<WriteBatch>),
 }
 
 impl<J, R> Batcher<J, R> {
     /// For batches of `most` jobs (at least 1).
     pub(crate) fn new(most: usize) -> Self {
         Self {
-            desk: Mutex::new(Desk {
+            queue: Mutex::new(Queue {
                 taken: false,
                 waiting: Vec::new(),
                 gathering: false,
@@ -95,7 +95,7 @@ impl<J, R> Batcher<J, R> {
         Present(Arc::clone(&self.present))
     }
 
-    /// Has a job done, together with those of other chats. `cohort`: those whose jobs come at the
+    /// Has a job done, together with those of other chats. `write_batch`: those whose jobs come at the
     /// same time; `patient`: whether the batch is worth waiting a moment for others. `work` makes
     /// as many results of a batch, in the same order; it may be that of another chat that runs.
     ///
@@ -104,27 +104,27 @@ impl<J, R> Batcher<J, R> {
     pub(crate) fn run(
         &self,
         job: J,
-        cohort: Option<Cohort>,
+        write_batch: Option<WriteBatch>,
         patient: bool,
         work: impl FnOnce(Vec<J>) -> Vec<R>,
-    ) -> Option<(R, Option<Cohort>)> {
-        let mut desk = self.desk();
-        if !desk.taken {
-            desk.taken = true;
-            drop(desk);
-            return self.lead(Some(job), cohort, patient, work);
+    ) -> Option<(R, Option<WriteBatch>)> {
+        let mut queue = self.queue();
+        if !queue.taken {
+            queue.taken = true;
+            drop(queue);
+            return self.lead(Some(job), write_batch, patient, work);
         }
         let (answer, turn) = sync_channel(1);
-        desk.waiting.push(Waiting { job, answer });
-        let gathering = desk.gathering;
-        drop(desk);
-        drop(cohort);
+        queue.waiting.push(Waiting { job, answer });
+        let gathering = queue.gathering;
+        drop(queue);
+        drop(write_batch);
         if gathering {
             self.came.notify_one();
         }
         match turn.recv().ok()? {
             Turn::GoOn => self.lead(None, None, patient, work),
-            Turn::Done(result, cohort) => Some((result, cohort)),
+            Turn::Done(result, write_batch) => Some((result, write_batch)),
         }
     }
 
@@ -133,61 +133,66 @@ impl<J, R> Batcher<J, R> {
     fn lead(
         &self,
         own: Option<J>,
-        cohort: Option<Cohort>,
+        write_batch: Option<WriteBatch>,
         patient: bool,
         work: impl FnOnce(Vec<J>) -> Vec<R>,
-    ) -> Option<(R, Option<Cohort>)> {
+    ) -> Option<(R, Option<WriteBatch>)> {
         let free = WhenDone(self);
         let queued = usize::from(own.is_none());
         let mut jobs: Vec<J> = own.into_iter().collect();
         let mut answers = Vec::new();
-        for waiting in self.gather(1 - queued, cohort.as_ref(), patient) {
+        for waiting in self.gather(1 - queued, write_batch.as_ref(), patient) {
             jobs.push(waiting.job);
             answers.push(waiting.answer);
         }
-        drop(cohort);
+        drop(write_batch);
         let mut results = work(jobs).into_iter();
         // The next batch does not wait for this one to be handed out.
         drop(free);
         let own = results.next()?;
         // The first answer would be this chat's own, if it was in the queue.
         let others = answers.into_iter().skip(queued);
-        let cohort = (others.len() > 0).then(Cohort::default);
+        let write_batch = (others.len() > 0).then(WriteBatch::default);
         for (answer, result) in others.zip(results) {
             // A chat waits until it is answered.
-            let _ = answer.send(Turn::Done(result, cohort.clone()));
+            let _ = answer.send(Turn::Done(result, write_batch.clone()));
         }
-        Some((own, cohort))
+        Some((own, write_batch))
     }
 
     /// Waits for the jobs of the caller's cohort, and a moment for those of others, until there
     /// are those of half the chats, `own` (0 or 1) outside of the queue among them. Takes so many
     /// at most.
-    fn gather(&self, own: usize, cohort: Option<&Cohort>, patient: bool) -> Vec<Waiting<J, R>> {
+    fn gather(
+        &self,
+        own: usize,
+        write_batch: Option<&WriteBatch>,
+        patient: bool,
+    ) -> Vec<Waiting<J, R>> {
         let half = self.present.load(Ordering::Relaxed).div_ceil(2);
         let enough = half.clamp(1, self.most);
         let began = Instant::now();
         let (mut last, mut jobs) = (began, 0);
-        let mut desk = self.desk();
-        desk.gathering = true;
+        let mut queue = self.queue();
+        queue.gathering = true;
         loop {
-            let now = desk.waiting.len() + own;
+            let now = queue.waiting.len() + own;
             if now > jobs {
                 (last, jobs) = (Instant::now(), now);
             }
-            let all_came = cohort.is_none_or(Cohort::is_complete) && last.elapsed() >= GAP;
+            let all_came = write_batch.is_none_or(WriteBatch::is_complete) && last.elapsed() >= GAP;
             if !patient || jobs >= enough || all_came || began.elapsed() >= GATHER {
-                desk.gathering = false;
+                queue.gathering = false;
                 let taken = now.min(enough) - own;
-                return desk.waiting.drain(..taken).collect();
+                return queue.waiting.drain(..taken).collect();
             }
-            let waited = self.came.wait_timeout(desk, GAP);
-            desk = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let waited = self.came.wait_timeout(queue, GAP);
+            queue = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    fn desk(&self) -> MutexGuard<'_, Desk<J, R>> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    fn queue(&self) -> MutexGuard<'_, Queue<J, R>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -206,11 +211,11 @@ struct WhenDone<'a, J, R>(&'a Batcher<J, R>);
 
 impl<J, R> Drop for WhenDone<'_, J, R> {
     fn drop(&mut self) {
-        let mut desk = self.0.desk();
-        match desk.waiting.first() {
+        let mut queue = self.0.queue();
+        match queue.waiting.first() {
             // There is room for one message, and this is the first.
             Some(first) => drop(first.answer.try_send(Turn::GoOn)),
-            None => desk.taken = false,
+            None => queue.taken = false,
         }
     }
 }
@@ -219,18 +224,18 @@ impl<J, R> Drop for WhenDone<'_, J, R> {
 impl<J, R> Batcher<J, R> {
     /// Makes all jobs wait until what is returned is dropped.
     pub(crate) fn keep_busy(&self) -> impl Drop + use<'_, J, R> {
-        self.desk().taken = true;
+        self.queue().taken = true;
         WhenDone(self)
     }
 
     /// Jobs that wait.
     pub(crate) fn waiting(&self) -> usize {
-        self.desk().waiting.len()
+        self.queue().waiting.len()
     }
 
     /// Whether nobody computes and nobody waits.
     pub(crate) fn is_idle(&self) -> bool {
-        let desk = self.desk();
-        !desk.taken && desk.waiting.is_empty()
+        let queue = self.queue();
+        !queue.taken && queue.waiting.is_empty()
     }
 }

@@ -12,9 +12,9 @@ use tokio::runtime::Handle;
 
 use crate::Cancel;
 use crate::backend::{Backend, HopTimes, Notice, RouteHop, Run, whole_ms};
-use crate::cohort::Cohort;
 use crate::error::{Blame, ChatError};
 use crate::sharded::ShardedBackend;
+use crate::write_batch::WriteBatch;
 
 /// Makes the backend that holds the layers that hosts were asked for. It may take seconds.
 pub type LoadLocal = Box<dyn FnOnce() -> Result<Box<dyn Backend>, ChatError> + Send>;
@@ -197,13 +197,13 @@ impl Backend for WithFallback {
         }
     }
 
-    fn take_cohort(&mut self) -> Option<Cohort> {
-        self.active_mut()?.take_cohort()
+    fn take_write_batch(&mut self) -> Option<WriteBatch> {
+        self.active_mut()?.take_write_batch()
     }
 
-    fn join(&mut self, cohort: Cohort) {
+    fn join(&mut self, write_batch: WriteBatch) {
         if let Some(active) = self.active_mut() {
-            active.join(cohort);
+            active.join(write_batch);
         }
     }
 

@@ -5,16 +5,16 @@
 //! |---|---|
 //! | which hosts run which layers | [`router`] (pure) |
 //! | what is in flight where, what is replayed after a failure | [`pipeline`] (pure) |
-//! | how slow is too slow | [`pace`] (pure) |
+//! | how slow is too slow | [`hop_timeout`] (pure) |
 //! | what hosts did in all calls before | [`health`] (pure) |
 //! | is what a host returned possible | [`checks`] (pure) |
-//! | chats that move from host to host together | [`cohort`] |
+//! | chats that move from host to host together | [`write_batch`] |
 //! | a session with a host, a set of them | [`link`], [`hosts`] |
 //! | the layers here, the layers there | [`local`], [`sharded`], behind [`Backend`] |
-//! | layers that nobody else is to see the input of | [`private`] |
+//! | layers that nobody else is to see the input of | [`private_layers`] |
 //! | from there to here in the middle of an answer | [`fallback`] |
 //! | text in, tokens out | [`chat`] |
-//! | logits for many chats at once | [`head`] |
+//! | logits for many chats at once | [`logits_batcher`] |
 //! | how batches of many chats form | [`batcher`] |
 //! | chat as a capability of the bus | [`bus`] |
 //! | many callers: turns, kept conversations, giving up | [`service`] |
@@ -26,22 +26,22 @@ pub mod batcher;
 pub mod bus;
 pub mod chat;
 pub mod checks;
-pub mod cohort;
 pub mod error;
 pub mod fallback;
-pub mod head;
 pub mod health;
+pub mod hop_timeout;
 pub mod hosts;
 pub mod http;
 mod labels;
 pub mod link;
 pub mod local;
-pub mod pace;
+pub mod logits_batcher;
 pub mod pipeline;
-pub mod private;
+pub mod private_layers;
 pub mod router;
 pub mod service;
 pub mod sharded;
+pub mod write_batch;
 
 pub use backend::Backend;
 pub use error::ChatError;

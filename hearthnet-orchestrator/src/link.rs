@@ -20,8 +20,8 @@ use hearthnet_transport::{
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
-use crate::cohort::Cohort;
 use crate::error::ChatError;
+use crate::write_batch::WriteBatch;
 
 /// A host as a person writes it: `ADDR:PORT#ed25519:KEY`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,7 +75,7 @@ pub(crate) enum Inbound {
         /// When it came.
         at: Instant,
         /// Those whose rows came with it.
-        cohort: Option<Cohort>,
+        write_batch: Option<WriteBatch>,
     },
     /// The host ended the stream.
     Error {
@@ -481,9 +481,9 @@ async fn read(mut connection: Connection, sender: Sender, streams: Streams) {
         }
         let results = |message: &&Message| matches!(message, Message::StepResult(_));
         let several = messages.iter().filter(results).nth(1).is_some();
-        let cohort = several.then(Cohort::default);
+        let write_batch = several.then(WriteBatch::default);
         for message in messages.drain(..) {
-            hand_out(message, &cohort, connection.peer(), &sender, &streams);
+            hand_out(message, &write_batch, connection.peer(), &sender, &streams);
         }
         if let Some(Err(closed)) = arrived {
             break Ended::of(&closed);
@@ -500,7 +500,7 @@ async fn read(mut connection: Connection, sender: Sender, streams: Streams) {
 /// Hands one message to the chat that owns its stream.
 fn hand_out(
     message: Message,
-    cohort: &Option<Cohort>,
+    write_batch: &Option<WriteBatch>,
     host: PeerKey,
     sender: &Sender,
     streams: &Streams,
@@ -508,8 +508,15 @@ fn hand_out(
     let (stream, mut inbound) = match message {
         Message::StreamOpened(m) => (m.stream, Inbound::Opened),
         Message::StepResult(result) => {
-            let (at, cohort) = (Instant::now(), None);
-            (result.stream, Inbound::Result { result, at, cohort })
+            let (at, write_batch) = (Instant::now(), None);
+            (
+                result.stream,
+                Inbound::Result {
+                    result,
+                    at,
+                    write_batch,
+                },
+            )
         }
         Message::StreamError(m) => (
             m.stream,
@@ -538,10 +545,12 @@ fn hand_out(
     };
     if let Some(route) = lock(streams).by_stream.get(&stream) {
         // Nobody is to wait for a chat that does something else, who knows how long.
-        if let Inbound::Result { cohort: own, .. } = &mut inbound
+        if let Inbound::Result {
+            write_batch: own, ..
+        } = &mut inbound
             && route.attentive.load(Ordering::Relaxed)
         {
-            own.clone_from(cohort);
+            own.clone_from(write_batch);
         }
         // A chat that has gone away no longer listens; its stream is being closed.
         let _ = route.inbox.send((route.hop, inbound));

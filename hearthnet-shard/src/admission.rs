@@ -10,12 +10,12 @@ use std::sync::{Arc, Mutex};
 
 use hearthnet_bus::calls::{Authority, BUS_PATH, CallServer, Registry, Research, Trust};
 use hearthnet_bus::flight::{self, PagesHandler};
-use hearthnet_bus::node::TensorDoor;
+use hearthnet_bus::node::TensorAcceptor;
 use hearthnet_bus::{Capability, Expectation, Grant, NodeId, ReplayCache};
 use hearthnet_transport::{Admission, CloseCode, Hello, PATH, PeerKey, SessionClosed};
 
-use crate::life::lock;
 use crate::stats::Counters;
+use crate::stream_handle::lock;
 
 /// Sessions for running rows through the layers.
 pub const PIPELINE: &str = "pipeline";
@@ -28,7 +28,7 @@ const REMEMBERED_TOKENS: usize = 4096;
 
 /// Lets admitted nodes in, each session with a grant of its own for this node.
 #[derive(Debug)]
-pub(crate) struct DoorKeeper {
+pub(crate) struct SessionAuthorizer {
     host: NodeId,
     /// Who may issue tokens and, where there is no community, connect.
     admitted: HashSet<NodeId>,
@@ -38,7 +38,7 @@ pub(crate) struct DoorKeeper {
     counters: Arc<Counters>,
 }
 
-impl DoorKeeper {
+impl SessionAuthorizer {
     pub(crate) fn new(
         host: NodeId,
         admitted: &[NodeId],
@@ -108,7 +108,7 @@ impl DoorKeeper {
     }
 }
 
-impl Admission for DoorKeeper {
+impl Admission for SessionAuthorizer {
     fn admit_peer(&self, peer: &PeerKey) -> bool {
         let is_admitted = self.node(peer).is_some();
         if !is_admitted {
@@ -141,7 +141,7 @@ impl Admission for DoorKeeper {
 }
 
 /// Alone, there are no levels: whoever is admitted may ask, and hears what is for him.
-impl Authority for DoorKeeper {
+impl Authority for SessionAuthorizer {
     fn trust(&self, node: &NodeId) -> Trust {
         match self.admitted.contains(node) {
             true => Trust::Member,
@@ -156,7 +156,7 @@ impl Authority for DoorKeeper {
 }
 
 /// In a community: whether the peer is a member has been asked before.
-impl TensorDoor for DoorKeeper {
+impl TensorAcceptor for SessionAuthorizer {
     fn admit_hello(&self, peer: &NodeId, hello: &Hello, now_unix: u64) -> Result<(), CloseCode> {
         self.check(*peer, hello, now_unix)
     }
@@ -183,8 +183,8 @@ mod tests {
     }
 
     /// Host 1 admits 2.
-    fn keeper() -> DoorKeeper {
-        DoorKeeper::new(key(1).id(), &[key(2).id()], 30, Arc::default())
+    fn keeper() -> SessionAuthorizer {
+        SessionAuthorizer::new(key(1).id(), &[key(2).id()], 30, Arc::default())
     }
 
     fn grant(issuer: u8) -> Grant {

@@ -12,7 +12,7 @@ use hearthnet_transport::Message;
 use crate::clock::Clock;
 use crate::engine::{EngineFault, EngineSource, LayerEngine, LoadPhase, Served, Span};
 use crate::inbox::Inbox;
-use crate::life::{Outlet, lock};
+use crate::stream_handle::{Outlet, lock};
 
 pub(crate) const WIDTH: u32 = 4;
 pub(crate) const WEIGHTS: [u8; 32] = [7; 32];
@@ -170,7 +170,7 @@ impl LayerEngine for FakeEngine {
     ) -> Result<(), EngineFault> {
         assert!(
             (2..=5).contains(&lo) && (lo..=5).contains(&hi),
-            "the desk checks layers"
+            "the stream table checks layers"
         );
         let lacking = (2 * (4 - (hi + 1 - lo))) as f32;
         self.probe.pass();

@@ -113,7 +113,7 @@ pub enum StreamFault {
         "one caller may hold {percent} % of this host's memory for context; close a stream, or choose another host"
     )]
     KvQuota {
-        /// The part.
+        /// Share of the budget that one caller may hold, in percent.
         percent: u32,
     },
     /// The running streams outgrew the KV budget, and this one had to go.

@@ -15,19 +15,19 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, timeout_at};
 
-use crate::admission::DoorKeeper;
+use crate::admission::SessionAuthorizer;
 use crate::clock::{Clock, SystemClock};
 use crate::compute::{Compute, Footprint, Loading, Running};
 use crate::config::ServeConfig;
-use crate::desk::{About, Office};
 use crate::engine::{EngineSource, LoadPhase, Served};
 use crate::inbox::Inbox;
-use crate::life::{Quota, Slots};
 use crate::memory::{MemoryReport, resident_bytes};
 use crate::plan::Pool;
 use crate::sched::{Limits, Scheduler};
 use crate::session::{self, End, Phase};
 use crate::stats::{Counters, Stats};
+use crate::stream_handle::{Quota, Slots};
+use crate::stream_table::{About, HostState};
 
 /// Why a host did not start. Nothing is left running or half open.
 #[derive(Debug, thiserror::Error)]
@@ -155,7 +155,7 @@ pub struct RunningHost {
     addr: SocketAddr,
     footprint: Footprint,
     pool: Pool,
-    office: Arc<Office>,
+    host_state: Arc<HostState>,
     compute: Compute,
     phase: watch::Sender<Phase>,
     accepting: JoinHandle<()>,
@@ -224,7 +224,7 @@ pub(crate) async fn start<S: EngineSource>(
         Place::In(node) => (node.id(), &[][..], node.transport()),
     };
     let skew = config.clock_skew_secs;
-    let door = Arc::new(DoorKeeper::new(id, admitted, skew, counters.clone()));
+    let door = Arc::new(SessionAuthorizer::new(id, admitted, skew, counters.clone()));
     let max_unread = u64::from(transport.send_buffer_bytes);
     // First of all, for a port that is in use should not cost the time of a load. Whoever
     // connects meanwhile waits to be accepted.
@@ -294,7 +294,7 @@ pub(crate) async fn start<S: EngineSource>(
         weight_bytes: footprint.weight_bytes,
         kv_budget_bytes: config.kv_budget_bytes,
     };
-    let office = Arc::new(Office {
+    let host_state = Arc::new(HostState {
         about,
         served,
         slots: Slots::new(config.max_concurrent_streams, quota),
@@ -307,7 +307,7 @@ pub(crate) async fn start<S: EngineSource>(
         next_life: AtomicU64::new(1),
     });
     // The texts in it are the operator's: said now, rather than to each caller.
-    let descriptor = office.descriptor();
+    let descriptor = host_state.descriptor();
     descriptor
         .validate()
         .and_then(|()| descriptor.to_cbor())
@@ -325,7 +325,7 @@ pub(crate) async fn start<S: EngineSource>(
         },
         Waiting::At(node) => Arrivals::Node(node.serve_tensors(door)),
     };
-    let accepting = tokio::spawn(accept(arrivals, office.clone(), end, max_unread));
+    let accepting = tokio::spawn(accept(arrivals, host_state.clone(), end, max_unread));
     tracing::info!(%addr, shard = descriptor.shard_id, "serving");
     flight::record(Event::ShardServing {
         shard: descriptor.shard_id.as_str().into(),
@@ -334,7 +334,7 @@ pub(crate) async fn start<S: EngineSource>(
         addr,
         footprint,
         pool,
-        office,
+        host_state,
         compute,
         phase,
         accepting,
@@ -407,14 +407,14 @@ impl Arrivals {
     }
 }
 
-async fn accept(mut arrivals: Arrivals, office: Arc<Office>, mut end: End, max_unread: u64) {
+async fn accept(mut arrivals: Arrivals, host_state: Arc<HostState>, mut end: End, max_unread: u64) {
     // Dropped with this task, and the sessions with it.
     let mut sessions = JoinSet::new();
     let mut phase = end.phase.clone();
     loop {
         tokio::select! {
             connection = arrivals.next() => {
-                let session = session::serve(connection, office.clone(), end.clone(), max_unread);
+                let session = session::serve(connection, host_state.clone(), end.clone(), max_unread);
                 sessions.spawn(session);
             }
             Some(_) = sessions.join_next() => {}
@@ -434,7 +434,7 @@ impl RunningHost {
 
     /// This host's node id.
     pub fn node_id(&self) -> NodeId {
-        self.office.about.node
+        self.host_state.about.node
     }
 
     /// Where it listens.
@@ -445,12 +445,14 @@ impl RunningHost {
     /// What others need to know in order to use this host, as of now. Callers get the same
     /// in answer to DESCRIBE.
     pub fn descriptor(&self) -> Descriptor {
-        self.office.descriptor()
+        self.host_state.descriptor()
     }
 
     /// Gauges and counters as of now.
     pub fn stats(&self) -> Stats {
-        self.office.counters.snapshot(self.office.slots.taken())
+        self.host_state
+            .counters
+            .snapshot(self.host_state.slots.taken())
     }
 
     /// What the host takes of the machine's memory as of now.
@@ -458,7 +460,7 @@ impl RunningHost {
         MemoryReport {
             weight_bytes: self.stats().weight_bytes,
             kv_bytes_per_position: self.footprint.kv_bytes_per_position,
-            kv_budget_bytes: self.office.about.kv_budget_bytes,
+            kv_budget_bytes: self.host_state.about.kv_budget_bytes,
             kv_positions: u64::from(self.pool.total) * u64::from(self.pool.page),
             kv_positions_per_caller: u64::from(self.pool.quota) * u64::from(self.pool.page),
             resident_bytes: resident_bytes(),
@@ -487,13 +489,13 @@ impl RunningHost {
         let shard = Name::from(self.descriptor().shard_id.as_str());
         flight::record(Event::ShardLeaving {
             shard: shard.clone(),
-            streams: self.office.slots.taken(),
+            streams: self.host_state.slots.taken(),
             within_ms: u64::try_from(within.as_millis()).unwrap_or(u64::MAX),
         });
-        self.office.slots.close();
+        self.host_state.slots.close();
         self.phase.send_replace(Phase::Leaving { until });
-        let _ = timeout_at(until, self.office.slots.emptied()).await;
-        let streams_cut = self.office.slots.taken();
+        let _ = timeout_at(until, self.host_state.slots.emptied()).await;
+        let streams_cut = self.host_state.slots.taken();
         self.phase.send_replace(Phase::Closing);
         // Closing a session needs no answer of the peer: this is over soon.
         let _ = timeout_at(until.max(Instant::now() + CLOSING), &mut self.accepting).await;
@@ -523,7 +525,7 @@ impl fmt::Debug for RunningHost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RunningHost")
             .field("addr", &self.addr)
-            .field("served", &self.office.served)
+            .field("served", &self.host_state.served)
             .finish_non_exhaustive()
     }
 }

@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::life::lock;
 use crate::sched::Command;
+use crate::stream_handle::lock;
 
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {

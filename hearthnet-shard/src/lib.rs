@@ -13,11 +13,11 @@
 //! | concept | file |
 //! |---|---|
 //! | who may connect, session tokens | `admission.rs` |
-//! | what can be refused without the engine | `desk.rs` |
-//! | places for streams, one life of a stream | `life.rs` |
+//! | what can be refused without the engine | `stream_table.rs` |
+//! | places for streams, one life of a stream | `stream_handle.rs` |
 //! | whose turn it is where places are scarce | `claims.rs` (pure) |
-//! | what the next batch computes, fair turns, who gives pages back | `plan.rs`, `plan/` (pure) |
-//! | how long a piece of prefill is | `pace.rs` (pure) |
+//! | what the next batch computes, fair turns, who gives pages back | `plan/` (pure) |
+//! | how long a piece of prefill is | `chunked_prefill.rs` (pure) |
 //! | streams, steps, timeouts, eviction | `sched.rs`, `stream.rs` (no I/O, no clock of their own) |
 //! | a batch through the engine, faults told apart | `batch.rs` |
 //! | the thread around it | `compute.rs`, fed by `inbox.rs` |
@@ -43,24 +43,24 @@
 
 mod admission;
 mod batch;
+mod chunked_prefill;
 mod claims;
 mod clock;
 mod compute;
 mod config;
-mod desk;
 mod engine;
 mod fault;
 mod host;
 mod inbox;
-mod life;
 mod memory;
 mod model;
-mod pace;
 mod plan;
 mod sched;
 mod session;
 mod stats;
 mod stream;
+mod stream_handle;
+mod stream_table;
 mod trace;
 
 pub use admission::{BENCH, PIPELINE};

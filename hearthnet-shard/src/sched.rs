@@ -1,7 +1,7 @@
 //! The compute thread's state: streams, their waiting steps, and the engine.
 //!
 //! Knows no socket, thread or system clock: commands come in by [`Scheduler::handle`],
-//! answers go out through each stream's [`Outlet`](crate::life::Outlet), and the caller
+//! answers go out through each stream's [`Outlet`](crate::stream_handle::Outlet), and the caller
 //! loops
 //!
 //! ```text
@@ -20,37 +20,37 @@ use hearthnet_transport::{Message, Step, StepResult, StreamOpened, Want};
 use zeroize::Zeroize as _;
 
 use crate::batch::{self, Part, wipe};
+use crate::chunked_prefill::ChunkedPrefill;
 use crate::clock::Clock;
 use crate::engine::{EngineSource, LayerEngine, LoadPhase, Served, Span};
 use crate::fault::StreamFault;
-use crate::life::{Life, Outlet, Ticket};
-use crate::pace::Pace;
 use crate::plan::{Full, Kind, Planner, Pool, Turn, View, admit, holders, may_grow};
 use crate::stats::Counters;
 use crate::stream::{Job, Stream, Work};
+use crate::stream_handle::{Outlet, StreamHandle, Ticket};
 
 /// What connections ask of the compute thread.
 #[derive(Debug)]
 pub(crate) enum Command {
     /// Begin a stream.
-    Open(Arc<Life>),
+    Open(Arc<StreamHandle>),
     /// Let a stream hold more positions.
-    Grow { life: u64, max_positions: u32 },
+    Grow { handle: u64, max_positions: u32 },
     /// Run a step, whose shape, type and values were checked.
     Step {
-        life: u64,
+        handle: u64,
         step: Step,
         ticket: Ticket,
         arrived: Duration,
     },
     /// Shorten a stream.
     Truncate {
-        life: u64,
+        handle: u64,
         position: u32,
         ticket: Ticket,
     },
     /// Free a stream that has ended.
-    Close { life: u64 },
+    Close { handle: u64 },
 }
 
 /// The scheduler's share of the configuration.
@@ -81,7 +81,7 @@ pub(crate) struct Scheduler<S: EngineSource> {
     empty_since: Duration,
     planner: Planner,
     turn: u64,
-    pace: Pace,
+    prefill: ChunkedPrefill,
     /// The streams as the plan sees them, kept to reuse its memory.
     views: Vec<View>,
     /// The batch, kept to reuse its memory; zero between turns.
@@ -96,7 +96,7 @@ impl<S: EngineSource> Scheduler<S> {
         counters: Arc<Counters>,
         clock: Arc<dyn Clock>,
     ) -> Self {
-        let pace = Pace::new(limits.piece);
+        let prefill = ChunkedPrefill::new(limits.piece);
         Self {
             source,
             engine: None,
@@ -110,7 +110,7 @@ impl<S: EngineSource> Scheduler<S> {
             empty_since: Duration::ZERO,
             planner: Planner::new(),
             turn: 0,
-            pace,
+            prefill,
             views: Vec::new(),
             x: Vec::new(),
         }
@@ -145,41 +145,44 @@ impl<S: EngineSource> Scheduler<S> {
     /// Takes one command in.
     pub(crate) fn handle(&mut self, command: Command) {
         match command {
-            Command::Open(life) => self.open(&life),
+            Command::Open(handle) => self.open(&handle),
             Command::Grow {
-                life,
+                handle,
                 max_positions,
-            } => self.grow(life, max_positions),
+            } => self.grow(handle, max_positions),
             Command::Step {
-                life,
+                handle,
                 step,
                 ticket,
                 arrived,
             } => {
                 let job = Job::new(step, ticket, arrived);
-                self.enqueue(life, Work::Step(Box::new(job)));
+                self.enqueue(handle, Work::Step(Box::new(job)));
             }
             Command::Truncate {
-                life,
+                handle,
                 position,
                 ticket,
             } => {
                 self.enqueue(
-                    life,
+                    handle,
                     Work::Truncate {
                         position,
                         _ticket: ticket,
                     },
                 );
             }
-            Command::Close { life } => self.remove(life),
+            Command::Close { handle } => self.remove(handle),
         }
     }
 
     /// Whether the next batch could be larger in a moment: [`may_grow`].
     pub(crate) fn may_grow(&self) -> bool {
         // Nobody waits for those that rest.
-        let streams = self.streams.values().filter(|stream| !stream.life.rests());
+        let streams = self
+            .streams
+            .values()
+            .filter(|stream| !stream.handle.rests());
         let standing =
             streams.map(|stream| (stream.head().map(|job| job.step.rows), stream.active));
         may_grow(standing, self.clock.now())
@@ -224,7 +227,7 @@ impl<S: EngineSource> Scheduler<S> {
     pub(crate) fn turn(&mut self) -> bool {
         self.settle();
         self.look();
-        let (now, piece) = (self.clock.now(), self.pace.piece_rows());
+        let (now, piece) = (self.clock.now(), self.prefill.piece_rows());
         let turn = self.planner.plan(&self.views, &self.pool, piece, now);
         if let Some(turn) = &turn {
             for stream in &turn.preempted {
@@ -267,19 +270,19 @@ impl<S: EngineSource> Scheduler<S> {
         }
     }
 
-    fn open(&mut self, life: &Arc<Life>) {
-        if life.has_ended() {
+    fn open(&mut self, handle: &Arc<StreamHandle>) {
+        if handle.has_ended() {
             return;
         }
-        match self.try_open(life) {
+        match self.try_open(handle) {
             Ok(()) => {
                 let opened = StreamOpened {
-                    stream: life.stream,
-                    epoch: life.epoch,
+                    stream: handle.stream,
+                    epoch: handle.epoch,
                 };
-                life.outlet.send(Message::StreamOpened(opened));
+                handle.outlet.send(Message::StreamOpened(opened));
             }
-            Err(fault) => self.tell(life, None, &fault),
+            Err(fault) => self.tell(handle, None, &fault),
         }
         self.count_kv();
     }
@@ -287,13 +290,17 @@ impl<S: EngineSource> Scheduler<S> {
     /// Answers a caller that wants more positions for a stream. More is not promised than at the
     /// open: that they could ever be there.
     fn grow(&mut self, id: u64, max_positions: u32) {
-        let Some(life) = self.streams.get(&id).map(|stream| Arc::clone(&stream.life)) else {
+        let Some(handle) = self
+            .streams
+            .get(&id)
+            .map(|stream| Arc::clone(&stream.handle))
+        else {
             return;
         };
         match self.could_hold(max_positions) {
-            Ok(()) => life.outlet.send(Message::StreamOpened(StreamOpened {
-                stream: life.stream,
-                epoch: life.epoch,
+            Ok(()) => handle.outlet.send(Message::StreamOpened(StreamOpened {
+                stream: handle.stream,
+                epoch: handle.epoch,
             })),
             Err(fault) => self.fail(id, None, &fault),
         }
@@ -310,43 +317,43 @@ impl<S: EngineSource> Scheduler<S> {
         })
     }
 
-    fn try_open(&mut self, life: &Arc<Life>) -> Result<(), StreamFault> {
+    fn try_open(&mut self, handle: &Arc<StreamHandle>) -> Result<(), StreamFault> {
         self.load(&mut |phase, done, total| {
             tracing::debug!(?phase, done, total, "loading the weights again");
         })
         .map_err(|reason| StreamFault::WeightsUnavailable { reason })?;
-        self.admit(life)?;
+        self.admit(handle)?;
         let Some(engine) = self.engine.as_mut() else {
             let reason = "it is not loaded".into();
             return Err(StreamFault::Internal { reason });
         };
         let seq = engine.open()?;
         let stream = Stream {
-            life: Arc::clone(life),
+            handle: Arc::clone(handle),
             seq,
             work: VecDeque::new(),
             served: self.turn,
             active: self.clock.now(),
         };
-        self.streams.insert(life.id, stream);
+        self.streams.insert(handle.id, stream);
         Ok(())
     }
 
     /// Whether a stream may begin: it has to fit at all, and to find a page to begin with. More is
     /// not promised: who grows when no page is left may cost somebody its own.
-    fn admit(&mut self, life: &Life) -> Result<(), StreamFault> {
+    fn admit(&mut self, handle: &StreamHandle) -> Result<(), StreamFault> {
         let (pool, percent) = (self.pool, self.limits.kv_share);
-        self.could_hold(life.max_positions())?;
+        self.could_hold(handle.max_positions())?;
         self.look();
         let holders = holders(&self.views, &pool, self.clock.now());
-        admit(&holders, &pool, life.caller).map_err(|full| match full {
+        admit(&holders, &pool, handle.caller).map_err(|full| match full {
             Full::Host => StreamFault::KvFull,
             Full::Caller => StreamFault::KvQuota { percent },
         })
     }
 
-    fn enqueue(&mut self, life: u64, work: Work) {
-        match self.streams.get_mut(&life) {
+    fn enqueue(&mut self, handle: u64, work: Work) {
+        match self.streams.get_mut(&handle) {
             Some(stream) => {
                 stream.active = self.clock.now();
                 stream.work.push_back(work);
@@ -363,7 +370,7 @@ impl<S: EngineSource> Scheduler<S> {
         };
         let mut faults = Vec::new();
         for (&id, stream) in &mut self.streams {
-            if stream.life.has_ended() {
+            if stream.handle.has_ended() {
                 // Its close is on its way here: nothing of it is computed any more.
                 faults.push((id, None));
             } else if let Err((position, fault)) = stream.settle(engine) {
@@ -387,7 +394,7 @@ impl<S: EngineSource> Scheduler<S> {
             .iter()
             .filter_map(|&(stream, rows)| {
                 let Stream {
-                    seq, life, work, ..
+                    seq, handle, work, ..
                 } = self.streams.get(&stream)?;
                 let span = Span {
                     seq: *seq,
@@ -401,7 +408,7 @@ impl<S: EngineSource> Scheduler<S> {
                 let from = job.done as usize * row;
                 Some(Part {
                     stream,
-                    layers: life.layers,
+                    layers: handle.layers,
                     span,
                     data: job.step.data.slice(from..from + rows as usize * row),
                 })
@@ -416,7 +423,7 @@ impl<S: EngineSource> Scheduler<S> {
         let rows = batch::rows_of(&parts);
         self.counters.turn(turn.kind, rows, took);
         if turn.kind == Kind::Prefill {
-            self.pace.note(rows, took);
+            self.prefill.note(rows, took);
         }
         let mut x = std::mem::take(&mut self.x);
         let mut rest = x.as_mut_slice();
@@ -492,11 +499,11 @@ impl<S: EngineSource> Scheduler<S> {
             Want::Last => 1,
             Want::All => step.rows,
         };
-        let caller = stream.life.caller;
+        let caller = stream.handle.caller;
         self.counters.answered(caller, step.rows, out.len(), queued);
         let answer = StepResult {
-            stream: stream.life.stream,
-            epoch: stream.life.epoch,
+            stream: stream.handle.stream,
+            epoch: stream.handle.epoch,
             position: step.position,
             rows,
             width: step.width,
@@ -506,9 +513,9 @@ impl<S: EngineSource> Scheduler<S> {
             data: out.into(),
         };
         // Before the caller can know, for its next step may need the room.
-        stream.life.answered(now);
+        stream.handle.answered(now);
         drop(ticket);
-        let outlet = Arc::clone(&stream.life.outlet);
+        let outlet = Arc::clone(&stream.handle.outlet);
         wipe(step.data);
         Some((outlet, Message::StepResult(answer)))
     }
@@ -519,25 +526,29 @@ impl<S: EngineSource> Scheduler<S> {
 
     /// Ends a stream from this side.
     fn fail(&mut self, id: u64, position: Option<u32>, fault: &StreamFault) {
-        let Some(life) = self.streams.get(&id).map(|stream| Arc::clone(&stream.life)) else {
+        let Some(handle) = self
+            .streams
+            .get(&id)
+            .map(|stream| Arc::clone(&stream.handle))
+        else {
             return;
         };
         self.remove(id);
-        self.tell(&life, position, fault);
+        self.tell(&handle, position, fault);
     }
 
     /// Tells the caller that a life is over, unless it ended it itself meanwhile.
-    fn tell(&self, life: &Life, position: Option<u32>, fault: &StreamFault) {
-        if life.end(|| ()) {
+    fn tell(&self, handle: &StreamHandle, position: Option<u32>, fault: &StreamFault) {
+        if handle.end(|| ()) {
             self.counters.error(fault.code());
             tracing::debug!(
-                stream = life.stream,
-                epoch = life.epoch,
+                stream = handle.stream,
+                epoch = handle.epoch,
                 code = fault.code(),
                 "stream ended"
             );
-            let error = fault.message(life.name(), position);
-            life.outlet.send(Message::StreamError(error));
+            let error = fault.message(handle.name(), position);
+            handle.outlet.send(Message::StreamError(error));
         }
     }
 

@@ -10,8 +10,8 @@ use tokio::time::Instant;
 
 use crate::admission::BENCH;
 use crate::compute::Running;
-use crate::desk::{Desk, Office};
-use crate::life::{Outlet, lock};
+use crate::stream_handle::{Outlet, lock};
+use crate::stream_table::{HostState, StreamTable};
 use crate::trace::Trace;
 
 /// How far the host has come with its end.
@@ -70,15 +70,15 @@ impl End {
 /// Serves a session until it ends, or the host does.
 pub(crate) async fn serve(
     mut connection: Connection,
-    office: Arc<Office>,
+    host_state: Arc<HostState>,
     end: End,
     max_unread: u64,
 ) {
-    office.counters.session_began();
+    host_state.counters.session_began();
     let trace = Arc::new(Trace::begin(&connection));
     let code = match connection.purpose() {
-        BENCH => echo(&mut connection, &office, end).await,
-        _ => pipeline(&mut connection, &office, &trace, end, max_unread).await,
+        BENCH => echo(&mut connection, &host_state, end).await,
+        _ => pipeline(&mut connection, &host_state, &trace, end, max_unread).await,
     };
     if let Some(code) = code {
         connection.close(code);
@@ -86,13 +86,13 @@ pub(crate) async fn serve(
     } else if let Some(closed) = connection.sender().closed() {
         trace.end(closed.code, closed.by_us);
     }
-    office.counters.session_ended();
+    host_state.counters.session_ended();
 }
 
 /// Runs the caller's rows. The code to close with, unless the session has ended already.
 async fn pipeline(
     connection: &mut Connection,
-    office: &Arc<Office>,
+    host_state: &Arc<HostState>,
     trace: &Arc<Trace>,
     end: End,
     max_unread: u64,
@@ -104,7 +104,8 @@ async fn pipeline(
         broken: Mutex::new(None),
         noticed: Notify::new(),
     });
-    let mut desk = Desk::new(Arc::clone(office), connection.peer(), outlet.clone());
+    let mut stream_table =
+        StreamTable::new(Arc::clone(host_state), connection.peer(), outlet.clone());
     let mut announced = std::pin::pin!(end.clone().announced());
     let mut end = std::pin::pin!(end.comes());
     let mut broken = std::pin::pin!(outlet.broken());
@@ -122,7 +123,7 @@ async fn pipeline(
             message = connection.recv() => match message {
                 Ok(message) => {
                     trace.heard(&message);
-                    if let Err(code) = desk.handle(message) {
+                    if let Err(code) = stream_table.handle(message) {
                         return Some(code);
                     }
                 }
@@ -137,7 +138,7 @@ async fn pipeline(
 
 /// Sends back what comes, for measuring the transport: tensors as they are, and for each
 /// step the rows that it wants.
-async fn echo(connection: &mut Connection, office: &Office, end: End) -> Option<CloseCode> {
+async fn echo(connection: &mut Connection, host_state: &HostState, end: End) -> Option<CloseCode> {
     let sender = connection.sender();
     let mut announced = std::pin::pin!(end.clone().announced());
     let mut end = std::pin::pin!(end.comes());
@@ -151,7 +152,7 @@ async fn echo(connection: &mut Connection, office: &Office, end: End) -> Option<
                 Some(Message::Leaving { within_ms })
             }
             message = connection.recv() => match message.ok()? {
-                Message::Describe => Some(office.description()),
+                Message::Describe => Some(host_state.description()),
                 message => echoed(message),
             },
         };

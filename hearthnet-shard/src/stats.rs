@@ -38,8 +38,8 @@ use hearthnet_transport::{CloseCode, PeerKey};
 use metrics::{Counter, counter, gauge, histogram};
 use serde::Serialize;
 
-use crate::life::lock;
 use crate::plan::Kind;
+use crate::stream_handle::lock;
 
 /// Most callers that are counted under a name of their own. Each costs a line of the numbers for as
 /// long as the host runs; a community has tens of members.

@@ -8,12 +8,12 @@ use hearthnet_transport::Step;
 
 use crate::engine::LayerEngine;
 use crate::fault::StreamFault;
-use crate::life::{Life, Ticket};
 use crate::plan::{Head, View};
+use crate::stream_handle::{StreamHandle, Ticket};
 
 /// One life of a stream.
 pub(crate) struct Stream<Q> {
-    pub(crate) life: Arc<Life>,
+    pub(crate) handle: Arc<StreamHandle>,
     pub(crate) seq: Q,
     pub(crate) work: VecDeque<Work>,
     /// Turn in which it was last served.
@@ -75,10 +75,10 @@ impl<Q: Copy> Stream<Q> {
         });
         View {
             stream: id,
-            caller: self.life.caller,
+            caller: self.handle.caller,
             length: engine.len(self.seq),
             active: self.active,
-            rests: self.life.rests(),
+            rests: self.handle.rests(),
             head,
         }
     }
@@ -107,7 +107,7 @@ impl<Q: Copy> Stream<Q> {
                 }
                 Some(Work::Step(job)) if !job.settled => {
                     let (position, rows) = (job.step.position, job.step.rows);
-                    let max = self.life.max_positions();
+                    let max = self.handle.max_positions();
                     let refuse = |fault| Err((Some(position), fault));
                     if position > length {
                         return refuse(StreamFault::PositionGap { position, length });

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use hearthnet_bus::flight::{self, Event, SessionId, Who};
 use hearthnet_transport::{CloseCode, Connection, Message};
 
-use crate::life::lock;
+use crate::stream_handle::lock;
 
 /// A session under observation. What it began ends with it.
 pub(crate) struct Trace {
@@ -16,7 +16,7 @@ pub(crate) struct Trace {
     record: fn(Event),
     /// The lives that the caller asked for and nobody has ended, by stream and epoch: no more than
     /// there are places, and openings on their way.
-    lives: Mutex<HashMap<(u32, u32), Seen>>,
+    handles: Mutex<HashMap<(u32, u32), Seen>>,
 }
 
 /// What was seen of one life.
@@ -46,7 +46,7 @@ impl Trace {
             session,
             peer,
             record,
-            lives: Mutex::default(),
+            handles: Mutex::default(),
         }
     }
 
@@ -58,18 +58,18 @@ impl Trace {
                     layers: (open.lo, open.hi),
                     ..Seen::default()
                 };
-                let mut lives = lock(&self.lives);
-                lives.entry((open.stream, open.epoch)).or_insert(seen);
+                let mut handles = lock(&self.handles);
+                handles.entry((open.stream, open.epoch)).or_insert(seen);
             }
             Message::Step(step) => {
-                if let Some(life) = lock(&self.lives).get_mut(&(step.stream, step.epoch)) {
-                    life.rows += u64::from(step.rows);
+                if let Some(handle) = lock(&self.handles).get_mut(&(step.stream, step.epoch)) {
+                    handle.rows += u64::from(step.rows);
                 }
             }
             Message::StreamClose(close) => {
-                let life = lock(&self.lives).remove(&(close.stream, close.epoch));
-                if let Some(life) = life {
-                    self.ended(close.stream, close.epoch, "closed", life);
+                let handle = lock(&self.handles).remove(&(close.stream, close.epoch));
+                if let Some(handle) = handle {
+                    self.ended(close.stream, close.epoch, "closed", handle);
                 }
             }
             _ => {}
@@ -81,13 +81,13 @@ impl Trace {
         match message {
             Message::StreamOpened(opened) => {
                 let (stream, epoch) = (opened.stream, opened.epoch);
-                let mut lives = lock(&self.lives);
-                let Some(life) = lives.get_mut(&(stream, epoch)) else {
+                let mut handles = lock(&self.handles);
+                let Some(handle) = handles.get_mut(&(stream, epoch)) else {
                     return;
                 };
-                life.opened = true;
-                let layers = life.layers;
-                drop(lives);
+                handle.opened = true;
+                let layers = handle.layers;
+                drop(handles);
                 (self.record)(Event::StreamOpened {
                     session: self.session,
                     peer: self.peer,
@@ -97,15 +97,15 @@ impl Trace {
                 });
             }
             Message::StepResult(result) => {
-                if let Some(life) = lock(&self.lives).get_mut(&(result.stream, result.epoch)) {
-                    life.steps += 1;
+                if let Some(handle) = lock(&self.handles).get_mut(&(result.stream, result.epoch)) {
+                    handle.steps += 1;
                 }
             }
             Message::StreamError(error) => {
                 let (stream, epoch) = (error.stream, error.epoch);
-                let life = lock(&self.lives).remove(&(stream, epoch));
-                match life {
-                    Some(life) if life.opened => self.ended(stream, epoch, &error.code, life),
+                let handle = lock(&self.handles).remove(&(stream, epoch));
+                match handle {
+                    Some(handle) if handle.opened => self.ended(stream, epoch, &error.code, handle),
                     _ => (self.record)(Event::StreamRefused {
                         session: self.session,
                         peer: self.peer,
@@ -121,10 +121,10 @@ impl Trace {
 
     /// The session is over.
     pub(crate) fn end(&self, code: CloseCode, by_us: bool) {
-        let mut left: Vec<_> = lock(&self.lives).drain().collect();
+        let mut left: Vec<_> = lock(&self.handles).drain().collect();
         left.sort_unstable_by_key(|(name, _)| *name);
-        for ((stream, epoch), life) in left {
-            self.ended(stream, epoch, "session_ended", life);
+        for ((stream, epoch), handle) in left {
+            self.ended(stream, epoch, "session_ended", handle);
         }
         (self.record)(Event::SessionEnded {
             session: self.session,
@@ -134,15 +134,15 @@ impl Trace {
         });
     }
 
-    fn ended(&self, stream: u32, epoch: u32, code: &str, life: Seen) {
+    fn ended(&self, stream: u32, epoch: u32, code: &str, handle: Seen) {
         (self.record)(Event::StreamEnded {
             session: self.session,
             peer: self.peer,
             stream,
             epoch,
             code: code.into(),
-            steps: life.steps,
-            rows: life.rows,
+            steps: handle.steps,
+            rows: handle.rows,
         });
     }
 }
@@ -257,7 +257,7 @@ mod tests {
         trace.said(&error(1, 0, "stale_epoch"));
         trace.said(&error(1, 1, "kv_full"));
         trace.said(&error(9, 9, "unknown_stream"));
-        assert!(lock(&trace.lives).is_empty());
+        assert!(lock(&trace.handles).is_empty());
         assert_eq!(
             story(),
             [

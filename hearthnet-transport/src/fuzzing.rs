@@ -7,7 +7,7 @@ use bytes::Bytes;
 use crate::compress::ChunkDecompressor;
 use crate::identity::PeerKey;
 use crate::message::{Message, StreamClose, StreamError, Truncate};
-use crate::net::fuzz_meter;
+use crate::net::fuzz_frame_limiter;
 use crate::pair::Pair;
 use crate::session::{SendRefused, Session};
 use crate::tensor::{DType, Dims, Tensor};
@@ -338,8 +338,8 @@ pub fn websocket(input: &[u8]) {
     let cut = usize::from(input.byte()) + 1;
     let mut stream = b"GET / HTTP/1.1\r\n\r\n".to_vec();
     stream.extend_from_slice(input.0);
-    let whole = fuzz_meter(stream.chunks(stream.len()));
-    let pieces = fuzz_meter(stream.chunks(cut));
+    let whole = fuzz_frame_limiter(stream.chunks(stream.len()));
+    let pieces = fuzz_frame_limiter(stream.chunks(cut));
     assert_eq!(whole, pieces);
 }
 

@@ -37,7 +37,7 @@
 //! | why sessions end | `code.rs` |
 //! | limits and deadlines | `config.rs` |
 //! | node keys as certificates; TLS profile | `identity.rs`, `net/tls.rs` |
-//! | WebSocket limits that tungstenite lacks | `net/guard.rs` |
+//! | WebSocket limits that tungstenite lacks | `net/frame_limiter.rs` |
 //! | the driver task, and who does the I/O | `net/connection.rs` |
 //! | handshakes, admission, caps | `net/connect.rs`, `net/listener.rs` |
 //! | other paths of the same listener, with their sockets | `net/paths.rs`, `net/peer_socket.rs` |

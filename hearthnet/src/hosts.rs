@@ -175,15 +175,15 @@ impl Links {
 /// What a chat needs of the community while it lasts: somebody who keeps the log even with
 /// the others. Where a node runs on this machine, it does.
 #[derive(Default)]
-pub(crate) struct Visit(Option<(Node, Instant)>);
+pub(crate) struct TransientNode(Option<(Node, Instant)>);
 
-impl Visit {
+impl TransientNode {
     /// Starts looking for the others, unless a node here has found them already.
     pub(crate) async fn begin(home: &Home, config: &Settings) -> Result<Self, Failure> {
         if Lock::is_held(&home.dir) {
             return Ok(Self(None));
         }
-        let node = crate::node::visit(home, config).await?;
+        let node = crate::node::transient(home, config).await?;
         Ok(Self(Some((node, Instant::now()))))
     }
 

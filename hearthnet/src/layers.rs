@@ -23,7 +23,7 @@ use hearthnet_bus::NodeId;
 /// What one host serves: an inclusive range of layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Held {
-    /// Who serves.
+    /// Node id of the host.
     pub(crate) node: NodeId,
     /// First and last layer.
     pub(crate) range: (u32, u32),
@@ -132,12 +132,12 @@ const LATER_MS: u64 = 20_000;
 
 /// When a host that could move does. Pure: the time comes with each look.
 #[derive(Debug)]
-pub(crate) struct Patience {
+pub(crate) struct WaitLimits {
     advertised_ms: u64,
     wished: Option<(u64, (u32, u32))>,
 }
 
-impl Patience {
+impl WaitLimits {
     /// For a host that advertised at `now_ms`.
     pub(crate) fn new(now_ms: u64) -> Self {
         Self {
@@ -259,11 +259,11 @@ mod tests {
     #[test]
     fn a_host_moves_soon_after_its_start_and_slowly_later_and_never_on_a_passing_wish() {
         let there = Some((15, 29));
-        let mut early = Patience::new(1000);
+        let mut early = WaitLimits::new(1000);
         assert_eq!(early.look(2000, there), None);
         assert_eq!(early.look(3499, there), None);
         assert_eq!(early.look(3500, there), there);
-        let mut late = Patience::new(1000);
+        let mut late = WaitLimits::new(1000);
         assert_eq!(late.look(60_000, there), None);
         assert_eq!(late.look(70_000, None), None);
         assert_eq!(late.look(71_000, there), None);

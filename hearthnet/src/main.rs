@@ -5,11 +5,10 @@
 //! sentence and a hint, and has its own exit status (`hearthnet help` lists them).
 
 mod addresses;
-mod answers;
 mod args;
-mod chat_service;
 mod commands;
 mod community;
+mod community_service;
 mod config;
 mod coverage;
 mod daemon;
@@ -18,20 +17,21 @@ mod failure;
 mod host_process;
 mod hosts;
 mod layers;
-mod local_door;
+mod local_api;
 mod members;
 mod membership;
 mod memory;
+mod metrics_server;
 mod node;
-mod numbers;
 mod output;
 mod paths;
-mod private;
+mod private_layers;
 mod refill;
-mod service_chat;
+mod service_client;
+mod service_setup;
 mod standing;
-mod time_line;
-mod wire;
+mod timeline;
+mod transport_config;
 
 use std::process::ExitCode;
 

@@ -27,7 +27,7 @@ const MAX_ENDPOINTS: usize = 4;
 /// The note.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Membership {
-    /// Which community.
+    /// Id of the community.
     pub(crate) community: CommunityId,
     /// What people call it.
     pub(crate) name: String,

@@ -12,7 +12,7 @@ use futures_util::future::{BoxFuture, join_all};
 use hearthnet_bus::NodeId;
 use hearthnet_bus::calls::{
     BUS_DESCRIBE, CallContext, CallError, CapabilityDescriptor, FrameSink, Handler,
-    Kind as ParamKind, LocalDoor, Params, Registry, Trust,
+    Kind as ParamKind, LocalApi, Params, Registry, Trust,
 };
 use hearthnet_bus::discovery::{CommunityTag, DiscoverySettings, MdnsHealth, Source, StaticPeer};
 use hearthnet_bus::flight::{self, PagesHandler};
@@ -28,7 +28,7 @@ use crate::addresses::{listen_address, reachable};
 use crate::community::{Home, display_name, now_ms};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
-use crate::local_door::{NODE_STATUS, offer_record};
+use crate::local_api::{NODE_STATUS, offer_record};
 use crate::membership::Membership;
 
 /// Held by the node that runs on a data directory.
@@ -156,19 +156,23 @@ fn failure(error: &NodeError) -> Failure {
 }
 
 /// A node that keeps this home's log even with the others while a command runs, and goes.
-pub(crate) async fn visit(home: &Home, config: &Config) -> Result<Node, Failure> {
+pub(crate) async fn transient(home: &Home, config: &Config) -> Result<Node, Failure> {
     let settings = settings(home, config)?;
     let registry = Arc::new(Registry::new());
     let node = Node::start(Arc::clone(&home.key), home.log.clone(), settings, registry)
         .await
         .map_err(|e| failure(&e))?;
-    tokio::spawn(watch_visit(node.downgrade(), node.changes(), home.clone()));
+    tokio::spawn(watch_transient(
+        node.downgrade(),
+        node.changes(),
+        home.clone(),
+    ));
     Ok(node)
 }
 
 /// Notes what members say about a visiting node's key, until nobody holds the node. The command
 /// says it when it ends.
-async fn watch_visit(node: WeakNode, mut changes: watch::Receiver<u64>, home: Home) {
+async fn watch_transient(node: WeakNode, mut changes: watch::Receiver<u64>, home: Home) {
     while let Some(node) = node.upgrade() {
         if hear_refusals(&node, &home) {
             crate::standing::remember(&home);
@@ -191,7 +195,7 @@ pub(crate) fn ask_around(home: &Home, config: &Config) -> Result<(), Failure> {
     }
     let runtime = crate::commands::runtime()?;
     let asked = runtime.block_on(async {
-        let node = visit(home, config).await?;
+        let node = transient(home, config).await?;
         learn(&node, home).await;
         node.shutdown().await;
         Ok(())
@@ -201,13 +205,13 @@ pub(crate) fn ask_around(home: &Home, config: &Config) -> Result<(), Failure> {
 }
 
 /// A node that stays.
-pub(crate) struct Resident {
+pub(crate) struct DaemonNode {
     /// The node.
     pub(crate) node: Node,
     /// What its chats have seen of hosts.
     pub(crate) health: SharedHealth,
     status: Arc<StatusHandler>,
-    door: Mutex<Option<LocalDoor>>,
+    door: Mutex<Option<LocalApi>>,
     /// Looks after this node's standing.
     watch: AbortOnDrop,
     _lock: Lock,
@@ -222,7 +226,7 @@ impl Drop for AbortOnDrop {
     }
 }
 
-impl Resident {
+impl DaemonNode {
     /// Starts it: listens at `listen` (or as configured), admits joiners, opens the door for
     /// programs on this machine. `registry` may hold more that it can be asked to do, whose
     /// names `caps` announces.
@@ -266,7 +270,7 @@ impl Resident {
             }
             watch_standing(&watched, &at).await;
         }));
-        let door = LocalDoor::open(&home.dir, Arc::clone(node.call_server()))
+        let door = LocalApi::open(&home.dir, Arc::clone(node.call_server()))
             .await
             .map_err(|e| {
                 Failure::new(Kind::Host, e.to_string()).hint("--data-dir names another directory")
@@ -321,7 +325,7 @@ pub(crate) async fn settle_in(node: &Node) {
     if !alone {
         let settled = async {
             tokio::select! {
-                () = node.until_even() => {}
+                () = node.until_in_sync() => {}
                 () = until_refused(node) => {}
             }
         };
@@ -419,7 +423,7 @@ pub(crate) fn in_sync(node: &Node, since: Duration) -> bool {
 fn links_are_even(node: &Node) -> bool {
     let peers = node.peers().into_iter();
     let mut links = peers.filter_map(|peer| peer.link).peekable();
-    links.peek().is_some() && links.all(|link| link.progress.even)
+    links.peek().is_some() && links.all(|link| link.progress.in_sync)
 }
 
 /// The same where the node runs in another process, which has just been started perhaps: waits
@@ -428,7 +432,7 @@ pub(crate) async fn settle_beside(home: &Home, is: impl Fn() -> bool) {
     let settled = async {
         loop {
             let running: Option<Value> =
-                crate::local_door::ask(&home.dir, NODE_STATUS, &json!({})).await;
+                crate::local_api::ask(&home.dir, NODE_STATUS, &json!({})).await;
             let even = running.as_ref().and_then(|r| r["even"].as_bool());
             tokio::time::sleep(LOG_LOOK).await;
             if is() || even == Some(true) {
@@ -572,7 +576,7 @@ impl StatusHandler {
                     "node": peer.node.to_string(),
                     "endpoint": peer.endpoints.first().map(ToString::to_string).unwrap_or_default(),
                     "connected": peer.link.is_some(),
-                    "even": peer.link.as_ref().is_some_and(|l| l.progress.even),
+                    "even": peer.link.as_ref().is_some_and(|l| l.progress.in_sync),
                     "since_ms": peer.link.as_ref().map(|l| l.since_ms),
                     "found": found(&peer.node),
                 })

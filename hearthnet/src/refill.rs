@@ -82,10 +82,10 @@ pub(crate) fn refill(global: &Global, dir: &Path, noted: &Membership) -> Result<
 
 /// Whether a member gave all that it has.
 async fn fill(home: &Home, config: &crate::config::Config) -> Result<bool, Failure> {
-    let node = crate::node::visit(home, config).await?;
+    let node = crate::node::transient(home, config).await?;
     let filled = tokio::time::timeout(WAIT, async {
         loop {
-            node.until_even().await;
+            node.until_in_sync().await;
             if home.state().is_created() {
                 return;
             }

@@ -15,7 +15,7 @@ use hearthnet_orchestrator::health::SharedHealth;
 use hearthnet_orchestrator::hosts::{Choice, ConnectedHosts, HostSource};
 use hearthnet_orchestrator::link::{HostAddr, HostLink};
 use hearthnet_orchestrator::local::{EngineOnDemand, LocalBackend, SharedEngine};
-use hearthnet_orchestrator::private::PrivateLayers;
+use hearthnet_orchestrator::private_layers::PrivateLayers;
 use hearthnet_orchestrator::router::GreedyCover;
 use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend};
 use hearthnet_orchestrator::{Backend, Cancel, ChatError};

@@ -16,7 +16,7 @@ use crate::memory::Budget;
 use crate::raw::{Arrived, Frame, Peer, Step, cbor, kind};
 use crate::trial::until;
 use crate::victim::{PAGE, Scene};
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 /// Pages that the host has. Three callers run: the honest one of every attack, a guest with a long
 /// conversation, and the grabber.
@@ -48,7 +48,7 @@ impl crate::Attack for Attack {
 
     const BUDGET: Budget = Budget::sessions(3, "the grabber, the guest, and one that is closing");
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
         let gauges = bench.gauges().await?;
         let pages = gauges.kv_pages_used + gauges.kv_pages_left;
@@ -102,7 +102,7 @@ impl crate::Attack for Attack {
         found.check(what, "kv_full or preempted", seen, held);
 
         stop.send_replace(true);
-        let failed = |error| Trouble::Attacker(format!("it failed: {error}"));
+        let failed = |error| HarnessError::Attacker(format!("it failed: {error}"));
         let grabbed = grabber.await.map_err(failed)?;
         found.refused("a stream of the grabber", "preempted", &grabbed.preempted);
         let rows = grabbed.rows;
@@ -112,7 +112,7 @@ impl crate::Attack for Attack {
 }
 
 /// A conversation that takes the guest's whole share: its answers, or how the host failed it.
-async fn talk(bench: &Bench) -> Result<Result<Vec<Bytes>, String>, Trouble> {
+async fn talk(bench: &Bench) -> Result<Result<Vec<Bytes>, String>, HarnessError> {
     let positions = SHARE * PAGE;
     let mut call = Call::open(bench.target(), &bench.guest, positions).await?;
     let mut answers = Vec::new();
@@ -126,7 +126,7 @@ async fn talk(bench: &Bench) -> Result<Result<Vec<Bytes>, String>, Trouble> {
 }
 
 /// The same, and a second stream beside it. What the host says against that, if anything.
-async fn want_more(bench: &Bench) -> Result<Option<String>, Trouble> {
+async fn want_more(bench: &Bench) -> Result<Option<String>, HarnessError> {
     let positions = SHARE * PAGE;
     let mut call = Call::open(bench.target(), &bench.guest, positions).await?;
     let trying = async {

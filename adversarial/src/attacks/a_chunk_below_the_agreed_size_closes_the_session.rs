@@ -4,7 +4,7 @@
 use hearthnet_transport::CloseCode;
 
 use crate::raw::{Frame, chunk, dtype, flag, kind};
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 /// Elements of a tensor of two chunks.
 const TWO_CHUNKS: u32 = 2 << 20;
@@ -14,7 +14,7 @@ pub(super) struct Attack;
 impl crate::Attack for Attack {
     const CASE: u8 = 14;
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
         let code = CloseCode::ChunkTooSmall;
         for length in [0, 1, 4096, (1 << 20) - 1] {

@@ -5,7 +5,7 @@
 use hearthnet_transport::CloseCode;
 
 use crate::raw::{Frame, chunk, dtype, flag, kind};
-use crate::{Bench, Budget, Findings, Trouble, Verdict};
+use crate::{Bench, Budget, Findings, HarnessError, Verdict};
 
 /// Bytes of a chunk: what both sides agree on by default.
 const CHUNK: u32 = 1 << 20;
@@ -26,7 +26,7 @@ impl crate::Attack for Attack {
         "the 64 MiB each that a session may have received and queued, and 8 MiB of noise",
     );
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
         // A session for measuring: its tensors come back, which fills the way back.
         let hello = bench

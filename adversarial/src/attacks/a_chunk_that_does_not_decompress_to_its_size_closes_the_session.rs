@@ -4,7 +4,7 @@
 use hearthnet_transport::CloseCode;
 
 use crate::raw::{Frame, chunk, dtype, flag, kind};
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 /// Bytes of the tensor: one chunk, which is the last one.
 const SIZE: u32 = 100_000;
@@ -14,7 +14,7 @@ const BOMB: usize = 256 << 20;
 
 pub(super) struct Attack;
 
-fn zstd(data: &[u8]) -> Result<Vec<u8>, Trouble> {
+fn zstd(data: &[u8]) -> Result<Vec<u8>, HarnessError> {
     Ok(zstd::bulk::compress(data, 1)?)
 }
 
@@ -32,7 +32,7 @@ fn of_unknown_size(data: &[u8], declared_window: u8) -> Vec<u8> {
 impl crate::Attack for Attack {
     const CASE: u8 = 41;
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let size = SIZE as usize;
         let good = zstd(&vec![7; size])?;
         let mut attacks = vec![

@@ -8,7 +8,7 @@ use crate::memory::Budget;
 use crate::raw::Pushed;
 use crate::raw::event::{Author, MAX_BODY};
 use crate::victim::Scene;
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 /// What an author may have in the log (`specs/event-log.md` section 4).
 const AUTHOR_BYTES: usize = 8 << 20;
@@ -36,18 +36,18 @@ impl crate::Attack for Attack {
          the index of what is kept",
     );
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
         let [attacker, guest] = bench.members();
-        let village = bench.village()?;
+        let test_community = bench.test_community()?;
         let flood: Vec<_> = (0..FLOOD)
-            .map(|n| village.attacker.note(MAX_BODY, n as u8))
+            .map(|n| test_community.attacker.note(MAX_BODY, n as u8))
             .collect();
-        let note = village.guest.note(10, 1);
-        let community = village.community;
+        let note = test_community.guest.note(10, 1);
+        let community = test_community.community;
         let mut made_up = Vec::new();
         for n in 0..STRANGERS {
-            let key = NodeKey::generate().map_err(|error| Trouble::Attacker(error.to_string()))?;
+            let key = NodeKey::generate().map_err(|error| HarnessError::Attacker(error.to_string()))?;
             made_up.push(Author::new(community, &key).note(MAX_BODY, n as u8));
         }
 
@@ -75,9 +75,9 @@ impl crate::Attack for Attack {
         // Others write on, and only what members wrote is passed on.
         let pushed = bench.gossip(&guest).await?.push(&[note]).await;
         found.taken("another member's event", (1, 0), None, &pushed);
-        let heard = bench.village()?.hears(&attacker.id(), kept).await;
+        let heard = bench.test_community()?.hears(&attacker.id(), kept).await;
         found.check("what was kept is passed on", "true", heard, heard);
-        let authors = bench.village()?.authors();
+        let authors = bench.test_community()?.authors();
         // The root, the anchor, the attacker, the guest; the host has written nothing that lasts.
         found.check(
             "authors that were passed on",

@@ -7,7 +7,7 @@ use std::iter::repeat_n;
 use hearthnet_transport::CloseCode;
 
 use crate::raw::{Frame, Message, cbor, kind, opcode};
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 /// What the attacker would send if nobody stopped it.
 const MILLION: usize = 1_000_000;
@@ -23,7 +23,7 @@ fn fragments(payload: &[u8]) -> impl Iterator<Item = Message> {
 impl crate::Attack for Attack {
     const CASE: u8 = 6;
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
         let code = CloseCode::FrameRate;
 

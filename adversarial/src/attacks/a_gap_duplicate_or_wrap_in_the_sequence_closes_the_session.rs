@@ -4,14 +4,14 @@
 use hearthnet_transport::CloseCode;
 
 use crate::raw::Frame;
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 pub(super) struct Attack;
 
 impl crate::Attack for Attack {
     const CASE: u8 = 5;
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
         for (what, number) in [
             ("HELLO numbered 0", 0),

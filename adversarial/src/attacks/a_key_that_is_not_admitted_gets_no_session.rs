@@ -4,16 +4,16 @@
 use hearthnet_bus::NodeKey;
 
 use crate::raw::Papers;
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 pub(super) struct Attack;
 
 impl crate::Attack for Attack {
     const CASE: u8 = 15;
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
-        let failed = |error| Trouble::Attacker(format!("{error}"));
+        let failed = |error| HarnessError::Attacker(format!("{error}"));
         for _ in 0..8 {
             let stranger = NodeKey::generate().map_err(failed)?;
             let mut peer = bench.secured_with(Papers::of(&stranger)).await?;

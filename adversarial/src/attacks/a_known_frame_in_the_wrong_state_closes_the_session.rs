@@ -4,7 +4,7 @@
 use hearthnet_transport::CloseCode;
 
 use crate::raw::{Frame, Step, cbor, chunk, dtype, flag, kind};
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 pub(super) struct Attack;
 
@@ -70,7 +70,7 @@ fn of_a_host() -> Vec<(&'static str, Frame)> {
 impl crate::Attack for Attack {
     const CASE: u8 = 4;
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
         let wrong = CloseCode::ProtocolState;
         for (name, frame) in well_formed(bench) {

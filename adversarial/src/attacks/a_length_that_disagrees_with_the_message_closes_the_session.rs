@@ -4,14 +4,14 @@
 use hearthnet_transport::CloseCode;
 
 use crate::raw::{Frame, Message};
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 pub(super) struct Attack;
 
 impl crate::Attack for Attack {
     const CASE: u8 = 1;
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
         let truth = 8;
         for (what, length) in [

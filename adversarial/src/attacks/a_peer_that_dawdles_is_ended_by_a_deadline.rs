@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::raw::{Ending, Frame, Message, Peer, Step, chunk, dtype, kind};
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 /// Pause between two bytes: at 16 KiB a second, 1,600 would have come.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -22,22 +22,22 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub(super) struct Attack;
 
 /// Whether the host ends a TCP connection on which nothing comes.
-async fn silent_tcp(bench: &Bench) -> Result<bool, Trouble> {
+async fn silent_tcp(bench: &Bench) -> Result<bool, HarnessError> {
     let mut tcp = TcpStream::connect(bench.target().addr).await?;
     let read = timeout(PATIENCE, tcp.read(&mut [0; 64])).await;
     Ok(read.is_ok())
 }
 
 /// How a connection ends on which nothing comes.
-async fn silent(peer: impl Future<Output = Result<Peer, Trouble>>) -> Result<Ending, Trouble> {
+async fn silent(peer: impl Future<Output = Result<Peer, HarnessError>>) -> Result<Ending, HarnessError> {
     Ok(peer.await?.ending().await)
 }
 
 /// How it ends when one frame came.
 async fn sent(
-    peer: impl Future<Output = Result<Peer, Trouble>>,
+    peer: impl Future<Output = Result<Peer, HarnessError>>,
     frame: Frame,
-) -> Result<Ending, Trouble> {
+) -> Result<Ending, HarnessError> {
     let mut peer = peer.await?;
     peer.send(frame).await;
     Ok(peer.ending().await)
@@ -45,10 +45,10 @@ async fn sent(
 
 /// How it ends when a frame comes byte by byte.
 async fn trickled(
-    peer: impl Future<Output = Result<Peer, Trouble>>,
+    peer: impl Future<Output = Result<Peer, HarnessError>>,
     frame: &Frame,
     sequence: u32,
-) -> Result<Ending, Trouble> {
+) -> Result<Ending, HarnessError> {
     let message = Message::binary(frame.encode(sequence)).encode();
     Ok(peer.await?.trickle(&message, PAUSE).await)
 }
@@ -56,7 +56,7 @@ async fn trickled(
 impl crate::Attack for Attack {
     const CASE: u8 = 39;
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let bench = &*bench;
         // One chunk of two, and a step that names a tensor which never comes.
         let data = chunk(1, dtype::I8, &[2 << 20], &vec![0; 1 << 20]);
@@ -80,7 +80,7 @@ impl crate::Attack for Attack {
             sent(bench.stream(), announced.frame()),
             trickled(bench.pipeline(), &long, 2),
         );
-        let endings: [(&str, Result<Ending, Trouble>); 5] = [
+        let endings: [(&str, Result<Ending, HarnessError>); 5] = [
             ("silence after the upgrade", upgraded),
             ("a HELLO byte by byte", slow_hello),
             ("silence between two chunks", half),

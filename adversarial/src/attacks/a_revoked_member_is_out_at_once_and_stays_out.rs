@@ -9,7 +9,7 @@ use crate::honest::Call;
 use crate::raw::{Came, Hello, Papers, Peer, Pushed, SWITCHING, Step, kind};
 use crate::trial::until;
 use crate::victim::{Gauges, Scene};
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 pub(super) struct Attack;
 
@@ -21,7 +21,7 @@ impl crate::Attack for Attack {
     // A revoked key never comes back.
     const REPEATS: bool = false;
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
         let [attacker, guest] = bench.members();
         let target = *bench.target();
@@ -41,7 +41,7 @@ impl crate::Attack for Attack {
         let answered = session.receive().await.is(kind::STEP_RESULT);
         found.check("a step before", "answered", answered, answered);
         let unused = target.token(&attacker).await?;
-        let note = bench.village()?.attacker.note(10, 1);
+        let note = bench.test_community()?.attacker.note(10, 1);
         let mut gossip = bench.gossip(&attacker).await?;
         let pushed = gossip.push(&[note]).await;
         found.taken("an event before", (1, 0), None, &pushed);
@@ -49,10 +49,10 @@ impl crate::Attack for Attack {
         let open = bus.upgrade_at("/bus/v1").await?.starts_with(SWITCHING);
         found.check("a socket for calls before", "open", open, open);
         let mut other = Call::open(&target, &guest, 16).await?;
-        let before = other.step(1, 0).await.map_err(Trouble::Honest)?;
+        let before = other.step(1, 0).await.map_err(HarnessError::Honest)?;
 
         let last_seq = bench.gauges().await?.events_of(&attacker.id());
-        bench.village()?.append(Body::Revoked {
+        bench.test_community()?.append(Body::Revoked {
             node: attacker.id(),
             last_seq,
         })?;
@@ -104,7 +104,7 @@ impl crate::Attack for Attack {
             Err(why) => why,
         };
         found.check("another member's session", "the same answer", seen, same);
-        other.close().await.map_err(Trouble::Honest)?;
+        other.close().await.map_err(HarnessError::Honest)?;
         bench.goes_on(&mut found).await?;
         Ok(found.verdict())
     }

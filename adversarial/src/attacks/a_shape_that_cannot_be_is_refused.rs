@@ -4,14 +4,14 @@
 use hearthnet_transport::CloseCode;
 
 use crate::raw::{Frame, Step, chunk, dtype, kind};
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 pub(super) struct Attack;
 
 impl crate::Attack for Attack {
     const CASE: u8 = 34;
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
         let code = CloseCode::TensorShape;
         let max = u32::MAX;

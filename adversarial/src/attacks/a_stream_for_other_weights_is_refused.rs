@@ -6,7 +6,7 @@ use ciborium::Value;
 use hearthnet_transport::CloseCode;
 
 use crate::raw::{Frame, cbor, kind};
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 pub(super) struct Attack;
 
@@ -25,7 +25,7 @@ fn open(stream: u32, weights: [u8; 32], (lo, hi): (u32, u32)) -> Frame {
 impl crate::Attack for Attack {
     const CASE: u8 = 29;
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
         let target = *bench.target();
         let mut flipped = target.weights;

@@ -5,7 +5,7 @@
 
 use crate::raw::event::{Lane, now_ms};
 use crate::victim::Scene;
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 const MINUTE_MS: u64 = 60_000;
 const TEN_YEARS_MS: u64 = 10 * 365 * 24 * 60 * MINUTE_MS;
@@ -20,12 +20,12 @@ impl crate::Attack for Attack {
     // The leap is made once, and lasts.
     const REPEATS: bool = false;
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
         let [attacker, _] = bench.members();
         let now = now_ms();
-        let village = bench.village()?;
-        let mut event = village.attacker.draft("notes.written", vec![1]);
+        let test_community = bench.test_community()?;
+        let mut event = test_community.attacker.draft("notes.written", vec![1]);
         let mut at = |time: u64, lamport: u64| {
             (event.time, event.lamport) = (time, lamport);
             event.clone()
@@ -41,7 +41,7 @@ impl crate::Attack for Attack {
         ];
         let leap = at(now, now + TEN_YEARS_MS);
         let bounded = at(now + 9 * MINUTE_MS, now + 9 * MINUTE_MS);
-        let mut said = village
+        let mut said = test_community
             .attacker
             .say("notes.said", "notes", 1, MINUTE_MS, vec![0xa0]);
         (said.time, said.lane) = (
@@ -68,7 +68,7 @@ impl crate::Attack for Attack {
         // Clocks of honest machines differ; and whoever makes use of that stops nobody.
         let pushed = gossip.push(&[bounded.signed(&attacker)]).await;
         found.taken("an event nine minutes ahead", (1, 0), None, &pushed);
-        let heard = bench.village()?.hears(&attacker.id(), 1).await;
+        let heard = bench.test_community()?.hears(&attacker.id(), 1).await;
         found.check("it is passed on", "true", heard, heard);
         bench.goes_on(&mut found).await?;
         Ok(found.verdict())

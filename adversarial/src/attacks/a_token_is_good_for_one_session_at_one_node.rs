@@ -6,14 +6,14 @@ use hearthnet_transport::CloseCode;
 
 use crate::bench::sign;
 use crate::raw::Hello;
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 pub(super) struct Attack;
 
 impl crate::Attack for Attack {
     const CASE: u8 = 18;
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
         let attacker = bench.attacker();
         let code = CloseCode::TokenReplayed;
@@ -51,7 +51,7 @@ impl crate::Attack for Attack {
         found.check(what, "1", opened, opened == 1);
 
         let elsewhere = NodeKey::generate()
-            .map_err(|error| Trouble::Attacker(error.to_string()))?
+            .map_err(|error| HarnessError::Attacker(error.to_string()))?
             .id();
         let mut grant = bench.grant(attacker)?;
         grant.audience = elsewhere;

@@ -5,7 +5,7 @@ use hearthnet_bus::Grant;
 use hearthnet_transport::CloseCode;
 
 use crate::bench::sign;
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 /// More than the 30 s by which the victim forgives a clock, with room for a slow machine.
 const SKEW: u64 = 40;
@@ -17,7 +17,7 @@ pub(super) struct Attack;
 impl crate::Attack for Attack {
     const CASE: u8 = 19;
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
         let attacker = bench.attacker();
         // `not_before` is now.

@@ -6,14 +6,14 @@ use hearthnet_transport::CloseCode;
 
 use crate::bench::sign;
 use crate::raw::{Hello, Peer};
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 pub(super) struct Attack;
 
 impl crate::Attack for Attack {
     const CASE: u8 = 17;
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
         let owner = bench.honest_key();
         let stolen = sign(&bench.grant(owner)?, owner)?;

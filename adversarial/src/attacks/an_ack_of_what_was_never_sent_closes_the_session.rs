@@ -4,7 +4,7 @@
 use hearthnet_transport::CloseCode;
 
 use crate::raw::{Arrived, Frame, cbor, chunk, dtype, flag, kind};
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 pub(super) struct Attack;
 
@@ -25,7 +25,7 @@ fn nack(tensor: u16) -> Frame {
 impl crate::Attack for Attack {
     const CASE: u8 = 10;
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
         let code = CloseCode::CreditAck;
         for (what, frame) in [
@@ -59,7 +59,7 @@ impl crate::Attack for Attack {
                         body,
                     } => break body.first_chunk().copied().map_or(0, u16::from_be_bytes),
                     Arrived::Frame { .. } => {}
-                    other => return Err(Trouble::Attacker(format!("no echo: {other:?}"))),
+                    other => return Err(HarnessError::Attacker(format!("no echo: {other:?}"))),
                 }
             };
             for frame in payment(id) {

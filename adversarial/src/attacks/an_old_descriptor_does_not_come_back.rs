@@ -7,7 +7,7 @@ use hearthnet_bus::Descriptor;
 use crate::raw::cbor;
 use crate::raw::event::{Event, now_ms};
 use crate::victim::{Gauges, Scene};
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 /// The kinds of events about shards.
 const ADVERTISED: &str = "experimental.shard.advertised";
@@ -23,7 +23,7 @@ impl crate::Attack for Attack {
 
     const SCENE: Scene = Scene::COMMUNITY;
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
         let [attacker, guest] = bench.members();
         let shard = "old:0-1";
@@ -36,15 +36,15 @@ impl crate::Attack for Attack {
         };
         // Later than all that was said in an earlier round.
         let now = now_ms();
-        let village = bench.village()?;
-        let say = |seq: u64, queue_depth: u32| -> Result<Event, Trouble> {
+        let test_community = bench.test_community()?;
+        let say = |seq: u64, queue_depth: u32| -> Result<Event, HarnessError> {
             let descriptor = Descriptor {
                 queue_depth,
                 ..base.clone()
             };
             let body = descriptor.to_cbor();
-            let body = body.map_err(|error| Trouble::Attacker(error.to_string()))?;
-            let author = &village.attacker;
+            let body = body.map_err(|error| HarnessError::Attacker(error.to_string()))?;
+            let author = &test_community.attacker;
             Ok(author.say(ADVERTISED, &slot, seq, LIFE_MS, body))
         };
         let (old, new) = (
@@ -58,7 +58,7 @@ impl crate::Attack for Attack {
         );
         let expired = expired.signed(&attacker);
         let withdrawn = cbor(&[("shard", shard.into())]);
-        let withdrawn = village
+        let withdrawn = test_community
             .attacker
             .say(WITHDRAWN, &slot, now + 3, LIFE_MS, withdrawn)
             .signed(&attacker);
@@ -74,7 +74,7 @@ impl crate::Attack for Attack {
             let seen = offered(&bench.victim.gauges().await?);
             let held = seen == expected;
             found.check(what, format!("{expected:?}"), format!("{seen:?}"), held);
-            Ok::<_, Trouble>(())
+            Ok::<_, HarnessError>(())
         };
         let none = (0, 0);
         let pushed = gossip.push(std::slice::from_ref(&old)).await;

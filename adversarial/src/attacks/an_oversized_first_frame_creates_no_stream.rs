@@ -5,14 +5,14 @@ use ciborium::Value;
 use hearthnet_transport::CloseCode;
 
 use crate::raw::{Frame, Step, cbor, chunk, dtype, kind};
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 pub(super) struct Attack;
 
 impl crate::Attack for Attack {
     const CASE: u8 = 12;
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
         let code = CloseCode::FrameTooBig;
         let buffer = bench.limits().recv_buffer_bytes;

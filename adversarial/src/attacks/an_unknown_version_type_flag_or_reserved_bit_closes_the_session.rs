@@ -6,14 +6,14 @@ use ciborium::Value;
 use hearthnet_transport::CloseCode;
 
 use crate::raw::{Frame, Step, chunk, dtype, flag, kind};
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 pub(super) struct Attack;
 
 impl crate::Attack for Attack {
     const CASE: u8 = 3;
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut frames: Vec<(String, Frame)> = Vec::new();
         for version in [0, 2, 0xff] {
             frames.push((format!("version {version}"), Frame::ping().version(version)));

@@ -4,7 +4,7 @@
 use hearthnet_transport::CloseCode;
 
 use crate::raw::{Frame, chunk, dtype, flag, kind};
-use crate::{Bench, Budget, Findings, Trouble, Verdict};
+use crate::{Bench, Budget, Findings, HarnessError, Verdict};
 
 /// The smallest chunk that can be agreed on.
 const CHUNK: u32 = 4096;
@@ -15,7 +15,7 @@ impl crate::Attack for Attack {
     const CASE: u8 = 11;
     const BUDGET: Budget = Budget::SESSION;
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
         let hello = bench
             .hello("bench")?

@@ -10,14 +10,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::runtime::Handle;
 
 use crate::fleet::Fleet;
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 pub(super) struct Attack;
 
 impl crate::Attack for Attack {
     const CASE: u8 = 46;
 
-    async fn run(_: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(_: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
         // One first layer is enough that none is found; none at all, and all of them are: what
         // this attack finds nothing with does find something.
@@ -26,7 +26,7 @@ impl crate::Attack for Attack {
             let overheard = tokio::task::spawn_blocking(move || overhear(runtime, private));
             let (rows, known) = overheard
                 .await
-                .map_err(|error| Trouble::Attacker(error.to_string()))??;
+                .map_err(|error| HarnessError::Attacker(error.to_string()))??;
             let what = format!("{private} private first layers, {rows} rows: rows in the table");
             let expected = if private == 0 { rows } else { 0 };
             found.check(what, expected.to_string(), known, rows > 0 && known == expected);
@@ -37,7 +37,7 @@ impl crate::Attack for Attack {
 
 /// Has a caller with so many private layers answer over a host that keeps what it is sent: how
 /// many rows that were, and how many of them are in the embedding table.
-fn overhear(runtime: Handle, private: u32) -> Result<(usize, usize), Trouble> {
+fn overhear(runtime: Handle, private: u32) -> Result<(usize, usize), HarnessError> {
     let fleet = Fleet::new(runtime, None)?;
     let width = fleet.width();
     let bits = move |row: &[f32]| row.iter().map(|v| v.to_bits()).collect::<Vec<u32>>();

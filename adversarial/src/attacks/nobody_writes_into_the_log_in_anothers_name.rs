@@ -8,7 +8,7 @@ use super::only_strictly_valid_signatures_are_believed::respelled;
 use crate::raw::cbor;
 use crate::raw::event::DOMAIN;
 use crate::victim::Scene;
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 /// The domain of calls, which members sign all day.
 const CALLS: &[u8] = b"hearthnet/call/v1\0";
@@ -31,15 +31,15 @@ impl crate::Attack for Attack {
 
     const SCENE: Scene = Scene::COMMUNITY;
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
         let [attacker, _] = bench.members();
         let before = bench.gauges().await?;
-        let village = bench.village()?;
-        let anchor = village.anchor();
+        let test_community = bench.test_community()?;
+        let anchor = test_community.anchor();
         let body = cbor(&[("invite", "trusted".into()), ("research", true.into())]);
-        let event = village.next_of_anchor("community.policy", body)?;
-        let good = village.signed_by_anchor(&event, DOMAIN);
+        let event = test_community.next_of_anchor("community.policy", body)?;
+        let good = test_community.signed_by_anchor(&event, DOMAIN);
         let unsigned = event.fields();
         let signature = good.get(unsigned.len()..).unwrap_or_default();
         let other = cbor(&[("invite", "anchor".into()), ("research", false.into())]);
@@ -56,7 +56,7 @@ impl crate::Attack for Attack {
             ),
             (
                 "signed for another purpose",
-                village.signed_by_anchor(&event, CALLS),
+                test_community.signed_by_anchor(&event, CALLS),
             ),
             (
                 "with other words under its signature",
@@ -91,7 +91,7 @@ impl crate::Attack for Attack {
             None,
             &pushed,
         );
-        let heard = bench.village()?.hears(&anchor, is + 1).await;
+        let heard = bench.test_community()?.hears(&anchor, is + 1).await;
         found.check("it is passed on", "true", heard, heard);
         bench.goes_on(&mut found).await?;
         Ok(found.verdict())

@@ -7,7 +7,7 @@ use hearthnet_transport::CloseCode;
 
 use crate::bench::sign;
 use crate::raw::{Papers, cbor};
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 /// The order of the group, little-endian: 2^252 + 27742317777372353535851937790883648493.
 const ORDER: [u8; 32] = [
@@ -46,7 +46,7 @@ pub(super) fn respelled(mut token: Vec<u8>) -> Vec<u8> {
 impl crate::Attack for Attack {
     const CASE: u8 = 20;
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
         let attacker = bench.attacker();
         let token = || sign(&bench.grant(attacker)?, attacker);

@@ -10,7 +10,7 @@ use hearthnet_testkit::{Passing, Tamper};
 use tokio::runtime::Handle;
 
 use crate::fleet::{Fleet, PROMPT, TOKENS};
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 pub(super) struct Attack;
 
@@ -23,15 +23,15 @@ type Lie = fn(Passing<'_>, &[f32]);
 impl crate::Attack for Attack {
     const CASE: u8 = 35;
 
-    async fn run(_: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(_: &mut Bench) -> Result<Verdict, HarnessError> {
         let runtime = Handle::current();
         let lies = tokio::task::spawn_blocking(move || lies(&runtime));
         lies.await
-            .map_err(|error| Trouble::Attacker(error.to_string()))?
+            .map_err(|error| HarnessError::Attacker(error.to_string()))?
     }
 }
 
-fn lies(runtime: &Handle) -> Result<Verdict, Trouble> {
+fn lies(runtime: &Handle) -> Result<Verdict, HarnessError> {
     let mut found = Findings::new();
     // What is honest: the answer, and the band of a catalogue entry.
     let seen = Arc::new(Mutex::new((f32::MAX, 0.0f32)));

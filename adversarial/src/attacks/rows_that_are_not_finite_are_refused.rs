@@ -2,14 +2,14 @@
 //! sees it; the stream ends, and the caller is told that the host before this one is at fault.
 
 use crate::raw::{Step, kind};
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 pub(super) struct Attack;
 
 impl crate::Attack for Attack {
     const CASE: u8 = 33;
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
         let width = bench.target().width;
         let (first, last) = (0, width as usize - 1);

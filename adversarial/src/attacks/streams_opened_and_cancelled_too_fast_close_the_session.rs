@@ -4,7 +4,7 @@
 use hearthnet_transport::CloseCode;
 
 use crate::raw::{Frame, cbor, kind};
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 /// Streams that the attacker would open if nobody stopped it. The limit is 64 in a second, with
 /// four seconds' worth saved up.
@@ -20,7 +20,7 @@ fn close(stream: u32) -> Frame {
 impl crate::Attack for Attack {
     const CASE: u8 = 13;
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
         let mut peer = bench.pipeline().await?;
         let churn = (1..=STREAMS).flat_map(|stream| [bench.stream_open(stream), close(stream)]);

@@ -3,7 +3,7 @@
 
 use crate::raw::{Step, kind};
 use crate::trial::until;
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 /// Streams that the victim allows, over all callers; the honest one has one of them.
 const STREAMS: u32 = 8;
@@ -13,7 +13,7 @@ pub(super) struct Attack;
 impl crate::Attack for Attack {
     const CASE: u8 = 43;
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
         let width = bench.target().width;
         // Streams that are used: one that holds no rows gives way to others by itself.

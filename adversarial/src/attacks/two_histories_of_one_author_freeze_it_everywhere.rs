@@ -4,7 +4,7 @@
 use crate::raw::{Papers, Peer, Pushed, SWITCHING};
 use crate::trial::until;
 use crate::victim::Scene;
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 pub(super) struct Attack;
 
@@ -16,23 +16,23 @@ impl crate::Attack for Attack {
     // Nothing thaws the attacker.
     const REPEATS: bool = false;
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
         let [attacker, guest] = bench.members();
-        let village = bench.village()?;
-        let first = village.attacker.note(10, 1);
-        let one = village.attacker.draft("notes.written", vec![2]);
-        let other = village.attacker.draft("notes.written", vec![3]);
-        let third = village.attacker.draft("notes.written", vec![4]);
+        let test_community = bench.test_community()?;
+        let first = test_community.attacker.note(10, 1);
+        let one = test_community.attacker.draft("notes.written", vec![2]);
+        let other = test_community.attacker.draft("notes.written", vec![3]);
+        let third = test_community.attacker.draft("notes.written", vec![4]);
         let mut twins = [&one, &other, &third].map(|event| (event.hash(), event.signed(&attacker)));
         // The proof is the two with the lowest hashes: a third one that is higher adds nothing.
         twins.sort();
         let [(hash, one), (_, other), (_, third)] = twins;
-        let mut later = village.attacker.draft("notes.written", vec![5]);
+        let mut later = test_community.attacker.draft("notes.written", vec![5]);
         (later.seq, later.lamport) = (later.seq + 1, later.lamport + 1);
         later.lane = crate::raw::event::Lane::Durable(hash);
         let later = later.signed(&attacker);
-        let note = village.guest.note(10, 6);
+        let note = test_community.guest.note(10, 6);
 
         let mut gossip = bench.gossip(&attacker).await?;
         let pushed = gossip.push(&[first, one]).await;
@@ -57,7 +57,7 @@ impl crate::Attack for Attack {
         let gauges = until(&mut bench.victim, is_frozen).await?;
         let frozen = is_frozen(&gauges);
         found.check("the author at the host", "frozen", frozen, frozen);
-        let told = bench.village()?.hears_of_fork(&attacker.id()).await;
+        let told = bench.test_community()?.hears_of_fork(&attacker.id()).await;
         found.check(
             "the author at another node, by the host's proof",
             "frozen",

@@ -6,7 +6,7 @@
 use hearthnet_transport::CloseCode;
 
 use crate::raw::{Frame, Message, kind};
-use crate::{Bench, Budget, Findings, Trouble, Verdict};
+use crate::{Bench, Budget, Findings, HarnessError, Verdict};
 
 const MIB: u64 = 1 << 20;
 
@@ -27,7 +27,7 @@ impl crate::Attack for Attack {
         "two sessions, 32 silent ones with 256 KiB of buffers each, and 8 MiB of noise",
     );
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
         for (what, length) in [
             ("16 MiB", 16 * MIB),

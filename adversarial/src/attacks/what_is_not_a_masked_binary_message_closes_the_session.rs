@@ -4,14 +4,14 @@
 use hearthnet_transport::CloseCode;
 
 use crate::raw::{Frame, Message, opcode};
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 pub(super) struct Attack;
 
 impl crate::Attack for Attack {
     const CASE: u8 = 7;
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         // A frame that would be right if it came in the right wrapping.
         let ping = Frame::ping().encode(2);
         let binary = || Message::binary(ping.clone());

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use crate::raw::{Gossip, Pushed};
 use crate::victim::{Scene, Victim};
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 /// Times that the node is killed while it writes.
 const KILLS: usize = 6;
@@ -33,12 +33,12 @@ struct Writing {
 }
 
 impl Writing {
-    async fn gossip(&self, keeper: &Victim) -> Result<Gossip, Trouble> {
+    async fn gossip(&self, keeper: &Victim) -> Result<Gossip, HarnessError> {
         Gossip::open(keeper.addr, &self.member, &self.community).await
     }
 
     /// Writes until the node is killed, some events later.
-    async fn until_killed(&mut self, keeper: Victim) -> Result<(), Trouble> {
+    async fn until_killed(&mut self, keeper: Victim) -> Result<(), HarnessError> {
         let mut gossip = self.gossip(&keeper).await?;
         let left = self
             .events
@@ -58,7 +58,7 @@ impl Writing {
         // An error means that all is written, or the node gone already.
         let _ = counted.wait_for(|&count| count >= BEFORE).await;
         keeper.kill().await?;
-        let failed = |error| Trouble::Attacker(format!("it failed: {error}"));
+        let failed = |error| HarnessError::Attacker(format!("it failed: {error}"));
         self.acknowledged += writing.await.map_err(failed)? as usize;
         Ok(())
     }
@@ -72,16 +72,16 @@ impl crate::Attack for Attack {
     // Each time is a folder of its own.
     const REPEATS: bool = false;
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
         let [member, _] = bench.members();
-        let village = bench.village()?;
-        let home = village.home("keeper")?;
-        let author = village.guest.key().id();
-        let events = (0..1000).map(|n: u32| village.guest.note(200, n as u8));
+        let test_community = bench.test_community()?;
+        let home = test_community.home("keeper")?;
+        let author = test_community.guest.key().id();
+        let events = (0..1000).map(|n: u32| test_community.guest.note(200, n as u8));
         let mut writing = Writing {
             member,
-            community: village.community,
+            community: test_community.community,
             events: events.collect(),
             acknowledged: 0,
         };
@@ -98,7 +98,7 @@ impl crate::Attack for Attack {
                 false => format!("{:?}", log.problems),
             };
             found.check(format!("{what}: the log"), "sound", seen, sound);
-            Ok::<_, Trouble>((keeper, log.recovered))
+            Ok::<_, HarnessError>((keeper, log.recovered))
         };
 
         let (mut keeper, _) = whole(&mut found, "a new node", 0).await?;
@@ -157,11 +157,11 @@ impl crate::Attack for Attack {
 }
 
 /// Changes the write-ahead log that a killed node left behind.
-fn change(home: &Path, change: impl FnOnce(&mut Vec<u8>)) -> Result<(), Trouble> {
+fn change(home: &Path, change: impl FnOnce(&mut Vec<u8>)) -> Result<(), HarnessError> {
     let path = home.join(format!("{FILE_NAME}-wal"));
     let mut wal = std::fs::read(&path)?;
     if wal.len() as u64 <= IN_FIRST_PAGE {
-        return Err(Trouble::Victim(
+        return Err(HarnessError::Victim(
             "it was killed and left no log of writes".to_owned(),
         ));
     }

@@ -9,7 +9,7 @@ use hearthnet_bus::NodeKey;
 use hearthnet_orchestrator::link::HostAddr;
 
 use crate::raw::{Impostor, Papers, Peer, Shown, Trick};
-use crate::{Bench, Findings, Trouble, Verdict};
+use crate::{Bench, Findings, HarnessError, Verdict};
 
 const CODE: &str = "identity_mismatch";
 
@@ -18,10 +18,10 @@ pub(super) struct Attack;
 impl crate::Attack for Attack {
     const CASE: u8 = 16;
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, Trouble> {
+    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
         let target = *bench.target();
-        let failed = |error: &dyn std::fmt::Display| Trouble::Attacker(error.to_string());
+        let failed = |error: &dyn std::fmt::Display| HarnessError::Attacker(error.to_string());
         let key = || NodeKey::generate().map_err(|error| failed(&error));
         let honest = |at: SocketAddr| HostAddr {
             endpoint: at.to_string(),

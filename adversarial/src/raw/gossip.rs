@@ -8,7 +8,7 @@ use hearthnet_bus::NodeKey;
 use super::peer::{Came, Peer, SWITCHING};
 use super::tls::Papers;
 use super::websocket::Message;
-use crate::Trouble;
+use crate::HarnessError;
 
 /// Most events and bytes of a batch.
 const BATCH: (usize, usize) = (1024, 512 * 1024);
@@ -50,11 +50,11 @@ impl Gossip {
         addr: SocketAddr,
         key: &NodeKey,
         community: &[u8; 32],
-    ) -> Result<Gossip, Trouble> {
+    ) -> Result<Gossip, HarnessError> {
         let mut peer = Peer::secured(addr, Papers::of(key)).await?;
         let answer = peer.upgrade_at("/sync/v1").await?;
         if !answer.starts_with(SWITCHING) {
-            return Err(Trouble::Attacker(format!("no gossip: {answer}")));
+            return Err(HarnessError::Attacker(format!("no gossip: {answer}")));
         }
         let community = Value::Bytes(community.to_vec());
         peer.send(message(vec![0.into(), 1.into(), community]))

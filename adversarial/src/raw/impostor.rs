@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::AbortHandle;
 
 use super::tls::{Shown, acceptor};
-use crate::Trouble;
+use crate::HarnessError;
 
 /// What an impostor does with those who come.
 pub enum Trick {
@@ -45,7 +45,7 @@ impl Impostor {
     ///
     /// # Errors
     /// If the system gives no port, or the papers are of no use.
-    pub async fn listen(trick: Trick) -> Result<Impostor, Trouble> {
+    pub async fn listen(trick: Trick) -> Result<Impostor, HarnessError> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let addr = listener.local_addr()?;
         let seen = Arc::new(Seen::default());

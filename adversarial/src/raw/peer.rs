@@ -20,7 +20,7 @@ use tokio_rustls::client::TlsStream;
 use super::frame::{Frame, cbor, kind};
 use super::tls::{self, Papers};
 use super::websocket::{self, Message, opcode};
-use crate::Trouble;
+use crate::HarnessError;
 
 /// How long the host may take for anything before it counts as hanging: twice its longest
 /// deadline (30 s, for withheld credit).
@@ -211,8 +211,8 @@ pub struct Peer {
     sequence: u32,
 }
 
-async fn in_time<T>(what: &str, work: impl Future<Output = T>) -> Result<T, Trouble> {
-    let late = |_| Trouble::Attacker(format!("{what} did not complete"));
+async fn in_time<T>(what: &str, work: impl Future<Output = T>) -> Result<T, HarnessError> {
+    let late = |_| HarnessError::Attacker(format!("{what} did not complete"));
     timeout(PATIENCE, work).await.map_err(late)
 }
 
@@ -221,8 +221,8 @@ impl Peer {
     ///
     /// # Errors
     /// If not even that succeeds.
-    pub async fn secured(addr: SocketAddr, papers: Papers<'_>) -> Result<Peer, Trouble> {
-        let failed = |error: std::io::Error| Trouble::Attacker(format!("no TLS: {error}"));
+    pub async fn secured(addr: SocketAddr, papers: Papers<'_>) -> Result<Peer, HarnessError> {
+        let failed = |error: std::io::Error| HarnessError::Attacker(format!("no TLS: {error}"));
         let connector = tls::connector(papers)?;
         let tcp = in_time("TCP", TcpStream::connect(addr))
             .await?
@@ -245,8 +245,11 @@ impl Peer {
     ///
     /// # Errors
     /// If there is none.
-    pub async fn certificate(addr: SocketAddr, papers: Papers<'_>) -> Result<Vec<u8>, Trouble> {
-        let none = || Trouble::Attacker("nobody shows a certificate".to_owned());
+    pub async fn certificate(
+        addr: SocketAddr,
+        papers: Papers<'_>,
+    ) -> Result<Vec<u8>, HarnessError> {
+        let none = || HarnessError::Attacker("nobody shows a certificate".to_owned());
         let peer = Peer::secured(addr, papers).await?;
         let Reader { half, .. } = peer.reader;
         let stream = half.unsplit(peer.writer);
@@ -259,7 +262,7 @@ impl Peer {
     ///
     /// # Errors
     /// If the host neither answers nor ends the connection.
-    pub async fn upgrade(&mut self) -> Result<String, Trouble> {
+    pub async fn upgrade(&mut self) -> Result<String, HarnessError> {
         let answer = self.upgrade_at("/tensor/v1").await?;
         Ok(answer.lines().next().unwrap_or_default().to_owned())
     }
@@ -268,7 +271,7 @@ impl Peer {
     ///
     /// # Errors
     /// If the host neither answers nor ends the connection.
-    pub async fn upgrade_at(&mut self, path: &str) -> Result<String, Trouble> {
+    pub async fn upgrade_at(&mut self, path: &str) -> Result<String, HarnessError> {
         let request = format!(
             "GET {path} HTTP/1.1\r\nHost: host\r\nUpgrade: websocket\r\n\
              Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n\
@@ -282,13 +285,13 @@ impl Peer {
     ///
     /// # Errors
     /// If the host refuses the upgrade.
-    pub async fn upgraded(addr: SocketAddr, key: &NodeKey) -> Result<Peer, Trouble> {
+    pub async fn upgraded(addr: SocketAddr, key: &NodeKey) -> Result<Peer, HarnessError> {
         let mut peer = Peer::secured(addr, Papers::of(key)).await?;
         let answer = peer.upgrade().await?;
         if answer.starts_with(SWITCHING) {
             Ok(peer)
         } else {
-            Err(Trouble::Attacker(format!("no upgrade: {answer}")))
+            Err(HarnessError::Attacker(format!("no upgrade: {answer}")))
         }
     }
 
@@ -296,7 +299,11 @@ impl Peer {
     ///
     /// # Errors
     /// If the host does not answer HELLO with HELLO.
-    pub async fn open(addr: SocketAddr, key: &NodeKey, hello: &Hello) -> Result<Peer, Trouble> {
+    pub async fn open(
+        addr: SocketAddr,
+        key: &NodeKey,
+        hello: &Hello,
+    ) -> Result<Peer, HarnessError> {
         let mut peer = Peer::upgraded(addr, key).await?;
         peer.send(hello.frame()).await;
         let answer = peer.receive().await;
@@ -304,7 +311,7 @@ impl Peer {
             return Ok(peer);
         }
         let ending = peer.ending_after(answer).await;
-        Err(Trouble::Attacker(format!("no session: {ending}")))
+        Err(HarnessError::Attacker(format!("no session: {ending}")))
     }
 
     /// Writes bytes into the TLS stream as they are. That the host has closed already is no

@@ -13,7 +13,7 @@ use rustls::version::TLS13;
 use rustls::{ClientConfig, DigitallySignedStruct, Error, ServerConfig, SignatureScheme};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use crate::Trouble;
+use crate::HarnessError;
 
 /// Takes whoever answers: it is the host's business to be careful.
 #[derive(Debug)]
@@ -111,18 +111,18 @@ impl ResolvesServerCert for ShowAll {
 }
 
 /// TLS of somebody who listens, and asks nobody who he is.
-pub(super) fn acceptor(shown: Shown) -> Result<TlsAcceptor, Trouble> {
+pub(super) fn acceptor(shown: Shown) -> Result<TlsAcceptor, HarnessError> {
     let certificate = CertificateDer::from(shown.certificate);
     let certified = CertifiedKey::new(vec![certificate], signer(&shown.signed_by)?);
     let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_protocol_versions(&[&TLS13])
-        .map_err(|error| Trouble::Attacker(format!("TLS: {error}")))?
+        .map_err(|error| HarnessError::Attacker(format!("TLS: {error}")))?
         .with_no_client_auth()
         .with_cert_resolver(Arc::new(ShowAll(Arc::new(certified))));
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-fn signer(key: &NodeKey) -> Result<Arc<dyn SigningKey>, Trouble> {
+fn signer(key: &NodeKey) -> Result<Arc<dyn SigningKey>, HarnessError> {
     // PKCS #8 version 1 of an Ed25519 key (RFC 8410 section 7): a fixed prefix and the seed.
     let mut pkcs8 = vec![
         0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04,
@@ -130,12 +130,12 @@ fn signer(key: &NodeKey) -> Result<Arc<dyn SigningKey>, Trouble> {
     ];
     pkcs8.extend_from_slice(key.secret().as_slice());
     ring::sign::any_eddsa_type(&PrivatePkcs8KeyDer::from(pkcs8))
-        .map_err(|error| Trouble::Attacker(format!("TLS: {error}")))
+        .map_err(|error| HarnessError::Attacker(format!("TLS: {error}")))
 }
 
 /// TLS with these papers.
-pub(super) fn connector(papers: Papers<'_>) -> Result<TlsConnector, Trouble> {
-    let failed = |error: &dyn std::fmt::Display| Trouble::Attacker(format!("TLS: {error}"));
+pub(super) fn connector(papers: Papers<'_>) -> Result<TlsConnector, HarnessError> {
+    let failed = |error: &dyn std::fmt::Display| HarnessError::Attacker(format!("TLS: {error}"));
     let signer = signer(papers.signed_by)?;
     let shown = match papers.certificate_of {
         None => None,

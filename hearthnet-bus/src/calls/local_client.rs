@@ -11,9 +11,9 @@ use tokio_tungstenite::tungstenite::http::header::AUTHORIZATION;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 
 use super::client::Client;
-use super::door::{ENDPOINT_FILE, TOKEN_FILE};
 use super::error::{CallError, Code};
 use super::frame::{BUS_PATH, MAX_MESSAGE_BYTES};
+use super::local_api::{ENDPOINT_FILE, TOKEN_FILE};
 use super::wire::Wire;
 
 /// For the connection and the upgrade, on one machine.

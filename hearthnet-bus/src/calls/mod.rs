@@ -10,11 +10,11 @@
 //! | how often a peer may ask | [`Budgets`] | `budget.rs` |
 //! | the signed part of a call | [`Envelope`] | `envelope.rs` |
 //! | messages of `/bus/v1` | [`Request`], [`Violation`] | `frame.rs` |
-//! | calls, events, acknowledgements, cancel | [`ServingSession`], [`CallingSession`] | `session.rs` |
-//! | whether a call may run | [`CallServer::admit`] | `server.rs` |
+//! | calls, events, acknowledgements, cancel | [`ServingSession`], [`CallingSession`] | `session/` |
+//! | whether a call may run | [`CallServer::admit`] | `server/` |
 //! | running it | [`Handler`], [`FrameSink`], [`CallServer`] | `registry.rs`, `server.rs` |
 //! | asking | [`Client`], [`CallStream`] | `client.rs` |
-//! | apps on this machine | [`LocalDoor`] | `door.rs` |
+//! | apps on this machine | [`LocalApi`] | `local_api/` |
 //! | granting sessions, advertising | [`register_shards`] | `handlers/` |
 //! | giving up | [`Cancel`] | `cancel.rs` |
 //! | codes and sentences | [`Code`], [`CallError`] | `error.rs` |
@@ -64,13 +64,13 @@ mod budget;
 mod cancel;
 mod client;
 mod descriptor;
-mod door;
 mod envelope;
 mod error;
 mod frame;
 #[doc(hidden)]
 pub mod fuzzing;
 mod handlers;
+mod local_api;
 mod local_client;
 mod params;
 mod registry;
@@ -85,7 +85,6 @@ pub use budget::{Budgets, Rate};
 pub use cancel::Cancel;
 pub use client::{CallStream, Client, Event};
 pub use descriptor::{CallLimits, CapabilityDescriptor, EXPERIMENTAL, Stability, Trust};
-pub use door::{DoorError, ENDPOINT_FILE, LocalDoor, TOKEN_FILE};
 pub use envelope::{Envelope, EnvelopeError, MAX_CALL_SKEW_MS, MAX_ENVELOPE_BYTES};
 pub use error::{CallError, Code, MAX_ERROR_TEXT, MAX_NAME};
 pub use frame::{
@@ -93,6 +92,7 @@ pub use frame::{
     Violation, WINDOW_BYTES, WINDOW_FRAMES,
 };
 pub use handlers::{Served, ShardGrant, register_shards};
+pub use local_api::{ENDPOINT_FILE, LocalApi, LocalApiError, TOKEN_FILE};
 pub use params::{Kind, Param, ParamError, Params};
 pub use registry::{CallContext, Handler, RegisterError, Registry, Slot};
 pub use server::{Admitted, Authority, CallServer, FrameSink, Origin, Research};

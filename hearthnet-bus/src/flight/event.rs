@@ -16,7 +16,7 @@ pub enum Event {
     // The caller's side.
     /// A route was found and all of its streams are open.
     PipelineBuilt {
-        /// Which.
+        /// Id of the pipeline.
         pipeline: PipelineId,
         /// Hosts in a row; 0 when this machine runs all layers.
         hosts: u32,
@@ -25,9 +25,9 @@ pub enum Event {
     },
     /// A host was asked to run layers: what ties the host's stream to the pipeline.
     StreamAsked {
-        /// For which.
+        /// Id of the pipeline.
         pipeline: PipelineId,
-        /// Whom.
+        /// Node id of the host.
         host: Who,
         /// `<model_id>:<lo>-<hi>`.
         shard: Name,
@@ -40,9 +40,9 @@ pub enum Event {
     },
     /// The host said that the stream is open.
     StreamReady {
-        /// For which.
+        /// Id of the pipeline.
         pipeline: PipelineId,
-        /// Who.
+        /// Node id of the host.
         host: Who,
         /// In which session.
         session: SessionId,
@@ -53,9 +53,9 @@ pub enum Event {
     },
     /// A host's part of an answer did not come, or came wrong, or was refused.
     HostFailed {
-        /// Of which.
+        /// Id of the pipeline.
         pipeline: PipelineId,
-        /// Whose.
+        /// Node id of the host.
         host: Who,
         /// `<model_id>:<lo>-<hi>`.
         shard: Name,
@@ -64,16 +64,16 @@ pub enum Event {
     },
     /// A host gave this pipeline's stream up for want of memory; it is opened again later.
     HostPreempted {
-        /// Of which.
+        /// Id of the pipeline.
         pipeline: PipelineId,
-        /// Which host.
+        /// Node id of the host.
         host: Who,
         /// `<model_id>:<lo>-<hi>`.
         shard: Name,
     },
     /// The layers of a host run elsewhere, and the answer has gone on.
     FailedOver {
-        /// Of which.
+        /// Id of the pipeline.
         pipeline: PipelineId,
         /// Who ran them before; absent when they were taken over by this machine.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -91,14 +91,14 @@ pub enum Event {
     },
     /// An answer to a step of an earlier epoch came, and was dropped.
     StaleAnswer {
-        /// For which.
+        /// Id of the pipeline.
         pipeline: PipelineId,
-        /// From whom.
+        /// Node id of the host.
         host: Who,
     },
     /// A host said that it will end its sessions.
     HostLeaving {
-        /// Which.
+        /// Node id of the host.
         host: Who,
         /// How long streams go on there at most, in milliseconds.
         within_ms: u64,
@@ -118,9 +118,9 @@ pub enum Event {
     },
     /// An answer ended unfinished.
     Aborted {
-        /// Of which.
+        /// Id of the pipeline.
         pipeline: PipelineId,
-        /// Why.
+        /// The cause, as a code of the protocol.
         code: Name,
     },
     /// Whoever had asked gave up.
@@ -130,7 +130,7 @@ pub enum Event {
     },
     /// Its streams were closed.
     PipelineEnded {
-        /// Which.
+        /// Id of the pipeline.
         pipeline: PipelineId,
     },
 
@@ -165,18 +165,18 @@ pub enum Event {
     WeightsEvicted {},
     /// A caller's session began.
     SessionBegan {
-        /// Which.
+        /// Id of the session.
         session: SessionId,
-        /// Whose.
+        /// Node id of the peer.
         peer: Who,
         /// `pipeline`, or what else sessions are for.
         purpose: Name,
     },
     /// It ended.
     SessionEnded {
-        /// Which.
+        /// Id of the session.
         session: SessionId,
-        /// Whose.
+        /// Node id of the peer.
         peer: Who,
         /// Why, as closing codes spell it.
         code: Name,
@@ -187,7 +187,7 @@ pub enum Event {
     StreamOpened {
         /// In which session.
         session: SessionId,
-        /// Whose.
+        /// Node id of the peer.
         peer: Who,
         /// The caller's number of it.
         stream: u32,
@@ -200,20 +200,20 @@ pub enum Event {
     StreamRefused {
         /// In which session.
         session: SessionId,
-        /// Whose.
+        /// Node id of the peer.
         peer: Who,
         /// The caller's number of it.
         stream: u32,
         /// Its epoch.
         epoch: u32,
-        /// Why.
+        /// The cause, as a code of the protocol.
         code: Name,
     },
     /// A stream ended.
     StreamEnded {
         /// In which session.
         session: SessionId,
-        /// Whose.
+        /// Node id of the peer.
         peer: Who,
         /// The caller's number of it.
         stream: u32,
@@ -232,40 +232,40 @@ pub enum Event {
     NodeStarted {},
     /// Another node is connected.
     PeerConnected {
-        /// Which.
+        /// Node id of the peer.
         peer: Who,
     },
     /// Another node is not connected any more.
     PeerLost {
-        /// Which.
+        /// Node id of the peer.
         peer: Who,
-        /// Why.
+        /// The cause, as a code of the protocol.
         code: Name,
     },
     /// Another node could not be reached, or did not let this one in.
     PeerUnreachable {
-        /// Which.
+        /// Node id of the peer.
         peer: Who,
-        /// Why.
+        /// The cause, as a code of the protocol.
         code: Name,
     },
     /// A node showed its key and was not let in.
     PeerRefused {
-        /// Which.
+        /// Node id of the peer.
         peer: Who,
-        /// Why.
+        /// The cause, as a code of the protocol.
         code: Name,
     },
     /// A member offers layers.
     AdvertSeen {
-        /// Who.
+        /// Node id of the peer.
         peer: Who,
         /// `<model_id>:<lo>-<hi>`.
         shard: Name,
     },
     /// It does not any more.
     AdvertGone {
-        /// Who.
+        /// Node id of the peer.
         peer: Who,
         /// `<model_id>:<lo>-<hi>`.
         shard: Name,
@@ -274,12 +274,12 @@ pub enum Event {
     },
     /// The community sent a member away.
     Revoked {
-        /// Whom.
+        /// Node id of the peer.
         peer: Who,
     },
     /// Somebody connected and did not become anybody's session: what is no TLS, and the like.
     ConnectionRefused {
-        /// Why.
+        /// The cause, as a code of the protocol.
         code: Name,
     },
 

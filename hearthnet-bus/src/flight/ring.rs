@@ -36,7 +36,7 @@ pub struct Record {
     /// How often in a row, if more than once.
     #[serde(default = "once", skip_serializing_if = "is_once")]
     pub times: u32,
-    /// What.
+    /// What happened.
     pub event: Event,
 }
 

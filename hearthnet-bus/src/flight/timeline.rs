@@ -111,7 +111,7 @@ impl Answer {
 
 /// A life of a stream, as both of its ends name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Life {
+struct StreamTrace {
     caller: Who,
     host: Who,
     session: SessionId,
@@ -119,7 +119,7 @@ struct Life {
     epoch: u32,
 }
 
-impl Life {
+impl StreamTrace {
     /// The life that a record of `node` is about.
     fn of(node: Who, event: &Event) -> Option<Self> {
         let (session, stream, epoch) = event.stream()?;
@@ -226,14 +226,14 @@ pub fn merge(answers: &[(Who, Answer)]) -> Vec<Entry> {
         })
         .collect();
 
-    let mut asked: HashMap<Life, (PipelineId, Moment)> = HashMap::new();
-    let mut ready: HashMap<Life, Moment> = HashMap::new();
+    let mut asked: HashMap<StreamTrace, (PipelineId, Moment)> = HashMap::new();
+    let mut ready: HashMap<StreamTrace, Moment> = HashMap::new();
     for (line, entries) in lines.iter().enumerate() {
         for entry in entries {
             let at_us = entry.at_us;
             let moment = Moment { line, at_us };
             match (
-                Life::of(entry.node, &entry.record.event),
+                StreamTrace::of(entry.node, &entry.record.event),
                 &entry.record.event,
             ) {
                 (Some(life), Event::StreamAsked { pipeline, .. }) => {
@@ -249,7 +249,7 @@ pub fn merge(answers: &[(Who, Answer)]) -> Vec<Entry> {
     let mut order = Order::default();
     for (line, entries) in lines.iter_mut().enumerate() {
         for entry in entries {
-            let life = Life::of(entry.node, &entry.record.event);
+            let life = StreamTrace::of(entry.node, &entry.record.event);
             let Some(life) = life.filter(|life| life.host == entry.node) else {
                 continue;
             };

@@ -30,7 +30,7 @@ pub const MAX_USES: u32 = 1000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
-    /// May chat.
+    /// May ask for answers, and read and write the log.
     Member,
     /// May also advertise and serve shards, and admit those who hold an invite.
     Trusted,
@@ -136,14 +136,14 @@ pub enum Body {
     },
     /// `member.level`: a member is promoted or demoted.
     LevelChanged {
-        /// Who.
+        /// The member's key.
         node: NodeId,
         /// The new level.
         level: Level,
     },
     /// `member.revoked`: a key has no place in the community any more, for ever.
     Revoked {
-        /// Whose key.
+        /// The member's key.
         node: NodeId,
         /// The last durable event of that node that counts; all later ones have no effect,
         /// wherever they sort. What the author of this event had seen of the node.

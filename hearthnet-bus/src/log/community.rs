@@ -147,7 +147,7 @@ pub struct Advert {
 /// What a member said of itself when it was last heard of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sighting {
-    /// Who.
+    /// Node id of the member.
     pub node: NodeId,
     /// Where it listens, `ADDR:PORT`.
     pub endpoints: Vec<String>,
@@ -166,7 +166,7 @@ pub struct Sighting {
 /// events; whether one still holds is asked with the time of asking.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Community {
-    /// Which community.
+    /// Id of the community.
     pub id: CommunityId,
     /// What people call it; empty until the event that creates it has arrived.
     pub name: String,

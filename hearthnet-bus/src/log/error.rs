@@ -66,7 +66,7 @@ pub enum LogError {
          old backup restored? Its events no longer count; make a new key and join again"
     )]
     Frozen {
-        /// Whose key.
+        /// Key of the author.
         author: NodeId,
     },
     /// The log has later events by this key, but not all before them, or was restored after
@@ -76,13 +76,13 @@ pub enum LogError {
          first"
     )]
     Behind {
-        /// Whose key.
+        /// Key of the author.
         author: NodeId,
     },
     /// This author has used up its part of the log.
     #[error("{author} has written as much to the log as one author may")]
     Quota {
-        /// Whose key.
+        /// Key of the author.
         author: NodeId,
     },
     /// The file system refused.
@@ -90,7 +90,7 @@ pub enum LogError {
     Io {
         /// What was tried, as a verb.
         action: &'static str,
-        /// With what.
+        /// The file or folder that was to be used.
         path: PathBuf,
         /// What the system said.
         source: io::Error,
@@ -178,13 +178,13 @@ pub enum Refusal {
     /// is complete.
     #[error("{author} signed two histories, and is frozen")]
     Fork {
-        /// Whose key.
+        /// Key of the author.
         author: NodeId,
     },
     /// Its author, or strangers together, have used up their part of the log.
     #[error("{author} has written as much to the log as it may")]
     Quota {
-        /// Whose key.
+        /// Key of the author.
         author: NodeId,
     },
 }

@@ -58,7 +58,7 @@ impl Recovery {
 
 /// The shared lock of a handle; released when dropped.
 #[derive(Debug)]
-pub(super) struct Guard(File);
+pub(super) struct RecoveryLock(File);
 
 fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LogError {
     let path = path.to_owned();
@@ -69,7 +69,7 @@ fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LogError {
     }
 }
 
-impl Guard {
+impl RecoveryLock {
     /// Takes the shared lock. Waits while another process repairs the file.
     pub(super) fn shared(dir: &Path) -> Result<Self, LogError> {
         let path = dir.join(LOCK);
@@ -85,7 +85,7 @@ impl Guard {
     }
 
     /// Whether nobody else has the log open; then nobody can open it until
-    /// [`Guard::share`].
+    /// [`RecoveryLock::share`].
     fn alone(&self) -> bool {
         rustix::fs::flock(&self.0, FlockOperation::NonBlockingLockExclusive).is_ok()
     }
@@ -116,13 +116,13 @@ fn named(dir: &Path) -> Option<CommunityId> {
 pub(super) struct Opened {
     pub(super) conn: Connection,
     pub(super) view: View,
-    pub(super) guard: Guard,
+    pub(super) guard: RecoveryLock,
     pub(super) recovery: Option<Recovery>,
 }
 
 /// Opens the log's file at `path` in `dir`; repairs it if it must be.
 pub(super) fn open(dir: &Path, path: &Path, quotas: &Quotas) -> Result<Opened, LogError> {
-    let guard = Guard::shared(dir)?;
+    let guard = RecoveryLock::shared(dir)?;
     if !guard.alone() {
         guard.share(dir)?;
         let (conn, view) = load(path, None)?;

@@ -22,7 +22,7 @@ use super::error::{LogError, LogHealth, Refusal};
 use super::event::{Checked, Event, EventHash, EventId, Lane, MAX_AHEAD_MS, MAX_LIFE_MS};
 use super::heads::Heads;
 use super::merge::{Compacted, Merge, Quotas, Taken, View};
-use super::recover::{self, Guard, Opened, Recovery};
+use super::recover::{self, Opened, Recovery, RecoveryLock};
 use crate::{CommunityId, NodeId, NodeKey, RandomnessError};
 
 /// The log's file in the data directory.
@@ -76,7 +76,7 @@ pub(super) struct Inner {
     /// Whether the file said, when it was opened, that events may be missing.
     doubt: AtomicBool,
     /// Keeps others from repairing the file while it is in use.
-    _guard: Guard,
+    _guard: RecoveryLock,
     /// Dropped with the last handle, which ends the polling thread.
     _alive: mpsc::Sender<()>,
 }
@@ -147,7 +147,7 @@ impl EventLog {
             return Err(LogError::Exists { path });
         }
         make_dir(dir)?;
-        let guard = Guard::shared(dir)?;
+        let guard = RecoveryLock::shared(dir)?;
         recover::name(dir, community)?;
         let mut conn = db::open(&path, true)?;
         let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;

@@ -4,11 +4,11 @@
 //! | concept | type | file |
 //! |---|---|---|
 //! | the node | [`Node`], [`NodeSettings`] | this file |
-//! | who may use which path, and who may be asked, at first and later | [`TensorDoor`], [`Connections`] | `rights.rs` |
+//! | who may use which path, and who may be asked, at first and later | [`TensorAcceptor`], [`Connections`] | `access.rs` |
 //! | whom to dial when | | `dialer.rs` |
 //! | accepting, linking, watching, telling | | `tasks.rs` |
-//! | what the flight record is told | | `remember.rs` |
-//! | calls to other nodes | [`Node::call`] | `calling.rs` |
+//! | what the flight record is told | | `flight_diff.rs` |
+//! | calls to other nodes | [`Node::call`] | `client_pool.rs` |
 //!
 //! ```text
 //!                        one TLS listener
@@ -25,10 +25,10 @@
 //! - A discovered address is a hint. What counts is the key that answers there.
 //! - A stranger gets no further than asking to join, and that only while there is an invite.
 
-mod calling;
+mod access;
+mod client_pool;
 mod dialer;
-mod remember;
-mod rights;
+mod flight_diff;
 mod tasks;
 #[cfg(test)]
 mod tests;
@@ -44,7 +44,7 @@ use hearthnet_transport::{
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 
-pub use rights::{Connections, TensorDoor};
+pub use access::{Connections, TensorAcceptor};
 
 use crate::calls::{BUS_PATH, CallServer, MAX_MESSAGE_BYTES, Registry};
 use crate::discovery::{Announcement, CommunityTag, Discovery, DiscoveryError, DiscoverySettings};
@@ -52,9 +52,9 @@ use crate::flight;
 use crate::log::{EventLog, Level};
 use crate::sync::{Progress, SyncConfig};
 use crate::{NodeId, NodeKey};
-use calling::Clients;
-use remember::Remembered;
-use rights::{Rights, TensorService, Use};
+use access::{Access, TensorService, Use};
+use client_pool::ClientPool;
+use flight_diff::FlightDiff;
 
 /// Sessions that wait for the shard host; beyond them `session_limit`.
 const WAITING_SESSIONS: usize = 16;
@@ -135,7 +135,7 @@ impl NodeError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PeerInfo {
-    /// Who.
+    /// Node id of the member.
     pub node: NodeId,
     /// What the log says it may do.
     pub level: Option<Level>,
@@ -174,14 +174,14 @@ struct Inner {
     identity: Identity,
     log: EventLog,
     settings: NodeSettings,
-    rights: Arc<Rights>,
+    rights: Arc<Access>,
     server: Arc<CallServer>,
     discovery: Discovery,
     listen: Option<SocketAddr>,
     connections: Connections,
     links: Mutex<(u64, HashMap<NodeId, Link>)>,
-    remembered: Mutex<Remembered>,
-    clients: Clients,
+    flight_diff: Mutex<FlightDiff>,
+    clients: ClientPool,
     /// Members that refused this node because it was put out of the community.
     put_out_by: Mutex<BTreeSet<NodeId>>,
     /// Grows when a link comes, goes or becomes even, or a member says that this node was put out.
@@ -247,7 +247,7 @@ impl Node {
         registry: Arc<Registry>,
     ) -> Result<Node, NodeError> {
         let (id, identity) = (key.id(), key.identity()?);
-        let rights = Arc::new(Rights {
+        let rights = Arc::new(Access {
             log: log.clone(),
             research: settings.research,
             tensor: RwLock::new(None),
@@ -278,10 +278,10 @@ impl Node {
         let (discovery, found) = Discovery::start(discovery, announcement)?;
         let server = CallServer::new(id, registry, Arc::clone(&rights) as _);
         let inner = Arc::new(Inner {
-            clients: Clients::default(),
+            clients: ClientPool::default(),
             connections: Connections::new(log.clone()),
             links: Mutex::default(),
-            remembered: Mutex::default(),
+            flight_diff: Mutex::default(),
             put_out_by: Mutex::default(),
             changed: watch::Sender::new(0),
             dial: Notify::new(),
@@ -338,7 +338,7 @@ impl Node {
         &self.inner.discovery
     }
 
-    /// What answers this node's calls; also for a [`LocalDoor`](crate::calls::LocalDoor).
+    /// What answers this node's calls; also for a [`LocalApi`](crate::calls::LocalApi).
     pub fn call_server(&self) -> &Arc<CallServer> {
         &self.inner.server
     }
@@ -390,11 +390,11 @@ impl Node {
 
     /// Resolves once there is a link, and every link is even: this node knows then what its
     /// neighbours know.
-    pub async fn until_even(&self) {
+    pub async fn until_in_sync(&self) {
         let mut changes = self.changes();
         loop {
             let links: Vec<_> = self.peers().into_iter().filter_map(|p| p.link).collect();
-            if !links.is_empty() && links.iter().all(|link| link.progress.even) {
+            if !links.is_empty() && links.iter().all(|link| link.progress.in_sync) {
                 return;
             }
             // The sender lives as long as this node.
@@ -405,7 +405,7 @@ impl Node {
     /// Serves tensor sessions from now on: those that `door` lets in come out of what is returned.
     /// Replaces whoever served them before. Until then, and after what is returned was dropped,
     /// nobody gets any.
-    pub fn serve_tensors(&self, door: Arc<dyn TensorDoor>) -> TensorSessions {
+    pub fn serve_tensors(&self, door: Arc<dyn TensorAcceptor>) -> TensorSessions {
         let (sender, sessions) = mpsc::channel(WAITING_SESSIONS);
         let service = TensorService {
             door,
@@ -432,7 +432,7 @@ impl Node {
         inner.rights.admit_hello(&key, hello, unix_ms() / 1000)?;
         let service = inner.rights.tensor().ok_or(CloseCode::PurposeUnknown)?;
         let (ours, theirs) = connect_here(key, hello, config, &inner.settings.transport);
-        let what = Use::Tensor(rights::grant_of(theirs.token()));
+        let what = Use::Tensor(access::grant_of(theirs.token()));
         let closer = theirs.closer();
         inner.connections.add(inner.id, what, closer, false);
         match service.sessions.try_send(theirs) {
@@ -504,7 +504,7 @@ impl std::fmt::Debug for Node {
 /// The tensor sessions of a node, as they come.
 pub struct TensorSessions {
     sessions: mpsc::Receiver<Connection>,
-    rights: Arc<Rights>,
+    rights: Arc<Access>,
 }
 
 impl TensorSessions {

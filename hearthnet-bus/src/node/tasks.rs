@@ -9,8 +9,8 @@ use std::time::Duration;
 use hearthnet_transport::{Arrival, CloseCode, PathListener, PeerSocket, connect_path};
 use tokio::sync::watch;
 
+use super::access::{Use, grant_of};
 use super::dialer::{Dialer, Target};
-use super::rights::{Use, grant_of};
 use super::{Inner, Link, lock, unix_ms};
 use crate::NodeId;
 use crate::calls::BUS_PATH;
@@ -107,21 +107,21 @@ impl Inner {
         lock(&self.put_out_by).remove(&peer);
         self.bump();
         tracing::info!(peer = %peer.short(), dialled, "linked");
-        flight::record(lock(&self.remembered).connected(peer));
+        flight::record(lock(&self.flight_diff).connected(peer));
 
         let inner = Arc::clone(self);
         let (log, config) = (self.log.clone(), self.settings.sync.clone());
         self.spawn(async move {
             let mut progress = progress;
             let mut running = std::pin::pin!(gossip(socket, log, config, shown));
-            let mut was_even = false;
+            let mut was_in_sync = false;
             let closed = loop {
                 tokio::select! {
                     closed = &mut running => break closed,
                     Ok(()) = progress.changed() => {
-                        let even = progress.borrow_and_update().even;
-                        if even != was_even {
-                            was_even = even;
+                        let in_sync = progress.borrow_and_update().in_sync;
+                        if in_sync != was_in_sync {
+                            was_in_sync = in_sync;
                             inner.bump();
                         }
                     }
@@ -143,7 +143,7 @@ impl Inner {
 
     /// Tells the flight record what has changed in the community.
     fn remember(&self, state: &Community, now_ms: u64) {
-        let events = lock(&self.remembered).look(state, now_ms);
+        let events = lock(&self.flight_diff).look(state, now_ms);
         events.into_iter().for_each(flight::record);
     }
 
@@ -300,7 +300,7 @@ async fn connect(inner: &Arc<Inner>, target: Target) {
                     None => "no_address",
                     Some((_, error)) => error.code().map_or("unreachable", CloseCode::as_str),
                 };
-                let event = lock(&inner.remembered).unreachable(node, code);
+                let event = lock(&inner.flight_diff).unreachable(node, code);
                 event.into_iter().for_each(flight::record);
                 let mut codes = failed.iter().filter_map(|(_, error)| error.code());
                 if codes.any(|code| code == CloseCode::Revoked) {

@@ -243,7 +243,7 @@ async fn nodes_that_know_one_address_find_everybody_and_share_one_history() {
     second.linked_with(&[1, 3]).await;
     third.linked_with(&[1, 2]).await;
     for home in [&first, &second, &third] {
-        timeout(PATIENCE, home.node.until_even()).await.unwrap();
+        timeout(PATIENCE, home.node.until_in_sync()).await.unwrap();
         assert_eq!(home.node.log().state().members().count(), 3);
     }
     second.knows(3).await;
@@ -270,7 +270,9 @@ async fn of_two_links_the_one_that_the_lower_id_dialled_stays() {
     let second = joiner(2, &first).await;
     first.linked_with(&[2]).await;
     second.linked_with(&[1]).await;
-    timeout(PATIENCE, second.node.until_even()).await.unwrap();
+    timeout(PATIENCE, second.node.until_in_sync())
+        .await
+        .unwrap();
     first.knows(2).await;
     let (lower, higher) = match id(1) < id(2) {
         true => (&first, &second),
@@ -291,7 +293,7 @@ async fn of_two_links_the_one_that_the_lower_id_dialled_stays() {
         peers[0]
             .link
             .as_ref()
-            .map(|link| (link.dialled, link.progress.even))
+            .map(|link| (link.dialled, link.progress.in_sync))
     };
     until(|| dialled(lower) == Some((true, true)) && dialled(higher) == Some((false, true))).await;
 }
@@ -327,7 +329,7 @@ async fn strangers_get_nothing_and_may_ask_to_join_only_while_there_is_an_invite
 /// Lets everybody in who comes this far.
 struct OpenDoor;
 
-impl TensorDoor for OpenDoor {
+impl TensorAcceptor for OpenDoor {
     fn admit_hello(&self, _: &NodeId, _: &Hello, _: u64) -> Result<(), CloseCode> {
         Ok(())
     }
@@ -372,7 +374,9 @@ async fn a_node_whose_key_counts_no_more_is_told_so_wherever_it_dials() {
     first.admit(2);
     let second = joiner(2, &first).await;
     second.linked_with(&[1]).await;
-    timeout(PATIENCE, second.node.until_even()).await.unwrap();
+    timeout(PATIENCE, second.node.until_in_sync())
+        .await
+        .unwrap();
     assert_eq!(second.node.refused_by(), []);
     first.revoke(2);
     until(|| second.node.refused_by() == [id(1)]).await;
@@ -380,7 +384,7 @@ async fn a_node_whose_key_counts_no_more_is_told_so_wherever_it_dials() {
     first.admit(3);
     let third = joiner(3, &first).await;
     third.linked_with(&[1]).await;
-    timeout(PATIENCE, third.node.until_even()).await.unwrap();
+    timeout(PATIENCE, third.node.until_in_sync()).await.unwrap();
     let fork = |name: &str| {
         let dir = TempDir::new().unwrap();
         let log = EventLog::prepare(dir.path(), first.node.log().community()).unwrap();
@@ -408,7 +412,9 @@ async fn a_revocation_on_one_node_closes_connections_on_another() {
     first.admit(3);
     let second = joiner(2, &first).await;
     second.linked_with(&[1]).await;
-    timeout(PATIENCE, second.node.until_even()).await.unwrap();
+    timeout(PATIENCE, second.node.until_in_sync())
+        .await
+        .unwrap();
     let mut socket = second.dial(3, &bus_rule()).await.unwrap();
     first.revoke(3);
     assert_eq!(end_of(&mut socket).await.code, CloseCode::Revoked);

@@ -163,7 +163,7 @@ pub async fn gossip(
             outgoing = session.poll_transmit().map(Frame::Binary);
         }
         let latest = session.progress();
-        if latest.even && !told {
+        if latest.in_sync && !told {
             told = true;
             // A log that lost events of its own has back what this peer had of them. Who waits
             // for the logs to be even may write then.

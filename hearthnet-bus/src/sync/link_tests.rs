@@ -149,7 +149,7 @@ async fn a_joiner_gets_the_whole_history_and_live_events_go_both_ways() {
     // Each event crossed the link once.
     for progress in &link.progress {
         let mut progress = progress.clone();
-        let even = progress.wait_for(|progress| progress.even);
+        let even = progress.wait_for(|progress| progress.in_sync);
         timeout(PATIENCE, even).await.unwrap().unwrap();
     }
     let sent: u64 = link.progress.iter().map(|p| p.borrow().sent).sum();

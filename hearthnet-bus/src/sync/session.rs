@@ -127,7 +127,7 @@ pub struct Progress {
     /// Of these: refused.
     pub refused: u64,
     /// Whether, as far as this side knows, neither lacks anything that the other has.
-    pub even: bool,
+    pub in_sync: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -284,7 +284,7 @@ impl SyncSession {
 
     /// Counters as of now.
     pub fn progress(&self) -> Progress {
-        let even = self.state == State::Open
+        let in_sync = self.state == State::Open
             && self.round > 0
             && self.answered == self.round
             && self.informed
@@ -295,7 +295,7 @@ impl SyncSession {
             && self.waiting.is_empty()
             && !matches!(self.working, Some(Doing::Collect | Doing::Store { .. }));
         Progress {
-            even,
+            in_sync,
             ..self.progress
         }
     }

@@ -201,7 +201,7 @@ impl Net {
         for (_, sides) in &self.links {
             for side in sides {
                 assert_eq!(side.session.closed(), None);
-                assert!(side.session.progress().even, "{:?}", side.session);
+                assert!(side.session.progress().in_sync, "{:?}", side.session);
             }
         }
     }
@@ -369,7 +369,7 @@ fn a_log_that_cannot_be_written_for_a_while_acknowledges_later() {
     // Not tried over and over, and not given up.
     assert_eq!(failures, 1);
     assert_eq!(net.session(0, 1).poll_timeout(), Some(net.now + 5_000));
-    assert!(!net.session(0, 0).progress().even);
+    assert!(!net.session(0, 0).progress().in_sync);
     net.advance(5_000);
     net.settle();
     net.assert_even();

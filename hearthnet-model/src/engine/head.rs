@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::error::{EngineError, LoadError};
-use super::team::Team;
+use super::thread_pool::ThreadPool;
 use super::weights::{Loader, packed_bytes};
 use super::{Engine, EngineOptions, check};
 use crate::kernels::{Act, ActForm, Kernels, LANES, Output, Packed, SharedMut};
@@ -21,7 +21,7 @@ const UNITS: usize = 16;
 pub struct Head {
     spec: ModelSpec,
     kernels: Kernels,
-    team: Arc<Team>,
+    thread_pool: Arc<ThreadPool>,
     embedding: Packed,
     norm: Vec<f32>,
     /// `None` where the embedding is also the output matrix.
@@ -35,7 +35,7 @@ impl Head {
     /// # Errors
     /// See [`LoadError`].
     pub fn load(file: &ModelFile, options: &EngineOptions) -> Result<Self, LoadError> {
-        Self::with(file, options.kernels()?, options.team()?)
+        Self::with(file, options.kernels()?, options.thread_pool()?)
     }
 
     /// As [`Self::load`], on the threads of an engine in the same process: as they take turns,
@@ -44,10 +44,14 @@ impl Head {
     /// # Errors
     /// See [`LoadError`].
     pub fn beside(file: &ModelFile, engine: &Engine) -> Result<Self, LoadError> {
-        Self::with(file, engine.kernels, Arc::clone(&engine.team))
+        Self::with(file, engine.kernels, Arc::clone(&engine.thread_pool))
     }
 
-    fn with(file: &ModelFile, kernels: Kernels, team: Arc<Team>) -> Result<Self, LoadError> {
+    fn with(
+        file: &ModelFile,
+        kernels: Kernels,
+        thread_pool: Arc<ThreadPool>,
+    ) -> Result<Self, LoadError> {
         let spec = file.spec().clone();
         check(&spec)?;
         let (embedding, output) = (file.embedding()?, file.output()?);
@@ -59,14 +63,14 @@ impl Head {
         let mut progress = |_, _| ();
         let mut loader = Loader::new(
             file,
-            team.threads(),
+            thread_pool.threads(),
             packed,
             file.head_bytes(),
             &mut progress,
         )?;
         Ok(Self {
             kernels,
-            team,
+            thread_pool,
             embedding: loader.matrix(&embedding)?,
             norm: loader.vector(&file.output_norm()?)?,
             output: output.map(|output| loader.matrix(&output)).transpose()?,
@@ -156,7 +160,7 @@ impl Head {
     fn tile(&self, rows: &[f32], out: &mut [f32]) {
         let matrix = self.output.as_ref().unwrap_or(&self.embedding);
         let (panels, vocab) = (matrix.panels(), matrix.rows());
-        let threads = self.team.threads();
+        let threads = self.thread_pool.threads();
         let units = if threads == 1 {
             1
         } else {
@@ -168,7 +172,7 @@ impl Head {
             .norm_prepare(rows, &self.norm, self.spec.norm_eps, form, &mut act);
         let (act, count) = (&*act, rows.len() / self.norm.len());
         let out = SharedMut::new(out);
-        self.team.run(&|member| {
+        self.thread_pool.run(&|member| {
             member.phase(units, |unit| {
                 let range = panels * unit / units..panels * (unit + 1) / units;
                 let columns = range.start * LANES..vocab.min(range.end * LANES);

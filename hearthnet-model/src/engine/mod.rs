@@ -2,7 +2,7 @@
 //!
 //! An [`Engine`] holds a contiguous range of layers and the keys and values of the sequences that
 //! run through them. A [`Head`] holds what lies before the first layer and behind the last:
-//! embedding, last norm, output matrix. [`Whole`] is both for a complete model.
+//! embedding, last norm, output matrix. [`FullModel`] is both for a complete model.
 //!
 //! # Exactness
 //! A row's result is a function of the weights, of the row and of the rows before it in its
@@ -15,19 +15,19 @@
 //! |---|---|
 //! | sequences, pages, snapshots | [`kv`](self::SeqId) |
 //! | a batch through the layers, the split between threads | `forward` |
-//! | tables of rotations | `ropes` |
-//! | threads | `team` |
+//! | tables of rotations | `rope_tables` |
+//! | threads | `thread_pool` |
 //! | loading and repacking | `weights` |
 //! | arithmetic | [`crate::kernels`] |
 
 mod error;
 mod forward;
+mod full_model;
 mod head;
 mod kv;
-mod ropes;
-mod team;
+mod rope_tables;
+mod thread_pool;
 mod weights;
-mod whole;
 
 use std::fmt;
 use std::ops::Range;
@@ -36,9 +36,9 @@ use std::sync::Arc;
 use sha2::{Digest as _, Sha256};
 
 pub use error::{EngineError, ImportError, LoadError};
+pub use full_model::FullModel;
 pub use head::Head;
 pub use kv::{KvSnapshot, SeqId, Span};
-pub use whole::Whole;
 
 use crate::kernels::{Isa, Kernels};
 use crate::manifest::WeightsId;
@@ -46,8 +46,8 @@ use crate::model_file::ModelFile;
 use crate::spec::ModelSpec;
 use forward::{Overflow, Parts, Scratch};
 use kv::{Geometry, KvCache, Limits};
-use ropes::Ropes;
-use team::Team;
+use rope_tables::RopeTables;
+use thread_pool::ThreadPool;
 use weights::{Layer, Loader};
 
 /// More threads than any machine that this engine is for.
@@ -92,7 +92,7 @@ impl EngineOptions {
         Kernels::new(self.isa).ok_or(LoadError::Isa(self.isa))
     }
 
-    fn team(&self) -> Result<Arc<Team>, LoadError> {
+    fn thread_pool(&self) -> Result<Arc<ThreadPool>, LoadError> {
         if !(1..=MAX_THREADS).contains(&self.threads) {
             let reason = format!("{} is not between 1 and {MAX_THREADS}", self.threads);
             return Err(LoadError::Option {
@@ -100,7 +100,7 @@ impl EngineOptions {
                 reason,
             });
         }
-        Team::new(self.threads)
+        ThreadPool::new(self.threads)
             .map(Arc::new)
             .map_err(LoadError::Threads)
     }
@@ -131,8 +131,8 @@ pub struct Engine {
     layers: Vec<Layer>,
     weight_bytes: u64,
     kernels: Kernels,
-    team: Arc<Team>,
-    ropes: Ropes,
+    thread_pool: Arc<ThreadPool>,
+    ropes: RopeTables,
     cache: KvCache,
     scratch: Scratch,
 }
@@ -158,11 +158,11 @@ impl Engine {
         }
         check(spec)?;
         let kernels = options.kernels()?;
-        let team = options.team()?;
+        let thread_pool = options.thread_pool()?;
         let weights = options
             .weights
             .unwrap_or_else(|| identity(file, layers.clone()));
-        let packed = Loader::layers(file, team.threads(), layers.clone(), progress)?;
+        let packed = Loader::layers(file, thread_pool.threads(), layers.clone(), progress)?;
         let geometry = Geometry {
             first_layer: layers.start,
             layers: packed.len(),
@@ -174,7 +174,7 @@ impl Engine {
             context: options.max_context.unwrap_or(u32::MAX).min(spec.context),
             sequences: options.max_sequences,
         };
-        let ropes = Ropes::of(file)?;
+        let ropes = RopeTables::of(file)?;
         Ok(Self {
             weight_bytes: packed.iter().map(|layer| layer.bytes() as u64).sum(),
             spec: spec.clone(),
@@ -182,7 +182,7 @@ impl Engine {
             weights,
             layers: packed,
             kernels,
-            team,
+            thread_pool,
             ropes,
             cache: KvCache::new(geometry, limits),
             scratch: Scratch::default(),
@@ -206,7 +206,7 @@ impl Engine {
 
     /// Number of threads that compute.
     pub fn threads(&self) -> usize {
-        self.team.threads()
+        self.thread_pool.threads()
     }
 
     /// Instruction set of the kernels.
@@ -355,7 +355,7 @@ impl Engine {
         let parts = Parts {
             spec: &self.spec,
             kernels: self.kernels,
-            team: &self.team,
+            thread_pool: &self.thread_pool,
             ropes: &self.ropes,
             geometry: *self.cache.geometry(),
             layers: &self.layers[first..first + layers.len()],

@@ -2,7 +2,7 @@
 #![allow(dead_code)] // each test binary uses a part
 
 use hearthnet_model::ModelFile;
-use hearthnet_model::engine::{Engine, EngineOptions, Head, SeqId, Span, Whole};
+use hearthnet_model::engine::{Engine, EngineOptions, FullModel, Head, SeqId, Span};
 use hearthnet_model::kernels::Isa;
 
 /// Options with this many threads and this instruction set, and little memory.
@@ -15,8 +15,8 @@ pub(crate) fn options(threads: usize, isa: Isa) -> EngineOptions {
     }
 }
 
-pub(crate) fn whole(file: &ModelFile, options: &EngineOptions) -> Whole {
-    Whole::load(file, options, &mut |_, _| ()).unwrap()
+pub(crate) fn whole(file: &ModelFile, options: &EngineOptions) -> FullModel {
+    FullModel::load(file, options, &mut |_, _| ()).unwrap()
 }
 
 pub(crate) fn engine(
@@ -53,7 +53,7 @@ pub(crate) fn logits(head: &Head, rows: &[f32]) -> Vec<f32> {
 }
 
 /// Appends tokens in chunks of a size; returns the rows behind the last layer.
-pub(crate) fn append(whole: &mut Whole, seq: SeqId, ids: &[u32], chunk: usize) -> Vec<f32> {
+pub(crate) fn append(whole: &mut FullModel, seq: SeqId, ids: &[u32], chunk: usize) -> Vec<f32> {
     let mut all = Vec::new();
     for ids in ids.chunks(chunk) {
         let mut rows = embed(whole.head(), ids);
@@ -70,7 +70,7 @@ pub(crate) fn append(whole: &mut Whole, seq: SeqId, ids: &[u32], chunk: usize) -
 }
 
 /// A fresh sequence of some tokens in one go.
-pub(crate) fn run(whole: &mut Whole, ids: &[u32]) -> (SeqId, Vec<f32>) {
+pub(crate) fn run(whole: &mut FullModel, ids: &[u32]) -> (SeqId, Vec<f32>) {
     let seq = whole.engine_mut().open().unwrap();
     let rows = append(whole, seq, ids, ids.len().max(1));
     (seq, rows)

@@ -6,19 +6,19 @@
 //! | answers, whole and in chunks | `reply.rs` (pure) |
 //! | errors and their statuses | `error.rs` |
 //! | paths, streams | here |
-//! | who may come in | `guard.rs` |
+//! | who may come in | `auth.rs` |
 //! | connections, deadlines, shutdown | `server.rs` |
 //! | which connection goes when there are too many | `connections.rs` |
-//! | numbers, for processes without a service as well | `metrics.rs`, `numbers.rs` |
+//! | numbers, for processes without a service as well | `metrics/`, `metrics_endpoint.rs` |
 //!
 //! A client that goes away cancels what it asked for: dropping a response drops its
 //! [`Answer`].
 
+mod auth;
 mod connections;
 mod error;
-mod guard;
 mod metrics;
-mod numbers;
+mod metrics_endpoint;
 mod reply;
 mod request;
 mod server;
@@ -41,19 +41,19 @@ use futures_util::stream;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
+use self::auth::Client;
 use self::connections::held;
 use self::error::ApiError;
-use self::guard::Client;
 use self::reply::{Header, Reply, Shape};
 use self::request::ApiRequest;
 use crate::chat::Frame;
 use crate::error::ChatError;
-use crate::service::returns::Mark;
+use crate::service::retries::Mark;
 use crate::service::{Answer, ServedModel, Service};
 
-pub use self::guard::{ApiKey, MIN_KEY_BYTES};
+pub use self::auth::{ApiKey, MIN_KEY_BYTES};
 pub use self::metrics::{Metrics, OtherRecorder, Part};
-pub use self::numbers::Health;
+pub use self::metrics_endpoint::Health;
 pub use self::server::{HttpError, HttpServer};
 
 /// After so much silence a stream says that it is still there.
@@ -123,10 +123,10 @@ fn router(service: Service, metrics: Option<Metrics>, settings: &HttpSettings) -
         }))
         .with_state(Arc::clone(&door));
     let api = match metrics {
-        Some(metrics) => api.merge(numbers::router(metrics)),
+        Some(metrics) => api.merge(metrics_endpoint::router(metrics)),
         None => api,
     };
-    guard::guarded(api, settings.api_key.clone(), get(health).with_state(door))
+    auth::guarded(api, settings.api_key.clone(), get(health).with_state(door))
 }
 
 async fn models(State(door): State<Arc<Door>>) -> Response<Body> {

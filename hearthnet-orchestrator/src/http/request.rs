@@ -52,7 +52,7 @@ const REFUSED: &[&str] = &[
 /// A request for an answer.
 #[derive(Debug, Clone)]
 pub(super) struct ApiRequest {
-    /// Which model.
+    /// Id of the model to ask.
     pub(super) model: String,
     /// What to answer. Its sampling is what goes for every model.
     pub(super) chat: ChatRequest,

@@ -17,9 +17,9 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, Sleep};
 
+use super::auth::Client;
 use super::connections::{Connection, Connections, attended};
-use super::guard::Client;
-use super::numbers::{self, Health};
+use super::metrics_endpoint::{self, Health};
 use super::{HttpSettings, Metrics, router};
 use crate::service::Service;
 
@@ -76,7 +76,7 @@ impl HttpServer {
         health: watch::Receiver<Health>,
         settings: &HttpSettings,
     ) -> Result<Self, HttpError> {
-        Self::open(numbers::alone(metrics, health, settings), settings).await
+        Self::open(metrics_endpoint::alone(metrics, health, settings), settings).await
     }
 
     async fn open(router: Router, settings: &HttpSettings) -> Result<Self, HttpError> {

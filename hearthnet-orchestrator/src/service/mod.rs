@@ -2,16 +2,16 @@
 //!
 //! | concept | where |
 //! |---|---|
-//! | whose turn it is | [`turns`] (pure) |
-//! | who was refused, and is next when it comes back | [`returns`] (pure) |
-//! | conversations that wait for their next turn | [`kept`] (pure) |
-//! | how long a chat waits for its reader | `patience.rs` (pure) |
+//! | whose turn it is | [`fair_queue`] (pure) |
+//! | who was refused, and is next when it comes back | [`retries`] (pure) |
+//! | conversations that wait for their next turn | [`prefix_cache`] (pure) |
+//! | how long a chat waits for its reader | `slow_reader.rs` (pure) |
 //! | asking, running, giving up | here |
 //!
 //! ```text
-//! ask --> Turns --> (waits) --> a blocking thread: check the request,
-//!   |                           take a kept conversation over or open a backend,
-//!   v                           answer, keep the conversation, pass the turn on
+//! ask --> FairQueue --> (waits) --> a blocking thread: check the request,
+//!   |                                 take a kept conversation over or open a backend,
+//!   v                                 answer, keep the conversation, pass the turn on
 //! Answer <-- bounded channel <-- frames
 //! ```
 //!
@@ -19,10 +19,10 @@
 //! step and frees what it has on every host. A reader that is slow slows its own chat only; one
 //! that takes nothing for [`ServiceSettings::slow_reader`] is given up for.
 
-pub mod kept;
-mod patience;
-pub mod returns;
-pub mod turns;
+pub mod fair_queue;
+pub mod prefix_cache;
+pub mod retries;
+mod slow_reader;
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -36,10 +36,10 @@ use hearthnet_model::WeightsId;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use self::kept::{Holds, KeepLimits, Kept};
-use self::patience::Patience;
-use self::returns::{Mark, Returns, Room};
-use self::turns::{Entry, Refused, Ticket, TurnLimits, Turns};
+use self::fair_queue::{Entry, FairQueue, QueueLimits, Refused, Ticket};
+use self::prefix_cache::{CachedPrefix, PrefixCache, PrefixCacheLimits};
+use self::retries::{Mark, Retries, Room};
+use self::slow_reader::SlowReaderLimit;
 use crate::Cancel;
 use crate::backend::Backend;
 use crate::chat::{ChatRequest, Conversation, Done, Frame, Prompt, TextModel, check};
@@ -59,9 +59,9 @@ const CANCEL_DEADLINE: Duration = Duration::from_secs(2);
 #[allow(clippy::exhaustive_structs)] // Built with `..ServiceSettings::default()`.
 pub struct ServiceSettings {
     /// Chats that run and wait.
-    pub turns: TurnLimits,
+    pub turns: QueueLimits,
     /// Conversations that are kept for their next turn.
-    pub keep: KeepLimits,
+    pub keep: PrefixCacheLimits,
     /// A reader that takes nothing for so long is given up for, and so is one that keeps its chat
     /// waiting for so long in sum, and takes next to nothing.
     pub slow_reader: Duration,
@@ -70,12 +70,12 @@ pub struct ServiceSettings {
 impl Default for ServiceSettings {
     fn default() -> Self {
         Self {
-            turns: TurnLimits {
+            turns: QueueLimits {
                 places: 4,
                 waiting: 32,
                 waiting_per_caller: 16,
             },
-            keep: KeepLimits {
+            keep: PrefixCacheLimits {
                 count: 4,
                 idle_ms: 300_000,
                 min_prefix: 16,
@@ -150,7 +150,7 @@ struct Inner {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Refusal {
-    /// Why.
+    /// The error that the caller gets.
     pub error: ChatError,
     /// When to ask again, if that could help. Whoever does comes before those who ask for the first
     /// time.
@@ -158,12 +158,12 @@ pub struct Refusal {
 }
 
 struct State {
-    turns: Turns<Job>,
-    returns: Returns,
+    turns: FairQueue<Job>,
+    returns: Retries,
     /// By number, to give them up.
     running: BTreeMap<u64, Cancel>,
     next: u64,
-    kept: Kept<Conversation>,
+    kept: PrefixCache<Conversation>,
     draining: bool,
     /// Mean time of recent answers.
     answer_ms: f64,
@@ -180,7 +180,7 @@ struct Job {
     asked: Instant,
 }
 
-impl Holds for Conversation {
+impl CachedPrefix for Conversation {
     fn held(&self) -> &[u32] {
         self.held()
     }
@@ -195,11 +195,11 @@ impl Service {
     pub fn new(runtime: Handle, models: Vec<ServedModel>, settings: ServiceSettings) -> Self {
         let inner = Arc::new(Inner {
             state: Mutex::new(State {
-                turns: Turns::new(settings.turns),
-                returns: Returns::default(),
+                turns: FairQueue::new(settings.turns),
+                returns: Retries::default(),
                 running: BTreeMap::new(),
                 next: 0,
-                kept: Kept::new(settings.keep),
+                kept: PrefixCache::new(settings.keep),
                 draining: false,
                 answer_ms: 0.0,
             }),
@@ -366,7 +366,7 @@ impl State {
     /// Lets a request in, or remembers that it was refused.
     fn admit(
         &mut self,
-        limits: TurnLimits,
+        limits: QueueLimits,
         caller: &str,
         mark: &Mark,
         now_ms: u64,
@@ -396,7 +396,7 @@ impl State {
         Err(self.refuse(limits, why, Some(after)))
     }
 
-    fn refuse(&self, limits: TurnLimits, why: Refused, after: Option<Duration>) -> Refusal {
+    fn refuse(&self, limits: QueueLimits, why: Refused, after: Option<Duration>) -> Refusal {
         let (running, waiting) = (self.turns.running(), self.turns.waiting());
         let error = ChatError::Busy(match why {
             Refused::Queue if waiting >= limits.waiting => {
@@ -497,7 +497,7 @@ fn work(place: Place, mut job: Job) {
         runtime: inner.runtime.clone(),
         frames: job.frames.clone(),
         cancel: job.cancel.clone(),
-        patience: Patience::new(inner.settings.slow_reader),
+        patience: SlowReaderLimit::new(inner.settings.slow_reader),
     };
     let result = converse(&inner, &mut job, &mut outlet);
     let code = result.as_ref().map_or_else(ChatError::code, |_| "ok");
@@ -596,7 +596,7 @@ struct Outlet {
     runtime: Handle,
     frames: mpsc::Sender<Frame>,
     cancel: Cancel,
-    patience: Patience,
+    patience: SlowReaderLimit,
 }
 
 impl Outlet {

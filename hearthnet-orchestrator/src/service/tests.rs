@@ -154,12 +154,12 @@ pub(crate) fn fixture(settings: ServiceSettings) -> Fixture {
 
 pub(crate) fn settings(places: usize, waiting: usize, per_caller: usize) -> ServiceSettings {
     ServiceSettings {
-        turns: TurnLimits {
+        turns: QueueLimits {
             places,
             waiting,
             waiting_per_caller: per_caller,
         },
-        keep: KeepLimits {
+        keep: PrefixCacheLimits {
             count: 2,
             idle_ms: 3_600_000,
             min_prefix: 4,

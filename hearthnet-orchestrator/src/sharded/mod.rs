@@ -5,7 +5,7 @@
 //! [`Pipeline`], which is pure; here are the streams, the clocks and the waiting.
 //! A failure is whatever makes a host's part of the answer not come: a lost
 //! connection, an error reply, numbers that cannot be right, silence, slowness
-//! ([`Pace`](crate::pace::Pace)). Its host is not asked again in this call; other hosts take
+//! ([`HopTimeout`](crate::hop_timeout::HopTimeout)). Its host is not asked again in this call; other hosts take
 //! over its layers, and its boundary's history is replayed to them.
 //!
 //! | concept | file |
@@ -34,16 +34,16 @@ use hearthnet_model::{BoundaryDtype, ModelSpec, WeightsId};
 use tokio::runtime::Handle;
 
 use self::recovery::Recovery;
-use self::stream::{Hop, Trouble};
+use self::stream::{Hop, HopFailure};
 use self::waiting::{Interrupted, Watch};
 use crate::Cancel;
 use crate::backend::{Backend, HopTimes, Notice, RouteHop, Run, whole_ms};
-use crate::cohort::Cohort;
 use crate::error::ChatError;
 use crate::health::SharedHealth;
 use crate::hosts::{HostSource, RoutedSpan};
 use crate::link::Inbound;
 use crate::pipeline::{Action, Limits, Pipeline, Rows};
+use crate::write_batch::WriteBatch;
 
 /// How often spares are seen to while an answer goes on.
 const PREPARE_EVERY: Duration = Duration::from_secs(10);
@@ -163,7 +163,7 @@ pub struct ShardedBackend {
     positions: u32,
     recoveries: Vec<Recovery>,
     /// What is wrong and has not been seen to.
-    troubles: VecDeque<Trouble>,
+    hop_failures: VecDeque<HopFailure>,
     /// What the caller is to hear.
     notices: Vec<Notice>,
     /// Rows that cannot be handed to the pipeline yet, their position, and how many follow.
@@ -179,7 +179,7 @@ pub struct ShardedBackend {
     room_until: Option<Instant>,
     watch: Option<Watch>,
     /// Those that what is sent now goes out with. Never held while waiting.
-    cohort: Cell<Option<Cohort>>,
+    write_batch: Cell<Option<WriteBatch>>,
     /// Whether this waits for what its hosts say.
     attentive: Arc<AtomicBool>,
     /// What a row takes a layer that this machine runs itself, if it runs any.
@@ -231,7 +231,7 @@ impl ShardedBackend {
             full: None,
             positions: 1,
             recoveries: Vec::new(),
-            troubles: VecDeque::new(),
+            hop_failures: VecDeque::new(),
             notices: Vec::new(),
             pending: VecDeque::new(),
             came: Vec::new(),
@@ -240,7 +240,7 @@ impl ShardedBackend {
             pauses: 0,
             room_until: None,
             watch: None,
-            cohort: Cell::default(),
+            write_batch: Cell::default(),
             attentive: Arc::default(),
             per_layer: None,
         };
@@ -300,14 +300,14 @@ impl ShardedBackend {
 
     /// Waits for one message and does what it asks for; what is wrong is to be settled then.
     fn wait(&mut self, cancel: &Cancel) -> Result<(), ChatError> {
-        self.cohort.take();
+        self.write_batch.take();
         self.attentive.store(true, Ordering::Relaxed);
         let received = self.receive(cancel);
         self.attentive.store(false, Ordering::Relaxed);
         match received {
             Ok((hop, message)) => self.on_message(hop, message),
             Err(Interrupted::Cancelled) => return Err(ChatError::Cancelled),
-            Err(Interrupted::Trouble(trouble)) => self.troubles.push_back(trouble),
+            Err(Interrupted::HopFailure(hop_failure)) => self.hop_failures.push_back(hop_failure),
             Err(Interrupted::Waiting(index, code)) => {
                 if let Some(hop) = self.hops.get(index) {
                     self.notices.push(Notice::Waiting {
@@ -321,7 +321,7 @@ impl ShardedBackend {
         let now = Instant::now();
         for hop in &mut self.hops {
             if hop.move_at.take_if(|at| *at <= now).is_some() {
-                self.troubles.push_back(hop.leaving(true));
+                self.hop_failures.push_back(hop.leaving(true));
             }
         }
         Ok(())
@@ -335,7 +335,7 @@ impl ShardedBackend {
         let Some(hop) = self.hops.get_mut(index) else {
             return;
         };
-        let trouble = match message {
+        let hop_failure = match message {
             // It may hold more positions from now on.
             Inbound::Opened if hop.opened => None,
             Inbound::Opened => {
@@ -351,8 +351,12 @@ impl ShardedBackend {
                 });
                 None
             }
-            Inbound::Result { result, at, cohort } => {
-                self.cohort.set(cohort);
+            Inbound::Result {
+                result,
+                at,
+                write_batch,
+            } => {
+                self.write_batch.set(write_batch);
                 self.on_result(index, result, at).err()
             }
             Inbound::Error { code, message } => Some(hop.refused(&code, &message)),
@@ -364,7 +368,7 @@ impl ShardedBackend {
             Inbound::Lost(ended) => Some(hop.lost(&ended)),
             Inbound::Wake => None,
         };
-        self.troubles.extend(trouble);
+        self.hop_failures.extend(hop_failure);
     }
 
     /// Sends whatever can be sent; returns the output when all of it has come. Stops at what is to
@@ -381,7 +385,7 @@ impl ShardedBackend {
             }
             self.pipeline.submit_part(position, rows, more);
         }
-        while self.troubles.is_empty() {
+        while self.hop_failures.is_empty() {
             match self.pipeline.poll()? {
                 Action::Output { row } => {
                     self.came.extend_from_slice(&row);
@@ -396,7 +400,7 @@ impl ShardedBackend {
                     want,
                 } => {
                     let sent = self.step(span, epoch, chunk, want, cancel);
-                    self.troubles.extend(sent.err());
+                    self.hop_failures.extend(sent.err());
                 }
             }
         }
@@ -428,15 +432,15 @@ impl Backend for ShardedBackend {
         self.pending.push_back((position, Bytes::from(data), more));
         // The last row is only on its way now, so the output is not complete: nothing is lost here.
         let _ = self.advance(cancel);
-        self.cohort.take();
+        self.write_batch.take();
     }
 
-    fn take_cohort(&mut self) -> Option<Cohort> {
-        self.cohort.take()
+    fn take_write_batch(&mut self) -> Option<WriteBatch> {
+        self.write_batch.take()
     }
 
-    fn join(&mut self, cohort: Cohort) {
-        self.cohort.set(Some(cohort));
+    fn join(&mut self, write_batch: WriteBatch) {
+        self.write_batch.set(Some(write_batch));
     }
 
     fn output(&mut self, out: &mut Vec<f32>, run: &mut Run<'_>) -> Result<(), ChatError> {
@@ -468,7 +472,7 @@ impl Backend for ShardedBackend {
                     .decode(&rows, out)
                     .map_err(|e| ChatError::Engine(e.to_string()));
             }
-            if self.troubles.is_empty() {
+            if self.hop_failures.is_empty() {
                 self.wait(run.cancel)?;
                 self.notices.drain(..).for_each(&mut *run.notify);
             }
@@ -517,7 +521,7 @@ impl Backend for ShardedBackend {
         self.positions = self.positions.max(positions.min(self.model.context));
         for index in 0..self.hops.len() {
             let grown = self.grow(index, self.positions, cancel);
-            self.troubles.extend(grown.err());
+            self.hop_failures.extend(grown.err());
         }
     }
 

@@ -16,7 +16,7 @@ use hearthnet_bus::flight::{self, Event};
 use hearthnet_bus::{Descriptor, NodeId};
 
 use super::ShardedBackend;
-use super::stream::{Hop, PREEMPTED, Trouble};
+use super::stream::{Hop, HopFailure, PREEMPTED};
 use crate::Cancel;
 use crate::backend::{Notice, Run, whole_ms};
 use crate::error::ChatError;
@@ -69,26 +69,26 @@ pub(super) struct Recovery {
 impl ShardedBackend {
     /// Puts other hosts in the place of those that something is wrong with.
     pub(super) fn settle(&mut self, run: &mut Run<'_>) -> Result<(), ChatError> {
-        while let Some(trouble) = self.troubles.pop_front() {
-            self.cohort.take();
-            self.recover(trouble, run)?;
+        while let Some(hop_failure) = self.hop_failures.pop_front() {
+            self.write_batch.take();
+            self.recover(hop_failure, run)?;
         }
         Ok(())
     }
 
-    fn recover(&mut self, trouble: Trouble, run: &mut Run<'_>) -> Result<(), ChatError> {
+    fn recover(&mut self, hop_failure: HopFailure, run: &mut Run<'_>) -> Result<(), ChatError> {
         // It may have been replaced since.
-        let Some(index) = self.hops.iter().position(|hop| hop.id == trouble.hop) else {
+        let Some(index) = self.hops.iter().position(|hop| hop.id == hop_failure.hop) else {
             return Ok(());
         };
         if run.cancel.is_cancelled() {
             return Err(ChatError::Cancelled);
         }
         // The request itself is at fault: another host would say the same.
-        if matches!(trouble.error, ChatError::BadRequest(_)) {
-            return Err(trouble.error);
+        if matches!(hop_failure.error, ChatError::BadRequest(_)) {
+            return Err(hop_failure.error);
         }
-        if trouble.code == PREEMPTED {
+        if hop_failure.code == PREEMPTED {
             metrics::counter!("distributed_inference_preemptions_total").increment(1);
             if let Some(hop) = self.hops.get(index) {
                 flight::record(Event::HostPreempted {
@@ -99,18 +99,18 @@ impl ShardedBackend {
             }
         }
         let since = Instant::now();
-        let route = match trouble.cause {
+        let route = match hop_failure.cause {
             Cause::Failed | Cause::Corrupt => {
-                self.blame(index, &trouble, run)?;
-                self.find(index, false, run.cancel, trouble.error)?
+                self.blame(index, &hop_failure, run)?;
+                self.find(index, false, run.cancel, hop_failure.error)?
             }
             Cause::Late | Cause::Silent | Cause::Leaving { open: true } => {
-                let route = self.find(index, true, run.cancel, trouble.error.clone());
-                let late = trouble.cause == Cause::Late;
+                let route = self.find(index, true, run.cancel, hop_failure.error.clone());
+                let late = hop_failure.cause == Cause::Late;
                 let Some(route) = route.ok().filter(|to| !late || self.faster(index, to)) else {
                     if let Some(hop) = self.hops.get_mut(index) {
                         let now = Instant::now();
-                        match trouble.cause {
+                        match hop_failure.cause {
                             Cause::Late => hop.look_again = Some(now + LOOK_AGAIN_LATER),
                             Cause::Silent => hop.look_again = Some(now + LOOK_AGAIN),
                             _ => hop.move_at = Some(now + LOOK_AGAIN),
@@ -118,25 +118,25 @@ impl ShardedBackend {
                     }
                     return Ok(());
                 };
-                match trouble.cause {
+                match hop_failure.cause {
                     Cause::Leaving { .. } => self.exclude(index),
-                    _ => self.blame(index, &trouble, run)?,
+                    _ => self.blame(index, &hop_failure, run)?,
                 }
                 route
             }
             Cause::Leaving { open: false } => {
                 self.exclude(index);
-                self.find(index, false, run.cancel, trouble.error)?
+                self.find(index, false, run.cancel, hop_failure.error)?
             }
             Cause::Full => {
-                let why = trouble.error.to_string();
+                let why = hop_failure.error.to_string();
                 self.full.get_or_insert(why);
                 self.exclude(index);
-                self.find(index, true, run.cancel, trouble.error)?
+                self.find(index, true, run.cancel, hop_failure.error)?
             }
             Cause::Barred => {
-                self.accuse(index, &trouble, run);
-                self.find(index, false, run.cancel, trouble.error)?
+                self.accuse(index, &hop_failure, run);
+                self.find(index, false, run.cancel, hop_failure.error)?
             }
             Cause::Room => match self.find_room(index, run.cancel)? {
                 Some(route) => {
@@ -144,8 +144,8 @@ impl ShardedBackend {
                     return Ok(());
                 }
                 None => {
-                    self.blame(index, &trouble, run)?;
-                    self.find(index, false, run.cancel, trouble.error)?
+                    self.blame(index, &hop_failure, run)?;
+                    self.find(index, false, run.cancel, hop_failure.error)?
                 }
             },
         };
@@ -154,7 +154,7 @@ impl ShardedBackend {
                 layers: (hop.span.lo, hop.span.hi),
                 host: hop.node().to_owned(),
                 node: hop.span.link.addr().node,
-                code: trouble.code,
+                code: hop_failure.code,
                 replayed: self.pipeline.length(),
                 since,
             });
@@ -167,33 +167,33 @@ impl ShardedBackend {
     fn blame(
         &mut self,
         index: usize,
-        trouble: &Trouble,
+        hop_failure: &HopFailure,
         run: &mut Run<'_>,
     ) -> Result<(), ChatError> {
-        self.accuse(index, trouble, run);
+        self.accuse(index, hop_failure, run);
         self.failures += 1;
         match self.settings.give_up_after {
             // Before the first row there is nothing that this machine could go on with.
-            Some(limit) if self.failures >= limit && self.running => Err(trouble.error.clone()),
+            Some(limit) if self.failures >= limit && self.running => Err(hop_failure.error.clone()),
             _ => Ok(()),
         }
     }
 
     /// What went wrong with a host is told, and it is not asked again in this call.
-    fn accuse(&mut self, index: usize, trouble: &Trouble, run: &mut Run<'_>) {
+    fn accuse(&mut self, index: usize, hop_failure: &HopFailure, run: &mut Run<'_>) {
         let Some(hop) = self.hops.get(index) else {
             return;
         };
         let (shard_id, host) = (self.shard_id(hop), hop.node().to_owned());
-        let code = trouble.code.clone();
-        tracing::warn!(%shard_id, code, "a host has failed: {}", trouble.error);
+        let code = hop_failure.code.clone();
+        tracing::warn!(%shard_id, code, "a host has failed: {}", hop_failure.error);
         flight::record(Event::HostFailed {
             pipeline: self.name,
             host: hop.span.link.addr().node.into(),
             shard: shard_id.as_str().into(),
             code: code.as_str().into(),
         });
-        let kind = match trouble.cause {
+        let kind = match hop_failure.cause {
             Cause::Corrupt => Some(FailureKind::Corruption),
             _ => FailureKind::of_code(&code),
         };

@@ -169,7 +169,7 @@ impl ShardedBackend {
         for hop in self.hops.drain(..) {
             hop.release();
         }
-        self.troubles.clear();
+        self.hop_failures.clear();
         self.recoveries.clear();
         self.notices.clear();
         self.excluded.clear();

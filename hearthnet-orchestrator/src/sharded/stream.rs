@@ -18,10 +18,10 @@ use crate::Cancel;
 use crate::backend::HopClock;
 use crate::checks::{BoundaryCheck, CheckError};
 use crate::error::ChatError;
+use crate::hop_timeout::{ASK_AFTER, GONE_AFTER, HopTimeout, LOOK_EVERY, Silence, median};
 use crate::hosts::RoutedSpan;
 use crate::labels;
 use crate::link::Ended;
-use crate::pace::{ASK_AFTER, GONE_AFTER, LOOK_EVERY, Pace, Silence, median};
 use crate::pipeline::{Chunk, Outcome, Rows};
 
 /// The host takes nothing new.
@@ -60,7 +60,7 @@ pub(super) struct Hop {
     pub(super) sent: VecDeque<Sent>,
     /// When it last answered, or was first asked after a pause.
     pub(super) progress: Instant,
-    pub(super) pace: Pace,
+    pub(super) hop_timeout: HopTimeout,
     /// For how long it has been silent, while it owes something.
     silence: Silence,
     /// Nobody else was found when it was late or silent: when to look again.
@@ -97,13 +97,13 @@ impl Hop {
     }
 
     /// Something about this stream that needs another host.
-    pub(super) fn trouble(
+    pub(super) fn hop_failure(
         &self,
         code: &str,
         cause: Cause,
         error: impl FnOnce(String) -> ChatError,
-    ) -> Trouble {
-        Trouble {
+    ) -> HopFailure {
+        HopFailure {
             hop: self.id,
             code: code.to_owned(),
             error: error(self.name()),
@@ -111,34 +111,34 @@ impl Hop {
         }
     }
 
-    pub(super) fn lost(&self, ended: &Ended) -> Trouble {
+    pub(super) fn lost(&self, ended: &Ended) -> HopFailure {
         let Ended { why, right, by_us } = ended;
         match right {
-            Some(code) if *by_us => self.trouble(code, Cause::Barred, |host| {
+            Some(code) if *by_us => self.hop_failure(code, Cause::Barred, |host| {
                 ChatError::ShardUnavailable(format!(
                     "{host} may not compute for this node any more"
                 ))
             }),
-            _ => self.trouble(right.unwrap_or("connection_lost"), Cause::Failed, |host| {
+            _ => self.hop_failure(right.unwrap_or("connection_lost"), Cause::Failed, |host| {
                 ChatError::ShardUnavailable(format!("lost {host}: {why}"))
             }),
         }
     }
 
-    pub(super) fn late(&self) -> Trouble {
-        self.trouble("degraded", Cause::Late, |host| {
+    pub(super) fn late(&self) -> HopFailure {
+        self.hop_failure("degraded", Cause::Late, |host| {
             ChatError::PipelineStalled(format!("{host} is much slower than it should be"))
         })
     }
 
-    pub(super) fn gone(&self, cause: Cause) -> Trouble {
-        self.trouble(SILENT, cause, |host| {
+    pub(super) fn gone(&self, cause: Cause) -> HopFailure {
+        self.hop_failure(SILENT, cause, |host| {
             ChatError::PipelineStalled(format!("{host} has fallen silent"))
         })
     }
 
-    pub(super) fn leaving(&self, open: bool) -> Trouble {
-        self.trouble(LEAVING, Cause::Leaving { open }, |host| {
+    pub(super) fn leaving(&self, open: bool) -> HopFailure {
+        self.hop_failure(LEAVING, Cause::Leaving { open }, |host| {
             ChatError::ShardUnavailable(format!("{host} is about to stop"))
         })
     }
@@ -156,7 +156,7 @@ impl Hop {
     }
 
     /// What a host's refusal, or the end of a stream by its host, means.
-    pub(super) fn refused(&self, code: &str, message: &str) -> Trouble {
+    pub(super) fn refused(&self, code: &str, message: &str) -> HopFailure {
         let cause = match code {
             SHUTTING_DOWN => return self.leaving(false),
             PREEMPTED | STEP_QUOTA => Cause::Room,
@@ -164,7 +164,7 @@ impl Hop {
             _ if self.patient => Cause::Room,
             _ => Cause::Full,
         };
-        self.trouble(code, cause, |host| {
+        self.hop_failure(code, cause, |host| {
             let text = format!("{host} refused with {code}: {message}");
             match code {
                 "weights_mismatch" => ChatError::WeightsMismatch(text),
@@ -180,7 +180,7 @@ impl Hop {
     pub(super) fn verdict(
         &mut self,
         now: Instant,
-        patience: Patience,
+        patience: WaitLimits,
         reference: Option<Duration>,
     ) -> Option<Verdict> {
         let health_timeout = patience.health_timeout;
@@ -196,7 +196,7 @@ impl Hop {
         let may_move = self.may_move(now);
         if let Some(oldest) = oldest
             && may_move
-            && let Some(after) = self.pace.overdue_after(oldest.rows, reference)
+            && let Some(after) = self.hop_timeout.overdue_after(oldest.rows, reference)
         {
             let overdue = oldest.at.max(self.progress) + after;
             if overdue <= now {
@@ -236,7 +236,7 @@ impl Hop {
     /// What to tell a caller who has been waiting for this host for long, once: its code.
     pub(super) fn waited_for(&mut self, now: Instant) -> Option<&'static str> {
         let rows = self.sent.front().map_or(0, |sent| sent.rows);
-        let usual = self.pace.typical(rows).unwrap_or_default();
+        let usual = self.hop_timeout.typical(rows).unwrap_or_default();
         let waited = now.saturating_duration_since(self.progress);
         if self.told || waited < TELL_AFTER.max(2 * usual) {
             return None;
@@ -265,7 +265,7 @@ pub(super) enum Verdict {
 
 /// How long a host is waited for.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Patience {
+pub(super) struct WaitLimits {
     /// That makes no progress.
     pub(super) health_timeout: Duration,
     /// That is silent altogether; `None`: no less.
@@ -280,7 +280,7 @@ const BUSY: &str = "busy";
 const TELL_AFTER: Duration = Duration::from_millis(1500);
 
 /// Why a span needs another host.
-pub(super) struct Trouble {
+pub(super) struct HopFailure {
     /// [`Hop::id`] of its stream.
     pub(super) hop: u64,
     pub(super) code: String,
@@ -320,7 +320,7 @@ impl ShardedBackend {
             asked: self.positions,
             sent: VecDeque::new(),
             progress: Instant::now(),
-            pace: Pace::default(),
+            hop_timeout: HopTimeout::default(),
             silence: Silence::default(),
             look_again: None,
             told: false,
@@ -343,8 +343,8 @@ impl ShardedBackend {
                 stream: hop.stream,
                 epoch: hop.epoch,
             });
-            if let Err(trouble) = self.send(hop, Message::StreamOpen(open), cancel) {
-                self.troubles.push_back(trouble);
+            if let Err(hop_failure) = self.send(hop, Message::StreamOpen(open), cancel) {
+                self.hop_failures.push_back(hop_failure);
             }
         }
     }
@@ -367,7 +367,7 @@ impl ShardedBackend {
         span: usize,
         positions: u32,
         cancel: &Cancel,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), HopFailure> {
         let Some(hop) = self.hops.get_mut(span).filter(|hop| hop.asked < positions) else {
             return Ok(());
         };
@@ -379,21 +379,21 @@ impl ShardedBackend {
     }
 
     /// Sends, and waits where there is no room for more, until the caller gives up.
-    fn send(&self, hop: &Hop, message: Message, cancel: &Cancel) -> Result<(), Trouble> {
+    fn send(&self, hop: &Hop, message: Message, cancel: &Cancel) -> Result<(), HopFailure> {
         let sender = hop.span.link.sender();
         // A lone copy from here on: whoever has to wait holds nobody back.
-        let cohort = self.cohort.take();
-        let sent = match &cohort {
-            Some(cohort) => cohort.send(sender, message),
+        let write_batch = self.write_batch.take();
+        let sent = match &write_batch {
+            Some(write_batch) => write_batch.send(sender, message),
             None => sender.try_send(message),
         };
         let sent = match sent {
             Ok(None) => {
-                self.cohort.set(cohort);
+                self.write_batch.set(write_batch);
                 return Ok(());
             }
             Ok(Some(message)) => {
-                drop(cohort);
+                drop(write_batch);
                 match self.runtime.block_on(cancel.or(sender.send(message))) {
                     Some(sent) => sent,
                     // Whoever gave up is told so where the answer is waited for.
@@ -422,7 +422,7 @@ impl ShardedBackend {
         chunk: Chunk,
         want: Rows,
         cancel: &Cancel,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), HopFailure> {
         let end = chunk.position.saturating_add(chunk.rows);
         if self.hops.get(span).is_some_and(|hop| hop.asked < end) {
             let more = end.saturating_add(GROWTH).min(self.model.context.max(end));
@@ -467,7 +467,7 @@ impl ShardedBackend {
         index: usize,
         result: StepResult,
         at: Instant,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), HopFailure> {
         let StepResult {
             epoch,
             position,
@@ -502,7 +502,7 @@ impl ShardedBackend {
             if let Err(error) = checked {
                 metrics::counter!("distributed_inference_shard_corruption_detected_total")
                     .increment(1);
-                return Err(hop.trouble(error.code(), Cause::Corrupt, |host| {
+                return Err(hop.hop_failure(error.code(), Cause::Corrupt, |host| {
                     ChatError::PipelineStalled(format!(
                         "{host} returned numbers that cannot be right: {}: {error}",
                         error.code()
@@ -524,7 +524,7 @@ impl ShardedBackend {
                 Ok(())
             }
             Err(fault) => match self.hops.get(index) {
-                Some(hop) => Err(hop.trouble("protocol_state", Cause::Failed, |host| {
+                Some(hop) => Err(hop.hop_failure("protocol_state", Cause::Failed, |host| {
                     ChatError::ShardUnavailable(format!("{host}: {fault}"))
                 })),
                 None => Ok(()),
@@ -539,7 +539,7 @@ impl ShardedBackend {
         compute_us: u32,
         queue_us: u32,
         at: Instant,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), HopFailure> {
         let reference = self.reference(index, 1);
         let Some(hop) = self.hops.get_mut(index) else {
             return Ok(());
@@ -555,7 +555,7 @@ impl ShardedBackend {
             // It was at the piece before this one until then.
             let began = sent.at.max(before);
             let took = seen.saturating_duration_since(began);
-            hop.pace.record_piece(took, sent.rows);
+            hop.hop_timeout.record_piece(took, sent.rows);
             return Ok(());
         }
         let round_trip = seen.saturating_duration_since(sent.at);
@@ -564,7 +564,7 @@ impl ShardedBackend {
         let layers = hop.span.hi - hop.span.lo + 1;
         let shard = &hop.span.link.descriptor().shard_id;
         self.health.answered(hop.node(), shard, layers, round_trip);
-        if hop.pace.record(round_trip, reference) && hop.may_move(now) {
+        if hop.hop_timeout.record(round_trip, reference) && hop.may_move(now) {
             return Err(hop.late());
         }
         Ok(())
@@ -577,8 +577,10 @@ impl ShardedBackend {
         let layers = |hop: &Hop| hop.span.hi.saturating_sub(hop.span.lo) + 1;
         let own = layers(self.hops.get(index)?);
         let others = self.hops.iter().enumerate().filter(|(i, _)| *i != index);
-        median(others.filter_map(|(_, hop)| Some(hop.pace.typical(rows)? * own / layers(hop))))
-            .or_else(|| Some(self.per_layer? * own * rows))
+        median(
+            others.filter_map(|(_, hop)| Some(hop.hop_timeout.typical(rows)? * own / layers(hop))),
+        )
+        .or_else(|| Some(self.per_layer? * own * rows))
     }
 }
 

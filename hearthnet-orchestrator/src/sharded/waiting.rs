@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::ShardedBackend;
 use super::recovery::Cause;
-use super::stream::{Patience, Trouble, Verdict};
+use super::stream::{HopFailure, Verdict, WaitLimits};
 use tokio::task::JoinHandle;
 
 use crate::Cancel;
@@ -31,7 +31,7 @@ static ON_WATCH: AtomicBool = AtomicBool::new(false);
 /// Why waiting ended without a message.
 pub(super) enum Interrupted {
     Cancelled,
-    Trouble(Trouble),
+    HopFailure(HopFailure),
     /// A host is being waited for, and this is its code.
     Waiting(usize, &'static str),
 }
@@ -49,7 +49,7 @@ impl ShardedBackend {
         if owing.next().is_some() || hop.sent.len() > 1 || sent.rows > 1 {
             return None;
         }
-        let due = sent.at + hop.pace.usual()?;
+        let due = sent.at + hop.hop_timeout.usual()?;
         let asleep = due
             .checked_sub(AWAKE_BEFORE)?
             .saturating_duration_since(Instant::now());
@@ -106,7 +106,7 @@ impl ShardedBackend {
     /// Looks at every host that owes something; says when to look again.
     fn look(&mut self, now: Instant) -> Result<Option<Instant>, Interrupted> {
         let health_timeout = self.settings.health_timeout;
-        let patience = Patience {
+        let patience = WaitLimits {
             health_timeout,
             silence: self.settings.give_up_after.map(|_| DARK_BEFORE_FALLBACK),
         };
@@ -120,7 +120,7 @@ impl ShardedBackend {
             let Some(hop) = self.hops.get_mut(index) else {
                 continue;
             };
-            let trouble = match hop.verdict(now, patience, reference) {
+            let hop_failure = match hop.verdict(now, patience, reference) {
                 None => continue,
                 Some(Verdict::Wait(at)) => {
                     until = Some(until.map_or(at, |until| until.min(at)));
@@ -131,15 +131,15 @@ impl ShardedBackend {
                 Some(Verdict::Dark) => Some(hop.gone(Cause::Failed)),
                 Some(Verdict::Stalled) => {
                     let seconds = health_timeout.as_secs_f32();
-                    Some(hop.trouble("pipeline_stalled", Cause::Failed, |host| {
+                    Some(hop.hop_failure("pipeline_stalled", Cause::Failed, |host| {
                         ChatError::PipelineStalled(format!(
                             "no progress for {seconds} s: waiting for {host}"
                         ))
                     }))
                 }
             };
-            if let Some(trouble) = trouble {
-                return Err(Interrupted::Trouble(trouble));
+            if let Some(hop_failure) = hop_failure {
+                return Err(Interrupted::HopFailure(hop_failure));
             }
             if let Some(code) = hop.waited_for(now) {
                 return Err(Interrupted::Waiting(index, code));

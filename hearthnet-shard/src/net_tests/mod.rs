@@ -20,7 +20,7 @@ use crate::fake::{
     FakeSource, HandClock, PANICS, Probe, WEIGHT_BYTES, WEIGHTS, WIDTH, expected, served,
 };
 use crate::host::{Place, start};
-use crate::life::lock;
+use crate::stream_handle::lock;
 use crate::{BENCH, PIPELINE, RunningHost, ServeConfig, StartError, StartProgress};
 
 mod ending;

@@ -20,7 +20,7 @@ fn a_host_that_leaves_refuses_new_streams_and_serves_those_that_are_open() {
     let mut caller = host.caller(1);
     caller.open(&mut host, 1);
     caller.tell(Message::Step(step(1, 0, &rows(40))));
-    host.office.slots.close();
+    host.host_state.slots.close();
     assert_eq!(caller.refusal_now(open(2, 1)), "shutting_down");
     // Steps that come later are answered as well, and repeated ones, and truncations.
     caller.tell(Message::Step(step(1, 40, &rows(1))));
@@ -41,7 +41,7 @@ fn a_stream_is_not_given_up_for_a_later_life_that_would_be_refused() {
     let mut host = Host::new();
     let mut caller = host.caller(1);
     caller.open(&mut host, 1);
-    host.office.slots.close();
+    host.host_state.slots.close();
     assert_eq!(caller.refusal_now(open(1, 2)), "shutting_down");
     let answers = caller.ask(&mut host, Message::Step(step(1, 0, &rows(1))));
     assert_eq!(codes(&answers), [(1, "result")]);
@@ -54,7 +54,7 @@ fn the_places_are_empty_when_the_last_stream_has_gone_and_stay_so() {
     for stream in 1..=2 {
         caller.open(&mut host, stream);
     }
-    let slots = Arc::clone(&host.office.slots);
+    let slots = Arc::clone(&host.host_state.slots);
     slots.close();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()

@@ -326,7 +326,7 @@ impl Patient {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Through the desk and the scheduler: whoever has to share too little memory still gets, row
+    /// Through the stream table and the scheduler: whoever has to share too little memory still gets, row
     /// for row, what it would have got alone.
     #[test]
     fn whoever_is_preempted_ends_with_the_same_rows(

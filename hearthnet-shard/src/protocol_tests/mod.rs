@@ -1,4 +1,4 @@
-//! The protocol from the desk to the engine and back, on one thread and in virtual time.
+//! The protocol from the stream table to the engine and back, on one thread and in virtual time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,15 +12,15 @@ use hearthnet_transport::{
 };
 use proptest::prelude::*;
 
-use crate::desk::{About, Desk, Office};
 use crate::fake::{
     FakeSource, HandClock, OVERFLOWS, Probe, Recorder, WEIGHT_BYTES, WEIGHTS, WIDTH, expected,
     served,
 };
 use crate::inbox::Inbox;
-use crate::life::{Quota, Slots, lock};
 use crate::sched::{Limits, Scheduler};
 use crate::stats::{Counters, Stats};
+use crate::stream_handle::{Quota, Slots, lock};
+use crate::stream_table::{About, HostState, StreamTable};
 
 mod anything;
 mod leaving;
@@ -37,14 +37,14 @@ const IDLE: Duration = Duration::from_secs(300);
 const EVICT: Duration = Duration::from_secs(600);
 
 struct Host {
-    office: Arc<Office>,
+    host_state: Arc<HostState>,
     scheduler: Scheduler<FakeSource>,
     probe: Arc<Probe>,
     clock: Arc<HandClock>,
 }
 
 struct Caller {
-    desk: Desk,
+    stream_table: StreamTable,
     outlet: Arc<Recorder>,
 }
 
@@ -61,7 +61,7 @@ impl Host {
         let (probe, clock) = (Arc::new(Probe::default()), Arc::new(HandClock::default()));
         *lock(&probe.clock) = Some(clock.clone());
         let counters = Arc::new(Counters::default());
-        let office = Office {
+        let host_state = HostState {
             about: About {
                 node: NodeKey::from_secret(&[1; 32]).id(),
                 endpoint: "127.0.0.1:1".into(),
@@ -96,7 +96,7 @@ impl Host {
         let mut scheduler = Scheduler::new(source, served(), limits, counters, clock.clone());
         scheduler.load(&mut |_, _, _| {}).unwrap();
         Self {
-            office: Arc::new(office),
+            host_state: Arc::new(host_state),
             scheduler,
             probe,
             clock,
@@ -105,18 +105,21 @@ impl Host {
 
     fn caller(&self, peer: u8) -> Caller {
         let outlet = Arc::new(Recorder::default());
-        let desk = Desk::new(
-            Arc::clone(&self.office),
+        let stream_table = StreamTable::new(
+            Arc::clone(&self.host_state),
             PeerKey([peer; 32]),
             outlet.clone(),
         );
-        Caller { desk, outlet }
+        Caller {
+            stream_table,
+            outlet,
+        }
     }
 
     /// What the compute thread does before a batch.
     fn take_in(&mut self) {
         let mut commands = Default::default();
-        self.office.inbox.take(&mut commands);
+        self.host_state.inbox.take(&mut commands);
         commands
             .into_iter()
             .for_each(|command| self.scheduler.handle(command));
@@ -132,7 +135,9 @@ impl Host {
     }
 
     fn stats(&self) -> Stats {
-        self.office.counters.snapshot(self.office.slots.taken())
+        self.host_state
+            .counters
+            .snapshot(self.host_state.slots.taken())
     }
 
     fn errors(&self, code: &str) -> u64 {
@@ -158,7 +163,7 @@ impl Host {
 
 impl Caller {
     fn tell(&mut self, message: impl Into<Message>) {
-        assert_eq!(self.desk.handle(message.into()), Ok(()));
+        assert_eq!(self.stream_table.handle(message.into()), Ok(()));
     }
 
     /// Sends one message, lets the host run, and takes the answers.
@@ -179,7 +184,7 @@ impl Caller {
         self.code()
     }
 
-    /// The same for what the desk refuses, without asking the compute thread.
+    /// The same for what the stream table refuses, without asking the compute thread.
     fn refusal_now(&mut self, message: impl Into<Message>) -> String {
         self.tell(message);
         self.code()

@@ -107,14 +107,14 @@ fn of_its_own_streams_the_one_that_rests_makes_room_within_a_callers_share() {
         let Message::StreamOpen(open) = open(stream, 1) else {
             unreachable!()
         };
-        let beginning = crate::life::Beginning {
+        let new_stream = crate::stream_handle::NewStream {
             caller: PeerKey([peer; 32]),
             id: u64::from(stream),
             open: &open,
             outlet: outlet.clone(),
             now: Duration::from_secs(1),
         };
-        crate::life::Life::begin(&slots, beginning, |resting| {
+        crate::stream_handle::StreamHandle::begin(&slots, new_stream, |resting| {
             assert!(resting.end(|| ()));
         })
     };
@@ -125,7 +125,7 @@ fn of_its_own_streams_the_one_that_rests_makes_room_within_a_callers_share() {
     a.rest(Duration::from_secs(1));
     let c = begin(1, 4).unwrap();
     assert_eq!(
-        [&others, &a, &b, &c].map(|life| life.has_ended()),
+        [&others, &a, &b, &c].map(|handle| handle.has_ended()),
         [false, true, false, false]
     );
 }

@@ -1,6 +1,6 @@
 //! Streams: who gets one, and how it ends.
 
-use crate::life::{Beginning, Life};
+use crate::stream_handle::{NewStream, StreamHandle};
 
 use super::*;
 
@@ -82,14 +82,14 @@ fn a_peer_cannot_take_more_places_than_its_share() {
         let Message::StreamOpen(open) = open(stream, 1) else {
             unreachable!()
         };
-        let beginning = Beginning {
+        let new_stream = NewStream {
             caller: PeerKey([peer; 32]),
             id: u64::from(stream),
             open: &open,
             outlet: outlet.clone(),
             now: Duration::ZERO,
         };
-        Life::begin(&slots, beginning, |_| unreachable!("nobody rests"))
+        StreamHandle::begin(&slots, new_stream, |_| unreachable!("nobody rests"))
     };
     let _a = begin(1, 1).unwrap();
     let b = begin(1, 2).unwrap();
@@ -225,6 +225,9 @@ fn what_only_a_host_says_closes_the_session() {
             message: String::new(),
         }),
     ] {
-        assert_eq!(caller.desk.handle(message), Err(CloseCode::ProtocolState));
+        assert_eq!(
+            caller.stream_table.handle(message),
+            Err(CloseCode::ProtocolState)
+        );
     }
 }

@@ -16,9 +16,9 @@ use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::http::StatusCode;
 
 use super::connection::{Connection, Socket, start};
-use super::guard::{Guarded, Meter, violation_in};
+use super::frame_limiter::{FrameLimiter, Limited, violation_in};
 use super::listener::REFUSED_HEADER;
-use super::numbers::{self, OpenSocket, Side, tls_cause};
+use super::metrics::{self, OpenSocket, Side, tls_cause};
 use super::paths::PathRule;
 use super::peer_socket::{self, PeerSocket, websocket_config};
 use super::tls::{Refusal, client_config, no_name, refusal_in};
@@ -148,7 +148,7 @@ pub async fn connect(
 fn counted<T>(result: Result<T, ConnectError>) -> Result<T, ConnectError> {
     if let Err(error) = &result {
         let code = error.code().map_or("unreachable", CloseCode::as_str);
-        numbers::refused(Side::Caller, code);
+        metrics::refused(Side::Caller, code);
     }
     result
 }
@@ -307,9 +307,9 @@ async fn upgrade(
     let connecting = TlsConnector::from(tls).connect(no_name(), io);
     let stream = within(Phase::Tls, config.deadlines.tls, connecting)
         .await
-        .inspect_err(|_| numbers::tls_failed(Side::Caller, "timeout"))?
+        .inspect_err(|_| metrics::tls_failed(Side::Caller, "timeout"))?
         .map_err(|error| {
-            numbers::tls_failed(Side::Caller, tls_cause(&error));
+            metrics::tls_failed(Side::Caller, tls_cause(&error));
             tls_error(&error, expect)
         })?;
     let peer = stream
@@ -331,11 +331,11 @@ async fn upgrade(
             )
         })?;
     // The first message may come in the same read as the answer to the upgrade.
-    let mut meter = Meter::new(false, largest, Time::ZERO);
-    meter.allow_text(text);
-    let guarded = Guarded::new(TlsStream::Client(stream), meter, begin);
+    let mut limiter = FrameLimiter::new(false, largest, Time::ZERO);
+    limiter.allow_text(text);
+    let limited = Limited::new(TlsStream::Client(stream), limiter, begin);
     let websocket = websocket_config(largest, config.read_buffer_bytes);
-    let upgrading = client_async_with_config(request, guarded, Some(websocket));
+    let upgrading = client_async_with_config(request, limited, Some(websocket));
     let (socket, _response) = within(Phase::Upgrade, config.deadlines.upgrade, upgrading)
         .await?
         .map_err(|error| upgrade_error(&error))?;
@@ -366,7 +366,7 @@ fn tls_error(error: &io::Error, expected: Option<PeerKey>) -> ConnectError {
 fn upgrade_error(error: &WsError) -> ConnectError {
     match error {
         WsError::Io(error) if is_denied(error) => {
-            numbers::tls_failed(Side::Caller, tls_cause(error));
+            metrics::tls_failed(Side::Caller, tls_cause(error));
             ConnectError::NotAdmitted
         }
         WsError::Io(error) => match violation_in(error) {

@@ -21,11 +21,11 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::protocol::Message as WsMessage;
 
 use super::BoxIo;
+use super::close_handshake::{CloseHandshake, broken_rule, closed_by, lost};
 use super::closer::Closer;
-use super::farewell::{Farewell, broken_rule, closed_by, lost};
-use super::guard::Guarded;
+use super::frame_limiter::Limited;
 use super::local;
-use super::numbers::{SessionNumbers, Side};
+use super::metrics::{SessionMetrics, Side};
 use crate::code::{CloseCode, SessionClosed, Violation};
 use crate::config::Config;
 use crate::cpu_latency;
@@ -35,7 +35,7 @@ use crate::session::{Event, Outgoing, SendRefused, Session, SessionStats, Terms}
 use crate::time::Time;
 use crate::wire::control::Hello;
 
-pub(crate) type Socket = WebSocketStream<Guarded<TlsStream<BoxIo>>>;
+pub(crate) type Socket = WebSocketStream<Limited<TlsStream<BoxIo>>>;
 
 /// Messages that the driver takes before it lets others run.
 const READ_BUDGET: usize = 16;
@@ -66,8 +66,8 @@ struct Inner {
     armed: Time,
     /// Something was written and not flushed.
     dirty: bool,
-    farewell: Farewell,
-    numbers: SessionNumbers,
+    close_handshake: CloseHandshake,
+    numbers: SessionMetrics,
 }
 
 /// What the driver, the connection and its senders share.
@@ -176,7 +176,7 @@ impl Inner {
         let item = match Pin::new(&mut *socket).poll_next(cx) {
             Poll::Ready(item) => item,
             Poll::Pending => {
-                let partial = socket.get_ref().meter.partial();
+                let partial = socket.get_ref().limiter.partial();
                 self.session.handle_partial(now, partial);
                 return false;
             }
@@ -201,7 +201,7 @@ impl Inner {
                 match broken_rule(&error) {
                     Some(violation) => {
                         self.session.close(violation.code, &violation.detail);
-                        self.farewell.deaf = true;
+                        self.close_handshake.deaf = true;
                     }
                     None => {
                         self.session.connection_lost(lost(&error));
@@ -224,7 +224,7 @@ impl Inner {
         if let (Some(socket), true) = (&mut self.socket, self.session.is_open()) {
             socket
                 .get_mut()
-                .meter
+                .limiter
                 .set_limit(self.session.max_message_bytes());
         }
     }
@@ -239,7 +239,7 @@ impl Inner {
         };
         // Not before the BYE: nothing may follow a close frame.
         let ready = !self.session.has_reply();
-        self.farewell
+        self.close_handshake
             .poll(Pin::new(socket), code, ready, now, deadline, cx)
     }
 }
@@ -374,7 +374,7 @@ impl Shared {
 
         // The timer is only moved when it would fire too late: early wake-ups are cheap.
         let mut deadline = inner.session.poll_timeout();
-        if let Some(since) = inner.farewell.since {
+        if let Some(since) = inner.close_handshake.since {
             deadline = deadline.min(since + self.close_deadline);
         }
         let fired = now >= inner.armed;
@@ -427,8 +427,8 @@ pub(crate) fn start(
             receiver: None,
             armed: Time::ZERO,
             dirty: false,
-            farewell: Farewell::default(),
-            numbers: SessionNumbers::new(side),
+            close_handshake: CloseHandshake::default(),
+            numbers: SessionMetrics::new(side),
         }),
         room: Notify::new(),
         start,

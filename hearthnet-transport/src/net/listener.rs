@@ -23,8 +23,8 @@ use tokio_tungstenite::tungstenite::http::{HeaderValue, StatusCode};
 
 use super::caps::{Caps, Place};
 use super::connection::{Connection, Socket, start};
-use super::guard::{Guarded, Meter};
-use super::numbers::{self, OpenSocket, Side, tls_cause};
+use super::frame_limiter::{FrameLimiter, Limited};
+use super::metrics::{self, OpenSocket, Side, tls_cause};
 use super::paths::{Arrival, PathRule};
 use super::peer_socket::{self, websocket_config};
 use super::tls::server_config;
@@ -133,7 +133,7 @@ pub enum RefusedConnection {
     Path {
         /// The path, one of those that are served.
         path: &'static str,
-        /// Why.
+        /// The cause, as a code of the protocol.
         code: CloseCode,
     },
     /// The session ended before it opened.
@@ -275,9 +275,9 @@ impl Acceptor {
         let result = self.shake_hands(io).await;
         if let Err(error) = &result {
             match error {
-                RefusedConnection::Tls { cause, .. } => numbers::tls_failed(Side::Host, cause),
+                RefusedConnection::Tls { cause, .. } => metrics::tls_failed(Side::Host, cause),
                 RefusedConnection::Timeout(Phase::Tls) => {
-                    numbers::tls_failed(Side::Host, "timeout");
+                    metrics::tls_failed(Side::Host, "timeout");
                 }
                 _ => {}
             }
@@ -287,7 +287,7 @@ impl Acceptor {
     }
 
     fn count_refusal(&self, code: &'static str) {
-        numbers::refused(Side::Host, code);
+        metrics::refused(Side::Host, code);
         self.admission.connection_refused(code);
     }
 
@@ -316,8 +316,8 @@ impl Acceptor {
             .and_then(|chain| PeerKey::from_certificate(chain.first()?).ok())
             .ok_or_else(|| failed(Phase::Tls, "the peer has no certificate".to_owned()))?;
 
-        let meter = Meter::new(true, CONTROL_MESSAGE_BYTES, Time::ZERO);
-        let guarded = Guarded::new(TlsStream::Server(stream), meter, begin);
+        let limiter = FrameLimiter::new(true, CONTROL_MESSAGE_BYTES, Time::ZERO);
+        let limited = Limited::new(TlsStream::Server(stream), limiter, begin);
         // Which path it is shows only in the upgrade; the meter knows each one's own limit.
         let tensors = max_message_bytes(self.config.chunk_bytes, self.config.inline_max);
         let largest = self.paths.iter().map(|path| path.rule.max_message_bytes);
@@ -329,7 +329,7 @@ impl Acceptor {
             peer,
             choice: &mut choice,
         };
-        let upgrading = accept_hdr_async_with_config(guarded, route, Some(websocket));
+        let upgrading = accept_hdr_async_with_config(limited, route, Some(websocket));
         let upgraded = timeout(d.upgrade, upgrading).await;
         if let Choice::Refused(path, code) = choice {
             let closed = SessionClosed::by_us(code, "");
@@ -348,9 +348,9 @@ impl Acceptor {
             let opened = self.open_session(socket, peer, begin).await?;
             return Ok(Arrival::Session(opened));
         };
-        let meter = &mut socket.get_mut().meter;
-        meter.set_limit(rule.max_message_bytes);
-        meter.allow_text(rule.text);
+        let limiter = &mut socket.get_mut().limiter;
+        limiter.set_limit(rule.max_message_bytes);
+        limiter.allow_text(rule.text);
         let (admission, path) = (self.admission.clone(), rule.path);
         let open = OpenSocket::new(Side::Host, path);
         let ended = move |closed: &SessionClosed| {

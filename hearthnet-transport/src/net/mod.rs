@@ -3,24 +3,24 @@
 //! | file | what |
 //! |---|---|
 //! | `tls.rs` | the TLS profile and the two verifiers |
-//! | `guard.rs` | meters WebSocket headers below tungstenite, so that nothing is reserved on trust |
+//! | `frame_limiter.rs` | meters WebSocket headers below tungstenite, so that nothing is reserved on trust |
 //! | `connection.rs` | [`Connection`], [`Sender`] and the driver task |
 //! | `paths.rs`, `peer_socket.rs` | the other paths of a listener, and the sockets on them |
-//! | `closer.rs`, `farewell.rs` | ending a connection from outside; how the peer learns why |
+//! | `closer.rs`, `close_handshake.rs` | ending a connection from outside; how the peer learns why |
 //! | `connect.rs` | the calling side's handshakes |
 //! | `listener.rs`, `caps.rs` | the listening side's, with their limits |
 //! | `local.rs` | a session of a process with itself, without a socket |
-//! | `numbers.rs` | what is counted |
+//! | `metrics.rs` | what is counted |
 
 mod caps;
+mod close_handshake;
 mod closer;
 mod connect;
 mod connection;
-mod farewell;
-mod guard;
+mod frame_limiter;
 mod listener;
 mod local;
-mod numbers;
+mod metrics;
 mod paths;
 mod peer_socket;
 mod tls;
@@ -30,7 +30,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 pub use closer::Closer;
 pub use connect::{ConnectError, Phase, connect, connect_over, connect_path, connect_path_over};
 pub use connection::{Connection, SendError, Sender};
-pub(crate) use guard::fuzz_meter;
+pub(crate) use frame_limiter::fuzz_frame_limiter;
 pub use listener::{
     Acceptor, Admission, BindError, Listener, ListenerStats, PathListener, RefusedConnection,
 };

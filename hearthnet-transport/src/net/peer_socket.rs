@@ -27,10 +27,10 @@ use tokio::time::{Instant, Sleep};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::protocol::{Message as WsMessage, Role, WebSocketConfig};
 
+use super::close_handshake::{CloseHandshake, broken_rule, closed_by, lost};
 use super::closer::Closer;
 use super::connection::{Ended, MAX_TIMER_MICROS, SendError};
-use super::farewell::{Farewell, broken_rule, closed_by, lost};
-use super::guard::{Guarded, Meter};
+use super::frame_limiter::{FrameLimiter, Limited};
 use super::paths::PathRule;
 use crate::code::{CloseCode, SessionClosed, Violation};
 use crate::config::Config;
@@ -288,10 +288,11 @@ impl PeerSocket {
         let config = Config::default();
         let begin = Instant::now();
         let join = async |io, role, peer| {
-            let meter = Meter::upgraded(role == Role::Server, rule.max_message_bytes, rule.text);
+            let limiter =
+                FrameLimiter::upgraded(role == Role::Server, rule.max_message_bytes, rule.text);
             let websocket = websocket_config(rule.max_message_bytes, config.read_buffer_bytes);
-            let guarded = Guarded::new(io, meter, begin);
-            let socket = WebSocketStream::from_raw_socket(guarded, role, Some(websocket)).await;
+            let limited = Limited::new(io, limiter, begin);
+            let socket = WebSocketStream::from_raw_socket(limited, role, Some(websocket)).await;
             start(socket, peer, rule.clone(), begin, &config, Box::new(|_| {}))
         };
         let [first, second] = keys;
@@ -386,7 +387,7 @@ pub(crate) fn websocket_config(largest: usize, read_buffer_bytes: usize) -> WebS
 
 /// Starts driving a socket whose upgrade is done.
 pub(crate) fn start<T: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
-    socket: WebSocketStream<Guarded<T>>,
+    socket: WebSocketStream<Limited<T>>,
     peer: PeerKey,
     rule: PathRule,
     begin: Instant,
@@ -409,7 +410,7 @@ pub(crate) fn start<T: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
         unread: config.deadlines.credit,
         min_rate: config.deadlines.min_rate,
         close_deadline: config.deadlines.close,
-        farewell: Farewell::default(),
+        close_handshake: CloseHandshake::default(),
         dirty: false,
         heard: now,
         pinged: None,
@@ -427,12 +428,12 @@ pub(crate) fn start<T: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
 }
 
 /// Whether something that is under way goes on fast enough: so many bytes in each span.
-struct Pace {
+struct ProgressCheck {
     since: Time,
     bytes: u64,
 }
 
-impl Pace {
+impl ProgressCheck {
     /// Looks at it as of now. `true`: too slow.
     fn is_slow(&mut self, now: Time, bytes: u64, span: Duration, min_rate: u32) -> bool {
         if now < self.since + span {
@@ -442,14 +443,14 @@ impl Pace {
         if bytes.saturating_sub(self.bytes) < least {
             return true;
         }
-        *self = Pace { since: now, bytes };
+        *self = ProgressCheck { since: now, bytes };
         false
     }
 }
 
 /// Owns the WebSocket; moves messages between it and the queues.
 struct Driver<T> {
-    socket: WebSocketStream<Guarded<T>>,
+    socket: WebSocketStream<Limited<T>>,
     shared: Arc<Shared>,
     begin: Instant,
     keep_alive: Duration,
@@ -457,7 +458,7 @@ struct Driver<T> {
     unread: Duration,
     min_rate: u32,
     close_deadline: Duration,
-    farewell: Farewell,
+    close_handshake: CloseHandshake,
     /// Something was written and not flushed.
     dirty: bool,
     /// When something last came, or when this side last chose not to read.
@@ -465,9 +466,9 @@ struct Driver<T> {
     /// When a ping was sent.
     pinged: Option<Time>,
     /// The message that is coming in.
-    reading: Option<Pace>,
+    reading: Option<ProgressCheck>,
     /// The bytes that the peer does not take.
-    writing: Option<Pace>,
+    writing: Option<ProgressCheck>,
     ended: Option<Ended>,
 }
 
@@ -503,14 +504,19 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             let ready = self.shared.lock().outbox.frames.is_empty();
             let socket = Pin::new(&mut self.socket);
             if gone
-                || self
-                    .farewell
-                    .poll(socket, closed.code, ready, now, self.close_deadline, cx)
+                || self.close_handshake.poll(
+                    socket,
+                    closed.code,
+                    ready,
+                    now,
+                    self.close_deadline,
+                    cx,
+                )
             {
                 self.finish(closed);
                 return Poll::Ready(());
             }
-            deadline = self.farewell.since.unwrap_or(now) + self.close_deadline;
+            deadline = self.close_handshake.since.unwrap_or(now) + self.close_deadline;
         }
         let at = Duration::from_micros(deadline.0.min(MAX_TIMER_MICROS));
         timer.as_mut().reset(self.begin + at);
@@ -590,7 +596,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
                 Some(Err(error)) => {
                     return Err(match broken_rule(&error) {
                         Some(violation) => {
-                            self.farewell.deaf = true;
+                            self.close_handshake.deaf = true;
                             SessionClosed::by_us(violation.code, violation.detail)
                         }
                         None => lost(&error),
@@ -620,7 +626,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
     fn watch(&mut self, now: Time, cx: &mut Context<'_>) -> Result<Time, SessionClosed> {
         let guard = self.socket.get_ref();
         let (partial, received, written) =
-            (guard.meter.partial(), guard.received(), guard.written());
+            (guard.limiter.partial(), guard.received(), guard.written());
         self.heard = self.heard.max(guard.heard());
         let stalled = |detail| SessionClosed::by_us(CloseCode::PipelineStalled, detail);
 
@@ -634,7 +640,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         if partial == 0 || held_back {
             self.reading = None;
         } else {
-            let pace = self.reading.get_or_insert(Pace {
+            let pace = self.reading.get_or_insert(ProgressCheck {
                 since: now,
                 bytes: received,
             });
@@ -644,7 +650,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             next = next.min(pace.since + self.stall);
         }
         if self.dirty {
-            let pace = self.writing.get_or_insert(Pace {
+            let pace = self.writing.get_or_insert(ProgressCheck {
                 since: now,
                 bytes: written,
             });

@@ -17,7 +17,7 @@
 //! |---|---|
 //! | `control.rs` | HELLO, BYE, ACK, NACK, FLOWCTL, TENSOR_END, PING, PONG |
 //! | `chunk.rs` | TENSOR_DATA |
-//! | `pipeline.rs` | STREAM_OPEN and the rest, from 0x10 |
+//! | `pipeline/` | STREAM_OPEN and the rest, from 0x10 |
 //! | `cbor.rs` | strict reading of the CBOR maps in control bodies |
 
 pub(crate) mod cbor;

@@ -193,7 +193,7 @@ pub(crate) struct PolicyArgs {
 /// A member's level, as it is typed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LevelName {
-    /// May chat.
+    /// May ask for answers, and read and write the log.
     Member,
     /// May serve layers, too.
     Trusted,

@@ -31,12 +31,11 @@ use hearthnet_orchestrator::backend::{HopTimes, RouteHop};
 use hearthnet_orchestrator::chat::{ChatRequest, Done, Frame, Prompt};
 use hearthnet_orchestrator::hosts::HostPool;
 use hearthnet_orchestrator::link::HostAddr;
-use hearthnet_orchestrator::service::kept::KeepLimits;
+use hearthnet_orchestrator::service::prefix_cache::PrefixCacheLimits;
 use hearthnet_orchestrator::{Cancel, ChatError, Service};
 use serde::Serialize;
 
 use crate::args::{Global, MeshArgs};
-use crate::chat_service::{hosted_model, local_model, settings};
 use crate::commands::chat::watch_interrupt;
 use crate::commands::{open_or_pull_model, print_bytes, print_json, runtime};
 use crate::config::Config;
@@ -44,6 +43,7 @@ use crate::failure::{Failure, Kind};
 use crate::host_process::{HostPlan, HostProcess, cores, own_cores, split};
 use crate::layers::runs_text;
 use crate::output::{self, note, table};
+use crate::service_setup::{hosted_model, local_model, settings};
 
 /// What the chats are about; each begins differently, so that nothing is shared by chance.
 const SUBJECTS: [&str; 8] = [
@@ -81,7 +81,7 @@ pub(crate) fn run(args: &MeshArgs, global: &Global, config: &Config) -> Result<(
     watch_interrupt(&runtime, cancel.clone());
     let mut model = open_or_pull_model(global, &config, args.model.as_ref())?;
     let vocabulary = model.file.spec().vocab;
-    crate::private::load(&mut model, args.private, args.chats, &config)?;
+    crate::private_layers::load(&mut model, args.private, args.chats, &config)?;
     let ranges = split(model.private.hosted(), Some(args.shards), &[])?;
     let own = own_cores(ranges.len(), 1);
     let pinned = own.iter().all(Option::is_some);
@@ -115,7 +115,7 @@ pub(crate) fn run(args: &MeshArgs, global: &Global, config: &Config) -> Result<(
     let beside = local_model(&model, &one_thread)?;
     let mut service = settings(&config);
     // Every chat runs its whole prompt.
-    service.keep = KeepLimits {
+    service.keep = PrefixCacheLimits {
         count: 0,
         ..service.keep
     };

@@ -561,7 +561,7 @@ pub(crate) fn change<T>(
     }
     let runtime = runtime()?;
     let outcome = runtime.block_on(async {
-        let node = crate::node::visit(home, config).await?;
+        let node = crate::node::transient(home, config).await?;
         learn(&node, home).await;
         let before = sent(&node);
         let done = work();
@@ -611,7 +611,7 @@ pub(crate) async fn told(node: &Node, before: &BTreeMap<NodeId, u64>, leaves: bo
             .filter_map(|peer| Some((peer.node, peer.link.as_ref()?)))
             .collect();
         let has = |node: &NodeId, earlier: u64| match linked.get(node) {
-            Some(link) => link.progress.even && link.progress.sent > earlier,
+            Some(link) => link.progress.in_sync && link.progress.sent > earlier,
             None => leaves,
         };
         let told = before.iter().filter(|(node, sent)| has(node, **sent));

@@ -40,7 +40,7 @@ pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<()
     let cancel = Cancel::default();
     watch_interrupt(&runtime, cancel.clone());
     let mut model = open_or_pull_model(global, &config, args.model.as_ref())?;
-    crate::private::load(&mut model, args.private, 1, &config)?;
+    crate::private_layers::load(&mut model, args.private, 1, &config)?;
     let layers = model.file.spec().layers;
     let ranges = split(model.private.hosted(), args.shards, &args.cuts)?;
     let threads = (config.threads() / ranges.len()).max(1);
@@ -229,12 +229,12 @@ impl Report {
             .iter()
             .zip(memory)
             .zip(times_of_hosts(&done))
-            .map(|((host, resident), hop)| HostReport {
+            .map(|((host, daemon_node), hop)| HostReport {
                 address: host.address_text(),
                 layers: host.layers,
                 threads,
                 weight_bytes: host.ready.as_ref().map_or(0, |r| r.weight_bytes),
-                resident_bytes: *resident,
+                resident_bytes: *daemon_node,
                 compute_ms_per_token: f64::from(hop.compute_us_p50) / 1e3,
                 hop_overhead_ms_p50: f64::from(hop.overhead_us_p50) / 1e3,
                 hop_overhead_ms_p95: f64::from(hop.overhead_us_p95) / 1e3,

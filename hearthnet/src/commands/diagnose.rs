@@ -29,9 +29,9 @@ use crate::commands::{node_key, print_bytes, print_json, runtime};
 use crate::community::{Home, endpoints_of, now_ms};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
-use crate::local_door::{self, BY_HAND, NODE_FLIGHT};
-use crate::node::{Lock, learn, visit};
-use crate::time_line::{self, Asked};
+use crate::local_api::{self, BY_HAND, NODE_FLIGHT};
+use crate::node::{Lock, learn, transient};
+use crate::timeline::{self, Asked};
 
 /// How long one node may take, from connecting to its last page.
 const PER_NODE: Duration = Duration::from_secs(15);
@@ -83,9 +83,9 @@ pub(crate) fn run(args: &DiagnoseArgs, global: &Global, config: &Config) -> Resu
     let state = home.as_ref().map(Home::state);
     if answers.is_empty() {
         if !args.json {
-            print_bytes(time_line::as_text(&nodes, &line, state.as_deref()).as_bytes())?;
+            print_bytes(timeline::as_text(&nodes, &line, state.as_deref()).as_bytes())?;
         }
-        return Err(nobody_told(home.as_ref()).beside(time_line::as_json(
+        return Err(nobody_told(home.as_ref()).beside(timeline::as_json(
             &nodes,
             &line,
             state.as_deref(),
@@ -97,9 +97,9 @@ pub(crate) fn run(args: &DiagnoseArgs, global: &Global, config: &Config) -> Resu
         );
     }
     if args.json {
-        return print_json(&time_line::as_json(&nodes, &line, state.as_deref()));
+        return print_json(&timeline::as_json(&nodes, &line, state.as_deref()));
     }
-    print_bytes(time_line::as_text(&nodes, &line, state.as_deref()).as_bytes())
+    print_bytes(timeline::as_text(&nodes, &line, state.as_deref()).as_bytes())
 }
 
 /// Why there is nothing to show. What each node said is shown before.
@@ -184,13 +184,13 @@ async fn members(home: &Home, config: &Config) -> Result<Vec<Target>, Failure> {
     let guest = match Lock::is_held(&home.dir) {
         true => None,
         false => {
-            let node = visit(home, config).await?;
+            let node = transient(home, config).await?;
             learn(&node, home).await;
             Some(node)
         }
     };
     let running: Option<Running> =
-        local_door::ask(&home.dir, local_door::NODE_STATUS, &json!({})).await;
+        local_api::ask(&home.dir, local_api::NODE_STATUS, &json!({})).await;
     let own = home.key.id();
     let state = home.state();
     let others = state.members().map(|(node, _)| *node);

@@ -108,7 +108,7 @@ fn nothing() -> Failure {
 fn say_goodbye(args: &LeaveArgs, home: &Home, config: &Config) -> Result<Option<usize>, Failure> {
     let runtime = runtime()?;
     let told = runtime.block_on(async {
-        let node = crate::node::visit(home, config).await?;
+        let node = crate::node::transient(home, config).await?;
         learn(&node, home).await;
         let before = sent(&node);
         if before.is_empty() && Standing::of(home) != Standing::Good {

@@ -18,7 +18,7 @@ pub(crate) mod manual;
 pub(crate) mod model;
 pub(crate) mod restore;
 pub(crate) mod serve;
-pub(crate) mod serve_by_hand;
+pub(crate) mod serve_standalone;
 pub(crate) mod shard;
 pub(crate) mod status;
 
@@ -34,7 +34,7 @@ use hearthnet_model::sampler::{SamplerConfig, SamplingChoice};
 use hearthnet_model::template::TemplateError;
 use hearthnet_model::{BoundaryDtype, ChatTemplate, ModelFile, ModelRef, Tokenizer, WeightsId};
 use hearthnet_orchestrator::chat::TextModel;
-use hearthnet_orchestrator::private::PrivateLayers;
+use hearthnet_orchestrator::private_layers::PrivateLayers;
 use tokio::runtime::Runtime;
 
 use crate::args::{Global, SamplingArgs};
@@ -85,7 +85,7 @@ pub(crate) struct OpenModel {
     pub(crate) weights: WeightsId,
     pub(crate) bands: Option<Vec<Band>>,
     /// Layers that this machine computes itself for its chats over hosts: none until
-    /// [`crate::private::load`].
+    /// [`crate::private_layers::load`].
     pub(crate) private: PrivateLayers,
     /// How its tokens are chosen where nobody says.
     pub(crate) sampling: SamplingChoice,

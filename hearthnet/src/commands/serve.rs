@@ -1,7 +1,7 @@
 //! `hearthnet serve`: the daemon of a home, for the community and for programs on this machine.
 
 use crate::args::{Global, RunArgs};
-use crate::commands::serve_by_hand;
+use crate::commands::serve_standalone;
 use crate::community::Home;
 use crate::config::Config;
 use crate::daemon::{self, Plan};
@@ -9,7 +9,7 @@ use crate::failure::Failure;
 
 pub(crate) fn run(args: RunArgs, global: &Global, config: &Config) -> Result<(), Failure> {
     if args.door.by_hand() {
-        return serve_by_hand::run(args, global, config);
+        return serve_standalone::run(args, global, config);
     }
     let home = Home::open(global)?;
     let plan = Plan {

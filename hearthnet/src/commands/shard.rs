@@ -17,7 +17,7 @@ use crate::config::{Config, Host};
 use crate::daemon::{self, Plan};
 use crate::failure::{Failure, Kind};
 use crate::memory::named_layers_fit;
-use crate::numbers::Numbers;
+use crate::metrics_server::MetricsServer;
 use crate::output::{Progress, bytes, note};
 
 /// Where a host listens that is served by hand, unless told otherwise: on this machine only.
@@ -90,7 +90,7 @@ async fn serve_by_hand(args: ServeArgs, global: &Global, config: &Config) -> Res
     let listen = args.listen.clone().unwrap_or_else(|| LOOPBACK.to_owned());
     // Signals count from here on: a Ctrl-C while loading ends the program cleanly, too.
     let mut stop = stop_requests(args.lifeline)?;
-    let numbers = Numbers::open(args.metrics.as_deref(), config).await?;
+    let numbers = MetricsServer::open(args.metrics.as_deref(), config).await?;
     let key = node_key(global)?;
     let model = open_model(global, config, args.model.as_ref(), None)?;
     let settings = &config.research.distributed_inference.host;
@@ -215,12 +215,12 @@ fn hangup_is_ignored() -> bool {
 
 pub(crate) fn announcement(ready: &Ready) -> String {
     let d = &ready.descriptor;
-    let resident = ready
+    let daemon_node = ready
         .resident_bytes
         .map_or_else(String::new, |n| format!(", process {}", bytes(n)));
     format!(
         "serving {} (layers {}-{} of {})\n  \
-         weights   {} in memory{resident}\n  \
+         weights   {} in memory{daemon_node}\n  \
          context   {} MiB for {} positions of all conversations together, {} each{}\n  \
          identity  {}\n  \
          streams   at most {}\n  \

@@ -24,7 +24,7 @@ use crate::config::Config;
 use crate::coverage::{Coverage, by_model};
 use crate::failure::Failure;
 use crate::layers::runs_text;
-use crate::local_door;
+use crate::local_api;
 use crate::output::{bytes, span, table};
 
 /// What a running node tells of itself through its door.
@@ -75,7 +75,7 @@ pub(crate) fn run(args: &StatusArgs, global: &Global, config: &Config) -> Result
     let (running, hosts) = runtime.block_on(async {
         let params = json!({ "hosts": true });
         let running: Option<Running> =
-            local_door::ask(&home.dir, local_door::NODE_STATUS, &params).await;
+            local_api::ask(&home.dir, local_api::NODE_STATUS, &params).await;
         let hosts = match &running {
             Some(running) => running.hosts.clone(),
             None => knock(&home).await,

@@ -27,8 +27,8 @@ use crate::commands::{model, open_resolved, print_bytes, print_json};
 use crate::community::Home;
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
-use crate::local_door::{self, NODE_STATUS};
-use crate::node::Resident;
+use crate::local_api::{self, NODE_STATUS};
+use crate::node::DaemonNode;
 use crate::output::note;
 
 /// Serves layers for as long as the call lasts, for programs on this machine only.
@@ -69,7 +69,7 @@ pub(super) async fn beside(
 
 /// `serve` where a daemon runs: it is there, and where.
 async fn tell_doors(plan: &Plan, home: &Home) -> Result<(), Failure> {
-    let running: Option<Running> = local_door::ask(&home.dir, NODE_STATUS, &json!({})).await;
+    let running: Option<Running> = local_api::ask(&home.dir, NODE_STATUS, &json!({})).await;
     let Some(running) = running else {
         return Err(Failure::new(
             Kind::Host,
@@ -201,7 +201,7 @@ pub(super) struct Door {
 
 /// Makes the daemon serve layers for programs on this machine.
 pub(super) fn offer(
-    resident: &Resident,
+    daemon_node: &DaemonNode,
     host: &Arc<LayerHost>,
     global: &Global,
     stop: &Stop,
@@ -227,7 +227,7 @@ pub(super) fn offer(
             Trust::Member,
         )
     };
-    resident
+    daemon_node
         .node
         .call_server()
         .registry()

@@ -29,9 +29,9 @@ use crate::community::{Home, log_failure, now_ms};
 use crate::config::Config;
 use crate::coverage::held_by_others;
 use crate::failure::{Failure, Kind};
-use crate::layers::{Held, Patience, choose, missing, room, runs_text, settle};
+use crate::layers::{Held, WaitLimits, choose, missing, room, runs_text, settle};
 use crate::memory::named_layers_fit;
-use crate::node::{self, Resident, settle_in};
+use crate::node::{self, DaemonNode, settle_in};
 use crate::output::{bytes, note};
 
 /// How often an advertisement is renewed; it holds for four times as long (M26 section 5.1).
@@ -46,7 +46,7 @@ const LOOK: Duration = Duration::from_millis(500);
 pub(crate) struct Order {
     /// Of this model.
     pub(crate) model: OpenModel,
-    /// These.
+    /// The layers to serve.
     pub(crate) layers: Layers,
     /// On so many threads.
     pub(crate) threads: Option<usize>,
@@ -107,7 +107,7 @@ pub(crate) fn print_news(json: bool, news: News) {
 pub(crate) struct LayerHost {
     home: Home,
     pub(super) config: Config,
-    resident: Arc<Resident>,
+    daemon_node: Arc<DaemonNode>,
     served: Arc<Served>,
     /// Held while layers are served.
     busy: Mutex<()>,
@@ -122,7 +122,7 @@ impl LayerHost {
     pub(crate) fn new(
         home: &Home,
         config: &Config,
-        resident: &Arc<Resident>,
+        daemon_node: &Arc<DaemonNode>,
         served: Arc<Served>,
         health: watch::Sender<Health>,
         metrics: Option<String>,
@@ -130,7 +130,7 @@ impl LayerHost {
         Self {
             home: home.clone(),
             config: config.clone(),
-            resident: Arc::clone(resident),
+            daemon_node: Arc::clone(daemon_node),
             served,
             busy: Mutex::default(),
             leaving: AtomicBool::new(false),
@@ -177,7 +177,7 @@ impl LayerHost {
             stop,
         };
         let outcome = serving.run().await;
-        self.resident.set_serving(node::Serving::No);
+        self.daemon_node.set_serving(node::Serving::No);
         outcome
     }
 
@@ -200,7 +200,7 @@ impl LayerHost {
         tell(News::Line(
             "asking the others whether this node may serve layers".into(),
         ));
-        settle_in(&self.resident.node).await;
+        settle_in(&self.daemon_node.node).await;
         self.right()
     }
 }
@@ -316,8 +316,8 @@ impl Serving<'_> {
     }
 
     fn suspended(&self, why: &Failure) {
-        let resident = &self.host.resident;
-        resident.set_serving(node::Serving::Suspended(why.to_string()));
+        let daemon_node = &self.host.daemon_node;
+        daemon_node.set_serving(node::Serving::Suspended(why.to_string()));
         let hint = why.hint_text().map_or(String::new(), |h| format!(" ({h})"));
         self.say(format!("no layers are served for now: {why}{hint}"));
     }
@@ -356,7 +356,7 @@ impl Serving<'_> {
             return Ok((lo, hi));
         }
         self.say("looking at what the community serves");
-        settle_in(&self.host.resident.node).await;
+        settle_in(&self.host.daemon_node.node).await;
         let settings = &self.host.config.research.distributed_inference.host;
         choose(self.total(), self.room, &self.others()).ok_or_else(|| {
             Failure::new(
@@ -373,13 +373,13 @@ impl Serving<'_> {
     }
 
     async fn start(&self, (lo, hi): (u32, u32)) -> Result<RunningHost, Failure> {
-        let (all, resident) = (&self.host.config, &self.host.resident);
+        let (all, daemon_node) = (&self.host.config, &self.host.daemon_node);
         let settings = &all.research.distributed_inference.host;
-        let listen = resident
+        let listen = daemon_node
             .node
             .listen_addr()
             .map_or_else(String::new, |a| a.to_string());
-        let endpoint = resident.addresses().into_iter().next();
+        let endpoint = daemon_node.addresses().into_iter().next();
         let model = &self.order.model;
         let config = ShardConfig {
             model_id: Some(model.id.clone()),
@@ -393,7 +393,7 @@ impl Serving<'_> {
             },
             ..ShardConfig::new(&model.path, (lo, hi), &listen)
         };
-        let host = ShardHost::start_in(config, &resident.node, start_progress())
+        let host = ShardHost::start_in(config, &daemon_node.node, start_progress())
             .await
             .map_err(|e| start_failure(&listen, &e))?;
         Ok(host)
@@ -403,11 +403,13 @@ impl Serving<'_> {
     async fn serve(&self, running: &RunningHost, range: (u32, u32)) -> Result<Next, Failure> {
         self.advertise(running)?;
         let shard = running.descriptor().shard_id;
-        self.host.resident.set_serving(node::Serving::Shard(shard));
+        self.host
+            .daemon_node
+            .set_serving(node::Serving::Shard(shard));
         self.announce(running);
         let mut lacking = None;
         let mut said = (Instant::now(), self.description(running));
-        let mut patience = Patience::new(now_ms());
+        let mut patience = WaitLimits::new(now_ms());
         let mut changes = self.host.home.log.changes();
         loop {
             self.tell_whole(range, &mut lacking);
@@ -475,7 +477,7 @@ impl Serving<'_> {
     /// What the advertisement says: the host's own words, and where this machine is by now.
     fn description(&self, running: &RunningHost) -> Descriptor {
         let mut descriptor = running.descriptor();
-        if let Some(address) = self.host.resident.addresses().into_iter().next() {
+        if let Some(address) = self.host.daemon_node.addresses().into_iter().next() {
             descriptor.endpoint = address;
         }
         descriptor
@@ -495,7 +497,7 @@ impl Serving<'_> {
 
     fn withdraw(&self, descriptor: &Descriptor) {
         self.host.served.remove(&descriptor.shard_id);
-        self.host.resident.set_serving(node::Serving::No);
+        self.host.daemon_node.set_serving(node::Serving::No);
         let shard_id = descriptor.shard_id.clone();
         // If this fails, the advertisement runs out by itself.
         if let Err(error) = self.append(Body::ShardWithdrawn { shard_id }) {

@@ -4,7 +4,7 @@
 //! | part | file |
 //! |---|---|
 //! | node, listener, door for programs here | `../node.rs` |
-//! | chats | `../answers.rs`, `../chat_service.rs` |
+//! | chats | `../community_service.rs`, `../service_setup.rs` |
 //! | layers | `layers.rs` |
 //! | asking a daemon that runs already | `attach.rs` |
 //!
@@ -27,18 +27,18 @@ use serde_json::json;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-use crate::answers;
 use crate::args::{Global, Layers, PrivateArgs, parse_layers};
-use crate::chat_service::{close, count, open_http};
 use crate::commands::shard::stop_requests;
 use crate::commands::{OpenModel, open_model, print_bytes, print_json, runtime};
 use crate::community::{Home, label};
+use crate::community_service;
 use crate::config::Config;
 use crate::daemon::layers::{LayerHost, Order, Tell, print_news};
 use crate::failure::{Failure, Kind};
-use crate::node::{Lock, Resident};
-use crate::numbers::Numbers;
+use crate::metrics_server::MetricsServer;
+use crate::node::{DaemonNode, Lock};
 use crate::output::note;
+use crate::service_setup::{close, count, open_http};
 
 /// How long chats that run may take to end when the program is asked to stop.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
@@ -162,14 +162,14 @@ pub(crate) fn run(
 
 /// A daemon at work.
 struct Daemon {
-    resident: Arc<Resident>,
+    daemon_node: Arc<DaemonNode>,
     layer_host: Arc<LayerHost>,
     attached: Arc<attach::Door>,
     /// The layers of the plan.
     layers: Option<JoinHandle<Result<(), Failure>>>,
     chats: Option<Service>,
     door: Option<HttpServer>,
-    numbers: Numbers,
+    numbers: MetricsServer,
 }
 
 impl Daemon {
@@ -186,9 +186,9 @@ impl Daemon {
         let numbers = match wanted {
             Some(_) => {
                 count(Part::Host)?;
-                Numbers::open(plan.metrics.as_deref(), config).await?
+                MetricsServer::open(plan.metrics.as_deref(), config).await?
             }
-            None => Numbers::closed(),
+            None => MetricsServer::closed(),
         };
         let model = open_model(global, config, plan.model.as_ref(), Some(home));
         let order = match (&model, wanted) {
@@ -216,19 +216,19 @@ impl Daemon {
         caps.extend(chats.is_ok().then(|| short_name(CHAT)));
         caps.extend(order.is_some().then(|| short_name(SHARD_SERVE)));
         let listen = plan.listen.as_deref();
-        let resident = Resident::start(home, config, listen, registry, caps).await?;
-        let resident = Arc::new(resident);
+        let daemon_node = DaemonNode::start(home, config, listen, registry, caps).await?;
+        let daemon_node = Arc::new(daemon_node);
         let layer_host = Arc::new(LayerHost::new(
             home,
             config,
-            &resident,
+            &daemon_node,
             served,
             numbers.health(),
             numbers.url(),
         ));
-        let attached = attach::offer(&resident, &layer_host, global, stop)?;
+        let attached = attach::offer(&daemon_node, &layer_host, global, stop)?;
         let mut this = Self {
-            resident,
+            daemon_node,
             layer_host,
             attached,
             layers: None,
@@ -242,7 +242,7 @@ impl Daemon {
         {
             Ok(()) => Ok(this),
             Err(why) => {
-                this.resident.stop().await;
+                this.daemon_node.stop().await;
                 Err(why)
             }
         }
@@ -277,7 +277,8 @@ impl Daemon {
         let handle = tokio::runtime::Handle::current();
         match model {
             Ok(model) => {
-                let chats = answers::offer(&handle, &self.resident, home, model, config)?;
+                let chats =
+                    community_service::offer(&handle, &self.daemon_node, home, model, config)?;
                 self.chats = Some(chats);
             }
             // Whoever names a door wants chats.
@@ -289,11 +290,11 @@ impl Daemon {
         }
         let url = self.door.as_ref();
         let url = url.map(|door| format!("http://{}/v1", door.local_addr()));
-        self.resident.set_url(url.clone());
+        self.daemon_node.set_url(url.clone());
         match plan.for_layers {
             true if plan.json => Ok(()),
             true => print_bytes(doors(home, url.as_deref()).as_bytes()),
-            false => ready(plan, home, &self.resident, level, url.as_deref()),
+            false => ready(plan, home, &self.daemon_node, level, url.as_deref()),
         }
     }
 
@@ -350,7 +351,7 @@ impl Daemon {
         };
         tokio::join!(layers, chats);
         tokio::time::sleep(LAST_WORDS).await;
-        self.resident.stop().await;
+        self.daemon_node.stop().await;
         self.numbers.close().await;
     }
 }
@@ -370,8 +371,8 @@ fn chat_model(
 ) -> Result<OpenModel, Failure> {
     home.require_research(config)?;
     let mut model = model?;
-    let chats = crate::private::chats(config);
-    crate::private::load(&mut model, private, chats, config)?;
+    let chats = crate::private_layers::chats(config);
+    crate::private_layers::load(&mut model, private, chats, config)?;
     Ok(model)
 }
 
@@ -417,12 +418,12 @@ fn doors(home: &Home, url: Option<&str>) -> String {
 fn ready(
     plan: &Plan,
     home: &Home,
-    resident: &Resident,
+    daemon_node: &DaemonNode,
     level: Level,
     url: Option<&str>,
 ) -> Result<(), Failure> {
     let state = home.state();
-    let addresses = resident.addresses();
+    let addresses = daemon_node.addresses();
     if plan.json {
         return print_json(&json!({
             "node": home.key.id().to_string(),

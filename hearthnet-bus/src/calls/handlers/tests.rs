@@ -11,7 +11,7 @@ use crate::invite::Invite;
 use crate::log::{Body, Policy};
 use crate::{Capability, Descriptor, Expectation, Grant, ReplayCache};
 
-/// What the log says; the node's own rules (`node/rights.rs`) come to the same.
+/// What the log says; the node's own rules (`node/access.rs`) come to the same.
 struct Log {
     log: EventLog,
     research_here: bool,
@@ -42,14 +42,14 @@ fn key(seed: u8) -> Arc<NodeKey> {
 
 /// A community whose root is key 100, and its founder (an anchor), key 1, which is the
 /// node that is called. Key 2 is trusted, 3 a member.
-struct Village {
+struct TestCommunity {
     _dir: TempDir,
     log: EventLog,
     served: Arc<Served>,
     server: Arc<CallServer>,
 }
 
-fn village(own: u8, research_here: bool, research: bool) -> Village {
+fn test_community(own: u8, research_here: bool, research: bool) -> TestCommunity {
     let dir = tempfile::tempdir().unwrap();
     let policy = Policy {
         research,
@@ -65,21 +65,21 @@ fn village(own: u8, research_here: bool, research: bool) -> Village {
         research_here,
     });
     let server = Arc::new(CallServer::new(key(own).id(), registry, authority));
-    let village = Village {
+    let test_community = TestCommunity {
         _dir: dir,
         log,
         served,
         server,
     };
     for (seed, level) in [(2, Level::Trusted), (3, Level::Member)] {
-        let invite = village.invite(level, 1, 60_000);
+        let invite = test_community.invite(level, 1, 60_000);
         let request = invite.request(key(seed).id(), "neighbour").unwrap();
-        village.append(Body::Admitted { request, level });
+        test_community.append(Body::Admitted { request, level });
     }
-    village
+    test_community
 }
 
-impl Village {
+impl TestCommunity {
     fn append(&self, body: Body) {
         self.log.append(&key(1), body, now_ms()).unwrap();
     }
@@ -150,10 +150,10 @@ fn shard(host: u8) -> Descriptor {
 
 #[tokio::test]
 async fn a_grant_opens_one_session_of_its_caller_at_this_node() {
-    let village = village(1, true, true);
-    village.served.set(shard(1));
+    let test_community = test_community(1, true, true);
+    test_community.served.set(shard(1));
     let params = json!({"shard_id": "m:0-7"});
-    let grant = village
+    let grant = test_community
         .call(3, Capability::shard_serve(), params.clone())
         .await
         .unwrap();
@@ -179,11 +179,21 @@ async fn a_grant_opens_one_session_of_its_caller_at_this_node() {
     assert_eq!(admit(3).unwrap_err().code(), "token_replayed");
     // And it can be taken back.
     let (issuer, id) = (admitted.issuer, admitted.id);
-    assert!(!village.log.state().is_grant_revoked(&issuer, &id, now_ms()));
-    village.append(Body::GrantRevoked { issuer, id });
-    assert!(village.log.state().is_grant_revoked(&issuer, &id, now_ms()));
+    assert!(
+        !test_community
+            .log
+            .state()
+            .is_grant_revoked(&issuer, &id, now_ms())
+    );
+    test_community.append(Body::GrantRevoked { issuer, id });
+    assert!(
+        test_community
+            .log
+            .state()
+            .is_grant_revoked(&issuer, &id, now_ms())
+    );
     // Each call has a grant of its own.
-    let next = village
+    let next = test_community
         .call(3, Capability::shard_serve(), params)
         .await
         .unwrap();
@@ -192,8 +202,8 @@ async fn a_grant_opens_one_session_of_its_caller_at_this_node() {
 
 #[tokio::test]
 async fn what_is_not_served_or_must_not_be_is_not_granted() {
-    let village = village(1, true, true);
-    let call = |seed, params| village.call(seed, Capability::shard_serve(), params);
+    let test_community = test_community(1, true, true);
+    let call = |seed, params| test_community.call(seed, Capability::shard_serve(), params);
     assert_eq!(
         code(call(3, json!({"shard_id": "m:0-7"})).await),
         "shard_unavailable"
@@ -204,9 +214,9 @@ async fn what_is_not_served_or_must_not_be_is_not_granted() {
         "unauthorized"
     );
     // A host that lost its level serves no more.
-    let village = self::village(3, true, true);
-    village.served.set(shard(3));
-    let refused = village
+    let test_community = self::test_community(3, true, true);
+    test_community.served.set(shard(3));
+    let refused = test_community
         .call(2, Capability::shard_serve(), json!({"shard_id": "m:0-7"}))
         .await;
     assert_eq!(code(refused), "unauthorized");
@@ -218,8 +228,8 @@ async fn shards_are_refused_while_research_is_off_naming_the_setting() {
         (false, true, "policy.research.enable"),
         (true, false, "policy `research`"),
     ] {
-        let village = village(1, here, community);
-        village.served.set(shard(1));
+        let test_community = test_community(1, here, community);
+        test_community.served.set(shard(1));
         for (seed, capability, params) in [
             (3, Capability::shard_serve(), json!({"shard_id": "m:0-7"})),
             (
@@ -228,7 +238,10 @@ async fn shards_are_refused_while_research_is_off_naming_the_setting() {
                 json!({"withdraw": "m:0-7"}),
             ),
         ] {
-            let refused = village.call(seed, capability, params).await.unwrap_err();
+            let refused = test_community
+                .call(seed, capability, params)
+                .await
+                .unwrap_err();
             assert_eq!(refused.code(), &Code::EXPERIMENTAL_DISABLED);
             assert!(refused.message().contains(setting), "{refused}");
         }
@@ -237,22 +250,22 @@ async fn shards_are_refused_while_research_is_off_naming_the_setting() {
 
 #[tokio::test]
 async fn an_app_of_this_machine_advertises_a_shard_and_withdraws_it() {
-    let village = village(1, true, true);
-    let call = |seed, params| village.call(seed, Capability::shard_advertise(), params);
+    let test_community = test_community(1, true, true);
+    let call = |seed, params| test_community.call(seed, Capability::shard_advertise(), params);
     let advertised = call(1, json!({"advertise": shard(1)})).await.unwrap();
     assert!(advertised["expires_ms"].as_u64().unwrap() > now_ms());
-    let adverts = || village.log.state().shards(now_ms()).count();
+    let adverts = || test_community.log.state().shards(now_ms()).count();
     assert_eq!(adverts(), 1);
-    assert_eq!(village.served.all(), [shard(1)]);
+    assert_eq!(test_community.served.all(), [shard(1)]);
     let withdrawn = call(1, json!({"withdraw": "m:0-7"})).await.unwrap();
     assert_eq!(withdrawn, json!({"was_advertised": true}));
-    assert_eq!((adverts(), village.served.all().len()), (0, 0));
+    assert_eq!((adverts(), test_community.served.all().len()), (0, 0));
 }
 
 #[tokio::test]
 async fn an_advertisement_that_is_false_or_anothers_is_refused() {
-    let village = village(1, true, true);
-    let call = |seed, params| village.call(seed, Capability::shard_advertise(), params);
+    let test_community = test_community(1, true, true);
+    let call = |seed, params| test_community.call(seed, Capability::shard_advertise(), params);
     for (seed, params, refusal) in [
         (3, json!({"advertise": shard(3)}), "unauthorized"),
         // Trusted, but on another machine: its own node signs for it.
@@ -278,7 +291,7 @@ async fn an_advertisement_that_is_false_or_anothers_is_refused() {
         refused.message().starts_with("advertise: the layer range"),
         "{refused}"
     );
-    assert_eq!(village.log.state().shards(now_ms()).count(), 0);
+    assert_eq!(test_community.log.state().shards(now_ms()).count(), 0);
 }
 
 #[test]

@@ -21,11 +21,11 @@ fn cap(text: &str) -> Capability {
 }
 
 /// Key 1 is the node itself and an anchor; 2 is trusted, 3 a member, others strangers.
-struct Village {
+struct TestCommunity {
     research: Mutex<Research>,
 }
 
-impl Authority for Village {
+impl Authority for TestCommunity {
     fn trust(&self, node: &NodeId) -> Trust {
         let levels = [(1, Trust::Anchor), (2, Trust::Trusted), (3, Trust::Member)];
         levels
@@ -146,7 +146,7 @@ impl Handler for Threaded {
 
 struct World {
     server: Arc<CallServer>,
-    village: Arc<Village>,
+    test_community: Arc<TestCommunity>,
     count: Arc<Count>,
 }
 
@@ -188,14 +188,14 @@ fn world_with(rate: Rate) -> World {
     registry
         .register(threaded, Arc::new(Threaded(Arc::clone(&count))))
         .unwrap();
-    let village = Arc::new(Village {
+    let test_community = Arc::new(TestCommunity {
         research: Mutex::new(Research::On),
     });
-    let authority = Arc::clone(&village) as Arc<dyn Authority>;
+    let authority = Arc::clone(&test_community) as Arc<dyn Authority>;
     let server = CallServer::with_rates(key(1).id(), registry, authority, rate, rate);
     World {
         server: Arc::new(server),
-        village,
+        test_community,
         count,
     }
 }
@@ -420,11 +420,11 @@ fn a_level_too_low_is_refused_before_anything_runs() {
 fn experiments_are_refused_with_the_setting_that_is_off() {
     let world = world();
     assert!(world.admit(3, "experimental.tick@1.0", "{}", 1).is_ok());
-    *lock(&world.village.research) = Research::OffHere;
+    *lock(&world.test_community.research) = Research::OffHere;
     let refused = world.refusal(3, "experimental.tick@1.0", "{}");
     assert!(refused.starts_with("experimental_disabled: "), "{refused}");
     assert!(refused.contains("policy.research.enable"), "{refused}");
-    *lock(&world.village.research) = Research::OffInCommunity;
+    *lock(&world.test_community.research) = Research::OffInCommunity;
     let refused = world.refusal(3, "experimental.tick@1.0", "{}");
     assert!(
         refused.contains("community: its policy `research`"),

@@ -18,34 +18,34 @@
 //!
 //! Where attention is latent, QKV gives narrow rows, and a further phase makes queries, keys and
 //! values of them. Where the feed-forward layer is a mixture of experts, both ways leave the tiles for it: see
-//! [`experts`].
+//! [`moe`].
 //!
 //! A row's values are computed by the same kernels in the same order either way, so nothing
 //! depends on the choice, on the tiles, or on who does what.
 
-mod experts;
-mod plan;
+mod moe;
 mod steps;
+mod tiling;
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use super::kv::{Geometry, Span};
-use super::ropes::Ropes;
-use super::team::{Member, Team};
+use super::rope_tables::RopeTables;
+use super::thread_pool::{Member, ThreadPool};
 use super::weights::{Feed, Layer};
 use crate::kernels::{AttentionScratch, Kernels, SharedMut};
 use crate::spec::ModelSpec;
-use experts::{ExpertScratch, Mixture};
-use plan::{PASS_TILES, Piece, TALL_TILE, WIDE_TILE, cut, share, tall_tile, units, wide_rows};
+use moe::{ExpertScratch, Mixture};
 use steps::{Buffers, FirstOverflow, Pass, Rows, Widths, Work, grow, tiles_of};
+use tiling::{PASS_TILES, Piece, TALL_TILE, WIDE_TILE, cut, share, tall_tile, units, wide_rows};
 
 /// What does not change from batch to batch.
 pub(super) struct Parts<'a> {
     pub(super) spec: &'a ModelSpec,
     pub(super) kernels: Kernels,
-    pub(super) team: &'a Team,
-    pub(super) ropes: &'a Ropes,
+    pub(super) thread_pool: &'a ThreadPool,
+    pub(super) ropes: &'a RopeTables,
     pub(super) geometry: Geometry,
     /// The layers to run, and the index of the first among the engine's.
     pub(super) layers: &'a [Layer],
@@ -90,13 +90,13 @@ pub(super) fn run(
     x: &mut [f32],
 ) -> Result<(), Overflow> {
     let widths = Widths::of(parts);
-    let threads = parts.team.threads();
+    let threads = parts.thread_pool.threads();
     scratch.members.resize_with(threads, Mutex::default);
     let total = x.len() / widths.x;
     let overflow = FirstOverflow::default();
     let most = match widths.experts {
         0 => TALL_TILE * PASS_TILES * threads,
-        _ => experts::PASS_ROWS,
+        _ => moe::PASS_ROWS,
     };
     for begin in (0..total).step_by(most) {
         let rows = begin..total.min(begin + most);
@@ -125,7 +125,7 @@ pub(super) fn run(
 #[allow(unsafe_code)]
 fn wide(pass: &Pass<'_>, scratch: &mut Scratch, spans: &[Span], rows: Range<usize>, x: &mut [f32]) {
     let (parts, widths) = (pass.parts, &pass.widths);
-    let threads = parts.team.threads();
+    let threads = parts.thread_pool.threads();
     let pieces = cut(spans, &rows, WIDE_TILE);
     let tiles = tiles_of(widths, &pieces, WIDE_TILE, x, &mut scratch.qkv);
     if scratch.tiles.len() < tiles.len() {
@@ -143,7 +143,7 @@ fn wide(pass: &Pass<'_>, scratch: &mut Scratch, spans: &[Span], rows: Range<usiz
     let count = rows.len();
     let pairs = scratch.mixture.pairs(pass, count);
 
-    parts.team.run(&|member| {
+    parts.thread_pool.run(&|member| {
         let mut own = members[member.index()]
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
@@ -324,14 +324,14 @@ type PanelStep<'a> = &'a dyn Fn(Range<usize>, &Rows<'_>, Buffers<'_>);
 #[allow(unsafe_code)]
 fn tall(pass: &Pass<'_>, scratch: &mut Scratch, spans: &[Span], rows: Range<usize>, x: &mut [f32]) {
     let (parts, widths) = (pass.parts, &pass.widths);
-    let size = tall_tile(rows.len(), parts.team.threads());
+    let size = tall_tile(rows.len(), parts.thread_pool.threads());
     let pieces = cut(spans, &rows, size);
     let tiles = tiles_of(widths, &pieces, size, x, &mut scratch.qkv);
     let members = &scratch.members;
     let count = rows.len();
     let pairs = scratch.mixture.pairs(pass, count);
 
-    parts.team.run(&|member| {
+    parts.thread_pool.run(&|member| {
         let mut own = members[member.index()]
             .lock()
             .unwrap_or_else(PoisonError::into_inner);

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::plan::Piece;
+use super::tiling::Piece;
 use super::{Overflow, Parts};
 use crate::BoundaryDtype;
 use crate::engine::weights::{ExpertBias, Feed, Ffn, Latent, Layer, Qkv};

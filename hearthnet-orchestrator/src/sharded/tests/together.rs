@@ -30,15 +30,15 @@ fn chats_whose_rows_came_together_send_together_and_none_waits_for_one_that_does
     );
 
     // Two that have their rows of the same batch: the first to send waits for the second.
-    let cohort = Cohort::default();
+    let write_batch = WriteBatch::default();
     busy.output(&mut out, &mut run).unwrap();
     first.state().pairs = false;
     let frames = || stage.links[0].stats().frames_sent;
     let before = frames();
-    busy.join(cohort.clone());
+    busy.join(write_batch.clone());
     busy.submit(1, &row(7), &stage.cancel);
     assert_eq!((frames(), first.state().steps), (before, 2));
-    keen.join(cohort);
+    keen.join(write_batch);
     keen.submit(1, &row(7), &stage.cancel);
     assert_eq!(frames(), before + 2);
     stage.until("the rows were not sent", || first.state().steps == 4);

@@ -16,7 +16,7 @@ use crate::commands::{print_bytes, print_json, sampling};
 use crate::explain::explain;
 use crate::failure::Failure;
 use crate::output::note;
-use crate::service_chat::{self, Unanswered};
+use crate::service_client::{self, Unanswered};
 
 /// What became of a turn.
 pub(super) struct Turn {
@@ -149,7 +149,7 @@ impl Chat<'_> {
             let (runtime, cancel) = (self.runtime.handle(), &self.cancel);
             let mut print = |frame: &Frame| told(Event::Frame(frame));
             let answer = printing(&mut print, cancel, |emit| {
-                service_chat::answer(
+                service_client::answer(
                     runtime,
                     &asked.client,
                     &asked.model.id,

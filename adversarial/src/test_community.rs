@@ -1,0 +1,254 @@
+//! The community of a victim that is in one.
+//!
+//! | who | level | what for |
+//! |---|---|---|
+//! | the root | | signs the beginning |
+//! | the anchor | anchor | a real node beside the victim: it hears what the victim passes on |
+//! | the victim | trusted | serves layers |
+//! | the attacker | trusted | attacks |
+//! | the honest caller, the guest | member | must not notice |
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hearthnet_bus::calls::Registry;
+use hearthnet_bus::discovery::StaticPeer;
+use hearthnet_bus::invite::Invite;
+use hearthnet_bus::log::{Body, EventLog, Heads, Lane, Level, Policy};
+use hearthnet_bus::node::{Node, NodeSettings};
+use hearthnet_bus::{CommunityId, NodeId, NodeKey};
+use tokio::time::{interval, timeout};
+
+use crate::raw::{
+    self,
+    event::{Author, Event, now_ms},
+};
+use crate::victim::{KEY_FILE, Victim};
+use crate::{Findings, HarnessError};
+
+/// How long gossip may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A community with a victim in it.
+pub(crate) struct TestCommunity {
+    pub(crate) community: [u8; 32],
+    anchor: Arc<NodeKey>,
+    log: EventLog,
+    /// Until the victim is there, and the anchor's node can have a link to it.
+    node: Option<Node>,
+    folder: PathBuf,
+    /// The attacker, as it writes into the log.
+    pub(crate) attacker: Author,
+    /// The guest, as it does.
+    pub(crate) guest: Author,
+}
+
+impl std::fmt::Debug for TestCommunity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Village").finish_non_exhaustive()
+    }
+}
+
+fn failed(error: impl std::fmt::Display) -> HarnessError {
+    HarnessError::Victim(format!("no community: {error}"))
+}
+
+impl TestCommunity {
+    /// Founds a community of these, in `folder`. The first is the attacker, the second the guest,
+    /// both with the right to write; the others are members.
+    pub(crate) fn found(
+        folder: &Path,
+        attacker: &NodeKey,
+        guest: &NodeKey,
+        members: &[NodeId],
+    ) -> Result<TestCommunity, HarnessError> {
+        let key = || NodeKey::generate().map_err(failed);
+        let (root, anchor) = (key()?, Arc::new(key()?));
+        let policy = Policy {
+            research: true,
+            ..Policy::default()
+        };
+        let log = EventLog::create(
+            &folder.join("anchor"),
+            &root,
+            anchor.id(),
+            "Elm Street",
+            policy,
+            now_ms(),
+        )
+        .map_err(failed)?;
+        let community = *log.community().as_bytes();
+        let test_community = TestCommunity {
+            community,
+            attacker: Author::new(community, attacker),
+            guest: Author::new(community, guest),
+            anchor,
+            log,
+            node: None,
+            folder: folder.to_owned(),
+        };
+        test_community.admit(attacker.id(), Level::Trusted)?;
+        for member in members.iter().chain([&guest.id()]) {
+            test_community.admit(*member, Level::Member)?;
+        }
+        Ok(test_community)
+    }
+
+    fn admit(&self, node: NodeId, level: Level) -> Result<(), HarnessError> {
+        let invite = self.invite(level)?;
+        let request = invite.request(node, "neighbour").map_err(failed)?;
+        self.append(Body::Admitted { request, level })
+    }
+
+    fn invite(&self, level: Level) -> Result<Invite, HarnessError> {
+        let expires_ms = now_ms() + 3_600_000;
+        let community = self.log.community();
+        let invite = Invite::generate(community, expires_ms / 1000, Vec::new()).map_err(failed)?;
+        self.append(Body::Invited {
+            invite: invite.key().id(),
+            level,
+            uses: 1,
+            expires_ms,
+        })?;
+        Ok(invite)
+    }
+
+    /// The anchor writes something.
+    pub(crate) fn append(&self, body: Body) -> Result<(), HarnessError> {
+        let appended = self.log.append(&self.anchor, body, now_ms());
+        appended.map(|_| ()).map_err(failed)
+    }
+
+    /// Who the anchor is.
+    pub(crate) fn anchor(&self) -> NodeId {
+        self.anchor.id()
+    }
+
+    /// What the anchor could write next: all that there is of it but its signature.
+    pub(crate) fn next_of_anchor(&self, kind: &str, body: Vec<u8>) -> Result<Event, HarnessError> {
+        let mut last = None;
+        let visited = self.log.records(|record| {
+            if record.event.author == self.anchor.id()
+                && matches!(record.event.lane, Lane::Durable { .. })
+            {
+                last = Some((record.event.seq, record.event.lamport, record.hash));
+            }
+            Ok(true)
+        });
+        visited.map_err(failed)?;
+        let (seq, lamport, hash) = last.ok_or_else(|| failed("the anchor has written nothing"))?;
+        Ok(Event {
+            author: *self.anchor.id().as_bytes(),
+            seq: seq + 1,
+            lamport: lamport + 1,
+            lane: raw::event::Lane::Durable(hash.0),
+            ..self.attacker.draft(kind, body)
+        })
+    }
+
+    /// An event with the anchor's signature, over this domain: what only the anchor can make.
+    pub(crate) fn signed_by_anchor(&self, event: &Event, domain: &[u8]) -> Vec<u8> {
+        event.signed_for(&self.anchor, domain)
+    }
+
+    /// Authors of whom the anchor's log has anything.
+    pub(crate) fn authors(&self) -> usize {
+        self.log.heads().authors.len()
+    }
+
+    /// Waits until the anchor has so many events of an author.
+    pub(crate) async fn hears(&self, author: &NodeId, events: u64) -> bool {
+        let mut changes = self.log.changes();
+        let heard = async {
+            while self.events_of(author) < events {
+                // It lives as long as the log.
+                let _ = changes.changed().await;
+            }
+        };
+        timeout(PATIENCE, heard).await.is_ok()
+    }
+
+    /// Waits until the anchor knows that an author's history parts.
+    pub(crate) async fn hears_of_fork(&self, author: &NodeId) -> bool {
+        let mut changes = self.log.changes();
+        let heard = async {
+            while !self.log.state().is_frozen(author) {
+                let _ = changes.changed().await;
+            }
+        };
+        timeout(PATIENCE, heard).await.is_ok()
+    }
+
+    /// What the anchor's log has of an author.
+    pub(crate) fn events_of(&self, author: &NodeId) -> u64 {
+        let heads = self.log.heads();
+        heads.authors.get(author).map_or(0, |head| head.seq)
+    }
+
+    /// The folder of a new trusted node, with its key and all that the community knows.
+    pub(crate) fn home(&self, name: &str) -> Result<PathBuf, HarnessError> {
+        let home = self.folder.join(name);
+        std::fs::create_dir_all(&home)?;
+        let key = NodeKey::load_or_create(&home.join(KEY_FILE)).map_err(failed)?;
+        self.admit(key.id(), Level::Trusted)?;
+        let community = CommunityId::from(NodeId::from_bytes(&self.community).map_err(failed)?);
+        let log = EventLog::prepare(&home, community).map_err(failed)?;
+        let known = self.log.missing(&Heads::empty(community), 1024, 1 << 20);
+        let known = known.map_err(failed)?.events;
+        let taken = log
+            .receive(&known, self.anchor.id(), now_ms())
+            .map_err(failed)?;
+        match taken.accepted.len() == known.len() {
+            true => Ok(home),
+            false => Err(failed("a new node does not take what there is")),
+        }
+    }
+
+    /// Lets the anchor's node link with the victim.
+    pub(crate) async fn link(&mut self, victim: &Victim) -> Result<(), HarnessError> {
+        let mut settings = NodeSettings::new("anchor");
+        settings.discovery.mdns = false;
+        settings.discovery.static_peers = vec![StaticPeer::new(victim.addr, Some(victim.node))];
+        settings.research = true;
+        let registry = Arc::new(Registry::new());
+        let node = Node::start(
+            Arc::clone(&self.anchor),
+            self.log.clone(),
+            settings,
+            registry,
+        );
+        self.node = Some(node.await.map_err(failed)?);
+        Ok(())
+    }
+
+    /// The community goes on: what the anchor writes reaches the victim, and both then agree on
+    /// what all of it means.
+    pub(crate) async fn goes_on(
+        &self,
+        victim: &mut Victim,
+        found: &mut Findings,
+    ) -> Result<(), HarnessError> {
+        self.invite(Level::Member)?;
+        let (begin, mut asking) = (Instant::now(), interval(Duration::from_millis(5)));
+        loop {
+            asking.tick().await;
+            let hash = self.log.state().state_hash();
+            let own: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+            let gauges = victim.gauges().await?;
+            let same = gauges.state() == own
+                && gauges.events_of(&self.anchor.id()) == self.events_of(&self.anchor.id());
+            if same || begin.elapsed() >= PATIENCE {
+                let seen = match same {
+                    true => "it does",
+                    false => "they disagree",
+                };
+                let what = "what an anchor writes reaches the host, and means the same there";
+                found.check(what, "it does", seen, same);
+                let healthy = gauges.log.is_some_and(|log| log.is_healthy);
+                found.check("the host's log can be written", "true", healthy, healthy);
+                return Ok(());
+            }
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! What changes in the community, for the flight record: pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::NodeId;
+use crate::flight::Event;
+use crate::log::Community;
+
+/// What was so when it was last looked at.
+#[derive(Debug, Default)]
+pub(super) struct FlightDiff {
+    /// Advertised shards, with the time until which they hold.
+    adverts: BTreeMap<(NodeId, String), u64>,
+    revoked: BTreeSet<NodeId>,
+    /// Why nodes could not be reached, of those that could not.
+    unreachable: BTreeMap<NodeId, String>,
+}
+
+impl FlightDiff {
+    /// What is different now.
+    pub(super) fn look(&mut self, state: &Community, now_ms: u64) -> Vec<Event> {
+        let mut events = Vec::new();
+        for (node, _) in state.revoked() {
+            if self.revoked.insert(*node) {
+                events.push(Event::Revoked {
+                    peer: (*node).into(),
+                });
+            }
+        }
+        let adverts: BTreeMap<(NodeId, String), u64> = state
+            .shards(now_ms)
+            .map(|advert| {
+                let shard = advert.descriptor.shard_id.clone();
+                ((advert.author, shard), advert.expires_ms)
+            })
+            .collect();
+        for ((peer, shard), until_ms) in &self.adverts {
+            if adverts.contains_key(&(*peer, shard.clone())) {
+                continue;
+            }
+            let code = match () {
+                () if state.is_revoked(peer) => "revoked",
+                () if *until_ms <= now_ms => "expired",
+                () => "withdrawn",
+            };
+            events.push(Event::AdvertGone {
+                peer: (*peer).into(),
+                shard: shard.as_str().into(),
+                code: code.into(),
+            });
+        }
+        for (peer, shard) in adverts.keys() {
+            if !self.adverts.contains_key(&(*peer, shard.clone())) {
+                events.push(Event::AdvertSeen {
+                    peer: (*peer).into(),
+                    shard: shard.as_str().into(),
+                });
+            }
+        }
+        self.adverts = adverts;
+        events
+    }
+
+    /// A node could not be reached: news, unless it was so before and for the same reason.
+    pub(super) fn unreachable(&mut self, peer: NodeId, code: &str) -> Option<Event> {
+        let before = self.unreachable.insert(peer, code.to_owned());
+        (before.as_deref() != Some(code)).then(|| Event::PeerUnreachable {
+            peer: peer.into(),
+            code: code.into(),
+        })
+    }
+
+    /// A node is connected.
+    pub(super) fn connected(&mut self, peer: NodeId) -> Event {
+        self.unreachable.remove(&peer);
+        Event::PeerConnected { peer: peer.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::NodeKey;
+
+    #[test]
+    fn a_node_that_stays_away_is_news_once() {
+        let mut flight_diff = FlightDiff::default();
+        let peer = NodeKey::from_secret(&[1; 32]).id();
+        assert!(flight_diff.unreachable(peer, "unreachable").is_some());
+        assert!(flight_diff.unreachable(peer, "unreachable").is_none());
+        assert!(flight_diff.unreachable(peer, "revoked").is_some());
+        flight_diff.connected(peer);
+        assert!(flight_diff.unreachable(peer, "revoked").is_some());
+    }
+}

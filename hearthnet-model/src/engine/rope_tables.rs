@@ -1,0 +1,85 @@
+//! The tables of rotations that a model's blocks use.
+
+use super::error::LoadError;
+use crate::families::{ROPE_FACTORS, ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT};
+use crate::kernels::RopeTable;
+use crate::model_file::ModelFile;
+use crate::spec::{RopeScaling, Rotation};
+
+/// Positions by which a table grows.
+const STEP: usize = 256;
+
+/// A table for each rotation of a model.
+pub(super) struct RopeTables {
+    global: RopeTable,
+    /// For blocks with a sliding window, if theirs is another.
+    local: Option<RopeTable>,
+}
+
+impl RopeTables {
+    pub(super) fn of(file: &ModelFile) -> Result<Self, LoadError> {
+        let rope = &file.spec().rope;
+        let mut frequencies = RopeTable::frequencies(rope.dims as usize, rope.theta);
+        let mut amplitude = 1.0;
+        match rope.scaling {
+            None => {}
+            Some(RopeScaling::Linear { factor }) => {
+                frequencies.iter_mut().for_each(|f| *f /= factor);
+            }
+            Some(RopeScaling::Factors) => divide(file, ROPE_FACTORS, &mut frequencies)?,
+            Some(RopeScaling::Long { long, amplitude: a }) => {
+                let name = match long {
+                    true => ROPE_FACTORS_LONG,
+                    false => ROPE_FACTORS_SHORT,
+                };
+                divide(file, name, &mut frequencies)?;
+                amplitude = a;
+            }
+            Some(RopeScaling::Yarn(yarn)) => {
+                RopeTable::stretch(&mut frequencies, rope.theta, &yarn);
+                amplitude = yarn.amplitude;
+            }
+        }
+        let local = rope.local_theta.map(|theta| {
+            let frequencies = RopeTable::frequencies(rope.dims as usize, theta);
+            RopeTable::new(rope.kind, frequencies, 1.0)
+        });
+        Ok(Self {
+            global: RopeTable::new(rope.kind, frequencies, amplitude),
+            local,
+        })
+    }
+
+    /// Extends the tables to cover at least `positions` positions.
+    pub(super) fn cover(&mut self, positions: usize) {
+        for table in [Some(&mut self.global), self.local.as_mut()] {
+            if let Some(table) = table.filter(|table| table.positions() < positions) {
+                table.cover(positions.next_multiple_of(STEP));
+            }
+        }
+    }
+
+    /// The table of a block, if it turns anything.
+    pub(super) fn table(&self, rotation: Rotation) -> Option<&RopeTable> {
+        match rotation {
+            Rotation::None => None,
+            Rotation::Global => Some(&self.global),
+            Rotation::Local => Some(self.local.as_ref().unwrap_or(&self.global)),
+        }
+    }
+}
+
+/// Divides each frequency by its number in a tensor of the file.
+fn divide(file: &ModelFile, name: &str, frequencies: &mut [f64]) -> Result<(), LoadError> {
+    let view = file.tensor(name)?;
+    let (factors, _) = view.bytes.as_chunks::<4>();
+    for (frequency, factor) in frequencies.iter_mut().zip(factors) {
+        let factor = f32::from_le_bytes(*factor);
+        if !(f32::MIN_POSITIVE..=f32::MAX).contains(&factor) {
+            let what = format!("{name:?} holds {factor}, which is no positive number");
+            return Err(LoadError::Unsupported(what));
+        }
+        *frequency /= f64::from(factor);
+    }
+    Ok(())
+}

@@ -1,0 +1,227 @@
+//! Conversations that wait for their next turn: a few, for a while. Pure.
+//!
+//! A conversation that has answered still holds its keys and values, on its hosts. The next
+//! turn of the same conversation begins with the same tokens, so it takes it over and runs
+//! only what is new. Another caller's is never taken: how many tokens were cached would tell
+//! what somebody else has asked.
+//!
+//! What is taken over goes back to the common prefix and forgets the rest. It is worth that
+//! when the prefix is long enough to matter, and no shorter than what is forgotten: a new
+//! chat that shares its instructions with a long one does not cost the long one its memory.
+
+/// Something that holds the keys and values of tokens.
+pub trait CachedPrefix {
+    /// The tokens, in order.
+    fn held(&self) -> &[u32];
+
+    /// Whether it is still there.
+    fn is_alive(&self) -> bool;
+}
+
+/// How much is kept, and for how long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PrefixCacheLimits {
+    /// Conversations kept; 0 keeps none.
+    pub count: usize,
+    /// How long one is kept, in milliseconds.
+    pub idle_ms: u64,
+    /// The shortest prefix that is worth taking a conversation over for, in tokens.
+    pub min_prefix: usize,
+}
+
+/// The conversations, the one kept longest first.
+#[derive(Debug)]
+pub struct PrefixCache<T> {
+    limits: PrefixCacheLimits,
+    entries: Vec<Entry<T>>,
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    caller: String,
+    model: String,
+    since_ms: u64,
+    item: T,
+}
+
+impl<T: CachedPrefix> PrefixCache<T> {
+    /// Keeps nothing yet.
+    pub fn new(limits: PrefixCacheLimits) -> Self {
+        Self {
+            limits,
+            entries: Vec::new(),
+        }
+    }
+
+    /// Keeps a conversation; what has to go for it is returned.
+    pub fn put(&mut self, caller: &str, model: &str, item: T, now_ms: u64) -> Vec<T> {
+        self.entries.push(Entry {
+            caller: caller.to_owned(),
+            model: model.to_owned(),
+            since_ms: now_ms,
+            item,
+        });
+        let over = self.entries.len().saturating_sub(self.limits.count);
+        self.entries.drain(..over).map(|entry| entry.item).collect()
+    }
+
+    /// The conversation of this caller and model that a prompt continues best.
+    pub fn take(&mut self, caller: &str, model: &str, prompt: &[u32]) -> Option<T> {
+        let mut best: Option<(usize, usize)> = None;
+        for (at, entry) in self.entries.iter().enumerate() {
+            if entry.caller != caller || entry.model != model || !entry.item.is_alive() {
+                continue;
+            }
+            let held = entry.item.held();
+            let common = held.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+            let worth = common >= self.limits.min_prefix.max(1) && common >= held.len() - common;
+            // Of equal ones the latest: it is the likeliest to have its hosts still.
+            if worth && best.is_none_or(|(most, _)| common >= most) {
+                best = Some((common, at));
+            }
+        }
+        best.map(|(_, at)| self.entries.remove(at).item)
+    }
+
+    /// Gives up the one kept longest.
+    pub fn take_oldest(&mut self) -> Option<T> {
+        (!self.entries.is_empty()).then(|| self.entries.remove(0).item)
+    }
+
+    /// Gives up those that have been kept for too long, or are no longer there.
+    pub fn expire(&mut self, now_ms: u64) -> Vec<T> {
+        let idle_ms = self.limits.idle_ms;
+        let gone = |entry: &mut Entry<T>| {
+            now_ms.saturating_sub(entry.since_ms) >= idle_ms || !entry.item.is_alive()
+        };
+        self.entries
+            .extract_if(.., gone)
+            .map(|entry| entry.item)
+            .collect()
+    }
+
+    /// Gives up all of them.
+    pub fn clear(&mut self) -> Vec<T> {
+        self.entries.drain(..).map(|entry| entry.item).collect()
+    }
+
+    /// How many are kept.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether none is kept.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Debug, PartialEq, Clone)]
+    struct Fake(Vec<u32>, bool);
+
+    impl CachedPrefix for Fake {
+        fn held(&self) -> &[u32] {
+            &self.0
+        }
+        fn is_alive(&self) -> bool {
+            self.1
+        }
+    }
+
+    fn fake(ids: impl IntoIterator<Item = u32>) -> Fake {
+        Fake(ids.into_iter().collect(), true)
+    }
+
+    fn kept(count: usize, min_prefix: usize) -> PrefixCache<Fake> {
+        PrefixCache::new(PrefixCacheLimits {
+            count,
+            idle_ms: 100,
+            min_prefix,
+        })
+    }
+
+    #[test]
+    fn the_next_turn_takes_its_conversation_over() {
+        let mut kept = kept(4, 4);
+        assert!(kept.put("me", "m", fake(0..10), 0).is_empty());
+        assert!(kept.put("me", "m", fake(50..60), 0).is_empty());
+        let prompt: Vec<u32> = (0..20).collect();
+        assert_eq!(kept.take("me", "m", &prompt), Some(fake(0..10)));
+        assert_eq!(kept.take("me", "m", &prompt), None);
+        assert_eq!(kept.len(), 1);
+    }
+
+    #[test]
+    fn another_callers_and_another_models_are_left_alone() {
+        let mut kept = kept(4, 1);
+        kept.put("me", "m", fake(0..10), 0);
+        let prompt: Vec<u32> = (0..20).collect();
+        assert_eq!(kept.take("you", "m", &prompt), None);
+        assert_eq!(kept.take("me", "other", &prompt), None);
+        assert_eq!(kept.len(), 1);
+    }
+
+    #[test]
+    fn a_long_conversation_is_not_forgotten_for_a_short_prefix() {
+        let mut kept = kept(4, 4);
+        kept.put("me", "m", fake(0..100), 0);
+        let same_instructions: Vec<u32> = (0..49).chain(500..510).collect();
+        assert_eq!(kept.take("me", "m", &same_instructions), None);
+        let half: Vec<u32> = (0..50).chain(500..510).collect();
+        assert!(kept.take("me", "m", &half).is_some());
+    }
+
+    #[test]
+    fn what_has_lost_its_hosts_is_never_taken() {
+        let mut kept = kept(4, 1);
+        kept.put("me", "m", Fake((0..10).collect(), false), 0);
+        assert_eq!(kept.take("me", "m", &[0, 1, 2]), None);
+        assert_eq!(kept.expire(0).len(), 1);
+    }
+
+    #[test]
+    fn the_oldest_goes_first_and_time_ends_them_all() {
+        let mut kept = kept(2, 1);
+        kept.put("me", "m", fake([1]), 0);
+        kept.put("me", "m", fake([2]), 50);
+        assert_eq!(kept.put("me", "m", fake([3]), 60), [fake([1])]);
+        assert_eq!(kept.expire(149), []);
+        assert_eq!(kept.expire(150), [fake([2])]);
+        assert_eq!(kept.take_oldest(), Some(fake([3])));
+        assert_eq!(kept.take_oldest(), None);
+    }
+
+    #[test]
+    fn keeping_none_gives_everything_back_at_once() {
+        assert_eq!(kept(0, 1).put("me", "m", fake([1]), 0), [fake([1])]);
+    }
+
+    proptest! {
+        #[test]
+        fn the_longest_common_prefix_that_is_worth_it_wins(
+            held in prop::collection::vec(prop::collection::vec(0..3u32, 0..8), 0..6),
+            prompt in prop::collection::vec(0..3u32, 1..8),
+            min_prefix in 0..4usize,
+        ) {
+            let mut kept = kept(8, min_prefix);
+            for ids in &held {
+                kept.put("me", "m", fake(ids.iter().copied()), 0);
+            }
+            let common = |ids: &[u32]| ids.iter().zip(&prompt).take_while(|(a, b)| a == b).count();
+            let best = held
+                .iter()
+                .map(|ids| (common(ids), ids.len()))
+                .filter(|(n, all)| *n >= min_prefix.max(1) && 2 * n >= *all)
+                .map(|(n, _)| n)
+                .max();
+            let taken = kept.take("me", "m", &prompt);
+            prop_assert_eq!(taken.map(|fake| common(&fake.0)), best);
+        }
+    }
+}

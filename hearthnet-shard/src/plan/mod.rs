@@ -1,0 +1,402 @@
+//! What the next turn of the engine computes: a pure function of the streams, the steps that
+//! wait, the pages left, and what callers were given before.
+//!
+//! A turn is one batch. A *decode* turn takes the waiting short steps of all streams
+//! at once. A *prefill* turn takes a piece of one long step, or of several until the
+//! piece is full. When both kinds wait, the turns alternate, so
+//!
+//! - a decode step waits for at most one piece, however much prefill there is, and
+//! - prefill gets every other turn, however many streams decode.
+//!
+//! Example: streams A and B decode, C sends 100 rows, a piece is 40 rows.
+//!
+//! ```text
+//! turn      1        2         3        4         5        6         7
+//! rows      A B      C 0..40   A B      C 40..80  A B      C 80..100 A B
+//! ```
+//!
+//! Where a turn cannot take all that waits of its kind, callers get equal parts of it over time
+//! (`fair.rs`), whatever the number of their streams; among the streams of a caller, the one that
+//! was served longest ago is first. Where there are not enough pages, a step is cut to what there
+//! is room for, and if that is nothing, a stream is preempted (`pages.rs`).
+//!
+//! The length of a piece follows from how fast the engine was ([`crate::chunked_prefill`]), so that it
+//! takes about the same time on every machine.
+
+mod fair;
+mod pages;
+#[cfg(test)]
+mod simulation;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use hearthnet_transport::PeerKey;
+
+use fair::Ledger;
+pub(crate) use pages::{Full, IDLE_AFTER, Pool, UNUSED_AFTER, admit};
+use pages::{Holder, Need, held_by, victim};
+
+/// Steps of at most this many rows count as decode. One row is a plain decode step;
+/// a few are one with guesses to check.
+pub(crate) const SHORT_ROWS: u32 = 8;
+/// Most rows of one turn: bounds the batch's memory.
+pub(crate) const MAX_TURN_ROWS: u32 = 512;
+
+/// A stream as the plan sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct View {
+    pub(crate) stream: u64,
+    pub(crate) caller: PeerKey,
+    /// Positions that it holds.
+    pub(crate) length: u32,
+    /// When something last happened on it.
+    pub(crate) active: Duration,
+    /// Its caller has said that it asks nothing for now.
+    pub(crate) rests: bool,
+    /// The step that is next, if one waits.
+    pub(crate) head: Option<Head>,
+}
+
+/// The step at the head of one stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Head {
+    /// Rows of the whole step.
+    pub(crate) rows: u32,
+    /// Rows of it that are still to be computed, at least 1.
+    pub(crate) left: u32,
+    /// Turn in which the stream was last served.
+    pub(crate) served: u64,
+    /// When the step arrived.
+    pub(crate) arrived: Duration,
+}
+
+impl View {
+    fn holder(&self, pool: &Pool, now: Duration) -> Holder {
+        Holder {
+            stream: self.stream,
+            caller: self.caller,
+            length: self.length,
+            pages: pool.pages(self.length),
+            active: self.active,
+            idle: self.head.is_none()
+                && (self.rests || now.saturating_sub(self.active) >= IDLE_AFTER),
+        }
+    }
+}
+
+/// All streams, as far as pages go.
+pub(crate) fn holders(streams: &[View], pool: &Pool, now: Duration) -> Vec<Holder> {
+    streams.iter().map(|view| view.holder(pool, now)).collect()
+}
+
+/// A stream that something happened on no longer ago than this is expected to come back.
+const COMES_BACK: Duration = Duration::from_millis(20);
+
+/// Whether the next batch is one of decode rows that are worth waiting for company: fewer wait
+/// than are expected back in a moment. When half are there, those are better computed while
+/// the others are at the next host.
+///
+/// Of each stream: the rows of the step that is next, if one waits, and when something last
+/// happened on it.
+pub(crate) fn may_grow(
+    streams: impl Iterator<Item = (Option<u32>, Duration)>,
+    now: Duration,
+) -> bool {
+    let (mut ready, mut expected) = (0, 0);
+    for (rows, active) in streams {
+        match rows {
+            Some(rows) if rows <= SHORT_ROWS => ready += 1,
+            // There is other work to do meanwhile.
+            Some(_) => return false,
+            None => expected += u32::from(now <= active.saturating_add(COMES_BACK)),
+        }
+    }
+    (1..expected).contains(&ready)
+}
+
+/// Which kind of steps a turn takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Short steps.
+    Decode,
+    /// Pieces of long ones.
+    Prefill,
+}
+
+impl Kind {
+    fn of(head: Head) -> Self {
+        match head.rows <= SHORT_ROWS {
+            true => Self::Decode,
+            false => Self::Prefill,
+        }
+    }
+}
+
+/// One batch, and what has to go for it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Turn {
+    pub(crate) kind: Kind,
+    /// Streams and how many rows each contributes, from the head of its step. Empty if each of
+    /// them had to go.
+    pub(crate) takes: Vec<(u64, u32)>,
+    /// Streams that have to give their pages back before.
+    pub(crate) preempted: Vec<u64>,
+}
+
+/// Plans turns. Its state is what happened before: the same calls give the same turns.
+#[derive(Debug, Clone)]
+pub(crate) struct Planner {
+    last: Kind,
+    decode: Ledger,
+    prefill: Ledger,
+}
+
+impl Planner {
+    pub(crate) fn new() -> Self {
+        Self {
+            last: Kind::Prefill,
+            decode: Ledger::default(),
+            prefill: Ledger::default(),
+        }
+    }
+
+    /// Plans the next turn at `now`, with pieces of `piece_rows`; `None` if nothing waits.
+    pub(crate) fn plan(
+        &mut self,
+        streams: &[View],
+        pool: &Pool,
+        piece_rows: u32,
+        now: Duration,
+    ) -> Option<Turn> {
+        let (mut short, mut short_rows, mut long) = (0, 0u32, 0);
+        for head in streams.iter().filter_map(|view| view.head) {
+            match Kind::of(head) {
+                Kind::Decode => (short, short_rows) = (short + 1, short_rows + head.left),
+                Kind::Prefill => long += 1,
+            }
+        }
+        let kind = match (short, long) {
+            (0, 0) => return None,
+            (_, 0) => Kind::Decode,
+            (0, _) => Kind::Prefill,
+            _ if self.last == Kind::Prefill => Kind::Decode,
+            _ => Kind::Prefill,
+        };
+        self.last = kind;
+        let mut queue: Vec<Step> =
+            Vec::with_capacity(if kind == Kind::Decode { short } else { long });
+        queue.extend(streams.iter().filter_map(|view| Step::of(view, kind)));
+        queue.sort_unstable_by_key(Step::order);
+        let mut room = Room::new(streams, pool, now, queue.len());
+        match kind {
+            Kind::Decode if short_rows <= MAX_TURN_ROWS => {
+                for step in &queue {
+                    room.take(step, step.left, step.left);
+                }
+                // Nobody has to wait.
+                self.decode.settle();
+            }
+            Kind::Decode => room.share(queue, MAX_TURN_ROWS, kind, &mut self.decode),
+            Kind::Prefill => {
+                let rows = piece_rows.clamp(1, MAX_TURN_ROWS);
+                room.share(queue, rows, kind, &mut self.prefill);
+            }
+        }
+        if short == 0 {
+            self.decode.settle();
+        }
+        if long == 0 {
+            self.prefill.settle();
+        }
+        Some(Turn {
+            kind,
+            takes: room.takes,
+            preempted: room.preempted,
+        })
+    }
+}
+
+/// A step that a turn may take.
+#[derive(Debug, Clone, Copy)]
+struct Step {
+    stream: u64,
+    caller: PeerKey,
+    length: u32,
+    left: u32,
+    served: u64,
+    arrived: Duration,
+}
+
+impl Step {
+    fn of(view: &View, kind: Kind) -> Option<Self> {
+        let head = view.head.filter(|head| Kind::of(*head) == kind)?;
+        Some(Self {
+            stream: view.stream,
+            caller: view.caller,
+            length: view.length,
+            left: head.left,
+            served: head.served,
+            arrived: head.arrived,
+        })
+    }
+
+    /// Who was served longest ago is first.
+    fn order(&self) -> (u64, Duration, u64) {
+        (self.served, self.arrived, self.stream)
+    }
+}
+
+/// A turn in the making.
+struct Room<'a> {
+    streams: &'a [View],
+    pool: &'a Pool,
+    now: Duration,
+    /// Pages that nobody holds.
+    free: u32,
+    takes: Vec<(u64, u32)>,
+    preempted: Vec<u64>,
+    /// Rows that were taken from streams that had to go after all.
+    returned: Vec<(PeerKey, u32)>,
+    /// Who holds what, kept from the first time on that pages are short.
+    holders: Option<Vec<Holder>>,
+}
+
+impl<'a> Room<'a> {
+    fn new(streams: &'a [View], pool: &'a Pool, now: Duration, steps: usize) -> Self {
+        let pages = streams.iter().map(|view| pool.pages(view.length));
+        let used = pages.fold(0, u32::saturating_add);
+        Self {
+            streams,
+            pool,
+            now,
+            free: pool.total.saturating_sub(used),
+            takes: Vec::with_capacity(steps),
+            preempted: Vec::new(),
+            returned: Vec::new(),
+            holders: None,
+        }
+    }
+
+    /// Divides `rows` among the callers of `queue`, whose steps are in order.
+    fn share(&mut self, queue: Vec<Step>, mut rows: u32, kind: Kind, ledger: &mut Ledger) {
+        let mut of_caller: BTreeMap<PeerKey, VecDeque<Step>> = BTreeMap::new();
+        for step in queue {
+            of_caller.entry(step.caller).or_default().push_back(step);
+        }
+        let mut order: BTreeSet<_> = of_caller
+            .iter()
+            .filter_map(|(caller, steps)| {
+                Some((ledger.tag(*caller), steps.front()?.order(), *caller))
+            })
+            .collect();
+        while let Some((tag, _, caller)) = order.pop_first() {
+            let Some(steps) = of_caller.get_mut(&caller) else {
+                continue;
+            };
+            let Some(step) = steps.pop_front() else {
+                continue;
+            };
+            let least = match kind {
+                // A short step runs whole or not at all.
+                Kind::Decode => step.left,
+                Kind::Prefill => 1,
+            };
+            if least > rows {
+                break;
+            }
+            ledger.reach(tag);
+            let taken = self.take(&step, step.left.min(rows), least);
+            rows -= taken;
+            if taken > 0 {
+                ledger.charge(caller, taken);
+            }
+            for (caller, taken) in self.returned.drain(..) {
+                rows += taken;
+                ledger.refund(caller, taken);
+            }
+            if let Some(next) = steps.front() {
+                order.insert((ledger.tag(caller), next.order(), caller));
+            }
+        }
+    }
+    /// Takes a step in, with `want` rows or as many as there are pages for; makes room for `least`
+    /// by letting others go. The rows that were taken: 0 if the step's own stream had to go.
+    fn take(&mut self, step: &Step, want: u32, least: u32) -> u32 {
+        if self.preempted.contains(&step.stream) {
+            return 0;
+        }
+        loop {
+            let rows = match self.pool.needs(step.length, want) {
+                0 => want,
+                _ => {
+                    let pages = self.free.min(self.left_of_quota(step.caller));
+                    self.pool.fits(step.length, pages).min(want)
+                }
+            };
+            if rows >= least {
+                self.book(step, rows);
+                return rows;
+            }
+            let need = Need {
+                stream: step.stream,
+                caller: step.caller,
+                pages: self.pool.needs(step.length, least).max(1),
+            };
+            match self.reclaim(&need) {
+                Some(stream) if stream != step.stream => {}
+                _ => return 0,
+            }
+        }
+    }
+
+    fn book(&mut self, step: &Step, rows: u32) {
+        let pages = self.pool.needs(step.length, rows);
+        self.free -= pages;
+        self.takes.push((step.stream, rows));
+        let holders = self.holders.iter_mut().flatten();
+        for holder in holders.filter(|holder| holder.stream == step.stream) {
+            holder.pages += pages;
+        }
+    }
+
+    /// Pages that a caller may have besides its own.
+    fn left_of_quota(&mut self, caller: PeerKey) -> u32 {
+        if self.pool.quota >= self.pool.total {
+            return self.pool.total;
+        }
+        let held = held_by(self.holders(), caller);
+        self.pool.quota.saturating_sub(held)
+    }
+
+    fn holders(&mut self) -> &mut Vec<Holder> {
+        let (streams, pool, takes, now) = (self.streams, self.pool, &self.takes, self.now);
+        self.holders.get_or_insert_with(|| {
+            let takes: BTreeMap<u64, u32> = takes.iter().copied().collect();
+            let mut holders = holders(streams, pool, now);
+            for holder in &mut holders {
+                let rows = takes.get(&holder.stream).copied().unwrap_or(0);
+                holder.pages += pool.needs(holder.length, rows);
+            }
+            holders
+        })
+    }
+
+    /// Lets a stream go, so that others have its pages. Which one it was.
+    fn reclaim(&mut self, need: &Need) -> Option<u64> {
+        let pool = self.pool;
+        let holders = self.holders();
+        let stream = victim(holders, pool, need)?;
+        let at = holders.iter().position(|holder| holder.stream == stream)?;
+        let gone = holders.swap_remove(at);
+        self.free += gone.pages;
+        self.preempted.push(stream);
+        if let Some(at) = self.takes.iter().position(|take| take.0 == stream) {
+            let (_, rows) = self.takes.remove(at);
+            self.returned.push((gone.caller, rows));
+        }
+        Some(stream)
+    }
+}

@@ -1,0 +1,441 @@
+//! The streams of one connection: judges each message of the caller before it
+//! reaches the compute thread.
+//!
+//! Everything that can be said without the engine is said here and at once, however busy
+//! the engine is: wrong weights, wrong layers, no place free, wrong shape, values that are
+//! not finite, an old epoch. Pure but for the shared counters: answers go to the
+//! connection's [`Outlet`], commands to the [`Inbox`].
+//!
+//! Two lives of a stream, and what answers a step of each:
+//!
+//! ```text
+//! caller   open e1   step e1   open e2                step e1      step e2
+//! host     opened    result    stale_epoch, opened    stale_epoch  result
+//! ```
+//!
+//! Every step is answered, also one that was on its way when its stream ended: the answer
+//! gives the session's step slot back.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hearthnet_bus::{Descriptor, NodeId};
+use hearthnet_model::BoundaryDtype;
+use hearthnet_transport::{
+    CloseCode, DType, Message, PeerKey, Step, StreamClose, StreamOpen, Truncate,
+};
+
+use crate::batch::{all_finite, wipe};
+use crate::clock::Clock;
+use crate::engine::Served;
+use crate::fault::StreamFault;
+use crate::inbox::Inbox;
+use crate::sched::Command;
+use crate::stats::Counters;
+use crate::stream_handle::{NewStream, Outlet, Slots, StreamHandle};
+
+/// Ended lives that a connection remembers per place that it could hold, to tell a late
+/// step of one from a step that makes no sense.
+const REMEMBERED_PER_SLOT: usize = 16;
+
+/// What the stream tables of all connections share.
+pub(crate) struct HostState {
+    /// What is said about the host: the parts of the descriptor that do not change.
+    pub(crate) about: About,
+    pub(crate) served: Served,
+    pub(crate) slots: Arc<Slots>,
+    pub(crate) max_streams: u32,
+    pub(crate) max_positions: u32,
+    pub(crate) max_waiting_steps: u32,
+    pub(crate) inbox: Arc<Inbox>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) next_life: AtomicU64,
+}
+
+/// The host's own description of itself, as far as it stays the same.
+pub(crate) struct About {
+    pub(crate) node: NodeId,
+    pub(crate) endpoint: String,
+    /// Memory that the layers take.
+    pub(crate) weight_bytes: u64,
+    /// Memory that the KV of all streams may take.
+    pub(crate) kv_budget_bytes: u64,
+}
+
+impl HostState {
+    /// What others need to know in order to use this host, as of now.
+    pub(crate) fn descriptor(&self) -> Descriptor {
+        let served = &self.served;
+        let streams = self.slots.taken();
+        let weights_mb = self.about.weight_bytes.div_ceil(1 << 20);
+        let kv_mb = self.about.kv_budget_bytes.div_ceil(1 << 20);
+        Descriptor {
+            shard_id: Descriptor::shard_id(&served.model_id, served.lo, served.hi),
+            model_id: served.model_id.clone(),
+            weights_sha256: hex(&served.weights),
+            layer_range: (served.lo, served.hi),
+            total_layers: served.total_layers,
+            vram_required_mb: weights_mb.saturating_add(kv_mb),
+            weights_mb,
+            kv_mb,
+            max_concurrent_streams: self.max_streams,
+            host: self.about.node.to_string(),
+            endpoint: self.about.endpoint.clone(),
+            advertised_at: self.clock.unix_secs(),
+            boundary_dtype: served.boundary.descriptor_name().to_owned(),
+            arithmetic: served.arithmetic.clone(),
+            ms_per_token: self.counters.snapshot(streams).ms_per_token,
+            queue_depth: streams,
+            software: concat!("hearthnet/", env!("CARGO_PKG_VERSION")).to_owned(),
+        }
+    }
+
+    /// The answer to a caller that asks what is served.
+    pub(crate) fn description(&self) -> Message {
+        let bytes = self.descriptor().to_cbor();
+        debug_assert!(bytes.is_ok(), "its texts were checked at the start");
+        Message::Descriptor(bytes.unwrap_or_default().into())
+    }
+}
+
+/// One connection's streams. Dropping it ends all its streams.
+pub(crate) struct StreamTable {
+    host_state: Arc<HostState>,
+    peer: PeerKey,
+    outlet: Arc<dyn Outlet>,
+    /// The latest life of each stream number.
+    handles: HashMap<u32, Arc<StreamHandle>>,
+}
+
+impl StreamTable {
+    pub(crate) fn new(host_state: Arc<HostState>, peer: PeerKey, outlet: Arc<dyn Outlet>) -> Self {
+        Self {
+            host_state,
+            peer,
+            outlet,
+            handles: HashMap::new(),
+        }
+    }
+
+    /// Takes one message of the caller.
+    ///
+    /// # Errors
+    /// The code to close the session with, if the message has no place in it.
+    pub(crate) fn handle(&mut self, message: Message) -> Result<(), CloseCode> {
+        match message {
+            Message::StreamOpen(open) => self.open(&open),
+            Message::Step(step) => self.step(step),
+            Message::Truncate(truncate) => self.truncate(truncate),
+            Message::StreamClose(close) => self.close(close),
+            Message::Describe => self.outlet.send(self.host_state.description()),
+            // What only a host says, and what belongs to other purposes.
+            Message::StreamOpened(_)
+            | Message::StreamError(_)
+            | Message::StepResult(_)
+            | Message::Descriptor(_)
+            | Message::Leaving { .. }
+            | Message::Tensor(_) => return Err(CloseCode::ProtocolState),
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, open: &StreamOpen) {
+        let name = StreamClose {
+            stream: open.stream,
+            epoch: open.epoch,
+        };
+        if let Some(handle) = self.growing(open) {
+            return self.grow(&handle, open);
+        }
+        // Before an earlier life is given up for what would be refused.
+        let begun = self
+            .stays()
+            .and_then(|()| self.judge(open))
+            .and_then(|()| self.supersede(open))
+            .and_then(|()| self.begin(open));
+        if let Err(fault) = begun {
+            self.refuse(name, None, &fault);
+        }
+    }
+
+    /// A later life begins, so the earlier one is over, and its waiting steps with it.
+    fn supersede(&mut self, open: &StreamOpen) -> Result<(), StreamFault> {
+        let (stream, epoch) = (open.stream, open.epoch);
+        let Some(old) = self.handles.get(&stream).map(Arc::clone) else {
+            return Ok(());
+        };
+        if old.epoch >= epoch {
+            let current = old.epoch;
+            return Err(StreamFault::StaleOpen { stream, current });
+        }
+        self.fail(&old, None, &StreamFault::StaleEpoch { current: epoch });
+        self.handles.remove(&stream);
+        Ok(())
+    }
+
+    /// The life that is opened once more, for more positions.
+    fn growing(&self, open: &StreamOpen) -> Option<Arc<StreamHandle>> {
+        let handle = self.handles.get(&open.stream)?;
+        let grows = handle.epoch == open.epoch
+            && handle.layers == (open.lo, open.hi)
+            && open.max_positions > handle.max_positions();
+        (grows && !handle.has_ended()).then(|| Arc::clone(handle))
+    }
+
+    fn grow(&self, handle: &Arc<StreamHandle>, open: &StreamOpen) {
+        let max_positions = open.max_positions;
+        if let Err(fault) = self.judge(open) {
+            return self.fail(handle, None, &fault);
+        }
+        handle.grow(max_positions);
+        let grow = Command::Grow {
+            handle: handle.id,
+            max_positions,
+        };
+        if !self.host_state.inbox.push(grow) {
+            self.fail(handle, None, &StreamFault::ShuttingDown);
+        }
+    }
+
+    fn stays(&self) -> Result<(), StreamFault> {
+        match self.host_state.slots.is_closed() {
+            true => Err(StreamFault::ShuttingDown),
+            false => Ok(()),
+        }
+    }
+
+    fn judge(&self, open: &StreamOpen) -> Result<(), StreamFault> {
+        let (host_state, served) = (&self.host_state, &self.host_state.served);
+        if open.weights != served.weights {
+            return Err(StreamFault::WeightsMismatch {
+                served: hex(&served.weights),
+            });
+        }
+        let (lo, hi, total) = (open.lo, open.hi, served.total_layers);
+        if lo > hi || hi >= total {
+            return Err(StreamFault::BadDescriptor { lo, hi, total });
+        }
+        if lo < served.lo || hi > served.hi {
+            return Err(StreamFault::LayerRange {
+                lo: served.lo,
+                hi: served.hi,
+            });
+        }
+        if open.max_positions == 0 || open.max_positions > host_state.max_positions {
+            return Err(StreamFault::ContextFull {
+                max: host_state.max_positions,
+            });
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, open: &StreamOpen) -> Result<(), StreamFault> {
+        let host_state = &self.host_state;
+        let id = host_state.next_life.fetch_add(1, Ordering::Relaxed);
+        let new_stream = NewStream {
+            caller: self.peer,
+            id,
+            open,
+            outlet: Arc::clone(&self.outlet),
+            now: host_state.clock.now(),
+        };
+        let handle = StreamHandle::begin(&host_state.slots, new_stream, |resting| {
+            self.preempt(resting);
+        })?;
+        if !host_state.inbox.push(Command::Open(Arc::clone(&handle))) {
+            handle.end(|| ());
+            return Err(StreamFault::ShuttingDown);
+        }
+        self.forget_old();
+        self.handles.insert(open.stream, handle);
+        Ok(())
+    }
+
+    /// A life that rests gives way to one that begins. Its caller may have come by another connection.
+    fn preempt(&self, handle: &StreamHandle) {
+        if self.end(handle) {
+            let fault = StreamFault::Preempted;
+            self.host_state.counters.preempted();
+            self.host_state.counters.error(fault.code());
+            let error = fault.message(handle.name(), None);
+            handle.outlet.send(Message::StreamError(error));
+        }
+    }
+
+    fn step(&mut self, step: Step) {
+        self.host_state.counters.received(step.data.len());
+        let name = StreamClose {
+            stream: step.stream,
+            epoch: step.epoch,
+        };
+        let Some(handle) = self.living(name, Some(step.position)) else {
+            self.host_state.counters.dropped(1);
+            return wipe(step.data);
+        };
+        if let Err(fault) = self.check(&step) {
+            wipe(step.data);
+            return self.fail(&handle, Some(step.position), &fault);
+        }
+        let position = step.position;
+        match handle.ticket(step.rows, self.host_state.max_waiting_steps) {
+            Err(fault) => {
+                wipe(step.data);
+                self.fail(&handle, Some(position), &fault);
+            }
+            Ok(ticket) => {
+                let arrived = self.host_state.clock.now();
+                handle.asked(arrived);
+                let step = Command::Step {
+                    handle: handle.id,
+                    step,
+                    ticket,
+                    arrived,
+                };
+                if !self.host_state.inbox.push(step) {
+                    self.fail(&handle, Some(position), &StreamFault::ShuttingDown);
+                }
+            }
+        }
+    }
+
+    fn check(&self, step: &Step) -> Result<(), StreamFault> {
+        let served = &self.host_state.served;
+        let shape = |what: String| Err(StreamFault::TensorShape { what });
+        if step.rows == 0 {
+            return shape("a step has at least one row".into());
+        }
+        if step.width != served.width {
+            return shape(format!(
+                "rows have {} values, not {}",
+                served.width, step.width
+            ));
+        }
+        let dtype = wire_dtype(served.boundary);
+        if step.dtype != dtype {
+            return shape(format!("values are {dtype:?}, not {:?}", step.dtype));
+        }
+        let expected = u64::from(step.rows)
+            .checked_mul(u64::from(step.width))
+            .and_then(|values| values.checked_mul(dtype.size() as u64));
+        if expected != Some(step.data.len() as u64) {
+            return shape(format!(
+                "{} bytes are not {} such rows",
+                step.data.len(),
+                step.rows
+            ));
+        }
+        if !all_finite(served.boundary, &step.data) {
+            return Err(StreamFault::TensorNonFinite);
+        }
+        Ok(())
+    }
+
+    fn truncate(&mut self, truncate: Truncate) {
+        let name = StreamClose {
+            stream: truncate.stream,
+            epoch: truncate.epoch,
+        };
+        let Some(handle) = self.living(name, None) else {
+            return;
+        };
+        match handle.ticket(0, self.host_state.max_waiting_steps) {
+            Err(fault) => self.fail(&handle, None, &fault),
+            Ok(ticket) => {
+                let position = truncate.position;
+                handle.rest(self.host_state.clock.now());
+                self.host_state.inbox.push(Command::Truncate {
+                    handle: handle.id,
+                    position,
+                    ticket,
+                });
+            }
+        }
+    }
+
+    fn close(&mut self, close: StreamClose) {
+        let Some(handle) = self
+            .handles
+            .get(&close.stream)
+            .filter(|handle| handle.epoch == close.epoch)
+        else {
+            return;
+        };
+        self.end(handle);
+    }
+
+    /// The life that a message is for, if it is still going on. If not, the caller is told.
+    fn living(&self, name: StreamClose, position: Option<u32>) -> Option<Arc<StreamHandle>> {
+        let fault = match self.handles.get(&name.stream) {
+            Some(handle) if handle.epoch == name.epoch && !handle.has_ended() => {
+                return Some(Arc::clone(handle));
+            }
+            Some(handle) if handle.epoch == name.epoch => StreamFault::StreamEnded,
+            Some(handle) if handle.epoch > name.epoch => StreamFault::StaleEpoch {
+                current: handle.epoch,
+            },
+            _ => StreamFault::UnknownStream,
+        };
+        self.refuse(name, position, &fault);
+        None
+    }
+
+    /// Ends a life from here; `false` if it had ended.
+    fn end(&self, handle: &StreamHandle) -> bool {
+        handle.end(|| {
+            self.host_state
+                .inbox
+                .push(Command::Close { handle: handle.id });
+        })
+    }
+
+    /// Ends a life from here and tells the caller.
+    fn fail(&self, handle: &StreamHandle, position: Option<u32>, fault: &StreamFault) {
+        if self.end(handle) {
+            self.refuse(handle.name(), position, fault);
+        }
+    }
+
+    fn refuse(&self, name: StreamClose, position: Option<u32>, fault: &StreamFault) {
+        self.host_state.counters.error(fault.code());
+        tracing::debug!(
+            stream = name.stream,
+            epoch = name.epoch,
+            code = fault.code(),
+            "stream refused"
+        );
+        self.outlet
+            .send(Message::StreamError(fault.message(name, position)));
+    }
+
+    /// Keeps the memory of ended lives bounded.
+    fn forget_old(&mut self) {
+        let most = (self.host_state.max_streams as usize).saturating_mul(REMEMBERED_PER_SLOT);
+        if self.handles.len() >= most.max(REMEMBERED_PER_SLOT) {
+            self.handles.retain(|_, handle| !handle.has_ended());
+        }
+    }
+}
+
+impl Drop for StreamTable {
+    fn drop(&mut self) {
+        for handle in self.handles.values() {
+            self.end(handle);
+        }
+    }
+}
+
+/// Bytes as lower-case hex digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The wire's name of a boundary format.
+pub(crate) fn wire_dtype(boundary: BoundaryDtype) -> DType {
+    match boundary {
+        BoundaryDtype::F16 => DType::F16,
+        BoundaryDtype::Bf16 => DType::Bf16,
+        BoundaryDtype::F32 => DType::F32,
+    }
+}

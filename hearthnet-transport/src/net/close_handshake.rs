@@ -1,0 +1,123 @@
+//! The end of a WebSocket: what an error means, and how the peer gets to read the close code.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_util::{Sink, Stream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::error::{CapacityError, Error as WsError, ProtocolError};
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode as WsCode;
+use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Message as WsMessage};
+
+use super::frame_limiter::{Limited, violation_in};
+use crate::code::{CloseCode, SessionClosed, Violation};
+use crate::time::Time;
+
+/// Messages that are dropped before others get their turn.
+const READ_BUDGET: usize = 16;
+
+/// The closing handshake of one connection.
+#[derive(Debug, Default)]
+pub(crate) struct CloseHandshake {
+    /// When it began.
+    pub(crate) since: Option<Time>,
+    /// Whether the close frame is on its way.
+    sent: bool,
+    /// The peer broke the rules below the messages: nothing that comes can be parsed any more.
+    pub(crate) deaf: bool,
+}
+
+impl CloseHandshake {
+    /// Goes on with it. `ready`: nothing is left to be written before the close frame. `true`: the
+    /// connection is done.
+    pub(crate) fn poll<T: AsyncRead + AsyncWrite + Unpin>(
+        &mut self,
+        mut socket: Pin<&mut WebSocketStream<Limited<T>>>,
+        code: CloseCode,
+        ready: bool,
+        now: Time,
+        deadline: Duration,
+        cx: &mut Context<'_>,
+    ) -> bool {
+        let since = *self.since.get_or_insert(now);
+        // To a peer that does not read, the close frame has to wait for room.
+        if !self.sent && ready {
+            match socket.as_mut().poll_ready(cx) {
+                Poll::Ready(Ok(())) => {
+                    let close = code.is_sendable().then(|| CloseFrame {
+                        code: WsCode::from(code.number()),
+                        reason: code.as_str().into(),
+                    });
+                    // If it fails, the peer learns from the end of the connection.
+                    let _ = socket.as_mut().start_send(WsMessage::Close(close));
+                    self.sent = true;
+                }
+                Poll::Ready(Err(_)) => return true,
+                Poll::Pending => {}
+            }
+        }
+        let flushed = socket.as_mut().poll_flush(cx);
+        if matches!(flushed, Poll::Ready(Err(_))) || now >= since + deadline {
+            return true;
+        }
+        // Whatever else comes is not looked at: only the end counts. But it is read, because a
+        // connection that ends with bytes unread is reset, which can overtake the code.
+        for _ in 0..READ_BUDGET {
+            if self.deaf {
+                return socket.get_mut().get_mut().poll_drop(cx).is_ready();
+            }
+            match socket.as_mut().poll_next(cx) {
+                Poll::Ready(Some(Ok(_))) => {}
+                Poll::Ready(Some(Err(error))) if broken_rule(&error).is_some() => {
+                    self.deaf = true;
+                }
+                Poll::Ready(Some(Err(_)) | None) => return true,
+                Poll::Pending => return false,
+            }
+        }
+        cx.waker().wake_by_ref();
+        false
+    }
+}
+
+/// The rule that the peer broke, if that is what an error of the socket says.
+pub(crate) fn broken_rule(error: &WsError) -> Option<Violation> {
+    match error {
+        WsError::Io(error) => violation_in(error),
+        WsError::Protocol(ProtocolError::ResetWithoutClosingHandshake) => None,
+        WsError::Protocol(_) | WsError::Utf8(_) => Some(Violation::new(
+            CloseCode::WebSocket,
+            "the WebSocket rules were broken",
+        )),
+        WsError::Capacity(CapacityError::MessageTooLong { .. }) => Some(Violation::new(
+            CloseCode::FrameTooBig,
+            "a message above the limit",
+        )),
+        _ => None,
+    }
+}
+
+/// The connection broke.
+pub(crate) fn lost(error: &WsError) -> SessionClosed {
+    let detail = match error {
+        WsError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            "the connection ended".to_owned()
+        }
+        error => error.to_string(),
+    };
+    SessionClosed::by_peer(CloseCode::Lost, detail)
+}
+
+/// The peer closed.
+pub(crate) fn closed_by(frame: Option<CloseFrame>) -> SessionClosed {
+    match frame {
+        Some(frame) => {
+            let code = CloseCode::from_number(frame.code.into()).unwrap_or(CloseCode::Lost);
+            SessionClosed::by_peer(code, "")
+        }
+        None => SessionClosed::by_peer(CloseCode::Lost, "a WebSocket close without a code"),
+    }
+}

@@ -1,0 +1,199 @@
+//! What the transport counts, for whatever recorder of the `metrics` crate the program installs:
+//!
+//! | metric | kind | labels |
+//! |---|---|---|
+//! | `hearthnet_transport_sessions` | gauge | `side` |
+//! | `hearthnet_transport_sockets` | gauge | `side`, `path` |
+//! | `hearthnet_transport_closed_total` | counter | `side`, `path`, `by` = us, peer; `code` |
+//! | `hearthnet_transport_bytes_total` | counter | `side`, `direction` = in, out |
+//! | `hearthnet_transport_credit_chunks` | gauge | `side`, `state` = granted, used |
+//! | `hearthnet_transport_step_slots` | gauge | `side`, `state` = granted, used |
+//! | `hearthnet_transport_queued_bytes`, `hearthnet_transport_buffered_bytes` | gauge | `side` |
+//! | `hearthnet_transport_tls_failures_total` | counter | `side`, `cause` |
+//! | `hearthnet_transport_refusals_total` | counter | `side`, `code` |
+//!
+//! `side` is `host` for who listens and `caller` for who connects. Every label is one of this
+//! program's own words: nothing that a peer sends becomes one, so their number is bounded.
+
+use std::io;
+
+use metrics::{Counter, Gauge, counter, gauge};
+use rustls::{AlertDescription, CertificateError, Error};
+
+use super::tls::{Refusal, refusal_in};
+use crate::code::SessionClosed;
+use crate::session::SessionStats;
+
+/// Which end of a connection this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// It listens.
+    Host,
+    /// It connects.
+    Caller,
+}
+
+impl Side {
+    fn label(self) -> &'static str {
+        match self {
+            Side::Host => "host",
+            Side::Caller => "caller",
+        }
+    }
+}
+
+/// A connection did not become a session, or a socket.
+pub(crate) fn refused(side: Side, code: &'static str) {
+    counter!("hearthnet_transport_refusals_total", "side" => side.label(), "code" => code)
+        .increment(1);
+}
+
+/// A TLS handshake failed.
+pub(crate) fn tls_failed(side: Side, cause: &'static str) {
+    counter!("hearthnet_transport_tls_failures_total", "side" => side.label(), "cause" => cause)
+        .increment(1);
+}
+
+fn closed(side: Side, path: &'static str, closed: &SessionClosed) {
+    let by = if closed.by_us { "us" } else { "peer" };
+    counter!(
+        "hearthnet_transport_closed_total",
+        "side" => side.label(), "path" => path, "by" => by, "code" => closed.code.as_str()
+    )
+    .increment(1);
+}
+
+/// Why a TLS handshake failed, in one word.
+pub(crate) fn tls_cause(error: &io::Error) -> &'static str {
+    if let Some(refusal) = refusal_in(error) {
+        return match refusal {
+            Refusal::Mismatch { .. } => "wrong_key",
+            Refusal::Unusable(_) => "bad_certificate",
+        };
+    }
+    let tls = error
+        .get_ref()
+        .and_then(|inner| inner.downcast_ref::<Error>());
+    match tls {
+        Some(
+            Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure)
+            | Error::AlertReceived(AlertDescription::AccessDenied),
+        ) => "not_admitted",
+        Some(Error::NoCertificatesPresented) => "no_certificate",
+        Some(Error::InvalidCertificate(CertificateError::BadSignature)) => "bad_signature",
+        Some(Error::InvalidCertificate(_)) => "bad_certificate",
+        Some(Error::InvalidMessage(_)) => "not_tls",
+        Some(Error::PeerIncompatible(_)) => "incompatible",
+        Some(Error::AlertReceived(_)) => "alert",
+        Some(_) => "misbehaved",
+        None => "broken_off",
+    }
+}
+
+/// A socket of another path than the tensor one, as long as it is open.
+pub(crate) struct OpenSocket {
+    side: Side,
+    path: &'static str,
+    open: Gauge,
+}
+
+impl OpenSocket {
+    pub(crate) fn new(side: Side, path: &'static str) -> OpenSocket {
+        let open = gauge!("hearthnet_transport_sockets", "side" => side.label(), "path" => path);
+        open.increment(1.0);
+        OpenSocket { side, path, open }
+    }
+
+    /// It has ended.
+    pub(crate) fn end(self, how: &SessionClosed) {
+        self.open.decrement(1.0);
+        closed(self.side, self.path, how);
+    }
+}
+
+/// The numbers of one tensor session. What it holds is part of the gauges until it
+/// [ends](SessionNumbers::end).
+pub(crate) struct SessionMetrics {
+    side: Side,
+    bytes_in: Counter,
+    bytes_out: Counter,
+    gauges: [Gauge; 6],
+    /// What this session adds to each gauge now.
+    added: [u64; 6],
+    open: Option<Gauge>,
+}
+
+impl SessionMetrics {
+    pub(crate) fn new(side: Side) -> SessionMetrics {
+        let label = side.label();
+        let bytes = |direction: &'static str| {
+            counter!(
+                "hearthnet_transport_bytes_total",
+                "side" => label, "direction" => direction
+            )
+        };
+        let credit = |state: &'static str| gauge!("hearthnet_transport_credit_chunks", "side" => label, "state" => state);
+        let steps = |state: &'static str| gauge!("hearthnet_transport_step_slots", "side" => label, "state" => state);
+        let open = gauge!("hearthnet_transport_sessions", "side" => label);
+        open.increment(1.0);
+        SessionMetrics {
+            side,
+            bytes_in: bytes("in"),
+            bytes_out: bytes("out"),
+            gauges: [
+                credit("granted"),
+                credit("used"),
+                steps("granted"),
+                steps("used"),
+                gauge!("hearthnet_transport_queued_bytes", "side" => label),
+                gauge!("hearthnet_transport_buffered_bytes", "side" => label),
+            ],
+            added: [0; 6],
+            open: Some(open),
+        }
+    }
+
+    pub(crate) fn received(&self, bytes: usize) {
+        self.bytes_in.increment(bytes as u64);
+    }
+
+    pub(crate) fn sent(&self, bytes: usize) {
+        self.bytes_out.increment(bytes as u64);
+    }
+
+    /// Brings the gauges up to date, unless the session has ended.
+    pub(crate) fn note(&mut self, stats: &SessionStats) {
+        if self.open.is_none() {
+            return;
+        }
+        let granted = stats.credit_granted;
+        self.set([
+            granted.into(),
+            granted.saturating_sub(stats.credit_available).into(),
+            stats.steps_granted.into(),
+            stats.steps_in_flight.into(),
+            stats.queued_bytes,
+            stats.buffered_bytes,
+        ]);
+    }
+
+    fn set(&mut self, now: [u64; 6]) {
+        for ((gauge, added), now) in self.gauges.iter().zip(&mut self.added).zip(now) {
+            if now > *added {
+                gauge.increment((now - *added) as f64);
+            } else if now < *added {
+                gauge.decrement((*added - now) as f64);
+            }
+            *added = now;
+        }
+    }
+
+    /// The session is gone, and what it held with it.
+    pub(crate) fn end(&mut self, how: &SessionClosed) {
+        if let Some(open) = self.open.take() {
+            self.set([0; 6]);
+            open.decrement(1.0);
+            closed(self.side, super::PATH, how);
+        }
+    }
+}

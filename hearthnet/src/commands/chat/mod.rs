@@ -1,0 +1,590 @@
+//! `hearthnet chat`: one question, or a conversation.
+//!
+//! Here it is decided who answers, and made ready: the service on this machine, hosts, or this
+//! machine alone. The rest is in `chat/`:
+//!
+//! | concept | file |
+//! |---|---|
+//! | the question of a command line: words, files, standard input | `question.rs` |
+//! | a conversation on a terminal, and one of a program | `session.rs` |
+//! | lines and commands that people type | `editor.rs`, `command.rs` (pure) |
+//! | one answer, from the service, from hosts or from here | `turns.rs` |
+//! | what an answer looks like | `screen.rs`, `wrap.rs` (pure) |
+//! | Ctrl-C | `interrupt.rs` |
+//! | conversations in files | `saved.rs` |
+
+mod command;
+mod editor;
+mod interrupt;
+mod question;
+mod saved;
+mod screen;
+mod session;
+mod turns;
+mod wrap;
+
+use std::cell::OnceCell;
+use std::collections::BTreeMap;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hearthnet_bus::calls::Client;
+use hearthnet_model::catalogue::Resolved;
+use hearthnet_model::engine::{Engine, Head};
+use hearthnet_model::sampler::SamplingChoice;
+use hearthnet_model::{ChatMessage, ModelRef};
+use hearthnet_orchestrator::backend::Backend;
+use hearthnet_orchestrator::chat::{Conversation, Prompt, TextModel};
+use hearthnet_orchestrator::fallback::{LoadLocal, WithFallback};
+use hearthnet_orchestrator::health::SharedHealth;
+use hearthnet_orchestrator::hosts::{Choice, HostPool, HostSource, PooledHosts};
+use hearthnet_orchestrator::link::HostAddr;
+use hearthnet_orchestrator::local::{LocalBackend, SharedEngine};
+use hearthnet_orchestrator::router::GreedyCover;
+use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend};
+use hearthnet_orchestrator::{Cancel, ChatError};
+use tokio::runtime::{Handle, Runtime};
+
+use crate::args::{ChatArgs, Global, SamplingArgs};
+use crate::commands::{
+    OpenModel, engine_options, load_head, node_key, open_model, open_resolved, runtime, text_model,
+};
+use crate::community::{Home, label};
+use crate::config::Config;
+use crate::failure::{Failure, Kind};
+use crate::hosts::TransientNode;
+use crate::local_api::find_service;
+use crate::output::{Busy, Look, Progress, note};
+
+use self::interrupt::Interrupts;
+use self::question::question;
+pub(crate) use self::turns::{Print, print_text, stream_answer};
+
+pub(crate) fn run(args: ChatArgs, global: &Global, config: &Config) -> Result<(), Failure> {
+    let started = Instant::now();
+    args.sampling.check()?;
+    let runtime = runtime()?;
+    let look = Look::of_this_terminal();
+    let mut chat = Chat {
+        args: &args,
+        global,
+        config,
+        runtime: &runtime,
+        interrupts: Arc::new(Interrupts::watch(&runtime, look, args.json)),
+        look,
+        model: args.model.clone(),
+        sampling: args.sampling.clone(),
+        explain: args.explain,
+        interactive: false,
+        cancel: Cancel::default(),
+        service: None,
+        begun: None,
+        own: None,
+    };
+    let outcome = chat.run(started);
+    if let Some(own) = chat.own {
+        // Streams are closed by tasks: give them their moment before the runtime goes.
+        drop(own.conversation);
+        runtime.block_on(own.transient.end());
+    }
+    runtime.shutdown_timeout(Duration::from_millis(500));
+    outcome
+}
+
+/// A chat of one user, with whoever answers it.
+struct Chat<'a> {
+    args: &'a ChatArgs,
+    global: &'a Global,
+    config: &'a Config,
+    runtime: &'a Runtime,
+    interrupts: Arc<Interrupts>,
+    look: Look,
+    /// What is asked, if it was named; how; and whether the times of each answer are shown. A
+    /// conversation may change them.
+    model: Option<ModelRef>,
+    sampling: SamplingArgs,
+    explain: bool,
+    /// Whether a person talks to it.
+    interactive: bool,
+    /// Of the answer that is being made.
+    cancel: Cancel,
+    /// The service on this machine that is asked.
+    service: Option<AskedService>,
+    /// What the service answered with before it went away.
+    begun: Option<Resolved>,
+    /// What this process answers with, once it does.
+    own: Option<Own>,
+}
+
+/// A service that runs on this machine.
+struct AskedService {
+    client: Client,
+    model: Resolved,
+    /// How it chooses tokens where nobody says.
+    sampling: SamplingChoice,
+}
+
+/// What this process needs to answer by itself.
+struct Own {
+    model: OpenModel,
+    text: TextModel,
+    /// The community whose hosts are asked.
+    home: Option<Home>,
+    transient: TransientNode,
+    /// All layers, where this machine answers alone.
+    engine: Option<SharedEngine>,
+    /// What has been run so far; `None` after an answer that came to no end.
+    conversation: Option<Conversation>,
+}
+
+/// What people call hosts, looked up when one is to be named.
+struct Names<'a> {
+    global: &'a Global,
+    home: Option<Home>,
+    known: OnceCell<BTreeMap<String, String>>,
+}
+
+impl Names<'_> {
+    fn of(&self, host: &str) -> String {
+        let known = self.known.get_or_init(|| {
+            let home = self.home.clone();
+            let home = home.or_else(|| Home::find(self.global).ok().flatten());
+            let Some(home) = home else {
+                return BTreeMap::new();
+            };
+            let state = home.state();
+            let members = state.members();
+            members
+                .map(|(id, _)| (id.to_string(), label(&state, id)))
+                .collect()
+        });
+        match known.get(host) {
+            Some(label) => label.clone(),
+            // `ed25519:` and eight more tell nodes apart.
+            None => format!("host {}", host.chars().take(16).collect::<String>()),
+        }
+    }
+}
+
+impl<'a> Chat<'a> {
+    fn names(&self) -> Names<'a> {
+        Names {
+            global: self.global,
+            home: self.own.as_ref().and_then(|own| own.home.clone()),
+            known: OnceCell::new(),
+        }
+    }
+}
+
+impl Chat<'_> {
+    /// The service that runs on this machine and would answer as this process would.
+    fn running_service(&self) -> Option<AskedService> {
+        let args = self.args;
+        // A service has its own hosts and settings, and does not give up as this chat wants it.
+        let own_way = args.no_service
+            || args.local
+            || !args.shard.is_empty()
+            || args.no_fallback
+            || args.private.are_given();
+        let own_settings = self.global.set.iter().any(|s| !s.starts_with("policy."));
+        if own_way || own_settings {
+            return None;
+        }
+        let dir = crate::paths::data_dir(self.global.data_dir.clone()).ok()?;
+        // Whoever names no model is content with the one that the service has.
+        let wanted = match self.model.clone().or(self.config.model.default()) {
+            Some(named) => Some(super::model::resolve(self.global, &named).ok()?),
+            None => None,
+        };
+        let finding = find_service(&dir, wanted.as_ref());
+        let (client, model, sampling) = self.runtime.block_on(finding)?;
+        if !args.json {
+            note("asking the service that runs on this machine (--no-service does not)");
+        }
+        Some(AskedService {
+            client,
+            model,
+            sampling,
+        })
+    }
+
+    fn run(&mut self, started: Instant) -> Result<(), Failure> {
+        let question = match self.args.lines {
+            true => None,
+            false => question(&self.args.question, self.args.json || self.args.frames)?,
+        };
+        if self.args.raw && question.is_none() {
+            return Err(
+                Failure::new(Kind::Config, "--raw needs a prompt on the command line")
+                    .hint("a conversation uses the model's chat template"),
+            );
+        }
+        self.service = self.running_service();
+        if self.service.is_none() {
+            self.own = Some(self.open()?);
+        }
+        let Some(question) = question else {
+            return match self.args.lines {
+                true => self.lines(),
+                false => self.converse(),
+            };
+        };
+        let prompt = if self.args.raw {
+            Prompt::Text(question)
+        } else {
+            let mut messages = self.system();
+            messages.push(ChatMessage::user(question));
+            Prompt::Messages(messages)
+        };
+        self.turn(prompt, started).end.map(|_| ())
+    }
+
+    fn system(&self) -> Vec<ChatMessage> {
+        let system = self.args.system.iter();
+        system.map(ChatMessage::system).collect()
+    }
+
+    /// What answers is called.
+    fn name(&self) -> &str {
+        match (&self.service, &self.own) {
+            (Some(service), _) => &service.model.id,
+            (None, Some(own)) => &own.model.id,
+            (None, None) => "nobody",
+        }
+    }
+
+    /// Goes on with another model; with the same one if that cannot be had.
+    fn change_model(&mut self, name: &str) -> Result<(), Failure> {
+        let new: ModelRef = name.parse().map_err(|e| {
+            Failure::new(Kind::BadRequest, format!("{e}"))
+                .hint("`hearthnet model list` shows what there is")
+        })?;
+        let before = (self.model.replace(new), self.begun.take());
+        self.service = self.running_service();
+        if self.service.is_some() {
+            return Ok(());
+        }
+        // Two models at once may be more than this machine holds.
+        if let Some(own) = self.own.take() {
+            drop(own.conversation);
+            self.runtime.block_on(own.transient.end());
+        }
+        self.own = match self.open() {
+            Ok(own) => Some(own),
+            Err(failure) => {
+                (self.model, self.begun) = before;
+                self.service = self.running_service();
+                if self.service.is_none() {
+                    self.own = self.open().ok();
+                }
+                return Err(failure);
+            }
+        };
+        Ok(())
+    }
+
+    /// Makes this process ready to answer by itself, on this machine or over hosts.
+    fn open(&self) -> Result<Own, Failure> {
+        let (args, global, config) = (self.args, self.global, self.config);
+        let runtime = self.runtime;
+        if !args.local && !config.policy.research.enable {
+            return Err(ChatError::ExperimentalDisabled.into());
+        }
+        let home = match args.local || !args.shard.is_empty() {
+            true => None,
+            false => Some(community(global)?),
+        };
+        // Before anybody waits for anything: is the model here?
+        let named = self.model.clone().or(config.model.default());
+        let resolved = match (&self.begun, named) {
+            (Some(begun), _) => Some(begun.clone()),
+            (None, Some(named)) => Some(super::model::resolve(global, &named)?),
+            (None, None) => None,
+        };
+        // Others are looked for while the model is read.
+        let transient = match &home {
+            Some(home) => self.unless_cancelled(TransientNode::begin(home, config))??,
+            None => TransientNode::default(),
+        };
+        let mut model = match resolved {
+            Some(resolved) => open_resolved(global, config, resolved)?,
+            None => {
+                if home.is_some() {
+                    runtime.block_on(transient.settle());
+                }
+                open_model(global, config, None, home.as_ref())?
+            }
+        };
+        if let Some(home) = &home {
+            self.unless_cancelled(transient.judge(home, || may_chat(home, config)))??;
+        }
+        let (engine, head) = if args.local {
+            let (engine, head) = local_engine(&model, config, None)?;
+            (Some(engine), head)
+        } else {
+            crate::private_layers::load(&mut model, args.private, 1, config)?;
+            (None, load_head(&model, &engine_options(config, None))?)
+        };
+        let mut own = Own {
+            text: text_model(&model, head)?,
+            model,
+            home,
+            transient,
+            engine,
+            conversation: None,
+        };
+        match self.backend(&own) {
+            Ok(backend) => {
+                own.conversation = Some(Conversation::new(backend));
+                Ok(own)
+            }
+            Err(failure) => {
+                runtime.block_on(own.transient.end());
+                // A node that was put out hears that first, and what to do.
+                let put_out = own.home.as_ref().and_then(|home| home.level().err());
+                Err(put_out.unwrap_or(failure))
+            }
+        }
+    }
+
+    /// The layers for a conversation that has not begun.
+    fn backend(&self, own: &Own) -> Result<Box<dyn Backend>, Failure> {
+        let (args, config, runtime, cancel) = (self.args, self.config, self.runtime, &self.cancel);
+        if let Some(engine) = &own.engine {
+            return Ok(Box::new(engine.open()?));
+        }
+        let model = &own.model;
+        let connecting = Busy::new(&self.look, "connecting");
+        let source = match &own.home {
+            Some(home) => {
+                let mut hosts =
+                    own.transient
+                        .hosts(runtime.handle().clone(), home, model, config)?;
+                if !args.no_fallback && config.research.distributed_inference.fallback_to_local {
+                    hosts.in_sync = Some(own.transient.in_sync());
+                }
+                (Box::new(hosts) as Box<dyn HostSource>, Vec::new())
+            }
+            None => {
+                let key = Arc::new(node_key(self.global)?);
+                connect(runtime.handle(), &args.shard, &key, model, config)?
+            }
+        };
+        let may = config.research.distributed_inference.fallback_to_local;
+        let local = (may && !args.no_fallback).then(|| load_local(model, config));
+        let opened = open_backend_or_why(runtime.handle(), model, source, config, local, cancel);
+        drop(connecting);
+        warned(opened)
+    }
+
+    /// Waits for something that takes no notice of the user by itself.
+    fn unless_cancelled<T>(&self, what: impl Future<Output = T>) -> Result<T, Failure> {
+        let done = self.runtime.block_on(self.cancel.or(what));
+        done.ok_or_else(|| ChatError::Cancelled.into())
+    }
+}
+
+/// The community to ask, where no hosts are named.
+fn community(global: &Global) -> Result<Home, Failure> {
+    Home::find(global)?.ok_or_else(|| {
+        Failure::from(ChatError::ShardUnavailable("no hosts are named, and this node is in no community".into()))
+            .hint("join one with `hearthnet community join CODE`, name each host with --shard ENDPOINT#NODEID, or answer on this machine alone with --local")
+    })
+}
+
+/// Whether this node may ask its community's hosts, as its log is now.
+fn may_chat(home: &Home, config: &Config) -> Result<(), Failure> {
+    home.require_research(config)?;
+    home.level().map(|_| ())
+}
+
+/// Everything on this machine, for one conversation: blocks and head share their threads.
+pub(crate) fn local_backend(
+    model: &OpenModel,
+    config: &Config,
+    threads: Option<usize>,
+) -> Result<(LocalBackend, Head), Failure> {
+    let (engine, head) = local_engine(model, config, threads)?;
+    Ok((engine.open()?, head))
+}
+
+/// Everything on this machine, for one conversation after the other.
+fn local_engine(
+    model: &OpenModel,
+    config: &Config,
+    threads: Option<usize>,
+) -> Result<(SharedEngine, Head), Failure> {
+    let fail = |e: &dyn std::fmt::Display| {
+        Failure::new(Kind::Model, format!("{}: {e}", model.path.display()))
+    };
+    let layers = 0..model.file.spec().layers;
+    let mut progress = Progress::new("loading the model");
+    let options = engine_options(config, threads);
+    let engine = Engine::load(&model.file, layers, &options, &mut |done, total| {
+        progress.set(done, total);
+    })
+    .map_err(|e| fail(&e))?;
+    let head = Head::beside(&model.file, &engine).map_err(|e| fail(&e))?;
+    Ok((SharedEngine::new(engine, &model.id, u64::MAX), head))
+}
+
+/// Connects to every host at once, for chats. A host that cannot be reached is left out as long as
+/// others have its layers; what is then missing, the router tells. Also says why any was left out.
+pub(crate) fn connect(
+    runtime: &Handle,
+    hosts: &[HostAddr],
+    key: &Arc<hearthnet_bus::NodeKey>,
+    model: &OpenModel,
+    config: &Config,
+) -> Result<(Box<dyn HostSource>, Vec<ChatError>), Failure> {
+    let pool = HostPool::new(
+        runtime.clone(),
+        Arc::clone(key),
+        config.transport()?,
+        hosts.iter().cloned(),
+    );
+    let source = PooledHosts {
+        choice: Choice {
+            health: pool.health().clone(),
+            ..choice(model, &key.id().to_string(), config)
+        },
+        pool: Arc::new(pool),
+    };
+    let failures = runtime.block_on(source.reach());
+    Ok((Box::new(source), failures))
+}
+
+/// How hosts for a model are chosen.
+pub(crate) fn choice(model: &OpenModel, own_id: &str, config: &Config) -> Choice {
+    let inference = &config.research.distributed_inference;
+    Choice {
+        model: on_wire(model),
+        policy: Arc::new(GreedyCover),
+        max_shards: inference.max_shards_per_request,
+        own_id: own_id.to_owned(),
+        allow_self: inference.allow_self_as_shard,
+        health: SharedHealth::default(),
+    }
+}
+
+/// The wire's view of a model.
+pub(crate) fn on_wire(model: &OpenModel) -> ModelOnWire {
+    let (spec, bands) = (model.file.spec(), model.bands.clone());
+    ModelOnWire {
+        hosted: model.private.hosted(),
+        ..ModelOnWire::new(&model.id, model.weights, spec, bands)
+    }
+}
+
+/// Routes over the connected hosts and opens a stream on each one chosen. With
+/// `local`, this machine takes over when they cannot go on.
+pub(crate) fn open_route(
+    runtime: &Handle,
+    model: &OpenModel,
+    source: (Box<dyn HostSource>, Vec<ChatError>),
+    config: &Config,
+    local: Option<LoadLocal>,
+    cancel: &Cancel,
+) -> Result<Box<dyn Backend>, Failure> {
+    warned(open_backend_or_why(
+        runtime, model, source, config, local, cancel,
+    ))
+}
+
+/// A backend, and the hosts that it does without.
+type Opened = Result<(Box<dyn Backend>, Vec<ChatError>), ChatError>;
+
+fn open_backend_or_why(
+    runtime: &Handle,
+    model: &OpenModel,
+    (source, failures): (Box<dyn HostSource>, Vec<ChatError>),
+    config: &Config,
+    local: Option<LoadLocal>,
+    cancel: &Cancel,
+) -> Opened {
+    match open_backend(runtime, model, source, config, local, cancel) {
+        Ok(backend) => Ok((backend, failures)),
+        // A host that could not be reached explains a hole better than the hole does.
+        Err(error @ ChatError::ShardUnavailable(_)) => {
+            Err(failures.into_iter().next().unwrap_or(error))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn warned(opened: Opened) -> Result<Box<dyn Backend>, Failure> {
+    let (backend, failures) = opened?;
+    for failure in &failures {
+        note(format!("warning: going on without one host: {failure}"));
+    }
+    Ok(backend)
+}
+
+/// How a sequence is pumped through hosts; with `fallback` they are given up after some failures.
+pub(crate) fn pump_settings(config: &Config, fallback: bool) -> PumpSettings {
+    let inference = &config.research.distributed_inference;
+    PumpSettings {
+        prefill_rows: inference.prefill_rows,
+        depth: inference.steps_in_flight,
+        health_timeout: Duration::from_secs_f64(inference.shard_health_timeout_seconds),
+        history_bytes: inference.history_mb << 20,
+        give_up_after: fallback.then_some(inference.fallback_to_local_after_failures),
+        room_timeout: Duration::from_secs(match fallback {
+            true => inference.room_timeout_before_fallback_seconds,
+            false => inference.room_timeout_seconds,
+        }),
+        start_timeout: Duration::from_secs(inference.room_timeout_at_start_seconds),
+    }
+}
+
+/// A backend over the hosts of a source. With `local`, this machine takes over when they cannot
+/// go on.
+pub(crate) fn open_backend(
+    runtime: &Handle,
+    model: &OpenModel,
+    source: Box<dyn HostSource>,
+    config: &Config,
+    local: Option<LoadLocal>,
+    cancel: &Cancel,
+) -> Result<Box<dyn Backend>, ChatError> {
+    let (wire, settings) = (on_wire(model), pump_settings(config, local.is_some()));
+    let hosts = ShardedBackend::open(runtime.clone(), wire, source, settings, cancel);
+    model.private.around(match local {
+        Some(local) => Box::new(WithFallback::begin(hosts, local, runtime, cancel)?),
+        None => Box::new(hosts?),
+    })
+}
+
+/// The layers of hosts on this machine, loaded if one chat comes to need them.
+fn load_local(model: &OpenModel, config: &Config) -> LoadLocal {
+    let (file, id) = (Arc::clone(&model.file), model.id.clone());
+    let layers = model.private.hosted();
+    let options = engine_options(config, None);
+    Box::new(move || {
+        let engine = Engine::load(&file, layers.clone(), &options, &mut |_, _| {})
+            .map_err(|e| ChatError::Engine(e.to_string()))?;
+        Ok(Box::new(LocalBackend::new(engine, &id)?))
+    })
+}
+
+/// The first Ctrl-C (or SIGTERM) cancels what is being answered; the second ends the program.
+pub(crate) fn watch_interrupt(runtime: &Runtime, cancel: Cancel) {
+    runtime.spawn(async move {
+        let Ok(mut term) =
+            tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
+        else {
+            return;
+        };
+        loop {
+            tokio::select! {
+                _ = tokio::signal::ctrl_c() => {}
+                _ = term.recv() => {}
+            }
+            if cancel.is_cancelled() {
+                std::process::exit(i32::from(Kind::Interrupted.exit_code()));
+            }
+            cancel.cancel();
+        }
+    });
+}

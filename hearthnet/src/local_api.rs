@@ -1,0 +1,240 @@
+//! The door for programs on this machine, from both sides: what is offered there beside what a
+//! node offers others, and asking, as any program here could.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use hearthnet_bus::calls::{
+    Authority, CallContext, CallError, CallServer, CapabilityDescriptor, Client, Code, FrameSink,
+    Handler, LocalApi, Registry, Research, Trust,
+};
+use hearthnet_bus::flight::{self, PagesHandler};
+use hearthnet_bus::{NodeId, NodeKey};
+use hearthnet_model::catalogue::Resolved;
+use hearthnet_model::sampler::SamplingChoice;
+use hearthnet_orchestrator::Service;
+use hearthnet_orchestrator::bus::{ChatHandler, descriptor};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::config::Config;
+use crate::failure::Failure;
+use crate::node::Lock;
+
+/// What the running node tells about itself, to programs on this machine only.
+pub(crate) const NODE_STATUS: &str = "node.status@1.0";
+
+/// What happened of late, told to programs on this machine only.
+pub(crate) const NODE_FLIGHT: &str = "node.flight@1.0";
+
+/// The model files that chats are answered with, told to programs on this machine only.
+pub(crate) const NODE_MODELS: &str = "node.models@1.0";
+
+/// Where in the data directory a service outside of any community has its door: a node of the
+/// community may run on the same directory.
+pub(crate) const BY_HAND: &str = "service";
+
+/// How long a node on this machine may take to answer.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Calls a capability of the node that runs on `dir`; `None` if none runs, or it does not
+/// answer as it should.
+pub(crate) async fn ask<T: DeserializeOwned>(
+    dir: &Path,
+    capability: &str,
+    params: &Value,
+) -> Option<T> {
+    let asking =
+        async { ask_over(&Client::connect_local(dir).await.ok()?, capability, params).await };
+    tokio::time::timeout(PATIENCE, asking).await.ok()?
+}
+
+async fn ask_over<T: DeserializeOwned>(
+    client: &Client,
+    capability: &str,
+    params: &Value,
+) -> Option<T> {
+    let capability = capability.parse().ok()?;
+    let answer = client.call(&capability, params).ok()?.result().await.ok()?;
+    serde_json::from_value(answer).ok()
+}
+
+/// The service of `data_dir` that answers with this model file (or with any, if it does not
+/// matter), if one runs, in the community or outside of it; its model; and how it chooses tokens
+/// where nobody says: whoever goes on without it must do the same. What a service left behind that
+/// was killed is not asked: the lock of one that runs is held, and nobody else can hold it.
+pub(crate) async fn find_service(
+    data_dir: &Path,
+    wanted: Option<&Resolved>,
+) -> Option<(Client, Resolved, SamplingChoice)> {
+    let file = match wanted {
+        Some(wanted) => Some((&wanted.id, wanted.path.canonicalize().ok()?)),
+        None => None,
+    };
+    for dir in [data_dir.to_owned(), data_dir.join(BY_HAND)] {
+        if !Lock::is_held(&dir) {
+            continue;
+        }
+        let asking = async {
+            let client = Client::connect_local(&dir).await.ok()?;
+            let offer: Offer = ask_over(&client, NODE_MODELS, &json!({})).await?;
+            let suits = |model: &Offered| match &file {
+                Some((id, path)) => model.id == **id && model.path == *path,
+                None => true,
+            };
+            let model = offer.models.into_iter().find(suits)?;
+            let (id, path) = (model.id, model.path);
+            Some((client, Resolved { path, id }, model.sampling))
+        };
+        if let Ok(Some(found)) = tokio::time::timeout(PATIENCE, asking).await {
+            return Some(found);
+        }
+    }
+    None
+}
+
+/// What [`NODE_MODELS`] ends with.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+struct Offer {
+    models: Vec<Offered>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Offered {
+    id: String,
+    path: PathBuf,
+    /// How its tokens are chosen where the caller does not say. A service of an earlier version
+    /// chose the likeliest.
+    #[serde(default = "greedy")]
+    sampling: SamplingChoice,
+}
+
+fn greedy() -> SamplingChoice {
+    SamplingChoice::GREEDY
+}
+
+/// Makes whoever has this registry answer `experimental.distributed_llm.chat` with a service, and
+/// tell programs on this machine with which model file.
+pub(crate) fn offer_chats(
+    registry: &Registry,
+    service: &Service,
+    file: &Path,
+    config: &Config,
+) -> Result<(), Failure> {
+    let inference = &config.research.distributed_inference;
+    let at_once = inference.max_concurrent_pipelines + inference.max_waiting_chats;
+    let chats = descriptor(u32::try_from(at_once).unwrap_or(u32::MAX));
+    registry
+        .register(chats, Arc::new(ChatHandler::new(service.clone())))
+        .map_err(Failure::internal)?;
+    // A path that is no text cannot be told; such a model is then not found here, and no more.
+    let path = file
+        .canonicalize()
+        .ok()
+        .filter(|path| path.to_str().is_some());
+    let models = path.into_iter().flat_map(|path| {
+        let models = service.models().iter();
+        models.map(move |model| Offered {
+            id: model.id.clone(),
+            path: path.clone(),
+            sampling: model.text.sampling,
+        })
+    });
+    let offer = Offer {
+        models: models.collect(),
+    };
+    let models = CapabilityDescriptor::new(
+        NODE_MODELS.parse().map_err(Failure::internal)?,
+        "Tells programs on the node's own machine which model files chats are answered with.",
+        Trust::Member,
+    );
+    registry
+        .register(models, Arc::new(offer))
+        .map_err(Failure::internal)
+}
+
+/// Makes whoever has this registry tell programs on this machine what happened of late.
+pub(crate) fn offer_record(registry: &Registry) -> Result<(), Failure> {
+    let name = NODE_FLIGHT.parse().map_err(Failure::internal)?;
+    registry
+        .register(
+            flight::local_descriptor(name),
+            Arc::new(PagesHandler::local()),
+        )
+        .map_err(Failure::internal)
+}
+
+impl Handler for Offer {
+    fn call(
+        &self,
+        ctx: CallContext,
+        _: Value,
+        _: FrameSink,
+    ) -> BoxFuture<'_, Result<Value, CallError>> {
+        let answer = ctx
+            .require_local("are told about its files")
+            .and_then(|()| {
+                serde_json::to_value(self)
+                    .map_err(|e| CallError::new(Code::INTERNAL, e.to_string()))
+            });
+        Box::pin(std::future::ready(answer))
+    }
+}
+
+/// The door of a service outside of any community. Only programs of this user on this machine
+/// come in, and what it does was said when it was started.
+pub(crate) struct StandaloneApi {
+    door: LocalApi,
+    _lock: Lock,
+}
+
+struct ThisUser;
+
+impl Authority for ThisUser {
+    fn trust(&self, _: &NodeId) -> Trust {
+        Trust::Member
+    }
+
+    fn research(&self) -> Research {
+        Research::On
+    }
+}
+
+impl StandaloneApi {
+    /// Opens it; an error if another such service runs on this data directory, or a file cannot
+    /// be written.
+    pub(crate) async fn open(
+        data_dir: &Path,
+        service: &Service,
+        file: &Path,
+        config: &Config,
+    ) -> Result<Self, Failure> {
+        use std::os::unix::fs::DirBuilderExt as _;
+        let dir = data_dir.join(BY_HAND);
+        let mut make = std::fs::DirBuilder::new();
+        make.recursive(true)
+            .mode(0o700)
+            .create(&dir)
+            .map_err(|e| Failure::internal(format!("cannot make {}: {e}", dir.display())))?;
+        let lock = Lock::take(&dir)?;
+        let registry = Arc::new(Registry::new());
+        offer_chats(&registry, service, file, config)?;
+        offer_record(&registry)?;
+        // Nobody but this user calls here, so it does not matter under which name.
+        let own = NodeKey::generate().map_err(Failure::internal)?.id();
+        let server = CallServer::new(own, registry, Arc::new(ThisUser));
+        let door = LocalApi::open(&dir, Arc::new(server)).await;
+        Ok(Self {
+            door: door.map_err(Failure::internal)?,
+            _lock: lock,
+        })
+    }
+
+    /// Closes it.
+    pub(crate) async fn close(self) {
+        self.door.close().await;
+    }
+}

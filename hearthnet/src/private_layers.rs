@@ -1,0 +1,157 @@
+//! Layers that this machine computes itself for its chats over hosts: how many, and what is said
+//! about them.
+
+use hearthnet_model::engine::EngineOptions;
+use hearthnet_orchestrator::private_layers::PrivateLayers;
+
+use crate::args::PrivateArgs;
+use crate::commands::{OpenModel, engine_options, model_failure};
+use crate::config::Config;
+use crate::failure::{Failure, Kind};
+use crate::memory::weights_budget;
+use crate::output::note;
+
+/// Loads the layers of a model that this machine computes itself, for at most `chats`
+/// conversations: as many as the command line or else the configuration asks for and its memory
+/// has room for.
+pub(crate) fn load(
+    model: &mut OpenModel,
+    args: PrivateArgs,
+    chats: usize,
+    config: &Config,
+) -> Result<(), Failure> {
+    let inference = &config.research.distributed_inference;
+    let asked = (
+        args.private_first.unwrap_or(inference.private_first_layers),
+        args.private_last.unwrap_or(inference.private_last_layers),
+    );
+    let total = model.file.spec().layers;
+    // A number that was typed for this run is taken at its word.
+    let typed = (
+        args.private_first.unwrap_or(0),
+        args.private_last.unwrap_or(0),
+    );
+    if typed.0.saturating_add(typed.1) >= total {
+        return Err(Failure::new(
+            Kind::Config,
+            format!(
+                "--private-first and --private-last leave none of the {total} layers for hosts"
+            ),
+        )
+        .hint("--local answers on this machine alone"));
+    }
+    let bytes: Vec<u64> = (0..total)
+        .map(|layer| model.file.layer_bytes(layer))
+        .collect();
+    let taken = fit(asked, &bytes, weights_budget(0));
+    if let Some(why) = said(asked, taken) {
+        note(why);
+    }
+    if taken == (0, 0) {
+        return Ok(());
+    }
+    let options = options(model, chats, config);
+    let rows = inference.prefill_rows;
+    model.private = PrivateLayers::load(&model.file, &model.id, taken, rows, &options)
+        .map_err(|e| model_failure(&model.path, e))?;
+    Ok(())
+}
+
+/// Conversations of `serve` that run or are kept.
+pub(crate) fn chats(config: &Config) -> usize {
+    let inference = &config.research.distributed_inference;
+    inference.max_concurrent_pipelines + inference.kept_conversations
+}
+
+/// Memory for keys and values of so many conversations, each as long as the model allows. It is
+/// taken page by page as they grow, so that most of it never is, and none that has begun runs out.
+fn options(model: &OpenModel, chats: usize, config: &Config) -> EngineOptions {
+    let spec = model.file.spec();
+    let position = 2 * u64::from(spec.kv_heads) * u64::from(spec.head_dim) * u64::from(spec.layers);
+    // One more than may run: a conversation ends a moment after the next one has begun.
+    let chats = chats.saturating_add(1);
+    // Keys and values take four bytes at most.
+    let all = (chats as u64)
+        .saturating_mul(u64::from(spec.context).saturating_add(64))
+        .saturating_mul(4 * position);
+    EngineOptions {
+        max_kv_bytes: all,
+        max_sequences: chats,
+        ..engine_options(config, None)
+    }
+}
+
+/// How many first and last layers there is room for, of those asked for: at least one layer of the
+/// model is left to hosts, and weights take `budget` bytes at most. The first ones come first.
+fn fit((first, last): (u32, u32), layer_bytes: &[u64], budget: u64) -> (u32, u32) {
+    let most = layer_bytes.len().saturating_sub(1);
+    let mut left = budget;
+    let mut room = |layers: &mut dyn Iterator<Item = &u64>| {
+        let fits = layers.take_while(|bytes| match left.checked_sub(**bytes) {
+            Some(rest) => {
+                left = rest;
+                true
+            }
+            None => false,
+        });
+        u32::try_from(fits.count()).unwrap_or(u32::MAX)
+    };
+    let first = room(&mut layer_bytes.iter().take(most.min(first as usize)));
+    let most = most - first as usize;
+    let last = room(&mut layer_bytes.iter().rev().take(most.min(last as usize)));
+    (first, last)
+}
+
+/// What whoever chats should know of it, if anything.
+fn said(asked: (u32, u32), taken: (u32, u32)) -> Option<String> {
+    const READ: &str =
+        "hosts of the first layer can read what you ask and what is answered exactly";
+    match (asked, taken) {
+        ((0, _), _) => Some(format!("no private first layers: {READ}")),
+        (_, (0, _)) => Some(format!(
+            "warning: this machine has no memory free for private layers: {READ}"
+        )),
+        _ if asked != taken => Some(format!(
+            "private layers: the first {} and the last {}, where {} and {} are wanted: there is no room for more",
+            taken.0, taken.1, asked.0, asked.1
+        )),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GB: u64 = 1 << 30;
+
+    #[test]
+    fn as_many_layers_are_private_as_there_is_memory_for() {
+        let layers = [GB; 30];
+        assert_eq!(fit((2, 0), &layers, 64 * GB), (2, 0));
+        assert_eq!(fit((2, 1), &layers, 64 * GB), (2, 1));
+        assert_eq!(fit((2, 1), &layers, 2 * GB), (2, 0));
+        assert_eq!(fit((2, 0), &layers, 2 * GB - 1), (1, 0));
+        assert_eq!(fit((2, 0), &layers, GB - 1), (0, 0));
+        assert_eq!(fit((0, 3), &layers, 64 * GB), (0, 3));
+    }
+
+    #[test]
+    fn one_layer_is_left_to_hosts() {
+        assert_eq!(fit((2, 0), &[GB; 2], 64 * GB), (1, 0));
+        assert_eq!(fit((2, 2), &[GB; 4], 64 * GB), (2, 1));
+        assert_eq!(fit((u32::MAX, u32::MAX), &[GB; 3], 64 * GB), (2, 0));
+        assert_eq!(fit((2, 0), &[GB], 64 * GB), (0, 0));
+        assert_eq!(fit((2, 0), &[], 64 * GB), (0, 0));
+    }
+
+    #[test]
+    fn what_was_chosen_otherwise_is_said_and_the_usual_is_not() {
+        assert_eq!(said((2, 0), (2, 0)), None);
+        for (asked, taken) in [((0, 0), (0, 0)), ((2, 0), (0, 0)), ((0, 1), (0, 1))] {
+            let said = said(asked, taken).expect("a line");
+            assert!(said.contains("exactly"), "{said}");
+        }
+        assert!(said((2, 1), (2, 0)).is_some());
+    }
+}
