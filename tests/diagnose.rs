@@ -22,9 +22,7 @@ use hearthnet_bus::calls::{
 };
 use hearthnet_bus::node::bus_rule;
 use hearthnet_bus::{NodeId, NodeKey, flight};
-use hearthnet_transport::{
-    Admission, Arrival, CloseCode, Config, Hello, PathListener, PathRule, PeerKey,
-};
+use hearthnet_transport::{Admission, Arrival, CloseCode, Config, Hello, PathListener, PathRule};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use support::{Home, Host, PATIENCE, Server, assert_fails, community, frames, model, text};
@@ -434,13 +432,13 @@ fn a_chat_over_hosts_by_hand_can_be_followed_by_its_caller_and_not_by_other_call
 fn play(runtime: &Runtime, pages: Option<Vec<Value>>) -> String {
     struct Open;
     impl Admission for Open {
-        fn admit_peer(&self, _: &PeerKey) -> bool {
+        fn admit_peer(&self, _: &NodeId) -> bool {
             true
         }
-        fn admit_path(&self, _: &PeerKey, _: &str) -> Result<(), CloseCode> {
+        fn admit_path(&self, _: &NodeId, _: &str) -> Result<(), CloseCode> {
             Ok(())
         }
-        fn admit_hello(&self, _: &PeerKey, _: &Hello, _: u64) -> Result<(), CloseCode> {
+        fn admit_hello(&self, _: &NodeId, _: &Hello, _: u64) -> Result<(), CloseCode> {
             Err(CloseCode::PurposeUnknown)
         }
     }

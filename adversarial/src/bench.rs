@@ -54,13 +54,13 @@ impl Target {
         let failed =
             |error: &dyn std::fmt::Display| HarnessError::Honest(format!("no grant: {error}"));
         let identity = key.identity().map_err(|error| failed(&error))?;
-        let (addr, expected) = (self.addr.to_string(), Some(self.node.into()));
+        let (addr, expected) = (self.addr.to_string(), Some(self.node));
         let (rule, config) = (bus_rule(), Config::default());
         let socket = connect_path(&addr, &identity, expected, &rule, &config)
             .await
             .map_err(|error| failed(&error))?;
         let key = Arc::new(NodeKey::from_secret(&key.secret()));
-        let client = Client::new(socket, key).map_err(|error| failed(&error))?;
+        let client = Client::new(socket, key);
         let (lo, hi) = self.layers;
         let params = json!({ "shard_id": format!("{MODEL_ID}:{lo}-{hi}") });
         let call = client.call(&Capability::shard_serve(), &params);

@@ -147,7 +147,7 @@ impl Call {
         let connection = connect(
             &target.addr.to_string(),
             &identity,
-            target.node.into(),
+            target.node,
             hello,
             Config::default(),
         )

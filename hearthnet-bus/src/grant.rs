@@ -261,7 +261,7 @@ impl Grant {
             .split_last_chunk::<SIGNATURE_BYTES>()
             .ok_or(GrantError::Length { found })?;
         let grant = Body::decode(body)?.into_grant()?;
-        grant.issuer.verify(Domain::SessionGrant, body, signature)?;
+        Domain::SessionGrant.verify(&grant.issuer, body, signature)?;
         grant.check_lifetime()?;
         Ok(grant)
     }

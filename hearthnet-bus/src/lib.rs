@@ -2,7 +2,7 @@
 //!
 //! | concept | type | file |
 //! |---|---|---|
-//! | who a node is | [`NodeId`] | `node_id.rs` |
+//! | who a node is | [`NodeId`] | of the transport |
 //! | the secret behind it | [`NodeKey`] | `node_key.rs`, on disk: `key_file.rs` |
 //! | what a signature is over | [`Domain`] | `signature.rs` |
 //! | a right that can be granted | [`Capability`] | `capability.rs` |
@@ -38,7 +38,6 @@ pub mod joining;
 mod key_file;
 pub mod log;
 pub mod node;
-mod node_id;
 mod node_key;
 mod replay;
 mod signature;
@@ -54,8 +53,8 @@ pub use descriptor::{Descriptor, DescriptorError, MAX_ENCODED, MAX_LAYERS, MAX_T
 pub use grant::{
     Expectation, Grant, GrantError, MAX_CLOCK_SKEW_SECS, MAX_GRANT_BYTES, MAX_GRANT_LIFETIME_SECS,
 };
+pub use hearthnet_transport::{NodeId, NodeIdError};
 pub use key_file::KeyFileError;
-pub use node_id::{NodeId, NodeIdError};
 pub use node_key::{NodeKey, RandomnessError};
 pub use replay::ReplayCache;
 pub use signature::{Domain, InvalidSignature, SIGNATURE_BYTES};

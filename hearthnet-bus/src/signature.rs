@@ -36,6 +36,25 @@ impl Domain {
         }
     }
 
+    /// Checks a signature by `signer` over the exact bytes of a record.
+    ///
+    /// Strict (RFC 8032 section 5.1.7 without the cofactor): the scalar must be below
+    /// the group order and the commitment must not have a small order, so that nobody
+    /// can turn one valid signature into another.
+    ///
+    /// # Errors
+    /// [`InvalidSignature`], whatever is wrong.
+    pub fn verify(
+        self,
+        signer: &NodeId,
+        record: &[u8],
+        signature: &[u8; SIGNATURE_BYTES],
+    ) -> Result<(), InvalidSignature> {
+        let key = VerifyingKey::from_bytes(signer.as_bytes()).map_err(|_| InvalidSignature)?;
+        key.verify_strict(&self.message(record), &Signature::from_bytes(signature))
+            .map_err(|_| InvalidSignature)
+    }
+
     fn message(self, record: &[u8]) -> Vec<u8> {
         [self.prefix(), record].concat()
     }
@@ -50,27 +69,6 @@ impl NodeKey {
     /// Signs the exact bytes of a record.
     pub fn sign(&self, domain: Domain, record: &[u8]) -> [u8; SIGNATURE_BYTES] {
         self.signing_key().sign(&domain.message(record)).to_bytes()
-    }
-}
-
-impl NodeId {
-    /// Checks a signature over the exact bytes of a record.
-    ///
-    /// Strict (RFC 8032 section 5.1.7 without the cofactor): the scalar must be below
-    /// the group order and the commitment must not have a small order, so that nobody
-    /// can turn one valid signature into another.
-    ///
-    /// # Errors
-    /// [`InvalidSignature`], whatever is wrong.
-    pub fn verify(
-        &self,
-        domain: Domain,
-        record: &[u8],
-        signature: &[u8; SIGNATURE_BYTES],
-    ) -> Result<(), InvalidSignature> {
-        let key = VerifyingKey::from_bytes(self.as_bytes()).map_err(|_| InvalidSignature)?;
-        key.verify_strict(&domain.message(record), &Signature::from_bytes(signature))
-            .map_err(|_| InvalidSignature)
     }
 }
 
@@ -101,7 +99,7 @@ mod tests {
         let key = NodeKey::from_secret(&[5; 32]);
         let bare = key.signing_key().sign(b"record").to_bytes();
         assert_eq!(
-            key.id().verify(Domain::SessionGrant, b"record", &bare),
+            Domain::SessionGrant.verify(&key.id(), b"record", &bare),
             Err(InvalidSignature)
         );
     }
@@ -127,9 +125,9 @@ mod tests {
             prop_assume!(secret != other);
             let key = NodeKey::from_secret(&secret);
             let signature = key.sign(Domain::SessionGrant, &record);
-            prop_assert_eq!(key.id().verify(Domain::SessionGrant, &record, &signature), Ok(()));
+            prop_assert_eq!(Domain::SessionGrant.verify(&key.id(), &record, &signature), Ok(()));
             let stranger = NodeKey::from_secret(&other).id();
-            prop_assert!(stranger.verify(Domain::SessionGrant, &record, &signature).is_err());
+            prop_assert!(Domain::SessionGrant.verify(&stranger, &record, &signature).is_err());
         }
 
         #[test]
@@ -137,7 +135,7 @@ mod tests {
             let key = NodeKey::from_secret(&secret);
             let mut signature = key.sign(Domain::SessionGrant, &record);
             add_order(&mut signature[32..]);
-            prop_assert!(key.id().verify(Domain::SessionGrant, &record, &signature).is_err());
+            prop_assert!(Domain::SessionGrant.verify(&key.id(), &record, &signature).is_err());
         }
 
         #[test]
@@ -146,7 +144,7 @@ mod tests {
             signature[0] = 1; // the identity
             signature[32..].copy_from_slice(&scalar);
             let id = NodeKey::from_secret(&secret).id();
-            prop_assert!(id.verify(Domain::SessionGrant, &record, &signature).is_err());
+            prop_assert!(Domain::SessionGrant.verify(&id, &record, &signature).is_err());
         }
     }
 }

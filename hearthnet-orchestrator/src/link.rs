@@ -14,7 +14,7 @@ use futures_util::FutureExt as _;
 use hearthnet_bus::flight::{self, Event, SessionId};
 use hearthnet_bus::{Capability, Descriptor, Grant, NodeId, NodeKey};
 use hearthnet_transport::{
-    CloseCode, Closer, Config, ConnectError, Connection, Hello, Identity, Message, PeerKey, Sender,
+    CloseCode, Closer, Config, ConnectError, Connection, Hello, Identity, Message, Sender,
     SessionClosed, SessionStats, StepResult, StreamClose,
 };
 use tokio::runtime::Handle;
@@ -231,7 +231,7 @@ impl HostLink {
             .map_err(|e| ChatError::Engine(format!("cannot use this node's key: {e}")))?;
         let lifetime = config.session_lifetime;
         let hello = Hello::new(PIPELINE, token.clone());
-        let expect = PeerKey(*addr.node.as_bytes());
+        let expect = addr.node;
         let connection =
             hearthnet_transport::connect(&addr.endpoint, &identity, expect, hello, config)
                 .await
@@ -501,7 +501,7 @@ async fn read(mut connection: Connection, sender: Sender, streams: Streams) {
 fn hand_out(
     message: Message,
     write_batch: &Option<WriteBatch>,
-    host: PeerKey,
+    host: NodeId,
     sender: &Sender,
     streams: &Streams,
 ) {
@@ -529,7 +529,7 @@ fn hand_out(
             let mut routes = lock(streams);
             if !routes.leaving {
                 flight::record(Event::HostLeaving {
-                    host: host.into(),
+                    host,
                     within_ms: within_ms.into(),
                 });
             }

@@ -110,7 +110,7 @@ async fn session(host: &RunningHost, key: &NodeKey, purpose: &str) -> Connection
     connect(
         &addr,
         &identity,
-        host.node_id().into(),
+        host.node_id(),
         hello,
         Config::default(),
     )

@@ -12,7 +12,7 @@ use hearthnet_bus::calls::{Authority, BUS_PATH, CallServer, Registry, Research, 
 use hearthnet_bus::flight::{self, PagesHandler};
 use hearthnet_bus::node::TensorAcceptor;
 use hearthnet_bus::{Capability, Expectation, Grant, NodeId, ReplayCache};
-use hearthnet_transport::{Admission, CloseCode, Hello, PATH, PeerKey, SessionClosed};
+use hearthnet_transport::{Admission, CloseCode, Hello, PATH, SessionClosed};
 
 use crate::stats::Counters;
 use crate::stream_handle::lock;
@@ -83,7 +83,7 @@ impl SessionAuthorizer {
         }
     }
 
-    fn count(&self, peer: &PeerKey, closed: &SessionClosed) {
+    fn count(&self, peer: &NodeId, closed: &SessionClosed) {
         if closed.by_us {
             tracing::debug!(?peer, code = %closed.code, "session closed: {}", closed.detail);
             self.counters.session_closed(closed.code);
@@ -101,16 +101,14 @@ impl SessionAuthorizer {
         CallServer::new(self.host, Arc::new(registry), Arc::clone(self) as _)
     }
 
-    fn node(&self, peer: &PeerKey) -> Option<NodeId> {
-        NodeId::from_bytes(&peer.0)
-            .ok()
-            .filter(|id| self.admitted.contains(id))
+    fn is_admitted(&self, peer: &NodeId) -> bool {
+        self.admitted.contains(peer)
     }
 }
 
 impl Admission for SessionAuthorizer {
-    fn admit_peer(&self, peer: &PeerKey) -> bool {
-        let is_admitted = self.node(peer).is_some();
+    fn admit_peer(&self, peer: &NodeId) -> bool {
+        let is_admitted = self.is_admitted(peer);
         if !is_admitted {
             self.counters.session_closed(CloseCode::Unauthorized);
             flight::peer_refused(*peer, CloseCode::Unauthorized);
@@ -118,20 +116,22 @@ impl Admission for SessionAuthorizer {
         is_admitted
     }
 
-    fn admit_path(&self, peer: &PeerKey, path: &str) -> Result<(), CloseCode> {
-        match (self.node(peer), path) {
-            (Some(_), PATH | BUS_PATH) => Ok(()),
+    fn admit_path(&self, peer: &NodeId, path: &str) -> Result<(), CloseCode> {
+        match (self.is_admitted(peer), path) {
+            (true, PATH | BUS_PATH) => Ok(()),
             _ => Err(CloseCode::Unauthorized),
         }
     }
 
-    fn admit_hello(&self, peer: &PeerKey, hello: &Hello, now_unix: u64) -> Result<(), CloseCode> {
-        let node = self.node(peer).ok_or(CloseCode::Unauthorized)?;
-        self.check(node, hello, now_unix)
+    fn admit_hello(&self, peer: &NodeId, hello: &Hello, now_unix: u64) -> Result<(), CloseCode> {
+        if !self.is_admitted(peer) {
+            return Err(CloseCode::Unauthorized);
+        }
+        self.check(*peer, hello, now_unix)
             .inspect_err(|code| flight::peer_refused(*peer, *code))
     }
 
-    fn session_ended(&self, peer: &PeerKey, closed: &SessionClosed) {
+    fn session_ended(&self, peer: &NodeId, closed: &SessionClosed) {
         self.count(peer, closed);
     }
 
@@ -161,7 +161,7 @@ impl TensorAcceptor for SessionAuthorizer {
         self.check(*peer, hello, now_unix)
     }
 
-    fn session_ended(&self, peer: &PeerKey, closed: &SessionClosed) {
+    fn session_ended(&self, peer: &NodeId, closed: &SessionClosed) {
         self.count(peer, closed);
     }
 }
@@ -178,8 +178,8 @@ mod tests {
         NodeKey::from_secret(&[seed; 32])
     }
 
-    fn peer(seed: u8) -> PeerKey {
-        PeerKey(*key(seed).id().as_bytes())
+    fn peer(seed: u8) -> NodeId {
+        key(seed).id()
     }
 
     /// Host 1 admits 2.
@@ -213,7 +213,7 @@ mod tests {
         assert!(keeper.admit_peer(&peer(1)));
         assert!(keeper.admit_peer(&peer(2)));
         assert!(!keeper.admit_peer(&peer(3)));
-        assert!(!keeper.admit_peer(&PeerKey([0; 32])));
+        assert!(!keeper.admit_peer(&NodeId::from_checked([0; 32])));
     }
 
     #[test]

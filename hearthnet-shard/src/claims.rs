@@ -17,7 +17,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use hearthnet_transport::PeerKey;
+use hearthnet_transport::NodeId;
 
 /// How long a refused caller may take to ask again: the longest pause between two requests for
 /// room (2 s, distributed-inference.md 4.3), and half of that for a slow machine.
@@ -27,7 +27,7 @@ pub(crate) const HOLDS: Duration = Duration::from_secs(3);
 const MOST: usize = 256;
 
 #[derive(Debug, Default)]
-pub(crate) struct Claims(BTreeMap<PeerKey, Claim>);
+pub(crate) struct Claims(BTreeMap<NodeId, Claim>);
 
 #[derive(Debug, Clone, Copy)]
 struct Claim {
@@ -41,9 +41,9 @@ impl Claims {
     /// How many callers come before this one. `running` says how many streams a caller runs.
     pub(crate) fn ahead(
         &mut self,
-        caller: PeerKey,
+        caller: NodeId,
         now: Duration,
-        running: impl Fn(&PeerKey) -> u32,
+        running: impl Fn(&NodeId) -> u32,
     ) -> usize {
         self.0
             .retain(|_, claim| now.saturating_sub(claim.last) <= HOLDS);
@@ -58,7 +58,7 @@ impl Claims {
     }
 
     /// A caller was refused.
-    pub(crate) fn refused(&mut self, caller: PeerKey, now: Duration) {
+    pub(crate) fn refused(&mut self, caller: NodeId, now: Duration) {
         if self.0.len() >= MOST && !self.0.contains_key(&caller) {
             return;
         }
@@ -70,7 +70,7 @@ impl Claims {
     }
 
     /// A caller has got what it asked for.
-    pub(crate) fn granted(&mut self, caller: PeerKey) {
+    pub(crate) fn granted(&mut self, caller: NodeId) {
         self.0.remove(&caller);
     }
 }
@@ -83,14 +83,14 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    fn key(n: u8) -> PeerKey {
-        PeerKey([n; 32])
+    fn key(n: u8) -> NodeId {
+        NodeId::from_checked([n; 32])
     }
 
     #[test]
     fn who_runs_fewer_streams_is_first_and_of_equals_who_has_been_asking_for_longest() {
         let mut claims = Claims::default();
-        let running = |caller: &PeerKey| u32::from(*caller == key(1)) * 4;
+        let running = |caller: &NodeId| u32::from(*caller == key(1)) * 4;
         claims.refused(key(1), at(0));
         claims.refused(key(2), at(1));
         claims.refused(key(3), at(2));
@@ -122,7 +122,7 @@ mod tests {
         for n in 0..2 * MOST {
             let mut bytes = [0; 32];
             bytes[..8].copy_from_slice(&(n as u64).to_be_bytes());
-            claims.refused(PeerKey(bytes), at(1));
+            claims.refused(NodeId::from_checked(bytes), at(1));
         }
         assert_eq!(claims.0.len(), MOST);
     }

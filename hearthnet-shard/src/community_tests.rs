@@ -90,7 +90,7 @@ impl Home {
 
     async fn dial(&self, key: &NodeKey, token: Vec<u8>) -> Result<Caller, ConnectError> {
         let (identity, hello) = (key.identity().unwrap(), Hello::new(PIPELINE, token));
-        let (addr, host) = (self.running.local_addr().to_string(), self.node.id().into());
+        let (addr, host) = (self.running.local_addr().to_string(), self.node.id());
         let session = connect(&addr, &identity, host, hello, Default::default()).await;
         session.map(Caller)
     }

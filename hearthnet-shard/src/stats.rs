@@ -34,7 +34,7 @@ use std::time::Duration;
 
 use hearthnet_bus::NodeId;
 use hearthnet_bus::flight::{self, Event};
-use hearthnet_transport::{CloseCode, PeerKey};
+use hearthnet_transport::CloseCode;
 use metrics::{Counter, counter, gauge, histogram};
 use serde::Serialize;
 
@@ -125,7 +125,7 @@ pub(crate) struct Counters {
 /// Rows by caller.
 #[derive(Default)]
 struct Callers {
-    named: HashMap<PeerKey, (Counter, u64)>,
+    named: HashMap<NodeId, (Counter, u64)>,
     others: u64,
 }
 
@@ -142,18 +142,14 @@ fn caller_counter(caller: &str) -> Counter {
     counter!("hearthnet_shard_caller_rows_total", "caller" => caller.to_owned())
 }
 
-fn short(caller: PeerKey) -> String {
-    NodeId::try_from(caller).map_or_else(|_| OTHERS.to_owned(), |node| node.short())
-}
-
 impl Callers {
-    fn count(&mut self, caller: PeerKey, rows: u64) {
+    fn count(&mut self, caller: NodeId, rows: u64) {
         let room = self.named.len() < MAX_CALLERS;
         let named = match room {
             true => Some(
                 self.named
                     .entry(caller)
-                    .or_insert_with(|| (caller_counter(&short(caller)), 0)),
+                    .or_insert_with(|| (caller_counter(&caller.short()), 0)),
             ),
             false => self.named.get_mut(&caller),
         };
@@ -174,7 +170,7 @@ impl Callers {
         let named = self.named.iter();
         let mut all = BTreeMap::new();
         for (name, rows) in named
-            .map(|(who, (_, rows))| (short(*who), *rows))
+            .map(|(who, (_, rows))| (who.short(), *rows))
             .chain(others)
         {
             *all.entry(name).or_insert(0) += rows;
@@ -213,7 +209,7 @@ impl Counters {
     }
 
     /// A step of a caller, of so many rows.
-    pub(crate) fn answered(&self, caller: PeerKey, rows: u32, bytes: usize, waited: Duration) {
+    pub(crate) fn answered(&self, caller: NodeId, rows: u32, bytes: usize, waited: Duration) {
         lock(&self.callers).count(caller, u64::from(rows));
         self.steps.fetch_add(1, Relaxed);
         self.bytes_out.fetch_add(bytes as u64, Relaxed);
@@ -336,12 +332,12 @@ mod tests {
     #[test]
     fn rows_are_counted_by_caller_and_callers_cannot_make_lines_without_end() {
         let counters = Counters::default();
-        let key = |seed: u8| PeerKey(*NodeKey::from_secret(&[seed; 32]).id().as_bytes());
+        let key = |seed: u8| NodeKey::from_secret(&[seed; 32]).id();
         let answered = |seed, rows| counters.answered(key(seed), rows, 0, Duration::ZERO);
         answered(1, 24);
         answered(2, 1);
         answered(1, 1);
-        let name = |seed| short(key(seed));
+        let name = |seed| key(seed).short();
         let rows = counters.snapshot(0).caller_rows;
         assert_eq!(rows, BTreeMap::from([(name(1), 25), (name(2), 1)]));
         for seed in 3..100 {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use hearthnet_transport::{Message, PeerKey, StreamClose, StreamOpen};
+use hearthnet_transport::{Message, NodeId, StreamClose, StreamOpen};
 use metrics::gauge;
 use tokio::sync::Notify;
 
@@ -50,7 +50,7 @@ struct Taken {
     /// No more are given away: the host leaves.
     closed: bool,
     all: u32,
-    by_caller: HashMap<PeerKey, Share>,
+    by_caller: HashMap<NodeId, Share>,
     /// How the streams stand, by number of their life.
     standing: BTreeMap<u64, Arc<Standing>>,
     claims: Claims,
@@ -66,7 +66,7 @@ enum Asked {
 /// How a stream stands, as far as its place is concerned.
 #[derive(Debug)]
 struct Standing {
-    caller: PeerKey,
+    caller: NodeId,
     handle: Weak<StreamHandle>,
     /// Steps that wait.
     steps: AtomicU32,
@@ -113,7 +113,7 @@ struct Share {
 #[derive(Debug)]
 struct Slot {
     slots: Arc<Slots>,
-    caller: PeerKey,
+    caller: NodeId,
     handle: u64,
 }
 
@@ -152,7 +152,7 @@ impl Slots {
     /// A place for the stream `handle` of this caller, and the count of its waiting steps.
     fn take(
         self: &Arc<Self>,
-        caller: PeerKey,
+        caller: NodeId,
         handle: u64,
         now: Duration,
     ) -> Result<Asked, StreamFault> {
@@ -162,7 +162,7 @@ impl Slots {
             return Err(StreamFault::ShuttingDown);
         }
         let (standing, by_caller) = (&taken.standing, &taken.by_caller);
-        let resting = |of: Option<PeerKey>| {
+        let resting = |of: Option<NodeId>| {
             let of_them = move |s: &Standing| of.is_none_or(|caller| s.caller == caller);
             let all = standing.iter().filter(move |(_, s)| of_them(s));
             all.filter_map(move |(id, s)| Some((s.rests_since(now)?, *id, s)))
@@ -171,13 +171,13 @@ impl Slots {
             let (.., standing) = resting(of).min_by_key(|(since, id, _)| (*since, *id))?;
             Some(Weak::clone(&standing.handle))
         };
-        let streams = |caller: &PeerKey| by_caller.get(caller).map_or(0, |share| share.streams);
+        let streams = |caller: &NodeId| by_caller.get(caller).map_or(0, |share| share.streams);
         let max = self.quota.streams;
         let victim = if streams(&caller) >= max {
             Some(longest(Some(caller)).ok_or(StreamFault::StreamQuota { max })?)
         } else {
             let free = self.max.saturating_sub(taken.all) as usize;
-            let running = |caller: &PeerKey| {
+            let running = |caller: &NodeId| {
                 let resting = u32::try_from(resting(Some(*caller)).count());
                 streams(caller).saturating_sub(resting.unwrap_or(u32::MAX))
             };
@@ -245,7 +245,7 @@ impl Drop for Slot {
 pub(crate) struct StreamHandle {
     /// Unique in this process.
     pub(crate) id: u64,
-    pub(crate) caller: PeerKey,
+    pub(crate) caller: NodeId,
     pub(crate) stream: u32,
     pub(crate) epoch: u32,
     /// First and last layer that its rows run through.
@@ -264,7 +264,7 @@ pub(crate) struct StreamHandle {
 
 /// A stream that is to begin.
 pub(crate) struct NewStream<'a> {
-    pub(crate) caller: PeerKey,
+    pub(crate) caller: NodeId,
     /// Unique in this process.
     pub(crate) id: u64,
     pub(crate) open: &'a StreamOpen,

@@ -22,9 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hearthnet_bus::{Descriptor, NodeId};
 use hearthnet_model::BoundaryDtype;
-use hearthnet_transport::{
-    CloseCode, DType, Message, PeerKey, Step, StreamClose, StreamOpen, Truncate,
-};
+use hearthnet_transport::{CloseCode, DType, Message, Step, StreamClose, StreamOpen, Truncate};
 
 use crate::batch::{all_finite, wipe};
 use crate::clock::Clock;
@@ -103,14 +101,14 @@ impl HostState {
 /// One connection's streams. Dropping it ends all its streams.
 pub(crate) struct StreamTable {
     host_state: Arc<HostState>,
-    peer: PeerKey,
+    peer: NodeId,
     outlet: Arc<dyn Outlet>,
     /// The latest life of each stream number.
     handles: HashMap<u32, Arc<StreamHandle>>,
 }
 
 impl StreamTable {
-    pub(crate) fn new(host_state: Arc<HostState>, peer: PeerKey, outlet: Arc<dyn Outlet>) -> Self {
+    pub(crate) fn new(host_state: Arc<HostState>, peer: NodeId, outlet: Arc<dyn Outlet>) -> Self {
         Self {
             host_state,
             peer,

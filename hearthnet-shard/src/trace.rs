@@ -4,7 +4,8 @@
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-use hearthnet_bus::flight::{self, Event, SessionId, Who};
+use hearthnet_bus::NodeId;
+use hearthnet_bus::flight::{self, Event, SessionId};
 use hearthnet_transport::{CloseCode, Connection, Message};
 
 use crate::stream_handle::lock;
@@ -12,7 +13,7 @@ use crate::stream_handle::lock;
 /// A session under observation. What it began ends with it.
 pub(crate) struct Trace {
     session: SessionId,
-    peer: Who,
+    peer: NodeId,
     record: fn(Event),
     /// The lives that the caller asked for and nobody has ended, by stream and epoch: no more than
     /// there are places, and openings on their way.
@@ -32,7 +33,7 @@ impl Trace {
     /// A session has begun.
     pub(crate) fn begin(connection: &Connection) -> Self {
         let session = SessionId::of_token(connection.token());
-        let trace = Self::new(session, connection.peer().into(), flight::record);
+        let trace = Self::new(session, connection.peer(), flight::record);
         (trace.record)(Event::SessionBegan {
             session,
             peer: trace.peer,
@@ -41,7 +42,7 @@ impl Trace {
         trace
     }
 
-    fn new(session: SessionId, peer: Who, record: fn(Event)) -> Self {
+    fn new(session: SessionId, peer: NodeId, record: fn(Event)) -> Self {
         Self {
             session,
             peer,
@@ -151,7 +152,7 @@ impl Trace {
 mod tests {
     use std::cell::RefCell;
 
-    use hearthnet_transport::{PeerKey, StreamClose, StreamError, StreamOpen, StreamOpened};
+    use hearthnet_transport::{NodeId, StreamClose, StreamError, StreamOpen, StreamOpened};
 
     use super::*;
 
@@ -163,7 +164,7 @@ mod tests {
         let record = |event| RECORDED.with_borrow_mut(|all| all.push(event));
         Trace::new(
             SessionId::of_token(b"token"),
-            PeerKey([1; 32]).into(),
+            NodeId::from_checked([1; 32]),
             record,
         )
     }

@@ -11,18 +11,18 @@ use std::sync::Arc;
 
 use hearthnet_transport::bench::{self, BenchOptions};
 use hearthnet_transport::{
-    Admission, CloseCode, Config, Hello, Identity, Listener, PeerKey, connect,
+    Admission, CloseCode, Config, Hello, Identity, Listener, NodeId, connect,
 };
 
 /// Admits one key, for measuring.
-struct Only(PeerKey);
+struct Only(NodeId);
 
 impl Admission for Only {
-    fn admit_peer(&self, key: &PeerKey) -> bool {
+    fn admit_peer(&self, key: &NodeId) -> bool {
         *key == self.0
     }
 
-    fn admit_hello(&self, _: &PeerKey, hello: &Hello, _: u64) -> Result<(), CloseCode> {
+    fn admit_hello(&self, _: &NodeId, hello: &Hello, _: u64) -> Result<(), CloseCode> {
         if hello.purpose == bench::PURPOSE {
             Ok(())
         } else {
@@ -42,7 +42,7 @@ async fn host() {
     let mut keys = [0; 64];
     std::io::stdin().read_exact(&mut keys).unwrap();
     let identity = Identity::from_secret(&keys[..32].try_into().unwrap()).unwrap();
-    let caller = PeerKey(keys[32..].try_into().unwrap());
+    let caller = NodeId::from_bytes(keys[32..].try_into().unwrap()).unwrap();
     let admission = Arc::new(Only(caller));
     let mut listener = Listener::bind("127.0.0.1:0", &identity, admission, Config::default())
         .await
@@ -62,7 +62,7 @@ async fn caller() {
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
     stdin.write_all(&host_secret).unwrap();
-    stdin.write_all(&own.key().0).unwrap();
+    stdin.write_all(own.key().as_bytes()).unwrap();
     let mut addr = String::new();
     BufReader::new(child.stdout.take().unwrap())
         .read_line(&mut addr)

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use crate::NodeId;
 use crate::compress::ChunkDecompressor;
-use crate::identity::PeerKey;
 use crate::message::{Message, StreamClose, StreamError, Truncate};
 use crate::net::fuzz_frame_limiter;
 use crate::pair::Pair;
@@ -366,7 +366,7 @@ pub fn decompress(input: &[u8]) {
 /// # Panics
 /// When a promise is broken.
 pub fn certificate(input: &[u8]) {
-    if let Ok(key) = PeerKey::from_certificate(input) {
-        assert!(key.verifier().is_ok());
+    if let Ok(key) = NodeId::from_certificate(input) {
+        assert_eq!(NodeId::from_bytes(key.as_bytes()), Ok(key));
     }
 }

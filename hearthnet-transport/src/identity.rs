@@ -12,23 +12,20 @@ use x509_parser::oid_registry::OID_SIG_ED25519;
 use x509_parser::prelude::{FromDer, X509Certificate};
 use zeroize::Zeroizing;
 
+use crate::NodeId;
 use crate::code::{CloseCode, Violation};
 
 /// Largest certificate that is looked at: a key, a signature and some names fit easily.
 const MAX_CERTIFICATE_BYTES: usize = 2048;
 
-/// The raw Ed25519 public key of a node: all that identifies it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PeerKey(pub [u8; 32]);
-
-impl PeerKey {
+impl NodeId {
     /// The key in a certificate. Names, dates, issuer, extensions and the certificate's own
     /// signature carry no meaning; that the peer holds the key is proved by the TLS handshake.
     ///
     /// # Errors
     /// `invalid_signature` unless it is one DER certificate of at most 2 KiB whose subject key is
     /// Ed25519 and not of small order.
-    pub fn from_certificate(certificate: &[u8]) -> Result<PeerKey, Violation> {
+    pub fn from_certificate(certificate: &[u8]) -> Result<NodeId, Violation> {
         let refuse = |detail| Violation::new(CloseCode::InvalidSignature, detail);
         if certificate.len() > MAX_CERTIFICATE_BYTES {
             return Err(refuse("the certificate is larger than 2 KiB"));
@@ -42,43 +39,17 @@ impl PeerKey {
         if spki.algorithm.algorithm != OID_SIG_ED25519 || spki.algorithm.parameters.is_some() {
             return Err(refuse("the certificate's key is not Ed25519"));
         }
-        let key = PeerKey(
-            <[u8; 32]>::try_from(spki.subject_public_key.data.as_ref())
-                .map_err(|_| refuse("the certificate's key is not 32 bytes"))?,
-        );
-        key.verifier()?;
-        Ok(key)
-    }
-
-    /// The key as a verifier.
-    pub(crate) fn verifier(&self) -> Result<ed25519_dalek::VerifyingKey, Violation> {
-        ed25519_dalek::VerifyingKey::from_bytes(&self.0)
-            .ok()
-            .filter(|key| !key.is_weak())
-            .ok_or_else(|| {
-                Violation::new(
-                    CloseCode::InvalidSignature,
-                    "the key is not a point of full order on the curve",
-                )
-            })
-    }
-}
-
-impl fmt::Debug for PeerKey {
-    /// The first 4 bytes: enough to tell keys apart in a log.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("PeerKey(")?;
-        for byte in self.0.iter().take(4) {
-            write!(f, "{byte:02x}")?;
-        }
-        f.write_str("..)")
+        let key = <[u8; 32]>::try_from(spki.subject_public_key.data.as_ref())
+            .map_err(|_| refuse("the certificate's key is not 32 bytes"))?;
+        NodeId::from_bytes(&key)
+            .map_err(|_| refuse("the key is not a point of full order on the curve"))
     }
 }
 
 /// A node's own key, with the self-signed certificate that presents it.
 #[derive(Clone)]
 pub struct Identity {
-    key: PeerKey,
+    key: NodeId,
     pub(crate) certified: Arc<CertifiedKey>,
 }
 
@@ -98,7 +69,7 @@ impl Identity {
         let fail = |reason: &dyn fmt::Display| IdentityError {
             reason: reason.to_string(),
         };
-        let key = PeerKey(SigningKey::from_bytes(secret).verifying_key().to_bytes());
+        let key = NodeId::from_own_key(&SigningKey::from_bytes(secret).verifying_key());
 
         // PKCS #8 version 1 of an Ed25519 key (RFC 8410, section 7): a fixed prefix and the seed.
         let mut pkcs8 = Zeroizing::new([0u8; 48]);
@@ -126,7 +97,7 @@ impl Identity {
     }
 
     /// The public key.
-    pub fn key(&self) -> PeerKey {
+    pub fn key(&self) -> NodeId {
         self.key
     }
 
@@ -161,9 +132,9 @@ mod tests {
             0x1c, 0xae, 0x7f, 0x60,
         ];
         let identity = Identity::from_secret(&secret).unwrap();
-        assert_eq!(identity.key().0[..4], [0xd7, 0x5a, 0x98, 0x01]);
+        assert_eq!(identity.key().as_bytes()[..4], [0xd7, 0x5a, 0x98, 0x01]);
         assert_eq!(
-            PeerKey::from_certificate(identity.certificate()).unwrap(),
+            NodeId::from_certificate(identity.certificate()).unwrap(),
             identity.key()
         );
     }
@@ -172,7 +143,7 @@ mod tests {
     fn certificates_of_other_kinds_of_key_are_refused() {
         let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
         let certificate = CertificateParams::default().self_signed(&pair).unwrap();
-        let refused = PeerKey::from_certificate(certificate.der()).unwrap_err();
+        let refused = NodeId::from_certificate(certificate.der()).unwrap_err();
         assert_eq!(refused.code, CloseCode::InvalidSignature);
     }
 
@@ -181,16 +152,16 @@ mod tests {
         let identity = Identity::from_secret(&[7; 32]).unwrap();
         let good = identity.certificate();
         for cut in 0..good.len() {
-            assert!(PeerKey::from_certificate(&good[..cut]).is_err());
+            assert!(NodeId::from_certificate(&good[..cut]).is_err());
         }
         for at in 0..good.len() {
             let mut bad = good.to_vec();
             bad[at] ^= 0x55;
-            let _ = PeerKey::from_certificate(&bad);
+            let _ = NodeId::from_certificate(&bad);
         }
         let mut longer = good.to_vec();
         longer.push(0);
-        assert!(PeerKey::from_certificate(&longer).is_err());
+        assert!(NodeId::from_certificate(&longer).is_err());
     }
 
     #[test]
@@ -203,8 +174,15 @@ mod tests {
             0x67, 0x0f, 0x2a, 0x20, 0x53, 0xfa, 0x2c, 0x39, 0xcc, 0xc6, 0x4e, 0xc7, 0xfd, 0x77,
             0x92, 0xac, 0x03, 0x7a,
         ];
-        for key in [neutral, order_8] {
-            assert!(PeerKey(key).verifier().is_err());
+        let identity = Identity::from_secret(&[7; 32]).unwrap();
+        let (good, own) = (identity.certificate(), identity.key());
+        let at = good.windows(32).position(|part| part == own.as_bytes());
+        let at = at.unwrap();
+        for (key, name) in [(neutral, "1"), (order_8, "8"), (*own.as_bytes(), "full")] {
+            let mut certificate = good.to_vec();
+            certificate[at..at + 32].copy_from_slice(&key);
+            let read = NodeId::from_certificate(&certificate);
+            assert_eq!(read.is_ok(), name == "full", "order {name}");
         }
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! ```no_run
 //! use hearthnet_transport::*;
-//! # async fn example(own: Identity, host: PeerKey, token: Vec<u8>, step: Step) -> Result<(), Box<dyn std::error::Error>> {
+//! # async fn example(own: Identity, host: NodeId, token: Vec<u8>, step: Step) -> Result<(), Box<dyn std::error::Error>> {
 //! let hello = Hello::new("pipeline", token);
 //! let mut session = connect("192.0.2.7:4710", &own, host, hello, Config::default()).await?;
 //! let sender = session.sender(); // for other tasks, and threads
@@ -36,6 +36,7 @@
 //! | zstd into buffers of a known size | `compress.rs` |
 //! | why sessions end | `code.rs` |
 //! | limits and deadlines | `config.rs` |
+//! | who a node is | `node_id.rs` |
 //! | node keys as certificates; TLS profile | `identity.rs`, `net/tls.rs` |
 //! | WebSocket limits that tungstenite lacks | `net/frame_limiter.rs` |
 //! | the driver task, and who does the I/O | `net/connection.rs` |
@@ -64,6 +65,7 @@ pub mod fuzzing;
 mod identity;
 mod message;
 mod net;
+mod node_id;
 pub mod pair;
 mod secret;
 pub mod session;
@@ -73,7 +75,7 @@ pub mod wire;
 
 pub use code::{CloseCode, SessionClosed, Violation};
 pub use config::{Config, ConfigError, Deadlines};
-pub use identity::{Identity, IdentityError, PeerKey};
+pub use identity::{Identity, IdentityError};
 pub use message::{
     Message, Step, StepResult, StreamClose, StreamError, StreamOpen, StreamOpened, Truncate, Want,
 };
@@ -82,6 +84,7 @@ pub use net::{
     ListenerStats, PATH, PathListener, PathRule, PeerSender, PeerSocket, Phase, RefusedConnection,
     SendError, Sender, connect, connect_here, connect_over, connect_path, connect_path_over,
 };
+pub use node_id::{NodeId, NodeIdError};
 pub use session::{SessionStats, Terms};
 pub use tensor::{DType, Dims, MAX_RANK, Tensor};
 pub use time::Time;

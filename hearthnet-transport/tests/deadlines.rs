@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures_util::SinkExt;
 use hearthnet_transport::wire::{Flags, FrameType, Header};
 use hearthnet_transport::{
-    Acceptor, Admission, CloseCode, Config, ConnectError, Hello, Identity, PeerKey, Phase,
+    Acceptor, Admission, CloseCode, Config, ConnectError, Hello, Identity, NodeId, Phase,
     RefusedConnection, connect_over,
 };
 use support::raw::{Raw, pkcs8, tls};
@@ -25,11 +25,11 @@ const HOST: [u8; 32] = [2; 32];
 struct Everyone;
 
 impl Admission for Everyone {
-    fn admit_peer(&self, _: &PeerKey) -> bool {
+    fn admit_peer(&self, _: &NodeId) -> bool {
         true
     }
 
-    fn admit_hello(&self, _: &PeerKey, _: &Hello, _: u64) -> Result<(), CloseCode> {
+    fn admit_hello(&self, _: &NodeId, _: &Hello, _: u64) -> Result<(), CloseCode> {
         Ok(())
     }
 }

@@ -15,7 +15,7 @@ use hearthnet_transport::bench::serve_echo;
 use hearthnet_transport::wire::FrameType;
 use hearthnet_transport::{
     Admission, CloseCode, Config, ConnectError, Connection, DType, Deadlines, Hello, Identity,
-    Listener, Message, PeerKey, SendError, StreamClose, StreamOpened, connect,
+    Listener, Message, NodeId, SendError, StreamClose, StreamOpened, connect,
 };
 use rcgen::{CertificateParams, KeyPair};
 use support::raw::{Raw, pkcs8, tls};
@@ -37,14 +37,14 @@ fn identity() -> Identity {
 }
 
 /// Admits one key, with one token, for two purposes.
-struct Admit(PeerKey);
+struct Admit(NodeId);
 
 impl Admission for Admit {
-    fn admit_peer(&self, key: &PeerKey) -> bool {
+    fn admit_peer(&self, key: &NodeId) -> bool {
         *key == self.0
     }
 
-    fn admit_hello(&self, key: &PeerKey, hello: &Hello, now: u64) -> Result<(), CloseCode> {
+    fn admit_hello(&self, key: &NodeId, hello: &Hello, now: u64) -> Result<(), CloseCode> {
         assert_eq!(*key, self.0);
         assert!(now > 1_700_000_000);
         match (hello.purpose.as_str(), hello.token.as_slice()) {
@@ -56,7 +56,7 @@ impl Admission for Admit {
 }
 
 struct Net {
-    host: PeerKey,
+    host: NodeId,
     caller: Identity,
     caller_secret: [u8; 32],
     addr: String,
@@ -125,7 +125,7 @@ fn host_process() {
         .map(|at| u8::from_str_radix(&keys[at..at + 2], 16).unwrap())
         .collect();
     let identity = Identity::from_secret(&bytes[..32].try_into().unwrap()).unwrap();
-    let caller = PeerKey(bytes[32..].try_into().unwrap());
+    let caller = NodeId::from_bytes(bytes[32..].try_into().unwrap()).unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -160,7 +160,7 @@ fn host_process() {
 struct HostProcess {
     child: Child,
     addr: String,
-    key: PeerKey,
+    key: NodeId,
     caller: Identity,
 }
 
@@ -169,7 +169,7 @@ impl HostProcess {
         let (secret, caller) = (secret(), identity());
         let keys: String = secret
             .iter()
-            .chain(&caller.key().0)
+            .chain(caller.key().as_bytes())
             .map(|byte| format!("{byte:02x}"))
             .collect();
         let mut child = Command::new(std::env::current_exe().unwrap())

@@ -10,9 +10,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use hearthnet_transport::{
-    Acceptor, Admission, Arrival, CloseCode, Config, ConnectError, Frame, Hello, Identity,
-    PathListener, PathRule, PeerKey, PeerSocket, RefusedConnection, SendError, SessionClosed,
-    connect, connect_path,
+    Acceptor, Admission, Arrival, CloseCode, Config, ConnectError, Frame, Hello, Identity, NodeId,
+    PathListener, PathRule, PeerSocket, RefusedConnection, SendError, SessionClosed, connect,
+    connect_path,
 };
 use support::raw::Raw;
 use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
@@ -44,11 +44,11 @@ struct Community {
 }
 
 impl Admission for Community {
-    fn admit_peer(&self, _: &PeerKey) -> bool {
+    fn admit_peer(&self, _: &NodeId) -> bool {
         true
     }
 
-    fn admit_path(&self, key: &PeerKey, path: &str) -> Result<(), CloseCode> {
+    fn admit_path(&self, key: &NodeId, path: &str) -> Result<(), CloseCode> {
         if *key == identity(&REVOKED).key() {
             Err(CloseCode::Revoked)
         } else if *key == identity(&MEMBER).key() || path == "/bus/v1" {
@@ -58,15 +58,15 @@ impl Admission for Community {
         }
     }
 
-    fn admit_hello(&self, _: &PeerKey, _: &Hello, _: u64) -> Result<(), CloseCode> {
+    fn admit_hello(&self, _: &NodeId, _: &Hello, _: u64) -> Result<(), CloseCode> {
         Ok(())
     }
 
-    fn session_ended(&self, _: &PeerKey, closed: &SessionClosed) {
+    fn session_ended(&self, _: &NodeId, closed: &SessionClosed) {
         self.ended.lock().unwrap().push(("/tensor/v1", closed.code));
     }
 
-    fn path_ended(&self, _: &PeerKey, path: &str, closed: &SessionClosed) {
+    fn path_ended(&self, _: &NodeId, path: &str, closed: &SessionClosed) {
         let path = if path == "/bus/v1" {
             "/bus/v1"
         } else {

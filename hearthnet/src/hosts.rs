@@ -23,7 +23,7 @@ use hearthnet_orchestrator::health::{FailureKind, SharedHealth};
 use hearthnet_orchestrator::hosts::{Choice, GRACE, HostSource, RoutedSpan, Search};
 use hearthnet_orchestrator::link::{HostAddr, HostLink, PIPELINE};
 use hearthnet_orchestrator::router::{Candidate, RouteError, Span};
-use hearthnet_transport::{Config, Hello, PeerKey, connect_path};
+use hearthnet_transport::{Config, Hello, connect_path};
 use serde_json::json;
 use tokio::runtime::Handle;
 use tokio::time::{timeout, timeout_at};
@@ -704,12 +704,12 @@ async fn connect_at(
     let text = |e: &dyn std::fmt::Display| e.to_string();
     let identity = key.identity().map_err(|e| text(&e))?;
     let endpoint = address.to_string();
-    let expected = Some(PeerKey::from(node));
+    let expected = Some(node);
     let socket = connect_path(&endpoint, &identity, expected, &bus_rule(), transport)
         .await
         .map_err(|e| text(&e))?;
     watch.watch_host(node, None, socket.closer());
-    let client = Client::new(socket, Arc::clone(key)).map_err(|e| text(&e))?;
+    let client = Client::new(socket, Arc::clone(key));
     let capability = SHARD_SERVE.parse().map_err(|e| text(&e))?;
     let answer = client
         .call(&capability, &json!({ "shard_id": shard }))

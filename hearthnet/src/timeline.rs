@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 
 use hearthnet_bus::NodeId;
 use hearthnet_bus::calls::CallError;
-use hearthnet_bus::flight::{Answer, Entry, Event, Who};
+use hearthnet_bus::flight::{Answer, Entry, Event};
 use hearthnet_bus::log::Community;
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ use crate::output::table;
 
 /// A node that was asked, and what it said or why it did not.
 pub(crate) struct Asked {
-    pub(crate) node: Who,
+    pub(crate) node: NodeId,
     /// Whether it runs on this machine, on the same data directory.
     pub(crate) here: bool,
     pub(crate) answer: Result<Answer, CallError>,
@@ -37,7 +37,7 @@ const REASON_CHARS: usize = 400;
 /// Names of nodes as they are shown, each made once.
 struct Names<'a> {
     state: Option<&'a Community>,
-    known: RefCell<HashMap<Who, String>>,
+    known: RefCell<HashMap<NodeId, String>>,
 }
 
 impl<'a> Names<'a> {
@@ -48,12 +48,12 @@ impl<'a> Names<'a> {
         }
     }
 
-    fn of(&self, who: &Who) -> String {
+    fn of(&self, who: &NodeId) -> String {
         let mut known = self.known.borrow_mut();
         known.entry(*who).or_insert_with(|| self.make(who)).clone()
     }
 
-    fn make(&self, who: &Who) -> String {
+    fn make(&self, who: &NodeId) -> String {
         let node: Option<NodeId> = who.to_string().parse().ok();
         let name = match (self.state, node) {
             (Some(state), Some(node)) => plain(name_of(state, &node, now_ms())),
@@ -435,7 +435,7 @@ mod tests {
             .map(|record| serde_json::from_value(record).unwrap())
             .collect();
         let clock = |unix_ms, mono_us| Stamp { unix_ms, mono_us };
-        let node: Who = format!("ed25519:{}", "A".repeat(43)).parse().unwrap();
+        let node: NodeId = format!("ed25519:{}", "A".repeat(43)).parse().unwrap();
         let answer = Answer {
             asked: clock(1_750_000_000_000, 1_000_000),
             answered: clock(u64::MAX, 10),

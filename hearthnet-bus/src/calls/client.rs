@@ -83,13 +83,9 @@ struct State {
 impl Client {
     /// Calls the node at the other end of `socket`, signing with `key`. Must be made
     /// within a tokio runtime, whose task then drives the socket.
-    ///
-    /// # Errors
-    /// `unauthorized` if the peer's key is no usable node id.
-    pub fn new(socket: PeerSocket, key: Arc<NodeKey>) -> Result<Self, CallError> {
-        let node = NodeId::try_from(socket.peer())
-            .map_err(|e| CallError::new(Code::UNAUTHORIZED, e.to_string()))?;
-        Ok(Self::start(socket.into(), Some(Signs { key, node })))
+    pub fn new(socket: PeerSocket, key: Arc<NodeKey>) -> Self {
+        let node = socket.peer();
+        Self::start(socket.into(), Some(Signs { key, node }))
     }
 
     /// Calls over a socket between nodes of another make.

@@ -156,8 +156,8 @@ impl Envelope {
                 },
             });
         }
-        sender
-            .verify(Domain::Call, body, signature)
+        Domain::Call
+            .verify(&sender, body, signature)
             .map_err(|_| EnvelopeError::Signature)?;
         if envelope.params_sha256[..] != Sha256::digest(params.as_bytes())[..] {
             return Err(EnvelopeError::Params);

@@ -1,8 +1,9 @@
 //! What can have happened.
 
+use crate::NodeId;
 use serde::{Deserialize, Serialize};
 
-use super::ids::{Name, PipelineId, SessionId, Who};
+use super::ids::{Name, PipelineId, SessionId};
 
 /// Something that happened to a pipeline, a stream, a session or a node. Codes, ids and
 /// numbers, and nothing that a user wrote or read.
@@ -28,7 +29,7 @@ pub enum Event {
         /// Id of the pipeline.
         pipeline: PipelineId,
         /// Node id of the host.
-        host: Who,
+        host: NodeId,
         /// `<model_id>:<lo>-<hi>`.
         shard: Name,
         /// In which session.
@@ -43,7 +44,7 @@ pub enum Event {
         /// Id of the pipeline.
         pipeline: PipelineId,
         /// Node id of the host.
-        host: Who,
+        host: NodeId,
         /// In which session.
         session: SessionId,
         /// The stream's number there.
@@ -56,7 +57,7 @@ pub enum Event {
         /// Id of the pipeline.
         pipeline: PipelineId,
         /// Node id of the host.
-        host: Who,
+        host: NodeId,
         /// `<model_id>:<lo>-<hi>`.
         shard: Name,
         /// What went wrong, `pipeline_stalled` and `degraded` among them.
@@ -67,7 +68,7 @@ pub enum Event {
         /// Id of the pipeline.
         pipeline: PipelineId,
         /// Node id of the host.
-        host: Who,
+        host: NodeId,
         /// `<model_id>:<lo>-<hi>`.
         shard: Name,
     },
@@ -77,7 +78,7 @@ pub enum Event {
         pipeline: PipelineId,
         /// Who ran them before; absent when they were taken over by this machine.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        host: Option<Who>,
+        host: Option<NodeId>,
         /// `<model_id>:<lo>-<hi>`.
         shard: Name,
         /// What was the reason: of a failure, or `leaving`.
@@ -94,12 +95,12 @@ pub enum Event {
         /// Id of the pipeline.
         pipeline: PipelineId,
         /// Node id of the host.
-        host: Who,
+        host: NodeId,
     },
     /// A host said that it will end its sessions.
     HostLeaving {
         /// Node id of the host.
-        host: Who,
+        host: NodeId,
         /// How long streams go on there at most, in milliseconds.
         within_ms: u64,
     },
@@ -168,7 +169,7 @@ pub enum Event {
         /// Id of the session.
         session: SessionId,
         /// Node id of the peer.
-        peer: Who,
+        peer: NodeId,
         /// `pipeline`, or what else sessions are for.
         purpose: Name,
     },
@@ -177,7 +178,7 @@ pub enum Event {
         /// Id of the session.
         session: SessionId,
         /// Node id of the peer.
-        peer: Who,
+        peer: NodeId,
         /// Why, as closing codes spell it.
         code: Name,
         /// Whether this side ended it.
@@ -188,7 +189,7 @@ pub enum Event {
         /// In which session.
         session: SessionId,
         /// Node id of the peer.
-        peer: Who,
+        peer: NodeId,
         /// The caller's number of it.
         stream: u32,
         /// Its epoch.
@@ -201,7 +202,7 @@ pub enum Event {
         /// In which session.
         session: SessionId,
         /// Node id of the peer.
-        peer: Who,
+        peer: NodeId,
         /// The caller's number of it.
         stream: u32,
         /// Its epoch.
@@ -214,7 +215,7 @@ pub enum Event {
         /// In which session.
         session: SessionId,
         /// Node id of the peer.
-        peer: Who,
+        peer: NodeId,
         /// The caller's number of it.
         stream: u32,
         /// Its epoch.
@@ -233,40 +234,40 @@ pub enum Event {
     /// Another node is connected.
     PeerConnected {
         /// Node id of the peer.
-        peer: Who,
+        peer: NodeId,
     },
     /// Another node is not connected any more.
     PeerLost {
         /// Node id of the peer.
-        peer: Who,
+        peer: NodeId,
         /// The cause, as a code of the protocol.
         code: Name,
     },
     /// Another node could not be reached, or did not let this one in.
     PeerUnreachable {
         /// Node id of the peer.
-        peer: Who,
+        peer: NodeId,
         /// The cause, as a code of the protocol.
         code: Name,
     },
     /// A node showed its key and was not let in.
     PeerRefused {
         /// Node id of the peer.
-        peer: Who,
+        peer: NodeId,
         /// The cause, as a code of the protocol.
         code: Name,
     },
     /// A member offers layers.
     AdvertSeen {
         /// Node id of the peer.
-        peer: Who,
+        peer: NodeId,
         /// `<model_id>:<lo>-<hi>`.
         shard: Name,
     },
     /// It does not any more.
     AdvertGone {
         /// Node id of the peer.
-        peer: Who,
+        peer: NodeId,
         /// `<model_id>:<lo>-<hi>`.
         shard: Name,
         /// `withdrawn`, `expired` or `revoked`.
@@ -275,7 +276,7 @@ pub enum Event {
     /// The community sent a member away.
     Revoked {
         /// Node id of the peer.
-        peer: Who,
+        peer: NodeId,
     },
     /// Somebody connected and did not become anybody's session: what is no TLS, and the like.
     ConnectionRefused {
@@ -348,7 +349,7 @@ impl Event {
 
     /// Whether a caller of a host may hear of it from that host: what that caller did there and
     /// what was done to it, and what befell the host as a whole. Not who else was there.
-    pub fn concerns(&self, caller: &Who) -> bool {
+    pub fn concerns(&self, caller: &NodeId) -> bool {
         match self {
             Self::SessionBegan { peer, .. }
             | Self::SessionEnded { peer, .. }

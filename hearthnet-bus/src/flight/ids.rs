@@ -4,14 +4,9 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use hearthnet_transport::PeerKey;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use sha2::{Digest as _, Sha256};
 use ulid::Ulid;
-
-use crate::NodeId;
 
 /// Longest [`Name`], in bytes. Shard ids of the catalogue have about 40.
 pub const MAX_NAME_BYTES: usize = 80;
@@ -166,79 +161,5 @@ impl<'de> Deserialize<'de> for SessionId {
         let number = u64::from_str_radix(&text, 16).ok().filter(|_| is_hex);
         let number = number.ok_or_else(|| de::Error::custom("a session has 16 hex digits"))?;
         Ok(Self(number.to_be_bytes()))
-    }
-}
-
-/// Who took part, by the key that was shown: printed like a [`NodeId`], but whether it is a
-/// key that anyone can hold is not asked, because nothing is decided by it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Who([u8; 32]);
-
-/// What a printed key begins with, as for node ids.
-const PREFIX: &str = "ed25519:";
-/// Characters of it that tables show, as [`NodeId::short`] does.
-const SHORT_CHARS: usize = 8;
-
-impl Who {
-    /// A form for tables: `ed25519:` and the first 8 characters of the key.
-    pub fn short(&self) -> String {
-        let whole = self.to_string();
-        whole.chars().take(PREFIX.len() + SHORT_CHARS).collect()
-    }
-}
-
-impl From<NodeId> for Who {
-    fn from(id: NodeId) -> Self {
-        Self(*id.as_bytes())
-    }
-}
-
-impl From<PeerKey> for Who {
-    fn from(key: PeerKey) -> Self {
-        Self(key.0)
-    }
-}
-
-impl fmt::Display for Who {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(PREFIX)?;
-        f.write_str(&URL_SAFE_NO_PAD.encode(self.0))
-    }
-}
-
-impl fmt::Debug for Who {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl FromStr for Who {
-    type Err = crate::NodeIdError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let encoded = text
-            .strip_prefix(PREFIX)
-            .ok_or(crate::NodeIdError::Prefix)?;
-        let bytes = URL_SAFE_NO_PAD
-            .decode(encoded)
-            .map_err(|_| crate::NodeIdError::Encoding)?;
-        let found = bytes.len();
-        let bytes = bytes.try_into();
-        bytes
-            .map(Self)
-            .map_err(|_| crate::NodeIdError::Length { found })
-    }
-}
-
-impl Serialize for Who {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Who {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(de::Error::custom)
     }
 }

@@ -32,13 +32,14 @@ mod timeline;
 #[cfg(test)]
 mod tests;
 
+use crate::NodeId;
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use hearthnet_transport::{CloseCode, PeerKey};
+use hearthnet_transport::CloseCode;
 
 pub use event::{Class, Event};
-pub use ids::{MAX_NAME_BYTES, Name, PipelineId, SessionId, Who};
+pub use ids::{MAX_NAME_BYTES, Name, PipelineId, SessionId};
 pub use ring::{MAX_PAGE_BYTES, MAX_PAGE_RECORDS, Page, Record, Ring, Stamp};
 pub use share::{Answer, PagesHandler, callers_descriptor, descriptor, local_descriptor, params};
 pub use timeline::{Clock, Entry, merge, of_pipeline};
@@ -59,9 +60,9 @@ pub fn record(event: Event) {
 
 /// Takes note of a key that was shown and not let in. Whether it is its owner who showed it may
 /// not be known yet.
-pub fn peer_refused(key: PeerKey, code: CloseCode) {
+pub fn peer_refused(key: NodeId, code: CloseCode) {
     record(Event::PeerRefused {
-        peer: key.into(),
+        peer: key,
         code: code.as_str().into(),
     });
 }
@@ -78,7 +79,7 @@ pub fn connection_refused(code: &'static str) {
 
 /// What is kept from the record `from` on that happened at or after `since_unix_ms`, as much
 /// of it as fits into one page; for a caller, what [concerns](Event::concerns) it.
-pub fn page(from: u64, since_unix_ms: u64, caller: Option<&Who>) -> Page {
+pub fn page(from: u64, since_unix_ms: u64, caller: Option<&NodeId>) -> Page {
     let at = now();
     lock().page(at, from, since_unix_ms, caller)
 }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 use super::event::{Class, Event};
-use super::ids::Who;
+use crate::NodeId;
 
 /// Most records of one page.
 pub const MAX_PAGE_RECORDS: usize = 256;
@@ -158,7 +158,7 @@ impl Ring {
 
     /// The first records from number `from` on that happened at or after `since_unix_ms`: all of
     /// them, or those that [concern](Event::concerns) one caller.
-    pub fn page(&self, now: Stamp, from: u64, since_unix_ms: u64, caller: Option<&Who>) -> Page {
+    pub fn page(&self, now: Stamp, from: u64, since_unix_ms: u64, caller: Option<&NodeId>) -> Page {
         let mut parts = self.parts.each_ref().map(|part| {
             let first = part.records.partition_point(|record| record.seq < from);
             part.records.range(first..).peekable()

@@ -3,7 +3,6 @@
 use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 
-use super::ids::Who;
 use super::ring::{Page, Record, Stamp};
 use crate::calls::{
     CallContext, CallError, CallLimits, CallStream, CapabilityDescriptor, FrameSink, Handler, Kind,
@@ -120,13 +119,13 @@ impl Handler for PagesHandler {
         out: FrameSink,
     ) -> BoxFuture<'_, Result<Value, CallError>> {
         Box::pin(async move {
-            let only: Option<Who> = match self.readers {
+            let only: Option<NodeId> = match self.readers {
                 Readers::Nodes => None,
                 Readers::Local => {
                     ctx.require_local("may ask this")?;
                     None
                 }
-                Readers::Callers(own) => (ctx.caller != own).then(|| ctx.caller.into()),
+                Readers::Callers(own) => (ctx.caller != own).then_some(ctx.caller),
             };
             let age_ms = params["age_ms"].as_u64().unwrap_or(u64::MAX);
             let since = super::now().unix_ms.saturating_sub(age_ms);

@@ -66,7 +66,7 @@ fn a_full_ring_stays_within_its_bytes_and_keeps_the_latest() {
             at(n),
             Event::HostFailed {
                 pipeline: pipeline(n),
-                host: Who::from(hearthnet_transport::PeerKey([7; 32])),
+                host: (hearthnet_transport::NodeId::from_checked([7; 32])),
                 shard: long.as_str().into(),
                 code: long.as_str().into(),
             },
@@ -116,10 +116,10 @@ fn what_is_older_than_was_asked_for_is_left_out_even_if_the_clock_was_set() {
 
 #[test]
 fn a_caller_reads_what_concerns_it_and_of_no_other_caller() {
-    let who = |n: u8| Who::from(hearthnet_transport::PeerKey([n; 32]));
+    let who = |n: u8| NodeId::from_checked([n; 32]);
     let (mine, theirs) = (who(1), who(2));
     let session = SessionId::of_token(b"token");
-    let of = |peer: Who| {
+    let of = |peer: NodeId| {
         [
             Event::SessionBegan {
                 session,
@@ -204,12 +204,12 @@ proptest! {
             let event = match kind {
                 0 => aborted(n),
                 1 => Event::PeerLost {
-                    peer: Who::from(hearthnet_transport::PeerKey([n as u8; 32])),
+                    peer: (hearthnet_transport::NodeId::from_checked([n as u8; 32])),
                     code: format!("{n}").as_str().into(),
                 },
                 _ => Event::StreamRefused {
                     session: SessionId::of_token(&n.to_le_bytes()),
-                    peer: Who::from(hearthnet_transport::PeerKey([1; 32])),
+                    peer: (hearthnet_transport::NodeId::from_checked([1; 32])),
                     stream: 1,
                     epoch: 1,
                     code: "kv_full".into(),

@@ -28,9 +28,10 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::event::Event;
-use super::ids::{PipelineId, SessionId, Who};
+use super::ids::{PipelineId, SessionId};
 use super::ring::Record;
 use super::share::Answer;
+use crate::NodeId;
 
 /// How far two clocks drift apart, in millionths: more than quartzes do.
 const DRIFT_PPM: u64 = 100;
@@ -46,7 +47,7 @@ pub struct Entry {
     /// Whether its node dated it after its answer or before its program began.
     pub doubtful: bool,
     /// Whose record it is from.
-    pub node: Who,
+    pub node: NodeId,
     /// Which pipeline it belongs to, as far as that is known.
     pub pipeline: Option<PipelineId>,
     /// The record.
@@ -89,7 +90,7 @@ impl Answer {
         i128::from(self.heard.unix_ms) * 1000 - i128::from(self.heard.mono_us)
     }
 
-    fn place(&self, node: Who, record: &Record, epoch_us: i128) -> Entry {
+    fn place(&self, node: NodeId, record: &Record, epoch_us: i128) -> Entry {
         let (at, now) = (record.at.mono_us, self.answered.mono_us);
         let doubtful = at > now || at < self.began.mono_us;
         let at = at.max(self.began.mono_us).min(now);
@@ -112,8 +113,8 @@ impl Answer {
 /// A life of a stream, as both of its ends name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct StreamTrace {
-    caller: Who,
-    host: Who,
+    caller: NodeId,
+    host: NodeId,
     session: SessionId,
     stream: u32,
     epoch: u32,
@@ -121,7 +122,7 @@ struct StreamTrace {
 
 impl StreamTrace {
     /// The life that a record of `node` is about.
-    fn of(node: Who, event: &Event) -> Option<Self> {
+    fn of(node: NodeId, event: &Event) -> Option<Self> {
         let (session, stream, epoch) = event.stream()?;
         let (caller, host) = match event {
             Event::StreamAsked { host, .. } | Event::StreamReady { host, .. } => (node, *host),
@@ -206,7 +207,7 @@ impl Order {
 }
 
 /// All records in one order: by time, and each node's own in its own order.
-pub fn merge(answers: &[(Who, Answer)]) -> Vec<Entry> {
+pub fn merge(answers: &[(NodeId, Answer)]) -> Vec<Entry> {
     // One for all: a wall clock that is read to the millisecond must not put lines apart.
     let epoch_us = answers.first().map_or(0, |(_, answer)| answer.epoch_us());
     let mut lines: Vec<Vec<Entry>> = answers
@@ -290,7 +291,7 @@ pub fn of_pipeline(all: &[Entry], pipeline: PipelineId) -> Vec<Entry> {
     let (Some(first), Some(last)) = (own().next(), own().next_back()) else {
         return Vec::new();
     };
-    let mut nodes: Vec<Who> = own().map(|entry| entry.node).collect();
+    let mut nodes: Vec<NodeId> = own().map(|entry| entry.node).collect();
     let mut sessions = Vec::new();
     for entry in own() {
         if let Event::StreamAsked { host, session, .. } = &entry.record.event {
@@ -322,7 +323,7 @@ pub fn of_pipeline(all: &[Entry], pipeline: PipelineId) -> Vec<Entry> {
 
 #[cfg(test)]
 mod tests {
-    use hearthnet_transport::PeerKey;
+    use hearthnet_transport::NodeId;
     use proptest::prelude::*;
 
     use super::*;
@@ -330,15 +331,15 @@ mod tests {
 
     const NOON: u64 = 1_750_000_000_000;
 
-    fn who(n: u8) -> Who {
-        Who::from(PeerKey([n; 32]))
+    fn who(n: u8) -> NodeId {
+        NodeId::from_checked([n; 32])
     }
 
     fn pipeline(n: u64) -> PipelineId {
         PipelineId::from_parts(NOON, u128::from(n))
     }
 
-    fn asked(n: u64, host: Who, stream: u32) -> Event {
+    fn asked(n: u64, host: NodeId, stream: u32) -> Event {
         Event::StreamAsked {
             pipeline: pipeline(n),
             host,
@@ -349,7 +350,7 @@ mod tests {
         }
     }
 
-    fn opened(peer: Who, stream: u32) -> Event {
+    fn opened(peer: NodeId, stream: u32) -> Event {
         Event::StreamOpened {
             session: SessionId::of_token(b"token"),
             peer,
@@ -419,7 +420,7 @@ mod tests {
             (host, answer(0, 0, (40, 0), &[(105, opened(caller, 3))])),
         ];
         let line = merge(&answers);
-        let nodes: Vec<Who> = line.iter().map(|entry| entry.node).collect();
+        let nodes: Vec<NodeId> = line.iter().map(|entry| entry.node).collect();
         assert_eq!(nodes, [caller, host]);
     }
 
@@ -439,7 +440,7 @@ mod tests {
             (caller, answer(0, 0, (0, 0), &own)),
             (host, answer(0, 0, (0, 40), &[(101, opened(caller, 3))])),
         ];
-        let nodes: Vec<Who> = merge(&answers).iter().map(|entry| entry.node).collect();
+        let nodes: Vec<NodeId> = merge(&answers).iter().map(|entry| entry.node).collect();
         assert_eq!(nodes, [caller, host, caller]);
     }
 
@@ -455,7 +456,7 @@ mod tests {
             (host, answer(0, 0, (0, 0), &[(102, opened(caller, 3))])),
         ];
         let line = merge(&answers);
-        let of = |node: Who| line.iter().find(|entry| entry.node == node).unwrap();
+        let of = |node: NodeId| line.iter().find(|entry| entry.node == node).unwrap();
         assert_eq!(of(liar).pipeline, None);
         assert_eq!(of(host).pipeline, Some(pipeline(1)));
         assert_eq!(of_pipeline(&line, pipeline(1)).len(), 2);
@@ -512,7 +513,7 @@ mod tests {
                 let events = [(at, opened(caller, 3))];
                 answers.push((who(n), answer(5000 * u64::from(n), ahead[i], trips[i], &events)));
             }
-            let shown: Vec<Who> = merge(&answers).iter().map(|entry| entry.node).collect();
+            let shown: Vec<NodeId> = merge(&answers).iter().map(|entry| entry.node).collect();
             let true_order = [0, 1, 0, 0, 2, 0, 0, 3, 0].map(who);
             prop_assert_eq!(shown, true_order);
         }
@@ -522,7 +523,7 @@ mod tests {
             stamps in proptest::collection::vec(any::<[u64; 8]>(), 1..4),
             records in proptest::collection::vec((any::<[u64; 2]>(), 0u8..3), 0..40),
         ) {
-            let answers: Vec<(Who, Answer)> = (0u8..).zip(&stamps).map(|(n, s)| {
+            let answers: Vec<(NodeId, Answer)> = (0u8..).zip(&stamps).map(|(n, s)| {
                 let stamp = |a, b| Stamp { unix_ms: a, mono_us: b };
                 let records = records.iter().zip(1..).map(|(([unix_ms, mono_us], kind), seq)| Record {
                     seq,

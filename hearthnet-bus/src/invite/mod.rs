@@ -424,8 +424,7 @@ impl JoinRequest {
     pub fn verify(&self) -> Result<(), JoinError> {
         check_name(&self.name)?;
         let record = record(self.community, self.node, &self.name);
-        self.invite
-            .verify(Domain::JoinRequest, &record, &self.proof.0)?;
+        Domain::JoinRequest.verify(&self.invite, &record, &self.proof.0)?;
         Ok(())
     }
 }

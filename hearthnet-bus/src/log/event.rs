@@ -311,9 +311,8 @@ impl Event {
     pub(super) fn verify_with(raw: &[u8], checked: &mut Checked) -> Result<Self, EventError> {
         let event = Self::decode(raw, &mut Keys::Check(checked))?;
         let (signed, signature) = split(raw)?;
-        event
-            .author
-            .verify(Domain::Event, signed, signature)
+        Domain::Event
+            .verify(&event.author, signed, signature)
             .map_err(|_| EventError::Signature)?;
         event.check_proof()?;
         Ok(event)

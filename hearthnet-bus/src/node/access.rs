@@ -5,9 +5,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use hearthnet_transport::{
-    Admission, CloseCode, Closer, Connection, Hello, PATH, PeerKey, SessionClosed,
-};
+use hearthnet_transport::{Admission, CloseCode, Closer, Connection, Hello, PATH, SessionClosed};
 use tokio::sync::mpsc;
 
 use super::{lock, unix_ms};
@@ -30,7 +28,7 @@ pub trait TensorAcceptor: Send + Sync {
     fn admit_hello(&self, peer: &NodeId, hello: &Hello, now_unix: u64) -> Result<(), CloseCode>;
 
     /// A session has ended, or was refused, and why. For counting.
-    fn session_ended(&self, _peer: &PeerKey, _closed: &SessionClosed) {}
+    fn session_ended(&self, _peer: &NodeId, _closed: &SessionClosed) {}
 }
 
 /// What a connection is used for.
@@ -116,31 +114,26 @@ impl Access {
 }
 
 impl Access {
-    fn may_use_path(&self, key: &PeerKey, path: &str) -> Result<(), CloseCode> {
-        let node = NodeId::try_from(*key).map_err(|_| CloseCode::Unauthorized)?;
+    fn may_use_path(&self, key: &NodeId, path: &str) -> Result<(), CloseCode> {
         let what = Use::of_path(path).ok_or(CloseCode::Unauthorized)?;
-        may_use(&self.log.state(), &node, what, unix_ms())?;
+        may_use(&self.log.state(), key, what, unix_ms())?;
         match what {
             Use::Tensor(_) if self.tensor().is_none() => Err(CloseCode::PurposeUnknown),
             _ => Ok(()),
         }
     }
 
-    fn may_open(&self, key: &PeerKey, hello: &Hello, now_unix: u64) -> Result<(), CloseCode> {
-        let node = NodeId::try_from(*key).map_err(|_| CloseCode::Unauthorized)?;
+    fn may_open(&self, key: &NodeId, hello: &Hello, now_unix: u64) -> Result<(), CloseCode> {
         let tensor = self.tensor().ok_or(CloseCode::PurposeUnknown)?;
         let what = Use::Tensor(grant_of(&hello.token));
-        may_use(&self.log.state(), &node, what, unix_ms())?;
-        tensor.door.admit_hello(&node, hello, now_unix)
+        may_use(&self.log.state(), key, what, unix_ms())?;
+        tensor.door.admit_hello(key, hello, now_unix)
     }
 }
 
 impl Admission for Access {
-    fn admit_peer(&self, key: &PeerKey) -> bool {
-        let bus = NodeId::try_from(*key)
-            .map_err(|_| CloseCode::Unauthorized)
-            .and_then(|node| may_use(&self.log.state(), &node, Use::Bus, unix_ms()));
-        match bus {
+    fn admit_peer(&self, key: &NodeId) -> bool {
+        match may_use(&self.log.state(), key, Use::Bus, unix_ms()) {
             // Who was revoked gets to the upgrade, which tells it so.
             Ok(()) | Err(CloseCode::Revoked) => true,
             Err(code) => {
@@ -150,12 +143,12 @@ impl Admission for Access {
         }
     }
 
-    fn admit_path(&self, key: &PeerKey, path: &str) -> Result<(), CloseCode> {
+    fn admit_path(&self, key: &NodeId, path: &str) -> Result<(), CloseCode> {
         self.may_use_path(key, path)
             .inspect_err(|code| flight::peer_refused(*key, *code))
     }
 
-    fn admit_hello(&self, key: &PeerKey, hello: &Hello, now_unix: u64) -> Result<(), CloseCode> {
+    fn admit_hello(&self, key: &NodeId, hello: &Hello, now_unix: u64) -> Result<(), CloseCode> {
         self.may_open(key, hello, now_unix)
             .inspect_err(|code| flight::peer_refused(*key, *code))
     }
@@ -164,13 +157,13 @@ impl Admission for Access {
         flight::connection_refused(code);
     }
 
-    fn session_ended(&self, key: &PeerKey, closed: &SessionClosed) {
+    fn session_ended(&self, key: &NodeId, closed: &SessionClosed) {
         if let Some(tensor) = self.tensor() {
             tensor.door.session_ended(key, closed);
         }
     }
 
-    fn path_ended(&self, key: &PeerKey, path: &str, closed: &SessionClosed) {
+    fn path_ended(&self, key: &NodeId, path: &str, closed: &SessionClosed) {
         tracing::debug!(peer = ?key, path, code = %closed.code, by_us = closed.by_us, "closed");
     }
 }

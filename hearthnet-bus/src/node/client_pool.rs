@@ -87,7 +87,7 @@ impl Inner {
         let reached = first_of(endpoints, async |endpoint: SocketAddr| {
             let addr = endpoint.to_string();
             let config = &self.settings.transport;
-            connect_path(&addr, &self.identity, Some(node.into()), rule, config).await
+            connect_path(&addr, &self.identity, Some(node), rule, config).await
         })
         .await;
         match reached {
@@ -133,7 +133,7 @@ impl Inner {
             .await
             .map_err(|failed| unreachable(to, &failed))?;
         self.connections.add(to, Use::Bus, socket.closer(), true);
-        let client = Client::new(socket, Arc::clone(&self.key))?;
+        let client = Client::new(socket, Arc::clone(&self.key));
         *slot = Some(client.clone());
         Ok(client)
     }

@@ -22,9 +22,7 @@ impl FlightDiff {
         let mut events = Vec::new();
         for (node, _) in state.revoked() {
             if self.revoked.insert(*node) {
-                events.push(Event::Revoked {
-                    peer: (*node).into(),
-                });
+                events.push(Event::Revoked { peer: (*node) });
             }
         }
         let adverts: BTreeMap<(NodeId, String), u64> = state
@@ -44,7 +42,7 @@ impl FlightDiff {
                 () => "withdrawn",
             };
             events.push(Event::AdvertGone {
-                peer: (*peer).into(),
+                peer: (*peer),
                 shard: shard.as_str().into(),
                 code: code.into(),
             });
@@ -52,7 +50,7 @@ impl FlightDiff {
         for (peer, shard) in adverts.keys() {
             if !self.adverts.contains_key(&(*peer, shard.clone())) {
                 events.push(Event::AdvertSeen {
-                    peer: (*peer).into(),
+                    peer: (*peer),
                     shard: shard.as_str().into(),
                 });
             }
@@ -65,7 +63,7 @@ impl FlightDiff {
     pub(super) fn unreachable(&mut self, peer: NodeId, code: &str) -> Option<Event> {
         let before = self.unreachable.insert(peer, code.to_owned());
         (before.as_deref() != Some(code)).then(|| Event::PeerUnreachable {
-            peer: peer.into(),
+            peer,
             code: code.into(),
         })
     }
@@ -73,7 +71,7 @@ impl FlightDiff {
     /// A node is connected.
     pub(super) fn connected(&mut self, peer: NodeId) -> Event {
         self.unreachable.remove(&peer);
-        Event::PeerConnected { peer: peer.into() }
+        Event::PeerConnected { peer }
     }
 }
 

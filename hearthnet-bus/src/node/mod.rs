@@ -39,7 +39,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 
 use hearthnet_transport::{
     Admission, BindError, CloseCode, Closer, Config, Connection, Hello, Identity, IdentityError,
-    PATH, PathListener, PathRule, PeerKey, connect_here,
+    PATH, PathListener, PathRule, connect_here,
 };
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
@@ -427,7 +427,7 @@ impl Node {
     /// The code with which a member would be turned away.
     pub fn open_here(&self, hello: &Hello, config: &Config) -> Result<Connection, CloseCode> {
         let inner = &self.inner;
-        let key = PeerKey::from(inner.id);
+        let key = inner.id;
         inner.rights.admit_path(&key, PATH)?;
         inner.rights.admit_hello(&key, hello, unix_ms() / 1000)?;
         let service = inner.rights.tensor().ok_or(CloseCode::PurposeUnknown)?;

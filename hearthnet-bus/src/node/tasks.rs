@@ -73,9 +73,7 @@ impl Inner {
 
     /// Keeps one link of the two that there may be, and lets gossip run over it.
     pub(super) fn adopt(self: &Arc<Self>, socket: PeerSocket, dialled: bool) {
-        let Ok(peer) = NodeId::try_from(socket.peer()) else {
-            return socket.close(CloseCode::Unauthorized);
-        };
+        let peer = socket.peer();
         if peer == self.id {
             return socket.close(CloseCode::Normal);
         }
@@ -130,7 +128,7 @@ impl Inner {
             tracing::info!(peer = %peer.short(), code = %closed.code, by_us = closed.by_us,
                 "link closed");
             flight::record(flight::Event::PeerLost {
-                peer: peer.into(),
+                peer,
                 code: closed.code.as_str().into(),
             });
             lock(&inner.links)
@@ -183,9 +181,7 @@ async fn accept(inner: Arc<Inner>, mut listener: PathListener) {
     loop {
         match listener.accept().await {
             Arrival::Session(session) => {
-                let Ok(peer) = NodeId::try_from(session.peer()) else {
-                    continue;
-                };
+                let peer = session.peer();
                 let what = Use::Tensor(grant_of(session.token()));
                 inner.connections.add(peer, what, session.closer(), false);
                 let sent = match inner.rights.tensor() {
@@ -202,9 +198,7 @@ async fn accept(inner: Arc<Inner>, mut listener: PathListener) {
                 }
             }
             Arrival::Peer(socket) if socket.path() == BUS_PATH => {
-                let Ok(peer) = NodeId::try_from(socket.peer()) else {
-                    continue;
-                };
+                let peer = socket.peer();
                 inner
                     .connections
                     .add(peer, Use::Bus, socket.closer(), false);
@@ -324,9 +318,7 @@ async fn connect(inner: &Arc<Inner>, target: Target) {
             }
         }
     };
-    let Ok(peer) = NodeId::try_from(socket.peer()) else {
-        return socket.close(CloseCode::Unauthorized);
-    };
+    let peer = socket.peer();
     if let Target::Address(endpoint) = target {
         let state = inner.log.state();
         if peer == inner.id || (state.is_created() && state.level(&peer).is_none()) {
@@ -357,7 +349,7 @@ async fn ask_who_refuses(inner: &Arc<Inner>, endpoint: SocketAddr) {
     });
     let (addr, rule, config) = (endpoint.to_string(), path_rule(), &inner.settings.transport);
     for anchor in anchors.take(MAX_ANCHORS_ASKED) {
-        let expected = Some(anchor.into());
+        let expected = Some(anchor);
         let asked = connect_path(&addr, &inner.identity, expected, &rule, config);
         match asked.await {
             Err(error) if error.code() == Some(CloseCode::Revoked) => {

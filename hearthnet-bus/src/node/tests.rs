@@ -194,14 +194,14 @@ impl Home {
     /// A socket of key `seed`, made by hand.
     async fn dial(&self, seed: u8, rule: &PathRule) -> Result<PeerSocket, ConnectError> {
         let own = key(seed).identity().unwrap();
-        let (expect, config) = (Some(self.node.id().into()), Config::default());
+        let (expect, config) = (Some(self.node.id()), Config::default());
         connect_path(&self.addr(), &own, expect, rule, &config).await
     }
 
     async fn tensor(&self, seed: u8, token: Vec<u8>) -> Result<Connection, ConnectError> {
         let own = key(seed).identity().unwrap();
         let hello = Hello::new("pipeline", token);
-        let host = self.node.id().into();
+        let host = self.node.id();
         connect(&self.addr(), &own, host, hello, Config::default()).await
     }
 }
@@ -317,7 +317,7 @@ async fn strangers_get_nothing_and_may_ask_to_join_only_while_there_is_an_invite
         CloseCode::Unauthorized
     );
     let mut socket = first.dial(66, bus).await.unwrap();
-    let client = Client::new(first.dial(66, bus).await.unwrap(), Arc::new(key(66))).unwrap();
+    let client = Client::new(first.dial(66, bus).await.unwrap(), Arc::new(key(66)));
     let refused = client.call(&echo(), &json!({})).unwrap().result().await;
     assert_eq!(refused.unwrap_err().code().as_str(), "unauthorized");
     // The last invite is withdrawn: the door closes, also on those inside.
@@ -722,7 +722,7 @@ async fn what_a_lying_node_says_of_its_past_is_bounded_and_harmless() {
             "test.mixed" => {
                 let answer = answer.unwrap();
                 assert_eq!((answer.records.len(), answer.unreadable), (1, 3));
-                let line = flight::merge(&[(id(1).into(), answer)]);
+                let line = flight::merge(&[(id(1), answer)]);
                 assert!(line.iter().all(|entry| entry.doubtful));
                 assert!(
                     line.iter()

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hearthnet_transport::{
-    Admission, Arrival, CloseCode, Config, Frame, Hello, PathListener, PeerKey, PeerSocket,
+    Admission, Arrival, CloseCode, Config, Frame, Hello, NodeId, PathListener, PeerSocket,
     SessionClosed, connect_path,
 };
 use tempfile::TempDir;
@@ -35,8 +35,8 @@ fn root() -> NodeKey {
     key(200)
 }
 
-fn peer_key(seed: u8) -> PeerKey {
-    PeerKey(*key(seed).id().as_bytes())
+fn peer_key(seed: u8) -> NodeId {
+    key(seed).id()
 }
 
 struct Home {
@@ -247,13 +247,13 @@ async fn proofs_of_forks_travel_and_freeze_the_author_everywhere() {
 struct Open;
 
 impl Admission for Open {
-    fn admit_peer(&self, _: &PeerKey) -> bool {
+    fn admit_peer(&self, _: &NodeId) -> bool {
         true
     }
-    fn admit_path(&self, _: &PeerKey, _: &str) -> Result<(), CloseCode> {
+    fn admit_path(&self, _: &NodeId, _: &str) -> Result<(), CloseCode> {
         Ok(())
     }
-    fn admit_hello(&self, _: &PeerKey, _: &Hello, _: u64) -> Result<(), CloseCode> {
+    fn admit_hello(&self, _: &NodeId, _: &Hello, _: u64) -> Result<(), CloseCode> {
         Err(CloseCode::PurposeUnknown)
     }
 }

@@ -11,7 +11,7 @@ use hearthnet_model::engine::{Engine, EngineOptions, Head};
 use hearthnet_model::gguf::Gguf;
 use hearthnet_model::{ChatTemplate, ModelFile, Tokenizer};
 use hearthnet_testkit::TinyLlama;
-use hearthnet_transport::{PathRule, PeerKey, PeerSocket};
+use hearthnet_transport::{PathRule, PeerSocket};
 use tokio::runtime::Handle;
 
 use super::*;
@@ -80,10 +80,10 @@ async fn world() -> World {
     registry.register(descriptor(8), handler).unwrap();
     let server = CallServer::new(keys[1].id(), registry, Arc::new(Home));
     let rule = PathRule::new(BUS_PATH, MAX_MESSAGE_BYTES).with_text();
-    let peers = [&keys[0], &keys[1]].map(|key| PeerKey(*key.id().as_bytes()));
+    let peers = [&keys[0], &keys[1]].map(|key| key.id());
     let (ours, theirs) = PeerSocket::pair(peers, &rule).await;
     tokio::spawn(async move { server.serve(theirs).await });
-    let client = Client::new(ours, Arc::clone(&keys[0])).unwrap();
+    let client = Client::new(ours, Arc::clone(&keys[0]));
     World {
         client,
         service,

@@ -344,7 +344,7 @@ impl ShardedBackend {
                 hop.progressed(Instant::now());
                 flight::record(Event::StreamReady {
                     pipeline: self.name,
-                    host: hop.span.link.addr().node.into(),
+                    host: hop.span.link.addr().node,
                     session: hop.span.link.session(),
                     stream: hop.stream,
                     epoch: hop.epoch,

@@ -93,7 +93,7 @@ impl ShardedBackend {
             if let Some(hop) = self.hops.get(index) {
                 flight::record(Event::HostPreempted {
                     pipeline: self.name,
-                    host: hop.span.link.addr().node.into(),
+                    host: hop.span.link.addr().node,
                     shard: self.shard_id(hop).as_str().into(),
                 });
             }
@@ -189,7 +189,7 @@ impl ShardedBackend {
         tracing::warn!(%shard_id, code, "a host has failed: {}", hop_failure.error);
         flight::record(Event::HostFailed {
             pipeline: self.name,
-            host: hop.span.link.addr().node.into(),
+            host: hop.span.link.addr().node,
             shard: shard_id.as_str().into(),
             code: code.as_str().into(),
         });
@@ -336,7 +336,7 @@ impl ShardedBackend {
             }
             flight::record(Event::FailedOver {
                 pipeline: self.name,
-                host: Some(recovery.node.into()),
+                host: Some(recovery.node),
                 shard: shard_id.as_str().into(),
                 code: recovery.code.as_str().into(),
                 replacements: u32::try_from(replacements.len()).unwrap_or(u32::MAX),

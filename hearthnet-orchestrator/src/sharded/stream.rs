@@ -337,7 +337,7 @@ impl ShardedBackend {
             let open = self.opening(hop);
             flight::record(Event::StreamAsked {
                 pipeline: self.name,
-                host: hop.span.link.addr().node.into(),
+                host: hop.span.link.addr().node,
                 shard: self.shard_id(hop).as_str().into(),
                 session: hop.span.link.session(),
                 stream: hop.stream,
@@ -518,7 +518,7 @@ impl ShardedBackend {
                 if let Some(hop) = self.hops.get(index) {
                     flight::record(Event::StaleAnswer {
                         pipeline: self.name,
-                        host: hop.span.link.addr().node.into(),
+                        host: hop.span.link.addr().node,
                     });
                 }
                 Ok(())

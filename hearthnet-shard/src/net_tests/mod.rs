@@ -100,7 +100,7 @@ impl Host {
         let addr = self.running.local_addr().to_string();
         let (identity, hello) = (key.identity().unwrap(), Hello::new(purpose, token));
         let config = config().transport;
-        connect(&addr, &identity, host_key().id().into(), hello, config)
+        connect(&addr, &identity, host_key().id(), hello, config)
             .await
             .map(Caller)
     }

@@ -158,7 +158,7 @@ async fn a_peer_that_reads_no_answers_is_cut_off_before_they_pile_up() {
     });
     let hello = Hello::new(PIPELINE, token(&key, host_key().id()));
     let identity = key.identity().unwrap();
-    let id = host_key().id().into();
+    let id = host_key().id();
     let connection = connect_over(io, "host", &identity, id, hello, Default::default());
     let mut caller = Caller(connection.await.unwrap());
     caller.open(1).await.unwrap();

@@ -1,8 +1,9 @@
 //! Who is told what of the flight record of a host that is alone. (All tests of this program share
 //! one record, so nothing is said here of what others did.)
 
+use hearthnet_bus::NodeId;
 use hearthnet_bus::calls::{CallError, Client, Code};
-use hearthnet_bus::flight::{self, Answer, Event, SessionId, Who};
+use hearthnet_bus::flight::{self, Answer, Event, SessionId};
 use hearthnet_bus::node::bus_rule;
 use hearthnet_transport::connect_path;
 
@@ -10,10 +11,10 @@ use super::*;
 
 async fn connected(host: &Host, key: &NodeKey) -> Result<Client, ConnectError> {
     let addr = host.running.local_addr().to_string();
-    let (identity, expected) = (key.identity().unwrap(), Some(host_key().id().into()));
+    let (identity, expected) = (key.identity().unwrap(), Some(host_key().id()));
     let (rule, config) = (bus_rule(), config().transport);
     let socket = connect_path(&addr, &identity, expected, &rule, &config).await?;
-    Ok(Client::new(socket, Arc::new(NodeKey::from_secret(&key.secret()))).unwrap())
+    Ok(Client::new(socket, Arc::new(NodeKey::from_secret(&key.secret()))))
 }
 
 async fn told(host: &Host, key: &NodeKey) -> Answer {
@@ -24,7 +25,7 @@ async fn told(host: &Host, key: &NodeKey) -> Answer {
 }
 
 /// The sessions that began, by what a record says.
-fn sessions(answer: &Answer) -> Vec<(SessionId, Who)> {
+fn sessions(answer: &Answer) -> Vec<(SessionId, NodeId)> {
     let began = answer.records.iter().filter_map(|r| match &r.event {
         Event::SessionBegan { session, peer, .. } => Some((*session, *peer)),
         _ => None,
@@ -42,13 +43,13 @@ async fn the_owner_is_told_everything_and_a_caller_what_it_did_itself() {
         let session = SessionId::of_token(&token);
         let mut caller = host.try_connect(key, PIPELINE, token).await.unwrap();
         caller.open(1).await.unwrap();
-        began.push((session, Who::from(key.id())));
+        began.push((session, key.id()));
     }
     for (key, session) in [&one, &other].into_iter().zip(&began) {
         let answer = told(&host, key).await;
         assert!(answer.partial);
         assert_eq!(sessions(&answer), [*session]);
-        let me = Who::from(key.id());
+        let me = key.id();
         for record in &answer.records {
             assert!(record.event.concerns(&me), "{record:?}");
         }

@@ -24,7 +24,7 @@
 
 use std::collections::BTreeMap;
 
-use hearthnet_transport::PeerKey;
+use hearthnet_transport::NodeId;
 
 /// What callers have been given of one kind of turn.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -32,12 +32,12 @@ pub(crate) struct Ledger {
     floor: u64,
     /// Tags above the floor. As many as callers that were served of late: fewer than there are
     /// nodes that may connect, and none when nobody waits.
-    tags: BTreeMap<PeerKey, u64>,
+    tags: BTreeMap<NodeId, u64>,
 }
 
 impl Ledger {
     /// Where a caller stands that waits.
-    pub(crate) fn tag(&self, caller: PeerKey) -> u64 {
+    pub(crate) fn tag(&self, caller: NodeId) -> u64 {
         let tag = self.tags.get(&caller).copied();
         tag.map_or(self.floor, |tag| tag.max(self.floor))
     }
@@ -51,13 +51,13 @@ impl Ledger {
     }
 
     /// A caller is given rows.
-    pub(crate) fn charge(&mut self, caller: PeerKey, rows: u32) {
+    pub(crate) fn charge(&mut self, caller: NodeId, rows: u32) {
         let tag = self.tag(caller).saturating_add(u64::from(rows));
         self.tags.insert(caller, tag);
     }
 
     /// It did not get them after all.
-    pub(crate) fn refund(&mut self, caller: PeerKey, rows: u32) {
+    pub(crate) fn refund(&mut self, caller: NodeId, rows: u32) {
         if let Some(tag) = self.tags.get_mut(&caller) {
             *tag = tag.saturating_sub(u64::from(rows));
         }

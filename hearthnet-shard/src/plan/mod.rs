@@ -33,7 +33,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use hearthnet_transport::PeerKey;
+use hearthnet_transport::NodeId;
 
 use fair::Ledger;
 pub(crate) use pages::{Full, IDLE_AFTER, Pool, UNUSED_AFTER, admit};
@@ -49,7 +49,7 @@ pub(crate) const MAX_TURN_ROWS: u32 = 512;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct View {
     pub(crate) stream: u64,
-    pub(crate) caller: PeerKey,
+    pub(crate) caller: NodeId,
     /// Positions that it holds.
     pub(crate) length: u32,
     /// When something last happened on it.
@@ -223,7 +223,7 @@ impl Planner {
 #[derive(Debug, Clone, Copy)]
 struct Step {
     stream: u64,
-    caller: PeerKey,
+    caller: NodeId,
     length: u32,
     left: u32,
     served: u64,
@@ -259,7 +259,7 @@ struct Room<'a> {
     takes: Vec<(u64, u32)>,
     preempted: Vec<u64>,
     /// Rows that were taken from streams that had to go after all.
-    returned: Vec<(PeerKey, u32)>,
+    returned: Vec<(NodeId, u32)>,
     /// Who holds what, kept from the first time on that pages are short.
     holders: Option<Vec<Holder>>,
 }
@@ -282,7 +282,7 @@ impl<'a> Room<'a> {
 
     /// Divides `rows` among the callers of `queue`, whose steps are in order.
     fn share(&mut self, queue: Vec<Step>, mut rows: u32, kind: Kind, ledger: &mut Ledger) {
-        let mut of_caller: BTreeMap<PeerKey, VecDeque<Step>> = BTreeMap::new();
+        let mut of_caller: BTreeMap<NodeId, VecDeque<Step>> = BTreeMap::new();
         for step in queue {
             of_caller.entry(step.caller).or_default().push_back(step);
         }
@@ -363,7 +363,7 @@ impl<'a> Room<'a> {
     }
 
     /// Pages that a caller may have besides its own.
-    fn left_of_quota(&mut self, caller: PeerKey) -> u32 {
+    fn left_of_quota(&mut self, caller: NodeId) -> u32 {
         if self.pool.quota >= self.pool.total {
             return self.pool.total;
         }

@@ -30,7 +30,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use hearthnet_transport::PeerKey;
+use hearthnet_transport::NodeId;
 
 /// A stream on which nothing happened for so long is kept for later rather than running. Steps of
 /// an answer follow each other within it on all but the slowest pipelines; where they do not, the
@@ -88,7 +88,7 @@ impl Pool {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Holder {
     pub(crate) stream: u64,
-    pub(crate) caller: PeerKey,
+    pub(crate) caller: NodeId,
     /// Positions that it holds: how far it has come.
     pub(crate) length: u32,
     /// Pages that it holds, those that the turn has given it included.
@@ -103,13 +103,13 @@ pub(crate) struct Holder {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Need {
     pub(crate) stream: u64,
-    pub(crate) caller: PeerKey,
+    pub(crate) caller: NodeId,
     /// Pages, at least 1.
     pub(crate) pages: u32,
 }
 
 /// Pages that a caller holds.
-pub(crate) fn held_by(holders: &[Holder], caller: PeerKey) -> u32 {
+pub(crate) fn held_by(holders: &[Holder], caller: NodeId) -> u32 {
     holders
         .iter()
         .filter(|holder| holder.caller == caller)
@@ -131,7 +131,7 @@ pub(crate) fn victim(holders: &[Holder], pool: &Pool, need: &Need) -> Option<u64
     if let Some(kept) = kept {
         return Some(kept.stream);
     }
-    let mut by_caller: BTreeMap<PeerKey, u32> = BTreeMap::new();
+    let mut by_caller: BTreeMap<NodeId, u32> = BTreeMap::new();
     for holder in holders {
         // One that only waits to begin counts as well: its caller runs.
         let pages = by_caller.entry(holder.caller).or_default();
@@ -155,7 +155,7 @@ pub(crate) fn victim(holders: &[Holder], pool: &Pool, need: &Need) -> Option<u64
         .map(|holder| holder.stream)
 }
 
-fn runs(holders: &[Holder], caller: PeerKey) -> bool {
+fn runs(holders: &[Holder], caller: NodeId) -> bool {
     holders
         .iter()
         .any(|holder| holder.caller == caller && !holder.idle)
@@ -180,7 +180,7 @@ pub(crate) enum Full {
 ///
 /// # Errors
 /// What is full.
-pub(crate) fn admit(holders: &[Holder], pool: &Pool, caller: PeerKey) -> Result<(), Full> {
+pub(crate) fn admit(holders: &[Holder], pool: &Pool, caller: NodeId) -> Result<(), Full> {
     // A stream that has not begun will take a page.
     let due = |holder: &Holder| holder.pages.max(1);
     let kept = |holder: &Holder| holder.idle && holder.pages > 0;
@@ -193,7 +193,7 @@ pub(crate) fn admit(holders: &[Holder], pool: &Pool, caller: PeerKey) -> Result<
     if taken < pool.total || holders.iter().any(kept) {
         return Ok(());
     }
-    let mut callers: Vec<PeerKey> = holders.iter().map(|holder| holder.caller).collect();
+    let mut callers: Vec<NodeId> = holders.iter().map(|holder| holder.caller).collect();
     callers.push(caller);
     callers.sort_unstable();
     callers.dedup();

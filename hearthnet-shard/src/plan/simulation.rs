@@ -185,13 +185,13 @@ impl World {
     /// would with what it asks for.
     fn check_victims(&self, views: &[View], planned: &Turn) {
         let holders = holders(views, &self.pool, self.now());
-        let running: BTreeSet<PeerKey> = holders
+        let running: BTreeSet<NodeId> = holders
             .iter()
             .filter(|holder| !holder.idle)
             .map(|holder| holder.caller)
             .collect();
         let share = self.pool.total / u32::try_from(running.len()).unwrap();
-        let mut demand: BTreeMap<PeerKey, u32> = BTreeMap::new();
+        let mut demand: BTreeMap<NodeId, u32> = BTreeMap::new();
         for view in views {
             let asked = view.head.map_or(0, |head| head.left);
             let pages = self.pool.pages(view.length + asked);

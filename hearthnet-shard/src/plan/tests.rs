@@ -13,8 +13,8 @@ pub(super) const PLENTY: Pool = Pool {
     page: 16,
 };
 
-pub(super) fn caller(number: u8) -> PeerKey {
-    PeerKey([number; 32])
+pub(super) fn caller(number: u8) -> NodeId {
+    NodeId::from_checked([number; 32])
 }
 
 /// An empty stream of a caller, with a whole step waiting.
@@ -351,11 +351,11 @@ fn head_of(streams: &[View], stream: u64) -> Head {
 
 /// The greatest and the least lead of one caller over another since both have been left waiting.
 #[derive(Default)]
-struct Lead(BTreeMap<(PeerKey, PeerKey), (i64, i64, i64)>);
+struct Lead(BTreeMap<(NodeId, NodeId), (i64, i64, i64)>);
 
 impl Lead {
     /// Takes note of a turn, and returns by how much a lead has come to change.
-    fn note(&mut self, given: &BTreeMap<PeerKey, i64>, left: &BTreeSet<PeerKey>) -> i64 {
+    fn note(&mut self, given: &BTreeMap<NodeId, i64>, left: &BTreeSet<NodeId>) -> i64 {
         self.0
             .retain(|(a, b), _| left.contains(a) && left.contains(b));
         let mut most = 0;
@@ -474,7 +474,7 @@ proptest! {
             let Some(turn) = plan(&mut planner, &streams, piece) else {
                 continue;
             };
-            let mut given: BTreeMap<PeerKey, i64> = BTreeMap::new();
+            let mut given: BTreeMap<NodeId, i64> = BTreeMap::new();
             for (stream, rows) in turn.takes {
                 let view = streams.iter_mut().find(|view| view.stream == stream).unwrap();
                 *given.entry(view.caller).or_default() += i64::from(rows);

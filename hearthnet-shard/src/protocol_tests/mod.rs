@@ -7,7 +7,7 @@ use std::time::Duration;
 use hearthnet_bus::{Descriptor, NodeKey};
 use hearthnet_model::BoundaryDtype;
 use hearthnet_transport::{
-    CloseCode, DType, Message, PeerKey, Step, StepResult, StreamClose, StreamError, StreamOpen,
+    CloseCode, DType, Message, NodeId, Step, StepResult, StreamClose, StreamError, StreamOpen,
     StreamOpened, Truncate, Want,
 };
 use proptest::prelude::*;
@@ -107,7 +107,7 @@ impl Host {
         let outlet = Arc::new(Recorder::default());
         let stream_table = StreamTable::new(
             Arc::clone(&self.host_state),
-            PeerKey([peer; 32]),
+            NodeId::from_checked([peer; 32]),
             outlet.clone(),
         );
         Caller {

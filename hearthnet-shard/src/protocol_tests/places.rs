@@ -108,7 +108,7 @@ fn of_its_own_streams_the_one_that_rests_makes_room_within_a_callers_share() {
             unreachable!()
         };
         let new_stream = crate::stream_handle::NewStream {
-            caller: PeerKey([peer; 32]),
+            caller: NodeId::from_checked([peer; 32]),
             id: u64::from(stream),
             open: &open,
             outlet: outlet.clone(),

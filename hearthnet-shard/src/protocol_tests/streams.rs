@@ -83,7 +83,7 @@ fn a_peer_cannot_take_more_places_than_its_share() {
             unreachable!()
         };
         let new_stream = NewStream {
-            caller: PeerKey([peer; 32]),
+            caller: NodeId::from_checked([peer; 32]),
             id: u64::from(stream),
             open: &open,
             outlet: outlet.clone(),

@@ -117,7 +117,7 @@ impl Host {
         let connection = connect(
             &addr,
             &identity,
-            self.key.id().into(),
+            self.key.id(),
             hello,
             Config::default(),
         )

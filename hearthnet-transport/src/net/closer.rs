@@ -6,13 +6,13 @@ use std::sync::Weak;
 use super::connection;
 use super::local::WeakEnd;
 use super::peer_socket;
+use crate::NodeId;
 use crate::code::CloseCode;
-use crate::identity::PeerKey;
 
 /// Ends one connection at once, whoever holds it. Cheap to clone; does not keep it alive.
 #[derive(Clone)]
 pub struct Closer {
-    peer: PeerKey,
+    peer: NodeId,
     of: Of,
 }
 
@@ -24,21 +24,21 @@ enum Of {
 }
 
 impl Closer {
-    pub(crate) fn session(peer: PeerKey, of: Weak<connection::Shared>) -> Closer {
+    pub(crate) fn session(peer: NodeId, of: Weak<connection::Shared>) -> Closer {
         Closer {
             peer,
             of: Of::Session(of),
         }
     }
 
-    pub(crate) fn socket(peer: PeerKey, of: Weak<peer_socket::Shared>) -> Closer {
+    pub(crate) fn socket(peer: NodeId, of: Weak<peer_socket::Shared>) -> Closer {
         Closer {
             peer,
             of: Of::Peer(of),
         }
     }
 
-    pub(crate) fn local(peer: PeerKey, of: WeakEnd) -> Closer {
+    pub(crate) fn local(peer: NodeId, of: WeakEnd) -> Closer {
         Closer {
             peer,
             of: Of::Local(of),
@@ -46,7 +46,7 @@ impl Closer {
     }
 
     /// The key at the other end.
-    pub fn peer(&self) -> PeerKey {
+    pub fn peer(&self) -> NodeId {
         self.peer
     }
 

@@ -23,9 +23,10 @@ use super::paths::PathRule;
 use super::peer_socket::{self, PeerSocket, websocket_config};
 use super::tls::{Refusal, client_config, no_name, refusal_in};
 use super::{BoxIo, Io, PATH};
+use crate::NodeId;
 use crate::code::{CloseCode, SessionClosed, Violation};
 use crate::config::{Config, ConfigError};
-use crate::identity::{Identity, PeerKey};
+use crate::identity::Identity;
 use crate::session::{Event, Session, max_message_bytes};
 use crate::time::Time;
 use crate::wire::control::Hello;
@@ -73,9 +74,9 @@ pub enum ConnectError {
     #[error("the node at this address holds another key than expected")]
     IdentityMismatch {
         /// The key that was expected.
-        expected: PeerKey,
+        expected: NodeId,
         /// The key that answered.
-        found: PeerKey,
+        found: NodeId,
     },
     /// The host does not admit this node's key.
     #[error("the host does not admit this node: ask its owner to admit your node id")]
@@ -134,7 +135,7 @@ async fn within<T>(
 pub async fn connect(
     addr: &str,
     identity: &Identity,
-    expect: PeerKey,
+    expect: NodeId,
     hello: Hello,
     config: Config,
 ) -> Result<Connection, ConnectError> {
@@ -161,7 +162,7 @@ pub async fn connect_over(
     io: Box<dyn Io>,
     host: &str,
     identity: &Identity,
-    expect: PeerKey,
+    expect: NodeId,
     hello: Hello,
     config: Config,
 ) -> Result<Connection, ConnectError> {
@@ -174,7 +175,7 @@ async fn open_session(
     io: BoxIo,
     host: &str,
     identity: &Identity,
-    expect: PeerKey,
+    expect: NodeId,
     hello: Hello,
     config: &Config,
 ) -> Result<Connection, ConnectError> {
@@ -230,7 +231,7 @@ async fn open_session(
 pub async fn connect_path(
     addr: &str,
     identity: &Identity,
-    expect: Option<PeerKey>,
+    expect: Option<NodeId>,
     rule: &PathRule,
     config: &Config,
 ) -> Result<PeerSocket, ConnectError> {
@@ -247,7 +248,7 @@ pub async fn connect_path_over(
     io: Box<dyn Io>,
     host: &str,
     identity: &Identity,
-    expect: Option<PeerKey>,
+    expect: Option<NodeId>,
     rule: &PathRule,
     config: &Config,
 ) -> Result<PeerSocket, ConnectError> {
@@ -286,7 +287,7 @@ async fn dial(addr: &str, config: &Config) -> Result<TcpStream, ConnectError> {
 /// A WebSocket whose other end is known.
 struct Opened {
     socket: Socket,
-    peer: PeerKey,
+    peer: NodeId,
     begin: Instant,
 }
 
@@ -295,7 +296,7 @@ async fn upgrade(
     io: BoxIo,
     host: &str,
     identity: &Identity,
-    expect: Option<PeerKey>,
+    expect: Option<NodeId>,
     path: &str,
     largest: usize,
     text: bool,
@@ -316,7 +317,7 @@ async fn upgrade(
         .get_ref()
         .1
         .peer_certificates()
-        .and_then(|chain| PeerKey::from_certificate(chain.first()?).ok())
+        .and_then(|chain| NodeId::from_certificate(chain.first()?).ok())
         .ok_or_else(|| handshake(Phase::Tls, "the peer has no certificate".to_owned()))?;
 
     // A URL has no place for the interface of a link-local address.
@@ -350,7 +351,7 @@ fn handshake(phase: Phase, reason: String) -> ConnectError {
     ConnectError::Handshake { phase, reason }
 }
 
-fn tls_error(error: &io::Error, expected: Option<PeerKey>) -> ConnectError {
+fn tls_error(error: &io::Error, expected: Option<NodeId>) -> ConnectError {
     match (refusal_in(error), expected) {
         (Some(Refusal::Mismatch { found }), Some(expected)) => ConnectError::IdentityMismatch {
             expected,

@@ -26,10 +26,10 @@ use super::closer::Closer;
 use super::frame_limiter::Limited;
 use super::local;
 use super::metrics::{SessionMetrics, Side};
+use crate::NodeId;
 use crate::code::{CloseCode, SessionClosed, Violation};
 use crate::config::Config;
 use crate::cpu_latency;
-use crate::identity::PeerKey;
 use crate::message::Message;
 use crate::session::{Event, Outgoing, SendRefused, Session, SessionStats, Terms};
 use crate::time::Time;
@@ -76,7 +76,7 @@ pub(crate) struct Shared {
     /// Slots, credit or the end of the session: whoever waits to send tries again.
     room: Notify,
     start: Instant,
-    peer: PeerKey,
+    peer: NodeId,
     close_deadline: Duration,
 }
 
@@ -413,7 +413,7 @@ pub(crate) type Ended = Box<dyn FnOnce(&SessionClosed) + Send>;
 pub(crate) fn start(
     session: Session,
     socket: Socket,
-    peer: PeerKey,
+    peer: NodeId,
     start: Instant,
     config: &Config,
     side: Side,
@@ -513,7 +513,7 @@ impl Connection {
     }
 
     /// The peer's key, proved by the TLS handshake; this process's own, if it is the peer.
-    pub fn peer(&self) -> PeerKey {
+    pub fn peer(&self) -> NodeId {
         self.sender.peer()
     }
 
@@ -648,7 +648,7 @@ impl Sender {
     }
 
     /// The peer's key.
-    pub fn peer(&self) -> PeerKey {
+    pub fn peer(&self) -> NodeId {
         match &self.link {
             Link::Socket(shared) => shared.peer,
             Link::Local(end) => end.peer(),

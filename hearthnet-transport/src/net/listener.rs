@@ -29,9 +29,10 @@ use super::paths::{Arrival, PathRule};
 use super::peer_socket::{self, websocket_config};
 use super::tls::server_config;
 use super::{BoxIo, Io, PATH, Phase};
+use crate::NodeId;
 use crate::code::{CloseCode, SessionClosed};
 use crate::config::{CONTROL_MESSAGE_BYTES, Config, ConfigError};
-use crate::identity::{Identity, PeerKey};
+use crate::identity::Identity;
 use crate::session::{Event, Session, max_message_bytes};
 use crate::time::Time;
 use crate::wire::control::Hello;
@@ -51,7 +52,7 @@ pub(super) const REFUSED_HEADER: &str = "x-hearthnet-refused";
 pub trait Admission: Send + Sync {
     /// Whether a node with this key may connect at all. Asked during the TLS handshake; the peer
     /// has not yet proved that it holds the key.
-    fn admit_peer(&self, key: &PeerKey) -> bool;
+    fn admit_peer(&self, key: &NodeId) -> bool;
 
     /// Whether this peer may use a path of the listener. `key` is proved. Asked during the upgrade;
     /// a refusal is answered with HTTP 403 and the code. By default the tensor path is open, for
@@ -59,7 +60,7 @@ pub trait Admission: Send + Sync {
     ///
     /// # Errors
     /// The code that the peer gets to see: such as `unauthorized` or `revoked`.
-    fn admit_path(&self, _key: &PeerKey, path: &str) -> Result<(), CloseCode> {
+    fn admit_path(&self, _key: &NodeId, path: &str) -> Result<(), CloseCode> {
         match path {
             PATH => Ok(()),
             _ => Err(CloseCode::Unauthorized),
@@ -70,15 +71,15 @@ pub trait Admission: Send + Sync {
     ///
     /// # Errors
     /// The code to close with: such as `purpose_unknown`, or one of the `token_` codes.
-    fn admit_hello(&self, key: &PeerKey, hello: &Hello, now_unix: u64) -> Result<(), CloseCode>;
+    fn admit_hello(&self, key: &NodeId, hello: &Hello, now_unix: u64) -> Result<(), CloseCode>;
 
     /// A connection of an admitted peer to the tensor path has ended, whether or not it became a
     /// session, and why. For counting: so that what is refused during the handshakes is seen as
     /// well.
-    fn session_ended(&self, _key: &PeerKey, _closed: &SessionClosed) {}
+    fn session_ended(&self, _key: &NodeId, _closed: &SessionClosed) {}
 
     /// The same for the other paths.
-    fn path_ended(&self, _key: &PeerKey, _path: &str, _closed: &SessionClosed) {}
+    fn path_ended(&self, _key: &NodeId, _path: &str, _closed: &SessionClosed) {}
 
     /// A connection became neither session nor socket. `code` is one of a fixed few, see
     /// [`RefusedConnection::code`]; whose it was may not be known.
@@ -201,7 +202,7 @@ pub struct Acceptor {
 /// A path that is served, with the sockets on it.
 struct Path {
     rule: PathRule,
-    sockets: Arc<Caps<PeerKey>>,
+    sockets: Arc<Caps<NodeId>>,
 }
 
 impl Acceptor {
@@ -313,7 +314,7 @@ impl Acceptor {
             .get_ref()
             .1
             .peer_certificates()
-            .and_then(|chain| PeerKey::from_certificate(chain.first()?).ok())
+            .and_then(|chain| NodeId::from_certificate(chain.first()?).ok())
             .ok_or_else(|| failed(Phase::Tls, "the peer has no certificate".to_owned()))?;
 
         let limiter = FrameLimiter::new(true, CONTROL_MESSAGE_BYTES, Time::ZERO);
@@ -367,7 +368,7 @@ impl Acceptor {
     async fn open_session(
         &self,
         socket: Socket,
-        peer: PeerKey,
+        peer: NodeId,
         begin: Instant,
     ) -> Result<Connection, RefusedConnection> {
         let permit = self.sessions.clone().try_acquire_owned().ok();
@@ -445,7 +446,7 @@ enum Choice {
     /// A tensor session.
     Session,
     /// A socket, which counts until it is gone.
-    Socket(PathRule, Place<PeerKey>),
+    Socket(PathRule, Place<NodeId>),
     /// A path that this peer does not get.
     Refused(&'static str, CloseCode),
 }
@@ -453,7 +454,7 @@ enum Choice {
 /// Finds the path that is asked for, and asks whether this peer may use it.
 struct Route<'a> {
     of: &'a Acceptor,
-    peer: PeerKey,
+    peer: NodeId,
     choice: &'a mut Choice,
 }
 

@@ -22,9 +22,9 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::connection::{Connection, Link, Sender};
+use crate::NodeId;
 use crate::code::{CloseCode, SessionClosed};
 use crate::config::Config;
-use crate::identity::PeerKey;
 use crate::message::{Message, StreamClose, StreamError};
 use crate::session::{SessionStats, Steps, Terms};
 use crate::wire::control::{Hello, Limits};
@@ -36,7 +36,7 @@ const MAX_WAITING: usize = 1024;
 /// A session of a process with itself: the calling end, and the hosting one. Whether it may be opened
 /// is for the host's side to decide beforehand.
 pub fn connect_here(
-    key: PeerKey,
+    key: NodeId,
     hello: &Hello,
     caller: &Config,
     host: &Config,
@@ -150,7 +150,7 @@ pub(crate) struct Session {
     opened: Instant,
     lifetime: Duration,
     step_slots: u32,
-    peer: PeerKey,
+    peer: NodeId,
 }
 
 impl Session {
@@ -189,7 +189,7 @@ pub(crate) struct End {
 }
 
 impl End {
-    pub(crate) fn peer(&self) -> PeerKey {
+    pub(crate) fn peer(&self) -> NodeId {
         self.session.peer
     }
 
@@ -349,7 +349,12 @@ mod tests {
             ..Config::default()
         };
         let hello = Hello::new("pipeline", vec![1]);
-        connect_here(PeerKey([7; 32]), &hello, &Config::default(), &host)
+        connect_here(
+            NodeId::from_checked([7; 32]),
+            &hello,
+            &Config::default(),
+            &host,
+        )
     }
 
     fn step(position: u32) -> Message {

@@ -32,9 +32,9 @@ use super::closer::Closer;
 use super::connection::{Ended, MAX_TIMER_MICROS, SendError};
 use super::frame_limiter::{FrameLimiter, Limited};
 use super::paths::PathRule;
+use crate::NodeId;
 use crate::code::{CloseCode, SessionClosed, Violation};
 use crate::config::Config;
-use crate::identity::PeerKey;
 use crate::time::Time;
 
 /// Messages that are taken or written before others get their turn.
@@ -112,7 +112,7 @@ struct State {
 
 /// What the driver, the socket and its senders share.
 pub(crate) struct Shared {
-    peer: PeerKey,
+    peer: NodeId,
     rule: PathRule,
     state: Mutex<State>,
     /// Room in the outbox, or the end.
@@ -225,7 +225,7 @@ pub struct PeerSender {
 
 impl PeerSocket {
     /// The peer's key, proved by the TLS handshake.
-    pub fn peer(&self) -> PeerKey {
+    pub fn peer(&self) -> NodeId {
         self.sender.shared.peer
     }
 
@@ -283,7 +283,7 @@ impl PeerSocket {
 
     /// Two sockets that are joined in memory, each of which believes to talk to the other's key.
     /// The WebSocket, its meter and its limits are real, TLS is not there. For tests.
-    pub async fn pair(keys: [PeerKey; 2], rule: &PathRule) -> (PeerSocket, PeerSocket) {
+    pub async fn pair(keys: [NodeId; 2], rule: &PathRule) -> (PeerSocket, PeerSocket) {
         let (left, right) = tokio::io::duplex(64 * 1024);
         let config = Config::default();
         let begin = Instant::now();
@@ -320,7 +320,7 @@ impl fmt::Debug for PeerSocket {
 
 impl PeerSender {
     /// The peer's key.
-    pub fn peer(&self) -> PeerKey {
+    pub fn peer(&self) -> NodeId {
         self.shared.peer
     }
 
@@ -388,7 +388,7 @@ pub(crate) fn websocket_config(largest: usize, read_buffer_bytes: usize) -> WebS
 /// Starts driving a socket whose upgrade is done.
 pub(crate) fn start<T: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
     socket: WebSocketStream<Limited<T>>,
-    peer: PeerKey,
+    peer: NodeId,
     rule: PathRule,
     begin: Instant,
     config: &Config,

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use ed25519_dalek::Signature;
+use ed25519_dalek::{Signature, VerifyingKey};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{ResolvesClientCert, Resumption};
 use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, ring};
@@ -18,13 +18,14 @@ use rustls::{
 };
 
 use super::Admission;
+use crate::NodeId;
 use crate::code::{CloseCode, Violation};
-use crate::identity::{Identity, PeerKey};
+use crate::identity::Identity;
 
 /// Why the peer's certificate was refused. rustls prints it with `Debug`, so that is a sentence.
 pub(crate) enum Refusal {
     /// Another key than the one that was expected.
-    Mismatch { found: PeerKey },
+    Mismatch { found: NodeId },
     /// Not one Ed25519 certificate.
     Unusable(Violation),
 }
@@ -75,12 +76,12 @@ fn provider() -> Arc<CryptoProvider> {
 fn key_of(
     end_entity: &CertificateDer<'_>,
     intermediates: &[CertificateDer<'_>],
-) -> Result<PeerKey, Error> {
+) -> Result<NodeId, Error> {
     if !intermediates.is_empty() {
         let chain = Violation::new(CloseCode::InvalidSignature, "a chain, not one certificate");
         return Err(Refusal::Unusable(chain).into());
     }
-    PeerKey::from_certificate(end_entity).map_err(|violation| Refusal::Unusable(violation).into())
+    NodeId::from_certificate(end_entity).map_err(|violation| Refusal::Unusable(violation).into())
 }
 
 /// The signature over the handshake: strict Ed25519, so that neither a key or point of small
@@ -94,8 +95,8 @@ fn verify_handshake(
         return Err(PeerMisbehaved::SignedHandshakeWithUnadvertisedSigScheme.into());
     }
     let bad = || Error::InvalidCertificate(CertificateError::BadSignature);
-    let key = PeerKey::from_certificate(certificate).map_err(|_| bad())?;
-    let key = key.verifier().map_err(|_| bad())?;
+    let key = NodeId::from_certificate(certificate).map_err(|_| bad())?;
+    let key = VerifyingKey::from_bytes(key.as_bytes()).map_err(|_| bad())?;
     let signature = Signature::from_slice(signed.signature()).map_err(|_| bad())?;
     key.verify_strict(message, &signature).map_err(|_| bad())?;
     Ok(HandshakeSignatureValid::assertion())
@@ -108,7 +109,7 @@ fn no_tls12() -> Result<HandshakeSignatureValid, Error> {
 
 /// Accepts the host that holds one particular key; without one, any host that proves its own.
 #[derive(Debug)]
-struct Expect(Option<PeerKey>);
+struct Expect(Option<NodeId>);
 
 impl ServerCertVerifier for Expect {
     fn verify_server_cert(
@@ -230,7 +231,7 @@ impl ResolvesServerCert for Present {
 /// The calling side's configuration for one expected host, or for whoever answers.
 pub(crate) fn client_config(
     identity: &Identity,
-    expect: Option<PeerKey>,
+    expect: Option<NodeId>,
 ) -> Result<Arc<ClientConfig>, Error> {
     let mut config = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])?

@@ -8,7 +8,7 @@ use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_model::bench::{self, BenchTest, EngineBench, bench_engine};
 use hearthnet_model::kernels::Isa;
 use hearthnet_transport::bench::{BenchOptions, BenchReport, PURPOSE, run as measure, serve_echo};
-use hearthnet_transport::{Admission, CloseCode, Hello, Identity, Listener, PeerKey};
+use hearthnet_transport::{Admission, CloseCode, Hello, Identity, Listener};
 
 use crate::args::{BenchCommand, Global};
 use crate::commands::{model, print_bytes, print_json, runtime};
@@ -110,7 +110,7 @@ fn echo(caller: NodeId, config: &Config) -> Result<(), Failure> {
     let identity = Identity::from_secret(&key.secret()).map_err(Failure::internal)?;
     let transport = config.transport()?;
     runtime()?.block_on(async {
-        let admission = Arc::new(OnlyCaller(PeerKey(*caller.as_bytes())));
+        let admission = Arc::new(OnlyCaller(caller));
         let mut listener = Listener::bind("127.0.0.1:0", &identity, admission, transport)
             .await
             .map_err(|e| Failure::new(Kind::Host, e.to_string()))?;
@@ -131,14 +131,14 @@ fn echo(caller: NodeId, config: &Config) -> Result<(), Failure> {
 }
 
 /// Admits one node, for measuring only.
-struct OnlyCaller(PeerKey);
+struct OnlyCaller(NodeId);
 
 impl Admission for OnlyCaller {
-    fn admit_peer(&self, peer: &PeerKey) -> bool {
+    fn admit_peer(&self, peer: &NodeId) -> bool {
         *peer == self.0
     }
 
-    fn admit_hello(&self, _: &PeerKey, hello: &Hello, _: u64) -> Result<(), CloseCode> {
+    fn admit_hello(&self, _: &NodeId, hello: &Hello, _: u64) -> Result<(), CloseCode> {
         if hello.purpose == PURPOSE {
             Ok(())
         } else {
@@ -173,7 +173,7 @@ fn transport(rounds: u32, json: bool, config: &Config) -> Result<(), Failure> {
     let report = runtime()?.block_on(async {
         // A task of its own: the thread of `block_on` is a slow place for I/O.
         let work = tokio::spawn(async move {
-            let expect = PeerKey(*address.node.as_bytes());
+            let expect = address.node;
             let hello = Hello::new(PURPOSE, Vec::new());
             let endpoint = &address.endpoint;
             let mut connection =

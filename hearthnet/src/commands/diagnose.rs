@@ -15,12 +15,12 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use hearthnet_bus::calls::{CallError, Client, Code};
-use hearthnet_bus::flight::{self, Answer, Entry, PipelineId, Who};
+use hearthnet_bus::flight::{self, Answer, Entry, PipelineId};
 use hearthnet_bus::log::Level;
 use hearthnet_bus::node::{Node, bus_rule};
 use hearthnet_bus::{Capability, NodeId, NodeKey};
 use hearthnet_orchestrator::link::HostAddr;
-use hearthnet_transport::{CloseCode, Config as Transport, ConnectError, PeerKey, connect_path};
+use hearthnet_transport::{CloseCode, Config as Transport, ConnectError, connect_path};
 use serde_json::json;
 
 use crate::args::{DiagnoseArgs, Global};
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &DiagnoseArgs, global: &Global, config: &Config) -> Resu
         );
     }
 
-    let answers: Vec<(Who, Answer)> = nodes
+    let answers: Vec<(NodeId, Answer)> = nodes
         .iter()
         .filter_map(|asked| Some((asked.node, asked.answer.as_ref().ok()?.clone())))
         .collect();
@@ -153,7 +153,7 @@ async fn here(dir: &Path, global: &Global, age_ms: u64) -> Result<Vec<Asked>, Fa
             ask(&client, NODE_FLIGHT, age_ms).await
         };
         nodes.push(Asked {
-            node: node_key(global)?.id().into(),
+            node: node_key(global)?.id(),
             here: true,
             answer: in_time(asking).await,
         });
@@ -227,7 +227,7 @@ async fn elsewhere(
                     ask(&client, name, age_ms).await
                 };
                 Asked {
-                    node: node.into(),
+                    node,
                     here: false,
                     answer: in_time(asking).await,
                 }
@@ -304,10 +304,10 @@ async fn connect(
     let identity = key.identity().map_err(|error| unreachable(&error))?;
     let mut last = CallError::new(Code::UNREACHABLE, "nobody knows where it is now");
     for at in addresses {
-        let (expected, rule) = (Some(PeerKey::from(node)), bus_rule());
+        let (expected, rule) = (Some(node), bus_rule());
         let connecting = connect_path(at, &identity, expected, &rule, transport);
         match tokio::time::timeout(PER_ADDRESS, connecting).await {
-            Ok(Ok(socket)) => return Client::new(socket, Arc::clone(key)),
+            Ok(Ok(socket)) => return Ok(Client::new(socket, Arc::clone(key))),
             Ok(Err(error)) => last = CallError::new(code_of(&error), format!("{at}: {error}")),
             Err(_) => {
                 last = unreachable(&format!(

@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use hearthnet_bus::NodeKey;
 use hearthnet_bus::calls::{CallError, Client, Code};
 use hearthnet_bus::discovery::{CommunityTag, Discovery};
 use hearthnet_bus::invite::{Invite, JoinRequest};
 use hearthnet_bus::joining::{JoinFailure, join_through};
 use hearthnet_bus::log::{EventLog, Level};
 use hearthnet_bus::node::bus_rule;
-use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_transport::{CloseCode, ConnectError, Identity, connect_path};
 use serde_json::json;
 use tokio::sync::Semaphore;
@@ -368,13 +368,8 @@ async fn attempt(
             Ok(socket) => socket,
             Err(error) => return Answer::Unreachable(error),
         };
-    let Ok(from) = NodeId::try_from(socket.peer()) else {
-        return Answer::Failed(JoinFailure::NotAdmitted);
-    };
-    let client = match Client::new(socket, key) {
-        Ok(client) => client,
-        Err(error) => return refused(error),
-    };
+    let from = socket.peer();
+    let client = Client::new(socket, key);
     // Connected at once to all, and asked in turn: whoever connects first comes first.
     let Ok(_turn) = asking.acquire().await else {
         return Answer::Failed(JoinFailure::NotAdmitted);

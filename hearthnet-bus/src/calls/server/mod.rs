@@ -271,10 +271,8 @@ impl CallServer {
 
     /// Answers the calls of a peer until its socket closes.
     pub async fn serve(&self, socket: PeerSocket) {
-        match NodeId::try_from(socket.peer()) {
-            Ok(peer) => self.serve_wire(socket.into(), Origin::Peer(peer)).await,
-            Err(_) => socket.close(hearthnet_transport::CloseCode::Unauthorized),
-        }
+        let origin = Origin::Peer(socket.peer());
+        self.serve_wire(socket.into(), origin).await;
     }
 
     /// The same over any socket. Dropping the future ends every call and the socket.

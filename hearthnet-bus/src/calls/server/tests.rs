@@ -1,6 +1,6 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use hearthnet_transport::{PathRule, PeerKey};
+use hearthnet_transport::{NodeId, PathRule};
 
 use super::super::client::{CallStream, Client};
 use super::super::descriptor::CallLimits;
@@ -274,12 +274,12 @@ async fn a_call_streams_its_events_in_order_and_ends() {
 #[tokio::test]
 async fn calls_go_over_the_transports_socket_as_well() {
     let world = world();
-    let keys = [3, 1].map(|seed| PeerKey(*key(seed).id().as_bytes()));
+    let keys = [3, 1].map(|seed| key(seed).id());
     let rule = PathRule::new(BUS_PATH, MAX_MESSAGE_BYTES).with_text();
     let (ours, theirs) = PeerSocket::pair(keys, &rule).await;
     let server = Arc::clone(&world.server);
     tokio::spawn(async move { server.serve(theirs).await });
-    let client = Client::new(ours, key(3)).unwrap();
+    let client = Client::new(ours, key(3));
     let end = call(&client, "tick@1.0", 200).result().await.unwrap();
     assert_eq!(end["caller"], json!(key(3).id()));
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use hearthnet_bus::{Descriptor, NodeKey};
 use hearthnet_transport::{
-    Admission, CloseCode, Config, Connection, DType, Hello, Identity, Listener, Message, PeerKey,
+    Admission, CloseCode, Config, Connection, DType, Hello, Identity, Listener, Message, NodeId,
     Sender, Step, StepResult, StreamError, StreamOpened, Want,
 };
 use proptest::prelude::*;
@@ -99,10 +99,10 @@ struct Puppet {
 struct Everybody;
 
 impl Admission for Everybody {
-    fn admit_peer(&self, _: &PeerKey) -> bool {
+    fn admit_peer(&self, _: &NodeId) -> bool {
         true
     }
-    fn admit_hello(&self, _: &PeerKey, _: &Hello, _: u64) -> Result<(), CloseCode> {
+    fn admit_hello(&self, _: &NodeId, _: &Hello, _: u64) -> Result<(), CloseCode> {
         Ok(())
     }
 }

@@ -6,7 +6,6 @@ use std::str::FromStr;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use ed25519_dalek::VerifyingKey;
-use hearthnet_transport::PeerKey;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// What every printed node id begins with.
@@ -28,8 +27,9 @@ const SHORT_CHARS: usize = 8;
 /// (RFC 4648 section 5) without padding.
 ///
 /// ```
-/// # use hearthnet_bus::{NodeId, NodeKey};
-/// let id = NodeKey::from_secret(&[7; 32]).id();
+/// # use ed25519_dalek::SigningKey;
+/// # use hearthnet_transport::NodeId;
+/// let id = NodeId::from_own_key(&SigningKey::from_bytes(&[7; 32]).verifying_key());
 /// assert_eq!(id.to_string().parse::<NodeId>().unwrap(), id);
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -89,29 +89,15 @@ impl NodeId {
             .collect()
     }
 
-    /// An id that this program checked before it stored it. The check costs a scalar
+    /// An id that was checked before these bytes were stored. The check costs a scalar
     /// multiplication, which is too much for every record of a log that is read again.
-    pub(crate) fn from_checked(bytes: [u8; 32]) -> Self {
+    pub fn from_checked(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
     /// The id of a key pair's public half, which is valid by construction.
-    pub(crate) fn from_own_key(key: &VerifyingKey) -> Self {
+    pub fn from_own_key(key: &VerifyingKey) -> Self {
         Self(key.to_bytes())
-    }
-}
-
-impl From<NodeId> for PeerKey {
-    fn from(id: NodeId) -> Self {
-        Self(id.0)
-    }
-}
-
-impl TryFrom<PeerKey> for NodeId {
-    type Error = NodeIdError;
-
-    fn try_from(key: PeerKey) -> Result<Self, NodeIdError> {
-        Self::from_bytes(&key.0)
     }
 }
 
@@ -160,10 +146,14 @@ impl<'de> Deserialize<'de> for NodeId {
 
 #[cfg(test)]
 mod tests {
+    use ed25519_dalek::SigningKey;
     use proptest::prelude::*;
 
     use super::*;
-    use crate::NodeKey;
+
+    fn id_of(secret: &[u8; 32]) -> NodeId {
+        NodeId::from_own_key(&SigningKey::from_bytes(secret).verifying_key())
+    }
 
     /// The points whose order divides 8, canonical and not (RFC 8032's curve; the list
     /// is that of "Taming the many EdDSAs", Chalkias, Garillot, Nikolaenko 2020, table 6c).
@@ -203,7 +193,7 @@ mod tests {
     fn a_key_with_a_torsion_component_is_refused() {
         // An honest key plus a point of order 8 verifies some signatures and not others,
         // depending on the library: it must not become an identity.
-        let honest = VerifyingKey::from_bytes(NodeKey::from_secret(&[3; 32]).id().as_bytes());
+        let honest = VerifyingKey::from_bytes(id_of(&[3; 32]).as_bytes());
         let torsion = VerifyingKey::from_bytes(&unhex(SMALL_ORDER[10])).unwrap();
         let mixed = (honest.unwrap().to_edwards() + torsion.to_edwards()).compress();
         assert_eq!(NodeId::from_bytes(mixed.as_bytes()), Err(NodeIdError::Key));
@@ -213,7 +203,7 @@ mod tests {
     fn the_printed_form_of_a_known_key_never_changes() {
         // RFC 8032 section 7.1, test 1.
         let secret = unhex("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60");
-        let id = NodeKey::from_secret(&secret).id();
+        let id = id_of(&secret);
         assert_eq!(
             id.as_bytes(),
             &unhex("d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a")
@@ -271,7 +261,7 @@ mod tests {
             id: NodeId,
         }
         let holder = Holder {
-            id: NodeKey::from_secret(&[1; 32]).id(),
+            id: id_of(&[1; 32]),
         };
         let mut bytes = Vec::new();
         ciborium::into_writer(&holder, &mut bytes).unwrap();
@@ -287,7 +277,7 @@ mod tests {
     proptest! {
         #[test]
         fn every_generated_key_has_an_id_that_survives_text(secret: [u8; 32]) {
-            let id = NodeKey::from_secret(&secret).id();
+            let id = id_of(&secret);
             prop_assert_eq!(NodeId::from_bytes(id.as_bytes()), Ok(id));
             prop_assert_eq!(id.to_string().parse::<NodeId>(), Ok(id));
         }
