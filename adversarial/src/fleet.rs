@@ -109,7 +109,7 @@ impl Fleet {
                 model: model.clone(),
                 policy: Arc::new(GreedyCover),
                 max_shards: 4,
-                own_id: caller.id().to_string(),
+                own_id: caller.id(),
                 allow_self: false,
                 health: SharedHealth::default(),
             },

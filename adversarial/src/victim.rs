@@ -421,10 +421,12 @@ impl Victim {
                 return Err(HarnessError::Victim(format!("{trouble}; it said: {log}")));
             }
         };
-        let bad = |_| HarnessError::Victim("it describes itself badly".to_owned());
         Ok(Victim {
-            addr: descriptor.endpoint.parse().map_err(|_| bad(()))?,
-            node: descriptor.host.parse().map_err(|_| bad(()))?,
+            addr: descriptor
+                .endpoint
+                .parse()
+                .map_err(|_| HarnessError::Victim("it describes itself badly".to_owned()))?,
+            node: descriptor.host,
             descriptor,
             child,
             pid,

@@ -273,7 +273,7 @@ fn advert(host: &NodeKey, now_ms: u64) -> Body {
         weights_mb: 0,
         kv_mb: 0,
         max_concurrent_streams: 4,
-        host: host.id().to_string(),
+        host: host.id(),
         endpoint: "192.168.1.20:7600".into(),
         advertised_at: now_ms / 1000,
         boundary_dtype: "fp16".into(),

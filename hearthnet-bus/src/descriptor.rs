@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::NodeId;
+
 /// Largest model this network routes, in layers; a descriptor beyond it is nonsense.
 ///
 /// The deepest published dense models have 126 layers; 1024 leaves room and bounds the router.
@@ -36,8 +38,8 @@ pub struct Descriptor {
     pub kv_mb: u64,
     /// Streams served at once; one more is refused.
     pub max_concurrent_streams: u32,
-    /// Node id of the host (`ed25519:...`).
-    pub host: String,
+    /// The host.
+    pub host: NodeId,
     /// `ADDR:PORT` of the tensor endpoint.
     pub endpoint: String,
     /// Unix time of this statement, in seconds.
@@ -144,7 +146,6 @@ impl Descriptor {
         for (name, text) in [
             ("shard_id", &self.shard_id),
             ("model_id", &self.model_id),
-            ("host", &self.host),
             ("endpoint", &self.endpoint),
             ("boundary_dtype", &self.boundary_dtype),
             ("arithmetic", &self.arithmetic),
@@ -198,7 +199,7 @@ mod tests {
             weights_mb: 0,
             kv_mb: 0,
             max_concurrent_streams: 4,
-            host: "ed25519:x".into(),
+            host: crate::NodeKey::from_secret(&[1; 32]).id(),
             endpoint: "127.0.0.1:1".into(),
             advertised_at: 1,
             boundary_dtype: "fp16".into(),
@@ -213,6 +214,21 @@ mod tests {
     fn a_good_descriptor_survives_the_round_trip() {
         let d = good();
         assert_eq!(Descriptor::from_cbor(&d.to_cbor().unwrap()).unwrap(), d);
+    }
+
+    #[test]
+    fn a_host_that_is_no_node_is_no_descriptor() {
+        let mut bytes = good().to_cbor().unwrap();
+        let host = good().host.to_string();
+        let at = bytes
+            .windows(host.len())
+            .position(|part| part == host.as_bytes());
+        // The last character carries two unused bits: setting one makes a second spelling.
+        bytes[at.unwrap() + host.len() - 1] += 1;
+        assert!(matches!(
+            Descriptor::from_cbor(&bytes),
+            Err(DescriptorError::Malformed(_))
+        ));
     }
 
     #[test]
@@ -247,10 +263,6 @@ mod tests {
             DescriptorError::ShardId
         );
         assert_eq!(with(&|d| d.ms_per_token = f32::NAN), DescriptorError::Speed);
-        assert_eq!(
-            with(&|d| d.host = "a\u{1b}[31m".into()),
-            DescriptorError::Text("host")
-        );
         assert_eq!(
             with(&|d| d.endpoint = "x".repeat(257)),
             DescriptorError::Text("endpoint")

@@ -26,6 +26,7 @@ use std::hash::RandomState;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use hearthnet_bus::NodeId;
 use hearthnet_model::WeightsId;
 use serde::{Deserialize, Serialize};
 
@@ -133,7 +134,7 @@ impl Standing {
 #[non_exhaustive]
 pub struct ShardHealth {
     /// The host's node id.
-    pub host: String,
+    pub host: NodeId,
     /// Whether it answered since it last failed.
     pub online: bool,
     /// How long ago it last answered, in milliseconds; `None`: it never did.
@@ -247,22 +248,21 @@ fn half_life(kind: FailureKind) -> u64 {
     }
 }
 
-/// What has been seen of hosts. Times are in milliseconds of any clock that does not go back;
-/// hosts are node ids as text.
+/// What has been seen of hosts. Times are in milliseconds of any clock that does not go back.
 #[derive(Debug, Clone, Default)]
 pub struct ShardHealthTracker {
-    hosts: BTreeMap<String, Host>,
+    hosts: BTreeMap<NodeId, Host>,
 }
 
 impl ShardHealthTracker {
-    fn host(&mut self, host: &str, now_ms: u64) -> &mut Host {
+    fn host(&mut self, host: &NodeId, now_ms: u64) -> &mut Host {
         if !self.hosts.contains_key(host) && self.hosts.len() >= MAX_HOSTS {
             let longest = self.hosts.iter().min_by_key(|(_, one)| one.touched_ms);
-            if let Some(name) = longest.map(|(name, _)| name.clone()) {
-                self.hosts.remove(&name);
+            if let Some(node) = longest.map(|(node, _)| *node) {
+                self.hosts.remove(&node);
             }
         }
-        let one = self.hosts.entry(host.to_owned()).or_default();
+        let one = self.hosts.entry(*host).or_default();
         one.touched_ms = now_ms;
         one
     }
@@ -270,7 +270,7 @@ impl ShardHealthTracker {
     /// A host has answered a decode step of one row through `layers` layers of `shard_id`.
     pub fn answered(
         &mut self,
-        host: &str,
+        host: &NodeId,
         shard_id: &str,
         layers: u32,
         took: Duration,
@@ -307,7 +307,7 @@ impl ShardHealthTracker {
     }
 
     /// A host can be talked to.
-    pub fn reached(&mut self, host: &str, now_ms: u64) {
+    pub fn reached(&mut self, host: &NodeId, now_ms: u64) {
         let one = self.host(host, now_ms);
         one.seen_ms = Some(now_ms);
         one.online = true;
@@ -316,7 +316,7 @@ impl ShardHealthTracker {
     }
 
     /// A host has failed.
-    pub fn failed(&mut self, host: &str, kind: FailureKind, now_ms: u64) {
+    pub fn failed(&mut self, host: &NodeId, kind: FailureKind, now_ms: u64) {
         let one = self.host(host, now_ms);
         one.online = !matches!(
             kind,
@@ -335,14 +335,14 @@ impl ShardHealthTracker {
     }
 
     /// What is thought of a host now.
-    pub fn standing(&self, host: &str, now_ms: u64) -> Standing {
+    pub fn standing(&self, host: &NodeId, now_ms: u64) -> Standing {
         let one = self.hosts.get(host);
         one.map_or(Standing::Good, |one| one.standing(now_ms))
     }
 
     /// How long a host takes for a decode step through one layer of a shard, as measured: the
     /// median in milliseconds. Of a shard that was not measured, what its other shards take.
-    pub fn ms_per_layer(&self, host: &str, shard_id: &str, now_ms: u64) -> Option<f64> {
+    pub fn ms_per_layer(&self, host: &NodeId, shard_id: &str, now_ms: u64) -> Option<f64> {
         let one = self.hosts.get(host)?;
         let known = |steps: &&Steps| steps.is_known(now_ms);
         let own = one.shards.get(shard_id).filter(known);
@@ -358,7 +358,7 @@ impl ShardHealthTracker {
         let hosts = self.hosts.iter();
         hosts
             .map(|(name, one)| ShardHealth {
-                host: name.clone(),
+                host: *name,
                 online: one.online,
                 last_seen_ms: one.seen_ms.map(|at| now_ms.saturating_sub(at)),
                 standing: one.standing(now_ms),
@@ -401,7 +401,7 @@ struct Shared {
 }
 
 /// What a host returned for a range of layers of a model.
-type Returned = ((String, WeightsId, u32, u32), Arc<Mutex<SeenRows>>);
+type Returned = ((NodeId, WeightsId, u32, u32), Arc<Mutex<SeenRows>>);
 
 /// Most hosts and ranges whose rows are remembered; together some 10 MiB.
 const MAX_SEEN: usize = 64;
@@ -427,16 +427,16 @@ impl SharedHealth {
     /// What a host returned for layers of a model, in all calls of late.
     pub(crate) fn seen(
         &self,
-        host: &str,
+        host: &NodeId,
         weights: WeightsId,
         (lo, hi): (u32, u32),
     ) -> Arc<Mutex<SeenRows>> {
         let mut all = lock(&self.0.seen);
-        let of = (host.to_owned(), weights, lo, hi);
+        let of = (*host, weights, lo, hi);
         let known = all.iter().position(|(one, _)| *one == of);
         let (_, rows) = known.and_then(|at| all.remove(at)).unwrap_or_else(|| {
             let rows = SeenRows::new(self.0.key.clone());
-            (of.clone(), Arc::new(Mutex::new(rows)))
+            (of, Arc::new(Mutex::new(rows)))
         });
         if all.len() >= MAX_SEEN {
             all.pop_front();
@@ -446,17 +446,17 @@ impl SharedHealth {
     }
 
     /// As [`ShardHealthTracker::answered`], now.
-    pub fn answered(&self, host: &str, shard_id: &str, layers: u32, took: Duration) {
+    pub fn answered(&self, host: &NodeId, shard_id: &str, layers: u32, took: Duration) {
         self.with(|all, now| all.answered(host, shard_id, layers, took, now));
     }
 
     /// As [`ShardHealthTracker::reached`], now.
-    pub fn reached(&self, host: &str) {
+    pub fn reached(&self, host: &NodeId) {
         self.with(|all, now| all.reached(host, now));
     }
 
     /// As [`ShardHealthTracker::failed`], now; it is counted.
-    pub fn failed(&self, host: &str, kind: FailureKind) {
+    pub fn failed(&self, host: &NodeId, kind: FailureKind) {
         self.with(|all, now| all.failed(host, kind, now));
         metrics::counter!(
             "distributed_inference_host_failures_total",
@@ -467,12 +467,12 @@ impl SharedHealth {
     }
 
     /// As [`ShardHealthTracker::standing`], now.
-    pub fn standing(&self, host: &str) -> Standing {
+    pub fn standing(&self, host: &NodeId) -> Standing {
         self.with(|all, now| all.standing(host, now))
     }
 
     /// As [`ShardHealthTracker::ms_per_layer`], now.
-    pub fn ms_per_layer(&self, host: &str, shard_id: &str) -> Option<f64> {
+    pub fn ms_per_layer(&self, host: &NodeId, shard_id: &str) -> Option<f64> {
         self.with(|all, now| all.ms_per_layer(host, shard_id, now))
     }
 
@@ -497,10 +497,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::node;
 
     const MINUTE: u64 = 60_000;
 
-    fn steps(all: &mut ShardHealthTracker, host: &str, count: usize, ms: u64, now_ms: u64) {
+    fn steps(all: &mut ShardHealthTracker, host: &NodeId, count: usize, ms: u64, now_ms: u64) {
         for _ in 0..count {
             all.answered(host, "m:0-9", 10, Duration::from_millis(ms), now_ms);
         }
@@ -509,17 +510,17 @@ mod tests {
     #[test]
     fn speed_is_measured_per_layer_and_known_after_a_few_steps_until_it_is_stale() {
         let mut all = ShardHealthTracker::default();
-        steps(&mut all, "a", LEARNING - 1, 20, 0);
-        assert_eq!(all.ms_per_layer("a", "m:0-9", 0), None);
-        steps(&mut all, "a", 1, 20, 0);
-        assert_eq!(all.ms_per_layer("a", "m:0-9", 0), Some(2.0));
+        steps(&mut all, &node("a"), LEARNING - 1, 20, 0);
+        assert_eq!(all.ms_per_layer(&node("a"), "m:0-9", 0), None);
+        steps(&mut all, &node("a"), 1, 20, 0);
+        assert_eq!(all.ms_per_layer(&node("a"), "m:0-9", 0), Some(2.0));
         // Nothing was measured of its other shard: the same machine is as fast.
-        assert_eq!(all.ms_per_layer("a", "m:10-19", 0), Some(2.0));
-        assert_eq!(all.ms_per_layer("b", "m:0-9", 0), None);
-        assert_eq!(all.ms_per_layer("a", "m:0-9", STALE_MS), None);
+        assert_eq!(all.ms_per_layer(&node("a"), "m:10-19", 0), Some(2.0));
+        assert_eq!(all.ms_per_layer(&node("b"), "m:0-9", 0), None);
+        assert_eq!(all.ms_per_layer(&node("a"), "m:0-9", STALE_MS), None);
         // And one step later it is still not known again.
-        steps(&mut all, "a", 1, 10, STALE_MS);
-        assert_eq!(all.ms_per_layer("a", "m:0-9", STALE_MS), None);
+        steps(&mut all, &node("a"), 1, 10, STALE_MS);
+        assert_eq!(all.ms_per_layer(&node("a"), "m:0-9", STALE_MS), None);
     }
 
     #[test]
@@ -527,7 +528,7 @@ mod tests {
         let mut all = ShardHealthTracker::default();
         for step in 0..40 {
             let ms = if step % 10 == 9 { 500 } else { 10 };
-            steps(&mut all, "a", 1, ms, 0);
+            steps(&mut all, &node("a"), 1, ms, 0);
         }
         let health = all.all(0);
         let speed = &health[0].shards[0];
@@ -539,27 +540,33 @@ mod tests {
     fn a_failure_puts_a_host_behind_for_one_half_life_and_good_work_shortens_that() {
         for kind in [FailureKind::Lost, FailureKind::Slow, FailureKind::Refused] {
             let mut all = ShardHealthTracker::default();
-            all.failed("a", kind, 0);
-            assert_eq!(all.standing("a", HALF_LIFE_MS - 1), Standing::Failing);
-            assert_eq!(all.standing("a", HALF_LIFE_MS + 1), Standing::Good);
-            assert_eq!(all.standing("b", 0), Standing::Good);
+            all.failed(&node("a"), kind, 0);
+            assert_eq!(
+                all.standing(&node("a"), HALF_LIFE_MS - 1),
+                Standing::Failing
+            );
+            assert_eq!(all.standing(&node("a"), HALF_LIFE_MS + 1), Standing::Good);
+            assert_eq!(all.standing(&node("b"), 0), Standing::Good);
             // Twice in a row takes twice as long to live down.
-            all.failed("a", kind, 0);
-            assert_eq!(all.standing("a", 2 * HALF_LIFE_MS - 1), Standing::Failing);
-            steps(&mut all, "a", 2 * FORGIVING as usize + 2, 1, 1);
-            assert_eq!(all.standing("a", 1000), Standing::Good);
+            all.failed(&node("a"), kind, 0);
+            assert_eq!(
+                all.standing(&node("a"), 2 * HALF_LIFE_MS - 1),
+                Standing::Failing
+            );
+            steps(&mut all, &node("a"), 2 * FORGIVING as usize + 2, 1, 1);
+            assert_eq!(all.standing(&node("a"), 1000), Standing::Good);
         }
     }
 
     #[test]
     fn whoever_is_reached_again_was_only_away() {
         let mut all = ShardHealthTracker::default();
-        all.failed("a", FailureKind::Unreachable, 0);
-        all.failed("a", FailureKind::Unreachable, 0);
+        all.failed(&node("a"), FailureKind::Unreachable, 0);
+        all.failed(&node("a"), FailureKind::Unreachable, 0);
         let away = &all.all(0)[0];
         assert_eq!((away.online, away.standing), (false, Standing::Failing));
         assert_eq!(away.last_seen_ms, None);
-        all.reached("a", 5);
+        all.reached(&node("a"), 5);
         let back = &all.all(10)[0];
         assert_eq!((back.online, back.standing), (true, Standing::Good));
         assert_eq!(back.last_seen_ms, Some(5));
@@ -569,27 +576,27 @@ mod tests {
     fn numbers_that_cannot_be_right_are_a_quarantine_that_doubles_and_ends() {
         let mut all = ShardHealthTracker::default();
         let (first, longest) = QUARANTINE_MS;
-        all.failed("a", FailureKind::Corruption, 0);
-        assert_eq!(all.standing("a", first - 1), Standing::Quarantined);
+        all.failed(&node("a"), FailureKind::Corruption, 0);
+        assert_eq!(all.standing(&node("a"), first - 1), Standing::Quarantined);
         assert_eq!(all.all(MINUTE)[0].quarantine_ms, first - MINUTE);
-        assert_eq!(all.standing("a", first), Standing::Good);
+        assert_eq!(all.standing(&node("a"), first), Standing::Good);
         // Good work in between does not make a liar honest.
-        steps(&mut all, "a", 10 * FORGIVING as usize, 1, first);
-        all.failed("a", FailureKind::Corruption, first);
+        steps(&mut all, &node("a"), 10 * FORGIVING as usize, 1, first);
+        all.failed(&node("a"), FailureKind::Corruption, first);
         let second = all.all(first)[0].quarantine_ms;
         assert!(
             (2 * first - MINUTE..=2 * first).contains(&second),
             "{second}"
         );
         for _ in 0..100 {
-            all.failed("a", FailureKind::Corruption, first);
+            all.failed(&node("a"), FailureKind::Corruption, first);
         }
         assert_eq!(all.all(first)[0].quarantine_ms, longest);
         // After a month it is as if it had been the first time.
         let month = 30 * 24 * 60 * MINUTE;
         let mut all = ShardHealthTracker::default();
-        all.failed("a", FailureKind::Corruption, 0);
-        all.failed("a", FailureKind::Corruption, month);
+        all.failed(&node("a"), FailureKind::Corruption, 0);
+        all.failed(&node("a"), FailureKind::Corruption, month);
         assert_eq!(all.all(month)[0].quarantine_ms, first);
     }
 
@@ -624,7 +631,7 @@ mod tests {
             let mut now_ms = 0;
             for (host, shard, what, later) in events {
                 now_ms += later * MINUTE;
-                let host = format!("h{host}");
+                let host = node(&format!("h{host}"));
                 match what {
                     0 => all.failed(&host, FailureKind::Corruption, now_ms),
                     1 => all.failed(&host, FailureKind::Lost, now_ms),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
-use hearthnet_bus::{Descriptor, NodeKey};
+use hearthnet_bus::{Descriptor, NodeId, NodeKey};
 use hearthnet_transport::Config;
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
@@ -39,7 +39,7 @@ pub struct Search<'a> {
     /// The layers to be run.
     pub layers: RangeInclusive<u32>,
     /// Nodes that must not run any of them; node ids as text.
-    pub exclude: &'a BTreeSet<String>,
+    pub exclude: &'a BTreeSet<NodeId>,
     /// Somebody runs them as it is: what is not at hand is not worth waiting for.
     pub optional: bool,
     /// Set when the caller gives up.
@@ -76,7 +76,7 @@ pub struct Choice {
     /// Most spans allowed.
     pub max_shards: usize,
     /// The caller's own node id.
-    pub own_id: String,
+    pub own_id: NodeId,
     /// Whether the caller's own node may serve.
     pub allow_self: bool,
     /// What was seen of hosts, in all calls of this process.
@@ -92,7 +92,7 @@ impl Choice {
         &self,
         candidates: &[Candidate],
         layers: RangeInclusive<u32>,
-        exclude: &BTreeSet<String>,
+        exclude: &BTreeSet<NodeId>,
     ) -> Result<Vec<Span>, RouteError> {
         let request = RouteRequest {
             model_id: &self.model.model_id,
@@ -103,7 +103,7 @@ impl Choice {
             max_shards: self.max_shards,
             allow_self: self.allow_self,
             exclude,
-            caller: &self.own_id,
+            caller: self.own_id,
         };
         self.health.count();
         let judged: Vec<Candidate> = candidates.iter().map(|one| self.judge(one)).collect();
@@ -383,7 +383,7 @@ impl Session {
         // A host that is silent may have been started again, and know nothing of the session.
         match HostLink::connect(addr, key, transport).await {
             Ok(link) => {
-                health.reached(&addr.node.to_string());
+                health.reached(&addr.node);
                 let link = Arc::new(link);
                 *self = Self {
                     link: Some(Arc::clone(&link)),
@@ -392,7 +392,7 @@ impl Session {
                 Ok(link)
             }
             Err(error) => {
-                health.failed(&addr.node.to_string(), FailureKind::Unreachable);
+                health.failed(&addr.node, FailureKind::Unreachable);
                 let before = self.failed.as_ref().map(|failed| failed.backoff);
                 let backoff = before.map_or(BACKOFF.0, |backoff| (backoff * 2).min(BACKOFF.1));
                 self.failed = Some(Failed {

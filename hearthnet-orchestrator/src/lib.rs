@@ -43,6 +43,16 @@ pub mod service;
 pub mod sharded;
 pub mod write_batch;
 
+/// A host of the tests, by a short name.
+#[cfg(test)]
+fn node(name: &str) -> hearthnet_bus::NodeId {
+    let mut bytes = [0; 32];
+    for (byte, letter) in bytes.iter_mut().zip(name.bytes()) {
+        *byte = letter;
+    }
+    hearthnet_bus::NodeId::from_checked(bytes)
+}
+
 pub use backend::Backend;
 pub use error::ChatError;
 pub use hearthnet_bus::calls::Cancel;

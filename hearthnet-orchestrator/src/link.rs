@@ -268,7 +268,7 @@ impl HostLink {
             .map_err(&unavailable)?;
         let descriptor =
             Descriptor::from_cbor(&bytes).map_err(|e| unavailable(format!("{}: {e}", e.code())))?;
-        if descriptor.host != addr.node.to_string() {
+        if descriptor.host != addr.node {
             return Err(unavailable(
                 "bad_descriptor: it describes another node".into(),
             ));

@@ -14,7 +14,7 @@
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
-use hearthnet_bus::Descriptor;
+use hearthnet_bus::{Descriptor, NodeId};
 
 use crate::health::Standing;
 
@@ -81,10 +81,10 @@ pub struct RouteRequest<'a> {
     pub max_shards: usize,
     /// Whether the caller's own node may serve, as the first shard only if no other is as good.
     pub allow_self: bool,
-    /// Node ids (`ed25519:...`) that must not be used.
-    pub exclude: &'a BTreeSet<String>,
+    /// Hosts that must not be used.
+    pub exclude: &'a BTreeSet<NodeId>,
     /// Who asks: of hosts that are equal otherwise, callers prefer different ones.
-    pub caller: &'a str,
+    pub caller: NodeId,
 }
 
 /// Why no route exists.
@@ -238,7 +238,7 @@ fn walk(
         let best = here.min_by_key(|(_, c)| {
             let own_first = c.is_self && cursor == 0;
             let reach = c.descriptor.layer_range.1.min(last);
-            let host = c.descriptor.host.as_str();
+            let host = c.descriptor.host;
             (
                 cost(c, fastest),
                 own_first,
@@ -272,7 +272,8 @@ fn walk(
 }
 
 /// A host's place among equal ones, for one caller: FNV-1a over both names.
-fn lot(caller: &str, host: &str) -> u64 {
+fn lot(caller: NodeId, host: NodeId) -> u64 {
+    let (caller, host) = (caller.to_string(), host.to_string());
     let bytes = caller.bytes().chain([0]).chain(host.bytes());
     let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -340,8 +341,10 @@ pub fn pick(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
+    use crate::node;
 
     fn shard(host: &str, lo: u32, hi: u32, queue: u32) -> Candidate {
         Candidate {
@@ -355,7 +358,7 @@ mod tests {
                 weights_mb: 0,
                 kv_mb: 0,
                 max_concurrent_streams: 4,
-                host: host.into(),
+                host: node(host),
                 endpoint: "127.0.0.1:1".into(),
                 advertised_at: 0,
                 boundary_dtype: "fp16".into(),
@@ -372,11 +375,11 @@ mod tests {
     }
 
     struct Ask {
-        exclude: BTreeSet<String>,
+        exclude: BTreeSet<NodeId>,
         weights: String,
         max: usize,
         allow_self: bool,
-        caller: String,
+        caller: NodeId,
     }
 
     impl Default for Ask {
@@ -386,13 +389,13 @@ mod tests {
                 weights: "ab".repeat(32),
                 max: 16,
                 allow_self: false,
-                caller: String::new(),
+                caller: node(""),
             }
         }
     }
 
     impl Ask {
-        fn route(&self, candidates: &[Candidate]) -> Result<Vec<(String, u32, u32)>, RouteError> {
+        fn route(&self, candidates: &[Candidate]) -> Result<Vec<(NodeId, u32, u32)>, RouteError> {
             let request = RouteRequest {
                 model_id: "m",
                 weights_sha256: &self.weights,
@@ -402,20 +405,18 @@ mod tests {
                 max_shards: self.max,
                 allow_self: self.allow_self,
                 exclude: &self.exclude,
-                caller: &self.caller,
+                caller: self.caller,
             };
             let spans = pick(&GreedyCover, &request, candidates)?;
             Ok(spans
                 .iter()
-                .map(|s| (candidates[s.candidate].descriptor.host.clone(), s.lo, s.hi))
+                .map(|s| (candidates[s.candidate].descriptor.host, s.lo, s.hi))
                 .collect())
         }
     }
 
-    fn spans(list: &[(&str, u32, u32)]) -> Vec<(String, u32, u32)> {
-        list.iter()
-            .map(|&(h, lo, hi)| (h.to_owned(), lo, hi))
-            .collect()
+    fn spans(list: &[(&str, u32, u32)]) -> Vec<(NodeId, u32, u32)> {
+        list.iter().map(|&(h, lo, hi)| (node(h), lo, hi)).collect()
     }
 
     #[test]
@@ -485,7 +486,7 @@ mod tests {
     #[test]
     fn an_excluded_host_is_replaced_or_missed() {
         let ask = Ask {
-            exclude: BTreeSet::from(["a".to_owned()]),
+            exclude: BTreeSet::from([node("a")]),
             ..Ask::default()
         };
         let two = [shard("a", 0, 15, 0), shard("b", 0, 15, 9)];
@@ -626,21 +627,21 @@ mod tests {
     #[test]
     fn callers_spread_over_equal_hosts_and_each_chooses_the_same_again() {
         let all: Vec<_> = (0..4).map(|n| shard(&format!("h{n}"), 0, 15, 0)).collect();
-        let chosen: Vec<String> = (0..400)
+        let chosen: Vec<NodeId> = (0..400)
             .map(|n| {
                 let ask = Ask {
-                    caller: format!("caller {n}"),
+                    caller: node(&format!("caller {n}")),
                     ..Ask::default()
                 };
                 let route = ask.route(&all).unwrap();
                 assert_eq!(ask.route(&all).unwrap(), route);
-                route[0].0.clone()
+                route[0].0
             })
             .collect();
         for n in 0..4 {
             let count = chosen
                 .iter()
-                .filter(|host| **host == format!("h{n}"))
+                .filter(|host| **host == node(&format!("h{n}")))
                 .count();
             assert!((50..150).contains(&count), "h{n}: {count}");
         }

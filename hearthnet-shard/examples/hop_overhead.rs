@@ -107,15 +107,9 @@ async fn session(host: &RunningHost, key: &NodeKey, purpose: &str) -> Connection
     };
     let hello = Hello::new(purpose, grant.sign(key).unwrap());
     let (addr, identity) = (host.local_addr().to_string(), key.identity().unwrap());
-    connect(
-        &addr,
-        &identity,
-        host.node_id(),
-        hello,
-        Config::default(),
-    )
-    .await
-    .unwrap()
+    connect(&addr, &identity, host.node_id(), hello, Config::default())
+        .await
+        .unwrap()
 }
 
 async fn measure(connection: &mut Connection, width: u32, steps: u32) -> Vec<u64> {

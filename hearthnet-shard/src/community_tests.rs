@@ -7,7 +7,7 @@ use hearthnet_bus::calls::Registry;
 use hearthnet_bus::invite::JoinRequest;
 use hearthnet_bus::log::{Body, EventLog, Level, Policy};
 use hearthnet_bus::node::{Node, NodeSettings};
-use hearthnet_bus::{Capability, Grant, NodeId, NodeKey};
+use hearthnet_bus::{Capability, Grant, NodeKey};
 use hearthnet_transport::{CloseCode, ConnectError, Hello, Message, connect};
 use tempfile::TempDir;
 use tokio::time::timeout;
@@ -138,7 +138,7 @@ async fn a_member_with_a_grant_of_the_host_computes_through_the_nodes_listener()
         panic!()
     };
     let descriptor = hearthnet_bus::Descriptor::from_cbor(&descriptor).unwrap();
-    assert_eq!(descriptor.host.parse::<NodeId>(), Ok(home.node.id()));
+    assert_eq!(descriptor.host, home.node.id());
     assert_eq!(descriptor.endpoint, home.node.own_endpoints()[0]);
     // When the host goes, the node stays, and says that nobody serves.
     let leave = tokio::spawn(home.running.shutdown(PATIENCE));

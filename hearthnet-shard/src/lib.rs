@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  caller ==TLS==> transport        connection task             compute thread
-//!                  Connection --> Desk: refuses at once  -->  Inbox --> Scheduler --> engine
+//!                  Connection --> StreamTable: refuses at once --> Inbox --> Scheduler --> engine
 //!                  Sender    <--------------------------------------- Outlet <----- answers
 //! ```
 //!

@@ -79,7 +79,7 @@ impl HostState {
             weights_mb,
             kv_mb,
             max_concurrent_streams: self.max_streams,
-            host: self.about.node.to_string(),
+            host: self.about.node,
             endpoint: self.about.endpoint.clone(),
             advertised_at: self.clock.unix_secs(),
             boundary_dtype: served.boundary.descriptor_name().to_owned(),

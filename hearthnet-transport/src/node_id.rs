@@ -91,7 +91,7 @@ impl NodeId {
 
     /// An id that was checked before these bytes were stored. The check costs a scalar
     /// multiplication, which is too much for every record of a log that is read again.
-    pub fn from_checked(bytes: [u8; 32]) -> Self {
+    pub const fn from_checked(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 

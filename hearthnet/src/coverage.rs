@@ -99,7 +99,7 @@ mod tests {
                 weights_mb: 0,
                 kv_mb: 0,
                 max_concurrent_streams: 1,
-                host: String::new(),
+                host: NodeId::from_checked([1; 32]),
                 endpoint: String::new(),
                 advertised_at: 0,
                 boundary_dtype: "fp16".into(),

@@ -127,10 +127,10 @@ impl Calls {
     }
 
     /// The hosts that have kept this waiting for [`GRACE`].
-    fn late(&self, now: Instant) -> BTreeSet<String> {
+    fn late(&self, now: Instant) -> BTreeSet<NodeId> {
         let late = |call: &Call| call.since + GRACE <= now && !call.is_over();
         let calls = self.0.iter().filter(|(_, call)| late(call));
-        calls.map(|((node, _), _)| node.to_string()).collect()
+        calls.map(|((node, _), _)| *node).collect()
     }
 
     /// Resolves when one of them has come to something, and at `until` at the latest.
@@ -294,7 +294,7 @@ impl HostSource for CommunityHosts {
             self.links().retain(|link| {
                 // It would refuse; its advertisement may be gone a moment later only.
                 if link.is_leaving() {
-                    passed_over.insert(link.descriptor().host.clone());
+                    passed_over.insert(link.descriptor().host);
                 }
                 link.is_open()
             });
@@ -353,7 +353,7 @@ impl HostSource for CommunityHosts {
     fn prepare(&mut self, route: &[RoutedSpan]) {
         let adverts = self.adverts();
         for span in route {
-            let host = BTreeSet::from([span.link.descriptor().host.clone()]);
+            let host = BTreeSet::from([span.link.descriptor().host]);
             // Nobody else has these layers: then there is nothing to prepare.
             let spares = self.choose(&adverts, span.lo..=span.hi, &host);
             for spare in spares.unwrap_or_default() {
@@ -386,7 +386,7 @@ impl CommunityHosts {
             runtime,
             choice: Choice {
                 health: links.health.clone(),
-                ..choice(model, &home.key.id().to_string(), config)
+                ..choice(model, home.key.id(), config)
             },
             key: Arc::clone(&home.key),
             log: home.log.clone(),
@@ -405,7 +405,7 @@ impl CommunityHosts {
         &self,
         adverts: &[Advert],
         layers: RangeInclusive<u32>,
-        exclude: &BTreeSet<String>,
+        exclude: &BTreeSet<NodeId>,
     ) -> Result<Vec<Span>, RouteError> {
         let own = self.key.id();
         let local = Local::read(&[]);
@@ -429,10 +429,10 @@ impl CommunityHosts {
     fn open(
         &self,
         adverts: &[Advert],
-        passed_over: &BTreeSet<String>,
+        passed_over: &BTreeSet<NodeId>,
         calls: &mut Calls,
         search: &Search<'_>,
-    ) -> Result<Vec<RoutedSpan>, (Option<String>, ChatError)> {
+    ) -> Result<Vec<RoutedSpan>, (Option<NodeId>, ChatError)> {
         let give_up = search.optional.then(|| Instant::now() + GRACE);
         loop {
             let now = Instant::now();
@@ -462,7 +462,7 @@ impl CommunityHosts {
                                 "{host} serves layers {}-{} but cannot be used: {why}",
                                 span.lo, span.hi
                             ));
-                            return Err((Some(advert.descriptor.host.clone()), error));
+                            return Err((Some(advert.descriptor.host), error));
                         }
                         None => {
                             let at = calls.since(advert).unwrap_or(now) + GRACE;
@@ -531,7 +531,6 @@ impl CommunityHosts {
                     health,
                     ..
                 } = &links;
-                let host = node.to_string();
                 let link = match here {
                     Some(here) => {
                         let addr = HostAddr { endpoint, node };
@@ -539,8 +538,8 @@ impl CommunityHosts {
                     }
                     None => connect(node, &shard, &addresses, &key, &transport, connections).await,
                 };
-                let link = link.inspect_err(|_| health.failed(&host, FailureKind::Unreachable))?;
-                health.reached(&host);
+                let link = link.inspect_err(|_| health.failed(&node, FailureKind::Unreachable))?;
+                health.reached(&node);
                 let link = Arc::new(link);
                 links.all().push(Arc::clone(&link));
                 Ok(link)
@@ -586,7 +585,7 @@ impl CommunityHosts {
         &self,
         error: RouteError,
         adverts: &[Advert],
-        exclude: &BTreeSet<String>,
+        exclude: &BTreeSet<NodeId>,
     ) -> ChatError {
         let RouteError::Uncovered { .. } = error else {
             return error.into();

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearthnet_bus::NodeKey;
+use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_model::engine::{Engine, EngineOptions, Head};
 use hearthnet_model::reference::expand_home;
 use hearthnet_orchestrator::backend::Backend;
@@ -61,7 +61,7 @@ pub(crate) fn hosted_model(
     model: &OpenModel,
     config: &Config,
     pool: HostPool,
-    own_id: &str,
+    own_id: NodeId,
     fallback: bool,
     runtime: &Handle,
 ) -> Result<ServedModel, Failure> {
@@ -247,7 +247,7 @@ pub(crate) async fn model_of(
         config,
     )?;
     let runtime = Handle::current();
-    let own_id = key.id().to_string();
+    let own_id = key.id();
     let hosts = args.shard.iter().cloned();
     let pool = HostPool::new(runtime.clone(), key, config.transport()?, hosts);
     // A host that is not there yet may come; whoever starts this should know all the same.
@@ -255,5 +255,5 @@ pub(crate) async fn model_of(
         note(format!("warning: a host cannot be reached: {failure}"));
     }
     let fallback = config.research.distributed_inference.fallback_to_local && !args.no_fallback;
-    hosted_model(model, config, pool, &own_id, fallback, &runtime)
+    hosted_model(model, config, pool, own_id, fallback, &runtime)
 }

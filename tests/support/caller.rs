@@ -157,7 +157,7 @@ impl Caller {
             model: self.wire.clone(),
             policy: Arc::new(GreedyCover),
             max_shards: 16,
-            own_id: self.key.id().to_string(),
+            own_id: self.key.id(),
             allow_self: false,
             // Of each conversation: tests strike the same hosts again and again.
             health: SharedHealth::default(),

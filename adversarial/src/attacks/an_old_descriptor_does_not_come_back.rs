@@ -31,7 +31,7 @@ impl crate::Attack for Attack {
         let base = Descriptor {
             shard_id: shard.to_owned(),
             model_id: "old".to_owned(),
-            host: attacker.id().to_string(),
+            host: attacker.id(),
             ..bench.victim.descriptor.clone()
         };
         // Later than all that was said in an earlier round.

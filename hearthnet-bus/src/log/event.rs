@@ -382,7 +382,7 @@ impl Event {
             }
         }
         if let Body::ShardAdvertised(descriptor) = &self.body
-            && descriptor.host.parse() != Ok(self.author)
+            && descriptor.host != self.author
         {
             return malformed("it advertises another node's shard");
         }

@@ -14,7 +14,7 @@
 //!                        one TLS listener
 //!   /bus/v1     calls     ── CallServer ── Registry (this node's capabilities)
 //!   /sync/v1    gossip    ── one link per member, whoever dialled ── EventLog
-//!   /tensor/v1  sessions  ── TensorDoor ── TensorSessions (a shard host)
+//!   /tensor/v1  sessions  ── TensorAcceptor ── TensorSessions (a shard host)
 //! ```
 //!
 //! # What always holds

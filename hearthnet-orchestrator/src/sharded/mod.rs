@@ -28,6 +28,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use hearthnet_bus::NodeId;
 use hearthnet_bus::flight::{self, Event, PipelineId};
 use hearthnet_model::catalogue::Band;
 use hearthnet_model::{BoundaryDtype, ModelSpec, WeightsId};
@@ -150,7 +151,7 @@ pub struct ShardedBackend {
     /// What the flight record calls this.
     name: PipelineId,
     /// Node ids that have failed in this call.
-    excluded: BTreeSet<String>,
+    excluded: BTreeSet<NodeId>,
     failures: u32,
     /// When spares were last seen to.
     prepared: Instant,
@@ -312,7 +313,7 @@ impl ShardedBackend {
                 if let Some(hop) = self.hops.get(index) {
                     self.notices.push(Notice::Waiting {
                         shard_id: self.shard_id(hop),
-                        host: hop.node().to_owned(),
+                        host: hop.node().to_string(),
                         code: code.to_owned(),
                     });
                 }
@@ -340,11 +341,11 @@ impl ShardedBackend {
             Inbound::Opened if hop.opened => None,
             Inbound::Opened => {
                 hop.opened = true;
-                self.health.reached(hop.node());
+                self.health.reached(&hop.node());
                 hop.progressed(Instant::now());
                 flight::record(Event::StreamReady {
                     pipeline: self.name,
-                    host: hop.span.link.addr().node,
+                    host: hop.node(),
                     session: hop.span.link.session(),
                     stream: hop.stream,
                     epoch: hop.epoch,
@@ -488,7 +489,7 @@ impl Backend for ShardedBackend {
                 let away = !link.is_here();
                 RouteHop {
                     shard_id: self.shard_id(hop),
-                    host: away.then(|| descriptor.host.clone()),
+                    host: away.then(|| descriptor.host.to_string()),
                     endpoint: away.then(|| link.addr().endpoint.clone()),
                     layers: (hop.span.lo, hop.span.hi),
                     memory_mb: descriptor.vram_required_mb,

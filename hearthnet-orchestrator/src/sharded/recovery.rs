@@ -59,7 +59,6 @@ pub(super) enum Cause {
 /// A replaced host, until the answer goes on.
 pub(super) struct Recovery {
     layers: (u32, u32),
-    host: String,
     node: NodeId,
     code: String,
     replayed: u32,
@@ -93,7 +92,7 @@ impl ShardedBackend {
             if let Some(hop) = self.hops.get(index) {
                 flight::record(Event::HostPreempted {
                     pipeline: self.name,
-                    host: hop.span.link.addr().node,
+                    host: hop.node(),
                     shard: self.shard_id(hop).as_str().into(),
                 });
             }
@@ -152,8 +151,7 @@ impl ShardedBackend {
         if let Some(hop) = self.hops.get(index) {
             self.recoveries.push(Recovery {
                 layers: (hop.span.lo, hop.span.hi),
-                host: hop.node().to_owned(),
-                node: hop.span.link.addr().node,
+                node: hop.node(),
                 code: hop_failure.code,
                 replayed: self.pipeline.length(),
                 since,
@@ -184,12 +182,12 @@ impl ShardedBackend {
         let Some(hop) = self.hops.get(index) else {
             return;
         };
-        let (shard_id, host) = (self.shard_id(hop), hop.node().to_owned());
+        let (shard_id, host) = (self.shard_id(hop), hop.node());
         let code = hop_failure.code.clone();
         tracing::warn!(%shard_id, code, "a host has failed: {}", hop_failure.error);
         flight::record(Event::HostFailed {
             pipeline: self.name,
-            host: hop.span.link.addr().node,
+            host: hop.node(),
             shard: shard_id.as_str().into(),
             code: code.as_str().into(),
         });
@@ -202,7 +200,7 @@ impl ShardedBackend {
         }
         (run.notify)(Notice::Degraded {
             shard_id,
-            host,
+            host: host.to_string(),
             code,
         });
         self.exclude(index);
@@ -210,7 +208,7 @@ impl ShardedBackend {
 
     fn exclude(&mut self, index: usize) {
         if let Some(hop) = self.hops.get(index) {
-            self.excluded.insert(hop.node().to_owned());
+            self.excluded.insert(hop.node());
         }
     }
 
@@ -226,7 +224,7 @@ impl ShardedBackend {
             return Err(otherwise);
         };
         let mut exclude = self.excluded.clone();
-        exclude.insert(hop.node().to_owned());
+        exclude.insert(hop.node());
         let search = Search {
             layers: hop.span.lo..=hop.span.hi,
             exclude: &exclude,
@@ -272,7 +270,7 @@ impl ShardedBackend {
         let Some(hop) = self.hops.get(index).filter(|_| now + pause < until) else {
             return Ok(None);
         };
-        let (layers, host) = (hop.span.lo..=hop.span.hi, hop.node().to_owned());
+        let (layers, host) = (hop.span.lo..=hop.span.hi, hop.node());
         self.pauses += 1;
         let paused = cancel.or(async { tokio::time::sleep(pause).await });
         self.runtime.block_on(paused).ok_or(ChatError::Cancelled)?;
@@ -326,7 +324,7 @@ impl ShardedBackend {
             let hops = self.hops.iter();
             let replacements: Vec<String> = hops
                 .filter(|hop| hop.span.lo <= hi && lo <= hop.span.hi)
-                .map(|hop| hop.node().to_owned())
+                .map(|hop| hop.node().to_string())
                 .collect();
             let shard_id = Descriptor::shard_id(&self.model.model_id, lo, hi);
             if recovery.code == LEAVING {
@@ -345,7 +343,7 @@ impl ShardedBackend {
             });
             (run.notify)(Notice::Failover {
                 shard_id,
-                host: Some(recovery.host),
+                host: Some(recovery.node.to_string()),
                 code: recovery.code,
                 replacements,
                 replayed: recovery.replayed,

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hearthnet_bus::Descriptor;
+use hearthnet_bus::NodeId;
 use hearthnet_bus::flight::{self, Event};
 use hearthnet_model::BoundaryDtype;
 use hearthnet_transport::{
@@ -77,8 +78,8 @@ pub(super) struct Hop {
 }
 
 impl Hop {
-    pub(super) fn node(&self) -> &str {
-        &self.span.link.descriptor().host
+    pub(super) fn node(&self) -> NodeId {
+        self.span.link.descriptor().host
     }
 
     fn name(&self) -> String {
@@ -337,7 +338,7 @@ impl ShardedBackend {
             let open = self.opening(hop);
             flight::record(Event::StreamAsked {
                 pipeline: self.name,
-                host: hop.span.link.addr().node,
+                host: hop.node(),
                 shard: self.shard_id(hop).as_str().into(),
                 session: hop.span.link.session(),
                 stream: hop.stream,
@@ -518,7 +519,7 @@ impl ShardedBackend {
                 if let Some(hop) = self.hops.get(index) {
                     flight::record(Event::StaleAnswer {
                         pipeline: self.name,
-                        host: hop.span.link.addr().node,
+                        host: hop.node(),
                     });
                 }
                 Ok(())
@@ -563,7 +564,7 @@ impl ShardedBackend {
         hop.latency.record(round_trip.as_secs_f64() * 1e3);
         let layers = hop.span.hi - hop.span.lo + 1;
         let shard = &hop.span.link.descriptor().shard_id;
-        self.health.answered(hop.node(), shard, layers, round_trip);
+        self.health.answered(&hop.node(), shard, layers, round_trip);
         if hop.hop_timeout.record(round_trip, reference) && hop.may_move(now) {
             return Err(hop.late());
         }

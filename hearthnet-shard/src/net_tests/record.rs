@@ -14,7 +14,10 @@ async fn connected(host: &Host, key: &NodeKey) -> Result<Client, ConnectError> {
     let (identity, expected) = (key.identity().unwrap(), Some(host_key().id()));
     let (rule, config) = (bus_rule(), config().transport);
     let socket = connect_path(&addr, &identity, expected, &rule, &config).await?;
-    Ok(Client::new(socket, Arc::new(NodeKey::from_secret(&key.secret()))))
+    Ok(Client::new(
+        socket,
+        Arc::new(NodeKey::from_secret(&key.secret())),
+    ))
 }
 
 async fn told(host: &Host, key: &NodeKey) -> Answer {

@@ -47,7 +47,7 @@ async fn the_descriptor_says_what_is_served_and_how_busy_it_is() {
         (descriptor.layer_range, descriptor.total_layers),
         ((2, 5), 8)
     );
-    assert_eq!(descriptor.host.parse::<NodeId>(), Ok(host_key().id()));
+    assert_eq!(descriptor.host, host_key().id());
     assert_eq!(descriptor.endpoint, host.running.local_addr().to_string());
     assert_eq!(
         (descriptor.max_concurrent_streams, descriptor.queue_depth),

@@ -114,14 +114,7 @@ impl Host {
         let hello = Hello::new(purpose, grant.sign(&self.caller).unwrap());
         let addr = self.running.local_addr().to_string();
         let identity = self.caller.identity().unwrap();
-        let connection = connect(
-            &addr,
-            &identity,
-            self.key.id(),
-            hello,
-            Config::default(),
-        )
-        .await;
+        let connection = connect(&addr, &identity, self.key.id(), hello, Config::default()).await;
         Caller(connection.unwrap())
     }
 

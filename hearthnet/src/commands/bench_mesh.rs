@@ -105,10 +105,10 @@ pub(crate) fn run(args: &MeshArgs, global: &Global, config: &Config) -> Result<(
     }
 
     let addresses: Vec<HostAddr> = hosts.iter().filter_map(HostProcess::address).collect();
-    let own = key.id().to_string();
+    let own = key.id();
     let handle = runtime.handle().clone();
     let pool = HostPool::new(handle.clone(), key, config.transport()?, addresses);
-    let over_hosts = hosted_model(&model, &config, pool, &own, false, &handle)?;
+    let over_hosts = hosted_model(&model, &config, pool, own, false, &handle)?;
     let mut one_thread = config.clone();
     one_thread.engine.threads = 1;
     let alone = local_model(&model, &one_thread)?;

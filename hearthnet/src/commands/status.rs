@@ -302,7 +302,6 @@ fn hosts_seen(out: &mut String, state: &Community, running: Option<&Running>) {
     let rows: Vec<Vec<String>> = all
         .iter()
         .map(|one| {
-            let name = one.host.parse().map(|node| label(state, &node));
             let speed = one.shards.first();
             let failures = one.failures.iter();
             let failures: Vec<String> = failures
@@ -310,7 +309,7 @@ fn hosts_seen(out: &mut String, state: &Community, running: Option<&Running>) {
                 .map(|(kind, worth)| format!("{} {worth:.1}", kind.as_str()))
                 .collect();
             vec![
-                name.unwrap_or_else(|_| one.host.clone()),
+                label(state, &one.host),
                 match one.standing {
                     Standing::Quarantined => format!("quarantined, {}", span(one.quarantine_ms)),
                     standing => standing.as_str().to_owned(),

@@ -227,7 +227,7 @@ impl Advertise {
         let bad = |e: &dyn std::fmt::Display| CallError::bad_request("advertise", e);
         let descriptor: Descriptor = serde_json::from_value(descriptor).map_err(|e| bad(&e))?;
         descriptor.validate().map_err(|e| bad(&e))?;
-        if descriptor.host != self.key.id().to_string() {
+        if descriptor.host != self.key.id() {
             let problem = "must be this node's id, which signs the advertisement";
             return Err(CallError::bad_request("advertise.host", problem));
         }

@@ -137,7 +137,7 @@ fn shard(host: u8) -> Descriptor {
         weights_mb: 0,
         kv_mb: 0,
         max_concurrent_streams: 4,
-        host: key(host).id().to_string(),
+        host: key(host).id(),
         endpoint: "192.0.2.7:4710".into(),
         advertised_at: 1,
         boundary_dtype: "fp16".into(),

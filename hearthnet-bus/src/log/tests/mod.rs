@@ -153,7 +153,7 @@ fn descriptor(host: NodeId) -> Descriptor {
         weights_mb: 0,
         kv_mb: 0,
         max_concurrent_streams: 4,
-        host: host.to_string(),
+        host,
         endpoint: "127.0.0.1:1".into(),
         advertised_at: 1,
         boundary_dtype: "fp16".into(),

@@ -172,7 +172,7 @@ impl Puppet {
             weights_mb: 0,
             kv_mb: 0,
             max_concurrent_streams: 8,
-            host: self.node(),
+            host: self.addr.node,
             endpoint: self.addr.endpoint.clone(),
             advertised_at: 1,
             boundary_dtype: "fp32".into(),
@@ -429,7 +429,7 @@ impl Stage {
                 model: model.clone(),
                 policy: Arc::new(GreedyCover),
                 max_shards: 16,
-                own_id: "nobody".into(),
+                own_id: crate::node("nobody"),
                 allow_self: false,
                 health: self.health.clone(),
             },
@@ -637,7 +637,10 @@ fn a_host_that_always_returns_nan_spoils_one_of_five_chats() {
     }
     assert_eq!(heard.degraded, ["tensor_nonfinite"]);
     let told = stage.health.all();
-    let told = told.iter().find(|one| one.host == liar).unwrap();
+    let told = told
+        .iter()
+        .find(|one| one.host.to_string() == liar)
+        .unwrap();
     assert_eq!(told.standing, Standing::Quarantined);
     assert!(told.quarantine_ms > 0);
     let worth = told.failures[&FailureKind::Corruption];
@@ -645,7 +648,8 @@ fn a_host_that_always_returns_nan_spoils_one_of_five_chats() {
     // Where nobody else has its layers it is asked all the same.
     let mut stage = stage;
     let second = stage.hosts[3].node();
-    let is_left = |link: &Arc<HostLink>| [&liar, &second].contains(&&link.descriptor().host);
+    let is_left =
+        |link: &Arc<HostLink>| [&liar, &second].contains(&&link.descriptor().host.to_string());
     stage.links.retain(is_left);
     assert_eq!(stage.runs(&stage.open(), 0).node(), liar);
 }
@@ -663,7 +667,10 @@ fn a_host_that_returns_the_same_rows_for_other_rows_is_found_out() {
     assert_eq!(heard.outputs, undisturbed(&[(&[5, 6, 7], 4)]));
     assert_eq!(heard.degraded, ["tensor_band"]);
     let told = stage.health.all();
-    let told = told.iter().find(|one| one.host == liar).unwrap();
+    let told = told
+        .iter()
+        .find(|one| one.host.to_string() == liar)
+        .unwrap();
     assert_eq!(told.standing, Standing::Quarantined);
 }
 
@@ -698,7 +705,10 @@ fn a_slow_host_is_left_to_others_by_the_next_chat() {
     assert!(!asked.contains(&slow), "{slow}: {asked:?}");
     let told = stage.health.all();
     let speed = |host: &str| {
-        let one = told.iter().find(|one| one.host == host).unwrap();
+        let one = told
+            .iter()
+            .find(|one| one.host.to_string() == host)
+            .unwrap();
         one.shards[0].p50_ms
     };
     assert!(speed(&slow) >= 10.0, "20 ms through two layers");

@@ -29,6 +29,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use hearthnet_bus::NodeId;
 use hearthnet_bus::calls::Client;
 use hearthnet_model::catalogue::Resolved;
 use hearthnet_model::engine::{Engine, Head};
@@ -447,7 +448,7 @@ pub(crate) fn connect(
     let source = PooledHosts {
         choice: Choice {
             health: pool.health().clone(),
-            ..choice(model, &key.id().to_string(), config)
+            ..choice(model, key.id(), config)
         },
         pool: Arc::new(pool),
     };
@@ -456,13 +457,13 @@ pub(crate) fn connect(
 }
 
 /// How hosts for a model are chosen.
-pub(crate) fn choice(model: &OpenModel, own_id: &str, config: &Config) -> Choice {
+pub(crate) fn choice(model: &OpenModel, own_id: NodeId, config: &Config) -> Choice {
     let inference = &config.research.distributed_inference;
     Choice {
         model: on_wire(model),
         policy: Arc::new(GreedyCover),
         max_shards: inference.max_shards_per_request,
-        own_id: own_id.to_owned(),
+        own_id,
         allow_self: inference.allow_self_as_shard,
         health: SharedHealth::default(),
     }
