@@ -8,7 +8,7 @@
 
 use std::path::Path;
 use std::process::Output;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use hearthnet_bus::calls::{Authority, CallServer, LocalApi, Registry, Research, Trust};
 use hearthnet_bus::{NodeId, NodeKey};
@@ -22,6 +22,7 @@ use hearthnet_orchestrator::local::SharedEngine;
 use hearthnet_orchestrator::service::{ServedModel, Service, ServiceSettings};
 use hearthnet_orchestrator::{Cancel, ChatError, bus};
 use hearthnet_testkit::TinyLlama;
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 /// A node that is a member; the experiment is on or off.
@@ -33,7 +34,7 @@ impl Authority for Home {
     }
 
     fn research(&self) -> Research {
-        *self.0.lock().expect("no panic")
+        *self.0.lock()
     }
 }
 
@@ -141,7 +142,7 @@ async fn the_example_app_prints_what_the_community_answers() {
     );
 
     // What it is told when the experiment is off names the setting.
-    *home.0.lock().expect("no panic") = Research::OffHere;
+    *home.0.lock() = Research::OffHere;
     let output = app(dir.path(), &["Hi"]).await;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success());

@@ -14,11 +14,12 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 use hearthnet_bus::NodeKey;
+use parking_lot::{Condvar, Mutex};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
@@ -80,7 +81,7 @@ impl Terminal {
         let reader = std::thread::spawn(move || {
             let mut piece = [0; 4096];
             while let Ok(count @ 1..) = output.read(&mut piece) {
-                shown.0.lock().expect("a lock").extend(&piece[..count]);
+                shown.0.lock().extend(&piece[..count]);
                 shown.1.notify_all();
             }
         });
@@ -120,7 +121,7 @@ impl Terminal {
     /// Waits until this is shown behind what was waited for before; what was shown until then.
     fn wait_for(&mut self, what: &str) -> String {
         let deadline = Instant::now() + PATIENCE;
-        let mut screen = self.screen.0.lock().expect("a lock");
+        let mut screen = self.screen.0.lock();
         loop {
             let shown = plain(&String::from_utf8_lossy(&screen));
             let new = &shown[self.seen..];
@@ -131,7 +132,7 @@ impl Terminal {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             assert!(!left.is_zero(), "{what:?} does not come: {new}");
-            screen = self.screen.1.wait_timeout(screen, left).expect("a lock").0;
+            self.screen.1.wait_for(&mut screen, left);
         }
     }
 
@@ -146,7 +147,7 @@ impl Terminal {
         if let Some(reader) = self.reader.take() {
             reader.join().expect("a reader");
         }
-        let screen = self.screen.0.lock().expect("a lock");
+        let screen = self.screen.0.lock();
         (status.code(), String::from_utf8_lossy(&screen).into_owned())
     }
 }

@@ -13,12 +13,12 @@ mod support;
 mod caller;
 
 use std::panic::resume_unwind;
-use std::sync::{Mutex, PoisonError, RwLock};
 
 use caller::{Caller, Heard, request, same};
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation};
 use hearthnet_orchestrator::http::{Metrics, Part};
 use hearthnet_orchestrator::sharded::PumpSettings;
+use parking_lot::{Mutex, RwLock};
 use rustix::process::Signal;
 use support::gauges::{self, Gauges};
 use support::{Host, wait_for_end};
@@ -105,7 +105,7 @@ struct Killer<'a> {
 
 impl Killer<'_> {
     fn at(&self, chat: usize, token: u32, route: &[String]) {
-        let mut ready = self.ready.lock().expect("no panic");
+        let mut ready = self.ready.lock();
         if token != 10 || ready[chat] {
             return;
         }
@@ -137,7 +137,7 @@ fn without_the_middle(caller: &Caller, hosts: &[&Host], fallback: bool) -> Vec<H
             killer.at(chat, token, route);
         },
     );
-    assert_eq!(killer.ready.into_inner().expect("no panic"), [true; 2]);
+    assert_eq!(killer.ready.into_inner(), [true; 2]);
     heard
 }
 
@@ -166,7 +166,7 @@ static GIVING_WAY: RwLock<()> = RwLock::new(());
 
 #[test]
 fn chats_that_do_not_fit_into_their_hosts_memory_take_longer_and_say_the_same() {
-    let _alone = GIVING_WAY.write().unwrap_or_else(PoisonError::into_inner);
+    let _alone = GIVING_WAY.write();
     // Five pages of 32 positions per host, of which each chat needs three in the end.
     let caller = caller(128);
     let numbers = Metrics::install(Part::Caller).expect("nobody else counts");
@@ -211,7 +211,7 @@ const TWO_PLACES: [&str; 2] = [
 
 #[test]
 fn conversations_that_rest_make_room_for_another_at_once_and_go_on_later() {
-    let _counted = GIVING_WAY.read().unwrap_or_else(PoisonError::into_inner);
+    let _counted = GIVING_WAY.read();
     let caller = caller(u32::MAX);
     let hosts = ["0-14", "15-29"].map(|range| caller.host(range, &TWO_PLACES));
     let addresses: Vec<String> = hosts.iter().map(|host| host.address.clone()).collect();
@@ -237,7 +237,7 @@ fn conversations_that_rest_make_room_for_another_at_once_and_go_on_later() {
 
 #[test]
 fn more_new_chats_than_places_wait_and_are_all_answered() {
-    let _counted = GIVING_WAY.read().unwrap_or_else(PoisonError::into_inner);
+    let _counted = GIVING_WAY.read();
     let caller = caller(u32::MAX);
     let hosts = ["0-14", "15-29"].map(|range| caller.host(range, &TWO_PLACES));
     let addresses: Vec<String> = hosts.iter().map(|host| host.address.clone()).collect();
@@ -260,7 +260,7 @@ fn more_new_chats_than_places_wait_and_are_all_answered() {
 
 #[test]
 fn a_model_that_reads_far_more_than_its_hosts_memory_holds_is_served_all_the_same() {
-    let _counted = GIVING_WAY.read().unwrap_or_else(PoisonError::into_inner);
+    let _counted = GIVING_WAY.read();
     let caller = caller(u32::MAX);
     let memory = [
         "--set",

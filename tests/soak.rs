@@ -26,11 +26,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::Write as _;
 use std::net::TcpStream;
 use std::path::Path;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use hearthnet_bus::Capability;
 use hearthnet_bus::calls::Client;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use support::gauges::{self, Gauges};
 use support::http::{self, Reply};
@@ -290,11 +290,11 @@ fn wave(mesh: &Mesh, chats: &[Chat], callers: usize) -> Tally {
         for _ in 0..callers {
             scope.spawn(|| {
                 loop {
-                    let Some(chat) = queue.lock().expect("no panic").pop_front() else {
+                    let Some(chat) = queue.lock().pop_front() else {
                         return;
                     };
                     let (complete, refused) = hold(mesh, chat);
-                    let mut tally = tally.lock().expect("no panic");
+                    let mut tally = tally.lock();
                     tally.refused += refused;
                     match complete {
                         true => tally.complete += 1,
@@ -305,7 +305,7 @@ fn wave(mesh: &Mesh, chats: &[Chat], callers: usize) -> Tally {
         }
     });
     mesh.until_idle();
-    tally.into_inner().expect("no panic")
+    tally.into_inner()
 }
 
 /// One chat from beginning to end; whether it was complete, and how often it was refused.
@@ -605,7 +605,7 @@ fn storm(mesh: &Mesh, callers: usize, each: usize, tokens: usize) -> Storm {
                         }
                     }
                     assert_eq!(said, mesh.says(&chat, tokens), "{chat:?}");
-                    let mut storm = storm.lock().expect("no panic");
+                    let mut storm = storm.lock();
                     storm
                         .first_ms
                         .push(first.expect("a word").as_secs_f64() * 1e3);
@@ -618,7 +618,7 @@ fn storm(mesh: &Mesh, callers: usize, each: usize, tokens: usize) -> Storm {
         while !asking.iter().all(|caller| caller.is_finished()) {
             let health = http::get_json(&mesh.address, "/healthz");
             let rss_kb = Holdings::of(service).rss_kb;
-            let mut storm = storm.lock().expect("no panic");
+            let mut storm = storm.lock();
             let number = |name: &str| health[name].as_u64().expect("a number");
             storm.running = storm.running.max(number("running"));
             storm.waiting = storm.waiting.max(number("waiting"));
@@ -627,7 +627,7 @@ fn storm(mesh: &Mesh, callers: usize, each: usize, tokens: usize) -> Storm {
             std::thread::sleep(Duration::from_millis(20));
         }
     });
-    let mut storm = storm.into_inner().expect("no panic");
+    let mut storm = storm.into_inner();
     storm.seconds = began.elapsed().as_secs_f64();
     storm
 }

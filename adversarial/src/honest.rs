@@ -1,7 +1,7 @@
 //! The honest caller: small steps all the time, with the real client. What it gets must not
 //! change while somebody else attacks, not by a bit; how long it waits is measured.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -10,6 +10,7 @@ use hearthnet_transport::{
     CloseCode, Config, Connection, DType, Hello, Message, Step, StreamClose, StreamOpen, Want,
     connect,
 };
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -68,7 +69,7 @@ impl Honest {
                 for (position, expected) in (0..POSITIONS).zip(known.iter()) {
                     let begin = Instant::now();
                     let answer = call.step(1, position).await?;
-                    lock(&taken).push(begin.elapsed());
+                    taken.lock().push(begin.elapsed());
                     count.send_modify(|count| *count += 1);
                     if answer != *expected {
                         return Err(format!("the answer at position {position} has changed"));
@@ -93,12 +94,12 @@ impl Honest {
 
     /// How long each step took since the last time that this was asked.
     pub(crate) fn take_samples(&self) -> Vec<Duration> {
-        std::mem::take(&mut *lock(&self.samples))
+        std::mem::take(&mut *self.samples.lock())
     }
 
     /// Samples so far.
     pub(crate) fn samples(&self) -> usize {
-        lock(&self.samples).len()
+        self.samples.lock().len()
     }
 
     /// Waits for so many more steps, or until the caller has been cut off.
@@ -119,10 +120,6 @@ impl Honest {
             Err(error) => Err(format!("the caller failed: {error}")),
         }
     }
-}
-
-fn lock(samples: &Mutex<Vec<Duration>>) -> std::sync::MutexGuard<'_, Vec<Duration>> {
-    samples.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// One connection with stream 1 open, made with the real client.

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hearthnet_bus::calls::{Registry, Served, register_shards};
@@ -27,6 +27,7 @@ use hearthnet_orchestrator::http::{Metrics, Part};
 use hearthnet_shard::{RunningHost, ShardConfig, ShardHost, Stats};
 use hearthnet_testkit::TinyLlama;
 use hearthnet_transport::Config;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
@@ -410,14 +411,14 @@ impl Victim {
             let (mut errors, mut buffer) = (errors.take(LOG_BYTES), [0; 4096]);
             while let Ok(read @ 1..) = errors.read(&mut buffer).await {
                 let fresh = buffer.get(..read).unwrap_or_default();
-                lock(&kept).extend_from_slice(fresh);
+                kept.lock().extend_from_slice(fresh);
             }
         });
         let mut output = BufReader::new(output).lines();
         let descriptor: Descriptor = match answer(&mut output).await {
             Ok(descriptor) => descriptor,
             Err(trouble) => {
-                let log = String::from_utf8_lossy(&lock(&log)).into_owned();
+                let log = String::from_utf8_lossy(&log.lock()).into_owned();
                 return Err(HarnessError::Victim(format!("{trouble}; it said: {log}")));
             }
         };
@@ -453,7 +454,7 @@ impl Victim {
 
     /// What it wrote to its error output: nothing, unless something is wrong.
     pub(crate) fn log(&self) -> String {
-        String::from_utf8_lossy(&lock(&self.log)).into_owned()
+        String::from_utf8_lossy(&self.log.lock()).into_owned()
     }
 
     /// Kills it.
@@ -466,7 +467,7 @@ impl Victim {
     pub(crate) async fn stop(mut self) -> (Option<ExitStatus>, String) {
         drop(self.input);
         let ended = timeout(PATIENCE, self.child.wait()).await;
-        let log = String::from_utf8_lossy(&lock(&self.log)).into_owned();
+        let log = String::from_utf8_lossy(&self.log.lock()).into_owned();
         (ended.ok().and_then(Result::ok), log)
     }
 }
@@ -479,8 +480,4 @@ async fn answer<T: for<'a> Deserialize<'a>>(
         .map_err(|_| HarnessError::Victim("it does not answer".to_owned()))??
         .ok_or_else(|| HarnessError::Victim("it has ended".to_owned()))?;
     serde_json::from_str(&line).map_err(|error| HarnessError::Victim(format!("{error} in {line}")))
-}
-
-fn lock(log: &Mutex<Vec<u8>>) -> std::sync::MutexGuard<'_, Vec<u8>> {
-    log.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -31,6 +31,8 @@ mod community_id;
 mod descriptor;
 pub mod discovery;
 pub mod flight;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
 pub mod fuzzing;
 mod grant;
 pub mod invite;

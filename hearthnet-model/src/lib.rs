@@ -48,6 +48,7 @@ pub mod detokenize;
 pub mod engine;
 mod error;
 pub mod families;
+#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod gguf;

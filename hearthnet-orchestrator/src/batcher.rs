@@ -20,10 +20,12 @@
 //! together until they are back here.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::write_batch::WriteBatch;
 
@@ -186,13 +188,12 @@ impl<J, R> Batcher<J, R> {
                 let taken = now.min(enough) - own;
                 return queue.waiting.drain(..taken).collect();
             }
-            let waited = self.came.wait_timeout(queue, GAP);
-            queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+            self.came.wait_for(&mut queue, GAP);
         }
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue<J, R>> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 }
 

@@ -14,11 +14,12 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher as _, RandomState};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use hearthnet_model::BoundaryDtype;
 use hearthnet_model::catalogue::{Band, magnitude};
 use hearthnet_model::kernels::Kernels;
+use parking_lot::Mutex;
 
 /// Why rows are refused.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -219,7 +220,7 @@ impl BoundaryCheck {
             }
             if let Some(seen) = &self.seen {
                 // It is whole between any two rows.
-                let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut seen = seen.lock();
                 if !seen.note(sent, row) {
                     return Err(CheckError::Repeated { position });
                 }

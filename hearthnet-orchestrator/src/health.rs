@@ -23,11 +23,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::RandomState;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hearthnet_bus::NodeId;
 use hearthnet_model::WeightsId;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::checks::SeenRows;
@@ -382,11 +383,6 @@ impl ShardHealthTracker {
     }
 }
 
-/// What is behind these locks is whole between any two calls.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// A tracker that all chats of a process share. Clones are the same one.
 #[derive(Debug, Clone)]
 pub struct SharedHealth(Arc<Shared>);
@@ -421,7 +417,7 @@ impl SharedHealth {
     /// The tracker, and the time by its clock. Never held while anything is waited for.
     fn with<T>(&self, look: impl FnOnce(&mut ShardHealthTracker, u64) -> T) -> T {
         let now_ms = u64::try_from(self.0.begin.elapsed().as_millis()).unwrap_or(u64::MAX);
-        look(&mut lock(&self.0.tracker), now_ms)
+        look(&mut self.0.tracker.lock(), now_ms)
     }
 
     /// What a host returned for layers of a model, in all calls of late.
@@ -431,7 +427,7 @@ impl SharedHealth {
         weights: WeightsId,
         (lo, hi): (u32, u32),
     ) -> Arc<Mutex<SeenRows>> {
-        let mut all = lock(&self.0.seen);
+        let mut all = self.0.seen.lock();
         let of = (*host, weights, lo, hi);
         let known = all.iter().position(|(one, _)| *one == of);
         let (_, rows) = known.and_then(|at| all.remove(at)).unwrap_or_else(|| {

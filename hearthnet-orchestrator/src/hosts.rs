@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
-use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
@@ -10,6 +10,7 @@ use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use hearthnet_bus::{Descriptor, NodeId, NodeKey};
 use hearthnet_transport::Config;
+use parking_lot::{Mutex as StdMutex, MutexGuard};
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 use tokio::time::timeout_at;
@@ -352,7 +353,7 @@ impl HostPool {
 
 impl Known {
     fn trying(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.trying.lock().unwrap_or_else(PoisonError::into_inner)
+        self.trying.lock()
     }
 
     fn tried_since(&self) -> Instant {

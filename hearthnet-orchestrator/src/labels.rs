@@ -1,7 +1,8 @@
 //! Labels of numbers, when their values are not this program's own.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 /// Most shards with a name of their own. Each costs a histogram; more ranges than these in one
 /// process are an experiment, or a host that advertises another one every minute.
@@ -11,7 +12,7 @@ const MOST: usize = 64;
 pub(crate) fn shard(shard_id: String) -> String {
     static NAMES: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     // A set is whole between any two of its operations.
-    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut names = NAMES.lock();
     admit(&mut names, shard_id)
 }
 

@@ -5,9 +5,9 @@
 //! one queue for all its hosts, so that whichever answers first is served first.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::FutureExt as _;
@@ -17,6 +17,7 @@ use hearthnet_transport::{
     CloseCode, Closer, Config, ConnectError, Connection, Hello, Identity, Message, Sender,
     SessionClosed, SessionStats, StepResult, StreamClose,
 };
+use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
@@ -144,7 +145,7 @@ struct Routes {
 type Streams = Arc<Mutex<Routes>>;
 
 fn lock(streams: &Streams) -> MutexGuard<'_, Routes> {
-    streams.lock().unwrap_or_else(PoisonError::into_inner)
+    streams.lock()
 }
 
 /// An authenticated session with one host.
@@ -324,12 +325,12 @@ impl HostLink {
 
     /// Whether the session still goes on.
     pub fn is_open(&self) -> bool {
-        !self.closer.is_closed() && lock(&self.streams).ended.is_none()
+        !self.closer.is_closed() && self.streams.lock().ended.is_none()
     }
 
     /// Whether the host is about to leave: it takes nothing new.
     pub fn is_leaving(&self) -> bool {
-        lock(&self.streams).leaving
+        self.streams.lock().leaving
     }
 
     /// Whether something new may begin on it: it is open, and its host stays.
@@ -390,7 +391,7 @@ impl HostLink {
         attentive: &Arc<AtomicBool>,
     ) -> u32 {
         let stream = self.next_stream.fetch_add(1, Ordering::Relaxed);
-        let mut routes = lock(&self.streams);
+        let mut routes = self.streams.lock();
         if let Some(ended) = &routes.ended {
             // The session ended before the chat came: tell it, nobody else will.
             let _ = inbox.send((hop, Inbound::Lost(ended.clone())));
@@ -413,7 +414,7 @@ impl HostLink {
     /// Says whether something is asked of a stream. One that rests is closed when its host
     /// leaves, and its chat hears [`Inbound::Closed`].
     pub(crate) fn rest(&self, stream: u32, resting: bool) {
-        let mut routes = lock(&self.streams);
+        let mut routes = self.streams.lock();
         if let Some(route) = routes.by_stream.get_mut(&stream) {
             route.resting = resting;
         }
@@ -424,7 +425,7 @@ impl HostLink {
 
     /// Ends a stream: both sides free what belongs to it at once.
     pub(crate) fn release(&self, stream: u32) {
-        if let Some(route) = lock(&self.streams).by_stream.remove(&stream) {
+        if let Some(route) = self.streams.lock().by_stream.remove(&stream) {
             close(&self.sender, stream, route.epoch);
         }
     }
@@ -489,7 +490,7 @@ async fn read(mut connection: Connection, sender: Sender, streams: Streams) {
             break Ended::of(&closed);
         }
     };
-    let mut routes = lock(&streams);
+    let mut routes = streams.lock();
     for route in std::mem::take(&mut routes.by_stream).into_values() {
         let lost = Inbound::Lost(ended.clone());
         let _ = route.inbox.send((route.hop, lost));

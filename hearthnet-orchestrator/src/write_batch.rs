@@ -13,9 +13,10 @@
 //! Whoever is about to wait for anything else lets go first, so that nobody waits for a chat that
 //! waits.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use hearthnet_transport::{Message, SendError, Sender};
+use parking_lot::{Mutex, MutexGuard};
 
 /// Membership in a group of chats whose messages go out together, until it is dropped.
 #[derive(Debug, Clone, Default)]
@@ -60,7 +61,7 @@ impl WriteBatch {
 
 impl Held {
     fn lock(&self) -> MutexGuard<'_, Vec<Sender>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -6,16 +6,16 @@
 //! host accepts the tokens that it has issued itself.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use hearthnet_bus::calls::{Authority, BUS_PATH, CallServer, Registry, Research, Trust};
 use hearthnet_bus::flight::{self, PagesHandler};
 use hearthnet_bus::node::TensorAcceptor;
 use hearthnet_bus::{Capability, Expectation, Grant, NodeId, ReplayCache};
 use hearthnet_transport::{Admission, CloseCode, Hello, PATH, SessionClosed};
+use parking_lot::Mutex;
 
 use crate::stats::Counters;
-use crate::stream_handle::lock;
 
 /// Sessions for running rows through the layers.
 pub const PIPELINE: &str = "pipeline";
@@ -66,7 +66,7 @@ impl SessionAuthorizer {
             scope: &self.scope,
         };
         let may_issue = |issuer: &NodeId| self.admitted.contains(issuer);
-        let seen = &mut lock(&self.seen);
+        let seen = &mut self.seen.lock();
         match Grant::admit(
             &hello.token,
             &expected,

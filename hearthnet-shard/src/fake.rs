@@ -2,17 +2,18 @@
 //! what the tests of scheduling and protocol run on.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use hearthnet_model::BoundaryDtype;
 use hearthnet_transport::Message;
+use parking_lot::{Condvar, Mutex};
 
 use crate::clock::Clock;
 use crate::engine::{EngineFault, EngineSource, LayerEngine, LoadPhase, Served, Span};
 use crate::inbox::Inbox;
-use crate::stream_handle::{Outlet, lock};
+use crate::stream_handle::Outlet;
 
 pub(crate) const WIDTH: u32 = 4;
 pub(crate) const WEIGHTS: [u8; 32] = [7; 32];
@@ -67,28 +68,28 @@ struct Gate {
 impl Probe {
     /// From now on, a batch stops at its beginning until [`Probe::open_gate`].
     pub(crate) fn shut_gate(&self) {
-        lock(&self.gate).shut = true;
+        self.gate.lock().shut = true;
     }
 
     pub(crate) fn open_gate(&self) {
-        lock(&self.gate).shut = false;
+        self.gate.lock().shut = false;
         self.moved.notify_all();
     }
 
     /// Blocks until a batch stands at the shut gate.
     pub(crate) fn wait_inside(&self) {
-        let mut gate = lock(&self.gate);
+        let mut gate = self.gate.lock();
         while !gate.inside {
-            gate = self.moved.wait(gate).unwrap();
+            self.moved.wait(&mut gate);
         }
     }
 
     fn pass(&self) {
-        let mut gate = lock(&self.gate);
+        let mut gate = self.gate.lock();
         gate.inside = true;
         self.moved.notify_all();
         while gate.shut {
-            gate = self.moved.wait(gate).unwrap();
+            self.moved.wait(&mut gate);
         }
         gate.inside = false;
     }
@@ -174,8 +175,11 @@ impl LayerEngine for FakeEngine {
         );
         let lacking = (2 * (4 - (hi + 1 - lo))) as f32;
         self.probe.pass();
-        lock(&self.probe.batches).push(spans.iter().map(|span| span.rows).collect());
-        if let Some(clock) = lock(&self.probe.clock).as_ref() {
+        self.probe
+            .batches
+            .lock()
+            .push(spans.iter().map(|span| span.rows).collect());
+        if let Some(clock) = self.probe.clock.lock().as_ref() {
             clock.advance(Duration::from_millis(u64::from(
                 spans.iter().map(|s| s.rows).sum::<u32>(),
             )));
@@ -242,7 +246,7 @@ impl EngineSource for FakeSource {
         progress: &mut dyn FnMut(LoadPhase, u64, u64),
     ) -> Result<FakeEngine, String> {
         progress(LoadPhase::Verifying, WEIGHT_BYTES, WEIGHT_BYTES);
-        if let Some(error) = lock(&self.0.load_error).take() {
+        if let Some(error) = self.0.load_error.lock().take() {
             return Err(error);
         }
         progress(LoadPhase::Loading, WEIGHT_BYTES, WEIGHT_BYTES);
@@ -265,13 +269,13 @@ pub(crate) struct HandClock {
 
 impl HandClock {
     pub(crate) fn drives(&self, inbox: &Arc<Inbox>) {
-        *lock(&self.inbox) = Some(Arc::clone(inbox));
+        *self.inbox.lock() = Some(Arc::clone(inbox));
     }
 
     pub(crate) fn advance(&self, by: Duration) {
         self.micros
             .fetch_add(by.as_micros() as u64, Ordering::SeqCst);
-        if let Some(inbox) = lock(&self.inbox).as_ref() {
+        if let Some(inbox) = self.inbox.lock().as_ref() {
             inbox.poke();
         }
     }
@@ -295,17 +299,17 @@ pub(crate) struct Recorder {
 
 impl Recorder {
     pub(crate) fn is_empty(&self) -> bool {
-        lock(&self.sent).is_empty()
+        self.sent.lock().is_empty()
     }
 
     /// Takes what was sent so far.
     pub(crate) fn take(&self) -> Vec<Message> {
-        std::mem::take(&mut *lock(&self.sent))
+        std::mem::take(&mut *self.sent.lock())
     }
 }
 
 impl Outlet for Recorder {
     fn send_all(&self, messages: Vec<Message>) {
-        lock(&self.sent).extend(messages);
+        self.sent.lock().extend(messages);
     }
 }

@@ -5,11 +5,11 @@
 //! here, and a close never waits behind a full queue.
 
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Condvar, Mutex};
+
 use crate::sched::Command;
-use crate::stream_handle::lock;
 
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
@@ -30,7 +30,7 @@ struct State {
 impl Inbox {
     /// Hands a command over. `false` if the compute thread is gone or going.
     pub(crate) fn push(&self, command: Command) -> bool {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.closed {
             return false;
         }
@@ -43,19 +43,19 @@ impl Inbox {
     /// by hand has moved.
     #[cfg(test)]
     pub(crate) fn poke(&self) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.poked = true;
         self.wake(state);
     }
 
     /// Tells the compute thread to end after the batch that it is at.
     pub(crate) fn close(&self) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.closed = true;
         self.wake(state);
     }
 
-    fn wake(&self, state: std::sync::MutexGuard<'_, State>) {
+    fn wake(&self, state: parking_lot::MutexGuard<'_, State>) {
         let asleep = state.asleep;
         drop(state);
         if asleep {
@@ -65,38 +65,32 @@ impl Inbox {
 
     /// Moves all commands to `into`, which must be empty. `false` if the inbox is closed.
     pub(crate) fn take(&self, into: &mut VecDeque<Command>) -> bool {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         std::mem::swap(&mut state.commands, into);
         !state.closed
     }
 
     /// Whether [`Inbox::wait`] would return at once.
     pub(crate) fn has_something(&self) -> bool {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         !state.commands.is_empty() || state.closed || state.poked
     }
 
     /// Sleeps until there is a command, a poke, the end, or `timeout` has passed.
     pub(crate) fn wait(&self, timeout: Option<Duration>) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if !state.commands.is_empty() || state.closed || state.poked {
             state.poked = false;
             return;
         }
         state.asleep = true;
         // Waking for nothing is harmless: the caller looks again and comes back.
-        let mut state = match timeout {
-            None => self
-                .ready
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner),
+        match timeout {
+            None => self.ready.wait(&mut state),
             Some(timeout) => {
-                self.ready
-                    .wait_timeout(state, timeout)
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .0
+                self.ready.wait_for(&mut state, timeout);
             }
-        };
+        }
         state.asleep = false;
         state.poked = false;
     }

@@ -1,16 +1,17 @@
 //! One session: the connection's task, for each purpose.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use hearthnet_transport::{
     CloseCode, Connection, Message, SendError, Sender, StepResult, StreamOpened, Want,
 };
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::admission::BENCH;
 use crate::compute::Running;
-use crate::stream_handle::{Outlet, lock};
+use crate::stream_handle::Outlet;
 use crate::stream_table::{HostState, StreamTable};
 use crate::trace::Trace;
 
@@ -218,7 +219,7 @@ struct SessionOutlet {
 
 impl SessionOutlet {
     fn fail(&self, code: CloseCode) {
-        lock(&self.broken).get_or_insert(code);
+        self.broken.lock().get_or_insert(code);
         self.noticed.notify_one();
     }
 
@@ -226,7 +227,7 @@ impl SessionOutlet {
     async fn broken(&self) -> CloseCode {
         loop {
             self.noticed.notified().await;
-            if let Some(code) = *lock(&self.broken) {
+            if let Some(code) = *self.broken.lock() {
                 return code;
             }
         }

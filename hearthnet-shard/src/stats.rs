@@ -28,7 +28,6 @@
 //! None of them carries anything of what the rows contain.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -36,10 +35,10 @@ use hearthnet_bus::NodeId;
 use hearthnet_bus::flight::{self, Event};
 use hearthnet_transport::CloseCode;
 use metrics::{Counter, counter, gauge, histogram};
+use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::plan::Kind;
-use crate::stream_handle::lock;
 
 /// Most callers that are counted under a name of their own. Each costs a line of the numbers for as
 /// long as the host runs; a community has tens of members.
@@ -189,12 +188,12 @@ impl Counters {
     }
 
     pub(crate) fn session_closed(&self, code: CloseCode) {
-        *lock(&self.closed).entry(code.as_str()).or_insert(0) += 1;
+        *self.closed.lock().entry(code.as_str()).or_insert(0) += 1;
         counter!("hearthnet_shard_sessions_closed_total", "code" => code.as_str()).increment(1);
     }
 
     pub(crate) fn error(&self, code: &'static str) {
-        *lock(&self.errors).entry(code).or_insert(0) += 1;
+        *self.errors.lock().entry(code).or_insert(0) += 1;
         counter!("hearthnet_shard_errors_total", "code" => code).increment(1);
     }
 
@@ -210,7 +209,7 @@ impl Counters {
 
     /// A step of a caller, of so many rows.
     pub(crate) fn answered(&self, caller: NodeId, rows: u32, bytes: usize, waited: Duration) {
-        lock(&self.callers).count(caller, u64::from(rows));
+        self.callers.lock().count(caller, u64::from(rows));
         self.steps.fetch_add(1, Relaxed);
         self.bytes_out.fetch_add(bytes as u64, Relaxed);
         counter!("hearthnet_shard_steps_total").increment(1);
@@ -301,7 +300,7 @@ impl Counters {
             steps: self.steps.load(Relaxed),
             decode_rows: self.decode_rows.load(Relaxed),
             prefill_rows: self.prefill_rows.load(Relaxed),
-            caller_rows: lock(&self.callers).snapshot(),
+            caller_rows: self.callers.lock().snapshot(),
             turns: self.turns.load(Relaxed),
             bytes_in: self.bytes_in.load(Relaxed),
             bytes_out: self.bytes_out.load(Relaxed),
@@ -317,7 +316,8 @@ impl Counters {
 }
 
 fn by_code(counts: &Mutex<BTreeMap<&'static str, u64>>) -> BTreeMap<String, u64> {
-    lock(counts)
+    counts
+        .lock()
         .iter()
         .map(|(&code, &n)| (code.to_owned(), n))
         .collect()

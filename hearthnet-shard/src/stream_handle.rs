@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use hearthnet_transport::{Message, NodeId, StreamClose, StreamOpen};
 use metrics::gauge;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::claims::Claims;
@@ -129,11 +130,11 @@ impl Slots {
 
     /// Gives no place away from here on. Those that are taken stay so.
     pub(crate) fn close(&self) {
-        lock(&self.taken).closed = true;
+        self.taken.lock().closed = true;
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        lock(&self.taken).closed
+        self.taken.lock().closed
     }
 
     /// Resolves when no place is taken, which only after [`Slots::close`] means that it stays so.
@@ -146,7 +147,7 @@ impl Slots {
 
     /// Streams open now.
     pub(crate) fn taken(&self) -> u32 {
-        lock(&self.taken).all
+        self.taken.lock().all
     }
 
     /// A place for the stream `handle` of this caller, and the count of its waiting steps.
@@ -156,7 +157,7 @@ impl Slots {
         handle: u64,
         now: Duration,
     ) -> Result<Asked, StreamFault> {
-        let mut guard = lock(&self.taken);
+        let mut guard = self.taken.lock();
         let taken = &mut *guard;
         if taken.closed {
             return Err(StreamFault::ShuttingDown);
@@ -209,13 +210,13 @@ impl Slots {
     }
 
     fn enlist(&self, id: u64, standing: &Arc<Standing>) {
-        lock(&self.taken).standing.insert(id, Arc::clone(standing));
+        self.taken.lock().standing.insert(id, Arc::clone(standing));
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        let mut taken = lock(&self.slots.taken);
+        let mut taken = self.slots.taken.lock();
         taken.standing.remove(&self.handle);
         taken.all = taken.all.saturating_sub(1);
         gauge!("hearthnet_shard_streams").set(taken.all);
@@ -374,7 +375,7 @@ impl StreamHandle {
         let first = !self.ended.swap(true, Ordering::AcqRel);
         if first {
             announce();
-            drop(lock(&self.slot).take());
+            drop(self.slot.lock().take());
         }
         first
     }
@@ -440,9 +441,4 @@ impl Drop for Ticket {
         self.handle.of_caller.fetch_sub(1, Ordering::AcqRel);
         self.handle.rows.fetch_sub(self.rows, Ordering::AcqRel);
     }
-}
-
-/// Locks, also after a panic elsewhere: every critical section here leaves its data whole.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -2,13 +2,11 @@
 //! so that nothing behind them has to know that it is watched.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
 
 use hearthnet_bus::NodeId;
 use hearthnet_bus::flight::{self, Event, SessionId};
 use hearthnet_transport::{CloseCode, Connection, Message};
-
-use crate::stream_handle::lock;
+use parking_lot::Mutex;
 
 /// A session under observation. What it began ends with it.
 pub(crate) struct Trace {
@@ -59,16 +57,16 @@ impl Trace {
                     layers: (open.lo, open.hi),
                     ..Seen::default()
                 };
-                let mut handles = lock(&self.handles);
+                let mut handles = self.handles.lock();
                 handles.entry((open.stream, open.epoch)).or_insert(seen);
             }
             Message::Step(step) => {
-                if let Some(handle) = lock(&self.handles).get_mut(&(step.stream, step.epoch)) {
+                if let Some(handle) = self.handles.lock().get_mut(&(step.stream, step.epoch)) {
                     handle.rows += u64::from(step.rows);
                 }
             }
             Message::StreamClose(close) => {
-                let handle = lock(&self.handles).remove(&(close.stream, close.epoch));
+                let handle = self.handles.lock().remove(&(close.stream, close.epoch));
                 if let Some(handle) = handle {
                     self.ended(close.stream, close.epoch, "closed", handle);
                 }
@@ -82,7 +80,7 @@ impl Trace {
         match message {
             Message::StreamOpened(opened) => {
                 let (stream, epoch) = (opened.stream, opened.epoch);
-                let mut handles = lock(&self.handles);
+                let mut handles = self.handles.lock();
                 let Some(handle) = handles.get_mut(&(stream, epoch)) else {
                     return;
                 };
@@ -98,13 +96,13 @@ impl Trace {
                 });
             }
             Message::StepResult(result) => {
-                if let Some(handle) = lock(&self.handles).get_mut(&(result.stream, result.epoch)) {
+                if let Some(handle) = self.handles.lock().get_mut(&(result.stream, result.epoch)) {
                     handle.steps += 1;
                 }
             }
             Message::StreamError(error) => {
                 let (stream, epoch) = (error.stream, error.epoch);
-                let handle = lock(&self.handles).remove(&(stream, epoch));
+                let handle = self.handles.lock().remove(&(stream, epoch));
                 match handle {
                     Some(handle) if handle.opened => self.ended(stream, epoch, &error.code, handle),
                     _ => (self.record)(Event::StreamRefused {
@@ -122,7 +120,7 @@ impl Trace {
 
     /// The session is over.
     pub(crate) fn end(&self, code: CloseCode, by_us: bool) {
-        let mut left: Vec<_> = lock(&self.handles).drain().collect();
+        let mut left: Vec<_> = self.handles.lock().drain().collect();
         left.sort_unstable_by_key(|(name, _)| *name);
         for ((stream, epoch), handle) in left {
             self.ended(stream, epoch, "session_ended", handle);
@@ -258,7 +256,7 @@ mod tests {
         trace.said(&error(1, 0, "stale_epoch"));
         trace.said(&error(1, 1, "kv_full"));
         trace.said(&error(9, 9, "unknown_stream"));
-        assert!(lock(&trace.handles).is_empty());
+        assert!(trace.handles.lock().is_empty());
         assert_eq!(
             story(),
             [

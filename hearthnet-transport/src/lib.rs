@@ -60,6 +60,7 @@ mod compress;
 mod config;
 pub mod cpu_latency;
 mod credit;
+#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod identity;

@@ -4,7 +4,7 @@
 
 mod support;
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,6 +14,7 @@ use hearthnet_transport::{
     PathListener, PathRule, PeerSocket, RefusedConnection, SendError, SessionClosed, connect,
     connect_path,
 };
+use parking_lot::Mutex;
 use support::raw::Raw;
 use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
 use tokio::net::TcpStream;
@@ -63,7 +64,7 @@ impl Admission for Community {
     }
 
     fn session_ended(&self, _: &NodeId, closed: &SessionClosed) {
-        self.ended.lock().unwrap().push(("/tensor/v1", closed.code));
+        self.ended.lock().push(("/tensor/v1", closed.code));
     }
 
     fn path_ended(&self, _: &NodeId, path: &str, closed: &SessionClosed) {
@@ -72,7 +73,7 @@ impl Admission for Community {
         } else {
             "/sync/v1"
         };
-        self.ended.lock().unwrap().push((path, closed.code));
+        self.ended.lock().push((path, closed.code));
     }
 }
 
@@ -188,7 +189,7 @@ async fn a_path_that_a_peer_may_not_use_is_refused_with_the_code() {
     assert_eq!(session.await.unwrap_err().code(), Some(CloseCode::Revoked));
     net.dial(&STRANGER, &bus()).await.unwrap();
     // Refusals are counted, like ends of sessions.
-    let ended = net.community.ended.lock().unwrap().clone();
+    let ended = net.community.ended.lock().clone();
     let refused = [
         ("/sync/v1", CloseCode::Unauthorized),
         ("/bus/v1", CloseCode::Revoked),

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::{BoxFuture, Shared, select_all};
@@ -24,6 +24,7 @@ use hearthnet_orchestrator::hosts::{Choice, GRACE, HostSource, RoutedSpan, Searc
 use hearthnet_orchestrator::link::{HostAddr, HostLink, PIPELINE};
 use hearthnet_orchestrator::router::{Candidate, RouteError, Span};
 use hearthnet_transport::{Config, Hello, connect_path};
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::json;
 use tokio::runtime::Handle;
 use tokio::time::{timeout, timeout_at};
@@ -164,11 +165,11 @@ impl Links {
     }
 
     fn all(&self) -> MutexGuard<'_, Vec<Arc<HostLink>>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock()
     }
 
     fn opening(&self) -> MutexGuard<'_, BTreeMap<Key, Call>> {
-        self.opening.lock().unwrap_or_else(PoisonError::into_inner)
+        self.opening.lock()
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join_all};
@@ -20,6 +20,7 @@ use hearthnet_bus::joining::JoinHandler;
 use hearthnet_bus::log::Level;
 use hearthnet_bus::node::{Node, NodeError, NodeSettings, WeakNode};
 use hearthnet_orchestrator::health::SharedHealth;
+use parking_lot::Mutex;
 use rustix::fs::FlockOperation;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -294,12 +295,12 @@ impl DaemonNode {
 
     /// Says in `node.status` which shard it serves, or why it serves none that it should.
     pub(crate) fn set_serving(&self, serving: Serving) {
-        lock(&self.status.told).serving = serving;
+        self.status.told.lock().serving = serving;
     }
 
     /// Says in `node.status` where its OpenAI door is.
     pub(crate) fn set_url(&self, url: Option<String>) {
-        lock(&self.status.told).url = url;
+        self.status.told.lock().url = url;
     }
 
     /// Says goodbye and stops.
@@ -307,7 +308,7 @@ impl DaemonNode {
         // The node holds its capabilities, and this one the node.
         self.status.set(None);
         self.watch.0.abort();
-        let door = lock(&self.door).take();
+        let door = self.door.lock().take();
         if let Some(door) = door {
             door.close().await;
         }
@@ -473,11 +474,6 @@ pub(crate) enum Serving {
     Suspended(String),
 }
 
-/// What is behind these locks is whole between any two calls.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn status_descriptor() -> Result<CapabilityDescriptor, Failure> {
     let name = NODE_STATUS.parse().map_err(Failure::internal)?;
     Ok(CapabilityDescriptor {
@@ -548,13 +544,13 @@ impl Handler for StatusHandler {
 
 impl StatusHandler {
     fn set(&self, node: Option<Node>) {
-        *lock(&self.node) = node;
+        *self.node.lock() = node;
     }
 
     fn answer(&self, ctx: &CallContext) -> Result<(Node, Value), CallError> {
         use hearthnet_bus::calls::Code;
         ctx.require_local("are told about its peers")?;
-        let Some(node) = lock(&self.node).clone() else {
+        let Some(node) = self.node.lock().clone() else {
             return Err(CallError::new(
                 Code::BUSY,
                 "the node is starting or stopping",
@@ -582,7 +578,7 @@ impl StatusHandler {
                 })
             })
             .collect();
-        let told = lock(&self.told);
+        let told = self.told.lock();
         let (serving, suspended) = match &told.serving {
             Serving::No => (None, None),
             Serving::Shard(shard) => (Some(shard), None),

@@ -3,10 +3,10 @@
 //! met.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hearthnet_bus::log::EventLog;
 use hearthnet_bus::whole_file;
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -123,7 +123,7 @@ static SAID: Mutex<Said> = Mutex::new(Said {
 });
 
 fn said() -> MutexGuard<'static, Said> {
-    SAID.lock().unwrap_or_else(PoisonError::into_inner)
+    SAID.lock()
 }
 
 /// Looks at the standing of the node that a command works for.

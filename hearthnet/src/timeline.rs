@@ -418,11 +418,12 @@ mod tests {
     #[test]
     fn what_a_hostile_node_answers_is_shown_in_lines_that_are_what_they_seem() {
         use hearthnet_bus::flight::{Record, Stamp, merge};
+        const KEY: &str = "ed25519:11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo";
         let evil = "\u{1b}]0;owned\u{7}\r\n\u{202e}10:00:00.000 honest answered";
         let records = [
             json!({"seq": 1, "at": {"unix_ms": u64::MAX, "mono_us": u64::MAX}, "times": u32::MAX,
                 "event": {"kind": "host_failed", "pipeline": "7ZZZZZZZZZZZZZZZZZZZZZZZZZ",
-                    "host": format!("ed25519:{}", "A".repeat(43)), "shard": evil, "code": evil}}),
+                    "host": KEY, "shard": evil, "code": evil}}),
             json!({"seq": 2, "at": {"unix_ms": 0, "mono_us": 0},
                 "event": {"kind": evil, "more": [evil]}}),
             json!({"seq": 3, "at": {"unix_ms": 5, "mono_us": 5},
@@ -435,7 +436,7 @@ mod tests {
             .map(|record| serde_json::from_value(record).unwrap())
             .collect();
         let clock = |unix_ms, mono_us| Stamp { unix_ms, mono_us };
-        let node: NodeId = format!("ed25519:{}", "A".repeat(43)).parse().unwrap();
+        let node: NodeId = KEY.parse().unwrap();
         let answer = Answer {
             asked: clock(1_750_000_000_000, 1_000_000),
             answered: clock(u64::MAX, 10),

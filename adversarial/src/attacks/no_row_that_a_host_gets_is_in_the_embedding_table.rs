@@ -5,8 +5,9 @@
 //! That no row is found is not that nothing can be read: `README.md` says what else a host can do.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use crate::fleet::Fleet;
@@ -46,12 +47,12 @@ fn overhear(runtime: Handle, private: u32) -> Result<(usize, usize), HarnessErro
     fleet.ask(
         private,
         vec![Box::new(move |passing| {
-            let mut heard = ear.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut heard = ear.lock();
             heard.extend(passing.sent.chunks_exact(width).map(bits));
         })],
     )?;
     let table: BTreeSet<Vec<u32>> = fleet.table()?.chunks_exact(width).map(bits).collect();
-    let heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
+    let heard = heard.lock();
     let known = heard.iter().filter(|row| table.contains(*row)).count();
     Ok((heard.len(), known))
 }

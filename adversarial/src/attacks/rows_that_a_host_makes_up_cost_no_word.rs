@@ -3,8 +3,9 @@
 //! anything reads it, the host is left, and the answer is the one that it would have been.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use hearthnet_model::catalogue::{Band, magnitude};
 use hearthnet_testkit::{Passing, Tamper};
 use tokio::runtime::Handle;
@@ -38,14 +39,14 @@ fn lies(runtime: &Handle) -> Result<Verdict, HarnessError> {
     let fleet = Fleet::new(runtime.clone(), None)?;
     let (width, range) = (fleet.width(), Arc::clone(&seen));
     let measure: Tamper = Box::new(move |passing| {
-        let mut range = range.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut range = range.lock();
         for row in passing.rows.chunks_exact(width) {
             let size = magnitude(row);
             *range = (range.0.min(size), range.1.max(size));
         }
     });
     let honest = fleet.ask(1, vec![measure])?;
-    let (lo, hi) = *seen.lock().unwrap_or_else(PoisonError::into_inner);
+    let (lo, hi) = *seen.lock();
     let fleet = Fleet::new(
         runtime.clone(),
         Some(Band {

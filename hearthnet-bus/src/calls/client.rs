@@ -1,20 +1,20 @@
 //! Asking: calls to one node over one socket.
 
 use std::pin::pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use futures_util::StreamExt as _;
 use hearthnet_transport::PeerSocket;
+use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::Notify;
 
 use super::envelope::Envelope;
 use super::error::{CallError, Code};
 use super::frame::Request;
-use super::registry::lock;
 use super::session::{CallingSession, Heard};
 use super::wire::{Wire, within};
 use super::{Cancel, now_ms};
@@ -114,7 +114,7 @@ impl Client {
     pub fn call(&self, capability: &Capability, params: &Value) -> Result<CallStream, CallError> {
         let request = self.request(capability, params)?;
         let shared = &self.handle.shared;
-        let mut state = lock(&shared.state);
+        let mut state = shared.state.lock();
         if let Some(lost) = &state.lost {
             return Err(lost.clone());
         }
@@ -149,7 +149,7 @@ impl Client {
 
     /// Whether the connection has ended, so that every further call would fail.
     pub fn is_lost(&self) -> bool {
-        lock(&self.handle.shared.state).lost.is_some()
+        self.handle.shared.state.lock().lost.is_some()
     }
 }
 
@@ -167,7 +167,7 @@ async fn drive(shared: Arc<Shared>, wire: Wire) {
                 Some(Err(reason)) => return reason,
                 None => return "the node closed the connection".to_owned(),
             };
-            if let Err(broken) = lock(&shared.state).session.receive(&text) {
+            if let Err(broken) = shared.state.lock().session.receive(&text) {
                 let reason = format!("the node broke a rule: {broken}");
                 violation = Some(broken);
                 return reason;
@@ -178,7 +178,7 @@ async fn drive(shared: Arc<Shared>, wire: Wire) {
     let write = async {
         loop {
             loop {
-                let next = lock(&shared.state).session.poll_transmit();
+                let next = shared.state.lock().session.poll_transmit();
                 let Some(text) = next else { break };
                 if let Err(reason) = within(STALL, outgoing.send(text)).await {
                     return reason;
@@ -194,7 +194,7 @@ async fn drive(shared: Arc<Shared>, wire: Wire) {
     };
     let lost = CallError::new(Code::UNREACHABLE, format!("the connection ended: {reason}"))
         .with_hint("ask again; another node may answer");
-    lock(&shared.state).lost = Some(lost);
+    shared.state.lock().lost = Some(lost);
     shared.heard.notify_waiters();
     if let Some(violation) = violation {
         let _ = tokio::time::timeout(Duration::from_secs(1), outgoing.close(&violation)).await;
@@ -245,7 +245,7 @@ impl CallStream {
 
     /// What was heard, or that nothing more will be.
     fn look(&self) -> Option<Heard> {
-        let mut state = lock(&self.handle.shared.state);
+        let mut state = self.handle.shared.state.lock();
         let heard = state.session.take(self.call);
         heard.or_else(|| state.lost.clone().map(Heard::Failed))
     }
@@ -279,7 +279,7 @@ impl CallStream {
 impl Drop for CallStream {
     fn drop(&mut self) {
         if self.ended.is_none() {
-            lock(&self.handle.shared.state).session.cancel(self.call);
+            self.handle.shared.state.lock().session.cancel(self.call);
             self.handle.shared.written.notify_one();
         }
     }

@@ -67,6 +67,7 @@ mod descriptor;
 mod envelope;
 mod error;
 mod frame;
+#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod handlers;

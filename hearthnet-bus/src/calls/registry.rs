@@ -1,9 +1,10 @@
 //! What this node can be asked to do.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
 use serde_json::Value;
 
 use super::descriptor::{CapabilityDescriptor, Trust};
@@ -73,7 +74,7 @@ struct SlotGuard {
 
 impl Drop for SlotGuard {
     fn drop(&mut self) {
-        let mut held = lock(&self.slots.held);
+        let mut held = self.slots.held.lock();
         if let Some(count) = held.get_mut(&self.caller) {
             *count = count.saturating_sub(1);
             if *count == 0 {
@@ -100,7 +101,7 @@ impl Local {
     /// A place for one more call.
     pub(crate) fn slot(&self, caller: NodeId) -> Result<Slot, CallError> {
         let limits = self.descriptor.limits;
-        let mut held = lock(&self.slots.held);
+        let mut held = self.slots.held.lock();
         let all: u32 = held.values().sum();
         let own = held.get(&caller).copied().unwrap_or(0);
         if all >= limits.concurrent || own >= limits.concurrent_per_caller {
@@ -153,7 +154,9 @@ pub struct Registry {
 
 impl std::fmt::Debug for Registry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let local: Vec<String> = lock(&self.local)
+        let local: Vec<String> = self
+            .local
+            .lock()
             .values()
             .map(|l| l.descriptor.capability.to_string())
             .collect();
@@ -181,7 +184,7 @@ impl Registry {
         if limits.concurrent == 0 || limits.concurrent_per_caller == 0 || limits.seconds == 0 {
             return Err(RegisterError::Limits(capability));
         }
-        let mut all = lock(&self.local);
+        let mut all = self.local.lock();
         let key = (capability.name().to_owned(), capability.major());
         if all.contains_key(&key) {
             return Err(RegisterError::Taken(capability));
@@ -201,12 +204,13 @@ impl Registry {
     /// Removes a capability of this node; calls that run go on. Whether it was there.
     pub fn unregister(&self, capability: &Capability) -> bool {
         let key = (capability.name().to_owned(), capability.major());
-        lock(&self.local).remove(&key).is_some()
+        self.local.lock().remove(&key).is_some()
     }
 
     /// What this node can be asked to do.
     pub fn descriptors(&self) -> Vec<CapabilityDescriptor> {
-        lock(&self.local)
+        self.local
+            .lock()
             .values()
             .map(|l| (*l.descriptor).clone())
             .collect()
@@ -215,7 +219,7 @@ impl Registry {
     /// The capability of this node that answers to `asked`: the same name and major
     /// version, at least the minor one.
     pub(crate) fn find(&self, asked: &Capability) -> Result<Local, CallError> {
-        let all = lock(&self.local);
+        let all = self.local.lock();
         let key = (asked.name().to_owned(), asked.major());
         if let Some(local) = all.get(&key)
             && local.descriptor.capability.satisfies(asked)
@@ -246,11 +250,6 @@ impl Registry {
             .with_hint("ask for the same major version and at most this minor version")
         })
     }
-}
-
-/// The tables behind these locks are whole at every moment, a panic elsewhere or not.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@
 
 mod announcement;
 mod book;
+#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod local;
@@ -29,9 +30,10 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{mpsc, oneshot, watch};
 
 pub use announcement::{
@@ -274,12 +276,12 @@ impl Discovery {
 
     /// How mDNS does.
     pub fn health(&self) -> MdnsHealth {
-        *lock(&self.shared.health)
+        *self.shared.health.lock()
     }
 
     /// What was heard so far.
     pub fn counts(&self) -> Counts {
-        lock(&self.shared.counts).clone()
+        self.shared.counts.lock().clone()
     }
 
     /// Says goodbye and stops. What was found stays readable.
@@ -293,18 +295,12 @@ impl Discovery {
 
 impl Shared {
     fn book(&self) -> MutexGuard<'_, AddressBook> {
-        lock(&self.book)
+        self.book.lock()
     }
 
     fn bump(&self) {
         self.changed.send_modify(|version| *version += 1);
     }
-}
-
-/// What is behind these locks is whole between any two calls, so a panic elsewhere does not
-/// spoil it.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn unix_ms() -> u64 {
@@ -366,7 +362,7 @@ impl Shell {
         if let Some(mdns) = self.mdns.take() {
             mdns.shut_down().await;
         }
-        *lock(&self.shared.health) = MdnsHealth::Off;
+        *self.shared.health.lock() = MdnsHealth::Off;
         if let Some(answer) = stopped {
             let _ = answer.send(());
         }
@@ -382,7 +378,7 @@ impl Shell {
         match Mdns::start(&self.settings, self.announcement.as_ref()) {
             Ok(mdns) => {
                 self.mdns = Some(mdns);
-                *lock(&self.shared.health) = MdnsHealth::Running;
+                *self.shared.health.lock() = MdnsHealth::Running;
             }
             Err(error) => {
                 tracing::warn!(%error, "mDNS");
@@ -404,7 +400,7 @@ impl Shell {
         self.rest_until = Some(now + self.rest);
         self.rest = (self.rest * 2).min(LONGEST_REST);
         self.mdns = None;
-        *lock(&self.shared.health) = why;
+        *self.shared.health.lock() = why;
     }
 
     fn announce(&mut self, announcement: Option<Announcement>) -> Result<(), DiscoveryError> {
@@ -455,7 +451,7 @@ impl Shell {
                     self.ask_again();
                 } else {
                     self.take_a_rest(MdnsHealth::Flooded);
-                    lock(&self.shared.counts).floods += 1;
+                    self.shared.counts.lock().floods += 1;
                 }
             }
             Event::Removed(name) => {
@@ -468,7 +464,7 @@ impl Shell {
             Event::Resolved(service) => {
                 let mut book = self.shared.book();
                 let read = mdns::read(&service, book.local());
-                let mut counts = lock(&self.shared.counts);
+                let mut counts = self.shared.counts.lock();
                 match read {
                     Err(fault) => *counts.refused.entry(fault).or_default() += 1,
                     Ok((said, _))
@@ -521,12 +517,12 @@ impl Shell {
         let Some(mdns) = &self.mdns else { return };
         match mdns.check().await {
             MdnsHealth::Flooded => {
-                lock(&self.shared.counts).floods += 1;
+                self.shared.counts.lock().floods += 1;
                 tracing::warn!("the local network is flooded with mDNS; resting");
                 self.take_a_rest(MdnsHealth::Flooded);
             }
             health => {
-                *lock(&self.shared.health) = health;
+                *self.shared.health.lock() = health;
                 self.say_again();
                 if self.asked.elapsed() >= ASK_AGAIN {
                     self.ask_again();

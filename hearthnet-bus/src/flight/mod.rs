@@ -33,10 +33,11 @@ mod timeline;
 mod tests;
 
 use crate::NodeId;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::LazyLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hearthnet_transport::CloseCode;
+use parking_lot::Mutex;
 
 pub use event::{Class, Event};
 pub use ids::{MAX_NAME_BYTES, Name, PipelineId, SessionId};
@@ -84,9 +85,9 @@ pub fn page(from: u64, since_unix_ms: u64, caller: Option<&NodeId>) -> Page {
     lock().page(at, from, since_unix_ms, caller)
 }
 
-fn lock() -> std::sync::MutexGuard<'static, Ring> {
+fn lock() -> parking_lot::MutexGuard<'static, Ring> {
     // A ring is whole between any two of its operations.
-    RING.lock().unwrap_or_else(PoisonError::into_inner)
+    RING.lock()
 }
 
 /// The clocks of this machine.

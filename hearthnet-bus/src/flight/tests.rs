@@ -66,7 +66,7 @@ fn a_full_ring_stays_within_its_bytes_and_keeps_the_latest() {
             at(n),
             Event::HostFailed {
                 pipeline: pipeline(n),
-                host: (hearthnet_transport::NodeId::from_checked([7; 32])),
+                host: NodeId::from_checked([7; 32]),
                 shard: long.as_str().into(),
                 code: long.as_str().into(),
             },
@@ -204,12 +204,12 @@ proptest! {
             let event = match kind {
                 0 => aborted(n),
                 1 => Event::PeerLost {
-                    peer: (hearthnet_transport::NodeId::from_checked([n as u8; 32])),
+                    peer: crate::NodeKey::from_secret(&[n as u8; 32]).id(),
                     code: format!("{n}").as_str().into(),
                 },
                 _ => Event::StreamRefused {
                     session: SessionId::of_token(&n.to_le_bytes()),
-                    peer: (hearthnet_transport::NodeId::from_checked([1; 32])),
+                    peer: crate::NodeKey::from_secret(&[1; 32]).id(),
                     stream: 1,
                     epoch: 1,
                     code: "kv_full".into(),

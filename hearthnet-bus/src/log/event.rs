@@ -319,6 +319,7 @@ impl Event {
     }
 
     /// The bytes that the author signed, made from the fields.
+    #[cfg(feature = "fuzzing")]
     pub(super) fn encode_again(&self) -> Option<Vec<u8>> {
         Fields::of(self).ok()?.encode().ok()
     }

@@ -59,6 +59,7 @@ pub use recover::Recovery;
 pub use store::{ADVERT_LIFE_MS, EventLog, FILE_NAME, Received};
 
 /// For the fuzz targets: see [`crate::fuzzing`].
+#[cfg(feature = "fuzzing")]
 pub(crate) mod fuzz {
     use super::event::Event;
 

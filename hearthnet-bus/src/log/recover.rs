@@ -304,6 +304,7 @@ fn salvage(dir: &Path, path: &Path) -> Option<(CommunityId, Salvaged)> {
 }
 
 /// Looks through bytes as if they were a write-ahead log, for the fuzz target.
+#[cfg(feature = "fuzzing")]
 pub(crate) fn look_at(bytes: &[u8]) {
     let size = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
     let _tail = wal::look_at(bytes, size);

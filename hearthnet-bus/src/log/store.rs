@@ -7,9 +7,10 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use parking_lot::{Mutex, RwLock};
 use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::watch;
 
@@ -99,12 +100,6 @@ pub struct Received {
     pub known: usize,
     /// The places of those that were not taken, and why.
     pub refused: Vec<(usize, Refusal)>,
-}
-
-/// A poisoned lock means that another thread panicked in here. The data behind it is either
-/// replaced as a whole or read again from the file, so going on is sound.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl EventLog {
@@ -249,7 +244,7 @@ impl EventLog {
     /// What the log says now.
     pub fn state(&self) -> Arc<Community> {
         let state = self.inner.state.read();
-        Arc::clone(&state.unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&state)
     }
 
     /// A number that grows with every change, also when another process made it.
@@ -259,7 +254,7 @@ impl EventLog {
 
     /// Whether the log can be written.
     pub fn health(&self) -> LogHealth {
-        lock(&self.inner.health).clone()
+        self.inner.health.lock().clone()
     }
 
     /// What was found and repaired when this handle was opened, if anything.
@@ -275,7 +270,7 @@ impl EventLog {
     /// As [`EventLog::create`].
     pub fn prepare_again(dir: &Path, community: CommunityId) -> Result<Self, LogError> {
         let log = Self::prepare(dir, community)?;
-        db::set_doubt(&lock(&log.inner.writer).conn, true)?;
+        db::set_doubt(&log.inner.writer.lock().conn, true)?;
         log.inner.doubt.store(true, Ordering::Relaxed);
         Ok(log)
     }
@@ -286,7 +281,7 @@ impl EventLog {
     pub fn is_in_doubt(&self) -> bool {
         // Another process may have asked meanwhile.
         self.inner.doubt.load(Ordering::Relaxed)
-            && db::doubt(&lock(&self.inner.writer).conn).unwrap_or(true)
+            && db::doubt(&self.inner.writer.lock().conn).unwrap_or(true)
     }
 
     /// Notes which community the folder belongs to, for when the log cannot be read any more.
@@ -432,7 +427,7 @@ impl EventLog {
         raw: &'a [Vec<u8>],
     ) -> Result<Vec<(usize, EventHash, &'a [u8])>, LogError> {
         let mut unknown = Vec::with_capacity(raw.len());
-        let writer = lock(&self.inner.writer);
+        let writer = self.inner.writer.lock();
         for (place, bytes) in raw.iter().enumerate() {
             let hash = EventHash::of(bytes).unwrap_or(EventHash::ZERO);
             // The keys need no check to look for a hash, which is over all of the event.
@@ -457,9 +452,9 @@ impl EventLog {
 
     /// Everything about an event that can be checked without the log.
     fn verify_one(&self, raw: &[u8], from: NodeId, now_ms: u64) -> Result<Event, Refusal> {
-        let event = Event::verify_with(raw, &mut lock(&self.inner.checked))?;
+        let event = Event::verify_with(raw, &mut self.inner.checked.lock())?;
         if event.author == from && matches!(event.body, Body::NodeSeen { .. }) {
-            lock(&self.inner.clocks).note(from, event.time_ms, now_ms);
+            self.inner.clocks.lock().note(from, event.time_ms, now_ms);
         }
         if event.community != self.inner.community {
             return Err(Refusal::Foreign(event.community));
@@ -481,12 +476,12 @@ impl EventLog {
     /// when it came from themselves, since this handle was opened. Such words may have been on
     /// their way for 40 s, so less than a minute means nothing. `None`: nobody spoke yet.
     pub fn clock_offset(&self) -> Option<(i64, usize)> {
-        lock(&self.inner.clocks).offset()
+        self.inner.clocks.lock().offset()
     }
 
     /// How far this log has come, of every author that it has a place for.
     pub fn heads(&self) -> Heads {
-        let writer = lock(&self.inner.writer);
+        let writer = self.inner.writer.lock();
         heads_of(&writer.view)
     }
 
@@ -502,7 +497,7 @@ impl EventLog {
         max_events: usize,
         max_bytes: usize,
     ) -> Result<Batch, LogError> {
-        let writer = lock(&self.inner.writer);
+        let writer = self.inner.writer.lock();
         let mut pack = Pack::new(theirs.clone(), max_events, max_bytes);
         if theirs.community == self.inner.community {
             let now_ms = self.inner.now_ms.load(Ordering::Relaxed);
@@ -531,7 +526,7 @@ impl EventLog {
     /// Whether the state in memory is what all events together say.
     #[cfg(test)]
     pub(super) fn is_consistent(&self) -> bool {
-        let writer = lock(&self.inner.writer);
+        let writer = self.inner.writer.lock();
         let anew = writer.view.fold_anew(&writer.conn).unwrap();
         let loaded = View::load(&writer.conn).unwrap();
         anew.state == writer.view.fold.state && loaded.fold.state == anew.state
@@ -545,7 +540,7 @@ impl EventLog {
     ) -> Result<T, LogError> {
         let inner = &*self.inner;
         inner.now_ms.fetch_max(now_ms, Ordering::Relaxed);
-        let mut guard = lock(&inner.writer);
+        let mut guard = inner.writer.lock();
         let writer = &mut *guard;
         let result = writer.transaction(&inner.path, |conn, view| work(conn, view, &inner.quotas));
         match &result {
@@ -612,12 +607,12 @@ impl Writer {
 impl Inner {
     fn publish(&self, writer: &Writer) {
         let state = Arc::new(writer.view.community());
-        *self.state.write().unwrap_or_else(PoisonError::into_inner) = state;
+        *self.state.write() = state;
         self.changes.send_replace(writer.view.changes);
     }
 
     fn note_health(&self, error: Option<&LogError>, now_ms: u64) {
-        let mut health = lock(&self.health);
+        let mut health = self.health.lock();
         match (error, &*health) {
             (Some(LogError::ReadOnly { reason }), LogHealth::Ok) => {
                 tracing::error!("the event log cannot be written: {reason}");
@@ -643,7 +638,7 @@ impl Inner {
 
     /// Reads what another process wrote.
     fn refresh(&self) -> Result<(), LogError> {
-        let mut writer = lock(&self.writer);
+        let mut writer = self.writer.lock();
         if !writer.stale && db::changes(&writer.conn)? == writer.view.changes {
             return Ok(());
         }
@@ -658,10 +653,10 @@ impl Inner {
 
     /// Tries to write again after the disk was full or failed.
     fn probe(&self) {
-        if !matches!(*lock(&self.health), LogHealth::ReadOnly { .. }) {
+        if !matches!(*self.health.lock(), LogHealth::ReadOnly { .. }) {
             return;
         }
-        let mut writer = lock(&self.writer);
+        let mut writer = self.writer.lock();
         let path = &self.path;
         match writer.mend(path).and_then(|()| db::probe(&mut writer.conn)) {
             Ok(()) => self.note_health(None, 0),

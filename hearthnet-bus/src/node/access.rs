@@ -3,12 +3,13 @@
 //! hosts that this node asks.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 
 use hearthnet_transport::{Admission, CloseCode, Closer, Connection, Hello, PATH, SessionClosed};
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::mpsc;
 
-use super::{lock, unix_ms};
+use super::unix_ms;
 use crate::calls::{Authority, BUS_PATH, Research, Trust};
 use crate::flight;
 use crate::log::{Community, EventLog, Level};
@@ -109,7 +110,7 @@ pub(super) struct Access {
 impl Access {
     pub(super) fn tensor(&self) -> Option<TensorService> {
         let tensor = self.tensor.read();
-        tensor.unwrap_or_else(PoisonError::into_inner).clone()
+        tensor.clone()
     }
 }
 
@@ -257,7 +258,7 @@ impl Connections {
             dialled_ms: dialled.then_some(now_ms),
             was_member: false,
         };
-        let mut guard = lock(&self.open);
+        let mut guard = self.open.lock();
         let (serial, all) = &mut *guard;
         all.retain(|_, one| !one.closer.is_closed());
         // The state is read under the lock: a change after this finds the connection in the table.
@@ -270,20 +271,21 @@ impl Connections {
     /// Looks at every open connection again.
     pub(super) fn check(&self, now_ms: u64) {
         let state = self.log.state();
-        lock(&self.open)
+        self.open
+            .lock()
             .1
             .retain(|_, open| !open.closer.is_closed() && open.check(&state, now_ms));
     }
 
     /// Closes everything.
     pub(super) fn close_all(&self, code: CloseCode) {
-        for (_, open) in lock(&self.open).1.drain() {
+        for (_, open) in self.open.lock().1.drain() {
             open.closer.close(code);
         }
     }
 
     pub(super) fn count(&self) -> usize {
-        let mut guard = lock(&self.open);
+        let mut guard = self.open.lock();
         guard.1.retain(|_, open| !open.closer.is_closed());
         guard.1.len()
     }

@@ -3,15 +3,16 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use hearthnet_transport::{CloseCode, ConnectError, PathRule, PeerSocket, connect_path};
+use parking_lot::Mutex;
 use serde_json::Value;
 
 use super::access::Use;
-use super::{Inner, Node, bus_rule, lock};
+use super::{Inner, Node, bus_rule};
 use crate::calls::{CallError, CallStream, Client, Code, Origin, Wire};
 use crate::{Capability, NodeId};
 
@@ -31,7 +32,7 @@ pub(super) struct ClientPool(Mutex<HashMap<NodeId, Slot>>);
 
 impl ClientPool {
     fn slot(&self, node: NodeId) -> Slot {
-        let mut all = lock(&self.0);
+        let mut all = self.0.lock();
         if all.len() >= MAX_CLIENTS && !all.contains_key(&node) {
             return Slot::default();
         }
@@ -40,7 +41,7 @@ impl ClientPool {
 
     /// Drops the clients of all nodes but those that `keep` names.
     pub(super) fn retain(&self, keep: impl Fn(&NodeId) -> bool) {
-        lock(&self.0).retain(|node, _| keep(node));
+        self.0.lock().retain(|node, _| keep(node));
     }
 }
 

@@ -35,12 +35,13 @@ mod tests;
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Weak};
 
 use hearthnet_transport::{
     Admission, BindError, CloseCode, Closer, Config, Connection, Hello, Identity, IdentityError,
     PATH, PathListener, PathRule, connect_here,
 };
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 
@@ -194,12 +195,6 @@ struct Inner {
     tasks: Mutex<Option<JoinSet<()>>>,
 }
 
-/// What is behind these locks is whole between any two calls, so a panic elsewhere does not spoil
-/// it.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn unix_ms() -> u64 {
     std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
@@ -228,7 +223,7 @@ struct Owner(Arc<Inner>);
 impl Drop for Owner {
     fn drop(&mut self) {
         self.0.connections.close_all(CloseCode::Shutdown);
-        drop(lock(&self.0.tasks).take());
+        drop(self.0.tasks.lock().take());
     }
 }
 
@@ -346,7 +341,10 @@ impl Node {
     /// All other members, and whoever is linked, by node id.
     pub fn peers(&self) -> Vec<PeerInfo> {
         let state = self.inner.log.state();
-        let mut links: HashMap<NodeId, LinkInfo> = lock(&self.inner.links)
+        let mut links: HashMap<NodeId, LinkInfo> = self
+            .inner
+            .links
+            .lock()
             .1
             .iter()
             .filter(|(_, link)| !link.closer.is_closed())
@@ -379,7 +377,7 @@ impl Node {
     /// events that say so do not reach a node that nobody talks to any more. What a member says is
     /// not proved by that; an anchor could have made the event.
     pub fn refused_by(&self) -> Vec<NodeId> {
-        lock(&self.inner.put_out_by).iter().copied().collect()
+        self.inner.put_out_by.lock().iter().copied().collect()
     }
 
     /// A number that grows when a link comes, goes, or becomes even, and when a member says that
@@ -412,7 +410,7 @@ impl Node {
             sessions: sender,
         };
         let tensor = &self.inner.rights.tensor;
-        let mut tensor = tensor.write().unwrap_or_else(PoisonError::into_inner);
+        let mut tensor = tensor.write();
         *tensor = Some(service);
         TensorSessions {
             sessions,
@@ -459,7 +457,7 @@ impl Node {
     pub async fn shutdown(&self) {
         self.inner.discovery.shutdown().await;
         self.inner.connections.close_all(CloseCode::Shutdown);
-        let tasks = lock(&self.inner.tasks).take();
+        let tasks = self.inner.tasks.lock().take();
         if let Some(mut tasks) = tasks {
             tasks.shutdown().await;
         }
@@ -518,7 +516,7 @@ impl Drop for TensorSessions {
     fn drop(&mut self) {
         self.sessions.close();
         let tensor = &self.rights.tensor;
-        let mut tensor = tensor.write().unwrap_or_else(PoisonError::into_inner);
+        let mut tensor = tensor.write();
         // Only this one's: it may have been replaced.
         tensor.take_if(|service| service.sessions.is_closed());
     }

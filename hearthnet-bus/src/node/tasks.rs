@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::access::{Use, grant_of};
 use super::dialer::{Dialer, Target};
-use super::{Inner, Link, lock, unix_ms};
+use super::{Inner, Link, unix_ms};
 use crate::NodeId;
 use crate::calls::BUS_PATH;
 use crate::discovery::Source;
@@ -46,7 +46,7 @@ pub(super) fn start(
 impl Inner {
     /// Runs a task until the node ends.
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        if let Some(tasks) = lock(&self.tasks).as_mut() {
+        if let Some(tasks) = self.tasks.lock().as_mut() {
             while tasks.try_join_next().is_some() {}
             tasks.spawn(task);
         }
@@ -80,7 +80,7 @@ impl Inner {
         let by_lower = dialled == (self.id < peer);
         let (shown, progress) = watch::channel(Progress::default());
         let serial = {
-            let mut guard = lock(&self.links);
+            let mut guard = self.links.lock();
             let (last, links) = &mut *guard;
             if let Some(old) = links.get(&peer).filter(|old| !old.closer.is_closed()) {
                 if old.by_lower && !by_lower {
@@ -102,10 +102,10 @@ impl Inner {
         };
         self.connections
             .add(peer, Use::Sync, socket.closer(), dialled);
-        lock(&self.put_out_by).remove(&peer);
+        self.put_out_by.lock().remove(&peer);
         self.bump();
         tracing::info!(peer = %peer.short(), dialled, "linked");
-        flight::record(lock(&self.flight_diff).connected(peer));
+        flight::record(self.flight_diff.lock().connected(peer));
 
         let inner = Arc::clone(self);
         let (log, config) = (self.log.clone(), self.settings.sync.clone());
@@ -131,7 +131,9 @@ impl Inner {
                 peer,
                 code: closed.code.as_str().into(),
             });
-            lock(&inner.links)
+            inner
+                .links
+                .lock()
                 .1
                 .retain(|node, link| *node != peer || link.serial != serial);
             inner.bump();
@@ -141,12 +143,12 @@ impl Inner {
 
     /// Tells the flight record what has changed in the community.
     fn remember(&self, state: &Community, now_ms: u64) {
-        let events = lock(&self.flight_diff).look(state, now_ms);
+        let events = self.flight_diff.lock().look(state, now_ms);
         events.into_iter().for_each(flight::record);
     }
 
     fn linked(&self) -> BTreeSet<NodeId> {
-        let guard = lock(&self.links);
+        let guard = self.links.lock();
         let links = guard.1.iter();
         links
             .filter(|(_, link)| !link.closer.is_closed())
@@ -294,7 +296,7 @@ async fn connect(inner: &Arc<Inner>, target: Target) {
                     None => "no_address",
                     Some((_, error)) => error.code().map_or("unreachable", CloseCode::as_str),
                 };
-                let event = lock(&inner.flight_diff).unreachable(node, code);
+                let event = inner.flight_diff.lock().unreachable(node, code);
                 event.into_iter().for_each(flight::record);
                 let mut codes = failed.iter().filter_map(|(_, error)| error.code());
                 if codes.any(|code| code == CloseCode::Revoked) {
@@ -334,7 +336,7 @@ async fn connect(inner: &Arc<Inner>, target: Target) {
 
 /// Notes that a member says that this node was put out. Said once, however often it is asked again.
 fn put_out(inner: &Inner, by: NodeId) {
-    if lock(&inner.put_out_by).insert(by) {
+    if inner.put_out_by.lock().insert(by) {
         tracing::info!(node = %by.short(), "it says that this node was revoked");
         inner.bump();
     }
@@ -345,7 +347,7 @@ fn put_out(inner: &Inner, by: NodeId) {
 async fn ask_who_refuses(inner: &Arc<Inner>, endpoint: SocketAddr) {
     let state = inner.log.state();
     let anchors = state.members().map(|(node, _)| *node).filter(|node| {
-        state.level(node) == Some(Level::Anchor) && !lock(&inner.put_out_by).contains(node)
+        state.level(node) == Some(Level::Anchor) && !inner.put_out_by.lock().contains(node)
     });
     let (addr, rule, config) = (endpoint.to_string(), path_rule(), &inner.settings.transport);
     for anchor in anchors.take(MAX_ANCHORS_ASKED) {

@@ -10,6 +10,7 @@
 //! The session does no I/O and knows no log: it says what is to be done ([`Work`]), and is told
 //! what came of it.
 
+#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod link;

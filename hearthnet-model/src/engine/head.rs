@@ -1,7 +1,9 @@
 //! What lies outside the blocks: embedding, last norm, output matrix.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::error::{EngineError, LoadError};
 use super::thread_pool::ThreadPool;
@@ -166,7 +168,7 @@ impl Head {
         } else {
             panels.min(UNITS * threads)
         };
-        let mut act = self.act.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut act = self.act.lock();
         let form = ActForm::of([matrix]);
         self.kernels
             .norm_prepare(rows, &self.norm, self.spec.norm_eps, form, &mut act);

@@ -431,6 +431,7 @@ fn read_json(
 }
 
 /// Reads bytes as `config.json`, for the fuzzer.
+#[cfg(feature = "fuzzing")]
 pub(crate) fn check_config(bytes: &[u8]) -> Result<(), ImportError> {
     let config = Config::parse(bytes)?;
     config.rope.tensors(&config)?;
@@ -439,12 +440,14 @@ pub(crate) fn check_config(bytes: &[u8]) -> Result<(), ImportError> {
 
 /// Reads bytes as a safetensors file and as a SentencePiece vocabulary, for the fuzzer; false when
 /// something was accepted that does not lie in them.
+#[cfg(feature = "fuzzing")]
 pub(crate) fn check_binary(bytes: &[u8]) -> bool {
     let pieces = sentencepiece::pieces(bytes).is_ok_and(|pieces| pieces.len() > bytes.len());
     shards::check(bytes) && !pieces
 }
 
 /// Reads bytes as the JSON files of a tokenizer, for the fuzzer.
+#[cfg(feature = "fuzzing")]
 pub(crate) fn check_tokenizer(bytes: &[u8]) -> Result<(), ImportError> {
     vocabulary::check(bytes)
 }

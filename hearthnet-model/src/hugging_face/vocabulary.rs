@@ -654,6 +654,7 @@ pub(super) fn write_recommended(directory: &Path, writer: &mut Writer) -> Result
 }
 
 /// Reads bytes as `tokenizer.json` and as `tokenizer_config.json`, for the fuzzer.
+#[cfg(feature = "fuzzing")]
 pub(super) fn check(bytes: &[u8]) -> Result<(), ImportError> {
     let config = br#"{"architectures":["LlamaForCausalLM"],"hidden_act":"silu"}"#;
     let config = Config::parse(config)?;

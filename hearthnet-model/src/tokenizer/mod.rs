@@ -367,12 +367,14 @@ impl Tokenizer {
 }
 
 /// The tokens that every SentencePiece vocabulary has, with their types: bytes and the space.
+#[cfg(feature = "fuzzing")]
 pub(crate) fn sentencepiece_basics() -> impl Iterator<Item = (String, i128)> {
     let bytes = (0..=255_u8).map(|byte| (format!("<0x{byte:02X}>"), 6));
     bytes.chain([(sentencepiece::SPACE.into(), 1)])
 }
 
 /// How byte-level vocabularies write a byte.
+#[cfg(feature = "fuzzing")]
 pub(crate) fn written_byte(byte: u8) -> String {
     alphabet::char_of(byte).into()
 }

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 /// A request that arrived.
 #[derive(Clone, Debug)]
@@ -49,7 +51,7 @@ impl Server {
                 let Some(request) = read(&stream) else {
                     continue;
                 };
-                seen.lock().unwrap().push(request.clone());
+                seen.lock().push(request.clone());
                 answers[index.min(answers.len() - 1)](&request, &mut stream);
             }
         });
@@ -57,7 +59,7 @@ impl Server {
     }
 
     pub(crate) fn requests(&self) -> Vec<Request> {
-        self.requests.lock().unwrap().clone()
+        self.requests.lock().clone()
     }
 }
 
@@ -122,7 +124,7 @@ pub(crate) fn silent(file: &[u8], len: usize) -> Answer {
     let open = Mutex::new(Vec::new());
     Box::new(move |request, stream| {
         begin(request, stream);
-        open.lock().unwrap().push(stream.try_clone().unwrap());
+        open.lock().push(stream.try_clone().unwrap());
     })
 }
 

@@ -1,6 +1,6 @@
 //! The handler over a tiny real model on this machine, called over a socket in memory.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hearthnet_bus::calls::{
@@ -12,6 +12,7 @@ use hearthnet_model::gguf::Gguf;
 use hearthnet_model::{ChatTemplate, ModelFile, Tokenizer};
 use hearthnet_testkit::TinyLlama;
 use hearthnet_transport::{PathRule, PeerSocket};
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use super::*;
@@ -51,7 +52,7 @@ fn tiny(broken: Arc<Mutex<Option<ChatError>>>) -> ServedModel {
     let head = Head::beside(&file, &engine).unwrap();
     let engine = SharedEngine::new(engine, "tiny", 1 << 30);
     let opener = move |_: &Cancel| -> Result<Box<dyn Backend>, ChatError> {
-        match &*broken.lock().unwrap() {
+        match &*broken.lock() {
             Some(error) => Err(error.clone()),
             None => Ok(Box::new(engine.open()?)),
         }
@@ -173,7 +174,7 @@ async fn a_caller_that_gives_up_ends_the_answer() {
 async fn a_failure_keeps_its_code_and_its_hint() {
     let world = world().await;
     let missing = ChatError::ShardUnavailable("no host has layers 3-4".into());
-    *world.broken.lock().unwrap() = Some(missing);
+    *world.broken.lock() = Some(missing);
     let error = world
         .chat(&json!({"prompt": "Once"}))
         .result()

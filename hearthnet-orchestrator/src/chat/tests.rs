@@ -1,10 +1,11 @@
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hearthnet_model::ModelFile;
 use hearthnet_model::engine::{Engine, EngineOptions, Head};
 use hearthnet_model::gguf::Gguf;
 use hearthnet_testkit::TinyLlama;
+use parking_lot::Mutex;
 
 use super::*;
 use crate::local::LocalBackend;
@@ -89,7 +90,7 @@ struct Noting {
 impl Backend for Noting {
     fn submit_part(&mut self, position: u32, rows: &[f32], more: u32, cancel: &Cancel) {
         let count = rows.len() / self.width;
-        self.events.lock().unwrap().push(Event::Submitted(count));
+        self.events.lock().push(Event::Submitted(count));
         self.inner.submit_part(position, rows, more, cancel);
     }
     fn output(&mut self, out: &mut Vec<f32>, run: &mut Run<'_>) -> Result<(), ChatError> {
@@ -149,11 +150,11 @@ fn asked(stop: &[&str], seed: u64, tokens: u32) -> (Vec<Event>, Done) {
         &Cancel::default(),
         &mut |frame| {
             if let Frame::TokenDelta { .. } = frame {
-                events.lock().unwrap().push(Event::Told);
+                events.lock().push(Event::Told);
             }
         },
     );
-    let events = events.lock().unwrap().clone();
+    let events = events.lock().clone();
     (events, done.unwrap())
 }
 

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use axum::body::{Body, Bytes, HttpBody};
@@ -15,6 +15,7 @@ use axum::http::Response;
 use axum::middleware::{self, Next};
 use axum::{Error, Router};
 use hyper::body::{Frame, SizeHint};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 /// All connections of a door.
@@ -62,7 +63,7 @@ impl Connections {
     /// A place for a connection; the one that has been idle for longest makes room where there is
     /// none. `None` if none is idle.
     pub(super) fn admit(self: &Arc<Self>) -> Option<Connection> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.all >= self.most {
             // Its place is counted until it has ended, which is soon.
             let (_, longest) = state.idle.pop_first()?;
@@ -74,7 +75,7 @@ impl Connections {
             closed: Arc::default(),
             standing: Mutex::default(),
         };
-        lock(&inner.standing).idle = Some(state.rest(&inner.closed));
+        inner.standing.lock().idle = Some(state.rest(&inner.closed));
         Some(Connection(Arc::new(inner)))
     }
 }
@@ -97,9 +98,9 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        let mut standing = lock(&self.0.standing);
+        let mut standing = self.0.standing.lock();
         standing.gone = true;
-        let mut state = lock(&self.0.connections.state);
+        let mut state = self.0.connections.state.lock();
         state.all = state.all.saturating_sub(1);
         if let Some(at) = standing.idle.take() {
             state.idle.remove(&at);
@@ -112,10 +113,10 @@ struct Attended(Arc<Inner>);
 
 impl Attended {
     fn new(inner: &Arc<Inner>) -> Self {
-        let mut standing = lock(&inner.standing);
+        let mut standing = inner.standing.lock();
         standing.requests += 1;
         if let Some(at) = standing.idle.take() {
-            lock(&inner.connections.state).idle.remove(&at);
+            inner.connections.state.lock().idle.remove(&at);
         }
         Self(Arc::clone(inner))
     }
@@ -123,10 +124,10 @@ impl Attended {
 
 impl Drop for Attended {
     fn drop(&mut self) {
-        let mut standing = lock(&self.0.standing);
+        let mut standing = self.0.standing.lock();
         standing.requests = standing.requests.saturating_sub(1);
         if standing.requests == 0 && !standing.gone {
-            let at = lock(&self.0.connections.state).rest(&self.0.closed);
+            let at = self.0.connections.state.lock().rest(&self.0.closed);
             standing.idle = Some(at);
         }
     }
@@ -171,10 +172,6 @@ impl<T: Unpin> HttpBody for Holding<T> {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt as _;
@@ -209,7 +206,7 @@ mod tests {
         let asked = Attended::new(&a.0);
         drop(a);
         drop(asked);
-        let state = lock(&connections.state);
+        let state = connections.state.lock();
         assert_eq!((state.all, state.idle.len()), (0, 0));
     }
 }

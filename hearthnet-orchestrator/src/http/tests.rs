@@ -682,13 +682,13 @@ fn beyond_the_queue_requests_are_told_when_to_come_again() {
 #[test]
 fn hosts_that_are_missing_or_lost_are_told_of_before_and_amid_a_stream() {
     let house = open();
-    house.fixture.census.lock().unwrap().room = 0;
+    house.fixture.census.lock().room = 0;
     let stream = json!({"stream": true});
     assert_eq!(
         house.chat(stream.clone()).error(),
         (503, "shard_unavailable".into(), String::new())
     );
-    let mut census = house.fixture.census.lock().unwrap();
+    let mut census = house.fixture.census.lock();
     census.room = usize::MAX;
     census.fail_after = Some(3);
     drop(census);
@@ -697,7 +697,7 @@ fn hosts_that_are_missing_or_lost_are_told_of_before_and_amid_a_stream() {
     let last = reply.events().pop().unwrap();
     let last: Value = serde_json::from_str(&last).expect("an error, not [DONE]");
     assert_eq!(last["error"]["code"], "shard_unavailable");
-    house.fixture.census.lock().unwrap().fail_after = Some(3);
+    house.fixture.census.lock().fail_after = Some(3);
     assert_eq!(house.chat(json!({})).error().0, 503);
 }
 

@@ -11,11 +11,12 @@
 mod chunked_prefill;
 mod ticket_lock;
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use hearthnet_bus::flight::PipelineId;
 use hearthnet_model::engine::{Engine, EngineError, SeqId, Span};
+use parking_lot::Mutex;
 
 use self::chunked_prefill::ChunkedPrefill;
 use self::ticket_lock::TicketLock;
@@ -132,7 +133,7 @@ impl EngineOnDemand {
     /// What loading or [`SharedEngine::open`] says.
     pub fn open(&self) -> Result<LocalBackend, ChatError> {
         // Held while loading, so that chats in need at the same time load it once.
-        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = self.loaded.lock();
         let engine = match loaded.upgrade() {
             Some(shared) => SharedEngine(shared),
             None => {

@@ -3,7 +3,7 @@
 //! A plain mutex would not do: whoever gives it back and wants it again at once gets it before
 //! those whom it wakes, and a long prompt would keep all other chats out until its end.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// Whoever asks is served in the order of asking.
 #[derive(Debug)]
@@ -58,10 +58,7 @@ impl<T> TicketLock<T> {
         let mine = state.next;
         state.next += 1;
         while state.serving != mine {
-            state = self
-                .moved
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            self.moved.wait(&mut state);
         }
         Turn {
             line: self,
@@ -71,7 +68,7 @@ impl<T> TicketLock<T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// How many have or await a turn.

@@ -1,12 +1,11 @@
 //! The service over a tiny real model on this machine; how it runs is decided by the test.
 
-use std::sync::Condvar;
-
 use hearthnet_model::engine::{Engine, EngineOptions, Head};
 use hearthnet_model::gguf::Gguf;
 use hearthnet_model::sampler::{SamplerConfig, SamplingChoice};
 use hearthnet_model::{ChatMessage, ChatTemplate, ModelFile, Tokenizer};
 use hearthnet_testkit::TinyLlama;
+use parking_lot::Condvar;
 use tokio::runtime::Runtime;
 
 use super::*;
@@ -25,21 +24,17 @@ pub(crate) struct Gate {
 
 impl Gate {
     pub(crate) fn set(&self, shut: bool) {
-        *self.shut.lock().unwrap() = shut;
+        *self.shut.lock() = shut;
         self.changed.notify_all();
     }
 
     fn pass(&self, cancel: &Cancel) -> Result<(), ChatError> {
-        let mut shut = self.shut.lock().unwrap();
+        let mut shut = self.shut.lock();
         while *shut {
             if cancel.is_cancelled() {
                 return Err(ChatError::Cancelled);
             }
-            shut = self
-                .changed
-                .wait_timeout(shut, Duration::from_millis(10))
-                .unwrap()
-                .0;
+            self.changed.wait_for(&mut shut, Duration::from_millis(10));
         }
         Ok(())
     }
@@ -89,7 +84,7 @@ impl Backend for Gated {
 
 impl Drop for Gated {
     fn drop(&mut self) {
-        self.census.lock().unwrap().there -= 1;
+        self.census.lock().there -= 1;
     }
 }
 
@@ -117,7 +112,7 @@ pub(crate) fn fixture(settings: ServiceSettings) -> Fixture {
     }));
     let (at, count) = (Arc::clone(&gate), Arc::clone(&census));
     let opener = move |_: &Cancel| -> Result<Box<dyn Backend>, ChatError> {
-        let mut census = count.lock().unwrap();
+        let mut census = count.lock();
         if census.there >= census.room {
             return Err(ChatError::ShardUnavailable("stream_limit".into()));
         }
@@ -203,7 +198,7 @@ impl Fixture {
     /// Waits until what goes on is as it should be.
     pub(crate) fn until(&self, what: &str, is: impl Fn(Load, &Census) -> bool) {
         let deadline = Instant::now() + PATIENCE;
-        while !is(self.service.load(), &self.census.lock().unwrap()) {
+        while !is(self.service.load(), &self.census.lock()) {
             assert!(
                 Instant::now() < deadline,
                 "{what}: {:?}",
@@ -363,11 +358,7 @@ fn the_next_turn_finds_what_the_last_one_computed() {
         "{:?}",
         second.usage
     );
-    assert_eq!(
-        f.census.lock().unwrap().opened,
-        1,
-        "the same backend answered both"
-    );
+    assert_eq!(f.census.lock().opened, 1, "the same backend answered both");
 
     // The same words as from a backend that computed everything anew.
     let fresh = {
@@ -385,15 +376,15 @@ fn the_next_turn_finds_what_the_last_one_computed() {
 #[test]
 fn kept_conversations_make_room_for_new_ones() {
     let f = fixture(settings(2, 4, 4));
-    f.census.lock().unwrap().room = 2;
+    f.census.lock().room = 2;
     for text in ["first text", "second text", "third text", "fourth text"] {
         f.say(text, text).unwrap();
     }
-    let census = f.census.lock().unwrap();
+    let census = f.census.lock();
     assert_eq!((census.opened, census.there), (4, 2));
     drop(census);
     // When what runs takes all the room, the refusal is the opener's own.
-    f.census.lock().unwrap().room = 0;
+    f.census.lock().room = 0;
     assert_eq!(
         f.say("fifth", "fifth text").unwrap_err().code(),
         "shard_unavailable"
@@ -404,7 +395,7 @@ fn kept_conversations_make_room_for_new_ones() {
 #[test]
 fn a_conversation_whose_backend_failed_is_never_used_again() {
     let f = fixture(settings(1, 4, 4));
-    f.census.lock().unwrap().fail_after = Some(3);
+    f.census.lock().fail_after = Some(3);
     assert_eq!(
         f.say("a", "hello hello").unwrap_err().code(),
         "shard_unavailable"
@@ -444,7 +435,7 @@ fn bad_requests_are_refused_without_a_backend() {
     };
     let tokens = f.service.ask("a", "tiny", tokens).unwrap();
     assert_eq!(f.end(tokens).unwrap_err().code(), "bad_request");
-    assert_eq!(f.census.lock().unwrap().opened, 0);
+    assert_eq!(f.census.lock().opened, 0);
 }
 
 #[test]

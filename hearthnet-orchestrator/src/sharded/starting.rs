@@ -7,10 +7,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use hearthnet_model::WeightsId;
+use parking_lot::Mutex;
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::timeout_at;
 
@@ -44,7 +45,7 @@ impl Line {
     /// The line of this process for a model.
     fn of(weights: WeightsId) -> Arc<Self> {
         static LINES: Mutex<BTreeMap<[u8; 32], Weak<Line>>> = Mutex::new(BTreeMap::new());
-        let mut lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lines = LINES.lock();
         if let Some(line) = lines.get(&weights.0).and_then(Weak::upgrade) {
             return line;
         }

@@ -20,7 +20,6 @@ use crate::fake::{
     FakeSource, HandClock, PANICS, Probe, WEIGHT_BYTES, WEIGHTS, WIDTH, expected, served,
 };
 use crate::host::{Place, start};
-use crate::stream_handle::lock;
 use crate::{BENCH, PIPELINE, RunningHost, ServeConfig, StartError, StartProgress};
 
 mod ending;

@@ -98,7 +98,7 @@ async fn a_cancelled_stream_leaves_nothing_behind_and_is_not_computed() {
     host.probe.open_gate();
     assert_eq!(caller.result().await.stream, 1);
     host.until(|stats| stats.dropped_steps == 5).await;
-    assert_eq!(*lock(&host.probe.batches), [[1]]);
+    assert_eq!(*host.probe.batches.lock(), [[1]]);
     caller.send(close(1)).await;
     host.until_empty().await;
 }

@@ -27,7 +27,7 @@ async fn a_port_in_use_is_said_before_anything_is_loaded() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_reports_its_progress_and_its_failure() {
     let probe = Arc::new(Probe::default());
-    *lock(&probe.load_error) = Some("tensor x is damaged".into());
+    *probe.load_error.lock() = Some("tensor x is damaged".into());
     let mut progress = Vec::new();
     let source = FakeSource(probe.clone());
     let error = crate::ShardHost::start_on(config(), &host_key(), served(), source, &mut |step| {

@@ -19,7 +19,7 @@ use crate::fake::{
 use crate::inbox::Inbox;
 use crate::sched::{Limits, Scheduler};
 use crate::stats::{Counters, Stats};
-use crate::stream_handle::{Quota, Slots, lock};
+use crate::stream_handle::{Quota, Slots};
 use crate::stream_table::{About, HostState, StreamTable};
 
 mod anything;
@@ -59,7 +59,7 @@ impl Host {
 
     fn with_limits(change: impl FnOnce(&mut Limits)) -> Self {
         let (probe, clock) = (Arc::new(Probe::default()), Arc::new(HandClock::default()));
-        *lock(&probe.clock) = Some(clock.clone());
+        *probe.clock.lock() = Some(clock.clone());
         let counters = Arc::new(Counters::default());
         let host_state = HostState {
             about: About {

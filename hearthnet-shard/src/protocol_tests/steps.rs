@@ -43,11 +43,13 @@ fn the_caller_gets_the_rows_that_it_wants_and_no_others() {
         );
     }
     assert!(
-        lock(&host.probe.batches)
+        host.probe
+            .batches
+            .lock()
             .iter()
             .all(|batch| batch.len() == 1)
     );
-    assert!(lock(&host.probe.batches).len() > 3);
+    assert!(host.probe.batches.lock().len() > 3);
 }
 
 #[test]
@@ -185,7 +187,7 @@ fn decode_steps_of_all_streams_share_a_batch() {
     a.tell(Message::Step(step(2, 0, &rows(1))));
     b.tell(Message::Step(step(1, 0, &rows(1))));
     host.run();
-    assert_eq!(*lock(&host.probe.batches), [[1, 1, 1]]);
+    assert_eq!(*host.probe.batches.lock(), [[1, 1, 1]]);
     for answer in a.outlet.take().iter().chain(&b.outlet.take()) {
         let Message::StepResult(answer) = answer else {
             panic!("{answer:?}")
@@ -207,7 +209,7 @@ fn streams_through_some_of_the_layers_run_in_batches_of_their_own() {
     }
     host.run();
     // One turn, two batches.
-    assert_eq!(*lock(&host.probe.batches), [vec![1, 1], vec![1]]);
+    assert_eq!(*host.probe.batches.lock(), [vec![1, 1], vec![1]]);
     assert_eq!(host.stats().turns, 1);
     for answer in caller.outlet.take() {
         let Message::StepResult(answer) = answer else {
@@ -245,7 +247,7 @@ fn decode_goes_between_the_pieces_of_a_long_prefill() {
         assert_eq!(result(&caller.outlet.take()).stream, 2);
     }
     // The prefill is not through: the decode steps went before the rest of it.
-    let batches = lock(&host.probe.batches).clone();
+    let batches = host.probe.batches.lock().clone();
     assert!(batches.iter().flatten().sum::<u32>() < 200, "{batches:?}");
     assert!(
         batches
@@ -276,7 +278,7 @@ fn two_streams_of_one_caller_get_no_more_prefill_than_one_of_another() {
         assert!(host.scheduler.turn());
     }
     // The other two have had as much between them, up to two of the largest pieces.
-    let batches = lock(&host.probe.batches).clone();
+    let batches = host.probe.batches.lock().clone();
     let piece = batches.iter().map(|batch| batch.iter().sum::<u32>()).max();
     let all: u32 = batches.iter().flatten().sum();
     assert!(

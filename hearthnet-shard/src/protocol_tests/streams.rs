@@ -131,7 +131,7 @@ fn a_later_life_ends_the_earlier_one_and_its_steps() {
     assert_eq!(host.errors("stale_epoch"), 2);
     assert_eq!(host.stats().dropped_steps, 2);
     // Only the new life's rows were computed, from an empty beginning.
-    assert_eq!(*lock(&host.probe.batches), [[2]]);
+    assert_eq!(*host.probe.batches.lock(), [[2]]);
     let Some(Message::StepResult(last)) = answers.last() else {
         panic!()
     };
@@ -158,7 +158,7 @@ fn a_cancelled_stream_is_gone_before_the_next_batch() {
     caller.open(&mut host, 1);
     caller.ask(&mut host, Message::Step(step(1, 0, &rows(20))));
     assert!(host.stats().kv_bytes > 0);
-    lock(&host.probe.batches).clear();
+    host.probe.batches.lock().clear();
     caller.tell(Message::Step(step(1, 20, &rows(100))));
     caller.tell(Message::Step(step(1, 120, &rows(1))));
     host.take_in();
@@ -167,7 +167,7 @@ fn a_cancelled_stream_is_gone_before_the_next_batch() {
     // The place is free before the compute thread looks.
     assert_eq!(host.stats().streams, 0);
     host.run();
-    assert_eq!(lock(&host.probe.batches).len(), 1);
+    assert_eq!(host.probe.batches.lock().len(), 1);
     assert_eq!(caller.outlet.take(), [], "a cancelled step has no answer");
     assert_eq!(host.stats().dropped_steps, 2);
     host.assert_empty();

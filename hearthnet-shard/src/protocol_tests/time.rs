@@ -54,7 +54,7 @@ fn weights_that_cannot_come_back_refuse_the_stream_and_are_tried_again() {
     let mut caller = host.caller(1);
     host.clock.advance(EVICT);
     host.run();
-    *lock(&host.probe.load_error) = Some("the file is gone".into());
+    *host.probe.load_error.lock() = Some("the file is gone".into());
     let answers = caller.ask(&mut host, open(1, 1));
     assert!(matches!(&answers[..], [Message::StreamError(e)]
         if e.code == "weights_unavailable" && e.message.contains("the file is gone")));

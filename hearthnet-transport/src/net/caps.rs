@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 /// Counts places in all and per key, and gives out no more than it may.
 pub(crate) struct Caps<K> {
@@ -28,7 +30,7 @@ impl<K: Hash + Eq + Clone> Caps<K> {
 
     /// A place for `key`, if there is one left.
     pub(crate) fn enter(self: &Arc<Self>, key: K) -> Option<Place<K>> {
-        let mut guard = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guard = self.taken.lock();
         let (total, by_key) = &mut *guard;
         let here = by_key.get(&key).copied().unwrap_or(0);
         if *total >= self.max || here >= self.max_per_key {
@@ -45,7 +47,7 @@ impl<K: Hash + Eq + Clone> Caps<K> {
 
 impl<K: Hash + Eq> Drop for Place<K> {
     fn drop(&mut self) {
-        let mut guard = self.of.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guard = self.of.taken.lock();
         let (total, by_key) = &mut *guard;
         *total = total.saturating_sub(1);
         if let Some(here) = by_key.get_mut(&self.key) {
@@ -71,6 +73,6 @@ mod tests {
         drop(held);
         assert!(caps.enter("a").is_some());
         drop(other);
-        assert_eq!(*caps.taken.lock().unwrap(), (0, HashMap::new()));
+        assert_eq!(*caps.taken.lock(), (0, HashMap::new()));
     }
 }

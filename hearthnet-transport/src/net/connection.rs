@@ -9,11 +9,12 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use futures_util::{Sink, Stream};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::time::{Instant, Sleep};
 use tokio_rustls::TlsStream;
@@ -247,7 +248,7 @@ impl Inner {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // Nothing that runs under the lock leaves the session half changed.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
     fn now(&self) -> Time {

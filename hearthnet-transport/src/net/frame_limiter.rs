@@ -362,6 +362,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Limited<S> {
 }
 
 /// For the fuzzer: what metering these pieces of a stream says, and where it ends.
+#[cfg(feature = "fuzzing")]
 pub(crate) fn fuzz_frame_limiter<'a>(
     pieces: impl Iterator<Item = &'a [u8]>,
 ) -> Result<u64, Violation> {

@@ -14,10 +14,11 @@
 //! ```
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -156,7 +157,7 @@ pub(crate) struct Session {
 impl Session {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // Nothing that runs under the lock leaves it half changed.
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.inner.lock();
         if inner.closed.is_none() && self.opened.elapsed() >= self.lifetime {
             inner.closed = Some((HOST, CloseCode::SessionExpired, String::new()));
         }

@@ -30,6 +30,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 pub use closer::Closer;
 pub use connect::{ConnectError, Phase, connect, connect_over, connect_path, connect_path_over};
 pub use connection::{Connection, SendError, Sender};
+#[cfg(feature = "fuzzing")]
 pub(crate) use frame_limiter::fuzz_frame_limiter;
 pub use listener::{
     Acceptor, Admission, BindError, Listener, ListenerStats, PathListener, RefusedConnection,

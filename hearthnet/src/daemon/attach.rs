@@ -5,7 +5,7 @@
 //! to stop.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use hearthnet_bus::Capability;
@@ -14,6 +14,7 @@ use hearthnet_bus::calls::{
     Trust,
 };
 use hearthnet_model::catalogue::Resolved;
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
@@ -251,7 +252,7 @@ fn params() -> hearthnet_bus::calls::Params {
 
 impl Door {
     fn host(&self) -> MutexGuard<'_, Option<Arc<LayerHost>>> {
-        self.host.lock().unwrap_or_else(PoisonError::into_inner)
+        self.host.lock()
     }
 
     /// Nothing more is taken: the daemon ends.

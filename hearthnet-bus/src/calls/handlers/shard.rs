@@ -2,11 +2,12 @@
 //! app on this machine put a shard of its own into the log.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -14,7 +15,7 @@ use super::super::descriptor::{CallLimits, CapabilityDescriptor, Trust};
 use super::super::error::{CallError, Code};
 use super::super::now_ms;
 use super::super::params::{Kind, Params};
-use super::super::registry::{CallContext, Handler, lock};
+use super::super::registry::{CallContext, Handler};
 use super::super::server::FrameSink;
 use super::{blocking, log_refusal, own_level};
 use crate::log::{Body, EventLog, Level};
@@ -33,22 +34,24 @@ pub struct Served(Mutex<BTreeMap<String, Descriptor>>);
 impl Served {
     /// Serves a shard, or says something new about it.
     pub fn set(&self, descriptor: Descriptor) {
-        lock(&self.0).insert(descriptor.shard_id.clone(), descriptor);
+        self.0
+            .lock()
+            .insert(descriptor.shard_id.clone(), descriptor);
     }
 
     /// Serves a shard no longer. Whether it was served.
     pub fn remove(&self, shard_id: &str) -> bool {
-        lock(&self.0).remove(shard_id).is_some()
+        self.0.lock().remove(shard_id).is_some()
     }
 
     /// What is served under this id.
     pub fn get(&self, shard_id: &str) -> Option<Descriptor> {
-        lock(&self.0).get(shard_id).cloned()
+        self.0.lock().get(shard_id).cloned()
     }
 
     /// All that is served.
     pub fn all(&self) -> Vec<Descriptor> {
-        lock(&self.0).values().cloned().collect()
+        self.0.lock().values().cloned().collect()
     }
 }
 

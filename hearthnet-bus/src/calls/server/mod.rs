@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::pin::pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -11,6 +11,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
 use hearthnet_transport::PeerSocket;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::runtime::Handle as Runtime;
 use tokio::sync::Notify;
@@ -22,7 +23,7 @@ use super::descriptor::{CapabilityDescriptor, Stability, Trust};
 use super::envelope::{Envelope, MAX_ENVELOPE_BYTES};
 use super::error::{CallError, Code};
 use super::frame::{Request, Violation, WINDOW_BYTES};
-use super::registry::{CallContext, Handler, RegisterError, Registry, lock};
+use super::registry::{CallContext, Handler, RegisterError, Registry};
 use super::session::{Asked, NotTaken, ServingSession};
 use super::wire::{Wire, within};
 use super::{Cancel, now_ms};
@@ -182,7 +183,7 @@ impl CallServer {
         };
         let trust = self.authority.trust(&caller);
         let is_member = trust >= Trust::Member || is_local;
-        let taken = lock(&self.gate).budgets.take(caller, is_member, now_ms);
+        let taken = self.gate.lock().budgets.take(caller, is_member, now_ms);
         taken.map_err(|wait_ms| {
             CallError::new(Code::RATE_LIMITED, "too many calls in a short time")
                 .with_hint(format!("try again in {wait_ms} ms"))
@@ -254,7 +255,9 @@ impl CallServer {
         let bytes = URL_SAFE_NO_PAD.decode(envelope).map_err(|_| unreadable())?;
         let envelope = Envelope::open(&bytes, &params, sender, self.own, now_ms)?;
         let death = envelope.dead_from_ms();
-        let noted = lock(&self.gate)
+        let noted = self
+            .gate
+            .lock()
             .seen
             .note(sender, envelope.id, death, now_ms);
         noted.map_err(|refusal| match refusal {
@@ -430,7 +433,7 @@ struct State {
 
 impl Connection {
     fn receive(&self, text: &str) -> Result<Asked, Violation> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let asked = state.session.receive(text)?;
         if let Asked::Cancelled { call } = asked
             && let Some(cancel) = state.running.remove(&call)
@@ -445,7 +448,7 @@ impl Connection {
 
     /// Notes how a call that now runs is cancelled. False if it has ended already.
     fn watch(&self, call: u32, cancel: Cancel) -> bool {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let is_open = !state.is_closed && state.session.is_open(call);
         if is_open {
             state.running.insert(call, cancel);
@@ -454,7 +457,7 @@ impl Connection {
     }
 
     fn finish(&self, call: u32, result: Result<Value, CallError>) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.session.finish(call, result.as_ref());
         state.running.remove(&call);
         drop(state);
@@ -463,19 +466,19 @@ impl Connection {
     }
 
     fn next_message(&self) -> Option<String> {
-        let text = lock(&self.state).session.poll_transmit();
+        let text = self.state.lock().session.poll_transmit();
         self.drained.notify_one();
         text
     }
 
     async fn until_drained(&self) {
-        while lock(&self.state).session.backlog_bytes() > MAX_BACKLOG {
+        while self.state.lock().session.backlog_bytes() > MAX_BACKLOG {
             self.drained.notified().await;
         }
     }
 
     fn close(&self) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.is_closed = true;
         let running: Vec<(u32, Cancel)> = state.running.drain().collect();
         for (call, cancel) in running {
@@ -515,7 +518,10 @@ impl FrameSink {
             let mut room = pin!(self.connection.room.notified());
             // Before trying, so that room that comes in between is not missed.
             room.as_mut().enable();
-            let taken = lock(&self.connection.state)
+            let taken = self
+                .connection
+                .state
+                .lock()
                 .session
                 .event(self.call, event, data);
             match taken {

@@ -35,7 +35,7 @@ impl Authority for TestCommunity {
     }
 
     fn research(&self) -> Research {
-        *lock(&self.research)
+        *self.research.lock()
     }
 }
 
@@ -420,11 +420,11 @@ fn a_level_too_low_is_refused_before_anything_runs() {
 fn experiments_are_refused_with_the_setting_that_is_off() {
     let world = world();
     assert!(world.admit(3, "experimental.tick@1.0", "{}", 1).is_ok());
-    *lock(&world.test_community.research) = Research::OffHere;
+    *world.test_community.research.lock() = Research::OffHere;
     let refused = world.refusal(3, "experimental.tick@1.0", "{}");
     assert!(refused.starts_with("experimental_disabled: "), "{refused}");
     assert!(refused.contains("policy.research.enable"), "{refused}");
-    *lock(&world.test_community.research) = Research::OffInCommunity;
+    *world.test_community.research.lock() = Research::OffInCommunity;
     let refused = world.refusal(3, "experimental.tick@1.0", "{}");
     assert!(
         refused.contains("community: its policy `research`"),

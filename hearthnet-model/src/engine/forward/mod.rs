@@ -28,7 +28,8 @@ mod steps;
 mod tiling;
 
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use super::kv::{Geometry, Span};
 use super::rope_tables::RopeTables;
@@ -144,9 +145,7 @@ fn wide(pass: &Pass<'_>, scratch: &mut Scratch, spans: &[Span], rows: Range<usiz
     let pairs = scratch.mixture.pairs(pass, count);
 
     parts.thread_pool.run(&|member| {
-        let mut own = members[member.index()]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut own = members[member.index()].lock();
         let Own {
             attention, experts, ..
         } = &mut *own;
@@ -332,9 +331,7 @@ fn tall(pass: &Pass<'_>, scratch: &mut Scratch, spans: &[Span], rows: Range<usiz
     let pairs = scratch.mixture.pairs(pass, count);
 
     parts.thread_pool.run(&|member| {
-        let mut own = members[member.index()]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut own = members[member.index()].lock();
         let Own {
             work,
             attention,

@@ -11,8 +11,8 @@ pub(super) use other::Places;
 
 #[cfg(target_os = "linux")]
 mod linux {
+    use parking_lot::Mutex;
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::sync::{Mutex, PoisonError};
 
     use rustix::thread::{CpuSet, Pid, gettid, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
@@ -41,7 +41,7 @@ mod linux {
     impl Places {
         /// The calling thread is a worker.
         pub(in super::super) fn enter(&self) {
-            let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut workers = self.workers.lock();
             workers.push(gettid());
             self.clear.store(NONE, Ordering::Relaxed);
         }
@@ -53,7 +53,7 @@ mod linux {
             if self.clear.load(Ordering::Relaxed) == here {
                 return;
             }
-            let workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+            let workers = self.workers.lock();
             self.clear.store(here, Ordering::Relaxed);
             if let Some(others) = self.others(here) {
                 for worker in &*workers {

@@ -27,13 +27,14 @@ mod cpu_share;
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use affinity::Places;
 use cpu_share::{Share, Watch};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// How long a member watches a counter before it sleeps. Phases of a decode step take 2 to 50 µs,
 /// waking a sleeper costs about 5 µs of its waker's time and more of its own.
@@ -130,7 +131,7 @@ impl ThreadPool {
         if self.workers.is_empty() {
             return alone(job);
         }
-        let mut share = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut share = self.turn.lock();
         let watch = Watch::start();
         if share.starved() {
             alone(job);
@@ -265,7 +266,7 @@ impl Member<'_> {
 
 impl Common {
     fn slot(&self) -> MutexGuard<'_, JobSlot> {
-        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
+        self.slot.lock()
     }
 
     /// A worker's life.
@@ -353,14 +354,11 @@ impl Signal {
                 break;
             }
         }
-        let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guard = self.lock.lock();
         self.sleepers.0.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         while !ready() {
-            guard = self
-                .bell
-                .wait(guard)
-                .unwrap_or_else(PoisonError::into_inner);
+            self.bell.wait(&mut guard);
         }
         self.sleepers.0.fetch_sub(1, Ordering::SeqCst);
     }
@@ -372,7 +370,7 @@ impl Signal {
         fence(Ordering::SeqCst);
         if self.sleepers.0.load(Ordering::SeqCst) > 0 {
             // Not before a sleeper that has looked in vain is really waiting.
-            drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
+            drop(self.lock.lock());
             self.bell.notify_all();
         }
     }

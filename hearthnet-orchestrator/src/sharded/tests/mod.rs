@@ -3,13 +3,14 @@
 mod together;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 use hearthnet_bus::{Descriptor, NodeKey};
 use hearthnet_transport::{
     Admission, CloseCode, Config, Connection, DType, Hello, Identity, Listener, Message, NodeId,
     Sender, Step, StepResult, StreamError, StreamOpened, Want,
 };
+use parking_lot::{Mutex, MutexGuard};
 use proptest::prelude::*;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -143,7 +144,7 @@ impl Puppet {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap()
+        self.state.lock()
     }
 
     fn at(&self, position: u32, deed: Deed) {

@@ -1,10 +1,11 @@
 //! Ctrl-C: it stops the answer, and where none is being made it ends the program.
 
 use std::io::IsTerminal as _;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hearthnet_orchestrator::{Cancel, ChatError};
+use parking_lot::Mutex;
 use rustix::process::getpgrp;
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
 use tokio::runtime::Runtime;
@@ -51,7 +52,7 @@ impl Interrupts {
                     _ = int.recv() => false,
                     _ = term.recv() => true,
                 };
-                let mut state = heard.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut state = heard.lock();
                 state.ending |= ending;
                 let again = state.stopped.is_some_and(|at| at.elapsed() < SAME_WISH);
                 match &state.answer {
@@ -84,8 +85,8 @@ impl Interrupts {
         self.lock().ending
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, State> {
+        self.0.lock()
     }
 }
 
