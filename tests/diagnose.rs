@@ -14,13 +14,14 @@ use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::net::TcpListener;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
 use hearthnet_bus::calls::{
     Authority, CallContext, CallError, CallServer, FrameSink, Handler, Registry, Research, Trust,
 };
 use hearthnet_bus::node::bus_rule;
+use hearthnet_bus::now_ms;
 use hearthnet_bus::{NodeId, NodeKey, flight};
 use hearthnet_transport::{Admission, Arrival, CloseCode, Config, Hello, PathListener, PathRule};
 use rustix::process::Signal;
@@ -495,11 +496,6 @@ fn play(runtime: &Runtime, pages: Option<Vec<Value>>) -> String {
     address
 }
 
-fn unix_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    u64::try_from(since.expect("after 1970").as_millis()).expect("before the year 584 million")
-}
-
 #[test]
 fn a_host_that_lies_or_says_nonsense_is_named_and_spoils_no_other_answer() {
     let runtime = Runtime::new().expect("a runtime");
@@ -507,8 +503,8 @@ fn a_host_that_lies_or_says_nonsense_is_named_and_spoils_no_other_answer() {
     let asker_id = asker.node_id();
     let victim = "ed25519:iojj3XQJ8ZX9UtstPLpdcspnCb8dlBIb83SIAbQPb1w";
     let evil = "\u{1b}]0;owned\u{7} 10:00:00.000 answered";
-    let (day_ms, made) = (86_400_000, unix_ms());
-    let stamp = |mono_us: u64| json!({"unix_ms": unix_ms() + day_ms, "mono_us": mono_us});
+    let (day_ms, made) = (86_400_000, now_ms());
+    let stamp = |mono_us: u64| json!({"unix_ms": now_ms() + day_ms, "mono_us": mono_us});
     let page = |run: u64, seq: u64, event: Value| {
         json!({"run": run, "began": stamp(0), "now": stamp(90_000_000), "forgotten": 0,
             "records": [{"seq": seq, "at": stamp(30_000_000), "event": event}]})
@@ -547,9 +543,9 @@ fn a_host_that_lies_or_says_nonsense_is_named_and_spoils_no_other_answer() {
     });
 
     let all = [ahead, disorder, nonsense, silent, old, another, noise_at];
-    let before = unix_ms();
+    let before = now_ms();
     let seen = diagnose_json(&asker, &shards(&all));
-    let after = unix_ms();
+    let after = now_ms();
     let nodes = seen["nodes"].as_array().expect("nodes");
     assert_eq!(nodes.len(), all.len(), "{seen:#}");
     let codes_of = |address: &String| {

@@ -16,12 +16,13 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::Stdio;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use hearthnet_bus::NodeKey;
 use hearthnet_bus::calls::{Registry, Served, register_shards};
 use hearthnet_bus::log::{Body, EventLog};
 use hearthnet_bus::node::{Node, NodeSettings};
+use hearthnet_bus::now_ms;
 use hearthnet_model::engine::EngineOptions;
 use hearthnet_shard::{RunningHost, ServeConfig, ShardConfig, ShardHost};
 use serde_json::{Value, json};
@@ -73,13 +74,6 @@ fn model_id() -> String {
         .file_stem()
         .map(|stem| text(stem.as_encoded_bytes()));
     stem.expect("a file's name")
-}
-
-fn now_ms() -> u64 {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .expect("a clock");
-    since.as_millis() as u64
 }
 
 /// A host that goes on serving, whatever becomes of its right to.

@@ -63,7 +63,7 @@ fn client(host: &Host, dir: &Path, weights: &str, width: u32, extra: &[&str]) ->
 }
 
 fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(bytes)
 }
 
 /// Token ids that are all over the vocabulary, the same in every run.

@@ -234,7 +234,7 @@ impl TestCommunity {
         loop {
             asking.tick().await;
             let hash = self.log.state().state_hash();
-            let own: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+            let own: String = hex::encode(hash);
             let gauges = victim.gauges().await?;
             let same = gauges.state() == own
                 && gauges.events_of(&self.anchor.id()) == self.events_of(&self.anchor.id());

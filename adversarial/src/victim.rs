@@ -244,7 +244,7 @@ impl Member {
             (descriptor.shard_id.clone(), descriptor.queue_depth)
         });
         LogGauges {
-            state: hash.iter().map(|byte| format!("{byte:02x}")).collect(),
+            state: hex::encode(hash),
             seqs: seqs.collect(),
             shards: shards.collect(),
             frozen: state.frozen().map(|(node, _)| node.to_string()).collect(),

@@ -13,24 +13,20 @@
 
 use std::error::Error;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use hearthnet_bus::calls::Registry;
 use hearthnet_bus::discovery::StaticPeer;
 use hearthnet_bus::invite::JoinRequest;
 use hearthnet_bus::log::{Body, Event, EventHash, EventId, EventLog, Lane, Level, Policy};
 use hearthnet_bus::node::{Node, NodeSettings};
+use hearthnet_bus::now_ms;
 use hearthnet_bus::{CommunityId, NodeKey};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// Each stays within an author's quota.
 const AUTHORS: u8 = 10;
-
-fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(0))
-}
 
 fn key(seed: u8) -> NodeKey {
     NodeKey::from_secret(&[seed; 32])

@@ -22,7 +22,7 @@ fn sample() -> Grant {
 }
 
 fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
+    hex::encode(bytes)
 }
 
 /// Signs any body at all as key 1, as an attacker with an admitted key can.

@@ -44,6 +44,7 @@ mod node_key;
 mod replay;
 mod signature;
 pub mod sync;
+mod unix_time;
 pub mod whole_file;
 
 pub use capability::{
@@ -60,3 +61,4 @@ pub use key_file::KeyFileError;
 pub use node_key::{NodeKey, RandomnessError};
 pub use replay::ReplayCache;
 pub use signature::{Domain, InvalidSignature, SIGNATURE_BYTES};
+pub use unix_time::now_ms;

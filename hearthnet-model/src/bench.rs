@@ -352,6 +352,7 @@ mod tests {
         assert_eq!(bench.weight_types, ["Q4_1"]);
         // Times that decimal digits can write.
         bench.load_seconds = 0.25;
+        bench.memory_bandwidth = vec![17e9, 17.5e9];
         for result in &mut bench.results {
             result.samples = vec![100.0, 101.5, 99.75];
             result.tokens_per_second = 100.0;

@@ -190,8 +190,8 @@ impl ModelRef {
             }
             Self::Url(url) => {
                 // The whole address counts: two queries are two files.
-                let digest = Sha256::digest(url.as_bytes());
-                let short: String = digest.iter().take(8).map(|b| format!("{b:02x}")).collect();
+                let mut short = hex::encode(Sha256::digest(url.as_bytes()));
+                short.truncate(16);
                 let rest = url.split_once("://").map_or("", |(_, rest)| rest);
                 let file = rest.split_once('/').and_then(|(_, path)| file_of(path))?;
                 Some(Path::new("url").join(short).join(file))

@@ -197,7 +197,7 @@ fn every_type_becomes_what_the_converter_makes_of_it() {
         assert_eq!(model.gguf().tensors().len(), tensors.len());
         for info in model.gguf().tensors() {
             let digest = Sha256::digest(model.gguf().data(info));
-            let hex: String = digest.iter().map(|b| format!("{b:02x}")).collect();
+            let hex: String = hex::encode(digest);
             let found = (info.dtype.to_string(), hex);
             assert_eq!(found, tensors[&info.name], "{case}: {}", info.name);
         }

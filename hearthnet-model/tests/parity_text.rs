@@ -51,7 +51,7 @@ fn perplexity_data() -> Perplexity {
 
 fn sha256(path: &Path) -> String {
     let digest = Sha256::digest(std::fs::read(path).unwrap());
-    digest.iter().map(|b| format!("{b:02x}")).collect()
+    hex::encode(digest)
 }
 
 /// Runs the windows, and hands out the log-probabilities of every scored row:

@@ -84,7 +84,7 @@ fn variables(conversation: &BTreeMap<String, Value>) -> Value {
 
 fn sha256(text: &str) -> String {
     let digest = Sha256::digest(text.as_bytes());
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(digest)
 }
 
 #[test]

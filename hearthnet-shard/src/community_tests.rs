@@ -1,12 +1,13 @@
 //! A host in a community: sessions come through the node's listener, rights from its log.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use hearthnet_bus::calls::Registry;
 use hearthnet_bus::invite::JoinRequest;
 use hearthnet_bus::log::{Body, EventLog, Level, Policy};
 use hearthnet_bus::node::{Node, NodeSettings};
+use hearthnet_bus::now_ms;
 use hearthnet_bus::{Capability, Grant, NodeKey};
 use hearthnet_transport::{CloseCode, ConnectError, Hello, Message, connect};
 use tempfile::TempDir;
@@ -25,11 +26,6 @@ fn stranger_key() -> NodeKey {
 
 fn invite_key() -> NodeKey {
     NodeKey::from_secret(&[100; 32])
-}
-
-fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    u64::try_from(since.as_millis()).unwrap()
 }
 
 /// A host in a node, which has founded a community with one other member.

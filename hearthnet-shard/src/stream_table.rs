@@ -72,7 +72,7 @@ impl HostState {
         Descriptor {
             shard_id: Descriptor::shard_id(&served.model_id, served.lo, served.hi),
             model_id: served.model_id.clone(),
-            weights_sha256: hex(&served.weights),
+            weights_sha256: hex::encode(served.weights),
             layer_range: (served.lo, served.hi),
             total_layers: served.total_layers,
             vram_required_mb: weights_mb.saturating_add(kv_mb),
@@ -208,7 +208,7 @@ impl StreamTable {
         let (host_state, served) = (&self.host_state, &self.host_state.served);
         if open.weights != served.weights {
             return Err(StreamFault::WeightsMismatch {
-                served: hex(&served.weights),
+                served: hex::encode(served.weights),
             });
         }
         let (lo, hi, total) = (open.lo, open.hi, served.total_layers);
@@ -422,11 +422,6 @@ impl Drop for StreamTable {
             self.end(handle);
         }
     }
-}
-
-/// Bytes as lower-case hex digits.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The wire's name of a boundary format.

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use hearthnet_bus::log::{Community, EventLog, Level, LogError};
+pub(crate) use hearthnet_bus::now_ms;
 use hearthnet_bus::{NodeId, NodeKey};
 
 use crate::args::Global;
@@ -18,13 +18,6 @@ use crate::standing::Standing;
 pub(crate) const ROOT_KEY: &str = "root.key";
 /// The file of the log.
 pub(crate) const LOG_FILE: &str = "log.sqlite";
-
-/// Unix time now, in milliseconds.
-pub(crate) fn now_ms() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
-}
 
 /// A node that is in a community.
 #[derive(Clone)]

@@ -12,12 +12,13 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::Notify;
 
+use super::Cancel;
 use super::envelope::Envelope;
 use super::error::{CallError, Code};
 use super::frame::Request;
 use super::session::{CallingSession, Heard};
 use super::wire::{Wire, within};
-use super::{Cancel, now_ms};
+use crate::now_ms;
 use crate::{Capability, NodeId, NodeKey};
 
 /// How long the node may leave a message half taken.

@@ -101,10 +101,3 @@ pub use session::{Asked, CallingSession, Heard, NotTaken, ServingSession};
 pub use wire::Wire;
 
 pub use crate::capability::{BUS_DESCRIBE, CHAT, COMMUNITY_JOIN, SHARD_ADVERTISE, SHARD_SERVE};
-
-/// Unix time in milliseconds, for the shells; the pure parts are given theirs.
-pub(crate) fn now_ms() -> u64 {
-    std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
-}

@@ -31,7 +31,7 @@ mod tests;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -49,6 +49,7 @@ pub use mdns::MdnsHealth;
 pub use static_peer::{StaticPeer, StaticPeerError};
 
 use crate::NodeId;
+use crate::now_ms;
 use mdns::{Event, Mdns};
 
 /// The UDP port of mDNS (RFC 6762).
@@ -214,12 +215,12 @@ impl Discovery {
 
     /// Everything that is known now.
     pub fn found(&self) -> Vec<Hint> {
-        self.shared.book().hints(unix_ms())
+        self.shared.book().hints(now_ms())
     }
 
     /// Where to try for `node`, best first.
     pub fn endpoints(&self, node: &NodeId) -> Vec<SocketAddr> {
-        self.shared.book().endpoints(node, unix_ms())
+        self.shared.book().endpoints(node, now_ms())
     }
 
     /// Where a listener of this machine on `port` can be reached, for invite codes and
@@ -230,19 +231,19 @@ impl Discovery {
 
     /// See [`AddressBook::set_members`].
     pub fn set_members(&self, members: impl IntoIterator<Item = NodeId>) {
-        self.shared.book().set_members(members, unix_ms());
+        self.shared.book().set_members(members, now_ms());
     }
 
     /// See [`AddressBook::told`].
     pub fn told(&self, source: Source, node: NodeId, endpoints: &[SocketAddr]) {
-        if self.shared.book().told(source, node, endpoints, unix_ms()) {
+        if self.shared.book().told(source, node, endpoints, now_ms()) {
             self.shared.bump();
         }
     }
 
     /// See [`AddressBook::proved`].
     pub fn proved(&self, node: NodeId, endpoint: SocketAddr) {
-        self.shared.book().proved(node, endpoint, unix_ms());
+        self.shared.book().proved(node, endpoint, now_ms());
     }
 
     /// See [`AddressBook::failed`].
@@ -301,13 +302,6 @@ impl Shared {
     fn bump(&self) {
         self.changed.send_modify(|version| *version += 1);
     }
-}
-
-fn unix_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| {
-        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-    })
 }
 
 /// The task behind [`Discovery`].
@@ -484,7 +478,7 @@ impl Shell {
                             caps: &said.caps,
                             endpoints: &endpoints,
                         };
-                        let changed = book.heard(&heard, unix_ms());
+                        let changed = book.heard(&heard, now_ms());
                         drop((book, counts));
                         if changed {
                             self.shared.bump();
@@ -503,7 +497,7 @@ impl Shell {
             if moved {
                 book.set_local(local);
             }
-            (moved, book.expire(unix_ms()))
+            (moved, book.expire(now_ms()))
         };
         if moved {
             self.has_moved();
@@ -562,7 +556,7 @@ async fn look_up_static_peers(
                 Some(node) => {
                     if shared
                         .book()
-                        .told(Source::Static, node, &endpoints, unix_ms())
+                        .told(Source::Static, node, &endpoints, now_ms())
                     {
                         shared.bump();
                     }
@@ -573,7 +567,7 @@ async fn look_up_static_peers(
         let Some(strong) = shared.upgrade() else {
             return;
         };
-        if strong.book().set_unnamed(unnamed, unix_ms()) {
+        if strong.book().set_unnamed(unnamed, now_ms()) {
             strong.bump();
         }
         drop(strong);

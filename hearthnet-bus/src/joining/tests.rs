@@ -83,7 +83,7 @@ async fn join(
 /// Envelopes are checked against the machine's clock, so what runs through a server has to
 /// use it as well.
 fn real_now() -> u64 {
-    crate::calls::now_ms()
+    crate::now_ms()
 }
 
 /// A community whose events are of today, with an invite.

@@ -180,7 +180,7 @@ pub enum Body {
         /// Who issued the token.
         issuer: NodeId,
         /// The token's id.
-        #[serde(serialize_with = "hex")]
+        #[serde(serialize_with = "hex::serialize")]
         id: [u8; 16],
     },
     /// A kind that this program does not know: kept and passed on, without effect.
@@ -190,7 +190,7 @@ pub enum Body {
         /// The slot, if the event is ephemeral.
         slot: Option<String>,
         /// Its body as it stands in the event.
-        #[serde(serialize_with = "hex")]
+        #[serde(serialize_with = "hex::serialize")]
         bytes: Vec<u8>,
     },
 }
@@ -238,8 +238,7 @@ impl Body {
             Self::ShardWithdrawn { shard_id } => Some(format!("shard:{shard_id}")),
             Self::NodeSeen { .. } => Some("node".to_owned()),
             Self::GrantRevoked { issuer, id } => {
-                let id: String = id.iter().map(|b| format!("{b:02x}")).collect();
-                Some(format!("grant:{issuer}:{id}"))
+                Some(format!("grant:{issuer}:{}", hex::encode(id)))
             }
             Self::Unknown { slot, .. } => slot.clone(),
             _ => None,
@@ -510,11 +509,6 @@ impl Body {
         body.check(community)?;
         Ok(body)
     }
-}
-
-fn hex<S: serde::Serializer>(bytes: impl AsRef<[u8]>, serializer: S) -> Result<S::Ok, S::Error> {
-    let digits: String = bytes.as_ref().iter().map(|b| format!("{b:02x}")).collect();
-    serializer.serialize_str(&digits)
 }
 
 /// One line of text for people: bounded, and nothing that moves a cursor.

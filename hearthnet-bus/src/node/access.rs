@@ -9,10 +9,10 @@ use hearthnet_transport::{Admission, CloseCode, Closer, Connection, Hello, PATH,
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::mpsc;
 
-use super::unix_ms;
 use crate::calls::{Authority, BUS_PATH, Research, Trust};
 use crate::flight;
 use crate::log::{Community, EventLog, Level};
+use crate::now_ms;
 use crate::sync::SYNC_PATH;
 use crate::{Grant, NodeId};
 
@@ -117,7 +117,7 @@ impl Access {
 impl Access {
     fn may_use_path(&self, key: &NodeId, path: &str) -> Result<(), CloseCode> {
         let what = Use::of_path(path).ok_or(CloseCode::Unauthorized)?;
-        may_use(&self.log.state(), key, what, unix_ms())?;
+        may_use(&self.log.state(), key, what, now_ms())?;
         match what {
             Use::Tensor(_) if self.tensor().is_none() => Err(CloseCode::PurposeUnknown),
             _ => Ok(()),
@@ -127,14 +127,14 @@ impl Access {
     fn may_open(&self, key: &NodeId, hello: &Hello, now_unix: u64) -> Result<(), CloseCode> {
         let tensor = self.tensor().ok_or(CloseCode::PurposeUnknown)?;
         let what = Use::Tensor(grant_of(&hello.token));
-        may_use(&self.log.state(), key, what, unix_ms())?;
+        may_use(&self.log.state(), key, what, now_ms())?;
         tensor.door.admit_hello(key, hello, now_unix)
     }
 }
 
 impl Admission for Access {
     fn admit_peer(&self, key: &NodeId) -> bool {
-        match may_use(&self.log.state(), key, Use::Bus, unix_ms()) {
+        match may_use(&self.log.state(), key, Use::Bus, now_ms()) {
             // Who was revoked gets to the upgrade, which tells it so.
             Ok(()) | Err(CloseCode::Revoked) => true,
             Err(code) => {
@@ -233,7 +233,7 @@ impl Connections {
             while changes.changed().await.is_ok() {
                 let Some(open) = open.upgrade() else { return };
                 let log = log.clone();
-                Connections { log, open }.check(unix_ms());
+                Connections { log, open }.check(now_ms());
             }
         });
         this
@@ -250,7 +250,7 @@ impl Connections {
     /// Watches a connection from now on, and closes it at once if the right to it was lost while
     /// it was being made.
     pub(super) fn add(&self, peer: NodeId, what: Use, closer: Closer, dialled: bool) {
-        let now_ms = unix_ms();
+        let now_ms = now_ms();
         let mut open = Open {
             peer,
             what,

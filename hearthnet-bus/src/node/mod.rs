@@ -51,6 +51,7 @@ use crate::calls::{BUS_PATH, CallServer, MAX_MESSAGE_BYTES, Registry};
 use crate::discovery::{Announcement, CommunityTag, Discovery, DiscoveryError, DiscoverySettings};
 use crate::flight;
 use crate::log::{EventLog, Level};
+use crate::now_ms;
 use crate::sync::{Progress, SyncConfig};
 use crate::{NodeId, NodeKey};
 use access::{Access, TensorService, Use};
@@ -193,14 +194,6 @@ struct Inner {
     tell: Notify,
     /// Everything that runs for this node.
     tasks: Mutex<Option<JoinSet<()>>>,
-}
-
-fn unix_ms() -> u64 {
-    std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |since| {
-            u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-        })
 }
 
 /// The rule of the path for calls, for listeners and for those who dial.
@@ -427,7 +420,7 @@ impl Node {
         let inner = &self.inner;
         let key = inner.id;
         inner.rights.admit_path(&key, PATH)?;
-        inner.rights.admit_hello(&key, hello, unix_ms() / 1000)?;
+        inner.rights.admit_hello(&key, hello, now_ms() / 1000)?;
         let service = inner.rights.tensor().ok_or(CloseCode::PurposeUnknown)?;
         let (ours, theirs) = connect_here(key, hello, config, &inner.settings.transport);
         let what = Use::Tensor(access::grant_of(theirs.token()));

@@ -11,13 +11,14 @@ use tokio::sync::watch;
 
 use super::access::{Use, grant_of};
 use super::dialer::{Dialer, Target};
-use super::{Inner, Link, unix_ms};
+use super::{Inner, Link};
 use crate::NodeId;
 use crate::calls::BUS_PATH;
 use crate::discovery::Source;
 use crate::flight;
 use crate::log::Community;
 use crate::log::{ADVERT_LIFE_MS, Body, Level};
+use crate::now_ms;
 use crate::sync::{Progress, gossip, path_rule};
 
 /// How often the node looks after itself: addresses, time limits.
@@ -93,7 +94,7 @@ impl Inner {
                 serial: *last,
                 by_lower,
                 dialled,
-                since_ms: unix_ms(),
+                since_ms: now_ms(),
                 closer: socket.closer(),
                 progress: progress.clone(),
             };
@@ -219,7 +220,7 @@ async fn watch_rights(inner: Arc<Inner>) {
     let mut was_member = false;
     loop {
         changes.mark_unchanged();
-        let (state, now_ms) = (inner.log.state(), unix_ms());
+        let (state, now_ms) = (inner.log.state(), now_ms());
         inner.connections.check(now_ms);
         inner.remember(&state, now_ms);
         inner.clients.retain(|node| !state.is_revoked(node));
@@ -250,7 +251,7 @@ async fn dial(inner: Arc<Inner>, mut found: watch::Receiver<u64>) {
     let mut dialer = Dialer::new(inner.id);
     let (done, mut ended) = tokio::sync::mpsc::channel::<Target>(64);
     loop {
-        for target in dialer.plan(unix_ms(), &inner.wanted(), &inner.linked()) {
+        for target in dialer.plan(now_ms(), &inner.wanted(), &inner.linked()) {
             let (task, done) = (Arc::clone(&inner), done.clone());
             inner.spawn(async move {
                 connect(&task, target).await;
@@ -258,11 +259,11 @@ async fn dial(inner: Arc<Inner>, mut found: watch::Receiver<u64>) {
             });
         }
         let rest = dialer.next_ms().map_or(60_000, |next| {
-            next.saturating_sub(unix_ms()).clamp(50, 60_000)
+            next.saturating_sub(now_ms()).clamp(50, 60_000)
         });
         tokio::select! {
             Some(target) = ended.recv() => {
-                dialer.ended(target, unix_ms(), noise());
+                dialer.ended(target, now_ms(), noise());
                 if !matches!(target, Target::Node(node) if inner.linked().contains(&node)) {
                     // Perhaps it is somewhere else now.
                     inner.discovery.look_again();
@@ -368,13 +369,13 @@ async fn housekeeping(inner: Arc<Inner>) {
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut told: (u64, Vec<String>) = (0, Vec::new());
-    let mut compacted_ms = unix_ms();
+    let mut compacted_ms = now_ms();
     loop {
         tokio::select! {
             _ = tick.tick() => {}
             () = inner.tell.notified() => {}
         }
-        let now_ms = unix_ms();
+        let now_ms = now_ms();
         let state = inner.log.state();
         // Rights can also end with time: invites expire.
         inner.connections.check(now_ms);

@@ -20,6 +20,7 @@ use crate::calls::{
 use crate::discovery::StaticPeer;
 use crate::invite::JoinRequest;
 use crate::log::{Body, Event, EventHash, EventId, Lane, Policy};
+use crate::now_ms;
 use crate::{Capability, CommunityId, Grant};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -87,7 +88,7 @@ async fn start(seed: u8, log: EventLog, dir: TempDir, peers: Vec<StaticPeer>) ->
 async fn founder() -> Home {
     let dir = TempDir::new().unwrap();
     let (name, policy) = ("Elm Street", computing(true));
-    let log = EventLog::create(dir.path(), &root(), id(1), name, policy, unix_ms()).unwrap();
+    let log = EventLog::create(dir.path(), &root(), id(1), name, policy, now_ms()).unwrap();
     start(1, log, dir, Vec::new()).await
 }
 
@@ -109,7 +110,7 @@ impl Home {
 
     fn append(&self, body: Body) {
         let log = self.node.log();
-        log.append(&key(self.seed), body, unix_ms()).unwrap();
+        log.append(&key(self.seed), body, now_ms()).unwrap();
     }
 
     fn invited(&self) -> Body {
@@ -117,7 +118,7 @@ impl Home {
             invite: id(100),
             level: Level::Member,
             uses: 50,
-            expires_ms: unix_ms() + 3_600_000,
+            expires_ms: now_ms() + 3_600_000,
         }
     }
 
@@ -155,8 +156,8 @@ impl Home {
                 author: id(seed),
                 seq: 1,
                 lamport: 100,
-                time_ms: unix_ms(),
-                id: EventId::new(unix_ms(), u128::from(byte)),
+                time_ms: now_ms(),
+                id: EventId::new(now_ms(), u128::from(byte)),
                 lane: Lane::Durable {
                     prev: EventHash::ZERO,
                 },
@@ -168,7 +169,7 @@ impl Home {
             };
             event.sign(&key(seed)).unwrap()
         };
-        log.receive(&[twin(1), twin(2)], id(1), unix_ms()).unwrap();
+        log.receive(&[twin(1), twin(2)], id(1), now_ms()).unwrap();
         assert!(log.state().is_frozen(&id(seed)));
     }
 
@@ -389,16 +390,15 @@ async fn a_node_whose_key_counts_no_more_is_told_so_wherever_it_dials() {
         let dir = TempDir::new().unwrap();
         let log = EventLog::prepare(dir.path(), first.node.log().community()).unwrap();
         let batch = first.node.log().missing(&log.heads(), 100, 1 << 20);
-        log.receive(&batch.unwrap().events, id(1), unix_ms())
+        log.receive(&batch.unwrap().events, id(1), now_ms())
             .unwrap();
         let before = log.heads();
         let name = name.to_owned();
-        log.append(&key(3), Body::Named { name }, unix_ms())
-            .unwrap();
+        log.append(&key(3), Body::Named { name }, now_ms()).unwrap();
         log.missing(&before, 1, 1 << 20).unwrap().events
     };
     for events in [fork("one"), fork("two")] {
-        first.node.log().receive(&events, id(1), unix_ms()).unwrap();
+        first.node.log().receive(&events, id(1), now_ms()).unwrap();
     }
     assert!(first.node.log().state().is_frozen(&id(3)));
     until(|| third.node.refused_by() == [id(1)]).await;
@@ -431,8 +431,8 @@ async fn a_revoked_grant_ends_the_session_that_stands_on_it_and_no_other() {
         subject: id(2),
         audience: id(1),
         scope: Capability::shard_serve(),
-        not_before: unix_ms() / 1000,
-        expires: unix_ms() / 1000 + 60,
+        not_before: now_ms() / 1000,
+        expires: now_ms() / 1000 + 60,
         id: [number; 16],
     };
     let mut open = Vec::new();
@@ -520,8 +520,8 @@ async fn a_link_to_a_host_ends_with_the_right_of_the_host_though_the_host_keeps_
         subject: id(1),
         audience: id(3),
         scope: Capability::shard_serve(),
-        not_before: unix_ms() / 1000,
-        expires: unix_ms() / 1000 + 60,
+        not_before: now_ms() / 1000,
+        expires: now_ms() / 1000 + 60,
         id: [7; 16],
     }
     .sign(&key(3))
@@ -534,8 +534,8 @@ async fn a_link_to_a_host_ends_with_the_right_of_the_host_though_the_host_keeps_
         // A host that knows of no community but one in which it may do everything.
         let dir = TempDir::new().unwrap();
         let policy = computing(true);
-        let log = EventLog::create(dir.path(), &root(), id(3), "Elm", policy, unix_ms()).unwrap();
-        log.append(&key(3), first.invited(), unix_ms()).unwrap();
+        let log = EventLog::create(dir.path(), &root(), id(3), "Elm", policy, now_ms()).unwrap();
+        log.append(&key(3), first.invited(), now_ms()).unwrap();
         let host = start(3, log, dir, Vec::new()).await;
         host.admit(1);
         let mut sessions = host.node.serve_tensors(Arc::new(OpenDoor));
@@ -591,13 +591,13 @@ async fn whoever_answers_at_an_address_has_to_be_a_member() {
     // A node of another community, which says nothing of it.
     let dir = TempDir::new().unwrap();
     let (name, policy) = ("Oak Street", Policy::default());
-    let log = EventLog::create(dir.path(), &key(201), id(7), name, policy, unix_ms()).unwrap();
+    let log = EventLog::create(dir.path(), &key(201), id(7), name, policy, now_ms()).unwrap();
     let other = start(7, log, dir, Vec::new()).await;
     other.invite();
 
     let dir = TempDir::new().unwrap();
     let (name, policy) = ("Elm Street", Policy::default());
-    let log = EventLog::create(dir.path(), &root(), id(1), name, policy, unix_ms()).unwrap();
+    let log = EventLog::create(dir.path(), &root(), id(1), name, policy, now_ms()).unwrap();
     let unnamed = StaticPeer::new(other.node.listen_addr().unwrap(), None);
     // And its address under the name of a member: another key answers there.
     let wrong = StaticPeer::new(other.node.listen_addr().unwrap(), Some(id(2)));

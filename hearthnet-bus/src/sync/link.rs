@@ -13,6 +13,7 @@ use super::message::MAX_MESSAGE_BYTES;
 use super::session::{Progress, Stored, SyncConfig, SyncSession, Work};
 use crate::NodeId;
 use crate::log::{EventLog, Heads, Received, Refusal};
+use crate::now_ms;
 
 /// The rule of gossip's path, for listeners and for those who dial.
 pub fn path_rule() -> PathRule {
@@ -75,7 +76,7 @@ impl Replica {
             },
             Work::Store(events) => {
                 let raw: Vec<Vec<u8>> = events.iter().map(|event| event.to_vec()).collect();
-                match self.log.receive(&raw, self.peer, unix_ms()) {
+                match self.log.receive(&raw, self.peer, now_ms()) {
                     Ok(received) => {
                         let taken = received.accepted.iter().filter_map(|at| raw.get(*at));
                         taken.for_each(|event| self.theirs.note_received(event));
@@ -166,7 +167,7 @@ pub async fn gossip(
             // for the logs to be even may write then.
             if repaired.is_in_doubt() {
                 let log = repaired.clone();
-                let noted = tokio::task::spawn_blocking(move || log.caught_up(unix_ms()));
+                let noted = tokio::task::spawn_blocking(move || log.caught_up(now_ms()));
                 if let Ok(Err(error)) = noted.await {
                     tracing::warn!(%error, "the log could not note that it is whole again");
                 }
@@ -247,12 +248,4 @@ async fn finish(job: Option<&mut JoinHandle<(Replica, Done)>>) -> Option<(Replic
         Some(job) => job.await.ok(),
         None => std::future::pending().await,
     }
-}
-
-fn unix_ms() -> u64 {
-    std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |since| {
-            u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-        })
 }

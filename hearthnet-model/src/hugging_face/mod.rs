@@ -311,12 +311,8 @@ pub fn place(path: &Path, dtype: Option<TensorType>, cache: &Path) -> Result<Pat
         let stamp = stamp(&path.join(&name));
         hash.update(format!("\n{name:?} {stamp:?}").as_bytes());
     }
-    let short: String = hash
-        .finalize()
-        .iter()
-        .take(8)
-        .map(|b| format!("{b:02x}"))
-        .collect();
+    let mut short = hex::encode(hash.finalize());
+    short.truncate(16);
     let name = name_of(&path);
     let plain = |c: char| match c {
         c if c.is_ascii_alphanumeric() || "._-".contains(c) => c,

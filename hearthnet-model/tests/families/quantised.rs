@@ -81,7 +81,7 @@ fn sha256(file: &ModelFile, dtype: TensorType) -> String {
     let mut hash = Sha256::new();
     tensors.iter().for_each(|info| hash.update(gguf.data(info)));
     let hash = hash.finalize();
-    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(hash)
 }
 
 #[test]

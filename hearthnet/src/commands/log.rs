@@ -119,7 +119,7 @@ fn what(body: &Body, state: &Community) -> String {
 
 fn verify(home: &Home, as_json: bool) -> Result<(), Failure> {
     let found = home.log.verify().map_err(|e| log_failure(&home.dir, &e))?;
-    let hash = crate::output::hex(&home.state().state_hash());
+    let hash = hex::encode(home.state().state_hash());
     if as_json {
         print_json(&json!({
             "durable_events": found.durable,

@@ -98,7 +98,7 @@ pub(crate) fn run(args: &StatusArgs, global: &Global, config: &Config) -> Result
         "health": health_name(&health),
         "reason": reason(&health),
         "disk": disk.as_ref().err(),
-        "state_hash": crate::output::hex(&state.state_hash()),
+        "state_hash": hex::encode(state.state_hash()),
         "frozen": state.frozen().map(|(node, _)| node.to_string()).collect::<Vec<_>>(),
     });
     if args.json {

@@ -13,12 +13,12 @@ use serde_json::{Value, json};
 
 use super::super::descriptor::{CallLimits, CapabilityDescriptor, Trust};
 use super::super::error::{CallError, Code};
-use super::super::now_ms;
 use super::super::params::{Kind, Params};
 use super::super::registry::{CallContext, Handler};
 use super::super::server::FrameSink;
 use super::{blocking, log_refusal, own_level};
 use crate::log::{Body, EventLog, Level};
+use crate::now_ms;
 use crate::{Capability, Descriptor, Grant, MAX_LAYERS, MAX_TEXT, NodeId, NodeKey};
 
 /// How long a grant holds, in seconds: it is used at once, and the session that it opens

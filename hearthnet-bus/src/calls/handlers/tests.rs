@@ -1,14 +1,15 @@
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use super::super::Cancel;
 use super::super::client::Client;
 use super::super::descriptor::Trust;
 use super::super::server::{Authority, CallServer, Origin, Research};
 use super::super::wire::Wire;
-use super::super::{Cancel, now_ms};
 use super::*;
 use crate::invite::Invite;
 use crate::log::{Body, Policy};
+use crate::now_ms;
 use crate::{Capability, Descriptor, Expectation, Grant, ReplayCache};
 
 /// What the log says; the node's own rules (`node/access.rs`) come to the same.

@@ -18,6 +18,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
+use super::Cancel;
 use super::budget::{Budgets, Rate};
 use super::descriptor::{CapabilityDescriptor, Stability, Trust};
 use super::envelope::{Envelope, MAX_ENVELOPE_BYTES};
@@ -26,7 +27,7 @@ use super::frame::{Request, Violation, WINDOW_BYTES};
 use super::registry::{CallContext, Handler, RegisterError, Registry};
 use super::session::{Asked, NotTaken, ServingSession};
 use super::wire::{Wire, within};
-use super::{Cancel, now_ms};
+use crate::now_ms;
 use crate::replay::NotNoted;
 use crate::{Capability, NodeId, ReplayCache};
 

@@ -198,7 +198,7 @@ fn a_new_community_has_its_founder_as_anchor_and_survives_reopening() {
 #[test]
 fn the_example_of_the_specification_is_what_this_code_makes() {
     let spec = include_str!("../../../../specs/event-log.md");
-    let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
+    let hex = |bytes: &[u8]| hex::encode(bytes);
     let time_ms = 1_750_000_000_000;
     let community = CommunityId::from(key(1).id());
     let event = Event {

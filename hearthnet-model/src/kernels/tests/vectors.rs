@@ -55,7 +55,7 @@ fn the_rotation_table_has_the_digest_of_the_specification() {
             }
         }
     }
-    let digest: String = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
+    let digest: String = hex::encode(hash.finalize());
     stands_in_the_spec(&format!("`{digest}`"));
 }
 

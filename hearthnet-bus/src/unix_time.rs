@@ -1,0 +1,11 @@
+//! The time of day.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Unix time in milliseconds by this machine's clock; 0 before 1970. What is pure is given its time.
+pub fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| {
+        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    })
+}
