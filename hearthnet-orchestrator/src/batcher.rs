@@ -72,7 +72,7 @@ struct Waiting<J, R> {
 enum Turn<R> {
     /// Its chat computes, for itself and whoever else waits.
     GoOn,
-    /// Somebody has computed it, and those of a cohort.
+    /// Somebody has computed it, and the write batch that it leaves in.
     Done(R, Option<WriteBatch>),
 }
 
@@ -162,7 +162,7 @@ impl<J, R> Batcher<J, R> {
         Some((own, write_batch))
     }
 
-    /// Waits for the jobs of the caller's cohort, and a moment for those of others, until there
+    /// Waits for the jobs of the chats in the same write batch, and a moment for those of others, until there
     /// are those of half the chats, `own` (0 or 1) outside of the queue among them. Takes so many
     /// at most.
     fn gather(
