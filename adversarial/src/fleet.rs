@@ -20,6 +20,7 @@ use hearthnet_orchestrator::router::GreedyCover;
 use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend};
 use hearthnet_shard::{RunningHost, ServeConfig, Served, ShardHost};
 use hearthnet_testkit::{Tamper, TamperedSource, TinyLlama};
+use hearthnet_transport::Code;
 use tokio::runtime::Handle;
 
 use crate::HarnessError;
@@ -35,7 +36,7 @@ pub(crate) const TOKENS: u32 = 12;
 pub(crate) struct Asked {
     pub(crate) done: Done,
     /// Codes of what hosts were left for.
-    pub(crate) left: Vec<String>,
+    pub(crate) left: Vec<Code>,
 }
 
 /// A small model, and the caller's side of it.

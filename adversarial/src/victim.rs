@@ -26,7 +26,7 @@ use hearthnet_bus::{Descriptor, NodeId, NodeKey};
 use hearthnet_orchestrator::http::{Metrics, Part};
 use hearthnet_shard::{RunningHost, ShardConfig, ShardHost, Stats};
 use hearthnet_testkit::TinyLlama;
-use hearthnet_transport::Config;
+use hearthnet_transport::{Code, Config};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
@@ -195,7 +195,7 @@ struct Member {
     served: Arc<Served>,
     numbers: Metrics,
     /// What was found when the log was opened.
-    recovered: Option<String>,
+    recovered: Option<Code>,
     problems: Vec<String>,
 }
 
@@ -204,7 +204,7 @@ impl Member {
         let failed = |error: &dyn std::fmt::Display| HarnessError::Victim(error.to_string());
         let numbers = Metrics::install(Part::Host).map_err(|error| failed(&error))?;
         let log = EventLog::open(home).map_err(|error| failed(&error))?;
-        let recovered = log.recovery().map(|recovery| recovery.code().to_owned());
+        let recovered = log.recovery().map(|recovery| recovery.code());
         let problems = log.verify().map_err(|error| failed(&error))?.problems;
         let (registry, served) = (Arc::new(Registry::new()), Arc::new(Served::default()));
         register_shards(
@@ -312,7 +312,7 @@ pub struct LogGauges {
     /// Whether it can be written.
     pub is_healthy: bool,
     /// The code of what was found at the start, if something was.
-    pub recovered: Option<String>,
+    pub recovered: Option<Code>,
     /// What a check of everything found at the start.
     pub problems: Vec<String>,
     /// How often codes were raised outside of tensor sessions.

@@ -1,5 +1,6 @@
 //! What a shard host says about itself: the record that routing works on.
 
+use hearthnet_transport::Code;
 use serde::{Deserialize, Serialize};
 
 use crate::NodeId;
@@ -90,8 +91,8 @@ pub enum DescriptorError {
 
 impl DescriptorError {
     /// The stable code of this refusal.
-    pub fn code(&self) -> &'static str {
-        "bad_descriptor"
+    pub fn code(&self) -> Code {
+        Code::new("bad_descriptor")
     }
 }
 

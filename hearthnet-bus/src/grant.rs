@@ -4,6 +4,7 @@
 //! CBOR map followed by the issuer's Ed25519 signature over a domain prefix and the
 //! map's exact bytes.
 
+use hearthnet_transport::CloseCode;
 use serde::{Deserialize, Serialize};
 
 use crate::cbor::{self, Bytes};
@@ -149,17 +150,17 @@ pub enum GrantError {
 
 impl GrantError {
     /// The stable code of the refusal, as peers, counters and logs spell it.
-    pub fn code(&self) -> &'static str {
+    pub fn code(&self) -> CloseCode {
         match self {
-            Self::Length { .. } | Self::Malformed { .. } => "token_invalid",
-            Self::Signature => "invalid_signature",
-            Self::Subject { .. } => "token_subject",
-            Self::Audience { .. } => "token_audience",
-            Self::Scope { .. } => "token_scope",
-            Self::Expired { .. } | Self::NotYet { .. } => "token_expired",
-            Self::NotIssuer | Self::Issuer { .. } => "unauthorized",
-            Self::Replayed => "token_replayed",
-            Self::CacheFull => "session_limit",
+            Self::Length { .. } | Self::Malformed { .. } => CloseCode::TokenInvalid,
+            Self::Signature => CloseCode::InvalidSignature,
+            Self::Subject { .. } => CloseCode::TokenSubject,
+            Self::Audience { .. } => CloseCode::TokenAudience,
+            Self::Scope { .. } => CloseCode::TokenScope,
+            Self::Expired { .. } | Self::NotYet { .. } => CloseCode::TokenExpired,
+            Self::NotIssuer | Self::Issuer { .. } => CloseCode::Unauthorized,
+            Self::Replayed => CloseCode::TokenReplayed,
+            Self::CacheFull => CloseCode::SessionLimit,
         }
     }
 }

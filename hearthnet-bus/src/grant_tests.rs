@@ -84,26 +84,35 @@ fn every_refusal_has_its_stable_code_and_leaves_the_cache_alone() {
     };
     let mut forged = sample().sign(&key(1)).unwrap();
     *forged.last_mut().unwrap() ^= 1;
-    let cases: Vec<(&str, Vec<u8>)> = vec![
-        ("token_subject", with(&|g| g.subject = key(3).id(), 1)),
-        ("token_audience", with(&|g| g.audience = key(3).id(), 1)),
+    let cases: Vec<(CloseCode, Vec<u8>)> = vec![
         (
-            "token_expired",
+            CloseCode::TokenSubject,
+            with(&|g| g.subject = key(3).id(), 1),
+        ),
+        (
+            CloseCode::TokenAudience,
+            with(&|g| g.audience = key(3).id(), 1),
+        ),
+        (
+            CloseCode::TokenExpired,
             with(&|g| (g.not_before, g.expires) = (NOW - 90, NOW - 30), 1),
         ),
         (
-            "token_expired",
+            CloseCode::TokenExpired,
             with(&|g| (g.not_before, g.expires) = (NOW + 31, NOW + 60), 1),
         ),
-        ("invalid_signature", forged),
-        ("unauthorized", with(&|g| g.issuer = key(3).id(), 3)),
+        (CloseCode::InvalidSignature, forged),
         (
-            "token_scope",
+            CloseCode::Unauthorized,
+            with(&|g| g.issuer = key(3).id(), 3),
+        ),
+        (
+            CloseCode::TokenScope,
             with(&|g| g.scope = "other.thing@1.0".parse().unwrap(), 1),
         ),
-        ("token_invalid", b"not a token".to_vec()),
-        ("token_invalid", vec![0; MAX_GRANT_BYTES + 1]),
-        ("token_invalid", Vec::new()),
+        (CloseCode::TokenInvalid, b"not a token".to_vec()),
+        (CloseCode::TokenInvalid, vec![0; MAX_GRANT_BYTES + 1]),
+        (CloseCode::TokenInvalid, Vec::new()),
     ];
     let mut seen = ReplayCache::new(8);
     for (code, token) in cases {
@@ -120,16 +129,16 @@ fn the_skew_is_forgiven_to_the_second_and_never_beyond_its_bound() {
             .map(|_| ())
             .map_err(|e| e.code())
     };
-    assert_eq!(at(NOW - 31, 30), Err("token_expired"));
+    assert_eq!(at(NOW - 31, 30), Err(CloseCode::TokenExpired));
     assert_eq!(at(NOW - 30, 30), Ok(()));
     assert_eq!(at(NOW + 89, 30), Ok(()));
-    assert_eq!(at(NOW + 90, 30), Err("token_expired"));
+    assert_eq!(at(NOW + 90, 30), Err(CloseCode::TokenExpired));
     assert_eq!(
         at(NOW + 60 + MAX_CLOCK_SKEW_SECS, u64::MAX),
-        Err("token_expired")
+        Err(CloseCode::TokenExpired)
     );
-    assert_eq!(at(0, u64::MAX), Err("token_expired"));
-    assert_eq!(at(u64::MAX, u64::MAX), Err("token_expired"));
+    assert_eq!(at(0, u64::MAX), Err(CloseCode::TokenExpired));
+    assert_eq!(at(u64::MAX, u64::MAX), Err(CloseCode::TokenExpired));
 }
 
 #[test]

@@ -10,6 +10,7 @@
 use std::time::Duration;
 
 use hearthnet_bus::flight::PipelineId;
+use hearthnet_transport::Code;
 use serde::{Deserialize, Serialize};
 
 use crate::Cancel;
@@ -112,7 +113,7 @@ pub enum Notice {
         /// Its node id.
         host: String,
         /// Stable code of what went wrong.
-        code: String,
+        code: Code,
     },
     /// A host is being waited for longer than usual. Nothing is lost: it may answer yet.
     Waiting {
@@ -121,7 +122,7 @@ pub enum Notice {
         /// Its node id.
         host: String,
         /// `silent`: nothing at all comes from it; `busy`: it is there, and not done.
-        code: String,
+        code: Code,
     },
     /// The layers of a host that failed or leaves run elsewhere now, and the answer goes on.
     Failover {
@@ -130,7 +131,7 @@ pub enum Notice {
         /// Node id of the host that failed; absent when this machine took over all layers.
         host: Option<String>,
         /// Stable code of what went wrong; `leaving` when nothing did.
-        code: String,
+        code: Code,
         /// Node ids of the hosts that took over, in order of layers; empty for this machine.
         replacements: Vec<String>,
         /// Positions that were computed again.

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use hearthnet_model::BoundaryDtype;
 use hearthnet_model::catalogue::{Band, magnitude};
 use hearthnet_model::kernels::Kernels;
+use hearthnet_transport::Code;
 use parking_lot::Mutex;
 
 /// Why rows are refused.
@@ -69,12 +70,12 @@ pub enum CheckError {
 
 impl CheckError {
     /// Stable code of the fault.
-    pub fn code(&self) -> &'static str {
-        match self {
+    pub fn code(&self) -> Code {
+        Code::new(match self {
             Self::Shape { .. } => "tensor_shape",
             Self::NonFinite { .. } => "tensor_nonfinite",
             Self::Band { .. } | Self::Unchanged { .. } | Self::Repeated { .. } => "tensor_band",
-        }
+        })
     }
 }
 

@@ -1,6 +1,7 @@
 //! What can go wrong in a chat, with the stable codes of M26 section 6.
 
 use crate::router::RouteError;
+use hearthnet_transport::Code;
 
 /// Who caused a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,8 +60,8 @@ pub enum ChatError {
 
 impl ChatError {
     /// Stable code, as M26 section 6 names it.
-    pub fn code(&self) -> &'static str {
-        match self {
+    pub fn code(&self) -> Code {
+        Code::new(match self {
             Self::ExperimentalDisabled => "experimental_disabled",
             Self::ShardUnavailable(_) => "shard_unavailable",
             Self::PipelineStalled(_) => "pipeline_stalled",
@@ -70,7 +71,7 @@ impl ChatError {
             Self::Busy(_) | Self::HostsFull(_) => "busy",
             Self::ShuttingDown => "shutting_down",
             Self::Engine(_) => "engine_failed",
-        }
+        })
     }
 
     /// What the user can do about it.

@@ -62,7 +62,7 @@ impl WithFallback {
             Err(error) => return Err(error),
         };
         tracing::warn!(
-            code = error.code(),
+            code = %error.code(),
             "answering without hosts, on this machine: {error}"
         );
         metrics::counter!("distributed_inference_fallback_to_local_total").increment(1);
@@ -98,7 +98,7 @@ impl WithFallback {
             pipeline: self.pipeline,
             host: None,
             shard: shard_id.as_str().into(),
-            code: error.code().into(),
+            code: error.code(),
             replacements: 0,
             replayed,
             ms: whole_ms(since.elapsed()),
@@ -106,7 +106,7 @@ impl WithFallback {
         (run.notify)(Notice::Failover {
             shard_id,
             host: None,
-            code: error.code().to_owned(),
+            code: error.code(),
             replacements: Vec::new(),
             replayed,
             recovery_ms: since.elapsed().as_secs_f64() * 1e3,
@@ -139,7 +139,7 @@ impl WithFallback {
             return Err(error);
         };
         tracing::warn!(
-            code = error.code(),
+            code = %error.code(),
             "going on without hosts, on this machine: {error}"
         );
         metrics::counter!("distributed_inference_fallback_to_local_total").increment(1);

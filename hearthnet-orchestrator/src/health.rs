@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 
 use hearthnet_bus::NodeId;
 use hearthnet_model::WeightsId;
+use hearthnet_transport::Code;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
@@ -88,23 +89,42 @@ impl FailureKind {
         }
     }
 
-    /// What a stable code of a failed hop says about its host; `None`: nothing bad.
-    pub fn of_code(code: &str) -> Option<Self> {
-        Some(match code {
-            "pipeline_stalled" | "silent" => Self::Stalled,
-            "degraded" => Self::Slow,
-            "connection_lost" => Self::Lost,
-            // It has no room, takes its memory back, or leaves: that is how it is meant to be.
-            "stream_limit" | "stream_quota" | "kv_full" | "kv_quota" | "kv_too_small" | "preempted"
-            | "step_quota" | "queue_full" | "shutting_down" | "leaving" | "idle_timeout"
-            // Whose right has ended, the log says.
-            | "revoked" | "unauthorized"
-            // The text is too long for it, or the model's numbers are for its dtype.
-            | "context_full" | "boundary_overflow" => return None,
-            _ => Self::Refused,
-        })
+    /// What the code of a failed hop says about its host; `None`: nothing bad.
+    pub fn of_code(code: &Code) -> Option<Self> {
+        let said = [
+            (Code::PIPELINE_STALLED, Self::Stalled),
+            (Code::SILENT, Self::Stalled),
+            (Code::DEGRADED, Self::Slow),
+            (Code::CONNECTION_LOST, Self::Lost),
+        ];
+        let found = said.into_iter().find(|(said, _)| said == code);
+        found
+            .map(|(_, kind)| kind)
+            .or_else(|| (!BLAMELESS.contains(code)).then_some(Self::Refused))
     }
 }
+
+/// Codes that say nothing bad about a host.
+const BLAMELESS: [Code; 15] = [
+    // It has no room, takes its memory back, or leaves: that is how it is meant to be.
+    Code::STREAM_LIMIT,
+    Code::STREAM_QUOTA,
+    Code::KV_FULL,
+    Code::KV_QUOTA,
+    Code::KV_TOO_SMALL,
+    Code::PREEMPTED,
+    Code::STEP_QUOTA,
+    Code::QUEUE_FULL,
+    Code::SHUTTING_DOWN,
+    Code::LEAVING,
+    Code::IDLE_TIMEOUT,
+    // Whose right has ended, the log says.
+    Code::REVOKED,
+    Code::UNAUTHORIZED,
+    // The text is too long for it, or the model's numbers are for its dtype.
+    Code::CONTEXT_FULL,
+    Code::BOUNDARY_OVERFLOW,
+];
 
 /// What is thought of a host, the best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -605,7 +625,7 @@ mod tests {
             "leaving",
             "revoked",
         ] {
-            assert_eq!(FailureKind::of_code(code), None, "{code}");
+            assert_eq!(FailureKind::of_code(&Code::new(code)), None, "{code}");
         }
         for (code, kind) in [
             ("connection_lost", FailureKind::Lost),
@@ -614,7 +634,7 @@ mod tests {
             ("internal", FailureKind::Refused),
             ("anything that a host makes up", FailureKind::Refused),
         ] {
-            assert_eq!(FailureKind::of_code(code), Some(kind), "{code}");
+            assert_eq!(FailureKind::of_code(&Code::new(code)), Some(kind), "{code}");
         }
     }
 

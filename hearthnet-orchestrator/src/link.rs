@@ -14,7 +14,7 @@ use futures_util::FutureExt as _;
 use hearthnet_bus::flight::{self, Event, SessionId};
 use hearthnet_bus::{Capability, Descriptor, Grant, NodeId, NodeKey};
 use hearthnet_transport::{
-    CloseCode, Closer, Config, ConnectError, Connection, Hello, Identity, Message, Sender,
+    CloseCode, Closer, Code, Config, ConnectError, Connection, Hello, Identity, Message, Sender,
     SessionClosed, SessionStats, StepResult, StreamClose,
 };
 use parking_lot::{Mutex, MutexGuard};
@@ -80,8 +80,8 @@ pub(crate) enum Inbound {
     },
     /// The host ended the stream.
     Error {
-        /// Stable code.
-        code: String,
+        /// The cause.
+        code: Code,
         /// The host's words.
         message: String,
     },
@@ -101,7 +101,7 @@ pub(crate) struct Ended {
     /// Why, in words.
     pub(crate) why: String,
     /// With this code, where a right has ended, ...
-    pub(crate) right: Option<&'static str>,
+    pub(crate) right: Option<Code>,
     /// ... and whether it was the host's, by this node's own judgement.
     pub(crate) by_us: bool,
 }
@@ -111,7 +111,7 @@ impl Ended {
         let right = matches!(closed.code, CloseCode::Revoked | CloseCode::Unauthorized);
         Self {
             why: closed.to_string(),
-            right: right.then(|| closed.code.as_str()),
+            right: right.then(|| closed.code.into()),
             by_us: closed.by_us,
         }
     }

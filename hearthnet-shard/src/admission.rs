@@ -12,7 +12,7 @@ use hearthnet_bus::calls::{Authority, BUS_PATH, CallServer, Registry, Research, 
 use hearthnet_bus::flight::{self, PagesHandler};
 use hearthnet_bus::node::TensorAcceptor;
 use hearthnet_bus::{Capability, Expectation, Grant, NodeId, ReplayCache};
-use hearthnet_transport::{Admission, CloseCode, Hello, PATH, SessionClosed};
+use hearthnet_transport::{Admission, CloseCode, Hello, PATH, RefusedConnection, SessionClosed};
 use parking_lot::Mutex;
 
 use crate::stats::Counters;
@@ -77,8 +77,8 @@ impl SessionAuthorizer {
         ) {
             Ok(_) => Ok(()),
             Err(refusal) => {
-                tracing::info!(peer = %peer.short(), code = refusal.code(), "session refused: {refusal}");
-                Err(CloseCode::from_name(refusal.code()).unwrap_or(CloseCode::Unauthorized))
+                tracing::info!(peer = %peer.short(), code = %refusal.code(), "session refused: {refusal}");
+                Err(refusal.code())
             }
         }
     }
@@ -135,8 +135,8 @@ impl Admission for SessionAuthorizer {
         self.count(peer, closed);
     }
 
-    fn connection_refused(&self, code: &'static str) {
-        flight::connection_refused(code);
+    fn connection_refused(&self, why: &RefusedConnection) {
+        flight::connection_refused(why);
     }
 }
 

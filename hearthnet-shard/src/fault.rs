@@ -1,6 +1,6 @@
 //! Why a stream was refused or ended.
 
-use hearthnet_transport::{StreamClose, StreamError};
+use hearthnet_transport::{Code, StreamClose, StreamError};
 
 use crate::engine::EngineFault;
 
@@ -162,8 +162,8 @@ pub enum StreamFault {
 
 impl StreamFault {
     /// The stable code, as the wire, counters and logs spell it.
-    pub fn code(&self) -> &'static str {
-        match self {
+    pub fn code(&self) -> Code {
+        Code::new(match self {
             Self::WeightsMismatch { .. } => "weights_mismatch",
             Self::BadDescriptor { .. } => "bad_descriptor",
             Self::LayerRange { .. } => "layer_range",
@@ -187,7 +187,7 @@ impl StreamFault {
             Self::WeightsUnavailable { .. } => "weights_unavailable",
             Self::ShuttingDown => "shutting_down",
             Self::Internal { .. } => "internal",
-        }
+        })
     }
 
     /// The message that tells the caller, for one life of a stream.
@@ -196,7 +196,7 @@ impl StreamFault {
             stream: of.stream,
             epoch: of.epoch,
             position,
-            code: self.code().to_owned(),
+            code: self.code(),
             message: self.to_string(),
         }
     }
@@ -260,7 +260,8 @@ mod tests {
             StreamFault::ShuttingDown,
             StreamFault::Internal { reason: text() },
         ];
-        let codes: BTreeSet<&str> = faults.iter().map(StreamFault::code).collect();
+        let codes: Vec<Code> = faults.iter().map(StreamFault::code).collect();
+        let codes: BTreeSet<&str> = codes.iter().map(Code::as_str).collect();
         let spec = include_str!("../../specs/shard-host.md");
         let table = spec
             .split("## 4.")

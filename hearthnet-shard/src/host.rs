@@ -10,7 +10,7 @@ use hearthnet_bus::calls::CallServer;
 use hearthnet_bus::flight::{self, Event, Name};
 use hearthnet_bus::node::{Node, TensorSessions, bus_rule};
 use hearthnet_bus::{Descriptor, DescriptorError, NodeId, NodeKey};
-use hearthnet_transport::{Arrival, BindError, Connection, IdentityError, PathListener};
+use hearthnet_transport::{Arrival, BindError, Code, Connection, IdentityError, PathListener};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, timeout_at};
@@ -100,8 +100,8 @@ pub enum StartError {
 
 impl StartError {
     /// The stable code, for machines.
-    pub fn code(&self) -> &'static str {
-        match self {
+    pub fn code(&self) -> Code {
+        Code::new(match self {
             Self::Model(_) => "model_unusable",
             Self::LayerRange { .. } => "layer_range",
             Self::WeightsMismatch { .. } => "weights_mismatch",
@@ -110,7 +110,7 @@ impl StartError {
             Self::Setting { .. } | Self::KvBudget { .. } => "bad_request",
             Self::Descriptor(_) => "bad_descriptor",
             Self::Identity(_) | Self::Thread(_) => "internal",
-        }
+        })
     }
 }
 

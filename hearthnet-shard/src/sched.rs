@@ -544,7 +544,7 @@ impl<S: EngineSource> Scheduler<S> {
             tracing::debug!(
                 stream = handle.stream,
                 epoch = handle.epoch,
-                code = fault.code(),
+                code = %fault.code(),
                 "stream ended"
             );
             let error = fault.message(handle.name(), position);

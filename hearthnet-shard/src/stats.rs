@@ -33,7 +33,7 @@ use std::time::Duration;
 
 use hearthnet_bus::NodeId;
 use hearthnet_bus::flight::{self, Event};
-use hearthnet_transport::CloseCode;
+use hearthnet_transport::{CloseCode, Code};
 use metrics::{Counter, counter, gauge, histogram};
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -83,10 +83,10 @@ pub struct Stats {
     /// Streams that had to give their pages to others.
     pub preempted: u64,
     /// Streams refused or ended, by code.
-    pub errors: BTreeMap<String, u64>,
+    pub errors: BTreeMap<Code, u64>,
     /// Connections of admitted peers that this host refused or ended, and keys that it does not
     /// admit, by code.
-    pub closed: BTreeMap<String, u64>,
+    pub closed: BTreeMap<Code, u64>,
     /// Times that the weights were loaded.
     pub loads: u64,
     /// Times that they were put away for want of use.
@@ -116,8 +116,8 @@ pub(crate) struct Counters {
     evictions: AtomicU64,
     /// `f32` bits: only the compute thread writes.
     ms_per_token: AtomicU32,
-    errors: Mutex<BTreeMap<&'static str, u64>>,
-    closed: Mutex<BTreeMap<&'static str, u64>>,
+    errors: Mutex<BTreeMap<Code, u64>>,
+    closed: Mutex<BTreeMap<Code, u64>>,
     callers: Mutex<Callers>,
 }
 
@@ -188,12 +188,13 @@ impl Counters {
     }
 
     pub(crate) fn session_closed(&self, code: CloseCode) {
-        *self.closed.lock().entry(code.as_str()).or_insert(0) += 1;
-        counter!("hearthnet_shard_sessions_closed_total", "code" => code.as_str()).increment(1);
+        let code = Code::from(code);
+        *self.closed.lock().entry(code.clone()).or_insert(0) += 1;
+        counter!("hearthnet_shard_sessions_closed_total", "code" => code).increment(1);
     }
 
-    pub(crate) fn error(&self, code: &'static str) {
-        *self.errors.lock().entry(code).or_insert(0) += 1;
+    pub(crate) fn error(&self, code: Code) {
+        *self.errors.lock().entry(code.clone()).or_insert(0) += 1;
         counter!("hearthnet_shard_errors_total", "code" => code).increment(1);
     }
 
@@ -306,21 +307,13 @@ impl Counters {
             bytes_out: self.bytes_out.load(Relaxed),
             dropped_steps: self.dropped.load(Relaxed),
             preempted: self.preempted.load(Relaxed),
-            errors: by_code(&self.errors),
-            closed: by_code(&self.closed),
+            errors: self.errors.lock().clone(),
+            closed: self.closed.lock().clone(),
             loads: self.loads.load(Relaxed),
             evictions: self.evictions.load(Relaxed),
             ms_per_token: f32::from_bits(self.ms_per_token.load(Relaxed)),
         }
     }
-}
-
-fn by_code(counts: &Mutex<BTreeMap<&'static str, u64>>) -> BTreeMap<String, u64> {
-    counts
-        .lock()
-        .iter()
-        .map(|(&code, &n)| (code.to_owned(), n))
-        .collect()
 }
 
 #[cfg(test)]

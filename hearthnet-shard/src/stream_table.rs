@@ -400,7 +400,7 @@ impl StreamTable {
         tracing::debug!(
             stream = name.stream,
             epoch = name.epoch,
-            code = fault.code(),
+            code = %fault.code(),
             "stream refused"
         );
         self.outlet

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use hearthnet_bus::NodeId;
 use hearthnet_bus::flight::{self, Event, SessionId};
-use hearthnet_transport::{CloseCode, Connection, Message};
+use hearthnet_transport::{CloseCode, Code, Connection, Message};
 use parking_lot::Mutex;
 
 /// A session under observation. What it began ends with it.
@@ -68,7 +68,7 @@ impl Trace {
             Message::StreamClose(close) => {
                 let handle = self.handles.lock().remove(&(close.stream, close.epoch));
                 if let Some(handle) = handle {
-                    self.ended(close.stream, close.epoch, "closed", handle);
+                    self.ended(close.stream, close.epoch, Code::new("closed"), handle);
                 }
             }
             _ => {}
@@ -104,13 +104,15 @@ impl Trace {
                 let (stream, epoch) = (error.stream, error.epoch);
                 let handle = self.handles.lock().remove(&(stream, epoch));
                 match handle {
-                    Some(handle) if handle.opened => self.ended(stream, epoch, &error.code, handle),
+                    Some(handle) if handle.opened => {
+                        self.ended(stream, epoch, error.code.clone(), handle);
+                    }
                     _ => (self.record)(Event::StreamRefused {
                         session: self.session,
                         peer: self.peer,
                         stream,
                         epoch,
-                        code: error.code.as_str().into(),
+                        code: error.code.clone(),
                     }),
                 }
             }
@@ -123,23 +125,23 @@ impl Trace {
         let mut left: Vec<_> = self.handles.lock().drain().collect();
         left.sort_unstable_by_key(|(name, _)| *name);
         for ((stream, epoch), handle) in left {
-            self.ended(stream, epoch, "session_ended", handle);
+            self.ended(stream, epoch, Code::new("session_ended"), handle);
         }
         (self.record)(Event::SessionEnded {
             session: self.session,
             peer: self.peer,
-            code: code.as_str().into(),
+            code: code.into(),
             by_us,
         });
     }
 
-    fn ended(&self, stream: u32, epoch: u32, code: &str, handle: Seen) {
+    fn ended(&self, stream: u32, epoch: u32, code: Code, handle: Seen) {
         (self.record)(Event::StreamEnded {
             session: self.session,
             peer: self.peer,
             stream,
             epoch,
-            code: code.into(),
+            code,
             steps: handle.steps,
             rows: handle.rows,
         });
@@ -182,7 +184,7 @@ mod tests {
         Message::StreamOpened(StreamOpened { stream, epoch })
     }
 
-    fn error(stream: u32, epoch: u32, code: &str) -> Message {
+    fn error(stream: u32, epoch: u32, code: &'static str) -> Message {
         Message::StreamError(StreamError {
             stream,
             epoch,

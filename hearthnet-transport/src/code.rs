@@ -1,10 +1,195 @@
-//! Why a session ended: one stable code per cause.
+//! The stable names of what goes wrong, and of what ends a session.
 //!
-//! The snake_case string travels in BYE and in the WebSocket close reason, the number in the
-//! WebSocket close frame. Both are part of the wire format: never renumber, never rename.
+//! A [`Code`] is the name that messages, events, counters and logs carry. A [`CloseCode`] ends a
+//! session: its snake_case name travels in BYE and in the WebSocket close reason, its number in the
+//! WebSocket close frame. All are part of the wire format: never renumber, never rename.
 
-use std::borrow::Cow;
+use std::borrow::{Borrow, Cow};
 use std::fmt;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Longest code or event name, in bytes.
+pub const MAX_NAME: usize = 64;
+
+/// The stable name of a failure: 1 to 64 characters of `a-z 0-9 _`, first a letter.
+///
+/// The constants are the codes that more than one place knows: those that every call may end with,
+/// and those by which a caller decides what to do about a stream. What has codes of its own makes
+/// them by [`Code::new`].
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Code(Cow<'static, str>);
+
+macro_rules! shared_codes {
+    ($($(#[$doc:meta])* $name:ident = $text:literal;)*) => {
+        impl Code {
+            $($(#[$doc])* pub const $name: Self = Self::new($text);)*
+        }
+    };
+}
+
+shared_codes! {
+    /// The caller's level is too low, or it is not who it says.
+    UNAUTHORIZED = "unauthorized";
+    /// The key was revoked.
+    REVOKED = "revoked";
+    /// A signature does not belong to its signer and these bytes.
+    INVALID_SIGNATURE = "invalid_signature";
+    /// The envelope was made too long ago, or lies in the future.
+    CALL_EXPIRED = "call_expired";
+    /// The envelope was used before.
+    CALL_REPLAYED = "call_replayed";
+    /// The node has no capability of this name.
+    NOT_FOUND = "not_found";
+    /// The node has the capability in another version.
+    VERSION_UNSUPPORTED = "version_unsupported";
+    /// The caller makes more calls than its budget allows.
+    RATE_LIMITED = "rate_limited";
+    /// As many calls of this capability as allowed are running, or a host has work before this.
+    BUSY = "busy";
+    /// The capability belongs to an experiment that is switched off.
+    EXPERIMENTAL_DISABLED = "experimental_disabled";
+    /// A parameter is missing, unknown, of the wrong type or out of its range.
+    BAD_REQUEST = "bad_request";
+    /// The caller gave up.
+    CANCELLED = "cancelled";
+    /// The call took longer than it may, or its caller took no frames.
+    TIMEOUT = "timeout";
+    /// The node could not be reached, or the connection was lost.
+    UNREACHABLE = "unreachable";
+    /// The node failed in a way that is nobody's fault but its own.
+    INTERNAL = "internal";
+    /// An invite that cannot be used.
+    BAD_INVITE = "bad_invite";
+    /// The host serves other weights.
+    WEIGHTS_MISMATCH = "weights_mismatch";
+    /// As many streams are open as the host has room for.
+    STREAM_LIMIT = "stream_limit";
+    /// The caller has as many streams open as one caller may.
+    STREAM_QUOTA = "stream_quota";
+    /// More positions than the stream was opened for, or than the host allows.
+    CONTEXT_FULL = "context_full";
+    /// The host's memory for context could never hold the stream.
+    KV_TOO_SMALL = "kv_too_small";
+    /// The host's memory for context is taken.
+    KV_FULL = "kv_full";
+    /// The caller holds as much of it as one caller may.
+    KV_QUOTA = "kv_quota";
+    /// The host took the stream's memory back for others.
+    PREEMPTED = "preempted";
+    /// More steps or rows wait than the stream may have waiting.
+    QUEUE_FULL = "queue_full";
+    /// As many steps of the caller wait as one caller may have waiting.
+    STEP_QUOTA = "step_quota";
+    /// Nothing happened on the stream for too long.
+    IDLE_TIMEOUT = "idle_timeout";
+    /// A block's output left the range of the boundary dtype.
+    BOUNDARY_OVERFLOW = "boundary_overflow";
+    /// The node is about to stop.
+    SHUTTING_DOWN = "shutting_down";
+    /// Layers move away from a host that leaves; nothing went wrong.
+    LEAVING = "leaving";
+    /// Nothing at all comes from a host.
+    SILENT = "silent";
+    /// A host is much slower than it should be.
+    DEGRADED = "degraded";
+    /// A host owed an answer for the health timeout.
+    PIPELINE_STALLED = "pipeline_stalled";
+    /// No host can be had for some layers.
+    SHARD_UNAVAILABLE = "shard_unavailable";
+    /// The session with a host ended unexpectedly.
+    CONNECTION_LOST = "connection_lost";
+    /// Rows whose size cannot be.
+    TENSOR_SHAPE = "tensor_shape";
+    /// Rows with NaN or an infinity.
+    TENSOR_NONFINITE = "tensor_nonfinite";
+    /// Rows whose numbers cannot be right.
+    TENSOR_BAND = "tensor_band";
+}
+
+impl Code {
+    /// A code of one's own. What is not spelled like a code is `internal` where it is sent.
+    pub const fn new(name: &'static str) -> Self {
+        Self(Cow::Borrowed(name))
+    }
+
+    /// Reads a code that a peer sent; `None` if it is not spelled like one.
+    pub fn parse(text: &str) -> Option<Self> {
+        is_name(text).then(|| Self(Cow::Owned(text.to_owned())))
+    }
+
+    /// The code as it is written.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Whether a text can be a code or the name of an event.
+pub fn is_name(text: &str) -> bool {
+    text.len() <= MAX_NAME
+        && text.starts_with(|c: char| c.is_ascii_lowercase())
+        && text
+            .bytes()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+impl fmt::Debug for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl From<&'static str> for Code {
+    fn from(name: &'static str) -> Self {
+        Self::new(name)
+    }
+}
+
+/// So that maps are asked by the text.
+impl Borrow<str> for Code {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+impl PartialEq<str> for Code {
+    fn eq(&self, text: &str) -> bool {
+        self.0 == text
+    }
+}
+
+impl PartialEq<&str> for Code {
+    fn eq(&self, text: &&str) -> bool {
+        self.0 == *text
+    }
+}
+
+/// As a label of a metric.
+impl From<Code> for metrics::SharedString {
+    fn from(code: Code) -> Self {
+        code.0.into()
+    }
+}
+
+impl Serialize for Code {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Code {
+    /// What another node calls a code and is none, is `unrecognised`.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        Ok(Self::parse(&text).unwrap_or(Self::new("unrecognised")))
+    }
+}
 
 macro_rules! close_codes {
     ($($(#[$doc:meta])* $name:ident = $number:literal $text:literal;)*) => {
@@ -144,6 +329,12 @@ impl CloseCode {
     }
 }
 
+impl From<CloseCode> for Code {
+    fn from(code: CloseCode) -> Self {
+        Self::new(code.as_str())
+    }
+}
+
 impl fmt::Display for CloseCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
@@ -210,6 +401,16 @@ impl SessionClosed {
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
+
+    #[test]
+    fn codes_have_one_spelling() {
+        for good in ["a", "rate_limited", "m26_x", &"a".repeat(64)] {
+            assert_eq!(Code::parse(good).unwrap().as_str(), good);
+        }
+        for bad in ["", "A", "_a", "1a", "a b", "a-b", "é", &"a".repeat(65)] {
+            assert_eq!(Code::parse(bad), None, "{bad}");
+        }
+    }
 
     #[test]
     fn every_code_has_its_own_name_and_number() {

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::NodeId;
 use crate::compress::ChunkDecompressor;
 use crate::message::{Message, StreamClose, StreamError, Truncate};
 use crate::net::fuzz_frame_limiter;
@@ -16,6 +15,7 @@ use crate::wire::chunk::ChunkHead;
 use crate::wire::control::{self, Ack, Bye, FlowCtl, Limits, Nack, TensorEnd};
 use crate::wire::pipeline::{self, RowsHead};
 use crate::wire::{FrameBuf, FrameType, HEADER_BYTES, Header};
+use crate::{Code, NodeId};
 use crate::{Config, Step, Want};
 
 /// Decodes one message; what is accepted must survive being encoded and decoded again.
@@ -288,7 +288,7 @@ pub fn session(input: &[u8]) {
                         stream,
                         epoch,
                         position: None,
-                        code: "internal".to_owned(),
+                        code: Code::INTERNAL,
                         message: String::new(),
                     }),
                 };

@@ -74,7 +74,7 @@ mod tensor;
 mod time;
 pub mod wire;
 
-pub use code::{CloseCode, SessionClosed, Violation};
+pub use code::{CloseCode, Code, MAX_NAME, SessionClosed, Violation, is_name};
 pub use config::{Config, ConfigError, Deadlines};
 pub use identity::{Identity, IdentityError};
 pub use message::{

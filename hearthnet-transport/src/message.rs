@@ -12,7 +12,7 @@ use std::fmt;
 
 use bytes::Bytes;
 
-use crate::code::{CloseCode, Violation};
+use crate::code::{CloseCode, Code, Violation};
 use crate::tensor::{DType, Tensor};
 
 /// One message of a session.
@@ -92,8 +92,8 @@ pub struct StreamError {
     pub epoch: u32,
     /// Position of the step that failed, if it was one.
     pub position: Option<u32>,
-    /// Stable snake_case code, at most 64 bytes.
-    pub code: String,
+    /// The cause.
+    pub code: Code,
     /// A sentence for people, at most 512 bytes. Longer ones are cut when sent.
     pub message: String,
 }

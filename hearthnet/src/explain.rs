@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use hearthnet_bus::flight::Name;
 use hearthnet_orchestrator::chat::{Done, Frame};
+use hearthnet_transport::Code;
 
 use crate::output::{bytes, table};
 
@@ -22,8 +22,10 @@ pub(crate) fn waiting(frame: &Frame) -> Option<String> {
         return None;
     };
     let layers = shard_id.rsplit_once(':').map_or("?", |(_, layers)| layers);
-    let why = match code.as_deref() {
-        Some("silent") => "does not answer; another host takes over if there is one",
+    let why = match code.as_ref() {
+        Some(code) if *code == Code::SILENT => {
+            "does not answer; another host takes over if there is one"
+        }
         _ => "is still at work",
     };
     (status == "waiting").then(|| format!("waiting: the host of layers {layers} {why}"))
@@ -91,8 +93,7 @@ pub(crate) fn explain(done: &Done, moves: &[Frame]) -> String {
             let _ = writeln!(
                 out,
                 "  layers {layers} moved{from} to {to} in {recovery_ms:.0} ms, {replayed} positions again: {}",
-                // A host's own word, perhaps.
-                Name::from(code.as_str())
+                code
             );
         }
     }

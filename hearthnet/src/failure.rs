@@ -3,6 +3,7 @@
 use std::fmt;
 
 use hearthnet_orchestrator::ChatError;
+use hearthnet_transport::Code;
 
 /// What kind of failure it is; each has its own exit status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +55,22 @@ impl Kind {
             Self::OutputClosed => 141,
         }
     }
+
+    /// What the code says with which an answer failed; `None` where it is about the call, or about
+    /// a node that will not: another may do better.
+    pub(crate) fn of_answer(code: &Code) -> Option<Self> {
+        let known = [
+            (Code::SHARD_UNAVAILABLE, Self::ShardUnavailable),
+            (Code::PIPELINE_STALLED, Self::PipelineStalled),
+            (Code::WEIGHTS_MISMATCH, Self::WeightsMismatch),
+            (Code::BAD_REQUEST, Self::BadRequest),
+            (Code::CANCELLED, Self::Interrupted),
+            (Code::BUSY, Self::Busy),
+            (Code::new("engine_failed"), Self::Internal),
+        ];
+        let found = known.into_iter().find(|(known, _)| known == code);
+        found.map(|(_, kind)| kind)
+    }
 }
 
 /// A failure as the user sees it.
@@ -61,7 +78,7 @@ impl Kind {
 pub(crate) struct Failure {
     /// Which exit status.
     pub(crate) kind: Kind,
-    code: &'static str,
+    code: Code,
     message: String,
     hint: Option<String>,
     /// What was found out before it failed, for `--json`: members of an object.
@@ -87,7 +104,7 @@ impl Failure {
         };
         Self {
             kind,
-            code,
+            code: Code::new(code),
             message: message.into(),
             hint: None,
             found: serde_json::Map::new(),
@@ -109,8 +126,8 @@ impl Failure {
     }
 
     /// Names the cause more closely than its kind does.
-    pub(crate) fn code(mut self, code: &'static str) -> Self {
-        self.code = code;
+    pub(crate) fn code(mut self, code: impl Into<Code>) -> Self {
+        self.code = code.into();
         self
     }
 
@@ -133,8 +150,8 @@ impl Failure {
     }
 
     /// The stable code.
-    pub(crate) fn code_text(&self) -> &'static str {
-        self.code
+    pub(crate) fn stable_code(&self) -> Code {
+        self.code.clone()
     }
 
     /// The hint, if there is one.
@@ -153,13 +170,8 @@ impl From<ChatError> for Failure {
     fn from(error: ChatError) -> Self {
         let kind = match &error {
             ChatError::ExperimentalDisabled => Kind::ExperimentalDisabled,
-            ChatError::ShardUnavailable(_) => Kind::ShardUnavailable,
-            ChatError::PipelineStalled(_) => Kind::PipelineStalled,
-            ChatError::WeightsMismatch(_) => Kind::WeightsMismatch,
-            ChatError::BadRequest(_) | ChatError::TooLong { .. } => Kind::BadRequest,
-            ChatError::Cancelled => Kind::Interrupted,
-            ChatError::Busy(_) | ChatError::HostsFull(_) | ChatError::ShuttingDown => Kind::Busy,
-            _ => Kind::Internal,
+            ChatError::ShuttingDown => Kind::Busy,
+            error => Kind::of_answer(&error.code()).unwrap_or(Kind::Internal),
         };
         Self::new(kind, error.to_string()).hint(hint(&error))
     }

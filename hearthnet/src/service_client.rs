@@ -90,14 +90,5 @@ async fn hear(
 /// Failures that are the answer. Others are about the call, or about a service that is about to
 /// stop: this process may do better.
 fn kind(code: &Code, cancelled_here: bool) -> Option<Kind> {
-    Some(match code.as_str() {
-        "shard_unavailable" => Kind::ShardUnavailable,
-        "pipeline_stalled" => Kind::PipelineStalled,
-        "weights_mismatch" => Kind::WeightsMismatch,
-        "bad_request" => Kind::BadRequest,
-        "cancelled" if cancelled_here => Kind::Interrupted,
-        "busy" => Kind::Busy,
-        "engine_failed" => Kind::Internal,
-        _ => return None,
-    })
+    Kind::of_answer(code).filter(|kind| cancelled_here || *kind != Kind::Interrupted)
 }

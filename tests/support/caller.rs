@@ -219,10 +219,14 @@ impl Caller {
         let mut since = now;
         let mut hear = |frame: &Frame| match frame {
             Frame::ShardStatus { status, code, .. } if status == "degraded" => {
-                heard.degraded.push(code.clone().unwrap_or_default());
+                heard
+                    .degraded
+                    .push(code.iter().map(ToString::to_string).collect());
             }
             Frame::ShardStatus { status, code, .. } if status == "waiting" => {
-                heard.waits.push(code.clone().unwrap_or_default());
+                heard
+                    .waits
+                    .push(code.iter().map(ToString::to_string).collect());
                 heard.on_wait.iter_mut().for_each(|call| call());
             }
             Frame::ShardStatus { host, .. } => {
@@ -237,7 +241,7 @@ impl Caller {
                 replacements,
                 ..
             } => {
-                heard.recoveries.push((code.clone(), *recovery_ms));
+                heard.recoveries.push((code.to_string(), *recovery_ms));
                 heard.local |= replacements.is_empty();
                 route.extend(replacements.clone());
             }

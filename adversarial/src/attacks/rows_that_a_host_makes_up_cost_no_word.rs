@@ -5,6 +5,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
+use hearthnet_transport::Code;
 use parking_lot::Mutex;
 use hearthnet_model::catalogue::{Band, magnitude};
 use hearthnet_testkit::{Passing, Tamper};
@@ -81,7 +82,8 @@ fn lies(runtime: &Handle) -> Result<Verdict, HarnessError> {
             })
         };
         let asked = fleet.ask(1, vec![liar(), liar()])?;
-        let left = asked.left.join(" ");
+        let left: Vec<&str> = asked.left.iter().map(Code::as_str).collect();
+        let left = left.join(" ");
         let same = asked.done.token_ids == honest.done.token_ids;
         found.check(
             format!("{what}: why the host is left"),

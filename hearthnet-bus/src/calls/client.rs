@@ -7,14 +7,14 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use futures_util::StreamExt as _;
-use hearthnet_transport::PeerSocket;
+use hearthnet_transport::{Code, PeerSocket};
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::Notify;
 
 use super::Cancel;
 use super::envelope::Envelope;
-use super::error::{CallError, Code};
+use super::error::CallError;
 use super::frame::Request;
 use super::session::{CallingSession, Heard};
 use super::wire::{Wire, within};

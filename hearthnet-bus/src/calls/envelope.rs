@@ -3,10 +3,11 @@
 //! `specs/capability-bus.md` section 4 is the normative text. As with session grants,
 //! the signature is over the exact bytes received, and one envelope has one encoding.
 
+use hearthnet_transport::Code;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::error::{CallError, Code};
+use super::error::CallError;
 use crate::cbor::{self, Bytes};
 use crate::{Capability, Domain, NodeId, NodeKey, SIGNATURE_BYTES};
 

@@ -1,9 +1,10 @@
 //! One text message of `/bus/v1`: a JSON object with `call`, `seq`, `event` and `data`.
 
+use hearthnet_transport::{CloseCode, Code, is_name};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::error::{CallError, Code, is_name};
+use super::error::CallError;
 use crate::Capability;
 
 /// Where calls are made on a node's listener, and at the local door.
@@ -74,16 +75,16 @@ pub enum Violation {
 
 impl Violation {
     /// The stable name of the rule.
-    pub fn code(&self) -> &'static str {
+    pub fn code(&self) -> CloseCode {
         match self {
-            Self::TooBig(_) => "frame_too_big",
-            Self::Malformed(_) => "frame_unknown",
-            Self::Sequence { .. } => "frame_sequence",
-            Self::CallNumber(_) => "protocol_state",
-            Self::TooManyCalls => "session_limit",
-            Self::AckRange(_) => "credit_ack",
-            Self::Window => "credit_overrun",
-            Self::Late => "frame_rate",
+            Self::TooBig(_) => CloseCode::FrameTooBig,
+            Self::Malformed(_) => CloseCode::FrameUnknown,
+            Self::Sequence { .. } => CloseCode::FrameSequence,
+            Self::CallNumber(_) => CloseCode::ProtocolState,
+            Self::TooManyCalls => CloseCode::SessionLimit,
+            Self::AckRange(_) => CloseCode::CreditAck,
+            Self::Window => CloseCode::CreditOverrun,
+            Self::Late => CloseCode::FrameRate,
         }
     }
 }

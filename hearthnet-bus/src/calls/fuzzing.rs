@@ -1,9 +1,10 @@
 //! The body of the fuzz target `bus_frames`, so that tests replay what a fuzzer has found.
 //! No public interface.
 
+use hearthnet_transport::Code;
 use serde_json::Value;
 
-use super::error::{CallError, Code};
+use super::error::CallError;
 use super::frame::{MAX_EVENT_BYTES, MAX_MESSAGE_BYTES, MAX_OPEN_CALLS, Request};
 use super::session::{Asked, CallingSession, Heard, NotTaken, ServingSession};
 

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use hearthnet_transport::Code;
 use tokio::net::TcpStream;
 use tokio_tungstenite::client_async_with_config;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
@@ -11,7 +12,7 @@ use tokio_tungstenite::tungstenite::http::header::AUTHORIZATION;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 
 use super::client::Client;
-use super::error::{CallError, Code};
+use super::error::CallError;
 use super::frame::{BUS_PATH, MAX_MESSAGE_BYTES};
 use super::local_api::{ENDPOINT_FILE, TOKEN_FILE};
 use super::wire::Wire;

@@ -87,7 +87,7 @@ pub use cancel::Cancel;
 pub use client::{CallStream, Client, Event};
 pub use descriptor::{CallLimits, CapabilityDescriptor, EXPERIMENTAL, Stability, Trust};
 pub use envelope::{Envelope, EnvelopeError, MAX_CALL_SKEW_MS, MAX_ENVELOPE_BYTES};
-pub use error::{CallError, Code, MAX_ERROR_TEXT, MAX_NAME};
+pub use error::{CallError, MAX_ERROR_TEXT};
 pub use frame::{
     ACK_BYTES, ACK_FRAMES, BUS_PATH, MAX_EVENT_BYTES, MAX_MESSAGE_BYTES, MAX_OPEN_CALLS, Request,
     Violation, WINDOW_BYTES, WINDOW_FRAMES,
@@ -99,5 +99,7 @@ pub use registry::{CallContext, Handler, RegisterError, Registry, Slot};
 pub use server::{Admitted, Authority, CallServer, FrameSink, Origin, Research};
 pub use session::{Asked, CallingSession, Heard, NotTaken, ServingSession};
 pub use wire::Wire;
+
+pub use hearthnet_transport::{Code, MAX_NAME};
 
 pub use crate::capability::{BUS_DESCRIBE, CHAT, COMMUNITY_JOIN, SHARD_ADVERTISE, SHARD_SERVE};

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
+use hearthnet_transport::Code;
 use parking_lot::Mutex;
 use serde_json::Value;
 
 use super::descriptor::{CapabilityDescriptor, Trust};
-use super::error::{CallError, Code};
+use super::error::CallError;
 use super::server::FrameSink;
 use super::{Cancel, MAX_CAPABILITIES};
 use crate::{Capability, NodeId};

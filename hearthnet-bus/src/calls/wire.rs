@@ -60,8 +60,7 @@ impl Outgoing for ToPeer {
     }
 
     fn close(&mut self, violation: &Violation) -> BoxFuture<'_, ()> {
-        let code = CloseCode::from_name(violation.code()).unwrap_or(CloseCode::ProtocolState);
-        self.0.close(code);
+        self.0.close(violation.code());
         Box::pin(std::future::ready(()))
     }
 }
@@ -121,7 +120,7 @@ impl<S: Sink<Message, Error = WsError> + Send + Unpin> Outgoing for ToWebSocket<
     fn close(&mut self, violation: &Violation) -> BoxFuture<'_, ()> {
         let frame = CloseFrame {
             code: WsCode::Policy,
-            reason: violation.code().into(),
+            reason: violation.code().as_str().into(),
         };
         Box::pin(async {
             // The connection ends either way.

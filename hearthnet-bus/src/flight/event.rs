@@ -1,6 +1,7 @@
 //! What can have happened.
 
 use crate::NodeId;
+use hearthnet_transport::Code;
 use serde::{Deserialize, Serialize};
 
 use super::ids::{Name, PipelineId, SessionId};
@@ -61,7 +62,7 @@ pub enum Event {
         /// `<model_id>:<lo>-<hi>`.
         shard: Name,
         /// What went wrong, `pipeline_stalled` and `degraded` among them.
-        code: Name,
+        code: Code,
     },
     /// A host gave this pipeline's stream up for want of memory; it is opened again later.
     HostPreempted {
@@ -82,7 +83,7 @@ pub enum Event {
         /// `<model_id>:<lo>-<hi>`.
         shard: Name,
         /// What was the reason: of a failure, or `leaving`.
-        code: Name,
+        code: Code,
         /// Hosts that took over; 0 when this machine did.
         replacements: u32,
         /// Positions that were computed again.
@@ -122,7 +123,7 @@ pub enum Event {
         /// Id of the pipeline.
         pipeline: PipelineId,
         /// The cause, as a code of the protocol.
-        code: Name,
+        code: Code,
     },
     /// Whoever had asked gave up.
     Cancelled {
@@ -180,7 +181,7 @@ pub enum Event {
         /// Node id of the peer.
         peer: NodeId,
         /// Why, as closing codes spell it.
-        code: Name,
+        code: Code,
         /// Whether this side ended it.
         by_us: bool,
     },
@@ -208,7 +209,7 @@ pub enum Event {
         /// Its epoch.
         epoch: u32,
         /// The cause, as a code of the protocol.
-        code: Name,
+        code: Code,
     },
     /// A stream ended.
     StreamEnded {
@@ -221,7 +222,7 @@ pub enum Event {
         /// Its epoch.
         epoch: u32,
         /// `closed` by the caller, `session_ended` with its session, or the host's reason.
-        code: Name,
+        code: Code,
         /// Steps that were answered.
         steps: u64,
         /// Rows that came for it.
@@ -241,21 +242,21 @@ pub enum Event {
         /// Node id of the peer.
         peer: NodeId,
         /// The cause, as a code of the protocol.
-        code: Name,
+        code: Code,
     },
     /// Another node could not be reached, or did not let this one in.
     PeerUnreachable {
         /// Node id of the peer.
         peer: NodeId,
         /// The cause, as a code of the protocol.
-        code: Name,
+        code: Code,
     },
     /// A node showed its key and was not let in.
     PeerRefused {
         /// Node id of the peer.
         peer: NodeId,
         /// The cause, as a code of the protocol.
-        code: Name,
+        code: Code,
     },
     /// A member offers layers.
     AdvertSeen {
@@ -271,7 +272,7 @@ pub enum Event {
         /// `<model_id>:<lo>-<hi>`.
         shard: Name,
         /// `withdrawn`, `expired` or `revoked`.
-        code: Name,
+        code: Code,
     },
     /// The community sent a member away.
     Revoked {
@@ -281,7 +282,7 @@ pub enum Event {
     /// Somebody connected and did not become anybody's session: what is no TLS, and the like.
     ConnectionRefused {
         /// The cause, as a code of the protocol.
-        code: Name,
+        code: Code,
     },
 
     /// Of a kind that this version does not know.
@@ -445,16 +446,16 @@ impl Event {
 
     /// Bytes of names that it holds beside its own size.
     pub(super) fn name_bytes(&self) -> usize {
-        let names: [Option<&Name>; 2] = match self {
+        match self {
             Self::StreamAsked { shard, .. }
             | Self::HostPreempted { shard, .. }
             | Self::ShardServing { shard }
             | Self::ShardLeaving { shard, .. }
             | Self::ShardStopped { shard, .. }
-            | Self::AdvertSeen { shard, .. } => [Some(shard), None],
+            | Self::AdvertSeen { shard, .. } => shard.as_str().len(),
             Self::HostFailed { shard, code, .. }
             | Self::FailedOver { shard, code, .. }
-            | Self::AdvertGone { shard, code, .. } => [Some(shard), Some(code)],
+            | Self::AdvertGone { shard, code, .. } => shard.as_str().len() + code.as_str().len(),
             Self::Aborted { code, .. }
             | Self::SessionEnded { code, .. }
             | Self::StreamRefused { code, .. }
@@ -462,14 +463,9 @@ impl Event {
             | Self::PeerLost { code, .. }
             | Self::PeerUnreachable { code, .. }
             | Self::PeerRefused { code, .. }
-            | Self::ConnectionRefused { code } => [Some(code), None],
-            Self::SessionBegan { purpose, .. } => [Some(purpose), None],
-            _ => [None, None],
-        };
-        names
-            .into_iter()
-            .flatten()
-            .map(|name| name.as_str().len())
-            .sum()
+            | Self::ConnectionRefused { code } => code.as_str().len(),
+            Self::SessionBegan { purpose, .. } => purpose.as_str().len(),
+            _ => 0,
+        }
     }
 }

@@ -11,7 +11,7 @@ use ulid::Ulid;
 /// Longest [`Name`], in bytes. Shard ids of the catalogue have about 40.
 pub const MAX_NAME_BYTES: usize = 80;
 
-/// A code, a shard id, a purpose: at most [`MAX_NAME_BYTES`] printable ASCII characters, none
+/// A shard id, a purpose: at most [`MAX_NAME_BYTES`] printable ASCII characters, none
 /// of them a space. What does not fit is replaced by `?` or cut off; so no name can move a
 /// cursor, colour a terminal or pass for two.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]

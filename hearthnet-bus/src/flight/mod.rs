@@ -36,7 +36,7 @@ use crate::NodeId;
 use std::sync::LazyLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use hearthnet_transport::CloseCode;
+use hearthnet_transport::{CloseCode, RefusedConnection};
 use parking_lot::Mutex;
 
 pub use event::{Class, Event};
@@ -64,17 +64,21 @@ pub fn record(event: Event) {
 pub fn peer_refused(key: NodeId, code: CloseCode) {
     record(Event::PeerRefused {
         peer: key,
-        code: code.as_str().into(),
+        code: code.into(),
     });
 }
 
 /// Takes note of a connection that nothing came of, unless it belongs to a key that was
-/// [refused](peer_refused): `code` is one of
-/// [`RefusedConnection::code`](hearthnet_transport::RefusedConnection::code).
-pub fn connection_refused(code: &'static str) {
-    let limit = CloseCode::ConnectionLimit.as_str();
-    if code == limit || (code != "not_admitted" && CloseCode::from_name(code).is_none()) {
-        record(Event::ConnectionRefused { code: code.into() });
+/// [refused](peer_refused).
+pub fn connection_refused(why: &RefusedConnection) {
+    let told = match why {
+        RefusedConnection::Path { code, .. } => *code == CloseCode::ConnectionLimit,
+        RefusedConnection::Closed(closed) => closed.code == CloseCode::ConnectionLimit,
+        RefusedConnection::Tls { cause, .. } => *cause != "not_admitted",
+        _ => true,
+    };
+    if told {
+        record(Event::ConnectionRefused { code: why.code() });
     }
 }
 

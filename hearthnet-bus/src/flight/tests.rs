@@ -1,3 +1,4 @@
+use hearthnet_transport::{Code, MAX_NAME};
 use proptest::prelude::*;
 
 use super::*;
@@ -14,7 +15,9 @@ fn aborted(n: u64) -> Event {
 }
 
 fn refused(code: &str) -> Event {
-    Event::ConnectionRefused { code: code.into() }
+    Event::ConnectionRefused {
+        code: Code::parse(code).unwrap(),
+    }
 }
 
 fn at(ms: u64) -> Stamp {
@@ -68,14 +71,14 @@ fn a_full_ring_stays_within_its_bytes_and_keeps_the_latest() {
                 pipeline: pipeline(n),
                 host: NodeId::from_checked([7; 32]),
                 shard: long.as_str().into(),
-                code: long.as_str().into(),
+                code: Code::parse(&"x".repeat(MAX_NAME)).unwrap(),
             },
         );
     }
     let all = whole(&ring, at(20_000));
     let bytes: usize = all
         .iter()
-        .map(|r| size_of_val(r) + 2 * MAX_NAME_BYTES)
+        .map(|r| size_of_val(r) + MAX_NAME_BYTES + MAX_NAME)
         .sum();
     assert!(bytes <= 1 << 20, "{bytes} bytes");
     assert_eq!(all.last().unwrap().event.pipeline(), Some(pipeline(19_999)));
@@ -205,7 +208,7 @@ proptest! {
                 0 => aborted(n),
                 1 => Event::PeerLost {
                     peer: crate::NodeKey::from_secret(&[n as u8; 32]).id(),
-                    code: format!("{n}").as_str().into(),
+                    code: Code::parse(&format!("n{n}")).unwrap(),
                 },
                 _ => Event::StreamRefused {
                     session: SessionId::of_token(&n.to_le_bytes()),

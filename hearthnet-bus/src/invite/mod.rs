@@ -32,6 +32,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bech32::primitives::decode::CheckedHrpstring;
 use bech32::{Bech32m, Hrp};
+use hearthnet_transport::Code;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use zeroize::{Zeroize as _, Zeroizing};
 
@@ -118,8 +119,8 @@ pub enum InviteError {
 
 impl InviteError {
     /// The stable code of the refusal.
-    pub fn code(&self) -> &'static str {
-        "bad_invite"
+    pub fn code(&self) -> Code {
+        Code::new("bad_invite")
     }
 }
 
@@ -380,11 +381,11 @@ pub enum JoinError {
 
 impl JoinError {
     /// The stable code of the refusal.
-    pub fn code(&self) -> &'static str {
-        match self {
+    pub fn code(&self) -> Code {
+        Code::new(match self {
             Self::Name => "bad_request",
             Self::Signature => "invalid_signature",
-        }
+        })
     }
 }
 

@@ -143,7 +143,7 @@ pub fn admit(
 ) -> Result<Level, CallError> {
     if request.community != log.community() {
         let message = "the invite is for another community than this node's";
-        return Err(CallError::new(Code::own("wrong_community"), message));
+        return Err(CallError::new(Code::new("wrong_community"), message));
     }
     if request.node != caller {
         let message = "the request to join names another node than the one that brings it";
@@ -151,14 +151,14 @@ pub fn admit(
     }
     request
         .verify()
-        .map_err(|e| CallError::new(Code::own(e.code()), e.to_string()))?;
+        .map_err(|e| CallError::new(e.code(), e.to_string()))?;
     let state = log.state();
     if let Some(level) = state.level(&caller) {
         return Ok(level);
     }
     let Some(invite) = state.invite(&request.invite) else {
         return Err(CallError::new(
-            Code::own("unknown_invite"),
+            Code::new("unknown_invite"),
             "this node does not know the invite; it may not have heard of it yet",
         )
         .with_hint("try again in a moment, or ask for a new code"));
@@ -174,7 +174,7 @@ pub fn admit(
 
 /// A refusal of the log as the caller hears it.
 fn log_error(error: &LogError) -> CallError {
-    CallError::new(Code::own(error.code()), error.to_string())
+    CallError::new(error.code(), error.to_string())
 }
 
 /// Why joining through a node did not work.
@@ -194,11 +194,11 @@ pub enum JoinFailure {
 
 impl JoinFailure {
     /// The stable code.
-    pub fn code(&self) -> &str {
+    pub fn code(&self) -> Code {
         match self {
-            Self::Refused(error) => error.code().as_str(),
+            Self::Refused(error) => error.code().clone(),
             Self::Log(error) => error.code(),
-            Self::NotAdmitted => "unauthorized",
+            Self::NotAdmitted => Code::UNAUTHORIZED,
         }
     }
 
@@ -206,8 +206,13 @@ impl JoinFailure {
     /// or the same one later admit: an invite that expired or was used up is so everywhere.
     pub fn is_final(&self) -> bool {
         match self {
-            Self::Refused(error) => ["bad_invite", "invalid_signature", "revoked", "bad_request"]
-                .contains(&error.code().as_str()),
+            Self::Refused(error) => [
+                Code::BAD_INVITE,
+                Code::INVALID_SIGNATURE,
+                Code::REVOKED,
+                Code::BAD_REQUEST,
+            ]
+            .contains(error.code()),
             Self::Log(_) => true,
             Self::NotAdmitted => false,
         }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use super::event::{EventError, MAX_AHEAD_MS};
 use super::fold::NoEffect;
 use crate::{CommunityId, NodeId, RandomnessError};
+use hearthnet_transport::Code;
 
 /// Why an operation on the log failed. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
@@ -108,15 +109,15 @@ pub enum LogError {
 
 impl LogError {
     /// The stable code.
-    pub fn code(&self) -> &'static str {
-        match self {
+    pub fn code(&self) -> Code {
+        Code::new(match self {
             Self::NoCommunity { .. } => "no_community",
             Self::Exists { .. } => "community_exists",
             Self::ReadOnly { .. } => "log_read_only",
             Self::Busy => "log_busy",
             Self::Corrupt { .. } => "log_corrupt",
-            Self::NoEffect(why) => why.code(),
-            Self::Event(why) => why.code(),
+            Self::NoEffect(why) => return why.code(),
+            Self::Event(why) => return why.code(),
             Self::Frozen { .. } => "log_fork",
             Self::Behind { .. } => "log_behind",
             Self::Quota { .. } => "log_quota",
@@ -125,7 +126,7 @@ impl LogError {
             | Self::Export(_)
             | Self::Randomness(_)
             | Self::Database(_) => "log_failed",
-        }
+        })
     }
 }
 
@@ -191,15 +192,15 @@ pub enum Refusal {
 
 impl Refusal {
     /// The stable code, as in the list of attacks.
-    pub fn code(&self) -> &'static str {
-        match self {
-            Self::Invalid(why) => why.code(),
+    pub fn code(&self) -> Code {
+        Code::new(match self {
+            Self::Invalid(why) => return why.code(),
             Self::Foreign(_) => "log_foreign",
             Self::Time { .. } => "log_time",
             Self::Stale => "log_stale",
             Self::Fork { .. } => "log_fork",
             Self::Quota { .. } => "log_quota",
-        }
+        })
     }
 }
 

@@ -7,6 +7,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::str::FromStr;
 
+use hearthnet_transport::Code;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest as _, Sha256};
 use ulid::Ulid;
@@ -223,11 +224,11 @@ pub enum EventError {
 
 impl EventError {
     /// The stable code of the refusal.
-    pub fn code(&self) -> &'static str {
-        match self {
+    pub fn code(&self) -> Code {
+        Code::new(match self {
             Self::Malformed { .. } => "log_malformed",
             Self::Signature => "invalid_signature",
-        }
+        })
     }
 }
 

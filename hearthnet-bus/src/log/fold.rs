@@ -23,6 +23,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use hearthnet_transport::Code;
 use serde::{Deserialize, Serialize};
 
 use super::body::{Body, Level};
@@ -98,8 +99,8 @@ pub enum NoEffect {
 
 impl NoEffect {
     /// The stable code of the refusal.
-    pub fn code(&self) -> &'static str {
-        match self {
+    pub fn code(&self) -> Code {
+        Code::new(match self {
             Self::NotMember(_) | Self::Level { .. } => "unauthorized",
             Self::Revoked(_) => "revoked",
             Self::NoSuchInvite
@@ -109,7 +110,7 @@ impl NoEffect {
             | Self::InviteUsed
             | Self::InviteLevel => "bad_invite",
             _ => "bad_request",
-        }
+        })
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use hearthnet_transport::Code;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
@@ -71,8 +72,8 @@ pub struct HeadsError;
 
 impl HeadsError {
     /// The stable code of the refusal.
-    pub fn code(&self) -> &'static str {
-        "log_malformed"
+    pub fn code(&self) -> Code {
+        Code::new("log_malformed")
     }
 }
 

@@ -20,6 +20,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use hearthnet_transport::Code;
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 use rustix::fs::FlockOperation;
 
@@ -51,8 +52,8 @@ pub struct Recovery {
 
 impl Recovery {
     /// The stable code.
-    pub fn code(&self) -> &'static str {
-        "log_recovered"
+    pub fn code(&self) -> Code {
+        Code::new("log_recovered")
     }
 }
 
@@ -152,7 +153,7 @@ pub(super) fn open(dir: &Path, path: &Path, quotas: &Quotas) -> Result<Opened, L
     note_file(&conn, path);
     guard.share(dir)?;
     if let Some(recovery) = &recovery {
-        tracing::warn!(code = recovery.code(), "{}", recovery.what);
+        tracing::warn!(code = %recovery.code(), "{}", recovery.what);
     }
     Ok(Opened {
         conn,

@@ -415,7 +415,7 @@ impl EventLog {
         received.refused.sort_by_key(|(place, _)| *place);
         for (_, why) in &received.refused {
             metrics::counter!("hearthnet_log_refused_total", "code" => why.code()).increment(1);
-            tracing::debug!(from = %from.short(), code = why.code(), "refused an event: {why}");
+            tracing::debug!(from = %from.short(), code = %why.code(), "refused an event: {why}");
         }
         Ok(received)
     }

@@ -5,7 +5,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use hearthnet_transport::{Admission, CloseCode, Closer, Connection, Hello, PATH, SessionClosed};
+use hearthnet_transport::{
+    Admission, CloseCode, Closer, Connection, Hello, PATH, RefusedConnection, SessionClosed,
+};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::mpsc;
 
@@ -154,8 +156,8 @@ impl Admission for Access {
             .inspect_err(|code| flight::peer_refused(*key, *code))
     }
 
-    fn connection_refused(&self, code: &'static str) {
-        flight::connection_refused(code);
+    fn connection_refused(&self, why: &RefusedConnection) {
+        flight::connection_refused(why);
     }
 
     fn session_ended(&self, key: &NodeId, closed: &SessionClosed) {

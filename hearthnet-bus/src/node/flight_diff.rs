@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::NodeId;
 use crate::flight::Event;
 use crate::log::Community;
+use hearthnet_transport::Code;
 
 /// What was so when it was last looked at.
 #[derive(Debug, Default)]
@@ -13,7 +14,7 @@ pub(super) struct FlightDiff {
     adverts: BTreeMap<(NodeId, String), u64>,
     revoked: BTreeSet<NodeId>,
     /// Why nodes could not be reached, of those that could not.
-    unreachable: BTreeMap<NodeId, String>,
+    unreachable: BTreeMap<NodeId, Code>,
 }
 
 impl FlightDiff {
@@ -37,14 +38,14 @@ impl FlightDiff {
                 continue;
             }
             let code = match () {
-                () if state.is_revoked(peer) => "revoked",
-                () if *until_ms <= now_ms => "expired",
-                () => "withdrawn",
+                () if state.is_revoked(peer) => Code::REVOKED,
+                () if *until_ms <= now_ms => Code::new("expired"),
+                () => Code::new("withdrawn"),
             };
             events.push(Event::AdvertGone {
                 peer: (*peer),
                 shard: shard.as_str().into(),
-                code: code.into(),
+                code,
             });
         }
         for (peer, shard) in adverts.keys() {
@@ -60,12 +61,9 @@ impl FlightDiff {
     }
 
     /// A node could not be reached: news, unless it was so before and for the same reason.
-    pub(super) fn unreachable(&mut self, peer: NodeId, code: &str) -> Option<Event> {
-        let before = self.unreachable.insert(peer, code.to_owned());
-        (before.as_deref() != Some(code)).then(|| Event::PeerUnreachable {
-            peer,
-            code: code.into(),
-        })
+    pub(super) fn unreachable(&mut self, peer: NodeId, code: Code) -> Option<Event> {
+        let before = self.unreachable.insert(peer, code.clone());
+        (before.as_ref() != Some(&code)).then_some(Event::PeerUnreachable { peer, code })
     }
 
     /// A node is connected.
@@ -84,10 +82,10 @@ mod tests {
     fn a_node_that_stays_away_is_news_once() {
         let mut flight_diff = FlightDiff::default();
         let peer = NodeKey::from_secret(&[1; 32]).id();
-        assert!(flight_diff.unreachable(peer, "unreachable").is_some());
-        assert!(flight_diff.unreachable(peer, "unreachable").is_none());
-        assert!(flight_diff.unreachable(peer, "revoked").is_some());
+        assert!(flight_diff.unreachable(peer, Code::UNREACHABLE).is_some());
+        assert!(flight_diff.unreachable(peer, Code::UNREACHABLE).is_none());
+        assert!(flight_diff.unreachable(peer, Code::REVOKED).is_some());
         flight_diff.connected(peer);
-        assert!(flight_diff.unreachable(peer, "revoked").is_some());
+        assert!(flight_diff.unreachable(peer, Code::REVOKED).is_some());
     }
 }

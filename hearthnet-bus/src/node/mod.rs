@@ -38,8 +38,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 
 use hearthnet_transport::{
-    Admission, BindError, CloseCode, Closer, Config, Connection, Hello, Identity, IdentityError,
-    PATH, PathListener, PathRule, connect_here,
+    Admission, BindError, CloseCode, Closer, Code, Config, Connection, Hello, Identity,
+    IdentityError, PATH, PathListener, PathRule, connect_here,
 };
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, mpsc, watch};
@@ -124,12 +124,12 @@ pub enum NodeError {
 
 impl NodeError {
     /// The stable code, for machines.
-    pub fn code(&self) -> &'static str {
-        match self {
+    pub fn code(&self) -> Code {
+        Code::new(match self {
             Self::Listen(_) => "listen",
             Self::Discovery(_) => "discovery",
             Self::Identity(_) => "internal",
-        }
+        })
     }
 }
 

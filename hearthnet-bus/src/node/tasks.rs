@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearthnet_transport::{Arrival, CloseCode, PathListener, PeerSocket, connect_path};
+use hearthnet_transport::{Arrival, CloseCode, Code, PathListener, PeerSocket, connect_path};
 use tokio::sync::watch;
 
 use super::access::{Use, grant_of};
@@ -130,7 +130,7 @@ impl Inner {
                 "link closed");
             flight::record(flight::Event::PeerLost {
                 peer,
-                code: closed.code.as_str().into(),
+                code: closed.code.into(),
             });
             inner
                 .links
@@ -294,8 +294,8 @@ async fn connect(inner: &Arc<Inner>, target: Target) {
             Ok(socket) => socket,
             Err(failed) => {
                 let code = match failed.first() {
-                    None => "no_address",
-                    Some((_, error)) => error.code().map_or("unreachable", CloseCode::as_str),
+                    None => Code::new("no_address"),
+                    Some((_, error)) => error.code().map_or(Code::UNREACHABLE, Code::from),
                 };
                 let event = inner.flight_diff.lock().unreachable(node, code);
                 event.into_iter().for_each(flight::record);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use hearthnet_transport::{CloseCode, Frame, PathRule, PeerSocket, SendError, SessionClosed};
+use hearthnet_transport::{CloseCode, Code, Frame, PathRule, PeerSocket, SendError, SessionClosed};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -105,7 +105,7 @@ fn judge(received: &Received) -> Stored {
             // A newer one was here first: as good as known.
             Refusal::Stale => stored.known += 1,
             // Every node checks these before it stores anything, so none passes them on.
-            Refusal::Invalid(why) if why.code() == CloseCode::InvalidSignature.as_str() => {
+            Refusal::Invalid(why) if why.code() == Code::INVALID_SIGNATURE => {
                 stored.hostile = Some(CloseCode::InvalidSignature);
             }
             Refusal::Foreign(_) => stored.hostile = Some(CloseCode::BodyMalformed),

@@ -214,7 +214,7 @@ fn event(frame: &Frame) -> Result<(String, Value), CallError> {
 
 /// A failed chat as the caller hears of it: its codes are codes of the bus.
 pub fn failure(error: &ChatError) -> CallError {
-    CallError::new(Code::own(error.code()), error.to_string()).with_hint(error.hint())
+    CallError::new(error.code(), error.to_string()).with_hint(error.hint())
 }
 
 /// A chat that was refused at once: its caller hears when to come back.

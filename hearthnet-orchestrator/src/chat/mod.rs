@@ -12,6 +12,7 @@ use hearthnet_bus::flight::{self, Event};
 use hearthnet_model::sampler::{Sampler, SamplerConfig, SamplingChoice};
 use hearthnet_model::stop::StopMatcher;
 use hearthnet_model::{ChatMessage, ChatTemplate, Detokenizer, Special, Tokenizer};
+use hearthnet_transport::Code;
 use serde::{Deserialize, Serialize};
 
 use crate::Cancel;
@@ -147,7 +148,7 @@ pub enum Frame {
         /// Stable code of what went wrong, when it is degraded; `silent` or `busy` when it is
         /// waited for.
         #[serde(skip_serializing_if = "Option::is_none")]
-        code: Option<String>,
+        code: Option<Code>,
     },
     /// The layers of a host that failed or leaves run elsewhere; the text goes on where it was.
     ShardFailover {
@@ -157,7 +158,7 @@ pub enum Frame {
         #[serde(skip_serializing_if = "Option::is_none")]
         host: Option<String>,
         /// Stable code of what went wrong; `leaving` when nothing did.
-        code: String,
+        code: Code,
         /// Node ids of the hosts that took over; empty when this machine did.
         replacements: Vec<String>,
         /// Positions that were computed again.
@@ -168,7 +169,7 @@ pub enum Frame {
     /// The answer ends here, unfinished: no host can take over, nor may this machine.
     PipelineAborted {
         /// Stable code of the error that follows.
-        code: Cow<'static, str>,
+        code: Code,
         /// A sentence for people.
         message: String,
     },
@@ -297,7 +298,7 @@ impl Conversation {
             Err(ChatError::Cancelled) => Event::Cancelled { pipeline },
             Err(error) => Event::Aborted {
                 pipeline,
-                code: error.code().into(),
+                code: error.code(),
             },
         });
         answer
@@ -518,7 +519,7 @@ impl Conversation {
             && error.blame() == Blame::Peer
         {
             emit(&Frame::PipelineAborted {
-                code: error.code().into(),
+                code: error.code(),
                 message: error.to_string(),
             });
         }

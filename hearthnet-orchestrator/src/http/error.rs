@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
+use hearthnet_transport::Code;
 use serde_json::{Value, json};
 
 use crate::error::ChatError;
@@ -20,7 +21,7 @@ const CROWDED: Duration = Duration::from_secs(2);
 pub(super) struct ApiError {
     status: StatusCode,
     kind: &'static str,
-    code: &'static str,
+    code: Code,
     param: Option<String>,
     message: String,
     retry_after: Option<Duration>,
@@ -36,7 +37,7 @@ impl ApiError {
         Self {
             status,
             kind,
-            code,
+            code: Code::new(code),
             param: None,
             message: message.into(),
             retry_after: None,
@@ -173,10 +174,13 @@ impl ApiError {
         let message = format!("{error}; {}", error.hint());
         let code = match error {
             // What OpenAI calls it: programs that shorten their conversations wait for it.
-            ChatError::TooLong { .. } => "context_length_exceeded",
+            ChatError::TooLong { .. } => Code::new("context_length_exceeded"),
             _ => error.code(),
         };
-        Self::new(status, kind, code, message)
+        Self {
+            code,
+            ..Self::new(status, kind, "", message)
+        }
     }
 
     /// 429: as many requests are being answered as may be.
@@ -189,7 +193,7 @@ impl ApiError {
     pub(super) fn retry_after(mut self, after: Duration) -> Self {
         if self.status == StatusCode::TOO_MANY_REQUESTS {
             self.retry_after = Some(after);
-        } else if self.code == ChatError::ShuttingDown.code() {
+        } else if self.code == Code::SHUTTING_DOWN {
             self.retry_after = Some(BACK_AFTER);
         }
         self

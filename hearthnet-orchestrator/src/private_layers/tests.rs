@@ -2,6 +2,7 @@ use std::sync::Barrier;
 
 use hearthnet_model::gguf::Gguf;
 use hearthnet_testkit::TinyLlama;
+use hearthnet_transport::Code;
 
 use super::*;
 use crate::backend::Notice;
@@ -156,7 +157,7 @@ fn a_conversation_too_many_is_refused_as_busy_and_room_comes_back() {
     let between = engine(&file, private.hosted());
     let open = || private.around(Box::new(between.open().unwrap()));
     let first = open().unwrap();
-    assert_eq!(open().err().map(|e| e.code()), Some("busy"));
+    assert_eq!(open().err().map(|e| e.code()), Some(Code::BUSY));
     drop(first);
     assert!(open().is_ok());
 }

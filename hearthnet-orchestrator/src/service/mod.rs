@@ -33,6 +33,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use hearthnet_model::WeightsId;
+use hearthnet_transport::Code;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -501,7 +502,9 @@ fn work(place: Place, mut job: Job) {
         patience: SlowReaderLimit::new(inner.settings.slow_reader),
     };
     let result = converse(&inner, &mut job, &mut outlet);
-    let code = result.as_ref().map_or_else(ChatError::code, |_| "ok");
+    let code = result
+        .as_ref()
+        .map_or_else(ChatError::code, |_| Code::new("ok"));
     metrics::counter!("hearthnet_answers_total", "code" => code).increment(1);
     {
         let took_ms = began.elapsed().as_secs_f64() * 1e3;

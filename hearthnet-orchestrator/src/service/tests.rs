@@ -239,7 +239,7 @@ fn more_than_may_wait_are_refused_and_the_others_are_answered() {
         }
     }
     // Two run; two of a's and one of b's wait.
-    assert_eq!(refusals, [("a", "busy"), ("c", "busy")]);
+    assert_eq!(refusals, [("a", Code::BUSY), ("c", Code::BUSY)]);
     assert_eq!((f.service.load().running, f.service.load().waiting), (2, 3));
     assert!(f.service.retry_after() >= Duration::from_secs(1));
     f.gate.set(false);
@@ -426,7 +426,7 @@ fn bad_requests_are_refused_without_a_backend() {
         .ask("a", "other", request("hello", 1))
         .err()
         .map(|e| e.code());
-    assert_eq!(unknown, Some("bad_request"));
+    assert_eq!(unknown, Some(Code::BAD_REQUEST));
     let empty = f.service.ask("a", "tiny", request("", 1)).unwrap();
     assert_eq!(f.end(empty).unwrap_err().code(), "bad_request");
     let tokens = ChatRequest {
@@ -455,7 +455,7 @@ fn draining_lets_chats_end_and_refuses_new_ones() {
         .ask("c", "tiny", request("hello", 2))
         .err()
         .map(|e| e.code());
-    assert_eq!(refused, Some("shutting_down"));
+    assert_eq!(refused, Some(Code::SHUTTING_DOWN));
     f.gate.set(false);
     f.end(first).unwrap();
     f.end(second).unwrap();

@@ -314,7 +314,7 @@ impl ShardedBackend {
                     self.notices.push(Notice::Waiting {
                         shard_id: self.shard_id(hop),
                         host: hop.node().to_string(),
-                        code: code.to_owned(),
+                        code,
                     });
                 }
             }
@@ -360,7 +360,7 @@ impl ShardedBackend {
                 self.write_batch.set(write_batch);
                 self.on_result(index, result, at).err()
             }
-            Inbound::Error { code, message } => Some(hop.refused(&code, &message)),
+            Inbound::Error { code, message } => Some(hop.refused(code, &message)),
             Inbound::Leaving => {
                 hop.move_at = Some(Instant::now());
                 None

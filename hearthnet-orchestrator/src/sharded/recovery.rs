@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 
 use hearthnet_bus::flight::{self, Event};
 use hearthnet_bus::{Descriptor, NodeId};
+use hearthnet_transport::Code;
 
 use super::ShardedBackend;
-use super::stream::{Hop, HopFailure, PREEMPTED};
+use super::stream::{Hop, HopFailure};
 use crate::Cancel;
 use crate::backend::{Notice, Run, whole_ms};
 use crate::error::ChatError;
@@ -60,7 +61,7 @@ pub(super) enum Cause {
 pub(super) struct Recovery {
     layers: (u32, u32),
     node: NodeId,
-    code: String,
+    code: Code,
     replayed: u32,
     since: Instant,
 }
@@ -87,7 +88,7 @@ impl ShardedBackend {
         if matches!(hop_failure.error, ChatError::BadRequest(_)) {
             return Err(hop_failure.error);
         }
-        if hop_failure.code == PREEMPTED {
+        if hop_failure.code == Code::PREEMPTED {
             metrics::counter!("distributed_inference_preemptions_total").increment(1);
             if let Some(hop) = self.hops.get(index) {
                 flight::record(Event::HostPreempted {
@@ -184,12 +185,12 @@ impl ShardedBackend {
         };
         let (shard_id, host) = (self.shard_id(hop), hop.node());
         let code = hop_failure.code.clone();
-        tracing::warn!(%shard_id, code, "a host has failed: {}", hop_failure.error);
+        tracing::warn!(%shard_id, %code, "a host has failed: {}", hop_failure.error);
         flight::record(Event::HostFailed {
             pipeline: self.name,
             host: hop.node(),
             shard: shard_id.as_str().into(),
-            code: code.as_str().into(),
+            code: code.clone(),
         });
         let kind = match hop_failure.cause {
             Cause::Corrupt => Some(FailureKind::Corruption),
@@ -327,7 +328,7 @@ impl ShardedBackend {
                 .map(|hop| hop.node().to_string())
                 .collect();
             let shard_id = Descriptor::shard_id(&self.model.model_id, lo, hi);
-            if recovery.code == LEAVING {
+            if recovery.code == Code::LEAVING {
                 metrics::counter!("distributed_inference_moves_total").increment(1);
             } else {
                 metrics::counter!("distributed_inference_failovers_total").increment(1);
@@ -336,7 +337,7 @@ impl ShardedBackend {
                 pipeline: self.name,
                 host: Some(recovery.node),
                 shard: shard_id.as_str().into(),
-                code: recovery.code.as_str().into(),
+                code: recovery.code.clone(),
                 replacements: u32::try_from(replacements.len()).unwrap_or(u32::MAX),
                 replayed: recovery.replayed,
                 ms: whole_ms(recovery.since.elapsed()),
@@ -357,9 +358,6 @@ impl ShardedBackend {
         Descriptor::shard_id(&self.model.model_id, hop.span.lo, hop.span.hi)
     }
 }
-
-/// The code of a move away from a host that leaves.
-pub(super) const LEAVING: &str = "leaving";
 
 /// The `n`th pause of a call, from 0: half of what is due, and of the other half as much as
 /// `random` says (0: nothing, `u32::MAX`: all but all of it). Those who lost their room together

@@ -10,11 +10,11 @@ use hearthnet_bus::NodeId;
 use hearthnet_bus::flight::{self, Event};
 use hearthnet_model::BoundaryDtype;
 use hearthnet_transport::{
-    DType, Message, SendError, Step, StepResult, StreamOpen, Truncate, Want,
+    CloseCode, Code, DType, Message, SendError, Step, StepResult, StreamOpen, Truncate, Want,
 };
 
 use super::ShardedBackend;
-use super::recovery::{Cause, LEAVING};
+use super::recovery::Cause;
 use crate::Cancel;
 use crate::backend::HopClock;
 use crate::checks::{BoundaryCheck, CheckError};
@@ -25,14 +25,13 @@ use crate::labels;
 use crate::link::Ended;
 use crate::pipeline::{Chunk, Outcome, Rows};
 
-/// The host takes nothing new.
-const SHUTTING_DOWN: &str = "shutting_down";
-/// The host took the stream's memory for streams that are further along.
-pub(super) const PREEMPTED: &str = "preempted";
-/// The host has as many steps of this caller waiting as it allows.
-const STEP_QUOTA: &str = "step_quota";
 /// The host has no room for another stream now, or for one of this caller.
-const NO_ROOM: [&str; 4] = ["stream_limit", "stream_quota", "kv_full", "kv_quota"];
+const NO_ROOM: [Code; 4] = [
+    Code::STREAM_LIMIT,
+    Code::STREAM_QUOTA,
+    Code::KV_FULL,
+    Code::KV_QUOTA,
+];
 
 /// Positions by which a stream grows beyond what was expected of it: some of a host's pages, and few,
 /// for a host that could not hold more than it is asked for refuses.
@@ -100,13 +99,13 @@ impl Hop {
     /// Something about this stream that needs another host.
     pub(super) fn hop_failure(
         &self,
-        code: &str,
+        code: Code,
         cause: Cause,
         error: impl FnOnce(String) -> ChatError,
     ) -> HopFailure {
         HopFailure {
             hop: self.id,
-            code: code.to_owned(),
+            code,
             error: error(self.name()),
             cause,
         }
@@ -115,31 +114,34 @@ impl Hop {
     pub(super) fn lost(&self, ended: &Ended) -> HopFailure {
         let Ended { why, right, by_us } = ended;
         match right {
-            Some(code) if *by_us => self.hop_failure(code, Cause::Barred, |host| {
+            Some(code) if *by_us => self.hop_failure(code.clone(), Cause::Barred, |host| {
                 ChatError::ShardUnavailable(format!(
                     "{host} may not compute for this node any more"
                 ))
             }),
-            _ => self.hop_failure(right.unwrap_or("connection_lost"), Cause::Failed, |host| {
-                ChatError::ShardUnavailable(format!("lost {host}: {why}"))
-            }),
+            _ => {
+                let code = right.clone().unwrap_or(Code::CONNECTION_LOST);
+                self.hop_failure(code, Cause::Failed, |host| {
+                    ChatError::ShardUnavailable(format!("lost {host}: {why}"))
+                })
+            }
         }
     }
 
     pub(super) fn late(&self) -> HopFailure {
-        self.hop_failure("degraded", Cause::Late, |host| {
+        self.hop_failure(Code::DEGRADED, Cause::Late, |host| {
             ChatError::PipelineStalled(format!("{host} is much slower than it should be"))
         })
     }
 
     pub(super) fn gone(&self, cause: Cause) -> HopFailure {
-        self.hop_failure(SILENT, cause, |host| {
+        self.hop_failure(Code::SILENT, cause, |host| {
             ChatError::PipelineStalled(format!("{host} has fallen silent"))
         })
     }
 
     pub(super) fn leaving(&self, open: bool) -> HopFailure {
-        self.hop_failure(LEAVING, Cause::Leaving { open }, |host| {
+        self.hop_failure(Code::LEAVING, Cause::Leaving { open }, |host| {
             ChatError::ShardUnavailable(format!("{host} is about to stop"))
         })
     }
@@ -157,23 +159,29 @@ impl Hop {
     }
 
     /// What a host's refusal, or the end of a stream by its host, means.
-    pub(super) fn refused(&self, code: &str, message: &str) -> HopFailure {
-        let cause = match code {
-            SHUTTING_DOWN => return self.leaving(false),
-            PREEMPTED | STEP_QUOTA => Cause::Room,
-            _ if self.opened || !NO_ROOM.contains(&code) => Cause::Failed,
-            _ if self.patient => Cause::Room,
-            _ => Cause::Full,
+    pub(super) fn refused(&self, code: Code, message: &str) -> HopFailure {
+        let cause = if code == Code::SHUTTING_DOWN {
+            return self.leaving(false);
+        } else if code == Code::PREEMPTED || code == Code::STEP_QUOTA {
+            Cause::Room
+        } else if self.opened || !NO_ROOM.contains(&code) {
+            Cause::Failed
+        } else if self.patient {
+            Cause::Room
+        } else {
+            Cause::Full
         };
-        self.hop_failure(code, cause, |host| {
-            let text = format!("{host} refused with {code}: {message}");
-            match code {
-                "weights_mismatch" => ChatError::WeightsMismatch(text),
-                "context_full" => ChatError::BadRequest(text),
-                _ if cause == Cause::Full => ChatError::HostsFull(text),
-                _ => ChatError::ShardUnavailable(text),
-            }
-        })
+        let text = format!("{} refused with {code}: {message}", self.name());
+        let error = if code == Code::WEIGHTS_MISMATCH {
+            ChatError::WeightsMismatch(text)
+        } else if code == Code::CONTEXT_FULL {
+            ChatError::BadRequest(text)
+        } else if cause == Cause::Full {
+            ChatError::HostsFull(text)
+        } else {
+            ChatError::ShardUnavailable(text)
+        };
+        self.hop_failure(code, cause, |_| error)
     }
 
     /// What waiting for this host has come to; `None` when it owes nothing. `reference` is what
@@ -235,7 +243,7 @@ impl Hop {
     }
 
     /// What to tell a caller who has been waiting for this host for long, once: its code.
-    pub(super) fn waited_for(&mut self, now: Instant) -> Option<&'static str> {
+    pub(super) fn waited_for(&mut self, now: Instant) -> Option<Code> {
         let rows = self.sent.front().map_or(0, |sent| sent.rows);
         let usual = self.hop_timeout.typical(rows).unwrap_or_default();
         let waited = now.saturating_duration_since(self.progress);
@@ -244,8 +252,8 @@ impl Hop {
         }
         self.told = true;
         Some(match self.span.link.silent_for() < ASK_AFTER {
-            true => BUSY,
-            false => SILENT,
+            true => Code::BUSY,
+            false => Code::SILENT,
         })
     }
 }
@@ -273,10 +281,6 @@ pub(super) struct WaitLimits {
     pub(super) silence: Option<Duration>,
 }
 
-/// The code of a host that does not even answer a PING.
-pub(super) const SILENT: &str = "silent";
-/// The code of one that does, and has not done its work.
-const BUSY: &str = "busy";
 /// Waiting that is worth a word.
 const TELL_AFTER: Duration = Duration::from_millis(1500);
 
@@ -284,7 +288,7 @@ const TELL_AFTER: Duration = Duration::from_millis(1500);
 pub(super) struct HopFailure {
     /// [`Hop::id`] of its stream.
     pub(super) hop: u64,
-    pub(super) code: String,
+    pub(super) code: Code,
     pub(super) error: ChatError,
     pub(super) cause: Cause,
 }
@@ -525,9 +529,11 @@ impl ShardedBackend {
                 Ok(())
             }
             Err(fault) => match self.hops.get(index) {
-                Some(hop) => Err(hop.hop_failure("protocol_state", Cause::Failed, |host| {
-                    ChatError::ShardUnavailable(format!("{host}: {fault}"))
-                })),
+                Some(hop) => Err(hop.hop_failure(
+                    CloseCode::ProtocolState.into(),
+                    Cause::Failed,
+                    |host| ChatError::ShardUnavailable(format!("{host}: {fault}")),
+                )),
                 None => Ok(()),
             },
         }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::ShardedBackend;
 use super::recovery::Cause;
 use super::stream::{HopFailure, Verdict, WaitLimits};
+use hearthnet_transport::Code;
 use tokio::task::JoinHandle;
 
 use crate::Cancel;
@@ -33,7 +34,7 @@ pub(super) enum Interrupted {
     Cancelled,
     HopFailure(HopFailure),
     /// A host is being waited for, and this is its code.
-    Waiting(usize, &'static str),
+    Waiting(usize, Code),
 }
 
 impl ShardedBackend {
@@ -131,11 +132,13 @@ impl ShardedBackend {
                 Some(Verdict::Dark) => Some(hop.gone(Cause::Failed)),
                 Some(Verdict::Stalled) => {
                     let seconds = health_timeout.as_secs_f32();
-                    Some(hop.hop_failure("pipeline_stalled", Cause::Failed, |host| {
-                        ChatError::PipelineStalled(format!(
-                            "no progress for {seconds} s: waiting for {host}"
-                        ))
-                    }))
+                    Some(
+                        hop.hop_failure(Code::PIPELINE_STALLED, Cause::Failed, |host| {
+                            ChatError::PipelineStalled(format!(
+                                "no progress for {seconds} s: waiting for {host}"
+                            ))
+                        }),
+                    )
                 }
             };
             if let Some(hop_failure) = hop_failure {

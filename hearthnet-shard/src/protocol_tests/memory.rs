@@ -30,7 +30,7 @@ fn next(stream: u32, pages: u32) -> Message {
 
 fn error_of(answers: &[Message]) -> (u32, &str) {
     match answers {
-        [Message::StreamError(e)] => (e.stream, &e.code),
+        [Message::StreamError(e)] => (e.stream, e.code.as_str()),
         other => panic!("{other:?}"),
     }
 }
@@ -192,9 +192,9 @@ fn pages_that_somebody_sits_on_are_given_to_those_who_compute() {
             _ => None,
         })
         .collect();
-    let preempted = |stream| (stream, "preempted".to_owned());
+    let preempted = |stream| (stream, Code::PREEMPTED);
     assert_eq!(lost[..2], [preempted(2), preempted(1)]);
-    assert!(lost[2..].iter().all(|(_, code)| code == "stream_ended"));
+    assert!(lost[2..].iter().all(|(_, code)| *code == "stream_ended"));
     // Beyond its half it has no right to anything, but now there is room.
     assert_eq!(result(&other.ask(&mut host, next(1, 4))).rows, 1);
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use hearthnet_bus::{Descriptor, NodeKey};
 use hearthnet_model::BoundaryDtype;
 use hearthnet_transport::{
-    CloseCode, DType, Message, NodeId, Step, StepResult, StreamClose, StreamError, StreamOpen,
-    StreamOpened, Truncate, Want,
+    CloseCode, Code, DType, Message, NodeId, Step, StepResult, StreamClose, StreamError,
+    StreamOpen, StreamOpened, Truncate, Want,
 };
 use proptest::prelude::*;
 
@@ -178,19 +178,19 @@ impl Caller {
     }
 
     /// The code with which the one answer refuses.
-    fn refusal(&mut self, host: &mut Host, message: impl Into<Message>) -> String {
+    fn refusal(&mut self, host: &mut Host, message: impl Into<Message>) -> Code {
         self.tell(message);
         host.run();
         self.code()
     }
 
     /// The same for what the stream table refuses, without asking the compute thread.
-    fn refusal_now(&mut self, message: impl Into<Message>) -> String {
+    fn refusal_now(&mut self, message: impl Into<Message>) -> Code {
         self.tell(message);
         self.code()
     }
 
-    fn code(&self) -> String {
+    fn code(&self) -> Code {
         match &self.outlet.take()[..] {
             [Message::StreamError(StreamError { code, message, .. })] => {
                 assert!(!message.is_empty() && message.len() < 512);

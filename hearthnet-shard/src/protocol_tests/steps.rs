@@ -136,7 +136,7 @@ fn a_step_that_cannot_be_computed_ends_its_stream_with_its_own_code() {
         // A stream may not have more rows waiting than positions: then that is said first.
         let queue_full = code == "context_full" && answer == "queue_full";
         assert!(answer == code || queue_full, "{answer} for {code}");
-        assert_eq!(host.errors(&answer), 1);
+        assert_eq!(host.errors(answer.as_str()), 1);
         host.assert_empty();
         // The place is free, the number can be used again in a later life.
         assert_eq!(caller.ask(&mut host, open(1, 2)), [opened(1, 2)]);
@@ -312,7 +312,10 @@ fn a_fault_in_a_shared_batch_costs_only_the_stream_at_fault() {
                 assert_eq!(result.data, encode(&expected(0.0, 0, &rows(2))));
             }
             Message::StreamError(error) => {
-                assert_eq!((error.stream, &error.code[..]), (2, "boundary_overflow"));
+                assert_eq!(
+                    (error.stream, error.code.as_str()),
+                    (2, "boundary_overflow")
+                );
                 assert_eq!(error.position, Some(0));
                 assert!(error.message.contains("layer 3"));
             }

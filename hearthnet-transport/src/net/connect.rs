@@ -24,7 +24,7 @@ use super::peer_socket::{self, PeerSocket, websocket_config};
 use super::tls::{Refusal, client_config, no_name, refusal_in};
 use super::{BoxIo, Io, PATH};
 use crate::NodeId;
-use crate::code::{CloseCode, SessionClosed, Violation};
+use crate::code::{CloseCode, Code, SessionClosed, Violation};
 use crate::config::{Config, ConfigError};
 use crate::identity::Identity;
 use crate::session::{Event, Session, max_message_bytes};
@@ -148,7 +148,7 @@ pub async fn connect(
 /// Counts an attempt that failed.
 fn counted<T>(result: Result<T, ConnectError>) -> Result<T, ConnectError> {
     if let Err(error) = &result {
-        let code = error.code().map_or("unreachable", CloseCode::as_str);
+        let code = error.code().map_or(Code::UNREACHABLE, Code::from);
         metrics::refused(Side::Caller, code);
     }
     result

@@ -30,7 +30,7 @@ use super::peer_socket::{self, websocket_config};
 use super::tls::server_config;
 use super::{BoxIo, Io, PATH, Phase};
 use crate::NodeId;
-use crate::code::{CloseCode, SessionClosed};
+use crate::code::{CloseCode, Code, SessionClosed};
 use crate::config::{CONTROL_MESSAGE_BYTES, Config, ConfigError};
 use crate::identity::Identity;
 use crate::session::{Event, Session, max_message_bytes};
@@ -81,9 +81,8 @@ pub trait Admission: Send + Sync {
     /// The same for the other paths.
     fn path_ended(&self, _key: &NodeId, _path: &str, _closed: &SessionClosed) {}
 
-    /// A connection became neither session nor socket. `code` is one of a fixed few, see
-    /// [`RefusedConnection::code`]; whose it was may not be known.
-    fn connection_refused(&self, _code: &'static str) {}
+    /// A connection became neither session nor socket; whose it was may not be known.
+    fn connection_refused(&self, _why: &RefusedConnection) {}
 }
 
 /// Why a listener could not be set up.
@@ -144,8 +143,8 @@ pub enum RefusedConnection {
 
 impl RefusedConnection {
     /// The stable code, one of a fixed few.
-    pub fn code(&self) -> &'static str {
-        match self {
+    pub fn code(&self) -> Code {
+        Code::new(match self {
             RefusedConnection::Timeout(_) => "timeout",
             RefusedConnection::Tls { cause, .. } => cause,
             RefusedConnection::Handshake { phase, .. } => match phase {
@@ -156,7 +155,7 @@ impl RefusedConnection {
             },
             RefusedConnection::Path { code, .. } => code.as_str(),
             RefusedConnection::Closed(closed) => closed.code.as_str(),
-        }
+        })
     }
 }
 
@@ -282,14 +281,14 @@ impl Acceptor {
                 }
                 _ => {}
             }
-            self.count_refusal(error.code());
+            self.count_refusal(error);
         }
         result
     }
 
-    fn count_refusal(&self, code: &'static str) {
-        metrics::refused(Side::Host, code);
-        self.admission.connection_refused(code);
+    fn count_refusal(&self, why: &RefusedConnection) {
+        metrics::refused(Side::Host, why.code());
+        self.admission.connection_refused(why);
     }
 
     async fn shake_hands(&self, io: BoxIo) -> Result<Arrival, RefusedConnection> {
@@ -654,7 +653,8 @@ async fn accept_loop(
         count(&counters.connections);
         let Some(place) = half_open.enter(address.ip().to_canonical()) else {
             count(&counters.over_limit);
-            acceptor.count_refusal(CloseCode::ConnectionLimit.as_str());
+            let limit = SessionClosed::by_us(CloseCode::ConnectionLimit, "");
+            acceptor.count_refusal(&RefusedConnection::Closed(limit));
             tracing::debug!(code = %CloseCode::ConnectionLimit, "a connection was turned away");
             continue;
         };

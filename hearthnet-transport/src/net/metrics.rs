@@ -21,7 +21,7 @@ use metrics::{Counter, Gauge, counter, gauge};
 use rustls::{AlertDescription, CertificateError, Error};
 
 use super::tls::{Refusal, refusal_in};
-use crate::code::SessionClosed;
+use crate::code::{Code, SessionClosed};
 use crate::session::SessionStats;
 
 /// Which end of a connection this is.
@@ -43,7 +43,7 @@ impl Side {
 }
 
 /// A connection did not become a session, or a socket.
-pub(crate) fn refused(side: Side, code: &'static str) {
+pub(crate) fn refused(side: Side, code: Code) {
     counter!("hearthnet_transport_refusals_total", "side" => side.label(), "code" => code)
         .increment(1);
 }

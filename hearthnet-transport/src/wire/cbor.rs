@@ -5,7 +5,7 @@
 
 use ciborium::Value;
 
-use crate::code::{CloseCode, Violation};
+use crate::code::{CloseCode, Code, MAX_NAME, Violation};
 
 /// Deepest nesting that is decoded: HELLO's lists of versions are the deepest, at 2.
 const MAX_DEPTH: usize = 4;
@@ -138,6 +138,14 @@ impl MapReader {
     pub(crate) fn text(&mut self, key: &'static str, max: usize) -> Result<String, Violation> {
         let value = self.opt_text(key, max)?;
         MapReader::required(key, value)
+    }
+
+    /// The name of a failure.
+    pub(crate) fn code(&mut self) -> Result<Code, Violation> {
+        let text = self.text("code", MAX_NAME)?;
+        Code::parse(&text).ok_or_else(|| {
+            Violation::new(CloseCode::BodyMalformed, "code: not the name of a failure")
+        })
     }
 
     pub(crate) fn opt_bytes(

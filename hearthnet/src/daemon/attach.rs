@@ -338,7 +338,7 @@ impl Drop for Stops {
 }
 
 fn refusal(why: &Failure) -> CallError {
-    let error = CallError::new(Code::own(why.code_text()), why.to_string());
+    let error = CallError::new(why.stable_code(), why.to_string());
     match why.hint_text() {
         Some(hint) => error.with_hint(hint),
         None => error,

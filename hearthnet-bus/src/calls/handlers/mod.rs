@@ -13,10 +13,11 @@ use std::sync::Arc;
 
 pub use shard::{Served, ShardGrant};
 
-use super::error::{CallError, Code};
+use super::error::CallError;
 use super::registry::{RegisterError, Registry};
 use crate::log::{EventLog, Level, LogError};
 use crate::{NodeId, NodeKey};
+use hearthnet_transport::Code;
 
 /// Adds `shard.serve` and `shard.advertise`: this node grants sessions with the shards in
 /// `served`, and lets apps on this machine advertise theirs.
@@ -41,8 +42,7 @@ pub fn register_shards(
 
 /// A log that refuses is the caller's fault if what it asked has no effect.
 fn log_refusal(error: &LogError) -> CallError {
-    let code = Code::parse(error.code()).unwrap_or(Code::INTERNAL);
-    CallError::new(code, error.to_string())
+    CallError::new(error.code(), error.to_string())
 }
 
 /// Runs a short piece of work that blocks, such as a transaction.

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use futures_util::future::BoxFuture;
+use hearthnet_transport::Code;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::super::descriptor::{CallLimits, CapabilityDescriptor, Trust};
-use super::super::error::{CallError, Code};
+use super::super::error::CallError;
 use super::super::params::{Kind, Params};
 use super::super::registry::{CallContext, Handler};
 use super::super::server::FrameSink;
@@ -114,7 +115,7 @@ impl Serve {
         let shard_id = params["shard_id"].as_str().unwrap_or_default();
         let descriptor = self.served.get(shard_id).ok_or_else(|| {
             CallError::new(
-                Code::own("shard_unavailable"),
+                Code::new("shard_unavailable"),
                 "this node does not serve the shard that is asked for",
             )
             .with_hint("its advertisement is out of date; choose another host")

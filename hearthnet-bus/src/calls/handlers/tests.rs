@@ -1,3 +1,4 @@
+use hearthnet_transport::CloseCode;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -175,9 +176,9 @@ async fn a_grant_opens_one_session_of_its_caller_at_this_node() {
     let mut seen = ReplayCache::new(16);
     let issued_here = |issuer: &NodeId| *issuer == key(1).id();
     let mut admit = |peer| Grant::admit(&token, &expected(peer), issued_here, &mut seen, now, 30);
-    assert_eq!(admit(2).unwrap_err().code(), "token_subject");
+    assert_eq!(admit(2).unwrap_err().code(), CloseCode::TokenSubject);
     let admitted = admit(3).unwrap();
-    assert_eq!(admit(3).unwrap_err().code(), "token_replayed");
+    assert_eq!(admit(3).unwrap_err().code(), CloseCode::TokenReplayed);
     // And it can be taken back.
     let (issuer, id) = (admitted.issuer, admitted.id);
     assert!(

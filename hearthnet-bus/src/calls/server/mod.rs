@@ -10,7 +10,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
-use hearthnet_transport::PeerSocket;
+use hearthnet_transport::{Code, PeerSocket};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::runtime::Handle as Runtime;
@@ -22,7 +22,7 @@ use super::Cancel;
 use super::budget::{Budgets, Rate};
 use super::descriptor::{CapabilityDescriptor, Stability, Trust};
 use super::envelope::{Envelope, MAX_ENVELOPE_BYTES};
-use super::error::{CallError, Code};
+use super::error::CallError;
 use super::frame::{Request, Violation, WINDOW_BYTES};
 use super::registry::{CallContext, Handler, RegisterError, Registry};
 use super::session::{Asked, NotTaken, ServingSession};
@@ -345,7 +345,7 @@ impl CallServer {
         };
         if let Some(violation) = violation {
             tracing::info!(
-                code = violation.code(),
+                code = %violation.code(),
                 "a caller broke a rule: {violation}"
             );
             let _ = timeout(Duration::from_secs(1), outgoing.close(&violation)).await;

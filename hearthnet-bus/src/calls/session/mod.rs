@@ -20,9 +20,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use hearthnet_transport::{Code, is_name};
 use serde_json::Value;
 
-use super::error::{CallError, Code, is_name};
+use super::error::CallError;
 use super::frame::{
     ACK_BYTES, ACK_FRAMES, AckData, FRAME_OVERHEAD, Frame, MAX_EVENT_BYTES, MAX_MESSAGE_BYTES,
     MAX_OPEN_CALLS, Request, Violation, WINDOW_BYTES, WINDOW_FRAMES, error_data, is_reserved,

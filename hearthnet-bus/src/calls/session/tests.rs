@@ -1,3 +1,4 @@
+use hearthnet_transport::CloseCode;
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -291,65 +292,68 @@ fn each_broken_rule_has_its_own_name() {
     };
     let long = format!(r#"{{"x":"{}"}}"#, "x".repeat(MAX_MESSAGE_BYTES));
     for (text, code) in [
-        (long.as_str(), "frame_too_big"),
-        ("", "frame_unknown"),
-        ("[]", "frame_unknown"),
-        (r#"{"call":1,"seq":2,"event":"ack"}"#, "frame_unknown"),
+        (long.as_str(), CloseCode::FrameTooBig),
+        ("", CloseCode::FrameUnknown),
+        ("[]", CloseCode::FrameUnknown),
+        (
+            r#"{"call":1,"seq":2,"event":"ack"}"#,
+            CloseCode::FrameUnknown,
+        ),
         (
             r#"{"call":1,"seq":2,"event":"ack","data":{},"x":0}"#,
-            "frame_unknown",
+            CloseCode::FrameUnknown,
         ),
         (
             r#"{"call":1,"seq":2,"event":"ack","data":{}}"#,
-            "frame_unknown",
+            CloseCode::FrameUnknown,
         ),
         (
             r#"{"call":1,"seq":2,"event":"Ack","data":{"seq":1}}"#,
-            "frame_unknown",
+            CloseCode::FrameUnknown,
         ),
         (
             r#"{"call":1,"seq":2,"event":"end","data":{}}"#,
-            "frame_unknown",
+            CloseCode::FrameUnknown,
         ),
         (
             r#"{"call":-1,"seq":2,"event":"ack","data":{"seq":1}}"#,
-            "frame_unknown",
+            CloseCode::FrameUnknown,
         ),
         (
             r#"{"call":1,"seq":3,"event":"ack","data":{"seq":1}}"#,
-            "frame_sequence",
+            CloseCode::FrameSequence,
         ),
         (
             r#"{"call":1,"seq":1,"event":"ack","data":{"seq":1}}"#,
-            "frame_sequence",
+            CloseCode::FrameSequence,
         ),
         (
             r#"{"call":2,"seq":2,"event":"call","data":{}}"#,
-            "frame_sequence",
+            CloseCode::FrameSequence,
         ),
         (
             r#"{"call":1,"seq":1,"event":"call","data":{}}"#,
-            "protocol_state",
+            CloseCode::ProtocolState,
         ),
         (
             r#"{"call":0,"seq":1,"event":"call","data":{}}"#,
-            "protocol_state",
+            CloseCode::ProtocolState,
         ),
         (
             r#"{"call":2,"seq":1,"event":"cancel","data":{}}"#,
-            "protocol_state",
+            CloseCode::ProtocolState,
         ),
         (
             r#"{"call":0,"seq":1,"event":"cancel","data":{}}"#,
-            "protocol_state",
+            CloseCode::ProtocolState,
         ),
         (
             r#"{"call":1,"seq":2,"event":"ack","data":{"seq":0}}"#,
-            "credit_ack",
+            CloseCode::CreditAck,
         ),
         (
             r#"{"call":1,"seq":2,"event":"ack","data":{"seq":4}}"#,
-            "credit_ack",
+            CloseCode::CreditAck,
         ),
     ] {
         let violation = opened().receive(text).unwrap_err();
@@ -380,23 +384,23 @@ fn a_caller_notices_a_node_that_breaks_the_rules() {
     for (text, code) in [
         (
             r#"{"call":2,"seq":1,"event":"tick","data":0}"#,
-            "protocol_state",
+            CloseCode::ProtocolState,
         ),
         (
             r#"{"call":1,"seq":2,"event":"tick","data":0}"#,
-            "frame_sequence",
+            CloseCode::FrameSequence,
         ),
         (
             r#"{"call":1,"seq":1,"event":"ack","data":{"seq":1}}"#,
-            "frame_unknown",
+            CloseCode::FrameUnknown,
         ),
         (
             r#"{"call":1,"seq":1,"event":"error","data":{}}"#,
-            "frame_unknown",
+            CloseCode::FrameUnknown,
         ),
         (
             r#"{"call":1,"seq":1,"event":"error","data":{"code":"","message":""}}"#,
-            "frame_unknown",
+            CloseCode::FrameUnknown,
         ),
     ] {
         assert_eq!(opened().receive(text).unwrap_err().code(), code, "{text}");

@@ -5,6 +5,7 @@ mod disk;
 mod month;
 mod order;
 
+use hearthnet_transport::Code;
 use tempfile::TempDir;
 
 use super::*;
@@ -120,7 +121,7 @@ impl Author {
 }
 
 /// The codes with which a log refuses events.
-fn codes(log: &EventLog, raw: &[Vec<u8>], now: u64) -> Vec<&'static str> {
+fn codes(log: &EventLog, raw: &[Vec<u8>], now: u64) -> Vec<Code> {
     let received = log.receive(raw, key(99).id(), now).unwrap();
     received.refused.iter().map(|(_, why)| why.code()).collect()
 }

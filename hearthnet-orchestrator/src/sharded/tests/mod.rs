@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use hearthnet_bus::{Descriptor, NodeKey};
 use hearthnet_transport::{
-    Admission, CloseCode, Config, Connection, DType, Hello, Identity, Listener, Message, NodeId,
-    Sender, Step, StepResult, StreamError, StreamOpened, Want,
+    Admission, CloseCode, Code, Config, Connection, DType, Hello, Identity, Listener, Message,
+    NodeId, Sender, Step, StepResult, StreamError, StreamOpened, Want,
 };
 use parking_lot::{Mutex, MutexGuard};
 use proptest::prelude::*;
@@ -218,7 +218,7 @@ impl Puppet {
     }
 
     fn handle(&self, session: usize, message: Message) -> Option<Message> {
-        let refuse = |stream, epoch, code: &str| {
+        let refuse = |stream, epoch, code: &'static str| {
             Some(Message::StreamError(StreamError {
                 stream,
                 epoch,
@@ -363,11 +363,11 @@ struct Stage {
 #[derive(Default)]
 struct Heard {
     outputs: Vec<u32>,
-    degraded: Vec<String>,
+    degraded: Vec<Code>,
     /// Codes of hosts that were waited for.
-    waits: Vec<String>,
+    waits: Vec<Code>,
     /// Codes, and who took over.
-    moves: Vec<(String, Vec<String>)>,
+    moves: Vec<(Code, Vec<String>)>,
 }
 
 impl Stage {

@@ -58,7 +58,6 @@ pub(crate) const RESULT_HEAD_BYTES: usize = 40;
 pub(crate) const TENSOR_ID_AT: usize = 24;
 
 /// Longest code of a stream error, in bytes.
-pub(crate) const MAX_ERROR_CODE_BYTES: usize = 64;
 /// Longest message of a stream error, in bytes.
 pub(crate) const MAX_ERROR_MESSAGE_BYTES: usize = 512;
 
@@ -141,7 +140,7 @@ pub(crate) fn stream_error(error: &StreamError) -> FrameBuf {
         map = map.uint("position", position);
     }
     let map = map
-        .text("code", cut(&error.code, MAX_ERROR_CODE_BYTES))
+        .text("code", error.code.as_str())
         .text("message", cut(&error.message, MAX_ERROR_MESSAGE_BYTES));
     cbor_frame(FrameType::StreamError, map)
 }
@@ -152,7 +151,7 @@ pub(crate) fn read_stream_error(body: &[u8]) -> Result<StreamError, Violation> {
         stream: map.uint("stream")?,
         epoch: map.uint("epoch")?,
         position: map.opt_uint("position")?,
-        code: map.text("code", MAX_ERROR_CODE_BYTES)?,
+        code: map.code()?,
         message: map
             .opt_text("message", MAX_ERROR_MESSAGE_BYTES)?
             .unwrap_or_default(),

@@ -5,6 +5,7 @@ use std::io::{IsTerminal as _, Write as _};
 use std::os::fd::AsFd as _;
 
 use hearthnet_orchestrator::chat::Frame;
+use hearthnet_transport::Code;
 
 use super::wrap::Wrap;
 use crate::commands::print_bytes;
@@ -157,9 +158,9 @@ fn moved(frame: &Frame, name: &dyn Fn(&str) -> String) -> Option<String> {
     let Some(host) = host else {
         return Some("no host can be had for this: this machine answers alone".to_owned());
     };
-    let who = match code.as_str() {
-        "leaving" => format!("{} is leaving", name(host)),
-        _ => format!("{} dropped out", name(host)),
+    let who = match *code == Code::LEAVING {
+        true => format!("{} is leaving", name(host)),
+        false => format!("{} dropped out", name(host)),
     };
     let to: Vec<String> = replacements.iter().map(|host| name(host)).collect();
     Some(match to.as_slice() {
@@ -213,7 +214,7 @@ pub(super) fn clear_line(look: &Look) {
 mod tests {
     use super::*;
 
-    fn failover(host: Option<&str>, code: &str, to: &[&str]) -> Frame {
+    fn failover(host: Option<&str>, code: &'static str, to: &[&str]) -> Frame {
         Frame::ShardFailover {
             shard_id: "m:0-1".into(),
             host: host.map(str::to_owned),
