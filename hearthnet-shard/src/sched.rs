@@ -539,7 +539,7 @@ impl<S: EngineSource> Scheduler<S> {
 
     /// Tells the caller that a life is over, unless it ended it itself meanwhile.
     fn tell(&self, handle: &StreamHandle, position: Option<u32>, fault: &StreamFault) {
-        if handle.end(|| ()) {
+        handle.end(|| {
             self.counters.error(fault.code());
             tracing::debug!(
                 stream = handle.stream,
@@ -549,7 +549,7 @@ impl<S: EngineSource> Scheduler<S> {
             );
             let error = fault.message(handle.name(), position);
             handle.outlet.send(Message::StreamError(error));
-        }
+        });
     }
 
     /// Frees everything that a stream holds.

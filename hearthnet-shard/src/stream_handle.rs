@@ -370,14 +370,25 @@ impl StreamHandle {
     }
 
     /// Ends the life, calls `announce`, and then frees its place, so that whoever takes the
-    /// place comes after what was announced. `false`, and nothing done, if it had ended before.
+    /// place comes after what was announced. `false`, and nothing done, if it had ended before;
+    /// whoever ended it has then announced it.
     pub(crate) fn end(&self, announce: impl FnOnce()) -> bool {
+        let mut slot = self.slot.lock();
         let first = !self.ended.swap(true, Ordering::AcqRel);
         if first {
             announce();
-            drop(self.slot.lock().take());
+            drop(slot.take());
         }
         first
+    }
+
+    /// Whether the life has ended, and what ended it was announced: for whoever answers the caller
+    /// next.
+    pub(crate) fn was_announced(&self) -> bool {
+        self.has_ended() && {
+            drop(self.slot.lock());
+            true
+        }
     }
 
     pub(crate) fn has_ended(&self) -> bool {

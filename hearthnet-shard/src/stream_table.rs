@@ -253,13 +253,13 @@ impl StreamTable {
 
     /// A life that rests gives way to one that begins. Its caller may have come by another connection.
     fn preempt(&self, handle: &StreamHandle) {
-        if self.end(handle) {
+        self.end(handle, || {
             let fault = StreamFault::Preempted;
             self.host_state.counters.preempted();
             self.host_state.counters.error(fault.code());
             let error = fault.message(handle.name(), None);
             handle.outlet.send(Message::StreamError(error));
-        }
+        });
     }
 
     fn step(&mut self, step: Step) {
@@ -352,6 +352,12 @@ impl StreamTable {
         }
     }
 
+    /// What is going on under a stream's number.
+    #[cfg(test)]
+    pub(crate) fn handle_of(&self, stream: u32) -> Arc<StreamHandle> {
+        Arc::clone(&self.handles[&stream])
+    }
+
     fn close(&mut self, close: StreamClose) {
         let Some(handle) = self
             .handles
@@ -360,13 +366,13 @@ impl StreamTable {
         else {
             return;
         };
-        self.end(handle);
+        self.end(handle, || ());
     }
 
     /// The life that a message is for, if it is still going on. If not, the caller is told.
     fn living(&self, name: StreamClose, position: Option<u32>) -> Option<Arc<StreamHandle>> {
         let fault = match self.handles.get(&name.stream) {
-            Some(handle) if handle.epoch == name.epoch && !handle.has_ended() => {
+            Some(handle) if handle.epoch == name.epoch && !handle.was_announced() => {
                 return Some(Arc::clone(handle));
             }
             Some(handle) if handle.epoch == name.epoch => StreamFault::StreamEnded,
@@ -379,20 +385,19 @@ impl StreamTable {
         None
     }
 
-    /// Ends a life from here; `false` if it had ended.
-    fn end(&self, handle: &StreamHandle) -> bool {
+    /// Ends a life from here, if it goes on, and says so by `announce`.
+    fn end(&self, handle: &StreamHandle, announce: impl FnOnce()) {
         handle.end(|| {
             self.host_state
                 .inbox
                 .push(Command::Close { handle: handle.id });
-        })
+            announce();
+        });
     }
 
     /// Ends a life from here and tells the caller.
     fn fail(&self, handle: &StreamHandle, position: Option<u32>, fault: &StreamFault) {
-        if self.end(handle) {
-            self.refuse(handle.name(), position, fault);
-        }
+        self.end(handle, || self.refuse(handle.name(), position, fault));
     }
 
     fn refuse(&self, name: StreamClose, position: Option<u32>, fault: &StreamFault) {
@@ -419,7 +424,7 @@ impl StreamTable {
 impl Drop for StreamTable {
     fn drop(&mut self) {
         for handle in self.handles.values() {
-            self.end(handle);
+            self.end(handle, || ());
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Memory for keys and values: who gets it, and who has to give it back.
 
 use crate::fake::{KV_BYTES, PAGE};
+use crate::fault::StreamFault;
 use crate::plan::IDLE_AFTER;
 
 use super::*;
@@ -421,4 +422,34 @@ fn growth_beyond_what_the_host_allows_ends_the_stream_with_a_word() {
     let beyond = open_for(1, 1, POSITIONS + 1);
     assert_eq!(caller.refusal(&mut host, beyond), "context_full");
     host.assert_empty();
+}
+
+#[test]
+fn a_caller_learns_why_a_stream_ended_before_it_hears_that_it_has() {
+    let mut host = Host::new();
+    let mut caller = host.caller(1);
+    caller.open(&mut host, 1);
+    let handle = caller.stream_table.handle_of(1);
+    let begun = std::sync::Barrier::new(2);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            handle.end(|| {
+                begun.wait();
+                // The step below arrives now, if it ever does.
+                for _ in 0..1000 {
+                    std::thread::yield_now();
+                }
+                let error = StreamFault::Preempted.message(handle.name(), None);
+                handle.outlet.send(Message::StreamError(error));
+            })
+        });
+        begun.wait();
+        caller.tell(Message::Step(step(1, 0, &rows(1))));
+    });
+    let answers = caller.outlet.take();
+    let [Message::StreamError(first), Message::StreamError(second)] = &answers[..] else {
+        panic!("{answers:?}")
+    };
+    assert_eq!(first.code, "preempted");
+    assert_eq!(second.code, "stream_ended");
 }
