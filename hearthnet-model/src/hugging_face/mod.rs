@@ -416,14 +416,8 @@ fn read_json(
     name: &str,
     limit: u64,
 ) -> Result<Option<Map<String, Json>>, ImportError> {
-    let Some(text) = read(directory, name, limit)? else {
-        return Ok(None);
-    };
-    let value = serde_json::from_slice(&text);
-    value.map(Some).map_err(|error| ImportError::Json {
-        file: name.to_owned(),
-        reason: error.to_string(),
-    })
+    let text = read(directory, name, limit)?;
+    text.map(|text| config::object(name, &text)).transpose()
 }
 
 /// Reads bytes as `config.json`, for the fuzzer.

@@ -26,10 +26,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::cache::{self, NoCacheDirectory};
-use crate::catalogue::{ModelEntry, Source, on_hub};
+use crate::catalogue::ModelEntry;
 use crate::error::FileError;
 use crate::manifest::Digest;
-use crate::reference::{ModelRef, is_trustworthy};
+use crate::reference::ModelRef;
+use crate::source::{Source, is_trustworthy};
 use sink::Sink;
 
 /// The hub, unless `HF_ENDPOINT` names another (as for the hub's own clients).
@@ -317,22 +318,19 @@ pub fn pull(
     let target = wanted.target.clone();
 
     let _lock = job.lock()?;
-    match job.check_present(&target) {
-        Ok(true) => return Ok(target),
-        Ok(false) => {}
-        Err(error) => return Err(fatal(error)),
+    if job.check_present(&target)? {
+        return Ok(target);
     }
     job.clean();
 
     if let Some(path) = &options.from {
-        return match job.copy(path) {
-            Ok(()) => Ok(target),
-            Err(error @ (SourceError::File(_) | SourceError::Cancelled)) => Err(fatal(error)),
-            Err(error) => Err(PullError::From {
-                path: path.clone(),
-                error,
-            }),
+        let Err(error) = job.copy(path) else {
+            return Ok(target);
         };
+        return Err(PullError::From {
+            path: path.clone(),
+            error: of_source(error)?,
+        });
     }
     let mut failures = Vec::new();
     for source in &entry.sources {
@@ -341,16 +339,12 @@ pub fn pull(
             return Err(PullError::Unprotected(address));
         }
         (job.progress)(PullEvent::Trying(source));
-        match job.fetch(source) {
-            Ok(()) => return Ok(target),
-            Err(error @ (SourceError::File(_) | SourceError::Cancelled)) => {
-                return Err(fatal(error));
-            }
-            Err(error) => {
-                (job.progress)(PullEvent::Failed(source, &error));
-                failures.push((source.clone(), error));
-            }
-        }
+        let Err(error) = job.fetch(source) else {
+            return Ok(target);
+        };
+        let error = of_source(error)?;
+        (job.progress)(PullEvent::Failed(source, &error));
+        failures.push((source.clone(), error));
     }
     Err(PullError::NoSource {
         id: entry.id.clone(),
@@ -374,7 +368,10 @@ pub fn pull_reference(
     progress: &mut dyn FnMut(PullEvent<'_>),
 ) -> Result<PathBuf, PullError> {
     let no_address = || PullError::NoAddress(model.to_string());
-    let address = model.address(&options.hub).ok_or_else(no_address)?;
+    let ModelRef::Remote(source) = model else {
+        return Err(no_address());
+    };
+    let address = source.address(&options.hub).ok_or_else(no_address)?;
     let target = options.models.join(model.place().ok_or_else(no_address)?);
     if sha256.is_none() && !is_trustworthy(&address) {
         return Err(PullError::Unprotected(address));
@@ -391,50 +388,50 @@ pub fn pull_reference(
     if target.is_file() && !options.again {
         return Ok(target);
     }
-    let source = match model {
-        ModelRef::Hub {
-            repository,
-            revision,
-            file,
-        } => Source::Hf {
-            repository: repository.clone(),
-            revision: revision.clone(),
-            file: file.clone(),
-        },
-        _ => Source::Url {
-            url: address.clone(),
-        },
-    };
-    progress(PullEvent::Trying(&source));
+    progress(PullEvent::Trying(source));
     let mut fetch = || {
         let probe = http::probe(options, &address, cancel)?;
         wanted.bytes = probe.bytes;
         wanted.sha256 = sha256.or(probe.sha256);
         let mut job = Job::new(&wanted, options, cancel, progress)?;
         job.clean();
-        job.fetch(&source)
+        job.fetch(source)
     };
     let fetched = fetch();
     drop(lock);
-    match fetched {
-        Ok(()) => Ok(target),
-        Err(error @ (SourceError::File(_) | SourceError::Cancelled)) => Err(fatal(error)),
-        Err(error) => {
-            progress(PullEvent::Failed(&source, &error));
-            Err(PullError::NoSource {
-                id: model.to_string(),
-                file: wanted.file,
-                failures: vec![(source, error)],
-            })
-        }
+    let Err(error) = fetched else {
+        return Ok(target);
+    };
+    let error = of_source(error)?;
+    progress(PullEvent::Failed(source, &error));
+    Err(PullError::NoSource {
+        id: model.to_string(),
+        file: wanted.file,
+        failures: vec![(source.clone(), error)],
+    })
+}
+
+/// The error, unless it ends a pull whatever other sources there are.
+fn of_source(error: SourceError) -> Result<SourceError, PullError> {
+    match error {
+        SourceError::File(error) => Err(PullError::File(error)),
+        SourceError::Cancelled => Err(PullError::Cancelled),
+        other => Ok(other),
     }
 }
 
-/// What ends a pull whatever other sources there are.
-fn fatal(error: SourceError) -> PullError {
-    match error {
-        SourceError::File(error) => PullError::File(error),
-        _ => PullError::Cancelled,
+/// It was asked to stop.
+struct Cancelled;
+
+impl From<Cancelled> for PullError {
+    fn from(_: Cancelled) -> Self {
+        Self::Cancelled
+    }
+}
+
+impl From<Cancelled> for SourceError {
+    fn from(_: Cancelled) -> Self {
+        Self::Cancelled
     }
 }
 
@@ -476,9 +473,9 @@ impl<'a> Job<'a> {
         })
     }
 
-    fn check_cancelled(&self) -> Result<(), SourceError> {
+    fn check_cancelled(&self) -> Result<(), Cancelled> {
         match self.cancel.load(Ordering::Relaxed) {
-            true => Err(SourceError::Cancelled),
+            true => Err(Cancelled),
             false => Ok(()),
         }
     }
@@ -509,13 +506,13 @@ impl<'a> Job<'a> {
             if !std::mem::replace(&mut told, true) {
                 (self.progress)(PullEvent::Waiting);
             }
-            self.check_cancelled().map_err(fatal)?;
+            self.check_cancelled()?;
             std::thread::sleep(TICK);
         }
     }
 
     /// Whether the file is there with the pinned contents.
-    fn check_present(&mut self, target: &Path) -> Result<bool, SourceError> {
+    fn check_present(&mut self, target: &Path) -> Result<bool, Cancelled> {
         let Ok(mut file) = File::open(target) else {
             return Ok(false);
         };
@@ -556,15 +553,10 @@ impl<'a> Job<'a> {
 
     fn fetch(&mut self, source: &Source) -> Result<(), SourceError> {
         match source {
-            Source::Hf {
-                repository,
-                revision,
-                file,
-            } => {
-                let url = on_hub(&self.options.hub, repository, revision, file);
-                http::fetch(self, &url)
+            Source::Hf { .. } | Source::Url { .. } => {
+                let address = source.address(&self.options.hub);
+                http::fetch(self, &address.ok_or(SourceError::NotThere)?)
             }
-            Source::Url { url } => http::fetch(self, url),
             Source::Pypi {
                 package,
                 version,
