@@ -552,7 +552,7 @@ fn logits_of_many_rows_are_those_of_each() {
     let prompt = ids(&file, 150, 1);
     let seq = whole.engine_mut().open().unwrap();
     let mut all = Vec::new();
-    whole.append_all(seq, &prompt, &mut all).unwrap();
+    hearthnet_testkit::append_all(&mut whole, seq, &prompt, &mut all);
     assert_eq!(all.len(), 150 * 320);
     let seq = whole.engine_mut().open().unwrap();
     let mut last = Vec::new();

@@ -229,14 +229,6 @@ impl Writer {
         Ok(())
     }
 
-    /// Bytes of all tensors together, without padding.
-    pub fn tensor_bytes(&self) -> u64 {
-        self.tensors
-            .iter()
-            .map(|planned| planned.bytes)
-            .fold(0, u64::saturating_add)
-    }
-
     /// Writes the file, asking `data` to write each tensor's bytes in turn: by its index, in the
     /// order in which they were added.
     ///

@@ -54,12 +54,15 @@ use matmul::avx512::Avx512;
 use matmul::portable::Portable;
 use matmul::{Job, PanelDots};
 
+pub(crate) use act::grow;
 pub use act::{Act, ActForm};
 pub use arena::{Arena, Halves};
 pub use attention::{Attention, AttentionScratch};
 pub(crate) use block::decode;
 pub use convert::{bf16_to_f32, f16_to_f32, f32_to_f16, round_to_bf16};
-pub use kv::{PAGE, all_finite_f16, key_cell, page_len, read_kv, value_cell, write_kv};
+#[cfg(test)]
+pub(crate) use kv::tests::write_kv;
+pub use kv::{PAGE, key_cell, page_len, value_cell};
 pub use lanes::LANES;
 pub use matmul::Output;
 pub use pack::{BLOCK, Matrix, Packed, WeightType};
@@ -532,8 +535,8 @@ impl Kernels {
     ///
     /// `out` has a row per activation row, and its column 0 is the first output of
     /// `panels.start`; it has as many columns as the panels have outputs (the last
-    /// panel may have fewer than 16). Threads take disjoint panels and
-    /// [`TileMut::split_cols`] of one tile.
+    /// panel may have fewer than 16). Threads take disjoint panels and the
+    /// [`SharedMut::tile_mut`] of their columns.
     ///
     /// # Panics
     /// When shapes differ, `act` lacks the form that the weights want, or the matrix

@@ -284,13 +284,8 @@ impl Tokenizer {
         self.0.eos
     }
 
-    /// The ids that end a generation, ascending: end of sequence, of turn, of message, and those
-    /// with which a code model leaves the file.
-    pub fn eos_ids(&self) -> &[u32] {
-        &self.0.ends
-    }
-
-    /// Whether a generation ends when `id` is sampled.
+    /// Whether a generation ends when `id` is sampled: end of sequence, of turn, of message, and
+    /// those with which a code model leaves the file.
     pub fn is_end_of_generation(&self, id: u32) -> bool {
         self.0.ends.binary_search(&id).is_ok()
     }

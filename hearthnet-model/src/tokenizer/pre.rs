@@ -45,87 +45,118 @@ enum GiveBack {
     SpaceExceptNewlines,
 }
 
-/// What a file may ask for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Family {
-    /// llama.cpp's rules for files that were converted without knowing better.
-    Default,
-    /// GPT-2.
-    Gpt2,
-    /// StarCoder, SmolLM: every digit by itself, then GPT-2.
-    DigitsThenGpt2,
-    /// Llama 3.
-    Llama3,
-    /// Qwen2: Llama 3 with every digit by itself.
-    Qwen2,
-    /// Qwen 3.5: Qwen2 with combining marks among the letters.
-    Qwen35,
-    /// Mistral Nemo: words also end where their case changes.
-    Tekken,
-    /// GPT-4o: the same with contractions and three digits.
-    Gpt4o,
-    /// Falcon: punctuation, GPT-2, three digits.
-    Falcon,
-    /// DeepSeek LLM: lists of characters.
-    DeepseekLlm,
-    /// DeepSeek Coder.
-    DeepseekCoder,
-    /// DeepSeek V3 and R1.
-    DeepseekV3,
+/// What the values of `tokenizer.ggml.pre` ask for.
+struct Rules {
+    /// Those that ask for the same.
+    names: &'static str,
+    /// What cuts the text, one after the other.
+    stages: &'static [(&'static str, GiveBack)],
+    /// Whether a word that is in the vocabulary is taken whole, without merging.
+    ignore_merges: bool,
+    /// Whether texts begin with the beginning-of-sequence token if the file does not say.
+    add_bos: bool,
 }
 
-/// The names of `tokenizer.ggml.pre`, with their rules and whether a word that is in the
-/// vocabulary is taken whole without merging (`ignore_merges`), and whether texts begin with the
-/// beginning-of-sequence token if the file does not say.
-const NAMES: &[(&str, Family, bool, bool)] = &[
-    ("default", Family::Default, false, false),
-    ("gpt-2", Family::Gpt2, false, false),
-    ("phi-2", Family::Gpt2, false, false),
-    ("olmo", Family::Gpt2, false, false),
-    ("exaone4", Family::Gpt2, false, false),
-    ("mpt", Family::Gpt2, false, false),
-    ("jais", Family::Gpt2, false, false),
-    ("gigachat", Family::Gpt2, false, false),
-    ("mellum", Family::Gpt2, false, false),
-    ("a.x-4.0", Family::Gpt2, false, false),
-    ("trillion", Family::Gpt2, false, false),
-    ("smollm", Family::DigitsThenGpt2, false, false),
-    ("starcoder", Family::DigitsThenGpt2, false, false),
-    ("refact", Family::DigitsThenGpt2, false, false),
-    ("command-r", Family::DigitsThenGpt2, false, false),
-    ("codeshell", Family::DigitsThenGpt2, false, false),
-    ("exaone", Family::DigitsThenGpt2, false, false),
-    ("minerva-7b", Family::DigitsThenGpt2, false, false),
-    ("llama-bpe", Family::Llama3, true, true),
-    ("llama3", Family::Llama3, true, true),
-    ("llama-v3", Family::Llama3, true, true),
-    ("falcon3", Family::Llama3, true, true),
-    ("falcon-h1", Family::Llama3, true, true),
-    ("pixtral", Family::Llama3, true, true),
-    ("midm-2.0", Family::Llama3, true, true),
-    ("lfm2", Family::Llama3, true, true),
-    ("smaug-bpe", Family::Llama3, false, false),
-    ("dbrx", Family::Llama3, false, false),
-    ("chatglm-bpe", Family::Llama3, false, false),
-    ("glm4", Family::Llama3, true, false),
-    ("qwen2", Family::Qwen2, false, false),
-    ("deepseek-r1-qwen", Family::Qwen2, false, false),
-    ("stablelm2", Family::Qwen2, false, false),
-    ("megrez", Family::Qwen2, false, false),
-    ("hunyuan", Family::Qwen2, false, false),
-    ("kormo", Family::Qwen2, false, false),
-    ("solar-open", Family::Qwen2, false, false),
-    ("grok-2", Family::Qwen2, false, false),
-    ("qwen35", Family::Qwen35, false, false),
-    ("tekken", Family::Tekken, true, true),
-    ("gpt-4o", Family::Gpt4o, false, false),
-    ("llama4", Family::Gpt4o, false, false),
-    ("kanana2", Family::Gpt4o, false, false),
-    ("falcon", Family::Falcon, false, false),
-    ("deepseek-llm", Family::DeepseekLlm, false, false),
-    ("deepseek-coder", Family::DeepseekCoder, false, false),
-    ("deepseek-v3", Family::DeepseekV3, false, false),
-    ("hunyuan-dense", Family::DeepseekV3, false, false),
+impl Rules {
+    const fn of(names: &'static str, stages: &'static [(&'static str, GiveBack)]) -> Self {
+        Self {
+            names,
+            stages,
+            ignore_merges: false,
+            add_bos: false,
+        }
+    }
+
+    const fn ignoring_merges(self, add_bos: bool) -> Self {
+        Self {
+            ignore_merges: true,
+            add_bos,
+            ..self
+        }
+    }
+}
+
+const LLAMA3_STAGES: &[(&str, GiveBack)] = &[(LLAMA3, GiveBack::SpaceExceptNewlines)];
+
+const RULES: &[Rules] = &[
+    // llama.cpp's rules for files that were converted without knowing better.
+    Rules::of(
+        "default",
+        &[
+            (r"[\p{P}$+<=>^~|]+", GiveBack::Nothing),
+            (GPT2, GiveBack::Space),
+            (r"\p{N}+", GiveBack::Nothing),
+            (r"[0-9][0-9][0-9]", GiveBack::Nothing),
+        ],
+    ),
+    Rules::of(
+        "gpt-2 phi-2 olmo exaone4 mpt jais gigachat mellum a.x-4.0 trillion",
+        &[(GPT2, GiveBack::Space)],
+    ),
+    // Every digit by itself, then GPT-2.
+    Rules::of(
+        "smollm starcoder refact command-r codeshell exaone minerva-7b",
+        &[(r"\p{N}", GiveBack::Nothing), (GPT2, GiveBack::Space)],
+    ),
+    Rules::of(
+        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2",
+        LLAMA3_STAGES,
+    )
+    .ignoring_merges(true),
+    Rules::of("glm4", LLAMA3_STAGES).ignoring_merges(false),
+    Rules::of("smaug-bpe dbrx chatglm-bpe", LLAMA3_STAGES),
+    // Llama 3 with every digit by itself.
+    Rules::of(
+        "qwen2 deepseek-r1-qwen stablelm2 megrez hunyuan kormo solar-open grok-2",
+        &[(QWEN2, GiveBack::SpaceExceptNewlines)],
+    ),
+    // Qwen2 with combining marks among the letters.
+    Rules::of("qwen35", &[(QWEN35, GiveBack::SpaceExceptNewlines)]),
+    // Mistral Nemo: words also end where their case changes.
+    Rules::of("tekken", &[(TEKKEN, GiveBack::SpaceExceptNewlines)]).ignoring_merges(true),
+    // The same with contractions and three digits.
+    Rules::of(
+        "gpt-4o llama4 kanana2",
+        &[(GPT4O, GiveBack::SpaceExceptNewlines)],
+    ),
+    // Punctuation, GPT-2, three digits.
+    Rules::of(
+        "falcon",
+        &[
+            (r"[\p{P}$+<=>^~|`]+", GiveBack::Nothing),
+            (GPT2, GiveBack::Space),
+            (r"[0-9][0-9][0-9]", GiveBack::Nothing),
+        ],
+    ),
+    Rules::of(
+        "deepseek-llm",
+        &[
+            (r"[\r\n]", GiveBack::Nothing),
+            (DEEPSEEK_LETTERS, GiveBack::Nothing),
+            (DEEPSEEK_PUNCTUATION, GiveBack::Nothing),
+            (r"\s+$", GiveBack::Nothing),
+            (DEEPSEEK_CJK, GiveBack::Nothing),
+            (r"\p{N}+", GiveBack::Nothing),
+        ],
+    ),
+    Rules::of(
+        "deepseek-coder",
+        &[
+            (r"[\r\n]", GiveBack::Nothing),
+            (r"\s?\p{L}+", GiveBack::Nothing),
+            (r"\s?\p{P}+", GiveBack::Nothing),
+            (DEEPSEEK_CJK, GiveBack::Nothing),
+            (r"\p{N}", GiveBack::Nothing),
+        ],
+    ),
+    Rules::of(
+        "deepseek-v3 hunyuan-dense",
+        &[
+            (r"\p{N}{1,3}", GiveBack::Nothing),
+            (r"[一-龥぀-ゟ゠-ヿ]+", GiveBack::Nothing),
+            (DEEPSEEK_V3, GiveBack::SpaceExceptNewlines),
+        ],
+    ),
 ];
 
 /// One pass over the text: cuts out the matches of a pattern.
@@ -149,53 +180,14 @@ pub(super) struct PreTokenizer {
 impl PreTokenizer {
     /// The rules for a value of `tokenizer.ggml.pre`.
     pub(super) fn new(pre: &str) -> Result<Self, TokenizerError> {
-        let &(_, family, ignore_merges, add_bos) = NAMES
-            .iter()
-            .find(|(name, ..)| *name == pre)
+        let mut rules = RULES.iter();
+        let rules = rules
+            .find(|rules| rules.names.split(' ').any(|name| name == pre))
             .ok_or_else(|| TokenizerError::UnsupportedPre {
                 pre: pre.to_owned(),
             })?;
-        let stages: &[(&str, GiveBack)] = match family {
-            Family::Default => &[
-                (r"[\p{P}$+<=>^~|]+", GiveBack::Nothing),
-                (GPT2, GiveBack::Space),
-                (r"\p{N}+", GiveBack::Nothing),
-                (r"[0-9][0-9][0-9]", GiveBack::Nothing),
-            ],
-            Family::Gpt2 => &[(GPT2, GiveBack::Space)],
-            Family::DigitsThenGpt2 => &[(r"\p{N}", GiveBack::Nothing), (GPT2, GiveBack::Space)],
-            Family::Llama3 => &[(LLAMA3, GiveBack::SpaceExceptNewlines)],
-            Family::Qwen2 => &[(QWEN2, GiveBack::SpaceExceptNewlines)],
-            Family::Qwen35 => &[(QWEN35, GiveBack::SpaceExceptNewlines)],
-            Family::Tekken => &[(TEKKEN, GiveBack::SpaceExceptNewlines)],
-            Family::Gpt4o => &[(GPT4O, GiveBack::SpaceExceptNewlines)],
-            Family::Falcon => &[
-                (r"[\p{P}$+<=>^~|`]+", GiveBack::Nothing),
-                (GPT2, GiveBack::Space),
-                (r"[0-9][0-9][0-9]", GiveBack::Nothing),
-            ],
-            Family::DeepseekLlm => &[
-                (r"[\r\n]", GiveBack::Nothing),
-                (DEEPSEEK_LETTERS, GiveBack::Nothing),
-                (DEEPSEEK_PUNCTUATION, GiveBack::Nothing),
-                (r"\s+$", GiveBack::Nothing),
-                (DEEPSEEK_CJK, GiveBack::Nothing),
-                (r"\p{N}+", GiveBack::Nothing),
-            ],
-            Family::DeepseekCoder => &[
-                (r"[\r\n]", GiveBack::Nothing),
-                (r"\s?\p{L}+", GiveBack::Nothing),
-                (r"\s?\p{P}+", GiveBack::Nothing),
-                (DEEPSEEK_CJK, GiveBack::Nothing),
-                (r"\p{N}", GiveBack::Nothing),
-            ],
-            Family::DeepseekV3 => &[
-                (r"\p{N}{1,3}", GiveBack::Nothing),
-                (r"[一-龥぀-ゟ゠-ヿ]+", GiveBack::Nothing),
-                (DEEPSEEK_V3, GiveBack::SpaceExceptNewlines),
-            ],
-        };
-        let stages = stages
+        let stages = rules
+            .stages
             .iter()
             .map(|&(pattern, give_back)| {
                 let pattern = Regex::new(&of_unicode_15_1(pattern))
@@ -205,14 +197,14 @@ impl PreTokenizer {
             .collect::<Result<_, TokenizerError>>()?;
         Ok(Self {
             stages,
-            ignore_merges,
-            add_bos,
+            ignore_merges: rules.ignore_merges,
+            add_bos: rules.add_bos,
         })
     }
 
     /// Every supported value of `tokenizer.ggml.pre`.
     pub(super) fn names() -> impl Iterator<Item = &'static str> {
-        NAMES.iter().map(|&(name, ..)| name)
+        RULES.iter().flat_map(|rules| rules.names.split(' '))
     }
 
     /// Calls `word` with the words of `text`, in order; stops at its first error.

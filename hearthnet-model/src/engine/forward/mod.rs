@@ -35,10 +35,10 @@ use super::kv::{Geometry, Span};
 use super::rope_tables::RopeTables;
 use super::thread_pool::{Member, ThreadPool};
 use super::weights::{Feed, Layer};
-use crate::kernels::{AttentionScratch, Kernels, SharedMut};
+use crate::kernels::{AttentionScratch, Kernels, SharedMut, grow};
 use crate::spec::ModelSpec;
 use moe::{ExpertScratch, Mixture};
-use steps::{Buffers, FirstOverflow, Pass, Rows, Widths, Work, grow, tiles_of};
+use steps::{Buffers, FirstOverflow, Pass, Rows, Widths, Work, tiles_of};
 use tiling::{PASS_TILES, Piece, TALL_TILE, WIDE_TILE, cut, share, tall_tile, units, wide_rows};
 
 /// What does not change from batch to batch.

@@ -21,11 +21,11 @@
 use std::cmp::Ordering;
 use std::ops::Range;
 
-use super::steps::{Buffers, Pass, Rows, Widths, columns, grow};
+use super::steps::{Buffers, Pass, Rows, Widths, columns};
 use super::tiling::{TALL_TILE, UNITS, share};
 use crate::BoundaryDtype;
 use crate::engine::weights::{Expert, Ffn, Router};
-use crate::kernels::{Act, ActForm, Kernels, Output, SharedMut, TileMut, fold16};
+use crate::kernels::{Act, ActForm, Kernels, Output, SharedMut, TileMut, fold16, grow};
 
 /// Most rows of a pass: enough that even many experts get some rows each, few enough that
 /// outputs of all pairs, a row for each, do not fill the memory.

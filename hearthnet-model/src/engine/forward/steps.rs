@@ -9,7 +9,7 @@ use crate::BoundaryDtype;
 use crate::engine::weights::{ExpertBias, Feed, Ffn, Latent, Layer, Qkv};
 use crate::kernels::{
     Act, ActForm, Attention, AttentionScratch, LANES, Output, PAGE, Packed, RopeTable, SharedMut,
-    Tile, TileMut,
+    Tile, TileMut, grow,
 };
 use crate::spec::{Activation, LatentSpec, ModelSpec};
 
@@ -778,12 +778,6 @@ impl FirstOverflow {
             (first & u64::from(u32::MAX)) as usize,
         );
         (first != u64::MAX).then_some(Overflow { layer, row })
-    }
-}
-
-pub(super) fn grow<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) {
-    if buffer.len() < len {
-        buffer.resize(len, T::default());
     }
 }
 
