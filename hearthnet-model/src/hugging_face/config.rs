@@ -61,7 +61,7 @@ pub(super) fn bad(key: &str, value: &Json, reason: impl Into<String>) -> ImportE
 
 /// The value of a key without which the model is not known.
 pub(super) fn required<T>(key: impl Into<String>, value: Option<T>) -> Result<T, ImportError> {
-    value.ok_or_else(|| ImportError::MissingKey { key: key.into() })
+    value.ok_or_else(|| ImportError::MissingKey(key.into()))
 }
 
 /// A JSON object of a file of the directory.
@@ -339,9 +339,7 @@ fn refuse_quantised(values: &Map<String, Json>, class: &Class) -> Result<(), Imp
     let method = how.get("quant_method").unwrap_or(how);
     match class.stacked_experts && method == "mxfp4" {
         true => Ok(()),
-        false => Err(ImportError::Quantised {
-            method: shown(method),
-        }),
+        false => Err(ImportError::Quantised(shown(method))),
     }
 }
 

@@ -138,9 +138,7 @@ impl Shards {
                 let reason = format!("{file:?} is no name of a file of this directory");
                 return Err(ImportError::Index(reason));
             }
-            let missing = || ImportError::MissingShard {
-                file: file.to_owned(),
-            };
+            let missing = || ImportError::MissingShard(file.to_owned());
             let mut found = self.add(directory, file)?.ok_or_else(missing)?;
             for tensor in named {
                 let Some(stored) = found.remove(tensor) else {
@@ -222,7 +220,7 @@ fn header(
     file.read_exact(&mut length).map_err(failed)?;
     let header = u64::from_le_bytes(length);
     if length == super::LFS_POINTER[..8] {
-        return Err(ImportError::Pointer { file: named() });
+        return Err(ImportError::Pointer(named()));
     }
     if header > (bytes - 8).min(MAX_HEADER_BYTES) {
         return Err(ImportError::HeaderLength {

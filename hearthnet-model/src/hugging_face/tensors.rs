@@ -328,9 +328,7 @@ impl<'a> Finder<'a> {
         let tied = self.class.always_tied || config.tied()?;
         match (tied, self.has_output()) {
             (false, false) => Err(missing(&tensor)),
-            (true, true) if !self.same(&embedding, &tensor)? => {
-                Err(ImportError::NotTied { tensor })
-            }
+            (true, true) if !self.same(&embedding, &tensor)? => Err(ImportError::NotTied(tensor)),
             _ => Ok(()),
         }
     }
@@ -360,9 +358,7 @@ impl<'a> Finder<'a> {
 }
 
 fn missing(tensor: &str) -> ImportError {
-    ImportError::MissingTensor {
-        tensor: tensor.to_owned(),
-    }
+    ImportError::MissingTensor(tensor.to_owned())
 }
 
 fn bytes_of(stored: &Stored, dtype: TensorType) -> u64 {

@@ -73,7 +73,7 @@ pub(super) fn check(len: usize, slot: usize, key: usize, value: usize) {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// Copies the raw binary16 bits of one position out of a page.

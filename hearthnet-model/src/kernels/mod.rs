@@ -96,12 +96,9 @@ pub enum PackError {
     /// Matrices that are to be packed together differ in type or shape.
     #[error("matrices that belong together differ in type or shape")]
     Mismatch,
-    /// A matrix that is to be followed by another does not fill its last panel.
-    #[error("matrices cannot be stacked after {rows} outputs, which is not a multiple of 16")]
-    PartialPanel {
-        /// Outputs so far.
-        rows: usize,
-    },
+    /// A matrix that is to be followed by another ends after so many outputs, within a panel.
+    #[error("matrices cannot be stacked after {0} outputs, which is not a multiple of 16")]
+    PartialPanel(usize),
     /// The size does not fit the address space.
     #[error("a matrix is too large for this machine's address space")]
     TooLarge,

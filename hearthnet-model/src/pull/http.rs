@@ -163,9 +163,7 @@ fn attempt(
                     Accepted::Nothing => {
                         sink.restart()?;
                         let _ = fs::remove_file(etag_path);
-                        return Err(Broken::Again(SourceError::Status {
-                            status: head.status,
-                        }));
+                        return Err(Broken::Again(SourceError::Status(head.status)));
                     }
                 }
                 remember(etag_path, head.etag.as_deref())?;
@@ -223,9 +221,9 @@ fn accept(head: &Head, from: u64, total: u64) -> Result<Accepted, Broken> {
         }
         416 if from > 0 => return Ok(Accepted::Nothing),
         status @ (408 | 429 | 500..=599) => {
-            return Err(Broken::Again(SourceError::Status { status }));
+            return Err(Broken::Again(SourceError::Status(status)));
         }
-        status => return Err(Broken::Stop(SourceError::Status { status })),
+        status => return Err(Broken::Stop(SourceError::Status(status))),
     };
     match head.length {
         Some(found) if found != expected => Err(Broken::Stop(SourceError::Length {
@@ -309,7 +307,7 @@ fn ask_for_size(requests: [Request; 2], address: &str) -> Result<Probe, SourceEr
             206 => header("content-range").and_then(|range| parse_range(range)?.1),
             200 => header("content-length").and_then(|length| length.parse().ok()),
             300..=399 => continue,
-            status => return Err(SourceError::Status { status }),
+            status => return Err(SourceError::Status(status)),
         };
         return match bytes {
             Some(bytes) if bytes > 0 => Ok(Probe { bytes, sha256 }),

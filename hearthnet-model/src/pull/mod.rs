@@ -19,12 +19,13 @@ mod sink;
 
 use std::ffi::OsString;
 use std::fmt;
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::atomic_file;
 use crate::cache::{self, NoCacheDirectory};
 use crate::catalogue::ModelEntry;
 use crate::error::FileError;
@@ -233,12 +234,9 @@ pub enum SourceError {
         /// What went wrong.
         reason: String,
     },
-    /// The server refused.
-    #[error("the server answered with status {status}")]
-    Status {
-        /// HTTP status.
-        status: u16,
-    },
+    /// The server refused, with this HTTP status.
+    #[error("the server answered with status {0}")]
+    Status(u16),
     /// The connection broke off, or fell silent, again and again.
     #[error("the connection broke off after {done} of {total} bytes: {reason}")]
     Interrupted {
@@ -444,6 +442,15 @@ struct Wanted {
     target: PathBuf,
 }
 
+impl Wanted {
+    fn other_length(&self, found: u64) -> SourceError {
+        SourceError::Length {
+            expected: self.bytes,
+            found,
+        }
+    }
+}
+
 /// One pull.
 struct Job<'a> {
     entry: &'a Wanted,
@@ -489,26 +496,14 @@ impl<'a> Job<'a> {
 
     /// Waits until no other process pulls this model. The lock ends with the file.
     fn lock(&mut self) -> Result<File, PullError> {
-        let path = self.directory.join(".lock");
-        let failed = |source| FileError::new("lock", &path, source);
-        let file = File::options()
-            .create(true)
-            .append(true)
-            .open(&path)
-            .map_err(failed)?;
         let mut told = false;
-        loop {
-            match file.try_lock() {
-                Ok(()) => return Ok(file),
-                Err(TryLockError::WouldBlock) => {}
-                Err(TryLockError::Error(source)) => return Err(failed(source).into()),
-            }
+        let lock = atomic_file::lock(&self.directory, || {
             if !std::mem::replace(&mut told, true) {
                 (self.progress)(PullEvent::Waiting);
             }
-            self.check_cancelled()?;
-            std::thread::sleep(TICK);
-        }
+            !self.cancel.load(Ordering::Relaxed)
+        })?;
+        lock.ok_or(PullError::Cancelled)
     }
 
     /// Whether the file is there with the pinned contents.
@@ -580,10 +575,7 @@ impl<'a> Job<'a> {
         })?;
         let found = file.metadata().map_err(SourceError::Unreadable)?.len();
         if found != self.entry.bytes {
-            return Err(SourceError::Length {
-                expected: self.entry.bytes,
-                found,
-            });
+            return Err(self.entry.other_length(found));
         }
         self.keep(&mut file)
     }

@@ -330,10 +330,7 @@ impl Tokenizer {
         ids: &mut Vec<u32>,
     ) -> Result<(), EncodeError> {
         if text.len() > MAX_TEXT_BYTES {
-            return Err(EncodeError::TextTooLong {
-                bytes: text.len(),
-                limit: MAX_TEXT_BYTES,
-            });
+            return Err(EncodeError::TextTooLong(text.len()));
         }
         let finder = match special {
             Special::Parse => &self.0.structure_and_words,

@@ -23,9 +23,7 @@ impl Algorithm {
         match model {
             "gpt2" => Ok(Self::ByteLevelBpe),
             "llama" => Ok(Self::SentencePiece),
-            _ => Err(TokenizerError::UnsupportedModel {
-                model: model.to_owned(),
-            }),
+            _ => Err(TokenizerError::UnsupportedModel(model.to_owned())),
         }
     }
 }
@@ -100,7 +98,7 @@ impl<'a> TokenizerParts<'a> {
     /// # Errors
     /// [`TokenizerError`] when a key is missing, has another type, or too many elements.
     pub fn from_gguf(gguf: &'a Gguf) -> Result<Self, TokenizerError> {
-        let required = |key| gguf.str(key)?.ok_or(TokenizerError::Missing { key });
+        let required = |key| gguf.str(key)?.ok_or(TokenizerError::Missing(key));
         let model = required(MODEL)?;
         let mut parts = Self {
             model,
@@ -148,7 +146,7 @@ fn token_types(gguf: &Gguf) -> Result<Option<Vec<i128>>, TokenizerError> {
 }
 
 fn scores(gguf: &Gguf) -> Result<Vec<f32>, TokenizerError> {
-    let array = list(gguf, SCORES, MAX_TOKENS)?.ok_or(TokenizerError::Missing { key: SCORES })?;
+    let array = list(gguf, SCORES, MAX_TOKENS)?.ok_or(TokenizerError::Missing(SCORES))?;
     let scores = array
         .floats()
         .ok_or_else(|| not_a_list(SCORES, "an array of floats"))?;
@@ -180,7 +178,7 @@ fn strings<'a>(
     key: &'static str,
     limit: usize,
 ) -> Result<Vec<&'a str>, TokenizerError> {
-    let array = list(gguf, key, limit)?.ok_or(TokenizerError::Missing { key })?;
+    let array = list(gguf, key, limit)?.ok_or(TokenizerError::Missing(key))?;
     let strings = array
         .strings()
         .ok_or_else(|| not_a_list(key, "an array of strings"))?;

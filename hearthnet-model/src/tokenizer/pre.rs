@@ -45,117 +45,115 @@ enum GiveBack {
     SpaceExceptNewlines,
 }
 
-/// What the values of `tokenizer.ggml.pre` ask for.
-struct Rules {
-    /// Those that ask for the same.
-    names: &'static str,
-    /// What cuts the text, one after the other.
-    stages: &'static [(&'static str, GiveBack)],
-    /// Whether a word that is in the vocabulary is taken whole, without merging.
-    ignore_merges: bool,
-    /// Whether texts begin with the beginning-of-sequence token if the file does not say.
-    add_bos: bool,
-}
+use GiveBack::{Nothing, Space, SpaceExceptNewlines as Spaces};
 
-impl Rules {
-    const fn of(names: &'static str, stages: &'static [(&'static str, GiveBack)]) -> Self {
-        Self {
-            names,
-            stages,
-            ignore_merges: false,
-            add_bos: false,
-        }
-    }
-
-    const fn ignoring_merges(self, add_bos: bool) -> Self {
-        Self {
-            ignore_merges: true,
-            add_bos,
-            ..self
-        }
-    }
-}
-
-const LLAMA3_STAGES: &[(&str, GiveBack)] = &[(LLAMA3, GiveBack::SpaceExceptNewlines)];
+/// Names of `tokenizer.ggml.pre` that ask for the same; what cuts the text, one after the other;
+/// whether a word that is in the vocabulary is taken whole, without merging; whether texts begin
+/// with the beginning-of-sequence token if the file does not say.
+type Rules = (
+    &'static str,
+    &'static [(&'static str, GiveBack)],
+    bool,
+    bool,
+);
 
 const RULES: &[Rules] = &[
     // llama.cpp's rules for files that were converted without knowing better.
-    Rules::of(
+    (
         "default",
         &[
-            (r"[\p{P}$+<=>^~|]+", GiveBack::Nothing),
-            (GPT2, GiveBack::Space),
-            (r"\p{N}+", GiveBack::Nothing),
-            (r"[0-9][0-9][0-9]", GiveBack::Nothing),
+            (r"[\p{P}$+<=>^~|]+", Nothing),
+            (GPT2, Space),
+            (r"\p{N}+", Nothing),
+            (r"[0-9][0-9][0-9]", Nothing),
         ],
+        false,
+        false,
     ),
-    Rules::of(
+    (
         "gpt-2 phi-2 olmo exaone4 mpt jais gigachat mellum a.x-4.0 trillion",
-        &[(GPT2, GiveBack::Space)],
+        &[(GPT2, Space)],
+        false,
+        false,
     ),
     // Every digit by itself, then GPT-2.
-    Rules::of(
+    (
         "smollm starcoder refact command-r codeshell exaone minerva-7b",
-        &[(r"\p{N}", GiveBack::Nothing), (GPT2, GiveBack::Space)],
+        &[(r"\p{N}", Nothing), (GPT2, Space)],
+        false,
+        false,
     ),
-    Rules::of(
+    (
         "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2",
-        LLAMA3_STAGES,
-    )
-    .ignoring_merges(true),
-    Rules::of("glm4", LLAMA3_STAGES).ignoring_merges(false),
-    Rules::of("smaug-bpe dbrx chatglm-bpe", LLAMA3_STAGES),
+        &[(LLAMA3, Spaces)],
+        true,
+        true,
+    ),
+    ("glm4", &[(LLAMA3, Spaces)], true, false),
+    (
+        "smaug-bpe dbrx chatglm-bpe",
+        &[(LLAMA3, Spaces)],
+        false,
+        false,
+    ),
     // Llama 3 with every digit by itself.
-    Rules::of(
+    (
         "qwen2 deepseek-r1-qwen stablelm2 megrez hunyuan kormo solar-open grok-2",
-        &[(QWEN2, GiveBack::SpaceExceptNewlines)],
+        &[(QWEN2, Spaces)],
+        false,
+        false,
     ),
     // Qwen2 with combining marks among the letters.
-    Rules::of("qwen35", &[(QWEN35, GiveBack::SpaceExceptNewlines)]),
+    ("qwen35", &[(QWEN35, Spaces)], false, false),
     // Mistral Nemo: words also end where their case changes.
-    Rules::of("tekken", &[(TEKKEN, GiveBack::SpaceExceptNewlines)]).ignoring_merges(true),
+    ("tekken", &[(TEKKEN, Spaces)], true, true),
     // The same with contractions and three digits.
-    Rules::of(
-        "gpt-4o llama4 kanana2",
-        &[(GPT4O, GiveBack::SpaceExceptNewlines)],
-    ),
+    ("gpt-4o llama4 kanana2", &[(GPT4O, Spaces)], false, false),
     // Punctuation, GPT-2, three digits.
-    Rules::of(
+    (
         "falcon",
         &[
-            (r"[\p{P}$+<=>^~|`]+", GiveBack::Nothing),
-            (GPT2, GiveBack::Space),
-            (r"[0-9][0-9][0-9]", GiveBack::Nothing),
+            (r"[\p{P}$+<=>^~|`]+", Nothing),
+            (GPT2, Space),
+            (r"[0-9][0-9][0-9]", Nothing),
         ],
+        false,
+        false,
     ),
-    Rules::of(
+    (
         "deepseek-llm",
         &[
-            (r"[\r\n]", GiveBack::Nothing),
-            (DEEPSEEK_LETTERS, GiveBack::Nothing),
-            (DEEPSEEK_PUNCTUATION, GiveBack::Nothing),
-            (r"\s+$", GiveBack::Nothing),
-            (DEEPSEEK_CJK, GiveBack::Nothing),
-            (r"\p{N}+", GiveBack::Nothing),
+            (r"[\r\n]", Nothing),
+            (DEEPSEEK_LETTERS, Nothing),
+            (DEEPSEEK_PUNCTUATION, Nothing),
+            (r"\s+$", Nothing),
+            (DEEPSEEK_CJK, Nothing),
+            (r"\p{N}+", Nothing),
         ],
+        false,
+        false,
     ),
-    Rules::of(
+    (
         "deepseek-coder",
         &[
-            (r"[\r\n]", GiveBack::Nothing),
-            (r"\s?\p{L}+", GiveBack::Nothing),
-            (r"\s?\p{P}+", GiveBack::Nothing),
-            (DEEPSEEK_CJK, GiveBack::Nothing),
-            (r"\p{N}", GiveBack::Nothing),
+            (r"[\r\n]", Nothing),
+            (r"\s?\p{L}+", Nothing),
+            (r"\s?\p{P}+", Nothing),
+            (DEEPSEEK_CJK, Nothing),
+            (r"\p{N}", Nothing),
         ],
+        false,
+        false,
     ),
-    Rules::of(
+    (
         "deepseek-v3 hunyuan-dense",
         &[
-            (r"\p{N}{1,3}", GiveBack::Nothing),
-            (r"[一-龥぀-ゟ゠-ヿ]+", GiveBack::Nothing),
-            (DEEPSEEK_V3, GiveBack::SpaceExceptNewlines),
+            (r"\p{N}{1,3}", Nothing),
+            (r"[一-龥぀-ゟ゠-ヿ]+", Nothing),
+            (DEEPSEEK_V3, Spaces),
         ],
+        false,
+        false,
     ),
 ];
 
@@ -181,13 +179,10 @@ impl PreTokenizer {
     /// The rules for a value of `tokenizer.ggml.pre`.
     pub(super) fn new(pre: &str) -> Result<Self, TokenizerError> {
         let mut rules = RULES.iter();
-        let rules = rules
-            .find(|rules| rules.names.split(' ').any(|name| name == pre))
-            .ok_or_else(|| TokenizerError::UnsupportedPre {
-                pre: pre.to_owned(),
-            })?;
-        let stages = rules
-            .stages
+        let &(_, stages, ignore_merges, add_bos) = rules
+            .find(|(names, ..)| names.split(' ').any(|name| name == pre))
+            .ok_or_else(|| TokenizerError::UnsupportedPre(pre.to_owned()))?;
+        let stages = stages
             .iter()
             .map(|&(pattern, give_back)| {
                 let pattern = Regex::new(&of_unicode_15_1(pattern))
@@ -197,14 +192,14 @@ impl PreTokenizer {
             .collect::<Result<_, TokenizerError>>()?;
         Ok(Self {
             stages,
-            ignore_merges: rules.ignore_merges,
-            add_bos: rules.add_bos,
+            ignore_merges,
+            add_bos,
         })
     }
 
     /// Every supported value of `tokenizer.ggml.pre`.
     pub(super) fn names() -> impl Iterator<Item = &'static str> {
-        RULES.iter().flat_map(|rules| rules.names.split(' '))
+        RULES.iter().flat_map(|(names, ..)| names.split(' '))
     }
 
     /// Calls `word` with the words of `text`, in order; stops at its first error.
@@ -381,7 +376,7 @@ mod tests {
     #[test]
     fn an_unknown_pre_tokeniser_is_refused_by_name() {
         let error = PreTokenizer::new("gpt-5").unwrap_err();
-        assert!(matches!(&error, TokenizerError::UnsupportedPre { pre } if pre == "gpt-5"));
+        assert!(matches!(&error, TokenizerError::UnsupportedPre(pre) if pre == "gpt-5"));
         assert!(error.to_string().contains("smollm"));
     }
 

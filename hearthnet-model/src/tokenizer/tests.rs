@@ -248,7 +248,7 @@ fn refusal(change: impl FnOnce(&mut File)) -> TokenizerError {
 #[test]
 fn broken_files_are_refused_with_the_reason() {
     use TokenizerError as E;
-    assert!(matches!(refusal(|f| f.pre = "other"), E::UnsupportedPre { pre } if pre == "other"));
+    assert!(matches!(refusal(|f| f.pre = "other"), E::UnsupportedPre(pre) if pre == "other"));
     assert!(matches!(refusal(|f| f.tokens.clear()), E::Empty));
     assert!(matches!(
         refusal(|f| f.types.truncate(5)),
@@ -275,10 +275,7 @@ fn broken_files_are_refused_with_the_reason() {
     ));
     for merge in ["", "ab", " ab", "ab ", " "] {
         let error = refusal(|f| f.merges.push(merge.to_owned()));
-        assert!(
-            matches!(error, E::MergeForm { index: 6 }),
-            "{merge:?}: {error}"
-        );
+        assert!(matches!(error, E::MergeForm(6)), "{merge:?}: {error}");
     }
     // The left, the right and the whole may each be missing.
     for merge in ["nope a", "a nope", "a b", "a b c"] {

@@ -510,9 +510,7 @@ fn a_manifest_covers_every_tensor_and_field_and_proves_each_part() {
                 let number = rest.split('.').next().unwrap();
                 number.parse::<u32>().unwrap()
             });
-            let differs = VerifyError::Tensor {
-                name: info.name.clone(),
-            };
+            let differs = VerifyError::Tensor(info.name.clone());
             let verify = |layers, head| manifest.verify(&other, layers, head, &mut |_, _| {});
             match layer {
                 Some(layer) => {

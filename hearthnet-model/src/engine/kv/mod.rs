@@ -127,7 +127,7 @@ impl KvCache {
         if self.sequences.len() < limit {
             Ok(())
         } else {
-            Err(EngineError::TooManySequences { limit })
+            Err(EngineError::TooManySequences(limit))
         }
     }
 

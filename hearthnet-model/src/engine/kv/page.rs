@@ -112,7 +112,7 @@ impl Pages {
         while self.spare.len() < count {
             let bytes = self.geometry.page_bytes();
             let memory = self.arena.halves(values);
-            let memory = memory.map_err(|_| EngineError::OutOfMemory { bytes })?;
+            let memory = memory.map_err(|_| EngineError::OutOfMemory(bytes))?;
             self.spare.push(self.memory.len());
             self.memory.push(memory);
             self.owners.push(0);

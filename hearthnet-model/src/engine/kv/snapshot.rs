@@ -90,7 +90,7 @@ impl KvCache {
         usize::try_from(bytes)
             .ok()
             .and_then(|bytes| out.try_reserve_exact(bytes).ok())
-            .ok_or(EngineError::OutOfMemory { bytes })?;
+            .ok_or(EngineError::OutOfMemory(bytes))?;
         header(weights, geometry, sequence, len, &mut out);
         for (strip, cell_of) in runs(geometry, &sequence.layers) {
             for (page, positions) in pages_of(&sequence.pages, len as usize) {
@@ -275,9 +275,7 @@ fn check<'a>(
         .iter()
         .position(|cell| u16::from_le_bytes(*cell) & NOT_FINITE == NOT_FINITE)
     {
-        Some(index) => Err(ImportError::NotFinite {
-            offset: HEADER + 2 * index,
-        }),
+        Some(index) => Err(ImportError::NotFinite(HEADER + 2 * index)),
         None => Ok(Checked { layers, len, data }),
     }
 }

@@ -237,7 +237,7 @@ fn matrices_that_cannot_be_packed_are_refused() {
     let part = m(WeightType::Q8_0, 4, 32, &bytes);
     assert!(matches!(
         refused(Packed::pack_stacked(arena, &[part, part])),
-        PackError::PartialPanel { rows: 4 }
+        PackError::PartialPanel(4)
     ));
     let other = m(WeightType::F16, 68, 1, &bytes);
     assert!(matches!(

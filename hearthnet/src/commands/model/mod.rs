@@ -381,7 +381,7 @@ fn licence(entry: &ModelEntry) -> String {
 /// What to do where a repository of the hub is not open to whoever asks.
 fn closed(failures: &[(Source, SourceError)]) -> Option<String> {
     failures.iter().find_map(|failure| match failure {
-        (Source::Hf { repository, .. }, SourceError::Status { status: 401 | 403 }) => Some(format!(
+        (Source::Hf { repository, .. }, SourceError::Status(401 | 403)) => Some(format!(
             "the repository may want its licence accepted: do that on its page \
              (https://huggingface.co/{repository}), and set HF_TOKEN to a token of your account there"
         )),
