@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::kv::SeqId;
+use super::sequence::SeqId;
 use crate::error::ModelError;
 use crate::kernels::PackError;
 

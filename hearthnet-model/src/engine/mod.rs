@@ -13,7 +13,7 @@
 //!
 //! | what | where |
 //! |---|---|
-//! | sequences, pages, snapshots | [`kv`](self::SeqId) |
+//! | sequences, pages, snapshots | `sequence`, `kv` |
 //! | a batch through the layers, the split between threads | `forward` |
 //! | tables of rotations | `rope_tables` |
 //! | threads | `thread_pool` |
@@ -26,6 +26,7 @@ mod full_model;
 mod head;
 mod kv;
 mod rope_tables;
+mod sequence;
 mod thread_pool;
 mod weights;
 
@@ -38,7 +39,8 @@ use sha2::{Digest as _, Sha256};
 pub use error::{EngineError, ImportError, LoadError};
 pub use full_model::FullModel;
 pub use head::Head;
-pub use kv::{KvSnapshot, SeqId, Span};
+pub use kv::KvSnapshot;
+pub use sequence::{SeqId, Span};
 
 use crate::kernels::{Isa, Kernels};
 use crate::manifest::WeightsId;

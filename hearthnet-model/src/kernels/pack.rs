@@ -291,7 +291,7 @@ impl Packed {
     ///
     /// # Errors
     /// [`PackError::Mismatch`] when types or shapes differ; then pack them one by
-    /// one and use [`super::Kernels::swiglu`].
+    /// one and use [`super::Kernels::gate`].
     pub fn pack_gate_up(
         arena: &mut Arena,
         gate: &Matrix<'_>,

@@ -187,7 +187,7 @@ pub struct SharedMut<'a, T> {
 
 // SAFETY: access is only by unsafe methods, whose contract excludes data races.
 unsafe impl<T: Send> Send for SharedMut<'_, T> {}
-// SAFETY: as above; values reach several threads, so they must be Send and Sync.
+// SAFETY: the contract of the methods excludes data races; values reach several threads, so they must be Send and Sync.
 unsafe impl<T: Send + Sync> Sync for SharedMut<'_, T> {}
 
 impl<T> Clone for SharedMut<'_, T> {

@@ -123,7 +123,8 @@ impl Pages {
     /// A page of zeros with one owner.
     pub(super) fn take(&mut self) -> Result<usize, EngineError> {
         self.prepare(1)?;
-        let page = self.spare.pop().unwrap_or_default();
+        let bytes = self.geometry.page_bytes();
+        let page = self.spare.pop().ok_or(EngineError::OutOfMemory(bytes))?;
         self.owners[page] = 1;
         Ok(page)
     }
