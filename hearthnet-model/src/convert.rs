@@ -40,19 +40,13 @@ pub enum ConvertError {
     File(#[from] FileError),
     /// The new file's header could not be made.
     #[error(transparent)]
-    Write(WriteError),
+    Write(#[from] WriteError),
     /// The source is damaged.
     #[error(transparent)]
     Model(#[from] ModelError),
     /// It was asked to stop.
     #[error("cancelled")]
     Cancelled,
-}
-
-impl From<WriteError> for ConvertError {
-    fn from(error: WriteError) -> Self {
-        Self::Write(error)
-    }
 }
 
 /// Writes `model` to `target` with its matrices stored as `dtype`, one of [`TensorType::WRITABLE`].

@@ -280,16 +280,11 @@ fn alignment(bytes: &[u8], metadata: &BTreeMap<String, Slot>) -> Result<u64, Ggu
     let SlotKind::One(ValueType::U32) = slot.kind else {
         return Err(GgufError::Alignment);
     };
-    let decoded = bytes
-        .get(slot.bytes.clone())
-        .and_then(|b| value::decode(ValueType::U32, b));
-    match decoded.and_then(|(value, _)| value.as_integer()) {
-        Some(value) => match u64::try_from(value) {
-            Ok(a) if a.is_power_of_two() && (MIN_ALIGNMENT..=MAX_ALIGNMENT).contains(&a) => Ok(a),
-            _ => Err(GgufError::Alignment),
-        },
-        None => Err(GgufError::Alignment),
-    }
+    let bytes = bytes.get(slot.bytes.clone());
+    let value = bytes.and_then(|bytes| value::decode(ValueType::U32, bytes)?.0.as_integer());
+    let value = value.and_then(|value| u64::try_from(value).ok());
+    let possible = |a: &u64| a.is_power_of_two() && (MIN_ALIGNMENT..=MAX_ALIGNMENT).contains(a);
+    value.filter(possible).ok_or(GgufError::Alignment)
 }
 
 type Tensors = (Vec<TensorInfo>, BTreeMap<String, usize>);

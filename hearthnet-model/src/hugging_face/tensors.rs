@@ -323,8 +323,8 @@ impl<'a> Finder<'a> {
     /// Checks that the output matrix is there unless it is the embedding, and is the embedding
     /// where it is said to be.
     pub(super) fn check_output(&self, config: &Config) -> Result<(), ImportError> {
-        let tensor = self.name_of(OUTPUT, 0).unwrap_or_default();
-        let embedding = self.name_of(EMBEDDING, 0).unwrap_or_default();
+        let name = |ours: &str| self.name_of(ours, 0).ok_or_else(|| missing(ours));
+        let (tensor, embedding) = (name(OUTPUT)?, name(EMBEDDING)?);
         let tied = self.class.always_tied || config.tied()?;
         match (tied, self.has_output()) {
             (false, false) => Err(missing(&tensor)),
@@ -598,7 +598,9 @@ impl Buffers {
 fn columns(expert: &[u8], row: usize, value: usize, pick: Pick, out: &mut Vec<u8>) {
     for at in (pick.index * value..row).step_by(pick.of * value) {
         for row in expert.chunks(row) {
-            out.extend_from_slice(row.get(at..at + value).unwrap_or_default());
+            let value = row.get(at..at + value);
+            debug_assert!(value.is_some(), "an expert is whole rows");
+            out.extend_from_slice(value.unwrap_or_default());
         }
     }
 }

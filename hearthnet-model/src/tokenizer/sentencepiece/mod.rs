@@ -126,7 +126,9 @@ impl SentencePiece {
         let mut merging = Merging::new(self, text);
         merging.run();
         for symbol in merging.symbols {
-            let text = text.get(symbol.range()).unwrap_or_default();
+            let text = text.get(symbol.range());
+            debug_assert!(text.is_some(), "symbols are whole characters of the text");
+            let text = text.unwrap_or_default();
             match self.token(text) {
                 Some(token) => ids.push(token.id),
                 None => ids.extend(text.bytes().map(|byte| self.byte_token(byte))),
@@ -142,10 +144,7 @@ impl SentencePiece {
     }
 
     fn byte_token(&self, byte: u8) -> u32 {
-        self.bytes
-            .get(usize::from(byte))
-            .copied()
-            .unwrap_or_default()
+        self.bytes[usize::from(byte)]
     }
 }
 
