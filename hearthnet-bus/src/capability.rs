@@ -11,20 +11,8 @@ const MAX_NAME_BYTES: usize = 64;
 /// The right to open a session on a shard host and to run rows through its layers.
 pub const SHARD_SERVE: &str = "experimental.distributed_llm.shard.serve@1.0";
 
-/// To advertise a shard, or to withdraw it.
-pub const SHARD_ADVERTISE: &str = "experimental.distributed_llm.shard.advertise@1.0";
-
 /// To be answered by a model that runs on the community's machines.
 pub const CHAT: &str = "experimental.distributed_llm.chat@1.0";
-
-/// To read what happened on a node of late.
-pub const DIAGNOSE: &str = "experimental.distributed_llm.diagnose@1.0";
-
-/// To become a member: what strangers may call, and nothing else.
-pub const COMMUNITY_JOIN: &str = "community.join@1.0";
-
-/// To learn what a node can be asked to do.
-pub const BUS_DESCRIBE: &str = "bus.describe@1.0";
 
 /// A capability: a dotted lower-case name and a version, written `name@major.minor`.
 ///
@@ -57,27 +45,22 @@ impl Capability {
         Self::first("experimental.distributed_llm.shard.serve")
     }
 
-    /// To advertise shards, [`SHARD_ADVERTISE`].
-    pub fn shard_advertise() -> Self {
-        Self::first("experimental.distributed_llm.shard.advertise")
-    }
-
     /// To chat, [`CHAT`].
     pub fn chat() -> Self {
         Self::first("experimental.distributed_llm.chat")
     }
 
-    /// To read what happened on a node, [`DIAGNOSE`].
+    /// To read what happened on a node of late.
     pub fn diagnose() -> Self {
         Self::first("experimental.distributed_llm.diagnose")
     }
 
-    /// To become a member, [`COMMUNITY_JOIN`].
+    /// To become a member: what strangers may call, and nothing else.
     pub fn community_join() -> Self {
         Self::first("community.join")
     }
 
-    /// To learn what a node offers, [`BUS_DESCRIBE`].
+    /// To learn what a node can be asked to do.
     pub fn bus_describe() -> Self {
         Self::first("bus.describe")
     }
@@ -168,11 +151,13 @@ mod tests {
     fn the_capabilities_are_what_their_names_say() {
         for (text, capability) in [
             (SHARD_SERVE, Capability::shard_serve()),
-            (SHARD_ADVERTISE, Capability::shard_advertise()),
             (CHAT, Capability::chat()),
-            (COMMUNITY_JOIN, Capability::community_join()),
-            (BUS_DESCRIBE, Capability::bus_describe()),
-            (DIAGNOSE, Capability::diagnose()),
+            ("community.join@1.0", Capability::community_join()),
+            ("bus.describe@1.0", Capability::bus_describe()),
+            (
+                "experimental.distributed_llm.diagnose@1.0",
+                Capability::diagnose(),
+            ),
         ] {
             assert_eq!(capability.to_string(), text);
             assert_eq!(text.parse(), Ok(capability));

@@ -35,7 +35,7 @@ pub(crate) fn decode<T: Serialize + DeserializeOwned>(
 }
 
 /// Exactly `N` bytes as a CBOR byte string.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Bytes<const N: usize>(pub(crate) [u8; N]);
 
 impl<const N: usize> Serialize for Bytes<N> {
@@ -46,24 +46,39 @@ impl<const N: usize> Serialize for Bytes<N> {
 
 impl<'de, const N: usize> Deserialize<'de> for Bytes<N> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor<const N: usize>;
+        let bytes = Blob::deserialize(deserializer)?.0;
+        let fits = <[u8; N]>::try_from(bytes.as_slice());
+        fits.map(Self).map_err(|_| {
+            let expected = format!("{N} bytes");
+            de::Error::invalid_length(bytes.len(), &expected.as_str())
+        })
+    }
+}
 
-        impl<const N: usize> de::Visitor<'_> for Visitor<N> {
-            type Value = Bytes<N>;
+/// The same for fields that are arrays, for `#[serde(with)]`.
+pub(crate) mod bytes {
+    use super::{Bytes, Deserialize, Deserializer, Serialize, Serializer};
 
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                write!(f, "{N} bytes")
-            }
+    pub(crate) fn serialize<S: Serializer, const N: usize>(
+        bytes: &[u8; N],
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        Bytes(*bytes).serialize(serializer)
+    }
 
-            fn visit_bytes<E: de::Error>(self, bytes: &[u8]) -> Result<Bytes<N>, E> {
-                let bytes = bytes
-                    .try_into()
-                    .map_err(|_| E::invalid_length(bytes.len(), &self))?;
-                Ok(Bytes(bytes))
-            }
-        }
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>, const N: usize>(
+        deserializer: D,
+    ) -> Result<[u8; N], D::Error> {
+        Bytes::deserialize(deserializer).map(|bytes| bytes.0)
+    }
+}
 
-        deserializer.deserialize_bytes(Visitor)
+/// Borrowed bytes as a CBOR byte string.
+pub(crate) struct Slice<'a>(pub(crate) &'a [u8]);
+
+impl Serialize for Slice<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(self.0)
     }
 }
 

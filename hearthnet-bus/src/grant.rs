@@ -27,7 +27,7 @@ const VERSION: u8 = 1;
 /// A signed statement: `issuer` lets `subject` use `scope` on `audience` for a while.
 ///
 /// ```
-/// # use hearthnet_bus::{Capability, Grant, NodeKey};
+/// # use hearthnet_bus::{Capability, Expectation, Grant, NodeKey, ReplayCache};
 /// let (caller, host) = (NodeKey::from_secret(&[1; 32]), NodeKey::from_secret(&[2; 32]));
 /// let grant = Grant {
 ///     issuer: caller.id(), // until communities exist, a caller issues its own
@@ -39,7 +39,14 @@ const VERSION: u8 = 1;
 ///     id: [9; 16], // random, never used twice
 /// };
 /// let token = grant.sign(&caller)?;
-/// assert_eq!(Grant::verify(&token, 1_700_000_001, 30)?, grant);
+/// let expected = Expectation {
+///     peer: caller.id(),
+///     audience: host.id(),
+///     scope: &Capability::shard_serve(),
+/// };
+/// let mut seen = ReplayCache::new(1024);
+/// let now = 1_700_000_001;
+/// assert_eq!(Grant::admit(&token, &expected, |_| true, &mut seen, now, 30)?, grant);
 /// # Ok::<(), hearthnet_bus::GrantError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -148,6 +155,10 @@ pub enum GrantError {
     CacheFull,
 }
 
+fn malformed(what: &'static str) -> GrantError {
+    GrantError::Malformed { what }
+}
+
 impl GrantError {
     /// The stable code of the refusal, as peers, counters and logs spell it.
     pub fn code(&self) -> CloseCode {
@@ -191,26 +202,12 @@ impl Grant {
         }
     }
 
-    /// Decodes a token, and checks its form, its signature and, against `now` (Unix
-    /// seconds), its time. `skew` is how many seconds the clocks may differ, at most
-    /// [`MAX_CLOCK_SKEW_SECS`].
-    ///
-    /// Says nothing about who shows the token, where, and how often: see
-    /// [`Grant::admit`].
-    ///
-    /// # Errors
-    /// `Length`, `Malformed`, `Signature`, `Expired` or `NotYet`.
-    pub fn verify(token: &[u8], now: u64, skew: u64) -> Result<Self, GrantError> {
-        let grant = Self::verify_signature(token)?;
-        grant.check_time(now, skew)?;
-        Ok(grant)
-    }
-
     /// Everything that has to hold before the bearer of `token` is let in: form and
     /// signature, that the peer is the subject and this node the audience, scope,
     /// time, that `may_issue` accepts the issuer, and that the token was never shown
     /// before. It is remembered in `seen` only if all else holds, so that refused
-    /// tokens cannot fill the cache.
+    /// tokens cannot fill the cache. `now` is in Unix seconds; `skew` is how many seconds the
+    /// clocks may differ, at most [`MAX_CLOCK_SKEW_SECS`].
     ///
     /// # Errors
     /// Any [`GrantError`] but `NotIssuer`.
@@ -261,7 +258,7 @@ impl Grant {
         let (body, signature) = token
             .split_last_chunk::<SIGNATURE_BYTES>()
             .ok_or(GrantError::Length { found })?;
-        let grant = Body::decode(body)?.into_grant()?;
+        let grant = Body::read(body)?;
         Domain::SessionGrant.verify(&grant.issuer, body, signature)?;
         grant.check_lifetime()?;
         Ok(grant)
@@ -270,9 +267,7 @@ impl Grant {
     fn check_lifetime(&self) -> Result<(), GrantError> {
         match self.expires.checked_sub(self.not_before) {
             Some(1..=MAX_GRANT_LIFETIME_SECS) => Ok(()),
-            _ => Err(GrantError::Malformed {
-                what: "its lifetime is not 1 to 3600 seconds",
-            }),
+            _ => Err(malformed("its lifetime is not 1 to 3600 seconds")),
         }
     }
 
@@ -326,38 +321,28 @@ impl Body {
     }
 
     fn encode(&self) -> Result<Vec<u8>, GrantError> {
-        cbor::encode(self).map_err(|_| GrantError::Malformed {
-            what: "it cannot be encoded",
-        })
+        cbor::encode(self).map_err(|_| malformed("it cannot be encoded"))
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, GrantError> {
+    fn read(bytes: &[u8]) -> Result<Grant, GrantError> {
         // The map is flat; two levels of recursion are one more than it needs.
-        let body: Self = cbor::decode(bytes, 2).map_err(|_| GrantError::Malformed {
-            what: "it is not the canonical map of a grant",
-        })?;
-        if body.v != VERSION {
-            return Err(GrantError::Malformed {
-                what: "its version is unknown",
-            });
+        let it: Self = cbor::decode(bytes, 2)
+            .map_err(|_| malformed("it is not the canonical map of a grant"))?;
+        if it.v != VERSION {
+            return Err(malformed("its version is unknown"));
         }
-        Ok(body)
-    }
-
-    fn into_grant(self) -> Result<Grant, GrantError> {
-        let node = |bytes: &[u8; 32], what| {
-            NodeId::from_bytes(bytes).map_err(|_| GrantError::Malformed { what })
-        };
+        let node = |key: Bytes<32>, what| NodeId::from_bytes(&key.0).map_err(|_| malformed(what));
         Ok(Grant {
-            issuer: node(&self.iss.0, "its issuer is not a usable key")?,
-            subject: node(&self.sub.0, "its subject is not a usable key")?,
-            audience: node(&self.aud.0, "its audience is not a usable key")?,
-            scope: self.scope.parse().map_err(|_| GrantError::Malformed {
-                what: "its scope is not a capability",
-            })?,
-            not_before: self.nbf,
-            expires: self.exp,
-            id: self.id.0,
+            issuer: node(it.iss, "its issuer is not a usable key")?,
+            subject: node(it.sub, "its subject is not a usable key")?,
+            audience: node(it.aud, "its audience is not a usable key")?,
+            scope: it
+                .scope
+                .parse()
+                .map_err(|_| malformed("its scope is not a capability"))?,
+            not_before: it.nbf,
+            expires: it.exp,
+            id: it.id.0,
         })
     }
 }

@@ -41,16 +41,14 @@ mod key_file;
 pub mod log;
 pub mod node;
 mod node_key;
+mod raw_keys;
 mod replay;
 mod signature;
 pub mod sync;
 mod unix_time;
 pub mod whole_file;
 
-pub use capability::{
-    BUS_DESCRIBE, CHAT, COMMUNITY_JOIN, Capability, CapabilityError, DIAGNOSE, SHARD_ADVERTISE,
-    SHARD_SERVE,
-};
+pub use capability::{CHAT, Capability, CapabilityError, SHARD_SERVE};
 pub use community_id::{CommunityId, CommunityIdError};
 pub use descriptor::{Descriptor, DescriptorError, MAX_ENCODED, MAX_LAYERS, MAX_TEXT};
 pub use grant::{

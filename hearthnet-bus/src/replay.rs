@@ -1,6 +1,6 @@
 //! Which tokens were shown before.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::BTreeSet;
 
 use crate::{Grant, GrantError, NodeId};
 
@@ -27,9 +27,8 @@ type Token = (NodeId, [u8; 16]);
 #[derive(Debug)]
 pub struct ReplayCache {
     capacity: usize,
-    seen: HashSet<Token>,
+    seen: BTreeSet<Token>,
     by_death: BTreeSet<(u64, Token)>,
-    by_issuer: HashMap<NodeId, usize>,
 }
 
 /// Why something could not be noted.
@@ -47,14 +46,13 @@ impl ReplayCache {
     pub fn new(capacity: usize) -> Self {
         Self {
             capacity,
-            seen: HashSet::new(),
+            seen: BTreeSet::new(),
             by_death: BTreeSet::new(),
-            by_issuer: HashMap::new(),
         }
     }
 
     /// Takes note of a grant whose form, signature and time were checked, and drops
-    /// what has expired by `now` (Unix seconds). `skew` as in [`Grant::verify`]: the
+    /// what has expired by `now` (Unix seconds). `skew` as in [`Grant::admit`]: the
     /// grant is remembered for as long as that would accept it.
     ///
     /// # Errors
@@ -83,13 +81,13 @@ impl ReplayCache {
             return Err(NotNoted::Seen);
         }
         let share = self.capacity.div_ceil(4);
-        let held = self.by_issuer.get(&issuer).copied().unwrap_or(0);
+        let of_issuer = (issuer, [0; 16])..=(issuer, [0xff; 16]);
+        let held = self.seen.range(of_issuer).take(share).count();
         if self.seen.len() >= self.capacity || held >= share {
             return Err(NotNoted::Full);
         }
         self.seen.insert(token);
         self.by_death.insert((death, token));
-        self.by_issuer.insert(issuer, held + 1);
         Ok(())
     }
 
@@ -110,12 +108,6 @@ impl ReplayCache {
             }
             self.by_death.pop_first();
             self.seen.remove(&token);
-            if let Some(held) = self.by_issuer.get_mut(&token.0) {
-                *held -= 1;
-                if *held == 0 {
-                    self.by_issuer.remove(&token.0);
-                }
-            }
         }
     }
 }
@@ -215,7 +207,7 @@ mod tests {
                 }
                 prop_assert!(seen.len() <= 6);
                 prop_assert_eq!(seen.by_death.len(), seen.len());
-                prop_assert_eq!(seen.by_issuer.values().sum::<usize>(), seen.len());
+                prop_assert_eq!(seen.by_death.len(), seen.len());
             }
         }
     }

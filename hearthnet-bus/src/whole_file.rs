@@ -22,12 +22,7 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
 /// [`io::ErrorKind::AlreadyExists`] if there is something at `path`, which then stays as it is;
 /// else what the file system says.
 pub fn create(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    let draft = Draft::filled(path, bytes, mode)?;
-    // A hard link is the one portable way to put a finished file at a name that must be free: a
-    // rename would replace what is there.
-    fs::hard_link(&draft.path, path)?;
-    drop(draft);
-    sync_folder(folder_of(path))
+    Draft::filled(path, bytes, mode)?.publish(path)
 }
 
 /// Makes a folder and what is missing above it, so that they outlast a power cut.
@@ -72,27 +67,41 @@ fn folder_of(path: &Path) -> &Path {
 }
 
 /// A file beside its future name, removed when dropped.
-struct Draft {
-    path: PathBuf,
+pub(crate) struct Draft {
+    pub(crate) path: PathBuf,
 }
 
 impl Draft {
-    fn filled(target: &Path, bytes: &[u8], mode: u32) -> io::Result<Self> {
+    /// An empty one of these permissions.
+    pub(crate) fn beside(target: &Path, mode: u32) -> io::Result<(Self, File)> {
         let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?;
         let tag = getrandom::u64().map_err(io::Error::from)?;
         let mut draft = std::ffi::OsString::from(".");
         draft.push(name);
         draft.push(format!("-{tag:016x}.tmp"));
         let path = folder_of(target).join(draft);
-        let mut file = OpenOptions::new()
+        let file = OpenOptions::new()
             .write(true)
             .create_new(true)
             .mode(mode)
             .open(&path)?;
-        let draft = Self { path };
+        Ok((Self { path }, file))
+    }
+
+    fn filled(target: &Path, bytes: &[u8], mode: u32) -> io::Result<Self> {
+        let (draft, mut file) = Self::beside(target, mode)?;
         file.write_all(bytes)?;
         file.sync_all()?;
         Ok(draft)
+    }
+
+    /// Gives it its name, which must be free: its content is on the disk.
+    pub(crate) fn publish(self, target: &Path) -> io::Result<()> {
+        // A hard link is the one portable way to put a finished file at a name that must be free:
+        // a rename would replace what is there.
+        fs::hard_link(&self.path, target)?;
+        drop(self);
+        sync_folder(folder_of(target))
     }
 }
 

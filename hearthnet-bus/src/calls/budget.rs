@@ -5,10 +5,10 @@
 
 use std::collections::HashMap;
 
+use hearthnet_transport::{Time, TokenBucket};
+
 use crate::NodeId;
 
-/// A bucket's worth of one call, so that milliseconds of a rate per second are whole numbers.
-const ONE: u64 = 1000;
 /// Members whose buckets are remembered. A full bucket says nothing and is dropped first.
 const MAX_PEERS: usize = 1024;
 
@@ -33,43 +33,8 @@ impl Rate {
         burst: 10,
     };
 
-    fn capacity(self) -> u64 {
-        u64::from(self.burst) * ONE
-    }
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Bucket {
-    level: u64,
-    at_ms: u64,
-}
-
-impl Bucket {
-    fn full(rate: Rate, now_ms: u64) -> Self {
-        Self {
-            level: rate.capacity(),
-            at_ms: now_ms,
-        }
-    }
-
-    fn fill(&mut self, rate: Rate, now_ms: u64) {
-        // A clock that stands still or goes back earns nothing.
-        let passed = now_ms.saturating_sub(self.at_ms);
-        self.at_ms = self.at_ms.max(now_ms);
-        let earned = passed.saturating_mul(u64::from(rate.per_second));
-        self.level = self.level.saturating_add(earned).min(rate.capacity());
-    }
-
-    /// Takes one call, or says in how many milliseconds there will be one.
-    fn take(&mut self, rate: Rate, now_ms: u64) -> Result<(), u64> {
-        self.fill(rate, now_ms);
-        match self.level.checked_sub(ONE) {
-            Some(rest) => {
-                self.level = rest;
-                Ok(())
-            }
-            None => Err((ONE - self.level).div_ceil(u64::from(rate.per_second).max(1))),
-        }
+    fn bucket(self, now: Time) -> TokenBucket {
+        TokenBucket::with_burst(self.per_second.into(), self.burst.into(), now)
     }
 }
 
@@ -77,9 +42,8 @@ impl Bucket {
 #[derive(Debug)]
 pub struct Budgets {
     member: Rate,
-    strangers: Rate,
-    members: HashMap<NodeId, Bucket>,
-    shared: Bucket,
+    members: HashMap<NodeId, TokenBucket>,
+    strangers: TokenBucket,
 }
 
 impl Budgets {
@@ -87,9 +51,8 @@ impl Budgets {
     pub fn new(member: Rate, strangers: Rate, now_ms: u64) -> Self {
         Self {
             member,
-            strangers,
             members: HashMap::new(),
-            shared: Bucket::full(strangers, now_ms),
+            strangers: strangers.bucket(time(now_ms)),
         }
     }
 
@@ -98,23 +61,33 @@ impl Budgets {
     /// # Errors
     /// If there is none left: the milliseconds until there is.
     pub fn take(&mut self, peer: NodeId, is_member: bool, now_ms: u64) -> Result<(), u64> {
+        let now = time(now_ms);
         if !is_member {
-            return self.shared.take(self.strangers, now_ms);
+            return take(&mut self.strangers, now);
         }
-        let rate = self.member;
         if self.members.len() >= MAX_PEERS && !self.members.contains_key(&peer) {
             self.members.retain(|_, bucket| {
-                bucket.fill(rate, now_ms);
-                bucket.level < rate.capacity()
+                bucket.refill(now);
+                !bucket.is_full()
             });
             if self.members.len() >= MAX_PEERS {
                 return Err(1000);
             }
         }
-        self.members
-            .entry(peer)
-            .or_insert_with(|| Bucket::full(rate, now_ms))
-            .take(rate, now_ms)
+        let bucket = self.members.entry(peer);
+        take(bucket.or_insert_with(|| self.member.bucket(now)), now)
+    }
+}
+
+fn time(ms: u64) -> Time {
+    Time(ms.saturating_mul(1000))
+}
+
+/// Takes one call, or says in how many milliseconds there will be one.
+fn take(bucket: &mut TokenBucket, now: Time) -> Result<(), u64> {
+    match bucket.take(now) {
+        true => Ok(()),
+        false => Err(bucket.ready_at(1).0.saturating_sub(now.0).div_ceil(1000)),
     }
 }
 

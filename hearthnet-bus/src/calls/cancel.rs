@@ -46,3 +46,17 @@ impl Cancel {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cancel_is_seen_by_every_clone() {
+        let cancel = Cancel::default();
+        let clone = cancel.clone();
+        assert!(!clone.is_cancelled());
+        cancel.cancel();
+        assert!(clone.is_cancelled());
+    }
+}

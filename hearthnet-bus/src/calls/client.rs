@@ -149,7 +149,8 @@ impl Client {
     }
 
     /// Whether the connection has ended, so that every further call would fail.
-    pub fn is_lost(&self) -> bool {
+    #[cfg(test)]
+    pub(crate) fn is_lost(&self) -> bool {
         self.handle.shared.state.lock().lost.is_some()
     }
 }

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::params::Params;
 use crate::Capability;
+use crate::log::Level;
 
 /// What the name of an experiment begins with.
 pub const EXPERIMENTAL: &str = "experimental.";
@@ -49,6 +50,17 @@ pub enum Trust {
     Trusted,
     /// A member who may invite and promote.
     Anchor,
+}
+
+impl From<Option<Level>> for Trust {
+    fn from(level: Option<Level>) -> Self {
+        match level {
+            None => Self::Anyone,
+            Some(Level::Member) => Self::Member,
+            Some(Level::Trusted) => Self::Trusted,
+            Some(Level::Anchor) => Self::Anchor,
+        }
+    }
 }
 
 /// What a capability bears.

@@ -139,7 +139,7 @@ impl Envelope {
         let (body, signature) = bytes
             .split_last_chunk::<SIGNATURE_BYTES>()
             .ok_or(EnvelopeError::Malformed("it is too short"))?;
-        let envelope = Body::decode(body)?.into_envelope()?;
+        let envelope = Body::read(body)?;
         if envelope.caller != sender {
             return Err(EnvelopeError::Caller(envelope.caller));
         }
@@ -202,30 +202,26 @@ impl Body {
         cbor::encode(self).map_err(|_| EnvelopeError::Malformed("it cannot be encoded"))
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, EnvelopeError> {
+    fn read(bytes: &[u8]) -> Result<Envelope, EnvelopeError> {
         // The map is flat; two levels of recursion are one more than it needs.
-        let body: Self = cbor::decode(bytes, 2)
+        let it: Self = cbor::decode(bytes, 2)
             .map_err(|_| EnvelopeError::Malformed("it is not the canonical map of an envelope"))?;
-        if body.v != VERSION {
+        if it.v != VERSION {
             return Err(EnvelopeError::Malformed("its version is unknown"));
         }
-        Ok(body)
-    }
-
-    fn into_envelope(self) -> Result<Envelope, EnvelopeError> {
-        let node = |bytes: &[u8; 32], what| {
-            NodeId::from_bytes(bytes).map_err(|_| EnvelopeError::Malformed(what))
+        let node = |key: Bytes<32>, what| {
+            NodeId::from_bytes(&key.0).map_err(|_| EnvelopeError::Malformed(what))
         };
         Ok(Envelope {
-            caller: node(&self.iss.0, "its caller is not a usable key")?,
-            audience: node(&self.aud.0, "its audience is not a usable key")?,
-            capability: self
+            caller: node(it.iss, "its caller is not a usable key")?,
+            audience: node(it.aud, "its audience is not a usable key")?,
+            capability: it
                 .cap
                 .parse()
                 .map_err(|_| EnvelopeError::Malformed("it names no capability"))?,
-            id: self.id.0,
-            at_ms: self.at,
-            params_sha256: self.sha.0,
+            id: it.id.0,
+            at_ms: it.at,
+            params_sha256: it.sha.0,
         })
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use hearthnet_transport::{Code, is_name};
+use serde::Serialize;
 
 /// Longest message or hint that is sent or kept, in bytes: a few sentences.
 pub const MAX_ERROR_TEXT: usize = 1024;
@@ -11,7 +12,7 @@ pub const MAX_ERROR_TEXT: usize = 1024;
 ///
 /// It may come from a peer. Its texts hold no control characters and at most
 /// [`MAX_ERROR_TEXT`] bytes each, whoever made it.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, thiserror::Error)]
 #[error("{message}")]
 pub struct CallError {
     code: Code,

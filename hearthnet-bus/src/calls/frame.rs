@@ -126,7 +126,8 @@ pub(crate) fn is_reserved(event: &str) -> bool {
 }
 
 /// What a caller asks.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged, deny_unknown_fields)]
 #[non_exhaustive]
 pub enum Request {
     /// Between nodes: `{"envelope": base64url, "params": JSON as text}`.
@@ -145,65 +146,27 @@ pub enum Request {
     },
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct SignedData {
-    envelope: String,
-    params: String,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct PlainData {
-    capability: Capability,
-    params: Value,
-}
-
 impl Request {
-    pub(crate) fn to_data(&self) -> Option<String> {
-        match self.clone() {
-            Self::Signed { envelope, params } => {
-                serde_json::to_string(&SignedData { envelope, params })
-            }
-            Self::Plain { capability, params } => {
-                serde_json::to_string(&PlainData { capability, params })
-            }
-        }
-        .ok()
-    }
-
     /// A request that cannot be read is refused with an error, not with the end of the
     /// connection: an app's typing error should not cost its other calls.
     pub(crate) fn from_data(data: Value) -> Result<Self, CallError> {
-        if data.get("envelope").is_some() {
-            let data: SignedData = serde_json::from_value(data).map_err(|_| {
-                CallError::bad_request("data", "must be {envelope, params}, both text")
-            })?;
-            Ok(Self::Signed {
-                envelope: data.envelope,
-                params: data.params,
-            })
-        } else {
-            let data: PlainData = serde_json::from_value(data).map_err(|_| {
-                CallError::bad_request("data", "must be {capability: \"name@1.0\", params: {...}}")
-            })?;
-            Ok(Self::Plain {
-                capability: data.capability,
-                params: data.params,
-            })
-        }
+        let problem = match data.get("envelope") {
+            Some(_) => "must be {envelope, params}, both text",
+            None => "must be {capability: \"name@1.0\", params: {...}}",
+        };
+        serde_json::from_value(data).map_err(|_| CallError::bad_request("data", problem))
     }
 }
 
 /// The data of `ack`.
-#[derive(Serialize, Deserialize)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct AckData {
     pub(crate) seq: u64,
 }
 
-/// The data of `error`.
-#[derive(Serialize, Deserialize)]
+/// The data of `error`, as a peer wrote them.
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ErrorData {
     code: String,
@@ -213,12 +176,7 @@ struct ErrorData {
 }
 
 pub(crate) fn error_data(error: &CallError) -> String {
-    let data = ErrorData {
-        code: error.code().as_str().to_owned(),
-        message: error.message().to_owned(),
-        hint: error.hint().to_owned(),
-    };
-    serde_json::to_string(&data).unwrap_or_else(|_| r#"{"code":"internal","message":""}"#.into())
+    serde_json::to_string(error).unwrap_or_else(|_| r#"{"code":"internal","message":""}"#.into())
 }
 
 pub(crate) fn read_error(data: Value) -> Result<CallError, Violation> {

@@ -25,7 +25,7 @@ use super::session::{Asked, CallingSession, Heard, NotTaken, ServingSession};
 /// When a promise is broken.
 pub fn frames(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
-    let (mut server, mut caller) = (ServingSession::new(), CallingSession::new());
+    let (mut server, mut caller) = (ServingSession::default(), CallingSession::default());
     let (mut serves, mut calls) = (true, true);
     for line in text.lines().take(2000) {
         let Some(first) = line.chars().next() else {

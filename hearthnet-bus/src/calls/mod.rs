@@ -12,10 +12,10 @@
 //! | messages of `/bus/v1` | [`Request`], [`Violation`] | `frame.rs` |
 //! | calls, events, acknowledgements, cancel | [`ServingSession`], [`CallingSession`] | `session/` |
 //! | whether a call may run | [`CallServer::admit`] | `server/` |
-//! | running it | [`Handler`], [`FrameSink`], [`CallServer`] | `registry.rs`, `server.rs` |
+//! | running it | [`Handler`], [`FrameSink`], [`CallServer`] | `registry.rs`, `frame_sink.rs`, `server/` |
 //! | asking | [`Client`], [`CallStream`] | `client.rs` |
 //! | apps on this machine | [`LocalApi`] | `local_api/` |
-//! | granting sessions, advertising | [`register_shards`] | `handlers/` |
+//! | granting sessions | [`register_shards`] | `shard_serve/` |
 //! | giving up | [`Cancel`] | `cancel.rs` |
 //! | codes and sentences | [`Code`], [`CallError`] | `error.rs` |
 //!
@@ -67,16 +67,17 @@ mod descriptor;
 mod envelope;
 mod error;
 mod frame;
+mod frame_sink;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-mod handlers;
 mod local_api;
 mod local_client;
 mod params;
 mod registry;
 mod server;
 mod session;
+mod shard_serve;
 mod wire;
 
 /// Capabilities that a node has at most.
@@ -92,14 +93,15 @@ pub use frame::{
     ACK_BYTES, ACK_FRAMES, BUS_PATH, MAX_EVENT_BYTES, MAX_MESSAGE_BYTES, MAX_OPEN_CALLS, Request,
     Violation, WINDOW_BYTES, WINDOW_FRAMES,
 };
-pub use handlers::{Served, ShardGrant, register_shards};
+pub use frame_sink::FrameSink;
 pub use local_api::{ENDPOINT_FILE, LocalApi, LocalApiError, TOKEN_FILE};
 pub use params::{Kind, Param, ParamError, Params};
 pub use registry::{CallContext, Handler, RegisterError, Registry, Slot};
-pub use server::{Admitted, Authority, CallServer, FrameSink, Origin, Research};
+pub use server::{Admitted, Authority, CallServer, Origin, Research};
 pub use session::{Asked, CallingSession, Heard, NotTaken, ServingSession};
+pub use shard_serve::{Served, ShardGrant, register_shards};
 pub use wire::Wire;
 
 pub use hearthnet_transport::{Code, MAX_NAME};
 
-pub use crate::capability::{BUS_DESCRIBE, CHAT, COMMUNITY_JOIN, SHARD_ADVERTISE, SHARD_SERVE};
+pub use crate::capability::{CHAT, SHARD_SERVE};

@@ -16,7 +16,6 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -125,29 +124,29 @@ impl Params {
     /// [`ParamError`] about the first parameter that breaks a rule.
     pub fn check(&self, params: &Value) -> Result<(), ParamError> {
         let Value::Object(given) = params else {
-            return Err(ParamError::at("params", "must be an object"));
+            return Err(wrong("must be an object").at("params"));
         };
-        self.check_object(&Path::root(), given)
+        self.check_object(given).map_err(|mut error| {
+            error.field.remove(0);
+            error
+        })
     }
 
-    fn check_object(&self, path: &Path<'_>, given: &Map<String, Value>) -> Result<(), ParamError> {
-        for name in given.keys() {
-            if !self.0.contains_key(name) {
-                // A name of the caller's making is shown shortened.
-                let name: String = name.chars().take(40).collect();
-                return Err(path
-                    .field(&name)
-                    .error("is not a parameter of this capability"));
-            }
+    /// Fields in refusals begin with a dot.
+    fn check_object(&self, given: &Map<String, Value>) -> Result<(), ParamError> {
+        if let Some(name) = given.keys().find(|name| !self.0.contains_key(*name)) {
+            // A name of the caller's making is shown shortened.
+            let name: String = name.chars().take(40).collect();
+            return Err(wrong("is not a parameter of this capability").at(format!(".{name}")));
         }
-        for (name, param) in &self.0 {
-            match given.get(name) {
-                Some(value) => param.kind.check(&path.field(name), value)?,
-                None if param.required => return Err(path.field(name).error("is required")),
-                None => {}
-            }
-        }
-        Ok(())
+        self.0.iter().try_for_each(|(name, param)| {
+            let checked = match given.get(name) {
+                Some(value) => param.kind.check(value),
+                None if param.required => Err(wrong("is required")),
+                None => Ok(()),
+            };
+            checked.map_err(|error| error.at(format!(".{name}")))
+        })
     }
 }
 
@@ -176,110 +175,58 @@ impl Kind {
         }
     }
 
-    fn check(&self, path: &Path<'_>, value: &Value) -> Result<(), ParamError> {
-        match (self, value) {
-            (Self::Flag, Value::Bool(_)) => Ok(()),
-            (Self::Flag, _) => Err(path.error("must be true or false")),
+    fn check(&self, value: &Value) -> Result<(), ParamError> {
+        let problem = match (self, value) {
+            (Self::Flag, Value::Bool(_)) => return Ok(()),
+            (Self::Flag, _) => "must be true or false".to_owned(),
             (Self::Integer { min, max }, Value::Number(n)) => match n.as_i64() {
-                Some(n) if (*min..=*max).contains(&n) => Ok(()),
-                _ => Err(path.error(format!("must be a whole number from {min} to {max}"))),
+                Some(n) if (*min..=*max).contains(&n) => return Ok(()),
+                _ => format!("must be a whole number from {min} to {max}"),
             },
-            (Self::Integer { .. }, _) => Err(path.error("must be a whole number")),
+            (Self::Integer { .. }, _) => "must be a whole number".to_owned(),
             (Self::Number { min, max }, Value::Number(n)) => match n.as_f64() {
-                Some(n) if (*min..=*max).contains(&n) => Ok(()),
-                _ => Err(path.error(format!("must lie between {min} and {max}"))),
+                Some(n) if (*min..=*max).contains(&n) => return Ok(()),
+                _ => format!("must lie between {min} and {max}"),
             },
-            (Self::Number { .. }, _) => Err(path.error("must be a number")),
-            (Self::Text { max_bytes, one_of }, Value::String(text)) => {
-                if text.len() > *max_bytes && one_of.is_empty() {
-                    Err(path.error(format!("must have at most {max_bytes} bytes")))
-                } else if !one_of.is_empty() && !one_of.contains(text) {
-                    Err(path.error(format!("must be one of {}", one_of.join(", "))))
-                } else {
-                    Ok(())
-                }
-            }
-            (Self::Text { .. }, _) => Err(path.error("must be text")),
+            (Self::Number { .. }, _) => "must be a number".to_owned(),
+            (Self::Text { max_bytes, one_of }, Value::String(text)) => match one_of.as_slice() {
+                [] if text.len() <= *max_bytes => return Ok(()),
+                [] => format!("must have at most {max_bytes} bytes"),
+                some if some.contains(text) => return Ok(()),
+                some => format!("must be one of {}", some.join(", ")),
+            },
+            (Self::Text { .. }, _) => "must be text".to_owned(),
             (Self::List { max_items, items }, Value::Array(given)) => {
-                if given.len() > *max_items {
-                    return Err(path.error(format!("must have at most {max_items} items")));
+                if given.len() <= *max_items {
+                    return given.iter().enumerate().try_for_each(|(n, item)| {
+                        items
+                            .check(item)
+                            .map_err(|error| error.at(format!("[{n}]")))
+                    });
                 }
-                given
-                    .iter()
-                    .enumerate()
-                    .try_for_each(|(n, item)| items.check(&path.item(n), item))
+                format!("must have at most {max_items} items")
             }
-            (Self::List { .. }, _) => Err(path.error("must be a list")),
-            (Self::Object { fields }, Value::Object(given)) => fields.check_object(path, given),
-            (Self::Object { .. }, _) => Err(path.error("must be an object")),
-        }
+            (Self::List { .. }, _) => "must be a list".to_owned(),
+            (Self::Object { fields }, Value::Object(given)) => return fields.check_object(given),
+            (Self::Object { .. }, _) => "must be an object".to_owned(),
+        };
+        Err(wrong(problem))
+    }
+}
+
+/// A problem with the value at hand; those who hold it say [where](ParamError::at).
+fn wrong(problem: impl Into<String>) -> ParamError {
+    ParamError {
+        field: String::new(),
+        problem: problem.into(),
     }
 }
 
 impl ParamError {
-    fn at(field: impl Into<String>, problem: impl Into<String>) -> Self {
-        Self {
-            field: field.into(),
-            problem: problem.into(),
-        }
-    }
-}
-
-/// The way to a value, written out only when something is wrong with it.
-struct Path<'a> {
-    parent: Option<&'a Path<'a>>,
-    step: Step<'a>,
-}
-
-enum Step<'a> {
-    Root,
-    Field(&'a str),
-    Item(usize),
-}
-
-impl<'a> Path<'a> {
-    fn root() -> Self {
-        Self {
-            parent: None,
-            step: Step::Root,
-        }
-    }
-
-    fn field(&'a self, name: &'a str) -> Self {
-        Self {
-            parent: Some(self),
-            step: Step::Field(name),
-        }
-    }
-
-    fn item(&'a self, n: usize) -> Self {
-        Self {
-            parent: Some(self),
-            step: Step::Item(n),
-        }
-    }
-
-    fn error(&self, problem: impl Into<String>) -> ParamError {
-        ParamError::at(self.to_string(), problem)
-    }
-}
-
-impl fmt::Display for Path<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(parent) = self.parent {
-            parent.fmt(f)?;
-        }
-        match self.step {
-            Step::Root => Ok(()),
-            Step::Item(n) => write!(f, "[{n}]"),
-            Step::Field(name) => match self.parent {
-                Some(Path {
-                    step: Step::Root, ..
-                })
-                | None => f.write_str(name),
-                Some(_) => write!(f, ".{name}"),
-            },
-        }
+    /// The same, one step further out.
+    fn at(mut self, step: impl AsRef<str>) -> Self {
+        self.field.insert_str(0, step.as_ref());
+        self
     }
 }
 

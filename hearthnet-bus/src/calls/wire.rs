@@ -18,12 +18,6 @@ pub struct Wire {
     pub(crate) outgoing: Box<dyn Outgoing>,
 }
 
-impl std::fmt::Debug for Wire {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Wire").finish_non_exhaustive()
-    }
-}
-
 /// The direction towards the peer.
 pub(crate) trait Outgoing: Send {
     /// Sends a message; waits while the peer takes none.

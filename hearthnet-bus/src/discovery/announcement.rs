@@ -33,8 +33,6 @@ pub const MAX_CAP_CHARS: usize = 64;
 const MAX_CAPS_BYTES: usize = 240;
 /// Properties looked at: ours has four, and a later version may add some.
 const MAX_PROPERTIES: usize = 32;
-/// Bytes of the key that begin the instance name.
-const PREFIX_BYTES: usize = 8;
 /// What the tag is a hash of, so that it is a hash of nothing else.
 const TAG_DOMAIN: &[u8] = b"hearthnet community tag v1\0";
 
@@ -55,17 +53,14 @@ impl CommunityTag {
             .chain_update(TAG_DOMAIN)
             .chain_update(id)
             .finalize();
-        let mut tag = [0; 8];
-        tag.iter_mut()
-            .zip(digest.iter())
-            .for_each(|(to, from)| *to = *from);
-        Self(tag)
+        let [a, b, c, d, e, f, g, h, ..] = <[u8; 32]>::from(digest);
+        Self([a, b, c, d, e, f, g, h])
     }
 }
 
 impl fmt::Display for CommunityTag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        f.write_str(&hex::encode(self.0))
     }
 }
 
@@ -216,7 +211,7 @@ impl Announcement {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Instance {
     /// First bytes of the node's key.
-    pub prefix: [u8; PREFIX_BYTES],
+    pub prefix: [u8; 8],
     /// Port of its listener.
     pub port: u16,
 }
@@ -224,11 +219,8 @@ pub struct Instance {
 impl Instance {
     /// The instance under which a node announces a port.
     pub fn of(node: &NodeId, port: u16) -> Self {
-        let mut prefix = [0; PREFIX_BYTES];
-        prefix
-            .iter_mut()
-            .zip(node.as_bytes())
-            .for_each(|(to, from)| *to = *from);
+        let [a, b, c, d, e, f, g, h, ..] = *node.as_bytes();
+        let prefix = [a, b, c, d, e, f, g, h];
         Self { prefix, port }
     }
 
@@ -253,30 +245,16 @@ impl Instance {
 
 impl fmt::Display for Instance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.prefix
-            .iter()
-            .try_for_each(|byte| write!(f, "{byte:02x}"))?;
-        write!(f, "-{}", self.port)
+        write!(f, "{}-{}", hex::encode(self.prefix), self.port)
     }
 }
 
-/// Exactly `2 * N` lower-case hex digits.
-fn lower_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
-    let digits = text.as_bytes();
-    if digits.len() != 2 * N {
-        return None;
-    }
-    let value = |digit: u8| match digit {
-        b'0'..=b'9' => Some(digit - b'0'),
-        b'a'..=b'f' => Some(digit - b'a' + 10),
-        _ => None,
-    };
-    let mut bytes = [0; N];
-    for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
-        let &[high, low] = pair else { return None };
-        *byte = value(high)? << 4 | value(low)?;
-    }
-    Some(bytes)
+/// Exactly 16 lower-case hex digits.
+fn lower_hex(text: &str) -> Option<[u8; 8]> {
+    let mut bytes = [0; 8];
+    hex::decode_to_slice(text, &mut bytes).ok()?;
+    // One spelling only.
+    (hex::encode(bytes) == text).then_some(bytes)
 }
 
 /// Capability names, separated by commas.

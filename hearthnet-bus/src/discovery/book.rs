@@ -21,7 +21,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use super::announcement::{CommunityTag, Instance};
+use super::announcement::{Announcement, CommunityTag, Instance};
 use super::local::Local;
 use crate::NodeId;
 
@@ -74,21 +74,6 @@ pub struct Hint {
     pub source: Source,
     /// When any source last named one of the endpoints, in Unix milliseconds.
     pub last_seen_ms: u64,
-}
-
-/// An mDNS announcement whose addresses [`Local::admit`] let pass.
-#[derive(Debug, Clone, Copy)]
-pub struct Heard<'a> {
-    /// The node that it names.
-    pub node: NodeId,
-    /// The community that it names.
-    pub community: CommunityTag,
-    /// The port that it names, which is also that of each endpoint.
-    pub port: u16,
-    /// What it says that it offers.
-    pub caps: &'a [String],
-    /// Where it says that it is, best first; beyond [`MAX_PER_CLASS`] they are ignored.
-    pub endpoints: &'a [SocketAddr],
 }
 
 /// One endpoint of one node.
@@ -316,29 +301,30 @@ impl AddressBook {
         }
     }
 
-    /// An mDNS announcement. Endpoints of the same node and port that it names no longer
-    /// count for two more minutes. Returns whether it said anything new.
-    pub fn heard(&mut self, heard: &Heard<'_>, now_ms: u64) -> bool {
-        let Some(entry) = self.entry(heard.node, Source::Mdns, now_ms) else {
+    /// An mDNS announcement, and those of its addresses that [`Local::admit`] let pass, best first;
+    /// beyond [`MAX_PER_CLASS`] they are ignored. Endpoints of the same node and port that it does
+    /// not name any more count for two more minutes. Returns whether it said anything new.
+    pub fn heard(&mut self, said: &Announcement, endpoints: &[SocketAddr], now_ms: u64) -> bool {
+        let Some(entry) = self.entry(said.node, Source::Mdns, now_ms) else {
             return false;
         };
         let before = entry.hint_set(now_ms);
         for record in &mut entry.records {
-            if record.endpoint.port() == heard.port && !heard.endpoints.contains(&record.endpoint) {
+            if record.endpoint.port() == said.port && !endpoints.contains(&record.endpoint) {
                 let until = now_ms.saturating_add(SUPERSEDED_MS);
                 record.mdns_until = record.mdns_until.min(until);
             }
         }
-        for endpoint in heard.endpoints.iter().take(MAX_PER_CLASS) {
+        for endpoint in endpoints.iter().take(MAX_PER_CLASS) {
             entry.see(*endpoint, Source::Mdns, now_ms);
         }
-        let same = entry.community == Some(heard.community) && entry.caps == heard.caps;
+        let same = entry.community == Some(said.community) && entry.caps == said.caps;
         if !same {
-            entry.community = Some(heard.community);
-            entry.caps = heard.caps.to_vec();
+            entry.community = Some(said.community);
+            entry.caps.clone_from(&said.caps);
         }
         let changed = !same || entry.hint_set(now_ms) != before;
-        self.forget_empty(&heard.node);
+        self.forget_empty(&said.node);
         changed
     }
 

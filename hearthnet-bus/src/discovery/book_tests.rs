@@ -34,14 +34,13 @@ fn lan(host: u32, port: u16) -> SocketAddr {
 }
 
 fn hear(book: &mut AddressBook, node: NodeId, endpoints: &[SocketAddr], now: u64) -> bool {
-    let heard = Heard {
+    let said = Announcement {
         node,
         community: CommunityTag::of(&[1; 32]),
         port: endpoints[0].port(),
-        caps: &["chat".to_owned()],
-        endpoints,
+        caps: vec!["chat".to_owned()],
     };
-    book.heard(&heard, now)
+    book.heard(&said, endpoints, now)
 }
 
 #[test]

@@ -62,11 +62,6 @@ impl Local {
         Self(addresses)
     }
 
-    /// The addresses.
-    pub fn addresses(&self) -> &[LocalAddress] {
-        &self.0
-    }
-
     /// Where a listener on `port` can be reached from other machines: all addresses but
     /// loopback and IPv6 link-local ones, or loopback if there is nothing else. What invite codes
     /// and `node.seen` events carry.
@@ -261,19 +256,15 @@ mod tests {
             texts(&home()),
             ["192.168.1.10:7071", "[2001:db8:1::10]:7071"]
         );
-        let alone = Local::new(home().addresses()[..2].to_vec());
+        let alone = Local::new(home().0[..2].to_vec());
         assert_eq!(texts(&alone), ["127.0.0.1:7071", "[::1]:7071"]);
     }
 
     #[test]
     fn this_machine_has_a_loopback_address() {
         let all = Local::read(&[]);
-        assert!(all.addresses().iter().any(|one| one.ip.is_loopback()));
-        assert!(
-            Local::read(&["no such interface".into()])
-                .addresses()
-                .is_empty()
-        );
+        assert!(all.0.iter().any(|one| one.ip.is_loopback()));
+        assert!(Local::read(&["no such interface".into()]).0.is_empty());
     }
 
     proptest! {

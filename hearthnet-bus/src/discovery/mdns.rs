@@ -103,7 +103,7 @@ impl Mdns {
         Ok(this)
     }
 
-    /// Announces, in place of what was announced before, a listener that is bound to `listen`.
+    /// Announces a listener that is bound to `listen`; once more, if it was announced before.
     pub(super) fn announce(
         &mut self,
         announcement: &Announcement,
@@ -141,23 +141,9 @@ impl Mdns {
         }
         info.set_requires_probe(false);
         let name = info.get_fullname().to_owned();
-        if self
-            .registered
-            .as_ref()
-            .is_some_and(|before| *before != name)
-        {
-            self.withdraw();
-        }
         self.daemon.register(info).map_err(failed)?;
         self.registered = Some(name);
         Ok(())
-    }
-
-    /// Says goodbye, and goes on listening.
-    pub(super) fn withdraw(&mut self) {
-        if let Some(name) = self.registered.take() {
-            let _ = self.daemon.unregister(&name);
-        }
     }
 
     /// Asks the network again. Everything in the daemon's cache is resolved once more, so
@@ -211,8 +197,8 @@ impl Mdns {
 
     /// Says goodbye twice and ends the daemon's thread.
     pub(super) async fn shut_down(mut self) {
-        if self.registered.is_some() {
-            self.withdraw();
+        if let Some(name) = self.registered.take() {
+            let _ = self.daemon.unregister(&name);
             tokio::time::sleep(GOODBYE).await;
         }
         if let Ok(ended) = self.daemon.shutdown() {

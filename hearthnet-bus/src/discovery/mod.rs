@@ -41,8 +41,7 @@ pub use announcement::{
     TXT_VERSION,
 };
 pub use book::{
-    AddressBook, Heard, Hint, MAX_MEMBERS, MAX_PER_CLASS, MAX_PROVED, MAX_STRANGERS, MAX_UNNAMED,
-    Source,
+    AddressBook, Hint, MAX_MEMBERS, MAX_PER_CLASS, MAX_PROVED, MAX_STRANGERS, MAX_UNNAMED, Source,
 };
 pub use local::{Distance, Local, LocalAddress};
 pub use mdns::MdnsHealth;
@@ -143,10 +142,6 @@ pub struct Counts {
 }
 
 enum Order {
-    Announce(
-        Option<Announcement>,
-        oneshot::Sender<Result<(), DiscoveryError>>,
-    ),
     LookAgain,
     Stop(oneshot::Sender<()>),
 }
@@ -257,24 +252,6 @@ impl Discovery {
         let _ = self.orders.try_send(Order::LookAgain);
     }
 
-    /// Announces something else from now on, or nothing.
-    ///
-    /// # Errors
-    /// [`DiscoveryError`]; then nothing has changed, or mDNS is not running and will announce
-    /// it when it is.
-    pub async fn announce(&self, announcement: Option<Announcement>) -> Result<(), DiscoveryError> {
-        if let Some(announcement) = &announcement {
-            announcement.to_txt()?;
-        }
-        let (answer, done) = oneshot::channel();
-        let ended = || DiscoveryError::Mdns("discovery has ended".into());
-        self.orders
-            .send(Order::Announce(announcement, answer))
-            .await
-            .map_err(|_| ended())?;
-        done.await.map_err(|_| ended())?
-    }
-
     /// How mDNS does.
     pub fn health(&self) -> MdnsHealth {
         *self.shared.health.lock()
@@ -345,9 +322,6 @@ impl Shell {
                             self.ask_again();
                         }
                     }
-                    Some(Order::Announce(announcement, answer)) => {
-                        let _ = answer.send(self.announce(announcement));
-                    }
                 },
                 event = event => self.take(event),
                 _ = tick.tick() => self.tick().await,
@@ -397,20 +371,6 @@ impl Shell {
         *self.shared.health.lock() = why;
     }
 
-    fn announce(&mut self, announcement: Option<Announcement>) -> Result<(), DiscoveryError> {
-        self.announcement = announcement;
-        let Some(mdns) = &mut self.mdns else {
-            return Ok(());
-        };
-        match &self.announcement {
-            Some(announcement) => mdns.announce(announcement, self.settings.listen),
-            None => {
-                mdns.withdraw();
-                Ok(())
-            }
-        }
-    }
-
     fn has_moved(&mut self) {
         self.moved = Instant::now();
         self.said_again = 0;
@@ -423,7 +383,9 @@ impl Shell {
             return;
         }
         self.said_again += 1;
-        if let Err(error) = self.announce(self.announcement.clone()) {
+        if let (Some(mdns), Some(announcement)) = (&mut self.mdns, &self.announcement)
+            && let Err(error) = mdns.announce(announcement, self.settings.listen)
+        {
             tracing::debug!(%error, "mDNS");
         }
         self.ask_again();
@@ -471,14 +433,7 @@ impl Shell {
                     }
                     Ok((said, endpoints)) => {
                         counts.heard += 1;
-                        let heard = Heard {
-                            node: said.node,
-                            community: said.community,
-                            port: said.port,
-                            caps: &said.caps,
-                            endpoints: &endpoints,
-                        };
-                        let changed = book.heard(&heard, now_ms());
+                        let changed = book.heard(&said, &endpoints, now_ms());
                         drop((book, counts));
                         if changed {
                             self.shared.bump();

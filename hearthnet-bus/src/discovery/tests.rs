@@ -106,22 +106,23 @@ async fn two_nodes_find_each_other_and_a_goodbye_parts_them() {
 async fn a_listener_without_an_announcement_sees_what_others_change() {
     let port = mdns_port();
     let (a, mut changes) = Discovery::start(settings(1, port), None).unwrap();
-    let (b, _) = Discovery::start(settings(2, port), None).unwrap();
-    b.announce(Some(announcement(2, 7002))).await.unwrap();
+    let announce = |said| Discovery::start(settings(2, port), Some(said)).map(|(b, _)| b);
+    let b = announce(announcement(2, 7002)).unwrap();
     until(&a, &mut changes, |found| lists(found, 2)).await;
+    b.shutdown().await;
 
     let more = Announcement {
         caps: vec!["chat@1.0".into(), "shard.serve@1.0".into()],
         ..announcement(2, 7002)
     };
-    b.announce(Some(more.clone())).await.unwrap();
+    let b = announce(more.clone()).unwrap();
     until(&a, &mut changes, |found| {
         found.iter().any(|hint| hint.caps == more.caps)
     })
     .await;
+    b.shutdown().await;
 
-    let moved = Announcement { port: 7003, ..more };
-    b.announce(Some(moved)).await.unwrap();
+    let b = announce(Announcement { port: 7003, ..more }).unwrap();
     until(&a, &mut changes, |found| {
         found.iter().any(|hint| {
             !hint.endpoints.is_empty() && hint.endpoints.iter().all(|at| at.port() == 7003)
@@ -129,16 +130,13 @@ async fn a_listener_without_an_announcement_sees_what_others_change() {
     })
     .await;
 
-    b.announce(None).await.unwrap();
+    b.shutdown().await;
     until(&a, &mut changes, |found| found.is_empty()).await;
-    let unsound = Announcement {
+    let unsound = announce(Announcement {
         port: 0,
         ..announcement(2, 1)
-    };
-    assert!(matches!(
-        b.announce(Some(unsound)).await,
-        Err(DiscoveryError::Announcement(_))
-    ));
+    });
+    assert!(matches!(unsound, Err(DiscoveryError::Announcement(_))));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -363,28 +363,8 @@ impl Event {
             | Self::ShardStopped { .. }
             | Self::WeightsLoaded { .. }
             | Self::WeightsEvicted {} => true,
-            // What the host asks of others, and whom it knows.
-            Self::PipelineBuilt { .. }
-            | Self::StreamAsked { .. }
-            | Self::StreamReady { .. }
-            | Self::HostFailed { .. }
-            | Self::HostPreempted { .. }
-            | Self::FailedOver { .. }
-            | Self::StaleAnswer { .. }
-            | Self::HostLeaving { .. }
-            | Self::Answered { .. }
-            | Self::Aborted { .. }
-            | Self::Cancelled { .. }
-            | Self::PipelineEnded { .. }
-            | Self::NodeStarted {}
-            | Self::PeerConnected { .. }
-            | Self::PeerLost { .. }
-            | Self::PeerUnreachable { .. }
-            | Self::AdvertSeen { .. }
-            | Self::AdvertGone { .. }
-            | Self::Revoked { .. }
-            | Self::ConnectionRefused { .. }
-            | Self::Unknown => false,
+            // What the host asks of others, whom it knows, and whatever is added here.
+            _ => false,
         }
     }
 
@@ -403,43 +383,6 @@ impl Event {
             | Self::Aborted { pipeline, .. }
             | Self::Cancelled { pipeline }
             | Self::PipelineEnded { pipeline } => Some(*pipeline),
-            _ => None,
-        }
-    }
-
-    /// The life of a stream that it is about, on either side of it.
-    pub fn stream(&self) -> Option<(SessionId, u32, u32)> {
-        match self {
-            Self::StreamAsked {
-                session,
-                stream,
-                epoch,
-                ..
-            }
-            | Self::StreamReady {
-                session,
-                stream,
-                epoch,
-                ..
-            }
-            | Self::StreamOpened {
-                session,
-                stream,
-                epoch,
-                ..
-            }
-            | Self::StreamRefused {
-                session,
-                stream,
-                epoch,
-                ..
-            }
-            | Self::StreamEnded {
-                session,
-                stream,
-                epoch,
-                ..
-            } => Some((*session, *stream, *epoch)),
             _ => None,
         }
     }

@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest as _, Sha256};
 use ulid::Ulid;
+
+use crate::now_ms;
 
 /// Longest [`Name`], in bytes. Shard ids of the catalogue have about 40.
 pub const MAX_NAME_BYTES: usize = 80;
@@ -58,21 +59,17 @@ impl<'de> Deserialize<'de> for Name {
 
 /// One sequence on a chain of hosts, as its caller calls it: 48 bits of time in milliseconds
 /// and 80 random ones, printed as a ULID of 26 characters. Hosts never hear it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct PipelineId(Ulid);
 
 impl PipelineId {
     /// A new one.
     pub fn draw() -> Self {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let mut random = [0; 16];
         // Without randomness the time has to do: an id decides nothing.
         let _ = getrandom::fill(&mut random);
-        let ms = now.unwrap_or_default().as_millis();
-        Self::from_parts(
-            u64::try_from(ms).unwrap_or(u64::MAX),
-            u128::from_le_bytes(random),
-        )
+        Self::from_parts(now_ms(), u128::from_le_bytes(random))
     }
 
     /// The id of these parts; of `random`, the low 80 bits count.
@@ -108,24 +105,12 @@ impl FromStr for PipelineId {
     }
 }
 
-impl Serialize for PipelineId {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for PipelineId {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(de::Error::custom)
-    }
-}
-
 /// A tensor session, by a name that both of its sides know without telling each other: the
 /// first 8 bytes of the SHA-256 of the session token in HELLO, which is good for one session.
 /// Printed as 16 hex digits. It opens nothing: a token that was used is worth nothing.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SessionId([u8; 8]);
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct SessionId(#[serde(with = "hex")] [u8; 8]);
 
 impl SessionId {
     /// The session that this token opens.
@@ -138,28 +123,12 @@ impl SessionId {
 
 impl fmt::Display for SessionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&format!("{:016x}", u64::from_be_bytes(self.0)))
+        f.pad(&hex::encode(self.0))
     }
 }
 
 impl fmt::Debug for SessionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
-    }
-}
-
-impl Serialize for SessionId {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for SessionId {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        let is_hex = text.len() == 16 && text.bytes().all(|b| b.is_ascii_hexdigit());
-        let number = u64::from_str_radix(&text, 16).ok().filter(|_| is_hex);
-        let number = number.ok_or_else(|| de::Error::custom("a session has 16 hex digits"))?;
-        Ok(Self(number.to_be_bytes()))
     }
 }

@@ -32,17 +32,18 @@ mod timeline;
 #[cfg(test)]
 mod tests;
 
-use crate::NodeId;
 use std::sync::LazyLock;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use hearthnet_transport::{CloseCode, RefusedConnection};
 use parking_lot::Mutex;
 
+use crate::{NodeId, now_ms};
+
 pub use event::{Class, Event};
 pub use ids::{MAX_NAME_BYTES, Name, PipelineId, SessionId};
 pub use ring::{MAX_PAGE_BYTES, MAX_PAGE_RECORDS, Page, Record, Ring, Stamp};
-pub use share::{Answer, PagesHandler, callers_descriptor, descriptor, local_descriptor, params};
+pub use share::{Answer, Readers, params};
 pub use timeline::{Clock, Entry, merge, of_pipeline};
 
 static RING: LazyLock<Mutex<Ring>> = LazyLock::new(|| {
@@ -54,7 +55,7 @@ static RING: LazyLock<Mutex<Ring>> = LazyLock::new(|| {
 
 /// Takes note of an event, as of now.
 pub fn record(event: Event) {
-    let mut ring = lock();
+    let mut ring = RING.lock();
     // Under the lock, so that what has the later number is not dated earlier.
     ring.push(now(), event);
 }
@@ -86,21 +87,13 @@ pub fn connection_refused(why: &RefusedConnection) {
 /// of it as fits into one page; for a caller, what [concerns](Event::concerns) it.
 pub fn page(from: u64, since_unix_ms: u64, caller: Option<&NodeId>) -> Page {
     let at = now();
-    lock().page(at, from, since_unix_ms, caller)
-}
-
-fn lock() -> parking_lot::MutexGuard<'static, Ring> {
-    // A ring is whole between any two of its operations.
-    RING.lock()
+    RING.lock().page(at, from, since_unix_ms, caller)
 }
 
 /// The clocks of this machine.
 pub fn now() -> Stamp {
-    let unix = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
     Stamp {
-        unix_ms: u64::try_from(unix.as_millis()).unwrap_or(u64::MAX),
+        unix_ms: now_ms(),
         mono_us: u64::try_from(monotonic().as_micros()).unwrap_or(u64::MAX),
     }
 }

@@ -49,11 +49,6 @@ fn is_once(times: &u32) -> bool {
     *times == 1
 }
 
-#[allow(clippy::trivially_copy_pass_by_ref)] // As serde asks for it.
-fn is_whole(partial: &bool) -> bool {
-    !*partial
-}
-
 /// A piece of a node's record, as one answer carries it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(clippy::exhaustive_structs)] // Read field by field by whoever collects.
@@ -67,7 +62,7 @@ pub struct Page {
     /// Events that were recorded and are not kept any more, whomever they concerned.
     pub forgotten: u64,
     /// Whether only what [concerns](Event::concerns) the asker is in it.
-    #[serde(default, skip_serializing_if = "is_whole")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub partial: bool,
     /// The number to ask from for the next page; absent if there is no more.
     #[serde(default, skip_serializing_if = "Option::is_none")]

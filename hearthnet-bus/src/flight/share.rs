@@ -1,12 +1,14 @@
 //! The record as a capability: pages out, pages in.
 
+use std::sync::Arc;
+
 use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 
 use super::ring::{Page, Record, Stamp};
 use crate::calls::{
     CallContext, CallError, CallLimits, CallStream, CapabilityDescriptor, FrameSink, Handler, Kind,
-    Params, Trust,
+    Params, RegisterError, Registry, Trust,
 };
 use crate::{Capability, NodeId};
 
@@ -21,97 +23,64 @@ const MAX_PAGES: usize = 256;
 /// Most records that are taken from one node: what a full ring holds.
 const MAX_RECORDS: usize = 12_000;
 
-/// The capability for other nodes, [`DIAGNOSE`](crate::DIAGNOSE).
-pub fn descriptor() -> CapabilityDescriptor {
-    // The record tells who talks with whom and when. That is for those whom the community
-    // lets hold its layers, not for everyone whom it lets chat.
-    described(
-        Capability::diagnose(),
-        "Tells what happened here of late: codes, ids and numbers, no texts.",
-        Trust::Trusted,
-    )
-}
-
-/// The same on a host outside of any community, where there are no levels:
-/// [`PagesHandler::for_callers`] answers it.
-pub fn callers_descriptor() -> CapabilityDescriptor {
-    described(
-        Capability::diagnose(),
-        "Tells the host's owner what happened here of late, and callers what concerns them.",
-        Trust::Member,
-    )
-}
-
-/// The same for programs on the node's own machine, whatever its level: [`PagesHandler::local`]
-/// answers it.
-pub fn local_descriptor(name: Capability) -> CapabilityDescriptor {
-    described(
-        name,
-        "Tells programs on the node's own machine what happened here of late.",
-        Trust::Member,
-    )
-}
-
-fn described(name: Capability, summary: &str, trust: Trust) -> CapabilityDescriptor {
-    CapabilityDescriptor {
-        streaming: true,
-        limits: CallLimits {
-            concurrent: 4,
-            concurrent_per_caller: 2,
-            seconds: 30,
-        },
-        params: Params::none().optional(
-            "age_ms",
-            Kind::Integer {
-                min: 0,
-                max: MAX_AGE_MS,
-            },
-        ),
-        ..CapabilityDescriptor::new(name, summary, trust)
-    }
-}
-
-/// Answers with this process's record.
-#[derive(Debug)]
-pub struct PagesHandler {
-    readers: Readers,
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Readers {
-    /// Whoever has the level that the capability asks for.
+/// Who may read this process's record, and how much of it; answers the calls.
+#[derive(Debug, Clone)]
+#[allow(clippy::exhaustive_enums)] // Chosen by whoever serves the record.
+pub enum Readers {
+    /// Other nodes of the community. The record tells who talks with whom and when: that is for
+    /// those whom the community lets hold its layers, not for everyone whom it lets chat.
     Nodes,
-    /// Programs on this machine.
-    Local,
-    /// Callers of the host with this key, each of its own.
+    /// Callers of a host outside of any community, where there are no levels: who holds the
+    /// host's own key, which this is, reads all of it, anyone else what
+    /// [concerns](super::Event::concerns) him.
     Callers(NodeId),
+    /// Programs on the node's own machine, whatever its level, under this name.
+    Local(Capability),
 }
 
-impl PagesHandler {
-    /// For [`descriptor`].
-    pub fn for_nodes() -> Self {
-        Self {
-            readers: Readers::Nodes,
-        }
+impl Readers {
+    /// Serves the record to them.
+    ///
+    /// # Errors
+    /// [`RegisterError`].
+    pub fn register(self, registry: &Registry) -> Result<(), RegisterError> {
+        registry.register(self.descriptor(), Arc::new(self))
     }
 
-    /// For [`callers_descriptor`]: all of it for who holds the host's own key `own`, for anyone
-    /// else what [concerns](super::Event::concerns) him.
-    pub fn for_callers(own: NodeId) -> Self {
-        Self {
-            readers: Readers::Callers(own),
-        }
-    }
-
-    /// For [`local_descriptor`]: refuses whoever is not on this machine.
-    pub fn local() -> Self {
-        Self {
-            readers: Readers::Local,
+    /// What is offered to them: [`Capability::diagnose`], or the local name.
+    pub fn descriptor(&self) -> CapabilityDescriptor {
+        let (name, summary, trust) = match self {
+            Self::Nodes => (
+                Capability::diagnose(),
+                "Tells what happened here of late: codes, ids and numbers, no texts.",
+                Trust::Trusted,
+            ),
+            Self::Callers(_) => (
+                Capability::diagnose(),
+                "Tells the host's owner what happened here of late, and callers what concerns them.",
+                Trust::Member,
+            ),
+            Self::Local(name) => (
+                name.clone(),
+                "Tells programs on the node's own machine what happened here of late.",
+                Trust::Member,
+            ),
+        };
+        let (min, max) = (0, MAX_AGE_MS);
+        CapabilityDescriptor {
+            streaming: true,
+            limits: CallLimits {
+                concurrent: 4,
+                concurrent_per_caller: 2,
+                seconds: 30,
+            },
+            params: Params::none().optional("age_ms", Kind::Integer { min, max }),
+            ..CapabilityDescriptor::new(name, summary, trust)
         }
     }
 }
 
-impl Handler for PagesHandler {
+impl Handler for Readers {
     fn call(
         &self,
         ctx: CallContext,
@@ -119,13 +88,13 @@ impl Handler for PagesHandler {
         out: FrameSink,
     ) -> BoxFuture<'_, Result<Value, CallError>> {
         Box::pin(async move {
-            let only: Option<NodeId> = match self.readers {
-                Readers::Nodes => None,
-                Readers::Local => {
+            let only: Option<NodeId> = match self {
+                Self::Nodes => None,
+                Self::Local(_) => {
                     ctx.require_local("may ask this")?;
                     None
                 }
-                Readers::Callers(own) => (ctx.caller != own).then_some(ctx.caller),
+                Self::Callers(own) => (ctx.caller != *own).then_some(ctx.caller),
             };
             let age_ms = params["age_ms"].as_u64().unwrap_or(u64::MAX);
             let since = super::now().unix_ms.saturating_sub(age_ms);

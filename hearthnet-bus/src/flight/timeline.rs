@@ -123,20 +123,50 @@ struct StreamTrace {
 impl StreamTrace {
     /// The life that a record of `node` is about.
     fn of(node: NodeId, event: &Event) -> Option<Self> {
-        let (session, stream, epoch) = event.stream()?;
-        let (caller, host) = match event {
-            Event::StreamAsked { host, .. } | Event::StreamReady { host, .. } => (node, *host),
-            Event::StreamOpened { peer, .. }
-            | Event::StreamRefused { peer, .. }
-            | Event::StreamEnded { peer, .. } => (*peer, node),
+        let (session, stream, epoch, caller, host) = match event {
+            Event::StreamAsked {
+                host,
+                session,
+                stream,
+                epoch,
+                ..
+            }
+            | Event::StreamReady {
+                host,
+                session,
+                stream,
+                epoch,
+                ..
+            } => (session, stream, epoch, node, *host),
+            Event::StreamOpened {
+                peer,
+                session,
+                stream,
+                epoch,
+                ..
+            }
+            | Event::StreamRefused {
+                peer,
+                session,
+                stream,
+                epoch,
+                ..
+            }
+            | Event::StreamEnded {
+                peer,
+                session,
+                stream,
+                epoch,
+                ..
+            } => (session, stream, epoch, *peer, node),
             _ => return None,
         };
         Some(Self {
             caller,
             host,
-            session,
-            stream,
-            epoch,
+            session: *session,
+            stream: *stream,
+            epoch: *epoch,
         })
     }
 }

@@ -24,12 +24,12 @@ use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 
 use crate::calls::{
-    COMMUNITY_JOIN, CallContext, CallError, CallLimits, CapabilityDescriptor, Client, Code,
-    FrameSink, Handler, Kind, MAX_EVENT_BYTES, Params, Trust,
+    CallContext, CallError, CallLimits, CapabilityDescriptor, Client, Code, FrameSink, Handler,
+    Kind, MAX_EVENT_BYTES, Params, Trust,
 };
 use crate::invite::{JoinRequest, MAX_NAME_BYTES};
 use crate::log::{Body, EventLog, Heads, Level, LogError};
-use crate::{CapabilityError, NodeId, NodeKey};
+use crate::{Capability, NodeId, NodeKey};
 
 /// The event that carries a part of the log.
 const EVENTS: &str = "events";
@@ -42,30 +42,28 @@ const MAX_BATCHES: usize = 256;
 /// Longest text of a key, an id or a signature in a request: 64 bytes in base64, and room.
 const MAX_ID_TEXT: usize = 96;
 
-/// What [`COMMUNITY_JOIN`] is.
-///
-/// # Errors
-/// Never, unless the name is not a capability.
-pub fn descriptor() -> Result<CapabilityDescriptor, CapabilityError> {
+/// What [`Capability::community_join`] is.
+pub fn descriptor() -> CapabilityDescriptor {
     let id = || Kind::text(MAX_ID_TEXT);
-    let mut descriptor = CapabilityDescriptor::new(
-        COMMUNITY_JOIN.parse()?,
-        "Admits whoever holds an invite to the community, and sends its log.",
-        Trust::Anyone,
-    );
-    descriptor.streaming = true;
-    descriptor.params = Params::none()
-        .required("community", id())
-        .required("node", id())
-        .required("name", Kind::text(MAX_NAME_BYTES))
-        .required("invite", id())
-        .required("proof", id());
-    descriptor.limits = CallLimits {
-        concurrent: 4,
-        concurrent_per_caller: 1,
-        seconds: 60,
-    };
-    Ok(descriptor)
+    CapabilityDescriptor {
+        streaming: true,
+        params: Params::none()
+            .required("community", id())
+            .required("node", id())
+            .required("name", Kind::text(MAX_NAME_BYTES))
+            .required("invite", id())
+            .required("proof", id()),
+        limits: CallLimits {
+            concurrent: 4,
+            concurrent_per_caller: 1,
+            seconds: 60,
+        },
+        ..CapabilityDescriptor::new(
+            Capability::community_join(),
+            "Admits whoever holds an invite to the community, and sends its log.",
+            Trust::Anyone,
+        )
+    }
 }
 
 /// Admits joiners.
@@ -236,10 +234,9 @@ pub async fn join_through(
     let internal = |e: &dyn std::fmt::Display| {
         JoinFailure::Refused(CallError::new(Code::INTERNAL, e.to_string()))
     };
-    let capability = COMMUNITY_JOIN.parse().map_err(|e| internal(&e))?;
     let params = serde_json::to_value(request).map_err(|e| internal(&e))?;
     let mut call = client
-        .call(&capability, &params)
+        .call(&Capability::community_join(), &params)
         .map_err(JoinFailure::Refused)?;
     let mut count = 0;
     while let Some(event) = call.next().await.map_err(JoinFailure::Refused)? {

@@ -57,7 +57,7 @@ impl Authority for Nobody {
 /// A client of `joiner` at a node that answers `community.join` with `handler`.
 fn connect(handler: Arc<dyn Handler>, joiner: &Arc<NodeKey>, host: NodeId) -> Client {
     let registry = Arc::new(Registry::new());
-    registry.register(descriptor().unwrap(), handler).unwrap();
+    registry.register(descriptor(), handler).unwrap();
     let server = CallServer::new(host, registry, Arc::new(Nobody));
     let (ours, theirs) = Wire::pair();
     let from = Origin::Peer(joiner.id());

@@ -101,7 +101,7 @@ impl EventLog {
         let mut go_on = true;
         db::walk(&tx, 0, |at, arrival| {
             let raw = db::raw(&tx, arrival)?;
-            let event = db::event(&tx, arrival)?;
+            let event = Event::decode_stored(&raw)?;
             let author = view.authors.get(&at.author);
             let head = author.map_or(0, |author| author.row.head);
             let status = if at.seq <= head {

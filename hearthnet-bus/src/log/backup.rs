@@ -6,10 +6,8 @@
 //! it is opened, and is a copy that may be old: it writes nothing new before a peer was asked.
 
 use std::collections::BTreeMap;
-use std::fs::OpenOptions;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rusqlite::{Connection, OpenFlags};
 use sha2::{Digest as _, Sha256};
@@ -17,7 +15,7 @@ use sha2::{Digest as _, Sha256};
 use super::db;
 use super::error::LogError;
 use super::store::{EventLog, FILE_NAME};
-use crate::whole_file;
+use crate::whole_file::Draft;
 
 /// "HNbk" in SQLite's header.
 const APPLICATION_ID: i64 = 0x484e_626b;
@@ -35,25 +33,16 @@ pub type Parts = BTreeMap<String, Vec<u8>>;
 /// what the disk or the database says. Then nothing is left behind.
 pub fn write(path: &Path, log: Option<&EventLog>, parts: &Parts) -> Result<(), LogError> {
     if path.exists() {
-        return Err(failed("write", path, io::ErrorKind::AlreadyExists.into()));
+        return Err(LogError::io("write", path)(
+            io::ErrorKind::AlreadyExists.into(),
+        ));
     }
-    let draft = Draft::beside(path)?;
     // Its mode before anything is in it.
-    OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&draft.0)
-        .map_err(|e| failed("create", &draft.0, e))?;
+    let (draft, _) = Draft::beside(path, 0o600).map_err(LogError::io("write", path))?;
     if let Some(log) = log {
-        db::open(log.path(), false)?.execute("VACUUM INTO ?1", [text(&draft.0)?])?;
+        db::open(log.path(), false)?.execute("VACUUM INTO ?1", [text(&draft.path)?])?;
     }
-    let conn = Connection::open_with_flags(
-        &draft.0,
-        OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX,
-    )?;
-    conn.pragma_update(None, "journal_mode", "delete")?;
-    conn.pragma_update(None, "synchronous", "full")?;
+    let conn = open_draft(&draft)?;
     conn.pragma_update(None, "application_id", APPLICATION_ID)?;
     conn.execute_batch(
         "CREATE TABLE part (name TEXT PRIMARY KEY, bytes BLOB NOT NULL, sum BLOB NOT NULL) STRICT",
@@ -66,9 +55,7 @@ pub fn write(path: &Path, log: Option<&EventLog>, parts: &Parts) -> Result<(), L
         )?;
     }
     db::close(conn)?;
-    std::fs::hard_link(&draft.0, path).map_err(|e| failed("write", path, e))?;
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
-    whole_file::sync_folder(folder.unwrap_or(Path::new("."))).map_err(|e| failed("save", path, e))
+    draft.publish(path).map_err(LogError::io("write", path))
 }
 
 /// The parts of a backup, and whether a log is in it.
@@ -77,18 +64,17 @@ pub fn write(path: &Path, log: Option<&EventLog>, parts: &Parts) -> Result<(), L
 /// [`LogError::Corrupt`] if it is no backup, or one of which something is missing or changed;
 /// [`LogError::Io`].
 pub fn read(path: &Path) -> Result<(Parts, bool), LogError> {
-    let corrupt = |what: &str| LogError::Corrupt { what: what.into() };
-    std::fs::metadata(path).map_err(|e| failed("read", path, e))?;
+    std::fs::metadata(path).map_err(LogError::io("read", path))?;
     let conn = Connection::open_with_flags(
         path,
         OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX,
     )?;
     let application: i64 = conn.pragma_query_value(None, "application_id", |row| row.get(0))?;
     if application != APPLICATION_ID {
-        return Err(corrupt("this file is no backup of a node"));
+        return Err(LogError::corrupt("this file is no backup of a node"));
     }
     if let Some(what) = db::integrity(&conn)?.first() {
-        return Err(corrupt(what));
+        return Err(LogError::corrupt(what));
     }
     let mut parts = Parts::new();
     let mut statement = conn.prepare("SELECT name, length(bytes), bytes, sum FROM part")?;
@@ -96,12 +82,16 @@ pub fn read(path: &Path) -> Result<(Parts, bool), LogError> {
     while let Some(row) = rows.next()? {
         let length: i64 = row.get(1)?;
         if parts.len() >= MAX_PARTS || usize::try_from(length).is_ok_and(|n| n > MAX_PART_BYTES) {
-            return Err(corrupt("there is more in this backup than in any"));
+            return Err(LogError::corrupt(
+                "there is more in this backup than in any",
+            ));
         }
         let (name, bytes, sum): (String, Vec<u8>, Vec<u8>) =
             (row.get(0)?, row.get(2)?, row.get(3)?);
         if Sha256::digest(&bytes).as_slice() != sum {
-            return Err(corrupt("a part of this backup is not what was written"));
+            return Err(LogError::corrupt(
+                "a part of this backup is not what was written",
+            ));
         }
         parts.insert(name, bytes);
     }
@@ -127,56 +117,33 @@ pub fn restore_log(backup: &Path, dir: &Path) -> Result<(), LogError> {
         backup,
         OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX,
     )?;
-    let draft = Draft::beside(&path)?;
-    conn.execute("VACUUM INTO ?1", [text(&draft.0)?])?;
+    let (draft, _) = Draft::beside(&path, 0o600).map_err(LogError::io("write", &path))?;
+    conn.execute("VACUUM INTO ?1", [text(&draft.path)?])?;
     drop(conn);
-    let conn = Connection::open_with_flags(
-        &draft.0,
-        OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX,
-    )?;
-    conn.pragma_update(None, "synchronous", "full")?;
+    let conn = open_draft(&draft)?;
     conn.execute_batch("DROP TABLE part")?;
     db::set_doubt(&conn, true)?;
     db::claim(&conn)?;
     let (community, ..) = db::head(&conn)?;
     db::close(conn)?;
     super::recover::name(dir, community)?;
-    std::fs::hard_link(&draft.0, &path).map_err(|e| failed("write", &path, e))?;
-    whole_file::sync_folder(dir).map_err(|e| failed("save", &path, e))
+    draft.publish(&path).map_err(LogError::io("write", &path))
 }
 
-fn failed(action: &'static str, path: &Path, source: io::Error) -> LogError {
-    LogError::Io {
-        action,
-        path: path.to_owned(),
-        source,
-    }
+/// Opens a database that nobody else knows of. If writing it fails, all of it is thrown away: so it
+/// needs no journal beside it.
+fn open_draft(draft: &Draft) -> Result<Connection, LogError> {
+    let conn = Connection::open_with_flags(
+        &draft.path,
+        OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX,
+    )?;
+    conn.pragma_update(None, "journal_mode", "off")?;
+    conn.pragma_update(None, "synchronous", "full")?;
+    Ok(conn)
 }
 
 /// SQLite takes file names as text.
 fn text(path: &Path) -> Result<&str, LogError> {
     path.to_str()
-        .ok_or_else(|| failed("name", path, io::ErrorKind::InvalidInput.into()))
-}
-
-/// A file beside its future name, removed when dropped.
-struct Draft(PathBuf);
-
-impl Draft {
-    fn beside(path: &Path) -> Result<Self, LogError> {
-        let mut tag = [0; 8];
-        getrandom::fill(&mut tag).map_err(crate::RandomnessError::from)?;
-        let name = format!(".hearthnet-{:016x}.tmp", u64::from_be_bytes(tag));
-        Ok(Self(path.with_file_name(name)))
-    }
-}
-
-impl Drop for Draft {
-    fn drop(&mut self) {
-        for tail in ["", "-journal", "-wal", "-shm"] {
-            let mut path = self.0.clone().into_os_string();
-            path.push(tail);
-            let _ = std::fs::remove_file(path);
-        }
-    }
+        .ok_or_else(|| LogError::io("name", path)(io::ErrorKind::InvalidInput.into()))
 }

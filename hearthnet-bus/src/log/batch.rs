@@ -6,8 +6,8 @@ use rusqlite::Connection;
 
 use super::db;
 use super::error::LogError;
-use super::event::{Event, EventHash, MAX_EVENT_BYTES};
-use super::heads::{ForkHead, Head, Heads, SlotHead, proof_tag, slot_key};
+use super::event::{Event, EventHash};
+use super::heads::{ForkHead, Head, Heads, SlotHead, slot_key};
 use super::merge::{View, proof};
 use crate::NodeId;
 
@@ -26,16 +26,13 @@ pub struct Batch {
 /// How far a log has come, of every author that it knows.
 pub(super) fn heads_of(view: &View) -> Heads {
     let mut heads = Heads::empty(view.community);
-    let known = |author: &NodeId| view.knows(author);
+    let known = |author: &NodeId| view.fold.knows(author);
     for (author, it) in &view.authors {
         if known(author) {
             let head = Head {
                 seq: it.row.head,
                 tip: it.tip.map_or(0, |(hash, _)| hash.tag()),
-                fork: it.fork.as_ref().map(|fork| ForkHead {
-                    seq: fork.seq,
-                    proof: proof_tag(&fork.proof),
-                }),
+                fork: it.fork.as_ref().map(ForkHead::from),
                 slots: Default::default(),
             };
             heads.authors.insert(*author, head);
@@ -43,36 +40,36 @@ pub(super) fn heads_of(view: &View) -> Heads {
     }
     for ((author, slot), live) in view.live.iter() {
         if let Some(head) = heads.authors.get_mut(author) {
-            let new = SlotHead {
-                seq: live.seq,
-                tag: live.hash.tag(),
-            };
+            let new = SlotHead::new(live.seq, live.hash);
             head.slots.insert(slot_key(slot), new);
         }
     }
     heads
 }
 
-/// A batch while it is filled.
-pub(super) struct Pack {
-    pub(super) batch: Batch,
-    events_left: usize,
-    bytes_left: usize,
-}
-
-impl Pack {
-    pub(super) fn new(theirs: Heads, max_events: usize, max_bytes: usize) -> Self {
+impl Batch {
+    /// An empty one, for a peer with these heads.
+    pub(super) fn new(theirs: &Heads) -> Self {
         Self {
-            batch: Batch {
-                events: Vec::new(),
-                more: false,
-                then: theirs,
-            },
-            events_left: max_events,
-            bytes_left: max_bytes,
+            events: Vec::new(),
+            more: false,
+            then: theirs.clone(),
         }
     }
+}
 
+/// A batch while it is filled.
+pub(super) struct Pack<'a> {
+    pub(super) conn: &'a Connection,
+    pub(super) view: &'a View,
+    pub(super) theirs: &'a Heads,
+    pub(super) now_ms: u64,
+    pub(super) batch: &'a mut Batch,
+    pub(super) events_left: usize,
+    pub(super) bytes_left: usize,
+}
+
+impl Pack<'_> {
     /// `false`: it found no room.
     fn add(&mut self, raw: Vec<u8>) -> Result<bool, LogError> {
         let fits = self.events_left > 0 && raw.len() <= self.bytes_left;
@@ -90,31 +87,23 @@ impl Pack {
         Ok(true)
     }
 
-    pub(super) fn fill(
-        &mut self,
-        conn: &Connection,
-        view: &View,
-        theirs: &Heads,
-        now_ms: u64,
-    ) -> Result<(), LogError> {
-        if !self.durable(conn, view, theirs)? || !self.proofs(conn, view, theirs)? {
+    pub(super) fn fill(mut self) -> Result<(), LogError> {
+        if !self.durable()? || !self.proofs()? {
             return Ok(());
         }
-        self.ephemeral(conn, view, theirs, now_ms)
+        self.ephemeral()
     }
 
-    fn durable(
-        &mut self,
-        conn: &Connection,
-        view: &View,
-        theirs: &Heads,
-    ) -> Result<bool, LogError> {
+    fn durable(&mut self) -> Result<bool, LogError> {
+        let Self {
+            conn, view, theirs, ..
+        } = *self;
         let none = Head::default();
         // Of each author that they lack something of: their last number.
         let mut lacks = BTreeMap::new();
         let mut from_lamport = u64::MAX;
         for (author, it) in &view.authors {
-            if !view.knows(author) {
+            if !view.fold.knows(author) {
                 continue;
             }
             let head = theirs.authors.get(author).unwrap_or(&none);
@@ -155,16 +144,16 @@ impl Pack {
         Ok(room)
     }
 
-    fn proofs(&mut self, conn: &Connection, view: &View, theirs: &Heads) -> Result<bool, LogError> {
+    fn proofs(&mut self) -> Result<bool, LogError> {
+        let Self {
+            conn, view, theirs, ..
+        } = *self;
         for (author, it) in &view.authors {
             let Some(fork) = &it.fork else { continue };
-            if !view.knows(author) {
+            if !view.fold.knows(author) {
                 continue;
             }
-            let ours = ForkHead {
-                seq: fork.seq,
-                proof: proof_tag(&fork.proof),
-            };
+            let ours = ForkHead::from(fork);
             let known = theirs.authors.get(author).and_then(|head| head.fork);
             if known == Some(ours) || known.is_some_and(|known| known.seq < ours.seq) {
                 continue;
@@ -180,21 +169,19 @@ impl Pack {
         Ok(true)
     }
 
-    fn ephemeral(
-        &mut self,
-        conn: &Connection,
-        view: &View,
-        theirs: &Heads,
-        now_ms: u64,
-    ) -> Result<(), LogError> {
+    fn ephemeral(&mut self) -> Result<(), LogError> {
+        let Self {
+            conn,
+            view,
+            theirs,
+            now_ms,
+            ..
+        } = *self;
         for ((author, slot), live) in view.live.iter() {
-            if live.expires_ms <= now_ms || !view.knows(author) {
+            if live.expires_ms <= now_ms || !view.fold.knows(author) {
                 continue;
             }
-            let ours = SlotHead {
-                seq: live.seq,
-                tag: live.hash.tag(),
-            };
+            let ours = SlotHead::new(live.seq, live.hash);
             let head = theirs.authors.get(author);
             let theirs = head.and_then(|head| head.slots.get(&slot_key(slot)));
             if theirs.is_some_and(|theirs| *theirs >= ours) {
@@ -209,6 +196,3 @@ impl Pack {
         Ok(())
     }
 }
-
-/// A batch of this many bytes holds any event: smaller limits still send one at a time.
-pub const MIN_BATCH_BYTES: usize = MAX_EVENT_BYTES;

@@ -1,17 +1,18 @@
 //! What events say: the kinds, and the canonical form of each.
 //!
-//! A kind is added here (its variant, its record, its line in `encode` and `decode`), in
+//! A kind is added here (its variant, its name, its record), in
 //! `fold.rs` (what it does, and who may), and in `specs/event-log.md`.
 
 use std::fmt;
 use std::str::FromStr;
 
+use hearthnet_transport::Code;
 use serde::{Deserialize, Serialize};
 
-use super::event::{EventError, Keys};
 use crate::cbor::{self, Bytes};
 use crate::invite::{JoinProof, JoinRequest, MAX_NAME_BYTES};
-use crate::{CommunityId, Descriptor, NodeId};
+use crate::raw_keys;
+use crate::{CommunityId, Descriptor, MAX_ENCODED, NodeId};
 
 /// Longest body of an event, in bytes: the longest descriptor and some room.
 pub const MAX_BODY_BYTES: usize = 6 * 1024;
@@ -209,6 +210,22 @@ const SHARD_WITHDRAWN: &str = "experimental.shard.withdrawn";
 const SEEN: &str = "node.seen";
 const GRANT_REVOKED: &str = "grant.revoked";
 
+/// The kinds that [`Record`] reads.
+const RECORDS: [&str; 12] = [
+    CREATED,
+    POLICY,
+    INVITED,
+    WITHDRAWN,
+    LEVEL,
+    REVOKED,
+    LEFT,
+    NAMED,
+    SHARD_ADVERTISED,
+    SHARD_WITHDRAWN,
+    SEEN,
+    GRANT_REVOKED,
+];
+
 impl Body {
     /// The kind, as it stands in the event.
     pub fn kind(&self) -> &str {
@@ -248,7 +265,7 @@ impl Body {
     /// Checks that the body can stand in an event: lengths, ranges, the proof of an
     /// admission.
     pub(super) fn check(&self, community: CommunityId) -> Result<(), EventError> {
-        let malformed = |what| Err(EventError::Malformed { what });
+        let malformed = |what| Err(malformed(what));
         match self {
             Self::CommunityCreated { name, .. } => {
                 if name.is_empty() || !is_line(name, MAX_NAME_BYTES) {
@@ -320,180 +337,54 @@ impl Body {
 
     /// The canonical bytes.
     pub(super) fn encode(&self) -> Result<Vec<u8>, EventError> {
+        let cannot = || malformed("its body cannot be encoded");
         let bytes = match self {
-            Self::CommunityCreated {
-                name,
-                policy,
-                founder,
-            } => cbor::encode(&Created {
-                name: name.clone(),
-                policy: *policy,
-                founder: Bytes(*founder.as_bytes()),
-            }),
-            Self::PolicyChanged(policy) => cbor::encode(policy),
-            Self::Invited {
-                invite,
-                level,
-                uses,
-                expires_ms,
-            } => cbor::encode(&Invited {
-                key: Bytes(*invite.as_bytes()),
-                uses: *uses,
-                level: *level,
-                until: *expires_ms,
-            }),
-            Self::InviteWithdrawn { invite } => cbor::encode(&Withdrawn {
-                key: Bytes(*invite.as_bytes()),
-            }),
+            Self::Unknown { bytes, .. } => return Ok(bytes.clone()),
             Self::Admitted { request, level } => cbor::encode(&Admitted {
                 name: request.name.clone(),
-                node: Bytes(*request.node.as_bytes()),
+                node: request.node,
                 level: *level,
                 proof: Bytes(request.proof.0),
-                invite: Bytes(*request.invite.as_bytes()),
-            }),
-            Self::LevelChanged { node, level } => cbor::encode(&Changed {
-                node: Bytes(*node.as_bytes()),
-                level: *level,
-            }),
-            Self::Revoked { node, last_seq } => cbor::encode(&Revoked {
-                seq: *last_seq,
-                node: Bytes(*node.as_bytes()),
-            }),
-            Self::Left {} => cbor::encode(&Left {}),
-            Self::Named { name } => cbor::encode(&Named { name: name.clone() }),
-            Self::ShardAdvertised(descriptor) => {
-                // The descriptor's own encoding, as hosts and routers exchange it.
-                return descriptor.to_cbor().map_err(|_| EventError::Malformed {
-                    what: "the descriptor is too long",
-                });
+                invite: request.invite,
+            })
+            .map_err(|_| cannot())?,
+            _ => {
+                let tagged = cbor::encode(&Tagged(self.clone())).map_err(|_| cannot())?;
+                let record = tagged.strip_prefix(tag(self.kind())?.as_slice());
+                record.ok_or_else(cannot)?.to_vec()
             }
-            Self::ShardWithdrawn { shard_id } => cbor::encode(&ShardWithdrawn {
-                shard: shard_id.clone(),
-            }),
-            Self::NodeSeen {
-                endpoints,
-                name,
-                software,
-            } => cbor::encode(&Seen {
-                name: name.clone(),
-                software: software.clone(),
-                endpoints: endpoints.clone(),
-            }),
-            Self::GrantRevoked { issuer, id } => cbor::encode(&GrantRevoked {
-                id: Bytes(*id),
-                issuer: Bytes(*issuer.as_bytes()),
-            }),
-            Self::Unknown { bytes, .. } => return Ok(bytes.clone()),
         };
-        bytes.map_err(|_| EventError::Malformed {
-            what: "its body cannot be encoded",
-        })
+        self.check_size(&bytes)?;
+        Ok(bytes)
     }
 
-    /// Reads the body of a kind. `bytes` are bounded by the size of an event.
+    /// Reads the body of a kind. `bytes` are bounded by the size of an event. The keys of its
+    /// [nodes](Body::nodes) are still to be checked.
     pub(super) fn decode(
         kind: &str,
         slot: Option<&str>,
         bytes: &[u8],
         community: CommunityId,
-        keys: &mut Keys<'_>,
     ) -> Result<Self, EventError> {
-        fn read<T: Serialize + serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, EventError> {
-            // A map that holds a map or a list: three levels and one to spare.
-            cbor::decode(bytes, 4).map_err(|_| EventError::Malformed {
-                what: "its body is not the canonical map of its kind",
-            })
-        }
+        let wrong = |_| malformed("its body is not the canonical map of its kind");
         let body = match kind {
-            CREATED => {
-                let it: Created = read(bytes)?;
-                Self::CommunityCreated {
-                    name: it.name,
-                    policy: it.policy,
-                    founder: keys.node(&it.founder)?,
-                }
-            }
-            POLICY => Self::PolicyChanged(read(bytes)?),
-            INVITED => {
-                let it: Invited = read(bytes)?;
-                Self::Invited {
-                    invite: keys.node(&it.key)?,
-                    level: it.level,
-                    uses: it.uses,
-                    expires_ms: it.until,
-                }
-            }
-            WITHDRAWN => {
-                let it: Withdrawn = read(bytes)?;
-                Self::InviteWithdrawn {
-                    invite: keys.node(&it.key)?,
-                }
-            }
             ADMITTED => {
-                let it: Admitted = read(bytes)?;
+                let it: Admitted = cbor::decode(bytes, DEPTH).map_err(wrong)?;
                 Self::Admitted {
                     request: JoinRequest {
                         community,
-                        node: keys.node(&it.node)?,
+                        node: it.node,
                         name: it.name,
-                        invite: keys.node(&it.invite)?,
+                        invite: it.invite,
                         proof: JoinProof(it.proof.0),
                     },
                     level: it.level,
                 }
             }
-            LEVEL => {
-                let it: Changed = read(bytes)?;
-                Self::LevelChanged {
-                    node: keys.node(&it.node)?,
-                    level: it.level,
-                }
-            }
-            REVOKED => {
-                let it: Revoked = read(bytes)?;
-                Self::Revoked {
-                    node: keys.node(&it.node)?,
-                    last_seq: it.seq,
-                }
-            }
-            LEFT => {
-                let Left {} = read(bytes)?;
-                Self::Left {}
-            }
-            NAMED => {
-                let it: Named = read(bytes)?;
-                Self::Named { name: it.name }
-            }
-            SHARD_ADVERTISED => {
-                let malformed = EventError::Malformed {
-                    what: "the descriptor makes no sense",
-                };
-                let descriptor = Descriptor::from_cbor(bytes).map_err(|_| malformed.clone())?;
-                let again = descriptor.to_cbor().map_err(|_| malformed.clone())?;
-                if again != bytes {
-                    return Err(malformed);
-                }
-                Self::ShardAdvertised(Box::new(descriptor))
-            }
-            SHARD_WITHDRAWN => {
-                let it: ShardWithdrawn = read(bytes)?;
-                Self::ShardWithdrawn { shard_id: it.shard }
-            }
-            SEEN => {
-                let it: Seen = read(bytes)?;
-                Self::NodeSeen {
-                    endpoints: it.endpoints,
-                    name: it.name,
-                    software: it.software,
-                }
-            }
-            GRANT_REVOKED => {
-                let it: GrantRevoked = read(bytes)?;
-                Self::GrantRevoked {
-                    issuer: keys.node(&it.issuer)?,
-                    id: it.id.0,
-                }
+            _ if RECORDS.contains(&kind) => {
+                let tagged = [&tag(kind)?, bytes].concat();
+                let Tagged(body) = cbor::decode(&tagged, DEPTH + 1).map_err(wrong)?;
+                body
             }
             _ => Self::Unknown {
                 kind: kind.to_owned(),
@@ -502,12 +393,73 @@ impl Body {
             },
         };
         if body.slot().as_deref() != slot {
-            return Err(EventError::Malformed {
-                what: "its slot is not that of its body",
-            });
+            return Err(malformed("its slot is not that of its body"));
         }
+        body.check_size(bytes)?;
         body.check(community)?;
         Ok(body)
+    }
+
+    /// A descriptor is no longer here than where hosts and routers exchange it.
+    fn check_size(&self, bytes: &[u8]) -> Result<(), EventError> {
+        match self {
+            Self::ShardAdvertised(_) if bytes.len() > MAX_ENCODED => {
+                Err(malformed("the descriptor is too long"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The keys that it names as raw bytes. (A descriptor's host is text, and checked as such.)
+    pub(super) fn nodes(&self) -> Vec<NodeId> {
+        match self {
+            Self::CommunityCreated { founder: node, .. }
+            | Self::Invited { invite: node, .. }
+            | Self::InviteWithdrawn { invite: node }
+            | Self::LevelChanged { node, .. }
+            | Self::Revoked { node, .. }
+            | Self::GrantRevoked { issuer: node, .. } => vec![*node],
+            Self::Admitted { request, .. } => vec![request.node, request.invite],
+            Self::PolicyChanged(_)
+            | Self::Left {}
+            | Self::Named { .. }
+            | Self::ShardAdvertised(_)
+            | Self::ShardWithdrawn { .. }
+            | Self::NodeSeen { .. }
+            | Self::Unknown { .. } => vec![],
+        }
+    }
+}
+
+/// Why bytes are not an event of this format. The same bytes are refused everywhere and at
+/// any time: nothing here depends on what a node knows.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum EventError {
+    /// Not the canonical bytes of an event, or a field holds an impossible value.
+    #[error("this is not an event: {what}")]
+    Malformed {
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// The signature, or the proof that an admission carries, was not made by that key over
+    /// these bytes.
+    #[error("the event's signature is not valid")]
+    Signature,
+}
+
+/// For `map_err` and the like.
+pub(super) fn malformed(what: &'static str) -> EventError {
+    EventError::Malformed { what }
+}
+
+impl EventError {
+    /// The stable code of the refusal.
+    pub fn code(&self) -> Code {
+        Code::new(match self {
+            Self::Malformed { .. } => "log_malformed",
+            Self::Signature => "invalid_signature",
+        })
     }
 }
 
@@ -516,82 +468,104 @@ fn is_line(text: &str, max: usize) -> bool {
     text.len() <= max && !text.chars().any(char::is_control)
 }
 
-// The maps. The order of the fields is that of their encoded keys.
+/// Levels of a record: a map that holds a map or a list, and one to spare.
+const DEPTH: usize = 4;
 
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Created {
-    name: String,
-    policy: Policy,
-    founder: Bytes<32>,
+/// What serde writes before the record of a kind: `{kind:`, a map of one.
+fn tag(kind: &str) -> Result<Vec<u8>, EventError> {
+    let name = cbor::encode(&kind).map_err(|_| malformed("its kind cannot be encoded"))?;
+    Ok([&[0xa1], name.as_slice()].concat())
 }
 
+/// A body as serde writes an enum, `{kind: record}`. An event has the two in fields of their own.
 #[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Invited {
-    key: Bytes<32>,
-    uses: u32,
-    level: Level,
-    until: u64,
+struct Tagged(#[serde(with = "Record")] Body);
+
+/// What stands in the event for each variant of [`Body`]. The order of the fields is that of their
+/// encoded keys.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Body", deny_unknown_fields)]
+enum Record {
+    #[serde(rename = "community.created")]
+    CommunityCreated {
+        name: String,
+        policy: Policy,
+        #[serde(with = "raw_keys")]
+        founder: NodeId,
+    },
+    #[serde(rename = "community.policy")]
+    PolicyChanged(Policy),
+    #[serde(rename = "member.invited")]
+    Invited {
+        #[serde(rename = "key", with = "raw_keys")]
+        invite: NodeId,
+        uses: u32,
+        level: Level,
+        #[serde(rename = "until")]
+        expires_ms: u64,
+    },
+    #[serde(rename = "invite.withdrawn")]
+    InviteWithdrawn {
+        #[serde(rename = "key", with = "raw_keys")]
+        invite: NodeId,
+    },
+    #[serde(rename = "member.level")]
+    LevelChanged {
+        #[serde(with = "raw_keys")]
+        node: NodeId,
+        level: Level,
+    },
+    #[serde(rename = "member.revoked")]
+    Revoked {
+        #[serde(rename = "seq")]
+        last_seq: u64,
+        #[serde(with = "raw_keys")]
+        node: NodeId,
+    },
+    #[serde(rename = "member.left")]
+    Left {},
+    #[serde(rename = "member.named")]
+    Named { name: String },
+    #[serde(rename = "experimental.shard.advertised")]
+    ShardAdvertised(Box<Descriptor>),
+    #[serde(rename = "experimental.shard.withdrawn")]
+    ShardWithdrawn {
+        #[serde(rename = "shard")]
+        shard_id: String,
+    },
+    #[serde(rename = "node.seen")]
+    NodeSeen {
+        name: String,
+        software: String,
+        endpoints: Vec<String>,
+    },
+    #[serde(rename = "grant.revoked")]
+    GrantRevoked {
+        #[serde(with = "cbor::bytes")]
+        id: [u8; 16],
+        #[serde(with = "raw_keys")]
+        issuer: NodeId,
+    },
+    // The community is the event's: see `Admitted`.
+    #[serde(skip)]
+    Admitted { request: JoinRequest, level: Level },
+    #[serde(skip)]
+    Unknown {
+        kind: String,
+        slot: Option<String>,
+        bytes: Vec<u8>,
+    },
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Withdrawn {
-    key: Bytes<32>,
-}
-
+/// The record of [`Body::Admitted`].
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Admitted {
     name: String,
-    node: Bytes<32>,
+    #[serde(with = "raw_keys")]
+    node: NodeId,
     level: Level,
     proof: Bytes<64>,
-    invite: Bytes<32>,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Changed {
-    node: Bytes<32>,
-    level: Level,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Revoked {
-    seq: u64,
-    node: Bytes<32>,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Left {}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Named {
-    name: String,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ShardWithdrawn {
-    shard: String,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Seen {
-    name: String,
-    software: String,
-    endpoints: Vec<String>,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct GrantRevoked {
-    id: Bytes<16>,
-    issuer: Bytes<32>,
+    #[serde(with = "raw_keys")]
+    invite: NodeId,
 }

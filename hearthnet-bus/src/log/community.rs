@@ -9,6 +9,7 @@ use sha2::{Digest as _, Sha256};
 use super::body::{Body, Level, Policy};
 use super::event::EventHash;
 use crate::cbor;
+use crate::raw_keys;
 use crate::{CommunityId, Descriptor, NodeId};
 
 /// A member of the community.
@@ -24,7 +25,7 @@ pub struct Member {
     #[serde(rename = "since")]
     pub since_ms: u64,
     /// The invite it joined with; `None` for the founder.
-    #[serde(with = "stored::option")]
+    #[serde(with = "raw_keys::option")]
     pub invite: Option<NodeId>,
 }
 
@@ -42,7 +43,7 @@ pub struct OpenInvite {
     #[serde(rename = "until")]
     pub expires_ms: u64,
     /// Who invited. If that node loses the right to invite, its invites lose their force.
-    #[serde(with = "stored")]
+    #[serde(with = "raw_keys")]
     pub author: NodeId,
     /// Taken back.
     pub withdrawn: bool,
@@ -77,15 +78,15 @@ pub struct Fork {
 #[serde(deny_unknown_fields)]
 pub(super) struct Durable {
     pub(super) name: String,
-    #[serde(with = "stored::map")]
+    #[serde(with = "raw_keys::map")]
     pub(super) frozen: BTreeMap<NodeId, Fork>,
     pub(super) policy: Policy,
     pub(super) created: bool,
-    #[serde(with = "stored::map")]
+    #[serde(with = "raw_keys::map")]
     pub(super) invites: BTreeMap<NodeId, OpenInvite>,
-    #[serde(with = "stored::map")]
+    #[serde(with = "raw_keys::map")]
     pub(super) members: BTreeMap<NodeId, Member>,
-    #[serde(with = "stored::map")]
+    #[serde(with = "raw_keys::map")]
     pub(super) revoked: BTreeMap<NodeId, Revocation>,
 }
 
@@ -309,91 +310,9 @@ impl Community {
     /// SHA-256 of the canonical encoding of everything that follows from the durable events.
     /// Nodes with the same durable events have the same one.
     pub fn state_hash(&self) -> [u8; 32] {
-        // An encoding that fails would be a defect of the encoder; its hash differs from all
-        // others, which is what a comparison should say then.
-        let bytes = cbor::encode(self.durable.as_ref()).unwrap_or_default();
-        Sha256::digest(bytes).into()
-    }
-}
-
-/// Node ids in what this program stores for itself: raw keys, checked before they came there.
-pub(super) mod stored {
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    use crate::NodeId;
-    use crate::cbor::Bytes;
-
-    pub(in crate::log) fn serialize<S: Serializer>(
-        node: &NodeId,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        Bytes(*node.as_bytes()).serialize(serializer)
-    }
-
-    pub(in crate::log) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<NodeId, D::Error> {
-        Ok(NodeId::from_checked(Bytes::deserialize(deserializer)?.0))
-    }
-
-    pub(in crate::log) mod option {
-        use super::{Bytes, Deserialize, Deserializer, NodeId, Serialize, Serializer};
-
-        pub(in crate::log) fn serialize<S: Serializer>(
-            node: &Option<NodeId>,
-            serializer: S,
-        ) -> Result<S::Ok, S::Error> {
-            node.map(|node| Bytes(*node.as_bytes()))
-                .serialize(serializer)
-        }
-
-        pub(in crate::log) fn deserialize<'de, D: Deserializer<'de>>(
-            deserializer: D,
-        ) -> Result<Option<NodeId>, D::Error> {
-            let key: Option<Bytes<32>> = Option::deserialize(deserializer)?;
-            Ok(key.map(|key| NodeId::from_checked(key.0)))
-        }
-    }
-
-    pub(in crate::log) mod map {
-        use std::collections::BTreeMap;
-        use std::fmt;
-        use std::marker::PhantomData;
-
-        use super::{Bytes, Deserialize, Deserializer, NodeId, Serialize, Serializer};
-
-        pub(in crate::log) fn serialize<S: Serializer, V: Serialize>(
-            map: &BTreeMap<NodeId, V>,
-            serializer: S,
-        ) -> Result<S::Ok, S::Error> {
-            serializer.collect_map(map.iter().map(|(node, v)| (Bytes(*node.as_bytes()), v)))
-        }
-
-        pub(in crate::log) fn deserialize<'de, D: Deserializer<'de>, V: Deserialize<'de>>(
-            deserializer: D,
-        ) -> Result<BTreeMap<NodeId, V>, D::Error> {
-            struct Visitor<V>(PhantomData<V>);
-
-            impl<'de, V: Deserialize<'de>> serde::de::Visitor<'de> for Visitor<V> {
-                type Value = BTreeMap<NodeId, V>;
-
-                fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                    f.write_str("a map by node")
-                }
-
-                fn visit_map<A: serde::de::MapAccess<'de>>(
-                    self,
-                    mut access: A,
-                ) -> Result<Self::Value, A::Error> {
-                    let mut map = BTreeMap::new();
-                    while let Some((key, value)) = access.next_entry::<Bytes<32>, V>()? {
-                        map.insert(NodeId::from_checked(key.0), value);
-                    }
-                    Ok(map)
-                }
-            }
-
-            deserializer.deserialize_map(Visitor(PhantomData))
-        }
+        let encoded = cbor::encode(self.durable.as_ref());
+        debug_assert!(encoded.is_ok(), "the state cannot be encoded");
+        // The hash of nothing differs from all others, which is what a comparison should say then.
+        Sha256::digest(encoded.unwrap_or_default()).into()
     }
 }

@@ -9,10 +9,13 @@
 //! - A busy timeout of 5 s: writers of other processes take milliseconds.
 //! - No foreign keys: rows of different tables do not refer to each other.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use rusqlite::{Connection, OpenFlags, OptionalExtension as _, TransactionBehavior, params};
+use rusqlite::{
+    Connection, OpenFlags, OptionalExtension as _, Params, Row, TransactionBehavior, params,
+};
 use sha2::{Digest as _, Sha256};
 
 use super::error::LogError;
@@ -128,26 +131,39 @@ pub(super) fn int(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-fn uint(number: i64) -> u64 {
-    u64::try_from(number).unwrap_or(0)
+/// All rows of a query.
+fn rows<T>(
+    conn: &Connection,
+    sql: &str,
+    params: impl Params,
+    of: impl FnMut(&Row<'_>) -> rusqlite::Result<T>,
+) -> Result<Vec<T>, LogError> {
+    let mut statement = conn.prepare_cached(sql)?;
+    let rows = statement.query_map(params, of)?;
+    Ok(rows.collect::<Result<_, _>>()?)
 }
 
-fn corrupt(what: &str) -> LogError {
-    LogError::Corrupt { what: what.into() }
+/// The one row of a query.
+fn one<T>(
+    conn: &Connection,
+    sql: &str,
+    params: impl Params,
+    of: impl FnOnce(&Row<'_>) -> rusqlite::Result<T>,
+) -> Result<T, LogError> {
+    Ok(conn.prepare_cached(sql)?.query_row(params, of)?)
 }
 
-fn node(bytes: &[u8]) -> Result<NodeId, LogError> {
-    bytes
-        .try_into()
-        .map(NodeId::from_checked)
-        .map_err(|_| corrupt("a node id in it has not 32 bytes"))
+fn position_of(row: &Row<'_>) -> rusqlite::Result<Position> {
+    Ok(Position {
+        lamport: row.get(0)?,
+        author: node_of(row, 1)?,
+        seq: row.get(2)?,
+    })
 }
 
-fn hash(bytes: &[u8]) -> Result<EventHash, LogError> {
-    bytes
-        .try_into()
-        .map(EventHash)
-        .map_err(|_| corrupt("a hash in it has not 32 bytes"))
+/// A node id in a row: it was checked before it was stored.
+fn node_of(row: &Row<'_>, column: usize) -> rusqlite::Result<NodeId> {
+    row.get(column).map(NodeId::from_checked)
 }
 
 /// Opens the file; makes it if `create`.
@@ -171,7 +187,7 @@ pub(super) fn create(conn: &Connection, community: CommunityId) -> Result<(), Lo
     conn.pragma_update(None, "user_version", FORMAT)?;
     conn.execute(
         "INSERT INTO log VALUES (1, ?1, 0, 0, 0)",
-        [community.as_bytes().as_slice()],
+        [community.as_bytes()],
     )?;
     Ok(())
 }
@@ -193,30 +209,29 @@ pub(super) fn check_format(conn: &Connection, path: &Path) -> Result<bool, LogEr
             path: path.into(),
             found,
         }),
-        _ => Err(corrupt("it is another program's database")),
+        _ => Err(LogError::corrupt("it is another program's database")),
     }
 }
 
 /// The community, the clock and the count of changes.
 pub(super) fn head(conn: &Connection) -> Result<(CommunityId, u64, u64), LogError> {
-    let (community, clock, changes) = conn
-        .prepare_cached("SELECT community, clock, changes FROM log")?
-        .query_row([], |row| {
-            Ok((row.get::<_, Vec<u8>>(0)?, row.get(1)?, row.get(2)?))
-        })?;
-    Ok((
-        CommunityId::from(node(&community)?),
-        uint(clock),
-        uint(changes),
-    ))
+    one(
+        conn,
+        "SELECT community, clock, changes FROM log",
+        [],
+        |row| {
+            Ok((
+                CommunityId::from(node_of(row, 0)?),
+                row.get(1)?,
+                row.get(2)?,
+            ))
+        },
+    )
 }
 
 /// Whether acknowledged events may be missing.
 pub(super) fn doubt(conn: &Connection) -> Result<bool, LogError> {
-    let doubt: i64 = conn
-        .prepare_cached("SELECT doubt FROM log")?
-        .query_row([], |row| row.get(0))?;
-    Ok(doubt != 0)
+    one(conn, "SELECT doubt FROM log", [], |row| row.get(0))
 }
 
 pub(super) fn set_doubt(conn: &Connection, doubt: bool) -> Result<(), LogError> {
@@ -247,22 +262,17 @@ impl FileIdentity {
 
 /// As which file the database was last written; `None` if no program has noted it.
 pub(super) fn file(conn: &Connection) -> Result<Option<FileIdentity>, LogError> {
-    let noted: bool = conn
-        .prepare_cached("SELECT count(*) FROM sqlite_schema WHERE name = 'file'")?
-        .query_row([], |row| row.get(0))?;
-    if !noted {
+    let tables = "SELECT count(*) FROM sqlite_schema WHERE name = 'file'";
+    if !one(conn, tables, [], |row| row.get::<_, bool>(0))? {
         return Ok(None);
     }
-    let file = conn
-        .prepare_cached("SELECT inode, born FROM file")?
-        .query_row([], |row| {
-            Ok(FileIdentity {
-                inode: row.get(0)?,
-                born: row.get(1)?,
-            })
+    let file = rows(conn, "SELECT inode, born FROM file", [], |row| {
+        Ok(FileIdentity {
+            inode: row.get(0)?,
+            born: row.get(1)?,
         })
-        .optional()?;
-    Ok(file)
+    })?;
+    Ok(file.first().copied())
 }
 
 pub(super) fn set_file(conn: &Connection, file: FileIdentity) -> Result<(), LogError> {
@@ -279,30 +289,28 @@ pub(super) fn set_file(conn: &Connection, file: FileIdentity) -> Result<(), LogE
 pub(super) fn check_pages(conn: &Connection) -> Result<(), LogError> {
     match integrity(conn)?.first() {
         None => Ok(()),
-        Some(what) => Err(corrupt(what)),
+        Some(what) => Err(LogError::corrupt(what)),
     }
 }
 
 /// Whether the small tables say what the events say: a changed number in them would go
 /// unnoticed otherwise.
 pub(super) fn cross_check(conn: &Connection) -> Result<(), LogError> {
-    let wrong = || corrupt("its tables contradict each other");
+    let wrong = || LogError::corrupt("its tables contradict each other");
     let (_, clock, _) = head(conn)?;
-    let last: Option<i64> =
-        conn.query_row("SELECT max(lamport) FROM durable", [], |row| row.get(0))?;
-    if last.is_some_and(|last| uint(last) > clock) {
+    let last: Option<u64> = one(conn, "SELECT max(lamport) FROM durable", [], |row| {
+        row.get(0)
+    })?;
+    if last.is_some_and(|last| last > clock) {
         return Err(wrong());
     }
-    let mut found = std::collections::BTreeMap::new();
-    let mut statement = conn.prepare(
+    let counted = rows(
+        conn,
         "SELECT author, count(*), sum(length(raw)), max(seq) FROM durable GROUP BY author",
+        [],
+        |row| Ok((node_of(row, 0)?, (row.get(1)?, row.get(2)?, row.get(3)?))),
     )?;
-    let mut rows = statement.query([])?;
-    while let Some(row) = rows.next()? {
-        let author = node(row.get_ref(0)?.as_blob().unwrap_or_default())?;
-        let numbers = (uint(row.get(1)?), uint(row.get(2)?), uint(row.get(3)?));
-        found.insert(author, numbers);
-    }
+    let mut found: BTreeMap<NodeId, (u64, u64, u64)> = counted.into_iter().collect();
     for (author, row) in authors(conn)? {
         let (events, bytes, last) = found.remove(&author).unwrap_or_default();
         let whole = row.fork.is_none() && events == last;
@@ -318,9 +326,7 @@ pub(super) fn cross_check(conn: &Connection) -> Result<(), LogError> {
 
 /// What SQLite finds wrong with the file, a line each.
 pub(super) fn integrity(conn: &Connection) -> Result<Vec<String>, LogError> {
-    let mut statement = conn.prepare("PRAGMA integrity_check(20)")?;
-    let found = statement.query_map([], |row| row.get::<_, String>(0))?;
-    let mut found: Vec<String> = found.collect::<Result<_, _>>()?;
+    let mut found: Vec<String> = rows(conn, "PRAGMA integrity_check(20)", [], |row| row.get(0))?;
     found.retain(|line| line != "ok");
     Ok(found)
 }
@@ -373,10 +379,7 @@ fn read_all(
 }
 
 pub(super) fn changes(conn: &Connection) -> Result<u64, LogError> {
-    let changes = conn
-        .prepare_cached("SELECT changes FROM log")?
-        .query_row([], |row| row.get(0))?;
-    Ok(uint(changes))
+    one(conn, "SELECT changes FROM log", [], |row| row.get(0))
 }
 
 pub(super) fn set_head(conn: &Connection, clock: u64, changes: u64) -> Result<(), LogError> {
@@ -386,21 +389,17 @@ pub(super) fn set_head(conn: &Connection, clock: u64, changes: u64) -> Result<()
 }
 
 pub(super) fn authors(conn: &Connection) -> Result<Vec<(NodeId, AuthorRow)>, LogError> {
-    let mut statement =
-        conn.prepare_cached("SELECT author, head, fork, events, bytes, ephemeral FROM authors")?;
-    let mut rows = statement.query([])?;
-    let mut all = Vec::new();
-    while let Some(row) = rows.next()? {
+    let sql = "SELECT author, head, fork, events, bytes, ephemeral FROM authors";
+    rows(conn, sql, [], |row| {
         let author = AuthorRow {
-            head: uint(row.get(1)?),
-            fork: row.get::<_, Option<i64>>(2)?.map(uint),
-            events: uint(row.get(3)?),
-            bytes: uint(row.get(4)?),
-            ephemeral: uint(row.get(5)?),
+            head: row.get(1)?,
+            fork: row.get(2)?,
+            events: row.get(3)?,
+            bytes: row.get(4)?,
+            ephemeral: row.get(5)?,
         };
-        all.push((node(row.get_ref(0)?.as_blob().unwrap_or_default())?, author));
-    }
-    Ok(all)
+        Ok((node_of(row, 0)?, author))
+    })
 }
 
 pub(super) fn set_author(
@@ -410,7 +409,7 @@ pub(super) fn set_author(
 ) -> Result<(), LogError> {
     conn.prepare_cached("INSERT OR REPLACE INTO authors VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?
         .execute(params![
-            author.as_bytes().as_slice(),
+            author.as_bytes(),
             int(row.head),
             row.fork.map(int),
             int(row.events),
@@ -422,7 +421,7 @@ pub(super) fn set_author(
 
 fn forget_author(conn: &Connection, author: &NodeId) -> Result<(), LogError> {
     conn.prepare_cached("DELETE FROM authors WHERE author = ?1")?
-        .execute([author.as_bytes().as_slice()])?;
+        .execute([author.as_bytes()])?;
     Ok(())
 }
 
@@ -432,29 +431,29 @@ pub(super) fn durable_at(
     author: &NodeId,
     seq: u64,
 ) -> Result<Vec<DurableRow>, LogError> {
-    let mut statement = conn.prepare_cached(
+    rows(
+        conn,
         "SELECT arrival, hash, lamport, length(raw) FROM durable
          WHERE author = ?1 AND seq = ?2 ORDER BY hash",
-    )?;
-    let mut rows = statement.query(params![author.as_bytes().as_slice(), int(seq)])?;
-    let mut all = Vec::new();
-    while let Some(row) = rows.next()? {
-        all.push(DurableRow {
-            arrival: row.get(0)?,
-            hash: hash(row.get_ref(1)?.as_blob().unwrap_or_default())?,
-            lamport: uint(row.get(2)?),
-            bytes: uint(row.get(3)?),
-        });
-    }
-    Ok(all)
+        params![author.as_bytes(), int(seq)],
+        |row| {
+            Ok(DurableRow {
+                arrival: row.get(0)?,
+                hash: EventHash(row.get(1)?),
+                lamport: row.get(2)?,
+                bytes: row.get(3)?,
+            })
+        },
+    )
 }
 
 /// The bytes of a durable event, checked against the hash that it was stored under.
 pub(super) fn raw(conn: &Connection, arrival: i64) -> Result<Vec<u8>, LogError> {
-    let (bytes, hash, sum): (Vec<u8>, Vec<u8>, i64) = conn
-        .prepare_cached("SELECT raw, hash, sum FROM durable WHERE arrival = ?1")?
-        .query_row([arrival], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
-    check_hash(&bytes, &hash, sum)?;
+    let sql = "SELECT raw, hash, sum FROM durable WHERE arrival = ?1";
+    let (bytes, hash, sum): (Vec<u8>, _, i64) = one(conn, sql, [arrival], |row| {
+        Ok((row.get(0)?, EventHash(row.get(1)?), row.get(2)?))
+    })?;
+    check_hash(&bytes, hash, sum)?;
     Ok(bytes)
 }
 
@@ -466,17 +465,17 @@ fn sum(raw: &[u8]) -> i64 {
 }
 
 /// Whatever the disk did to the bytes, they are not passed on as what they were not.
-fn check_hash(raw: &[u8], stored: &[u8], stored_sum: i64) -> Result<EventHash, LogError> {
+fn check_hash(raw: &[u8], stored: EventHash, stored_sum: i64) -> Result<(), LogError> {
     match EventHash::of(raw) {
-        Some(hash) if hash.0.as_slice() == stored && sum(raw) == stored_sum => Ok(hash),
-        _ => Err(corrupt(
+        Some(hash) if hash == stored && sum(raw) == stored_sum => Ok(()),
+        _ => Err(LogError::corrupt(
             "the bytes of an event are not those that were stored",
         )),
     }
 }
 
 fn stored_event(raw: &[u8]) -> Result<Event, LogError> {
-    Event::decode_stored(raw).map_err(|_| corrupt("a stored event cannot be read"))
+    Event::decode_stored(raw).map_err(|_| LogError::corrupt("a stored event cannot be read"))
 }
 
 pub(super) fn event(conn: &Connection, arrival: i64) -> Result<Event, LogError> {
@@ -493,9 +492,9 @@ pub(super) fn insert_durable(
         "INSERT INTO durable (author, seq, hash, lamport, sum, raw) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
     )?
     .execute(params![
-        event.author.as_bytes().as_slice(),
+        event.author.as_bytes(),
         int(event.seq),
-        hash.0.as_slice(),
+        hash.0,
         int(event.lamport),
         sum(raw),
         raw,
@@ -512,30 +511,24 @@ pub(super) fn delete_durable(conn: &Connection, arrival: i64) -> Result<(), LogE
 /// Deletes what lies beyond a fork.
 pub(super) fn delete_after(conn: &Connection, author: &NodeId, seq: u64) -> Result<(), LogError> {
     conn.prepare_cached("DELETE FROM durable WHERE author = ?1 AND seq > ?2")?
-        .execute(params![author.as_bytes().as_slice(), int(seq)])?;
+        .execute(params![author.as_bytes(), int(seq)])?;
     Ok(())
 }
 
-/// How many durable events of an author are stored, their size, and the greatest number.
-pub(super) fn measure(conn: &Connection, author: &NodeId) -> Result<(u64, u64, u64), LogError> {
-    let of = conn
-        .prepare_cached(
-            "SELECT count(*), coalesce(sum(length(raw)), 0), coalesce(max(seq), 0)
-             FROM durable WHERE author = ?1",
-        )?
-        .query_row([author.as_bytes().as_slice()], |row| {
-            Ok((row.get(0)?, row.get(1)?, row.get(2)?))
-        })?;
-    Ok((uint(of.0), uint(of.1), uint(of.2)))
+/// How many durable events of an author are stored, and their size.
+pub(super) fn measure(conn: &Connection, author: &NodeId) -> Result<(u64, u64), LogError> {
+    one(
+        conn,
+        "SELECT count(*), coalesce(sum(length(raw)), 0) FROM durable WHERE author = ?1",
+        [author.as_bytes()],
+        |row| Ok((row.get(0)?, row.get(1)?)),
+    )
 }
 
 /// Greatest durable sequence number stored of an author, holes or not.
 pub(super) fn last_seq(conn: &Connection, author: &NodeId) -> Result<u64, LogError> {
-    let last: Option<i64> = conn
-        .prepare_cached("SELECT seq FROM durable WHERE author = ?1 ORDER BY seq DESC LIMIT 1")?
-        .query_row([author.as_bytes().as_slice()], |row| row.get(0))
-        .optional()?;
-    Ok(last.map_or(0, uint))
+    let sql = "SELECT coalesce(max(seq), 0) FROM durable WHERE author = ?1";
+    one(conn, sql, [author.as_bytes()], |row| row.get(0))
 }
 
 /// Walks over the durable events after a position, in their order, without their content,
@@ -551,12 +544,7 @@ pub(super) fn walk(
     )?;
     let mut rows = statement.query([int(from_lamport)])?;
     while let Some(row) = rows.next()? {
-        let position = Position {
-            lamport: uint(row.get(0)?),
-            author: node(row.get_ref(1)?.as_blob().unwrap_or_default())?,
-            seq: uint(row.get(2)?),
-        };
-        if !visit(position, row.get(3)?)? {
+        if !visit(position_of(row)?, row.get(3)?)? {
             break;
         }
     }
@@ -577,40 +565,29 @@ pub(super) fn scan(
     )?;
     let mut rows = statement.query([after.map_or(0, |at| int(at.lamport))])?;
     while let Some(row) = rows.next()? {
-        let position = Position {
-            lamport: uint(row.get(0)?),
-            author: node(row.get_ref(1)?.as_blob().unwrap_or_default())?,
-            seq: uint(row.get(2)?),
-        };
+        let position = position_of(row)?;
         if after.is_some_and(|at| position <= at) || !wanted(&position) {
             continue;
         }
-        let raw = row.get_ref(3)?.as_blob().unwrap_or_default();
-        check_hash(
-            raw,
-            row.get_ref(4)?.as_blob().unwrap_or_default(),
-            row.get(5)?,
-        )?;
+        let raw = row.get_ref(3)?.as_blob().map_err(rusqlite::Error::from)?;
+        check_hash(raw, EventHash(row.get(4)?), row.get(5)?)?;
         visit(&stored_event(raw)?)?;
     }
     Ok(())
 }
 
-fn ephemeral_of(row: &rusqlite::Row<'_>) -> Result<EphemeralRow, LogError> {
-    let raw: Vec<u8> = row.get(6)?;
-    Ok(EphemeralRow {
-        author: node(row.get_ref(0)?.as_blob().unwrap_or_default())?,
+fn ephemeral_of(row: &Row<'_>) -> Result<EphemeralRow, LogError> {
+    let found = EphemeralRow {
+        author: node_of(row, 0)?,
         slot: row.get(1)?,
-        seq: uint(row.get(2)?),
-        hash: check_hash(
-            &raw,
-            row.get_ref(3)?.as_blob().unwrap_or_default(),
-            row.get(7)?,
-        )?,
-        expires_ms: uint(row.get(4)?),
-        keep_ms: uint(row.get(5)?),
-        raw,
-    })
+        seq: row.get(2)?,
+        hash: EventHash(row.get(3)?),
+        expires_ms: row.get(4)?,
+        keep_ms: row.get(5)?,
+        raw: row.get(6)?,
+    };
+    check_hash(&found.raw, found.hash, row.get(7)?)?;
+    Ok(found)
 }
 
 const EPHEMERAL: &str = "author, slot, seq, hash, expires, keep, raw, sum";
@@ -636,7 +613,7 @@ pub(super) fn ephemeral(
     let mut statement = conn.prepare_cached(&format!(
         "SELECT {EPHEMERAL} FROM ephemeral WHERE author = ?1 AND slot = ?2"
     ))?;
-    let mut rows = statement.query(params![author.as_bytes().as_slice(), slot])?;
+    let mut rows = statement.query(params![author.as_bytes(), slot])?;
     rows.next()?.map(ephemeral_of).transpose()
 }
 
@@ -649,10 +626,10 @@ pub(super) fn set_ephemeral(conn: &Connection, row: &EphemeralRow) -> Result<(),
              sum = excluded.sum",
     )?
     .execute(params![
-        row.author.as_bytes().as_slice(),
+        row.author.as_bytes(),
         row.slot,
         int(row.seq),
-        row.hash.0.as_slice(),
+        row.hash.0,
         int(row.expires_ms),
         int(row.keep_ms),
         row.raw,
@@ -667,21 +644,16 @@ pub(super) fn delete_ephemeral(
     slot: &str,
 ) -> Result<(), LogError> {
     conn.prepare_cached("DELETE FROM ephemeral WHERE author = ?1 AND slot = ?2")?
-        .execute(params![author.as_bytes().as_slice(), slot])?;
+        .execute(params![author.as_bytes(), slot])?;
     Ok(())
 }
 
 /// The slots of which nothing is to be remembered at `now_ms`.
 pub(super) fn expired(conn: &Connection, now_ms: u64) -> Result<Vec<(NodeId, String)>, LogError> {
-    let mut statement =
-        conn.prepare_cached("SELECT author, slot FROM ephemeral WHERE keep <= ?1")?;
-    let mut rows = statement.query([int(now_ms)])?;
-    let mut all = Vec::new();
-    while let Some(row) = rows.next()? {
-        let author = node(row.get_ref(0)?.as_blob().unwrap_or_default())?;
-        all.push((author, row.get(1)?));
-    }
-    Ok(all)
+    let sql = "SELECT author, slot FROM ephemeral WHERE keep <= ?1";
+    rows(conn, sql, [int(now_ms)], |row| {
+        Ok((node_of(row, 0)?, row.get(1)?))
+    })
 }
 
 /// Deletes all durable events of an author.
@@ -695,32 +667,23 @@ pub(super) fn snapshot(
     conn: &Connection,
     before: Option<Position>,
 ) -> Result<Option<Fold>, LogError> {
-    let of = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
-    let row: Option<(Vec<u8>, Vec<u8>)> = match before {
-        None => conn
-            .prepare_cached("SELECT fold, sum FROM snapshots ORDER BY folded DESC LIMIT 1")?
-            .query_row([], of)
-            .optional()?,
-        Some(before) => conn
-            .prepare_cached(
-                "SELECT fold, sum FROM snapshots WHERE (lamport, author, seq) < (?1, ?2, ?3)
-                 ORDER BY folded DESC LIMIT 1",
-            )?
-            .query_row(
-                params![
-                    int(before.lamport),
-                    before.author.as_bytes().as_slice(),
-                    int(before.seq)
-                ],
-                of,
-            )
-            .optional()?,
-    };
-    let Some((bytes, sum)) = row else {
+    // Nothing stands behind it.
+    let end = (i64::MAX, [0; 32], 0);
+    let before = before.map_or(end, |at| {
+        (int(at.lamport), *at.author.as_bytes(), int(at.seq))
+    });
+    let found: Option<(Vec<u8>, Vec<u8>)> = conn
+        .prepare_cached(
+            "SELECT fold, sum FROM snapshots WHERE (lamport, author, seq) < (?1, ?2, ?3)
+             ORDER BY folded DESC LIMIT 1",
+        )?
+        .query_row(before, |row| Ok((row.get(0)?, row.get(1)?)))
+        .optional()?;
+    let Some((bytes, sum)) = found else {
         return Ok(None);
     };
     if Sha256::digest(&bytes).as_slice() != sum {
-        return Err(corrupt("a snapshot is not what was stored"));
+        return Err(LogError::corrupt("a snapshot is not what was stored"));
     }
     // One that cannot be read is of another version: the fold can be made again.
     Ok(ciborium::from_reader(bytes.as_slice()).ok())
@@ -728,10 +691,8 @@ pub(super) fn snapshot(
 
 /// The number of events in the newest snapshot.
 pub(super) fn last_snapshot(conn: &Connection) -> Result<u64, LogError> {
-    let last: Option<i64> = conn
-        .prepare_cached("SELECT max(folded) FROM snapshots")?
-        .query_row([], |row| row.get(0))?;
-    Ok(last.map_or(0, uint))
+    let sql = "SELECT coalesce(max(folded), 0) FROM snapshots";
+    one(conn, sql, [], |row| row.get(0))
 }
 
 /// Stores a snapshot, and thins out old ones: of more than `keep`, every second of the older
@@ -739,19 +700,19 @@ pub(super) fn last_snapshot(conn: &Connection) -> Result<u64, LogError> {
 pub(super) fn add_snapshot(conn: &Connection, fold: &Fold, keep: usize) -> Result<(), LogError> {
     let Some(at) = fold.at() else { return Ok(()) };
     let mut bytes = Vec::new();
-    ciborium::into_writer(fold, &mut bytes).map_err(|_| corrupt("its state cannot be encoded"))?;
+    ciborium::into_writer(fold, &mut bytes)
+        .map_err(|_| LogError::corrupt("its state cannot be encoded"))?;
     conn.prepare_cached("INSERT OR REPLACE INTO snapshots VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?
         .execute(params![
             int(fold.count),
             int(at.lamport),
-            at.author.as_bytes().as_slice(),
+            at.author.as_bytes(),
             int(at.seq),
             bytes,
             Sha256::digest(&bytes).as_slice(),
         ])?;
-    let mut statement = conn.prepare_cached("SELECT folded FROM snapshots ORDER BY folded")?;
-    let all = statement.query_map([], |row| row.get::<_, i64>(0))?;
-    let all: Vec<i64> = all.collect::<Result<_, _>>()?;
+    let sql = "SELECT folded FROM snapshots ORDER BY folded";
+    let all: Vec<i64> = rows(conn, sql, [], |row| row.get(0))?;
     if all.len() > keep {
         for folded in all.iter().take(all.len() / 2).step_by(2) {
             conn.prepare_cached("DELETE FROM snapshots WHERE folded = ?1")?
@@ -769,7 +730,7 @@ pub(super) fn drop_snapshots(conn: &Connection, from: Option<Position>) -> Resul
             .prepare_cached("DELETE FROM snapshots WHERE (lamport, author, seq) >= (?1, ?2, ?3)")?
             .execute(params![
                 int(from.lamport),
-                from.author.as_bytes().as_slice(),
+                from.author.as_bytes(),
                 int(from.seq)
             ])?,
     };

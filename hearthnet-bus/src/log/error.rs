@@ -1,9 +1,10 @@
 //! What can go wrong with a log, and why events are refused.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use super::event::{EventError, MAX_AHEAD_MS};
+use super::body::EventError;
+use super::event::MAX_AHEAD_MS;
 use super::fold::NoEffect;
 use crate::{CommunityId, NodeId, RandomnessError};
 use hearthnet_transport::Code;
@@ -130,8 +131,26 @@ impl LogError {
     }
 }
 
+impl LogError {
+    /// What was found in a damaged file.
+    pub(super) fn corrupt(what: &str) -> Self {
+        Self::Corrupt { what: what.into() }
+    }
+
+    /// For `map_err`: what was tried with which file.
+    pub(super) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Io {
+            action,
+            path,
+            source,
+        }
+    }
+}
+
 impl From<rusqlite::Error> for LogError {
     fn from(error: rusqlite::Error) -> Self {
+        use rusqlite::Error;
         use rusqlite::ErrorCode;
         match error.sqlite_error_code() {
             Some(
@@ -147,6 +166,16 @@ impl From<rusqlite::Error> for LogError {
             Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Self::Corrupt {
                 what: error.to_string(),
             },
+            // A value that no program of ours wrote: a key of another length, a negative number.
+            None if matches!(
+                error,
+                Error::FromSqlConversionFailure(..)
+                    | Error::IntegralValueOutOfRange(..)
+                    | Error::InvalidColumnType(..)
+            ) =>
+            {
+                Self::corrupt(&error.to_string())
+            }
             _ => Self::Database(error),
         }
     }

@@ -5,14 +5,12 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::str::FromStr;
 
-use hearthnet_transport::Code;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest as _, Sha256};
 use ulid::Ulid;
 
-use super::body::{Body, MAX_BODY_BYTES, MAX_KIND_BYTES, MAX_SLOT_BYTES};
+use super::body::{Body, EventError, MAX_BODY_BYTES, MAX_KIND_BYTES, MAX_SLOT_BYTES, malformed};
 use crate::cbor::{self, Blob, Bytes};
 use crate::{CommunityId, Domain, NodeId, NodeKey, SIGNATURE_BYTES};
 
@@ -59,7 +57,7 @@ impl EventHash {
 
 impl fmt::Display for EventHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        f.write_str(&hex::encode(self.0))
     }
 }
 
@@ -81,76 +79,32 @@ impl Serialize for EventHash {
 
 impl<'de> Deserialize<'de> for EventHash {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        if deserializer.is_human_readable() {
-            let text = String::deserialize(deserializer)?;
-            let mut hash = [0; 32];
-            let digits = text.as_bytes().chunks_exact(2);
-            if text.len() != 64 || !text.is_ascii() {
-                return Err(serde::de::Error::custom("a hash has 64 hex digits"));
-            }
-            for (byte, pair) in hash.iter_mut().zip(digits) {
-                let pair = std::str::from_utf8(pair).map_err(serde::de::Error::custom)?;
-                *byte = u8::from_str_radix(pair, 16).map_err(serde::de::Error::custom)?;
-            }
-            Ok(Self(hash))
-        } else {
-            Ok(Self(Bytes::deserialize(deserializer)?.0))
-        }
+        // Only what the log stores for itself is read again.
+        Ok(Self(Bytes::deserialize(deserializer)?.0))
     }
 }
 
 /// The name of an event for people: a ULID, 26 characters, which begin with its time.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct EventId([u8; 16]);
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(transparent)]
+pub struct EventId(Ulid);
 
 impl EventId {
     /// The id of an event made at `time_ms` with 80 bits of `random`.
     pub fn new(time_ms: u64, random: u128) -> Self {
-        Self(Ulid::from_parts(time_ms, random).to_bytes())
-    }
-
-    /// The raw bytes.
-    pub fn as_bytes(&self) -> &[u8; 16] {
-        &self.0
+        Self(Ulid::from_parts(time_ms, random))
     }
 }
 
 impl fmt::Display for EventId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&Ulid::from_bytes(self.0).to_string())
+        f.pad(&self.0.to_string())
     }
 }
 
 impl fmt::Debug for EventId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
-    }
-}
-
-/// The text is not an event id.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("an event id has 26 letters and digits")]
-pub struct EventIdError;
-
-impl FromStr for EventId {
-    type Err = EventIdError;
-
-    fn from_str(text: &str) -> Result<Self, EventIdError> {
-        let id = Ulid::from_string(text).map_err(|_| EventIdError)?;
-        Ok(Self(id.to_bytes()))
-    }
-}
-
-impl Serialize for EventId {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for EventId {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
     }
 }
 
@@ -205,67 +159,25 @@ pub struct Position {
     pub seq: u64,
 }
 
-/// Why bytes are not an event of this format. The same bytes are refused everywhere and at
-/// any time: nothing here depends on what a node knows.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum EventError {
-    /// Not the canonical bytes of an event, or a field holds an impossible value.
-    #[error("this is not an event: {what}")]
-    Malformed {
-        /// What is wrong.
-        what: &'static str,
-    },
-    /// The signature, or the proof that an admission carries, was not made by that key over
-    /// these bytes.
-    #[error("the event's signature is not valid")]
-    Signature,
-}
-
-impl EventError {
-    /// The stable code of the refusal.
-    pub fn code(&self) -> Code {
-        Code::new(match self {
-            Self::Malformed { .. } => "log_malformed",
-            Self::Signature => "invalid_signature",
-        })
-    }
-}
-
 /// Keys that were found to be usable, so that a batch by a few authors does not pay a scalar
 /// multiplication for every mention of them.
 #[derive(Debug, Default)]
-pub(super) struct Checked(HashSet<[u8; 32]>);
+pub(super) struct Checked(HashSet<NodeId>);
 
 impl Checked {
     /// More keys than a community has members; then it begins anew.
     const MAX: usize = 8192;
-}
 
-/// How keys in an event are taken.
-#[derive(Debug)]
-pub(super) enum Keys<'a> {
-    /// From a stranger's bytes: each is checked once.
-    Check(&'a mut Checked),
-    /// From bytes that were checked before they were stored.
-    Stored,
-}
-
-impl Keys<'_> {
-    pub(super) fn node(&mut self, bytes: &Bytes<32>) -> Result<NodeId, EventError> {
-        let Self::Check(checked) = self else {
-            return Ok(NodeId::from_checked(bytes.0));
-        };
-        if checked.0.contains(&bytes.0) {
-            return Ok(NodeId::from_checked(bytes.0));
+    fn check(&mut self, node: &NodeId) -> Result<(), EventError> {
+        if !self.0.contains(node) {
+            // A key that cannot be an identity cannot have signed anything either.
+            NodeId::from_bytes(node.as_bytes()).map_err(|_| EventError::Signature)?;
+            if self.0.len() >= Self::MAX {
+                self.0.clear();
+            }
+            self.0.insert(*node);
         }
-        // A key that cannot be an identity cannot have signed anything either.
-        let node = NodeId::from_bytes(&bytes.0).map_err(|_| EventError::Signature)?;
-        if checked.0.len() >= Checked::MAX {
-            checked.0.clear();
-        }
-        checked.0.insert(bytes.0);
-        Ok(node)
+        Ok(())
     }
 }
 
@@ -294,9 +206,7 @@ impl Event {
         let signature = key.sign(Domain::Event, &raw);
         raw.extend_from_slice(&signature);
         if raw.len() > MAX_EVENT_BYTES {
-            return Err(EventError::Malformed {
-                what: "it is too long",
-            });
+            return Err(malformed("it is too long"));
         }
         Ok(raw)
     }
@@ -310,7 +220,10 @@ impl Event {
     }
 
     pub(super) fn verify_with(raw: &[u8], checked: &mut Checked) -> Result<Self, EventError> {
-        let event = Self::decode(raw, &mut Keys::Check(checked))?;
+        let event = Self::decode_stored(raw)?;
+        let signers = [event.community.root(), event.author];
+        let mut nodes = signers.into_iter().chain(event.body.nodes());
+        nodes.try_for_each(|node| checked.check(&node))?;
         let (signed, signature) = split(raw)?;
         Domain::Event
             .verify(&event.author, signed, signature)
@@ -319,32 +232,29 @@ impl Event {
         Ok(event)
     }
 
-    /// The bytes that the author signed, made from the fields.
+    /// The bytes that the author signed, made again from what was read of them.
     #[cfg(feature = "fuzzing")]
-    pub(super) fn encode_again(&self) -> Option<Vec<u8>> {
-        Fields::of(self).ok()?.encode().ok()
+    pub(crate) fn encode_again(raw: &[u8]) -> Option<Vec<u8>> {
+        Fields::of(&Self::decode_stored(raw).ok()?)
+            .ok()?
+            .encode()
+            .ok()
     }
 
-    /// Decodes what this program stored after it had verified it.
+    /// Decodes what this program stored after it had verified it: keys are taken as they are.
     pub(super) fn decode_stored(raw: &[u8]) -> Result<Self, EventError> {
-        Self::decode(raw, &mut Keys::Stored)
-    }
-
-    fn decode(raw: &[u8], keys: &mut Keys<'_>) -> Result<Self, EventError> {
         if raw.len() > MAX_EVENT_BYTES {
-            return Err(EventError::Malformed {
-                what: "it is too long",
-            });
+            return Err(malformed("it is too long"));
         }
         let (signed, _) = split(raw)?;
-        let event = Fields::decode(signed)?.into_event(keys)?;
+        let event = Fields::decode(signed)?.into_event()?;
         event.check()?;
         Ok(event)
     }
 
     /// What holds for the fields of every event, whoever reads it and when.
     fn check(&self) -> Result<(), EventError> {
-        let malformed = |what| Err(EventError::Malformed { what });
+        let malformed = |what| Err(malformed(what));
         if self.seq == 0 || self.lamport == 0 {
             return malformed("its sequence number or Lamport time is zero");
         }
@@ -401,9 +311,7 @@ impl Event {
 
 fn split(raw: &[u8]) -> Result<(&[u8], &[u8; SIGNATURE_BYTES]), EventError> {
     raw.split_last_chunk::<SIGNATURE_BYTES>()
-        .ok_or(EventError::Malformed {
-            what: "it is too short",
-        })
+        .ok_or(malformed("it is too short"))
 }
 
 /// The signed map. The order of the fields is that of their encoded keys.
@@ -439,7 +347,7 @@ impl Fields {
         };
         Ok(Self {
             v: VERSION,
-            id: Bytes(event.id.0),
+            id: Bytes(event.id.0.to_bytes()),
             seq: event.seq,
             body: Blob(event.body.encode()?),
             kind: event.body.kind().to_owned(),
@@ -455,43 +363,31 @@ impl Fields {
     }
 
     fn encode(&self) -> Result<Vec<u8>, EventError> {
-        cbor::encode(self).map_err(|_| EventError::Malformed {
-            what: "it cannot be encoded",
-        })
+        cbor::encode(self).map_err(|_| malformed("it cannot be encoded"))
     }
 
     fn decode(signed: &[u8]) -> Result<Self, EventError> {
         // The map is flat; two levels of recursion are one more than it needs.
-        let fields: Self = cbor::decode(signed, 2).map_err(|_| EventError::Malformed {
-            what: "it is not the canonical map of an event",
-        })?;
+        let fields: Self = cbor::decode(signed, 2)
+            .map_err(|_| malformed("it is not the canonical map of an event"))?;
         if fields.v != VERSION {
-            return Err(EventError::Malformed {
-                what: "its version is unknown",
-            });
+            return Err(malformed("its version is unknown"));
         }
         Ok(fields)
     }
 
-    fn into_event(self, keys: &mut Keys<'_>) -> Result<Event, EventError> {
-        let community = CommunityId::from(keys.node(&self.community)?);
-        let author = keys.node(&self.author)?;
-        let body = Body::decode(
-            &self.kind,
-            self.slot.as_deref(),
-            &self.body.0,
-            community,
-            keys,
-        )?;
+    fn into_event(self) -> Result<Event, EventError> {
+        let node = |key: Bytes<32>| NodeId::from_checked(key.0);
+        let community = CommunityId::from(node(self.community));
+        let author = node(self.author);
+        let body = Body::decode(&self.kind, self.slot.as_deref(), &self.body.0, community)?;
         let lane = match (self.lane, self.prev, self.slot, self.until) {
             (0, Some(prev), None, None) => Lane::Durable {
                 prev: EventHash(prev.0),
             },
             (1, None, Some(slot), Some(expires_ms)) => Lane::Ephemeral { slot, expires_ms },
             _ => {
-                return Err(EventError::Malformed {
-                    what: "its fields are not those of its lane",
-                });
+                return Err(malformed("its fields are not those of its lane"));
             }
         };
         Ok(Event {
@@ -500,7 +396,7 @@ impl Fields {
             seq: self.seq,
             lamport: self.lamport,
             time_ms: self.time,
-            id: EventId(self.id.0),
+            id: EventId(Ulid::from_bytes(self.id.0)),
             lane,
             body,
         })

@@ -27,8 +27,9 @@ use hearthnet_transport::Code;
 use serde::{Deserialize, Serialize};
 
 use super::body::{Body, Level};
-use super::community::{Durable, Fork, Member, OpenInvite, Revocation, stored};
+use super::community::{Durable, Fork, Member, OpenInvite, Revocation};
 use super::event::{Event, Position};
+use crate::raw_keys;
 use crate::{CommunityId, NodeId};
 
 /// Most members of a community, revoked ones included: heads and views list them all.
@@ -134,6 +135,22 @@ enum Actor {
     Root,
 }
 
+const ANCHOR: Actor = Actor::Member(Level::Anchor);
+
+impl Actor {
+    /// What is said to a member that has not the rights of this one.
+    fn needed(self) -> NoEffect {
+        NoEffect::Level {
+            needed: match self {
+                Self::Stranger | Self::Member(Level::Member) => "a member's",
+                Self::Member(Level::Trusted) => "a trusted member's",
+                ANCHOR => "an anchor's",
+                Self::Root => "the root key's",
+            },
+        }
+    }
+}
+
 impl Durable {
     fn actor(&self, community: CommunityId, node: &NodeId) -> Actor {
         if *node == community.root() {
@@ -144,13 +161,17 @@ impl Durable {
             .map_or(Actor::Stranger, |member| Actor::Member(member.level))
     }
 
-    pub(super) fn may_invite(&self, community: CommunityId, node: &NodeId, level: Level) -> bool {
-        let needed = match level {
+    /// Who may invite others at `level`.
+    fn inviter(&self, level: Level) -> Actor {
+        match level {
             Level::Member => Actor::Member(self.policy.who_may_invite),
-            Level::Trusted => Actor::Member(Level::Anchor),
+            Level::Trusted => ANCHOR,
             Level::Anchor => Actor::Root,
-        };
-        self.actor(community, node) >= needed
+        }
+    }
+
+    pub(super) fn may_invite(&self, community: CommunityId, node: &NodeId, level: Level) -> bool {
+        self.actor(community, node) >= self.inviter(level)
     }
 
     pub(super) fn knows(&self, community: CommunityId, author: &NodeId) -> bool {
@@ -164,14 +185,14 @@ impl Durable {
 /// snapshot holds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Fold {
-    #[serde(with = "stored")]
+    #[serde(with = "raw_keys")]
     root: NodeId,
     pub(super) state: Durable,
     /// Of these authors only events up to this one count.
-    #[serde(with = "stored::map")]
+    #[serde(with = "raw_keys::map")]
     cuts: BTreeMap<NodeId, u64>,
     /// The last event of each author that had an effect.
-    #[serde(with = "stored::map")]
+    #[serde(with = "raw_keys::map")]
     effective: BTreeMap<NodeId, u64>,
     /// Whose events had an effect in the second step or the third: what they signed belongs to
     /// the log even if they turn out never to have been members.
@@ -362,22 +383,14 @@ impl Fold {
             (_, Actor::Root) => Ok(()),
             (Some(decided), _) => match decided.contains(&place) {
                 true => Ok(()),
-                false => Err(NoEffect::Level {
-                    needed: "an anchor's",
-                }),
+                false => Err(ANCHOR.needed()),
             },
-            (None, Actor::Member(Level::Anchor)) => {
-                match self.state.actor(self.community(), &node) {
-                    Actor::Member(Level::Anchor) => Err(NoEffect::Level {
-                        needed: "the root key's",
-                    }),
-                    _ => Ok(()),
-                }
-            }
+            (None, ANCHOR) => match self.state.actor(self.community(), &node) {
+                ANCHOR => Err(Actor::Root.needed()),
+                _ => Ok(()),
+            },
             (None, Actor::Stranger) => Err(NoEffect::NotMember(event.author)),
-            (None, Actor::Member(_)) => Err(NoEffect::Level {
-                needed: "an anchor's",
-            }),
+            (None, Actor::Member(_)) => Err(ANCHOR.needed()),
         };
         let known = self.state.knows(self.community(), &node);
         let holds = holds.and(match known || self.has_room() {
@@ -419,11 +432,10 @@ impl Fold {
     fn change(&mut self, event: &Event) -> Result<(), NoEffect> {
         let community = self.community();
         let actor = self.state.actor(community, &event.author);
-        let anchor = Actor::Member(Level::Anchor);
-        let at_least = |needed: Actor, name| match actor {
+        let at_least = |needed: Actor| match actor {
             _ if actor >= needed => Ok(()),
             Actor::Stranger => Err(NoEffect::NotMember(event.author)),
-            _ => Err(NoEffect::Level { needed: name }),
+            _ => Err(needed.needed()),
         };
         match &event.body {
             Body::CommunityCreated {
@@ -449,7 +461,7 @@ impl Fold {
                 Ok(())
             }
             Body::PolicyChanged(policy) => {
-                at_least(anchor, "an anchor's")?;
+                at_least(ANCHOR)?;
                 self.state.policy = *policy;
                 Ok(())
             }
@@ -459,19 +471,7 @@ impl Fold {
                 uses,
                 expires_ms,
             } => {
-                if !self.state.may_invite(community, &event.author, *level) {
-                    at_least(Actor::Member(Level::Member), "a member's")?;
-                    return Err(NoEffect::Level {
-                        needed: match level {
-                            Level::Anchor => "the root key's",
-                            Level::Trusted => "an anchor's",
-                            Level::Member => match self.state.policy.who_may_invite {
-                                Level::Anchor => "an anchor's",
-                                _ => "a trusted member's",
-                            },
-                        },
-                    });
-                }
+                at_least(self.state.inviter(*level))?;
                 if self.state.invites.contains_key(invite) {
                     return Err(NoEffect::InviteExists);
                 }
@@ -504,7 +504,7 @@ impl Fold {
                     .get_mut(invite)
                     .ok_or(NoEffect::NoSuchInvite)?;
                 if event.author != open.author {
-                    at_least(anchor, "an anchor's")?;
+                    at_least(ANCHOR)?;
                 }
                 if open.withdrawn {
                     return Err(NoEffect::InviteWithdrawn);
@@ -521,14 +521,7 @@ impl Fold {
                     .ok_or(NoEffect::NoSuchInvite)?;
                 // Who admits vouches that the invite had not expired by its clock, so it
                 // stands at least as high as the one whom it lets in.
-                let needed = open.level.max(Level::Trusted);
-                at_least(
-                    Actor::Member(needed),
-                    match needed {
-                        Level::Anchor => "an anchor's",
-                        _ => "a trusted member's",
-                    },
-                )?;
+                at_least(Actor::Member(open.level.max(Level::Trusted)))?;
                 if open.withdrawn || !self.state.may_invite(community, &open.author, open.level) {
                     return Err(NoEffect::InviteWithdrawn);
                 }
@@ -568,16 +561,14 @@ impl Fold {
                 Ok(())
             }
             Body::LevelChanged { node, level } => {
-                at_least(anchor, "an anchor's")?;
+                at_least(ANCHOR)?;
                 let member = self
                     .state
                     .members
                     .get_mut(node)
                     .ok_or(NoEffect::NoSuchMember(*node))?;
                 if actor != Actor::Root && member.level.max(*level) == Level::Anchor {
-                    return Err(NoEffect::Level {
-                        needed: "the root key's",
-                    });
+                    return Err(Actor::Root.needed());
                 }
                 if member.level == *level {
                     return Err(NoEffect::SameLevel(*node));

@@ -6,9 +6,11 @@ use hearthnet_transport::Code;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+use super::community::Fork;
 use super::event::{Event, EventHash, Lane};
 use super::fold::MAX_MEMBERS;
 use crate::cbor;
+use crate::raw_keys;
 use crate::{CommunityId, NodeId};
 
 /// Most slots that one author may hold; of more, those with the newest events are kept.
@@ -23,10 +25,10 @@ pub const MAX_HEADS_BYTES: usize = 4 * 1024 * 1024;
 #[serde(deny_unknown_fields)]
 pub struct Heads {
     /// The authors, by node id.
-    #[serde(with = "checked::map")]
+    #[serde(with = "raw_keys::map")]
     pub authors: BTreeMap<NodeId, Head>,
     /// Which community.
-    #[serde(with = "checked::community")]
+    #[serde(with = "raw_keys::community")]
     pub community: CommunityId,
 }
 
@@ -65,6 +67,26 @@ pub struct SlotHead {
     pub tag: u64,
 }
 
+impl SlotHead {
+    pub(super) fn new(seq: u64, hash: EventHash) -> Self {
+        let tag = hash.tag();
+        Self { seq, tag }
+    }
+}
+
+impl From<&Fork> for ForkHead {
+    fn from(fork: &Fork) -> Self {
+        let mut sha = Sha256::new();
+        for hash in &fork.proof {
+            sha.update(hash.0);
+        }
+        Self {
+            seq: fork.seq,
+            proof: EventHash(sha.finalize().into()).tag(),
+        }
+    }
+}
+
 /// The bytes are not the heads of this community's log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("these are not the heads of an event log")]
@@ -82,15 +104,6 @@ pub(super) fn slot_key(slot: &str) -> u64 {
     EventHash(Sha256::digest(slot.as_bytes()).into()).tag()
 }
 
-/// [`ForkHead::proof`] of a proof's hashes, which are sorted.
-pub(super) fn proof_tag(proof: &[EventHash]) -> u64 {
-    let mut sha = Sha256::new();
-    for hash in proof {
-        sha.update(hash.0);
-    }
-    EventHash(sha.finalize().into()).tag()
-}
-
 impl Heads {
     /// The heads of a node that has nothing.
     pub fn empty(community: CommunityId) -> Self {
@@ -102,9 +115,11 @@ impl Heads {
 
     /// Encodes as canonical CBOR.
     pub fn to_cbor(&self) -> Vec<u8> {
-        // Maps, numbers and strings of bytes: an encoder that fails on them is defective, and
-        // the empty string is refused by every reader.
-        cbor::encode(self).unwrap_or_default()
+        let encoded = cbor::encode(self);
+        // Maps, numbers and strings of bytes: an encoder that fails on them is defective. The
+        // empty string is refused by every reader.
+        debug_assert!(encoded.is_ok(), "heads cannot be encoded");
+        encoded.unwrap_or_default()
     }
 
     /// Decodes what a peer sent.
@@ -120,6 +135,11 @@ impl Heads {
         let slots_fit = heads.authors.values().all(|h| h.slots.len() <= MAX_SLOTS);
         if heads.authors.len() > MAX_MEMBERS + 1 || !slots_fit {
             return Err(HeadsError);
+        }
+        // A key costs a scalar multiplication to check: first the number of them.
+        let root = heads.community.root();
+        for key in heads.authors.keys().chain([&root]) {
+            NodeId::from_bytes(key.as_bytes()).map_err(|_| HeadsError)?;
         }
         Ok(heads)
     }
@@ -144,69 +164,10 @@ impl Heads {
                 }
             }
             Lane::Ephemeral { slot, .. } => {
-                let new = SlotHead {
-                    seq: event.seq,
-                    tag: hash.tag(),
-                };
+                let new = SlotHead::new(event.seq, hash);
                 let slot = head.slots.entry(slot_key(slot)).or_insert(new);
                 *slot = new.max(*slot);
             }
-        }
-    }
-}
-
-/// Node ids in what a peer sent: raw keys, checked here.
-mod checked {
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    use crate::cbor::Bytes;
-    use crate::{CommunityId, NodeId};
-
-    pub(super) mod community {
-        use super::{Bytes, CommunityId, Deserialize, Deserializer, Serializer};
-        use serde::Serialize as _;
-
-        pub(in crate::log) fn serialize<S: Serializer>(
-            id: &CommunityId,
-            serializer: S,
-        ) -> Result<S::Ok, S::Error> {
-            Bytes(*id.as_bytes()).serialize(serializer)
-        }
-
-        pub(in crate::log) fn deserialize<'de, D: Deserializer<'de>>(
-            deserializer: D,
-        ) -> Result<CommunityId, D::Error> {
-            let key = Bytes::deserialize(deserializer)?;
-            CommunityId::from_bytes(&key.0).map_err(serde::de::Error::custom)
-        }
-    }
-
-    pub(super) mod map {
-        use std::collections::BTreeMap;
-
-        use super::super::{Head, MAX_MEMBERS};
-        use super::{Deserializer, NodeId, Serializer};
-        use crate::log::community::stored;
-
-        pub(in crate::log) fn serialize<S: Serializer>(
-            map: &BTreeMap<NodeId, Head>,
-            serializer: S,
-        ) -> Result<S::Ok, S::Error> {
-            stored::map::serialize(map, serializer)
-        }
-
-        pub(in crate::log) fn deserialize<'de, D: Deserializer<'de>>(
-            deserializer: D,
-        ) -> Result<BTreeMap<NodeId, Head>, D::Error> {
-            let map: BTreeMap<NodeId, Head> = stored::map::deserialize(deserializer)?;
-            // A key costs a scalar multiplication to check: first the number of them.
-            if map.len() > MAX_MEMBERS + 1 {
-                return Err(serde::de::Error::custom("too many authors"));
-            }
-            for node in map.keys() {
-                NodeId::from_bytes(node.as_bytes()).map_err(serde::de::Error::custom)?;
-            }
-            Ok(map)
         }
     }
 }

@@ -24,6 +24,7 @@ use std::sync::Arc;
 
 use rusqlite::Connection;
 
+use super::body::Body;
 use super::community::{Community, Entry, Fork, Live};
 use super::db::{self, AuthorRow, EphemeralRow};
 use super::error::{LogError, Refusal};
@@ -120,9 +121,9 @@ impl View {
             };
             if row.head > 0 {
                 let tip = db::durable_at(conn, &author, row.head)?;
-                let tip = tip.first().ok_or_else(|| LogError::Corrupt {
-                    what: "an author's last event is missing".into(),
-                })?;
+                let tip = tip
+                    .first()
+                    .ok_or_else(|| LogError::corrupt("an author's last event is missing"))?;
                 it.tip = Some((tip.hash, tip.lamport));
             }
             it.fork = fork(conn, &author, &row)?;
@@ -130,7 +131,9 @@ impl View {
         }
         let mut live = BTreeMap::new();
         db::ephemerals(conn, |row| {
-            live.insert((row.author, row.slot.clone()), live_of(&row)?);
+            let event = Event::decode_stored(&row.raw)
+                .map_err(|_| LogError::corrupt("a stored event cannot be read"))?;
+            live.insert((row.author, row.slot.clone()), live_of(&row, event.body));
             Ok(())
         })?;
         view.live = Arc::new(live);
@@ -159,7 +162,7 @@ impl View {
         let frozen = self
             .authors
             .iter()
-            .filter(|(author, _)| self.knows(author))
+            .filter(|(author, _)| self.fold.knows(author))
             .filter_map(|(author, it)| Some((*author, it.fork.clone()?)))
             .collect();
         self.fold.set_frozen(frozen);
@@ -209,10 +212,6 @@ impl View {
         anew.publish();
         Ok(anew.fold)
     }
-
-    pub(super) fn knows(&self, author: &NodeId) -> bool {
-        self.fold.knows(author)
-    }
 }
 
 /// Whether an event is part of its author's chain.
@@ -222,16 +221,13 @@ fn counts(authors: &BTreeMap<NodeId, Author>, at: &Position) -> bool {
         .is_some_and(|author| at.seq <= author.row.head)
 }
 
-fn live_of(row: &EphemeralRow) -> Result<Live, LogError> {
-    let event = Event::decode_stored(&row.raw).map_err(|_| LogError::Corrupt {
-        what: "a stored event cannot be read".into(),
-    })?;
-    Ok(Live {
+fn live_of(row: &EphemeralRow, body: Body) -> Live {
+    Live {
         seq: row.seq,
         hash: row.hash,
         expires_ms: row.expires_ms,
-        entry: Entry::of(row.author, row.expires_ms, event.body),
-    })
+        entry: Entry::of(row.author, row.expires_ms, body),
+    }
 }
 
 /// The proof of a fork, from what is stored. A fork beyond a hole is not known to be one that
@@ -340,7 +336,7 @@ impl<'a> Merge<'a> {
         let mut strangers = Vec::new();
         for (author, it) in &self.view.authors {
             let live = self.view.live.keys().any(|(a, _)| a == author);
-            if self.view.knows(author) || live {
+            if self.view.fold.knows(author) || live {
                 continue;
             }
             let last = db::last_seq(conn, author)?;
@@ -378,12 +374,12 @@ impl<'a> Merge<'a> {
 
     /// Whether a stranger's event still finds room.
     fn has_room(&mut self, author: &NodeId, bytes: u64) -> Result<bool, LogError> {
-        if self.view.knows(author) {
+        if self.view.fold.knows(author) {
             return Ok(true);
         }
         if self.redo != Redo::No {
             self.settle()?;
-            if self.view.knows(author) {
+            if self.view.fold.knows(author) {
                 return Ok(true);
             }
         }
@@ -392,10 +388,12 @@ impl<'a> Merge<'a> {
             known
                 .authors
                 .iter()
-                .filter(|(author, _)| !known.knows(author))
+                .filter(|(author, _)| !known.fold.knows(author))
         };
         let live = self.view.live.keys();
-        let live = live.filter(|(author, _)| !self.view.knows(author)).count();
+        let live = live
+            .filter(|(author, _)| !self.view.fold.knows(author))
+            .count();
         let events: u64 = strangers().map(|(_, it)| it.row.events).sum();
         let stored: u64 = strangers().map(|(_, it)| it.row.bytes).sum();
         let authors = u64::try_from(strangers().count()).unwrap_or(u64::MAX);
@@ -487,7 +485,7 @@ impl<'a> Merge<'a> {
             db::delete_durable(conn, row.arrival)?;
         }
         db::delete_after(conn, author, at)?;
-        let (events, bytes, _) = db::measure(conn, author)?;
+        let (events, bytes) = db::measure(conn, author)?;
         it.row.events = events;
         it.row.bytes = bytes;
         it.row.fork = Some(at);
@@ -633,32 +631,23 @@ impl<'a> Merge<'a> {
             Some(_) => db::ephemeral(self.conn, &author, slot)?.map_or(0, |row| row.keep_ms),
             None => 0,
         };
-        db::set_ephemeral(
-            self.conn,
-            &EphemeralRow {
-                author,
-                slot: slot.to_owned(),
-                seq: event.seq,
-                hash,
-                expires_ms,
-                keep_ms: expires_ms.max(keep),
-                raw: raw.to_vec(),
-            },
-        )?;
+        let row = EphemeralRow {
+            author,
+            slot: slot.to_owned(),
+            seq: event.seq,
+            hash,
+            expires_ms,
+            keep_ms: expires_ms.max(keep),
+            raw: raw.to_vec(),
+        };
+        db::set_ephemeral(self.conn, &row)?;
         let mut it = self.view.authors.get(&author).cloned().unwrap_or_default();
         if event.seq > it.row.ephemeral {
             it.row.ephemeral = event.seq;
             self.save(&author, it)?;
         }
-        Arc::make_mut(&mut self.view.live).insert(
-            place,
-            Live {
-                seq: event.seq,
-                hash,
-                expires_ms,
-                entry: Entry::of(author, expires_ms, event.body.clone()),
-            },
-        );
+        let live = live_of(&row, event.body.clone());
+        Arc::make_mut(&mut self.view.live).insert(place, live);
         Ok(Ok(Taken::New))
     }
 }

@@ -22,8 +22,9 @@
 //! shard is served here, a node listens there); of each author and slot the newest is kept
 //! until it expires, so that running costs no space.
 //!
-//! All but `store.rs` and `db.rs` is pure, and no clock is read anywhere: time comes with the
-//! calls.
+//! Files are touched by `store.rs` (whose thread looks for what other processes write), `db.rs`,
+//! `recover.rs`, `backup.rs` and `audit.rs`; `merge.rs` and `batch.rs` work within a transaction that
+//! these opened. All else is pure, and no clock is read anywhere: time comes with the calls.
 
 mod audit;
 pub mod backup;
@@ -41,16 +42,16 @@ mod recover;
 mod store;
 
 pub use audit::{Record, Status, Verified};
-pub use batch::{Batch, MIN_BATCH_BYTES};
+pub use batch::Batch;
 pub use body::{
-    Body, Level, LevelError, MAX_BODY_BYTES, MAX_ENDPOINTS, MAX_KIND_BYTES, MAX_LINE_BYTES,
-    MAX_SLOT_BYTES, MAX_USES, Policy,
+    Body, EventError, Level, LevelError, MAX_BODY_BYTES, MAX_ENDPOINTS, MAX_KIND_BYTES,
+    MAX_LINE_BYTES, MAX_SLOT_BYTES, MAX_USES, Policy,
 };
 pub use community::{Advert, Community, Fork, Member, OpenInvite, Revocation, Sighting};
 pub use error::{LogError, LogHealth, Refusal};
 pub use event::{
-    Event, EventError, EventHash, EventId, EventIdError, Lane, MAX_AHEAD_MS, MAX_EVENT_BYTES,
-    MAX_LIFE_MS, MAX_NUMBER, Position,
+    Event, EventHash, EventId, Lane, MAX_AHEAD_MS, MAX_EVENT_BYTES, MAX_LIFE_MS, MAX_NUMBER,
+    Position,
 };
 pub use fold::{MAX_INVITES, MAX_MEMBERS, NoEffect};
 pub use heads::{ForkHead, Head, Heads, HeadsError, MAX_HEADS_BYTES, MAX_SLOTS, SlotHead};
@@ -58,18 +59,8 @@ pub use merge::{Compacted, Quotas};
 pub use recover::Recovery;
 pub use store::{ADVERT_LIFE_MS, EventLog, FILE_NAME, Received};
 
-/// For the fuzz targets: see [`crate::fuzzing`].
 #[cfg(feature = "fuzzing")]
-pub(crate) mod fuzz {
-    use super::event::Event;
-
-    /// The signed bytes of an event again, from what was read of them.
-    pub(crate) fn encode_again(raw: &[u8]) -> Option<Vec<u8>> {
-        Event::decode_stored(raw).ok()?.encode_again()
-    }
-
-    pub(crate) use super::recover::look_at as look_at_wal;
-}
+pub(crate) use recover::look_at as look_at_wal;
 
 #[cfg(test)]
 mod tests;

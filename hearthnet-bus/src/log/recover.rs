@@ -61,15 +61,6 @@ impl Recovery {
 #[derive(Debug)]
 pub(super) struct RecoveryLock(File);
 
-fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LogError {
-    let path = path.to_owned();
-    move |source| LogError::Io {
-        action,
-        path,
-        source,
-    }
-}
-
 impl RecoveryLock {
     /// Takes the shared lock. Waits while another process repairs the file.
     pub(super) fn shared(dir: &Path) -> Result<Self, LogError> {
@@ -79,9 +70,9 @@ impl RecoveryLock {
             .truncate(false)
             .write(true)
             .open(&path)
-            .map_err(io("open", &path))?;
+            .map_err(LogError::io("open", &path))?;
         rustix::fs::flock(&file, FlockOperation::LockShared)
-            .map_err(|e| io("lock", &path)(e.into()))?;
+            .map_err(|e| LogError::io("lock", &path)(e.into()))?;
         Ok(Self(file))
     }
 
@@ -95,7 +86,7 @@ impl RecoveryLock {
     fn share(&self, dir: &Path) -> Result<(), LogError> {
         // A conversion is not atomic: the lock may be gone. It is taken again either way.
         rustix::fs::flock(&self.0, FlockOperation::LockShared)
-            .map_err(|e| io("lock", &dir.join(LOCK))(e.into()))
+            .map_err(|e| LogError::io("lock", &dir.join(LOCK))(e.into()))
     }
 }
 
@@ -103,7 +94,7 @@ impl RecoveryLock {
 pub(super) fn name(dir: &Path, community: CommunityId) -> Result<(), LogError> {
     let path = dir.join(NAME);
     let text = format!("{community}\n");
-    crate::whole_file::replace(&path, text.as_bytes(), 0o600).map_err(io("write", &path))
+    crate::whole_file::replace(&path, text.as_bytes(), 0o600).map_err(LogError::io("write", &path))
 }
 
 fn named(dir: &Path) -> Option<CommunityId> {
@@ -188,18 +179,14 @@ fn load(path: &Path, check: Option<&Path>) -> Result<(Connection, View), LogErro
     let conn = db::open(path, false)?;
     if !db::check_format(&conn, path)? {
         // An empty database: the process that made it died before its first commit.
-        return Err(LogError::Corrupt {
-            what: "it has no tables".into(),
-        });
+        return Err(LogError::corrupt("it has no tables"));
     }
     if let Some(dir) = check {
         db::check_pages(&conn)?;
         db::cross_check(&conn)?;
         let (community, ..) = db::head(&conn)?;
         if named(dir).is_some_and(|name| name != community) {
-            return Err(LogError::Corrupt {
-                what: "it names another community".into(),
-            });
+            return Err(LogError::corrupt("it names another community"));
         }
     }
     let view = View::load(&conn)?;
@@ -251,11 +238,11 @@ fn rebuild(dir: &Path, path: &Path, quotas: &Quotas, what: &str) -> Result<Recov
         .unwrap_or_else(|| suffixed(path, ".damaged"));
     let wal = wal_of(path);
     if wal.exists() {
-        std::fs::rename(&wal, suffixed(&aside, "-wal")).map_err(io("move", &wal))?;
+        std::fs::rename(&wal, suffixed(&aside, "-wal")).map_err(LogError::io("move", &wal))?;
     }
     remove(&suffixed(path, "-shm"))?;
-    std::fs::hard_link(path, &aside).map_err(io("keep a copy of", path))?;
-    std::fs::rename(&fresh, path).map_err(io("replace", path))?;
+    std::fs::hard_link(path, &aside).map_err(LogError::io("keep a copy of", path))?;
+    std::fs::rename(&fresh, path).map_err(LogError::io("replace", path))?;
     if let Ok(dir) = File::open(dir) {
         // Best effort: not every file system can do it.
         let _unsupported = dir.sync_all();
@@ -273,7 +260,9 @@ fn rebuild(dir: &Path, path: &Path, quotas: &Quotas, what: &str) -> Result<Recov
 
 fn remove(path: &Path) -> Result<(), LogError> {
     match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io("remove", path)(error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(LogError::io("remove", path)(error))
+        }
         _ => Ok(()),
     }
 }
@@ -408,21 +397,27 @@ mod wal {
             });
         }
         let salts = (word(&header, 16), word(&header, 20));
-        let mut frame = vec![0; FRAME + page];
+        let mut frame = Vec::with_capacity(FRAME + page);
         let (mut whole, mut at, mut good, mut committed) =
             (HEADER as u64, HEADER as u64, true, false);
         let mut ours = at;
         loop {
-            let read = fill(&mut file, &mut frame);
-            let head = frame.get(..FRAME)?;
+            frame.clear();
+            let whole_frame = (FRAME + page) as u64;
+            // What an error cuts off, the end of the file would cut off as well.
+            let _ = file.by_ref().take(whole_frame).read_to_end(&mut frame);
+            let read = frame.len();
             // Frames with other salts are left from before the last checkpoint.
-            if read < FRAME || (word(head, 8), word(head, 12)) != salts {
+            let Some(head) = frame.get(..FRAME) else {
+                break;
+            };
+            if (word(head, 8), word(head, 12)) != salts {
                 break;
             }
             at += read as u64;
             ours = at;
             let last = word(head, 4) != 0;
-            if good && read == frame.len() {
+            if good && read == FRAME + page {
                 let next = sum(state, frame.get(..8)?, big_endian);
                 let next = sum(next, frame.get(FRAME..)?, big_endian);
                 good = next == (word(head, 16), word(head, 20));
@@ -432,10 +427,10 @@ mod wal {
             }
             match (good, last) {
                 (true, true) => whole = at,
-                (false, true) if read == frame.len() => committed = true,
+                (false, true) if read == FRAME + page => committed = true,
                 _ => {}
             }
-            if read < frame.len() {
+            if read < FRAME + page {
                 break;
             }
         }
@@ -443,19 +438,5 @@ mod wal {
             bytes: ours - whole,
             committed,
         })
-    }
-
-    /// Reads until the buffer is full or the file ends.
-    fn fill(file: &mut impl Read, buffer: &mut [u8]) -> usize {
-        let mut filled = 0;
-        while let Some(rest) = buffer.get_mut(filled..)
-            && !rest.is_empty()
-        {
-            match file.read(rest) {
-                Ok(n) if n > 0 => filled += n,
-                _ => break,
-            }
-        }
-        filled
     }
 }

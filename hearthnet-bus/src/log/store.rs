@@ -223,11 +223,7 @@ impl EventLog {
         std::thread::Builder::new()
             .name("event-log".into())
             .spawn(move || poll(&weak, &ended))
-            .map_err(|source| LogError::Io {
-                action: "watch",
-                path: inner.path.clone(),
-                source,
-            })?;
+            .map_err(LogError::io("watch", &inner.path))?;
         Ok(Self { inner })
     }
 
@@ -320,7 +316,7 @@ impl EventLog {
 
     /// Signs an event and appends it: one transaction, which is on the disk when this
     /// returns. Ephemeral kinds live for [`ADVERT_LIFE_MS`], a `grant.revoked` for
-    /// [`MAX_LIFE_MS`].
+    /// [`MAX_LIFE_MS`]; and at least as long as what they replace.
     ///
     /// # Errors
     /// [`LogError::NoEffect`] if the author may not make this event, or it would change
@@ -331,21 +327,6 @@ impl EventLog {
             Body::GrantRevoked { .. } => MAX_LIFE_MS,
             _ => ADVERT_LIFE_MS,
         };
-        self.append_for(key, body, life_ms, now_ms)
-    }
-
-    /// [`EventLog::append`] for an ephemeral event that lives for `life_ms`, at most
-    /// [`MAX_LIFE_MS`], and at least as long as what it replaces.
-    ///
-    /// # Errors
-    /// As [`EventLog::append`].
-    pub fn append_for(
-        &self,
-        key: &NodeKey,
-        body: Body,
-        life_ms: u64,
-        now_ms: u64,
-    ) -> Result<EventId, LogError> {
         let mut random = [0; 16];
         getrandom::fill(&mut random).map_err(RandomnessError::from)?;
         let random = u128::from_be_bytes(random) >> 48;
@@ -498,12 +479,20 @@ impl EventLog {
         max_bytes: usize,
     ) -> Result<Batch, LogError> {
         let writer = self.inner.writer.lock();
-        let mut pack = Pack::new(theirs.clone(), max_events, max_bytes);
+        let mut batch = Batch::new(theirs);
         if theirs.community == self.inner.community {
-            let now_ms = self.inner.now_ms.load(Ordering::Relaxed);
-            pack.fill(&writer.conn, &writer.view, theirs, now_ms)?;
+            let pack = Pack {
+                conn: &writer.conn,
+                view: &writer.view,
+                theirs,
+                now_ms: self.inner.now_ms.load(Ordering::Relaxed),
+                batch: &mut batch,
+                events_left: max_events,
+                bytes_left: max_bytes,
+            };
+            pack.fill()?;
         }
-        Ok(pack.batch)
+        Ok(batch)
     }
 
     /// Drops expired ephemeral events. Call it every few minutes: it is what keeps a log that
@@ -689,11 +678,7 @@ fn make_dir(dir: &Path) -> Result<(), LogError> {
         .recursive(true)
         .mode(0o700)
         .create(dir)
-        .map_err(|source| LogError::Io {
-            action: "create",
-            path: dir.into(),
-            source,
-        })
+        .map_err(LogError::io("create", dir))
 }
 
 /// The next event of an author, unsigned.

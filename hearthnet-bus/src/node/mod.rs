@@ -8,7 +8,7 @@
 //! | whom to dial when | | `dialer.rs` |
 //! | accepting, linking, watching, telling | | `tasks.rs` |
 //! | what the flight record is told | | `flight_diff.rs` |
-//! | calls to other nodes | [`Node::call`] | `client_pool.rs` |
+//! | reaching and calling nodes | [`Node::call`] | `reach.rs` |
 //!
 //! ```text
 //!                        one TLS listener
@@ -26,9 +26,9 @@
 //! - A stranger gets no further than asking to join, and that only while there is an invite.
 
 mod access;
-mod client_pool;
 mod dialer;
 mod flight_diff;
+mod reach;
 mod tasks;
 #[cfg(test)]
 mod tests;
@@ -55,7 +55,6 @@ use crate::now_ms;
 use crate::sync::{Progress, SyncConfig};
 use crate::{NodeId, NodeKey};
 use access::{Access, TensorService, Use};
-use client_pool::ClientPool;
 use flight_diff::FlightDiff;
 
 /// Sessions that wait for the shard host; beyond them `session_limit`.
@@ -183,7 +182,6 @@ struct Inner {
     connections: Connections,
     links: Mutex<(u64, HashMap<NodeId, Link>)>,
     flight_diff: Mutex<FlightDiff>,
-    clients: ClientPool,
     /// Members that refused this node because it was put out of the community.
     put_out_by: Mutex<BTreeSet<NodeId>>,
     /// Grows when a link comes, goes or becomes even, or a member says that this node was put out.
@@ -266,7 +264,6 @@ impl Node {
         let (discovery, found) = Discovery::start(discovery, announcement)?;
         let server = CallServer::new(id, registry, Arc::clone(&rights) as _);
         let inner = Arc::new(Inner {
-            clients: ClientPool::default(),
             connections: Connections::new(log.clone()),
             links: Mutex::default(),
             flight_diff: Mutex::default(),
@@ -476,12 +473,6 @@ impl WeakNode {
     }
 }
 
-impl std::fmt::Debug for WeakNode {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("WeakNode").finish_non_exhaustive()
-    }
-}
-
 impl std::fmt::Debug for Node {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Node")
@@ -512,11 +503,5 @@ impl Drop for TensorSessions {
         let mut tensor = tensor.write();
         // Only this one's: it may have been replaced.
         tensor.take_if(|service| service.sessions.is_closed());
-    }
-}
-
-impl std::fmt::Debug for TensorSessions {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TensorSessions").finish_non_exhaustive()
     }
 }

@@ -223,7 +223,6 @@ async fn watch_rights(inner: Arc<Inner>) {
         let (state, now_ms) = (inner.log.state(), now_ms());
         inner.connections.check(now_ms);
         inner.remember(&state, now_ms);
-        inner.clients.retain(|node| !state.is_revoked(node));
         let members = state.members().map(|(node, _)| *node);
         inner.discovery.set_members(members);
         for seen in state.nodes(now_ms) {

@@ -1,11 +1,12 @@
 //! The messages of gossip, as canonical CBOR: one WebSocket message each.
 //!
-//! A decoder of its own rather than serde's: it refuses what is too large before it reserves
+//! The decoder is not serde's: it refuses what is too large before it reserves
 //! anything, and events stay slices of the message that they came in.
 
 use bytes::Bytes;
 use hearthnet_transport::{CloseCode, Violation};
 
+use crate::cbor::{self, Slice};
 use crate::log::MAX_HEADS_BYTES;
 
 /// The version that this page of code speaks.
@@ -81,42 +82,23 @@ const ARRAY: u8 = 4;
 impl SyncMessage {
     /// Encodes the message.
     pub fn encode(&self) -> Bytes {
-        let mut out = Vec::new();
-        match self {
-            Self::Hello { version, community } => {
-                head(&mut out, ARRAY, 3);
-                numbers(&mut out, [0, *version]);
-                string(&mut out, community);
-            }
-            Self::Heads { round, heads } => {
-                out.reserve(heads.len() + 32);
-                head(&mut out, ARRAY, 3);
-                numbers(&mut out, [1, *round]);
-                string(&mut out, heads);
-            }
+        let encoded = match self {
+            Self::Hello { version, community } => cbor::encode(&(0, version, Slice(community))),
+            Self::Heads { round, heads } => cbor::encode(&(1, round, Slice(heads))),
             Self::Events { number, events } => {
-                out.reserve(events.iter().map(|event| event.len() + 5).sum::<usize>() + 32);
-                head(&mut out, ARRAY, 3);
-                numbers(&mut out, [2, *number]);
-                head(&mut out, ARRAY, events.len() as u64);
-                for event in events {
-                    string(&mut out, event);
-                }
+                let events: Vec<_> = events.iter().map(|event| Slice(event)).collect();
+                cbor::encode(&(2, number, events))
             }
             Self::Ack {
                 number,
                 accepted,
                 refused,
-            } => {
-                head(&mut out, ARRAY, 4);
-                numbers(&mut out, [3, *number, *accepted, *refused]);
-            }
-            Self::Even { round } => {
-                head(&mut out, ARRAY, 2);
-                numbers(&mut out, [4, *round]);
-            }
-        }
-        out.into()
+            } => cbor::encode(&(3, number, accepted, refused)),
+            Self::Even { round } => cbor::encode(&(4, round)),
+        };
+        debug_assert!(encoded.is_ok(), "{self:?} cannot be encoded");
+        // A peer refuses the empty message.
+        encoded.unwrap_or_default().into()
     }
 
     /// Decodes what a peer sent. Only the canonical encoding is accepted.
@@ -170,32 +152,6 @@ fn malformed(detail: &'static str) -> Violation {
     Violation::new(CloseCode::BodyMalformed, detail)
 }
 
-/// A CBOR head in its shortest form.
-fn head(out: &mut Vec<u8>, major: u8, value: u64) {
-    let major = major << 5;
-    let bytes = value.to_be_bytes();
-    let (info, from) = match value {
-        0..=23 => return out.push(major | value as u8),
-        24..=0xff => (24, 7),
-        0x100..=0xffff => (25, 6),
-        0x1_0000..=0xffff_ffff => (26, 4),
-        _ => (27, 0),
-    };
-    out.push(major | info);
-    out.extend_from_slice(bytes.get(from..).unwrap_or_default());
-}
-
-fn numbers<const N: usize>(out: &mut Vec<u8>, values: [u64; N]) {
-    for value in values {
-        head(out, UNSIGNED, value);
-    }
-}
-
-fn string(out: &mut Vec<u8>, bytes: &[u8]) {
-    head(out, BYTES, bytes.len() as u64);
-    out.extend_from_slice(bytes);
-}
-
 struct Reader<'a> {
     message: &'a Bytes,
     at: usize,
@@ -214,7 +170,10 @@ impl Reader<'_> {
 
     /// A head of this major type, in its shortest form.
     fn head(&mut self, major: u8) -> Result<u64, Violation> {
-        let first = self.take(1)?.first().copied().unwrap_or_default();
+        let first = self.take(1)?;
+        let [first] = *first else {
+            return Err(malformed("the message ends early"));
+        };
         if first >> 5 != major {
             return Err(malformed("a value of another type"));
         }

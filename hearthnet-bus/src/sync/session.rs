@@ -27,7 +27,7 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
-use hearthnet_transport::{CloseCode, Violation};
+use hearthnet_transport::{CloseCode, Time, TokenBucket, Violation};
 
 use super::message::{MAX_BATCH_BYTES, MAX_BATCH_EVENTS, SyncMessage, VERSION};
 use crate::CommunityId;
@@ -137,49 +137,9 @@ enum State {
     Closed,
 }
 
-/// Saves up units over time.
-#[derive(Debug)]
-struct Budget {
-    /// Thousandths of a unit; below zero: in debt.
-    level: i128,
-    capacity: i128,
-    per_second: u64,
-    last_ms: u64,
-}
-
-impl Budget {
-    fn new(capacity: u64, per_second: u64, now_ms: u64) -> Budget {
-        Budget {
-            level: i128::from(capacity) * 1000,
-            capacity: i128::from(capacity) * 1000,
-            per_second: per_second.max(1),
-            last_ms: now_ms,
-        }
-    }
-
-    fn refill(&mut self, now_ms: u64) {
-        let earned = i128::from(now_ms.saturating_sub(self.last_ms)) * i128::from(self.per_second);
-        self.last_ms = self.last_ms.max(now_ms);
-        self.level = (self.level + earned).min(self.capacity);
-    }
-
-    fn spend(&mut self, units: u64) {
-        self.level -= i128::from(units) * 1000;
-    }
-
-    /// When it is out of debt.
-    fn ready_at(&self) -> u64 {
-        if self.level >= 0 {
-            return 0;
-        }
-        let ms = -self.level / i128::from(self.per_second) + 1;
-        self.last_ms
-            .saturating_add(u64::try_from(ms).unwrap_or(u64::MAX))
-    }
-
-    fn has(&self, units: u64) -> bool {
-        self.level >= i128::from(units) * 1000
-    }
+/// The time of a bucket.
+fn time(ms: u64) -> Time {
+    Time(ms.saturating_mul(1000))
 }
 
 /// One side of one gossip session.
@@ -203,7 +163,7 @@ pub struct SyncSession {
     /// The last round that came.
     their_round: u64,
     /// What the peer may spend on heads: 60 units each, eight of them saved up.
-    their_heads: Budget,
+    their_heads: TokenBucket,
     /// Whether the peer's heads are known at all.
     informed: bool,
     /// Whether the log may hold what the peer lacks.
@@ -216,7 +176,7 @@ pub struct SyncSession {
     /// Batches that wait to be stored.
     waiting: VecDeque<(u64, Vec<Bytes>)>,
     last_number: u64,
-    allowance: Budget,
+    allowance: TokenBucket,
     /// Nothing is stored before this moment.
     retry_at: u64,
     /// The last round that we sent, and the last that was answered.
@@ -247,7 +207,7 @@ impl SyncSession {
             version: VERSION,
             community: *community.as_bytes(),
         };
-        let heads = Budget::new(8 * 60, config.heads_per_minute, now_ms);
+        let heads = TokenBucket::with_burst(config.heads_per_minute, 8 * 60, time(now_ms));
         SyncSession {
             community,
             state: State::Greeting,
@@ -266,7 +226,11 @@ impl SyncSession {
             unacked: VecDeque::new(),
             waiting: VecDeque::new(),
             last_number: 0,
-            allowance: Budget::new(config.budget, config.budget_per_second, now_ms),
+            allowance: TokenBucket::with_burst(
+                config.budget_per_second,
+                config.budget,
+                time(now_ms),
+            ),
             retry_at: 0,
             round: 0,
             answered: 0,
@@ -336,7 +300,7 @@ impl SyncSession {
                 if round != self.their_round + 1 {
                     return refuse(CloseCode::ProtocolState, "heads out of order");
                 }
-                self.their_heads.refill(now_ms);
+                self.their_heads.refill(time(now_ms));
                 if !self.their_heads.has(60) {
                     return refuse(CloseCode::FrameRate, "heads too often");
                 }
@@ -385,7 +349,7 @@ impl SyncSession {
     /// Time passes.
     pub fn handle_timeout(&mut self, now_ms: u64) {
         let stalled = |detail: &'static str| Violation::new(CloseCode::PipelineStalled, detail);
-        self.allowance.refill(now_ms);
+        self.allowance.refill(time(now_ms));
         match self.state {
             State::Greeting if now_ms >= self.opened_ms.saturating_add(self.config.hello_ms) => {
                 self.end(stalled("no HELLO came"));
@@ -429,7 +393,8 @@ impl SyncSession {
                     next = next.min(at.saturating_add(self.config.ack_ms));
                 }
                 if !self.waiting.is_empty() && self.working.is_none() {
-                    next = next.min(self.allowance.ready_at().max(self.retry_at));
+                    let allowed_ms = self.allowance.ready_at(0).0.div_ceil(1000);
+                    next = next.min(allowed_ms.max(self.retry_at));
                 }
                 Some(next)
             }
@@ -451,7 +416,7 @@ impl SyncSession {
             self.working = Some(Doing::Heads);
             return Some(Work::Heads);
         }
-        self.allowance.refill(now_ms);
+        self.allowance.refill(time(now_ms));
         let may_store =
             !self.waiting.is_empty() && self.allowance.has(0) && now_ms >= self.retry_at;
         let may_collect = self.dirty && self.informed && self.unacked.len() < WINDOW;
@@ -477,13 +442,14 @@ impl SyncSession {
         Some(Work::Store(events))
     }
 
+    /// Whether this was being done, and is not any more.
+    fn is_done(&mut self, what: &Doing) -> bool {
+        self.working.take_if(|doing| doing == what).is_some()
+    }
+
     /// [`Work::Heads`] is done.
     pub fn handle_heads(&mut self, now_ms: u64, heads: Vec<u8>) {
-        if self
-            .working
-            .take_if(|doing| *doing == Doing::Heads)
-            .is_none()
-        {
+        if !self.is_done(&Doing::Heads) {
             return;
         }
         self.round += 1;
@@ -496,11 +462,7 @@ impl SyncSession {
 
     /// [`Work::Learn`] is done: whether the bytes were heads of this community.
     pub fn handle_learned(&mut self, usable: bool) {
-        if self
-            .working
-            .take_if(|doing| *doing == Doing::Learn)
-            .is_none()
-        {
+        if !self.is_done(&Doing::Learn) {
             return;
         }
         if usable {
@@ -517,11 +479,7 @@ impl SyncSession {
     /// [`Work::Collect`] is done: the events, at most as many as were asked for, and whether there
     /// are more.
     pub fn handle_collected(&mut self, now_ms: u64, events: Vec<Bytes>, more: bool) {
-        if self
-            .working
-            .take_if(|doing| *doing == Doing::Collect)
-            .is_none()
-        {
+        if !self.is_done(&Doing::Collect) {
             return;
         }
         // Nothing now, though there is more: it comes with the next change.
@@ -554,7 +512,7 @@ impl SyncSession {
         };
         self.progress.accepted += stored.accepted;
         self.progress.refused += stored.refused;
-        self.allowance.refill(now_ms);
+        self.allowance.refill(time(now_ms));
         self.allowance.spend(cost(events, bytes, &stored));
         if let Some(code) = stored.hostile {
             return self.end(Violation::new(

@@ -5,10 +5,9 @@
 //! this user, so a call through the door is a call of this node. Web pages cannot use it:
 //! they cannot read the token, and a browser says where a page came from.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write as _};
+use std::fs;
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +28,7 @@ use super::Cancel;
 use super::frame::{BUS_PATH, MAX_MESSAGE_BYTES};
 use super::server::{CallServer, Origin};
 use super::wire::Wire;
+use crate::whole_file;
 
 /// Holds the token, readable by the owner only; made anew at each start.
 pub const TOKEN_FILE: &str = "bus.token";
@@ -46,17 +46,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LocalApiError {
-    /// The address is not on the loopback interface: the door has no TLS.
-    #[error("apps are only served on this machine, not at {0}; use 127.0.0.1")]
-    NotLoopback(SocketAddr),
-    /// The system refuses the address.
-    #[error("cannot listen for apps at {addr}: {source}")]
-    Listen {
-        /// The address.
-        addr: SocketAddr,
-        /// What the system said.
-        source: io::Error,
-    },
+    /// The system gives no port.
+    #[error("cannot listen for apps at 127.0.0.1: {0}")]
+    Listen(#[source] io::Error),
     /// A file of the door could not be written.
     #[error("cannot write {}: {source}", path.display())]
     File {
@@ -92,24 +84,10 @@ impl LocalApi {
     /// # Errors
     /// [`LocalApiError`].
     pub async fn open(data_dir: &Path, server: Arc<CallServer>) -> Result<Self, LocalApiError> {
-        Self::open_at((Ipv4Addr::LOCALHOST, 0).into(), data_dir, server).await
-    }
-
-    /// The same at a given address.
-    ///
-    /// # Errors
-    /// [`LocalApiError`], `NotLoopback` among them.
-    pub async fn open_at(
-        addr: SocketAddr,
-        data_dir: &Path,
-        server: Arc<CallServer>,
-    ) -> Result<Self, LocalApiError> {
-        if !addr.ip().is_loopback() {
-            return Err(LocalApiError::NotLoopback(addr));
-        }
-        let refused = |source| LocalApiError::Listen { addr, source };
-        let listener = TcpListener::bind(addr).await.map_err(refused)?;
-        let addr = listener.local_addr().map_err(refused)?;
+        // Loopback only: the door has no TLS.
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
+        let listener = listener.map_err(LocalApiError::Listen)?;
+        let addr = listener.local_addr().map_err(LocalApiError::Listen)?;
         let token = new_token()?;
         let files = Files::write(data_dir, &token, &format!("ws://{addr}{BUS_PATH}"))?;
         let stop = Cancel::default();
@@ -161,9 +139,11 @@ impl Files {
             (data_dir.join(ENDPOINT_FILE), line(endpoint)),
         ]);
         for (path, content) in &files.0 {
-            replace(path, content.as_bytes()).map_err(|source| LocalApiError::File {
-                path: path.clone(),
-                source,
+            whole_file::replace(path, content.as_bytes(), 0o600).map_err(|source| {
+                LocalApiError::File {
+                    path: path.clone(),
+                    source,
+                }
             })?;
         }
         Ok(files)
@@ -179,26 +159,6 @@ impl Drop for Files {
             }
         }
     }
-}
-
-/// Puts a file of mode 0600 in place, whole or not at all.
-fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
-    let mut draft = path.as_os_str().to_owned();
-    draft.push(format!(".{}.tmp", std::process::id()));
-    let draft = PathBuf::from(draft);
-    // Left over from a process of the same id that was killed.
-    let _ = fs::remove_file(&draft);
-    let written = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&draft)
-        .and_then(|mut file| file.write_all(content))
-        .and_then(|()| fs::rename(&draft, path));
-    if written.is_err() {
-        let _ = fs::remove_file(&draft);
-    }
-    written
 }
 
 async fn accept(

@@ -1,8 +1,6 @@
 //! Answering calls: whether one may run ([`CallServer::admit`], time as an argument), and
 //! the tasks that run it.
 
-use std::collections::HashMap;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,30 +11,25 @@ use futures_util::future::BoxFuture;
 use hearthnet_transport::{Code, PeerSocket};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tokio::runtime::Handle as Runtime;
-use tokio::sync::Notify;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{sleep, timeout};
 
 use super::Cancel;
 use super::budget::{Budgets, Rate};
 use super::descriptor::{CapabilityDescriptor, Stability, Trust};
 use super::envelope::{Envelope, MAX_ENVELOPE_BYTES};
 use super::error::CallError;
-use super::frame::{Request, Violation, WINDOW_BYTES};
+use super::frame::Request;
+use super::frame_sink::{Connection, FrameSink, STALL};
 use super::registry::{CallContext, Handler, RegisterError, Registry};
-use super::session::{Asked, NotTaken, ServingSession};
+use super::session::Asked;
 use super::wire::{Wire, within};
 use crate::now_ms;
 use crate::replay::NotNoted;
 use crate::{Capability, NodeId, ReplayCache};
 
-/// How long a caller may leave a full window, or a message half taken.
-const STALL: Duration = Duration::from_secs(30);
 /// How long a stranger may stay: it has one thing to ask.
 const STRANGER_STAYS: Duration = Duration::from_secs(15);
-/// While more than this waits to be sent, nothing more is received.
-const MAX_BACKLOG: usize = WINDOW_BYTES;
 /// Envelopes remembered against replay, for four minutes at most: 34 a second.
 const REMEMBERED_CALLS: usize = 8192;
 
@@ -103,15 +96,6 @@ struct Gate {
     seen: ReplayCache,
 }
 
-impl std::fmt::Debug for CallServer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CallServer")
-            .field("own", &self.own)
-            .field("registry", &self.registry)
-            .finish_non_exhaustive()
-    }
-}
-
 /// A call that may run.
 pub struct Admitted {
     handler: Arc<dyn Handler>,
@@ -131,7 +115,7 @@ impl std::fmt::Debug for Admitted {
 
 impl CallServer {
     /// A server for the node `own`, with the budgets [`Rate::MEMBER`] and
-    /// [`Rate::STRANGERS`]. Adds the capability [`BUS_DESCRIBE`](super::BUS_DESCRIBE) to the registry.
+    /// [`Rate::STRANGERS`]. Adds [`Capability::bus_describe`] to the registry.
     pub fn new(own: NodeId, registry: Arc<Registry>, authority: Arc<dyn Authority>) -> Self {
         Self::with_rates(own, registry, authority, Rate::MEMBER, Rate::STRANGERS)
     }
@@ -372,11 +356,7 @@ async fn run(connection: Arc<Connection>, call: u32, admitted: Admitted) {
     if !connection.watch(call, cancel.clone()) {
         return;
     }
-    let out = FrameSink {
-        connection: Arc::clone(&connection),
-        call,
-        runtime: Runtime::current(),
-    };
+    let out = FrameSink::new(Arc::clone(&connection), call);
     let limit = Duration::from_secs(u64::from(seconds));
     let result = tokio::select! {
         biased;
@@ -413,145 +393,6 @@ impl Drop for Closes<'_> {
     }
 }
 
-/// What the tasks of one connection share.
-#[derive(Default)]
-struct Connection {
-    state: Mutex<State>,
-    /// There is something to send.
-    written: Notify,
-    /// There may be room for events, or a call has ended.
-    room: Notify,
-    /// Something was sent.
-    drained: Notify,
-}
-
-#[derive(Default)]
-struct State {
-    session: ServingSession,
-    running: HashMap<u32, Cancel>,
-    is_closed: bool,
-}
-
-impl Connection {
-    fn receive(&self, text: &str) -> Result<Asked, Violation> {
-        let mut state = self.state.lock();
-        let asked = state.session.receive(text)?;
-        if let Asked::Cancelled { call } = asked
-            && let Some(cancel) = state.running.remove(&call)
-        {
-            cancel.cancel();
-        }
-        drop(state);
-        self.room.notify_waiters();
-        self.written.notify_one();
-        Ok(asked)
-    }
-
-    /// Notes how a call that now runs is cancelled. False if it has ended already.
-    fn watch(&self, call: u32, cancel: Cancel) -> bool {
-        let mut state = self.state.lock();
-        let is_open = !state.is_closed && state.session.is_open(call);
-        if is_open {
-            state.running.insert(call, cancel);
-        }
-        is_open
-    }
-
-    fn finish(&self, call: u32, result: Result<Value, CallError>) {
-        let mut state = self.state.lock();
-        state.session.finish(call, result.as_ref());
-        state.running.remove(&call);
-        drop(state);
-        self.room.notify_waiters();
-        self.written.notify_one();
-    }
-
-    fn next_message(&self) -> Option<String> {
-        let text = self.state.lock().session.poll_transmit();
-        self.drained.notify_one();
-        text
-    }
-
-    async fn until_drained(&self) {
-        while self.state.lock().session.backlog_bytes() > MAX_BACKLOG {
-            self.drained.notified().await;
-        }
-    }
-
-    fn close(&self) {
-        let mut state = self.state.lock();
-        state.is_closed = true;
-        let running: Vec<(u32, Cancel)> = state.running.drain().collect();
-        for (call, cancel) in running {
-            state.session.finish(call, Err(&CallError::cancelled()));
-            cancel.cancel();
-        }
-        drop(state);
-        self.room.notify_waiters();
-    }
-}
-
-/// Where a handler puts its events.
-#[derive(Clone)]
-pub struct FrameSink {
-    connection: Arc<Connection>,
-    call: u32,
-    runtime: Runtime,
-}
-
-impl std::fmt::Debug for FrameSink {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("FrameSink")
-            .field("call", &self.call)
-            .finish_non_exhaustive()
-    }
-}
-
-impl FrameSink {
-    /// Sends an event; waits while the caller has not acknowledged earlier ones.
-    ///
-    /// # Errors
-    /// `cancelled` when the call has ended, `timeout` when the caller takes nothing for
-    /// 30 s, `internal` for an event that has no proper name or does not fit.
-    pub async fn send(&self, event: &str, data: &Value) -> Result<(), CallError> {
-        let deadline = Instant::now() + STALL;
-        loop {
-            let mut room = pin!(self.connection.room.notified());
-            // Before trying, so that room that comes in between is not missed.
-            room.as_mut().enable();
-            let taken = self
-                .connection
-                .state
-                .lock()
-                .session
-                .event(self.call, event, data);
-            match taken {
-                Ok(()) => {
-                    self.connection.written.notify_one();
-                    return Ok(());
-                }
-                Err(NotTaken::Ended) => return Err(CallError::cancelled()),
-                Err(error @ (NotTaken::TooBig | NotTaken::Name)) => {
-                    return Err(CallError::new(Code::INTERNAL, error.to_string()));
-                }
-                Err(NotTaken::Full) => {}
-            }
-            if timeout_at(deadline, room).await.is_err() {
-                let took = format!("the caller took no event for {} s", STALL.as_secs());
-                return Err(CallError::new(Code::TIMEOUT, took));
-            }
-        }
-    }
-
-    /// The same for a thread that is not the runtime's.
-    ///
-    /// # Errors
-    /// As [`FrameSink::send`].
-    pub fn blocking_send(&self, event: &str, data: &Value) -> Result<(), CallError> {
-        self.runtime.block_on(self.send(event, data))
-    }
-}
-
 /// Lists this node's capabilities.
 struct Describe(std::sync::Weak<Registry>);
 
@@ -562,11 +403,8 @@ impl Handler for Describe {
         _: Value,
         _: FrameSink,
     ) -> BoxFuture<'_, Result<Value, CallError>> {
-        let descriptors = self
-            .0
-            .upgrade()
-            .map(|r| r.descriptors())
-            .unwrap_or_default();
+        // The server that calls this holds the registry.
+        let descriptors = self.0.upgrade().map(|registry| registry.descriptors());
         Box::pin(std::future::ready(Ok(
             json!({ "capabilities": descriptors }),
         )))

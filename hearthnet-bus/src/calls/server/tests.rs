@@ -1,15 +1,20 @@
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use hearthnet_transport::{NodeId, PathRule};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use super::super::client::{CallStream, Client};
 use super::super::descriptor::CallLimits;
 use super::super::frame::{BUS_PATH, MAX_MESSAGE_BYTES, WINDOW_FRAMES};
 use super::super::params::{Kind, Params};
-use super::super::{BUS_DESCRIBE, COMMUNITY_JOIN};
 use super::*;
 use crate::NodeKey;
 
+const BUS_DESCRIBE: &str = "bus.describe@1.0";
+const COMMUNITY_JOIN: &str = "community.join@1.0";
 const NOW: u64 = 1_750_000_000_000;
 
 fn key(seed: u8) -> Arc<NodeKey> {

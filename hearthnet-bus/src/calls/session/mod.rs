@@ -77,51 +77,41 @@ pub enum NotTaken {
     Name,
 }
 
-struct Waiting {
-    call: u32,
-    event: String,
-    data: String,
-}
-
 /// A call on the serving side.
 #[derive(Default)]
 struct Serving {
     /// Frames received of the call.
     received: u64,
-    /// Events given to the transport, which have numbers.
-    sent: u64,
-    acked: u64,
-    /// Events that wait in `outbox`.
+    /// Events that were queued; they are numbered in this order.
+    queued: u64,
+    /// Those of them that wait in `outbox`.
     waiting: u64,
+    acked: u64,
     /// Bytes of every event that waits or is not acknowledged, the oldest first.
     sizes: VecDeque<usize>,
 }
 
 impl Serving {
     fn has_room(&self, bytes: usize) -> bool {
-        let frames = self.sent + self.waiting - self.acked;
+        let frames = self.queued - self.acked;
         let held: usize = self.sizes.iter().sum();
         frames < WINDOW_FRAMES && held.saturating_add(bytes) <= WINDOW_BYTES
     }
 }
 
-/// The side that answers calls.
+/// The side that answers calls. By default nothing was called yet.
 #[derive(Default)]
 pub struct ServingSession {
     highest: u32,
     late: u64,
     calls: BTreeMap<u32, Serving>,
-    outbox: VecDeque<Waiting>,
+    /// Events of open calls, each with its call.
+    outbox: VecDeque<(u32, String)>,
     /// Messages of calls that are closed, the last of each its `end` or `error`.
     last_words: VecDeque<String>,
 }
 
 impl ServingSession {
-    /// A connection on which nothing was called yet.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Takes in one message.
     ///
     /// # Errors
@@ -164,7 +154,7 @@ impl ServingSession {
             "ack" => {
                 let ack: AckData = serde_json::from_value(frame.data)
                     .map_err(|_| Violation::Malformed("its data are no {seq}"))?;
-                if ack.seq <= serving.acked || ack.seq > serving.sent {
+                if ack.seq <= serving.acked || ack.seq > serving.queued - serving.waiting {
                     return Err(Violation::AckRange(ack.seq));
                 }
                 for _ in serving.acked..ack.seq {
@@ -200,22 +190,20 @@ impl ServingSession {
         if !serving.has_room(size) {
             return Err(NotTaken::Full);
         }
+        serving.queued += 1;
         serving.waiting += 1;
         serving.sizes.push_back(size);
-        self.outbox.push_back(Waiting {
-            call,
-            event: event.to_owned(),
-            data,
-        });
+        let text = Frame::encode(call, serving.queued, event, &data);
+        self.outbox.push_back((call, text));
         Ok(())
     }
 
     /// Ends a call with its result; does nothing if it has ended. Events that wait are
     /// sent before a result, and dropped before an error.
     pub fn finish(&mut self, call: u32, result: Result<&Value, &CallError>) {
-        if !self.calls.contains_key(&call) {
+        let Some(serving) = self.calls.remove(&call) else {
             return;
-        }
+        };
         let (mut event, mut data) = match result {
             Ok(value) => ("end", value.to_string()),
             Err(error) => ("error", error_data(error)),
@@ -227,21 +215,18 @@ impl ServingSession {
                 "the result has more bytes than a message may have",
             ));
         }
-        if event == "end" {
-            let queued = std::mem::take(&mut self.outbox).into_iter();
-            let (of_call, others): (Vec<_>, Vec<_>) = queued.partition(|w| w.call == call);
-            self.outbox = others.into();
-            for waiting in of_call {
-                let text = self.number(&waiting);
-                self.last_words.extend(text);
-            }
+        let queued = std::mem::take(&mut self.outbox).into_iter();
+        let (of_call, others): (Vec<_>, Vec<_>) = queued.partition(|(of, _)| *of == call);
+        self.outbox = others.into();
+        let sent = if event == "end" {
+            self.last_words
+                .extend(of_call.into_iter().map(|(_, text)| text));
+            serving.queued
         } else {
-            self.outbox.retain(|w| w.call != call);
-        }
-        let seq = self.calls.get(&call).map_or(1, |serving| serving.sent + 1);
+            serving.queued - serving.waiting
+        };
         self.last_words
-            .push_back(Frame::encode(call, seq, event, &data));
-        self.calls.remove(&call);
+            .push_back(Frame::encode(call, sent + 1, event, &data));
         self.late = self.late.saturating_add(LATE_PER_CALL);
     }
 
@@ -250,8 +235,11 @@ impl ServingSession {
         if let Some(text) = self.last_words.pop_front() {
             return Some(text);
         }
-        let waiting = self.outbox.pop_front()?;
-        self.number(&waiting)
+        let (call, text) = self.outbox.pop_front()?;
+        if let Some(serving) = self.calls.get_mut(&call) {
+            serving.waiting -= 1;
+        }
+        Some(text)
     }
 
     /// Bytes of ended calls that wait to be sent. A caller that opens calls and reads
@@ -268,15 +256,6 @@ impl ServingSession {
     /// Whether this call is open.
     pub fn is_open(&self, call: u32) -> bool {
         self.calls.contains_key(&call)
-    }
-
-    /// Gives an event its number. What waits belongs to an open call.
-    fn number(&mut self, waiting: &Waiting) -> Option<String> {
-        let serving = self.calls.get_mut(&waiting.call)?;
-        serving.waiting = serving.waiting.saturating_sub(1);
-        serving.sent += 1;
-        let (call, seq) = (waiting.call, serving.sent);
-        Some(Frame::encode(call, seq, &waiting.event, &waiting.data))
     }
 }
 
@@ -314,7 +293,7 @@ struct Calling {
     has_ended: bool,
 }
 
-/// The side that makes calls.
+/// The side that makes calls. By default nothing was called yet.
 #[derive(Default)]
 pub struct CallingSession {
     highest: u32,
@@ -323,11 +302,6 @@ pub struct CallingSession {
 }
 
 impl CallingSession {
-    /// A connection on which nothing was called yet.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Opens a call and returns its number.
     ///
     /// # Errors
@@ -342,9 +316,8 @@ impl CallingSession {
             )
             .with_hint("wait until one has ended, or open another connection"));
         };
-        let data = request
-            .to_data()
-            .ok_or_else(|| CallError::bad_request("params", "cannot be written as JSON"))?;
+        let data = serde_json::to_string(request)
+            .map_err(|_| CallError::bad_request("params", "cannot be written as JSON"))?;
         let text = Frame::encode(call, 1, "call", &data);
         if text.len() > MAX_MESSAGE_BYTES {
             return Err(CallError::bad_request(

@@ -500,7 +500,7 @@ proptest! {
             for (call, serving) in &pair.server.calls {
                 let held: usize = serving.sizes.iter().sum();
                 prop_assert!(held <= WINDOW_BYTES, "call {call} holds {held}");
-                prop_assert_eq!(serving.sizes.len() as u64, serving.sent + serving.waiting - serving.acked);
+                prop_assert_eq!(serving.sizes.len() as u64, serving.queued - serving.acked);
             }
         }
         pair.settle();
@@ -524,7 +524,7 @@ proptest! {
 
     #[test]
     fn arbitrary_text_never_panics(texts in prop::collection::vec(".{0,80}", 0..8)) {
-        let (mut server, mut caller) = (ServingSession::new(), CallingSession::new());
+        let (mut server, mut caller) = (ServingSession::default(), CallingSession::default());
         for text in texts {
             let _ = server.receive(&text);
             let _ = caller.receive(&text);

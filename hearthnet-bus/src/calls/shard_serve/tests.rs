@@ -2,7 +2,6 @@ use hearthnet_transport::CloseCode;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::super::Cancel;
 use super::super::client::Client;
 use super::super::descriptor::Trust;
 use super::super::server::{Authority, CallServer, Origin, Research};
@@ -21,12 +20,7 @@ struct Log {
 
 impl Authority for Log {
     fn trust(&self, node: &NodeId) -> Trust {
-        match self.log.state().level(node) {
-            None => Trust::Anyone,
-            Some(Level::Member) => Trust::Member,
-            Some(Level::Trusted) => Trust::Trusted,
-            Some(Level::Anchor) => Trust::Anchor,
-        }
+        self.log.state().level(node).into()
     }
 
     fn research(&self) -> Research {
@@ -232,75 +226,12 @@ async fn shards_are_refused_while_research_is_off_naming_the_setting() {
     ] {
         let test_community = test_community(1, here, community);
         test_community.served.set(shard(1));
-        for (seed, capability, params) in [
-            (3, Capability::shard_serve(), json!({"shard_id": "m:0-7"})),
-            (
-                1,
-                Capability::shard_advertise(),
-                json!({"withdraw": "m:0-7"}),
-            ),
-        ] {
-            let refused = test_community
-                .call(seed, capability, params)
-                .await
-                .unwrap_err();
-            assert_eq!(refused.code(), &Code::EXPERIMENTAL_DISABLED);
-            assert!(refused.message().contains(setting), "{refused}");
-        }
+        let params = json!({"shard_id": "m:0-7"});
+        let refused = test_community
+            .call(3, Capability::shard_serve(), params)
+            .await
+            .unwrap_err();
+        assert_eq!(refused.code(), &Code::EXPERIMENTAL_DISABLED);
+        assert!(refused.message().contains(setting), "{refused}");
     }
-}
-
-#[tokio::test]
-async fn an_app_of_this_machine_advertises_a_shard_and_withdraws_it() {
-    let test_community = test_community(1, true, true);
-    let call = |seed, params| test_community.call(seed, Capability::shard_advertise(), params);
-    let advertised = call(1, json!({"advertise": shard(1)})).await.unwrap();
-    assert!(advertised["expires_ms"].as_u64().unwrap() > now_ms());
-    let adverts = || test_community.log.state().shards(now_ms()).count();
-    assert_eq!(adverts(), 1);
-    assert_eq!(test_community.served.all(), [shard(1)]);
-    let withdrawn = call(1, json!({"withdraw": "m:0-7"})).await.unwrap();
-    assert_eq!(withdrawn, json!({"was_advertised": true}));
-    assert_eq!((adverts(), test_community.served.all().len()), (0, 0));
-}
-
-#[tokio::test]
-async fn an_advertisement_that_is_false_or_anothers_is_refused() {
-    let test_community = test_community(1, true, true);
-    let call = |seed, params| test_community.call(seed, Capability::shard_advertise(), params);
-    for (seed, params, refusal) in [
-        (3, json!({"advertise": shard(3)}), "unauthorized"),
-        // Trusted, but on another machine: its own node signs for it.
-        (2, json!({"advertise": shard(2)}), "unauthorized"),
-        (1, json!({"advertise": shard(2)}), "bad_request"),
-        (1, json!({}), "bad_request"),
-        (
-            1,
-            json!({"advertise": shard(1), "withdraw": "m:0-7"}),
-            "bad_request",
-        ),
-        (1, json!({"advertise": {}}), "bad_request"),
-    ] {
-        assert_eq!(code(call(seed, params.clone()).await), refusal, "{params}");
-    }
-    let mut backwards = json!(shard(1));
-    backwards["layer_range"] = json!([7, 0]);
-    let refused = call(1, json!({ "advertise": backwards }))
-        .await
-        .unwrap_err();
-    assert_eq!(refused.code(), &Code::BAD_REQUEST);
-    assert!(
-        refused.message().starts_with("advertise: the layer range"),
-        "{refused}"
-    );
-    assert_eq!(test_community.log.state().shards(now_ms()).count(), 0);
-}
-
-#[test]
-fn a_cancel_is_seen_by_every_clone() {
-    let cancel = Cancel::default();
-    let clone = cancel.clone();
-    assert!(!clone.is_cancelled());
-    cancel.cancel();
-    assert!(clone.is_cancelled());
 }

@@ -1,6 +1,5 @@
-//! Calls to other nodes: one socket to each, made when it is needed, kept while it lasts.
+//! Finding a node at one of its addresses, and calling it.
 
-use std::collections::HashMap;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,7 +7,6 @@ use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use hearthnet_transport::{CloseCode, ConnectError, PathRule, PeerSocket, connect_path};
-use parking_lot::Mutex;
 use serde_json::Value;
 
 use super::access::Use;
@@ -16,34 +14,10 @@ use super::{Inner, Node, bus_rule};
 use crate::calls::{CallError, CallStream, Client, Code, Origin, Wire};
 use crate::{Capability, NodeId};
 
-/// Nodes that a client is kept for; more are dialled anew each time.
-const MAX_CLIENTS: usize = 256;
 /// Addresses of one node that are tried.
 const MAX_ENDPOINTS: usize = 8;
 /// How long an address has before the next one is tried beside it.
 const STAGGER: Duration = Duration::from_millis(250);
-
-type Slot = Arc<tokio::sync::Mutex<Option<Client>>>;
-
-/// The clients by node. The lock of each is held while it is being connected, so that calls which
-/// begin together share one socket.
-#[derive(Default)]
-pub(super) struct ClientPool(Mutex<HashMap<NodeId, Slot>>);
-
-impl ClientPool {
-    fn slot(&self, node: NodeId) -> Slot {
-        let mut all = self.0.lock();
-        if all.len() >= MAX_CLIENTS && !all.contains_key(&node) {
-            return Slot::default();
-        }
-        Arc::clone(all.entry(node).or_default())
-    }
-
-    /// Drops the clients of all nodes but those that `keep` names.
-    pub(super) fn retain(&self, keep: impl Fn(&NodeId) -> bool) {
-        self.0.lock().retain(|node, _| keep(node));
-    }
-}
 
 /// Tries all `candidates`, each beginning a moment after the one before it or as soon as that one
 /// has failed, and takes the first that works. `Err`: what went wrong with each.
@@ -109,12 +83,7 @@ impl Inner {
         }
     }
 
-    pub(super) async fn client(&self, to: NodeId) -> Result<Client, CallError> {
-        let slot = self.clients.slot(to);
-        let mut slot = slot.lock().await;
-        if let Some(client) = slot.as_ref().filter(|client| !client.is_lost()) {
-            return Ok(client.clone());
-        }
+    async fn client(&self, to: NodeId) -> Result<Client, CallError> {
         let state = self.log.state();
         if state.is_created() && state.level(&to).is_none() {
             let message = format!("{to} is not a member of this community");
@@ -125,18 +94,14 @@ impl Inner {
             let (ours, theirs) = Wire::pair();
             let server = Arc::clone(&self.server);
             self.spawn(async move { server.serve_wire(theirs, Origin::Peer(to)).await });
-            let client = Client::over(ours, Arc::clone(&self.key), to);
-            *slot = Some(client.clone());
-            return Ok(client);
+            return Ok(Client::over(ours, Arc::clone(&self.key), to));
         }
         let socket = self
             .reach(to, &bus_rule())
             .await
             .map_err(|failed| unreachable(to, &failed))?;
         self.connections.add(to, Use::Bus, socket.closer(), true);
-        let client = Client::new(socket, Arc::clone(&self.key));
-        *slot = Some(client.clone());
-        Ok(client)
+        Ok(Client::new(socket, Arc::clone(&self.key)))
     }
 }
 
@@ -161,7 +126,8 @@ fn unreachable(node: NodeId, failed: &[(SocketAddr, ConnectError)]) -> CallError
 }
 
 impl Node {
-    /// Begins a call of another node's capability. Its events and its end come from the stream.
+    /// Begins a call of a node's capability, over a connection of its own that ends with it. Its
+    /// events and its end come from the stream.
     ///
     /// # Errors
     /// `unreachable` if the node cannot be connected, `unauthorized` if it is no member, or this
