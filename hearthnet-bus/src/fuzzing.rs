@@ -1,7 +1,7 @@
 //! Bodies of the fuzz targets, so that tests replay what a fuzzer has found. No public interface.
 
 use crate::SIGNATURE_BYTES;
-use crate::log::{Event, EventHash, Heads, look_at_wal};
+use crate::community::log::{Event, EventHash, Heads, look_at_wal};
 
 /// Decodes one event; what is accepted has exactly one encoding.
 ///

@@ -11,11 +11,11 @@ use hearthnet_transport::{
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::mpsc;
 
-use crate::calls::{Authority, BUS_PATH, Research, Trust};
-use crate::flight;
-use crate::log::{Community, EventLog, Level};
+use crate::community::log::{Community, EventLog, Level};
+use crate::community::sync::SYNC_PATH;
+use crate::node::calls::{Authority, BUS_PATH, Research, Trust};
+use crate::node::flight;
 use crate::now_ms;
-use crate::sync::SYNC_PATH;
 use crate::{Grant, NodeId};
 
 /// How long a peer that this node has dialled may stay unknown: until then the log that says who

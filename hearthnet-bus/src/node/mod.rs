@@ -8,6 +8,10 @@
 //! | whom to dial when | | `dialer.rs` |
 //! | accepting, linking, watching, telling | | `tasks.rs` |
 //! | what the flight record is told | | `flight_diff.rs` |
+//! | what a node can be asked to do | [`calls`] | `calls/` |
+//! | how a stranger joins through it | [`joining`] | `joining/` |
+//! | who may be where | [`discovery`] | `discovery/` |
+//! | what happened of late | [`flight`] | `flight/` |
 //! | reaching and calling nodes | [`Node::call`] | `reach.rs` |
 //!
 //! ```text
@@ -26,8 +30,12 @@
 //! - A stranger gets no further than asking to join, and that only while there is an invite.
 
 mod access;
+pub mod calls;
 mod dialer;
+pub mod discovery;
+pub mod flight;
 mod flight_diff;
+pub mod joining;
 mod reach;
 mod tasks;
 #[cfg(test)]
@@ -47,12 +55,13 @@ use tokio::task::JoinSet;
 
 pub use access::{Connections, TensorAcceptor};
 
-use crate::calls::{BUS_PATH, CallServer, MAX_MESSAGE_BYTES, Registry};
-use crate::discovery::{Announcement, CommunityTag, Discovery, DiscoveryError, DiscoverySettings};
-use crate::flight;
-use crate::log::{EventLog, Level};
+use crate::community::log::{EventLog, Level};
+use crate::community::sync::{Progress, SyncConfig};
+use crate::node::calls::{BUS_PATH, CallServer, MAX_MESSAGE_BYTES, Registry};
+use crate::node::discovery::{
+    Announcement, CommunityTag, Discovery, DiscoveryError, DiscoverySettings,
+};
 use crate::now_ms;
-use crate::sync::{Progress, SyncConfig};
 use crate::{NodeId, NodeKey};
 use access::{Access, TensorService, Use};
 use flight_diff::FlightDiff;
@@ -242,7 +251,7 @@ impl Node {
             None => None,
             Some(addr) => {
                 let admission = Arc::clone(&rights) as Arc<dyn Admission>;
-                let rules = [bus_rule(), crate::sync::path_rule()];
+                let rules = [bus_rule(), crate::community::sync::path_rule()];
                 let config = settings.transport.clone();
                 Some(PathListener::bind(addr, &identity, admission, config, &rules).await?)
             }
@@ -323,7 +332,7 @@ impl Node {
         &self.inner.discovery
     }
 
-    /// What answers this node's calls; also for a [`LocalApi`](crate::calls::LocalApi).
+    /// What answers this node's calls; also for a [`LocalApi`](crate::node::calls::LocalApi).
     pub fn call_server(&self) -> &Arc<CallServer> {
         &self.inner.server
     }

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::access::Use;
 use super::{Inner, Node, bus_rule};
-use crate::calls::{CallError, CallStream, Client, Code, Origin, Wire};
+use crate::node::calls::{CallError, CallStream, Client, Code, Origin, Wire};
 use crate::{Capability, NodeId};
 
 /// Addresses of one node that are tried.
