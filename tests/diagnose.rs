@@ -20,9 +20,10 @@ use futures_util::future::BoxFuture;
 use hearthnet_bus::calls::{
     Authority, CallContext, CallError, CallServer, FrameSink, Handler, Registry, Research, Trust,
 };
+use hearthnet_bus::flight::Readers;
 use hearthnet_bus::node::bus_rule;
 use hearthnet_bus::now_ms;
-use hearthnet_bus::{NodeId, NodeKey, flight};
+use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_transport::{Admission, Arrival, CloseCode, Config, Hello, PathListener, PathRule};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -471,7 +472,7 @@ fn play(runtime: &Runtime, pages: Option<Vec<Value>>) -> String {
     let rules: Vec<PathRule> = pages.iter().map(|_| bus_rule()).collect();
     let registry = Registry::new();
     let handler = Arc::new(Pages(pages.unwrap_or_default()));
-    let offered = registry.register(flight::callers_descriptor(), handler);
+    let offered = registry.register(Readers::Callers(key.id()).descriptor(), handler);
     offered.expect("a new registry has room");
     let server = Arc::new(CallServer::new(
         key.id(),

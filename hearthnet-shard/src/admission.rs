@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use hearthnet_bus::calls::{Authority, BUS_PATH, CallServer, Registry, Research, Trust};
-use hearthnet_bus::flight::{self, PagesHandler};
+use hearthnet_bus::flight::{self, Readers};
 use hearthnet_bus::node::TensorAcceptor;
 use hearthnet_bus::{Capability, Expectation, Grant, NodeId, ReplayCache};
 use hearthnet_transport::{Admission, CloseCode, Hello, PATH, RefusedConnection, SessionClosed};
@@ -94,10 +94,7 @@ impl SessionAuthorizer {
     pub(crate) fn answers(self: &Arc<Self>) -> CallServer {
         let registry = Registry::new();
         // Alone in a new registry, it has a place.
-        let _ = registry.register(
-            flight::callers_descriptor(),
-            Arc::new(PagesHandler::for_callers(self.host)),
-        );
+        let _ = Readers::Callers(self.host).register(&registry);
         CallServer::new(self.host, Arc::new(registry), Arc::clone(self) as _)
     }
 

@@ -10,7 +10,7 @@ use hearthnet_bus::calls::{
     Authority, CallContext, CallError, CallServer, CapabilityDescriptor, Client, Code, FrameSink,
     Handler, LocalApi, Registry, Research, Trust,
 };
-use hearthnet_bus::flight::{self, PagesHandler};
+use hearthnet_bus::flight::Readers;
 use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_model::catalogue::Resolved;
 use hearthnet_model::sampler::SamplingChoice;
@@ -159,11 +159,8 @@ pub(crate) fn offer_chats(
 /// Makes whoever has this registry tell programs on this machine what happened of late.
 pub(crate) fn offer_record(registry: &Registry) -> Result<(), Failure> {
     let name = NODE_FLIGHT.parse().map_err(Failure::internal)?;
-    registry
-        .register(
-            flight::local_descriptor(name),
-            Arc::new(PagesHandler::local()),
-        )
+    Readers::Local(name)
+        .register(registry)
         .map_err(Failure::internal)
 }
 

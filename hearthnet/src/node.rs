@@ -9,16 +9,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join_all};
-use hearthnet_bus::NodeId;
 use hearthnet_bus::calls::{
-    BUS_DESCRIBE, CallContext, CallError, CapabilityDescriptor, FrameSink, Handler,
-    Kind as ParamKind, LocalApi, Params, Registry, Trust,
+    CallContext, CallError, CapabilityDescriptor, FrameSink, Handler, Kind as ParamKind, LocalApi,
+    Params, Registry, Trust,
 };
 use hearthnet_bus::discovery::{CommunityTag, DiscoverySettings, MdnsHealth, Source, StaticPeer};
-use hearthnet_bus::flight::{self, PagesHandler};
+use hearthnet_bus::flight::Readers;
 use hearthnet_bus::joining::JoinHandler;
 use hearthnet_bus::log::Level;
 use hearthnet_bus::node::{Node, NodeError, NodeSettings, WeakNode};
+use hearthnet_bus::{Capability, NodeId};
 use hearthnet_orchestrator::health::SharedHealth;
 use parking_lot::Mutex;
 use rustix::fs::FlockOperation;
@@ -246,15 +246,15 @@ impl DaemonNode {
         let listen = listen_address(listen.unwrap_or(&config.node.listen));
         settings.listen = Some(listen.to_string());
         settings.caps = caps;
-        let join = hearthnet_bus::joining::descriptor().map_err(Failure::internal)?;
+        let join = hearthnet_bus::joining::descriptor();
         let handler = JoinHandler::new(home.log.clone(), Arc::clone(&home.key), now_ms);
         let status = Arc::new(StatusHandler::default());
         registry
             .register(status_descriptor()?, Arc::clone(&status) as _)
             .map_err(Failure::internal)?;
         offer_record(&registry)?;
-        registry
-            .register(flight::descriptor(), Arc::new(PagesHandler::for_nodes()))
+        Readers::Nodes
+            .register(&registry)
             .map_err(Failure::internal)?;
         let doors = Arc::clone(&registry);
         let node = Node::start(Arc::clone(&home.key), home.log.clone(), settings, registry)
@@ -503,24 +503,15 @@ async fn hosts_that_answer(node: &Node) -> BTreeMap<String, bool> {
 
 async fn answers(node: &Node, host: NodeId) -> bool {
     use hearthnet_bus::calls::Code;
-    let Ok(describe) = BUS_DESCRIBE.parse() else {
-        return false;
-    };
+    let describe = Capability::bus_describe();
     let params = json!({});
     let asked = async {
-        // Over a connection that turns out to be gone, the first attempt fails at once.
-        for _ in 0..2 {
-            let answer = match node.call(host, &describe, &params).await {
-                Ok(stream) => stream.result().await,
-                Err(error) => Err(error),
-            };
-            match answer {
-                Err(error) if *error.code() == Code::UNREACHABLE => {}
-                // Who refuses is there.
-                _ => return true,
-            }
-        }
-        false
+        let answer = match node.call(host, &describe, &params).await {
+            Ok(stream) => stream.result().await,
+            Err(error) => Err(error),
+        };
+        // Who refuses is there.
+        !matches!(answer, Err(error) if *error.code() == Code::UNREACHABLE)
     };
     tokio::time::timeout(PROBE, asked).await.unwrap_or(false)
 }

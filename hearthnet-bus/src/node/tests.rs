@@ -14,12 +14,12 @@ use tempfile::TempDir;
 use tokio::time::{Instant, timeout};
 
 use super::*;
-use crate::calls::{
+use crate::community::invite::JoinRequest;
+use crate::community::log::{Body, Event, EventHash, EventId, Lane, Policy};
+use crate::node::calls::{
     CallContext, CallError, CapabilityDescriptor, Client, FrameSink, Handler, Trust,
 };
-use crate::discovery::StaticPeer;
-use crate::invite::JoinRequest;
-use crate::log::{Body, Event, EventHash, EventId, Lane, Policy};
+use crate::node::discovery::StaticPeer;
 use crate::now_ms;
 use crate::{Capability, CommunityId, Grant};
 
@@ -281,7 +281,7 @@ async fn of_two_links_the_one_that_the_lower_id_dialled_stays() {
     };
     // Both dial once more, at the same time.
     for _ in 0..5 {
-        let rule = crate::sync::path_rule();
+        let rule = crate::community::sync::path_rule();
         let dialled = tokio::join!(
             lower.node.inner.reach(higher.node.id(), &rule),
             higher.node.inner.reach(lower.node.id(), &rule),
@@ -302,7 +302,7 @@ async fn of_two_links_the_one_that_the_lower_id_dialled_stays() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn strangers_get_nothing_and_may_ask_to_join_only_while_there_is_an_invite() {
     let first = founder().await;
-    let paths = [bus_rule(), crate::sync::path_rule()];
+    let paths = [bus_rule(), crate::community::sync::path_rule()];
     for rule in &paths {
         assert_eq!(refusal(first.dial(66, rule).await), CloseCode::Unauthorized);
     }
@@ -343,7 +343,10 @@ async fn a_revoked_node_loses_every_connection_at_once_and_learns_why() {
     first.admit(2);
     let mut sessions = first.node.serve_tensors(Arc::new(OpenDoor));
     let mut bus = first.dial(2, &bus_rule()).await.unwrap();
-    let mut sync = first.dial(2, &crate::sync::path_rule()).await.unwrap();
+    let mut sync = first
+        .dial(2, &crate::community::sync::path_rule())
+        .await
+        .unwrap();
     let mut tensor = first.tensor(2, vec![]).await.unwrap();
     let mut session = sessions.next().await.unwrap();
     first.linked_with(&[2]).await;
@@ -362,7 +365,7 @@ async fn a_revoked_node_loses_every_connection_at_once_and_learns_why() {
     assert_eq!((closed.code, closed.by_us), (CloseCode::Revoked, true));
     first.linked_with(&[]).await;
     // It does not come in again, by any path.
-    for path in [&bus_rule(), &crate::sync::path_rule()] {
+    for path in [&bus_rule(), &crate::community::sync::path_rule()] {
         assert_eq!(refusal(first.dial(2, path).await), CloseCode::Revoked);
     }
     assert_eq!(refusal(first.tensor(2, vec![]).await), CloseCode::Revoked);
