@@ -18,6 +18,7 @@
 //! | how logs become the same | [`sync`] | `sync/` (normative: `specs/gossip.md`) |
 //! | all of it at work | [`node`] | `node/` |
 //! | files that survive a power cut | [`whole_file`] | `whole_file.rs` |
+//! | a community for tests | `testing` (feature of that name) | `testing.rs` |
 //! | what happened of late | [`flight`] | `flight/` (normative: `specs/flight-record.md`) |
 //!
 //! Files, sockets and clocks are in `key_file.rs`, `whole_file.rs`, `log/store.rs`, `discovery/`,
@@ -44,6 +45,8 @@ mod node_key;
 mod replay;
 mod signature;
 pub mod sync;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod unix_time;
 pub mod whole_file;
 
