@@ -22,6 +22,7 @@
 //! | who may be where | [`discovery`] (`specs/discovery.md`) |
 //! | what happened of late | [`flight`] (`specs/flight-record.md`) |
 //! | all of it at work | [`node`] |
+//! | a community for tests | `testing` (feature of that name) |
 
 mod community;
 #[cfg(feature = "fuzzing")]
@@ -29,6 +30,8 @@ mod community;
 pub mod fuzzing;
 mod identity;
 pub mod node;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use community::{
     Descriptor, DescriptorError, MAX_ENCODED, MAX_LAYERS, MAX_TEXT, invite, log, sync,

@@ -1,10 +1,12 @@
 //! Test support: the real model, its variants, llama.cpp's vocabularies and chat templates, small
-//! synthetic models, hosts that tamper with what they return, and a network of machines in namespaces ([`lab`]).
+//! synthetic models, hosts that tamper with what they return, peers that keep no rules ([`raw`]), and
+//! a network of machines in namespaces ([`lab`]).
 //!
 //! Everything here panics when it cannot deliver: a test that needs it cannot go on.
 #![allow(clippy::expect_used, clippy::panic)]
 
 pub mod lab;
+pub mod raw;
 mod shapes;
 mod tampered;
 mod tiny;

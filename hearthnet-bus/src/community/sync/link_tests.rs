@@ -16,64 +16,24 @@ use tokio::time::{Instant, timeout};
 use super::link::{gossip, path_rule};
 use super::message::SyncMessage;
 use super::session::{Progress, SyncConfig};
-use crate::community::invite::JoinRequest;
 use crate::community::log::{Body, EventLog, Heads, Level, Policy};
-use crate::{CommunityId, NodeKey};
+use crate::now_ms;
+use crate::testing::{Home, id, key};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn now() -> u64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    u64::try_from(since.unwrap().as_millis()).unwrap()
-}
-
-fn key(seed: u8) -> NodeKey {
-    NodeKey::from_secret(&[seed; 32])
-}
-
-fn root() -> NodeKey {
-    key(200)
-}
-
-fn peer_key(seed: u8) -> NodeId {
-    key(seed).id()
-}
-
-struct Home {
-    log: EventLog,
-    _dir: TempDir,
-}
-
-/// The community of key 1, with an invite for keys to come.
+/// The community of key 1.
 fn founder() -> Home {
-    let dir = TempDir::new().unwrap();
-    let policy = Policy::default();
-    let founder = key(1).id();
-    let log = EventLog::create(dir.path(), &root(), founder, "Elm Street", policy, now()).unwrap();
-    let invited = Body::Invited {
-        invite: key(100).id(),
-        level: Level::Trusted,
-        uses: 100,
-        expires_ms: now() + 3_600_000,
-    };
-    log.append(&key(1), invited, now()).unwrap();
-    Home { log, _dir: dir }
+    Home::founded(key(1), false)
 }
 
+/// Another machine with key 1, which knows nothing of it yet.
 fn joiner() -> Home {
-    let dir = TempDir::new().unwrap();
-    let log = EventLog::prepare(dir.path(), CommunityId::from(root().id())).unwrap();
-    Home { log, _dir: dir }
+    Home::joining(key(1))
 }
 
 fn admit(home: &Home, seed: u8) {
-    let community = home.log.community();
-    let name = format!("node {seed}");
-    let request = JoinRequest::sign(&key(100), community, key(seed).id(), &name).unwrap();
-    let level = Level::Trusted;
-    home.log
-        .append(&key(1), Body::Admitted { request, level }, now())
-        .unwrap();
+    home.admit(id(seed), Level::Trusted);
 }
 
 fn seen(home: &Home, seed: u8, port: u16) {
@@ -82,7 +42,7 @@ fn seen(home: &Home, seed: u8, port: u16) {
         name: format!("node {seed}"),
         software: "test".into(),
     };
-    home.log.append(&key(seed), body, now()).unwrap();
+    home.log.append(&key(seed), body, now_ms()).unwrap();
 }
 
 struct Link {
@@ -105,7 +65,7 @@ fn start(sockets: (PeerSocket, PeerSocket), logs: [&EventLog; 2]) -> Link {
 }
 
 async fn linked(left: (&Home, u8), right: (&Home, u8)) -> Link {
-    let keys = [peer_key(left.1), peer_key(right.1)];
+    let keys = [id(left.1), id(right.1)];
     let sockets = PeerSocket::pair(keys, &path_rule()).await;
     start(sockets, [&left.0.log, &right.0.log])
 }
@@ -145,7 +105,7 @@ async fn a_joiner_gets_the_whole_history_and_live_events_go_both_ways() {
     seen(&second, 2, 1);
     seen(&first, 1, 2);
     agreed(&[&first, &second]).await;
-    assert_eq!(first.log.state().nodes(now()).count(), 2);
+    assert_eq!(first.log.state().nodes(now_ms()).count(), 2);
     // Each event crossed the link once.
     for progress in &link.progress {
         let mut progress = progress.clone();
@@ -168,9 +128,8 @@ async fn a_log_that_lost_events_writes_again_when_a_peer_has_brought_them_back()
     std::fs::write(dir.path().join("log.sqlite"), b"nothing").unwrap();
     let name = format!("{}\n", first.log.community());
     std::fs::write(dir.path().join("log.community"), name).unwrap();
-    let log = EventLog::open(dir.path()).unwrap();
-    assert!(log.recovery().unwrap().doubt);
-    let again = Home { log, _dir: dir };
+    let again = Home::opened(dir, key(1));
+    assert!(again.log.recovery().unwrap().doubt);
     let policy = Policy {
         research: true,
         ..Policy::default()
@@ -178,7 +137,7 @@ async fn a_log_that_lost_events_writes_again_when_a_peer_has_brought_them_back()
     let write = || {
         again
             .log
-            .append(&key(1), Body::PolicyChanged(policy), now())
+            .append(&key(1), Body::PolicyChanged(policy), now_ms())
     };
     assert_eq!(write().unwrap_err().code(), "log_behind");
     let _link = linked((&again, 1), (&other, 2)).await;
@@ -270,7 +229,7 @@ async fn logs_become_even_over_tls() {
     let addr = listener.local_addr().to_string();
     let own = key(2).identity().unwrap();
     let config = Config::default();
-    let dialled = connect_path(&addr, &own, Some(peer_key(1)), &rules[0], &config).await;
+    let dialled = connect_path(&addr, &own, Some(id(1)), &rules[0], &config).await;
     let Arrival::Peer(arrived) = listener.accept().await else {
         panic!("no socket")
     };
@@ -291,7 +250,7 @@ async fn logs_become_even_over_tls() {
 
 /// A socket to a node whose log is `home`'s, its other end in the hands of key 66.
 async fn attack(home: &Home) -> (PeerSocket, JoinHandle<SessionClosed>) {
-    let keys = [peer_key(66), peer_key(1)];
+    let keys = [id(66), id(1)];
     let (attacker, victim) = PeerSocket::pair(keys, &path_rule()).await;
     let (shown, _) = watch::channel(Progress::default());
     let task = tokio::spawn(gossip(
@@ -320,7 +279,7 @@ fn foreign_event(home: &Home) -> Vec<u8> {
         .log
         .missing(&Heads::empty(home.log.community()), 100, 1 << 20);
     let raw = all.unwrap().events;
-    other.log.receive(&raw, key(1).id(), now()).unwrap();
+    other.log.receive(&raw, key(1).id(), now_ms()).unwrap();
     admit(&other, 33);
     let new = other.log.missing(&home.log.heads(), 100, 1 << 20);
     new.unwrap().events.remove(0)
@@ -352,16 +311,8 @@ async fn a_forged_event_is_not_stored_and_ends_the_session() {
 
 #[tokio::test]
 async fn an_event_of_another_community_ends_the_session() {
-    let (home, other) = (founder(), TempDir::new().unwrap());
-    let elsewhere = EventLog::create(
-        other.path(),
-        &key(201),
-        key(66).id(),
-        "Oak Street",
-        Policy::default(),
-        now(),
-    )
-    .unwrap();
+    let home = founder();
+    let elsewhere = Home::founded_as(201, key(66), false).log;
     let all = elsewhere.missing(&Heads::empty(elsewhere.community()), 10, 1 << 20);
     let events = all.unwrap().events.into_iter().map(Bytes::from).collect();
     let (attacker, task) = attack(&home).await;
@@ -437,7 +388,7 @@ async fn nothing_is_sent_to_a_peer_that_is_no_member() {
 async fn a_closer_ends_gossip_at_once() {
     let (first, second) = (founder(), joiner());
     admit(&first, 2);
-    let keys = [peer_key(1), peer_key(2)];
+    let keys = [id(1), id(2)];
     let (left, right) = PeerSocket::pair(keys, &path_rule()).await;
     let closer = left.closer();
     let link = start((left, right), [&first.log, &second.log]);

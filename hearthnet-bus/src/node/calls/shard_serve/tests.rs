@@ -1,15 +1,14 @@
 use hearthnet_transport::CloseCode;
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
 use super::super::client::Client;
 use super::super::descriptor::Trust;
 use super::super::server::{Authority, CallServer, Origin, Research};
 use super::super::wire::Wire;
 use super::*;
-use crate::community::invite::Invite;
-use crate::community::log::{Body, Policy};
+use crate::community::log::Body;
 use crate::now_ms;
+use crate::testing::{self, Home};
 use crate::{Capability, Descriptor, Expectation, Grant, ReplayCache};
 
 /// What the log says; the node's own rules (`node/access.rs`) come to the same.
@@ -33,26 +32,23 @@ impl Authority for Log {
 }
 
 fn key(seed: u8) -> Arc<NodeKey> {
-    Arc::new(NodeKey::from_secret(&[seed; 32]))
+    Arc::new(testing::key(seed))
 }
 
-/// A community whose root is key 100, and its founder (an anchor), key 1, which is the
-/// node that is called. Key 2 is trusted, 3 a member.
+/// A community and its founder (an anchor), key 1, which is the node that is called. Key 2 is
+/// trusted, 3 a member.
 struct TestCommunity {
-    _dir: TempDir,
+    home: Home,
     log: EventLog,
     served: Arc<Served>,
     server: Arc<CallServer>,
 }
 
 fn test_community(own: u8, research_here: bool, research: bool) -> TestCommunity {
-    let dir = tempfile::tempdir().unwrap();
-    let policy = Policy {
-        research,
-        ..Policy::default()
-    };
-    let (root, founder) = (key(100), key(1).id());
-    let log = EventLog::create(dir.path(), &root, founder, "Elm Street", policy, now_ms()).unwrap();
+    let home = Home::founded(testing::key(1), research);
+    home.admit(key(2).id(), Level::Trusted);
+    home.admit(key(3).id(), Level::Member);
+    let log = home.log.clone();
     let registry = Arc::new(Registry::new());
     let served = Arc::new(Served::default());
     register_shards(&registry, key(own), log.clone(), Arc::clone(&served)).unwrap();
@@ -61,36 +57,17 @@ fn test_community(own: u8, research_here: bool, research: bool) -> TestCommunity
         research_here,
     });
     let server = Arc::new(CallServer::new(key(own).id(), registry, authority));
-    let test_community = TestCommunity {
-        _dir: dir,
+    TestCommunity {
+        home,
         log,
         served,
         server,
-    };
-    for (seed, level) in [(2, Level::Trusted), (3, Level::Member)] {
-        let invite = test_community.invite(level, 1, 60_000);
-        let request = invite.request(key(seed).id(), "neighbour").unwrap();
-        test_community.append(Body::Admitted { request, level });
     }
-    test_community
 }
 
 impl TestCommunity {
     fn append(&self, body: Body) {
-        self.log.append(&key(1), body, now_ms()).unwrap();
-    }
-
-    /// An invite by the founder, known to the log.
-    fn invite(&self, level: Level, uses: u32, life_ms: u64) -> Invite {
-        let expires_ms = now_ms() + life_ms;
-        let invite = Invite::generate(self.log.community(), expires_ms / 1000, vec![]).unwrap();
-        self.append(Body::Invited {
-            invite: invite.key().id(),
-            level,
-            uses,
-            expires_ms,
-        });
-        invite
+        self.home.append(body);
     }
 
     /// A call by the node with key `seed`, over a socket; key 1 calls through the local door.

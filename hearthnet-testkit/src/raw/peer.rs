@@ -1,30 +1,31 @@
-//! The connection itself: TCP, TLS, upgrade and HELLO done properly, everything after that as the
-//! attack wants it.
+//! The connection itself: TCP, TLS, upgrade and HELLO done properly, everything after that as it
+//! is wanted.
 
 use std::fmt;
 use std::future::Future;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ciborium::Value;
-use hearthnet_bus::NodeKey;
-use hearthnet_transport::CloseCode;
+use hearthnet_transport::{CloseCode, Io};
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf, split};
 use tokio::net::TcpStream;
 use tokio::time::{interval, timeout};
 use tokio_rustls::client::TlsStream;
 
-use super::frame::{Frame, cbor, kind};
-use super::tls::{self, Papers};
+use super::frame::{Frame, Hello, kind};
+use super::tls::{Papers, connector};
 use super::websocket::{self, Message, opcode};
-use crate::HarnessError;
 
 /// How long the host may take for anything before it counts as hanging: twice its longest
 /// deadline (30 s, for withheld credit).
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Where tensors go.
+const PATH: &str = "/tensor/v1";
 
 /// Bytes read at a time.
 const READ_BYTES: usize = 16 * 1024;
@@ -32,40 +33,17 @@ const READ_BYTES: usize = 16 * 1024;
 /// How the answer to an upgrade begins when it is granted.
 pub const SWITCHING: &str = "HTTP/1.1 101 ";
 
-/// The attacker's HELLO.
-#[derive(Clone, Debug)]
-pub struct Hello(Vec<(&'static str, Value)>);
+/// Why a peer could not get as far as it was to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failed(pub String);
 
-impl Hello {
-    /// A HELLO that any host takes. The limits that it announces are the host's own defaults.
-    pub fn new(purpose: &str, token: Vec<u8>) -> Hello {
-        Hello(vec![
-            ("versions", Value::Array(vec![1.into()])),
-            ("purpose", purpose.into()),
-            ("token", Value::Bytes(token)),
-            ("agent", "attacker/1".into()),
-        ])
-    }
-
-    /// With a field added, or changed.
-    #[must_use]
-    pub fn with(mut self, key: &'static str, value: impl Into<Value>) -> Hello {
-        self.0.retain(|(have, _)| *have != key);
-        self.0.push((key, value.into()));
-        self
-    }
-
-    /// With an offer to compress.
-    #[must_use]
-    pub fn with_zstd(self) -> Hello {
-        self.with("compression", Value::Array(vec!["zstd".into()]))
-    }
-
-    /// The frame.
-    pub fn frame(&self) -> Frame {
-        Frame::new(kind::HELLO, cbor(&self.0))
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
     }
 }
+
+impl std::error::Error for Failed {}
 
 /// Something to put on the wire.
 #[derive(Clone, Debug)]
@@ -200,19 +178,19 @@ pub struct Flood {
 }
 
 struct Reader {
-    half: ReadHalf<TlsStream<TcpStream>>,
+    half: ReadHalf<TlsStream<Box<dyn Io>>>,
     buffer: Vec<u8>,
 }
 
-/// An attacker's connection.
+/// A connection of such a peer.
 pub struct Peer {
     reader: Reader,
-    writer: WriteHalf<TlsStream<TcpStream>>,
+    writer: WriteHalf<TlsStream<Box<dyn Io>>>,
     sequence: u32,
 }
 
-async fn in_time<T>(what: &str, work: impl Future<Output = T>) -> Result<T, HarnessError> {
-    let late = |_| HarnessError::Attacker(format!("{what} did not complete"));
+async fn in_time<T>(what: &str, work: impl Future<Output = T>) -> Result<T, Failed> {
+    let late = |_| Failed(format!("{what} did not complete"));
     timeout(PATIENCE, work).await.map_err(late)
 }
 
@@ -221,17 +199,25 @@ impl Peer {
     ///
     /// # Errors
     /// If not even that succeeds.
-    pub async fn secured(addr: SocketAddr, papers: Papers<'_>) -> Result<Peer, HarnessError> {
-        let failed = |error: std::io::Error| HarnessError::Attacker(format!("no TLS: {error}"));
-        let connector = tls::connector(papers)?;
+    pub async fn secured(addr: SocketAddr, papers: &Papers) -> Result<Peer, Failed> {
+        let failed = |error: std::io::Error| Failed(format!("no connection: {error}"));
         let tcp = in_time("TCP", TcpStream::connect(addr))
             .await?
             .map_err(failed)?;
         tcp.set_nodelay(true).map_err(failed)?;
-        let name = ServerName::IpAddress(addr.ip().into());
-        let stream = in_time("TLS", connector.connect(name, tcp))
+        Peer::secured_over(Box::new(tcp), papers).await
+    }
+
+    /// The same over any transport.
+    ///
+    /// # Errors
+    /// As [`Peer::secured`].
+    pub async fn secured_over(io: Box<dyn Io>, papers: &Papers) -> Result<Peer, Failed> {
+        let connector = connector(papers).map_err(|error| Failed(format!("TLS: {error}")))?;
+        let name = ServerName::IpAddress(Ipv4Addr::UNSPECIFIED.into());
+        let stream = in_time("TLS", connector.connect(name, io))
             .await?
-            .map_err(failed)?;
+            .map_err(|error| Failed(format!("no TLS: {error}")))?;
         let (half, writer) = split(stream);
         let buffer = Vec::new();
         Ok(Peer {
@@ -241,29 +227,23 @@ impl Peer {
         })
     }
 
-    /// The certificate that whoever listens there shows to everybody.
+    /// The certificate that the other side has shown.
     ///
     /// # Errors
     /// If there is none.
-    pub async fn certificate(
-        addr: SocketAddr,
-        papers: Papers<'_>,
-    ) -> Result<Vec<u8>, HarnessError> {
-        let none = || HarnessError::Attacker("nobody shows a certificate".to_owned());
-        let peer = Peer::secured(addr, papers).await?;
-        let Reader { half, .. } = peer.reader;
-        let stream = half.unsplit(peer.writer);
+    pub fn certificate(self) -> Result<Vec<u8>, Failed> {
+        let stream = self.reader.half.unsplit(self.writer);
         let shown = stream.get_ref().1.peer_certificates();
-        let first = shown.and_then(<[_]>::first).ok_or_else(none)?;
-        Ok(first.to_vec())
+        let first = shown.and_then(<[_]>::first).map(|first| first.to_vec());
+        first.ok_or_else(|| Failed("nobody shows a certificate".to_owned()))
     }
 
     /// Asks for the WebSocket. The first line of the answer, which is empty if there is none.
     ///
     /// # Errors
     /// If the host neither answers nor ends the connection.
-    pub async fn upgrade(&mut self) -> Result<String, HarnessError> {
-        let answer = self.upgrade_at("/tensor/v1").await?;
+    pub async fn upgrade(&mut self) -> Result<String, Failed> {
+        let answer = self.upgrade_at(PATH).await?;
         Ok(answer.lines().next().unwrap_or_default().to_owned())
     }
 
@@ -271,7 +251,7 @@ impl Peer {
     ///
     /// # Errors
     /// If the host neither answers nor ends the connection.
-    pub async fn upgrade_at(&mut self, path: &str) -> Result<String, HarnessError> {
+    pub async fn upgrade_at(&mut self, path: &str) -> Result<String, Failed> {
         let request = format!(
             "GET {path} HTTP/1.1\r\nHost: host\r\nUpgrade: websocket\r\n\
              Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n\
@@ -281,37 +261,38 @@ impl Peer {
         in_time("the upgrade", self.reader.http_head()).await
     }
 
-    /// Connects as far as the WebSocket.
+    /// Has the connection upgraded to a WebSocket at a path.
     ///
     /// # Errors
-    /// If the host refuses the upgrade.
-    pub async fn upgraded(addr: SocketAddr, key: &NodeKey) -> Result<Peer, HarnessError> {
-        let mut peer = Peer::secured(addr, Papers::of(key)).await?;
-        let answer = peer.upgrade().await?;
-        if answer.starts_with(SWITCHING) {
-            Ok(peer)
-        } else {
-            Err(HarnessError::Attacker(format!("no upgrade: {answer}")))
+    /// If the host refuses that.
+    pub async fn upgraded_at(mut self, path: &str) -> Result<Peer, Failed> {
+        let answer = self.upgrade_at(path).await?;
+        match answer.starts_with(SWITCHING) {
+            true => Ok(self),
+            false => Err(Failed(format!("no upgrade at {path}: {answer}"))),
         }
     }
 
-    /// Opens a session.
+    /// Connects as far as the WebSocket for tensors.
+    ///
+    /// # Errors
+    /// If the host refuses the upgrade.
+    pub async fn upgraded(addr: SocketAddr, papers: &Papers) -> Result<Peer, Failed> {
+        Peer::secured(addr, papers).await?.upgraded_at(PATH).await
+    }
+
+    /// Says HELLO, and waits for the host's.
     ///
     /// # Errors
     /// If the host does not answer HELLO with HELLO.
-    pub async fn open(
-        addr: SocketAddr,
-        key: &NodeKey,
-        hello: &Hello,
-    ) -> Result<Peer, HarnessError> {
-        let mut peer = Peer::upgraded(addr, key).await?;
-        peer.send(hello.frame()).await;
-        let answer = peer.receive().await;
+    pub async fn greeted(mut self, hello: &Hello) -> Result<Peer, Failed> {
+        self.send(hello.frame()).await;
+        let answer = self.receive().await;
         if answer.is(kind::HELLO) {
-            return Ok(peer);
+            return Ok(self);
         }
-        let ending = peer.ending_after(answer).await;
-        Err(HarnessError::Attacker(format!("no session: {ending}")))
+        let ending = self.ending_after(answer).await;
+        Err(Failed(format!("no session: {ending}")))
     }
 
     /// Writes bytes into the TLS stream as they are. That the host has closed already is no

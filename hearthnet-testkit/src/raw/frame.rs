@@ -58,6 +58,7 @@ pub struct Frame {
     length: Option<u32>,
     flags: u32,
     body: Vec<u8>,
+    cut: usize,
 }
 
 impl Frame {
@@ -71,6 +72,7 @@ impl Frame {
             length: None,
             flags: 0,
             body: body.into(),
+            cut: usize::MAX,
         }
     }
 
@@ -115,6 +117,12 @@ impl Frame {
         Frame { flags, ..self }
     }
 
+    /// Only so many of its bytes, header included.
+    #[must_use]
+    pub fn cut(self, cut: usize) -> Frame {
+        Frame { cut, ..self }
+    }
+
     /// The bytes, where `next` is the sequence number that is due.
     pub fn encode(&self, next: u32) -> Vec<u8> {
         let length = self
@@ -126,6 +134,7 @@ impl Frame {
             out.extend_from_slice(&field.to_be_bytes());
         }
         out.extend_from_slice(&self.body);
+        out.truncate(self.cut);
         out
     }
 }
@@ -140,6 +149,66 @@ pub fn cbor(fields: &[(&str, Value)]) -> Vec<u8> {
     // A tree of integers, strings and lists written to memory has no way to fail.
     let _ = ciborium::into_writer(&Value::Map(map), &mut out);
     out
+}
+
+/// The body of a frame that is about one stream and nothing else.
+pub fn life(stream: u32, epoch: u32) -> Vec<u8> {
+    cbor(&[("stream", stream.into()), ("epoch", epoch.into())])
+}
+
+/// A STREAM_OPEN of epoch 1.
+pub fn stream_open(stream: u32, weights: &[u8], (lo, hi): (u32, u32), max_positions: u32) -> Frame {
+    let body = cbor(&[
+        ("stream", stream.into()),
+        ("epoch", 1.into()),
+        ("weights", Value::Bytes(weights.to_vec())),
+        ("lo", lo.into()),
+        ("hi", hi.into()),
+        ("max_positions", max_positions.into()),
+    ]);
+    Frame::new(kind::STREAM_OPEN, body)
+}
+
+/// A caller's HELLO.
+#[derive(Clone, Debug)]
+pub struct Hello(Vec<(&'static str, Value)>);
+
+impl Hello {
+    /// A HELLO that any host takes. The limits that it announces are the host's own defaults.
+    pub fn new(purpose: &str, token: Vec<u8>) -> Hello {
+        Hello(vec![
+            ("versions", Value::Array(vec![1.into()])),
+            ("purpose", purpose.into()),
+            ("token", Value::Bytes(token)),
+            ("agent", "attacker/1".into()),
+        ])
+    }
+
+    /// With a field added, or changed.
+    #[must_use]
+    pub fn with(mut self, key: &'static str, value: impl Into<Value>) -> Hello {
+        self.0.retain(|(have, _)| *have != key);
+        self.0.push((key, value.into()));
+        self
+    }
+
+    /// Without a field.
+    #[must_use]
+    pub fn without(mut self, key: &str) -> Hello {
+        self.0.retain(|(have, _)| *have != key);
+        self
+    }
+
+    /// With an offer to compress.
+    #[must_use]
+    pub fn with_zstd(self) -> Hello {
+        self.with("compression", Value::Array(vec!["zstd".into()]))
+    }
+
+    /// The frame.
+    pub fn frame(&self) -> Frame {
+        Frame::new(kind::HELLO, cbor(&self.0))
+    }
 }
 
 /// The body of TENSOR_DATA. The rank is that of `dims`, cut to a byte.
