@@ -10,8 +10,8 @@ mod caller;
 use std::panic::resume_unwind;
 
 use caller::{Caller, Heard, request, same};
+use hearthnet_http::{Metrics, Part};
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation};
-use hearthnet_orchestrator::http::{Metrics, Part};
 use hearthnet_orchestrator::sharded::PumpSettings;
 use parking_lot::{Mutex, RwLock};
 use rustix::process::Signal;

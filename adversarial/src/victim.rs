@@ -23,7 +23,7 @@ use hearthnet_bus::calls::{Registry, Served, register_shards};
 use hearthnet_bus::log::{EventLog, LogHealth};
 use hearthnet_bus::node::{Node, NodeSettings};
 use hearthnet_bus::{Descriptor, NodeId, NodeKey};
-use hearthnet_orchestrator::http::{Metrics, Part};
+use hearthnet_http::{Metrics, Part};
 use hearthnet_shard::{RunningHost, ShardConfig, ShardHost, Stats};
 use hearthnet_testkit::TinyLlama;
 use hearthnet_transport::{Code, Config};

@@ -6,18 +6,18 @@
 
 mod addresses;
 mod args;
+mod backends;
 mod commands;
 mod community;
 mod community_service;
 mod config;
-mod coverage;
 mod daemon;
 mod explain;
 mod failure;
 mod host_process;
-mod hosts;
-mod layers;
+mod host_setup;
 mod local_api;
+mod lock;
 mod members;
 mod membership;
 mod memory;
@@ -27,11 +27,11 @@ mod output;
 mod paths;
 mod private_layers;
 mod refill;
-mod service_client;
 mod service_setup;
+mod signals;
 mod standing;
 mod timeline;
-mod transport_config;
+mod transient_node;
 
 use std::process::ExitCode;
 

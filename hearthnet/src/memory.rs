@@ -1,9 +1,9 @@
 //! How much of this machine's memory a host may fill.
 
 use hearthnet_model::ModelFile;
+use hearthnet_orchestrator::placement::room;
 
 use crate::failure::{Failure, Kind};
-use crate::layers::room;
 use crate::output::bytes;
 
 /// Bytes that programs can still get without swapping, where the system tells (Linux).
@@ -17,6 +17,14 @@ fn parse_available(meminfo: &str) -> Option<u64> {
         .find_map(|l| l.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1024)
+}
+
+/// Memory that a process occupies now, in bytes, where the system tells (Linux).
+pub(crate) fn resident_bytes(pid: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib << 10)
 }
 
 /// Bytes of memory that running all of a model takes, about, whose file has so many: the weights,

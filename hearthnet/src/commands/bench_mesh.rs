@@ -29,21 +29,21 @@ use hearthnet_model::ChatMessage;
 use hearthnet_model::sampler::SamplerConfig;
 use hearthnet_orchestrator::backend::{HopTimes, RouteHop};
 use hearthnet_orchestrator::chat::{ChatRequest, Done, Frame, Prompt};
-use hearthnet_orchestrator::hosts::HostPool;
 use hearthnet_orchestrator::link::HostAddr;
+use hearthnet_orchestrator::placement::runs_text;
 use hearthnet_orchestrator::service::prefix_cache::PrefixCacheLimits;
 use hearthnet_orchestrator::{Cancel, ChatError, Service};
 use serde::Serialize;
 
 use crate::args::{Global, MeshArgs};
-use crate::commands::chat::watch_interrupt;
+use crate::backends::pooled_hosts;
 use crate::commands::{open_or_pull_model, print_bytes, print_json, runtime};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::host_process::{HostPlan, HostProcess, cores, own_cores, split};
-use crate::layers::runs_text;
 use crate::output::{self, note, table};
-use crate::service_setup::{hosted_model, local_model, settings};
+use crate::service_setup::{local_model, pooled_model, settings};
+use crate::signals::watch_interrupt;
 
 /// What the chats are about; each begins differently, so that nothing is shared by chance.
 const SUBJECTS: [&str; 8] = [
@@ -105,10 +105,9 @@ pub(crate) fn run(args: &MeshArgs, global: &Global, config: &Config) -> Result<(
     }
 
     let addresses: Vec<HostAddr> = hosts.iter().filter_map(HostProcess::address).collect();
-    let own = key.id();
     let handle = runtime.handle().clone();
-    let pool = HostPool::new(handle.clone(), key, config.transport()?, addresses);
-    let over_hosts = hosted_model(&model, &config, pool, own, false, &handle)?;
+    let pool = pooled_hosts(&handle, &addresses, &key, &model, &config)?;
+    let over_hosts = pooled_model(&model, &config, false, &handle, pool)?;
     let mut one_thread = config.clone();
     one_thread.engine.threads = 1;
     let alone = local_model(&model, &one_thread)?;

@@ -11,12 +11,12 @@ use hearthnet_orchestrator::Cancel;
 use hearthnet_orchestrator::backend::HopTimes;
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Prompt};
 use hearthnet_orchestrator::link::HostAddr;
+use hearthnet_orchestrator::placement::runs_text;
 use serde::{Deserialize, Serialize};
 
 use crate::args::{DemoArgs, Global};
-use crate::commands::chat::{
-    Print, connect, local_backend, open_route, print_text, stream_answer, watch_interrupt,
-};
+use crate::backends::{local_engine, open_named, say_left_out};
+use crate::commands::chat::{Print, print_text, stream_answer};
 use crate::commands::{
     OpenModel, engine_options, load_head, open_or_pull_model, print_bytes, print_json, runtime,
     sampling, text_model,
@@ -24,8 +24,8 @@ use crate::commands::{
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::host_process::{HostPlan, HostProcess, own_cores, split};
-use crate::layers::runs_text;
 use crate::output::{self, bytes, note, table};
+use crate::signals::watch_interrupt;
 
 /// Tokens of the answer, unless told otherwise: enough to read, and to measure.
 const ANSWER_TOKENS: u32 = 256;
@@ -106,8 +106,9 @@ pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<()
     let addresses: Vec<HostAddr> = hosts.iter().filter_map(HostProcess::address).collect();
     // Hosts only: what is compared below must not be this machine twice.
     let handle = runtime.handle();
-    let source = connect(handle, &addresses, &key, &model, &config)?;
-    let backend = open_route(handle, &model, source, &config, None, &cancel)?;
+    let opened = open_named(handle, &addresses, &key, &model, &config, None, &cancel);
+    let (backend, left_out) = opened?;
+    say_left_out(&left_out);
     let mut conversation = Conversation::new(backend);
     let done = stream_answer(
         &mut conversation,
@@ -124,9 +125,10 @@ pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<()
     }
 
     // The same question without any host, on as many threads as one host had.
-    let (backend, head) = local_backend(&model, &config, Some(threads))?;
+    let options = engine_options(&config, Some(threads));
+    let (engine, head) = local_engine(&model, &options, u64::MAX)?;
     let text = text_model(&model, head)?;
-    let mut conversation = Conversation::new(Box::new(backend));
+    let mut conversation = Conversation::new(Box::new(engine.open()?));
     let local = stream_answer(
         &mut conversation,
         &text,

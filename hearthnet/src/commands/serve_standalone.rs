@@ -4,18 +4,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearthnet_orchestrator::http::Part;
+use hearthnet_http::Part;
 use hearthnet_orchestrator::{ChatError, Service};
 use serde_json::json;
 
 use crate::args::{Global, RunArgs};
-use crate::commands::shard::stop_requests;
 use crate::commands::{node_key, open_model, print_bytes, print_json, runtime};
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::local_api::StandaloneApi;
 use crate::output::note;
 use crate::service_setup::{close, count, model_of, open_http, settings};
+use crate::signals::stop_requests;
 
 pub(crate) fn run(args: RunArgs, global: &Global, config: &Config) -> Result<(), Failure> {
     if !args.door.local && !config.policy.research.enable {

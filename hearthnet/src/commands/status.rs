@@ -13,7 +13,9 @@ use std::time::Duration;
 use futures_util::future::{join_all, select_ok};
 use hearthnet_bus::NodeId;
 use hearthnet_bus::log::{Advert, Community, LogHealth};
+use hearthnet_orchestrator::coverage::{Coverage, by_model};
 use hearthnet_orchestrator::health::{ShardHealth, Standing};
+use hearthnet_orchestrator::placement::runs_text;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -21,9 +23,7 @@ use crate::args::{Global, StatusArgs};
 use crate::commands::{print_bytes, print_json, runtime};
 use crate::community::{Home, endpoints_of, label, name_of, now_ms};
 use crate::config::Config;
-use crate::coverage::{Coverage, by_model};
 use crate::failure::Failure;
-use crate::layers::runs_text;
 use crate::local_api;
 use crate::output::{bytes, span, table};
 

@@ -7,12 +7,17 @@
 mod sources;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use hearthnet_bus::discovery::StaticPeer;
 use hearthnet_bus::invite::MAX_NAME_BYTES;
+use hearthnet_http::HttpSettings;
 use hearthnet_model::ModelRef;
+use hearthnet_orchestrator::service::ServiceSettings;
+use hearthnet_orchestrator::sharded::PumpSettings;
+use hearthnet_shard::ServeConfig;
 
 use crate::failure::{Failure, Kind};
 use sources::{FileText, Flag, Wrong, flatten, lookup};
@@ -113,10 +118,11 @@ pub(crate) struct Http {
 
 impl Default for Http {
     fn default() -> Self {
+        let http = HttpSettings::default();
         Self {
-            listen: "127.0.0.1:7602".into(),
+            listen: http.listen,
             api_key_file: String::new(),
-            max_body_bytes: 1 << 20,
+            max_body_bytes: http.max_body_bytes,
         }
     }
 }
@@ -164,30 +170,32 @@ pub(crate) struct Inference {
 
 impl Default for Inference {
     fn default() -> Self {
+        let (pump, service) = (PumpSettings::default(), ServiceSettings::default());
+        let (turns, keep) = (service.turns, service.keep);
         Self {
             enabled: true,
             backend: LAYERED.into(),
             activation_dtype: "fp16".into(),
             max_shards_per_request: 16,
-            shard_health_timeout_seconds: 30.0,
+            shard_health_timeout_seconds: pump.health_timeout.as_secs_f64(),
             allow_self_as_shard: true,
             private_first_layers: 2,
             private_last_layers: 0,
             routing_policy: "greedy".into(),
-            prefill_rows: 24,
-            steps_in_flight: 2,
+            prefill_rows: pump.prefill_rows,
+            steps_in_flight: pump.depth,
             fallback_to_local: true,
             fallback_to_local_after_failures: 2,
-            room_timeout_seconds: 300,
+            room_timeout_seconds: pump.room_timeout.as_secs(),
             room_timeout_before_fallback_seconds: 30,
-            room_timeout_at_start_seconds: 30,
-            history_mb: 256,
-            max_concurrent_pipelines: 4,
-            max_waiting_chats: 32,
-            max_waiting_chats_per_caller: 16,
-            kept_conversations: 4,
-            kept_conversation_seconds: 300,
-            slow_reader_seconds: 30,
+            room_timeout_at_start_seconds: pump.start_timeout.as_secs(),
+            history_mb: pump.history_bytes >> 20,
+            max_concurrent_pipelines: turns.places,
+            max_waiting_chats: turns.waiting,
+            max_waiting_chats_per_caller: turns.waiting_per_caller,
+            kept_conversations: keep.count,
+            kept_conversation_seconds: keep.idle_ms / 1000,
+            slow_reader_seconds: service.slow_reader.as_secs(),
             host: Host::default(),
         }
     }
@@ -214,18 +222,19 @@ pub(crate) struct Host {
 
 impl Default for Host {
     fn default() -> Self {
+        let serve = ServeConfig::new("");
         Self {
             serve_shards: false,
             serve_layers: "auto".into(),
-            shard_eviction_idle_seconds: 600,
+            shard_eviction_idle_seconds: serve.evict_after.map_or(0, |idle| idle.as_secs()),
             memory_budget_mb: 0,
-            kv_budget_mb: 1024,
-            kv_share_per_caller_percent: 100,
-            max_concurrent_streams: 8,
+            kv_budget_mb: serve.kv_budget_bytes >> 20,
+            kv_share_per_caller_percent: serve.kv_share_per_caller,
+            max_concurrent_streams: serve.max_concurrent_streams,
             max_streams_per_caller: 0,
-            max_waiting_steps_per_caller: 128,
-            prefill_piece_ms: 25,
-            niceness: 5,
+            max_waiting_steps_per_caller: serve.max_waiting_steps_per_caller,
+            prefill_piece_ms: serve.prefill_piece.as_millis() as u64,
+            niceness: serve.niceness,
             drain_seconds: 10,
         }
     }
@@ -291,14 +300,15 @@ pub(crate) struct Transport {
 
 impl Default for Transport {
     fn default() -> Self {
+        let transport = hearthnet_transport::Config::default();
         Self {
-            chunk_bytes: 1 << 20,
-            window_chunks: 16,
-            compress_above_bytes: 64 << 10,
-            keep_alive_seconds: 30,
-            session_lifetime_seconds: 3600,
-            max_sessions: 64,
-            receive_buffer_bytes: 64 << 20,
+            chunk_bytes: transport.chunk_bytes,
+            window_chunks: transport.window_chunks,
+            compress_above_bytes: transport.compress_above.unwrap_or(0),
+            keep_alive_seconds: transport.keep_alive.as_secs(),
+            session_lifetime_seconds: transport.session_lifetime.as_secs(),
+            max_sessions: transport.max_sessions,
+            receive_buffer_bytes: transport.recv_buffer_bytes,
         }
     }
 }
@@ -596,9 +606,24 @@ impl Config {
         }
     }
 
-    /// The transport's limits in its own terms.
+    /// The transport's limits in its own terms, and within their ranges.
     pub(crate) fn transport(&self) -> Result<hearthnet_transport::Config, Failure> {
-        crate::transport_config::transport_config(&self.transport)
+        let t = &self.transport;
+        let config = hearthnet_transport::Config {
+            chunk_bytes: t.chunk_bytes,
+            window_chunks: t.window_chunks,
+            compress_above: Some(t.compress_above_bytes).filter(|&n| n > 0),
+            keep_alive: Duration::from_secs(t.keep_alive_seconds),
+            session_lifetime: Duration::from_secs(t.session_lifetime_seconds),
+            max_sessions: t.max_sessions,
+            recv_buffer_bytes: t.receive_buffer_bytes,
+            ..Default::default()
+        };
+        match config.validate() {
+            Ok(()) => Ok(config),
+            Err(error) => Err(Failure::new(Kind::Config, error.to_string())
+                .hint("see [transport] in config/hearthnet.toml")),
+        }
     }
 }
 

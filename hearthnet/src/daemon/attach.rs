@@ -19,18 +19,19 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
+use super::Plan;
 use super::layers::{LayerHost, News, Order, Tell, print_news};
-use super::{Plan, Stop};
 use crate::args::{Global, Layers};
-use crate::commands::shard::Ready;
 use crate::commands::status::Running;
 use crate::commands::{model, open_resolved, print_bytes, print_json};
 use crate::community::Home;
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
+use crate::host_setup::Ready;
 use crate::local_api::{self, NODE_STATUS};
 use crate::node::DaemonNode;
 use crate::output::note;
+use crate::signals::Stop;
 
 /// Serves layers for as long as the call lasts, for programs on this machine only.
 const NODE_LAYERS: &str = "node.layers@1.0";

@@ -316,3 +316,31 @@ impl Community {
         Sha256::digest(encoded.unwrap_or_default()).into()
     }
 }
+
+/// Names and addresses, for people and for those who look for a node.
+impl Community {
+    /// What people call a node: as it joined, or, for the founder, as it is heard; may be empty.
+    pub fn name_of(&self, node: &NodeId, now_ms: u64) -> &str {
+        match self.member(node) {
+            Some(member) if !member.name.is_empty() => &member.name,
+            _ => self.seen(node, now_ms).map_or("", |seen| &seen.name),
+        }
+    }
+
+    /// Where a node listens, if it was heard of lately.
+    pub fn endpoints_of(&self, node: &NodeId, now_ms: u64) -> &[String] {
+        self.seen(node, now_ms).map_or(&[], |seen| &seen.endpoints)
+    }
+
+    fn seen(&self, node: &NodeId, now_ms: u64) -> Option<&Sighting> {
+        self.nodes(now_ms).find(|seen| seen.node == *node)
+    }
+
+    /// How a node is shown: its name and its short id.
+    pub fn label(&self, node: &NodeId, now_ms: u64) -> String {
+        match self.name_of(node, now_ms) {
+            "" => node.short(),
+            name => format!("{name} ({})", node.short()),
+        }
+    }
+}

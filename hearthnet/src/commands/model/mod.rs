@@ -476,7 +476,7 @@ fn cancel_on_interrupt() -> Result<Arc<AtomicBool>, Failure> {
     let flag = Arc::new(AtomicBool::new(false));
     let runtime = runtime()?;
     let (seen, cancel) = (Arc::clone(&flag), hearthnet_orchestrator::Cancel::default());
-    crate::commands::chat::watch_interrupt(&runtime, cancel.clone());
+    crate::signals::watch_interrupt(&runtime, cancel.clone());
     std::thread::spawn(move || {
         // The runtime lives here for as long as the program does: it waits for the signals.
         runtime.block_on(cancel.cancelled());

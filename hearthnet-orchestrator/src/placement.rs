@@ -22,11 +22,12 @@ use hearthnet_bus::NodeId;
 
 /// What one host serves: an inclusive range of layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Held {
+#[allow(clippy::exhaustive_structs)] // Built by whoever reads advertisements.
+pub struct Held {
     /// Node id of the host.
-    pub(crate) node: NodeId,
+    pub node: NodeId,
     /// First and last layer.
-    pub(crate) range: (u32, u32),
+    pub range: (u32, u32),
 }
 
 impl Held {
@@ -44,7 +45,7 @@ impl Held {
 }
 
 /// The runs of layers of a model with `total` that nobody holds, in order.
-pub(crate) fn missing(total: u32, held: &[(u32, u32)]) -> Vec<(u32, u32)> {
+pub fn missing(total: u32, held: &[(u32, u32)]) -> Vec<(u32, u32)> {
     let mut held = held.to_vec();
     held.sort_unstable();
     let mut runs = Vec::new();
@@ -62,7 +63,7 @@ pub(crate) fn missing(total: u32, held: &[(u32, u32)]) -> Vec<(u32, u32)> {
 }
 
 /// Runs of layers as people read them: `0-14, 20`.
-pub(crate) fn runs_text(runs: &[(u32, u32)]) -> String {
+pub fn runs_text(runs: &[(u32, u32)]) -> String {
     let texts: Vec<String> = runs
         .iter()
         .map(|&(lo, hi)| {
@@ -78,7 +79,7 @@ pub(crate) fn runs_text(runs: &[(u32, u32)]) -> String {
 
 /// The inclusive range that a host takes: of a model with `total` layers (at least 1), with
 /// room for `room` of them, next to `others`. `None` if there is room for none.
-pub(crate) fn choose(total: u32, room: u32, others: &[Held]) -> Option<(u32, u32)> {
+pub fn choose(total: u32, room: u32, others: &[Held]) -> Option<(u32, u32)> {
     if total == 0 || room == 0 {
         return None;
     }
@@ -110,7 +111,7 @@ pub(crate) fn choose(total: u32, room: u32, others: &[Held]) -> Option<(u32, u32
 }
 
 /// Whether the host `mine` should move, and where to (rule 3).
-pub(crate) fn settle(total: u32, room: u32, mine: Held, others: &[Held]) -> Option<(u32, u32)> {
+pub fn settle(total: u32, room: u32, mine: Held, others: &[Held]) -> Option<(u32, u32)> {
     let ranges: Vec<(u32, u32)> = others.iter().chain([&mine]).map(|h| h.range).collect();
     if missing(total, &ranges).is_empty() {
         return None;
@@ -132,14 +133,14 @@ const LATER_MS: u64 = 20_000;
 
 /// When a host that could move does. Pure: the time comes with each look.
 #[derive(Debug)]
-pub(crate) struct WaitLimits {
+pub struct WaitLimits {
     advertised_ms: u64,
     wished: Option<(u64, (u32, u32))>,
 }
 
 impl WaitLimits {
     /// For a host that advertised at `now_ms`.
-    pub(crate) fn new(now_ms: u64) -> Self {
+    pub fn new(now_ms: u64) -> Self {
         Self {
             advertised_ms: now_ms,
             wished: None,
@@ -148,7 +149,7 @@ impl WaitLimits {
 
     /// Takes note of where [`settle`] says that the host should move, and says when the time
     /// has come: the wish has held long enough, wherever it led in between.
-    pub(crate) fn look(&mut self, now_ms: u64, wish: Option<(u32, u32)>) -> Option<(u32, u32)> {
+    pub fn look(&mut self, now_ms: u64, wish: Option<(u32, u32)>) -> Option<(u32, u32)> {
         let Some(range) = wish else {
             self.wished = None;
             return None;
@@ -162,7 +163,7 @@ impl WaitLimits {
 }
 
 /// How many layers fit into `budget` bytes, the largest taken as the size of each.
-pub(crate) fn room(budget: u64, layer_bytes: &[u64]) -> u32 {
+pub fn room(budget: u64, layer_bytes: &[u64]) -> u32 {
     let largest = layer_bytes.iter().copied().max().unwrap_or(0).max(1);
     let fit = (budget / largest).min(layer_bytes.len() as u64);
     u32::try_from(fit).unwrap_or(u32::MAX)

@@ -7,7 +7,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, Response, header};
+use axum::http::{HeaderMap, Response, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::routing::MethodRouter;
 use sha2::{Digest, Sha256};
@@ -47,38 +47,54 @@ impl std::fmt::Debug for ApiKey {
 
 /// Where a request came from.
 #[derive(Debug, Clone)]
-pub(super) struct Client {
-    pub(super) ip: IpAddr,
+#[non_exhaustive]
+pub struct Client {
+    /// The address of whoever asks.
+    pub ip: IpAddr,
     /// The connection, for as long as it lasts.
-    pub(super) connection: Arc<()>,
+    pub connection: Arc<()>,
 }
 
 /// The paths of `inner` for those who may come in, and `/healthz` for everybody: whether it is
 /// well, a machine may be asked by anyone who reaches it.
 pub(super) fn guarded(inner: Router, key: Option<ApiKey>, health: MethodRouter) -> Router {
     inner
-        .method_not_allowed_fallback(async || ApiError::method().response())
-        .fallback(async || ApiError::path().response())
+        .method_not_allowed_fallback(no_method)
+        .fallback(no_path)
         .layer(middleware::from_fn_with_state(key, guard))
         .route("/healthz", health)
-        .method_not_allowed_fallback(async || ApiError::method().response())
+        .method_not_allowed_fallback(no_method)
         .layer(middleware::from_fn(count))
+}
+
+async fn no_path() -> Response<Body> {
+    let text =
+        "there is nothing at this path; see /v1/models, /v1/chat/completions, /v1/completions";
+    ApiError::new(StatusCode::NOT_FOUND, "unknown_url", text).response()
+}
+
+async fn no_method() -> Response<Body> {
+    let text = "this path does not take that method";
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", text).response()
 }
 
 /// Lets in who may come in.
 async fn guard(State(key): State<Option<ApiKey>>, request: Request, next: Next) -> Response<Body> {
-    let refusal = match &key {
-        Some(key) if !bearer(request.headers()).is_some_and(|guess| key.is(guess)) => {
-            Some(ApiError::key())
-        }
+    let (status, code, text) = match &key {
+        Some(key) if !bearer(request.headers()).is_some_and(|guess| key.is(guess)) => (
+            StatusCode::UNAUTHORIZED,
+            "invalid_api_key",
+            "this server asks for its key: send it as `Authorization: Bearer KEY`",
+        ),
         // A web page whose own name leads to this machine must not pass for this machine.
-        None if !names_this_machine(&request) => Some(ApiError::host()),
-        _ => None,
+        None if !names_this_machine(&request) => (
+            StatusCode::FORBIDDEN,
+            "forbidden_host",
+            "without a key this server answers as localhost only; ask http://127.0.0.1 or http://localhost",
+        ),
+        _ => return next.run(request).await,
     };
-    match refusal {
-        Some(error) => error.response(),
-        None => next.run(request).await,
-    }
+    ApiError::new(status, code, text).response()
 }
 
 async fn count(request: Request, next: Next) -> Response<Body> {
@@ -104,7 +120,7 @@ fn names_this_machine(request: &Request) -> bool {
     };
     let name = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((v6, _)) => v6,
-        None => host.split(':').next().unwrap_or_default(),
+        None => host.split_once(':').map_or(host, |(name, _)| name),
     };
     let loopback = name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
     loopback || name.eq_ignore_ascii_case("localhost")

@@ -1,15 +1,16 @@
-//! `/metrics`, wherever it is served, and the door of a process that serves nothing else on HTTP.
+//! `/metrics`, wherever it is served, and the server of a process that serves nothing else on HTTP.
 
 use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderValue, Response, StatusCode, header};
-use axum::routing::get;
+use axum::routing::{MethodRouter, get};
 use serde_json::json;
 use tokio::sync::watch;
 
-use super::auth::guarded;
-use super::{HttpSettings, Metrics, json_response};
+use crate::error::json_response;
+use crate::metrics::Metrics;
+use crate::server::{HttpError, HttpServer, HttpSettings};
 
 /// What `/healthz` of a host says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,24 +24,23 @@ pub enum Health {
     Leaving,
 }
 
-/// `/metrics`.
-pub(super) fn router(metrics: Metrics) -> Router {
-    Router::new()
-        .route("/metrics", get(numbers))
-        .with_state(metrics)
-}
-
-/// `/metrics` and `/healthz`, and nothing else.
-pub(super) fn alone(
+/// Opens a door behind which are the numbers of this process, and how it is, and nothing else. Must
+/// be called within a Tokio runtime.
+///
+/// # Errors
+/// [`HttpError`].
+pub async fn serve_metrics(
     metrics: Metrics,
     health: watch::Receiver<Health>,
     settings: &HttpSettings,
-) -> Router {
-    guarded(
-        router(metrics),
-        settings.api_key.clone(),
-        get(well).with_state(health),
-    )
+) -> Result<HttpServer, HttpError> {
+    let inner = Router::new().route("/metrics", metrics_route(metrics));
+    HttpServer::open(inner, get(well).with_state(health), settings).await
+}
+
+/// What answers at `/metrics`.
+pub fn metrics_route(metrics: Metrics) -> MethodRouter {
+    get(numbers).with_state(metrics)
 }
 
 async fn numbers(State(metrics): State<Metrics>) -> Response<Body> {

@@ -5,27 +5,28 @@ use std::collections::BTreeMap;
 use hearthnet_bus::log::Advert;
 use hearthnet_bus::{Descriptor, NodeId};
 
-use crate::layers::{Held, missing};
+use crate::placement::{Held, missing};
 
 /// A model, and who serves what of it.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Coverage<'a> {
+#[non_exhaustive]
+pub struct Coverage<'a> {
     /// Catalogue ids or file stems, the one that most hosts use first: the same weights may lie in
     /// files of several names.
-    pub(crate) names: Vec<&'a str>,
+    pub names: Vec<&'a str>,
     /// Identity of the weights.
-    pub(crate) weights: &'a str,
+    pub weights: &'a str,
     /// Layers of the whole model.
-    pub(crate) total: u32,
+    pub total: u32,
     /// The advertisements, by first layer.
-    pub(crate) shards: Vec<&'a Advert>,
+    pub shards: Vec<&'a Advert>,
     /// Layers that nobody serves who answers.
-    pub(crate) missing: Vec<(u32, u32)>,
+    pub missing: Vec<(u32, u32)>,
 }
 
 /// Gathers advertisements by weights: two files of one name are two models, and one model under two
 /// names is one. `answers`: whether a host can be reached, as far as is known.
-pub(crate) fn by_model<'a>(
+pub fn by_model<'a>(
     adverts: impl Iterator<Item = &'a Advert>,
     answers: impl Fn(&NodeId) -> bool,
 ) -> Vec<Coverage<'a>> {
@@ -61,7 +62,7 @@ pub(crate) fn by_model<'a>(
 }
 
 /// What others than `own` serve of the model that `mine` describes.
-pub(crate) fn held_by_others<'a>(
+pub fn held_by_others<'a>(
     adverts: impl Iterator<Item = &'a Advert>,
     own: NodeId,
     weights: &str,

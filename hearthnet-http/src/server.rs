@@ -4,30 +4,57 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use axum::routing::MethodRouter;
 use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{Instant, Sleep};
+use tokio_io_timeout::TimeoutWriter;
 
-use super::auth::Client;
-use super::connections::{Connection, Connections, attended};
-use super::metrics_endpoint::{self, Health};
-use super::{HttpSettings, Metrics, router};
-use crate::service::Service;
+use crate::auth::{ApiKey, Client, guarded};
+use crate::connections::{Connection, Connections, attended};
 
 /// Most bytes of a request's head, and of what is read ahead: more than any client sends.
 const HEAD_BYTES: usize = 64 << 10;
 
 /// How long the door waits after the system refused a connection, for want of descriptors say.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How the door is opened.
+#[derive(Debug, Clone)]
+#[allow(clippy::exhaustive_structs)] // Built with `..HttpSettings::default()`.
+pub struct HttpSettings {
+    /// `ADDRESS:PORT`; port 0 takes a free one.
+    pub listen: String,
+    /// What clients must send; without one, only this machine is served.
+    pub api_key: Option<ApiKey>,
+    /// Largest request body, in bytes.
+    pub max_body_bytes: usize,
+    /// How long a request's head, and then its body, may take to arrive; how long a connection may
+    /// be idle, and how long a client may take nothing of what is sent to it.
+    pub client_deadline: Duration,
+    /// Requests that are answered at once; one more is refused. As many connections may be idle: for
+    /// one more the one that has been idle for longest is closed.
+    pub max_connections: usize,
+}
+
+impl Default for HttpSettings {
+    fn default() -> Self {
+        Self {
+            listen: "127.0.0.1:7602".into(),
+            api_key: None,
+            max_body_bytes: 1 << 20,
+            client_deadline: Duration::from_secs(30),
+            max_connections: 256,
+        }
+    }
+}
 
 /// Why the door cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -54,32 +81,17 @@ pub struct HttpServer {
 }
 
 impl HttpServer {
-    /// Opens the door to a service. Must be called within a Tokio runtime.
+    /// Opens the door to what is behind the paths of `inner`, for those who may come in, and for
+    /// everybody to `/healthz`. Must be called within a Tokio runtime.
     ///
     /// # Errors
     /// [`HttpError`].
-    pub async fn start(
-        service: Service,
-        metrics: Option<Metrics>,
+    pub async fn open(
+        inner: Router,
+        health: MethodRouter,
         settings: &HttpSettings,
     ) -> Result<Self, HttpError> {
-        Self::open(router(service, metrics, settings), settings).await
-    }
-
-    /// Opens a door behind which are the numbers of this process, and how it is. Must be called
-    /// within a Tokio runtime.
-    ///
-    /// # Errors
-    /// [`HttpError`].
-    pub async fn numbers(
-        metrics: Metrics,
-        health: watch::Receiver<Health>,
-        settings: &HttpSettings,
-    ) -> Result<Self, HttpError> {
-        Self::open(metrics_endpoint::alone(metrics, health, settings), settings).await
-    }
-
-    async fn open(router: Router, settings: &HttpSettings) -> Result<Self, HttpError> {
+        let router = guarded(inner, settings.api_key.clone(), health);
         let failed = |source| HttpError::Listen {
             listen: settings.listen.clone(),
             source,
@@ -116,8 +128,8 @@ impl HttpServer {
     }
 
     /// Accepts no more connections, lets requests that are being answered end, and returns when
-    /// the last has, or at the deadline. [`Service::drain`] is what makes them end; until it has,
-    /// the door should stay open, so that whoever comes hears that the service stops.
+    /// the last has, or at the deadline. Whoever answers them makes them end first; until then the
+    /// door should stay open, so that whoever comes hears that the service stops.
     pub async fn shutdown(mut self, deadline: Duration) {
         self.stop.send_replace(true);
         if let Some(mut accepting) = self.accepting.take()
@@ -216,7 +228,7 @@ async fn serve(
         .header_read_timeout(deadline)
         .max_buf_size(HEAD_BYTES)
         .serve_connection(
-            TokioIo::new(Patient::new(stream, deadline)),
+            TokioIo::new(impatient(stream, deadline)),
             TowerToHyperService::new(router),
         );
     let mut connection = std::pin::pin!(connection);
@@ -232,84 +244,14 @@ async fn serve(
     }
 }
 
-/// A stream that fails when its peer takes nothing for too long.
-struct Patient<S> {
+/// A stream that fails when its peer takes nothing for so long.
+fn impatient<S: AsyncRead + AsyncWrite>(
     stream: S,
     deadline: Duration,
-    /// Since when a write has been waiting.
-    waiting: Option<Pin<Box<Sleep>>>,
-}
-
-impl<S> Patient<S> {
-    fn new(stream: S, deadline: Duration) -> Self {
-        Self {
-            stream,
-            deadline,
-            waiting: None,
-        }
-    }
-
-    /// Looks at the clock when a write cannot go on.
-    fn judge<T>(
-        &mut self,
-        cx: &mut Context<'_>,
-        write: Poll<io::Result<T>>,
-    ) -> Poll<io::Result<T>> {
-        if write.is_ready() {
-            self.waiting = None;
-            return write;
-        }
-        let deadline = self.deadline;
-        let waiting = self
-            .waiting
-            .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + deadline)));
-        ready!(waiting.as_mut().poll(cx));
-        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
-    }
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let write = Pin::new(&mut self.stream).poll_write(cx, buf);
-        self.judge(cx, write)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let write = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
-        self.judge(cx, write)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let flush = Pin::new(&mut self.stream).poll_flush(cx);
-        self.judge(cx, flush)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let shutdown = Pin::new(&mut self.stream).poll_shutdown(cx);
-        self.judge(cx, shutdown)
-    }
+) -> Pin<Box<TimeoutWriter<S>>> {
+    let mut stream = TimeoutWriter::new(stream);
+    stream.set_timeout(Some(deadline));
+    Box::pin(stream)
 }
 
 #[cfg(test)]
@@ -321,7 +263,7 @@ mod tests {
     #[tokio::test]
     async fn a_peer_that_takes_nothing_ends_the_connection_and_a_slow_one_does_not() {
         let (near, mut far) = duplex(16);
-        let mut near = Patient::new(near, Duration::from_millis(20));
+        let mut near = impatient(near, Duration::from_millis(20));
         // It takes a little now and then, and has as long again each time.
         let slow = tokio::spawn(async move {
             let mut some = [0; 8];

@@ -18,7 +18,7 @@ use hyper::body::{Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// All connections of a door.
+/// All connections of a server.
 pub(super) struct Connections {
     most: usize,
     state: Mutex<State>,
@@ -26,28 +26,24 @@ pub(super) struct Connections {
 
 #[derive(Default)]
 struct State {
-    next: u64,
-    /// Idle ones by when they became so, the first first.
-    idle: BTreeMap<u64, Arc<Notify>>,
-    all: usize,
+    /// Counts what happens: the order in which connections became idle, and their names.
+    clock: u64,
+    all: BTreeMap<u64, Open>,
+}
+
+struct Open {
+    closed: Arc<Notify>,
+    /// Requests that are being answered.
+    requests: usize,
+    /// Since when it has been idle, if it is, and has not been told to go.
+    idle: Option<u64>,
 }
 
 /// One connection. Dropping it gives its place back.
-pub(super) struct Connection(Arc<Inner>);
-
-struct Inner {
+pub(super) struct Connection {
     connections: Arc<Connections>,
+    id: u64,
     closed: Arc<Notify>,
-    standing: Mutex<Standing>,
-}
-
-#[derive(Default)]
-struct Standing {
-    /// Requests that are being answered.
-    requests: usize,
-    /// Since when it has been idle, if it is.
-    idle: Option<u64>,
-    gone: bool,
 }
 
 impl Connections {
@@ -64,86 +60,87 @@ impl Connections {
     /// none. `None` if none is idle.
     pub(super) fn admit(self: &Arc<Self>) -> Option<Connection> {
         let mut state = self.state.lock();
-        if state.all >= self.most {
+        if state.all.len() >= self.most {
+            let idle = state.all.values_mut().filter(|open| open.idle.is_some());
+            let longest = idle.min_by_key(|open| open.idle)?;
             // Its place is counted until it has ended, which is soon.
-            let (_, longest) = state.idle.pop_first()?;
-            longest.notify_one();
+            longest.idle = None;
+            longest.closed.notify_one();
         }
-        state.all += 1;
-        let inner = Inner {
-            connections: Arc::clone(self),
-            closed: Arc::default(),
-            standing: Mutex::default(),
+        let (id, closed) = (state.tick(), Arc::<Notify>::default());
+        let open = Open {
+            closed: Arc::clone(&closed),
+            requests: 0,
+            idle: Some(id),
         };
-        inner.standing.lock().idle = Some(state.rest(&inner.closed));
-        Some(Connection(Arc::new(inner)))
+        state.all.insert(id, open);
+        Some(Connection {
+            connections: Arc::clone(self),
+            id,
+            closed,
+        })
     }
 }
 
 impl State {
-    fn rest(&mut self, closed: &Arc<Notify>) -> u64 {
-        let at = self.next;
-        self.next += 1;
-        self.idle.insert(at, Arc::clone(closed));
-        at
+    fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
     }
 }
 
 impl Connection {
     /// Resolves when it has to go.
     pub(super) async fn closed(&self) {
-        self.0.closed.notified().await;
+        self.closed.notified().await;
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        let mut standing = self.0.standing.lock();
-        standing.gone = true;
-        let mut state = self.0.connections.state.lock();
-        state.all = state.all.saturating_sub(1);
-        if let Some(at) = standing.idle.take() {
-            state.idle.remove(&at);
-        }
+        self.connections.state.lock().all.remove(&self.id);
     }
 }
 
-/// A request that is being answered.
-struct Attended(Arc<Inner>);
+/// A request that is being answered on a connection, which may be gone before it is.
+struct Attended {
+    connections: Arc<Connections>,
+    id: u64,
+}
 
 impl Attended {
-    fn new(inner: &Arc<Inner>) -> Self {
-        let mut standing = inner.standing.lock();
-        standing.requests += 1;
-        if let Some(at) = standing.idle.take() {
-            inner.connections.state.lock().idle.remove(&at);
+    fn new(connections: &Arc<Connections>, id: u64) -> Self {
+        if let Some(open) = connections.state.lock().all.get_mut(&id) {
+            open.requests += 1;
+            open.idle = None;
         }
-        Self(Arc::clone(inner))
+        let connections = Arc::clone(connections);
+        Self { connections, id }
     }
 }
 
 impl Drop for Attended {
     fn drop(&mut self) {
-        let mut standing = self.0.standing.lock();
-        standing.requests = standing.requests.saturating_sub(1);
-        if standing.requests == 0 && !standing.gone {
-            let at = self.0.connections.state.lock().rest(&self.0.closed);
-            standing.idle = Some(at);
+        let mut state = self.connections.state.lock();
+        let now = state.tick();
+        if let Some(open) = state.all.get_mut(&self.id) {
+            open.requests = open.requests.saturating_sub(1);
+            open.idle = (open.requests == 0).then_some(now);
         }
     }
 }
 
 /// Takes note of the requests of a connection.
 pub(super) fn attended(router: Router, connection: &Connection) -> Router {
-    let inner = Arc::clone(&connection.0);
+    let (connections, id) = (Arc::clone(&connection.connections), connection.id);
     router.layer(middleware::from_fn(move |request: Request, next: Next| {
-        let attended = Attended::new(&inner);
+        let attended = Attended::new(&connections, id);
         async move { held(next.run(request).await, attended) }
     }))
 }
 
 /// A response that holds something until it has been sent, or given up.
-pub(super) fn held<T: Send + Unpin + 'static>(response: Response<Body>, it: T) -> Response<Body> {
+pub fn held<T: Send + Unpin + 'static>(response: Response<Body>, it: T) -> Response<Body> {
     response.map(|body| Body::new(Holding { body, _it: it }))
 }
 
@@ -178,12 +175,16 @@ mod tests {
 
     use super::*;
 
+    fn ask(connection: &Connection) -> Attended {
+        Attended::new(&connection.connections, connection.id)
+    }
+
     #[test]
     fn the_connection_that_has_been_idle_for_longest_makes_room_and_an_attended_one_never() {
         let connections = Connections::new(1);
         let a = connections.admit().unwrap();
         let b = connections.admit().unwrap();
-        let asked = Attended::new(&a.0);
+        let asked = ask(&a);
         let c = connections.admit().unwrap();
         assert!(b.closed().now_or_never().is_some());
         assert!(a.closed().now_or_never().is_none());
@@ -193,7 +194,7 @@ mod tests {
         let d = connections.admit().unwrap();
         assert!(c.closed().now_or_never().is_some());
         drop(c);
-        let (_a, _d) = (Attended::new(&a.0), Attended::new(&d.0));
+        let (_a, _d) = (ask(&a), ask(&d));
         assert!(connections.admit().is_none());
         drop(a);
         assert!(connections.admit().is_some());
@@ -203,10 +204,9 @@ mod tests {
     fn what_has_ended_is_not_idle() {
         let connections = Connections::new(1);
         let a = connections.admit().unwrap();
-        let asked = Attended::new(&a.0);
+        let asked = ask(&a);
         drop(a);
         drop(asked);
-        let state = connections.state.lock();
-        assert_eq!((state.all, state.idle.len()), (0, 0));
+        assert!(connections.state.lock().all.is_empty());
     }
 }
