@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 use hearthnet_bus::NodeKey;
 use hearthnet_orchestrator::link::HostAddr;
 use hearthnet_orchestrator::{Cancel, ChatError};
+use hearthnet_shard::resident_bytes;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use crate::commands::shard::{Ready, resident_bytes};
+use crate::commands::shard::Ready;
 use crate::failure::{Failure, Kind};
 
 /// How long a host may take to load its layers. Loading is bound by the disk.

@@ -6,7 +6,9 @@ use std::time::Duration;
 use hearthnet_bus::Descriptor;
 use hearthnet_orchestrator::ChatError;
 use hearthnet_orchestrator::http::Health;
-use hearthnet_shard::{ServeConfig, ShardConfig, ShardHost, StartError, StartProgress};
+use hearthnet_shard::{
+    LoadPhase, ServeConfig, ShardConfig, ShardHost, StartError, StartProgress, resident_bytes,
+};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
@@ -287,25 +289,17 @@ pub(crate) fn start_progress() -> impl FnMut(StartProgress) + Send + 'static {
     let mut bar = None;
     let mut phase = "";
     move |step| {
-        let (what, done, total) = match step {
-            StartProgress::Hashing { done, total } => ("hashing the model", done, total),
-            StartProgress::Verifying { done, total } => ("checking the layers", done, total),
-            StartProgress::Loading { done, total } => ("loading the layers", done, total),
+        let what = match step.phase {
+            LoadPhase::Hashing => "hashing the model",
+            LoadPhase::Verifying => "checking the layers",
+            LoadPhase::Loading => "loading the layers",
             _ => return,
         };
         if phase != what {
             (bar, phase) = (Some(Progress::new(what)), what);
         }
         if let Some(bar) = &mut bar {
-            bar.set(done, total);
+            bar.set(step.done, step.total);
         }
     }
-}
-
-/// Memory that a process occupies now, in bytes, where the system tells (Linux).
-pub(crate) fn resident_bytes(pid: u32) -> Option<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib << 10)
 }

@@ -15,14 +15,14 @@ use hearthnet_bus::calls::Served;
 use hearthnet_bus::log::{Body, Level};
 use hearthnet_bus::{Descriptor, NodeId};
 use hearthnet_orchestrator::http::Health;
-use hearthnet_shard::{RunningHost, ServeConfig, ShardConfig, ShardHost};
+use hearthnet_shard::{RunningHost, ServeConfig, ShardConfig, ShardHost, resident_bytes};
 use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
 
 use super::Stop;
 use crate::args::Layers;
 use crate::commands::shard::{
-    Ready, announcement, resident_bytes, serve_config, start_failure, start_progress, stopping,
+    Ready, announcement, serve_config, start_failure, start_progress, stopping,
 };
 use crate::commands::{OpenModel, engine_options, print_bytes, print_json};
 use crate::community::{Home, log_failure, now_ms};
@@ -393,7 +393,7 @@ impl Serving<'_> {
             },
             ..ShardConfig::new(&model.path, (lo, hi), &listen)
         };
-        let host = ShardHost::start_in(config, &daemon_node.node, start_progress())
+        let host = ShardHost::start(config, &daemon_node.node, start_progress())
             .await
             .map_err(|e| start_failure(&listen, &e))?;
         Ok(host)
