@@ -120,7 +120,7 @@ impl Stubborn {
                 },
                 ..ShardConfig::new(model(), layers, &listen)
             };
-            let host = ShardHost::start_in(config, &node, |_| {})
+            let host = ShardHost::start(config, &node, |_| {})
                 .await
                 .expect("a host");
             (node, host)

@@ -156,7 +156,7 @@ pub async fn serve(settings: Settings) -> Result<(), HarnessError> {
         None => (ShardHost::start(config, &key, |_| {}).await, None),
         Some(home) => {
             let member = Member::start(&home, key, settings.pace).await?;
-            let host = ShardHost::start_in(config, &member.node, |_| {}).await;
+            let host = ShardHost::start(config, &member.node, |_| {}).await;
             (host, Some(member))
         }
     };

@@ -216,7 +216,7 @@ async fn a_node_that_does_not_listen_serves_no_shards() {
     let (node, _dir) = node(None).await;
     let source = FakeSource(Arc::new(Probe::default()));
     let config = ServeConfig::new("");
-    let started = crate::ShardHost::start_on_in(config, &node, served(), source, &mut |_| {}).await;
+    let started = crate::ShardHost::start_on(config, &node, served(), source, &mut |_| {}).await;
     assert!(matches!(
         started,
         Err(StartError::Setting {

@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use hearthnet_bus::NodeKey;
 use hearthnet_orchestrator::link::HostAddr;
 use hearthnet_orchestrator::{Cancel, ChatError};
+use hearthnet_shard::resident_bytes;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::failure::{Failure, Kind};
 use crate::host_setup::Ready;
-use crate::memory::resident_bytes;
 
 /// How long a host may take to load its layers. Loading is bound by the disk.
 const READY_DEADLINE: Duration = Duration::from_secs(120);

@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use hearthnet_bus::Descriptor;
-use hearthnet_shard::{RunningHost, ServeConfig, ShardConfig, StartError, StartProgress};
+use hearthnet_shard::{
+    LoadPhase, RunningHost, ServeConfig, ShardConfig, StartError, StartProgress, resident_bytes,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::commands::{OpenModel, engine_options};
 use crate::config::{Config, Host};
 use crate::failure::{Failure, Kind};
-use crate::memory::resident_bytes;
 use crate::output::{Progress, bytes};
 
 /// So few positions of context that its owner should hear of it: many conversations are longer.
@@ -176,17 +177,17 @@ pub(crate) fn start_progress() -> impl FnMut(StartProgress) + Send + 'static {
     let mut bar = None;
     let mut phase = "";
     move |step| {
-        let (what, done, total) = match step {
-            StartProgress::Hashing { done, total } => ("hashing the model", done, total),
-            StartProgress::Verifying { done, total } => ("checking the layers", done, total),
-            StartProgress::Loading { done, total } => ("loading the layers", done, total),
+        let what = match step.phase {
+            LoadPhase::Hashing => "hashing the model",
+            LoadPhase::Verifying => "checking the layers",
+            LoadPhase::Loading => "loading the layers",
             _ => return,
         };
         if phase != what {
             (bar, phase) = (Some(Progress::new(what)), what);
         }
         if let Some(bar) = &mut bar {
-            bar.set(done, total);
+            bar.set(step.done, step.total);
         }
     }
 }

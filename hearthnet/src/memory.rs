@@ -19,14 +19,6 @@ fn parse_available(meminfo: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// Memory that a process occupies now, in bytes, where the system tells (Linux).
-pub(crate) fn resident_bytes(pid: u32) -> Option<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib << 10)
-}
-
 /// Bytes of memory that running all of a model takes, about, whose file has so many: the weights,
 /// which are laid out anew in memory, an eighth of that for the keys and values of a conversation,
 /// and what the program itself needs.

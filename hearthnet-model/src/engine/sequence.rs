@@ -12,11 +12,11 @@ impl fmt::Display for SeqId {
     }
 }
 
-/// Rows to append to a sequence.
+/// Rows to append to a sequence, named by `S`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Span {
+pub struct Span<S = SeqId> {
     /// The sequence.
-    pub seq: SeqId,
+    pub seq: S,
     /// Where the rows begin: the sequence's length.
     pub position: u32,
     /// Number of rows, at least 1.

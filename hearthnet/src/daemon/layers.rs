@@ -384,7 +384,7 @@ impl Serving<'_> {
         let (model, threads) = (&self.order.model, self.order.threads);
         let mut config = shard_config(model, range, &listen, threads, all)?;
         config.serve.endpoint = endpoint;
-        let host = ShardHost::start_in(config, &daemon_node.node, start_progress())
+        let host = ShardHost::start(config, &daemon_node.node, start_progress())
             .await
             .map_err(|e| start_failure(&listen, &e))?;
         Ok(host)
