@@ -153,7 +153,7 @@ pub async fn serve(settings: Settings) -> Result<(), HarnessError> {
     // The matrices are tiny, and the honest caller needs the other cores.
     config.engine.threads = 1;
     let (host, member) = match settings.home {
-        None => (ShardHost::start(config, &key, |_| {}).await, None),
+        None => (ShardHost::start(config, &*key, |_| {}).await, None),
         Some(home) => {
             let member = Member::start(&home, key, settings.pace).await?;
             let host = ShardHost::start(config, &member.node, |_| {}).await;

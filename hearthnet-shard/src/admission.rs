@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use hearthnet_bus::calls::{Authority, BUS_PATH, CallServer, Registry, Research, Trust};
-use hearthnet_bus::flight::{self, Readers};
+use hearthnet_bus::flight::Readers;
 use hearthnet_bus::node::TensorAcceptor;
 use hearthnet_bus::{Capability, Expectation, Grant, NodeId, ReplayCache};
 use hearthnet_transport::{Admission, CloseCode, Hello, PATH, RefusedConnection, SessionClosed};
