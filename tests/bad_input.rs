@@ -173,7 +173,7 @@ fn layers_beyond_the_model_are_refused() {
     assert_fails(&output, 3, "bad_request");
 }
 
-/// A host served by hand with these settings: what it says before it would serve.
+/// A standalone host with these settings: what it says before it would serve.
 fn refused_host(layers: &str, settings: &[&str]) -> (Output, String) {
     refused(&Home::new(), model(), layers, settings)
 }

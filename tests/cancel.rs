@@ -153,7 +153,7 @@ impl Mesh {
         let bus = self.runtime.block_on(Client::connect_local(&door));
         Service {
             address: http::address(&server),
-            bus: bus.expect("the local door"),
+            bus: bus.expect("the local API"),
             server,
         }
     }

@@ -1,4 +1,4 @@
-//! The example app, as it stands in `examples/`, against a node's local door: what it
+//! The example app, as it stands in `examples/`, against a node's local API: what it
 //! prints is what the service answers.
 #![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
 
@@ -97,7 +97,7 @@ async fn the_example_app_prints_what_the_community_answers() {
     let own = NodeKey::from_secret(&[1; 32]).id();
     let authority = Arc::clone(&home) as Arc<dyn Authority>;
     let server = Arc::new(CallServer::new(own, registry, authority));
-    let door = LocalApi::open(dir.path(), server).await.expect("a door");
+    let door = LocalApi::open(dir.path(), server).await.expect("an API");
 
     // More tokens than the window has places, so that acknowledging is tried, too.
     let request = ChatRequest {

@@ -1,5 +1,5 @@
 //! What `hearthnet diagnose` finds out about a chat whose host died, in a community of real
-//! processes and over hosts that are served by hand; who is told what; and that nothing is told of
+//! processes and over standalone hosts; who is told what; and that nothing is told of
 //! what was said. Real model.
 #![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
 
@@ -256,7 +256,7 @@ fn a_plain_member_is_refused_by_every_node_and_learns_nothing() {
     });
 }
 
-/// A host that is served by hand, on the data directory of an owner of its own.
+/// A standalone host, on the data directory of an owner of its own.
 fn by_hand(layers: &str, admitted: &[&str]) -> (Home, Host) {
     let owner = Home::new();
     let (first, more) = admitted.split_first().expect("somebody");

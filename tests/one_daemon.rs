@@ -1,4 +1,4 @@
-//! One daemon per home: it serves layers, answers calls, and opens the doors for its own people, and
+//! One daemon per home: it serves layers, answers calls, and opens its interfaces for its own people, and
 //! its own layers count for its own chats. Real model, real processes, one machine.
 #![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
 
@@ -174,7 +174,7 @@ fn a_new_question_is_answered_here_when_no_host_can_be_had_and_goes_to_the_hosts
     let (answer, said) = alone_after_all(&founder, &beside(&[]));
     assert_eq!(answer.trim_end(), expected, "{said}");
     assert!(said.contains(here), "{said}");
-    // And through the OpenAI door.
+    // And through the OpenAI API.
     let ask = |stream: bool| {
         let body = serde_json::json!({
             "model": Path::new(model()).file_stem().and_then(|s| s.to_str()),
@@ -315,7 +315,7 @@ fn a_second_serve_says_where_the_daemon_is_and_succeeds() {
     assert_eq!(again["runs_already"], true);
     assert_eq!(again["url"], first.ready["url"]);
     let said = founder.says(&[&here()[..], &["serve"]].concat());
-    let url = first.ready["url"].as_str().expect("a door");
+    let url = first.ready["url"].as_str().expect("an API");
     assert!(said.contains(url), "{said}");
 }
 

@@ -1,4 +1,4 @@
-//! The HTTP door, asked by the clients that people have: OpenAI's own Python package, curl,
+//! The HTTP interface, asked by the clients that people have: OpenAI's own Python package, curl,
 //! Prometheus' parser. Real model, real processes.
 #![allow(
     clippy::expect_used,

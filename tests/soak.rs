@@ -350,7 +350,7 @@ fn cancel(mesh: &Mesh, chat: &Chat) -> usize {
         .expect("a runtime");
     runtime.block_on(async {
         let door = mesh.home.path().join("data/service");
-        let bus = Client::connect_local(&door).await.expect("the local door");
+        let bus = Client::connect_local(&door).await.expect("the local API");
         let params = json!({
             "messages": [{"role": "user", "content": PROMPTS[chat.prompt]}],
             "max_tokens": chat.tokens, "temperature": TEMPERATURE, "seed": SEED,
@@ -629,7 +629,7 @@ fn loiterers(mesh: &Mesh) -> Vec<TcpStream> {
         .cycle()
         .take(9)
         .map(|rest| {
-            let mut stream = TcpStream::connect(&mesh.address).expect("the door is open");
+            let mut stream = TcpStream::connect(&mesh.address).expect("the service listens");
             let request = format!("{post}{rest}");
             stream.write_all(request.as_bytes()).expect("a socket");
             stream

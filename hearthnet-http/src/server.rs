@@ -23,10 +23,10 @@ use crate::connections::{Connection, Connections, attended};
 /// Most bytes of a request's head, and of what is read ahead: more than any client sends.
 const HEAD_BYTES: usize = 64 << 10;
 
-/// How long the door waits after the system refused a connection, for want of descriptors say.
+/// How long the listener waits after the system refused a connection, for want of descriptors say.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// How the door is opened.
+/// How the interface is opened.
 #[derive(Debug, Clone)]
 #[allow(clippy::exhaustive_structs)] // Built with `..HttpSettings::default()`.
 pub struct HttpSettings {
@@ -56,7 +56,7 @@ impl Default for HttpSettings {
     }
 }
 
-/// Why the door cannot be opened.
+/// Why the listener cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HttpError {
@@ -73,7 +73,7 @@ pub enum HttpError {
     KeyNeeded(IpAddr),
 }
 
-/// A door that is open. Dropping it closes it at once.
+/// An open HTTP listener. Dropping it closes it at once.
 pub struct HttpServer {
     addr: SocketAddr,
     stop: watch::Sender<bool>,
@@ -209,9 +209,9 @@ async fn until_closed(connection: Connection, served: impl Future<Output = ()>) 
     }
 }
 
-/// Waits until the door is to close.
+/// Waits until the listener is to close.
 async fn told(stopped: &mut watch::Receiver<bool>) {
-    // Without a sender nobody holds the door any more.
+    // Without a sender nobody holds the server any more.
     let _ = stopped.wait_for(|stop| *stop).await;
 }
 

@@ -44,7 +44,7 @@ fn prompts_equal_those_of_jinja2() {
         let source = &REFERENCE.templates[&case.template];
         let mut template = ChatTemplate::new(source, "<s>", "</s>").unwrap();
         if let Some(seconds) = case.time {
-            template = template.with_time(TemplateTime::from_unix(seconds));
+            template = template.with_clock(move || TemplateTime::from_unix(seconds));
         }
         let messages = &REFERENCE.conversations[&case.conversation];
         let got = match template.render(messages, case.add_generation_prompt) {

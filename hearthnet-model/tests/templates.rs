@@ -55,7 +55,7 @@ fn source(name: &str) -> String {
 fn template(name: &str) -> ChatTemplate {
     ChatTemplate::new(&source(name), "<s>", "</s>")
         .unwrap_or_else(|error| panic!("{name}: {error}"))
-        .with_time(TemplateTime::from_unix(REFERENCE.now))
+        .with_clock(|| TemplateTime::from_unix(REFERENCE.now))
 }
 
 /// The variables of a conversation, as a template gets them.

@@ -1,4 +1,4 @@
-//! The door for programs on this machine, from both sides: what is offered there beside what a
+//! The local API for programs on this machine, from both sides: what is offered there beside what a
 //! node offers others, and asking, as any program here could.
 
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ pub(crate) const NODE_FLIGHT: &str = "node.flight@1.0";
 /// The model files that chats are answered with, told to programs on this machine only.
 pub(crate) const NODE_MODELS: &str = "node.models@1.0";
 
-/// Where in the data directory a service outside of any community has its door: a node of the
+/// Where in the data directory a service outside of any community has its local API: a node of the
 /// community may run on the same directory.
 pub(crate) const BY_HAND: &str = "service";
 
@@ -181,7 +181,7 @@ impl Handler for Offer {
     }
 }
 
-/// The door of a service outside of any community. Only programs of this user on this machine
+/// The local API of a service outside of any community. Only programs of this user on this machine
 /// come in, and what it does was said when it was started.
 pub(crate) struct StandaloneApi {
     door: LocalApi,

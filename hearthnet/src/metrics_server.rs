@@ -1,4 +1,4 @@
-//! The numbers of a host, for Prometheus: a door of their own, if it is wanted.
+//! The numbers of a host, for Prometheus: a listener of their own, if it is wanted.
 
 use std::time::Duration;
 
@@ -28,8 +28,8 @@ impl MetricsServer {
         }
     }
 
-    /// Opens the door that `flag` names, or the configuration; counts from then on. One that
-    /// only the configuration names is left shut when its port is taken: another host on this
+    /// Opens the listener that `flag` names, or the configuration; counts from then on. One that
+    /// only the configuration names is left out when its port is taken: another host on this
     /// machine has it.
     ///
     /// # Errors
@@ -70,7 +70,7 @@ impl MetricsServer {
         self.health.send_replace(health);
     }
 
-    /// Closes the door.
+    /// Closes the listener.
     pub(crate) async fn close(self) {
         if let Some(server) = self.server {
             server.shutdown(CLOSE_DEADLINE).await;

@@ -1,4 +1,4 @@
-//! This node at work, as the program sets it up: the listener for other members, the door
+//! This node at work, as the program sets it up: the listener for other members, the API
 //! for programs on this machine, and what it tells them about itself.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -162,7 +162,7 @@ impl Drop for AbortOnDrop {
 }
 
 impl DaemonNode {
-    /// Starts it: listens at `listen` (or as configured), admits joiners, opens the door for
+    /// Starts it: listens at `listen` (or as configured), admits joiners, opens the API for
     /// programs on this machine. `registry` may hold more that it can be asked to do, whose
     /// names `caps` announces.
     ///
@@ -232,7 +232,7 @@ impl DaemonNode {
         self.status.told.lock().serving = serving;
     }
 
-    /// Says in `node.status` where its OpenAI door is.
+    /// Says in `node.status` where its OpenAI API is.
     pub(crate) fn set_url(&self, url: Option<String>) {
         self.status.told.lock().url = url;
     }

@@ -1,4 +1,4 @@
-//! The chat service as the program sets it up: models, hosts or this machine, and the HTTP door.
+//! The chat service as the program sets it up: models, hosts or this machine, and the HTTP interface.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -108,7 +108,7 @@ pub(crate) fn settings(config: &Config) -> ServiceSettings {
     }
 }
 
-/// Opens the HTTP door to a service; `listen` overrides the configuration.
+/// Opens the HTTP interface of a service; `listen` overrides the configuration.
 pub(crate) async fn open_http(
     service: &Service,
     listen: Option<&str>,
@@ -125,7 +125,7 @@ pub(crate) fn count(part: Part) -> Result<Metrics, Failure> {
     Metrics::install(part).map_err(Failure::internal)
 }
 
-/// A door at `listen`, with the key that the configuration names.
+/// An HTTP listener at `listen`, with the key that the configuration names.
 pub(crate) fn http_settings(listen: &str, config: &Config) -> Result<HttpSettings, Failure> {
     Ok(HttpSettings {
         listen: listen.to_owned(),
@@ -138,7 +138,7 @@ pub(crate) fn http_settings(listen: &str, config: &Config) -> Result<HttpSetting
     })
 }
 
-/// Why a door cannot be opened that `flag` can put elsewhere.
+/// Why a listener cannot be opened that `flag` can put elsewhere.
 pub(crate) fn http_failure(error: &HttpError, flag: &str) -> Failure {
     match error {
         HttpError::KeyNeeded(_) => Failure::new(Kind::Config, error.to_string()).hint(
@@ -150,7 +150,7 @@ pub(crate) fn http_failure(error: &HttpError, flag: &str) -> Failure {
     }
 }
 
-/// Lets what is being answered end, and closes the door. Until then whoever comes is told that the
+/// Lets what is being answered end, and closes the listener. Until then whoever comes is told that the
 /// service stops.
 pub(crate) async fn close(server: HttpServer, service: &Service) {
     service.drain(DRAIN_DEADLINE).await;

@@ -8,7 +8,7 @@ const ALONE: [&str; 6] = [
     "policy.research.enable=true",
     "--set",
     "discovery.mdns=false",
-    // Every daemon has an HTTP door.
+    // Every daemon has an HTTP interface.
     "--set",
     "http.listen=127.0.0.1:0",
 ];
@@ -27,7 +27,7 @@ pub(crate) fn founded(settings: &[&str]) -> (Home, Server) {
     (founder, node)
 }
 
-/// `hearthnet serve` of a member, with its HTTP door at a free port.
+/// `hearthnet serve` of a member, with its HTTP interface at a free port.
 pub(crate) fn serve(home: &Home, settings: &[&str]) -> Server {
     let model = model();
     let command = ["serve", "--model", model, "--http", "127.0.0.1:0"];

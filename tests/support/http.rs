@@ -1,4 +1,4 @@
-//! A small client of the HTTP door, whose connection the test has in its own hands.
+//! A small client of the HTTP interface, whose connection the test has in its own hands.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -36,7 +36,7 @@ pub(crate) fn post_chat(address: &str, body: &Value) -> TcpStream {
 }
 
 fn send(address: &str, head: &str, body: Option<&str>) -> TcpStream {
-    let mut stream = TcpStream::connect(address).expect("the door is open");
+    let mut stream = TcpStream::connect(address).expect("the service listens");
     stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
     let body = body.unwrap_or_default();
     let length = body.len();

@@ -1,4 +1,4 @@
-//! The door is the TLS handshake: whose key is not admitted gets no further, however sound it is.
+//! Access is decided in the TLS handshake: whose key is not admitted gets no further, however sound it is.
 //! Nobody gets in without showing a certificate at all, either.
 
 use hearthnet_bus::NodeKey;

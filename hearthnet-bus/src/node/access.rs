@@ -184,7 +184,7 @@ impl Authority for Access {
 
 /// The grant that a session with this token stands on.
 pub(super) fn grant_of(token: &[u8]) -> Option<(NodeId, [u8; 16])> {
-    // The door has checked, or will check, everything else about it.
+    // The session authoriser has checked, or will check, everything else about it.
     let grant = Grant::verify_signature(token).ok()?;
     Some((grant.issuer, grant.id))
 }

@@ -284,7 +284,7 @@ async fn strangers_get_nothing_and_may_ask_to_join_only_while_there_is_an_invite
     let client = Client::new(first.dial(66, bus).await.unwrap(), Arc::new(key(66)));
     let refused = client.call(&echo(), &json!({})).unwrap().result().await;
     assert_eq!(refused.unwrap_err().code().as_str(), "unauthorized");
-    // The last invite is withdrawn: the door closes, also on those inside.
+    // The last invite is withdrawn: joiners are refused, also those that are connected.
     first.withdraw();
     assert_eq!(end_of(&mut socket).await.code, CloseCode::Unauthorized);
     assert_eq!(refusal(first.dial(66, bus).await), CloseCode::Unauthorized);

@@ -4,7 +4,7 @@
 //! controls, `{% generation %}`, Python's string and dictionary methods, `raise_exception`, Python's
 //! `tojson`: equal on llama.cpp's whole collection of templates, see `tests/templates.rs`), with
 //! `messages`, `add_generation_prompt`, `bos_token` and `eos_token` defined; `tools` and
-//! `documents` are not. `strftime_now` exists only when a time was given: without one, templates
+//! `documents` are not. `strftime_now` exists only when a clock was given: without one, templates
 //! that print a date fall back to their own, and the same messages give the same prompt on any
 //! day.
 //!
@@ -266,11 +266,15 @@ impl ChatTemplate {
         })
     }
 
-    /// Lets the template ask for the time: `strftime_now` formats `time`.
+    /// Lets the template ask for the time: `strftime_now` formats what `clock` says then.
     #[must_use]
-    pub fn with_time(mut self, time: TemplateTime) -> Self {
+    pub fn with_clock(
+        mut self,
+        clock: impl Fn() -> TemplateTime + Send + Sync + 'static,
+    ) -> Self {
         let format = move |format: &str| {
-            time.format(format)
+            clock()
+                .format(format)
                 .map_err(|e| minijinja::Error::new(ErrorKind::InvalidOperation, e))
         };
         self.environment.add_function("strftime_now", format);

@@ -54,7 +54,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// and loads a model.
 const BACK_AFTER: Duration = Duration::from_secs(30);
 
-/// When to ask again where the door itself is crowded.
+/// When to ask again where the listener itself is crowded.
 const CROWDED: Duration = Duration::from_secs(2);
 
 /// What handlers share.

@@ -1,4 +1,4 @@
-//! The door over a tiny real model, from the outside: bytes on a socket.
+//! The HTTP interface over a tiny real model, from the outside: bytes on a socket.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -9,7 +9,7 @@ use hearthnet_http::{ApiKey, Part};
 use super::*;
 use crate::service::tests::{Fixture, PATIENCE, fixture, settings};
 
-/// A door to a fixture.
+/// The HTTP interface of a fixture.
 struct House {
     server: HttpServer,
     fixture: Fixture,

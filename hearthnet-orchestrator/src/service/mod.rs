@@ -1,4 +1,4 @@
-//! The one path to an answer: every door (HTTP, the bus, the command line) asks here.
+//! The one path to an answer: every interface (HTTP, the bus, the command line) asks here.
 //!
 //! | concept | where |
 //! |---|---|

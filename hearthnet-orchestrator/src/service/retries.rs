@@ -23,7 +23,7 @@ const GRACE_MS: u64 = 10_000;
 
 /// What tells one request of a caller from others when it comes again.
 #[derive(Debug, Clone, Default)]
-#[allow(clippy::exhaustive_structs)] // Made by every door.
+#[allow(clippy::exhaustive_structs)] // Made by every interface.
 pub struct Mark {
     /// A digest of what is asked. Kept in memory only, and for as long as the request is remembered.
     pub request: u64,

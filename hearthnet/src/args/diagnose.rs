@@ -14,7 +14,7 @@ pub(crate) struct DiagnoseArgs {
     /// Only what one pipeline went through: its id, or how the id ends.
     #[arg(long, value_name = "ID")]
     pub(crate) pipeline: Option<String>,
-    /// A host that is served by hand, as its `shard serve` prints it (repeat for more). It tells
+    /// A standalone host, as its `shard serve` prints it (repeat for more). It tells
     /// whom it admits what concerns him, and who holds its own key everything.
     #[arg(long, value_name = "ENDPOINT#NODEID")]
     pub(crate) shard: Vec<HostAddr>,

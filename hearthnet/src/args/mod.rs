@@ -243,7 +243,7 @@ pub(crate) struct ServeArgs {
     /// one [default: http.listen, 127.0.0.1:7602].
     #[arg(long, value_name = "ADDR:PORT", conflicts_with = "peer_key")]
     pub(crate) http: Option<String>,
-    /// Serve this node by hand, outside of any community (repeat for more); this node itself always may.
+    /// Serve this node standalone, outside of any community (repeat for more); this node itself always may.
     #[arg(long, value_name = "NODEID")]
     pub(crate) peer_key: Vec<NodeId>,
     /// Threads that compute [default: engine.threads, else one per core].

@@ -65,7 +65,7 @@ pub(crate) fn run(args: &DiagnoseArgs, global: &Global, config: &Config) -> Resu
         return Err(
             Failure::new(Kind::Host, "no node runs here, and there is nobody to ask")
                 .code("no_node")
-                .hint("`hearthnet serve` and `hearthnet shard serve` keep a record while they run; --shard names a host that is served by hand"),
+                .hint("`hearthnet serve` and `hearthnet shard serve` keep a record while they run; --shard names a standalone host"),
         );
     }
 

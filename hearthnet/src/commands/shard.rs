@@ -20,7 +20,7 @@ use crate::metrics_server::MetricsServer;
 use crate::output::note;
 use crate::signals::stop_requests;
 
-/// Where a host listens that is served by hand, unless told otherwise: on this machine only.
+/// Where a standalone host listens, unless told otherwise: on this machine only.
 const LOOPBACK: &str = "127.0.0.1:0";
 
 pub(crate) fn run(command: ShardCommand, global: &Global, config: &Config) -> Result<(), Failure> {
@@ -28,7 +28,7 @@ pub(crate) fn run(command: ShardCommand, global: &Global, config: &Config) -> Re
     if !config.policy.research.enable {
         return Err(ChatError::ExperimentalDisabled.into());
     }
-    // Who names its callers serves them by hand; everybody else serves the community.
+    // Who names its callers serves them standalone; everybody else serves the community.
     let home = match args.peer_key.is_empty() {
         true => Home::find(global)?,
         false => None,

@@ -1,7 +1,7 @@
 //! `hearthnet status`: members, peers, layers, health and the log, at a glance.
 //!
 //! All but the live connections is in the log, so it works without a running node: the others are
-//! asked first what they know. Which peers are connected, a running node tells through its door for
+//! asked first what they know. Which peers are connected, a running node tells through its API for
 //! programs on this machine.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,7 +27,7 @@ use crate::failure::Failure;
 use crate::local_api;
 use crate::output::{bytes, span, table};
 
-/// What a running node tells of itself through its door.
+/// What a running node tells of itself through its local API.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Running {
     /// Where it listens.

@@ -1,9 +1,9 @@
 //! The one daemon of a home: a node of the community that gossips and answers calls, the chats of
-//! programs on this machine, their OpenAI door, and layers for the other members.
+//! programs on this machine, their OpenAI API, and layers for the other members.
 //!
 //! | part | file |
 //! |---|---|
-//! | node, listener, door for programs here | `../node.rs` |
+//! | node, listener, local API for programs here | `../node.rs` |
 //! | chats | `../community_service.rs`, `../service_setup.rs` |
 //! | layers | `layers.rs` |
 //! | asking a daemon that runs already | `attach.rs` |
@@ -58,11 +58,11 @@ pub(crate) struct Plan {
     pub(crate) for_layers: bool,
     /// Where to listen, instead of where the configuration says.
     pub(crate) listen: Option<String>,
-    /// The same of the OpenAI door.
+    /// The same of the OpenAI API.
     pub(crate) http: Option<String>,
     /// Layers that its chats run here.
     pub(crate) private: PrivateArgs,
-    /// The same of the door for Prometheus.
+    /// The same of the listener for Prometheus.
     pub(crate) metrics: Option<String>,
     /// Whether to print JSON.
     pub(crate) json: bool,
@@ -233,7 +233,7 @@ impl Daemon {
                     community_service::offer(&handle, &self.daemon_node, home, &model, config)?;
                 self.chats = Some(chats);
             }
-            // Whoever names a door wants chats.
+            // Whoever names an address for HTTP wants chats.
             Err(why) if plan.http.is_some() => return Err(why),
             Err(why) => note(format!("no chats for programs on this machine: {why}")),
         }
@@ -328,7 +328,7 @@ fn chat_model(
     Ok(model)
 }
 
-/// The HTTP door. One that nobody named is left shut when its port is taken.
+/// The HTTP interface. One that nobody named is left out when its port is taken.
 async fn http_door(
     listen: Option<&str>,
     chats: &Service,

@@ -94,7 +94,7 @@ impl Client {
         Self::start(wire, Some(Signs { key, node }))
     }
 
-    /// Calls without signing, through the local door.
+    /// Calls without signing, through the local API.
     pub fn local(wire: Wire) -> Self {
         Self::start(wire, None)
     }

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::error::CallError;
 use crate::Capability;
 
-/// Where calls are made on a node's listener, and at the local door.
+/// Where calls are made on a node's listener, and at the local API.
 pub const BUS_PATH: &str = "/bus/v1";
 
 /// Longest message, in bytes: a conversation that fills the context of the models this

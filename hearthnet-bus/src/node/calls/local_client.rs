@@ -1,4 +1,4 @@
-//! The other side of the local door: a program of this machine that calls its node.
+//! The other side of the local API: a program of this machine that calls its node.
 
 use std::net::SocketAddr;
 use std::path::Path;

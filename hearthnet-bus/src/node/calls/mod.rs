@@ -46,7 +46,7 @@
 //! echo.params = Params::none().required("text", Kind::text(1000));
 //! registry.register(echo, Arc::new(Echo))?;
 //! let server = Arc::new(CallServer::new(own, registry, community));
-//! let door = LocalApi::open(data_dir, server).await?; // for apps; peers come through the listener
+//! let api = LocalApi::open(data_dir, server).await?; // for apps; peers come through the listener
 //! # Ok(())
 //! # }
 //! ```

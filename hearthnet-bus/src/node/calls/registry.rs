@@ -37,7 +37,7 @@ pub struct CallContext {
     pub caller: NodeId,
     /// How far it is trusted.
     pub trust: Trust,
-    /// Whether an app on this machine calls, through the local door.
+    /// Whether an app on this machine calls, through the local API.
     pub is_local: bool,
     /// The version that was asked for.
     pub capability: Capability,

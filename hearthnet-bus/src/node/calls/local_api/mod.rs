@@ -1,8 +1,8 @@
-//! The door for apps on this machine: a plain WebSocket on the loopback interface.
+//! The local API, for apps on this machine: a plain WebSocket on the loopback interface.
 //!
 //! An app reads where it is from [`ENDPOINT_FILE`] and shows the token from
 //! [`TOKEN_FILE`], both in the node's data directory. Whoever can read the token is
-//! this user, so a call through the door is a call of this node. Web pages cannot use it:
+//! this user, so a call through it is a call of this node. Web pages cannot use it:
 //! they cannot read the token, and a browser says where a page came from.
 
 use std::fs;
@@ -42,14 +42,14 @@ const UPGRADE_DEADLINE: Duration = Duration::from_secs(5);
 /// How long a loop that cannot accept waits before it tries again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Why the door could not be opened.
+/// Why the local API could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LocalApiError {
     /// The system gives no port.
     #[error("cannot listen for apps at 127.0.0.1: {0}")]
     Listen(#[source] io::Error),
-    /// A file of the door could not be written.
+    /// A file of the local API could not be written.
     #[error("cannot write {}: {source}", path.display())]
     File {
         /// The file.
@@ -62,7 +62,7 @@ pub enum LocalApiError {
     Randomness,
 }
 
-/// An open door. Closed, and its files removed, by [`LocalApi::close`] or when dropped.
+/// An open local API. Closed, and its files removed, by [`LocalApi::close`] or when dropped.
 pub struct LocalApi {
     addr: SocketAddr,
     files: Option<Files>,
@@ -79,7 +79,7 @@ impl std::fmt::Debug for LocalApi {
 }
 
 impl LocalApi {
-    /// Opens a door on a free port of 127.0.0.1, for apps that can read `data_dir`.
+    /// Listens on a free port of 127.0.0.1, for apps that can read `data_dir`.
     ///
     /// # Errors
     /// [`LocalApiError`].
@@ -105,7 +105,7 @@ impl LocalApi {
         self.addr
     }
 
-    /// Closes the door and every connection, and removes its files.
+    /// Closes the listener and every connection, and removes its files.
     pub async fn close(mut self) {
         self.stop.cancel();
         drop(self.files.take());
@@ -127,7 +127,7 @@ fn new_token() -> Result<Zeroizing<String>, LocalApiError> {
     Ok(Zeroizing::new(URL_SAFE_NO_PAD.encode(bytes.as_slice())))
 }
 
-/// The door's files, removed when dropped unless another node has replaced them.
+/// The local API's files, removed when dropped unless another node has replaced them.
 struct Files([(PathBuf, Zeroizing<String>); 2]);
 
 impl Files {

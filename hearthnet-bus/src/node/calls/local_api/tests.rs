@@ -77,7 +77,7 @@ async fn an_app_with_the_token_calls_as_this_node() {
         .await
         .unwrap();
     assert_eq!(end["capabilities"][0]["capability"], "bus.describe@1.0");
-    // The door closes on those who are inside, too.
+    // Whoever is connected is cut off, too.
     door.close().await;
     let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
     while !client.is_lost() {

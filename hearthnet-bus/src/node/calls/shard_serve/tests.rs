@@ -70,7 +70,7 @@ impl TestCommunity {
         self.home.append(body);
     }
 
-    /// A call by the node with key `seed`, over a socket; key 1 calls through the local door.
+    /// A call by the node with key `seed`, over a socket; key 1 calls through the local API.
     async fn call(
         &self,
         seed: u8,
