@@ -7,13 +7,13 @@ use hearthnet_orchestrator::service::ServedModel;
 use hearthnet_orchestrator::{Cancel, Service};
 use tokio::runtime::Handle;
 
-use crate::commands::chat::open_backend;
-use crate::commands::{OpenModel, engine_options, load_head, text_model};
+use crate::backends::open_backend;
 use crate::community::Home;
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::hosts::{CommunityHosts, Links, Places, in_sync};
 use crate::local_api::offer_chats;
+use crate::models::{OpenModel, engine_options, load_head, text_model};
 use crate::node::DaemonNode;
 use crate::service_setup::{load, on_demand};
 

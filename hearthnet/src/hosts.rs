@@ -29,12 +29,12 @@ use serde_json::json;
 use tokio::runtime::Handle;
 use tokio::time::{timeout, timeout_at};
 
-use crate::commands::OpenModel;
-use crate::commands::chat::choice;
+use crate::backends::choice;
 use crate::community::{Home, endpoints_of, label, now_ms};
 use crate::config::Config as Settings;
 use crate::failure::Failure;
 use crate::layers::{missing, runs_text};
+use crate::models::OpenModel;
 use crate::node::Lock;
 use crate::output::note;
 

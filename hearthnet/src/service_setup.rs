@@ -22,10 +22,10 @@ use hearthnet_orchestrator::{Cancel, ChatError};
 use tokio::runtime::Handle;
 
 use crate::args::DoorArgs;
-use crate::commands::chat::{choice, pump_settings};
-use crate::commands::{OpenModel, engine_options, load_head, model_failure, text_model};
+use crate::backends::{choice, pump_settings};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
+use crate::models::{OpenModel, engine_options, load_head, model_failure, text_model};
 use crate::output::{Progress, note};
 
 /// How long chats may take to end when the service is asked to stop.

@@ -1,60 +1,37 @@
 //! `hearthnet shard serve`: layers of a model for other machines.
 
-use std::io::Read;
 use std::time::Duration;
 
-use hearthnet_bus::Descriptor;
 use hearthnet_orchestrator::ChatError;
 use hearthnet_orchestrator::http::Health;
-use hearthnet_shard::{ServeConfig, ShardConfig, ShardHost, StartError, StartProgress};
-use serde::{Deserialize, Serialize};
-use tokio::sync::mpsc;
+use hearthnet_shard::{ServeConfig, ShardConfig, ShardHost};
 
-use crate::args::{Global, Layers, PrivateArgs, ServeArgs, ShardCommand};
-use crate::commands::{engine_options, node_key, open_model, print_bytes, print_json, runtime};
+use crate::args::{Layers, PrivateArgs, ServeArgs, ShardCommand};
 use crate::community::Home;
-use crate::config::{Config, Host};
+use crate::context::Context;
 use crate::daemon::{self, Plan};
 use crate::failure::{Failure, Kind};
+use crate::hosting::serve_config;
+use crate::hosting::{
+    Ready, announcement, resident_bytes, start_failure, start_progress, stopping,
+};
 use crate::memory::named_layers_fit;
 use crate::metrics_server::MetricsServer;
-use crate::output::{Progress, bytes, note};
+use crate::models::{engine_options, open_model};
+use crate::output::{note, print, print_json};
+use crate::runtime::{block_on, stop_requests};
 
 /// Where a host listens that is served by hand, unless told otherwise: on this machine only.
 const LOOPBACK: &str = "127.0.0.1:0";
 
-/// So few positions of context that its owner should hear of it: many conversations are longer.
-const FEW_POSITIONS: u64 = 2000;
-
-/// What `--json` prints when the host is ready.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Ready {
-    /// `ADDR:PORT#NODEID`, as `chat --shard` takes it.
-    pub(crate) address: String,
-    /// The host's own words.
-    pub(crate) descriptor: Descriptor,
-    /// Bytes of the weights as they lie in memory.
-    pub(crate) weight_bytes: u64,
-    /// Bytes of KV cache per position of a sequence.
-    pub(crate) kv_bytes_per_position: u64,
-    /// Positions that the KV memory holds, of all conversations together.
-    #[serde(default)]
-    pub(crate) kv_positions: u64,
-    /// Memory of the process, where the system tells.
-    pub(crate) resident_bytes: Option<u64>,
-    /// URL of its numbers, if it shows them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) metrics: Option<String>,
-}
-
-pub(crate) fn run(command: ShardCommand, global: &Global, config: &Config) -> Result<(), Failure> {
+pub(crate) fn run(command: ShardCommand, cx: &Context) -> Result<(), Failure> {
     let ShardCommand::Serve(args) = command;
-    if !config.policy.research.enable {
+    if !cx.config.policy.research.enable {
         return Err(ChatError::ExperimentalDisabled.into());
     }
     // Who names its callers serves them by hand; everybody else serves the community.
     let home = match args.peer_key.is_empty() {
-        true => Home::find(global)?,
+        true => Home::find(cx)?,
         false => None,
     };
     if let Some(home) = home {
@@ -70,16 +47,13 @@ pub(crate) fn run(command: ShardCommand, global: &Global, config: &Config) -> Re
             json: args.json,
             lifeline: args.lifeline,
         };
-        return daemon::run(&plan, &home, global, config);
+        return daemon::run(&plan, &home, cx);
     }
-    let runtime = runtime()?;
-    let outcome = runtime.block_on(serve_by_hand(args, global, config));
-    runtime.shutdown_timeout(Duration::from_millis(500));
-    outcome
+    block_on(serve_by_hand(args, cx))
 }
 
 /// Serves the nodes that the command line names, without a community.
-async fn serve_by_hand(args: ServeArgs, global: &Global, config: &Config) -> Result<(), Failure> {
+async fn serve_by_hand(args: ServeArgs, cx: &Context) -> Result<(), Failure> {
     let Layers::Range(lo, hi) = args.layers else {
         return Err(Failure::new(
             Kind::Config,
@@ -90,19 +64,19 @@ async fn serve_by_hand(args: ServeArgs, global: &Global, config: &Config) -> Res
     let listen = args.listen.clone().unwrap_or_else(|| LOOPBACK.to_owned());
     // Signals count from here on: a Ctrl-C while loading ends the program cleanly, too.
     let mut stop = stop_requests(args.lifeline)?;
-    let numbers = MetricsServer::open(args.metrics.as_deref(), config).await?;
-    let key = node_key(global)?;
-    let model = open_model(global, config, args.model.as_ref(), None)?;
-    let settings = &config.research.distributed_inference.host;
+    let numbers = MetricsServer::open(args.metrics.as_deref(), &cx.config).await?;
+    let key = cx.global.node_key()?;
+    let model = open_model(cx, args.model.as_ref(), None)?;
+    let settings = &cx.config.research.distributed_inference.host;
     named_layers_fit(&model.file, &model.id, (lo, hi), settings.memory_budget_mb)?;
     let host_config = ShardConfig {
         model_id: Some(model.id),
         boundary: Some(model.file.spec().boundary),
         expected_weights: Some(model.weights),
-        engine: engine_options(config, args.threads),
+        engine: engine_options(&cx.config, args.threads),
         serve: ServeConfig {
             admitted: args.peer_key.clone(),
-            transport: config.transport()?,
+            transport: cx.config.transport()?,
             ..serve_config(settings, &listen)
         },
         ..ShardConfig::new(model.path, (lo, hi), &listen)
@@ -128,7 +102,7 @@ async fn serve_by_hand(args: ServeArgs, global: &Global, config: &Config) -> Res
     if args.json {
         print_json(&ready)?;
     } else {
-        print_bytes(announcement(&ready).as_bytes())?;
+        print(announcement(&ready))?;
     }
     tokio::select! {
         _ = stop.recv() => {}
@@ -145,167 +119,4 @@ async fn serve_by_hand(args: ServeArgs, global: &Global, config: &Config) -> Res
         // Asked twice: at once, then.
         _ = stop.recv() => Ok(()),
     }
-}
-
-/// How a host serves, as far as the settings say.
-pub(crate) fn serve_config(settings: &Host, listen: &str) -> ServeConfig {
-    ServeConfig {
-        max_concurrent_streams: settings.max_concurrent_streams,
-        max_streams_per_caller: match settings.max_streams_per_caller {
-            0 => u32::MAX,
-            most => most,
-        },
-        max_waiting_steps_per_caller: settings.max_waiting_steps_per_caller,
-        kv_budget_bytes: settings.kv_budget_mb << 20,
-        kv_share_per_caller: settings.kv_share_per_caller_percent,
-        prefill_piece: Duration::from_millis(settings.prefill_piece_ms),
-        niceness: settings.niceness,
-        evict_after: Some(settings.shard_eviction_idle_seconds)
-            .filter(|&seconds| seconds > 0)
-            .map(Duration::from_secs),
-        ..ServeConfig::new(listen)
-    }
-}
-
-/// What a host says that was asked to stop.
-pub(crate) fn stopping(settings: &Host) -> String {
-    format!(
-        "stopping: open streams may go on for {} s, new ones are refused; ask again to stop at once",
-        settings.drain_seconds
-    )
-}
-
-/// A message for every SIGINT, SIGTERM and SIGHUP (the terminal was closed: open streams are served
-/// to their end as with SIGTERM), and for the end of standard input when it is the lifeline.
-pub(crate) fn stop_requests(lifeline: bool) -> Result<mpsc::Receiver<()>, Failure> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (sender, receiver) = mpsc::channel(4);
-    let mut kinds = vec![SignalKind::interrupt(), SignalKind::terminate()];
-    if !hangup_is_ignored() {
-        kinds.push(SignalKind::hangup());
-    }
-    for kind in kinds {
-        let mut signals = signal(kind).map_err(Failure::internal)?;
-        let sender = sender.clone();
-        tokio::spawn(async move {
-            while signals.recv().await.is_some() && sender.send(()).await.is_ok() {}
-        });
-    }
-    if lifeline {
-        std::thread::spawn(move || {
-            let mut sink = [0; 64];
-            while matches!(std::io::stdin().read(&mut sink), Ok(n) if n > 0) {}
-            // The receiver is gone when the program is ending anyway.
-            let _ = sender.blocking_send(());
-        });
-    }
-    Ok(receiver)
-}
-
-/// Whether whoever started this program wants it to outlive the terminal, as `nohup` does.
-fn hangup_is_ignored() -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let ignored = status
-        .lines()
-        .find_map(|line| line.strip_prefix("SigIgn:"))
-        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    // Signal 1 is the lowest bit.
-    ignored.is_some_and(|mask| mask & 1 == 1)
-}
-
-pub(crate) fn announcement(ready: &Ready) -> String {
-    let d = &ready.descriptor;
-    let daemon_node = ready
-        .resident_bytes
-        .map_or_else(String::new, |n| format!(", process {}", bytes(n)));
-    format!(
-        "serving {} (layers {}-{} of {})\n  \
-         weights   {} in memory{daemon_node}\n  \
-         context   {} MiB for {} positions of all conversations together, {} each{}\n  \
-         identity  {}\n  \
-         streams   at most {}\n  \
-         address   {}\n{}",
-        d.model_id,
-        d.layer_range.0,
-        d.layer_range.1,
-        d.total_layers,
-        bytes(ready.weight_bytes),
-        d.kv_mb,
-        ready.kv_positions,
-        bytes(ready.kv_bytes_per_position),
-        match ready.kv_positions < FEW_POSITIONS {
-            true => ": few, longer conversations are refused (host.kv_budget_mb)",
-            false => "",
-        },
-        d.weights_sha256,
-        d.max_concurrent_streams,
-        ready.address,
-        ready
-            .metrics
-            .as_ref()
-            .map_or_else(String::new, |url| format!("  numbers   {url}\n")),
-    )
-}
-
-pub(crate) fn start_failure(listen: &str, error: &StartError) -> Failure {
-    let (kind, hint) = match error {
-        StartError::Listen(_) => (
-            Kind::Host,
-            format!("is another program using {listen}? port 0 takes a free one"),
-        ),
-        StartError::WeightsMismatch { .. } => {
-            (Kind::WeightsMismatch, "fetch the model again with `hearthnet model pull`".to_owned())
-        }
-        StartError::LayerRange { .. } => (
-            Kind::BadRequest,
-            "`hearthnet model inspect` tells how many layers the model has".to_owned(),
-        ),
-        StartError::KvBudget { needed, .. } => (
-            Kind::Config,
-            format!(
-                "set research.distributed_inference.host.kv_budget_mb to {} at the very least, and \
-                 to {} for conversations of 2,000 tokens",
-                needed.div_ceil(1 << 20),
-                (needed / 32 * 2000).div_ceil(1 << 20),
-            ),
-        ),
-        StartError::Setting { .. } => {
-            (Kind::Config, "`hearthnet config show` lists every setting".to_owned())
-        }
-        StartError::Model(_) | StartError::Load { .. } => (
-            Kind::Model,
-            "`hearthnet model inspect` shows what a file holds; `hearthnet model pull` fetches a fresh one"
-                .to_owned(),
-        ),
-        _ => (Kind::Internal, "try again".to_owned()),
-    };
-    Failure::new(kind, error.to_string()).hint(hint)
-}
-
-/// Shows how far a host has come with its start: a bar for each phase.
-pub(crate) fn start_progress() -> impl FnMut(StartProgress) + Send + 'static {
-    let mut bar = None;
-    let mut phase = "";
-    move |step| {
-        let (what, done, total) = match step {
-            StartProgress::Hashing { done, total } => ("hashing the model", done, total),
-            StartProgress::Verifying { done, total } => ("checking the layers", done, total),
-            StartProgress::Loading { done, total } => ("loading the layers", done, total),
-            _ => return,
-        };
-        if phase != what {
-            (bar, phase) = (Some(Progress::new(what)), what);
-        }
-        if let Some(bar) = &mut bar {
-            bar.set(done, total);
-        }
-    }
-}
-
-/// Memory that a process occupies now, in bytes, where the system tells (Linux).
-pub(crate) fn resident_bytes(pid: u32) -> Option<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib << 10)
 }

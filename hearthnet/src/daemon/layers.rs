@@ -21,18 +21,19 @@ use tokio::time::Instant;
 
 use super::Stop;
 use crate::args::Layers;
-use crate::commands::shard::{
-    Ready, announcement, resident_bytes, serve_config, start_failure, start_progress, stopping,
-};
-use crate::commands::{OpenModel, engine_options, print_bytes, print_json};
 use crate::community::{Home, log_failure, now_ms};
 use crate::config::Config;
 use crate::coverage::held_by_others;
 use crate::failure::{Failure, Kind};
+use crate::hosting::serve_config;
+use crate::hosting::{
+    Ready, announcement, resident_bytes, start_failure, start_progress, stopping,
+};
 use crate::layers::{Held, WaitLimits, choose, missing, room, runs_text, settle};
 use crate::memory::named_layers_fit;
+use crate::models::{OpenModel, engine_options};
 use crate::node::{self, DaemonNode, settle_in};
-use crate::output::{bytes, note};
+use crate::output::{bytes, note, print, print_json};
 
 /// How often an advertisement is renewed; it holds for four times as long (M26 section 5.1).
 const HEARTBEAT: Duration = Duration::from_secs(30);
@@ -99,7 +100,7 @@ pub(crate) fn print_news(json: bool, news: News) {
         }
         News::Line(_) => Ok(()),
         News::Ready(ready) if json => print_json(&ready),
-        News::Ready(ready) => print_bytes(announcement(&ready).as_bytes()),
+        News::Ready(ready) => print(announcement(&ready)),
     };
 }
 

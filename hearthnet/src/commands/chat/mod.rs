@@ -25,52 +25,44 @@ mod wrap;
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hearthnet_bus::NodeId;
 use hearthnet_bus::calls::Client;
 use hearthnet_model::catalogue::Resolved;
-use hearthnet_model::engine::{Engine, Head};
 use hearthnet_model::sampler::SamplingChoice;
 use hearthnet_model::{ChatMessage, ModelRef};
 use hearthnet_orchestrator::backend::Backend;
 use hearthnet_orchestrator::chat::{Conversation, Prompt, TextModel};
-use hearthnet_orchestrator::fallback::{LoadLocal, WithFallback};
-use hearthnet_orchestrator::health::SharedHealth;
-use hearthnet_orchestrator::hosts::{Choice, HostPool, HostSource, PooledHosts};
-use hearthnet_orchestrator::link::HostAddr;
-use hearthnet_orchestrator::local::{LocalBackend, SharedEngine};
-use hearthnet_orchestrator::router::GreedyCover;
-use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend};
+use hearthnet_orchestrator::hosts::HostSource;
+use hearthnet_orchestrator::local::SharedEngine;
 use hearthnet_orchestrator::{Cancel, ChatError};
-use tokio::runtime::{Handle, Runtime};
-
-use crate::args::{ChatArgs, Global, SamplingArgs};
-use crate::commands::{
-    OpenModel, engine_options, load_head, node_key, open_model, open_resolved, runtime, text_model,
-};
-use crate::community::{Home, label};
-use crate::config::Config;
-use crate::failure::{Failure, Kind};
-use crate::hosts::TransientNode;
-use crate::local_api::find_service;
-use crate::output::{Busy, Look, Progress, note};
+use tokio::runtime::Runtime;
 
 use self::interrupt::Interrupts;
 use self::question::question;
 pub(crate) use self::turns::{Print, print_text, stream_answer};
+use crate::args::{ChatArgs, SamplingArgs};
+use crate::backends::{connect, load_local, local_engine, open_backend_or_why, warned};
+use crate::community::{Home, label};
+use crate::config::Config;
+use crate::context::Context;
+use crate::failure::{Failure, Kind};
+use crate::hosts::TransientNode;
+use crate::local_api::find_service;
+use crate::models::find::resolve;
+use crate::models::{OpenModel, engine_options, load_head, open_model, open_resolved, text_model};
+use crate::output::{Busy, Look, note};
+use crate::runtime::runtime;
 
-pub(crate) fn run(args: ChatArgs, global: &Global, config: &Config) -> Result<(), Failure> {
+pub(crate) fn run(args: ChatArgs, cx: &Context) -> Result<(), Failure> {
     let started = Instant::now();
     args.sampling.check()?;
     let runtime = runtime()?;
     let look = Look::of_this_terminal();
     let mut chat = Chat {
         args: &args,
-        global,
-        config,
+        cx,
         runtime: &runtime,
         interrupts: Arc::new(Interrupts::watch(&runtime, look, args.json)),
         look,
@@ -96,8 +88,7 @@ pub(crate) fn run(args: ChatArgs, global: &Global, config: &Config) -> Result<()
 /// A chat of one user, with whoever answers it.
 struct Chat<'a> {
     args: &'a ChatArgs,
-    global: &'a Global,
-    config: &'a Config,
+    cx: &'a Context,
     runtime: &'a Runtime,
     interrupts: Arc<Interrupts>,
     look: Look,
@@ -141,7 +132,7 @@ struct Own {
 
 /// What people call hosts, looked up when one is to be named.
 struct Names<'a> {
-    global: &'a Global,
+    cx: &'a Context,
     home: Option<Home>,
     known: OnceCell<BTreeMap<String, String>>,
 }
@@ -150,7 +141,7 @@ impl Names<'_> {
     fn of(&self, host: &str) -> String {
         let known = self.known.get_or_init(|| {
             let home = self.home.clone();
-            let home = home.or_else(|| Home::find(self.global).ok().flatten());
+            let home = home.or_else(|| Home::find(self.cx).ok().flatten());
             let Some(home) = home else {
                 return BTreeMap::new();
             };
@@ -171,7 +162,7 @@ impl Names<'_> {
 impl<'a> Chat<'a> {
     fn names(&self) -> Names<'a> {
         Names {
-            global: self.global,
+            cx: self.cx,
             home: self.own.as_ref().and_then(|own| own.home.clone()),
             known: OnceCell::new(),
         }
@@ -188,14 +179,14 @@ impl Chat<'_> {
             || !args.shard.is_empty()
             || args.no_fallback
             || args.private.are_given();
-        let own_settings = self.global.set.iter().any(|s| !s.starts_with("policy."));
+        let own_settings = self.cx.global.set.iter().any(|s| !s.starts_with("policy."));
         if own_way || own_settings {
             return None;
         }
-        let dir = crate::paths::data_dir(self.global.data_dir.clone()).ok()?;
+        let dir = self.cx.global.dir().ok()?;
         // Whoever names no model is content with the one that the service has.
-        let wanted = match self.model.clone().or(self.config.model.default()) {
-            Some(named) => Some(super::model::resolve(self.global, &named).ok()?),
+        let wanted = match self.model.clone().or(self.cx.config.model.default()) {
+            Some(named) => Some(resolve(&self.cx.global, &named).ok()?),
             None => None,
         };
         let finding = find_service(&dir, wanted.as_ref());
@@ -287,20 +278,20 @@ impl Chat<'_> {
 
     /// Makes this process ready to answer by itself, on this machine or over hosts.
     fn open(&self) -> Result<Own, Failure> {
-        let (args, global, config) = (self.args, self.global, self.config);
-        let runtime = self.runtime;
+        let (args, cx, runtime) = (self.args, self.cx, self.runtime);
+        let config = &cx.config;
         if !args.local && !config.policy.research.enable {
             return Err(ChatError::ExperimentalDisabled.into());
         }
         let home = match args.local || !args.shard.is_empty() {
             true => None,
-            false => Some(community(global)?),
+            false => Some(community(cx)?),
         };
         // Before anybody waits for anything: is the model here?
         let named = self.model.clone().or(config.model.default());
         let resolved = match (&self.begun, named) {
             (Some(begun), _) => Some(begun.clone()),
-            (None, Some(named)) => Some(super::model::resolve(global, &named)?),
+            (None, Some(named)) => Some(resolve(&cx.global, &named)?),
             (None, None) => None,
         };
         // Others are looked for while the model is read.
@@ -309,12 +300,12 @@ impl Chat<'_> {
             None => TransientNode::default(),
         };
         let mut model = match resolved {
-            Some(resolved) => open_resolved(global, config, resolved)?,
+            Some(resolved) => open_resolved(cx, resolved)?,
             None => {
                 if home.is_some() {
                     runtime.block_on(transient.settle());
                 }
-                open_model(global, config, None, home.as_ref())?
+                open_model(cx, None, home.as_ref())?
             }
         };
         if let Some(home) = &home {
@@ -351,7 +342,8 @@ impl Chat<'_> {
 
     /// The layers for a conversation that has not begun.
     fn backend(&self, own: &Own) -> Result<Box<dyn Backend>, Failure> {
-        let (args, config, runtime, cancel) = (self.args, self.config, self.runtime, &self.cancel);
+        let (args, config) = (self.args, &self.cx.config);
+        let (runtime, cancel) = (self.runtime, &self.cancel);
         if let Some(engine) = &own.engine {
             return Ok(Box::new(engine.open()?));
         }
@@ -368,7 +360,7 @@ impl Chat<'_> {
                 (Box::new(hosts) as Box<dyn HostSource>, Vec::new())
             }
             None => {
-                let key = Arc::new(node_key(self.global)?);
+                let key = Arc::new(self.cx.global.node_key()?);
                 connect(runtime.handle(), &args.shard, &key, model, config)?
             }
         };
@@ -387,8 +379,8 @@ impl Chat<'_> {
 }
 
 /// The community to ask, where no hosts are named.
-fn community(global: &Global) -> Result<Home, Failure> {
-    Home::find(global)?.ok_or_else(|| {
+fn community(cx: &Context) -> Result<Home, Failure> {
+    Home::find(cx)?.ok_or_else(|| {
         Failure::from(ChatError::ShardUnavailable("no hosts are named, and this node is in no community".into()))
             .hint("join one with `hearthnet community join CODE`, name each host with --shard ENDPOINT#NODEID, or answer on this machine alone with --local")
     })
@@ -398,194 +390,4 @@ fn community(global: &Global) -> Result<Home, Failure> {
 fn may_chat(home: &Home, config: &Config) -> Result<(), Failure> {
     home.require_research(config)?;
     home.level().map(|_| ())
-}
-
-/// Everything on this machine, for one conversation: blocks and head share their threads.
-pub(crate) fn local_backend(
-    model: &OpenModel,
-    config: &Config,
-    threads: Option<usize>,
-) -> Result<(LocalBackend, Head), Failure> {
-    let (engine, head) = local_engine(model, config, threads)?;
-    Ok((engine.open()?, head))
-}
-
-/// Everything on this machine, for one conversation after the other.
-fn local_engine(
-    model: &OpenModel,
-    config: &Config,
-    threads: Option<usize>,
-) -> Result<(SharedEngine, Head), Failure> {
-    let fail = |e: &dyn std::fmt::Display| {
-        Failure::new(Kind::Model, format!("{}: {e}", model.path.display()))
-    };
-    let layers = 0..model.file.spec().layers;
-    let mut progress = Progress::new("loading the model");
-    let options = engine_options(config, threads);
-    let engine = Engine::load(&model.file, layers, &options, &mut |done, total| {
-        progress.set(done, total);
-    })
-    .map_err(|e| fail(&e))?;
-    let head = Head::beside(&model.file, &engine).map_err(|e| fail(&e))?;
-    Ok((SharedEngine::new(engine, &model.id, u64::MAX), head))
-}
-
-/// Connects to every host at once, for chats. A host that cannot be reached is left out as long as
-/// others have its layers; what is then missing, the router tells. Also says why any was left out.
-pub(crate) fn connect(
-    runtime: &Handle,
-    hosts: &[HostAddr],
-    key: &Arc<hearthnet_bus::NodeKey>,
-    model: &OpenModel,
-    config: &Config,
-) -> Result<(Box<dyn HostSource>, Vec<ChatError>), Failure> {
-    let pool = HostPool::new(
-        runtime.clone(),
-        Arc::clone(key),
-        config.transport()?,
-        hosts.iter().cloned(),
-    );
-    let source = PooledHosts {
-        choice: Choice {
-            health: pool.health().clone(),
-            ..choice(model, key.id(), config)
-        },
-        pool: Arc::new(pool),
-    };
-    let failures = runtime.block_on(source.reach());
-    Ok((Box::new(source), failures))
-}
-
-/// How hosts for a model are chosen.
-pub(crate) fn choice(model: &OpenModel, own_id: NodeId, config: &Config) -> Choice {
-    let inference = &config.research.distributed_inference;
-    Choice {
-        model: on_wire(model),
-        policy: Arc::new(GreedyCover),
-        max_shards: inference.max_shards_per_request,
-        own_id,
-        allow_self: inference.allow_self_as_shard,
-        health: SharedHealth::default(),
-    }
-}
-
-/// The wire's view of a model.
-pub(crate) fn on_wire(model: &OpenModel) -> ModelOnWire {
-    let (spec, bands) = (model.file.spec(), model.bands.clone());
-    ModelOnWire {
-        hosted: model.private.hosted(),
-        ..ModelOnWire::new(&model.id, model.weights, spec, bands)
-    }
-}
-
-/// Routes over the connected hosts and opens a stream on each one chosen. With
-/// `local`, this machine takes over when they cannot go on.
-pub(crate) fn open_route(
-    runtime: &Handle,
-    model: &OpenModel,
-    source: (Box<dyn HostSource>, Vec<ChatError>),
-    config: &Config,
-    local: Option<LoadLocal>,
-    cancel: &Cancel,
-) -> Result<Box<dyn Backend>, Failure> {
-    warned(open_backend_or_why(
-        runtime, model, source, config, local, cancel,
-    ))
-}
-
-/// A backend, and the hosts that it does without.
-type Opened = Result<(Box<dyn Backend>, Vec<ChatError>), ChatError>;
-
-fn open_backend_or_why(
-    runtime: &Handle,
-    model: &OpenModel,
-    (source, failures): (Box<dyn HostSource>, Vec<ChatError>),
-    config: &Config,
-    local: Option<LoadLocal>,
-    cancel: &Cancel,
-) -> Opened {
-    match open_backend(runtime, model, source, config, local, cancel) {
-        Ok(backend) => Ok((backend, failures)),
-        // A host that could not be reached explains a hole better than the hole does.
-        Err(error @ ChatError::ShardUnavailable(_)) => {
-            Err(failures.into_iter().next().unwrap_or(error))
-        }
-        Err(error) => Err(error),
-    }
-}
-
-fn warned(opened: Opened) -> Result<Box<dyn Backend>, Failure> {
-    let (backend, failures) = opened?;
-    for failure in &failures {
-        note(format!("warning: going on without one host: {failure}"));
-    }
-    Ok(backend)
-}
-
-/// How a sequence is pumped through hosts; with `fallback` they are given up after some failures.
-pub(crate) fn pump_settings(config: &Config, fallback: bool) -> PumpSettings {
-    let inference = &config.research.distributed_inference;
-    PumpSettings {
-        prefill_rows: inference.prefill_rows,
-        depth: inference.steps_in_flight,
-        health_timeout: Duration::from_secs_f64(inference.shard_health_timeout_seconds),
-        history_bytes: inference.history_mb << 20,
-        give_up_after: fallback.then_some(inference.fallback_to_local_after_failures),
-        room_timeout: Duration::from_secs(match fallback {
-            true => inference.room_timeout_before_fallback_seconds,
-            false => inference.room_timeout_seconds,
-        }),
-        start_timeout: Duration::from_secs(inference.room_timeout_at_start_seconds),
-    }
-}
-
-/// A backend over the hosts of a source. With `local`, this machine takes over when they cannot
-/// go on.
-pub(crate) fn open_backend(
-    runtime: &Handle,
-    model: &OpenModel,
-    source: Box<dyn HostSource>,
-    config: &Config,
-    local: Option<LoadLocal>,
-    cancel: &Cancel,
-) -> Result<Box<dyn Backend>, ChatError> {
-    let (wire, settings) = (on_wire(model), pump_settings(config, local.is_some()));
-    let hosts = ShardedBackend::open(runtime.clone(), wire, source, settings, cancel);
-    model.private.around(match local {
-        Some(local) => Box::new(WithFallback::begin(hosts, local, runtime, cancel)?),
-        None => Box::new(hosts?),
-    })
-}
-
-/// The layers of hosts on this machine, loaded if one chat comes to need them.
-fn load_local(model: &OpenModel, config: &Config) -> LoadLocal {
-    let (file, id) = (Arc::clone(&model.file), model.id.clone());
-    let layers = model.private.hosted();
-    let options = engine_options(config, None);
-    Box::new(move || {
-        let engine = Engine::load(&file, layers.clone(), &options, &mut |_, _| {})
-            .map_err(|e| ChatError::Engine(e.to_string()))?;
-        Ok(Box::new(LocalBackend::new(engine, &id)?))
-    })
-}
-
-/// The first Ctrl-C (or SIGTERM) cancels what is being answered; the second ends the program.
-pub(crate) fn watch_interrupt(runtime: &Runtime, cancel: Cancel) {
-    runtime.spawn(async move {
-        let Ok(mut term) =
-            tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
-        else {
-            return;
-        };
-        loop {
-            tokio::select! {
-                _ = tokio::signal::ctrl_c() => {}
-                _ = term.recv() => {}
-            }
-            if cancel.is_cancelled() {
-                std::process::exit(i32::from(Kind::Interrupted.exit_code()));
-            }
-            cancel.cancel();
-        }
-    });
 }
