@@ -11,7 +11,6 @@
 #![allow(
     clippy::expect_used,
     clippy::panic,
-    clippy::indexing_slicing,
     clippy::print_stderr,
     reason = "a test fails by panicking, and prints what it measured"
 )]
@@ -20,11 +19,11 @@ mod support;
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use hearthnet_testkit::lab::{Host, Lab};
 use serde_json::Value;
-use support::{PATIENCE, assert_fails, model, text};
+use support::{Home, assert_complains, assert_fails, model, text, until, until_answered};
 
 const QUESTION: &str = "Tell me a short story about a lighthouse keeper and a lost whale.";
 
@@ -35,7 +34,7 @@ const MEMORY: &str = "research.distributed_inference.host.memory_budget_mb=40";
 struct Household {
     name: &'static str,
     host: Host,
-    home: tempfile::TempDir,
+    home: Home,
 }
 
 /// A program that runs until it is dropped.
@@ -46,26 +45,17 @@ struct Running {
 
 impl Household {
     fn new(host: &Host, name: &'static str) -> Self {
-        let home = tempfile::tempdir().expect("a temporary directory");
         Self {
             name,
             host: host.clone(),
-            home,
+            home: Home::new(),
         }
     }
 
     /// `hearthnet ARGS`, typed in this household.
     fn hearthnet(&self, args: &[&str]) -> Command {
-        let mut command = self.host.command(env!("CARGO_BIN_EXE_hearthnet"));
-        command
-            .args(args)
-            .env("HEARTHNET_DATA_DIR", self.home.path().join("data"))
-            .env("XDG_CONFIG_HOME", self.home.path().join("config"))
-            .env("TMPDIR", self.home.path())
-            .env_remove("HEARTHNET_CONFIG")
-            .env_remove("HEARTHNET_LOG")
-            .stdin(Stdio::null());
-        command
+        let program = self.host.command(env!("CARGO_BIN_EXE_hearthnet"));
+        self.home.hearthnet_with(program, args)
     }
 
     fn output(&self, args: &[&str]) -> Output {
@@ -96,20 +86,10 @@ impl Household {
     /// `serve --layers auto`, up to its line that it is there: layers follow.
     fn serve(&self) -> Running {
         let model = model();
-        let model = model.to_str().expect("a UTF-8 path");
-        let mut serving = self.start(&[
-            "--set",
-            MEMORY,
-            "--set",
-            "engine.threads=1",
-            "serve",
-            "--model",
-            model,
-            "--layers",
-            "auto",
-            "--json",
-            "--lifeline",
-        ]);
+        let little = ["--set", MEMORY, "--set", "engine.threads=1"];
+        let serve = ["serve", "--model", model, "--layers", "auto"];
+        let tail = ["--json", "--lifeline"];
+        let mut serving = self.start(&[&little[..], &serve, &tail].concat());
         let ready = serving.line();
         assert!(!ready.is_empty(), "{}: {}", self.name, serving.complaint());
         serving
@@ -133,41 +113,18 @@ impl Household {
 
     /// The question, asked with the arguments that make answers comparable.
     fn chat(&self, extra: &[&str]) -> Output {
-        self.output(&chat(extra).iter().map(String::as_str).collect::<Vec<_>>())
+        self.output(&chat(extra))
     }
 
     /// Asks until there is an answer; the whole of it.
-    fn chat_until_answered(&self, extra: &[&str], why: &str) -> String {
-        let start = Instant::now();
-        loop {
-            let output = self.chat(extra);
-            if output.status.success() {
-                return text(&output.stdout);
-            }
-            assert!(
-                start.elapsed() < PATIENCE,
-                "{why}: {}",
-                text(&output.stderr)
-            );
-        }
+    fn chat_until_answered(&self, extra: &[&str]) -> String {
+        text(&until_answered(|| self.chat(extra)).stdout)
     }
 }
 
-fn chat(extra: &[&str]) -> Vec<String> {
-    let model = model();
-    let model = model.to_str().expect("a UTF-8 path");
-    let mut args = vec![
-        "chat",
-        QUESTION,
-        "--model",
-        model,
-        "--temperature",
-        "0.8",
-        "--seed",
-        "7",
-    ];
-    args.extend(extra);
-    args.into_iter().map(str::to_owned).collect()
+fn chat<'a>(extra: &[&'a str]) -> Vec<&'a str> {
+    let ask = ["chat", QUESTION, "--model", model()];
+    [&ask[..], &["--temperature", "0.8", "--seed", "7"], extra].concat()
 }
 
 impl Running {
@@ -205,16 +162,6 @@ impl Drop for Running {
     }
 }
 
-/// Waits until `is` holds; how long it took.
-fn until(what: &str, mut is: impl FnMut() -> bool) -> Duration {
-    let start = Instant::now();
-    while !is() {
-        assert!(start.elapsed() < PATIENCE, "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    start.elapsed()
-}
-
 /// Layers of the one model that nobody serves, as a household sees it; `None`: it knows of
 /// no model.
 fn missing(household: &Household) -> Option<Vec<Value>> {
@@ -250,11 +197,7 @@ fn three_households_answer_together_without_an_address_typed() {
     let late = Household::new(lab.host(2), "late");
     let again = late.output(&["community", "join", "--wait", "5s", code.trim()]);
     assert!(!again.status.success(), "{}", text(&again.stdout));
-    assert!(
-        text(&again.stderr).contains("used up"),
-        "{}",
-        text(&again.stderr)
-    );
+    assert_complains(&again, "used up");
 
     let started = Instant::now();
     let bakery_serves = bakery.serve();
@@ -268,7 +211,7 @@ fn three_households_answer_together_without_an_address_typed() {
 
     // No address, no key.
     let start = Instant::now();
-    let answer = cellar.chat_until_answered(&["--no-fallback"], "the first answer");
+    let answer = cellar.chat_until_answered(&["--no-fallback"]);
     eprintln!(
         "the first question is answered {:?} after it was asked",
         start.elapsed()
@@ -277,11 +220,9 @@ fn three_households_answer_together_without_an_address_typed() {
 
     // Homes that hold layers ask like any other, and their own layers count.
     for household in [&attic, &bakery] {
-        let answer =
-            household.chat_until_answered(&["--no-fallback"], "an answer beside its own layers");
+        let answer = household.chat_until_answered(&["--no-fallback"]);
         assert_eq!(answer, alone);
-        let asked = chat(&["--json"]);
-        let done = household.json(&asked.iter().map(String::as_str).collect::<Vec<_>>());
+        let done = household.json(&chat(&["--json"]));
         assert_eq!(format!("{}\n", done["text"].as_str().expect("text")), alone);
         let route = done["route"].as_array().expect("a route");
         let away = route.iter().filter(|hop| hop["host"].is_string()).count();
@@ -307,7 +248,7 @@ fn the_cable(bakery: &Household, cellar: &Household, alone: &str) {
     assert_eq!(text(&cellar.chat(&["--local"]).stdout), alone);
     bakery.host.plug(0);
     let start = Instant::now();
-    let answer = cellar.chat_until_answered(&["--no-fallback"], "an answer together again");
+    let answer = cellar.chat_until_answered(&["--no-fallback"]);
     eprintln!(
         "answered together again {:?} after the cable was plugged in",
         start.elapsed()
@@ -318,7 +259,6 @@ fn the_cable(bakery: &Household, cellar: &Household, alone: &str) {
 /// Everything is started at once. When does the first token come?
 fn from_cold(attic: &Household, bakery: &Household, cellar: &Household) -> (Running, Running) {
     let args = chat(&["--no-fallback", "--frames", "--max-tokens", "1"]);
-    let args: Vec<_> = args.iter().map(String::as_str).collect();
     let start = Instant::now();
     std::thread::scope(|scope| {
         let attic = scope.spawn(|| (attic.serve(), start.elapsed()));
@@ -345,7 +285,6 @@ fn revoked_mid_stream(attic: &Household, cellar: &Household) {
         .expect("a node id")
         .to_owned();
     let args = chat(&["--no-fallback", "--frames"]);
-    let args: Vec<_> = args.iter().map(String::as_str).collect();
     // A line so slow that the answer takes seconds, and the command has its time.
     cellar.host.bandwidth(0, 1);
     let mut asking = cellar.start(&args);
@@ -376,9 +315,5 @@ fn revoked_mid_stream(attic: &Household, cellar: &Household) {
     assert!(!asking.child.wait().expect("it ended").success());
     let after = cellar.chat(&["--no-fallback", "--max-tokens", "1", "--json"]);
     assert!(!after.status.success(), "{}", text(&after.stdout));
-    assert!(
-        text(&after.stderr).contains("revoked"),
-        "{}",
-        text(&after.stderr)
-    );
+    assert_complains(&after, "revoked");
 }

@@ -1,55 +1,43 @@
 //! What bad input gets: a typed error, a sentence that says what to do, a non-zero
 //! exit status, nothing half-written, no panic, no orphan.
-#![allow(
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test fails by panicking"
-)]
+#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
 
 mod support;
 
 use std::io::{BufRead, BufReader, Read};
-use std::process::Stdio;
+use std::process::{Output, Stdio};
 
 use rustix::process::{Signal, kill_process};
-use support::{Home, Host, assert_fails, children_of, model, pid, text, wait_for_end};
+use support::{
+    ENABLE, Home, Host, assert_complains, assert_fails, children_of, interrupt, model, pid, shards,
+    text, wait_for_end,
+};
 
-const ON: &str = "policy.research.enable=true";
-
-fn model_path() -> String {
-    model().to_str().expect("a UTF-8 path").to_owned()
-}
+/// A chat that says more than anybody waits for, frame by frame.
+const LONG: [&str; 5] = [
+    "chat",
+    "Count to a thousand in words.",
+    "--frames",
+    "--max-tokens",
+    "4000",
+];
 
 #[test]
 fn without_consent_nothing_is_served_and_nobody_is_asked() {
     let home = Home::new();
-    let serve = home.run(&[
-        "shard",
-        "serve",
-        "--model",
-        &model_path(),
-        "--layers",
-        "0-1",
-        "--json",
-    ]);
+    let serve = ["shard", "serve", "--model", model()];
+    let serve = home.run(&[&serve[..], &["--layers", "0-1", "--json"]].concat());
     assert_fails(&serve, 7, "experimental_disabled");
-    assert!(text(&serve.stderr).contains("policy.research.enable"));
-    let id = home.node_id();
-    let chat = home.run(&[
-        "chat",
-        "hi",
-        "--json",
-        "--shard",
-        &format!("127.0.0.1:1#{id}"),
-    ]);
+    assert_complains(&serve, "policy.research.enable");
+    let nowhere = format!("127.0.0.1:1#{}", home.node_id());
+    let chat = home.run(&["chat", "hi", "--json", "--shard", &nowhere]);
     assert_fails(&chat, 7, "experimental_disabled");
 }
 
 #[test]
 fn a_key_that_was_not_admitted_is_refused() {
     let (host_home, stranger) = (Home::new(), Home::new());
-    let host = Host::start(&host_home, &model_path(), "0-29", &host_home.node_id(), &[]);
+    let host = Host::start(&host_home, model(), "0-29", &host_home.node_id(), &[]);
     let output = stranger.ask("hi", &[&host], &["--no-fallback", "--max-tokens", "1"]);
     assert_fails(&output, 4, "shard_unavailable");
 }
@@ -58,21 +46,12 @@ fn a_key_that_was_not_admitted_is_refused() {
 fn a_host_with_another_key_than_named_is_refused() {
     let home = Home::new();
     let own = Home::new();
-    let mut host = Host::start(&own, &model_path(), "0-29", &home.node_id(), &[]);
-    let endpoint = host
-        .address
-        .split('#')
-        .next()
-        .expect("an endpoint")
-        .to_owned();
+    let mut host = Host::start(&own, model(), "0-29", &home.node_id(), &[]);
+    let (endpoint, _) = host.address.split_once('#').expect("an endpoint");
     host.address = format!("{endpoint}#{}", Home::new().node_id());
     let output = home.ask("hi", &[&host], &["--no-fallback", "--max-tokens", "1"]);
     assert_fails(&output, 4, "shard_unavailable");
-    assert!(
-        text(&output.stderr).contains("identity"),
-        "{}",
-        text(&output.stderr)
-    );
+    assert_complains(&output, "identity");
 }
 
 #[test]
@@ -82,33 +61,25 @@ fn a_host_with_other_weights_is_refused() {
     let other = other.to_str().expect("a UTF-8 path");
     let own = Home::new();
     let host = Host::start(&own, other, "0-29", &home.node_id(), &[]);
-    let model = model_path();
-    let output = home.ask(
-        "hi",
-        &[&host],
-        &["--no-fallback", "--max-tokens", "1", "--model", &model],
-    );
+    let extra = ["--no-fallback", "--max-tokens", "1", "--model", model()];
+    let output = home.ask("hi", &[&host], &extra);
     assert!(
         matches!(output.status.code(), Some(4 | 6)),
         "{}{}",
         text(&output.stdout),
         text(&output.stderr)
     );
-    assert!(text(&output.stderr).contains("hint: "));
+    assert_complains(&output, "hint: ");
 }
 
 #[test]
 fn layers_that_nobody_holds_are_named() {
     let home = Home::new();
     let own = Home::new();
-    let host = Host::start(&own, &model_path(), "0-9", &home.node_id(), &[]);
+    let host = Host::start(&own, model(), "0-9", &home.node_id(), &[]);
     let output = home.ask("hi", &[&host], &["--no-fallback", "--max-tokens", "1"]);
     assert_fails(&output, 4, "shard_unavailable");
-    assert!(
-        text(&output.stderr).contains("layer 10"),
-        "{}",
-        text(&output.stderr)
-    );
+    assert_complains(&output, "layer 10");
 }
 
 #[test]
@@ -116,69 +87,45 @@ fn a_host_that_does_not_answer_is_named() {
     let home = Home::new();
     let id = Home::new().node_id();
     // Port 1 of loopback: nobody listens there.
-    let output = home.run(&[
-        "--set",
-        ON,
-        "chat",
-        "hi",
-        "--json",
-        "--no-fallback",
-        "--shard",
-        &format!("127.0.0.1:1#{id}"),
-    ]);
+    let nowhere = format!("127.0.0.1:1#{id}");
+    let chat = ["chat", "hi", "--json", "--no-fallback"];
+    let output = home.run(&[&ENABLE[..], &chat, &["--shard", &nowhere]].concat());
     assert_fails(&output, 4, "shard_unavailable");
-    assert!(
-        text(&output.stderr).contains("127.0.0.1:1"),
-        "{}",
-        text(&output.stderr)
-    );
+    assert_complains(&output, "127.0.0.1:1");
 }
 
 #[test]
 fn an_unknown_model_is_a_sentence_with_what_to_do() {
     let home = Home::new();
-    let output = home.run(&[
-        "chat",
-        "hi",
-        "--local",
-        "--json",
-        "--model",
-        "no-such-model",
-    ]);
+    let chat = ["chat", "hi", "--local", "--json", "--model"];
+    let output = home.run(&[&chat[..], &["no-such-model"]].concat());
     assert_fails(&output, 3, "bad_request");
-    assert!(
-        text(&output.stderr).contains("hint: "),
-        "{}",
-        text(&output.stderr)
-    );
+    assert_complains(&output, "hint: ");
 }
 
 #[test]
 fn files_that_are_no_models_are_refused_by_name() {
     let home = Home::new();
     let whole = std::fs::read(model()).expect("the model");
-    let write = |name: &str, bytes: &[u8]| {
+    let named = |name: &str| {
         let path = home.path().join(name);
-        std::fs::write(&path, bytes).expect("a file");
         path.to_str().expect("a UTF-8 path").to_owned()
+    };
+    let write = |name: &str, bytes: &[u8]| {
+        std::fs::write(named(name), bytes).expect("a file");
+        named(name)
     };
     for path in [
         write("empty.gguf", b""),
         write("nonsense.gguf", &[0x5a; 4096]),
         write("cut.gguf", &whole[..whole.len() / 2]),
         write("header.gguf", &whole[..24]),
-        home.path().to_str().expect("a UTF-8 path").to_owned(),
-        home.path()
-            .join("missing.gguf")
-            .to_str()
-            .expect("a UTF-8 path")
-            .to_owned(),
+        named(""),
+        named("missing.gguf"),
     ] {
         let output = home.run(&["model", "inspect", &path, "--json"]);
         assert_fails(&output, 8, "model_unavailable");
-        let output = home.run(&[
-            "--set", ON, "shard", "serve", "--model", &path, "--layers", "0-1", "--json",
-        ]);
+        let (output, _) = refused(&home, &path, "0-1", &[]);
         assert_fails(&output, 8, "model_unavailable");
     }
 }
@@ -213,56 +160,29 @@ fn a_port_in_use_is_named() {
     let home = Home::new();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = taken.local_addr().expect("an address").to_string();
-    let output = home.run(&[
-        "--set",
-        ON,
-        "shard",
-        "serve",
-        "--model",
-        &model_path(),
-        "--layers",
-        "0-1",
-        "--listen",
-        &address,
-        "--json",
-    ]);
+    let serve = ["shard", "serve", "--model", model(), "--json"];
+    let how = ["--layers", "0-1", "--listen", &address];
+    let output = home.run(&[&ENABLE[..], &serve, &how].concat());
     assert_fails(&output, 9, "host_failed");
-    assert!(
-        text(&output.stderr).contains(&address),
-        "{}",
-        text(&output.stderr)
-    );
+    assert_complains(&output, &address);
 }
 
 #[test]
 fn layers_beyond_the_model_are_refused() {
-    let home = Home::new();
-    let output = home.run(&[
-        "--set",
-        ON,
-        "shard",
-        "serve",
-        "--model",
-        &model_path(),
-        "--layers",
-        "20-30",
-        "--json",
-    ]);
+    let (output, _) = refused_host("20-30", &[]);
     assert_fails(&output, 3, "bad_request");
 }
 
 /// A host served by hand with these settings: what it says before it would serve.
-fn refused_host(layers: &str, settings: &[&str]) -> (std::process::Output, String) {
-    let home = Home::new();
-    let path = model_path();
-    let mut args = vec!["--set", ON];
-    for setting in settings {
-        args.extend(["--set", setting]);
-    }
-    args.extend([
-        "shard", "serve", "--model", &path, "--layers", layers, "--json",
-    ]);
-    let output = home.run(&args);
+fn refused_host(layers: &str, settings: &[&str]) -> (Output, String) {
+    refused(&Home::new(), model(), layers, settings)
+}
+
+/// The same of a home's own, with any file.
+fn refused(home: &Home, path: &str, layers: &str, settings: &[&str]) -> (Output, String) {
+    let settings: Vec<&str> = settings.iter().flat_map(|one| ["--set", *one]).collect();
+    let serve = ["shard", "serve", "--model", path, "--layers", layers];
+    let output = home.run(&[&ENABLE[..], &settings, &serve, &["--json"]].concat());
     let said = text(&output.stderr) + &text(&output.stdout);
     (output, said)
 }
@@ -295,14 +215,11 @@ fn a_key_file_that_others_can_read_is_refused() {
     let home = Home::new();
     home.node_id();
     let key = home.path().join("data/node.key");
-    assert_eq!(
-        std::fs::metadata(&key)
-            .expect("the key")
-            .permissions()
-            .mode()
-            & 0o777,
-        0o600
-    );
+    let mode = std::fs::metadata(&key)
+        .expect("the key")
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o600);
     std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).expect("chmod");
     assert_fails(&home.run(&["id", "--json"]), 9, "host_failed");
 }
@@ -326,27 +243,10 @@ fn sampling_out_of_range_and_too_long_prompts_are_bad_requests() {
 fn a_host_killed_in_mid_answer_ends_the_chat_with_its_name_and_no_orphan() {
     let home = Home::new();
     let (a, b) = (Home::new(), Home::new());
-    let first = Host::start(&a, &model_path(), "0-14", &home.node_id(), &[]);
-    let second = Host::start(&b, &model_path(), "15-29", &home.node_id(), &[]);
-    let mut chat = home
-        .hearthnet(&[
-            "--set",
-            ON,
-            "chat",
-            "Count from one to five hundred in words.",
-            "--no-fallback",
-            "--frames",
-            "--max-tokens",
-            "4000",
-            "--shard",
-            &first.address,
-            "--shard",
-            &second.address,
-        ])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("hearthnet starts");
+    let first = Host::start(&a, model(), "0-14", &home.node_id(), &[]);
+    let second = Host::start(&b, model(), "15-29", &home.node_id(), &[]);
+    let over = shards([&first.address, &second.address]);
+    let mut chat = home.spawn(&[&ENABLE[..], &LONG, &["--no-fallback"], &over].concat());
     let mut lines = BufReader::new(chat.stdout.take().expect("a pipe")).lines();
     // Kill once the answer flows.
     let flowing = lines
@@ -379,22 +279,10 @@ fn a_host_killed_in_mid_answer_ends_the_chat_with_its_name_and_no_orphan() {
 #[test]
 fn ctrl_c_ends_a_chat_at_once_with_its_own_status() {
     let home = Home::new();
-    let mut chat = home
-        .hearthnet(&[
-            "chat",
-            "Count to a thousand.",
-            "--local",
-            "--frames",
-            "--max-tokens",
-            "4000",
-        ])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("hearthnet starts");
+    let mut chat = home.spawn(&[&LONG[..], &["--local"]].concat());
     let mut lines = BufReader::new(chat.stdout.take().expect("a pipe")).lines();
     lines.next().expect("a frame").expect("UTF-8");
-    kill_process(pid(chat.id()), Signal::INT).expect("it runs");
+    interrupt(&chat);
     assert!(lines.map_while(Result::ok).count() < 4000);
     assert_eq!(chat.wait().expect("an end").code(), Some(130));
 }
@@ -402,7 +290,7 @@ fn ctrl_c_ends_a_chat_at_once_with_its_own_status() {
 #[test]
 fn sigterm_ends_a_host_cleanly() {
     let home = Home::new();
-    let mut host = Host::start(&home, &model_path(), "0-1", &home.node_id(), &[]);
+    let mut host = Host::start(&home, model(), "0-1", &home.node_id(), &[]);
     host.signal(Signal::TERM);
     assert_eq!(host.process.child.wait().expect("an end").code(), Some(0));
 }
@@ -410,19 +298,7 @@ fn sigterm_ends_a_host_cleanly() {
 #[test]
 fn a_reader_that_goes_away_ends_the_chat_without_a_panic() {
     let home = Home::new();
-    let mut chat = home
-        .hearthnet(&[
-            "chat",
-            "Count to a thousand.",
-            "--local",
-            "--frames",
-            "--max-tokens",
-            "4000",
-        ])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("hearthnet starts");
+    let mut chat = home.spawn(&[&LONG[..], &["--local"]].concat());
     let mut lines = BufReader::new(chat.stdout.take().expect("a pipe")).lines();
     lines.next().expect("a frame").expect("UTF-8");
     drop(lines);
@@ -470,7 +346,7 @@ fn hosts_do_not_outlive_a_demo_that_is_killed() {
 fn hosts_do_not_outlive_a_demo_that_is_interrupted_and_nothing_is_left_behind() {
     let home = Home::new();
     let (mut demo, hosts) = running_demo(&home);
-    kill_process(pid(demo.id()), Signal::INT).expect("it runs");
+    interrupt(&demo);
     assert_eq!(demo.wait().expect("an end").code(), Some(130));
     for host in hosts {
         wait_for_end(host);

@@ -11,7 +11,6 @@
 #![allow(
     clippy::expect_used,
     clippy::panic,
-    clippy::indexing_slicing,
     clippy::print_stderr,
     reason = "a test fails by panicking, and prints what it measured"
 )]
@@ -106,7 +105,7 @@ struct Mesh {
     hosts: Vec<Host>,
     /// Where the hosts tell their numbers.
     told: Vec<String>,
-    model: String,
+    model: &'static str,
     runtime: Runtime,
 }
 
@@ -119,11 +118,10 @@ struct Service {
 
 impl Mesh {
     fn start() -> Self {
-        let (home, path) = (Home::new(), model());
-        let model = path.to_str().expect("a UTF-8 path").to_owned();
+        let (home, model) = (Home::new(), model());
         let admit = home.node_id();
         let start =
-            |layers: &&str| Host::start(&Home::new(), &model, layers, &admit, &gauges::SHOWN);
+            |layers: &&str| Host::start(&Home::new(), model, layers, &admit, &gauges::SHOWN);
         let hosts: Vec<Host> = LAYERS.iter().map(start).collect();
         Self {
             told: hosts.iter().map(gauges::address).collect(),
@@ -148,7 +146,7 @@ impl Mesh {
         let kept = format!("{d}.kept_conversations=0");
         let mut args = vec!["--set", ENABLE, "--set", &places, "--set", &kept];
         args.extend(["serve", "--json", "--lifeline", "--no-fallback"]);
-        args.extend(["--http", "127.0.0.1:0", "--model", &self.model]);
+        args.extend(["--http", "127.0.0.1:0", "--model", self.model]);
         args.extend(self.shards());
         let server = Server::start(&self.home, &args);
         let door = self.home.path().join("data/service");
@@ -179,7 +177,7 @@ impl Mesh {
                 let question = stage.question();
                 let mut args = vec!["--set", ENABLE, "chat", &question, "--frames"];
                 args.extend(["--no-fallback", "--max-tokens", "4000", "--seed", "7"]);
-                args.extend(["--temperature", "0.8", "--model", &self.model]);
+                args.extend(["--temperature", "0.8", "--model", self.model]);
                 args.extend(self.shards());
                 let child = self.home.hearthnet(&args).stdout(Stdio::piped()).spawn();
                 let mut child = child.expect("hearthnet starts");

@@ -1,10 +1,6 @@
 //! The example app, as it stands in `examples/`, against a node's local door: what it
 //! prints is what the service answers.
-#![allow(
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
+#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
 
 use std::path::Path;
 use std::process::Output;

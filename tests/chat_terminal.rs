@@ -1,12 +1,7 @@
 //! `hearthnet chat` as a person meets it: on a terminal, with lines that are edited and pasted, with
 //! Ctrl-C and Ctrl-D; and as a shell uses it, with files and pipes. Real model, real processes, and
 //! a terminal that is the process's own.
-#![allow(
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test fails by panicking"
-)]
+#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
 
 mod support;
 
@@ -462,12 +457,7 @@ fn ctrl_c_while_connecting_ends_at_once_with_its_own_status() {
     );
     let enable = ["--set", "policy.research.enable=true"];
     let ask = ["chat", "Hello.", "--no-fallback", "--shard", &host];
-    let mut child = home
-        .hearthnet(&[&enable[..], &ask].concat())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("hearthnet starts");
+    let mut child = home.spawn(&[&enable[..], &ask].concat());
     let (_connection, _) = silent.accept().expect("a caller");
     interrupt(&child);
     let status = child.wait().expect("its end");

@@ -1,25 +1,15 @@
 //! The life of a home in its community: backups and old copies, lost logs, leaving and coming back,
 //! being put out. Real processes on this machine; nobody finds anybody by multicast.
-#![allow(
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test fails by panicking"
-)]
+#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
 
 mod support;
 
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::Output;
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use support::community::{address, found, join, join_as, peers};
-use support::{Home, PATIENCE, Server, assert_fails, model, text};
-
-/// How every command here is typed: no multicast.
-const QUIET: [&str; 2] = ["--set", "discovery.mdns=false"];
+use support::{Home, QUIET, Server, assert_complains, assert_fails, model, succeeded, text, until};
 
 /// A node that stays, without a model: what it does for the community is all that counts here.
 fn serve(home: &Home, settings: &[&str]) -> Server {
@@ -34,13 +24,7 @@ fn run(home: &Home, settings: &[&str], command: &[&str]) -> Output {
 
 /// What a command that must succeed prints.
 fn says(home: &Home, settings: &[&str], command: &[&str]) -> String {
-    let output = run(home, settings, command);
-    assert!(
-        output.status.success(),
-        "{command:?}: {}",
-        text(&output.stderr)
-    );
-    text(&output.stdout)
+    succeeded(&run(home, settings, command))
 }
 
 fn json(home: &Home, settings: &[&str], command: &[&str]) -> Value {
@@ -69,12 +53,18 @@ fn lose_log(home: &Home) {
     }
 }
 
-fn until(what: &str, mut is: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !is() {
-        assert!(start.elapsed() < PATIENCE, "{what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+/// A founder, and its running node.
+fn founded() -> (Home, Server) {
+    let founder = Home::new();
+    found(&founder);
+    let node = serve(&founder, &[]);
+    (founder, node)
+}
+
+/// The code of a new invite.
+fn code(founder: &Home) -> String {
+    let invite = json(founder, &[], &["community", "invite"]);
+    invite["code"].as_str().expect("a code").to_owned()
 }
 
 /// The members as a home sees them: name, level, frozen.
@@ -107,9 +97,7 @@ fn second_anchor(founder: &Home, node: &Server) -> Home {
 
 #[test]
 fn a_home_that_was_backed_up_lived_on_and_was_lost_comes_back_and_nobody_is_frozen() {
-    let founder = Home::new();
-    found(&founder);
-    let node = serve(&founder, &[]);
+    let (founder, node) = founded();
     let bakery = second_anchor(&founder, &node);
     let known = peers(&node);
     let near = ["--set", &known];
@@ -122,11 +110,8 @@ fn a_home_that_was_backed_up_lived_on_and_was_lost_comes_back_and_nobody_is_froz
     says(&bakery, &[], &["backup", file]);
     assert_fails(&bakery.run(&["backup", file, "--json"]), 9, "log_failed");
     // Life goes on, and the founder hears of it.
-    says(
-        &bakery,
-        &near,
-        &["community", "invite", "--level", "trusted"],
-    );
+    let invite = ["community", "invite", "--level", "trusted", "--json"];
+    says(&bakery, &near, &invite[..4]);
     let invites = |home: &Home| {
         let said = json(home, &[], &["community", "invites"]);
         said["invites"].as_array().expect("a list").len()
@@ -145,7 +130,6 @@ fn a_home_that_was_backed_up_lived_on_and_was_lost_comes_back_and_nobody_is_froz
     drop(node);
     let status = json(&bakery, &[], &["status"]);
     assert_eq!(status["node"]["standing"]["log_in_doubt"], true);
-    let invite = ["community", "invite", "--level", "trusted", "--json"];
     assert_fails(&run(&bakery, &[], &invite), 10, "log_behind");
 
     let node = serve(&founder, &[]);
@@ -170,9 +154,7 @@ fn a_home_that_was_backed_up_lived_on_and_was_lost_comes_back_and_nobody_is_froz
 
 #[test]
 fn a_log_that_is_deleted_or_damaged_beyond_repair_comes_back_from_a_member() {
-    let founder = Home::new();
-    found(&founder);
-    let node = serve(&founder, &[]);
+    let (founder, node) = founded();
     let bakery = join(&founder, &node);
     let before = members(&bakery, &[]);
     assert_eq!(before.len(), 2);
@@ -180,12 +162,8 @@ fn a_log_that_is_deleted_or_damaged_beyond_repair_comes_back_from_a_member() {
     // Where the founder is stands beside the log: no address is given any more.
     lose_log(&bakery);
     let output = run(&bakery, &[], &["status", "--json"]);
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    assert!(
-        text(&output.stderr).contains("is back"),
-        "{}",
-        text(&output.stderr)
-    );
+    succeeded(&output);
+    assert_complains(&output, "is back");
     assert_eq!(members(&bakery, &[]), before);
     log_is_whole(&bakery);
 
@@ -217,19 +195,12 @@ fn a_log_that_is_deleted_or_damaged_beyond_repair_comes_back_from_a_member() {
 fn a_community_is_founded_once_whatever_was_lost() {
     let founder = Home::new();
     let create = ["community", "create", "Elm Street"];
+    let again = [&create[..], &["--json"]].concat();
     let first = json(&founder, &[], &create);
-    assert_fails(
-        &run(&founder, &[], &[&create[..], &["--json"]].concat()),
-        10,
-        "in_community",
-    );
+    assert_fails(&run(&founder, &[], &again), 10, "in_community");
     lose_log(&founder);
     std::fs::remove_file(data(&founder).join("log.community")).expect("it was there");
-    assert_fails(
-        &run(&founder, &[], &[&create[..], &["--json"]].concat()),
-        10,
-        "in_community",
-    );
+    assert_fails(&run(&founder, &[], &again), 10, "in_community");
     std::fs::remove_file(data(&founder).join("community.json")).expect("it was there");
     let second = json(&founder, &[], &create);
     assert_ne!(first["community"], second["community"]);
@@ -239,11 +210,8 @@ fn a_community_is_founded_once_whatever_was_lost() {
 #[test]
 fn a_founder_has_its_name_at_once_and_a_name_is_found_in_capitals() {
     let founder = Home::new();
-    says(
-        &founder,
-        &[],
-        &["community", "create", "Elm Street", "--as", "Attic"],
-    );
+    let create = ["community", "create", "Elm Street", "--as", "Attic"];
+    says(&founder, &[], &create);
     let anchor = |name: &str| (name.to_owned(), "anchor".to_owned(), false);
     assert_eq!(members(&founder, &[]), [anchor("Attic")]);
     log_is_whole(&founder);
@@ -254,15 +222,13 @@ fn a_founder_has_its_name_at_once_and_a_name_is_found_in_capitals() {
 
 #[test]
 fn the_last_anchor_is_neither_put_out_nor_demoted_nor_leaves_before_there_is_another() {
-    let founder = Home::new();
-    found(&founder);
-    let node = serve(&founder, &[]);
+    let (founder, node) = founded();
     let bakery = join(&founder, &node);
     let (own, other) = (founder.node_id(), bakery.node_id());
     for command in ["revoke", "demote"] {
         let output = run(&founder, &[], &["community", command, &own, "--json"]);
         assert_fails(&output, 10, "last_anchor");
-        assert!(text(&output.stderr).contains("community promote"));
+        assert_complains(&output, "community promote");
     }
     drop(node);
     let leave = ["community", "leave", "--yes", "--anyway", "--json"];
@@ -273,9 +239,7 @@ fn the_last_anchor_is_neither_put_out_nor_demoted_nor_leaves_before_there_is_ano
 
 #[test]
 fn invites_are_listed_with_who_used_them_and_a_withdrawn_one_lets_nobody_in() {
-    let founder = Home::new();
-    found(&founder);
-    let node = serve(&founder, &[]);
+    let (founder, node) = founded();
     let _bakery = join_as("member", &founder, &node);
     let list = |all: &[&str]| {
         let said = json(&founder, &[], &[&["community", "invites"], all].concat());
@@ -305,9 +269,7 @@ fn invites_are_listed_with_who_used_them_and_a_withdrawn_one_lets_nobody_in() {
 
 #[test]
 fn who_leaves_is_gone_for_the_others_and_can_join_again() {
-    let founder = Home::new();
-    found(&founder);
-    let node = serve(&founder, &[]);
+    let (founder, node) = founded();
     let bakery = join(&founder, &node);
     let id = bakery.node_id();
     // Nobody would know: refused, and nothing is changed.
@@ -326,9 +288,8 @@ fn who_leaves_is_gone_for_the_others_and_can_join_again() {
     let members_of_none = ["community", "members", "--json"];
     assert_fails(&run(&bakery, &[], &members_of_none), 10, "no_community");
 
-    let code = json(&founder, &[], &["community", "invite"]);
-    let code = code["code"].as_str().expect("a code");
-    says(&bakery, &near_again, &["community", "join", code]);
+    let code = code(&founder);
+    says(&bakery, &near_again, &["community", "join", &code]);
     assert_eq!(bakery.node_id(), id, "the key is as good as before");
     assert_eq!(members(&founder, &[]).len(), 2);
     log_is_whole(&bakery);
@@ -336,9 +297,7 @@ fn who_leaves_is_gone_for_the_others_and_can_join_again() {
 
 #[test]
 fn a_node_that_was_put_out_stops_says_so_everywhere_and_comes_back_with_a_new_key() {
-    let founder = Home::new();
-    found(&founder);
-    let node = serve(&founder, &[]);
+    let (founder, node) = founded();
     let bakery = join(&founder, &node);
     let (id, known) = (bakery.node_id(), peers(&node));
     let near = ["--set", &known];
@@ -349,28 +308,9 @@ fn a_node_that_was_put_out_stops_says_so_everywhere_and_comes_back_with_a_new_ke
     };
     // It is not there when it is put out, and hears of it when it comes.
     says(&founder, &[], &["community", "revoke", &id]);
-    let ended = |mut child: std::process::Child| {
-        let status = child.wait().expect("it ends");
-        let mut said = String::new();
-        let mut stderr = child.stderr.take().expect("a pipe");
-        stderr.read_to_string(&mut said).expect("a pipe");
-        (status.code(), said)
-    };
-    let serve_args = [
-        "serve",
-        "--model",
-        "none",
-        "--listen",
-        "127.0.0.1:0",
-        "--json",
-    ];
-    let child = bakery
-        .hearthnet(&[&QUIET[..], &near, &serve_args].concat())
-        .stdout(std::process::Stdio::null())
-        .stderr(std::process::Stdio::piped())
-        .spawn()
-        .expect("hearthnet starts");
-    let (status, said) = ended(child);
+    let serve = ["serve", "--model", "none", "--listen", "127.0.0.1:0"];
+    let output = run(&bakery, &near, &[&serve[..], &["--json"]].concat());
+    let (status, said) = (output.status.code(), text(&output.stderr));
     assert_eq!(status, Some(10), "{said}");
     assert!(said.contains("community leave"), "{said}");
     assert!(
@@ -385,35 +325,25 @@ fn a_node_that_was_put_out_stops_says_so_everywhere_and_comes_back_with_a_new_ke
         &["status"],
     ] {
         let output = run(&bakery, &[], command);
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        let said = text(&output.stderr);
-        assert!(
-            said.contains("warning: ") && said.contains("community leave"),
-            "{said}"
-        );
+        succeeded(&output);
+        assert_complains(&output, "warning: ");
+        assert_complains(&output, "community leave");
     }
     let standing = json(&bakery, &[], &["status"])["node"]["standing"].clone();
     assert_eq!(standing["state"], "revoked");
 
     says(&bakery, &[], &["community", "leave", "--yes"]);
-    let code = json(&founder, &[], &["community", "invite"]);
-    let code = code["code"].as_str().expect("a code");
-    says(&bakery, &near, &["community", "join", code]);
+    let code = code(&founder);
+    says(&bakery, &near, &["community", "join", &code]);
     assert_ne!(bakery.node_id(), id);
     assert_eq!(members(&founder, &[]).len(), 2);
 }
 
 #[test]
 fn a_home_without_a_daemon_that_was_put_out_hears_it_from_the_first_command_that_asks() {
-    let founder = Home::new();
-    found(&founder);
-    let node = serve(&founder, &[]);
+    let (founder, node) = founded();
     let known = peers(&node);
     let near = ["--set", &known, "--set", "policy.research.enable=true"];
-    let code = || {
-        let invite = json(&founder, &[], &["community", "invite"]);
-        invite["code"].as_str().expect("a code").to_owned()
-    };
     let put_out = || {
         let home = join(&founder, &node);
         says(&founder, &[], &["community", "revoke", &home.node_id()]);
@@ -421,20 +351,16 @@ fn a_home_without_a_daemon_that_was_put_out_hears_it_from_the_first_command_that
     };
     let warns = |home: &Home, command: &[&str]| {
         let output = run(home, &[], command);
-        let said = text(&output.stderr);
-        let told = said.contains("warning: ") && said.contains("community leave");
-        assert!(told, "{command:?}: {said}");
+        assert_complains(&output, "warning: ");
+        assert_complains(&output, "community leave");
     };
 
     // A chat ends with it, and says what to do.
     let home = put_out();
-    let model = model();
-    let model = model.to_str().expect("a UTF-8 path");
-    let chat = ["chat", "hi", "--model", model, "--no-fallback"];
+    let chat = ["chat", "hi", "--model", model(), "--no-fallback"];
     let answer = run(&home, &near, &chat);
-    let said = text(&answer.stderr);
-    assert_eq!(answer.status.code(), Some(10), "{said}");
-    assert!(said.contains("community leave"), "{said}");
+    assert_eq!(answer.status.code(), Some(10), "{}", text(&answer.stderr));
+    assert_complains(&answer, "community leave");
     // From then on every command does, also those that do not look into the log.
     let backup = home.path().join("backup");
     let backup = backup.to_str().expect("a UTF-8 path");
@@ -450,7 +376,7 @@ fn a_home_without_a_daemon_that_was_put_out_hears_it_from_the_first_command_that
 
     // A code does not make a member of a key that was put out, and the answer is not "already".
     let home = put_out();
-    let fresh = code();
+    let fresh = code(&founder);
     let join_again = ["community", "join", &fresh, "--json"];
     assert_fails(&run(&home, &near, &join_again), 10, "revoked");
     warns(&home, &["status"]);
@@ -464,7 +390,7 @@ fn a_home_without_a_daemon_that_was_put_out_hears_it_from_the_first_command_that
             (&left["told"], &left["kept_key"]),
             (&Value::Null, &false.into())
         );
-        says(&home, &near, &["community", "join", &code()]);
+        says(&home, &near, &["community", "join", &code(&founder)]);
         assert_ne!(home.node_id(), id);
     }
 
@@ -475,7 +401,7 @@ fn a_home_without_a_daemon_that_was_put_out_hears_it_from_the_first_command_that
     for name in ["log.community", "community.json"] {
         let _ = std::fs::remove_file(data(&home).join(name));
     }
-    let fresh = code();
+    let fresh = code(&founder);
     let join_again = ["community", "join", &fresh, "--json"];
     assert_fails(&run(&home, &near, &join_again), 10, "revoked");
     std::fs::remove_file(data(&home).join("node.key")).expect("a key");
@@ -484,15 +410,13 @@ fn a_home_without_a_daemon_that_was_put_out_hears_it_from_the_first_command_that
 
 #[test]
 fn of_three_nodes_that_could_admit_a_joiner_one_does() {
-    let founder = Home::new();
-    found(&founder);
-    let node = serve(&founder, &[]);
+    let (founder, node) = founded();
     let known = peers(&node);
     let near = ["--set", &known];
     let others = [join(&founder, &node), join(&founder, &node)];
     let serving = others.each_ref().map(|home| serve(home, &near));
     let code = json(&founder, &[], &["community", "invite", "--uses", "5"]);
-    let code = code["code"].as_str().expect("a code");
+    let code = code["code"].as_str().expect("a code").to_owned();
     let invite = json(&founder, &[], &["community", "invites"]);
     let invite = invite["invites"][0]["invite"].clone();
     // All three know the invite before anybody asks.
@@ -507,7 +431,7 @@ fn of_three_nodes_that_could_admit_a_joiner_one_does() {
     let addresses: Vec<&str> = [&node, &serving[0], &serving[1]].map(address).to_vec();
     let everybody = format!("discovery.static_peers={addresses:?}");
     let late = Home::new();
-    let joined = json(&late, &["--set", &everybody], &["community", "join", code]);
+    let joined = json(&late, &["--set", &everybody], &["community", "join", &code]);
     assert_eq!(joined["members"], 4);
     until("everybody knows the joiner", || {
         members(&others[0], &[]).len() == 4 && members(&founder, &[]).len() == 4
@@ -523,28 +447,21 @@ fn of_three_nodes_that_could_admit_a_joiner_one_does() {
 
 #[test]
 fn a_joiner_without_a_configuration_ends_with_one_that_works() {
-    let founder = Home::new();
-    found(&founder);
-    let node = serve(&founder, &[]);
+    let (founder, node) = founded();
     let known = peers(&node);
-    let code = json(&founder, &[], &["community", "invite"]);
-    let code = code["code"].as_str().expect("a code");
+    let code = code(&founder);
     let late = Home::new();
-    let join = ["community", "join", code, "--name", "Cellar"];
+    let join = ["community", "join", &code, "--name", "Cellar"];
     let output = run(&late, &["--set", &known], &join);
-    let said = text(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    assert!(
-        said.contains("enable = false"),
-        "how to switch it off: {said}"
-    );
+    succeeded(&output);
+    // How to switch it off.
+    assert_complains(&output, "enable = false");
     let config = late.path().join("config/hearthnet/hearthnet.toml");
     let config = std::fs::read_to_string(config).expect("a configuration");
     assert!(config.contains("name = \"Cellar\""), "{config}");
     // What was recommended: it gets as far as looking for hosts, of which there are none.
     let chat = ["chat", "hello", "--no-fallback", "--json", "--model"];
-    let model = support::model();
-    let chat = [&chat[..], &[model.to_str().expect("a UTF-8 path")]].concat();
+    let chat = [&chat[..], &[model()]].concat();
     let near = ["--set", &known];
     assert_fails(&run(&late, &near, &chat), 4, "shard_unavailable");
 }

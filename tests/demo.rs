@@ -1,10 +1,5 @@
 //! The main job, as the README's first command runs it.
-#![allow(
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test fails by panicking"
-)]
+#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
 
 mod support;
 

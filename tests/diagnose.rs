@@ -1,12 +1,7 @@
 //! What `hearthnet diagnose` finds out about a chat whose host died, in a community of real
 //! processes and over hosts that are served by hand; who is told what; and that nothing is told of
 //! what was said. Real model.
-#![allow(
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test fails by panicking"
-)]
+#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
 
 mod support;
 
@@ -14,19 +9,22 @@ use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::net::TcpListener;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
 use hearthnet_bus::calls::{
     Authority, CallContext, CallError, CallServer, FrameSink, Handler, Registry, Research, Trust,
 };
+use hearthnet_bus::flight::Readers;
 use hearthnet_bus::node::bus_rule;
 use hearthnet_bus::now_ms;
-use hearthnet_bus::{NodeId, NodeKey, flight};
+use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_transport::{Admission, Arrival, CloseCode, Config, Hello, PathListener, PathRule};
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use support::{Home, Host, PATIENCE, Server, assert_fails, community, frames, model, text};
+use support::{
+    ENABLE, Home, Host, QUIET, Server, TOGETHER, assert_fails, community, frames, model, shards,
+    text, until,
+};
 use tokio::runtime::Runtime;
 
 /// Words that nobody says by chance.
@@ -34,10 +32,7 @@ const PROMPT: &str = "Tell me about zyzzyva, quokka and umbrella, at length.";
 const RARE: [&str; 3] = ["zyzzyva", "quokka", "umbrella"];
 
 fn diagnose(home: &Home, extra: &[&str]) -> String {
-    let args = ["--set", "discovery.mdns=false", "diagnose"];
-    let output = home.run(&[&args[..], extra].concat());
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    text(&output.stdout)
+    home.says(&[&QUIET[..], &["diagnose"], extra].concat())
 }
 
 fn diagnose_json(home: &Home, extra: &[&str]) -> Value {
@@ -47,16 +42,10 @@ fn diagnose_json(home: &Home, extra: &[&str]) -> Value {
 
 /// A chat, frame by frame. After some tokens `meddle` hears the frames so far, once.
 fn chat(home: &Home, meddle: impl FnOnce(&[Value])) -> Vec<Value> {
-    let model = model();
-    let model = model.to_str().expect("a UTF-8 path");
-    let enable = ["--set", "policy.research.enable=true", "chat", PROMPT];
+    let ask = ["chat", PROMPT, "--frames", "--model", model()];
     let greedy = ["--temperature", "0", "--max-tokens", "64"];
-    let ask = [&["--frames", "--model", model][..], &greedy].concat();
-    frames(
-        &mut home.hearthnet(&[enable.as_slice(), &ask].concat()),
-        8,
-        meddle,
-    )
+    let args = [&ENABLE[..], &ask, &greedy].concat();
+    frames(&mut home.hearthnet(&args), 8, meddle)
 }
 
 /// Every number and list under a key, over all of a value.
@@ -73,10 +62,7 @@ fn keys_of(value: &Value, key: &str, seen: &mut dyn FnMut(&str, &Value)) {
 
 #[test]
 fn a_chat_whose_host_died_can_be_followed_over_all_nodes_and_not_read() {
-    let founder = Home::new();
-    community::found(&founder);
-    let off = "research.distributed_inference.fallback_to_local=false";
-    let node = community::serve(&founder, &["--set", off]);
+    let (founder, node) = community::founded(&TOGETHER);
     let members: Vec<Home> = (0..3).map(|_| community::join(&founder, &node)).collect();
     let mut hosts: Vec<Option<Server>> = ["0-14", "15-29", "15-29"]
         .iter()
@@ -86,21 +72,13 @@ fn a_chat_whose_host_died_can_be_followed_over_all_nodes_and_not_read() {
     let ids: Vec<String> = members.iter().map(Home::node_id).collect();
 
     // The founder has to know both hosts of the second half before one of them dies.
-    let deadline = Instant::now() + PATIENCE;
-    loop {
+    let caller = founder.node_id();
+    until("the founder knows all three", || {
         let seen = diagnose_json(&founder, &[]);
-        let adverts = seen["events"].as_array().expect("events").iter();
-        let adverts = adverts
-            .filter(|e| e["node"] == founder.node_id() && e["event"]["kind"] == "advert_seen");
-        let who: BTreeSet<&str> = adverts
-            .filter_map(|e| e["event"]["peer"].as_str())
-            .collect();
-        if who.len() == 3 {
-            break;
-        }
-        assert!(Instant::now() < deadline, "{seen:#}");
-        std::thread::sleep(Duration::from_millis(200));
-    }
+        let adverts = of_kind(&seen, &caller, "advert_seen").into_iter();
+        let who = adverts.filter_map(|advert| advert["event"]["peer"].as_str());
+        who.collect::<BTreeSet<_>>().len() == 3
+    });
 
     let mut victim = None;
     let frames = chat(&founder, |frames| {
@@ -117,7 +95,6 @@ fn a_chat_whose_host_died_can_be_followed_over_all_nodes_and_not_read() {
     let victim = victim.expect("a host was killed");
     let (dead, spare) = (ids[victim].as_str(), ids[3 - victim].as_str());
     let first = ids[0].as_str();
-    let caller = founder.node_id();
     let done = &frames.last().expect("frames")["data"];
 
     let whole = diagnose_json(&founder, &[]);
@@ -216,9 +193,7 @@ fn a_chat_whose_host_died_can_be_followed_over_all_nodes_and_not_read() {
 
 #[test]
 fn a_plain_member_is_refused_by_every_node_and_learns_nothing() {
-    let founder = Home::new();
-    community::found(&founder);
-    let node = community::serve(&founder, &[]);
+    let (founder, node) = community::founded(&[]);
     let trusted = community::join(&founder, &node);
     let _host = community::host(&trusted, &node, "0-29");
     let member = community::join_as("member", &founder, &node);
@@ -237,8 +212,8 @@ fn a_plain_member_is_refused_by_every_node_and_learns_nothing() {
     assert!(secrets.len() >= 2, "a pipeline and its session: {whole:#}");
 
     let peers = community::peers(&node);
-    let settings = ["--set", "discovery.mdns=false", "--set", &peers];
-    let ask = |json: &[&str]| member.run(&[&settings, &["diagnose"][..], json].concat());
+    let known = ["--set", &peers, "diagnose"];
+    let ask = |json: &[&str]| member.run(&[&QUIET[..], &known, json].concat());
     let (people, programs) = (ask(&[]), ask(&["--json"]));
     assert_fails(&programs, 10, "unauthorized");
     let seen: Value = serde_json::from_slice(&programs.stdout).expect("one JSON object");
@@ -271,39 +246,23 @@ fn a_plain_member_is_refused_by_every_node_and_learns_nothing() {
     }
 
     // With the level it is told: nothing else stood in its way.
-    founder.json(&[
-        "community",
-        "promote",
-        &member.node_id(),
-        "trusted",
-        "--json",
-    ]);
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        // The founder's node has to hear of it first: another program wrote it down.
+    let promote = ["community", "promote", &member.node_id(), "trusted"];
+    founder.says(&promote);
+    // The founder's node has to hear of it first: another program wrote it down.
+    until("it is told", || {
         let output = ask(&["--json"]);
         let told = text(&output.stdout);
-        if output.status.success() && secrets.iter().all(|secret| told.contains(secret)) {
-            break;
-        }
-        assert!(Instant::now() < deadline, "{told}{}", text(&output.stderr));
-    }
+        output.status.success() && secrets.iter().all(|secret| told.contains(secret))
+    });
 }
 
 /// A host that is served by hand, on the data directory of an owner of its own.
 fn by_hand(layers: &str, admitted: &[&str]) -> (Home, Host) {
     let owner = Home::new();
-    let model = model();
-    let model = model.to_str().expect("a UTF-8 path");
     let (first, more) = admitted.split_first().expect("somebody");
     let more: Vec<&str> = more.iter().flat_map(|id| ["--peer-key", id]).collect();
-    let host = Host::start(&owner, model, layers, first, &more);
+    let host = Host::start(&owner, model(), layers, first, &more);
     (owner, host)
-}
-
-fn shards<'a>(hosts: impl IntoIterator<Item = &'a String>) -> Vec<&'a str> {
-    let hosts = hosts.into_iter();
-    hosts.flat_map(|host| ["--shard", host.as_str()]).collect()
 }
 
 /// Events by one node of one kind.
@@ -324,12 +283,8 @@ fn a_chat_over_hosts_by_hand_can_be_followed_by_its_caller_and_not_by_other_call
     let ids = addresses
         .each_ref()
         .map(|address| address.split_once('#').expect("a node id").1);
-    let model = model();
-    let model = model.to_str().expect("a UTF-8 path");
-    let off = "research.distributed_inference.fallback_to_local=false";
-    let settings = ["--set", "policy.research.enable=true", "--set", off];
-    let serve = ["serve", "--model", model, "--http", "127.0.0.1:0"];
-    let serve = [&settings, &serve[..], &["--json", "--lifeline"]].concat();
+    let serve = ["serve", "--model", model(), "--json", "--lifeline"];
+    let serve = [&ENABLE[..], &TOGETHER, &serve, &["--http", "127.0.0.1:0"]].concat();
     let _service = Server::start(&caller, &[&serve[..], &shards(&addresses)].concat());
 
     let mut victim = None;
@@ -471,7 +426,7 @@ fn play(runtime: &Runtime, pages: Option<Vec<Value>>) -> String {
     let rules: Vec<PathRule> = pages.iter().map(|_| bus_rule()).collect();
     let registry = Registry::new();
     let handler = Arc::new(Pages(pages.unwrap_or_default()));
-    let offered = registry.register(flight::callers_descriptor(), handler);
+    let offered = registry.register(Readers::Callers(key.id()).descriptor(), handler);
     offered.expect("a new registry has room");
     let server = Arc::new(CallServer::new(
         key.id(),

@@ -6,7 +6,6 @@
 #![allow(
     clippy::expect_used,
     clippy::panic,
-    clippy::indexing_slicing,
     clippy::print_stderr,
     reason = "a test fails by panicking, and prints what it measured"
 )]
@@ -86,13 +85,9 @@ impl Node {
     fn until(&self, what: &str, is: impl Fn(&[Hint]) -> bool) -> Duration {
         let start = Instant::now();
         while !is(&self.discovery.found()) {
-            assert!(
-                start.elapsed() < PATIENCE,
-                "{what}: found {:?}, {:?}, {:?}",
-                self.discovery.found(),
-                self.discovery.counts(),
-                self.discovery.health()
-            );
+            let found = (self.discovery.found(), self.discovery.counts());
+            let health = self.discovery.health();
+            assert!(start.elapsed() < PATIENCE, "{what}: {found:?}, {health:?}");
             std::thread::sleep(Duration::from_millis(5));
         }
         start.elapsed()
@@ -208,7 +203,7 @@ fn a_machine_behind_a_switch_that_forwards_late_is_heard_without_being_asked() {
     };
     lab.host(1).forwarded(0, false);
     let _node = Node::start(lab.host(1), 1, true);
-    // Whatever it says as it starts is lost.
+    // Whatever it says as it starts is lost, and nobody can tell when it has said it.
     std::thread::sleep(Duration::from_secs(4));
     let (name, here) = (announcement(1).instance(), lab.host(0).v4());
     let listener = lab.host(0).run(move || {

@@ -3,20 +3,16 @@
 //!
 //! The host is a node in this process that serves real layers and never asks whether it may. It
 //! is reached over a line so slow that an answer takes its time.
-#![allow(
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test fails by panicking"
-)]
+#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
 
 mod support;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hearthnet_bus::NodeKey;
 use hearthnet_bus::calls::{Registry, Served, register_shards};
@@ -26,9 +22,9 @@ use hearthnet_bus::now_ms;
 use hearthnet_model::engine::EngineOptions;
 use hearthnet_shard::{RunningHost, ServeConfig, ShardConfig, ShardHost};
 use serde_json::{Value, json};
-use support::community::{address, found, host, join, join_as, peers, serve};
+use support::community::{address, founded, host, join, join_as, peers, serve};
 use support::http::{self, Reply};
-use support::{Home, PATIENCE, Server, model, text};
+use support::{ENABLE, Home, QUIET, Server, model, text, until};
 use tokio::runtime::Runtime;
 
 const QUESTION: &str = "Tell me a short story about a lighthouse keeper and a lost whale.";
@@ -70,10 +66,8 @@ fn forward(mut from: TcpStream, mut to: TcpStream, each: Duration) {
 
 /// What the program calls the model that is named by its file.
 fn model_id() -> String {
-    let stem = model()
-        .file_stem()
-        .map(|stem| text(stem.as_encoded_bytes()));
-    stem.expect("a file's name")
+    let stem = Path::new(model()).file_stem();
+    text(stem.expect("a file's name").as_encoded_bytes())
 }
 
 /// A host that goes on serving, whatever becomes of its right to.
@@ -126,7 +120,7 @@ impl Stubborn {
                 },
                 ..ShardConfig::new(model(), layers, &listen)
             };
-            let host = ShardHost::start_in(config, &node, |_| {})
+            let host = ShardHost::start(config, &node, |_| {})
                 .await
                 .expect("a host");
             (node, host)
@@ -151,11 +145,7 @@ impl Stubborn {
 
     /// Waits until nobody has a session with it; the steps that it ran in all.
     fn steps_when_left(&self) -> u64 {
-        let begin = Instant::now();
-        while self.host.stats().sessions > 0 {
-            assert!(begin.elapsed() < PATIENCE, "its sessions do not end");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        until("its sessions end", || self.host.stats().sessions == 0);
         assert_eq!(self.host.stats().streams, 0);
         self.steps()
     }
@@ -163,16 +153,12 @@ impl Stubborn {
 
 /// Until a home's node knows the three hosts of a street.
 fn until_hosts_are_known(home: &Home) {
-    let begin = Instant::now();
-    loop {
+    until("all three are known", || {
         let status = home.json(&["status", "--json"]);
         let models = status["models"].as_array().expect("models");
         let shards = models.iter().filter_map(|model| model["shards"].as_array());
-        if shards.map(Vec::len).sum::<usize>() == 3 {
-            return;
-        }
-        assert!(begin.elapsed() < PATIENCE, "{status}");
-    }
+        shards.map(Vec::len).sum::<usize>() == 3
+    });
 }
 
 /// A community of five: who founded it, the stubborn host of the first half, two hosts that
@@ -188,9 +174,7 @@ struct Street {
 
 impl Street {
     fn new() -> Self {
-        let founder = Home::new();
-        found(&founder);
-        let founder_runs = serve(&founder, &[]);
+        let (founder, founder_runs) = founded(&[]);
         let homes: Vec<Home> = (0..3).map(|_| join(&founder, &founder_runs)).collect();
         let asks = join_as("member", &founder, &founder_runs);
         // From layer 0 on it reaches furthest, so it is chosen, and the other half after it.
@@ -211,21 +195,13 @@ impl Street {
         street
     }
 
-    fn says(&self, command: &[&str]) {
-        let output = self.founder.run(command);
-        assert!(output.status.success(), "{}", text(&output.stderr));
-    }
-
     fn chat(&self, extra: &[&str]) -> std::process::Command {
-        let model = model();
-        let peers = peers(&self.founder_runs);
-        let model = model.to_str().expect("a UTF-8 path");
-        let mut args = vec!["--set", "policy.research.enable=true"];
-        args.extend(["--set", "discovery.mdns=false", "--set", &peers]);
-        args.extend(["chat", QUESTION, "--model", model]);
-        args.extend(["--temperature", "0.8", "--seed", "7", "--max-tokens", "96"]);
-        args.extend(extra);
-        self.asks.hearthnet(&args)
+        let (model, peers) = (model(), peers(&self.founder_runs));
+        let known = [&ENABLE[..], &QUIET, &["--set", &peers]].concat();
+        let ask = ["chat", QUESTION, "--model", model, "--max-tokens", "96"];
+        let how = ["--temperature", "0.8", "--seed", "7"];
+        self.asks
+            .hearthnet(&[&known[..], &ask, &how, extra].concat())
     }
 
     /// Asks, does something to the host after some tokens, and looks at the rest: the host
@@ -249,7 +225,7 @@ impl Street {
                     tokens += 1;
                     if tokens == 5 {
                         assert!(self.stubborn.steps() > 0, "it runs the first half");
-                        self.says(command);
+                        self.founder.says(command);
                     }
                 }
                 "shard_failover" => {
@@ -312,20 +288,19 @@ fn the_next_turn_of_a_kept_conversation_passes_a_former_host_by() {
         answer["choices"][0]["message"].clone()
     };
     // Known is not yet reached: until then others answer.
-    let begin = Instant::now();
-    let first = loop {
-        let first = ask(&messages);
-        if street.stubborn.steps() > 0 {
-            break first;
-        }
-        assert!(begin.elapsed() < PATIENCE, "it never runs the first half");
-    };
+    let mut first = Value::Null;
+    until("it runs the first half", || {
+        first = ask(&messages);
+        street.stubborn.steps() > 0
+    });
     assert_eq!(
         street.stubborn.host.stats().streams,
         1,
         "what it knows is kept"
     );
-    street.says(&["community", "revoke", &street.stubborn.id()]);
+    street
+        .founder
+        .says(&["community", "revoke", &street.stubborn.id()]);
     // Nobody asks anything meanwhile: the right ends, and so does the session.
     let left = street.stubborn.steps_when_left();
     messages.extend([first, json!({"role": "user", "content": "Go on."})]);

@@ -4,16 +4,15 @@
 #![allow(
     clippy::expect_used,
     clippy::panic,
-    clippy::indexing_slicing,
     clippy::print_stderr,
     reason = "a test fails by panicking, and says why it cannot run"
 )]
 
 mod support;
 
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
-use support::{Home, model, text};
+use support::{ENABLE, Home, QUIET, model, text};
 
 /// Pulls onto a disk that is too small for the file, and again once it is large enough.
 /// `$1` is the mount point, `$2` the model's file, the rest the command.
@@ -34,9 +33,33 @@ pull "$@"
 rm -f "$out"
 "#;
 
-/// `unshare` with the flags that work here, or why none do.
-fn namespace() -> Result<Command, String> {
-    let mut why = String::new();
+/// A script with a disk of its own at `$1` and a program as its last arguments, in a mount namespace:
+/// how it ended and what it printed. `None`: there is no such namespace here.
+fn on_a_disk(home: &Home, script: &str, more: &[&str], program: &Command) -> Option<Output> {
+    let Some(mut command) = namespace() else {
+        eprintln!("not tried: there is no mount namespace here");
+        return None;
+    };
+    let disk = home.path().join("disk");
+    std::fs::create_dir(&disk).expect("a directory");
+    command
+        .args(["sh", "-c", script, "sh"])
+        .arg(&disk)
+        .args(more)
+        .arg(program.get_program())
+        .args(program.get_args())
+        .stdin(Stdio::null());
+    for (name, value) in program.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    Some(command.output().expect("unshare starts"))
+}
+
+/// `unshare` with the flags that work here, if any do.
+fn namespace() -> Option<Command> {
     for flags in [&["--mount"][..], &["--map-root-user", "--mount"]] {
         let mut command = Command::new("unshare");
         command.args(flags);
@@ -46,40 +69,21 @@ fn namespace() -> Result<Command, String> {
             .stdin(Stdio::null())
             .output();
         match probe {
-            Ok(output) if output.status.success() => return Ok(command),
-            Ok(output) => why = text(&output.stderr),
-            Err(error) => why = error.to_string(),
+            Ok(output) if output.status.success() => return Some(command),
+            Ok(output) => eprintln!("{}", text(&output.stderr)),
+            Err(error) => eprintln!("{error}"),
         }
     }
-    Err(why)
+    None
 }
 
 #[test]
 fn a_full_disk_ends_a_pull_with_advice_leaves_nothing_and_more_room_mends_it() {
-    let mut command = match namespace() {
-        Ok(command) => command,
-        Err(why) => {
-            eprintln!("not tried: no mount namespace here: {}", why.trim());
-            return;
-        }
-    };
     let home = Home::new();
-    let disk = home.path().join("disk");
-    std::fs::create_dir(&disk).expect("a directory");
     let pull = home.hearthnet(&["model", "pull", "smollm2-135m-instruct"]);
-    command
-        .args(["sh", "-c", SCRIPT, "sh"])
-        .args([&disk, &model()])
-        .arg(pull.get_program())
-        .args(pull.get_args())
-        .stdin(Stdio::null());
-    for (name, value) in pull.get_envs() {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
-    let output = command.output().expect("unshare starts");
+    let Some(output) = on_a_disk(&home, SCRIPT, &[model()], &pull) else {
+        return;
+    };
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success(), "{out}{err}");
     let (small, large) = out.split_once("more-room\n").expect("two attempts");
@@ -136,32 +140,12 @@ look read-only "$@" status
 
 #[test]
 fn a_disk_that_cannot_be_written_is_not_healthy_and_says_what_to_do() {
-    let mut command = match namespace() {
-        Ok(command) => command,
-        Err(why) => {
-            eprintln!("not tried: no mount namespace here: {}", why.trim());
-            return;
-        }
-    };
     let home = Home::new();
-    let disk = home.path().join("disk");
-    std::fs::create_dir(&disk).expect("a directory");
-    let (mdns, research) = ("discovery.mdns=false", "policy.research.enable=true");
-    let program = home.hearthnet(&["--set", mdns, "--set", research]);
-    command
-        .args(["sh", "-c", LOG, "sh"])
-        .arg(&disk)
-        .arg(program.get_program())
-        .args(program.get_args())
-        .stdin(Stdio::null());
-    for (name, value) in program.get_envs() {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
-    command.env("HEARTHNET_DATA_DIR", disk.join("data"));
-    let output = command.output().expect("unshare starts");
+    let mut program = home.hearthnet(&[&QUIET[..], &ENABLE].concat());
+    program.env("HEARTHNET_DATA_DIR", home.path().join("disk/data"));
+    let Some(output) = on_a_disk(&home, LOG, &[], &program) else {
+        return;
+    };
     let out = text(&output.stdout);
     assert!(output.status.success(), "{out}{}", text(&output.stderr));
     let part = |name: &str| {

@@ -1,23 +1,20 @@
 //! A member of a community switches its machine off in the middle of somebody's answer, as people
 //! do: nobody is told to move, nothing is lost, and nothing has failed. Real model, real processes,
 //! found by the community alone.
-#![allow(
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test fails by panicking"
-)]
+#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
 
 mod support;
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
-use std::time::Instant;
 
 use rustix::process::Signal;
 use serde_json::Value;
 use support::gauges::Gauges;
-use support::{Home, Host, PATIENCE, Server, community, frames, http, model, wait_for_end};
+use support::{
+    ENABLE, Home, Host, QUIET, Server, TOGETHER, community, frames, http, model, told, until,
+    wait_for_end,
+};
 
 const QUESTION: &str = "Tell me a long story about a lighthouse keeper and a lost whale.";
 const TOKENS: usize = 256;
@@ -31,23 +28,23 @@ const SECOND: [usize; 2] = [1, 2];
 /// `hearthnet chat --frames`, frame by frame; `meddle` hears the first ones, once.
 fn chat(home: &Home, how: &[&str], meddle: impl FnOnce(&[Value])) -> Vec<Value> {
     let (model, tokens) = (model(), TOKENS.to_string());
-    let model = model.to_str().expect("a UTF-8 path");
-    let enable = ["--set", "policy.research.enable=true", "chat", QUESTION];
-    let ask = ["--frames", "--model", model, "--max-tokens", &tokens];
+    let ask = [
+        "chat",
+        QUESTION,
+        "--frames",
+        "--model",
+        model,
+        "--max-tokens",
+        &tokens,
+    ];
     let sampled = ["--temperature", "0.8", "--seed", "7"];
-    let args = [&enable[..], &ask, &sampled, how].concat();
+    let args = [&ENABLE[..], &ask, &sampled, how].concat();
     frames(&mut home.hearthnet(&args), FRAMES, meddle)
-}
-
-/// What all frames of one kind say.
-fn told<'a>(frames: &'a [Value], event: &str) -> Vec<&'a Value> {
-    let of_kind = frames.iter().filter(|frame| frame["event"] == event);
-    of_kind.map(|frame| &frame["data"]).collect()
 }
 
 /// Who advertises layers, as a node's own log has it.
 fn advertised(home: &Home) -> Vec<String> {
-    let status = home.json(&["--set", "discovery.mdns=false", "status", "--json"]);
+    let status = home.json(&[&QUIET[..], &["status", "--json"]].concat());
     let models = status["models"].as_array().expect("models").iter();
     let shards = models.flat_map(|model| model["shards"].as_array().expect("shards"));
     let nodes = shards.map(|shard| shard["node"].as_str().expect("a node").to_owned());
@@ -60,22 +57,14 @@ fn advertised(home: &Home) -> Vec<String> {
 fn until_advertised(home: &Home, nodes: &[&str]) {
     let mut nodes = nodes.to_vec();
     nodes.sort_unstable();
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let now = advertised(home);
-        if now == nodes {
-            return;
-        }
-        assert!(Instant::now() < deadline, "{now:?} and not {nodes:?}");
-    }
+    until(&format!("{nodes:?} advertise"), || {
+        advertised(home) == nodes
+    });
 }
 
 #[test]
 fn a_member_that_switches_off_in_mid_answer_costs_no_word_and_has_not_failed() {
-    let founder = Home::new();
-    community::found(&founder);
-    let off = "research.distributed_inference.fallback_to_local=false";
-    let node = community::serve(&founder, &["--set", off]);
+    let (founder, node) = community::founded(&TOGETHER);
     let members: Vec<Home> = (0..3).map(|_| community::join(&founder, &node)).collect();
     // A host goes when nobody needs it any more: waiting for the deadline would be seen.
     let patient = "research.distributed_inference.host.drain_seconds=3600";
@@ -148,7 +137,7 @@ fn a_member_that_switches_off_in_mid_answer_costs_no_word_and_has_not_failed() {
         }
     }
     until_advertised(&founder, &[&ids[0], spare]);
-    let record = founder.json(&["--set", "discovery.mdns=false", "diagnose", "--json"]);
+    let record = founder.json(&[&QUIET[..], &["diagnose", "--json"]].concat());
     let record = record["events"].as_array().expect("events");
     let own = founder.node_id();
     let of_founder =
@@ -168,10 +157,7 @@ fn a_member_that_switches_off_in_mid_answer_costs_no_word_and_has_not_failed() {
 
 #[test]
 fn a_member_that_goes_dark_keeps_nobody_waiting_that_its_spare_can_serve() {
-    let founder = Home::new();
-    community::found(&founder);
-    let off = "research.distributed_inference.fallback_to_local=false";
-    let node = community::serve(&founder, &["--set", off]);
+    let (founder, node) = community::founded(&TOGETHER);
     let members: Vec<Home> = (0..3).map(|_| community::join(&founder, &node)).collect();
     let hosts: Vec<Server> = ["0-14", "15-29", "15-29"]
         .iter()
@@ -179,10 +165,8 @@ fn a_member_that_goes_dark_keeps_nobody_waiting_that_its_spare_can_serve() {
         .map(|(layers, member)| community::host(member, &node, layers))
         .collect();
     let ids: Vec<String> = members.iter().map(Home::node_id).collect();
-    until_advertised(
-        &founder,
-        &ids.iter().map(String::as_str).collect::<Vec<_>>(),
-    );
+    let all: Vec<&str> = ids.iter().map(String::as_str).collect();
+    until_advertised(&founder, &all);
     let undisturbed = chat(&founder, &["--local"], |_| {});
     let same = |frames: &[Value], what: &str| {
         let (told, alone) = (
@@ -234,12 +218,17 @@ fn a_member_that_goes_dark_keeps_nobody_waiting_that_its_spare_can_serve() {
 fn a_chat_that_went_on_without_its_host_goes_back_to_it_with_the_next_question() {
     let home = Home::new();
     let model = model();
-    let model = model.to_str().expect("a UTF-8 path");
     let host = Host::start(&Home::new(), model, "0-29", &home.node_id(), &[]);
-    let enable = ["--set", "policy.research.enable=true"];
-    let chat = ["chat", "--lines", "--frames", "--model", model];
-    let chat = [&chat[..], &["--max-tokens", "8"]].concat();
-    let args = [&enable[..], &chat, &["--shard", &host.address]].concat();
+    let chat = [
+        "chat",
+        "--lines",
+        "--frames",
+        "--model",
+        model,
+        "--max-tokens",
+        "8",
+    ];
+    let args = [&ENABLE[..], &chat, &["--shard", &host.address]].concat();
     let mut child = home
         .hearthnet(&args)
         .stdin(Stdio::piped())

@@ -1,11 +1,6 @@
 //! Several chats at once over the same hosts: real model, real processes, one session with each
 //! host for all chats. Whatever they share, each says what it says alone.
-#![allow(
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test fails by panicking"
-)]
+#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
 
 mod support;
 
@@ -15,8 +10,8 @@ mod caller;
 use std::panic::resume_unwind;
 
 use caller::{Caller, Heard, request, same};
+use hearthnet_http::{Metrics, Part};
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation};
-use hearthnet_orchestrator::http::{Metrics, Part};
 use hearthnet_orchestrator::sharded::PumpSettings;
 use parking_lot::{Mutex, RwLock};
 use rustix::process::Signal;

@@ -1,39 +1,21 @@
 //! What Prometheus sees of a host and of a caller, after a chat and after strangers knocked.
 //! Real model, real processes, Prometheus' own parser.
-#![allow(
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test fails by panicking"
-)]
+#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
 
 mod support;
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::path::Path;
-use std::process::Command;
-use std::time::Instant;
 
 use serde_json::Value;
-use support::{Home, Host, PATIENCE, Server, assert_fails, model, text};
+use support::{
+    ENABLE, Home, Host, PATIENCE, Server, assert_complains, assert_fails, model, python, succeeded,
+};
 
-fn python(script: &str, args: &[&str]) -> Value {
-    let python = std::env::var_os("HEARTHNET_TEST_PYTHON").unwrap_or_else(|| {
-        panic!(
-            "run tests/run, or set HEARTHNET_TEST_PYTHON to a Python with the packages openai \
-             and prometheus_client"
-        )
-    });
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/clients");
-    let output = Command::new(python)
-        .arg("-B")
-        .arg(dir.join(script))
-        .args(args)
-        .output()
-        .expect("Python starts");
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    serde_json::from_slice(&output.stdout).expect("one JSON object")
+fn client(script: &str, args: &[&str]) -> Value {
+    let mut client = python(&format!("../tests/clients/{script}"));
+    let output = client.args(args).output().expect("Python starts");
+    serde_json::from_str(&succeeded(&output)).expect("one JSON object")
 }
 
 /// The numbers at a URL.
@@ -41,7 +23,7 @@ struct Numbers(Value);
 
 impl Numbers {
     fn at(url: &str) -> Self {
-        Self(python("metrics_page.py", &[url]))
+        Self(client("metrics_page.py", &[url]))
     }
 
     /// What is counted under this name with these labels, in alphabetical order; 0 if nothing.
@@ -57,14 +39,12 @@ impl Numbers {
 
     /// Asks again until `name` is counted.
     fn until(url: &str, name: &str) -> Self {
-        let give_up = Instant::now() + PATIENCE;
-        loop {
-            let numbers = Self::at(url);
-            if numbers.of(name) > 0.0 {
-                return numbers;
-            }
-            assert!(Instant::now() < give_up, "{name}: {:#}", numbers.0);
-        }
+        let mut numbers = Self::at(url);
+        support::until(name, || {
+            numbers = Self::at(url);
+            numbers.of(name) > 0.0
+        });
+        numbers
     }
 }
 
@@ -80,8 +60,7 @@ fn knock(address: &str) {
 
 #[test]
 fn a_host_and_its_caller_count_a_chat_and_those_who_were_not_let_in() {
-    let (home, stranger, file) = (Home::new(), Home::new(), model());
-    let model = file.to_str().expect("a UTF-8 path");
+    let (home, stranger, model) = (Home::new(), Home::new(), model());
     let admit = home.node_id();
     let hosts = ["0-14", "15-29"].map(|layers| {
         let extra = ["--metrics", "127.0.0.1:0"];
@@ -91,27 +70,13 @@ fn a_host_and_its_caller_count_a_chat_and_those_who_were_not_let_in() {
     // The same machine, under a key that it does not hold.
     let endpoint = first.split('#').next().expect("an endpoint");
     let imposter = format!("{endpoint}#{}", stranger.node_id());
-    let args = [
-        "--set",
-        "policy.research.enable=true",
-        "serve",
-        "--json",
-        "--lifeline",
-        "--http",
-        "127.0.0.1:0",
-        "--model",
-        model,
-        "--shard",
-        first,
-        "--shard",
-        second,
-        "--shard",
-        &imposter,
-    ];
+    let shards = ["--shard", first, "--shard", second, "--shard", &imposter];
+    let serve = ["serve", "--json", "--lifeline", "--model", model];
+    let args = [&ENABLE[..], &serve, &["--http", "127.0.0.1:0"], &shards].concat();
     let service = Server::start(&home, &args);
     let url = service.ready["url"].as_str().expect("a URL");
     let id = service.ready["models"][0].as_str().expect("a model");
-    python("openai_door.py", &[url, id, "plain"]);
+    client("openai_door.py", &[url, id, "plain"]);
 
     // Strangers: one without TLS, and one whose key is not admitted.
     knock(first);
@@ -152,8 +117,7 @@ fn a_host_and_its_caller_count_a_chat_and_those_who_were_not_let_in() {
         r#"hearthnet_transport_queued_bytes{side="host"}"#,
         "hearthnet_shard_evictions_total",
     ] {
-        assert!(host.of(name).abs() < f64::EPSILON, "{name}: {:#}", host.0);
-        assert!(host.0["values"][name].is_number(), "{name}: {:#}", host.0);
+        assert_eq!(host.0["values"][name].as_f64(), Some(0.0), "{name}");
     }
     assert_eq!(host.0["health"]["status"], "ok");
     assert_eq!(host.0["types"]["hearthnet_shard_turn_seconds"], "histogram");
@@ -180,40 +144,16 @@ fn a_host_and_its_caller_count_a_chat_and_those_who_were_not_let_in() {
         "distributed_inference_fallback_to_local_total",
         "distributed_inference_shard_corruption_detected_total",
     ] {
-        assert!(
-            caller.0["values"][name].is_number(),
-            "{name}: {:#}",
-            caller.0
-        );
-        assert!(
-            caller.of(name).abs() < f64::EPSILON,
-            "{name}: {:#}",
-            caller.0
-        );
+        assert_eq!(caller.0["values"][name].as_f64(), Some(0.0), "{name}");
     }
 }
 
 #[test]
 fn numbers_beyond_this_machine_need_a_key() {
     let home = Home::new();
-    let model = model();
-    let output = home.run(&[
-        "--set",
-        "policy.research.enable=true",
-        "shard",
-        "serve",
-        "--json",
-        "--model",
-        model.to_str().expect("a UTF-8 path"),
-        "--layers",
-        "0-1",
-        "--metrics",
-        "0.0.0.0:0",
-    ]);
+    let serve = ["shard", "serve", "--json", "--model", model()];
+    let how = ["--layers", "0-1", "--metrics", "0.0.0.0:0"];
+    let output = home.run(&[&ENABLE[..], &serve, &how].concat());
     assert_fails(&output, 2, "bad_config");
-    assert!(
-        text(&output.stderr).contains("key"),
-        "{}",
-        text(&output.stderr)
-    );
+    assert_complains(&output, "key");
 }

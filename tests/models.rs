@@ -1,10 +1,5 @@
 //! Models as people handle them: named in every way, fetched, listed, verified, changed, removed.
-#![allow(
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test fails by panicking"
-)]
+#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
 
 mod support;
 
@@ -20,7 +15,7 @@ use hearthnet_model::{Digest, Gguf, ModelFile};
 use hearthnet_testkit::TinyLlama;
 use parking_lot::Mutex;
 use serde_json::Value;
-use support::{Home, assert_fails, model, text};
+use support::{ENABLE, Home, assert_complains, assert_fails, model, succeeded, text};
 
 /// A home with a cache of its own and a catalogue in which `tiny` is the one model.
 struct Place {
@@ -95,16 +90,14 @@ impl Place {
         let source = place.home.path().join("source.gguf");
         fs::write(&source, &place.bytes).expect("a file");
         let from = source.to_str().expect("UTF-8");
-        let output = place.run(&["model", "pull", "tiny", "--from", from]);
-        assert!(output.status.success(), "{}", text(&output.stderr));
+        succeeded(&place.run(&["model", "pull", "tiny", "--from", from]));
         place
     }
 
     /// The state of each model, as `model list` knows it.
     fn states(&self) -> Vec<(String, String)> {
         let output = self.run(&["model", "list", "--json"]);
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        let rows: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let rows: Value = serde_json::from_str(&succeeded(&output)).expect("JSON");
         let rows = rows.as_array().expect("rows");
         let word = |row: &Value, key: &str| row[key].as_str().expect("text").to_owned();
         rows.iter()
@@ -197,8 +190,7 @@ fn a_file_that_nobody_pins_stays_what_it_was_until_somebody_accepts_the_change()
     let verify =
         |extra: &[&str]| place.run(&[&["model", "verify", name, "--json"], extra].concat());
     let compared = |output: Output| -> String {
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let json: Value = serde_json::from_str(&succeeded(&output)).expect("JSON");
         json["compared_with"].as_str().expect("text").to_owned()
     };
     assert_eq!(compared(verify(&[])), "nothing");
@@ -236,17 +228,12 @@ fn the_list_knows_what_is_whole_cut_half_fetched_or_missing_and_rm_removes_it() 
     assert_eq!(place.state(), "truncated");
     let chat = place.run(&["chat", "hi", "--local", "--json", "--model", "tiny"]);
     assert_fails(&chat, 8, "model_changed");
-    assert!(
-        text(&chat.stderr).contains("truncated"),
-        "{}",
-        text(&chat.stderr)
-    );
+    assert_complains(&chat, "truncated");
 
     // Nobody is here to be asked.
     fails(&place.run(&["model", "rm", "tiny"]), 2);
     assert!(file.exists());
-    let removed = place.run(&["model", "rm", "tiny", "--yes"]);
-    assert!(removed.status.success(), "{}", text(&removed.stderr));
+    succeeded(&place.run(&["model", "rm", "tiny", "--yes"]));
     assert!(!place.models().join("tiny").exists());
     assert_eq!(place.state(), "not_here");
     fails(&place.run(&["model", "rm", "tiny", "--yes"]), 8);
@@ -321,13 +308,10 @@ fn a_model_is_fetched_from_the_hub_or_an_address_by_the_name_that_every_command_
         );
 
         let pulled = place.run_at(&address, &["model", "pull", name]);
-        assert!(pulled.status.success(), "{}", text(&pulled.stderr));
-        let path = text(&pulled.stdout).trim().to_owned();
+        let path = succeeded(&pulled).trim().to_owned();
         assert!(fs::read(&path).expect("the file") == place.bytes);
-        let inspected = place.run(&["model", "inspect", name, "--json"]);
-        assert!(inspected.status.success(), "{}", text(&inspected.stderr));
-        let verified = place.run(&["model", "verify", name]);
-        assert!(verified.status.success(), "{}", text(&verified.stderr));
+        succeeded(&place.run(&["model", "inspect", name, "--json"]));
+        succeeded(&place.run(&["model", "verify", name]));
     }
     let asked = asked.lock().clone();
     assert!(
@@ -348,8 +332,7 @@ fn a_model_is_fetched_from_the_hub_or_an_address_by_the_name_that_every_command_
         &["model", "pull", "hf:o/r/tiny.gguf", "--sha256", &wrong],
     );
     fails(&refused, 8);
-    let removed = place.run(&["model", "rm", "hf:o/r@v2/tiny.gguf", "--yes"]);
-    assert!(removed.status.success(), "{}", text(&removed.stderr));
+    succeeded(&place.run(&["model", "rm", "hf:o/r@v2/tiny.gguf", "--yes"]));
 }
 
 #[test]
@@ -405,60 +388,27 @@ fn with_fp32_activations_hosts_and_callers_agree_and_others_are_another_model() 
         "research.distributed_inference.activation_dtype=fp32",
     ];
     let path = model();
-    let path = path.to_str().expect("UTF-8");
     let caller = Home::new();
     let ask = |extra: &[&str], how: &[&str]| {
-        let question = [
-            "chat",
-            "Name three colours.",
-            "--max-tokens",
-            "12",
-            "--temperature",
-            "0",
-            "--json",
-            "--model",
-            path,
-        ];
-        caller.run(
-            &[
-                &["--set", "policy.research.enable=true"],
-                how,
-                &question,
-                extra,
-            ]
-            .concat(),
-        )
+        let ask = ["chat", "Name three colours.", "--json", "--model", path];
+        let greedy = ["--max-tokens", "12", "--temperature", "0"];
+        caller.run(&[&ENABLE[..], how, &ask, &greedy, extra].concat())
     };
     let answer = |output: Output| -> String {
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        let done: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let done: Value = serde_json::from_str(&succeeded(&output)).expect("JSON");
         done["text"].as_str().expect("text").to_owned()
     };
     let own = Home::new();
-    let mut args = FP32.to_vec();
-    args.extend(["--set", "policy.research.enable=true"]);
     let id = caller.node_id();
-    args.extend([
-        "shard",
-        "serve",
-        "--json",
-        "--model",
-        path,
-        "--layers",
-        "0-29",
-        "--peer-key",
-        &id,
-    ]);
+    let serve = ["shard", "serve", "--json", "--model", path];
+    let how = ["--layers", "0-29", "--peer-key", &id];
+    let args = [&FP32[..], &ENABLE, &serve, &how].concat();
     let host = support::Server::start(&own, &args);
     assert_eq!(host.ready["descriptor"]["boundary_dtype"], "fp32");
     let address = host.ready["address"].as_str().expect("an address");
 
     let said = ask(&["--local"], &FP32);
-    assert!(
-        text(&said.stderr).contains("fp32 for debugging"),
-        "{}",
-        text(&said.stderr)
-    );
+    assert_complains(&said, "fp32 for debugging");
     let over = ask(&["--shard", address, "--no-fallback"], &FP32);
     assert_eq!(answer(over), answer(said));
     let other = ask(&["--shard", address, "--no-fallback"], &[]);
@@ -473,7 +423,6 @@ fn with_fp32_activations_hosts_and_callers_agree_and_others_are_another_model() 
 fn a_host_whose_terminal_is_closed_leaves_as_when_it_is_asked_to_and_nohup_keeps_it() {
     use rustix::process::Signal;
     let path = model();
-    let path = path.to_str().expect("UTF-8");
     let (caller, own) = (Home::new(), Home::new());
     let id = caller.node_id();
     let mut host = support::Host::start(&own, path, "0-1", &id, &[]);
@@ -545,8 +494,7 @@ fn a_hugging_face_directory_is_a_model_wherever_one_is_named() {
     let (directory, converted) = hugging_face("mixtral");
     let weights = |args: &[&str]| {
         let output = place.run(&[&["model", "inspect", "--json"][..], args].concat());
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        let told: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let told: Value = serde_json::from_str(&succeeded(&output)).expect("JSON");
         told["weights"].as_str().expect("an id").to_owned()
     };
     // It is the model that the converter makes of it, and quantised it is another one.
@@ -570,15 +518,13 @@ fn a_hugging_face_directory_is_a_model_wherever_one_is_named() {
         out,
     ];
     let imported = place.run(&import);
-    assert!(imported.status.success(), "{}", text(&imported.stderr));
-    assert_eq!(text(&imported.stdout).trim(), out);
+    assert_eq!(succeeded(&imported).trim(), out);
     assert_eq!(weights(&[out]), quantised);
     fails(&place.run(&import), 2);
     // `convert` gives the same.
     let other = place.home.path().join("converted.gguf");
     let other = other.to_str().expect("UTF-8");
-    let converted = place.run(&["model", "convert", &converted, "--to", "q8_0", "-o", other]);
-    assert!(converted.status.success(), "{}", text(&converted.stderr));
+    succeeded(&place.run(&["model", "convert", &converted, "--to", "q8_0", "-o", other]));
     assert_eq!(weights(&[other]), quantised);
 
     // A second time nothing is written.
@@ -589,8 +535,7 @@ fn a_hugging_face_directory_is_a_model_wherever_one_is_named() {
         Path::new(&line).starts_with(place.models().join("dir")),
         "{line}"
     );
-    let removed = place.run(&["model", "rm", "--yes", &line]);
-    assert!(removed.status.success(), "{}", text(&removed.stderr));
+    succeeded(&place.run(&["model", "rm", "--yes", &line]));
 }
 
 #[test]
@@ -660,8 +605,7 @@ fn a_model_that_the_catalogue_does_not_pin_must_stay_what_the_first_pull_brought
     assert!(listed("weights").is_string() && listed("runs_here").is_boolean());
 
     // Its pin outlives it: another file of the same size is refused, and both are named.
-    let removed = place.run(&["model", "rm", "tiny", "--yes"]);
-    assert!(removed.status.success(), "{}", text(&removed.stderr));
+    succeeded(&place.run(&["model", "rm", "tiny", "--yes"]));
     let mut other = place.bytes.clone();
     let at = other.len() - 200;
     other[at] ^= 1;
@@ -673,8 +617,7 @@ fn a_model_that_the_catalogue_does_not_pin_must_stay_what_the_first_pull_brought
         assert!(said.contains(part), "{part}: {said}");
     }
     assert!(!place.file().exists());
-    let again = place.run_at(&address, &["model", "pull", "tiny"]);
-    assert!(again.status.success(), "{}", text(&again.stderr));
+    succeeded(&place.run_at(&address, &["model", "pull", "tiny"]));
 
     flip(&place.file());
     for args in [
@@ -697,11 +640,7 @@ fn an_unknown_model_is_told_its_neighbours_and_a_closed_repository_what_it_wants
     let place = Place::new();
     let output = place.run(&["model", "inspect", "tinny"]);
     fails(&output, 3);
-    assert!(
-        text(&output.stderr).contains("did you mean tiny"),
-        "{}",
-        text(&output.stderr)
-    );
+    assert_complains(&output, "did you mean tiny");
 
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = format!("http://{}", listener.local_addr().expect("an address"));

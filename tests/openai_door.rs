@@ -3,21 +3,21 @@
 #![allow(
     clippy::expect_used,
     clippy::panic,
-    clippy::indexing_slicing,
     clippy::print_stdout,
     reason = "a test fails by panicking"
 )]
 
 mod support;
 
-use std::path::Path;
 use std::process::Command;
-use std::time::Instant;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use support::http::{self, Reply};
-use support::{Home, Host, PATIENCE, Server, community, model, text};
+use support::{
+    ENABLE, Home, Host, Server, assert_complains, community, model, python, shards, succeeded,
+    until,
+};
 
 /// `hearthnet serve`; it ends when this is dropped.
 struct Service {
@@ -31,7 +31,6 @@ struct Service {
 /// Starts the service, with `before` in front of the command and `after` behind it.
 fn start(home: &Home, before: &[&str], after: &[&str], hosts: Vec<Host>) -> Service {
     let model = model();
-    let model = model.to_str().expect("a UTF-8 path");
     let mut args = before.to_vec();
     args.extend(["serve", "--json", "--lifeline", "--http", "127.0.0.1:0"]);
     args.extend(["--model", model]);
@@ -50,41 +49,26 @@ fn start(home: &Home, before: &[&str], after: &[&str], hosts: Vec<Host>) -> Serv
 fn over_hosts(settings: &[&str]) -> Service {
     let home = Home::new();
     let (admit, model) = (home.node_id(), model());
-    let model = model.to_str().expect("a UTF-8 path");
     let hosts: Vec<Host> = ["0-14", "15-29"]
         .iter()
         .map(|layers| Host::start(&Home::new(), model, layers, &admit, &[]))
         .collect();
-    let mut before = vec!["--set", "policy.research.enable=true"];
+    let mut before = ENABLE.to_vec();
     for setting in settings {
         before.extend(["--set", setting]);
     }
-    let shards: Vec<String> = hosts.iter().map(|host| host.address.clone()).collect();
-    let after: Vec<&str> = shards
-        .iter()
-        .flat_map(|s| ["--shard", s.as_str()])
-        .collect();
-    start(&home, &before, &after, hosts)
+    let addresses: Vec<String> = hosts.iter().map(|host| host.address.clone()).collect();
+    start(&home, &before, &shards(&addresses), hosts)
 }
 
 impl Service {
     /// What OpenAI's package saw.
     fn client(&self, what: &str) -> Value {
-        let python = std::env::var_os("HEARTHNET_TEST_PYTHON").unwrap_or_else(|| {
-            panic!(
-                "run tests/run, or set HEARTHNET_TEST_PYTHON to a Python with the packages \
-                 openai and prometheus_client"
-            )
-        });
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/clients/openai_door.py");
-        let output = Command::new(python)
-            .arg("-B")
-            .arg(script)
+        let output = python("../tests/clients/openai_door.py")
             .args([&self.url, &self.model, what])
             .output()
             .expect("Python starts");
-        assert!(output.status.success(), "{what}: {}", text(&output.stderr));
-        serde_json::from_slice(&output.stdout).expect("one JSON object")
+        serde_json::from_str(&succeeded(&output)).expect("one JSON object")
     }
 
     fn signal(&self, signal: Signal) {
@@ -150,23 +134,14 @@ fn curl_gets_an_answer_and_a_stream() {
         });
         body["stream"] = extra;
         let output = Command::new("curl")
-            .args([
-                "--silent",
-                "--show-error",
-                "--no-buffer",
-                "--fail-with-body",
-            ])
+            .args(["--silent", "--show-error", "--no-buffer"])
+            .arg("--fail-with-body")
             .arg(format!("{}/chat/completions", service.url))
-            .args([
-                "-H",
-                "Content-Type: application/json",
-                "-d",
-                &body.to_string(),
-            ])
+            .args(["-H", "Content-Type: application/json"])
+            .args(["-d", &body.to_string()])
             .output()
             .expect("curl starts");
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        text(&output.stdout)
+        succeeded(&output)
     };
     let plain: Value = serde_json::from_str(&curl(json!(false))).expect("JSON");
     let said = plain["choices"][0]["message"]["content"]
@@ -208,7 +183,7 @@ fn what_cannot_be_served_is_refused_at_the_start() {
     let home = Home::new();
     let open = home.run(&["serve", "--local", "--json", "--http", "0.0.0.0:0"]);
     support::assert_fails(&open, 2, "bad_config");
-    assert!(text(&open.stderr).contains("key"), "{}", text(&open.stderr));
+    assert_complains(&open, "key");
     let shard = format!("127.0.0.1:1#{}", home.node_id());
     let off = home.run(&["serve", "--json", "--shard", &shard]);
     support::assert_fails(&off, 7, "experimental_disabled");
@@ -241,15 +216,11 @@ fn a_community_answers_openais_package_and_a_host_that_dies_costs_no_word() {
     let (all, first, second) = (member(), member(), member());
     let mut host = community::host(&all, &service.process, "0-29");
     let advertised = |count: usize| {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
+        until("they are advertised", || {
             let status = founder.json(&["status", "--json"]);
             let shards = status["models"][0]["shards"].as_array();
-            if shards.is_some_and(|shards| shards.len() >= count) {
-                return;
-            }
-            assert!(Instant::now() < deadline, "{status}");
-        }
+            shards.is_some_and(|shards| shards.len() >= count)
+        })
     };
     advertised(1);
     for what in ["models", "stream", "errors", "turns", "disconnect"] {
@@ -337,24 +308,16 @@ fn chats_of_a_community_without_hosts_go_on_here_over_one_engine() {
         *story += &read(reply, usize::MAX);
     }
     let alone = start(&Home::new(), &[], &["--local"], Vec::new());
-    let undisturbed = read(
-        &mut tell(&service, &http::address(&alone.process), STORY),
-        usize::MAX,
-    );
+    let mut told = tell(&service, &http::address(&alone.process), STORY);
+    let undisturbed = read(&mut told, usize::MAX);
     for story in stories {
         assert_eq!(story, undisturbed);
     }
-    assert_eq!(
-        counted(&address, "distributed_inference_fallback_to_local_total"),
-        "3"
-    );
+    let fallbacks = "distributed_inference_fallback_to_local_total";
+    assert_eq!(counted(&address, fallbacks), "3");
     // The weights of all layers take 63 MiB once they are laid out for computing.
     let taken = peak(&service.process) - before;
-    assert!(
-        taken < 2 * (63 << 20),
-        "{} MiB for three chats",
-        taken >> 20
-    );
+    assert!(taken < 2 * (63 << 20), "{taken} bytes for three chats");
 }
 
 #[test]

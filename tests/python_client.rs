@@ -1,22 +1,17 @@
 //! The wire is what the specification says, not what our own two ends agree on: a
 //! client in another language, written from the text, gets the engine's own bits.
-#![allow(
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test fails by panicking"
-)]
+#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
 
 mod support;
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use hearthnet_bus::NodeKey;
 use hearthnet_model::engine::{Engine, EngineOptions, Head, Span};
 use hearthnet_model::{BoundaryDtype, ModelFile};
 use serde_json::Value;
-use support::{Home, Host, model, text};
+use support::{Home, Host, model, python, text};
 
 /// The client's node key. Its own, not one of the program's.
 const SECRET: [u8; 32] = [0x5a; 32];
@@ -32,22 +27,12 @@ const BLOCK_ROWS: u32 = 128;
 
 fn serve(admit: &NodeKey) -> Host {
     let model = model();
-    let model = model.to_str().expect("a UTF-8 path");
     Host::start(&Home::new(), model, LAYERS, &admit.id().to_string(), &[])
 }
 
 /// Runs the client against a host, with its files in `dir`.
 fn client(host: &Host, dir: &Path, weights: &str, width: u32, extra: &[&str]) -> (Output, Value) {
-    let python = std::env::var_os("HEARTHNET_TEST_PYTHON").unwrap_or_else(|| {
-        panic!(
-            "run tests/run, or set HEARTHNET_TEST_PYTHON to a Python with the packages \
-             websockets, cryptography and cbor2"
-        )
-    });
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/clients/x08_client.py");
-    let output = Command::new(python)
-        .arg("-B")
-        .arg(script)
+    let output = python("../tests/clients/x08_client.py")
         .args(["--address", &host.address, "--secret", &hex(&SECRET)])
         .args(["--weights", weights, "--lo", "0", "--hi", "14"])
         .args(["--width", &width.to_string()])
@@ -98,7 +83,7 @@ fn on_the_wire(head: &Head, engine: &mut Engine, rows: u32) -> (Vec<u8>, Vec<u8>
 
 #[test]
 fn a_client_written_from_the_specification_gets_the_engines_own_bits() {
-    let file = ModelFile::open(&model()).expect("the real model");
+    let file = ModelFile::open(model().as_ref()).expect("the real model");
     let weights = file.manifest(&mut |_, _| {}).weights_id().to_string();
     let options = EngineOptions::default();
     let head = Head::load(&file, &options).expect("the embedding");

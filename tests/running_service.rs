@@ -1,23 +1,19 @@
 //! `hearthnet chat` beside a running `hearthnet serve`: it asks the service, and nobody can tell
 //! from what it prints. Real model, real processes.
-#![allow(
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test fails by panicking"
-)]
+#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
 
 mod support;
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::process::{Output, Stdio};
-use std::time::Instant;
 
 use rustix::process::Signal;
 use serde_json::Value;
 use support::http::{address, get_json};
-use support::{Home, PATIENCE, Server, assert_fails, community, model, text};
+use support::{
+    ENABLE, Home, Server, assert_complains, assert_fails, community, model, succeeded, text, until,
+};
 
 const PROMPT: &str = "Name three colours, and say why.";
 const SAID: &str = "asking the service";
@@ -25,16 +21,13 @@ const TOKENS: [&str; 6] = ["--max-tokens", "24", "--seed", "7", "--temperature",
 
 /// `hearthnet serve --local`.
 fn serve(home: &Home) -> Server {
-    let model = model();
-    let model = model.to_str().expect("a UTF-8 path");
-    let command = ["serve", "--local", "--json", "--lifeline", "--model", model];
-    Server::start(home, &[&command[..], &["--http", "127.0.0.1:0"]].concat())
+    let command = ["serve", "--local", "--json", "--lifeline"];
+    let how = ["--model", model(), "--http", "127.0.0.1:0"];
+    Server::start(home, &[&command[..], &how].concat())
 }
 
 fn chat(home: &Home, args: &[&str]) -> Output {
-    let model = model();
-    let model = model.to_str().expect("a UTF-8 path");
-    let ask = ["chat", PROMPT, "--model", model];
+    let ask = ["chat", PROMPT, "--model", model()];
     home.run(&[&ask[..], &TOKENS, args].concat())
 }
 
@@ -96,11 +89,8 @@ fn what_the_service_answers_is_printed_as_if_it_were_answered_here() {
     }
     // Failures, too: the same words, the same code, the same exit status.
     let long = "long ".repeat(9000);
-    let ask = |more: &[&str]| {
-        let model = model();
-        let model = model.to_str().expect("a UTF-8 path");
-        home.run(&[&["chat", &long, "--json", "--model", model], more].concat())
-    };
+    let ask =
+        |more: &[&str]| home.run(&[&["chat", &long, "--json", "--model", model()], more].concat());
     let (asked, alone) = (ask(&[]), ask(&["--local"]));
     assert_fails(&asked, 3, "bad_request");
     assert_eq!(asked.stdout, alone.stdout);
@@ -113,14 +103,8 @@ fn a_conversation_is_continued_where_the_service_left_it() {
     let home = Home::new();
     let _service = serve(&home);
     let talk = |more: &[&str]| {
-        let model = model();
-        let model = model.to_str().expect("a UTF-8 path");
-        let args = [
-            &["chat", "--lines", "--json", "--model", model],
-            &TOKENS[..],
-            more,
-        ]
-        .concat();
+        let chat = ["chat", "--lines", "--json", "--model", model()];
+        let args = [&chat[..], &TOKENS, more].concat();
         let mut child = home
             .hearthnet(&args)
             .stdin(Stdio::piped())
@@ -132,9 +116,7 @@ fn a_conversation_is_continued_where_the_service_left_it() {
             .write_all(b"Hello there, friend.\nWhy is that?\n")
             .expect("a pipe");
         drop(stdin);
-        let output = child.wait_with_output().expect("its end");
-        assert!(output.status.success());
-        let turns = text(&output.stdout);
+        let turns = succeeded(&child.wait_with_output().expect("its end"));
         let turns: Vec<Value> = turns
             .lines()
             .map(|line| serde_json::from_str(line).expect("JSON"))
@@ -155,14 +137,8 @@ fn an_interrupt_ends_the_chat_there_and_here() {
     let home = Home::new();
     let service = serve(&home);
     let model = model();
-    let model = model.to_str().expect("a UTF-8 path");
     let story = "Write a very long story about the sea.";
-    let mut child = home
-        .hearthnet(&["chat", story, "--model", model, "--max-tokens", "4000"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("hearthnet starts");
+    let mut child = home.spawn(&["chat", story, "--model", model, "--max-tokens", "4000"]);
     let mut stdout = child.stdout.take().expect("a pipe");
     stdout.read_exact(&mut [0]).expect("the first word");
     assert_eq!(get_json(&address(&service), "/healthz")["running"], 1);
@@ -170,10 +146,9 @@ fn an_interrupt_ends_the_chat_there_and_here() {
     let output = child.wait_with_output().expect("its end");
     assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
     assert!(text(&output.stderr).contains("error: cancelled"));
-    let deadline = Instant::now() + PATIENCE;
-    while get_json(&address(&service), "/healthz")["running"] != 0 {
-        assert!(Instant::now() < deadline, "it still answers");
-    }
+    until("it answers no more", || {
+        get_json(&address(&service), "/healthz")["running"] == 0
+    });
 }
 
 #[test]
@@ -191,9 +166,8 @@ fn what_the_service_would_not_do_is_done_here() {
         ],
     ] {
         let mut args = vec!["chat", PROMPT];
-        let model = model();
         if !form.contains(&"--model") {
-            args.extend(["--model", model.to_str().expect("a UTF-8 path")]);
+            args.extend(["--model", model()]);
         }
         let output = home.run(&[&args[..], form].concat());
         assert!(!asked_it(&output), "{form:?}");
@@ -229,27 +203,18 @@ fn what_a_killed_service_left_behind_is_not_asked() {
 
 #[test]
 fn a_service_of_the_community_is_asked_and_its_end_costs_no_word() {
-    let founder = Home::new();
-    community::found(&founder);
-    let mut service = community::serve(&founder, &[]);
+    let (founder, mut service) = community::founded(&[]);
     let member = community::join(&founder, &service);
     let _host = community::host(&member, &service, "0-29");
-    let model = model();
-    let model = model.to_str().expect("a UTF-8 path");
-    let enable = ["--set", "policy.research.enable=true"];
-    let story = ["chat", "Tell me a story about a whale.", "--model", model];
+    let story = ["chat", "Tell me a story about a whale."];
+    let story = [&story[..], &["--model", model()]].concat();
     // How tokens are chosen is left to the model: the service's own way is ours.
     let long = ["--max-tokens", "160", "--frames", "--seed", "11"];
-    let args = [&enable[..], &story, &long].concat();
+    let args = [&ENABLE[..], &story, &long].concat();
     let alone = [&args[..], &["--local"]].concat();
     let alone = founder.run(&alone);
 
-    let mut child = founder
-        .hearthnet(&args)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("hearthnet starts");
+    let mut child = founder.spawn(&args);
     let mut stdout = child.stdout.take().expect("a pipe");
     let mut heard = vec![0; 600];
     stdout.read_exact(&mut heard).expect("the first words");
@@ -257,12 +222,9 @@ fn a_service_of_the_community_is_asked_and_its_end_costs_no_word() {
     service.child.wait().expect("its end");
     stdout.read_to_end(&mut heard).expect("the rest");
     let output = child.wait_with_output().expect("its end");
-    let said = text(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    assert!(
-        said.contains(SAID) && said.contains("going on without"),
-        "{said}"
-    );
+    succeeded(&output);
+    assert_complains(&output, SAID);
+    assert_complains(&output, "going on without");
     let tokens = |bytes: &[u8]| -> Vec<String> {
         let lines = text(bytes);
         let deltas = lines.lines().filter(|line| line.contains("token_delta"));

@@ -1,10 +1,5 @@
 //! Promise 1: the same answer, however it is split. Real model, real processes.
-#![allow(
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test fails by panicking"
-)]
+#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
 
 mod support;
 
@@ -14,7 +9,6 @@ const PROMPT: &str = "Tell me a short story about a lighthouse keeper and a lost
 
 fn hosts(home: &Home, ranges: &[&str]) -> Vec<Host> {
     let model = model();
-    let model = model.to_str().expect("a UTF-8 path");
     let admit = home.node_id();
     ranges
         .iter()

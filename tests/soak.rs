@@ -15,7 +15,6 @@
 #![allow(
     clippy::expect_used,
     clippy::panic,
-    clippy::indexing_slicing,
     clippy::print_stdout,
     reason = "a test fails by panicking, and prints what it measured"
 )]
@@ -34,7 +33,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use support::gauges::{self, Gauges};
 use support::http::{self, Reply};
-use support::{Home, Host, PATIENCE, Server, model, text};
+use support::{Home, Host, PATIENCE, Server, model, shards, told, until};
 
 const PROMPTS: [&str; 4] = [
     "Tell me a story about a whale.",
@@ -81,7 +80,6 @@ struct Mesh {
 impl Mesh {
     fn start() -> Self {
         let (home, path) = (Home::new(), model());
-        let path = path.to_str().expect("a UTF-8 path");
         let admit = home.node_id();
         let hosts: Vec<Host> = LAYERS
             .iter()
@@ -98,7 +96,7 @@ impl Mesh {
         let mut args: Vec<&str> = settings.iter().flat_map(|s| ["--set", s]).collect();
         args.extend(["serve", "--json", "--lifeline", "--no-fallback"]);
         args.extend(["--http", "127.0.0.1:0", "--model", path]);
-        args.extend(hosts.iter().flat_map(|h| ["--shard", h.address.as_str()]));
+        args.extend(shards(hosts.iter().map(|host| &host.address)));
         let service = Server::start(&home, &args);
         let answers = PROMPTS.map(|prompt| alone(&home, path, prompt)).into();
         let address = http::address(&service);
@@ -161,42 +159,29 @@ impl Mesh {
 
     /// Nothing runs, nothing waits.
     fn until_idle(&self) {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
+        until("nothing runs and nothing waits", || {
             let health = http::get_json(&self.address, "/healthz");
-            if (&health["running"], &health["waiting"]) == (&json!(0), &json!(0)) {
-                return assert_eq!(health["kept"], 0);
-            }
-            assert!(Instant::now() < deadline, "{health}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+            let idle = (&health["running"], &health["waiting"]) == (&json!(0), &json!(0));
+            assert!(!idle || health["kept"] == 0, "{health}");
+            idle
+        });
     }
 }
 
 /// The text of each token, as this machine alone says it.
 fn alone(home: &Home, model: &str, prompt: &str) -> Vec<String> {
-    let (tokens, seed, heat) = (
-        LONGEST.to_string(),
-        SEED.to_string(),
-        TEMPERATURE.to_string(),
-    );
     let ask = ["chat", prompt, "--local", "--frames", "--model", model];
-    let how = [
-        "--max-tokens",
-        &tokens,
-        "--seed",
-        &seed,
-        "--temperature",
-        &heat,
-    ];
-    let output = home.run(&[&ask[..], &how].concat());
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    text(&output.stdout)
-        .lines()
-        .map(|line| serde_json::from_str::<Value>(line).expect("a frame"))
-        .filter(|frame| frame["event"] == "token_delta")
-        .map(|frame| frame["data"]["text"].as_str().expect("a text").to_owned())
-        .collect()
+    let (seed, heat) = (
+        format!("--seed={SEED}"),
+        format!("--temperature={TEMPERATURE}"),
+    );
+    let tokens = format!("--max-tokens={LONGEST}");
+    let said = home.says(&[&ask[..], &[&tokens, &seed, &heat]].concat());
+    let frames = said.lines().map(serde_json::from_str);
+    let frames: Vec<Value> = frames.map(|frame| frame.expect("a frame")).collect();
+    let tokens = told(&frames, "token_delta").into_iter();
+    let text = |token: &Value| token["text"].as_str().expect("a text").to_owned();
+    tokens.map(text).collect()
 }
 
 fn assert_busy(reply: &mut Reply) {
@@ -479,13 +464,7 @@ fn while_one_is_answered(mesh: &Mesh) {
     let gone = Instant::now();
     drop(reply);
     for process in &mesh.processes {
-        loop {
-            let restless = restless(process);
-            if restless.is_empty() {
-                break;
-            }
-            assert!(gone.elapsed() < PATIENCE, "{}: {restless:?}", process.name);
-        }
+        until(&process.name, || restless(process).is_empty());
     }
     println!(
         "  a caller that was cut off was forgotten by all after {:?}",

@@ -9,13 +9,14 @@ use hearthnet_transport::CloseCode;
 use serde::Serialize;
 
 use crate::HarnessError;
+use crate::attacks::table::{Try, carry_out};
 use crate::bench::Bench;
 use crate::case::Case;
 use crate::memory::Budget;
 use crate::raw::{Arrived, Ending, Pushed, SWITCHING, kind};
 use crate::victim::Scene;
 
-/// One attack: one file in `attacks/`, whose name is the claim that must hold.
+/// One attack with a story of its own: one file in `attacks/`, whose name is the claim that must hold.
 pub trait Attack {
     /// Number of the case in [`CASES`](crate::CASES) that it carries out.
     const CASE: u8;
@@ -40,17 +41,24 @@ pub trait Attack {
 
 type Running<'a> = Pin<Box<dyn Future<Output = Result<Verdict, HarnessError>> + Send + 'a>>;
 
+/// How an attack is carried out.
+#[derive(Clone, Copy)]
+enum Work {
+    Story(for<'a> fn(&'a mut Bench) -> Running<'a>),
+    Table(fn(&Bench) -> Result<Vec<Try>, HarnessError>),
+}
+
 /// An attack as the registry lists it.
 #[derive(Clone, Copy)]
 pub struct Entry {
-    /// Name of the file, which is the claim with underscores.
+    /// Name of the file or function, which is the claim with underscores.
     pub name: &'static str,
     /// Number of the case.
     pub case: u8,
     pub(crate) scene: Scene,
     pub(crate) repeats: bool,
     pub(crate) budget: Budget,
-    pub(crate) run: for<'a> fn(&'a mut Bench) -> Running<'a>,
+    work: Work,
 }
 
 impl Entry {
@@ -61,7 +69,37 @@ impl Entry {
             scene: A::SCENE,
             repeats: A::REPEATS,
             budget: A::BUDGET,
-            run: |bench| Box::pin(A::run(bench)),
+            work: Work::Story(|bench| Box::pin(A::run(bench))),
+        }
+    }
+
+    /// An attack of the table: on a host outside of any community, as often as one likes.
+    pub(crate) const fn listed(
+        case: u8,
+        name: &'static str,
+        tries: fn(&Bench) -> Result<Vec<Try>, HarnessError>,
+        budget: Budget,
+    ) -> Entry {
+        Entry {
+            name,
+            case,
+            scene: Scene::ALONE,
+            repeats: true,
+            budget,
+            work: Work::Table(tries),
+        }
+    }
+
+    /// Carries it out.
+    pub(crate) async fn run(self, bench: &mut Bench) -> Result<Verdict, HarnessError> {
+        match self.work {
+            Work::Story(run) => run(bench).await,
+            Work::Table(tries) => {
+                let mut found = Findings::new();
+                let tries = tries(bench)?;
+                carry_out(bench, tries, &mut found).await?;
+                Ok(found.verdict())
+            }
         }
     }
 

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use ciborium::Value;
 use hearthnet_bus::calls::{Client, ShardGrant};
 use hearthnet_bus::node::bus_rule;
 use hearthnet_bus::{Capability, Grant, NodeId, NodeKey};
@@ -17,7 +16,7 @@ use serde_json::json;
 use crate::caller::{self, Called};
 use crate::honest::Honest;
 use crate::memory::Usage;
-use crate::raw::{Ending, Frame, Gossip, Hello, Papers, Peer, cbor, kind};
+use crate::raw::{Ending, Frame, Gossip, Hello, Papers, Peer, kind, stream_open};
 use crate::test_community::TestCommunity;
 use crate::victim::{self, Gauges, MODEL_ID, Pace, Scene, Settings, Victim};
 use crate::{Findings, HarnessError};
@@ -284,20 +283,24 @@ impl Bench {
         ))
     }
 
+    fn papers(&self) -> Papers {
+        Papers::of(&self.attacker.secret())
+    }
+
     /// The attacker's connection, as far as TLS.
     ///
     /// # Errors
     /// If it cannot be made.
     pub async fn secured(&self) -> Result<Peer, HarnessError> {
-        self.secured_with(Papers::of(&self.attacker)).await
+        self.secured_with(&self.papers()).await
     }
 
     /// A connection with any papers, as far as TLS.
     ///
     /// # Errors
     /// If it cannot be made.
-    pub async fn secured_with(&self, papers: Papers<'_>) -> Result<Peer, HarnessError> {
-        Peer::secured(self.target.addr, papers).await
+    pub async fn secured_with(&self, papers: &Papers) -> Result<Peer, HarnessError> {
+        Ok(Peer::secured(self.target.addr, papers).await?)
     }
 
     /// The attacker's connection, as far as the WebSocket.
@@ -305,7 +308,7 @@ impl Bench {
     /// # Errors
     /// If it cannot be made.
     pub async fn upgraded(&self) -> Result<Peer, HarnessError> {
-        Peer::upgraded(self.target.addr, &self.attacker).await
+        Ok(Peer::upgraded(self.target.addr, &self.papers()).await?)
     }
 
     /// The attacker's session, with a HELLO of its own.
@@ -313,7 +316,7 @@ impl Bench {
     /// # Errors
     /// If the host does not open it.
     pub async fn session(&self, hello: &Hello) -> Result<Peer, HarnessError> {
-        Peer::open(self.target.addr, &self.attacker, hello).await
+        Ok(self.upgraded().await?.greeted(hello).await?)
     }
 
     /// The attacker's session for running rows.
@@ -326,16 +329,7 @@ impl Bench {
 
     /// A STREAM_OPEN that the victim takes: epoch 1 of this stream, all of its layers.
     pub fn stream_open(&self, stream: u32) -> Frame {
-        let (lo, hi) = self.target.layers;
-        let body = cbor(&[
-            ("stream", stream.into()),
-            ("epoch", 1.into()),
-            ("weights", Value::Bytes(self.target.weights.to_vec())),
-            ("lo", lo.into()),
-            ("hi", hi.into()),
-            ("max_positions", 16.into()),
-        ]);
-        Frame::new(kind::STREAM_OPEN, body)
+        stream_open(stream, &self.target.weights, self.target.layers, 16)
     }
 
     /// The attacker's session with stream 1 open.

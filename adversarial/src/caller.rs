@@ -8,7 +8,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use hearthnet_bus::NodeKey;
-use hearthnet_orchestrator::http::{Metrics, Part};
+use hearthnet_http::{Metrics, Part};
 use hearthnet_orchestrator::link::{HostAddr, HostLink};
 use hearthnet_transport::Config;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! Attacks that HearthNet must hold against, one file each, with a harness and a report.
+//! Attacks that HearthNet must hold against, with a harness and a report.
 //!
 //! ```text
 //!              +------------- Bench ----------------------------------------+
@@ -10,14 +10,14 @@
 //! | concept | file |
 //! |---|---|
 //! | the 46 cases, built or not | `case.rs` |
-//! | the attacks and their registry | `attacks/` |
+//! | the attacks and their registry; those of one kind in a table | `attacks/`, `attacks/table.rs` |
 //! | what an attack is, observations, verdicts | `attack.rs` |
 //! | what an attack gets to work with | `bench.rs` |
 //! | the attacked host, in its own process | `victim.rs` |
 //! | its community, where it is in one | `test_community.rs` |
 //! | the attacked caller, in its own process | `caller.rs` |
 //! | the caller that must not notice | `honest.rs` |
-//! | the attacker's connection, byte by byte | `raw/` |
+//! | the attacker's events and gossip, byte by byte; its frames are the test kit's | `raw/` |
 //! | memory of the victim, and what it may be | `memory.rs` |
 //! | running an attack and judging it | `trial.rs` |
 //! | table and JSON | `report.rs` |
@@ -64,4 +64,10 @@ pub enum HarnessError {
     /// A file of the harness could not be written.
     #[error("the harness could not write its files: {0}")]
     Files(#[from] std::io::Error),
+}
+
+impl From<raw::Failed> for HarnessError {
+    fn from(failed: raw::Failed) -> Self {
+        HarnessError::Attacker(failed.0)
+    }
 }

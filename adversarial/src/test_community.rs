@@ -14,15 +14,15 @@ use std::time::{Duration, Instant};
 
 use hearthnet_bus::calls::Registry;
 use hearthnet_bus::discovery::StaticPeer;
-use hearthnet_bus::invite::Invite;
-use hearthnet_bus::log::{Body, EventLog, Heads, Lane, Level, Policy};
+use hearthnet_bus::log::{Body, EventLog, Lane, Level};
 use hearthnet_bus::node::{Node, NodeSettings};
-use hearthnet_bus::{CommunityId, NodeId, NodeKey};
+use hearthnet_bus::testing::{Home, hear};
+use hearthnet_bus::{NodeId, NodeKey};
 use tokio::time::{interval, timeout};
 
 use crate::raw::{
     self,
-    event::{Author, Event, now_ms},
+    event::{Author, Event},
 };
 use crate::victim::{KEY_FILE, Victim};
 use crate::{Findings, HarnessError};
@@ -33,8 +33,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// A community with a victim in it.
 pub(crate) struct TestCommunity {
     pub(crate) community: [u8; 32],
-    anchor: Arc<NodeKey>,
-    log: EventLog,
+    anchor: Home,
     /// Until the victim is there, and the anchor's node can have a link to it.
     node: Option<Node>,
     folder: PathBuf,
@@ -46,7 +45,7 @@ pub(crate) struct TestCommunity {
 
 impl std::fmt::Debug for TestCommunity {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Village").finish_non_exhaustive()
+        f.debug_struct("TestCommunity").finish_non_exhaustive()
     }
 }
 
@@ -55,81 +54,45 @@ fn failed(error: impl std::fmt::Display) -> HarnessError {
 }
 
 impl TestCommunity {
-    /// Founds a community of these, in `folder`. The first is the attacker, the second the guest,
-    /// both with the right to write; the others are members.
+    /// Founds a community of these; nodes have their homes in `folder`. The first is the attacker, the
+    /// second the guest, both with the right to write; the others are members.
     pub(crate) fn found(
         folder: &Path,
         attacker: &NodeKey,
         guest: &NodeKey,
         members: &[NodeId],
     ) -> Result<TestCommunity, HarnessError> {
-        let key = || NodeKey::generate().map_err(failed);
-        let (root, anchor) = (key()?, Arc::new(key()?));
-        let policy = Policy {
-            research: true,
-            ..Policy::default()
-        };
-        let log = EventLog::create(
-            &folder.join("anchor"),
-            &root,
-            anchor.id(),
-            "Elm Street",
-            policy,
-            now_ms(),
-        )
-        .map_err(failed)?;
-        let community = *log.community().as_bytes();
-        let test_community = TestCommunity {
+        let anchor = Home::founded(NodeKey::generate().map_err(failed)?, true);
+        anchor.admit(attacker.id(), Level::Trusted);
+        for member in members.iter().chain([&guest.id()]) {
+            anchor.admit(*member, Level::Member);
+        }
+        let community = *anchor.log.community().as_bytes();
+        Ok(TestCommunity {
             community,
             attacker: Author::new(community, attacker),
             guest: Author::new(community, guest),
             anchor,
-            log,
             node: None,
             folder: folder.to_owned(),
-        };
-        test_community.admit(attacker.id(), Level::Trusted)?;
-        for member in members.iter().chain([&guest.id()]) {
-            test_community.admit(*member, Level::Member)?;
-        }
-        Ok(test_community)
-    }
-
-    fn admit(&self, node: NodeId, level: Level) -> Result<(), HarnessError> {
-        let invite = self.invite(level)?;
-        let request = invite.request(node, "neighbour").map_err(failed)?;
-        self.append(Body::Admitted { request, level })
-    }
-
-    fn invite(&self, level: Level) -> Result<Invite, HarnessError> {
-        let expires_ms = now_ms() + 3_600_000;
-        let community = self.log.community();
-        let invite = Invite::generate(community, expires_ms / 1000, Vec::new()).map_err(failed)?;
-        self.append(Body::Invited {
-            invite: invite.key().id(),
-            level,
-            uses: 1,
-            expires_ms,
-        })?;
-        Ok(invite)
+        })
     }
 
     /// The anchor writes something.
-    pub(crate) fn append(&self, body: Body) -> Result<(), HarnessError> {
-        let appended = self.log.append(&self.anchor, body, now_ms());
-        appended.map(|_| ()).map_err(failed)
+    pub(crate) fn append(&self, body: Body) {
+        self.anchor.append(body);
     }
 
     /// Who the anchor is.
     pub(crate) fn anchor(&self) -> NodeId {
-        self.anchor.id()
+        self.anchor.key.id()
     }
 
     /// What the anchor could write next: all that there is of it but its signature.
     pub(crate) fn next_of_anchor(&self, kind: &str, body: Vec<u8>) -> Result<Event, HarnessError> {
         let mut last = None;
-        let visited = self.log.records(|record| {
-            if record.event.author == self.anchor.id()
+        let visited = self.anchor.log.records(|record| {
+            if record.event.author == self.anchor.key.id()
                 && matches!(record.event.lane, Lane::Durable { .. })
             {
                 last = Some((record.event.seq, record.event.lamport, record.hash));
@@ -139,7 +102,7 @@ impl TestCommunity {
         visited.map_err(failed)?;
         let (seq, lamport, hash) = last.ok_or_else(|| failed("the anchor has written nothing"))?;
         Ok(Event {
-            author: *self.anchor.id().as_bytes(),
+            author: *self.anchor.key.id().as_bytes(),
             seq: seq + 1,
             lamport: lamport + 1,
             lane: raw::event::Lane::Durable(hash.0),
@@ -149,17 +112,17 @@ impl TestCommunity {
 
     /// An event with the anchor's signature, over this domain: what only the anchor can make.
     pub(crate) fn signed_by_anchor(&self, event: &Event, domain: &[u8]) -> Vec<u8> {
-        event.signed_for(&self.anchor, domain)
+        event.signed_for(&self.anchor.key, domain)
     }
 
     /// Authors of whom the anchor's log has anything.
     pub(crate) fn authors(&self) -> usize {
-        self.log.heads().authors.len()
+        self.anchor.log.heads().authors.len()
     }
 
     /// Waits until the anchor has so many events of an author.
     pub(crate) async fn hears(&self, author: &NodeId, events: u64) -> bool {
-        let mut changes = self.log.changes();
+        let mut changes = self.anchor.log.changes();
         let heard = async {
             while self.events_of(author) < events {
                 // It lives as long as the log.
@@ -171,9 +134,9 @@ impl TestCommunity {
 
     /// Waits until the anchor knows that an author's history parts.
     pub(crate) async fn hears_of_fork(&self, author: &NodeId) -> bool {
-        let mut changes = self.log.changes();
+        let mut changes = self.anchor.log.changes();
         let heard = async {
-            while !self.log.state().is_frozen(author) {
+            while !self.anchor.log.state().is_frozen(author) {
                 let _ = changes.changed().await;
             }
         };
@@ -182,7 +145,7 @@ impl TestCommunity {
 
     /// What the anchor's log has of an author.
     pub(crate) fn events_of(&self, author: &NodeId) -> u64 {
-        let heads = self.log.heads();
+        let heads = self.anchor.log.heads();
         heads.authors.get(author).map_or(0, |head| head.seq)
     }
 
@@ -191,18 +154,10 @@ impl TestCommunity {
         let home = self.folder.join(name);
         std::fs::create_dir_all(&home)?;
         let key = NodeKey::load_or_create(&home.join(KEY_FILE)).map_err(failed)?;
-        self.admit(key.id(), Level::Trusted)?;
-        let community = CommunityId::from(NodeId::from_bytes(&self.community).map_err(failed)?);
-        let log = EventLog::prepare(&home, community).map_err(failed)?;
-        let known = self.log.missing(&Heads::empty(community), 1024, 1 << 20);
-        let known = known.map_err(failed)?.events;
-        let taken = log
-            .receive(&known, self.anchor.id(), now_ms())
-            .map_err(failed)?;
-        match taken.accepted.len() == known.len() {
-            true => Ok(home),
-            false => Err(failed("a new node does not take what there is")),
-        }
+        self.anchor.admit(key.id(), Level::Trusted);
+        let log = EventLog::prepare(&home, self.anchor.log.community()).map_err(failed)?;
+        hear(&log, &self.anchor.log);
+        Ok(home)
     }
 
     /// Lets the anchor's node link with the victim.
@@ -213,8 +168,8 @@ impl TestCommunity {
         settings.research = true;
         let registry = Arc::new(Registry::new());
         let node = Node::start(
-            Arc::clone(&self.anchor),
-            self.log.clone(),
+            Arc::clone(&self.anchor.key),
+            self.anchor.log.clone(),
             settings,
             registry,
         );
@@ -229,15 +184,15 @@ impl TestCommunity {
         victim: &mut Victim,
         found: &mut Findings,
     ) -> Result<(), HarnessError> {
-        self.invite(Level::Member)?;
+        self.anchor.invite(Level::Member, 1);
         let (begin, mut asking) = (Instant::now(), interval(Duration::from_millis(5)));
         loop {
             asking.tick().await;
-            let hash = self.log.state().state_hash();
+            let hash = self.anchor.log.state().state_hash();
             let own: String = hex::encode(hash);
             let gauges = victim.gauges().await?;
             let same = gauges.state() == own
-                && gauges.events_of(&self.anchor.id()) == self.events_of(&self.anchor.id());
+                && gauges.events_of(&self.anchor.key.id()) == self.events_of(&self.anchor.key.id());
             if same || begin.elapsed() >= PATIENCE {
                 let seen = match same {
                     true => "it does",

@@ -252,9 +252,9 @@ impl Attackers {
         let Some(threads) = &self.0 else {
             return Err(failed(&"there are no threads to attack with"));
         };
-        let run = entry.run;
+        let entry = *entry;
         let attack = threads.spawn(async move {
-            let verdict = run(&mut bench).await;
+            let verdict = entry.run(&mut bench).await;
             (bench, verdict)
         });
         attack.await.map_err(|error| failed(&error))

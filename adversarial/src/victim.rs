@@ -23,7 +23,7 @@ use hearthnet_bus::calls::{Registry, Served, register_shards};
 use hearthnet_bus::log::{EventLog, LogHealth};
 use hearthnet_bus::node::{Node, NodeSettings};
 use hearthnet_bus::{Descriptor, NodeId, NodeKey};
-use hearthnet_orchestrator::http::{Metrics, Part};
+use hearthnet_http::{Metrics, Part};
 use hearthnet_shard::{RunningHost, ShardConfig, ShardHost, Stats};
 use hearthnet_testkit::TinyLlama;
 use hearthnet_transport::{Code, Config};
@@ -153,10 +153,10 @@ pub async fn serve(settings: Settings) -> Result<(), HarnessError> {
     // The matrices are tiny, and the honest caller needs the other cores.
     config.engine.threads = 1;
     let (host, member) = match settings.home {
-        None => (ShardHost::start(config, &key, |_| {}).await, None),
+        None => (ShardHost::start(config, &*key, |_| {}).await, None),
         Some(home) => {
             let member = Member::start(&home, key, settings.pace).await?;
-            let host = ShardHost::start_in(config, &member.node, |_| {}).await;
+            let host = ShardHost::start(config, &member.node, |_| {}).await;
             (host, Some(member))
         }
     };

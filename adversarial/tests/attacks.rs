@@ -26,7 +26,10 @@ async fn must_hold(name: &str) {
 }
 
 macro_rules! as_tests {
-    ($($(#[$mark:meta])* $name:ident;)*) => {
+    (table { $($listed:tt)* } files { $($file:tt)* }) => {
+        as_tests! { $($listed)* $($file)* }
+    };
+    ($($(#[$mark:meta])* $($case:literal)? $name:ident;)*) => {
         $(
             $(#[$mark])*
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -51,10 +54,12 @@ fn every_file_is_in_the_registry_and_every_entry_names_a_case() {
                 .to_str()
                 .map(str::to_owned)
         })
-        .filter(|name| name != "mod")
+        .filter(|name| name != "mod" && name != "table")
         .collect();
     let entries: BTreeSet<String> = ATTACKS.iter().map(|entry| entry.name.to_owned()).collect();
-    assert_eq!(files, entries);
+    assert_eq!(entries.len(), ATTACKS.len());
+    // What is not a file is a function of the table, or it would not compile.
+    assert!(files.is_subset(&entries));
     for entry in ATTACKS {
         assert!(Case::find(entry.case).is_some(), "{}", entry.name);
     }

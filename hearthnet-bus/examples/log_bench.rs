@@ -3,6 +3,7 @@
 //! ```text
 //! cargo run --release -p hearthnet-bus --example log_bench -- month [DAYS [HOSTS]]
 //! cargo run --release -p hearthnet-bus --example log_bench -- sync [EVENTS]
+//! cargo run --release -p hearthnet-bus --example log_bench -- gossip [EVENTS]
 //! ```
 //!
 //! `month` lets hosts (20) say every 30 seconds of virtual time, for some days (30), that they
@@ -10,22 +11,28 @@
 //! stored, each beat of all hosts is one transaction, and the log is compacted every ten
 //! minutes. It prints the size of the files as it goes. `sync` makes a log of some durable
 //! events (100,000) by twenty anchors, and times an empty log that takes all of them over
-//! through heads, missing and receive. Both work in `TMPDIR`.
+//! through heads, missing and receive. `gossip` is the same with two nodes on this machine, over
+//! TLS on the loopback interface: counted is from the start of the second node to the moment when
+//! its log says the same of itself as the first one's (handshakes, reading, sending, verifying each
+//! signature, storing on disk, folding), while both share the machine's cores. All work in `TMPDIR`.
 
 #![allow(clippy::print_stdout)]
 
 use std::error::Error;
 use std::path::Path;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use hearthnet_bus::discovery::StaticPeer;
 use hearthnet_bus::invite::JoinRequest;
 use hearthnet_bus::log::{
-    ADVERT_LIFE_MS, Body, Event, EventHash, EventId, EventLog, Lane, Level, Policy, Quotas,
+    ADVERT_LIFE_MS, Body, Event, EventHash, EventId, EventLog, Lane, Level, Policy,
 };
-use hearthnet_bus::{CommunityId, Descriptor, NodeKey};
+use hearthnet_bus::node::{Node, NodeSettings};
+use hearthnet_bus::{CommunityId, Descriptor, NodeId, NodeKey};
 
-/// A Wednesday in 2027, in Unix milliseconds.
-const START: u64 = 1_800_000_000_000;
+/// A day in November 2023, in Unix milliseconds: before every clock that runs this.
+const START: u64 = 1_700_000_000_000;
 const BEAT_MS: u64 = 30_000;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -36,7 +43,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     match what.as_str() {
         "month" => month(dir.path(), number(30)?, number(20)?),
         "sync" => sync(dir.path(), number(100_000)?),
-        _ => Err("say month or sync".into()),
+        "gossip" => tokio::runtime::Runtime::new()?.block_on(gossip(dir.path(), number(100_000)?)),
+        _ => Err("say month, sync or gossip".into()),
     }
 }
 
@@ -146,6 +154,15 @@ fn community(
     Ok((log, members))
 }
 
+/// Every event must be taken.
+fn take(log: &EventLog, batch: &[Vec<u8>], from: NodeId, now: u64) -> Result<(), Box<dyn Error>> {
+    let received = log.receive(batch, from, now)?;
+    match received.accepted.len() == batch.len() {
+        true => Ok(()),
+        false => Err(format!("refused: {:?}", received.refused).into()),
+    }
+}
+
 fn month(dir: &Path, days: u64, hosts: u64) -> Result<(), Box<dyn Error>> {
     let (log, hosts) = community(dir, hosts, Level::Trusted)?;
     let me = hosts.first().ok_or("no hosts")?.key.id();
@@ -161,10 +178,7 @@ fn month(dir: &Path, days: u64, hosts: u64) -> Result<(), Box<dyn Error>> {
                     batch.push(host.say(now, seen())?);
                 }
             }
-            let received = log.receive(&batch, me, now)?;
-            if received.accepted.len() != batch.len() {
-                return Err(format!("refused: {:?}", received.refused).into());
-            }
+            take(&log, &batch, me, now)?;
             events += batch.len() as u64;
             if beat % 20 == 0 {
                 log.compact(now)?;
@@ -191,11 +205,12 @@ fn month(dir: &Path, days: u64, hosts: u64) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn sync(dir: &Path, count: u64) -> Result<(), Box<dyn Error>> {
-    let (from_dir, to_dir) = (dir.join("from"), dir.join("to"));
-    let (log, mut anchors) = community(&from_dir, 20, Level::Anchor)?;
-    // All but one change the policy in turn, so that every event has an effect.
-    let node = anchors.pop().ok_or("nobody")?.key.id();
+/// A log of so many durable events, and two nodes of its community that wrote none of them.
+fn filled(dir: &Path, count: u64) -> Result<(EventLog, [NodeKey; 2]), Box<dyn Error>> {
+    let (log, mut anchors) = community(dir, 20, Level::Anchor)?;
+    // The others change the policy in turn, so that every event has an effect.
+    let (node, other) = (anchors.pop(), anchors.pop());
+    let (node, other) = node.zip(other).ok_or("too few anchors")?;
     let lamport = 1000;
     let began = Instant::now();
     let mut batch = Vec::new();
@@ -207,21 +222,20 @@ fn sync(dir: &Path, count: u64) -> Result<(), Box<dyn Error>> {
         });
         batch.push(anchors[turn].write(lamport + i, body)?);
         if batch.len() == 1000 || i + 1 == count {
-            let received = log.receive(&batch, node, START)?;
-            if received.accepted.len() != batch.len() {
-                return Err(format!("refused: {:?}", received.refused).into());
-            }
+            take(&log, &batch, node.key.id(), START)?;
             batch.clear();
         }
     }
-    let seconds = began.elapsed().as_secs_f64();
-    println!(
-        "made {count} events in {seconds:.1} s; {} KiB",
-        size(&from_dir)?
-    );
+    let (seconds, kib) = (began.elapsed().as_secs_f64(), size(dir)?);
+    println!("made {count} events in {seconds:.1} s; {kib} KiB");
+    Ok((log, [node.key, other.key]))
+}
 
-    drop(EventLog::prepare(&to_dir, log.community())?);
-    let to = EventLog::open_with(&to_dir, Quotas::default())?;
+fn sync(dir: &Path, count: u64) -> Result<(), Box<dyn Error>> {
+    let to_dir = dir.join("to");
+    let (log, [node, _]) = filled(&dir.join("from"), count)?;
+    let node = node.id();
+    let to = EventLog::prepare(&to_dir, log.community())?;
     let began = Instant::now();
     let (mut theirs, mut events, mut bytes, mut batches) = (to.heads(), 0, 0, 0);
     loop {
@@ -252,6 +266,52 @@ fn sync(dir: &Path, count: u64) -> Result<(), Box<dyn Error>> {
         began.elapsed().as_secs_f64()
     );
     Ok(())
+}
+
+async fn gossip(dir: &Path, count: u64) -> Result<(), Box<dyn Error>> {
+    let start = async |key: NodeKey, log: &EventLog, peers| {
+        let mut settings = NodeSettings::new("bench");
+        settings.listen = Some("127.0.0.1:0".into());
+        settings.discovery.mdns = false;
+        settings.discovery.static_peers = peers;
+        Node::start(Arc::new(key), log.clone(), settings, Arc::default()).await
+    };
+    let (log, [first, second]) = filled(&dir.join("from"), count)?;
+    let id = first.id();
+    let first = start(first, &log, Vec::new()).await?;
+    let addr = first.listen_addr().ok_or("no listener")?;
+    let empty = EventLog::prepare(&dir.join("to"), log.community())?;
+    let (begin, processor) = (Instant::now(), processor_seconds());
+    let peers = vec![StaticPeer::new(addr, Some(id))];
+    let second = start(second, &empty, peers).await?;
+    let mut changes = empty.changes();
+    let durable = |log: &EventLog| -> u64 { log.heads().authors.values().map(|h| h.seq).sum() };
+    let all = durable(&log);
+    while durable(&empty) < all {
+        tokio::time::timeout(Duration::from_secs(60), changes.changed()).await??;
+    }
+    let seconds = begin.elapsed().as_secs_f64();
+    if empty.state().state_hash() != log.state().state_hash() {
+        return Err("the two logs differ".into());
+    }
+    let rate = all as f64 / seconds;
+    println!("{all} events in {seconds:.2} s: {rate:.0} events/s");
+    if let (Some(before), Some(after)) = (processor, processor_seconds()) {
+        let taken = after - before;
+        let rate = all as f64 / taken;
+        println!("{taken:.2} s of processor time for both nodes: {rate:.0} events/s of one core");
+    }
+    second.shutdown().await;
+    first.shutdown().await;
+    Ok(())
+}
+
+/// Seconds of processor time that this process has taken.
+fn processor_seconds() -> Option<f64> {
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks = |at: usize| fields.get(at)?.parse::<f64>().ok();
+    Some((ticks(11)? + ticks(12)?) / 100.0)
 }
 
 fn seen() -> Body {

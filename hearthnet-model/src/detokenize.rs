@@ -89,6 +89,12 @@ impl Detokenizer {
         text
     }
 
+    fn whole(mut self, ids: &[u32]) -> String {
+        let mut text: String = ids.iter().map(|id| self.push(*id)).collect();
+        text.push_str(&self.finish());
+        text
+    }
+
     /// Takes all bytes but those of a character that more bytes could still finish.
     fn take_whole(&mut self) -> String {
         let mut text = String::new();
@@ -107,5 +113,18 @@ impl Detokenizer {
         text.push_str(&String::from_utf8_lossy(rest));
         self.held.clear();
         text
+    }
+}
+
+impl Tokenizer {
+    /// The text of `ids`, control tokens left out. Bytes that are no UTF-8 become U+FFFD, and so
+    /// does an id outside the vocabulary.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        Detokenizer::new(self).whole(ids)
+    }
+
+    /// The text of `ids`, control tokens included.
+    pub fn decode_with_special(&self, ids: &[u32]) -> String {
+        Detokenizer::with_special(self).whole(ids)
     }
 }

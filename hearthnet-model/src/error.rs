@@ -23,14 +23,11 @@ pub enum ModelError {
         /// The families there are.
         known: String,
     },
-    /// A part of a model that lies in several files.
+    /// A part of a model that lies in so many files.
     #[error(
-        "the file is one of {count} parts of a model: join them first, with `llama-gguf-split --merge FIRST-PART JOINED.gguf` of llama.cpp"
+        "the file is one of {0} parts of a model: join them first, with `llama-gguf-split --merge FIRST-PART JOINED.gguf` of llama.cpp"
     )]
-    Split {
-        /// How many parts there are.
-        count: u32,
-    },
+    Split(u32),
     /// A hyperparameter that is out of range or at odds with another.
     #[error("metadata {key:?}: {reason}")]
     Hyperparameter {

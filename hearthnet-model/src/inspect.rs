@@ -10,7 +10,7 @@ use crate::convert::file_type_name;
 use crate::gguf::{Gguf, TensorInfo, TensorType};
 use crate::manifest::WeightsId;
 use crate::model_file::ModelFile;
-use crate::spec::{ModelSpec, RopeScaling};
+use crate::spec::{LatentSpec, ModelSpec, RopeScaling, YarnSpec};
 
 /// Description of a model file. Its `Display` is a table for people; serialised it is for
 /// machines, with sizes in bytes.
@@ -252,6 +252,15 @@ impl fmt::Display for Container {
 impl fmt::Display for Inspection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let spec = &self.spec;
+        let ModelSpec {
+            width,
+            ffn,
+            heads,
+            kv_heads,
+            head_dim,
+            rope,
+            ..
+        } = spec;
         self.container.top(f)?;
         let all = count(self.container.parameters);
         let parameters = match spec.experts {
@@ -261,75 +270,53 @@ impl fmt::Display for Inspection {
         line(f, "parameters", &parameters)?;
         let mut row = |name: &str, value: String| line(f, name, &value);
         row("layers", spec.layers.to_string())?;
-        row(
-            "width",
-            format!("{}, feed-forward {}", spec.width, spec.ffn),
-        )?;
+        row("width", format!("{width}, feed-forward {ffn}"))?;
         if let Some(experts) = spec.experts {
             let text = format!("{} per layer, {} per token", experts.count, experts.used);
             row("experts", text)?;
         }
-        let heads = format!(
-            "{} query, {} key/value, {} wide",
-            spec.heads, spec.kv_heads, spec.head_dim
-        );
-        row("heads", heads)?;
-        if let Some(latent) = spec.attention.latent {
-            let text = format!(
-                "queries by way of {}, keys and values of {}",
-                latent.queries, latent.keys
-            );
+        let text = format!("{heads} query, {kv_heads} key/value, {head_dim} wide");
+        row("heads", text)?;
+        if let Some(LatentSpec { queries, keys, .. }) = spec.attention.latent {
+            let text = format!("queries by way of {queries}, keys and values of {keys}");
             row("latent", text)?;
         }
         row("vocabulary", format!("{} tokens", spec.vocab))?;
         row("context", format!("{} positions", spec.context))?;
-        let rope = format!(
-            "{:?}, {} wide, base {}",
-            spec.rope.kind, spec.rope.dims, spec.rope.theta
-        );
-        let scaling = match spec.rope.scaling {
+        let turned = format!("{:?}, {} wide, base {}", rope.kind, rope.dims, rope.theta);
+        let scaling = match rope.scaling {
             None => String::new(),
             Some(RopeScaling::Linear { factor }) => format!(", stretched {factor} times"),
-            Some(RopeScaling::Yarn(yarn)) => {
-                format!(
-                    ", YaRN, stretched {} times from {}",
-                    yarn.factor, yarn.original
-                )
-            }
+            Some(RopeScaling::Yarn(YarnSpec {
+                factor, original, ..
+            })) => format!(", YaRN, stretched {factor} times from {original}"),
             Some(RopeScaling::Factors) => ", with factors".to_owned(),
-            Some(RopeScaling::Long { long: true, .. }) => {
-                ", with factors, the long ones".to_owned()
-            }
-            Some(RopeScaling::Long { long: false, .. }) => {
-                ", with factors, the short ones".to_owned()
+            Some(RopeScaling::Long { long, .. }) => {
+                let which = if long { "long" } else { "short" };
+                format!(", with factors, the {which} ones")
             }
         };
-        let local = match spec.rope.local_theta {
-            None => String::new(),
-            Some(theta) => format!("; base {theta} in layers with a window"),
-        };
-        let skipped = match spec.rope.skip_every {
-            None => String::new(),
-            Some(every) => format!("; none in {}", each(every)),
-        };
-        row("rope", rope.to_lowercase() + &scaling + &local + &skipped)?;
+        let local = rope.local_theta;
+        let local = local.map(|theta| format!("; base {theta} in layers with a window"));
+        let skipped = rope.skip_every;
+        let skipped = skipped.map(|every| format!("; none in {}", each(every)));
+        let differences = [Some(scaling), local, skipped].into_iter().flatten();
+        let differences: String = differences.collect();
+        row("rope", turned.to_lowercase() + &differences)?;
         if let Some(window) = spec.attention.window {
             let layers = match window.global_every {
                 None => "in all layers".to_owned(),
                 Some(every) => format!("except in {}", each(every)),
             };
-            row(
-                "window",
-                format!("{} positions, {layers}", window.positions),
-            )?;
+            let text = format!("{} positions, {layers}", window.positions);
+            row("window", text)?;
         }
         row("boundary", spec.boundary.to_string())?;
-        let tied = if spec.tied_embedding {
-            "the embedding"
-        } else {
-            "a matrix of its own"
+        let output = match spec.tied_embedding {
+            true => "the embedding",
+            false => "a matrix of its own",
         };
-        row("output", tied.to_owned())?;
+        row("output", output.to_owned())?;
         self.container.types(f)?;
         let mut row = |name: &str, value: String| line(f, name, &value);
         let least = self.layer_bytes.iter().min().copied().unwrap_or_default();
@@ -341,10 +328,8 @@ impl fmt::Display for Inspection {
         row("per layer", format!("{layer} of weights"))?;
         let layers: u64 = self.layer_bytes.iter().sum();
         row("all layers", format!("{} of weights", size(layers)))?;
-        row(
-            "head",
-            format!("{} (embedding, last norm, output)", size(self.head_bytes)),
-        )?;
+        let head = size(self.head_bytes);
+        row("head", format!("{head} (embedding, last norm, output)"))?;
         let kv = self.kv_bytes_per_position_and_layer;
         let sequence = kv
             .saturating_mul(spec.layers.into())

@@ -62,6 +62,7 @@ pub mod pull;
 pub mod quantize;
 pub mod reference;
 pub mod sampler;
+mod source;
 pub mod spec;
 pub mod stop;
 pub mod template;

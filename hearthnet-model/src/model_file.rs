@@ -83,7 +83,7 @@ impl ModelFile {
     pub fn from_gguf(gguf: Gguf) -> Result<Self, ModelError> {
         // All parts but the first have no other metadata.
         if let Some(count) = gguf.u32(SPLIT)?.filter(|count| *count > 1) {
-            return Err(ModelError::Split { count });
+            return Err(ModelError::Split(count));
         }
         let family = Family::of(&gguf)?;
         let spec = family.spec(&gguf)?;

@@ -17,8 +17,7 @@ use std::str::FromStr;
 
 use sha2::{Digest as _, Sha256};
 
-/// Longest reference that is read: more than any path or address in use.
-const MAX_CHARS: usize = 2048;
+use crate::source::{MAX_CHARS, Source, fetched_file};
 
 /// A model, as somebody named it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -28,17 +27,8 @@ pub enum ModelRef {
     Id(String),
     /// A file or a Hugging Face directory of this machine; a leading `~/` is the home directory's.
     Path(PathBuf),
-    /// A file in a repository of the Hugging Face hub.
-    Hub {
-        /// `owner/name`.
-        repository: String,
-        /// Branch, tag or commit; `main` unless it is named.
-        revision: String,
-        /// Path of the file in the repository, ending in `.gguf`.
-        file: String,
-    },
-    /// A file at an address.
-    Url(String),
+    /// A file of that name on the hub ([`Source::Hf`]), or at an address ([`Source::Url`]).
+    Remote(Source),
 }
 
 /// Why a text names no model.
@@ -53,16 +43,6 @@ pub struct ParseModelRefError {
 const HUB: &str =
     "write hf:OWNER/REPOSITORY/FILE.gguf, with @REVISION behind the repository if need be";
 const URL: &str = "write https://HOST/PATH/FILE.gguf; http:// is for this machine only (127.0.0.1)";
-
-/// Nothing but plain characters gets into paths, addresses and command lines; no part may be
-/// hidden, an option, or the parent directory.
-fn plain(text: &str) -> bool {
-    !text.is_empty()
-        && text
-            .bytes()
-            .all(|c| c.is_ascii_alphanumeric() || b"._-".contains(&c))
-        && !text.starts_with(['.', '-'])
-}
 
 impl FromStr for ModelRef {
     type Err = ParseModelRefError;
@@ -81,9 +61,10 @@ impl FromStr for ModelRef {
             return hub(rest).ok_or_else(|| fail(HUB));
         }
         if text.contains("://") {
-            return match is_fetchable(text) {
-                true => Ok(Self::Url(text.to_owned())),
-                false => Err(fail(URL)),
+            let url = text.to_owned();
+            return match fetched_file(text) {
+                Some(_) => Ok(Self::Remote(Source::Url { url })),
+                None => Err(fail(URL)),
             };
         }
         let path = Path::new(text);
@@ -105,60 +86,13 @@ fn hub(rest: &str) -> Option<ModelRef> {
         Some((name, revision)) => (name, revision),
         None => (name, "main"),
     };
-    let sound = plain(owner)
-        && plain(name)
-        && plain(revision)
-        && file.split('/').all(plain)
-        && file.ends_with(".gguf");
-    sound.then(|| ModelRef::Hub {
+    let source = Source::Hf {
         repository: format!("{owner}/{name}"),
         revision: revision.to_owned(),
         file: file.to_owned(),
-    })
-}
-
-/// Whether a file may be fetched from an address: over TLS, or from this machine. What is fetched
-/// is a file of one name, without a password in the address.
-fn is_fetchable(url: &str) -> bool {
-    let Some((scheme, rest)) = url.split_once("://") else {
-        return false;
     };
-    let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-    let clean = url
-        .bytes()
-        .all(|c| c.is_ascii_graphic() && !b"\"<>\\^`{|}".contains(&c));
-    let sound =
-        clean && !authority.is_empty() && !authority.contains('@') && file_of(path).is_some();
-    sound && (scheme == "https" || (scheme == "http" && is_loopback(authority)))
-}
-
-/// Whether `HOST` or `HOST:PORT` is this machine.
-fn is_loopback(authority: &str) -> bool {
-    let host = match authority.strip_prefix('[') {
-        Some(rest) => rest.split(']').next().unwrap_or_default(),
-        None => authority.split(':').next().unwrap_or_default(),
-    };
-    host == "localhost"
-        || host
-            .parse()
-            .is_ok_and(|ip: std::net::IpAddr| ip.is_loopback())
-}
-
-/// Whether bytes that nobody has pinned may be fetched from here: only where TLS says who sends
-/// them, or from this machine.
-pub(crate) fn is_trustworthy(url: &str) -> bool {
-    match url.split_once("://") {
-        Some(("https", _)) => true,
-        Some(("http", rest)) => is_loopback(rest.split('/').next().unwrap_or_default()),
-        _ => false,
-    }
-}
-
-/// The name of the file at the end of an address's path.
-fn file_of(path: &str) -> Option<&str> {
-    let path = path.split(['?', '#']).next()?;
-    let file = path.rsplit('/').next()?;
-    (plain(file) && file.ends_with(".gguf")).then_some(file)
+    let sound = file.ends_with(".gguf") && source.check().is_ok();
+    sound.then_some(ModelRef::Remote(source))
 }
 
 /// A leading `~/` as the home directory, where there is one.
@@ -175,12 +109,11 @@ impl ModelRef {
     /// whose place the catalogue knows, and for paths.
     pub fn place(&self) -> Option<PathBuf> {
         match self {
-            Self::Id(_) | Self::Path(_) => None,
-            Self::Hub {
+            Self::Remote(Source::Hf {
                 repository,
                 revision,
                 file,
-            } => {
+            }) => {
                 // Two revisions are two files.
                 let repository = match revision.as_str() {
                     "main" => repository.clone(),
@@ -188,27 +121,13 @@ impl ModelRef {
                 };
                 Some(Path::new("hf").join(repository).join(file))
             }
-            Self::Url(url) => {
+            Self::Remote(Source::Url { url }) => {
                 // The whole address counts: two queries are two files.
                 let mut short = hex::encode(Sha256::digest(url.as_bytes()));
                 short.truncate(16);
-                let rest = url.split_once("://").map_or("", |(_, rest)| rest);
-                let file = rest.split_once('/').and_then(|(_, path)| file_of(path))?;
-                Some(Path::new("url").join(short).join(file))
+                Some(Path::new("url").join(short).join(fetched_file(url)?))
             }
-        }
-    }
-
-    /// The address of what can be fetched; `hub` is the base address of the hub.
-    pub fn address(&self, hub: &str) -> Option<String> {
-        match self {
-            Self::Id(_) | Self::Path(_) => None,
-            Self::Hub {
-                repository,
-                revision,
-                file,
-            } => Some(crate::catalogue::on_hub(hub, repository, revision, file)),
-            Self::Url(url) => Some(url.clone()),
+            _ => None,
         }
     }
 }
@@ -218,15 +137,15 @@ impl fmt::Display for ModelRef {
         match self {
             Self::Id(id) => f.write_str(id),
             Self::Path(path) => write!(f, "{}", path.display()),
-            Self::Hub {
+            Self::Remote(Source::Hf {
                 repository,
                 revision,
                 file,
-            } => match revision.as_str() {
+            }) => match revision.as_str() {
                 "main" => write!(f, "hf:{repository}/{file}"),
                 revision => write!(f, "hf:{repository}@{revision}/{file}"),
             },
-            Self::Url(url) => f.write_str(url),
+            Self::Remote(source) => source.fmt(f),
         }
     }
 }
@@ -239,11 +158,14 @@ mod tests {
     fn a_model_is_named_by_id_path_hub_file_or_address() {
         let id = |s: &str| ModelRef::Id(s.to_owned());
         let path = |s: &str| ModelRef::Path(PathBuf::from(s));
-        let hub = |r: &str, v: &str, f: &str| ModelRef::Hub {
-            repository: r.to_owned(),
-            revision: v.to_owned(),
-            file: f.to_owned(),
+        let hub = |r: &str, v: &str, f: &str| {
+            ModelRef::Remote(Source::Hf {
+                repository: r.to_owned(),
+                revision: v.to_owned(),
+                file: f.to_owned(),
+            })
         };
+        let url = |s: &str| ModelRef::Remote(Source::Url { url: s.to_owned() });
         for (text, meant) in [
             ("smollm2-135m-instruct", id("smollm2-135m-instruct")),
             ("m.gguf", path("m.gguf")),
@@ -254,11 +176,11 @@ mod tests {
             ("hf:o/r@v1.2/d/f.gguf", hub("o/r", "v1.2", "d/f.gguf")),
             (
                 "https://example.org/a/f.gguf?download=true",
-                ModelRef::Url("https://example.org/a/f.gguf?download=true".to_owned()),
+                url("https://example.org/a/f.gguf?download=true"),
             ),
             (
                 "http://127.0.0.1:8080/f.gguf",
-                ModelRef::Url("http://127.0.0.1:8080/f.gguf".to_owned()),
+                url("http://127.0.0.1:8080/f.gguf"),
             ),
         ] {
             assert_eq!(text.parse(), Ok(meant), "{text}");

@@ -78,7 +78,6 @@ impl ModelSpec {
     /// # Errors
     /// Names the first field that is wrong.
     pub fn check(&self) -> Result<(), SpecError> {
-        let fail = |field, reason| Err(SpecError { field, reason });
         for (field, value) in [
             ("layers", self.layers),
             ("width", self.width),
@@ -90,39 +89,26 @@ impl ModelSpec {
             ("context", self.context),
             ("rope.dims", self.rope.dims),
         ] {
-            if !(1..=MAX_SIZE).contains(&value) {
-                return fail(field, "must be between 1 and 16777216");
-            }
+            size(field, value)?;
         }
-        if !self.heads.is_multiple_of(self.kv_heads) {
-            return fail("kv_heads", "must divide the number of heads");
-        }
-        if !self.head_dim.is_multiple_of(2) {
-            return fail("head_dim", "must be even");
-        }
-        if self.query_width() > MAX_SIZE {
-            return fail(
-                "heads",
-                "the heads together must not be wider than 16777216",
-            );
-        }
-        if self.rope.dims > self.head_dim || !self.rope.dims.is_multiple_of(2) {
-            return fail("rope.dims", "must be even and at most the head's width");
-        }
-        if !(1.0..=f64::from(f32::MAX)).contains(&self.rope.theta) {
-            return fail("rope.theta", "must be a finite number of at least 1");
-        }
-        if !(f32::MIN_POSITIVE..1.0).contains(&self.norm_eps) {
-            return fail("norm_eps", "must lie between 0 and 1");
-        }
+        let shared = self.heads.is_multiple_of(self.kv_heads);
+        ensure(shared, "kv_heads", "must divide the number of heads")?;
+        ensure(self.head_dim.is_multiple_of(2), "head_dim", "must be even")?;
+        let reason = "the heads together must not be wider than 16777216";
+        ensure(self.query_width() <= MAX_SIZE, "heads", reason)?;
+        let turned = self.rope.dims <= self.head_dim && self.rope.dims.is_multiple_of(2);
+        ensure(
+            turned,
+            "rope.dims",
+            "must be even and at most the head's width",
+        )?;
+        base("rope.theta", self.rope.theta)?;
+        epsilon("norm_eps", self.norm_eps)?;
         self.rope.check()?;
         self.attention.check()?;
         self.check_latent()?;
         self.scales.check()?;
-        match &self.experts {
-            None => Ok(()),
-            Some(experts) => experts.check(),
-        }
+        self.experts.map_or(Ok(()), |experts| experts.check())
     }
 
     /// Latent attention has a key head for each query head, of which a part is not turned.
@@ -130,32 +116,17 @@ impl ModelSpec {
         let Some(latent) = &self.attention.latent else {
             return Ok(());
         };
-        let fail = |field, reason| Err(SpecError { field, reason });
-        for (field, value) in [
-            ("attention.latent.queries", latent.queries),
-            ("attention.latent.keys", latent.keys),
-            ("attention.latent.values", latent.values),
-        ] {
-            if !(1..=MAX_SIZE).contains(&value) {
-                return fail(field, "must be between 1 and 16777216");
-            }
-        }
-        if self.kv_heads != self.heads {
-            return fail("kv_heads", "must be the number of heads");
-        }
-        if latent.values > self.head_dim {
-            return fail(
-                "attention.latent.values",
-                "must not be above the head's width",
-            );
-        }
-        if self.rope.dims >= self.head_dim {
-            return fail("rope.dims", "must be below the head's width");
-        }
-        if !(f32::MIN_POSITIVE..1.0).contains(&latent.norm_eps) {
-            return fail("attention.latent.norm_eps", "must lie between 0 and 1");
-        }
-        Ok(())
+        let values = "attention.latent.values";
+        size("attention.latent.queries", latent.queries)?;
+        size("attention.latent.keys", latent.keys)?;
+        size(values, latent.values)?;
+        let each = self.kv_heads == self.heads;
+        ensure(each, "kv_heads", "must be the number of heads")?;
+        let reason = "must not be above the head's width";
+        ensure(latent.values <= self.head_dim, values, reason)?;
+        let part = self.rope.dims < self.head_dim;
+        ensure(part, "rope.dims", "must be below the head's width")?;
+        epsilon("attention.latent.norm_eps", latent.norm_eps)
     }
 
     /// Positions that a row of a block attends to, its own included; `None` for all.
@@ -249,29 +220,16 @@ impl AttentionSpec {
         positive("attention.softcap", self.softcap)?;
         if let Some(temperature) = self.temperature {
             positive("attention.temperature.scale", Some(temperature.scale))?;
-            if !(1..=MAX_SIZE).contains(&temperature.positions) {
-                return Err(SpecError {
-                    field: "attention.temperature.positions",
-                    reason: "must be between 1 and 16777216",
-                });
-            }
+            size("attention.temperature.positions", temperature.positions)?;
         }
         let Some(window) = self.window else {
             return Ok(());
         };
-        let fail = |field| {
-            let reason = "must be between 1 and 16777216";
-            Err(SpecError { field, reason })
-        };
-        if !(1..=MAX_SIZE).contains(&window.positions) {
-            return fail("attention.window.positions");
-        }
-        match window.global_every {
-            Some(every) if !(1..=MAX_SIZE).contains(&every) => {
-                fail("attention.window.global_every")
-            }
-            _ => Ok(()),
-        }
+        size("attention.window.positions", window.positions)?;
+        size(
+            "attention.window.global_every",
+            window.global_every.unwrap_or(1),
+        )
     }
 }
 
@@ -362,15 +320,11 @@ pub struct ExpertSpec {
 
 impl ExpertSpec {
     fn check(&self) -> Result<(), SpecError> {
-        let fail = |field, reason| Err(SpecError { field, reason });
-        if !(1..=MAX_EXPERTS).contains(&self.count) {
-            return fail("experts.count", "must be between 1 and 4096");
-        }
-        if !(1..=MAX_EXPERTS_USED.min(self.count)).contains(&self.used) {
-            let reason = "must be between 1 and 64, and at most the number of experts";
-            return fail("experts.used", reason);
-        }
-        Ok(())
+        let known = (1..=MAX_EXPERTS).contains(&self.count);
+        ensure(known, "experts.count", "must be between 1 and 4096")?;
+        let used = (1..=MAX_EXPERTS_USED.min(self.count)).contains(&self.used);
+        let reason = "must be between 1 and 64, and at most the number of experts";
+        ensure(used, "experts.used", reason)
     }
 }
 
@@ -401,14 +355,34 @@ impl ScaleSpec {
     }
 }
 
-fn positive(field: &'static str, value: Option<f32>) -> Result<(), SpecError> {
-    match value {
-        Some(value) if !(f32::MIN_POSITIVE..=f32::MAX).contains(&value) => Err(SpecError {
-            field,
-            reason: "must be a positive number",
-        }),
-        _ => Ok(()),
+fn ensure(kept: bool, field: &'static str, reason: &'static str) -> Result<(), SpecError> {
+    match kept {
+        true => Ok(()),
+        false => Err(SpecError { field, reason }),
     }
+}
+
+fn size(field: &'static str, value: u32) -> Result<(), SpecError> {
+    let possible = (1..=MAX_SIZE).contains(&value);
+    ensure(possible, field, "must be between 1 and 16777216")
+}
+
+/// A number for arithmetic in binary32, if there is one.
+fn positive(field: &'static str, value: Option<impl Into<f64>>) -> Result<(), SpecError> {
+    let range = f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX);
+    let possible = value.is_none_or(|value| range.contains(&value.into()));
+    ensure(possible, field, "must be a positive number")
+}
+
+fn epsilon(field: &'static str, value: f32) -> Result<(), SpecError> {
+    let possible = (f32::MIN_POSITIVE..1.0).contains(&value);
+    ensure(possible, field, "must lie between 0 and 1")
+}
+
+/// The base of RoPE's frequencies.
+fn base(field: &'static str, value: f64) -> Result<(), SpecError> {
+    let possible = (1.0..=f64::from(f32::MAX)).contains(&value);
+    ensure(possible, field, "must be a finite number of at least 1")
 }
 
 /// Rotary position embedding: value pair `i` of the first `dims` values of a head is turned by
@@ -437,32 +411,18 @@ pub struct RopeSpec {
 
 impl RopeSpec {
     fn check(&self) -> Result<(), SpecError> {
-        let fail = |field, reason| Err(SpecError { field, reason });
-        if self
-            .local_theta
-            .is_some_and(|theta| !(1.0..=f64::from(f32::MAX)).contains(&theta))
-        {
-            return fail("rope.local_theta", "must be a finite number of at least 1");
-        }
-        if self
-            .skip_every
-            .is_some_and(|every| !(1..=MAX_SIZE).contains(&every))
-        {
-            return fail("rope.skip_every", "must be between 1 and 16777216");
-        }
-        let range = f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX);
+        base("rope.local_theta", self.local_theta.unwrap_or(1.0))?;
+        size("rope.skip_every", self.skip_every.unwrap_or(1))?;
         match self.scaling {
-            Some(RopeScaling::Linear { factor }) if !range.contains(&factor) => {
-                fail("rope.scaling.factor", "must be a positive number")
+            Some(RopeScaling::Linear { factor }) => positive("rope.scaling.factor", Some(factor)),
+            Some(RopeScaling::Long { amplitude, .. }) => {
+                positive("rope.scaling.amplitude", Some(amplitude))
             }
-            Some(RopeScaling::Long { amplitude, .. }) if !range.contains(&amplitude) => {
-                fail("rope.scaling.amplitude", "must be a positive number")
+            Some(RopeScaling::Yarn(yarn)) => {
+                ensure(self.theta > 1.0, "rope.theta", "must be above 1 for YaRN")?;
+                yarn.check()
             }
-            Some(RopeScaling::Yarn(_)) if self.theta <= 1.0 => {
-                fail("rope.theta", "must be above 1 for YaRN")
-            }
-            Some(RopeScaling::Yarn(yarn)) => yarn.check(),
-            _ => Ok(()),
+            Some(RopeScaling::Factors) | None => Ok(()),
         }
     }
 }
@@ -521,27 +481,18 @@ impl YarnSpec {
     }
 
     fn check(&self) -> Result<(), SpecError> {
-        let fail = |field, reason| Err(SpecError { field, reason });
-        let largest = f64::from(f32::MAX);
-        let range = f64::from(f32::MIN_POSITIVE)..=largest;
-        if !(1.0..=largest).contains(&self.factor) {
-            return fail("rope.scaling.factor", "must be at least 1 for YaRN");
-        }
-        if !(1..=MAX_SIZE).contains(&self.original) {
-            let reason = "must be between 1 and 16777216";
-            return fail("rope.scaling.original", reason);
-        }
-        if !range.contains(&self.fast) {
-            return fail("rope.scaling.fast", "must be a positive number");
-        }
-        if !range.contains(&self.slow) || self.slow >= self.fast {
-            let reason = "must be a positive number below that of the fast ones";
-            return fail("rope.scaling.slow", reason);
-        }
-        if !range.contains(&self.amplitude) {
-            return fail("rope.scaling.yarn.amplitude", "must be a positive number");
-        }
-        Ok(())
+        let stretched = (1.0..=f64::from(f32::MAX)).contains(&self.factor);
+        ensure(
+            stretched,
+            "rope.scaling.factor",
+            "must be at least 1 for YaRN",
+        )?;
+        size("rope.scaling.original", self.original)?;
+        positive("rope.scaling.fast", Some(self.fast))?;
+        let slow = (f64::from(f32::MIN_POSITIVE)..self.fast).contains(&self.slow);
+        let reason = "must be a positive number below that of the fast ones";
+        ensure(slow, "rope.scaling.slow", reason)?;
+        positive("rope.scaling.yarn.amplitude", Some(self.amplitude))
     }
 }
 

@@ -13,18 +13,12 @@ pub const MAX_STOP_BYTES: usize = 1024;
 #[non_exhaustive]
 pub enum StopError {
     /// An empty string would stop before anything was said.
-    #[error("stop string {index} is empty; leave it out")]
-    Empty {
-        /// Its position in the list, from 0.
-        index: usize,
-    },
+    #[error("stop string {0} is empty; leave it out")]
+    Empty(usize),
 
     /// There are more than [`MAX_STOPS`].
-    #[error("there are {count} stop strings; at most {MAX_STOPS} are accepted")]
-    TooMany {
-        /// How many there are.
-        count: usize,
-    },
+    #[error("there are {0} stop strings; at most {MAX_STOPS} are accepted")]
+    TooMany(usize),
 
     /// One is longer than [`MAX_STOP_BYTES`].
     #[error("stop string {index} is {bytes} bytes long; at most {MAX_STOP_BYTES} are accepted")]
@@ -80,11 +74,11 @@ impl StopMatcher {
     /// [`StopError`] for empty, too many or too long strings.
     pub fn new(stops: Vec<String>) -> Result<Self, StopError> {
         if stops.len() > MAX_STOPS {
-            return Err(StopError::TooMany { count: stops.len() });
+            return Err(StopError::TooMany(stops.len()));
         }
         for (index, stop) in stops.iter().enumerate() {
             if stop.is_empty() {
-                return Err(StopError::Empty { index });
+                return Err(StopError::Empty(index));
             }
             if stop.len() > MAX_STOP_BYTES {
                 let bytes = stop.len();
@@ -307,11 +301,8 @@ mod tests {
     fn unusable_stop_strings_are_refused() {
         let new =
             |stops: &[&str]| StopMatcher::new(stops.iter().map(|s| (*s).to_owned()).collect());
-        assert_eq!(new(&["a", ""]).unwrap_err(), StopError::Empty { index: 1 });
-        assert_eq!(
-            new(&["a"; 65]).unwrap_err(),
-            StopError::TooMany { count: 65 }
-        );
+        assert_eq!(new(&["a", ""]).unwrap_err(), StopError::Empty(1));
+        assert_eq!(new(&["a"; 65]).unwrap_err(), StopError::TooMany(65));
         let long = "x".repeat(1025);
         assert_eq!(
             new(&[&long]).unwrap_err(),

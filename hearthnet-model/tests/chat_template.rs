@@ -191,23 +191,17 @@ fn hostile_templates_are_errors_and_never_more() {
     let recursion = "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}";
     assert!(matches!(refused(recursion), TemplateError::Failed(_)));
     let flood = "{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}";
-    assert!(matches!(
-        refused(flood),
-        TemplateError::PromptTooLong { .. }
-    ));
+    assert!(matches!(refused(flood), TemplateError::PromptTooLong));
     assert!(matches!(
         refused("{{ 'x' * 9999999 }}"),
-        TemplateError::PromptTooLong { .. }
+        TemplateError::PromptTooLong
     ));
     assert!(matches!(
         refused("{{ 'x' * 999999999999 }}"),
-        TemplateError::TooMuchText { .. }
+        TemplateError::TooMuchText
     ));
     let doubled = "{% set ns = namespace(x='x') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}";
-    assert!(matches!(
-        refused(doubled),
-        TemplateError::TooMuchText { .. }
-    ));
+    assert!(matches!(refused(doubled), TemplateError::TooMuchText));
     let kept = "{% set ns = namespace() %}{% set ns.x = [ns] %}{{ ns }}";
     assert!(matches!(refused(kept), TemplateError::Failed(_)));
     assert!(matches!(refused("{{ 1 // 0 }}"), TemplateError::Failed(_)));

@@ -398,7 +398,7 @@ fn rows_that_do_not_fit_the_spans_are_refused() {
         let mut rows = vec![0.0; 128];
         rows[100] = bad;
         let result = engine.forward(&[span], &mut rows);
-        assert_eq!(result, Err(EngineError::InputNotFinite { row: 1 }));
+        assert_eq!(result, Err(EngineError::InputNotFinite(1)));
     }
     assert_eq!(
         engine.forward(&[], &mut []),
@@ -541,7 +541,7 @@ fn tokens_beyond_the_vocabulary_are_refused() {
         found: 65,
     };
     assert_eq!(whole.head().logits(&[0.0; 65], &mut out), Err(mismatch));
-    let bad = EngineError::InputNotFinite { row: 0 };
+    let bad = EngineError::InputNotFinite(0);
     assert_eq!(whole.head().logits(&[f32::NAN; 64], &mut out), Err(bad));
 }
 
@@ -552,7 +552,7 @@ fn logits_of_many_rows_are_those_of_each() {
     let prompt = ids(&file, 150, 1);
     let seq = whole.engine_mut().open().unwrap();
     let mut all = Vec::new();
-    whole.append_all(seq, &prompt, &mut all).unwrap();
+    hearthnet_testkit::append_all(&mut whole, seq, &prompt, &mut all);
     assert_eq!(all.len(), 150 * 320);
     let seq = whole.engine_mut().open().unwrap();
     let mut last = Vec::new();

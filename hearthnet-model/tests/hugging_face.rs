@@ -419,7 +419,7 @@ fn the_hubs_own_cache_is_read_and_links_to_anywhere_else_are_not() {
         symlink(data("README.md"), &path).unwrap();
         let refused = write(directory.path(), None);
         assert!(
-            matches!(&refused, Err(ImportError::Outside { file: named }) if named == file),
+            matches!(&refused, Err(ImportError::Outside(named)) if named == file),
             "{file}: {refused:?}"
         );
     }
@@ -541,7 +541,7 @@ fn experts_whose_codes_and_scales_do_not_fit_are_refused() {
     let name = |end: &str| format!("model.layers.0.mlp.experts.down_proj_{end}");
     let missing = changed(&|parts| drop(parts.remove(&name("scales"))));
     assert!(
-        matches!(&missing, ImportError::MissingTensor { tensor } if *tensor == name("scales")),
+        matches!(&missing, ImportError::MissingTensor(tensor) if *tensor == name("scales")),
         "{missing}"
     );
     let left = changed(&|parts| drop(parts.remove(&name("blocks"))));
@@ -784,10 +784,10 @@ fn hyperparameters_and_tensors_at_odds_are_refused() {
     let experts = configured("mixtral", "num_local_experts", json!(1u64 << 31));
     assert!(experts.unwrap_err().to_string().contains("expert"));
     let missing = configured("llama31", "hidden_size", Json::Null).unwrap_err();
-    assert!(matches!(missing, ImportError::MissingKey { key } if key == "hidden_size"));
+    assert!(matches!(missing, ImportError::MissingKey(key) if key == "hidden_size"));
     // An output matrix of its own, or none.
     let none = configured("llama31", "tie_word_embeddings", json!(false)).unwrap_err();
-    assert!(matches!(none, ImportError::MissingTensor { tensor } if tensor == "lm_head.weight"));
+    assert!(matches!(none, ImportError::MissingTensor(tensor) if tensor == "lm_head.weight"));
     let own = configured("qwen2", "tie_word_embeddings", json!(true)).unwrap_err();
     assert!(matches!(own, ImportError::NotTied { .. }));
 }
@@ -868,7 +868,7 @@ fn what_git_left_in_place_of_a_file_is_named() {
         fs::write(directory.path().join(name), pointer).unwrap();
         let error = write(directory.path(), None).unwrap_err();
         assert!(
-            matches!(&error, ImportError::Pointer { file } if file == name),
+            matches!(&error, ImportError::Pointer(file) if file == name),
             "{error}"
         );
     }
@@ -914,7 +914,7 @@ fn an_index_at_odds_with_its_shards_is_refused() {
     };
     let index = "model.safetensors.index.json";
     let missing = with(&|d| fs::remove_file(d.join(shard(1))).unwrap());
-    assert!(matches!(missing, ImportError::MissingShard { file } if file == shard(1)));
+    assert!(matches!(missing, ImportError::MissingShard(file) if file == shard(1)));
     let cut = with(&|d| {
         let bytes = fs::read(d.join(shard(0))).unwrap();
         fs::write(d.join(shard(0)), &bytes[..bytes.len() - 1]).unwrap();

@@ -25,7 +25,7 @@ fn logits(model: &ModelFile) -> Vec<u32> {
     let seq = whole.engine_mut().open().unwrap();
     let mut logits = Vec::new();
     let prompt: Vec<u32> = (0..24).map(|i| (i * 37 + 5) % model.spec().vocab).collect();
-    whole.append_all(seq, &prompt, &mut logits).unwrap();
+    hearthnet_testkit::append_all(&mut whole, seq, &prompt, &mut logits);
     logits.iter().map(|logit| logit.to_bits()).collect()
 }
 

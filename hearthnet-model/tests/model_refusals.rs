@@ -122,7 +122,7 @@ fn hyperparameters_that_must_be_there_must_be_there() {
         "llama.attention.layer_norm_rms_epsilon",
     ] {
         match without(key) {
-            Err(ModelError::Metadata(MetadataError::Missing { key: missing })) => {
+            Err(ModelError::Metadata(MetadataError::Missing(missing))) => {
                 assert_eq!(missing, key);
             }
             other => panic!("{key}: {other:?}"),

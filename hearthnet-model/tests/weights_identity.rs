@@ -196,9 +196,7 @@ fn a_range_is_proved_without_looking_at_the_rest() {
     let manifest = manifest(&tiny);
     let layer = damaged(&tiny, "blk.2.attn_k.weight");
     let verify = |layers, head| manifest.verify(&layer, layers, head, &mut |_, _| {});
-    let error = VerifyError::Tensor {
-        name: "blk.2.attn_k.weight".to_owned(),
-    };
+    let error = VerifyError::Tensor("blk.2.attn_k.weight".to_owned());
     assert_eq!(verify(0..2, true), Ok(()));
     assert_eq!(verify(3..4, true), Ok(()));
     assert_eq!(verify(2..3, false), Err(error.clone()));
@@ -465,7 +463,7 @@ fn a_manifest_with_another_meaning_or_encoding_is_refused() {
     let long = vec![0; MAX_MANIFEST_BYTES + 1];
     assert_eq!(
         Manifest::decode(&long),
-        Err(ManifestError::TooLong { len: long.len() })
+        Err(ManifestError::TooLong(long.len()))
     );
     // Nested and endless structures end quickly.
     for hostile in [

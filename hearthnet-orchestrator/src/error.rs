@@ -59,64 +59,80 @@ pub enum ChatError {
 }
 
 impl ChatError {
-    /// Stable code, as M26 section 6 names it.
-    pub fn code(&self) -> Code {
-        Code::new(match self {
-            Self::ExperimentalDisabled => "experimental_disabled",
-            Self::ShardUnavailable(_) => "shard_unavailable",
-            Self::PipelineStalled(_) => "pipeline_stalled",
-            Self::WeightsMismatch(_) => "weights_mismatch",
-            Self::BadRequest(_) | Self::TooLong { .. } => "bad_request",
-            Self::Cancelled => "cancelled",
-            Self::Busy(_) | Self::HostsFull(_) => "busy",
-            Self::ShuttingDown => "shutting_down",
-            Self::Engine(_) => "engine_failed",
-        })
+    /// What everybody says alike of a failure: its stable code (as M26 section 6 names it), HTTP's
+    /// status for it, who caused it, and what the user can do.
+    fn facts(&self) -> (&'static str, u16, Blame, &'static str) {
+        use Blame::{Peer, Us, User};
+        match self {
+            Self::ExperimentalDisabled => (
+                "experimental_disabled",
+                403,
+                User,
+                "set policy.research.enable = true in the configuration, or add \
+                 --set policy.research.enable=true; --local needs neither",
+            ),
+            Self::ShardUnavailable(_) => (
+                "shard_unavailable",
+                503,
+                Peer,
+                "start hosts for the missing layers with `hearthnet shard serve`, or answer on \
+                 this machine alone with --local",
+            ),
+            Self::PipelineStalled(_) => (
+                "pipeline_stalled",
+                503,
+                Peer,
+                "look at the named host, then ask again; --local answers on this machine alone",
+            ),
+            Self::WeightsMismatch(_) => (
+                "weights_mismatch",
+                503,
+                Peer,
+                "every host must serve the same model file: compare `hearthnet model inspect` on \
+                 each machine",
+            ),
+            Self::BadRequest(_) | Self::TooLong { .. } => {
+                ("bad_request", 400, User, "change the request and ask again")
+            }
+            // Whoever gave the chat up was not the client, which is still listening.
+            Self::Cancelled => ("cancelled", 503, User, "ask again"),
+            Self::Busy(_) => ("busy", 429, Us, "wait a little and ask again"),
+            Self::HostsFull(_) => (
+                "busy",
+                429,
+                Peer,
+                "wait a little and ask again; another host for these layers, or \
+                 max_concurrent_streams and kv_budget_mb on the hosts, make more room",
+            ),
+            Self::ShuttingDown => {
+                let hint = "ask another node, or this one when it is back";
+                ("shutting_down", 503, Us, hint)
+            }
+            Self::Engine(_) => {
+                let hint = "check the memory and the model file of this machine";
+                ("engine_failed", 500, Us, hint)
+            }
+        }
     }
 
-    /// What the user can do about it.
-    pub fn hint(&self) -> &'static str {
-        match self {
-            Self::ExperimentalDisabled => {
-                "set policy.research.enable = true in the configuration, or add \
-                 --set policy.research.enable=true; --local needs neither"
-            }
-            Self::ShardUnavailable(_) => {
-                "start hosts for the missing layers with `hearthnet shard serve`, or answer on \
-                 this machine alone with --local"
-            }
-            Self::PipelineStalled(_) => {
-                "look at the named host, then ask again; --local answers on this machine alone"
-            }
-            Self::WeightsMismatch(_) => {
-                "every host must serve the same model file: compare `hearthnet model inspect` on \
-                 each machine"
-            }
-            Self::BadRequest(_) | Self::TooLong { .. } => "change the request and ask again",
-            Self::Cancelled => "ask again",
-            Self::Busy(_) => "wait a little and ask again",
-            Self::HostsFull(_) => {
-                "wait a little and ask again; another host for these layers, or \
-                 max_concurrent_streams and kv_budget_mb on the hosts, make more room"
-            }
-            Self::ShuttingDown => "ask another node, or this one when it is back",
-            Self::Engine(_) => "check the memory and the model file of this machine",
-        }
+    /// Stable code.
+    pub fn code(&self) -> Code {
+        Code::new(self.facts().0)
+    }
+
+    /// HTTP's status for it.
+    pub fn http_status(&self) -> u16 {
+        self.facts().1
     }
 
     /// Who caused it.
     pub fn blame(&self) -> Blame {
-        match self {
-            Self::ExperimentalDisabled
-            | Self::BadRequest(_)
-            | Self::TooLong { .. }
-            | Self::Cancelled => Blame::User,
-            Self::ShardUnavailable(_)
-            | Self::PipelineStalled(_)
-            | Self::WeightsMismatch(_)
-            | Self::HostsFull(_) => Blame::Peer,
-            Self::Engine(_) | Self::Busy(_) | Self::ShuttingDown => Blame::Us,
-        }
+        self.facts().2
+    }
+
+    /// What the user can do about it.
+    pub fn hint(&self) -> &'static str {
+        self.facts().3
     }
 }
 

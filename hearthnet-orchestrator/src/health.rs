@@ -220,6 +220,7 @@ impl Steps {
         let mut sorted: Vec<f64> = self.recent.iter().copied().collect();
         sorted.sort_unstable_by(f64::total_cmp);
         let at = (sorted.len() * percent).div_ceil(100).saturating_sub(1);
+        debug_assert!(at < sorted.len(), "asked before anything is known");
         sorted.get(at).copied().unwrap_or_default()
     }
 }

@@ -9,7 +9,8 @@
 //! | what hosts did in all calls before | [`health`] (pure) |
 //! | is what a host returned possible | [`checks`] (pure) |
 //! | chats that move from host to host together | [`write_batch`] |
-//! | a session with a host, a set of them | [`link`], [`hosts`] |
+//! | which layers a host takes, which the community has | [`placement`], [`coverage`] (pure) |
+//! | a session with a host; hosts by address, or of a community | [`link`], [`hosts`] |
 //! | the layers here, the layers there | [`local`], [`sharded`], behind [`Backend`] |
 //! | layers that nobody else is to see the input of | [`private_layers`] |
 //! | from there to here in the middle of an answer | [`fallback`] |
@@ -26,6 +27,7 @@ pub mod batcher;
 pub mod bus;
 pub mod chat;
 pub mod checks;
+pub mod coverage;
 pub mod error;
 pub mod fallback;
 pub mod health;
@@ -37,6 +39,7 @@ pub mod link;
 pub mod local;
 pub mod logits_batcher;
 pub mod pipeline;
+pub mod placement;
 pub mod private_layers;
 pub mod router;
 pub mod service;

@@ -240,10 +240,7 @@ mod tests {
         });
         let results = all_waiting(&shared, asks);
         assert_eq!(results[0].as_ref().unwrap(), &bits(&expected));
-        assert!(matches!(
-            results[1],
-            Err(EngineError::InputNotFinite { row: 0 })
-        ));
+        assert!(matches!(results[1], Err(EngineError::InputNotFinite(0))));
         assert_eq!(results[2].as_ref().unwrap(), &bits(&expected));
     }
 

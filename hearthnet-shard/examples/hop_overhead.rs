@@ -20,8 +20,8 @@ use bytes::Bytes;
 use hearthnet_bus::{Capability, Grant, NodeKey};
 use hearthnet_model::BoundaryDtype;
 use hearthnet_shard::{
-    BENCH, EngineFault, EngineSource, LayerEngine, LoadPhase, PIPELINE, RunningHost, ServeConfig,
-    Served, ShardHost, Span,
+    BENCH, EngineSource, Footprint, LayerEngine, PIPELINE, RunningHost, ServeConfig, Served,
+    ShardHost, Span, StartProgress, StreamFault,
 };
 use hearthnet_transport::{
     Config, Connection, DType, Hello, Message, Step, StreamOpen, Want, connect,
@@ -34,7 +34,7 @@ struct Nothing(Vec<u32>);
 impl LayerEngine for Nothing {
     type Seq = usize;
 
-    fn open(&mut self) -> Result<usize, EngineFault> {
+    fn open(&mut self) -> Result<usize, StreamFault> {
         self.0.push(0);
         Ok(self.0.len() - 1)
     }
@@ -47,7 +47,7 @@ impl LayerEngine for Nothing {
         self.0[seq]
     }
 
-    fn truncate(&mut self, seq: usize, length: u32) -> Result<(), EngineFault> {
+    fn truncate(&mut self, seq: usize, length: u32) -> Result<(), StreamFault> {
         self.0[seq] = length;
         Ok(())
     }
@@ -57,24 +57,20 @@ impl LayerEngine for Nothing {
         _layers: (u32, u32),
         spans: &[Span<usize>],
         _x: &mut [f32],
-    ) -> Result<(), EngineFault> {
+    ) -> Result<(), StreamFault> {
         spans.iter().for_each(|span| self.0[span.seq] += span.rows);
         Ok(())
     }
 
-    fn kv_page_positions(&self) -> u32 {
-        1
-    }
-
-    fn kv_bytes_per_position(&self) -> u64 {
-        0
+    fn footprint(&self) -> Footprint {
+        Footprint {
+            weight_bytes: 0,
+            kv_bytes_per_position: 0,
+            kv_page_positions: 1,
+        }
     }
 
     fn kv_bytes_in_use(&self) -> u64 {
-        0
-    }
-
-    fn weight_bytes(&self) -> u64 {
         0
     }
 }
@@ -84,7 +80,7 @@ struct Source;
 impl EngineSource for Source {
     type Engine = Nothing;
 
-    fn load(&mut self, _: &mut dyn FnMut(LoadPhase, u64, u64)) -> Result<Nothing, String> {
+    fn load(&mut self, _: &mut dyn FnMut(StartProgress)) -> Result<Nothing, String> {
         Ok(Nothing::default())
     }
 }

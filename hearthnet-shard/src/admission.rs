@@ -9,13 +9,13 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use hearthnet_bus::calls::{Authority, BUS_PATH, CallServer, Registry, Research, Trust};
-use hearthnet_bus::flight::{self, PagesHandler};
+use hearthnet_bus::flight::Readers;
 use hearthnet_bus::node::TensorAcceptor;
 use hearthnet_bus::{Capability, Expectation, Grant, NodeId, ReplayCache};
 use hearthnet_transport::{Admission, CloseCode, Hello, PATH, RefusedConnection, SessionClosed};
 use parking_lot::Mutex;
 
-use crate::stats::Counters;
+use crate::events::HostEvents;
 
 /// Sessions for running rows through the layers.
 pub const PIPELINE: &str = "pipeline";
@@ -35,7 +35,7 @@ pub(crate) struct SessionAuthorizer {
     scope: Capability,
     skew: u64,
     seen: Mutex<ReplayCache>,
-    counters: Arc<Counters>,
+    events: Arc<HostEvents>,
 }
 
 impl SessionAuthorizer {
@@ -43,7 +43,7 @@ impl SessionAuthorizer {
         host: NodeId,
         admitted: &[NodeId],
         skew: u64,
-        counters: Arc<Counters>,
+        events: Arc<HostEvents>,
     ) -> Self {
         Self {
             host,
@@ -51,7 +51,7 @@ impl SessionAuthorizer {
             scope: Capability::shard_serve(),
             skew,
             seen: Mutex::new(ReplayCache::new(REMEMBERED_TOKENS)),
-            counters,
+            events,
         }
     }
 
@@ -83,21 +83,11 @@ impl SessionAuthorizer {
         }
     }
 
-    fn count(&self, peer: &NodeId, closed: &SessionClosed) {
-        if closed.by_us {
-            tracing::debug!(?peer, code = %closed.code, "session closed: {}", closed.detail);
-            self.counters.session_closed(closed.code);
-        }
-    }
-
     /// What answers calls to a host that is alone: it tells its flight record, and nothing else.
     pub(crate) fn answers(self: &Arc<Self>) -> CallServer {
         let registry = Registry::new();
         // Alone in a new registry, it has a place.
-        let _ = registry.register(
-            flight::callers_descriptor(),
-            Arc::new(PagesHandler::for_callers(self.host)),
-        );
+        let _ = Readers::Callers(self.host).register(&registry);
         CallServer::new(self.host, Arc::new(registry), Arc::clone(self) as _)
     }
 
@@ -110,8 +100,7 @@ impl Admission for SessionAuthorizer {
     fn admit_peer(&self, peer: &NodeId) -> bool {
         let is_admitted = self.is_admitted(peer);
         if !is_admitted {
-            self.counters.session_closed(CloseCode::Unauthorized);
-            flight::peer_refused(*peer, CloseCode::Unauthorized);
+            self.events.stranger_refused(*peer);
         }
         is_admitted
     }
@@ -128,15 +117,15 @@ impl Admission for SessionAuthorizer {
             return Err(CloseCode::Unauthorized);
         }
         self.check(*peer, hello, now_unix)
-            .inspect_err(|code| flight::peer_refused(*peer, *code))
+            .inspect_err(|code| self.events.peer_refused(*peer, *code))
     }
 
     fn session_ended(&self, peer: &NodeId, closed: &SessionClosed) {
-        self.count(peer, closed);
+        self.events.connection_closed(peer, closed);
     }
 
     fn connection_refused(&self, why: &RefusedConnection) {
-        flight::connection_refused(why);
+        self.events.connection_refused(why);
     }
 }
 
@@ -162,7 +151,7 @@ impl TensorAcceptor for SessionAuthorizer {
     }
 
     fn session_ended(&self, peer: &NodeId, closed: &SessionClosed) {
-        self.count(peer, closed);
+        self.events.connection_closed(peer, closed);
     }
 }
 

@@ -4,7 +4,8 @@ use bytes::Bytes;
 use hearthnet_model::BoundaryDtype;
 use zeroize::Zeroize as _;
 
-use crate::engine::{EngineFault, LayerEngine, Span};
+use crate::engine::{LayerEngine, Span};
+use crate::fault::StreamFault;
 
 /// One stream's rows in a turn.
 pub(crate) struct Part<Q> {
@@ -32,7 +33,7 @@ pub(crate) fn compute<E: LayerEngine>(
     x: &mut Vec<f32>,
     boundary: BoundaryDtype,
     width: usize,
-) -> Vec<Result<(), EngineFault>> {
+) -> Vec<Result<(), StreamFault>> {
     decode(parts, x, boundary, width);
     let mut results = Vec::with_capacity(parts.len());
     let mut rest = x.as_mut_slice();
@@ -67,7 +68,7 @@ fn alone<E: LayerEngine>(
     rows: &mut [f32],
     boundary: BoundaryDtype,
     width: usize,
-) -> Result<(), EngineFault> {
+) -> Result<(), StreamFault> {
     let Span { seq, position, .. } = part.span;
     if engine.len(seq) > position {
         engine.truncate(seq, position)?;

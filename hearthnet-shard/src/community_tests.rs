@@ -4,13 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hearthnet_bus::calls::Registry;
-use hearthnet_bus::invite::JoinRequest;
-use hearthnet_bus::log::{Body, EventLog, Level, Policy};
+use hearthnet_bus::log::{Body, Level};
 use hearthnet_bus::node::{Node, NodeSettings};
 use hearthnet_bus::now_ms;
-use hearthnet_bus::{Capability, Grant, NodeKey};
+use hearthnet_bus::{Capability, Grant, NodeKey, testing};
 use hearthnet_transport::{CloseCode, ConnectError, Hello, Message, connect};
-use tempfile::TempDir;
 use tokio::time::timeout;
 
 use crate::fake::{FakeSource, HandClock, Probe, expected, served};
@@ -24,37 +22,27 @@ fn stranger_key() -> NodeKey {
     NodeKey::from_secret(&[66; 32])
 }
 
-fn invite_key() -> NodeKey {
-    NodeKey::from_secret(&[100; 32])
-}
-
 /// A host in a node, which has founded a community with one other member.
 struct Home {
     running: RunningHost,
     node: Node,
-    _dir: TempDir,
+    community: testing::Home,
 }
 
-async fn node(listen: Option<&str>) -> (Node, TempDir) {
-    let dir = TempDir::new().unwrap();
-    let root = NodeKey::from_secret(&[200; 32]);
-    let founder = host_key().id();
-    let policy = Policy {
-        research: true,
-        ..Policy::default()
-    };
-    let log = EventLog::create(dir.path(), &root, founder, "Elm Street", policy, now_ms()).unwrap();
+async fn node(listen: Option<&str>) -> (Node, testing::Home) {
+    let community = testing::Home::founded(host_key(), true);
+    let log = community.log.clone();
     let mut settings = NodeSettings::new("host");
     settings.listen = listen.map(str::to_owned);
     settings.discovery.mdns = false;
     let registry = Arc::new(Registry::new());
     let node = Node::start(Arc::new(host_key()), log, settings, registry).await;
-    (node.unwrap(), dir)
+    (node.unwrap(), community)
 }
 
 impl Home {
     async fn new() -> Self {
-        let (node, dir) = node(Some("127.0.0.1:0")).await;
+        let (node, community) = node(Some("127.0.0.1:0")).await;
         let (probe, clock) = (Arc::new(Probe::default()), Arc::new(HandClock::default()));
         let config = ServeConfig::new("nowhere: the node listens");
         let source = FakeSource(probe);
@@ -62,26 +50,12 @@ impl Home {
         let running = start(config, place, served(), source, clock.clone(), &mut |_| {}).await;
         let running = running.unwrap();
         clock.drives(running.inbox());
-        let home = Self {
+        community.admit(caller_key().id(), Level::Member);
+        Self {
             running,
             node,
-            _dir: dir,
-        };
-        home.append(Body::Invited {
-            invite: invite_key().id(),
-            level: Level::Member,
-            uses: 1,
-            expires_ms: now_ms() + 3_600_000,
-        });
-        let (community, caller) = (home.node.log().community(), caller_key().id());
-        let request = JoinRequest::sign(&invite_key(), community, caller, "caller").unwrap();
-        let level = Level::Member;
-        home.append(Body::Admitted { request, level });
-        home
-    }
-
-    fn append(&self, body: Body) {
-        self.node.log().append(&host_key(), body, now_ms()).unwrap();
+            community,
+        }
     }
 
     async fn dial(&self, key: &NodeKey, token: Vec<u8>) -> Result<Caller, ConnectError> {
@@ -203,10 +177,7 @@ async fn a_caller_that_is_revoked_in_the_middle_of_a_stream_is_cut_off_and_frees
     let mut caller = home.dial(&caller_key(), good()).await.unwrap();
     caller.send(open(1)).await;
     assert!(matches!(caller.recv().await, Message::StreamOpened(_)));
-    home.append(Body::Revoked {
-        node: caller_key().id(),
-        last_seq: 0,
-    });
+    home.community.revoke(caller_key().id());
     let closed = timeout(PATIENCE, caller.0.recv())
         .await
         .unwrap()
@@ -230,7 +201,7 @@ async fn a_grant_that_is_revoked_ends_its_session() {
     let (kept, lost) = (good(), token(|g| g.id = [5; 16], &host_key()));
     let kept = home.dial(&caller_key(), kept).await.unwrap();
     let mut lost_session = home.dial(&caller_key(), lost.clone()).await.unwrap();
-    home.append(Body::GrantRevoked {
+    home.community.append(Body::GrantRevoked {
         issuer: host_key().id(),
         id: [5; 16],
     });
@@ -245,7 +216,7 @@ async fn a_node_that_does_not_listen_serves_no_shards() {
     let (node, _dir) = node(None).await;
     let source = FakeSource(Arc::new(Probe::default()));
     let config = ServeConfig::new("");
-    let started = crate::ShardHost::start_on_in(config, &node, served(), source, &mut |_| {}).await;
+    let started = crate::ShardHost::start_on(config, &node, served(), source, &mut |_| {}).await;
     assert!(matches!(
         started,
         Err(StartError::Setting {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch};
 
-use crate::engine::{EngineSource, LayerEngine, LoadPhase};
+use crate::engine::{EngineSource, Footprint, LayerEngine, StartProgress};
 use crate::fault::StreamFault;
 use crate::inbox::Inbox;
 use crate::sched::Scheduler;
@@ -16,20 +16,11 @@ use crate::sched::Scheduler;
 /// What the first load reports.
 #[derive(Debug)]
 pub(crate) enum Loading {
-    /// Bytes done and in all.
-    Progress(LoadPhase, u64, u64),
+    Progress(StartProgress),
     /// The weights are there.
     Done(Footprint),
     /// They could not be loaded; the thread has ended.
     Failed(String),
-}
-
-/// What the loaded engine takes.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Footprint {
-    pub(crate) weight_bytes: u64,
-    pub(crate) kv_bytes_per_position: u64,
-    pub(crate) kv_page_positions: u32,
 }
 
 /// State of the compute thread, as the others see it.
@@ -99,18 +90,13 @@ fn run<S: EngineSource>(
     inbox: &Inbox,
     report: mpsc::UnboundedSender<Loading>,
 ) {
-    let loaded = scheduler.load(&mut |phase, done, total| {
+    let loaded = scheduler.load(&mut |step| {
         // Nobody listens any more: the start was given up, and the inbox closed.
-        let _ = report.send(Loading::Progress(phase, done, total));
+        let _ = report.send(Loading::Progress(step));
     });
     match loaded {
         Ok(engine) => {
-            let footprint = Footprint {
-                weight_bytes: engine.weight_bytes(),
-                kv_bytes_per_position: engine.kv_bytes_per_position(),
-                kv_page_positions: engine.kv_page_positions(),
-            };
-            let _ = report.send(Loading::Done(footprint));
+            let _ = report.send(Loading::Done(engine.footprint()));
         }
         Err(reason) => {
             let _ = report.send(Loading::Failed(reason));

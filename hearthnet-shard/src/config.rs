@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use hearthnet_bus::{MAX_CLOCK_SKEW_SECS, NodeId};
 
-use crate::host::StartError;
+use crate::fault::StartError;
 
 /// How to serve, whatever the model. [`ServeConfig::new`] fills in the defaults.
 #[derive(Debug, Clone)]
@@ -71,47 +71,39 @@ impl ServeConfig {
         }
     }
 
+    /// Whether every setting is in its range.
+    ///
+    /// # Errors
+    /// [`StartError::Setting`], about the first that is not.
     pub(crate) fn validate(&self) -> Result<(), StartError> {
-        let at_least_one = |value: u32, setting| match value {
-            0 => Err(StartError::Setting {
-                setting,
-                rule: "must be at least 1",
-            }),
-            _ => Ok(()),
+        let check = |holds: bool, setting, rule| match holds {
+            true => Ok(()),
+            false => Err(StartError::Setting { setting, rule }),
         };
-        at_least_one(self.max_concurrent_streams, "max_concurrent_streams")?;
-        at_least_one(self.max_streams_per_caller, "max_streams_per_caller")?;
-        at_least_one(self.max_positions.unwrap_or(1), "max_positions")?;
-        at_least_one(self.max_waiting_steps, "max_waiting_steps")?;
-        at_least_one(
+        let positive = |value: u32, setting| check(value > 0, setting, "must be at least 1");
+        positive(self.max_concurrent_streams, "max_concurrent_streams")?;
+        positive(self.max_streams_per_caller, "max_streams_per_caller")?;
+        positive(self.max_positions.unwrap_or(1), "max_positions")?;
+        positive(self.max_waiting_steps, "max_waiting_steps")?;
+        let (steps, name) = (
             self.max_waiting_steps_per_caller,
             "max_waiting_steps_per_caller",
+        );
+        positive(steps, name)?;
+        let share = (1..=100).contains(&self.kv_share_per_caller);
+        check(
+            share,
+            "kv_share_per_caller",
+            "must lie between 1 and 100 per cent",
         )?;
-        if !(1..=100).contains(&self.kv_share_per_caller) {
-            return Err(StartError::Setting {
-                setting: "kv_share_per_caller",
-                rule: "must lie between 1 and 100 per cent",
-            });
-        }
-        if !(0..=19).contains(&self.niceness) {
-            return Err(StartError::Setting {
-                setting: "niceness",
-                rule: "must lie between 0 and 19",
-            });
-        }
-        if self.stream_idle.is_zero() {
-            return Err(StartError::Setting {
-                setting: "stream_idle",
-                rule: "must not be zero",
-            });
-        }
-        if self.clock_skew_secs > MAX_CLOCK_SKEW_SECS {
-            let rule = "must be at most 300 seconds";
-            return Err(StartError::Setting {
-                setting: "clock_skew_secs",
-                rule,
-            });
-        }
-        Ok(())
+        let niceness = (0..=19).contains(&self.niceness);
+        check(niceness, "niceness", "must lie between 0 and 19")?;
+        check(
+            !self.stream_idle.is_zero(),
+            "stream_idle",
+            "must not be zero",
+        )?;
+        let skew = self.clock_skew_secs <= MAX_CLOCK_SKEW_SECS;
+        check(skew, "clock_skew_secs", "must be at most 300 seconds")
     }
 }

@@ -2,52 +2,9 @@
 //! without a model.
 
 use hearthnet_model::BoundaryDtype;
+pub use hearthnet_model::engine::Span;
 
-/// Consecutive rows of one sequence in a batch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Span<S> {
-    /// The sequence.
-    pub seq: S,
-    /// Position of the first row; equals the sequence's length.
-    pub position: u32,
-    /// Number of rows, at least 1.
-    pub rows: u32,
-}
-
-/// Why an engine did not do what it was asked.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum EngineFault {
-    /// The span does not begin at the sequence's end.
-    #[error("position {position} is not the end of a sequence of {length}")]
-    PositionGap {
-        /// The position asked for.
-        position: u32,
-        /// The sequence's length.
-        length: u32,
-    },
-    /// The model has no positions beyond `max`.
-    #[error("the model holds {max} positions")]
-    ContextFull {
-        /// The model's limit.
-        max: u32,
-    },
-    /// No KV page is free.
-    #[error("the KV budget is used up")]
-    KvFull,
-    /// The rows that came in are not finite.
-    #[error("the input is not finite")]
-    NonFiniteInput,
-    /// A block's output does not fit the boundary dtype.
-    #[error("the output of layer {layer} left the boundary dtype's range")]
-    BoundaryOverflow {
-        /// The block, counted from 0 in the whole model.
-        layer: u32,
-    },
-    /// Anything else: a defect.
-    #[error("{0}")]
-    Internal(String),
-}
+use crate::fault::StreamFault;
 
 /// Runs a contiguous range of layers over batches of rows, and owns the KV of the
 /// sequences. Lives on one thread.
@@ -59,7 +16,7 @@ pub trait LayerEngine: 'static {
     ///
     /// # Errors
     /// If the engine cannot hold another one.
-    fn open(&mut self) -> Result<Self::Seq, EngineFault>;
+    fn open(&mut self) -> Result<Self::Seq, StreamFault>;
 
     /// Ends a sequence and frees its KV at once. An unknown sequence is ignored.
     fn close(&mut self, seq: Self::Seq);
@@ -70,8 +27,8 @@ pub trait LayerEngine: 'static {
     /// Forgets all positions from `length` on.
     ///
     /// # Errors
-    /// [`EngineFault::PositionGap`] if the sequence is shorter.
-    fn truncate(&mut self, seq: Self::Seq, length: u32) -> Result<(), EngineFault>;
+    /// [`StreamFault::PositionGap`] if the sequence is shorter.
+    fn truncate(&mut self, seq: Self::Seq, length: u32) -> Result<(), StreamFault>;
 
     /// Runs rows through layers `lo` to `hi` (counted over the model, both inclusive, all of
     /// them here), in place. `x` is `[sum of rows, width]`, values representable in the
@@ -79,25 +36,30 @@ pub trait LayerEngine: 'static {
     /// layers of its first rows.
     ///
     /// # Errors
-    /// Any [`EngineFault`]. Sequences may then hold any number of the new positions.
+    /// What the stream at fault is ended with. Sequences may then hold any number of the new positions.
     fn forward(
         &mut self,
         layers: (u32, u32),
         spans: &[Span<Self::Seq>],
         x: &mut [f32],
-    ) -> Result<(), EngineFault>;
+    ) -> Result<(), StreamFault>;
 
-    /// Positions of a page of KV, at least 1. A sequence takes whole pages, which are its own.
-    fn kv_page_positions(&self) -> u32;
-
-    /// Bytes of KV that each position takes.
-    fn kv_bytes_per_position(&self) -> u64;
+    /// What it takes of memory, and how.
+    fn footprint(&self) -> Footprint;
 
     /// Bytes of KV in use by all sequences.
     fn kv_bytes_in_use(&self) -> u64;
+}
 
+/// What a loaded engine takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Footprint {
     /// Bytes of weights in memory.
-    fn weight_bytes(&self) -> u64;
+    pub weight_bytes: u64,
+    /// Bytes of KV that each position of a sequence takes.
+    pub kv_bytes_per_position: u64,
+    /// Positions of a page of KV, at least 1. A sequence takes whole pages, which are its own.
+    pub kv_page_positions: u32,
 }
 
 /// Loads the engine: once at the start, and again when a stream is opened after the
@@ -110,19 +72,29 @@ pub trait EngineSource: Send + 'static {
     ///
     /// # Errors
     /// What went wrong, as a sentence.
-    fn load(
-        &mut self,
-        progress: &mut dyn FnMut(LoadPhase, u64, u64),
-    ) -> Result<Self::Engine, String>;
+    fn load(&mut self, progress: &mut dyn FnMut(StartProgress)) -> Result<Self::Engine, String>;
 }
 
-/// What a load is busy with.
+/// How far a start has come, or a load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StartProgress {
+    /// What it is busy with.
+    pub phase: LoadPhase,
+    /// Bytes done.
+    pub done: u64,
+    /// Bytes in all.
+    pub total: u64,
+}
+
+/// What a start is busy with. All of it can take seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LoadPhase {
-    /// Comparing the tensors of the range with the manifest.
+    /// Hashing the whole model, to know its identity. Once for each file.
+    Hashing,
+    /// Comparing the layers' tensors with the manifest.
     Verifying,
-    /// Reading and packing the weights.
+    /// Reading and packing the layers.
     Loading,
 }
 

@@ -11,7 +11,8 @@ use hearthnet_transport::Message;
 use parking_lot::{Condvar, Mutex};
 
 use crate::clock::Clock;
-use crate::engine::{EngineFault, EngineSource, LayerEngine, LoadPhase, Served, Span};
+use crate::engine::{EngineSource, Footprint, LayerEngine, LoadPhase, Served, Span, StartProgress};
+use crate::fault::StreamFault;
 use crate::inbox::Inbox;
 use crate::stream_handle::Outlet;
 
@@ -132,7 +133,7 @@ impl Drop for FakeEngine {
 impl LayerEngine for FakeEngine {
     type Seq = u32;
 
-    fn open(&mut self) -> Result<u32, EngineFault> {
+    fn open(&mut self) -> Result<u32, StreamFault> {
         self.next += 1;
         self.sequences.insert(self.next, Vec::new());
         self.count();
@@ -148,9 +149,9 @@ impl LayerEngine for FakeEngine {
         self.sequences.get(&seq).map_or(0, |s| s.len() as u32)
     }
 
-    fn truncate(&mut self, seq: u32, length: u32) -> Result<(), EngineFault> {
+    fn truncate(&mut self, seq: u32, length: u32) -> Result<(), StreamFault> {
         if length > self.len(seq) {
-            return Err(EngineFault::PositionGap {
+            return Err(StreamFault::PositionGap {
                 position: length,
                 length: self.len(seq),
             });
@@ -168,7 +169,7 @@ impl LayerEngine for FakeEngine {
         (lo, hi): (u32, u32),
         spans: &[Span<u32>],
         x: &mut [f32],
-    ) -> Result<(), EngineFault> {
+    ) -> Result<(), StreamFault> {
         assert!(
             (2..=5).contains(&lo) && (lo..=5).contains(&hi),
             "the stream table checks layers"
@@ -197,7 +198,7 @@ impl LayerEngine for FakeEngine {
                 assert_ne!(first, PANICS, "a defect of the engine");
                 // After some rows went in: what remains of a failed batch is the caller's to undo.
                 if first == OVERFLOWS {
-                    return Err(EngineFault::BoundaryOverflow { layer: 3 });
+                    return Err(StreamFault::BoundaryOverflow { layer: 3 });
                 }
                 let before = history.last().copied().unwrap_or(0.0);
                 let add = before + (history.len() % 8) as f32 + lacking;
@@ -209,20 +210,16 @@ impl LayerEngine for FakeEngine {
         Ok(())
     }
 
-    fn kv_page_positions(&self) -> u32 {
-        PAGE
-    }
-
-    fn kv_bytes_per_position(&self) -> u64 {
-        KV_BYTES
+    fn footprint(&self) -> Footprint {
+        Footprint {
+            weight_bytes: WEIGHT_BYTES,
+            kv_bytes_per_position: KV_BYTES,
+            kv_page_positions: PAGE,
+        }
     }
 
     fn kv_bytes_in_use(&self) -> u64 {
         self.probe.kv_bytes.load(Ordering::SeqCst)
-    }
-
-    fn weight_bytes(&self) -> u64 {
-        WEIGHT_BYTES
     }
 }
 
@@ -241,15 +238,14 @@ pub(crate) struct FakeSource(pub(crate) Arc<Probe>);
 impl EngineSource for FakeSource {
     type Engine = FakeEngine;
 
-    fn load(
-        &mut self,
-        progress: &mut dyn FnMut(LoadPhase, u64, u64),
-    ) -> Result<FakeEngine, String> {
-        progress(LoadPhase::Verifying, WEIGHT_BYTES, WEIGHT_BYTES);
+    fn load(&mut self, progress: &mut dyn FnMut(StartProgress)) -> Result<FakeEngine, String> {
+        let (done, total) = (WEIGHT_BYTES, WEIGHT_BYTES);
+        let mut progress = |phase| progress(StartProgress { phase, done, total });
+        progress(LoadPhase::Verifying);
         if let Some(error) = self.0.load_error.lock().take() {
             return Err(error);
         }
-        progress(LoadPhase::Loading, WEIGHT_BYTES, WEIGHT_BYTES);
+        progress(LoadPhase::Loading);
         self.0.loaded.fetch_add(1, Ordering::SeqCst);
         Ok(FakeEngine {
             probe: Arc::clone(&self.0),

@@ -1,8 +1,93 @@
-//! Why a stream was refused or ended.
+//! Why a host did not start, and why a stream was refused or ended.
 
-use hearthnet_transport::{Code, StreamClose, StreamError};
+use hearthnet_bus::DescriptorError;
+use hearthnet_model::engine::EngineError;
+use hearthnet_transport::{BindError, Code, IdentityError, StreamClose, StreamError};
 
-use crate::engine::EngineFault;
+/// Why a host did not start. Nothing is left running or half open.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The model file cannot be read, or is none.
+    #[error(transparent)]
+    Model(#[from] hearthnet_model::ModelError),
+    /// The model does not have these layers.
+    #[error(
+        "layers {lo}-{hi} do not exist: the model has {total}, so choose a range from 0 to {}",
+        .total.saturating_sub(1)
+    )]
+    LayerRange {
+        /// First layer asked for.
+        lo: u32,
+        /// Last layer asked for.
+        hi: u32,
+        /// Layers of the model.
+        total: u32,
+    },
+    /// The file holds other weights than those that it was to hold.
+    #[error("the model file holds weights {found}, not {expected}: fetch the right one")]
+    WeightsMismatch {
+        /// Identity that was expected.
+        expected: String,
+        /// Identity of the file's weights.
+        found: String,
+    },
+    /// The weights could not be loaded.
+    #[error("the layers could not be loaded: {reason}")]
+    Load {
+        /// What went wrong.
+        reason: String,
+    },
+    /// The address is taken or not this machine's, or the transport is misconfigured.
+    #[error(transparent)]
+    Listen(#[from] BindError),
+    /// The node key makes no certificate.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// The name of the model or the endpoint makes no valid descriptor.
+    #[error("the host cannot be described to others: {0}; choose other names")]
+    Descriptor(#[source] DescriptorError),
+    /// A setting is out of its range.
+    #[error("{setting} {rule}")]
+    Setting {
+        /// The field of the configuration.
+        setting: &'static str,
+        /// What it has to satisfy.
+        rule: &'static str,
+    },
+    /// The KV budget, or the part of it that one caller may hold, is less than one page.
+    #[error(
+        "{budget} bytes of memory for context hold not one page of {page} positions for a caller: \
+         these layers need {needed} bytes at least"
+    )]
+    KvBudget {
+        /// Bytes of the budget.
+        budget: u64,
+        /// Bytes that it would have to be.
+        needed: u64,
+        /// Positions of a page.
+        page: u32,
+    },
+    /// The system gave no thread.
+    #[error("the system gave no thread to compute on: {0}")]
+    Thread(#[source] std::io::Error),
+}
+
+impl StartError {
+    /// The stable code, for machines.
+    pub fn code(&self) -> Code {
+        Code::new(match self {
+            Self::Model(_) => "model_unusable",
+            Self::LayerRange { .. } => "layer_range",
+            Self::WeightsMismatch { .. } => "weights_mismatch",
+            Self::Load { .. } => "weights_unavailable",
+            Self::Listen(_) => "listen",
+            Self::Setting { .. } | Self::KvBudget { .. } => "bad_request",
+            Self::Descriptor(_) => "bad_descriptor",
+            Self::Identity(_) | Self::Thread(_) => "internal",
+        })
+    }
+}
 
 /// Why the host refused or gave up a stream. Each has its own stable code, which the
 /// caller receives in a [`StreamError`] together with the sentence.
@@ -202,15 +287,20 @@ impl StreamFault {
     }
 }
 
-impl From<EngineFault> for StreamFault {
-    fn from(fault: EngineFault) -> Self {
-        match fault {
-            EngineFault::PositionGap { position, length } => Self::PositionGap { position, length },
-            EngineFault::ContextFull { max } => Self::ContextFull { max },
-            EngineFault::KvFull => Self::KvFull,
-            EngineFault::NonFiniteInput => Self::TensorNonFinite,
-            EngineFault::BoundaryOverflow { layer } => Self::BoundaryOverflow { layer },
-            EngineFault::Internal(reason) => Self::Internal { reason },
+impl From<EngineError> for StreamFault {
+    fn from(error: EngineError) -> Self {
+        match error {
+            EngineError::PositionGap { position, len, .. } => Self::PositionGap {
+                position,
+                length: len,
+            },
+            EngineError::ContextFull { limit, .. } => Self::ContextFull { max: limit },
+            EngineError::KvFull { .. } | EngineError::OutOfMemory { .. } => Self::KvFull,
+            EngineError::InputNotFinite { .. } => Self::TensorNonFinite,
+            EngineError::BoundaryOverflow { layer, .. } => Self::BoundaryOverflow { layer },
+            other => Self::Internal {
+                reason: other.to_string(),
+            },
         }
     }
 }

@@ -3,143 +3,31 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use hearthnet_bus::calls::CallServer;
-use hearthnet_bus::flight::{self, Event, Name};
+use hearthnet_bus::flight::Name;
 use hearthnet_bus::node::{Node, TensorSessions, bus_rule};
-use hearthnet_bus::{Descriptor, DescriptorError, NodeId, NodeKey};
-use hearthnet_transport::{Arrival, BindError, Code, Connection, IdentityError, PathListener};
+use hearthnet_bus::{Descriptor, NodeId, NodeKey};
+use hearthnet_transport::{Arrival, Connection, PathListener};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, timeout_at};
 
 use crate::admission::SessionAuthorizer;
 use crate::clock::{Clock, SystemClock};
-use crate::compute::{Compute, Footprint, Loading, Running};
+use crate::compute::{Compute, Loading, Running};
 use crate::config::ServeConfig;
-use crate::engine::{EngineSource, LoadPhase, Served};
+use crate::engine::{EngineSource, Footprint, Served, StartProgress};
+use crate::events::{HostEvents, Stats};
+use crate::fault::StartError;
 use crate::inbox::Inbox;
 use crate::memory::{MemoryReport, resident_bytes};
 use crate::plan::Pool;
 use crate::sched::{Limits, Scheduler};
 use crate::session::{self, End, Phase};
-use crate::stats::{Counters, Stats};
 use crate::stream_handle::{Quota, Slots};
-use crate::stream_table::{About, HostState};
-
-/// Why a host did not start. Nothing is left running or half open.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StartError {
-    /// The model file cannot be read, or is none.
-    #[error(transparent)]
-    Model(#[from] hearthnet_model::ModelError),
-    /// The model does not have these layers.
-    #[error(
-        "layers {lo}-{hi} do not exist: the model has {total}, so choose a range from 0 to {}",
-        .total.saturating_sub(1)
-    )]
-    LayerRange {
-        /// First layer asked for.
-        lo: u32,
-        /// Last layer asked for.
-        hi: u32,
-        /// Layers of the model.
-        total: u32,
-    },
-    /// The file holds other weights than those that it was to hold.
-    #[error("the model file holds weights {found}, not {expected}: fetch the right one")]
-    WeightsMismatch {
-        /// Identity that was expected.
-        expected: String,
-        /// Identity of the file's weights.
-        found: String,
-    },
-    /// The weights could not be loaded.
-    #[error("the layers could not be loaded: {reason}")]
-    Load {
-        /// What went wrong.
-        reason: String,
-    },
-    /// The address is taken or not this machine's, or the transport is misconfigured.
-    #[error(transparent)]
-    Listen(#[from] BindError),
-    /// The node key makes no certificate.
-    #[error(transparent)]
-    Identity(#[from] IdentityError),
-    /// The name of the model or the endpoint makes no valid descriptor.
-    #[error("the host cannot be described to others: {0}; choose other names")]
-    Descriptor(#[source] DescriptorError),
-    /// A setting is out of its range.
-    #[error("{setting} {rule}")]
-    Setting {
-        /// The field of the configuration.
-        setting: &'static str,
-        /// What it has to satisfy.
-        rule: &'static str,
-    },
-    /// The KV budget, or the part of it that one caller may hold, is less than one page.
-    #[error(
-        "{budget} bytes of memory for context hold not one page of {page} positions for a caller: \
-         these layers need {needed} bytes at least"
-    )]
-    KvBudget {
-        /// Bytes of the budget.
-        budget: u64,
-        /// Bytes that it would have to be.
-        needed: u64,
-        /// Positions of a page.
-        page: u32,
-    },
-    /// The system gave no thread.
-    #[error("the system gave no thread to compute on: {0}")]
-    Thread(#[source] std::io::Error),
-}
-
-impl StartError {
-    /// The stable code, for machines.
-    pub fn code(&self) -> Code {
-        Code::new(match self {
-            Self::Model(_) => "model_unusable",
-            Self::LayerRange { .. } => "layer_range",
-            Self::WeightsMismatch { .. } => "weights_mismatch",
-            Self::Load { .. } => "weights_unavailable",
-            Self::Listen(_) => "listen",
-            Self::Setting { .. } | Self::KvBudget { .. } => "bad_request",
-            Self::Descriptor(_) => "bad_descriptor",
-            Self::Identity(_) | Self::Thread(_) => "internal",
-        })
-    }
-}
-
-/// What a start is busy with. All of it can take seconds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum StartProgress {
-    /// Hashing the whole model, to know its identity. Once for each file.
-    Hashing {
-        /// Bytes done.
-        done: u64,
-        /// Bytes in all.
-        total: u64,
-    },
-    /// Comparing the layers' tensors with the manifest.
-    Verifying {
-        /// Bytes done.
-        done: u64,
-        /// Bytes in all.
-        total: u64,
-    },
-    /// Reading and packing the layers.
-    Loading {
-        /// Bytes done.
-        done: u64,
-        /// Bytes in all.
-        total: u64,
-    },
-}
+use crate::stream_table::HostState;
 
 /// How a host ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -165,50 +53,49 @@ pub struct RunningHost {
 #[derive(Debug, Clone, Copy)]
 pub struct ShardHost;
 
+/// Where a host gets its sessions.
+#[derive(Debug, Clone, Copy)]
+#[allow(clippy::exhaustive_enums)] // There is no third.
+pub enum Place<'a> {
+    /// From a listener of its own, under this key.
+    Alone(&'a NodeKey),
+    /// From the listener of a community's node: members get in, with a grant that the node has
+    /// issued. Of the configuration, `listen`, `admitted` and `transport` do not count: they are
+    /// the node's affair.
+    In(&'a Node),
+}
+
+impl<'a> From<&'a NodeKey> for Place<'a> {
+    fn from(key: &'a NodeKey) -> Self {
+        Self::Alone(key)
+    }
+}
+
+impl<'a> From<&'a Node> for Place<'a> {
+    fn from(node: &'a Node) -> Self {
+        Self::In(node)
+    }
+}
+
 impl ShardHost {
     /// Starts a host on any engine, with what it serves already known. `progress` is called
     /// while the weights are checked and loaded.
     ///
     /// # Errors
-    /// See [`StartError`].
+    /// See [`StartError`]; [`StartError::Setting`] also if the node of a community does not listen.
     pub async fn start_on<S: EngineSource>(
         config: ServeConfig,
-        key: &NodeKey,
+        place: impl Into<Place<'_>>,
         served: Served,
         source: S,
         progress: &mut (dyn FnMut(StartProgress) + Send),
     ) -> Result<RunningHost, StartError> {
         let clock = Arc::new(SystemClock::start());
-        start(config, Place::Alone(key), served, source, clock, progress).await
-    }
-
-    /// Starts a host that takes its sessions from the listener of a community's node: members get
-    /// in, with a grant that the node has issued. Of `config`, `listen`, `admitted` and `transport`
-    /// do not count: they are the node's affair.
-    ///
-    /// # Errors
-    /// See [`StartError`]; [`StartError::Setting`] if the node does not listen.
-    pub async fn start_on_in<S: EngineSource>(
-        config: ServeConfig,
-        node: &Node,
-        served: Served,
-        source: S,
-        progress: &mut (dyn FnMut(StartProgress) + Send),
-    ) -> Result<RunningHost, StartError> {
-        let clock = Arc::new(SystemClock::start());
-        start(config, Place::In(node), served, source, clock, progress).await
+        start(config, place.into(), served, source, clock, progress).await
     }
 }
 
-/// Where a host gets its sessions.
-pub(crate) enum Place<'a> {
-    /// From a listener of its own, under this key.
-    Alone(&'a NodeKey),
-    /// From a node of a community.
-    In(&'a Node),
-}
-
-/// [`ShardHost::start_on`] and [`ShardHost::start_on_in`], with a clock of the caller's.
+/// [`ShardHost::start_on`] with a clock of the caller's.
 pub(crate) async fn start<S: EngineSource>(
     config: ServeConfig,
     place: Place<'_>,
@@ -218,19 +105,19 @@ pub(crate) async fn start<S: EngineSource>(
     progress: &mut (dyn FnMut(StartProgress) + Send),
 ) -> Result<RunningHost, StartError> {
     config.validate()?;
-    let (inbox, counters) = (Arc::new(Inbox::default()), Arc::new(Counters::default()));
-    let (id, admitted, transport) = match &place {
+    let (inbox, events) = (Arc::new(Inbox::default()), Arc::new(HostEvents::default()));
+    let (node, admitted, transport) = match place {
         Place::Alone(key) => (key.id(), config.admitted.as_slice(), &config.transport),
         Place::In(node) => (node.id(), &[][..], node.transport()),
     };
     let skew = config.clock_skew_secs;
-    let door = Arc::new(SessionAuthorizer::new(id, admitted, skew, counters.clone()));
+    let authorizer = Arc::new(SessionAuthorizer::new(node, admitted, skew, events.clone()));
     let max_unread = u64::from(transport.send_buffer_bytes);
     // First of all, for a port that is in use should not cost the time of a load. Whoever
     // connects meanwhile waits to be accepted.
     let (addr, outward, waiting) = match place {
         Place::Alone(key) => {
-            let (identity, admission) = (key.identity()?, Arc::clone(&door) as _);
+            let (identity, admission) = (key.identity()?, Arc::clone(&authorizer) as _);
             let transport = transport.clone();
             let rules = [bus_rule()];
             let own = PathListener::bind(&config.listen, &identity, admission, transport, &rules);
@@ -255,56 +142,43 @@ pub(crate) async fn start<S: EngineSource>(
         piece: config.prefill_piece,
     };
     let scheduler = {
-        let (served, counters, clock) = (served.clone(), counters.clone(), clock.clone());
-        move || Scheduler::new(source, served, limits, counters, clock)
+        let (served, events, clock) = (served.clone(), events.clone(), clock.clone());
+        move || Scheduler::new(source, served, limits, events, clock)
     };
     let (compute, mut reports) =
         Compute::start(scheduler, inbox.clone(), config.niceness).map_err(StartError::Thread)?;
     let footprint = loop {
-        match reports.recv().await {
-            Some(Loading::Progress(LoadPhase::Verifying, done, total)) => {
-                progress(StartProgress::Verifying { done, total });
-            }
-            Some(Loading::Progress(LoadPhase::Loading, done, total)) => {
-                progress(StartProgress::Loading { done, total });
+        let reason = match reports.recv().await {
+            Some(Loading::Progress(step)) => {
+                progress(step);
+                continue;
             }
             Some(Loading::Done(footprint)) => break footprint,
-            Some(Loading::Failed(reason)) => return Err(StartError::Load { reason }),
-            None => {
-                return Err(StartError::Load {
-                    reason: "the engine failed".into(),
-                });
-            }
-        }
+            Some(Loading::Failed(reason)) => reason,
+            None => "the engine failed".into(),
+        };
+        return Err(StartError::Load { reason });
     };
 
     let pool = kv_pool(&config, &footprint)?;
-    counters.kv_budget(config.kv_budget_bytes);
-    let context = served.context;
     let quota = Quota {
         streams: config.max_streams_per_caller,
         steps: config.max_waiting_steps_per_caller,
     };
-    let about = About {
-        node: id,
-        endpoint: config
-            .endpoint
-            .or(outward)
-            .unwrap_or_else(|| addr.to_string()),
+    let endpoint = config.endpoint.or(outward);
+    let host_state = Arc::new(HostState {
+        node,
+        endpoint: endpoint.unwrap_or_else(|| addr.to_string()),
+        max_positions: config.max_positions.unwrap_or(u32::MAX).min(served.context),
+        served,
         weight_bytes: footprint.weight_bytes,
         kv_budget_bytes: config.kv_budget_bytes,
-    };
-    let host_state = Arc::new(HostState {
-        about,
-        served,
-        slots: Slots::new(config.max_concurrent_streams, quota),
+        slots: Slots::new(config.max_concurrent_streams, quota, events.clone()),
         max_streams: config.max_concurrent_streams,
-        max_positions: config.max_positions.unwrap_or(context).min(context),
         max_waiting_steps: config.max_waiting_steps,
         inbox,
-        counters,
+        events,
         clock,
-        next_life: AtomicU64::new(1),
     });
     // The texts in it are the operator's: said now, rather than to each caller.
     let descriptor = host_state.descriptor();
@@ -320,16 +194,16 @@ pub(crate) async fn start<S: EngineSource>(
     let arrivals = match waiting {
         Waiting::Own(listener) => Arrivals::Own {
             listener,
-            answers: Arc::new(door.answers()),
+            answers: Arc::new(authorizer.answers()),
             calls: JoinSet::new(),
         },
-        Waiting::At(node) => Arrivals::Node(node.serve_tensors(door)),
+        Waiting::At(node) => Arrivals::Node(node.serve_tensors(authorizer)),
     };
     let accepting = tokio::spawn(accept(arrivals, host_state.clone(), end, max_unread));
-    tracing::info!(%addr, shard = descriptor.shard_id, "serving");
-    flight::record(Event::ShardServing {
-        shard: descriptor.shard_id.as_str().into(),
-    });
+    let shard = descriptor.shard_id.as_str();
+    host_state
+        .events
+        .serving(addr, shard, config.kv_budget_bytes);
     Ok(RunningHost {
         addr,
         footprint,
@@ -434,7 +308,7 @@ impl RunningHost {
 
     /// This host's node id.
     pub fn node_id(&self) -> NodeId {
-        self.host_state.about.node
+        self.host_state.node
     }
 
     /// Where it listens.
@@ -450,9 +324,7 @@ impl RunningHost {
 
     /// Gauges and counters as of now.
     pub fn stats(&self) -> Stats {
-        self.host_state
-            .counters
-            .snapshot(self.host_state.slots.taken())
+        self.host_state.events.stats()
     }
 
     /// What the host takes of the machine's memory as of now.
@@ -460,10 +332,8 @@ impl RunningHost {
         MemoryReport {
             weight_bytes: self.stats().weight_bytes,
             kv_bytes_per_position: self.footprint.kv_bytes_per_position,
-            kv_budget_bytes: self.host_state.about.kv_budget_bytes,
             kv_positions: u64::from(self.pool.total) * u64::from(self.pool.page),
-            kv_positions_per_caller: u64::from(self.pool.quota) * u64::from(self.pool.page),
-            resident_bytes: resident_bytes(),
+            resident_bytes: resident_bytes(std::process::id()),
         }
     }
 
@@ -487,15 +357,12 @@ impl RunningHost {
     pub async fn shutdown(mut self, within: Duration) -> ShutdownReport {
         let until = Instant::now() + within;
         let shard = Name::from(self.descriptor().shard_id.as_str());
-        flight::record(Event::ShardLeaving {
-            shard: shard.clone(),
-            streams: self.host_state.slots.taken(),
-            within_ms: u64::try_from(within.as_millis()).unwrap_or(u64::MAX),
-        });
-        self.host_state.slots.close();
+        let HostState { slots, events, .. } = &*self.host_state;
+        events.leaving(shard.clone(), slots.taken(), within);
+        slots.close();
         self.phase.send_replace(Phase::Leaving { until });
-        let _ = timeout_at(until, self.host_state.slots.emptied()).await;
-        let streams_cut = self.host_state.slots.taken();
+        let _ = timeout_at(until, slots.emptied()).await;
+        let streams_cut = slots.taken();
         self.phase.send_replace(Phase::Closing);
         // Closing a session needs no answer of the peer: this is over soon.
         let _ = timeout_at(until.max(Instant::now() + CLOSING), &mut self.accepting).await;
@@ -503,10 +370,7 @@ impl RunningHost {
         let mut running = self.compute.running.clone();
         let ended = running.wait_for(|state| *state != Running::Yes);
         let _ = timeout_at(until.max(Instant::now() + CLOSING), ended).await;
-        flight::record(Event::ShardStopped {
-            shard,
-            cut: streams_cut,
-        });
+        events.stopped(shard, streams_cut);
         ShutdownReport { streams_cut }
     }
 }

@@ -22,7 +22,7 @@
 //! | a batch through the engine, faults told apart | `batch.rs` |
 //! | the thread around it | `compute.rs`, fed by `inbox.rs` |
 //! | sessions, and the echo for measuring | `session.rs` |
-//! | what the flight record hears of them | `trace.rs` |
+//! | what metrics, flight record and log hear of all this | `events.rs` |
 //! | start, descriptor, shutdown | `host.rs` |
 //! | codes of everything that can go wrong | `fault.rs` |
 //! | what an engine has to do | `engine.rs`, done by the exact engine in `model.rs` |
@@ -49,6 +49,7 @@ mod clock;
 mod compute;
 mod config;
 mod engine;
+mod events;
 mod fault;
 mod host;
 mod inbox;
@@ -57,20 +58,18 @@ mod model;
 mod plan;
 mod sched;
 mod session;
-mod stats;
 mod stream;
 mod stream_handle;
 mod stream_table;
-mod trace;
 
 pub use admission::{BENCH, PIPELINE};
 pub use config::ServeConfig;
-pub use engine::{EngineFault, EngineSource, LayerEngine, LoadPhase, Served, Span};
-pub use fault::StreamFault;
-pub use host::{RunningHost, ShardHost, ShutdownReport, StartError, StartProgress};
+pub use engine::{EngineSource, Footprint, LayerEngine, LoadPhase, Served, Span, StartProgress};
+pub use events::Stats;
+pub use fault::{StartError, StreamFault};
+pub use host::{Place, RunningHost, ShardHost, ShutdownReport};
 pub use memory::{MemoryReport, resident_bytes};
 pub use model::ShardConfig;
-pub use stats::Stats;
 
 #[cfg(test)]
 mod community_tests;

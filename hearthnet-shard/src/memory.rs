@@ -1,9 +1,7 @@
 //! What the host takes of the machine's memory.
 
-use serde::Serialize;
-
 /// The memory of a host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryReport {
     /// Bytes of the loaded weights, in the form that the engine computes with; 0 while they
@@ -11,19 +9,16 @@ pub struct MemoryReport {
     pub weight_bytes: u64,
     /// Bytes of KV that one position of one stream takes.
     pub kv_bytes_per_position: u64,
-    /// Bytes that the KV of all streams may take.
-    pub kv_budget_bytes: u64,
-    /// Positions that they are, in whole pages; what all streams may hold together.
+    /// Positions that all streams may hold together, in whole pages.
     pub kv_positions: u64,
-    /// Positions that the streams of one caller may hold together.
-    pub kv_positions_per_caller: u64,
     /// Resident memory of the whole process, where the system tells (Linux).
     pub resident_bytes: Option<u64>,
 }
 
-/// Resident memory of this process: what `VmRSS` of `/proc/self/status` says.
-pub fn resident_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+/// Resident memory of a process: what `VmRSS` of `/proc/PID/status` says, where the system tells
+/// (Linux).
+pub fn resident_bytes(pid: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status
         .lines()
         .find_map(|line| line.strip_prefix("VmRSS:"))?;
@@ -36,9 +31,9 @@ mod tests {
     #[test]
     #[cfg(target_os = "linux")]
     fn the_resident_memory_grows_with_what_is_touched() {
-        let before = super::resident_bytes().unwrap();
+        let before = super::resident_bytes(std::process::id()).unwrap();
         let block = vec![1u8; 64 << 20];
-        let after = super::resident_bytes().unwrap();
+        let after = super::resident_bytes(std::process::id()).unwrap();
         assert!(after >= before + (32 << 20), "{before} -> {after}");
         drop(block);
     }

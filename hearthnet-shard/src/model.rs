@@ -3,17 +3,16 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use hearthnet_bus::NodeKey;
-use hearthnet_bus::node::Node;
-use hearthnet_model::engine::{self, Engine, EngineError, EngineOptions, SeqId};
+use hearthnet_model::engine::{Engine, EngineOptions, SeqId};
 use hearthnet_model::kernels::PAGE;
 use hearthnet_model::manifest::Manifest;
 use hearthnet_model::{BoundaryDtype, ModelFile, WeightsId};
 use tokio::sync::mpsc;
 
 use crate::config::ServeConfig;
-use crate::engine::{EngineFault, EngineSource, LayerEngine, LoadPhase, Served, Span};
-use crate::host::{RunningHost, ShardHost, StartError, StartProgress};
+use crate::engine::{EngineSource, Footprint, LayerEngine, LoadPhase, Served, Span, StartProgress};
+use crate::fault::{StartError, StreamFault};
+use crate::host::{Place, RunningHost, ShardHost};
 
 /// The engine's arithmetic, as descriptors name it (`specs/canonical-arithmetic.md`).
 const ARITHMETIC: &str = "canonical-1";
@@ -64,25 +63,11 @@ impl ShardHost {
     /// See [`StartError`]; nothing is left running.
     pub async fn start(
         config: ShardConfig,
-        key: &NodeKey,
+        place: impl Into<Place<'_>>,
         mut progress: impl FnMut(StartProgress) + Send,
     ) -> Result<RunningHost, StartError> {
         let (serve, served, source) = prepare(config, &mut progress).await?;
-        Self::start_on(serve, key, served, source, &mut progress).await
-    }
-
-    /// The same in a community: sessions come from the listener of `node`. See
-    /// [`ShardHost::start_on_in`].
-    ///
-    /// # Errors
-    /// See [`StartError`]; nothing is left running.
-    pub async fn start_in(
-        config: ShardConfig,
-        node: &Node,
-        mut progress: impl FnMut(StartProgress) + Send,
-    ) -> Result<RunningHost, StartError> {
-        let (serve, served, source) = prepare(config, &mut progress).await?;
-        Self::start_on_in(serve, node, served, source, &mut progress).await
+        Self::start_on(serve, place, served, source, &mut progress).await
     }
 }
 
@@ -104,10 +89,11 @@ async fn prepare(
     let (report, mut reports) = mpsc::channel(16);
     let path = model.clone();
     let opening = tokio::task::spawn_blocking(move || {
-        open(&path, layers, boundary, expected_weights, &|done, total| {
+        let progress = in_phase(LoadPhase::Hashing, move |step| {
             // When the start keeps up with reports badly, it misses some of them.
-            let _ = report.try_send(StartProgress::Hashing { done, total });
-        })
+            let _ = report.try_send(step);
+        });
+        open(&path, layers, boundary, expected_weights, progress)
     });
     while let Some(step) = reports.recv().await {
         progress(step);
@@ -150,7 +136,7 @@ fn open(
     (lo, hi): (u32, u32),
     boundary: Option<BoundaryDtype>,
     expected: Option<WeightsId>,
-    progress: &dyn Fn(u64, u64),
+    mut progress: impl FnMut(u64, u64),
 ) -> Result<(Manifest, WeightsId), StartError> {
     let mut file = ModelFile::open(path)?;
     if let Some(boundary) = boundary {
@@ -160,7 +146,7 @@ fn open(
     if lo > hi || hi >= total {
         return Err(StartError::LayerRange { lo, hi, total });
     }
-    let manifest = file.manifest(&mut |done, total| progress(done, total));
+    let manifest = file.manifest(&mut progress);
     let found = manifest.weights_id();
     match expected {
         Some(expected) if expected != found => Err(StartError::WeightsMismatch {
@@ -194,33 +180,34 @@ struct ModelSource {
 impl EngineSource for ModelSource {
     type Engine = Engine;
 
-    fn load(&mut self, progress: &mut dyn FnMut(LoadPhase, u64, u64)) -> Result<Engine, String> {
+    fn load(&mut self, progress: &mut dyn FnMut(StartProgress)) -> Result<Engine, String> {
         // Opened anew each time: while the weights are put away, nothing of the file is held,
         // and when they come back they are proved to be the same.
         let file = ModelFile::open(&self.path)
             .map_err(|error| error.to_string())?
             .with_boundary(self.manifest.spec().boundary);
-        self.manifest
-            .verify(&file, self.layers.clone(), false, &mut |done, total| {
-                progress(LoadPhase::Verifying, done, total);
-            })
-            .map_err(|error| error.to_string())?;
-        Engine::load(
+        let (layers, options) = (self.layers.clone(), &self.options);
+        let verified = self.manifest.verify(
             &file,
-            self.layers.clone(),
-            &self.options,
-            &mut |done, total| {
-                progress(LoadPhase::Loading, done, total);
-            },
-        )
-        .map_err(|error| error.to_string())
+            layers.clone(),
+            false,
+            &mut in_phase(LoadPhase::Verifying, &mut *progress),
+        );
+        verified.map_err(|error| error.to_string())?;
+        let mut report = in_phase(LoadPhase::Loading, progress);
+        Engine::load(&file, layers, options, &mut report).map_err(|error| error.to_string())
     }
+}
+
+/// Reports bytes done, and in all, of one phase.
+fn in_phase(phase: LoadPhase, mut report: impl FnMut(StartProgress)) -> impl FnMut(u64, u64) {
+    move |done, total| report(StartProgress { phase, done, total })
 }
 
 impl LayerEngine for Engine {
     type Seq = SeqId;
 
-    fn open(&mut self) -> Result<SeqId, EngineFault> {
+    fn open(&mut self) -> Result<SeqId, StreamFault> {
         Ok(Engine::open(self)?)
     }
 
@@ -232,7 +219,7 @@ impl LayerEngine for Engine {
         Engine::len(self, seq).unwrap_or(0)
     }
 
-    fn truncate(&mut self, seq: SeqId, length: u32) -> Result<(), EngineFault> {
+    fn truncate(&mut self, seq: SeqId, length: u32) -> Result<(), StreamFault> {
         Ok(Engine::truncate(self, seq, length)?)
     }
 
@@ -241,54 +228,20 @@ impl LayerEngine for Engine {
         layers: (u32, u32),
         spans: &[Span<SeqId>],
         x: &mut [f32],
-    ) -> Result<(), EngineFault> {
-        let spans: Vec<_> = spans
-            .iter()
-            .map(
-                |&Span {
-                     seq,
-                     position,
-                     rows,
-                 }| engine::Span {
-                    seq,
-                    position,
-                    rows,
-                },
-            )
-            .collect();
-        Ok(self.forward_layers(half_open(layers), &spans, x)?)
+    ) -> Result<(), StreamFault> {
+        Ok(self.forward_layers(half_open(layers), spans, x)?)
     }
 
-    fn kv_page_positions(&self) -> u32 {
-        // Pages hold all layers of the engine, also for a stream that uses some of them.
-        PAGE as u32
-    }
-
-    fn kv_bytes_per_position(&self) -> u64 {
-        Engine::kv_bytes_per_position(self)
+    fn footprint(&self) -> Footprint {
+        Footprint {
+            weight_bytes: self.weight_bytes(),
+            kv_bytes_per_position: self.kv_bytes_per_position(),
+            // Pages hold all layers of the engine, also for a stream that uses some of them.
+            kv_page_positions: PAGE as u32,
+        }
     }
 
     fn kv_bytes_in_use(&self) -> u64 {
         Engine::kv_bytes_in_use(self)
-    }
-
-    fn weight_bytes(&self) -> u64 {
-        Engine::weight_bytes(self)
-    }
-}
-
-impl From<EngineError> for EngineFault {
-    fn from(error: EngineError) -> Self {
-        match error {
-            EngineError::PositionGap { position, len, .. } => Self::PositionGap {
-                position,
-                length: len,
-            },
-            EngineError::ContextFull { limit, .. } => Self::ContextFull { max: limit },
-            EngineError::KvFull { .. } | EngineError::OutOfMemory { .. } => Self::KvFull,
-            EngineError::InputNotFinite { .. } => Self::NonFiniteInput,
-            EngineError::BoundaryOverflow { layer, .. } => Self::BoundaryOverflow { layer },
-            other => Self::Internal(other.to_string()),
-        }
     }
 }

@@ -16,16 +16,16 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearthnet_transport::{Message, Step, StepResult, StreamOpened, Want};
+use hearthnet_transport::{Message, Step, StepResult, Want};
 use zeroize::Zeroize as _;
 
 use crate::batch::{self, Part, wipe};
 use crate::chunked_prefill::ChunkedPrefill;
 use crate::clock::Clock;
-use crate::engine::{EngineSource, LayerEngine, LoadPhase, Served, Span};
+use crate::engine::{EngineSource, LayerEngine, Served, Span, StartProgress};
+use crate::events::HostEvents;
 use crate::fault::StreamFault;
 use crate::plan::{Full, Kind, Planner, Pool, Turn, View, admit, holders, may_grow};
-use crate::stats::Counters;
 use crate::stream::{Job, Stream, Work};
 use crate::stream_handle::{Outlet, StreamHandle, Ticket};
 
@@ -71,7 +71,7 @@ pub(crate) struct Scheduler<S: EngineSource> {
     engine: Option<S::Engine>,
     served: Served,
     limits: Limits,
-    counters: Arc<Counters>,
+    events: Arc<HostEvents>,
     clock: Arc<dyn Clock>,
     streams: BTreeMap<u64, Stream<<S::Engine as LayerEngine>::Seq>>,
     /// The pages that there are, once the weights have been loaded for the first time.
@@ -93,7 +93,7 @@ impl<S: EngineSource> Scheduler<S> {
         source: S,
         served: Served,
         limits: Limits,
-        counters: Arc<Counters>,
+        events: Arc<HostEvents>,
         clock: Arc<dyn Clock>,
     ) -> Self {
         let prefill = ChunkedPrefill::new(limits.piece);
@@ -102,7 +102,7 @@ impl<S: EngineSource> Scheduler<S> {
             engine: None,
             served,
             limits,
-            counters,
+            events,
             clock,
             streams: BTreeMap::new(),
             pool: Pool::new(0, 1, 1, 100),
@@ -122,19 +122,20 @@ impl<S: EngineSource> Scheduler<S> {
     /// What the source says.
     pub(crate) fn load(
         &mut self,
-        progress: &mut dyn FnMut(LoadPhase, u64, u64),
+        progress: &mut dyn FnMut(StartProgress),
     ) -> Result<&mut S::Engine, String> {
         // Not `get_or_insert_with`, for loading can fail.
         let engine = match self.engine.take() {
             Some(engine) => engine,
             None => {
                 let engine = self.source.load(progress)?;
-                self.counters.loaded(engine.weight_bytes());
-                let (budget, page) = (self.limits.kv_budget, engine.kv_page_positions());
-                let page_bytes = engine.kv_bytes_per_position().saturating_mul(page.into());
+                let footprint = engine.footprint();
+                self.events.loaded(footprint.weight_bytes);
+                let (budget, page) = (self.limits.kv_budget, footprint.kv_page_positions);
+                let page_bytes = footprint.kv_bytes_per_position.saturating_mul(page.into());
                 self.page_bytes = page_bytes;
                 self.pool = Pool::new(budget, page, page_bytes, self.limits.kv_share);
-                self.counters.kv(0, 0, self.pool.total.into());
+                self.events.kv(0, 0, self.pool.total.into());
                 self.empty_since = self.clock.now();
                 engine
             }
@@ -259,7 +260,6 @@ impl<S: EngineSource> Scheduler<S> {
     /// Ends a stream so that others have its pages.
     fn preempt(&mut self, id: u64) {
         let position = self.head(id).map(|job| job.step.position);
-        self.counters.preempted();
         self.fail(id, position, &StreamFault::Preempted);
     }
 
@@ -275,14 +275,10 @@ impl<S: EngineSource> Scheduler<S> {
             return;
         }
         match self.try_open(handle) {
-            Ok(()) => {
-                let opened = StreamOpened {
-                    stream: handle.stream,
-                    epoch: handle.epoch,
-                };
-                handle.outlet.send(Message::StreamOpened(opened));
+            Ok(()) => handle.opened(),
+            Err(fault) => {
+                handle.end(|| handle.failed(None, &fault));
             }
-            Err(fault) => self.tell(handle, None, &fault),
         }
         self.count_kv();
     }
@@ -298,10 +294,7 @@ impl<S: EngineSource> Scheduler<S> {
             return;
         };
         match self.could_hold(max_positions) {
-            Ok(()) => handle.outlet.send(Message::StreamOpened(StreamOpened {
-                stream: handle.stream,
-                epoch: handle.epoch,
-            })),
+            Ok(()) => handle.opened(),
             Err(fault) => self.fail(id, None, &fault),
         }
     }
@@ -318,10 +311,8 @@ impl<S: EngineSource> Scheduler<S> {
     }
 
     fn try_open(&mut self, handle: &Arc<StreamHandle>) -> Result<(), StreamFault> {
-        self.load(&mut |phase, done, total| {
-            tracing::debug!(?phase, done, total, "loading the weights again");
-        })
-        .map_err(|reason| StreamFault::WeightsUnavailable { reason })?;
+        self.load(&mut |step| tracing::debug!(?step, "loading the weights again"))
+            .map_err(|reason| StreamFault::WeightsUnavailable { reason })?;
         self.admit(handle)?;
         let Some(engine) = self.engine.as_mut() else {
             let reason = "it is not loaded".into();
@@ -346,7 +337,7 @@ impl<S: EngineSource> Scheduler<S> {
         self.could_hold(handle.max_positions())?;
         self.look();
         let holders = holders(&self.views, &pool, self.clock.now());
-        admit(&holders, &pool, handle.caller).map_err(|full| match full {
+        admit(&holders, &pool, handle.caller.node).map_err(|full| match full {
             Full::Host => StreamFault::KvFull,
             Full::Caller => StreamFault::KvQuota { percent },
         })
@@ -421,7 +412,7 @@ impl<S: EngineSource> Scheduler<S> {
         let took = self.clock.now().saturating_sub(began);
 
         let rows = batch::rows_of(&parts);
-        self.counters.turn(turn.kind, rows, took);
+        self.events.turn(turn.kind, rows, took);
         if turn.kind == Kind::Prefill {
             self.prefill.note(rows, took);
         }
@@ -437,7 +428,7 @@ impl<S: EngineSource> Scheduler<S> {
                 Ok(()) => answers.extend(self.complete(part.stream, part.span.rows, rows, took)),
                 Err(fault) => {
                     let position = self.head(part.stream).map(|job| job.step.position);
-                    self.fail(part.stream, position, &fault.into());
+                    self.fail(part.stream, position, &fault);
                 }
             }
         }
@@ -499,11 +490,12 @@ impl<S: EngineSource> Scheduler<S> {
             Want::Last => 1,
             Want::All => step.rows,
         };
-        let caller = stream.handle.caller;
-        self.counters.answered(caller, step.rows, out.len(), queued);
+        let handle = &stream.handle;
+        self.events
+            .answered(handle.caller.node, step.rows, out.len(), queued);
         let answer = StepResult {
-            stream: stream.handle.stream,
-            epoch: stream.handle.epoch,
+            stream: handle.name.stream,
+            epoch: handle.name.epoch,
             position: step.position,
             rows,
             width: step.width,
@@ -513,9 +505,9 @@ impl<S: EngineSource> Scheduler<S> {
             data: out.into(),
         };
         // Before the caller can know, for its next step may need the room.
-        stream.handle.answered(now);
+        handle.answered(now);
         drop(ticket);
-        let outlet = Arc::clone(&stream.handle.outlet);
+        let outlet = Arc::clone(&handle.outlet);
         wipe(step.data);
         Some((outlet, Message::StepResult(answer)))
     }
@@ -534,22 +526,8 @@ impl<S: EngineSource> Scheduler<S> {
             return;
         };
         self.remove(id);
-        self.tell(&handle, position, fault);
-    }
-
-    /// Tells the caller that a life is over, unless it ended it itself meanwhile.
-    fn tell(&self, handle: &StreamHandle, position: Option<u32>, fault: &StreamFault) {
-        handle.end(|| {
-            self.counters.error(fault.code());
-            tracing::debug!(
-                stream = handle.stream,
-                epoch = handle.epoch,
-                code = %fault.code(),
-                "stream ended"
-            );
-            let error = fault.message(handle.name(), position);
-            handle.outlet.send(Message::StreamError(error));
-        });
+        // Unless its caller has ended it meanwhile.
+        handle.end(|| handle.failed(position, fault));
     }
 
     /// Frees everything that a stream holds.
@@ -577,16 +555,15 @@ impl<S: EngineSource> Scheduler<S> {
             }
         }
         if steps > 0 {
-            self.counters.dropped(steps);
+            self.events.dropped(steps);
         }
     }
 
     fn evict(&mut self) {
         if self.engine.take().is_some() {
             self.x = Vec::new();
-            self.counters.evicted();
+            self.events.evicted();
             self.count_kv();
-            tracing::info!("the weights were put away: no stream for a while");
         }
     }
 
@@ -594,11 +571,11 @@ impl<S: EngineSource> Scheduler<S> {
         let used = self.engine.as_ref().map_or(0, LayerEngine::kv_bytes_in_use);
         let page = self.page_bytes;
         let pages = used.checked_div(page).unwrap_or(0);
-        self.counters.kv(used, pages, self.pool.total.into());
+        self.events.kv(used, pages, self.pool.total.into());
     }
 
     fn count_waiting(&self) {
-        self.counters
+        self.events
             .waiting(self.streams.values().map(|stream| stream.work.len()).sum());
     }
 }

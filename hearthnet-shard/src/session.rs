@@ -11,9 +11,9 @@ use tokio::time::Instant;
 
 use crate::admission::BENCH;
 use crate::compute::Running;
+use crate::events::Caller;
 use crate::stream_handle::Outlet;
 use crate::stream_table::{HostState, StreamTable};
-use crate::trace::Trace;
 
 /// How far the host has come with its end.
 ///
@@ -75,38 +75,37 @@ pub(crate) async fn serve(
     end: End,
     max_unread: u64,
 ) {
-    host_state.counters.session_began();
-    let trace = Arc::new(Trace::begin(&connection));
+    let (events, caller) = (&host_state.events, Caller::of(&connection));
+    events.session_began(caller, connection.purpose());
     let code = match connection.purpose() {
         BENCH => echo(&mut connection, &host_state, end).await,
-        _ => pipeline(&mut connection, &host_state, &trace, end, max_unread).await,
+        _ => pipeline(&mut connection, &host_state, caller, end, max_unread).await,
     };
-    if let Some(code) = code {
-        connection.close(code);
-        trace.end(code, true);
-    } else if let Some(closed) = connection.sender().closed() {
-        trace.end(closed.code, closed.by_us);
+    match (code, connection.sender().closed()) {
+        (Some(code), _) => {
+            connection.close(code);
+            events.session_ended(caller, code, true);
+        }
+        (None, Some(closed)) => events.session_ended(caller, closed.code, closed.by_us),
+        (None, None) => events.session_ended(caller, CloseCode::Lost, false),
     }
-    host_state.counters.session_ended();
 }
 
 /// Runs the caller's rows. The code to close with, unless the session has ended already.
 async fn pipeline(
     connection: &mut Connection,
     host_state: &Arc<HostState>,
-    trace: &Arc<Trace>,
+    caller: Caller,
     end: End,
     max_unread: u64,
 ) -> Option<CloseCode> {
     let outlet = Arc::new(SessionOutlet {
         sender: connection.sender(),
-        trace: Arc::clone(trace),
         max_unread,
         broken: Mutex::new(None),
         noticed: Notify::new(),
     });
-    let mut stream_table =
-        StreamTable::new(Arc::clone(host_state), connection.peer(), outlet.clone());
+    let mut stream_table = StreamTable::new(Arc::clone(host_state), caller, outlet.clone());
     let mut announced = std::pin::pin!(end.clone().announced());
     let mut end = std::pin::pin!(end.comes());
     let mut broken = std::pin::pin!(outlet.broken());
@@ -123,15 +122,11 @@ async fn pipeline(
             }
             message = connection.recv() => match message {
                 Ok(message) => {
-                    trace.heard(&message);
                     if let Err(code) = stream_table.handle(message) {
                         return Some(code);
                     }
                 }
-                Err(closed) => {
-                    tracing::debug!(code = %closed.code, by_us = closed.by_us, "session ended");
-                    return None;
-                }
+                Err(_) => return None,
             },
         }
     }
@@ -153,7 +148,10 @@ async fn echo(connection: &mut Connection, host_state: &HostState, end: End) -> 
                 Some(Message::Leaving { within_ms })
             }
             message = connection.recv() => match message.ok()? {
-                Message::Describe => Some(host_state.description()),
+                Message::Describe => match host_state.description() {
+                    Ok(description) => Some(description),
+                    Err(code) => return Some(code),
+                },
                 message => echoed(message),
             },
         };
@@ -211,7 +209,6 @@ fn echoed(message: Message) -> Option<Message> {
 /// a peer that does not read is cut off once too much has piled up for it.
 struct SessionOutlet {
     sender: Sender,
-    trace: Arc<Trace>,
     max_unread: u64,
     broken: Mutex<Option<CloseCode>>,
     noticed: Notify,
@@ -236,9 +233,6 @@ impl SessionOutlet {
 
 impl Outlet for SessionOutlet {
     fn send_all(&self, messages: Vec<Message>) {
-        for message in &messages {
-            self.trace.said(message);
-        }
         match self.sender.try_send_all(&messages) {
             Ok(0) if self.sender.stats().queued_bytes <= self.max_unread => {}
             Ok(_) => self.fail(CloseCode::CreditStall),

@@ -75,7 +75,7 @@ impl<Q: Copy> Stream<Q> {
         });
         View {
             stream: id,
-            caller: self.handle.caller,
+            caller: self.handle.caller.node,
             length: engine.len(self.seq),
             active: self.active,
             rests: self.handle.rests(),
@@ -103,7 +103,7 @@ impl<Q: Copy> Stream<Q> {
                     }
                     engine
                         .truncate(self.seq, position)
-                        .map_err(|fault| (None, fault.into()))?;
+                        .map_err(|fault| (None, fault))?;
                 }
                 Some(Work::Step(job)) if !job.settled => {
                     let (position, rows) = (job.step.position, job.step.rows);
@@ -118,7 +118,7 @@ impl<Q: Copy> Stream<Q> {
                     if position < length
                         && let Err(fault) = engine.truncate(self.seq, position)
                     {
-                        return refuse(fault.into());
+                        return refuse(fault);
                     }
                     job.settled = true;
                 }

@@ -2,16 +2,16 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use hearthnet_transport::{Message, NodeId, StreamClose, StreamOpen};
-use metrics::gauge;
-use parking_lot::Mutex;
+use hearthnet_transport::{Code, Message, NodeId, StreamClose, StreamOpen, StreamOpened};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use crate::claims::Claims;
+use crate::events::{Caller, HostEvents, Work};
 use crate::fault::StreamFault;
 use crate::plan::{IDLE_AFTER, UNUSED_AFTER};
 
@@ -41,6 +41,7 @@ pub(crate) struct Quota {
 pub(crate) struct Slots {
     max: u32,
     quota: Quota,
+    events: Arc<HostEvents>,
     taken: Mutex<Taken>,
     /// The last place was given back.
     emptied: Notify,
@@ -52,8 +53,9 @@ struct Taken {
     closed: bool,
     all: u32,
     by_caller: HashMap<NodeId, Share>,
-    /// How the streams stand, by number of their life.
+    /// How the streams stand, by the id of their life.
     standing: BTreeMap<u64, Arc<Standing>>,
+    last_id: u64,
     claims: Claims,
 }
 
@@ -64,41 +66,46 @@ enum Asked {
     Instead(Option<Arc<StreamHandle>>),
 }
 
-/// How a stream stands, as far as its place is concerned.
+/// How a stream stands. Apart from its handle, so that whoever chooses among them under the lock of
+/// the places never holds the last reference to one: its end gives a place back.
 #[derive(Debug)]
 struct Standing {
     caller: NodeId,
     handle: Weak<StreamHandle>,
-    /// Steps that wait.
-    steps: AtomicU32,
-    /// When something last happened on it, in microseconds of the host's clock.
-    active_us: AtomicU64,
+    now: Mutex<Now>,
+}
+
+#[derive(Debug)]
+struct Now {
+    /// Most positions that the stream may hold.
+    max_positions: u32,
+    /// Steps that wait, and their rows.
+    steps: u32,
+    rows: u32,
+    /// When something last happened on it.
+    active: Duration,
     /// Its caller has said that it asks nothing for now.
-    rests: AtomicBool,
+    rests: bool,
     /// A step has come.
-    used: AtomicBool,
+    used: bool,
+    /// Its caller was told that it is open.
+    opened: bool,
+    work: Work,
 }
 
 impl Standing {
-    fn active(&self, now: Duration) {
-        let us = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
-        self.active_us.fetch_max(us, Ordering::AcqRel);
-    }
-
     /// Since when it has been resting, if it does: its caller has said so, or has long asked
     /// nothing.
     fn rests_since(&self, now: Duration) -> Option<Duration> {
-        if self.steps.load(Ordering::Acquire) > 0 {
-            return None;
-        }
-        let since = Duration::from_micros(self.active_us.load(Ordering::Acquire));
-        let after = match self.used.load(Ordering::Acquire) {
-            _ if self.rests.load(Ordering::Acquire) => Duration::ZERO,
+        let state = self.now.lock();
+        let after = match state.used {
+            _ if state.rests => Duration::ZERO,
             true => IDLE_AFTER,
             // There is nothing to replay.
             false => UNUSED_AFTER,
         };
-        (now.saturating_sub(since) >= after).then_some(since)
+        let rests = state.steps == 0 && now.saturating_sub(state.active) >= after;
+        rests.then_some(state.active)
     }
 }
 
@@ -115,14 +122,16 @@ struct Share {
 struct Slot {
     slots: Arc<Slots>,
     caller: NodeId,
-    handle: u64,
+    /// Of the life that has it; used once.
+    id: u64,
 }
 
 impl Slots {
-    pub(crate) fn new(max: u32, quota: Quota) -> Arc<Self> {
+    pub(crate) fn new(max: u32, quota: Quota, events: Arc<HostEvents>) -> Arc<Self> {
         Arc::new(Self {
             max,
             quota,
+            events,
             taken: Mutex::default(),
             emptied: Notify::new(),
         })
@@ -150,13 +159,8 @@ impl Slots {
         self.taken.lock().all
     }
 
-    /// A place for the stream `handle` of this caller, and the count of its waiting steps.
-    fn take(
-        self: &Arc<Self>,
-        caller: NodeId,
-        handle: u64,
-        now: Duration,
-    ) -> Result<Asked, StreamFault> {
+    /// A place for a stream of this caller, and the count of the caller's waiting steps.
+    fn take(self: &Arc<Self>, caller: NodeId, now: Duration) -> Result<Asked, StreamFault> {
         let mut guard = self.taken.lock();
         let taken = &mut *guard;
         if taken.closed {
@@ -197,29 +201,24 @@ impl Slots {
         taken.claims.granted(caller);
         let share = taken.by_caller.entry(caller).or_default();
         share.streams += 1;
-        let steps = Arc::clone(&share.steps);
         taken.all += 1;
-        gauge!("hearthnet_shard_streams").set(taken.all);
-        let slots = Arc::clone(self);
+        taken.last_id += 1;
+        self.events.streams(taken.all);
         let slot = Slot {
-            slots,
+            slots: Arc::clone(self),
             caller,
-            handle,
+            id: taken.last_id,
         };
-        Ok(Asked::Granted(slot, steps))
-    }
-
-    fn enlist(&self, id: u64, standing: &Arc<Standing>) {
-        self.taken.lock().standing.insert(id, Arc::clone(standing));
+        Ok(Asked::Granted(slot, Arc::clone(&share.steps)))
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
         let mut taken = self.slots.taken.lock();
-        taken.standing.remove(&self.handle);
+        taken.standing.remove(&self.id);
         taken.all = taken.all.saturating_sub(1);
-        gauge!("hearthnet_shard_streams").set(taken.all);
+        self.slots.events.streams(taken.all);
         if let Some(share) = taken.by_caller.get_mut(&self.caller) {
             share.streams = share.streams.saturating_sub(1);
             // Steps of streams that have ended may wait to be dropped: they count on.
@@ -244,129 +243,128 @@ impl Drop for Slot {
 /// Either side may end it, once; whoever did has to tell the other. The engine's
 /// sequence is the compute thread's and is freed there.
 pub(crate) struct StreamHandle {
-    /// Unique in this process.
+    /// Unique on this host.
     pub(crate) id: u64,
-    pub(crate) caller: NodeId,
-    pub(crate) stream: u32,
-    pub(crate) epoch: u32,
+    pub(crate) caller: Caller,
+    /// What the caller calls this life.
+    pub(crate) name: StreamClose,
     /// First and last layer that its rows run through.
     pub(crate) layers: (u32, u32),
-    /// Most positions that the stream may hold.
-    max_positions: AtomicU32,
     pub(crate) outlet: Arc<dyn Outlet>,
+    events: Arc<HostEvents>,
     slot: Mutex<Option<Slot>>,
     ended: AtomicBool,
     standing: Arc<Standing>,
-    rows: AtomicU32,
     /// Steps of all streams of the caller, and how many those may be.
     of_caller: Arc<AtomicU32>,
     max_of_caller: u32,
 }
 
-/// A stream that is to begin.
-pub(crate) struct NewStream<'a> {
-    pub(crate) caller: NodeId,
-    /// Unique in this process.
-    pub(crate) id: u64,
-    pub(crate) open: &'a StreamOpen,
-    pub(crate) outlet: Arc<dyn Outlet>,
-    pub(crate) now: Duration,
-}
-
 impl StreamHandle {
-    /// Takes a place for a stream. Where none is free, `give_way` is called with lives that rest,
-    /// until one is; it has to end them.
+    /// Takes a place for a stream at `now`. Where none is free, `give_way` is called with lives
+    /// that rest, until one is; it has to end them.
     ///
     /// # Errors
     /// [`StreamFault::StreamLimit`] if none is free, [`StreamFault::StreamQuota`] if the caller has
     /// all that it may; [`StreamFault::ShuttingDown`].
     pub(crate) fn begin(
         slots: &Arc<Slots>,
-        new_stream: NewStream<'_>,
+        caller: Caller,
+        open: &StreamOpen,
+        outlet: Arc<dyn Outlet>,
+        now: Duration,
         give_way: impl Fn(&Self),
     ) -> Result<Arc<Self>, StreamFault> {
-        let NewStream {
-            caller,
-            id,
-            open,
-            outlet,
-            now,
-        } = new_stream;
         let (slot, of_caller) = loop {
-            match slots.take(caller, id, now)? {
+            match slots.take(caller.node, now)? {
                 Asked::Granted(slot, of_caller) => break (slot, of_caller),
                 Asked::Instead(handle) => handle.iter().for_each(|handle| give_way(handle)),
             }
         };
         Ok(Arc::new_cyclic(|handle| {
             let standing = Arc::new(Standing {
-                caller,
+                caller: caller.node,
                 handle: Weak::clone(handle),
-                steps: AtomicU32::new(0),
-                active_us: AtomicU64::new(0),
-                rests: AtomicBool::new(false),
-                used: AtomicBool::new(false),
+                now: Mutex::new(Now {
+                    max_positions: open.max_positions,
+                    steps: 0,
+                    rows: 0,
+                    active: now,
+                    rests: false,
+                    used: false,
+                    opened: false,
+                    work: Work::default(),
+                }),
             });
-            standing.active(now);
-            slots.enlist(id, &standing);
+            let enlisted = Arc::clone(&standing);
+            slots.taken.lock().standing.insert(slot.id, enlisted);
             Self {
-                id,
+                id: slot.id,
                 caller,
-                stream: open.stream,
-                epoch: open.epoch,
+                name: StreamClose {
+                    stream: open.stream,
+                    epoch: open.epoch,
+                },
                 layers: (open.lo, open.hi),
-                max_positions: AtomicU32::new(open.max_positions),
                 outlet,
+                events: Arc::clone(&slots.events),
                 slot: Mutex::new(Some(slot)),
                 ended: AtomicBool::new(false),
                 standing,
-                rows: AtomicU32::new(0),
                 of_caller,
                 max_of_caller: slots.quota.steps,
             }
         }))
     }
 
+    fn now(&self) -> MutexGuard<'_, Now> {
+        self.standing.now.lock()
+    }
+
     /// Most positions that the stream may hold.
     pub(crate) fn max_positions(&self) -> u32 {
-        self.max_positions.load(Ordering::Acquire)
+        self.now().max_positions
     }
 
     /// Lets the stream hold more positions.
     pub(crate) fn grow(&self, max_positions: u32) {
-        self.max_positions
-            .fetch_max(max_positions, Ordering::AcqRel);
+        let mut state = self.now();
+        state.max_positions = state.max_positions.max(max_positions);
     }
 
-    /// A step has come.
-    pub(crate) fn asked(&self, now: Duration) {
-        self.standing.used.store(true, Ordering::Release);
-        self.standing.rests.store(false, Ordering::Release);
-        self.standing.active(now);
+    /// Tells the caller that the stream is open, for as many positions as it asked for.
+    pub(crate) fn opened(&self) {
+        self.now().opened = true;
+        let StreamClose { stream, epoch } = self.name;
+        self.events
+            .stream_opened(self.caller, self.name, self.layers);
+        self.outlet
+            .send(Message::StreamOpened(StreamOpened { stream, epoch }));
+    }
+
+    /// A step of so many rows has come.
+    pub(crate) fn asked(&self, rows: u32, now: Duration) {
+        let mut state = self.now();
+        (state.used, state.rests, state.active) = (true, false, now);
+        state.work.rows += u64::from(rows);
     }
 
     /// A step was answered.
     pub(crate) fn answered(&self, now: Duration) {
-        self.standing.active(now);
+        let mut state = self.now();
+        state.active = now;
+        state.work.steps += 1;
     }
 
     /// Its caller asks nothing of it for now.
     pub(crate) fn rest(&self, now: Duration) {
-        self.standing.rests.store(true, Ordering::Release);
-        self.standing.active(now);
+        let mut state = self.now();
+        (state.rests, state.active) = (true, now);
     }
 
     /// Whether its caller has said that it asks nothing for now.
     pub(crate) fn rests(&self) -> bool {
-        self.standing.rests.load(Ordering::Acquire)
-    }
-
-    /// What the caller calls this life.
-    pub(crate) fn name(&self) -> StreamClose {
-        StreamClose {
-            stream: self.stream,
-            epoch: self.epoch,
-        }
+        self.now().rests
     }
 
     /// Ends the life, calls `announce`, and then frees its place, so that whoever takes the
@@ -380,6 +378,27 @@ impl StreamHandle {
             drop(slot.take());
         }
         first
+    }
+
+    /// Tells the caller why the life is over, for [`StreamHandle::end`] to announce, and at which
+    /// of its steps.
+    pub(crate) fn failed(&self, position: Option<u32>, fault: &StreamFault) {
+        let Now { opened, work, .. } = *self.now();
+        match opened {
+            true => self
+                .events
+                .stream_failed(self.caller, self.name, fault, work),
+            false => self.events.stream_refused(self.caller, self.name, fault),
+        }
+        let error = fault.message(self.name, position);
+        self.outlet.send(Message::StreamError(error));
+    }
+
+    /// Its caller knows already that the life is over: for [`StreamHandle::end`] to announce.
+    pub(crate) fn closed(&self, code: &'static str) {
+        let work = self.now().work;
+        self.events
+            .stream_ended(self.caller, self.name, Code::new(code), work);
     }
 
     /// Whether the life has ended, and what ended it was announced: for whoever answers the caller
@@ -405,22 +424,18 @@ impl StreamHandle {
         rows: u32,
         max_steps: u32,
     ) -> Result<Ticket, StreamFault> {
-        // Only the connection's task adds, so that reading first is no race: the
-        // compute thread can only make room in between.
-        let steps = self.standing.steps.load(Ordering::Acquire);
-        let waiting = self.rows.load(Ordering::Acquire);
-        let total = waiting.checked_add(rows).ok_or(StreamFault::QueueFull)?;
-        if steps >= max_steps || total > self.max_positions() {
-            return Err(StreamFault::QueueFull);
-        }
-        // The caller's other connections add to this as well.
+        let mut state = self.now();
+        let total = state.rows.checked_add(rows);
+        let total = total.filter(|total| *total <= state.max_positions && state.steps < max_steps);
+        let total = total.ok_or(StreamFault::QueueFull)?;
+        // The caller's other streams add to this as well.
         if self.of_caller.fetch_add(1, Ordering::AcqRel) >= self.max_of_caller {
             self.of_caller.fetch_sub(1, Ordering::AcqRel);
             let max = self.max_of_caller;
             return Err(StreamFault::StepQuota { max });
         }
-        self.standing.steps.fetch_add(1, Ordering::AcqRel);
-        self.rows.fetch_add(rows, Ordering::AcqRel);
+        state.steps += 1;
+        state.rows = total;
         Ok(Ticket {
             handle: Arc::clone(self),
             rows,
@@ -430,10 +445,9 @@ impl StreamHandle {
 
 impl fmt::Debug for StreamHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Life")
+        f.debug_struct("StreamHandle")
             .field("id", &self.id)
-            .field("stream", &self.stream)
-            .field("epoch", &self.epoch)
+            .field("name", &self.name)
             .field("ended", &self.has_ended())
             .finish_non_exhaustive()
     }
@@ -448,8 +462,9 @@ pub(crate) struct Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.handle.standing.steps.fetch_sub(1, Ordering::AcqRel);
         self.handle.of_caller.fetch_sub(1, Ordering::AcqRel);
-        self.handle.rows.fetch_sub(self.rows, Ordering::AcqRel);
+        let mut state = self.handle.now();
+        state.steps -= 1;
+        state.rows -= self.rows;
     }
 }

@@ -16,9 +16,8 @@
 //! Every step is answered, also one that was on its way when its stream ended: the answer
 //! gives the session's step slot back.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use hearthnet_bus::{Descriptor, NodeId};
 use hearthnet_model::BoundaryDtype;
@@ -27,11 +26,11 @@ use hearthnet_transport::{CloseCode, DType, Message, Step, StreamClose, StreamOp
 use crate::batch::{all_finite, wipe};
 use crate::clock::Clock;
 use crate::engine::Served;
+use crate::events::{Caller, HostEvents};
 use crate::fault::StreamFault;
 use crate::inbox::Inbox;
 use crate::sched::Command;
-use crate::stats::Counters;
-use crate::stream_handle::{NewStream, Outlet, Slots, StreamHandle};
+use crate::stream_handle::{Outlet, Slots, StreamHandle};
 
 /// Ended lives that a connection remembers per place that it could hold, to tell a late
 /// step of one from a step that makes no sense.
@@ -39,36 +38,29 @@ const REMEMBERED_PER_SLOT: usize = 16;
 
 /// What the stream tables of all connections share.
 pub(crate) struct HostState {
-    /// What is said about the host: the parts of the descriptor that do not change.
-    pub(crate) about: About,
+    pub(crate) node: NodeId,
+    /// Where others reach this host.
+    pub(crate) endpoint: String,
     pub(crate) served: Served,
+    /// Memory that the layers take, and that the KV of all streams may take.
+    pub(crate) weight_bytes: u64,
+    pub(crate) kv_budget_bytes: u64,
     pub(crate) slots: Arc<Slots>,
     pub(crate) max_streams: u32,
     pub(crate) max_positions: u32,
     pub(crate) max_waiting_steps: u32,
     pub(crate) inbox: Arc<Inbox>,
-    pub(crate) counters: Arc<Counters>,
+    pub(crate) events: Arc<HostEvents>,
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) next_life: AtomicU64,
-}
-
-/// The host's own description of itself, as far as it stays the same.
-pub(crate) struct About {
-    pub(crate) node: NodeId,
-    pub(crate) endpoint: String,
-    /// Memory that the layers take.
-    pub(crate) weight_bytes: u64,
-    /// Memory that the KV of all streams may take.
-    pub(crate) kv_budget_bytes: u64,
 }
 
 impl HostState {
     /// What others need to know in order to use this host, as of now.
     pub(crate) fn descriptor(&self) -> Descriptor {
         let served = &self.served;
-        let streams = self.slots.taken();
-        let weights_mb = self.about.weight_bytes.div_ceil(1 << 20);
-        let kv_mb = self.about.kv_budget_bytes.div_ceil(1 << 20);
+        let (ms_per_token, queue_depth) = self.events.load();
+        let weights_mb = self.weight_bytes.div_ceil(1 << 20);
+        let kv_mb = self.kv_budget_bytes.div_ceil(1 << 20);
         Descriptor {
             shard_id: Descriptor::shard_id(&served.model_id, served.lo, served.hi),
             model_id: served.model_id.clone(),
@@ -79,41 +71,46 @@ impl HostState {
             weights_mb,
             kv_mb,
             max_concurrent_streams: self.max_streams,
-            host: self.about.node,
-            endpoint: self.about.endpoint.clone(),
+            host: self.node,
+            endpoint: self.endpoint.clone(),
             advertised_at: self.clock.unix_secs(),
             boundary_dtype: served.boundary.descriptor_name().to_owned(),
             arithmetic: served.arithmetic.clone(),
-            ms_per_token: self.counters.snapshot(streams).ms_per_token,
-            queue_depth: streams,
+            ms_per_token,
+            queue_depth,
             software: concat!("hearthnet/", env!("CARGO_PKG_VERSION")).to_owned(),
         }
     }
 
     /// The answer to a caller that asks what is served.
-    pub(crate) fn description(&self) -> Message {
-        let bytes = self.descriptor().to_cbor();
-        debug_assert!(bytes.is_ok(), "its texts were checked at the start");
-        Message::Descriptor(bytes.unwrap_or_default().into())
+    ///
+    /// # Errors
+    /// [`CloseCode::Internal`] if a descriptor that was whole at the start is so no more: a defect.
+    pub(crate) fn description(&self) -> Result<Message, CloseCode> {
+        let bytes = self.descriptor().to_cbor().map_err(|error| {
+            tracing::error!("the host cannot describe itself any more: {error}");
+            CloseCode::Internal
+        })?;
+        Ok(Message::Descriptor(bytes.into()))
     }
 }
 
 /// One connection's streams. Dropping it ends all its streams.
 pub(crate) struct StreamTable {
     host_state: Arc<HostState>,
-    peer: NodeId,
+    caller: Caller,
     outlet: Arc<dyn Outlet>,
     /// The latest life of each stream number.
-    handles: HashMap<u32, Arc<StreamHandle>>,
+    handles: BTreeMap<u32, Arc<StreamHandle>>,
 }
 
 impl StreamTable {
-    pub(crate) fn new(host_state: Arc<HostState>, peer: NodeId, outlet: Arc<dyn Outlet>) -> Self {
+    pub(crate) fn new(host_state: Arc<HostState>, caller: Caller, outlet: Arc<dyn Outlet>) -> Self {
         Self {
             host_state,
-            peer,
+            caller,
             outlet,
-            handles: HashMap::new(),
+            handles: BTreeMap::new(),
         }
     }
 
@@ -127,7 +124,7 @@ impl StreamTable {
             Message::Step(step) => self.step(step),
             Message::Truncate(truncate) => self.truncate(truncate),
             Message::StreamClose(close) => self.close(close),
-            Message::Describe => self.outlet.send(self.host_state.description()),
+            Message::Describe => self.outlet.send(self.host_state.description()?),
             // What only a host says, and what belongs to other purposes.
             Message::StreamOpened(_)
             | Message::StreamError(_)
@@ -164,8 +161,8 @@ impl StreamTable {
         let Some(old) = self.handles.get(&stream).map(Arc::clone) else {
             return Ok(());
         };
-        if old.epoch >= epoch {
-            let current = old.epoch;
+        let current = old.name.epoch;
+        if current >= epoch {
             return Err(StreamFault::StaleOpen { stream, current });
         }
         self.fail(&old, None, &StreamFault::StaleEpoch { current: epoch });
@@ -176,7 +173,7 @@ impl StreamTable {
     /// The life that is opened once more, for more positions.
     fn growing(&self, open: &StreamOpen) -> Option<Arc<StreamHandle>> {
         let handle = self.handles.get(&open.stream)?;
-        let grows = handle.epoch == open.epoch
+        let grows = handle.name.epoch == open.epoch
             && handle.layers == (open.lo, open.hi)
             && open.max_positions > handle.max_positions();
         (grows && !handle.has_ended()).then(|| Arc::clone(handle))
@@ -230,19 +227,17 @@ impl StreamTable {
     }
 
     fn begin(&mut self, open: &StreamOpen) -> Result<(), StreamFault> {
-        let host_state = &self.host_state;
-        let id = host_state.next_life.fetch_add(1, Ordering::Relaxed);
-        let new_stream = NewStream {
-            caller: self.peer,
-            id,
-            open,
-            outlet: Arc::clone(&self.outlet),
-            now: host_state.clock.now(),
-        };
-        let handle = StreamHandle::begin(&host_state.slots, new_stream, |resting| {
-            self.preempt(resting);
+        let (slots, now) = (&self.host_state.slots, self.host_state.clock.now());
+        let outlet = Arc::clone(&self.outlet);
+        // Who rests gives way, and may have come by another connection.
+        let handle = StreamHandle::begin(slots, self.caller, open, outlet, now, |resting| {
+            self.fail(resting, None, &StreamFault::Preempted);
         })?;
-        if !host_state.inbox.push(Command::Open(Arc::clone(&handle))) {
+        if !self
+            .host_state
+            .inbox
+            .push(Command::Open(Arc::clone(&handle)))
+        {
             handle.end(|| ());
             return Err(StreamFault::ShuttingDown);
         }
@@ -251,50 +246,36 @@ impl StreamTable {
         Ok(())
     }
 
-    /// A life that rests gives way to one that begins. Its caller may have come by another connection.
-    fn preempt(&self, handle: &StreamHandle) {
-        self.end(handle, || {
-            let fault = StreamFault::Preempted;
-            self.host_state.counters.preempted();
-            self.host_state.counters.error(fault.code());
-            let error = fault.message(handle.name(), None);
-            handle.outlet.send(Message::StreamError(error));
-        });
-    }
-
     fn step(&mut self, step: Step) {
-        self.host_state.counters.received(step.data.len());
+        self.host_state.events.received(step.data.len());
         let name = StreamClose {
             stream: step.stream,
             epoch: step.epoch,
         };
         let Some(handle) = self.living(name, Some(step.position)) else {
-            self.host_state.counters.dropped(1);
+            self.host_state.events.dropped(1);
             return wipe(step.data);
         };
-        if let Err(fault) = self.check(&step) {
-            wipe(step.data);
-            return self.fail(&handle, Some(step.position), &fault);
-        }
-        let position = step.position;
-        match handle.ticket(step.rows, self.host_state.max_waiting_steps) {
+        let (position, arrived) = (step.position, self.host_state.clock.now());
+        handle.asked(step.rows, arrived);
+        let ticket = self
+            .check(&step)
+            .and_then(|()| handle.ticket(step.rows, self.host_state.max_waiting_steps));
+        let ticket = match ticket {
+            Ok(ticket) => ticket,
             Err(fault) => {
                 wipe(step.data);
-                self.fail(&handle, Some(position), &fault);
+                return self.fail(&handle, Some(position), &fault);
             }
-            Ok(ticket) => {
-                let arrived = self.host_state.clock.now();
-                handle.asked(arrived);
-                let step = Command::Step {
-                    handle: handle.id,
-                    step,
-                    ticket,
-                    arrived,
-                };
-                if !self.host_state.inbox.push(step) {
-                    self.fail(&handle, Some(position), &StreamFault::ShuttingDown);
-                }
-            }
+        };
+        let step = Command::Step {
+            handle: handle.id,
+            step,
+            ticket,
+            arrived,
+        };
+        if !self.host_state.inbox.push(step) {
+            self.fail(&handle, Some(position), &StreamFault::ShuttingDown);
         }
     }
 
@@ -359,25 +340,21 @@ impl StreamTable {
     }
 
     fn close(&mut self, close: StreamClose) {
-        let Some(handle) = self
-            .handles
-            .get(&close.stream)
-            .filter(|handle| handle.epoch == close.epoch)
-        else {
-            return;
-        };
-        self.end(handle, || ());
+        let handle = self.handles.get(&close.stream);
+        if let Some(handle) = handle.filter(|handle| handle.name == close) {
+            self.end(handle, || handle.closed("closed"));
+        }
     }
 
     /// The life that a message is for, if it is still going on. If not, the caller is told.
     fn living(&self, name: StreamClose, position: Option<u32>) -> Option<Arc<StreamHandle>> {
         let fault = match self.handles.get(&name.stream) {
-            Some(handle) if handle.epoch == name.epoch && !handle.was_announced() => {
+            Some(handle) if handle.name == name && !handle.was_announced() => {
                 return Some(Arc::clone(handle));
             }
-            Some(handle) if handle.epoch == name.epoch => StreamFault::StreamEnded,
-            Some(handle) if handle.epoch > name.epoch => StreamFault::StaleEpoch {
-                current: handle.epoch,
+            Some(handle) if handle.name == name => StreamFault::StreamEnded,
+            Some(handle) if handle.name.epoch > name.epoch => StreamFault::StaleEpoch {
+                current: handle.name.epoch,
             },
             _ => StreamFault::UnknownStream,
         };
@@ -395,19 +372,16 @@ impl StreamTable {
         });
     }
 
-    /// Ends a life from here and tells the caller.
+    /// Ends a life from here and tells its caller.
     fn fail(&self, handle: &StreamHandle, position: Option<u32>, fault: &StreamFault) {
-        self.end(handle, || self.refuse(handle.name(), position, fault));
+        self.end(handle, || handle.failed(position, fault));
     }
 
+    /// Tells the caller that nothing comes of a message.
     fn refuse(&self, name: StreamClose, position: Option<u32>, fault: &StreamFault) {
-        self.host_state.counters.error(fault.code());
-        tracing::debug!(
-            stream = name.stream,
-            epoch = name.epoch,
-            code = %fault.code(),
-            "stream refused"
-        );
+        self.host_state
+            .events
+            .stream_refused(self.caller, name, fault);
         self.outlet
             .send(Message::StreamError(fault.message(name, position)));
     }
@@ -424,13 +398,13 @@ impl StreamTable {
 impl Drop for StreamTable {
     fn drop(&mut self) {
         for handle in self.handles.values() {
-            self.end(handle, || ());
+            self.end(handle, || handle.closed("session_ended"));
         }
     }
 }
 
 /// The wire's name of a boundary format.
-pub(crate) fn wire_dtype(boundary: BoundaryDtype) -> DType {
+fn wire_dtype(boundary: BoundaryDtype) -> DType {
     match boundary {
         BoundaryDtype::F16 => DType::F16,
         BoundaryDtype::Bf16 => DType::Bf16,

@@ -1,10 +1,12 @@
 //! Test support: the real model, its variants, llama.cpp's vocabularies and chat templates, small
-//! synthetic models, hosts that tamper with what they return, and a network of machines in namespaces ([`lab`]).
+//! synthetic models, hosts that tamper with what they return, peers that keep no rules ([`raw`]), and
+//! a network of machines in namespaces ([`lab`]).
 //!
 //! Everything here panics when it cannot deliver: a test that needs it cannot go on.
 #![allow(clippy::expect_used, clippy::panic)]
 
 pub mod lab;
+pub mod raw;
 mod shapes;
 mod tampered;
 mod tiny;
@@ -16,8 +18,8 @@ use std::sync::LazyLock;
 use std::sync::atomic::AtomicBool;
 
 use hearthnet_model::catalogue::{Catalogue, Source};
-
 use hearthnet_model::convert::{ConvertError, convert};
+use hearthnet_model::engine::{FullModel, SeqId, Span};
 use hearthnet_model::gguf::TensorType;
 use hearthnet_model::pull::{PullOptions, pull};
 use hearthnet_model::{ModelFile, cache};
@@ -26,6 +28,24 @@ pub use shapes::Shape;
 pub use tampered::{Passing, Tamper, Tampered, TamperedSource};
 pub use tiny::TinyLlama;
 pub use vocabularies::{chat_templates, vocabularies};
+
+/// Appends tokens to a sequence, and replaces `logits` by those of every one of them, `vocab`
+/// values each.
+///
+/// # Panics
+/// When the engine refuses.
+pub fn append_all(whole: &mut FullModel, seq: SeqId, ids: &[u32], logits: &mut Vec<f32>) {
+    let mut rows = Vec::new();
+    whole.head().embed(ids, &mut rows).expect("known tokens");
+    let span = Span {
+        seq,
+        position: whole.engine().len(seq).expect("an open sequence"),
+        rows: ids.len() as u32,
+    };
+    let ran = whole.engine_mut().forward(&[span], &mut rows);
+    ran.expect("rows that the engine takes");
+    whole.head().logits(&rows, logits).expect("finite rows");
+}
 
 /// Path of SmolLM2-135M-Instruct, Q4_1, in the user's cache. The first test that needs it has pip
 /// fetch it, as `hearthnet model pull smollm2-135m-instruct` would; the others wait.

@@ -160,7 +160,11 @@ impl Shape {
             }
             Ok(())
         })?;
-        Ok(writer.tensor_bytes())
+        let bytes = self.tensors().into_iter().map(|(_, dims, dtype)| {
+            let row = dtype.row_bytes(dims[0]).expect("whole blocks");
+            row * dims[1..].iter().product::<u64>()
+        });
+        Ok(bytes.sum())
     }
 
     /// Names, shapes (row length first) and types, in the order of the file.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hearthnet_model::ModelFile;
 use hearthnet_model::engine::{Engine, EngineOptions, SeqId};
-use hearthnet_shard::{EngineFault, EngineSource, LayerEngine, LoadPhase, Span};
+use hearthnet_shard::{EngineSource, Footprint, LayerEngine, Span, StartProgress, StreamFault};
 
 /// Rows on their way through a host.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ pub struct TamperedSource {
 impl EngineSource for TamperedSource {
     type Engine = Tampered;
 
-    fn load(&mut self, _: &mut dyn FnMut(LoadPhase, u64, u64)) -> Result<Tampered, String> {
+    fn load(&mut self, _: &mut dyn FnMut(StartProgress)) -> Result<Tampered, String> {
         let engine = Engine::load(
             &self.file,
             self.layers.clone(),
@@ -62,7 +62,7 @@ impl EngineSource for TamperedSource {
 impl LayerEngine for Tampered {
     type Seq = SeqId;
 
-    fn open(&mut self) -> Result<SeqId, EngineFault> {
+    fn open(&mut self) -> Result<SeqId, StreamFault> {
         LayerEngine::open(&mut self.engine)
     }
     fn close(&mut self, seq: SeqId) {
@@ -71,7 +71,7 @@ impl LayerEngine for Tampered {
     fn len(&self, seq: SeqId) -> u32 {
         LayerEngine::len(&self.engine, seq)
     }
-    fn truncate(&mut self, seq: SeqId, length: u32) -> Result<(), EngineFault> {
+    fn truncate(&mut self, seq: SeqId, length: u32) -> Result<(), StreamFault> {
         LayerEngine::truncate(&mut self.engine, seq, length)
     }
     fn forward(
@@ -79,7 +79,7 @@ impl LayerEngine for Tampered {
         layers: (u32, u32),
         spans: &[Span<SeqId>],
         x: &mut [f32],
-    ) -> Result<(), EngineFault> {
+    ) -> Result<(), StreamFault> {
         let sent = x.to_vec();
         LayerEngine::forward(&mut self.engine, layers, spans, x)?;
         (self.tamper)(Passing {
@@ -89,16 +89,10 @@ impl LayerEngine for Tampered {
         });
         Ok(())
     }
-    fn kv_page_positions(&self) -> u32 {
-        LayerEngine::kv_page_positions(&self.engine)
-    }
-    fn kv_bytes_per_position(&self) -> u64 {
-        LayerEngine::kv_bytes_per_position(&self.engine)
+    fn footprint(&self) -> Footprint {
+        LayerEngine::footprint(&self.engine)
     }
     fn kv_bytes_in_use(&self) -> u64 {
         LayerEngine::kv_bytes_in_use(&self.engine)
-    }
-    fn weight_bytes(&self) -> u64 {
-        LayerEngine::weight_bytes(&self.engine)
     }
 }

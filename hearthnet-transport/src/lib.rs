@@ -86,6 +86,7 @@ pub use net::{
     SendError, Sender, connect, connect_here, connect_over, connect_path, connect_path_over,
 };
 pub use node_id::{NodeId, NodeIdError};
+pub use session::rate::TokenBucket;
 pub use session::{SessionStats, Terms};
 pub use tensor::{DType, Dims, MAX_RANK, Tensor};
 pub use time::Time;

@@ -3,21 +3,16 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod support;
-
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::SinkExt;
-use hearthnet_transport::wire::{Flags, FrameType, Header};
+use hearthnet_testkit::raw::{Frame, Hello as RawHello, Message, Papers, Peer, Step};
 use hearthnet_transport::{
-    Acceptor, Admission, CloseCode, Config, ConnectError, Hello, Identity, NodeId, Phase,
-    RefusedConnection, connect_over,
+    Acceptor, Admission, CloseCode, Config, ConnectError, Connection, Hello, Identity, NodeId,
+    PATH, Phase, RefusedConnection, connect_over,
 };
-use support::raw::{Raw, pkcs8, tls};
 use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
-use tokio::time::Instant;
-use tokio_tungstenite::tungstenite::Message as WsMessage;
+use tokio::time::{Instant, interval};
 
 const CALLER: [u8; 32] = [1; 32];
 const HOST: [u8; 32] = [2; 32];
@@ -41,9 +36,31 @@ fn host(config: Config) -> (Acceptor, DuplexStream, Box<DuplexStream>) {
     (acceptor, theirs, Box::new(ours))
 }
 
-async fn raw(io: DuplexStream) -> Raw {
-    let identity = Identity::from_secret(&CALLER).unwrap();
-    Raw::connect(Box::new(io), &identity, &CALLER).await
+/// As far as TLS.
+async fn secured(io: DuplexStream) -> Peer {
+    let papers = Papers::of(&CALLER);
+    Peer::secured_over(Box::new(io), &papers).await.unwrap()
+}
+
+/// As far as the WebSocket.
+async fn upgraded(io: DuplexStream) -> Peer {
+    secured(io).await.upgraded_at(PATH).await.unwrap()
+}
+
+/// An open session: the peer, and the host's end of it.
+async fn session() -> (Peer, Connection, Acceptor) {
+    let (acceptor, theirs, ours) = host(Config::default());
+    let sessions = acceptor.clone();
+    let accepting = tokio::spawn(async move { acceptor.accept(ours).await });
+    let hello = RawHello::new("raw", Vec::new());
+    let peer = upgraded(theirs).await.greeted(&hello).await.unwrap();
+    (peer, accepting.await.unwrap().unwrap(), sessions)
+}
+
+async fn stalls(mut session: Connection) {
+    let closed = session.recv().await.unwrap_err();
+    let stalled = (CloseCode::PipelineStalled, true);
+    assert_eq!((closed.code, closed.by_us), stalled);
 }
 
 #[tokio::test(start_paused = true)]
@@ -83,9 +100,7 @@ async fn a_caller_that_trickles_its_tls_handshake_is_dropped() {
 async fn a_caller_that_never_asks_for_the_upgrade_is_dropped() {
     let (acceptor, theirs, ours) = host(Config::default());
     let accepting = tokio::spawn(async move { acceptor.accept(ours).await });
-    let identity = Identity::from_secret(&CALLER).unwrap();
-    let auth = (identity.certificate().to_vec(), pkcs8(&CALLER));
-    let _stream = tls(Box::new(theirs), Some(auth)).await.unwrap();
+    let _peer = secured(theirs).await;
     let refused = accepting.await.unwrap().unwrap_err();
     assert!(
         matches!(refused, RefusedConnection::Timeout(Phase::Upgrade)),
@@ -97,19 +112,11 @@ async fn a_caller_that_never_asks_for_the_upgrade_is_dropped() {
 async fn a_caller_that_trickles_its_upgrade_is_dropped() {
     let (acceptor, theirs, ours) = host(Config::default());
     let accepting = tokio::spawn(async move { acceptor.accept(ours).await });
-    let identity = Identity::from_secret(&CALLER).unwrap();
-    let auth = (identity.certificate().to_vec(), pkcs8(&CALLER));
-    let mut stream = tls(Box::new(theirs), Some(auth)).await.unwrap();
+    let mut peer = secured(theirs).await;
     let trickle = tokio::spawn(async move {
-        for byte in b"GET /tensor/v1 HTTP/1.1\r\nHost: a-host-of-hosts\r\n"
-            .iter()
-            .cycle()
-        {
-            tokio::time::sleep(Duration::from_millis(500)).await;
-            if stream.write_all(&[*byte]).await.is_err() || stream.flush().await.is_err() {
-                break;
-            }
-        }
+        let head = b"GET /tensor/v1 HTTP/1.1\r\nHost: a-host-of-hosts\r\n";
+        peer.trickle(&head.repeat(9), Duration::from_millis(500))
+            .await
     });
     let refused = accepting.await.unwrap().unwrap_err();
     assert!(
@@ -123,8 +130,8 @@ async fn a_caller_that_trickles_its_upgrade_is_dropped() {
 async fn a_caller_that_never_says_hello_is_dropped() {
     let (acceptor, theirs, ours) = host(Config::default());
     let accepting = tokio::spawn(async move { acceptor.accept(ours).await });
-    let raw = raw(theirs).await;
-    assert_eq!(raw.close_code().await, CloseCode::PipelineStalled.number());
+    let ending = upgraded(theirs).await.ending().await;
+    assert_eq!(ending.close, Some(CloseCode::PipelineStalled.number()));
     match accepting.await.unwrap().unwrap_err() {
         RefusedConnection::Closed(closed) => {
             assert_eq!(
@@ -138,92 +145,44 @@ async fn a_caller_that_never_says_hello_is_dropped() {
 
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_trickles_a_message_is_dropped() {
-    let (acceptor, theirs, ours) = host(Config::default());
-    let accepting = tokio::spawn(async move { acceptor.accept(ours).await });
-    let mut raw = raw(theirs).await;
-    raw.hello("raw").await;
-    let mut session = accepting.await.unwrap().unwrap();
+    let (mut peer, session, _) = session().await;
     let begin = Instant::now();
-    // A WebSocket header of one megabyte, and then a few bytes a second.
-    let trickle = tokio::spawn(async move {
-        let stream = raw.socket.get_mut();
-        stream
-            .write_all(&[0x82, 0xff, 0, 0, 0, 0, 0, 0x0f, 0xff, 0xff, 0, 0, 0, 0])
-            .await
-            .unwrap();
-        stream.flush().await.unwrap();
-        loop {
-            tokio::time::sleep(Duration::from_secs(1)).await;
-            if stream.write_all(&[0; 100]).await.is_err() || stream.flush().await.is_err() {
-                break;
-            }
-        }
-    });
-    let closed = session.recv().await.unwrap_err();
-    assert_eq!(
-        (closed.code, closed.by_us),
-        (CloseCode::PipelineStalled, true)
-    );
-    assert!(
-        begin.elapsed() <= Duration::from_secs(21),
-        "{:?}",
-        begin.elapsed()
-    );
+    // A megabyte, a hundred bytes a second.
+    let message = Message::binary(vec![0; 0xfffff]).encode();
+    let trickle =
+        tokio::spawn(async move { peer.trickle(&message, Duration::from_millis(10)).await });
+    stalls(session).await;
+    let took = begin.elapsed();
+    assert!(took <= Duration::from_secs(21), "{took:?}");
     trickle.abort();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_announces_rows_and_keeps_them_is_dropped() {
-    let (acceptor, theirs, ours) = host(Config::default());
-    let accepting = tokio::spawn(async move { acceptor.accept(ours).await });
-    let mut raw = raw(theirs).await;
-    raw.hello("raw").await;
-    let mut session = accepting.await.unwrap().unwrap();
-    // STEP: 16,384 rows of 512 fp16 values as tensor 1, which never comes. Pings go on.
-    let mut body = Vec::new();
-    for field in [1u32, 0, 0, 16_384, 512] {
-        body.extend_from_slice(&field.to_be_bytes());
-    }
-    body.extend_from_slice(&[1, 2, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
-    raw.frame(FrameType::Step, &body).await;
+    let (mut peer, session, _) = session().await;
+    // 16,384 rows of 512 fp16 values as tensor 1, which never comes. Pings go on.
+    let step = Step {
+        rows: 16_384,
+        width: 512,
+        tensor: Some(1),
+        data: Vec::new(),
+        ..Step::default()
+    };
+    peer.send(step.frame()).await;
     let pings = tokio::spawn(async move {
-        let mut sequence = 3;
+        let mut seconds = interval(Duration::from_secs(1));
         loop {
-            let header = Header {
-                kind: FrameType::Ping,
-                sequence,
-                length: 8,
-                flags: Flags::NONE,
-            };
-            let mut message = header.encode().to_vec();
-            message.extend_from_slice(&[0; 8]);
-            if raw
-                .socket
-                .send(WsMessage::Binary(message.into()))
-                .await
-                .is_err()
-            {
-                break;
-            }
-            sequence += 1;
-            tokio::time::sleep(Duration::from_secs(1)).await;
+            seconds.tick().await;
+            peer.send(Frame::ping()).await;
         }
     });
-    let closed = session.recv().await.unwrap_err();
-    assert_eq!(
-        (closed.code, closed.by_us),
-        (CloseCode::PipelineStalled, true)
-    );
+    stalls(session).await;
     pings.abort();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_stops_reading_is_dropped() {
-    let (acceptor, theirs, ours) = host(Config::default());
-    let accepting = tokio::spawn(async move { acceptor.accept(ours).await });
-    let mut raw = raw(theirs).await;
-    raw.hello("raw").await;
-    let mut session = accepting.await.unwrap().unwrap();
+    let (_peer, mut session, _) = session().await;
     let begin = Instant::now();
     // It is silent, and does not answer the PING.
     let closed = session.recv().await.unwrap_err();
@@ -257,16 +216,11 @@ async fn a_host_that_never_answers_is_given_up_in_each_phase() {
 
 #[tokio::test(start_paused = true)]
 async fn closing_does_not_wait_for_a_peer_that_is_gone() {
-    let (acceptor, theirs, ours) = host(Config::default());
-    let sessions = acceptor.clone();
-    let accepting = tokio::spawn(async move { acceptor.accept(ours).await });
-    let mut raw = raw(theirs).await;
-    raw.hello("raw").await;
-    let session = accepting.await.unwrap().unwrap();
+    let (peer, session, sessions) = session().await;
     assert_eq!(sessions.sessions(), 1);
     // The peer neither reads nor closes.
     drop(session);
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!(sessions.sessions(), 0);
-    drop(raw);
+    drop(peer);
 }

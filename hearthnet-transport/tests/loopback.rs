@@ -9,20 +9,21 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::FutureExt;
+use hearthnet_testkit::raw::{
+    Frame as RawFrame, Hello as RawHello, Message as RawMessage, Papers, Peer, connector, kind,
+    opcode,
+};
 use hearthnet_transport::bench::serve_echo;
-use hearthnet_transport::wire::FrameType;
 use hearthnet_transport::{
     Admission, CloseCode, Config, ConnectError, Connection, DType, Deadlines, Hello, Identity,
     Listener, Message, NodeId, SendError, StreamClose, StreamOpened, connect,
 };
 use rcgen::{CertificateParams, KeyPair};
-use support::raw::{Raw, pkcs8, tls};
+use rustls::pki_types::ServerName;
 use support::{noise, open_stream, result, step, tensor};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
-use tokio_tungstenite::tungstenite::Message as WsMessage;
 
 const TOKEN: &[u8] = b"let me in";
 
@@ -99,9 +100,22 @@ impl Net {
         (caller, self.listener.accept().await)
     }
 
-    async fn raw(&self) -> Raw {
+    /// The caller, without its rules, as far as the WebSocket.
+    async fn raw(&self) -> Peer {
+        let addr = self.addr.parse().unwrap();
+        let papers = Papers::of(&self.caller_secret);
+        Peer::upgraded(addr, &papers).await.unwrap()
+    }
+
+    /// In TLS 1.3 a client learns of its refusal when it first reads.
+    async fn refuses_after_tls(&self, papers: &Papers) {
         let tcp = TcpStream::connect(&self.addr).await.unwrap();
-        Raw::connect(Box::new(tcp), &self.caller, &self.caller_secret).await
+        let name = ServerName::try_from("any.example").unwrap();
+        let connector = connector(papers).unwrap();
+        if let Ok(mut stream) = connector.connect(name, tcp).await {
+            let read = stream.read(&mut [0]).await;
+            assert!(read.is_err(), "the connection goes on");
+        }
     }
 }
 
@@ -321,17 +335,14 @@ async fn a_key_that_is_not_admitted_is_told_so_every_time() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_certificate_without_its_key_is_refused() {
     let net = net(Config::default()).await;
-    let tcp = TcpStream::connect(&net.addr).await.unwrap();
-    let admitted = net.caller.certificate().to_vec();
-    let stolen = tls(Box::new(tcp), Some((admitted, pkcs8(&secret())))).await;
-    refused_after_tls(stolen).await;
+    let papers = Papers::forged(net.caller.certificate(), &secret());
+    net.refuses_after_tls(&papers).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_caller_without_a_certificate_is_refused() {
     let net = net(Config::default()).await;
-    let tcp = TcpStream::connect(&net.addr).await.unwrap();
-    refused_after_tls(tls(Box::new(tcp), None).await).await;
+    net.refuses_after_tls(&Papers::none()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -339,23 +350,11 @@ async fn a_caller_with_a_key_that_is_not_ed25519_is_refused() {
     let net = net(Config::default()).await;
     let pair = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
     let certificate = CertificateParams::default().self_signed(&pair).unwrap();
-    let key = rustls::pki_types::PrivatePkcs8KeyDer::from(pair.serialize_der()).into();
-    let tcp = TcpStream::connect(&net.addr).await.unwrap();
-    let refused = tls(Box::new(tcp), Some((certificate.der().to_vec(), key))).await;
-    refused_after_tls(refused).await;
-}
-
-/// In TLS 1.3 a client learns of its refusal when it first reads.
-async fn refused_after_tls(
-    stream: std::io::Result<tokio_rustls::client::TlsStream<Box<dyn hearthnet_transport::Io>>>,
-) {
-    if let Ok(mut stream) = stream {
-        let mut byte = [0];
-        assert!(
-            stream.read(&mut byte).await.is_err(),
-            "the connection goes on"
-        );
-    }
+    let papers = Papers {
+        certificate: Some(certificate.der().to_vec()),
+        key: pair.serialize_der(),
+    };
+    net.refuses_after_tls(&papers).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -463,64 +462,56 @@ async fn half_open_connections_beyond_the_limit_are_turned_away() {
 #[tokio::test(flavor = "multi_thread")]
 async fn rules_broken_below_the_frames_end_with_their_own_close_codes() {
     let mut net = net(Config::default()).await;
-    let code = |code: CloseCode| code.number();
+    let hello = RawHello::new("raw", Vec::new());
+    let text = || RawMessage::of(opcode::TEXT, *b"hello");
+    async fn ends(mut raw: Peer, code: CloseCode) {
+        assert_eq!(raw.ending().await.close, Some(code.number()));
+    }
 
     // Before HELLO.
     let mut raw = net.raw().await;
-    raw.send(WsMessage::Text("hello".into())).await;
-    assert_eq!(raw.close_code().await, code(CloseCode::WebSocket));
+    raw.send(text()).await;
+    ends(raw, CloseCode::WebSocket).await;
     let mut raw = net.raw().await;
-    raw.send(WsMessage::Binary(vec![0; 4097].into())).await;
-    assert_eq!(raw.close_code().await, code(CloseCode::FrameTooBig));
+    raw.send(RawMessage::binary(vec![0; 4097])).await;
+    ends(raw, CloseCode::FrameTooBig).await;
     let mut raw = net.raw().await;
-    raw.frame(FrameType::Ping, &[0; 8]).await;
-    assert_eq!(raw.close_code().await, code(CloseCode::ProtocolState));
+    raw.send(RawFrame::ping()).await;
+    ends(raw, CloseCode::ProtocolState).await;
     let mut raw = net.raw().await;
-    raw.frame(FrameType::Hello, b"not a map").await;
-    assert_eq!(raw.close_code().await, code(CloseCode::BodyMalformed));
+    raw.send(RawFrame::new(kind::HELLO, *b"not a map")).await;
+    ends(raw, CloseCode::BodyMalformed).await;
     let mut raw = net.raw().await;
     for _ in 0..100 {
         // (The host may close before all of them are written.)
-        if futures_util::SinkExt::send(&mut raw.socket, WsMessage::Ping(Bytes::new()))
-            .await
-            .is_err()
-        {
-            break;
-        }
+        raw.send(RawMessage::of(opcode::PING, [])).await;
     }
     drop(raw);
 
     // After it.
-    let mut raw = net.raw().await;
-    raw.hello("raw").await;
+    let mut raw = net.raw().await.greeted(&hello).await.unwrap();
     let mut session = net.listener.accept().await;
     assert_eq!(session.purpose(), "raw");
-    raw.send(WsMessage::Binary(vec![0; 2 << 20].into())).await;
-    assert_eq!(raw.close_code().await, code(CloseCode::FrameTooBig));
+    raw.send(RawMessage::binary(vec![0; 2 << 20])).await;
+    ends(raw, CloseCode::FrameTooBig).await;
     let closed = session.recv().await.unwrap_err();
     assert_eq!((closed.code, closed.by_us), (CloseCode::FrameTooBig, true));
 
-    let mut raw = net.raw().await;
-    raw.hello("raw").await;
+    let mut raw = net.raw().await.greeted(&hello).await.unwrap();
     let mut session = net.listener.accept().await;
-    raw.send(WsMessage::Text("hello".into())).await;
-    assert_eq!(raw.close_code().await, code(CloseCode::WebSocket));
+    raw.send(text()).await;
+    ends(raw, CloseCode::WebSocket).await;
     assert_eq!(session.recv().await.unwrap_err().code, CloseCode::WebSocket);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn other_paths_are_not_found() {
     let net = net(Config::default()).await;
-    let tcp = TcpStream::connect(&net.addr).await.unwrap();
-    let auth = (net.caller.certificate().to_vec(), pkcs8(&net.caller_secret));
-    let stream = tls(Box::new(tcp), Some(auth)).await.unwrap();
-    let refused = tokio_tungstenite::client_async("ws://host/other", stream).await;
-    match refused {
-        Err(tokio_tungstenite::tungstenite::Error::Http(response)) => {
-            assert_eq!(response.status(), 404);
-        }
-        other => panic!("{:?}", other.err()),
-    }
+    let addr = net.addr.parse().unwrap();
+    let papers = Papers::of(&net.caller_secret);
+    let mut peer = Peer::secured(addr, &papers).await.unwrap();
+    let answer = peer.upgrade_at("/other").await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 404 "), "{answer}");
 }
 
 // ----------------------------------------------------------------------- sending

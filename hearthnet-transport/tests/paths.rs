@@ -2,24 +2,20 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod support;
-
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::StreamExt;
+use hearthnet_testkit::raw::{Came, Message, Papers, Peer, opcode};
 use hearthnet_transport::{
-    Acceptor, Admission, Arrival, CloseCode, Config, ConnectError, Frame, Hello, Identity, NodeId,
-    PathListener, PathRule, PeerSocket, RefusedConnection, SendError, SessionClosed, connect,
-    connect_path,
+    Acceptor, Admission, Arrival, CloseCode, Config, ConnectError, Frame, Hello, Identity, Io,
+    NodeId, PathListener, PathRule, PeerSocket, RefusedConnection, SendError, SessionClosed,
+    connect, connect_path,
 };
 use parking_lot::Mutex;
-use support::raw::Raw;
-use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
+use tokio::io::{DuplexStream, duplex};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
-use tokio_tungstenite::tungstenite::Message as WsMessage;
 
 const HOST: [u8; 32] = [2; 32];
 const MEMBER: [u8; 32] = [3; 32];
@@ -120,10 +116,15 @@ impl Net {
         (self.dial(&MEMBER, rule).await.unwrap(), self.arrive().await)
     }
 
-    async fn raw(&self, path: &str) -> Raw {
-        let tcp = TcpStream::connect(&self.addr).await.unwrap();
-        Raw::connect_to(path, Box::new(tcp), &identity(&MEMBER), &MEMBER).await
+    async fn raw(&self, path: &str) -> Peer {
+        raw(TcpStream::connect(&self.addr).await.unwrap(), path).await
     }
+}
+
+/// A member that keeps no rules, at a path.
+async fn raw(io: impl Io + 'static, path: &str) -> Peer {
+    let peer = Peer::secured_over(Box::new(io), &Papers::of(&MEMBER)).await;
+    peer.unwrap().upgraded_at(path).await.unwrap()
 }
 
 fn text(text: &str) -> Frame {
@@ -246,14 +247,10 @@ async fn a_declared_length_reserves_nothing_and_ends_the_socket() {
     let mut net = Net::new().await;
     let mut raw = net.raw("/sync/v1").await;
     let mut host = net.arrive().await;
-    let stream = raw.socket.get_mut();
-    let header = [
-        0x82, 0xff, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0,
-    ];
-    stream.write_all(&header).await.unwrap();
-    stream.flush().await.unwrap();
+    raw.send(Message::binary([]).declaring(u64::MAX >> 1)).await;
     assert_eq!(host.recv().await.unwrap_err().code, CloseCode::FrameTooBig);
-    assert_eq!(raw.close_code().await, CloseCode::FrameTooBig.number());
+    let ending = raw.ending().await;
+    assert_eq!(ending.close, Some(CloseCode::FrameTooBig.number()));
 }
 
 #[tokio::test]
@@ -261,9 +258,10 @@ async fn text_on_a_binary_path_ends_the_socket() {
     let mut net = Net::new().await;
     let mut raw = net.raw("/sync/v1").await;
     let mut host = net.arrive().await;
-    raw.send(WsMessage::Text("hello".into())).await;
+    raw.send(Message::of(opcode::TEXT, *b"hello")).await;
     assert_eq!(host.recv().await.unwrap_err().code, CloseCode::WebSocket);
-    assert_eq!(raw.close_code().await, CloseCode::WebSocket.number());
+    let ending = raw.ending().await;
+    assert_eq!(ending.close, Some(CloseCode::WebSocket.number()));
     let refused = host.send(text("no")).await.unwrap_err();
     assert!(matches!(refused, SendError::Message(_)), "{refused}");
 }
@@ -274,7 +272,7 @@ async fn ping_floods_end_the_socket() {
     let mut raw = net.raw("/bus/v1").await;
     let mut host = net.arrive().await;
     for _ in 0..100 {
-        raw.send(WsMessage::Ping(Bytes::new())).await;
+        raw.send(Message::of(opcode::PING, [])).await;
     }
     assert_eq!(host.recv().await.unwrap_err().code, CloseCode::FrameRate);
 }
@@ -405,13 +403,13 @@ async fn a_pair_in_memory_keeps_the_rules_of_its_path() {
 // ------------------------------------------------------------------ virtual time
 
 /// A socket of the host, and an attacker at its other end.
-async fn attacked() -> (PeerSocket, Raw) {
+async fn attacked() -> (PeerSocket, Peer) {
     let community = Arc::new(Community::default());
     let config = Config::default();
     let acceptor = Acceptor::with_paths(&identity(&HOST), community, config, &[sync()]).unwrap();
     let (theirs, ours): (DuplexStream, DuplexStream) = duplex(64 * 1024);
     let accepting = tokio::spawn(async move { acceptor.arrive(Box::new(ours)).await });
-    let raw = Raw::connect_to("/sync/v1", Box::new(theirs), &identity(&MEMBER), &MEMBER).await;
+    let raw = raw(theirs, "/sync/v1").await;
     match accepting.await.unwrap().unwrap() {
         Arrival::Peer(socket) => (socket, raw),
         other => panic!("{other:?}"),
@@ -440,14 +438,10 @@ async fn a_peer_that_answers_no_ping_is_given_up() {
 async fn a_peer_that_trickles_a_message_is_given_up() {
     let (mut socket, mut raw) = attacked().await;
     let begin = Instant::now();
-    let trickle = tokio::spawn(async move {
-        let stream = raw.socket.get_mut();
-        let header = [0x82, 0xff, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0];
-        stream.write_all(&header).await.unwrap();
-        while stream.write_all(&[0; 10]).await.is_ok() && stream.flush().await.is_ok() {
-            tokio::time::sleep(Duration::from_secs(1)).await;
-        }
-    });
+    // 64 KiB, ten bytes a second.
+    let message = Message::binary(vec![0; 1 << 16]).encode();
+    let trickle =
+        tokio::spawn(async move { raw.trickle(&message, Duration::from_millis(100)).await });
     let closed = socket.recv().await.unwrap_err();
     assert_eq!(
         (closed.code, closed.by_us),
@@ -488,7 +482,7 @@ async fn a_path_that_an_acceptor_does_not_yield_is_an_error() {
         Acceptor::with_paths(&identity(&HOST), community, Config::default(), &[bus()]).unwrap();
     let (theirs, ours): (DuplexStream, DuplexStream) = duplex(64 * 1024);
     let accepting = tokio::spawn(async move { acceptor.accept(Box::new(ours)).await });
-    let mut raw = Raw::connect_to("/bus/v1", Box::new(theirs), &identity(&MEMBER), &MEMBER).await;
+    let mut raw = raw(theirs, "/bus/v1").await;
     let refused = accepting.await.unwrap().unwrap_err();
     assert!(
         matches!(
@@ -500,8 +494,5 @@ async fn a_path_that_an_acceptor_does_not_yield_is_an_error() {
         ),
         "{refused}"
     );
-    assert!(matches!(
-        raw.socket.next().await,
-        Some(Ok(WsMessage::Close(_)))
-    ));
+    assert!(matches!(raw.message().await, Came::Close(_)));
 }

@@ -14,7 +14,7 @@ use hearthnet_transport::{
     CloseCode, Config, DType, Deadlines, Dims, Hello, Message, StreamClose, StreamError, Tensor,
     Truncate, Want,
 };
-use support::{messages, noise, open_stream, result, step, tensor};
+use support::{messages, noise, open_stream, result, say, step, tensor};
 
 const MIB: usize = 1024 * 1024;
 
@@ -79,9 +79,7 @@ fn a_rejected_hello_tells_the_caller_why() {
 fn five_mebibytes_travel_in_five_chunks() {
     let mut pair = pair();
     let sent = tensor(&[5, 512, 1024], DType::F16, noise(5 * MIB));
-    pair.caller
-        .send_message(&Message::Tensor(sent.clone()))
-        .unwrap();
+    say(&mut pair.caller, &Message::Tensor(sent.clone()));
     while pair.transmit(Side::Caller) {}
     let headers = frames(&pair, Side::Host);
     assert_eq!(headers.len(), 5);
@@ -100,9 +98,7 @@ fn tensors_that_compress_are_compressed_and_arrive_whole() {
     let mut pair = pair();
     let data: Vec<u8> = (0..3 * MIB).map(|i| (i / 1000) as u8).collect();
     let sent = tensor(&[3 * MIB as u32], DType::I8, data.into());
-    pair.caller
-        .send_message(&Message::Tensor(sent.clone()))
-        .unwrap();
+    say(&mut pair.caller, &Message::Tensor(sent.clone()));
     pair.run();
     assert_eq!(messages(&mut pair.host), [Message::Tensor(sent)]);
     let stats = pair.caller.stats();
@@ -129,7 +125,7 @@ fn nothing_is_compressed_when_one_side_declines() {
     ] {
         let mut pair = Pair::open(&caller, &host);
         let sent = tensor(&[2 * MIB as u32], DType::I8, vec![0; 2 * MIB].into());
-        pair.caller.send_message(&Message::Tensor(sent)).unwrap();
+        say(&mut pair.caller, &Message::Tensor(sent));
         pair.run();
         assert_eq!(pair.caller.stats().compression_ratio(), 1.0);
     }
@@ -140,7 +136,7 @@ fn the_size_of_a_decode_step_depends_on_the_width_alone() {
     let mut pair = pair();
     let size = |pair: &mut Pair, position: u32, data: Bytes| {
         let message = step(1, 0, position, 1, data);
-        pair.caller.send_message(&Message::Step(message)).unwrap();
+        say(&mut pair.caller, &Message::Step(message));
         assert!(pair.transmit(Side::Caller));
         assert!(!pair.transmit(Side::Caller), "a decode step is one message");
         let size = pair.wire(Side::Host).last().unwrap().len();
@@ -162,9 +158,7 @@ fn the_window_blocks_at_its_edge_and_resumes_with_credit() {
     };
     let mut pair = Pair::open(&config, &config);
     let sent = tensor(&[10 * 4096], DType::I8, noise(10 * 4096));
-    pair.caller
-        .send_message(&Message::Tensor(sent.clone()))
-        .unwrap();
+    say(&mut pair.caller, &Message::Tensor(sent.clone()));
     let mut chunks = 0;
     while pair.transmit(Side::Caller) {
         chunks += 1;
@@ -210,7 +204,7 @@ fn tensors_that_nobody_takes_hold_their_credit_and_their_space() {
     let mut pair = Pair::open(&config, &config);
     for _ in 0..4 {
         let small = tensor(&[100], DType::I8, noise(100));
-        pair.caller.send_message(&Message::Tensor(small)).unwrap();
+        say(&mut pair.caller, &Message::Tensor(small));
     }
     pair.run();
     assert_eq!(pair.host.stats().buffered_bytes, 200);
@@ -233,9 +227,7 @@ fn the_receive_buffer_is_respected_and_large_tensors_are_not_starved() {
     let mut expected = Vec::new();
     for size in [2, 3, 1, 1] {
         let sent = tensor(&[size * MIB as u32], DType::I8, noise(size as usize * MIB));
-        pair.caller
-            .send_message(&Message::Tensor(sent.clone()))
-            .unwrap();
+        say(&mut pair.caller, &Message::Tensor(sent.clone()));
         expected.push(Message::Tensor(sent));
     }
     let mut got = Vec::new();
@@ -254,15 +246,17 @@ fn the_receive_buffer_is_respected_and_large_tensors_are_not_starved() {
 #[test]
 fn a_decode_row_overtakes_the_chunks_of_another_stream() {
     let mut pair = pair();
-    pair.caller
-        .send_message(&Message::Step(step(1, 0, 0, 8192, noise(8192 * 1152))))
-        .unwrap();
+    say(
+        &mut pair.caller,
+        &Message::Step(step(1, 0, 0, 8192, noise(8192 * 1152))),
+    );
     for _ in 0..4 {
         assert!(pair.transmit(Side::Caller));
     }
-    pair.caller
-        .send_message(&Message::Step(step(2, 0, 0, 1, noise(1152))))
-        .unwrap();
+    say(
+        &mut pair.caller,
+        &Message::Step(step(2, 0, 0, 1, noise(1152))),
+    );
     assert!(pair.transmit(Side::Caller));
     assert_eq!(
         frames(&pair, Side::Host).last().unwrap().kind,
@@ -293,7 +287,7 @@ fn messages_of_one_stream_keep_their_order_around_large_steps() {
         Message::Step(step(1, 0, 5, 1, noise(1152))),
     ];
     for message in &sent {
-        pair.caller.send_message(message).unwrap();
+        say(&mut pair.caller, message);
     }
     pair.run();
     assert_eq!(messages(&mut pair.host), sent);
@@ -307,9 +301,10 @@ fn steps_in_flight_are_bounded_and_answers_return_the_slots() {
     };
     let mut pair = Pair::open(&config, &config);
     for position in 0..2 {
-        pair.caller
-            .send_message(&Message::Step(step(1, 0, position, 1, noise(1152))))
-            .unwrap();
+        say(
+            &mut pair.caller,
+            &Message::Step(step(1, 0, position, 1, noise(1152))),
+        );
     }
     let third = Message::Step(step(1, 0, 2, 1, noise(1152)));
     assert!(matches!(
@@ -322,23 +317,22 @@ fn steps_in_flight_are_bounded_and_answers_return_the_slots() {
         let Message::Step(step) = message else {
             panic!("{message:?}")
         };
-        pair.host
-            .send_message(&Message::StepResult(result(&step)))
-            .unwrap();
+        say(&mut pair.host, &Message::StepResult(result(&step)));
     }
     pair.run();
     assert_eq!(messages(&mut pair.caller).len(), 2);
     assert_eq!(pair.caller.stats().steps_in_flight, 0);
-    pair.caller.send_message(&third).unwrap();
+    say(&mut pair.caller, &third);
 }
 
 #[test]
 fn a_stream_error_answers_every_step_of_its_stream_and_only_those() {
     let mut pair = pair();
     for (stream, epoch) in [(1, 0), (1, 0), (1, 1), (2, 0)] {
-        pair.caller
-            .send_message(&Message::Step(step(stream, epoch, 0, 1, noise(1152))))
-            .unwrap();
+        say(
+            &mut pair.caller,
+            &Message::Step(step(stream, epoch, 0, 1, noise(1152))),
+        );
     }
     pair.run();
     let error = StreamError {
@@ -348,9 +342,7 @@ fn a_stream_error_answers_every_step_of_its_stream_and_only_those() {
         code: "position_gap".into(),
         message: "the stream has no positions yet".into(),
     };
-    pair.host
-        .send_message(&Message::StreamError(error.clone()))
-        .unwrap();
+    say(&mut pair.host, &Message::StreamError(error.clone()));
     pair.run();
     assert_eq!(pair.host.stats().steps_in_flight, 2);
     assert_eq!(pair.caller.stats().steps_in_flight, 2);
@@ -376,9 +368,10 @@ fn cancelling_mid_tensor_frees_both_sides_at_once() {
         ..Config::default()
     };
     let mut pair = Pair::open(&config, &config);
-    pair.caller
-        .send_message(&Message::Step(step(1, 0, 0, 100, noise(100 * 1152))))
-        .unwrap();
+    say(
+        &mut pair.caller,
+        &Message::Step(step(1, 0, 0, 100, noise(100 * 1152))),
+    );
     // The announcement and some chunks are on their way, some have arrived.
     while pair.transmit(Side::Caller) {}
     for _ in 0..3 {
@@ -389,9 +382,7 @@ fn cancelling_mid_tensor_frees_both_sides_at_once() {
         stream: 1,
         epoch: 0,
     };
-    pair.caller
-        .send_message(&Message::StreamClose(close))
-        .unwrap();
+    say(&mut pair.caller, &Message::StreamClose(close));
     assert_eq!(
         pair.caller.stats().queued_bytes,
         pair.caller.stats().queued_bytes.min(64)
@@ -423,15 +414,13 @@ fn the_end_of_a_stream_overtakes_all_that_waits_and_its_own_steps_stay_behind() 
         other.clone(),
         step(1, 0, 1, 1, noise(1152)),
     ] {
-        pair.caller.send_message(&Message::Step(step)).unwrap();
+        say(&mut pair.caller, &Message::Step(step));
     }
     let close = StreamClose {
         stream: 1,
         epoch: 0,
     };
-    pair.caller
-        .send_message(&Message::StreamClose(close))
-        .unwrap();
+    say(&mut pair.caller, &Message::StreamClose(close));
     pair.run();
     assert_eq!(
         messages(&mut pair.host),
@@ -450,24 +439,21 @@ fn a_large_result_for_a_closed_stream_is_refused_and_its_sender_stops() {
     };
     let mut pair = Pair::open(&config, &config);
     let asked = step(1, 0, 0, 100, noise(100 * 1152));
-    pair.caller
-        .send_message(&Message::Step(asked.clone()))
-        .unwrap();
+    say(&mut pair.caller, &Message::Step(asked.clone()));
     pair.run();
     assert_eq!(messages(&mut pair.host), [Message::Step(asked.clone())]);
-    pair.host
-        .send_message(&Message::StepResult(result(&asked)))
-        .unwrap();
+    say(&mut pair.host, &Message::StepResult(result(&asked)));
     // The result's first chunks are on the wire when the caller loses interest.
     while pair.transmit(Side::Host) {}
     pair.deliver(Side::Caller);
     pair.deliver(Side::Caller);
-    pair.caller
-        .send_message(&Message::StreamClose(StreamClose {
+    say(
+        &mut pair.caller,
+        &Message::StreamClose(StreamClose {
             stream: 1,
             epoch: 0,
-        }))
-        .unwrap();
+        }),
+    );
     pair.run();
     assert_eq!(messages(&mut pair.caller), []);
     assert!(
@@ -488,21 +474,15 @@ fn a_large_result_for_a_closed_stream_is_refused_and_its_sender_stops() {
 fn an_answer_that_crosses_a_close_is_dropped_and_counted() {
     let mut pair = pair();
     let asked = step(1, 0, 0, 1, noise(1152));
-    pair.caller
-        .send_message(&Message::Step(asked.clone()))
-        .unwrap();
+    say(&mut pair.caller, &Message::Step(asked.clone()));
     pair.run();
-    pair.host
-        .send_message(&Message::StepResult(result(&asked)))
-        .unwrap();
+    say(&mut pair.host, &Message::StepResult(result(&asked)));
     assert!(pair.transmit(Side::Host));
     let close = StreamClose {
         stream: 1,
         epoch: 0,
     };
-    pair.caller
-        .send_message(&Message::StreamClose(close))
-        .unwrap();
+    say(&mut pair.caller, &Message::StreamClose(close));
     pair.run();
     assert_eq!(messages(&mut pair.caller), []);
     assert_eq!(pair.caller.stats().stale_results, 1);
@@ -594,7 +574,7 @@ fn a_tensor_that_trickles_in_is_given_up() {
     };
     let mut pair = Pair::open(&config, &config);
     let large = tensor(&[100 * 4096], DType::I8, noise(100 * 4096));
-    pair.caller.send_message(&Message::Tensor(large)).unwrap();
+    say(&mut pair.caller, &Message::Tensor(large));
     // One chunk a second: 4 KiB/s, below the 16 KiB/s that are due.
     for _ in 0..16 {
         pair.transmit(Side::Caller);
@@ -637,9 +617,10 @@ fn withheld_credit_ends_the_session() {
     };
     let mut pair = Pair::open(&config, &config);
     for _ in 0..2 {
-        pair.caller
-            .send_message(&Message::Tensor(tensor(&[9], DType::I8, noise(9))))
-            .unwrap();
+        say(
+            &mut pair.caller,
+            &Message::Tensor(tensor(&[9], DType::I8, noise(9))),
+        );
     }
     // The first is never taken, so the second never gets credit.
     pair.advance(Duration::from_secs(19));
@@ -652,21 +633,20 @@ fn withheld_credit_ends_the_session() {
 #[test]
 fn a_host_that_leaves_says_so_before_what_is_queued_and_serves_on() {
     let mut pair = pair();
-    pair.caller
-        .send_message(&Message::StreamOpen(open_stream(0, 0)))
-        .unwrap();
-    pair.caller
-        .send_message(&Message::Step(step(0, 0, 0, 1, noise(1152))))
-        .unwrap();
+    say(&mut pair.caller, &Message::StreamOpen(open_stream(0, 0)));
+    say(
+        &mut pair.caller,
+        &Message::Step(step(0, 0, 0, 1, noise(1152))),
+    );
     pair.run();
     messages(&mut pair.host);
     let large = tensor(&[3 * MIB as u32], DType::I8, noise(3 * MIB));
-    pair.host.send_message(&Message::Tensor(large)).unwrap();
+    say(&mut pair.host, &Message::Tensor(large));
     let answer = Message::StepResult(result(&step(0, 0, 0, 1, noise(1152))));
-    pair.host.send_message(&answer).unwrap();
+    say(&mut pair.host, &answer);
     for within_ms in [10_000, 5] {
         let leaving = Message::Leaving { within_ms };
-        pair.host.send_message(&leaving).unwrap();
+        say(&mut pair.host, &leaving);
     }
     pair.run();
     let got = messages(&mut pair.caller);
@@ -690,12 +670,13 @@ fn a_slow_application_is_not_blamed_on_the_peer() {
     let mut pair = Pair::open(&config, &config);
     // Two tensors wait to be taken and hold all credit; a third is half way.
     for _ in 0..2 {
-        pair.caller
-            .send_message(&Message::Tensor(tensor(&[9], DType::I8, noise(9))))
-            .unwrap();
+        say(
+            &mut pair.caller,
+            &Message::Tensor(tensor(&[9], DType::I8, noise(9))),
+        );
     }
     let large = tensor(&[3 * 4096], DType::I8, noise(3 * 4096));
-    pair.caller.send_message(&Message::Tensor(large)).unwrap();
+    say(&mut pair.caller, &Message::Tensor(large));
     pair.run();
     pair.advance(Duration::from_secs(25));
     assert!(pair.host.is_open() && pair.caller.is_open());
@@ -709,7 +690,7 @@ fn a_slow_application_is_not_blamed_on_the_peer() {
 fn closing_frees_everything_and_drops_what_was_queued() {
     let mut pair = pair();
     let large = tensor(&[20 * MIB as u32], DType::I8, noise(20 * MIB));
-    pair.caller.send_message(&Message::Tensor(large)).unwrap();
+    say(&mut pair.caller, &Message::Tensor(large));
     for _ in 0..5 {
         pair.transmit(Side::Caller);
         pair.deliver(Side::Host);
@@ -732,9 +713,7 @@ fn closing_frees_everything_and_drops_what_was_queued() {
 fn what_arrived_before_a_bye_can_still_be_taken() {
     let mut pair = pair();
     let asked = step(1, 0, 0, 1, noise(1152));
-    pair.caller
-        .send_message(&Message::Step(asked.clone()))
-        .unwrap();
+    say(&mut pair.caller, &Message::Step(asked.clone()));
     pair.transmit(Side::Caller);
     pair.caller.close(CloseCode::Normal, "");
     pair.run();

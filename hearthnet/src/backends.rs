@@ -1,80 +1,76 @@
-//! What computes the layers of a chat: hosts, this machine, or both.
+//! What runs a model's layers for chats, as the configuration says: hosts, this machine alone, or
+//! hosts with this machine to fall back on.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearthnet_bus::NodeId;
-use hearthnet_model::engine::{Engine, Head};
+use hearthnet_bus::{NodeId, NodeKey};
+use hearthnet_model::ModelSpec;
+use hearthnet_model::engine::{Engine, EngineOptions, Head};
 use hearthnet_orchestrator::backend::Backend;
 use hearthnet_orchestrator::fallback::{LoadLocal, WithFallback};
 use hearthnet_orchestrator::health::SharedHealth;
-use hearthnet_orchestrator::hosts::{Choice, HostPool, HostSource, PooledHosts};
+use hearthnet_orchestrator::hosts::{
+    Choice, CommunityHosts, HostPool, HostSource, Links, ModelOnWire, PooledHosts,
+};
 use hearthnet_orchestrator::link::HostAddr;
-use hearthnet_orchestrator::local::{LocalBackend, SharedEngine};
+use hearthnet_orchestrator::local::{EngineOnDemand, SharedEngine};
 use hearthnet_orchestrator::router::GreedyCover;
-use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend};
+use hearthnet_orchestrator::sharded::{PumpSettings, ShardedBackend};
 use hearthnet_orchestrator::{Cancel, ChatError};
 use tokio::runtime::Handle;
 
+use crate::community::Home;
 use crate::config::Config;
-use crate::failure::{Failure, Kind};
-use crate::models::{OpenModel, engine_options};
+use crate::failure::Failure;
+use crate::models::{OpenModel, model_failure};
 use crate::output::{Progress, note};
 
-/// Everything on this machine, for one conversation: blocks and head share their threads.
-pub(crate) fn local_backend(
-    model: &OpenModel,
-    config: &Config,
-    threads: Option<usize>,
-) -> Result<(LocalBackend, Head), Failure> {
-    let (engine, head) = local_engine(model, config, threads)?;
-    Ok((engine.open()?, head))
+/// Bytes of keys and values of so many conversations, each as long as the model allows. They are
+/// taken page by page as the conversations grow, so that most of them never are.
+pub(crate) fn kv_bytes(spec: &ModelSpec, chats: usize) -> u64 {
+    let position = 2 * u64::from(spec.kv_heads) * u64::from(spec.head_dim) * u64::from(spec.layers);
+    // Keys and values take four bytes at most; pages are not cut to measure.
+    (chats as u64)
+        .saturating_mul(u64::from(spec.context).saturating_add(64))
+        .saturating_mul(4 * position)
 }
 
-/// Everything on this machine, for one conversation after the other.
+/// Everything on this machine: blocks and head share their threads. Conversations at once take
+/// `kv_budget` bytes of keys and values at most.
 pub(crate) fn local_engine(
     model: &OpenModel,
-    config: &Config,
-    threads: Option<usize>,
+    options: &EngineOptions,
+    kv_budget: u64,
 ) -> Result<(SharedEngine, Head), Failure> {
-    let fail = |e: &dyn std::fmt::Display| {
-        Failure::new(Kind::Model, format!("{}: {e}", model.path.display()))
-    };
+    let fail = |e: &dyn std::fmt::Display| model_failure(&model.path, e);
     let layers = 0..model.file.spec().layers;
     let mut progress = Progress::new("loading the model");
-    let options = engine_options(config, threads);
-    let engine = Engine::load(&model.file, layers, &options, &mut |done, total| {
+    let engine = Engine::load(&model.file, layers, options, &mut |done, total| {
         progress.set(done, total);
     })
     .map_err(|e| fail(&e))?;
     let head = Head::beside(&model.file, &engine).map_err(|e| fail(&e))?;
-    Ok((SharedEngine::new(engine, &model.id, u64::MAX), head))
+    Ok((SharedEngine::new(engine, &model.id, kv_budget), head))
 }
 
-/// Connects to every host at once, for chats. A host that cannot be reached is left out as long as
-/// others have its layers; what is then missing, the router tells. Also says why any was left out.
-pub(crate) fn connect(
-    runtime: &Handle,
-    hosts: &[HostAddr],
-    key: &Arc<hearthnet_bus::NodeKey>,
+/// The layers of hosts on this machine, for all chats that have no hosts any more: loaded when the
+/// first one comes to need them.
+pub(crate) fn on_demand(
     model: &OpenModel,
-    config: &Config,
-) -> Result<(Box<dyn HostSource>, Vec<ChatError>), Failure> {
-    let pool = HostPool::new(
-        runtime.clone(),
-        Arc::clone(key),
-        config.transport()?,
-        hosts.iter().cloned(),
-    );
-    let source = PooledHosts {
-        choice: Choice {
-            health: pool.health().clone(),
-            ..choice(model, key.id(), config)
-        },
-        pool: Arc::new(pool),
-    };
-    let failures = runtime.block_on(source.reach());
-    Ok((Box::new(source), failures))
+    options: EngineOptions,
+) -> impl Fn() -> LoadLocal + use<> {
+    let (file, id) = (Arc::clone(&model.file), model.id.clone());
+    let layers = model.private.hosted();
+    let engine = Arc::new(EngineOnDemand::new(Box::new(move || {
+        let engine = Engine::load(&file, layers.clone(), &options, &mut |_, _| {})
+            .map_err(|e| ChatError::Engine(e.to_string()))?;
+        Ok(SharedEngine::new(engine, &id, options.max_kv_bytes))
+    })));
+    move || {
+        let engine = Arc::clone(&engine);
+        Box::new(move || Ok(Box::new(engine.open()?) as Box<dyn Backend>))
+    }
 }
 
 /// How hosts for a model are chosen.
@@ -91,7 +87,7 @@ pub(crate) fn choice(model: &OpenModel, own_id: NodeId, config: &Config) -> Choi
 }
 
 /// The wire's view of a model.
-pub(crate) fn on_wire(model: &OpenModel) -> ModelOnWire {
+fn on_wire(model: &OpenModel) -> ModelOnWire {
     let (spec, bands) = (model.file.spec(), model.bands.clone());
     ModelOnWire {
         hosted: model.private.hosted(),
@@ -99,48 +95,47 @@ pub(crate) fn on_wire(model: &OpenModel) -> ModelOnWire {
     }
 }
 
-/// Routes over the connected hosts and opens a stream on each one chosen. With
-/// `local`, this machine takes over when they cannot go on.
-pub(crate) fn open_route(
+/// Hosts known by address, for chats with `model`. Nothing is connected yet.
+pub(crate) fn pooled_hosts(
     runtime: &Handle,
+    hosts: &[HostAddr],
+    key: &Arc<NodeKey>,
     model: &OpenModel,
-    source: (Box<dyn HostSource>, Vec<ChatError>),
     config: &Config,
-    local: Option<LoadLocal>,
-    cancel: &Cancel,
-) -> Result<Box<dyn Backend>, Failure> {
-    warned(open_backend_or_why(
-        runtime, model, source, config, local, cancel,
-    ))
+) -> Result<PooledHosts, Failure> {
+    let transport = config.transport()?;
+    let hosts = hosts.iter().cloned();
+    let pool = HostPool::new(runtime.clone(), Arc::clone(key), transport, hosts);
+    Ok(PooledHosts {
+        choice: Choice {
+            health: pool.health().clone(),
+            ..choice(model, key.id(), config)
+        },
+        pool: Arc::new(pool),
+    })
 }
 
-/// A backend, and the hosts that it does without.
-pub(crate) type Opened = Result<(Box<dyn Backend>, Vec<ChatError>), ChatError>;
-
-pub(crate) fn open_backend_or_why(
+/// The hosts of `home`'s community, for chats with `model`.
+pub(crate) fn community_hosts(
     runtime: &Handle,
+    home: &Home,
     model: &OpenModel,
-    (source, failures): (Box<dyn HostSource>, Vec<ChatError>),
     config: &Config,
-    local: Option<LoadLocal>,
-    cancel: &Cancel,
-) -> Opened {
-    match open_backend(runtime, model, source, config, local, cancel) {
-        Ok(backend) => Ok((backend, failures)),
-        // A host that could not be reached explains a hole better than the hole does.
-        Err(error @ ChatError::ShardUnavailable(_)) => {
-            Err(failures.into_iter().next().unwrap_or(error))
-        }
-        Err(error) => Err(error),
-    }
-}
-
-pub(crate) fn warned(opened: Opened) -> Result<Box<dyn Backend>, Failure> {
-    let (backend, failures) = opened?;
-    for failure in &failures {
-        note(format!("warning: going on without one host: {failure}"));
-    }
-    Ok(backend)
+    links: Links,
+) -> Result<CommunityHosts, Failure> {
+    let choice = choice(model, home.key.id(), config);
+    let (key, log) = (Arc::clone(&home.key), home.log.clone());
+    let mut hosts = CommunityHosts::new(
+        runtime.clone(),
+        key,
+        log,
+        config.transport()?,
+        choice,
+        links,
+    );
+    let home = home.clone();
+    hosts.expelled = Arc::new(move || home.level().err().map(|why| why.to_string()));
+    Ok(hosts)
 }
 
 /// How a sequence is pumped through hosts; with `fallback` they are given up after some failures.
@@ -160,8 +155,8 @@ pub(crate) fn pump_settings(config: &Config, fallback: bool) -> PumpSettings {
     }
 }
 
-/// A backend over the hosts of a source. With `local`, this machine takes over when they cannot
-/// go on.
+/// Routes over the hosts of a source and opens a stream on each one chosen. With `local`, this
+/// machine takes over when they cannot go on.
 pub(crate) fn open_backend(
     runtime: &Handle,
     model: &OpenModel,
@@ -178,14 +173,32 @@ pub(crate) fn open_backend(
     })
 }
 
-/// The layers of hosts on this machine, loaded if one chat comes to need them.
-pub(crate) fn load_local(model: &OpenModel, config: &Config) -> LoadLocal {
-    let (file, id) = (Arc::clone(&model.file), model.id.clone());
-    let layers = model.private.hosted();
-    let options = engine_options(config, None);
-    Box::new(move || {
-        let engine = Engine::load(&file, layers.clone(), &options, &mut |_, _| {})
-            .map_err(|e| ChatError::Engine(e.to_string()))?;
-        Ok(Box::new(LocalBackend::new(engine, &id)?))
-    })
+/// The same over hosts that are named, all connected at once. One that cannot be reached is left out
+/// as long as others have its layers; why is told beside the backend.
+pub(crate) fn open_named(
+    runtime: &Handle,
+    hosts: &[HostAddr],
+    key: &Arc<NodeKey>,
+    model: &OpenModel,
+    config: &Config,
+    local: Option<LoadLocal>,
+    cancel: &Cancel,
+) -> Result<(Box<dyn Backend>, Vec<ChatError>), Failure> {
+    let source = pooled_hosts(runtime, hosts, key, model, config)?;
+    let left_out = runtime.block_on(source.reach());
+    match open_backend(runtime, model, Box::new(source), config, local, cancel) {
+        Ok(backend) => Ok((backend, left_out)),
+        // A host that could not be reached explains a hole better than the hole does.
+        Err(error @ ChatError::ShardUnavailable(_)) => {
+            Err(left_out.into_iter().next().unwrap_or(error).into())
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Says which hosts an answer does without.
+pub(crate) fn say_left_out(hosts: &[ChatError]) {
+    for why in hosts {
+        note(format!("warning: going on without one host: {why}"));
+    }
 }

@@ -288,27 +288,15 @@ pub(crate) fn display_name(flag: Option<&str>, config: &Config) -> String {
 
 /// What people call a node: as it joined, or, for the founder, as it is heard; may be empty.
 pub(crate) fn name_of<'a>(state: &'a Community, node: &NodeId, now: u64) -> &'a str {
-    match state.member(node) {
-        Some(member) if !member.name.is_empty() => &member.name,
-        _ => state
-            .nodes(now)
-            .find(|seen| seen.node == *node)
-            .map_or("", |seen| &seen.name),
-    }
+    state.name_of(node, now)
 }
 
 /// Where a node listens, if it was heard of lately.
 pub(crate) fn endpoints_of(state: &Community, node: &NodeId, now: u64) -> Vec<String> {
-    state
-        .nodes(now)
-        .find(|seen| seen.node == *node)
-        .map_or_else(Vec::new, |seen| seen.endpoints.clone())
+    state.endpoints_of(node, now).to_vec()
 }
 
 /// How a node is shown: its name and its short id.
 pub(crate) fn label(state: &Community, node: &NodeId) -> String {
-    match name_of(state, node, now_ms()) {
-        "" => node.short(),
-        name => format!("{name} ({})", node.short()),
-    }
+    state.label(node, now_ms())
 }

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use hearthnet_orchestrator::ChatError;
+use hearthnet_bus::calls::CallError;
+use hearthnet_orchestrator::{Cancel, ChatError};
 use hearthnet_transport::Code;
 
 /// What kind of failure it is; each has its own exit status.
@@ -37,39 +38,45 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
+    /// The exit status of the process, and the stable code unless something closer is known.
+    fn facts(self) -> (u8, &'static str) {
+        match self {
+            Self::Internal => (1, "internal"),
+            Self::Config => (2, "bad_config"),
+            Self::BadRequest => (3, "bad_request"),
+            Self::ShardUnavailable => (4, "shard_unavailable"),
+            Self::PipelineStalled => (5, "pipeline_stalled"),
+            Self::WeightsMismatch => (6, "weights_mismatch"),
+            Self::ExperimentalDisabled => (7, "experimental_disabled"),
+            Self::Model => (8, "model_unavailable"),
+            Self::Host => (9, "host_failed"),
+            Self::Community => (10, "community"),
+            Self::Busy => (11, "busy"),
+            Self::Interrupted => (130, "interrupted"),
+            Self::OutputClosed => (141, "output_closed"),
+        }
+    }
+
     /// Exit status of the process.
     pub(crate) fn exit_code(self) -> u8 {
-        match self {
-            Self::Internal => 1,
-            Self::Config => 2,
-            Self::BadRequest => 3,
-            Self::ShardUnavailable => 4,
-            Self::PipelineStalled => 5,
-            Self::WeightsMismatch => 6,
-            Self::ExperimentalDisabled => 7,
-            Self::Model => 8,
-            Self::Host => 9,
-            Self::Community => 10,
-            Self::Busy => 11,
-            Self::Interrupted => 130,
-            Self::OutputClosed => 141,
-        }
+        self.facts().0
     }
 
     /// What the code says with which an answer failed; `None` where it is about the call, or about
     /// a node that will not: another may do better.
-    pub(crate) fn of_answer(code: &Code) -> Option<Self> {
+    fn of_answer(code: &Code) -> Option<Self> {
         let known = [
-            (Code::SHARD_UNAVAILABLE, Self::ShardUnavailable),
-            (Code::PIPELINE_STALLED, Self::PipelineStalled),
-            (Code::WEIGHTS_MISMATCH, Self::WeightsMismatch),
-            (Code::BAD_REQUEST, Self::BadRequest),
-            (Code::CANCELLED, Self::Interrupted),
-            (Code::BUSY, Self::Busy),
-            (Code::new("engine_failed"), Self::Internal),
+            Self::BadRequest,
+            Self::ShardUnavailable,
+            Self::PipelineStalled,
+            Self::WeightsMismatch,
+            Self::Busy,
         ];
-        let found = known.into_iter().find(|(known, _)| known == code);
-        found.map(|(_, kind)| kind)
+        match code.as_str() {
+            "cancelled" => Some(Self::Interrupted),
+            "engine_failed" => Some(Self::Internal),
+            code => known.into_iter().find(|kind| kind.facts().1 == code),
+        }
     }
 }
 
@@ -87,24 +94,9 @@ pub(crate) struct Failure {
 
 impl Failure {
     pub(crate) fn new(kind: Kind, message: impl Into<String>) -> Self {
-        let code = match kind {
-            Kind::Internal => "internal",
-            Kind::Config => "bad_config",
-            Kind::BadRequest => "bad_request",
-            Kind::ShardUnavailable => "shard_unavailable",
-            Kind::PipelineStalled => "pipeline_stalled",
-            Kind::WeightsMismatch => "weights_mismatch",
-            Kind::ExperimentalDisabled => "experimental_disabled",
-            Kind::Model => "model_unavailable",
-            Kind::Host => "host_failed",
-            Kind::Community => "community",
-            Kind::Busy => "busy",
-            Kind::Interrupted => "interrupted",
-            Kind::OutputClosed => "output_closed",
-        };
         Self {
             kind,
-            code: Code::new(code),
+            code: Code::new(kind.facts().1),
             message: message.into(),
             hint: None,
             found: serde_json::Map::new(),
@@ -157,6 +149,16 @@ impl Failure {
     /// The hint, if there is one.
     pub(crate) fn hint_text(&self) -> Option<&str> {
         self.hint.as_deref()
+    }
+}
+
+impl Failure {
+    /// What a service that was asked says about the answer, whoever is asked; `None` if it is about
+    /// the call, or if nobody here has cancelled what it gave up.
+    pub(crate) fn of_answer(error: &CallError, cancel: &Cancel) -> Option<Self> {
+        let kind = Kind::of_answer(error.code())?;
+        let ours = kind != Kind::Interrupted || cancel.is_cancelled();
+        ours.then(|| Self::new(kind, error.message()).hint(error.hint()))
     }
 }
 

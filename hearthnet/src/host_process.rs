@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use hearthnet_bus::NodeKey;
 use hearthnet_orchestrator::link::HostAddr;
 use hearthnet_orchestrator::{Cancel, ChatError};
+use hearthnet_shard::resident_bytes;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
-use crate::hosting::Ready;
-use crate::hosting::resident_bytes;
+use crate::host_setup::Ready;
 use crate::models::OpenModel;
 
 /// How long a host may take to load its layers. Loading is bound by the disk.

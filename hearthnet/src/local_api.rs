@@ -10,7 +10,7 @@ use hearthnet_bus::calls::{
     Authority, CallContext, CallError, CallServer, CapabilityDescriptor, Client, Code, FrameSink,
     Handler, LocalApi, Registry, Research, Trust,
 };
-use hearthnet_bus::flight::{self, PagesHandler};
+use hearthnet_bus::flight::Readers;
 use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_model::catalogue::Resolved;
 use hearthnet_model::sampler::SamplingChoice;
@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 
 use crate::config::Config;
 use crate::failure::Failure;
-use crate::node::Lock;
+use crate::lock::Lock;
 
 /// What the running node tells about itself, to programs on this machine only.
 pub(crate) const NODE_STATUS: &str = "node.status@1.0";
@@ -159,11 +159,8 @@ pub(crate) fn offer_chats(
 /// Makes whoever has this registry tell programs on this machine what happened of late.
 pub(crate) fn offer_record(registry: &Registry) -> Result<(), Failure> {
     let name = NODE_FLIGHT.parse().map_err(Failure::internal)?;
-    registry
-        .register(
-            flight::local_descriptor(name),
-            Arc::new(PagesHandler::local()),
-        )
+    Readers::Local(name)
+        .register(registry)
         .map_err(Failure::internal)
 }
 

@@ -1,9 +1,9 @@
 //! How much of this machine's memory a host may fill.
 
 use hearthnet_model::ModelFile;
+use hearthnet_orchestrator::placement::room;
 
 use crate::failure::{Failure, Kind};
-use crate::layers::room;
 use crate::output::bytes;
 
 /// Bytes that programs can still get without swapping, where the system tells (Linux).

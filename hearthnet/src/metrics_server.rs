@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hearthnet_orchestrator::http::{Health, HttpServer, Part};
+use hearthnet_http::{Health, HttpServer, Part, serve_metrics};
 use tokio::sync::watch;
 
 use crate::config::Config;
@@ -42,7 +42,7 @@ impl MetricsServer {
             return Ok(Self { server, health });
         }
         let settings = http_settings(listen, config)?;
-        let server = HttpServer::numbers(count(Part::Host)?, watched, &settings).await;
+        let server = serve_metrics(count(Part::Host)?, watched, &settings).await;
         let server = match server.map_err(|error| http_failure(&error, "--metrics")) {
             Ok(server) => Some(server),
             Err(failure) if flag.is_none() && failure.kind == Kind::Host => {

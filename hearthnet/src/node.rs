@@ -2,26 +2,22 @@
 //! for programs on this machine, and what it tells them about itself.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join_all};
-use hearthnet_bus::NodeId;
 use hearthnet_bus::calls::{
-    BUS_DESCRIBE, CallContext, CallError, CapabilityDescriptor, Code, FrameSink, Handler,
-    Kind as ParamKind, LocalApi, Params, Registry, Trust,
+    CallContext, CallError, CapabilityDescriptor, Code, FrameSink, Handler, Kind as ParamKind,
+    LocalApi, Params, Registry, Trust,
 };
 use hearthnet_bus::discovery::{CommunityTag, DiscoverySettings, MdnsHealth, Source, StaticPeer};
-use hearthnet_bus::flight::{self, PagesHandler};
+use hearthnet_bus::flight::Readers;
 use hearthnet_bus::joining::JoinHandler;
 use hearthnet_bus::log::Level;
 use hearthnet_bus::node::{Node, NodeError, NodeSettings, WeakNode};
+use hearthnet_bus::{Capability, NodeId};
 use hearthnet_orchestrator::health::{ShardHealth, SharedHealth};
 use parking_lot::Mutex;
-use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -31,70 +27,8 @@ use crate::community::{Home, display_name, now_ms};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::local_api::{NODE_STATUS, offer_record};
+pub(crate) use crate::lock::Lock;
 use crate::membership::Membership;
-
-/// Held by the node that runs on a data directory.
-const LOCK_FILE: &str = "node.lock";
-
-/// How often the lock is tried, and how long between: a look at it takes microseconds.
-const LOOKS: u32 = 5;
-const LOOK: Duration = Duration::from_millis(20);
-
-/// The right to be the one node that runs on a data directory. Free again when dropped, or
-/// when the process ends, however it does.
-#[derive(Debug)]
-pub(crate) struct Lock(#[expect(dead_code, reason = "held, never read")] File);
-
-impl Lock {
-    /// Takes it.
-    ///
-    /// # Errors
-    /// If a node runs on `dir` already.
-    pub(crate) fn take(dir: &Path) -> Result<Self, Failure> {
-        // Somebody may be looking whether it is held, which takes a moment.
-        for _ in 0..LOOKS {
-            if let Some(lock) = Self::try_take(dir, FlockOperation::NonBlockingLockExclusive)? {
-                return Ok(lock);
-            }
-            std::thread::sleep(LOOK);
-        }
-        Err(Failure::new(
-            Kind::Host,
-            format!("a node runs on {} already", dir.display()),
-        )
-        .code("node_runs")
-        .hint("`hearthnet status` shows it; one data directory is one node, and --data-dir names another one"))
-    }
-
-    /// Whether a node runs on `dir` now. Those who look do not see each other.
-    pub(crate) fn is_held(dir: &Path) -> bool {
-        matches!(
-            Self::try_take(dir, FlockOperation::NonBlockingLockShared),
-            Ok(None)
-        )
-    }
-
-    fn try_take(dir: &Path, how: FlockOperation) -> Result<Option<Self>, Failure> {
-        let path = dir.join(LOCK_FILE);
-        let fail = |e: std::io::Error| {
-            Failure::new(Kind::Host, format!("cannot use {}: {e}", path.display()))
-                .hint("--data-dir names another directory")
-        };
-        let file = OpenOptions::new()
-            .write(true)
-            // Who only looks leaves nothing behind.
-            .create(matches!(how, FlockOperation::NonBlockingLockExclusive))
-            .truncate(false)
-            .mode(0o600)
-            .open(&path)
-            .map_err(fail)?;
-        match rustix::fs::flock(&file, how) {
-            Ok(()) => Ok(Some(Self(file))),
-            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(fail(error.into())),
-        }
-    }
-}
 
 /// How the configuration says to look for others of one community.
 pub(crate) fn discovery_settings(
@@ -244,15 +178,15 @@ impl DaemonNode {
         let listen = listen_address(listen.unwrap_or(&config.node.listen));
         settings.listen = Some(listen.to_string());
         settings.caps = caps;
-        let join = hearthnet_bus::joining::descriptor().map_err(Failure::internal)?;
+        let join = hearthnet_bus::joining::descriptor();
         let handler = JoinHandler::new(home.log.clone(), Arc::clone(&home.key), now_ms);
         let status = Arc::new(StatusHandler::default());
         registry
             .register(status_descriptor()?, Arc::clone(&status) as _)
             .map_err(Failure::internal)?;
         offer_record(&registry)?;
-        registry
-            .register(flight::descriptor(), Arc::new(PagesHandler::for_nodes()))
+        Readers::Nodes
+            .register(&registry)
             .map_err(Failure::internal)?;
         let doors = Arc::clone(&registry);
         let node = Node::start(Arc::clone(&home.key), home.log.clone(), settings, registry)
@@ -538,24 +472,15 @@ async fn hosts_that_answer(node: &Node) -> BTreeMap<String, bool> {
 }
 
 async fn answers(node: &Node, host: NodeId) -> bool {
-    let Ok(describe) = BUS_DESCRIBE.parse() else {
-        return false;
-    };
+    let describe = Capability::bus_describe();
     let params = json!({});
     let asked = async {
-        // Over a connection that turns out to be gone, the first attempt fails at once.
-        for _ in 0..2 {
-            let answer = match node.call(host, &describe, &params).await {
-                Ok(stream) => stream.result().await,
-                Err(error) => Err(error),
-            };
-            match answer {
-                Err(error) if *error.code() == Code::UNREACHABLE => {}
-                // Who refuses is there.
-                _ => return true,
-            }
-        }
-        false
+        let answer = match node.call(host, &describe, &params).await {
+            Ok(stream) => stream.result().await,
+            Err(error) => Err(error),
+        };
+        // Who refuses is there.
+        !matches!(answer, Err(error) if *error.code() == Code::UNREACHABLE)
     };
     tokio::time::timeout(PROBE, asked).await.unwrap_or(false)
 }
@@ -642,22 +567,5 @@ fn mdns_name(health: MdnsHealth) -> &'static str {
         MdnsHealth::Failed => "failed to start",
         #[allow(unreachable_patterns, reason = "more may come")]
         _ => "unknown",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_directory_has_one_node_at_a_time() {
-        let dir = tempfile::tempdir().unwrap();
-        assert!(!Lock::is_held(dir.path()));
-        assert!(!dir.path().join(LOCK_FILE).exists());
-        let first = Lock::take(dir.path()).unwrap();
-        assert!(Lock::is_held(dir.path()));
-        assert_eq!(Lock::take(dir.path()).unwrap_err().kind, Kind::Host);
-        drop(first);
-        Lock::take(dir.path()).unwrap();
     }
 }

@@ -5,6 +5,7 @@ use hearthnet_model::engine::EngineOptions;
 use hearthnet_orchestrator::private_layers::PrivateLayers;
 
 use crate::args::PrivateArgs;
+use crate::backends::kv_bytes;
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::memory::weights_budget;
@@ -21,17 +22,14 @@ pub(crate) fn load(
     config: &Config,
 ) -> Result<(), Failure> {
     let inference = &config.research.distributed_inference;
+    let (first, last) = (args.private_first, args.private_last);
     let asked = (
-        args.private_first.unwrap_or(inference.private_first_layers),
-        args.private_last.unwrap_or(inference.private_last_layers),
+        first.unwrap_or(inference.private_first_layers),
+        last.unwrap_or(inference.private_last_layers),
     );
     let total = model.file.spec().layers;
     // A number that was typed for this run is taken at its word.
-    let typed = (
-        args.private_first.unwrap_or(0),
-        args.private_last.unwrap_or(0),
-    );
-    if typed.0.saturating_add(typed.1) >= total {
+    if first.unwrap_or(0).saturating_add(last.unwrap_or(0)) >= total {
         return Err(Failure::new(
             Kind::Config,
             format!(
@@ -50,7 +48,14 @@ pub(crate) fn load(
     if taken == (0, 0) {
         return Ok(());
     }
-    let options = options(model, chats, config);
+    // One more than may run: a conversation ends a moment after the next one has begun, and none that
+    // has begun runs out of memory.
+    let chats = chats.saturating_add(1);
+    let options = EngineOptions {
+        max_kv_bytes: kv_bytes(model.file.spec(), chats),
+        max_sequences: chats,
+        ..engine_options(config, None)
+    };
     let rows = inference.prefill_rows;
     model.private = PrivateLayers::load(&model.file, &model.id, taken, rows, &options)
         .map_err(|e| model_failure(&model.path, e))?;
@@ -61,24 +66,6 @@ pub(crate) fn load(
 pub(crate) fn chats(config: &Config) -> usize {
     let inference = &config.research.distributed_inference;
     inference.max_concurrent_pipelines + inference.kept_conversations
-}
-
-/// Memory for keys and values of so many conversations, each as long as the model allows. It is
-/// taken page by page as they grow, so that most of it never is, and none that has begun runs out.
-fn options(model: &OpenModel, chats: usize, config: &Config) -> EngineOptions {
-    let spec = model.file.spec();
-    let position = 2 * u64::from(spec.kv_heads) * u64::from(spec.head_dim) * u64::from(spec.layers);
-    // One more than may run: a conversation ends a moment after the next one has begun.
-    let chats = chats.saturating_add(1);
-    // Keys and values take four bytes at most.
-    let all = (chats as u64)
-        .saturating_mul(u64::from(spec.context).saturating_add(64))
-        .saturating_mul(4 * position);
-    EngineOptions {
-        max_kv_bytes: all,
-        max_sequences: chats,
-        ..engine_options(config, None)
-    }
 }
 
 /// How many first and last layers there is room for, of those asked for: at least one layer of the

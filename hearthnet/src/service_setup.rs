@@ -4,29 +4,25 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearthnet_bus::{NodeId, NodeKey};
-use hearthnet_model::engine::{Engine, EngineOptions, Head};
+use hearthnet_bus::NodeKey;
+use hearthnet_http::{ApiKey, HttpError, HttpServer, HttpSettings, MIN_KEY_BYTES, Metrics, Part};
+use hearthnet_model::engine::{EngineOptions, Head};
 use hearthnet_model::reference::expand_home;
 use hearthnet_orchestrator::backend::Backend;
-use hearthnet_orchestrator::fallback::{LoadLocal, WithFallback};
-use hearthnet_orchestrator::hosts::{Choice, HostPool, PooledHosts};
-use hearthnet_orchestrator::http::{
-    ApiKey, HttpError, HttpServer, HttpSettings, MIN_KEY_BYTES, Metrics, Part,
-};
-use hearthnet_orchestrator::local::{EngineOnDemand, SharedEngine};
+use hearthnet_orchestrator::hosts::{HostSource, PooledHosts};
+use hearthnet_orchestrator::http::serve;
 use hearthnet_orchestrator::service::fair_queue::QueueLimits;
 use hearthnet_orchestrator::service::prefix_cache::PrefixCacheLimits;
 use hearthnet_orchestrator::service::{Opener, ServedModel, Service, ServiceSettings};
-use hearthnet_orchestrator::sharded::ShardedBackend;
 use hearthnet_orchestrator::{Cancel, ChatError};
 use tokio::runtime::Handle;
 
 use crate::args::DoorArgs;
-use crate::backends::{choice, pump_settings};
+use crate::backends::{kv_bytes, local_engine, on_demand, open_backend, pooled_hosts};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
-use crate::models::{OpenModel, engine_options, load_head, model_failure, text_model};
-use crate::output::{Progress, note};
+use crate::models::{OpenModel, engine_options, load_head, text_model};
+use crate::output::note;
 
 /// How long chats may take to end when the service is asked to stop.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(20);
@@ -34,62 +30,42 @@ const DRAIN_DEADLINE: Duration = Duration::from_secs(20);
 /// How long responses may take to leave once their chats have ended.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// A conversation is taken over for its next turn only if that saves at least so many tokens:
-/// fewer are run in less time than it takes to ask.
-const MIN_PREFIX: usize = 8;
-
 /// A model that is answered with on this machine alone.
 pub(crate) fn local_model(model: &OpenModel, config: &Config) -> Result<ServedModel, Failure> {
-    let fail = |e: &dyn std::fmt::Display| model_failure(&model.path, e);
     let options = local_options(model, config);
-    let layers = 0..model.file.spec().layers;
-    let mut progress = Progress::new("loading the model");
-    let engine = Engine::load(&model.file, layers, &options, &mut |done, total| {
-        progress.set(done, total);
-    })
-    .map_err(|e| fail(&e))?;
-    drop(progress);
-    let head = Head::beside(&model.file, &engine).map_err(|e| fail(&e))?;
-    let engine = SharedEngine::new(engine, &model.id, options.max_kv_bytes);
+    let (engine, head) = local_engine(model, &options, options.max_kv_bytes)?;
     let open = move |_: &Cancel| Ok(Box::new(engine.open()?) as Box<dyn Backend>);
     served(model, head, Box::new(open))
 }
 
-/// A model that is answered with over hosts known by address. With `fallback` this machine goes
-/// on when they cannot.
+/// A model that is answered with over hosts known by address.
+pub(crate) fn pooled_model(
+    model: &OpenModel,
+    config: &Config,
+    fallback: bool,
+    runtime: &Handle,
+    hosts: PooledHosts,
+) -> Result<ServedModel, Failure> {
+    let source = move |_: &OpenModel| Ok(Box::new(hosts.clone()) as Box<dyn HostSource>);
+    hosted_model(model, config, fallback, runtime, source)
+}
+
+/// A model that is answered with over the hosts of `source`, which says anew for each chat what they
+/// are. With `fallback` this machine goes on when they cannot, over one engine for all such chats.
 pub(crate) fn hosted_model(
     model: &OpenModel,
     config: &Config,
-    pool: HostPool,
-    own_id: NodeId,
     fallback: bool,
     runtime: &Handle,
+    source: impl Fn(&OpenModel) -> Result<Box<dyn HostSource>, Failure> + Send + Sync + 'static,
 ) -> Result<ServedModel, Failure> {
     let head = load_head(model, &engine_options(config, None))?;
-    let settings = pump_settings(config, fallback);
-    let choice = Choice {
-        health: pool.health().clone(),
-        ..choice(model, own_id, config)
-    };
-    let (pool, runtime) = (Arc::new(pool), runtime.clone());
-    let private = model.private.clone();
-    let local = fallback.then(|| Arc::new(on_demand(model, config)));
-    let open = move |cancel: &Cancel| -> Result<Box<dyn Backend>, ChatError> {
-        let source = PooledHosts {
-            pool: Arc::clone(&pool),
-            choice: choice.clone(),
-        };
-        let hosts = ShardedBackend::open(
-            runtime.clone(),
-            choice.model.clone(),
-            Box::new(source),
-            settings.clone(),
-            cancel,
-        );
-        private.around(match &local {
-            Some(local) => Box::new(WithFallback::begin(hosts, load(local), &runtime, cancel)?),
-            None => Box::new(hosts?),
-        })
+    let local = fallback.then(|| on_demand(model, local_options(model, config)));
+    let (handle, all, asked) = (runtime.clone(), config.clone(), model.clone());
+    let open = move |cancel: &Cancel| {
+        let source = source(&asked).map_err(|e| ChatError::Engine(e.to_string()))?;
+        let local = local.as_ref().map(|load| load());
+        open_backend(&handle, &asked, source, &all, local, cancel)
     };
     served(model, head, Box::new(open))
 }
@@ -103,33 +79,10 @@ fn served(model: &OpenModel, head: Head, opener: Box<dyn Opener>) -> Result<Serv
     })
 }
 
-/// A sequence for one chat that has no hosts any more, on the engine that all such chats share.
-pub(crate) fn load(local: &Arc<EngineOnDemand>) -> LoadLocal {
-    let local = Arc::clone(local);
-    Box::new(move || Ok(Box::new(local.open()?) as Box<dyn Backend>))
-}
-
-/// The layers of hosts on this machine, loaded when a chat has no hosts any more.
-pub(crate) fn on_demand(model: &OpenModel, config: &Config) -> EngineOnDemand {
-    let (file, id) = (Arc::clone(&model.file), model.id.clone());
-    let (options, layers) = (local_options(model, config), model.private.hosted());
-    EngineOnDemand::new(Box::new(move || {
-        let engine = Engine::load(&file, layers.clone(), &options, &mut |_, _| {})
-            .map_err(|e| ChatError::Engine(e.to_string()))?;
-        Ok(SharedEngine::new(engine, &id, options.max_kv_bytes))
-    }))
-}
-
-/// Memory for as many conversations as may run, each as long as the model allows. It is taken as
-/// they grow, so most of it never is.
+/// Memory for as many conversations as may run, each as long as the model allows.
 fn local_options(model: &OpenModel, config: &Config) -> EngineOptions {
-    let spec = model.file.spec();
     let inference = &config.research.distributed_inference;
-    let position = 2 * u64::from(spec.kv_heads) * u64::from(spec.head_dim) * u64::from(spec.layers);
-    // Keys and values take four bytes at most.
-    let all = (inference.max_concurrent_pipelines as u64)
-        .saturating_mul(u64::from(spec.context))
-        .saturating_mul(4 * position);
+    let all = kv_bytes(model.file.spec(), inference.max_concurrent_pipelines);
     let options = engine_options(config, None);
     EngineOptions {
         max_kv_bytes: options.max_kv_bytes.max(all),
@@ -149,7 +102,7 @@ pub(crate) fn settings(config: &Config) -> ServiceSettings {
         keep: PrefixCacheLimits {
             count: inference.kept_conversations,
             idle_ms: inference.kept_conversation_seconds.saturating_mul(1000),
-            min_prefix: MIN_PREFIX,
+            ..ServiceSettings::default().keep
         },
         slow_reader: Duration::from_secs(inference.slow_reader_seconds),
     }
@@ -163,7 +116,7 @@ pub(crate) async fn open_http(
 ) -> Result<HttpServer, Failure> {
     let settings = http_settings(listen.unwrap_or(&config.http.listen), config)?;
     let metrics = count(Part::Caller)?;
-    let server = HttpServer::start(service.clone(), Some(metrics), &settings).await;
+    let server = serve(service.clone(), Some(metrics), &settings).await;
     server.map_err(|error| http_failure(&error, "--http"))
 }
 
@@ -240,20 +193,14 @@ pub(crate) async fn model_of(
     let Some(key) = key.filter(|_| !args.local) else {
         return local_model(model, config);
     };
-    crate::private_layers::load(
-        model,
-        args.private,
-        crate::private_layers::chats(config),
-        config,
-    )?;
+    let chats = crate::private_layers::chats(config);
+    crate::private_layers::load(model, args.private, chats, config)?;
     let runtime = Handle::current();
-    let own_id = key.id();
-    let hosts = args.shard.iter().cloned();
-    let pool = HostPool::new(runtime.clone(), key, config.transport()?, hosts);
+    let hosts = pooled_hosts(&runtime, &args.shard, &key, model, config)?;
     // A host that is not there yet may come; whoever starts this should know all the same.
-    for failure in pool.reach().await.failures {
+    for failure in hosts.pool.reach().await.failures {
         note(format!("warning: a host cannot be reached: {failure}"));
     }
     let fallback = config.research.distributed_inference.fallback_to_local && !args.no_fallback;
-    hosted_model(model, config, pool, own_id, fallback, &runtime)
+    pooled_model(model, config, fallback, &runtime, hosts)
 }

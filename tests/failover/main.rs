@@ -10,7 +10,6 @@
 #![allow(
     clippy::expect_used,
     clippy::panic,
-    clippy::indexing_slicing,
     clippy::print_stdout,
     reason = "a test fails by panicking, and the matrix is printed"
 )]
@@ -433,7 +432,7 @@ fn liar_with(
     at: u32,
     layers: std::ops::Range<u32>,
 ) -> (RunningHost, String) {
-    let file = Arc::new(ModelFile::open(&model()).expect("the real model"));
+    let file = Arc::new(ModelFile::open(model().as_ref()).expect("the real model"));
     let spec = file.spec().clone();
     let served = Served {
         model_id: caller.wire.model_id.clone(),

@@ -327,7 +327,6 @@ fn a_pulled_cable_costs_seconds_and_no_word() {
         let undisturbed = caller.alone(&usual());
         let admit = caller.key.id().to_string();
         let model = model();
-        let model = model.to_str().expect("a UTF-8 path");
         let hosts: Vec<(usize, Server, String)> = (1..5)
             .map(|n| {
                 let listen = format!("{}:0", cables.host(n).v4());

@@ -89,7 +89,7 @@ impl Caller {
 
     /// The same with so many first and last layers of its own.
     pub(crate) fn with(context: u32, health_timeout: Duration, private: (u32, u32)) -> Self {
-        let file = Arc::new(ModelFile::open(&model()).expect("the real model"));
+        let file = Arc::new(ModelFile::open(model().as_ref()).expect("the real model"));
         let weights = file.manifest(&mut |_, _| {}).weights_id();
         let mut wire = ModelOnWire::new("smollm2-135m-instruct", weights, file.spec(), None);
         wire.context = wire.context.min(context);
@@ -125,9 +125,7 @@ impl Caller {
     /// A host process for a range of layers that admits this caller.
     pub(crate) fn host(&self, layers: &str, extra: &[&str]) -> Host {
         let own = Home::new();
-        let path = model();
-        let path = path.to_str().expect("a UTF-8 path");
-        Host::start(&own, path, layers, &self.key.id().to_string(), extra)
+        Host::start(&own, model(), layers, &self.key.id().to_string(), extra)
     }
 
     /// What this machine alone says.

@@ -1,6 +1,6 @@
 //! A community on this machine: a founder, members, no multicast.
 
-use super::{Home, Server, model, text};
+use super::{Home, Server, model};
 
 /// What every node here is started with.
 const ALONE: [&str; 6] = [
@@ -19,10 +19,17 @@ pub(crate) fn found(founder: &Home) {
     founder.json(&[&create[..], &["--json"]].concat());
 }
 
+/// A founder, and its running node, with settings of its own.
+pub(crate) fn founded(settings: &[&str]) -> (Home, Server) {
+    let founder = Home::new();
+    found(&founder);
+    let node = serve(&founder, settings);
+    (founder, node)
+}
+
 /// `hearthnet serve` of a member, with its HTTP door at a free port.
 pub(crate) fn serve(home: &Home, settings: &[&str]) -> Server {
     let model = model();
-    let model = model.to_str().expect("a UTF-8 path");
     let command = ["serve", "--model", model, "--http", "127.0.0.1:0"];
     start(home, settings, &command)
 }
@@ -43,9 +50,7 @@ pub(crate) fn join_as(level: &str, founder: &Home, node: &Server) -> Home {
     let invite = founder.json(&["community", "invite", "--level", level, "--json"]);
     let code = invite["code"].as_str().expect("a code");
     let peers = peers(node);
-    let join = [&ALONE[..], &["--set", &peers, "community", "join", code]].concat();
-    let joined = member.run(&join);
-    assert!(joined.status.success(), "{}", text(&joined.stderr));
+    member.says(&[&ALONE[..], &["--set", &peers, "community", "join", code]].concat());
     member
 }
 
@@ -57,7 +62,6 @@ pub(crate) fn host(member: &Home, node: &Server, layers: &str) -> Server {
 /// The same with settings of its own.
 pub(crate) fn host_with(member: &Home, node: &Server, settings: &[&str], layers: &str) -> Server {
     let model = model();
-    let model = model.to_str().expect("a UTF-8 path");
     let peers = peers(node);
     let command = ["shard", "serve", "--model", model, "--layers", layers];
     start(

@@ -1,11 +1,6 @@
 //! What the tests of the whole program share: a home of its own for every test,
 //! and hosts that end with it.
-#![allow(
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test fails by panicking"
-)]
+#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
 #![allow(dead_code, reason = "every test file uses its own part")]
 
 pub(crate) mod community;
@@ -13,9 +8,10 @@ pub(crate) mod gauges;
 pub(crate) mod http;
 
 use std::io::{BufRead, BufReader, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
@@ -23,6 +19,22 @@ use serde_json::Value;
 
 /// Long enough for a loaded machine; reaching it is a failure, never a wait.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Consent to the research, without which nothing is computed together.
+pub(crate) const ENABLE: [&str; 2] = ["--set", "policy.research.enable=true"];
+/// No multicast: nobody is found who is not named.
+pub(crate) const QUIET: [&str; 2] = ["--set", "discovery.mdns=false"];
+/// An answer that comes from hosts or not at all.
+pub(crate) const TOGETHER: [&str; 2] = [
+    "--set",
+    "research.distributed_inference.fallback_to_local=false",
+];
+
+/// The arguments that name hosts.
+pub(crate) fn shards<'a>(addresses: impl IntoIterator<Item = &'a String>) -> Vec<&'a str> {
+    let addresses = addresses.into_iter();
+    addresses.flat_map(|at| ["--shard", at.as_str()]).collect()
+}
 
 /// A user with an own key and no configuration, sharing only the model cache.
 pub(crate) struct Home {
@@ -62,15 +74,23 @@ impl Home {
         self.hearthnet(args).output().expect("hearthnet starts")
     }
 
-    /// Runs a command that must succeed and print one JSON object.
+    /// What a command that must succeed prints.
+    #[track_caller]
+    pub(crate) fn says(&self, args: &[&str]) -> String {
+        succeeded(&self.run(args))
+    }
+
+    /// The same of one that prints one JSON object.
+    #[track_caller]
     pub(crate) fn json(&self, args: &[&str]) -> Value {
-        let output = self.run(args);
-        assert!(
-            output.status.success(),
-            "{args:?}: {}",
-            text(&output.stderr)
-        );
-        serde_json::from_slice(&output.stdout).expect("one JSON object on standard output")
+        serde_json::from_str(&self.says(args)).expect("one JSON object on standard output")
+    }
+
+    /// Starts a command whose outputs the test reads itself.
+    pub(crate) fn spawn(&self, args: &[&str]) -> Child {
+        let mut command = self.hearthnet(args);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("hearthnet starts")
     }
 
     pub(crate) fn node_id(&self) -> String {
@@ -82,18 +102,8 @@ impl Home {
 
     /// `hearthnet chat --json` over hosts.
     pub(crate) fn ask(&self, prompt: &str, hosts: &[&Host], extra: &[&str]) -> Output {
-        let mut args = vec![
-            "--set",
-            "policy.research.enable=true",
-            "chat",
-            prompt,
-            "--json",
-        ];
-        for host in hosts {
-            args.extend(["--shard", &host.address]);
-        }
-        args.extend(extra);
-        self.run(&args)
+        let hosts = shards(hosts.iter().map(|host| &host.address));
+        self.run(&[&ENABLE[..], &["chat", prompt, "--json"], &hosts, extra].concat())
     }
 }
 
@@ -159,25 +169,9 @@ impl Host {
         extra: &[&str],
     ) -> Self {
         // Settings behind the command would hide those before it.
-        let mut args = vec![
-            "shard",
-            "serve",
-            "--set",
-            "policy.research.enable=true",
-            "--json",
-            "--lifeline",
-        ];
-        args.extend([
-            "--model",
-            model,
-            "--layers",
-            layers,
-            "--threads",
-            "1",
-            "--peer-key",
-            admit,
-        ]);
-        args.extend(extra);
+        let serve = [&["shard", "serve"][..], &ENABLE, &["--json", "--lifeline"]].concat();
+        let what = ["--model", model, "--layers", layers, "--threads", "1"];
+        let args = [&serve[..], &what, &["--peer-key", admit], extra].concat();
         let process = Server::start(home, &args);
         let address = process.ready["address"].as_str().expect("an address");
         Self {
@@ -261,8 +255,77 @@ pub(crate) fn text(bytes: &[u8]) -> String {
 }
 
 /// The real model's file, as every `--model` here names it.
-pub(crate) fn model() -> PathBuf {
-    hearthnet_testkit::smollm2()
+pub(crate) fn model() -> &'static str {
+    static PATH: LazyLock<String> = LazyLock::new(|| {
+        let path = hearthnet_testkit::smollm2();
+        path.to_str().expect("a UTF-8 path").to_owned()
+    });
+    &PATH
+}
+
+/// Asks until `is` holds; how long it took. Between two questions it pauses: who is asked, and what
+/// it waits for, may need the same core.
+pub(crate) fn until(what: &str, mut is: impl FnMut() -> bool) -> Duration {
+    let start = Instant::now();
+    while !is() {
+        assert!(start.elapsed() < PATIENCE, "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    start.elapsed()
+}
+
+/// Runs a command again until it succeeds: those whom it needs may not have been heard of yet.
+pub(crate) fn until_answered(mut ask: impl FnMut() -> Output) -> Output {
+    let start = Instant::now();
+    loop {
+        let output = ask();
+        if output.status.success() {
+            return output;
+        }
+        assert!(start.elapsed() < PATIENCE, "{}", text(&output.stderr));
+    }
+}
+
+/// What all frames of one kind say.
+pub(crate) fn told<'a>(frames: &'a [Value], event: &str) -> Vec<&'a Value> {
+    let of_kind = frames.iter().filter(|frame| frame["event"] == event);
+    of_kind.map(|frame| &frame["data"]).collect()
+}
+
+/// `examples/chat_app.py`, beside a home's running node.
+pub(crate) fn chat_app(home: &Home, args: &[&str]) -> Output {
+    python("../examples/chat_app.py")
+        .args(args)
+        .env("HEARTHNET_DATA_DIR", home.path().join("data"))
+        .output()
+        .expect("Python starts")
+}
+
+/// A script of the repository, by its path from this crate, in the Python that has the packages of
+/// other people's that the tests use.
+pub(crate) fn python(script: &str) -> Command {
+    let python = std::env::var_os("HEARTHNET_TEST_PYTHON")
+        .unwrap_or_else(|| panic!("run tests/run, or set HEARTHNET_TEST_PYTHON to its Python"));
+    let mut command = Command::new(python);
+    command
+        .arg("-B")
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(script))
+        .env("PYTHONIOENCODING", "utf-8");
+    command
+}
+
+/// What a program that must have succeeded has printed.
+#[track_caller]
+pub(crate) fn succeeded(output: &Output) -> String {
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// Asserts that a program has complained of something, in these words.
+#[track_caller]
+pub(crate) fn assert_complains(output: &Output, words: &str) {
+    let complaint = text(&output.stderr);
+    assert!(complaint.contains(words), "{words}: {complaint}");
 }
 
 /// Asserts a failure of the program: exit status, code on standard output (JSON), a

@@ -47,7 +47,8 @@ impl crate::Attack for Attack {
         let community = test_community.community;
         let mut made_up = Vec::new();
         for n in 0..STRANGERS {
-            let key = NodeKey::generate().map_err(|error| HarnessError::Attacker(error.to_string()))?;
+            let key =
+                NodeKey::generate().map_err(|error| HarnessError::Attacker(error.to_string()))?;
             made_up.push(Author::new(community, &key).note(MAX_BODY, n as u8));
         }
 

@@ -16,14 +16,10 @@ impl crate::Attack for Attack {
         let failed = |error| HarnessError::Attacker(format!("{error}"));
         for _ in 0..8 {
             let stranger = NodeKey::generate().map_err(failed)?;
-            let mut peer = bench.secured_with(Papers::of(&stranger)).await?;
+            let mut peer = bench.secured_with(&Papers::of(&stranger.secret())).await?;
             found.shut_out("a stranger", "unauthorized", &peer.upgrade().await?);
         }
-        let nobody = Papers {
-            certificate_of: None,
-            signed_by: bench.attacker(),
-        };
-        let answer = bench.secured_with(nobody).await?.upgrade().await?;
+        let answer = bench.secured_with(&Papers::none()).await?.upgrade().await?;
         let held = !answer.starts_with("HTTP/");
         found.check("nobody in particular", "no session", answer, held);
         Ok(found.verdict())

@@ -29,7 +29,9 @@ async fn silent_tcp(bench: &Bench) -> Result<bool, HarnessError> {
 }
 
 /// How a connection ends on which nothing comes.
-async fn silent(peer: impl Future<Output = Result<Peer, HarnessError>>) -> Result<Ending, HarnessError> {
+async fn silent(
+    peer: impl Future<Output = Result<Peer, HarnessError>>,
+) -> Result<Ending, HarnessError> {
     Ok(peer.await?.ending().await)
 }
 

@@ -45,7 +45,7 @@ impl crate::Attack for Attack {
         let mut gossip = bench.gossip(&attacker).await?;
         let pushed = gossip.push(&[note]).await;
         found.taken("an event before", (1, 0), None, &pushed);
-        let mut bus = Peer::secured(target.addr, Papers::of(&attacker)).await?;
+        let mut bus = bench.secured().await?;
         let open = bus.upgrade_at("/bus/v1").await?.starts_with(SWITCHING);
         found.check("a socket for calls before", "open", open, open);
         let mut other = Call::open(&target, &guest, 16).await?;
@@ -55,7 +55,7 @@ impl crate::Attack for Attack {
         bench.test_community()?.append(Body::Revoked {
             node: attacker.id(),
             last_seq,
-        })?;
+        });
         let name = attacker.id().to_string();
         let is_out = |gauges: &Gauges| {
             let log = gauges.log.as_ref();
@@ -78,7 +78,7 @@ impl crate::Attack for Attack {
         found.gossip_ended("the open socket for calls", code, &ending);
 
         for path in ["/tensor/v1", "/sync/v1", "/bus/v1"] {
-            let mut peer = Peer::secured(target.addr, Papers::of(&attacker)).await?;
+            let mut peer = bench.secured().await?;
             let answer = peer.upgrade_at(path).await?;
             let refused = "x-hearthnet-refused: revoked";
             let held = answer.starts_with("HTTP/1.1 403") && answer.contains(refused);
@@ -90,7 +90,7 @@ impl crate::Attack for Attack {
             found.counted(what, "403 revoked", seen, held, code.as_str());
         }
         // A grant is its bearer's: with another key it opens nothing either.
-        let mut peer = Peer::upgraded(target.addr, &guest).await?;
+        let mut peer = Peer::upgraded(target.addr, &Papers::of(&guest.secret())).await?;
         peer.send(Hello::new("pipeline", unused).frame()).await;
         let ending = peer.ending().await;
         let what = "a grant of before, in another member's hands";

@@ -5,7 +5,7 @@
 use hearthnet_transport::CloseCode;
 
 use crate::bench::sign;
-use crate::raw::{Hello, Peer};
+use crate::raw::{Hello, Papers, Peer};
 use crate::{Bench, Findings, HarnessError, Verdict};
 
 pub(super) struct Attack;
@@ -22,7 +22,8 @@ impl crate::Attack for Attack {
             found.ended(what, CloseCode::TokenSubject, &ending);
         }
         let hello = Hello::new("pipeline", stolen);
-        let opened = Peer::open(bench.target().addr, owner, &hello).await;
+        let peer = Peer::upgraded(bench.target().addr, &Papers::of(&owner.secret())).await?;
+        let opened = peer.greeted(&hello).await;
         let seen = match &opened {
             Ok(_) => "a session".to_owned(),
             Err(trouble) => trouble.to_string(),

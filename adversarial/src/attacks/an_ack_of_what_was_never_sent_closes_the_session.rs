@@ -1,26 +1,14 @@
 //! Credit is returned for chunks that are in flight, once. A peer that returns more would lift
 //! the window without anybody having granted it.
 
+use hearthnet_testkit::raw::violations::{ack, acks, nack};
 use hearthnet_transport::CloseCode;
 
-use crate::raw::{Arrived, Frame, cbor, chunk, dtype, flag, kind};
+use super::table::{breaking, carry_out};
+use crate::raw::{Arrived, Frame, chunk, dtype, flag, kind};
 use crate::{Bench, Findings, HarnessError, Verdict};
 
 pub(super) struct Attack;
-
-fn ack(tensor: u16, chunks: u32, end: bool) -> Frame {
-    let body = cbor(&[
-        ("tensor", tensor.into()),
-        ("chunks", chunks.into()),
-        ("end", end.into()),
-    ]);
-    Frame::new(kind::ACK, body)
-}
-
-fn nack(tensor: u16) -> Frame {
-    let body = cbor(&[("tensor", tensor.into()), ("code", "stream_closed".into())]);
-    Frame::new(kind::NACK, body)
-}
 
 impl crate::Attack for Attack {
     const CASE: u8 = 10;
@@ -28,16 +16,7 @@ impl crate::Attack for Attack {
     async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
         let code = CloseCode::CreditAck;
-        for (what, frame) in [
-            ("an ACK of a tensor that never was", ack(7, 1, true)),
-            ("an ACK of u32::MAX chunks", ack(7, u32::MAX, false)),
-            ("an ACK of nothing", ack(7, 0, false)),
-            ("a NACK of a tensor that never was", nack(7)),
-        ] {
-            let mut peer = bench.pipeline().await?;
-            peer.send(frame).await;
-            found.ended(what, code, &peer.ending().await);
-        }
+        carry_out(bench, breaking(bench, acks())?, &mut found).await?;
         // The host sends one chunk, and is paid for it wrongly.
         type Payment = fn(u16) -> Vec<Frame>;
         let payments: [(&str, Payment); 5] = [

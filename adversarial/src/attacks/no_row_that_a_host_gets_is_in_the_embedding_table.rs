@@ -30,7 +30,12 @@ impl crate::Attack for Attack {
                 .map_err(|error| HarnessError::Attacker(error.to_string()))??;
             let what = format!("{private} private first layers, {rows} rows: rows in the table");
             let expected = if private == 0 { rows } else { 0 };
-            found.check(what, expected.to_string(), known, rows > 0 && known == expected);
+            found.check(
+                what,
+                expected.to_string(),
+                known,
+                rows > 0 && known == expected,
+            );
         }
         Ok(found.verdict())
     }

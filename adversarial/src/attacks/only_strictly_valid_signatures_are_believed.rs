@@ -90,11 +90,12 @@ impl crate::Attack for Attack {
             found.ended("an issuer of small order", CloseCode::TokenInvalid, &ending);
         }
 
+        let shown = Papers::of(&bench.honest_key().secret()).certificate;
         let impostor = Papers {
-            certificate_of: Some(bench.honest_key()),
-            signed_by: attacker,
+            certificate: shown,
+            ..Papers::of(&attacker.secret())
         };
-        let answer = bench.secured_with(impostor).await?.upgrade().await?;
+        let answer = bench.secured_with(&impostor).await?.upgrade().await?;
         let held = !answer.starts_with("HTTP/");
         let what = "another node's certificate";
         found.check(what, "no session", answer, held);

@@ -2,13 +2,13 @@
 //! was sent, what it returned before, a hundred times what it computed. Each is found before
 //! anything reads it, the host is left, and the answer is the one that it would have been.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use hearthnet_transport::Code;
-use parking_lot::Mutex;
 use hearthnet_model::catalogue::{Band, magnitude};
 use hearthnet_testkit::{Passing, Tamper};
+use hearthnet_transport::Code;
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use crate::fleet::{Fleet, PROMPT, TOKENS};

@@ -1,7 +1,7 @@
 //! Who tells one story to some and another to others divides a community for good, unless everybody
 //! who sees both keeps the two as proof, passes them on, and believes that author nothing more.
 
-use crate::raw::{Papers, Peer, Pushed, SWITCHING};
+use crate::raw::{Pushed, SWITCHING};
 use crate::trial::until;
 use crate::victim::Scene;
 use crate::{Bench, Findings, HarnessError, Verdict};
@@ -77,7 +77,7 @@ impl crate::Attack for Attack {
         let pushed = gossip.push(&[note]).await;
         found.taken("that peer's own event", (1, 0), None, &pushed);
         for path in ["/sync/v1", "/bus/v1", "/tensor/v1"] {
-            let mut peer = Peer::secured(bench.target().addr, Papers::of(&attacker)).await?;
+            let mut peer = bench.secured().await?;
             let answer = peer.upgrade_at(path).await?;
             let held = !answer.starts_with(SWITCHING);
             let seen = if held {

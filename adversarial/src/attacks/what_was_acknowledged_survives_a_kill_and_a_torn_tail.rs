@@ -128,7 +128,9 @@ impl crate::Attack for Attack {
         })?;
         // It may have lost what it had acknowledged, and says so.
         let (mut keeper, recovered) = whole(&mut found, "a flipped bit", 0).await?;
-        let held = recovered.as_ref().is_some_and(|code| *code == "log_recovered");
+        let held = recovered
+            .as_ref()
+            .is_some_and(|code| *code == "log_recovered");
         let seen = recovered.unwrap_or_else(|| "nothing".into());
         found.check("what it says of a flipped bit", "log_recovered", seen, held);
         let again = writing

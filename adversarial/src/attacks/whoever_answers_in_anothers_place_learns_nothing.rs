@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use hearthnet_bus::NodeKey;
 use hearthnet_orchestrator::link::HostAddr;
 
-use crate::raw::{Impostor, Papers, Peer, Shown, Trick};
+use crate::raw::{Impostor, Papers, Trick};
 use crate::{Bench, Findings, HarnessError, Verdict};
 
 const CODE: &str = "identity_mismatch";
@@ -29,17 +29,13 @@ impl crate::Attack for Attack {
         };
         let own = key()?;
         let identity = own.identity().map_err(|error| failed(&error))?;
-        let real = Peer::certificate(target.addr, Papers::of(bench.attacker())).await?;
+        let real = bench.secured().await?.certificate()?;
         for (what, certificate, code) in [
             ("another node", identity.certificate().to_vec(), Some(CODE)),
             // It has no key of its own to be mistaken for: the handshake itself is wrong.
             ("another node with the host's certificate", real, None),
         ] {
-            let signed_by = NodeKey::from_secret(&own.secret());
-            let shown = Shown {
-                certificate,
-                signed_by,
-            };
+            let shown = Papers::forged(&certificate, &own.secret());
             let impostor = Impostor::listen(Trick::Answer(Box::new(shown))).await?;
             let called = bench.call(&honest(impostor.addr)).await?;
             let refused = called.refused.as_deref().unwrap_or("a session");

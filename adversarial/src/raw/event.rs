@@ -8,7 +8,7 @@ use ed25519_dalek::{Signer, SigningKey};
 use hearthnet_bus::NodeKey;
 use sha2::{Digest, Sha256};
 
-use super::frame::cbor;
+use super::cbor;
 
 /// What comes before the fields when they are signed.
 pub const DOMAIN: &[u8] = b"hearthnet/event/v1\0";

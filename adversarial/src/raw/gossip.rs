@@ -5,9 +5,7 @@ use std::net::SocketAddr;
 use ciborium::Value;
 use hearthnet_bus::NodeKey;
 
-use super::peer::{Came, Peer, SWITCHING};
-use super::tls::Papers;
-use super::websocket::Message;
+use super::{Came, Message, Papers, Peer};
 use crate::HarnessError;
 
 /// Most events and bytes of a batch.
@@ -51,11 +49,8 @@ impl Gossip {
         key: &NodeKey,
         community: &[u8; 32],
     ) -> Result<Gossip, HarnessError> {
-        let mut peer = Peer::secured(addr, Papers::of(key)).await?;
-        let answer = peer.upgrade_at("/sync/v1").await?;
-        if !answer.starts_with(SWITCHING) {
-            return Err(HarnessError::Attacker(format!("no gossip: {answer}")));
-        }
+        let peer = Peer::secured(addr, &Papers::of(&key.secret())).await?;
+        let mut peer = peer.upgraded_at("/sync/v1").await?;
         let community = Value::Bytes(community.to_vec());
         peer.send(message(vec![0.into(), 1.into(), community]))
             .await;

@@ -8,13 +8,13 @@ use tokio::io::{AsyncReadExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::AbortHandle;
 
-use super::tls::{Shown, acceptor};
+use super::{Failed, Papers, acceptor};
 use crate::HarnessError;
 
 /// What an impostor does with those who come.
 pub enum Trick {
     /// Answers with a certificate, signing with a key.
-    Answer(Box<Shown>),
+    Answer(Box<Papers>),
     /// Hands everything on to where it belongs, and back, as anybody on the way can.
     Relay(SocketAddr),
 }
@@ -51,7 +51,9 @@ impl Impostor {
         let seen = Arc::new(Seen::default());
         let noted = Arc::clone(&seen);
         let trick = match trick {
-            Trick::Answer(shown) => Ok(acceptor(*shown)?),
+            Trick::Answer(papers) => {
+                Ok(acceptor(&papers).map_err(|error| Failed(error.to_string()))?)
+            }
             Trick::Relay(to) => Err(to),
         };
         let task = tokio::spawn(async move {

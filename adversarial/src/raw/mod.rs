@@ -1,20 +1,14 @@
 //! A peer under the attacker's control, byte by byte.
 //!
 //! It is authenticated like anybody else (that is what makes it dangerous), and shares nothing
-//! with the transport's own encoder: the WebSocket is written in `websocket.rs` and the frames in
-//! `frame.rs`, from the specification, so that every field can be wrong on purpose.
+//! with the program's own encoders: TLS, WebSocket and frames are the test kit's, which the transport's
+//! tests use too; events and gossip are written here, all of it from the specifications, so that
+//! every field can be wrong on purpose.
 
 pub mod event;
-mod frame;
 mod gossip;
 mod impostor;
-mod peer;
-mod tls;
-mod websocket;
 
-pub use frame::{Frame, Step, cbor, chunk, dtype, flag, kind};
 pub use gossip::{Gossip, Pushed};
+pub use hearthnet_testkit::raw::*;
 pub use impostor::{Impostor, Trick};
-pub use peer::{Arrived, Came, Ending, Flood, Hello, Outgoing, Peer, SWITCHING};
-pub use tls::{Papers, Shown};
-pub use websocket::{Message, opcode};

@@ -11,11 +11,11 @@ use hearthnet_transport::{
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::mpsc;
 
-use crate::calls::{Authority, BUS_PATH, Research, Trust};
-use crate::flight;
-use crate::log::{Community, EventLog, Level};
+use crate::community::log::{Community, EventLog, Level};
+use crate::community::sync::SYNC_PATH;
+use crate::node::calls::{Authority, BUS_PATH, Research, Trust};
+use crate::node::flight;
 use crate::now_ms;
-use crate::sync::SYNC_PATH;
 use crate::{Grant, NodeId};
 
 /// How long a peer that this node has dialled may stay unknown: until then the log that says who
@@ -111,12 +111,9 @@ pub(super) struct Access {
 
 impl Access {
     pub(super) fn tensor(&self) -> Option<TensorService> {
-        let tensor = self.tensor.read();
-        tensor.clone()
+        self.tensor.read().clone()
     }
-}
 
-impl Access {
     fn may_use_path(&self, key: &NodeId, path: &str) -> Result<(), CloseCode> {
         let what = Use::of_path(path).ok_or(CloseCode::Unauthorized)?;
         may_use(&self.log.state(), key, what, now_ms())?;
@@ -173,12 +170,7 @@ impl Admission for Access {
 
 impl Authority for Access {
     fn trust(&self, node: &NodeId) -> Trust {
-        match self.log.state().level(node) {
-            None => Trust::Anyone,
-            Some(Level::Member) => Trust::Member,
-            Some(Level::Trusted) => Trust::Trusted,
-            Some(Level::Anchor) => Trust::Anchor,
-        }
+        self.log.state().level(node).into()
     }
 
     fn research(&self) -> Research {

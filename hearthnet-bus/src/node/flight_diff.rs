@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::NodeId;
-use crate::flight::Event;
-use crate::log::Community;
+use crate::community::log::Community;
+use crate::node::flight::Event;
 use hearthnet_transport::Code;
 
 /// What was so when it was last looked at.

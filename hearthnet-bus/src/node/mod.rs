@@ -8,7 +8,11 @@
 //! | whom to dial when | | `dialer.rs` |
 //! | accepting, linking, watching, telling | | `tasks.rs` |
 //! | what the flight record is told | | `flight_diff.rs` |
-//! | calls to other nodes | [`Node::call`] | `client_pool.rs` |
+//! | what a node can be asked to do | [`calls`] | `calls/` |
+//! | how a stranger joins through it | [`joining`] | `joining/` |
+//! | who may be where | [`discovery`] | `discovery/` |
+//! | what happened of late | [`flight`] | `flight/` |
+//! | reaching and calling nodes | [`Node::call`] | `reach.rs` |
 //!
 //! ```text
 //!                        one TLS listener
@@ -26,9 +30,13 @@
 //! - A stranger gets no further than asking to join, and that only while there is an invite.
 
 mod access;
-mod client_pool;
+pub mod calls;
 mod dialer;
+pub mod discovery;
+pub mod flight;
 mod flight_diff;
+pub mod joining;
+mod reach;
 mod tasks;
 #[cfg(test)]
 mod tests;
@@ -47,15 +55,15 @@ use tokio::task::JoinSet;
 
 pub use access::{Connections, TensorAcceptor};
 
-use crate::calls::{BUS_PATH, CallServer, MAX_MESSAGE_BYTES, Registry};
-use crate::discovery::{Announcement, CommunityTag, Discovery, DiscoveryError, DiscoverySettings};
-use crate::flight;
-use crate::log::{EventLog, Level};
+use crate::community::log::{EventLog, Level};
+use crate::community::sync::{Progress, SyncConfig};
+use crate::node::calls::{BUS_PATH, CallServer, MAX_MESSAGE_BYTES, Registry};
+use crate::node::discovery::{
+    Announcement, CommunityTag, Discovery, DiscoveryError, DiscoverySettings,
+};
 use crate::now_ms;
-use crate::sync::{Progress, SyncConfig};
 use crate::{NodeId, NodeKey};
 use access::{Access, TensorService, Use};
-use client_pool::ClientPool;
 use flight_diff::FlightDiff;
 
 /// Sessions that wait for the shard host; beyond them `session_limit`.
@@ -183,7 +191,6 @@ struct Inner {
     connections: Connections,
     links: Mutex<(u64, HashMap<NodeId, Link>)>,
     flight_diff: Mutex<FlightDiff>,
-    clients: ClientPool,
     /// Members that refused this node because it was put out of the community.
     put_out_by: Mutex<BTreeSet<NodeId>>,
     /// Grows when a link comes, goes or becomes even, or a member says that this node was put out.
@@ -244,7 +251,7 @@ impl Node {
             None => None,
             Some(addr) => {
                 let admission = Arc::clone(&rights) as Arc<dyn Admission>;
-                let rules = [bus_rule(), crate::sync::path_rule()];
+                let rules = [bus_rule(), crate::community::sync::path_rule()];
                 let config = settings.transport.clone();
                 Some(PathListener::bind(addr, &identity, admission, config, &rules).await?)
             }
@@ -266,7 +273,6 @@ impl Node {
         let (discovery, found) = Discovery::start(discovery, announcement)?;
         let server = CallServer::new(id, registry, Arc::clone(&rights) as _);
         let inner = Arc::new(Inner {
-            clients: ClientPool::default(),
             connections: Connections::new(log.clone()),
             links: Mutex::default(),
             flight_diff: Mutex::default(),
@@ -326,7 +332,7 @@ impl Node {
         &self.inner.discovery
     }
 
-    /// What answers this node's calls; also for a [`LocalApi`](crate::calls::LocalApi).
+    /// What answers this node's calls; also for a [`LocalApi`](crate::node::calls::LocalApi).
     pub fn call_server(&self) -> &Arc<CallServer> {
         &self.inner.server
     }
@@ -476,12 +482,6 @@ impl WeakNode {
     }
 }
 
-impl std::fmt::Debug for WeakNode {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("WeakNode").finish_non_exhaustive()
-    }
-}
-
 impl std::fmt::Debug for Node {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Node")
@@ -512,11 +512,5 @@ impl Drop for TensorSessions {
         let mut tensor = tensor.write();
         // Only this one's: it may have been replaced.
         tensor.take_if(|service| service.sessions.is_closed());
-    }
-}
-
-impl std::fmt::Debug for TensorSessions {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TensorSessions").finish_non_exhaustive()
     }
 }

@@ -13,13 +13,13 @@ use super::access::{Use, grant_of};
 use super::dialer::{Dialer, Target};
 use super::{Inner, Link};
 use crate::NodeId;
-use crate::calls::BUS_PATH;
-use crate::discovery::Source;
-use crate::flight;
-use crate::log::Community;
-use crate::log::{ADVERT_LIFE_MS, Body, Level};
+use crate::community::log::Community;
+use crate::community::log::{ADVERT_LIFE_MS, Body, Level};
+use crate::community::sync::{Progress, gossip, path_rule};
+use crate::node::calls::BUS_PATH;
+use crate::node::discovery::Source;
+use crate::node::flight;
 use crate::now_ms;
-use crate::sync::{Progress, gossip, path_rule};
 
 /// How often the node looks after itself: addresses, time limits.
 const TICK: Duration = Duration::from_secs(1);
@@ -223,7 +223,6 @@ async fn watch_rights(inner: Arc<Inner>) {
         let (state, now_ms) = (inner.log.state(), now_ms());
         inner.connections.check(now_ms);
         inner.remember(&state, now_ms);
-        inner.clients.retain(|node| !state.is_revoked(node));
         let members = state.members().map(|(node, _)| *node);
         inner.discovery.set_members(members);
         for seen in state.nodes(now_ms) {
@@ -387,7 +386,7 @@ async fn housekeeping(inner: Arc<Inner>) {
             let body = Body::NodeSeen {
                 endpoints: endpoints
                     .iter()
-                    .take(crate::log::MAX_ENDPOINTS)
+                    .take(crate::community::log::MAX_ENDPOINTS)
                     .cloned()
                     .collect(),
                 name: inner.settings.name.clone(),

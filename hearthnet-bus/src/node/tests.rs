@@ -10,32 +10,19 @@ use hearthnet_transport::{
     connect, connect_path,
 };
 use serde_json::{Value, json};
-use tempfile::TempDir;
 use tokio::time::{Instant, timeout};
 
 use super::*;
-use crate::calls::{
+use crate::community::log::{Body, Event, EventHash, EventId, Lane, Policy};
+use crate::node::calls::{
     CallContext, CallError, CapabilityDescriptor, Client, FrameSink, Handler, Trust,
 };
-use crate::discovery::StaticPeer;
-use crate::invite::JoinRequest;
-use crate::log::{Body, Event, EventHash, EventId, Lane, Policy};
+use crate::node::discovery::StaticPeer;
 use crate::now_ms;
-use crate::{Capability, CommunityId, Grant};
+use crate::testing::{self, id, key};
+use crate::{Capability, Grant};
 
 const PATIENCE: Duration = Duration::from_secs(60);
-
-fn key(seed: u8) -> NodeKey {
-    NodeKey::from_secret(&[seed; 32])
-}
-
-fn id(seed: u8) -> NodeId {
-    key(seed).id()
-}
-
-fn root() -> NodeKey {
-    key(200)
-}
 
 fn echo() -> Capability {
     "test.echo@1.0".parse().unwrap()
@@ -54,21 +41,13 @@ impl Handler for Echo {
     }
 }
 
-fn computing(research: bool) -> Policy {
-    Policy {
-        research,
-        ..Policy::default()
-    }
-}
-
-/// A node that listens, and its folder.
+/// A node that listens, and its log.
 struct Home {
     node: Node,
-    seed: u8,
-    _dir: TempDir,
+    community: testing::Home,
 }
 
-async fn start(seed: u8, log: EventLog, dir: TempDir, peers: Vec<StaticPeer>) -> Home {
+async fn start(seed: u8, community: testing::Home, peers: Vec<StaticPeer>) -> Home {
     let registry = Arc::new(Registry::new());
     let descriptor = CapabilityDescriptor::new(echo(), "Says who asks.", Trust::Member);
     registry.register(descriptor, Arc::new(Echo)).unwrap();
@@ -76,27 +55,23 @@ async fn start(seed: u8, log: EventLog, dir: TempDir, peers: Vec<StaticPeer>) ->
     settings.listen = Some("127.0.0.1:0".into());
     settings.discovery.mdns = false;
     settings.discovery.static_peers = peers;
+    let log = community.log.clone();
     let node = Node::start(Arc::new(key(seed)), log, settings, registry).await;
     Home {
         node: node.unwrap(),
-        seed,
-        _dir: dir,
+        community,
     }
 }
 
 /// Key 1, who has founded a community that computes together, and lets everybody in.
 async fn founder() -> Home {
-    let dir = TempDir::new().unwrap();
-    let (name, policy) = ("Elm Street", computing(true));
-    let log = EventLog::create(dir.path(), &root(), id(1), name, policy, now_ms()).unwrap();
-    start(1, log, dir, Vec::new()).await
+    start(1, testing::Home::founded(key(1), true), Vec::new()).await
 }
 
 /// A node that knows the community's key and one address.
 async fn joiner(seed: u8, at: &Home) -> Home {
-    let dir = TempDir::new().unwrap();
-    let log = EventLog::prepare(dir.path(), CommunityId::from(root().id())).unwrap();
-    start(seed, log, dir, vec![at.address()]).await
+    let community = testing::Home::joining(key(seed));
+    start(seed, community, vec![at.address()]).await
 }
 
 impl Home {
@@ -109,21 +84,16 @@ impl Home {
     }
 
     fn append(&self, body: Body) {
-        let log = self.node.log();
-        log.append(&key(self.seed), body, now_ms()).unwrap();
+        self.community.append(body);
     }
 
-    fn invited(&self) -> Body {
-        Body::Invited {
+    fn invite(&self) {
+        self.append(Body::Invited {
             invite: id(100),
             level: Level::Member,
             uses: 50,
             expires_ms: now_ms() + 3_600_000,
-        }
-    }
-
-    fn invite(&self) {
-        self.append(self.invited());
+        });
     }
 
     fn withdraw(&self) {
@@ -131,15 +101,11 @@ impl Home {
     }
 
     fn admit(&self, seed: u8) {
-        let (community, name) = (self.node.log().community(), format!("node {seed}"));
-        let request = JoinRequest::sign(&key(100), community, id(seed), &name).unwrap();
-        let level = Level::Member;
-        self.append(Body::Admitted { request, level });
+        self.community.admit(id(seed), Level::Member);
     }
 
     fn revoke(&self, seed: u8) {
-        let (node, last_seq) = (id(seed), 0);
-        self.append(Body::Revoked { node, last_seq });
+        self.community.revoke(id(seed));
     }
 
     fn set_level(&self, seed: u8, level: Level) {
@@ -253,12 +219,9 @@ async fn nodes_that_know_one_address_find_everybody_and_share_one_history() {
     let answer = stream.result_within(PATIENCE).await;
     assert_eq!(answer.unwrap()["caller"], id(2).to_string());
     // A node that goes is missed, and comes back under another port.
-    let community = third.node.log().community();
     second.node.shutdown().await;
     first.linked_with(&[3]).await;
-    let dir = TempDir::new().unwrap();
-    let log = EventLog::prepare(dir.path(), community).unwrap();
-    let second = start(2, log, dir, vec![third.address()]).await;
+    let second = start(2, testing::Home::joining(key(2)), vec![third.address()]).await;
     first.linked_with(&[2, 3]).await;
     second.linked_with(&[1, 3]).await;
 }
@@ -281,7 +244,7 @@ async fn of_two_links_the_one_that_the_lower_id_dialled_stays() {
     };
     // Both dial once more, at the same time.
     for _ in 0..5 {
-        let rule = crate::sync::path_rule();
+        let rule = crate::community::sync::path_rule();
         let dialled = tokio::join!(
             lower.node.inner.reach(higher.node.id(), &rule),
             higher.node.inner.reach(lower.node.id(), &rule),
@@ -302,7 +265,7 @@ async fn of_two_links_the_one_that_the_lower_id_dialled_stays() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn strangers_get_nothing_and_may_ask_to_join_only_while_there_is_an_invite() {
     let first = founder().await;
-    let paths = [bus_rule(), crate::sync::path_rule()];
+    let paths = [bus_rule(), crate::community::sync::path_rule()];
     for rule in &paths {
         assert_eq!(refusal(first.dial(66, rule).await), CloseCode::Unauthorized);
     }
@@ -343,7 +306,10 @@ async fn a_revoked_node_loses_every_connection_at_once_and_learns_why() {
     first.admit(2);
     let mut sessions = first.node.serve_tensors(Arc::new(OpenDoor));
     let mut bus = first.dial(2, &bus_rule()).await.unwrap();
-    let mut sync = first.dial(2, &crate::sync::path_rule()).await.unwrap();
+    let mut sync = first
+        .dial(2, &crate::community::sync::path_rule())
+        .await
+        .unwrap();
     let mut tensor = first.tensor(2, vec![]).await.unwrap();
     let mut session = sessions.next().await.unwrap();
     first.linked_with(&[2]).await;
@@ -362,7 +328,7 @@ async fn a_revoked_node_loses_every_connection_at_once_and_learns_why() {
     assert_eq!((closed.code, closed.by_us), (CloseCode::Revoked, true));
     first.linked_with(&[]).await;
     // It does not come in again, by any path.
-    for path in [&bus_rule(), &crate::sync::path_rule()] {
+    for path in [&bus_rule(), &crate::community::sync::path_rule()] {
         assert_eq!(refusal(first.dial(2, path).await), CloseCode::Revoked);
     }
     assert_eq!(refusal(first.tensor(2, vec![]).await), CloseCode::Revoked);
@@ -387,15 +353,11 @@ async fn a_node_whose_key_counts_no_more_is_told_so_wherever_it_dials() {
     third.linked_with(&[1]).await;
     timeout(PATIENCE, third.node.until_in_sync()).await.unwrap();
     let fork = |name: &str| {
-        let dir = TempDir::new().unwrap();
-        let log = EventLog::prepare(dir.path(), first.node.log().community()).unwrap();
-        let batch = first.node.log().missing(&log.heads(), 100, 1 << 20);
-        log.receive(&batch.unwrap().events, id(1), now_ms())
-            .unwrap();
-        let before = log.heads();
-        let name = name.to_owned();
-        log.append(&key(3), Body::Named { name }, now_ms()).unwrap();
-        log.missing(&before, 1, 1 << 20).unwrap().events
+        let home = testing::Home::joining(key(3));
+        testing::hear(&home.log, first.node.log());
+        let (before, name) = (home.log.heads(), name.to_owned());
+        home.append(Body::Named { name });
+        home.log.missing(&before, 1, 1 << 20).unwrap().events
     };
     for events in [fork("one"), fork("two")] {
         first.node.log().receive(&events, id(1), now_ms()).unwrap();
@@ -461,7 +423,7 @@ async fn a_callers_sessions_end_when_it_is_frozen_or_the_community_computes_no_m
     for (end, code, open) in [
         ((|home| home.freeze(2)) as fn(&Home), CloseCode::Revoked, 0),
         (
-            |home| home.append(Body::PolicyChanged(computing(false))),
+            |home| home.append(Body::PolicyChanged(Policy::default())),
             CloseCode::Unauthorized,
             // Calls go on: there is more than computing together.
             1,
@@ -504,7 +466,7 @@ async fn a_link_to_a_host_ends_with_the_right_of_the_host_though_the_host_keeps_
         (|home| home.revoke(3), CloseCode::Revoked),
         (|home| home.freeze(3), CloseCode::Revoked),
         (
-            |home| home.append(Body::PolicyChanged(computing(false))),
+            |home| home.append(Body::PolicyChanged(Policy::default())),
             CloseCode::Unauthorized,
         ),
         (
@@ -532,11 +494,7 @@ async fn a_link_to_a_host_ends_with_the_right_of_the_host_though_the_host_keeps_
         first.admit(3);
         first.set_level(3, Level::Trusted);
         // A host that knows of no community but one in which it may do everything.
-        let dir = TempDir::new().unwrap();
-        let policy = computing(true);
-        let log = EventLog::create(dir.path(), &root(), id(3), "Elm", policy, now_ms()).unwrap();
-        log.append(&key(3), first.invited(), now_ms()).unwrap();
-        let host = start(3, log, dir, Vec::new()).await;
+        let host = start(3, testing::Home::founded(key(3), true), Vec::new()).await;
         host.admit(1);
         let mut sessions = host.node.serve_tensors(Arc::new(OpenDoor));
         // The node's own table, and that of a program beside the node.
@@ -589,19 +547,15 @@ async fn without_a_shard_host_there_are_no_tensor_sessions() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_answers_at_an_address_has_to_be_a_member() {
     // A node of another community, which says nothing of it.
-    let dir = TempDir::new().unwrap();
-    let (name, policy) = ("Oak Street", Policy::default());
-    let log = EventLog::create(dir.path(), &key(201), id(7), name, policy, now_ms()).unwrap();
-    let other = start(7, log, dir, Vec::new()).await;
+    let other = testing::Home::founded_as(201, key(7), false);
+    let other = start(7, other, Vec::new()).await;
     other.invite();
 
-    let dir = TempDir::new().unwrap();
-    let (name, policy) = ("Elm Street", Policy::default());
-    let log = EventLog::create(dir.path(), &root(), id(1), name, policy, now_ms()).unwrap();
     let unnamed = StaticPeer::new(other.node.listen_addr().unwrap(), None);
     // And its address under the name of a member: another key answers there.
     let wrong = StaticPeer::new(other.node.listen_addr().unwrap(), Some(id(2)));
-    let first = start(1, log, dir, vec![unnamed, wrong]).await;
+    let community = testing::Home::founded(key(1), false);
+    let first = start(1, community, vec![unnamed, wrong]).await;
     first.invite();
     first.admit(2);
     first.knows(2).await;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::kv::SeqId;
+use super::sequence::SeqId;
 use crate::error::ModelError;
 use crate::kernels::PackError;
 
@@ -29,15 +29,12 @@ pub enum LoadError {
     Pack {
         /// The tensor.
         tensor: String,
-        /// Why.
+        /// What is wrong with its type or shape.
         source: PackError,
     },
-    /// There is no memory for the weights.
-    #[error("no memory for {bytes} bytes of weights")]
-    OutOfMemory {
-        /// What was asked of the system.
-        bytes: usize,
-    },
+    /// The system has no memory for so many bytes of weights.
+    #[error("no memory for {0} bytes of weights")]
+    OutOfMemory(usize),
     /// The instruction set that the options name is not there.
     #[error("this processor does not have the instruction set {0:?}")]
     Isa(crate::kernels::Isa),
@@ -62,12 +59,9 @@ pub enum EngineError {
     /// The sequence was never opened here, or has been closed.
     #[error("sequence {0} is not open")]
     UnknownSequence(SeqId),
-    /// More sequences than `EngineOptions::max_sequences`.
-    #[error("{limit} sequences are open, which is the limit")]
-    TooManySequences {
-        /// The limit.
-        limit: usize,
-    },
+    /// As many sequences are open as `EngineOptions::max_sequences` allows.
+    #[error("{0} sequences are open, which is the limit")]
+    TooManySequences(usize),
     /// A span does not begin where its sequence ends, or a position lies beyond the end.
     #[error("position {position} does not fit sequence {seq}, which has {len} positions")]
     PositionGap {
@@ -116,12 +110,9 @@ pub enum EngineError {
         /// Length of the buffer.
         found: usize,
     },
-    /// A row that was given holds an infinity or a NaN.
-    #[error("row {row} of the input is not finite")]
-    InputNotFinite {
-        /// Counted from 0 over all spans.
-        row: usize,
-    },
+    /// A row that was given, counted from 0 over all spans, holds an infinity or a NaN.
+    #[error("row {0} of the input is not finite")]
+    InputNotFinite(usize),
     /// The sequence would be longer than the model's context, or than
     /// `EngineOptions::max_context`.
     #[error("{wanted} positions were asked for; the context has {limit}")]
@@ -141,12 +132,9 @@ pub enum EngineError {
         /// The budget.
         limit: u64,
     },
-    /// The system refused memory within the budget.
-    #[error("no memory for {bytes} bytes of keys and values")]
-    OutOfMemory {
-        /// What was asked of the system.
-        bytes: u64,
-    },
+    /// The system refused so many bytes of memory, which are within the budget.
+    #[error("no memory for {0} bytes of keys and values")]
+    OutOfMemory(u64),
     /// A block's output leaves the range of the boundary dtype, or is not a number: the model's
     /// weights, or the rows that came in, are beyond what it can compute. The batch's sequences
     /// are as long as before; the rows are lost.
@@ -214,12 +202,9 @@ pub enum ImportError {
         /// What there is.
         found: u64,
     },
-    /// A key or value is an infinity or a NaN.
-    #[error("the KV snapshot holds a value that is not finite, at byte {offset}")]
-    NotFinite {
-        /// Of the snapshot.
-        offset: usize,
-    },
+    /// The key or value at this byte of the snapshot is an infinity or a NaN.
+    #[error("the KV snapshot holds a value that is not finite, at byte {0}")]
+    NotFinite(usize),
     /// There is no room for it.
     #[error(transparent)]
     Engine(#[from] EngineError),

@@ -68,29 +68,6 @@ impl FullModel {
         ids: &[u32],
         logits: &mut Vec<f32>,
     ) -> Result<(), EngineError> {
-        self.forward(seq, ids)?;
-        let last = self
-            .rows
-            .len()
-            .saturating_sub(self.head.spec().width as usize);
-        self.head.logits(&self.rows[last..], logits)
-    }
-
-    /// As [`Self::append`], with the logits of every token: `vocab` values each.
-    ///
-    /// # Errors
-    /// As [`Self::append`].
-    pub fn append_all(
-        &mut self,
-        seq: SeqId,
-        ids: &[u32],
-        logits: &mut Vec<f32>,
-    ) -> Result<(), EngineError> {
-        self.forward(seq, ids)?;
-        self.head.logits(&self.rows, logits)
-    }
-
-    fn forward(&mut self, seq: SeqId, ids: &[u32]) -> Result<(), EngineError> {
         self.head.embed(ids, &mut self.rows)?;
         let position = self.engine.len(seq)?;
         let limit = self.head.spec().context;
@@ -98,16 +75,18 @@ impl FullModel {
             wanted: ids.len() as u64,
             limit,
         })?;
-        if rows == 0 {
-            return Ok(());
+        let span = Span {
+            seq,
+            position,
+            rows,
+        };
+        if rows > 0 {
+            self.engine.forward(&[span], &mut self.rows)?;
         }
-        self.engine.forward(
-            &[Span {
-                seq,
-                position,
-                rows,
-            }],
-            &mut self.rows,
-        )
+        let last = self
+            .rows
+            .len()
+            .saturating_sub(self.head.spec().width as usize);
+        self.head.logits(&self.rows[last..], logits)
     }
 }

@@ -119,7 +119,7 @@ impl Head {
             self.spec.boundary.round(values);
             if !self.kernels.all_finite(values) {
                 out.clear();
-                return Err(EngineError::InputNotFinite { row });
+                return Err(EngineError::InputNotFinite(row));
             }
         }
         Ok(())
@@ -143,7 +143,7 @@ impl Head {
         }
         let mut each = rows.chunks_exact(width);
         if let Some(row) = each.position(|row| !self.kernels.all_finite(row)) {
-            return Err(EngineError::InputNotFinite { row });
+            return Err(EngineError::InputNotFinite(row));
         }
         out.resize(rows.len() / width * vocab, 0.0);
         for (rows, out) in rows.chunks(TILE * width).zip(out.chunks_mut(TILE * vocab)) {

@@ -13,7 +13,7 @@
 //!
 //! | what | where |
 //! |---|---|
-//! | sequences, pages, snapshots | [`kv`](self::SeqId) |
+//! | sequences, pages, snapshots | `sequence`, `kv` |
 //! | a batch through the layers, the split between threads | `forward` |
 //! | tables of rotations | `rope_tables` |
 //! | threads | `thread_pool` |
@@ -26,6 +26,7 @@ mod full_model;
 mod head;
 mod kv;
 mod rope_tables;
+mod sequence;
 mod thread_pool;
 mod weights;
 
@@ -38,7 +39,8 @@ use sha2::{Digest as _, Sha256};
 pub use error::{EngineError, ImportError, LoadError};
 pub use full_model::FullModel;
 pub use head::Head;
-pub use kv::{KvSnapshot, SeqId, Span};
+pub use kv::KvSnapshot;
+pub use sequence::{SeqId, Span};
 
 use crate::kernels::{Isa, Kernels};
 use crate::manifest::WeightsId;
@@ -342,7 +344,7 @@ impl Engine {
             .chunks_exact(width)
             .position(|row| !self.kernels.all_finite(row))
         {
-            return Err(EngineError::InputNotFinite { row });
+            return Err(EngineError::InputNotFinite(row));
         }
         self.cache.reserve(&layers, spans)?;
         let end = spans
@@ -396,26 +398,13 @@ impl fmt::Debug for Engine {
 
 /// What the kernels ask of a model, beyond what a model file is checked for.
 fn check(spec: &ModelSpec) -> Result<(), LoadError> {
-    let refuse = |what: String| Err(LoadError::Unsupported(what));
-    if spec.head_dim == 0 || !spec.head_dim.is_multiple_of(8) {
-        return refuse(format!(
-            "heads of {} values; a multiple of 8 is needed",
-            spec.head_dim
-        ));
+    let dim = spec.head_dim;
+    match dim.is_multiple_of(8) {
+        true => Ok(()),
+        false => Err(LoadError::Unsupported(format!(
+            "heads of {dim} values; a multiple of 8 is needed"
+        ))),
     }
-    if spec.kv_heads == 0 || !spec.heads.is_multiple_of(spec.kv_heads) {
-        return refuse(format!(
-            "{} query heads do not share {} KV heads evenly",
-            spec.heads, spec.kv_heads
-        ));
-    }
-    if spec.rope.dims > spec.head_dim || !spec.rope.dims.is_multiple_of(2) {
-        return refuse(format!(
-            "RoPE over {} values of heads of {}",
-            spec.rope.dims, spec.head_dim
-        ));
-    }
-    Ok(())
 }
 
 /// A digest of everything that decides the keys and values of a layer range.

@@ -249,8 +249,7 @@ impl<'a> Loader<'a> {
         total: u64,
         progress: &'a mut dyn FnMut(u64, u64),
     ) -> Result<Self, LoadError> {
-        let arena =
-            Arena::with_capacity(packed).map_err(|_| LoadError::OutOfMemory { bytes: packed })?;
+        let arena = Arena::with_capacity(packed).map_err(|_| LoadError::OutOfMemory(packed))?;
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
         let pool = pool.thread_name(|_| "load".to_owned()).build();
         let pool = pool.map_err(|error| LoadError::Threads(std::io::Error::other(error)))?;
@@ -389,9 +388,12 @@ impl<'a> Loader<'a> {
     /// The biases of each expert of a layer, or none.
     fn expert_biases(&mut self, layer: u32) -> Result<Vec<ExpertBias>, LoadError> {
         use LayerTensor as T;
-        let spec = self.file.spec();
-        let (width, ffn) = (spec.width as usize, spec.ffn as usize);
-        let mut all = |which| Ok::<_, LoadError>(self.optional(layer, which)?.unwrap_or_default());
+        let file = self.file;
+        if !file.has(T::ExpertGateBias) {
+            return Ok(Vec::new());
+        }
+        let (width, ffn) = (file.spec().width as usize, file.spec().ffn as usize);
+        let mut all = |which| self.vector(&file.layer_tensor(layer, which)?);
         let (gates, ups) = (all(T::ExpertGateBias)?, all(T::ExpertUpBias)?);
         let downs = all(T::ExpertDownBias)?;
         let gates = gates.chunks_exact(ffn).zip(ups.chunks_exact(ffn));
@@ -408,20 +410,10 @@ impl<'a> Loader<'a> {
         let [q, k, v] = &views;
         let same = q.dtype == k.dtype && q.dtype == v.dtype;
         let whole = q.rows().is_multiple_of(LANES) && k.rows().is_multiple_of(LANES);
-        let parts = if same && whole {
-            let matrices = [matrix(q)?, matrix(k)?, matrix(v)?];
-            let arena = &mut self.arena;
-            let packed = self.pool.install(|| Packed::pack_stacked(arena, &matrices));
-            let packed = packed.map_err(|source| pack_error(q, source))?;
-            views.iter().for_each(|view| self.step(view));
-            vec![packed]
-        } else {
-            views
-                .iter()
-                .map(|view| self.matrix(view))
-                .collect::<Result<_, _>>()?
-        };
-        Ok(Qkv::of(parts))
+        Ok(Qkv::of(match same && whole {
+            true => vec![self.pack(&[q, k, v], Packed::pack_stacked)?],
+            false => vec![self.matrix(q)?, self.matrix(k)?, self.matrix(v)?],
+        }))
     }
 
     fn ffn(&mut self, gate: &TensorView<'_>, up: &TensorView<'_>) -> Result<Ffn, LoadError> {
@@ -429,30 +421,35 @@ impl<'a> Loader<'a> {
         let spec = self.file.spec();
         let plain = !spec.experts.is_some_and(|experts| experts.bias);
         let fused = plain && spec.activation == Activation::Silu && gate.dtype == up.dtype;
-        if !fused {
-            return Ok(Ffn::Split {
+        Ok(match fused {
+            true => Ffn::Fused(self.pack(&[gate, up], |arena, both| match both {
+                [gate, up] => Packed::pack_gate_up(arena, gate, up),
+                _ => Err(PackError::Mismatch),
+            })?),
+            false => Ffn::Split {
                 gate: self.matrix(gate)?,
                 up: self.matrix(up)?,
-            });
-        }
-        let (arena, halves) = (&mut self.arena, (matrix(gate)?, matrix(up)?));
-        let both = self
-            .pool
-            .install(|| Packed::pack_gate_up(arena, &halves.0, &halves.1))
-            .map_err(|source| pack_error(gate, source))?;
-        self.step(gate);
-        self.step(up);
-        Ok(Ffn::Fused(both))
+            },
+        })
     }
 
     /// A matrix by itself.
     pub(super) fn matrix(&mut self, view: &TensorView<'_>) -> Result<Packed, LoadError> {
-        let (arena, matrix) = (&mut self.arena, matrix(view)?);
-        let packed = self
-            .pool
-            .install(|| Packed::pack(arena, &matrix))
-            .map_err(|source| pack_error(view, source))?;
-        self.step(view);
+        self.pack(&[view], Packed::pack_stacked)
+    }
+
+    /// Some matrices as one.
+    fn pack(
+        &mut self,
+        views: &[&TensorView<'_>],
+        pack: impl FnOnce(&mut Arena, &[Matrix<'_>]) -> Result<Packed, PackError> + Send,
+    ) -> Result<Packed, LoadError> {
+        let matrices = views.iter().map(|view| matrix(view));
+        let matrices = matrices.collect::<Result<Vec<_>, _>>()?;
+        let arena = &mut self.arena;
+        let packed = self.pool.install(|| pack(arena, &matrices));
+        let packed = packed.map_err(|source| pack_error(views[0], source))?;
+        views.iter().for_each(|view| self.step(view));
         Ok(packed)
     }
 

@@ -334,9 +334,7 @@ impl Family {
     /// When the key is missing or no string, or the architecture is none of [`ALL`].
     pub fn of(gguf: &Gguf) -> Result<&'static Self, ModelError> {
         let key = "general.architecture";
-        let missing = || MetadataError::Missing {
-            key: key.to_owned(),
-        };
+        let missing = || MetadataError::Missing(key.to_owned());
         let architecture = gguf.str(key)?.ok_or_else(missing)?;
         Self::named(architecture).ok_or_else(|| ModelError::UnknownArchitecture {
             architecture: architecture.chars().take(60).collect(),
@@ -730,10 +728,7 @@ impl Keys<'_> {
     }
 
     fn missing(&self, key: &str) -> ModelError {
-        MetadataError::Missing {
-            key: self.full(key),
-        }
-        .into()
+        MetadataError::Missing(self.full(key)).into()
     }
 
     fn u32(&self, key: &str) -> Result<u32, ModelError> {

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 /// Why a file is not a GGUF file that this program reads. Field names are those of the GGUF
-/// specification; strings that come from the file are quoted and escaped.
+/// specification, and all that a variant has that carries a text alone; strings that come from the
+/// file are quoted and escaped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GgufError {
@@ -15,18 +16,12 @@ pub enum GgufError {
         /// What the system said.
         source: std::io::Error,
     },
-    /// The file does not begin with `GGUF`.
-    #[error("magic: not a GGUF file, {}", begins(found))]
-    Magic {
-        /// The first bytes of the file, at most four.
-        found: Vec<u8>,
-    },
+    /// The file does not begin with `GGUF`, but with these bytes, at most four.
+    #[error("magic: not a GGUF file, {}", begins(.0))]
+    Magic(Vec<u8>),
     /// A version other than 2 and 3.
-    #[error("version: GGUF version {version} is not supported, only 2 and 3 are")]
-    Version {
-        /// The version in the file.
-        version: u32,
-    },
+    #[error("version: GGUF version {0} is not supported, only 2 and 3 are")]
+    Version(u32),
     /// The version reads as 2 or 3 only when its bytes are swapped.
     #[error("version: this is a big-endian GGUF file; convert it to little-endian first")]
     BigEndian,
@@ -55,17 +50,11 @@ pub enum GgufError {
         limit: u64,
     },
     /// A string that is not UTF-8.
-    #[error("{field}: the string is not valid UTF-8")]
-    NotUtf8 {
-        /// The field.
-        field: String,
-    },
+    #[error("{0}: the string is not valid UTF-8")]
+    NotUtf8(String),
     /// An empty key or tensor name.
-    #[error("{field}: must not be empty")]
-    Empty {
-        /// The field.
-        field: String,
-    },
+    #[error("{0}: must not be empty")]
+    Empty(String),
     /// A metadata value type other than 0 to 12.
     #[error("{field}: {id} is no metadata value type")]
     ValueType {
@@ -75,11 +64,8 @@ pub enum GgufError {
         id: u32,
     },
     /// An array of arrays. The format allows them; no known key uses them, and ggml refuses them.
-    #[error("{field}: arrays of arrays are not supported")]
-    NestedArray {
-        /// The field.
-        field: String,
-    },
+    #[error("{0}: arrays of arrays are not supported")]
+    NestedArray(String),
     /// A boolean that is neither 0 nor 1.
     #[error("{field}: {value} is no boolean, it must be 0 or 1")]
     Bool {
@@ -100,11 +86,8 @@ pub enum GgufError {
     #[error("general.alignment: must be a power of two between 8 and 65536, stored as u32")]
     Alignment,
     /// A tensor has no dimension, more than four, or one of zero length.
-    #[error("{field}: a tensor has one to four dimensions, none of them zero")]
-    Dimensions {
-        /// The field.
-        field: String,
-    },
+    #[error("{0}: a tensor has one to four dimensions, none of them zero")]
+    Dimensions(String),
     /// A tensor type that ggml does not have, or has removed.
     #[error("{field}: ggml has no tensor type {id}; the file may be newer than this program")]
     TensorType {
@@ -124,11 +107,8 @@ pub enum GgufError {
         dtype: &'static str,
     },
     /// The number of elements or bytes of a tensor overflows.
-    #[error("{field}: the tensor's size overflows")]
-    Overflow {
-        /// The field.
-        field: String,
-    },
+    #[error("{0}: the tensor's size overflows")]
+    Overflow(String),
     /// A tensor's data does not begin at a multiple of the alignment.
     #[error("{field}: offset {offset} is not a multiple of the alignment {alignment}")]
     Misaligned {
@@ -159,14 +139,9 @@ pub enum GgufError {
         /// The tensor that begins inside it.
         second: String,
     },
-    /// There is more in the file than its header describes.
-    #[error(
-        "tensor_data: {extra} bytes after the last tensor belong to nothing: the file is damaged"
-    )]
-    TrailingBytes {
-        /// How many, beyond the padding of the last tensor.
-        extra: u64,
-    },
+    /// There is more in the file than its header and the padding of the last tensor: so many bytes.
+    #[error("tensor_data: {0} bytes after the last tensor belong to nothing: the file is damaged")]
+    TrailingBytes(u64),
 }
 
 /// What a file that does not begin with `GGUF` seems to be.
@@ -188,11 +163,8 @@ fn begins(found: &[u8]) -> String {
 #[non_exhaustive]
 pub enum MetadataError {
     /// The key is not in the file.
-    #[error("metadata {key:?} is missing")]
-    Missing {
-        /// The key.
-        key: String,
-    },
+    #[error("metadata {0:?} is missing")]
+    Missing(String),
     /// The key has a value of another type, or a number outside the expected range.
     #[error("metadata {key:?} must be {expected}, the file has {found}")]
     Mismatch {

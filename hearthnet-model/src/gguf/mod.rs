@@ -112,7 +112,7 @@ impl Gguf {
             return Err(io(source));
         }
         if info.len() == 0 {
-            return Err(GgufError::Magic { found: Vec::new() });
+            return Err(GgufError::Magic(Vec::new()));
         }
         // SAFETY: the map is read-only and private to this process. Its contents are only ever
         // read as bytes, decoded with bounds checks each time, so that a file that is changed

@@ -131,16 +131,12 @@ impl<'a> Cursor<'a> {
             });
         }
         let bytes = self.take(len, field)?;
-        std::str::from_utf8(bytes).map_err(|_| GgufError::NotUtf8 {
-            field: field.to_string(),
-        })
+        std::str::from_utf8(bytes).map_err(|_| GgufError::NotUtf8(field.to_string()))
     }
 
     fn name(&mut self, limit: u64, field: Field<'_>) -> Result<&'a str, GgufError> {
         match self.string(limit, field)? {
-            "" => Err(GgufError::Empty {
-                field: field.to_string(),
-            }),
+            "" => Err(GgufError::Empty(field.to_string())),
             name => Ok(name),
         }
     }
@@ -150,16 +146,14 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Header, GgufError> {
     let mut cursor = Cursor { bytes, at: 0 };
     let magic = bytes.get(..4).unwrap_or(bytes);
     if magic != MAGIC {
-        return Err(GgufError::Magic {
-            found: magic.to_vec(),
-        });
+        return Err(GgufError::Magic(magic.to_vec()));
     }
     cursor.at = 4;
     let version = cursor.u32(Field::Header("version"))?;
     match version {
         2 | 3 => {}
         _ if matches!(version.swap_bytes(), 1..=3) => return Err(GgufError::BigEndian),
-        _ => return Err(GgufError::Version { version }),
+        _ => return Err(GgufError::Version(version)),
     }
     // Name length, dimension count, one dimension, type and offset; key length, key, type, value.
     let tensor_count = cursor.count(
@@ -227,9 +221,7 @@ fn slot(cursor: &mut Cursor<'_>, key: &str, index: u64) -> Result<Slot, GgufErro
     }
     let element = value_type(cursor, Field::Metadata(index, "value.type"))?;
     if element == ValueType::Array {
-        return Err(GgufError::NestedArray {
-            field: Field::Value(key).to_string(),
-        });
+        return Err(GgufError::NestedArray(Field::Value(key).to_string()));
     }
     // A string takes at least its length.
     let least = element.fixed_bytes().unwrap_or(8) as u64;
@@ -272,9 +264,7 @@ fn scalar(cursor: &mut Cursor<'_>, kind: ValueType, field: Field<'_>) -> Result<
             }
         }
         ValueType::Array => {
-            return Err(GgufError::NestedArray {
-                field: field.to_string(),
-            });
+            return Err(GgufError::NestedArray(field.to_string()));
         }
         other => {
             cursor.take(other.fixed_bytes().unwrap_or(0) as u64, field)?;
@@ -290,16 +280,11 @@ fn alignment(bytes: &[u8], metadata: &BTreeMap<String, Slot>) -> Result<u64, Ggu
     let SlotKind::One(ValueType::U32) = slot.kind else {
         return Err(GgufError::Alignment);
     };
-    let decoded = bytes
-        .get(slot.bytes.clone())
-        .and_then(|b| value::decode(ValueType::U32, b));
-    match decoded.and_then(|(value, _)| value.as_integer()) {
-        Some(value) => match u64::try_from(value) {
-            Ok(a) if a.is_power_of_two() && (MIN_ALIGNMENT..=MAX_ALIGNMENT).contains(&a) => Ok(a),
-            _ => Err(GgufError::Alignment),
-        },
-        None => Err(GgufError::Alignment),
-    }
+    let bytes = bytes.get(slot.bytes.clone());
+    let value = bytes.and_then(|bytes| value::decode(ValueType::U32, bytes)?.0.as_integer());
+    let value = value.and_then(|value| u64::try_from(value).ok());
+    let possible = |a: &u64| a.is_power_of_two() && (MIN_ALIGNMENT..=MAX_ALIGNMENT).contains(a);
+    value.filter(possible).ok_or(GgufError::Alignment)
 }
 
 type Tensors = (Vec<TensorInfo>, BTreeMap<String, usize>);
@@ -330,18 +315,14 @@ fn tensor_info(
     let field = Field::Tensor(name, "n_dimensions");
     let count = cursor.u32(field)?;
     if count == 0 || count > MAX_DIMENSIONS {
-        return Err(GgufError::Dimensions {
-            field: field.to_string(),
-        });
+        return Err(GgufError::Dimensions(field.to_string()));
     }
     let field = Field::Tensor(name, "dimensions");
     let mut dims = Vec::with_capacity(count as usize);
     for _ in 0..count {
         match cursor.u64(field)? {
             0 => {
-                return Err(GgufError::Dimensions {
-                    field: field.to_string(),
-                });
+                return Err(GgufError::Dimensions(field.to_string()));
             }
             dim => dims.push(dim),
         }
@@ -349,9 +330,7 @@ fn tensor_info(
     let (columns, rest) = dims
         .split_first()
         .map_or((0, &[][..]), |(first, rest)| (*first, rest));
-    let overflow = || GgufError::Overflow {
-        field: field.to_string(),
-    };
+    let overflow = || GgufError::Overflow(field.to_string());
     let rows = rest
         .iter()
         .try_fold(1u64, |n, dim| n.checked_mul(*dim))
@@ -412,9 +391,8 @@ fn place(
         let end = data_start
             .checked_add(info.offset)
             .and_then(|at| at.checked_add(info.bytes));
-        let end = end.ok_or_else(|| GgufError::Overflow {
-            field: Field::Tensor(&info.name, "offset").to_string(),
-        })?;
+        let end = end
+            .ok_or_else(|| GgufError::Overflow(Field::Tensor(&info.name, "offset").to_string()))?;
         if end > file_len {
             return Err(GgufError::OutOfBounds {
                 field: Field::Tensor(&info.name, "offset").to_string(),
@@ -441,9 +419,7 @@ fn place(
         .map_or(header_end, |info| info.offset + info.bytes);
     let padded = last.checked_next_multiple_of(alignment).unwrap_or(u64::MAX);
     if file_len > padded {
-        return Err(GgufError::TrailingBytes {
-            extra: file_len - padded,
-        });
+        return Err(GgufError::TrailingBytes(file_len - padded));
     }
     Ok(())
 }

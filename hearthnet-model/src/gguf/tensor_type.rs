@@ -154,7 +154,7 @@ impl TensorType {
     }
 
     /// Bytes per block, at least 1.
-    pub fn block_bytes(self) -> u32 {
+    pub const fn block_bytes(self) -> u32 {
         self.row().4
     }
 
@@ -173,7 +173,7 @@ impl TensorType {
         (values / per_block).checked_mul(u64::from(self.block_bytes()))
     }
 
-    fn row(self) -> &'static (Self, u32, &'static str, u32, u32) {
+    const fn row(self) -> &'static (Self, u32, &'static str, u32, u32) {
         // The table is in declaration order, which a test checks.
         &TABLE[self as usize]
     }

@@ -21,26 +21,30 @@ pub enum ValueType {
     F64,
 }
 
+use ValueType as V;
+
+/// Type, its name as messages show it, and the bytes of a value; of strings and arrays the length
+/// is stored.
+const TABLE: [(ValueType, &str, Option<usize>); 13] = [
+    (V::U8, "u8", Some(1)),
+    (V::I8, "i8", Some(1)),
+    (V::U16, "u16", Some(2)),
+    (V::I16, "i16", Some(2)),
+    (V::U32, "u32", Some(4)),
+    (V::I32, "i32", Some(4)),
+    (V::F32, "f32", Some(4)),
+    (V::Bool, "bool", Some(1)),
+    (V::String, "string", None),
+    (V::Array, "array", None),
+    (V::U64, "u64", Some(8)),
+    (V::I64, "i64", Some(8)),
+    (V::F64, "f64", Some(8)),
+];
+
 impl ValueType {
     /// The type with this number in a GGUF file.
     pub fn from_gguf(id: u32) -> Option<Self> {
-        use ValueType as V;
-        const ALL: [ValueType; 13] = [
-            V::U8,
-            V::I8,
-            V::U16,
-            V::I16,
-            V::U32,
-            V::I32,
-            V::F32,
-            V::Bool,
-            V::String,
-            V::Array,
-            V::U64,
-            V::I64,
-            V::F64,
-        ];
-        ALL.get(usize::try_from(id).ok()?).copied()
+        Some(TABLE.get(usize::try_from(id).ok()?)?.0)
     }
 
     /// The number of this type in a GGUF file.
@@ -50,32 +54,13 @@ impl ValueType {
 
     /// Bytes of one value; `None` for strings and arrays, whose length is stored.
     pub fn fixed_bytes(self) -> Option<usize> {
-        Some(match self {
-            Self::U8 | Self::I8 | Self::Bool => 1,
-            Self::U16 | Self::I16 => 2,
-            Self::U32 | Self::I32 | Self::F32 => 4,
-            Self::U64 | Self::I64 | Self::F64 => 8,
-            Self::String | Self::Array => return None,
-        })
+        // The table is in the order of the numbers.
+        TABLE[self as usize].2
     }
 
     /// Name as messages show it.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::U8 => "u8",
-            Self::I8 => "i8",
-            Self::U16 => "u16",
-            Self::I16 => "i16",
-            Self::U32 => "u32",
-            Self::I32 => "i32",
-            Self::F32 => "f32",
-            Self::Bool => "bool",
-            Self::String => "string",
-            Self::Array => "array",
-            Self::U64 => "u64",
-            Self::I64 => "i64",
-            Self::F64 => "f64",
-        }
+        TABLE[self as usize].1
     }
 }
 
@@ -236,7 +221,6 @@ impl<'a> Array<'a> {
 
     /// The elements, if they are integers of any width.
     pub fn integers(&self) -> Option<impl Iterator<Item = i128> + use<'a>> {
-        use ValueType as V;
         matches!(
             self.element,
             V::U8 | V::I8 | V::U16 | V::I16 | V::U32 | V::I32 | V::U64 | V::I64
@@ -253,15 +237,6 @@ impl<'a> Array<'a> {
             self.iter()
                 .map(|value| value.as_float().unwrap_or_default())
         })
-    }
-}
-
-impl<'a> IntoIterator for Array<'a> {
-    type Item = Value<'a>;
-    type IntoIter = ArrayIter<'a>;
-
-    fn into_iter(self) -> ArrayIter<'a> {
-        self.iter()
     }
 }
 

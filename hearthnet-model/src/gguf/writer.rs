@@ -29,11 +29,8 @@ pub enum WriteError {
     #[error("cannot write: {0}")]
     Io(#[from] io::Error),
     /// A key or tensor name that is empty, too long, or used twice.
-    #[error("{name:?} cannot be used as a name here: it is empty, too long or there already")]
-    Name {
-        /// The name.
-        name: String,
-    },
+    #[error("{0:?} cannot be used as a name here: it is empty, too long or there already")]
+    Name(String),
     /// A shape without dimensions, with more than four, with a zero, with rows that do not fill
     /// the blocks of the type, or whose size overflows.
     #[error("tensor {name:?} of type {dtype} cannot have shape {dims:?}")]
@@ -101,9 +98,7 @@ impl Writer {
         if !alignment.is_power_of_two()
             || !(super::MIN_ALIGNMENT..=super::MAX_ALIGNMENT).contains(&wide)
         {
-            return Err(WriteError::Name {
-                name: format!("{name} = {alignment}"),
-            });
+            return Err(WriteError::Name(format!("{name} = {alignment}")));
         }
         self.set(name, Value::U32(alignment))?;
         self.alignment = wide;
@@ -180,9 +175,7 @@ impl Writer {
 
     fn key(&mut self, key: &str, value_type: ValueType) -> Result<(), WriteError> {
         if key.is_empty() || key.len() as u64 > MAX_KEY_BYTES || !self.keys.insert(key.to_owned()) {
-            return Err(WriteError::Name {
-                name: key.to_owned(),
-            });
+            return Err(WriteError::Name(key.to_owned()));
         }
         encode(Value::String(key), &mut self.metadata);
         self.metadata.extend(value_type.gguf().to_le_bytes());
@@ -203,9 +196,7 @@ impl Writer {
             || name.len() as u64 > MAX_NAME_BYTES
             || self.tensors.iter().any(|planned| planned.name == name)
         {
-            return Err(WriteError::Name {
-                name: name.to_owned(),
-            });
+            return Err(WriteError::Name(name.to_owned()));
         }
         let bytes = dims.split_first().and_then(|(&columns, rest)| {
             let possible = dims.len() <= MAX_DIMENSIONS as usize && !dims.contains(&0);
@@ -227,14 +218,6 @@ impl Writer {
             bytes,
         });
         Ok(())
-    }
-
-    /// Bytes of all tensors together, without padding.
-    pub fn tensor_bytes(&self) -> u64 {
-        self.tensors
-            .iter()
-            .map(|planned| planned.bytes)
-            .fold(0, u64::saturating_add)
     }
 
     /// Writes the file, asking `data` to write each tensor's bytes in turn: by its index, in the

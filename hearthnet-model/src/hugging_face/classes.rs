@@ -173,6 +173,11 @@ const fn float(from: &'static [&'static str], to: &'static [&'static str]) -> Ke
     Key { from, to, kind }
 }
 
+const fn float_or(from: &'static [&'static str], to: &'static [&'static str], or: f64) -> Key {
+    let kind = Kind::FloatOr(or);
+    Key { from, to, kind }
+}
+
 const fn optional_float(from: &'static [&'static str], to: &'static [&'static str]) -> Key {
     let kind = Kind::OptionalFloat;
     Key { from, to, kind }
@@ -180,6 +185,16 @@ const fn optional_float(from: &'static [&'static str], to: &'static [&'static st
 
 const fn only(key: &'static str, values: &'static [Said]) -> Only {
     Only { key, values }
+}
+
+/// What must not be switched on.
+const fn off(key: &'static str) -> Only {
+    only(key, &[Said::Nothing, Said::Bool(false)])
+}
+
+/// What must be switched on, or go without saying.
+const fn on(key: &'static str) -> Only {
+    only(key, &[Said::Nothing, Said::Bool(true)])
 }
 
 const HEAD_DIM: &[&str] = &["attention.key_length", "attention.value_length"];
@@ -209,12 +224,9 @@ const EXPERT_SIZE: &[Key] = &[integer(
 const WINDOW: &[Key] = &[optional(&["sliding_window"], &["attention.sliding_window"])];
 
 const SILU: &[Only] = &[only("hidden_act", &[Said::Text("silu")])];
-const NO_BIAS: &[Only] = &[
-    only("attention_bias", &[Said::Nothing, Said::Bool(false)]),
-    only("mlp_bias", &[Said::Nothing, Said::Bool(false)]),
-];
+const NO_BIAS: &[Only] = &[off("attention_bias"), off("mlp_bias")];
 const GELU: &[Only] = &[
-    only("attention_bias", &[Said::Nothing, Said::Bool(false)]),
+    off("attention_bias"),
     only(
         "hidden_activation",
         &[Said::Nothing, Said::Text("gelu_pytorch_tanh")],
@@ -228,15 +240,9 @@ const GELU: &[Only] = &[
             Said::Text("gelu"),
         ],
     ),
-    only(
-        "use_bidirectional_attention",
-        &[Said::Nothing, Said::Bool(false)],
-    ),
+    off("use_bidirectional_attention"),
 ];
-const NO_WINDOW: &[Only] = &[only(
-    "use_sliding_window",
-    &[Said::Nothing, Said::Bool(false)],
-)];
+const NO_WINDOW: &[Only] = &[off("use_sliding_window")];
 
 const ATTENTION: &[(&str, &str)] = &[
     ("attn_norm.weight", "input_layernorm.weight"),
@@ -389,11 +395,11 @@ pub(super) const SILENT: &[&str] = &[
 
 /// What every class may say as long as it says nothing.
 pub(super) const NEUTRAL: &[Only] = &[
-    only("is_causal", &[Said::Nothing, Said::Bool(true)]),
-    only("rope_interleaved", &[Said::Nothing, Said::Bool(false)]),
-    only("use_mrope", &[Said::Nothing, Said::Bool(false)]),
-    only("is_encoder_decoder", &[Said::Nothing, Said::Bool(false)]),
-    only("add_cross_attention", &[Said::Nothing, Said::Bool(false)]),
+    on("is_causal"),
+    off("rope_interleaved"),
+    off("use_mrope"),
+    off("is_encoder_decoder"),
+    off("add_cross_attention"),
     only(
         "chunk_size_feed_forward",
         &[Said::Nothing, Said::Number(0.0)],
@@ -467,11 +473,7 @@ const QWEN2: Class = Class {
     name: "Qwen2ForCausalLM",
     model_types: &["qwen2"],
     architecture: "qwen2",
-    only: &[
-        SILU,
-        NO_WINDOW,
-        &[only("attention_bias", &[Said::Nothing, Said::Bool(true)])],
-    ],
+    only: &[SILU, NO_WINDOW, &[on("attention_bias")]],
     silent: UNUSED_WINDOW,
     ..Class::BASE
 };
@@ -512,10 +514,7 @@ const OLMOE: Class = Class {
     only: &[
         SILU,
         NO_BIAS,
-        &[
-            only("norm_topk_prob", &[Said::Nothing, Said::Bool(false)]),
-            only("clip_qkv", &[Said::Nothing]),
-        ],
+        &[off("norm_topk_prob"), only("clip_qkv", &[Said::Nothing])],
     ],
     names: &[ATTENTION, MLP_EXPERTS, FEED_FORWARD],
     pre: &[("gpt-2", "olmo")],
@@ -552,7 +551,7 @@ const PHI3: Class = Class {
         SILU,
         NO_BIAS,
         &[
-            only("lm_head_bias", &[Said::Nothing, Said::Bool(false)]),
+            off("lm_head_bias"),
             only("full_attn_mod", &[Said::Nothing, Said::Number(1.0)]),
             only("interpolate_factor", &[Said::Nothing, Said::Number(1.0)]),
         ],
@@ -573,16 +572,16 @@ const GEMMA2: Class = Class {
         SIZES,
         &[
             integer_or(&["head_dim"], HEAD_DIM, 256),
-            Key {
-                from: &["attn_logit_softcapping"],
-                to: &["attn_logit_softcapping"],
-                kind: Kind::FloatOr(50.0),
-            },
-            Key {
-                from: &["final_logit_softcapping"],
-                to: &["final_logit_softcapping"],
-                kind: Kind::FloatOr(30.0),
-            },
+            float_or(
+                &["attn_logit_softcapping"],
+                &["attn_logit_softcapping"],
+                50.0,
+            ),
+            float_or(
+                &["final_logit_softcapping"],
+                &["final_logit_softcapping"],
+                30.0,
+            ),
             integer_or(&["sliding_window"], &["attention.sliding_window"], 4096),
         ],
     ],
@@ -610,11 +609,11 @@ const GEMMA3: Class = Class {
         integer_or(&["num_key_value_heads"], &["attention.head_count_kv"], 4),
         integer_or(&["head_dim"], HEAD_DIM, 256),
         integer_or(&["sliding_window"], &["attention.sliding_window"], 4096),
-        Key {
-            from: &["rms_norm_eps"],
-            to: &["attention.layer_norm_rms_epsilon"],
-            kind: Kind::FloatOr(1e-6),
-        },
+        float_or(
+            &["rms_norm_eps"],
+            &["attention.layer_norm_rms_epsilon"],
+            1e-6,
+        ),
         optional_float(&["final_logit_softcapping"], &["final_logit_softcapping"]),
     ]],
     only: &[GELU, &[only("attn_logit_softcapping", &[Said::Nothing])]],
@@ -704,7 +703,7 @@ const GPT_OSS: Class = Class {
     only: &[
         SILU,
         &[
-            only("attention_bias", &[Said::Nothing, Said::Bool(true)]),
+            on("attention_bias"),
             only("swiglu_alpha", &[Said::Nothing, Said::Number(1.702)]),
             only("swiglu_limit", &[Said::Nothing, Said::Number(7.0)]),
         ],

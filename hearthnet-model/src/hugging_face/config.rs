@@ -59,6 +59,19 @@ pub(super) fn bad(key: &str, value: &Json, reason: impl Into<String>) -> ImportE
     }
 }
 
+/// The value of a key without which the model is not known.
+pub(super) fn required<T>(key: impl Into<String>, value: Option<T>) -> Result<T, ImportError> {
+    value.ok_or_else(|| ImportError::MissingKey(key.into()))
+}
+
+/// A JSON object of a file of the directory.
+pub(super) fn object(file: &str, text: &[u8]) -> Result<Map<String, Json>, ImportError> {
+    serde_json::from_slice(text).map_err(|error| ImportError::Json {
+        file: file.to_owned(),
+        reason: error.to_string(),
+    })
+}
+
 /// A finite number, if it is said.
 pub(super) fn number(values: &Map<String, Json>, key: &str) -> Result<Option<f64>, ImportError> {
     let Some(value) = said(values, key) else {
@@ -97,11 +110,7 @@ impl Only {
 impl Config {
     /// Reads the text of `config.json` and checks everything that can be checked by itself.
     pub(super) fn parse(text: &[u8]) -> Result<Self, ImportError> {
-        let mut values: Map<String, Json> =
-            serde_json::from_slice(text).map_err(|error| ImportError::Json {
-                file: "config.json".to_owned(),
-                reason: error.to_string(),
-            })?;
+        let mut values = object("config.json", text)?;
         let class = class_of(&values)?;
         if let Some(Json::Object(inner)) = values.remove("text_config") {
             values.extend(inner.into_iter().filter(|(key, _)| key != "architectures"));
@@ -127,7 +136,8 @@ impl Config {
 
     /// The number of embeddings.
     pub(super) fn vocab(&self) -> Result<u32, ImportError> {
-        self.required("vocab_size")
+        let key = "vocab_size";
+        required(key, integer(&self.values, key)?)
     }
 
     /// Whether the output matrix is the embedding.
@@ -146,16 +156,9 @@ impl Config {
         u32::try_from(id).ok()
     }
 
-    fn required(&self, key: &str) -> Result<u32, ImportError> {
-        let missing = || ImportError::MissingKey {
-            key: key.to_owned(),
-        };
-        integer(&self.values, key)?.ok_or_else(missing)
-    }
-
     fn integer_of(&self, key: &str) -> Result<Option<u32>, ImportError> {
-        let keys = self.class.keys.iter().flat_map(|group| group.iter());
-        let Some(key) = keys.into_iter().find(|k| k.to.contains(&key)) else {
+        let mut keys = self.class.keys.iter().copied().flatten();
+        let Some(key) = keys.find(|k| k.to.contains(&key)) else {
             return Ok(None);
         };
         match self.value(key)? {
@@ -169,9 +172,17 @@ impl Config {
         if let Some(dim) = self.integer_of("attention.key_length")? {
             return Ok(dim);
         }
-        let width = self.integer_of("embedding_length")?.unwrap_or(0);
-        let heads = self.integer_of("attention.head_count")?.unwrap_or(0);
-        Ok(width.checked_div(heads).unwrap_or(0))
+        self.over_heads(self.width()?)
+    }
+
+    /// The width of the residual stream, as far as it is known.
+    fn width(&self) -> Result<u32, ImportError> {
+        Ok(self.integer_of("embedding_length")?.unwrap_or(0))
+    }
+
+    fn over_heads(&self, width: u32) -> Result<u32, ImportError> {
+        let heads = self.integer_of("attention.head_count")?;
+        Ok(width.checked_div(heads.unwrap_or(0)).unwrap_or(0))
     }
 
     /// Writes the family's metadata.
@@ -181,11 +192,10 @@ impl Config {
             "general.architecture",
             Value::String(self.class.architecture),
         )?;
-        for key in self.class.keys.iter().flat_map(|group| group.iter()) {
+        for key in self.class.keys.iter().copied().flatten() {
             if let Some(value) = self.value(key)? {
-                key.to
-                    .iter()
-                    .try_for_each(|to| writer.set(&full(to), value))?;
+                let mut names = key.to.iter();
+                names.try_for_each(|to| writer.set(&full(to), value))?;
             }
         }
         if self.class.vocab_size {
@@ -201,11 +211,7 @@ impl Config {
             (RopeBase::Usual, Some(theta)) => {
                 return Err(bad("rope_theta", &Json::from(theta), "must be 10000"));
             }
-            (RopeBase::Said, None) => {
-                return Err(ImportError::MissingKey {
-                    key: "rope_theta".to_owned(),
-                });
-            }
+            (RopeBase::Said, theta) => Some(required("rope_theta", theta)?),
             (_, theta) => theta,
         };
         if let Some(theta) = theta {
@@ -232,49 +238,36 @@ impl Config {
             RopeDims::Head => Some(head),
             RopeDims::Half => Some(part(head, partial.unwrap_or(0.5))),
             RopeDims::OfWidth => {
-                let width = self.integer_of("embedding_length")?.unwrap_or(0);
-                let heads = self.integer_of("attention.head_count")?.unwrap_or(0);
-                let turned = part(width, partial.unwrap_or(1.0));
-                Some(turned.checked_div(heads).unwrap_or(0))
+                Some(self.over_heads(part(self.width()?, partial.unwrap_or(1.0)))?)
             }
         })
     }
 
     fn value(&self, key: &Key) -> Result<Option<Value<'static>>, ImportError> {
         let first = key.from.first().copied().unwrap_or_default();
-        let name = key.from.iter().copied();
-        let name = name
-            .into_iter()
-            .find(|name| said(&self.values, name).is_some())
-            .unwrap_or(first);
-        let missing = || ImportError::MissingKey {
-            key: first.to_owned(),
-        };
+        let mut names = key.from.iter().copied();
+        let name = names.find(|name| said(&self.values, name).is_some());
+        let name = name.unwrap_or(first);
+        let whole = |name| integer(&self.values, name);
+        let number = number(&self.values, name);
         let float = |number: f64| Value::F32(number as f32);
         let is_null = self.values.get(name).is_some_and(Json::is_null);
         Ok(match key.kind {
-            Kind::Integer => Some(Value::U32(
-                integer(&self.values, name)?.ok_or_else(missing)?,
-            )),
-            Kind::IntegerOr(or) => Some(Value::U32(integer(&self.values, name)?.unwrap_or(or))),
-            Kind::OptionalInteger => integer(&self.values, name)?.map(Value::U32),
+            Kind::Integer => Some(Value::U32(required(first, whole(name)?)?)),
+            Kind::IntegerOr(or) => Some(Value::U32(whole(name)?.unwrap_or(or))),
+            Kind::OptionalInteger => whole(name)?.map(Value::U32),
             Kind::Sum => {
                 let mut sum = 0u32;
                 for name in key.from {
-                    let part = integer(&self.values, name)?;
-                    sum = sum.saturating_add(part.ok_or_else(|| ImportError::MissingKey {
-                        key: (*name).to_owned(),
-                    })?);
+                    sum = sum.saturating_add(required(*name, whole(name)?)?);
                 }
                 Some(Value::U32(sum))
             }
-            Kind::Float => Some(float(number(&self.values, name)?.ok_or_else(missing)?)),
+            Kind::Float => Some(float(required(first, number?)?)),
             // `null` says that there is none.
             Kind::FloatOr(_) if is_null => None,
-            Kind::FloatOr(or) => Some(float(number(&self.values, name)?.unwrap_or(or))),
-            Kind::OptionalFloat => number(&self.values, name)?
-                .filter(|number| *number != 0.0)
-                .map(float),
+            Kind::FloatOr(or) => Some(float(number?.unwrap_or(or))),
+            Kind::OptionalFloat => number?.filter(|number| *number != 0.0).map(float),
         })
     }
 
@@ -346,15 +339,12 @@ fn refuse_quantised(values: &Map<String, Json>, class: &Class) -> Result<(), Imp
     let method = how.get("quant_method").unwrap_or(how);
     match class.stacked_experts && method == "mxfp4" {
         true => Ok(()),
-        false => Err(ImportError::Quantised {
-            method: shown(method),
-        }),
+        false => Err(ImportError::Quantised(shown(method))),
     }
 }
 
 fn check_only(values: &Map<String, Json>, class: &Class) -> Result<(), ImportError> {
-    let rules = class.only.iter().flat_map(|group| group.iter());
-    for rule in rules.chain(NEUTRAL) {
+    for rule in class.only.iter().copied().flatten().chain(NEUTRAL) {
         let value = said(values, rule.key);
         if !rule.accepts(value) {
             let shown = value.cloned().unwrap_or_default();
@@ -367,22 +357,29 @@ fn check_only(values: &Map<String, Json>, class: &Class) -> Result<(), ImportErr
 
 /// What is neither read nor known to be without influence.
 fn refuse_unknown(values: &Map<String, Json>, class: &Class) -> Result<(), ImportError> {
-    let keys = class.keys.iter().flat_map(|group| group.iter());
-    let mut known: Vec<&str> = keys.flat_map(|key| key.from.iter().copied()).collect();
-    let rules = class.only.iter().flat_map(|group| group.iter());
-    known.extend(rules.chain(NEUTRAL).map(|rule| rule.key));
-    for list in [SILENT, READ, class.silent] {
-        known.extend(list);
-    }
-    match values
-        .iter()
-        .find(|(key, value)| !value.is_null() && !known.contains(&key.as_str()))
-    {
+    let keys = class.keys.iter().copied().flatten();
+    let mut known: Vec<&str> = keys.flat_map(|key| key.from).copied().collect();
+    let rules = class.only.iter().copied().flatten().chain(NEUTRAL);
+    known.extend(rules.map(|rule| rule.key));
+    known.extend([SILENT, READ, class.silent].into_iter().flatten());
+    let reason = "this key is not known here, and could change what the model computes";
+    refuse_others(values, &known, reason)
+}
+
+/// Refuses an object that says something beside `known`.
+pub(super) fn refuse_others(
+    values: &Map<String, Json>,
+    known: &[&str],
+    reason: &str,
+) -> Result<(), ImportError> {
+    let other =
+        |(key, value): &(&String, &Json)| !value.is_null() && !known.contains(&key.as_str());
+    match values.iter().find(other) {
         None => Ok(()),
         Some((key, value)) => Err(bad(
             &key.chars().take(60).collect::<String>(),
             value,
-            "this key is not known here, and could change what the model computes",
+            reason,
         )),
     }
 }

@@ -7,7 +7,8 @@ use crate::gguf::TensorType;
 use crate::gguf::writer::WriteError;
 use crate::quantize::QuantizeError;
 
-/// Why a directory could not be read as a model. Nothing is left behind.
+/// Why a directory could not be read as a model. Nothing is left behind. A variant that carries a
+/// text alone has the name of the file, key or tensor in it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportError {
@@ -22,23 +23,17 @@ pub enum ImportError {
     NoConfig(PathBuf),
     /// A link that leads to a file of somebody else.
     #[error(
-        "{file:?} is a link that leads out of the directory: put the file itself there, if it is \
+        "{0:?} is a link that leads out of the directory: put the file itself there, if it is \
          yours"
     )]
-    Outside {
-        /// Its name.
-        file: String,
-    },
+    Outside(String),
     /// A directory, a pipe or a device where a file should be.
-    #[error("{file:?} is no file")]
-    NoFile {
-        /// Its name.
-        file: String,
-    },
+    #[error("{0:?} is no file")]
+    NoFile(String),
     /// A file that is longer than any of its kind.
     #[error("{file} has {bytes} bytes; at most {limit} are read")]
     TooLong {
-        /// Which.
+        /// Its name.
         file: String,
         /// Its length.
         bytes: u64,
@@ -47,19 +42,16 @@ pub enum ImportError {
     },
     /// What Git leaves where Git LFS has not fetched a file.
     #[error(
-        "{file:?} is a pointer of Git LFS, not the file itself: `git lfs pull` in the directory \
+        "{0:?} is a pointer of Git LFS, not the file itself: `git lfs pull` in the directory \
          fetches it"
     )]
-    Pointer {
-        /// Which.
-        file: String,
-    },
+    Pointer(String),
     /// A file that is not JSON, or JSON of another structure.
     #[error("{file} cannot be read: {reason}")]
     Json {
-        /// Which.
+        /// Its name.
         file: String,
-        /// Why.
+        /// What the JSON parser found.
         reason: String,
     },
     /// A class of models that is not known here.
@@ -82,20 +74,14 @@ pub enum ImportError {
         reason: String,
     },
     /// A key without which the model is not known.
-    #[error("config.json does not say {key:?}")]
-    MissingKey {
-        /// The key.
-        key: String,
-    },
-    /// Weights that somebody has quantised already.
+    #[error("config.json does not say {0:?}")]
+    MissingKey(String),
+    /// Weights that somebody has quantised already: how, shortened.
     #[error(
-        "config.json says that the weights are quantised ({method}); directories are read in fp16, \
+        "config.json says that the weights are quantised ({0}); directories are read in fp16, \
          bf16 and fp32"
     )]
-    Quantised {
-        /// How, shortened.
-        method: String,
-    },
+    Quantised(String),
     /// No weights in a format that is read.
     #[error(
         "{} has neither model.safetensors nor model.safetensors.index.json: only safetensors are \
@@ -106,11 +92,8 @@ pub enum ImportError {
     #[error("model.safetensors.index.json: {0}")]
     Index(String),
     /// A shard that the index names is not there.
-    #[error("shard {file:?} is missing: model.safetensors.index.json names it")]
-    MissingShard {
-        /// Its name.
-        file: String,
-    },
+    #[error("shard {0:?} is missing: model.safetensors.index.json names it")]
+    MissingShard(String),
     /// A tensor is not where the index says.
     #[error("tensor {tensor:?} is not in {file:?}, where model.safetensors.index.json puts it")]
     NotInShard {
@@ -145,7 +128,7 @@ pub enum ImportError {
     Header {
         /// The file.
         file: String,
-        /// Why.
+        /// What is wrong with its header.
         reason: String,
     },
     /// The file is shorter than its header says.
@@ -171,11 +154,8 @@ pub enum ImportError {
         found: u64,
     },
     /// A tensor that the hyperparameters ask for is not there.
-    #[error("tensor {tensor:?} is missing: config.json asks for it")]
-    MissingTensor {
-        /// The tensor.
-        tensor: String,
-    },
+    #[error("tensor {0:?} is missing: config.json asks for it")]
+    MissingTensor(String),
     /// A tensor has another shape than the hyperparameters say.
     #[error("tensor {tensor:?} has shape {found:?}, by config.json it should have {expected:?}")]
     Shape {
@@ -203,19 +183,14 @@ pub enum ImportError {
         class: &'static str,
     },
     /// An output matrix that config.json says is the embedding, and is not.
-    #[error(
-        "config.json says that the output matrix is the embedding, but {tensor:?} differs from it"
-    )]
-    NotTied {
-        /// The output matrix.
-        tensor: String,
-    },
+    #[error("config.json says that the output matrix is the embedding, but {0:?} differs from it")]
+    NotTied(String),
     /// A tokenizer that is not known here.
     #[error("{file}: {reason}")]
     Tokenizer {
-        /// Which file.
+        /// The name of its file.
         file: &'static str,
-        /// Why.
+        /// What of it is not known, or cannot be.
         reason: String,
     },
     /// A type that weights cannot be stored as.

@@ -21,18 +21,17 @@ mod shards;
 mod tensors;
 mod vocabulary;
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File};
 use std::io::{self, BufWriter, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use serde_json::{Map, Value as Json};
 use sha2::{Digest as _, Sha256};
 
 pub use error::ImportError;
 
-use crate::atomic_file::AtomicFile;
+use crate::atomic_file::{AtomicFile, lock};
 use crate::convert::file_type;
 use crate::error::FileError;
 use crate::families::{Family, OUTPUT};
@@ -52,8 +51,6 @@ const MAX_CONFIG_BYTES: u64 = 1 << 20;
 const MAX_CARD_BYTES: u64 = 4 << 20;
 /// Part of the name of what is kept: another number where the same directory gives another file.
 const FORMAT: &str = "hearthnet-import-1";
-/// How often it is looked whether another process is done.
-const TICK: Duration = Duration::from_millis(200);
 
 /// A directory whose hyperparameters and tensors have been checked, down to the last shape.
 #[derive(Debug)]
@@ -240,33 +237,14 @@ pub fn import(
     let directory = Directory::open(path)?;
     let parent = target.parent().unwrap_or(cache);
     fs::create_dir_all(parent).map_err(|e| FileError::new("create", parent, e))?;
-    let _lock = lock(parent, cancel)?;
+    let lock = lock(parent, || !cancel.load(Ordering::Relaxed))?;
+    let _lock = lock.ok_or(ImportError::Cancelled)?;
     // Who had the lock before may have made it.
     if ModelFile::open(&target).is_err() {
         clean(parent);
         directory.write(dtype, &target, cancel, progress)?;
     }
     Ok(target)
-}
-
-/// Waits until no other process writes into `folder`. The lock ends with the file.
-fn lock(folder: &Path, cancel: &AtomicBool) -> Result<File, ImportError> {
-    let path = folder.join(".lock");
-    let failed = |source| FileError::new("lock", &path, source);
-    let mut options = File::options();
-    let file = options.create(true).append(true).open(&path);
-    let file = file.map_err(failed)?;
-    loop {
-        match file.try_lock() {
-            Ok(()) => return Ok(file),
-            Err(TryLockError::WouldBlock) => {}
-            Err(TryLockError::Error(source)) => return Err(failed(source).into()),
-        }
-        if cancel.load(Ordering::Relaxed) {
-            return Err(ImportError::Cancelled);
-        }
-        std::thread::sleep(TICK);
-    }
 }
 
 /// Removes what was left by a process that was killed while it wrote.
@@ -367,15 +345,11 @@ fn open(directory: &Path, name: &str) -> Result<Option<(PathBuf, File)>, ImportE
     let snapshots = directory.ancestors().find(|a| a.ends_with("snapshots"));
     let blobs = snapshots.map(|snapshots| snapshots.with_file_name("blobs"));
     if !place.starts_with(&directory) && !blobs.is_some_and(|blobs| place.starts_with(blobs)) {
-        return Err(ImportError::Outside {
-            file: name.to_owned(),
-        });
+        return Err(ImportError::Outside(name.to_owned()));
     }
     // A pipe would be waited for.
     if !place.is_file() {
-        return Err(ImportError::NoFile {
-            file: name.to_owned(),
-        });
+        return Err(ImportError::NoFile(name.to_owned()));
     }
     let file = File::open(&place).map_err(failed)?;
     Ok(Some((path, file)))
@@ -403,9 +377,7 @@ fn read(directory: &Path, name: &str, limit: u64) -> Result<Option<Vec<u8>>, Imp
         .map_err(failed)?;
     match content.len() as u64 {
         found if found > limit => Err(too_long(found)),
-        _ if content.starts_with(LFS_POINTER) => Err(ImportError::Pointer {
-            file: name.to_owned(),
-        }),
+        _ if content.starts_with(LFS_POINTER) => Err(ImportError::Pointer(name.to_owned())),
         _ => Ok(Some(content)),
     }
 }
@@ -416,14 +388,8 @@ fn read_json(
     name: &str,
     limit: u64,
 ) -> Result<Option<Map<String, Json>>, ImportError> {
-    let Some(text) = read(directory, name, limit)? else {
-        return Ok(None);
-    };
-    let value = serde_json::from_slice(&text);
-    value.map(Some).map_err(|error| ImportError::Json {
-        file: name.to_owned(),
-        reason: error.to_string(),
-    })
+    let text = read(directory, name, limit)?;
+    text.map(|text| config::object(name, &text)).transpose()
 }
 
 /// Reads bytes as `config.json`, for the fuzzer.

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value as Json};
 
 use super::classes::{Class, RopeDims};
-use super::config::{Config, bad, integer, number, said};
+use super::config::{Config, bad, integer, number, refuse_others, required, said};
 use super::error::ImportError;
 use crate::families::{ROPE_FACTORS, ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT};
 use crate::gguf::Value;
@@ -95,10 +95,7 @@ impl Rope {
             Some(value) => Ok(Some(value)),
             None => number(values, key),
         };
-        let original = match integer(global, ORIGINAL)? {
-            Some(original) => Some(original),
-            None => integer(values, ORIGINAL)?,
-        };
+        let original = integer(global, ORIGINAL)?.or(integer(values, ORIGINAL)?);
         let local_theta = match local {
             Some(local) => number(local, "rope_theta")?,
             None => number(values, "rope_local_base_freq")?,
@@ -210,12 +207,9 @@ fn same(new: &Object, old: &Object) -> bool {
 /// Blocks without a window, and those with one, where they are told apart.
 fn parts(outer: &Object) -> Result<(&Object, Option<&Object>), ImportError> {
     let (global, local) = ("full_attention", "sliding_attention");
-    let part = |key: &str| match outer.get(key) {
-        Some(Json::Object(map)) => Ok(map),
-        Some(other) => Err(bad(key, other, "must be an object")),
-        None => Err(ImportError::MissingKey {
-            key: format!("rope_parameters.{key}"),
-        }),
+    let part = |key: &str| match required(format!("rope_parameters.{key}"), outer.get(key))? {
+        Json::Object(map) => Ok(map),
+        other => Err(bad(key, other, "must be an object")),
     };
     if !outer.contains_key(global) && !outer.contains_key(local) {
         return Ok((outer, None));
@@ -226,11 +220,10 @@ fn parts(outer: &Object) -> Result<(&Object, Option<&Object>), ImportError> {
         _ => value.is_null() || value.as_str() == Some("default"),
     };
     match inner.iter().find(|(key, value)| !plain(key, value)) {
-        Some((key, value)) => Err(bad(
-            key,
-            value,
-            "RoPE in blocks with a window is not scaled here",
-        )),
+        Some((key, value)) => {
+            let reason = "RoPE in blocks with a window is not scaled here";
+            Err(bad(key, value, reason))
+        }
         None => Ok((part(global)?, Some(inner))),
     }
 }
@@ -260,27 +253,13 @@ fn scaling(
         Some(value) => match value.as_str() {
             Some(kind) if kind == "default" || class.ropes.contains(&kind) => kind,
             _ => {
-                return Err(bad(
-                    "rope_type",
-                    value,
-                    "this kind of RoPE is not computed here",
-                ));
+                let reason = "this kind of RoPE is not computed here";
+                return Err(bad("rope_type", value, reason));
             }
         },
     };
-    let required = |key: &str| {
-        let missing = || ImportError::MissingKey {
-            key: format!("rope_scaling.{key}"),
-        };
-        number(rope, key)?.ok_or_else(missing)
-    };
-    let needs_original = || {
-        original
-            .filter(|n| *n > 0)
-            .ok_or_else(|| ImportError::MissingKey {
-                key: ORIGINAL.to_owned(),
-            })
-    };
+    let needs = |key: &str| required(format!("rope_scaling.{key}"), number(rope, key)?);
+    let needs_original = || required(ORIGINAL, original.filter(|n| *n > 0));
     let grows = said(values, "model_type").is_some_and(|t| t == GROWING);
     if grows && kind != "yarn" {
         let reason = format!("models of the type {GROWING} have YaRN");
@@ -290,15 +269,15 @@ fn scaling(
     let scaling = match kind {
         "linear" => {
             known.push("factor");
-            let factor = required("factor")?;
+            let factor = needs("factor")?;
             Scaling::Linear { factor }
         }
         "llama3" => {
             known.extend(["factor", "low_freq_factor", "high_freq_factor"]);
             Scaling::Llama3 {
-                factor: required("factor")?,
-                low: required("low_freq_factor")?,
-                high: required("high_freq_factor")?,
+                factor: needs("factor")?,
+                low: needs("low_freq_factor")?,
+                high: needs("high_freq_factor")?,
                 original: f64::from(needs_original()?),
             }
         }
@@ -324,9 +303,9 @@ fn scaling(
                 known.push(MSCALE);
                 known.extend(GROWTH.iter().map(|(key, _)| *key));
                 for (from, to) in GROWTH {
-                    more.push((*to, required(from)?));
+                    more.push((*to, needs(from)?));
                 }
-                let mscale = required(MSCALE)?;
+                let mscale = needs(MSCALE)?;
                 if mscale != 1.0 {
                     return Err(bad(MSCALE, &Json::from(mscale), "must be 1"));
                 }
@@ -342,31 +321,21 @@ fn scaling(
                 return Err(bad(TRUNCATE, &shown, reason));
             }
             Scaling::Yarn {
-                factor: required("factor")?,
+                factor: needs("factor")?,
                 original: needs_original()?,
                 more,
             }
         }
         _ => Scaling::None,
     };
-    let unknown = rope.iter().find(|(key, value)| {
-        let key = key.as_str();
-        !value.is_null() && !known.contains(&key) && !COMMON.contains(&key)
-    });
-    match unknown {
-        None => Ok(scaling),
-        Some((key, value)) => Err(bad(
-            &key.chars().take(60).collect::<String>(),
-            value,
-            format!("not known of RoPE of the kind {kind:?}"),
-        )),
-    }
+    known.extend(COMMON);
+    let reason = format!("not known of RoPE of the kind {kind:?}");
+    refuse_others(rope, &known, &reason)?;
+    Ok(scaling)
 }
 
 fn factors(rope: &Map<String, Json>, key: &str) -> Result<Vec<f64>, ImportError> {
-    let value = said(rope, key).ok_or_else(|| ImportError::MissingKey {
-        key: format!("rope_scaling.{key}"),
-    })?;
+    let value = required(format!("rope_scaling.{key}"), said(rope, key))?;
     let list = value.as_array().filter(|list| list.len() <= MAX_FACTORS);
     let numbers = list.and_then(|list| {
         let numbers = list.iter().map(|n| n.as_f64().filter(|n| n.is_finite()));

@@ -51,11 +51,15 @@ impl Stored {
             Dtype::F32 => Ok(TensorType::F32),
             Dtype::F16 => Ok(TensorType::F16),
             Dtype::BF16 => Ok(TensorType::BF16),
-            other => Err(ImportError::Dtype {
-                tensor: tensor.to_owned(),
-                dtype: other.to_string(),
-            }),
+            other => Err(wrong_type(tensor, other)),
         }
+    }
+}
+
+pub(super) fn wrong_type(tensor: &str, dtype: Dtype) -> ImportError {
+    ImportError::Dtype {
+        tensor: tensor.to_owned(),
+        dtype: dtype.to_string(),
     }
 }
 
@@ -134,9 +138,7 @@ impl Shards {
                 let reason = format!("{file:?} is no name of a file of this directory");
                 return Err(ImportError::Index(reason));
             }
-            let missing = || ImportError::MissingShard {
-                file: file.to_owned(),
-            };
+            let missing = || ImportError::MissingShard(file.to_owned());
             let mut found = self.add(directory, file)?.ok_or_else(missing)?;
             for tensor in named {
                 let Some(stored) = found.remove(tensor) else {
@@ -164,10 +166,7 @@ impl Shards {
         };
         let failed = |source| ImportError::File(FileError::new("read", &path, source));
         let bytes = file.metadata().map_err(failed)?.len();
-        let tensors = header(&mut file, bytes, name, self.files.len()).map_err(|e| match e {
-            HeaderError::Io(source) => failed(source),
-            HeaderError::Import(error) => error,
-        })?;
+        let tensors = header(&mut file, bytes, name, self.files.len(), &failed)?;
         self.files.push((path, file));
         Ok(Some(tensors))
     }
@@ -200,72 +199,55 @@ impl Shards {
     }
 }
 
-enum HeaderError {
-    Io(io::Error),
-    Import(ImportError),
-}
-
 /// Reads and checks the header of a safetensors file of `bytes` bytes.
 fn header(
     file: &mut impl Read,
     bytes: u64,
     name: &str,
     index: usize,
-) -> Result<BTreeMap<String, Stored>, HeaderError> {
-    let fail = |error| Err(HeaderError::Import(error));
+    failed: &dyn Fn(io::Error) -> ImportError,
+) -> Result<BTreeMap<String, Stored>, ImportError> {
     let named = || name.to_owned();
+    let truncated = |expected| ImportError::Truncated {
+        file: named(),
+        expected,
+        found: bytes,
+    };
     let mut length = [0; 8];
     if bytes < 8 {
-        let (file, expected, found) = (named(), 8, bytes);
-        return fail(ImportError::Truncated {
-            file,
-            expected,
-            found,
-        });
+        return Err(truncated(8));
     }
-    file.read_exact(&mut length).map_err(HeaderError::Io)?;
+    file.read_exact(&mut length).map_err(failed)?;
     let header = u64::from_le_bytes(length);
     if length == super::LFS_POINTER[..8] {
-        return fail(ImportError::Pointer { file: named() });
+        return Err(ImportError::Pointer(named()));
     }
     if header > (bytes - 8).min(MAX_HEADER_BYTES) {
-        let file = named();
-        return fail(ImportError::HeaderLength {
-            file,
+        return Err(ImportError::HeaderLength {
+            file: named(),
             header,
             bytes,
         });
     }
     // Not more than the file has.
     let mut text = Vec::new();
-    file.take(header)
-        .read_to_end(&mut text)
-        .map_err(HeaderError::Io)?;
-    let unsound = |reason: String| {
-        let file = named();
-        HeaderError::Import(ImportError::Header { file, reason })
-    };
+    file.take(header).read_to_end(&mut text).map_err(failed)?;
     let metadata: Metadata =
-        serde_json::from_slice(&text).map_err(|error| unsound(error.to_string()))?;
+        serde_json::from_slice(&text).map_err(|error| ImportError::Header {
+            file: named(),
+            reason: error.to_string(),
+        })?;
     let data = 8 + header;
     let expected = data.saturating_add(metadata.data_len() as u64);
-    let (file, found) = (named(), bytes);
-    match expected.cmp(&found) {
-        std::cmp::Ordering::Greater => {
-            return fail(ImportError::Truncated {
-                file,
-                expected,
-                found,
-            });
-        }
-        std::cmp::Ordering::Less => {
-            return fail(ImportError::Trailing {
-                file,
-                expected,
-                found,
-            });
-        }
-        std::cmp::Ordering::Equal => {}
+    if expected > bytes {
+        return Err(truncated(expected));
+    }
+    if expected < bytes {
+        return Err(ImportError::Trailing {
+            file: named(),
+            expected,
+            found: bytes,
+        });
     }
     let tensors = metadata.tensors().into_iter().map(|(name, info)| {
         let stored = Stored {
@@ -283,7 +265,8 @@ fn header(
 #[cfg(feature = "fuzzing")]
 pub(super) fn check(bytes: &[u8]) -> bool {
     let len = bytes.len() as u64;
-    match header(&mut &*bytes, len, SINGLE, 0) {
+    let failed = |source| ImportError::File(FileError::new("read", Path::new(SINGLE), source));
+    match header(&mut &*bytes, len, SINGLE, 0, &failed) {
         Ok(tensors) => tensors.values().all(|stored| stored.offset <= len),
         Err(_) => true,
     }

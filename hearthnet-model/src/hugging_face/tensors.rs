@@ -10,7 +10,7 @@ use safetensors::Dtype;
 use super::classes::{Class, Prefix};
 use super::config::Config;
 use super::error::ImportError;
-use super::shards::{Shards, Stored};
+use super::shards::{Shards, Stored, wrong_type};
 use crate::convert::stored_as;
 use crate::families::{EMBEDDING, Family, OUTPUT, OUTPUT_NORM, ROUTER};
 use crate::gguf::writer::{WriteError, Writer};
@@ -109,8 +109,8 @@ impl<'a> Finder<'a> {
             .iter()
             .find(|prefix| shards.get(&embedding(prefix)).is_some());
         let Some(prefix) = found else {
-            let tensor = class.prefixes.first().map(embedding).unwrap_or_default();
-            return Err(ImportError::MissingTensor { tensor });
+            let tensor = class.prefixes.first().map(embedding);
+            return Err(missing(&tensor.unwrap_or_default()));
         };
         Ok(Self {
             shards,
@@ -147,28 +147,23 @@ impl<'a> Finder<'a> {
         Some(format!("{model}layers.{layer}.{theirs}"))
     }
 
+    fn stored(&self, name: &str) -> Result<&'a Stored, ImportError> {
+        self.shards.get(name).ok_or_else(|| missing(name))
+    }
+
     /// A tensor of this shape, row length first.
     fn find(&mut self, name: &str, dims: &[u64]) -> Result<(Stored, TensorType), ImportError> {
-        let missing = || ImportError::MissingTensor {
-            tensor: name.to_owned(),
-        };
-        let stored = self.shards.get(name).ok_or_else(missing)?;
+        let stored = self.stored(name)?;
         let dtype = stored.dtype(name)?;
         Ok((self.shaped(name, stored, dims)?, dtype))
     }
 
     /// The codes or scales of MXFP4, of this shape, row length first.
     fn find_bytes(&mut self, name: &str, dims: &[u64]) -> Result<Stored, ImportError> {
-        let missing = || ImportError::MissingTensor {
-            tensor: name.to_owned(),
-        };
-        let stored = self.shards.get(name).ok_or_else(missing)?;
+        let stored = self.stored(name)?;
         match stored.dtype {
             Dtype::U8 => self.shaped(name, stored, dims),
-            other => Err(ImportError::Dtype {
-                tensor: name.to_owned(),
-                dtype: other.to_string(),
-            }),
+            other => Err(wrong_type(name, other)),
         }
     }
 
@@ -245,9 +240,7 @@ impl<'a> Finder<'a> {
         lengths: &[u64],
         spec: &ModelSpec,
     ) -> Result<Source, ImportError> {
-        let unknown = || ImportError::MissingTensor {
-            tensor: name.to_owned(),
-        };
+        let unknown = || missing(name);
         if self.class.stacked_experts && name.contains("_exps.") {
             let theirs = self.name_of(name, 0).ok_or_else(unknown)?;
             return self.stacked(&theirs, lengths, Pick::of_experts(name));
@@ -304,10 +297,7 @@ impl<'a> Finder<'a> {
                 let found = self.find(name, &[all(values), experts])?;
                 (vec![found], Change::Some(pick))
             }
-            _ => {
-                let tensor = name.to_owned();
-                return Err(ImportError::MissingTensor { tensor });
-            }
+            _ => return Err(missing(name)),
         };
         Ok(Source::Rows { parts, change })
     }
@@ -333,14 +323,12 @@ impl<'a> Finder<'a> {
     /// Checks that the output matrix is there unless it is the embedding, and is the embedding
     /// where it is said to be.
     pub(super) fn check_output(&self, config: &Config) -> Result<(), ImportError> {
-        let tensor = self.name_of(OUTPUT, 0).unwrap_or_default();
-        let embedding = self.name_of(EMBEDDING, 0).unwrap_or_default();
+        let name = |ours: &str| self.name_of(ours, 0).ok_or_else(|| missing(ours));
+        let (tensor, embedding) = (name(OUTPUT)?, name(EMBEDDING)?);
         let tied = self.class.always_tied || config.tied()?;
         match (tied, self.has_output()) {
-            (false, false) => Err(ImportError::MissingTensor { tensor }),
-            (true, true) if !self.same(&embedding, &tensor)? => {
-                Err(ImportError::NotTied { tensor })
-            }
+            (false, false) => Err(missing(&tensor)),
+            (true, true) if !self.same(&embedding, &tensor)? => Err(ImportError::NotTied(tensor)),
             _ => Ok(()),
         }
     }
@@ -367,6 +355,10 @@ impl<'a> Finder<'a> {
         }
         Ok(true)
     }
+}
+
+fn missing(tensor: &str) -> ImportError {
+    ImportError::MissingTensor(tensor.to_owned())
 }
 
 fn bytes_of(stored: &Stored, dtype: TensorType) -> u64 {
@@ -606,7 +598,9 @@ impl Buffers {
 fn columns(expert: &[u8], row: usize, value: usize, pick: Pick, out: &mut Vec<u8>) {
     for at in (pick.index * value..row).step_by(pick.of * value) {
         for row in expert.chunks(row) {
-            out.extend_from_slice(row.get(at..at + value).unwrap_or_default());
+            let value = row.get(at..at + value);
+            debug_assert!(value.is_some(), "an expert is whole rows");
+            out.extend_from_slice(value.unwrap_or_default());
         }
     }
 }

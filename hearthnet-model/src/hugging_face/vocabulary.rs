@@ -8,6 +8,8 @@ use serde_json::{Map, Value as Json};
 
 use super::classes::{Class, SpacePrefix};
 use super::config::Config;
+#[cfg(feature = "fuzzing")]
+use super::config::object;
 use super::error::ImportError;
 use super::{read, read_json, sentencepiece};
 use crate::gguf::Value;
@@ -658,15 +660,9 @@ pub(super) fn write_recommended(directory: &Path, writer: &mut Writer) -> Result
 pub(super) fn check(bytes: &[u8]) -> Result<(), ImportError> {
     let config = br#"{"architectures":["LlamaForCausalLM"],"hidden_act":"silu"}"#;
     let config = Config::parse(config)?;
-    let object = |file: &str| {
-        serde_json::from_slice::<Map<String, Json>>(bytes).map_err(|error| ImportError::Json {
-            file: file.to_owned(),
-            reason: error.to_string(),
-        })
-    };
     let files = Files {
-        tokenizer: Some(object(TOKENIZER)?),
-        settings: Some(object(SETTINGS)?),
+        tokenizer: Some(object(TOKENIZER, bytes)?),
+        settings: Some(object(SETTINGS, bytes)?),
     };
     let vocab = 512;
     let mut writer = Writer::new();

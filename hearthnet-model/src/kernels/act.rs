@@ -106,7 +106,7 @@ impl Act {
 }
 
 /// Makes a reusable buffer at least `len` long.
-pub(super) fn grow<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) {
+pub(crate) fn grow<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) {
     if buffer.len() < len {
         buffer.resize(len, T::default());
     }

@@ -38,7 +38,7 @@ struct Mapping {
 // SAFETY: the mapping is plain memory; regions of it are handed out without
 // overlap, each behind its own borrow rules (see `Region`).
 unsafe impl Send for Mapping {}
-// SAFETY: as above.
+// SAFETY: a shared mapping gives out nothing; what is read or written is a region's.
 unsafe impl Sync for Mapping {}
 
 impl Arena {
@@ -145,7 +145,7 @@ impl Region {
     }
 
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`; `&mut self` makes the borrow unique, and the
+        // SAFETY: `take` keeps the region within the mapping; `&mut self` makes the borrow unique, and the
         // mapping is private, readable and writable.
         unsafe {
             std::slice::from_raw_parts_mut(self.mapping.base.as_ptr().add(self.offset), self.len)

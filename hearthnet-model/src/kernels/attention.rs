@@ -76,7 +76,7 @@ pub(super) trait Inner {
     /// [`score`] for this instruction set.
     ///
     /// # Safety
-    /// As there.
+    /// The CPU has the instruction set, and the contract of the function named holds.
     unsafe fn score<const N: usize, const B: usize>(
         page: *const u16,
         a: &Attention<'_>,
@@ -88,7 +88,7 @@ pub(super) trait Inner {
     /// [`mix`] for this instruction set.
     ///
     /// # Safety
-    /// As there.
+    /// The CPU has the instruction set, and the contract of the function named holds.
     unsafe fn mix<const N: usize, const C: usize>(
         a: &Attention<'_>,
         column: usize,

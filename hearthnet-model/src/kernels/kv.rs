@@ -5,7 +5,7 @@
 //! so that a register holds one component of 16 keys, then the values,
 //! `[position][head_dim]`.
 
-use super::convert::{f16_to_f32, f32_to_f16};
+use super::convert::f32_to_f16;
 use super::lanes::{LANES, Lanes};
 use super::shared::SharedMut;
 
@@ -66,46 +66,35 @@ pub(super) unsafe fn store<V: Lanes>(
     }
 }
 
-/// Copies the raw binary16 bits of one position out of a page (export).
-///
-/// # Panics
-/// As [`super::Kernels::store_kv`].
-pub fn read_kv(page: &[u16], slot: usize, key: &mut [u16], value: &mut [u16]) {
-    let d = key.len();
-    check(page.len(), slot, d, value.len());
-    for i in 0..d {
-        key[i] = page[key_cell(d, slot, i)];
-        value[i] = page[value_cell(d, slot, i)];
-    }
-}
-
-/// Copies the raw binary16 bits of one position into a page (import).
-///
-/// # Panics
-/// As [`super::Kernels::store_kv`].
-pub fn write_kv(page: &mut [u16], slot: usize, key: &[u16], value: &[u16]) {
-    let d = key.len();
-    check(page.len(), slot, d, value.len());
-    for i in 0..d {
-        page[key_cell(d, slot, i)] = key[i];
-        page[value_cell(d, slot, i)] = value[i];
-    }
-}
-
 pub(super) fn check(len: usize, slot: usize, key: usize, value: usize) {
     assert_eq!(len, page_len(key), "a page of another head width");
     assert_eq!(key, value, "key and value differ in length");
     assert!(slot < PAGE, "a slot beyond the page");
 }
 
-/// Whether every one of these binary16 values is finite (imported data).
-pub fn all_finite_f16(values: &[u16]) -> bool {
-    values.iter().all(|h| f16_to_f32(*h).is_finite())
-}
-
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// Copies the raw binary16 bits of one position out of a page.
+    pub(crate) fn read_kv(page: &[u16], slot: usize, key: &mut [u16], value: &mut [u16]) {
+        let d = key.len();
+        check(page.len(), slot, d, value.len());
+        for i in 0..d {
+            key[i] = page[key_cell(d, slot, i)];
+            value[i] = page[value_cell(d, slot, i)];
+        }
+    }
+
+    /// Copies the raw binary16 bits of one position into a page.
+    pub(crate) fn write_kv(page: &mut [u16], slot: usize, key: &[u16], value: &[u16]) {
+        let d = key.len();
+        check(page.len(), slot, d, value.len());
+        for i in 0..d {
+            page[key_cell(d, slot, i)] = key[i];
+            page[value_cell(d, slot, i)] = value[i];
+        }
+    }
 
     #[test]
     fn cells_of_a_page_are_used_exactly_once() {

@@ -71,7 +71,7 @@ pub(super) trait Lanes: Copy {
     /// The sum of all lanes: those at distance 8, then 4, 2, 1 are added.
     #[inline(always)]
     unsafe fn fold(self) -> f32 {
-        // SAFETY: as the caller.
+        // SAFETY: the caller has the instruction set.
         fold(unsafe { self.to_array() })
     }
     /// The first `n <= 16` values at `p`, the other lanes `fill`.

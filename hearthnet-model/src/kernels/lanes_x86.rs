@@ -54,22 +54,45 @@ unsafe fn exp2_of_rounded8(x: __m256) -> __m256 {
     }
 }
 
-// SAFETY (of every block below): the instruction set is there and pointers are
-// valid for sixteen elements, as the trait asks its callers to ensure.
+/// Operations that are one instruction for each of the registers named.
+macro_rules! each_register {
+    ($registers:tt $($name:ident($($operand:ident),*) = $instruction:ident;)*) => {
+        $(each_register!(@one $registers $name ($($operand),*) $instruction);)*
+    };
+    (@one (0) $name:ident ($($operand:ident),*) $instruction:ident) => {
+        #[inline(always)]
+        unsafe fn $name(self, $($operand: Self),*) -> Self {
+            // SAFETY: the instruction set is there; only registers are touched.
+            unsafe { Self($instruction(self.0, $($operand.0),*)) }
+        }
+    };
+    (@one (0, 1) $name:ident ($($operand:ident),*) $instruction:ident) => {
+        #[inline(always)]
+        unsafe fn $name(self, $($operand: Self),*) -> Self {
+            // SAFETY: the instruction set is there; only registers are touched.
+            unsafe {
+                Self($instruction(self.0, $($operand.0),*), $instruction(self.1, $($operand.1),*))
+            }
+        }
+    };
+}
+
+// Callers of the trait ensure, by its contract, that the instruction set is there and pointers are
+// valid for sixteen elements.
 impl Lanes for Avx2 {
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
-        // SAFETY: see above.
+        // SAFETY: the instruction set is there; only registers are touched.
         unsafe { Self(_mm256_set1_ps(x), _mm256_set1_ps(x)) }
     }
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self {
-        // SAFETY: see above.
+        // SAFETY: the instruction set is there, and `p` is valid for sixteen elements.
         unsafe { Self(_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))) }
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
-        // SAFETY: see above.
+        // SAFETY: the instruction set is there, and `p` is valid for sixteen elements.
         unsafe {
             _mm256_storeu_ps(p, self.0);
             _mm256_storeu_ps(p.add(8), self.1);
@@ -77,7 +100,7 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_f16(p: *const u16) -> Self {
-        // SAFETY: see above.
+        // SAFETY: the instruction set is there, and `p` is valid for sixteen elements.
         unsafe {
             Self(
                 _mm256_cvtph_ps(_mm_loadu_si128(p.cast())),
@@ -87,7 +110,7 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_bf16(p: *const u16) -> Self {
-        // SAFETY: see above.
+        // SAFETY: the instruction set is there, and `p` is valid for sixteen elements.
         unsafe {
             let widen = |p: *const u16| {
                 let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
@@ -98,7 +121,7 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut u16) {
-        // SAFETY: see above.
+        // SAFETY: the instruction set is there, and `p` is valid for sixteen elements.
         unsafe {
             let (lo, hi) = (
                 _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0),
@@ -110,7 +133,7 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     unsafe fn round_f16(self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: the instruction set is there; only registers are touched.
         unsafe {
             Self(
                 _mm256_cvtph_ps(_mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0)),
@@ -118,51 +141,21 @@ impl Lanes for Avx2 {
             )
         }
     }
-    #[inline(always)]
-    unsafe fn add(self, b: Self) -> Self {
-        // SAFETY: see above.
-        unsafe { Self(_mm256_add_ps(self.0, b.0), _mm256_add_ps(self.1, b.1)) }
-    }
-    #[inline(always)]
-    unsafe fn sub(self, b: Self) -> Self {
-        // SAFETY: see above.
-        unsafe { Self(_mm256_sub_ps(self.0, b.0), _mm256_sub_ps(self.1, b.1)) }
-    }
-    #[inline(always)]
-    unsafe fn mul(self, b: Self) -> Self {
-        // SAFETY: see above.
-        unsafe { Self(_mm256_mul_ps(self.0, b.0), _mm256_mul_ps(self.1, b.1)) }
-    }
-    #[inline(always)]
-    unsafe fn div(self, b: Self) -> Self {
-        // SAFETY: see above.
-        unsafe { Self(_mm256_div_ps(self.0, b.0), _mm256_div_ps(self.1, b.1)) }
-    }
-    #[inline(always)]
-    unsafe fn fma(self, b: Self, c: Self) -> Self {
-        // SAFETY: see above.
-        unsafe {
-            Self(
-                _mm256_fmadd_ps(self.0, b.0, c.0),
-                _mm256_fmadd_ps(self.1, b.1, c.1),
-            )
-        }
-    }
     // MAXPS and MINPS give the second operand for a NaN and for two zeros, which
     // is what the comparison of the trait's definition gives.
-    #[inline(always)]
-    unsafe fn max(self, b: Self) -> Self {
-        // SAFETY: see above.
-        unsafe { Self(_mm256_max_ps(self.0, b.0), _mm256_max_ps(self.1, b.1)) }
-    }
-    #[inline(always)]
-    unsafe fn min(self, b: Self) -> Self {
-        // SAFETY: see above.
-        unsafe { Self(_mm256_min_ps(self.0, b.0), _mm256_min_ps(self.1, b.1)) }
+    each_register! {
+        (0, 1)
+        add(b) = _mm256_add_ps;
+        sub(b) = _mm256_sub_ps;
+        mul(b) = _mm256_mul_ps;
+        div(b) = _mm256_div_ps;
+        fma(b, c) = _mm256_fmadd_ps;
+        max(b) = _mm256_max_ps;
+        min(b) = _mm256_min_ps;
     }
     #[inline(always)]
     unsafe fn zero_where_less(self, bound: Self, value: Self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: the instruction set is there; only registers are touched.
         unsafe {
             Self(
                 _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(self.0, bound.0), value.0),
@@ -172,12 +165,12 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     unsafe fn max_magnitude(self, b: Self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: the instruction set is there; only registers are touched.
         unsafe { Self(max_magnitude8(self.0, b.0), max_magnitude8(self.1, b.1)) }
     }
     #[inline(always)]
     unsafe fn top_bits(self) -> u32 {
-        // SAFETY: see above.
+        // SAFETY: the instruction set is there; only registers are touched.
         unsafe {
             let x = _mm256_max_epu32(_mm256_castps_si256(self.0), _mm256_castps_si256(self.1));
             let x = _mm_max_epu32(_mm256_castsi256_si128(x), _mm256_extracti128_si256::<1>(x));
@@ -188,12 +181,12 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     unsafe fn exp2_of_rounded(self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: the instruction set is there; only registers are touched.
         unsafe { Self(exp2_of_rounded8(self.0), exp2_of_rounded8(self.1)) }
     }
     #[inline(always)]
     unsafe fn store_low_bytes(self, p: *mut i8) {
-        // SAFETY: see above.
+        // SAFETY: the instruction set is there, and `p` is valid for sixteen elements.
         unsafe {
             let low = _mm256_set1_epi32(0xff);
             let lo = _mm256_and_si256(_mm256_castps_si256(self.0), low);
@@ -208,7 +201,7 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     unsafe fn fold(self) -> f32 {
-        // SAFETY: see above.
+        // SAFETY: the instruction set is there; only registers are touched.
         unsafe { fold8(_mm256_add_ps(self.0, self.1)) }
     }
 }
@@ -219,31 +212,30 @@ fn first(n: usize) -> __mmask16 {
     ((1u32 << n.min(LANES)) - 1) as __mmask16
 }
 
-// SAFETY (of every block below): as above.
 impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
-        // SAFETY: see above.
+        // SAFETY: the instruction set is there; only registers are touched.
         unsafe { Self(_mm512_set1_ps(x)) }
     }
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self {
-        // SAFETY: see above.
+        // SAFETY: the instruction set is there, and `p` is valid for sixteen elements.
         unsafe { Self(_mm512_loadu_ps(p)) }
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
-        // SAFETY: see above.
+        // SAFETY: the instruction set is there, and `p` is valid for sixteen elements.
         unsafe { _mm512_storeu_ps(p, self.0) }
     }
     #[inline(always)]
     unsafe fn load_f16(p: *const u16) -> Self {
-        // SAFETY: see above.
+        // SAFETY: the instruction set is there, and `p` is valid for sixteen elements.
         unsafe { Self(_mm512_cvtph_ps(_mm256_loadu_si256(p.cast()))) }
     }
     #[inline(always)]
     unsafe fn load_bf16(p: *const u16) -> Self {
-        // SAFETY: see above.
+        // SAFETY: the instruction set is there, and `p` is valid for sixteen elements.
         unsafe {
             let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
             Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits)))
@@ -251,7 +243,7 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut u16) {
-        // SAFETY: see above.
+        // SAFETY: the instruction set is there, and `p` is valid for sixteen elements.
         unsafe {
             let h = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0);
             _mm256_storeu_si256(p.cast(), h);
@@ -259,51 +251,26 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     unsafe fn round_f16(self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: the instruction set is there; only registers are touched.
         unsafe {
             Self(_mm512_cvtph_ps(
                 _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0),
             ))
         }
     }
-    #[inline(always)]
-    unsafe fn add(self, b: Self) -> Self {
-        // SAFETY: see above.
-        unsafe { Self(_mm512_add_ps(self.0, b.0)) }
-    }
-    #[inline(always)]
-    unsafe fn sub(self, b: Self) -> Self {
-        // SAFETY: see above.
-        unsafe { Self(_mm512_sub_ps(self.0, b.0)) }
-    }
-    #[inline(always)]
-    unsafe fn mul(self, b: Self) -> Self {
-        // SAFETY: see above.
-        unsafe { Self(_mm512_mul_ps(self.0, b.0)) }
-    }
-    #[inline(always)]
-    unsafe fn div(self, b: Self) -> Self {
-        // SAFETY: see above.
-        unsafe { Self(_mm512_div_ps(self.0, b.0)) }
-    }
-    #[inline(always)]
-    unsafe fn fma(self, b: Self, c: Self) -> Self {
-        // SAFETY: see above.
-        unsafe { Self(_mm512_fmadd_ps(self.0, b.0, c.0)) }
-    }
-    #[inline(always)]
-    unsafe fn max(self, b: Self) -> Self {
-        // SAFETY: see above.
-        unsafe { Self(_mm512_max_ps(self.0, b.0)) }
-    }
-    #[inline(always)]
-    unsafe fn min(self, b: Self) -> Self {
-        // SAFETY: see above.
-        unsafe { Self(_mm512_min_ps(self.0, b.0)) }
+    each_register! {
+        (0)
+        add(b) = _mm512_add_ps;
+        sub(b) = _mm512_sub_ps;
+        mul(b) = _mm512_mul_ps;
+        div(b) = _mm512_div_ps;
+        fma(b, c) = _mm512_fmadd_ps;
+        max(b) = _mm512_max_ps;
+        min(b) = _mm512_min_ps;
     }
     #[inline(always)]
     unsafe fn zero_where_less(self, bound: Self, value: Self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: the instruction set is there; only registers are touched.
         unsafe {
             let less = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, bound.0);
             Self(_mm512_maskz_mov_ps(!less, value.0))
@@ -311,7 +278,7 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     unsafe fn max_magnitude(self, b: Self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: the instruction set is there; only registers are touched.
         unsafe {
             let x = _mm512_castps_si512(_mm512_abs_ps(self.0));
             let y = _mm512_castps_si512(_mm512_abs_ps(b.0));
@@ -320,12 +287,12 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     unsafe fn top_bits(self) -> u32 {
-        // SAFETY: see above.
+        // SAFETY: the instruction set is there; only registers are touched.
         unsafe { _mm512_reduce_max_epu32(_mm512_castps_si512(self.0)) }
     }
     #[inline(always)]
     unsafe fn exp2_of_rounded(self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: the instruction set is there; only registers are touched.
         unsafe {
             let biased = _mm512_add_epi32(_mm512_castps_si512(self.0), _mm512_set1_epi32(127));
             Self(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased)))
@@ -333,14 +300,14 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     unsafe fn store_low_bytes(self, p: *mut i8) {
-        // SAFETY: see above.
+        // SAFETY: the instruction set is there, and `p` is valid for sixteen elements.
         unsafe {
             _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(_mm512_castps_si512(self.0)));
         }
     }
     #[inline(always)]
     unsafe fn fold(self) -> f32 {
-        // SAFETY: see above.
+        // SAFETY: the instruction set is there; only registers are touched.
         unsafe {
             let (lo, hi) = (
                 _mm512_castps512_ps256(self.0),

@@ -47,6 +47,7 @@ mod shared;
 use std::ops::Range;
 
 use crate::boundary::BoundaryDtype;
+use crate::spec::Activation;
 #[cfg(target_arch = "x86_64")]
 use matmul::avx2::{Avx2, AvxVnni};
 #[cfg(target_arch = "x86_64")]
@@ -54,12 +55,15 @@ use matmul::avx512::Avx512;
 use matmul::portable::Portable;
 use matmul::{Job, PanelDots};
 
+pub(crate) use act::grow;
 pub use act::{Act, ActForm};
 pub use arena::{Arena, Halves};
 pub use attention::{Attention, AttentionScratch};
 pub(crate) use block::decode;
 pub use convert::{bf16_to_f32, f16_to_f32, f32_to_f16, round_to_bf16};
-pub use kv::{PAGE, all_finite_f16, key_cell, page_len, read_kv, value_cell, write_kv};
+#[cfg(test)]
+pub(crate) use kv::tests::write_kv;
+pub use kv::{PAGE, key_cell, page_len, value_cell};
 pub use lanes::LANES;
 pub use matmul::Output;
 pub use pack::{BLOCK, Matrix, Packed, WeightType};
@@ -93,12 +97,9 @@ pub enum PackError {
     /// Matrices that are to be packed together differ in type or shape.
     #[error("matrices that belong together differ in type or shape")]
     Mismatch,
-    /// A matrix that is to be followed by another does not fill its last panel.
-    #[error("matrices cannot be stacked after {rows} outputs, which is not a multiple of 16")]
-    PartialPanel {
-        /// Outputs so far.
-        rows: usize,
-    },
+    /// A matrix that is to be followed by another ends after so many outputs, within a panel.
+    #[error("matrices cannot be stacked after {0} outputs, which is not a multiple of 16")]
+    PartialPanel(usize),
     /// The size does not fit the address space.
     #[error("a matrix is too large for this machine's address space")]
     TooLarge,
@@ -238,22 +239,11 @@ macro_rules! kernels {
         mod $name {
             use super::*;
 
-            // SAFETY (of all): `Kernels` holds an instruction set only after it has
-            // found it on this CPU, and its methods check every length.
-
-            $(#[$attribute])*
-            pub(super) unsafe fn rms_norm(x: &[f32], w: &[f32], eps: f32, y: &mut [f32]) {
-                for (x, y) in x.chunks_exact(w.len()).zip(y.chunks_exact_mut(w.len())) {
-                    // SAFETY: see above.
-                    unsafe { rows::rms_norm::<$lanes>(x.as_ptr(), w, eps, y.as_mut_ptr()) };
-                }
-            }
-
             $(#[$attribute])*
             pub(super) unsafe fn rms_norm_in_place(x: &mut [f32], w: &[f32], eps: f32) {
                 for x in x.chunks_exact_mut(w.len()) {
                     let x = x.as_mut_ptr();
-                    // SAFETY: see above.
+                    // SAFETY: `Kernels` has found the instruction set, and checks every length.
                     unsafe { rows::rms_norm::<$lanes>(x, w, eps, x) };
                 }
             }
@@ -266,7 +256,7 @@ macro_rules! kernels {
                     let plain = &mut act.plain[kept..kept + cols];
                     let values = match norm {
                         Some((w, eps)) => {
-                            // SAFETY: see above.
+                            // SAFETY: `Kernels` has found the instruction set, and checks every length.
                             unsafe {
                                 rows::rms_norm::<$lanes>(x.as_ptr(), w, eps, plain.as_mut_ptr());
                             }
@@ -281,34 +271,28 @@ macro_rules! kernels {
                     if form.quantised {
                         let quants = &mut act.quants[row * cols..][..cols];
                         let meta = &mut act.meta[row * (cols / BLOCK)..][..cols / BLOCK];
-                        // SAFETY: see above.
+                        // SAFETY: `Kernels` has found the instruction set, and checks every length.
                         unsafe { rows::quantise::<$lanes>(values, quants, meta) };
                     }
                 }
             }
 
             $(#[$attribute])*
-            pub(super) unsafe fn swiglu(g: &mut [f32], u: &[f32]) {
+            pub(super) unsafe fn gate(activation: Activation, g: &mut [f32], u: &[f32]) {
                 let (n, h) = (g.len().min(u.len()), g.as_mut_ptr());
-                // SAFETY: see above; `n` values behind each pointer.
-                unsafe { rows::swiglu::<$lanes>(h, u.as_ptr(), h, n) };
-            }
-
-            $(#[$attribute])*
-            pub(super) unsafe fn geglu(g: &mut [f32], u: &[f32]) {
-                // SAFETY: see above.
-                unsafe { rows::geglu::<$lanes>(g, u) };
-            }
-
-            $(#[$attribute])*
-            pub(super) unsafe fn clamped_swiglu(g: &mut [f32], u: &[f32]) {
-                // SAFETY: see above.
-                unsafe { rows::clamped_swiglu::<$lanes>(g, u) };
+                // SAFETY: `Kernels` has found the instruction set; `n` values behind each pointer.
+                unsafe {
+                    match activation {
+                        Activation::Silu => rows::swiglu::<$lanes>(h, u.as_ptr(), h, n),
+                        Activation::Gelu => rows::geglu::<$lanes>(g, u),
+                        Activation::Clamped => rows::clamped_swiglu::<$lanes>(g, u),
+                    }
+                }
             }
 
             $(#[$attribute])*
             pub(super) unsafe fn softcap(x: &mut [f32], cap: f32) {
-                // SAFETY: see above.
+                // SAFETY: `Kernels` has found the instruction set, and checks every length.
                 unsafe { rows::softcap::<$lanes>(x, cap) };
             }
 
@@ -319,7 +303,7 @@ macro_rules! kernels {
 
             $(#[$attribute])*
             pub(super) unsafe fn exp(x: &mut [f32]) {
-                // SAFETY: see above.
+                // SAFETY: `Kernels` has found the instruction set, and checks every length.
                 unsafe { rows::exp::<$lanes>(x) };
             }
 
@@ -340,7 +324,7 @@ macro_rules! kernels {
                 key: &[f32],
                 value: &[f32],
             ) {
-                // SAFETY: see above; the cells by the caller's word.
+                // SAFETY: `Kernels` has found the instruction set; the cells by the caller's word.
                 unsafe { kv::store::<$lanes>(page, slot, key, value) };
             }
 
@@ -356,7 +340,7 @@ macro_rules! kernels {
                 scratch: &mut AttentionScratch,
                 out: &mut TileMut<'_>,
             ) {
-                // SAFETY: see above.
+                // SAFETY: `Kernels` has found the instruction set, and checks every length.
                 unsafe { attention::attend::<Loops>(a, q, scratch, out) };
             }
 
@@ -385,10 +369,10 @@ macro_rules! kernels {
                         to: *mut f32,
                         stride: usize,
                     ) {
-                        // SAFETY: as the caller.
+                        // SAFETY: the caller has the instruction set, and the room that `Inner` asks for.
                         unsafe { attention::score::<$lanes, N, B>(page, a, vectors, to, stride) };
                     }
-                    // SAFETY: as the caller.
+                    // SAFETY: the caller has the instruction set, and the room that `Inner` asks for.
                     unsafe { apart::<N, B>(page, a, vectors, to, stride) };
                 }
 
@@ -411,21 +395,22 @@ macro_rules! kernels {
                         stride: usize,
                         sums: *mut f32,
                     ) {
-                        // SAFETY: as the caller.
+                        // SAFETY: the caller has the instruction set, and the room that `Inner` asks for.
                         unsafe {
                             attention::mix::<$lanes, N, C>(
                                 a, column, positions, weights, stride, sums,
                             );
                         };
                     }
-                    // SAFETY: as the caller.
+                    // SAFETY: the caller has the instruction set, and the room that `Inner` asks for.
                     unsafe { apart::<N, C>(a, column, positions, weights, stride, sums) };
                 }
             }
 
             $(#[$attribute])*
             pub(super) unsafe fn matmul(job: &mut Job<'_>) {
-                // SAFETY: see above; the type is the one that the kernel reads.
+                // SAFETY: `Kernels` has found the instruction set and checked the job; the type is
+                // the one that the kernel reads.
                 unsafe { matrices!(job, $lanes, $dot) };
             }
         }
@@ -442,7 +427,7 @@ kernels!(
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn matmul_vnni(job: &mut Job<'_>) {
-    // SAFETY: as there.
+    // SAFETY: `Kernels` has found AVX2 and checked the job, as for `avx2::matmul`.
     unsafe { matrices!(job, lanes_x86::Avx2, AvxVnni) };
 }
 #[cfg(target_arch = "x86_64")]
@@ -458,7 +443,7 @@ macro_rules! dispatch {
             // SAFETY: `isa` was found on this CPU; lengths are checked by the caller.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => unsafe { avx512::$function($($argument),*) },
-            // SAFETY: as above.
+            // SAFETY: AVX2 was found on this CPU; lengths are checked by the caller.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 | Isa::AvxVnni => unsafe { avx2::$function($($argument),*) },
             // SAFETY: plain Rust runs everywhere; lengths are checked by the caller.
@@ -483,20 +468,8 @@ impl Kernels {
         self.isa
     }
 
-    /// RMS normalisation of rows: `y = x / sqrt(mean(x²) + eps) * weight`.
-    ///
-    /// `x` and `y` are `[rows][weight.len()]`.
-    ///
-    /// # Panics
-    /// When the lengths do not fit.
-    pub fn rms_norm(self, x: &[f32], weight: &[f32], eps: f32, y: &mut [f32]) {
-        check_rows(x.len(), weight.len());
-        assert_eq!(x.len(), y.len(), "input and output differ in length");
-        dispatch!(self, rms_norm(x, weight, eps, y));
-    }
-
-    /// As [`Kernels::rms_norm`], where the rows are: heads of queries and keys, what a block adds
-    /// to the residual stream.
+    /// RMS normalisation of rows, `x` as `[rows][weight.len()]`, where they are: `x = x /
+    /// sqrt(mean(x²) + eps) * weight`.
     ///
     /// # Panics
     /// When `x` is not whole rows.
@@ -517,11 +490,11 @@ impl Kernels {
         dispatch!(self, prepare(x, None, act));
     }
 
-    /// [`Kernels::rms_norm`] and [`Kernels::prepare`] in one pass per row. Where the
-    /// plain form is asked for, [`Act::plain`] has the normalised values.
+    /// [`Kernels::rms_norm_in_place`] and [`Kernels::prepare`] in one pass per row, `x` left as it
+    /// is. Where the plain form is asked for, [`Act::plain`] has the normalised values.
     ///
     /// # Panics
-    /// As those.
+    /// When `x` is not whole rows, or as [`Kernels::prepare`].
     pub fn norm_prepare(self, x: &[f32], weight: &[f32], eps: f32, form: ActForm, act: &mut Act) {
         check_rows(x.len(), weight.len());
         act.shape(x.len() / weight.len(), weight.len(), form);
@@ -532,8 +505,8 @@ impl Kernels {
     ///
     /// `out` has a row per activation row, and its column 0 is the first output of
     /// `panels.start`; it has as many columns as the panels have outputs (the last
-    /// panel may have fewer than 16). Threads take disjoint panels and
-    /// [`TileMut::split_cols`] of one tile.
+    /// panel may have fewer than 16). Threads take disjoint panels and the
+    /// [`SharedMut::tile_mut`] of their columns.
     ///
     /// # Panics
     /// When shapes differ, `act` lacks the form that the weights want, or the matrix
@@ -610,33 +583,14 @@ impl Kernels {
         dispatch!(self, matmul(&mut job));
     }
 
-    /// `gate = silu(gate) * up`, value by value: for gate and up projections that
-    /// were not packed as a pair.
+    /// `gate = activation(gate) * up`, value by value (of [`Activation::Clamped`] as it says): for
+    /// gate and up projections that were not packed as a pair.
     ///
     /// # Panics
     /// When the lengths differ.
-    pub fn swiglu(self, gate: &mut [f32], up: &[f32]) {
+    pub fn gate(self, activation: Activation, gate: &mut [f32], up: &[f32]) {
         assert_eq!(gate.len(), up.len(), "gate and up differ in length");
-        dispatch!(self, swiglu(gate, up));
-    }
-
-    /// `gate = gelu(gate) * up`, value by value, with the approximation by tanh.
-    ///
-    /// # Panics
-    /// When the lengths differ.
-    pub fn geglu(self, gate: &mut [f32], up: &[f32]) {
-        assert_eq!(gate.len(), up.len(), "gate and up differ in length");
-        dispatch!(self, geglu(gate, up));
-    }
-
-    /// `gate = (up + 1) * gate / (1 + exp(-1.702 gate))`, value by value, with the gate cut at 7
-    /// and `up` at -7 and 7.
-    ///
-    /// # Panics
-    /// When the lengths differ.
-    pub fn clamped_swiglu(self, gate: &mut [f32], up: &[f32]) {
-        assert_eq!(gate.len(), up.len(), "gate and up differ in length");
-        dispatch!(self, clamped_swiglu(gate, up));
+        dispatch!(self, gate(activation, gate, up));
     }
 
     /// `x = cap * tanh(x / cap)`, value by value.

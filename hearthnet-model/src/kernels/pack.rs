@@ -130,9 +130,8 @@ impl WeightType {
     }
 
     /// The file's name for the type.
-    pub fn tensor_type(self) -> TensorType {
-        let found = TYPES.iter().find(|(ty, _)| *ty == self);
-        found.map_or(TensorType::F32, |(_, dtype)| *dtype)
+    pub const fn tensor_type(self) -> TensorType {
+        TYPES[self.index()].1
     }
 
     /// Place in [`WeightType::ALL`].
@@ -164,22 +163,7 @@ impl WeightType {
 
     /// Bytes of the file for `inputs()` weights of one row.
     pub(crate) const fn file_block(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::BF16 => 2,
-            Self::Q4_0 | Self::IQ4_NL => 18,
-            Self::Q4_1 => 20,
-            Self::Q5_0 => 22,
-            Self::Q5_1 => 24,
-            Self::Q8_0 => 34,
-            Self::Q2_K => 84,
-            Self::Q3_K => 110,
-            Self::Q4_K => 144,
-            Self::Q5_K => 176,
-            Self::Q6_K => 210,
-            Self::IQ4_XS => 136,
-            Self::MXFP4 => 17,
-        }
+        self.tensor_type().block_bytes() as usize
     }
 
     /// Bytes of a record: `inputs()` weights of 16 rows.
@@ -289,7 +273,7 @@ impl Packed {
                 return Err(PackError::Mismatch);
             }
             if !rows.is_multiple_of(LANES) {
-                return Err(PackError::PartialPanel { rows });
+                return Err(PackError::PartialPanel(rows));
             }
             rows = rows.checked_add(part.rows).ok_or(PackError::TooLarge)?;
         }
@@ -307,7 +291,7 @@ impl Packed {
     ///
     /// # Errors
     /// [`PackError::Mismatch`] when types or shapes differ; then pack them one by
-    /// one and use [`super::Kernels::swiglu`].
+    /// one and use [`super::Kernels::gate`].
     pub fn pack_gate_up(
         arena: &mut Arena,
         gate: &Matrix<'_>,

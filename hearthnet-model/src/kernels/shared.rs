@@ -110,50 +110,6 @@ impl<'a> TileMut<'a> {
         self.cols
     }
 
-    /// The columns before `at`, and those from `at` on.
-    ///
-    /// # Panics
-    /// When `at > cols`.
-    pub fn split_cols(self, at: usize) -> (TileMut<'a>, TileMut<'a>) {
-        assert!(at <= self.cols, "a split beyond the tile");
-        let right = if self.rows == 0 {
-            self.origin
-        } else {
-            // SAFETY: at <= cols <= stride, within the first row or one past it.
-            unsafe { self.origin.add(at) }
-        };
-        (
-            TileMut { cols: at, ..self },
-            TileMut {
-                origin: right,
-                cols: self.cols - at,
-                ..self
-            },
-        )
-    }
-
-    /// The rows before `at`, and those from `at` on.
-    ///
-    /// # Panics
-    /// When `at > rows`.
-    pub fn split_rows(self, at: usize) -> (TileMut<'a>, TileMut<'a>) {
-        assert!(at <= self.rows, "a split beyond the tile");
-        let below = if at == self.rows {
-            self.origin
-        } else {
-            // SAFETY: row `at` exists, so its start lies within the buffer.
-            unsafe { self.origin.add(at * self.stride) }
-        };
-        (
-            TileMut { rows: at, ..self },
-            TileMut {
-                origin: below,
-                rows: self.rows - at,
-                ..self
-            },
-        )
-    }
-
     /// The same rectangle, borrowed for a shorter time.
     pub fn reborrow(&mut self) -> TileMut<'_> {
         TileMut {
@@ -231,7 +187,7 @@ pub struct SharedMut<'a, T> {
 
 // SAFETY: access is only by unsafe methods, whose contract excludes data races.
 unsafe impl<T: Send> Send for SharedMut<'_, T> {}
-// SAFETY: as above; values reach several threads, so they must be Send and Sync.
+// SAFETY: the contract of the methods excludes data races; values reach several threads, so they must be Send and Sync.
 unsafe impl<T: Send + Sync> Sync for SharedMut<'_, T> {}
 
 impl<T> Clone for SharedMut<'_, T> {
@@ -351,6 +307,52 @@ impl<'a> SharedMut<'a, f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl<'a> TileMut<'a> {
+        /// The columns before `at`, and those from `at` on.
+        ///
+        /// # Panics
+        /// When `at > cols`.
+        pub(crate) fn split_cols(self, at: usize) -> (TileMut<'a>, TileMut<'a>) {
+            assert!(at <= self.cols, "a split beyond the tile");
+            let right = if self.rows == 0 {
+                self.origin
+            } else {
+                // SAFETY: at <= cols <= stride, within the first row or one past it.
+                unsafe { self.origin.add(at) }
+            };
+            (
+                TileMut { cols: at, ..self },
+                TileMut {
+                    origin: right,
+                    cols: self.cols - at,
+                    ..self
+                },
+            )
+        }
+
+        /// The rows before `at`, and those from `at` on.
+        ///
+        /// # Panics
+        /// When `at > rows`.
+        pub(crate) fn split_rows(self, at: usize) -> (TileMut<'a>, TileMut<'a>) {
+            assert!(at <= self.rows, "a split beyond the tile");
+            let below = if at == self.rows {
+                self.origin
+            } else {
+                // SAFETY: row `at` exists, so its start lies within the buffer.
+                unsafe { self.origin.add(at * self.stride) }
+            };
+            (
+                TileMut { rows: at, ..self },
+                TileMut {
+                    origin: below,
+                    rows: self.rows - at,
+                    ..self
+                },
+            )
+        }
+    }
 
     #[test]
     fn pieces_of_a_tile_cover_it_without_overlap() {

@@ -83,15 +83,7 @@ sha256_type! {
 
 fn parse(s: &str) -> Result<[u8; 32], ParseDigestError> {
     let mut out = [0; 32];
-    let (pairs, rest) = s.as_bytes().as_chunks::<2>();
-    if pairs.len() != out.len() || !rest.is_empty() {
-        return Err(ParseDigestError);
-    }
-    for (byte, &[high, low]) in out.iter_mut().zip(pairs) {
-        let digit = |c: u8| char::from(c).to_digit(16).ok_or(ParseDigestError);
-        // Two digits below 16 fit a byte.
-        *byte = (digit(high)? * 16 + digit(low)?) as u8;
-    }
+    hex::decode_to_slice(s, &mut out).map_err(|_| ParseDigestError)?;
     Ok(out)
 }
 

@@ -66,11 +66,8 @@ struct Encoded<S, T> {
 #[non_exhaustive]
 pub enum ManifestError {
     /// More bytes than any manifest has.
-    #[error("a manifest of {len} bytes is too long, at most {MAX_MANIFEST_BYTES} are accepted")]
-    TooLong {
-        /// How many.
-        len: usize,
-    },
+    #[error("a manifest of {0} bytes is too long, at most {MAX_MANIFEST_BYTES} are accepted")]
+    TooLong(usize),
     /// Not CBOR, or not of a manifest's structure.
     #[error("this is no weights manifest: {0}")]
     Structure(String),
@@ -101,12 +98,9 @@ pub enum VerifyError {
     },
     /// A tensor has other contents, another type or another shape.
     #[error(
-        "tensor {name:?} of the model file differs from the weights that were asked for: the file is damaged or is another version of the model"
+        "tensor {0:?} of the model file differs from the weights that were asked for: the file is damaged or is another version of the model"
     )]
-    Tensor {
-        /// The tensor.
-        name: String,
-    },
+    Tensor(String),
 }
 
 impl Manifest {
@@ -179,7 +173,7 @@ impl Manifest {
     /// encoding. Memory used is a small multiple of the length, which is bounded.
     pub fn decode(bytes: &[u8]) -> Result<Self, ManifestError> {
         if bytes.len() > MAX_MANIFEST_BYTES {
-            return Err(ManifestError::TooLong { len: bytes.len() });
+            return Err(ManifestError::TooLong(bytes.len()));
         }
         // Nothing in a manifest is nested deeper than a tensor's dimensions.
         let decoded: Encoded<ModelSpec, Vec<TensorEntry>> =
@@ -266,9 +260,7 @@ impl Manifest {
             .chain(shared)
             .chain(layers.clone().flat_map(|layer| model.layer_tensors(layer)))
             .collect();
-        let other = |info: &TensorInfo| VerifyError::Tensor {
-            name: info.name.clone(),
-        };
+        let other = |info: &TensorInfo| VerifyError::Tensor(info.name.clone());
         // What is not even of that type and shape need not be read.
         let listed = |info: &TensorInfo| {
             let entry = self.tensor(&info.name);

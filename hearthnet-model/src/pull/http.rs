@@ -163,9 +163,7 @@ fn attempt(
                     Accepted::Nothing => {
                         sink.restart()?;
                         let _ = fs::remove_file(etag_path);
-                        return Err(Broken::Again(SourceError::Status {
-                            status: head.status,
-                        }));
+                        return Err(Broken::Again(SourceError::Status(head.status)));
                     }
                 }
                 remember(etag_path, head.etag.as_deref())?;
@@ -178,18 +176,12 @@ fn attempt(
             Ok(Message::End) => {
                 return Err(interrupted(sink.done(), "the answer ended".to_owned()));
             }
-            Ok(Message::Failed(Failure {
-                reached: false,
-                reason,
-            })) => {
+            Ok(Message::Failed(Failure { reached, reason })) => {
                 let address = base(url);
-                return Err(Broken::Again(SourceError::Unreachable { address, reason }));
-            }
-            Ok(Message::Failed(Failure {
-                reached: true,
-                reason,
-            })) => {
-                return Err(interrupted(sink.done(), reason));
+                return Err(match reached {
+                    false => Broken::Again(SourceError::Unreachable { address, reason }),
+                    true => interrupted(sink.done(), reason),
+                });
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
@@ -229,9 +221,9 @@ fn accept(head: &Head, from: u64, total: u64) -> Result<Accepted, Broken> {
         }
         416 if from > 0 => return Ok(Accepted::Nothing),
         status @ (408 | 429 | 500..=599) => {
-            return Err(Broken::Again(SourceError::Status { status }));
+            return Err(Broken::Again(SourceError::Status(status)));
         }
-        status => return Err(Broken::Stop(SourceError::Status { status })),
+        status => return Err(Broken::Stop(SourceError::Status(status))),
     };
     match head.length {
         Some(found) if found != expected => Err(Broken::Stop(SourceError::Length {
@@ -279,14 +271,14 @@ pub(super) fn probe(
     cancel: &AtomicBool,
 ) -> Result<Probe, SourceError> {
     let (sender, receiver) = sync_channel(1);
-    let agents = [agent(options, url, 0), agent(options, url, 10)];
-    let (authorization, address) = (options.authorization(url), url.to_owned());
-    std::thread::Builder::new()
-        .name("model-probe".to_owned())
-        .spawn(move || {
-            let _ = sender.send(ask_for_size(&agents, &address, authorization.as_deref()));
-        })
-        .map_err(|error| SourceError::Answer(format!("no thread for the question: {error}")))?;
+    let requests = [0, 10].map(|redirects| {
+        let request = get(options, url, redirects);
+        request.header("Range", "bytes=0-0")
+    });
+    let address = base(url);
+    in_thread(move || {
+        let _ = sender.send(ask_for_size(requests, &address));
+    })?;
     loop {
         if cancel.load(Ordering::Relaxed) {
             return Err(SourceError::Cancelled);
@@ -301,23 +293,11 @@ pub(super) fn probe(
     }
 }
 
-fn ask_for_size(
-    agents: &[ureq::Agent; 2],
-    url: &str,
-    authorization: Option<&str>,
-) -> Result<Probe, SourceError> {
+fn ask_for_size(requests: [Request; 2], address: &str) -> Result<Probe, SourceError> {
     let mut sha256 = None;
-    for agent in agents {
-        let mut request = agent
-            .get(url)
-            .header("Accept-Encoding", "identity")
-            .header("Range", "bytes=0-0");
-        if let Some(authorization) = authorization {
-            request = request.header("Authorization", authorization);
-        }
-        let asked = request.call();
-        let response = asked.map_err(|error| SourceError::Unreachable {
-            address: base(url),
+    for request in requests {
+        let response = request.call().map_err(|error| SourceError::Unreachable {
+            address: address.to_owned(),
             reason: error.to_string(),
         })?;
         let header = |name: &str| response.headers().get(name)?.to_str().ok();
@@ -327,7 +307,7 @@ fn ask_for_size(
             206 => header("content-range").and_then(|range| parse_range(range)?.1),
             200 => header("content-length").and_then(|length| length.parse().ok()),
             300..=399 => continue,
-            status => return Err(SourceError::Status { status }),
+            status => return Err(SourceError::Status(status)),
         };
         return match bytes {
             Some(bytes) if bytes > 0 => Ok(Probe { bytes, sha256 }),
@@ -346,9 +326,11 @@ fn base(url: &str) -> String {
     url.split('/').take(3).collect::<Vec<_>>().join("/")
 }
 
-/// Follows so many redirections, none of them from TLS to no TLS.
-fn agent(options: &PullOptions, url: &str, redirects: u32) -> ureq::Agent {
-    ureq::Agent::config_builder()
+type Request = ureq::RequestBuilder<ureq::typestate::WithoutBody>;
+
+/// A request that follows so many redirections, none of them from TLS to no TLS.
+fn get(options: &PullOptions, url: &str, redirects: u32) -> Request {
+    let agent: ureq::Agent = ureq::Agent::config_builder()
         .http_status_as_error(false)
         .max_redirects(redirects)
         .max_redirects_will_error(redirects > 0)
@@ -361,7 +343,19 @@ fn agent(options: &PullOptions, url: &str, redirects: u32) -> ureq::Agent {
         .timeout_per_read(Some(options.read_timeout))
         .timeout_per_write(Some(options.read_timeout))
         .build()
-        .into()
+        .into();
+    let request = agent.get(url).header("Accept-Encoding", "identity");
+    match options.authorization(url) {
+        Some(authorization) => request.header("Authorization", authorization),
+        None => request,
+    }
+}
+
+/// Starts a thread for what a server may keep waiting.
+fn in_thread(work: impl FnOnce() + Send + 'static) -> Result<(), SourceError> {
+    let thread = std::thread::Builder::new().name("model-pull".to_owned());
+    let started = thread.spawn(work).map(drop);
+    started.map_err(|error| SourceError::Answer(format!("no thread for the transfer: {error}")))
 }
 
 /// Starts a thread that asks for everything from byte `from`.
@@ -371,12 +365,7 @@ fn request(
     from: u64,
     etag: Option<String>,
 ) -> Result<Receiver<Message>, SourceError> {
-    let mut request = agent(options, url, 10)
-        .get(url)
-        .header("Accept-Encoding", "identity");
-    if let Some(authorization) = options.authorization(url) {
-        request = request.header("Authorization", authorization);
-    }
+    let mut request = get(options, url, 10);
     if from > 0 {
         request = request.header("Range", format!("bytes={from}-"));
         if let Some(etag) = etag {
@@ -384,17 +373,14 @@ fn request(
         }
     }
     let (sender, receiver) = sync_channel(WAITING);
-    std::thread::Builder::new()
-        .name("model-pull".to_owned())
-        .spawn(move || {
-            let last = match transfer(request, &sender) {
-                Ok(()) => Message::End,
-                Err(failure) => Message::Failed(failure),
-            };
-            // Nobody listens any more after a cancel.
-            let _ = sender.send(last);
-        })
-        .map_err(|error| SourceError::Answer(format!("no thread for the transfer: {error}")))?;
+    in_thread(move || {
+        let last = match transfer(request, &sender) {
+            Ok(()) => Message::End,
+            Err(failure) => Message::Failed(failure),
+        };
+        // Nobody listens any more after a cancel.
+        let _ = sender.send(last);
+    })?;
     Ok(receiver)
 }
 
@@ -424,16 +410,10 @@ fn reached(error: &ureq::Error) -> bool {
 }
 
 /// Performs the request; ends early, without error, when nobody listens.
-fn transfer(
-    request: ureq::RequestBuilder<ureq::typestate::WithoutBody>,
-    sender: &SyncSender<Message>,
-) -> Result<(), Failure> {
-    let response = request.call().map_err(|error| {
-        let reached = reached(&error);
-        Failure {
-            reached,
-            reason: error.to_string(),
-        }
+fn transfer(request: Request, sender: &SyncSender<Message>) -> Result<(), Failure> {
+    let response = request.call().map_err(|error| Failure {
+        reached: reached(&error),
+        reason: error.to_string(),
     })?;
     let header = |name: &str| {
         response

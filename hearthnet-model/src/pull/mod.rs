@@ -19,17 +19,19 @@ mod sink;
 
 use std::ffi::OsString;
 use std::fmt;
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::atomic_file;
 use crate::cache::{self, NoCacheDirectory};
-use crate::catalogue::{ModelEntry, Source, on_hub};
+use crate::catalogue::ModelEntry;
 use crate::error::FileError;
 use crate::manifest::Digest;
-use crate::reference::{ModelRef, is_trustworthy};
+use crate::reference::ModelRef;
+use crate::source::{Source, is_trustworthy};
 use sink::Sink;
 
 /// The hub, unless `HF_ENDPOINT` names another (as for the hub's own clients).
@@ -232,12 +234,9 @@ pub enum SourceError {
         /// What went wrong.
         reason: String,
     },
-    /// The server refused.
-    #[error("the server answered with status {status}")]
-    Status {
-        /// HTTP status.
-        status: u16,
-    },
+    /// The server refused, with this HTTP status.
+    #[error("the server answered with status {0}")]
+    Status(u16),
     /// The connection broke off, or fell silent, again and again.
     #[error("the connection broke off after {done} of {total} bytes: {reason}")]
     Interrupted {
@@ -317,22 +316,19 @@ pub fn pull(
     let target = wanted.target.clone();
 
     let _lock = job.lock()?;
-    match job.check_present(&target) {
-        Ok(true) => return Ok(target),
-        Ok(false) => {}
-        Err(error) => return Err(fatal(error)),
+    if job.check_present(&target)? {
+        return Ok(target);
     }
     job.clean();
 
     if let Some(path) = &options.from {
-        return match job.copy(path) {
-            Ok(()) => Ok(target),
-            Err(error @ (SourceError::File(_) | SourceError::Cancelled)) => Err(fatal(error)),
-            Err(error) => Err(PullError::From {
-                path: path.clone(),
-                error,
-            }),
+        let Err(error) = job.copy(path) else {
+            return Ok(target);
         };
+        return Err(PullError::From {
+            path: path.clone(),
+            error: of_source(error)?,
+        });
     }
     let mut failures = Vec::new();
     for source in &entry.sources {
@@ -341,16 +337,12 @@ pub fn pull(
             return Err(PullError::Unprotected(address));
         }
         (job.progress)(PullEvent::Trying(source));
-        match job.fetch(source) {
-            Ok(()) => return Ok(target),
-            Err(error @ (SourceError::File(_) | SourceError::Cancelled)) => {
-                return Err(fatal(error));
-            }
-            Err(error) => {
-                (job.progress)(PullEvent::Failed(source, &error));
-                failures.push((source.clone(), error));
-            }
-        }
+        let Err(error) = job.fetch(source) else {
+            return Ok(target);
+        };
+        let error = of_source(error)?;
+        (job.progress)(PullEvent::Failed(source, &error));
+        failures.push((source.clone(), error));
     }
     Err(PullError::NoSource {
         id: entry.id.clone(),
@@ -374,7 +366,10 @@ pub fn pull_reference(
     progress: &mut dyn FnMut(PullEvent<'_>),
 ) -> Result<PathBuf, PullError> {
     let no_address = || PullError::NoAddress(model.to_string());
-    let address = model.address(&options.hub).ok_or_else(no_address)?;
+    let ModelRef::Remote(source) = model else {
+        return Err(no_address());
+    };
+    let address = source.address(&options.hub).ok_or_else(no_address)?;
     let target = options.models.join(model.place().ok_or_else(no_address)?);
     if sha256.is_none() && !is_trustworthy(&address) {
         return Err(PullError::Unprotected(address));
@@ -391,50 +386,50 @@ pub fn pull_reference(
     if target.is_file() && !options.again {
         return Ok(target);
     }
-    let source = match model {
-        ModelRef::Hub {
-            repository,
-            revision,
-            file,
-        } => Source::Hf {
-            repository: repository.clone(),
-            revision: revision.clone(),
-            file: file.clone(),
-        },
-        _ => Source::Url {
-            url: address.clone(),
-        },
-    };
-    progress(PullEvent::Trying(&source));
+    progress(PullEvent::Trying(source));
     let mut fetch = || {
         let probe = http::probe(options, &address, cancel)?;
         wanted.bytes = probe.bytes;
         wanted.sha256 = sha256.or(probe.sha256);
         let mut job = Job::new(&wanted, options, cancel, progress)?;
         job.clean();
-        job.fetch(&source)
+        job.fetch(source)
     };
     let fetched = fetch();
     drop(lock);
-    match fetched {
-        Ok(()) => Ok(target),
-        Err(error @ (SourceError::File(_) | SourceError::Cancelled)) => Err(fatal(error)),
-        Err(error) => {
-            progress(PullEvent::Failed(&source, &error));
-            Err(PullError::NoSource {
-                id: model.to_string(),
-                file: wanted.file,
-                failures: vec![(source, error)],
-            })
-        }
+    let Err(error) = fetched else {
+        return Ok(target);
+    };
+    let error = of_source(error)?;
+    progress(PullEvent::Failed(source, &error));
+    Err(PullError::NoSource {
+        id: model.to_string(),
+        file: wanted.file,
+        failures: vec![(source.clone(), error)],
+    })
+}
+
+/// The error, unless it ends a pull whatever other sources there are.
+fn of_source(error: SourceError) -> Result<SourceError, PullError> {
+    match error {
+        SourceError::File(error) => Err(PullError::File(error)),
+        SourceError::Cancelled => Err(PullError::Cancelled),
+        other => Ok(other),
     }
 }
 
-/// What ends a pull whatever other sources there are.
-fn fatal(error: SourceError) -> PullError {
-    match error {
-        SourceError::File(error) => PullError::File(error),
-        _ => PullError::Cancelled,
+/// It was asked to stop.
+struct Cancelled;
+
+impl From<Cancelled> for PullError {
+    fn from(_: Cancelled) -> Self {
+        Self::Cancelled
+    }
+}
+
+impl From<Cancelled> for SourceError {
+    fn from(_: Cancelled) -> Self {
+        Self::Cancelled
     }
 }
 
@@ -445,6 +440,15 @@ struct Wanted {
     sha256: Option<Digest>,
     /// Where it goes.
     target: PathBuf,
+}
+
+impl Wanted {
+    fn other_length(&self, found: u64) -> SourceError {
+        SourceError::Length {
+            expected: self.bytes,
+            found,
+        }
+    }
 }
 
 /// One pull.
@@ -476,9 +480,9 @@ impl<'a> Job<'a> {
         })
     }
 
-    fn check_cancelled(&self) -> Result<(), SourceError> {
+    fn check_cancelled(&self) -> Result<(), Cancelled> {
         match self.cancel.load(Ordering::Relaxed) {
-            true => Err(SourceError::Cancelled),
+            true => Err(Cancelled),
             false => Ok(()),
         }
     }
@@ -492,30 +496,18 @@ impl<'a> Job<'a> {
 
     /// Waits until no other process pulls this model. The lock ends with the file.
     fn lock(&mut self) -> Result<File, PullError> {
-        let path = self.directory.join(".lock");
-        let failed = |source| FileError::new("lock", &path, source);
-        let file = File::options()
-            .create(true)
-            .append(true)
-            .open(&path)
-            .map_err(failed)?;
         let mut told = false;
-        loop {
-            match file.try_lock() {
-                Ok(()) => return Ok(file),
-                Err(TryLockError::WouldBlock) => {}
-                Err(TryLockError::Error(source)) => return Err(failed(source).into()),
-            }
+        let lock = atomic_file::lock(&self.directory, || {
             if !std::mem::replace(&mut told, true) {
                 (self.progress)(PullEvent::Waiting);
             }
-            self.check_cancelled().map_err(fatal)?;
-            std::thread::sleep(TICK);
-        }
+            !self.cancel.load(Ordering::Relaxed)
+        })?;
+        lock.ok_or(PullError::Cancelled)
     }
 
     /// Whether the file is there with the pinned contents.
-    fn check_present(&mut self, target: &Path) -> Result<bool, SourceError> {
+    fn check_present(&mut self, target: &Path) -> Result<bool, Cancelled> {
         let Ok(mut file) = File::open(target) else {
             return Ok(false);
         };
@@ -556,15 +548,10 @@ impl<'a> Job<'a> {
 
     fn fetch(&mut self, source: &Source) -> Result<(), SourceError> {
         match source {
-            Source::Hf {
-                repository,
-                revision,
-                file,
-            } => {
-                let url = on_hub(&self.options.hub, repository, revision, file);
-                http::fetch(self, &url)
+            Source::Hf { .. } | Source::Url { .. } => {
+                let address = source.address(&self.options.hub);
+                http::fetch(self, &address.ok_or(SourceError::NotThere)?)
             }
-            Source::Url { url } => http::fetch(self, url),
             Source::Pypi {
                 package,
                 version,
@@ -588,10 +575,7 @@ impl<'a> Job<'a> {
         })?;
         let found = file.metadata().map_err(SourceError::Unreadable)?.len();
         if found != self.entry.bytes {
-            return Err(SourceError::Length {
-                expected: self.entry.bytes,
-                found,
-            });
+            return Err(self.entry.other_length(found));
         }
         self.keep(&mut file)
     }

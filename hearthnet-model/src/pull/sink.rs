@@ -12,18 +12,16 @@ use crate::error::FileError;
 use crate::manifest::Digest;
 
 /// Counts and hashes bytes, and compares them with what is pinned.
-pub(super) struct Check {
-    expected: Option<Digest>,
-    bytes: u64,
+pub(super) struct Check<'a> {
+    entry: &'a Wanted,
     done: u64,
     hash: Sha256,
 }
 
-impl Check {
-    pub(super) fn new(entry: &Wanted) -> Self {
+impl<'a> Check<'a> {
+    pub(super) fn new(entry: &'a Wanted) -> Self {
         Self {
-            expected: entry.sha256,
-            bytes: entry.bytes,
+            entry,
             done: 0,
             hash: Sha256::new(),
         }
@@ -36,11 +34,8 @@ impl Check {
     /// Takes the next bytes; refuses those beyond the pinned size.
     pub(super) fn update(&mut self, bytes: &[u8]) -> Result<(), SourceError> {
         let done = self.done.saturating_add(bytes.len() as u64);
-        if done > self.bytes {
-            return Err(SourceError::Length {
-                expected: self.bytes,
-                found: done,
-            });
+        if done > self.entry.bytes {
+            return Err(self.entry.other_length(done));
         }
         self.hash.update(bytes);
         self.done = done;
@@ -48,14 +43,11 @@ impl Check {
     }
 
     pub(super) fn finish(self) -> Result<(), SourceError> {
-        if self.done != self.bytes {
-            return Err(SourceError::Length {
-                expected: self.bytes,
-                found: self.done,
-            });
+        if self.done != self.entry.bytes {
+            return Err(self.entry.other_length(self.done));
         }
         let found = Digest(self.hash.finalize().into());
-        match self.expected {
+        match self.entry.sha256 {
             Some(expected) if expected != found => Err(SourceError::Contents { expected, found }),
             _ => Ok(()),
         }
@@ -67,7 +59,7 @@ pub(super) struct Sink<'a> {
     entry: &'a Wanted,
     file: File,
     path: PathBuf,
-    check: Check,
+    check: Check<'a>,
     keep: bool,
 }
 

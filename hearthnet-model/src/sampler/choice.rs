@@ -1,8 +1,10 @@
 //! What somebody has decided about choosing tokens, and what is left to others.
 
+use std::ops::RangeInclusive;
+
 use serde::{Deserialize, Serialize};
 
-use super::config::{MAX_PENALTY_WINDOW, SamplerConfig};
+use super::config::{MAX_PENALTY_WINDOW, PENALTY, REPETITION, SHARE, SamplerConfig, TEMPERATURE};
 use crate::gguf::Gguf;
 
 /// Settings of a [`SamplerConfig`] that somebody chose: a caller, or the makers of a model. What
@@ -60,20 +62,20 @@ impl SamplingChoice {
     /// from the model's `generation_config.json`. Values that are out of range are passed over:
     /// they are advice, and the model works without.
     pub fn from_gguf(gguf: &Gguf) -> Self {
-        let float = |key: &str, min: f32, max: f32| {
+        let float = |key: &str, range: RangeInclusive<f32>| {
             let value = gguf.f64(&format!("general.sampling.{key}"));
             // Rounding to binary32 is what the sampler computes with anyway.
             let value = value.ok().flatten().map(|value| value as f32);
-            value.filter(|value| (min..=max).contains(value))
+            value.filter(|value| range.contains(value))
         };
         Self {
-            temperature: float("temp", 0.0, 100.0),
+            temperature: float("temp", TEMPERATURE),
             top_k: gguf.u32("general.sampling.top_k").ok().flatten(),
-            top_p: float("top_p", 0.0, 1.0),
-            min_p: float("min_p", 0.0, 1.0),
-            repetition_penalty: float("penalty_repeat", 0.0625, 16.0),
-            presence_penalty: float("penalty_present", -2.0, 2.0),
-            frequency_penalty: float("penalty_freq", -2.0, 2.0),
+            top_p: float("top_p", SHARE),
+            min_p: float("min_p", SHARE),
+            repetition_penalty: float("penalty_repeat", REPETITION),
+            presence_penalty: float("penalty_present", PENALTY),
+            frequency_penalty: float("penalty_freq", PENALTY),
         }
     }
 

@@ -1,11 +1,20 @@
 //! How the next token is chosen.
 
+use std::ops::RangeInclusive;
+
 use serde::{Deserialize, Serialize};
 
 /// The most tokens whose log probabilities are reported. OpenAI's API takes 20.
 pub const MAX_LOGPROBS: u8 = 20;
 /// The longest window that penalties look back over, in tokens.
 pub const MAX_PENALTY_WINDOW: u32 = 1 << 20;
+
+pub(super) const TEMPERATURE: RangeInclusive<f32> = 0.0..=100.0;
+/// Of [`SamplerConfig::top_p`] and [`SamplerConfig::min_p`].
+pub(super) const SHARE: RangeInclusive<f32> = 0.0..=1.0;
+pub(super) const REPETITION: RangeInclusive<f32> = 0.0625..=16.0;
+/// Of presence and frequency penalty.
+pub(super) const PENALTY: RangeInclusive<f32> = -2.0..=2.0;
 
 /// The settings of a [`Sampler`](super::Sampler). The default is greedy.
 ///
@@ -91,38 +100,29 @@ impl SamplerConfig {
     /// # Errors
     /// [`SamplerConfigError`] for the first field that is out of range.
     pub fn validate(&self) -> Result<(), SamplerConfigError> {
-        let logprobs = self.logprobs.unwrap_or(0);
-        let fields = [
-            ("temperature", f64::from(self.temperature), 0.0, 100.0),
-            ("top_p", f64::from(self.top_p), 0.0, 1.0),
-            ("min_p", f64::from(self.min_p), 0.0, 1.0),
-            (
-                "repetition_penalty",
-                f64::from(self.repetition_penalty),
-                0.0625,
-                16.0,
-            ),
-            (
-                "presence_penalty",
-                f64::from(self.presence_penalty),
-                -2.0,
-                2.0,
-            ),
-            (
-                "frequency_penalty",
-                f64::from(self.frequency_penalty),
-                -2.0,
-                2.0,
-            ),
+        let floats = [
+            ("temperature", self.temperature, TEMPERATURE),
+            ("top_p", self.top_p, SHARE),
+            ("min_p", self.min_p, SHARE),
+            ("repetition_penalty", self.repetition_penalty, REPETITION),
+            ("presence_penalty", self.presence_penalty, PENALTY),
+            ("frequency_penalty", self.frequency_penalty, PENALTY),
+        ];
+        let floats = floats.map(|(field, value, range)| {
+            let (min, max) = range.into_inner();
+            (field, f64::from(value), f64::from(min), f64::from(max))
+        });
+        let (window, logprobs) = (self.penalty_window, self.logprobs.unwrap_or(0));
+        let integers = [
             (
                 "penalty_window",
-                self.penalty_window.into(),
+                window.into(),
                 0.0,
                 MAX_PENALTY_WINDOW.into(),
             ),
             ("logprobs", logprobs.into(), 0.0, MAX_LOGPROBS.into()),
         ];
-        for (field, value, min, max) in fields {
+        for (field, value, min, max) in floats.into_iter().chain(integers) {
             if !(min..=max).contains(&value) {
                 return Err(SamplerConfigError::OutOfRange {
                     field,

@@ -55,21 +55,13 @@ pub enum SampleError {
     #[error("no token has a finite logit")]
     NoCandidate,
 
-    /// There are more logits than any vocabulary has tokens.
-    #[error("there are logits for {count} tokens; at most {limit} are accepted")]
-    TooMany {
-        /// The number of logits.
-        count: usize,
-        /// The number that is accepted.
-        limit: usize,
-    },
+    /// There are so many logits, more than any vocabulary has tokens.
+    #[error("there are logits for {0} tokens; at most {max} are accepted", max = weights::MAX_TOKENS)]
+    TooMany(usize),
 
-    /// A logit is not a number, or infinite.
-    #[error("the logit of token {id} is not a finite number")]
-    NotFinite {
-        /// The first such token.
-        id: u32,
-    },
+    /// The logit of this token, the first such, is not a number, or infinite.
+    #[error("the logit of token {0} is not a finite number")]
+    NotFinite(u32),
 }
 
 /// Chooses tokens, one after the other, for one sequence.
@@ -152,13 +144,10 @@ impl Sampler {
     /// [`SampleError`] when a logit is not a number or plus infinity, or nothing is left.
     pub fn sample(&mut self, logits: &[f32]) -> Result<Sampled, SampleError> {
         if logits.len() > weights::MAX_TOKENS {
-            return Err(SampleError::TooMany {
-                count: logits.len(),
-                limit: weights::MAX_TOKENS,
-            });
+            return Err(SampleError::TooMany(logits.len()));
         }
         if let Some(id) = select::not_finite(logits) {
-            return Err(SampleError::NotFinite { id });
+            return Err(SampleError::NotFinite(id));
         }
         let mut penalised = std::mem::take(&mut self.penalised);
         let chosen = if self.counts.is_empty() {

@@ -193,11 +193,11 @@ fn logits_that_are_no_numbers_are_errors_and_change_nothing() {
     let mut untouched = drawn.clone();
     assert_eq!(
         drawn.sample(&[1.0, f32::NAN]),
-        Err(SampleError::NotFinite { id: 1 })
+        Err(SampleError::NotFinite(1))
     );
     assert_eq!(
         drawn.sample(&[f32::INFINITY, 0.0]),
-        Err(SampleError::NotFinite { id: 0 })
+        Err(SampleError::NotFinite(0))
     );
     assert_eq!(
         drawn.sample(&[f32::NEG_INFINITY; 3]),

@@ -155,14 +155,11 @@ pub enum TemplateError {
     )]
     Missing,
 
-    /// The template is larger than any real one.
-    #[error("the model file's chat template is {bytes} bytes long; at most {limit} are accepted")]
-    TooLong {
-        /// Its length in bytes.
-        bytes: usize,
-        /// The length that is accepted.
-        limit: usize,
-    },
+    /// The template, of so many bytes, is larger than any real one.
+    #[error(
+        "the model file's chat template is {0} bytes long; at most {MAX_TEMPLATE_BYTES} are accepted"
+    )]
+    TooLong(usize),
 
     /// The template is not valid Jinja, or uses what minijinja does not have.
     #[error("the model file's chat template cannot be read: {0}")]
@@ -178,21 +175,16 @@ pub enum TemplateError {
     )]
     TooManySteps,
 
-    /// The template used up the bytes that a rendering may handle.
+    /// The template used up the bytes that all steps of a rendering together may handle.
     #[error(
-        "the model file's chat template handles more than {limit} bytes; shorten the conversation, or use another model file"
+        "the model file's chat template handles more than {} bytes; shorten the conversation, or use another model file",
+        meter::BUDGET
     )]
-    TooMuchText {
-        /// The bytes that all steps together may handle.
-        limit: usize,
-    },
+    TooMuchText,
 
     /// The prompt is longer than any context could hold.
-    #[error("the prompt is longer than {limit} bytes; shorten the conversation")]
-    PromptTooLong {
-        /// The length that is accepted.
-        limit: usize,
-    },
+    #[error("the prompt is longer than {MAX_TEXT_BYTES} bytes; shorten the conversation")]
+    PromptTooLong,
 
     /// The template failed while it ran.
     #[error(
@@ -252,8 +244,7 @@ impl ChatTemplate {
     /// [`TemplateError::TooLong`] and [`TemplateError::Syntax`].
     pub fn new(source: &str, bos: &str, eos: &str) -> Result<Self, TemplateError> {
         if source.len() > MAX_TEMPLATE_BYTES {
-            let (bytes, limit) = (source.len(), MAX_TEMPLATE_BYTES);
-            return Err(TemplateError::TooLong { bytes, limit });
+            return Err(TemplateError::TooLong(source.len()));
         }
         let syntax = SyntaxConfig::builder()
             .trim_blocks(true)
@@ -385,9 +376,7 @@ impl ChatTemplate {
                 .map(drop)
         });
         if output.full {
-            return Err(TemplateError::PromptTooLong {
-                limit: MAX_TEXT_BYTES,
-            });
+            return Err(TemplateError::PromptTooLong);
         }
         rendered.map_err(|error| explain(&error))?;
         String::from_utf8(output.text).map_err(|e| TemplateError::Failed(e.to_string()))
@@ -446,8 +435,7 @@ fn explain(error: &minijinja::Error) -> TemplateError {
             return TemplateError::Refused(printable(&raised.0));
         }
         if error.is::<meter::Spent>() {
-            let limit = meter::BUDGET;
-            return TemplateError::TooMuchText { limit };
+            return TemplateError::TooMuchText;
         }
         let kind = error
             .downcast_ref::<minijinja::Error>()

@@ -59,10 +59,7 @@ impl ByteLevel {
 
     /// Whether `byte` has a token.
     pub(super) fn encodes_byte(&self, byte: u8) -> bool {
-        self.has_token
-            .get(usize::from(byte))
-            .copied()
-            .unwrap_or(false)
+        self.has_token[usize::from(byte)]
     }
 
     /// Appends the ids of a text without special tokens.

@@ -1,6 +1,9 @@
 //! What can be wrong with a file's tokenizer, and with a text.
 
+use super::MAX_TEXT_BYTES;
 use super::pre::PreTokenizer;
+use super::special::MAX_SPECIAL_BYTES;
+use super::vocabulary::MAX_TOKEN_BYTES;
 use crate::gguf::MetadataError;
 
 /// The tokenizer of a model file is unusable.
@@ -13,32 +16,23 @@ pub enum TokenizerError {
 
     /// The file has no value under a key that every tokenizer needs.
     #[error(
-        "the model file has no `{key}`: it carries no tokenizer; convert the model again with a current converter"
+        "the model file has no `{0}`: it carries no tokenizer; convert the model again with a current converter"
     )]
-    Missing {
-        /// The metadata key.
-        key: &'static str,
-    },
+    Missing(&'static str),
 
     /// `tokenizer.ggml.model` names another algorithm than the two that are known here.
     #[error(
-        "the model file's tokenizer is of kind {model:?}; only `gpt2` (byte-level BPE) and `llama` (SentencePiece) are supported"
+        "the model file's tokenizer is of kind {0:?}; only `gpt2` (byte-level BPE) and `llama` (SentencePiece) are supported"
     )]
-    UnsupportedModel {
-        /// The value of `tokenizer.ggml.model`.
-        model: String,
-    },
+    UnsupportedModel(String),
 
     /// `tokenizer.ggml.pre` names a pre-tokeniser that is not known here. Its rules decide the
     /// token ids, so another one is never put in its place.
     #[error(
-        "the model file's pre-tokeniser {pre:?} is not supported (known: {})",
-        PreTokenizer::names().collect::<Vec<_>>().join(", ")
+        "the model file's pre-tokeniser {0:?} is not supported (known: {known})",
+        known = PreTokenizer::names().collect::<Vec<_>>().join(", ")
     )]
-    UnsupportedPre {
-        /// The value of `tokenizer.ggml.pre`.
-        pre: String,
-    },
+    UnsupportedPre(String),
 
     /// A list has more elements than any real vocabulary.
     #[error("the model file's `{key}` has {count} elements; at most {limit} are accepted")]
@@ -56,14 +50,14 @@ pub enum TokenizerError {
     Empty,
 
     /// A token's text is longer than any real token.
-    #[error("token {id} of the model file is {bytes} bytes long; at most {limit} are accepted")]
+    #[error(
+        "token {id} of the model file is {bytes} bytes long; at most {MAX_TOKEN_BYTES} are accepted"
+    )]
     TokenTooLong {
         /// The token.
         id: u32,
         /// The length of its text in bytes.
         bytes: usize,
-        /// The length that is accepted.
-        limit: usize,
     },
 
     /// Two tokens have the same text, so a text would have no definite id.
@@ -103,26 +97,17 @@ pub enum TokenizerError {
     },
 
     /// A score has no place in any order.
-    #[error("the score of token {id} of the model file is not a number")]
-    ScoreNotANumber {
-        /// The token.
-        id: u32,
-    },
+    #[error("the score of token {0} of the model file is not a number")]
+    ScoreNotANumber(u32),
 
     /// A token that the file calls a byte is not written `<0x00>` to `<0xFF>`.
-    #[error("token {id} of the model file should be a byte, and is not written as one")]
-    ByteForm {
-        /// The token.
-        id: u32,
-    },
+    #[error("token {0} of the model file should be a byte, and is not written as one")]
+    ByteForm(u32),
 
     /// A SentencePiece vocabulary lacks a token for a byte or for the space, without which some
     /// texts would have no ids, or be lost.
-    #[error("the model file has no token {token:?} that text may use")]
-    MissingToken {
-        /// The text that the token should have.
-        token: String,
-    },
+    #[error("the model file has no token {0:?} that text may use")]
+    MissingToken(String),
 
     /// A special id (beginning of sequence, end of turn, ...) is not in the vocabulary.
     #[error("the model file's `{key}` is {id}, but there are only {tokens} tokens")]
@@ -145,11 +130,8 @@ pub enum TokenizerError {
     },
 
     /// A merge is not two token texts with a space in between.
-    #[error("merge {index} of the model file is not a pair of tokens")]
-    MergeForm {
-        /// The position in `tokenizer.ggml.merges`, from 0.
-        index: usize,
-    },
+    #[error("merge {0} of the model file is not a pair of tokens")]
+    MergeForm(usize),
 
     /// A merge takes or makes a token that is not in the vocabulary.
     #[error(
@@ -173,16 +155,11 @@ pub enum TokenizerError {
         token: String,
     },
 
-    /// The special tokens together are larger than any real set of them.
+    /// The special tokens together, of so many bytes, are larger than any real set of them.
     #[error(
-        "the special tokens of the model file take {bytes} bytes; at most {limit} are accepted"
+        "the special tokens of the model file take {0} bytes; at most {MAX_SPECIAL_BYTES} are accepted"
     )]
-    SpecialTooLarge {
-        /// The sum of their lengths in bytes.
-        bytes: usize,
-        /// The sum that is accepted.
-        limit: usize,
-    },
+    SpecialTooLarge(usize),
 
     /// The `tokenizers` crate, or one of the searchers, refused what passed our own checks.
     #[error("the tokenizer of the model file cannot be built: {0}")]
@@ -193,14 +170,9 @@ pub enum TokenizerError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EncodeError {
-    /// The text is longer than any context could hold.
-    #[error("the text is {bytes} bytes long; at most {limit} bytes are tokenised at once")]
-    TextTooLong {
-        /// The length of the text in bytes.
-        bytes: usize,
-        /// The length that is accepted.
-        limit: usize,
-    },
+    /// The text, of so many bytes, is longer than any context could hold.
+    #[error("the text is {0} bytes long; at most {MAX_TEXT_BYTES} bytes are tokenised at once")]
+    TextTooLong(usize),
 
     /// The `tokenizers` crate refused a word.
     #[error("the text cannot be tokenised: {0}")]

@@ -27,12 +27,12 @@
 //!
 //! Most SentencePiece vocabularies encode `Hello` as `▁Hello`, at the beginning of a text and behind
 //! every special token: there `▁Hello` says no more than `Hello`. So
-//! [`Detokenizer::new`] takes one space off a token at the beginning and behind a control token;
+//! [`Detokenizer::new`](crate::Detokenizer::new) takes one space off a token at the beginning and behind a control token;
 //! that is the inverse of encoding. llama.cpp's `token_to_piece`, by which it streams, leaves
 //! the space (so its answers begin with one after Llama 2's `[/INST]`), and its `detokenize` takes it
 //! off the very first token only, unless that is the beginning-of-sequence token. An answer in a
 //! chat is a text of its own, so it is read from its beginning; what continues a given text
-//! is not ([`Detokenizer::continuing`]): there the space stands between two words.
+//! is not ([`Detokenizer::continuing`](crate::Detokenizer::continuing)): there the space stands between two words.
 //! Behind a user-defined token, where the space may be meant as well, it stays, as in llama.cpp.
 //! [`Tokenizer::token_bytes`] always has it.
 //!
@@ -53,7 +53,6 @@ pub use error::{EncodeError, TokenizerError};
 pub use parts::TokenizerParts;
 pub use special::TokenKind;
 
-use crate::detokenize::Detokenizer;
 use crate::gguf::Gguf;
 use byte_level::ByteLevel;
 use parts::{ADD_BOS, ADD_EOS, Algorithm, BOS, EOS};
@@ -227,17 +226,6 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// The text of `ids`, control tokens left out. Bytes that are no UTF-8 become U+FFFD, and so
-    /// does an id outside the vocabulary.
-    pub fn decode(&self, ids: &[u32]) -> String {
-        self.decode_with(Detokenizer::new(self), ids)
-    }
-
-    /// The text of `ids`, control tokens included.
-    pub fn decode_with_special(&self, ids: &[u32]) -> String {
-        self.decode_with(Detokenizer::with_special(self), ids)
-    }
-
     /// Whether decoding gives `text` back whole, when it was encoded as [`Special::Plain`].
     pub fn encodes(&self, text: &str) -> bool {
         let changes_space = self.adds_space_prefix() || !self.0.dropping_space.is_empty();
@@ -284,13 +272,8 @@ impl Tokenizer {
         self.0.eos
     }
 
-    /// The ids that end a generation, ascending: end of sequence, of turn, of message, and those
-    /// with which a code model leaves the file.
-    pub fn eos_ids(&self) -> &[u32] {
-        &self.0.ends
-    }
-
-    /// Whether a generation ends when `id` is sampled.
+    /// Whether a generation ends when `id` is sampled: end of sequence, of turn, of message, and
+    /// those with which a code model leaves the file.
     pub fn is_end_of_generation(&self, id: u32) -> bool {
         self.0.ends.binary_search(&id).is_ok()
     }
@@ -319,15 +302,6 @@ impl Tokenizer {
         Structure(self)
     }
 
-    fn decode_with(&self, mut detokenizer: Detokenizer, ids: &[u32]) -> String {
-        let mut text = String::new();
-        for &id in ids {
-            text.push_str(&detokenizer.push(id));
-        }
-        text.push_str(&detokenizer.finish());
-        text
-    }
-
     fn encode_into(
         &self,
         text: &str,
@@ -335,10 +309,7 @@ impl Tokenizer {
         ids: &mut Vec<u32>,
     ) -> Result<(), EncodeError> {
         if text.len() > MAX_TEXT_BYTES {
-            return Err(EncodeError::TextTooLong {
-                bytes: text.len(),
-                limit: MAX_TEXT_BYTES,
-            });
+            return Err(EncodeError::TextTooLong(text.len()));
         }
         let finder = match special {
             Special::Parse => &self.0.structure_and_words,

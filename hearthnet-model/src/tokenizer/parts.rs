@@ -23,9 +23,7 @@ impl Algorithm {
         match model {
             "gpt2" => Ok(Self::ByteLevelBpe),
             "llama" => Ok(Self::SentencePiece),
-            _ => Err(TokenizerError::UnsupportedModel {
-                model: model.to_owned(),
-            }),
+            _ => Err(TokenizerError::UnsupportedModel(model.to_owned())),
         }
     }
 }
@@ -100,7 +98,7 @@ impl<'a> TokenizerParts<'a> {
     /// # Errors
     /// [`TokenizerError`] when a key is missing, has another type, or too many elements.
     pub fn from_gguf(gguf: &'a Gguf) -> Result<Self, TokenizerError> {
-        let required = |key| gguf.str(key)?.ok_or(TokenizerError::Missing { key });
+        let required = |key| gguf.str(key)?.ok_or(TokenizerError::Missing(key));
         let model = required(MODEL)?;
         let mut parts = Self {
             model,
@@ -137,31 +135,15 @@ impl<'a> TokenizerParts<'a> {
     }
 }
 
-fn token_types(gguf: &Gguf) -> Result<Option<Vec<i128>>, TokenizerError> {
-    let Some(types) = list(gguf, TOKEN_TYPE, MAX_TOKENS)? else {
-        return Ok(None);
-    };
-    let types = types
-        .integers()
-        .ok_or_else(|| not_a_list(TOKEN_TYPE, "an array of integers"))?;
-    Ok(Some(types.collect()))
-}
-
-fn scores(gguf: &Gguf) -> Result<Vec<f32>, TokenizerError> {
-    let array = list(gguf, SCORES, MAX_TOKENS)?.ok_or(TokenizerError::Missing { key: SCORES })?;
-    let scores = array
-        .floats()
-        .ok_or_else(|| not_a_list(SCORES, "an array of floats"))?;
-    #[allow(clippy::cast_possible_truncation)] // Scores are f32 wherever they are used.
-    Ok(scores.map(|score| score as f32).collect())
-}
-
-/// A list of at most `limit` elements, counted before any of them is read.
-fn list<'a>(
+/// What `read` makes of a list of at most `limit` elements, counted before any of them is read;
+/// `None` without the key.
+fn list<'a, T>(
     gguf: &'a Gguf,
     key: &'static str,
     limit: usize,
-) -> Result<Option<Array<'a>>, TokenizerError> {
+    expected: &'static str,
+    read: impl FnOnce(Array<'a>) -> Option<T>,
+) -> Result<Option<T>, TokenizerError> {
     let Some(array) = gguf.array(key)? else {
         return Ok(None);
     };
@@ -172,7 +154,12 @@ fn list<'a>(
             limit,
         });
     }
-    Ok(Some(array))
+    let mismatch = || MetadataError::Mismatch {
+        key: key.to_owned(),
+        expected,
+        found: "an array of another type".to_owned(),
+    };
+    Ok(Some(read(array).ok_or_else(mismatch)?))
 }
 
 fn strings<'a>(
@@ -180,17 +167,19 @@ fn strings<'a>(
     key: &'static str,
     limit: usize,
 ) -> Result<Vec<&'a str>, TokenizerError> {
-    let array = list(gguf, key, limit)?.ok_or(TokenizerError::Missing { key })?;
-    let strings = array
-        .strings()
-        .ok_or_else(|| not_a_list(key, "an array of strings"))?;
-    Ok(strings.collect())
+    let read = |array: Array<'a>| Some(array.strings()?.collect());
+    let strings = list(gguf, key, limit, "an array of strings", read)?;
+    strings.ok_or(TokenizerError::Missing(key))
 }
 
-fn not_a_list(key: &str, expected: &'static str) -> MetadataError {
-    MetadataError::Mismatch {
-        key: key.to_owned(),
-        expected,
-        found: "an array of another type".to_owned(),
-    }
+fn token_types(gguf: &Gguf) -> Result<Option<Vec<i128>>, TokenizerError> {
+    let read = |array: Array<'_>| Some(array.integers()?.collect());
+    list(gguf, TOKEN_TYPE, MAX_TOKENS, "an array of integers", read)
+}
+
+fn scores(gguf: &Gguf) -> Result<Vec<f32>, TokenizerError> {
+    #[allow(clippy::cast_possible_truncation)] // Scores are f32 wherever they are used.
+    let read = |array: Array<'_>| Some(array.floats()?.map(|score| score as f32).collect());
+    let scores = list(gguf, SCORES, MAX_TOKENS, "an array of floats", read)?;
+    scores.ok_or(TokenizerError::Missing(SCORES))
 }

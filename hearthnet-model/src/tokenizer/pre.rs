@@ -45,87 +45,116 @@ enum GiveBack {
     SpaceExceptNewlines,
 }
 
-/// What a file may ask for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Family {
-    /// llama.cpp's rules for files that were converted without knowing better.
-    Default,
-    /// GPT-2.
-    Gpt2,
-    /// StarCoder, SmolLM: every digit by itself, then GPT-2.
-    DigitsThenGpt2,
-    /// Llama 3.
-    Llama3,
-    /// Qwen2: Llama 3 with every digit by itself.
-    Qwen2,
-    /// Qwen 3.5: Qwen2 with combining marks among the letters.
-    Qwen35,
-    /// Mistral Nemo: words also end where their case changes.
-    Tekken,
-    /// GPT-4o: the same with contractions and three digits.
-    Gpt4o,
-    /// Falcon: punctuation, GPT-2, three digits.
-    Falcon,
-    /// DeepSeek LLM: lists of characters.
-    DeepseekLlm,
-    /// DeepSeek Coder.
-    DeepseekCoder,
-    /// DeepSeek V3 and R1.
-    DeepseekV3,
-}
+use GiveBack::{Nothing, Space, SpaceExceptNewlines as Spaces};
 
-/// The names of `tokenizer.ggml.pre`, with their rules and whether a word that is in the
-/// vocabulary is taken whole without merging (`ignore_merges`), and whether texts begin with the
-/// beginning-of-sequence token if the file does not say.
-const NAMES: &[(&str, Family, bool, bool)] = &[
-    ("default", Family::Default, false, false),
-    ("gpt-2", Family::Gpt2, false, false),
-    ("phi-2", Family::Gpt2, false, false),
-    ("olmo", Family::Gpt2, false, false),
-    ("exaone4", Family::Gpt2, false, false),
-    ("mpt", Family::Gpt2, false, false),
-    ("jais", Family::Gpt2, false, false),
-    ("gigachat", Family::Gpt2, false, false),
-    ("mellum", Family::Gpt2, false, false),
-    ("a.x-4.0", Family::Gpt2, false, false),
-    ("trillion", Family::Gpt2, false, false),
-    ("smollm", Family::DigitsThenGpt2, false, false),
-    ("starcoder", Family::DigitsThenGpt2, false, false),
-    ("refact", Family::DigitsThenGpt2, false, false),
-    ("command-r", Family::DigitsThenGpt2, false, false),
-    ("codeshell", Family::DigitsThenGpt2, false, false),
-    ("exaone", Family::DigitsThenGpt2, false, false),
-    ("minerva-7b", Family::DigitsThenGpt2, false, false),
-    ("llama-bpe", Family::Llama3, true, true),
-    ("llama3", Family::Llama3, true, true),
-    ("llama-v3", Family::Llama3, true, true),
-    ("falcon3", Family::Llama3, true, true),
-    ("falcon-h1", Family::Llama3, true, true),
-    ("pixtral", Family::Llama3, true, true),
-    ("midm-2.0", Family::Llama3, true, true),
-    ("lfm2", Family::Llama3, true, true),
-    ("smaug-bpe", Family::Llama3, false, false),
-    ("dbrx", Family::Llama3, false, false),
-    ("chatglm-bpe", Family::Llama3, false, false),
-    ("glm4", Family::Llama3, true, false),
-    ("qwen2", Family::Qwen2, false, false),
-    ("deepseek-r1-qwen", Family::Qwen2, false, false),
-    ("stablelm2", Family::Qwen2, false, false),
-    ("megrez", Family::Qwen2, false, false),
-    ("hunyuan", Family::Qwen2, false, false),
-    ("kormo", Family::Qwen2, false, false),
-    ("solar-open", Family::Qwen2, false, false),
-    ("grok-2", Family::Qwen2, false, false),
-    ("qwen35", Family::Qwen35, false, false),
-    ("tekken", Family::Tekken, true, true),
-    ("gpt-4o", Family::Gpt4o, false, false),
-    ("llama4", Family::Gpt4o, false, false),
-    ("kanana2", Family::Gpt4o, false, false),
-    ("falcon", Family::Falcon, false, false),
-    ("deepseek-llm", Family::DeepseekLlm, false, false),
-    ("deepseek-coder", Family::DeepseekCoder, false, false),
-    ("deepseek-v3", Family::DeepseekV3, false, false),
-    ("hunyuan-dense", Family::DeepseekV3, false, false),
+/// Names of `tokenizer.ggml.pre` that ask for the same; what cuts the text, one after the other;
+/// whether a word that is in the vocabulary is taken whole, without merging; whether texts begin
+/// with the beginning-of-sequence token if the file does not say.
+type Rules = (
+    &'static str,
+    &'static [(&'static str, GiveBack)],
+    bool,
+    bool,
+);
+
+const RULES: &[Rules] = &[
+    // llama.cpp's rules for files that were converted without knowing better.
+    (
+        "default",
+        &[
+            (r"[\p{P}$+<=>^~|]+", Nothing),
+            (GPT2, Space),
+            (r"\p{N}+", Nothing),
+            (r"[0-9][0-9][0-9]", Nothing),
+        ],
+        false,
+        false,
+    ),
+    (
+        "gpt-2 phi-2 olmo exaone4 mpt jais gigachat mellum a.x-4.0 trillion",
+        &[(GPT2, Space)],
+        false,
+        false,
+    ),
+    // Every digit by itself, then GPT-2.
+    (
+        "smollm starcoder refact command-r codeshell exaone minerva-7b",
+        &[(r"\p{N}", Nothing), (GPT2, Space)],
+        false,
+        false,
+    ),
+    (
+        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2",
+        &[(LLAMA3, Spaces)],
+        true,
+        true,
+    ),
+    ("glm4", &[(LLAMA3, Spaces)], true, false),
+    (
+        "smaug-bpe dbrx chatglm-bpe",
+        &[(LLAMA3, Spaces)],
+        false,
+        false,
+    ),
+    // Llama 3 with every digit by itself.
+    (
+        "qwen2 deepseek-r1-qwen stablelm2 megrez hunyuan kormo solar-open grok-2",
+        &[(QWEN2, Spaces)],
+        false,
+        false,
+    ),
+    // Qwen2 with combining marks among the letters.
+    ("qwen35", &[(QWEN35, Spaces)], false, false),
+    // Mistral Nemo: words also end where their case changes.
+    ("tekken", &[(TEKKEN, Spaces)], true, true),
+    // The same with contractions and three digits.
+    ("gpt-4o llama4 kanana2", &[(GPT4O, Spaces)], false, false),
+    // Punctuation, GPT-2, three digits.
+    (
+        "falcon",
+        &[
+            (r"[\p{P}$+<=>^~|`]+", Nothing),
+            (GPT2, Space),
+            (r"[0-9][0-9][0-9]", Nothing),
+        ],
+        false,
+        false,
+    ),
+    (
+        "deepseek-llm",
+        &[
+            (r"[\r\n]", Nothing),
+            (DEEPSEEK_LETTERS, Nothing),
+            (DEEPSEEK_PUNCTUATION, Nothing),
+            (r"\s+$", Nothing),
+            (DEEPSEEK_CJK, Nothing),
+            (r"\p{N}+", Nothing),
+        ],
+        false,
+        false,
+    ),
+    (
+        "deepseek-coder",
+        &[
+            (r"[\r\n]", Nothing),
+            (r"\s?\p{L}+", Nothing),
+            (r"\s?\p{P}+", Nothing),
+            (DEEPSEEK_CJK, Nothing),
+            (r"\p{N}", Nothing),
+        ],
+        false,
+        false,
+    ),
+    (
+        "deepseek-v3 hunyuan-dense",
+        &[
+            (r"\p{N}{1,3}", Nothing),
+            (r"[一-龥぀-ゟ゠-ヿ]+", Nothing),
+            (DEEPSEEK_V3, Spaces),
+        ],
+        false,
+        false,
+    ),
 ];
 
 /// One pass over the text: cuts out the matches of a pattern.
@@ -149,52 +178,10 @@ pub(super) struct PreTokenizer {
 impl PreTokenizer {
     /// The rules for a value of `tokenizer.ggml.pre`.
     pub(super) fn new(pre: &str) -> Result<Self, TokenizerError> {
-        let &(_, family, ignore_merges, add_bos) = NAMES
-            .iter()
-            .find(|(name, ..)| *name == pre)
-            .ok_or_else(|| TokenizerError::UnsupportedPre {
-                pre: pre.to_owned(),
-            })?;
-        let stages: &[(&str, GiveBack)] = match family {
-            Family::Default => &[
-                (r"[\p{P}$+<=>^~|]+", GiveBack::Nothing),
-                (GPT2, GiveBack::Space),
-                (r"\p{N}+", GiveBack::Nothing),
-                (r"[0-9][0-9][0-9]", GiveBack::Nothing),
-            ],
-            Family::Gpt2 => &[(GPT2, GiveBack::Space)],
-            Family::DigitsThenGpt2 => &[(r"\p{N}", GiveBack::Nothing), (GPT2, GiveBack::Space)],
-            Family::Llama3 => &[(LLAMA3, GiveBack::SpaceExceptNewlines)],
-            Family::Qwen2 => &[(QWEN2, GiveBack::SpaceExceptNewlines)],
-            Family::Qwen35 => &[(QWEN35, GiveBack::SpaceExceptNewlines)],
-            Family::Tekken => &[(TEKKEN, GiveBack::SpaceExceptNewlines)],
-            Family::Gpt4o => &[(GPT4O, GiveBack::SpaceExceptNewlines)],
-            Family::Falcon => &[
-                (r"[\p{P}$+<=>^~|`]+", GiveBack::Nothing),
-                (GPT2, GiveBack::Space),
-                (r"[0-9][0-9][0-9]", GiveBack::Nothing),
-            ],
-            Family::DeepseekLlm => &[
-                (r"[\r\n]", GiveBack::Nothing),
-                (DEEPSEEK_LETTERS, GiveBack::Nothing),
-                (DEEPSEEK_PUNCTUATION, GiveBack::Nothing),
-                (r"\s+$", GiveBack::Nothing),
-                (DEEPSEEK_CJK, GiveBack::Nothing),
-                (r"\p{N}+", GiveBack::Nothing),
-            ],
-            Family::DeepseekCoder => &[
-                (r"[\r\n]", GiveBack::Nothing),
-                (r"\s?\p{L}+", GiveBack::Nothing),
-                (r"\s?\p{P}+", GiveBack::Nothing),
-                (DEEPSEEK_CJK, GiveBack::Nothing),
-                (r"\p{N}", GiveBack::Nothing),
-            ],
-            Family::DeepseekV3 => &[
-                (r"\p{N}{1,3}", GiveBack::Nothing),
-                (r"[一-龥぀-ゟ゠-ヿ]+", GiveBack::Nothing),
-                (DEEPSEEK_V3, GiveBack::SpaceExceptNewlines),
-            ],
-        };
+        let mut rules = RULES.iter();
+        let &(_, stages, ignore_merges, add_bos) = rules
+            .find(|(names, ..)| names.split(' ').any(|name| name == pre))
+            .ok_or_else(|| TokenizerError::UnsupportedPre(pre.to_owned()))?;
         let stages = stages
             .iter()
             .map(|&(pattern, give_back)| {
@@ -212,7 +199,7 @@ impl PreTokenizer {
 
     /// Every supported value of `tokenizer.ggml.pre`.
     pub(super) fn names() -> impl Iterator<Item = &'static str> {
-        NAMES.iter().map(|&(name, ..)| name)
+        RULES.iter().flat_map(|(names, ..)| names.split(' '))
     }
 
     /// Calls `word` with the words of `text`, in order; stops at its first error.
@@ -389,7 +376,7 @@ mod tests {
     #[test]
     fn an_unknown_pre_tokeniser_is_refused_by_name() {
         let error = PreTokenizer::new("gpt-5").unwrap_err();
-        assert!(matches!(&error, TokenizerError::UnsupportedPre { pre } if pre == "gpt-5"));
+        assert!(matches!(&error, TokenizerError::UnsupportedPre(pre) if pre == "gpt-5"));
         assert!(error.to_string().contains("smollm"));
     }
 

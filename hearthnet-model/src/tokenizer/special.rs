@@ -104,7 +104,7 @@ fn is_c_space(c: char) -> bool {
 
 /// The sum of the lengths of all special tokens that is accepted, in bytes. Gemma's 6,242 take
 /// about 70 KiB; the searchers cost some hundred bytes for each byte.
-const MAX_SPECIAL_BYTES: usize = 1 << 20;
+pub(super) const MAX_SPECIAL_BYTES: usize = 1 << 20;
 
 /// Finds special tokens in a text.
 ///
@@ -130,10 +130,7 @@ impl SpecialFinder {
     pub(super) fn new(tokens: &[(&str, u32)]) -> Result<Self, TokenizerError> {
         let bytes = tokens.iter().map(|(text, _)| text.len()).sum();
         if bytes > MAX_SPECIAL_BYTES {
-            return Err(TokenizerError::SpecialTooLarge {
-                bytes,
-                limit: MAX_SPECIAL_BYTES,
-            });
+            return Err(TokenizerError::SpecialTooLarge(bytes));
         }
         let searcher = if tokens.is_empty() {
             None

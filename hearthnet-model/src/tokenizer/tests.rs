@@ -189,7 +189,11 @@ fn known_ends_end_a_generation_whatever_the_file_calls_them() {
     file.add("<|repo_name|>", 3);
     let (end_of_text, repo) = (file.id("<|endoftext|>"), file.id("<|repo_name|>"));
     let tokenizer = file.build().unwrap();
-    assert_eq!(tokenizer.eos_ids(), [END, end_of_text, repo]);
+    let ids = 0..tokenizer.vocab_size() as u32;
+    let ends: Vec<u32> = ids
+        .filter(|id| tokenizer.is_end_of_generation(*id))
+        .collect();
+    assert_eq!(ends, [END, end_of_text, repo]);
     assert_eq!(tokenizer.token_kind(end_of_text), Some(TokenKind::Control));
     assert!(tokenizer.is_end_of_generation(END) && !tokenizer.is_end_of_generation(TURN));
 }
@@ -244,7 +248,7 @@ fn refusal(change: impl FnOnce(&mut File)) -> TokenizerError {
 #[test]
 fn broken_files_are_refused_with_the_reason() {
     use TokenizerError as E;
-    assert!(matches!(refusal(|f| f.pre = "other"), E::UnsupportedPre { pre } if pre == "other"));
+    assert!(matches!(refusal(|f| f.pre = "other"), E::UnsupportedPre(pre) if pre == "other"));
     assert!(matches!(refusal(|f| f.tokens.clear()), E::Empty));
     assert!(matches!(
         refusal(|f| f.types.truncate(5)),
@@ -271,10 +275,7 @@ fn broken_files_are_refused_with_the_reason() {
     ));
     for merge in ["", "ab", " ab", "ab ", " "] {
         let error = refusal(|f| f.merges.push(merge.to_owned()));
-        assert!(
-            matches!(error, E::MergeForm { index: 6 }),
-            "{merge:?}: {error}"
-        );
+        assert!(matches!(error, E::MergeForm(6)), "{merge:?}: {error}");
     }
     // The left, the right and the whole may each be missing.
     for merge in ["nope a", "a nope", "a b", "a b c"] {

@@ -6,7 +6,7 @@ use super::special::{END_TEXTS, LEAVE_FILE_TEXTS, TokenKind};
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// The longest token that is accepted, in bytes. Real ones end at some 300.
-const MAX_TOKEN_BYTES: usize = 4096;
+pub(super) const MAX_TOKEN_BYTES: usize = 4096;
 
 /// The kind of a token; `Unused` outside the vocabulary.
 pub(super) fn kind_of(kinds: &[TokenKind], id: u32) -> TokenKind {
@@ -43,8 +43,8 @@ pub(super) fn ids_by_text<'a>(tokens: &[&'a str]) -> Result<HashMap<&'a str, u32
     let mut ids = HashMap::with_capacity(tokens.len());
     for (&text, id) in tokens.iter().zip(0..) {
         if text.len() > MAX_TOKEN_BYTES {
-            let (bytes, limit) = (text.len(), MAX_TOKEN_BYTES);
-            return Err(TokenizerError::TokenTooLong { id, bytes, limit });
+            let bytes = text.len();
+            return Err(TokenizerError::TokenTooLong { id, bytes });
         }
         if text.is_empty() {
             continue;
@@ -78,7 +78,7 @@ impl Merges {
             let (left, right) = merge
                 .split_once(' ')
                 .filter(|(left, right)| !left.is_empty() && !right.is_empty())
-                .ok_or(TokenizerError::MergeForm { index })?;
+                .ok_or(TokenizerError::MergeForm(index))?;
             let id = |text: &str| {
                 let id =
                     ids.get(text)

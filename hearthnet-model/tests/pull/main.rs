@@ -192,10 +192,7 @@ fn a_pull_goes_on_where_the_last_one_was_given_up() {
         file(&model()),
     ]);
     let place = Place::with(&server);
-    assert!(matches!(
-        place.refused(HF),
-        SourceError::Status { status: 404 }
-    ));
+    assert!(matches!(place.refused(HF), SourceError::Status(404)));
     assert_eq!(place.names(), [".m.gguf.part", ".m.gguf.part.etag"]);
     place.assert_complete(place.pull(HF));
     assert_eq!(server.requests()[2].from(), HALF);
@@ -361,10 +358,7 @@ fn a_busy_server_is_asked_again_and_a_refusal_is_final() {
 
     let server = Server::new(vec![busy()]);
     let place = Place::with(&server);
-    assert!(matches!(
-        place.refused(HF),
-        SourceError::Status { status: 503 }
-    ));
+    assert!(matches!(place.refused(HF), SourceError::Status(503)));
     assert_eq!(
         server.requests().len(),
         4,

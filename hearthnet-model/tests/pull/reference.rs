@@ -97,10 +97,7 @@ fn an_address_is_fetched_and_goes_on_where_it_broke_off() {
 fn a_server_that_has_no_such_file_or_tells_no_size_is_one_reason() {
     let server = Server::new(vec![status("404 Not Found")]);
     let error = only_reason(fetch(&Place::with(&server), REFERENCE, None).unwrap_err());
-    assert!(
-        matches!(error, SourceError::Status { status: 404 }),
-        "{error}"
-    );
+    assert!(matches!(error, SourceError::Status(404)), "{error}");
 
     let server = Server::new(vec![answer("206 Partial Content", &[], b"x")]);
     let error = only_reason(fetch(&Place::with(&server), REFERENCE, None).unwrap_err());
@@ -140,10 +137,7 @@ fn the_token_goes_to_the_hub_and_to_nobody_else() {
     ]);
     let mut place = Place::with(&hub);
     let refused = only_reason(fetch(&place, REFERENCE, None).unwrap_err());
-    assert!(
-        matches!(refused, SourceError::Status { status: 401 }),
-        "{refused}"
-    );
+    assert!(matches!(refused, SourceError::Status(401)), "{refused}");
     place.options.token = Token::new(" hf_secret\n".to_owned());
     fetch(&place, REFERENCE, None).unwrap();
     let told = |server: &Server| -> Vec<Option<String>> {

@@ -5,20 +5,23 @@ use std::time::Duration;
 
 use hearthnet_bus::calls::{
     Authority, BUS_PATH, CallServer, CallStream, Client, MAX_MESSAGE_BYTES, Registry, Research,
+    Trust,
 };
-use hearthnet_bus::{NodeId, NodeKey};
+use hearthnet_bus::{Capability, NodeId, NodeKey};
 use hearthnet_model::engine::{Engine, EngineOptions, Head};
 use hearthnet_model::gguf::Gguf;
-use hearthnet_model::{ChatTemplate, ModelFile, Tokenizer};
+use hearthnet_model::sampler::{SamplerConfig, SamplingChoice};
+use hearthnet_model::{ChatMessage, ChatTemplate, ModelFile, Tokenizer};
 use hearthnet_testkit::TinyLlama;
 use hearthnet_transport::{PathRule, PeerSocket};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
+use super::request::{MAX_SEED, MAX_TEXT};
 use super::*;
 use crate::Cancel;
 use crate::backend::Backend;
-use crate::chat::TextModel;
+use crate::chat::{ChatRequest, Prompt, TextModel};
 use crate::local::SharedEngine;
 use crate::service::{ServedModel, ServiceSettings};
 

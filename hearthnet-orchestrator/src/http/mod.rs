@@ -1,49 +1,45 @@
-//! The HTTP door: OpenAI's API over [`Service`]. `specs/http-api.md` is the normative text.
+//! OpenAI's API over [`Service`]. `specs/http-api.md` is the normative text.
 //!
 //! | concept | where |
 //! |---|---|
 //! | requests, field by field | `request.rs` (pure) |
 //! | answers, whole and in chunks | `reply.rs` (pure) |
-//! | errors and their statuses | `error.rs` |
-//! | paths, streams | here |
-//! | who may come in | `auth.rs` |
-//! | connections, deadlines, shutdown | `server.rs` |
-//! | which connection goes when there are too many | `connections.rs` |
-//! | numbers, for processes without a service as well | `metrics/`, `metrics_endpoint.rs` |
+//! | paths, streams, what a failed chat is called | here |
+//! | listener, keys, numbers | `hearthnet-http` |
 //!
 //! A client that goes away cancels what it asked for: dropping a response drops its
 //! [`Answer`].
 
-mod auth;
-mod connections;
-mod error;
-mod metrics;
-mod metrics_endpoint;
 mod reply;
 mod request;
-mod server;
 
 #[cfg(test)]
 mod tests;
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderName, HeaderValue, Response, StatusCode, header};
 use axum::middleware::{self, Next};
+use axum::response::IntoResponse as _;
+use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
 use futures_util::stream;
+use hearthnet_bus::now_ms;
+use hearthnet_http::{
+    ApiError, Client, HttpError, HttpServer, HttpSettings, Metrics, held, json_response,
+    metrics_route,
+};
+use hearthnet_transport::Code;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
-use self::auth::Client;
-use self::connections::held;
-use self::error::ApiError;
 use self::reply::{Header, Reply, Shape};
 use self::request::ApiRequest;
 use crate::chat::Frame;
@@ -51,43 +47,15 @@ use crate::error::ChatError;
 use crate::service::retries::Mark;
 use crate::service::{Answer, ServedModel, Service};
 
-pub use self::auth::{ApiKey, MIN_KEY_BYTES};
-pub use self::metrics::{Metrics, OtherRecorder, Part};
-pub use self::metrics_endpoint::Health;
-pub use self::server::{HttpError, HttpServer};
-
 /// After so much silence a stream says that it is still there.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// How the door is opened.
-#[derive(Debug, Clone)]
-#[allow(clippy::exhaustive_structs)] // Built with `..HttpSettings::default()`.
-pub struct HttpSettings {
-    /// `ADDRESS:PORT`; port 0 takes a free one.
-    pub listen: String,
-    /// What clients must send; without one, only this machine is served.
-    pub api_key: Option<ApiKey>,
-    /// Largest request body, in bytes.
-    pub max_body_bytes: usize,
-    /// How long a request's head, and then its body, may take to arrive; how long a connection may
-    /// be idle, and how long a client may take nothing of what is sent to it.
-    pub client_deadline: Duration,
-    /// Requests that are answered at once; one more is refused. As many connections may be idle: for
-    /// one more the one that has been idle for longest is closed.
-    pub max_connections: usize,
-}
+/// How long a service that stops may take to be back, at a guess: it ends what runs (20 s at most),
+/// and loads a model.
+const BACK_AFTER: Duration = Duration::from_secs(30);
 
-impl Default for HttpSettings {
-    fn default() -> Self {
-        Self {
-            listen: "127.0.0.1:7602".into(),
-            api_key: None,
-            max_body_bytes: 1 << 20,
-            client_deadline: Duration::from_secs(30),
-            max_connections: 256,
-        }
-    }
-}
+/// When to ask again where the door itself is crowded.
+const CROWDED: Duration = Duration::from_secs(2);
 
 /// What handlers share.
 struct Door {
@@ -98,12 +66,21 @@ struct Door {
     since: u64,
 }
 
-fn router(service: Service, metrics: Option<Metrics>, settings: &HttpSettings) -> Router {
+/// Opens the door to a service, and to the numbers of this process. Must be called within a Tokio
+/// runtime. Before it is shut, [`Service::drain`] makes what is being answered end.
+///
+/// # Errors
+/// [`HttpError`].
+pub async fn serve(
+    service: Service,
+    metrics: Option<Metrics>,
+    settings: &HttpSettings,
+) -> Result<HttpServer, HttpError> {
     let door = Arc::new(Door {
         service,
         max_body_bytes: settings.max_body_bytes,
         client_deadline: settings.client_deadline,
-        since: unix_seconds(),
+        since: now_ms() / 1000,
     });
     let most = settings.max_connections.max(1);
     let places = Arc::new(Semaphore::new(most));
@@ -117,25 +94,25 @@ fn router(service: Service, metrics: Option<Metrics>, settings: &HttpSettings) -
             async move {
                 match place {
                     Ok(place) => held(next.run(request).await, place),
-                    Err(_) => ApiError::crowded(most).response(),
+                    Err(_) => {
+                        let text = "requests are being answered, which is as many as may";
+                        let busy = ChatError::Busy(format!("{most} {text}"));
+                        failed(&busy, Some(CROWDED)).response()
+                    }
                 }
             }
         }))
         .with_state(Arc::clone(&door));
     let api = match metrics {
-        Some(metrics) => api.merge(metrics_endpoint::router(metrics)),
+        Some(metrics) => api.route("/metrics", metrics_route(metrics)),
         None => api,
     };
-    auth::guarded(api, settings.api_key.clone(), get(health).with_state(door))
+    HttpServer::open(api, get(health).with_state(door), settings).await
 }
 
 async fn models(State(door): State<Arc<Door>>) -> Response<Body> {
-    let data: Vec<Value> = door
-        .service
-        .models()
-        .iter()
-        .map(|model| door.describe(model))
-        .collect();
+    let models = door.service.models().iter();
+    let data: Vec<Value> = models.map(|model| door.describe(model)).collect();
     json_response(StatusCode::OK, &json!({"object": "list", "data": data}))
 }
 
@@ -147,7 +124,7 @@ async fn model(
     let id = id.map_or_else(|_| "\u{fffd}".to_owned(), |Path(id)| id);
     match door.service.model(&id) {
         Some(model) => json_response(StatusCode::OK, &door.describe(model)),
-        None => ApiError::model(&id).response(),
+        None => no_model(&id).response(),
     }
 }
 
@@ -179,6 +156,34 @@ async fn completion(
 ) -> Response<Body> {
     let answer = door.answer(Shape::Text, client, request).await;
     answer.unwrap_or_else(|error| error.response())
+}
+
+/// 404 for a model, quoted as far as anybody would read it.
+fn no_model(id: &str) -> ApiError {
+    let id: String = id.chars().take(100).collect();
+    let text = format!("there is no model {id:?} here; GET /v1/models lists those that are");
+    ApiError::new(StatusCode::NOT_FOUND, "model_not_found", text).about("model")
+}
+
+/// A failed chat as a client hears of it, and after what time to ask again where that could help.
+fn failed(error: &ChatError, after: Option<Duration>) -> ApiError {
+    let status = StatusCode::from_u16(error.http_status());
+    let code = match error {
+        // What OpenAI calls it: programs that shorten their conversations wait for it.
+        ChatError::TooLong { .. } => Code::new("context_length_exceeded"),
+        _ => error.code(),
+    };
+    let text = format!("{error}; {}", error.hint());
+    ApiError::new(
+        status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
+        code,
+        text,
+    )
+    .retry_after(match error {
+        ChatError::Busy(_) | ChatError::HostsFull(_) => after,
+        ChatError::ShuttingDown => Some(BACK_AFTER),
+        _ => None,
+    })
 }
 
 impl Door {
@@ -217,35 +222,30 @@ impl Door {
             user,
         } = asked;
         let Some(served) = self.service.model(&model).cloned() else {
-            return Err(ApiError::model(&model));
+            return Err(no_model(&model));
         };
         chat.sampling = chosen.or_models(&served.text.sampling).over(chat.sampling);
         let wants_logprobs = chat.sampling.logprobs.is_some();
         // Not a proof of anything: it only shares fairly, and keeps conversations apart.
-        let caller = format!("{} {}", client.ip, user.unwrap_or_default());
-        let failed =
-            |error: ChatError| ApiError::chat(&error).retry_after(self.service.retry_after());
+        let caller = format!("{} {}", client.ip, user.as_deref().unwrap_or(""));
+        let ended = |error: &ChatError| failed(error, Some(self.service.retry_after()));
         let asked = self.service.ask_as(&caller, &mark, &model, chat);
-        let mut answer = asked.map_err(|refusal| {
-            let after = refusal.retry_after.unwrap_or_default();
-            ApiError::chat(&refusal.error).retry_after(after)
-        })?;
+        let mut answer = asked.map_err(|refusal| failed(&refusal.error, refusal.retry_after))?;
         // The first frame comes when the request has been understood and hosts have been found:
         // what fails before has a status of its own.
-        let first = match answer.next().await {
-            Some(Ok(frame)) => frame,
+        let mut frame = match next(&mut answer).await {
+            Ok(frame) => frame,
             // Hosts that stay full refuse as a full queue does: who comes back is next.
-            Some(Err(error @ ChatError::HostsFull(_))) => {
+            Err(error @ ChatError::HostsFull(_)) => {
                 let after = self.service.remember(&caller, &mark);
-                return Err(ApiError::chat(&error).retry_after(after));
+                return Err(failed(&error, Some(after)));
             }
-            Some(Err(error)) => return Err(failed(error)),
-            None => return Err(failed(ChatError::Cancelled)),
+            Err(error) => return Err(ended(&error)),
         };
         let header = Header {
             shape,
             id: random,
-            created: unix_seconds(),
+            created: now_ms() / 1000,
             model,
             // The weights decide, and nothing about the machines that compute with them.
             fingerprint: format!("fp_{:.16}", served.weights.to_string()),
@@ -253,174 +253,138 @@ impl Door {
         let tokenizer = served.text.tokenizer.clone();
         let mut reply = Reply::new(header, tokenizer, include_usage, wants_logprobs);
         if stream {
-            return Ok(Events::response(answer, first, reply));
+            return Ok(Events::response(answer, &frame, reply));
         }
-        let mut next = Some(Ok(first));
         let mut alone = false;
-        loop {
-            match next {
-                Some(Ok(Frame::TokenDelta {
-                    text,
-                    token_id,
-                    logprob,
-                    top_logprobs,
-                })) => reply.collect(&text, token_id, logprob, &top_logprobs),
-                Some(Ok(Frame::Done(done))) => {
-                    let mut response = json_response(StatusCode::OK, &reply.whole(&done));
-                    if alone {
-                        let here = HeaderValue::from_static("this-machine");
-                        response.headers_mut().insert(ANSWERED_BY, here);
-                    }
-                    return Ok(response);
-                }
-                Some(Ok(Frame::ShardFailover { host: None, .. })) => alone = true,
-                Some(Ok(_)) => {}
-                Some(Err(error)) => return Err(failed(error)),
-                None => return Err(failed(ChatError::Cancelled)),
+        let whole = loop {
+            alone |= answers_alone(&frame);
+            if let Some(whole) = reply.whole(&frame) {
+                break whole;
             }
-            next = answer.next().await;
+            frame = next(&mut answer).await.map_err(|error| ended(&error))?;
+        };
+        let mut response = json_response(StatusCode::OK, &whole);
+        if alone {
+            let here = HeaderValue::from_static("this-machine");
+            response.headers_mut().insert(ANSWERED_BY, here);
         }
+        Ok(response)
     }
 
     /// The body of a request, within its limits of kind, size and time.
     async fn body(&self, request: Request) -> Result<Bytes, ApiError> {
         // A form that a web page may send without asking has another type.
         let kind = request.headers().get(header::CONTENT_TYPE);
-        let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-        let essence = kind.split(';').next().unwrap_or_default().trim();
-        if !essence.eq_ignore_ascii_case("application/json") {
-            return Err(ApiError::media_type());
+        let kind = kind.and_then(|kind| kind.to_str().ok()?.split(';').next());
+        if !kind.is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json")) {
+            return Err(ApiError::new(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "unsupported_media_type",
+                "send the request as JSON, with the header `Content-Type: application/json`",
+            ));
         }
         let limit = self.max_body_bytes;
+        let large = || {
+            let text = format!("the request is larger than {limit} bytes, which is the limit here");
+            ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", text)
+        };
         let declared = request.headers().get(header::CONTENT_LENGTH);
         let declared = declared.and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
         if declared.is_some_and(|bytes| bytes > limit as u64) {
-            return Err(ApiError::large(limit));
+            return Err(large());
         }
         let body = axum::body::to_bytes(request.into_body(), limit);
         match tokio::time::timeout(self.client_deadline, body).await {
-            Ok(Ok(body)) => Ok(body),
             // One that is broken off is nobody's to read about.
-            Ok(Err(_)) => Err(ApiError::large(limit)),
-            Err(_) => Err(ApiError::late()),
+            Ok(body) => body.map_err(|_| large()),
+            Err(_) => Err(ApiError::new(
+                StatusCode::REQUEST_TIMEOUT,
+                "request_timeout",
+                "the request did not arrive in time",
+            )),
         }
     }
 }
 
 /// Says that no host could be had for an answer, or for the rest of it: a comment, which clients pass
 /// over.
-const ALONE: &str = ": no host can be had for this: this machine answers alone\n\n";
+const ALONE: &str = "no host can be had for this: this machine answers alone";
 
 /// The same of an answer in one piece.
 const ANSWERED_BY: HeaderName = HeaderName::from_static("x-hearthnet-answered-by");
+
+/// The next frame of an answer whose last one has not come.
+async fn next(answer: &mut Answer) -> Result<Frame, ChatError> {
+    answer.next().await.unwrap_or(Err(ChatError::Cancelled))
+}
+
+/// Whether a frame says that this machine takes over.
+fn answers_alone(frame: &Frame) -> bool {
+    matches!(frame, Frame::ShardFailover { host: None, .. })
+}
 
 /// An answer on its way as server-sent events.
 struct Events {
     answer: Answer,
     reply: Reply,
-    /// A frame that has come already.
-    first: Option<Frame>,
+    /// What is to be sent before anything else is waited for.
+    ready: VecDeque<Event>,
     over: bool,
 }
 
 impl Events {
-    fn response(answer: Answer, first: Frame, reply: Reply) -> Response<Body> {
-        let opening = reply.opening().map(|chunk| event(&chunk));
-        let events = Self {
+    fn response(answer: Answer, first: &Frame, reply: Reply) -> Response<Body> {
+        let mut events = Self {
+            ready: reply.opening().iter().map(event).collect(),
             answer,
             reply,
-            first: Some(first),
             over: false,
         };
-        let stream = stream::unfold((opening, events), async |(opening, mut events)| {
-            let text = match opening {
-                Some(opening) => opening,
-                None => events.next().await?,
-            };
-            Some((Ok::<_, Infallible>(Bytes::from(text)), (None, events)))
+        events.hear(first);
+        let stream = stream::unfold(events, async |mut events| {
+            Some((Ok::<_, Infallible>(events.next().await?), events))
         });
-        let mut response = Response::new(Body::from_stream(stream));
-        let headers = response.headers_mut();
-        for (name, value) in [
-            (header::CONTENT_TYPE, "text/event-stream"),
-            (header::CACHE_CONTROL, "no-cache"),
-        ] {
-            headers.insert(name, HeaderValue::from_static(value));
-        }
-        response
+        let alive = KeepAlive::new().interval(KEEP_ALIVE).text("still at it");
+        Sse::new(stream).keep_alive(alive).into_response()
     }
 
-    /// The next events as text; `None` at the end.
-    async fn next(&mut self) -> Option<String> {
-        if self.over {
-            return None;
-        }
-        loop {
-            let next = match self.first.take() {
-                Some(frame) => Some(Ok(frame)),
-                None => match tokio::time::timeout(KEEP_ALIVE, self.answer.next()).await {
-                    Ok(next) => next,
-                    Err(_) => return Some(": still at it\n\n".to_owned()),
-                },
-            };
-            match next {
-                Some(Ok(Frame::TokenDelta {
-                    text,
-                    token_id,
-                    logprob,
-                    top_logprobs,
-                })) => {
-                    let chunk = self.reply.delta(&text, token_id, logprob, &top_logprobs);
-                    if let Some(chunk) = chunk {
-                        return Some(event(&chunk));
-                    }
-                }
-                Some(Ok(Frame::Done(done))) => {
+    /// The next event; `None` at the end. Nothing is lost when the future is dropped.
+    async fn next(&mut self) -> Option<Event> {
+        while self.ready.is_empty() && !self.over {
+            match next(&mut self.answer).await {
+                Ok(frame) => self.hear(&frame),
+                // A stream that cannot be finished ends with an error event, and without `[DONE]`.
+                Err(error) => {
                     self.over = true;
-                    let mut text: String = self.reply.ending(&done).iter().map(event).collect();
-                    text.push_str("data: [DONE]\n\n");
-                    return Some(text);
+                    self.ready.push_back(event(&failed(&error, None).body()));
                 }
-                Some(Ok(Frame::ShardFailover { host: None, .. })) => {
-                    return Some(ALONE.to_owned());
-                }
-                // What else becomes of hosts has no place in this API.
-                Some(Ok(_)) => {}
-                Some(Err(error)) => return Some(self.fail(&error)),
-                None => return Some(self.fail(&ChatError::Cancelled)),
             }
         }
+        self.ready.pop_front()
     }
 
-    /// A stream that cannot be finished ends with an error event, and without `[DONE]`.
-    fn fail(&mut self, error: &ChatError) -> String {
-        self.over = true;
-        event(&ApiError::chat(error).body())
+    /// What else becomes of hosts has no place in this API.
+    fn hear(&mut self, frame: &Frame) {
+        if answers_alone(frame) {
+            self.ready.push_back(Event::default().comment(ALONE));
+        }
+        self.ready
+            .extend(self.reply.chunks(frame).iter().map(event));
+        if let Frame::Done(_) = frame {
+            self.over = true;
+            self.ready.push_back(Event::default().data("[DONE]"));
+        }
     }
 }
 
 /// JSON has no bare line ends, so one value is one line.
-fn event(value: &Value) -> String {
-    format!("data: {value}\n\n")
-}
-
-fn json_response(status: StatusCode, value: &Value) -> Response<Body> {
-    let mut response = Response::new(Body::from(value.to_string()));
-    *response.status_mut() = status;
-    let kind = HeaderValue::from_static("application/json");
-    response.headers_mut().insert(header::CONTENT_TYPE, kind);
-    response
+fn event(value: &Value) -> Event {
+    Event::default().data(value.to_string())
 }
 
 fn random() -> Result<u128, ApiError> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes)
-        .map_err(|e| ApiError::chat(&ChatError::Engine(format!("no randomness: {e}"))))?;
+        .map_err(|e| failed(&ChatError::Engine(format!("no randomness: {e}")), None))?;
     Ok(u128::from_le_bytes(bytes))
-}
-
-fn unix_seconds() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |d| d.as_secs())
 }

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use hearthnet_model::{Detokenizer, Tokenizer};
 use serde_json::{Map, Value, json};
 
-use crate::chat::{Done, FinishReason};
+use crate::chat::{Done, FinishReason, Frame};
 
 /// Stands for a probability of zero, whose logarithm JSON cannot say. OpenAI's number.
 const LEAST_LOGPROB: f32 = -9999.0;
@@ -96,128 +96,99 @@ impl Reply {
         (self.header.shape == Shape::Chat).then(|| self.chunk(role, Value::Null, None))
     }
 
-    /// A token: its text, if it completed any, and its entry, when log-probabilities are wanted.
-    fn take(&mut self, text: &str, token: u32, logprob: Option<f32>, top: &[(u32, f32)]) {
-        self.given += text.len();
-        let (true, Some(logprob)) = (self.logprobs, logprob) else {
-            return;
-        };
-        if self.tokenizer.is_end_of_generation(token) {
-            return;
+    /// What a frame adds to a stream.
+    pub(super) fn chunks(&mut self, frame: &Frame) -> Vec<Value> {
+        let entries = self.hear(frame);
+        match frame {
+            Frame::TokenDelta { text, .. } if !text.is_empty() || !entries.is_empty() => {
+                let logprobs = self.logprobs_of(&entries);
+                let delta = match self.header.shape {
+                    Shape::Chat => json!({"content": text}),
+                    Shape::Text => json!(text),
+                };
+                vec![self.chunk(delta, logprobs, None)]
+            }
+            Frame::Done(done) => {
+                let logprobs = match entries.is_empty() {
+                    true => Value::Null,
+                    false => self.logprobs_of(&entries),
+                };
+                let delta = match self.header.shape {
+                    Shape::Chat => json!({}),
+                    Shape::Text => json!(""),
+                };
+                let mut chunks = vec![self.chunk(delta, logprobs, Some(done.finish_reason))];
+                if self.include_usage {
+                    chunks.push(self.object(true, json!([]), Some(usage(done))));
+                }
+                chunks
+            }
+            _ => Vec::new(),
         }
-        self.pending.push_back(Entry {
-            id: token,
-            logprob,
-            top: top.to_vec(),
-            start: self.spelt,
-        });
-        self.spelt += self.speller.push(token).len();
     }
 
-    /// Entries of tokens that are certainly part of the answer.
-    fn sure(&mut self) -> Vec<Entry> {
-        let given = self.given;
-        let sure = |entry: &&Entry| entry.start < given;
+    /// The whole answer, once its last frame has come.
+    pub(super) fn whole(&mut self, frame: &Frame) -> Option<Value> {
+        let entries = self.hear(frame);
+        self.entries.extend(entries);
+        let Frame::Done(done) = frame else {
+            return None;
+        };
+        let entries = std::mem::take(&mut self.entries);
+        let mut choice = json!({
+            "index": 0,
+            "logprobs": self.logprobs_of(&entries),
+            "finish_reason": done.finish_reason,
+        });
+        match self.header.shape {
+            Shape::Chat => {
+                choice["message"] = json!({
+                    "role": "assistant", "content": done.text, "refusal": null, "annotations": [],
+                });
+            }
+            Shape::Text => choice["text"] = json!(done.text),
+        }
+        Some(self.object(false, json!([choice]), Some(usage(done))))
+    }
+
+    /// Takes note of a frame; the entries of tokens that are, by now, certainly part of the answer.
+    fn hear(&mut self, frame: &Frame) -> Vec<Entry> {
+        let mut all = false;
+        match frame {
+            Frame::TokenDelta {
+                text,
+                token_id,
+                logprob,
+                top_logprobs,
+            } => {
+                self.given += text.len();
+                if let (true, Some(logprob)) = (self.logprobs, *logprob)
+                    && !self.tokenizer.is_end_of_generation(*token_id)
+                {
+                    self.pending.push_back(Entry {
+                        id: *token_id,
+                        logprob,
+                        top: top_logprobs.clone(),
+                        start: self.spelt,
+                    });
+                    self.spelt += self.speller.push(*token_id).len();
+                }
+            }
+            // No stop text ended it: what was held back is part of it.
+            Frame::Done(done) => {
+                let last = done.token_ids.last();
+                let ended = last.is_some_and(|&id| self.tokenizer.is_end_of_generation(id));
+                all = ended || done.finish_reason == FinishReason::Length;
+            }
+            _ => {}
+        }
+        let sure = |entry: &&Entry| all || entry.start < self.given;
         let count = self.pending.iter().take_while(sure).count();
         self.pending.drain(..count).collect()
     }
 
-    /// Entries that were held back and turn out to be part of the answer.
-    fn rest(&mut self, done: &Done) -> Vec<Entry> {
-        let ended = done
-            .token_ids
-            .last()
-            .is_some_and(|&id| self.tokenizer.is_end_of_generation(id));
-        let mut rest = self.sure();
-        if done.finish_reason == FinishReason::Length || ended {
-            rest.extend(self.pending.drain(..));
-        }
-        rest
-    }
-
-    /// The chunk for a token, if there is anything to tell.
-    pub(super) fn delta(
-        &mut self,
-        text: &str,
-        token: u32,
-        logprob: Option<f32>,
-        top: &[(u32, f32)],
-    ) -> Option<Value> {
-        self.take(text, token, logprob, top);
-        let entries = self.sure();
-        if text.is_empty() && entries.is_empty() {
-            return None;
-        }
-        let logprobs = self.logprobs_of(&entries);
-        let delta = match self.header.shape {
-            Shape::Chat => json!({"content": text}),
-            Shape::Text => Value::from(text),
-        };
-        Some(self.chunk(delta, logprobs, None))
-    }
-
-    /// The chunks that end a stream.
-    pub(super) fn ending(&mut self, done: &Done) -> Vec<Value> {
-        let rest = self.rest(done);
-        let logprobs = match rest.is_empty() {
-            true => Value::Null,
-            false => self.logprobs_of(&rest),
-        };
-        let delta = match self.header.shape {
-            Shape::Chat => json!({}),
-            Shape::Text => Value::from(""),
-        };
-        let mut chunks = vec![self.chunk(delta, logprobs, Some(done.finish_reason))];
-        if self.include_usage {
-            let mut counts = self.object(true);
-            counts.insert("choices".into(), json!([]));
-            counts.insert("usage".into(), usage(done));
-            chunks.push(Value::Object(counts));
-        }
-        chunks
-    }
-
-    /// A token of an answer that is sent whole.
-    pub(super) fn collect(
-        &mut self,
-        text: &str,
-        token: u32,
-        logprob: Option<f32>,
-        top: &[(u32, f32)],
-    ) {
-        self.take(text, token, logprob, top);
-        let sure = self.sure();
-        self.entries.extend(sure);
-    }
-
-    /// The whole answer.
-    pub(super) fn whole(mut self, done: &Done) -> Value {
-        let rest = self.rest(done);
-        self.entries.extend(rest);
-        let entries = std::mem::take(&mut self.entries);
-        let logprobs = self.logprobs_of(&entries);
-        let finish = finish(done.finish_reason);
-        let choice = match self.header.shape {
-            Shape::Chat => json!({
-                "index": 0,
-                "message": {
-                    "role": "assistant", "content": done.text, "refusal": null, "annotations": [],
-                },
-                "logprobs": logprobs,
-                "finish_reason": finish,
-            }),
-            Shape::Text => json!({
-                "index": 0, "text": done.text, "logprobs": logprobs, "finish_reason": finish,
-            }),
-        };
-        let mut object = self.object(false);
-        object.insert("choices".into(), json!([choice]));
-        object.insert("usage".into(), usage(done));
-        Value::Object(object)
-    }
-
-    /// What every object begins with.
-    fn object(&self, chunk: bool) -> Map<String, Value> {
+    /// An object of the API: what every one begins with, its choices, and token counts.
+    fn object(&self, chunk: bool, choices: Value, usage: Option<Value>) -> Value {
         let Header {
             shape,
             id,
@@ -231,12 +202,13 @@ impl Reply {
             // Chunks of the older API have the name of the whole.
             (Shape::Text, _) => ("cmpl", "text_completion"),
         };
-        let mut object = Map::new();
-        object.insert("id".into(), format!("{prefix}-{id:032x}").into());
-        object.insert("object".into(), kind.into());
-        object.insert("created".into(), (*created).into());
-        object.insert("model".into(), model.as_str().into());
-        object.insert("system_fingerprint".into(), fingerprint.as_str().into());
+        let mut object = json!({
+            "id": format!("{prefix}-{id:032x}"), "object": kind, "created": created,
+            "model": model, "system_fingerprint": fingerprint, "choices": choices,
+        });
+        if let Some(usage) = usage {
+            object["usage"] = usage;
+        }
         object
     }
 
@@ -245,17 +217,11 @@ impl Reply {
             Shape::Chat => "delta",
             Shape::Text => "text",
         };
-        let mut choice = Map::new();
-        choice.insert("index".into(), 0.into());
-        choice.insert(content.into(), delta);
-        choice.insert("logprobs".into(), logprobs);
-        choice.insert("finish_reason".into(), reason.map_or(Value::Null, finish));
-        let mut object = self.object(true);
-        object.insert("choices".into(), json!([choice]));
-        if self.include_usage {
-            object.insert("usage".into(), Value::Null);
-        }
-        Value::Object(object)
+        let choice = json!({
+            "index": 0, content: delta, "logprobs": logprobs, "finish_reason": reason,
+        });
+        let usage = self.include_usage.then_some(Value::Null);
+        self.object(true, json!([choice]), usage)
     }
 
     fn logprobs_of(&mut self, entries: &[Entry]) -> Value {
@@ -267,12 +233,9 @@ impl Reply {
                 let content: Vec<Value> = entries
                     .iter()
                     .map(|entry| {
-                        let top: Vec<Value> =
-                            entry.top.iter().map(|&(id, p)| self.token(id, p)).collect();
+                        let top = entry.top.iter().map(|&(id, p)| self.token(id, p));
                         let mut token = self.token(entry.id, entry.logprob);
-                        if let Value::Object(token) = &mut token {
-                            token.insert("top_logprobs".into(), top.into());
-                        }
+                        token["top_logprobs"] = top.collect();
                         token
                     })
                     .collect();
@@ -282,9 +245,16 @@ impl Reply {
         }
     }
 
+    /// The bytes of a token that was sampled, or might have been.
+    fn bytes(&self, id: u32) -> &[u8] {
+        let bytes = self.tokenizer.token_bytes(id);
+        debug_assert!(bytes.is_some(), "token {id} is none of the vocabulary");
+        bytes.unwrap_or_default()
+    }
+
     /// A token with its text and bytes. Half a character has no text of its own, only bytes.
     fn token(&self, id: u32, logprob: f32) -> Value {
-        let bytes = self.tokenizer.token_bytes(id).unwrap_or_default();
+        let bytes = self.bytes(id);
         json!({
             "token": String::from_utf8_lossy(bytes),
             "logprob": logprob.max(LEAST_LOGPROB),
@@ -317,20 +287,13 @@ impl Reply {
 
     /// A token's text, or its bytes in the way that OpenAI writes them: `bytes:\xf0\x9f`.
     fn token_name(&self, id: u32) -> String {
-        let bytes = self.tokenizer.token_bytes(id).unwrap_or_default();
+        let bytes = self.bytes(id);
         match std::str::from_utf8(bytes) {
             Ok(text) => text.to_owned(),
             Err(_) => bytes.iter().fold("bytes:".to_owned(), |name, byte| {
                 format!("{name}\\x{byte:02x}")
             }),
         }
-    }
-}
-
-fn finish(reason: FinishReason) -> Value {
-    match reason {
-        FinishReason::Stop => "stop".into(),
-        FinishReason::Length => "length".into(),
     }
 }
 

@@ -4,11 +4,14 @@
 //! that nobody knows: a typo must not pass for a setting. Fields that change nothing
 //! about the answer are ignored. `null` is the same as leaving a field out.
 
+use axum::http::StatusCode;
+use hearthnet_http::ApiError;
 use hearthnet_model::sampler::{MAX_LOGPROBS, SamplerConfig, SamplingChoice};
 use hearthnet_model::{ChatMessage, Role};
-use serde_json::{Map, Value};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Number, Value, json};
 
-use super::error::ApiError;
 use crate::chat::{ChatRequest, Prompt};
 
 /// Stop texts that a request may have, as OpenAI has it.
@@ -70,16 +73,23 @@ pub(super) struct ApiRequest {
 pub(super) fn chat(body: &[u8], seed: u64) -> Result<ApiRequest, ApiError> {
     let mut fields = Fields::parse(body)?;
     let model = fields.model()?;
-    let messages = fields.take("messages").ok_or_else(|| {
-        ApiError::field("messages", "`messages` is missing: the conversation so far")
-    })?;
-    let messages = conversation(messages)?;
+    let messages: Option<Vec<Value>> = fields.read(
+        "messages",
+        "a list that is not empty",
+        |all: &Vec<Value>| !all.is_empty(),
+    )?;
+    let messages = messages
+        .ok_or_else(|| field("messages", "`messages` is missing: the conversation so far"))?
+        .into_iter()
+        .enumerate()
+        .map(|(index, value)| message(&format!("messages[{index}]"), value))
+        .collect::<Result<_, _>>()?;
     let max_completion = fields.tokens("max_completion_tokens")?;
     let max_tokens = fields.tokens("max_tokens")?;
     let wanted = fields.bool("logprobs")?.unwrap_or(false);
     let top = fields.integer("top_logprobs", 0, MAX_LOGPROBS.into())?;
     if top.is_some() && !wanted {
-        return Err(ApiError::field(
+        return Err(field(
             "top_logprobs",
             "`top_logprobs` needs `logprobs` to be true",
         ));
@@ -87,17 +97,17 @@ pub(super) fn chat(body: &[u8], seed: u64) -> Result<ApiRequest, ApiError> {
     let logprobs = wanted.then(|| top.unwrap_or(0) as u8);
     fields.exactly(
         "response_format",
-        |value| value.get("type").and_then(Value::as_str) == Some("text"),
+        |value| value["type"] == "text",
         "`response_format` other than {\"type\": \"text\"} is not supported",
     )?;
     fields.exactly(
         "modalities",
-        |value| *value == serde_json::json!(["text"]),
+        |value| *value == json!(["text"]),
         "this server speaks text only",
     )?;
     fields.exactly(
         "tool_choice",
-        |value| matches!(value.as_str(), Some("none" | "auto")),
+        |value| value == "none" || value == "auto",
         "tools are not supported",
     )?;
     let prompt = Prompt::Messages(messages);
@@ -111,33 +121,78 @@ pub(super) fn completion(body: &[u8], seed: u64) -> Result<ApiRequest, ApiError>
     let mut fields = Fields::parse(body)?;
     let model = fields.model()?;
     let prompt = fields
-        .take("prompt")
-        .ok_or_else(|| ApiError::field("prompt", "`prompt` is missing: the text to continue"))?;
-    let prompt = text_or_tokens(prompt)?;
+        .read(
+            "prompt",
+            "one text, or one list of token ids; ask for each prompt by itself",
+            |prompt: &GivenPrompt| prompt.is_one(),
+        )?
+        .ok_or_else(|| field("prompt", "`prompt` is missing: the text to continue"))?;
     let most = Some(fields.tokens("max_tokens")?.unwrap_or(COMPLETION_TOKENS));
     // OpenAI's limit is 5; ours is the sampler's.
     let logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS.into())?;
-    let off = |value: &Value| *value == Value::Bool(false);
     let echo = "`echo` is not supported: put the prompt in front of the answer yourself";
-    fields.exactly("echo", off, echo)?;
-    let one = |value: &Value| value.as_u64() == Some(1);
-    fields.exactly("best_of", one, "`best_of` other than 1 is not supported")?;
-    fields.finish(model, prompt, most, logprobs.map(|n| n as u8), seed)
+    fields.exactly("echo", |value| value == false, echo)?;
+    let best_of = "`best_of` other than 1 is not supported";
+    fields.exactly("best_of", |value| value == 1, best_of)?;
+    fields.finish(model, prompt.into(), most, logprobs.map(|n| n as u8), seed)
 }
 
-/// What is left of a request's fields.
+/// 400: a field of the request cannot be what it is.
+fn field(at: &str, message: impl Into<String>) -> ApiError {
+    ApiError::new(StatusCode::BAD_REQUEST, "invalid_value", message).about(at)
+}
+
+/// 400: this field would change the answer, and is not supported.
+fn unsupported(at: &str, message: impl Into<String>) -> ApiError {
+    ApiError::new(StatusCode::BAD_REQUEST, "unsupported_parameter", message).about(at)
+}
+
+/// The prompt of a completion: a text, tokens, or one of either in a list.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum GivenPrompt {
+    Text(String),
+    Tokens(Vec<u32>),
+    Texts([String; 1]),
+    Lists([Vec<u32>; 1]),
+}
+
+impl GivenPrompt {
+    fn is_one(&self) -> bool {
+        let (Self::Tokens(ids) | Self::Lists([ids])) = self else {
+            return true;
+        };
+        !ids.is_empty()
+    }
+}
+
+impl From<GivenPrompt> for Prompt {
+    fn from(given: GivenPrompt) -> Self {
+        match given {
+            GivenPrompt::Text(text) | GivenPrompt::Texts([text]) => Self::Text(text),
+            GivenPrompt::Tokens(ids) | GivenPrompt::Lists([ids]) => Self::Tokens(ids),
+        }
+    }
+}
+
+/// One of something, or a list.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMore<T> {
+    One(String),
+    More(Vec<T>),
+}
+
+/// What is left of an object's fields.
 struct Fields(Map<String, Value>);
 
 impl Fields {
     fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        let value: Value = serde_json::from_slice(body)
-            .map_err(|e| ApiError::request("invalid_json", format!("the body is not JSON: {e}")))?;
-        match value {
-            Value::Object(fields) => Ok(Self(fields)),
-            _ => Err(ApiError::request(
-                "invalid_json",
-                "the body must be a JSON object",
-            )),
+        let wrong = |why| ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", why);
+        match serde_json::from_slice(body) {
+            Ok(Value::Object(fields)) => Ok(Self(fields)),
+            Ok(_) => Err(wrong("the body must be a JSON object".to_owned())),
+            Err(why) => Err(wrong(format!("the body is not JSON: {why}"))),
         }
     }
 
@@ -146,36 +201,39 @@ impl Fields {
         self.0.remove(name).filter(|value| !value.is_null())
     }
 
-    fn model(&mut self) -> Result<String, ApiError> {
-        match self.take("model") {
-            Some(Value::String(model)) => Ok(model),
-            _ => Err(ApiError::field(
-                "model",
-                "`model` must name a model; GET /v1/models lists them",
-            )),
-        }
-    }
-
-    fn bool(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
-        match self.take(name) {
-            None => Ok(None),
-            Some(Value::Bool(value)) => Ok(Some(value)),
-            Some(_) => Err(ApiError::field(
-                name,
-                format!("`{name}` must be true or false"),
-            )),
-        }
-    }
-
-    fn integer(&mut self, name: &str, min: u64, max: u64) -> Result<Option<u64>, ApiError> {
+    /// The same, read as a type that has what `must` says; `fits` says the rest.
+    fn read<T: DeserializeOwned>(
+        &mut self,
+        name: &str,
+        must: &str,
+        fits: impl FnOnce(&T) -> bool,
+    ) -> Result<Option<T>, ApiError> {
         let Some(value) = self.take(name) else {
             return Ok(None);
         };
-        let whole = value.as_u64().filter(|n| (min..=max).contains(n));
-        whole.map(Some).ok_or_else(|| {
-            let message = format!("`{name}` must be a whole number from {min} to {max}");
-            ApiError::field(name, message)
-        })
+        let read = serde_json::from_value(value).ok().filter(fits);
+        read.map(Some)
+            .ok_or_else(|| field(name, format!("`{name}` must be {must}")))
+    }
+
+    fn model(&mut self) -> Result<String, ApiError> {
+        let missing = || {
+            field(
+                "model",
+                "`model` must name a model; GET /v1/models lists them",
+            )
+        };
+        let model = self.take("model").ok_or_else(missing)?;
+        serde_json::from_value(model).map_err(|_| missing())
+    }
+
+    fn bool(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
+        self.read(name, "true or false", |_| true)
+    }
+
+    fn integer(&mut self, name: &str, min: u64, max: u64) -> Result<Option<u64>, ApiError> {
+        let must = format!("a whole number from {min} to {max}");
+        self.read(name, &must, |n| (min..=max).contains(n))
     }
 
     fn tokens(&mut self, name: &str) -> Result<Option<u32>, ApiError> {
@@ -185,16 +243,9 @@ impl Fields {
     }
 
     fn number(&mut self, name: &str, min: f64, max: f64) -> Result<Option<f32>, ApiError> {
-        let Some(value) = self.take(name) else {
-            return Ok(None);
-        };
-        let number = value.as_f64().filter(|x| (min..=max).contains(x));
-        number.map(|x| Some(x as f32)).ok_or_else(|| {
-            ApiError::field(
-                name,
-                format!("`{name}` must be a number from {min} to {max}"),
-            )
-        })
+        let must = format!("a number from {min} to {max}");
+        let number = self.read(name, &must, |x: &f64| (min..=max).contains(x))?;
+        Ok(number.map(|x| x as f32))
     }
 
     /// A field that has one meaning here: anything else is refused.
@@ -205,33 +256,22 @@ impl Fields {
         message: &str,
     ) -> Result<(), ApiError> {
         match self.take(name) {
-            Some(value) if !is(&value) => Err(ApiError::unsupported(name, message)),
+            Some(value) if !is(&value) => Err(unsupported(name, message)),
             _ => Ok(()),
         }
     }
 
     fn stop(&mut self) -> Result<Vec<String>, ApiError> {
-        let wrong = || {
-            let message =
-                format!("`stop` must be a text, or a list of at most {MAX_STOPS}, none empty");
-            ApiError::field("stop", message)
+        let must = format!("a text, or a list of at most {MAX_STOPS}, none empty");
+        let fits = |stops: &OneOrMore<String>| match stops {
+            OneOrMore::One(stop) => !stop.is_empty(),
+            OneOrMore::More(all) => all.len() <= MAX_STOPS && !all.iter().any(String::is_empty),
         };
-        let stops = match self.take("stop") {
+        Ok(match self.read("stop", &must, fits)? {
             None => Vec::new(),
-            Some(Value::String(stop)) => vec![stop],
-            Some(Value::Array(stops)) => stops
-                .into_iter()
-                .map(|stop| match stop {
-                    Value::String(stop) => Ok(stop),
-                    _ => Err(wrong()),
-                })
-                .collect::<Result<_, _>>()?,
-            Some(_) => return Err(wrong()),
-        };
-        if stops.len() > MAX_STOPS || stops.iter().any(String::is_empty) {
-            return Err(wrong());
-        }
-        Ok(stops)
+            Some(OneOrMore::One(stop)) => vec![stop],
+            Some(OneOrMore::More(stops)) => stops,
+        })
     }
 
     /// What both kinds of request have; nothing that matters may be left over.
@@ -243,29 +283,14 @@ impl Fields {
         logprobs: Option<u8>,
         seed: u64,
     ) -> Result<ApiRequest, ApiError> {
-        let one = |value: &Value| value.as_u64() == Some(1);
-        self.exactly(
-            "n",
-            one,
-            "`n` other than 1 is not supported: ask again for another answer",
-        )?;
+        let n = "`n` other than 1 is not supported: ask again for another answer";
+        self.exactly("n", |value| value == 1, n)?;
         let stream = self.bool("stream")?.unwrap_or(false);
         let include_usage = self.stream_options(stream)?;
-        let own_seed = match self.take("seed") {
-            None => None,
-            // OpenAI's seeds are signed; the bits are what counts.
-            Some(value) => Some(
-                value
-                    .as_u64()
-                    .or_else(|| value.as_i64().map(i64::cast_unsigned))
-                    .ok_or_else(|| ApiError::field("seed", "`seed` must be a whole number"))?,
-            ),
-        };
-        let user = match self.take("user") {
-            None => None,
-            Some(Value::String(user)) => Some(user.chars().take(MAX_USER).collect()),
-            Some(_) => return Err(ApiError::field("user", "`user` must be a text")),
-        };
+        let own_seed = self.read("seed", "a whole number", |seed: &Number| !seed.is_f64())?;
+        // OpenAI's seeds are signed; the bits are what counts.
+        let own_seed = own_seed.and_then(|n| n.as_u64().or(n.as_i64().map(i64::cast_unsigned)));
+        let user = self.read("user", "a text", |_: &String| true)?;
         let chosen = SamplingChoice {
             temperature: self.number("temperature", 0.0, 2.0)?,
             top_p: self.number("top_p", 0.0, 1.0)?,
@@ -285,22 +310,11 @@ impl Fields {
         };
         let stop = self.stop()?;
         for name in REFUSED {
-            let empty = |value: &Value| match value {
-                Value::Array(list) => list.is_empty(),
-                Value::Object(map) => map.is_empty(),
-                Value::String(text) => text.is_empty() || text == "none",
-                _ => false,
-            };
+            let empty =
+                |value: &Value| [json!([]), json!({}), json!(""), json!("none")].contains(value);
             self.exactly(name, empty, &format!("`{name}` is not supported here"))?;
         }
-        let unknown = |(name, value): &(&String, &Value)| {
-            !value.is_null() && !IGNORED.contains(&name.as_str())
-        };
-        if let Some((name, _)) = self.0.iter().find(unknown) {
-            let name: String = name.chars().take(100).collect();
-            let message = format!("`{name}` is not a field of this request");
-            return Err(ApiError::unsupported(&name, message));
-        }
+        self.nothing_left(IGNORED, "", "is not a field of this request")?;
         Ok(ApiRequest {
             model,
             chat: ChatRequest {
@@ -312,50 +326,46 @@ impl Fields {
             chosen,
             stream,
             include_usage,
-            user,
+            user: user.map(|user| user.chars().take(MAX_USER).collect()),
         })
     }
 
-    fn stream_options(&mut self, stream: bool) -> Result<bool, ApiError> {
-        let wrong = |message: &str| ApiError::field("stream_options", message);
-        let mut options = match self.take("stream_options") {
-            None => return Ok(false),
-            Some(_) if !stream => {
-                return Err(wrong("`stream_options` needs `stream` to be true"));
+    /// Refuses what is left over and not `ignored`, of an object that stands at `at`.
+    fn nothing_left(self, ignored: &[&str], at: &str, why: &str) -> Result<(), ApiError> {
+        let mut left = self.0.into_iter();
+        let matters =
+            |(name, value): &(String, Value)| !value.is_null() && !ignored.contains(&name.as_str());
+        match left.find(matters) {
+            Some((name, _)) => {
+                let at: String = at.chars().chain(name.chars().take(100)).collect();
+                Err(unsupported(&at, format!("`{at}` {why}")))
             }
-            Some(Value::Object(options)) => Self(options),
-            Some(_) => return Err(wrong("`stream_options` must be an object")),
+            None => Ok(()),
+        }
+    }
+
+    fn stream_options(&mut self, stream: bool) -> Result<bool, ApiError> {
+        let name = "stream_options";
+        let Some(options) = self.read(name, "an object", |_: &Map<String, Value>| true)? else {
+            return Ok(false);
         };
+        if !stream {
+            return Err(field(name, "`stream_options` needs `stream` to be true"));
+        }
+        let mut options = Self(options);
         let usage = options.bool("include_usage")?.unwrap_or(false);
         // Padding against eavesdroppers, which changes nothing about the answer.
         options.bool("include_obfuscation")?;
         match options.0.is_empty() {
             true => Ok(usage),
-            false => Err(wrong("`stream_options` knows `include_usage` only")),
+            false => Err(field(name, "`stream_options` knows `include_usage` only")),
         }
     }
 }
 
-fn conversation(messages: Value) -> Result<Vec<ChatMessage>, ApiError> {
-    let messages = match messages {
-        Value::Array(messages) if !messages.is_empty() => messages,
-        _ => {
-            return Err(ApiError::field(
-                "messages",
-                "`messages` must be a list that is not empty",
-            ));
-        }
-    };
-    messages
-        .into_iter()
-        .enumerate()
-        .map(|(index, value)| message(&format!("messages[{index}]"), value))
-        .collect()
-}
-
 fn message(at: &str, value: Value) -> Result<ChatMessage, ApiError> {
     let Value::Object(fields) = value else {
-        return Err(ApiError::field(at, format!("`{at}` must be an object")));
+        return Err(field(at, format!("`{at}` must be an object")));
     };
     let mut fields = Fields(fields);
     let role = match fields.take("role").as_ref().and_then(Value::as_str) {
@@ -365,88 +375,56 @@ fn message(at: &str, value: Value) -> Result<ChatMessage, ApiError> {
         Some("assistant") => Role::Assistant,
         Some("tool" | "function") => {
             let at = format!("{at}.role");
-            return Err(ApiError::unsupported(&at, "tools are not supported here"));
+            return Err(unsupported(&at, "tools are not supported here"));
         }
         _ => {
-            let message = format!("`{at}.role` must be system, developer, user or assistant");
-            return Err(ApiError::field(&format!("{at}.role"), message));
+            let at = format!("{at}.role");
+            let message = format!("`{at}` must be system, developer, user or assistant");
+            return Err(field(&at, message));
         }
     };
     let content = content(&format!("{at}.content"), fields.take("content"))?;
-    for (name, value) in &fields.0 {
-        let empty = value.is_null() || value.as_array().is_some_and(Vec::is_empty);
-        if !empty && !IGNORED_IN_MESSAGES.contains(&name.as_str()) {
-            let name: String = name.chars().take(100).collect();
-            let message = format!("`{at}.{name}` is not supported here");
-            return Err(ApiError::unsupported(&format!("{at}.{name}"), message));
-        }
-    }
+    // An empty list, of tool calls say, asks for nothing.
+    fields.0.retain(|_, value| *value != json!([]));
+    fields.nothing_left(
+        IGNORED_IN_MESSAGES,
+        &format!("{at}."),
+        "is not supported here",
+    )?;
     Ok(ChatMessage::new(role, content))
 }
 
 /// A message's text: as it stands, or in parts.
 fn content(at: &str, value: Option<Value>) -> Result<String, ApiError> {
-    let parts = match value {
-        Some(Value::String(text)) => return Ok(text),
-        Some(Value::Array(parts)) => parts,
-        _ => {
+    let parts = match serde_json::from_value(value.unwrap_or_default()) {
+        Ok(OneOrMore::One(text)) => return Ok(text),
+        Ok(OneOrMore::<Value>::More(parts)) => parts,
+        Err(_) => {
             let message = format!("`{at}` must be a text, or a list of text parts");
-            return Err(ApiError::field(at, message));
+            return Err(field(at, message));
         }
     };
     let mut text = String::new();
     for (index, part) in parts.iter().enumerate() {
-        let kind = part.get("type").and_then(Value::as_str);
-        match (kind, part.get("text").and_then(Value::as_str)) {
+        match (part["type"].as_str(), part["text"].as_str()) {
             (Some("text"), Some(part)) => text.push_str(part),
             (Some("text") | None, _) => {
                 let at = format!("{at}[{index}]");
                 let message = format!("`{at}` must be {{\"type\": \"text\", \"text\": ...}}");
-                return Err(ApiError::field(&at, message));
+                return Err(field(&at, message));
             }
             (Some(_), _) => {
                 let at = format!("{at}[{index}].type");
-                return Err(ApiError::unsupported(&at, "this server reads text only"));
+                return Err(unsupported(&at, "this server reads text only"));
             }
         }
     }
     Ok(text)
 }
 
-/// The prompt of a completion: a text, tokens, or one of either in a list.
-fn text_or_tokens(value: Value) -> Result<Prompt, ApiError> {
-    let wrong = || {
-        let message = "`prompt` must be one text, or one list of token ids; ask for each prompt \
-                       by itself";
-        ApiError::field("prompt", message)
-    };
-    let mut list = match value {
-        Value::String(text) => return Ok(Prompt::Text(text)),
-        Value::Array(list) => list,
-        _ => return Err(wrong()),
-    };
-    if list.len() == 1 && !list.iter().any(Value::is_number) {
-        return match list.pop() {
-            Some(Value::String(text)) => Ok(Prompt::Text(text)),
-            Some(Value::Array(ids)) => tokens(&ids).ok_or_else(wrong),
-            _ => Err(wrong()),
-        };
-    }
-    tokens(&list).ok_or_else(wrong)
-}
-
-fn tokens(ids: &[Value]) -> Option<Prompt> {
-    let ids = ids
-        .iter()
-        .map(|id| u32::try_from(id.as_u64()?).ok())
-        .collect::<Option<Vec<u32>>>()?;
-    (!ids.is_empty()).then_some(Prompt::Tokens(ids))
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use serde_json::json;
 
     use super::*;
 

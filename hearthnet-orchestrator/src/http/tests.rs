@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
+use hearthnet_http::{ApiKey, Part};
+
 use super::*;
 use crate::service::tests::{Fixture, PATIENCE, fixture, settings};
 
@@ -19,7 +21,7 @@ fn house(fixture: Fixture, settings: HttpSettings) -> House {
         ..settings
     };
     let metrics = Metrics::install(Part::Caller).unwrap();
-    let start = HttpServer::start(fixture.service.clone(), Some(metrics), &settings);
+    let start = serve(fixture.service.clone(), Some(metrics), &settings);
     let server = fixture.runtime.block_on(start).unwrap();
     House { server, fixture }
 }
@@ -595,7 +597,7 @@ fn without_a_key_other_machines_and_other_names_are_not_served() {
         listen: "0.0.0.0:0".into(),
         ..HttpSettings::default()
     };
-    let start = HttpServer::start(fixture.service.clone(), None, &everywhere);
+    let start = serve(fixture.service.clone(), None, &everywhere);
     let refused = fixture.runtime.block_on(start).err();
     assert!(matches!(refused, Some(HttpError::KeyNeeded(_))));
     let house = house(fixture, HttpSettings::default());

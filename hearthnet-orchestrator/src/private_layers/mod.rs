@@ -258,7 +258,7 @@ struct Sequence {
 impl Sequence {
     fn open(layers: &Arc<Layers>) -> Result<Self, ChatError> {
         let seq = layers.with(|engine| match engine.open() {
-            Err(EngineError::TooManySequences { limit }) => Err(ChatError::Busy(format!(
+            Err(EngineError::TooManySequences(limit)) => Err(ChatError::Busy(format!(
                 "this machine runs its own layers for {limit} conversations at once"
             ))),
             seq => seq.map_err(engine_error),

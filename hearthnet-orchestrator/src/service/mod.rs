@@ -80,7 +80,8 @@ impl Default for ServiceSettings {
             keep: PrefixCacheLimits {
                 count: 4,
                 idle_ms: 300_000,
-                min_prefix: 16,
+                // Fewer are run in less time than it takes to ask.
+                min_prefix: 8,
             },
             slow_reader: Duration::from_secs(30),
         }

@@ -12,6 +12,7 @@
 //! - on another one it is, if the connection of the refused one is gone and its time has come. Of
 //!   several that are alike in everything, the oldest.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 /// Most requests that are remembered, and most of one caller.
@@ -66,41 +67,38 @@ impl Retries {
         self.0
             .retain(|refused| now_ms <= refused.due_ms.saturating_add(GRACE_MS));
         let own = self.find(caller, mark, now_ms);
-        let before = self
-            .0
-            .get(..own.unwrap_or(self.0.len()))
-            .unwrap_or_default();
+        let ahead = own.unwrap_or(self.0.len());
+        let before = || {
+            self.0
+                .iter()
+                .take(ahead)
+                .map(|refused| refused.caller.as_str())
+        };
         let room = room_of(caller);
-        let own_before = before.iter().filter(|r| r.caller == caller).count();
-        // Who could not wait anyhow, for want of places of its own, keeps no other's.
-        let mut kept: Vec<(&str, usize)> = Vec::new();
-        for refused in before {
-            match kept.iter_mut().find(|(name, _)| *name == refused.caller) {
-                Some((_, count)) => *count += 1,
-                None => kept.push((&refused.caller, 1)),
-            }
+        let own_before = before().filter(|name| *name == caller).count();
+        let mut kept: BTreeMap<&str, usize> = BTreeMap::new();
+        for name in before() {
+            *kept.entry(name).or_default() += 1;
         }
-        let kept: usize = kept
+        // Who could not wait anyhow, for want of places of its own, keeps no other's.
+        let kept = kept
             .into_iter()
-            .map(|(name, count)| count.min(room_of(name).own))
-            .sum();
+            .map(|(name, count)| count.min(room_of(name).own));
+        let kept: usize = kept.sum();
         if room.idle || (room.all > kept && room.own > own_before) {
             if let Some(own) = own {
                 self.0.remove(own);
             }
             return Ok(());
         }
-        Err(before.len())
+        Err(ahead)
     }
 
     /// A request was refused, and told to come back at `due_ms`.
     pub(super) fn remember(&mut self, caller: &str, mark: &Mark, now_ms: u64, due_ms: u64) {
         let own = self.find(caller, mark, now_ms);
-        let connection = mark
-            .connection
-            .as_ref()
-            .map(Arc::downgrade)
-            .unwrap_or_default();
+        let connection = mark.connection.as_ref();
+        let connection = connection.map_or_else(Weak::new, Arc::downgrade);
         if let Some(refused) = own.and_then(|own| self.0.get_mut(own)) {
             (refused.due_ms, refused.connection) = (due_ms, connection);
             return;
@@ -123,17 +121,11 @@ impl Retries {
 
     fn find(&self, caller: &str, mark: &Mark, now_ms: u64) -> Option<usize> {
         let alike = |r: &Refused| r.caller == caller && r.request == mark.request;
-        let same = mark.connection.as_ref().and_then(|connection| {
-            let at = Arc::as_ptr(connection);
-            self.0
-                .iter()
-                .position(|r| alike(r) && std::ptr::eq(r.connection.as_ptr(), at))
-        });
-        same.or_else(|| {
-            self.0
-                .iter()
-                .position(|r| alike(r) && r.connection.strong_count() == 0 && r.due_ms <= now_ms)
-        })
+        let at = mark.connection.as_ref().map(Arc::as_ptr);
+        let same = |r: &Refused| alike(r) && at.is_some_and(|at| r.connection.as_ptr() == at);
+        let due = |r: &Refused| alike(r) && r.connection.strong_count() == 0 && r.due_ms <= now_ms;
+        let same = self.0.iter().position(same);
+        same.or_else(|| self.0.iter().position(due))
     }
 }
 

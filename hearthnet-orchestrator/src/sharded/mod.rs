@@ -22,7 +22,6 @@ mod waiting;
 
 use std::cell::Cell;
 use std::collections::{BTreeSet, VecDeque};
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -30,8 +29,6 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use hearthnet_bus::NodeId;
 use hearthnet_bus::flight::{self, Event, PipelineId};
-use hearthnet_model::catalogue::Band;
-use hearthnet_model::{BoundaryDtype, ModelSpec, WeightsId};
 use tokio::runtime::Handle;
 
 use self::recovery::Recovery;
@@ -41,9 +38,10 @@ use crate::Cancel;
 use crate::backend::{Backend, HopTimes, Notice, RouteHop, Run, whole_ms};
 use crate::error::ChatError;
 use crate::health::SharedHealth;
+pub use crate::hosts::ModelOnWire;
 use crate::hosts::{HostSource, RoutedSpan};
 use crate::link::Inbound;
-use crate::pipeline::{Action, Limits, Pipeline, Rows};
+use crate::pipeline::{Action, Limits, Pipeline};
 use crate::write_batch::WriteBatch;
 
 /// How often spares are seen to while an answer goes on.
@@ -81,56 +79,6 @@ impl Default for PumpSettings {
             give_up_after: None,
             room_timeout: Duration::from_secs(300),
             start_timeout: Duration::from_secs(30),
-        }
-    }
-}
-
-/// A model as its hosts must hold it.
-#[derive(Debug, Clone)]
-pub struct ModelOnWire {
-    /// Catalogue id or file stem.
-    pub model_id: String,
-    /// Identity of the weights.
-    pub weights: WeightsId,
-    /// Values per row.
-    pub width: usize,
-    /// Layers of the whole model.
-    pub layers: u32,
-    /// Those of them that hosts are asked for, half-open: the caller computes the others itself.
-    pub hosted: Range<u32>,
-    /// Longest sequence.
-    pub context: u32,
-    /// Data type of the rows.
-    pub boundary: BoundaryDtype,
-    /// Bands of the rows' magnitude, one per layer's output, where the catalogue has them.
-    pub bands: Option<Vec<Band>>,
-}
-
-impl ModelOnWire {
-    /// The wire's view of a model.
-    pub fn new(
-        model_id: &str,
-        weights: WeightsId,
-        spec: &ModelSpec,
-        bands: Option<Vec<Band>>,
-    ) -> Self {
-        Self {
-            model_id: model_id.to_owned(),
-            weights,
-            width: spec.width as usize,
-            layers: spec.layers,
-            hosted: 0..spec.layers,
-            context: spec.context,
-            boundary: spec.boundary,
-            bands,
-        }
-    }
-
-    /// What the last host gives back: the last row, or all where the caller goes on with them.
-    fn back(&self) -> Rows {
-        match self.hosted.end < self.layers {
-            true => Rows::All,
-            false => Rows::Last,
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::fake::{
     FakeSource, HandClock, PANICS, Probe, WEIGHT_BYTES, WEIGHTS, WIDTH, expected, served,
 };
 use crate::host::{Place, start};
-use crate::{BENCH, PIPELINE, RunningHost, ServeConfig, StartError, StartProgress};
+use crate::{BENCH, PIPELINE, RunningHost, ServeConfig, StartError};
 
 mod ending;
 mod peers;

@@ -1,5 +1,7 @@
 //! What is said when a host starts, or does not.
 
+use crate::{LoadPhase, StartProgress};
+
 use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -38,7 +40,8 @@ async fn a_start_reports_its_progress_and_its_failure() {
     assert!(error.to_string().contains("tensor x is damaged"), "{error}");
     assert_eq!(error.code(), "weights_unavailable");
     let total = WEIGHT_BYTES;
-    assert_eq!(progress, [StartProgress::Verifying { done: total, total }]);
+    let (phase, done) = (LoadPhase::Verifying, total);
+    assert_eq!(progress, [StartProgress { phase, done, total }]);
 }
 
 /// Other hosts of this process may be there; all have the default.

@@ -439,7 +439,7 @@ fn a_caller_learns_why_a_stream_ended_before_it_hears_that_it_has() {
                 for _ in 0..1000 {
                     std::thread::yield_now();
                 }
-                let error = StreamFault::Preempted.message(handle.name(), None);
+                let error = StreamFault::Preempted.message(handle.name, None);
                 handle.outlet.send(Message::StreamError(error));
             })
         });

@@ -1,9 +1,11 @@
 //! The protocol from the stream table to the engine and back, on one thread and in virtual time.
 
+use std::cell::RefCell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use hearthnet_bus::flight::{Event, SessionId};
 use hearthnet_bus::{Descriptor, NodeKey};
 use hearthnet_model::BoundaryDtype;
 use hearthnet_transport::{
@@ -12,20 +14,21 @@ use hearthnet_transport::{
 };
 use proptest::prelude::*;
 
+use crate::events::{Caller as CallerId, HostEvents, Stats};
 use crate::fake::{
     FakeSource, HandClock, OVERFLOWS, Probe, Recorder, WEIGHT_BYTES, WEIGHTS, WIDTH, expected,
     served,
 };
 use crate::inbox::Inbox;
 use crate::sched::{Limits, Scheduler};
-use crate::stats::{Counters, Stats};
 use crate::stream_handle::{Quota, Slots};
-use crate::stream_table::{About, HostState, StreamTable};
+use crate::stream_table::{HostState, StreamTable};
 
 mod anything;
 mod leaving;
 mod memory;
 mod places;
+mod record;
 mod steps;
 mod streams;
 mod time;
@@ -60,29 +63,27 @@ impl Host {
     fn with_limits(change: impl FnOnce(&mut Limits)) -> Self {
         let (probe, clock) = (Arc::new(Probe::default()), Arc::new(HandClock::default()));
         *probe.clock.lock() = Some(clock.clone());
-        let counters = Arc::new(Counters::default());
+        let events = Arc::new(HostEvents::recording(record));
         let host_state = HostState {
-            about: About {
-                node: NodeKey::from_secret(&[1; 32]).id(),
-                endpoint: "127.0.0.1:1".into(),
-                weight_bytes: 1,
-                kv_budget_bytes: 1,
-            },
+            node: NodeKey::from_secret(&[1; 32]).id(),
+            endpoint: "127.0.0.1:1".into(),
             served: served(),
+            weight_bytes: 1,
+            kv_budget_bytes: 1,
             slots: Slots::new(
                 STREAMS,
                 Quota {
                     streams: STREAMS,
                     steps: 2 * WAITING,
                 },
+                Arc::clone(&events),
             ),
             max_streams: STREAMS,
             max_positions: POSITIONS,
             max_waiting_steps: WAITING,
             inbox: Arc::new(Inbox::default()),
-            counters: Arc::clone(&counters),
+            events: Arc::clone(&events),
             clock: clock.clone(),
-            next_life: AtomicU64::new(1),
         };
         let mut limits = Limits {
             kv_budget: u64::MAX,
@@ -93,8 +94,8 @@ impl Host {
         };
         change(&mut limits);
         let source = FakeSource(probe.clone());
-        let mut scheduler = Scheduler::new(source, served(), limits, counters, clock.clone());
-        scheduler.load(&mut |_, _, _| {}).unwrap();
+        let mut scheduler = Scheduler::new(source, served(), limits, events, clock.clone());
+        scheduler.load(&mut |_| {}).unwrap();
         Self {
             host_state: Arc::new(host_state),
             scheduler,
@@ -105,11 +106,8 @@ impl Host {
 
     fn caller(&self, peer: u8) -> Caller {
         let outlet = Arc::new(Recorder::default());
-        let stream_table = StreamTable::new(
-            Arc::clone(&self.host_state),
-            NodeId::from_checked([peer; 32]),
-            outlet.clone(),
-        );
+        let host_state = Arc::clone(&self.host_state);
+        let stream_table = StreamTable::new(host_state, caller_id(peer), outlet.clone());
         Caller {
             stream_table,
             outlet,
@@ -135,9 +133,7 @@ impl Host {
     }
 
     fn stats(&self) -> Stats {
-        self.host_state
-            .counters
-            .snapshot(self.host_state.slots.taken())
+        self.host_state.events.stats()
     }
 
     fn errors(&self, code: &str) -> u64 {
@@ -159,6 +155,22 @@ impl Host {
         assert_eq!(self.probe.sequences.load(Ordering::SeqCst), 0);
         assert_eq!(self.probe.kv_bytes.load(Ordering::SeqCst), 0);
     }
+}
+
+fn caller_id(peer: u8) -> CallerId {
+    CallerId {
+        node: NodeId::from_checked([peer; 32]),
+        session: SessionId::of_token(&[peer]),
+    }
+}
+
+thread_local! {
+    static RECORDED: RefCell<Vec<Event>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The flight record of the hosts of this thread, which is the test's.
+fn record(event: Event) {
+    RECORDED.with_borrow_mut(|all| all.push(event));
 }
 
 impl Caller {

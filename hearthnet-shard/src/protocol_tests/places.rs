@@ -3,6 +3,8 @@
 use crate::claims::HOLDS;
 use crate::plan::{IDLE_AFTER, UNUSED_AFTER};
 
+use crate::stream_handle::StreamHandle;
+
 use super::*;
 
 /// Opens a stream and runs a row in it.
@@ -101,20 +103,15 @@ fn of_its_own_streams_the_one_that_rests_makes_room_within_a_callers_share() {
             streams: 2,
             steps: 9,
         },
+        Arc::default(),
     );
     let outlet = Arc::new(Recorder::default());
     let begin = |peer: u8, stream: u32| {
         let Message::StreamOpen(open) = open(stream, 1) else {
             unreachable!()
         };
-        let new_stream = crate::stream_handle::NewStream {
-            caller: NodeId::from_checked([peer; 32]),
-            id: u64::from(stream),
-            open: &open,
-            outlet: outlet.clone(),
-            now: Duration::from_secs(1),
-        };
-        crate::stream_handle::StreamHandle::begin(&slots, new_stream, |resting| {
+        let (caller, now) = (caller_id(peer), Duration::from_secs(1));
+        StreamHandle::begin(&slots, caller, &open, outlet.clone(), now, |resting| {
             assert!(resting.end(|| ()));
         })
     };

@@ -1,6 +1,6 @@
 //! Streams: who gets one, and how it ends.
 
-use crate::stream_handle::{NewStream, StreamHandle};
+use crate::stream_handle::StreamHandle;
 
 use super::*;
 
@@ -76,20 +76,17 @@ fn a_peer_cannot_take_more_places_than_its_share() {
             streams: 2,
             steps: 9,
         },
+        Arc::default(),
     );
     let outlet = Arc::new(Recorder::default());
     let begin = |peer: u8, stream| {
         let Message::StreamOpen(open) = open(stream, 1) else {
             unreachable!()
         };
-        let new_stream = NewStream {
-            caller: NodeId::from_checked([peer; 32]),
-            id: u64::from(stream),
-            open: &open,
-            outlet: outlet.clone(),
-            now: Duration::ZERO,
-        };
-        StreamHandle::begin(&slots, new_stream, |_| unreachable!("nobody rests"))
+        let (caller, now) = (caller_id(peer), Duration::ZERO);
+        StreamHandle::begin(&slots, caller, &open, outlet.clone(), now, |_| {
+            unreachable!("nobody rests")
+        })
     };
     let _a = begin(1, 1).unwrap();
     let b = begin(1, 2).unwrap();

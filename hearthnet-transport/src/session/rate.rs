@@ -2,42 +2,81 @@
 
 use crate::time::Time;
 
-const MICROS: u64 = 1_000_000;
+const MICROS: i128 = 1_000_000;
 
-/// Allows `per_second` events per second over time, and saves up to `seconds` worth of them.
+/// Allows `per_second` units over time, and saves up a burst of them.
 #[derive(Clone, Debug)]
-pub(crate) struct TokenBucket {
+pub struct TokenBucket {
     per_second: u64,
-    /// In millionths of an event.
-    level: u64,
-    capacity: u64,
+    /// In millionths of a unit; below zero: in debt.
+    level: i128,
+    capacity: i128,
     last: Time,
 }
 
 impl TokenBucket {
     pub(crate) fn new(per_second: u32, seconds: u32, now: Time) -> TokenBucket {
-        let capacity = u64::from(per_second) * u64::from(seconds) * MICROS;
+        let per_second = u64::from(per_second);
+        TokenBucket::with_burst(per_second, per_second * u64::from(seconds), now)
+    }
+
+    /// A full bucket: `per_second` units over time, at least 1, and `burst` at once.
+    pub fn with_burst(per_second: u64, burst: u64, now: Time) -> TokenBucket {
+        let capacity = i128::from(burst) * MICROS;
         TokenBucket {
-            per_second: u64::from(per_second),
+            per_second: per_second.max(1),
             level: capacity,
             capacity,
             last: now,
         }
     }
 
-    /// Whether one more event is within the rate.
-    pub(crate) fn take(&mut self, now: Time) -> bool {
+    /// Takes one unit, if one more is within the rate.
+    pub fn take(&mut self, now: Time) -> bool {
+        self.refill(now);
+        let has = self.has(1);
+        if has {
+            self.spend(1);
+        }
+        has
+    }
+
+    /// Adds what was earned since the last time. A clock that stands still or goes back earns
+    /// nothing.
+    pub fn refill(&mut self, now: Time) {
         let elapsed = now.0.saturating_sub(self.last.0);
         self.last = now.max(self.last);
-        let earned = elapsed.saturating_mul(self.per_second);
-        self.level = self.level.saturating_add(earned).min(self.capacity);
-        match self.level.checked_sub(MICROS) {
-            Some(rest) => {
-                self.level = rest;
-                true
-            }
-            None => false,
+        let earned = i128::from(elapsed) * i128::from(self.per_second);
+        self.level = (self.level + earned).min(self.capacity);
+    }
+
+    /// Takes units that may not be there, for what is known only afterwards.
+    pub fn spend(&mut self, units: u64) {
+        self.level -= i128::from(units) * MICROS;
+    }
+
+    /// Whether there are so many units; 0: whether it is out of debt.
+    pub fn has(&self, units: u64) -> bool {
+        self.level >= i128::from(units) * MICROS
+    }
+
+    /// Whether nothing was taken of late.
+    pub fn is_full(&self) -> bool {
+        self.level >= self.capacity
+    }
+
+    /// When there will be so many units, if nothing is taken; [`Time::ZERO`]: there are.
+    pub fn ready_at(&self, units: u64) -> Time {
+        let lacking = i128::from(units) * MICROS - self.level;
+        if lacking <= 0 {
+            return Time::ZERO;
         }
+        let micros = lacking.unsigned_abs().div_ceil(u128::from(self.per_second));
+        Time(
+            self.last
+                .0
+                .saturating_add(u64::try_from(micros).unwrap_or(u64::MAX)),
+        )
     }
 }
 

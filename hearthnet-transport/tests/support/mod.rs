@@ -2,8 +2,6 @@
 
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-pub(crate) mod raw;
-
 use bytes::Bytes;
 use hearthnet_transport::session::{Event, Session};
 use hearthnet_transport::{
@@ -59,6 +57,12 @@ pub(crate) fn open_stream(stream: u32, epoch: u32) -> StreamOpen {
         hi: 14,
         max_positions: 512,
     }
+}
+
+/// What a session's application sends, which is taken.
+#[track_caller]
+pub(crate) fn say(session: &mut Session, message: &Message) {
+    session.send_message(message).unwrap();
 }
 
 /// Takes every message that waits for the application.

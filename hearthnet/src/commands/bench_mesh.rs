@@ -20,7 +20,6 @@
 //! of this machine alone.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
@@ -28,21 +27,22 @@ use hearthnet_model::ChatMessage;
 use hearthnet_model::sampler::SamplerConfig;
 use hearthnet_orchestrator::backend::{HopTimes, RouteHop};
 use hearthnet_orchestrator::chat::{ChatRequest, Done, Frame, Prompt};
-use hearthnet_orchestrator::hosts::HostPool;
+use hearthnet_orchestrator::placement::runs_text;
 use hearthnet_orchestrator::service::prefix_cache::PrefixCacheLimits;
 use hearthnet_orchestrator::{Cancel, ChatError, Service};
 use serde::Serialize;
 
 use crate::args::MeshArgs;
+use crate::backends::pooled_hosts;
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
 use crate::host_process::{HostPlan, HostProcesses, cores, different_answers, split};
-use crate::layers::runs_text;
 use crate::models::open_or_pull_model;
 use crate::output::table;
 use crate::output::{self, note, print, print_json};
-use crate::runtime::{runtime, watch_interrupt};
-use crate::service_setup::{hosted_model, local_model, settings};
+use crate::runtime::runtime;
+use crate::service_setup::{local_model, pooled_model, settings};
+use crate::signals::watch_interrupt;
 
 /// What the chats are about; each begins differently, so that nothing is shared by chance.
 const SUBJECTS: [&str; 8] = [
@@ -89,10 +89,9 @@ pub(crate) fn run(args: &MeshArgs, cx: &Context) -> Result<(), Failure> {
     };
     let mut hosts = HostProcesses::start(&plan, &ranges, &cancel)?;
 
-    let (key, own) = (Arc::clone(&hosts.key), hosts.key.id());
     let handle = runtime.handle().clone();
-    let pool = HostPool::new(handle.clone(), key, config.transport()?, hosts.addresses());
-    let over_hosts = hosted_model(&model, config, pool, own, false, &handle)?;
+    let pool = pooled_hosts(&handle, &hosts.addresses(), &hosts.key, &model, config)?;
+    let over_hosts = pooled_model(&model, config, false, &handle, pool)?;
     let mut one_thread = config.clone();
     one_thread.engine.threads = 1;
     let alone = local_model(&model, &one_thread)?;

@@ -8,19 +8,20 @@ use hearthnet_model::sampler::SamplingChoice;
 use hearthnet_orchestrator::Cancel;
 use hearthnet_orchestrator::backend::HopTimes;
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Prompt};
+use hearthnet_orchestrator::placement::runs_text;
 use serde::{Deserialize, Serialize};
 
 use crate::args::DemoArgs;
-use crate::backends::{connect, local_backend, open_route};
+use crate::backends::{local_engine, open_named, say_left_out};
 use crate::commands::chat::{Print, print_text, stream_answer};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::host_process::{HostPlan, HostProcess, HostProcesses, different_answers, split};
-use crate::layers::runs_text;
 use crate::models::{OpenModel, engine_options, load_head, open_or_pull_model, text_model};
 use crate::output::table;
 use crate::output::{self, bytes, note, print, print_json};
-use crate::runtime::{runtime, watch_interrupt};
+use crate::runtime::runtime;
+use crate::signals::watch_interrupt;
 
 /// Tokens of the answer, unless told otherwise: enough to read, and to measure.
 const ANSWER_TOKENS: u32 = 256;
@@ -84,8 +85,10 @@ pub(crate) fn run(args: &DemoArgs, cx: &Context) -> Result<(), Failure> {
     let started = Instant::now();
     // Hosts only: what is compared below must not be this machine twice.
     let handle = runtime.handle();
-    let source = connect(handle, &hosts.addresses(), &hosts.key, &model, config)?;
-    let backend = open_route(handle, &model, source, config, None, &cancel)?;
+    let (addresses, key) = (hosts.addresses(), &hosts.key);
+    let opened = open_named(handle, &addresses, key, &model, config, None, &cancel);
+    let (backend, left_out) = opened?;
+    say_left_out(&left_out);
     let mut conversation = Conversation::new(backend);
     let done = stream_answer(
         &mut conversation,
@@ -100,9 +103,10 @@ pub(crate) fn run(args: &DemoArgs, cx: &Context) -> Result<(), Failure> {
     hosts.stop();
 
     // The same question without any host, on as many threads as one host had.
-    let (backend, head) = local_backend(&model, config, Some(threads))?;
+    let options = engine_options(config, Some(threads));
+    let (engine, head) = local_engine(&model, &options, u64::MAX)?;
     let text = text_model(&model, head)?;
-    let mut conversation = Conversation::new(Box::new(backend));
+    let mut conversation = Conversation::new(Box::new(engine.open()?));
     let local = stream_answer(
         &mut conversation,
         &text,

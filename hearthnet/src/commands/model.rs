@@ -16,7 +16,7 @@ use crate::models::import::weight_type;
 use crate::models::pull::{How, pull_model};
 use crate::models::{cache, import, open_file, room};
 use crate::output::{Progress, print, print_json};
-use crate::runtime::cancel_on_interrupt;
+use crate::signals::cancel_on_interrupt;
 
 pub(crate) fn run(command: ModelCommand, cx: &Context) -> Result<(), Failure> {
     match command {

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use hearthnet_orchestrator::http::Part;
+use hearthnet_http::Part;
 use hearthnet_orchestrator::{ChatError, Service};
 use serde_json::json;
 
@@ -13,8 +13,9 @@ use crate::failure::Failure;
 use crate::local_api::StandaloneApi;
 use crate::models::open_model;
 use crate::output::{note, print, print_json};
-use crate::runtime::{block_on, stop_requests};
+use crate::runtime::block_on;
 use crate::service_setup::{close, count, model_of, open_http, settings};
+use crate::signals::stop_requests;
 
 pub(crate) fn run(args: RunArgs, cx: &Context) -> Result<(), Failure> {
     if !args.door.local && !cx.config.policy.research.enable {

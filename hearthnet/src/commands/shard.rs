@@ -2,24 +2,24 @@
 
 use std::time::Duration;
 
+use hearthnet_http::Health;
 use hearthnet_orchestrator::ChatError;
-use hearthnet_orchestrator::http::Health;
-use hearthnet_shard::{ServeConfig, ShardConfig, ShardHost};
+use hearthnet_shard::ShardHost;
 
 use crate::args::{Layers, PrivateArgs, ServeArgs, ShardCommand};
 use crate::community::Home;
 use crate::context::Context;
 use crate::daemon::{self, Plan};
 use crate::failure::{Failure, Kind};
-use crate::hosting::serve_config;
-use crate::hosting::{
-    Ready, announcement, resident_bytes, start_failure, start_progress, stopping,
+use crate::host_setup::{
+    Ready, announcement, shard_config, start_failure, start_progress, stopping,
 };
 use crate::memory::named_layers_fit;
 use crate::metrics_server::MetricsServer;
-use crate::models::{engine_options, open_model};
+use crate::models::open_model;
 use crate::output::{note, print, print_json};
-use crate::runtime::{block_on, stop_requests};
+use crate::runtime::block_on;
+use crate::signals::stop_requests;
 
 /// Where a host listens that is served by hand, unless told otherwise: on this machine only.
 const LOOPBACK: &str = "127.0.0.1:0";
@@ -69,18 +69,8 @@ async fn serve_by_hand(args: ServeArgs, cx: &Context) -> Result<(), Failure> {
     let model = open_model(cx, args.model.as_ref(), None)?;
     let settings = &cx.config.research.distributed_inference.host;
     named_layers_fit(&model.file, &model.id, (lo, hi), settings.memory_budget_mb)?;
-    let host_config = ShardConfig {
-        model_id: Some(model.id),
-        boundary: Some(model.file.spec().boundary),
-        expected_weights: Some(model.weights),
-        engine: engine_options(&cx.config, args.threads),
-        serve: ServeConfig {
-            admitted: args.peer_key.clone(),
-            transport: cx.config.transport()?,
-            ..serve_config(settings, &listen)
-        },
-        ..ShardConfig::new(model.path, (lo, hi), &listen)
-    };
+    let mut host_config = shard_config(&model, (lo, hi), &listen, args.threads, &cx.config)?;
+    host_config.serve.admitted = args.peer_key.clone();
     if args.peer_key.is_empty() && !args.json {
         note("only this node itself may use this host; admit others with --peer-key NODEID");
     }
@@ -89,15 +79,8 @@ async fn serve_by_hand(args: ServeArgs, cx: &Context) -> Result<(), Failure> {
         host = start => host.map_err(|e| start_failure(&listen, &e))?,
         _ = stop.recv() => return Err(ChatError::Cancelled.into()),
     };
-    let ready = Ready {
-        address: format!("{}#{}", host.local_addr(), host.node_id()),
-        descriptor: host.descriptor(),
-        weight_bytes: host.memory().weight_bytes,
-        kv_bytes_per_position: host.memory().kv_bytes_per_position,
-        kv_positions: host.memory().kv_positions,
-        resident_bytes: resident_bytes(std::process::id()),
-        metrics: numbers.url(),
-    };
+    let address = format!("{}#{}", host.local_addr(), host.node_id());
+    let ready = Ready::of(&host, address, numbers.url());
     numbers.say(Health::Serving);
     if args.json {
         print_json(&ready)?;

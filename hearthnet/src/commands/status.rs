@@ -13,16 +13,16 @@ use std::time::Duration;
 use futures_util::future::{join_all, select_ok};
 use hearthnet_bus::NodeId;
 use hearthnet_bus::log::{Advert, Community, LogHealth};
+use hearthnet_orchestrator::coverage::{Coverage, by_model};
 use hearthnet_orchestrator::health::Standing;
+use hearthnet_orchestrator::placement::runs_text;
 use serde_json::{Value, json};
 
 use crate::args::StatusArgs;
 use crate::community::{Home, endpoints_of, label, name_of, now_ms};
 use crate::config::Config;
 use crate::context::Context;
-use crate::coverage::{Coverage, by_model};
 use crate::failure::Failure;
-use crate::layers::runs_text;
 use crate::local_api;
 use crate::node::Running;
 use crate::output::{bytes, print, print_json, span, table};

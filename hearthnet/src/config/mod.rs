@@ -465,7 +465,8 @@ impl Config {
         }
     }
 
-    /// The transport's limits in its own terms, with its own defaults for the rest.
+    /// The transport's limits in its own terms and within their ranges, with its own defaults for
+    /// the rest.
     pub(crate) fn transport(&self) -> Result<hearthnet_transport::Config, Failure> {
         let t = &self.transport;
         let config = hearthnet_transport::Config {
@@ -550,12 +551,31 @@ mod tests {
 
     #[test]
     fn what_a_library_would_do_unasked_is_what_the_defaults_say() {
-        let transport = defaults().transport().unwrap();
-        let own = hearthnet_transport::Config::default();
-        assert_eq!(format!("{transport:?}"), format!("{own:?}"));
-        let pump = crate::backends::pump_settings(&defaults(), false);
-        let own = hearthnet_orchestrator::sharded::PumpSettings::default();
-        assert_eq!(format!("{pump:?}"), format!("{own:?}"));
+        fn same(said: impl std::fmt::Debug, own: impl std::fmt::Debug) {
+            assert_eq!(format!("{said:?}"), format!("{own:?}"));
+        }
+        let all = defaults();
+        let (listen, host) = ("[::1]:1", &all.research.distributed_inference.host);
+        same(
+            all.transport().unwrap(),
+            hearthnet_transport::Config::default(),
+        );
+        same(
+            crate::backends::pump_settings(&all, false),
+            hearthnet_orchestrator::sharded::PumpSettings::default(),
+        );
+        same(
+            crate::host_setup::serve_config(host, listen),
+            hearthnet_shard::ServeConfig::new(listen),
+        );
+        same(
+            crate::service_setup::settings(&all),
+            hearthnet_orchestrator::service::ServiceSettings::default(),
+        );
+        same(
+            crate::service_setup::http_settings(&all.http.listen, &all).unwrap(),
+            hearthnet_http::HttpSettings::default(),
+        );
     }
 
     #[test]

@@ -19,18 +19,19 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
+use super::Plan;
 use super::layers::{LayerHost, News, Order, Tell, print_news};
-use super::{Plan, Stop};
 use crate::args::Layers;
 use crate::community::Home;
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
-use crate::hosting::Ready;
+use crate::host_setup::Ready;
 use crate::local_api::{self, NODE_STATUS};
 use crate::models::find::{pick, resolve};
 use crate::models::open_resolved;
 use crate::node::{DaemonNode, Running};
 use crate::output::{note, print, print_json};
+use crate::signals::Stop;
 
 /// Serves layers for as long as the call lasts, for programs on this machine only.
 const NODE_LAYERS: &str = "node.layers@1.0";

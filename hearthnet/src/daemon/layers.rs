@@ -14,26 +14,27 @@ use std::time::Duration;
 use hearthnet_bus::calls::Served;
 use hearthnet_bus::log::{Body, Level};
 use hearthnet_bus::{Descriptor, NodeId};
-use hearthnet_orchestrator::http::Health;
-use hearthnet_shard::{RunningHost, ServeConfig, ShardConfig, ShardHost};
+use hearthnet_http::Health;
+use hearthnet_orchestrator::coverage::held_by_others;
+use hearthnet_orchestrator::placement::{
+    Held, WaitLimits, choose, missing, room, runs_text, settle,
+};
+use hearthnet_shard::{RunningHost, ShardHost};
 use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
 
-use super::Stop;
 use crate::args::Layers;
 use crate::community::{Home, log_failure, now_ms};
 use crate::config::Config;
-use crate::coverage::held_by_others;
 use crate::failure::{Failure, Kind};
-use crate::hosting::serve_config;
-use crate::hosting::{
-    Ready, announcement, resident_bytes, start_failure, start_progress, stopping,
+use crate::host_setup::{
+    Ready, announcement, shard_config, start_failure, start_progress, stopping,
 };
-use crate::layers::{Held, WaitLimits, choose, missing, room, runs_text, settle};
 use crate::memory::named_layers_fit;
-use crate::models::{OpenModel, engine_options};
+use crate::models::OpenModel;
 use crate::node::{self, DaemonNode, settle_in};
 use crate::output::{bytes, note, print, print_json};
+use crate::signals::Stop;
 
 /// How often an advertisement is renewed; it holds for four times as long (M26 section 5.1).
 const HEARTBEAT: Duration = Duration::from_secs(30);
@@ -373,28 +374,17 @@ impl Serving<'_> {
         })
     }
 
-    async fn start(&self, (lo, hi): (u32, u32)) -> Result<RunningHost, Failure> {
+    async fn start(&self, range: (u32, u32)) -> Result<RunningHost, Failure> {
         let (all, daemon_node) = (&self.host.config, &self.host.daemon_node);
-        let settings = &all.research.distributed_inference.host;
         let listen = daemon_node
             .node
             .listen_addr()
             .map_or_else(String::new, |a| a.to_string());
         let endpoint = daemon_node.addresses().into_iter().next();
-        let model = &self.order.model;
-        let config = ShardConfig {
-            model_id: Some(model.id.clone()),
-            boundary: Some(model.file.spec().boundary),
-            expected_weights: Some(model.weights),
-            engine: engine_options(all, self.order.threads),
-            serve: ServeConfig {
-                endpoint,
-                transport: all.transport()?,
-                ..serve_config(settings, &listen)
-            },
-            ..ShardConfig::new(&model.path, (lo, hi), &listen)
-        };
-        let host = ShardHost::start_in(config, &daemon_node.node, start_progress())
+        let (model, threads) = (&self.order.model, self.order.threads);
+        let mut config = shard_config(model, range, &listen, threads, all)?;
+        config.serve.endpoint = endpoint;
+        let host = ShardHost::start(config, &daemon_node.node, start_progress())
             .await
             .map_err(|e| start_failure(&listen, &e))?;
         Ok(host)
@@ -508,14 +498,8 @@ impl Serving<'_> {
 
     fn announce(&self, running: &RunningHost) {
         let descriptor = running.descriptor();
-        (self.tell)(News::Ready(Box::new(Ready {
-            address: format!("{}#{}", descriptor.endpoint, self.own),
-            weight_bytes: running.memory().weight_bytes,
-            kv_bytes_per_position: running.memory().kv_bytes_per_position,
-            kv_positions: running.memory().kv_positions,
-            resident_bytes: resident_bytes(std::process::id()),
-            metrics: self.host.metrics.clone(),
-            descriptor,
-        })));
+        let address = format!("{}#{}", descriptor.endpoint, self.own);
+        let ready = Ready::of(running, address, self.host.metrics.clone());
+        (self.tell)(News::Ready(Box::new(ready)));
     }
 }

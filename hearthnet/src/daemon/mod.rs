@@ -20,11 +20,10 @@ use std::time::Duration;
 
 use hearthnet_bus::calls::{CHAT, ENDPOINT_FILE, Registry, SHARD_SERVE, Served, register_shards};
 use hearthnet_bus::log::Level;
+use hearthnet_http::{Health, HttpServer, Part};
 use hearthnet_model::ModelRef;
-use hearthnet_orchestrator::http::{Health, HttpServer, Part};
 use hearthnet_orchestrator::{ChatError, Service};
 use serde_json::json;
-use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use crate::args::{Layers, PrivateArgs, parse_layers};
@@ -38,8 +37,9 @@ use crate::metrics_server::MetricsServer;
 use crate::models::{OpenModel, open_model};
 use crate::node::{DaemonNode, Lock};
 use crate::output::{note, print, print_json};
-use crate::runtime::{block_on, stop_requests};
+use crate::runtime::block_on;
 use crate::service_setup::{close, count, open_http};
+use crate::signals::{Stop, stop_requests};
 
 /// How long chats that run may take to end when the program is asked to stop.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
@@ -87,53 +87,6 @@ impl Plan {
                 .hint("for example \"auto\" or \"0-14\"")
             }),
         }
-    }
-}
-
-/// How often it was asked to stop: a second time means at once.
-#[derive(Debug, Clone)]
-pub(crate) struct Stop(Vec<watch::Receiver<u32>>);
-
-impl Stop {
-    /// Counts the requests.
-    fn of(mut requests: mpsc::Receiver<()>) -> Self {
-        let (count, counted) = watch::channel(0);
-        tokio::spawn(async move {
-            while requests.recv().await.is_some() {
-                count.send_modify(|n| *n += 1);
-            }
-            // Nobody can ask any more, and nobody has to think so.
-            std::future::pending::<()>().await;
-        });
-        Self(vec![counted])
-    }
-
-    /// What `either` is asked as well.
-    fn or(&self, either: watch::Receiver<u32>) -> Self {
-        let mut all = self.0.clone();
-        all.push(either);
-        Self(all)
-    }
-
-    async fn times(&self, least: u32) {
-        let asked = self.0.iter().cloned().map(|mut count| {
-            Box::pin(async move {
-                if count.wait_for(|n| *n >= least).await.is_err() {
-                    std::future::pending::<()>().await;
-                }
-            })
-        });
-        futures_util::future::select_all(asked).await;
-    }
-
-    /// Resolves when it was asked to stop.
-    pub(crate) async fn asked(&self) {
-        self.times(1).await;
-    }
-
-    /// Resolves when it was asked twice.
-    pub(crate) async fn asked_twice(&self) {
-        self.times(2).await;
     }
 }
 
@@ -265,7 +218,7 @@ impl Daemon {
         match model {
             Ok(model) => {
                 let chats =
-                    community_service::offer(&handle, &self.daemon_node, home, model, config)?;
+                    community_service::offer(&handle, &self.daemon_node, home, &model, config)?;
                 self.chats = Some(chats);
             }
             // Whoever names a door wants chats.

@@ -12,7 +12,7 @@ use crate::args::Global;
 use crate::failure::{Failure, Kind};
 use crate::models::find::models_dir;
 use crate::output::{Progress, note};
-use crate::runtime::cancel_on_interrupt;
+use crate::signals::cancel_on_interrupt;
 
 /// The model file of what is named, if that is a directory.
 pub(crate) fn resolve(global: &Global, name: &ModelRef) -> Result<Option<Resolved>, Failure> {

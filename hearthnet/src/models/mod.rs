@@ -50,7 +50,7 @@ pub(crate) struct OpenModel {
     pub(crate) sampling: SamplingChoice,
 }
 
-/// Opens what `--model` names, or what is meant without it ([`model::pick`]). Nothing is fetched.
+/// Opens what `--model` names, or what is meant without it ([`pick`]). Nothing is fetched.
 pub(crate) fn open_model(
     cx: &Context,
     named: Option<&ModelRef>,

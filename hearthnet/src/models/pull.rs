@@ -15,7 +15,7 @@ use crate::failure::{Failure, Kind};
 use crate::models::find::{no_cache, not_resolved};
 use crate::models::{changed, open_file};
 use crate::output::{Progress, bytes, note};
-use crate::runtime::cancel_on_interrupt;
+use crate::signals::cancel_on_interrupt;
 
 /// How a model is to be fetched.
 #[derive(Debug, Default)]
@@ -128,7 +128,7 @@ fn licence(entry: &ModelEntry) -> String {
 /// What to do where a repository of the hub is not open to whoever asks.
 fn closed(failures: &[(Source, SourceError)]) -> Option<String> {
     failures.iter().find_map(|failure| match failure {
-        (Source::Hf { repository, .. }, SourceError::Status { status: 401 | 403 }) => Some(format!(
+        (Source::Hf { repository, .. }, SourceError::Status(401 | 403)) => Some(format!(
             "the repository may want its licence accepted: do that on its page \
              (https://huggingface.co/{repository}), and set HF_TOKEN to a token of your account there"
         )),

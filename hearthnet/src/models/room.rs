@@ -6,12 +6,12 @@ use hearthnet_bus::NodeId;
 use hearthnet_bus::log::Community;
 use hearthnet_model::WeightsId;
 use hearthnet_model::catalogue::ModelEntry;
+use hearthnet_orchestrator::coverage::by_model;
 use serde::Serialize;
 
 use crate::args::Global;
 use crate::community::{Home, OnDisk, now_ms};
 use crate::context::Context;
-use crate::coverage::by_model;
 use crate::memory::{available_bytes, needed_bytes, weights_budget};
 
 /// What there is to run models with.

@@ -31,14 +31,15 @@ use std::ops::Range;
 
 use parking_lot::Mutex;
 
-use super::kv::{Geometry, Span};
+use super::kv::Geometry;
 use super::rope_tables::RopeTables;
+use super::sequence::Span;
 use super::thread_pool::{Member, ThreadPool};
 use super::weights::{Feed, Layer};
-use crate::kernels::{AttentionScratch, Kernels, SharedMut};
+use crate::kernels::{AttentionScratch, Kernels, SharedMut, grow};
 use crate::spec::ModelSpec;
 use moe::{ExpertScratch, Mixture};
-use steps::{Buffers, FirstOverflow, Pass, Rows, Widths, Work, grow, tiles_of};
+use steps::{Buffers, FirstOverflow, Pass, Rows, Widths, Work, tiles_of};
 use tiling::{PASS_TILES, Piece, TALL_TILE, WIDE_TILE, cut, share, tall_tile, units, wide_rows};
 
 /// What does not change from batch to batch.
@@ -345,12 +346,12 @@ fn tall(pass: &Pass<'_>, scratch: &mut Scratch, spans: &[Span], rows: Range<usiz
         // values in the pages, and a phase writes those of one layer and reads those of another.
         // (Units of experts have separate places or panels.)
         member.phase(tiles.len(), |unit| {
-            // SAFETY: see above.
+            // SAFETY: a tile, its slots in the pages and the member's buffers are the unit's.
             unsafe { pass.begin_layer(0, nth(unit), buffers) };
         });
         for (index, layer) in parts.layers.iter().enumerate() {
             match &layer.feed {
-                // SAFETY: see above.
+                // SAFETY: so are they here; keys and values that others write are of the next layer.
                 Feed::Dense { ffn, down } => member.phase(tiles.len(), |unit| unsafe {
                     pass.attention(index, nth(unit), buffers, attention);
                     pass.feed_forward(ffn, down, nth(unit), buffers);
@@ -360,23 +361,23 @@ fn tall(pass: &Pass<'_>, scratch: &mut Scratch, spans: &[Span], rows: Range<usiz
                     router,
                     experts: all,
                 } => {
-                    // SAFETY: see above; the plan is made when all rows have their routes.
+                    // SAFETY: so are they here; one member groups, when all rows have their routes.
                     let attend = |unit: usize| unsafe {
                         pass.attention(index, nth(unit), buffers, attention);
                         pass.route(router, nth(unit), buffers, pairs);
                     };
-                    // SAFETY: as above.
+                    // SAFETY: all rows have their routes, and one member concludes the phase.
                     member.phase_then(tiles.len(), attend, || unsafe { pass.group(count, pairs) });
                     let units = pairs.units();
-                    // SAFETY: see above.
+                    // SAFETY: the plan is made; units have separate places or panels.
                     member.phase(units, |unit| unsafe {
                         pass.expert_gate_up(all, unit, pairs, experts);
                     });
-                    // SAFETY: see above.
+                    // SAFETY: the plan is made; units have separate places or panels.
                     member.phase(units, |unit| unsafe {
                         pass.expert_down(all, unit, pairs, experts);
                     });
-                    // SAFETY: see above.
+                    // SAFETY: a tile, its slots in the pages and the member's buffers are the unit's.
                     member.phase(tiles.len(), |unit| unsafe {
                         pass.combine(nth(unit), buffers, pairs);
                         pass.next_layer(index, nth(unit), buffers);

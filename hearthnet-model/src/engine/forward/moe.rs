@@ -21,11 +21,11 @@
 use std::cmp::Ordering;
 use std::ops::Range;
 
-use super::steps::{Buffers, Pass, Rows, Widths, columns, grow};
+use super::steps::{Buffers, Pass, Rows, Widths, columns};
 use super::tiling::{TALL_TILE, UNITS, share};
 use crate::BoundaryDtype;
 use crate::engine::weights::{Expert, Ffn, Router};
-use crate::kernels::{Act, ActForm, Kernels, Output, SharedMut, TileMut, fold16};
+use crate::kernels::{Act, ActForm, Kernels, Output, SharedMut, TileMut, fold16, grow};
 
 /// Most rows of a pass: enough that even many experts get some rows each, few enough that
 /// outputs of all pairs, a row for each, do not fill the memory.
@@ -236,7 +236,7 @@ impl Pass<'_> {
             .experts
             .is_some_and(|experts| experts.normalise);
         let (count, experts, used) = (rows.rows, widths.experts, widths.used);
-        // SAFETY: the caller's; the rows of a tile are its own.
+        // SAFETY: no unit writes `act`; the tile's rows and their routes are the unit's.
         unsafe {
             let act = buffers.read_act();
             let normed = rows.first * widths.x..(rows.first + count) * widths.x;
@@ -260,7 +260,7 @@ impl Pass<'_> {
     /// Reads the routes of all rows of the pass, plans the work of the experts.
     pub(super) unsafe fn group(&self, rows: usize, pairs: Pairs<'_>) {
         let Widths { experts, used, .. } = self.widths;
-        // SAFETY: the caller's. There is one plan.
+        // SAFETY: all routes are written, and one unit plans; there is one plan.
         let (plan, routes) = unsafe {
             (
                 &mut pairs.plan.slice_mut(0..1)[0],
@@ -279,7 +279,7 @@ impl Pass<'_> {
         scratch: &mut ExpertScratch,
     ) {
         let Widths { x, ffn, used, .. } = self.widths;
-        // SAFETY: the caller's. There is one plan.
+        // SAFETY: no unit of the phase writes the plan; there is one.
         let plan = unsafe { &pairs.plan.slice(0..1)[0] };
         let Units { parts, .. } = pairs.units;
         let Some(Chunk { expert, places }) = plan.chunks.get(unit / parts) else {
@@ -300,7 +300,7 @@ impl Pass<'_> {
             .zip(gathered.chunks_exact_mut(x))
         {
             let row = pair / used;
-            // SAFETY: the caller's.
+            // SAFETY: no unit of the phase writes `normed`.
             to.copy_from_slice(unsafe { pairs.normed.slice(row * x..(row + 1) * x) });
         }
         let act = &mut scratch.act;
@@ -314,7 +314,7 @@ impl Pass<'_> {
             }
         };
         let h = pairs.h.part(places.start * ffn..places.end * ffn);
-        // SAFETY: the caller's; units have separate places or panels.
+        // SAFETY: units have separate places or panels, and so parts of `h`.
         let h = unsafe { h.tile_mut(count, ffn, columns) };
         self.gate_up(gates, bias.as_ref(), panels, act, h, up);
     }
@@ -328,7 +328,7 @@ impl Pass<'_> {
         scratch: &mut ExpertScratch,
     ) {
         let Widths { x, ffn, .. } = self.widths;
-        // SAFETY: the caller's. There is one plan.
+        // SAFETY: no unit of the phase writes the plan; there is one.
         let plan = unsafe { &pairs.plan.slice(0..1)[0] };
         let Units { parts, .. } = pairs.units;
         let Some(Chunk { expert, places }) = plan.chunks.get(unit / parts) else {
@@ -340,12 +340,12 @@ impl Pass<'_> {
             return;
         }
         let (kernels, act) = (self.parts.kernels, &mut scratch.act);
-        // SAFETY: the caller's.
+        // SAFETY: no unit of the phase writes `h`.
         let h = unsafe { pairs.h.slice(places.start * ffn..places.end * ffn) };
         kernels.prepare(h, ffn, ActForm::of([down]), act);
         let out = pairs.out.part(places.start * x..places.end * x);
         let columns = columns(down, &panels, 0);
-        // SAFETY: the caller's; units have separate places or panels.
+        // SAFETY: units have separate places or panels, and so parts of `out`.
         let mut out = unsafe { out.tile_mut(places.len(), x, columns.clone()) };
         kernels.matmul(down, panels, act, Output::Store, out.reborrow());
         if let Some(bias) = bias {
@@ -359,7 +359,7 @@ impl Pass<'_> {
     /// Adds up the outputs of each row of a tile, in `branch`.
     pub(super) unsafe fn combine(&self, rows: &Rows<'_>, buffers: Buffers<'_>, pairs: Pairs<'_>) {
         let Widths { x, used, .. } = self.widths;
-        // SAFETY: the caller's. There is one plan.
+        // SAFETY: no unit writes the plan; the tile's rows of `branch` are the unit's.
         let (plan, sums) = unsafe {
             (
                 &pairs.plan.slice(0..1)[0],
@@ -371,7 +371,7 @@ impl Pass<'_> {
             let first = (rows.first + row) * used;
             for pair in first..first + used {
                 let place = plan.places[pair];
-                // SAFETY: the caller's.
+                // SAFETY: no unit of the phase writes routes or outputs.
                 let (route, out) = unsafe {
                     (
                         pairs.routes.slice(pair..pair + 1)[0],

@@ -9,9 +9,9 @@ use crate::BoundaryDtype;
 use crate::engine::weights::{ExpertBias, Feed, Ffn, Latent, Layer, Qkv};
 use crate::kernels::{
     Act, ActForm, Attention, AttentionScratch, LANES, Output, PAGE, Packed, RopeTable, SharedMut,
-    Tile, TileMut,
+    Tile, TileMut, grow,
 };
-use crate::spec::{Activation, LatentSpec, ModelSpec};
+use crate::spec::{LatentSpec, ModelSpec};
 
 /// A pass of some rows over the layers.
 pub(super) struct Pass<'a> {
@@ -167,7 +167,7 @@ impl Pass<'_> {
     /// Reads `x`, writes `act`.
     pub(super) unsafe fn attn_norm(&self, index: usize, rows: &Rows<'_>, buffers: Buffers<'_>) {
         let layer = &self.parts.layers[index];
-        // SAFETY: the caller's.
+        // SAFETY: the unit owns `act`, and no unit of the phase writes `x`.
         unsafe { self.norm(&layer.attn_norm, layer.qkv.form, rows, buffers) };
     }
 
@@ -181,7 +181,7 @@ impl Pass<'_> {
                 ..ActForm::of([&router.matrix])
             },
         };
-        // SAFETY: the caller's.
+        // SAFETY: the unit owns `act`, and no unit of the phase writes `x`.
         unsafe { self.norm(&layer.ffn_norm, form, rows, buffers) };
     }
 
@@ -192,7 +192,7 @@ impl Pass<'_> {
         rows: &Rows<'_>,
         buffers: Buffers<'_>,
     ) {
-        // SAFETY: the caller's.
+        // SAFETY: the unit owns `act`, and no unit of the phase writes `x`.
         let (x, act) = unsafe { (rows.x.slice(0..rows.rows * self.widths.x), buffers.act()) };
         let eps = self.parts.spec.norm_eps;
         self.parts.kernels.norm_prepare(x, weight, eps, form, act);
@@ -211,10 +211,10 @@ impl Pass<'_> {
             Some(_) => (buffers.latent, self.widths.latent),
             None => (rows.qkv, self.widths.qkv),
         };
-        // SAFETY: the caller's.
+        // SAFETY: no unit of the phase writes `act`.
         let act = unsafe { buffers.read_act() };
         let parts = layer.qkv.parts.iter().map(|part| (part, act));
-        // SAFETY: the caller's.
+        // SAFETY: the columns of `panels` are the unit's.
         unsafe { self.side_by_side(parts, panels, rows.rows, out, width) };
     }
 
@@ -235,7 +235,7 @@ impl Pass<'_> {
             if own.start < own.end {
                 let own = own.start - before..own.end - before;
                 let columns = columns(part, &own, column);
-                // SAFETY: the caller's.
+                // SAFETY: the columns of `panels` are the unit's.
                 let out = unsafe { out.tile_mut(rows, width, columns) };
                 self.parts
                     .kernels
@@ -258,7 +258,7 @@ impl Pass<'_> {
             return;
         };
         let width = self.widths.latent;
-        // SAFETY: the caller's.
+        // SAFETY: the unit owns `act` and `latent_kv`, and no unit writes `latent`.
         let (narrow, act, kv_act) = unsafe {
             (
                 buffers.latent.slice(0..rows.rows * width),
@@ -288,10 +288,10 @@ impl Pass<'_> {
         rows: &Rows<'_>,
         buffers: Buffers<'_>,
     ) {
-        // SAFETY: the caller's.
+        // SAFETY: no unit of the phase writes the activations.
         let (act, kv_act) = unsafe { (buffers.read_act(), &buffers.latent_kv.slice(0..1)[0]) };
         let parts = [(&latent.q, act), (&latent.kv, kv_act)].into_iter();
-        // SAFETY: the caller's.
+        // SAFETY: the columns of `panels` in `qkv` are the unit's.
         unsafe { self.side_by_side(parts, panels, rows.rows, rows.qkv, self.widths.qkv) };
     }
 
@@ -354,7 +354,7 @@ impl Pass<'_> {
         for piece in rows.pieces {
             for i in 0..piece.rows {
                 let (row, position) = (piece.row + i, piece.position + i);
-                // SAFETY: the caller's.
+                // SAFETY: the row in `qkv` is the unit's.
                 let values = unsafe { rows.qkv.slice_mut(row * qkv..(row + 1) * qkv) };
                 if let Some(bias) = bias {
                     kernels.add_round(values, bias, BoundaryDtype::F32);
@@ -366,7 +366,7 @@ impl Pass<'_> {
                 if let Some(latent) = &spec.attention.latent {
                     let (width, dims) = (self.widths.latent, spec.rope.dims as usize);
                     let turned = (row + 1) * width - dims..(row + 1) * width;
-                    // SAFETY: the caller's.
+                    // SAFETY: the row in `latent` is the unit's.
                     let turned = unsafe { buffers.latent.slice_mut(turned) };
                     self.place_latent(latent, table, position, values, turned);
                 } else if let Some(table) = table {
@@ -381,7 +381,7 @@ impl Pass<'_> {
                 for head in 0..geometry.kv_heads {
                     let strip = geometry.strip(geometry.strip_of(first + layer, head));
                     let cells = head * d..(head + 1) * d;
-                    // SAFETY: the caller's; a slot belongs to one row.
+                    // SAFETY: a slot belongs to one row, and the row to this unit.
                     unsafe {
                         kernels.store_kv(
                             page.part(strip),
@@ -419,7 +419,7 @@ impl Pass<'_> {
         let d = geometry.head_dim;
         let strip = geometry.strip(geometry.strip_of(first + layer, kv_head));
         let end = (piece.position + piece.rows).div_ceil(PAGE);
-        // SAFETY: the caller's.
+        // SAFETY: no unit of the phase writes keys and values of this layer.
         let pages: Vec<&[u16]> = self.pages[piece.span][..end]
             .iter()
             .map(|page| unsafe { page.slice(strip.clone()) })
@@ -441,7 +441,7 @@ impl Pass<'_> {
             window: layers[layer].window,
             pages: &pages,
         };
-        // SAFETY: the caller's.
+        // SAFETY: no unit writes queries; the columns of these heads in `attn` are the unit's.
         unsafe {
             let queries = rows
                 .qkv
@@ -462,7 +462,7 @@ impl Pass<'_> {
         buffers: Buffers<'_>,
     ) {
         let mut width = self.widths.q;
-        // SAFETY: the caller's.
+        // SAFETY: the unit owns the tile's `attn` and `act`.
         let (attn, act) = unsafe { (buffers.attn.slice_mut(0..rows.rows * width), buffers.act()) };
         let mut attn = attn;
         if let Some(latent) = &self.parts.spec.attention.latent {
@@ -490,7 +490,7 @@ impl Pass<'_> {
     ) {
         // Not the end of a block: the sum stays as it is.
         let dtype = BoundaryDtype::F32;
-        // SAFETY: the caller's.
+        // SAFETY: the columns of `panels` are the unit's, and no unit writes `act`.
         unsafe { self.add(&layer.attn_output, panels, dtype, rows, buffers) };
     }
 
@@ -506,7 +506,7 @@ impl Pass<'_> {
             true => (buffers.branch, Output::Store),
             false => (rows.x, Output::Add(dtype)),
         };
-        // SAFETY: the caller's.
+        // SAFETY: the columns of `panels` are the unit's, and no unit writes `act`.
         unsafe {
             let columns = columns(matrix, &panels, 0);
             let out = out.tile_mut(rows.rows, self.widths.x, columns);
@@ -526,7 +526,7 @@ impl Pass<'_> {
         if self.widths.branches {
             let bias = layer.attn_output_bias.as_deref();
             let norm = layer.attn_post_norm.as_deref();
-            // SAFETY: the caller's.
+            // SAFETY: the tile's rows of `x` and `branch` are the unit's.
             unsafe { self.end_branch(bias, norm, BoundaryDtype::F32, rows, buffers) };
         }
     }
@@ -535,7 +535,7 @@ impl Pass<'_> {
     pub(super) unsafe fn end_feed(&self, layer: &Layer, rows: &Rows<'_>, buffers: Buffers<'_>) {
         if self.widths.branches || matches!(layer.feed, Feed::Experts { .. }) {
             let norm = layer.ffn_post_norm.as_deref();
-            // SAFETY: the caller's.
+            // SAFETY: the tile's rows of `x` and `branch` are the unit's.
             unsafe { self.end_branch(None, norm, self.parts.spec.boundary, rows, buffers) };
         }
     }
@@ -550,7 +550,7 @@ impl Pass<'_> {
     ) {
         let Parts { spec, kernels, .. } = *self.parts;
         let values = 0..rows.rows * self.widths.x;
-        // SAFETY: the caller's.
+        // SAFETY: the tile's rows of `x` and `branch` are the unit's.
         let (x, branch) = unsafe {
             (
                 rows.x.slice_mut(values.clone()),
@@ -580,7 +580,7 @@ impl Pass<'_> {
         buffers: Buffers<'_>,
     ) {
         let (width, count) = (self.widths.ffn, rows.rows);
-        // SAFETY: the caller's.
+        // SAFETY: no unit writes `act`; the columns of `panels` in `h` and `up` are the unit's.
         unsafe {
             let act = buffers.read_act();
             let columns = ffn.columns(&panels);
@@ -617,11 +617,7 @@ impl Pass<'_> {
                         kernels.add_round(gate, &bias.gate[columns.clone()], BoundaryDtype::F32);
                         kernels.add_round(up, &bias.up[columns.clone()], BoundaryDtype::F32);
                     }
-                    match spec.activation {
-                        Activation::Silu => kernels.swiglu(gate, up),
-                        Activation::Gelu => kernels.geglu(gate, up),
-                        Activation::Clamped => kernels.clamped_swiglu(gate, up),
-                    }
+                    kernels.gate(spec.activation, gate, up);
                 }
             }
         }
@@ -630,7 +626,7 @@ impl Pass<'_> {
     /// Reads `h`, writes `act`.
     pub(super) unsafe fn quantise_h(&self, down: &Packed, rows: &Rows<'_>, buffers: Buffers<'_>) {
         let width = self.widths.ffn;
-        // SAFETY: the caller's.
+        // SAFETY: the unit owns `act`, and no unit of the phase writes `h`.
         let (h, act) = unsafe { (buffers.h.slice(0..rows.rows * width), buffers.act()) };
         self.parts
             .kernels
@@ -647,14 +643,14 @@ impl Pass<'_> {
         buffers: Buffers<'_>,
     ) {
         let dtype = self.parts.spec.boundary;
-        // SAFETY: the caller's.
+        // SAFETY: the columns of `panels` are the unit's, and no unit writes `act`.
         unsafe { self.add(down, panels, dtype, rows, buffers) };
     }
 
     /// Reads `x`, a block's output.
     pub(super) unsafe fn check(&self, layer: usize, rows: &Rows<'_>) {
         let width = self.widths.x;
-        // SAFETY: the caller's.
+        // SAFETY: no unit of the phase writes the tile's rows of `x`.
         let x = unsafe { rows.x.slice(0..rows.rows * width) };
         if self.parts.kernels.all_finite(x) {
             return;
@@ -669,7 +665,7 @@ impl Pass<'_> {
     /// A tile up to its keys and values.
     pub(super) unsafe fn begin_layer(&self, index: usize, rows: &Rows<'_>, buffers: Buffers<'_>) {
         let layer = &self.parts.layers[index];
-        // SAFETY: the caller's.
+        // SAFETY: the tile, its buffers and its slots in the pages are the unit's.
         unsafe {
             self.attn_norm(index, rows, buffers);
             self.qkv(layer, 0..layer.qkv.panels(), rows, buffers);
@@ -691,7 +687,7 @@ impl Pass<'_> {
     ) {
         let layer = &self.parts.layers[index];
         let group = self.parts.group();
-        // SAFETY: the caller's.
+        // SAFETY: the tile and its buffers are the unit's; no unit writes keys and values of this layer.
         unsafe {
             for piece in rows.pieces {
                 for kv_head in 0..self.parts.geometry.kv_heads {
@@ -713,7 +709,7 @@ impl Pass<'_> {
         rows: &Rows<'_>,
         buffers: Buffers<'_>,
     ) {
-        // SAFETY: the caller's.
+        // SAFETY: the tile and its buffers are the unit's.
         unsafe {
             self.ffn(ffn, 0..ffn.panels(), rows, buffers);
             self.quantise_h(down, rows, buffers);
@@ -723,7 +719,7 @@ impl Pass<'_> {
 
     /// A tile from the end of a block to the next one's keys and values.
     pub(super) unsafe fn next_layer(&self, index: usize, rows: &Rows<'_>, buffers: Buffers<'_>) {
-        // SAFETY: the caller's.
+        // SAFETY: the tile, its buffers and its slots in the pages are the unit's.
         unsafe {
             self.end_feed(&self.parts.layers[index], rows, buffers);
             self.check(index, rows);
@@ -739,14 +735,14 @@ impl<'a> Buffers<'a> {
     /// # Safety
     /// No other unit of the phase uses the activations.
     pub(super) unsafe fn act(&self) -> &'a mut Act {
-        // SAFETY: the caller's. There is one.
+        // SAFETY: there is one element, and by the contract it is the caller's alone.
         unsafe { &mut self.act.slice_mut(0..1)[0] }
     }
 
     /// # Safety
     /// No unit of the phase writes the activations.
     pub(super) unsafe fn read_act(&self) -> &'a Act {
-        // SAFETY: the caller's. There is one.
+        // SAFETY: there is one element, and by the contract nobody writes it.
         unsafe { &self.act.slice(0..1)[0] }
     }
 }
@@ -778,12 +774,6 @@ impl FirstOverflow {
             (first & u64::from(u32::MAX)) as usize,
         );
         (first != u64::MAX).then_some(Overflow { layer, row })
-    }
-}
-
-pub(super) fn grow<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) {
-    if buffer.len() < len {
-        buffer.resize(len, T::default());
     }
 }
 

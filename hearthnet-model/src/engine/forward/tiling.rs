@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::engine::kv::Span;
+use crate::engine::sequence::Span;
 
 /// Rows of a tile when panels are split: what the kernels take at once.
 pub(super) const WIDE_TILE: usize = 8;

@@ -17,25 +17,15 @@ mod page;
 mod snapshot;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::ops::Range;
 
 pub use snapshot::KvSnapshot;
 
 use super::error::EngineError;
+use super::sequence::{SeqId, Span};
 use crate::kernels::{PAGE, SharedMut};
 pub(crate) use page::Geometry;
 use page::Pages;
-
-/// Names a sequence of one engine. Ids are never used twice.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct SeqId(u64);
-
-impl fmt::Display for SeqId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 /// Limits of a cache.
 #[derive(Clone, Copy, Debug)]
@@ -46,17 +36,6 @@ pub(crate) struct Limits {
     pub(crate) context: u32,
     /// Open sequences.
     pub(crate) sequences: usize,
-}
-
-/// Rows to append to a sequence.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Span {
-    /// The sequence.
-    pub seq: SeqId,
-    /// Where the rows begin: the sequence's length.
-    pub position: u32,
-    /// Number of rows, at least 1.
-    pub rows: u32,
 }
 
 /// All sequences of an engine.
@@ -75,6 +54,17 @@ struct Sequence {
     layers: Range<u32>,
     /// Enough for `len` positions, and no more between two operations.
     pages: Vec<usize>,
+}
+
+impl Sequence {
+    /// The error for a position that does not fit.
+    fn gap(&self, seq: SeqId, position: u32) -> EngineError {
+        EngineError::PositionGap {
+            seq,
+            position,
+            len: self.len,
+        }
+    }
 }
 
 /// What an append needs in pages.
@@ -127,7 +117,7 @@ impl KvCache {
         if self.sequences.len() < limit {
             Ok(())
         } else {
-            Err(EngineError::TooManySequences { limit })
+            Err(EngineError::TooManySequences(limit))
         }
     }
 
@@ -161,11 +151,7 @@ impl KvCache {
             .get_mut(&seq)
             .ok_or(EngineError::UnknownSequence(seq))?;
         if len > sequence.len {
-            return Err(EngineError::PositionGap {
-                seq,
-                position: len,
-                len: sequence.len,
-            });
+            return Err(sequence.gap(seq, len));
         }
         sequence.len = len;
         let keep = pages_for(len);
@@ -228,11 +214,7 @@ impl KvCache {
         } = span;
         let sequence = self.get(seq)?;
         if position != sequence.len {
-            return Err(EngineError::PositionGap {
-                seq,
-                position,
-                len: sequence.len,
-            });
+            return Err(sequence.gap(seq, position));
         }
         if rows == 0 {
             return Err(EngineError::EmptySpan(seq));

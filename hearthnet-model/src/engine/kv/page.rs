@@ -112,7 +112,7 @@ impl Pages {
         while self.spare.len() < count {
             let bytes = self.geometry.page_bytes();
             let memory = self.arena.halves(values);
-            let memory = memory.map_err(|_| EngineError::OutOfMemory { bytes })?;
+            let memory = memory.map_err(|_| EngineError::OutOfMemory(bytes))?;
             self.spare.push(self.memory.len());
             self.memory.push(memory);
             self.owners.push(0);
@@ -123,7 +123,8 @@ impl Pages {
     /// A page of zeros with one owner.
     pub(super) fn take(&mut self) -> Result<usize, EngineError> {
         self.prepare(1)?;
-        let page = self.spare.pop().unwrap_or_default();
+        let bytes = self.geometry.page_bytes();
+        let page = self.spare.pop().ok_or(EngineError::OutOfMemory(bytes))?;
         self.owners[page] = 1;
         Ok(page)
     }

@@ -1,5 +1,8 @@
 //! Export and import of a sequence's beginning, as bytes that describe themselves.
 //!
+//! No program calls this yet, nor [`Engine::fork`](crate::engine::Engine::fork): they are what
+//! handing a prefix over from host to host, and sharing one between conversations, will build on.
+//!
 //! All numbers little-endian; the header has 64 bytes:
 //!
 //! | offset | type | field |
@@ -28,7 +31,8 @@ use std::ops::Range;
 
 use super::super::error::{EngineError, ImportError};
 use super::page::Geometry;
-use super::{KvCache, SeqId, Sequence, pages_for};
+use super::{KvCache, Sequence, pages_for};
+use crate::engine::sequence::SeqId;
 use crate::kernels::{PAGE, key_cell, value_cell};
 
 const MAGIC: &[u8; 4] = b"HNKV";
@@ -78,11 +82,7 @@ impl KvCache {
     ) -> Result<KvSnapshot, EngineError> {
         let sequence = self.get(seq)?;
         if len > sequence.len {
-            return Err(EngineError::PositionGap {
-                seq,
-                position: len,
-                len: sequence.len,
-            });
+            return Err(sequence.gap(seq, len));
         }
         let geometry = self.geometry();
         let bytes = length(geometry, sequence.layers.len() as u64, len);
@@ -90,7 +90,7 @@ impl KvCache {
         usize::try_from(bytes)
             .ok()
             .and_then(|bytes| out.try_reserve_exact(bytes).ok())
-            .ok_or(EngineError::OutOfMemory { bytes })?;
+            .ok_or(EngineError::OutOfMemory(bytes))?;
         header(weights, geometry, sequence, len, &mut out);
         for (strip, cell_of) in runs(geometry, &sequence.layers) {
             for (page, positions) in pages_of(&sequence.pages, len as usize) {
@@ -275,9 +275,7 @@ fn check<'a>(
         .iter()
         .position(|cell| u16::from_le_bytes(*cell) & NOT_FINITE == NOT_FINITE)
     {
-        Some(index) => Err(ImportError::NotFinite {
-            offset: HEADER + 2 * index,
-        }),
+        Some(index) => Err(ImportError::NotFinite(HEADER + 2 * index)),
         None => Ok(Checked { layers, len, data }),
     }
 }

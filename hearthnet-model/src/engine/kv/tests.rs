@@ -240,7 +240,7 @@ fn sequences_are_limited() {
     for _ in 1..12 {
         cache.open().unwrap();
     }
-    let full = EngineError::TooManySequences { limit: 12 };
+    let full = EngineError::TooManySequences(12);
     assert_eq!(cache.open(), Err(full.clone()));
     assert_eq!(cache.fork(first), Err(full.clone()));
     assert_eq!(cache.import(&WEIGHTS, &snapshot), Err(full.into()));
@@ -342,14 +342,8 @@ fn a_snapshot_of_something_else_is_refused_by_name() {
         Err(ImportError::Length { .. })
     ));
     assert!(matches!(with(60, &[1]), Err(ImportError::Malformed(_))));
-    assert_eq!(
-        with(64, &[0, 0x7c]),
-        Err(ImportError::NotFinite { offset: 64 })
-    );
-    assert_eq!(
-        with(70, &[1, 0xfe]),
-        Err(ImportError::NotFinite { offset: 70 })
-    );
+    assert_eq!(with(64, &[0, 0x7c]), Err(ImportError::NotFinite(64)));
+    assert_eq!(with(70, &[1, 0xfe]), Err(ImportError::NotFinite(70)));
     assert_eq!(with(70, &[0xff, 0xfb]), Ok(()));
 }
 

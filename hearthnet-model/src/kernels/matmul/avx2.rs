@@ -46,7 +46,7 @@ macro_rules! panel_dot {
                 ahead: usize,
                 sums: *mut f32,
             ) {
-                // SAFETY: as the caller; the halves share the records of the panel and have
+                // SAFETY: what `dot` asks its callers for; the halves share the records of the panel and have
                 // eight sums of every sixteen each.
                 unsafe {
                     for p in 0..NP {
@@ -78,7 +78,7 @@ macro_rules! panel_dot {
             ahead: usize,
             sums: *mut f32,
         ) {
-            // SAFETY: as the caller.
+            // SAFETY: `dot` is the caller, and passes on what it is promised.
             unsafe { halves::<TYPE, NT, H, $vnni>(panel, first, records, rows, ahead, sums) }
         }
     };
@@ -112,7 +112,7 @@ unsafe fn plain<const TYPE: usize, const NT: usize>(
     ahead: usize,
     sums: *mut f32,
 ) {
-    // SAFETY: as the caller.
+    // SAFETY: `dot` is the caller, and passes on what it is promised; the type is a float.
     unsafe { float::dot::<lanes_x86::Avx2, TYPE, 1, NT>([panel], records, rows, ahead, sums) }
 }
 

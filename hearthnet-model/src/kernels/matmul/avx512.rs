@@ -26,7 +26,7 @@ impl<const TYPE: usize> PanelDot for Avx512<TYPE> {
         sums: *mut f32,
     ) {
         // Constants: what they leave out is not even compiled.
-        // SAFETY: as the caller.
+        // SAFETY: what this asks its callers for is all that each of these asks for.
         unsafe {
             if const { !WeightType::ALL[TYPE].quantised() } {
                 plain::<TYPE, NP, NT>(panels, records, rows, ahead, sums);
@@ -51,7 +51,7 @@ unsafe fn plain<const TYPE: usize, const NP: usize, const NT: usize>(
     ahead: usize,
     sums: *mut f32,
 ) {
-    // SAFETY: as the caller.
+    // SAFETY: `dot` is the caller, and passes on what it is promised; the type is a float.
     unsafe { float::dot::<lanes_x86::Avx512, TYPE, NP, NT>(panels, records, rows, ahead, sums) }
 }
 
@@ -153,7 +153,8 @@ unsafe fn halves<const TYPE: usize, const NT: usize>(
     sums: *mut f32,
 ) {
     let layout = const { Layout::of(WeightType::ALL[TYPE]) };
-    // SAFETY: as above.
+    // SAFETY: record `r` exists for `r < records`, with its parts where `pack` puts them, and as
+    // many blocks of activations; room for all sums.
     unsafe {
         let mut acc = [_mm512_setzero_ps(); NT];
         for r in 0..records {
@@ -336,12 +337,12 @@ unsafe fn multiply<const TYPE: usize, const G: usize, const NP: usize, const NT:
 ) {
     let mut weights = [_mm512_setzero_si512(); NP];
     for p in 0..NP {
-        // SAFETY: the caller's.
+        // SAFETY: `quants` points to those of 16 rows, by the contract.
         weights[p] = unsafe { group::<TYPE, G>(quants[p]) };
     }
     let at = block * BLOCK + 4 * G;
     for t in 0..NT {
-        // SAFETY: the caller's.
+        // SAFETY: the rows have the block, by the contract.
         let four = unsafe { rows[t].quants.add(at).cast::<i32>().read_unaligned() };
         let four = _mm512_set1_epi32(four);
         for p in 0..NP {

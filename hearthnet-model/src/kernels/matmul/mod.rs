@@ -159,7 +159,7 @@ unsafe fn apart<K: PanelDot, const NP: usize, const NT: usize>(
     for p in 1..NP {
         each[p] = panels.wrapping_add(p * stride);
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller ensures what `dot` asks for, and that there are `NT` rows.
     unsafe { K::dot::<NP, NT>(each, records, *rows.cast(), ahead, sums) };
 }
 
@@ -208,7 +208,7 @@ pub(super) unsafe fn run<V: Lanes>(job: &mut Job<'_>, kernel: &PanelDots) {
             if together && matches!(job.output, Output::Add(_)) {
                 fetch_output(job, panel, outputs, row, count);
             }
-            // SAFETY: as the caller; `row + count` rows and `first + weights` panels exist.
+            // SAFETY: the caller has checked the job; `row + count` rows and `first + weights` panels exist.
             unsafe {
                 if weights == 2 && together {
                     dot_rows(
@@ -317,7 +317,7 @@ pub(super) fn fetch_weights<const ROWS: usize>(p: *const u8) {
         return prefetch(p);
     }
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: as above.
+    // SAFETY: a prefetch reads nothing; SSE is part of x86-64.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(p.cast());
     }

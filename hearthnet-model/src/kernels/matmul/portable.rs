@@ -22,7 +22,7 @@ impl<const TYPE: usize> PanelDot for Portable<TYPE> {
         _ahead: usize,
         sums: *mut f32,
     ) {
-        // SAFETY: as the caller.
+        // SAFETY: what this asks its callers for is all that each of these asks for.
         unsafe {
             if const { WeightType::ALL[TYPE].quantised() } {
                 for p in 0..NP {

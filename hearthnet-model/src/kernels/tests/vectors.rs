@@ -70,7 +70,7 @@ fn the_clamped_gates_of_the_specification_hold() {
             (-60.0, 1.0),
         ] {
             let mut out = [g];
-            kernels.clamped_swiglu(&mut out, &[u]);
+            kernels.gate(crate::spec::Activation::Clamped, &mut out, &[u]);
             stands_in_the_spec(&format!("| {g} | {u} | `{:08x}` |", out[0].to_bits()));
         }
     }

@@ -87,7 +87,7 @@ impl SentencePiece {
         }
         let space = String::from(SPACE);
         if !tokens.contains_key(space.as_str()) {
-            return Err(TokenizerError::MissingToken { token: space });
+            return Err(TokenizerError::MissingToken(space));
         }
         Ok(Self {
             longest: tokens.keys().map(|text| text.len()).max().unwrap_or(0),
@@ -126,7 +126,9 @@ impl SentencePiece {
         let mut merging = Merging::new(self, text);
         merging.run();
         for symbol in merging.symbols {
-            let text = text.get(symbol.range()).unwrap_or_default();
+            let text = text.get(symbol.range());
+            debug_assert!(text.is_some(), "symbols are whole characters of the text");
+            let text = text.unwrap_or_default();
             match self.token(text) {
                 Some(token) => ids.push(token.id),
                 None => ids.extend(text.bytes().map(|byte| self.byte_token(byte))),
@@ -142,10 +144,7 @@ impl SentencePiece {
     }
 
     fn byte_token(&self, byte: u8) -> u32 {
-        self.bytes
-            .get(usize::from(byte))
-            .copied()
-            .unwrap_or_default()
+        self.bytes[usize::from(byte)]
     }
 }
 
@@ -190,19 +189,19 @@ fn byte_tokens(
     for (byte, found) in (0..=255_u8).zip(&mut found) {
         let token = format!("<0x{byte:02X}>");
         let Some(&id) = ids.get(token.as_str()) else {
-            return Err(TokenizerError::MissingToken { token });
+            return Err(TokenizerError::MissingToken(token));
         };
         let kind = usize::try_from(id).ok().and_then(|id| kinds.get_mut(id));
         match kind {
             // A file without types calls all tokens normal.
             Some(kind @ (TokenKind::Byte | TokenKind::Normal)) => *kind = TokenKind::Byte,
-            _ => return Err(TokenizerError::MissingToken { token }),
+            _ => return Err(TokenizerError::MissingToken(token)),
         }
         *found = id;
     }
     for ((text, kind), id) in parts.tokens.iter().zip(kinds).zip(0..) {
         if *kind == TokenKind::Byte && byte_of(text).is_none() {
-            return Err(TokenizerError::ByteForm { id });
+            return Err(TokenizerError::ByteForm(id));
         }
     }
     Ok(found)
@@ -212,14 +211,14 @@ fn byte_tokens(
 fn scores(parts: &TokenizerParts<'_>) -> Result<Vec<Score>, TokenizerError> {
     let (scores, tokens) = (parts.scores.len(), parts.tokens.len());
     if scores == 0 {
-        return Err(TokenizerError::Missing { key: SCORES });
+        return Err(TokenizerError::Missing(SCORES));
     }
     if scores != tokens {
         return Err(TokenizerError::ScoreCount { scores, tokens });
     }
     let scores = parts.scores.iter().zip(0..);
     scores
-        .map(|(&score, id)| Score::new(score).ok_or(TokenizerError::ScoreNotANumber { id }))
+        .map(|(&score, id)| Score::new(score).ok_or(TokenizerError::ScoreNotANumber(id)))
         .collect()
 }
 

@@ -263,9 +263,7 @@ fn broken_files_are_refused_with_the_reason() {
     use TokenizerError as E;
     assert!(matches!(
         refusal(|f| f.scores.clear()),
-        E::Missing {
-            key: "tokenizer.ggml.scores"
-        }
+        E::Missing("tokenizer.ggml.scores")
     ));
     assert!(matches!(
         refusal(|f| f.scores.truncate(7)),
@@ -273,7 +271,7 @@ fn broken_files_are_refused_with_the_reason() {
     ));
     assert!(matches!(
         refusal(|f| f.scores[9] = f32::NAN),
-        E::ScoreNotANumber { id: 9 }
+        E::ScoreNotANumber(9)
     ));
     assert!(matches!(
         refusal(|f| f.add("hello", 1, 0.0)),
@@ -283,7 +281,7 @@ fn broken_files_are_refused_with_the_reason() {
         refusal(|f| f.add("<0x0a", 6, 0.0)),
         E::ByteForm { .. }
     ));
-    let missing = |error: TokenizerError, text: &str| matches!(error, E::MissingToken { token } if token == text);
+    let missing = |error: TokenizerError, text: &str| matches!(error, E::MissingToken(token) if token == text);
     let lf = File::new().id("<0x0A>") as usize;
     assert!(missing(refusal(|f| f.tokens[lf].clear()), "<0x0A>"));
     // Text would become structure.

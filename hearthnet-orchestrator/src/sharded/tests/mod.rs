@@ -3,9 +3,11 @@
 mod together;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use hearthnet_bus::{Descriptor, NodeKey};
+use hearthnet_model::{BoundaryDtype, WeightsId};
 use hearthnet_transport::{
     Admission, CloseCode, Code, Config, Connection, DType, Hello, Identity, Listener, Message,
     NodeId, Sender, Step, StepResult, StreamError, StreamOpened, Want,

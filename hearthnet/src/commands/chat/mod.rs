@@ -34,7 +34,6 @@ use hearthnet_model::sampler::SamplingChoice;
 use hearthnet_model::{ChatMessage, ModelRef};
 use hearthnet_orchestrator::backend::Backend;
 use hearthnet_orchestrator::chat::{Conversation, Prompt, TextModel};
-use hearthnet_orchestrator::hosts::HostSource;
 use hearthnet_orchestrator::local::SharedEngine;
 use hearthnet_orchestrator::{Cancel, ChatError};
 use tokio::runtime::Runtime;
@@ -43,17 +42,17 @@ use self::interrupt::Interrupts;
 use self::question::question;
 pub(crate) use self::turns::{Print, print_text, stream_answer};
 use crate::args::{ChatArgs, SamplingArgs};
-use crate::backends::{connect, load_local, local_engine, open_backend_or_why, warned};
+use crate::backends::{local_engine, on_demand, open_backend, open_named, say_left_out};
 use crate::community::{Home, label};
 use crate::config::Config;
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
-use crate::hosts::TransientNode;
 use crate::local_api::find_service;
 use crate::models::find::resolve;
 use crate::models::{OpenModel, engine_options, load_head, open_model, open_resolved, text_model};
 use crate::output::{Busy, Look, note};
 use crate::runtime::runtime;
+use crate::transient_node::TransientNode;
 
 pub(crate) fn run(args: ChatArgs, cx: &Context) -> Result<(), Failure> {
     let started = Instant::now();
@@ -312,7 +311,8 @@ impl Chat<'_> {
             self.unless_cancelled(transient.judge(home, || may_chat(home, config)))??;
         }
         let (engine, head) = if args.local {
-            let (engine, head) = local_engine(&model, config, None)?;
+            let options = engine_options(config, None);
+            let (engine, head) = local_engine(&model, &options, u64::MAX)?;
             (Some(engine), head)
         } else {
             crate::private_layers::load(&mut model, args.private, 1, config)?;
@@ -349,26 +349,25 @@ impl Chat<'_> {
         }
         let model = &own.model;
         let connecting = Busy::new(&self.look, "connecting");
-        let source = match &own.home {
+        let may = config.research.distributed_inference.fallback_to_local && !args.no_fallback;
+        let local = may.then(|| on_demand(model, engine_options(config, None))());
+        let handle = runtime.handle();
+        let opened = match &own.home {
             Some(home) => {
-                let mut hosts =
-                    own.transient
-                        .hosts(runtime.handle().clone(), home, model, config)?;
-                if !args.no_fallback && config.research.distributed_inference.fallback_to_local {
-                    hosts.in_sync = Some(own.transient.in_sync());
-                }
-                (Box::new(hosts) as Box<dyn HostSource>, Vec::new())
+                let mut hosts = own.transient.hosts(handle, home, model, config)?;
+                hosts.in_sync = may.then(|| own.transient.in_sync());
+                let backend = open_backend(handle, model, Box::new(hosts), config, local, cancel);
+                backend.map(|one| (one, Vec::new())).map_err(Failure::from)
             }
             None => {
                 let key = Arc::new(self.cx.global.node_key()?);
-                connect(runtime.handle(), &args.shard, &key, model, config)?
+                open_named(handle, &args.shard, &key, model, config, local, cancel)
             }
         };
-        let may = config.research.distributed_inference.fallback_to_local;
-        let local = (may && !args.no_fallback).then(|| load_local(model, config));
-        let opened = open_backend_or_why(runtime.handle(), model, source, config, local, cancel);
         drop(connecting);
-        warned(opened)
+        let (backend, left_out) = opened?;
+        say_left_out(&left_out);
+        Ok(backend)
     }
 
     /// Waits for something that takes no notice of the user by itself.

@@ -4,10 +4,10 @@ use std::io::IsTerminal as _;
 use std::time::Instant;
 
 use hearthnet_model::sampler::SamplingChoice;
-use hearthnet_orchestrator::Cancel;
 use hearthnet_orchestrator::chat::{
     ChatRequest, Conversation, Done, FinishReason, Frame, Prompt, TextModel, check,
 };
+use hearthnet_orchestrator::{Cancel, bus};
 
 use super::screen::Screen;
 use super::wrap::harmless;
@@ -15,7 +15,6 @@ use super::{Chat, Own};
 use crate::explain::explain;
 use crate::failure::Failure;
 use crate::output::{note, print, print_json};
-use crate::service_client::{self, Unanswered};
 
 /// What became of a turn.
 pub(super) struct Turn {
@@ -148,19 +147,19 @@ impl Chat<'_> {
             let (runtime, cancel) = (self.runtime.handle(), &self.cancel);
             let mut print = |frame: &Frame| told(Event::Frame(frame));
             let answer = printing(&mut print, cancel, |emit| {
-                service_client::answer(
-                    runtime,
-                    &asked.client,
-                    &asked.model.id,
-                    request,
-                    cancel,
-                    emit,
-                )
+                let (client, model) = (&asked.client, &asked.model.id);
+                bus::answer(runtime, client, model, request, cancel, emit)
             })?;
             match answer {
                 Ok(done) => return Ok(done),
-                Err(Unanswered::Failed(failure)) => return Err(failure),
-                Err(Unanswered::Gone(tokens)) => said = tokens,
+                // Others are about the call, or about a service that is about to stop: this process
+                // may do better.
+                Err(bus::Unanswered { heard, error, .. }) => {
+                    match error.and_then(|error| Failure::of_answer(&error, cancel)) {
+                        Some(failure) => return Err(failure),
+                        None => said = heard,
+                    }
+                }
             }
             // What it has begun, only the same model can finish.
             self.begun = self.service.take().map(|asked| asked.model);

@@ -1,0 +1,487 @@
+//! Attacks of one kind: get so far, send this, and be ended or refused with that code. One function
+//! an attack, whose name is the claim that must hold. What the session by itself can be tried with
+//! comes from [`violations`], where the transport's own tests have it from too.
+
+use std::iter::{once, repeat_n};
+
+use hearthnet_testkit::raw::violations::{self, Reached, Violation};
+use hearthnet_transport::CloseCode;
+
+use crate::raw::{
+    Frame, Hello, Message, Outgoing, Peer, Step, chunk, dtype, flag, kind, life, opcode,
+    stream_open,
+};
+use crate::{Bench, Findings, HarnessError};
+
+/// What the attacker would send if nobody stopped it.
+const MILLION: usize = 1_000_000;
+
+/// Bytes of a chunk: what both sides agree on by default.
+const CHUNK: u32 = 1 << 20;
+
+/// One thing that is tried.
+pub(crate) struct Try {
+    what: String,
+    at: At,
+    sent: Sent,
+    must: Must,
+}
+
+/// How far the attacker gets before it does what it must not.
+enum At {
+    Tls,
+    Upgrade,
+    Session(Hello),
+    Stream,
+}
+
+enum Sent {
+    Bytes(Vec<u8>),
+    Pieces(Vec<Outgoing>),
+    /// As much of it as the host lets it, whose answers are read meanwhile.
+    Flood(Box<dyn Iterator<Item = Outgoing> + Send>),
+}
+
+/// What must come of it.
+enum Must {
+    /// The session ends with this code.
+    End(CloseCode),
+    /// The same, before all of a flood could be sent.
+    Stop(CloseCode),
+    /// The same, whether or not the attacker, which did not read, hears of it.
+    CutOff(CloseCode),
+    /// The stream is refused with this code, and the session goes on.
+    Refuse(&'static str),
+    /// There is no session that could be given a code.
+    NoSession,
+}
+
+type Tries = Result<Vec<Try>, HarnessError>;
+
+fn tried(what: impl Into<String>, at: At, sent: impl Into<Sent>, must: Must) -> Try {
+    let (what, sent) = (what.into(), sent.into());
+    Try {
+        what,
+        at,
+        sent,
+        must,
+    }
+}
+
+impl<T: Into<Outgoing>> From<Vec<T>> for Sent {
+    fn from(pieces: Vec<T>) -> Sent {
+        Sent::Pieces(pieces.into_iter().map(Into::into).collect())
+    }
+}
+
+impl From<Frame> for Sent {
+    fn from(frame: Frame) -> Sent {
+        vec![frame].into()
+    }
+}
+
+impl Sent {
+    fn flood<T: Into<Outgoing> + 'static>(
+        pieces: impl Iterator<Item = T> + Send + 'static,
+    ) -> Sent {
+        Sent::Flood(Box::new(pieces.map(Into::into)))
+    }
+}
+
+/// Rules of the wire that are broken, each in a session of its own.
+pub(super) fn breaking(bench: &Bench, violations: Vec<Violation>) -> Tries {
+    let tries = violations.into_iter().map(|violation| {
+        let Violation {
+            what,
+            reached,
+            mut sent,
+            code,
+        } = violation;
+        let hello = bench.hello("pipeline")?;
+        let at = match reached {
+            Reached::Upgrade => At::Upgrade,
+            Reached::Hello(frame) => {
+                sent.insert(0, frame(hello));
+                At::Upgrade
+            }
+            Reached::Session(change) => At::Session(change(hello)),
+            Reached::Stream => At::Stream,
+        };
+        Ok(tried(what, at, sent, Must::End(code)))
+    });
+    tries.collect()
+}
+
+/// Tries everything, one after the other.
+pub(crate) async fn carry_out(
+    bench: &Bench,
+    tries: Vec<Try>,
+    found: &mut Findings,
+) -> Result<(), HarnessError> {
+    for Try {
+        what,
+        at,
+        sent,
+        must,
+    } in tries
+    {
+        let mut peer: Peer = match at {
+            At::Tls => bench.secured().await?,
+            At::Upgrade => bench.upgraded().await?,
+            At::Session(hello) => bench.session(&hello).await?,
+            At::Stream => bench.stream().await?,
+        };
+        let mut flood = None;
+        match sent {
+            Sent::Bytes(bytes) => peer.write(&bytes).await,
+            Sent::Pieces(pieces) => {
+                for piece in pieces {
+                    peer.send(piece).await;
+                }
+            }
+            Sent::Flood(pieces) => flood = Some(peer.flood(pieces).await),
+        }
+        if let Must::Refuse(code) = must {
+            found.refused(&what, code, &peer.receive().await);
+            peer.send(Frame::ping()).await;
+            let pong = peer.receive().await.is(kind::PONG);
+            found.check(format!("{what}: the session"), "goes on", pong, pong);
+            continue;
+        }
+        let (written, ending) = match flood {
+            Some(flood) => (flood.written, flood.ending),
+            None => (0, peer.ending().await),
+        };
+        match must {
+            Must::End(code) => found.ended(what, code, &ending),
+            Must::CutOff(code) => found.cut_off(what, code, &ending),
+            Must::Stop(code) => {
+                found.ended(what, code, &ending);
+                let (seen, stopped) = (format!("{written} written"), written < MILLION as u64);
+                found.check("the flood", "stopped before its end", seen, stopped);
+            }
+            Must::Refuse(_) | Must::NoSession => {
+                found.check(what, "no session", &ending, !ending.hung);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A header that names more or less payload than the message has is a lie about where the next
+/// field is. There is no next frame in a message and no rest to wait for: it must match exactly.
+pub(super) fn a_length_that_disagrees_with_the_message_closes_the_session(bench: &Bench) -> Tries {
+    breaking(bench, violations::lengths())
+}
+
+/// What this version does not know it does not guess: no frame is skipped, no flag ignored, no
+/// older version fallen back to. Otherwise two implementations could disagree on what was said,
+/// and a later version's meaning could not be trusted.
+pub(super) fn an_unknown_version_type_flag_or_reserved_bit_closes_the_session(
+    bench: &Bench,
+) -> Tries {
+    breaking(bench, violations::unknown())
+}
+
+/// Every frame has states in which it may come, and a side that may send it. Before HELLO nobody
+/// is known to be allowed anything, so nothing but HELLO may come, however well formed.
+pub(super) fn a_known_frame_in_the_wrong_state_closes_the_session(bench: &Bench) -> Tries {
+    let mut tries = breaking(bench, violations::states())?;
+    let tensor = chunk(1, dtype::I8, &[4], &[0; 4]);
+    let tensor = Frame::new(kind::TENSOR_DATA, tensor).flags(flag::FINAL);
+    let must = Must::End(CloseCode::ProtocolState);
+    tries.push(tried("a tensor of no step", At::Stream, tensor, must));
+    // On a stream that was never opened only the stream is refused.
+    let (at, must) = (pipeline(bench)?, Must::Refuse("unknown_stream"));
+    tries.push(tried("a step of no stream", at, row(bench).frame(), must));
+    Ok(tries)
+}
+
+/// Frames are numbered from 1, one by one. TLS delivers in order, so any other number is a defect
+/// or an attempt to have a frame counted twice, or not at all.
+pub(super) fn a_gap_duplicate_or_wrap_in_the_sequence_closes_the_session(bench: &Bench) -> Tries {
+    breaking(bench, violations::sequences())
+}
+
+/// Small things that cost the host more than the attacker: fragments that are joined, pings that
+/// are answered, control frames that change state. Each kind has a rate; beyond it the session
+/// ends, and nothing piles up meanwhile.
+pub(super) fn a_flood_of_fragments_or_control_frames_is_cut_off(bench: &Bench) -> Tries {
+    let fragments = |payload: &[u8]| {
+        let first = Message::binary(payload).unfinished();
+        let next = Message::of(opcode::CONTINUATION, payload).unfinished();
+        Sent::flood(once(first).chain(repeat_n(next, MILLION)))
+    };
+    let frames = |frame| Sent::flood(repeat_n::<Frame>(frame, MILLION));
+    let pings = Sent::flood(repeat_n(Message::of(opcode::PING, [0; 125]), MILLION));
+    let close = Frame::new(kind::STREAM_CLOSE, life(9, 9));
+    let code = CloseCode::FrameRate;
+    let mut tries = vec![
+        tried(
+            "a million fragments of a byte",
+            pipeline(bench)?,
+            fragments(&[1]),
+            Must::Stop(code),
+        ),
+        tried(
+            "fragments before HELLO",
+            At::Upgrade,
+            fragments(&[1]),
+            Must::End(code),
+        ),
+    ];
+    for (what, sent) in [
+        ("a million empty fragments", fragments(&[])),
+        ("WebSocket pings", pings),
+        ("PINGs", frames(Frame::ping())),
+        ("closes of no stream", frames(close)),
+        ("DESCRIBEs", frames(Frame::new(kind::DESCRIBE, []))),
+    ] {
+        tries.push(tried(what, pipeline(bench)?, sent, Must::End(code)));
+    }
+    Ok(tries)
+}
+
+/// X08 speaks in binary messages and nothing else. What RFC 6455 forbids a client, and what it
+/// allows but X08 has no use for, ends the session.
+pub(super) fn what_is_not_a_masked_binary_message_closes_the_session(bench: &Bench) -> Tries {
+    // A frame that would be right if it came in the right wrapping.
+    let ping = Frame::ping().encode(2);
+    let binary = || Message::binary(ping.clone());
+    let of = |opcode| vec![Message::of(opcode, ping.clone())];
+    let text = Message::of(opcode::TEXT, [1]);
+    let mut tries = Vec::new();
+    for (what, messages) in [
+        ("a text message", of(opcode::TEXT)),
+        ("an empty text message", vec![Message::of(opcode::TEXT, [])]),
+        ("the first reserved bit", vec![binary().reserved(0x40)]),
+        ("the second reserved bit", vec![binary().reserved(0x20)]),
+        ("the third reserved bit", vec![binary().reserved(0x10)]),
+        ("a frame without a mask", vec![binary().unmasked()]),
+        ("an opcode for data that does not exist", of(0x3)),
+        ("an opcode for control that does not exist", of(0xb)),
+        ("a continuation of nothing", of(opcode::CONTINUATION)),
+        (
+            "a message within a message",
+            vec![binary().unfinished(), binary()],
+        ),
+        (
+            "a text message within a message",
+            vec![binary().unfinished(), text],
+        ),
+        (
+            "a ping in fragments",
+            vec![Message::of(opcode::PING, [0; 8]).unfinished()],
+        ),
+        (
+            "a ping of more than 125 bytes",
+            vec![Message::of(opcode::PING, [0; 126])],
+        ),
+        (
+            "a close of more than 125 bytes",
+            vec![Message::of(opcode::CLOSE, [0x0f; 126])],
+        ),
+    ] {
+        let must = Must::End(CloseCode::WebSocket);
+        tries.push(tried(what, pipeline(bench)?, messages, must));
+    }
+    let hello = vec![Message::of(opcode::TEXT, *b"{}")];
+    let (what, must) = (
+        "a text message instead of HELLO",
+        Must::End(CloseCode::WebSocket),
+    );
+    tries.push(tried(what, At::Upgrade, hello, must));
+    // Not a WebSocket at all.
+    for (what, request) in [
+        ("an HTTP head that never ends", vec![b'a'; 64 * 1024]),
+        ("bytes that are not HTTP", vec![0xff; 100]),
+        (
+            "another path",
+            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
+        ),
+    ] {
+        tries.push(tried(what, At::Tls, Sent::Bytes(request), Must::NoSession));
+    }
+    Ok(tries)
+}
+
+/// Credit bounds what a peer can have in the host's hands. The host returns it when it can say
+/// so: against a peer that does not listen, it keeps it, and one chunk more than the window is
+/// the end.
+pub(super) fn a_chunk_beyond_the_window_closes_the_session(bench: &Bench) -> Tries {
+    /// Chunks that the attacker sends at most, without ever reading an ACK: sockets and the host's
+    /// write buffer take about 8 MiB of echoes before the ACKs behind them are stuck, then the
+    /// window of 16 is used up. (Loopback sockets hold up to 10 MiB.)
+    const CHUNKS: u16 = 48;
+    // A session for measuring: its tensors come back, which fills the way back.
+    let hello = bench
+        .hello("bench")?
+        .with("window_chunks", 1024)
+        .with("recv_buffer_bytes", u32::MAX);
+    let data = vec![0x55; CHUNK as usize];
+    let chunk = |tensor| {
+        let body = chunk(tensor, dtype::I8, &[CHUNK], &data);
+        Frame::new(kind::TENSOR_DATA, body).flags(flag::FINAL)
+    };
+    let chunks: Vec<_> = (1..=CHUNKS).map(chunk).collect();
+    let what = format!("{CHUNKS} chunks without reading an ACK");
+    let must = Must::CutOff(CloseCode::CreditOverrun);
+    Ok(vec![tried(what, At::Session(hello), chunks, must)])
+}
+
+/// A grant widens the window in which the host may send. Unbounded it would overflow a counter,
+/// or make the host pile up what a peer never reads: the ceiling is 1,024 chunks.
+pub(super) fn a_grant_above_the_ceiling_closes_the_session(bench: &Bench) -> Tries {
+    breaking(bench, violations::grants())
+}
+
+/// A peer that asks for data and then never returns its credit would keep it in the host's
+/// memory for ever. There is a deadline.
+pub(super) fn credit_withheld_past_the_deadline_closes_the_session(bench: &Bench) -> Tries {
+    /// The smallest chunk that can be agreed on.
+    const CHUNK: u32 = 4096;
+    let hello = bench
+        .hello("bench")?
+        .with("chunk_bytes", CHUNK)
+        .with("window_chunks", 1);
+    // Two chunks come back, and the window has room for one.
+    let body = chunk(1, dtype::I8, &[2 * CHUNK], &vec![0x55; CHUNK as usize]);
+    let data = [0, flag::FINAL].map(|flags| Frame::new(kind::TENSOR_DATA, &body[..]).flags(flags));
+    let what = "an echo of two chunks, no credit for the first";
+    let must = Must::End(CloseCode::CreditStall);
+    Ok(vec![tried(what, At::Session(hello), data.to_vec(), must)])
+}
+
+/// The first frame of a stream, or of a tensor, says how large it is going to be. What is too
+/// large must be refused before anything is kept of it.
+pub(super) fn an_oversized_first_frame_creates_no_stream(bench: &Bench) -> Tries {
+    breaking(bench, violations::sizes())
+}
+
+/// Opening a stream makes the host work, and cancelling it at once makes it work for nothing
+/// (the "rapid reset" of HTTP/2). What was begun counts, whether or not it was cancelled.
+pub(super) fn streams_opened_and_cancelled_too_fast_close_the_session(bench: &Bench) -> Tries {
+    /// Streams that the attacker would open if nobody stopped it. The limit is 64 in a second, with
+    /// four seconds' worth saved up.
+    const STREAMS: u32 = 10_000;
+    let target = *bench.target();
+    let churn = (1..=STREAMS).flat_map(move |stream| {
+        let open = stream_open(stream, &target.weights, target.layers, 16);
+        [open, Frame::new(kind::STREAM_CLOSE, life(stream, 1))]
+    });
+    let what = "streams opened and cancelled at once";
+    let must = Must::End(CloseCode::StreamChurn);
+    Ok(vec![tried(
+        what,
+        pipeline(bench)?,
+        Sent::flood(churn),
+        must,
+    )])
+}
+
+/// A chunk of one byte costs the host as much work as one of a MiB. Every chunk but the last has
+/// exactly the agreed size, and that has a floor.
+pub(super) fn a_chunk_below_the_agreed_size_closes_the_session(bench: &Bench) -> Tries {
+    let mut tries = breaking(bench, violations::small_chunks())?;
+    let byte = Frame::new(kind::TENSOR_DATA, chunk(1, dtype::I8, &[2 * CHUNK], &[0]));
+    let (what, flood) = (
+        "ten thousand chunks of a byte",
+        Sent::flood(repeat_n(byte, 10_000)),
+    );
+    let must = Must::End(CloseCode::ChunkTooSmall);
+    tries.push(tried(what, pipeline(bench)?, flood, must));
+    Ok(tries)
+}
+
+/// Layers of one model continued by those of another give fluent nonsense, or worse. A stream
+/// names the weights that it is for; the host serves exactly those or nothing, and for those only
+/// layers that it has.
+pub(super) fn a_stream_for_other_weights_is_refused(bench: &Bench) -> Tries {
+    let target = *bench.target();
+    let mut flipped = target.weights;
+    flipped[31] ^= 1;
+    let ((lo, hi), own) = (target.layers, target.weights);
+    let (weights, layers) = ("weights_mismatch", "bad_descriptor");
+    let mut tries = Vec::new();
+    for (what, must, weights, range) in [
+        (
+            "weights that differ in one bit",
+            Must::Refuse(weights),
+            flipped,
+            (lo, hi),
+        ),
+        ("weights of zeros", Must::Refuse(weights), [0; 32], (lo, hi)),
+        (
+            "one layer too many",
+            Must::Refuse(layers),
+            own,
+            (lo, hi + 1),
+        ),
+        (
+            "the last layer there can be",
+            Must::Refuse(layers),
+            own,
+            (u32::MAX, u32::MAX),
+        ),
+        (
+            "every layer there can be",
+            Must::Refuse(layers),
+            own,
+            (0, u32::MAX),
+        ),
+        (
+            "layers that run backwards",
+            Must::End(CloseCode::BodyMalformed),
+            own,
+            (hi, lo),
+        ),
+    ] {
+        let open = stream_open(1, &weights, range, 16);
+        tries.push(tried(what, pipeline(bench)?, open, must));
+    }
+    Ok(tries)
+}
+
+/// Sizes are products of numbers that the peer chose. They are multiplied with care, compared
+/// with what is there, and with what the model takes.
+pub(super) fn a_shape_that_cannot_be_is_refused(bench: &Bench) -> Tries {
+    let mut tries = breaking(bench, violations::shapes())?;
+    // Sound in itself, and not what this model takes: only the stream is refused.
+    let (row, code) = (row(bench), CloseCode::TensorShape.as_str());
+    let narrow = Step {
+        width: row.width / 2,
+        data: vec![0; row.width as usize],
+        ..row.clone()
+    };
+    let wide = Step {
+        dtype: dtype::F32,
+        data: vec![0; row.width as usize * 4],
+        ..row
+    };
+    for (what, step) in [("rows of half the width", narrow), ("rows of fp32", wide)] {
+        tries.push(tried(what, At::Stream, step.frame(), Must::Refuse(code)));
+    }
+    Ok(tries)
+}
+
+/// A few KiB of zstd can stand for many MiB. The size of a chunk is known before it is
+/// decompressed, and that much room there is; whatever does not fill it exactly is refused.
+pub(super) fn a_chunk_that_does_not_decompress_to_its_size_closes_the_session(
+    bench: &Bench,
+) -> Tries {
+    breaking(bench, violations::compressed())
+}
+
+fn pipeline(bench: &Bench) -> Result<At, HarnessError> {
+    Ok(At::Session(bench.hello("pipeline")?))
+}
+
+/// A step of one row, as the model takes it.
+fn row(bench: &Bench) -> Step {
+    let width = bench.target().width;
+    Step {
+        width,
+        data: vec![0; width as usize * 2],
+        ..Step::default()
+    }
+}

@@ -1,0 +1,198 @@
+//! What a peer lacks: heads compared, and the events packed into a batch.
+
+use std::collections::BTreeMap;
+
+use rusqlite::Connection;
+
+use super::db;
+use super::error::LogError;
+use super::event::{Event, EventHash};
+use super::heads::{ForkHead, Head, Heads, SlotHead, slot_key};
+use super::merge::{View, proof};
+use crate::NodeId;
+
+/// Events that a peer lacks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Batch {
+    /// The events as they are stored, in an order in which they can be taken.
+    pub events: Vec<Vec<u8>>,
+    /// Whether there are more.
+    pub more: bool,
+    /// The peer's heads once it has taken this batch: with them the next batch can be made
+    /// without waiting for an answer.
+    pub then: Heads,
+}
+
+/// How far a log has come, of every author that it knows.
+pub(super) fn heads_of(view: &View) -> Heads {
+    let mut heads = Heads::empty(view.community);
+    let known = |author: &NodeId| view.fold.knows(author);
+    for (author, it) in &view.authors {
+        if known(author) {
+            let head = Head {
+                seq: it.row.head,
+                tip: it.tip.map_or(0, |(hash, _)| hash.tag()),
+                fork: it.fork.as_ref().map(ForkHead::from),
+                slots: Default::default(),
+            };
+            heads.authors.insert(*author, head);
+        }
+    }
+    for ((author, slot), live) in view.live.iter() {
+        if let Some(head) = heads.authors.get_mut(author) {
+            let new = SlotHead::new(live.seq, live.hash);
+            head.slots.insert(slot_key(slot), new);
+        }
+    }
+    heads
+}
+
+impl Batch {
+    /// An empty one, for a peer with these heads.
+    pub(super) fn new(theirs: &Heads) -> Self {
+        Self {
+            events: Vec::new(),
+            more: false,
+            then: theirs.clone(),
+        }
+    }
+}
+
+/// A batch while it is filled.
+pub(super) struct Pack<'a> {
+    pub(super) conn: &'a Connection,
+    pub(super) view: &'a View,
+    pub(super) theirs: &'a Heads,
+    pub(super) now_ms: u64,
+    pub(super) batch: &'a mut Batch,
+    pub(super) events_left: usize,
+    pub(super) bytes_left: usize,
+}
+
+impl Pack<'_> {
+    /// `false`: it found no room.
+    fn add(&mut self, raw: Vec<u8>) -> Result<bool, LogError> {
+        let fits = self.events_left > 0 && raw.len() <= self.bytes_left;
+        if !fits && !self.batch.events.is_empty() {
+            self.batch.more = true;
+            return Ok(false);
+        }
+        let event = Event::decode_stored(&raw)?;
+        if let Some(hash) = EventHash::of(&raw) {
+            self.batch.then.note(&event, hash);
+        }
+        self.events_left = self.events_left.saturating_sub(1);
+        self.bytes_left = self.bytes_left.saturating_sub(raw.len());
+        self.batch.events.push(raw);
+        Ok(true)
+    }
+
+    pub(super) fn fill(mut self) -> Result<(), LogError> {
+        if !self.durable()? || !self.proofs()? {
+            return Ok(());
+        }
+        self.ephemeral()
+    }
+
+    fn durable(&mut self) -> Result<bool, LogError> {
+        let Self {
+            conn, view, theirs, ..
+        } = *self;
+        let none = Head::default();
+        // Of each author that they lack something of: their last number.
+        let mut lacks = BTreeMap::new();
+        let mut from_lamport = u64::MAX;
+        for (author, it) in &view.authors {
+            if !view.fold.knows(author) {
+                continue;
+            }
+            let head = theirs.authors.get(author).unwrap_or(&none);
+            // Beyond a fork that they know of, they take nothing.
+            let last = match head.fork {
+                Some(fork) => it.row.head.min(fork.seq.saturating_sub(1)),
+                None => it.row.head,
+            };
+            let mut from = head.seq;
+            // Where their last event is not ours, they need ours to see that there are two.
+            if head.seq > 0 && head.seq <= it.row.head {
+                let ours = db::durable_at(conn, author, head.seq)?;
+                if ours.first().is_some_and(|row| row.hash.tag() != head.tip) {
+                    from = head.seq - 1;
+                }
+            }
+            if from < last {
+                let first = db::durable_at(conn, author, from + 1)?;
+                if let Some(row) = first.first() {
+                    from_lamport = from_lamport.min(row.lamport);
+                    lacks.insert(*author, (from, last));
+                }
+            }
+        }
+        if lacks.is_empty() {
+            return Ok(true);
+        }
+        let mut room = true;
+        db::walk(conn, from_lamport, |at, arrival| {
+            let wanted = lacks
+                .get(&at.author)
+                .is_some_and(|(from, last)| at.seq > *from && at.seq <= *last);
+            if wanted {
+                room = self.add(db::raw(conn, arrival)?)?;
+            }
+            Ok(room)
+        })?;
+        Ok(room)
+    }
+
+    fn proofs(&mut self) -> Result<bool, LogError> {
+        let Self {
+            conn, view, theirs, ..
+        } = *self;
+        for (author, it) in &view.authors {
+            let Some(fork) = &it.fork else { continue };
+            if !view.fold.knows(author) {
+                continue;
+            }
+            let ours = ForkHead::from(fork);
+            let known = theirs.authors.get(author).and_then(|head| head.fork);
+            if known == Some(ours) || known.is_some_and(|known| known.seq < ours.seq) {
+                continue;
+            }
+            for row in proof(conn, author, fork.seq)? {
+                if !self.add(db::raw(conn, row.arrival)?)? {
+                    return Ok(false);
+                }
+            }
+            let head = self.batch.then.authors.entry(*author).or_default();
+            head.fork = Some(ours);
+        }
+        Ok(true)
+    }
+
+    fn ephemeral(&mut self) -> Result<(), LogError> {
+        let Self {
+            conn,
+            view,
+            theirs,
+            now_ms,
+            ..
+        } = *self;
+        for ((author, slot), live) in view.live.iter() {
+            if live.expires_ms <= now_ms || !view.fold.knows(author) {
+                continue;
+            }
+            let ours = SlotHead::new(live.seq, live.hash);
+            let head = theirs.authors.get(author);
+            let theirs = head.and_then(|head| head.slots.get(&slot_key(slot)));
+            if theirs.is_some_and(|theirs| *theirs >= ours) {
+                continue;
+            }
+            if let Some(row) = db::ephemeral(conn, author, slot)?
+                && !self.add(row.raw)?
+            {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+}

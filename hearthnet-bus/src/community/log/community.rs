@@ -1,0 +1,346 @@
+//! What the log says now: the view that everything else in the program reads.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use super::body::{Body, Level, Policy};
+use super::event::EventHash;
+use crate::identity::cbor;
+use crate::identity::raw_keys;
+use crate::{CommunityId, Descriptor, NodeId};
+
+/// A member of the community.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Member {
+    /// Display name: what the node called itself when it joined, or since. Empty for a founder
+    /// that has not said.
+    pub name: String,
+    /// What it may do.
+    pub level: Level,
+    /// When it joined, in Unix milliseconds, by the clock of the node that admitted it.
+    #[serde(rename = "since")]
+    pub since_ms: u64,
+    /// The invite it joined with; `None` for the founder.
+    #[serde(with = "raw_keys::option")]
+    pub invite: Option<NodeId>,
+}
+
+/// An invitation, as the log holds it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OpenInvite {
+    /// How many joined with it.
+    pub used: u32,
+    /// How many may.
+    pub uses: u32,
+    /// What they become.
+    pub level: Level,
+    /// First Unix millisecond in which it no longer holds.
+    #[serde(rename = "until")]
+    pub expires_ms: u64,
+    /// Who invited. If that node loses the right to invite, its invites lose their force.
+    #[serde(with = "raw_keys")]
+    pub author: NodeId,
+    /// Taken back.
+    pub withdrawn: bool,
+}
+
+/// A key that has no place in the community any more.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Revocation {
+    /// Its last durable event that counts.
+    #[serde(rename = "seq")]
+    pub last_seq: u64,
+    /// When, in Unix milliseconds by the clock of the node that revoked it.
+    #[serde(rename = "time")]
+    pub time_ms: u64,
+}
+
+/// Proof that one author signed two different events at one place.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fork {
+    /// The lowest sequence number at which the author's history parts.
+    pub seq: u64,
+    /// The events that prove it, in the order of their hashes: two bodies at `seq`; or one
+    /// at `seq` that does not follow the author's event before it.
+    pub proof: Vec<EventHash>,
+}
+
+/// The durable part of the view: what the fold over the durable events yields. Its encoding
+/// is what the state hash is taken of, so its fields stand in canonical order.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Durable {
+    pub(super) name: String,
+    #[serde(with = "raw_keys::map")]
+    pub(super) frozen: BTreeMap<NodeId, Fork>,
+    pub(super) policy: Policy,
+    pub(super) created: bool,
+    #[serde(with = "raw_keys::map")]
+    pub(super) invites: BTreeMap<NodeId, OpenInvite>,
+    #[serde(with = "raw_keys::map")]
+    pub(super) members: BTreeMap<NodeId, Member>,
+    #[serde(with = "raw_keys::map")]
+    pub(super) revoked: BTreeMap<NodeId, Revocation>,
+}
+
+/// The newest ephemeral event of one author's slot.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Live {
+    pub(super) seq: u64,
+    pub(super) hash: EventHash,
+    pub(super) expires_ms: u64,
+    pub(super) entry: Entry,
+}
+
+/// What a live event means to readers.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Entry {
+    Shard(Advert),
+    Node(Sighting),
+    Grant,
+    /// Withdrawn, or of a kind that has no view here.
+    Nothing,
+}
+
+impl Entry {
+    pub(super) fn of(author: NodeId, expires_ms: u64, body: Body) -> Self {
+        match body {
+            Body::ShardAdvertised(descriptor) => Self::Shard(Advert {
+                author,
+                descriptor: *descriptor,
+                expires_ms,
+            }),
+            Body::NodeSeen {
+                endpoints,
+                name,
+                software,
+            } => Self::Node(Sighting {
+                node: author,
+                endpoints,
+                name,
+                software,
+                expires_ms,
+            }),
+            Body::GrantRevoked { .. } => Self::Grant,
+            _ => Self::Nothing,
+        }
+    }
+}
+
+/// A shard that a trusted member says it serves.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Advert {
+    /// Who says so: the host itself.
+    pub author: NodeId,
+    /// What it serves, and where.
+    pub descriptor: Descriptor,
+    /// First Unix millisecond in which this no longer holds.
+    pub expires_ms: u64,
+}
+
+/// What a member said of itself when it was last heard of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sighting {
+    /// Node id of the member.
+    pub node: NodeId,
+    /// Where it listens, `ADDR:PORT`.
+    pub endpoints: Vec<String>,
+    /// Its display name.
+    pub name: String,
+    /// Software name and version.
+    pub software: String,
+    /// First Unix millisecond in which this no longer holds.
+    pub expires_ms: u64,
+}
+
+/// The community as the log knows it: an unchanging picture, cheap to clone.
+///
+/// Which members there are follows from the durable events alone, so two nodes that have the
+/// same ones have the same [`Community::state_hash`]. Shards and endpoints come from ephemeral
+/// events; whether one still holds is asked with the time of asking.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Community {
+    /// Id of the community.
+    pub id: CommunityId,
+    /// What people call it; empty until the event that creates it has arrived.
+    pub name: String,
+    /// What it has agreed on.
+    pub policy: Policy,
+    durable: Arc<Durable>,
+    live: Arc<BTreeMap<(NodeId, String), Live>>,
+}
+
+impl Community {
+    pub(super) fn new(
+        id: CommunityId,
+        durable: Arc<Durable>,
+        live: Arc<BTreeMap<(NodeId, String), Live>>,
+    ) -> Self {
+        Self {
+            id,
+            name: durable.name.clone(),
+            policy: durable.policy,
+            durable,
+            live,
+        }
+    }
+
+    /// Whether the event that creates the community is here. Until then there are no members:
+    /// a joiner has to wait for its first sync.
+    pub fn is_created(&self) -> bool {
+        self.durable.created
+    }
+
+    /// What a node may do now; `None` for strangers, for revoked and for frozen ones.
+    pub fn level(&self, node: &NodeId) -> Option<Level> {
+        if self.is_frozen(node) {
+            return None;
+        }
+        self.durable.members.get(node).map(|member| member.level)
+    }
+
+    /// A member, frozen ones included.
+    pub fn member(&self, node: &NodeId) -> Option<&Member> {
+        self.durable.members.get(node)
+    }
+
+    /// All members by node id, frozen ones included.
+    pub fn members(&self) -> impl Iterator<Item = (&NodeId, &Member)> {
+        self.durable.members.iter()
+    }
+
+    /// Whether a node was revoked. That is for ever: whoever it was may join again with a new
+    /// key.
+    pub fn is_revoked(&self, node: &NodeId) -> bool {
+        self.durable.revoked.contains_key(node)
+    }
+
+    /// All revoked nodes.
+    pub fn revoked(&self) -> impl Iterator<Item = (&NodeId, &Revocation)> {
+        self.durable.revoked.iter()
+    }
+
+    /// Whether a node signed two histories, and so lost its say.
+    pub fn is_frozen(&self, node: &NodeId) -> bool {
+        self.durable.frozen.contains_key(node)
+    }
+
+    /// All frozen authors, with the proof.
+    pub fn frozen(&self) -> impl Iterator<Item = (&NodeId, &Fork)> {
+        self.durable.frozen.iter()
+    }
+
+    /// All invites, used ones included, by their keys.
+    pub fn invites(&self) -> impl Iterator<Item = (&NodeId, &OpenInvite)> {
+        self.durable.invites.iter()
+    }
+
+    /// An invite by its key.
+    pub fn invite(&self, invite: &NodeId) -> Option<&OpenInvite> {
+        self.durable.invites.get(invite)
+    }
+
+    /// Whether a node may invite others at `level` now.
+    pub fn may_invite(&self, node: &NodeId, level: Level) -> bool {
+        !self.is_frozen(node) && self.durable.may_invite(self.id, node, level)
+    }
+
+    /// The shards that trusted members advertise at `now_ms`.
+    pub fn shards(&self, now_ms: u64) -> impl Iterator<Item = &Advert> {
+        self.live
+            .values()
+            .filter_map(move |live| match &live.entry {
+                Entry::Shard(advert)
+                    if live.expires_ms > now_ms
+                        && self.level(&advert.author) >= Some(Level::Trusted) =>
+                {
+                    Some(advert)
+                }
+                _ => None,
+            })
+    }
+
+    /// What members said of themselves and still holds at `now_ms`.
+    pub fn nodes(&self, now_ms: u64) -> impl Iterator<Item = &Sighting> {
+        self.live
+            .values()
+            .filter_map(move |live| match &live.entry {
+                Entry::Node(seen)
+                    if live.expires_ms > now_ms && self.level(&seen.node).is_some() =>
+                {
+                    Some(seen)
+                }
+                _ => None,
+            })
+    }
+
+    /// Whether a session token was revoked, by its issuer or by an anchor.
+    pub fn is_grant_revoked(&self, issuer: &NodeId, id: &[u8; 16], now_ms: u64) -> bool {
+        let body = Body::GrantRevoked {
+            issuer: *issuer,
+            id: *id,
+        };
+        let Some(slot) = body.slot() else {
+            return false;
+        };
+        let anchors = self
+            .members()
+            .filter(|(node, _)| self.level(node) == Some(Level::Anchor))
+            .map(|(node, _)| *node);
+        anchors.chain([*issuer]).any(|author| {
+            self.live
+                .get(&(author, slot.clone()))
+                .is_some_and(|live| live.entry == Entry::Grant && live.expires_ms > now_ms)
+        })
+    }
+
+    /// Every slot that is held.
+    #[cfg(test)]
+    pub(super) fn live_slots(&self) -> Vec<(NodeId, String)> {
+        self.live.keys().cloned().collect()
+    }
+
+    /// SHA-256 of the canonical encoding of everything that follows from the durable events.
+    /// Nodes with the same durable events have the same one.
+    pub fn state_hash(&self) -> [u8; 32] {
+        let encoded = cbor::encode(self.durable.as_ref());
+        debug_assert!(encoded.is_ok(), "the state cannot be encoded");
+        // The hash of nothing differs from all others, which is what a comparison should say then.
+        Sha256::digest(encoded.unwrap_or_default()).into()
+    }
+}
+
+/// Names and addresses, for people and for those who look for a node.
+impl Community {
+    /// What people call a node: as it joined, or, for the founder, as it is heard; may be empty.
+    pub fn name_of(&self, node: &NodeId, now_ms: u64) -> &str {
+        match self.member(node) {
+            Some(member) if !member.name.is_empty() => &member.name,
+            _ => self.seen(node, now_ms).map_or("", |seen| &seen.name),
+        }
+    }
+
+    /// Where a node listens, if it was heard of lately.
+    pub fn endpoints_of(&self, node: &NodeId, now_ms: u64) -> &[String] {
+        self.seen(node, now_ms).map_or(&[], |seen| &seen.endpoints)
+    }
+
+    fn seen(&self, node: &NodeId, now_ms: u64) -> Option<&Sighting> {
+        self.nodes(now_ms).find(|seen| seen.node == *node)
+    }
+
+    /// How a node is shown: its name and its short id.
+    pub fn label(&self, node: &NodeId, now_ms: u64) -> String {
+        match self.name_of(node, now_ms) {
+            "" => node.short(),
+            name => format!("{name} ({})", node.short()),
+        }
+    }
+}

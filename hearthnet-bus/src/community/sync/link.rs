@@ -1,0 +1,251 @@
+//! A session over a socket and a log: the only part of gossip that does I/O.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use hearthnet_transport::{CloseCode, Code, Frame, PathRule, PeerSocket, SendError, SessionClosed};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use super::SYNC_PATH;
+use super::message::MAX_MESSAGE_BYTES;
+use super::session::{Progress, Stored, SyncConfig, SyncSession, Work};
+use crate::NodeId;
+use crate::community::log::{EventLog, Heads, Received, Refusal};
+use crate::now_ms;
+
+/// The rule of gossip's path, for listeners and for those who dial.
+pub fn path_rule() -> PathRule {
+    // One by each side, and one that is being replaced.
+    PathRule::new(SYNC_PATH, MAX_MESSAGE_BYTES).with_sockets(128, 3)
+}
+
+/// What a piece of work brought.
+enum Done {
+    Heads(Vec<u8>),
+    Learned(Option<Heads>),
+    Collected {
+        events: Vec<Bytes>,
+        more: bool,
+        then: Heads,
+    },
+    Stored(Stored),
+    /// The log failed; with the events that are still to be stored.
+    Failed(Option<Vec<Bytes>>),
+}
+
+/// The log, and what the peer is believed to have of it.
+struct Replica {
+    log: EventLog,
+    peer: NodeId,
+    theirs: Heads,
+}
+
+impl Replica {
+    /// Does one piece of work, which may take a while: disk, signatures.
+    fn work(&mut self, work: Work) -> Done {
+        match work {
+            Work::Heads => Done::Heads(self.log.heads().to_cbor()),
+            Work::Learn(heads) => {
+                let heads = Heads::from_cbor(&heads).ok();
+                Done::Learned(heads.filter(|heads| heads.community == self.log.community()))
+            }
+            // A node that this one has dialled may turn out to be nobody's. When the log says that
+            // it is a member, the log has changed, and this is asked again.
+            Work::Collect { .. } if self.log.state().level(&self.peer).is_none() => {
+                Done::Collected {
+                    events: Vec::new(),
+                    more: false,
+                    then: self.theirs.clone(),
+                }
+            }
+            Work::Collect {
+                max_events,
+                max_bytes,
+            } => match self.log.missing(&self.theirs, max_events, max_bytes) {
+                Ok(batch) => Done::Collected {
+                    events: batch.events.into_iter().map(Bytes::from).collect(),
+                    more: batch.more,
+                    then: batch.then,
+                },
+                Err(error) => {
+                    tracing::warn!(%error, "the log could not be read for a peer");
+                    Done::Failed(None)
+                }
+            },
+            Work::Store(events) => {
+                let raw: Vec<Vec<u8>> = events.iter().map(|event| event.to_vec()).collect();
+                match self.log.receive(&raw, self.peer, now_ms()) {
+                    Ok(received) => {
+                        let taken = received.accepted.iter().filter_map(|at| raw.get(*at));
+                        taken.for_each(|event| self.theirs.note_received(event));
+                        Done::Stored(judge(&received))
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "events of a peer could not be stored");
+                        Done::Failed(Some(events))
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What storing says about the peer.
+fn judge(received: &Received) -> Stored {
+    let mut stored = Stored {
+        accepted: received.accepted.len() as u64,
+        known: received.known as u64,
+        refused: 0,
+        hostile: None,
+    };
+    for (_, why) in &received.refused {
+        match why {
+            // A newer one was here first: as good as known.
+            Refusal::Stale => stored.known += 1,
+            // Every node checks these before it stores anything, so none passes them on.
+            Refusal::Invalid(why) if why.code() == Code::INVALID_SIGNATURE => {
+                stored.hostile = Some(CloseCode::InvalidSignature);
+            }
+            Refusal::Foreign(_) => stored.hostile = Some(CloseCode::BodyMalformed),
+            _ => stored.refused += 1,
+        }
+    }
+    stored
+}
+
+/// Keeps the log and that of the peer even until the socket closes, and says why it did. Nothing is
+/// sent to a peer that is no member. Whether it may be connected at all is for the caller to know
+/// before, and to watch while it goes on (see [`Closer`](hearthnet_transport::Closer)).
+///
+/// Must be called within a tokio runtime; the log is used on its blocking threads.
+pub async fn gossip(
+    mut socket: PeerSocket,
+    log: EventLog,
+    config: SyncConfig,
+    progress: watch::Sender<Progress>,
+) -> SessionClosed {
+    let peer = socket.peer();
+    // The session's time is this process's own: it does not jump when the clock is set.
+    let begin = Instant::now();
+    let now = || u64::try_from(begin.elapsed().as_millis()).unwrap_or(u64::MAX);
+
+    let community = log.community();
+    let mut changes = log.changes();
+    let mut session = SyncSession::new(community, config, 0);
+    let repaired = log.clone();
+    let mut told = false;
+    let mut replica = Some(Replica {
+        log,
+        peer,
+        theirs: Heads::empty(community),
+    });
+    let mut job: Option<JoinHandle<(Replica, Done)>> = None;
+    let mut outgoing: Option<Frame> = None;
+    let sender = socket.sender();
+    loop {
+        session.handle_timeout(now());
+        if let Some(mut idle) = replica.take() {
+            match session.poll_work(now()) {
+                Some(work) => {
+                    job = Some(tokio::task::spawn_blocking(move || {
+                        let done = idle.work(work);
+                        (idle, done)
+                    }));
+                }
+                None => replica = Some(idle),
+            }
+        }
+        if outgoing.is_none() {
+            outgoing = session.poll_transmit().map(Frame::Binary);
+        }
+        let latest = session.progress();
+        if latest.in_sync && !told {
+            told = true;
+            // A log that lost events of its own has back what this peer had of them. Who waits
+            // for the logs to be even may write then.
+            if repaired.is_in_doubt() {
+                let log = repaired.clone();
+                let noted = tokio::task::spawn_blocking(move || log.caught_up(now_ms()));
+                if let Ok(Err(error)) = noted.await {
+                    tracing::warn!(%error, "the log could not note that it is whole again");
+                }
+            }
+        }
+        progress.send_if_modified(|shown| {
+            let changed = *shown != latest;
+            *shown = latest;
+            changed
+        });
+        if let Some(violation) = session.closed() {
+            socket.close(violation.code);
+            return SessionClosed::by_us(violation.code, violation.detail.clone());
+        }
+        let timeout = session.poll_timeout().unwrap_or(u64::MAX);
+        // A day: longer sleeps are slept again.
+        let sleep = begin + Duration::from_millis(timeout.min(now() + 86_400_000));
+
+        tokio::select! {
+            frame = socket.recv() => match frame {
+                Ok(Frame::Binary(message)) => session.handle_message(now(), &message),
+                // The path's rule lets none through.
+                Ok(Frame::Text(_)) => session.close(CloseCode::WebSocket),
+                Err(closed) => return closed,
+            },
+            sent = send(&sender, outgoing.as_ref()) => match sent {
+                Ok(()) => outgoing = None,
+                Err(SendError::Closed(closed)) => return closed,
+                // A message of this side above its own limit.
+                Err(_) => session.close(CloseCode::Internal),
+            },
+            done = finish(job.as_mut()) => {
+                job = None;
+                let Some((mut idle, done)) = done else {
+                    // It panicked, and took the log's handle with it.
+                    session.close(CloseCode::Internal);
+                    continue;
+                };
+                match done {
+                    Done::Heads(heads) => session.handle_heads(now(), heads),
+                    Done::Learned(heads) => {
+                        session.handle_learned(heads.is_some());
+                        if let Some(heads) = heads {
+                            idle.theirs = heads;
+                        }
+                    }
+                    Done::Collected { events, more, then } => {
+                        idle.theirs = then;
+                        session.handle_collected(now(), events, more);
+                    }
+                    Done::Stored(stored) => session.handle_stored(now(), stored),
+                    Done::Failed(events) => session.handle_failure(now(), events),
+                }
+                replica = Some(idle);
+            },
+            changed = changes.changed() => match changed {
+                Ok(()) => session.handle_change(),
+                Err(_) => session.close(CloseCode::Shutdown),
+            },
+            () = tokio::time::sleep_until(sleep) => {}
+        }
+    }
+}
+
+async fn send(
+    sender: &hearthnet_transport::PeerSender,
+    frame: Option<&Frame>,
+) -> Result<(), SendError> {
+    match frame {
+        // Dropped while it waits, nothing has been sent.
+        Some(frame) => sender.send(frame.clone()).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn finish(job: Option<&mut JoinHandle<(Replica, Done)>>) -> Option<(Replica, Done)> {
+    match job {
+        Some(job) => job.await.ok(),
+        None => std::future::pending().await,
+    }
+}

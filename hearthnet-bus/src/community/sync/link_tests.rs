@@ -1,0 +1,401 @@
+//! Gossip with the real log, in memory and over TLS.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hearthnet_transport::{
+    Admission, Arrival, CloseCode, Config, Frame, Hello, NodeId, PathListener, PeerSocket,
+    SessionClosed, connect_path,
+};
+use tempfile::TempDir;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
+
+use super::link::{gossip, path_rule};
+use super::message::SyncMessage;
+use super::session::{Progress, SyncConfig};
+use crate::community::log::{Body, EventLog, Heads, Level, Policy};
+use crate::now_ms;
+use crate::testing::{Home, id, key};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The community of key 1.
+fn founder() -> Home {
+    Home::founded(key(1), false)
+}
+
+/// Another machine with key 1, which knows nothing of it yet.
+fn joiner() -> Home {
+    Home::joining(key(1))
+}
+
+fn admit(home: &Home, seed: u8) {
+    home.admit(id(seed), Level::Trusted);
+}
+
+fn seen(home: &Home, seed: u8, port: u16) {
+    let body = Body::NodeSeen {
+        endpoints: vec![format!("127.0.0.1:{port}")],
+        name: format!("node {seed}"),
+        software: "test".into(),
+    };
+    home.log.append(&key(seed), body, now_ms()).unwrap();
+}
+
+struct Link {
+    tasks: [JoinHandle<SessionClosed>; 2],
+    progress: [watch::Receiver<Progress>; 2],
+}
+
+fn start(sockets: (PeerSocket, PeerSocket), logs: [&EventLog; 2]) -> Link {
+    let run = |socket, log: &EventLog| {
+        let (shown, progress) = watch::channel(Progress::default());
+        let task = tokio::spawn(gossip(socket, log.clone(), SyncConfig::default(), shown));
+        (task, progress)
+    };
+    let (left, left_progress) = run(sockets.0, logs[0]);
+    let (right, right_progress) = run(sockets.1, logs[1]);
+    Link {
+        tasks: [left, right],
+        progress: [left_progress, right_progress],
+    }
+}
+
+async fn linked(left: (&Home, u8), right: (&Home, u8)) -> Link {
+    let keys = [id(left.1), id(right.1)];
+    let sockets = PeerSocket::pair(keys, &path_rule()).await;
+    start(sockets, [&left.0.log, &right.0.log])
+}
+
+impl Link {
+    fn cut(self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+/// Until all logs say the same of themselves.
+async fn agreed(homes: &[&Home]) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let first = homes[0].log.heads().to_cbor();
+        if homes.iter().all(|home| home.log.heads().to_cbor() == first) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "the logs do not agree");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    for home in homes {
+        assert_eq!(
+            home.log.state().state_hash(),
+            homes[0].log.state().state_hash()
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_joiner_gets_the_whole_history_and_live_events_go_both_ways() {
+    let (first, second) = (founder(), joiner());
+    admit(&first, 2);
+    let link = linked((&first, 1), (&second, 2)).await;
+    agreed(&[&first, &second]).await;
+    assert_eq!(second.log.state().level(&key(2).id()), Some(Level::Trusted));
+    seen(&second, 2, 1);
+    seen(&first, 1, 2);
+    agreed(&[&first, &second]).await;
+    assert_eq!(first.log.state().nodes(now_ms()).count(), 2);
+    // Each event crossed the link once.
+    for progress in &link.progress {
+        let mut progress = progress.clone();
+        let even = progress.wait_for(|progress| progress.in_sync);
+        timeout(PATIENCE, even).await.unwrap().unwrap();
+    }
+    let sent: u64 = link.progress.iter().map(|p| p.borrow().sent).sum();
+    assert_eq!(sent, 3 + 2);
+}
+
+#[tokio::test]
+async fn a_log_that_lost_events_writes_again_when_a_peer_has_brought_them_back() {
+    let (first, other) = (founder(), joiner());
+    admit(&first, 2);
+    let link = linked((&first, 1), (&other, 2)).await;
+    agreed(&[&first, &other]).await;
+    link.cut();
+    // The founder's file is gone, but for its name.
+    let dir = TempDir::new().unwrap();
+    std::fs::write(dir.path().join("log.sqlite"), b"nothing").unwrap();
+    let name = format!("{}\n", first.log.community());
+    std::fs::write(dir.path().join("log.community"), name).unwrap();
+    let again = Home::opened(dir, key(1));
+    assert!(again.log.recovery().unwrap().doubt);
+    let policy = Policy {
+        research: true,
+        ..Policy::default()
+    };
+    let write = || {
+        again
+            .log
+            .append(&key(1), Body::PolicyChanged(policy), now_ms())
+    };
+    assert_eq!(write().unwrap_err().code(), "log_behind");
+    let _link = linked((&again, 1), (&other, 2)).await;
+    let deadline = Instant::now() + PATIENCE;
+    while write().is_err() {
+        assert!(Instant::now() < deadline, "the log stays in doubt");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    agreed(&[&again, &other]).await;
+    assert!(other.log.state().policy.research);
+    assert_eq!(other.log.state().frozen().count(), 0);
+}
+
+#[tokio::test]
+async fn a_partition_that_heals_leaves_identical_states() {
+    let homes = [founder(), joiner(), joiner(), joiner()];
+    for seed in 2..=4 {
+        admit(&homes[0], seed);
+    }
+    let all: Vec<&Home> = homes.iter().collect();
+    let mut links = Vec::new();
+    for at in 0..4 {
+        let next = (at + 1) % 4;
+        links.push(linked((&homes[at], at as u8 + 1), (&homes[next], next as u8 + 1)).await);
+    }
+    agreed(&all).await;
+    // Two halves that go on by themselves: each promotes and writes what the other does not know.
+    links.drain(..).for_each(Link::cut);
+    let left = linked((&homes[0], 1), (&homes[1], 2)).await;
+    let right = linked((&homes[2], 3), (&homes[3], 4)).await;
+    for port in 1..30 {
+        seen(&homes[1], 2, port);
+        seen(&homes[3], 4, port);
+        admit(&homes[0], 10 + port as u8);
+    }
+    agreed(&all[..2]).await;
+    agreed(&all[2..]).await;
+    assert_eq!(homes[2].log.state().members().count(), 4);
+    let bridge = linked((&homes[1], 2), (&homes[2], 3)).await;
+    agreed(&all).await;
+    assert_eq!(homes[3].log.state().members().count(), 4 + 29);
+    [left, right, bridge].into_iter().for_each(Link::cut);
+}
+
+#[tokio::test]
+async fn proofs_of_forks_travel_and_freeze_the_author_everywhere() {
+    let (first, second, third) = (founder(), joiner(), joiner());
+    (7..10).for_each(|seed| admit(&first, seed));
+    let link = linked((&first, 7), (&second, 8)).await;
+    agreed(&[&first, &second]).await;
+    link.cut();
+    // The founder's key on two machines, which are members under others.
+    admit(&first, 3);
+    admit(&second, 4);
+    let link = linked((&first, 7), (&second, 8)).await;
+    agreed(&[&first, &second]).await;
+    let onward = linked((&second, 8), (&third, 9)).await;
+    agreed(&[&first, &second, &third]).await;
+    for home in [&first, &second, &third] {
+        assert!(home.log.state().is_frozen(&key(1).id()));
+    }
+    [link, onward].into_iter().for_each(Link::cut);
+}
+
+/// Everyone may do everything.
+struct Open;
+
+impl Admission for Open {
+    fn admit_peer(&self, _: &NodeId) -> bool {
+        true
+    }
+    fn admit_path(&self, _: &NodeId, _: &str) -> Result<(), CloseCode> {
+        Ok(())
+    }
+    fn admit_hello(&self, _: &NodeId, _: &Hello, _: u64) -> Result<(), CloseCode> {
+        Err(CloseCode::PurposeUnknown)
+    }
+}
+
+#[tokio::test]
+async fn logs_become_even_over_tls() {
+    let (first, second) = (founder(), joiner());
+    (2..60).for_each(|seed| admit(&first, seed));
+    let identity = key(1).identity().unwrap();
+    let config = Config::default();
+    let rules = [path_rule()];
+    let listener = PathListener::bind("127.0.0.1:0", &identity, Arc::new(Open), config, &rules);
+    let mut listener = listener.await.unwrap();
+    let addr = listener.local_addr().to_string();
+    let own = key(2).identity().unwrap();
+    let config = Config::default();
+    let dialled = connect_path(&addr, &own, Some(id(1)), &rules[0], &config).await;
+    let Arrival::Peer(arrived) = listener.accept().await else {
+        panic!("no socket")
+    };
+    let mut link = start((arrived, dialled.unwrap()), [&first.log, &second.log]);
+    agreed(&[&first, &second]).await;
+    seen(&second, 2, 1);
+    agreed(&[&first, &second]).await;
+    // One side goes; the other learns of it.
+    link.tasks[0].abort();
+    let closed = timeout(PATIENCE, &mut link.tasks[1])
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!((closed.code, closed.by_us), (CloseCode::Normal, false));
+}
+
+// ------------------------------------------------------------------ a hostile peer
+
+/// A socket to a node whose log is `home`'s, its other end in the hands of key 66.
+async fn attack(home: &Home) -> (PeerSocket, JoinHandle<SessionClosed>) {
+    let keys = [id(66), id(1)];
+    let (attacker, victim) = PeerSocket::pair(keys, &path_rule()).await;
+    let (shown, _) = watch::channel(Progress::default());
+    let task = tokio::spawn(gossip(
+        victim,
+        home.log.clone(),
+        SyncConfig::default(),
+        shown,
+    ));
+    let hello = SyncMessage::Hello {
+        version: 1,
+        community: *home.log.community().as_bytes(),
+    };
+    say(&attacker, hello).await;
+    (attacker, task)
+}
+
+async fn say(socket: &PeerSocket, message: SyncMessage) {
+    let frame = Frame::Binary(message.encode());
+    socket.send(frame).await.unwrap();
+}
+
+/// An event of somebody that the log does not have.
+fn foreign_event(home: &Home) -> Vec<u8> {
+    let other = joiner();
+    let all = home
+        .log
+        .missing(&Heads::empty(home.log.community()), 100, 1 << 20);
+    let raw = all.unwrap().events;
+    other.log.receive(&raw, key(1).id(), now_ms()).unwrap();
+    admit(&other, 33);
+    let new = other.log.missing(&home.log.heads(), 100, 1 << 20);
+    new.unwrap().events.remove(0)
+}
+
+#[tokio::test]
+async fn a_forged_event_is_not_stored_and_ends_the_session() {
+    let home = founder();
+    let before = home.log.state().state_hash();
+    let mut forged = foreign_event(&home);
+    *forged.last_mut().unwrap() ^= 1;
+    let (mut attacker, task) = attack(&home).await;
+    let events = vec![Bytes::from(forged)];
+    say(&attacker, SyncMessage::Events { number: 1, events }).await;
+    let closed = timeout(PATIENCE, task).await.unwrap().unwrap();
+    assert_eq!(
+        (closed.code, closed.by_us),
+        (CloseCode::InvalidSignature, true)
+    );
+    assert_eq!(home.log.state().state_hash(), before);
+    // And the attacker is told.
+    let told = loop {
+        if let Err(closed) = attacker.recv().await {
+            break closed;
+        }
+    };
+    assert_eq!(told.code, CloseCode::InvalidSignature);
+}
+
+#[tokio::test]
+async fn an_event_of_another_community_ends_the_session() {
+    let home = founder();
+    let elsewhere = Home::founded_as(201, key(66), false).log;
+    let all = elsewhere.missing(&Heads::empty(elsewhere.community()), 10, 1 << 20);
+    let events = all.unwrap().events.into_iter().map(Bytes::from).collect();
+    let (attacker, task) = attack(&home).await;
+    say(&attacker, SyncMessage::Events { number: 1, events }).await;
+    let closed = timeout(PATIENCE, task).await.unwrap().unwrap();
+    assert_eq!(closed.code, CloseCode::BodyMalformed);
+}
+
+#[tokio::test]
+async fn a_peer_that_sends_rubbish_is_closed_and_one_that_replays_is_not() {
+    let home = founder();
+    let (attacker, task) = attack(&home).await;
+    let heads = Bytes::from_static(b"\xa1\x00\x00");
+    say(&attacker, SyncMessage::Heads { round: 1, heads }).await;
+    let closed = timeout(PATIENCE, task).await.unwrap().unwrap();
+    assert_eq!(closed.code, CloseCode::BodyMalformed);
+
+    let (mut attacker, task) = attack(&home).await;
+    let all = home
+        .log
+        .missing(&Heads::empty(home.log.community()), 100, 1 << 20);
+    let events: Vec<Bytes> = all.unwrap().events.into_iter().map(Bytes::from).collect();
+    let before = home.log.heads();
+    for number in 1..=20 {
+        let events = events.clone();
+        say(&attacker, SyncMessage::Events { number, events }).await;
+        loop {
+            let Frame::Binary(message) = attacker.recv().await.unwrap() else {
+                panic!()
+            };
+            if let SyncMessage::Ack { accepted, .. } = SyncMessage::decode(&message).unwrap() {
+                assert_eq!(accepted, 0);
+                break;
+            }
+        }
+    }
+    assert_eq!(home.log.heads(), before);
+    assert!(!task.is_finished());
+    task.abort();
+}
+
+#[tokio::test]
+async fn nothing_is_sent_to_a_peer_that_is_no_member() {
+    let home = founder();
+    let (mut attacker, task) = attack(&home).await;
+    let heads = Heads::empty(home.log.community()).to_cbor().into();
+    say(&attacker, SyncMessage::Heads { round: 1, heads }).await;
+    loop {
+        let Frame::Binary(message) = attacker.recv().await.unwrap() else {
+            panic!()
+        };
+        match SyncMessage::decode(&message).unwrap() {
+            SyncMessage::Events { .. } => panic!("a stranger gets the log"),
+            SyncMessage::Even { round: 1 } => break,
+            _ => {}
+        }
+    }
+    // Once it is one, it gets everything.
+    admit(&home, 66);
+    let sent = loop {
+        let Frame::Binary(message) = attacker.recv().await.unwrap() else {
+            panic!()
+        };
+        if let SyncMessage::Events { events, .. } = SyncMessage::decode(&message).unwrap() {
+            break events.len();
+        }
+    };
+    assert_eq!(sent, 3);
+    task.abort();
+}
+
+#[tokio::test]
+async fn a_closer_ends_gossip_at_once() {
+    let (first, second) = (founder(), joiner());
+    admit(&first, 2);
+    let keys = [id(1), id(2)];
+    let (left, right) = PeerSocket::pair(keys, &path_rule()).await;
+    let closer = left.closer();
+    let link = start((left, right), [&first.log, &second.log]);
+    agreed(&[&first, &second]).await;
+    closer.close(CloseCode::Revoked);
+    for (task, by_us) in link.tasks.into_iter().zip([true, false]) {
+        let closed = timeout(PATIENCE, task).await.unwrap().unwrap();
+        assert_eq!((closed.code, closed.by_us), (CloseCode::Revoked, by_us));
+    }
+}

@@ -1,0 +1,352 @@
+//! Session tokens: compact signed grants.
+//!
+//! `specs/session-grant.md` is the normative text. In short: a token is a canonical
+//! CBOR map followed by the issuer's Ed25519 signature over a domain prefix and the
+//! map's exact bytes.
+
+use hearthnet_transport::CloseCode;
+use serde::{Deserialize, Serialize};
+
+use crate::identity::cbor::{self, Bytes};
+use crate::{Capability, Domain, InvalidSignature, NodeId, NodeKey, ReplayCache, SIGNATURE_BYTES};
+
+/// Longest token, in bytes: about 300 are in use, the rest is room for longer names.
+pub const MAX_GRANT_BYTES: usize = 512;
+
+/// Longest life of a grant, in seconds. It bounds how long a replay cache has to
+/// remember, and how long a stolen token is worth anything.
+pub const MAX_GRANT_LIFETIME_SECS: u64 = 3600;
+
+/// Largest difference between two nodes' clocks that a check may be told to forgive,
+/// in seconds.
+pub const MAX_CLOCK_SKEW_SECS: u64 = 300;
+
+/// The version of the body, its field `v`.
+const VERSION: u8 = 1;
+
+/// A signed statement: `issuer` lets `subject` use `scope` on `audience` for a while.
+///
+/// ```
+/// # use hearthnet_bus::{Capability, Expectation, Grant, NodeKey, ReplayCache};
+/// let (caller, host) = (NodeKey::from_secret(&[1; 32]), NodeKey::from_secret(&[2; 32]));
+/// let grant = Grant {
+///     issuer: caller.id(), // until communities exist, a caller issues its own
+///     subject: caller.id(),
+///     audience: host.id(),
+///     scope: Capability::shard_serve(),
+///     not_before: 1_700_000_000,
+///     expires: 1_700_000_060,
+///     id: [9; 16], // random, never used twice
+/// };
+/// let token = grant.sign(&caller)?;
+/// let expected = Expectation {
+///     peer: caller.id(),
+///     audience: host.id(),
+///     scope: &Capability::shard_serve(),
+/// };
+/// let mut seen = ReplayCache::new(1024);
+/// let now = 1_700_000_001;
+/// assert_eq!(Grant::admit(&token, &expected, |_| true, &mut seen, now, 30)?, grant);
+/// # Ok::<(), hearthnet_bus::GrantError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grant {
+    /// Who gives the right, and signs.
+    pub issuer: NodeId,
+    /// Who may use it: must be the key of the TLS peer that shows the token.
+    pub subject: NodeId,
+    /// The node on which it may be used.
+    pub audience: NodeId,
+    /// What it allows.
+    pub scope: Capability,
+    /// First second (Unix time) in which it holds.
+    pub not_before: u64,
+    /// First second in which it no longer holds; at most
+    /// [`MAX_GRANT_LIFETIME_SECS`] after `not_before`.
+    pub expires: u64,
+    /// Random id; a token is good for one session only.
+    pub id: [u8; 16],
+}
+
+/// What a node expects of a token before it lets its bearer in.
+#[derive(Debug, Clone)]
+pub struct Expectation<'a> {
+    /// The key that the TLS handshake proved.
+    pub peer: NodeId,
+    /// The node that checks: this one.
+    pub audience: NodeId,
+    /// The capability that is asked for.
+    pub scope: &'a Capability,
+}
+
+/// Why a token is refused. [`GrantError::code`] is the stable name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GrantError {
+    /// Longer than [`MAX_GRANT_BYTES`] or too short to carry a signature.
+    #[error("the session token has {found} bytes, which no token can have")]
+    Length {
+        /// Bytes received.
+        found: usize,
+    },
+    /// Not the canonical CBOR map of a grant, or a field holds an impossible value.
+    #[error("the session token cannot be read: {what}")]
+    Malformed {
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// The signature does not belong to the issuer and these bytes.
+    #[error("the session token's signature is not valid")]
+    Signature,
+    /// The issuer named is not the key that is to sign (only when signing).
+    #[error("a grant can only be signed by the issuer that it names")]
+    NotIssuer,
+    /// The token was made for another node than the TLS peer.
+    #[error("the session token was given to {subject}, not to the node that shows it")]
+    Subject {
+        /// Whose token it is.
+        subject: NodeId,
+    },
+    /// The token is for use at another node.
+    #[error("the session token is for use at {audience}, not at this node")]
+    Audience {
+        /// Where it may be used.
+        audience: NodeId,
+    },
+    /// The token was shown before.
+    #[error("the session token was used before; make a new one for each session")]
+    Replayed,
+    /// The token no longer holds.
+    #[error(
+        "the session token expired at Unix time {expires}, {late} s ago; compare the clocks of \
+         the two machines"
+    )]
+    Expired {
+        /// When it expired.
+        expires: u64,
+        /// Seconds since then by this node's clock.
+        late: u64,
+    },
+    /// The token does not hold yet.
+    #[error(
+        "the session token holds only from Unix time {not_before}, in {early} s; compare the \
+         clocks of the two machines"
+    )]
+    NotYet {
+        /// When it begins.
+        not_before: u64,
+        /// Seconds until then by this node's clock.
+        early: u64,
+    },
+    /// The token allows something else than what is asked for.
+    #[error("the session token allows {granted}, which is not what is asked for")]
+    Scope {
+        /// What it allows.
+        granted: Capability,
+    },
+    /// The issuer has no say at this node.
+    #[error("the session token was issued by {issuer}, who may not give rights at this node")]
+    Issuer {
+        /// Who issued it.
+        issuer: NodeId,
+    },
+    /// The replay cache is full, and a token that cannot be remembered is not accepted.
+    #[error("too many session tokens were used in the last hour; try again later")]
+    CacheFull,
+}
+
+fn malformed(what: &'static str) -> GrantError {
+    GrantError::Malformed { what }
+}
+
+impl GrantError {
+    /// The stable code of the refusal, as peers, counters and logs spell it.
+    pub fn code(&self) -> CloseCode {
+        match self {
+            Self::Length { .. } | Self::Malformed { .. } => CloseCode::TokenInvalid,
+            Self::Signature => CloseCode::InvalidSignature,
+            Self::Subject { .. } => CloseCode::TokenSubject,
+            Self::Audience { .. } => CloseCode::TokenAudience,
+            Self::Scope { .. } => CloseCode::TokenScope,
+            Self::Expired { .. } | Self::NotYet { .. } => CloseCode::TokenExpired,
+            Self::NotIssuer | Self::Issuer { .. } => CloseCode::Unauthorized,
+            Self::Replayed => CloseCode::TokenReplayed,
+            Self::CacheFull => CloseCode::SessionLimit,
+        }
+    }
+}
+
+impl From<InvalidSignature> for GrantError {
+    fn from(_: InvalidSignature) -> Self {
+        Self::Signature
+    }
+}
+
+impl Grant {
+    /// Encodes and signs the grant.
+    ///
+    /// # Errors
+    /// [`GrantError::NotIssuer`] if `key` is not the issuer's;
+    /// [`GrantError::Malformed`] if the lifetime is zero, negative or too long.
+    pub fn sign(&self, key: &NodeKey) -> Result<Vec<u8>, GrantError> {
+        if key.id() != self.issuer {
+            return Err(GrantError::NotIssuer);
+        }
+        self.check_lifetime()?;
+        let mut token = Body::of(self).encode()?;
+        let signature = key.sign(Domain::SessionGrant, &token);
+        token.extend_from_slice(&signature);
+        match token.len() {
+            found if found > MAX_GRANT_BYTES => Err(GrantError::Length { found }),
+            _ => Ok(token),
+        }
+    }
+
+    /// Everything that has to hold before the bearer of `token` is let in: form and
+    /// signature, that the peer is the subject and this node the audience, scope,
+    /// time, that `may_issue` accepts the issuer, and that the token was never shown
+    /// before. It is remembered in `seen` only if all else holds, so that refused
+    /// tokens cannot fill the cache. `now` is in Unix seconds; `skew` is how many seconds the
+    /// clocks may differ, at most [`MAX_CLOCK_SKEW_SECS`].
+    ///
+    /// # Errors
+    /// Any [`GrantError`] but `NotIssuer`.
+    pub fn admit(
+        token: &[u8],
+        expected: &Expectation<'_>,
+        may_issue: impl FnOnce(&NodeId) -> bool,
+        seen: &mut ReplayCache,
+        now: u64,
+        skew: u64,
+    ) -> Result<Self, GrantError> {
+        let grant = Self::verify_signature(token)?;
+        if grant.subject != expected.peer {
+            return Err(GrantError::Subject {
+                subject: grant.subject,
+            });
+        }
+        if grant.audience != expected.audience {
+            return Err(GrantError::Audience {
+                audience: grant.audience,
+            });
+        }
+        if !grant.scope.satisfies(expected.scope) {
+            return Err(GrantError::Scope {
+                granted: grant.scope,
+            });
+        }
+        grant.check_time(now, skew)?;
+        if !may_issue(&grant.issuer) {
+            return Err(GrantError::Issuer {
+                issuer: grant.issuer,
+            });
+        }
+        seen.remember(&grant, now, skew)?;
+        Ok(grant)
+    }
+
+    /// First second in which no check with this skew accepts the grant any more.
+    pub(crate) fn dead_from(&self, skew: u64) -> u64 {
+        self.expires.saturating_add(skew.min(MAX_CLOCK_SKEW_SECS))
+    }
+
+    pub(crate) fn verify_signature(token: &[u8]) -> Result<Self, GrantError> {
+        let found = token.len();
+        if found > MAX_GRANT_BYTES {
+            return Err(GrantError::Length { found });
+        }
+        let (body, signature) = token
+            .split_last_chunk::<SIGNATURE_BYTES>()
+            .ok_or(GrantError::Length { found })?;
+        let grant = Body::read(body)?;
+        Domain::SessionGrant.verify(&grant.issuer, body, signature)?;
+        grant.check_lifetime()?;
+        Ok(grant)
+    }
+
+    fn check_lifetime(&self) -> Result<(), GrantError> {
+        match self.expires.checked_sub(self.not_before) {
+            Some(1..=MAX_GRANT_LIFETIME_SECS) => Ok(()),
+            _ => Err(malformed("its lifetime is not 1 to 3600 seconds")),
+        }
+    }
+
+    fn check_time(&self, now: u64, skew: u64) -> Result<(), GrantError> {
+        let skew = skew.min(MAX_CLOCK_SKEW_SECS);
+        if now.saturating_add(skew) < self.not_before {
+            let early = self.not_before.saturating_sub(now);
+            return Err(GrantError::NotYet {
+                not_before: self.not_before,
+                early,
+            });
+        }
+        if now >= self.dead_from(skew) {
+            let late = now.saturating_sub(self.expires);
+            return Err(GrantError::Expired {
+                expires: self.expires,
+                late,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// The signed map. The order of the fields is that of their encoded keys (RFC 8949
+/// section 4.2.1), so that encoding a body yields its canonical form.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Body {
+    v: u8,
+    id: Bytes<16>,
+    aud: Bytes<32>,
+    exp: u64,
+    iss: Bytes<32>,
+    nbf: u64,
+    sub: Bytes<32>,
+    scope: String,
+}
+
+impl Body {
+    fn of(grant: &Grant) -> Self {
+        Self {
+            v: VERSION,
+            id: Bytes(grant.id),
+            aud: Bytes(*grant.audience.as_bytes()),
+            exp: grant.expires,
+            iss: Bytes(*grant.issuer.as_bytes()),
+            nbf: grant.not_before,
+            sub: Bytes(*grant.subject.as_bytes()),
+            scope: grant.scope.to_string(),
+        }
+    }
+
+    fn encode(&self) -> Result<Vec<u8>, GrantError> {
+        cbor::encode(self).map_err(|_| malformed("it cannot be encoded"))
+    }
+
+    fn read(bytes: &[u8]) -> Result<Grant, GrantError> {
+        // The map is flat; two levels of recursion are one more than it needs.
+        let it: Self = cbor::decode(bytes, 2)
+            .map_err(|_| malformed("it is not the canonical map of a grant"))?;
+        if it.v != VERSION {
+            return Err(malformed("its version is unknown"));
+        }
+        let node = |key: Bytes<32>, what| NodeId::from_bytes(&key.0).map_err(|_| malformed(what));
+        Ok(Grant {
+            issuer: node(it.iss, "its issuer is not a usable key")?,
+            subject: node(it.sub, "its subject is not a usable key")?,
+            audience: node(it.aud, "its audience is not a usable key")?,
+            scope: it
+                .scope
+                .parse()
+                .map_err(|_| malformed("its scope is not a capability"))?,
+            not_before: it.nbf,
+            expires: it.exp,
+            id: it.id.0,
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "grant_tests.rs"]
+mod tests;

@@ -1,0 +1,364 @@
+//! A node key on disk.
+//!
+//! One line of text, `ed25519-secret:` and the base64url of the 32 secret bytes, so
+//! that whoever opens the file sees what it is. The file appears whole or not at all,
+//! is readable by its owner only, and one that others can read is refused: its secret
+//! has to be taken for known.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use rustix::fs::OFlags;
+use zeroize::Zeroizing;
+
+use crate::{NodeKey, RandomnessError};
+
+/// What the file's only line begins with.
+const PREFIX: &str = "ed25519-secret:";
+/// More than the 59 bytes of a key file; what is read of any file before it is judged.
+const MAX_FILE_BYTES: u64 = 256;
+
+/// Why a key file could not be read or made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeyFileError {
+    /// There is no such file.
+    #[error("there is no node key at {}; start once without naming it, or copy the key there", path.display())]
+    NotFound {
+        /// Where the key was looked for.
+        path: PathBuf,
+    },
+    /// The path is a symbolic link. A link could lead the key anywhere.
+    #[error("the node key {} is a symbolic link; name the file itself", path.display())]
+    SymbolicLink {
+        /// The link.
+        path: PathBuf,
+    },
+    /// The path is a folder, a pipe, a device or the like.
+    #[error("the node key {} is not a regular file", path.display())]
+    NotAFile {
+        /// What is not a file.
+        path: PathBuf,
+    },
+    /// The file belongs to another user, who can read and replace it.
+    #[error("the node key {} belongs to another user (uid {owner}); make a key of your own", path.display())]
+    Owner {
+        /// The key file.
+        path: PathBuf,
+        /// The user id that owns it.
+        owner: u32,
+    },
+    /// Group or others may read or write the file.
+    #[error(
+        "the node key {} is open to other users (mode {mode:03o}), so its secret may be known; \
+         delete it to get a new identity, or, if you are sure that nobody read it, chmod 600 it",
+        path.display()
+    )]
+    Permissions {
+        /// The key file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// The content is not one line with one key.
+    #[error(
+        "{} is not a node key (expected one line, \"ed25519-secret:\" and 43 characters); \
+         restore it from a copy, or move it away to get a new identity",
+        path.display()
+    )]
+    Format {
+        /// The file with the wrong content.
+        path: PathBuf,
+    },
+    /// The file system refused.
+    #[error("could not {action} the node key {}: {source}", path.display())]
+    Io {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// The key file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// No randomness to make a key from.
+    #[error(transparent)]
+    Randomness(#[from] RandomnessError),
+}
+
+impl NodeKey {
+    /// Reads a key file.
+    ///
+    /// # Errors
+    /// Every variant of [`KeyFileError`] but `Randomness`. A file that is a link, not
+    /// this user's, or open to others is refused before anything of it is used.
+    pub fn load(path: &Path) -> Result<Self, KeyFileError> {
+        let file = open_private(path)?;
+        let mut text = Zeroizing::new(String::with_capacity(MAX_FILE_BYTES as usize));
+        match file.take(MAX_FILE_BYTES).read_to_string(&mut text) {
+            Ok(_) => {}
+            Err(e) if e.kind() == io::ErrorKind::InvalidData => {
+                return Err(KeyFileError::Format { path: path.into() });
+            }
+            Err(e) => return Err(io_error("read", path, e)),
+        }
+        let secret = parse(&text).ok_or_else(|| KeyFileError::Format { path: path.into() })?;
+        Ok(Self::from_secret(&secret))
+    }
+
+    /// Reads a key file, or makes a new key and writes it there (mode 0600; missing
+    /// folders are made with mode 0700). Of several processes that do this at once,
+    /// all end up with the same key.
+    ///
+    /// # Errors
+    /// As [`NodeKey::load`], but for the missing file; a new key that could not be
+    /// written whole leaves nothing behind.
+    pub fn load_or_create(path: &Path) -> Result<Self, KeyFileError> {
+        match Self::load(path) {
+            Err(KeyFileError::NotFound { .. }) => {}
+            loaded => return loaded,
+        }
+        let key = Self::generate()?;
+        match key.write_new(path) {
+            Ok(()) => Ok(key),
+            // Another process was faster: its key is the one.
+            Err(KeyFileError::Io { source, .. })
+                if source.kind() == io::ErrorKind::AlreadyExists =>
+            {
+                Self::load(path)
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Writes the key to a file that must not exist yet.
+    ///
+    /// # Errors
+    /// [`KeyFileError::Io`]; with [`io::ErrorKind::AlreadyExists`] if there is
+    /// something at `path`, which then stays as it is.
+    pub fn write_new(&self, path: &Path) -> Result<(), KeyFileError> {
+        let folder = match path.parent() {
+            Some(p) if !p.as_os_str().is_empty() => p,
+            _ => Path::new("."),
+        };
+        crate::identity::whole_file::make_folder(folder, 0o700)
+            .map_err(|e| io_error("make the folder of", path, e))?;
+        let secret = self.secret();
+        let mut text = Zeroizing::new(String::with_capacity(MAX_FILE_BYTES as usize));
+        text.push_str(PREFIX);
+        URL_SAFE_NO_PAD.encode_string(secret.as_slice(), &mut text);
+        text.push('\n');
+
+        crate::identity::whole_file::create(path, text.as_bytes(), 0o600)
+            .map_err(|e| io_error("write", path, e))
+    }
+}
+
+/// Opens a file that only its owner, this user, can read.
+fn open_private(path: &Path) -> Result<File, KeyFileError> {
+    // NOFOLLOW: no link; NONBLOCK: no waiting for the other end of a pipe.
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC).bits();
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(flags as i32)
+        .open(path)
+        .map_err(|e| {
+            if e.kind() == io::ErrorKind::NotFound && fs::symlink_metadata(path).is_err() {
+                KeyFileError::NotFound { path: path.into() }
+            } else if fs::symlink_metadata(path).is_ok_and(|m| m.is_symlink()) {
+                KeyFileError::SymbolicLink { path: path.into() }
+            } else {
+                io_error("open", path, e)
+            }
+        })?;
+    let meta = file.metadata().map_err(|e| io_error("inspect", path, e))?;
+    if !meta.is_file() {
+        return Err(KeyFileError::NotAFile { path: path.into() });
+    }
+    if meta.uid() != rustix::process::geteuid().as_raw() {
+        return Err(KeyFileError::Owner {
+            path: path.into(),
+            owner: meta.uid(),
+        });
+    }
+    if meta.mode() & 0o077 != 0 {
+        return Err(KeyFileError::Permissions {
+            path: path.into(),
+            mode: meta.mode() & 0o777,
+        });
+    }
+    Ok(file)
+}
+
+fn parse(text: &str) -> Option<Zeroizing<[u8; 32]>> {
+    let line = text.strip_suffix('\n').unwrap_or(text);
+    let encoded = line.strip_prefix(PREFIX)?;
+    let bytes = Zeroizing::new(URL_SAFE_NO_PAD.decode(encoded).ok()?);
+    let secret: &[u8; 32] = bytes.as_slice().try_into().ok()?;
+    Some(Zeroizing::new(*secret))
+}
+
+fn io_error(action: &'static str, path: &Path, source: io::Error) -> KeyFileError {
+    KeyFileError::Io {
+        action,
+        path: path.into(),
+        source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    fn folder() -> tempfile::TempDir {
+        tempfile::tempdir().unwrap()
+    }
+
+    fn write(path: &Path, text: &str, mode: u32) {
+        fs::write(path, text).unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    fn text_of(key: &NodeKey) -> String {
+        format!(
+            "{PREFIX}{}\n",
+            URL_SAFE_NO_PAD.encode(key.secret().as_slice())
+        )
+    }
+
+    #[test]
+    fn a_made_key_is_private_and_comes_back() {
+        let dir = folder();
+        let path = dir.path().join("deep/er/node.key");
+        let made = NodeKey::load_or_create(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        assert_eq!(
+            fs::metadata(dir.path().join("deep")).unwrap().mode() & 0o777,
+            0o700
+        );
+        assert_eq!(NodeKey::load_or_create(&path).unwrap().id(), made.id());
+        assert_eq!(NodeKey::load(&path).unwrap().id(), made.id());
+        // Nothing but the key is left in the folder.
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn loading_alone_never_makes_a_key() {
+        let path = folder().path().join("node.key");
+        assert!(matches!(
+            NodeKey::load(&path),
+            Err(KeyFileError::NotFound { .. })
+        ));
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_key_that_others_can_read_is_refused_and_left_alone() {
+        let dir = folder();
+        let path = dir.path().join("node.key");
+        let text = text_of(&NodeKey::from_secret(&[9; 32]));
+        for mode in [0o604, 0o640, 0o602, 0o620, 0o644, 0o610] {
+            write(&path, &text, mode);
+            let error = NodeKey::load_or_create(&path).unwrap_err();
+            assert!(matches!(error, KeyFileError::Permissions { mode: m, .. } if m == mode));
+            assert!(error.to_string().contains("chmod 600"), "{error}");
+        }
+        assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        write(&path, &text, 0o400);
+        assert!(NodeKey::load(&path).is_ok());
+    }
+
+    #[test]
+    fn a_link_is_refused_even_to_a_good_key_or_to_nothing() {
+        let dir = folder();
+        let (real, link) = (dir.path().join("real"), dir.path().join("link"));
+        NodeKey::load_or_create(&real).unwrap();
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        assert!(matches!(
+            NodeKey::load_or_create(&link),
+            Err(KeyFileError::SymbolicLink { .. })
+        ));
+        let dangling = dir.path().join("dangling");
+        std::os::unix::fs::symlink(dir.path().join("target"), &dangling).unwrap();
+        assert!(matches!(
+            NodeKey::load_or_create(&dangling),
+            Err(KeyFileError::SymbolicLink { .. })
+        ));
+        assert!(!dir.path().join("target").exists());
+    }
+
+    #[test]
+    fn what_is_not_a_file_is_refused_without_waiting_for_it() {
+        let dir = folder();
+        assert!(matches!(
+            NodeKey::load(dir.path()),
+            Err(KeyFileError::NotAFile { .. })
+        ));
+        let pipe = dir.path().join("pipe");
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        assert!(matches!(
+            NodeKey::load(&pipe),
+            Err(KeyFileError::NotAFile { .. })
+        ));
+    }
+
+    #[test]
+    fn garbage_and_wrong_lengths_are_refused_with_a_way_out() {
+        let dir = folder();
+        let path = dir.path().join("node.key");
+        let good = text_of(&NodeKey::from_secret(&[9; 32]));
+        let long = format!("{}{}", good.trim_end(), "A".repeat(400));
+        for text in [
+            "",
+            "\n",
+            "garbage",
+            &good[..good.len() - 2],
+            &long,
+            &good.repeat(2),
+        ] {
+            write(&path, text, 0o600);
+            let error = NodeKey::load_or_create(&path).unwrap_err();
+            assert!(
+                matches!(error, KeyFileError::Format { .. }),
+                "{text:?}: {error}"
+            );
+            assert!(error.to_string().contains("new identity"));
+        }
+        fs::write(&path, [0xff; 59]).unwrap();
+        assert!(matches!(
+            NodeKey::load(&path),
+            Err(KeyFileError::Format { .. })
+        ));
+    }
+
+    #[test]
+    fn an_existing_key_is_never_replaced() {
+        let dir = folder();
+        let path = dir.path().join("node.key");
+        let first = NodeKey::load_or_create(&path).unwrap();
+        let error = NodeKey::from_secret(&[1; 32]).write_new(&path).unwrap_err();
+        assert!(matches!(error, KeyFileError::Io { source, .. }
+            if source.kind() == io::ErrorKind::AlreadyExists));
+        assert_eq!(NodeKey::load(&path).unwrap().id(), first.id());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn processes_that_start_together_agree_on_one_key() {
+        let dir = folder();
+        let path = dir.path().join("node.key");
+        let ids: Vec<_> = std::thread::scope(|scope| {
+            let starts: Vec<_> = (0..8)
+                .map(|_| scope.spawn(|| NodeKey::load_or_create(&path).unwrap().id()))
+                .collect();
+            starts.into_iter().map(|s| s.join().unwrap()).collect()
+        });
+        assert!(ids.iter().all(|id| *id == ids[0]));
+    }
+}

@@ -1,0 +1,75 @@
+//! Node ids as raw keys in records, for `#[serde(with)]`. They are taken as they are: what the log
+//! stores was checked before, and what a peer sent is checked by whoever decodes it.
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::NodeId;
+use crate::identity::cbor::Bytes;
+
+pub(crate) fn serialize<S: Serializer>(node: &NodeId, serializer: S) -> Result<S::Ok, S::Error> {
+    Bytes(*node.as_bytes()).serialize(serializer)
+}
+
+pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<NodeId, D::Error> {
+    Ok(NodeId::from_checked(Bytes::deserialize(deserializer)?.0))
+}
+
+pub(crate) mod community {
+    use super::{Deserializer, Serializer};
+    use crate::CommunityId;
+
+    pub(crate) fn serialize<S: Serializer>(
+        id: &CommunityId,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        super::serialize(&id.root(), serializer)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<CommunityId, D::Error> {
+        super::deserialize(deserializer).map(CommunityId::from)
+    }
+}
+
+pub(crate) mod option {
+    use super::{Bytes, Deserialize, Deserializer, NodeId, Serialize, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(
+        node: &Option<NodeId>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        node.map(|node| Bytes(*node.as_bytes()))
+            .serialize(serializer)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<NodeId>, D::Error> {
+        let key: Option<Bytes<32>> = Option::deserialize(deserializer)?;
+        Ok(key.map(|key| NodeId::from_checked(key.0)))
+    }
+}
+
+pub(crate) mod map {
+    use std::collections::BTreeMap;
+
+    use super::{Bytes, Deserialize, Deserializer, NodeId, Serialize, Serializer};
+
+    pub(crate) fn serialize<S: Serializer, V: Serialize>(
+        map: &BTreeMap<NodeId, V>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(map.iter().map(|(node, v)| (Bytes(*node.as_bytes()), v)))
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>, V: Deserialize<'de>>(
+        deserializer: D,
+    ) -> Result<BTreeMap<NodeId, V>, D::Error> {
+        let map: BTreeMap<Bytes<32>, V> = Deserialize::deserialize(deserializer)?;
+        let nodes = map.into_iter();
+        Ok(nodes
+            .map(|(key, v)| (NodeId::from_checked(key.0), v))
+            .collect())
+    }
+}

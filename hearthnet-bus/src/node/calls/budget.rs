@@ -1,0 +1,156 @@
+//! How many calls a peer may make.
+//!
+//! Pure: times are Unix milliseconds, given by the caller. Each member has a token
+//! bucket of its own; all strangers share one, for a stranger has as many keys as it likes.
+
+use std::collections::HashMap;
+
+use hearthnet_transport::{Time, TokenBucket};
+
+use crate::NodeId;
+
+/// Members whose buckets are remembered. A full bucket says nothing and is dropped first.
+const MAX_PEERS: usize = 1024;
+
+/// A rate: `per_second` calls over time, `burst` at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rate {
+    /// Calls per second over time.
+    pub per_second: u32,
+    /// Calls at once after a quiet time.
+    pub burst: u32,
+}
+
+impl Rate {
+    /// What a member gets: 10 a second, 40 at once.
+    pub const MEMBER: Self = Self {
+        per_second: 10,
+        burst: 40,
+    };
+    /// What all strangers get together: 1 a second, 10 at once. They only ever join.
+    pub const STRANGERS: Self = Self {
+        per_second: 1,
+        burst: 10,
+    };
+
+    fn bucket(self, now: Time) -> TokenBucket {
+        TokenBucket::with_burst(self.per_second.into(), self.burst.into(), now)
+    }
+}
+
+/// The budgets of all peers.
+#[derive(Debug)]
+pub struct Budgets {
+    member: Rate,
+    members: HashMap<NodeId, TokenBucket>,
+    strangers: TokenBucket,
+}
+
+impl Budgets {
+    /// Full budgets with these rates.
+    pub fn new(member: Rate, strangers: Rate, now_ms: u64) -> Self {
+        Self {
+            member,
+            members: HashMap::new(),
+            strangers: strangers.bucket(time(now_ms)),
+        }
+    }
+
+    /// Takes one call from a peer's budget.
+    ///
+    /// # Errors
+    /// If there is none left: the milliseconds until there is.
+    pub fn take(&mut self, peer: NodeId, is_member: bool, now_ms: u64) -> Result<(), u64> {
+        let now = time(now_ms);
+        if !is_member {
+            return take(&mut self.strangers, now);
+        }
+        if self.members.len() >= MAX_PEERS && !self.members.contains_key(&peer) {
+            self.members.retain(|_, bucket| {
+                bucket.refill(now);
+                !bucket.is_full()
+            });
+            if self.members.len() >= MAX_PEERS {
+                return Err(1000);
+            }
+        }
+        let bucket = self.members.entry(peer);
+        take(bucket.or_insert_with(|| self.member.bucket(now)), now)
+    }
+}
+
+fn time(ms: u64) -> Time {
+    Time(ms.saturating_mul(1000))
+}
+
+/// Takes one call, or says in how many milliseconds there will be one.
+fn take(bucket: &mut TokenBucket, now: Time) -> Result<(), u64> {
+    match bucket.take(now) {
+        true => Ok(()),
+        false => Err(bucket.ready_at(1).0.saturating_sub(now.0).div_ceil(1000)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::NodeKey;
+
+    const RATE: Rate = Rate {
+        per_second: 10,
+        burst: 20,
+    };
+
+    fn node(seed: u8) -> NodeId {
+        NodeKey::from_secret(&[seed; 32]).id()
+    }
+
+    fn burst(budgets: &mut Budgets, peer: u8, is_member: bool, now_ms: u64) -> usize {
+        (0..100)
+            .filter(|_| budgets.take(node(peer), is_member, now_ms).is_ok())
+            .count()
+    }
+
+    #[test]
+    fn a_peer_gets_its_burst_and_then_its_rate() {
+        let mut budgets = Budgets::new(RATE, RATE, 0);
+        assert_eq!(burst(&mut budgets, 1, true, 0), 20);
+        assert_eq!(budgets.take(node(1), true, 0), Err(100));
+        assert_eq!(budgets.take(node(1), true, 99), Err(1));
+        assert_eq!(budgets.take(node(1), true, 100), Ok(()));
+        assert_eq!(burst(&mut budgets, 1, true, 600), 5);
+        assert_eq!(burst(&mut budgets, 1, true, u64::MAX), 20);
+    }
+
+    #[test]
+    fn one_member_does_not_spend_what_is_anothers() {
+        let mut budgets = Budgets::new(RATE, RATE, 0);
+        assert_eq!(burst(&mut budgets, 1, true, 0), 20);
+        assert_eq!(burst(&mut budgets, 2, true, 0), 20);
+    }
+
+    #[test]
+    fn strangers_share_one_budget_whatever_their_keys() {
+        let mut budgets = Budgets::new(RATE, RATE, 0);
+        assert_eq!(burst(&mut budgets, 1, false, 0), 20);
+        assert_eq!(burst(&mut budgets, 2, false, 0), 0);
+        assert_eq!(burst(&mut budgets, 3, true, 0), 20);
+    }
+
+    proptest! {
+        #[test]
+        fn nobody_gets_more_than_the_burst_and_the_rate(
+            steps in prop::collection::vec((0u64..300, 1usize..8), 1..100),
+        ) {
+            let mut budgets = Budgets::new(RATE, RATE, 0);
+            let (mut now, mut taken) = (0, 0);
+            for (pass, tries) in steps {
+                now += pass;
+                taken += (0..tries).filter(|_| budgets.take(node(1), true, now).is_ok()).count() as u64;
+                prop_assert!(taken <= 20 + now * 10 / 1000);
+            }
+        }
+    }
+}

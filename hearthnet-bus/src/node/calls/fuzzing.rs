@@ -1,0 +1,106 @@
+//! The body of the fuzz target `bus_frames`, so that tests replay what a fuzzer has found.
+//! No public interface.
+
+use hearthnet_transport::Code;
+use serde_json::Value;
+
+use super::error::CallError;
+use super::frame::{MAX_EVENT_BYTES, MAX_MESSAGE_BYTES, MAX_OPEN_CALLS, Request};
+use super::session::{Asked, CallingSession, Heard, NotTaken, ServingSession};
+
+/// Drives both sides with a script. Each line is one move:
+///
+/// | begins with | move |
+/// |---|---|
+/// | `{` | a message to the side that answers |
+/// | `<` | the rest, a message to the side that calls |
+/// | `+` | a call is made |
+/// | `!N` | an event of call N |
+/// | `.N` | call N ends; `?N`: it fails |
+/// | `*N` | the caller takes what it heard of N; `-N`: it cancels N |
+///
+/// A side that was violated against is closed, and takes no more messages.
+///
+/// # Panics
+/// When a promise is broken.
+pub fn frames(input: &[u8]) {
+    let text = String::from_utf8_lossy(input);
+    let (mut server, mut caller) = (ServingSession::default(), CallingSession::default());
+    let (mut serves, mut calls) = (true, true);
+    for line in text.lines().take(2000) {
+        let Some(first) = line.chars().next() else {
+            continue;
+        };
+        let rest = line.get(first.len_utf8()..).unwrap_or_default();
+        let call: u32 = rest.parse().unwrap_or(1);
+        match first {
+            '<' if calls => calls = caller.receive(rest).is_ok(),
+            '+' => {
+                let params = Value::String(rest.into());
+                if let Ok(capability) = "a@1.0".parse() {
+                    let _ = caller.call(&Request::Plain { capability, params });
+                }
+            }
+            '!' => match server.event(call, "tick", &Value::String(rest.into())) {
+                Ok(()) | Err(NotTaken::Full | NotTaken::Ended) => {}
+                Err(NotTaken::TooBig) => assert!(rest.len() * 6 > MAX_EVENT_BYTES / 2),
+                Err(other) => unreachable!("{other}"),
+            },
+            '.' => server.finish(call, Ok(&Value::Null)),
+            '?' => server.finish(call, Err(&CallError::new(Code::INTERNAL, rest))),
+            '*' => {
+                while let Some(heard) = caller.take(call) {
+                    if !matches!(heard, Heard::Event { .. }) {
+                        assert_eq!(caller.take(call), None, "something followed the end");
+                    }
+                }
+            }
+            '-' => {
+                caller.cancel(call);
+                assert_eq!(caller.take(call), None, "heard after giving up");
+            }
+            '{' if serves => match server.receive(line) {
+                Ok(Asked::Open { call, .. } | Asked::Room { call }) => {
+                    // An open call takes an event, or its window is full.
+                    let taken = server.event(call, "tick", &Value::Null);
+                    assert!(matches!(taken, Ok(()) | Err(NotTaken::Full)), "{taken:?}");
+                }
+                Ok(Asked::Cancelled { call }) => {
+                    let taken = server.event(call, "tick", &Value::Null);
+                    assert_eq!(taken, Err(NotTaken::Ended));
+                }
+                Ok(Asked::Nothing) => {}
+                Err(_) => serves = false,
+            },
+            _ => {}
+        }
+        assert!(server.open_calls() <= MAX_OPEN_CALLS);
+    }
+    // Everything that is sent is a message of bounded size that the grammar knows.
+    for text in std::iter::from_fn(|| server.poll_transmit().or_else(|| caller.poll_transmit())) {
+        assert!(text.len() <= MAX_MESSAGE_BYTES);
+        let message: Value = serde_json::from_str(&text).unwrap_or_default();
+        assert!(message.is_object(), "{text}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn every_file_of_the_fuzzers_corpus_is_survived() {
+        let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus/bus_frames");
+        let mut count = 0;
+        for entry in std::fs::read_dir(corpus).unwrap() {
+            super::frames(&std::fs::read(entry.unwrap().path()).unwrap());
+            count += 1;
+        }
+        assert!(count >= 12);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_script_is_survived(input in "([{<+!.?*-][ -~]{0,60}\n){0,40}") {
+            super::frames(input.as_bytes());
+        }
+    }
+}

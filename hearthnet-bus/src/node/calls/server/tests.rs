@@ -1,0 +1,603 @@
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use hearthnet_transport::{NodeId, PathRule};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::super::client::{CallStream, Client};
+use super::super::descriptor::CallLimits;
+use super::super::frame::{BUS_PATH, MAX_MESSAGE_BYTES, WINDOW_FRAMES};
+use super::super::params::{Kind, Params};
+use super::*;
+use crate::NodeKey;
+
+const BUS_DESCRIBE: &str = "bus.describe@1.0";
+const COMMUNITY_JOIN: &str = "community.join@1.0";
+const NOW: u64 = 1_750_000_000_000;
+
+fn key(seed: u8) -> Arc<NodeKey> {
+    Arc::new(NodeKey::from_secret(&[seed; 32]))
+}
+
+fn cap(text: &str) -> Capability {
+    text.parse().unwrap()
+}
+
+/// Key 1 is the node itself and an anchor; 2 is trusted, 3 a member, others strangers.
+struct TestCommunity {
+    research: Mutex<Research>,
+}
+
+impl Authority for TestCommunity {
+    fn trust(&self, node: &NodeId) -> Trust {
+        let levels = [(1, Trust::Anchor), (2, Trust::Trusted), (3, Trust::Member)];
+        levels
+            .into_iter()
+            .find(|(seed, _)| key(*seed).id() == *node)
+            .map_or(Trust::Anyone, |(_, trust)| trust)
+    }
+
+    fn research(&self) -> Research {
+        *self.research.lock()
+    }
+}
+
+/// How many handlers run, and how many have run.
+#[derive(Default)]
+struct Count {
+    running: AtomicUsize,
+    begun: AtomicUsize,
+    changed: Notify,
+}
+
+impl Count {
+    async fn until(&self, running: usize, begun: usize) {
+        let reached = async {
+            loop {
+                let mut changed = pin!(self.changed.notified());
+                changed.as_mut().enable();
+                let now = (
+                    self.running.load(Ordering::SeqCst),
+                    self.begun.load(Ordering::SeqCst),
+                );
+                if now == (running, begun) {
+                    return;
+                }
+                changed.await;
+            }
+        };
+        timeout(Duration::from_secs(10), reached)
+            .await
+            .expect("within 10 s");
+    }
+}
+
+struct Running(Arc<Count>);
+
+impl Running {
+    fn new(count: &Arc<Count>) -> Self {
+        count.running.fetch_add(1, Ordering::SeqCst);
+        count.begun.fetch_add(1, Ordering::SeqCst);
+        count.changed.notify_waiters();
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.running.fetch_sub(1, Ordering::SeqCst);
+        self.0.changed.notify_waiters();
+    }
+}
+
+/// Sends as many events as asked, then does what it was made for.
+struct Ticker {
+    count: Arc<Count>,
+    then: Then,
+}
+
+#[derive(Clone, Copy)]
+enum Then {
+    End,
+    Wait,
+    Panic,
+}
+
+impl Handler for Ticker {
+    fn call(
+        &self,
+        ctx: CallContext,
+        params: Value,
+        out: FrameSink,
+    ) -> BoxFuture<'_, Result<Value, CallError>> {
+        Box::pin(async move {
+            let _running = Running::new(&self.count);
+            for n in 0..params["ticks"].as_u64().unwrap_or(0) {
+                out.send("tick", &json!(n)).await?;
+            }
+            match self.then {
+                Then::End => Ok(json!({"caller": ctx.caller, "local": ctx.is_local})),
+                Then::Wait => std::future::pending().await,
+                Then::Panic => panic!("a defect of a handler"),
+            }
+        })
+    }
+}
+
+/// Waits on a thread of its own until it is cancelled.
+struct Threaded(Arc<Count>);
+
+impl Handler for Threaded {
+    fn call(
+        &self,
+        ctx: CallContext,
+        _: Value,
+        out: FrameSink,
+    ) -> BoxFuture<'_, Result<Value, CallError>> {
+        let count = Arc::clone(&self.0);
+        Box::pin(async move {
+            let work = tokio::task::spawn_blocking(move || {
+                let (_running, _slot) = (Running::new(&count), ctx.slot.clone());
+                while out.blocking_send("tick", &json!(0)).is_ok() {}
+                assert!(ctx.cancel.is_cancelled());
+            });
+            let _ = work.await;
+            Ok(Value::Null)
+        })
+    }
+}
+
+struct World {
+    server: Arc<CallServer>,
+    test_community: Arc<TestCommunity>,
+    count: Arc<Count>,
+}
+
+fn world() -> World {
+    world_with(Rate {
+        per_second: 1000,
+        burst: 1000,
+    })
+}
+
+fn world_with(rate: Rate) -> World {
+    let registry = Arc::new(Registry::new());
+    let count = Arc::new(Count::default());
+    let add = |name: &str, trust, then| {
+        let mut descriptor = CapabilityDescriptor::new(cap(name), "A test.", trust);
+        descriptor.params = Params::none().optional("ticks", Kind::Integer { min: 0, max: 1000 });
+        descriptor.limits = CallLimits {
+            concurrent: 3,
+            concurrent_per_caller: 2,
+            seconds: 60,
+        };
+        if name.starts_with("slow") {
+            descriptor.limits.seconds = 1;
+        }
+        let count = Arc::clone(&count);
+        registry
+            .register(descriptor, Arc::new(Ticker { count, then }))
+            .unwrap();
+    };
+    add("tick@1.1", Trust::Member, Then::End);
+    add("wait@1.0", Trust::Member, Then::Wait);
+    add("slow@1.0", Trust::Member, Then::Wait);
+    add("panic@1.0", Trust::Member, Then::Panic);
+    add("trusted@1.0", Trust::Trusted, Then::End);
+    add("experimental.tick@1.0", Trust::Member, Then::End);
+    add(COMMUNITY_JOIN, Trust::Anyone, Then::End);
+    let mut threaded = CapabilityDescriptor::new(cap("thread@1.0"), "A test.", Trust::Member);
+    threaded.limits.concurrent_per_caller = 1;
+    registry
+        .register(threaded, Arc::new(Threaded(Arc::clone(&count))))
+        .unwrap();
+    let test_community = Arc::new(TestCommunity {
+        research: Mutex::new(Research::On),
+    });
+    let authority = Arc::clone(&test_community) as Arc<dyn Authority>;
+    let server = CallServer::with_rates(key(1).id(), registry, authority, rate, rate);
+    World {
+        server: Arc::new(server),
+        test_community,
+        count,
+    }
+}
+
+impl World {
+    /// A client with key `seed`, and the task that serves it.
+    fn connect(&self, seed: u8) -> (Client, tokio::task::JoinHandle<()>) {
+        let (ours, theirs) = Wire::pair();
+        let server = Arc::clone(&self.server);
+        let origin = Origin::Peer(key(seed).id());
+        let task = tokio::spawn(async move { server.serve_wire(theirs, origin).await });
+        (Client::over(ours, key(seed), key(1).id()), task)
+    }
+
+    fn request(&self, seed: u8, capability: &str, params: &str, id: u8) -> Request {
+        let envelope = Envelope::new(
+            key(seed).id(),
+            key(1).id(),
+            cap(capability),
+            params,
+            [id; 16],
+            NOW,
+        );
+        Request::Signed {
+            envelope: URL_SAFE_NO_PAD.encode(envelope.sign(&key(seed)).unwrap()),
+            params: params.into(),
+        }
+    }
+
+    fn admit(
+        &self,
+        seed: u8,
+        capability: &str,
+        params: &str,
+        id: u8,
+    ) -> Result<Admitted, CallError> {
+        let request = self.request(seed, capability, params, id);
+        self.server
+            .admit(Origin::Peer(key(seed).id()), request, NOW)
+    }
+
+    fn refusal(&self, seed: u8, capability: &str, params: &str) -> String {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let id = 100 + NEXT.fetch_add(1, Ordering::Relaxed) as u8;
+        let error = self.admit(seed, capability, params, id).unwrap_err();
+        format!("{}: {}", error.code(), error.message())
+    }
+}
+
+fn call(client: &Client, capability: &str, ticks: u64) -> CallStream {
+    client
+        .call(&cap(capability), &json!({ "ticks": ticks }))
+        .unwrap()
+}
+
+async fn code(stream: CallStream) -> Code {
+    let result = timeout(Duration::from_secs(20), stream.result()).await;
+    result.expect("an end").unwrap_err().code().clone()
+}
+
+#[tokio::test]
+async fn a_call_streams_its_events_in_order_and_ends() {
+    let world = world();
+    let (client, _task) = world.connect(3);
+    let mut stream = call(&client, "tick@1.0", 500);
+    let mut heard = 0;
+    while let Some(event) = stream.next().await.unwrap() {
+        assert_eq!((event.name.as_str(), event.data), ("tick", json!(heard)));
+        heard += 1;
+    }
+    assert_eq!(heard, 500);
+    let end = stream.result().await.unwrap();
+    assert_eq!(end, json!({"caller": key(3).id(), "local": false}));
+}
+
+#[tokio::test]
+async fn calls_go_over_the_transports_socket_as_well() {
+    let world = world();
+    let keys = [3, 1].map(|seed| key(seed).id());
+    let rule = PathRule::new(BUS_PATH, MAX_MESSAGE_BYTES).with_text();
+    let (ours, theirs) = PeerSocket::pair(keys, &rule).await;
+    let server = Arc::clone(&world.server);
+    tokio::spawn(async move { server.serve(theirs).await });
+    let client = Client::new(ours, key(3));
+    let end = call(&client, "tick@1.0", 200).result().await.unwrap();
+    assert_eq!(end["caller"], json!(key(3).id()));
+}
+
+#[tokio::test]
+async fn dropping_a_stream_stops_its_handler_and_frees_its_place() {
+    let world = world();
+    let (client, _task) = world.connect(3);
+    let streams = [call(&client, "wait@1.0", 0), call(&client, "wait@1.0", 0)];
+    world.count.until(2, 2).await;
+    assert_eq!(code(call(&client, "wait@1.0", 0)).await, Code::BUSY);
+    drop(streams);
+    world.count.until(0, 2).await;
+    let _again = call(&client, "wait@1.0", 0);
+    world.count.until(1, 3).await;
+}
+
+#[tokio::test]
+async fn a_lost_connection_stops_all_its_handlers() {
+    let world = world();
+    let (client, task) = world.connect(3);
+    let stream = call(&client, "wait@1.0", 0);
+    world.count.until(1, 1).await;
+    task.abort();
+    world.count.until(0, 1).await;
+    assert_eq!(code(stream).await, Code::UNREACHABLE);
+    assert!(client.is_lost());
+    let refused = client.call(&cap("tick@1.0"), &json!({})).unwrap_err();
+    assert_eq!(refused.code(), &Code::UNREACHABLE);
+    // And when it is the caller that goes.
+    let (client, task) = world.connect(3);
+    let stream = call(&client, "wait@1.0", 0);
+    world.count.until(1, 2).await;
+    drop((client, stream));
+    world.count.until(0, 2).await;
+    task.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_thread_at_work_hears_of_the_cancel_and_keeps_its_place_until_it_stops() {
+    let world = world();
+    let (client, _task) = world.connect(3);
+    let mut stream = client.call(&cap("thread@1.0"), &json!({})).unwrap();
+    assert!(stream.next().await.unwrap().is_some());
+    assert_eq!(world.count.running.load(Ordering::SeqCst), 1);
+    drop(stream);
+    world.count.until(0, 1).await;
+    // The slot is dropped with the thread's other variables.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        let mut again = client.call(&cap("thread@1.0"), &json!({})).unwrap();
+        match again.next().await {
+            Ok(_) => break,
+            Err(error) => assert_eq!(error.code(), &Code::BUSY),
+        }
+        assert!(Instant::now() < deadline);
+    }
+}
+
+#[tokio::test]
+async fn a_caller_that_takes_nothing_holds_up_nobody_else() {
+    let world = world();
+    let (client, _task) = world.connect(3);
+    let slow = call(&client, "tick@1.0", 1000);
+    world.count.until(1, 1).await;
+    let mut quick = call(&client, "tick@1.0", WINDOW_FRAMES * 3);
+    let mut heard = 0;
+    while quick.next().await.unwrap().is_some() {
+        heard += 1;
+    }
+    assert_eq!(heard, WINDOW_FRAMES * 3);
+    assert_eq!(
+        world.count.running.load(Ordering::SeqCst),
+        1,
+        "the slow one waits"
+    );
+    assert!(slow.result().await.is_ok());
+}
+
+#[tokio::test]
+async fn a_handler_that_panics_or_takes_too_long_ends_its_call_alone() {
+    let world = world();
+    let (client, _task) = world.connect(3);
+    let waits = call(&client, "wait@1.0", 0);
+    assert_eq!(code(call(&client, "panic@1.0", 3)).await, Code::INTERNAL);
+    assert_eq!(code(call(&client, "slow@1.0", 3)).await, Code::TIMEOUT);
+    world.count.until(1, 3).await;
+    drop(waits);
+    assert!(call(&client, "tick@1.0", 3).result().await.is_ok());
+}
+
+#[tokio::test]
+async fn a_caller_that_breaks_a_rule_loses_the_connection_and_its_calls() {
+    let world = world();
+    let (mut ours, theirs) = Wire::pair();
+    let server = Arc::clone(&world.server);
+    let task = tokio::spawn(async move { server.serve_wire(theirs, Origin::Local).await });
+    let data = r#"{"capability":"wait@1.0","params":{}}"#;
+    let open = format!(r#"{{"call":1,"seq":1,"event":"call","data":{data}}}"#);
+    ours.outgoing.send(open.clone()).await.unwrap();
+    world.count.until(1, 1).await;
+    ours.outgoing.send(open).await.unwrap();
+    task.await.unwrap();
+    world.count.until(0, 1).await;
+    assert!(ours.incoming.next().await.is_none());
+}
+
+#[test]
+fn strangers_may_join_and_learn_nothing_else() {
+    let world = world();
+    assert!(world.admit(9, COMMUNITY_JOIN, "{}", 1).is_ok());
+    let (no_such, wait) = (
+        world.refusal(9, "no.such@1.0", "{}"),
+        world.refusal(9, "wait@1.0", "{}"),
+    );
+    assert!(wait.starts_with("unauthorized: ed25519:"), "{wait}");
+    assert!(
+        wait.ends_with("is not a member of this community"),
+        "{wait}"
+    );
+    assert_eq!(no_such, wait);
+}
+
+#[test]
+fn a_level_too_low_is_refused_before_anything_runs() {
+    let world = world();
+    assert!(world.admit(2, "trusted@1.0", "{}", 1).is_ok());
+    assert!(world.admit(1, "trusted@1.0", "{}", 1).is_ok());
+    let refused = world.refusal(3, "trusted@1.0", "{}");
+    assert!(
+        refused.starts_with("unauthorized: trusted@1.0 needs the level trusted"),
+        "{refused}"
+    );
+    assert_eq!(world.count.begun.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn experiments_are_refused_with_the_setting_that_is_off() {
+    let world = world();
+    assert!(world.admit(3, "experimental.tick@1.0", "{}", 1).is_ok());
+    *world.test_community.research.lock() = Research::OffHere;
+    let refused = world.refusal(3, "experimental.tick@1.0", "{}");
+    assert!(refused.starts_with("experimental_disabled: "), "{refused}");
+    assert!(refused.contains("policy.research.enable"), "{refused}");
+    *world.test_community.research.lock() = Research::OffInCommunity;
+    let refused = world.refusal(3, "experimental.tick@1.0", "{}");
+    assert!(
+        refused.contains("community: its policy `research`"),
+        "{refused}"
+    );
+    assert!(world.admit(3, "tick@1.0", "{}", 2).is_ok());
+}
+
+#[test]
+fn what_is_not_there_or_not_allowed_says_so() {
+    let world = world();
+    for (capability, params, says) in [
+        (
+            "tack@1.0",
+            "{}",
+            "not_found: this node has no capability tack",
+        ),
+        (
+            "tick@1.2",
+            "{}",
+            "version_unsupported: this node has tick in version 1.1",
+        ),
+        (
+            "tick@2.0",
+            "{}",
+            "version_unsupported: this node has tick in version 1.1",
+        ),
+        ("tick@1.0", "{", "bad_request: params: is not JSON"),
+        ("tick@1.0", "[]", "bad_request: params: must be an object"),
+        (
+            "tick@1.0",
+            r#"{"ticks":1001}"#,
+            "bad_request: ticks: must be a whole number from 0 to 1000",
+        ),
+        (
+            "tick@1.0",
+            r#"{"tocks":1}"#,
+            "bad_request: tocks: is not a parameter of this capability",
+        ),
+    ] {
+        assert_eq!(world.refusal(3, capability, params), says);
+    }
+}
+
+#[test]
+fn an_envelope_is_good_for_one_call_of_one_node() {
+    let world = world();
+    let peer = Origin::Peer(key(3).id());
+    let code = |origin, request, now| {
+        let refused = world.server.admit(origin, request, now).unwrap_err();
+        refused.code().clone()
+    };
+    let request = world.request(3, "tick@1.0", "{}", 1);
+    // Another node that got hold of it.
+    let stolen = code(Origin::Peer(key(2).id()), request.clone(), NOW);
+    assert_eq!(stolen, Code::UNAUTHORIZED);
+    world.server.admit(peer, request.clone(), NOW).unwrap();
+    assert_eq!(code(peer, request.clone(), NOW), Code::CALL_REPLAYED);
+    assert_eq!(
+        code(peer, request.clone(), NOW + 120_000),
+        Code::CALL_REPLAYED
+    );
+    assert_eq!(code(peer, request, NOW + 120_001), Code::CALL_EXPIRED);
+    let garbage = |envelope: &str| Request::Signed {
+        envelope: envelope.into(),
+        params: "{}".into(),
+    };
+    for envelope in ["", "!", "AAAA", &"A".repeat(3000)] {
+        assert_eq!(
+            code(peer, garbage(envelope), NOW),
+            Code::BAD_REQUEST,
+            "{envelope}"
+        );
+    }
+}
+
+#[test]
+fn only_this_machine_calls_without_a_signature() {
+    let world = world();
+    let plain = || Request::Plain {
+        capability: cap("tick@1.0"),
+        params: json!({}),
+    };
+    let admitted = world.server.admit(Origin::Local, plain(), NOW).unwrap();
+    assert_eq!(
+        (admitted.ctx.caller, admitted.ctx.is_local),
+        (key(1).id(), true)
+    );
+    let peer = Origin::Peer(key(3).id());
+    let refused = world.server.admit(peer, plain(), NOW).unwrap_err();
+    assert_eq!(refused.code(), &Code::BAD_REQUEST);
+    let signed = world.request(1, "tick@1.0", "{}", 1);
+    let refused = world.server.admit(Origin::Local, signed, NOW).unwrap_err();
+    assert_eq!(refused.code(), &Code::BAD_REQUEST);
+}
+
+#[test]
+fn a_peer_that_calls_too_often_is_told_when_to_come_back() {
+    let world = world_with(Rate {
+        per_second: 1,
+        burst: 2,
+    });
+    for id in 0..2 {
+        world.admit(3, "tick@1.0", "{}", id).unwrap();
+    }
+    let refused = world.admit(3, "tick@1.0", "{}", 3).unwrap_err();
+    assert_eq!(
+        (refused.code(), refused.hint()),
+        (&Code::RATE_LIMITED, "try again in 1000 ms")
+    );
+    world.admit(2, "tick@1.0", "{}", 1).unwrap();
+}
+
+#[tokio::test]
+async fn a_node_lists_what_it_can_be_asked() {
+    let world = world();
+    let (client, _task) = world.connect(3);
+    let stream = client.call(&cap(BUS_DESCRIBE), &json!({})).unwrap();
+    let mut end = stream.result().await.unwrap();
+    let listed: Vec<CapabilityDescriptor> =
+        serde_json::from_value(end["capabilities"].take()).unwrap();
+    assert_eq!(listed, world.server.registry().descriptors());
+    assert!(listed.iter().any(|d| d.capability == cap("tick@1.1")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stranger_is_shown_out() {
+    let world = world();
+    let (client, task) = world.connect(9);
+    assert!(call(&client, COMMUNITY_JOIN, 0).result().await.is_ok());
+    let began = Instant::now();
+    task.await.unwrap();
+    assert_eq!(began.elapsed().as_secs(), STRANGER_STAYS.as_secs());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_never_takes_events_is_given_up() {
+    let world = world();
+    let (client, _task) = world.connect(3);
+    let stream = call(&client, "tick@1.0", 1000);
+    world.count.until(1, 1).await;
+    tokio::time::sleep(STALL + Duration::from_secs(1)).await;
+    world.count.until(0, 1).await;
+    assert_eq!(code(stream).await, Code::TIMEOUT);
+}
+
+#[tokio::test]
+async fn a_message_written_to_nobody_stops_nothing_from_being_freed() {
+    let world = world();
+    let (ours, theirs) = Wire::pair();
+    let server = Arc::clone(&world.server);
+    let done = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&done);
+    let task = tokio::spawn(async move {
+        server.serve_wire(theirs, Origin::Local).await;
+        flag.store(true, Ordering::SeqCst);
+    });
+    let Wire {
+        incoming,
+        mut outgoing,
+    } = ours;
+    let data = r#"{"capability":"tick@1.0","params":{"ticks":1000}}"#;
+    let open = format!(r#"{{"call":1,"seq":1,"event":"call","data":{data}}}"#);
+    outgoing.send(open).await.unwrap();
+    world.count.until(1, 1).await;
+    // Nothing is read, and then the socket is gone, while a message waits to be written.
+    drop((incoming, outgoing));
+    task.await.unwrap();
+    world.count.until(0, 1).await;
+    assert!(done.load(Ordering::SeqCst));
+}

@@ -1,0 +1,166 @@
+//! `shard.serve`: session grants for the tensor path. Normative: `specs/capability-bus.md`, section 10.
+//!
+//! A host has no capability to advertise: whoever answers at its endpoint holds the node's key, so
+//! it signs the event itself ([`Body::ShardAdvertised`](crate::community::log::Body)).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use futures_util::future::BoxFuture;
+use hearthnet_transport::Code;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::descriptor::{CapabilityDescriptor, Trust};
+use super::error::CallError;
+use super::frame_sink::FrameSink;
+use super::params::{Kind, Params};
+use super::registry::{CallContext, Handler, RegisterError, Registry};
+use crate::community::log::{EventLog, Level};
+use crate::now_ms;
+use crate::{Capability, Descriptor, Grant, MAX_TEXT, NodeId, NodeKey};
+
+/// How long a grant holds, in seconds: it is used at once, and the session that it opens
+/// lives on.
+const GRANT_SECONDS: u64 = 60;
+
+/// The shards that this node serves, as its shard host says.
+#[derive(Debug, Default)]
+pub struct Served(Mutex<BTreeMap<String, Descriptor>>);
+
+impl Served {
+    /// Serves a shard, or says something new about it.
+    pub fn set(&self, descriptor: Descriptor) {
+        self.0
+            .lock()
+            .insert(descriptor.shard_id.clone(), descriptor);
+    }
+
+    /// Serves a shard no longer. Whether it was served.
+    pub fn remove(&self, shard_id: &str) -> bool {
+        self.0.lock().remove(shard_id).is_some()
+    }
+
+    /// What is served under this id.
+    pub fn get(&self, shard_id: &str) -> Option<Descriptor> {
+        self.0.lock().get(shard_id).cloned()
+    }
+
+    /// All that is served.
+    pub fn all(&self) -> Vec<Descriptor> {
+        self.0.lock().values().cloned().collect()
+    }
+}
+
+/// What `shard.serve` ends with.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShardGrant {
+    /// `ADDR:PORT` of the tensor endpoint, as it is advertised. A caller that reached the
+    /// node elsewhere may find the endpoint at that address, too.
+    pub endpoint: String,
+    /// The node that serves, and that the TLS handshake must prove.
+    pub node: NodeId,
+    /// The session token for HELLO (`specs/session-grant.md`), base64url: good for one
+    /// session of the caller with this node.
+    pub grant: String,
+    /// First Unix second in which it no longer holds.
+    pub expires: u64,
+}
+
+impl ShardGrant {
+    /// The token's bytes; `None` if they are not base64url.
+    pub fn token(&self) -> Option<Vec<u8>> {
+        URL_SAFE_NO_PAD.decode(&self.grant).ok()
+    }
+}
+
+/// Adds `shard.serve`: this node grants sessions with the shards in `served`.
+///
+/// # Errors
+/// [`RegisterError`].
+pub fn register_shards(
+    registry: &Registry,
+    key: Arc<NodeKey>,
+    log: EventLog,
+    served: Arc<Served>,
+) -> Result<(), RegisterError> {
+    let descriptor = CapabilityDescriptor {
+        params: Params::none().required("shard_id", Kind::text(MAX_TEXT)),
+        ..CapabilityDescriptor::new(
+            Capability::shard_serve(),
+            "Grants the caller one session with a shard that this node serves.",
+            // The community's members chat, and to chat is to orchestrate: it is the host
+            // that has to be trusted, for it sees what others compute.
+            Trust::Member,
+        )
+    };
+    registry.register(descriptor, Arc::new(Serve { key, log, served }))
+}
+
+struct Serve {
+    key: Arc<NodeKey>,
+    log: EventLog,
+    served: Arc<Served>,
+}
+
+impl Handler for Serve {
+    fn call(
+        &self,
+        ctx: CallContext,
+        params: Value,
+        _: FrameSink,
+    ) -> BoxFuture<'_, Result<Value, CallError>> {
+        Box::pin(std::future::ready(self.grant(&ctx, &params)))
+    }
+}
+
+impl Serve {
+    fn grant(&self, ctx: &CallContext, params: &Value) -> Result<Value, CallError> {
+        let own = self.key.id();
+        if self.log.state().level(&own) < Some(Level::Trusted) {
+            return Err(CallError::new(
+                Code::UNAUTHORIZED,
+                "this node cannot serve shards: it needs the level trusted itself",
+            )
+            .with_hint("ask another node, or let an anchor promote this one"));
+        }
+        let shard = params["shard_id"]
+            .as_str()
+            .and_then(|id| self.served.get(id));
+        let descriptor = shard.ok_or_else(|| {
+            CallError::new(
+                Code::new("shard_unavailable"),
+                "this node does not serve the shard that is asked for",
+            )
+            .with_hint("its advertisement is out of date; choose another host")
+        })?;
+        let mut id = [0; 16];
+        getrandom::fill(&mut id)
+            .map_err(|_| CallError::new(Code::INTERNAL, "the system gave no randomness"))?;
+        let now = now_ms() / 1000;
+        let grant = Grant {
+            issuer: own,
+            subject: ctx.caller,
+            audience: own,
+            scope: Capability::shard_serve(),
+            not_before: now,
+            expires: now + GRANT_SECONDS,
+            id,
+        };
+        let token = grant
+            .sign(&self.key)
+            .map_err(|e| CallError::new(Code::INTERNAL, e.to_string()))?;
+        Ok(json!(ShardGrant {
+            endpoint: descriptor.endpoint,
+            node: own,
+            grant: URL_SAFE_NO_PAD.encode(token),
+            expires: grant.expires,
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,281 @@
+//! This machine's own addresses: which of others' are near, and which cannot be right.
+
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+
+/// One address of one interface of this machine.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct LocalAddress {
+    /// The interface's name, such as `eth0`.
+    pub interface: String,
+    /// Its number, which scopes IPv6 link-local addresses.
+    pub index: u32,
+    /// The address.
+    pub ip: IpAddr,
+    /// Bits of the address that name the network, 0 to 128.
+    pub prefix: u8,
+}
+
+/// The addresses of this machine at one moment. [`Local::default`] has none, and then no
+/// address is near.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Local(Vec<LocalAddress>);
+
+/// How far an address is, nearest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Distance {
+    /// This machine.
+    Machine,
+    /// A network that this machine has an address in.
+    Subnet,
+    /// An IPv6 link-local address with its interface: as near, but only good on this link.
+    Link,
+    /// Another private network (RFC 1918, RFC 4193, RFC 3927).
+    Private,
+    /// The rest of the world.
+    World,
+}
+
+impl Local {
+    /// From a list of addresses.
+    pub fn new(addresses: Vec<LocalAddress>) -> Self {
+        Self(addresses)
+    }
+
+    /// What the system says now; empty if it says nothing. Interfaces that are down are
+    /// left out. `only` names the interfaces that count; empty: all of them.
+    pub fn read(only: &[String]) -> Self {
+        let found = if_addrs::get_if_addrs().unwrap_or_default();
+        let mut addresses: Vec<_> = found
+            .into_iter()
+            .filter(|one| one.is_oper_up() && (only.is_empty() || only.contains(&one.name)))
+            .map(|one| LocalAddress {
+                ip: one.ip(),
+                index: one.index.unwrap_or(0),
+                prefix: match &one.addr {
+                    if_addrs::IfAddr::V4(v4) => v4.prefixlen,
+                    if_addrs::IfAddr::V6(v6) => v6.prefixlen,
+                },
+                interface: one.name,
+            })
+            .collect();
+        addresses.sort_by_key(|one| (one.index, one.ip));
+        Self(addresses)
+    }
+
+    /// Where a listener on `port` can be reached from other machines: all addresses but
+    /// loopback and IPv6 link-local ones, or loopback if there is nothing else. What invite codes
+    /// and `node.seen` events carry.
+    pub fn endpoints(&self, port: u16) -> Vec<SocketAddr> {
+        let outward = |ip: IpAddr| !ip.is_loopback() && !needs_scope(ip);
+        let mut ips: Vec<_> = self.0.iter().map(|one| one.ip).collect();
+        if ips.iter().any(|ip| outward(*ip)) {
+            ips.retain(|ip| outward(*ip));
+        }
+        ips.retain(|ip| !needs_scope(*ip));
+        ips.sort_by_key(|ip| (ip.is_ipv6(), *ip));
+        ips.dedup();
+        ips.into_iter()
+            .map(|ip| SocketAddr::new(ip, port))
+            .collect()
+    }
+
+    /// The number of an interface given by name or by number.
+    pub(super) fn scope(&self, scope: &str) -> Option<u32> {
+        let by_name = || {
+            self.0
+                .iter()
+                .find(|one| one.interface == scope)
+                .map(|one| one.index)
+        };
+        scope.parse().ok().or_else(by_name)
+    }
+
+    /// How far an endpoint is from here.
+    pub fn distance(&self, endpoint: &SocketAddr) -> Distance {
+        let ip = endpoint.ip();
+        if ip.is_loopback() || self.0.iter().any(|one| one.ip == ip && !needs_scope(ip)) {
+            Distance::Machine
+        } else if needs_scope(ip) {
+            Distance::Link
+        } else if self.0.iter().any(|one| same_network(one, ip)) {
+            Distance::Subnet
+        } else if is_private(ip) {
+            Distance::Private
+        } else {
+            Distance::World
+        }
+    }
+
+    /// The endpoint that an mDNS announcement heard on interface `index` may mean, or `None`
+    /// if it cannot be an address of this network.
+    ///
+    /// Anything on the LAN can announce anything, and whoever hears it will knock there. So
+    /// loopback counts only when it was heard on the loopback interface, link-local IPv6
+    /// gets the interface that it was heard on, and addresses out in the world count only
+    /// within a network of this machine: an announcement must not be able to point all
+    /// the nodes of a neighbourhood at someone's server.
+    pub fn admit(&self, ip: IpAddr, port: u16, index: u32) -> Option<SocketAddr> {
+        let heard_on_loopback = || {
+            self.0
+                .iter()
+                .any(|one| one.index == index && one.ip.is_loopback())
+        };
+        if port == 0 || ip.is_unspecified() || ip.is_multicast() {
+            return None;
+        }
+        match ip {
+            IpAddr::V4(v4) if v4.is_broadcast() => None,
+            IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => None,
+            ip if ip.is_loopback() => heard_on_loopback().then(|| SocketAddr::new(ip, port)),
+            IpAddr::V6(v6) if v6.is_unicast_link_local() => {
+                (index != 0).then(|| SocketAddrV6::new(v6, port, 0, index).into())
+            }
+            ip => {
+                let endpoint = SocketAddr::new(ip, port);
+                (self.distance(&endpoint) < Distance::World).then_some(endpoint)
+            }
+        }
+    }
+}
+
+fn same_network(local: &LocalAddress, ip: IpAddr) -> bool {
+    match (local.ip, ip) {
+        (IpAddr::V4(a), IpAddr::V4(b)) => {
+            let shift = 32 - u32::from(local.prefix.min(32));
+            shift < 32 && a.to_bits() >> shift == b.to_bits() >> shift
+        }
+        (IpAddr::V6(a), IpAddr::V6(b)) => {
+            let shift = 128 - u32::from(local.prefix.min(128));
+            shift < 128 && a.to_bits() >> shift == b.to_bits() >> shift
+        }
+        _ => false,
+    }
+}
+
+/// Not routed on the internet. 100.64.0.0/10 (RFC 6598) is what overlay networks use.
+fn is_private(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(v4) => {
+            let [a, b, ..] = v4.octets();
+            v4.is_private() || v4.is_link_local() || (a == 100 && (64..128).contains(&b))
+        }
+        IpAddr::V6(v6) => v6.is_unique_local(),
+    }
+}
+
+/// Means nothing without an interface; 169.254.0.0/16 does, and may be all that a network
+/// without a router has.
+fn needs_scope(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn home() -> Local {
+        let address = |interface: &str, index, ip: &str, prefix| LocalAddress {
+            interface: interface.into(),
+            index,
+            ip: ip.parse().unwrap(),
+            prefix,
+        };
+        Local::new(vec![
+            address("lo", 1, "127.0.0.1", 8),
+            address("lo", 1, "::1", 128),
+            address("eth0", 2, "192.168.1.10", 24),
+            address("eth0", 2, "fe80::10", 64),
+            address("eth0", 2, "2001:db8:1::10", 64),
+        ])
+    }
+
+    fn admit(ip: &str, index: u32) -> Option<String> {
+        home()
+            .admit(ip.parse().unwrap(), 7071, index)
+            .map(|endpoint| endpoint.to_string())
+    }
+
+    #[test]
+    fn an_announced_address_must_be_one_of_this_network() {
+        assert_eq!(admit("192.168.1.20", 2).unwrap(), "192.168.1.20:7071");
+        assert_eq!(admit("10.3.0.1", 2).unwrap(), "10.3.0.1:7071");
+        assert_eq!(admit("2001:db8:1::20", 2).unwrap(), "[2001:db8:1::20]:7071");
+        assert_eq!(admit("fd12::1", 2).unwrap(), "[fd12::1]:7071");
+        for ip in [
+            "8.8.8.8",
+            "2001:db8:2::1",
+            "0.0.0.0",
+            "::",
+            "224.0.0.251",
+            "255.255.255.255",
+            "ff02::fb",
+            "::ffff:192.168.1.20",
+        ] {
+            assert_eq!(admit(ip, 2), None, "{ip}");
+        }
+    }
+
+    #[test]
+    fn loopback_counts_only_when_heard_on_loopback() {
+        assert_eq!(admit("127.0.0.1", 1).unwrap(), "127.0.0.1:7071");
+        assert_eq!(admit("127.0.0.1", 2), None);
+        assert_eq!(admit("::1", 2), None);
+        assert_eq!(admit("::1", 1).unwrap(), "[::1]:7071");
+    }
+
+    #[test]
+    fn a_link_local_address_keeps_the_interface_it_was_heard_on() {
+        assert_eq!(admit("fe80::20", 2).unwrap(), "[fe80::20%2]:7071");
+        assert_eq!(admit("fe80::20", 0), None);
+    }
+
+    #[test]
+    fn the_nearest_is_told_from_the_far() {
+        let far = |endpoint: &str| home().distance(&endpoint.parse().unwrap());
+        assert_eq!(far("127.0.0.1:1"), Distance::Machine);
+        assert_eq!(far("192.168.1.10:1"), Distance::Machine);
+        assert_eq!(far("192.168.1.11:1"), Distance::Subnet);
+        assert_eq!(far("[2001:db8:1::99]:1"), Distance::Subnet);
+        assert_eq!(far("[fe80::10%2]:1"), Distance::Link);
+        assert_eq!(far("192.168.2.1:1"), Distance::Private);
+        assert_eq!(far("1.1.1.1:1"), Distance::World);
+    }
+
+    #[test]
+    fn others_are_told_addresses_that_they_can_use() {
+        let texts = |local: &Local| -> Vec<_> {
+            local
+                .endpoints(7071)
+                .iter()
+                .map(SocketAddr::to_string)
+                .collect()
+        };
+        assert_eq!(
+            texts(&home()),
+            ["192.168.1.10:7071", "[2001:db8:1::10]:7071"]
+        );
+        let alone = Local::new(home().0[..2].to_vec());
+        assert_eq!(texts(&alone), ["127.0.0.1:7071", "[::1]:7071"]);
+    }
+
+    #[test]
+    fn this_machine_has_a_loopback_address() {
+        let all = Local::read(&[]);
+        assert!(all.0.iter().any(|one| one.ip.is_loopback()));
+        assert!(Local::read(&["no such interface".into()]).0.is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn no_prefix_and_no_address_overflow(prefix: u8, a: u128, b: u128, v4: bool) {
+            let ip = |bits: u128| if v4 { IpAddr::V4((bits as u32).into()) } else { IpAddr::V6(bits.into()) };
+            let local = Local::new(vec![LocalAddress { interface: "x".into(), index: 3, ip: ip(a), prefix }]);
+            let _ = local.distance(&SocketAddr::new(ip(b), 1));
+            if let Some(endpoint) = local.admit(ip(b), 1, 3) {
+                prop_assert_eq!(endpoint.ip(), ip(b));
+            }
+        }
+    }
+}

@@ -1,0 +1,543 @@
+//! Finding other nodes: mDNS on the local network, and static peers where multicast is
+//! blocked.
+//!
+//! | concept | type | file |
+//! |---|---|---|
+//! | what a node says of itself | [`Announcement`] | `announcement.rs` |
+//! | a peer that a person wrote down | [`StaticPeer`] | `static_peer.rs` |
+//! | this machine's addresses, near and far | [`Local`] | `local.rs` |
+//! | who may be where | [`AddressBook`] | `book.rs` |
+//! | the mDNS daemon and its guard | [`MdnsHealth`] | `mdns.rs` |
+//! | all of it at work | [`Discovery`] | this file |
+//!
+//! Normative for other implementations: `specs/discovery.md`.
+//!
+//! Nothing in here is proof. Whoever is on the network can announce any node id at any
+//! address; only the TLS handshake tells who answers. So what is found is called a [`Hint`],
+//! is bounded in number, and never displaces what is known better.
+
+mod announcement;
+mod book;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
+mod local;
+mod mdns;
+mod static_peer;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::{mpsc, oneshot, watch};
+
+pub use announcement::{
+    Announcement, AnnouncementError, CommunityTag, Instance, MAX_CAP_CHARS, MAX_CAPS, SERVICE_TYPE,
+    TXT_VERSION,
+};
+pub use book::{
+    AddressBook, Hint, MAX_MEMBERS, MAX_PER_CLASS, MAX_PROVED, MAX_STRANGERS, MAX_UNNAMED, Source,
+};
+pub use local::{Distance, Local, LocalAddress};
+pub use mdns::MdnsHealth;
+pub use static_peer::{StaticPeer, StaticPeerError};
+
+use crate::NodeId;
+use crate::now_ms;
+use mdns::{Event, Mdns};
+
+/// The UDP port of mDNS (RFC 6762).
+pub const MDNS_PORT: u16 = 5353;
+/// Static peers in one configuration.
+pub const MAX_STATIC_PEERS: usize = 64;
+
+/// How often the daemon is counted, the book tidied, and this machine's addresses read.
+const TICK: Duration = Duration::from_secs(1);
+/// How often the network is asked again. mDNS hints count for ten minutes.
+const ASK_AGAIN: Duration = Duration::from_secs(4 * 60);
+/// When a node announces itself and asks once more, after it started or its addresses changed.
+/// What is sent while a link comes up may get lost: a switch that looks for loops first forwards
+/// nothing for up to half a minute, and the daemon does not answer on an interface on which
+/// its announcement failed, until it is told again.
+const AGAIN_AFTER: [Duration; 4] = [
+    Duration::from_secs(3),
+    Duration::from_secs(8),
+    Duration::from_secs(20),
+    Duration::from_secs(45),
+];
+/// [`Discovery::look_again`] does not ask more often than this.
+const ASK_AT_MOST: Duration = Duration::from_secs(2);
+/// How often the names of static peers are looked up.
+const LOOK_UP: Duration = Duration::from_secs(60);
+/// How long one look-up may take.
+const LOOK_UP_LIMIT: Duration = Duration::from_secs(5);
+/// First rest after a flood or a failure; doubled each time, up to [`LONGEST_REST`].
+const FIRST_REST: Duration = Duration::from_secs(5);
+const LONGEST_REST: Duration = Duration::from_secs(60);
+/// After this long without trouble the next rest is a short one again.
+const CALM: Duration = Duration::from_secs(10 * 60);
+
+/// How to look for others.
+#[derive(Debug, Clone)]
+pub struct DiscoverySettings {
+    /// This node, which is not listed; `None`: nobody is left out.
+    pub own: Option<NodeId>,
+    /// Only announcements of this community count; `None`: all.
+    pub community: Option<CommunityTag>,
+    /// Whether to use mDNS.
+    pub mdns: bool,
+    /// The address that the announced listener is bound to: only what reaches it is announced.
+    /// `None`, like `::`: every address of this machine; `0.0.0.0`: every IPv4 address.
+    pub listen: Option<IpAddr>,
+    /// UDP port of mDNS, [`MDNS_PORT`] unless in tests.
+    pub mdns_port: u16,
+    /// Names of the interfaces to use; empty: all.
+    pub interfaces: Vec<String>,
+    /// Peers from the configuration; those beyond [`MAX_STATIC_PEERS`] are ignored.
+    pub static_peers: Vec<StaticPeer>,
+}
+
+impl Default for DiscoverySettings {
+    fn default() -> Self {
+        Self {
+            own: None,
+            community: None,
+            mdns: true,
+            listen: None,
+            mdns_port: MDNS_PORT,
+            interfaces: Vec::new(),
+            static_peers: Vec::new(),
+        }
+    }
+}
+
+/// Why discovery did not start.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DiscoveryError {
+    /// What is to be announced is not sound.
+    #[error("cannot announce this node: {0}")]
+    Announcement(#[from] AnnouncementError),
+    /// The mDNS daemon could not be started or does not take orders.
+    #[error("mDNS does not work on this machine ({0}); list the peers in the configuration")]
+    Mdns(String),
+}
+
+/// What was heard so far.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Announcements that count.
+    pub heard: u64,
+    /// Announcements of other communities.
+    pub foreign: u64,
+    /// Announcements that are none, by their first fault.
+    pub refused: BTreeMap<AnnouncementError, u64>,
+    /// How often the daemon was replaced because of a flood.
+    pub floods: u64,
+}
+
+enum Order {
+    LookAgain,
+    Stop(oneshot::Sender<()>),
+}
+
+struct Shared {
+    book: Mutex<AddressBook>,
+    counts: Mutex<Counts>,
+    health: Mutex<MdnsHealth>,
+    changed: watch::Sender<u64>,
+}
+
+/// Discovery at work. Clones are the same one; it ends when it is shut down, or with its
+/// last clone.
+#[derive(Clone)]
+pub struct Discovery {
+    shared: Arc<Shared>,
+    orders: mpsc::Sender<Order>,
+}
+
+impl Discovery {
+    /// Starts looking, and announcing if there is something to announce. The receiver's
+    /// value rises with every change of what is found.
+    ///
+    /// Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// [`DiscoveryError::Announcement`] if what is to be announced is not sound. A machine
+    /// on which mDNS does not work is no error: static peers still do, and
+    /// [`Discovery::health`] says so.
+    pub fn start(
+        settings: DiscoverySettings,
+        announcement: Option<Announcement>,
+    ) -> Result<(Self, watch::Receiver<u64>), DiscoveryError> {
+        if let Some(announcement) = &announcement {
+            announcement.to_txt()?;
+        }
+        let (changed, changes) = watch::channel(0);
+        let (orders, inbox) = mpsc::channel(16);
+        let shared = Arc::new(Shared {
+            book: Mutex::new(AddressBook::new(settings.own)),
+            counts: Mutex::default(),
+            health: Mutex::new(MdnsHealth::Off),
+            changed,
+        });
+        shared.book().set_local(Local::read(&settings.interfaces));
+        tokio::spawn(look_up_static_peers(
+            Arc::downgrade(&shared),
+            settings.clone(),
+            shared.changed.subscribe(),
+        ));
+        let shell = Shell {
+            settings,
+            announcement,
+            shared: Arc::clone(&shared),
+            mdns: None,
+            asked: Instant::now(),
+            moved: Instant::now(),
+            said_again: 0,
+            rest: FIRST_REST,
+            rest_until: None,
+            trouble: None,
+        };
+        tokio::spawn(shell.run(inbox));
+        Ok((Self { shared, orders }, changes))
+    }
+
+    /// Everything that is known now.
+    pub fn found(&self) -> Vec<Hint> {
+        self.shared.book().hints(now_ms())
+    }
+
+    /// Where to try for `node`, best first.
+    pub fn endpoints(&self, node: &NodeId) -> Vec<SocketAddr> {
+        self.shared.book().endpoints(node, now_ms())
+    }
+
+    /// Where a listener of this machine on `port` can be reached, for invite codes and
+    /// `node.seen` events.
+    pub fn own_endpoints(&self, port: u16) -> Vec<SocketAddr> {
+        self.shared.book().local().endpoints(port)
+    }
+
+    /// See [`AddressBook::set_members`].
+    pub fn set_members(&self, members: impl IntoIterator<Item = NodeId>) {
+        self.shared.book().set_members(members, now_ms());
+    }
+
+    /// See [`AddressBook::told`].
+    pub fn told(&self, source: Source, node: NodeId, endpoints: &[SocketAddr]) {
+        if self.shared.book().told(source, node, endpoints, now_ms()) {
+            self.shared.bump();
+        }
+    }
+
+    /// See [`AddressBook::proved`].
+    pub fn proved(&self, node: NodeId, endpoint: SocketAddr) {
+        self.shared.book().proved(node, endpoint, now_ms());
+    }
+
+    /// See [`AddressBook::failed`].
+    pub fn failed(&self, node: Option<&NodeId>, endpoint: SocketAddr) {
+        self.shared.book().failed(node, endpoint);
+    }
+
+    /// Asks the network again soon, because somebody is missing. At most every 2 seconds.
+    pub fn look_again(&self) {
+        // A full inbox has such an order in it, or is about to be read.
+        let _ = self.orders.try_send(Order::LookAgain);
+    }
+
+    /// How mDNS does.
+    pub fn health(&self) -> MdnsHealth {
+        *self.shared.health.lock()
+    }
+
+    /// What was heard so far.
+    pub fn counts(&self) -> Counts {
+        self.shared.counts.lock().clone()
+    }
+
+    /// Says goodbye and stops. What was found stays readable.
+    pub async fn shutdown(&self) {
+        let (answer, done) = oneshot::channel();
+        if self.orders.send(Order::Stop(answer)).await.is_ok() {
+            let _ = done.await;
+        }
+    }
+}
+
+impl Shared {
+    fn book(&self) -> MutexGuard<'_, AddressBook> {
+        self.book.lock()
+    }
+
+    fn bump(&self) {
+        self.changed.send_modify(|version| *version += 1);
+    }
+}
+
+/// The task behind [`Discovery`].
+struct Shell {
+    settings: DiscoverySettings,
+    announcement: Option<Announcement>,
+    shared: Arc<Shared>,
+    mdns: Option<Mdns>,
+    /// When the network was last asked.
+    asked: Instant,
+    /// When the daemon started, or this machine's addresses last changed.
+    moved: Instant,
+    /// How many of [`AGAIN_AFTER`] have passed since.
+    said_again: usize,
+    /// How long the next rest is.
+    rest: Duration,
+    /// When the daemon is to be started again.
+    rest_until: Option<Instant>,
+    /// When it last had to rest.
+    trouble: Option<Instant>,
+}
+
+impl Shell {
+    async fn run(mut self, mut inbox: mpsc::Receiver<Order>) {
+        self.start_mdns();
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let stopped = loop {
+            let event = async {
+                match &self.mdns {
+                    Some(mdns) => mdns.next().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                order = inbox.recv() => match order {
+                    None => break None,
+                    Some(Order::Stop(answer)) => break Some(answer),
+                    Some(Order::LookAgain) => {
+                        if self.asked.elapsed() >= ASK_AT_MOST {
+                            self.ask_again();
+                        }
+                    }
+                },
+                event = event => self.take(event),
+                _ = tick.tick() => self.tick().await,
+            }
+        };
+        if let Some(mdns) = self.mdns.take() {
+            mdns.shut_down().await;
+        }
+        *self.shared.health.lock() = MdnsHealth::Off;
+        if let Some(answer) = stopped {
+            let _ = answer.send(());
+        }
+    }
+
+    fn start_mdns(&mut self) {
+        if !self.settings.mdns {
+            return;
+        }
+        self.rest_until = None;
+        self.asked = Instant::now();
+        self.has_moved();
+        match Mdns::start(&self.settings, self.announcement.as_ref()) {
+            Ok(mdns) => {
+                self.mdns = Some(mdns);
+                *self.shared.health.lock() = MdnsHealth::Running;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "mDNS");
+                self.take_a_rest(MdnsHealth::Failed);
+            }
+        }
+    }
+
+    /// Throws the daemon away, and starts another one later.
+    fn take_a_rest(&mut self, why: MdnsHealth) {
+        let now = Instant::now();
+        if self
+            .trouble
+            .is_none_or(|last| now.duration_since(last) > CALM)
+        {
+            self.rest = FIRST_REST;
+        }
+        self.trouble = Some(now);
+        self.rest_until = Some(now + self.rest);
+        self.rest = (self.rest * 2).min(LONGEST_REST);
+        self.mdns = None;
+        *self.shared.health.lock() = why;
+    }
+
+    fn has_moved(&mut self) {
+        self.moved = Instant::now();
+        self.said_again = 0;
+    }
+
+    /// Announces and asks once more when [`AGAIN_AFTER`] says so.
+    fn say_again(&mut self) {
+        let due = AGAIN_AFTER.get(self.said_again);
+        if due.is_none_or(|after| self.moved.elapsed() < *after) {
+            return;
+        }
+        self.said_again += 1;
+        if let (Some(mdns), Some(announcement)) = (&mut self.mdns, &self.announcement)
+            && let Err(error) = mdns.announce(announcement, self.settings.listen)
+        {
+            tracing::debug!(%error, "mDNS");
+        }
+        self.ask_again();
+    }
+
+    fn ask_again(&mut self) {
+        self.asked = Instant::now();
+        if let Some(Err(error)) = self.mdns.as_mut().map(Mdns::ask_again) {
+            tracing::debug!(%error, "mDNS");
+        }
+    }
+
+    /// Takes in what the daemon heard.
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Ended => {
+                // Too much came at once. What is left in the cache comes again.
+                if self.asked.elapsed() >= ASK_AT_MOST {
+                    self.ask_again();
+                } else {
+                    self.take_a_rest(MdnsHealth::Flooded);
+                    self.shared.counts.lock().floods += 1;
+                }
+            }
+            Event::Removed(name) => {
+                if Instance::from_full_name(&name)
+                    .is_some_and(|instance| self.shared.book().gone(&instance))
+                {
+                    self.shared.bump();
+                }
+            }
+            Event::Resolved(service) => {
+                let mut book = self.shared.book();
+                let read = mdns::read(&service, book.local());
+                let mut counts = self.shared.counts.lock();
+                match read {
+                    Err(fault) => *counts.refused.entry(fault).or_default() += 1,
+                    Ok((said, _))
+                        if self
+                            .settings
+                            .community
+                            .is_some_and(|own| own != said.community) =>
+                    {
+                        counts.foreign += 1;
+                    }
+                    Ok((said, endpoints)) => {
+                        counts.heard += 1;
+                        let changed = book.heard(&said, &endpoints, now_ms());
+                        drop((book, counts));
+                        if changed {
+                            self.shared.bump();
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    async fn tick(&mut self) {
+        let local = Local::read(&self.settings.interfaces);
+        let (moved, expired) = {
+            let mut book = self.shared.book();
+            let moved = *book.local() != local;
+            if moved {
+                book.set_local(local);
+            }
+            (moved, book.expire(now_ms()))
+        };
+        if moved {
+            self.has_moved();
+        }
+        if moved || expired {
+            self.shared.bump();
+        }
+        if self.rest_until.is_some_and(|until| Instant::now() >= until) {
+            self.start_mdns();
+        }
+        let Some(mdns) = &self.mdns else { return };
+        match mdns.check().await {
+            MdnsHealth::Flooded => {
+                self.shared.counts.lock().floods += 1;
+                tracing::warn!("the local network is flooded with mDNS; resting");
+                self.take_a_rest(MdnsHealth::Flooded);
+            }
+            health => {
+                *self.shared.health.lock() = health;
+                self.say_again();
+                if self.asked.elapsed() >= ASK_AGAIN {
+                    self.ask_again();
+                }
+            }
+        }
+    }
+}
+
+/// Keeps the book informed of where static peers are. Ends with the discovery it serves.
+async fn look_up_static_peers(
+    shared: std::sync::Weak<Shared>,
+    settings: DiscoverySettings,
+    ended: watch::Receiver<u64>,
+) {
+    let peers: Vec<_> = settings
+        .static_peers
+        .into_iter()
+        .take(MAX_STATIC_PEERS)
+        .collect();
+    if peers.is_empty() {
+        return;
+    }
+    loop {
+        let local = Local::read(&settings.interfaces);
+        let mut unnamed = Vec::new();
+        for peer in &peers {
+            let endpoints = match (peer.literal(&local), peer.name()) {
+                (Some(endpoints), _) => endpoints,
+                (None, Some(name)) => look_up(name).await,
+                (None, None) => Vec::new(),
+            };
+            let Some(shared) = shared.upgrade() else {
+                return;
+            };
+            match peer.node() {
+                Some(node) => {
+                    if shared
+                        .book()
+                        .told(Source::Static, node, &endpoints, now_ms())
+                    {
+                        shared.bump();
+                    }
+                }
+                None => unnamed.extend(endpoints),
+            }
+        }
+        let Some(strong) = shared.upgrade() else {
+            return;
+        };
+        if strong.book().set_unnamed(unnamed, now_ms()) {
+            strong.bump();
+        }
+        drop(strong);
+        // The channel closes with the last handle: no need to wait a minute to notice.
+        let mut ended = ended.clone();
+        let gone = async { while ended.changed().await.is_ok() {} };
+        if tokio::time::timeout(LOOK_UP, gone).await.is_ok() {
+            return;
+        }
+    }
+}
+
+async fn look_up((name, port): (&str, u16)) -> Vec<SocketAddr> {
+    match tokio::time::timeout(LOOK_UP_LIMIT, tokio::net::lookup_host((name, port))).await {
+        Ok(Ok(found)) => found.take(MAX_PER_CLASS).collect(),
+        _ => Vec::new(),
+    }
+}

@@ -1,0 +1,134 @@
+//! Ids and names as events hold them: short, and harmless wherever they are printed.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use sha2::{Digest as _, Sha256};
+use ulid::Ulid;
+
+use crate::now_ms;
+
+/// Longest [`Name`], in bytes. Shard ids of the catalogue have about 40.
+pub const MAX_NAME_BYTES: usize = 80;
+
+/// A shard id, a purpose: at most [`MAX_NAME_BYTES`] printable ASCII characters, none
+/// of them a space. What does not fit is replaced by `?` or cut off; so no name can move a
+/// cursor, colour a terminal or pass for two.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Name(Box<str>);
+
+impl Name {
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<&str> for Name {
+    fn from(text: &str) -> Self {
+        let plain = |c: char| if c.is_ascii_graphic() { c } else { '?' };
+        Self(text.chars().take(MAX_NAME_BYTES).map(plain).collect())
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Serialize for Name {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Name {
+    /// What another node calls a name is made into one.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(Self::from(String::deserialize(deserializer)?.as_str()))
+    }
+}
+
+/// One sequence on a chain of hosts, as its caller calls it: 48 bits of time in milliseconds
+/// and 80 random ones, printed as a ULID of 26 characters. Hosts never hear it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct PipelineId(Ulid);
+
+impl PipelineId {
+    /// A new one.
+    pub fn draw() -> Self {
+        let mut random = [0; 16];
+        // Without randomness the time has to do: an id decides nothing.
+        let _ = getrandom::fill(&mut random);
+        Self::from_parts(now_ms(), u128::from_le_bytes(random))
+    }
+
+    /// The id of these parts; of `random`, the low 80 bits count.
+    pub fn from_parts(unix_ms: u64, random: u128) -> Self {
+        Self(Ulid::from_parts(unix_ms, random))
+    }
+}
+
+impl fmt::Display for PipelineId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0.to_string())
+    }
+}
+
+impl fmt::Debug for PipelineId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// The text is not a pipeline id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a pipeline id has 26 letters and digits; copy it from the output of `diagnose`")]
+pub struct PipelineIdError;
+
+impl FromStr for PipelineId {
+    type Err = PipelineIdError;
+
+    fn from_str(text: &str) -> Result<Self, PipelineIdError> {
+        Ulid::from_string(text)
+            .map(Self)
+            .map_err(|_| PipelineIdError)
+    }
+}
+
+/// A tensor session, by a name that both of its sides know without telling each other: the
+/// first 8 bytes of the SHA-256 of the session token in HELLO, which is good for one session.
+/// Printed as 16 hex digits. It opens nothing: a token that was used is worth nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct SessionId(#[serde(with = "hex")] [u8; 8]);
+
+impl SessionId {
+    /// The session that this token opens.
+    pub fn of_token(token: &[u8]) -> Self {
+        let digest: [u8; 32] = Sha256::digest(token).into();
+        let [a, b, c, d, e, f, g, h, ..] = digest;
+        Self([a, b, c, d, e, f, g, h])
+    }
+}
+
+impl fmt::Display for SessionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&hex::encode(self.0))
+    }
+}
+
+impl fmt::Debug for SessionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}

@@ -1,0 +1,591 @@
+//! Several nodes' records as one time line: pure.
+//!
+//! # Clocks
+//!
+//! A node's record is dated by its own clocks, which are not believed to be set. When it
+//! answered is known from this side, to within half of the round trip (as NTP has it):
+//!
+//! ```text
+//!            asked      answered        heard
+//!   here  ────┼────────────┊──────────────┼────▶   between the two, taken as the middle
+//!   there ────────●────────┼──────────────────▶    ● so long before it answered
+//! ```
+//!
+//! How long before its answer something happened, a node tells by a clock that nobody sets. So
+//! a time here is `middle - (answered - at)`, give or take half a round trip, and a little for
+//! two clocks that do not run equally fast. Wall clocks of other nodes are shown and not used.
+//!
+//! Where the records themselves prove an order (a host opens a stream after it was asked to, and
+//! before its caller hears of it), nodes are moved against each other until it is kept, each
+//! within that uncertainty and no further; which also makes the uncertainty smaller.
+//!
+//! # Belief
+//!
+//! What a node says of itself may be a lie. It cannot lie about others: what a host says about
+//! a stream is joined with a pipeline only if the caller that it names says the same of this
+//! host. Times that cannot be are brought to the nearest that can, and marked.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::event::Event;
+use super::ids::{PipelineId, SessionId};
+use super::ring::Record;
+use super::share::Answer;
+use crate::NodeId;
+
+/// How far two clocks drift apart, in millionths: more than quartzes do.
+const DRIFT_PPM: u64 = 100;
+
+/// An event among those of all nodes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(clippy::exhaustive_structs)] // Read field by field by whoever prints it.
+pub struct Entry {
+    /// When, in microseconds of Unix time by this machine's clock.
+    pub at_us: u64,
+    /// How far off that may be, in microseconds.
+    pub give_or_take_us: u64,
+    /// Whether its node dated it after its answer or before its program began.
+    pub doubtful: bool,
+    /// Whose record it is from.
+    pub node: NodeId,
+    /// Which pipeline it belongs to, as far as that is known.
+    pub pipeline: Option<PipelineId>,
+    /// The record.
+    pub record: Record,
+}
+
+/// How a node's wall clock stands to this machine's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(clippy::exhaustive_structs)] // Two numbers.
+pub struct Clock {
+    /// How far it is ahead, in milliseconds.
+    pub ahead_ms: i64,
+    /// How far off that may be, in microseconds.
+    pub give_or_take_us: u64,
+}
+
+impl Answer {
+    fn half_trip_us(&self) -> u64 {
+        self.heard.mono_us.saturating_sub(self.asked.mono_us) / 2
+    }
+
+    /// When the other side answered, in microseconds of this machine's Unix time.
+    fn answered_us(&self) -> u64 {
+        let heard_us = self.heard.unix_ms.saturating_mul(1000);
+        heard_us.saturating_sub(self.half_trip_us())
+    }
+
+    /// The other side's wall clock.
+    pub fn clock(&self) -> Clock {
+        let here = i64::try_from(self.answered_us() / 1000).unwrap_or(i64::MAX);
+        let there = i64::try_from(self.answered.unix_ms).unwrap_or(i64::MAX);
+        Clock {
+            ahead_ms: there.saturating_sub(here),
+            give_or_take_us: self.half_trip_us(),
+        }
+    }
+
+    /// This machine's Unix time when its monotonic clock stood at 0, in microseconds.
+    fn epoch_us(&self) -> i128 {
+        i128::from(self.heard.unix_ms) * 1000 - i128::from(self.heard.mono_us)
+    }
+
+    fn place(&self, node: NodeId, record: &Record, epoch_us: i128) -> Entry {
+        let (at, now) = (record.at.mono_us, self.answered.mono_us);
+        let doubtful = at > now || at < self.began.mono_us;
+        let at = at.max(self.began.mono_us).min(now);
+        let age_us = now.saturating_sub(at);
+        let answered_us = self.heard.mono_us.saturating_sub(self.half_trip_us());
+        let here_us = epoch_us + i128::from(answered_us) - i128::from(age_us);
+        Entry {
+            at_us: u64::try_from(here_us.max(0)).unwrap_or(u64::MAX),
+            give_or_take_us: self
+                .half_trip_us()
+                .saturating_add(age_us / 1_000_000 * DRIFT_PPM),
+            doubtful,
+            node,
+            pipeline: record.event.pipeline(),
+            record: record.clone(),
+        }
+    }
+}
+
+/// A life of a stream, as both of its ends name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct StreamTrace {
+    caller: NodeId,
+    host: NodeId,
+    session: SessionId,
+    stream: u32,
+    epoch: u32,
+}
+
+impl StreamTrace {
+    /// The life that a record of `node` is about.
+    fn of(node: NodeId, event: &Event) -> Option<Self> {
+        let (session, stream, epoch, caller, host) = match event {
+            Event::StreamAsked {
+                host,
+                session,
+                stream,
+                epoch,
+                ..
+            }
+            | Event::StreamReady {
+                host,
+                session,
+                stream,
+                epoch,
+                ..
+            } => (session, stream, epoch, node, *host),
+            Event::StreamOpened {
+                peer,
+                session,
+                stream,
+                epoch,
+                ..
+            }
+            | Event::StreamRefused {
+                peer,
+                session,
+                stream,
+                epoch,
+                ..
+            }
+            | Event::StreamEnded {
+                peer,
+                session,
+                stream,
+                epoch,
+                ..
+            } => (session, stream, epoch, *peer, node),
+            _ => return None,
+        };
+        Some(Self {
+            caller,
+            host,
+            session: *session,
+            stream: *stream,
+            epoch: *epoch,
+        })
+    }
+}
+
+/// A moment on one node's line.
+#[derive(Debug, Clone, Copy)]
+struct Moment {
+    line: usize,
+    at_us: u64,
+}
+
+/// What is known to have come before what, of different nodes.
+#[derive(Debug, Default)]
+struct Order {
+    /// By how many microseconds the second line has to move towards later, against the first.
+    gaps: BTreeMap<(usize, usize), i64>,
+}
+
+impl Order {
+    fn first_then(&mut self, first: Moment, then: Moment) {
+        // A line keeps its own order.
+        if first.line == then.line {
+            return;
+        }
+        let signed = |at_us: u64| i64::try_from(at_us).unwrap_or(i64::MAX);
+        let gap = signed(first.at_us)
+            .saturating_sub(signed(then.at_us))
+            .saturating_add(1);
+        let most = self.gaps.entry((first.line, then.line)).or_insert(gap);
+        *most = gap.max(*most);
+    }
+
+    /// By how much to move each line, at most as far as its bound, and how far off it may be then.
+    ///
+    /// What is known of the order leaves each line a range of moves. The two ends of all ranges
+    /// keep that order, and so does the middle between them. Where somebody's record contradicts
+    /// another's, nothing does; then lines stay near the middle of their bounds.
+    fn settle(&self, bounds_us: &[u64]) -> Vec<(i64, u64)> {
+        // An hour of uncertainty is as good as any more.
+        let bound = |us: &u64| i64::try_from(*us).unwrap_or(i64::MAX).min(3_600_000_000);
+        let bounds: Vec<i64> = bounds_us.iter().map(bound).collect();
+        let (mut latest, mut earliest) = (bounds.clone(), bounds.clone());
+        earliest.iter_mut().for_each(|end| *end = -*end);
+        // One line's range may narrow the next one's, along a chain of all at most.
+        for _ in 0..=bounds.len() {
+            for (&(first, then), gap) in &self.gaps {
+                let before = latest.get(then).map(|end| end.saturating_sub(*gap));
+                if let (Some(end), Some(before)) = (latest.get_mut(first), before) {
+                    *end = before.min(*end);
+                }
+                let after = earliest.get(first).map(|end| end.saturating_add(*gap));
+                if let (Some(end), Some(after)) = (earliest.get_mut(then), after) {
+                    *end = after.max(*end);
+                }
+            }
+        }
+        let ends = earliest.into_iter().zip(latest).zip(bounds);
+        ends.map(|((earliest, latest), bound)| {
+            let middle = earliest.saturating_add(latest).div_euclid(2);
+            let off = match latest.checked_sub(earliest) {
+                Some(range @ 0..) => range.saturating_add(1) / 2,
+                _ => bound,
+            };
+            (middle.clamp(-bound, bound), off.unsigned_abs())
+        })
+        .collect()
+    }
+}
+
+/// All records in one order: by time, and each node's own in its own order.
+pub fn merge(answers: &[(NodeId, Answer)]) -> Vec<Entry> {
+    // One for all: a wall clock that is read to the millisecond must not put lines apart.
+    let epoch_us = answers.first().map_or(0, |(_, answer)| answer.epoch_us());
+    let mut lines: Vec<Vec<Entry>> = answers
+        .iter()
+        .map(|(node, answer)| {
+            let placed = answer.records.iter();
+            let mut line: Vec<Entry> = placed
+                .map(|record| answer.place(*node, record, epoch_us))
+                .collect();
+            // A node's own order is its numbers': its clock may stand still, not go back.
+            let mut least = 0;
+            for entry in &mut line {
+                entry.at_us = entry.at_us.max(least);
+                least = entry.at_us;
+            }
+            line
+        })
+        .collect();
+
+    let mut asked: HashMap<StreamTrace, (PipelineId, Moment)> = HashMap::new();
+    let mut ready: HashMap<StreamTrace, Moment> = HashMap::new();
+    for (line, entries) in lines.iter().enumerate() {
+        for entry in entries {
+            let at_us = entry.at_us;
+            let moment = Moment { line, at_us };
+            match (
+                StreamTrace::of(entry.node, &entry.record.event),
+                &entry.record.event,
+            ) {
+                (Some(life), Event::StreamAsked { pipeline, .. }) => {
+                    asked.entry(life).or_insert((*pipeline, moment));
+                }
+                (Some(life), Event::StreamReady { .. }) => {
+                    ready.entry(life).or_insert(moment);
+                }
+                _ => {}
+            }
+        }
+    }
+    let mut order = Order::default();
+    for (line, entries) in lines.iter_mut().enumerate() {
+        for entry in entries {
+            let life = StreamTrace::of(entry.node, &entry.record.event);
+            let Some(life) = life.filter(|life| life.host == entry.node) else {
+                continue;
+            };
+            let at_us = entry.at_us;
+            let moment = Moment { line, at_us };
+            if let Some((pipeline, was_asked)) = asked.get(&life)
+                && entry.pipeline.is_none()
+            {
+                entry.pipeline = Some(*pipeline);
+                order.first_then(*was_asked, moment);
+            }
+            if let (Event::StreamOpened { .. }, Some(heard)) =
+                (&entry.record.event, ready.get(&life))
+            {
+                order.first_then(moment, *heard);
+            }
+        }
+    }
+    let bounds: Vec<u64> = answers.iter().map(|(_, a)| a.half_trip_us()).collect();
+    let settled = order.settle(&bounds);
+    for ((entries, (moved_us, off_us)), bound) in lines.iter_mut().zip(settled).zip(bounds) {
+        for entry in entries {
+            entry.at_us = entry.at_us.saturating_add_signed(moved_us);
+            let drift = entry.give_or_take_us.saturating_sub(bound);
+            entry.give_or_take_us = drift.saturating_add(off_us);
+        }
+    }
+    let mut all: Vec<Entry> = lines.into_iter().flatten().collect();
+    // Stable: at the same time, the node that was asked first comes first.
+    all.sort_by_key(|entry| entry.at_us);
+    all
+}
+
+/// Of a time line, what one pipeline went through: its own events on all nodes, the sessions
+/// that it used, and what else happened to its nodes meanwhile that is no other pipeline's.
+pub fn of_pipeline(all: &[Entry], pipeline: PipelineId) -> Vec<Entry> {
+    let own = || all.iter().filter(|entry| entry.pipeline == Some(pipeline));
+    let (Some(first), Some(last)) = (own().next(), own().next_back()) else {
+        return Vec::new();
+    };
+    let mut nodes: Vec<NodeId> = own().map(|entry| entry.node).collect();
+    let mut sessions = Vec::new();
+    for entry in own() {
+        if let Event::StreamAsked { host, session, .. } = &entry.record.event {
+            nodes.push(*host);
+            sessions.push(*session);
+        }
+    }
+    let during = first.at_us..=last.at_us;
+    all.iter()
+        .filter(|entry| {
+            if let Some(of) = entry.pipeline {
+                return of == pipeline;
+            }
+            match &entry.record.event {
+                Event::SessionBegan { session, .. } | Event::SessionEnded { session, .. } => {
+                    sessions.contains(session)
+                }
+                Event::StreamOpened { .. }
+                | Event::StreamRefused { .. }
+                | Event::StreamEnded { .. }
+                | Event::PeerRefused { .. }
+                | Event::ConnectionRefused { .. } => false,
+                _ => nodes.contains(&entry.node) && during.contains(&entry.at_us),
+            }
+        })
+        .cloned()
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use hearthnet_transport::NodeId;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::node::flight::{Ring, Stamp};
+
+    const NOON: u64 = 1_750_000_000_000;
+
+    fn who(n: u8) -> NodeId {
+        NodeId::from_checked([n; 32])
+    }
+
+    fn pipeline(n: u64) -> PipelineId {
+        PipelineId::from_parts(NOON, u128::from(n))
+    }
+
+    fn asked(n: u64, host: NodeId, stream: u32) -> Event {
+        Event::StreamAsked {
+            pipeline: pipeline(n),
+            host,
+            shard: "m:0-1".into(),
+            session: SessionId::of_token(b"token"),
+            stream,
+            epoch: 0,
+        }
+    }
+
+    fn opened(peer: NodeId, stream: u32) -> Event {
+        Event::StreamOpened {
+            session: SessionId::of_token(b"token"),
+            peer,
+            stream,
+            epoch: 0,
+            layers: (0, 1),
+        }
+    }
+
+    /// A node whose monotonic clock began `mono_ms` before noon and whose wall clock is
+    /// `ahead_ms` wrong; events by true time since noon. It is asked at 10 000 ms and answers
+    /// `there_ms` later, which is heard `back_ms` after that.
+    fn answer(mono_ms: u64, ahead_ms: i64, trip: (u64, u64), events: &[(u64, Event)]) -> Answer {
+        let stamp = |ms: u64| Stamp {
+            unix_ms: (NOON + ms).saturating_add_signed(ahead_ms),
+            mono_us: (mono_ms + ms) * 1000,
+        };
+        let true_time = |ms: u64| Stamp {
+            unix_ms: NOON + ms,
+            mono_us: ms * 1000,
+        };
+        let mut ring = Ring::new(1, stamp(0));
+        for (ms, event) in events {
+            ring.push(stamp(*ms), event.clone());
+        }
+        let (there_ms, back_ms) = trip;
+        let answered = stamp(10_000 + there_ms);
+        let page = ring.page(answered, 0, 0, None);
+        Answer {
+            asked: true_time(10_000),
+            answered,
+            heard: true_time(10_000 + there_ms + back_ms),
+            began: page.began,
+            run: page.run,
+            forgotten: 0,
+            partial: false,
+            unreadable: 0,
+            cut: false,
+            records: page.records,
+        }
+    }
+
+    #[test]
+    fn a_wall_clock_that_is_hours_wrong_does_not_move_an_event() {
+        let (caller, host) = (who(1), who(2));
+        let answers = [
+            (caller, answer(0, 0, (0, 0), &[(100, asked(1, host, 3))])),
+            (
+                host,
+                answer(77_000, -7_200_000, (1, 1), &[(105, opened(caller, 3))]),
+            ),
+        ];
+        let line = merge(&answers);
+        let times: Vec<u64> = line.iter().map(|e| e.at_us / 1000 - NOON).collect();
+        assert_eq!(times, [100, 105]);
+        assert_eq!(line[1].pipeline, Some(pipeline(1)));
+        let clock = answers[1].1.clock();
+        assert_eq!((clock.ahead_ms, clock.give_or_take_us), (-7_200_000, 1000));
+    }
+
+    #[test]
+    fn what_one_node_proves_about_anothers_clock_is_used() {
+        let (caller, host) = (who(1), who(2));
+        // All of the round trip was the way there, so the middle is 20 ms too early.
+        let answers = [
+            (caller, answer(0, 0, (0, 0), &[(100, asked(1, host, 3))])),
+            (host, answer(0, 0, (40, 0), &[(105, opened(caller, 3))])),
+        ];
+        let line = merge(&answers);
+        let nodes: Vec<NodeId> = line.iter().map(|entry| entry.node).collect();
+        assert_eq!(nodes, [caller, host]);
+    }
+
+    #[test]
+    fn a_stream_is_not_opened_after_its_caller_heard_so() {
+        let (caller, host) = (who(1), who(2));
+        let ready = Event::StreamReady {
+            pipeline: pipeline(1),
+            host,
+            session: SessionId::of_token(b"token"),
+            stream: 3,
+            epoch: 0,
+        };
+        let own = [(100, asked(1, host, 3)), (102, ready)];
+        // All of the round trip was the way back, so the middle is 20 ms too late.
+        let answers = [
+            (caller, answer(0, 0, (0, 0), &own)),
+            (host, answer(0, 0, (0, 40), &[(101, opened(caller, 3))])),
+        ];
+        let nodes: Vec<NodeId> = merge(&answers).iter().map(|entry| entry.node).collect();
+        assert_eq!(nodes, [caller, host, caller]);
+    }
+
+    #[test]
+    fn a_host_cannot_put_its_events_into_somebodys_pipeline() {
+        let (caller, host, liar) = (who(1), who(2), who(3));
+        let answers = [
+            (caller, answer(0, 0, (0, 0), &[(100, asked(1, host, 3))])),
+            // It was not asked, and says that it was.
+            (liar, answer(0, 0, (0, 0), &[(101, opened(caller, 3))])),
+            // It says that it asked, for a stream that is not its own.
+            (who(4), answer(0, 0, (0, 0), &[(1, asked(9, host, 3))])),
+            (host, answer(0, 0, (0, 0), &[(102, opened(caller, 3))])),
+        ];
+        let line = merge(&answers);
+        let of = |node: NodeId| line.iter().find(|entry| entry.node == node).unwrap();
+        assert_eq!(of(liar).pipeline, None);
+        assert_eq!(of(host).pipeline, Some(pipeline(1)));
+        assert_eq!(of_pipeline(&line, pipeline(1)).len(), 2);
+    }
+
+    #[test]
+    fn times_that_cannot_be_are_marked_and_harm_no_other() {
+        let (caller, host) = (who(1), who(2));
+        let mut hostile = answer(
+            0,
+            0,
+            (1, 1),
+            &[(5, opened(caller, 1)), (6, opened(caller, 2))],
+        );
+        hostile.records[0].at = Stamp {
+            unix_ms: 32_503_680_000_000,
+            mono_us: u64::MAX,
+        };
+        hostile.records[1].at = Stamp::default();
+        hostile.began.mono_us = 1_000_000;
+        let honest = answer(0, 0, (0, 0), &[(100, asked(1, host, 3))]);
+        let line = merge(&[(caller, honest), (host, hostile)]);
+        for entry in &line {
+            assert!(entry.at_us <= (NOON + 10_010) * 1000, "{entry:?}");
+            assert_eq!(entry.doubtful, entry.node == host);
+        }
+    }
+
+    proptest! {
+        /// However wrong all clocks are and however lopsided the trips: what proves its own order
+        /// is shown in it.
+        #[test]
+        fn what_followed_from_what_is_shown_in_that_order(
+            trips in proptest::collection::vec((0u64..80, 0u64..80), 4),
+            ahead in proptest::collection::vec(-10_000_000i64..10_000_000, 4),
+        ) {
+            let caller = who(0);
+            let ready = |n: u8| Event::StreamReady {
+                pipeline: pipeline(1),
+                host: who(n),
+                session: SessionId::of_token(b"token"),
+                stream: 3,
+                epoch: 0,
+            };
+            let mut own = Vec::new();
+            for n in 1..4u8 {
+                own.push((100 * u64::from(n), asked(1, who(n), 3)));
+                own.push((100 * u64::from(n) + 2, ready(n)));
+            }
+            let mut answers = vec![(caller, answer(0, ahead[0], trips[0], &own))];
+            for n in 1..4u8 {
+                let at = 100 * u64::from(n) + 1;
+                let i = usize::from(n);
+                let events = [(at, opened(caller, 3))];
+                answers.push((who(n), answer(5000 * u64::from(n), ahead[i], trips[i], &events)));
+            }
+            let shown: Vec<NodeId> = merge(&answers).iter().map(|entry| entry.node).collect();
+            let true_order = [0, 1, 0, 0, 2, 0, 0, 3, 0].map(who);
+            prop_assert_eq!(shown, true_order);
+        }
+
+        #[test]
+        fn whatever_nodes_answer_there_is_a_time_line(
+            stamps in proptest::collection::vec(any::<[u64; 8]>(), 1..4),
+            records in proptest::collection::vec((any::<[u64; 2]>(), 0u8..3), 0..40),
+        ) {
+            let answers: Vec<(NodeId, Answer)> = (0u8..).zip(&stamps).map(|(n, s)| {
+                let stamp = |a, b| Stamp { unix_ms: a, mono_us: b };
+                let records = records.iter().zip(1..).map(|(([unix_ms, mono_us], kind), seq)| Record {
+                    seq,
+                    at: Stamp { unix_ms: *unix_ms, mono_us: *mono_us },
+                    times: 1,
+                    event: match kind {
+                        0 => asked(u64::from(n), who(1), 1),
+                        1 => opened(who(0), 1),
+                        _ => Event::Unknown,
+                    },
+                }).collect();
+                let answer = Answer {
+                    asked: stamp(s[0], s[1]),
+                    answered: stamp(s[2], s[3]),
+                    heard: stamp(s[4], s[5]),
+                    began: stamp(s[6], s[7]),
+                    run: 1,
+                    forgotten: 0,
+                    partial: false,
+                    unreadable: 0,
+                    cut: false,
+                    records,
+                };
+                (who(n), answer)
+            }).collect();
+            let line = merge(&answers);
+            prop_assert_eq!(line.len(), answers.iter().map(|(_, a)| a.records.len()).sum::<usize>());
+            prop_assert!(line.is_sorted_by_key(|entry| entry.at_us));
+            for (node, _) in &answers {
+                let seqs: Vec<u64> = line.iter().filter(|e| e.node == *node).map(|e| e.record.seq).collect();
+                prop_assert!(seqs.is_sorted());
+            }
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Finding a node at one of its addresses, and calling it.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use hearthnet_transport::{CloseCode, ConnectError, PathRule, PeerSocket, connect_path};
+use serde_json::Value;
+
+use super::access::Use;
+use super::{Inner, Node, bus_rule};
+use crate::node::calls::{CallError, CallStream, Client, Code, Origin, Wire};
+use crate::{Capability, NodeId};
+
+/// Addresses of one node that are tried.
+const MAX_ENDPOINTS: usize = 8;
+/// How long an address has before the next one is tried beside it.
+const STAGGER: Duration = Duration::from_millis(250);
+
+/// Tries all `candidates`, each beginning a moment after the one before it or as soon as that one
+/// has failed, and takes the first that works. `Err`: what went wrong with each.
+async fn first_of<C: Copy, T, E, F: Future<Output = Result<T, E>>>(
+    candidates: impl IntoIterator<Item = C>,
+    mut attempt: impl FnMut(C) -> F,
+) -> Result<(C, T), Vec<(C, E)>> {
+    let mut waiting = candidates.into_iter();
+    let mut running = FuturesUnordered::new();
+    let mut failed = Vec::new();
+    loop {
+        if let Some(candidate) = waiting.next() {
+            let attempt = attempt(candidate);
+            running.push(async move { (candidate, attempt.await) });
+        } else if running.is_empty() {
+            return Err(failed);
+        }
+        let ended = match waiting.size_hint() {
+            (0, Some(0)) => running.next().await,
+            _ => match tokio::time::timeout(STAGGER, running.next()).await {
+                Ok(ended) => ended,
+                Err(_) => continue,
+            },
+        };
+        match ended {
+            Some((candidate, Ok(made))) => return Ok((candidate, made)),
+            Some((candidate, Err(error))) => failed.push((candidate, error)),
+            None => {}
+        }
+    }
+}
+
+impl Inner {
+    /// A socket to a node, wherever it is, with what failed where.
+    pub(super) async fn reach(
+        &self,
+        node: NodeId,
+        rule: &PathRule,
+    ) -> Result<PeerSocket, Vec<(SocketAddr, ConnectError)>> {
+        let mut endpoints = self.discovery.endpoints(&node);
+        endpoints.truncate(MAX_ENDPOINTS);
+        let reached = first_of(endpoints, async |endpoint: SocketAddr| {
+            let addr = endpoint.to_string();
+            let config = &self.settings.transport;
+            connect_path(&addr, &self.identity, Some(node), rule, config).await
+        })
+        .await;
+        match reached {
+            Ok((endpoint, socket)) => {
+                self.discovery.proved(node, endpoint);
+                Ok(socket)
+            }
+            Err(failed) => {
+                for (endpoint, error) in &failed {
+                    tracing::debug!(node = %node.short(), %endpoint, %error, "could not connect");
+                    // A node that answers and refuses is where it was said to be.
+                    if !matches!(error, ConnectError::Closed(_) | ConnectError::NotAdmitted) {
+                        self.discovery.failed(Some(&node), *endpoint);
+                    }
+                }
+                Err(failed)
+            }
+        }
+    }
+
+    async fn client(&self, to: NodeId) -> Result<Client, CallError> {
+        let state = self.log.state();
+        if state.is_created() && state.level(&to).is_none() {
+            let message = format!("{to} is not a member of this community");
+            return Err(CallError::new(Code::UNAUTHORIZED, message));
+        }
+        if to == self.id {
+            // No wire, and all checks.
+            let (ours, theirs) = Wire::pair();
+            let server = Arc::clone(&self.server);
+            self.spawn(async move { server.serve_wire(theirs, Origin::Peer(to)).await });
+            return Ok(Client::over(ours, Arc::clone(&self.key), to));
+        }
+        let socket = self
+            .reach(to, &bus_rule())
+            .await
+            .map_err(|failed| unreachable(to, &failed))?;
+        self.connections.add(to, Use::Bus, socket.closer(), true);
+        Ok(Client::new(socket, Arc::clone(&self.key)))
+    }
+}
+
+/// Why nobody answered, in a sentence.
+fn unreachable(node: NodeId, failed: &[(SocketAddr, ConnectError)]) -> CallError {
+    let refused = failed.iter().find_map(|(_, error)| error.code());
+    if let Some(code @ (CloseCode::Unauthorized | CloseCode::Revoked)) = refused {
+        let message = format!("{node} does not admit this node: {code}");
+        return CallError::new(Code::UNAUTHORIZED, message);
+    }
+    let (message, hint) = match failed.first() {
+        None => (
+            format!("nobody knows an address of {node}"),
+            "is it switched on, and on this network? Networks without multicast need static peers",
+        ),
+        Some((endpoint, error)) => (
+            format!("{node} could not be reached: {endpoint}: {error}"),
+            "is it switched on, and on this network?",
+        ),
+    };
+    CallError::new(Code::UNREACHABLE, message).with_hint(hint)
+}
+
+impl Node {
+    /// Begins a call of a node's capability, over a connection of its own that ends with it. Its
+    /// events and its end come from the stream.
+    ///
+    /// # Errors
+    /// `unreachable` if the node cannot be connected, `unauthorized` if it is no member, or this
+    /// node is none for it; and as [`Client::call`].
+    pub async fn call(
+        &self,
+        to: NodeId,
+        capability: &Capability,
+        params: &Value,
+    ) -> Result<CallStream, CallError> {
+        self.inner.client(to).await?.call(capability, params)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_that_works_is_taken_and_the_slow_do_not_hold_it_up() {
+        let begin = tokio::time::Instant::now();
+        let taken = first_of([1, 2, 3], async |candidate: u64| match candidate {
+            1 => {
+                tokio::time::sleep(Duration::from_secs(60)).await;
+                Err("slow")
+            }
+            2 => Err("broken"),
+            _ => Ok("made"),
+        })
+        .await;
+        assert_eq!(taken, Ok((3, "made")));
+        assert_eq!(begin.elapsed(), STAGGER);
+        let failed = first_of([1, 2], async |_| Err::<(), _>("broken")).await;
+        assert_eq!(failed, Err(vec![(1, "broken"), (2, "broken")]));
+        let nobody = first_of([0u8; 0], async |_| Ok::<_, ()>(())).await;
+        assert_eq!(nobody, Err(vec![]));
+    }
+}

@@ -1,0 +1,128 @@
+//! A community for tests of this crate and of those above it: keys by their numbers, logs in
+//! folders of their own, members. Everything here panics when it cannot deliver.
+
+#![allow(clippy::unwrap_used, reason = "a test that needs it cannot go on")]
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tempfile::TempDir;
+
+use crate::community::invite::Invite;
+use crate::community::log::{Body, EventLog, Level, Policy};
+use crate::{CommunityId, NodeId, NodeKey, now_ms};
+
+/// The number of the key that founds every community here, unless another one is named.
+pub const ROOT: u8 = 200;
+
+/// How long invites hold.
+const HOUR_MS: u64 = 3_600_000;
+
+/// The key with a number.
+pub fn key(seed: u8) -> NodeKey {
+    NodeKey::from_secret(&[seed; 32])
+}
+
+/// Whose key that is.
+pub fn id(seed: u8) -> NodeId {
+    key(seed).id()
+}
+
+/// A node's log, in a folder that goes with it.
+#[derive(Debug)]
+pub struct Home {
+    /// The log.
+    pub log: EventLog,
+    /// Its node.
+    pub key: Arc<NodeKey>,
+    dir: TempDir,
+}
+
+impl Home {
+    /// The home of who has founded a community, with research on or off.
+    pub fn founded(founder: NodeKey, research: bool) -> Self {
+        Self::founded_as(ROOT, founder, research)
+    }
+
+    /// The same of a community with another root.
+    pub fn founded_as(root: u8, founder: NodeKey, research: bool) -> Self {
+        let policy = Policy {
+            research,
+            ..Policy::default()
+        };
+        let (dir, node, name) = (TempDir::new().unwrap(), founder.id(), "Elm Street");
+        let log = EventLog::create(dir.path(), &key(root), node, name, policy, now_ms()).unwrap();
+        Self {
+            log,
+            key: Arc::new(founder),
+            dir,
+        }
+    }
+
+    /// The home of a node that knows which community it is in, and nothing else yet.
+    pub fn joining(node: NodeKey) -> Self {
+        let dir = TempDir::new().unwrap();
+        let log = EventLog::prepare(dir.path(), CommunityId::from(id(ROOT))).unwrap();
+        Self {
+            log,
+            key: Arc::new(node),
+            dir,
+        }
+    }
+
+    /// A home that is there already, whatever became of its files.
+    pub fn opened(dir: TempDir, node: NodeKey) -> Self {
+        Self {
+            log: EventLog::open(dir.path()).unwrap(),
+            key: Arc::new(node),
+            dir,
+        }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Its node writes something.
+    pub fn append(&self, body: Body) {
+        self.log.append(&self.key, body, now_ms()).unwrap();
+    }
+
+    /// An invite by its node, which holds for an hour.
+    pub fn invite(&self, level: Level, uses: u32) -> Invite {
+        let expires_ms = now_ms() + HOUR_MS;
+        let community = self.log.community();
+        let invite = Invite::generate(community, expires_ms / 1000, Vec::new()).unwrap();
+        self.append(Body::Invited {
+            invite: invite.key().id(),
+            level,
+            uses,
+            expires_ms,
+        });
+        invite
+    }
+
+    /// Its node makes somebody a member, with an invite of its own.
+    pub fn admit(&self, node: NodeId, level: Level) {
+        let request = self.invite(level, 1).request(node, "neighbour").unwrap();
+        self.append(Body::Admitted { request, level });
+    }
+
+    /// Its node puts somebody out, with all that it has written.
+    pub fn revoke(&self, node: NodeId) {
+        self.append(Body::Revoked { node, last_seq: 0 });
+    }
+}
+
+/// A log hears all that another one has.
+pub fn hear(log: &EventLog, other: &EventLog) {
+    let known = other.missing(&log.heads(), 1024, 1 << 20).unwrap().events;
+    let from = key(ROOT).id();
+    let taken = log.receive(&known, from, now_ms()).unwrap();
+    assert_eq!(
+        taken.accepted.len(),
+        known.len(),
+        "it takes all that there is"
+    );
+}

@@ -1,0 +1,280 @@
+//! Connections: how many, how long, and how they end.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::routing::MethodRouter;
+use axum::{Extension, Router};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio_io_timeout::TimeoutWriter;
+
+use crate::auth::{ApiKey, Client, guarded};
+use crate::connections::{Connection, Connections, attended};
+
+/// Most bytes of a request's head, and of what is read ahead: more than any client sends.
+const HEAD_BYTES: usize = 64 << 10;
+
+/// How long the door waits after the system refused a connection, for want of descriptors say.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How the door is opened.
+#[derive(Debug, Clone)]
+#[allow(clippy::exhaustive_structs)] // Built with `..HttpSettings::default()`.
+pub struct HttpSettings {
+    /// `ADDRESS:PORT`; port 0 takes a free one.
+    pub listen: String,
+    /// What clients must send; without one, only this machine is served.
+    pub api_key: Option<ApiKey>,
+    /// Largest request body, in bytes.
+    pub max_body_bytes: usize,
+    /// How long a request's head, and then its body, may take to arrive; how long a connection may
+    /// be idle, and how long a client may take nothing of what is sent to it.
+    pub client_deadline: Duration,
+    /// Requests that are answered at once; one more is refused. As many connections may be idle: for
+    /// one more the one that has been idle for longest is closed.
+    pub max_connections: usize,
+}
+
+impl Default for HttpSettings {
+    fn default() -> Self {
+        Self {
+            listen: "127.0.0.1:7602".into(),
+            api_key: None,
+            max_body_bytes: 1 << 20,
+            client_deadline: Duration::from_secs(30),
+            max_connections: 256,
+        }
+    }
+}
+
+/// Why the door cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HttpError {
+    /// The address is none, or cannot be listened on.
+    #[error("cannot listen on {listen}: {source}")]
+    Listen {
+        /// What was asked for.
+        listen: String,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// Other machines could reach it, and nothing would tell who may.
+    #[error("{0} can be reached by other machines, so a key is needed")]
+    KeyNeeded(IpAddr),
+}
+
+/// A door that is open. Dropping it closes it at once.
+pub struct HttpServer {
+    addr: SocketAddr,
+    stop: watch::Sender<bool>,
+    accepting: Option<JoinHandle<()>>,
+}
+
+impl HttpServer {
+    /// Opens the door to what is behind the paths of `inner`, for those who may come in, and for
+    /// everybody to `/healthz`. Must be called within a Tokio runtime.
+    ///
+    /// # Errors
+    /// [`HttpError`].
+    pub async fn open(
+        inner: Router,
+        health: MethodRouter,
+        settings: &HttpSettings,
+    ) -> Result<Self, HttpError> {
+        let router = guarded(inner, settings.api_key.clone(), health);
+        let failed = |source| HttpError::Listen {
+            listen: settings.listen.clone(),
+            source,
+        };
+        // Looked up once: what is checked is what is listened on.
+        let addrs: Vec<SocketAddr> = tokio::net::lookup_host(&settings.listen)
+            .await
+            .map_err(failed)?
+            .collect();
+        if let Some(open) = addrs.iter().find(|addr| !addr.ip().is_loopback())
+            && settings.api_key.is_none()
+        {
+            return Err(HttpError::KeyNeeded(open.ip()));
+        }
+        let listener = TcpListener::bind(addrs.as_slice()).await.map_err(failed)?;
+        let addr = listener.local_addr().map_err(failed)?;
+        let (stop, stopped) = watch::channel(false);
+        let accept = Accept {
+            router,
+            deadline: settings.client_deadline,
+            connections: Connections::new(settings.max_connections),
+            stopped,
+        };
+        Ok(Self {
+            addr,
+            stop,
+            accepting: Some(tokio::spawn(accept.run(listener))),
+        })
+    }
+
+    /// Where it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Accepts no more connections, lets requests that are being answered end, and returns when
+    /// the last has, or at the deadline. Whoever answers them makes them end first; until then the
+    /// door should stay open, so that whoever comes hears that the service stops.
+    pub async fn shutdown(mut self, deadline: Duration) {
+        self.stop.send_replace(true);
+        if let Some(mut accepting) = self.accepting.take()
+            && tokio::time::timeout(deadline, &mut accepting)
+                .await
+                .is_err()
+        {
+            accepting.abort();
+        }
+    }
+}
+
+impl Drop for HttpServer {
+    fn drop(&mut self) {
+        if let Some(accepting) = &self.accepting {
+            // Its connections are tasks of its own, and end with it.
+            accepting.abort();
+        }
+    }
+}
+
+struct Accept {
+    router: Router,
+    deadline: Duration,
+    connections: Arc<Connections>,
+    stopped: watch::Receiver<bool>,
+}
+
+impl Accept {
+    async fn run(mut self, listener: TcpListener) {
+        let mut connections = JoinSet::new();
+        loop {
+            tokio::select! {
+                () = told(&mut self.stopped) => break,
+                Some(_) = connections.join_next() => {}
+                (stream, peer) = accept(&listener) => {
+                    let Some(connection) = self.connections.admit() else {
+                        // All others are being answered; this one hears so by its end.
+                        continue;
+                    };
+                    let client = Client {
+                        ip: peer.ip(),
+                        connection: Arc::default(),
+                    };
+                    let router = attended(self.router.clone(), &connection)
+                        .layer(Extension(client));
+                    let served = serve(stream, router, self.deadline, self.stopped.clone());
+                    connections.spawn(until_closed(connection, served));
+                }
+            }
+            metrics::gauge!("hearthnet_http_connections").set(connections.len() as f64);
+        }
+        drop(listener);
+        while connections.join_next().await.is_some() {}
+        metrics::gauge!("hearthnet_http_connections").set(0.0);
+    }
+}
+
+/// The next connection.
+async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+    loop {
+        match listener.accept().await {
+            Ok(accepted) => return accepted,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// A connection goes on until it ends, or is idle when another one needs its place.
+async fn until_closed(connection: Connection, served: impl Future<Output = ()>) {
+    tokio::select! {
+        () = served => {}
+        () = connection.closed() => {}
+    }
+}
+
+/// Waits until the door is to close.
+async fn told(stopped: &mut watch::Receiver<bool>) {
+    // Without a sender nobody holds the door any more.
+    let _ = stopped.wait_for(|stop| *stop).await;
+}
+
+async fn serve(
+    stream: TcpStream,
+    router: Router,
+    deadline: Duration,
+    mut stopped: watch::Receiver<bool>,
+) {
+    // Tokens are small, and wanted at once. A socket that cannot do it is slower, no more.
+    let _ = stream.set_nodelay(true);
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(deadline)
+        .max_buf_size(HEAD_BYTES)
+        .serve_connection(
+            TokioIo::new(impatient(stream, deadline)),
+            TowerToHyperService::new(router),
+        );
+    let mut connection = std::pin::pin!(connection);
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = told(&mut stopped) => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a connection ended early");
+    }
+}
+
+/// A stream that fails when its peer takes nothing for so long.
+fn impatient<S: AsyncRead + AsyncWrite>(
+    stream: S,
+    deadline: Duration,
+) -> Pin<Box<TimeoutWriter<S>>> {
+    let mut stream = TimeoutWriter::new(stream);
+    stream.set_timeout(Some(deadline));
+    Box::pin(stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_peer_that_takes_nothing_ends_the_connection_and_a_slow_one_does_not() {
+        let (near, mut far) = duplex(16);
+        let mut near = impatient(near, Duration::from_millis(20));
+        // It takes a little now and then, and has as long again each time.
+        let slow = tokio::spawn(async move {
+            let mut some = [0; 8];
+            for _ in 0..4 {
+                far.read_exact(&mut some).await.unwrap();
+            }
+            far
+        });
+        near.write_all(&[7; 32]).await.unwrap();
+        let _far = slow.await.unwrap();
+        let error = near.write_all(&[7; 64]).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    }
+}

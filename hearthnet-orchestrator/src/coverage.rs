@@ -1,0 +1,160 @@
+//! Which layers of which models the community serves: advertisements, gathered by model.
+
+use std::collections::BTreeMap;
+
+use hearthnet_bus::log::Advert;
+use hearthnet_bus::{Descriptor, NodeId};
+
+use crate::placement::{Held, missing};
+
+/// A model, and who serves what of it.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Coverage<'a> {
+    /// Catalogue ids or file stems, the one that most hosts use first: the same weights may lie in
+    /// files of several names.
+    pub names: Vec<&'a str>,
+    /// Identity of the weights.
+    pub weights: &'a str,
+    /// Layers of the whole model.
+    pub total: u32,
+    /// The advertisements, by first layer.
+    pub shards: Vec<&'a Advert>,
+    /// Layers that nobody serves who answers.
+    pub missing: Vec<(u32, u32)>,
+}
+
+/// Gathers advertisements by weights: two files of one name are two models, and one model under two
+/// names is one. `answers`: whether a host can be reached, as far as is known.
+pub fn by_model<'a>(
+    adverts: impl Iterator<Item = &'a Advert>,
+    answers: impl Fn(&NodeId) -> bool,
+) -> Vec<Coverage<'a>> {
+    let mut models: BTreeMap<(&str, u32), Vec<&Advert>> = BTreeMap::new();
+    for advert in adverts {
+        let d = &advert.descriptor;
+        models
+            .entry((&d.weights_sha256, d.total_layers))
+            .or_default()
+            .push(advert);
+    }
+    models
+        .into_iter()
+        .map(|((weights, total), mut shards)| {
+            shards.sort_by_key(|a| (a.descriptor.layer_range, a.author));
+            let mut uses: BTreeMap<&str, usize> = BTreeMap::new();
+            for advert in &shards {
+                *uses.entry(&advert.descriptor.model_id).or_default() += 1;
+            }
+            let mut names: Vec<&str> = uses.keys().copied().collect();
+            names.sort_by_key(|name| std::cmp::Reverse(uses.get(name).copied()));
+            let there = shards.iter().filter(|a| answers(&a.author));
+            let ranges: Vec<_> = there.map(|a| a.descriptor.layer_range).collect();
+            Coverage {
+                names,
+                weights,
+                total,
+                missing: missing(total, &ranges),
+                shards,
+            }
+        })
+        .collect()
+}
+
+/// What others than `own` serve of the model that `mine` describes.
+pub fn held_by_others<'a>(
+    adverts: impl Iterator<Item = &'a Advert>,
+    own: NodeId,
+    weights: &str,
+    total: u32,
+) -> Vec<Held> {
+    adverts
+        .filter(|a| a.author != own && serves(&a.descriptor, weights, total))
+        .map(|a| Held {
+            node: a.author,
+            range: a.descriptor.layer_range,
+        })
+        .collect()
+}
+
+fn serves(d: &Descriptor, weights: &str, total: u32) -> bool {
+    d.weights_sha256 == weights && d.total_layers == total
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hearthnet_bus::NodeKey;
+
+    fn advert(seed: u8, model: &str, weights: &str, lo: u32, hi: u32) -> Advert {
+        Advert {
+            author: NodeKey::from_secret(&[seed; 32]).id(),
+            expires_ms: 0,
+            descriptor: Descriptor {
+                shard_id: Descriptor::shard_id(model, lo, hi),
+                model_id: model.into(),
+                weights_sha256: weights.into(),
+                layer_range: (lo, hi),
+                total_layers: 30,
+                vram_required_mb: 1,
+                weights_mb: 0,
+                kv_mb: 0,
+                max_concurrent_streams: 1,
+                host: NodeId::from_checked([1; 32]),
+                endpoint: String::new(),
+                advertised_at: 0,
+                boundary_dtype: "fp16".into(),
+                arithmetic: "canonical-1".into(),
+                ms_per_token: 0.0,
+                queue_depth: 0,
+                software: String::new(),
+            },
+        }
+    }
+
+    #[test]
+    fn each_model_lists_its_shards_in_order_and_what_is_missing() {
+        let all = [
+            advert(1, "m", "a", 20, 29),
+            advert(2, "m", "a", 0, 9),
+            advert(3, "n", "c", 0, 29),
+        ];
+        let models = by_model(all.iter(), |_| true);
+        assert_eq!(models.len(), 2);
+        assert_eq!(models[0].shards, [&all[1], &all[0]]);
+        assert_eq!(models[0].missing, [(10, 19)]);
+        assert_eq!(models[1].missing, []);
+    }
+
+    #[test]
+    fn one_model_under_two_file_names_is_one_model() {
+        let all = [
+            advert(1, "smollm2", "a", 0, 14),
+            advert(2, "SmolLM2.Q4", "a", 15, 29),
+            advert(3, "smollm2", "a", 15, 29),
+        ];
+        let models = by_model(all.iter(), |_| true);
+        assert_eq!(models.len(), 1);
+        assert_eq!(models[0].names, ["smollm2", "SmolLM2.Q4"]);
+        assert_eq!(models[0].missing, []);
+    }
+
+    #[test]
+    fn who_does_not_answer_fills_no_gap() {
+        let all = [advert(1, "m", "a", 0, 14), advert(2, "m", "a", 15, 29)];
+        let models = by_model(all.iter(), |host| *host != all[1].author);
+        assert_eq!(models[0].missing, [(15, 29)]);
+        assert_eq!(models[0].shards.len(), 2);
+    }
+
+    #[test]
+    fn other_weights_of_the_same_name_fill_no_gap() {
+        let all = [advert(1, "m", "a", 0, 14), advert(2, "m", "b", 15, 29)];
+        let models = by_model(all.iter(), |_| true);
+        assert_eq!(models.len(), 2);
+        assert_eq!(models[0].missing, [(15, 29)]);
+        let own = all[0].author;
+        assert_eq!(held_by_others(all.iter(), own, "a", 30), []);
+        assert_eq!(held_by_others(all.iter(), own, "b", 30).len(), 1);
+    }
+}

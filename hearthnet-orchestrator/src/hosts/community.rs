@@ -1,0 +1,572 @@
+//! Hosts found in a community's log.
+//!
+//! Which hosts there are, the advertisements say; where one is, its advertisement, what it
+//! says of itself and what discovery heard say; who it is, the TLS handshake proves; that
+//! it lets this node in, its own grant says, which is asked for anew for each session.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt as _;
+use futures_util::future::select_all;
+use futures_util::stream::FuturesUnordered;
+use hearthnet_bus::calls::{CallError, CallStream, Client, ShardGrant};
+use hearthnet_bus::discovery::{Distance, Local};
+use hearthnet_bus::log::{Advert, EventLog};
+use hearthnet_bus::node::{Connections, WeakNode, bus_rule};
+use hearthnet_bus::{Capability, NodeId, NodeKey, now_ms};
+use hearthnet_transport::{Config, Hello, connect_path};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::runtime::Handle;
+use tokio::time::{timeout, timeout_at};
+
+use super::opening::{Opening, Outcome};
+use super::source::{Choice, GRACE, HostSource, RoutedSpan, Search};
+use crate::error::ChatError;
+use crate::health::{FailureKind, SharedHealth};
+use crate::link::{HostAddr, HostLink, PIPELINE};
+use crate::placement::{missing, runs_text};
+use crate::router::{Candidate, RouteError, Span};
+
+/// How long one address of a host may take: connecting, the grant, the session.
+const PER_ADDRESS: Duration = Duration::from_secs(5);
+/// Most addresses that are tried of one host.
+const MAX_ADDRESSES: usize = 6;
+
+/// How long to wait for advertisements that close a gap: this node may have found the others
+/// only now, or a host may be coming back.
+const PATIENCE: Duration = Duration::from_secs(6);
+
+/// The same in the middle of an answer that this machine can finish by itself: a host that is started
+/// anew takes longer to read its layers, and news of those that stay take less to come.
+const SHORT_PATIENCE: Duration = Duration::from_secs(2);
+
+/// A host that cannot be used and is known not to be within this time may be asked again.
+const AT_ONCE: Duration = Duration::from_secs(1);
+
+/// Where else a node may be, as discovery knows.
+pub type Places = Arc<dyn Fn(&NodeId) -> Vec<SocketAddr> + Send + Sync>;
+
+/// Whether this node knows what its neighbours know, or has had the time to.
+pub type InSync = Arc<dyn Fn() -> bool + Send + Sync>;
+
+/// Why this node may ask nobody any more, once it may not.
+pub type Expelled = Arc<dyn Fn() -> Option<String> + Send + Sync>;
+
+/// Sessions with the hosts of a community, opened as routes need them.
+pub struct CommunityHosts {
+    runtime: Handle,
+    key: Arc<NodeKey>,
+    /// Its community's log, which something keeps even with the others.
+    log: EventLog,
+    transport: Config,
+    choice: Choice,
+    links: Links,
+    /// What discovery knows.
+    pub places: Places,
+    /// Whether this node has lost its place in the community: then nothing is waited for.
+    pub expelled: Expelled,
+    /// This node, if it runs in this process: its own layers need no wire.
+    pub here: Option<WeakNode>,
+    /// Where this machine can answer as well: whether the log is even with the neighbours', so that
+    /// waiting for advertisements keeps the first word back for nothing.
+    pub in_sync: Option<InSync>,
+    /// A route was found: somebody waits in the middle of an answer.
+    routed: bool,
+}
+
+/// Sessions that chats share. Clones are the same ones.
+#[derive(Clone)]
+pub struct Links {
+    all: Arc<Mutex<Vec<Arc<HostLink>>>>,
+    /// Those that are being opened.
+    opening: Arc<Mutex<BTreeMap<Key, Opening>>>,
+    /// Ends those whose hosts may not see this node's rows any more.
+    connections: Connections,
+    /// What was seen of hosts.
+    health: SharedHealth,
+}
+
+/// A host's key, and what it serves.
+type Key = (NodeId, String);
+
+/// The sessions that one search waits for.
+#[derive(Default)]
+struct Awaited(BTreeMap<Key, Opening>);
+
+impl Awaited {
+    /// The hosts that have kept this waiting for [`GRACE`].
+    fn late(&self, now: Instant) -> BTreeSet<NodeId> {
+        let late = |one: &Opening| one.since() + GRACE <= now && one.now().is_none();
+        let all = self.0.iter().filter(|(_, one)| late(one));
+        all.map(|((node, _), _)| *node).collect()
+    }
+
+    /// Resolves when one of them has come to something, and at `until` at the latest.
+    async fn any(&self, until: Option<Instant>) {
+        let under_way = self.0.values().filter(|one| one.now().is_none());
+        let waits: Vec<_> = under_way.map(Opening::wait).collect();
+        if waits.is_empty() {
+            return;
+        }
+        let any = select_all(waits);
+        match until {
+            Some(until) => drop(timeout_at(until.into(), any).await),
+            None => drop(any.await),
+        }
+    }
+}
+
+impl Links {
+    /// None yet. `connections` watches them, and `health` is told what their hosts do.
+    pub fn new(connections: Connections, health: SharedHealth) -> Self {
+        Self {
+            all: Arc::default(),
+            opening: Arc::default(),
+            connections,
+            health,
+        }
+    }
+}
+
+impl HostSource for CommunityHosts {
+    fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError> {
+        let (layers, exclude) = (&search.layers, search.exclude);
+        let patience = match search.optional {
+            true => Duration::ZERO,
+            // In the middle of an answer that this machine can finish.
+            false if self.routed && self.in_sync.is_some() => SHORT_PATIENCE,
+            false => PATIENCE,
+        };
+        let deadline = Instant::now() + patience;
+        let mut changes = self.log.changes();
+        // Hosts that could not be used in this search, and why the last of them could not.
+        // Those that said so at once are asked again: a host that has just been started
+        // listens before it serves.
+        let mut unusable = exclude.clone();
+        let mut resting = BTreeSet::new();
+        let mut awaited = Awaited::default();
+        let mut failure = None;
+        loop {
+            if search.cancel.is_cancelled() {
+                return Err(ChatError::Cancelled);
+            }
+            changes.borrow_and_update();
+            let mut passed_over = &unusable | &resting;
+            self.links.all.lock().retain(|link| {
+                // It would refuse; its advertisement may be gone a moment later only.
+                if link.is_leaving() {
+                    passed_over.insert(link.descriptor().host);
+                }
+                link.is_open()
+            });
+            let adverts = self.adverts();
+            let asked = Instant::now();
+            let opened = match self.choose(&adverts, layers.clone(), &passed_over) {
+                Ok(_) => self.open(&adverts, &passed_over, &mut awaited, search),
+                Err(error) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    let in_vain = !self.routed && self.in_sync.as_ref().is_some_and(|is| is());
+                    // Nobody lets this node in any more: there is nothing to wait for.
+                    if let Some(why) = (self.expelled)() {
+                        return Err(ChatError::ShardUnavailable(why));
+                    }
+                    let over = left.is_zero() || in_vain;
+                    // Before the first route the log may still be behind.
+                    if (over || self.routed) && !self.log.state().policy.research {
+                        return Err(ChatError::ExperimentalDisabled);
+                    }
+                    if over {
+                        return Err(
+                            failure.unwrap_or_else(|| self.explain(error, &adverts, exclude))
+                        );
+                    }
+                    // Advertisements also expire without a change of the log.
+                    let wait = left.min(Duration::from_millis(200));
+                    let changed = async { timeout(wait, changes.changed()).await };
+                    let _ = self.runtime.block_on(search.cancel.or(changed));
+                    resting.clear();
+                    continue;
+                }
+            };
+            match opened {
+                Ok(route) => {
+                    self.routed = true;
+                    return Ok(route);
+                }
+                Err((_, error @ ChatError::Cancelled)) => return Err(error),
+                // Nobody is there at once: whoever is being connected to may be the next time.
+                Err((None, error)) => return Err(error),
+                Err((Some(host), error)) => {
+                    let said_so = asked.elapsed() < AT_ONCE;
+                    if said_so { &mut resting } else { &mut unusable }.insert(host);
+                    failure = Some(error);
+                }
+            }
+        }
+    }
+
+    fn health(&self) -> SharedHealth {
+        self.links.health.clone()
+    }
+
+    /// Keeps a session with one spare per span: shared by all chats, asked for a sign of life
+    /// whenever somebody comes by here, and there when a host fails.
+    fn prepare(&mut self, route: &[RoutedSpan]) {
+        let adverts = self.adverts();
+        for span in route {
+            let host = BTreeSet::from([span.link.descriptor().host]);
+            // Nobody else has these layers: then there is nothing to prepare.
+            let spares = self.choose(&adverts, span.lo..=span.hi, &host);
+            for spare in spares.unwrap_or_default() {
+                if let Some(advert) = adverts.get(spare.candidate) {
+                    // Whatever it comes to, it is there for the search that needs it.
+                    let _ = self.session(advert, &mut Awaited::default());
+                }
+            }
+        }
+    }
+}
+
+impl CommunityHosts {
+    /// What is advertised now, by trusted members only, whatever others said before they were none.
+    fn adverts(&self) -> Vec<Advert> {
+        let state = self.log.state();
+        let live = state.shards(now_ms()).filter(|_| state.policy.research);
+        live.cloned().collect()
+    }
+
+    /// The hosts of the community of `log`, for a node with this key; `choice` says how to choose
+    /// among them. Nothing is known of where they are but what they say.
+    pub fn new(
+        runtime: Handle,
+        key: Arc<NodeKey>,
+        log: EventLog,
+        transport: Config,
+        choice: Choice,
+        links: Links,
+    ) -> Self {
+        Self {
+            runtime,
+            key,
+            log,
+            transport,
+            choice: Choice {
+                health: links.health.clone(),
+                ..choice
+            },
+            links,
+            places: Arc::new(|_| Vec::new()),
+            expelled: Arc::new(|| None),
+            here: None,
+            in_sync: None,
+            routed: false,
+        }
+    }
+
+    fn choose(
+        &self,
+        adverts: &[Advert],
+        layers: RangeInclusive<u32>,
+        exclude: &BTreeSet<NodeId>,
+    ) -> Result<Vec<Span>, RouteError> {
+        let own = self.key.id();
+        let local = Local::read(&[]);
+        let candidates: Vec<Candidate> = adverts
+            .iter()
+            .map(|advert| {
+                let hop_weight = match advert.descriptor.endpoint.parse() {
+                    _ if advert.author == own => 0,
+                    Ok(at) if local.distance(&at) <= Distance::Subnet => 1,
+                    _ => 2,
+                };
+                Candidate::new(advert.descriptor.clone(), hop_weight, advert.author == own)
+            })
+            .collect();
+        self.choice.pick(&candidates, layers, exclude)
+    }
+
+    /// Sessions for a route: those that stand, and new ones, all at once. A host that keeps others
+    /// waiting gets [`GRACE`]; then those that could do without it are connected as well, and
+    /// whichever route is complete first is taken. An error names the host that refused.
+    fn open(
+        &self,
+        adverts: &[Advert],
+        passed_over: &BTreeSet<NodeId>,
+        awaited: &mut Awaited,
+        search: &Search<'_>,
+    ) -> Result<Vec<RoutedSpan>, (Option<NodeId>, ChatError)> {
+        let give_up = search.optional.then(|| Instant::now() + GRACE);
+        loop {
+            let now = Instant::now();
+            let late = &awaited.late(now) | passed_over;
+            let mut waiting: Option<Instant> = None;
+            // What is wanted, and what there is without those that are late.
+            for exclude in [passed_over, &late] {
+                let Ok(spans) = self.choose(adverts, search.layers.clone(), exclude) else {
+                    continue;
+                };
+                let mut route = Vec::new();
+                for Span { candidate, lo, hi } in spans.iter().copied() {
+                    let Some(advert) = adverts.get(candidate) else {
+                        continue;
+                    };
+                    match self.session(advert, awaited) {
+                        Ok(Ok(link)) if holds(&link, lo, hi) => {
+                            route.push(RoutedSpan { link, lo, hi });
+                        }
+                        // A host that has moved to other layers since it advertised is of no use.
+                        Ok(other) => {
+                            let why = other.err().map(|error| error.to_string());
+                            let why = why.unwrap_or_else(|| "it serves other layers now".into());
+                            let host = self.log.state().label(&advert.author, now_ms());
+                            let error = ChatError::ShardUnavailable(format!(
+                                "{host} serves layers {lo}-{hi} but cannot be used: {why}"
+                            ));
+                            return Err((Some(advert.descriptor.host), error));
+                        }
+                        Err(since) => {
+                            let at = since + GRACE;
+                            waiting = waiting.into_iter().chain((at > now).then_some(at)).min();
+                        }
+                    }
+                }
+                if route.len() == spans.len() {
+                    return Ok(route);
+                }
+            }
+            if give_up.is_some_and(|at| at <= now) {
+                let error = ChatError::ShardUnavailable("nobody else is there at once".into());
+                return Err((None, error));
+            }
+            let until = waiting.into_iter().chain(give_up).min();
+            let answered = search.cancel.or(awaited.any(until));
+            if self.runtime.block_on(answered).is_none() {
+                return Err((None, ChatError::Cancelled));
+            }
+        }
+    }
+
+    /// The session with a host, if it stands or has failed; else it has been on its way since then,
+    /// in a task that goes on when this search has ended.
+    fn session(&self, advert: &Advert, awaited: &mut Awaited) -> Result<Outcome, Instant> {
+        let (node, shard) = (advert.author, advert.descriptor.shard_id.clone());
+        let key = (node, shard.clone());
+        if let Some(opening) = awaited.0.get(&key) {
+            let outcome = opening.now().ok_or(opening.since())?;
+            if outcome.as_ref().is_ok_and(|link| link.is_fresh()) {
+                return Ok(outcome);
+            }
+            // Asked again, it may say something else.
+            awaited.0.remove(&key);
+            if outcome.is_err() {
+                return Ok(outcome);
+            }
+        }
+        let is_it = |link: &&Arc<HostLink>| {
+            link.is_fresh() && link.addr().node == node && link.descriptor().shard_id == shard
+        };
+        // The newest: of a host that was started again an older one may still stand.
+        let found = self.links.all.lock().iter().rev().find(is_it).cloned();
+        if let Some(link) = found.as_ref().filter(|link| link.was_heard_just_now()) {
+            return Ok(Ok(Arc::clone(link)));
+        }
+        let mut all = self.links.opening.lock();
+        all.retain(|_, opening| opening.now().is_none());
+        let opening = all.entry(key.clone()).or_insert_with(|| {
+            let attempt = Attempt {
+                node,
+                wanted: json!({ "shard_id": shard }),
+                key: Arc::clone(&self.key),
+                transport: self.transport.clone(),
+                connections: self.links.connections.clone(),
+            };
+            let (links, addresses) = (self.links.clone(), self.addresses(advert));
+            let here = self.here.clone().filter(|_| node == self.key.id());
+            let endpoint = advert.descriptor.endpoint.clone();
+            Opening::begin(&self.runtime, async move {
+                if let Some(link) = found
+                    && link.answers(GRACE).await
+                {
+                    return Ok(link);
+                }
+                let link = match here {
+                    Some(here) => attempt.with_self(&here, endpoint).await,
+                    None => attempt.with_any_of(&addresses).await,
+                };
+                let health = &links.health;
+                let link = link.inspect_err(|_| health.failed(&node, FailureKind::Unreachable))?;
+                health.reached(&node);
+                let link = Arc::new(link);
+                links.all.lock().push(Arc::clone(&link));
+                Ok(link)
+            })
+        });
+        let opening = opening.clone();
+        drop(all);
+        let outcome = opening.now().ok_or(opening.since());
+        awaited.0.insert(key, opening);
+        outcome
+    }
+
+    /// Where a host may be, the nearest first.
+    fn addresses(&self, advert: &Advert) -> Vec<SocketAddr> {
+        let state = self.log.state();
+        let told = state.endpoints_of(&advert.author, now_ms());
+        let mut all: Vec<SocketAddr> = std::iter::once(&advert.descriptor.endpoint)
+            .chain(told)
+            .filter_map(|text| text.parse().ok())
+            .chain((self.places)(&advert.author))
+            .collect();
+        let local = Local::read(&[]);
+        // Stable: of the same distance, what the host itself says comes first.
+        all.sort_by_key(|address| local.distance(address));
+        let mut seen = BTreeSet::new();
+        all.retain(|address| seen.insert(*address));
+        all.truncate(MAX_ADDRESSES);
+        all
+    }
+
+    /// Why there is no route, in terms of the whole model.
+    fn explain(
+        &self,
+        error: RouteError,
+        adverts: &[Advert],
+        exclude: &BTreeSet<NodeId>,
+    ) -> ChatError {
+        let RouteError::Uncovered { .. } = error else {
+            return error.into();
+        };
+        let weights = self.choice.model.weights.to_string();
+        let own = self.key.id();
+        let held: Vec<(u32, u32)> = adverts
+            .iter()
+            .filter(|a| self.choice.allow_self || a.author != own)
+            .filter(|a| {
+                a.descriptor.weights_sha256 == weights && !exclude.contains(&a.descriptor.host)
+            })
+            .map(|a| a.descriptor.layer_range)
+            .collect();
+        let community = &self.log.state().name;
+        let model = &self.choice.model.model_id;
+        let mut text = if held.is_empty() {
+            format!("nobody in {community:?} serves {model}")
+        } else {
+            // What this machine computes itself, nobody need serve.
+            let hosted = &self.choice.model.hosted;
+            let own = [(0, hosted.start), (hosted.end, self.choice.model.layers)];
+            let own = own.into_iter().filter(|(lo, end)| lo < end);
+            let held: Vec<(u32, u32)> = own.map(|(lo, end)| (lo, end - 1)).chain(held).collect();
+            let missing = runs_text(&missing(self.choice.model.layers, &held));
+            format!("nobody in {community:?} serves layers {missing} of {model}")
+        };
+        let own_serves = |a: &Advert| a.author == own && a.descriptor.weights_sha256 == weights;
+        if !self.choice.allow_self && adverts.iter().any(own_serves) {
+            text.push_str(
+                ", and what this node serves itself does not count \
+                 (research.distributed_inference.allow_self_as_shard is false)",
+            );
+        }
+        ChatError::ShardUnavailable(text)
+    }
+}
+
+fn holds(link: &HostLink, lo: u32, hi: u32) -> bool {
+    let (first, last) = link.descriptor().layer_range;
+    first <= lo && hi <= last
+}
+
+/// What it takes to open a session with a host.
+struct Attempt {
+    node: NodeId,
+    /// What its grant is asked for.
+    wanted: Value,
+    key: Arc<NodeKey>,
+    transport: Config,
+    /// Watches the connections.
+    connections: Connections,
+}
+
+fn unavailable(why: impl Display) -> ChatError {
+    ChatError::ShardUnavailable(why.to_string())
+}
+
+impl Attempt {
+    /// A session with the layers that this very process serves: the same grant, and no wire.
+    async fn with_self(&self, here: &WeakNode, endpoint: String) -> Result<HostLink, ChatError> {
+        let node = here.upgrade();
+        let node = node.ok_or_else(|| unavailable("this node is stopping"))?;
+        let capability = Capability::shard_serve();
+        let call = node.call(self.node, &capability, &self.wanted).await;
+        let token = granted(call).await?;
+        let hello = Hello::new(PIPELINE, token.clone());
+        let connection = node
+            .open_here(&hello, &self.transport)
+            .map_err(unavailable)?;
+        let addr = HostAddr {
+            endpoint,
+            node: self.node,
+        };
+        let lifetime = self.transport.session_lifetime;
+        let link = HostLink::over(&addr, &token, connection, lifetime).await?;
+        self.connections
+            .watch_host(self.node, Some(&token), link.closer());
+        Ok(link)
+    }
+
+    /// Tries the addresses until one leads to the host and it grants a session: the next one when
+    /// one has failed, or has said nothing for [`GRACE`], beside it.
+    async fn with_any_of(&self, addresses: &[SocketAddr]) -> Result<HostLink, ChatError> {
+        let mut last = unavailable("it says nowhere where it is");
+        let mut attempts = FuturesUnordered::new();
+        let mut rest = addresses.iter();
+        loop {
+            if let Some(address) = rest.next() {
+                attempts.push(async move {
+                    let silent = format!("{address} did not answer in {} s", PER_ADDRESS.as_secs());
+                    let attempt = timeout(PER_ADDRESS, self.at(*address)).await;
+                    attempt.unwrap_or_else(|_| Err(unavailable(silent)))
+                });
+            } else if attempts.is_empty() {
+                return Err(last);
+            }
+            let patience = if rest.len() > 0 { GRACE } else { PER_ADDRESS };
+            match timeout(patience, attempts.next()).await {
+                Ok(Some(Ok(link))) => return Ok(link),
+                Ok(Some(Err(why))) => last = why,
+                Ok(None) | Err(_) => {}
+            }
+        }
+    }
+
+    async fn at(&self, address: SocketAddr) -> Result<HostLink, ChatError> {
+        let identity = self.key.identity().map_err(unavailable)?;
+        let (endpoint, node) = (address.to_string(), self.node);
+        let rule = bus_rule();
+        let socket = connect_path(&endpoint, &identity, Some(node), &rule, &self.transport);
+        let socket = socket.await.map_err(unavailable)?;
+        self.connections.watch_host(node, None, socket.closer());
+        let client = Client::new(socket, Arc::clone(&self.key));
+        let token = granted(client.call(&Capability::shard_serve(), &self.wanted)).await?;
+        let addr = HostAddr { endpoint, node };
+        let transport = self.transport.clone();
+        let link = HostLink::connect_with(&addr, &self.key, token.clone(), transport).await?;
+        self.connections
+            .watch_host(node, Some(&token), link.closer());
+        Ok(link)
+    }
+}
+
+/// The session token that a host answers with.
+async fn granted(call: Result<CallStream, CallError>) -> Result<Vec<u8>, ChatError> {
+    let answer = call.map_err(unavailable)?.result_within(PER_ADDRESS).await;
+    let grant: ShardGrant =
+        serde_json::from_value(answer.map_err(unavailable)?).map_err(unavailable)?;
+    let token = grant.token();
+    token.ok_or_else(|| unavailable("its grant is not base64url"))
+}

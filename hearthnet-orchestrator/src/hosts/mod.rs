@@ -1,0 +1,19 @@
+//! Where spans come from: a source of hosts, asked at the start and after a failure.
+//!
+//! | hosts | where |
+//! |---|---|
+//! | what is looked for ([`Search`]), how hosts are chosen ([`Choice`]), a fixed set of them | `source.rs` |
+//! | known by address ([`HostPool`]) | `pool.rs` |
+//! | found in a community's log ([`CommunityHosts`]) | `community.rs` |
+//! | a session on its way | `opening.rs` |
+
+mod community;
+mod opening;
+mod pool;
+mod source;
+
+pub use self::community::{CommunityHosts, Expelled, InSync, Links, Places};
+pub use self::pool::{HostPool, PooledHosts, Reached};
+pub use self::source::{
+    Choice, ConnectedHosts, GRACE, HostSource, ModelOnWire, RoutedSpan, Search,
+};

@@ -1,0 +1,263 @@
+//! Hosts known by address, for a program that runs for long.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
+use hearthnet_bus::NodeKey;
+use hearthnet_transport::Config;
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::time::timeout_at;
+
+use super::opening::{Opening, Outcome};
+use super::source::{Choice, GRACE, HostSource, RoutedSpan, Search};
+use crate::Cancel;
+use crate::error::ChatError;
+use crate::health::{FailureKind, SharedHealth};
+use crate::link::{HostAddr, HostLink};
+
+/// How long a host that could not be reached is left alone: at first, and at most.
+const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+
+/// Hosts known by address. Sessions are opened when a chat needs them, shared by all chats, and
+/// renewed before they reach the end of their lifetime.
+///
+/// All hosts are connected, also those that no route uses now: so a spare is at hand when a host
+/// fails. A host that does not answer keeps nobody waiting that others can serve.
+pub struct HostPool {
+    runtime: Handle,
+    key: Arc<NodeKey>,
+    transport: Config,
+    hosts: Vec<Arc<Known>>,
+    health: SharedHealth,
+}
+
+/// A host, and the session with it.
+struct Known {
+    addr: HostAddr,
+    session: Mutex<Session>,
+}
+
+/// What is known of the session with one host.
+#[derive(Default)]
+struct Session {
+    link: Option<Arc<HostLink>>,
+    failed: Option<Failed>,
+    /// The last attempt to reach it. One at a time: chats that come meanwhile wait for it, too.
+    opening: Option<Opening>,
+}
+
+/// An attempt that failed.
+struct Failed {
+    error: ChatError,
+    backoff: Duration,
+    retry_at: Instant,
+}
+
+/// The sessions that stand, and why others do not.
+#[derive(Debug, Default)]
+pub struct Reached {
+    /// Sessions with hosts.
+    pub links: Vec<Arc<HostLink>>,
+    /// One error per host that cannot be reached.
+    pub failures: Vec<ChatError>,
+}
+
+impl HostPool {
+    /// Nothing is connected yet. `runtime` is where sessions live.
+    pub fn new(
+        runtime: Handle,
+        key: Arc<NodeKey>,
+        transport: Config,
+        hosts: impl IntoIterator<Item = HostAddr>,
+    ) -> Self {
+        let known = |addr| {
+            let session = Mutex::default();
+            Arc::new(Known { addr, session })
+        };
+        Self {
+            runtime,
+            key,
+            transport,
+            hosts: hosts.into_iter().map(known).collect(),
+            health: SharedHealth::default(),
+        }
+    }
+
+    /// What was seen of these hosts: for the [`Choice`] of every chat with them.
+    pub fn health(&self) -> &SharedHealth {
+        &self.health
+    }
+
+    /// A session with every host that can be reached. Those that are missing are opened, all at
+    /// once; a host that could not be reached a moment ago is not asked again.
+    pub async fn reach(&self) -> Reached {
+        self.reach_enough(|_| false, None).await
+    }
+
+    /// The same, until there are `enough` and the others have had their chance ([`GRACE`]), or
+    /// until `limit` has passed. Whoever is not there by then is still being connected to, for the
+    /// next time.
+    pub async fn reach_enough(
+        &self,
+        enough: impl Fn(&[Arc<HostLink>]) -> bool,
+        limit: Option<Duration>,
+    ) -> Reached {
+        let openings = self.hosts.iter().map(|host| self.opening(host));
+        let mut missing: BTreeMap<usize, Opening> = openings.enumerate().collect();
+        let mut attempts: FuturesUnordered<_> = missing
+            .iter()
+            .map(|(&at, opening)| opening.wait().map(move |outcome| (at, outcome)))
+            .collect();
+        let mut reached = Reached::default();
+        let give_up = limit.map(|limit| Instant::now() + limit);
+        while !missing.is_empty() {
+            let until = match enough(&reached.links) {
+                // Those that have been tried for long already are not waited for.
+                true => missing
+                    .values()
+                    .map(|opening| opening.since() + GRACE)
+                    .max(),
+                false => give_up,
+            };
+            let until = until.into_iter().chain(give_up).min();
+            let next = attempts.next();
+            let next = match until {
+                Some(until) => timeout_at(until.into(), next).await,
+                None => Ok(next.await),
+            };
+            let Ok(Some((at, outcome))) = next else { break };
+            missing.remove(&at);
+            match outcome {
+                Ok(link) => reached.links.push(link),
+                Err(error) => reached.failures.push(error),
+            }
+        }
+        let silent = missing.keys().filter_map(|at| self.hosts.get(*at));
+        reached.failures.extend(silent.map(|host| {
+            let HostAddr { endpoint, node } = &host.addr;
+            let text = format!("{endpoint} ({}) has not answered yet", node.short());
+            ChatError::ShardUnavailable(text)
+        }));
+        // In the order of the hosts, not of their answers: routes do not depend on chance.
+        let place =
+            |link: &Arc<HostLink>| self.hosts.iter().position(|host| host.addr == *link.addr());
+        reached.links.sort_by_key(place);
+        reached
+    }
+
+    /// The attempt to reach a host that is under way, or a new one.
+    fn opening(&self, host: &Arc<Known>) -> Opening {
+        let mut session = host.session.lock();
+        let under_way = session.opening.take().filter(|one| one.now().is_none());
+        let opening = under_way.unwrap_or_else(|| {
+            let (host, key) = (Arc::clone(host), Arc::clone(&self.key));
+            let (transport, health) = (self.transport.clone(), self.health.clone());
+            let attempt = async move { host.reach(&key, transport, &health).await };
+            Opening::begin(&self.runtime, attempt)
+        });
+        session.opening = Some(opening.clone());
+        opening
+    }
+}
+
+impl Known {
+    async fn reach(&self, key: &NodeKey, transport: Config, health: &SharedHealth) -> Outcome {
+        let link = {
+            let mut session = self.session.lock();
+            // Chats that still use one that is not fresh keep it open.
+            session.link.take_if(|link| !link.is_fresh());
+            session.link.clone()
+        };
+        if let Some(link) = link
+            && link.answers(GRACE).await
+        {
+            return Ok(link);
+        }
+        let failed = self
+            .session
+            .lock()
+            .failed
+            .take_if(|failed| failed.retry_at <= Instant::now());
+        if let Some(failed) = &self.session.lock().failed {
+            return Err(failed.error.clone());
+        }
+        // A host that is silent may have been started again, and know nothing of the session.
+        let connected = HostLink::connect(&self.addr, key, transport)
+            .await
+            .map(Arc::new);
+        let mut session = self.session.lock();
+        match &connected {
+            Ok(link) => {
+                health.reached(&self.addr.node);
+                session.link = Some(Arc::clone(link));
+            }
+            Err(error) => {
+                health.failed(&self.addr.node, FailureKind::Unreachable);
+                let backoff = failed.map_or(BACKOFF.0, |one| (one.backoff * 2).min(BACKOFF.1));
+                session.failed = Some(Failed {
+                    error: error.clone(),
+                    backoff,
+                    retry_at: Instant::now() + backoff,
+                });
+            }
+        }
+        connected
+    }
+}
+
+/// A pool's hosts as the source of one chat's spans.
+#[derive(Clone)]
+pub struct PooledHosts {
+    /// The hosts.
+    pub pool: Arc<HostPool>,
+    /// How to choose among them.
+    pub choice: Choice,
+}
+
+impl PooledHosts {
+    /// Connects to the hosts, until they have all layers and the others have had their chance.
+    /// One error per host that is not there by then.
+    pub async fn reach(&self) -> Vec<ChatError> {
+        let (cancel, exclude) = (Cancel::default(), BTreeSet::new());
+        let hosted = &self.choice.model.hosted;
+        let search = Search {
+            layers: hosted.start..=hosted.end.saturating_sub(1),
+            exclude: &exclude,
+            optional: false,
+            cancel: &cancel,
+        };
+        let enough = |links: &[Arc<HostLink>]| self.choice.among(links, &search).is_ok();
+        self.pool.reach_enough(enough, None).await.failures
+    }
+}
+
+impl HostSource for PooledHosts {
+    fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError> {
+        let enough = |links: &[Arc<HostLink>]| self.choice.among(links, search).is_ok();
+        // Those that are not connected by then may be by the next time that somebody looks.
+        let limit = search.optional.then_some(GRACE);
+        let reach = search.cancel.or(self.pool.reach_enough(enough, limit));
+        let reached = self.pool.runtime.block_on(reach);
+        let reached = reached.ok_or(ChatError::Cancelled)?;
+        match self.choice.among(&reached.links, search) {
+            // A host that could not be reached explains a hole better than the hole does.
+            Err(error @ ChatError::ShardUnavailable(_)) => {
+                Err(reached.failures.into_iter().next().unwrap_or(error))
+            }
+            spans => spans,
+        }
+    }
+
+    fn health(&self) -> SharedHealth {
+        self.choice.health.clone()
+    }
+
+    fn prepare(&mut self, _: &[RoutedSpan]) {
+        let pool = Arc::clone(&self.pool);
+        self.pool.runtime.spawn(async move { pool.reach().await });
+    }
+}

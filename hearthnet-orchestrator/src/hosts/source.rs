@@ -1,0 +1,233 @@
+//! What is looked for, how hosts are chosen, and those that are known by their sessions.
+
+use std::collections::BTreeSet;
+use std::ops::{Range, RangeInclusive};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use hearthnet_bus::{Descriptor, NodeId};
+use hearthnet_model::catalogue::Band;
+use hearthnet_model::{BoundaryDtype, ModelSpec, WeightsId};
+
+use crate::Cancel;
+use crate::error::ChatError;
+use crate::health::SharedHealth;
+use crate::link::HostLink;
+use crate::pipeline::Rows;
+use crate::router::{Candidate, RouteError, RouteRequest, RoutingPolicy, Span, pick};
+
+/// A model as its hosts must hold it.
+#[derive(Debug, Clone)]
+pub struct ModelOnWire {
+    /// Catalogue id or file stem.
+    pub model_id: String,
+    /// Identity of the weights.
+    pub weights: WeightsId,
+    /// Values per row.
+    pub width: usize,
+    /// Layers of the whole model.
+    pub layers: u32,
+    /// Those of them that hosts are asked for, half-open: the caller computes the others itself.
+    pub hosted: Range<u32>,
+    /// Longest sequence.
+    pub context: u32,
+    /// Data type of the rows.
+    pub boundary: BoundaryDtype,
+    /// Bands of the rows' magnitude, one per layer's output, where the catalogue has them.
+    pub bands: Option<Vec<Band>>,
+}
+
+impl ModelOnWire {
+    /// The wire's view of a model.
+    pub fn new(
+        model_id: &str,
+        weights: WeightsId,
+        spec: &ModelSpec,
+        bands: Option<Vec<Band>>,
+    ) -> Self {
+        Self {
+            model_id: model_id.to_owned(),
+            weights,
+            width: spec.width as usize,
+            layers: spec.layers,
+            hosted: 0..spec.layers,
+            context: spec.context,
+            boundary: spec.boundary,
+            bands,
+        }
+    }
+
+    /// What the last host gives back: the last row, or all where the caller goes on with them.
+    pub(crate) fn back(&self) -> Rows {
+        match self.hosted.end < self.layers {
+            true => Rows::All,
+            false => Rows::Last,
+        }
+    }
+}
+
+/// One host of the route and the layers it runs for this sequence.
+#[derive(Debug, Clone)]
+pub struct RoutedSpan {
+    /// The session with the host.
+    pub link: Arc<HostLink>,
+    /// First layer.
+    pub lo: u32,
+    /// Last layer.
+    pub hi: u32,
+}
+
+/// What is looked for.
+#[derive(Debug)]
+#[allow(clippy::exhaustive_structs)] // Built by whoever searches, read by every source.
+pub struct Search<'a> {
+    /// The layers to be run.
+    pub layers: RangeInclusive<u32>,
+    /// Nodes that must not run any of them.
+    pub exclude: &'a BTreeSet<NodeId>,
+    /// Somebody runs them as it is: what is not at hand is not worth waiting for.
+    pub optional: bool,
+    /// Set when the caller gives up.
+    pub cancel: &'a Cancel,
+}
+
+/// Finds hosts for layers.
+pub trait HostSource: Send {
+    /// Sessions with hosts that together run the layers, in order. May block to connect, unless
+    /// the search is optional; ends soon when the caller gives up.
+    ///
+    /// # Errors
+    /// [`ChatError::ShardUnavailable`], [`ChatError::WeightsMismatch`] or
+    /// [`ChatError::Cancelled`].
+    fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError>;
+
+    /// Sees to it that there is somebody at hand for each span of a route, should its host fail.
+    /// Called again and again while a sequence runs. Never waits.
+    fn prepare(&mut self, route: &[RoutedSpan]) {
+        let _ = route;
+    }
+
+    /// Where it is told what its hosts do.
+    fn health(&self) -> SharedHealth;
+}
+
+/// What a route is chosen by, wherever the hosts come from.
+#[derive(Clone)]
+pub struct Choice {
+    /// The model that hosts must hold.
+    pub model: ModelOnWire,
+    /// Chooses among them.
+    pub policy: Arc<dyn RoutingPolicy>,
+    /// Most spans allowed.
+    pub max_shards: usize,
+    /// The caller's own node id.
+    pub own_id: NodeId,
+    /// Whether the caller's own node may serve.
+    pub allow_self: bool,
+    /// What was seen of hosts, in all calls of this process.
+    pub health: SharedHealth,
+}
+
+impl Choice {
+    /// Covers `layers` with candidates, none of them on a node in `exclude`.
+    ///
+    /// # Errors
+    /// Any [`RouteError`].
+    pub fn pick(
+        &self,
+        candidates: &[Candidate],
+        layers: RangeInclusive<u32>,
+        exclude: &BTreeSet<NodeId>,
+    ) -> Result<Vec<Span>, RouteError> {
+        let request = RouteRequest {
+            model_id: &self.model.model_id,
+            weights_sha256: &self.model.weights.to_string(),
+            boundary_dtype: self.model.boundary.descriptor_name(),
+            layers,
+            total_layers: self.model.layers,
+            max_shards: self.max_shards,
+            allow_self: self.allow_self,
+            exclude,
+            caller: self.own_id,
+        };
+        self.health.count();
+        let judged: Vec<Candidate> = candidates.iter().map(|one| self.judge(one)).collect();
+        pick(self.policy.as_ref(), &request, &judged)
+    }
+
+    /// A candidate with what is known of it.
+    fn judge(&self, candidate: &Candidate) -> Candidate {
+        let Descriptor { host, shard_id, .. } = &candidate.descriptor;
+        Candidate {
+            standing: self.health.standing(host),
+            ms_per_layer: self.health.ms_per_layer(host, shard_id),
+            ..candidate.clone()
+        }
+    }
+
+    /// The same among sessions; those that have ended, or will soon, are passed over.
+    pub(super) fn among(
+        &self,
+        links: &[Arc<HostLink>],
+        search: &Search<'_>,
+    ) -> Result<Vec<RoutedSpan>, ChatError> {
+        let links: Vec<&Arc<HostLink>> = links.iter().filter(|link| link.takes_streams()).collect();
+        let candidates: Vec<Candidate> = links
+            .iter()
+            .map(|link| {
+                let descriptor = link.descriptor().clone();
+                let is_self = descriptor.host == self.own_id;
+                Candidate::new(descriptor, 0, is_self)
+            })
+            .collect();
+        let spans = self.pick(&candidates, search.layers.clone(), search.exclude)?;
+        let routed = spans.into_iter().map(|Span { candidate, lo, hi }| {
+            let link = Arc::clone(links.get(candidate)?);
+            Some(RoutedSpan { link, lo, hi })
+        });
+        let route: Option<Vec<RoutedSpan>> = routed.collect();
+        route.ok_or_else(|| ChatError::Engine("a route names a host that is none".into()))
+    }
+}
+
+/// A fixed set of hosts with open sessions.
+pub struct ConnectedHosts {
+    /// The sessions. Those that have ended, or whose hosts are about to leave, are passed over.
+    pub links: Vec<Arc<HostLink>>,
+    /// How to choose among them.
+    pub choice: Choice,
+}
+
+impl HostSource for ConnectedHosts {
+    fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError> {
+        let Some(link) = self.links.first() else {
+            return self.choice.among(&[], search);
+        };
+        let there = search.cancel.or(answering(&self.links));
+        let there = link.runtime().block_on(there).ok_or(ChatError::Cancelled)?;
+        match self.choice.among(&there, search) {
+            // A host that is silent now may be back in a moment, where there is no other.
+            Err(_) if !search.optional && there.len() < self.links.len() => {
+                self.choice.among(&self.links, search)
+            }
+            route => route,
+        }
+    }
+
+    fn health(&self) -> SharedHealth {
+        self.choice.health.clone()
+    }
+}
+
+/// How long a host may keep others waiting that could do without it: many round trips on any
+/// network of a home, and less than a person notices.
+pub const GRACE: Duration = Duration::from_millis(300);
+
+/// Those of some hosts that are there, as far as [`GRACE`] tells. On a network where all are, that
+/// takes a round trip at most.
+async fn answering(links: &[Arc<HostLink>]) -> Vec<Arc<HostLink>> {
+    let answers = join_all(links.iter().map(|link| link.answers(GRACE))).await;
+    let there = links.iter().zip(answers).filter(|(_, there)| *there);
+    there.map(|(link, _)| Arc::clone(link)).collect()
+}

@@ -1,0 +1,407 @@
+//! What happens on a host, told once to everybody who wants to know: each method of [`HostEvents`]
+//! is an event, and passes it on to the host's own numbers ([`Stats`]), to the `metrics` recorder
+//! that the program has installed, to the flight record, and to `tracing`.
+//!
+//! [`Stats`] are this host's, the recorder's numbers the whole process's: a node that moves to
+//! other layers starts another host, whose [`Stats`] begin at zero while the process counts on.
+//!
+//! Nothing that is told carries anything of what rows contain.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use hearthnet_bus::NodeId;
+use hearthnet_bus::flight::{self, Event, Name, SessionId};
+use hearthnet_transport::{
+    CloseCode, Code, Connection, RefusedConnection, SessionClosed, StreamClose,
+};
+use metrics::{counter, gauge, histogram};
+use parking_lot::Mutex;
+use serde::Serialize;
+
+use crate::fault::StreamFault;
+use crate::plan::Kind;
+
+/// Most callers that are counted under a name of their own. Each costs a line of the numbers for as
+/// long as the host runs; a community has tens of members.
+const MAX_CALLERS: usize = 64;
+/// The name of all others.
+const OTHERS: &str = "other";
+
+/// The host's gauges and counters.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Sessions connected now.
+    pub sessions: u32,
+    /// Streams open now, at most the limit.
+    pub streams: u32,
+    /// Steps that wait or are computed now.
+    pub steps_waiting: u32,
+    /// Bytes of KV in use.
+    pub kv_bytes: u64,
+    /// Pages of KV in use.
+    pub kv_pages_used: u64,
+    /// Pages of KV that nobody uses.
+    pub kv_pages_left: u64,
+    /// Bytes of weights in memory; 0 while they are put away.
+    pub weight_bytes: u64,
+    /// Steps answered.
+    pub steps: u64,
+    /// Rows computed in decode turns.
+    pub decode_rows: u64,
+    /// Rows computed in prefill turns.
+    pub prefill_rows: u64,
+    /// Rows of answered steps by caller: short node id, or `other` for those beyond the first 64.
+    pub caller_rows: BTreeMap<String, u64>,
+    /// Batches run.
+    pub turns: u64,
+    /// Bytes of rows received.
+    pub bytes_in: u64,
+    /// Bytes of rows sent.
+    pub bytes_out: u64,
+    /// Steps dropped before compute, because their stream ended.
+    pub dropped_steps: u64,
+    /// Streams that had to give their pages to others.
+    pub preempted: u64,
+    /// Streams refused or ended, by code.
+    pub errors: BTreeMap<Code, u64>,
+    /// Connections of admitted peers that this host refused or ended, and keys that it does not
+    /// admit, by code.
+    pub closed: BTreeMap<Code, u64>,
+    /// Times that the weights were loaded.
+    pub loads: u64,
+    /// Times that they were put away for want of use.
+    pub evictions: u64,
+    /// Milliseconds of a decode turn, recent turns weighing most; 0 before the first.
+    pub ms_per_token: f32,
+}
+
+/// Who asks, and in which session.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Caller {
+    pub(crate) node: NodeId,
+    pub(crate) session: SessionId,
+}
+
+impl Caller {
+    pub(crate) fn of(connection: &Connection) -> Self {
+        Self {
+            node: connection.peer(),
+            session: SessionId::of_token(connection.token()),
+        }
+    }
+}
+
+/// What a caller had of one life of a stream.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Work {
+    /// Steps answered.
+    pub(crate) steps: u64,
+    /// Rows that came.
+    pub(crate) rows: u64,
+}
+
+/// Where a host's events are told.
+#[derive(Debug)]
+pub(crate) struct HostEvents {
+    stats: Mutex<Stats>,
+    record: fn(Event),
+}
+
+impl Default for HostEvents {
+    fn default() -> Self {
+        Self::recording(flight::record)
+    }
+}
+
+/// The host as a whole.
+impl HostEvents {
+    /// Events that go to another flight record than the process's.
+    pub(crate) fn recording(record: fn(Event)) -> Self {
+        Self {
+            stats: Mutex::default(),
+            record,
+        }
+    }
+
+    /// All numbers as of now.
+    pub(crate) fn stats(&self) -> Stats {
+        self.stats.lock().clone()
+    }
+
+    /// What callers plan with: milliseconds of a decode turn, and streams open now.
+    pub(crate) fn load(&self) -> (f32, u32) {
+        let stats = self.stats.lock();
+        (stats.ms_per_token, stats.streams)
+    }
+
+    pub(crate) fn serving(&self, addr: SocketAddr, shard: &str, kv_budget: u64) {
+        gauge!("hearthnet_shard_kv_budget_bytes").set(kv_budget as f64);
+        tracing::info!(%addr, shard, "serving");
+        let shard = shard.into();
+        (self.record)(Event::ShardServing { shard });
+    }
+
+    pub(crate) fn leaving(&self, shard: Name, streams: u32, within: Duration) {
+        (self.record)(Event::ShardLeaving {
+            shard,
+            streams,
+            within_ms: u64::try_from(within.as_millis()).unwrap_or(u64::MAX),
+        });
+    }
+
+    /// The host has stopped, with so many streams still open.
+    pub(crate) fn stopped(&self, shard: Name, cut: u32) {
+        (self.record)(Event::ShardStopped { shard, cut });
+    }
+
+    pub(crate) fn loaded(&self, bytes: u64) {
+        let mut stats = self.stats.lock();
+        stats.loads += 1;
+        stats.weight_bytes = bytes;
+        counter!("hearthnet_shard_loads_total").increment(1);
+        gauge!("hearthnet_shard_weight_bytes").set(bytes as f64);
+        (self.record)(Event::WeightsLoaded { bytes });
+    }
+
+    pub(crate) fn evicted(&self) {
+        let mut stats = self.stats.lock();
+        stats.evictions += 1;
+        stats.weight_bytes = 0;
+        counter!("hearthnet_shard_evictions_total").increment(1);
+        gauge!("hearthnet_shard_weight_bytes").set(0.0);
+        tracing::info!("the weights were put away: no stream for a while");
+        (self.record)(Event::WeightsEvicted {});
+    }
+}
+
+/// Peers and their sessions.
+impl HostEvents {
+    /// A key that is not admitted wanted to connect.
+    pub(crate) fn stranger_refused(&self, peer: NodeId) {
+        self.closed(CloseCode::Unauthorized);
+        self.peer_refused(peer, CloseCode::Unauthorized);
+    }
+
+    /// A peer got no session.
+    pub(crate) fn peer_refused(&self, peer: NodeId, code: CloseCode) {
+        let code = code.into();
+        (self.record)(Event::PeerRefused { peer, code });
+    }
+
+    /// Nothing came of a connection.
+    pub(crate) fn connection_refused(&self, why: &RefusedConnection) {
+        flight::connection_refused(why);
+    }
+
+    /// A connection is closed, whoever closed it.
+    pub(crate) fn connection_closed(&self, peer: &NodeId, closed: &SessionClosed) {
+        if closed.by_us {
+            tracing::debug!(?peer, code = %closed.code, "session closed: {}", closed.detail);
+            self.closed(closed.code);
+        }
+    }
+
+    fn closed(&self, code: CloseCode) {
+        let code = Code::from(code);
+        *self.stats.lock().closed.entry(code.clone()).or_default() += 1;
+        counter!("hearthnet_shard_sessions_closed_total", "code" => code).increment(1);
+    }
+
+    pub(crate) fn session_began(&self, caller: Caller, purpose: &str) {
+        let mut stats = self.stats.lock();
+        stats.sessions += 1;
+        gauge!("hearthnet_shard_sessions").set(stats.sessions);
+        (self.record)(Event::SessionBegan {
+            session: caller.session,
+            peer: caller.node,
+            purpose: purpose.into(),
+        });
+    }
+
+    pub(crate) fn session_ended(&self, caller: Caller, code: CloseCode, by_us: bool) {
+        let mut stats = self.stats.lock();
+        stats.sessions = stats.sessions.saturating_sub(1);
+        gauge!("hearthnet_shard_sessions").set(stats.sessions);
+        tracing::debug!(%code, by_us, "session ended");
+        (self.record)(Event::SessionEnded {
+            session: caller.session,
+            peer: caller.node,
+            code: code.into(),
+            by_us,
+        });
+    }
+}
+
+/// Streams. A life of one is named by its caller and `name`.
+impl HostEvents {
+    pub(crate) fn streams(&self, open: u32) {
+        self.stats.lock().streams = open;
+        gauge!("hearthnet_shard_streams").set(open);
+    }
+
+    pub(crate) fn stream_opened(&self, caller: Caller, name: StreamClose, layers: (u32, u32)) {
+        (self.record)(Event::StreamOpened {
+            session: caller.session,
+            peer: caller.node,
+            stream: name.stream,
+            epoch: name.epoch,
+            layers,
+        });
+    }
+
+    /// A stream did not begin, or a message came for one that is over.
+    pub(crate) fn stream_refused(&self, caller: Caller, name: StreamClose, fault: &StreamFault) {
+        self.fault(name, fault);
+        (self.record)(Event::StreamRefused {
+            session: caller.session,
+            peer: caller.node,
+            stream: name.stream,
+            epoch: name.epoch,
+            code: fault.code(),
+        });
+    }
+
+    /// The host ended a stream.
+    pub(crate) fn stream_failed(
+        &self,
+        caller: Caller,
+        name: StreamClose,
+        fault: &StreamFault,
+        work: Work,
+    ) {
+        self.fault(name, fault);
+        self.stream_ended(caller, name, fault.code(), work);
+    }
+
+    /// A stream is over: `closed` by the caller, `session_ended` with its session, or for the
+    /// host's reason.
+    pub(crate) fn stream_ended(&self, caller: Caller, name: StreamClose, code: Code, work: Work) {
+        (self.record)(Event::StreamEnded {
+            session: caller.session,
+            peer: caller.node,
+            stream: name.stream,
+            epoch: name.epoch,
+            code,
+            steps: work.steps,
+            rows: work.rows,
+        });
+    }
+
+    fn fault(&self, name: StreamClose, fault: &StreamFault) {
+        let code = fault.code();
+        let mut stats = self.stats.lock();
+        if *fault == StreamFault::Preempted {
+            stats.preempted += 1;
+            counter!("hearthnet_shard_preempted_total").increment(1);
+        }
+        *stats.errors.entry(code.clone()).or_default() += 1;
+        tracing::debug!(name.stream, name.epoch, %code, "stream refused or ended");
+        counter!("hearthnet_shard_errors_total", "code" => code).increment(1);
+    }
+}
+
+/// Steps: as frequent as tokens, so that they are counted and no more.
+impl HostEvents {
+    pub(crate) fn received(&self, bytes: usize) {
+        self.stats.lock().bytes_in += bytes as u64;
+        counter!("hearthnet_shard_bytes_total", "direction" => "in").increment(bytes as u64);
+    }
+
+    pub(crate) fn dropped(&self, steps: usize) {
+        self.stats.lock().dropped_steps += steps as u64;
+        counter!("hearthnet_shard_dropped_steps_total").increment(steps as u64);
+    }
+
+    /// A step of `caller` was answered: so many rows, with so many bytes of them sent back.
+    pub(crate) fn answered(&self, caller: NodeId, rows: u32, bytes: usize, waited: Duration) {
+        let mut stats = self.stats.lock();
+        stats.steps += 1;
+        stats.bytes_out += bytes as u64;
+        counter!("hearthnet_shard_steps_total").increment(1);
+        counter!("hearthnet_shard_bytes_total", "direction" => "out").increment(bytes as u64);
+        histogram!("hearthnet_shard_queue_seconds").record(waited);
+
+        let (callers, mut name) = (&mut stats.caller_rows, caller.short());
+        if callers.len() >= MAX_CALLERS && !callers.contains_key(&name) {
+            name = OTHERS.to_owned();
+        }
+        *callers.entry(name.clone()).or_default() += u64::from(rows);
+        counter!("hearthnet_shard_caller_rows_total", "caller" => name).increment(rows.into());
+    }
+
+    /// A batch of so many rows was computed.
+    pub(crate) fn turn(&self, kind: Kind, rows: u32, took: Duration) {
+        let mut stats = self.stats.lock();
+        stats.turns += 1;
+        let label = match kind {
+            Kind::Decode => {
+                stats.decode_rows += u64::from(rows);
+                let ms = took.as_secs_f32() * 1000.0;
+                // The last 16 turns or so; the first one stands for itself.
+                stats.ms_per_token = match stats.ms_per_token {
+                    0.0 => ms,
+                    old => old + (ms - old) / 16.0,
+                };
+                "decode"
+            }
+            Kind::Prefill => {
+                stats.prefill_rows += u64::from(rows);
+                "prefill"
+            }
+        };
+        counter!("hearthnet_shard_rows_total", "kind" => label).increment(rows.into());
+        histogram!("hearthnet_shard_turn_seconds", "kind" => label).record(took);
+    }
+
+    pub(crate) fn waiting(&self, steps: usize) {
+        let steps = u32::try_from(steps).unwrap_or(u32::MAX);
+        self.stats.lock().steps_waiting = steps;
+        gauge!("hearthnet_shard_steps_waiting").set(steps);
+    }
+
+    /// Bytes of KV in use, and pages, of how many.
+    pub(crate) fn kv(&self, bytes: u64, used: u64, pages: u64) {
+        let left = pages.saturating_sub(used);
+        let mut stats = self.stats.lock();
+        // Most turns need no new page.
+        if (stats.kv_bytes, stats.kv_pages_left) == (bytes, left) {
+            return;
+        }
+        (stats.kv_bytes, stats.kv_pages_used, stats.kv_pages_left) = (bytes, used, left);
+        gauge!("hearthnet_shard_kv_bytes").set(bytes as f64);
+        gauge!("hearthnet_shard_kv_pages").set(pages as f64);
+        gauge!("hearthnet_shard_kv_pages_used").set(used as f64);
+        gauge!("hearthnet_shard_kv_pages_left").set(left as f64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hearthnet_bus::NodeKey;
+
+    use super::*;
+
+    #[test]
+    fn rows_are_counted_by_caller_and_callers_cannot_make_lines_without_end() {
+        let events = HostEvents::default();
+        let key = |seed: u8| NodeKey::from_secret(&[seed; 32]).id();
+        let answered = |seed, rows| events.answered(key(seed), rows, 0, Duration::ZERO);
+        answered(1, 24);
+        answered(2, 1);
+        answered(1, 1);
+        let name = |seed| key(seed).short();
+        let rows = events.stats().caller_rows;
+        assert_eq!(rows, BTreeMap::from([(name(1), 25), (name(2), 1)]));
+        for seed in 3..100 {
+            answered(seed, 1);
+        }
+        answered(1, 1);
+        let rows = events.stats().caller_rows;
+        assert_eq!(rows.len(), MAX_CALLERS + 1);
+        assert_eq!(rows[&name(1)], 26);
+        assert_eq!(rows[OTHERS], 99 - MAX_CALLERS as u64);
+    }
+}

@@ -1,0 +1,95 @@
+//! What the flight record hears of streams.
+
+use super::*;
+
+/// What was recorded of streams since it was last asked, each in a word.
+fn story() -> Vec<String> {
+    let word = |event: &Event| match event {
+        Event::StreamOpened { stream, epoch, .. } => Some(format!("opened {stream}.{epoch}")),
+        Event::StreamRefused {
+            stream,
+            epoch,
+            code,
+            ..
+        } => Some(format!("refused {stream}.{epoch} {code}")),
+        Event::StreamEnded {
+            stream,
+            epoch,
+            code,
+            steps,
+            rows,
+            ..
+        } => Some(format!("ended {stream}.{epoch} {code}, {steps} of {rows}")),
+        _ => None,
+    };
+    let recorded = RECORDED.with_borrow_mut(std::mem::take);
+    recorded.iter().filter_map(word).collect()
+}
+
+#[test]
+fn every_life_ends_once_whoever_ends_it() {
+    let mut host = Host::new();
+    let mut caller = host.caller(1);
+    for stream in 1..=3 {
+        caller.open(&mut host, stream);
+    }
+    caller.ask(&mut host, Message::Step(step(2, 0, &rows(5))));
+    for _ in 0..2 {
+        assert_eq!(caller.ask(&mut host, close(1, 1)), []);
+    }
+    assert_eq!(
+        caller.refusal(&mut host, Message::Step(step(2, 9, &rows(1)))),
+        "position_gap"
+    );
+    drop(caller);
+    host.run();
+    assert_eq!(
+        story(),
+        [
+            "opened 1.1",
+            "opened 2.1",
+            "opened 3.1",
+            "ended 1.1 closed, 0 of 0",
+            "ended 2.1 position_gap, 1 of 6",
+            "ended 3.1 session_ended, 0 of 0",
+        ]
+    );
+}
+
+#[test]
+fn a_refusal_is_no_end_and_a_later_life_no_earlier_one() {
+    let mut host = Host::new();
+    let mut caller = host.caller(1);
+    caller.open(&mut host, 1);
+    assert_eq!(
+        caller.refusal(&mut host, open_with(7, 1, |o| o.max_positions = 0)),
+        "context_full"
+    );
+    // The later life finds the weights gone, so that it never begins.
+    caller.ask(&mut host, close(1, 1));
+    host.clock.advance(EVICT);
+    host.run();
+    *host.probe.load_error.lock() = Some("the file is gone".into());
+    assert_eq!(caller.refusal(&mut host, open(1, 2)), "weights_unavailable");
+    assert_eq!(
+        caller.refusal(&mut host, Message::Step(step(9, 0, &rows(1)))),
+        "unknown_stream"
+    );
+    assert_eq!(
+        story(),
+        [
+            "opened 1.1",
+            "refused 7.1 context_full",
+            "ended 1.1 closed, 0 of 0",
+            "refused 1.2 weights_unavailable",
+            "refused 9.1 unknown_stream",
+        ]
+    );
+    caller.open(&mut host, 2);
+    caller.tell(open(2, 3));
+    host.run();
+    assert_eq!(
+        story(),
+        ["opened 2.1", "ended 2.1 stale_epoch, 0 of 0", "opened 2.3"]
+    );
+}

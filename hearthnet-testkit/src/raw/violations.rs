@@ -1,0 +1,534 @@
+//! Rules of X08 (`specs/x08-tensor-transport.md`) that a caller can break by what it sends, each
+//! with the code that must end its session. One table, gone through twice: by the session alone
+//! (`hearthnet-transport/tests/violations.rs`), and by attacks on a host behind TLS, beside an
+//! honest caller (`adversarial/src/attacks/table.rs`).
+//!
+//! Sizes are those of a host with the limits that it has by default.
+
+use ciborium::Value;
+use hearthnet_transport::{CloseCode, Config};
+
+use super::{Frame, Hello, Step, cbor, chunk, dtype, flag, kind, life, stream_open};
+
+/// Bytes of a chunk.
+const CHUNK: u32 = 1 << 20;
+/// Most chunks in the window, however it is granted.
+const CEILING: u32 = 1024;
+/// Values per row here: what a model takes, the session does not know.
+const WIDTH: u32 = 64;
+
+/// What becomes of a HELLO that any host takes.
+pub type Change = fn(Hello) -> Frame;
+
+/// How far a caller has come when it breaks a rule.
+#[derive(Clone, Copy, Debug)]
+pub enum Reached {
+    /// The WebSocket is there, and nothing has been said.
+    Upgrade,
+    /// The same; this is its HELLO, made from one that any host takes.
+    Hello(Change),
+    /// The session is open, after this HELLO, made in the same way.
+    Session(fn(Hello) -> Hello),
+    /// Stream 1 is open in it, in epoch 1.
+    Stream,
+}
+
+/// A rule that is broken.
+#[derive(Clone, Debug)]
+pub struct Violation {
+    /// How, in words.
+    pub what: String,
+    /// When.
+    pub reached: Reached,
+    /// What is sent then.
+    pub sent: Vec<Frame>,
+    /// What the host must say to it.
+    pub code: CloseCode,
+}
+
+/// The session that one has by itself.
+const SESSION: Reached = Reached::Session(|hello| hello);
+
+fn by(code: CloseCode, reached: Reached, what: impl Into<String>, sent: Vec<Frame>) -> Violation {
+    Violation {
+        what: what.into(),
+        reached,
+        sent,
+        code,
+    }
+}
+
+/// A header that does not name the payload that there is.
+pub fn lengths() -> Vec<Violation> {
+    let (code, truth) = (CloseCode::FrameLength, 8);
+    let lies = [
+        ("one byte more than there is", truth + 1),
+        ("one byte less than there is", truth - 1),
+        ("nothing, with a body", 0),
+        ("4 GiB", u32::MAX),
+    ];
+    let mut all: Vec<_> = lies
+        .map(|(what, length)| by(code, SESSION, what, vec![Frame::ping().length(length)]))
+        .into();
+    all.extend([0, 1, 3, 15].map(|length| {
+        let what = format!("a message of {length} bytes, less than a header");
+        by(code, SESSION, what, vec![Frame::ping().cut(length)])
+    }));
+    let hello = Reached::Hello(|hello| hello.frame().length(5000));
+    all.push(by(code, hello, "a HELLO", Vec::new()));
+    all
+}
+
+/// Versions, types, flags and reserved bits that this version does not know.
+pub fn unknown() -> Vec<Violation> {
+    let mut frames: Vec<(String, Frame)> = Vec::new();
+    for version in [0, 2, 0xff] {
+        frames.push((format!("version {version}"), Frame::ping().version(version)));
+    }
+    for kind in [0x00, 0x0a, 0x0f, 0x1a, 0x80, 0xff] {
+        frames.push((format!("type {kind:#04x}"), Frame::new(kind, [0; 8])));
+    }
+    for reserved in [0x0001, 0x0100, 0xffff] {
+        let what = format!("{reserved:#06x} in the reserved field");
+        frames.push((what, Frame::ping().reserved(reserved)));
+    }
+    let unassigned = [flag::GRAD, flag::ENCRYPTED, 0x10, 0x8000_0000];
+    for flags in [flag::COMPRESSED, flag::FINAL].iter().chain(&unassigned) {
+        let what = format!("flags {flags:#x} on a PING");
+        frames.push((what, Frame::ping().flags(*flags)));
+    }
+    for flags in unassigned {
+        let body = chunk(1, dtype::I8, &[4], &[0; 4]);
+        let frame = Frame::new(kind::TENSOR_DATA, body).flags(flag::FINAL | flags);
+        frames.push((format!("flags {flags:#x} on a tensor"), frame));
+    }
+    let step = Step {
+        reserved: [0, 0, 0, 0, 0, 1],
+        ..Step::default()
+    };
+    frames.push(("a reserved byte in STEP".to_owned(), step.frame()));
+    let unknown = |(what, frame)| by(CloseCode::FrameUnknown, Reached::Stream, what, vec![frame]);
+    let mut all: Vec<_> = frames.into_iter().map(unknown).collect();
+
+    fn versions(hello: Hello, versions: &[u32]) -> Frame {
+        let versions = versions.iter().map(|&version| version.into()).collect();
+        hello.with("versions", Value::Array(versions)).frame()
+    }
+    let hellos: [(&str, Change); 3] = [
+        ("with later versions only", |hello| versions(hello, &[2, 3])),
+        ("with version 0 only", |hello| versions(hello, &[0])),
+        ("with no version at all", |hello| versions(hello, &[])),
+    ];
+    let code = CloseCode::VersionUnsupported;
+    all.extend(hellos.map(|(what, hello)| {
+        by(
+            code,
+            Reached::Hello(hello),
+            format!("HELLO {what}"),
+            Vec::new(),
+        )
+    }));
+    all
+}
+
+/// Frames that may not come yet, or not from a caller.
+pub fn states() -> Vec<Violation> {
+    let code = CloseCode::ProtocolState;
+    let one = ("stream", Value::from(1));
+    let epoch = ("epoch", Value::from(1));
+    let x = |key| (key, Value::from("x"));
+    let data = || Frame::new(kind::TENSOR_DATA, chunk(1, dtype::I8, &[4], &[0; 4]));
+    let pong = || Frame::new(kind::PONG, [0; 8]);
+    let opened = || Frame::new(kind::STREAM_OPENED, life(1, 1));
+    let tensor = ("tensor", Value::from(1));
+    let body = |kind, fields: &[(&str, Value)]| Frame::new(kind, cbor(fields));
+    // Every type but HELLO and BYE, which may come first.
+    let well_formed = [
+        ("TENSOR_DATA", data().flags(flag::FINAL)),
+        (
+            "TENSOR_END",
+            Frame::new(kind::TENSOR_END, cbor(std::slice::from_ref(&tensor))),
+        ),
+        (
+            "ACK",
+            body(kind::ACK, &[tensor.clone(), ("chunks", 1.into())]),
+        ),
+        ("NACK", body(kind::NACK, &[tensor, x("code")])),
+        ("FLOWCTL", body(kind::FLOWCTL, &[("grant", 1.into())])),
+        ("PING", Frame::ping()),
+        ("PONG", pong()),
+        ("STREAM_OPEN", stream_open(1, &[0; 32], (0, 1), 16)),
+        ("STREAM_CLOSE", Frame::new(kind::STREAM_CLOSE, life(1, 1))),
+        ("STEP", Step::default().frame()),
+        (
+            "TRUNCATE",
+            body(
+                kind::TRUNCATE,
+                &[one.clone(), epoch.clone(), ("position", 0.into())],
+            ),
+        ),
+        ("DESCRIBE", Frame::new(kind::DESCRIBE, [])),
+        ("STREAM_OPENED", opened()),
+    ];
+    let of_a_host = [
+        ("STREAM_OPENED", opened()),
+        ("STEP_RESULT", Frame::new(kind::STEP_RESULT, [0; 42])),
+        (
+            "STREAM_ERROR",
+            body(kind::STREAM_ERROR, &[one, epoch, x("code"), x("message")]),
+        ),
+        ("DESCRIPTOR", Frame::new(kind::DESCRIPTOR, [0xa0])),
+        ("LEAVING", body(kind::LEAVING, &[("within_ms", 1.into())])),
+    ];
+    let early = |(name, frame)| {
+        by(
+            code,
+            Reached::Upgrade,
+            format!("{name} before HELLO"),
+            vec![frame],
+        )
+    };
+    let foreign = |(name, frame)| {
+        by(
+            code,
+            Reached::Stream,
+            format!("{name} from a caller"),
+            vec![frame],
+        )
+    };
+    let mut all: Vec<_> = well_formed.map(early).into();
+    all.extend(of_a_host.map(foreign));
+    let again = Hello::new("pipeline", Vec::new()).frame();
+    all.push(by(code, Reached::Stream, "a second HELLO", vec![again]));
+    all.push(by(
+        code,
+        Reached::Stream,
+        "a PONG without a PING",
+        vec![pong()],
+    ));
+    all
+}
+
+/// Frames that are not numbered one by one, from 1.
+pub fn sequences() -> Vec<Violation> {
+    let code = CloseCode::FrameSequence;
+    let hellos: [(&str, Change); 3] = [
+        ("HELLO numbered 0", |hello| hello.frame().sequence(0)),
+        ("HELLO numbered 2", |hello| hello.frame().sequence(2)),
+        ("HELLO with the last number", |hello| {
+            hello.frame().sequence(u32::MAX)
+        }),
+    ];
+    let mut all: Vec<_> = hellos
+        .map(|(what, hello)| by(code, Reached::Hello(hello), what, Vec::new()))
+        .into();
+    // HELLO was 1, so 2 is due.
+    let numbered = [
+        ("a gap of one", 3),
+        ("a jump to the last number", u32::MAX),
+        ("a jump to the last but one", u32::MAX - 1),
+        ("a duplicate", 1),
+        ("a wrap to 0", 0),
+    ];
+    all.extend(
+        numbered
+            .map(|(what, number)| by(code, SESSION, what, vec![Frame::ping().sequence(number)])),
+    );
+    let before = vec![Frame::ping(), Frame::ping(), Frame::ping().sequence(2)];
+    all.push(by(code, SESSION, "a number from before", before));
+    all
+}
+
+/// Grants beyond the ceiling. The window begins at 16 chunks.
+pub fn grants() -> Vec<Violation> {
+    let session = Reached::Session(|hello| hello.with("window_chunks", 16));
+    let grants = [
+        ("u32::MAX, twice", vec![u32::MAX, u32::MAX]),
+        ("one more than the ceiling", vec![CEILING - 16 + 1]),
+        ("beyond the ceiling in two steps", vec![CEILING - 16, 1]),
+        (
+            "a sum that wraps around to a small window",
+            vec![u32::MAX - 15],
+        ),
+        ("nothing", vec![0]),
+    ];
+    let grant = |chunks: u32| Frame::new(kind::FLOWCTL, cbor(&[("grant", chunks.into())]));
+    let mut all: Vec<_> = grants
+        .map(|(what, chunks)| {
+            let sent = chunks.into_iter().map(grant).collect();
+            by(CloseCode::CreditOverflow, session, what, sent)
+        })
+        .into();
+    // In HELLO the same number is a value out of its range.
+    let hello = Reached::Hello(|hello| hello.with("window_chunks", u32::MAX).frame());
+    let what = "a window of u32::MAX in HELLO";
+    all.push(by(CloseCode::BodyMalformed, hello, what, Vec::new()));
+    all
+}
+
+/// ACKs and NACKs of tensors that were never sent.
+pub fn acks() -> Vec<Violation> {
+    [
+        ("an ACK of a tensor that never was", ack(7, 1, true)),
+        ("an ACK of u32::MAX chunks", ack(7, u32::MAX, false)),
+        ("an ACK of nothing", ack(7, 0, false)),
+        ("a NACK of a tensor that never was", nack(7)),
+    ]
+    .map(|(what, frame)| by(CloseCode::CreditAck, SESSION, what, vec![frame]))
+    .into()
+}
+
+/// An ACK of so many chunks of a tensor.
+pub fn ack(tensor: u16, chunks: u32, end: bool) -> Frame {
+    let body = cbor(&[
+        ("tensor", tensor.into()),
+        ("chunks", chunks.into()),
+        ("end", end.into()),
+    ]);
+    Frame::new(kind::ACK, body)
+}
+
+/// A NACK of a tensor.
+pub fn nack(tensor: u16) -> Frame {
+    let body = cbor(&[("tensor", tensor.into()), ("code", "stream_closed".into())]);
+    Frame::new(kind::NACK, body)
+}
+
+/// A step whose rows come as a tensor.
+fn announced(rows: u32, tensor: u16) -> Frame {
+    let step = Step {
+        rows,
+        width: WIDTH,
+        tensor: Some(tensor),
+        data: Vec::new(),
+        ..Step::default()
+    };
+    step.frame()
+}
+
+/// A piece of an int8 tensor.
+fn data(dims: &[u32], bytes: usize) -> Frame {
+    Frame::new(
+        kind::TENSOR_DATA,
+        chunk(1, dtype::I8, dims, &vec![0; bytes]),
+    )
+}
+
+/// What is larger than its limit says in its first frame; and what fits one by one, but not
+/// together.
+pub fn sizes() -> Vec<Violation> {
+    let (code, config) = (CloseCode::FrameTooBig, Config::default());
+    let (buffer, inline) = (config.recv_buffer_bytes, config.inline_max);
+    let row = WIDTH * 2;
+    let open = stream_open(1, &[0; 8192], (0, 1), 16);
+    let rows = inline / row + 1;
+    let step = Step {
+        rows,
+        width: WIDTH,
+        data: vec![0; (rows * row) as usize],
+        ..Step::default()
+    };
+    let frames = [
+        (
+            "a control frame of 8 KiB",
+            Frame::new(kind::TRUNCATE, vec![0; 8192]),
+        ),
+        (
+            "a control frame of a byte too much",
+            Frame::new(kind::TRUNCATE, [0; 4081]),
+        ),
+        ("a STREAM_OPEN of 8 KiB", open),
+        ("inline rows of one row too much", step.frame()),
+        (
+            "a step of one row more than the buffer",
+            announced(buffer / row + 1, 1),
+        ),
+        ("a step of 512 GiB", announced(u32::MAX, 1)),
+        (
+            "a chunk of a byte too much",
+            data(&[2 * CHUNK], CHUNK as usize + 1),
+        ),
+        (
+            "a tensor of one byte more than the buffer",
+            data(&[buffer + 1], 1024),
+        ),
+        ("a tensor of 16 EiB", data(&[u32::MAX, u32::MAX], 1024)),
+    ];
+    let mut all: Vec<_> = frames
+        .map(|(what, frame)| by(code, SESSION, what, vec![frame]))
+        .into();
+    let hello = Reached::Hello(|_| Frame::new(kind::HELLO, [0; 4096]));
+    all.push(by(code, hello, "a HELLO of more than 4 KiB", Vec::new()));
+    let half = buffer / 2 / row;
+    let together = (1..=3).map(|tensor| announced(half, tensor)).collect();
+    let (code, what) = (
+        CloseCode::BufferOverrun,
+        "three steps of half the buffer each",
+    );
+    all.push(by(code, SESSION, what, together));
+    all
+}
+
+/// Chunks below the size that was agreed on, and below what can be.
+pub fn small_chunks() -> Vec<Violation> {
+    let code = CloseCode::ChunkTooSmall;
+    let first = |length: usize| {
+        let what = format!("a first chunk of {length} bytes");
+        by(code, SESSION, what, vec![data(&[2 * CHUNK], length)])
+    };
+    let mut all: Vec<_> = [0, 1, 4096, CHUNK as usize - 1].map(first).into();
+    let last = data(&[1000], 999).flags(flag::FINAL);
+    all.push(by(code, SESSION, "a last chunk that is short", vec![last]));
+    let hello = Reached::Hello(|hello| hello.with("chunk_bytes", 1).frame());
+    let what = "an agreed size of one byte";
+    all.push(by(CloseCode::BodyMalformed, hello, what, Vec::new()));
+    all
+}
+
+/// Sizes that cannot be, that change, or that are not what was announced.
+pub fn shapes() -> Vec<Violation> {
+    let (code, max) = (CloseCode::TensorShape, u32::MAX);
+    let tensors = [
+        ("a product that overflows 64 bits", dtype::F32, vec![max; 3]),
+        ("one that overflows far", dtype::F32, vec![max; 8]),
+        ("one that overflows to zero", dtype::I8, vec![1 << 16; 4]),
+        ("one that overflows to one", dtype::I8, vec![max; 8]),
+        ("a dimension of zero", dtype::F16, vec![4, 0]),
+        ("a rank of zero", dtype::F16, vec![]),
+        ("a rank of nine", dtype::F16, vec![1; 9]),
+        ("a rank of 255", dtype::F16, vec![1; 255]),
+        ("element type 0", 0, vec![4]),
+        ("element type 5", 5, vec![4]),
+        ("element type 255", 255, vec![4]),
+    ];
+    let mut all: Vec<_> = tensors
+        .map(|(what, dtype, dims)| {
+            let frame = Frame::new(kind::TENSOR_DATA, chunk(1, dtype, &dims, &[0; 8]));
+            by(code, SESSION, what, vec![frame])
+        })
+        .into();
+    let steps = [
+        ("a step of no rows", 0, WIDTH, dtype::F16),
+        ("a step of no width", 1, 0, dtype::F16),
+        ("a step of more rows than it has", 2, WIDTH, dtype::F16),
+        (
+            "a step of a wider row than it has",
+            1,
+            WIDTH + 1,
+            dtype::F16,
+        ),
+        (
+            "a step of a narrower row than it has",
+            1,
+            WIDTH - 1,
+            dtype::F16,
+        ),
+        ("a step of 2^64 values", max, max, dtype::F16),
+        ("a step whose size wraps around", 1 << 31, WIDTH, dtype::F32),
+        ("a step of element type 9", 1, WIDTH, 9),
+    ];
+    all.extend(steps.map(|(what, rows, width, dtype)| {
+        let step = Step {
+            rows,
+            width,
+            dtype,
+            data: vec![0; WIDTH as usize * 2],
+            ..Step::default()
+        };
+        by(code, Reached::Stream, what, vec![step.frame()])
+    }));
+    let whole = CHUNK as usize;
+    let sequels = [
+        (
+            "a second chunk of another size",
+            vec![data(&[2 * CHUNK], whole), data(&[2 * CHUNK + 1], whole)],
+        ),
+        (
+            "a second chunk of another rank",
+            vec![data(&[2 * CHUNK], whole), data(&[CHUNK, 2], whole)],
+        ),
+        (
+            "a chunk that is not what its step announced",
+            vec![announced(CHUNK / WIDTH, 1), data(&[2 * CHUNK], whole)],
+        ),
+        (
+            "a last chunk too early",
+            vec![data(&[2 * CHUNK], whole).flags(flag::FINAL)],
+        ),
+        ("a last chunk that does not say so", vec![data(&[9], 9)]),
+    ];
+    all.extend(sequels.map(|(what, sent)| by(code, Reached::Stream, what, sent)));
+    all
+}
+
+/// Chunks that do not decompress to what they say, and one that nobody agreed to compress.
+///
+/// # Panics
+/// If zstd cannot compress.
+pub fn compressed() -> Vec<Violation> {
+    /// Bytes of the tensor: one chunk, which is the last one.
+    const SIZE: usize = 100_000;
+    /// What the bomb inflates to: more than the noise in the memory that is measured.
+    const BOMB: usize = 256 << 20;
+    let zstd = |data: &[u8]| zstd::bulk::compress(data, 1).expect("it compresses");
+    let good = zstd(&[7; SIZE]);
+    let half = zstd(&[7; SIZE / 2]);
+    let skippable = [0x50, 0x2a, 0x4d, 0x18, 0, 0, 0, 0];
+    let mut wrong = vec![
+        ("a bomb of 256 MiB".to_owned(), zstd(&vec![0; BOMB])),
+        ("one byte more".to_owned(), zstd(&[7; SIZE + 1])),
+        ("one byte less".to_owned(), zstd(&[7; SIZE - 1])),
+        ("nothing at all".to_owned(), Vec::new()),
+        ("what is not zstd".to_owned(), vec![0x55; 1000]),
+        (
+            "a frame cut short".to_owned(),
+            good[..good.len() - 1].to_vec(),
+        ),
+        ("two frames".to_owned(), [&half[..], &half].concat()),
+        ("a frame and a byte".to_owned(), [&good[..], &[0]].concat()),
+        (
+            "a skippable frame first".to_owned(),
+            [&skippable, &good[..]].concat(),
+        ),
+        (
+            "a window of 3.75 TiB".to_owned(),
+            of_unknown_size(&[0; 1000], 0xff),
+        ),
+        (
+            "a frame of unknown, wrong size".to_owned(),
+            of_unknown_size(&[0; 1000], 0x00),
+        ),
+    ];
+    for version in 0x1e..=0x27 {
+        let mut legacy = good.clone();
+        legacy[0] = version;
+        wrong.push((format!("legacy magic {version:#04x}"), legacy));
+    }
+    let frame = |data: &[u8]| {
+        let body = chunk(1, dtype::I8, &[SIZE as u32], data);
+        vec![Frame::new(kind::TENSOR_DATA, body).flags(flag::COMPRESSED | flag::FINAL)]
+    };
+    let agreed = Reached::Session(Hello::with_zstd);
+    let mut all: Vec<_> = wrong
+        .into_iter()
+        .map(|(what, data)| by(CloseCode::Decompression, agreed, what, frame(&data)))
+        .collect();
+    // Where nobody agreed to it, compression itself is what is wrong.
+    let (code, what) = (
+        CloseCode::FrameUnknown,
+        "compression that was not agreed on",
+    );
+    all.push(by(code, SESSION, what, frame(&good)));
+    all
+}
+
+/// A zstd frame of raw blocks that declares no size (RFC 8878 section 3.1.1), so that only
+/// decompressing tells how large it is.
+fn of_unknown_size(data: &[u8], declared_window: u8) -> Vec<u8> {
+    // Magic number; a descriptor without a content size; the window; one last raw block.
+    let mut out = vec![0x28, 0xb5, 0x2f, 0xfd, 0x00, declared_window];
+    let header = (data.len() as u32) << 3 | 1;
+    out.extend_from_slice(&header.to_le_bytes()[..3]);
+    out.extend_from_slice(data);
+    out
+}
