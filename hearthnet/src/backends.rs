@@ -20,10 +20,10 @@ use hearthnet_orchestrator::sharded::{PumpSettings, ShardedBackend};
 use hearthnet_orchestrator::{Cancel, ChatError};
 use tokio::runtime::Handle;
 
-use crate::commands::{OpenModel, model_failure};
 use crate::community::Home;
 use crate::config::Config;
 use crate::failure::Failure;
+use crate::models::{OpenModel, model_failure};
 use crate::output::{Progress, note};
 
 /// Bytes of keys and values of so many conversations, each as long as the model allows. They are
@@ -139,7 +139,7 @@ pub(crate) fn community_hosts(
 }
 
 /// How a sequence is pumped through hosts; with `fallback` they are given up after some failures.
-fn pump_settings(config: &Config, fallback: bool) -> PumpSettings {
+pub(crate) fn pump_settings(config: &Config, fallback: bool) -> PumpSettings {
     let inference = &config.research.distributed_inference;
     PumpSettings {
         prefill_rows: inference.prefill_rows,

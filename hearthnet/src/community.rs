@@ -8,8 +8,8 @@ pub(crate) use hearthnet_bus::now_ms;
 use hearthnet_bus::{NodeId, NodeKey};
 
 use crate::args::Global;
-use crate::commands::node_key;
 use crate::config::Config;
+use crate::context::Context;
 use crate::failure::{Failure, Kind};
 use crate::membership::Membership;
 use crate::standing::Standing;
@@ -37,8 +37,8 @@ impl Home {
     ///
     /// # Errors
     /// [`Kind::Community`] if it is in none.
-    pub(crate) fn open(global: &Global) -> Result<Self, Failure> {
-        Self::find(global)?.ok_or_else(|| {
+    pub(crate) fn open(cx: &Context) -> Result<Self, Failure> {
+        Self::find(cx)?.ok_or_else(|| {
             Failure::new(Kind::Community, "this node is not in a community")
                 .code("no_community")
                 .hint("found one with `hearthnet community create NAME`, or join one with `hearthnet community join CODE`")
@@ -47,11 +47,11 @@ impl Home {
 
     /// This node's community, if it is in one. A log that was lost or damaged beyond repair is
     /// filled again from other members first.
-    pub(crate) fn find(global: &Global) -> Result<Option<Self>, Failure> {
-        let dir = crate::paths::data_dir(global.data_dir.clone())?;
-        let home = match Self::on_disk(global, &dir)? {
+    pub(crate) fn find(cx: &Context) -> Result<Option<Self>, Failure> {
+        let dir = cx.global.dir()?;
+        let home = match Self::on_disk(&cx.global, &dir)? {
             OnDisk::Here(home) => home,
-            OnDisk::Lost(noted) => crate::refill::refill(global, &dir, &noted)?,
+            OnDisk::Lost(noted) => crate::refill::refill(cx, &dir, &noted)?,
             OnDisk::Nothing => return Ok(None),
         };
         Membership::note(&dir, &home.state(), &home.key.id());
@@ -69,7 +69,7 @@ impl Home {
         if !dir.join(LOG_FILE).exists() {
             return Ok(lost(noted));
         }
-        let key = Arc::new(node_key(global)?);
+        let key = Arc::new(global.node_key()?);
         let opened = match (EventLog::open(dir), &noted) {
             // Damaged so badly that not even the community's name was found.
             (Err(LogError::Corrupt { .. }), Some(noted)) => {

@@ -8,11 +8,11 @@ use hearthnet_orchestrator::hosts::{HostSource, Links};
 use tokio::runtime::Handle;
 
 use crate::backends::community_hosts;
-use crate::commands::OpenModel;
 use crate::community::Home;
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::local_api::offer_chats;
+use crate::models::OpenModel;
 use crate::node::DaemonNode;
 use crate::service_setup::{hosted_model, settings};
 use crate::transient_node::in_sync;

@@ -1,11 +1,11 @@
 //! Host processes of our own, on this machine: what `demo` and `bench mesh` measure.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead as _, BufReader, Read};
 use std::ops::Range;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use hearthnet_bus::NodeKey;
@@ -14,8 +14,10 @@ use hearthnet_orchestrator::{Cancel, ChatError};
 use hearthnet_shard::resident_bytes;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::host_setup::Ready;
+use crate::models::OpenModel;
 
 /// How long a host may take to load its layers. Loading is bound by the disk.
 const READY_DEADLINE: Duration = Duration::from_secs(120);
@@ -68,20 +70,78 @@ pub(crate) fn split(
     Ok(ranges)
 }
 
-/// What a host process is to be.
+/// What the host processes of one caller have in common.
 pub(crate) struct HostPlan<'a> {
-    /// The model file.
-    pub(crate) model: &'a Path,
-    /// As the setting of this name.
-    pub(crate) activation_dtype: &'a str,
-    /// First and last layer.
-    pub(crate) layers: (u32, u32),
-    /// Threads of its engine.
+    /// What they serve.
+    pub(crate) model: &'a OpenModel,
+    pub(crate) config: &'a Config,
+    /// Threads of each engine.
     pub(crate) threads: usize,
     /// Streams at once.
     pub(crate) streams: usize,
-    /// The one core that all of it runs on; `None`: wherever the system likes.
-    pub(crate) core: Option<usize>,
+}
+
+/// Host processes that share the layers of a model. Dropping them ends them.
+pub(crate) struct HostProcesses {
+    pub(crate) all: Vec<HostProcess>,
+    /// Of the one caller that they admit.
+    pub(crate) key: Arc<NodeKey>,
+    /// Whether each has a core of its own.
+    pub(crate) pinned: bool,
+    _homes: tempfile::TempDir,
+}
+
+impl HostProcesses {
+    /// Starts one for each range of layers, and waits until all of them serve.
+    pub(crate) fn start(
+        plan: &HostPlan<'_>,
+        ranges: &[(u32, u32)],
+        cancel: &Cancel,
+    ) -> Result<Self, Failure> {
+        let key = Arc::new(NodeKey::generate().map_err(Failure::internal)?);
+        let homes = tempfile::tempdir().map_err(|e| {
+            Failure::new(
+                Kind::Host,
+                format!("cannot make a temporary directory: {e}"),
+            )
+        })?;
+        let cores = own_cores(ranges.len(), plan.threads);
+        let pinned = cores.iter().all(Option::is_some);
+        let mut all = Vec::new();
+        for (index, (&layers, core)) in ranges.iter().zip(cores).enumerate() {
+            let home = homes.path().join(format!("host-{index}"));
+            all.push(HostProcess::spawn(plan, layers, core, &key, &home)?);
+        }
+        for host in &mut all {
+            host.wait_until_ready(cancel)?;
+        }
+        Ok(Self {
+            all,
+            key,
+            pinned,
+            _homes: homes,
+        })
+    }
+
+    pub(crate) fn addresses(&self) -> Vec<HostAddr> {
+        self.all.iter().filter_map(HostProcess::address).collect()
+    }
+
+    /// Ends them, politely.
+    pub(crate) fn stop(&mut self) {
+        self.all.iter_mut().for_each(HostProcess::stop);
+    }
+}
+
+/// The failure of hosts that computed something else than this machine.
+pub(crate) fn different_answers(command: &str) -> Failure {
+    Failure::new(
+        Kind::Internal,
+        "the hosts and this machine alone gave different answers, which must never happen",
+    )
+    .hint(format!(
+        "please report this with the output of `{command} --json`"
+    ))
 }
 
 /// Does something while this thread runs on one core only: a process that it starts then stays there.
@@ -106,7 +166,7 @@ pub(crate) fn cores() -> Vec<usize> {
 
 /// For each of so many hosts, with so many threads each, a core of its own, where hosts have one
 /// thread and there are as many cores.
-pub(crate) fn own_cores(hosts: usize, threads: usize) -> Vec<Option<usize>> {
+fn own_cores(hosts: usize, threads: usize) -> Vec<Option<usize>> {
     let cores = cores();
     let enough = threads == 1 && cores.len() >= hosts;
     (0..hosts)
@@ -124,8 +184,15 @@ pub(crate) struct HostProcess {
 }
 
 impl HostProcess {
-    /// Starts a host in the directory `home` for a caller with `key`.
-    pub(crate) fn spawn(plan: &HostPlan<'_>, key: &NodeKey, home: &Path) -> Result<Self, Failure> {
+    /// Starts a host of these layers in the directory `home`, for a caller with `key`. `core` is the
+    /// one that all of it runs on; `None`: wherever the system likes.
+    fn spawn(
+        plan: &HostPlan<'_>,
+        layers: (u32, u32),
+        core: Option<usize>,
+        key: &NodeKey,
+        home: &Path,
+    ) -> Result<Self, Failure> {
         let fail = |e: std::io::Error| {
             Failure::new(Kind::Host, format!("cannot start a host process: {e}"))
         };
@@ -136,9 +203,9 @@ impl HostProcess {
         );
         let activations = format!(
             "research.distributed_inference.activation_dtype={}",
-            plan.activation_dtype
+            plan.config.research.distributed_inference.activation_dtype
         );
-        let (lo, hi) = plan.layers;
+        let (lo, hi) = layers;
         let mut command = Command::new(program);
         command
             .args(["--set", "policy.research.enable=true", "--set", &streams])
@@ -149,7 +216,7 @@ impl HostProcess {
             .args(["shard", "serve", "--json", "--lifeline"])
             .args(["--listen", "127.0.0.1:0"])
             .arg("--model")
-            .arg(plan.model)
+            .arg(&plan.model.path)
             .args(["--layers", &format!("{lo}-{hi}")])
             .args(["--threads", &plan.threads.to_string()])
             .args(["--peer-key", &key.id().to_string()])
@@ -159,19 +226,19 @@ impl HostProcess {
             // A group of its own: Ctrl-C reaches the caller, which then ends its hosts in
             // order. If the caller dies without a word, their standard input ends, and so do they.
             .process_group(0);
-        let mut child = on_core(plan.core, || command.spawn()).map_err(fail)?;
+        let mut child = on_core(core, || command.spawn()).map_err(fail)?;
         let lines = read_lines(child.stdout.take());
         let errors = read_lines(child.stderr.take());
         Ok(Self {
             child,
             lines,
             errors,
-            layers: plan.layers,
+            layers,
             ready: None,
         })
     }
 
-    pub(crate) fn wait_until_ready(&mut self, cancel: &Cancel) -> Result<(), Failure> {
+    fn wait_until_ready(&mut self, cancel: &Cancel) -> Result<(), Failure> {
         let deadline = Instant::now() + READY_DEADLINE;
         loop {
             if cancel.is_cancelled() {
@@ -209,7 +276,7 @@ impl HostProcess {
         format!("{}-{}", self.layers.0, self.layers.1)
     }
 
-    pub(crate) fn address(&self) -> Option<HostAddr> {
+    fn address(&self) -> Option<HostAddr> {
         self.ready.as_ref()?.address.parse().ok()
     }
 
@@ -225,7 +292,7 @@ impl HostProcess {
     }
 
     /// Ends the process: politely, then for good.
-    pub(crate) fn stop(&mut self) {
+    fn stop(&mut self) {
         drop(self.child.stdin.take());
         let deadline = Instant::now() + LEAVE_DEADLINE;
         while Instant::now() < deadline {

@@ -8,9 +8,9 @@ use hearthnet_shard::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::commands::{OpenModel, engine_options};
 use crate::config::{Config, Host};
 use crate::failure::{Failure, Kind};
+use crate::models::{OpenModel, engine_options};
 use crate::output::{Progress, bytes};
 
 /// So few positions of context that its owner should hear of it: many conversations are longer.
@@ -76,7 +76,7 @@ pub(crate) fn shard_config(
 }
 
 /// How a host serves, as far as the settings say.
-fn serve_config(settings: &Host, listen: &str) -> ServeConfig {
+pub(crate) fn serve_config(settings: &Host, listen: &str) -> ServeConfig {
     ServeConfig {
         max_concurrent_streams: settings.max_concurrent_streams,
         max_streams_per_caller: match settings.max_streams_per_caller {

@@ -11,6 +11,7 @@ mod commands;
 mod community;
 mod community_service;
 mod config;
+mod context;
 mod daemon;
 mod explain;
 mod failure;
@@ -22,11 +23,13 @@ mod members;
 mod membership;
 mod memory;
 mod metrics_server;
+mod models;
 mod node;
 mod output;
 mod paths;
 mod private_layers;
 mod refill;
+mod runtime;
 mod service_setup;
 mod signals;
 mod standing;
@@ -35,21 +38,23 @@ mod transient_node;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _};
 
 use crate::args::{Args, Command, ConfigCommand, Global};
-use crate::config::CpuLatency;
+use crate::config::{CpuLatency, Loaded};
+use crate::context::Context;
 use crate::failure::{Failure, Kind};
 use crate::output::note;
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let matches = Args::command().get_matches();
+    let args = Args::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     init_logs(&args);
-    let json = args.wants_json();
+    let json = wants_json(&matches);
     let dir = match args.command {
         // They print files, for machines.
         Command::Completions { .. } | Command::Man { .. } => None,
-        _ => paths::data_dir(args.global.data_dir.clone()).ok(),
+        _ => args.global.dir().ok(),
     };
     let outcome = run(args);
     standing::say(outcome.as_ref().err(), dir.as_deref());
@@ -59,6 +64,14 @@ fn main() -> ExitCode {
             report(&failure, json);
             ExitCode::from(failure.kind.exit_code())
         }
+    }
+}
+
+/// Whether standard output is for programs: whether the command was given its `--json`.
+fn wants_json(matches: &ArgMatches) -> bool {
+    match matches.subcommand() {
+        Some((_, inner)) => wants_json(inner),
+        None => matches!(matches.try_get_one("json"), Ok(Some(true))),
     }
 }
 
@@ -80,26 +93,20 @@ fn init_logs(args: &Args) {
 
 fn run(args: Args) -> Result<(), Failure> {
     let global = args.global;
-    if let Command::Init(command) = args.command {
-        // The configuration may be what it is to write.
-        return commands::init::run(&command, &global);
-    }
-    if let Command::Restore(command) = args.command {
-        // So may what is in the backup.
-        return commands::restore::run(&command, &global);
-    }
-    if let Command::Config(ConfigCommand::Check { file }) = &args.command {
-        // The user's own may be what is wrong.
-        return commands::config::check(file.as_deref(), &global);
-    }
-    // Neither needs a configuration that can be read.
+    // They need no configuration that can be read: it may be what they are to write, in the backup,
+    // or what is wrong.
     match &args.command {
+        Command::Init(command) => return commands::init::run(command, &global),
+        Command::Restore(command) => return commands::restore::run(command, &global),
+        Command::Config(ConfigCommand::Check { file }) => {
+            return commands::config::check(file.as_deref(), &global);
+        }
         Command::Completions { shell } => return commands::manual::completions(*shell),
         Command::Man { directory } => return commands::manual::man(directory),
         _ => {}
     }
-    let loaded = config::Loaded::load(global.config.as_deref(), &global.set)?;
-    act(args.command, &global, &loaded).map_err(|failure| match failure.kind {
+    let loaded = Loaded::load(global.config.as_deref(), &global.set)?;
+    act(args.command, global, &loaded).map_err(|failure| match failure.kind {
         Kind::ExperimentalDisabled if loaded.module_is_off() => failure.hint(
             "research.distributed_inference.enabled = false in the configuration switches it off",
         ),
@@ -107,12 +114,13 @@ fn run(args: Args) -> Result<(), Failure> {
     })
 }
 
-fn act(command: Command, global: &Global, loaded: &config::Loaded) -> Result<(), Failure> {
+fn act(command: Command, global: Global, loaded: &Loaded) -> Result<(), Failure> {
+    let config = loaded.config.clone();
     if command.moves_rows()
-        && let Some(latency) = loaded.config.engine.cpu_latency()
+        && let Some(latency) = config.engine.cpu_latency()
         && let Err(error) = hearthnet_transport::cpu_latency::limit(latency)
     {
-        match loaded.config.engine.cpu_latency_us {
+        match config.engine.cpu_latency_us {
             CpuLatency::Microseconds(_) => note(format!(
                 "cores sleep as the system likes, whatever engine.cpu_latency_us says: {error}"
             )),
@@ -120,24 +128,25 @@ fn act(command: Command, global: &Global, loaded: &config::Loaded) -> Result<(),
             CpuLatency::Word(_) => tracing::debug!("cores sleep as the system likes: {error}"),
         }
     }
+    let cx = &Context { global, config };
     match command {
-        Command::Init(command) => commands::init::run(&command, global),
-        Command::Completions { shell } => commands::manual::completions(shell),
-        Command::Man { directory } => commands::manual::man(&directory),
-        Command::Community(command) => commands::community::run(command, global, &loaded.config),
-        Command::Serve(command) => commands::serve::run(command, global, &loaded.config),
-        Command::Diagnose(command) => commands::diagnose::run(&command, global, &loaded.config),
-        Command::Status(command) => commands::status::run(&command, global, &loaded.config),
-        Command::Backup(command) => commands::backup::run(&command, global),
-        Command::Restore(command) => commands::restore::run(&command, global),
-        Command::Log(command) => commands::log::run(command, global),
-        Command::Model(command) => commands::model::run(command, global, &loaded.config),
-        Command::Config(command) => commands::config::run(&command, loaded),
-        Command::Id(command) => commands::id::run(&command, global),
-        Command::Shard(command) => commands::shard::run(command, global, &loaded.config),
-        Command::Chat(command) => commands::chat::run(command, global, &loaded.config),
-        Command::Demo(command) => commands::demo::run(command, global, &loaded.config),
-        Command::Bench(command) => commands::bench::run(command, global, &loaded.config),
+        Command::Community(command) => commands::community::run(command, cx),
+        Command::Serve(command) => commands::serve::run(command, cx),
+        Command::Diagnose(command) => commands::diagnose::run(&command, cx),
+        Command::Status(command) => commands::status::run(&command, cx),
+        Command::Backup(command) => commands::backup::run(&command, &cx.global),
+        Command::Log(command) => commands::log::run(command, cx),
+        Command::Model(command) => commands::model::run(command, cx),
+        Command::Id(command) => commands::id::run(&command, &cx.global),
+        Command::Shard(command) => commands::shard::run(command, cx),
+        Command::Chat(command) => commands::chat::run(command, cx),
+        Command::Demo(command) => commands::demo::run(&command, cx),
+        Command::Bench(command) => commands::bench::run(command, cx),
+        Command::Config(_) => commands::config::show(loaded),
+        Command::Init(_)
+        | Command::Restore(_)
+        | Command::Completions { .. }
+        | Command::Man { .. } => Ok(()),
     }
 }
 
@@ -148,7 +157,7 @@ pub(crate) fn report(failure: &Failure, json: bool) {
     }
     if json {
         // The reader of the JSON may be gone; the exit status still tells.
-        let _ = commands::print_json(&failure.to_json());
+        let _ = output::print_json(&failure.to_json());
     }
     note(format!("error: {failure}"));
     if let Some(hint) = failure.hint_text() {

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join_all};
 use hearthnet_bus::calls::{
-    CallContext, CallError, CapabilityDescriptor, FrameSink, Handler, Kind as ParamKind, LocalApi,
-    Params, Registry, Trust,
+    CallContext, CallError, CapabilityDescriptor, Code, FrameSink, Handler, Kind as ParamKind,
+    LocalApi, Params, Registry, Trust,
 };
 use hearthnet_bus::discovery::{CommunityTag, DiscoverySettings, MdnsHealth, Source, StaticPeer};
 use hearthnet_bus::flight::Readers;
@@ -16,8 +16,9 @@ use hearthnet_bus::joining::JoinHandler;
 use hearthnet_bus::log::Level;
 use hearthnet_bus::node::{Node, NodeError, NodeSettings, WeakNode};
 use hearthnet_bus::{Capability, NodeId};
-use hearthnet_orchestrator::health::SharedHealth;
+use hearthnet_orchestrator::health::{ShardHealth, SharedHealth};
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
@@ -128,15 +129,12 @@ pub(crate) fn ask_around(home: &Home, config: &Config) -> Result<(), Failure> {
     if Lock::is_held(&home.dir) || home.state().members().count() < 2 {
         return Ok(());
     }
-    let runtime = crate::commands::runtime()?;
-    let asked = runtime.block_on(async {
+    crate::runtime::block_on(async {
         let node = transient(home, config).await?;
         learn(&node, home).await;
         node.shutdown().await;
         Ok(())
-    });
-    runtime.shutdown_timeout(Duration::from_millis(500));
-    asked
+    })
 }
 
 /// A node that stays.
@@ -408,6 +406,44 @@ pub(crate) enum Serving {
     Suspended(String),
 }
 
+/// What a running node tells of itself through its local API.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Running {
+    /// Where it listens.
+    pub(crate) listen: Option<String>,
+    /// How mDNS does: `running`, `off`, or why not.
+    pub(crate) mdns: String,
+    /// The peers it has a link with or knows of.
+    pub(crate) peers: Vec<Peer>,
+    /// The shard that it serves, if it does.
+    pub(crate) serving: Option<String>,
+    /// Why it serves none now, although it is to.
+    #[serde(default)]
+    pub(crate) suspended: Option<String>,
+    /// URL of its OpenAI-compatible interface, if it is open.
+    #[serde(default)]
+    pub(crate) url: Option<String>,
+    /// Whether each host that advertises layers answers, by node id.
+    #[serde(default)]
+    pub(crate) hosts: BTreeMap<String, bool>,
+    /// What its chats have seen of hosts.
+    #[serde(default)]
+    pub(crate) host_health: Vec<ShardHealth>,
+}
+
+/// A peer of a running node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Peer {
+    /// Node id.
+    pub(crate) node: String,
+    /// Where it is, or was looked for.
+    pub(crate) endpoint: String,
+    /// Whether there is a link with it now.
+    pub(crate) connected: bool,
+    /// How it was found: `mdns`, `static`, `log`, or `incoming`.
+    pub(crate) found: String,
+}
+
 fn status_descriptor() -> Result<CapabilityDescriptor, Failure> {
     let name = NODE_STATUS.parse().map_err(Failure::internal)?;
     Ok(CapabilityDescriptor {
@@ -436,7 +472,6 @@ async fn hosts_that_answer(node: &Node) -> BTreeMap<String, bool> {
 }
 
 async fn answers(node: &Node, host: NodeId) -> bool {
-    use hearthnet_bus::calls::Code;
     let describe = Capability::bus_describe();
     let params = json!({});
     let asked = async {
@@ -458,10 +493,17 @@ impl Handler for StatusHandler {
         _: FrameSink,
     ) -> BoxFuture<'_, Result<Value, CallError>> {
         Box::pin(async move {
-            let (node, mut answer) = self.answer(&ctx)?;
+            ctx.require_local("are told about its peers")?;
+            let node = self.node.lock().clone();
+            let node =
+                node.ok_or_else(|| CallError::new(Code::BUSY, "the node is starting or stopping"))?;
+            let mut running = self.running(&node);
             if params["hosts"] == true {
-                answer["hosts"] = json!(hosts_that_answer(&node).await);
+                running.hosts = hosts_that_answer(&node).await;
             }
+            let mut answer = serde_json::to_value(running)
+                .map_err(|e| CallError::new(Code::INTERNAL, e.to_string()))?;
+            answer["even"] = json!(links_are_even(&node));
             Ok(answer)
         })
     }
@@ -472,55 +514,38 @@ impl StatusHandler {
         *self.node.lock() = node;
     }
 
-    fn answer(&self, ctx: &CallContext) -> Result<(Node, Value), CallError> {
-        use hearthnet_bus::calls::Code;
-        ctx.require_local("are told about its peers")?;
-        let Some(node) = self.node.lock().clone() else {
-            return Err(CallError::new(
-                Code::BUSY,
-                "the node is starting or stopping",
-            ));
-        };
+    fn running(&self, node: &Node) -> Running {
         let hints = node.discovery().found();
         let found = |peer: &NodeId| {
             let of_peer = hints.iter().filter(|h| h.node.as_ref() == Some(peer));
-            let mut how: Vec<&str> = of_peer.map(|h| source_name(h.source)).collect();
-            how.sort_unstable();
-            how.dedup();
-            how.join(", ")
+            let how: BTreeSet<&str> = of_peer.map(|h| source_name(h.source)).collect();
+            Vec::from_iter(how).join(", ")
         };
-        let peers: Vec<Value> = node
-            .peers()
-            .iter()
-            .map(|peer| {
-                json!({
-                    "node": peer.node.to_string(),
-                    "endpoint": peer.endpoints.first().map(ToString::to_string).unwrap_or_default(),
-                    "connected": peer.link.is_some(),
-                    "even": peer.link.as_ref().is_some_and(|l| l.progress.in_sync),
-                    "since_ms": peer.link.as_ref().map(|l| l.since_ms),
-                    "found": found(&peer.node),
-                })
-            })
-            .collect();
+        let peers = node.peers().into_iter().map(|peer| Peer {
+            node: peer.node.to_string(),
+            endpoint: peer
+                .endpoints
+                .first()
+                .map_or_else(String::new, ToString::to_string),
+            connected: peer.link.is_some(),
+            found: found(&peer.node),
+        });
         let told = self.told.lock();
-        let (serving, suspended) = match &told.serving {
+        let (serving, suspended) = match told.serving.clone() {
             Serving::No => (None, None),
             Serving::Shard(shard) => (Some(shard), None),
             Serving::Suspended(why) => (None, Some(why)),
         };
-        let answer = json!({
-            "listen": node.listen_addr().map(|a| a.to_string()),
-            "mdns": mdns_name(node.discovery().health()),
-            "peers": peers,
-            "even": links_are_even(&node),
-            "serving": serving,
-            "suspended": suspended,
-            "url": told.url,
-            "host_health": self.health.all(),
-        });
-        drop(told);
-        Ok((node, answer))
+        Running {
+            listen: node.listen_addr().map(|a| a.to_string()),
+            mdns: mdns_name(node.discovery().health()).to_owned(),
+            peers: peers.collect(),
+            serving,
+            suspended,
+            url: told.url.clone(),
+            hosts: BTreeMap::new(),
+            host_health: self.health.all(),
+        }
     }
 }
 

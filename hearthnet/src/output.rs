@@ -1,10 +1,11 @@
 //! What people read: tables, sizes, progress. Answers go to standard output,
 //! everything else to standard error.
 
-use std::fmt::Write as _;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::failure::{Failure, Kind};
 
 /// Bytes in the unit that a person would choose (powers of 1024).
 pub(crate) fn bytes(n: u64) -> String {
@@ -30,44 +31,37 @@ pub(crate) fn threads(n: usize) -> String {
     }
 }
 
-/// Columns aligned by their widest cell: the first to the left, numbers to the right.
-pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
-    let columns = header.len();
-    let width = |c: usize| {
-        let cells = rows
-            .iter()
-            .filter_map(|r| r.get(c))
-            .map(|s| s.chars().count());
-        let head = header.get(c).map_or(0, |h| h.chars().count());
-        cells.chain([head]).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..columns).map(width).collect();
-    let is_text = |c: usize| {
-        rows.iter().filter_map(|r| r.get(c)).any(|s| {
-            s.chars()
-                .next()
-                .is_some_and(|ch| !ch.is_ascii_digit() && !"-+.".contains(ch))
-        })
-    };
-    let text: Vec<bool> = (0..columns).map(is_text).collect();
-    let mut out = String::new();
-    let head: Vec<String> = header.iter().map(|h| (*h).to_owned()).collect();
-    for row in std::iter::once(&head).chain(rows) {
+/// Columns aligned by their widest cell: texts to the left, numbers to the right.
+pub(crate) fn table<R: AsRef<[String]>>(
+    header: &[&str],
+    rows: impl IntoIterator<Item = R>,
+) -> String {
+    let rows: Vec<R> = rows.into_iter().collect();
+    let cells = |c: usize| rows.iter().filter_map(move |row| row.as_ref().get(c));
+    // Of each column: how wide it is, and whether it holds texts.
+    let columns = header.iter().enumerate().map(|(c, head)| {
+        let width = cells(c).map(|s| s.chars().count()).max().unwrap_or(0);
+        let number =
+            |s: &String| s.starts_with(|ch: char| ch.is_ascii_digit() || "-+.".contains(ch));
+        let text = cells(c).any(|s| !s.is_empty() && !number(s));
+        (width.max(head.chars().count()), text)
+    });
+    let columns: Vec<(usize, bool)> = columns.collect();
+    let line = |cells: Vec<&str>| {
         let mut line = String::from(" ");
-        for (c, &w) in widths.iter().enumerate() {
-            let cell = row.get(c).map_or("", String::as_str);
-            let pad = " ".repeat(w.saturating_sub(cell.chars().count()));
-            let left = text.get(c).copied().unwrap_or(true);
-            let _ = if left {
-                write!(line, " {cell}{pad} ")
-            } else {
-                write!(line, " {pad}{cell} ")
+        for (&(width, text), cell) in columns.iter().zip(cells) {
+            line += &match text {
+                true => format!(" {cell:<width$} "),
+                false => format!(" {cell:>width$} "),
             };
         }
-        out.push_str(line.trim_end());
-        out.push('\n');
-    }
-    out
+        line.truncate(line.trim_end().len());
+        line + "\n"
+    };
+    let all = rows
+        .iter()
+        .map(|row| line(row.as_ref().iter().map(String::as_str).collect()));
+    std::iter::once(line(header.to_vec())).chain(all).collect()
 }
 
 /// A moment as people read it: `2026-11-21 06:40:04 UTC`. Beyond the year 9999: the number.
@@ -178,9 +172,46 @@ impl Drop for Busy {
     }
 }
 
+/// One JSON value and a line end on standard output.
+pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
+    let mut line = serde_json::to_vec(value).map_err(Failure::internal)?;
+    line.push(b'\n');
+    print(&line)
+}
+
+/// A text, or bytes, on standard output, at once.
+pub(crate) fn print(text: impl AsRef<[u8]>) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_ref())?;
+    out.flush()?;
+    Ok(())
+}
+
 /// A line for people, on standard error. Nobody listening there is no failure.
 pub(crate) fn note(line: impl AsRef<str>) {
     let _ = writeln!(io::stderr(), "{}", line.as_ref());
+}
+
+/// Asks whoever sits at the terminal. Where nobody does, `unasked` is the answer; without one there is
+/// a failure.
+pub(crate) fn ask(question: &str, unasked: Option<bool>) -> Result<bool, Failure> {
+    if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
+        return unasked.ok_or_else(|| {
+            Failure::new(Kind::Config, "nobody is here to be asked").hint("--yes does without")
+        });
+    }
+    Ok(answer(question, "[y/N]")?.unwrap_or(false))
+}
+
+/// What a person answers: `None` is Enter alone.
+pub(crate) fn answer(question: &str, choice: &str) -> Result<Option<bool>, Failure> {
+    let _ = write!(io::stderr(), "{question} {choice} ");
+    let mut answer = String::new();
+    io::stdin().lock().read_line(&mut answer)?;
+    Ok(match answer.trim().to_ascii_lowercase().as_str() {
+        "" => None,
+        answer => Some(matches!(answer, "y" | "yes")),
+    })
 }
 
 /// A progress bar on standard error that appears only on a terminal, and only

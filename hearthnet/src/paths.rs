@@ -2,6 +2,9 @@
 
 use std::path::PathBuf;
 
+use hearthnet_bus::NodeKey;
+
+use crate::args::Global;
 use crate::failure::{Failure, Kind};
 
 /// `$VARIABLE`, or `~/FALLBACK`; `None` without a home.
@@ -16,17 +19,27 @@ pub(crate) fn xdg(variable: &str, fallback: &str) -> Option<PathBuf> {
     })
 }
 
-/// The directory of this node's key and records.
-///
-/// # Errors
-/// When neither a flag nor the environment names one.
-pub(crate) fn data_dir(flag: Option<PathBuf>) -> Result<PathBuf, Failure> {
-    flag.or_else(|| xdg("XDG_DATA_HOME", ".local/share").map(|d| d.join("hearthnet")))
-        .ok_or_else(|| {
+impl Global {
+    /// The directory of this node's key and records.
+    ///
+    /// # Errors
+    /// When neither a flag nor the environment names one.
+    pub(crate) fn dir(&self) -> Result<PathBuf, Failure> {
+        let usual = || xdg("XDG_DATA_HOME", ".local/share").map(|d| d.join("hearthnet"));
+        self.data_dir.clone().or_else(usual).ok_or_else(|| {
             Failure::new(
                 Kind::Host,
                 "there is no home directory to keep this node's key in",
             )
             .hint("name one with --data-dir")
         })
+    }
+
+    /// This node's key, made on first use.
+    pub(crate) fn node_key(&self) -> Result<NodeKey, Failure> {
+        NodeKey::load_or_create(&self.dir()?.join("node.key")).map_err(|e| {
+            Failure::new(Kind::Host, e.to_string())
+                .hint("--data-dir names another directory for this node's key")
+        })
+    }
 }

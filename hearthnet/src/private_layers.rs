@@ -6,10 +6,10 @@ use hearthnet_orchestrator::private_layers::PrivateLayers;
 
 use crate::args::PrivateArgs;
 use crate::backends::kv_bytes;
-use crate::commands::{OpenModel, engine_options, model_failure};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::memory::weights_budget;
+use crate::models::{OpenModel, engine_options, model_failure};
 use crate::output::note;
 
 /// Loads the layers of a model that this machine computes itself, for at most `chats`

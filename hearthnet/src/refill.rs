@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use hearthnet_bus::log::EventLog;
 
-use crate::args::Global;
-use crate::commands::{node_key, runtime};
 use crate::community::{Home, LOG_FILE, log_failure};
-use crate::config::Loaded;
+use crate::config::Config;
+use crate::context::Context;
 use crate::failure::{Failure, Kind};
 use crate::membership::Membership;
 use crate::node::Lock;
 use crate::output::note;
+use crate::runtime::block_on;
 
 /// How long members are looked for. One that is where it was answers within a second; mDNS may
 /// take a few.
@@ -23,7 +23,7 @@ const WAIT: Duration = Duration::from_secs(20);
 ///
 /// # Errors
 /// [`Kind::Community`] if no member was found, or a node runs here on the file that was removed.
-pub(crate) fn refill(global: &Global, dir: &Path, noted: &Membership) -> Result<Home, Failure> {
+pub(crate) fn refill(cx: &Context, dir: &Path, noted: &Membership) -> Result<Home, Failure> {
     if Lock::is_held(dir) {
         return Err(Failure::new(
             Kind::Community,
@@ -40,8 +40,7 @@ pub(crate) fn refill(global: &Global, dir: &Path, noted: &Membership) -> Result<
         "the log of {:?} was lost on this machine; asking other members for it",
         noted.name
     ));
-    let config = Loaded::load(global.config.as_deref(), &global.set)?.config;
-    let key = Arc::new(node_key(global)?);
+    let key = Arc::new(cx.global.node_key()?);
     let log = match dir.join(LOG_FILE).exists() {
         true => EventLog::open(dir),
         false => EventLog::prepare_again(dir, noted.community),
@@ -50,12 +49,7 @@ pub(crate) fn refill(global: &Global, dir: &Path, noted: &Membership) -> Result<
     let home = Home::new(dir.to_owned(), key, log);
     // A thread of its own: whoever asks may be within a runtime already.
     let filled = std::thread::scope(|scope| {
-        let filling = scope.spawn(|| {
-            let runtime = runtime()?;
-            let filled = runtime.block_on(fill(&home, &config));
-            runtime.shutdown_timeout(Duration::from_millis(500));
-            filled
-        });
+        let filling = scope.spawn(|| block_on(fill(&home, &cx.config)));
         filling
             .join()
             .unwrap_or_else(|_| Err(Failure::internal("the log could not be filled")))
@@ -81,7 +75,7 @@ pub(crate) fn refill(global: &Global, dir: &Path, noted: &Membership) -> Result<
 }
 
 /// Whether a member gave all that it has.
-async fn fill(home: &Home, config: &crate::config::Config) -> Result<bool, Failure> {
+async fn fill(home: &Home, config: &Config) -> Result<bool, Failure> {
     let node = crate::node::transient(home, config).await?;
     let filled = tokio::time::timeout(WAIT, async {
         loop {

@@ -19,9 +19,9 @@ use tokio::runtime::Handle;
 
 use crate::args::DoorArgs;
 use crate::backends::{kv_bytes, local_engine, on_demand, open_backend, pooled_hosts};
-use crate::commands::{OpenModel, engine_options, load_head, text_model};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
+use crate::models::{OpenModel, engine_options, load_head, text_model};
 use crate::output::note;
 
 /// How long chats may take to end when the service is asked to stop.

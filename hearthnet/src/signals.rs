@@ -1,12 +1,15 @@
 //! What ends the program from outside.
 
 use std::io::Read as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use hearthnet_orchestrator::Cancel;
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, watch};
 
 use crate::failure::{Failure, Kind};
+use crate::runtime::runtime;
 
 /// The first Ctrl-C (or SIGTERM) cancels what is being answered; the second ends the program.
 pub(crate) fn watch_interrupt(runtime: &Runtime, cancel: Cancel) {
@@ -27,6 +30,21 @@ pub(crate) fn watch_interrupt(runtime: &Runtime, cancel: Cancel) {
             cancel.cancel();
         }
     });
+}
+
+/// A flag that Ctrl-C and SIGTERM set.
+pub(crate) fn cancel_on_interrupt() -> Result<Arc<AtomicBool>, Failure> {
+    let flag = Arc::new(AtomicBool::new(false));
+    let runtime = runtime()?;
+    let (seen, cancel) = (Arc::clone(&flag), Cancel::default());
+    watch_interrupt(&runtime, cancel.clone());
+    std::thread::spawn(move || {
+        // The runtime lives here for as long as the program does: it waits for the signals.
+        runtime.block_on(cancel.cancelled());
+        seen.store(true, Ordering::Release);
+        runtime.block_on(std::future::pending::<()>());
+    });
+    Ok(flag)
 }
 
 /// A message for every SIGINT, SIGTERM and SIGHUP (the terminal was closed: open streams are served

@@ -91,39 +91,37 @@ fn plain_line(text: &str) -> String {
 pub(crate) fn as_text(nodes: &[Asked], line: &[Entry], state: Option<&Community>) -> String {
     let names = Names::new(state);
     let mut out = String::new();
-    let rows: Vec<Vec<String>> = nodes
-        .iter()
-        .filter_map(|asked| {
-            let answer = asked.answer.as_ref().ok()?;
-            let clock = answer.clock();
-            let mut remarks = Vec::new();
-            if asked.here {
-                remarks.push("this node".to_owned());
-            }
-            if answer.forgotten > 0 {
-                remarks.push(format!("{} older ones are not kept", answer.forgotten));
-            }
-            if answer.partial {
-                remarks.push("it tells only what concerns this node".to_owned());
-            }
-            if answer.cut {
-                remarks.push("it had more to say than is taken".to_owned());
-            }
-            if answer.unreadable > 0 {
-                remarks.push(format!("{} cannot be read", answer.unreadable));
-            }
-            Some(vec![
-                names.of(&asked.node),
-                answer.records.len().to_string(),
-                ahead(clock.ahead_ms),
-                milliseconds(clock.give_or_take_us),
-                remarks.join(", "),
-            ])
-        })
-        .collect();
+    let rows = nodes.iter().filter_map(|asked| {
+        let answer = asked.answer.as_ref().ok()?;
+        let clock = answer.clock();
+        let mut remarks = Vec::new();
+        if asked.here {
+            remarks.push("this node".to_owned());
+        }
+        if answer.forgotten > 0 {
+            remarks.push(format!("{} older ones are not kept", answer.forgotten));
+        }
+        if answer.partial {
+            remarks.push("it tells only what concerns this node".to_owned());
+        }
+        if answer.cut {
+            remarks.push("it had more to say than is taken".to_owned());
+        }
+        if answer.unreadable > 0 {
+            remarks.push(format!("{} cannot be read", answer.unreadable));
+        }
+        Some([
+            names.of(&asked.node),
+            answer.records.len().to_string(),
+            ahead(clock.ahead_ms),
+            milliseconds(clock.give_or_take_us),
+            remarks.join(", "),
+        ])
+    });
+    let rows: Vec<_> = rows.collect();
     if !rows.is_empty() {
         let head = ["node", "events", "its clock", "give or take", ""];
-        out.push_str(&table(&head, &rows));
+        out.push_str(&table(&head, rows));
     }
     for asked in nodes {
         if let Err(error) = &asked.answer {

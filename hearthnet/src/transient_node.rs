@@ -9,11 +9,11 @@ use hearthnet_orchestrator::hosts::{CommunityHosts, InSync, Links};
 use tokio::runtime::Handle;
 
 use crate::backends::community_hosts;
-use crate::commands::OpenModel;
 use crate::community::Home;
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::lock::Lock;
+use crate::models::OpenModel;
 use crate::output::note;
 
 /// What a chat needs of the community while it lasts: somebody who keeps the log even with

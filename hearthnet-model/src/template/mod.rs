@@ -5,8 +5,7 @@
 //! `tojson`: equal on llama.cpp's whole collection of templates, see `tests/templates.rs`), with
 //! `messages`, `add_generation_prompt`, `bos_token` and `eos_token` defined; `tools` and
 //! `documents` are not. `strftime_now` exists only when a clock was given: without one, templates
-//! that print a date fall back to their own, and the same messages give the same prompt on any
-//! day.
+//! that print a date fall back to their own, or fail.
 //!
 //! # A message cannot end its own turn
 //!
@@ -268,10 +267,7 @@ impl ChatTemplate {
 
     /// Lets the template ask for the time: `strftime_now` formats what `clock` says then.
     #[must_use]
-    pub fn with_clock(
-        mut self,
-        clock: impl Fn() -> TemplateTime + Send + Sync + 'static,
-    ) -> Self {
+    pub fn with_clock(mut self, clock: impl Fn() -> TemplateTime + Send + Sync + 'static) -> Self {
         let format = move |format: &str| {
             clock()
                 .format(format)

@@ -48,24 +48,6 @@ pub(crate) enum CommunityCommand {
     Policy(PolicyArgs),
 }
 
-impl CommunityCommand {
-    pub(crate) fn wants_json(&self) -> bool {
-        match self {
-            Self::Create(CreateArgs { json, .. })
-            | Self::Invite(InviteArgs { json, .. })
-            | Self::Join(JoinArgs { json, .. })
-            | Self::Members { json }
-            | Self::Promote(LevelArgs { json, .. })
-            | Self::Demote(LevelArgs { json, .. })
-            | Self::Revoke(RevokeArgs { json, .. })
-            | Self::Invites { json, .. }
-            | Self::Withdraw { json, .. }
-            | Self::Leave(LeaveArgs { json, .. })
-            | Self::Policy(PolicyArgs { json, .. }) => *json,
-        }
-    }
-}
-
 #[derive(Debug, clap::Args)]
 pub(crate) struct CreateArgs {
     /// What the community is called, at most 64 bytes.
@@ -272,15 +254,6 @@ pub(crate) enum LogCommand {
         #[arg(long, short, value_name = "FILE")]
         output: Option<std::path::PathBuf>,
     },
-}
-
-impl LogCommand {
-    pub(crate) fn wants_json(&self) -> bool {
-        match self {
-            Self::Show { json, .. } | Self::Verify { json } => *json,
-            Self::Resume { .. } | Self::Export { .. } => false,
-        }
-    }
 }
 
 /// A number and a unit of time: `90s`, `30m`, `24h`, `7d`. From a second to a year.

@@ -121,33 +121,6 @@ impl Command {
     }
 }
 
-impl Args {
-    /// Whether failures are wanted as JSON as well.
-    pub(crate) fn wants_json(&self) -> bool {
-        match &self.command {
-            Command::Model(ModelCommand::Inspect { json, .. })
-            | Command::Model(ModelCommand::List { json })
-            | Command::Model(ModelCommand::Verify { json, .. })
-            | Command::Shard(ShardCommand::Serve(ServeArgs { json, .. }))
-            | Command::Chat(ChatArgs { json, .. })
-            | Command::Demo(DemoArgs { json, .. })
-            | Command::Bench(BenchCommand::Engine { json, .. })
-            | Command::Bench(BenchCommand::Transport { json, .. })
-            | Command::Bench(BenchCommand::Mesh(MeshArgs { json, .. }))
-            | Command::Id(IdArgs { json })
-            | Command::Init(InitArgs { json, .. })
-            | Command::Serve(RunArgs { json, .. })
-            | Command::Backup(BackupArgs { json, .. })
-            | Command::Restore(RestoreArgs { json, .. })
-            | Command::Status(StatusArgs { json })
-            | Command::Diagnose(DiagnoseArgs { json, .. }) => *json,
-            Command::Community(command) => command.wants_json(),
-            Command::Log(command) => command.wants_json(),
-            _ => false,
-        }
-    }
-}
-
 #[derive(Debug, Subcommand)]
 pub(crate) enum ModelCommand {
     /// Fetch a model of the catalogue into the user's cache.

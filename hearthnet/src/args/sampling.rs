@@ -57,6 +57,20 @@ impl SamplingArgs {
         }
     }
 
+    /// The sampler's settings: what the flags say, else what the model's makers do (`own`). A seed is
+    /// drawn when none was given.
+    pub(crate) fn over(&self, own: &SamplingChoice) -> Result<SamplerConfig, Failure> {
+        let seed = match self.seed {
+            Some(seed) => seed,
+            None => draw_seed()?,
+        };
+        Ok(self.choice().or_models(own).over(SamplerConfig {
+            seed: Some(seed),
+            logprobs: self.logprobs,
+            ..SamplerConfig::default()
+        }))
+    }
+
     /// What can be wrong whoever answers, before anything is begun for it.
     ///
     /// # Errors
@@ -77,4 +91,11 @@ impl SamplingArgs {
         StopMatcher::new(self.stop.clone()).map_err(|e| wrong(e.to_string()))?;
         Ok(())
     }
+}
+
+/// A seed that survives every JSON reader: 53 bits.
+fn draw_seed() -> Result<u64, Failure> {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes).map_err(Failure::internal)?;
+    Ok(u64::from_le_bytes(bytes) >> 11)
 }

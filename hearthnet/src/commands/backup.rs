@@ -7,12 +7,11 @@ use hearthnet_bus::log::backup::{self, Parts};
 use serde_json::json;
 
 use crate::args::{BackupArgs, Global};
-use crate::commands::{node_key, print_bytes, print_json};
 use crate::community::{Home, OnDisk, ROOT_KEY};
 use crate::config::default_path;
 use crate::failure::{Failure, Kind};
 use crate::membership;
-use crate::output::note;
+use crate::output::{note, print, print_json};
 
 /// The node's key, in the data directory and in a backup.
 pub(crate) const NODE_KEY: &str = "node.key";
@@ -20,7 +19,7 @@ pub(crate) const NODE_KEY: &str = "node.key";
 pub(crate) const CONFIG: &str = "hearthnet.toml";
 
 pub(crate) fn run(args: &BackupArgs, global: &Global) -> Result<(), Failure> {
-    let dir = crate::paths::data_dir(global.data_dir.clone())?;
+    let dir = global.dir()?;
     if !dir.join(NODE_KEY).exists() {
         return Err(
             Failure::new(Kind::Host, format!("there is no node in {}", dir.display()))
@@ -28,7 +27,7 @@ pub(crate) fn run(args: &BackupArgs, global: &Global) -> Result<(), Failure> {
         );
     }
     // Read as any command does, so that a key that is no good is not kept.
-    let key = node_key(global)?;
+    let key = global.node_key()?;
     let home = match Home::on_disk(global, &dir)? {
         OnDisk::Here(home) => Some(home),
         OnDisk::Lost(noted) => {
@@ -73,20 +72,17 @@ pub(crate) fn run(args: &BackupArgs, global: &Global) -> Result<(), Failure> {
             "parts": held,
         }));
     }
-    print_bytes(
-        format!(
-            "backup     {}\nnode       {}\ncommunity  {}\nroot key   {}\n",
-            args.file.display(),
-            key.id().short(),
-            community.as_deref().unwrap_or("none"),
-            match (has_root, args.with_root_key) {
-                (false, _) => "not on this machine",
-                (true, true) => "in the backup",
-                (true, false) => "not in the backup; --with-root-key adds it",
-            }
-        )
-        .as_bytes(),
-    )?;
+    print(format!(
+        "backup     {}\nnode       {}\ncommunity  {}\nroot key   {}\n",
+        args.file.display(),
+        key.id().short(),
+        community.as_deref().unwrap_or("none"),
+        match (has_root, args.with_root_key) {
+            (false, _) => "not on this machine",
+            (true, true) => "in the backup",
+            (true, false) => "not in the backup; --with-root-key adds it",
+        }
+    ))?;
     note("whoever has this file can act as this node: keep it where nobody else comes");
     Ok(())
 }

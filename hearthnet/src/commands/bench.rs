@@ -1,6 +1,6 @@
 //! `hearthnet bench`: measure the engine or the transport.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
@@ -10,25 +10,27 @@ use hearthnet_model::kernels::Isa;
 use hearthnet_transport::bench::{BenchOptions, BenchReport, PURPOSE, run as measure, serve_echo};
 use hearthnet_transport::{Admission, CloseCode, Hello, Identity, Listener};
 
-use crate::args::{BenchCommand, Global};
-use crate::commands::{model, print_bytes, print_json, runtime};
+use crate::args::BenchCommand;
 use crate::config::Config;
+use crate::context::Context;
 use crate::failure::{Failure, Kind};
-use crate::output::{bytes, note, table};
+use crate::models::find::{pick, resolve};
+use crate::output::{bytes, note, print, print_json, table};
+use crate::runtime::runtime;
 
-pub(crate) fn run(command: BenchCommand, global: &Global, config: &Config) -> Result<(), Failure> {
+pub(crate) fn run(command: BenchCommand, cx: &Context) -> Result<(), Failure> {
     match command {
-        BenchCommand::Engine { .. } => engine(command, global, config),
-        BenchCommand::Mesh(args) => super::bench_mesh::run(&args, global, config),
+        BenchCommand::Engine { .. } => engine(command, cx),
+        BenchCommand::Mesh(args) => super::bench_mesh::run(&args, cx),
         BenchCommand::Transport {
             echo_for: Some(caller),
             ..
-        } => echo(caller, config),
-        BenchCommand::Transport { rounds, json, .. } => transport(rounds, json, config),
+        } => echo(caller, &cx.config),
+        BenchCommand::Transport { rounds, json, .. } => transport(rounds, json, &cx.config),
     }
 }
 
-fn engine(command: BenchCommand, global: &Global, config: &Config) -> Result<(), Failure> {
+fn engine(command: BenchCommand, cx: &Context) -> Result<(), Failure> {
     let BenchCommand::Engine {
         model,
         threads,
@@ -42,7 +44,7 @@ fn engine(command: BenchCommand, global: &Global, config: &Config) -> Result<(),
     else {
         return Ok(());
     };
-    let path = model::resolve(global, &model::pick(global, config, model.as_ref(), None)?)?.path;
+    let path = resolve(&cx.global, &pick(cx, model.as_ref(), None)?)?.path;
     let options = bench::BenchOptions {
         threads,
         prefill,
@@ -56,37 +58,33 @@ fn engine(command: BenchCommand, global: &Global, config: &Config) -> Result<(),
     if json {
         print_json(&report)
     } else {
-        print_bytes(engine_table(&report).as_bytes())
+        print(engine_table(&report))
     }
 }
 
 fn engine_table(report: &EngineBench) -> String {
-    let rows: Vec<Vec<String>> = report
-        .results
-        .iter()
-        .map(|r| {
-            let test = match r.test {
-                BenchTest::Prefill => "prefill",
-                BenchTest::Decode => "decode",
-            };
-            vec![
-                format!("{test} {}", r.tokens),
-                r.threads.to_string(),
-                r.depth.to_string(),
-                format!("{:.1}", r.tokens_per_second),
-                match r.test {
-                    BenchTest::Prefill => String::new(),
-                    BenchTest::Decode => rate(report.token_bytes as f64 * r.tokens_per_second),
-                },
-            ]
-        })
-        .collect();
+    let rows = report.results.iter().map(|r| {
+        let test = match r.test {
+            BenchTest::Prefill => "prefill",
+            BenchTest::Decode => "decode",
+        };
+        [
+            format!("{test} {}", r.tokens),
+            r.threads.to_string(),
+            r.depth.to_string(),
+            format!("{:.1}", r.tokens_per_second),
+            match r.test {
+                BenchTest::Prefill => String::new(),
+                BenchTest::Decode => rate(report.token_bytes as f64 * r.tokens_per_second),
+            },
+        ]
+    });
     let bandwidth: Vec<String> = report.memory_bandwidth.iter().map(|b| rate(*b)).collect();
     format!(
         "{}\n{} ({}, {} in memory, loaded in {:.1} s)\n{}, {} cores, kernels: {}; reads memory at {} GB/s\n",
         table(
             &["test", "threads", "depth", "tokens/s", "GB/s of weights"],
-            &rows
+            rows
         ),
         report.file.display(),
         report.weight_types.join(" "),
@@ -114,7 +112,7 @@ fn echo(caller: NodeId, config: &Config) -> Result<(), Failure> {
         let mut listener = Listener::bind("127.0.0.1:0", &identity, admission, transport)
             .await
             .map_err(|e| Failure::new(Kind::Host, e.to_string()))?;
-        print_bytes(format!("{}#{}\n", listener.local_addr(), key.id()).as_bytes())?;
+        print(format!("{}#{}\n", listener.local_addr(), key.id()))?;
         let (gone, mut lifeline) = tokio::sync::mpsc::channel::<()>(1);
         std::thread::spawn(move || {
             // Returns when the measuring process closes the pipe, or dies.
@@ -197,36 +195,28 @@ fn transport(rounds: u32, json: bool, config: &Config) -> Result<(), Failure> {
     if json {
         print_json(&report)
     } else {
-        print_bytes(transport_table(&report).as_bytes())
+        print(transport_table(&report))
     }
 }
 
 fn transport_table(report: &BenchReport) -> String {
-    let trips: Vec<Vec<String>> = report
-        .round_trips
-        .iter()
-        .map(|r| {
-            vec![
-                r.bytes.to_string(),
-                format!("{:.1}", r.p50_us),
-                format!("{:.1}", r.p95_us),
-                format!("{:.1}", r.p99_us),
-            ]
-        })
-        .collect();
-    let speeds: Vec<Vec<String>> = report
-        .throughput
-        .iter()
-        .map(|t| {
-            vec![
-                bytes(u64::from(t.bytes)),
-                format!("{:.0}", t.megabytes_per_second),
-            ]
-        })
-        .collect();
+    let trips = report.round_trips.iter().map(|r| {
+        [
+            r.bytes.to_string(),
+            format!("{:.1}", r.p50_us),
+            format!("{:.1}", r.p95_us),
+            format!("{:.1}", r.p99_us),
+        ]
+    });
+    let speeds = report.throughput.iter().map(|t| {
+        [
+            bytes(u64::from(t.bytes)),
+            format!("{:.0}", t.megabytes_per_second),
+        ]
+    });
     format!(
         "round trips between two processes on loopback, TLS 1.3 and WebSocket\n{}\none way\n{}",
-        table(&["bytes", "p50 us", "p95 us", "p99 us"], &trips),
-        table(&["size", "MB/s"], &speeds)
+        table(&["bytes", "p50 us", "p95 us", "p99 us"], trips),
+        table(&["size", "MB/s"], speeds)
     )
 }

@@ -20,28 +20,27 @@
 //! of this machine alone.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
-use hearthnet_bus::NodeKey;
 use hearthnet_model::ChatMessage;
 use hearthnet_model::sampler::SamplerConfig;
 use hearthnet_orchestrator::backend::{HopTimes, RouteHop};
 use hearthnet_orchestrator::chat::{ChatRequest, Done, Frame, Prompt};
-use hearthnet_orchestrator::link::HostAddr;
 use hearthnet_orchestrator::placement::runs_text;
 use hearthnet_orchestrator::service::prefix_cache::PrefixCacheLimits;
 use hearthnet_orchestrator::{Cancel, ChatError, Service};
 use serde::Serialize;
 
-use crate::args::{Global, MeshArgs};
+use crate::args::MeshArgs;
 use crate::backends::pooled_hosts;
-use crate::commands::{open_or_pull_model, print_bytes, print_json, runtime};
-use crate::config::Config;
+use crate::context::Context;
 use crate::failure::{Failure, Kind};
-use crate::host_process::{HostPlan, HostProcess, cores, own_cores, split};
-use crate::output::{self, note, table};
+use crate::host_process::{HostPlan, HostProcesses, cores, different_answers, split};
+use crate::models::open_or_pull_model;
+use crate::output::table;
+use crate::output::{self, note, print, print_json};
+use crate::runtime::runtime;
 use crate::service_setup::{local_model, pooled_model, settings};
 use crate::signals::watch_interrupt;
 
@@ -60,7 +59,7 @@ const SUBJECTS: [&str; 8] = [
 /// How long the chats may take to end when the measurement is over.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
 
-pub(crate) fn run(args: &MeshArgs, global: &Global, config: &Config) -> Result<(), Failure> {
+pub(crate) fn run(args: &MeshArgs, cx: &Context) -> Result<(), Failure> {
     if !(1..=64).contains(&args.chats) || args.repetitions == 0 || args.prefill == 0 {
         return Err(Failure::new(
             Kind::Config,
@@ -68,51 +67,36 @@ pub(crate) fn run(args: &MeshArgs, global: &Global, config: &Config) -> Result<(
         )
         .hint("see `hearthnet bench mesh --help`"));
     }
-    let mut config = config.clone();
+    let mut cx = cx.clone();
     // Whoever measures has asked for it, and nothing leaves this machine.
-    config.policy.research.enable = true;
-    config
-        .research
-        .distributed_inference
-        .max_concurrent_pipelines = args.chats;
+    cx.config.policy.research.enable = true;
+    let inference = &mut cx.config.research.distributed_inference;
+    inference.max_concurrent_pipelines = args.chats;
+    let config = &cx.config;
 
     let runtime = runtime()?;
     let cancel = Cancel::default();
     watch_interrupt(&runtime, cancel.clone());
-    let mut model = open_or_pull_model(global, &config, args.model.as_ref())?;
+    let mut model = open_or_pull_model(&cx, args.model.as_ref())?;
     let vocabulary = model.file.spec().vocab;
-    crate::private_layers::load(&mut model, args.private, args.chats, &config)?;
+    crate::private_layers::load(&mut model, args.private, args.chats, config)?;
     let ranges = split(model.private.hosted(), Some(args.shards), &[])?;
-    let own = own_cores(ranges.len(), 1);
-    let pinned = own.iter().all(Option::is_some);
-    let key = Arc::new(NodeKey::generate().map_err(Failure::internal)?);
-    let directory = tempfile::tempdir().map_err(Failure::internal)?;
-    let mut hosts = Vec::new();
-    for (index, (&layers, core)) in ranges.iter().zip(own).enumerate() {
-        let plan = HostPlan {
-            model: &model.path,
-            activation_dtype: &config.research.distributed_inference.activation_dtype,
-            layers,
-            threads: 1,
-            streams: args.chats,
-            core,
-        };
-        let home = directory.path().join(format!("host-{index}"));
-        hosts.push(HostProcess::spawn(&plan, &key, &home)?);
-    }
-    for host in &mut hosts {
-        host.wait_until_ready(&cancel)?;
-    }
+    let plan = HostPlan {
+        model: &model,
+        config,
+        threads: 1,
+        streams: args.chats,
+    };
+    let mut hosts = HostProcesses::start(&plan, &ranges, &cancel)?;
 
-    let addresses: Vec<HostAddr> = hosts.iter().filter_map(HostProcess::address).collect();
     let handle = runtime.handle().clone();
-    let pool = pooled_hosts(&handle, &addresses, &key, &model, &config)?;
-    let over_hosts = pooled_model(&model, &config, false, &handle, pool)?;
+    let pool = pooled_hosts(&handle, &hosts.addresses(), &hosts.key, &model, config)?;
+    let over_hosts = pooled_model(&model, config, false, &handle, pool)?;
     let mut one_thread = config.clone();
     one_thread.engine.threads = 1;
     let alone = local_model(&model, &one_thread)?;
     let beside = local_model(&model, &one_thread)?;
-    let mut service = settings(&config);
+    let mut service = settings(config);
     // Every chat runs its whole prompt.
     service.keep = PrefixCacheLimits {
         count: 0,
@@ -141,21 +125,15 @@ pub(crate) fn run(args: &MeshArgs, global: &Global, config: &Config) -> Result<(
         bench.second.drain(DRAIN_DEADLINE).await;
         samples
     })?;
-    for host in &mut hosts {
-        host.stop();
-    }
-    let report = Report::new(&bench, pinned, cores().len(), &samples);
+    hosts.stop();
+    let report = Report::new(&bench, hosts.pinned, cores().len(), &samples);
     if args.json {
         print_json(&report)?;
     } else {
-        print_bytes(report.table().as_bytes())?;
+        print(report.table())?;
     }
     if !report.same_answers {
-        return Err(Failure::new(
-            Kind::Internal,
-            "the hosts and this machine alone gave different answers, which must never happen",
-        )
-        .hint("please report this with the output of `hearthnet bench mesh --json`"));
+        return Err(different_answers("hearthnet bench mesh"));
     }
     Ok(())
 }
@@ -481,18 +459,14 @@ impl Report {
                 "one chat over the hosts",
             ),
         ];
-        let hops: Vec<Vec<String>> = self
-            .hops
-            .iter()
-            .map(|hop| {
-                vec![
-                    format!("layers {}-{}", hop.layers.0, hop.layers.1),
-                    format!("{:.2} ms", hop.compute_ms_p50),
-                    format!("{:.3} ms", hop.overhead_ms_p50),
-                    format!("{:.3} ms", hop.overhead_ms_p95),
-                ]
-            })
-            .collect();
+        let hops = self.hops.iter().map(|hop| {
+            [
+                format!("layers {}-{}", hop.layers.0, hop.layers.1),
+                format!("{:.2} ms", hop.compute_ms_p50),
+                format!("{:.3} ms", hop.overhead_ms_p50),
+                format!("{:.3} ms", hop.overhead_ms_p95),
+            ]
+        });
         let n = self.hops.len();
         let (least, most) = self.two_cores.range();
         format!(
@@ -525,14 +499,11 @@ impl Report {
                     "of the best",
                     "ratios"
                 ],
-                &speeds
+                speeds
             ),
             self.two_cores.ratio,
             self.two_cores.best,
-            table(
-                &["one chat's hops", "compute", "overhead p50", "p95"],
-                &hops
-            ),
+            table(&["one chat's hops", "compute", "overhead p50", "p95"], hops),
             self.head_ms_per_token,
             self.own_layers
                 .iter()

@@ -3,16 +3,13 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use crate::args::{ConfigCommand, Global};
-use crate::commands::print_bytes;
+use crate::args::Global;
 use crate::config::Loaded;
 use crate::failure::{Failure, Kind};
+use crate::output::print;
 
-pub(crate) fn run(command: &ConfigCommand, loaded: &Loaded) -> Result<(), Failure> {
-    let ConfigCommand::Show = command else {
-        return Ok(());
-    };
-    let rows = loaded.explain();
+pub(crate) fn show(loaded: &Loaded) -> Result<(), Failure> {
+    let rows = loaded.explain()?;
     let width = rows
         .iter()
         .map(|(k, v, _)| k.len() + v.len())
@@ -23,7 +20,7 @@ pub(crate) fn run(command: &ConfigCommand, loaded: &Loaded) -> Result<(), Failur
         let pad = " ".repeat(width - key.len() - value.len());
         let _ = writeln!(out, "{key} = {value}{pad}   # {origin}");
     }
-    print_bytes(out.as_bytes())
+    print(out)
 }
 
 /// Reads a file as every command would, and says how far it is from the defaults.
@@ -35,7 +32,7 @@ pub(crate) fn check(file: Option<&Path>, global: &Global) -> Result<(), Failure>
                 .hint("name one, or let `hearthnet init` write one; without any, defaults apply"),
         );
     };
-    let rows = loaded.explain();
+    let rows = loaded.explain()?;
     let set: Vec<_> = rows.iter().filter(|row| row.2 != "default").collect();
     let mut out = format!(
         "{} can be used; it sets {} of {} keys\n",
@@ -46,5 +43,5 @@ pub(crate) fn check(file: Option<&Path>, global: &Global) -> Result<(), Failure>
     for (key, value, _) in set {
         let _ = writeln!(out, "  {key} = {value}");
     }
-    print_bytes(out.as_bytes())
+    print(out)
 }

@@ -1,64 +1,54 @@
 //! `hearthnet demo`: host processes on this machine, an orchestrator, an answer,
 //! and the same answer without them.
 
-use std::sync::Arc;
 use std::time::Instant;
 
-use hearthnet_bus::NodeKey;
 use hearthnet_model::ChatMessage;
 use hearthnet_model::sampler::SamplingChoice;
 use hearthnet_orchestrator::Cancel;
 use hearthnet_orchestrator::backend::HopTimes;
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Prompt};
-use hearthnet_orchestrator::link::HostAddr;
 use hearthnet_orchestrator::placement::runs_text;
 use serde::{Deserialize, Serialize};
 
-use crate::args::{DemoArgs, Global};
+use crate::args::DemoArgs;
 use crate::backends::{local_engine, open_named, say_left_out};
 use crate::commands::chat::{Print, print_text, stream_answer};
-use crate::commands::{
-    OpenModel, engine_options, load_head, open_or_pull_model, print_bytes, print_json, runtime,
-    sampling, text_model,
-};
-use crate::config::Config;
-use crate::failure::{Failure, Kind};
-use crate::host_process::{HostPlan, HostProcess, own_cores, split};
-use crate::output::{self, bytes, note, table};
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::host_process::{HostPlan, HostProcess, HostProcesses, different_answers, split};
+use crate::models::{OpenModel, engine_options, load_head, open_or_pull_model, text_model};
+use crate::output::table;
+use crate::output::{self, bytes, note, print, print_json};
+use crate::runtime::runtime;
 use crate::signals::watch_interrupt;
 
 /// Tokens of the answer, unless told otherwise: enough to read, and to measure.
 const ANSWER_TOKENS: u32 = 256;
 
-pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<(), Failure> {
+pub(crate) fn run(args: &DemoArgs, cx: &Context) -> Result<(), Failure> {
     args.sampling.check()?;
-    let mut config = config.clone();
+    let mut cx = cx.clone();
     // Whoever runs the demo has asked for it, and nothing leaves this machine.
-    config.policy.research.enable = true;
+    cx.config.policy.research.enable = true;
+    let config = &cx.config;
 
     let runtime = runtime()?;
     let cancel = Cancel::default();
     watch_interrupt(&runtime, cancel.clone());
-    let mut model = open_or_pull_model(global, &config, args.model.as_ref())?;
-    crate::private_layers::load(&mut model, args.private, 1, &config)?;
+    let mut model = open_or_pull_model(&cx, args.model.as_ref())?;
+    crate::private_layers::load(&mut model, args.private, 1, config)?;
     let layers = model.file.spec().layers;
     let ranges = split(model.private.hosted(), args.shards, &args.cuts)?;
     let threads = (config.threads() / ranges.len()).max(1);
     let prompt = Prompt::Messages(vec![ChatMessage::user(&args.prompt)]);
     let request = ChatRequest {
         prompt,
-        sampling: sampling(&args.sampling, &SamplingChoice::GREEDY)?,
+        sampling: args.sampling.over(&SamplingChoice::GREEDY)?,
         max_tokens: Some(args.sampling.max_tokens.unwrap_or(ANSWER_TOKENS)),
         stop: args.sampling.stop.clone(),
     };
 
-    let key = Arc::new(NodeKey::generate().map_err(Failure::internal)?);
-    let directory = tempfile::tempdir().map_err(|e| {
-        Failure::new(
-            Kind::Host,
-            format!("cannot make a temporary directory: {e}"),
-        )
-    })?;
     if !args.json {
         note(format!(
             "{}: {layers} layers, {} host processes with {threads} thread{} each",
@@ -67,28 +57,18 @@ pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<()
             if threads == 1 { "" } else { "s" }
         ));
     }
-    let mut hosts = Vec::new();
-    let cores = own_cores(ranges.len(), threads);
-    for (index, (&(lo, hi), core)) in ranges.iter().zip(cores).enumerate() {
-        let home = directory.path().join(format!("host-{index}"));
-        let plan = HostPlan {
-            model: &model.path,
-            activation_dtype: &config.research.distributed_inference.activation_dtype,
-            layers: (lo, hi),
-            threads,
-            streams: 1,
-            core,
-        };
-        hosts.push(HostProcess::spawn(&plan, &key, &home)?);
-    }
-    for host in &mut hosts {
-        host.wait_until_ready(&cancel)?;
-    }
+    let plan = HostPlan {
+        model: &model,
+        config,
+        threads,
+        streams: 1,
+    };
+    let mut hosts = HostProcesses::start(&plan, &ranges, &cancel)?;
     if !args.json {
         for own in own_layers(&model) {
             note(format!("  layers {own} here: what no host is to see"));
         }
-        for host in &hosts {
+        for host in &hosts.all {
             note(format!(
                 "  layers {} on {}",
                 host.layers_text(),
@@ -99,14 +79,14 @@ pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<()
     }
 
     // The hosts divide the cores among them; who asks has them all, as on a machine of its own.
-    let head = load_head(&model, &engine_options(&config, None))?;
+    let head = load_head(&model, &engine_options(config, None))?;
     let text = text_model(&model, head)?;
-    let mut print: Print = if args.json { |_| Ok(()) } else { print_text };
+    let mut show: Print = if args.json { |_| Ok(()) } else { print_text };
     let started = Instant::now();
-    let addresses: Vec<HostAddr> = hosts.iter().filter_map(HostProcess::address).collect();
     // Hosts only: what is compared below must not be this machine twice.
     let handle = runtime.handle();
-    let opened = open_named(handle, &addresses, &key, &model, &config, None, &cancel);
+    let (addresses, key) = (hosts.addresses(), &hosts.key);
+    let opened = open_named(handle, &addresses, key, &model, config, None, &cancel);
     let (backend, left_out) = opened?;
     say_left_out(&left_out);
     let mut conversation = Conversation::new(backend);
@@ -116,16 +96,14 @@ pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<()
         &request,
         started,
         &cancel,
-        &mut print,
+        &mut show,
     )?;
-    let memory: Vec<Option<u64>> = hosts.iter().map(HostProcess::resident_bytes).collect();
+    let memory: Vec<Option<u64>> = hosts.all.iter().map(HostProcess::resident_bytes).collect();
     drop(conversation);
-    for host in hosts.iter_mut() {
-        host.stop();
-    }
+    hosts.stop();
 
     // The same question without any host, on as many threads as one host had.
-    let options = engine_options(&config, Some(threads));
+    let options = engine_options(config, Some(threads));
     let (engine, head) = local_engine(&model, &options, u64::MAX)?;
     let text = text_model(&model, head)?;
     let mut conversation = Conversation::new(Box::new(engine.open()?));
@@ -138,19 +116,15 @@ pub(crate) fn run(args: DemoArgs, global: &Global, config: &Config) -> Result<()
         &mut |_| Ok(()),
     )?;
     let caller = config.threads();
-    let report = Report::new(&model, done, local, &hosts, &memory, threads, caller);
+    let report = Report::new(&model, done, local, &hosts.all, &memory, threads, caller);
     if args.json {
         print_json(&report)?;
     } else {
-        print_bytes(b"\n\n")?;
-        print_bytes(report.table().as_bytes())?;
+        print(b"\n\n")?;
+        print(report.table())?;
     }
     if !report.local.same_tokens {
-        return Err(Failure::new(
-            Kind::Internal,
-            "the hosts and this machine alone gave different answers, which must never happen",
-        )
-        .hint("please report this with the output of `hearthnet demo --json`"));
+        return Err(different_answers("hearthnet demo"));
     }
     Ok(())
 }
@@ -262,22 +236,18 @@ impl Report {
     }
 
     fn table(&self) -> String {
-        let rows: Vec<Vec<String>> = self
-            .hosts
-            .iter()
-            .map(|h| {
-                let address = h.address.split('#').next().unwrap_or_default().to_owned();
-                vec![
-                    address,
-                    format!("{}-{}", h.layers.0, h.layers.1),
-                    bytes(h.weight_bytes),
-                    h.resident_bytes.map_or_else(|| "unknown".into(), bytes),
-                    format!("{:.2} ms", h.compute_ms_per_token),
-                    format!("{:.3} ms", h.hop_overhead_ms_p50),
-                    format!("{:.3} ms", h.hop_overhead_ms_p95),
-                ]
-            })
-            .collect();
+        let rows = self.hosts.iter().map(|h| {
+            let address = h.address.split('#').next().unwrap_or_default().to_owned();
+            [
+                address,
+                format!("{}-{}", h.layers.0, h.layers.1),
+                bytes(h.weight_bytes),
+                h.resident_bytes.map_or_else(|| "unknown".into(), bytes),
+                format!("{:.2} ms", h.compute_ms_per_token),
+                format!("{:.3} ms", h.hop_overhead_ms_p50),
+                format!("{:.3} ms", h.hop_overhead_ms_p95),
+            ]
+        });
         let head = [
             "host",
             "layers",
@@ -303,11 +273,11 @@ impl Report {
         ];
         format!(
             "{}\n  here, on {}: {:.2} ms per token for embedding, output matrix and sampling{}\n\n{}\n  ratio {:.2}; {} tokens, {}\n",
-            table(&head, &rows),
+            table(&head, rows),
             output::threads(self.caller_threads),
             t.head_ms_per_token,
             own_times(&self.done),
-            table(&["", "", ""], &speeds).trim_start_matches('\n'),
+            table(&["", "", ""], speeds).trim_start_matches('\n'),
             self.local.ratio,
             self.done.token_ids.len(),
             if self.local.same_tokens {

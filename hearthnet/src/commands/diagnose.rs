@@ -24,13 +24,14 @@ use hearthnet_transport::{CloseCode, Config as Transport, ConnectError, connect_
 use serde_json::json;
 
 use crate::args::{DiagnoseArgs, Global};
-use crate::commands::status::Running;
-use crate::commands::{node_key, print_bytes, print_json, runtime};
 use crate::community::{Home, endpoints_of, now_ms};
 use crate::config::Config;
+use crate::context::Context;
 use crate::failure::{Failure, Kind};
 use crate::local_api::{self, BY_HAND, NODE_FLIGHT};
-use crate::node::{Lock, learn, transient};
+use crate::node::{Lock, Running, learn, transient};
+use crate::output::{print, print_json};
+use crate::runtime::block_on;
 use crate::timeline::{self, Asked};
 
 /// How long one node may take, from connecting to its last page.
@@ -42,24 +43,22 @@ const MAX_ADDRESSES: usize = 6;
 /// Nodes that are asked at the same time.
 const AT_ONCE: usize = 16;
 
-pub(crate) fn run(args: &DiagnoseArgs, global: &Global, config: &Config) -> Result<(), Failure> {
-    let home = Home::find(global)?;
-    let dir = crate::paths::data_dir(global.data_dir.clone())?;
+pub(crate) fn run(args: &DiagnoseArgs, cx: &Context) -> Result<(), Failure> {
+    let home = Home::find(cx)?;
+    let dir = cx.global.dir()?;
     let age_ms = u64::try_from(args.since.as_millis()).unwrap_or(u64::MAX);
-    let runtime = runtime()?;
-    let nodes = runtime.block_on(async {
-        let mut nodes = here(&dir, global, age_ms).await?;
+    let nodes = block_on(async {
+        let mut nodes = here(&dir, &cx.global, age_ms).await?;
         let mut others: Vec<Target> = args.shard.iter().map(Target::from).collect();
         if let Some(home) = &home {
-            others.extend(members(home, config).await?);
+            others.extend(members(home, &cx.config).await?);
         }
         if !others.is_empty() {
-            let key = Arc::new(node_key(global)?);
-            nodes.extend(elsewhere(others, &key, &config.transport()?, age_ms).await);
+            let key = Arc::new(cx.global.node_key()?);
+            nodes.extend(elsewhere(others, &key, &cx.config.transport()?, age_ms).await);
         }
-        Ok::<_, Failure>(nodes)
+        Ok(nodes)
     })?;
-    runtime.shutdown_timeout(Duration::from_millis(500));
     let nodes = each_run_once(nodes);
     if nodes.is_empty() {
         return Err(
@@ -83,7 +82,7 @@ pub(crate) fn run(args: &DiagnoseArgs, global: &Global, config: &Config) -> Resu
     let state = home.as_ref().map(Home::state);
     if answers.is_empty() {
         if !args.json {
-            print_bytes(timeline::as_text(&nodes, &line, state.as_deref()).as_bytes())?;
+            print(timeline::as_text(&nodes, &line, state.as_deref()))?;
         }
         return Err(nobody_told(home.as_ref()).beside(timeline::as_json(
             &nodes,
@@ -99,7 +98,7 @@ pub(crate) fn run(args: &DiagnoseArgs, global: &Global, config: &Config) -> Resu
     if args.json {
         return print_json(&timeline::as_json(&nodes, &line, state.as_deref()));
     }
-    print_bytes(timeline::as_text(&nodes, &line, state.as_deref()).as_bytes())
+    print(timeline::as_text(&nodes, &line, state.as_deref()))
 }
 
 /// Why there is nothing to show. What each node said is shown before.
@@ -153,7 +152,7 @@ async fn here(dir: &Path, global: &Global, age_ms: u64) -> Result<Vec<Asked>, Fa
             ask(&client, NODE_FLIGHT, age_ms).await
         };
         nodes.push(Asked {
-            node: node_key(global)?.id(),
+            node: global.node_key()?.id(),
             here: true,
             answer: in_time(asking).await,
         });

@@ -1,23 +1,22 @@
 //! `hearthnet init`: makes this machine a node. Doing it again changes nothing and says so.
 
 use std::fs;
-use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
+use std::io::{self, IsTerminal as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 
 use hearthnet_bus::whole_file;
 
 use crate::args::{Global, InitArgs};
-use crate::commands::{node_key, print_bytes, print_json};
 use crate::config::{Loaded, default_path, starter};
 use crate::failure::{Failure, Kind};
-use crate::output::note;
+use crate::output::{answer, note, print, print_json};
 
 /// Permission bits of group and others.
 const OTHERS: u32 = 0o077;
 
 pub(crate) fn run(args: &InitArgs, global: &Global) -> Result<(), Failure> {
-    let data = crate::paths::data_dir(global.data_dir.clone())?;
+    let data = global.dir()?;
     let data_state = private_dir(&data)?;
     let key_file = data.join("node.key");
     let key_state = if fs::symlink_metadata(&key_file).is_ok() {
@@ -25,7 +24,7 @@ pub(crate) fn run(args: &InitArgs, global: &Global) -> Result<(), Failure> {
     } else {
         "made"
     };
-    let key = node_key(global)?;
+    let key = global.node_key()?;
 
     let config = match &global.config {
         Some(path) => path.clone(),
@@ -57,27 +56,24 @@ pub(crate) fn run(args: &InitArgs, global: &Global) -> Result<(), Failure> {
             "research": research,
         }));
     }
-    print_bytes(
-        format!(
-            "node id        {}\n\
+    print(format!(
+        "node id        {}\n\
              short          {}\n\
              data           {} ({data_state})\n\
              node key       {} ({key_state}; only you can read it)\n\
              configuration  {} ({config_state})\n\
              research       {}\n",
-            key.id(),
-            key.id().short(),
-            data.display(),
-            key_file.display(),
-            config.display(),
-            if research {
-                "on: this node may compute with others"
-            } else {
-                "off: nothing is computed with others until policy.research.enable is true"
-            },
-        )
-        .as_bytes(),
-    )?;
+        key.id(),
+        key.id().short(),
+        data.display(),
+        key_file.display(),
+        config.display(),
+        if research {
+            "on: this node may compute with others"
+        } else {
+            "off: nothing is computed with others until policy.research.enable is true"
+        },
+    ))?;
     if config_state == "exists" && args.research && !research {
         note(format!(
             "the configuration was left as it is; set enable = true under [policy.research] in {}",
@@ -152,13 +148,7 @@ pub(crate) fn agrees_to_research(as_json: bool, unasked: bool) -> Result<bool, F
          words can be guessed in part, so do this among people whom you trust.",
     );
     let choice = if unasked { "[Y/n]" } else { "[y/N]" };
-    let _ = write!(io::stderr(), "Switch it on? {choice} ");
-    let mut answer = String::new();
-    io::stdin().lock().read_line(&mut answer)?;
-    Ok(match answer.trim().to_ascii_lowercase().as_str() {
-        "" => unasked,
-        answer => matches!(answer, "y" | "yes"),
-    })
+    Ok(answer("Switch it on?", choice)?.unwrap_or(unasked))
 }
 
 /// Writes a configuration to start from; one that is there stays as it is.

@@ -9,14 +9,14 @@ use hearthnet_bus::NodeId;
 use hearthnet_bus::log::{Body, Community, Record, Status};
 use serde_json::json;
 
-use crate::args::{Global, LogCommand};
-use crate::commands::{print_bytes, print_json};
+use crate::args::LogCommand;
 use crate::community::{Home, label, log_failure, now_ms};
+use crate::context::Context;
 use crate::failure::{Failure, Kind};
-use crate::output::{note, when};
+use crate::output::{note, print, print_json, when};
 
-pub(crate) fn run(command: LogCommand, global: &Global) -> Result<(), Failure> {
-    let home = Home::open(global)?;
+pub(crate) fn run(command: LogCommand, cx: &Context) -> Result<(), Failure> {
+    let home = Home::open(cx)?;
     match command {
         LogCommand::Show { last, json } => show(&home, last, json),
         LogCommand::Verify { json } => verify(&home, json),
@@ -31,7 +31,7 @@ fn show(home: &Home, last: Option<usize>, as_json: bool) -> Result<(), Failure> 
     let print = |record: &Record| -> Result<(), Failure> {
         match as_json {
             true => print_json(record),
-            false => print_bytes(format!("{}\n", line(record, &state)).as_bytes()),
+            false => print(format!("{}\n", line(record, &state))),
         }
     };
     let mut failed = None;
@@ -129,18 +129,16 @@ fn verify(home: &Home, as_json: bool) -> Result<(), Failure> {
             "problems": found.problems,
         }))?;
     } else {
-        print_bytes(
-            format!(
-                "{} events and {} short-lived ones\nstate  {hash}\n{}",
-                found.durable,
-                found.ephemeral,
-                match found.problems.is_empty() {
-                    true => "ok     the file, every signature and every chain are whole, and the members follow from them\n",
-                    false => "",
-                }
-            )
-            .as_bytes(),
-        )?;
+        print(format!(
+            "{} events and {} short-lived ones\nstate  {hash}\n{}",
+            found.durable,
+            found.ephemeral,
+            match found.problems.is_empty() {
+                true =>
+                    "ok     the file, every signature and every chain are whole, and the members follow from them\n",
+                false => "",
+            }
+        ))?;
         for problem in &found.problems {
             note(problem);
         }
@@ -202,5 +200,5 @@ fn export(home: &Home, output: Option<&Path>) -> Result<(), Failure> {
         .sync_all()
         .map_err(fail)?;
     note(format!("{count} events"));
-    print_bytes(format!("{}\n", path.display()).as_bytes())
+    print(format!("{}\n", path.display()))
 }

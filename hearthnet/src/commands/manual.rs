@@ -4,16 +4,16 @@
 use std::fs;
 use std::path::Path;
 
-use clap::{Command, CommandFactory};
+use clap::{Command, CommandFactory as _};
 
 use crate::args::Args;
-use crate::commands::print_bytes;
 use crate::failure::{Failure, Kind};
+use crate::output::print;
 
 pub(crate) fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut command(), "hearthnet", &mut script);
-    print_bytes(&script)
+    print(&script)
 }
 
 /// Writes `hearthnet.1` and a page for each command below it, as `hearthnet-model-pull.1`.

@@ -11,15 +11,14 @@ use serde_json::json;
 
 use super::backup::{CONFIG, NODE_KEY};
 use crate::args::{Global, RestoreArgs};
-use crate::commands::{print_bytes, print_json};
 use crate::community::{LOG_FILE, ROOT_KEY, log_failure};
 use crate::config::default_path;
 use crate::failure::{Failure, Kind};
 use crate::membership;
-use crate::output::note;
+use crate::output::{note, print, print_json};
 
 pub(crate) fn run(args: &RestoreArgs, global: &Global) -> Result<(), Failure> {
-    let dir = crate::paths::data_dir(global.data_dir.clone())?;
+    let dir = global.dir()?;
     refuse_living(&dir)?;
     let unusable = |e: LogError| {
         Failure::new(Kind::Host, format!("{}: {e}", args.file.display()))
@@ -124,15 +123,12 @@ fn report(
         Some((path, true)) => format!("{} (written)", path.display()),
         Some((path, false)) => format!("{} (left as it was)", path.display()),
     };
-    print_bytes(
-        format!(
-            "node           {}\ncommunity      {}\ndata           {}\nconfiguration  {config}\n",
-            key.id().short(),
-            community.as_deref().unwrap_or("none"),
-            dir.display(),
-        )
-        .as_bytes(),
-    )?;
+    print(format!(
+        "node           {}\ncommunity      {}\ndata           {}\nconfiguration  {config}\n",
+        key.id().short(),
+        community.as_deref().unwrap_or("none"),
+        dir.display(),
+    ))?;
     if community.is_some() {
         note(
             "before it writes anything new for its community, this node asks another member what \

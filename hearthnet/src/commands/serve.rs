@@ -1,17 +1,17 @@
 //! `hearthnet serve`: the daemon of a home, for the community and for programs on this machine.
 
-use crate::args::{Global, RunArgs};
+use crate::args::RunArgs;
 use crate::commands::serve_standalone;
 use crate::community::Home;
-use crate::config::Config;
+use crate::context::Context;
 use crate::daemon::{self, Plan};
 use crate::failure::Failure;
 
-pub(crate) fn run(args: RunArgs, global: &Global, config: &Config) -> Result<(), Failure> {
+pub(crate) fn run(args: RunArgs, cx: &Context) -> Result<(), Failure> {
     if args.door.by_hand() {
-        return serve_standalone::run(args, global, config);
+        return serve_standalone::run(args, cx);
     }
-    let home = Home::open(global)?;
+    let home = Home::open(cx)?;
     let plan = Plan {
         model: args.model,
         layers: args.layers,
@@ -24,5 +24,5 @@ pub(crate) fn run(args: RunArgs, global: &Global, config: &Config) -> Result<(),
         json: args.json,
         lifeline: args.lifeline,
     };
-    daemon::run(&plan, &home, global, config)
+    daemon::run(&plan, &home, cx)
 }

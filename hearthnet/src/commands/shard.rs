@@ -6,10 +6,9 @@ use hearthnet_http::Health;
 use hearthnet_orchestrator::ChatError;
 use hearthnet_shard::ShardHost;
 
-use crate::args::{Global, Layers, PrivateArgs, ServeArgs, ShardCommand};
-use crate::commands::{node_key, open_model, print_bytes, print_json, runtime};
+use crate::args::{Layers, PrivateArgs, ServeArgs, ShardCommand};
 use crate::community::Home;
-use crate::config::Config;
+use crate::context::Context;
 use crate::daemon::{self, Plan};
 use crate::failure::{Failure, Kind};
 use crate::host_setup::{
@@ -17,20 +16,22 @@ use crate::host_setup::{
 };
 use crate::memory::named_layers_fit;
 use crate::metrics_server::MetricsServer;
-use crate::output::note;
+use crate::models::open_model;
+use crate::output::{note, print, print_json};
+use crate::runtime::block_on;
 use crate::signals::stop_requests;
 
 /// Where a standalone host listens, unless told otherwise: on this machine only.
 const LOOPBACK: &str = "127.0.0.1:0";
 
-pub(crate) fn run(command: ShardCommand, global: &Global, config: &Config) -> Result<(), Failure> {
+pub(crate) fn run(command: ShardCommand, cx: &Context) -> Result<(), Failure> {
     let ShardCommand::Serve(args) = command;
-    if !config.policy.research.enable {
+    if !cx.config.policy.research.enable {
         return Err(ChatError::ExperimentalDisabled.into());
     }
     // Who names its callers serves them standalone; everybody else serves the community.
     let home = match args.peer_key.is_empty() {
-        true => Home::find(global)?,
+        true => Home::find(cx)?,
         false => None,
     };
     if let Some(home) = home {
@@ -46,16 +47,13 @@ pub(crate) fn run(command: ShardCommand, global: &Global, config: &Config) -> Re
             json: args.json,
             lifeline: args.lifeline,
         };
-        return daemon::run(&plan, &home, global, config);
+        return daemon::run(&plan, &home, cx);
     }
-    let runtime = runtime()?;
-    let outcome = runtime.block_on(serve_by_hand(args, global, config));
-    runtime.shutdown_timeout(Duration::from_millis(500));
-    outcome
+    block_on(serve_by_hand(args, cx))
 }
 
 /// Serves the nodes that the command line names, without a community.
-async fn serve_by_hand(args: ServeArgs, global: &Global, config: &Config) -> Result<(), Failure> {
+async fn serve_by_hand(args: ServeArgs, cx: &Context) -> Result<(), Failure> {
     let Layers::Range(lo, hi) = args.layers else {
         return Err(Failure::new(
             Kind::Config,
@@ -66,12 +64,12 @@ async fn serve_by_hand(args: ServeArgs, global: &Global, config: &Config) -> Res
     let listen = args.listen.clone().unwrap_or_else(|| LOOPBACK.to_owned());
     // Signals count from here on: a Ctrl-C while loading ends the program cleanly, too.
     let mut stop = stop_requests(args.lifeline)?;
-    let numbers = MetricsServer::open(args.metrics.as_deref(), config).await?;
-    let key = node_key(global)?;
-    let model = open_model(global, config, args.model.as_ref(), None)?;
-    let settings = &config.research.distributed_inference.host;
+    let numbers = MetricsServer::open(args.metrics.as_deref(), &cx.config).await?;
+    let key = cx.global.node_key()?;
+    let model = open_model(cx, args.model.as_ref(), None)?;
+    let settings = &cx.config.research.distributed_inference.host;
     named_layers_fit(&model.file, &model.id, (lo, hi), settings.memory_budget_mb)?;
-    let mut host_config = shard_config(&model, (lo, hi), &listen, args.threads, config)?;
+    let mut host_config = shard_config(&model, (lo, hi), &listen, args.threads, &cx.config)?;
     host_config.serve.admitted = args.peer_key.clone();
     if args.peer_key.is_empty() && !args.json {
         note("only this node itself may use this host; admit others with --peer-key NODEID");
@@ -87,7 +85,7 @@ async fn serve_by_hand(args: ServeArgs, global: &Global, config: &Config) -> Res
     if args.json {
         print_json(&ready)?;
     } else {
-        print_bytes(announcement(&ready).as_bytes())?;
+        print(announcement(&ready))?;
     }
     tokio::select! {
         _ = stop.recv() => {}

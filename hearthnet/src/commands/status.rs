@@ -14,65 +14,27 @@ use futures_util::future::{join_all, select_ok};
 use hearthnet_bus::NodeId;
 use hearthnet_bus::log::{Advert, Community, LogHealth};
 use hearthnet_orchestrator::coverage::{Coverage, by_model};
-use hearthnet_orchestrator::health::{ShardHealth, Standing};
+use hearthnet_orchestrator::health::Standing;
 use hearthnet_orchestrator::placement::runs_text;
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::args::{Global, StatusArgs};
-use crate::commands::{print_bytes, print_json, runtime};
+use crate::args::StatusArgs;
 use crate::community::{Home, endpoints_of, label, name_of, now_ms};
 use crate::config::Config;
+use crate::context::Context;
 use crate::failure::Failure;
 use crate::local_api;
-use crate::output::{bytes, span, table};
+use crate::node::Running;
+use crate::output::{bytes, print, print_json, span, table};
+use crate::runtime::block_on;
 
-/// What a running node tells of itself through its local API.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Running {
-    /// Where it listens.
-    pub(crate) listen: Option<String>,
-    /// How mDNS does: `running`, `off`, or why not.
-    pub(crate) mdns: String,
-    /// The peers it has a link with or knows of.
-    pub(crate) peers: Vec<Peer>,
-    /// The shard that it serves, if it does.
-    pub(crate) serving: Option<String>,
-    /// Why it serves none now, although it is to.
-    #[serde(default)]
-    pub(crate) suspended: Option<String>,
-    /// URL of its OpenAI-compatible interface, if it is open.
-    #[serde(default)]
-    pub(crate) url: Option<String>,
-    /// Whether each host that advertises layers answers, by node id.
-    #[serde(default)]
-    pub(crate) hosts: BTreeMap<String, bool>,
-    /// What its chats have seen of hosts.
-    #[serde(default)]
-    pub(crate) host_health: Vec<ShardHealth>,
-}
-
-/// A peer of a running node.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Peer {
-    /// Node id.
-    pub(crate) node: String,
-    /// Where it is, or was looked for.
-    pub(crate) endpoint: String,
-    /// Whether there is a link with it now.
-    pub(crate) connected: bool,
-    /// How it was found: `mdns`, `static`, `log`, or `incoming`.
-    pub(crate) found: String,
-}
-
-pub(crate) fn run(args: &StatusArgs, global: &Global, config: &Config) -> Result<(), Failure> {
-    let home = Home::open(global)?;
+pub(crate) fn run(args: &StatusArgs, cx: &Context) -> Result<(), Failure> {
+    let home = Home::open(cx)?;
     // Where no node runs, the log stands where a command last asked the others.
-    if let Err(failure) = crate::node::ask_around(&home, config) {
+    if let Err(failure) = crate::node::ask_around(&home, &cx.config) {
         crate::output::note(format!("the others could not be asked: {failure}"));
     }
-    let runtime = runtime()?;
-    let (running, hosts) = runtime.block_on(async {
+    let (running, hosts) = block_on(async {
         let params = json!({ "hosts": true });
         let running: Option<Running> =
             local_api::ask(&home.dir, local_api::NODE_STATUS, &params).await;
@@ -80,9 +42,8 @@ pub(crate) fn run(args: &StatusArgs, global: &Global, config: &Config) -> Result
             Some(running) => running.hosts.clone(),
             None => knock(&home).await,
         };
-        (running, hosts)
-    });
-    runtime.shutdown_background();
+        Ok((running, hosts))
+    })?;
     let state = home.state();
     let now = now_ms();
     // Who advertised only now was not asked yet.
@@ -110,7 +71,7 @@ pub(crate) fn run(args: &StatusArgs, global: &Global, config: &Config) -> Result
                 "revoked": state.is_revoked(&home.key.id()),
                 "standing": crate::standing::json(&home),
                 "running": running,
-                "research": config.policy.research.enable,
+                "research": cx.config.policy.research.enable,
             },
             "community": {
                 "id": home.log.community().to_string(),
@@ -126,7 +87,7 @@ pub(crate) fn run(args: &StatusArgs, global: &Global, config: &Config) -> Result
         }));
     }
     let mut out = String::new();
-    heading(&mut out, &home, &state, config);
+    heading(&mut out, &home, &state, &cx.config);
     members(&mut out, &home, &state, now, running.as_ref());
     peers(&mut out, &state, now, running.as_ref());
     for model in &models {
@@ -148,7 +109,7 @@ pub(crate) fn run(args: &StatusArgs, global: &Global, config: &Config) -> Result
             (None, Err(why)) => format!("NOTHING CAN BE WRITTEN: {why}"),
         }
     );
-    print_bytes(out.as_bytes())
+    print(out)
 }
 
 /// How long somebody at an address may take to take a connection.
@@ -224,30 +185,27 @@ fn heading(out: &mut String, home: &Home, state: &Community, config: &Config) {
 }
 
 fn members(out: &mut String, home: &Home, state: &Community, now: u64, running: Option<&Running>) {
-    let rows: Vec<Vec<String>> = state
-        .members()
-        .map(|(node, member)| {
-            let id = node.to_string();
-            let connected =
-                running.is_some_and(|r| r.peers.iter().any(|p| p.connected && p.node == id));
-            let heard = state.nodes(now).any(|seen| seen.node == *node);
-            let mark = match (state.is_frozen(node), *node == home.key.id()) {
-                (true, _) => "frozen",
-                (_, true) if running.is_some() => "this node, running",
-                (_, true) => "this node, not running",
-                _ if connected => "connected",
-                _ if heard => "heard of lately",
-                _ => "",
-            };
-            vec![
-                name_of(state, node, now).to_owned(),
-                node.short(),
-                member.level.to_string(),
-                mark.to_owned(),
-            ]
-        })
-        .collect();
-    let _ = write!(out, "\n{}", table(&["member", "node", "level", ""], &rows));
+    let rows = state.members().map(|(node, member)| {
+        let id = node.to_string();
+        let connected =
+            running.is_some_and(|r| r.peers.iter().any(|p| p.connected && p.node == id));
+        let heard = state.nodes(now).any(|seen| seen.node == *node);
+        let mark = match (state.is_frozen(node), *node == home.key.id()) {
+            (true, _) => "frozen",
+            (_, true) if running.is_some() => "this node, running",
+            (_, true) => "this node, not running",
+            _ if connected => "connected",
+            _ if heard => "heard of lately",
+            _ => "",
+        };
+        [
+            name_of(state, node, now).to_owned(),
+            node.short(),
+            member.level.to_string(),
+            mark.to_owned(),
+        ]
+    });
+    let _ = write!(out, "\n{}", table(&["member", "node", "level", ""], rows));
 }
 
 fn peers(out: &mut String, state: &Community, now: u64, running: Option<&Running>) {
@@ -264,32 +222,28 @@ fn peers(out: &mut String, state: &Community, now: u64, running: Option<&Running
         out.push_str("peers      none\n");
         return;
     }
-    let rows: Vec<Vec<String>> = running
-        .peers
-        .iter()
-        .map(|peer| {
-            let name = peer
-                .node
-                .parse()
-                .map_or("", |node| name_of(state, &node, now));
-            vec![
-                if name.is_empty() {
-                    peer.node.clone()
-                } else {
-                    name.to_owned()
-                },
-                peer.endpoint.clone(),
-                peer.found.clone(),
-                if peer.connected {
-                    "connected"
-                } else {
-                    "not connected"
-                }
-                .to_owned(),
-            ]
-        })
-        .collect();
-    out.push_str(&table(&["peer", "at", "found by", ""], &rows));
+    let rows = running.peers.iter().map(|peer| {
+        let name = peer
+            .node
+            .parse()
+            .map_or("", |node| name_of(state, &node, now));
+        [
+            if name.is_empty() {
+                peer.node.clone()
+            } else {
+                name.to_owned()
+            },
+            peer.endpoint.clone(),
+            peer.found.clone(),
+            if peer.connected {
+                "connected"
+            } else {
+                "not connected"
+            }
+            .to_owned(),
+        ]
+    });
+    out.push_str(&table(&["peer", "at", "found by", ""], rows));
 }
 
 /// What the chats of the running node have seen of hosts, in ten minutes or so.
@@ -299,32 +253,29 @@ fn hosts_seen(out: &mut String, state: &Community, running: Option<&Running>) {
         return;
     }
     let ms = |value: Option<f64>| value.map_or_else(String::new, |ms| format!("{ms:.2} ms"));
-    let rows: Vec<Vec<String>> = all
-        .iter()
-        .map(|one| {
-            let speed = one.shards.first();
-            let failures = one.failures.iter();
-            let failures: Vec<String> = failures
-                .filter(|(_, worth)| **worth >= 0.1)
-                .map(|(kind, worth)| format!("{} {worth:.1}", kind.as_str()))
-                .collect();
-            vec![
-                label(state, &one.host),
-                match one.standing {
-                    Standing::Quarantined => format!("quarantined, {}", span(one.quarantine_ms)),
-                    standing => standing.as_str().to_owned(),
-                },
-                match one.last_seen_ms {
-                    Some(ms) if one.online => format!("{} ago", span(ms)),
-                    Some(ms) => format!("did not answer; last did {} ago", span(ms)),
-                    None => "did not answer".to_owned(),
-                },
-                ms(speed.map(|speed| speed.p50_ms)),
-                ms(speed.map(|speed| speed.p95_ms)),
-                failures.join(", "),
-            ]
-        })
-        .collect();
+    let rows = all.iter().map(|one| {
+        let speed = one.shards.first();
+        let failures = one.failures.iter();
+        let failures: Vec<String> = failures
+            .filter(|(_, worth)| **worth >= 0.1)
+            .map(|(kind, worth)| format!("{} {worth:.1}", kind.as_str()))
+            .collect();
+        [
+            label(state, &one.host),
+            match one.standing {
+                Standing::Quarantined => format!("quarantined, {}", span(one.quarantine_ms)),
+                standing => standing.as_str().to_owned(),
+            },
+            match one.last_seen_ms {
+                Some(ms) if one.online => format!("{} ago", span(ms)),
+                Some(ms) => format!("did not answer; last did {} ago", span(ms)),
+                None => "did not answer".to_owned(),
+            },
+            ms(speed.map(|speed| speed.p50_ms)),
+            ms(speed.map(|speed| speed.p95_ms)),
+            failures.join(", "),
+        ]
+    });
     let heads = [
         "asked",
         "standing",
@@ -333,7 +284,7 @@ fn hosts_seen(out: &mut String, state: &Community, running: Option<&Running>) {
         "p95/layer",
         "failures",
     ];
-    let _ = write!(out, "\n{}", table(&heads, &rows));
+    let _ = write!(out, "\n{}", table(&heads, rows));
 }
 
 fn shards(
@@ -353,30 +304,26 @@ fn shards(
         )
     };
     let _ = writeln!(out, "\n{}  {covered}", model.names.join(" = "));
-    let rows: Vec<Vec<String>> = model
-        .shards
-        .iter()
-        .map(|advert| {
-            let d = &advert.descriptor;
-            vec![
-                label(state, &advert.author),
-                format!("{}-{}", d.layer_range.0, d.layer_range.1),
-                // Of the layers, and for the context of conversations.
-                format!("{} + {} MiB", d.weights_mb, d.kv_mb),
-                format!("{} of {}", d.queue_depth, d.max_concurrent_streams),
-                if d.ms_per_token > 0.0 {
-                    format!("{:.2}", d.ms_per_token)
-                } else {
-                    String::new()
-                },
-                address(advert, state, now),
-                match answers(&advert.author) {
-                    true => span(advert.expires_ms.saturating_sub(now)),
-                    false => "UNREACHABLE".to_owned(),
-                },
-            ]
-        })
-        .collect();
+    let rows = model.shards.iter().map(|advert| {
+        let d = &advert.descriptor;
+        [
+            label(state, &advert.author),
+            format!("{}-{}", d.layer_range.0, d.layer_range.1),
+            // Of the layers, and for the context of conversations.
+            format!("{} + {} MiB", d.weights_mb, d.kv_mb),
+            format!("{} of {}", d.queue_depth, d.max_concurrent_streams),
+            if d.ms_per_token > 0.0 {
+                format!("{:.2}", d.ms_per_token)
+            } else {
+                String::new()
+            },
+            address(advert, state, now),
+            match answers(&advert.author) {
+                true => span(advert.expires_ms.saturating_sub(now)),
+                false => "UNREACHABLE".to_owned(),
+            },
+        ]
+    });
     out.push_str(&table(
         &[
             "host",
@@ -387,7 +334,7 @@ fn shards(
             "at",
             "holds for",
         ],
-        &rows,
+        rows,
     ));
 }
 

@@ -1,11 +1,12 @@
 //! The configuration: defaults, one TOML file, and `--set` on top.
 //!
-//! Values are merged as TOML tables before they become a [`Config`], so that
-//! every key exists once (in the struct), unknown keys are refused wherever they
-//! come from, and `config show` can tell where each value came from.
+//! The defaults are those of the commented example, `config/hearthnet.toml`. Values are merged as TOML
+//! tables before they become a [`Config`], so that unknown keys are refused wherever they come from, and
+//! `config show` can tell where each value came from.
 
 mod sources;
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,21 +14,17 @@ use serde::{Deserialize, Serialize};
 
 use hearthnet_bus::discovery::StaticPeer;
 use hearthnet_bus::invite::MAX_NAME_BYTES;
-use hearthnet_http::HttpSettings;
 use hearthnet_model::ModelRef;
-use hearthnet_orchestrator::service::ServiceSettings;
-use hearthnet_orchestrator::sharded::PumpSettings;
-use hearthnet_shard::ServeConfig;
 
 use crate::failure::{Failure, Kind};
-use sources::{FileText, Flag, Wrong, flatten, lookup};
+use sources::{FileText, Flag, Wrong, flatten, lookup, over_defaults};
 
 /// As many as a node connects to.
 const MAX_STATIC_PEERS: usize = 64;
 
 /// Everything that can be configured; see `config/hearthnet.toml` for the meaning of each key.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Config {
     pub(crate) policy: Policy,
     pub(crate) node: Node,
@@ -41,36 +38,27 @@ pub(crate) struct Config {
     pub(crate) transport: Transport,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Policy {
     pub(crate) research: ResearchPolicy,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct ResearchPolicy {
     pub(crate) enable: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Node {
     pub(crate) name: String,
     pub(crate) listen: String,
 }
 
-impl Default for Node {
-    fn default() -> Self {
-        Self {
-            name: String::new(),
-            listen: "auto".into(),
-        }
-    }
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Model {
     pub(crate) default: String,
 }
@@ -86,61 +74,41 @@ impl Model {
     }
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Chat {
     pub(crate) history: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Discovery {
     pub(crate) mdns: bool,
     pub(crate) static_peers: Vec<String>,
 }
 
-impl Default for Discovery {
-    fn default() -> Self {
-        Self {
-            mdns: true,
-            static_peers: Vec::new(),
-        }
-    }
-}
-
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Http {
     pub(crate) listen: String,
     pub(crate) api_key_file: String,
     pub(crate) max_body_bytes: usize,
 }
 
-impl Default for Http {
-    fn default() -> Self {
-        let http = HttpSettings::default();
-        Self {
-            listen: http.listen,
-            api_key_file: String::new(),
-            max_body_bytes: http.max_body_bytes,
-        }
-    }
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Metrics {
     pub(crate) listen: String,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Research {
     pub(crate) distributed_inference: Inference,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Inference {
     pub(crate) enabled: bool,
     pub(crate) backend: String,
@@ -168,47 +136,13 @@ pub(crate) struct Inference {
     pub(crate) host: Host,
 }
 
-impl Default for Inference {
-    fn default() -> Self {
-        let (pump, service) = (PumpSettings::default(), ServiceSettings::default());
-        let (turns, keep) = (service.turns, service.keep);
-        Self {
-            enabled: true,
-            backend: LAYERED.into(),
-            activation_dtype: "fp16".into(),
-            max_shards_per_request: 16,
-            shard_health_timeout_seconds: pump.health_timeout.as_secs_f64(),
-            allow_self_as_shard: true,
-            private_first_layers: 2,
-            private_last_layers: 0,
-            routing_policy: "greedy".into(),
-            prefill_rows: pump.prefill_rows,
-            steps_in_flight: pump.depth,
-            fallback_to_local: true,
-            fallback_to_local_after_failures: 2,
-            room_timeout_seconds: pump.room_timeout.as_secs(),
-            room_timeout_before_fallback_seconds: 30,
-            room_timeout_at_start_seconds: pump.start_timeout.as_secs(),
-            history_mb: pump.history_bytes >> 20,
-            max_concurrent_pipelines: turns.places,
-            max_waiting_chats: turns.waiting,
-            max_waiting_chats_per_caller: turns.waiting_per_caller,
-            kept_conversations: keep.count,
-            kept_conversation_seconds: keep.idle_ms / 1000,
-            slow_reader_seconds: service.slow_reader.as_secs(),
-            host: Host::default(),
-        }
-    }
-}
-
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Host {
     pub(crate) serve_shards: bool,
     pub(crate) serve_layers: String,
     pub(crate) shard_eviction_idle_seconds: u64,
     /// M26 calls it `shard_max_vram_mb`.
-    #[serde(alias = "shard_max_vram_mb")]
     pub(crate) memory_budget_mb: u64,
     pub(crate) kv_budget_mb: u64,
     pub(crate) kv_share_per_caller_percent: u32,
@@ -220,40 +154,11 @@ pub(crate) struct Host {
     pub(crate) drain_seconds: u64,
 }
 
-impl Default for Host {
-    fn default() -> Self {
-        let serve = ServeConfig::new("");
-        Self {
-            serve_shards: false,
-            serve_layers: "auto".into(),
-            shard_eviction_idle_seconds: serve.evict_after.map_or(0, |idle| idle.as_secs()),
-            memory_budget_mb: 0,
-            kv_budget_mb: serve.kv_budget_bytes >> 20,
-            kv_share_per_caller_percent: serve.kv_share_per_caller,
-            max_concurrent_streams: serve.max_concurrent_streams,
-            max_streams_per_caller: 0,
-            max_waiting_steps_per_caller: serve.max_waiting_steps_per_caller,
-            prefill_piece_ms: serve.prefill_piece.as_millis() as u64,
-            niceness: serve.niceness,
-            drain_seconds: 10,
-        }
-    }
-}
-
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Engine {
     pub(crate) threads: usize,
     pub(crate) cpu_latency_us: CpuLatency,
-}
-
-impl Default for Engine {
-    fn default() -> Self {
-        Self {
-            threads: 0,
-            cpu_latency_us: CpuLatency::Word(CpuLatencyWord::Auto),
-        }
-    }
 }
 
 /// How soon idle cores are to wake while rows go back and forth.
@@ -287,7 +192,7 @@ impl Engine {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Transport {
     pub(crate) chunk_bytes: u32,
     pub(crate) window_chunks: u32,
@@ -298,23 +203,8 @@ pub(crate) struct Transport {
     pub(crate) receive_buffer_bytes: u32,
 }
 
-impl Default for Transport {
-    fn default() -> Self {
-        let transport = hearthnet_transport::Config::default();
-        Self {
-            chunk_bytes: transport.chunk_bytes,
-            window_chunks: transport.window_chunks,
-            compress_above_bytes: transport.compress_above.unwrap_or(0),
-            keep_alive_seconds: transport.keep_alive.as_secs(),
-            session_lifetime_seconds: transport.session_lifetime.as_secs(),
-            max_sessions: transport.max_sessions,
-            receive_buffer_bytes: transport.recv_buffer_bytes,
-        }
-    }
-}
-
 /// A configuration and the origin of every value that is not a default.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct Loaded {
     /// What is in force: `policy.research.enable` is off where M26's own switch,
     /// `research.distributed_inference.enabled`, is.
@@ -333,41 +223,28 @@ impl Loaded {
             None => default_path().filter(|p| p.exists()),
         };
         let file = path.map(|path| FileText::read(&path)).transpose()?;
-        let flags = sets
-            .iter()
-            .map(|set| Flag::parse(set))
-            .collect::<Result<Vec<Flag>, Failure>>()?;
-        let mut merged = file.as_ref().map(|f| f.table.clone()).unwrap_or_default();
-        for flag in &flags {
-            sources::merge(&mut merged, flag.table.clone());
+        let flags = sets.iter().map(|set| Flag::parse(set));
+        let flags = flags.collect::<Result<Vec<Flag>, Failure>>()?;
+        let tables = file.iter().map(|file| &file.table);
+        let written = over_defaults(tables.chain(flags.iter().map(|flag| &flag.table)))
+            // Each part is readable by itself.
+            .map_err(|e| Failure::new(Kind::Config, e.message()))?;
+        if let Err(wrong) = written.validate() {
+            let flag = flags.iter().rev().find(|flag| flag.sets(&wrong.key));
+            return Err(match (flag, &file) {
+                (Some(flag), _) => flag.failure(&wrong),
+                (None, Some(file)) => file.failure(&wrong),
+                (None, None) => wrong.failure(""),
+            });
         }
-        let loaded = Self {
-            file,
-            flags,
-            ..Self::default()
-        };
-        // Both parts are readable by themselves.
-        let written: Config = merged
-            .try_into()
-            .map_err(|e: toml::de::Error| Failure::new(Kind::Config, e.message().to_owned()))?;
-        written.validate().map_err(|wrong| loaded.locate(&wrong))?;
         let mut config = written.clone();
         config.policy.research.enable &= config.research.distributed_inference.enabled;
         Ok(Self {
             config,
             written,
-            ..loaded
+            file,
+            flags,
         })
-    }
-
-    /// Says where a value that cannot be comes from.
-    fn locate(&self, wrong: &Wrong) -> Failure {
-        let flag = self.flags.iter().rev().find(|f| f.sets(&wrong.key));
-        match (flag, &self.file) {
-            (Some(flag), _) => flag.failure(wrong),
-            (None, Some(file)) => file.failure(wrong),
-            (None, None) => wrong.failure(""),
-        }
     }
 
     /// Whether the research switch is on and M26's own switch of this module is what is off.
@@ -381,221 +258,203 @@ impl Loaded {
     }
 
     /// Every key with its value and where the value comes from.
-    pub(crate) fn explain(&self) -> Vec<(String, String, String)> {
-        let all = toml::Table::try_from(&self.written).unwrap_or_default();
+    pub(crate) fn explain(&self) -> Result<Vec<(String, String, String)>, Failure> {
+        let all = toml::Table::try_from(&self.written).map_err(Failure::internal)?;
         let mut rows = Vec::new();
         flatten("", &all, &mut |key, value| {
-            let origin = if self.flags.iter().any(|flag| flag.sets(key)) {
-                "--set".to_owned()
-            } else {
-                match &self.file {
-                    Some(file) if lookup(&file.table, key).is_some() => file.place(key),
-                    _ => "default".to_owned(),
-                }
+            let origin = match &self.file {
+                _ if self.flags.iter().any(|flag| flag.sets(key)) => "--set".to_owned(),
+                Some(file) if lookup(&file.table, key).is_some() => file.place(key),
+                _ => "default".to_owned(),
             };
             rows.push((key.to_owned(), value.to_string(), origin));
         });
-        rows
+        Ok(rows)
     }
 }
 
 /// Refuses a text that is no configuration; `path` is where it is going to lie.
 pub(crate) fn check(path: &Path, text: &str) -> Result<(), Failure> {
     let file = FileText::of(path, text)?;
-    let config: Config = file
-        .table
-        .clone()
-        .try_into()
-        .map_err(|e: toml::de::Error| {
-            Failure::new(Kind::Config, format!("{}: {}", path.display(), e.message()))
-        })?;
+    let config = over_defaults([&file.table])
+        .map_err(|e| Failure::new(Kind::Config, format!("{}: {}", path.display(), e.message())))?;
     config.validate().map_err(|wrong| file.failure(&wrong))
 }
 
 /// M26's name for the engine that is here: whole layers of small models.
 const LAYERED: &str = "small_model_layered";
 
+/// M26's table, and its part about hosts.
+const INFERENCE: &str = "research.distributed_inference";
+const HOST: &str = "research.distributed_inference.host";
+
+/// Refuses a number outside of a range. From 0 on every number is "at most", up to the greatest
+/// there is "at least".
+fn within(table: &str, key: &str, value: u64, range: RangeInclusive<u64>) -> Result<(), Wrong> {
+    let text = |n: u64| match n.is_power_of_two() && n >= 1 << 20 {
+        true => format!("2^{}", n.ilog2()),
+        false => n.to_string(),
+    };
+    let why = match (*range.start(), *range.end()) {
+        (0, most) => format!("must be at most {}", text(most)),
+        (least, u64::MAX) => format!("must be at least {}", text(least)),
+        (least, most) => format!("must lie between {} and {}", text(least), text(most)),
+    };
+    must(range.contains(&value), table, key, &why)
+}
+
+fn must(holds: bool, table: &str, key: &str, why: &str) -> Result<(), Wrong> {
+    match holds {
+        true => Ok(()),
+        false => Err(Wrong::new(&format!("{table}.{key}"), why)),
+    }
+}
+
 impl Config {
     fn validate(&self) -> Result<(), Wrong> {
-        let inference = &self.research.distributed_inference;
-        let bad = |key: &str, why: &str| Err(Wrong::new(key, why));
-        let d = "research.distributed_inference";
-        if inference.backend != LAYERED {
-            return bad(
-                &format!("{d}.backend"),
-                "must be \"small_model_layered\", HearthNet's own engine: M26's other one, \
-                 \"petals_like\", is not built (leave the line out, or write the former)",
-            );
+        let i = &self.research.distributed_inference;
+        must(
+            i.backend == LAYERED,
+            INFERENCE,
+            "backend",
+            "must be \"small_model_layered\", HearthNet's own engine: M26's other one, \
+             \"petals_like\", is not built (leave the line out, or write the former)",
+        )?;
+        if let Err(why) = crate::args::parse_layers(&i.host.serve_layers) {
+            must(false, HOST, "serve_layers", &format!("is no range: {why}"))?;
         }
-        if let Err(why) = crate::args::parse_layers(&inference.host.serve_layers) {
-            return bad(
-                &format!("{d}.host.serve_layers"),
-                &format!("is no range: {why}"),
-            );
-        }
-        if !["fp16", "fp32"].contains(&inference.activation_dtype.as_str()) {
-            return bad(
-                &format!("{d}.activation_dtype"),
-                "must be \"fp16\" (as the model's file says), or \"fp32\" for debugging",
-            );
-        }
+        must(
+            ["fp16", "fp32"].contains(&i.activation_dtype.as_str()),
+            INFERENCE,
+            "activation_dtype",
+            "must be \"fp16\" (as the model's file says), or \"fp32\" for debugging",
+        )?;
         if !self.model.default.is_empty()
             && let Err(why) = self.model.default.parse::<ModelRef>()
         {
-            return bad("model.default", &format!("names no model: {why}"));
+            must(false, "model", "default", &format!("names no model: {why}"))?;
         }
-        if !(1..=1024).contains(&inference.max_shards_per_request) {
-            return bad(
-                &format!("{d}.max_shards_per_request"),
-                "must lie between 1 and 1024",
-            );
+        let shards = i.max_shards_per_request as u64;
+        within(INFERENCE, "max_shards_per_request", shards, 1..=1024)?;
+        let timeout = i.shard_health_timeout_seconds;
+        must(
+            timeout > 0.0 && timeout <= 86_400.0,
+            INFERENCE,
+            "shard_health_timeout_seconds",
+            "must be more than 0 and at most 86400 seconds",
+        )?;
+        let greedy = i.routing_policy == "greedy";
+        must(greedy, INFERENCE, "routing_policy", "must be \"greedy\"")?;
+        if let CpuLatency::Microseconds(limit) = self.engine.cpu_latency_us {
+            within("engine", "cpu_latency_us", limit.into(), 0..=1_000_000)?;
         }
-        let timeout = inference.shard_health_timeout_seconds;
-        if !(timeout > 0.0 && timeout <= 86_400.0) {
-            return bad(
-                &format!("{d}.shard_health_timeout_seconds"),
-                "must be more than 0 and at most 86400 seconds",
-            );
-        }
-        if inference.routing_policy != "greedy" {
-            return bad(&format!("{d}.routing_policy"), "must be \"greedy\"");
-        }
-        if let CpuLatency::Microseconds(limit) = self.engine.cpu_latency_us
-            && limit > 1_000_000
-        {
-            return bad("engine.cpu_latency_us", "must be at most 1000000");
-        }
-        if !(1..=65_536).contains(&inference.prefill_rows) {
-            return bad(&format!("{d}.prefill_rows"), "must lie between 1 and 65536");
-        }
-        if !(1..=64).contains(&inference.steps_in_flight) {
-            return bad(&format!("{d}.steps_in_flight"), "must lie between 1 and 64");
-        }
-        if inference.fallback_to_local_after_failures == 0 {
-            return bad(
-                &format!("{d}.fallback_to_local_after_failures"),
-                "must be at least 1",
-            );
-        }
-        // A TiB of rows is no bound any more.
-        if inference.history_mb > 1 << 20 {
-            return bad(&format!("{d}.history_mb"), "must be at most 2^20");
-        }
-        // Each runs on a thread of its own, of which the runtime has 512.
-        if !(1..=256).contains(&inference.max_concurrent_pipelines) {
-            return bad(
-                &format!("{d}.max_concurrent_pipelines"),
-                "must lie between 1 and 256",
-            );
-        }
-        for (key, value) in [
-            ("max_waiting_chats", inference.max_waiting_chats),
+        for (key, value, range) in [
+            ("prefill_rows", i.prefill_rows as u64, 1..=65_536),
+            ("steps_in_flight", i.steps_in_flight as u64, 1..=64),
+            (
+                "fallback_to_local_after_failures",
+                i.fallback_to_local_after_failures.into(),
+                1..=u64::MAX,
+            ),
+            // A TiB of rows is no bound any more.
+            ("history_mb", i.history_mb as u64, 0..=1 << 20),
+            // Each runs on a thread of its own, of which the runtime has 512.
+            (
+                "max_concurrent_pipelines",
+                i.max_concurrent_pipelines as u64,
+                1..=256,
+            ),
+            ("max_waiting_chats", i.max_waiting_chats as u64, 0..=65_536),
             (
                 "max_waiting_chats_per_caller",
-                inference.max_waiting_chats_per_caller,
+                i.max_waiting_chats_per_caller as u64,
+                0..=65_536,
             ),
-            ("kept_conversations", inference.kept_conversations),
-        ] {
-            if value > 65_536 {
-                return bad(&format!("{d}.{key}"), "must be at most 65536");
-            }
-        }
-        for (key, value) in [
+            (
+                "kept_conversations",
+                i.kept_conversations as u64,
+                0..=65_536,
+            ),
             (
                 "kept_conversation_seconds",
-                inference.kept_conversation_seconds,
+                i.kept_conversation_seconds,
+                DAY,
             ),
-            ("slow_reader_seconds", inference.slow_reader_seconds),
-            ("room_timeout_seconds", inference.room_timeout_seconds),
+            ("slow_reader_seconds", i.slow_reader_seconds, DAY),
+            ("room_timeout_seconds", i.room_timeout_seconds, DAY),
             (
                 "room_timeout_at_start_seconds",
-                inference.room_timeout_at_start_seconds,
+                i.room_timeout_at_start_seconds,
+                DAY,
             ),
             (
                 "room_timeout_before_fallback_seconds",
-                inference.room_timeout_before_fallback_seconds,
+                i.room_timeout_before_fallback_seconds,
+                DAY,
             ),
         ] {
-            if !(1..=86_400).contains(&value) {
-                return bad(&format!("{d}.{key}"), "must lie between 1 and 86400");
-            }
+            within(INFERENCE, key, value, range)?;
         }
-        if !(1 << 10..=1 << 30).contains(&self.http.max_body_bytes) {
-            return bad("http.max_body_bytes", "must lie between 1024 and 2^30");
+        let body = self.http.max_body_bytes as u64;
+        within("http", "max_body_bytes", body, 1 << 10..=1 << 30)?;
+        let host = &i.host;
+        let (streams, steps) = (
+            host.max_concurrent_streams,
+            host.max_waiting_steps_per_caller,
+        );
+        let share = host.kv_share_per_caller_percent;
+        for (key, value, range) in [
+            ("max_concurrent_streams", streams.into(), 1..=u64::MAX),
+            ("max_waiting_steps_per_caller", steps.into(), 1..=u64::MAX),
+            ("kv_share_per_caller_percent", share.into(), 1..=100),
+            ("prefill_piece_ms", host.prefill_piece_ms, 1..=10_000),
+            ("drain_seconds", host.drain_seconds, 0..=3600),
+            // One MiB holds a sequence of some length in any model; a PiB is no budget any more.
+            ("kv_budget_mb", host.kv_budget_mb, 1..=1 << 30),
+            ("memory_budget_mb", host.memory_budget_mb, 0..=1 << 30),
+        ] {
+            within(HOST, key, value, range)?;
         }
-        if inference.host.max_concurrent_streams == 0 {
-            return bad(
-                &format!("{d}.host.max_concurrent_streams"),
-                "must be at least 1",
-            );
-        }
-        if inference.host.max_waiting_steps_per_caller == 0 {
-            return bad(
-                &format!("{d}.host.max_waiting_steps_per_caller"),
-                "must be at least 1",
-            );
-        }
-        if !(1..=100).contains(&inference.host.kv_share_per_caller_percent) {
-            return bad(
-                &format!("{d}.host.kv_share_per_caller_percent"),
-                "must lie between 1 and 100",
-            );
-        }
-        if !(0..=19).contains(&inference.host.niceness) {
-            return bad(&format!("{d}.host.niceness"), "must lie between 0 and 19");
-        }
-        if !(1..=10_000).contains(&inference.host.prefill_piece_ms) {
-            return bad(
-                &format!("{d}.host.prefill_piece_ms"),
-                "must lie between 1 and 10000",
-            );
-        }
-        if inference.host.drain_seconds > 3600 {
-            return bad(&format!("{d}.host.drain_seconds"), "must be at most 3600");
-        }
-        // One MiB holds a sequence of some length in any model; a PiB is no budget any more.
-        if !(1..=1 << 30).contains(&inference.host.kv_budget_mb) {
-            return bad(
-                &format!("{d}.host.kv_budget_mb"),
-                "must lie between 1 and 2^30",
-            );
-        }
-        if inference.host.memory_budget_mb > 1 << 30 {
-            return bad(
-                &format!("{d}.host.memory_budget_mb"),
-                "must be at most 2^30",
-            );
-        }
-        if self.node.name.len() > MAX_NAME_BYTES || self.node.name.chars().any(char::is_control) {
-            return bad("node.name", "must be at most 64 bytes of plain text");
-        }
+        let nice = (0..=19).contains(&host.niceness);
+        must(nice, HOST, "niceness", "must lie between 0 and 19")?;
+        let name = &self.node.name;
+        must(
+            name.len() <= MAX_NAME_BYTES && !name.chars().any(char::is_control),
+            "node",
+            "name",
+            "must be at most 64 bytes of plain text",
+        )?;
         let listen = &self.node.listen;
-        if listen != "auto" && listen.parse::<std::net::SocketAddr>().is_err() {
-            return bad(
-                "node.listen",
-                "must be \"auto\" or ADDRESS:PORT, for example \"0.0.0.0:7600\"",
+        must(
+            listen == "auto" || listen.parse::<std::net::SocketAddr>().is_ok(),
+            "node",
+            "listen",
+            "must be \"auto\" or ADDRESS:PORT, for example \"0.0.0.0:7600\"",
+        )?;
+        let peers = &self.discovery.static_peers;
+        let few = peers.len() <= MAX_STATIC_PEERS;
+        must(
+            few,
+            "discovery",
+            "static_peers",
+            "must name at most 64 peers",
+        )?;
+        if let Some(why) = peers
+            .iter()
+            .find_map(|peer| peer.parse::<StaticPeer>().err())
+        {
+            let why = format!(
+                "must list HOST:PORT or HOST:PORT#NODEID, for example \"192.168.1.20:7600\"; {why}"
             );
-        }
-        if self.discovery.static_peers.len() > MAX_STATIC_PEERS {
-            return bad("discovery.static_peers", "must name at most 64 peers");
-        }
-        for peer in &self.discovery.static_peers {
-            if let Err(why) = peer.parse::<StaticPeer>() {
-                return bad(
-                    "discovery.static_peers",
-                    &format!(
-                        "must list HOST:PORT or HOST:PORT#NODEID, for example \"192.168.1.20:7600\"; {why}"
-                    ),
-                );
-            }
+            must(false, "discovery", "static_peers", &why)?;
         }
         if let Err(why) = self.transport() {
-            return bad("transport", &format!("cannot be as it is: {why}"));
+            return Err(Wrong::new(
+                "transport",
+                &format!("cannot be as it is: {why}"),
+            ));
         }
-        if self.engine.threads > 1024 {
-            return bad("engine.threads", "must be at most 1024");
-        }
-        Ok(())
+        within("engine", "threads", self.engine.threads as u64, 0..=1024)
     }
 
     /// Threads that compute: the setting, or one per core.
@@ -606,7 +465,8 @@ impl Config {
         }
     }
 
-    /// The transport's limits in its own terms, and within their ranges.
+    /// The transport's limits in its own terms and within their ranges, with its own defaults for
+    /// the rest.
     pub(crate) fn transport(&self) -> Result<hearthnet_transport::Config, Failure> {
         let t = &self.transport;
         let config = hearthnet_transport::Config {
@@ -619,13 +479,16 @@ impl Config {
             recv_buffer_bytes: t.receive_buffer_bytes,
             ..Default::default()
         };
-        match config.validate() {
-            Ok(()) => Ok(config),
-            Err(error) => Err(Failure::new(Kind::Config, error.to_string())
-                .hint("see [transport] in config/hearthnet.toml")),
-        }
+        config.validate().map_err(|error| {
+            Failure::new(Kind::Config, error.to_string())
+                .hint("see [transport] in config/hearthnet.toml")
+        })?;
+        Ok(config)
     }
 }
+
+/// From a second to a day.
+const DAY: RangeInclusive<u64> = 1..=86_400;
 
 /// `$XDG_CONFIG_HOME/hearthnet/hearthnet.toml`, or the same under `~/.config`.
 pub(crate) fn default_path() -> Option<PathBuf> {
@@ -669,16 +532,50 @@ mod tests {
         Loaded::load(Some(&path), &sets)
     }
 
+    fn defaults() -> Config {
+        over_defaults([]).unwrap()
+    }
+
     #[test]
     fn the_commented_example_holds_exactly_the_defaults_and_every_key() {
         let loaded = load(EXAMPLE, &[]).unwrap();
-        assert_eq!(loaded.config, Config::default());
-        for (key, _, origin) in loaded.explain() {
+        assert_eq!(loaded.config, defaults());
+        assert_eq!(load("", &[]).unwrap().config, defaults());
+        for (key, _, origin) in loaded.explain().unwrap() {
             assert_ne!(
                 origin, "default",
                 "{key} is missing from config/hearthnet.toml"
             );
         }
+    }
+
+    #[test]
+    fn what_a_library_would_do_unasked_is_what_the_defaults_say() {
+        fn same(said: impl std::fmt::Debug, own: impl std::fmt::Debug) {
+            assert_eq!(format!("{said:?}"), format!("{own:?}"));
+        }
+        let all = defaults();
+        let (listen, host) = ("[::1]:1", &all.research.distributed_inference.host);
+        same(
+            all.transport().unwrap(),
+            hearthnet_transport::Config::default(),
+        );
+        same(
+            crate::backends::pump_settings(&all, false),
+            hearthnet_orchestrator::sharded::PumpSettings::default(),
+        );
+        same(
+            crate::host_setup::serve_config(host, listen),
+            hearthnet_shard::ServeConfig::new(listen),
+        );
+        same(
+            crate::service_setup::settings(&all),
+            hearthnet_orchestrator::service::ServiceSettings::default(),
+        );
+        same(
+            crate::service_setup::http_settings(&all.http.listen, &all).unwrap(),
+            hearthnet_http::HttpSettings::default(),
+        );
     }
 
     #[test]
@@ -694,11 +591,8 @@ mod tests {
 
     #[test]
     fn a_new_configuration_changes_nothing_but_what_was_asked_for() {
-        assert_eq!(
-            load(&starter(false), &[]).unwrap().config,
-            Config::default()
-        );
-        let mut on = Config::default();
+        assert_eq!(load(&starter(false), &[]).unwrap().config, defaults());
+        let mut on = defaults();
         on.policy.research.enable = true;
         assert_eq!(load(&starter(true), &[]).unwrap().config, on);
         for line in EXAMPLE.lines().filter(|l| !l.starts_with('#')) {
@@ -721,7 +615,7 @@ mod tests {
     fn a_flag_overrides_the_file_and_says_so() {
         let loaded = load("[engine]\nthreads = 2", &["engine.threads=3"]).unwrap();
         assert_eq!(loaded.config.engine.threads, 3);
-        let rows = loaded.explain();
+        let rows = loaded.explain().unwrap();
         let row = rows.iter().find(|r| r.0 == "engine.threads").unwrap();
         assert_eq!((row.1.as_str(), row.2.as_str()), ("3", "--set"));
     }
@@ -868,7 +762,7 @@ shard_max_vram_mb = 20000
         assert!(inference.enabled && inference.host.serve_shards);
         assert_eq!(inference.host.memory_budget_mb, 20_000);
         assert!(loaded.config.policy.research.enable);
-        let rows = loaded.explain();
+        let rows = loaded.explain().unwrap();
         let key = "research.distributed_inference.host.memory_budget_mb";
         let row = rows.iter().find(|row| row.0 == key).unwrap();
         assert!(row.1 == "20000" && row.2.ends_with("c.toml:15"), "{row:?}");

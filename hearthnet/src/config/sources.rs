@@ -4,13 +4,12 @@
 //! Each source is checked by itself first, so that what is wrong in one is never said of the
 //! other; what depends on several keys is checked on all of them together, and looked up here.
 
-use std::fmt::Write as _;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use toml::de::{DeTable, DeValue};
 
-use super::Config;
+use super::{Config, EXAMPLE};
 use crate::failure::{Failure, Kind};
 
 /// How alike a known key must be to be meant, by normalised edit distance: half of its letters
@@ -45,9 +44,8 @@ impl Wrong {
 
     /// What serde found wrong with a key, in words for people.
     fn of(key: &str, message: &str) -> Self {
-        if let Some(rest) = message.strip_prefix("unknown field `") {
-            let name = rest.split('`').next().unwrap_or_default();
-            return Self::unknown(key, name);
+        if message.starts_with("unknown field `") {
+            return Self::unknown(key);
         }
         let why = match message.split_once(", expected ") {
             Some((found, expected)) => match found
@@ -62,31 +60,30 @@ impl Wrong {
         Self::new(key, &why)
     }
 
-    /// A key that no setting has; `name` is the part of it that is not known.
-    fn unknown(key: &str, name: &str) -> Self {
-        let known = known_keys();
-        let table = match key.rsplit_once('.') {
-            Some((table, last)) if last == name => format!("{table}."),
-            _ => String::new(),
-        };
-        let leaf = |key: &str| key.rsplit('.').next().unwrap_or(key).to_owned();
+    /// A key that no setting has.
+    fn unknown(key: &str) -> Self {
+        let mut known = Vec::new();
+        flatten("", &defaults(), &mut |key, _| known.push(key.to_owned()));
+        let (table, name) = key.rsplit_once('.').unwrap_or(("", key));
         let elsewhere = known.iter().find(|known| leaf(known) == name);
         let alike = known
             .iter()
-            .filter(|known| known.starts_with(&table))
+            .filter(|known| known.starts_with(table))
             .map(|known| (strsim::normalized_levenshtein(known, key), known))
             .filter(|(alike, _)| *alike >= ALIKE)
             .max_by(|a, b| a.0.total_cmp(&b.0))
             .map(|(_, known)| known);
-        let hint = match (elsewhere, alike) {
-            (Some(meant), _) | (None, Some(meant)) => format!("did you mean {meant}?"),
-            (None, None) => "`hearthnet config show` lists every key and its default".to_owned(),
-        };
         Self {
-            hint: Some(hint),
+            hint: elsewhere
+                .or(alike)
+                .map(|meant| format!("did you mean {meant}?")),
             ..Self::new(key, "is no setting")
         }
     }
+}
+
+fn leaf(key: &str) -> &str {
+    key.rsplit('.').next().unwrap_or(key)
 }
 
 /// The words of serde for a type or a value, as people say them.
@@ -116,38 +113,68 @@ fn people(text: &str) -> String {
     }
 }
 
-/// All keys, with their tables.
-fn known_keys() -> Vec<String> {
-    let mut keys = Vec::new();
-    let all = toml::Table::try_from(Config::default()).unwrap_or_default();
-    flatten("", &all, &mut |key, _| keys.push(key.to_owned()));
-    keys
+/// Every key with its default: the commented example.
+fn defaults() -> toml::Table {
+    let table = EXAMPLE.parse();
+    debug_assert!(table.is_ok(), "the example is no TOML: {table:?}");
+    table.unwrap_or_default()
+}
+
+/// The configuration that tables say, a later one over those before, and all of them over the defaults.
+pub(super) fn over_defaults<'a>(
+    tables: impl IntoIterator<Item = &'a toml::Table>,
+) -> Result<Config, toml::de::Error> {
+    let mut all = defaults();
+    for table in tables {
+        merge(&mut all, table.clone());
+    }
+    all.try_into()
+}
+
+/// The keys of a table that cannot be used, or not with their values, and what serde says of them.
+fn wrong_keys(table: &toml::Table) -> Vec<(String, String)> {
+    let mut wrong = Vec::new();
+    flatten("", table, &mut |key, value| {
+        if let Err(error) = over_defaults([&nested(key, value.clone())]) {
+            let message = error.message().to_owned();
+            let unknown = message.strip_prefix("unknown field `");
+            let name = unknown.and_then(|rest| rest.split('`').next());
+            // It may be one of the tables that is not known.
+            let end = name.and_then(|name| Some(key.find(name)? + name.len()));
+            let key = end.and_then(|end| key.get(..end)).unwrap_or(key);
+            wrong.push((key.to_owned(), message));
+        }
+    });
+    wrong
+}
+
+/// The table in which this key has this value, and nothing else.
+fn nested(key: &str, value: toml::Value) -> toml::Table {
+    match key.split_once('.') {
+        None => toml::Table::from_iter([(key.to_owned(), value)]),
+        Some((head, rest)) => {
+            let inner = toml::Value::Table(nested(rest, value));
+            toml::Table::from_iter([(head.to_owned(), inner)])
+        }
+    }
 }
 
 /// M26's name of a key, and ours.
-const ALIASES: [(&str, &str); 1] = [(
-    "research.distributed_inference.host.shard_max_vram_mb",
-    "research.distributed_inference.host.memory_budget_mb",
-)];
+const THEIRS: &str = "research.distributed_inference.host.shard_max_vram_mb";
+const OURS: &str = "research.distributed_inference.host.memory_budget_mb";
 
-/// Gives keys their names here. A key that stands under both names is refused.
+/// Gives M26's key its name here. A key that stands under both names is refused.
 fn rename(table: &mut toml::Table) -> Result<(), Wrong> {
-    for (theirs, ours) in ALIASES {
-        let (Some((path, old)), Some((_, new))) = (theirs.rsplit_once('.'), ours.rsplit_once('.'))
-        else {
-            continue;
-        };
-        let mut inner = Some(&mut *table);
-        for part in path.split('.') {
-            inner = inner.and_then(|t| t.get_mut(part)?.as_table_mut());
-        }
-        let Some(inner) = inner else { continue };
-        if let Some(value) = inner.remove(old)
-            && inner.insert(new.to_owned(), value).is_some()
-        {
-            let why = format!("is M26's name for {ours}: write one of them");
-            return Err(Wrong::new(theirs, &why));
-        }
+    let mut inner = Some(&mut *table);
+    for part in super::HOST.split('.') {
+        inner = inner.and_then(|table| table.get_mut(part)?.as_table_mut());
+    }
+    if let Some(inner) = inner
+        && let Some(value) = inner.remove(leaf(THEIRS))
+        && inner.insert(leaf(OURS).to_owned(), value).is_some()
+    {
+        let why = format!("is M26's name for {OURS}: write one of them");
+        return Err(Wrong::new(THEIRS, &why));
     }
     Ok(())
 }
@@ -176,30 +203,35 @@ impl FileText {
             table: toml::Table::new(),
         };
         file.table = text.parse().map_err(|e: toml::de::Error| {
-            let at = file.at(e.span().map_or(1, |span| file.line(&span)));
-            Failure::new(Kind::Config, format!("{at}this is not TOML: {}", e.message()))
+            let line = e.span().map_or(1, |span| file.line(&span));
+            Failure::new(Kind::Config, format!("{}:{line}: this is not TOML: {}", path.display(), e.message()))
                 .hint("write KEY = VALUE below a [TABLE], and text in \"quotes\"; compare with config/hearthnet.toml")
         })?;
-        if let Err(error) = toml::from_str::<Config>(text) {
-            let span = error.span().unwrap_or_default();
-            let key = key_at(text, &span).unwrap_or_default();
-            let at = file.at(file.line(&span));
-            return Err(Wrong::of(&key, error.message()).failure(&at));
-        }
         rename(&mut file.table).map_err(|wrong| file.failure(&wrong))?;
-        Ok(file)
+        let wrong = wrong_keys(&file.table).into_iter();
+        match wrong.min_by_key(|(key, _)| file.span(key).map(|span| span.start)) {
+            Some((key, message)) => Err(file.failure(&Wrong::of(&key, &message))),
+            None => Ok(file),
+        }
     }
 
-    /// The failure of a setting in this file.
+    /// The failure of a setting in this file, under the name that it has there.
     pub(super) fn failure(&self, wrong: &Wrong) -> Failure {
-        wrong.failure(&format!("{}: ", self.place(&wrong.key)))
+        let key = match wrong.key == OURS && span_of(&self.text, OURS).is_none() {
+            true => THEIRS.to_owned(),
+            false => wrong.key.clone(),
+        };
+        let named = Wrong {
+            key,
+            ..wrong.clone()
+        };
+        named.failure(&format!("{}: ", self.place(&wrong.key)))
     }
 
     /// `FILE:LINE` of a key, or of the innermost table of it that is there.
     pub(super) fn place(&self, key: &str) -> String {
-        let theirs = ALIASES.iter().find(|(_, ours)| *ours == key);
-        let span = span_of(&self.text, key)
-            .or_else(|| span_of(&self.text, theirs?.0))
+        let span = self
+            .span(key)
             .or_else(|| span_of(&self.text, key.rsplit_once('.')?.0));
         match span {
             Some(span) => format!("{}:{}", self.path.display(), self.line(&span)),
@@ -207,8 +239,10 @@ impl FileText {
         }
     }
 
-    fn at(&self, line: usize) -> String {
-        format!("{}:{line}: ", self.path.display())
+    /// Where a key stands, under one name or the other.
+    fn span(&self, key: &str) -> Option<Range<usize>> {
+        let theirs = || span_of(&self.text, THEIRS).filter(|_| key == OURS);
+        span_of(&self.text, key).or_else(theirs)
     }
 
     /// The line in which a part begins, from 1.
@@ -241,25 +275,19 @@ impl Flag {
             .ok()
             .and_then(|mut t| t.remove("v"))
             .unwrap_or_else(|| toml::Value::String(value.to_owned()));
-        let mut value = Some(value);
-        let mut table = toml::Table::new();
-        for part in key.rsplit('.') {
-            if part.is_empty() {
-                return Err(wrong());
-            }
-            let inner = value.take().unwrap_or(toml::Value::Table(table));
-            table = toml::Table::from_iter([(part.to_owned(), inner)]);
+        if key.split('.').any(str::is_empty) {
+            return Err(wrong());
         }
         let mut flag = Self {
             text: set.to_owned(),
             key: key.to_owned(),
-            table,
+            table: nested(key, value),
         };
-        if let Err(error) = flag.table.clone().try_into::<Config>() {
-            return Err(flag.failure(&Wrong::of(key, error.message())));
-        }
         rename(&mut flag.table).map_err(|wrong| flag.failure(&wrong))?;
-        Ok(flag)
+        match over_defaults([&flag.table]) {
+            Ok(_) => Ok(flag),
+            Err(error) => Err(flag.failure(&Wrong::of(key, error.message()))),
+        }
     }
 
     /// Whether it sets this key, or the table that holds it.
@@ -279,49 +307,20 @@ impl Flag {
     }
 }
 
-/// The key whose name or value lies at a place of the text: the innermost one.
-fn key_at(text: &str, span: &Range<usize>) -> Option<String> {
-    let table = DeTable::parse(text).ok()?;
-    let mut found = None;
-    walk("", table.get_ref(), &mut |key, name, value| {
-        let holds = |part: &Range<usize>| {
-            part.start <= span.start && span.start < part.end.max(part.start + 1)
-        };
-        if holds(&name) || holds(&value) {
-            found = Some(key.to_owned());
-        }
-    });
-    found
-}
-
 /// Where the name of a key stands in the text.
 fn span_of(text: &str, key: &str) -> Option<Range<usize>> {
-    let table = DeTable::parse(text).ok()?;
-    let mut found = None;
-    walk("", table.get_ref(), &mut |at, name, _| {
-        if at == key {
-            found = Some(name);
-        }
-    });
-    found
-}
-
-/// Hears a key with its tables, and where its name and its value stand.
-type EachKey<'a> = dyn FnMut(&str, Range<usize>, Range<usize>) + 'a;
-
-/// Visits every key, tables before what is in them, with the places of its name and value.
-fn walk(prefix: &str, table: &DeTable<'_>, each: &mut EachKey<'_>) {
-    for (name, value) in table {
-        let mut key = String::from(prefix);
-        if !prefix.is_empty() {
-            key.push('.');
-        }
-        let _ = write!(key, "{}", name.get_ref());
-        each(&key, name.span(), value.span());
-        if let DeValue::Table(inner) = value.get_ref() {
-            walk(&key, inner, each);
+    fn find(table: &DeTable<'_>, key: &str) -> Option<Range<usize>> {
+        let (head, rest) = key
+            .split_once('.')
+            .map_or((key, None), |(h, r)| (h, Some(r)));
+        let (name, value) = table.get_key_value(head)?;
+        match (rest, value.get_ref()) {
+            (None, _) => Some(name.span()),
+            (Some(rest), DeValue::Table(inner)) => find(inner, rest),
+            _ => None,
         }
     }
+    find(DeTable::parse(text).ok()?.get_ref(), key)
 }
 
 /// Lays `over` on `base`, table by table.
@@ -343,6 +342,7 @@ pub(super) fn lookup<'a>(table: &'a toml::Table, key: &str) -> Option<&'a toml::
     }
 }
 
+/// Visits every key that is no table, or an empty one.
 pub(super) fn flatten(prefix: &str, table: &toml::Table, each: &mut dyn FnMut(&str, &toml::Value)) {
     for (key, value) in table {
         let path = if prefix.is_empty() {
@@ -351,7 +351,7 @@ pub(super) fn flatten(prefix: &str, table: &toml::Table, each: &mut dyn FnMut(&s
             format!("{prefix}.{key}")
         };
         match value {
-            toml::Value::Table(inner) => flatten(&path, inner, each),
+            toml::Value::Table(inner) if !inner.is_empty() => flatten(&path, inner, each),
             other => each(&path, other),
         }
     }

@@ -21,16 +21,16 @@ use tokio::sync::{mpsc, watch};
 
 use super::Plan;
 use super::layers::{LayerHost, News, Order, Tell, print_news};
-use crate::args::{Global, Layers};
-use crate::commands::status::Running;
-use crate::commands::{model, open_resolved, print_bytes, print_json};
+use crate::args::Layers;
 use crate::community::Home;
-use crate::config::Config;
+use crate::context::Context;
 use crate::failure::{Failure, Kind};
 use crate::host_setup::Ready;
 use crate::local_api::{self, NODE_STATUS};
-use crate::node::DaemonNode;
-use crate::output::note;
+use crate::models::find::{pick, resolve};
+use crate::models::open_resolved;
+use crate::node::{DaemonNode, Running};
+use crate::output::{note, print, print_json};
 use crate::signals::Stop;
 
 /// Serves layers for as long as the call lasts, for programs on this machine only.
@@ -59,13 +59,12 @@ struct Wanted {
 pub(super) async fn beside(
     plan: &Plan,
     home: &Home,
-    global: &Global,
-    config: &Config,
+    cx: &Context,
     stop: Stop,
 ) -> Result<(), Failure> {
     match plan.layers {
         None => tell_doors(plan, home).await,
-        Some(layers) => serve_there(plan, layers, home, global, config, stop).await,
+        Some(layers) => serve_there(plan, layers, home, cx, stop).await,
     }
 }
 
@@ -102,7 +101,7 @@ async fn tell_doors(plan: &Plan, home: &Home) -> Result<(), Failure> {
         text.push_str(&format!("  layers    {shard}\n"));
     }
     text.push_str(&super::doors(home, running.url.as_deref()));
-    print_bytes(text.as_bytes())
+    print(text)
 }
 
 /// `shard serve` where a daemon runs: it serves them.
@@ -110,12 +109,11 @@ async fn serve_there(
     plan: &Plan,
     layers: Layers,
     home: &Home,
-    global: &Global,
-    config: &Config,
+    cx: &Context,
     stop: Stop,
 ) -> Result<(), Failure> {
-    let name = model::pick(global, config, plan.model.as_ref(), Some(home))?;
-    let resolved = model::resolve(global, &name)?;
+    let name = pick(cx, plan.model.as_ref(), Some(home))?;
+    let resolved = resolve(&cx.global, &name)?;
     let path = resolved.path.canonicalize().map_err(|e| {
         Failure::new(Kind::Model, format!("{}: {e}", resolved.path.display()))
             .hint("`hearthnet model list` shows what is on this machine")
@@ -197,7 +195,7 @@ async fn serve_there(
 /// The daemon's side.
 pub(super) struct Door {
     host: Mutex<Option<Arc<LayerHost>>>,
-    global: Global,
+    cx: Context,
     stop: Stop,
 }
 
@@ -205,12 +203,12 @@ pub(super) struct Door {
 pub(super) fn offer(
     daemon_node: &DaemonNode,
     host: &Arc<LayerHost>,
-    global: &Global,
+    cx: &Context,
     stop: &Stop,
 ) -> Result<Arc<Door>, Failure> {
     let door = Arc::new(Door {
         host: Mutex::new(Some(Arc::clone(host))),
-        global: global.clone(),
+        cx: cx.clone(),
         stop: stop.clone(),
     });
     let descriptor = CapabilityDescriptor {
@@ -273,7 +271,7 @@ impl Door {
         let host = self.host().clone().ok_or_else(|| {
             CallError::new(Code::BUSY, "the node is stopping").with_hint("start it again")
         })?;
-        let (global, config) = (self.global.clone(), host.config.clone());
+        let cx = self.cx.clone();
         let Wanted {
             id,
             path,
@@ -281,10 +279,8 @@ impl Door {
             threads,
         } = wanted;
         // It may have to be hashed.
-        let opened = tokio::task::spawn_blocking(move || {
-            open_resolved(&global, &config, Resolved { path, id })
-        })
-        .await;
+        let opened =
+            tokio::task::spawn_blocking(move || open_resolved(&cx, Resolved { path, id })).await;
         let model = opened
             .map_err(|e| CallError::new(Code::INTERNAL, e.to_string()))?
             .map_err(|why| refusal(&why))?;

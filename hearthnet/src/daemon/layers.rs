@@ -24,7 +24,6 @@ use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
 
 use crate::args::Layers;
-use crate::commands::{OpenModel, print_bytes, print_json};
 use crate::community::{Home, log_failure, now_ms};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
@@ -32,8 +31,9 @@ use crate::host_setup::{
     Ready, announcement, shard_config, start_failure, start_progress, stopping,
 };
 use crate::memory::named_layers_fit;
+use crate::models::OpenModel;
 use crate::node::{self, DaemonNode, settle_in};
-use crate::output::{bytes, note};
+use crate::output::{bytes, note, print, print_json};
 use crate::signals::Stop;
 
 /// How often an advertisement is renewed; it holds for four times as long (M26 section 5.1).
@@ -101,7 +101,7 @@ pub(crate) fn print_news(json: bool, news: News) {
         }
         News::Line(_) => Ok(()),
         News::Ready(ready) if json => print_json(&ready),
-        News::Ready(ready) => print_bytes(announcement(&ready).as_bytes()),
+        News::Ready(ready) => print(announcement(&ready)),
     };
 }
 

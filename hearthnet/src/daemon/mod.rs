@@ -26,16 +26,18 @@ use hearthnet_orchestrator::{ChatError, Service};
 use serde_json::json;
 use tokio::task::JoinHandle;
 
-use crate::args::{Global, Layers, PrivateArgs, parse_layers};
-use crate::commands::{OpenModel, open_model, print_bytes, print_json, runtime};
+use crate::args::{Layers, PrivateArgs, parse_layers};
 use crate::community::{Home, label};
 use crate::community_service;
 use crate::config::Config;
+use crate::context::Context;
 use crate::daemon::layers::{LayerHost, Order, Tell, print_news};
 use crate::failure::{Failure, Kind};
 use crate::metrics_server::MetricsServer;
+use crate::models::{OpenModel, open_model};
 use crate::node::{DaemonNode, Lock};
-use crate::output::note;
+use crate::output::{note, print, print_json};
+use crate::runtime::block_on;
 use crate::service_setup::{close, count, open_http};
 use crate::signals::{Stop, stop_requests};
 
@@ -89,27 +91,19 @@ impl Plan {
 }
 
 /// Runs the daemon until it is asked to stop; where one runs already, asks that one.
-pub(crate) fn run(
-    plan: &Plan,
-    home: &Home,
-    global: &Global,
-    config: &Config,
-) -> Result<(), Failure> {
-    let runtime = runtime()?;
-    let outcome = runtime.block_on(async {
+pub(crate) fn run(plan: &Plan, home: &Home, cx: &Context) -> Result<(), Failure> {
+    block_on(async {
         // Signals count from here on: a Ctrl-C while loading ends the program cleanly, too.
         let stop = Stop::of(stop_requests(plan.lifeline)?);
         if Lock::is_held(&home.dir) {
-            return attach::beside(plan, home, global, config, stop).await;
+            return attach::beside(plan, home, cx, stop).await;
         }
         let daemon = tokio::select! {
-            daemon = Daemon::start(plan, home, global, config, &stop) => daemon?,
+            daemon = Daemon::start(plan, home, cx, &stop) => daemon?,
             () = stop.asked() => return Err(ChatError::Cancelled.into()),
         };
         daemon.run(plan, home, &stop).await
-    });
-    runtime.shutdown_timeout(Duration::from_millis(500));
-    outcome
+    })
 }
 
 /// A daemon at work.
@@ -125,24 +119,18 @@ struct Daemon {
 }
 
 impl Daemon {
-    async fn start(
-        plan: &Plan,
-        home: &Home,
-        global: &Global,
-        config: &Config,
-        stop: &Stop,
-    ) -> Result<Self, Failure> {
+    async fn start(plan: &Plan, home: &Home, cx: &Context, stop: &Stop) -> Result<Self, Failure> {
         let level = home.level()?;
-        let wanted = plan.wanted_layers(config)?;
+        let wanted = plan.wanted_layers(&cx.config)?;
         count(Part::Caller)?;
         let numbers = match wanted {
             Some(_) => {
                 count(Part::Host)?;
-                MetricsServer::open(plan.metrics.as_deref(), config).await?
+                MetricsServer::open(plan.metrics.as_deref(), &cx.config).await?
             }
             None => MetricsServer::closed(),
         };
-        let model = open_model(global, config, plan.model.as_ref(), Some(home));
+        let model = open_model(cx, plan.model.as_ref(), Some(home));
         let order = match (&model, wanted) {
             (Ok(model), Some(layers)) => Some(Order {
                 model: model.clone(),
@@ -157,28 +145,28 @@ impl Daemon {
             _ => None,
         };
         if let Some(order) = &order {
-            order.check(config)?;
+            order.check(&cx.config)?;
         }
         let (registry, served) = (Arc::new(Registry::new()), Arc::new(Served::default()));
         let key = Arc::clone(&home.key);
         register_shards(&registry, key, home.log.clone(), Arc::clone(&served))
             .map_err(Failure::internal)?;
-        let chats = chat_model(model, plan.private, home, config);
+        let chats = chat_model(model, plan.private, home, &cx.config);
         let mut caps = Vec::new();
         caps.extend(chats.is_ok().then(|| short_name(CHAT)));
         caps.extend(order.is_some().then(|| short_name(SHARD_SERVE)));
         let listen = plan.listen.as_deref();
-        let daemon_node = DaemonNode::start(home, config, listen, registry, caps).await?;
+        let daemon_node = DaemonNode::start(home, &cx.config, listen, registry, caps).await?;
         let daemon_node = Arc::new(daemon_node);
         let layer_host = Arc::new(LayerHost::new(
             home,
-            config,
+            &cx.config,
             &daemon_node,
             served,
             numbers.health(),
             numbers.url(),
         ));
-        let attached = attach::offer(&daemon_node, &layer_host, global, stop)?;
+        let attached = attach::offer(&daemon_node, &layer_host, cx, stop)?;
         let mut this = Self {
             daemon_node,
             layer_host,
@@ -189,7 +177,7 @@ impl Daemon {
             numbers,
         };
         match this
-            .open(plan, (home, level), config, order, chats, stop)
+            .open(plan, (home, level), &cx.config, order, chats, stop)
             .await
         {
             Ok(()) => Ok(this),
@@ -245,7 +233,7 @@ impl Daemon {
         self.daemon_node.set_url(url.clone());
         match plan.for_layers {
             true if plan.json => Ok(()),
-            true => print_bytes(doors(home, url.as_deref()).as_bytes()),
+            true => print(doors(home, url.as_deref())),
             false => ready(plan, home, &self.daemon_node, level, url.as_deref()),
         }
     }
@@ -385,16 +373,13 @@ fn ready(
             "url": url,
         }));
     }
-    print_bytes(
-        format!(
-            "{} is in {:?} as {level}\n  address   {}\n{}",
-            label(&state, &home.key.id()),
-            state.name,
-            addresses.join(", "),
-            doors(home, url),
-        )
-        .as_bytes(),
-    )?;
+    print(format!(
+        "{} is in {:?} as {level}\n  address   {}\n{}",
+        label(&state, &home.key.id()),
+        state.name,
+        addresses.join(", "),
+        doors(home, url),
+    ))?;
     if level >= Level::Trusted {
         note("whoever has an invite code can join through this node");
     }

@@ -25,7 +25,6 @@ mod wrap;
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -39,31 +38,30 @@ use hearthnet_orchestrator::local::SharedEngine;
 use hearthnet_orchestrator::{Cancel, ChatError};
 use tokio::runtime::Runtime;
 
-use crate::args::{ChatArgs, Global, SamplingArgs};
-use crate::backends::{local_engine, on_demand, open_backend, open_named, say_left_out};
-use crate::commands::{
-    OpenModel, engine_options, load_head, node_key, open_model, open_resolved, runtime, text_model,
-};
-use crate::community::{Home, label};
-use crate::config::Config;
-use crate::failure::{Failure, Kind};
-use crate::local_api::find_service;
-use crate::output::{Busy, Look, note};
-use crate::transient_node::TransientNode;
-
 use self::interrupt::Interrupts;
 use self::question::question;
 pub(crate) use self::turns::{Print, print_text, stream_answer};
+use crate::args::{ChatArgs, SamplingArgs};
+use crate::backends::{local_engine, on_demand, open_backend, open_named, say_left_out};
+use crate::community::{Home, label};
+use crate::config::Config;
+use crate::context::Context;
+use crate::failure::{Failure, Kind};
+use crate::local_api::find_service;
+use crate::models::find::resolve;
+use crate::models::{OpenModel, engine_options, load_head, open_model, open_resolved, text_model};
+use crate::output::{Busy, Look, note};
+use crate::runtime::runtime;
+use crate::transient_node::TransientNode;
 
-pub(crate) fn run(args: ChatArgs, global: &Global, config: &Config) -> Result<(), Failure> {
+pub(crate) fn run(args: ChatArgs, cx: &Context) -> Result<(), Failure> {
     let started = Instant::now();
     args.sampling.check()?;
     let runtime = runtime()?;
     let look = Look::of_this_terminal();
     let mut chat = Chat {
         args: &args,
-        global,
-        config,
+        cx,
         runtime: &runtime,
         interrupts: Arc::new(Interrupts::watch(&runtime, look, args.json)),
         look,
@@ -89,8 +87,7 @@ pub(crate) fn run(args: ChatArgs, global: &Global, config: &Config) -> Result<()
 /// A chat of one user, with whoever answers it.
 struct Chat<'a> {
     args: &'a ChatArgs,
-    global: &'a Global,
-    config: &'a Config,
+    cx: &'a Context,
     runtime: &'a Runtime,
     interrupts: Arc<Interrupts>,
     look: Look,
@@ -134,7 +131,7 @@ struct Own {
 
 /// What people call hosts, looked up when one is to be named.
 struct Names<'a> {
-    global: &'a Global,
+    cx: &'a Context,
     home: Option<Home>,
     known: OnceCell<BTreeMap<String, String>>,
 }
@@ -143,7 +140,7 @@ impl Names<'_> {
     fn of(&self, host: &str) -> String {
         let known = self.known.get_or_init(|| {
             let home = self.home.clone();
-            let home = home.or_else(|| Home::find(self.global).ok().flatten());
+            let home = home.or_else(|| Home::find(self.cx).ok().flatten());
             let Some(home) = home else {
                 return BTreeMap::new();
             };
@@ -164,7 +161,7 @@ impl Names<'_> {
 impl<'a> Chat<'a> {
     fn names(&self) -> Names<'a> {
         Names {
-            global: self.global,
+            cx: self.cx,
             home: self.own.as_ref().and_then(|own| own.home.clone()),
             known: OnceCell::new(),
         }
@@ -181,14 +178,14 @@ impl Chat<'_> {
             || !args.shard.is_empty()
             || args.no_fallback
             || args.private.are_given();
-        let own_settings = self.global.set.iter().any(|s| !s.starts_with("policy."));
+        let own_settings = self.cx.global.set.iter().any(|s| !s.starts_with("policy."));
         if own_way || own_settings {
             return None;
         }
-        let dir = crate::paths::data_dir(self.global.data_dir.clone()).ok()?;
+        let dir = self.cx.global.dir().ok()?;
         // Whoever names no model is content with the one that the service has.
-        let wanted = match self.model.clone().or(self.config.model.default()) {
-            Some(named) => Some(super::model::resolve(self.global, &named).ok()?),
+        let wanted = match self.model.clone().or(self.cx.config.model.default()) {
+            Some(named) => Some(resolve(&self.cx.global, &named).ok()?),
             None => None,
         };
         let finding = find_service(&dir, wanted.as_ref());
@@ -280,20 +277,20 @@ impl Chat<'_> {
 
     /// Makes this process ready to answer by itself, on this machine or over hosts.
     fn open(&self) -> Result<Own, Failure> {
-        let (args, global, config) = (self.args, self.global, self.config);
-        let runtime = self.runtime;
+        let (args, cx, runtime) = (self.args, self.cx, self.runtime);
+        let config = &cx.config;
         if !args.local && !config.policy.research.enable {
             return Err(ChatError::ExperimentalDisabled.into());
         }
         let home = match args.local || !args.shard.is_empty() {
             true => None,
-            false => Some(community(global)?),
+            false => Some(community(cx)?),
         };
         // Before anybody waits for anything: is the model here?
         let named = self.model.clone().or(config.model.default());
         let resolved = match (&self.begun, named) {
             (Some(begun), _) => Some(begun.clone()),
-            (None, Some(named)) => Some(super::model::resolve(global, &named)?),
+            (None, Some(named)) => Some(resolve(&cx.global, &named)?),
             (None, None) => None,
         };
         // Others are looked for while the model is read.
@@ -302,12 +299,12 @@ impl Chat<'_> {
             None => TransientNode::default(),
         };
         let mut model = match resolved {
-            Some(resolved) => open_resolved(global, config, resolved)?,
+            Some(resolved) => open_resolved(cx, resolved)?,
             None => {
                 if home.is_some() {
                     runtime.block_on(transient.settle());
                 }
-                open_model(global, config, None, home.as_ref())?
+                open_model(cx, None, home.as_ref())?
             }
         };
         if let Some(home) = &home {
@@ -345,7 +342,8 @@ impl Chat<'_> {
 
     /// The layers for a conversation that has not begun.
     fn backend(&self, own: &Own) -> Result<Box<dyn Backend>, Failure> {
-        let (args, config, runtime, cancel) = (self.args, self.config, self.runtime, &self.cancel);
+        let (args, config) = (self.args, &self.cx.config);
+        let (runtime, cancel) = (self.runtime, &self.cancel);
         if let Some(engine) = &own.engine {
             return Ok(Box::new(engine.open()?));
         }
@@ -362,7 +360,7 @@ impl Chat<'_> {
                 backend.map(|one| (one, Vec::new())).map_err(Failure::from)
             }
             None => {
-                let key = Arc::new(node_key(self.global)?);
+                let key = Arc::new(self.cx.global.node_key()?);
                 open_named(handle, &args.shard, &key, model, config, local, cancel)
             }
         };
@@ -380,8 +378,8 @@ impl Chat<'_> {
 }
 
 /// The community to ask, where no hosts are named.
-fn community(global: &Global) -> Result<Home, Failure> {
-    Home::find(global)?.ok_or_else(|| {
+fn community(cx: &Context) -> Result<Home, Failure> {
+    Home::find(cx)?.ok_or_else(|| {
         Failure::from(ChatError::ShardUnavailable("no hosts are named, and this node is in no community".into()))
             .hint("join one with `hearthnet community join CODE`, name each host with --shard ENDPOINT#NODEID, or answer on this machine alone with --local")
     })

@@ -8,10 +8,9 @@ use hearthnet_orchestrator::chat::Frame;
 use hearthnet_transport::Code;
 
 use super::wrap::Wrap;
-use crate::commands::print_bytes;
 use crate::explain::waiting;
 use crate::failure::Failure;
-use crate::output::{Busy, Look, note};
+use crate::output::{Busy, Look, note, print};
 
 /// Columns of a terminal that does not say.
 const COLUMNS: usize = 80;
@@ -63,17 +62,17 @@ impl Screen {
         self.begun = true;
         if let Some(wrap) = &mut self.wrap {
             let shown = wrap.push(text, columns());
-            return print_bytes(shown.as_bytes());
+            return print(shown);
         }
         // The first end of a word is the first chance to say something.
         let end = text
             .find(char::is_whitespace)
             .filter(|_| !self.later.is_empty());
         let (before, after) = text.split_at(end.unwrap_or(text.len()));
-        print_bytes(before.as_bytes())?;
+        print(before)?;
         if end.is_some() {
             self.later.drain(..).for_each(note);
-            print_bytes(after.as_bytes())?;
+            print(after)?;
         }
         self.in_word = !text.ends_with(char::is_whitespace);
         Ok(())
@@ -84,7 +83,7 @@ impl Screen {
         self.busy = None;
         if let Some(wrap) = &mut self.wrap {
             if !wrap.at_start() {
-                print_bytes(b"\n")?;
+                print(b"\n")?;
             }
             wrap.interrupted();
         } else if self.in_word && self.mixed {
@@ -100,9 +99,9 @@ impl Screen {
         self.busy = None;
         if let Some(wrap) = &mut self.wrap {
             let rest = wrap.finish(columns());
-            print_bytes(rest.as_bytes())?;
+            print(rest)?;
             if self.begun {
-                print_bytes(b"\n")?;
+                print(b"\n")?;
             }
         }
         self.in_word = false;

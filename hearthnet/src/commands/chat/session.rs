@@ -211,10 +211,10 @@ impl Chat<'_> {
 
     /// Where lines are remembered beyond this chat: nowhere, unless the owner wants it.
     fn history_file(&self) -> Option<std::path::PathBuf> {
-        if !self.config.chat.history {
+        if !self.cx.config.chat.history {
             return None;
         }
-        let dir = crate::paths::data_dir(self.global.data_dir.clone()).ok()?;
+        let dir = self.cx.global.dir().ok()?;
         Path::new(&dir).is_dir().then(|| dir.join("chat_history"))
     }
 }

@@ -12,10 +12,9 @@ use hearthnet_orchestrator::{Cancel, bus};
 use super::screen::Screen;
 use super::wrap::harmless;
 use super::{Chat, Own};
-use crate::commands::{print_bytes, print_json, sampling};
 use crate::explain::explain;
 use crate::failure::Failure;
-use crate::output::note;
+use crate::output::{note, print, print_json};
 
 /// What became of a turn.
 pub(super) struct Turn {
@@ -72,7 +71,7 @@ impl Chat<'_> {
         };
         let request = ChatRequest {
             prompt,
-            sampling: sampling(&self.sampling, &own)?,
+            sampling: self.sampling.over(&own)?,
             max_tokens: self.sampling.max_tokens,
             stop: self.sampling.stop.clone(),
         };
@@ -105,7 +104,7 @@ impl Chat<'_> {
         if args.json {
             print_json(&done)?;
         } else if !args.frames && !std::io::stdout().is_terminal() {
-            print_bytes(b"\n")?;
+            print(b"\n")?;
         }
         Ok(done)
     }
@@ -268,9 +267,9 @@ pub(crate) fn print_text(frame: &Frame) -> Result<(), Failure> {
         Frame::TokenDelta { text, .. } if text.is_empty() => Ok(()),
         Frame::TokenDelta { text, .. } if std::io::stdout().is_terminal() => {
             let text: String = text.chars().filter(|c| harmless(*c)).collect();
-            print_bytes(text.as_bytes())
+            print(text)
         }
-        Frame::TokenDelta { text, .. } => print_bytes(text.as_bytes()),
+        Frame::TokenDelta { text, .. } => print(text),
         _ => Ok(()),
     }
 }

@@ -11,23 +11,23 @@ use serde::Serialize;
 
 use crate::args::Global;
 use crate::community::{Home, OnDisk, now_ms};
-use crate::config::Config;
+use crate::context::Context;
 use crate::memory::{available_bytes, needed_bytes, weights_budget};
 
 /// What there is to run models with.
-pub(super) struct Room {
+pub(crate) struct Room {
     /// Bytes of this machine's memory that are free now, where the system tells.
-    pub(super) free: Option<u64>,
+    pub(crate) free: Option<u64>,
     /// The community that this node is in.
-    pub(super) community: Option<Given>,
+    pub(crate) community: Option<Given>,
 }
 
 /// What a community's hosts give.
-pub(super) struct Given {
+pub(crate) struct Given {
     /// The community's name.
-    pub(super) name: String,
+    pub(crate) name: String,
     /// Bytes of layers that its hosts hold now, and that this machine would hold if it holds none.
-    pub(super) bytes: u64,
+    pub(crate) bytes: u64,
     served: Vec<Served>,
 }
 
@@ -42,7 +42,7 @@ struct Served {
 /// What a community does of a model, or could.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum There {
+pub(crate) enum There {
     /// Hosts serve all of its layers.
     Served,
     /// Hosts serve some of its layers.
@@ -54,7 +54,7 @@ pub(super) enum There {
 }
 
 impl There {
-    pub(super) fn text(self) -> &'static str {
+    pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Served => "served",
             Self::Partly => "partly",
@@ -65,8 +65,8 @@ impl There {
 }
 
 /// This node's community as its log knows it, without asking anybody.
-pub(super) fn community(global: &Global) -> Option<Home> {
-    let dir = crate::paths::data_dir(global.data_dir.clone()).ok()?;
+pub(crate) fn community(global: &Global) -> Option<Home> {
+    let dir = global.dir().ok()?;
     match Home::on_disk(global, &dir) {
         Ok(OnDisk::Here(home)) => Some(home),
         _ => None,
@@ -74,19 +74,19 @@ pub(super) fn community(global: &Global) -> Option<Home> {
 }
 
 impl Room {
-    pub(super) fn of(global: &Global, config: &Config) -> Self {
-        let host = &config.research.distributed_inference.host;
+    pub(crate) fn of(cx: &Context) -> Self {
+        let host = &cx.config.research.distributed_inference.host;
         let own = weights_budget(host.memory_budget_mb);
         Self {
             free: available_bytes(),
-            community: community(global)
+            community: community(&cx.global)
                 .map(|home| Given::of(&home.state(), home.key.id(), own, now_ms())),
         }
     }
 
     /// Whether a model of so many bytes fits into this machine's memory; `None` where the system
     /// does not tell how much that is.
-    pub(super) fn runs_here(&self, bytes: u64) -> Option<bool> {
+    pub(crate) fn runs_here(&self, bytes: u64) -> Option<bool> {
         self.free.map(|free| needed_bytes(bytes) <= free)
     }
 }
@@ -119,7 +119,7 @@ impl Given {
     }
 
     /// What is done, or could be, of a model: by its weights where they are known, else by its id.
-    pub(super) fn of_model(
+    pub(crate) fn of_model(
         &self,
         entry: Option<&ModelEntry>,
         weights: Option<WeightsId>,
@@ -144,7 +144,7 @@ impl Given {
 }
 
 /// Whether hosts that serve a model of that name and so many layers mean this entry.
-pub(super) fn is_called(entry: &ModelEntry, name: &str, layers: u32) -> bool {
+pub(crate) fn is_called(entry: &ModelEntry, name: &str, layers: u32) -> bool {
     let shape = entry.shape.as_ref();
     entry.id.eq_ignore_ascii_case(name) && shape.is_none_or(|shape| shape.layers == layers)
 }
@@ -152,7 +152,7 @@ pub(super) fn is_called(entry: &ModelEntry, name: &str, layers: u32) -> bool {
 #[cfg(test)]
 impl Room {
     /// So much memory here, and so much given to a community in which nothing is served yet.
-    pub(super) fn for_test(free: Option<u64>, given: Option<u64>) -> Self {
+    pub(crate) fn for_test(free: Option<u64>, given: Option<u64>) -> Self {
         let community = given.map(|bytes| Given {
             name: "Elm Street".to_owned(),
             bytes,

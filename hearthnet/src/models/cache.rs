@@ -1,9 +1,8 @@
 //! What lies in the cache of models: in which state, reading all of it, removing it.
 
 use std::fmt::Write as _;
-use std::fs;
-use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use hearthnet_model::catalogue::{Catalogue, ModelEntry, Pinned, Shape};
 use hearthnet_model::manifest::{FileState, file_state, record_path};
@@ -11,10 +10,10 @@ use hearthnet_model::{Digest, ModelRef, WeightsId};
 use serde::Serialize;
 
 use super::room::{Room, There};
-use super::{changed, host_failure, pin};
-use crate::commands::{open_file, print_bytes, print_json};
 use crate::failure::{Failure, Kind};
-use crate::output::{Progress, bytes, note, table};
+use crate::models::find::{models_dir, not_resolved, pin};
+use crate::models::{changed, open_file};
+use crate::output::{Progress, ask, bytes, note, print, print_json, table};
 
 /// How deep below the cache fetched files are looked for: `hf/OWNER/NAME/DIR/.../FILE`.
 const DEPTH: usize = 8;
@@ -121,8 +120,8 @@ fn part_of(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{name}.part"))
 }
 
-pub(super) fn list(catalogue: &Catalogue, room: &Room, json: bool) -> Result<(), Failure> {
-    let models = hearthnet_model::cache::models().map_err(host_failure)?;
+pub(crate) fn list(catalogue: &Catalogue, room: &Room, json: bool) -> Result<(), Failure> {
+    let models = models_dir()?;
     let known: Vec<Row> = catalogue
         .models()
         .map(|entry| Row::of(entry.id.clone(), entry.path_in(&models), Some(entry), room))
@@ -134,7 +133,7 @@ pub(super) fn list(catalogue: &Catalogue, room: &Room, json: bool) -> Result<(),
     if json {
         return print_json(&known.iter().chain(&fetched).collect::<Vec<_>>());
     }
-    print_bytes(listing(&known, &fetched, room).as_bytes())?;
+    print(listing(&known, &fetched, room))?;
     let wrong = |row: &Row| matches!(row.state, State::Truncated | State::Changed);
     if known.iter().chain(&fetched).any(wrong) {
         note(
@@ -229,7 +228,7 @@ fn fetched(models: &Path) -> Vec<PathBuf> {
 }
 
 /// The name of a fetched model that has these weights, and is untouched since that was found out.
-pub(super) fn with_weights(models: &Path, weights: WeightsId) -> Option<ModelRef> {
+pub(crate) fn with_weights(models: &Path, weights: WeightsId) -> Option<ModelRef> {
     let same = |path: &PathBuf| file_state(path) == FileState::Verified(weights);
     let path = fetched(models).into_iter().find(same)?;
     named(&path, models).parse().ok()
@@ -282,7 +281,7 @@ fn named(path: &Path, models: &Path) -> String {
         .unwrap_or_else(|| path.display().to_string())
 }
 
-pub(super) fn verify(
+pub(crate) fn verify(
     catalogue: &Catalogue,
     path: &Path,
     accept: bool,
@@ -321,21 +320,18 @@ pub(super) fn verify(
         "accepted" => "taken as they are now",
         _ => "there was nothing to compare them with; from now on they must stay so",
     };
-    print_bytes(
-        format!(
-            "{}\n  bytes    {len} read: {what}\n  weights  {weights}\n",
-            path.display()
-        )
-        .as_bytes(),
-    )
+    print(format!(
+        "{}\n  bytes    {len} read: {what}\n  weights  {weights}\n",
+        path.display()
+    ))
 }
 
-pub(super) fn remove(catalogue: &Catalogue, model: &ModelRef, yes: bool) -> Result<(), Failure> {
-    let models = hearthnet_model::cache::models().map_err(host_failure)?;
+pub(crate) fn remove(catalogue: &Catalogue, model: &ModelRef, yes: bool) -> Result<(), Failure> {
+    let models = models_dir()?;
     let path = match model {
         ModelRef::Id(id) => catalogue
             .get(id)
-            .ok_or_else(|| super::not_resolved(&catalogue.unknown(id)))?
+            .ok_or_else(|| not_resolved(&catalogue.unknown(id)))?
             .path_in(&models),
         ModelRef::Path(path) => path.clone(),
         fetched => models.join(fetched.place().unwrap_or_default()),
@@ -364,7 +360,7 @@ pub(super) fn remove(catalogue: &Catalogue, model: &ModelRef, yes: bool) -> Resu
         .hint("remove the file yourself, and NAME.gguf.hearthnet beside it"));
     }
     let size = bytes(bytes_here(&path));
-    if !yes && !agreed(&format!("Remove {} ({size})?", path.display()))? {
+    if !yes && !ask(&format!("Remove {} ({size})?", path.display()), None)? {
         return Err(Failure::new(Kind::Interrupted, "nothing was removed"));
     }
     let fail = |path: &Path, e: &io::Error| {
@@ -390,19 +386,6 @@ pub(super) fn remove(catalogue: &Catalogue, model: &ModelRef, yes: bool) -> Resu
     }
     note(format!("removed {} ({size})", path.display()));
     Ok(())
-}
-
-/// Asks the person; without one, only `--yes` is an answer.
-fn agreed(question: &str) -> Result<bool, Failure> {
-    if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
-        return Err(
-            Failure::new(Kind::Config, "nobody is here to be asked").hint("--yes does without")
-        );
-    }
-    let _ = write!(io::stderr(), "{question} [y/N] ");
-    let mut answer = String::new();
-    io::stdin().lock().read_line(&mut answer)?;
-    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
 #[cfg(test)]

@@ -21,14 +21,15 @@ use serde_json::json;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use crate::args::{Global, JoinArgs, Switch};
-use crate::commands::community::in_community;
-use crate::commands::{node_key, print_bytes, print_json, runtime};
+use super::change::in_community;
+use crate::args::{JoinArgs, Switch};
 use crate::community::{Home, OnDisk, discard_unborn, display_name, log_failure, now_ms};
 use crate::config::{Config, Loaded, default_path};
+use crate::context::Context;
 use crate::failure::{Failure, Kind};
 use crate::membership::Membership;
-use crate::output::note;
+use crate::output::{note, print, print_json};
+use crate::runtime::block_on;
 
 /// How long an address is left alone after it did not work.
 const TRY_AGAIN: Duration = Duration::from_secs(3);
@@ -45,16 +46,16 @@ const AT_ONCE: usize = 16;
 /// How often a person hears that the search goes on.
 const REPORT: Duration = Duration::from_secs(5);
 
-pub(crate) fn run(args: &JoinArgs, global: &Global, config: &Config) -> Result<(), Failure> {
+pub(super) fn run(args: &JoinArgs, cx: &Context) -> Result<(), Failure> {
     let code = args.code.join("");
     let invite: Invite = code.parse().map_err(|e: hearthnet_bus::invite::InviteError| {
         Failure::new(Kind::Config, e.to_string())
             .code(e.code())
             .hint("the code is one line that begins with hearth1, as `hearthnet community invite` printed it")
     })?;
-    let dir = crate::paths::data_dir(global.data_dir.clone())?;
+    let dir = cx.global.dir()?;
     let mut lost = false;
-    match Home::on_disk(global, &dir)? {
+    match Home::on_disk(&cx.global, &dir)? {
         OnDisk::Nothing => {}
         // What was lost comes back with the code.
         OnDisk::Lost(noted) if noted.community == invite.community() => lost = true,
@@ -69,9 +70,9 @@ pub(crate) fn run(args: &JoinArgs, global: &Global, config: &Config) -> Result<(
                 home.level()?;
             }
             // This node's own log may be the last to know.
-            crate::node::ask_around(&home, config)?;
+            crate::node::ask_around(&home, &cx.config)?;
             home.good_standing()?;
-            return report(args, home.level()?, &home, None, config);
+            return report(args, home.level()?, &home, None, &cx.config);
         }
     }
     if invite.expires().saturating_mul(1000) <= now_ms() {
@@ -85,8 +86,8 @@ pub(crate) fn run(args: &JoinArgs, global: &Global, config: &Config) -> Result<(
         .code("bad_invite")
         .hint("ask for a new code; if it is fresh, compare the clocks of both machines"));
     }
-    let key = Arc::new(node_key(global)?);
-    let name = display_name(args.name.as_deref(), config);
+    let key = Arc::new(cx.global.node_key()?);
+    let name = display_name(args.name.as_deref(), &cx.config);
     let request = invite.request(key.id(), &name).map_err(|e| {
         Failure::new(Kind::Config, e.to_string()).hint("--name gives this node another name")
     })?;
@@ -96,18 +97,17 @@ pub(crate) fn run(args: &JoinArgs, global: &Global, config: &Config) -> Result<(
         false => EventLog::prepare(&dir, invite.community()),
     }
     .map_err(|e| log_failure(&dir, &e))?;
-    let runtime = runtime()?;
     let started = Instant::now();
     let search = Search {
         dir: dir.clone(),
         key: Arc::clone(&key),
         request,
         log: log.clone(),
-        config,
+        config: &cx.config,
         quiet: args.json,
         asking: Arc::new(Semaphore::new(1)),
     };
-    let outcome = runtime.block_on(async {
+    let outcome = block_on(async {
         tokio::select! {
             outcome = search.run(&invite, args.wait) => outcome,
             _ = tokio::signal::ctrl_c() => {
@@ -115,13 +115,12 @@ pub(crate) fn run(args: &JoinArgs, global: &Global, config: &Config) -> Result<(
             }
         }
     });
-    runtime.shutdown_timeout(Duration::from_millis(500));
     match outcome {
         Ok(level) => {
             drop(search);
             let home = Home::new(dir, key, log);
             Membership::note(&home.dir, &home.state(), &home.key.id());
-            let written = configuration(args, global, config, &home)?;
+            let written = configuration(args, cx, &home)?;
             if let Some((path, research)) = &written
                 && !args.json
             {
@@ -137,8 +136,8 @@ pub(crate) fn run(args: &JoinArgs, global: &Global, config: &Config) -> Result<(
                 ));
             }
             let now = match written {
-                Some(_) => Loaded::load(global.config.as_deref(), &global.set)?.config,
-                None => config.clone(),
+                Some(_) => Loaded::load(cx.global.config.as_deref(), &cx.global.set)?.config,
+                None => cx.config.clone(),
             };
             report(args, level, &home, Some(started.elapsed()), &now)
         }
@@ -155,11 +154,10 @@ pub(crate) fn run(args: &JoinArgs, global: &Global, config: &Config) -> Result<(
 /// computes with others by it.
 fn configuration(
     args: &JoinArgs,
-    global: &Global,
-    config: &Config,
+    cx: &Context,
     home: &Home,
 ) -> Result<Option<(PathBuf, bool)>, Failure> {
-    let Some(path) = global.config.clone().or_else(default_path) else {
+    let Some(path) = cx.global.config.clone().or_else(default_path) else {
         return Ok(None);
     };
     if path.exists() {
@@ -168,10 +166,10 @@ fn configuration(
     let together = home.state().policy.research;
     let research = match args.research {
         Some(switch) => switch == Switch::On,
-        None if config.policy.research.enable => true,
-        None => together && super::init::agrees_to_research(args.json, true)?,
+        None if cx.config.policy.research.enable => true,
+        None => together && crate::commands::init::agrees_to_research(args.json, true)?,
     };
-    super::init::write_new(&path, research, args.name.as_deref())?;
+    crate::commands::init::write_new(&path, research, args.name.as_deref())?;
     Ok(Some((path, research)))
 }
 
@@ -200,7 +198,7 @@ fn report(
         Some(took) => format!("joined {name:?} in {:.1} s", took.as_secs_f64()),
         None => format!("this node is in {name:?} already"),
     };
-    print_bytes(format!("{how}\nlevel    {level}\nmembers  {members}\n").as_bytes())?;
+    print(format!("{how}\nlevel    {level}\nmembers  {members}\n"))?;
     note(next_step(level, research, state.policy.research));
     Ok(())
 }

@@ -3,55 +3,51 @@
 //! What changes the community is one signed event in this node's log. A running node on
 //! this machine sees it at once and passes it on; without one it waits in the log.
 
-use std::collections::BTreeMap;
-use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
+mod change;
+mod invites;
+mod join;
+mod leave;
+
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use hearthnet_bus::invite::{GenerateError, Invite, MAX_HINTS, MAX_NAME_BYTES};
-use hearthnet_bus::log::{Body, Community, EventLog, Level, Policy};
-use hearthnet_bus::node::{LinkInfo, Node};
+use hearthnet_bus::log::{Body, EventLog, Level, Policy};
 use hearthnet_bus::{NodeId, NodeKey};
 use serde_json::json;
 
+use self::change::{append, change, in_community, keeps_an_anchor, nothing_changed};
 use crate::addresses::DEFAULT_PORT;
 use crate::args::{
-    CommunityCommand, CreateArgs, Global, InviteArgs, LevelArgs, LevelName, PolicyArgs, RevokeArgs,
-    Switch,
+    CommunityCommand, CreateArgs, InviteArgs, LevelArgs, LevelName, PolicyArgs, RevokeArgs, Switch,
 };
-use crate::commands::{node_key, print_bytes, print_json, runtime};
 use crate::community::{
     Home, OnDisk, ROOT_KEY, discard_unborn, display_name, endpoints_of, label, log_failure,
     name_of, now_ms,
 };
 use crate::config::Config;
+use crate::context::Context;
 use crate::failure::{Failure, Kind};
 use crate::membership::Membership;
-use crate::node::{LOG_LOOK, Lock, learn};
-use crate::output::{note, span, table, when};
+use crate::output::{ask, note, print, print_json, span, table, when};
 
-pub(crate) fn run(
-    command: CommunityCommand,
-    global: &Global,
-    config: &Config,
-) -> Result<(), Failure> {
+pub(crate) fn run(command: CommunityCommand, cx: &Context) -> Result<(), Failure> {
+    let home = || Home::open(cx);
+    let config = &cx.config;
     match command {
-        CommunityCommand::Create(args) => create(&args, global, config),
-        CommunityCommand::Invite(args) => invite(&args, &Home::open(global)?, config),
-        CommunityCommand::Join(args) => super::join::run(&args, global, config),
-        CommunityCommand::Members { json } => members(&Home::open(global)?, json),
-        CommunityCommand::Promote(args) => level(&args, &Home::open(global)?, config, true),
-        CommunityCommand::Demote(args) => level(&args, &Home::open(global)?, config, false),
-        CommunityCommand::Revoke(args) => revoke(&args, &Home::open(global)?, config),
-        CommunityCommand::Invites { all, json } => {
-            super::invites::list(&Home::open(global)?, all, json)
-        }
+        CommunityCommand::Create(args) => create(&args, cx),
+        CommunityCommand::Invite(args) => invite(&args, &home()?, config),
+        CommunityCommand::Join(args) => join::run(&args, cx),
+        CommunityCommand::Members { json } => members(&home()?, json),
+        CommunityCommand::Promote(args) => level(&args, &home()?, config, true),
+        CommunityCommand::Demote(args) => level(&args, &home()?, config, false),
+        CommunityCommand::Revoke(args) => revoke(&args, &home()?, config),
+        CommunityCommand::Invites { all, json } => invites::list(&home()?, all, json),
         CommunityCommand::Withdraw { invite, json } => {
-            super::invites::withdraw(&invite, &Home::open(global)?, config, json)
+            invites::withdraw(&invite, &home()?, config, json)
         }
-        CommunityCommand::Leave(args) => super::leave::run(&args, global, config),
-        CommunityCommand::Policy(args) => policy(&args, &Home::open(global)?, config),
+        CommunityCommand::Leave(args) => leave::run(&args, cx),
+        CommunityCommand::Policy(args) => policy(&args, &home()?, config),
     }
 }
 
@@ -65,7 +61,7 @@ impl From<LevelName> for Level {
     }
 }
 
-fn create(args: &CreateArgs, global: &Global, config: &Config) -> Result<(), Failure> {
+fn create(args: &CreateArgs, cx: &Context) -> Result<(), Failure> {
     let name = args.name.trim();
     if name.is_empty() || name.len() > MAX_NAME_BYTES || name.chars().any(char::is_control) {
         return Err(Failure::new(
@@ -74,8 +70,8 @@ fn create(args: &CreateArgs, global: &Global, config: &Config) -> Result<(), Fai
         )
         .hint("for example: hearthnet community create \"Elm Street\""));
     }
-    let dir = crate::paths::data_dir(global.data_dir.clone())?;
-    match Home::on_disk(global, &dir)? {
+    let dir = cx.global.dir()?;
+    match Home::on_disk(&cx.global, &dir)? {
         OnDisk::Here(home) => return Err(in_community(&home.state().name)),
         OnDisk::Lost(noted) => {
             return Err(Failure::new(
@@ -90,8 +86,8 @@ fn create(args: &CreateArgs, global: &Global, config: &Config) -> Result<(), Fai
         }
         OnDisk::Nothing => {}
     }
-    let key = node_key(global)?;
-    let called = display_name(args.as_name.as_deref(), config);
+    let key = cx.global.node_key()?;
+    let called = display_name(args.as_name.as_deref(), &cx.config);
     if called.len() > MAX_NAME_BYTES || called.chars().any(char::is_control) {
         return Err(Failure::new(
             Kind::Config,
@@ -103,7 +99,7 @@ fn create(args: &CreateArgs, global: &Global, config: &Config) -> Result<(), Fai
     let root = new_root_key(&dir.join(ROOT_KEY))?;
     let research = match args.research {
         Some(switch) => switch == Switch::On,
-        None => config.policy.research.enable,
+        None => cx.config.policy.research.enable,
     };
     let policy = Policy {
         research,
@@ -127,35 +123,22 @@ fn create(args: &CreateArgs, global: &Global, config: &Config) -> Result<(), Fai
             "root_key": dir.join(ROOT_KEY),
         }));
     }
-    print_bytes(
-        format!(
-            "community      {name}\n\
+    print(format!(
+        "community      {name}\n\
              id             {}\n\
              this node      {called} ({}, anchor)\n\
              research       {}\n\
              root key       {}\n",
-            log.community(),
-            key.id().short(),
-            on_off(research),
-            dir.join(ROOT_KEY).display(),
-        )
-        .as_bytes(),
-    )?;
+        log.community(),
+        key.id().short(),
+        on_off(research),
+        dir.join(ROOT_KEY).display(),
+    ))?;
     note("keep a copy of the root key in a safe place: it alone makes and removes anchors");
     note(
         "next: `hearthnet community invite --level trusted` for a machine that is to serve layers",
     );
     Ok(())
-}
-
-/// The refusal of a second community.
-pub(crate) fn in_community(name: &str) -> Failure {
-    Failure::new(
-        Kind::Community,
-        format!("this node is in {name:?} already"),
-    )
-    .code("in_community")
-    .hint("`hearthnet community leave` ends that; or --data-dir names another directory, for another node")
 }
 
 /// A fresh root key, always: the key is the community's id, and a community that was founded
@@ -194,7 +177,7 @@ fn invite(args: &InviteArgs, home: &Home, config: &Config) -> Result<(), Failure
             "hints": invite.code.hints(),
         }));
     }
-    print_bytes(format!("{}\n", invite.code).as_bytes())?;
+    print(format!("{}\n", invite.code))?;
     note(format!(
         "whoever has this code becomes {wanted} in {:?}: {}, until {} ({}).\n\
          They type: hearthnet community join CODE\n\
@@ -327,24 +310,21 @@ fn members(home: &Home, as_json: bool) -> Result<(), Failure> {
             "members": members,
         }));
     }
-    let rows: Vec<Vec<String>> = state
-        .members()
-        .map(|(node, member)| {
-            vec![
-                name_of(&state, node, now).to_owned(),
-                node.short(),
-                member.level.to_string(),
-                match (state.is_frozen(node), *node == own, online(node)) {
-                    (true, ..) => "frozen: signed two histories",
-                    (_, true, _) => "this node",
-                    (_, _, true) => "online",
-                    _ => "",
-                }
-                .to_owned(),
-            ]
-        })
-        .collect();
-    print_bytes(table(&["name", "node", "level", ""], &rows).as_bytes())
+    let rows = state.members().map(|(node, member)| {
+        [
+            name_of(&state, node, now).to_owned(),
+            node.short(),
+            member.level.to_string(),
+            match (state.is_frozen(node), *node == own, online(node)) {
+                (true, ..) => "frozen: signed two histories",
+                (_, true, _) => "this node",
+                (_, _, true) => "online",
+                _ => "",
+            }
+            .to_owned(),
+        ]
+    });
+    print(table(&["name", "node", "level", ""], rows))
 }
 
 fn level(args: &LevelArgs, home: &Home, config: &Config, up: bool) -> Result<(), Failure> {
@@ -394,29 +374,6 @@ fn set_level(args: &LevelArgs, home: &Home, up: bool) -> Result<(NodeId, Level, 
     Ok((node, now, next))
 }
 
-/// Refuses what would take the last anchor from a community: nobody could invite or revoke any
-/// more but whoever finds the root key. The log itself does not refuse it, for the root's word
-/// about a lost key must hold whatever else has happened.
-pub(crate) fn keeps_an_anchor(state: &Community, node: &NodeId, what: &str) -> Result<(), Failure> {
-    let anchor = |node: &NodeId| state.level(node) == Some(Level::Anchor);
-    let others = state
-        .members()
-        .any(|(other, _)| other != node && anchor(other));
-    if !anchor(node) || others {
-        return Ok(());
-    }
-    Err(Failure::new(
-        Kind::Community,
-        format!(
-            "{} is the last anchor of {:?}, and cannot be {what}: nobody could invite or put out anybody any more",
-            label(state, node),
-            state.name
-        ),
-    )
-    .code("last_anchor")
-    .hint("first make another member an anchor: `hearthnet community promote NODE anchor`, on the machine that has root.key"))
-}
-
 fn revoke(args: &RevokeArgs, home: &Home, config: &Config) -> Result<(), Failure> {
     let node = find(home, &args.node)?;
     let state = home.state();
@@ -434,8 +391,8 @@ fn revoke(args: &RevokeArgs, home: &Home, config: &Config) -> Result<(), Failure
             state.name
         ),
     };
-    if !args.yes && !agreed(&question)? {
-        return Err(Failure::new(Kind::Interrupted, "nothing was changed"));
+    if !args.yes && !ask(&question, Some(true))? {
+        return Err(nothing_changed());
     }
     // By its name, which the log does not show afterwards.
     let who = label(&state, &node);
@@ -463,17 +420,6 @@ fn put_out(text: &str, node: NodeId, home: &Home) -> Result<(), Failure> {
     append(home, author, Body::Revoked { node, last_seq })
 }
 
-/// Asks a person, if there is one; without a terminal the command stands for itself.
-pub(crate) fn agreed(question: &str) -> Result<bool, Failure> {
-    if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
-        return Ok(true);
-    }
-    let _ = write!(io::stderr(), "{question} [y/N] ");
-    let mut answer = String::new();
-    io::stdin().lock().read_line(&mut answer)?;
-    Ok(matches!(answer.trim(), "y" | "Y" | "yes" | "Yes"))
-}
-
 fn policy(args: &PolicyArgs, home: &Home, config: &Config) -> Result<(), Failure> {
     let asks = args.research.is_some() || args.who_may_invite.is_some();
     let set = || set_policy(args, home);
@@ -487,14 +433,11 @@ fn policy(args: &PolicyArgs, home: &Home, config: &Config) -> Result<(), Failure
             "who_may_invite": new.who_may_invite,
         }));
     }
-    print_bytes(
-        format!(
-            "research         {}\nwho may invite   {}\n",
-            on_off(new.research),
-            new.who_may_invite
-        )
-        .as_bytes(),
-    )
+    print(format!(
+        "research         {}\nwho may invite   {}\n",
+        on_off(new.research),
+        new.who_may_invite
+    ))
 }
 
 fn set_policy(args: &PolicyArgs, home: &Home) -> Result<Policy, Failure> {
@@ -541,109 +484,6 @@ fn authority<'a>(
     }
 }
 
-/// Makes a change to the community: `work` judges by the log and appends. If no node runs here,
-/// others are looked for first, for a few seconds: their news may decide, and after an old copy
-/// of the log was put back they know what this node has said. Then they are told.
-pub(crate) fn change<T>(
-    home: &Home,
-    config: &Config,
-    quiet: bool,
-    work: impl FnOnce() -> Result<T, Failure>,
-) -> Result<T, Failure> {
-    if Lock::is_held(&home.dir) {
-        let done = work()?;
-        // Who asks the node that runs here after this command has ended is told of it.
-        std::thread::sleep(LOG_LOOK);
-        return Ok(done);
-    }
-    if home.state().members().count() < 2 {
-        return work();
-    }
-    let runtime = runtime()?;
-    let outcome = runtime.block_on(async {
-        let node = crate::node::transient(home, config).await?;
-        learn(&node, home).await;
-        let before = sent(&node);
-        let done = work();
-        let told = match done {
-            Ok(_) => told(&node, &before, false).await,
-            Err(_) => 0,
-        };
-        node.shutdown().await;
-        Ok::<_, Failure>((done?, told))
-    });
-    runtime.shutdown_timeout(Duration::from_millis(500));
-    let (done, told) = outcome?;
-    if !quiet {
-        note(match told {
-            0 => "nobody else could be told yet; a node that runs here (`hearthnet serve`) will"
-                .to_owned(),
-            1 => "told one other node".to_owned(),
-            n => format!("told {n} other nodes"),
-        });
-    }
-    Ok(done)
-}
-
-/// How many events went to each node that is linked.
-pub(crate) fn sent(node: &Node) -> BTreeMap<NodeId, u64> {
-    let peers = node.peers();
-    let links = peers
-        .iter()
-        .filter_map(|peer| Some((peer, peer.link.as_ref()?)));
-    links
-        .map(|(peer, link)| (peer.node, link.progress.sent))
-        .collect()
-}
-
-/// How long those who are linked may take to hear of a change.
-const TELLING: Duration = Duration::from_secs(4);
-
-/// Waits until everybody who was linked has what was appended after `before` was taken, for a few
-/// seconds; how many have. Who hears that this node `leaves` closes the link.
-pub(crate) async fn told(node: &Node, before: &BTreeMap<NodeId, u64>, leaves: bool) -> usize {
-    let mut changes = node.changes();
-    let deadline = Instant::now() + TELLING;
-    loop {
-        let peers = node.peers();
-        let linked: BTreeMap<NodeId, &LinkInfo> = peers
-            .iter()
-            .filter_map(|peer| Some((peer.node, peer.link.as_ref()?)))
-            .collect();
-        let has = |node: &NodeId, earlier: u64| match linked.get(node) {
-            Some(link) => link.progress.in_sync && link.progress.sent > earlier,
-            None => leaves,
-        };
-        let told = before.iter().filter(|(node, sent)| has(node, **sent));
-        let told = told.count();
-        let wait_for = match leaves {
-            true => before.len(),
-            false => before
-                .keys()
-                .filter(|node| linked.contains_key(*node))
-                .count(),
-        };
-        let left = deadline.saturating_duration_since(Instant::now());
-        if told >= wait_for || left.is_zero() {
-            return told;
-        }
-        // Whether a link is even is told; how much went over it has to be looked at.
-        let _ = tokio::time::timeout(left.min(LOOK), changes.changed()).await;
-    }
-}
-
-/// How often it is looked whether a change has gone over a link.
-const LOOK: Duration = Duration::from_millis(20);
-
-/// Appends an event of this node, or of the root.
-pub(crate) fn append(home: &Home, author: Option<&NodeKey>, body: Body) -> Result<(), Failure> {
-    let key = author.unwrap_or(&home.key);
-    home.log
-        .append(key, body, now_ms())
-        .map(|_| ())
-        .map_err(|e| log_failure(&home.dir, &e))
-}
-
 fn find(home: &Home, text: &str) -> Result<NodeId, Failure> {
     let state = home.state();
     let now = now_ms();
@@ -667,7 +507,7 @@ fn report(
         }
         return print_json(&fields);
     }
-    print_bytes(format!("{who} {what}\n").as_bytes())
+    print(format!("{who} {what}\n"))
 }
 
 fn not_a_member(text: &str) -> Failure {

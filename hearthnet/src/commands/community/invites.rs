@@ -8,12 +8,11 @@ use hearthnet_bus::invite::Invite;
 use hearthnet_bus::log::{Body, Community, Level, OpenInvite, Status};
 use serde_json::json;
 
-use super::community::{append, change};
-use crate::commands::{print_bytes, print_json};
+use super::change::{append, change};
 use crate::community::{Home, label, log_failure, now_ms};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
-use crate::output::{note, span, table, when};
+use crate::output::{note, print, print_json, span, table, when};
 
 /// Fewest characters of an id, after `ed25519:`, that name an invite.
 const LEAST: usize = 4;
@@ -25,7 +24,7 @@ struct Joined {
     at_ms: u64,
 }
 
-pub(crate) fn list(home: &Home, all: bool, as_json: bool) -> Result<(), Failure> {
+pub(super) fn list(home: &Home, all: bool, as_json: bool) -> Result<(), Failure> {
     let (state, now) = (home.state(), now_ms());
     let mut joined = joined(home)?;
     let mut shown: Vec<(&NodeId, &OpenInvite)> = state
@@ -66,33 +65,30 @@ pub(crate) fn list(home: &Home, all: bool, as_json: bool) -> Result<(), Failure>
         });
         return Ok(());
     }
-    let rows: Vec<Vec<String>> = shown
-        .iter()
-        .map(|(id, invite)| {
-            let used_by: Vec<String> = joined
-                .remove(*id)
-                .unwrap_or_default()
-                .iter()
-                .map(|it| match state.is_revoked(&it.node) {
-                    true => format!("{} (put out)", it.name),
-                    false => it.name.clone(),
-                })
-                .collect();
-            vec![
-                id.short(),
-                invite.level.to_string(),
-                format!("{} of {}", invite.used, invite.uses),
-                match left(&state, invite, now) {
-                    Ok(ms) => format!("for {}", span(ms)),
-                    Err(why) => why,
-                },
-                by(&state, invite),
-                used_by.join(", "),
-            ]
-        })
-        .collect();
+    let rows = shown.iter().map(|(id, invite)| {
+        let used_by: Vec<String> = joined
+            .remove(*id)
+            .unwrap_or_default()
+            .iter()
+            .map(|it| match state.is_revoked(&it.node) {
+                true => format!("{} (put out)", it.name),
+                false => it.name.clone(),
+            })
+            .collect();
+        [
+            id.short(),
+            invite.level.to_string(),
+            format!("{} of {}", invite.used, invite.uses),
+            match left(&state, invite, now) {
+                Ok(ms) => format!("for {}", span(ms)),
+                Err(why) => why,
+            },
+            by(&state, invite),
+            used_by.join(", "),
+        ]
+    });
     let header = ["invite", "level", "used", "open", "made by", "used by"];
-    print_bytes(table(&header, &rows).as_bytes())
+    print(table(&header, rows))
 }
 
 /// For how long an invite lets somebody in, in ms; or why it does not any more.
@@ -140,7 +136,7 @@ fn joined(home: &Home) -> Result<BTreeMap<NodeId, Vec<Joined>>, Failure> {
     Ok(all)
 }
 
-pub(crate) fn withdraw(
+pub(super) fn withdraw(
     text: &str,
     home: &Home,
     config: &Config,
@@ -150,13 +146,10 @@ pub(crate) fn withdraw(
     if as_json {
         return print_json(&json!({ "invite": invite.to_string(), "withdrawn": true }));
     }
-    print_bytes(
-        format!(
-            "{} was withdrawn: nobody joins with it any more\n",
-            invite.short()
-        )
-        .as_bytes(),
-    )
+    print(format!(
+        "{} was withdrawn: nobody joins with it any more\n",
+        invite.short()
+    ))
 }
 
 fn take_back(text: &str, home: &Home) -> Result<NodeId, Failure> {

@@ -3,35 +3,35 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use hearthnet_bus::log::Body;
 use hearthnet_bus::{CommunityId, whole_file};
 use serde_json::json;
 
-use super::community::{agreed, append, keeps_an_anchor, sent, told};
-use crate::args::{Global, LeaveArgs};
-use crate::commands::{print_bytes, print_json, runtime};
+use super::change::{append, keeps_an_anchor, nothing_changed, sent, told};
+use crate::args::LeaveArgs;
 use crate::community::{Home, LOG_FILE, OnDisk, ROOT_KEY, now_ms};
 use crate::config::Config;
+use crate::context::Context;
 use crate::failure::{Failure, Kind};
 use crate::membership;
 use crate::node::{Lock, learn};
-use crate::output::note;
+use crate::output::{ask, note, print, print_json};
+use crate::runtime::block_on;
 use crate::standing::{CLOCK_FILE, Standing};
 
-pub(crate) fn run(args: &LeaveArgs, global: &Global, config: &Config) -> Result<(), Failure> {
-    let dir = crate::paths::data_dir(global.data_dir.clone())?;
-    match Home::on_disk(global, &dir)? {
-        OnDisk::Here(home) => leave(args, home, config),
+pub(super) fn run(args: &LeaveArgs, cx: &Context) -> Result<(), Failure> {
+    let dir = cx.global.dir()?;
+    match Home::on_disk(&cx.global, &dir)? {
+        OnDisk::Here(home) => leave(args, home, &cx.config),
         // Without the log nothing can be said to the others, and nothing is to be kept.
         OnDisk::Lost(noted) => {
             let question = format!(
                 "Give up the place of this node in {:?}? Its log is lost here, so nobody can be told.",
                 noted.name
             );
-            if !args.yes && !agreed(&question)? {
-                return Err(nothing());
+            if !args.yes && !ask(&question, Some(true))? {
+                return Err(nothing_changed());
             }
             let _lock = lock(&dir)?;
             let aside = put_aside(&dir, noted.community, true)?;
@@ -66,8 +66,8 @@ fn leave(args: &LeaveArgs, home: Home, config: &Config) -> Result<(), Failure> {
             "Put the key and the log of {name:?} aside? A new key is made when this home joins again."
         ),
     };
-    if !args.yes && !agreed(&question)? {
-        return Err(nothing());
+    if !args.yes && !ask(&question, Some(true))? {
+        return Err(nothing_changed());
     }
     let told = match member && others {
         true => say_goodbye(args, &home, config)?,
@@ -99,15 +99,10 @@ fn lock(dir: &Path) -> Result<Lock, Failure> {
     })
 }
 
-fn nothing() -> Failure {
-    Failure::new(Kind::Interrupted, "nothing was changed")
-}
-
 /// Appends that this node has left, and waits until others have it. How many; `None` if they had put
 /// it out already.
 fn say_goodbye(args: &LeaveArgs, home: &Home, config: &Config) -> Result<Option<usize>, Failure> {
-    let runtime = runtime()?;
-    let told = runtime.block_on(async {
+    let told = block_on(async {
         let node = crate::node::transient(home, config).await?;
         learn(&node, home).await;
         let before = sent(&node);
@@ -138,9 +133,7 @@ fn say_goodbye(args: &LeaveArgs, home: &Home, config: &Config) -> Result<Option<
         };
         node.shutdown().await;
         left.map(|()| Some(told))
-    });
-    runtime.shutdown_timeout(Duration::from_millis(500));
-    let told = told?;
+    })?;
     if told == Some(0) && !args.json {
         note(
             "nobody could be told: the others go on counting this node as a member until an anchor revokes it",
@@ -225,7 +218,10 @@ fn done(
         true => "its log is",
         false => "its log and the key that counts no more are",
     };
-    print_bytes(format!("left {name:?}{heard}\n{what} in {}\n", aside.display()).as_bytes())?;
+    print(format!(
+        "left {name:?}{heard}\n{what} in {}\n",
+        aside.display()
+    ))?;
     note("next: `hearthnet community join CODE`, or `hearthnet community create NAME`");
     Ok(())
 }

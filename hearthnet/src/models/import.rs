@@ -8,13 +8,14 @@ use hearthnet_model::catalogue::Resolved;
 use hearthnet_model::hugging_face::{self, Directory, ImportError};
 use hearthnet_model::{ModelRef, TensorType};
 
-use super::{cancel_on_interrupt, host_failure, weight_type};
 use crate::args::Global;
 use crate::failure::{Failure, Kind};
+use crate::models::find::models_dir;
 use crate::output::{Progress, note};
+use crate::signals::cancel_on_interrupt;
 
 /// The model file of what is named, if that is a directory.
-pub(super) fn resolve(global: &Global, name: &ModelRef) -> Result<Option<Resolved>, Failure> {
+pub(crate) fn resolve(global: &Global, name: &ModelRef) -> Result<Option<Resolved>, Failure> {
     match name {
         ModelRef::Path(path) if path.is_dir() => {
             let path = cached(path, dtype(global)?)?;
@@ -32,7 +33,7 @@ pub(super) fn resolve(global: &Global, name: &ModelRef) -> Result<Option<Resolve
 }
 
 /// `hearthnet model import`: where the file lies.
-pub(super) fn run(
+pub(crate) fn run(
     global: &Global,
     directory: &Path,
     output: Option<&Path>,
@@ -63,7 +64,7 @@ fn dtype(global: &Global) -> Result<Option<TensorType>, Failure> {
 /// The file in the cache, made now if need be.
 fn cached(directory: &Path, dtype: Option<TensorType>) -> Result<PathBuf, Failure> {
     let fail = |error| failure(directory, error);
-    let models = hearthnet_model::cache::models().map_err(host_failure)?;
+    let models = models_dir()?;
     let place = hugging_face::place(directory, dtype, &models).map_err(fail)?;
     let cancel = match place.is_file() {
         true => Arc::default(),
@@ -93,4 +94,17 @@ fn failure(directory: &Path, error: ImportError) -> Failure {
         _ => Failure::new(Kind::Model, text)
             .hint("a directory as `transformers` saves it is read: config.json, *.safetensors, tokenizer.json or tokenizer.model"),
     }
+}
+
+/// The weight type of that name, of those that can be written.
+pub(crate) fn weight_type(name: &str) -> Result<TensorType, Failure> {
+    let known = TensorType::WRITABLE;
+    known
+        .into_iter()
+        .find(|dtype| dtype.name().to_lowercase() == name)
+        .ok_or_else(|| {
+            let names = TensorType::names(known).to_lowercase();
+            Failure::new(Kind::Config, format!("there is no weight type {name:?}"))
+                .hint(format!("use one of {names}"))
+        })
 }

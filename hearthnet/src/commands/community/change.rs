@@ -1,0 +1,153 @@
+//! What the commands that change a community have in common: judging, appending, telling others.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use hearthnet_bus::log::{Body, Community, Level};
+use hearthnet_bus::node::{LinkInfo, Node};
+use hearthnet_bus::{NodeId, NodeKey};
+
+use crate::community::{Home, label, log_failure, now_ms};
+use crate::config::Config;
+use crate::failure::{Failure, Kind};
+use crate::node::{LOG_LOOK, Lock, learn};
+use crate::output::note;
+use crate::runtime::block_on;
+
+/// Makes a change to the community: `work` judges by the log and appends. If no node runs here,
+/// others are looked for first, for a few seconds: their news may decide, and after an old copy
+/// of the log was put back they know what this node has said. Then they are told.
+pub(super) fn change<T>(
+    home: &Home,
+    config: &Config,
+    quiet: bool,
+    work: impl FnOnce() -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    if Lock::is_held(&home.dir) {
+        let done = work()?;
+        // Who asks the node that runs here after this command has ended is told of it.
+        std::thread::sleep(LOG_LOOK);
+        return Ok(done);
+    }
+    if home.state().members().count() < 2 {
+        return work();
+    }
+    let (done, told) = block_on(async {
+        let node = crate::node::transient(home, config).await?;
+        learn(&node, home).await;
+        let before = sent(&node);
+        let done = work();
+        let told = match done {
+            Ok(_) => told(&node, &before, false).await,
+            Err(_) => 0,
+        };
+        node.shutdown().await;
+        Ok((done?, told))
+    })?;
+    if !quiet {
+        note(match told {
+            0 => "nobody else could be told yet; a node that runs here (`hearthnet serve`) will"
+                .to_owned(),
+            1 => "told one other node".to_owned(),
+            n => format!("told {n} other nodes"),
+        });
+    }
+    Ok(done)
+}
+
+/// How many events went to each node that is linked.
+pub(super) fn sent(node: &Node) -> BTreeMap<NodeId, u64> {
+    let peers = node.peers();
+    let links = peers
+        .iter()
+        .filter_map(|peer| Some((peer, peer.link.as_ref()?)));
+    links
+        .map(|(peer, link)| (peer.node, link.progress.sent))
+        .collect()
+}
+
+/// How long those who are linked may take to hear of a change.
+const TELLING: Duration = Duration::from_secs(4);
+
+/// Waits until everybody who was linked has what was appended after `before` was taken, for a few
+/// seconds; how many have. Who hears that this node `leaves` closes the link.
+pub(crate) async fn told(node: &Node, before: &BTreeMap<NodeId, u64>, leaves: bool) -> usize {
+    let mut changes = node.changes();
+    let deadline = Instant::now() + TELLING;
+    loop {
+        let peers = node.peers();
+        let linked: BTreeMap<NodeId, &LinkInfo> = peers
+            .iter()
+            .filter_map(|peer| Some((peer.node, peer.link.as_ref()?)))
+            .collect();
+        let has = |node: &NodeId, earlier: u64| match linked.get(node) {
+            Some(link) => link.progress.in_sync && link.progress.sent > earlier,
+            None => leaves,
+        };
+        let told = before.iter().filter(|(node, sent)| has(node, **sent));
+        let told = told.count();
+        let wait_for = match leaves {
+            true => before.len(),
+            false => before
+                .keys()
+                .filter(|node| linked.contains_key(*node))
+                .count(),
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        if told >= wait_for || left.is_zero() {
+            return told;
+        }
+        // Whether a link is even is told; how much went over it has to be looked at.
+        let _ = tokio::time::timeout(left.min(LOOK), changes.changed()).await;
+    }
+}
+
+/// How often it is looked whether a change has gone over a link.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Appends an event of this node, or of the root.
+pub(super) fn append(home: &Home, author: Option<&NodeKey>, body: Body) -> Result<(), Failure> {
+    let key = author.unwrap_or(&home.key);
+    home.log
+        .append(key, body, now_ms())
+        .map(|_| ())
+        .map_err(|e| log_failure(&home.dir, &e))
+}
+
+/// Refuses what would take the last anchor from a community: nobody could invite or revoke any
+/// more but whoever finds the root key. The log itself does not refuse it, for the root's word
+/// about a lost key must hold whatever else has happened.
+pub(super) fn keeps_an_anchor(state: &Community, node: &NodeId, what: &str) -> Result<(), Failure> {
+    let anchor = |node: &NodeId| state.level(node) == Some(Level::Anchor);
+    let others = state
+        .members()
+        .any(|(other, _)| other != node && anchor(other));
+    if !anchor(node) || others {
+        return Ok(());
+    }
+    Err(Failure::new(
+        Kind::Community,
+        format!(
+            "{} is the last anchor of {:?}, and cannot be {what}: nobody could invite or put out anybody any more",
+            label(state, node),
+            state.name
+        ),
+    )
+    .code("last_anchor")
+    .hint("first make another member an anchor: `hearthnet community promote NODE anchor`, on the machine that has root.key"))
+}
+
+/// The refusal of a second community.
+pub(super) fn in_community(name: &str) -> Failure {
+    Failure::new(
+        Kind::Community,
+        format!("this node is in {name:?} already"),
+    )
+    .code("in_community")
+    .hint("`hearthnet community leave` ends that; or --data-dir names another directory, for another node")
+}
+
+/// The end of a command whose question was answered with no.
+pub(super) fn nothing_changed() -> Failure {
+    Failure::new(Kind::Interrupted, "nothing was changed")
+}

@@ -1,0 +1,120 @@
+//! `hearthnet model`: how models are named and found, the catalogue, pulling, looking into files,
+//! converting. What lies in the cache, and in which state, is in `store.rs`; where a model could run,
+//! in `room.rs`.
+
+use std::path::Path;
+
+use hearthnet_model::convert::{ConvertError, convert};
+use hearthnet_model::inspect::{container, inspect};
+use hearthnet_model::{Gguf, ModelError, ModelFile};
+
+use crate::args::ModelCommand;
+use crate::context::Context;
+use crate::failure::{Failure, Kind};
+use crate::models::find::{catalogue, resolve};
+use crate::models::import::weight_type;
+use crate::models::pull::{How, pull_model};
+use crate::models::{cache, import, open_file, room};
+use crate::output::{Progress, print, print_json};
+use crate::signals::cancel_on_interrupt;
+
+pub(crate) fn run(command: ModelCommand, cx: &Context) -> Result<(), Failure> {
+    match command {
+        ModelCommand::Pull {
+            model,
+            from,
+            sha256,
+            force,
+        } => {
+            let how = How {
+                from,
+                sha256,
+                force,
+            };
+            let path = pull_model(&cx.global, &catalogue(&cx.global)?, &model, how)?;
+            print(format!("{}\n", path.display()))
+        }
+        ModelCommand::List { json } => {
+            cache::list(&catalogue(&cx.global)?, &room::Room::of(cx), json)
+        }
+        ModelCommand::Rm { model, yes } => cache::remove(&catalogue(&cx.global)?, &model, yes),
+        ModelCommand::Verify {
+            model,
+            accept,
+            json,
+        } => cache::verify(
+            &catalogue(&cx.global)?,
+            &resolve(&cx.global, &model)?.path,
+            accept,
+            json,
+        ),
+        ModelCommand::Inspect { model, json } => {
+            let resolved = resolve(&cx.global, &model)?;
+            let file = match ModelFile::open(&resolved.path) {
+                Ok(file) => file,
+                Err(error) => return Err(inspect_container(&resolved.path, &error, json)),
+            };
+            let mut progress = Progress::new("hashing");
+            let weights = file
+                .manifest(&mut |done, total| progress.set(done, total))
+                .weights_id();
+            let inspection = inspect(&file, weights);
+            drop(progress);
+            if json {
+                print_json(&inspection)
+            } else {
+                print(format!("{inspection}"))
+            }
+        }
+        ModelCommand::Import { directory, output } => {
+            let path = import::run(&cx.global, &directory, output.as_deref())?;
+            print(format!("{}\n", path.display()))
+        }
+        ModelCommand::Convert { model, to, output } => {
+            let resolved = resolve(&cx.global, &model)?;
+            convert_file(&resolved.path, &to, &output)
+        }
+    }
+}
+
+/// Shows what there is to see of a file whose model cannot be run.
+fn inspect_container(path: &Path, error: &ModelError, json: bool) -> Failure {
+    let failure = Failure::new(Kind::Model, format!("{}: {error}", path.display())).hint(
+        "`hearthnet model list` names models that run; a fresh `hearthnet model pull` replaces a \
+         broken file",
+    );
+    let Ok(gguf) = Gguf::open(path) else {
+        return failure;
+    };
+    let container = container(&gguf, Some(path));
+    match json {
+        true => match serde_json::to_value(&container) {
+            Ok(found) => failure.beside(found),
+            Err(_) => failure,
+        },
+        false => match print(container.to_string()) {
+            Ok(()) => failure,
+            Err(closed) => closed,
+        },
+    }
+}
+
+fn convert_file(source: &Path, to: &str, output: &Path) -> Result<(), Failure> {
+    let dtype = weight_type(to)?;
+    let file = open_file(source)?;
+    let cancel = cancel_on_interrupt()?;
+    let mut progress = Progress::new("converting");
+    let done = convert(&file, dtype, output, &cancel, &mut |d, t| {
+        progress.set(d, t);
+    });
+    drop(progress);
+    done.map_err(|error| match error {
+        ConvertError::Cancelled => {
+            Failure::new(Kind::Interrupted, "stopped; nothing is left behind")
+        }
+        ConvertError::Exists(_) => Failure::new(Kind::Config, error.to_string())
+            .hint("name a file that does not exist yet"),
+        other => Failure::new(Kind::Host, other.to_string()),
+    })?;
+    print(format!("{}\n", output.display()))
+}

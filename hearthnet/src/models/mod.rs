@@ -1,0 +1,172 @@
+//! Model files of this machine, opened.
+//!
+//! | concept | file |
+//! |---|---|
+//! | which model is meant, and where its file is | `find.rs` |
+//! | fetching one | `pull.rs` |
+//! | Hugging Face directories as model files | `import.rs` |
+//! | what lies in the cache, and in which state | `cache.rs` |
+//! | where a model could run | `room.rs` |
+
+pub(crate) mod cache;
+pub(crate) mod find;
+pub(crate) mod import;
+pub(crate) mod pull;
+pub(crate) mod room;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use hearthnet_model::catalogue::{Band, Resolved};
+use hearthnet_model::engine::{EngineOptions, Head};
+use hearthnet_model::manifest::ChangedError;
+use hearthnet_model::sampler::SamplingChoice;
+use hearthnet_model::template::{TemplateError, TemplateTime};
+use hearthnet_model::{
+    BoundaryDtype, ChatTemplate, Gguf, ModelFile, ModelRef, Tokenizer, WeightsId,
+};
+use hearthnet_orchestrator::chat::TextModel;
+use hearthnet_orchestrator::private_layers::PrivateLayers;
+
+use self::find::{catalogue, pick, pin, resolve, resolve_or_pull};
+use crate::community::{Home, now_ms};
+use crate::config::Config;
+use crate::context::Context;
+use crate::failure::{Failure, Kind};
+use crate::output::{Progress, note};
+
+/// A model file on this machine, opened, with its identity.
+#[derive(Clone)]
+pub(crate) struct OpenModel {
+    pub(crate) id: String,
+    pub(crate) path: PathBuf,
+    pub(crate) file: Arc<ModelFile>,
+    pub(crate) weights: WeightsId,
+    pub(crate) bands: Option<Vec<Band>>,
+    /// Layers that this machine computes itself for its chats over hosts: none until
+    /// [`crate::private_layers::load`].
+    pub(crate) private: PrivateLayers,
+    /// How its tokens are chosen where nobody says.
+    pub(crate) sampling: SamplingChoice,
+}
+
+/// Opens what `--model` names, or what is meant without it ([`pick`]). Nothing is fetched.
+pub(crate) fn open_model(
+    cx: &Context,
+    named: Option<&ModelRef>,
+    home: Option<&Home>,
+) -> Result<OpenModel, Failure> {
+    let name = pick(cx, named, home)?;
+    open_resolved(cx, resolve(&cx.global, &name)?)
+}
+
+/// The same outside of a community, fetching the model first when that is possible and this
+/// machine has it not.
+pub(crate) fn open_or_pull_model(
+    cx: &Context,
+    named: Option<&ModelRef>,
+) -> Result<OpenModel, Failure> {
+    let name = pick(cx, named, None)?;
+    open_resolved(cx, resolve_or_pull(&cx.global, &name)?)
+}
+
+/// Opens a model that was found.
+pub(crate) fn open_resolved(cx: &Context, resolved: Resolved) -> Result<OpenModel, Failure> {
+    let Resolved { id, path, .. } = resolved;
+    let catalogue = catalogue(&cx.global)?;
+    let pin = pin(&catalogue, &path)?;
+    let mut file = open_file(&path)?;
+    let fp32 = cx.config.research.distributed_inference.activation_dtype == "fp32";
+    if fp32 && file.spec().boundary != BoundaryDtype::F32 {
+        note(format!(
+            "activations are fp32 for debugging: answers differ from those with {}, and only hosts \
+             that are set so, too, can compute them",
+            file.spec().boundary
+        ));
+        file = file.with_boundary(BoundaryDtype::F32);
+    }
+    let mut progress = Progress::new("hashing the model");
+    let weights = file
+        .check(pin, &mut |done, total| progress.set(done, total))
+        .map_err(|e| changed(&e))?
+        .weights_id();
+    drop(progress);
+    // How large rows are, rounding does not change.
+    let bands = match pin {
+        Some(pin) => pin.boundary_magnitude.clone(),
+        None => find::bands(&catalogue, weights),
+    };
+    let sampling = find::sampling(&catalogue, weights, file.gguf());
+    Ok(OpenModel {
+        id,
+        path,
+        weights,
+        private: PrivateLayers::none(file.spec().layers),
+        file: Arc::new(file),
+        bands,
+        sampling,
+    })
+}
+
+/// Opens a model file.
+pub(crate) fn open_file(path: &Path) -> Result<ModelFile, Failure> {
+    ModelFile::open(path).map_err(|e| model_failure(path, e))
+}
+
+pub(crate) fn model_failure(path: &Path, error: impl std::fmt::Display) -> Failure {
+    Failure::new(Kind::Model, format!("{}: {error}", path.display()))
+        .hint("`hearthnet model inspect FILE` shows what a file holds; a fresh `hearthnet model pull` replaces a broken one")
+}
+
+/// The caller's side of a model: tokenizer, template, embedding and output matrix.
+pub(crate) fn text_model(model: &OpenModel, head: Head) -> Result<TextModel, Failure> {
+    let fail = |e: &dyn std::fmt::Display| model_failure(&model.path, e);
+    let gguf: &Gguf = model.file.gguf();
+    let tokenizer = Tokenizer::from_gguf(gguf).map_err(|e| fail(&e))?;
+    let template = match ChatTemplate::from_gguf(gguf) {
+        Ok(template) => Some(template.with_clock(|| TemplateTime::from_unix(now_ms() / 1000))),
+        // Text can be continued without one; a chat then says what is missing.
+        Err(TemplateError::Missing) => None,
+        Err(error) => return Err(fail(&error)),
+    };
+    Ok(TextModel {
+        tokenizer,
+        template,
+        head: head.into(),
+        context: model.file.spec().context,
+        sampling: model.sampling,
+    })
+}
+
+/// Embedding and output matrix, for a caller whose blocks run elsewhere, all or most of them.
+pub(crate) fn load_head(model: &OpenModel, options: &EngineOptions) -> Result<Head, Failure> {
+    let head = model.private.head(&model.file, options);
+    head.map_err(|e| model_failure(&model.path, e))
+}
+
+/// Engine options by configuration, with the thread count a flag may override.
+pub(crate) fn engine_options(config: &Config, threads: Option<usize>) -> EngineOptions {
+    let host = &config.research.distributed_inference.host;
+    EngineOptions {
+        threads: threads
+            .filter(|&n| n > 0)
+            .unwrap_or_else(|| config.threads()),
+        max_kv_bytes: host.kv_budget_mb << 20,
+        ..EngineOptions::default()
+    }
+}
+
+/// A file that is not what it was.
+pub(crate) fn changed(error: &ChangedError) -> Failure {
+    let path = error.path.display();
+    let hint = match error.pinned {
+        true => "`hearthnet model pull` of its id fetches it again".to_owned(),
+        false => format!(
+            "restore it from a copy or fetch it again (`hearthnet model pull --force`); \
+             `hearthnet model verify {path} --accept` takes it as it is now"
+        ),
+    };
+    Failure::new(Kind::Model, error.to_string())
+        .code("model_changed")
+        .hint(hint)
+}

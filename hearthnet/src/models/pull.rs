@@ -1,0 +1,204 @@
+//! Fetching a model, and what there is to say about it.
+
+use std::path::{Path, PathBuf};
+
+use hearthnet_model::catalogue::{Catalogue, ModelEntry, Pinned, Source};
+use hearthnet_model::manifest::{FileState, file_state};
+use hearthnet_model::pins::Pin;
+use hearthnet_model::pull::{PullError, PullEvent, PullOptions, SourceError, pull, pull_reference};
+use hearthnet_model::{Digest, ModelFile, ModelRef, WeightsId};
+
+use super::room;
+use crate::args::Global;
+use crate::community::now_ms;
+use crate::failure::{Failure, Kind};
+use crate::models::find::{no_cache, not_resolved};
+use crate::models::{changed, open_file};
+use crate::output::{Progress, bytes, note};
+use crate::signals::cancel_on_interrupt;
+
+/// How a model is to be fetched.
+#[derive(Debug, Default)]
+pub(crate) struct How {
+    pub(crate) from: Option<PathBuf>,
+    pub(crate) sha256: Option<Digest>,
+    pub(crate) force: bool,
+}
+
+/// Fetches a model, wherever it is named to be, and has its file looked at.
+pub(crate) fn pull_model(
+    global: &Global,
+    catalogue: &Catalogue,
+    model: &ModelRef,
+    how: How,
+) -> Result<PathBuf, Failure> {
+    let mut options = PullOptions::from_environment().map_err(no_cache)?;
+    options.from = how.from;
+    // What was fetched and has changed since, is not what was fetched.
+    let place = model.place().map(|place| options.models.join(place));
+    options.again = how.force
+        || place.is_some_and(|path| {
+            path.is_file()
+                && (file_state(&path) == FileState::Changed || ModelFile::open(&path).is_err())
+        });
+    let id = match model {
+        ModelRef::Path(path) => {
+            return Err(Failure::new(
+                Kind::BadRequest,
+                format!("{} is a path: there is nothing to fetch", path.display()),
+            )
+            .hint("name a catalogue id, hf:OWNER/REPOSITORY/FILE.gguf or an https address; --from takes the file itself from a path"));
+        }
+        ModelRef::Id(id) => Some(id),
+        _ => None,
+    };
+    let entry = id
+        .map(|id| {
+            catalogue
+                .get(id)
+                .ok_or_else(|| not_resolved(&catalogue.unknown(id)))
+        })
+        .transpose()?;
+    let cancel = cancel_on_interrupt()?;
+    let mut progress = Progress::new("pulling");
+    let size = entry.map_or_else(String::new, |e| format!(" ({})", bytes(e.bytes)));
+    let mut fetched = false;
+    let mut tell = |event: PullEvent<'_>| match event {
+        PullEvent::Waiting => note("another process is pulling this model; waiting for it"),
+        PullEvent::Trying(source) => {
+            if let Some(entry) = entry.filter(|_| !fetched) {
+                note(licence(entry));
+            }
+            fetched = true;
+            note(format!("pulling {model}{size} from {source}"));
+        }
+        PullEvent::Progress { done, total } => progress.set(done, total),
+        PullEvent::Failed(source, error) => note(format!("not from {source}: {error}")),
+        _ => {}
+    };
+    let pulled = match entry {
+        Some(entry) => pull(entry, &options, &cancel, &mut tell),
+        None => pull_reference(model, how.sha256, &options, &cancel, &mut tell),
+    };
+    drop(progress);
+    let path = pulled.map_err(|error| match error {
+        PullError::Cancelled => Failure::new(Kind::Interrupted, "stopped; nothing is half-written")
+            .hint("the same command goes on where it stopped, if the source allows it"),
+        PullError::NoSource { ref file, ref failures, .. } => {
+            let own = closed(failures).or_else(|| replaced(entry?, &options.models, failures));
+            let hint = own.unwrap_or_else(|| match id {
+                Some(id) => format!("connect this machine to the network and try again, or bring the file {file} here and run `hearthnet model pull {id} --from FILE`"),
+                None => "check the name and the network; HF_ENDPOINT names another hub".to_owned(),
+            });
+            // Why not, was said when it was tried.
+            Failure::new(Kind::Model, format!("model {model} could not be fetched: no source has it")).hint(hint)
+        }
+        PullError::Unprotected(_) => Failure::new(Kind::BadRequest, error.to_string())
+            .hint("`sha256sum FILE` where the file is good prints what --sha256 takes"),
+        other => Failure::new(Kind::Model, other.to_string()),
+    })?;
+    let file = open_file(&path)?;
+    let mut progress = Progress::new("hashing the model");
+    let mut set = |done, total| progress.set(done, total);
+    match (entry, fetched) {
+        // Another file of the same name may have lain there.
+        (None, true) => drop(file.accept(&mut set)),
+        (entry, _) => {
+            let manifest = file.check(entry, &mut set).map_err(|e| changed(&e))?;
+            drop(progress);
+            if let Some(entry) = entry {
+                keep_pin(global, entry, &options.models, &file, manifest.weights_id())?;
+            }
+        }
+    }
+    Ok(path)
+}
+
+/// What one has to know of the licence before a model comes.
+fn licence(entry: &ModelEntry) -> String {
+    match &entry.terms {
+        Some(terms) => format!(
+            "licence: {}; whoever uses the model accepts {terms}",
+            entry.license
+        ),
+        None => format!("licence: {}", entry.license),
+    }
+}
+
+/// What to do where a repository of the hub is not open to whoever asks.
+fn closed(failures: &[(Source, SourceError)]) -> Option<String> {
+    failures.iter().find_map(|failure| match failure {
+        (Source::Hf { repository, .. }, SourceError::Status(401 | 403)) => Some(format!(
+            "the repository may want its licence accepted: do that on its page \
+             (https://huggingface.co/{repository}), and set HF_TOKEN to a token of your account there"
+        )),
+        _ => None,
+    })
+}
+
+/// What to do where a file is no longer the one that this machine pulled first.
+fn replaced(
+    entry: &ModelEntry,
+    models: &Path,
+    failures: &[(Source, SourceError)],
+) -> Option<String> {
+    let other = failures
+        .iter()
+        .any(|(_, error)| matches!(error, SourceError::Contents { .. }));
+    (other && entry.pinned == Pinned::FirstPull).then(|| {
+        format!(
+            "the first pull on this machine pinned another file. If its publisher has replaced it, \
+             remove {} and pull again",
+            Pin::path(models, &entry.id).display()
+        )
+    })
+}
+
+/// Keeps what the first pull of a model finds out, and says what the community makes of it.
+fn keep_pin(
+    global: &Global,
+    entry: &ModelEntry,
+    models: &Path,
+    file: &ModelFile,
+    weights: WeightsId,
+) -> Result<(), Failure> {
+    if entry.weights.is_some() {
+        return Ok(());
+    }
+    let sha256 = match entry.sha256 {
+        // It was compared.
+        Some(sha256) => sha256,
+        None => Digest::of(file.gguf().bytes()),
+    };
+    let pin = Pin { sha256, weights };
+    pin.write(models, &entry.id)
+        .map_err(|e| Failure::new(Kind::Host, e.to_string()))?;
+    note(match entry.pinned {
+        Pinned::Never => format!(
+            "nobody says what this file must be: from now on it must be this one here \
+             (SHA-256 {sha256}, weights {weights})"
+        ),
+        _ => format!("the file is the one that the catalogue pins (weights {weights})"),
+    });
+    let Some(home) = room::community(global) else {
+        return Ok(());
+    };
+    let state = home.state();
+    let served: Vec<&str> = state
+        .shards(now_ms())
+        .map(|advert| &advert.descriptor)
+        .filter(|d| room::is_called(entry, &d.model_id, d.total_layers))
+        .map(|d| &*d.weights_sha256)
+        .collect();
+    let own = weights.to_string();
+    match served.iter().find(|served| **served != own) {
+        Some(other) => note(format!(
+            "warning: hosts of {:?} serve other weights under the name {}: {other} instead of \
+             {own}. They cannot compute together: ask their owners where their file is from",
+            state.name, entry.id
+        )),
+        None if served.is_empty() => {}
+        None => note(format!("hosts of {:?} serve the same weights", state.name)),
+    }
+    Ok(())
+}
