@@ -197,6 +197,23 @@ fn different_histories_of_one_length_are_noticed_when_heads_are_compared() {
 }
 
 #[test]
+fn nobody_advertises_the_shard_of_another_or_layers_that_cannot_be() {
+    let home = Home::new();
+    let me = founder();
+    let backwards = Body::ShardAdvertised(Box::new(Descriptor {
+        layer_range: (7, 0),
+        ..descriptor(me.key.id())
+    }));
+    for body in [advert(&key(2), 0), backwards] {
+        assert_eq!(
+            codes(&home.log, &[me.say(1, NOW, body)], NOW),
+            ["log_malformed"]
+        );
+    }
+    assert_eq!(home.log.state().shards(NOW).count(), 0);
+}
+
+#[test]
 fn an_old_descriptor_is_stale() {
     let home = Home::new();
     let me = founder();
