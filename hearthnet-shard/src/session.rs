@@ -1,12 +1,12 @@
-//! One session: the connection's task, for each purpose.
+//! One session, for each purpose. The caller's rows are judged by the transport's own task as they
+//! come ([`Handler`]); the session's task watches for what ends it from outside.
 
 use std::sync::Arc;
 
 use hearthnet_transport::{
-    CloseCode, Connection, Message, SendError, Sender, StepResult, StreamOpened, Want,
+    CloseCode, Connection, Handler, Message, SendError, Sender, StreamOpened, bench,
 };
-use parking_lot::Mutex;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::admission::BENCH;
@@ -83,10 +83,11 @@ pub(crate) async fn serve(
     };
     if let Some(code) = code {
         connection.close(code);
-        trace.end(code, true);
-    } else if let Some(closed) = connection.sender().closed() {
-        trace.end(closed.code, closed.by_us);
     }
+    // Its streams have ended when this resolves.
+    let closed = connection.ended().await;
+    tracing::debug!(code = %closed.code, by_us = closed.by_us, "session ended");
+    trace.end(closed.code, closed.by_us);
     host_state.counters.session_ended();
 }
 
@@ -102,38 +103,39 @@ async fn pipeline(
         sender: connection.sender(),
         trace: Arc::clone(trace),
         max_unread,
-        broken: Mutex::new(None),
-        noticed: Notify::new(),
     });
-    let mut stream_table =
-        StreamTable::new(Arc::clone(host_state), connection.peer(), outlet.clone());
+    let stream_table = StreamTable::new(Arc::clone(host_state), connection.peer(), outlet.clone());
+    connection.attend(Pipeline {
+        stream_table,
+        trace: Arc::clone(trace),
+    });
     let mut announced = std::pin::pin!(end.clone().announced());
     let mut end = std::pin::pin!(end.comes());
-    let mut broken = std::pin::pin!(outlet.broken());
     let mut told = false;
     loop {
-        // The caller last: however much it sends, it hears that the host leaves.
         tokio::select! {
             biased;
             code = &mut end => return Some(code),
-            code = &mut broken => return Some(code),
             within_ms = &mut announced, if !told => {
                 told = true;
                 outlet.send(Message::Leaving { within_ms });
             }
-            message = connection.recv() => match message {
-                Ok(message) => {
-                    trace.heard(&message);
-                    if let Err(code) = stream_table.handle(message) {
-                        return Some(code);
-                    }
-                }
-                Err(closed) => {
-                    tracing::debug!(code = %closed.code, by_us = closed.by_us, "session ended");
-                    return None;
-                }
-            },
+            _ = connection.ended() => return None,
         }
+    }
+}
+
+/// Judges what the caller sends, in the task that reads it.
+struct Pipeline {
+    /// Ends the session's streams when it is dropped, which is when the session is over.
+    stream_table: StreamTable,
+    trace: Arc<Trace>,
+}
+
+impl Handler for Pipeline {
+    fn message(&mut self, message: Message) -> Result<(), CloseCode> {
+        self.trace.heard(&message);
+        self.stream_table.handle(message)
     }
 }
 
@@ -183,26 +185,7 @@ fn echoed(message: Message) -> Option<Message> {
             };
             Some(Message::StreamOpened(opened))
         }
-        Message::Step(step) => {
-            let row = step.width as usize * step.dtype.size();
-            // The transport has checked that the data is `rows` rows of this length.
-            let (rows, data) = match step.want {
-                Want::None => (0, step.data.slice(..0)),
-                Want::Last => (1, step.data.slice(step.data.len().saturating_sub(row)..)),
-                Want::All => (step.rows, step.data),
-            };
-            Some(Message::StepResult(StepResult {
-                stream: step.stream,
-                epoch: step.epoch,
-                position: step.position,
-                rows,
-                width: step.width,
-                dtype: step.dtype,
-                compute_us: 0,
-                queue_us: 0,
-                data,
-            }))
-        }
+        Message::Step(step) => Some(Message::StepResult(bench::echo(step))),
         _ => None,
     }
 }
@@ -213,25 +196,6 @@ struct SessionOutlet {
     sender: Sender,
     trace: Arc<Trace>,
     max_unread: u64,
-    broken: Mutex<Option<CloseCode>>,
-    noticed: Notify,
-}
-
-impl SessionOutlet {
-    fn fail(&self, code: CloseCode) {
-        self.broken.lock().get_or_insert(code);
-        self.noticed.notify_one();
-    }
-
-    /// Resolves with the code to close with, once the session cannot go on.
-    async fn broken(&self) -> CloseCode {
-        loop {
-            self.noticed.notified().await;
-            if let Some(code) = *self.broken.lock() {
-                return code;
-            }
-        }
-    }
 }
 
 impl Outlet for SessionOutlet {
@@ -241,8 +205,8 @@ impl Outlet for SessionOutlet {
         }
         match self.sender.try_send_all(&messages) {
             Ok(0) if self.sender.stats().queued_bytes <= self.max_unread => {}
-            Ok(_) => self.fail(CloseCode::CreditStall),
-            // The connection's task sees it as well.
+            Ok(_) => self.sender.close(CloseCode::CreditStall),
+            // The session's task sees it as well.
             Err(SendError::Closed(_)) => {}
             Err(error) => {
                 let code = match &error {
@@ -250,7 +214,7 @@ impl Outlet for SessionOutlet {
                     _ => CloseCode::Internal,
                 };
                 tracing::warn!(%code, "an answer could not be sent: {error}");
-                self.fail(code);
+                self.sender.close(code);
             }
         }
     }
