@@ -1,6 +1,6 @@
 //! A session with one host, shared by every chat that uses it.
 //!
-//! One task per host reads the session and hands each message to the chat that
+//! The transport's task that reads the session hands each message to the chat that
 //! owns the stream; chats send through the session's own sender. A chat waits on
 //! one queue for all its hosts, so that whichever answers first is served first.
 
@@ -10,16 +10,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use futures_util::FutureExt as _;
 use hearthnet_bus::flight::{self, Event, SessionId};
 use hearthnet_bus::{Capability, Descriptor, Grant, NodeId, NodeKey};
 use hearthnet_transport::{
-    CloseCode, Closer, Code, Config, ConnectError, Connection, Hello, Identity, Message, Sender,
-    SessionClosed, SessionStats, StepResult, StreamClose,
+    CloseCode, Closer, Code, Config, ConnectError, Connection, Handler, Hello, Identity, Message,
+    Sender, SessionClosed, SessionStats, StepResult, StreamClose,
 };
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::task::JoinHandle;
 
 use crate::error::ChatError;
 use crate::write_batch::WriteBatch;
@@ -144,22 +142,17 @@ struct Routes {
 
 type Streams = Arc<Mutex<Routes>>;
 
-fn lock(streams: &Streams) -> MutexGuard<'_, Routes> {
-    streams.lock()
-}
-
 /// An authenticated session with one host.
 #[derive(Debug)]
 pub struct HostLink {
     addr: HostAddr,
-    is_here: bool,
     descriptor: Descriptor,
     session: SessionId,
     sender: Sender,
-    closer: Closer,
     streams: Streams,
     next_stream: AtomicU32,
-    reader: JoinHandle<()>,
+    /// Closed with this.
+    connection: Connection,
     /// Where the session lives.
     runtime: Handle,
     /// When a successor should be opened.
@@ -252,7 +245,6 @@ impl HostLink {
         lifetime: Duration,
     ) -> Result<Self, ChatError> {
         let session = SessionId::of_token(token);
-        let is_here = connection.is_here();
         // What begins in the last quarter of a session might not end with it.
         let stale_at = Instant::now() + lifetime * 3 / 4;
         let unavailable = |why: String| {
@@ -275,18 +267,20 @@ impl HostLink {
             ));
         }
         let streams = Streams::default();
-        let closer = connection.closer();
-        let reader = tokio::spawn(read(connection, sender.clone(), Arc::clone(&streams)));
+        connection.attend(Reader {
+            host: addr.node,
+            sender: sender.clone(),
+            streams: Arc::clone(&streams),
+            arrived: Vec::new(),
+        });
         Ok(Self {
             addr: addr.clone(),
-            is_here,
             descriptor,
             session,
             sender,
-            closer,
             streams,
             next_stream: AtomicU32::new(1),
-            reader,
+            connection,
             runtime: Handle::current(),
             stale_at,
         })
@@ -304,7 +298,7 @@ impl HostLink {
 
     /// Whether this process itself is the host.
     pub fn is_here(&self) -> bool {
-        self.is_here
+        self.connection.is_here()
     }
 
     /// The session's name in the flight records of both sides.
@@ -320,12 +314,12 @@ impl HostLink {
     /// Ends the session from outside, when the right to it has ended: chats that run over it hear
     /// why, and go on elsewhere.
     pub fn closer(&self) -> Closer {
-        self.closer.clone()
+        self.connection.closer()
     }
 
     /// Whether the session still goes on.
     pub fn is_open(&self) -> bool {
-        !self.closer.is_closed() && self.streams.lock().ended.is_none()
+        self.sender.closed().is_none() && self.streams.lock().ended.is_none()
     }
 
     /// Whether the host is about to leave: it takes nothing new.
@@ -447,13 +441,6 @@ fn close(sender: &Sender, stream: u32, epoch: u32) {
     let _ = sender.try_send(Message::StreamClose(StreamClose { stream, epoch }));
 }
 
-impl Drop for HostLink {
-    fn drop(&mut self) {
-        // Dropping the connection inside the task closes the session.
-        self.reader.abort();
-    }
-}
-
 /// Waits for the host's descriptor; nothing else may come first.
 async fn describe(connection: &mut Connection) -> Result<bytes::Bytes, String> {
     match connection.recv().await {
@@ -468,93 +455,100 @@ async fn describe(connection: &mut Connection) -> Result<bytes::Bytes, String> {
 const AT_ONCE: usize = 64;
 
 /// Hands every message to the chat that owns its stream, until the session ends.
-async fn read(mut connection: Connection, sender: Sender, streams: Streams) {
-    let mut messages = Vec::new();
-    let ended = loop {
-        // All that has come: a batch's results arrive in one piece.
-        let mut arrived = Some(connection.recv().await);
-        while let Some(Ok(message)) = arrived {
-            messages.push(message);
-            arrived = match messages.len() < AT_ONCE {
-                true => connection.recv().now_or_never(),
-                false => None,
-            };
-        }
-        let results = |message: &&Message| matches!(message, Message::StepResult(_));
-        let several = messages.iter().filter(results).nth(1).is_some();
-        let write_batch = several.then(WriteBatch::default);
-        for message in messages.drain(..) {
-            hand_out(message, &write_batch, connection.peer(), &sender, &streams);
-        }
-        if let Some(Err(closed)) = arrived {
-            break Ended::of(&closed);
-        }
-    };
-    let mut routes = streams.lock();
-    for route in std::mem::take(&mut routes.by_stream).into_values() {
-        let lost = Inbound::Lost(ended.clone());
-        let _ = route.inbox.send((route.hop, lost));
-    }
-    routes.ended = Some(ended);
+struct Reader {
+    host: NodeId,
+    sender: Sender,
+    streams: Streams,
+    /// What has come together so far: a batch's results arrive in one piece.
+    arrived: Vec<Message>,
 }
 
-/// Hands one message to the chat that owns its stream.
-fn hand_out(
-    message: Message,
-    write_batch: &Option<WriteBatch>,
-    host: NodeId,
-    sender: &Sender,
-    streams: &Streams,
-) {
-    let (stream, mut inbound) = match message {
-        Message::StreamOpened(m) => (m.stream, Inbound::Opened),
-        Message::StepResult(result) => {
-            let (at, write_batch) = (Instant::now(), None);
-            (
-                result.stream,
-                Inbound::Result {
-                    result,
-                    at,
-                    write_batch,
+impl Handler for Reader {
+    fn message(&mut self, message: Message) -> Result<(), CloseCode> {
+        self.arrived.push(message);
+        if self.arrived.len() >= AT_ONCE {
+            self.drained();
+        }
+        Ok(())
+    }
+
+    fn drained(&mut self) {
+        let results = |message: &&Message| matches!(message, Message::StepResult(_));
+        let several = self.arrived.iter().filter(results).nth(1).is_some();
+        let write_batch = several.then(WriteBatch::default);
+        for message in std::mem::take(&mut self.arrived) {
+            self.hand_out(message, &write_batch);
+        }
+    }
+
+    fn ended(mut self: Box<Self>, closed: &SessionClosed) {
+        if !closed.by_us {
+            // What the host said before its end still counts.
+            self.drained();
+        }
+        let ended = Ended::of(closed);
+        let mut routes = self.streams.lock();
+        for route in std::mem::take(&mut routes.by_stream).into_values() {
+            let lost = Inbound::Lost(ended.clone());
+            let _ = route.inbox.send((route.hop, lost));
+        }
+        routes.ended = Some(ended);
+    }
+}
+
+impl Reader {
+    /// Hands one message to the chat that owns its stream.
+    fn hand_out(&self, message: Message, write_batch: &Option<WriteBatch>) {
+        let (stream, mut inbound) = match message {
+            Message::StreamOpened(m) => (m.stream, Inbound::Opened),
+            Message::StepResult(result) => {
+                let (at, write_batch) = (Instant::now(), None);
+                (
+                    result.stream,
+                    Inbound::Result {
+                        result,
+                        at,
+                        write_batch,
+                    },
+                )
+            }
+            Message::StreamError(m) => (
+                m.stream,
+                Inbound::Error {
+                    code: m.code,
+                    message: m.message,
                 },
-            )
-        }
-        Message::StreamError(m) => (
-            m.stream,
-            Inbound::Error {
-                code: m.code,
-                message: m.message,
-            },
-        ),
-        Message::Leaving { within_ms } => {
-            let mut routes = lock(streams);
-            if !routes.leaving {
-                flight::record(Event::HostLeaving {
-                    host,
-                    within_ms: within_ms.into(),
-                });
+            ),
+            Message::Leaving { within_ms } => {
+                let mut routes = self.streams.lock();
+                if !routes.leaving {
+                    flight::record(Event::HostLeaving {
+                        host: self.host,
+                        within_ms: within_ms.into(),
+                    });
+                }
+                routes.leaving = true;
+                routes.let_go(&self.sender);
+                for route in routes.by_stream.values() {
+                    let _ = route.inbox.send((route.hop, Inbound::Leaving));
+                }
+                return;
             }
-            routes.leaving = true;
-            routes.let_go(sender);
-            for route in routes.by_stream.values() {
-                let _ = route.inbox.send((route.hop, Inbound::Leaving));
+            // A host has nothing else to say; what it says for nobody is dropped below.
+            _ => return,
+        };
+        if let Some(route) = self.streams.lock().by_stream.get(&stream) {
+            // Nobody is to wait for a chat that does something else, who knows how long.
+            if let Inbound::Result {
+                write_batch: own, ..
+            } = &mut inbound
+                && route.attentive.load(Ordering::Relaxed)
+            {
+                own.clone_from(write_batch);
             }
-            return;
+            // A chat that has gone away no longer listens; its stream is being closed.
+            let _ = route.inbox.send((route.hop, inbound));
         }
-        // A host has nothing else to say; what it says for nobody is dropped below.
-        _ => return,
-    };
-    if let Some(route) = lock(streams).by_stream.get(&stream) {
-        // Nobody is to wait for a chat that does something else, who knows how long.
-        if let Inbound::Result {
-            write_batch: own, ..
-        } = &mut inbound
-            && route.attentive.load(Ordering::Relaxed)
-        {
-            own.clone_from(write_batch);
-        }
-        // A chat that has gone away no longer listens; its stream is being closed.
-        let _ = route.inbox.send((route.hop, inbound));
     }
 }
 

@@ -1,12 +1,12 @@
-//! One session: the connection's task, for each purpose.
+//! One session, for each purpose. The caller's rows are judged by the transport's own task as they
+//! come ([`Handler`]); the session's task watches for what ends it from outside.
 
 use std::sync::Arc;
 
 use hearthnet_transport::{
-    CloseCode, Connection, Message, SendError, Sender, StepResult, StreamOpened, Want,
+    CloseCode, Connection, Handler, Message, SendError, Sender, StreamOpened, bench,
 };
-use parking_lot::Mutex;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::admission::BENCH;
@@ -81,14 +81,12 @@ pub(crate) async fn serve(
         BENCH => echo(&mut connection, &host_state, end).await,
         _ => pipeline(&mut connection, &host_state, caller, end, max_unread).await,
     };
-    match (code, connection.sender().closed()) {
-        (Some(code), _) => {
-            connection.close(code);
-            events.session_ended(caller, code, true);
-        }
-        (None, Some(closed)) => events.session_ended(caller, closed.code, closed.by_us),
-        (None, None) => events.session_ended(caller, CloseCode::Lost, false),
+    if let Some(code) = code {
+        connection.close(code);
     }
+    // Its streams have ended when this resolves.
+    let closed = connection.ended().await;
+    events.session_ended(caller, closed.code, closed.by_us);
 }
 
 /// Runs the caller's rows. The code to close with, unless the session has ended already.
@@ -102,33 +100,34 @@ async fn pipeline(
     let outlet = Arc::new(SessionOutlet {
         sender: connection.sender(),
         max_unread,
-        broken: Mutex::new(None),
-        noticed: Notify::new(),
     });
-    let mut stream_table = StreamTable::new(Arc::clone(host_state), caller, outlet.clone());
+    let stream_table = StreamTable::new(Arc::clone(host_state), caller, outlet.clone());
+    connection.attend(Pipeline { stream_table });
     let mut announced = std::pin::pin!(end.clone().announced());
     let mut end = std::pin::pin!(end.comes());
-    let mut broken = std::pin::pin!(outlet.broken());
     let mut told = false;
     loop {
-        // The caller last: however much it sends, it hears that the host leaves.
         tokio::select! {
             biased;
             code = &mut end => return Some(code),
-            code = &mut broken => return Some(code),
             within_ms = &mut announced, if !told => {
                 told = true;
                 outlet.send(Message::Leaving { within_ms });
             }
-            message = connection.recv() => match message {
-                Ok(message) => {
-                    if let Err(code) = stream_table.handle(message) {
-                        return Some(code);
-                    }
-                }
-                Err(_) => return None,
-            },
+            _ = connection.ended() => return None,
         }
+    }
+}
+
+/// Judges what the caller sends, in the task that reads it.
+struct Pipeline {
+    /// Ends the session's streams when it is dropped, which is when the session is over.
+    stream_table: StreamTable,
+}
+
+impl Handler for Pipeline {
+    fn message(&mut self, message: Message) -> Result<(), CloseCode> {
+        self.stream_table.handle(message)
     }
 }
 
@@ -181,26 +180,7 @@ fn echoed(message: Message) -> Option<Message> {
             };
             Some(Message::StreamOpened(opened))
         }
-        Message::Step(step) => {
-            let row = step.width as usize * step.dtype.size();
-            // The transport has checked that the data is `rows` rows of this length.
-            let (rows, data) = match step.want {
-                Want::None => (0, step.data.slice(..0)),
-                Want::Last => (1, step.data.slice(step.data.len().saturating_sub(row)..)),
-                Want::All => (step.rows, step.data),
-            };
-            Some(Message::StepResult(StepResult {
-                stream: step.stream,
-                epoch: step.epoch,
-                position: step.position,
-                rows,
-                width: step.width,
-                dtype: step.dtype,
-                compute_us: 0,
-                queue_us: 0,
-                data,
-            }))
-        }
+        Message::Step(step) => Some(Message::StepResult(bench::echo(step))),
         _ => None,
     }
 }
@@ -210,33 +190,14 @@ fn echoed(message: Message) -> Option<Message> {
 struct SessionOutlet {
     sender: Sender,
     max_unread: u64,
-    broken: Mutex<Option<CloseCode>>,
-    noticed: Notify,
-}
-
-impl SessionOutlet {
-    fn fail(&self, code: CloseCode) {
-        self.broken.lock().get_or_insert(code);
-        self.noticed.notify_one();
-    }
-
-    /// Resolves with the code to close with, once the session cannot go on.
-    async fn broken(&self) -> CloseCode {
-        loop {
-            self.noticed.notified().await;
-            if let Some(code) = *self.broken.lock() {
-                return code;
-            }
-        }
-    }
 }
 
 impl Outlet for SessionOutlet {
     fn send_all(&self, messages: Vec<Message>) {
         match self.sender.try_send_all(&messages) {
             Ok(0) if self.sender.stats().queued_bytes <= self.max_unread => {}
-            Ok(_) => self.fail(CloseCode::CreditStall),
-            // The connection's task sees it as well.
+            Ok(_) => self.sender.close(CloseCode::CreditStall),
+            // The session's task sees it as well.
             Err(SendError::Closed(_)) => {}
             Err(error) => {
                 let code = match &error {
@@ -244,7 +205,7 @@ impl Outlet for SessionOutlet {
                     _ => CloseCode::Internal,
                 };
                 tracing::warn!(%code, "an answer could not be sent: {error}");
-                self.fail(code);
+                self.sender.close(code);
             }
         }
     }

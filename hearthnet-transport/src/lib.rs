@@ -39,7 +39,8 @@
 //! | who a node is | `node_id.rs` |
 //! | node keys as certificates; TLS profile | `identity.rs`, `net/tls.rs` |
 //! | WebSocket limits that tungstenite lacks | `net/frame_limiter.rs` |
-//! | the driver task, and who does the I/O | `net/connection.rs` |
+//! | plain messages, for the other paths | `session/plain.rs` |
+//! | the driver task, and who does the I/O | `net/driver.rs` |
 //! | handshakes, admission, caps | `net/connect.rs`, `net/listener.rs` |
 //! | other paths of the same listener, with their sockets | `net/paths.rs`, `net/peer_socket.rs` |
 //! | round trips and throughput | `bench.rs` |
@@ -81,11 +82,13 @@ pub use message::{
     Message, Step, StepResult, StreamClose, StreamError, StreamOpen, StreamOpened, Truncate, Want,
 };
 pub use net::{
-    Acceptor, Admission, Arrival, BindError, Closer, ConnectError, Connection, Frame, Io, Listener,
-    ListenerStats, PATH, PathListener, PathRule, PeerSender, PeerSocket, Phase, RefusedConnection,
-    SendError, Sender, connect, connect_here, connect_over, connect_path, connect_path_over,
+    Acceptor, Admission, Arrival, BindError, Closer, ConnectError, Connection, Handler, Io,
+    Listener, ListenerStats, PATH, PathListener, PathRule, PeerSender, PeerSocket, Phase,
+    RefusedConnection, SendError, Sender, connect, connect_here, connect_over, connect_path,
+    connect_path_over,
 };
 pub use node_id::{NodeId, NodeIdError};
+pub use session::protocol::Frame;
 pub use session::rate::TokenBucket;
 pub use session::{SessionStats, Terms};
 pub use tensor::{DType, Dims, MAX_RANK, Tensor};

@@ -520,7 +520,7 @@ fn a_peer_that_is_asked_for_a_sign_of_life_gives_one_and_is_asked_once_at_a_time
     pair.run();
     pair.tick(Duration::from_secs(10));
     let now = pair.now();
-    assert_eq!(pair.caller.silent_for(now), 10_000_000);
+    assert_eq!(pair.caller.silent_for(now), Duration::from_secs(10));
     assert_eq!(pair.caller.unanswered_for(now), None);
     let sent = pair.caller.stats().frames_sent;
     pair.caller.probe(now);
@@ -530,11 +530,14 @@ fn a_peer_that_is_asked_for_a_sign_of_life_gives_one_and_is_asked_once_at_a_time
     pair.tick(Duration::from_secs(2));
     let now = pair.now();
     pair.caller.probe(now);
-    assert_eq!(pair.caller.unanswered_for(now), Some(2_000_000));
-    assert_eq!(pair.caller.silent_for(now), 12_000_000);
+    assert_eq!(
+        pair.caller.unanswered_for(now),
+        Some(Duration::from_secs(2))
+    );
+    assert_eq!(pair.caller.silent_for(now), Duration::from_secs(12));
     pair.run();
     assert_eq!(pair.caller.stats().frames_sent, sent + 1);
-    assert_eq!(pair.caller.silent_for(now), 0);
+    assert_eq!(pair.caller.silent_for(now), Duration::ZERO);
     assert_eq!(pair.caller.unanswered_for(now), None);
     assert!(pair.caller.is_open() && pair.host.is_open());
 }

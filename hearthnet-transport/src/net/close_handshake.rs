@@ -6,13 +6,12 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::{Sink, Stream};
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::error::{CapacityError, Error as WsError, ProtocolError};
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode as WsCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Message as WsMessage};
 
-use super::frame_limiter::{Limited, violation_in};
+use super::driver::Socket;
+use super::frame_limiter::violation_in;
 use crate::code::{CloseCode, SessionClosed, Violation};
 use crate::time::Time;
 
@@ -33,9 +32,9 @@ pub(crate) struct CloseHandshake {
 impl CloseHandshake {
     /// Goes on with it. `ready`: nothing is left to be written before the close frame. `true`: the
     /// connection is done.
-    pub(crate) fn poll<T: AsyncRead + AsyncWrite + Unpin>(
+    pub(crate) fn poll(
         &mut self,
-        mut socket: Pin<&mut WebSocketStream<Limited<T>>>,
+        mut socket: Pin<&mut Socket>,
         code: CloseCode,
         ready: bool,
         now: Time,

@@ -9,25 +9,26 @@ use std::time::Duration;
 use rustls::AlertDescription;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
-use tokio_rustls::{TlsConnector, TlsStream};
+use tokio_rustls::TlsConnector;
 use tokio_tungstenite::client_async_with_config;
 use tokio_tungstenite::tungstenite::Error as WsError;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::http::StatusCode;
 
-use super::connection::{Connection, Socket, start};
+use super::connection::{Connection, Pending};
+use super::driver::{Socket, websocket_config};
 use super::frame_limiter::{FrameLimiter, Limited, violation_in};
 use super::listener::REFUSED_HEADER;
 use super::metrics::{self, OpenSocket, Side, tls_cause};
 use super::paths::PathRule;
-use super::peer_socket::{self, PeerSocket, websocket_config};
-use super::tls::{Refusal, client_config, no_name, refusal_in};
+use super::peer_socket::{self, PeerSocket};
+use super::tls::{Refusal, client_config, no_name, peer_of, refusal_in};
 use super::{BoxIo, Io, PATH};
 use crate::NodeId;
 use crate::code::{CloseCode, Code, SessionClosed, Violation};
 use crate::config::{Config, ConfigError};
 use crate::identity::Identity;
-use crate::session::{Event, Session, max_message_bytes};
+use crate::session::{Session, max_message_bytes};
 use crate::time::Time;
 use crate::wire::control::Hello;
 
@@ -197,7 +198,7 @@ async fn open_session(
 
     let now = Time::from(begin.elapsed());
     let session = Session::caller(config, &hello, now);
-    let mut pending = start(
+    let pending = Pending::start(
         session,
         socket,
         expect,
@@ -206,20 +207,16 @@ async fn open_session(
         Side::Caller,
         Box::new(|_| {}),
     );
-    loop {
-        match pending.event().await {
-            Ok(Event::Opened(terms)) => {
-                return pending
-                    .open(hello, terms)
-                    .ok_or_else(|| handshake(Phase::Hello, "the session opened twice".to_owned()));
-            }
-            Ok(_) => {}
-            Err(closed) if closed.by_us && closed.code == CloseCode::PipelineStalled => {
-                return Err(ConnectError::Timeout(Phase::Hello));
-            }
-            Err(closed) => return Err(ConnectError::Closed(closed)),
-        }
-    }
+    // A host's HELLO opens the session, or does not.
+    let opened = pending
+        .opened(hello, |_| Err(CloseCode::ProtocolState))
+        .await;
+    opened.map_err(
+        |closed| match closed.by_us && closed.code == CloseCode::PipelineStalled {
+            true => ConnectError::Timeout(Phase::Hello),
+            false => ConnectError::Closed(closed),
+        },
+    )
 }
 
 /// Opens a socket on another path than the tensor one, at `addr` (`host:port`). With `expect` the
@@ -313,11 +310,7 @@ async fn upgrade(
             metrics::tls_failed(Side::Caller, tls_cause(&error));
             tls_error(&error, expect)
         })?;
-    let peer = stream
-        .get_ref()
-        .1
-        .peer_certificates()
-        .and_then(|chain| NodeId::from_certificate(chain.first()?).ok())
+    let peer = peer_of(stream.get_ref().1)
         .ok_or_else(|| handshake(Phase::Tls, "the peer has no certificate".to_owned()))?;
 
     // A URL has no place for the interface of a link-local address.
@@ -334,7 +327,7 @@ async fn upgrade(
     // The first message may come in the same read as the answer to the upgrade.
     let mut limiter = FrameLimiter::new(false, largest, Time::ZERO);
     limiter.allow_text(text);
-    let limited = Limited::new(TlsStream::Client(stream), limiter, begin);
+    let limited = Limited::new(Box::new(stream), limiter, begin);
     let websocket = websocket_config(largest, config.read_buffer_bytes);
     let upgrading = client_async_with_config(request, limited, Some(websocket));
     let (socket, _response) = within(Phase::Upgrade, config.deadlines.upgrade, upgrading)

@@ -13,6 +13,7 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
+use super::BoxIo;
 use crate::code::{CloseCode, Violation};
 use crate::session::rate::TokenBucket;
 use crate::time::Time;
@@ -265,8 +266,8 @@ impl FrameLimiter {
 }
 
 /// A byte stream under the meter.
-pub(crate) struct Limited<S> {
-    inner: S,
+pub(crate) struct Limited {
+    inner: BoxIo,
     pub(crate) limiter: FrameLimiter,
     start: Instant,
     received: u64,
@@ -277,8 +278,8 @@ pub(crate) struct Limited<S> {
 /// Reads that are dropped before others get their turn.
 const DROP_BUDGET: usize = 16;
 
-impl<S> Limited<S> {
-    pub(crate) fn new(inner: S, limiter: FrameLimiter, start: Instant) -> Limited<S> {
+impl Limited {
+    pub(crate) fn new(inner: BoxIo, limiter: FrameLimiter, start: Instant) -> Limited {
         Limited {
             inner,
             limiter,
@@ -303,9 +304,7 @@ impl<S> Limited<S> {
     pub(crate) fn heard(&self) -> Time {
         self.heard
     }
-}
 
-impl<S: AsyncRead + Unpin> Limited<S> {
     /// Reads and drops, past the meter and everything above it. Ready when the stream has ended.
     pub(crate) fn poll_drop(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let mut scratch = [0; 4096];
@@ -321,7 +320,7 @@ impl<S: AsyncRead + Unpin> Limited<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Limited<S> {
+impl AsyncRead for Limited {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -340,7 +339,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Limited<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Limited<S> {
+impl AsyncWrite for Limited {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, timeout};
-use tokio_rustls::{TlsAcceptor, TlsStream};
+use tokio_rustls::TlsAcceptor;
 use tokio_tungstenite::accept_hdr_async_with_config;
 use tokio_tungstenite::tungstenite::handshake::server::{
     Callback, ErrorResponse, Request, Response,
@@ -22,18 +22,19 @@ use tokio_tungstenite::tungstenite::http::header::{CONNECTION, CONTENT_LENGTH};
 use tokio_tungstenite::tungstenite::http::{HeaderValue, StatusCode};
 
 use super::caps::{Caps, Place};
-use super::connection::{Connection, Socket, start};
+use super::connection::{Connection, Pending};
+use super::driver::{Socket, websocket_config};
 use super::frame_limiter::{FrameLimiter, Limited};
 use super::metrics::{self, OpenSocket, Side, tls_cause};
 use super::paths::{Arrival, PathRule};
-use super::peer_socket::{self, websocket_config};
-use super::tls::server_config;
+use super::peer_socket;
+use super::tls::{peer_of, server_config};
 use super::{BoxIo, Io, PATH, Phase};
 use crate::NodeId;
 use crate::code::{CloseCode, Code, SessionClosed};
 use crate::config::{CONTROL_MESSAGE_BYTES, Config, ConfigError};
 use crate::identity::Identity;
-use crate::session::{Event, Session, max_message_bytes};
+use crate::session::{Session, max_message_bytes};
 use crate::time::Time;
 use crate::wire::control::Hello;
 
@@ -309,15 +310,11 @@ impl Acceptor {
             }
             Ok(Ok(stream)) => stream,
         };
-        let peer = stream
-            .get_ref()
-            .1
-            .peer_certificates()
-            .and_then(|chain| NodeId::from_certificate(chain.first()?).ok())
+        let peer = peer_of(stream.get_ref().1)
             .ok_or_else(|| failed(Phase::Tls, "the peer has no certificate".to_owned()))?;
 
         let limiter = FrameLimiter::new(true, CONTROL_MESSAGE_BYTES, Time::ZERO);
-        let limited = Limited::new(TlsStream::Server(stream), limiter, begin);
+        let limited = Limited::new(Box::new(stream), limiter, begin);
         // Which path it is shows only in the upgrade; the meter knows each one's own limit.
         let tensors = max_message_bytes(self.config.chunk_bytes, self.config.inline_max);
         let largest = self.paths.iter().map(|path| path.rule.max_message_bytes);
@@ -379,7 +376,7 @@ impl Acceptor {
             // The session counts against the limit until its connection is gone.
             drop(permit);
         };
-        let mut pending = start(
+        let pending = Pending::start(
             session,
             socket,
             peer,
@@ -388,26 +385,12 @@ impl Acceptor {
             Side::Host,
             Box::new(ended),
         );
-        let mut said = Hello::new("", Vec::new());
-        loop {
-            match pending.event().await.map_err(RefusedConnection::Closed)? {
-                Event::Hello(hello) => {
-                    let answer = if has_room {
-                        self.admission.admit_hello(&peer, &hello, unix_now())
-                    } else {
-                        Err(CloseCode::SessionLimit)
-                    };
-                    said = hello;
-                    pending.answer(answer);
-                }
-                Event::Opened(terms) => {
-                    return pending.open(said, terms).ok_or_else(|| {
-                        failed(Phase::Hello, "the session opened twice".to_owned())
-                    });
-                }
-                _ => {}
-            }
-        }
+        let admit = |hello: &Hello| match has_room {
+            true => self.admission.admit_hello(&peer, hello, unix_now()),
+            false => Err(CloseCode::SessionLimit),
+        };
+        let opened = pending.opened(Hello::new("", Vec::new()), admit).await;
+        opened.map_err(RefusedConnection::Closed)
     }
 }
 

@@ -14,20 +14,25 @@
 //! ```
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Weak};
+use std::future::poll_fn;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::connection::{Connection, Link, Sender};
+use super::closer::Ends;
+use super::connection::{Connection, Link, SendError, SocketSession};
+use super::driver::{Handler, Shared, retry};
 use crate::NodeId;
 use crate::code::{CloseCode, SessionClosed};
 use crate::config::Config;
 use crate::message::{Message, StreamClose, StreamError};
-use crate::session::{SessionStats, Steps, Terms};
+use crate::session::{Outgoing, SessionStats, Steps, Terms};
 use crate::wire::control::{Hello, Limits};
 
 /// Messages that wait for one side before whoever has more is asked to wait. Steps are bounded by
@@ -65,12 +70,7 @@ pub fn connect_here(
             peer_buffer: peer.recv_buffer_bytes,
         };
         let session = Arc::clone(&session);
-        let link = Link::Local(End { session, side });
-        Connection::over(
-            Sender::over(link, terms),
-            hello.purpose.clone(),
-            hello.token.clone(),
-        )
+        Connection::over(Arc::new(End { session, side }), terms, hello.clone())
     };
     (end(CALLER), end(HOST))
 }
@@ -163,11 +163,20 @@ impl Session {
         }
         inner
     }
+}
 
-    /// Ends the session. `cut`: what was not taken yet is dropped.
-    fn end(&self, by: usize, code: CloseCode, detail: &str, cut: bool) {
-        let mut inner = self.lock();
-        inner.closed.get_or_insert((by, code, detail.to_owned()));
+/// One end of a session.
+#[derive(Clone)]
+struct End {
+    session: Arc<Session>,
+    side: usize,
+}
+
+impl Ends for End {
+    fn end(&self, code: CloseCode, detail: &str, cut: bool) {
+        let mut inner = self.session.lock();
+        let closed = (self.side, code, detail.to_owned());
+        inner.closed.get_or_insert(closed);
         let mut wakers = Vec::new();
         for side in &mut inner.sides {
             wakers.extend(side.receiver.take());
@@ -178,37 +187,15 @@ impl Session {
         }
         drop(inner);
         wakers.into_iter().for_each(Waker::wake);
-        self.room.notify_waiters();
+        self.session.room.notify_waiters();
     }
-}
 
-/// One end of a session.
-#[derive(Clone)]
-pub(crate) struct End {
-    session: Arc<Session>,
-    side: usize,
+    fn closed(&self) -> Option<SessionClosed> {
+        self.told(&self.session.lock())
+    }
 }
 
 impl End {
-    pub(crate) fn peer(&self) -> NodeId {
-        self.session.peer
-    }
-
-    pub(crate) fn room(&self) -> &Notify {
-        &self.session.room
-    }
-
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.session, &other.session)
-    }
-
-    pub(crate) fn weak(&self) -> WeakEnd {
-        WeakEnd {
-            session: Arc::downgrade(&self.session),
-            side: self.side,
-        }
-    }
-
     fn told(&self, inner: &Inner) -> Option<SessionClosed> {
         let (by, code, detail) = inner.closed.as_ref()?;
         Some(match *by == self.side {
@@ -217,33 +204,8 @@ impl End {
         })
     }
 
-    pub(crate) fn closed(&self) -> Option<SessionClosed> {
-        self.told(&self.session.lock())
-    }
-
-    pub(crate) fn close(&self, code: CloseCode, detail: &str) {
-        self.session.end(self.side, code, detail, false);
-    }
-
-    pub(crate) fn stats(&self) -> SessionStats {
-        let inner = self.session.lock();
-        let [own, other] = match self.side {
-            CALLER => [CALLER, HOST],
-            _ => [HOST, CALLER],
-        };
-        SessionStats {
-            frames_sent: inner.sides[other].messages,
-            frames_received: inner.sides[own].messages,
-            steps_in_flight: inner.steps.total(),
-            steps_granted: self.session.step_slots,
-            queued_bytes: inner.sides[other].bytes,
-            buffered_bytes: inner.sides[own].bytes,
-            ..SessionStats::default()
-        }
-    }
-
     /// Hands a message over, or gives it back if that needs waiting.
-    pub(crate) fn try_send(&self, message: Message) -> Result<Option<Message>, SessionClosed> {
+    fn hand_over(&self, message: Message) -> Result<Option<Message>, SessionClosed> {
         let mut inner = self.session.lock();
         if let Some(closed) = self.told(&inner) {
             return Err(closed);
@@ -278,9 +240,67 @@ impl End {
         }
         Ok(None)
     }
+}
+
+impl Link for End {
+    fn peer(&self) -> NodeId {
+        self.session.peer
+    }
+
+    fn stats(&self) -> SessionStats {
+        let inner = self.session.lock();
+        let [own, other] = match self.side {
+            CALLER => [CALLER, HOST],
+            _ => [HOST, CALLER],
+        };
+        SessionStats {
+            frames_sent: inner.sides[other].messages,
+            frames_received: inner.sides[own].messages,
+            steps_in_flight: inner.steps.total(),
+            steps_granted: self.session.step_slots,
+            queued_bytes: inner.sides[other].bytes,
+            buffered_bytes: inner.sides[own].bytes,
+            ..SessionStats::default()
+        }
+    }
+
+    fn send(&self, message: Message, terms: Terms) -> BoxFuture<'_, Result<(), SendError>> {
+        Box::pin(async move {
+            Outgoing::check(&message, &terms)?;
+            let mut waiting = Some(message);
+            retry(&self.session.room, || {
+                match self.hand_over(waiting.take()?) {
+                    Ok(back) => waiting = back,
+                    Err(closed) => return Some(Err(closed.into())),
+                }
+                waiting.is_none().then_some(Ok(()))
+            })
+            .await
+        })
+    }
+
+    fn try_send(
+        &self,
+        message: Message,
+        terms: &Terms,
+        _write: bool,
+    ) -> Result<Option<Message>, SendError> {
+        Outgoing::check(&message, terms)?;
+        Ok(self.hand_over(message)?)
+    }
+
+    fn try_send_all(&self, messages: &[Message], terms: &Terms) -> Result<usize, SendError> {
+        let mut checked = messages.iter().map(|m| Outgoing::check(m, terms));
+        checked.try_for_each(std::convert::identity)?;
+        let mut left = 0;
+        for message in messages {
+            left += usize::from(self.hand_over(message.clone())?.is_some());
+        }
+        Ok(left)
+    }
 
     /// The next message, or the end of the session once all that came before has been taken.
-    pub(crate) fn poll_recv(&self, cx: &mut Context<'_>) -> Poll<Result<Message, SessionClosed>> {
+    fn poll_recv(&self, cx: &mut Context<'_>) -> Poll<Result<Message, SessionClosed>> {
         let mut inner = self.session.lock();
         if let Some(message) = inner.sides[self.side].pop() {
             // The caller lets go of a stream as soon as it has heard that it failed: steps may have
@@ -310,38 +330,43 @@ impl End {
         }
         Poll::Pending
     }
-}
 
-/// An end that does not keep its session alive.
-#[derive(Clone)]
-pub(crate) struct WeakEnd {
-    session: Weak<Session>,
-    side: usize,
-}
-
-impl WeakEnd {
-    /// Ends the session at once: what was not taken is dropped.
-    pub(crate) fn cut(&self, code: CloseCode) {
-        if let Some(session) = self.session.upgrade() {
-            session.end(self.side, code, "", true);
-        }
+    /// Nobody reads a socket here, so the messages have a task of their own.
+    fn attend(&self, mut handler: Box<dyn Handler>) {
+        let end = self.clone();
+        tokio::spawn(async move {
+            let mut next = poll_fn(|cx| end.poll_recv(cx)).await;
+            loop {
+                match next {
+                    Ok(message) => {
+                        if let Err(code) = handler.message(message) {
+                            end.end(code, "", false);
+                        }
+                    }
+                    Err(closed) => return handler.ended(&closed),
+                }
+                next = match poll_fn(|cx| end.poll_recv(cx)).now_or_never() {
+                    Some(next) => next,
+                    None => {
+                        handler.drained();
+                        poll_fn(|cx| end.poll_recv(cx)).await
+                    }
+                };
+            }
+        });
     }
 
-    pub(crate) fn is_closed(&self) -> bool {
-        self.session
-            .upgrade()
-            .is_none_or(|session| session.lock().closed.is_some())
+    fn socket(&self) -> Option<&Shared<SocketSession>> {
+        None
     }
 }
 
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use futures_util::FutureExt as _;
 
     use super::*;
     use crate::message::{Step, StepResult, StreamOpen, StreamOpened, Want};
-    use crate::net::SendError;
     use crate::tensor::DType;
 
     fn pair(slots: u32) -> (Connection, Connection) {

@@ -4,7 +4,8 @@
 //! |---|---|
 //! | `tls.rs` | the TLS profile and the two verifiers |
 //! | `frame_limiter.rs` | meters WebSocket headers below tungstenite, so that nothing is reserved on trust |
-//! | `connection.rs` | [`Connection`], [`Sender`] and the driver task |
+//! | `driver.rs` | the task that drives a socket: reading, writing, timers, [`Handler`] |
+//! | `connection.rs` | [`Connection`], [`Sender`]; a session on a socket |
 //! | `paths.rs`, `peer_socket.rs` | the other paths of a listener, and the sockets on them |
 //! | `closer.rs`, `close_handshake.rs` | ending a connection from outside; how the peer learns why |
 //! | `connect.rs` | the calling side's handshakes |
@@ -17,6 +18,7 @@ mod close_handshake;
 mod closer;
 mod connect;
 mod connection;
+mod driver;
 mod frame_limiter;
 mod listener;
 mod local;
@@ -30,6 +32,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 pub use closer::Closer;
 pub use connect::{ConnectError, Phase, connect, connect_over, connect_path, connect_path_over};
 pub use connection::{Connection, SendError, Sender};
+pub use driver::Handler;
 #[cfg(feature = "fuzzing")]
 pub(crate) use frame_limiter::fuzz_frame_limiter;
 pub use listener::{
@@ -37,7 +40,7 @@ pub use listener::{
 };
 pub use local::connect_here;
 pub use paths::{Arrival, PathRule};
-pub use peer_socket::{Frame, PeerSender, PeerSocket};
+pub use peer_socket::{PeerSender, PeerSocket};
 
 /// Where the WebSocket of a tensor session lives.
 pub const PATH: &str = "/tensor/v1";

@@ -13,8 +13,8 @@ use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::version::TLS13;
 use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, OtherError,
-    PeerMisbehaved, ServerConfig, SignatureScheme,
+    CertificateError, ClientConfig, CommonState, DigitallySignedStruct, DistinguishedName, Error,
+    OtherError, PeerMisbehaved, ServerConfig, SignatureScheme,
 };
 
 use super::Admission;
@@ -257,6 +257,12 @@ pub(crate) fn server_config(
     config.send_tls13_tickets = 0;
     config.max_early_data_size = 0;
     Ok(Arc::new(config))
+}
+
+/// The key that the other end of a TLS connection has proved to hold.
+pub(crate) fn peer_of(connection: &CommonState) -> Option<NodeId> {
+    let chain = connection.peer_certificates()?;
+    NodeId::from_certificate(chain.first()?).ok()
 }
 
 /// The name that rustls wants and this profile does not use.

@@ -32,6 +32,8 @@
 
 mod inbox;
 mod outbox;
+pub(crate) mod plain;
+pub(crate) mod protocol;
 pub(crate) mod rate;
 mod stats;
 
@@ -54,7 +56,7 @@ use crate::wire::pipeline::{self, Place, RESULT_HEAD_BYTES, RowsHead, RowsKind};
 use crate::wire::{FrameBuf, FrameType, HEADER_BYTES, Header};
 use inbox::Inbox;
 use outbox::{Outbox, Part};
-use rate::{Rtt, TokenBucket};
+use rate::{Pace, Rtt, TokenBucket};
 
 /// Seconds' worth of events that a peer may save up.
 const BURST_SECONDS: u32 = 4;
@@ -173,13 +175,6 @@ struct Queued {
     tensor: Option<u16>,
 }
 
-/// How far an incomplete message or tensor has come.
-#[derive(Clone, Copy)]
-struct Progress {
-    since: Time,
-    bytes: u64,
-}
-
 /// One side of a session; see the module documentation for the order of calls.
 pub struct Session {
     config: Config,
@@ -204,7 +199,8 @@ pub struct Session {
     ping: Option<(u64, Time)>,
     next_ping: u64,
     credit_blocked: Option<Time>,
-    progress: Option<Progress>,
+    /// How far an incomplete message or tensor has come.
+    progress: Option<Pace>,
     partial_message: u64,
     pings: TokenBucket,
     opens: TokenBucket,
@@ -453,16 +449,16 @@ impl Session {
         }
     }
 
-    /// For how long nothing has come from the peer, in microseconds.
-    pub fn silent_for(&self, now: Time) -> u64 {
-        now.0.saturating_sub(self.last_received.0)
+    /// For how long nothing has come from the peer.
+    pub fn silent_for(&self, now: Time) -> Duration {
+        now.since(self.last_received)
     }
 
-    /// For how long a PING has been waiting for its PONG, in microseconds, while nothing else came
-    /// either. `None` when nothing is waited for, or the peer has been heard since.
-    pub fn unanswered_for(&self, now: Time) -> Option<u64> {
+    /// For how long a PING has been waiting for its PONG, while nothing else came either. `None`
+    /// when nothing is waited for, or the peer has been heard since.
+    pub fn unanswered_for(&self, now: Time) -> Option<Duration> {
         let (_, asked) = self.ping?;
-        (self.last_received <= asked).then(|| now.0.saturating_sub(asked.0))
+        (self.last_received <= asked).then(|| now.since(asked))
     }
 
     /// Ends the session. Whatever is queued is dropped; a BYE is all that is left to transmit.
@@ -899,10 +895,7 @@ impl Session {
             self.progress = None;
         } else if self.progress.is_none() || self.inbox.withholds() || self.is_congested() {
             // While the application holds credit back, the peer cannot be blamed.
-            self.progress = Some(Progress {
-                since: now,
-                bytes: self.received_so_far(),
-            });
+            self.progress = Some(Pace::new(now, self.received_so_far()));
         }
     }
 
@@ -921,7 +914,7 @@ impl Session {
                     next = next.min(since + d.credit);
                 }
                 if let Some(progress) = self.progress {
-                    next = next.min(progress.since + d.stall);
+                    next = next.min(progress.due(d.stall));
                 }
                 next
             }
@@ -963,21 +956,13 @@ impl Session {
             self.close(CloseCode::CreditStall, "no credit within the deadline");
             return;
         }
-        if let Some(progress) = self.progress
-            && now >= progress.since + d.stall
+        let (received, stall, min_rate) = (self.received_so_far(), d.stall, d.min_rate);
+        if let Some(progress) = &mut self.progress
+            && progress.is_slow(now, received, stall, min_rate)
+            && !(self.inbox.withholds() || self.is_congested())
         {
-            let bytes = self.received_so_far().saturating_sub(progress.bytes);
-            let span = Time::from(now.since(progress.since)).0;
-            let least = u64::from(d.min_rate).saturating_mul(span) / 1_000_000;
-            let blameless = self.inbox.withholds() || self.is_congested();
-            if bytes < least.max(1) && !blameless {
-                self.fail(stalled("a message or tensor came in too slowly"));
-                return;
-            }
-            self.progress = Some(Progress {
-                since: now,
-                bytes: self.received_so_far(),
-            });
+            self.fail(stalled("a message or tensor came in too slowly"));
+            return;
         }
         if now >= self.keep_alive_at() {
             if self.is_congested() {

@@ -1,5 +1,7 @@
 //! Rates and round trips: small pure estimators.
 
+use std::time::Duration;
+
 use crate::time::Time;
 
 const MICROS: i128 = 1_000_000;
@@ -105,10 +107,41 @@ impl Rtt {
     }
 }
 
+/// Whether something that is under way goes on fast enough: so many bytes in each span.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    since: Time,
+    bytes: u64,
+}
+
+impl Pace {
+    /// From `now` on, when `bytes` had passed in all.
+    pub(crate) fn new(now: Time, bytes: u64) -> Pace {
+        Pace { since: now, bytes }
+    }
+
+    /// When the span ends that has begun.
+    pub(crate) fn due(self, span: Duration) -> Time {
+        self.since + span
+    }
+
+    /// Looks at it as of now, and begins the next span when one has ended. `true`: less than
+    /// `min_rate` bytes per second passed in it, or none.
+    pub(crate) fn is_slow(&mut self, now: Time, bytes: u64, span: Duration, min_rate: u32) -> bool {
+        if now < self.due(span) {
+            return false;
+        }
+        let micros = Time::from(now.since(self.since)).0;
+        let least = u64::from(min_rate).saturating_mul(micros) / MICROS;
+        let passed = bytes.saturating_sub(self.bytes);
+        *self = Pace::new(now, bytes);
+        passed < least.max(1)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     #[test]
     fn a_bucket_allows_its_burst_and_then_its_rate() {

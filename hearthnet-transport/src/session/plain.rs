@@ -1,0 +1,224 @@
+//! The messages of an application's own protocol: two bounded queues, and the deadlines of the
+//! connection below. Like [`Session`](super::Session) it does no I/O and reads no clock.
+//!
+//! An inbox that is full stops the reading, so a peer is slowed down by TCP and costs no memory.
+//! A message that has begun must make progress, and so must one that is written to the peer; a
+//! connection on which nothing is heard is asked with a WebSocket ping, and given up.
+
+use std::collections::VecDeque;
+
+use super::protocol::{Frame, Progress, Protocol, Transmit};
+use super::rate::Pace;
+use crate::code::{CloseCode, SessionClosed, Violation};
+use crate::config::Config;
+use crate::time::Time;
+
+/// What a queue may hold; one message is always taken, whatever its size.
+#[derive(Clone, Copy)]
+pub(crate) struct Bounds {
+    pub(crate) messages: usize,
+    pub(crate) bytes: usize,
+    /// Bytes of the largest message.
+    pub(crate) largest: usize,
+}
+
+#[derive(Default)]
+struct Queue {
+    frames: VecDeque<Frame>,
+    bytes: usize,
+}
+
+impl Queue {
+    fn has_room(&self, bounds: Bounds, len: usize) -> bool {
+        self.frames.is_empty()
+            || (self.frames.len() < bounds.messages
+                && self.bytes.saturating_add(len) <= bounds.bytes)
+    }
+
+    fn push(&mut self, frame: Frame) {
+        self.bytes += frame.len();
+        self.frames.push_back(frame);
+    }
+
+    fn pop(&mut self) -> Option<Frame> {
+        let frame = self.frames.pop_front()?;
+        self.bytes -= frame.len();
+        Some(frame)
+    }
+}
+
+/// One side of a plain socket.
+pub(crate) struct PlainSession {
+    bounds: Bounds,
+    config: Config,
+    inbox: Queue,
+    outbox: Queue,
+    closed: Option<SessionClosed>,
+    /// When something last came, or when this side last chose not to read.
+    heard: Time,
+    /// When a ping was due, ...
+    pinged: Option<Time>,
+    /// ... and whether it is still to be sent.
+    owes_ping: bool,
+    received: u64,
+    written: u64,
+    /// The message that is coming in.
+    reading: Option<Pace>,
+    /// The bytes that the peer does not take.
+    writing: Option<Pace>,
+}
+
+impl PlainSession {
+    pub(crate) fn new(bounds: Bounds, config: &Config, now: Time) -> PlainSession {
+        PlainSession {
+            bounds,
+            config: config.clone(),
+            inbox: Queue::default(),
+            outbox: Queue::default(),
+            closed: None,
+            heard: now,
+            pinged: None,
+            owes_ping: false,
+            received: 0,
+            written: 0,
+            reading: None,
+            writing: None,
+        }
+    }
+
+    /// Whether a ping is out that nothing has answered.
+    fn is_asked(&self) -> bool {
+        self.pinged.is_some_and(|pinged| pinged > self.heard)
+    }
+}
+
+impl Protocol for PlainSession {
+    type Outgoing = Frame;
+    type Incoming = Frame;
+
+    fn closed(&self) -> Option<&SessionClosed> {
+        self.closed.as_ref()
+    }
+
+    /// What is queued for the peer may still be transmitted.
+    fn close(&mut self, code: CloseCode, detail: &str) {
+        self.inbox = Queue::default();
+        self.fail(Violation::new(code, detail.to_owned()));
+    }
+
+    /// The application may still take what came before.
+    fn fail(&mut self, violation: Violation) {
+        let closed = SessionClosed::by_us(violation.code, violation.detail);
+        self.closed.get_or_insert(closed);
+        self.owes_ping = false;
+    }
+
+    fn connection_lost(&mut self, closed: SessionClosed) {
+        if self.closed.is_none() {
+            // Nothing may follow the peer's close frame but the answer to it.
+            self.outbox = Queue::default();
+            self.owes_ping = false;
+            self.closed = Some(closed);
+        }
+    }
+
+    fn drop_waiting(&mut self) {
+        self.inbox = Queue::default();
+        self.outbox = Queue::default();
+    }
+
+    fn send(&mut self, frame: Frame) -> Result<Option<Frame>, SessionClosed> {
+        if let Some(closed) = &self.closed {
+            return Err(closed.clone());
+        }
+        if !self.outbox.has_room(self.bounds, frame.len()) {
+            return Ok(Some(frame));
+        }
+        self.outbox.push(frame);
+        Ok(None)
+    }
+
+    fn poll_transmit(&mut self, _now: Time) -> Option<Transmit> {
+        if std::mem::take(&mut self.owes_ping) {
+            return Some(Transmit::Ping);
+        }
+        self.outbox.pop().map(Transmit::Message)
+    }
+
+    fn has_reply(&self) -> bool {
+        !self.outbox.frames.is_empty()
+    }
+
+    fn handle_message(&mut self, _now: Time, frame: Frame) {
+        self.inbox.push(frame);
+    }
+
+    fn take(&mut self) -> Option<Frame> {
+        self.inbox.pop()
+    }
+
+    fn has_incoming(&self) -> bool {
+        !self.inbox.frames.is_empty()
+    }
+
+    fn is_congested(&self) -> bool {
+        !self.inbox.has_room(self.bounds, self.bounds.largest)
+    }
+
+    fn handle_progress(&mut self, now: Time, progress: Progress) {
+        let (received, written) = (progress.received, progress.written);
+        self.heard = self.heard.max(progress.heard);
+        if self.is_congested() {
+            // While this side does not read, the peer cannot be blamed for anything.
+            self.heard = now;
+            self.reading = None;
+        } else if let Some(partial) = progress.partial {
+            let begun = self.reading.unwrap_or(Pace::new(now, received));
+            self.reading = (partial > 0).then_some(begun);
+        }
+        let begun = self.writing.unwrap_or(Pace::new(now, written));
+        self.writing = progress.unflushed.then_some(begun);
+        (self.received, self.written) = (received, written);
+    }
+
+    fn poll_timeout(&self) -> Time {
+        if self.closed.is_some() {
+            return Time::NEVER;
+        }
+        let (d, keep_alive) = (&self.config.deadlines, self.config.keep_alive);
+        let silence = keep_alive * if self.is_asked() { 2 } else { 1 };
+        [
+            Some(self.heard + silence),
+            self.reading.map(|pace| pace.due(d.stall)),
+            self.writing.map(|pace| pace.due(d.credit)),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+        .unwrap_or(Time::NEVER)
+    }
+
+    fn handle_timeout(&mut self, now: Time) {
+        if now < self.poll_timeout() {
+            return;
+        }
+        let (d, keep_alive) = (&self.config.deadlines, self.config.keep_alive);
+        let (received, written, rate) = (self.received, self.written, d.min_rate);
+        let slow = |pace: &mut Option<Pace>, bytes, span| {
+            let pace = pace.as_mut();
+            pace.is_some_and(|pace| pace.is_slow(now, bytes, span, rate))
+        };
+        let stalled = |detail| Violation::new(CloseCode::PipelineStalled, detail);
+        if slow(&mut self.reading, received, d.stall) {
+            self.fail(stalled("a message came too slowly"));
+        } else if slow(&mut self.writing, written, d.credit) {
+            self.fail(stalled("the peer does not read"));
+        } else if now >= self.heard + keep_alive * 2 {
+            let detail = "nothing was heard for two keep-alive intervals";
+            self.fail(Violation::new(CloseCode::KeepAlive, detail));
+        } else if now >= self.heard + keep_alive && !self.is_asked() {
+            self.pinged = Some(now);
+            self.owes_ping = true;
+        }
+    }
+}
