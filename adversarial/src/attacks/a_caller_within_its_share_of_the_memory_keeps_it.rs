@@ -51,12 +51,16 @@ impl crate::Attack for Attack {
     async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
         let mut found = Findings::new();
         let gauges = bench.gauges().await?;
+        let sessions = gauges.sessions;
         let pages = gauges.kv_pages_used + gauges.kv_pages_left;
         let held = pages == u64::from(PAGES);
         found.check("pages of the host", PAGES.to_string(), pages, held);
 
+        // What the guest holds of one conversation counts until the host has seen its end.
         let quiet = talk(bench).await?;
+        until(&mut bench.victim, |gauges| gauges.sessions <= sessions).await?;
         let beyond = want_more(bench).await?;
+        until(&mut bench.victim, |gauges| gauges.sessions <= sessions).await?;
         let served = beyond.is_none();
         let seen = beyond.unwrap_or_else(|| "served".to_owned());
         found.check(
@@ -89,6 +93,7 @@ impl crate::Attack for Attack {
         // That the grabber was a danger at all: who has its share is sent away with more.
         let mut refused = None;
         for _ in 0..TRIES {
+            until(&mut bench.victim, |gauges| gauges.sessions <= sessions + 1).await?;
             refused = want_more(bench).await?;
             if refused.is_some() {
                 break;

@@ -98,10 +98,7 @@ pub(crate) fn run(plan: &Plan, home: &Home, cx: &Context) -> Result<(), Failure>
         if Lock::is_held(&home.dir) {
             return attach::beside(plan, home, cx, stop).await;
         }
-        let daemon = tokio::select! {
-            daemon = Daemon::start(plan, home, cx, &stop) => daemon?,
-            () = stop.asked() => return Err(ChatError::Cancelled.into()),
-        };
+        let daemon = Daemon::start(plan, home, cx, &stop).await?;
         daemon.run(plan, home, &stop).await
     })
 }
@@ -156,7 +153,10 @@ impl Daemon {
         caps.extend(chats.is_ok().then(|| short_name(CHAT)));
         caps.extend(order.is_some().then(|| short_name(SHARD_SERVE)));
         let listen = plan.listen.as_deref();
-        let daemon_node = DaemonNode::start(home, &cx.config, listen, registry, caps).await?;
+        let daemon_node = tokio::select! {
+            node = DaemonNode::start(home, &cx.config, listen, registry, caps) => node?,
+            () = stop.asked() => return Err(ChatError::Cancelled.into()),
+        };
         let daemon_node = Arc::new(daemon_node);
         let layer_host = Arc::new(LayerHost::new(
             home,
@@ -176,10 +176,15 @@ impl Daemon {
             door: None,
             numbers,
         };
-        match this
-            .open(plan, (home, level), &cx.config, order, chats, stop)
-            .await
-        {
+        let opened = tokio::select! {
+            opened = this.open(plan, (home, level), &cx.config, order, chats, stop) => opened,
+            () = stop.asked() => {
+                // Its layers may be advertised by now.
+                this.end(plan, stop).await;
+                return Err(ChatError::Cancelled.into());
+            }
+        };
+        match opened {
             Ok(()) => Ok(this),
             Err(why) => {
                 this.daemon_node.stop().await;
@@ -262,6 +267,12 @@ impl Daemon {
                 }
             }
         };
+        self.end(plan, stop).await;
+        outcome
+    }
+
+    /// Ends politely, or at once if it is asked a second time.
+    async fn end(self, plan: &Plan, stop: &Stop) {
         if !plan.json {
             note("stopping");
         }
@@ -269,7 +280,6 @@ impl Daemon {
             () = self.leave() => {}
             () = stop.asked_twice() => {}
         }
-        outcome
     }
 
     async fn leave(self) {

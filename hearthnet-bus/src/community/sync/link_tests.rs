@@ -186,12 +186,17 @@ async fn a_partition_that_heals_leaves_identical_states() {
 async fn proofs_of_forks_travel_and_freeze_the_author_everywhere() {
     let (first, second, third) = (founder(), joiner(), joiner());
     (7..10).for_each(|seed| admit(&first, seed));
+    let invite = first.invite(Level::Trusted, 2);
     let link = linked((&first, 7), (&second, 8)).await;
     agreed(&[&first, &second]).await;
     link.cut();
-    // The founder's key on two machines, which are members under others.
-    admit(&first, 3);
-    admit(&second, 4);
+    // The founder's key on two machines, which are members under others. It writes one event on
+    // each: what follows upon a fork is not kept by everybody.
+    for (home, seed) in [(&first, 3), (&second, 4)] {
+        let request = invite.request(id(seed), "neighbour").unwrap();
+        let level = Level::Trusted;
+        home.append(Body::Admitted { request, level });
+    }
     let link = linked((&first, 7), (&second, 8)).await;
     agreed(&[&first, &second]).await;
     let onward = linked((&second, 8), (&third, 9)).await;
