@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::time::Time;
 
-const MICROS: i128 = 1_000_000;
+const MICROS: u64 = 1_000_000;
 
 /// Allows `per_second` units over time, and saves up a burst of them.
 #[derive(Clone, Debug)]
@@ -24,7 +24,7 @@ impl TokenBucket {
 
     /// A full bucket: `per_second` units over time, at least 1, and `burst` at once.
     pub fn with_burst(per_second: u64, burst: u64, now: Time) -> TokenBucket {
-        let capacity = i128::from(burst) * MICROS;
+        let capacity = i128::from(burst) * i128::from(MICROS);
         TokenBucket {
             per_second: per_second.max(1),
             level: capacity,
@@ -54,12 +54,12 @@ impl TokenBucket {
 
     /// Takes units that may not be there, for what is known only afterwards.
     pub fn spend(&mut self, units: u64) {
-        self.level -= i128::from(units) * MICROS;
+        self.level -= i128::from(units) * i128::from(MICROS);
     }
 
     /// Whether there are so many units; 0: whether it is out of debt.
     pub fn has(&self, units: u64) -> bool {
-        self.level >= i128::from(units) * MICROS
+        self.level >= i128::from(units) * i128::from(MICROS)
     }
 
     /// Whether nothing was taken of late.
@@ -69,7 +69,7 @@ impl TokenBucket {
 
     /// When there will be so many units, if nothing is taken; [`Time::ZERO`]: there are.
     pub fn ready_at(&self, units: u64) -> Time {
-        let lacking = i128::from(units) * MICROS - self.level;
+        let lacking = i128::from(units) * i128::from(MICROS) - self.level;
         if lacking <= 0 {
             return Time::ZERO;
         }
