@@ -285,8 +285,11 @@ fn a_hosts_terminal_says_which_layers_are_missing_and_when_the_model_is_whole() 
     says("layers 15-29 are still missing");
     let mut host = community::host(&two, &node, "15-29");
     says("\"Elm Street\" serves the whole model now");
+    // Waiting would close its lifeline, which asks it a second time: to stop at once.
+    let lifeline = host.child.stdin.take();
     host.signal(Signal::TERM);
     host.child.wait().expect("our own");
+    drop(lifeline);
     says("layers 15-29 are now missing");
 }
 

@@ -197,20 +197,22 @@ fn different_histories_of_one_length_are_noticed_when_heads_are_compared() {
 }
 
 #[test]
-fn nobody_advertises_the_shard_of_another_or_layers_that_cannot_be() {
+fn nobody_advertises_the_shard_of_another() {
     let home = Home::new();
     let me = founder();
-    let backwards = Body::ShardAdvertised(Box::new(Descriptor {
-        layer_range: (7, 0),
-        ..descriptor(me.key.id())
-    }));
-    for body in [advert(&key(2), 0), backwards] {
-        assert_eq!(
-            codes(&home.log, &[me.say(1, NOW, body)], NOW),
-            ["log_malformed"]
-        );
-    }
+    let good = me.say(1, NOW, advert(&me.key, 0));
+    let mut signed = good[..good.len() - SIGNATURE_BYTES].to_vec();
+    let (mine, other) = (me.key.id().to_string(), key(2).id().to_string());
+    let host = signed
+        .windows(mine.len())
+        .position(|w| w == mine.as_bytes())
+        .unwrap();
+    signed[host..host + mine.len()].copy_from_slice(other.as_bytes());
+    let forged = [&signed[..], &me.key.sign(Domain::Event, &signed)].concat();
+    assert_eq!(codes(&home.log, &[forged], NOW), ["log_malformed"]);
     assert_eq!(home.log.state().shards(NOW).count(), 0);
+    assert_eq!(codes(&home.log, &[good], NOW), [""; 0]);
+    assert_eq!(home.log.state().shards(NOW).count(), 1);
 }
 
 #[test]
