@@ -85,6 +85,9 @@ cases! {
         45 "many streams that fill the KV memory, so that others starve" "preempted",
         46 "a host looks up what it is sent in the embedding table" "no hits",
     }
+    "rights" {
+        47 "a demoted anchor admits, revokes and rules in the past" "no effect",
+    }
 }
 
 impl Case {
@@ -99,10 +102,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_catalogue_counts_from_1_to_46() {
+    fn the_catalogue_counts_from_1_to_47() {
         let numbers: Vec<u8> = CASES.iter().map(|case| case.number).collect();
-        assert_eq!(numbers, (1..=46).collect::<Vec<u8>>());
+        assert_eq!(numbers, (1..=47).collect::<Vec<u8>>());
         assert_eq!(Case::find(44).map(|case| case.code), Some("no hits"));
-        assert_eq!(Case::find(47), None);
+        assert_eq!(Case::find(48), None);
     }
 }

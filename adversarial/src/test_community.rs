@@ -16,8 +16,8 @@ use hearthnet_bus::calls::Registry;
 use hearthnet_bus::discovery::StaticPeer;
 use hearthnet_bus::log::{Body, EventLog, Lane, Level};
 use hearthnet_bus::node::{Node, NodeSettings};
-use hearthnet_bus::testing::{Home, hear};
-use hearthnet_bus::{NodeId, NodeKey};
+use hearthnet_bus::testing::{Home, ROOT, hear, key};
+use hearthnet_bus::{CommunityId, NodeId, NodeKey, now_ms};
 use tokio::time::{interval, timeout};
 
 use crate::raw::{
@@ -81,6 +81,22 @@ impl TestCommunity {
     /// The anchor writes something.
     pub(crate) fn append(&self, body: Body) {
         self.anchor.append(body);
+    }
+
+    /// The root key writes something.
+    pub(crate) fn append_as_root(&self, body: Body) -> Result<(), HarnessError> {
+        let written = self.anchor.log.append(&key(ROOT), body, now_ms());
+        written.map(drop).map_err(failed)
+    }
+
+    /// The hash of what the anchor's log says of the community.
+    pub(crate) fn state(&self) -> String {
+        hex::encode(self.anchor.log.state().state_hash())
+    }
+
+    /// Which community it is.
+    pub(crate) fn id(&self) -> CommunityId {
+        self.anchor.log.community()
     }
 
     /// Who the anchor is.
@@ -188,8 +204,7 @@ impl TestCommunity {
         let (begin, mut asking) = (Instant::now(), interval(Duration::from_millis(5)));
         loop {
             asking.tick().await;
-            let hash = self.anchor.log.state().state_hash();
-            let own: String = hex::encode(hash);
+            let own = self.state();
             let gauges = victim.gauges().await?;
             let same = gauges.state() == own
                 && gauges.events_of(&self.anchor.key.id()) == self.events_of(&self.anchor.key.id());

@@ -52,6 +52,7 @@ macro_rules! every_attack {
                 streams_that_are_abandoned_are_freed;
                 a_caller_within_its_share_of_the_memory_keeps_it;
                 no_row_that_a_host_gets_is_in_the_embedding_table;
+                who_loses_a_level_cannot_write_into_the_past;
             }
         }
     };

@@ -110,7 +110,11 @@ impl Home {
 
     fn set_level(&self, seed: u8, level: Level) {
         let node = id(seed);
-        self.append(Body::LevelChanged { node, level });
+        self.append(Body::LevelChanged {
+            node,
+            level,
+            last_seq: None,
+        });
     }
 
     /// Shows this node that key `seed` has written two histories.

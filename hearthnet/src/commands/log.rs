@@ -103,7 +103,7 @@ fn what(body: &Body, state: &Community) -> String {
             request.node.short(),
             request.invite.short()
         ),
-        Body::LevelChanged { node, level } => format!("made {} {level}", of(node)),
+        Body::LevelChanged { node, level, .. } => format!("made {} {level}", of(node)),
         Body::Revoked { node, last_seq } => {
             format!("put {} out; its first {last_seq} events count", of(node))
         }

@@ -141,6 +141,10 @@ pub enum Body {
         node: NodeId,
         /// The new level.
         level: Level,
+        /// The last durable event of the member that the author of this event had seen: later
+        /// ones that sort before this one are judged by no higher level than the new one.
+        /// `None` in events of before there was such a bound.
+        last_seq: Option<u64>,
     },
     /// `member.revoked`: a key has no place in the community any more, for ever.
     Revoked {
@@ -511,6 +515,8 @@ enum Record {
     },
     #[serde(rename = "member.level")]
     LevelChanged {
+        #[serde(rename = "seq", default, skip_serializing_if = "Option::is_none")]
+        last_seq: Option<u64>,
         #[serde(with = "raw_keys")]
         node: NodeId,
         level: Level,

@@ -3,22 +3,24 @@
 //! Events are applied in the order of their [`Position`]s. Each is judged in the state just
 //! before it; one that its author may not make has no effect.
 //!
-//! # Revocation reaches back
+//! # Losing a level reaches back
 //!
-//! A revocation names the last event of the revoked node that its author had seen. Every
-//! later one has no effect, *also if it sorts before the revocation*: else a revoked node
-//! could go on making events with small Lamport times. So what an event does can depend on
-//! events after it, and the meaning of a log is defined in three steps (`specs/event-log.md`):
+//! A revocation, and a change of level, names the last event of the node that its author had
+//! seen. Later ones count for no more than the node has been left with, *also if they sort
+//! before*: else whoever is put out or put down could go on as before by making events with
+//! small Lamport times. So what an event does can depend on events after it, and the meaning of
+//! a log is defined in three steps (`specs/event-log.md`):
 //!
-//! 1. The root's revocations always hold. They give the first cuts, `node -> last event`.
-//! 2. All events are applied under these cuts. This decides which revocations by anchors
-//!    hold: being an anchor depends on the root and on anchors only, never on those whom
-//!    anchors may revoke.
+//! 1. The root's revocations and changes of level always hold. They give the first cuts: of a
+//!    revoked node `node -> last event`, and of another one `node -> (level, last event)`.
+//! 2. All events are applied under these cuts. This decides which revocations and changes by
+//!    anchors hold: being an anchor depends on the root and on anchors only, never on those
+//!    whom anchors may revoke or put down.
 //! 3. If those cut off something that had an effect, all events are applied once more, under
 //!    all cuts, and with the revocations of step 2.
 //!
-//! A revocation normally cuts off nothing: the revoked node's last event is in it. Then one
-//! pass gives the same, and events that sort last can be applied as they come.
+//! Normally nothing is cut off: the node's last event is in the event that takes its level.
+//! Then one pass gives the same, and events that sort last can be applied as they come.
 //! [`Fold::apply`] says when that shortcut is not open ([`Applied::Reaches`]).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -122,8 +124,8 @@ pub(super) enum Applied {
     Effect,
     /// It did not.
     None(NoEffect),
-    /// It is a revocation that cuts off events which had an effect: the state must be made
-    /// anew from all events. This one is not applied.
+    /// It takes a level, and with it the ground of events which had an effect: the state must be
+    /// made anew from all events. This one is not applied.
     Reaches,
 }
 
@@ -191,6 +193,10 @@ pub(super) struct Fold {
     /// Of these authors only events up to this one count.
     #[serde(with = "raw_keys::map")]
     cuts: BTreeMap<NodeId, u64>,
+    /// What levels were set, by node: events that sort before one of these, but have a greater
+    /// number than it names, are judged by no higher level.
+    #[serde(default, with = "raw_keys::map")]
+    levels: BTreeMap<NodeId, BTreeSet<LevelCut>>,
     /// The last event of each author that had an effect.
     #[serde(with = "raw_keys::map")]
     effective: BTreeMap<NodeId, u64>,
@@ -207,6 +213,16 @@ pub(super) struct Fold {
     pub(super) count: u64,
 }
 
+/// A change of a member's level, as far as it binds what sorts before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+struct LevelCut {
+    /// The position of the event.
+    place: (u64, [u8; 32], u64),
+    /// The last event of the member that its author had seen.
+    last_seq: u64,
+    level: Level,
+}
+
 fn key(at: Position) -> (u64, [u8; 32], u64) {
     (at.lamport, *at.author.as_bytes(), at.seq)
 }
@@ -217,6 +233,7 @@ impl Fold {
             root: community.root(),
             state: Durable::default(),
             cuts: BTreeMap::new(),
+            levels: BTreeMap::new(),
             effective: BTreeMap::new(),
             acted: BTreeSet::new(),
             decided: None,
@@ -273,11 +290,17 @@ impl Fold {
         let root = community.root();
         let mut first = Self::new(community);
         scan(&mut |event| {
-            if event.author == root
-                && let Body::Revoked { node, last_seq } = event.body
-                && node != root
-            {
-                first.cut(node, last_seq);
+            if event.author != root {
+                return;
+            }
+            match event.body {
+                Body::Revoked { node, last_seq } if node != root => first.cut(node, last_seq),
+                Body::LevelChanged {
+                    node,
+                    level,
+                    last_seq: Some(last_seq),
+                } => first.cut_level(event, node, level, last_seq),
+                _ => {}
             }
         })?;
         let mut second = first.clone();
@@ -291,6 +314,7 @@ impl Fold {
         }
         let mut third = first;
         third.cuts = std::mem::take(&mut second.cuts);
+        third.levels = std::mem::take(&mut second.levels);
         third.decided = Some(std::mem::take(&mut second.found));
         third.acted = std::mem::take(&mut second.acted);
         scan(&mut |event| {
@@ -304,6 +328,7 @@ impl Fold {
     pub(super) fn replay(&self) -> Self {
         let mut replay = Self::new(self.community());
         replay.cuts.clone_from(&self.cuts);
+        replay.levels.clone_from(&self.levels);
         replay.decided = Some(self.decided.as_ref().unwrap_or(&self.found).clone());
         replay
     }
@@ -319,7 +344,8 @@ impl Fold {
     /// Applies an event that sorts after all others. [`Applied::Reaches`] leaves the state as
     /// it was.
     pub(super) fn apply(&mut self, event: &Event) -> Applied {
-        if !self.is_plain() && matches!(event.body, Body::Revoked { .. }) {
+        let takes = matches!(event.body, Body::Revoked { .. } | Body::LevelChanged { .. });
+        if !self.is_plain() && takes {
             return Applied::Reaches;
         }
         self.step(event, false)
@@ -338,6 +364,29 @@ impl Fold {
     fn cut(&mut self, node: NodeId, last_seq: u64) {
         let cut = self.cuts.entry(node).or_insert(last_seq);
         *cut = last_seq.min(*cut);
+    }
+
+    /// Notes that `event` sets a level. Under the cuts of all events it is noted already.
+    fn cut_level(&mut self, event: &Event, node: NodeId, level: Level, last_seq: u64) {
+        let cut = LevelCut {
+            place: key(event.position()),
+            last_seq,
+            level,
+        };
+        self.levels.entry(node).or_default().insert(cut);
+    }
+
+    /// As whom the author of an event acts: by its level then, or by what it has been left with
+    /// by somebody who had not seen this event.
+    fn actor(&self, event: &Event) -> Actor {
+        let actor = self.state.actor(self.community(), &event.author);
+        let place = key(event.position());
+        let cuts = self.levels.get(&event.author).into_iter().flatten();
+        let later = cuts.filter(|cut| event.seq > cut.last_seq && place < cut.place);
+        match later.map(|cut| Actor::Member(cut.level)).min() {
+            Some(left) if actor != Actor::Root => actor.min(left),
+            _ => actor,
+        }
     }
 
     fn step(&mut self, event: &Event, go_on: bool) -> Applied {
@@ -365,6 +414,14 @@ impl Fold {
         if let Body::Revoked { node, last_seq } = event.body {
             return self.revoke(event, node, last_seq, go_on);
         }
+        if let Body::LevelChanged {
+            node,
+            level,
+            last_seq,
+        } = event.body
+        {
+            return self.set_level(event, node, level, last_seq, go_on);
+        }
         match self.change(event) {
             Ok(()) => Applied::Effect,
             Err(why) => Applied::None(why),
@@ -376,7 +433,7 @@ impl Fold {
     }
 
     fn revoke(&mut self, event: &Event, node: NodeId, last_seq: u64, go_on: bool) -> Applied {
-        let actor = self.state.actor(self.community(), &event.author);
+        let actor = self.actor(event);
         let place = key(event.position());
         let holds = match (&self.decided, actor) {
             _ if node == self.root => Err(NoEffect::Root),
@@ -400,7 +457,7 @@ impl Fold {
         if let Err(why) = holds {
             return Applied::None(why);
         }
-        let reaches = self.decided.is_none() && self.had_effect(&node, last_seq.saturating_add(1));
+        let reaches = self.reaches(&node, last_seq);
         if reaches && !go_on {
             return Applied::Reaches;
         }
@@ -424,14 +481,62 @@ impl Fold {
         }
     }
 
+    fn set_level(
+        &mut self,
+        event: &Event,
+        node: NodeId,
+        level: Level,
+        last_seq: Option<u64>,
+        go_on: bool,
+    ) -> Applied {
+        let actor = self.actor(event);
+        let now = self.state.members.get(&node).map(|member| member.level);
+        let holds = match now {
+            _ if actor == Actor::Stranger => Err(NoEffect::NotMember(event.author)),
+            _ if actor < ANCHOR => Err(ANCHOR.needed()),
+            None => Err(NoEffect::NoSuchMember(node)),
+            Some(now) if actor != Actor::Root && now.max(level) == Level::Anchor => {
+                Err(Actor::Root.needed())
+            }
+            Some(now) if now == level => Err(NoEffect::SameLevel(node)),
+            Some(_) => Ok(()),
+        };
+        // The root's word binds the past whatever it finds there: it is in the first cuts.
+        let binds = last_seq.filter(|_| holds.is_ok() || actor == Actor::Root);
+        let reaches = binds.is_some_and(|last| self.reaches(&node, last));
+        if reaches && !go_on {
+            return Applied::Reaches;
+        }
+        if let Some(last) = binds {
+            self.cut_level(event, node, level, last);
+        }
+        match holds {
+            Err(why) => Applied::None(why),
+            Ok(()) => {
+                if let Some(member) = self.state.members.get_mut(&node) {
+                    member.level = level;
+                }
+                match reaches {
+                    true => Applied::Reaches,
+                    false => Applied::Effect,
+                }
+            }
+        }
+    }
+
+    /// Whether an event that takes a level as of `last_seq` binds something that had an effect.
+    fn reaches(&self, node: &NodeId, last_seq: u64) -> bool {
+        self.decided.is_none() && self.had_effect(node, last_seq.saturating_add(1))
+    }
+
     fn has_room(&self) -> bool {
         self.state.members.len() + self.state.revoked.len() < MAX_MEMBERS
     }
 
-    /// Every kind but the revocation.
+    /// Every kind but those that take a level.
     fn change(&mut self, event: &Event) -> Result<(), NoEffect> {
         let community = self.community();
-        let actor = self.state.actor(community, &event.author);
+        let actor = self.actor(event);
         let at_least = |needed: Actor| match actor {
             _ if actor >= needed => Ok(()),
             Actor::Stranger => Err(NoEffect::NotMember(event.author)),
@@ -560,22 +665,6 @@ impl Fold {
                 );
                 Ok(())
             }
-            Body::LevelChanged { node, level } => {
-                at_least(ANCHOR)?;
-                let member = self
-                    .state
-                    .members
-                    .get_mut(node)
-                    .ok_or(NoEffect::NoSuchMember(*node))?;
-                if actor != Actor::Root && member.level.max(*level) == Level::Anchor {
-                    return Err(Actor::Root.needed());
-                }
-                if member.level == *level {
-                    return Err(NoEffect::SameLevel(*node));
-                }
-                member.level = *level;
-                Ok(())
-            }
             Body::Left {} => {
                 let members = &self.state.members;
                 let member = members
@@ -604,6 +693,7 @@ impl Fold {
                 Ok(())
             }
             Body::Revoked { .. }
+            | Body::LevelChanged { .. }
             | Body::ShardAdvertised(_)
             | Body::ShardWithdrawn { .. }
             | Body::NodeSeen { .. }

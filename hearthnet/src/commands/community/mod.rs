@@ -370,7 +370,15 @@ fn set_level(args: &LevelArgs, home: &Home, up: bool) -> Result<(NodeId, Level, 
     }
     let root = home.root_key()?;
     let author = authority(home, root.as_ref(), now.max(next), "change the level of")?;
-    append(home, author, Body::LevelChanged { node, level: next })?;
+    append(
+        home,
+        author,
+        Body::LevelChanged {
+            node,
+            level: next,
+            last_seq: Some(last_seq(home, &node)),
+        },
+    )?;
     Ok((node, now, next))
 }
 
@@ -406,6 +414,13 @@ fn revoke(args: &RevokeArgs, home: &Home, config: &Config) -> Result<(), Failure
     )
 }
 
+/// The last event that this node has of another: what it says later, in a past that nobody here
+/// has seen, counts for no more than it is left with.
+fn last_seq(home: &Home, node: &NodeId) -> u64 {
+    let heads = home.log.heads();
+    heads.authors.get(node).map_or(0, |head| head.seq)
+}
+
 fn put_out(text: &str, node: NodeId, home: &Home) -> Result<(), Failure> {
     let state = home.state();
     keeps_an_anchor(&state, &node, "put out")?;
@@ -414,9 +429,7 @@ fn put_out(text: &str, node: NodeId, home: &Home) -> Result<(), Failure> {
     };
     let root = home.root_key()?;
     let author = authority(home, root.as_ref(), now, "revoke")?;
-    // What this node has seen of it counts; whatever it says later does not.
-    let heads = home.log.heads();
-    let last_seq = heads.authors.get(&node).map_or(0, |head| head.seq);
+    let last_seq = last_seq(home, &node);
     append(home, author, Body::Revoked { node, last_seq })
 }
 

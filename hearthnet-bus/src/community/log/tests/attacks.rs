@@ -466,3 +466,118 @@ fn a_revoked_node_cannot_write_itself_into_the_past() {
     assert_eq!(second.log.state(), home.log.state());
     assert!(second.log.is_consistent());
 }
+
+/// Anchors 1 and 2, a trusted member 3 and an open invite of 1; what the two have written.
+fn two_anchors() -> (Home, Author, Author) {
+    let home = Home::new();
+    let (mut me, mut root) = (founder(), Author::new(root()));
+    let mut events = vec![
+        me.make(invited(50, Level::Trusted, 2)),
+        me.make(admitted(50, 2, Level::Trusted)),
+        me.make(admitted(50, 3, Level::Trusted)),
+        me.make(invited(51, Level::Member, 5)),
+    ];
+    let created = home
+        .log
+        .missing(&Heads::empty(home.log.community()), 1, 1 << 20);
+    root.prev = EventHash::of(&created.unwrap().events[0]).unwrap();
+    root.seq = 1;
+    root.lamport = me.lamport;
+    events.push(root.make(level_of(2, Level::Anchor, 0)));
+    assert_eq!(codes(&home.log, &events, NOW), [""; 0]);
+    assert_eq!(home.level(2), Some(Level::Anchor));
+    (home, me, root)
+}
+
+fn level_of(seed: u8, level: Level, last_seq: u64) -> Body {
+    Body::LevelChanged {
+        node: key(seed).id(),
+        level,
+        last_seq: Some(last_seq),
+    }
+}
+
+#[test]
+fn a_demoted_anchor_cannot_write_itself_into_the_past() {
+    let (home, _, mut root) = two_anchors();
+    let mut demoted = Author::new(key(2));
+    demoted.lamport = root.lamport;
+    let before = demoted.make(admitted(51, 4, Level::Member));
+    assert_eq!(codes(&home.log, &[before], NOW), [""; 0]);
+    // Enough room before the demotion for events that sort there.
+    root.lamport = 100;
+    let demotion = root.make(level_of(2, Level::Trusted, 1));
+    assert_eq!(codes(&home.log, &[demotion], NOW), [""; 0]);
+    let state = home.log.state();
+    let backdated = [
+        demoted.make(invited(52, Level::Trusted, 9)),
+        demoted.make(admitted(52, 5, Level::Trusted)),
+        demoted.make(policy(true)),
+        demoted.make(Body::Revoked {
+            node: key(3).id(),
+            last_seq: 0,
+        }),
+        demoted.make(level_of(3, Level::Member, 0)),
+        demoted.make(Body::InviteWithdrawn {
+            invite: key(51).id(),
+        }),
+    ];
+    assert!(demoted.lamport < 100);
+    assert_eq!(codes(&home.log, &backdated, NOW), [""; 0]);
+    assert_eq!(home.log.state(), state);
+    assert_eq!(home.level(4), Some(Level::Member), "what was seen counts");
+    // What a trusted member may do, it still may, and no other way round gives another state.
+    let allowed = demoted.make(admitted(51, 6, Level::Member));
+    assert_eq!(
+        codes(&home.log, std::slice::from_ref(&allowed), NOW),
+        [""; 0]
+    );
+    assert_eq!(home.level(6), Some(Level::Member));
+    assert!(home.log.is_consistent());
+    let second = Home::joining();
+    let all = home.log.missing(&second.log.heads(), 99, 1 << 20).unwrap();
+    codes(&second.log, &[allowed], NOW);
+    codes(&second.log, &backdated, NOW);
+    codes(&second.log, &all.events, NOW);
+    assert_eq!(second.log.state(), home.log.state());
+    assert!(second.log.is_consistent());
+}
+
+#[test]
+fn a_trusted_member_that_an_anchor_put_down_admits_nobody_in_the_past() {
+    let (home, mut me, _) = two_anchors();
+    let mut demoted = Author::new(key(3));
+    demoted.lamport = me.lamport;
+    me.lamport = 100;
+    let demotion = me.make(level_of(3, Level::Member, 0));
+    let backdated = demoted.make(admitted(51, 4, Level::Member));
+    let sybil = Author::new(key(4)).make(Body::Named { name: "4".into() });
+    // Before and after the demotion is known: there it has an effect for a while.
+    let second = Home::joining();
+    let all = home.log.missing(&second.log.heads(), 99, 1 << 20).unwrap();
+    codes(&second.log, &all.events, NOW);
+    codes(&second.log, &[backdated.clone(), sybil.clone()], NOW);
+    assert_eq!(second.level(4), Some(Level::Member));
+    codes(&second.log, std::slice::from_ref(&demotion), NOW);
+    codes(&home.log, &[demotion, backdated, sybil], NOW);
+    for log in [&home.log, &second.log] {
+        assert_eq!(log.state().level(&key(4).id()), None);
+        assert_eq!(log.state().level(&key(3).id()), Some(Level::Member));
+        assert!(log.is_consistent());
+    }
+    assert_eq!(second.log.state(), home.log.state());
+}
+
+#[test]
+fn a_change_of_level_without_a_bound_is_read_as_it_was() {
+    let (home, mut me, _) = two_anchors();
+    let body = Body::LevelChanged {
+        node: key(3).id(),
+        level: Level::Member,
+        last_seq: None,
+    };
+    let raw = me.make(body.clone());
+    assert_eq!(Event::verify(&raw).unwrap().body, body);
+    assert_eq!(codes(&home.log, &[raw], NOW), [""; 0]);
+    assert_eq!(home.level(3), Some(Level::Member));
+}

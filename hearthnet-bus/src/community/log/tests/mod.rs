@@ -328,7 +328,11 @@ fn the_last_anchor_cannot_leave_others_alone_but_the_last_member_can() {
         Err(LogError::NoEffect(NoEffect::LastAnchor(_)))
     ));
     let (node, level) = (key(2).id(), Level::Anchor);
-    let promoted = Body::LevelChanged { node, level };
+    let promoted = Body::LevelChanged {
+        node,
+        level,
+        last_seq: None,
+    };
     home.log.append(&root(), promoted, NOW).unwrap();
     home.log.append(&key(1), Body::Left {}, NOW).unwrap();
     home.log.append(&key(2), Body::Left {}, NOW).unwrap();

@@ -56,6 +56,7 @@ fn body(step: &Step) -> Body {
         5 => Body::LevelChanged {
             node,
             level: step.level,
+            last_seq: (step.gap > 1).then_some(step.number),
         },
         6 => Body::Revoked {
             node,
