@@ -1,6 +1,6 @@
 //! Who may come in: with the key, or from this machine under one of its own names.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use axum::Router;
@@ -55,9 +55,22 @@ pub struct Client {
     pub connection: Arc<()>,
 }
 
+/// Whether whoever asks may come in. `/healthz` answers others as well, but tells only these how
+/// busy the server is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Admitted(pub(crate) bool);
+
+impl Admitted {
+    /// Whether it may.
+    pub fn is(self) -> bool {
+        self.0
+    }
+}
+
 /// The paths of `inner` for those who may come in, and `/healthz` for everybody: whether it is
 /// well, a machine may be asked by anyone who reaches it.
 pub(super) fn guarded(inner: Router, key: Option<ApiKey>, health: MethodRouter) -> Router {
+    let health = health.layer(middleware::from_fn_with_state(key.clone(), mark));
     inner
         .method_not_allowed_fallback(no_method)
         .fallback(no_path)
@@ -78,23 +91,42 @@ async fn no_method() -> Response<Body> {
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", text).response()
 }
 
-/// Lets in who may come in.
-async fn guard(State(key): State<Option<ApiKey>>, request: Request, next: Next) -> Response<Body> {
-    let (status, code, text) = match &key {
+/// Why whoever asks may not come in.
+fn refusal(key: Option<&ApiKey>, request: &Request) -> Option<ApiError> {
+    let (status, code, text) = match key {
         Some(key) if !bearer(request.headers()).is_some_and(|guess| key.is(guess)) => (
             StatusCode::UNAUTHORIZED,
             "invalid_api_key",
             "this server asks for its key: send it as `Authorization: Bearer KEY`",
         ),
         // A web page whose own name leads to this machine must not pass for this machine.
-        None if !names_this_machine(&request) => (
+        None if !names_this_machine(request) => (
             StatusCode::FORBIDDEN,
             "forbidden_host",
             "without a key this server answers as localhost only; ask http://127.0.0.1 or http://localhost",
         ),
-        _ => return next.run(request).await,
+        _ => return None,
     };
-    ApiError::new(status, code, text).response()
+    Some(ApiError::new(status, code, text))
+}
+
+/// Lets in who may come in.
+async fn guard(State(key): State<Option<ApiKey>>, request: Request, next: Next) -> Response<Body> {
+    match refusal(key.as_ref(), &request) {
+        Some(error) => error.response(),
+        None => next.run(request).await,
+    }
+}
+
+/// Lets everybody in, and says who may come in elsewhere.
+async fn mark(
+    State(key): State<Option<ApiKey>>,
+    mut request: Request,
+    next: Next,
+) -> Response<Body> {
+    let admitted = Admitted(refusal(key.as_ref(), &request).is_none());
+    request.extensions_mut().insert(admitted);
+    next.run(request).await
 }
 
 async fn count(request: Request, next: Next) -> Response<Body> {
@@ -115,13 +147,73 @@ fn names_this_machine(request: &Request) -> bool {
     let header = header.and_then(|host| host.to_str().ok());
     // A request line that names a host means that one (RFC 9112, section 3.2.2).
     let named = request.uri().authority().map(Authority::as_str);
-    let Some(host) = named.or(header) else {
+    named.or(header).is_some_and(is_this_machine)
+}
+
+/// Whether a `Host` is `localhost` or a loopback address, with or without a port, and nothing more.
+fn is_this_machine(host: &str) -> bool {
+    let Ok(authority) = host.parse::<Authority>() else {
         return false;
     };
-    let name = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        Some((v6, _)) => v6,
-        None => host.split_once(':').map_or(host, |(name, _)| name),
+    let name = authority.host();
+    // Nothing before the name (another name, and this one its password), nothing but a port after it.
+    let port = match authority.as_str().strip_prefix(name) {
+        Some("") => true,
+        Some(rest) => rest.strip_prefix(':').is_some_and(|port| {
+            port.bytes().all(|b| b.is_ascii_digit()) && port.parse::<u16>().is_ok()
+        }),
+        None => false,
     };
-    let loopback = name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
-    loopback || name.eq_ignore_ascii_case("localhost")
+    let v6 = name
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'));
+    let loopback = match v6 {
+        Some(v6) => v6.parse::<Ipv6Addr>().is_ok_and(|ip| ip.is_loopback()),
+        None => name.parse::<Ipv4Addr>().is_ok_and(|ip| ip.is_loopback()),
+    };
+    port && (loopback || name.eq_ignore_ascii_case("localhost"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_of_this_machine_pass_for_it() {
+        for host in [
+            "localhost",
+            "LocalHost:7602",
+            "127.0.0.1",
+            "127.8.9.10:1",
+            "[::1]",
+            "[::1]:7602",
+        ] {
+            assert!(is_this_machine(host), "{host}");
+        }
+        for host in [
+            "",
+            ":80",
+            "evil.com",
+            "localhost.evil.com",
+            "127.0.0.1.evil.com",
+            "[::1]evil.com",
+            "[::1].evil.com:80",
+            "[::1]:80:evil.com",
+            "localhost:80@evil.com",
+            "localhost@evil.com",
+            "evil.com@localhost",
+            "localhost:evil.com",
+            "localhost:",
+            "localhost:+80",
+            "localhost:99999",
+            "localhost ",
+            "localhost/evil.com",
+            "[127.0.0.1]",
+            "::1",
+            "0.0.0.0",
+            "192.168.0.9",
+        ] {
+            assert!(!is_this_machine(host), "{host}");
+        }
+    }
 }

@@ -20,7 +20,7 @@ mod error;
 mod metrics;
 mod server;
 
-pub use self::auth::{ApiKey, Client, MIN_KEY_BYTES};
+pub use self::auth::{Admitted, ApiKey, Client, MIN_KEY_BYTES};
 pub use self::connections::held;
 pub use self::endpoint::{Health, metrics_route, serve_metrics};
 pub use self::error::{ApiError, json_response};

@@ -33,7 +33,7 @@ use axum::{Extension, Router};
 use futures_util::stream;
 use hearthnet_bus::now_ms;
 use hearthnet_http::{
-    ApiError, Client, HttpError, HttpServer, HttpSettings, Metrics, held, json_response,
+    Admitted, ApiError, Client, HttpError, HttpServer, HttpSettings, Metrics, held, json_response,
     metrics_route,
 };
 use hearthnet_transport::Code;
@@ -128,15 +128,21 @@ async fn model(
     }
 }
 
-async fn health(State(door): State<Arc<Door>>) -> Response<Body> {
+async fn health(
+    State(door): State<Arc<Door>>,
+    Extension(admitted): Extension<Admitted>,
+) -> Response<Body> {
     let load = door.service.load();
     let (status, word) = match load.draining {
         false => (StatusCode::OK, "ok"),
         true => (StatusCode::SERVICE_UNAVAILABLE, "shutting_down"),
     };
-    let body = json!({
-        "status": word, "running": load.running, "waiting": load.waiting, "kept": load.kept,
-    });
+    let body = match admitted.is() {
+        true => json!({
+            "status": word, "running": load.running, "waiting": load.waiting, "kept": load.kept,
+        }),
+        false => json!({"status": word}),
+    };
     json_response(status, &body)
 }
 

@@ -585,7 +585,13 @@ fn with_a_key_only_those_who_have_it_come_in() {
     let right = "Authorization: Bearer sixteen-bytes-or-more\r\n";
     assert_eq!(house.get("/v1/models", right).status, 200);
     assert_eq!(house.get("/metrics", "").status, 401);
-    assert_eq!(house.get("/healthz", "").status, 200);
+    // Whether it is well it says to everybody; how busy it is, to those who may come in.
+    let health = house.get("/healthz", "");
+    assert_eq!(
+        (health.status, health.json()),
+        (200, json!({"status": "ok"}))
+    );
+    assert_eq!(house.get("/healthz", right).json()["running"], 0);
     assert!(ApiKey::new("too short").is_none());
     assert!(ApiKey::new("long enough, but with spaces").is_none());
 }
