@@ -145,14 +145,14 @@ fn attempt(
     let from = sink.done();
     let etag = fs::read_to_string(etag_path).ok().filter(|_| from > 0);
     let messages = request(job.options, url, from, etag)?;
-    let interrupted = |done, reason: String| {
-        Broken::Again(SourceError::Interrupted {
-            done,
-            total: job.entry.bytes,
-            reason,
-        })
-    };
     let total = job.entry.bytes;
+    let interrupted = |done, reason: &str| {
+        Err(Broken::Again(SourceError::Interrupted {
+            done,
+            total,
+            reason: reason.to_owned(),
+        }))
+    };
     loop {
         job.check_cancelled()?;
         match messages.recv_timeout(TICK) {
@@ -173,19 +173,17 @@ fn attempt(
                 job.report(sink.done());
             }
             Ok(Message::End) if sink.done() == total => return Ok(()),
-            Ok(Message::End) => {
-                return Err(interrupted(sink.done(), "the answer ended".to_owned()));
-            }
+            Ok(Message::End) => return interrupted(sink.done(), "the answer ended"),
             Ok(Message::Failed(Failure { reached, reason })) => {
+                if reached {
+                    return interrupted(sink.done(), &reason);
+                }
                 let address = base(url);
-                return Err(match reached {
-                    false => Broken::Again(SourceError::Unreachable { address, reason }),
-                    true => interrupted(sink.done(), reason),
-                });
+                return Err(Broken::Again(SourceError::Unreachable { address, reason }));
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(interrupted(sink.done(), "the transfer stopped".to_owned()));
+                return interrupted(sink.done(), "the transfer stopped");
             }
         }
     }
@@ -287,10 +285,14 @@ pub(super) fn probe(
             Ok(answer) => return answer,
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(SourceError::Answer("the question broke off".to_owned()));
+                return Err(answer("the question broke off"));
             }
         }
     }
+}
+
+fn answer(problem: &str) -> SourceError {
+    SourceError::Answer(problem.to_owned())
 }
 
 fn ask_for_size(requests: [Request; 2], address: &str) -> Result<Probe, SourceError> {
@@ -311,14 +313,10 @@ fn ask_for_size(requests: [Request; 2], address: &str) -> Result<Probe, SourceEr
         };
         return match bytes {
             Some(bytes) if bytes > 0 => Ok(Probe { bytes, sha256 }),
-            _ => Err(SourceError::Answer(
-                "it does not say how large the file is".to_owned(),
-            )),
+            _ => Err(answer("it does not say how large the file is")),
         };
     }
-    Err(SourceError::Answer(
-        "it leads elsewhere without end".to_owned(),
-    ))
+    Err(answer("it leads elsewhere without end"))
 }
 
 /// Scheme and host of an address.
@@ -415,13 +413,7 @@ fn transfer(request: Request, sender: &SyncSender<Message>) -> Result<(), Failur
         reached: reached(&error),
         reason: error.to_string(),
     })?;
-    let header = |name: &str| {
-        response
-            .headers()
-            .get(name)
-            .and_then(|value| value.to_str().ok())
-            .map(str::to_owned)
-    };
+    let header = |name: &str| Some(response.headers().get(name)?.to_str().ok()?.to_owned());
     let head = Head {
         status: response.status().as_u16(),
         etag: header("etag"),
