@@ -42,18 +42,14 @@ struct Failure {
     reason: String,
 }
 
-/// How an attempt that did not finish goes on.
-enum Broken {
-    /// Another attempt may help.
-    Again(SourceError),
-    /// It will not.
-    Stop(SourceError),
-}
-
-impl<E: Into<SourceError>> From<E> for Broken {
-    fn from(error: E) -> Self {
-        Self::Stop(error.into())
-    }
+/// Whether another attempt may help.
+fn may_pass(error: &SourceError) -> bool {
+    matches!(
+        error,
+        SourceError::Interrupted { .. }
+            | SourceError::Unreachable { .. }
+            | SourceError::Status(408 | 429 | 500..=599)
+    )
 }
 
 pub(super) fn fetch(job: &mut Job<'_>, url: &str) -> Result<(), SourceError> {
@@ -102,8 +98,8 @@ fn download(
         let before = sink.done();
         match attempt(job, url, sink, etag) {
             Ok(()) => return Ok(()),
-            Err(Broken::Stop(error)) => return Err(error),
-            Err(Broken::Again(error)) => {
+            Err(error) if !may_pass(&error) => return Err(error),
+            Err(error) => {
                 idle = if sink.done() > before { 1 } else { idle + 1 };
                 // Nothing ever came from an address that cannot be reached: no network, most
                 // likely, and other sources should not have to wait for it.
@@ -141,17 +137,17 @@ fn attempt(
     url: &str,
     sink: &mut Sink<'_>,
     etag_path: &std::path::Path,
-) -> Result<(), Broken> {
+) -> Result<(), SourceError> {
     let from = sink.done();
     let etag = fs::read_to_string(etag_path).ok().filter(|_| from > 0);
     let messages = request(job.options, url, from, etag)?;
     let total = job.entry.bytes;
     let interrupted = |done, reason: &str| {
-        Err(Broken::Again(SourceError::Interrupted {
+        Err(SourceError::Interrupted {
             done,
             total,
             reason: reason.to_owned(),
-        }))
+        })
     };
     loop {
         job.check_cancelled()?;
@@ -163,7 +159,7 @@ fn attempt(
                     Accepted::Nothing => {
                         sink.restart()?;
                         let _ = fs::remove_file(etag_path);
-                        return Err(Broken::Again(SourceError::Status(head.status)));
+                        return interrupted(0, "the server has no such part");
                     }
                 }
                 remember(etag_path, head.etag.as_deref())?;
@@ -179,7 +175,7 @@ fn attempt(
                     return interrupted(sink.done(), &reason);
                 }
                 let address = base(url);
-                return Err(Broken::Again(SourceError::Unreachable { address, reason }));
+                return Err(SourceError::Unreachable { address, reason });
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
@@ -199,7 +195,7 @@ enum Accepted {
 }
 
 /// Checks status, length and range of an answer to a request for everything from `from`.
-fn accept(head: &Head, from: u64, total: u64) -> Result<Accepted, Broken> {
+fn accept(head: &Head, from: u64, total: u64) -> Result<Accepted, SourceError> {
     let (accepted, expected) = match head.status {
         200 => (Accepted::Whole, total),
         206 if from > 0 => {
@@ -207,27 +203,24 @@ fn accept(head: &Head, from: u64, total: u64) -> Result<Accepted, Broken> {
             let wrong = || SourceError::Answer(format!("it sends range {range:?}"));
             let (first, size) = parse_range(range).ok_or_else(wrong)?;
             if first != from {
-                return Err(Broken::Stop(wrong()));
+                return Err(wrong());
             }
             if let Some(found) = size.filter(|size| *size != total) {
-                return Err(Broken::Stop(SourceError::Length {
+                return Err(SourceError::Length {
                     expected: total,
                     found,
-                }));
+                });
             }
             (Accepted::Rest, total - from)
         }
         416 if from > 0 => return Ok(Accepted::Nothing),
-        status @ (408 | 429 | 500..=599) => {
-            return Err(Broken::Again(SourceError::Status(status)));
-        }
-        status => return Err(Broken::Stop(SourceError::Status(status))),
+        status => return Err(SourceError::Status(status)),
     };
     match head.length {
-        Some(found) if found != expected => Err(Broken::Stop(SourceError::Length {
+        Some(found) if found != expected => Err(SourceError::Length {
             expected: total,
             found: found.saturating_add(total - expected),
-        })),
+        }),
         _ => Ok(accepted),
     }
 }
