@@ -9,100 +9,37 @@ use hearthnet_transport::CloseCode;
 use serde::Serialize;
 
 use crate::HarnessError;
-use crate::attacks::table::{Try, carry_out};
 use crate::bench::Bench;
 use crate::case::Case;
 use crate::memory::Budget;
 use crate::raw::{Arrived, Ending, Pushed, SWITCHING, kind};
 use crate::victim::Scene;
 
-/// One attack with a story of its own: one file in `attacks/`, whose name is the claim that must hold.
-pub trait Attack {
-    /// Number of the case in [`CASES`](crate::CASES) that it carries out.
-    const CASE: u8;
+type Running<'a> = Pin<Box<dyn Future<Output = Result<(), HarnessError>> + Send + 'a>>;
 
-    /// What the victim is.
-    const SCENE: Scene = Scene::ALONE;
-
-    /// Whether it can be carried out again on the same victim. It cannot where the attacker is shut
-    /// out for good.
-    const REPEATS: bool = true;
-
-    /// How much the victim may grow while this attack runs, and why so much.
-    const BUDGET: Budget = Budget::SESSION;
-
-    /// Carries it out. What is common to all attacks (no panic, memory, the honest caller, gauges
-    /// back to zero) is checked around it.
-    ///
-    /// # Errors
-    /// [`HarnessError`] if the attack could not be carried out; that is no verdict on the victim.
-    fn run(bench: &mut Bench) -> impl Future<Output = Result<Verdict, HarnessError>> + Send;
-}
-
-type Running<'a> = Pin<Box<dyn Future<Output = Result<Verdict, HarnessError>> + Send + 'a>>;
-
-/// How an attack is carried out.
-#[derive(Clone, Copy)]
-enum Work {
-    Story(for<'a> fn(&'a mut Bench) -> Running<'a>),
-    Table(fn(&Bench) -> Result<Vec<Try>, HarnessError>),
-}
+/// Carries an attack out. What is common to all (no panic, memory, the honest caller, gauges back to
+/// zero) is checked around it. An error means that it could not be carried out; that is no verdict
+/// on the victim.
+pub(crate) type Run = for<'a> fn(&'a mut Bench, &'a mut Findings) -> Running<'a>;
 
 /// An attack as the registry lists it.
 #[derive(Clone, Copy)]
 pub struct Entry {
     /// Name of the file or function, which is the claim with underscores.
     pub name: &'static str,
-    /// Number of the case.
+    /// Number of the case in [`CASES`](crate::CASES).
     pub case: u8,
+    /// What the victim is.
     pub(crate) scene: Scene,
+    /// Whether it can be carried out again on the same victim. It cannot where the attacker is shut
+    /// out for good.
     pub(crate) repeats: bool,
+    /// How much the victim may grow while this attack runs, and why so much.
     pub(crate) budget: Budget,
-    work: Work,
+    pub(crate) run: Run,
 }
 
 impl Entry {
-    pub(crate) const fn of<A: Attack + 'static>(name: &'static str) -> Entry {
-        Entry {
-            name,
-            case: A::CASE,
-            scene: A::SCENE,
-            repeats: A::REPEATS,
-            budget: A::BUDGET,
-            work: Work::Story(|bench| Box::pin(A::run(bench))),
-        }
-    }
-
-    /// An attack of the table: on a host outside of any community, as often as one likes.
-    pub(crate) const fn listed(
-        case: u8,
-        name: &'static str,
-        tries: fn(&Bench) -> Result<Vec<Try>, HarnessError>,
-        budget: Budget,
-    ) -> Entry {
-        Entry {
-            name,
-            case,
-            scene: Scene::ALONE,
-            repeats: true,
-            budget,
-            work: Work::Table(tries),
-        }
-    }
-
-    /// Carries it out.
-    pub(crate) async fn run(self, bench: &mut Bench) -> Result<Verdict, HarnessError> {
-        match self.work {
-            Work::Story(run) => run(bench).await,
-            Work::Table(tries) => {
-                let mut found = Findings::new();
-                let tries = tries(bench)?;
-                carry_out(bench, tries, &mut found).await?;
-                Ok(found.verdict())
-            }
-        }
-    }
-
     /// The claim that must hold, in words.
     pub fn claim(&self) -> String {
         self.name.replace('_', " ")
@@ -140,56 +77,35 @@ pub struct Observation {
 }
 
 /// What can be said of an attack.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(tag = "verdict", rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Verdict {
     /// Everything that was tried was met as it must be.
-    Held {
-        /// All of it.
-        observations: Vec<Observation>,
-    },
+    Held,
     /// At least one thing was not.
-    NotHeld {
-        /// All of it, what held too.
-        observations: Vec<Observation>,
-    },
-    /// The attack has nothing to attack here.
-    NotApplicable {
-        /// Why it does not apply.
-        reason: String,
-    },
-}
-
-impl Verdict {
-    /// The observations, if there are any.
-    pub fn observations(&self) -> &[Observation] {
-        match self {
-            Verdict::Held { observations } | Verdict::NotHeld { observations } => observations,
-            Verdict::NotApplicable { .. } => &[],
-        }
-    }
+    NotHeld,
 }
 
 /// Collects observations.
 #[derive(Clone, Debug, Default)]
-pub struct Findings(Vec<Observation>);
+pub(crate) struct Findings(pub(crate) Vec<Observation>);
 
 impl Findings {
-    /// Nothing found yet.
-    pub fn new() -> Findings {
-        Findings::default()
-    }
-
     /// The host must have ended the session with this code, in BYE and in the WebSocket's close
     /// frame.
-    pub fn ended(&mut self, what: impl Into<String>, code: CloseCode, ending: &Ending) {
+    pub(crate) fn ended(&mut self, what: impl Into<String>, code: CloseCode, ending: &Ending) {
         let held = ending.is(code);
         let raised = held.then(|| code.as_str());
         self.push(what, code.as_str(), ending.to_string(), held, raised);
     }
 
     /// The host must have closed a gossip session with this code.
-    pub fn gossip_ended(&mut self, what: impl Into<String>, code: CloseCode, pushed: &Pushed) {
+    pub(crate) fn gossip_ended(
+        &mut self,
+        what: impl Into<String>,
+        code: CloseCode,
+        pushed: &Pushed,
+    ) {
         let held = *pushed == Pushed::Closed(Some(code.number()));
         let seen = match pushed {
             Pushed::Closed(Some(number)) => {
@@ -205,7 +121,7 @@ impl Findings {
 
     /// The host must have taken so many events of those that were pushed, refused so many others,
     /// and gone on; what it refuses, it must have counted under this code.
-    pub fn taken(
+    pub(crate) fn taken(
         &mut self,
         what: impl Into<String>,
         (accepted, refused): (u64, u64),
@@ -225,7 +141,7 @@ impl Findings {
     }
 
     /// Anything else that must be, and that the host must have counted under this code.
-    pub fn counted(
+    pub(crate) fn counted(
         &mut self,
         what: impl Into<String>,
         expected: impl Into<String>,
@@ -238,7 +154,7 @@ impl Findings {
 
     /// The host must have ended the session and counted it under this code. Saying so is in vain
     /// to a peer that does not read: what came of it must be right, but need not have come.
-    pub fn cut_off(&mut self, what: impl Into<String>, code: CloseCode, ending: &Ending) {
+    pub(crate) fn cut_off(&mut self, what: impl Into<String>, code: CloseCode, ending: &Ending) {
         let bye = ending.bye.as_deref().unwrap_or(code.as_str());
         let close = ending.close.unwrap_or(code.number());
         let held = !ending.hung && (bye, close) == (code.as_str(), code.number());
@@ -248,7 +164,7 @@ impl Findings {
     }
 
     /// The host must have refused a stream with this code, and gone on with the session.
-    pub fn refused(&mut self, what: impl Into<String>, code: &str, answer: &Arrived) {
+    pub(crate) fn refused(&mut self, what: impl Into<String>, code: &str, answer: &Arrived) {
         let refusal = answer
             .text("code")
             .filter(|_| answer.is(kind::STREAM_ERROR));
@@ -264,7 +180,7 @@ impl Findings {
 
     /// The host must have refused the upgrade, without a word (before it there is no way to say
     /// why), and must have counted it under this code.
-    pub fn shut_out(&mut self, what: impl Into<String>, code: &str, answer: &str) {
+    pub(crate) fn shut_out(&mut self, what: impl Into<String>, code: &str, answer: &str) {
         let held = !answer.starts_with(SWITCHING);
         let seen = match held {
             true => "no session".to_owned(),
@@ -274,7 +190,7 @@ impl Findings {
     }
 
     /// Anything else that must be.
-    pub fn check(
+    pub(crate) fn check(
         &mut self,
         what: impl Into<String>,
         expected: impl Into<String>,
@@ -282,6 +198,45 @@ impl Findings {
         held: bool,
     ) {
         self.push(what, expected, seen.to_string(), held, None);
+    }
+
+    /// The same, where what is seen is either just that, or told by `otherwise`.
+    pub(crate) fn check_or(
+        &mut self,
+        what: impl Into<String>,
+        expected: &str,
+        held: bool,
+        otherwise: impl FnOnce() -> String,
+    ) {
+        let seen = match held {
+            true => expected.to_owned(),
+            false => otherwise(),
+        };
+        self.push(what, expected, seen, held, None);
+    }
+
+    /// Something must have been done; if it was not, the error is what is seen.
+    pub(crate) fn done<T>(
+        &mut self,
+        what: impl Into<String>,
+        expected: &str,
+        result: Result<T, impl fmt::Display>,
+    ) {
+        let held = result.is_ok();
+        let seen = result.err().map(|why| why.to_string());
+        self.check_or(what, expected, held, || seen.unwrap_or_default());
+    }
+
+    /// What is seen must be this, to the letter.
+    pub(crate) fn same(
+        &mut self,
+        what: impl Into<String>,
+        expected: impl fmt::Display,
+        seen: impl fmt::Display,
+    ) {
+        let (expected, seen) = (expected.to_string(), seen.to_string());
+        let held = expected == seen;
+        self.push(what, expected, seen, held, None);
     }
 
     fn push(
@@ -301,11 +256,6 @@ impl Findings {
         });
     }
 
-    /// Adds what was observed elsewhere.
-    pub(crate) fn extend(&mut self, others: &[Observation]) {
-        self.0.extend_from_slice(others);
-    }
-
     /// How often each code was raised.
     pub(crate) fn raised(&self) -> BTreeMap<String, u64> {
         let mut raised = BTreeMap::new();
@@ -316,12 +266,10 @@ impl Findings {
     }
 
     /// Held if everything did, and something was tried at all.
-    pub fn verdict(self) -> Verdict {
-        let observations = self.0;
-        if !observations.is_empty() && observations.iter().all(|seen| seen.held) {
-            Verdict::Held { observations }
-        } else {
-            Verdict::NotHeld { observations }
+    pub(crate) fn verdict(&self) -> Verdict {
+        match !self.0.is_empty() && self.0.iter().all(|seen| seen.held) {
+            true => Verdict::Held,
+            false => Verdict::NotHeld,
         }
     }
 }
@@ -332,16 +280,15 @@ mod tests {
 
     #[test]
     fn one_miss_is_enough_and_nothing_tried_holds_nothing() {
-        let mut found = Findings::new();
-        assert!(matches!(found.clone().verdict(), Verdict::NotHeld { .. }));
+        let mut found = Findings::default();
+        assert_eq!(found.verdict(), Verdict::NotHeld);
         found.check("a", "1", 1, true);
-        assert!(matches!(found.clone().verdict(), Verdict::Held { .. }));
+        assert_eq!(found.verdict(), Verdict::Held);
         found.ended("b", CloseCode::FrameRate, &Ending::default());
-        found.check("c", "1", 1, true);
-        let Verdict::NotHeld { observations } = found.verdict() else {
-            panic!("a miss must show")
-        };
-        let held: Vec<bool> = observations.iter().map(|seen| seen.held).collect();
-        assert_eq!(held, [true, false, true]);
+        found.same("c", 1, 1);
+        found.same("d", "1", 2);
+        assert_eq!(found.verdict(), Verdict::NotHeld);
+        let held: Vec<bool> = found.0.iter().map(|seen| seen.held).collect();
+        assert_eq!(held, [true, false, true, false]);
     }
 }

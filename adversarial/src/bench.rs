@@ -4,7 +4,6 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use hearthnet_bus::calls::{Client, ShardGrant};
 use hearthnet_bus::node::bus_rule;
@@ -15,10 +14,10 @@ use serde_json::json;
 
 use crate::caller::{self, Called};
 use crate::honest::Honest;
-use crate::memory::Usage;
-use crate::raw::{Ending, Frame, Gossip, Hello, Papers, Peer, kind, stream_open};
+use crate::raw::event::now_ms;
+use crate::raw::{Ending, Frame, Gossip, Hello, Papers, Peer, Step, kind, stream_open};
 use crate::test_community::TestCommunity;
-use crate::victim::{self, Gauges, MODEL_ID, Pace, Scene, Settings, Victim};
+use crate::victim::{self, MODEL_ID, Pace, Scene, Settings, Victim};
 use crate::{Findings, HarnessError};
 
 /// How long a token of the harness holds, in seconds.
@@ -26,19 +25,19 @@ const TOKEN_SECONDS: u64 = 600;
 
 /// Where the victim is, and what it serves.
 #[derive(Clone, Copy, Debug)]
-pub struct Target {
+pub(crate) struct Target {
     /// Where it listens.
-    pub addr: SocketAddr,
+    pub(crate) addr: SocketAddr,
     /// Who it is.
-    pub node: NodeId,
+    pub(crate) node: NodeId,
     /// Identity of its weights.
-    pub weights: [u8; 32],
+    pub(crate) weights: [u8; 32],
     /// First and last layer.
-    pub layers: (u32, u32),
+    pub(crate) layers: (u32, u32),
     /// Values per row.
-    pub width: u32,
+    pub(crate) width: u32,
     /// Whether it grants sessions itself, as hosts of a community do.
-    pub grants: bool,
+    pub(crate) grants: bool,
 }
 
 impl Target {
@@ -51,7 +50,7 @@ impl Target {
             return token(key, self.node);
         }
         let failed =
-            |error: &dyn std::fmt::Display| HarnessError::Honest(format!("no grant: {error}"));
+            |error: &dyn std::fmt::Display| HarnessError::honest(format!("no grant: {error}"));
         let identity = key.identity().map_err(|error| failed(&error))?;
         let (addr, expected) = (self.addr.to_string(), Some(self.node));
         let (rule, config) = (bus_rule(), Config::default());
@@ -73,14 +72,15 @@ impl Target {
 
 /// The bench on which one attack is carried out.
 #[derive(Debug)]
-pub struct Bench {
+pub(crate) struct Bench {
     pub(crate) victim: Victim,
     pub(crate) honest: Honest,
+    /// Using it is what only the honest caller could do.
     pub(crate) honest_key: NodeKey,
     pub(crate) target: Target,
     pub(crate) guest: NodeKey,
-    attacker: NodeKey,
-    limits: Config,
+    /// Which the victim admits.
+    pub(crate) attacker: NodeKey,
     test_community: Option<TestCommunity>,
     program: PathBuf,
     guest_key: PathBuf,
@@ -99,43 +99,37 @@ impl Bench {
     ) -> Result<Bench, HarnessError> {
         let files = tempfile::tempdir()?;
         let model = victim::model();
-        let key = || NodeKey::generate().map_err(|error| HarnessError::Attacker(error.to_string()));
-        let (attacker, honest_key) = (key()?, key()?);
+        let (attacker, honest_key) = (new_key()?, new_key()?);
         // In a file, for a guest that is a process of its own.
         let guest_key = files.path().join("guest.key");
-        let guest = NodeKey::load_or_create(&guest_key)
-            .map_err(|error| HarnessError::Attacker(error.to_string()))?;
+        let guest = NodeKey::load_or_create(&guest_key).map_err(HarnessError::attacker)?;
         let mut test_community = match scene.community {
             false => None,
             true => {
                 let honest = [honest_key.id()];
-                Some(TestCommunity::found(
-                    files.path(),
-                    &attacker,
-                    &guest,
-                    &honest,
-                )?)
+                let found = TestCommunity::found(files.path(), &attacker, &guest, &honest);
+                Some(found?)
             }
         };
-        let home = test_community
-            .as_ref()
-            .map(|test_community| test_community.home("victim"));
+        let home = test_community.as_ref().map(|of| of.home("victim"));
         let settings = Settings {
             model: model.write(files.path()),
             admitted: vec![attacker.id(), honest_key.id(), guest.id()],
             home: home.transpose()?,
             pace,
-            scene,
+            kv_pages: scene.kv_pages,
         };
         let victim = Victim::start(program, &settings).await?;
         if let Some(test_community) = &mut test_community {
             test_community.link(&victim).await?;
         }
+        let mut weights = [0; 32];
+        hex::decode_to_slice(&victim.descriptor.weights_sha256, &mut weights)
+            .map_err(HarnessError::victim)?;
         let target = Target {
             addr: victim.addr,
             node: victim.node,
-            weights: weights(&victim.descriptor.weights_sha256)
-                .ok_or_else(|| HarnessError::Victim("it names no weights".to_owned()))?,
+            weights,
             layers: victim.descriptor.layer_range,
             width: model.width,
             grants: scene.community,
@@ -148,7 +142,6 @@ impl Bench {
             target,
             guest,
             attacker,
-            limits: pace.limits(),
             test_community,
             program: program.to_owned(),
             guest_key,
@@ -162,78 +155,36 @@ impl Bench {
     /// # Errors
     /// If the attack did not ask for one.
     pub(crate) fn test_community(&mut self) -> Result<&mut TestCommunity, HarnessError> {
-        let none = || HarnessError::Attacker("the victim is in no community".to_owned());
-        self.test_community.as_mut().ok_or_else(none)
+        self.test_community.as_mut().ok_or_else(in_no_community)
     }
 
     /// A gossip session of a member with the victim.
-    ///
-    /// # Errors
-    /// If the victim does not let it.
     pub(crate) async fn gossip(&mut self, key: &NodeKey) -> Result<Gossip, HarnessError> {
         let community = self.test_community()?.community;
         Gossip::open(self.target.addr, key, &community).await
     }
 
     /// That the community goes on as if nothing had happened.
-    ///
-    /// # Errors
-    /// If the victim does not answer.
     pub(crate) async fn goes_on(&mut self, found: &mut Findings) -> Result<(), HarnessError> {
-        let none = || HarnessError::Attacker("the victim is in no community".to_owned());
-        let test_community = self.test_community.as_ref().ok_or_else(none)?;
+        let test_community = self.test_community.as_ref().ok_or_else(in_no_community)?;
         test_community.goes_on(&mut self.victim, found).await
     }
 
     /// What becomes of the guest, in a process of its own, when it opens a session with a host.
-    ///
-    /// # Errors
-    /// If it does not say.
     pub(crate) async fn call(&self, host: &HostAddr) -> Result<Called, HarnessError> {
         caller::start(&self.program, &self.guest_key, host).await
     }
 
     /// Starts another node like the victim, in a folder that [`TestCommunity::home`] made.
-    ///
-    /// # Errors
-    /// If it does not start.
     pub(crate) async fn another(&self, home: &Path) -> Result<Victim, HarnessError> {
         let settings = Settings {
             model: victim::model().write(self._files.path()),
             admitted: Vec::new(),
             home: Some(home.to_owned()),
             pace: self.pace,
-            scene: Scene::COMMUNITY,
+            kv_pages: None,
         };
         Victim::start(&self.program, &settings).await
-    }
-
-    /// Where the victim is, and what it serves.
-    pub fn target(&self) -> &Target {
-        &self.target
-    }
-
-    /// The limits of the victim's sessions.
-    pub fn limits(&self) -> &Config {
-        &self.limits
-    }
-
-    /// The victim's own numbers, as of now.
-    ///
-    /// # Errors
-    /// If it does not answer.
-    pub async fn gauges(&mut self) -> Result<Gauges, HarnessError> {
-        self.victim.gauges().await
-    }
-
-    /// The victim's memory as of now, where the system tells.
-    pub fn usage(&self) -> Option<Usage> {
-        self.victim.usage()
-    }
-
-    /// The attacker's key, which the victim admits.
-    pub fn attacker(&self) -> &NodeKey {
-        &self.attacker
     }
 
     /// A copy of the attacker's key, and one of the guest's.
@@ -241,16 +192,8 @@ impl Bench {
         [&self.attacker, &self.guest].map(|key| NodeKey::from_secret(&key.secret()))
     }
 
-    /// The honest caller's key. Using it is what only the honest caller could do.
-    pub fn honest_key(&self) -> &NodeKey {
-        &self.honest_key
-    }
-
     /// What a valid token of this node says: to be signed, or changed first.
-    ///
-    /// # Errors
-    /// If the system gives no randomness.
-    pub fn grant(&self, key: &NodeKey) -> Result<Grant, HarnessError> {
+    pub(crate) fn grant(&self, key: &NodeKey) -> Result<Grant, HarnessError> {
         grant(key, self.target.node)
     }
 
@@ -259,28 +202,24 @@ impl Bench {
     ///
     /// # Errors
     /// If the attacker does not get as far as HELLO.
-    pub async fn show(&self, token: Vec<u8>) -> Result<Ending, HarnessError> {
+    pub(crate) async fn show(&self, token: Vec<u8>) -> Result<Ending, HarnessError> {
         let mut peer = self.upgraded().await?;
         peer.send(Hello::new("pipeline", token).frame()).await;
         let answer = peer.receive().await;
-        if answer.is(kind::HELLO) {
-            return Ok(Ending {
-                opened: true,
-                ..Ending::default()
-            });
-        }
-        Ok(peer.ending_after(answer).await)
+        let opened = Ending {
+            opened: true,
+            ..Ending::default()
+        };
+        Ok(match answer.is(kind::HELLO) {
+            true => opened,
+            false => peer.ending_after(answer).await,
+        })
     }
 
     /// The attacker's HELLO for a purpose (`pipeline`, `bench`), with a fresh, valid token.
-    ///
-    /// # Errors
-    /// If the system gives no randomness.
-    pub fn hello(&self, purpose: &str) -> Result<Hello, HarnessError> {
-        Ok(Hello::new(
-            purpose,
-            token(&self.attacker, self.target.node)?,
-        ))
+    pub(crate) fn hello(&self, purpose: &str) -> Result<Hello, HarnessError> {
+        let token = token(&self.attacker, self.target.node)?;
+        Ok(Hello::new(purpose, token))
     }
 
     fn papers(&self) -> Papers {
@@ -288,64 +227,66 @@ impl Bench {
     }
 
     /// The attacker's connection, as far as TLS.
-    ///
-    /// # Errors
-    /// If it cannot be made.
-    pub async fn secured(&self) -> Result<Peer, HarnessError> {
+    pub(crate) async fn secured(&self) -> Result<Peer, HarnessError> {
         self.secured_with(&self.papers()).await
     }
 
     /// A connection with any papers, as far as TLS.
-    ///
-    /// # Errors
-    /// If it cannot be made.
-    pub async fn secured_with(&self, papers: &Papers) -> Result<Peer, HarnessError> {
+    pub(crate) async fn secured_with(&self, papers: &Papers) -> Result<Peer, HarnessError> {
         Ok(Peer::secured(self.target.addr, papers).await?)
     }
 
     /// The attacker's connection, as far as the WebSocket.
-    ///
-    /// # Errors
-    /// If it cannot be made.
-    pub async fn upgraded(&self) -> Result<Peer, HarnessError> {
+    pub(crate) async fn upgraded(&self) -> Result<Peer, HarnessError> {
         Ok(Peer::upgraded(self.target.addr, &self.papers()).await?)
     }
 
     /// The attacker's session, with a HELLO of its own.
-    ///
-    /// # Errors
-    /// If the host does not open it.
-    pub async fn session(&self, hello: &Hello) -> Result<Peer, HarnessError> {
+    pub(crate) async fn session(&self, hello: &Hello) -> Result<Peer, HarnessError> {
         Ok(self.upgraded().await?.greeted(hello).await?)
     }
 
     /// The attacker's session for running rows.
-    ///
-    /// # Errors
-    /// If the host does not open it.
-    pub async fn pipeline(&self) -> Result<Peer, HarnessError> {
+    pub(crate) async fn pipeline(&self) -> Result<Peer, HarnessError> {
         self.session(&self.hello("pipeline")?).await
     }
 
     /// A STREAM_OPEN that the victim takes: epoch 1 of this stream, all of its layers.
-    pub fn stream_open(&self, stream: u32) -> Frame {
+    pub(crate) fn stream_open(&self, stream: u32) -> Frame {
         stream_open(stream, &self.target.weights, self.target.layers, 16)
     }
 
     /// The attacker's session with stream 1 open.
-    ///
-    /// # Errors
-    /// If the host does not open it.
-    pub async fn stream(&self) -> Result<Peer, HarnessError> {
+    pub(crate) async fn stream(&self) -> Result<Peer, HarnessError> {
         let mut peer = self.pipeline().await?;
         peer.send(self.stream_open(1)).await;
         let answer = peer.receive().await;
-        if answer.is(kind::STREAM_OPENED) {
-            Ok(peer)
-        } else {
-            Err(HarnessError::Attacker(format!("no stream: {answer:?}")))
+        match answer.is(kind::STREAM_OPENED) {
+            true => Ok(peer),
+            false => Err(HarnessError::attacker(format!("no stream: {answer:?}"))),
         }
     }
+
+    /// A step of a stream at its beginning that the victim takes: so many rows of zeros.
+    pub(crate) fn zeros(&self, stream: u32, rows: u32) -> Step {
+        let width = self.target.width;
+        Step {
+            stream,
+            rows,
+            width,
+            data: vec![0; (rows * width) as usize * 2],
+            ..Step::default()
+        }
+    }
+}
+
+fn in_no_community() -> HarnessError {
+    HarnessError::attacker("the victim is in no community")
+}
+
+/// The key of a new node.
+pub(crate) fn new_key() -> Result<NodeKey, HarnessError> {
+    NodeKey::generate().map_err(HarnessError::attacker)
 }
 
 /// A session token: signed by its own bearer, for one node, good once.
@@ -358,17 +299,13 @@ pub(crate) fn token(key: &NodeKey, audience: NodeId) -> Result<Vec<u8>, HarnessE
 /// # Errors
 /// If the grant is one that no node would sign.
 pub(crate) fn sign(grant: &Grant, key: &NodeKey) -> Result<Vec<u8>, HarnessError> {
-    let failed = |error| HarnessError::Attacker(format!("no token: {error}"));
-    grant.sign(key).map_err(failed)
+    grant.sign(key).map_err(HarnessError::attacker)
 }
 
 fn grant(key: &NodeKey, audience: NodeId) -> Result<Grant, HarnessError> {
     let mut id = [0; 16];
-    getrandom::fill(&mut id)
-        .map_err(|error| HarnessError::Attacker(format!("no randomness: {error}")))?;
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs());
+    getrandom::fill(&mut id).map_err(HarnessError::attacker)?;
+    let now = now_ms() / 1000;
     Ok(Grant {
         issuer: key.id(),
         subject: key.id(),
@@ -378,28 +315,4 @@ fn grant(key: &NodeKey, audience: NodeId) -> Result<Grant, HarnessError> {
         expires: now + TOKEN_SECONDS,
         id,
     })
-}
-
-/// The 32 bytes behind 64 hex digits.
-fn weights(hex: &str) -> Option<[u8; 32]> {
-    let mut out = [0; 32];
-    if hex.len() != 64 {
-        return None;
-    }
-    for (byte, at) in out.iter_mut().zip((0..64).step_by(2)) {
-        *byte = u8::from_str_radix(hex.get(at..at + 2)?, 16).ok()?;
-    }
-    Some(out)
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn weights_are_read_from_their_hex_digits() {
-        let hex = format!("0aff{}", "00".repeat(30));
-        let weights = super::weights(&hex).unwrap();
-        assert_eq!((weights[0], weights[1], weights[31]), (10, 255, 0));
-        assert_eq!(super::weights("0a"), None);
-        assert_eq!(super::weights(&"zz".repeat(32)), None);
-    }
 }

@@ -35,9 +35,8 @@ pub struct Called {
 /// # Errors
 /// If there is no key.
 pub async fn call(key: &Path, host: &HostAddr) -> Result<Called, HarnessError> {
-    let failed = |error: &dyn std::fmt::Display| HarnessError::Honest(error.to_string());
-    let key = NodeKey::load_or_create(key).map_err(|error| failed(&error))?;
-    let numbers = Metrics::install(Part::Caller).map_err(|error| failed(&error))?;
+    let key = NodeKey::load_or_create(key).map_err(HarnessError::honest)?;
+    let numbers = Metrics::install(Part::Caller).map_err(HarnessError::honest)?;
     let link = HostLink::connect(host, &key, Config::default()).await;
     Ok(Called {
         refused: link.err().map(|error| error.to_string()),
@@ -51,22 +50,17 @@ pub(crate) async fn start(
     key: &PathBuf,
     host: &HostAddr,
 ) -> Result<Called, HarnessError> {
-    let failed =
-        |error: &dyn std::fmt::Display| HarnessError::Honest(format!("no caller: {error}"));
     let calling = Command::new(program)
         .arg("caller")
-        .arg("--key")
         .arg(key)
-        .arg("--host")
         .arg(host.to_string())
         .stdin(Stdio::null())
         .kill_on_drop(true)
         .output();
-    let output = timeout(PATIENCE, calling)
-        .await
-        .map_err(|error| failed(&error))??;
+    let output = timeout(PATIENCE, calling).await;
+    let output = output.map_err(HarnessError::honest)??;
     serde_json::from_slice(&output.stdout).map_err(|error| {
         let said = String::from_utf8_lossy(&output.stderr);
-        failed(&format!("{error}: {said}"))
+        HarnessError::honest(format!("no caller: {error}: {said}"))
     })
 }

@@ -54,14 +54,16 @@ impl Fleet {
             layers: LAYERS,
             ..TinyLlama::default()
         };
-        let gguf = Gguf::from_bytes(tiny.bytes()).map_err(failed)?;
-        let file = Arc::new(ModelFile::from_gguf(gguf).map_err(failed)?);
+        let gguf = Gguf::from_bytes(tiny.bytes()).map_err(HarnessError::attacker)?;
+        let file = Arc::new(ModelFile::from_gguf(gguf).map_err(HarnessError::attacker)?);
         let weights = file.manifest(&mut |_, _| {}).weights_id();
         let bands = band.map(|band| vec![band; LAYERS as usize]);
         let text = TextModel {
-            tokenizer: Tokenizer::from_gguf(file.gguf()).map_err(failed)?,
+            tokenizer: Tokenizer::from_gguf(file.gguf()).map_err(HarnessError::attacker)?,
             template: None,
-            head: Head::load(&file, &options()).map_err(failed)?.into(),
+            head: Head::load(&file, &options())
+                .map_err(HarnessError::attacker)?
+                .into(),
             context: file.spec().context,
             sampling: SamplingChoice::GREEDY,
         };
@@ -83,7 +85,7 @@ impl Fleet {
         let mut table = Vec::new();
         let tokens: Vec<u32> = (0..self.file.spec().vocab).collect();
         let embedded = self.text.head.embed(&tokens, &mut table);
-        embedded.map_err(failed)?;
+        embedded.map_err(HarnessError::attacker)?;
         Ok(table)
     }
 
@@ -91,18 +93,23 @@ impl Fleet {
     /// ones the caller computes itself.
     pub(crate) fn ask(&self, private: u32, tampers: Vec<Tamper>) -> Result<Asked, HarnessError> {
         let own = (private, 0);
-        let own = PrivateLayers::load(&self.file, MODEL, own, 4, &options()).map_err(failed)?;
+        let own = PrivateLayers::load(&self.file, MODEL, own, 4, &options())
+            .map_err(HarnessError::attacker)?;
         let model = ModelOnWire {
             hosted: own.hosted(),
             ..self.model.clone()
         };
-        let caller = NodeKey::generate().map_err(failed)?;
+        let caller = NodeKey::generate().map_err(HarnessError::attacker)?;
         let (mut hosts, mut links) = (Vec::new(), Vec::new());
         for tamper in tampers {
             let (host, addr) = self.host(&caller, tamper)?;
             hosts.push(host);
             let link = HostLink::connect(&addr, &caller, hearthnet_transport::Config::default());
-            links.push(Arc::new(self.runtime.block_on(link).map_err(failed)?));
+            links.push(Arc::new(
+                self.runtime
+                    .block_on(link)
+                    .map_err(HarnessError::attacker)?,
+            ));
         }
         let source = ConnectedHosts {
             links,
@@ -118,7 +125,7 @@ impl Fleet {
         let (cancel, pump) = (Cancel::default(), PumpSettings::default());
         let runtime = self.runtime.clone();
         let sharded = ShardedBackend::open(runtime, model, Box::new(source), pump, &cancel);
-        let backend = own.around(Box::new(sharded.map_err(failed)?));
+        let backend = own.around(Box::new(sharded.map_err(HarnessError::attacker)?));
         let request = ChatRequest {
             prompt: Prompt::Tokens((3..3 + PROMPT).collect()),
             sampling: SamplerConfig::default(),
@@ -133,12 +140,12 @@ impl Fleet {
                 left.extend(code.clone());
             }
         };
-        let mut conversation = Conversation::new(backend.map_err(failed)?);
+        let mut conversation = Conversation::new(backend.map_err(HarnessError::attacker)?);
         let now = Instant::now();
         let done = conversation.answer(&self.text, &request, now, &cancel, &mut hear);
         drop(hosts);
         Ok(Asked {
-            done: done.map_err(failed)?,
+            done: done.map_err(HarnessError::attacker)?,
             left,
         })
     }
@@ -162,7 +169,7 @@ impl Fleet {
         };
         let mut config = ServeConfig::new("127.0.0.1:0");
         config.admitted = vec![caller.id()];
-        let key = NodeKey::generate().map_err(failed)?;
+        let key = NodeKey::generate().map_err(HarnessError::attacker)?;
         let source = TamperedSource {
             file: Arc::clone(&self.file),
             layers: 0..LAYERS,
@@ -171,15 +178,16 @@ impl Fleet {
         };
         let mut progress = |_| {};
         let start = ShardHost::start_on(config, &key, served, source, &mut progress);
-        let host = self.runtime.block_on(start).map_err(failed)?;
+        let host = self
+            .runtime
+            .block_on(start)
+            .map_err(HarnessError::attacker)?;
         let addr = format!("{}#{}", host.local_addr(), key.id());
-        let addr = addr.parse().map_err(|_| failed("its address is none"))?;
+        let addr = addr
+            .parse()
+            .map_err(|_| HarnessError::attacker("its address is none"))?;
         Ok((host, addr))
     }
-}
-
-fn failed(error: impl std::fmt::Display) -> HarnessError {
-    HarnessError::Attacker(error.to_string())
 }
 
 fn options() -> EngineOptions {

@@ -55,9 +55,7 @@ impl Honest {
             answers.push(call.step(1, position).await.map_err(HarnessError::Honest)?);
         }
         if expected.is_some_and(|expected| **expected != answers) {
-            return Err(HarnessError::Honest(
-                "it gets other answers than before".to_owned(),
-            ));
+            return Err(HarnessError::honest("it gets other answers than before"));
         }
         let answers = Arc::new(answers);
         let samples = Arc::new(Mutex::new(Vec::new()));
@@ -138,25 +136,16 @@ impl Call {
         key: &NodeKey,
         positions: u32,
     ) -> Result<Call, HarnessError> {
-        let failed = |error: &dyn std::fmt::Display| HarnessError::Honest(error.to_string());
-        let identity = key.identity().map_err(|error| failed(&error))?;
+        let identity = key.identity().map_err(HarnessError::honest)?;
         let hello = Hello::new("pipeline", target.token(key).await?);
-        let connection = connect(
-            &target.addr.to_string(),
-            &identity,
-            target.node,
-            hello,
-            Config::default(),
-        )
-        .await
-        .map_err(|error| failed(&error))?;
+        let (addr, config) = (target.addr.to_string(), Config::default());
+        let connection = connect(&addr, &identity, target.node, hello, config).await;
         let mut call = Call {
-            connection,
+            connection: connection.map_err(HarnessError::honest)?,
             target: *target,
         };
-        call.stream(1, positions)
-            .await
-            .map_err(HarnessError::Honest)?;
+        let opened = call.stream(1, positions).await;
+        opened.map_err(HarnessError::Honest)?;
         Ok(call)
     }
 

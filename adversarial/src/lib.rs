@@ -32,21 +32,23 @@ mod case;
 mod fleet;
 mod honest;
 mod memory;
-pub mod raw;
+mod raw;
 mod report;
 mod test_community;
 mod trial;
 mod victim;
 
-pub use attack::{Attack, Entry, Findings, Observation, Verdict};
+pub use attack::{Entry, Observation, Verdict};
 pub use attacks::ATTACKS;
-pub use bench::Bench;
 pub use caller::{Called, call};
 pub use case::{CASES, Case};
-pub use memory::{Budget, Usage};
+pub use memory::Budget;
 pub use report::Report;
 pub use trial::{Effort, Latency, MemoryGrowth, Outcome, Setup, run};
-pub use victim::{LogGauges, Pace, Scene, Settings as VictimSettings, serve as serve_victim};
+pub use victim::{Pace, Settings as VictimSettings, serve as serve_victim};
+
+pub(crate) use attack::Findings;
+pub(crate) use bench::Bench;
 
 /// The harness could not do its work: no verdict on the victim.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +66,20 @@ pub enum HarnessError {
     /// A file of the harness could not be written.
     #[error("the harness could not write its files: {0}")]
     Files(#[from] std::io::Error),
+}
+
+impl HarnessError {
+    pub(crate) fn victim(error: impl std::fmt::Display) -> Self {
+        Self::Victim(error.to_string())
+    }
+
+    pub(crate) fn attacker(error: impl std::fmt::Display) -> Self {
+        Self::Attacker(error.to_string())
+    }
+
+    pub(crate) fn honest(error: impl std::fmt::Display) -> Self {
+        Self::Honest(error.to_string())
+    }
 }
 
 impl From<raw::Failed> for HarnessError {

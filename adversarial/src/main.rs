@@ -5,12 +5,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 use hearthnet_adversarial::{
-    ATTACKS, Effort, HarnessError, Pace, Report, Scene, Setup, VictimSettings, call, run,
-    serve_victim,
+    ATTACKS, Effort, HarnessError, Pace, Report, Setup, VictimSettings, call, run, serve_victim,
 };
-use hearthnet_bus::NodeId;
 use hearthnet_orchestrator::link::HostAddr;
 
 /// Attacks a shard host in every way that the suite knows, and prints what held.
@@ -26,8 +24,8 @@ struct Arguments {
     #[arg(long)]
     json: bool,
     /// The victim's deadlines: those that a host has by default, or one second each.
-    #[arg(long, value_enum, default_value_t = PaceName::Shipped)]
-    pace: PaceName,
+    #[arg(long, value_enum, default_value_t = Pace::Shipped)]
+    pace: Pace,
     /// Steps of the honest caller to measure without and with each attack.
     #[arg(long, default_value_t = 2000)]
     steps: u64,
@@ -45,41 +43,13 @@ struct Arguments {
 enum Role {
     /// Is a caller under attack; started by the suite itself.
     #[command(hide = true)]
-    Caller {
-        #[arg(long)]
-        key: PathBuf,
-        #[arg(long)]
-        host: HostAddr,
-    },
+    Caller { key: PathBuf, host: HostAddr },
     /// Is the host under attack; started by the suite itself.
     #[command(hide = true)]
     Victim {
-        #[arg(long)]
-        model: PathBuf,
-        #[arg(long)]
-        admit: Vec<NodeId>,
-        #[arg(long, value_enum)]
-        pace: PaceName,
-        #[arg(long)]
-        kv_pages: Option<u32>,
-        #[arg(long)]
-        home: Option<PathBuf>,
+        #[arg(value_parser = |settings: &str| serde_json::from_str::<VictimSettings>(settings))]
+        settings: VictimSettings,
     },
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum PaceName {
-    Shipped,
-    Brief,
-}
-
-impl From<PaceName> for Pace {
-    fn from(name: PaceName) -> Pace {
-        match name {
-            PaceName::Shipped => Pace::Shipped,
-            PaceName::Brief => Pace::Brief,
-        }
-    }
 }
 
 #[tokio::main(worker_threads = 2)]
@@ -94,37 +64,25 @@ async fn main() -> ExitCode {
 }
 
 async fn perform(arguments: Arguments) -> Result<ExitCode, HarnessError> {
-    if let Some(Role::Caller { key, host }) = &arguments.role {
-        let called = call(key, host).await?;
-        let line =
-            serde_json::to_string(&called).map_err(|error| HarnessError::Files(error.into()))?;
-        writeln!(std::io::stdout(), "{line}")?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    if let Some(Role::Victim {
-        model,
-        admit,
-        pace,
-        kv_pages,
-        home,
-    }) = arguments.role
-    {
-        let settings = VictimSettings {
-            model,
-            admitted: admit,
-            pace: pace.into(),
-            scene: Scene {
-                kv_pages,
-                community: home.is_some(),
-            },
-            home,
-        };
-        serve_victim(settings).await?;
-        return Ok(ExitCode::SUCCESS);
+    match arguments.role {
+        Some(Role::Caller { key, host }) => {
+            let called = serde_json::to_string(&call(&key, &host).await?);
+            writeln!(
+                std::io::stdout(),
+                "{}",
+                called.map_err(std::io::Error::from)?
+            )?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Some(Role::Victim { settings }) => {
+            serve_victim(settings).await?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        None => {}
     }
     let setup = Setup {
         program: std::env::current_exe()?,
-        pace: arguments.pace.into(),
+        pace: arguments.pace,
         effort: Effort::Measured {
             steps: arguments.steps,
             at_most: Duration::from_secs(arguments.seconds),
@@ -150,8 +108,7 @@ async fn perform(arguments: Arguments) -> Result<ExitCode, HarnessError> {
     }
     let mut out = std::io::stdout().lock();
     if arguments.json {
-        let text = serde_json::to_string_pretty(&report)
-            .map_err(|error| HarnessError::Files(error.into()))?;
+        let text = serde_json::to_string_pretty(&report).map_err(std::io::Error::from)?;
         writeln!(out, "{text}")?;
     } else {
         write!(out, "{report}")?;

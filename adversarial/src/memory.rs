@@ -49,13 +49,13 @@ impl Budget {
 
 /// Memory of a process, as Linux says it in `/proc/PID/status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Usage {
+pub(crate) struct Usage {
     /// Resident now.
-    pub resident: u64,
+    pub(crate) resident: u64,
     /// Most that was ever resident, since it was last reset.
-    pub peak: u64,
+    pub(crate) peak: u64,
     /// Private memory that was asked for, touched or not.
-    pub reserved: u64,
+    pub(crate) reserved: u64,
 }
 
 /// What a process takes now. `None` where there is no `/proc`.

@@ -163,9 +163,8 @@ impl fmt::Display for Report {
 
 fn row(f: &mut fmt::Formatter<'_>, outcome: &Outcome) -> fmt::Result {
     let verdict = match outcome.verdict {
-        Verdict::Held { .. } => "held",
-        Verdict::NotHeld { .. } => "NOT HELD",
-        Verdict::NotApplicable { .. } => "not applicable",
+        Verdict::Held => "held",
+        Verdict::NotHeld => "NOT HELD",
     };
     let memory = match outcome.memory {
         Some(memory) => format!("+{:.1} MiB", memory.bytes as f64 / f64::from(1 << 20)),
@@ -193,9 +192,6 @@ fn row(f: &mut fmt::Formatter<'_>, outcome: &Outcome) -> fmt::Result {
         f,
         "{case:>3}  {claim:<CLAIM$}  {code:<CODE$}  {verdict:<14} {memory:>10}  {latency}"
     )?;
-    if let Verdict::NotApplicable { reason } = &outcome.verdict {
-        writeln!(f, "       {reason}")?;
-    }
     for failure in outcome.failures() {
         writeln!(f, "       {failure}")?;
     }
@@ -209,13 +205,14 @@ mod tests {
     use crate::trial::Latency;
 
     fn outcome(case: u8, held: bool) -> Outcome {
-        let mut found = Findings::new();
+        let mut found = Findings::default();
         found.check("a try", "1", if held { 1 } else { 2 }, held);
         Outcome {
             case,
             claim: format!("claim {case}"),
             code: "frame_length",
             verdict: found.verdict(),
+            observations: found.0,
             counted: [("frame_length".to_owned(), 7)].into(),
             memory: None,
             latency: Some(Latency {

@@ -49,10 +49,6 @@ impl std::fmt::Debug for TestCommunity {
     }
 }
 
-fn failed(error: impl std::fmt::Display) -> HarnessError {
-    HarnessError::Victim(format!("no community: {error}"))
-}
-
 impl TestCommunity {
     /// Founds a community of these; nodes have their homes in `folder`. The first is the attacker, the
     /// second the guest, both with the right to write; the others are members.
@@ -62,7 +58,7 @@ impl TestCommunity {
         guest: &NodeKey,
         members: &[NodeId],
     ) -> Result<TestCommunity, HarnessError> {
-        let anchor = Home::founded(NodeKey::generate().map_err(failed)?, true);
+        let anchor = Home::founded(NodeKey::generate().map_err(HarnessError::victim)?, true);
         anchor.admit(attacker.id(), Level::Trusted);
         for member in members.iter().chain([&guest.id()]) {
             anchor.admit(*member, Level::Member);
@@ -86,7 +82,7 @@ impl TestCommunity {
     /// The root key writes something.
     pub(crate) fn append_as_root(&self, body: Body) -> Result<(), HarnessError> {
         let written = self.anchor.log.append(&key(ROOT), body, now_ms());
-        written.map(drop).map_err(failed)
+        written.map(drop).map_err(HarnessError::victim)
     }
 
     /// The hash of what the anchor's log says of the community.
@@ -115,8 +111,9 @@ impl TestCommunity {
             }
             Ok(true)
         });
-        visited.map_err(failed)?;
-        let (seq, lamport, hash) = last.ok_or_else(|| failed("the anchor has written nothing"))?;
+        visited.map_err(HarnessError::victim)?;
+        let (seq, lamport, hash) =
+            last.ok_or_else(|| HarnessError::victim("the anchor has written nothing"))?;
         Ok(Event {
             author: *self.anchor.key.id().as_bytes(),
             seq: seq + 1,
@@ -138,21 +135,21 @@ impl TestCommunity {
 
     /// Waits until the anchor has so many events of an author.
     pub(crate) async fn hears(&self, author: &NodeId, events: u64) -> bool {
-        let mut changes = self.anchor.log.changes();
-        let heard = async {
-            while self.events_of(author) < events {
-                // It lives as long as the log.
-                let _ = changes.changed().await;
-            }
-        };
-        timeout(PATIENCE, heard).await.is_ok()
+        self.comes_to(|| self.events_of(author) >= events).await
     }
 
     /// Waits until the anchor knows that an author's history parts.
     pub(crate) async fn hears_of_fork(&self, author: &NodeId) -> bool {
+        let state = || self.anchor.log.state();
+        self.comes_to(|| state().is_frozen(author)).await
+    }
+
+    /// Waits until something is so with the anchor's log.
+    async fn comes_to(&self, so: impl Fn() -> bool) -> bool {
         let mut changes = self.anchor.log.changes();
         let heard = async {
-            while !self.anchor.log.state().is_frozen(author) {
+            while !so() {
+                // It lives as long as the log.
                 let _ = changes.changed().await;
             }
         };
@@ -169,9 +166,10 @@ impl TestCommunity {
     pub(crate) fn home(&self, name: &str) -> Result<PathBuf, HarnessError> {
         let home = self.folder.join(name);
         std::fs::create_dir_all(&home)?;
-        let key = NodeKey::load_or_create(&home.join(KEY_FILE)).map_err(failed)?;
+        let key = NodeKey::load_or_create(&home.join(KEY_FILE)).map_err(HarnessError::victim)?;
         self.anchor.admit(key.id(), Level::Trusted);
-        let log = EventLog::prepare(&home, self.anchor.log.community()).map_err(failed)?;
+        let log =
+            EventLog::prepare(&home, self.anchor.log.community()).map_err(HarnessError::victim)?;
         hear(&log, &self.anchor.log);
         Ok(home)
     }
@@ -189,7 +187,7 @@ impl TestCommunity {
             settings,
             registry,
         );
-        self.node = Some(node.await.map_err(failed)?);
+        self.node = Some(node.await.map_err(HarnessError::victim)?);
         Ok(())
     }
 
@@ -209,12 +207,8 @@ impl TestCommunity {
             let same = gauges.state() == own
                 && gauges.events_of(&self.anchor.key.id()) == self.events_of(&self.anchor.key.id());
             if same || begin.elapsed() >= PATIENCE {
-                let seen = match same {
-                    true => "it does",
-                    false => "they disagree",
-                };
                 let what = "what an anchor writes reaches the host, and means the same there";
-                found.check(what, "it does", seen, same);
+                found.check_or(what, "it does", same, || "they disagree".to_owned());
                 let healthy = gauges.log.is_some_and(|log| log.is_healthy);
                 found.check("the host's log can be written", "true", healthy, healthy);
                 return Ok(());

@@ -10,7 +10,6 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -19,7 +18,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::time::interval;
 
 use crate::HarnessError;
-use crate::attack::{Entry, Findings, Verdict};
+use crate::attack::{Entry, Findings, Observation, Verdict};
 use crate::bench::Bench;
 use crate::honest::Honest;
 use crate::memory::Budget;
@@ -122,9 +121,10 @@ pub struct Outcome {
     pub claim: String,
     /// The code that the case is about.
     pub code: &'static str,
-    /// Held, or not, or not applicable; with everything that was observed.
-    #[serde(flatten)]
+    /// Held, or not.
     pub verdict: Verdict,
+    /// Everything that was observed, what held too.
+    pub observations: Vec<Observation>,
     /// How often the host counted each code that it had to raise.
     pub counted: BTreeMap<String, u64>,
     /// `None` where the system does not tell.
@@ -135,22 +135,16 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Whether the claim holds, or has nothing to hold against here.
+    /// Whether the claim holds.
     pub fn is_good(&self) -> bool {
-        !matches!(self.verdict, Verdict::NotHeld { .. })
+        self.verdict == Verdict::Held
     }
 
     /// What did not hold, one line each.
     pub fn failures(&self) -> Vec<String> {
-        let missed = self.verdict.observations().iter().filter(|seen| !seen.held);
-        missed
-            .map(|seen| {
-                format!(
-                    "{}: must be {}, was {}",
-                    seen.what, seen.expected, seen.seen
-                )
-            })
-            .collect()
+        let missed = self.observations.iter().filter(|seen| !seen.held);
+        let told = missed.map(|o| format!("{}: must be {}, was {}", o.what, o.expected, o.seen));
+        told.collect()
     }
 }
 
@@ -168,27 +162,21 @@ pub async fn run(entry: &Entry, setup: &Setup) -> Result<Outcome, HarnessError> 
     };
     bench.honest.steps(steps).await;
     let quiet = bench.honest.take_samples();
-    let before = bench.usage();
+    let before = bench.victim.usage();
     bench.victim.forget_peak();
 
     let begin = Instant::now();
-    let mut found = Findings::new();
+    let mut found = Findings::default();
     let attackers = Attackers::new(setup.effort)?;
-    let reason = loop {
-        let (back, verdict) = attackers.carry_out(entry, bench).await?;
-        bench = back;
-        let verdict = verdict.map_err(|trouble| explained(trouble, &bench))?;
-        found.extend(verdict.observations());
-        match verdict {
-            Verdict::NotApplicable { reason } => break Some(reason),
-            Verdict::NotHeld { .. } => break None,
-            Verdict::Held { .. } => {}
-        }
+    loop {
+        let done;
+        (bench, found, done) = attackers.carry_out(entry, bench, found).await?;
+        done.map_err(|trouble| explained(trouble, &bench))?;
         let enough = bench.honest.samples() as u64 >= steps || begin.elapsed() >= at_most;
-        if enough || !entry.repeats {
-            break None;
+        if enough || !entry.repeats || found.verdict() == Verdict::NotHeld {
+            break;
         }
-    };
+    }
     let attacked = bench.honest.take_samples();
 
     settled(
@@ -198,7 +186,7 @@ pub async fn run(entry: &Entry, setup: &Setup) -> Result<Outcome, HarnessError> 
         &mut found,
     )
     .await?;
-    let peak = bench.usage();
+    let peak = bench.victim.usage();
     let memory = before.zip(peak).map(|(before, peak)| MemoryGrowth {
         bytes: peak.peak.saturating_sub(before.resident),
         budget: entry.budget,
@@ -219,10 +207,8 @@ pub async fn run(entry: &Entry, setup: &Setup) -> Result<Outcome, HarnessError> 
         case: entry.case,
         claim: entry.claim(),
         code: entry.code(),
-        verdict: match reason {
-            Some(reason) => Verdict::NotApplicable { reason },
-            None => found.verdict(),
-        },
+        verdict: found.verdict(),
+        observations: found.0,
         counted,
         memory,
         latency: Latency::of(quiet, attacked),
@@ -247,17 +233,19 @@ impl Attackers {
         &self,
         entry: &Entry,
         mut bench: Bench,
-    ) -> Result<(Bench, Result<Verdict, HarnessError>), HarnessError> {
-        let failed = |error: &dyn fmt::Display| HarnessError::Attacker(error.to_string());
+        mut found: Findings,
+    ) -> Result<(Bench, Findings, Result<(), HarnessError>), HarnessError> {
         let Some(threads) = &self.0 else {
-            return Err(failed(&"there are no threads to attack with"));
+            return Err(HarnessError::attacker(
+                "there are no threads to attack with",
+            ));
         };
-        let entry = *entry;
+        let run = entry.run;
         let attack = threads.spawn(async move {
-            let verdict = entry.run(&mut bench).await;
-            (bench, verdict)
+            let done = run(&mut bench, &mut found).await;
+            (bench, found, done)
         });
-        attack.await.map_err(|error| failed(&error))
+        attack.await.map_err(HarnessError::attacker)
     }
 }
 
@@ -298,11 +286,7 @@ async fn settled(
 ) -> Result<(), HarnessError> {
     let gauges = until(victim, |gauges| is_settled(gauges, callers)).await?;
     let held = is_settled(&gauges, callers);
-    let seen = match held {
-        true => "gone".to_owned(),
-        false => format!("{gauges:?}"),
-    };
-    found.check(what, "gone", seen, held);
+    found.check_or(what, "gone", held, || format!("{gauges:?}"));
     Ok(())
 }
 
@@ -375,15 +359,12 @@ async fn aftermath(bench: Bench, found: &mut Findings) -> Result<(), HarnessErro
     };
     let held = status.is_some_and(|status| status.success());
     found.check("the host's end when told to", "exit status: 0", seen, held);
-    let panics = log.matches("panicked").count();
-    found.check("panics in the host", "0", panics, panics == 0);
+    found.same("panics in the host", 0, log.matches("panicked").count());
     Ok(())
 }
 
 fn served(found: &mut Findings, who: &str, result: Result<(), String>) {
-    let held = result.is_ok();
-    let seen = result.err().unwrap_or_else(|| "served".to_owned());
-    found.check(who, "served, with the same answers", seen, held);
+    found.done(who, "served, with the same answers", result);
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use hearthnet_bus::calls::{Registry, Served, register_shards};
 use hearthnet_bus::log::{EventLog, LogHealth};
 use hearthnet_bus::node::{Node, NodeSettings};
@@ -43,7 +44,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const LOG_BYTES: u64 = 1 << 20;
 
 /// How long the victim waits before it acts on a peer that does nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub enum Pace {
     /// The deadlines that a host has unless it is told otherwise.
     Shipped,
@@ -52,14 +53,6 @@ pub enum Pace {
 }
 
 impl Pace {
-    /// The name on the command line.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Pace::Shipped => "shipped",
-            Pace::Brief => "brief",
-        }
-    }
-
     /// The limits and deadlines of the victim's sessions.
     pub fn limits(self) -> Config {
         let mut config = Config::default();
@@ -77,23 +70,22 @@ impl Pace {
 
 /// What a victim is, where an attack needs another one than the usual.
 #[derive(Clone, Copy, Debug)]
-#[allow(clippy::exhaustive_structs)] // Written by attacks, field by field.
-pub struct Scene {
+pub(crate) struct Scene {
     /// Pages of KV that it has, of 32 positions each. `None`: as many as a host has by default.
-    pub kv_pages: Option<u32>,
+    pub(crate) kv_pages: Option<u32>,
     /// Whether it is a node of a community: with a log, gossip and calls beside its layers.
-    pub community: bool,
+    pub(crate) community: bool,
 }
 
 impl Scene {
     /// A host outside of any community, with everything as it is by default.
-    pub const ALONE: Scene = Scene {
+    pub(crate) const ALONE: Scene = Scene {
         kv_pages: None,
         community: false,
     };
 
     /// A trusted node of a community, of which the attacker is a trusted member as well.
-    pub const COMMUNITY: Scene = Scene {
+    pub(crate) const COMMUNITY: Scene = Scene {
         kv_pages: None,
         community: true,
     };
@@ -114,8 +106,8 @@ fn page_bytes() -> u64 {
     u64::from(PAGE) * u64::from(values) * 2
 }
 
-/// What a victim is started with.
-#[derive(Clone, Debug)]
+/// What a victim is started with, as JSON on its command line.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Settings {
     /// The file of the suite's own model.
     pub model: PathBuf,
@@ -125,8 +117,8 @@ pub struct Settings {
     pub home: Option<PathBuf>,
     /// Its deadlines.
     pub pace: Pace,
-    /// What is different about it.
-    pub scene: Scene,
+    /// Pages of KV, if not as many as by default.
+    pub kv_pages: Option<u32>,
 }
 
 /// Is the victim: serves until the input ends.
@@ -134,20 +126,18 @@ pub struct Settings {
 /// # Errors
 /// If the host cannot be started.
 pub async fn serve(settings: Settings) -> Result<(), HarnessError> {
-    let failed = |error: &dyn std::fmt::Display| HarnessError::Victim(error.to_string());
-    let key = match &settings.home {
-        None => NodeKey::generate().map_err(|error| failed(&error))?,
+    let key = Arc::new(match &settings.home {
+        None => NodeKey::generate().map_err(HarnessError::victim)?,
         Some(home) => {
-            NodeKey::load_or_create(&home.join(KEY_FILE)).map_err(|error| failed(&error))?
+            NodeKey::load_or_create(&home.join(KEY_FILE)).map_err(HarnessError::victim)?
         }
-    };
-    let key = Arc::new(key);
+    });
     let layers = (0, model().layers - 1);
     let mut config = ShardConfig::new(settings.model, layers, "127.0.0.1:0");
     config.model_id = Some(MODEL_ID.to_owned());
     config.serve.admitted = settings.admitted;
     config.serve.transport = settings.pace.limits();
-    if let Some(pages) = settings.scene.kv_pages {
+    if let Some(pages) = settings.kv_pages {
         config.serve.kv_budget_bytes = u64::from(pages) * page_bytes();
     }
     // The matrices are tiny, and the honest caller needs the other cores.
@@ -160,13 +150,13 @@ pub async fn serve(settings: Settings) -> Result<(), HarnessError> {
             (host, Some(member))
         }
     };
-    let host = host.map_err(|error| failed(&error))?;
+    let host = host.map_err(HarnessError::victim)?;
     if let Some(member) = &member {
         member.served.set(host.descriptor());
     }
     let mut output = tokio::io::stdout();
     let mut input = BufReader::new(tokio::io::stdin()).lines();
-    let mut line = serde_json::to_string(&host.descriptor()).map_err(|error| failed(&error))?;
+    let mut line = serde_json::to_string(&host.descriptor()).map_err(HarnessError::victim)?;
     loop {
         line.push('\n');
         output.write_all(line.as_bytes()).await?;
@@ -174,7 +164,7 @@ pub async fn serve(settings: Settings) -> Result<(), HarnessError> {
         if input.next_line().await?.is_none() {
             break;
         }
-        line = said(&host, member.as_ref()).map_err(|error| failed(&error))?;
+        line = said(&host, member.as_ref()).map_err(HarnessError::victim)?;
     }
     host.shutdown(Duration::from_secs(1)).await;
     if let Some(member) = member {
@@ -201,19 +191,13 @@ struct Member {
 
 impl Member {
     async fn start(home: &Path, key: Arc<NodeKey>, pace: Pace) -> Result<Member, HarnessError> {
-        let failed = |error: &dyn std::fmt::Display| HarnessError::Victim(error.to_string());
-        let numbers = Metrics::install(Part::Host).map_err(|error| failed(&error))?;
-        let log = EventLog::open(home).map_err(|error| failed(&error))?;
+        let numbers = Metrics::install(Part::Host).map_err(HarnessError::victim)?;
+        let log = EventLog::open(home).map_err(HarnessError::victim)?;
         let recovered = log.recovery().map(|recovery| recovery.code());
-        let problems = log.verify().map_err(|error| failed(&error))?.problems;
+        let problems = log.verify().map_err(HarnessError::victim)?.problems;
         let (registry, served) = (Arc::new(Registry::new()), Arc::new(Served::default()));
-        register_shards(
-            &registry,
-            Arc::clone(&key),
-            log.clone(),
-            Arc::clone(&served),
-        )
-        .map_err(|error| failed(&error))?;
+        register_shards(&registry, key.clone(), log.clone(), served.clone())
+            .map_err(HarnessError::victim)?;
         let mut node = NodeSettings::new("victim");
         node.listen = Some("127.0.0.1:0".to_owned());
         node.discovery.mdns = false;
@@ -221,7 +205,7 @@ impl Member {
         node.transport = pace.limits();
         let node = Node::start(key, log, node, registry)
             .await
-            .map_err(|error| failed(&error))?;
+            .map_err(HarnessError::victim)?;
         Ok(Member {
             node,
             served,
@@ -298,67 +282,67 @@ fn said(host: &RunningHost, member: Option<&Member>) -> serde_json::Result<Strin
 
 /// What a victim says of its community's log.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct LogGauges {
+pub(crate) struct LogGauges {
     /// Hash of what the log says.
-    pub state: String,
+    pub(crate) state: String,
     /// Durable events, by author.
-    pub seqs: BTreeMap<String, u64>,
+    pub(crate) seqs: BTreeMap<String, u64>,
     /// Shards that are offered now, with the queue that each says it has.
-    pub shards: BTreeMap<String, u32>,
+    pub(crate) shards: BTreeMap<String, u32>,
     /// Authors whose history parts.
-    pub frozen: Vec<String>,
+    pub(crate) frozen: Vec<String>,
     /// Nodes that were sent away.
-    pub revoked: Vec<String>,
+    pub(crate) revoked: Vec<String>,
     /// Whether it can be written.
-    pub is_healthy: bool,
+    pub(crate) is_healthy: bool,
     /// The code of what was found at the start, if something was.
-    pub recovered: Option<Code>,
+    pub(crate) recovered: Option<Code>,
     /// What a check of everything found at the start.
-    pub problems: Vec<String>,
+    pub(crate) problems: Vec<String>,
     /// How often codes were raised outside of tensor sessions.
-    pub raised: BTreeMap<String, u64>,
+    pub(crate) raised: BTreeMap<String, u64>,
 }
 
 /// The victim's own numbers.
 #[derive(Clone, Debug, Default, Deserialize)]
-pub struct Gauges {
+pub(crate) struct Gauges {
     /// Sessions connected now.
-    pub sessions: u32,
+    pub(crate) sessions: u32,
     /// Streams open now.
-    pub streams: u32,
+    pub(crate) streams: u32,
     /// Steps that wait or are computed now.
-    pub steps_waiting: u32,
+    pub(crate) steps_waiting: u32,
     /// Bytes of KV in use.
-    pub kv_bytes: u64,
+    pub(crate) kv_bytes: u64,
     /// Pages of KV in use.
-    pub kv_pages_used: u64,
+    pub(crate) kv_pages_used: u64,
     /// Pages of KV that nobody uses.
-    pub kv_pages_left: u64,
+    pub(crate) kv_pages_left: u64,
     /// Streams refused or ended by the host, by code.
-    pub errors: BTreeMap<String, u64>,
+    pub(crate) errors: BTreeMap<String, u64>,
     /// Sessions that the host ended, by code.
-    pub closed: BTreeMap<String, u64>,
+    pub(crate) closed: BTreeMap<String, u64>,
     /// Its community's log, if it is in one.
-    pub log: Option<LogGauges>,
+    pub(crate) log: Option<LogGauges>,
 }
 
 impl Gauges {
     /// How often the host raised a code.
-    pub fn raised(&self, code: &str) -> u64 {
+    pub(crate) fn raised(&self, code: &str) -> u64 {
         let count = |counts: &BTreeMap<String, u64>| counts.get(code).copied().unwrap_or(0);
         let log = self.log.as_ref().map_or(0, |log| count(&log.raised));
         count(&self.closed) + count(&self.errors) + log
     }
 
     /// Durable events of an author.
-    pub fn events_of(&self, author: &NodeId) -> u64 {
+    pub(crate) fn events_of(&self, author: &NodeId) -> u64 {
         let seqs = self.log.as_ref().map(|log| &log.seqs);
         seqs.and_then(|seqs| seqs.get(&author.to_string()).copied())
             .unwrap_or(0)
     }
 
     /// What its log says, in a hash.
-    pub fn state(&self) -> &str {
+    pub(crate) fn state(&self) -> &str {
         self.log.as_ref().map_or("", |log| &log.state)
     }
 }
@@ -379,28 +363,15 @@ pub(crate) struct Victim {
 impl Victim {
     /// Starts `program` as a victim, and waits until it serves.
     pub(crate) async fn start(program: &Path, settings: &Settings) -> Result<Victim, HarnessError> {
-        let mut command = Command::new(program);
-        command
-            .arg("victim")
-            .arg("--model")
-            .arg(&settings.model)
-            .args(["--pace", settings.pace.as_str()]);
-        if let Some(home) = &settings.home {
-            command.arg("--home").arg(home);
-        }
-        if let Some(pages) = settings.scene.kv_pages {
-            command.args(["--kv-pages", &pages.to_string()]);
-        }
-        for node in &settings.admitted {
-            command.arg("--admit").arg(node.to_string());
-        }
-        let mut child = command
+        let settings = serde_json::to_string(settings).map_err(HarnessError::victim)?;
+        let mut child = Command::new(program)
+            .args(["victim", &settings])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .kill_on_drop(true)
             .spawn()?;
-        let gone = || HarnessError::Victim("it ended at once".to_owned());
+        let gone = || HarnessError::victim("it ended at once");
         let pid = child.id().ok_or_else(gone)?;
         let input = child.stdin.take().ok_or_else(gone)?;
         let output = child.stdout.take().ok_or_else(gone)?;
@@ -418,15 +389,15 @@ impl Victim {
         let descriptor: Descriptor = match answer(&mut output).await {
             Ok(descriptor) => descriptor,
             Err(trouble) => {
-                let log = String::from_utf8_lossy(&log.lock()).into_owned();
-                return Err(HarnessError::Victim(format!("{trouble}; it said: {log}")));
+                let log = text(&log);
+                return Err(HarnessError::victim(format!("{trouble}; it said: {log}")));
             }
         };
         Ok(Victim {
             addr: descriptor
                 .endpoint
                 .parse()
-                .map_err(|_| HarnessError::Victim("it describes itself badly".to_owned()))?,
+                .map_err(|_| HarnessError::victim("it describes itself badly"))?,
             node: descriptor.host,
             descriptor,
             child,
@@ -454,7 +425,7 @@ impl Victim {
 
     /// What it wrote to its error output: nothing, unless something is wrong.
     pub(crate) fn log(&self) -> String {
-        String::from_utf8_lossy(&self.log.lock()).into_owned()
+        text(&self.log)
     }
 
     /// Kills it.
@@ -467,9 +438,12 @@ impl Victim {
     pub(crate) async fn stop(mut self) -> (Option<ExitStatus>, String) {
         drop(self.input);
         let ended = timeout(PATIENCE, self.child.wait()).await;
-        let log = String::from_utf8_lossy(&self.log.lock()).into_owned();
-        (ended.ok().and_then(Result::ok), log)
+        (ended.ok().and_then(Result::ok), text(&self.log))
     }
+}
+
+fn text(log: &Mutex<Vec<u8>>) -> String {
+    String::from_utf8_lossy(&log.lock()).into_owned()
 }
 
 async fn answer<T: for<'a> Deserialize<'a>>(
@@ -477,7 +451,7 @@ async fn answer<T: for<'a> Deserialize<'a>>(
 ) -> Result<T, HarnessError> {
     let line = timeout(PATIENCE, output.next_line())
         .await
-        .map_err(|_| HarnessError::Victim("it does not answer".to_owned()))??
-        .ok_or_else(|| HarnessError::Victim("it has ended".to_owned()))?;
+        .map_err(|_| HarnessError::victim("it does not answer"))??
+        .ok_or_else(|| HarnessError::victim("it has ended"))?;
     serde_json::from_str(&line).map_err(|error| HarnessError::Victim(format!("{error} in {line}")))
 }

@@ -29,7 +29,7 @@ macro_rules! as_tests {
     (table { $($listed:tt)* } files { $($file:tt)* }) => {
         as_tests! { $($listed)* $($file)* }
     };
-    ($($(#[$mark:meta])* $($case:literal)? $name:ident;)*) => {
+    ($($(#[$mark:meta])* $case:literal $name:ident;)*) => {
         $(
             $(#[$mark])*
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

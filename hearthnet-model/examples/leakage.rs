@@ -237,10 +237,7 @@ impl Lab {
     fn read(&mut self, texts: &[Vec<u32>]) -> Outcome<Seen> {
         let mut all = Seen::default();
         for ids in texts {
-            let (mut x, mut seen) = (Vec::new(), Seen::default());
-            self.head.embed(ids, &mut x)?;
-            let sequence = self.open_sequence()?;
-            self.run(&[(sequence, 0, ids.len() as u32)], &mut x, &mut seen)?;
+            let seen = self.run_text(ids)?;
             all.ids.extend(&ids[1..]);
             all.rows.resize(DEPTHS.len(), Vec::new());
             all.leaving.resize(LAST.len(), Vec::new());
@@ -326,7 +323,8 @@ impl Lab {
         let width = self.width;
         for ids in texts {
             let ids = &ids[..ids.len().min(tokens.div_ceil(texts.len()))];
-            let sent = self.read_all(ids, index)?;
+            // What a host of the layers from `DEPTHS[index]` on is sent.
+            let sent = self.run_text(ids)?.rows.swap_remove(index);
             let mut prefix: Vec<SeqId> = self.open_sequence()?;
             for (position, target) in (0u32..).zip(sent.chunks_exact(width)) {
                 let mapped = probe.map(target);
@@ -351,13 +349,13 @@ impl Lab {
         Ok(guessed)
     }
 
-    /// What a host of the layers from `DEPTHS[index]` on is sent of a text.
-    fn read_all(&mut self, ids: &[u32], index: usize) -> Outcome<Vec<f32>> {
+    /// The rows of a text.
+    fn run_text(&mut self, ids: &[u32]) -> Outcome<Seen> {
         let (mut x, mut seen) = (Vec::new(), Seen::default());
         self.head.embed(ids, &mut x)?;
         let sequence = self.open_sequence()?;
         self.run(&[(sequence, 0, ids.len() as u32)], &mut x, &mut seen)?;
-        Ok(seen.rows.swap_remove(index))
+        Ok(seen)
     }
 
     /// The word, if it is among those given, that makes the row; the prefix then has it.

@@ -188,9 +188,6 @@ pub enum ResolveError {
         /// How large the file is, where that is known.
         bytes: Option<u64>,
     },
-    /// There is no place for models.
-    #[error(transparent)]
-    NoCache(#[from] crate::cache::NoCacheDirectory),
 }
 
 /// A size behind a name.

@@ -81,7 +81,8 @@ pub enum ModelError {
 }
 
 /// Something that failed on a file, and what to do about it.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {action} {}: {source}{}", path.display(), remedy(source))]
 pub struct FileError {
     /// What was tried, as in "cannot write".
     pub action: &'static str,
@@ -101,28 +102,14 @@ impl FileError {
     }
 }
 
-impl std::error::Error for FileError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.source)
-    }
-}
-
-impl std::fmt::Display for FileError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self {
-            action,
-            path,
-            source,
-        } = self;
-        write!(f, "cannot {action} {}: {source}", path.display())?;
-        f.write_str(match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                "; free some space there, or choose another place"
-            }
-            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-                "; choose a place that you may write to, or change its permissions"
-            }
-            _ => "",
-        })
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "; free some space there, or choose another place"
+        }
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            "; choose a place that you may write to, or change its permissions"
+        }
+        _ => "",
     }
 }

@@ -827,14 +827,16 @@ fn damaged_weights_are_refused_each_in_its_own_words() {
         write(directory.path(), None).unwrap_err()
     };
     let cut = refused(&good[..good.len() / 2]);
-    assert!(matches!(cut, ImportError::Truncated { .. }), "{cut}");
+    assert!(cut.to_string().contains("is cut off: it should"), "{cut}");
     let cut = refused(&good[..5]);
-    assert!(matches!(cut, ImportError::Truncated { .. }), "{cut}");
+    assert!(cut.to_string().contains("is cut off: it should"), "{cut}");
     let longer = refused(&[&good[..], b"x"].concat());
-    assert!(matches!(longer, ImportError::Trailing { .. }), "{longer}");
+    let says = "something lies behind its tensors";
+    assert!(longer.to_string().contains(says), "{longer}");
     for length in [good.len() as u64, u64::MAX, 1 << 60, 1 << 30] {
         let lying = refused(&[&length.to_le_bytes()[..], &good[8..]].concat());
-        assert!(matches!(lying, ImportError::HeaderLength { .. }), "{lying}");
+        let says = "says that its header has";
+        assert!(lying.to_string().contains(says), "{lying}");
     }
     let two = |a: [u64; 2], b: [u64; 2], shape: Json| {
         let header = json!({
@@ -853,7 +855,8 @@ fn damaged_weights_are_refused_each_in_its_own_words() {
         two([0, 4], [4, 8], json!([3])),
         two([0, 4], [4, 8], json!([1u64 << 40, 1u64 << 40])),
     ] {
-        assert!(matches!(error, ImportError::Header { .. }), "{error}");
+        let says = "is no sound safetensors file";
+        assert!(error.to_string().contains(says), "{error}");
     }
     fs::remove_file(&path).unwrap();
     let none = write(directory.path(), None).unwrap_err();
@@ -919,18 +922,22 @@ fn an_index_at_odds_with_its_shards_is_refused() {
         let bytes = fs::read(d.join(shard(0))).unwrap();
         fs::write(d.join(shard(0)), &bytes[..bytes.len() - 1]).unwrap();
     });
-    assert!(matches!(cut, ImportError::Truncated { file, .. } if file == shard(0)));
+    let says = format!("{:?} is cut off", shard(0));
+    assert!(cut.to_string().starts_with(&says), "{cut}");
     let nowhere = with(&|d| {
         edit(d, index, |json| json["weight_map"]["x"] = json!(shard(0)));
     });
-    assert!(matches!(nowhere, ImportError::NotInShard { tensor, .. } if tensor == "x"));
+    let says = format!("tensor \"x\" is not in {:?}", shard(0));
+    assert!(nowhere.to_string().starts_with(&says), "{nowhere}");
     let unnamed = with(&|d| {
         edit(d, index, |json| {
             let map = json["weight_map"].as_object_mut().unwrap();
             map.remove("model.norm.weight");
         });
     });
-    assert!(matches!(unnamed, ImportError::NotInIndex { .. }));
+    let says =
+        "holds tensor \"model.norm.weight\", which model.safetensors.index.json does not put";
+    assert!(unnamed.to_string().contains(says), "{unnamed}");
     let outside = with(&|d| {
         edit(d, index, |json| {
             json["weight_map"]["x"] = json!("../x.safetensors");

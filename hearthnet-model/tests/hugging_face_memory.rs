@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use hearthnet_model::TensorType;
-use hearthnet_model::hugging_face::{Directory, ImportError};
+use hearthnet_model::hugging_face::Directory;
 use peak_alloc::PeakAlloc;
 use serde_json::{Map, json};
 
@@ -92,6 +92,7 @@ fn weights_of_any_size_are_read_a_little_at_a_time_and_refused_without_reading_t
         .open(made.path().join("model.safetensors"));
     weights.unwrap().set_len(bytes - 1).unwrap();
     let refused = Directory::open(made.path());
-    assert!(matches!(refused, Err(ImportError::Truncated { .. })));
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("is cut off"), "{refused}");
     assert!(peak() < 1 << 20, "{}", peak());
 }

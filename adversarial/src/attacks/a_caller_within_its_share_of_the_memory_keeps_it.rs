@@ -12,11 +12,10 @@ use tokio::time::{Instant, interval};
 
 use crate::bench::Target;
 use crate::honest::Call;
-use crate::memory::Budget;
 use crate::raw::{Arrived, Frame, Peer, Step, cbor, kind};
 use crate::trial::until;
 use crate::victim::{PAGE, Scene};
-use crate::{Bench, Findings, HarnessError, Verdict};
+use crate::{Bench, Findings, HarnessError};
 
 /// Pages that the host has. Three callers run: the honest one of every attack, a guest with a long
 /// conversation, and the grabber.
@@ -36,90 +35,64 @@ const OPENS_PER_SECOND: u32 = 60;
 /// How often the guest tries to have more than its share.
 const TRIES: u32 = 20;
 
-pub(super) struct Attack;
+/// A host with so few pages.
+pub(super) const SCENE: Scene = Scene {
+    kv_pages: Some(PAGES),
+    ..Scene::ALONE
+};
 
-impl crate::Attack for Attack {
-    const CASE: u8 = 45;
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+    let gauges = bench.victim.gauges().await?;
+    let sessions = gauges.sessions;
+    let pages = gauges.kv_pages_used + gauges.kv_pages_left;
+    found.same("pages of the host", PAGES, pages);
 
-    const SCENE: Scene = Scene {
-        kv_pages: Some(PAGES),
-        ..Scene::ALONE
-    };
+    // What the guest holds of one conversation counts until the host has seen its end.
+    let quiet = talk(bench).await?;
+    until(&mut bench.victim, |gauges| gauges.sessions <= sessions).await?;
+    let beyond = want_more(bench).await?;
+    until(&mut bench.victim, |gauges| gauges.sessions <= sessions).await?;
+    found.done("more than its share, of a quiet host", "served", beyond);
 
-    const BUDGET: Budget = Budget::sessions(3, "the grabber, the guest, and one that is closing");
+    let (stop, stopped) = watch::channel(false);
+    let peer = bench.pipeline().await?;
+    let grabber = tokio::spawn(grab(peer, bench.target, stopped));
+    let full = until(&mut bench.victim, |gauges| gauges.kv_pages_left == 0).await?;
+    found.same("pages left while one grabs", 0, full.kv_pages_left);
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
-        let mut found = Findings::new();
-        let gauges = bench.gauges().await?;
-        let sessions = gauges.sessions;
-        let pages = gauges.kv_pages_used + gauges.kv_pages_left;
-        let held = pages == u64::from(PAGES);
-        found.check("pages of the host", PAGES.to_string(), pages, held);
+    let answers = talk(bench).await?;
+    let same = answers.is_ok() && quiet == answers;
+    let what = format!("{SHARE} pages for a guest, beside the grabber");
+    found.check_or(what, "the same answers", same, || {
+        answers.err().unwrap_or_else(|| "other answers".to_owned())
+    });
 
-        // What the guest holds of one conversation counts until the host has seen its end.
-        let quiet = talk(bench).await?;
-        until(&mut bench.victim, |gauges| gauges.sessions <= sessions).await?;
-        let beyond = want_more(bench).await?;
-        until(&mut bench.victim, |gauges| gauges.sessions <= sessions).await?;
-        let served = beyond.is_none();
-        let seen = beyond.unwrap_or_else(|| "served".to_owned());
-        found.check(
-            "more than its share, of a quiet host",
-            "served",
-            seen,
-            served,
-        );
-
-        let (stop, stopped) = watch::channel(false);
-        let peer = bench.pipeline().await?;
-        let grabber = tokio::spawn(grab(peer, *bench.target(), stopped));
-        let full = until(&mut bench.victim, |gauges| gauges.kv_pages_left == 0).await?;
-        let left = full.kv_pages_left;
-        found.check("pages left while one grabs", "0", left, left == 0);
-
-        let answers = talk(bench).await?;
-        let same = match (&quiet, &answers) {
-            (Ok(quiet), Ok(answers)) => quiet == answers,
-            _ => false,
-        };
-        let seen = match &answers {
-            Ok(_) if same => "the same answers".to_owned(),
-            Ok(_) => "other answers".to_owned(),
-            Err(why) => why.clone(),
-        };
-        let what = format!("{SHARE} pages for a guest, beside the grabber");
-        found.check(what, "the same answers", seen, same);
-
-        // That the grabber was a danger at all: who has its share is sent away with more.
-        let mut refused = None;
-        for _ in 0..TRIES {
-            until(&mut bench.victim, |gauges| gauges.sessions <= sessions + 1).await?;
-            refused = want_more(bench).await?;
-            if refused.is_some() {
-                break;
-            }
+    // That the grabber was a danger at all: who has its share is sent away with more.
+    let mut beyond = Ok(());
+    for _ in 0..TRIES {
+        until(&mut bench.victim, |gauges| gauges.sessions <= sessions + 1).await?;
+        beyond = want_more(bench).await?;
+        if beyond.is_err() {
+            break;
         }
-        let held = refused
-            .as_deref()
-            .is_some_and(|why| ["stream error kv_full", "stream error preempted"].contains(&why));
-        let seen = refused.unwrap_or_else(|| "served".to_owned());
-        let what = "more than its share, beside the grabber";
-        found.check(what, "kv_full or preempted", seen, held);
-
-        stop.send_replace(true);
-        let failed = |error| HarnessError::Attacker(format!("it failed: {error}"));
-        let grabbed = grabber.await.map_err(failed)?;
-        found.refused("a stream of the grabber", "preempted", &grabbed.preempted);
-        let rows = grabbed.rows;
-        found.check("rows of the grabber", "some", rows, rows > 0);
-        Ok(found.verdict())
     }
+    let seen = beyond.err().unwrap_or_else(|| "served".to_owned());
+    let held = ["stream error kv_full", "stream error preempted"].contains(&&*seen);
+    let what = "more than its share, beside the grabber";
+    found.check(what, "kv_full or preempted", seen, held);
+
+    stop.send_replace(true);
+    let grabbed = grabber.await.map_err(HarnessError::attacker)?;
+    found.refused("a stream of the grabber", "preempted", &grabbed.preempted);
+    let rows = grabbed.rows;
+    found.check("rows of the grabber", "some", rows, rows > 0);
+    Ok(())
 }
 
 /// A conversation that takes the guest's whole share: its answers, or how the host failed it.
 async fn talk(bench: &Bench) -> Result<Result<Vec<Bytes>, String>, HarnessError> {
     let positions = SHARE * PAGE;
-    let mut call = Call::open(bench.target(), &bench.guest, positions).await?;
+    let mut call = Call::open(&bench.target, &bench.guest, positions).await?;
     let mut answers = Vec::new();
     for position in 0..positions {
         match call.step(1, position).await {
@@ -130,10 +103,10 @@ async fn talk(bench: &Bench) -> Result<Result<Vec<Bytes>, String>, HarnessError>
     Ok(call.close().await.map(|()| answers))
 }
 
-/// The same, and a second stream beside it. What the host says against that, if anything.
-async fn want_more(bench: &Bench) -> Result<Option<String>, HarnessError> {
+/// The same, and a second stream beside it; or what the host says against that.
+async fn want_more(bench: &Bench) -> Result<Result<(), String>, HarnessError> {
     let positions = SHARE * PAGE;
-    let mut call = Call::open(bench.target(), &bench.guest, positions).await?;
+    let mut call = Call::open(&bench.target, &bench.guest, positions).await?;
     let trying = async {
         for position in 0..positions {
             call.step(1, position).await?;
@@ -144,10 +117,10 @@ async fn want_more(bench: &Bench) -> Result<Option<String>, HarnessError> {
         }
         Ok(())
     };
-    let refused: Result<(), String> = trying.await;
+    let served = trying.await;
     // Whatever it said, the session is of no more use.
     let _ = call.close().await;
-    Ok(refused.err())
+    Ok(served)
 }
 
 /// One stream of the grabber.

@@ -2,13 +2,11 @@
 //! more, and authors whom nobody knows have one small part together, which is not even passed
 //! on: else a member could fill everybody's disks, with its own key or with keys that it makes up.
 
-use hearthnet_bus::NodeKey;
+use crate::bench::new_key;
 
-use crate::memory::Budget;
 use crate::raw::Pushed;
 use crate::raw::event::{Author, MAX_BODY};
-use crate::victim::Scene;
-use crate::{Bench, Findings, HarnessError, Verdict};
+use crate::{Bench, Findings, HarnessError};
 
 /// What an author may have in the log (`specs/event-log.md` section 4).
 const AUTHOR_BYTES: usize = 8 << 20;
@@ -20,73 +18,50 @@ const FLOOD: usize = 2 * AUTHOR_BYTES / MAX_BODY;
 /// Made-up authors with one event each: twice what fits.
 const STRANGERS: usize = 2 * STRANGERS_BYTES / MAX_BODY;
 
-pub(super) struct Attack;
-
-impl crate::Attack for Attack {
-    const CASE: u8 = 26;
-
-    const SCENE: Scene = Scene::COMMUNITY;
-
-    // The quota is used up for good.
-    const REPEATS: bool = false;
-
-    const BUDGET: Budget = Budget::SESSION.and(
-        24 << 20,
-        "four batches of 512 KiB as they arrive and are decoded, the database's cache of 16 MiB and \
-         the index of what is kept",
-    );
-
-    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
-        let mut found = Findings::new();
-        let [attacker, guest] = bench.members();
-        let test_community = bench.test_community()?;
-        let flood: Vec<_> = (0..FLOOD)
-            .map(|n| test_community.attacker.note(MAX_BODY, n as u8))
-            .collect();
-        let note = test_community.guest.note(10, 1);
-        let community = test_community.community;
-        let mut made_up = Vec::new();
-        for n in 0..STRANGERS {
-            let key =
-                NodeKey::generate().map_err(|error| HarnessError::Attacker(error.to_string()))?;
-            made_up.push(Author::new(community, &key).note(MAX_BODY, n as u8));
-        }
-
-        let most = |events: &[Vec<u8>], bytes: usize| {
-            let one = events.first().map_or(1, Vec::len);
-            bytes / one
-        };
-        for (what, events, bytes) in [
-            ("a flood by one author", &flood, AUTHOR_BYTES),
-            ("a flood by made-up authors", &made_up, STRANGERS_BYTES),
-        ] {
-            let pushed = bench.gossip(&attacker).await?.push(events).await;
-            let (sent, fits) = (events.len() as u64, most(events, bytes) as u64);
-            let (accepted, refused) = match pushed {
-                Pushed::Stored { accepted, refused } => (accepted, refused),
-                Pushed::Closed(_) => (0, 0),
-            };
-            let held = accepted <= fits && accepted >= fits * 9 / 10 && accepted + refused == sent;
-            let expected = format!("about {fits} of {sent} kept, the others refused");
-            let seen = format!("{accepted} kept, {refused} refused");
-            found.counted(what, expected, seen, held, "log_quota");
-        }
-        let kept = bench.gauges().await?.events_of(&attacker.id());
-
-        // Others write on, and only what members wrote is passed on.
-        let pushed = bench.gossip(&guest).await?.push(&[note]).await;
-        found.taken("another member's event", (1, 0), None, &pushed);
-        let heard = bench.test_community()?.hears(&attacker.id(), kept).await;
-        found.check("what was kept is passed on", "true", heard, heard);
-        let authors = bench.test_community()?.authors();
-        // The root, the anchor, the attacker, the guest; the host has written nothing that lasts.
-        found.check(
-            "authors that were passed on",
-            "at most 5",
-            authors,
-            authors <= 5,
-        );
-        bench.goes_on(&mut found).await?;
-        Ok(found.verdict())
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+    let [attacker, guest] = bench.members();
+    let test_community = bench.test_community()?;
+    let flood: Vec<_> = (0..FLOOD)
+        .map(|n| test_community.attacker.note(MAX_BODY, n as u8))
+        .collect();
+    let note = test_community.guest.note(10, 1);
+    let community = test_community.community;
+    let mut made_up = Vec::new();
+    for n in 0..STRANGERS {
+        made_up.push(Author::new(community, &new_key()?).note(MAX_BODY, n as u8));
     }
+
+    let most = |events: &[Vec<u8>], bytes: usize| bytes / events.first().map_or(1, Vec::len);
+    for (what, events, bytes) in [
+        ("a flood by one author", &flood, AUTHOR_BYTES),
+        ("a flood by made-up authors", &made_up, STRANGERS_BYTES),
+    ] {
+        let pushed = bench.gossip(&attacker).await?.push(events).await;
+        let (sent, fits) = (events.len() as u64, most(events, bytes) as u64);
+        let (accepted, refused) = match pushed {
+            Pushed::Stored { accepted, refused } => (accepted, refused),
+            Pushed::Closed(_) => (0, 0),
+        };
+        let held = accepted <= fits && accepted >= fits * 9 / 10 && accepted + refused == sent;
+        let expected = format!("about {fits} of {sent} kept, the others refused");
+        let seen = format!("{accepted} kept, {refused} refused");
+        found.counted(what, expected, seen, held, "log_quota");
+    }
+    let kept = bench.victim.gauges().await?.events_of(&attacker.id());
+
+    // Others write on, and only what members wrote is passed on.
+    let pushed = bench.gossip(&guest).await?.push(&[note]).await;
+    found.taken("another member's event", (1, 0), None, &pushed);
+    let heard = bench.test_community()?.hears(&attacker.id(), kept).await;
+    found.same("what was kept is passed on", true, heard);
+    let authors = bench.test_community()?.authors();
+    // The root, the anchor, the attacker, the guest; the host has written nothing that lasts.
+    found.check(
+        "authors that were passed on",
+        "at most 5",
+        authors,
+        authors <= 5,
+    );
+    bench.goes_on(found).await?;
+    Ok(())
 }

@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::raw::{Ending, Frame, Message, Peer, Step, chunk, dtype, kind};
-use crate::{Bench, Findings, HarnessError, Verdict};
+use crate::{Bench, Findings, HarnessError};
 
 /// Pause between two bytes: at 16 KiB a second, 1,600 would have come.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -19,11 +19,9 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Twelve times the longest deadline of these phases.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-pub(super) struct Attack;
-
 /// Whether the host ends a TCP connection on which nothing comes.
 async fn silent_tcp(bench: &Bench) -> Result<bool, HarnessError> {
-    let mut tcp = TcpStream::connect(bench.target().addr).await?;
+    let mut tcp = TcpStream::connect(bench.target.addr).await?;
     let read = timeout(PATIENCE, tcp.read(&mut [0; 64])).await;
     Ok(read.is_ok())
 }
@@ -55,48 +53,41 @@ async fn trickled(
     Ok(peer.await?.trickle(&message, PAUSE).await)
 }
 
-impl crate::Attack for Attack {
-    const CASE: u8 = 39;
-
-    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
-        let bench = &*bench;
-        // One chunk of two, and a step that names a tensor which never comes.
-        let data = chunk(1, dtype::I8, &[2 << 20], &vec![0; 1 << 20]);
-        let half = Frame::new(kind::TENSOR_DATA, data);
-        let announced = Step {
-            rows: 64,
-            width: bench.target().width,
-            tensor: Some(1),
-            data: Vec::new(),
-            ..Step::default()
-        };
-        let hello = bench.hello("pipeline")?.frame();
-        let long = Frame::new(kind::DESCRIBE, vec![0; 4000]);
-        // All at once, for each takes its deadline.
-        let (tcp, tls, upgraded, slow_hello, half, announced, slow) = tokio::join!(
-            silent_tcp(bench),
-            silent(bench.secured()),
-            silent(bench.upgraded()),
-            trickled(bench.upgraded(), &hello, 1),
-            sent(bench.pipeline(), half),
-            sent(bench.stream(), announced.frame()),
-            trickled(bench.pipeline(), &long, 2),
-        );
-        let endings: [(&str, Result<Ending, HarnessError>); 5] = [
-            ("silence after the upgrade", upgraded),
-            ("a HELLO byte by byte", slow_hello),
-            ("silence between two chunks", half),
-            ("silence after a step that names a tensor", announced),
-            ("a frame byte by byte", slow),
-        ];
-        let mut found = Findings::new();
-        let tcp = tcp?;
-        found.check("silence on TCP", "ended", tcp, tcp);
-        let tls = tls?;
-        found.check("silence after TLS", "ended", &tls, !tls.hung);
-        for (what, ending) in endings {
-            found.ended(what, CloseCode::PipelineStalled, &ending?);
-        }
-        Ok(found.verdict())
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+    let bench = &*bench;
+    // One chunk of two, and a step that names a tensor which never comes.
+    let data = chunk(1, dtype::I8, &[2 << 20], &vec![0; 1 << 20]);
+    let half = Frame::new(kind::TENSOR_DATA, data);
+    let announced = Step {
+        tensor: Some(1),
+        data: Vec::new(),
+        ..bench.zeros(1, 64)
+    };
+    let hello = bench.hello("pipeline")?.frame();
+    let long = Frame::new(kind::DESCRIBE, vec![0; 4000]);
+    // All at once, for each takes its deadline.
+    let (tcp, tls, upgraded, slow_hello, half, announced, slow) = tokio::join!(
+        silent_tcp(bench),
+        silent(bench.secured()),
+        silent(bench.upgraded()),
+        trickled(bench.upgraded(), &hello, 1),
+        sent(bench.pipeline(), half),
+        sent(bench.stream(), announced.frame()),
+        trickled(bench.pipeline(), &long, 2),
+    );
+    let endings: [(&str, Result<Ending, HarnessError>); 5] = [
+        ("silence after the upgrade", upgraded),
+        ("a HELLO byte by byte", slow_hello),
+        ("silence between two chunks", half),
+        ("silence after a step that names a tensor", announced),
+        ("a frame byte by byte", slow),
+    ];
+    let tcp = tcp?;
+    found.check("silence on TCP", "ended", tcp, tcp);
+    let tls = tls?;
+    found.check("silence after TLS", "ended", &tls, !tls.hung);
+    for (what, ending) in endings {
+        found.ended(what, CloseCode::PipelineStalled, &ending?);
     }
+    Ok(())
 }

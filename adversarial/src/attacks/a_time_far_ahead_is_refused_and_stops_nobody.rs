@@ -4,73 +4,54 @@
 //! everybody else is heard.
 
 use crate::raw::event::{Lane, now_ms};
-use crate::victim::Scene;
-use crate::{Bench, Findings, HarnessError, Verdict};
+use crate::{Bench, Findings, HarnessError};
 
 const MINUTE_MS: u64 = 60_000;
 const TEN_YEARS_MS: u64 = 10 * 365 * 24 * 60 * MINUTE_MS;
 
-pub(super) struct Attack;
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+    let [attacker, _] = bench.members();
+    let now = now_ms();
+    let test_community = bench.test_community()?;
+    let mut event = test_community.attacker.draft("notes.written", vec![1]);
+    let mut at = |time: u64, lamport: u64| {
+        (event.time, event.lamport) = (time, lamport);
+        event.clone()
+    };
+    let ahead = [
+        ("ten years ahead", at(now + TEN_YEARS_MS, 2000)),
+        (
+            "ten years ahead, in its number too",
+            at(now + TEN_YEARS_MS, now + TEN_YEARS_MS),
+        ),
+        ("eleven minutes ahead", at(now + 11 * MINUTE_MS, 2000)),
+        ("at the end of time", at((1 << 53) - 1, 2000)),
+    ];
+    let leap = at(now, now + TEN_YEARS_MS);
+    let bounded = at(now + 9 * MINUTE_MS, now + 9 * MINUTE_MS);
+    let mut said = test_community
+        .attacker
+        .say("notes.said", "notes", 1, MINUTE_MS, vec![0xa0]);
+    said.time = now + TEN_YEARS_MS;
+    said.lane = Lane::Ephemeral("notes".to_owned(), said.time + MINUTE_MS);
 
-impl crate::Attack for Attack {
-    const CASE: u8 = 25;
-
-    const SCENE: Scene = Scene::COMMUNITY;
-
-    // The leap is made once, and lasts.
-    const REPEATS: bool = false;
-
-    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
-        let mut found = Findings::new();
-        let [attacker, _] = bench.members();
-        let now = now_ms();
-        let test_community = bench.test_community()?;
-        let mut event = test_community.attacker.draft("notes.written", vec![1]);
-        let mut at = |time: u64, lamport: u64| {
-            (event.time, event.lamport) = (time, lamport);
-            event.clone()
-        };
-        let ahead = [
-            ("ten years ahead", at(now + TEN_YEARS_MS, 2000)),
-            (
-                "ten years ahead, in its number too",
-                at(now + TEN_YEARS_MS, now + TEN_YEARS_MS),
-            ),
-            ("eleven minutes ahead", at(now + 11 * MINUTE_MS, 2000)),
-            ("at the end of time", at((1 << 53) - 1, 2000)),
-        ];
-        let leap = at(now, now + TEN_YEARS_MS);
-        let bounded = at(now + 9 * MINUTE_MS, now + 9 * MINUTE_MS);
-        let mut said = test_community
-            .attacker
-            .say("notes.said", "notes", 1, MINUTE_MS, vec![0xa0]);
-        (said.time, said.lane) = (
-            now + TEN_YEARS_MS,
-            Lane::Ephemeral("notes".to_owned(), now + TEN_YEARS_MS + MINUTE_MS),
-        );
-
-        let mut gossip = bench.gossip(&attacker).await?;
-        for (what, event) in ahead.into_iter().chain([("said ten years ahead", said)]) {
-            let pushed = gossip.push(&[event.signed(&attacker)]).await;
-            found.taken(
-                format!("an event {what}"),
-                (0, 1),
-                Some("log_time"),
-                &pushed,
-            );
-        }
-        let pushed = gossip.push(&[leap.signed(&attacker)]).await;
-        let what = "a number ten years beyond its time";
-        found.taken(what, (0, 1), Some("log_malformed"), &pushed);
-        let kept = bench.gauges().await?.events_of(&attacker.id());
-        found.check("events of the attacker", "0", kept, kept == 0);
-
-        // Clocks of honest machines differ; and whoever makes use of that stops nobody.
-        let pushed = gossip.push(&[bounded.signed(&attacker)]).await;
-        found.taken("an event nine minutes ahead", (1, 0), None, &pushed);
-        let heard = bench.test_community()?.hears(&attacker.id(), 1).await;
-        found.check("it is passed on", "true", heard, heard);
-        bench.goes_on(&mut found).await?;
-        Ok(found.verdict())
+    let mut gossip = bench.gossip(&attacker).await?;
+    for (what, event) in ahead.into_iter().chain([("said ten years ahead", said)]) {
+        let pushed = gossip.push(&[event.signed(&attacker)]).await;
+        let what = format!("an event {what}");
+        found.taken(what, (0, 1), Some("log_time"), &pushed);
     }
+    let pushed = gossip.push(&[leap.signed(&attacker)]).await;
+    let what = "a number ten years beyond its time";
+    found.taken(what, (0, 1), Some("log_malformed"), &pushed);
+    let kept = bench.victim.gauges().await?.events_of(&attacker.id());
+    found.same("events of the attacker", 0, kept);
+
+    // Clocks of honest machines differ; and whoever makes use of that stops nobody.
+    let pushed = gossip.push(&[bounded.signed(&attacker)]).await;
+    found.taken("an event nine minutes ahead", (1, 0), None, &pushed);
+    let heard = bench.test_community()?.hears(&attacker.id(), 1).await;
+    found.same("it is passed on", true, heard);
+    bench.goes_on(found).await?;
+    Ok(())
 }

@@ -6,29 +6,18 @@ use hearthnet_transport::CloseCode;
 
 use crate::bench::sign;
 use crate::raw::{Hello, Papers, Peer};
-use crate::{Bench, Findings, HarnessError, Verdict};
+use crate::{Bench, Findings, HarnessError};
 
-pub(super) struct Attack;
-
-impl crate::Attack for Attack {
-    const CASE: u8 = 17;
-
-    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
-        let mut found = Findings::new();
-        let owner = bench.honest_key();
-        let stolen = sign(&bench.grant(owner)?, owner)?;
-        for what in ["another node's token", "the same once more"] {
-            let ending = bench.show(stolen.clone()).await?;
-            found.ended(what, CloseCode::TokenSubject, &ending);
-        }
-        let hello = Hello::new("pipeline", stolen);
-        let peer = Peer::upgraded(bench.target().addr, &Papers::of(&owner.secret())).await?;
-        let opened = peer.greeted(&hello).await;
-        let seen = match &opened {
-            Ok(_) => "a session".to_owned(),
-            Err(trouble) => trouble.to_string(),
-        };
-        found.check("its owner, afterwards", "a session", seen, opened.is_ok());
-        Ok(found.verdict())
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+    let owner = &bench.honest_key;
+    let stolen = sign(&bench.grant(owner)?, owner)?;
+    for what in ["another node's token", "the same once more"] {
+        let ending = bench.show(stolen.clone()).await?;
+        found.ended(what, CloseCode::TokenSubject, &ending);
     }
+    let hello = Hello::new("pipeline", stolen);
+    let peer = Peer::upgraded(bench.target.addr, &Papers::of(&owner.secret())).await?;
+    let opened = peer.greeted(&hello).await;
+    found.done("its owner, afterwards", "a session", opened);
+    Ok(())
 }

@@ -6,46 +6,39 @@ use hearthnet_transport::CloseCode;
 
 use super::table::{breaking, carry_out};
 use crate::raw::{Arrived, Frame, chunk, dtype, flag, kind};
-use crate::{Bench, Findings, HarnessError, Verdict};
+use crate::{Bench, Findings, HarnessError};
 
-pub(super) struct Attack;
-
-impl crate::Attack for Attack {
-    const CASE: u8 = 10;
-
-    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
-        let mut found = Findings::new();
-        let code = CloseCode::CreditAck;
-        carry_out(bench, breaking(bench, acks())?, &mut found).await?;
-        // The host sends one chunk, and is paid for it wrongly.
-        type Payment = fn(u16) -> Vec<Frame>;
-        let payments: [(&str, Payment); 5] = [
-            ("an ACK of more than was sent", |id| vec![ack(id, 2, true)]),
-            ("an ACK that does not end it", |id| vec![ack(id, 1, false)]),
-            ("an end without the credit", |id| vec![ack(id, 0, true)]),
-            ("an ACK twice", |id| vec![ack(id, 1, true); 2]),
-            ("an ACK, then a NACK", |id| vec![ack(id, 1, true), nack(id)]),
-        ];
-        for (what, payment) in payments {
-            let mut peer = bench.session(&bench.hello("bench")?).await?;
-            let body = chunk(1, dtype::I8, &[4], &[1, 2, 3, 4]);
-            peer.send(Frame::new(kind::TENSOR_DATA, body).flags(flag::FINAL))
-                .await;
-            let id = loop {
-                match peer.receive().await {
-                    Arrived::Frame {
-                        kind: kind::TENSOR_DATA,
-                        body,
-                    } => break body.first_chunk().copied().map_or(0, u16::from_be_bytes),
-                    Arrived::Frame { .. } => {}
-                    other => return Err(HarnessError::Attacker(format!("no echo: {other:?}"))),
-                }
-            };
-            for frame in payment(id) {
-                peer.send(frame).await;
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+    let code = CloseCode::CreditAck;
+    carry_out(bench, breaking(bench, acks()), found).await?;
+    // The host sends one chunk, and is paid for it wrongly.
+    type Payment = fn(u16) -> Vec<Frame>;
+    let payments: [(&str, Payment); 5] = [
+        ("an ACK of more than was sent", |id| vec![ack(id, 2, true)]),
+        ("an ACK that does not end it", |id| vec![ack(id, 1, false)]),
+        ("an end without the credit", |id| vec![ack(id, 0, true)]),
+        ("an ACK twice", |id| vec![ack(id, 1, true); 2]),
+        ("an ACK, then a NACK", |id| vec![ack(id, 1, true), nack(id)]),
+    ];
+    for (what, payment) in payments {
+        let mut peer = bench.session(&bench.hello("bench")?).await?;
+        let body = chunk(1, dtype::I8, &[4], &[1, 2, 3, 4]);
+        peer.send(Frame::new(kind::TENSOR_DATA, body).flags(flag::FINAL))
+            .await;
+        let id = loop {
+            match peer.receive().await {
+                Arrived::Frame {
+                    kind: kind::TENSOR_DATA,
+                    body,
+                } => break body.first_chunk().copied().map_or(0, u16::from_be_bytes),
+                Arrived::Frame { .. } => {}
+                other => return Err(HarnessError::attacker(format!("no echo: {other:?}"))),
             }
-            found.ended(what, code, &peer.ending().await);
+        };
+        for frame in payment(id) {
+            peer.send(frame).await;
         }
-        Ok(found.verdict())
+        found.ended(what, code, &peer.ending().await);
     }
+    Ok(())
 }

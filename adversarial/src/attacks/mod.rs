@@ -1,12 +1,13 @@
 //! The attacks: one file each, or one function in `table.rs`, whose name is the claim that must hold.
 
-use crate::attack::Entry;
+use crate::attack::{Entry, Run};
 use crate::memory::Budget;
+use crate::victim::Scene;
 
-pub(crate) mod table;
+mod table;
 
 /// The registry: one line per attack, which is the name of its file, or of its function in
-/// `table.rs`, with its case there. Calls another macro with all of them; the registry itself and
+/// `table.rs`, with the number of its case. Calls another macro with all of them; the registry itself and
 /// the tests are made of it. An attack that is known not to hold stays in, marked with
 /// `#[ignore = "why"]`, which the tests obey and the report does not.
 #[macro_export]
@@ -31,28 +32,28 @@ macro_rules! every_attack {
                 41 a_chunk_that_does_not_decompress_to_its_size_closes_the_session;
             }
             files {
-                what_a_header_declares_is_capped_and_reserves_nothing;
-                an_ack_of_what_was_never_sent_closes_the_session;
-                a_key_that_is_not_admitted_gets_no_session;
-                whoever_answers_in_anothers_place_learns_nothing;
-                a_token_is_worth_nothing_to_anybody_else;
-                a_token_is_good_for_one_session_at_one_node;
-                a_token_is_worth_nothing_out_of_its_time;
-                only_strictly_valid_signatures_are_believed;
-                a_revoked_member_is_out_at_once_and_stays_out;
-                nobody_writes_into_the_log_in_anothers_name;
-                two_histories_of_one_author_freeze_it_everywhere;
-                an_old_descriptor_does_not_come_back;
-                a_time_far_ahead_is_refused_and_stops_nobody;
-                a_flood_of_events_ends_at_its_authors_quota;
-                what_was_acknowledged_survives_a_kill_and_a_torn_tail;
-                rows_that_are_not_finite_are_refused;
-                rows_that_a_host_makes_up_cost_no_word;
-                a_peer_that_dawdles_is_ended_by_a_deadline;
-                streams_that_are_abandoned_are_freed;
-                a_caller_within_its_share_of_the_memory_keeps_it;
-                no_row_that_a_host_gets_is_in_the_embedding_table;
-                who_loses_a_level_cannot_write_into_the_past;
+                2 what_a_header_declares_is_capped_and_reserves_nothing;
+                10 an_ack_of_what_was_never_sent_closes_the_session;
+                15 a_key_that_is_not_admitted_gets_no_session;
+                16 whoever_answers_in_anothers_place_learns_nothing;
+                17 a_token_is_worth_nothing_to_anybody_else;
+                18 a_token_is_good_for_one_session_at_one_node;
+                19 a_token_is_worth_nothing_out_of_its_time;
+                20 only_strictly_valid_signatures_are_believed;
+                21 a_revoked_member_is_out_at_once_and_stays_out;
+                22 nobody_writes_into_the_log_in_anothers_name;
+                23 two_histories_of_one_author_freeze_it_everywhere;
+                24 an_old_descriptor_does_not_come_back;
+                25 a_time_far_ahead_is_refused_and_stops_nobody;
+                26 a_flood_of_events_ends_at_its_authors_quota;
+                27 what_was_acknowledged_survives_a_kill_and_a_torn_tail;
+                33 rows_that_are_not_finite_are_refused;
+                35 rows_that_a_host_makes_up_cost_no_word;
+                39 a_peer_that_dawdles_is_ended_by_a_deadline;
+                43 streams_that_are_abandoned_are_freed;
+                45 a_caller_within_its_share_of_the_memory_keeps_it;
+                46 no_row_that_a_host_gets_is_in_the_embedding_table;
+                47 who_loses_a_level_cannot_write_into_the_past;
             }
         }
     };
@@ -60,30 +61,56 @@ macro_rules! every_attack {
 
 macro_rules! register {
     (
-        table { $($(#[$listed_mark:meta])* $case:literal $listed:ident;)* }
-        files { $($(#[$mark:meta])* $name:ident;)* }
+        table { $($(#[$listed_mark:meta])* $listed_case:literal $listed:ident;)* }
+        files { $($(#[$mark:meta])* $case:literal $name:ident;)* }
     ) => {
         $(mod $name;)*
 
         /// Every attack, in the order of the registry.
         pub const ATTACKS: &[Entry] = &[
-            $(Entry::listed($case, stringify!($listed), table::$listed, budget($case)),)*
-            $(Entry::of::<$name::Attack>(stringify!($name)),)*
+            $(entry($listed_case, stringify!($listed), |bench, found| {
+                Box::pin(table::carry_out(bench, table::$listed(bench), found))
+            }),)*
+            $(entry($case, stringify!($name), |bench, found| Box::pin($name::run(bench, found))),)*
         ];
     };
 }
 
 every_attack!(register);
 
-/// What the victim may grow by in an attack of the table.
-const fn budget(case: u8) -> Budget {
-    match case {
+/// An attack with what its case needs: for most, a host outside of any community, as often as one
+/// likes, and the memory of two sessions.
+const fn entry(case: u8, name: &'static str, run: Run) -> Entry {
+    let scene = match case {
+        21..=27 | 47 => Scene::COMMUNITY,
+        45 => a_caller_within_its_share_of_the_memory_keeps_it::SCENE,
+        _ => Scene::ALONE,
+    };
+    let budget = match case {
+        2 => what_a_header_declares_is_capped_and_reserves_nothing::BUDGET,
         // What arrives is echoed: it is held once as received and once as queued, never more than
         // the receive and send buffers that the limits name.
         8 => Budget::SESSION.and(
             128 << 20,
             "the 64 MiB each that a session may have received and queued, and 8 MiB of noise",
         ),
+        26 => Budget::SESSION.and(
+            24 << 20,
+            "four batches of 512 KiB as they arrive and are decoded, the database's cache of 16 MiB \
+             and the index of what is kept",
+        ),
+        45 => Budget::sessions(3, "the grabber, the guest, and one that is closing"),
         _ => Budget::SESSION,
+    };
+    Entry {
+        name,
+        case,
+        scene,
+        // A revoked key never comes back, nothing thaws who is frozen, a leap in time is made once
+        // and lasts, a quota is used up for good, a node that is killed has a folder of its own, and
+        // who was demoted is no anchor.
+        repeats: !matches!(case, 21 | 23 | 25..=27 | 47),
+        budget,
+        run,
     }
 }

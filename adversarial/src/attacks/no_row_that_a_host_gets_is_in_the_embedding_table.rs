@@ -11,34 +11,25 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use crate::fleet::Fleet;
-use crate::{Bench, Findings, HarnessError, Verdict};
+use crate::{Bench, Findings, HarnessError};
 
-pub(super) struct Attack;
-
-impl crate::Attack for Attack {
-    const CASE: u8 = 46;
-
-    async fn run(_: &mut Bench) -> Result<Verdict, HarnessError> {
-        let mut found = Findings::new();
-        // One first layer is enough that none is found; none at all, and all of them are: what
-        // this attack finds nothing with does find something.
-        for private in [2, 1, 0] {
-            let runtime = Handle::current();
-            let overheard = tokio::task::spawn_blocking(move || overhear(runtime, private));
-            let (rows, known) = overheard
-                .await
-                .map_err(|error| HarnessError::Attacker(error.to_string()))??;
-            let what = format!("{private} private first layers, {rows} rows: rows in the table");
-            let expected = if private == 0 { rows } else { 0 };
-            found.check(
-                what,
-                expected.to_string(),
-                known,
-                rows > 0 && known == expected,
-            );
-        }
-        Ok(found.verdict())
+pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+    // One first layer is enough that none is found; none at all, and all of them are: what
+    // this attack finds nothing with does find something.
+    for private in [2, 1, 0] {
+        let runtime = Handle::current();
+        let overheard = tokio::task::spawn_blocking(move || overhear(runtime, private));
+        let (rows, known) = overheard.await.map_err(HarnessError::attacker)??;
+        let what = format!("{private} private first layers, {rows} rows: rows in the table");
+        let expected = if private == 0 { rows } else { 0 };
+        found.check(
+            what,
+            expected.to_string(),
+            known,
+            rows > 0 && known == expected,
+        );
     }
+    Ok(())
 }
 
 /// Has a caller with so many private layers answer over a host that keeps what it is sent: how

@@ -7,7 +7,7 @@ use hearthnet_transport::CloseCode;
 
 use crate::bench::sign;
 use crate::raw::{Papers, cbor};
-use crate::{Bench, Findings, HarnessError, Verdict};
+use crate::{Bench, Findings, HarnessError};
 
 /// The order of the group, little-endian: 2^252 + 27742317777372353535851937790883648493.
 const ORDER: [u8; 32] = [
@@ -26,8 +26,6 @@ const SMALL: [[u8; 32]; 4] = {
     points
 };
 
-pub(super) struct Attack;
-
 /// Bytes of the signature at the end of a token.
 const SIGNATURE: usize = 64;
 
@@ -43,62 +41,57 @@ pub(super) fn respelled(mut token: Vec<u8>) -> Vec<u8> {
     token
 }
 
-impl crate::Attack for Attack {
-    const CASE: u8 = 20;
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+    let attacker = &bench.attacker;
+    let token = || sign(&bench.grant(attacker)?, attacker);
+    let code = CloseCode::InvalidSignature;
 
-    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
-        let mut found = Findings::new();
-        let attacker = bench.attacker();
-        let token = || sign(&bench.grant(attacker)?, attacker);
-        let code = CloseCode::InvalidSignature;
-
-        let ending = bench.show(respelled(token()?)).await?;
-        found.ended("a scalar beyond the group's order", code, &ending);
-        let length = token()?.len();
-        for (what, at) in [
-            ("a flipped bit in the scalar", length - 1),
-            ("a flipped bit in the point", length - SIGNATURE),
-            // The map's head, `v` and its number, `id` and its head come before the id.
-            ("a flipped bit in what is signed", 12),
-        ] {
-            let mut token = token()?;
-            if let Some(byte) = token.get_mut(at) {
-                *byte ^= 1;
-            }
-            let ending = bench.show(token).await?;
-            found.ended(what, code, &ending);
+    let ending = bench.show(respelled(token()?)).await?;
+    found.ended("a scalar beyond the group's order", code, &ending);
+    let length = token()?.len();
+    for (what, at) in [
+        ("a flipped bit in the scalar", length - 1),
+        ("a flipped bit in the point", length - SIGNATURE),
+        // The map's head, `v` and its number, `id` and its head come before the id.
+        ("a flipped bit in what is signed", 12),
+    ] {
+        let mut token = token()?;
+        if let Some(byte) = token.get_mut(at) {
+            *byte ^= 1;
         }
-
-        // With a key of small order, R the neutral element and s = 0 "sign" every message.
-        for point in SMALL {
-            let grant = bench.grant(attacker)?;
-            let node = |id: &[u8; 32]| Value::Bytes(id.to_vec());
-            let mut token = cbor(&[
-                ("v", 1.into()),
-                ("id", Value::Bytes(grant.id.to_vec())),
-                ("aud", node(grant.audience.as_bytes())),
-                ("exp", grant.expires.into()),
-                ("iss", node(&point)),
-                ("nbf", grant.not_before.into()),
-                ("sub", node(grant.subject.as_bytes())),
-                ("scope", grant.scope.to_string().into()),
-            ]);
-            token.push(1);
-            token.resize(token.len() + SIGNATURE - 1, 0);
-            let ending = bench.show(token).await?;
-            // Not a usable key, so not a token.
-            found.ended("an issuer of small order", CloseCode::TokenInvalid, &ending);
-        }
-
-        let shown = Papers::of(&bench.honest_key().secret()).certificate;
-        let impostor = Papers {
-            certificate: shown,
-            ..Papers::of(&attacker.secret())
-        };
-        let answer = bench.secured_with(&impostor).await?.upgrade().await?;
-        let held = !answer.starts_with("HTTP/");
-        let what = "another node's certificate";
-        found.check(what, "no session", answer, held);
-        Ok(found.verdict())
+        let ending = bench.show(token).await?;
+        found.ended(what, code, &ending);
     }
+
+    // With a key of small order, R the neutral element and s = 0 "sign" every message.
+    for point in SMALL {
+        let grant = bench.grant(attacker)?;
+        let node = |id: &[u8; 32]| Value::Bytes(id.to_vec());
+        let mut token = cbor(&[
+            ("v", 1.into()),
+            ("id", Value::Bytes(grant.id.to_vec())),
+            ("aud", node(grant.audience.as_bytes())),
+            ("exp", grant.expires.into()),
+            ("iss", node(&point)),
+            ("nbf", grant.not_before.into()),
+            ("sub", node(grant.subject.as_bytes())),
+            ("scope", grant.scope.to_string().into()),
+        ]);
+        token.push(1);
+        token.resize(token.len() + SIGNATURE - 1, 0);
+        let ending = bench.show(token).await?;
+        // Not a usable key, so not a token.
+        found.ended("an issuer of small order", CloseCode::TokenInvalid, &ending);
+    }
+
+    let shown = Papers::of(&bench.honest_key.secret()).certificate;
+    let impostor = Papers {
+        certificate: shown,
+        ..Papers::of(&attacker.secret())
+    };
+    let answer = bench.secured_with(&impostor).await?.upgrade().await?;
+    let held = !answer.starts_with("HTTP/");
+    let what = "another node's certificate";
+    found.check(what, "no session", answer, held);
+    Ok(())
 }

@@ -12,9 +12,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use crate::fleet::{Fleet, PROMPT, TOKENS};
-use crate::{Bench, Findings, HarnessError, Verdict};
-
-pub(super) struct Attack;
+use crate::{Bench, Findings, HarnessError};
 
 /// The step in which a host lies: after some tokens of the answer.
 const AT: u32 = PROMPT + TOKENS / 2;
@@ -22,19 +20,16 @@ const AT: u32 = PROMPT + TOKENS / 2;
 /// Changes rows; what the host returned before is at hand.
 type Lie = fn(Passing<'_>, &[f32]);
 
-impl crate::Attack for Attack {
-    const CASE: u8 = 35;
-
-    async fn run(_: &mut Bench) -> Result<Verdict, HarnessError> {
-        let runtime = Handle::current();
-        let lies = tokio::task::spawn_blocking(move || lies(&runtime));
-        lies.await
-            .map_err(|error| HarnessError::Attacker(error.to_string()))?
-    }
+pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+    let (runtime, mut heard) = (Handle::current(), Findings::default());
+    let lies = tokio::task::spawn_blocking(move || lies(&runtime, &mut heard).map(|()| heard));
+    found
+        .0
+        .extend(lies.await.map_err(HarnessError::attacker)??.0);
+    Ok(())
 }
 
-fn lies(runtime: &Handle) -> Result<Verdict, HarnessError> {
-    let mut found = Findings::new();
+fn lies(runtime: &Handle, found: &mut Findings) -> Result<(), HarnessError> {
     // What is honest: the answer, and the band of a catalogue entry.
     let seen = Arc::new(Mutex::new((f32::MAX, 0.0f32)));
     let fleet = Fleet::new(runtime.clone(), None)?;
@@ -93,5 +88,5 @@ fn lies(runtime: &Handle) -> Result<Verdict, HarnessError> {
         );
         found.check(format!("{what}: the same answer"), "yes", same, same);
     }
-    Ok(found.verdict())
+    Ok(())
 }

@@ -20,7 +20,7 @@ const MILLION: usize = 1_000_000;
 const CHUNK: u32 = 1 << 20;
 
 /// One thing that is tried.
-pub(crate) struct Try {
+pub(super) struct Try {
     what: String,
     at: At,
     sent: Sent,
@@ -56,7 +56,8 @@ enum Must {
     NoSession,
 }
 
-type Tries = Result<Vec<Try>, HarnessError>;
+/// What is tried of an attack, one after the other.
+pub(super) type Tries = Result<Vec<Try>, HarnessError>;
 
 fn tried(what: impl Into<String>, at: At, sent: impl Into<Sent>, must: Must) -> Try {
     let (what, sent) = (what.into(), sent.into());
@@ -112,10 +113,10 @@ pub(super) fn breaking(bench: &Bench, violations: Vec<Violation>) -> Tries {
     tries.collect()
 }
 
-/// Tries everything, one after the other.
-pub(crate) async fn carry_out(
+/// Tries everything.
+pub(super) async fn carry_out(
     bench: &Bench,
-    tries: Vec<Try>,
+    tries: Tries,
     found: &mut Findings,
 ) -> Result<(), HarnessError> {
     for Try {
@@ -123,7 +124,7 @@ pub(crate) async fn carry_out(
         at,
         sent,
         must,
-    } in tries
+    } in tries?
     {
         let mut peer: Peer = match at {
             At::Tls => bench.secured().await?,
@@ -364,7 +365,7 @@ pub(super) fn streams_opened_and_cancelled_too_fast_close_the_session(bench: &Be
     /// Streams that the attacker would open if nobody stopped it. The limit is 64 in a second, with
     /// four seconds' worth saved up.
     const STREAMS: u32 = 10_000;
-    let target = *bench.target();
+    let target = bench.target;
     let churn = (1..=STREAMS).flat_map(move |stream| {
         let open = stream_open(stream, &target.weights, target.layers, 16);
         [open, Frame::new(kind::STREAM_CLOSE, life(stream, 1))]
@@ -397,7 +398,7 @@ pub(super) fn a_chunk_below_the_agreed_size_closes_the_session(bench: &Bench) ->
 /// names the weights that it is for; the host serves exactly those or nothing, and for those only
 /// layers that it has.
 pub(super) fn a_stream_for_other_weights_is_refused(bench: &Bench) -> Tries {
-    let target = *bench.target();
+    let target = bench.target;
     let mut flipped = target.weights;
     flipped[31] ^= 1;
     let ((lo, hi), own) = (target.layers, target.weights);
@@ -478,10 +479,5 @@ fn pipeline(bench: &Bench) -> Result<At, HarnessError> {
 
 /// A step of one row, as the model takes it.
 fn row(bench: &Bench) -> Step {
-    let width = bench.target().width;
-    Step {
-        width,
-        data: vec![0; width as usize * 2],
-        ..Step::default()
-    }
+    bench.zeros(1, 1)
 }

@@ -1,93 +1,66 @@
 //! Who tells one story to some and another to others divides a community for good, unless everybody
 //! who sees both keeps the two as proof, passes them on, and believes that author nothing more.
 
+use crate::raw::event::Lane;
 use crate::raw::{Pushed, SWITCHING};
 use crate::trial::until;
-use crate::victim::Scene;
-use crate::{Bench, Findings, HarnessError, Verdict};
+use crate::victim::Gauges;
+use crate::{Bench, Findings, HarnessError};
 
-pub(super) struct Attack;
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+    let [attacker, guest] = bench.members();
+    let test_community = bench.test_community()?;
+    let first = test_community.attacker.note(10, 1);
+    let one = test_community.attacker.draft("notes.written", vec![2]);
+    let other = test_community.attacker.draft("notes.written", vec![3]);
+    let third = test_community.attacker.draft("notes.written", vec![4]);
+    let mut twins = [&one, &other, &third].map(|event| (event.hash(), event.signed(&attacker)));
+    // The proof is the two with the lowest hashes: a third one that is higher adds nothing.
+    twins.sort();
+    let [(hash, one), (_, other), (_, third)] = twins;
+    let mut later = test_community.attacker.draft("notes.written", vec![5]);
+    (later.seq, later.lamport) = (later.seq + 1, later.lamport + 1);
+    later.lane = Lane::Durable(hash);
+    let later = later.signed(&attacker);
+    let note = test_community.guest.note(10, 6);
 
-impl crate::Attack for Attack {
-    const CASE: u8 = 23;
+    let mut gossip = bench.gossip(&attacker).await?;
+    let pushed = gossip.push(&[first, one]).await;
+    found.taken("a history", (2, 0), None, &pushed);
+    // Its session is closed as soon as the log has it, perhaps before it is acknowledged.
+    let pushed = gossip.push(&[other]).await;
+    let held = matches!(
+        pushed,
+        Pushed::Stored { accepted: 1, .. } | Pushed::Closed(_)
+    );
+    let seen = format!("{pushed:?}");
+    found.check("another one of the same author", "kept", seen, held);
+    let name = attacker.id().to_string();
+    let is_frozen = |gauges: &Gauges| {
+        let log = gauges.log.as_ref();
+        log.is_some_and(|log| log.frozen.contains(&name))
+    };
+    let gauges = until(&mut bench.victim, is_frozen).await?;
+    let frozen = is_frozen(&gauges);
+    found.check("the author at the host", "frozen", frozen, frozen);
+    let told = bench.test_community()?.hears_of_fork(&attacker.id()).await;
+    let what = "the author at another node, by the host's proof";
+    found.check(what, "frozen", told, told);
 
-    const SCENE: Scene = Scene::COMMUNITY;
-
-    // Nothing thaws the attacker.
-    const REPEATS: bool = false;
-
-    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
-        let mut found = Findings::new();
-        let [attacker, guest] = bench.members();
-        let test_community = bench.test_community()?;
-        let first = test_community.attacker.note(10, 1);
-        let one = test_community.attacker.draft("notes.written", vec![2]);
-        let other = test_community.attacker.draft("notes.written", vec![3]);
-        let third = test_community.attacker.draft("notes.written", vec![4]);
-        let mut twins = [&one, &other, &third].map(|event| (event.hash(), event.signed(&attacker)));
-        // The proof is the two with the lowest hashes: a third one that is higher adds nothing.
-        twins.sort();
-        let [(hash, one), (_, other), (_, third)] = twins;
-        let mut later = test_community.attacker.draft("notes.written", vec![5]);
-        (later.seq, later.lamport) = (later.seq + 1, later.lamport + 1);
-        later.lane = crate::raw::event::Lane::Durable(hash);
-        let later = later.signed(&attacker);
-        let note = test_community.guest.note(10, 6);
-
-        let mut gossip = bench.gossip(&attacker).await?;
-        let pushed = gossip.push(&[first, one]).await;
-        found.taken("a history", (2, 0), None, &pushed);
-        // Its session is closed as soon as the log has it, perhaps before it is acknowledged.
-        let pushed = gossip.push(&[other]).await;
-        let held = matches!(
-            pushed,
-            Pushed::Stored { accepted: 1, .. } | Pushed::Closed(_)
-        );
-        found.check(
-            "another one of the same author",
-            "kept",
-            format!("{pushed:?}"),
-            held,
-        );
-        let name = attacker.id().to_string();
-        let is_frozen = |gauges: &crate::victim::Gauges| {
-            let log = gauges.log.as_ref();
-            log.is_some_and(|log| log.frozen.contains(&name))
-        };
-        let gauges = until(&mut bench.victim, is_frozen).await?;
-        let frozen = is_frozen(&gauges);
-        found.check("the author at the host", "frozen", frozen, frozen);
-        let told = bench.test_community()?.hears_of_fork(&attacker.id()).await;
-        found.check(
-            "the author at another node, by the host's proof",
-            "frozen",
-            told,
-            told,
-        );
-
-        // Others may pass on what it wrote; nothing of it is taken any more.
-        let mut gossip = bench.gossip(&guest).await?;
-        let pushed = gossip.push(&[third, later]).await;
-        found.taken(
-            "more of it, by another peer",
-            (0, 2),
-            Some("log_fork"),
-            &pushed,
-        );
-        let pushed = gossip.push(&[note]).await;
-        found.taken("that peer's own event", (1, 0), None, &pushed);
-        for path in ["/sync/v1", "/bus/v1", "/tensor/v1"] {
-            let mut peer = bench.secured().await?;
-            let answer = peer.upgrade_at(path).await?;
-            let held = !answer.starts_with(SWITCHING);
-            let seen = if held {
-                "no connection"
-            } else {
-                "a connection"
-            };
-            found.check(format!("the author at {path}"), "no connection", seen, held);
-        }
-        bench.goes_on(&mut found).await?;
-        Ok(found.verdict())
+    // Others may pass on what it wrote; nothing of it is taken any more.
+    let mut gossip = bench.gossip(&guest).await?;
+    let pushed = gossip.push(&[third, later]).await;
+    let what = "more of it, by another peer";
+    found.taken(what, (0, 2), Some("log_fork"), &pushed);
+    let pushed = gossip.push(&[note]).await;
+    found.taken("that peer's own event", (1, 0), None, &pushed);
+    for path in ["/sync/v1", "/bus/v1", "/tensor/v1"] {
+        let mut peer = bench.secured().await?;
+        let answer = peer.upgrade_at(path).await?;
+        let held = !answer.starts_with(SWITCHING);
+        let what = format!("the author at {path}");
+        found.check_or(what, "no connection", held, || "a connection".to_owned());
     }
+    bench.goes_on(found).await?;
+    Ok(())
 }

@@ -6,7 +6,7 @@
 use hearthnet_transport::CloseCode;
 
 use crate::raw::{Frame, Message, kind};
-use crate::{Bench, Budget, Findings, HarnessError, Verdict};
+use crate::{Bench, Budget, Findings, HarnessError};
 
 const MIB: u64 = 1 << 20;
 
@@ -17,79 +17,60 @@ const CROWD: usize = 32;
 /// would be too strict (an honest message has to go somewhere), one message each is enough.
 const RESERVED: u64 = (CROWD as u64 + 8) * (MIB + 256 * 1024) + 64 * MIB;
 
-pub(super) struct Attack;
+/// Silent sessions: a quarter of a MiB each for their buffers, and no message at all.
+pub(super) const BUDGET: Budget = Budget::SESSION.and(
+    CROWD as u64 * 256 * 1024,
+    "two sessions, 32 silent ones with 256 KiB of buffers each, and 8 MiB of noise",
+);
 
-impl crate::Attack for Attack {
-    const CASE: u8 = 2;
-    // Silent sessions: a quarter of a MiB each for their buffers, and no message at all.
-    const BUDGET: Budget = Budget::SESSION.and(
-        CROWD as u64 * 256 * 1024,
-        "two sessions, 32 silent ones with 256 KiB of buffers each, and 8 MiB of noise",
-    );
-
-    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
-        let mut found = Findings::new();
-        for (what, length) in [
-            ("16 MiB", 16 * MIB),
-            ("2 MiB", 2 * MIB),
-            ("8 EiB", u64::MAX / 2),
-            ("16 EiB", u64::MAX),
-        ] {
-            let mut peer = bench.pipeline().await?;
-            peer.send(Message::binary([]).declaring(length)).await;
-            found.ended(what, CloseCode::FrameTooBig, &peer.ending().await);
-        }
-
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+    let code = CloseCode::FrameTooBig;
+    for (what, length) in [
+        ("16 MiB", 16 * MIB),
+        ("2 MiB", 2 * MIB),
+        ("8 EiB", u64::MAX / 2),
+        ("16 EiB", u64::MAX),
+    ] {
         let mut peer = bench.pipeline().await?;
-        let first = Message::binary(vec![0; 1000]).unfinished();
-        peer.send(first).await;
-        peer.send(Message::of(0, []).declaring(16 * MIB)).await;
-        found.ended(
-            "16 MiB in fragments",
-            CloseCode::FrameTooBig,
-            &peer.ending().await,
-        );
-
-        let mut peer = bench.upgraded().await?;
-        peer.send(Message::binary([]).declaring(4097)).await;
-        found.ended(
-            "5 KiB before HELLO",
-            CloseCode::FrameTooBig,
-            &peer.ending().await,
-        );
-
-        let mut peer = bench.pipeline().await?;
-        peer.send(Frame::new(kind::TRUNCATE, vec![0; 8192])).await;
-        found.ended(
-            "a control frame of 8 KiB",
-            CloseCode::FrameTooBig,
-            &peer.ending().await,
-        );
-
-        let before = bench.usage();
-        let mut crowd = Vec::with_capacity(CROWD);
-        for _ in 0..CROWD {
-            let mut peer = bench.pipeline().await?;
-            // Within the limit: the host has to wait for it, for a while.
-            peer.send(Message::binary([]).declaring(MIB)).await;
-            crowd.push(peer);
-        }
-        let during = bench.usage();
-        for peer in &mut crowd {
-            let ending = peer.ending().await;
-            found.ended("1 MiB, then silence", CloseCode::PipelineStalled, &ending);
-        }
-        if let Some((before, during)) = before.zip(during) {
-            let grown = during.reserved.saturating_sub(before.reserved);
-            let expected = format!("at most {} MiB", RESERVED / MIB);
-            let seen = format!("{} MiB", grown / MIB);
-            found.check(
-                "address space for the silent",
-                expected,
-                seen,
-                grown <= RESERVED,
-            );
-        }
-        Ok(found.verdict())
+        peer.send(Message::binary([]).declaring(length)).await;
+        found.ended(what, code, &peer.ending().await);
     }
+
+    let mut peer = bench.pipeline().await?;
+    let first = Message::binary(vec![0; 1000]).unfinished();
+    peer.send(first).await;
+    peer.send(Message::of(0, []).declaring(16 * MIB)).await;
+    found.ended("16 MiB in fragments", code, &peer.ending().await);
+
+    let mut peer = bench.upgraded().await?;
+    peer.send(Message::binary([]).declaring(4097)).await;
+    found.ended("5 KiB before HELLO", code, &peer.ending().await);
+
+    let mut peer = bench.pipeline().await?;
+    peer.send(Frame::new(kind::TRUNCATE, vec![0; 8192])).await;
+    found.ended("a control frame of 8 KiB", code, &peer.ending().await);
+
+    let before = bench.victim.usage();
+    let mut crowd = Vec::with_capacity(CROWD);
+    for _ in 0..CROWD {
+        let mut peer = bench.pipeline().await?;
+        // Within the limit: the host has to wait for it, for a while.
+        peer.send(Message::binary([]).declaring(MIB)).await;
+        crowd.push(peer);
+    }
+    let during = bench.victim.usage();
+    for peer in &mut crowd {
+        let ending = peer.ending().await;
+        found.ended("1 MiB, then silence", CloseCode::PipelineStalled, &ending);
+    }
+    if let Some((before, during)) = before.zip(during) {
+        let grown = during.reserved.saturating_sub(before.reserved);
+        let (what, expected) = (
+            "address space for the silent",
+            format!("at most {} MiB", RESERVED / MIB),
+        );
+        let seen = format!("{} MiB", grown / MIB);
+        found.check(what, expected, seen, grown <= RESERVED);
+    }
+    Ok(())
 }

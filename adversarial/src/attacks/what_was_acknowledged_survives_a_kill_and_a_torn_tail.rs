@@ -10,8 +10,8 @@ use hearthnet_bus::log::FILE_NAME;
 use tokio::sync::watch;
 
 use crate::raw::{Gossip, Pushed};
-use crate::victim::{Scene, Victim};
-use crate::{Bench, Findings, HarnessError, Verdict};
+use crate::victim::Victim;
+use crate::{Bench, Findings, HarnessError};
 
 /// Times that the node is killed while it writes.
 const KILLS: usize = 6;
@@ -21,8 +21,6 @@ const BEFORE: u64 = 12;
 const TORN: [u8; 777] = [0x5a; 777];
 /// A place in the first page of the write-ahead log, behind its header and the page's own.
 const IN_FIRST_PAGE: u64 = 32 + 24 + 500;
-
-pub(super) struct Attack;
 
 /// Who writes, what, and how much of it was acknowledged.
 struct Writing {
@@ -58,104 +56,79 @@ impl Writing {
         // An error means that all is written, or the node gone already.
         let _ = counted.wait_for(|&count| count >= BEFORE).await;
         keeper.kill().await?;
-        let failed = |error| HarnessError::Attacker(format!("it failed: {error}"));
-        self.acknowledged += writing.await.map_err(failed)? as usize;
+        self.acknowledged += writing.await.map_err(HarnessError::attacker)? as usize;
         Ok(())
     }
 }
 
-impl crate::Attack for Attack {
-    const CASE: u8 = 27;
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+    let [member, _] = bench.members();
+    let test_community = bench.test_community()?;
+    let home = test_community.home("keeper")?;
+    let author = test_community.guest.key().id();
+    let events = (0..1000).map(|n: u32| test_community.guest.note(200, n as u8));
+    let mut writing = Writing {
+        member,
+        community: test_community.community,
+        events: events.collect(),
+        acknowledged: 0,
+    };
+    let whole = async |found: &mut Findings, what: &str, least: usize| {
+        let mut keeper = bench.another(&home).await?;
+        let gauges = keeper.gauges().await?;
+        let kept = gauges.events_of(&author);
+        let held = kept >= least as u64;
+        found.check(what, format!("at least {least} events"), kept, held);
+        let log = gauges.log.unwrap_or_default();
+        let sound = log.problems.is_empty() && log.is_healthy;
+        let what = format!("{what}: the log");
+        found.check_or(what, "sound", sound, || format!("{:?}", log.problems));
+        Ok::<_, HarnessError>((keeper, log.recovered))
+    };
 
-    const SCENE: Scene = Scene::COMMUNITY;
-
-    // Each time is a folder of its own.
-    const REPEATS: bool = false;
-
-    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
-        let mut found = Findings::new();
-        let [member, _] = bench.members();
-        let test_community = bench.test_community()?;
-        let home = test_community.home("keeper")?;
-        let author = test_community.guest.key().id();
-        let events = (0..1000).map(|n: u32| test_community.guest.note(200, n as u8));
-        let mut writing = Writing {
-            member,
-            community: test_community.community,
-            events: events.collect(),
-            acknowledged: 0,
-        };
-        let whole = async |found: &mut Findings, what: &str, least: usize| {
-            let mut keeper = bench.another(&home).await?;
-            let gauges = keeper.gauges().await?;
-            let kept = gauges.events_of(&author);
-            let held = kept >= least as u64;
-            found.check(what, format!("at least {least} events"), kept, held);
-            let log = gauges.log.unwrap_or_default();
-            let sound = log.problems.is_empty() && log.is_healthy;
-            let seen = match sound {
-                true => "sound".to_owned(),
-                false => format!("{:?}", log.problems),
-            };
-            found.check(format!("{what}: the log"), "sound", seen, sound);
-            Ok::<_, HarnessError>((keeper, log.recovered))
-        };
-
-        let (mut keeper, _) = whole(&mut found, "a new node", 0).await?;
-        for _ in 0..KILLS {
-            writing.until_killed(keeper).await?;
-            (keeper, _) = whole(&mut found, "killed while it wrote", writing.acknowledged).await?;
-        }
-        let some = writing.acknowledged;
-        let held = some >= KILLS * BEFORE as usize;
-        found.check(
-            "events that were acknowledged",
-            "some for each kill",
-            some,
-            held,
-        );
-
+    let (mut keeper, _) = whole(found, "a new node", 0).await?;
+    for _ in 0..KILLS {
         writing.until_killed(keeper).await?;
-        change(&home, |wal| wal.extend_from_slice(&TORN))?;
-        let what = "a torn write at the end";
-        let (keeper, _) = whole(&mut found, what, writing.acknowledged).await?;
-
-        writing.until_killed(keeper).await?;
-        change(&home, |wal| {
-            if let Some(byte) = wal.get_mut(IN_FIRST_PAGE as usize) {
-                *byte ^= 0x10;
-            }
-        })?;
-        // It may have lost what it had acknowledged, and says so.
-        let (mut keeper, recovered) = whole(&mut found, "a flipped bit", 0).await?;
-        let held = recovered
-            .as_ref()
-            .is_some_and(|code| *code == "log_recovered");
-        let seen = recovered.unwrap_or_else(|| "nothing".into());
-        found.check("what it says of a flipped bit", "log_recovered", seen, held);
-        let again = writing
-            .events
-            .get(..writing.acknowledged)
-            .unwrap_or_default();
-        let pushed = writing.gossip(&keeper).await?.push(again).await;
-        let held = matches!(pushed, Pushed::Stored { refused: 0, .. });
-        found.check(
-            "what others have of it",
-            "taken",
-            format!("{pushed:?}"),
-            held,
-        );
-        let kept = keeper.gauges().await?.events_of(&author);
-        let held = kept >= writing.acknowledged as u64;
-        let all = format!("at least {} events", writing.acknowledged);
-        found.check("what it has then", all, kept, held);
-
-        let (status, log) = keeper.stop().await;
-        let held = status.is_some_and(|status| status.success()) && !log.contains("panicked");
-        found.check("its end when told to", "ordinary", log, held);
-        bench.goes_on(&mut found).await?;
-        Ok(found.verdict())
+        (keeper, _) = whole(found, "killed while it wrote", writing.acknowledged).await?;
     }
+    let some = writing.acknowledged;
+    let held = some >= KILLS * BEFORE as usize;
+    let what = "events that were acknowledged";
+    found.check(what, "some for each kill", some, held);
+
+    writing.until_killed(keeper).await?;
+    change(&home, |wal| wal.extend_from_slice(&TORN))?;
+    let what = "a torn write at the end";
+    let (keeper, _) = whole(found, what, writing.acknowledged).await?;
+
+    writing.until_killed(keeper).await?;
+    change(&home, |wal| {
+        if let Some(byte) = wal.get_mut(IN_FIRST_PAGE as usize) {
+            *byte ^= 0x10;
+        }
+    })?;
+    // It may have lost what it had acknowledged, and says so.
+    let (mut keeper, recovered) = whole(found, "a flipped bit", 0).await?;
+    let said = recovered.unwrap_or_else(|| "nothing".into());
+    found.same("what it says of a flipped bit", "log_recovered", said);
+    let again = writing
+        .events
+        .get(..writing.acknowledged)
+        .unwrap_or_default();
+    let pushed = writing.gossip(&keeper).await?.push(again).await;
+    let held = matches!(pushed, Pushed::Stored { refused: 0, .. });
+    let seen = format!("{pushed:?}");
+    found.check("what others have of it", "taken", seen, held);
+    let kept = keeper.gauges().await?.events_of(&author);
+    let held = kept >= writing.acknowledged as u64;
+    let all = format!("at least {} events", writing.acknowledged);
+    found.check("what it has then", all, kept, held);
+
+    let (status, log) = keeper.stop().await;
+    let held = status.is_some_and(|status| status.success()) && !log.contains("panicked");
+    found.check("its end when told to", "ordinary", log, held);
+    bench.goes_on(found).await?;
+    Ok(())
 }
 
 /// Changes the write-ahead log that a killed node left behind.
@@ -163,8 +136,8 @@ fn change(home: &Path, change: impl FnOnce(&mut Vec<u8>)) -> Result<(), HarnessE
     let path = home.join(format!("{FILE_NAME}-wal"));
     let mut wal = std::fs::read(&path)?;
     if wal.len() as u64 <= IN_FIRST_PAGE {
-        return Err(HarnessError::Victim(
-            "it was killed and left no log of writes".to_owned(),
+        return Err(HarnessError::victim(
+            "it was killed and left no log of writes",
         ));
     }
     change(&mut wal);

@@ -11,132 +11,115 @@ use hearthnet_bus::log::{Body, Level};
 use crate::raw::event::{Event, now_ms};
 use crate::raw::{Papers, SWITCHING, cbor};
 use crate::trial::until;
-use crate::victim::{Gauges, Scene};
-use crate::{Bench, Findings, HarnessError, Verdict};
+use crate::victim::Gauges;
+use crate::{Bench, Findings, HarnessError};
 
 /// Room for Lamport times before the demotion.
 const ROOM: u64 = 1000;
 
 const HOUR_MS: u64 = 3_600_000;
 
-pub(super) struct Attack;
-
 fn bytes(bytes: &[u8]) -> Value {
     Value::Bytes(bytes.to_vec())
 }
 
-fn failed(error: impl std::fmt::Display) -> HarnessError {
-    HarnessError::Attacker(error.to_string())
-}
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+    let [attacker, guest] = bench.members();
+    let (attacker_id, root) = (attacker.id(), bench.test_community()?.id().root());
+    let heard = |events: u64| move |gauges: &Gauges| gauges.events_of(&root) >= events;
+    let level = |level, last_seq| Body::LevelChanged {
+        node: attacker_id,
+        level,
+        last_seq: Some(last_seq),
+    };
 
-impl crate::Attack for Attack {
-    const CASE: u8 = 47;
+    // It is an anchor, and the host has seen it act as one.
+    let before = bench.test_community()?.events_of(&root);
+    bench.test_community()?.append_as_root(level(Level::Anchor, 0))?;
+    let gauges = until(&mut bench.victim, heard(before + 1)).await?;
+    let told = heard(before + 1)(&gauges);
+    found.check("the host hears of the promotion", "true", told, told);
+    let test_community = bench.test_community()?;
+    let mut note = test_community.attacker.draft("notes.written", vec![1]);
+    note.lamport = now_ms() / 2;
+    let note = test_community.attacker.go_on(&note);
+    let mut later = test_community.guest.draft("notes.written", vec![2]);
+    later.lamport = now_ms() / 2 + ROOM;
+    let later = test_community.guest.go_on(&later);
+    let pushed = bench.gossip(&attacker).await?.push(&[note]).await;
+    found.taken("what it writes as an anchor", (1, 0), None, &pushed);
+    let pushed = bench.gossip(&guest).await?.push(&[later]).await;
+    found.taken("what somebody writes later", (1, 0), None, &pushed);
+    let heard_by_anchor = bench.test_community()?.hears(&attacker_id, 1).await
+        && bench.test_community()?.hears(&guest.id(), 1).await;
+    found.check("the anchor hears both", "true", heard_by_anchor, heard_by_anchor);
 
-    const SCENE: Scene = Scene::COMMUNITY;
-
-    // The levels of the community's members are no longer what they were.
-    const REPEATS: bool = false;
-
-    async fn run(bench: &mut Bench) -> Result<Verdict, HarnessError> {
-        let mut found = Findings::new();
-        let [attacker, guest] = bench.members();
-        let (attacker_id, root) = (attacker.id(), bench.test_community()?.id().root());
-        let heard = |events: u64| move |gauges: &Gauges| gauges.events_of(&root) >= events;
-        let level = |level, last_seq| Body::LevelChanged {
-            node: attacker_id,
-            level,
-            last_seq: Some(last_seq),
-        };
-
-        // It is an anchor, and the host has seen it act as one.
-        let before = bench.test_community()?.events_of(&root);
-        bench.test_community()?.append_as_root(level(Level::Anchor, 0))?;
-        let gauges = until(&mut bench.victim, heard(before + 1)).await?;
-        let told = heard(before + 1)(&gauges);
-        found.check("the host hears of the promotion", "true", told, told);
-        let test_community = bench.test_community()?;
-        let mut note = test_community.attacker.draft("notes.written", vec![1]);
-        note.lamport = now_ms() / 2;
-        let note = test_community.attacker.go_on(&note);
-        let mut later = test_community.guest.draft("notes.written", vec![2]);
-        later.lamport = now_ms() / 2 + ROOM;
-        let later = test_community.guest.go_on(&later);
-        let pushed = bench.gossip(&attacker).await?.push(&[note]).await;
-        found.taken("what it writes as an anchor", (1, 0), None, &pushed);
-        let pushed = bench.gossip(&guest).await?.push(&[later]).await;
-        found.taken("what somebody writes later", (1, 0), None, &pushed);
-        let heard_by_anchor = bench.test_community()?.hears(&attacker_id, 1).await
-            && bench.test_community()?.hears(&guest.id(), 1).await;
-        found.check("the anchor hears both", "true", heard_by_anchor, heard_by_anchor);
-
-        // It is demoted, and writes at once into the time before.
-        let seen = bench.test_community()?.events_of(&attacker_id);
-        bench.test_community()?.append_as_root(level(Level::Member, seen))?;
-        let state = bench.test_community()?.state();
-        let agrees = |gauges: &Gauges| gauges.state() == state;
-        let gauges = until(&mut bench.victim, agrees).await?;
-        let told = agrees(&gauges);
-        found.check("the host hears of the demotion", "true", told, told);
-        let community = bench.test_community()?.id();
-        let expires_ms = now_ms() + HOUR_MS;
-        let invite = Invite::generate(community, expires_ms / 1000, Vec::new()).map_err(failed)?;
-        let sybil = NodeKey::generate().map_err(failed)?;
-        let request = invite.request(sybil.id(), "kim").map_err(failed)?;
-        let backdated = [
-            (
-                "member.invited",
-                cbor(&[
-                    ("key", bytes(invite.key().id().as_bytes())),
-                    ("uses", 9.into()),
-                    ("level", "trusted".into()),
-                    ("until", expires_ms.into()),
-                ]),
-            ),
-            (
-                "member.admitted",
-                cbor(&[
-                    ("name", "kim".into()),
-                    ("node", bytes(sybil.id().as_bytes())),
-                    ("level", "trusted".into()),
-                    ("proof", bytes(&request.proof.0)),
-                    ("invite", bytes(invite.key().id().as_bytes())),
-                ]),
-            ),
-            (
-                "member.revoked",
-                cbor(&[
-                    ("seq", 0.into()),
-                    ("node", bytes(guest.id().as_bytes())),
-                ]),
-            ),
-            (
-                "community.policy",
-                cbor(&[("invite", "member".into()), ("research", false.into())]),
-            ),
-        ];
-        let test_community = bench.test_community()?;
-        let events: Vec<Vec<u8>> = backdated
-            .into_iter()
-            .map(|(kind, body)| {
-                let event: Event = test_community.attacker.draft(kind, body);
-                test_community.attacker.go_on(&event)
-            })
-            .collect();
-        let count = events.len() as u64;
-        let pushed = bench.gossip(&attacker).await?.push(&events).await;
-        found.taken("its events from before the demotion", (count, 0), None, &pushed);
-        let after = bench.gauges().await?;
-        let same = agrees(&after);
-        found.check("what the host's log says", "the same as before", same, same);
-        for (who, key, may) in [
-            ("the Sybil that it admitted", &sybil, false),
-            ("the neighbour that it revoked", &guest, true),
-        ] {
-            let mut peer = bench.secured_with(&Papers::of(&key.secret())).await?;
-            let open = peer.upgrade_at("/sync/v1").await?.starts_with(SWITCHING);
-            found.check(format!("{who} gets in"), may.to_string(), open, open == may);
-        }
-        bench.goes_on(&mut found).await?;
-        Ok(found.verdict())
+    // It is demoted, and writes at once into the time before.
+    let seen = bench.test_community()?.events_of(&attacker_id);
+    bench.test_community()?.append_as_root(level(Level::Member, seen))?;
+    let state = bench.test_community()?.state();
+    let agrees = |gauges: &Gauges| gauges.state() == state;
+    let gauges = until(&mut bench.victim, agrees).await?;
+    let told = agrees(&gauges);
+    found.check("the host hears of the demotion", "true", told, told);
+    let community = bench.test_community()?.id();
+    let expires_ms = now_ms() + HOUR_MS;
+    let invite = Invite::generate(community, expires_ms / 1000, Vec::new()).map_err(HarnessError::attacker)?;
+    let sybil = NodeKey::generate().map_err(HarnessError::attacker)?;
+    let request = invite.request(sybil.id(), "kim").map_err(HarnessError::attacker)?;
+    let backdated = [
+        (
+            "member.invited",
+            cbor(&[
+                ("key", bytes(invite.key().id().as_bytes())),
+                ("uses", 9.into()),
+                ("level", "trusted".into()),
+                ("until", expires_ms.into()),
+            ]),
+        ),
+        (
+            "member.admitted",
+            cbor(&[
+                ("name", "kim".into()),
+                ("node", bytes(sybil.id().as_bytes())),
+                ("level", "trusted".into()),
+                ("proof", bytes(&request.proof.0)),
+                ("invite", bytes(invite.key().id().as_bytes())),
+            ]),
+        ),
+        (
+            "member.revoked",
+            cbor(&[
+                ("seq", 0.into()),
+                ("node", bytes(guest.id().as_bytes())),
+            ]),
+        ),
+        (
+            "community.policy",
+            cbor(&[("invite", "member".into()), ("research", false.into())]),
+        ),
+    ];
+    let test_community = bench.test_community()?;
+    let events: Vec<Vec<u8>> = backdated
+        .into_iter()
+        .map(|(kind, body)| {
+            let event: Event = test_community.attacker.draft(kind, body);
+            test_community.attacker.go_on(&event)
+        })
+        .collect();
+    let count = events.len() as u64;
+    let pushed = bench.gossip(&attacker).await?.push(&events).await;
+    found.taken("its events from before the demotion", (count, 0), None, &pushed);
+    let after = bench.victim.gauges().await?;
+    let same = agrees(&after);
+    found.check("what the host's log says", "the same as before", same, same);
+    for (who, key, may) in [
+        ("the Sybil that it admitted", &sybil, false),
+        ("the neighbour that it revoked", &guest, true),
+    ] {
+        let mut peer = bench.secured_with(&Papers::of(&key.secret())).await?;
+        let open = peer.upgrade_at("/sync/v1").await?.starts_with(SWITCHING);
+        found.check(format!("{who} gets in"), may.to_string(), open, open == may);
     }
+    bench.goes_on(found).await
 }

@@ -11,13 +11,13 @@ use sha2::{Digest, Sha256};
 use super::cbor;
 
 /// What comes before the fields when they are signed.
-pub const DOMAIN: &[u8] = b"hearthnet/event/v1\0";
+pub(crate) const DOMAIN: &[u8] = b"hearthnet/event/v1\0";
 
 /// The largest body that an event may have.
-pub const MAX_BODY: usize = 6144;
+pub(crate) const MAX_BODY: usize = 6144;
 
 /// Unix time in milliseconds.
-pub fn now_ms() -> u64 {
+pub(crate) fn now_ms() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_millis() as u64)
@@ -25,7 +25,7 @@ pub fn now_ms() -> u64 {
 
 /// Where an event is kept.
 #[derive(Clone, Debug)]
-pub enum Lane {
+pub(crate) enum Lane {
     /// For ever, after the author's event with this hash.
     Durable([u8; 32]),
     /// In a slot, until a time.
@@ -35,20 +35,20 @@ pub enum Lane {
 /// The fields of an event.
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "the names are the specification's")]
-pub struct Event {
-    pub community: [u8; 32],
-    pub author: [u8; 32],
-    pub seq: u64,
-    pub lamport: u64,
-    pub time: u64,
-    pub kind: String,
-    pub body: Vec<u8>,
-    pub lane: Lane,
+pub(crate) struct Event {
+    pub(crate) community: [u8; 32],
+    pub(crate) author: [u8; 32],
+    pub(crate) seq: u64,
+    pub(crate) lamport: u64,
+    pub(crate) time: u64,
+    pub(crate) kind: String,
+    pub(crate) body: Vec<u8>,
+    pub(crate) lane: Lane,
 }
 
 impl Event {
     /// The bytes that are signed.
-    pub fn fields(&self) -> Vec<u8> {
+    pub(crate) fn fields(&self) -> Vec<u8> {
         let mut id = self.time.to_be_bytes()[2..].to_vec();
         let noise = Sha256::digest(self.body.as_slice());
         id.extend_from_slice(noise.get(..10).unwrap_or_default());
@@ -79,12 +79,12 @@ impl Event {
     }
 
     /// The event, with this key's signature: the author's, if it is to be believed.
-    pub fn signed(&self, key: &NodeKey) -> Vec<u8> {
+    pub(crate) fn signed(&self, key: &NodeKey) -> Vec<u8> {
         self.signed_for(key, DOMAIN)
     }
 
     /// The same with a signature over another domain.
-    pub fn signed_for(&self, key: &NodeKey, domain: &[u8]) -> Vec<u8> {
+    pub(crate) fn signed_for(&self, key: &NodeKey, domain: &[u8]) -> Vec<u8> {
         let mut event = self.fields();
         let signing = SigningKey::from_bytes(&key.secret());
         let signature = signing.sign(&[domain, &event].concat());
@@ -93,14 +93,14 @@ impl Event {
     }
 
     /// What the next event of the chain names.
-    pub fn hash(&self) -> [u8; 32] {
+    pub(crate) fn hash(&self) -> [u8; 32] {
         Sha256::digest(self.fields()).into()
     }
 }
 
 /// A member who writes into the log, with its place in it.
 #[derive(Debug)]
-pub struct Author {
+pub(crate) struct Author {
     community: [u8; 32],
     key: NodeKey,
     last: Option<Event>,
@@ -108,7 +108,7 @@ pub struct Author {
 
 impl Author {
     /// Somebody who has not written yet.
-    pub fn new(community: [u8; 32], key: &NodeKey) -> Author {
+    pub(crate) fn new(community: [u8; 32], key: &NodeKey) -> Author {
         Author {
             community,
             key: NodeKey::from_secret(&key.secret()),
@@ -117,12 +117,12 @@ impl Author {
     }
 
     /// Its key.
-    pub fn key(&self) -> &NodeKey {
+    pub(crate) fn key(&self) -> &NodeKey {
         &self.key
     }
 
     /// What it could write next, durably.
-    pub fn draft(&self, kind: &str, body: Vec<u8>) -> Event {
+    pub(crate) fn draft(&self, kind: &str, body: Vec<u8>) -> Event {
         let (seq, lamport, prev) = match &self.last {
             None => (1, 1000, [0; 32]),
             Some(last) => (last.seq + 1, last.lamport + 1, last.hash()),
@@ -140,19 +140,26 @@ impl Author {
     }
 
     /// Goes on from an event.
-    pub fn go_on(&mut self, event: &Event) -> Vec<u8> {
+    pub(crate) fn go_on(&mut self, event: &Event) -> Vec<u8> {
         self.last = Some(event.clone());
         event.signed(&self.key)
     }
 
     /// Writes a note: of a kind that means nothing to the community, but is kept and passed on.
-    pub fn note(&mut self, bytes: usize, fill: u8) -> Vec<u8> {
+    pub(crate) fn note(&mut self, bytes: usize, fill: u8) -> Vec<u8> {
         let event = self.draft("notes.written", vec![fill; bytes]);
         self.go_on(&event)
     }
 
     /// Says something that holds for a while.
-    pub fn say(&self, kind: &str, slot: &str, seq: u64, life_ms: u64, body: Vec<u8>) -> Event {
+    pub(crate) fn say(
+        &self,
+        kind: &str,
+        slot: &str,
+        seq: u64,
+        life_ms: u64,
+        body: Vec<u8>,
+    ) -> Event {
         let draft = self.draft(kind, body);
         let until = draft.time + life_ms;
         Event {

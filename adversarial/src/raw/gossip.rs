@@ -13,7 +13,7 @@ const BATCH: (usize, usize) = (1024, 512 * 1024);
 
 /// What became of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pushed {
+pub(crate) enum Pushed {
     /// It was stored, as far as it was taken.
     Stored {
         /// Events that were new.
@@ -27,7 +27,7 @@ pub enum Pushed {
 
 /// A gossip session.
 #[derive(Debug)]
-pub struct Gossip {
+pub(crate) struct Gossip {
     peer: Peer,
     number: u64,
 }
@@ -44,7 +44,7 @@ impl Gossip {
     ///
     /// # Errors
     /// If the host does not let it.
-    pub async fn open(
+    pub(crate) async fn open(
         addr: SocketAddr,
         key: &NodeKey,
         community: &[u8; 32],
@@ -58,7 +58,7 @@ impl Gossip {
     }
 
     /// Sends events, batch by batch, and hears what becomes of them: the sum of all, or the end.
-    pub async fn push(&mut self, events: &[Vec<u8>]) -> Pushed {
+    pub(crate) async fn push(&mut self, events: &[Vec<u8>]) -> Pushed {
         let (mut all, mut events) = ((0, 0), events);
         while !events.is_empty() {
             let mut bytes = 0;
@@ -84,7 +84,7 @@ impl Gossip {
     }
 
     /// The end of the session, for which it waits.
-    pub async fn ending(&mut self) -> Pushed {
+    pub(crate) async fn ending(&mut self) -> Pushed {
         loop {
             if let closed @ Pushed::Closed(_) = self.acknowledged().await {
                 return closed;

@@ -12,7 +12,7 @@ use super::{Failed, Papers, acceptor};
 use crate::HarnessError;
 
 /// What an impostor does with those who come.
-pub enum Trick {
+pub(crate) enum Trick {
     /// Answers with a certificate, signing with a key.
     Answer(Box<Papers>),
     /// Hands everything on to where it belongs, and back, as anybody on the way can.
@@ -21,22 +21,22 @@ pub enum Trick {
 
 /// What an impostor has seen.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub(crate) struct Seen {
     /// Connections that came.
-    pub connections: AtomicU64,
+    pub(crate) connections: AtomicU64,
     /// Of these: went through a TLS handshake with it.
-    pub handshakes: AtomicU64,
+    pub(crate) handshakes: AtomicU64,
     /// Bytes that it could read after that.
-    pub bytes: AtomicU64,
+    pub(crate) bytes: AtomicU64,
 }
 
 /// An impostor at work. It ends when this is dropped.
 #[derive(Debug)]
-pub struct Impostor {
+pub(crate) struct Impostor {
     /// Where it listens.
-    pub addr: SocketAddr,
+    pub(crate) addr: SocketAddr,
     /// What it has seen.
-    pub seen: Arc<Seen>,
+    pub(crate) seen: Arc<Seen>,
     task: AbortHandle,
 }
 
@@ -45,7 +45,7 @@ impl Impostor {
     ///
     /// # Errors
     /// If the system gives no port, or the papers are of no use.
-    pub async fn listen(trick: Trick) -> Result<Impostor, HarnessError> {
+    pub(crate) async fn listen(trick: Trick) -> Result<Impostor, HarnessError> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let addr = listener.local_addr()?;
         let seen = Arc::new(Seen::default());

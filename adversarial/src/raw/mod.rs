@@ -5,10 +5,10 @@
 //! tests use too; events and gossip are written here, all of it from the specifications, so that
 //! every field can be wrong on purpose.
 
-pub mod event;
+pub(crate) mod event;
 mod gossip;
 mod impostor;
 
-pub use gossip::{Gossip, Pushed};
-pub use hearthnet_testkit::raw::*;
-pub use impostor::{Impostor, Trick};
+pub(crate) use gossip::{Gossip, Pushed};
+pub(crate) use hearthnet_testkit::raw::*;
+pub(crate) use impostor::{Impostor, Trick};

@@ -187,28 +187,7 @@ impl Rule {
     }
 }
 
-/// A metadata key that may be present as long as it changes nothing.
-#[derive(Debug)]
-struct Fixed {
-    /// The key after the architecture's prefix.
-    key: &'static str,
-    /// The only value that is accepted.
-    only: Only,
-}
-
-impl Fixed {
-    const fn number(key: &'static str, value: f64) -> Self {
-        let only = Only::Number(value);
-        Self { key, only }
-    }
-
-    const fn anything(key: &'static str) -> Self {
-        let only = Only::Anything;
-        Self { key, only }
-    }
-}
-
-/// The value that a [`Fixed`] key must have.
+/// The value that a key of [`NEUTRAL`] must have.
 #[derive(Debug)]
 enum Only {
     /// This number, stored as integer or float.
@@ -259,36 +238,30 @@ const YARN: [&str; 3] = [
 ];
 
 /// What a file may say of the features that its family does not have, as long as it says nothing
-/// that would change the arithmetic.
-const NEUTRAL: &[Fixed] = &[
-    Fixed::number("rope.scale_linear", 1.0),
-    Fixed::number("rope.scaling.attn_factor", 1.0),
-    Fixed::anything("rope.scaling.finetuned"),
-    Fixed::number("rope.scaling.yarn_ext_factor", 1.0),
-    Fixed::number("expert_count", 0.0),
-    Fixed::number("expert_used_count", 0.0),
-    Fixed::number("expert_shared_count", 0.0),
+/// that would change the arithmetic: keys after the architecture's prefix.
+const NEUTRAL: &[(&str, Only)] = &[
+    ("rope.scale_linear", Only::Number(1.0)),
+    ("rope.scaling.attn_factor", Only::Number(1.0)),
+    ("rope.scaling.finetuned", Only::Anything),
+    ("rope.scaling.yarn_ext_factor", Only::Number(1.0)),
+    ("expert_count", Only::Number(0.0)),
+    ("expert_used_count", Only::Number(0.0)),
+    ("expert_shared_count", Only::Number(0.0)),
     // llama.cpp's number for the softmax.
-    Fixed::number("expert_gating_func", 1.0),
-    Fixed::number("expert_weights_scale", 1.0),
-    Fixed::number("attention.sliding_window", 0.0),
-    Fixed::number("attention.clamp_kqv", 0.0),
-    Fixed::number("attention.max_alibi_bias", 0.0),
-    Fixed::number("logit_scale", 1.0),
-    Fixed::number("residual_scale", 1.0),
-    Fixed::number("embedding_scale", 1.0),
-    Fixed::number("attn_logit_softcapping", 0.0),
-    Fixed::number("final_logit_softcapping", 0.0),
-    Fixed {
-        key: "attention.causal",
-        only: Only::Bool(true),
-    },
-    Fixed {
-        key: "use_parallel_residual",
-        only: Only::Bool(false),
-    },
+    ("expert_gating_func", Only::Number(1.0)),
+    ("expert_weights_scale", Only::Number(1.0)),
+    ("attention.sliding_window", Only::Number(0.0)),
+    ("attention.clamp_kqv", Only::Number(0.0)),
+    ("attention.max_alibi_bias", Only::Number(0.0)),
+    ("logit_scale", Only::Number(1.0)),
+    ("residual_scale", Only::Number(1.0)),
+    ("embedding_scale", Only::Number(1.0)),
+    ("attn_logit_softcapping", Only::Number(0.0)),
+    ("final_logit_softcapping", Only::Number(0.0)),
+    ("attention.causal", Only::Bool(true)),
+    ("use_parallel_residual", Only::Bool(false)),
     // Written by early converters; says in which order the *source* file had its rows.
-    Fixed::anything("tensor_data_layout"),
+    ("tensor_data_layout", Only::Anything),
 ];
 
 impl Family {
@@ -645,8 +618,8 @@ impl Family {
             if READ.contains(&rest) || yarn || self.reads.contains(&rest) {
                 continue;
             }
-            match NEUTRAL.iter().find(|fixed| fixed.key == rest) {
-                Some(fixed) if fixed.only.accepts(value) => {}
+            match NEUTRAL.iter().find(|(key, _)| *key == rest) {
+                Some((_, only)) if only.accepts(value) => {}
                 _ => {
                     return Err(ModelError::Unsupported {
                         what: format!("metadata {key:?} = {value}"),

@@ -63,6 +63,25 @@ impl fmt::Display for Field<'_> {
     }
 }
 
+impl Field<'_> {
+    /// The error of a file that says something of this field that cannot be.
+    fn bad(self, problem: impl fmt::Display) -> GgufError {
+        GgufError::Malformed(format!("{self}: {problem}"))
+    }
+}
+
+const DIMENSIONS: &str = "a tensor has one to four dimensions, none of them zero";
+const OVERFLOW: &str = "the tensor's size overflows";
+/// The format allows them; no known key uses them, and ggml refuses them.
+const NESTED: &str = "arrays of arrays are not supported";
+
+/// A count, length or size beyond what a sound file has, or beyond what the file can hold.
+fn too_large(field: Field<'_>, value: u64, limit: u64) -> GgufError {
+    field.bad(format_args!(
+        "{value} is too large, at most {limit} is possible here: the file is truncated or damaged"
+    ))
+}
+
 /// A position in the file.
 struct Cursor<'a> {
     bytes: &'a [u8],
@@ -84,11 +103,10 @@ impl<'a> Cursor<'a> {
                 self.at = end;
                 Ok(bytes)
             }
-            None => Err(GgufError::Truncated {
-                field: field.to_string(),
-                needed: len,
-                available: self.left(),
-            }),
+            None => Err(field.bad(format_args!(
+                "needs {len} bytes where the file has {} left: it is truncated or damaged",
+                self.left()
+            ))),
         }
     }
 
@@ -112,11 +130,7 @@ impl<'a> Cursor<'a> {
         let value = self.u64(field)?;
         let limit = limit.min(self.left() / least);
         if value > limit {
-            return Err(GgufError::TooLarge {
-                field: field.to_string(),
-                value,
-                limit,
-            });
+            return Err(too_large(field, value, limit));
         }
         Ok(value)
     }
@@ -124,19 +138,15 @@ impl<'a> Cursor<'a> {
     fn string(&mut self, limit: u64, field: Field<'_>) -> Result<&'a str, GgufError> {
         let len = self.u64(field)?;
         if len > limit {
-            return Err(GgufError::TooLarge {
-                field: field.to_string(),
-                value: len,
-                limit,
-            });
+            return Err(too_large(field, len, limit));
         }
         let bytes = self.take(len, field)?;
-        std::str::from_utf8(bytes).map_err(|_| GgufError::NotUtf8(field.to_string()))
+        std::str::from_utf8(bytes).map_err(|_| field.bad("the string is not valid UTF-8"))
     }
 
     fn name(&mut self, limit: u64, field: Field<'_>) -> Result<&'a str, GgufError> {
         match self.string(limit, field)? {
-            "" => Err(GgufError::Empty(field.to_string())),
+            "" => Err(field.bad("must not be empty")),
             name => Ok(name),
         }
     }
@@ -149,11 +159,15 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Header, GgufError> {
         return Err(GgufError::Magic(magic.to_vec()));
     }
     cursor.at = 4;
-    let version = cursor.u32(Field::Header("version"))?;
-    match version {
-        2 | 3 => {}
-        _ if matches!(version.swap_bytes(), 1..=3) => return Err(GgufError::BigEndian),
-        _ => return Err(GgufError::Version(version)),
+    let field = Field::Header("version");
+    let version = cursor.u32(field)?;
+    if matches!(version.swap_bytes(), 1..=3) {
+        return Err(field.bad("this is a big-endian GGUF file; convert it to little-endian first"));
+    }
+    if !matches!(version, 2 | 3) {
+        return Err(field.bad(format_args!(
+            "GGUF version {version} is not supported, only 2 and 3 are"
+        )));
     }
     // Name length, dimension count, one dimension, type and offset; key length, key, type, value.
     let tensor_count = cursor.count(
@@ -192,10 +206,7 @@ fn metadata(cursor: &mut Cursor<'_>, count: u64) -> Result<BTreeMap<String, Slot
         let key = cursor.name(MAX_KEY_BYTES, field)?;
         let slot = slot(cursor, key, index)?;
         if metadata.insert(key.to_owned(), slot).is_some() {
-            return Err(GgufError::Duplicate {
-                field: field.to_string(),
-                name: key.to_owned(),
-            });
+            return Err(field.bad(format_args!("{key:?} occurs twice")));
         }
     }
     Ok(metadata)
@@ -203,10 +214,8 @@ fn metadata(cursor: &mut Cursor<'_>, count: u64) -> Result<BTreeMap<String, Slot
 
 fn value_type(cursor: &mut Cursor<'_>, field: Field<'_>) -> Result<ValueType, GgufError> {
     let id = cursor.u32(field)?;
-    ValueType::from_gguf(id).ok_or_else(|| GgufError::ValueType {
-        field: field.to_string(),
-        id,
-    })
+    ValueType::from_gguf(id)
+        .ok_or_else(|| field.bad(format_args!("{id} is no metadata value type")))
 }
 
 fn slot(cursor: &mut Cursor<'_>, key: &str, index: u64) -> Result<Slot, GgufError> {
@@ -221,7 +230,7 @@ fn slot(cursor: &mut Cursor<'_>, key: &str, index: u64) -> Result<Slot, GgufErro
     }
     let element = value_type(cursor, Field::Metadata(index, "value.type"))?;
     if element == ValueType::Array {
-        return Err(GgufError::NestedArray(Field::Value(key).to_string()));
+        return Err(Field::Value(key).bad(NESTED));
     }
     // A string takes at least its length.
     let least = element.fixed_bytes().unwrap_or(8) as u64;
@@ -257,15 +266,10 @@ fn scalar(cursor: &mut Cursor<'_>, kind: ValueType, field: Field<'_>) -> Result<
         ValueType::Bool => {
             let [value] = cursor.array(field)?;
             if value > 1 {
-                return Err(GgufError::Bool {
-                    field: field.to_string(),
-                    value,
-                });
+                return Err(field.bad(format_args!("{value} is no boolean, it must be 0 or 1")));
             }
         }
-        ValueType::Array => {
-            return Err(GgufError::NestedArray(field.to_string()));
-        }
+        ValueType::Array => return Err(field.bad(NESTED)),
         other => {
             cursor.take(other.fixed_bytes().unwrap_or(0) as u64, field)?;
         }
@@ -277,14 +281,18 @@ fn alignment(bytes: &[u8], metadata: &BTreeMap<String, Slot>) -> Result<u64, Ggu
     let Some(slot) = metadata.get("general.alignment") else {
         return Ok(DEFAULT_ALIGNMENT);
     };
+    let bad = || {
+        Field::Header("general.alignment")
+            .bad("must be a power of two between 8 and 65536, stored as u32")
+    };
     let SlotKind::One(ValueType::U32) = slot.kind else {
-        return Err(GgufError::Alignment);
+        return Err(bad());
     };
     let bytes = bytes.get(slot.bytes.clone());
     let value = bytes.and_then(|bytes| value::decode(ValueType::U32, bytes)?.0.as_integer());
     let value = value.and_then(|value| u64::try_from(value).ok());
     let possible = |a: &u64| a.is_power_of_two() && (MIN_ALIGNMENT..=MAX_ALIGNMENT).contains(a);
-    value.filter(possible).ok_or(GgufError::Alignment)
+    value.filter(possible).ok_or_else(bad)
 }
 
 type Tensors = (Vec<TensorInfo>, BTreeMap<String, usize>);
@@ -297,10 +305,7 @@ fn tensor_infos(cursor: &mut Cursor<'_>, count: u64, alignment: u64) -> Result<T
         let name = cursor.name(MAX_NAME_BYTES, field)?;
         let info = tensor_info(cursor, name, alignment)?;
         if by_name.insert(name.to_owned(), tensors.len()).is_some() {
-            return Err(GgufError::Duplicate {
-                field: field.to_string(),
-                name: name.to_owned(),
-            });
+            return Err(field.bad(format_args!("{name:?} occurs twice")));
         }
         tensors.push(info);
     }
@@ -315,22 +320,20 @@ fn tensor_info(
     let field = Field::Tensor(name, "n_dimensions");
     let count = cursor.u32(field)?;
     if count == 0 || count > MAX_DIMENSIONS {
-        return Err(GgufError::Dimensions(field.to_string()));
+        return Err(field.bad(DIMENSIONS));
     }
     let field = Field::Tensor(name, "dimensions");
     let mut dims = Vec::with_capacity(count as usize);
     for _ in 0..count {
         match cursor.u64(field)? {
-            0 => {
-                return Err(GgufError::Dimensions(field.to_string()));
-            }
+            0 => return Err(field.bad(DIMENSIONS)),
             dim => dims.push(dim),
         }
     }
     let (columns, rest) = dims
         .split_first()
         .map_or((0, &[][..]), |(first, rest)| (*first, rest));
-    let overflow = || GgufError::Overflow(field.to_string());
+    let overflow = || field.bad(OVERFLOW);
     let rows = rest
         .iter()
         .try_fold(1u64, |n, dim| n.checked_mul(*dim))
@@ -342,16 +345,16 @@ fn tensor_info(
 
     let type_field = Field::Tensor(name, "type");
     let id = cursor.u32(type_field)?;
-    let dtype = TensorType::from_ggml(id).ok_or_else(|| GgufError::TensorType {
-        field: type_field.to_string(),
-        id,
-    })?;
+    let unknown = || {
+        type_field.bad(format_args!(
+            "ggml has no tensor type {id}; the file may be newer than this program"
+        ))
+    };
+    let dtype = TensorType::from_ggml(id).ok_or_else(unknown)?;
     if !columns.is_multiple_of(u64::from(dtype.block_values())) {
-        return Err(GgufError::Blocks {
-            field: field.to_string(),
-            columns,
-            dtype: dtype.name(),
-        });
+        return Err(field.bad(format_args!(
+            "rows of {columns} values do not fill whole blocks of {dtype}"
+        )));
     }
     let bytes = dtype
         .row_bytes(columns)
@@ -361,11 +364,9 @@ fn tensor_info(
     let field = Field::Tensor(name, "offset");
     let offset = cursor.u64(field)?;
     if !offset.is_multiple_of(alignment) {
-        return Err(GgufError::Misaligned {
-            field: field.to_string(),
-            offset,
-            alignment,
-        });
+        return Err(field.bad(format_args!(
+            "offset {offset} is not a multiple of the alignment {alignment}"
+        )));
     }
     Ok(TensorInfo {
         name: name.to_owned(),
@@ -391,14 +392,15 @@ fn place(
         let end = data_start
             .checked_add(info.offset)
             .and_then(|at| at.checked_add(info.bytes));
-        let end = end
-            .ok_or_else(|| GgufError::Overflow(Field::Tensor(&info.name, "offset").to_string()))?;
+        let field = Field::Tensor(&info.name, "offset");
+        let end = end.ok_or_else(|| field.bad(OVERFLOW))?;
         if end > file_len {
-            return Err(GgufError::OutOfBounds {
-                field: Field::Tensor(&info.name, "offset").to_string(),
-                name: info.name.clone(),
-                beyond: end - file_len,
-            });
+            return Err(field.bad(format_args!(
+                "the data of tensor {:?} ends {} bytes beyond the end of the file: it is truncated \
+                 or damaged",
+                info.name,
+                end - file_len
+            )));
         }
         info.offset = end - info.bytes;
     }
@@ -408,10 +410,10 @@ fn place(
         if let [first, second] = pair
             && first.offset + first.bytes > second.offset
         {
-            return Err(GgufError::Overlap {
-                first: first.name.clone(),
-                second: second.name.clone(),
-            });
+            return Err(Field::Header("tensor_infos.offset").bad(format_args!(
+                "the data of tensors {:?} and {:?} overlap",
+                first.name, second.name
+            )));
         }
     }
     let last = order
@@ -419,7 +421,10 @@ fn place(
         .map_or(header_end, |info| info.offset + info.bytes);
     let padded = last.checked_next_multiple_of(alignment).unwrap_or(u64::MAX);
     if file_len > padded {
-        return Err(GgufError::TrailingBytes(file_len - padded));
+        return Err(Field::Header("tensor_data").bad(format_args!(
+            "{} bytes after the last tensor belong to nothing: the file is damaged",
+            file_len - padded
+        )));
     }
     Ok(())
 }

@@ -7,108 +7,81 @@ use serde::{Deserialize, Serialize};
 
 use crate::kernels::WeightType;
 
-/// Storage type of a tensor, as numbered by ggml's `enum ggml_type`.
-///
-/// Values come in blocks: [`block_values`](Self::block_values) values share
-/// [`block_bytes`](Self::block_bytes) bytes, and blocks never cross the end of a row. Every type
-/// that ggml has today is known here by name and size, so that a file that uses one can be read
-/// and described; [`is_supported`](Self::is_supported) says which of them the engine computes with.
-///
-/// Layouts of the supported types, all little-endian (source: ggml's `ggml-common.h`):
-///
-/// | type | block | layout | value |
-/// |---|---|---|---|
-/// | `F32`, `F16` | 1 | IEEE 754 | itself |
-/// | `Q4_0` | 32 | `d: f16`, 16 bytes of nibbles | `d * (q - 8)` |
-/// | `Q4_1` | 32 | `d: f16`, `m: f16`, 16 bytes of nibbles | `d * q + m` |
-/// | `Q8_0` | 32 | `d: f16`, 32 `i8` | `d * q` |
-///
-/// Byte `j` of the nibbles holds value `j` in its low half and value `j + 16` in its high half.
-/// How the other supported types are laid out stands in `specs/canonical-arithmetic.md`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-#[allow(non_camel_case_types)] // ggml's own spelling
-#[allow(missing_docs)] // the names are the documentation; sizes are in the table below
-#[non_exhaustive]
-pub enum TensorType {
-    F32,
-    F16,
-    Q4_0,
-    Q4_1,
-    Q5_0,
-    Q5_1,
-    Q8_0,
-    Q8_1,
-    Q2_K,
-    Q3_K,
-    Q4_K,
-    Q5_K,
-    Q6_K,
-    Q8_K,
-    IQ2_XXS,
-    IQ2_XS,
-    IQ3_XXS,
-    IQ1_S,
-    IQ4_NL,
-    IQ3_S,
-    IQ2_S,
-    IQ4_XS,
-    I8,
-    I16,
-    I32,
-    I64,
-    F64,
-    IQ1_M,
-    BF16,
-    TQ1_0,
-    TQ2_0,
-    MXFP4,
-    NVFP4,
-    Q1_0,
-    Q2_0,
+/// Makes the type and its table: ggml's name and number, values per block, bytes per block.
+macro_rules! tensor_types {
+    ($(#[$attribute:meta])* $($name:ident $number:literal $values:literal $bytes:literal,)*) => {
+        $(#[$attribute])*
+        pub enum TensorType {
+            $($name,)*
+        }
+
+        /// Type, number, name, values and bytes per block, in the order of declaration.
+        const TABLE: &[(TensorType, u32, &str, u32, u32)] = &[
+            $((TensorType::$name, $number, stringify!($name), $values, $bytes),)*
+        ];
+    };
 }
 
-use TensorType as T;
-
-/// Type, ggml's number, name, values per block, bytes per block.
-///
-/// Numbers that are missing (4, 5, 31 to 33, 36 to 38) were types that ggml has removed.
-const TABLE: [(TensorType, u32, &str, u32, u32); 35] = [
-    (T::F32, 0, "F32", 1, 4),
-    (T::F16, 1, "F16", 1, 2),
-    (T::Q4_0, 2, "Q4_0", 32, 18),
-    (T::Q4_1, 3, "Q4_1", 32, 20),
-    (T::Q5_0, 6, "Q5_0", 32, 22),
-    (T::Q5_1, 7, "Q5_1", 32, 24),
-    (T::Q8_0, 8, "Q8_0", 32, 34),
-    (T::Q8_1, 9, "Q8_1", 32, 36),
-    (T::Q2_K, 10, "Q2_K", 256, 84),
-    (T::Q3_K, 11, "Q3_K", 256, 110),
-    (T::Q4_K, 12, "Q4_K", 256, 144),
-    (T::Q5_K, 13, "Q5_K", 256, 176),
-    (T::Q6_K, 14, "Q6_K", 256, 210),
-    (T::Q8_K, 15, "Q8_K", 256, 292),
-    (T::IQ2_XXS, 16, "IQ2_XXS", 256, 66),
-    (T::IQ2_XS, 17, "IQ2_XS", 256, 74),
-    (T::IQ3_XXS, 18, "IQ3_XXS", 256, 98),
-    (T::IQ1_S, 19, "IQ1_S", 256, 50),
-    (T::IQ4_NL, 20, "IQ4_NL", 32, 18),
-    (T::IQ3_S, 21, "IQ3_S", 256, 110),
-    (T::IQ2_S, 22, "IQ2_S", 256, 82),
-    (T::IQ4_XS, 23, "IQ4_XS", 256, 136),
-    (T::I8, 24, "I8", 1, 1),
-    (T::I16, 25, "I16", 1, 2),
-    (T::I32, 26, "I32", 1, 4),
-    (T::I64, 27, "I64", 1, 8),
-    (T::F64, 28, "F64", 1, 8),
-    (T::IQ1_M, 29, "IQ1_M", 256, 56),
-    (T::BF16, 30, "BF16", 1, 2),
-    (T::TQ1_0, 34, "TQ1_0", 256, 54),
-    (T::TQ2_0, 35, "TQ2_0", 256, 66),
-    (T::MXFP4, 39, "MXFP4", 32, 17),
-    (T::NVFP4, 40, "NVFP4", 64, 36),
-    (T::Q1_0, 41, "Q1_0", 128, 18),
-    (T::Q2_0, 42, "Q2_0", 64, 18),
-];
+tensor_types! {
+    /// Storage type of a tensor, as numbered by ggml's `enum ggml_type`.
+    ///
+    /// Values come in blocks: [`block_values`](Self::block_values) values share
+    /// [`block_bytes`](Self::block_bytes) bytes, and blocks never cross the end of a row. Every type
+    /// that ggml has today is known here by name and size, so that a file that uses one can be read
+    /// and described; [`is_supported`](Self::is_supported) says which of them the engine computes with.
+    ///
+    /// Layouts of the supported types, all little-endian (source: ggml's `ggml-common.h`):
+    ///
+    /// | type | block | layout | value |
+    /// |---|---|---|---|
+    /// | `F32`, `F16` | 1 | IEEE 754 | itself |
+    /// | `Q4_0` | 32 | `d: f16`, 16 bytes of nibbles | `d * (q - 8)` |
+    /// | `Q4_1` | 32 | `d: f16`, `m: f16`, 16 bytes of nibbles | `d * q + m` |
+    /// | `Q8_0` | 32 | `d: f16`, 32 `i8` | `d * q` |
+    ///
+    /// Byte `j` of the nibbles holds value `j` in its low half and value `j + 16` in its high half.
+    /// How the other supported types are laid out stands in `specs/canonical-arithmetic.md`.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+    #[allow(non_camel_case_types)] // ggml's own spelling
+    #[allow(missing_docs)] // the names are the documentation
+    #[non_exhaustive]
+    // Numbers that are missing (4, 5, 31 to 33, 36 to 38) were types that ggml has removed.
+    F32 0 1 4,
+    F16 1 1 2,
+    Q4_0 2 32 18,
+    Q4_1 3 32 20,
+    Q5_0 6 32 22,
+    Q5_1 7 32 24,
+    Q8_0 8 32 34,
+    Q8_1 9 32 36,
+    Q2_K 10 256 84,
+    Q3_K 11 256 110,
+    Q4_K 12 256 144,
+    Q5_K 13 256 176,
+    Q6_K 14 256 210,
+    Q8_K 15 256 292,
+    IQ2_XXS 16 256 66,
+    IQ2_XS 17 256 74,
+    IQ3_XXS 18 256 98,
+    IQ1_S 19 256 50,
+    IQ4_NL 20 32 18,
+    IQ3_S 21 256 110,
+    IQ2_S 22 256 82,
+    IQ4_XS 23 256 136,
+    I8 24 1 1,
+    I16 25 1 2,
+    I32 26 1 4,
+    I64 27 1 8,
+    F64 28 1 8,
+    IQ1_M 29 256 56,
+    BF16 30 1 2,
+    TQ1_0 34 256 54,
+    TQ2_0 35 256 66,
+    MXFP4 39 32 17,
+    NVFP4 40 64 36,
+    Q1_0 41 128 18,
+    Q2_0 42 64 18,
+}
 
 impl TensorType {
     /// The types that values can be converted to, widest first.
@@ -174,7 +147,6 @@ impl TensorType {
     }
 
     const fn row(self) -> &'static (Self, u32, &'static str, u32, u32) {
-        // The table is in declaration order, which a test checks.
         &TABLE[self as usize]
     }
 }
@@ -200,19 +172,6 @@ impl FromStr for TensorType {
             .find(|row| row.2.eq_ignore_ascii_case(s))
             .map(|row| row.0)
             .ok_or_else(|| UnknownTensorType(s.to_owned()))
-    }
-}
-
-impl Serialize for TensorType {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.name())
-    }
-}
-
-impl<'de> Deserialize<'de> for TensorType {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let name = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-        name.parse().map_err(serde::de::Error::custom)
     }
 }
 

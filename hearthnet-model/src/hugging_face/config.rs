@@ -50,13 +50,9 @@ pub(super) fn said<'a>(values: &'a Map<String, Json>, key: &str) -> Option<&'a J
     values.get(key).filter(|value| !value.is_null())
 }
 
-/// The error for a value.
-pub(super) fn bad(key: &str, value: &Json, reason: impl Into<String>) -> ImportError {
-    ImportError::Config {
-        key: key.to_owned(),
-        value: shown(value),
-        reason: reason.into(),
-    }
+/// The error for a value that could change what the model computes, and is not known here.
+pub(super) fn bad(key: &str, value: &Json, reason: impl std::fmt::Display) -> ImportError {
+    ImportError::Unsound(format!("config.json: {key} = {}: {reason}", shown(value)))
 }
 
 /// The value of a key without which the model is not known.
@@ -66,10 +62,8 @@ pub(super) fn required<T>(key: impl Into<String>, value: Option<T>) -> Result<T,
 
 /// A JSON object of a file of the directory.
 pub(super) fn object(file: &str, text: &[u8]) -> Result<Map<String, Json>, ImportError> {
-    serde_json::from_slice(text).map_err(|error| ImportError::Json {
-        file: file.to_owned(),
-        reason: error.to_string(),
-    })
+    serde_json::from_slice(text)
+        .map_err(|error| ImportError::Unsound(format!("{file} cannot be read: {error}")))
 }
 
 /// A finite number, if it is said.
@@ -325,9 +319,13 @@ fn class_of(values: &Map<String, Json>) -> Result<&'static Class, ImportError> {
     let class = first
         .and_then(Json::as_str)
         .and_then(|name| ALL.iter().find(|class| class.name == name));
-    class.copied().ok_or_else(|| ImportError::Architecture {
-        found: named.map_or_else(|| "of no architecture".to_owned(), shown),
-        known: ALL.iter().map(|c| c.name).collect::<Vec<_>>().join(", "),
+    class.copied().ok_or_else(|| {
+        let found = named.map_or_else(|| "of no architecture".to_owned(), shown);
+        let known: Vec<_> = ALL.iter().map(|c| c.name).collect();
+        ImportError::Unsound(format!(
+            "config.json says that the model is {found}; known are {}",
+            known.join(", ")
+        ))
     })
 }
 
@@ -339,7 +337,11 @@ fn refuse_quantised(values: &Map<String, Json>, class: &Class) -> Result<(), Imp
     let method = how.get("quant_method").unwrap_or(how);
     match class.stacked_experts && method == "mxfp4" {
         true => Ok(()),
-        false => Err(ImportError::Quantised(shown(method))),
+        false => Err(ImportError::Unsound(format!(
+            "config.json says that the weights are quantised ({}); directories are read in fp16, \
+             bf16 and fp32",
+            shown(method)
+        ))),
     }
 }
 

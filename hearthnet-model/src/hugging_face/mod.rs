@@ -67,9 +67,9 @@ impl Directory {
     /// # Errors
     /// See [`ImportError`].
     pub fn open(path: &Path) -> Result<Self, ImportError> {
-        let config = read(path, CONFIG, MAX_CONFIG_BYTES)?
-            .ok_or_else(|| ImportError::NoConfig(path.to_owned()))?;
-        let config = Config::parse(&config)?;
+        let none = || format!("{} is no model: it has no config.json", path.display());
+        let config = read(path, CONFIG, MAX_CONFIG_BYTES)?;
+        let config = Config::parse(&config.ok_or_else(|| ImportError::Unsound(none()))?)?;
         let shards = Shards::open(path)?;
         let finder = Finder::new(&shards, config.class)?;
         let computed = config.rope.tensors(&config)?;
@@ -362,10 +362,10 @@ fn read(directory: &Path, name: &str, limit: u64) -> Result<Option<Vec<u8>>, Imp
     };
     let failed = |source| FileError::new("read", &path, source);
     let bytes = file.metadata().map_err(failed)?.len();
-    let too_long = |bytes| ImportError::TooLong {
-        file: name.to_owned(),
-        bytes,
-        limit,
+    let too_long = |bytes| {
+        ImportError::Unsound(format!(
+            "{name} has {bytes} bytes; at most {limit} are read"
+        ))
     };
     if bytes > limit {
         return Err(too_long(bytes));

@@ -142,14 +142,16 @@ impl Shards {
             let mut found = self.add(directory, file)?.ok_or_else(missing)?;
             for tensor in named {
                 let Some(stored) = found.remove(tensor) else {
-                    let (tensor, file) = (tensor.to_owned(), file.to_owned());
-                    return Err(ImportError::NotInShard { tensor, file });
+                    return Err(ImportError::Unsound(format!(
+                        "tensor {tensor:?} is not in {file:?}, where {INDEX} puts it"
+                    )));
                 };
                 self.tensors.insert(tensor.to_owned(), stored);
             }
             if let Some((tensor, _)) = found.pop_first() {
-                let file = file.to_owned();
-                return Err(ImportError::NotInIndex { tensor, file });
+                return Err(ImportError::Unsound(format!(
+                    "{file:?} holds tensor {tensor:?}, which {INDEX} does not put there"
+                )));
             }
         }
         Ok(())
@@ -207,11 +209,11 @@ fn header(
     index: usize,
     failed: &dyn Fn(io::Error) -> ImportError,
 ) -> Result<BTreeMap<String, Stored>, ImportError> {
-    let named = || name.to_owned();
-    let truncated = |expected| ImportError::Truncated {
-        file: named(),
-        expected,
-        found: bytes,
+    let unsound = |problem: String| ImportError::Unsound(format!("{name:?} {problem}"));
+    let truncated = |expected: u64| {
+        unsound(format!(
+            "is cut off: it should have {expected} bytes and has {bytes}"
+        ))
     };
     let mut length = [0; 8];
     if bytes < 8 {
@@ -220,34 +222,27 @@ fn header(
     file.read_exact(&mut length).map_err(failed)?;
     let header = u64::from_le_bytes(length);
     if length == super::LFS_POINTER[..8] {
-        return Err(ImportError::Pointer(named()));
+        return Err(ImportError::Pointer(name.to_owned()));
     }
     if header > (bytes - 8).min(MAX_HEADER_BYTES) {
-        return Err(ImportError::HeaderLength {
-            file: named(),
-            header,
-            bytes,
-        });
+        return Err(unsound(format!(
+            "says that its header has {header} bytes; the file has {bytes}"
+        )));
     }
     // Not more than the file has.
     let mut text = Vec::new();
     file.take(header).read_to_end(&mut text).map_err(failed)?;
-    let metadata: Metadata =
-        serde_json::from_slice(&text).map_err(|error| ImportError::Header {
-            file: named(),
-            reason: error.to_string(),
-        })?;
+    let metadata: Metadata = serde_json::from_slice(&text)
+        .map_err(|error| unsound(format!("is no sound safetensors file: {error}")))?;
     let data = 8 + header;
     let expected = data.saturating_add(metadata.data_len() as u64);
     if expected > bytes {
         return Err(truncated(expected));
     }
     if expected < bytes {
-        return Err(ImportError::Trailing {
-            file: named(),
-            expected,
-            found: bytes,
-        });
+        return Err(unsound(format!(
+            "should have {expected} bytes and has {bytes}: something lies behind its tensors"
+        )));
     }
     let tensors = metadata.tensors().into_iter().map(|(name, info)| {
         let stored = Stored {

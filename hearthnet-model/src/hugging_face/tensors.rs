@@ -545,10 +545,11 @@ impl Planned {
         }
         buffers.values.clear();
         buffers.written.clear();
-        let failed = |source| ImportError::Quantize {
-            tensor: self.name.clone(),
-            dtype: self.dtype,
-            source,
+        let failed = |error| {
+            let (tensor, dtype) = (&self.name, self.dtype);
+            ImportError::Unsound(format!(
+                "tensor {tensor:?} cannot be stored as {dtype}: {error}"
+            ))
         };
         quantize::decode(dtype, &buffers.read, &mut buffers.values).map_err(failed)?;
         if change == Change::AddOne {

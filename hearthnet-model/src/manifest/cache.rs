@@ -48,6 +48,12 @@ struct Kept {
 /// A record, decoded.
 struct Record {
     stamp: Stamp,
+    looked: Looked,
+}
+
+/// Everything that was read of a file.
+#[derive(PartialEq)]
+struct Looked {
     manifest: Manifest,
     head: Digest,
 }
@@ -117,8 +123,10 @@ fn read(path: &Path) -> Option<Record> {
     let kept: Kept = ciborium::de::from_reader_with_recursion_limit(&bytes[..], 4).ok()?;
     Some(Record {
         stamp: kept.stamp,
-        manifest: Manifest::decode(kept.manifest.as_bytes()?).ok()?,
-        head: kept.head,
+        looked: Looked {
+            manifest: Manifest::decode(kept.manifest.as_bytes()?).ok()?,
+            head: kept.head,
+        },
     })
 }
 
@@ -127,14 +135,14 @@ pub fn file_state(path: &Path) -> FileState {
     match read(path) {
         None => FileState::Unverified,
         Some(record) if Some(record.stamp) == stamp(path) => {
-            FileState::Verified(record.manifest.weights_id())
+            FileState::Verified(record.looked.manifest.weights_id())
         }
         Some(_) => FileState::Changed,
     }
 }
 
 /// Keeps what was just read. The file must not have changed since it was opened.
-fn store(model: &ModelFile, manifest: &Manifest, head: Digest) -> io::Result<()> {
+fn store(model: &ModelFile, looked: &Looked) -> io::Result<()> {
     let path = model.path().ok_or(io::ErrorKind::Unsupported)?;
     let now = stamp(path).ok_or(io::ErrorKind::Unsupported)?;
     if model.gguf().modified() != fs::metadata(path)?.modified().ok()
@@ -146,8 +154,8 @@ fn store(model: &ModelFile, manifest: &Manifest, head: Digest) -> io::Result<()>
     }
     let kept = Kept {
         stamp: now,
-        manifest: ciborium::Value::Bytes(manifest.encode()),
-        head,
+        manifest: ciborium::Value::Bytes(looked.manifest.encode()),
+        head: looked.head,
     };
     let mut bytes = Vec::new();
     ciborium::into_writer(&kept, &mut bytes).map_err(io::Error::other)?;
@@ -156,18 +164,12 @@ fn store(model: &ModelFile, manifest: &Manifest, head: Digest) -> io::Result<()>
 
 /// Keeps what was read where that is possible: a folder that cannot be written costs another
 /// reading, and no more.
-fn remember(model: &ModelFile, manifest: &Manifest, head: Digest) {
-    if let Err(error) = store(model, manifest, head)
+fn remember(model: &ModelFile, looked: &Looked) {
+    if let Err(error) = store(model, looked)
         && error.kind() != io::ErrorKind::Unsupported
     {
         tracing::debug!(%error, "what was read is not kept beside the model");
     }
-}
-
-/// Everything that was read of a file.
-struct Looked {
-    manifest: Manifest,
-    head: Digest,
 }
 
 fn look(model: &ModelFile, progress: &mut dyn FnMut(u64, u64)) -> Looked {
@@ -190,13 +192,11 @@ impl ModelFile {
     pub fn manifest(&self, progress: &mut dyn FnMut(u64, u64)) -> Manifest {
         let record = self.path().and_then(read);
         if let Some(record) = record.as_ref().filter(|r| self.is_as(r)) {
-            return self.in_use(record.manifest.clone());
+            return self.in_use(record.looked.manifest.clone());
         }
         let looked = look(self, progress);
-        if record
-            .is_none_or(|record| record.manifest == looked.manifest && record.head == looked.head)
-        {
-            remember(self, &looked.manifest, looked.head);
+        if record.is_none_or(|record| record.looked == looked) {
+            remember(self, &looked);
         }
         self.in_use(looked.manifest)
     }
@@ -215,11 +215,11 @@ impl ModelFile {
         // A record knows the weights, not the whole file: where only its digest is pinned, all of
         // it is read.
         let as_pinned = |record: &Record| {
-            pinned(pin).is_none_or(|pin| pin.weights == Some(record.manifest.weights_id()))
+            pinned(pin).is_none_or(|pin| pin.weights == Some(record.looked.manifest.weights_id()))
         };
         let fits = |record: &&Record| self.is_as(record) && as_pinned(record);
         match record.as_ref().filter(fits) {
-            Some(record) => Ok(self.in_use(record.manifest.clone())),
+            Some(record) => Ok(self.in_use(record.looked.manifest.clone())),
             None => self.compare(record, pin, progress),
         }
     }
@@ -239,7 +239,7 @@ impl ModelFile {
     /// Takes the file as it is now, whatever it was; its manifest.
     pub fn accept(&self, progress: &mut dyn FnMut(u64, u64)) -> Manifest {
         let looked = look(self, progress);
-        remember(self, &looked.manifest, looked.head);
+        remember(self, &looked);
         self.in_use(looked.manifest)
     }
 
@@ -277,22 +277,22 @@ impl ModelFile {
                     return Err(refuse(than, what));
                 }
             }
-        } else if let Some(record) = record {
+        } else if let Some(Record { looked: was, .. }) = record {
             let than = "what it was when it was last used";
-            let count = differing(&record.manifest, &looked.manifest);
-            if count > 0 || record.manifest != looked.manifest {
+            let count = differing(&was.manifest, &looked.manifest);
+            if count > 0 || was.manifest != looked.manifest {
                 let all = looked.manifest.tensors().len();
                 let what = format!("{count} of {all} tensors differ");
                 return Err(refuse(than, what));
             }
-            if record.head != looked.head {
+            if was.head != looked.head {
                 return Err(refuse(
                     than,
                     "its tokenizer or description is another".to_owned(),
                 ));
             }
         }
-        remember(self, &looked.manifest, looked.head);
+        remember(self, &looked);
         Ok(self.in_use(looked.manifest))
     }
 
@@ -308,8 +308,8 @@ impl ModelFile {
     fn is_as(&self, record: &Record) -> bool {
         self.path().and_then(stamp) == Some(record.stamp)
             && record.stamp.bytes == self.gguf().file_bytes()
-            && record.manifest.spec == self.stored_spec()
-            && record.manifest.lists(self)
+            && record.looked.manifest.spec == self.stored_spec()
+            && record.looked.manifest.lists(self)
     }
 }
 

@@ -42,18 +42,14 @@ struct Failure {
     reason: String,
 }
 
-/// How an attempt that did not finish goes on.
-enum Broken {
-    /// Another attempt may help.
-    Again(SourceError),
-    /// It will not.
-    Stop(SourceError),
-}
-
-impl<E: Into<SourceError>> From<E> for Broken {
-    fn from(error: E) -> Self {
-        Self::Stop(error.into())
-    }
+/// Whether another attempt may help.
+fn may_pass(error: &SourceError) -> bool {
+    matches!(
+        error,
+        SourceError::Interrupted { .. }
+            | SourceError::Unreachable { .. }
+            | SourceError::Status(408 | 429 | 500..=599)
+    )
 }
 
 pub(super) fn fetch(job: &mut Job<'_>, url: &str) -> Result<(), SourceError> {
@@ -102,8 +98,8 @@ fn download(
         let before = sink.done();
         match attempt(job, url, sink, etag) {
             Ok(()) => return Ok(()),
-            Err(Broken::Stop(error)) => return Err(error),
-            Err(Broken::Again(error)) => {
+            Err(error) if !may_pass(&error) => return Err(error),
+            Err(error) => {
                 idle = if sink.done() > before { 1 } else { idle + 1 };
                 // Nothing ever came from an address that cannot be reached: no network, most
                 // likely, and other sources should not have to wait for it.
@@ -141,18 +137,18 @@ fn attempt(
     url: &str,
     sink: &mut Sink<'_>,
     etag_path: &std::path::Path,
-) -> Result<(), Broken> {
+) -> Result<(), SourceError> {
     let from = sink.done();
     let etag = fs::read_to_string(etag_path).ok().filter(|_| from > 0);
     let messages = request(job.options, url, from, etag)?;
-    let interrupted = |done, reason: String| {
-        Broken::Again(SourceError::Interrupted {
+    let total = job.entry.bytes;
+    let interrupted = |done, reason: &str| {
+        Err(SourceError::Interrupted {
             done,
-            total: job.entry.bytes,
-            reason,
+            total,
+            reason: reason.to_owned(),
         })
     };
-    let total = job.entry.bytes;
     loop {
         job.check_cancelled()?;
         match messages.recv_timeout(TICK) {
@@ -163,7 +159,7 @@ fn attempt(
                     Accepted::Nothing => {
                         sink.restart()?;
                         let _ = fs::remove_file(etag_path);
-                        return Err(Broken::Again(SourceError::Status(head.status)));
+                        return interrupted(0, "the server has no such part");
                     }
                 }
                 remember(etag_path, head.etag.as_deref())?;
@@ -173,19 +169,17 @@ fn attempt(
                 job.report(sink.done());
             }
             Ok(Message::End) if sink.done() == total => return Ok(()),
-            Ok(Message::End) => {
-                return Err(interrupted(sink.done(), "the answer ended".to_owned()));
-            }
+            Ok(Message::End) => return interrupted(sink.done(), "the answer ended"),
             Ok(Message::Failed(Failure { reached, reason })) => {
+                if reached {
+                    return interrupted(sink.done(), &reason);
+                }
                 let address = base(url);
-                return Err(match reached {
-                    false => Broken::Again(SourceError::Unreachable { address, reason }),
-                    true => interrupted(sink.done(), reason),
-                });
+                return Err(SourceError::Unreachable { address, reason });
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(interrupted(sink.done(), "the transfer stopped".to_owned()));
+                return interrupted(sink.done(), "the transfer stopped");
             }
         }
     }
@@ -201,7 +195,7 @@ enum Accepted {
 }
 
 /// Checks status, length and range of an answer to a request for everything from `from`.
-fn accept(head: &Head, from: u64, total: u64) -> Result<Accepted, Broken> {
+fn accept(head: &Head, from: u64, total: u64) -> Result<Accepted, SourceError> {
     let (accepted, expected) = match head.status {
         200 => (Accepted::Whole, total),
         206 if from > 0 => {
@@ -209,27 +203,24 @@ fn accept(head: &Head, from: u64, total: u64) -> Result<Accepted, Broken> {
             let wrong = || SourceError::Answer(format!("it sends range {range:?}"));
             let (first, size) = parse_range(range).ok_or_else(wrong)?;
             if first != from {
-                return Err(Broken::Stop(wrong()));
+                return Err(wrong());
             }
             if let Some(found) = size.filter(|size| *size != total) {
-                return Err(Broken::Stop(SourceError::Length {
+                return Err(SourceError::Length {
                     expected: total,
                     found,
-                }));
+                });
             }
             (Accepted::Rest, total - from)
         }
         416 if from > 0 => return Ok(Accepted::Nothing),
-        status @ (408 | 429 | 500..=599) => {
-            return Err(Broken::Again(SourceError::Status(status)));
-        }
-        status => return Err(Broken::Stop(SourceError::Status(status))),
+        status => return Err(SourceError::Status(status)),
     };
     match head.length {
-        Some(found) if found != expected => Err(Broken::Stop(SourceError::Length {
+        Some(found) if found != expected => Err(SourceError::Length {
             expected: total,
             found: found.saturating_add(total - expected),
-        })),
+        }),
         _ => Ok(accepted),
     }
 }
@@ -287,10 +278,14 @@ pub(super) fn probe(
             Ok(answer) => return answer,
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(SourceError::Answer("the question broke off".to_owned()));
+                return Err(answer("the question broke off"));
             }
         }
     }
+}
+
+fn answer(problem: &str) -> SourceError {
+    SourceError::Answer(problem.to_owned())
 }
 
 fn ask_for_size(requests: [Request; 2], address: &str) -> Result<Probe, SourceError> {
@@ -311,14 +306,10 @@ fn ask_for_size(requests: [Request; 2], address: &str) -> Result<Probe, SourceEr
         };
         return match bytes {
             Some(bytes) if bytes > 0 => Ok(Probe { bytes, sha256 }),
-            _ => Err(SourceError::Answer(
-                "it does not say how large the file is".to_owned(),
-            )),
+            _ => Err(answer("it does not say how large the file is")),
         };
     }
-    Err(SourceError::Answer(
-        "it leads elsewhere without end".to_owned(),
-    ))
+    Err(answer("it leads elsewhere without end"))
 }
 
 /// Scheme and host of an address.
@@ -415,13 +406,7 @@ fn transfer(request: Request, sender: &SyncSender<Message>) -> Result<(), Failur
         reached: reached(&error),
         reason: error.to_string(),
     })?;
-    let header = |name: &str| {
-        response
-            .headers()
-            .get(name)
-            .and_then(|value| value.to_str().ok())
-            .map(str::to_owned)
-    };
+    let header = |name: &str| Some(response.headers().get(name)?.to_str().ok()?.to_owned());
     let head = Head {
         status: response.status().as_u16(),
         etag: header("etag"),

@@ -516,15 +516,16 @@ impl<'a> Job<'a> {
         }
         (self.progress)(PullEvent::Checking);
         let mut check = sink::Check::new(self.entry);
-        let mut buffer = vec![0; 1 << 20];
-        loop {
+        let read = sink::blocks(&mut file, |bytes| {
             self.check_cancelled()?;
-            match file.read(&mut buffer) {
-                Ok(0) => return Ok(check.finish().is_ok()),
-                Ok(len) if check.update(buffer.get(..len).unwrap_or_default()).is_ok() => {}
-                _ => return Ok(false),
-            }
+            check.update(bytes)?;
             self.report(check.done());
+            Ok(())
+        });
+        match read {
+            Ok(Err(SourceError::Cancelled)) => Err(Cancelled),
+            Ok(Ok(())) => Ok(check.finish().is_ok()),
+            _ => Ok(false),
         }
     }
 
@@ -583,18 +584,13 @@ impl<'a> Job<'a> {
     /// Writes what `reader` delivers into the cache, if it is the model.
     fn keep(&mut self, reader: &mut dyn Read) -> Result<(), SourceError> {
         let mut sink = Sink::create(self.entry, &self.copy_path())?;
-        let mut buffer = vec![0; 1 << 20];
-        loop {
+        let read = sink::blocks(reader, |bytes| {
             self.check_cancelled()?;
-            let len = match reader.read(&mut buffer) {
-                Ok(0) => break,
-                Ok(len) => len,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(SourceError::Unreadable(error)),
-            };
-            sink.write(buffer.get(..len).unwrap_or_default())?;
+            sink.write(bytes)?;
             self.report(sink.done());
-        }
+            Ok::<_, SourceError>(())
+        });
+        read.map_err(SourceError::Unreadable)??;
         sink.finish(&self.entry.target)
     }
 }

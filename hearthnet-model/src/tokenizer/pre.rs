@@ -185,8 +185,8 @@ impl PreTokenizer {
         let stages = stages
             .iter()
             .map(|&(pattern, give_back)| {
-                let pattern = Regex::new(&of_unicode_15_1(pattern))
-                    .map_err(|e| TokenizerError::Build(e.to_string()))?;
+                let pattern =
+                    Regex::new(&of_unicode_15_1(pattern)).map_err(TokenizerError::build)?;
                 Ok(Stage { pattern, give_back })
             })
             .collect::<Result<_, TokenizerError>>()?;

@@ -140,7 +140,7 @@ impl SpecialFinder {
                 .match_kind(MatchKind::LeftmostLongest)
                 .kind(Some(AhoCorasickKind::ContiguousNFA))
                 .build(tokens.iter().map(|(text, _)| text))
-                .map_err(|e| TokenizerError::Build(e.to_string()))?;
+                .map_err(TokenizerError::build)?;
             Some(searcher)
         };
         Ok(Self {

@@ -18,22 +18,27 @@ pub(super) fn kind_of(kinds: &[TokenKind], id: u32) -> TokenKind {
 pub(super) fn kinds(parts: &TokenizerParts<'_>) -> Result<Vec<TokenKind>, TokenizerError> {
     let tokens = parts.tokens.len();
     if tokens == 0 {
-        return Err(TokenizerError::Empty);
+        let empty = "the model file's `tokenizer.ggml.tokens` is empty";
+        return Err(TokenizerError::Malformed(empty.to_owned()));
     }
     let Some(types) = &parts.token_types else {
         return Ok(vec![TokenKind::Normal; tokens]);
     };
     if types.len() != tokens {
-        return Err(TokenizerError::TypeCount {
-            types: types.len(),
-            tokens,
-        });
+        return Err(TokenizerError::Malformed(format!(
+            "the model file has {} token types for {tokens} tokens",
+            types.len()
+        )));
     }
     types
         .iter()
         .zip(0..)
         .map(|(&value, id)| {
-            TokenKind::from_gguf(value).ok_or(TokenizerError::UnknownType { id, value })
+            TokenKind::from_gguf(value).ok_or_else(|| {
+                TokenizerError::Malformed(format!(
+                    "token {id} of the model file has the unknown type {value}"
+                ))
+            })
         })
         .collect()
 }
@@ -44,13 +49,18 @@ pub(super) fn ids_by_text<'a>(tokens: &[&'a str]) -> Result<HashMap<&'a str, u32
     for (&text, id) in tokens.iter().zip(0..) {
         if text.len() > MAX_TOKEN_BYTES {
             let bytes = text.len();
-            return Err(TokenizerError::TokenTooLong { id, bytes });
+            return Err(TokenizerError::Malformed(format!(
+                "token {id} of the model file is {bytes} bytes long; at most {MAX_TOKEN_BYTES} are \
+                 accepted"
+            )));
         }
         if text.is_empty() {
             continue;
         }
         if let Some(first) = ids.insert(text, id) {
-            return Err(TokenizerError::DuplicateToken { first, second: id });
+            return Err(TokenizerError::Malformed(format!(
+                "tokens {first} and {id} of the model file have the same text"
+            )));
         }
     }
     Ok(ids)
@@ -78,15 +88,20 @@ impl Merges {
             let (left, right) = merge
                 .split_once(' ')
                 .filter(|(left, right)| !left.is_empty() && !right.is_empty())
-                .ok_or(TokenizerError::MergeForm(index))?;
+                .ok_or_else(|| {
+                    TokenizerError::Malformed(format!(
+                        "merge {index} of the model file is not a pair of tokens"
+                    ))
+                })?;
             let id = |text: &str| {
-                let id =
-                    ids.get(text)
-                        .copied()
-                        .ok_or_else(|| TokenizerError::MergeUnknownToken {
-                            index,
-                            token: shorten(text),
-                        })?;
+                let unknown = || {
+                    TokenizerError::Malformed(format!(
+                        "merge {index} of the model file needs the token {:?}, which is not in its \
+                         vocabulary",
+                        shorten(text)
+                    ))
+                };
+                let id = ids.get(text).copied().ok_or_else(unknown)?;
                 if kind_of(kinds, id).is_structure() {
                     return Err(TokenizerError::MergeControlToken {
                         index,
@@ -130,7 +145,9 @@ pub(super) fn ends(
     let tokens = kinds.len();
     let in_range = |key, id: u32| match usize::try_from(id) {
         Ok(index) if index < tokens => Ok(id),
-        _ => Err(TokenizerError::IdOutOfRange { key, id, tokens }),
+        _ => Err(TokenizerError::Malformed(format!(
+            "the model file's `{key}` is {id}, but there are only {tokens} tokens"
+        ))),
     };
     if let Some(bos) = parts.bos {
         in_range(BOS, bos)?;

@@ -87,7 +87,7 @@ impl SentencePiece {
         }
         let space = String::from(SPACE);
         if !tokens.contains_key(space.as_str()) {
-            return Err(TokenizerError::MissingToken(space));
+            return Err(missing(&space));
         }
         Ok(Self {
             longest: tokens.keys().map(|text| text.len()).max().unwrap_or(0),
@@ -189,19 +189,21 @@ fn byte_tokens(
     for (byte, found) in (0..=255_u8).zip(&mut found) {
         let token = format!("<0x{byte:02X}>");
         let Some(&id) = ids.get(token.as_str()) else {
-            return Err(TokenizerError::MissingToken(token));
+            return Err(missing(&token));
         };
         let kind = usize::try_from(id).ok().and_then(|id| kinds.get_mut(id));
         match kind {
             // A file without types calls all tokens normal.
             Some(kind @ (TokenKind::Byte | TokenKind::Normal)) => *kind = TokenKind::Byte,
-            _ => return Err(TokenizerError::MissingToken(token)),
+            _ => return Err(missing(&token)),
         }
         *found = id;
     }
     for ((text, kind), id) in parts.tokens.iter().zip(kinds).zip(0..) {
         if *kind == TokenKind::Byte && byte_of(text).is_none() {
-            return Err(TokenizerError::ByteForm(id));
+            return Err(TokenizerError::Malformed(format!(
+                "token {id} of the model file should be a byte, and is not written as one"
+            )));
         }
     }
     Ok(found)
@@ -211,15 +213,28 @@ fn byte_tokens(
 fn scores(parts: &TokenizerParts<'_>) -> Result<Vec<Score>, TokenizerError> {
     let (scores, tokens) = (parts.scores.len(), parts.tokens.len());
     if scores == 0 {
-        return Err(TokenizerError::Missing(SCORES));
+        return Err(TokenizerError::missing(SCORES));
     }
     if scores != tokens {
-        return Err(TokenizerError::ScoreCount { scores, tokens });
+        return Err(TokenizerError::Malformed(format!(
+            "the model file has {scores} token scores for {tokens} tokens"
+        )));
     }
     let scores = parts.scores.iter().zip(0..);
+    let no_number = |id: u32| format!("the score of token {id} of the model file is not a number");
     scores
-        .map(|(&score, id)| Score::new(score).ok_or(TokenizerError::ScoreNotANumber(id)))
+        .map(|(&score, id)| {
+            Score::new(score).ok_or_else(|| TokenizerError::Malformed(no_number(id)))
+        })
         .collect()
+}
+
+/// A vocabulary lacks a token for a byte or for the space, without which some texts would have no
+/// ids, or be lost.
+fn missing(token: &str) -> TokenizerError {
+    TokenizerError::Malformed(format!(
+        "the model file has no token {token:?} that text may use"
+    ))
 }
 
 /// A text while its characters merge.
