@@ -30,12 +30,13 @@ use tokio::runtime::Handle;
 use tokio::time::{timeout, timeout_at};
 
 use crate::backends::choice;
+use crate::changes::{Follower, follow};
 use crate::community::{Home, endpoints_of, label, now_ms};
 use crate::config::Config as Settings;
 use crate::failure::Failure;
 use crate::layers::{missing, runs_text};
+use crate::lock::Lock;
 use crate::models::OpenModel;
-use crate::node::Lock;
 use crate::output::note;
 
 /// How long one address of a host may take: connecting, the grant, the session.
@@ -176,16 +177,19 @@ impl Links {
 /// What a chat needs of the community while it lasts: somebody who keeps the log even with
 /// the others. Where a node runs on this machine, it does.
 #[derive(Default)]
-pub(crate) struct TransientNode(Option<(Node, Instant)>);
+pub(crate) struct TransientNode(
+    Option<(Node, Instant)>,
+    #[expect(dead_code, reason = "held, never read")] Option<Follower>,
+);
 
 impl TransientNode {
     /// Starts looking for the others, unless a node here has found them already.
     pub(crate) async fn begin(home: &Home, config: &Settings) -> Result<Self, Failure> {
         if Lock::is_held(&home.dir) {
-            return Ok(Self(None));
+            return Ok(Self(None, Some(follow(home))));
         }
         let node = crate::node::transient(home, config).await?;
-        Ok(Self(Some((node, Instant::now()))))
+        Ok(Self(Some((node, Instant::now())), None))
     }
 
     /// Waits, within bounds, until the log is what others know: what they serve is in it.

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 
 use crate::config::Config;
 use crate::failure::Failure;
-use crate::node::Lock;
+use crate::lock::Lock;
 
 /// What the running node tells about itself, to programs on this machine only.
 pub(crate) const NODE_STATUS: &str = "node.status@1.0";

@@ -7,6 +7,7 @@
 mod addresses;
 mod args;
 mod backends;
+mod changes;
 mod commands;
 mod community;
 mod community_service;
@@ -21,6 +22,7 @@ mod hosting;
 mod hosts;
 mod layers;
 mod local_api;
+mod lock;
 mod members;
 mod membership;
 mod memory;

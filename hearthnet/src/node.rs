@@ -2,16 +2,12 @@
 //! for programs on this machine, and what it tells them about itself.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join_all};
-use hearthnet_bus::NodeId;
 use hearthnet_bus::calls::{
-    BUS_DESCRIBE, CallContext, CallError, CapabilityDescriptor, Code, FrameSink, Handler,
+    BUS_DESCRIBE, CallContext, CallError, CapabilityDescriptor, Client, Code, FrameSink, Handler,
     Kind as ParamKind, LocalApi, Params, Registry, Trust,
 };
 use hearthnet_bus::discovery::{CommunityTag, DiscoverySettings, MdnsHealth, Source, StaticPeer};
@@ -19,81 +15,52 @@ use hearthnet_bus::flight::{self, PagesHandler};
 use hearthnet_bus::joining::JoinHandler;
 use hearthnet_bus::log::Level;
 use hearthnet_bus::node::{Node, NodeError, NodeSettings, WeakNode};
+use hearthnet_bus::{Capability, NodeId};
 use hearthnet_orchestrator::health::{ShardHealth, SharedHealth};
 use parking_lot::Mutex;
-use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::addresses::{listen_address, reachable};
-use crate::community::{Home, display_name, now_ms};
+use crate::community::{Home, display_name, log_failure, now_ms};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::local_api::{NODE_STATUS, offer_record};
+use crate::lock::Lock;
 use crate::membership::Membership;
 
-/// Held by the node that runs on a data directory.
-const LOCK_FILE: &str = "node.lock";
+/// How long a daemon that is starting may take until it answers.
+const STARTING: Duration = Duration::from_secs(5);
 
-/// How often the lock is tried, and how long between: a look at it takes microseconds.
-const LOOKS: u32 = 5;
-const LOOK: Duration = Duration::from_millis(20);
+/// How often it is tried meanwhile: opening a door takes milliseconds.
+const DOOR_LOOK: Duration = Duration::from_millis(20);
 
-/// The right to be the one node that runs on a data directory. Free again when dropped, or
-/// when the process ends, however it does.
-#[derive(Debug)]
-pub(crate) struct Lock(#[expect(dead_code, reason = "held, never read")] File);
-
-impl Lock {
-    /// Takes it.
-    ///
-    /// # Errors
-    /// If a node runs on `dir` already.
-    pub(crate) fn take(dir: &Path) -> Result<Self, Failure> {
-        // Somebody may be looking whether it is held, which takes a moment.
-        for _ in 0..LOOKS {
-            if let Some(lock) = Self::try_take(dir, FlockOperation::NonBlockingLockExclusive)? {
-                return Ok(lock);
+/// Connects to the daemon that runs on a home. One that starts holds its lock before it opens its
+/// door: that is waited for.
+pub(crate) async fn daemon(home: &Home) -> Result<Client, CallError> {
+    let deadline = tokio::time::Instant::now() + STARTING;
+    loop {
+        match Client::connect_local(&home.dir).await {
+            Err(_) if tokio::time::Instant::now() < deadline && Lock::is_held(&home.dir) => {
+                tokio::time::sleep(DOOR_LOOK).await;
             }
-            std::thread::sleep(LOOK);
-        }
-        Err(Failure::new(
-            Kind::Host,
-            format!("a node runs on {} already", dir.display()),
-        )
-        .code("node_runs")
-        .hint("`hearthnet status` shows it; one data directory is one node, and --data-dir names another one"))
-    }
-
-    /// Whether a node runs on `dir` now. Those who look do not see each other.
-    pub(crate) fn is_held(dir: &Path) -> bool {
-        matches!(
-            Self::try_take(dir, FlockOperation::NonBlockingLockShared),
-            Ok(None)
-        )
-    }
-
-    fn try_take(dir: &Path, how: FlockOperation) -> Result<Option<Self>, Failure> {
-        let path = dir.join(LOCK_FILE);
-        let fail = |e: std::io::Error| {
-            Failure::new(Kind::Host, format!("cannot use {}: {e}", path.display()))
-                .hint("--data-dir names another directory")
-        };
-        let file = OpenOptions::new()
-            .write(true)
-            // Who only looks leaves nothing behind.
-            .create(matches!(how, FlockOperation::NonBlockingLockExclusive))
-            .truncate(false)
-            .mode(0o600)
-            .open(&path)
-            .map_err(fail)?;
-        match rustix::fs::flock(&file, how) {
-            Ok(()) => Ok(Some(Self(file))),
-            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(fail(error.into())),
+            connected => return connected,
         }
     }
+}
+
+/// The failure of a daemon that holds its lock and does not answer.
+pub(crate) fn silent(home: &Home) -> Failure {
+    Failure::new(
+        Kind::Host,
+        format!(
+            "a node runs on {}, and does not answer: it is starting or stopping",
+            home.dir.display()
+        ),
+    )
+    .code("node_runs")
+    .hint("`hearthnet status` shows it; one data directory is one node, and --data-dir names another one")
 }
 
 /// How the configuration says to look for others of one community.
@@ -240,6 +207,9 @@ impl DaemonNode {
         caps: Vec<String>,
     ) -> Result<Self, Failure> {
         let lock = Lock::take(&home.dir)?;
+        // From here on nobody else writes.
+        let read = home.log.update();
+        read.map_err(|e| log_failure(&home.dir, &e))?;
         let mut settings = settings(home, config)?;
         let listen = listen_address(listen.unwrap_or(&config.node.listen));
         settings.listen = Some(listen.to_string());
@@ -425,25 +395,34 @@ fn links_are_even(node: &Node) -> bool {
     links.peek().is_some() && links.all(|link| link.progress.in_sync)
 }
 
-/// The same where the node runs in another process, which has just been started perhaps: waits
-/// until `is` holds, or that node knows what its neighbours know, or for a few seconds.
+/// The same where the daemon of this home runs in another process, which has just been started perhaps:
+/// waits until `is` holds, or that node knows what its neighbours know, or for a few seconds. Somebody
+/// [follows](crate::changes::follow) its log meanwhile.
 pub(crate) async fn settle_beside(home: &Home, is: impl Fn() -> bool) {
-    let settled = async {
-        loop {
-            let running: Option<Value> =
-                crate::local_api::ask(&home.dir, NODE_STATUS, &json!({})).await;
-            let even = running.as_ref().and_then(|r| r["even"].as_bool());
-            tokio::time::sleep(LOG_LOOK).await;
-            if is() || even == Some(true) {
-                return;
+    let mut changes = home.log.changes();
+    let becomes = async {
+        while !is() {
+            if changes.changed().await.is_err() {
+                std::future::pending::<()>().await;
             }
         }
     };
-    let _ = tokio::time::timeout(FIRST_SYNC, settled).await;
+    let settled = async {
+        let status: Capability = NODE_STATUS
+            .parse()
+            .map_err(|e| CallError::bad_request("capability", e))?;
+        let client = daemon(home).await?;
+        let call = client.call(&status, &json!({ "settled": true }))?;
+        call.result_within(FIRST_SYNC + PROBE).await
+    };
+    tokio::select! {
+        () = becomes => {}
+        _ = settled => {}
+    }
+    if let Err(error) = home.log.update() {
+        tracing::warn!("the event log could not be read: {error}");
+    }
 }
-
-/// Within this time a process sees what another one wrote into the log.
-pub(crate) const LOG_LOOK: Duration = Duration::from_millis(300);
 
 /// Tells programs on this machine about the node.
 #[derive(Default)]
@@ -513,7 +492,9 @@ pub(crate) struct Peer {
 fn status_descriptor() -> Result<CapabilityDescriptor, Failure> {
     let name = NODE_STATUS.parse().map_err(Failure::internal)?;
     Ok(CapabilityDescriptor {
-        params: Params::none().optional("hosts", ParamKind::Flag),
+        params: Params::none()
+            .optional("hosts", ParamKind::Flag)
+            .optional("settled", ParamKind::Flag),
         ..CapabilityDescriptor::new(
             name,
             "Tells programs on the node's own machine where it listens and whom it is linked with.",
@@ -572,14 +553,14 @@ impl Handler for StatusHandler {
             let node = self.node.lock().clone();
             let node =
                 node.ok_or_else(|| CallError::new(Code::BUSY, "the node is starting or stopping"))?;
+            if params["settled"] == true {
+                settle_in(&node).await;
+            }
             let mut running = self.running(&node);
             if params["hosts"] == true {
                 running.hosts = hosts_that_answer(&node).await;
             }
-            let mut answer = serde_json::to_value(running)
-                .map_err(|e| CallError::new(Code::INTERNAL, e.to_string()))?;
-            answer["even"] = json!(links_are_even(&node));
-            Ok(answer)
+            serde_json::to_value(running).map_err(|e| CallError::new(Code::INTERNAL, e.to_string()))
         })
     }
 }
@@ -642,22 +623,5 @@ fn mdns_name(health: MdnsHealth) -> &'static str {
         MdnsHealth::Failed => "failed to start",
         #[allow(unreachable_patterns, reason = "more may come")]
         _ => "unknown",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_directory_has_one_node_at_a_time() {
-        let dir = tempfile::tempdir().unwrap();
-        assert!(!Lock::is_held(dir.path()));
-        assert!(!dir.path().join(LOCK_FILE).exists());
-        let first = Lock::take(dir.path()).unwrap();
-        assert!(Lock::is_held(dir.path()));
-        assert_eq!(Lock::take(dir.path()).unwrap_err().kind, Kind::Host);
-        drop(first);
-        Lock::take(dir.path()).unwrap();
     }
 }

@@ -29,7 +29,7 @@ use crate::hosting::Ready;
 use crate::local_api::{self, NODE_STATUS};
 use crate::models::find::{pick, resolve};
 use crate::models::open_resolved;
-use crate::node::{DaemonNode, Running};
+use crate::node::{DaemonNode, Running, silent};
 use crate::output::{note, print, print_json};
 
 /// Serves layers for as long as the call lasts, for programs on this machine only.
@@ -70,17 +70,7 @@ pub(super) async fn beside(
 /// `serve` where a daemon runs: it is there, and where.
 async fn tell_doors(plan: &Plan, home: &Home) -> Result<(), Failure> {
     let running: Option<Running> = local_api::ask(&home.dir, NODE_STATUS, &json!({})).await;
-    let Some(running) = running else {
-        return Err(Failure::new(
-            Kind::Host,
-            format!(
-                "a node runs on {}, and does not answer: it is starting or stopping",
-                home.dir.display()
-            ),
-        )
-        .code("node_runs")
-        .hint("`hearthnet status` shows it; one data directory is one node, and --data-dir names another one"));
-    };
+    let running = running.ok_or_else(|| silent(home))?;
     if plan.json {
         return print_json(&json!({
             "node": home.key.id().to_string(),
@@ -282,7 +272,7 @@ impl Door {
             tokio::task::spawn_blocking(move || open_resolved(&cx, Resolved { path, id })).await;
         let model = opened
             .map_err(|e| CallError::new(Code::INTERNAL, e.to_string()))?
-            .map_err(|why| refusal(&why))?;
+            .map_err(|why| CallError::from(&why))?;
         let order = Order {
             model,
             layers: layers.map_or(Layers::Auto, |(lo, hi)| Layers::Range(lo, hi)),
@@ -295,7 +285,7 @@ impl Door {
         });
         host.settled_right(&tell)
             .await
-            .map_err(|why| refusal(&why))?;
+            .map_err(|why| CallError::from(&why))?;
         let (asked, gone) = watch::channel(0);
         // Whoever cancels, or is lost, drops this future, and the layers leave as they should.
         let _stops = Stops(asked);
@@ -317,7 +307,7 @@ impl Door {
                 }
                 ended = &mut serving => {
                     let ended = ended.map_err(|e| CallError::new(Code::INTERNAL, e.to_string()))?;
-                    return ended.map(|()| json!({})).map_err(|why| refusal(&why));
+                    return ended.map(|()| json!({})).map_err(|why| CallError::from(&why));
                 }
             }
         }
@@ -330,14 +320,6 @@ struct Stops(watch::Sender<u32>);
 impl Drop for Stops {
     fn drop(&mut self) {
         self.0.send_replace(1);
-    }
-}
-
-fn refusal(why: &Failure) -> CallError {
-    let error = CallError::new(why.stable_code(), why.to_string());
-    match why.hint_text() {
-        Some(hint) => error.with_hint(hint),
-        None => error,
     }
 }
 

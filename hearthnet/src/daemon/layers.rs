@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use super::Stop;
 use crate::args::Layers;
-use crate::community::{Home, log_failure, now_ms};
+use crate::community::{Home, now_ms};
 use crate::config::Config;
 use crate::coverage::held_by_others;
 use crate::failure::{Failure, Kind};
@@ -492,8 +492,7 @@ impl Serving<'_> {
 
     fn append(&self, body: Body) -> Result<(), Failure> {
         let home = &self.host.home;
-        let appended = home.log.append(&home.key, body, now_ms());
-        appended.map(|_| ()).map_err(|e| log_failure(&home.dir, &e))
+        home.append(&home.key, body)
     }
 
     fn withdraw(&self, descriptor: &Descriptor) {

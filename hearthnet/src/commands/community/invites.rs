@@ -8,7 +8,8 @@ use hearthnet_bus::invite::Invite;
 use hearthnet_bus::log::{Body, Community, Level, OpenInvite, Status};
 use serde_json::json;
 
-use super::change::{append, change};
+use super::change::change;
+use crate::changes::{Change, Writer};
 use crate::community::{Home, label, log_failure, now_ms};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
@@ -142,7 +143,7 @@ pub(super) fn withdraw(
     config: &Config,
     as_json: bool,
 ) -> Result<(), Failure> {
-    let invite = change(home, config, as_json, || take_back(text, home))?;
+    let invite = change(home, config, as_json, |writer| take_back(text, writer))?;
     if as_json {
         return print_json(&json!({ "invite": invite.to_string(), "withdrawn": true }));
     }
@@ -152,15 +153,15 @@ pub(super) fn withdraw(
     ))
 }
 
-fn take_back(text: &str, home: &Home) -> Result<NodeId, Failure> {
+fn take_back(text: &str, writer: &Writer<'_>) -> Result<NodeId, Failure> {
+    let home = writer.home();
     let state = home.state();
     let id = find(text, &state)?;
     let own = home.key.id();
     let author = state.invite(&id).map(|invite| invite.author);
     let may = author == Some(own) || state.level(&own) == Some(Level::Anchor);
-    let root = home.root_key()?;
-    let root = root.as_ref().filter(|_| !may);
-    if !may && root.is_none() {
+    let by_root = home.root_key()?.is_some() && !may;
+    if !may && !by_root {
         home.level()?;
         return Err(Failure::new(
             Kind::Community,
@@ -169,7 +170,7 @@ fn take_back(text: &str, home: &Home) -> Result<NodeId, Failure> {
         .code("unauthorized")
         .hint("ask one of them; `hearthnet community invites` shows who made it"));
     }
-    append(home, root, Body::InviteWithdrawn { invite: id })?;
+    writer.write(by_root, Change::Withdraw { invite: id })?;
     Ok(id)
 }
 
