@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use hearthnet_bus::log::{Community, EventLog, Level, LogError};
+use hearthnet_bus::log::{Body, Community, EventLog, Level, LogError};
 pub(crate) use hearthnet_bus::now_ms;
 use hearthnet_bus::{NodeId, NodeKey};
 
@@ -186,6 +186,12 @@ impl Home {
             ),
         )
         .hint("an anchor can allow it with `hearthnet community policy --research on`"))
+    }
+
+    /// Appends an event of `key`, this node's or the root's, to the log of this process.
+    pub(crate) fn append(&self, key: &NodeKey, body: Body) -> Result<(), Failure> {
+        let appended = self.log.append(key, body, now_ms());
+        appended.map(|_| ()).map_err(|e| log_failure(&self.dir, &e))
     }
 
     /// The root key, if this is the founder's node.

@@ -19,9 +19,10 @@ use hearthnet_orchestrator::bus::{ChatHandler, descriptor};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use crate::config::Config;
-use crate::failure::Failure;
+use crate::failure::{Failure, Kind};
 use crate::lock::Lock;
 
 /// What the running node tells about itself, to programs on this machine only.
@@ -39,6 +40,39 @@ pub(crate) const BY_HAND: &str = "service";
 
 /// How long a node on this machine may take to answer.
 const PATIENCE: Duration = Duration::from_secs(3);
+
+/// How long a daemon that is starting may take until it answers.
+const STARTING: Duration = Duration::from_secs(5);
+
+/// How often it is tried meanwhile: opening the local API takes milliseconds.
+const TRY_AGAIN: Duration = Duration::from_millis(20);
+
+/// Connects to the daemon that runs on `dir`. One that starts holds its lock before it opens its
+/// local API: that is waited for.
+pub(crate) async fn connect(dir: &Path) -> Result<Client, CallError> {
+    let deadline = Instant::now() + STARTING;
+    loop {
+        match Client::connect_local(dir).await {
+            Err(_) if Instant::now() < deadline && Lock::is_held(dir) => {
+                tokio::time::sleep(TRY_AGAIN).await;
+            }
+            connected => return connected,
+        }
+    }
+}
+
+/// The failure of a daemon that holds its lock and does not answer.
+pub(crate) fn silent(dir: &Path) -> Failure {
+    Failure::new(
+        Kind::Host,
+        format!(
+            "a node runs on {}, and does not answer: it is starting or stopping",
+            dir.display()
+        ),
+    )
+    .code("node_runs")
+    .hint("`hearthnet status` shows it; one data directory is one node, and --data-dir names another one")
+}
 
 /// Calls a capability of the node that runs on `dir`; `None` if none runs, or it does not
 /// answer as it should.

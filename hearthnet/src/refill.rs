@@ -10,8 +10,8 @@ use crate::community::{Home, LOG_FILE, log_failure};
 use crate::config::Config;
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
+use crate::lock::Lock;
 use crate::membership::Membership;
-use crate::node::Lock;
 use crate::output::note;
 use crate::runtime::block_on;
 

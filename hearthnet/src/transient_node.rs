@@ -9,6 +9,7 @@ use hearthnet_orchestrator::hosts::{CommunityHosts, InSync, Links};
 use tokio::runtime::Handle;
 
 use crate::backends::community_hosts;
+use crate::changes::{Follower, follow};
 use crate::community::Home;
 use crate::config::Config;
 use crate::failure::Failure;
@@ -19,16 +20,19 @@ use crate::output::note;
 /// What a chat needs of the community while it lasts: somebody who keeps the log even with
 /// the others. Where a node runs on this machine, it does.
 #[derive(Default)]
-pub(crate) struct TransientNode(Option<(Node, Instant)>);
+pub(crate) struct TransientNode(
+    Option<(Node, Instant)>,
+    #[expect(dead_code, reason = "held for its Drop")] Option<Follower>,
+);
 
 impl TransientNode {
     /// Starts looking for the others, unless a node here has found them already.
     pub(crate) async fn begin(home: &Home, config: &Config) -> Result<Self, Failure> {
         if Lock::is_held(&home.dir) {
-            return Ok(Self(None));
+            return Ok(Self(None, Some(follow(home))));
         }
         let node = crate::node::transient(home, config).await?;
-        Ok(Self(Some((node, Instant::now()))))
+        Ok(Self(Some((node, Instant::now())), None))
     }
 
     /// Waits, within bounds, until the log is what others know: what they serve is in it.

@@ -44,6 +44,10 @@ pub(crate) fn run(args: &StatusArgs, cx: &Context) -> Result<(), Failure> {
         };
         Ok((running, hosts))
     })?;
+    // What a running node has heard meanwhile.
+    if let Err(error) = home.log.update() {
+        tracing::warn!("the event log could not be read: {error}");
+    }
     let state = home.state();
     let now = now_ms();
     // Who advertised only now was not asked yet.

@@ -71,17 +71,7 @@ pub(super) async fn beside(
 /// `serve` where a daemon runs: it is there, and where.
 async fn tell_doors(plan: &Plan, home: &Home) -> Result<(), Failure> {
     let running: Option<Running> = local_api::ask(&home.dir, NODE_STATUS, &json!({})).await;
-    let Some(running) = running else {
-        return Err(Failure::new(
-            Kind::Host,
-            format!(
-                "a node runs on {}, and does not answer: it is starting or stopping",
-                home.dir.display()
-            ),
-        )
-        .code("node_runs")
-        .hint("`hearthnet status` shows it; one data directory is one node, and --data-dir names another one"));
-    };
+    let running = running.ok_or_else(|| local_api::silent(&home.dir))?;
     if plan.json {
         return print_json(&json!({
             "node": home.key.id().to_string(),
@@ -283,7 +273,7 @@ impl Door {
             tokio::task::spawn_blocking(move || open_resolved(&cx, Resolved { path, id })).await;
         let model = opened
             .map_err(|e| CallError::new(Code::INTERNAL, e.to_string()))?
-            .map_err(|why| refusal(&why))?;
+            .map_err(|why| CallError::from(&why))?;
         let order = Order {
             model,
             layers: layers.map_or(Layers::Auto, |(lo, hi)| Layers::Range(lo, hi)),
@@ -296,7 +286,7 @@ impl Door {
         });
         host.settled_right(&tell)
             .await
-            .map_err(|why| refusal(&why))?;
+            .map_err(|why| CallError::from(&why))?;
         let (asked, gone) = watch::channel(0);
         // Whoever cancels, or is lost, drops this future, and the layers leave as they should.
         let _stops = Stops(asked);
@@ -318,7 +308,7 @@ impl Door {
                 }
                 ended = &mut serving => {
                     let ended = ended.map_err(|e| CallError::new(Code::INTERNAL, e.to_string()))?;
-                    return ended.map(|()| json!({})).map_err(|why| refusal(&why));
+                    return ended.map(|()| json!({})).map_err(|why| CallError::from(&why));
                 }
             }
         }
@@ -331,14 +321,6 @@ struct Stops(watch::Sender<u32>);
 impl Drop for Stops {
     fn drop(&mut self) {
         self.0.send_replace(1);
-    }
-}
-
-fn refusal(why: &Failure) -> CallError {
-    let error = CallError::new(why.stable_code(), why.to_string());
-    match why.hint_text() {
-        Some(hint) => error.with_hint(hint),
-        None => error,
     }
 }
 

@@ -6,6 +6,7 @@
 //! | node, listener, local API for programs here | `../node.rs` |
 //! | chats | `../community_service.rs`, `../service_setup.rs` |
 //! | layers | `layers.rs` |
+//! | changes of the community that commands ask for, and word of others | `../changes.rs` |
 //! | asking a daemon that runs already | `attach.rs` |
 //!
 //! `hearthnet serve` and `hearthnet shard serve` both start it; each finds out whether it runs
@@ -33,9 +34,10 @@ use crate::config::Config;
 use crate::context::Context;
 use crate::daemon::layers::{LayerHost, Order, Tell, print_news};
 use crate::failure::{Failure, Kind};
+use crate::lock::Lock;
 use crate::metrics_server::MetricsServer;
 use crate::models::{OpenModel, open_model};
-use crate::node::{DaemonNode, Lock};
+use crate::node::DaemonNode;
 use crate::output::{note, print, print_json};
 use crate::runtime::block_on;
 use crate::service_setup::{close, count, open_http};
@@ -148,6 +150,7 @@ impl Daemon {
         let key = Arc::clone(&home.key);
         register_shards(&registry, key, home.log.clone(), Arc::clone(&served))
             .map_err(Failure::internal)?;
+        crate::changes::offer(&registry, home)?;
         let chats = chat_model(model, plan.private, home, &cx.config);
         let mut caps = Vec::new();
         caps.extend(chats.is_ok().then(|| short_name(CHAT)));

@@ -8,7 +8,8 @@ use hearthnet_bus::invite::Invite;
 use hearthnet_bus::log::{Body, Community, Level, OpenInvite, Status};
 use serde_json::json;
 
-use super::change::{append, change};
+use super::change::change;
+use crate::changes::{self, Change};
 use crate::community::{Home, label, log_failure, now_ms};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
@@ -158,9 +159,8 @@ fn take_back(text: &str, home: &Home) -> Result<NodeId, Failure> {
     let own = home.key.id();
     let author = state.invite(&id).map(|invite| invite.author);
     let may = author == Some(own) || state.level(&own) == Some(Level::Anchor);
-    let root = home.root_key()?;
-    let root = root.as_ref().filter(|_| !may);
-    if !may && root.is_none() {
+    let by_root = home.root_key()?.is_some() && !may;
+    if !may && !by_root {
         home.level()?;
         return Err(Failure::new(
             Kind::Community,
@@ -169,7 +169,7 @@ fn take_back(text: &str, home: &Home) -> Result<NodeId, Failure> {
         .code("unauthorized")
         .hint("ask one of them; `hearthnet community invites` shows who made it"));
     }
-    append(home, root, Body::InviteWithdrawn { invite: id })?;
+    changes::write(home, by_root, Change::Withdraw { invite: id })?;
     Ok(id)
 }
 

@@ -1,7 +1,8 @@
 //! `hearthnet community`: found one, join one, say who may do what.
 //!
-//! What changes the community is one signed event in this node's log. A running node on
-//! this machine sees it at once and passes it on; without one it waits in the log.
+//! What changes the community is one signed event in this node's log. A daemon that runs on this home
+//! writes it and passes it on; without one the command writes, and it waits in the log for whoever
+//! cannot be told now.
 
 mod change;
 mod invites;
@@ -16,11 +17,12 @@ use hearthnet_bus::log::{Body, EventLog, Level, Policy};
 use hearthnet_bus::{NodeId, NodeKey};
 use serde_json::json;
 
-use self::change::{append, change, in_community, keeps_an_anchor, nothing_changed};
+use self::change::{change, in_community, keeps_an_anchor, nothing_changed};
 use crate::addresses::DEFAULT_PORT;
 use crate::args::{
     CommunityCommand, CreateArgs, InviteArgs, LevelArgs, LevelName, PolicyArgs, RevokeArgs, Switch,
 };
+use crate::changes::{self, Change};
 use crate::community::{
     Home, OnDisk, ROOT_KEY, discard_unborn, display_name, endpoints_of, label, log_failure,
     name_of, now_ms,
@@ -211,13 +213,10 @@ struct Made {
 fn make_invite(args: &InviteArgs, home: &Home, config: &Config) -> Result<Made, Failure> {
     let state = home.state();
     let wanted = Level::from(args.level);
-    let root = home.root_key()?;
     // The root key may do all that anchors may, also where this node's own key counts no more.
-    let author = match state.may_invite(&home.key.id(), wanted) {
-        true => None,
-        false => root.as_ref(),
-    };
-    if author.is_none() && !state.may_invite(&home.key.id(), wanted) {
+    let may = state.may_invite(&home.key.id(), wanted);
+    let by_root = home.root_key()?.is_some() && !may;
+    if !by_root && !may {
         let own = home.level()?;
         let who = match wanted {
             Level::Member => format!("nodes that are {} or more", state.policy.who_may_invite),
@@ -238,13 +237,13 @@ fn make_invite(args: &InviteArgs, home: &Home, config: &Config) -> Result<Made, 
     let (hints, live) = hints(home, config, now);
     let code = Invite::generate(home.log.community(), expires_ms / 1000, hints)
         .map_err(|e: GenerateError| Failure::internal(e))?;
-    let body = Body::Invited {
+    let invite = Change::Invite {
         invite: code.key().id(),
         level: wanted,
         uses: args.uses,
         expires_ms,
     };
-    append(home, author, body)?;
+    changes::write(home, by_root, invite)?;
     Ok(Made {
         code,
         expires_ms,
@@ -368,9 +367,8 @@ fn set_level(args: &LevelArgs, home: &Home, up: bool) -> Result<(NodeId, Level, 
     if next < Level::Anchor {
         keeps_an_anchor(&state, &node, &format!("made {next}"))?;
     }
-    let root = home.root_key()?;
-    let author = authority(home, root.as_ref(), now.max(next), "change the level of")?;
-    append(home, author, Body::LevelChanged { node, level: next })?;
+    let by_root = authority(home, now.max(next), "change the level of")?;
+    changes::write(home, by_root, Change::Level { node, level: next })?;
     Ok((node, now, next))
 }
 
@@ -412,12 +410,11 @@ fn put_out(text: &str, node: NodeId, home: &Home) -> Result<(), Failure> {
     let Some(now) = state.member(&node).map(|member| member.level) else {
         return Err(not_a_member(text));
     };
-    let root = home.root_key()?;
-    let author = authority(home, root.as_ref(), now, "revoke")?;
+    let by_root = authority(home, now, "revoke")?;
     // What this node has seen of it counts; whatever it says later does not.
     let heads = home.log.heads();
     let last_seq = heads.authors.get(&node).map_or(0, |head| head.seq);
-    append(home, author, Body::Revoked { node, last_seq })
+    changes::write(home, by_root, Change::Revoke { node, last_seq })
 }
 
 fn policy(args: &PolicyArgs, home: &Home, config: &Config) -> Result<(), Failure> {
@@ -447,29 +444,23 @@ fn set_policy(args: &PolicyArgs, home: &Home) -> Result<Policy, Failure> {
         who_may_invite: args.who_may_invite.map_or(old.who_may_invite, Level::from),
     };
     if new != old {
-        let root = home.root_key()?;
         let anchor = home.state().level(&home.key.id()) == Some(Level::Anchor);
-        let author = root.as_ref().filter(|_| !anchor);
-        if author.is_none() {
+        let by_root = home.root_key()?.is_some() && !anchor;
+        if !by_root {
             home.require(Level::Anchor, "change the policy")?;
         }
-        append(home, author, Body::PolicyChanged(new))?;
+        changes::write(home, by_root, Change::Policy(new))?;
     }
     Ok(new)
 }
 
-/// With which key something is said about a node of level `level`: anchors say it about
+/// Whether the root key signs what is said about a node of level `level`: anchors say it about
 /// others, the root about anchors.
-fn authority<'a>(
-    home: &Home,
-    root: Option<&'a NodeKey>,
-    level: Level,
-    what: &str,
-) -> Result<Option<&'a NodeKey>, Failure> {
+fn authority(home: &Home, level: Level, what: &str) -> Result<bool, Failure> {
     let own = home.state().level(&home.key.id());
-    match (level, own, root) {
-        (Level::Member | Level::Trusted, Some(Level::Anchor), _) => Ok(None),
-        (_, _, Some(root)) => Ok(Some(root)),
+    match (level, own, home.root_key()?.is_some()) {
+        (Level::Member | Level::Trusted, Some(Level::Anchor), _) => Ok(false),
+        (_, _, true) => Ok(true),
         (Level::Anchor, ..) => Err(Failure::new(
             Kind::Community,
             format!("only the holder of the root key may {what} an anchor, or make one"),
@@ -479,7 +470,7 @@ fn authority<'a>(
         _ => {
             home.level()?;
             home.require(Level::Anchor, &format!("{what} others"))?;
-            Ok(None)
+            Ok(false)
         }
     }
 }
