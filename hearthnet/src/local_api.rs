@@ -36,7 +36,7 @@ pub(crate) const NODE_MODELS: &str = "node.models@1.0";
 
 /// Where in the data directory a service outside of any community has its local API: a node of the
 /// community may run on the same directory.
-pub(crate) const BY_HAND: &str = "service";
+pub(crate) const STANDALONE: &str = "service";
 
 /// How long a node on this machine may take to answer.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -108,7 +108,7 @@ pub(crate) async fn find_service(
         Some(wanted) => Some((&wanted.id, wanted.path.canonicalize().ok()?)),
         None => None,
     };
-    for dir in [data_dir.to_owned(), data_dir.join(BY_HAND)] {
+    for dir in [data_dir.to_owned(), data_dir.join(STANDALONE)] {
         if !Lock::is_held(&dir) {
             continue;
         }
@@ -218,7 +218,7 @@ impl Handler for Offer {
 /// The local API of a service outside of any community. Only programs of this user on this machine
 /// come in, and what it does was said when it was started.
 pub(crate) struct StandaloneApi {
-    door: LocalApi,
+    api: LocalApi,
     _lock: Lock,
 }
 
@@ -244,7 +244,7 @@ impl StandaloneApi {
         config: &Config,
     ) -> Result<Self, Failure> {
         use std::os::unix::fs::DirBuilderExt as _;
-        let dir = data_dir.join(BY_HAND);
+        let dir = data_dir.join(STANDALONE);
         let mut make = std::fs::DirBuilder::new();
         make.recursive(true)
             .mode(0o700)
@@ -257,15 +257,15 @@ impl StandaloneApi {
         // Nobody but this user calls here, so it does not matter under which name.
         let own = NodeKey::generate().map_err(Failure::internal)?.id();
         let server = CallServer::new(own, registry, Arc::new(ThisUser));
-        let door = LocalApi::open(&dir, Arc::new(server)).await;
+        let api = LocalApi::open(&dir, Arc::new(server)).await;
         Ok(Self {
-            door: door.map_err(Failure::internal)?,
+            api: api.map_err(Failure::internal)?,
             _lock: lock,
         })
     }
 
     /// Closes it.
     pub(crate) async fn close(self) {
-        self.door.close().await;
+        self.api.close().await;
     }
 }

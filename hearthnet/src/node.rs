@@ -144,7 +144,7 @@ pub(crate) struct DaemonNode {
     /// What its chats have seen of hosts.
     pub(crate) health: SharedHealth,
     status: Arc<StatusHandler>,
-    door: Mutex<Option<LocalApi>>,
+    local_api: Mutex<Option<LocalApi>>,
     /// Looks after this node's standing.
     watch: AbortOnDrop,
     _lock: Lock,
@@ -191,7 +191,7 @@ impl DaemonNode {
         Readers::Nodes
             .register(&registry)
             .map_err(Failure::internal)?;
-        let doors = Arc::clone(&registry);
+        let capabilities = Arc::clone(&registry);
         let node = Node::start(Arc::clone(&home.key), home.log.clone(), settings, registry)
             .await
             .map_err(|e| failure(&e))?;
@@ -201,12 +201,12 @@ impl DaemonNode {
             // Admitting somebody is an event of this node's chain: first it looks whether others
             // know later ones of it, as after an old copy of the data was put back.
             settle_in(&watched).await;
-            if let Err(error) = doors.register(join, Arc::new(handler)) {
+            if let Err(error) = capabilities.register(join, Arc::new(handler)) {
                 tracing::error!(%error, "nobody can join through this node");
             }
             watch_standing(&watched, &at).await;
         }));
-        let door = LocalApi::open(&home.dir, Arc::clone(node.call_server()))
+        let local_api = LocalApi::open(&home.dir, Arc::clone(node.call_server()))
             .await
             .map_err(|e| {
                 Failure::new(Kind::Host, e.to_string()).hint("--data-dir names another directory")
@@ -215,7 +215,7 @@ impl DaemonNode {
             node,
             health: status.health.clone(),
             status,
-            door: Mutex::new(Some(door)),
+            local_api: Mutex::new(Some(local_api)),
             watch,
             _lock: lock,
         })
@@ -243,9 +243,9 @@ impl DaemonNode {
         // The node holds its capabilities, and this one the node.
         self.status.set(None);
         self.watch.0.abort();
-        let door = self.door.lock().take();
-        if let Some(door) = door {
-            door.close().await;
+        let local_api = self.local_api.lock().take();
+        if let Some(local_api) = local_api {
+            local_api.close().await;
         }
         self.node.shutdown().await;
     }

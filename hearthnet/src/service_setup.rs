@@ -17,7 +17,7 @@ use hearthnet_orchestrator::service::{Opener, ServedModel, Service, ServiceSetti
 use hearthnet_orchestrator::{Cancel, ChatError};
 use tokio::runtime::Handle;
 
-use crate::args::DoorArgs;
+use crate::args::AnswerArgs;
 use crate::backends::{kv_bytes, local_engine, on_demand, open_backend, pooled_hosts};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
@@ -185,7 +185,7 @@ fn read_key(path: &Path) -> Result<ApiKey, Failure> {
 
 /// The model that `args` ask for, over the hosts that they name or on this machine.
 pub(crate) async fn model_of(
-    args: &DoorArgs,
+    args: &AnswerArgs,
     model: &mut OpenModel,
     key: Option<Arc<NodeKey>>,
     config: &Config,

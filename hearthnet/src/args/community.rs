@@ -211,7 +211,7 @@ pub(crate) struct RunArgs {
     #[arg(long, hide = true)]
     pub(crate) lifeline: bool,
     #[command(flatten)]
-    pub(crate) door: super::DoorArgs,
+    pub(crate) answers: super::AnswerArgs,
 }
 
 #[derive(Debug, clap::Args)]

@@ -28,7 +28,7 @@ use crate::community::{Home, endpoints_of, now_ms};
 use crate::config::Config;
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
-use crate::local_api::{self, BY_HAND, NODE_FLIGHT};
+use crate::local_api::{self, NODE_FLIGHT, STANDALONE};
 use crate::lock::Lock;
 use crate::node::{Running, learn, transient};
 use crate::output::{print, print_json};
@@ -144,7 +144,7 @@ fn find(line: &[Entry], wanted: &str) -> Result<PipelineId, Failure> {
 /// The record of whatever runs on this data directory.
 async fn here(dir: &Path, global: &Global, age_ms: u64) -> Result<Vec<Asked>, Failure> {
     let mut nodes = Vec::new();
-    for dir in [dir.to_owned(), dir.join(BY_HAND)] {
+    for dir in [dir.to_owned(), dir.join(STANDALONE)] {
         if !Lock::is_held(&dir) {
             continue;
         }
