@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use hearthnet_bus::node::{Connections, Node, WeakNode};
 use hearthnet_orchestrator::health::SharedHealth;
-use hearthnet_orchestrator::hosts::{CommunityHosts, InSync, Links};
+use hearthnet_orchestrator::hosts::{HostSource, InSync, Links};
 use tokio::runtime::Handle;
 
 use crate::backends::community_hosts;
@@ -42,33 +42,41 @@ impl TransientNode {
         }
     }
 
-    /// The hosts of the community, for chats with `model`.
-    pub(crate) fn hosts(
+    /// Where each chat finds the hosts of the community. With `fallback` it waits for them only as
+    /// long as the log is not even with the others'.
+    pub(crate) fn source(
         &self,
         runtime: &Handle,
         home: &Home,
-        model: &OpenModel,
         config: &Config,
-    ) -> Result<CommunityHosts, Failure> {
-        let node = self.0.as_ref().map(|(node, _)| node.clone());
-        let connections = match &node {
-            Some(node) => node.connections().clone(),
-            // The node that runs here watches its own connections, and this program these.
-            None => {
-                let _inside = runtime.enter();
-                Connections::watched(home.log.clone())
+        fallback: bool,
+    ) -> impl Fn(&OpenModel) -> Result<Box<dyn HostSource>, Failure> + use<> {
+        let (runtime, home, config) = (runtime.clone(), home.clone(), config.clone());
+        let in_sync = fallback.then(|| self.in_sync());
+        let node = self.0.as_ref().map(|(node, _)| node);
+        let node = node.map(|node| (node.connections().clone(), node.discovery().clone()));
+        move |model| {
+            let connections = match &node {
+                Some((connections, _)) => connections.clone(),
+                // The node that runs here watches its own connections, and this program these.
+                None => {
+                    let _inside = runtime.enter();
+                    Connections::watched(home.log.clone())
+                }
+            };
+            let links = Links::new(connections, SharedHealth::default());
+            let mut hosts = community_hosts(&runtime, &home, model, &config, links)?;
+            if let Some((_, discovery)) = &node {
+                let discovery = discovery.clone();
+                hosts.places = Arc::new(move |id| discovery.endpoints(id));
             }
-        };
-        let links = Links::new(connections, SharedHealth::default());
-        let mut hosts = community_hosts(runtime, home, model, config, links)?;
-        if let Some(node) = node {
-            hosts.places = Arc::new(move |id| node.discovery().endpoints(id));
+            hosts.in_sync = in_sync.clone();
+            Ok(Box::new(hosts))
         }
-        Ok(hosts)
     }
 
     /// Whether the log is even with the others'. Where a node runs here, it sees to that.
-    pub(crate) fn in_sync(&self) -> InSync {
+    fn in_sync(&self) -> InSync {
         match &self.0 {
             None => Arc::new(|| true),
             Some((node, began)) => in_sync(node.downgrade(), *began),
