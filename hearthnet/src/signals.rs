@@ -76,6 +76,7 @@ pub(crate) fn stop_requests(lifeline: bool) -> Result<mpsc::Receiver<()>, Failur
 
 /// Whether whoever started this program wants it to outlive the terminal, as `nohup` does.
 fn hangup_is_ignored() -> bool {
+    // Where the system does not tell, it is taken for one that was not asked to.
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status
         .lines()

@@ -235,9 +235,9 @@ impl Report {
 
     fn table(&self) -> String {
         let rows = self.hosts.iter().map(|h| {
-            let address = h.address.split('#').next().unwrap_or_default().to_owned();
+            let address = h.address.split_once('#').map_or(&*h.address, |(at, _)| at);
             [
-                address,
+                address.to_owned(),
                 format!("{}-{}", h.layers.0, h.layers.1),
                 bytes(h.weight_bytes),
                 h.resident_bytes.map_or_else(|| "unknown".into(), bytes),

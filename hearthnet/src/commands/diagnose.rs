@@ -24,7 +24,7 @@ use hearthnet_transport::{CloseCode, Config as Transport, ConnectError, connect_
 use serde_json::json;
 
 use crate::args::{DiagnoseArgs, Global};
-use crate::community::{Home, endpoints_of, now_ms};
+use crate::community::{Home, now_ms};
 use crate::config::Config;
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
@@ -282,7 +282,7 @@ fn addresses(
     let discovered = guest.map_or_else(Vec::new, |guest| guest.discovery().endpoints(&node));
     let mut seen = BTreeSet::new();
     linked
-        .chain(endpoints_of(&state, &node, now))
+        .chain(state.endpoints_of(&node, now).to_vec())
         .chain(shards)
         .filter_map(|text| text.parse().ok())
         .chain(discovered)

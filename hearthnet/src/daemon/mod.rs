@@ -28,7 +28,7 @@ use serde_json::json;
 use tokio::task::JoinHandle;
 
 use crate::args::{Layers, PrivateArgs, parse_layers};
-use crate::community::{Home, label};
+use crate::community::{Home, now_ms};
 use crate::community_service;
 use crate::config::Config;
 use crate::context::Context;
@@ -388,7 +388,7 @@ fn ready(
     }
     print(format!(
         "{} is in {:?} as {level}\n  address   {}\n{}",
-        label(&state, &home.key.id()),
+        state.label(&home.key.id(), now_ms()),
         state.name,
         addresses.join(", "),
         local_endpoints(home, url),

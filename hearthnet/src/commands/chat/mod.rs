@@ -43,7 +43,7 @@ use self::question::question;
 pub(crate) use self::turns::{Print, print_text, stream_answer};
 use crate::args::{ChatArgs, SamplingArgs};
 use crate::backends::pooled_hosts;
-use crate::community::{Home, label};
+use crate::community::{Home, now_ms};
 use crate::config::Config;
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
@@ -147,7 +147,7 @@ impl Names<'_> {
             let state = home.state();
             let members = state.members();
             members
-                .map(|(id, _)| (id.to_string(), label(&state, id)))
+                .map(|(id, _)| (id.to_string(), state.label(id, now_ms())))
                 .collect()
         });
         match known.get(host) {

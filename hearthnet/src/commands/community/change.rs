@@ -7,7 +7,7 @@ use hearthnet_bus::NodeId;
 use hearthnet_bus::log::{Community, Level};
 use hearthnet_bus::node::{LinkInfo, Node};
 
-use crate::community::{Home, label};
+use crate::community::{Home, now_ms};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::lock::Lock;
@@ -117,7 +117,7 @@ pub(super) fn keeps_an_anchor(state: &Community, node: &NodeId, what: &str) -> R
         Kind::Community,
         format!(
             "{} is the last anchor of {:?}, and cannot be {what}: nobody could invite or put out anybody any more",
-            label(state, node),
+            state.label(node, now_ms()),
             state.name
         ),
     )

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::change::change;
 use crate::changes::{self, Change};
-use crate::community::{Home, label, log_failure, now_ms};
+use crate::community::{Home, log_failure, now_ms};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::output::{note, print, print_json, span, table, when};
@@ -113,7 +113,7 @@ fn left(state: &Community, invite: &OpenInvite, now: u64) -> Result<u64, String>
 fn by(state: &Community, invite: &OpenInvite) -> String {
     match invite.author == state.id.root() {
         true => "the root key".to_owned(),
-        false => label(state, &invite.author),
+        false => state.label(&invite.author, now_ms()),
     }
 }
 

@@ -23,10 +23,7 @@ use crate::args::{
     CommunityCommand, CreateArgs, InviteArgs, LevelArgs, LevelName, PolicyArgs, RevokeArgs, Switch,
 };
 use crate::changes::{self, Change};
-use crate::community::{
-    Home, OnDisk, ROOT_KEY, discard_unborn, display_name, endpoints_of, label, log_failure,
-    name_of, now_ms,
-};
+use crate::community::{Home, OnDisk, ROOT_KEY, discard_unborn, display_name, log_failure, now_ms};
 use crate::config::Config;
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
@@ -256,7 +253,9 @@ fn hints(home: &Home, config: &Config, now: u64) -> (Vec<SocketAddr>, bool) {
     let state = home.state();
     let own = home.key.id();
     let of = |node: &NodeId| -> Vec<SocketAddr> {
-        endpoints_of(&state, node, now)
+        state
+            .endpoints_of(node, now)
+            .to_vec()
             .iter()
             .filter_map(|e| e.parse().ok())
             .collect()
@@ -294,7 +293,7 @@ fn members(home: &Home, as_json: bool) -> Result<(), Failure> {
             .map(|(node, member)| {
                 json!({
                     "node": node.to_string(),
-                    "name": name_of(&state, node, now),
+                    "name": state.name_of(node, now),
                     "level": member.level,
                     "since_ms": member.since_ms,
                     "frozen": state.is_frozen(node),
@@ -311,7 +310,7 @@ fn members(home: &Home, as_json: bool) -> Result<(), Failure> {
     }
     let rows = state.members().map(|(node, member)| {
         [
-            name_of(&state, node, now).to_owned(),
+            state.name_of(node, now).to_owned(),
             node.short(),
             member.level.to_string(),
             match (state.is_frozen(node), *node == own, online(node)) {
@@ -329,7 +328,7 @@ fn members(home: &Home, as_json: bool) -> Result<(), Failure> {
 fn level(args: &LevelArgs, home: &Home, config: &Config, up: bool) -> Result<(), Failure> {
     let (node, now, next) = change(home, config, args.json, || set_level(args, home, up))?;
     report(
-        &label(&home.state(), &node),
+        &home.state().label(&node, now_ms()),
         args.json,
         node,
         format!("is {next} now, and was {now}"),
@@ -380,12 +379,12 @@ fn revoke(args: &RevokeArgs, home: &Home, config: &Config) -> Result<(), Failure
     let question = match node == home.key.id() {
         true => format!(
             "Put this very node, {}, out of {:?} for good?",
-            label(&state, &node),
+            state.label(&node, now_ms()),
             state.name
         ),
         false => format!(
             "Put {} out of {:?} for good? Its key never comes back.",
-            label(&state, &node),
+            state.label(&node, now_ms()),
             state.name
         ),
     };
@@ -393,7 +392,7 @@ fn revoke(args: &RevokeArgs, home: &Home, config: &Config) -> Result<(), Failure
         return Err(nothing_changed());
     }
     // By its name, which the log does not show afterwards.
-    let who = label(&state, &node);
+    let who = state.label(&node, now_ms());
     change(home, config, args.json, || put_out(&args.node, node, home))?;
     report(
         &who,
@@ -481,7 +480,7 @@ fn find(home: &Home, text: &str) -> Result<NodeId, Failure> {
     let members = state.members();
     crate::members::find(
         text,
-        members.map(|(node, _)| (*node, name_of(&state, node, now))),
+        members.map(|(node, _)| (*node, state.name_of(node, now))),
     )
 }
 
