@@ -85,7 +85,7 @@ enum Manner {
 
 /// A caller whose chat is under way. Dropping it gives the chat up, as its manner is.
 enum Asking {
-    Door(BufReader<TcpStream>),
+    Http(BufReader<TcpStream>),
     Bus(CallStream),
     Process(Child, BufReader<ChildStdout>),
 }
@@ -149,8 +149,8 @@ impl Mesh {
         args.extend(["--http", "127.0.0.1:0", "--model", self.model]);
         args.extend(self.shards());
         let server = Server::start(&self.home, &args);
-        let door = self.home.path().join("data/service");
-        let bus = self.runtime.block_on(Client::connect_local(&door));
+        let dir = self.home.path().join("data/service");
+        let bus = self.runtime.block_on(Client::connect_local(&dir));
         Service {
             address: http::address(&server),
             bus: bus.expect("the local API"),
@@ -166,7 +166,7 @@ impl Mesh {
             Manner::HangsUp => {
                 params["model"] = service.server.ready["models"][0].clone();
                 params["stream"] = true.into();
-                Asking::Door(BufReader::new(http::post_chat(&service.address, &params)))
+                Asking::Http(BufReader::new(http::post_chat(&service.address, &params)))
             }
             Manner::Cancels => {
                 let _within = self.runtime.enter();
@@ -199,7 +199,7 @@ impl Mesh {
     fn hear(&self, asking: &mut Asking, tokens: usize) {
         for _ in 0..tokens {
             match asking {
-                Asking::Door(lines) => line_with(lines, "\"content\":\""),
+                Asking::Http(lines) => line_with(lines, "\"content\":\""),
                 Asking::Process(_, lines) => line_with(lines, "token_delta"),
                 Asking::Bus(call) => self.runtime.block_on(async {
                     let mut next = async || call.next().await.expect("no error").expect("no end");

@@ -97,7 +97,7 @@ async fn the_example_app_prints_what_the_community_answers() {
     let own = NodeKey::from_secret(&[1; 32]).id();
     let authority = Arc::clone(&home) as Arc<dyn Authority>;
     let server = Arc::new(CallServer::new(own, registry, authority));
-    let door = LocalApi::open(dir.path(), server).await.expect("an API");
+    let api = LocalApi::open(dir.path(), server).await.expect("an API");
 
     // More tokens than the window has places, so that acknowledging is tried, too.
     let request = ChatRequest {
@@ -144,5 +144,5 @@ async fn the_example_app_prints_what_the_community_answers() {
     assert!(!output.status.success());
     assert!(said.contains("policy.research.enable"), "{said}");
     assert!(said.contains("experimental_disabled"), "{said}");
-    door.close().await;
+    api.close().await;
 }

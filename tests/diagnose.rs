@@ -257,7 +257,7 @@ fn a_plain_member_is_refused_by_every_node_and_learns_nothing() {
 }
 
 /// A standalone host, on the data directory of an owner of its own.
-fn by_hand(layers: &str, admitted: &[&str]) -> (Home, Host) {
+fn standalone(layers: &str, admitted: &[&str]) -> (Home, Host) {
     let owner = Home::new();
     let (first, more) = admitted.split_first().expect("somebody");
     let more: Vec<&str> = more.iter().flat_map(|id| ["--peer-key", id]).collect();
@@ -278,7 +278,7 @@ fn a_chat_over_hosts_by_hand_can_be_followed_by_its_caller_and_not_by_other_call
     let (caller, other) = (Home::new(), Home::new());
     let (caller_id, other_id) = (caller.node_id(), other.node_id());
     let admitted = [caller_id.as_str(), other_id.as_str()];
-    let hosts = ["0-14", "15-29", "15-29"].map(|layers| by_hand(layers, &admitted));
+    let hosts = ["0-14", "15-29", "15-29"].map(|layers| standalone(layers, &admitted));
     let addresses = hosts.each_ref().map(|(_, host)| host.address.clone());
     let ids = addresses
         .each_ref()

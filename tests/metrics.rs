@@ -76,7 +76,7 @@ fn a_host_and_its_caller_count_a_chat_and_those_who_were_not_let_in() {
     let service = Server::start(&home, &args);
     let url = service.ready["url"].as_str().expect("a URL");
     let id = service.ready["models"][0].as_str().expect("a model");
-    client("openai_door.py", &[url, id, "plain"]);
+    client("openai_http.py", &[url, id, "plain"]);
 
     // Strangers: one without TLS, and one whose key is not admitted.
     knock(first);

@@ -5,6 +5,7 @@
 mod support;
 
 use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Stdio};
 
@@ -12,8 +13,8 @@ use rustix::process::Signal;
 use serde_json::Value;
 use support::gauges::Gauges;
 use support::{
-    ENABLE, Home, QUIET, Server, TOGETHER, assert_complains, chat_app, community, http, interrupt,
-    model, succeeded, text, until, until_answered, wait_for_end,
+    ENABLE, Home, QUIET, Server, TOGETHER, assert_complains, assert_fails, chat_app, community,
+    http, interrupt, model, succeeded, text, until, until_answered, wait_for_end,
 };
 
 const QUESTION: &str = "Name three colours.";
@@ -31,10 +32,10 @@ fn beside(more: &[&'static str]) -> Vec<&'static str> {
 /// A daemon that is not asked for JSON once it is ready, or that never gets so far.
 fn daemon(home: &Home, settings: &[&str], command: &[&str]) -> Server {
     let tail = ["--listen", "127.0.0.1:0", "--json", "--lifeline"];
-    let door = ["--http", "127.0.0.1:0"];
+    let http = ["--http", "127.0.0.1:0"];
     Server::start(
         home,
-        &[&here()[..], settings, command, &door, &tail].concat(),
+        &[&here()[..], settings, command, &http, &tail].concat(),
     )
 }
 
@@ -272,8 +273,8 @@ fn a_hosts_terminal_says_which_layers_are_missing_and_when_the_model_is_whole() 
     let [one, two] = [(); 2].map(|()| community::join(&founder, &node));
     let peers = community::peers(&node);
     let serve = ["serve", "--model", model(), "--layers", "0-14"];
-    let doors = ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"];
-    let args = [&here()[..], &["--set", &peers], &serve, &doors].concat();
+    let endpoints = ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"];
+    let args = [&here()[..], &["--set", &peers], &serve, &endpoints].concat();
     let mut going = Going::start(&one, &args);
     let terminal = BufReader::new(going.child.stderr.take().expect("a pipe"));
     let mut lines = terminal.lines().map(|line| line.expect("a line"));
@@ -407,6 +408,21 @@ fn a_daemon_without_the_models_file_does_the_rest() {
     let shard = ["shard", "serve", "--model", missing];
     let output = member.run(&[&here()[..], &shard].concat());
     assert_eq!(output.status.code(), Some(8), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_daemon_that_cannot_start_whole_ends_with_why_and_advertises_nothing() {
+    let home = Home::new();
+    community::found(&home);
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let http = taken.local_addr().expect("an address").to_string();
+    let serve = ["serve", "--model", model(), "--layers", "auto"];
+    let endpoints = ["--listen", "127.0.0.1:0", "--http", &http, "--json"];
+    let ended = home.run(&[&here()[..], &serve, &endpoints].concat());
+    assert_fails(&ended, 9, "host_failed");
+    // What is withdrawn takes the place of what was advertised.
+    assert_eq!(events(&home, "experimental.shard.advertised"), 0);
+    assert_eq!(serving(&home), None);
 }
 
 #[test]

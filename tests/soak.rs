@@ -349,8 +349,8 @@ fn cancel(mesh: &Mesh, chat: &Chat) -> usize {
         .build()
         .expect("a runtime");
     runtime.block_on(async {
-        let door = mesh.home.path().join("data/service");
-        let bus = Client::connect_local(&door).await.expect("the local API");
+        let dir = mesh.home.path().join("data/service");
+        let bus = Client::connect_local(&dir).await.expect("the local API");
         let params = json!({
             "messages": [{"role": "user", "content": PROMPTS[chat.prompt]}],
             "max_tokens": chat.tokens, "temperature": TEMPERATURE, "seed": SEED,

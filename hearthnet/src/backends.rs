@@ -7,24 +7,24 @@ use std::time::Duration;
 use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_model::ModelSpec;
 use hearthnet_model::engine::{Engine, EngineOptions, Head};
+use hearthnet_orchestrator::ChatError;
 use hearthnet_orchestrator::backend::Backend;
-use hearthnet_orchestrator::fallback::{LoadLocal, WithFallback};
+use hearthnet_orchestrator::fallback::LoadLocal;
 use hearthnet_orchestrator::health::SharedHealth;
 use hearthnet_orchestrator::hosts::{
-    Choice, CommunityHosts, HostPool, HostSource, Links, ModelOnWire, PooledHosts,
+    Choice, CommunityHosts, HostPool, Links, ModelOnWire, PooledHosts,
 };
 use hearthnet_orchestrator::link::HostAddr;
 use hearthnet_orchestrator::local::{EngineOnDemand, SharedEngine};
 use hearthnet_orchestrator::router::GreedyCover;
-use hearthnet_orchestrator::sharded::{PumpSettings, ShardedBackend};
-use hearthnet_orchestrator::{Cancel, ChatError};
+use hearthnet_orchestrator::sharded::PumpSettings;
 use tokio::runtime::Handle;
 
 use crate::community::Home;
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::models::{OpenModel, model_failure};
-use crate::output::{Progress, note};
+use crate::output::Progress;
 
 /// Bytes of keys and values of so many conversations, each as long as the model allows. They are
 /// taken page by page as the conversations grow, so that most of them never are.
@@ -87,7 +87,7 @@ pub(crate) fn choice(model: &OpenModel, own_id: NodeId, config: &Config) -> Choi
 }
 
 /// The wire's view of a model.
-fn on_wire(model: &OpenModel) -> ModelOnWire {
+pub(crate) fn on_wire(model: &OpenModel) -> ModelOnWire {
     let (spec, bands) = (model.file.spec(), model.bands.clone());
     ModelOnWire {
         hosted: model.private.hosted(),
@@ -152,53 +152,5 @@ pub(crate) fn pump_settings(config: &Config, fallback: bool) -> PumpSettings {
             false => inference.room_timeout_seconds,
         }),
         start_timeout: Duration::from_secs(inference.room_timeout_at_start_seconds),
-    }
-}
-
-/// Routes over the hosts of a source and opens a stream on each one chosen. With `local`, this
-/// machine takes over when they cannot go on.
-pub(crate) fn open_backend(
-    runtime: &Handle,
-    model: &OpenModel,
-    source: Box<dyn HostSource>,
-    config: &Config,
-    local: Option<LoadLocal>,
-    cancel: &Cancel,
-) -> Result<Box<dyn Backend>, ChatError> {
-    let (wire, settings) = (on_wire(model), pump_settings(config, local.is_some()));
-    let hosts = ShardedBackend::open(runtime.clone(), wire, source, settings, cancel);
-    model.private.around(match local {
-        Some(local) => Box::new(WithFallback::begin(hosts, local, runtime, cancel)?),
-        None => Box::new(hosts?),
-    })
-}
-
-/// The same over hosts that are named, all connected at once. One that cannot be reached is left out
-/// as long as others have its layers; why is told beside the backend.
-pub(crate) fn open_named(
-    runtime: &Handle,
-    hosts: &[HostAddr],
-    key: &Arc<NodeKey>,
-    model: &OpenModel,
-    config: &Config,
-    local: Option<LoadLocal>,
-    cancel: &Cancel,
-) -> Result<(Box<dyn Backend>, Vec<ChatError>), Failure> {
-    let source = pooled_hosts(runtime, hosts, key, model, config)?;
-    let left_out = runtime.block_on(source.reach());
-    match open_backend(runtime, model, Box::new(source), config, local, cancel) {
-        Ok(backend) => Ok((backend, left_out)),
-        // A host that could not be reached explains a hole better than the hole does.
-        Err(error @ ChatError::ShardUnavailable(_)) => {
-            Err(left_out.into_iter().next().unwrap_or(error).into())
-        }
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Says which hosts an answer does without.
-pub(crate) fn say_left_out(hosts: &[ChatError]) {
-    for why in hosts {
-        note(format!("warning: going on without one host: {why}"));
     }
 }

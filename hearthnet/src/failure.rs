@@ -141,11 +141,6 @@ impl Failure {
         object.into()
     }
 
-    /// The stable code.
-    pub(crate) fn stable_code(&self) -> Code {
-        self.code.clone()
-    }
-
     /// The hint, if there is one.
     pub(crate) fn hint_text(&self) -> Option<&str> {
         self.hint.as_deref()
@@ -189,6 +184,13 @@ fn hint(error: &ChatError) -> &'static str {
              it, for example with `timedatectl set-ntp true`"
         }
         error => error.hint(),
+    }
+}
+
+/// As a program on this machine is told.
+impl From<&Failure> for CallError {
+    fn from(why: &Failure) -> Self {
+        Self::new(why.code.clone(), &why.message).with_hint(why.hint.as_deref().unwrap_or(""))
     }
 }
 

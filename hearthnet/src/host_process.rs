@@ -156,7 +156,7 @@ fn on_core<T>(core: Option<usize>, act: impl FnOnce() -> std::io::Result<T>) -> 
     result
 }
 
-/// The cores that this process may run on.
+/// The cores that this process may run on; none where the system does not tell: nothing is pinned then.
 pub(crate) fn cores() -> Vec<usize> {
     let set = sched_getaffinity(None).unwrap_or_default();
     (0..CpuSet::MAX_CPU)

@@ -19,9 +19,10 @@ use hearthnet_orchestrator::bus::{ChatHandler, descriptor};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use crate::config::Config;
-use crate::failure::Failure;
+use crate::failure::{Failure, Kind};
 use crate::lock::Lock;
 
 /// What the running node tells about itself, to programs on this machine only.
@@ -35,10 +36,43 @@ pub(crate) const NODE_MODELS: &str = "node.models@1.0";
 
 /// Where in the data directory a service outside of any community has its local API: a node of the
 /// community may run on the same directory.
-pub(crate) const BY_HAND: &str = "service";
+pub(crate) const STANDALONE: &str = "service";
 
 /// How long a node on this machine may take to answer.
 const PATIENCE: Duration = Duration::from_secs(3);
+
+/// How long a daemon that is starting may take until it answers.
+const STARTING: Duration = Duration::from_secs(5);
+
+/// How often it is tried meanwhile: opening the local API takes milliseconds.
+const TRY_AGAIN: Duration = Duration::from_millis(20);
+
+/// Connects to the daemon that runs on `dir`. One that starts holds its lock before it opens its
+/// local API: that is waited for.
+pub(crate) async fn connect(dir: &Path) -> Result<Client, CallError> {
+    let deadline = Instant::now() + STARTING;
+    loop {
+        match Client::connect_local(dir).await {
+            Err(_) if Instant::now() < deadline && Lock::is_held(dir) => {
+                tokio::time::sleep(TRY_AGAIN).await;
+            }
+            connected => return connected,
+        }
+    }
+}
+
+/// The failure of a daemon that holds its lock and does not answer.
+pub(crate) fn silent(dir: &Path) -> Failure {
+    Failure::new(
+        Kind::Host,
+        format!(
+            "a node runs on {}, and does not answer: it is starting or stopping",
+            dir.display()
+        ),
+    )
+    .code("node_runs")
+    .hint("`hearthnet status` shows it; one data directory is one node, and --data-dir names another one")
+}
 
 /// Calls a capability of the node that runs on `dir`; `None` if none runs, or it does not
 /// answer as it should.
@@ -74,7 +108,7 @@ pub(crate) async fn find_service(
         Some(wanted) => Some((&wanted.id, wanted.path.canonicalize().ok()?)),
         None => None,
     };
-    for dir in [data_dir.to_owned(), data_dir.join(BY_HAND)] {
+    for dir in [data_dir.to_owned(), data_dir.join(STANDALONE)] {
         if !Lock::is_held(&dir) {
             continue;
         }
@@ -184,7 +218,7 @@ impl Handler for Offer {
 /// The local API of a service outside of any community. Only programs of this user on this machine
 /// come in, and what it does was said when it was started.
 pub(crate) struct StandaloneApi {
-    door: LocalApi,
+    api: LocalApi,
     _lock: Lock,
 }
 
@@ -210,7 +244,7 @@ impl StandaloneApi {
         config: &Config,
     ) -> Result<Self, Failure> {
         use std::os::unix::fs::DirBuilderExt as _;
-        let dir = data_dir.join(BY_HAND);
+        let dir = data_dir.join(STANDALONE);
         let mut make = std::fs::DirBuilder::new();
         make.recursive(true)
             .mode(0o700)
@@ -223,15 +257,15 @@ impl StandaloneApi {
         // Nobody but this user calls here, so it does not matter under which name.
         let own = NodeKey::generate().map_err(Failure::internal)?.id();
         let server = CallServer::new(own, registry, Arc::new(ThisUser));
-        let door = LocalApi::open(&dir, Arc::new(server)).await;
+        let api = LocalApi::open(&dir, Arc::new(server)).await;
         Ok(Self {
-            door: door.map_err(Failure::internal)?,
+            api: api.map_err(Failure::internal)?,
             _lock: lock,
         })
     }
 
     /// Closes it.
     pub(crate) async fn close(self) {
-        self.door.close().await;
+        self.api.close().await;
     }
 }

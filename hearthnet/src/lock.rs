@@ -1,4 +1,4 @@
-//! One data directory is one node.
+//! One data directory is one node: the lock of the node that runs on it.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -16,6 +16,9 @@ const LOCK_FILE: &str = "node.lock";
 const LOOKS: u32 = 5;
 const LOOK: Duration = Duration::from_millis(20);
 
+/// How often it is tried where only commands hold it, which write one event each: 5 s.
+const LOOKS_AT_COMMANDS: u32 = 250;
+
 /// The right to be the one node that runs on a data directory. Free again when dropped, or
 /// when the process ends, however it does.
 #[derive(Debug)]
@@ -27,10 +30,14 @@ impl Lock {
     /// # Errors
     /// If a node runs on `dir` already.
     pub(crate) fn take(dir: &Path) -> Result<Self, Failure> {
-        // Somebody may be looking whether it is held, which takes a moment.
-        for _ in 0..LOOKS {
-            if let Some(lock) = Self::try_take(dir, FlockOperation::NonBlockingLockExclusive)? {
+        for look in 0..LOOKS_AT_COMMANDS {
+            if let Some(lock) = Self::try_take(dir, FlockOperation::NonBlockingLockExclusive, true)?
+            {
                 return Ok(lock);
+            }
+            // Somebody may be looking whether it is held, which takes a moment.
+            if look >= LOOKS && Self::is_held(dir) {
+                break;
             }
             std::thread::sleep(LOOK);
         }
@@ -42,15 +49,24 @@ impl Lock {
         .hint("`hearthnet status` shows it; one data directory is one node, and --data-dir names another one"))
     }
 
+    /// Keeps a node from starting on `dir` while a command writes there itself; other commands may
+    /// as well. `None` if a node runs.
+    ///
+    /// # Errors
+    /// If the lock's file cannot be used.
+    pub(crate) fn keep_free(dir: &Path) -> Result<Option<Self>, Failure> {
+        Self::try_take(dir, FlockOperation::NonBlockingLockShared, true)
+    }
+
     /// Whether a node runs on `dir` now. Those who look do not see each other.
     pub(crate) fn is_held(dir: &Path) -> bool {
         matches!(
-            Self::try_take(dir, FlockOperation::NonBlockingLockShared),
+            Self::try_take(dir, FlockOperation::NonBlockingLockShared, false),
             Ok(None)
         )
     }
 
-    fn try_take(dir: &Path, how: FlockOperation) -> Result<Option<Self>, Failure> {
+    fn try_take(dir: &Path, how: FlockOperation, create: bool) -> Result<Option<Self>, Failure> {
         let path = dir.join(LOCK_FILE);
         let fail = |e: std::io::Error| {
             Failure::new(Kind::Host, format!("cannot use {}: {e}", path.display()))
@@ -59,7 +75,7 @@ impl Lock {
         let file = OpenOptions::new()
             .write(true)
             // Who only looks leaves nothing behind.
-            .create(matches!(how, FlockOperation::NonBlockingLockExclusive))
+            .create(create)
             .truncate(false)
             .mode(0o600)
             .open(&path)
@@ -84,7 +100,23 @@ mod tests {
         let first = Lock::take(dir.path()).unwrap();
         assert!(Lock::is_held(dir.path()));
         assert_eq!(Lock::take(dir.path()).unwrap_err().kind, Kind::Host);
+        assert!(Lock::keep_free(dir.path()).unwrap().is_none());
         drop(first);
         Lock::take(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn commands_write_beside_each_other_and_a_node_that_starts_waits_for_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let one = Lock::keep_free(dir.path()).unwrap().unwrap();
+        let two = Lock::keep_free(dir.path()).unwrap().unwrap();
+        assert!(!Lock::is_held(dir.path()));
+        std::thread::scope(|scope| {
+            let node = scope.spawn(|| Lock::take(dir.path()));
+            drop(one);
+            assert!(!node.is_finished());
+            drop(two);
+            node.join().unwrap().unwrap();
+        });
     }
 }

@@ -7,6 +7,7 @@
 mod addresses;
 mod args;
 mod backends;
+mod changes;
 mod commands;
 mod community;
 mod community_service;

@@ -10,10 +10,8 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use hearthnet_bus::log::{Community, Level};
-use hearthnet_bus::{CommunityId, NodeId, whole_file};
+use hearthnet_bus::{CommunityId, NodeId, now_ms, whole_file};
 use serde::{Deserialize, Serialize};
-
-use crate::community::now_ms;
 
 /// The file's name in the data directory.
 pub(crate) const FILE: &str = "community.json";
@@ -92,7 +90,7 @@ impl Membership {
                 break;
             }
             let id = node.to_string();
-            let heard = crate::community::endpoints_of(state, node, now);
+            let heard = state.endpoints_of(node, now).to_vec();
             let endpoints = match heard.is_empty() {
                 false => heard,
                 true => old

@@ -23,11 +23,11 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::addresses::{listen_address, reachable};
-use crate::community::{Home, display_name, now_ms};
+use crate::community::{Home, display_name, log_failure, now_ms};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
-use crate::local_api::{NODE_STATUS, offer_record};
-pub(crate) use crate::lock::Lock;
+use crate::local_api::{self, NODE_STATUS, offer_record};
+use crate::lock::Lock;
 use crate::membership::Membership;
 
 /// How the configuration says to look for others of one community.
@@ -144,7 +144,7 @@ pub(crate) struct DaemonNode {
     /// What its chats have seen of hosts.
     pub(crate) health: SharedHealth,
     status: Arc<StatusHandler>,
-    door: Mutex<Option<LocalApi>>,
+    local_api: Mutex<Option<LocalApi>>,
     /// Looks after this node's standing.
     watch: AbortOnDrop,
     _lock: Lock,
@@ -174,6 +174,9 @@ impl DaemonNode {
         caps: Vec<String>,
     ) -> Result<Self, Failure> {
         let lock = Lock::take(&home.dir)?;
+        // From here on nobody else writes.
+        let read = home.log.update();
+        read.map_err(|e| log_failure(&home.dir, &e))?;
         let mut settings = settings(home, config)?;
         let listen = listen_address(listen.unwrap_or(&config.node.listen));
         settings.listen = Some(listen.to_string());
@@ -188,7 +191,7 @@ impl DaemonNode {
         Readers::Nodes
             .register(&registry)
             .map_err(Failure::internal)?;
-        let doors = Arc::clone(&registry);
+        let capabilities = Arc::clone(&registry);
         let node = Node::start(Arc::clone(&home.key), home.log.clone(), settings, registry)
             .await
             .map_err(|e| failure(&e))?;
@@ -198,12 +201,12 @@ impl DaemonNode {
             // Admitting somebody is an event of this node's chain: first it looks whether others
             // know later ones of it, as after an old copy of the data was put back.
             settle_in(&watched).await;
-            if let Err(error) = doors.register(join, Arc::new(handler)) {
+            if let Err(error) = capabilities.register(join, Arc::new(handler)) {
                 tracing::error!(%error, "nobody can join through this node");
             }
             watch_standing(&watched, &at).await;
         }));
-        let door = LocalApi::open(&home.dir, Arc::clone(node.call_server()))
+        let local_api = LocalApi::open(&home.dir, Arc::clone(node.call_server()))
             .await
             .map_err(|e| {
                 Failure::new(Kind::Host, e.to_string()).hint("--data-dir names another directory")
@@ -212,7 +215,7 @@ impl DaemonNode {
             node,
             health: status.health.clone(),
             status,
-            door: Mutex::new(Some(door)),
+            local_api: Mutex::new(Some(local_api)),
             watch,
             _lock: lock,
         })
@@ -240,9 +243,9 @@ impl DaemonNode {
         // The node holds its capabilities, and this one the node.
         self.status.set(None);
         self.watch.0.abort();
-        let door = self.door.lock().take();
-        if let Some(door) = door {
-            door.close().await;
+        let local_api = self.local_api.lock().take();
+        if let Some(local_api) = local_api {
+            local_api.close().await;
         }
         self.node.shutdown().await;
     }
@@ -359,25 +362,34 @@ fn links_are_even(node: &Node) -> bool {
     links.peek().is_some() && links.all(|link| link.progress.in_sync)
 }
 
-/// The same where the node runs in another process, which has just been started perhaps: waits
-/// until `is` holds, or that node knows what its neighbours know, or for a few seconds.
+/// The same where the daemon of this home runs in another process, which has just been started perhaps:
+/// waits until `is` holds, or that node knows what its neighbours know, or for a few seconds. Somebody
+/// [follows](crate::changes::follow) its log meanwhile.
 pub(crate) async fn settle_beside(home: &Home, is: impl Fn() -> bool) {
-    let settled = async {
-        loop {
-            let running: Option<Value> =
-                crate::local_api::ask(&home.dir, NODE_STATUS, &json!({})).await;
-            let even = running.as_ref().and_then(|r| r["even"].as_bool());
-            tokio::time::sleep(LOG_LOOK).await;
-            if is() || even == Some(true) {
-                return;
+    let mut changes = home.log.changes();
+    let becomes = async {
+        while !is() {
+            if changes.changed().await.is_err() {
+                std::future::pending::<()>().await;
             }
         }
     };
-    let _ = tokio::time::timeout(FIRST_SYNC, settled).await;
+    let settled = async {
+        let status: Capability = NODE_STATUS
+            .parse()
+            .map_err(|e| CallError::bad_request("capability", e))?;
+        let client = local_api::connect(&home.dir).await?;
+        let call = client.call(&status, &json!({ "settled": true }))?;
+        call.result_within(FIRST_SYNC + PROBE).await
+    };
+    tokio::select! {
+        () = becomes => {}
+        _ = settled => {}
+    }
+    if let Err(error) = home.log.update() {
+        tracing::warn!("the event log could not be read: {error}");
+    }
 }
-
-/// Within this time a process sees what another one wrote into the log.
-pub(crate) const LOG_LOOK: Duration = Duration::from_millis(300);
 
 /// Tells programs on this machine about the node.
 #[derive(Default)]
@@ -447,7 +459,9 @@ pub(crate) struct Peer {
 fn status_descriptor() -> Result<CapabilityDescriptor, Failure> {
     let name = NODE_STATUS.parse().map_err(Failure::internal)?;
     Ok(CapabilityDescriptor {
-        params: Params::none().optional("hosts", ParamKind::Flag),
+        params: Params::none()
+            .optional("hosts", ParamKind::Flag)
+            .optional("settled", ParamKind::Flag),
         ..CapabilityDescriptor::new(
             name,
             "Tells programs on the node's own machine where it listens and whom it is linked with.",
@@ -497,14 +511,14 @@ impl Handler for StatusHandler {
             let node = self.node.lock().clone();
             let node =
                 node.ok_or_else(|| CallError::new(Code::BUSY, "the node is starting or stopping"))?;
+            if params["settled"] == true {
+                settle_in(&node).await;
+            }
             let mut running = self.running(&node);
             if params["hosts"] == true {
                 running.hosts = hosts_that_answer(&node).await;
             }
-            let mut answer = serde_json::to_value(running)
-                .map_err(|e| CallError::new(Code::INTERNAL, e.to_string()))?;
-            answer["even"] = json!(links_are_even(&node));
-            Ok(answer)
+            serde_json::to_value(running).map_err(|e| CallError::new(Code::INTERNAL, e.to_string()))
         })
     }
 }

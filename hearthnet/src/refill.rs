@@ -1,4 +1,5 @@
-//! A log that was lost: made anew, and filled from any member that can be found.
+//! This home's community, opened for a command. A log that was lost is made anew, and filled from
+//! any member that can be found.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -6,12 +7,12 @@ use std::time::Duration;
 
 use hearthnet_bus::log::EventLog;
 
-use crate::community::{Home, LOG_FILE, log_failure};
+use crate::community::{Home, LOG_FILE, OnDisk, log_failure};
 use crate::config::Config;
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
+use crate::lock::Lock;
 use crate::membership::Membership;
-use crate::node::Lock;
 use crate::output::note;
 use crate::runtime::block_on;
 
@@ -19,11 +20,39 @@ use crate::runtime::block_on;
 /// take a few.
 const WAIT: Duration = Duration::from_secs(20);
 
+impl Home {
+    /// This node's community.
+    ///
+    /// # Errors
+    /// [`Kind::Community`] if it is in none.
+    pub(crate) fn open(cx: &Context) -> Result<Self, Failure> {
+        Self::find(cx)?.ok_or_else(|| {
+            Failure::new(Kind::Community, "this node is not in a community")
+                .code("no_community")
+                .hint("found one with `hearthnet community create NAME`, or join one with `hearthnet community join CODE`")
+        })
+    }
+
+    /// This node's community, if it is in one. A log that was lost or damaged beyond repair is
+    /// filled again from other members first.
+    pub(crate) fn find(cx: &Context) -> Result<Option<Self>, Failure> {
+        let dir = cx.global.dir()?;
+        let home = match Self::on_disk(&cx.global, &dir)? {
+            OnDisk::Here(home) => home,
+            OnDisk::Lost(noted) => refill(cx, &dir, &noted)?,
+            OnDisk::Nothing => return Ok(None),
+        };
+        Membership::note(&dir, &home.state(), &home.key.id());
+        crate::standing::look(&home);
+        Ok(Some(home))
+    }
+}
+
 /// Brings the log of `noted` back into `dir`.
 ///
 /// # Errors
 /// [`Kind::Community`] if no member was found, or a node runs here on the file that was removed.
-pub(crate) fn refill(cx: &Context, dir: &Path, noted: &Membership) -> Result<Home, Failure> {
+fn refill(cx: &Context, dir: &Path, noted: &Membership) -> Result<Home, Failure> {
     if Lock::is_held(dir) {
         return Err(Failure::new(
             Kind::Community,

@@ -9,16 +9,19 @@ use hearthnet_http::{ApiKey, HttpError, HttpServer, HttpSettings, MIN_KEY_BYTES,
 use hearthnet_model::engine::{EngineOptions, Head};
 use hearthnet_model::reference::expand_home;
 use hearthnet_orchestrator::backend::Backend;
+use hearthnet_orchestrator::chat::Conversation;
+use hearthnet_orchestrator::fallback::WithFallback;
 use hearthnet_orchestrator::hosts::{HostSource, PooledHosts};
 use hearthnet_orchestrator::http::serve;
 use hearthnet_orchestrator::service::fair_queue::QueueLimits;
 use hearthnet_orchestrator::service::prefix_cache::PrefixCacheLimits;
 use hearthnet_orchestrator::service::{Opener, ServedModel, Service, ServiceSettings};
+use hearthnet_orchestrator::sharded::ShardedBackend;
 use hearthnet_orchestrator::{Cancel, ChatError};
 use tokio::runtime::Handle;
 
-use crate::args::DoorArgs;
-use crate::backends::{kv_bytes, local_engine, on_demand, open_backend, pooled_hosts};
+use crate::args::AnswerArgs;
+use crate::backends::{kv_bytes, local_engine, on_demand, on_wire, pooled_hosts, pump_settings};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::models::{OpenModel, engine_options, load_head, text_model};
@@ -65,7 +68,12 @@ pub(crate) fn hosted_model(
     let open = move |cancel: &Cancel| {
         let source = source(&asked).map_err(|e| ChatError::Engine(e.to_string()))?;
         let local = local.as_ref().map(|load| load());
-        open_backend(&handle, &asked, source, &all, local, cancel)
+        let (wire, settings) = (on_wire(&asked), pump_settings(&all, local.is_some()));
+        let hosts = ShardedBackend::open(handle.clone(), wire, source, settings, cancel);
+        asked.private.around(match local {
+            Some(local) => Box::new(WithFallback::begin(hosts, local, &handle, cancel)?),
+            None => Box::new(hosts?),
+        })
     };
     served(model, head, Box::new(open))
 }
@@ -77,6 +85,30 @@ fn served(model: &OpenModel, head: Head, opener: Box<dyn Opener>) -> Result<Serv
         text: text_model(model, head)?,
         opener,
     })
+}
+
+/// Begins a conversation of this process with a model, without a service's queue. Hosts that are
+/// `named` are connected at once; one that cannot be reached is left out as long as others have its
+/// layers. What is to be said of those comes beside the conversation.
+pub(crate) fn converse(
+    runtime: &Handle,
+    served: &ServedModel,
+    named: Option<&PooledHosts>,
+    cancel: &Cancel,
+) -> Result<(Conversation, Vec<String>), Failure> {
+    let left_out = named.map_or_else(Vec::new, |hosts| runtime.block_on(hosts.reach()));
+    match served.opener.open(cancel) {
+        Ok(backend) => {
+            let warning = |why| format!("warning: going on without one host: {why}");
+            let warnings = left_out.into_iter().map(warning).collect();
+            Ok((Conversation::new(backend), warnings))
+        }
+        // A host that could not be reached explains a hole better than the hole does.
+        Err(error @ ChatError::ShardUnavailable(_)) => {
+            Err(left_out.into_iter().next().unwrap_or(error).into())
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Memory for as many conversations as may run, each as long as the model allows.
@@ -185,7 +217,7 @@ fn read_key(path: &Path) -> Result<ApiKey, Failure> {
 
 /// The model that `args` ask for, over the hosts that they name or on this machine.
 pub(crate) async fn model_of(
-    args: &DoorArgs,
+    args: &AnswerArgs,
     model: &mut OpenModel,
     key: Option<Arc<NodeKey>>,
     config: &Config,

@@ -76,6 +76,7 @@ pub(crate) fn stop_requests(lifeline: bool) -> Result<mpsc::Receiver<()>, Failur
 
 /// Whether whoever started this program wants it to outlive the terminal, as `nohup` does.
 fn hangup_is_ignored() -> bool {
+    // Where the system does not tell, it is taken for one that was not asked to.
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status
         .lines()
@@ -103,11 +104,12 @@ impl Stop {
         Self(vec![counted])
     }
 
-    /// What `either` is asked as well.
-    pub(crate) fn or(&self, either: watch::Receiver<u32>) -> Self {
+    /// What is asked of this one, and to stop when the other that is returned is dropped.
+    pub(crate) fn or_dropped(&self) -> (Self, StopWhenDropped) {
+        let (asked, either) = watch::channel(0);
         let mut all = self.0.clone();
         all.push(either);
-        Self(all)
+        (Self(all), StopWhenDropped(asked))
     }
 
     async fn times(&self, least: u32) {
@@ -129,5 +131,14 @@ impl Stop {
     /// Resolves when it was asked twice.
     pub(crate) async fn asked_twice(&self) {
         self.times(2).await;
+    }
+}
+
+/// Asks something to stop when dropped.
+pub(crate) struct StopWhenDropped(watch::Sender<u32>);
+
+impl Drop for StopWhenDropped {
+    fn drop(&mut self) {
+        self.0.send_replace(1);
     }
 }

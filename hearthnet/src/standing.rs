@@ -1,17 +1,18 @@
-//! Whether this node is in good standing: one line in every command if it is not. Its key may count
-//! no more, and its clock may be wrong; both look like a hundred other troubles from where they are
-//! met.
+//! What this node may do in its community, and whether it is in good standing: one line in every
+//! command if it is not. Its key may count no more, and its clock may be wrong; both look like a
+//! hundred other troubles from where they are met.
 
 use std::path::{Path, PathBuf};
 
-use hearthnet_bus::log::EventLog;
-use hearthnet_bus::whole_file;
+use hearthnet_bus::log::{EventLog, Level};
+use hearthnet_bus::{NodeId, whole_file};
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::community::{Home, ROOT_KEY, label, now_ms};
-use crate::failure::Failure;
+use crate::community::{Home, ROOT_KEY, now_ms};
+use crate::config::Config;
+use crate::failure::{Failure, Kind};
 use crate::membership::Membership;
 use crate::output::{note, span, when};
 
@@ -300,9 +301,96 @@ pub(crate) fn json(home: &Home) -> Value {
     })
 }
 
+impl Home {
+    /// Notes that an anchor said that this node's key counts no more: whatever runs for it ends.
+    /// `true` the first time.
+    pub(crate) fn refused_by(&self, anchor: &NodeId) -> bool {
+        let by = by(self, anchor);
+        Membership::note_put_out(&self.dir, Some(by.clone()));
+        let first = self.refused.set(by).is_ok();
+        if first {
+            self.log.touch();
+        }
+        first
+    }
+
+    /// This node's level; a refusal if it has none (any more).
+    pub(crate) fn level(&self) -> Result<Level, Failure> {
+        let state = self.state();
+        let standing = match (self.refused.get(), state.level(&self.key.id())) {
+            (Some(by), _) => Standing::Refused(by.clone()),
+            // What was noted of other days does not bind: asked again, an anchor may know better.
+            (None, Some(level)) => return Ok(level),
+            (None, None) => Standing::of(self),
+        };
+        self.accept(&standing)?;
+        Err(Failure::new(
+            Kind::Community,
+            format!("this node is not a member of {:?}", state.name),
+        )
+        .code("unauthorized")
+        .hint("`hearthnet community leave` puts its log away; then join with a code: `hearthnet community join CODE`"))
+    }
+
+    /// Refuses if the node's key counts no more, by the log or by what was noted of what others
+    /// said.
+    pub(crate) fn good_standing(&self) -> Result<(), Failure> {
+        self.accept(&Standing::of(self))
+    }
+
+    fn accept(&self, standing: &Standing) -> Result<(), Failure> {
+        if *standing == Standing::Good {
+            return Ok(());
+        }
+        let has_root = matches!(self.root_key(), Ok(Some(_)));
+        let sentence = standing.sentence(&self.state().name);
+        Err(Failure::new(Kind::Community, sentence)
+            .code(standing.code())
+            .hint(standing.remedy(has_root)))
+    }
+
+    /// Refuses if this node's level is below `least`. `what` ends "only ... may ...".
+    pub(crate) fn require(&self, least: Level, what: &str) -> Result<(), Failure> {
+        let level = self.level()?;
+        if level >= least {
+            return Ok(());
+        }
+        Err(Failure::new(
+            Kind::Community,
+            format!(
+                "this node is {level} in {:?}, and only {least} nodes may {what}",
+                self.state().name
+            ),
+        )
+        .code("unauthorized")
+        .hint(format!(
+            "ask an anchor for `hearthnet community promote {} {least}`",
+            self.key.id().short()
+        )))
+    }
+
+    /// Refuses unless this node and its community both allow distributed inference.
+    pub(crate) fn require_research(&self, config: &Config) -> Result<(), Failure> {
+        if !config.policy.research.enable {
+            return Err(hearthnet_orchestrator::ChatError::ExperimentalDisabled.into());
+        }
+        if self.state().policy.research {
+            return Ok(());
+        }
+        Err(Failure::new(
+            Kind::ExperimentalDisabled,
+            format!(
+                "distributed inference is switched off in {:?}: the community's policy research is off",
+                self.state().name
+            ),
+        )
+        .hint("an anchor can allow it with `hearthnet community policy --research on`"))
+    }
+}
+
 /// Who says that this node was put out, as a person should read it.
-pub(crate) fn by(home: &Home, anchor: &hearthnet_bus::NodeId) -> String {
-    label(&home.state(), anchor)
+pub(crate) fn by(home: &Home, anchor: &NodeId) -> String {
+    home.state().label(anchor, now_ms())
 }
 
 #[cfg(test)]

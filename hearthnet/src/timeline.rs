@@ -14,7 +14,7 @@ use hearthnet_bus::flight::{Answer, Entry, Event};
 use hearthnet_bus::log::Community;
 use serde_json::{Value, json};
 
-use crate::community::{name_of, now_ms};
+use crate::community::now_ms;
 use crate::output::table;
 
 /// A node that was asked, and what it said or why it did not.
@@ -56,7 +56,7 @@ impl<'a> Names<'a> {
     fn make(&self, who: &NodeId) -> String {
         let node: Option<NodeId> = who.to_string().parse().ok();
         let name = match (self.state, node) {
-            (Some(state), Some(node)) => plain(name_of(state, &node, now_ms())),
+            (Some(state), Some(node)) => plain(state.name_of(&node, now_ms())),
             _ => String::new(),
         };
         match name.as_str() {

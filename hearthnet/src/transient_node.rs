@@ -5,10 +5,11 @@ use std::time::Instant;
 
 use hearthnet_bus::node::{Connections, Node, WeakNode};
 use hearthnet_orchestrator::health::SharedHealth;
-use hearthnet_orchestrator::hosts::{CommunityHosts, InSync, Links};
+use hearthnet_orchestrator::hosts::{HostSource, InSync, Links};
 use tokio::runtime::Handle;
 
 use crate::backends::community_hosts;
+use crate::changes::{Follower, follow};
 use crate::community::Home;
 use crate::config::Config;
 use crate::failure::Failure;
@@ -19,16 +20,19 @@ use crate::output::note;
 /// What a chat needs of the community while it lasts: somebody who keeps the log even with
 /// the others. Where a node runs on this machine, it does.
 #[derive(Default)]
-pub(crate) struct TransientNode(Option<(Node, Instant)>);
+pub(crate) struct TransientNode(
+    Option<(Node, Instant)>,
+    #[expect(dead_code, reason = "held for its Drop")] Option<Follower>,
+);
 
 impl TransientNode {
     /// Starts looking for the others, unless a node here has found them already.
     pub(crate) async fn begin(home: &Home, config: &Config) -> Result<Self, Failure> {
         if Lock::is_held(&home.dir) {
-            return Ok(Self(None));
+            return Ok(Self(None, Some(follow(home))));
         }
         let node = crate::node::transient(home, config).await?;
-        Ok(Self(Some((node, Instant::now()))))
+        Ok(Self(Some((node, Instant::now())), None))
     }
 
     /// Waits, within bounds, until the log is what others know: what they serve is in it.
@@ -38,33 +42,41 @@ impl TransientNode {
         }
     }
 
-    /// The hosts of the community, for chats with `model`.
-    pub(crate) fn hosts(
+    /// Where each chat finds the hosts of the community. With `fallback` it waits for them only as
+    /// long as the log is not even with the others'.
+    pub(crate) fn source(
         &self,
         runtime: &Handle,
         home: &Home,
-        model: &OpenModel,
         config: &Config,
-    ) -> Result<CommunityHosts, Failure> {
-        let node = self.0.as_ref().map(|(node, _)| node.clone());
-        let connections = match &node {
-            Some(node) => node.connections().clone(),
-            // The node that runs here watches its own connections, and this program these.
-            None => {
-                let _inside = runtime.enter();
-                Connections::watched(home.log.clone())
+        fallback: bool,
+    ) -> impl Fn(&OpenModel) -> Result<Box<dyn HostSource>, Failure> + use<> {
+        let (runtime, home, config) = (runtime.clone(), home.clone(), config.clone());
+        let in_sync = fallback.then(|| self.in_sync());
+        let node = self.0.as_ref().map(|(node, _)| node);
+        let node = node.map(|node| (node.connections().clone(), node.discovery().clone()));
+        move |model| {
+            let connections = match &node {
+                Some((connections, _)) => connections.clone(),
+                // The node that runs here watches its own connections, and this program these.
+                None => {
+                    let _inside = runtime.enter();
+                    Connections::watched(home.log.clone())
+                }
+            };
+            let links = Links::new(connections, SharedHealth::default());
+            let mut hosts = community_hosts(&runtime, &home, model, &config, links)?;
+            if let Some((_, discovery)) = &node {
+                let discovery = discovery.clone();
+                hosts.places = Arc::new(move |id| discovery.endpoints(id));
             }
-        };
-        let links = Links::new(connections, SharedHealth::default());
-        let mut hosts = community_hosts(runtime, home, model, config, links)?;
-        if let Some(node) = node {
-            hosts.places = Arc::new(move |id| node.discovery().endpoints(id));
+            hosts.in_sync = in_sync.clone();
+            Ok(Box::new(hosts))
         }
-        Ok(hosts)
     }
 
     /// Whether the log is even with the others'. Where a node runs here, it sees to that.
-    pub(crate) fn in_sync(&self) -> InSync {
+    fn in_sync(&self) -> InSync {
         match &self.0 {
             None => Arc::new(|| true),
             Some((node, began)) => in_sync(node.downgrade(), *began),

@@ -211,7 +211,7 @@ pub(crate) struct RunArgs {
     #[arg(long, hide = true)]
     pub(crate) lifeline: bool,
     #[command(flatten)]
-    pub(crate) door: super::DoorArgs,
+    pub(crate) answers: super::AnswerArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -267,7 +267,7 @@ pub(super) fn parse_time(text: &str) -> Result<Duration, String> {
         'd' => 86_400,
         _ => return Err(wrong()),
     };
-    let number = text.strip_suffix(unit).unwrap_or_default();
+    let number = text.strip_suffix(unit).ok_or_else(wrong)?;
     if !number.bytes().all(|b| b.is_ascii_digit()) {
         return Err(wrong());
     }

@@ -21,7 +21,7 @@ pub(crate) use community::{
 };
 pub(crate) use diagnose::DiagnoseArgs;
 pub(crate) use sampling::SamplingArgs;
-pub(crate) use service::DoorArgs;
+pub(crate) use service::AnswerArgs;
 
 const EXIT_CODES: &str = "\
 Exit status: 0 success, 1 internal, 2 command line or configuration, 3 bad_request, \

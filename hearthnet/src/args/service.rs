@@ -4,9 +4,9 @@ use hearthnet_orchestrator::link::HostAddr;
 
 use super::PrivateArgs;
 
-/// Where chats come in, and what answers them outside of a community.
+/// Where chats are asked for over HTTP, and what answers them outside of a community.
 #[derive(Debug, clap::Args)]
-pub(crate) struct DoorArgs {
+pub(crate) struct AnswerArgs {
     /// Where the OpenAI-compatible HTTP interface listens; port 0 takes a free one [default:
     /// http.listen, 127.0.0.1:7602].
     #[arg(long, value_name = "ADDR:PORT")]
@@ -26,9 +26,9 @@ pub(crate) struct DoorArgs {
     pub(crate) private: PrivateArgs,
 }
 
-impl DoorArgs {
+impl AnswerArgs {
     /// Whether the command line says who answers, and not a community.
-    pub(crate) fn by_hand(&self) -> bool {
+    pub(crate) fn is_standalone(&self) -> bool {
         self.local || !self.shard.is_empty()
     }
 }

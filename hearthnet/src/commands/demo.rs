@@ -7,20 +7,21 @@ use hearthnet_model::ChatMessage;
 use hearthnet_model::sampler::SamplingChoice;
 use hearthnet_orchestrator::Cancel;
 use hearthnet_orchestrator::backend::HopTimes;
-use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Prompt};
+use hearthnet_orchestrator::chat::{ChatRequest, Done, Prompt};
 use hearthnet_orchestrator::placement::runs_text;
 use serde::{Deserialize, Serialize};
 
 use crate::args::DemoArgs;
-use crate::backends::{local_engine, open_named, say_left_out};
+use crate::backends::pooled_hosts;
 use crate::commands::chat::{Print, print_text, stream_answer};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::host_process::{HostPlan, HostProcess, HostProcesses, different_answers, split};
-use crate::models::{OpenModel, engine_options, load_head, open_or_pull_model, text_model};
+use crate::models::{OpenModel, open_or_pull_model};
 use crate::output::table;
 use crate::output::{self, bytes, note, print, print_json};
 use crate::runtime::runtime;
+use crate::service_setup::{converse, local_model, pooled_model};
 use crate::signals::watch_interrupt;
 
 /// Tokens of the answer, unless told otherwise: enough to read, and to measure.
@@ -79,20 +80,17 @@ pub(crate) fn run(args: &DemoArgs, cx: &Context) -> Result<(), Failure> {
     }
 
     // The hosts divide the cores among them; who asks has them all, as on a machine of its own.
-    let head = load_head(&model, &engine_options(config, None))?;
-    let text = text_model(&model, head)?;
     let mut show: Print = if args.json { |_| Ok(()) } else { print_text };
-    let started = Instant::now();
     // Hosts only: what is compared below must not be this machine twice.
     let handle = runtime.handle();
-    let (addresses, key) = (hosts.addresses(), &hosts.key);
-    let opened = open_named(handle, &addresses, key, &model, config, None, &cancel);
-    let (backend, left_out) = opened?;
-    say_left_out(&left_out);
-    let mut conversation = Conversation::new(backend);
+    let named = pooled_hosts(handle, &hosts.addresses(), &hosts.key, &model, config)?;
+    let served = pooled_model(&model, config, false, handle, named.clone())?;
+    let started = Instant::now();
+    let (mut conversation, warnings) = converse(handle, &served, Some(&named), &cancel)?;
+    warnings.iter().for_each(note);
     let done = stream_answer(
         &mut conversation,
-        &text,
+        &served.text,
         &request,
         started,
         &cancel,
@@ -103,13 +101,13 @@ pub(crate) fn run(args: &DemoArgs, cx: &Context) -> Result<(), Failure> {
     hosts.stop();
 
     // The same question without any host, on as many threads as one host had.
-    let options = engine_options(config, Some(threads));
-    let (engine, head) = local_engine(&model, &options, u64::MAX)?;
-    let text = text_model(&model, head)?;
-    let mut conversation = Conversation::new(Box::new(engine.open()?));
+    let mut as_one_host = config.clone();
+    as_one_host.engine.threads = threads;
+    let served = local_model(&model, &as_one_host)?;
+    let (mut conversation, _) = converse(handle, &served, None, &cancel)?;
     let local = stream_answer(
         &mut conversation,
-        &text,
+        &served.text,
         &request,
         Instant::now(),
         &cancel,
@@ -237,9 +235,9 @@ impl Report {
 
     fn table(&self) -> String {
         let rows = self.hosts.iter().map(|h| {
-            let address = h.address.split('#').next().unwrap_or_default().to_owned();
+            let address = h.address.split_once('#').map_or(&*h.address, |(at, _)| at);
             [
-                address,
+                address.to_owned(),
                 format!("{}-{}", h.layers.0, h.layers.1),
                 bytes(h.weight_bytes),
                 h.resident_bytes.map_or_else(|| "unknown".into(), bytes),

@@ -24,12 +24,13 @@ use hearthnet_transport::{CloseCode, Config as Transport, ConnectError, connect_
 use serde_json::json;
 
 use crate::args::{DiagnoseArgs, Global};
-use crate::community::{Home, endpoints_of, now_ms};
+use crate::community::{Home, now_ms};
 use crate::config::Config;
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
-use crate::local_api::{self, BY_HAND, NODE_FLIGHT};
-use crate::node::{Lock, Running, learn, transient};
+use crate::local_api::{self, NODE_FLIGHT, STANDALONE};
+use crate::lock::Lock;
+use crate::node::{Running, learn, transient};
 use crate::output::{print, print_json};
 use crate::runtime::block_on;
 use crate::timeline::{self, Asked};
@@ -143,7 +144,7 @@ fn find(line: &[Entry], wanted: &str) -> Result<PipelineId, Failure> {
 /// The record of whatever runs on this data directory.
 async fn here(dir: &Path, global: &Global, age_ms: u64) -> Result<Vec<Asked>, Failure> {
     let mut nodes = Vec::new();
-    for dir in [dir.to_owned(), dir.join(BY_HAND)] {
+    for dir in [dir.to_owned(), dir.join(STANDALONE)] {
         if !Lock::is_held(&dir) {
             continue;
         }
@@ -281,7 +282,7 @@ fn addresses(
     let discovered = guest.map_or_else(Vec::new, |guest| guest.discovery().endpoints(&node));
     let mut seen = BTreeSet::new();
     linked
-        .chain(endpoints_of(&state, &node, now))
+        .chain(state.endpoints_of(&node, now).to_vec())
         .chain(shards)
         .filter_map(|text| text.parse().ok())
         .chain(discovered)

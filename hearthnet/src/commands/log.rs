@@ -10,7 +10,8 @@ use hearthnet_bus::log::{Body, Community, Record, Status};
 use serde_json::json;
 
 use crate::args::LogCommand;
-use crate::community::{Home, label, log_failure, now_ms};
+use crate::changes::{self, Change};
+use crate::community::{Home, log_failure, now_ms};
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
 use crate::output::{note, print, print_json, when};
@@ -60,7 +61,7 @@ fn line(record: &Record, state: &Community) -> String {
     let who = if event.author == state.id.root() {
         "the root".to_owned()
     } else {
-        label(state, &event.author)
+        state.label(&event.author, now_ms())
     };
     let note = match record.status {
         Status::Effective | Status::Live => String::new(),
@@ -76,7 +77,7 @@ fn line(record: &Record, state: &Community) -> String {
 }
 
 fn what(body: &Body, state: &Community) -> String {
-    let of = |node: &NodeId| label(state, node);
+    let of = |node: &NodeId| state.label(node, now_ms());
     match body {
         Body::CommunityCreated { name, founder, .. } => {
             format!("founded {name:?} with {} as first anchor", of(founder))
@@ -167,9 +168,7 @@ fn resume(home: &Home, yes: bool) -> Result<(), Failure> {
         .code("log_behind")
         .hint("start `hearthnet serve` in another home instead; --yes if nobody else is left"));
     }
-    home.log
-        .caught_up(now_ms())
-        .map_err(|e| log_failure(&home.dir, &e))?;
+    changes::write(home, false, Change::Resume {})?;
     note("this node writes to the log again");
     Ok(())
 }

@@ -8,7 +8,7 @@ use crate::daemon::{self, Plan};
 use crate::failure::Failure;
 
 pub(crate) fn run(args: RunArgs, cx: &Context) -> Result<(), Failure> {
-    if args.door.by_hand() {
+    if args.answers.is_standalone() {
         return serve_standalone::run(args, cx);
     }
     let home = Home::open(cx)?;
@@ -18,8 +18,8 @@ pub(crate) fn run(args: RunArgs, cx: &Context) -> Result<(), Failure> {
         threads: None,
         for_layers: false,
         listen: args.listen,
-        http: args.door.http,
-        private: args.door.private,
+        http: args.answers.http,
+        private: args.answers.private,
         metrics: None,
         json: args.json,
         lifeline: args.lifeline,

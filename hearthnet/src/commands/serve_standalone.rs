@@ -18,7 +18,7 @@ use crate::service_setup::{close, count, model_of, open_http, settings};
 use crate::signals::stop_requests;
 
 pub(crate) fn run(args: RunArgs, cx: &Context) -> Result<(), Failure> {
-    if !args.door.local && !cx.config.policy.research.enable {
+    if !args.answers.local && !cx.config.policy.research.enable {
         return Err(ChatError::ExperimentalDisabled.into());
     }
     block_on(serve(&args, cx))
@@ -29,19 +29,19 @@ async fn serve(args: &RunArgs, cx: &Context) -> Result<(), Failure> {
     let mut stop = stop_requests(args.lifeline)?;
     count(Part::Caller)?;
     let mut model = open_model(cx, args.model.as_ref(), None)?;
-    let key = match args.door.local {
+    let key = match args.answers.local {
         true => None,
         false => Some(Arc::new(cx.global.node_key()?)),
     };
     let served = tokio::select! {
-        served = model_of(&args.door, &mut model, key, &cx.config) => served?,
+        served = model_of(&args.answers, &mut model, key, &cx.config) => served?,
         _ = stop.recv() => return Err(ChatError::Cancelled.into()),
     };
     let runtime = tokio::runtime::Handle::current();
     let service = Service::new(runtime, vec![served], settings(&cx.config));
     let data_dir = cx.global.dir()?;
-    let door = match StandaloneApi::open(&data_dir, &service, &model.path, &cx.config).await {
-        Ok(door) => Some(door),
+    let api = match StandaloneApi::open(&data_dir, &service, &model.path, &cx.config).await {
+        Ok(api) => Some(api),
         // The HTTP interface is what this is for.
         Err(why) => {
             note(format!(
@@ -50,7 +50,7 @@ async fn serve(args: &RunArgs, cx: &Context) -> Result<(), Failure> {
             None
         }
     };
-    let server = open_http(&service, args.door.http.as_deref(), &cx.config).await?;
+    let server = open_http(&service, args.answers.http.as_deref(), &cx.config).await?;
     let url = format!("http://{}/v1", server.local_addr());
     if args.json {
         print_json(&json!({"url": url, "models": [model.id], "pid": std::process::id()}))?;
@@ -68,8 +68,8 @@ async fn serve(args: &RunArgs, cx: &Context) -> Result<(), Failure> {
     }
     let leave = async {
         close(server, &service).await;
-        if let Some(door) = door {
-            door.close().await;
+        if let Some(api) = api {
+            api.close().await;
         }
     };
     tokio::select! {

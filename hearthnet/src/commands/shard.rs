@@ -49,11 +49,11 @@ pub(crate) fn run(command: ShardCommand, cx: &Context) -> Result<(), Failure> {
         };
         return daemon::run(&plan, &home, cx);
     }
-    block_on(serve_by_hand(args, cx))
+    block_on(serve_standalone(args, cx))
 }
 
 /// Serves the nodes that the command line names, without a community.
-async fn serve_by_hand(args: ServeArgs, cx: &Context) -> Result<(), Failure> {
+async fn serve_standalone(args: ServeArgs, cx: &Context) -> Result<(), Failure> {
     let Layers::Range(lo, hi) = args.layers else {
         return Err(Failure::new(
             Kind::Config,

@@ -19,7 +19,7 @@ use hearthnet_orchestrator::placement::runs_text;
 use serde_json::{Value, json};
 
 use crate::args::StatusArgs;
-use crate::community::{Home, endpoints_of, label, name_of, now_ms};
+use crate::community::{Home, now_ms};
 use crate::config::Config;
 use crate::context::Context;
 use crate::failure::Failure;
@@ -44,6 +44,10 @@ pub(crate) fn run(args: &StatusArgs, cx: &Context) -> Result<(), Failure> {
         };
         Ok((running, hosts))
     })?;
+    // What a running node has heard meanwhile.
+    if let Err(error) = home.log.update() {
+        tracing::warn!("the event log could not be read: {error}");
+    }
     let state = home.state();
     let now = now_ms();
     // Who advertised only now was not asked yet.
@@ -121,7 +125,7 @@ async fn knock(home: &Home) -> BTreeMap<String, bool> {
     let (state, now) = (home.state(), now_ms());
     let own = home.key.id();
     let asked = state.shards(now).map(|advert| {
-        let told = endpoints_of(&state, &advert.author, now);
+        let told = state.endpoints_of(&advert.author, now).to_vec();
         let told = told.into_iter().chain([advert.descriptor.endpoint.clone()]);
         let addresses: BTreeSet<SocketAddr> = told.filter_map(|at| at.parse().ok()).collect();
         async move {
@@ -180,7 +184,7 @@ fn heading(out: &mut String, home: &Home, state: &Community, config: &Config) {
         "community  {} ({})\nthis node  {} ({level})\nresearch   {research}",
         state.name,
         home.log.community().short(),
-        label(state, &id),
+        state.label(&id, now_ms()),
     );
 }
 
@@ -199,7 +203,7 @@ fn members(out: &mut String, home: &Home, state: &Community, now: u64, running: 
             _ => "",
         };
         [
-            name_of(state, node, now).to_owned(),
+            state.name_of(node, now).to_owned(),
             node.short(),
             member.level.to_string(),
             mark.to_owned(),
@@ -226,7 +230,7 @@ fn peers(out: &mut String, state: &Community, now: u64, running: Option<&Running
         let name = peer
             .node
             .parse()
-            .map_or("", |node| name_of(state, &node, now));
+            .map_or("", |node| state.name_of(&node, now));
         [
             if name.is_empty() {
                 peer.node.clone()
@@ -261,7 +265,7 @@ fn hosts_seen(out: &mut String, state: &Community, running: Option<&Running>) {
             .map(|(kind, worth)| format!("{} {worth:.1}", kind.as_str()))
             .collect();
         [
-            label(state, &one.host),
+            state.label(&one.host, now_ms()),
             match one.standing {
                 Standing::Quarantined => format!("quarantined, {}", span(one.quarantine_ms)),
                 standing => standing.as_str().to_owned(),
@@ -307,7 +311,7 @@ fn shards(
     let rows = model.shards.iter().map(|advert| {
         let d = &advert.descriptor;
         [
-            label(state, &advert.author),
+            state.label(&advert.author, now_ms()),
             format!("{}-{}", d.layer_range.0, d.layer_range.1),
             // Of the layers, and for the context of conversations.
             format!("{} + {} MiB", d.weights_mb, d.kv_mb),
@@ -340,7 +344,7 @@ fn shards(
 
 /// Where a host is: as it advertises, unless it has said since that it is somewhere else.
 fn address(advert: &Advert, state: &Community, now: u64) -> String {
-    let told = endpoints_of(state, &advert.author, now);
+    let told = state.endpoints_of(&advert.author, now).to_vec();
     let advertised = &advert.descriptor.endpoint;
     match told.first() {
         Some(first) if !told.contains(advertised) => first.clone(),
@@ -354,7 +358,7 @@ fn members_json(state: &Community, now: u64) -> Vec<Value> {
         .map(|(node, member)| {
             json!({
                 "node": node.to_string(),
-                "name": name_of(state, node, now),
+                "name": state.name_of(node, now),
                 "level": member.level,
                 "frozen": state.is_frozen(node),
                 "heard": state.nodes(now).any(|seen| seen.node == *node),
@@ -375,7 +379,7 @@ fn model_json(
         .map(|advert| {
             json!({
                 "node": advert.author.to_string(),
-                "name": name_of(state, &advert.author, now),
+                "name": state.name_of(&advert.author, now),
                 "expires_in_ms": advert.expires_ms.saturating_sub(now),
                 "reachable": answers(&advert.author),
                 "address": address(advert, state, now),

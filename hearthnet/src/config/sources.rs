@@ -247,6 +247,7 @@ impl FileText {
 
     /// The line in which a part begins, from 1.
     fn line(&self, span: &Range<usize>) -> usize {
+        debug_assert!(span.start <= self.text.len(), "a part of another text");
         let before = self.text.as_bytes().get(..span.start).unwrap_or_default();
         1 + before.iter().filter(|&&b| b == b'\n').count()
     }

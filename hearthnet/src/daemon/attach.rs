@@ -17,7 +17,7 @@ use hearthnet_model::catalogue::Resolved;
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 
 use super::Plan;
 use super::layers::{LayerHost, News, Order, Tell, print_news};
@@ -63,25 +63,15 @@ pub(super) async fn beside(
     stop: Stop,
 ) -> Result<(), Failure> {
     match plan.layers {
-        None => tell_doors(plan, home).await,
+        None => tell_endpoints(plan, home).await,
         Some(layers) => serve_there(plan, layers, home, cx, stop).await,
     }
 }
 
 /// `serve` where a daemon runs: it is there, and where.
-async fn tell_doors(plan: &Plan, home: &Home) -> Result<(), Failure> {
+async fn tell_endpoints(plan: &Plan, home: &Home) -> Result<(), Failure> {
     let running: Option<Running> = local_api::ask(&home.dir, NODE_STATUS, &json!({})).await;
-    let Some(running) = running else {
-        return Err(Failure::new(
-            Kind::Host,
-            format!(
-                "a node runs on {}, and does not answer: it is starting or stopping",
-                home.dir.display()
-            ),
-        )
-        .code("node_runs")
-        .hint("`hearthnet status` shows it; one data directory is one node, and --data-dir names another one"));
-    };
+    let running = running.ok_or_else(|| local_api::silent(&home.dir))?;
     if plan.json {
         return print_json(&json!({
             "node": home.key.id().to_string(),
@@ -100,7 +90,7 @@ async fn tell_doors(plan: &Plan, home: &Home) -> Result<(), Failure> {
     if let Some(shard) = &running.serving {
         text.push_str(&format!("  layers    {shard}\n"));
     }
-    text.push_str(&super::doors(home, running.url.as_deref()));
+    text.push_str(&super::local_endpoints(home, running.url.as_deref()));
     print(text)
 }
 
@@ -193,7 +183,7 @@ async fn serve_there(
 }
 
 /// The daemon's side.
-pub(super) struct Door {
+pub(super) struct LayersHandler {
     host: Mutex<Option<Arc<LayerHost>>>,
     cx: Context,
     stop: Stop,
@@ -205,8 +195,8 @@ pub(super) fn offer(
     host: &Arc<LayerHost>,
     cx: &Context,
     stop: &Stop,
-) -> Result<Arc<Door>, Failure> {
-    let door = Arc::new(Door {
+) -> Result<Arc<LayersHandler>, Failure> {
+    let handler = Arc::new(LayersHandler {
         host: Mutex::new(Some(Arc::clone(host))),
         cx: cx.clone(),
         stop: stop.clone(),
@@ -231,9 +221,9 @@ pub(super) fn offer(
         .node
         .call_server()
         .registry()
-        .register(descriptor, Arc::clone(&door) as _)
+        .register(descriptor, Arc::clone(&handler) as _)
         .map_err(Failure::internal)?;
-    Ok(door)
+    Ok(handler)
 }
 
 fn params() -> hearthnet_bus::calls::Params {
@@ -249,7 +239,7 @@ fn params() -> hearthnet_bus::calls::Params {
         .optional("threads", Kind::Integer { min: 1, max: 4096 })
 }
 
-impl Door {
+impl LayersHandler {
     fn host(&self) -> MutexGuard<'_, Option<Arc<LayerHost>>> {
         self.host.lock()
     }
@@ -283,7 +273,7 @@ impl Door {
             tokio::task::spawn_blocking(move || open_resolved(&cx, Resolved { path, id })).await;
         let model = opened
             .map_err(|e| CallError::new(Code::INTERNAL, e.to_string()))?
-            .map_err(|why| refusal(&why))?;
+            .map_err(|why| CallError::from(&why))?;
         let order = Order {
             model,
             layers: layers.map_or(Layers::Auto, |(lo, hi)| Layers::Range(lo, hi)),
@@ -296,11 +286,9 @@ impl Door {
         });
         host.settled_right(&tell)
             .await
-            .map_err(|why| refusal(&why))?;
-        let (asked, gone) = watch::channel(0);
+            .map_err(|why| CallError::from(&why))?;
         // Whoever cancels, or is lost, drops this future, and the layers leave as they should.
-        let _stops = Stops(asked);
-        let stop = self.stop.or(gone);
+        let (stop, _stops) = self.stop.or_dropped();
         let mut serving = tokio::spawn(async move { host.serve(order, tell, stop).await });
         loop {
             tokio::select! {
@@ -318,31 +306,14 @@ impl Door {
                 }
                 ended = &mut serving => {
                     let ended = ended.map_err(|e| CallError::new(Code::INTERNAL, e.to_string()))?;
-                    return ended.map(|()| json!({})).map_err(|why| refusal(&why));
+                    return ended.map(|()| json!({})).map_err(|why| CallError::from(&why));
                 }
             }
         }
     }
 }
 
-/// Asks to stop when dropped.
-struct Stops(watch::Sender<u32>);
-
-impl Drop for Stops {
-    fn drop(&mut self) {
-        self.0.send_replace(1);
-    }
-}
-
-fn refusal(why: &Failure) -> CallError {
-    let error = CallError::new(why.stable_code(), why.to_string());
-    match why.hint_text() {
-        Some(hint) => error.with_hint(hint),
-        None => error,
-    }
-}
-
-impl Handler for Door {
+impl Handler for LayersHandler {
     fn call(
         &self,
         ctx: CallContext,

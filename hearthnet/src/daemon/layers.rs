@@ -24,7 +24,7 @@ use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
 
 use crate::args::Layers;
-use crate::community::{Home, log_failure, now_ms};
+use crate::community::{Home, now_ms};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::host_setup::{
@@ -482,8 +482,7 @@ impl Serving<'_> {
 
     fn append(&self, body: Body) -> Result<(), Failure> {
         let home = &self.host.home;
-        let appended = home.log.append(&home.key, body, now_ms());
-        appended.map(|_| ()).map_err(|e| log_failure(&home.dir, &e))
+        home.append(&home.key, body)
     }
 
     fn withdraw(&self, descriptor: &Descriptor) {

@@ -6,6 +6,7 @@
 //! | node, listener, local API for programs here | `../node.rs` |
 //! | chats | `../community_service.rs`, `../service_setup.rs` |
 //! | layers | `layers.rs` |
+//! | changes of the community that commands ask for, and word of others | `../changes.rs` |
 //! | asking a daemon that runs already | `attach.rs` |
 //!
 //! `hearthnet serve` and `hearthnet shard serve` both start it; each finds out whether it runs
@@ -27,19 +28,20 @@ use serde_json::json;
 use tokio::task::JoinHandle;
 
 use crate::args::{Layers, PrivateArgs, parse_layers};
-use crate::community::{Home, label};
+use crate::community::{Home, now_ms};
 use crate::community_service;
 use crate::config::Config;
 use crate::context::Context;
 use crate::daemon::layers::{LayerHost, Order, Tell, print_news};
 use crate::failure::{Failure, Kind};
+use crate::lock::Lock;
 use crate::metrics_server::MetricsServer;
 use crate::models::{OpenModel, open_model};
-use crate::node::{DaemonNode, Lock};
+use crate::node::DaemonNode;
 use crate::output::{note, print, print_json};
 use crate::runtime::block_on;
 use crate::service_setup::{close, count, open_http};
-use crate::signals::{Stop, stop_requests};
+use crate::signals::{Stop, StopWhenDropped, stop_requests};
 
 /// How long chats that run may take to end when the program is asked to stop.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
@@ -107,11 +109,13 @@ pub(crate) fn run(plan: &Plan, home: &Home, cx: &Context) -> Result<(), Failure>
 struct Daemon {
     daemon_node: Arc<DaemonNode>,
     layer_host: Arc<LayerHost>,
-    attached: Arc<attach::Door>,
+    attached: Arc<attach::LayersHandler>,
     /// The layers of the plan.
     layers: Option<JoinHandle<Result<(), Failure>>>,
+    /// Asks them to stop when they are to end before the daemon was asked to.
+    stops: Option<StopWhenDropped>,
     chats: Option<Service>,
-    door: Option<HttpServer>,
+    http: Option<HttpServer>,
     numbers: MetricsServer,
 }
 
@@ -148,6 +152,7 @@ impl Daemon {
         let key = Arc::clone(&home.key);
         register_shards(&registry, key, home.log.clone(), Arc::clone(&served))
             .map_err(Failure::internal)?;
+        crate::changes::offer(&registry, home)?;
         let chats = chat_model(model, plan.private, home, &cx.config);
         let mut caps = Vec::new();
         caps.extend(chats.is_ok().then(|| short_name(CHAT)));
@@ -172,25 +177,21 @@ impl Daemon {
             layer_host,
             attached,
             layers: None,
+            stops: None,
             chats: None,
-            door: None,
+            http: None,
             numbers,
         };
         let opened = tokio::select! {
             opened = this.open(plan, (home, level), &cx.config, order, chats, stop) => opened,
-            () = stop.asked() => {
-                // Its layers may be advertised by now.
-                this.end(plan, stop).await;
-                return Err(ChatError::Cancelled.into());
-            }
+            () = stop.asked() => Err(ChatError::Cancelled.into()),
         };
-        match opened {
-            Ok(()) => Ok(this),
-            Err(why) => {
-                this.daemon_node.stop().await;
-                Err(why)
-            }
+        // Its layers may be advertised by now.
+        if let Err(why) = opened {
+            this.end(plan, stop).await;
+            return Err(why);
         }
+        Ok(this)
     }
 
     /// Starts what stands on the node.
@@ -214,7 +215,9 @@ impl Daemon {
             self.layer_host.settled_right(&tell).await?;
         }
         if let Some(order) = order {
-            let (host, stop) = (Arc::clone(&self.layer_host), stop.clone());
+            let (stop, stops) = stop.or_dropped();
+            self.stops = Some(stops);
+            let host = Arc::clone(&self.layer_host);
             self.layers = Some(tokio::spawn(
                 async move { host.serve(order, tell, stop).await },
             ));
@@ -231,14 +234,14 @@ impl Daemon {
             Err(why) => note(format!("no chats for programs on this machine: {why}")),
         }
         if let Some(chats) = &self.chats {
-            self.door = http_door(plan.http.as_deref(), chats, config).await?;
+            self.http = http_listener(plan.http.as_deref(), chats, config).await?;
         }
-        let url = self.door.as_ref();
-        let url = url.map(|door| format!("http://{}/v1", door.local_addr()));
+        let url = self.http.as_ref();
+        let url = url.map(|http| format!("http://{}/v1", http.local_addr()));
         self.daemon_node.set_url(url.clone());
         match plan.for_layers {
             true if plan.json => Ok(()),
-            true => print(doors(home, url.as_deref())),
+            true => print(local_endpoints(home, url.as_deref())),
             false => ready(plan, home, &self.daemon_node, level, url.as_deref()),
         }
     }
@@ -286,15 +289,15 @@ impl Daemon {
         self.numbers.say(Health::Leaving);
         self.attached.close();
         let layers = async {
+            drop(self.stops);
             if let Some(layers) = self.layers {
-                // Asked to stop, or put out of the community: it ends by itself.
                 let _ = layers.await;
             }
             self.layer_host.idle().await;
         };
         let chats = async {
-            match (self.door, &self.chats) {
-                (Some(door), Some(chats)) => close(door, chats).await,
+            match (self.http, &self.chats) {
+                (Some(http), Some(chats)) => close(http, chats).await,
                 (None, Some(chats)) => chats.drain(DRAIN_DEADLINE).await,
                 _ => {}
             }
@@ -327,13 +330,13 @@ fn chat_model(
 }
 
 /// The HTTP interface. One that nobody named is left out when its port is taken.
-async fn http_door(
+async fn http_listener(
     listen: Option<&str>,
     chats: &Service,
     config: &Config,
 ) -> Result<Option<HttpServer>, Failure> {
     match open_http(chats, listen, config).await {
-        Ok(door) => Ok(Some(door)),
+        Ok(http) => Ok(Some(http)),
         Err(failure) if listen.is_none() && failure.kind == Kind::Host => {
             note(format!("no HTTP for programs on this machine: {failure}"));
             Ok(None)
@@ -357,7 +360,7 @@ async fn lost(home: &Home) -> Failure {
 }
 
 /// Where programs on this machine come in.
-fn doors(home: &Home, url: Option<&str>) -> String {
+fn local_endpoints(home: &Home, url: Option<&str>) -> String {
     format!(
         "  programs  {}{}\n",
         home.dir.join(ENDPOINT_FILE).display(),
@@ -385,10 +388,10 @@ fn ready(
     }
     print(format!(
         "{} is in {:?} as {level}\n  address   {}\n{}",
-        label(&state, &home.key.id()),
+        state.label(&home.key.id(), now_ms()),
         state.name,
         addresses.join(", "),
-        doors(home, url),
+        local_endpoints(home, url),
     ))?;
     if level >= Level::Trusted {
         note("whoever has an invite code can join through this node");

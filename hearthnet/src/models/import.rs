@@ -19,7 +19,8 @@ pub(crate) fn resolve(global: &Global, name: &ModelRef) -> Result<Option<Resolve
     match name {
         ModelRef::Path(path) if path.is_dir() => {
             let path = cached(path, dtype(global)?)?;
-            let id = path.file_stem().unwrap_or_default();
+            let id = path.file_stem();
+            let id = id.ok_or_else(|| Failure::internal("a converted model has no name"))?;
             let id = id.to_string_lossy().into_owned();
             Ok(Some(Resolved { path, id }))
         }

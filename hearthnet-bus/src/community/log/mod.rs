@@ -22,7 +22,7 @@
 //! shard is served here, a node listens there); of each author and slot the newest is kept
 //! until it expires, so that running costs no space.
 //!
-//! Files are touched by `store.rs` (whose thread looks for what other processes write), `db.rs`,
+//! Files are touched by `store.rs` (whose thread tries to write again after the disk was full), `db.rs`,
 //! `recover.rs`, `backup.rs` and `audit.rs`; `merge.rs` and `batch.rs` work within a transaction that
 //! these opened. All else is pure, and no clock is read anywhere: time comes with the calls.
 

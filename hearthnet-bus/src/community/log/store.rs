@@ -33,14 +33,12 @@ pub const FILE_NAME: &str = "log.sqlite";
 /// the health timeout of 30 s.
 pub const ADVERT_LIFE_MS: u64 = 120_000;
 
-/// How often the file is asked whether another process wrote to it.
-const POLL: Duration = Duration::from_millis(100);
-
-/// Polls between two attempts to write again when the log is read-only: about a second.
-const PROBE_EVERY: u32 = 10;
+/// How often it is tried to write again when the log is read-only.
+const PROBE: Duration = Duration::from_secs(1);
 
 /// A community's event log. Clones share one open file; the calls are short and blocking (an
-/// append waits for the disk), and several processes may have the same log open.
+/// append waits for the disk). Another handle of the same file sees what was written here when it
+/// writes itself, when it receives, and when it is told to look ([`EventLog::update`]).
 ///
 /// ```no_run
 /// # use std::path::Path;
@@ -78,7 +76,7 @@ pub(super) struct Inner {
     doubt: AtomicBool,
     /// Keeps others from repairing the file while it is in use.
     _guard: RecoveryLock,
-    /// Dropped with the last handle, which ends the polling thread.
+    /// Dropped with the last handle, which ends the thread that tries to write again.
     _alive: mpsc::Sender<()>,
 }
 
@@ -222,7 +220,7 @@ impl EventLog {
         let weak = Arc::downgrade(&inner);
         std::thread::Builder::new()
             .name("event-log".into())
-            .spawn(move || poll(&weak, &ended))
+            .spawn(move || keep_probing(&weak, &ended))
             .map_err(LogError::io("watch", &inner.path))?;
         Ok(Self { inner })
     }
@@ -243,7 +241,7 @@ impl EventLog {
         Arc::clone(&state)
     }
 
-    /// A number that grows with every change, also when another process made it.
+    /// A number that grows with every change that this handle knows of.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.inner.changes.subscribe()
     }
@@ -251,6 +249,15 @@ impl EventLog {
     /// Whether the log can be written.
     pub fn health(&self) -> LogHealth {
         self.inner.health.lock().clone()
+    }
+
+    /// Reads what another handle of the same file has written: for programs beside the one that
+    /// writes it, which tells them when there is something new.
+    ///
+    /// # Errors
+    /// [`LogError::Corrupt`], or what the disk says.
+    pub fn update(&self) -> Result<(), LogError> {
+        self.inner.update(&mut self.inner.writer.lock())
     }
 
     /// What was found and repaired when this handle was opened, if anything.
@@ -408,7 +415,9 @@ impl EventLog {
         raw: &'a [Vec<u8>],
     ) -> Result<Vec<(usize, EventHash, &'a [u8])>, LogError> {
         let mut unknown = Vec::with_capacity(raw.len());
-        let writer = self.inner.writer.lock();
+        let mut writer = self.inner.writer.lock();
+        // What is in the file must also be in the view, or it would never get there.
+        self.inner.update(&mut writer)?;
         for (place, bytes) in raw.iter().enumerate() {
             let hash = EventHash::of(bytes).unwrap_or(EventHash::ZERO);
             // The keys need no check to look for a hash, which is over all of the event.
@@ -535,7 +544,13 @@ impl EventLog {
         match &result {
             Ok((true, _)) => inner.publish(writer),
             Ok((false, _)) => {}
-            Err(error) => writer.note(error),
+            Err(error) => {
+                writer.note(error);
+                // Peers are told what is in the file, not what it was tried to write.
+                if let Err(unread) = inner.update(writer) {
+                    tracing::warn!("the event log could not be read: {unread}");
+                }
+            }
         }
         match &result {
             Ok(_) => inner.note_health(None, now_ms),
@@ -625,9 +640,8 @@ impl Inner {
         }
     }
 
-    /// Reads what another process wrote.
-    fn refresh(&self) -> Result<(), LogError> {
-        let mut writer = self.writer.lock();
+    /// Reads what another handle wrote.
+    fn update(&self, writer: &mut Writer) -> Result<(), LogError> {
         if !writer.stale && db::changes(&writer.conn)? == writer.view.changes {
             return Ok(());
         }
@@ -636,7 +650,7 @@ impl Inner {
         drop(tx);
         writer.view = view;
         writer.stale = false;
-        self.publish(&writer);
+        self.publish(writer);
         Ok(())
     }
 
@@ -654,21 +668,11 @@ impl Inner {
     }
 }
 
-/// The thread that notices what other processes write.
-fn poll(inner: &Weak<Inner>, ended: &mpsc::Receiver<()>) {
-    let mut rounds: u32 = 0;
-    while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(POLL) {
+/// The thread that notices when the disk can be written again.
+fn keep_probing(inner: &Weak<Inner>, ended: &mpsc::Receiver<()>) {
+    while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(PROBE) {
         let Some(inner) = inner.upgrade() else { return };
-        rounds = rounds.wrapping_add(1);
-        let second = rounds.is_multiple_of(PROBE_EVERY);
-        if second {
-            inner.probe();
-        }
-        if let Err(error) = inner.refresh()
-            && second
-        {
-            tracing::warn!("the event log could not be read: {error}");
-        }
+        inner.probe();
     }
 }
 

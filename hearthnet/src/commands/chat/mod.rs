@@ -32,9 +32,9 @@ use hearthnet_bus::calls::Client;
 use hearthnet_model::catalogue::Resolved;
 use hearthnet_model::sampler::SamplingChoice;
 use hearthnet_model::{ChatMessage, ModelRef};
-use hearthnet_orchestrator::backend::Backend;
-use hearthnet_orchestrator::chat::{Conversation, Prompt, TextModel};
-use hearthnet_orchestrator::local::SharedEngine;
+use hearthnet_orchestrator::chat::{Conversation, Prompt};
+use hearthnet_orchestrator::hosts::PooledHosts;
+use hearthnet_orchestrator::service::ServedModel;
 use hearthnet_orchestrator::{Cancel, ChatError};
 use tokio::runtime::Runtime;
 
@@ -42,16 +42,17 @@ use self::interrupt::Interrupts;
 use self::question::question;
 pub(crate) use self::turns::{Print, print_text, stream_answer};
 use crate::args::{ChatArgs, SamplingArgs};
-use crate::backends::{local_engine, on_demand, open_backend, open_named, say_left_out};
-use crate::community::{Home, label};
+use crate::backends::pooled_hosts;
+use crate::community::{Home, now_ms};
 use crate::config::Config;
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
 use crate::local_api::find_service;
 use crate::models::find::resolve;
-use crate::models::{OpenModel, engine_options, load_head, open_model, open_resolved, text_model};
+use crate::models::{open_model, open_resolved};
 use crate::output::{Busy, Look, note};
 use crate::runtime::runtime;
+use crate::service_setup::{converse, hosted_model, local_model, pooled_model};
 use crate::transient_node::TransientNode;
 
 pub(crate) fn run(args: ChatArgs, cx: &Context) -> Result<(), Failure> {
@@ -118,13 +119,12 @@ struct AskedService {
 
 /// What this process needs to answer by itself.
 struct Own {
-    model: OpenModel,
-    text: TextModel,
+    model: ServedModel,
+    /// The hosts that were named.
+    named: Option<PooledHosts>,
     /// The community whose hosts are asked.
     home: Option<Home>,
     transient: TransientNode,
-    /// All layers, where this machine answers alone.
-    engine: Option<SharedEngine>,
     /// What has been run so far; `None` after an answer that came to no end.
     conversation: Option<Conversation>,
 }
@@ -147,7 +147,7 @@ impl Names<'_> {
             let state = home.state();
             let members = state.members();
             members
-                .map(|(id, _)| (id.to_string(), label(&state, id)))
+                .map(|(id, _)| (id.to_string(), state.label(id, now_ms())))
                 .collect()
         });
         match known.get(host) {
@@ -310,25 +310,39 @@ impl Chat<'_> {
         if let Some(home) = &home {
             self.unless_cancelled(transient.judge(home, || may_chat(home, config)))??;
         }
-        let (engine, head) = if args.local {
-            let options = engine_options(config, None);
-            let (engine, head) = local_engine(&model, &options, u64::MAX)?;
-            (Some(engine), head)
+        let handle = runtime.handle();
+        let (served, named) = if args.local {
+            (local_model(&model, config)?, None)
         } else {
             crate::private_layers::load(&mut model, args.private, 1, config)?;
-            (None, load_head(&model, &engine_options(config, None))?)
+            let fallback =
+                config.research.distributed_inference.fallback_to_local && !args.no_fallback;
+            match &home {
+                Some(home) => {
+                    // A wrong setting is told now, and not as a failure of the answer.
+                    config.transport()?;
+                    let source = transient.source(handle, home, config, fallback);
+                    let served = hosted_model(&model, config, fallback, handle, source)?;
+                    (served, None)
+                }
+                None => {
+                    let key = Arc::new(cx.global.node_key()?);
+                    let hosts = pooled_hosts(handle, &args.shard, &key, &model, config)?;
+                    let served = pooled_model(&model, config, fallback, handle, hosts.clone())?;
+                    (served, Some(hosts))
+                }
+            }
         };
         let mut own = Own {
-            text: text_model(&model, head)?,
-            model,
+            model: served,
+            named,
             home,
             transient,
-            engine,
             conversation: None,
         };
-        match self.backend(&own) {
-            Ok(backend) => {
-                own.conversation = Some(Conversation::new(backend));
+        match self.conversation(&own) {
+            Ok(conversation) => {
+                own.conversation = Some(conversation);
                 Ok(own)
             }
             Err(failure) => {
@@ -340,34 +354,15 @@ impl Chat<'_> {
         }
     }
 
-    /// The layers for a conversation that has not begun.
-    fn backend(&self, own: &Own) -> Result<Box<dyn Backend>, Failure> {
-        let (args, config) = (self.args, &self.cx.config);
-        let (runtime, cancel) = (self.runtime, &self.cancel);
-        if let Some(engine) = &own.engine {
-            return Ok(Box::new(engine.open()?));
-        }
-        let model = &own.model;
-        let connecting = Busy::new(&self.look, "connecting");
-        let may = config.research.distributed_inference.fallback_to_local && !args.no_fallback;
-        let local = may.then(|| on_demand(model, engine_options(config, None))());
-        let handle = runtime.handle();
-        let opened = match &own.home {
-            Some(home) => {
-                let mut hosts = own.transient.hosts(handle, home, model, config)?;
-                hosts.in_sync = may.then(|| own.transient.in_sync());
-                let backend = open_backend(handle, model, Box::new(hosts), config, local, cancel);
-                backend.map(|one| (one, Vec::new())).map_err(Failure::from)
-            }
-            None => {
-                let key = Arc::new(self.cx.global.node_key()?);
-                open_named(handle, &args.shard, &key, model, config, local, cancel)
-            }
-        };
+    /// One that has not begun.
+    fn conversation(&self, own: &Own) -> Result<Conversation, Failure> {
+        let connecting = (!self.args.local).then(|| Busy::new(&self.look, "connecting"));
+        let runtime = self.runtime.handle();
+        let begun = converse(runtime, &own.model, own.named.as_ref(), &self.cancel);
         drop(connecting);
-        let (backend, left_out) = opened?;
-        say_left_out(&left_out);
-        Ok(backend)
+        let (conversation, warnings) = begun?;
+        warnings.iter().for_each(note);
+        Ok(conversation)
     }
 
     /// Waits for something that takes no notice of the user by itself.

@@ -61,12 +61,12 @@ impl Chat<'_> {
         let args = self.args;
         let own = match (&self.service, &self.own) {
             (Some(service), _) => service.sampling,
-            (None, Some(own)) => own.text.sampling,
+            (None, Some(own)) => own.model.text.sampling,
             // The last answer has taken the service with it.
             (None, None) => {
                 self.own = Some(self.open()?);
                 let own = self.own.as_ref();
-                own.map_or(SamplingChoice::GREEDY, |own| own.text.sampling)
+                own.map_or(SamplingChoice::GREEDY, |own| own.model.text.sampling)
             }
         };
         let request = ChatRequest {
@@ -189,16 +189,16 @@ impl Chat<'_> {
         print: &mut dyn FnMut(&Frame) -> Result<(), Failure>,
     ) -> Result<Done, Failure> {
         // What makes no sense costs nobody a conversation.
-        check(&own.text, request)?;
+        check(&own.model.text, request)?;
         // One that has gone on without its hosts goes back to them with the next question.
         let kept = own.conversation.take().filter(Conversation::is_alive);
         let mut conversation = match kept {
             Some(conversation) => conversation,
-            None => Conversation::new(self.backend(own)?),
+            None => self.conversation(own)?,
         };
         let done = stream_answer(
             &mut conversation,
-            &own.text,
+            &own.model.text,
             request,
             started,
             &self.cancel,

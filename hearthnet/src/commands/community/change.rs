@@ -1,42 +1,39 @@
-//! What the commands that change a community have in common: judging, appending, telling others.
+//! What the commands that change a community have in common: who writes, and telling others.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use hearthnet_bus::log::{Body, Community, Level};
+use hearthnet_bus::NodeId;
+use hearthnet_bus::log::{Community, Level};
 use hearthnet_bus::node::{LinkInfo, Node};
-use hearthnet_bus::{NodeId, NodeKey};
 
-use crate::community::{Home, label, log_failure, now_ms};
+use crate::community::{Home, now_ms};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
-use crate::node::{LOG_LOOK, Lock, learn};
+use crate::lock::Lock;
+use crate::node::learn;
 use crate::output::note;
 use crate::runtime::block_on;
 
-/// Makes a change to the community: `work` judges by the log and appends. If no node runs here,
-/// others are looked for first, for a few seconds: their news may decide, and after an old copy
-/// of the log was put back they know what this node has said. Then they are told.
+/// Makes a change to the community: `work` judges by the log and writes. Where a daemon runs on this
+/// home, it writes, and tells the others. Else others are looked for first, for a few seconds: their
+/// news may decide, and after an old copy of the log was put back they know what this node has said.
+/// Then they are told.
 pub(super) fn change<T>(
     home: &Home,
     config: &Config,
     quiet: bool,
     work: impl FnOnce() -> Result<T, Failure>,
 ) -> Result<T, Failure> {
-    if Lock::is_held(&home.dir) {
-        let done = work()?;
-        // Who asks the node that runs here after this command has ended is told of it.
-        std::thread::sleep(LOG_LOOK);
-        return Ok(done);
-    }
-    if home.state().members().count() < 2 {
+    if Lock::is_held(&home.dir) || home.state().members().count() < 2 {
         return work();
     }
     let (done, told) = block_on(async {
         let node = crate::node::transient(home, config).await?;
         learn(&node, home).await;
         let before = sent(&node);
-        let done = work();
+        // It waits for the disk, or for a daemon that has started meanwhile.
+        let done = tokio::task::block_in_place(work);
         let told = match done {
             Ok(_) => told(&node, &before, false).await,
             Err(_) => 0,
@@ -105,15 +102,6 @@ pub(crate) async fn told(node: &Node, before: &BTreeMap<NodeId, u64>, leaves: bo
 /// How often it is looked whether a change has gone over a link.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Appends an event of this node, or of the root.
-pub(super) fn append(home: &Home, author: Option<&NodeKey>, body: Body) -> Result<(), Failure> {
-    let key = author.unwrap_or(&home.key);
-    home.log
-        .append(key, body, now_ms())
-        .map(|_| ())
-        .map_err(|e| log_failure(&home.dir, &e))
-}
-
 /// Refuses what would take the last anchor from a community: nobody could invite or revoke any
 /// more but whoever finds the root key. The log itself does not refuse it, for the root's word
 /// about a lost key must hold whatever else has happened.
@@ -129,7 +117,7 @@ pub(super) fn keeps_an_anchor(state: &Community, node: &NodeId, what: &str) -> R
         Kind::Community,
         format!(
             "{} is the last anchor of {:?}, and cannot be {what}: nobody could invite or put out anybody any more",
-            label(state, node),
+            state.label(node, now_ms()),
             state.name
         ),
     )

@@ -8,8 +8,9 @@ use hearthnet_bus::invite::Invite;
 use hearthnet_bus::log::{Body, Community, Level, OpenInvite, Status};
 use serde_json::json;
 
-use super::change::{append, change};
-use crate::community::{Home, label, log_failure, now_ms};
+use super::change::change;
+use crate::changes::{self, Change};
+use crate::community::{Home, log_failure, now_ms};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::output::{note, print, print_json, span, table, when};
@@ -112,7 +113,7 @@ fn left(state: &Community, invite: &OpenInvite, now: u64) -> Result<u64, String>
 fn by(state: &Community, invite: &OpenInvite) -> String {
     match invite.author == state.id.root() {
         true => "the root key".to_owned(),
-        false => label(state, &invite.author),
+        false => state.label(&invite.author, now_ms()),
     }
 }
 
@@ -158,9 +159,8 @@ fn take_back(text: &str, home: &Home) -> Result<NodeId, Failure> {
     let own = home.key.id();
     let author = state.invite(&id).map(|invite| invite.author);
     let may = author == Some(own) || state.level(&own) == Some(Level::Anchor);
-    let root = home.root_key()?;
-    let root = root.as_ref().filter(|_| !may);
-    if !may && root.is_none() {
+    let by_root = home.root_key()?.is_some() && !may;
+    if !may && !by_root {
         home.level()?;
         return Err(Failure::new(
             Kind::Community,
@@ -169,7 +169,7 @@ fn take_back(text: &str, home: &Home) -> Result<NodeId, Failure> {
         .code("unauthorized")
         .hint("ask one of them; `hearthnet community invites` shows who made it"));
     }
-    append(home, root, Body::InviteWithdrawn { invite: id })?;
+    changes::write(home, by_root, Change::Withdraw { invite: id })?;
     Ok(id)
 }
 

@@ -8,14 +8,15 @@ use hearthnet_bus::log::Body;
 use hearthnet_bus::{CommunityId, whole_file};
 use serde_json::json;
 
-use super::change::{append, keeps_an_anchor, nothing_changed, sent, told};
+use super::change::{keeps_an_anchor, nothing_changed, sent, told};
 use crate::args::LeaveArgs;
 use crate::community::{Home, LOG_FILE, OnDisk, ROOT_KEY, now_ms};
 use crate::config::Config;
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
+use crate::lock::Lock;
 use crate::membership;
-use crate::node::{Lock, learn};
+use crate::node::learn;
 use crate::output::{ask, note, print, print_json};
 use crate::runtime::block_on;
 use crate::standing::{CLOCK_FILE, Standing};
@@ -124,7 +125,7 @@ fn say_goodbye(args: &LeaveArgs, home: &Home, config: &Config) -> Result<Option<
         let left = match keeps_an_anchor(&home.state(), &home.key.id(), "let go") {
             // In doubt about its own events it must not sign any.
             Ok(()) if args.anyway && home.log.is_in_doubt() => Ok(()),
-            Ok(()) => append(home, None, Body::Left {}),
+            Ok(()) => home.append(&home.key, Body::Left {}),
             Err(failure) => Err(failure),
         };
         let told = match left {

@@ -1,7 +1,8 @@
 //! `hearthnet community`: found one, join one, say who may do what.
 //!
-//! What changes the community is one signed event in this node's log. A running node on
-//! this machine sees it at once and passes it on; without one it waits in the log.
+//! What changes the community is one signed event in this node's log. A daemon that runs on this home
+//! writes it and passes it on; without one the command writes, and it waits in the log for whoever
+//! cannot be told now.
 
 mod change;
 mod invites;
@@ -16,15 +17,13 @@ use hearthnet_bus::log::{Body, EventLog, Level, Policy};
 use hearthnet_bus::{NodeId, NodeKey};
 use serde_json::json;
 
-use self::change::{append, change, in_community, keeps_an_anchor, nothing_changed};
+use self::change::{change, in_community, keeps_an_anchor, nothing_changed};
 use crate::addresses::DEFAULT_PORT;
 use crate::args::{
     CommunityCommand, CreateArgs, InviteArgs, LevelArgs, LevelName, PolicyArgs, RevokeArgs, Switch,
 };
-use crate::community::{
-    Home, OnDisk, ROOT_KEY, discard_unborn, display_name, endpoints_of, label, log_failure,
-    name_of, now_ms,
-};
+use crate::changes::{self, Change};
+use crate::community::{Home, OnDisk, ROOT_KEY, discard_unborn, display_name, log_failure, now_ms};
 use crate::config::Config;
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
@@ -211,13 +210,10 @@ struct Made {
 fn make_invite(args: &InviteArgs, home: &Home, config: &Config) -> Result<Made, Failure> {
     let state = home.state();
     let wanted = Level::from(args.level);
-    let root = home.root_key()?;
     // The root key may do all that anchors may, also where this node's own key counts no more.
-    let author = match state.may_invite(&home.key.id(), wanted) {
-        true => None,
-        false => root.as_ref(),
-    };
-    if author.is_none() && !state.may_invite(&home.key.id(), wanted) {
+    let may = state.may_invite(&home.key.id(), wanted);
+    let by_root = home.root_key()?.is_some() && !may;
+    if !by_root && !may {
         let own = home.level()?;
         let who = match wanted {
             Level::Member => format!("nodes that are {} or more", state.policy.who_may_invite),
@@ -238,13 +234,13 @@ fn make_invite(args: &InviteArgs, home: &Home, config: &Config) -> Result<Made, 
     let (hints, live) = hints(home, config, now);
     let code = Invite::generate(home.log.community(), expires_ms / 1000, hints)
         .map_err(|e: GenerateError| Failure::internal(e))?;
-    let body = Body::Invited {
+    let invite = Change::Invite {
         invite: code.key().id(),
         level: wanted,
         uses: args.uses,
         expires_ms,
     };
-    append(home, author, body)?;
+    changes::write(home, by_root, invite)?;
     Ok(Made {
         code,
         expires_ms,
@@ -257,7 +253,9 @@ fn hints(home: &Home, config: &Config, now: u64) -> (Vec<SocketAddr>, bool) {
     let state = home.state();
     let own = home.key.id();
     let of = |node: &NodeId| -> Vec<SocketAddr> {
-        endpoints_of(&state, node, now)
+        state
+            .endpoints_of(node, now)
+            .to_vec()
             .iter()
             .filter_map(|e| e.parse().ok())
             .collect()
@@ -295,7 +293,7 @@ fn members(home: &Home, as_json: bool) -> Result<(), Failure> {
             .map(|(node, member)| {
                 json!({
                     "node": node.to_string(),
-                    "name": name_of(&state, node, now),
+                    "name": state.name_of(node, now),
                     "level": member.level,
                     "since_ms": member.since_ms,
                     "frozen": state.is_frozen(node),
@@ -312,7 +310,7 @@ fn members(home: &Home, as_json: bool) -> Result<(), Failure> {
     }
     let rows = state.members().map(|(node, member)| {
         [
-            name_of(&state, node, now).to_owned(),
+            state.name_of(node, now).to_owned(),
             node.short(),
             member.level.to_string(),
             match (state.is_frozen(node), *node == own, online(node)) {
@@ -330,7 +328,7 @@ fn members(home: &Home, as_json: bool) -> Result<(), Failure> {
 fn level(args: &LevelArgs, home: &Home, config: &Config, up: bool) -> Result<(), Failure> {
     let (node, now, next) = change(home, config, args.json, || set_level(args, home, up))?;
     report(
-        &label(&home.state(), &node),
+        &home.state().label(&node, now_ms()),
         args.json,
         node,
         format!("is {next} now, and was {now}"),
@@ -368,17 +366,13 @@ fn set_level(args: &LevelArgs, home: &Home, up: bool) -> Result<(NodeId, Level, 
     if next < Level::Anchor {
         keeps_an_anchor(&state, &node, &format!("made {next}"))?;
     }
-    let root = home.root_key()?;
-    let author = authority(home, root.as_ref(), now.max(next), "change the level of")?;
-    append(
-        home,
-        author,
-        Body::LevelChanged {
-            node,
-            level: next,
-            last_seq: Some(last_seq(home, &node)),
-        },
-    )?;
+    let by_root = authority(home, now.max(next), "change the level of")?;
+    let change = Change::Level {
+        node,
+        level: next,
+        last_seq: last_seq(home, &node),
+    };
+    changes::write(home, by_root, change)?;
     Ok((node, now, next))
 }
 
@@ -390,12 +384,12 @@ fn revoke(args: &RevokeArgs, home: &Home, config: &Config) -> Result<(), Failure
     let question = match node == home.key.id() {
         true => format!(
             "Put this very node, {}, out of {:?} for good?",
-            label(&state, &node),
+            state.label(&node, now_ms()),
             state.name
         ),
         false => format!(
             "Put {} out of {:?} for good? Its key never comes back.",
-            label(&state, &node),
+            state.label(&node, now_ms()),
             state.name
         ),
     };
@@ -403,7 +397,7 @@ fn revoke(args: &RevokeArgs, home: &Home, config: &Config) -> Result<(), Failure
         return Err(nothing_changed());
     }
     // By its name, which the log does not show afterwards.
-    let who = label(&state, &node);
+    let who = state.label(&node, now_ms());
     change(home, config, args.json, || put_out(&args.node, node, home))?;
     report(
         &who,
@@ -427,10 +421,9 @@ fn put_out(text: &str, node: NodeId, home: &Home) -> Result<(), Failure> {
     let Some(now) = state.member(&node).map(|member| member.level) else {
         return Err(not_a_member(text));
     };
-    let root = home.root_key()?;
-    let author = authority(home, root.as_ref(), now, "revoke")?;
+    let by_root = authority(home, now, "revoke")?;
     let last_seq = last_seq(home, &node);
-    append(home, author, Body::Revoked { node, last_seq })
+    changes::write(home, by_root, Change::Revoke { node, last_seq })
 }
 
 fn policy(args: &PolicyArgs, home: &Home, config: &Config) -> Result<(), Failure> {
@@ -460,29 +453,23 @@ fn set_policy(args: &PolicyArgs, home: &Home) -> Result<Policy, Failure> {
         who_may_invite: args.who_may_invite.map_or(old.who_may_invite, Level::from),
     };
     if new != old {
-        let root = home.root_key()?;
         let anchor = home.state().level(&home.key.id()) == Some(Level::Anchor);
-        let author = root.as_ref().filter(|_| !anchor);
-        if author.is_none() {
+        let by_root = home.root_key()?.is_some() && !anchor;
+        if !by_root {
             home.require(Level::Anchor, "change the policy")?;
         }
-        append(home, author, Body::PolicyChanged(new))?;
+        changes::write(home, by_root, Change::Policy(new))?;
     }
     Ok(new)
 }
 
-/// With which key something is said about a node of level `level`: anchors say it about
+/// Whether the root key signs what is said about a node of level `level`: anchors say it about
 /// others, the root about anchors.
-fn authority<'a>(
-    home: &Home,
-    root: Option<&'a NodeKey>,
-    level: Level,
-    what: &str,
-) -> Result<Option<&'a NodeKey>, Failure> {
+fn authority(home: &Home, level: Level, what: &str) -> Result<bool, Failure> {
     let own = home.state().level(&home.key.id());
-    match (level, own, root) {
-        (Level::Member | Level::Trusted, Some(Level::Anchor), _) => Ok(None),
-        (_, _, Some(root)) => Ok(Some(root)),
+    match (level, own, home.root_key()?.is_some()) {
+        (Level::Member | Level::Trusted, Some(Level::Anchor), _) => Ok(false),
+        (_, _, true) => Ok(true),
         (Level::Anchor, ..) => Err(Failure::new(
             Kind::Community,
             format!("only the holder of the root key may {what} an anchor, or make one"),
@@ -492,7 +479,7 @@ fn authority<'a>(
         _ => {
             home.level()?;
             home.require(Level::Anchor, &format!("{what} others"))?;
-            Ok(None)
+            Ok(false)
         }
     }
 }
@@ -503,7 +490,7 @@ fn find(home: &Home, text: &str) -> Result<NodeId, Failure> {
     let members = state.members();
     crate::members::find(
         text,
-        members.map(|(node, _)| (*node, name_of(&state, node, now))),
+        members.map(|(node, _)| (*node, state.name_of(node, now))),
     )
 }
 

@@ -1,6 +1,6 @@
 """Asks a HearthNet node through the official OpenAI package, as any program would.
 
-    openai_door.py BASE_URL MODEL WHAT
+    openai_http.py BASE_URL MODEL WHAT
 
 WHAT is the name of one of the functions below that have no leading underscore. Prints one JSON
 object with what it saw; a claim that does not hold is an AssertionError.

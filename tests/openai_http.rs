@@ -64,7 +64,7 @@ fn over_hosts(settings: &[&str]) -> Service {
 impl Service {
     /// What OpenAI's package saw.
     fn client(&self, what: &str) -> Value {
-        let output = python("../tests/clients/openai_door.py")
+        let output = python("../tests/clients/openai_http.py")
             .args([&self.url, &self.model, what])
             .output()
             .expect("Python starts");
@@ -158,7 +158,7 @@ fn curl_gets_an_answer_and_a_stream() {
 }
 
 #[test]
-fn a_key_file_locks_the_door_and_must_be_its_owners_own() {
+fn a_key_file_guards_the_http_interface_and_must_be_its_owners_own() {
     use std::os::unix::fs::PermissionsExt as _;
     let home = Home::new();
     let path = home.path().join("http.key");

@@ -1,0 +1,317 @@
+//! What holds of settings, wherever they come from.
+
+use super::*;
+
+fn load(text: &str, sets: &[&str]) -> Result<Loaded, Failure> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("c.toml");
+    std::fs::write(&path, text).unwrap();
+    let sets: Vec<String> = sets.iter().map(|s| (*s).to_owned()).collect();
+    Loaded::load(Some(&path), &sets)
+}
+
+fn defaults() -> Config {
+    over_defaults([]).unwrap()
+}
+
+#[test]
+fn the_commented_example_holds_exactly_the_defaults_and_every_key() {
+    let loaded = load(EXAMPLE, &[]).unwrap();
+    assert_eq!(loaded.config, defaults());
+    assert_eq!(load("", &[]).unwrap().config, defaults());
+    for (key, _, origin) in loaded.explain().unwrap() {
+        assert_ne!(
+            origin, "default",
+            "{key} is missing from config/hearthnet.toml"
+        );
+    }
+}
+
+#[test]
+fn what_a_library_would_do_unasked_is_what_the_defaults_say() {
+    fn same(said: impl std::fmt::Debug, own: impl std::fmt::Debug) {
+        assert_eq!(format!("{said:?}"), format!("{own:?}"));
+    }
+    let all = defaults();
+    let (listen, host) = ("[::1]:1", &all.research.distributed_inference.host);
+    same(
+        all.transport().unwrap(),
+        hearthnet_transport::Config::default(),
+    );
+    same(
+        crate::backends::pump_settings(&all, false),
+        hearthnet_orchestrator::sharded::PumpSettings::default(),
+    );
+    same(
+        crate::host_setup::serve_config(host, listen),
+        hearthnet_shard::ServeConfig::new(listen),
+    );
+    same(
+        crate::service_setup::settings(&all),
+        hearthnet_orchestrator::service::ServiceSettings::default(),
+    );
+    same(
+        crate::service_setup::http_settings(&all.http.listen, &all).unwrap(),
+        hearthnet_http::HttpSettings::default(),
+    );
+}
+
+#[test]
+fn every_key_of_the_example_has_a_comment() {
+    let mut above = "";
+    for line in EXAMPLE.lines() {
+        if line.contains(" = ") && !line.starts_with('#') {
+            assert!(above.starts_with('#'), "no comment above: {line}");
+        }
+        above = line;
+    }
+}
+
+#[test]
+fn a_new_configuration_changes_nothing_but_what_was_asked_for() {
+    assert_eq!(load(&starter(false), &[]).unwrap().config, defaults());
+    let mut on = defaults();
+    on.policy.research.enable = true;
+    assert_eq!(load(&starter(true), &[]).unwrap().config, on);
+    for line in EXAMPLE.lines().filter(|l| !l.starts_with('#')) {
+        assert!(starter(false).contains(line), "{line}");
+    }
+}
+
+#[test]
+fn an_unknown_key_is_refused_by_name_wherever_it_stands() {
+    for (text, sets) in [
+        ("[engine]\nthread = 2", &[][..]),
+        ("", &["engine.thread=2"][..]),
+    ] {
+        let error = load(text, sets).unwrap_err().to_string();
+        assert!(error.contains("thread"), "{error}");
+    }
+}
+
+#[test]
+fn a_flag_overrides_the_file_and_says_so() {
+    let loaded = load("[engine]\nthreads = 2", &["engine.threads=3"]).unwrap();
+    assert_eq!(loaded.config.engine.threads, 3);
+    let rows = loaded.explain().unwrap();
+    let row = rows.iter().find(|r| r.0 == "engine.threads").unwrap();
+    assert_eq!((row.1.as_str(), row.2.as_str()), ("3", "--set"));
+}
+
+fn refused(text: &str, sets: &[&str]) -> (String, String) {
+    let failure = load(text, sets).unwrap_err();
+    let hint = failure.hint_text().unwrap_or_default().to_owned();
+    // The directory is a new one each time.
+    let message = failure.to_string();
+    let at = message.find("c.toml").unwrap_or(0);
+    (message[at..].to_owned(), hint)
+}
+
+#[test]
+fn an_error_names_file_line_and_key_and_what_was_expected() {
+    for (text, message) in [
+        (
+            "# mine\n[engine]\n\nthreads = \"two\"",
+            "c.toml:4: engine.threads must be a whole number, 0 or more, not the text \"two\"",
+        ),
+        (
+            "[node]\nname = 5",
+            "c.toml:2: node.name must be text in quotes, not 5",
+        ),
+        (
+            "[research.distributed_inference]\nfallback_to_local = \"yes\"",
+            "c.toml:2: research.distributed_inference.fallback_to_local must be true or false, \
+             not the text \"yes\"",
+        ),
+        (
+            "engine.threads = -1",
+            "c.toml:1: engine.threads must be a whole number, 0 or more, not -1",
+        ),
+        (
+            "\n[discovery]\nstatic_peers = \"a\"",
+            "c.toml:3: discovery.static_peers must be a list, for example [\"a\", \"b\"], not \
+             the text \"a\"",
+        ),
+        (
+            "engine = 3",
+            "c.toml:1: engine must be a table of settings, not 3",
+        ),
+        (
+            "[engine]\ncpu_latency_us = \"always\"",
+            "c.toml:2: engine.cpu_latency_us must be \"auto\", \"off\" or a number of microseconds",
+        ),
+    ] {
+        assert_eq!(refused(text, &[]).0, message);
+    }
+    // What only the whole tells, and what is no TOML.
+    for (text, beginning) in [
+        (
+            "[http]\n[research.distributed_inference]\nbackend = \"petals_like\"",
+            "c.toml:3: research.distributed_inference.backend must be \"small_model_layered\"",
+        ),
+        (
+            "[http]\nmax_body_bytes = 5",
+            "c.toml:2: http.max_body_bytes must lie",
+        ),
+        ("[engine]\nthreads = two", "c.toml:2: this is not TOML: "),
+        ("[engine]\n\nthreads 2", "c.toml:3: this is not TOML: "),
+    ] {
+        let (message, _) = refused(text, &[]);
+        assert!(message.starts_with(beginning), "{message}");
+    }
+}
+
+#[test]
+fn an_error_of_a_flag_does_not_blame_the_file() {
+    let file = "[engine]\nthreads = 2\n[http]\nmax_body_bytes = 4096";
+    for (set, message) in [
+        (
+            "engine.threads=two",
+            "--set engine.threads=two: engine.threads must be a whole number, 0 or more, not \
+             the text \"two\"",
+        ),
+        (
+            "engine.thread=2",
+            "--set engine.thread=2: engine.thread is no setting",
+        ),
+        (
+            "http.max_body_bytes=5",
+            "--set http.max_body_bytes=5: http.max_body_bytes must lie between 1024 and 2^30",
+        ),
+    ] {
+        assert_eq!(refused(file, &[set]).0, message);
+    }
+    // And one of the file not a flag.
+    let wrong = "[engine]\nthreads = \"two\"";
+    assert!(
+        refused(wrong, &["engine.threads=2"])
+            .0
+            .starts_with("c.toml:2: ")
+    );
+}
+
+#[test]
+fn a_name_that_is_almost_right_is_answered_with_the_right_one() {
+    for (text, message, meant) in [
+        (
+            "[engine]\n thread = 2",
+            "c.toml:2: engine.thread is no setting",
+            "engine.threads",
+        ),
+        (
+            "\n[engin]\nthreads = 2",
+            "c.toml:2: engin is no setting",
+            "`hearthnet config show`",
+        ),
+        (
+            "[research.distributed_inference]\nkv_budget_mb = 64",
+            "c.toml:2: research.distributed_inference.kv_budget_mb is no setting",
+            "research.distributed_inference.host.kv_budget_mb",
+        ),
+    ] {
+        let (said, hint) = refused(text, &[]);
+        assert_eq!(said, message);
+        assert!(hint.contains(meant), "{hint}");
+    }
+}
+
+/// Section 7 of M26, as it stands there.
+const M26: &str = r#"
+[research.distributed_inference]
+enabled = true
+backend = "small_model_layered"
+max_shards_per_request = 16
+shard_health_timeout_seconds = 30
+fallback_to_local = true
+activation_dtype = "fp16"          # "fp16" | "fp32"
+allow_self_as_shard = false
+max_concurrent_pipelines = 4
+
+[research.distributed_inference.host]
+serve_shards = true
+shard_eviction_idle_seconds = 600
+shard_max_vram_mb = 20000
+"#;
+
+#[test]
+fn the_block_of_m26_is_read_as_it_stands_there() {
+    let loaded = load(M26, &["policy.research.enable=true"]).unwrap();
+    let inference = &loaded.config.research.distributed_inference;
+    assert!(inference.enabled && inference.host.serve_shards);
+    assert_eq!(inference.host.memory_budget_mb, 20_000);
+    assert!(loaded.config.policy.research.enable);
+    let rows = loaded.explain().unwrap();
+    let key = "research.distributed_inference.host.memory_budget_mb";
+    let row = rows.iter().find(|row| row.0 == key).unwrap();
+    assert!(row.1 == "20000" && row.2.ends_with("c.toml:15"), "{row:?}");
+    // Under one name or the other.
+    let (message, _) = refused(&format!("{M26}memory_budget_mb = 5"), &[]);
+    assert!(message.contains("memory_budget_mb"), "{message}");
+    let over = load(
+        M26,
+        &["research.distributed_inference.host.shard_max_vram_mb=7"],
+    );
+    let over = over.unwrap().config.research.distributed_inference;
+    assert_eq!(over.host.memory_budget_mb, 7);
+}
+
+#[test]
+fn the_module_is_on_only_where_both_switches_are() {
+    let on = |text: &str| {
+        let loaded = load(text, &[]).unwrap();
+        (loaded.config.policy.research.enable, loaded.module_is_off())
+    };
+    let policy = "policy.research.enable = true\n";
+    let module = "research.distributed_inference.enabled = ";
+    assert_eq!(on(policy), (true, false));
+    assert_eq!(on(&format!("{policy}{module}true")), (true, false));
+    assert_eq!(on(&format!("{policy}{module}false")), (false, true));
+    assert_eq!(on(&format!("{module}true")), (false, false));
+}
+
+#[test]
+fn values_out_of_range_name_the_setting() {
+    for set in [
+        "research.distributed_inference.max_shards_per_request=0",
+        "research.distributed_inference.shard_health_timeout_seconds=0.0",
+        "research.distributed_inference.shard_health_timeout_seconds=nan",
+        "research.distributed_inference.routing_policy=random",
+        "research.distributed_inference.fallback_to_local_after_failures=0",
+        "research.distributed_inference.room_timeout_seconds=0",
+        "research.distributed_inference.room_timeout_before_fallback_seconds=86401",
+        "research.distributed_inference.history_mb=9999999",
+        "research.distributed_inference.max_concurrent_pipelines=0",
+        "research.distributed_inference.kept_conversation_seconds=0",
+        "http.max_body_bytes=5",
+        "research.distributed_inference.host.max_concurrent_streams=0",
+        "research.distributed_inference.host.memory_budget_mb=2000000000",
+        "research.distributed_inference.host.drain_seconds=3601",
+        "research.distributed_inference.host.kv_share_per_caller_percent=0",
+        "research.distributed_inference.host.max_waiting_steps_per_caller=0",
+        "research.distributed_inference.host.prefill_piece_ms=0",
+        "engine.cpu_latency_us=-1",
+        "engine.cpu_latency_us=always",
+        "engine.cpu_latency_us=1000001",
+        "research.distributed_inference.host.niceness=20",
+        "research.distributed_inference.host.niceness=-1",
+        "node.listen=somewhere:7600",
+        "model.default=\"hf:nobody\"",
+        "research.distributed_inference.activation_dtype=fp8",
+        "research.distributed_inference.backend=petals_like",
+        "discovery.static_peers=[\"nowhere\"]",
+        "research.distributed_inference.host.serve_layers=7",
+        "research.distributed_inference.host.serve_layers=all",
+        "node.name=\"two\\nlines\"",
+    ] {
+        let error = load("", &[set]).unwrap_err().to_string();
+        let leaf = set.split('=').next().unwrap().rsplit('.').next().unwrap();
+        assert!(error.contains(leaf), "{error}");
+    }
+}
+
+#[test]
+fn a_flag_that_is_not_key_and_value_is_refused() {
+    for set in ["novalue", "=1", "a..b=1"] {
+        assert!(load("", &[set]).is_err(), "{set}");
+    }
+}

@@ -1,0 +1,297 @@
+//! A community's log is written by one process: the daemon of the home where one runs, else the
+//! command itself. Real processes; where a daemon must be odd, the test is the daemon.
+#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
+
+mod support;
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::{Child, Output};
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use hearthnet_bus::calls::{
+    Authority, CallContext, CallError, CallServer, CapabilityDescriptor, FrameSink, Handler, Kind,
+    LocalApi, Params, Registry, Research, Trust,
+};
+use hearthnet_bus::discovery::{CommunityTag, DiscoverySettings};
+use hearthnet_bus::log::EventLog;
+use hearthnet_bus::node::{Node, NodeSettings};
+use hearthnet_bus::{NodeId, NodeKey};
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use support::community::{address, found, join_as};
+use support::{Home, QUIET, Server, assert_complains, assert_fails, succeeded, until};
+use tokio::runtime::Runtime;
+use tokio::sync::Notify;
+
+const INVITE: [&str; 3] = ["community", "invite", "--json"];
+
+fn founder() -> Home {
+    let founder = Home::new();
+    found(&founder);
+    founder
+}
+
+fn serve(home: &Home) -> Server {
+    let tail = ["serve", "--model", "none", "--listen", "127.0.0.1:0"];
+    Server::start(
+        home,
+        &[&QUIET[..], &tail, &["--json", "--lifeline"]].concat(),
+    )
+}
+
+fn data(home: &Home) -> PathBuf {
+    home.path().join("data")
+}
+
+fn invite(home: &Home) -> Child {
+    home.spawn(&[&QUIET[..], &INVITE].concat())
+}
+
+fn invited(command: Child) -> Output {
+    command.wait_with_output().expect("its end")
+}
+
+/// How many invites the log has, which must be whole.
+fn invites(home: &Home) -> usize {
+    let said = home.says(&["log", "verify"]);
+    assert!(said.lines().any(|line| line.starts_with("ok ")), "{said}");
+    let listed = home.json(&["community", "invites", "--json"]);
+    listed["invites"].as_array().expect("a list").len()
+}
+
+/// A daemon that this test is: it holds the lock, and answers what `registry` holds.
+struct Odd {
+    _lock: File,
+    api: Option<LocalApi>,
+    runtime: Runtime,
+}
+
+struct ThisUser;
+
+impl Authority for ThisUser {
+    fn trust(&self, _: &NodeId) -> Trust {
+        Trust::Member
+    }
+
+    fn research(&self) -> Research {
+        Research::On
+    }
+}
+
+impl Odd {
+    fn start(home: &Home, registry: Registry) -> Self {
+        let lock = File::create(data(home).join("node.lock")).expect("a file");
+        flock(&lock, FlockOperation::NonBlockingLockExclusive).expect("no daemon runs");
+        let runtime = Runtime::new().expect("a runtime");
+        let own = NodeKey::generate().expect("a key").id();
+        let server = CallServer::new(own, Arc::new(registry), Arc::new(ThisUser));
+        let api = runtime.block_on(LocalApi::open(&data(home), Arc::new(server)));
+        Self {
+            _lock: lock,
+            api: Some(api.expect("a port")),
+            runtime,
+        }
+    }
+}
+
+/// Hears what it should write, and never answers.
+struct Hangs(Arc<Notify>);
+
+impl Handler for Hangs {
+    fn call(
+        &self,
+        _: CallContext,
+        _: Value,
+        _: FrameSink,
+    ) -> BoxFuture<'_, Result<Value, CallError>> {
+        self.0.notify_one();
+        Box::pin(std::future::pending())
+    }
+}
+
+#[test]
+fn a_daemon_knows_at_once_what_a_command_beside_it_had_it_write() {
+    let founder = founder();
+    let node = serve(&founder);
+    let code = founder.json(&[&QUIET[..], &INVITE].concat());
+    let code = code["code"].as_str().expect("a code").to_owned();
+    // The daemon admits by it without looking at the disk for what others may have written.
+    let member = Home::new();
+    let peer = format!("discovery.static_peers=[\"{}\"]", address(&node));
+    member.says(&[&QUIET[..], &["--set", &peer, "community", "join", &code]].concat());
+    for (level, says) in [("trusted", "trusted"), ("member", "member")] {
+        let how = if level == "trusted" {
+            "promote"
+        } else {
+            "demote"
+        };
+        founder.says(&["community", how, &member.node_id(), level]);
+        let members = founder.json(&["community", "members", "--json"]);
+        let id = member.node_id();
+        let found = members["members"].as_array().expect("a list").iter();
+        let level = found
+            .filter(|one| one["node"] == *id)
+            .map(|one| &one["level"]);
+        assert_eq!(level.collect::<Vec<_>>(), [says], "{members:#}");
+    }
+    founder.says(&["community", "revoke", &member.node_id(), "--yes"]);
+    assert_eq!(invites(&founder), 0);
+}
+
+#[test]
+fn another_node_cannot_have_the_daemon_write() {
+    let founder = founder();
+    let node = serve(&founder);
+    let trusted = join_as("trusted", &founder, &node);
+    let key = NodeKey::load(&data(&trusted).join("node.key")).expect("a key");
+    let log = EventLog::open(&data(&trusted)).expect("a log");
+    let founder_id = founder.node_id().parse::<NodeId>().expect("an id");
+    let runtime = Runtime::new().expect("a runtime");
+    runtime.block_on(async {
+        let mut settings = NodeSettings::new("trusted".to_owned());
+        settings.discovery = DiscoverySettings {
+            own: Some(key.id()),
+            community: Some(CommunityTag::of(log.community().as_bytes())),
+            mdns: false,
+            static_peers: vec![address(&node).parse().expect("an address")],
+            ..DiscoverySettings::default()
+        };
+        let registry = Arc::new(Registry::new());
+        let guest = Node::start(Arc::new(key), log, settings, registry).await;
+        let guest = guest.expect("a node");
+        guest.until_in_sync().await;
+        for (name, params) in [
+            (
+                "node.change@1.0",
+                json!({ "by_root": true, "change": { "resume": {} } }),
+            ),
+            ("node.changes@1.0", json!({})),
+        ] {
+            let name = name.parse().expect("a capability");
+            let call = guest
+                .call(founder_id, &name, &params)
+                .await
+                .expect("a call");
+            let refused = call.result().await.expect_err("a refusal");
+            assert_eq!(refused.code().as_str(), "unauthorized", "{refused}");
+        }
+        guest.shutdown().await;
+    });
+}
+
+#[test]
+fn who_cannot_show_the_daemons_token_writes_nothing_beside_it() {
+    let founder = founder();
+    let node = serve(&founder);
+    std::fs::write(data(&founder).join("bus.token"), "somebody else's\n").expect("a file");
+    let refused = founder.run(&[&QUIET[..], &INVITE].concat());
+    assert_fails(&refused, 9, "node_runs");
+    drop(node);
+    assert_eq!(invites(&founder), 0);
+}
+
+#[test]
+fn a_daemon_of_another_version_is_named_with_what_to_do() {
+    let founder = founder();
+    let old = Odd::start(&founder, Registry::new());
+    let refused = founder.run(&[&QUIET[..], &INVITE].concat());
+    assert_fails(&refused, 9, "version_unsupported");
+    assert_complains(&refused, "stop it and start it again");
+    drop(old);
+    assert_eq!(invites(&founder), 0);
+}
+
+#[test]
+fn a_daemon_that_dies_with_a_change_in_its_hands_is_named_with_what_to_do() {
+    let founder = founder();
+    let registry = Registry::new();
+    let heard = Arc::new(Notify::new());
+    let name = "node.change@1.0".parse().expect("a capability");
+    let any = Params::none().required("by_root", Kind::Flag).required(
+        "change",
+        Kind::Object {
+            fields: Params::none().optional(
+                "policy",
+                Kind::Object {
+                    fields: Params::none()
+                        .required("invite", Kind::text(64))
+                        .required("research", Kind::Flag),
+                },
+            ),
+        },
+    );
+    let descriptor = CapabilityDescriptor {
+        params: any,
+        ..CapabilityDescriptor::new(name, "Hangs.", Trust::Member)
+    };
+    let hangs = Arc::new(Hangs(Arc::clone(&heard)));
+    registry.register(descriptor, hangs).expect("a free name");
+    let mut daemon = Odd::start(&founder, registry);
+    let policy = ["community", "policy", "--research", "off", "--json"];
+    let command = founder.spawn(&[&QUIET[..], &policy].concat());
+    daemon.runtime.block_on(heard.notified());
+    let api = daemon.api.take().expect("it is open");
+    daemon.runtime.block_on(api.close());
+    let refused = invited(command);
+    assert_fails(&refused, 9, "unreachable");
+    assert_complains(&refused, "`hearthnet log show` shows whether it has");
+}
+
+#[test]
+fn where_a_daemon_is_killed_before_it_was_asked_the_command_writes() {
+    let founder = founder();
+    let mut node = serve(&founder);
+    // It takes no connection, but holds its lock.
+    node.signal(Signal::STOP);
+    let command = invite(&founder);
+    let task = format!("/proc/{}/net/tcp", command.id());
+    until("the command asks the daemon", || asks(&task, &founder));
+    node.child.kill().expect("it runs");
+    node.child.wait().expect("its end");
+    succeeded(&invited(command));
+    assert_eq!(invites(&founder), 1);
+}
+
+/// Whether somebody is connected to the local API of a home, as the kernel tells.
+fn asks(tcp: &str, home: &Home) -> bool {
+    let endpoint = std::fs::read_to_string(data(home).join("bus.endpoint")).expect("an endpoint");
+    let port = endpoint
+        .split([':', '/'])
+        .find_map(|part| part.parse::<u16>().ok());
+    let remote = format!("0100007F:{:04X} 01", port.expect("a port"));
+    std::fs::read_to_string(tcp).is_ok_and(|table| table.contains(&remote))
+}
+
+#[test]
+fn commands_at_the_same_time_all_write_with_and_without_a_daemon_and_while_it_starts() {
+    let founder = founder();
+    let at_once = || (0..4).map(|_| invite(&founder)).collect::<Vec<_>>();
+    let all_wrote = |commands: Vec<Child>| {
+        for command in commands {
+            succeeded(&invited(command));
+        }
+    };
+    all_wrote(at_once());
+    assert_eq!(invites(&founder), 4);
+    let starting = at_once();
+    let node = serve(&founder);
+    all_wrote(starting);
+    assert_eq!(invites(&founder), 8);
+    all_wrote(at_once());
+    assert_eq!(invites(&founder), 12);
+    let stopping = at_once();
+    node.signal(Signal::TERM);
+    let mut wrote = 12;
+    for command in stopping {
+        let output = invited(command);
+        match output.status.success() {
+            true => wrote += 1,
+            // The daemon had it in its hands when it stopped.
+            false => assert_fails(&output, 9, "unreachable"),
+        }
+    }
+    assert!((wrote..=16).contains(&invites(&founder)));
+}
