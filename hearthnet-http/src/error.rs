@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
+use hearthnet_text::tame;
 use hearthnet_transport::Code;
 use serde_json::{Value, json};
 
@@ -18,13 +19,13 @@ pub struct ApiError {
 }
 
 impl ApiError {
-    /// A refusal with its stable code, and a sentence for people.
+    /// A refusal with its stable code, and a sentence for people, who may see it on a terminal.
     pub fn new(status: StatusCode, code: impl Into<Code>, message: impl Into<String>) -> Self {
         Self {
             status,
             code: code.into(),
             param: None,
-            message: message.into(),
+            message: tame(&message.into()).into_owned(),
             retry_after: None,
         }
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
+use hearthnet_text::tame;
 use serde::Serialize;
 
 use crate::convert::file_type_name;
@@ -170,7 +171,7 @@ fn text(gguf: &Gguf, key: &str) -> Option<String> {
 const MAX_SHOWN: usize = 200;
 
 fn line(f: &mut fmt::Formatter<'_>, name: &str, value: &str) -> fmt::Result {
-    let mut shown = printable(value);
+    let mut shown = tame(value).into_owned();
     if let Some((end, _)) = shown.char_indices().nth(MAX_SHOWN) {
         shown.truncate(end);
         shown.push_str("...");
@@ -182,7 +183,7 @@ impl Container {
     /// The rows that come first.
     fn top(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(path) = &self.path {
-            writeln!(f, "{:<14}{}", "file", printable(path))?;
+            writeln!(f, "{:<14}{}", "file", tame(path))?;
         }
         let bytes = format!("{} ({} bytes)", size(self.file_bytes), self.file_bytes);
         line(f, "size", &bytes)?;
@@ -379,37 +380,9 @@ fn size(bytes: u64) -> String {
     }
 }
 
-/// A string of a file as it may be shown on a terminal: on one line, with control characters and
-/// those that change the direction of writing escaped.
-pub fn printable(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '\u{200b}'..='\u{200f}'
-            | '\u{2028}'..='\u{202e}'
-            | '\u{2066}'..='\u{2069}'
-            | '\u{feff}' => {
-                out.extend(c.escape_unicode());
-            }
-            c if c.is_control() => out.extend(c.escape_default()),
-            c => out.push(c),
-        }
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_could_move_the_cursor_is_escaped() {
-        assert_eq!(printable("Käse 🧀 \\ 'x'"), "Käse 🧀 \\ 'x'");
-        assert_eq!(
-            printable("a\x1b[2Jb\r\n\u{9b}c\u{202e}d"),
-            "a\\u{1b}[2Jb\\r\\n\\u{9b}c\\u{202e}d"
-        );
-    }
 
     #[test]
     fn numbers_read_as_people_say_them() {

@@ -335,7 +335,11 @@ mod tests {
                 expires_ms: 1_800_000_000_000,
             },
             Change::Withdraw { invite: node },
-            Change::Level { node, level },
+            Change::Level {
+                node,
+                level,
+                last_seq: 7,
+            },
             Change::Revoke { node, last_seq: 7 },
             Change::Resume {},
         ] {

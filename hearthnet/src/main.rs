@@ -88,7 +88,9 @@ fn init_logs(args: &Args) {
     let filter = EnvFilter::try_from_env("HEARTHNET_LOG").unwrap_or_else(|_| EnvFilter::new(usual));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        // Without colours of its own: then every sequence in it is somebody else's.
+        .with_ansi(false)
+        .with_writer(|| output::Tamed(std::io::stderr()))
         .init();
 }
 

@@ -3,6 +3,7 @@
 
 use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
 
+use hearthnet_text::{is_plain, tame, tame_text};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::failure::{Failure, Kind};
@@ -122,22 +123,68 @@ impl Look {
     }
 
     /// What is said beside an answer.
-    pub(crate) fn dim(&self, text: &str) -> String {
+    pub(crate) fn dim(&self, text: &str) -> Styled {
         self.styled("2", text)
     }
 
-    pub(crate) fn bold(&self, text: &str) -> String {
-        self.styled("1", text)
-    }
-
-    pub(crate) fn red(&self, text: &str) -> String {
+    pub(crate) fn red(&self, text: &str) -> Styled {
         self.styled("31", text)
     }
 
-    fn styled(&self, code: &str, text: &str) -> String {
-        match self.colours {
-            true => format!("\u{1b}[{code}m{text}\u{1b}[0m"),
-            false => text.to_owned(),
+    /// A prompt as an editor of lines wants it.
+    pub(crate) fn bold(&self, text: &'static str) -> String {
+        self.styled("1", text).to_string()
+    }
+
+    fn styled(&self, code: &'static str, text: &str) -> Styled {
+        Styled {
+            code: self.colours.then_some(code),
+            text: text.to_owned(),
+        }
+    }
+}
+
+/// Words for people, in a colour or without. Whatever stands in them only takes its place: the
+/// colour is around them, and no other sequence goes out.
+pub(crate) struct Styled {
+    code: Option<&'static str>,
+    text: String,
+}
+
+impl Styled {
+    /// The same colour around other words.
+    pub(crate) fn map(self, words: impl FnOnce(&str) -> String) -> Self {
+        Self {
+            text: words(&self.text),
+            ..self
+        }
+    }
+}
+
+impl From<&str> for Styled {
+    fn from(text: &str) -> Self {
+        text.to_owned().into()
+    }
+}
+
+impl From<&String> for Styled {
+    fn from(text: &String) -> Self {
+        text.clone().into()
+    }
+}
+
+impl From<String> for Styled {
+    fn from(text: String) -> Self {
+        Self { code: None, text }
+    }
+}
+
+impl std::fmt::Display for Styled {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let text = tame_text(&self.text);
+        match self.code {
+            Some(code) => write!(f, "\u{1b}[{code}m{text}\u{1b}[0m"),
+            None => f.write_str(&text),
         }
     }
 }
@@ -154,7 +201,7 @@ impl Busy {
             if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg}") {
                 bar.set_style(style.tick_chars("|/-\\ "));
             }
-            bar.set_message(what.to_owned());
+            bar.set_message(tame(what).into_owned());
             bar.enable_steady_tick(std::time::Duration::from_millis(120));
         }
         Self(bar)
@@ -162,7 +209,7 @@ impl Busy {
 
     /// It is about something else now.
     pub(crate) fn say(&self, what: &str) {
-        self.0.set_message(what.to_owned());
+        self.0.set_message(tame(what).into_owned());
     }
 }
 
@@ -172,24 +219,61 @@ impl Drop for Busy {
     }
 }
 
-/// One JSON value and a line end on standard output.
+/// One JSON value and a line end on standard output. What a terminal would obey stands in it by its
+/// number, which is the same JSON.
 pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
-    let mut line = serde_json::to_vec(value).map_err(Failure::internal)?;
-    line.push(b'\n');
-    print(&line)
+    let json = serde_json::to_string(value).map_err(Failure::internal)?;
+    print_bytes(escaped(&json) + "\n")
 }
 
-/// A text, or bytes, on standard output, at once.
-pub(crate) fn print(text: impl AsRef<[u8]>) -> Result<(), Failure> {
+/// JSON with every character that is not plain as `\uXXXX`: outside of its strings it has none.
+fn escaped(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    for c in json.chars() {
+        match is_plain(c) {
+            true => out.push(c),
+            false => {
+                let mut units = [0; 2];
+                let units = c.encode_utf16(&mut units).iter();
+                out.extend(units.map(|unit| format!("\\u{unit:04x}")));
+            }
+        }
+    }
+    out
+}
+
+/// A text for people on standard output, at once.
+pub(crate) fn print(text: impl AsRef<str>) -> Result<(), Failure> {
+    print_bytes(tame_text(text.as_ref()).as_bytes())
+}
+
+/// What programs read, or a person who wants it as it is, on standard output, at once.
+pub(crate) fn print_bytes(bytes: impl AsRef<[u8]>) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_ref())?;
+    out.write_all(bytes.as_ref())?;
     out.flush()?;
     Ok(())
 }
 
 /// A line for people, on standard error. Nobody listening there is no failure.
-pub(crate) fn note(line: impl AsRef<str>) {
-    let _ = writeln!(io::stderr(), "{}", line.as_ref());
+pub(crate) fn note(line: impl Into<Styled>) {
+    let _ = writeln!(io::stderr(), "{}", line.into());
+}
+
+/// A log, whose records are written in one piece each: one line each, whatever is in them.
+pub(crate) struct Tamed<W>(pub(crate) W);
+
+impl<W: io::Write> io::Write for Tamed<W> {
+    fn write(&mut self, record: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(record);
+        let line = text.strip_suffix('\n').unwrap_or(&text);
+        self.0.write_all((tame(line) + "\n").as_bytes())?;
+        Ok(record.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
 }
 
 /// Asks whoever sits at the terminal. Where nobody does, `unasked` is the answer; without one there is
@@ -205,6 +289,7 @@ pub(crate) fn ask(question: &str, unasked: Option<bool>) -> Result<bool, Failure
 
 /// What a person answers: `None` is Enter alone.
 pub(crate) fn answer(question: &str, choice: &str) -> Result<Option<bool>, Failure> {
+    let question = tame_text(question);
     let _ = write!(io::stderr(), "{question} {choice} ");
     let mut answer = String::new();
     io::stdin().lock().read_line(&mut answer)?;
@@ -291,7 +376,7 @@ mod tests {
     #[test]
     fn colours_are_for_terminals_that_have_them_and_people_who_want_them() {
         let plain = |terminal, term: &str, no_color: &str| {
-            Look::of(terminal, term, no_color).dim("x") == "x"
+            Look::of(terminal, term, no_color).dim("x").to_string() == "x"
         };
         assert!(!plain(true, "xterm-256color", ""));
         assert!(plain(false, "xterm-256color", ""));
@@ -300,6 +385,30 @@ mod tests {
         // Who wants no colours may still have a spinner.
         assert!(Look::of(true, "xterm", "1").moves());
         assert!(!Look::of(true, "dumb", "").moves());
+    }
+
+    #[test]
+    fn words_of_others_take_their_place_and_do_nothing_else() {
+        let evil = "kim\u{1b}[2J\u{9b}31m\u{202e}\u{7}";
+        assert_eq!(Styled::from(evil).to_string(), "kim[2J31m");
+        let dim = Look::of(true, "xterm", "").dim(evil).to_string();
+        assert_eq!(dim, "\u{1b}[2mkim[2J31m\u{1b}[0m");
+        let value = serde_json::json!({"name": evil, "face": "\u{1f600}\u{e0041}"});
+        let json = escaped(&value.to_string());
+        assert!(json.chars().all(is_plain), "{json}");
+        assert_eq!(
+            serde_json::from_str::<serde_json::Value>(&json).unwrap(),
+            value
+        );
+    }
+
+    #[test]
+    fn a_record_of_a_log_is_one_line_whatever_is_in_it() {
+        let mut log = Tamed(Vec::new());
+        log.write_all(b" WARN peer=kim\x1b[2J\n ERROR all is lost\xff\n")
+            .unwrap();
+        let line = " WARN peer=kim\\u{1b}[2J\\n ERROR all is lost\u{fffd}\n";
+        assert_eq!(String::from_utf8(log.0).unwrap(), line);
     }
 
     #[test]

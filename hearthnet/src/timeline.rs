@@ -12,6 +12,7 @@ use hearthnet_bus::NodeId;
 use hearthnet_bus::calls::CallError;
 use hearthnet_bus::flight::{Answer, Entry, Event};
 use hearthnet_bus::log::Community;
+use hearthnet_text::is_plain;
 use serde_json::{Value, json};
 
 use crate::community::now_ms;
@@ -66,13 +67,9 @@ impl<'a> Names<'a> {
     }
 }
 
-/// A character that stays where it is: neither a control character nor one of those that turn
-/// the direction of text or take no room.
+/// A character that stays where it is, or a question mark for it.
 fn tame(c: char) -> char {
-    let is_format = matches!(u32::from(c),
-        0xad | 0x61c | 0x180e | 0x200b..=0x200f | 0x2028..=0x202e | 0x2060..=0x206f
-        | 0xfe00..=0xfe0f | 0xfeff | 0xfff0..=0xfffb | 0xe0000..=0xe0fff);
-    if c.is_control() || is_format { '?' } else { c }
+    if is_plain(c) { c } else { '?' }
 }
 
 /// What a person called something.

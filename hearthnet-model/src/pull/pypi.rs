@@ -12,6 +12,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
+use hearthnet_text::tame;
 use tempfile::TempDir;
 
 use super::sink::blocks;
@@ -180,17 +181,14 @@ fn size_of(directory: &Path) -> u64 {
     sizes.sum()
 }
 
-/// The line of pip's output that says what is wrong, in printable characters.
+/// The line of pip's output that says what is wrong, fit to be shown.
 fn complaint(said: &str, status: ExitStatus) -> String {
     let lines = || said.lines().rev().filter(|line| !line.trim().is_empty());
     let line = lines()
         .find(|line| line.starts_with("ERROR:"))
         .or_else(|| lines().next());
     let text = line.map_or_else(|| status.to_string(), |line| line.replace("ERROR: ", ""));
-    text.chars()
-        .take(300)
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .collect()
+    tame(&text).chars().take(300).collect()
 }
 
 fn find_wheel(directory: &Path) -> Result<PathBuf, SourceError> {

@@ -46,6 +46,7 @@ pub use time::TemplateTime;
 
 use crate::gguf::{Gguf, MetadataError};
 use crate::tokenizer::{EncodeError, MAX_TEXT_BYTES, Special, Tokenizer};
+use hearthnet_text::tame;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, ErrorKind, Value, context};
 use serde::{Deserialize, Serialize};
@@ -257,7 +258,7 @@ impl ChatTemplate {
         environment.add_filter("tojson", json::to_json);
         environment.add_function("raise_exception", raise_exception);
         let add = || environment.add_template_owned(NAME, meter::metered(source, NAME, syntax)?);
-        on_deep_stack(add)?.map_err(|e| TemplateError::Syntax(printable(&e.to_string())))?;
+        on_deep_stack(add)?.map_err(|e| TemplateError::Syntax(shown(&e.to_string())))?;
         Ok(Self {
             environment,
             bos: bos.to_owned(),
@@ -432,7 +433,7 @@ fn explain(error: &minijinja::Error) -> TemplateError {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {
         if let Some(raised) = error.downcast_ref::<Raised>() {
-            return TemplateError::Refused(printable(&raised.0));
+            return TemplateError::Refused(shown(&raised.0));
         }
         if error.is::<meter::Spent>() {
             return TemplateError::TooMuchText;
@@ -445,13 +446,10 @@ fn explain(error: &minijinja::Error) -> TemplateError {
         }
         cause = error.source();
     }
-    TemplateError::Failed(printable(&error.to_string()))
+    TemplateError::Failed(shown(&error.to_string()))
 }
 
-/// What a file says, fit for a terminal: short, and without control characters.
-fn printable(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .take(500)
-        .collect()
+/// What a file says, fit to be shown, and short.
+fn shown(text: &str) -> String {
+    tame(text).chars().take(500).collect()
 }

@@ -118,7 +118,7 @@ pub(crate) fn run(args: &DemoArgs, cx: &Context) -> Result<(), Failure> {
     if args.json {
         print_json(&report)?;
     } else {
-        print(b"\n\n")?;
+        print("\n\n")?;
         print(report.table())?;
     }
     if !report.local.same_tokens {

@@ -8,12 +8,12 @@ use clap::{Command, CommandFactory as _};
 
 use crate::args::Args;
 use crate::failure::{Failure, Kind};
-use crate::output::print;
+use crate::output::print_bytes;
 
 pub(crate) fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut command(), "hearthnet", &mut script);
-    print(&script)
+    print_bytes(&script)
 }
 
 /// Writes `hearthnet.1` and a page for each command below it, as `hearthnet-model-pull.1`.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use hearthnet_text::tame;
 use hearthnet_transport::{Code, is_name};
 use serde::Serialize;
 
@@ -66,16 +67,10 @@ impl CallError {
     }
 }
 
-/// Cut to what may be kept; control characters, which could steer a terminal, replaced.
+/// Fit to be shown, and cut to what may be kept.
 fn printable(text: &str) -> String {
-    let mut out = String::new();
-    for c in text.chars() {
-        let c = if c.is_control() { ' ' } else { c };
-        if out.len() + c.len_utf8() > MAX_ERROR_TEXT {
-            break;
-        }
-        out.push(c);
-    }
+    let mut out = tame(text).into_owned();
+    out.truncate(out.floor_char_boundary(MAX_ERROR_TEXT));
     out
 }
 

@@ -10,7 +10,7 @@ use hearthnet_transport::Code;
 use super::wrap::Wrap;
 use crate::explain::waiting;
 use crate::failure::Failure;
-use crate::output::{Busy, Look, note, print};
+use crate::output::{Busy, Look, Styled, note, print, print_bytes};
 
 /// Columns of a terminal that does not say.
 const COLUMNS: usize = 80;
@@ -69,10 +69,10 @@ impl Screen {
             .find(char::is_whitespace)
             .filter(|_| !self.later.is_empty());
         let (before, after) = text.split_at(end.unwrap_or(text.len()));
-        print(before)?;
+        print_bytes(before)?;
         if end.is_some() {
             self.later.drain(..).for_each(note);
-            print(after)?;
+            print_bytes(after)?;
         }
         self.in_word = !text.ends_with(char::is_whitespace);
         Ok(())
@@ -83,7 +83,7 @@ impl Screen {
         self.busy = None;
         if let Some(wrap) = &mut self.wrap {
             if !wrap.at_start() {
-                print(b"\n")?;
+                print("\n")?;
             }
             wrap.interrupted();
         } else if self.in_word && self.mixed {
@@ -101,7 +101,7 @@ impl Screen {
             let rest = wrap.finish(columns());
             print(rest)?;
             if self.begun {
-                print(b"\n")?;
+                print("\n")?;
             }
         }
         self.in_word = false;
@@ -180,20 +180,15 @@ fn same_place() -> bool {
 }
 
 /// A line for people, as [`note`], broken between words where the terminal is narrower.
-pub(super) fn tell(line: impl AsRef<str>) {
+pub(super) fn tell(line: impl Into<Styled>) {
+    let line = line.into();
     if !std::io::stderr().is_terminal() {
         return note(line);
     }
-    let mut wrap = Wrap::default();
-    // Escape sequences of colours take no column, and are not harmless: they go around the text.
-    let line = line.as_ref();
-    let (begin, rest) = match line.starts_with('\u{1b}') {
-        true => line.split_at(line.find('m').map_or(0, |end| end + 1)),
-        false => ("", line),
-    };
-    let (text, end) = rest.split_at(rest.find('\u{1b}').unwrap_or(rest.len()));
-    let shown = wrap.push(text, columns()) + &wrap.finish(columns());
-    note(format!("{begin}{shown}{end}"));
+    note(line.map(|words| {
+        let mut wrap = Wrap::default();
+        wrap.push(words, columns()) + &wrap.finish(columns())
+    }));
 }
 
 fn columns() -> usize {

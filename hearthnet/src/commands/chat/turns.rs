@@ -10,11 +10,10 @@ use hearthnet_orchestrator::chat::{
 use hearthnet_orchestrator::{Cancel, bus};
 
 use super::screen::Screen;
-use super::wrap::harmless;
 use super::{Chat, Own};
 use crate::explain::explain;
 use crate::failure::Failure;
-use crate::output::{note, print, print_json};
+use crate::output::{note, print, print_bytes, print_json};
 
 /// What became of a turn.
 pub(super) struct Turn {
@@ -104,7 +103,7 @@ impl Chat<'_> {
         if args.json {
             print_json(&done)?;
         } else if !args.frames && !std::io::stdout().is_terminal() {
-            print(b"\n")?;
+            print("\n")?;
         }
         Ok(done)
     }
@@ -261,15 +260,12 @@ fn printing<T>(
     }
 }
 
-/// Prints the text of `token_delta` frames; on a terminal what is harmless of it.
+/// Prints the text of `token_delta` frames: on a terminal what is fit for one, else as it is.
 pub(crate) fn print_text(frame: &Frame) -> Result<(), Failure> {
     match frame {
         Frame::TokenDelta { text, .. } if text.is_empty() => Ok(()),
-        Frame::TokenDelta { text, .. } if std::io::stdout().is_terminal() => {
-            let text: String = text.chars().filter(|c| harmless(*c)).collect();
-            print(text)
-        }
-        Frame::TokenDelta { text, .. } => print(text),
+        Frame::TokenDelta { text, .. } if std::io::stdout().is_terminal() => print(text),
+        Frame::TokenDelta { text, .. } => print_bytes(text),
         _ => Ok(()),
     }
 }

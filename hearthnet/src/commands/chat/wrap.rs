@@ -1,27 +1,17 @@
 //! Text on a terminal: cut at words, and nothing in it that a terminal would obey. Pure.
 
+use hearthnet_text::is_plain_in_text;
 use unicode_width::UnicodeWidthChar as _;
 
 /// Columns that a tab goes on to a multiple of.
 const TAB: usize = 8;
 
-/// What may be shown of a text that somebody else wrote: line ends, tabs, and characters that can
-/// be seen. Control characters could move the cursor, change colours and titles, or answer in the
-/// user's place; those that change the direction of writing could make a text look like another.
-pub(crate) fn harmless(c: char) -> bool {
-    match c {
-        '\n' | '\t' => true,
-        '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => false,
-        c => !c.is_control(),
-    }
-}
-
 /// Puts line ends between the words of a text that comes in pieces, so that no word is cut by the
 /// edge of the terminal. A word is shown when it is whole, so whatever else is written meanwhile
 /// is never in the middle of one; a word that is longer than a line is left to the terminal.
 ///
-/// What comes out is what went in without [`harmless`] characters left out, and with some
-/// spaces turned into line ends: copied text has no others added.
+/// What comes out is what went in, [tamed](hearthnet_text), and with some spaces turned into line
+/// ends: copied text has no others added.
 #[derive(Debug, Default)]
 pub(super) struct Wrap {
     /// Columns of the line that are taken.
@@ -41,7 +31,7 @@ impl Wrap {
     pub(super) fn push(&mut self, text: &str, width: usize) -> String {
         let width = width.max(1);
         let mut out = String::new();
-        for c in text.chars().filter(|c| harmless(*c)) {
+        for c in text.chars().filter(|c| is_plain_in_text(*c)) {
             match c {
                 '\n' => {
                     self.end_word(width, &mut out);
@@ -204,7 +194,7 @@ mod tests {
 
         #[test]
         fn whatever_comes_nothing_but_text_goes_out(text in any::<String>(), width in 0_usize..20) {
-            prop_assert!(wrapped(&text, width).chars().all(harmless));
+            prop_assert!(wrapped(&text, width).chars().all(is_plain_in_text));
         }
     }
 }

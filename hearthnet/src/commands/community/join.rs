@@ -28,7 +28,7 @@ use crate::config::{Config, Loaded, default_path};
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
 use crate::membership::Membership;
-use crate::output::{note, print, print_json};
+use crate::output::{Styled, note, print, print_json};
 use crate::runtime::block_on;
 
 /// How long an address is left alone after it did not work.
@@ -255,7 +255,7 @@ fn is_put_out(error: &ConnectError) -> bool {
 }
 
 impl Search<'_> {
-    fn say(&self, line: impl AsRef<str>) {
+    fn say(&self, line: impl Into<Styled>) {
         if !self.quiet {
             note(line);
         }
