@@ -307,7 +307,7 @@ close_codes! {
 
 impl CloseCode {
     /// The code with this name, if there is one.
-    pub fn from_name(name: &str) -> Option<CloseCode> {
+    pub(crate) fn from_name(name: &str) -> Option<CloseCode> {
         CloseCode::ALL
             .iter()
             .copied()
@@ -322,9 +322,17 @@ impl CloseCode {
             .find(|code| code.number() == number)
     }
 
+    /// The violation of the rule that this code is for, with a fixed or formatted explanation.
+    pub fn violation(self, detail: impl Into<Cow<'static, str>>) -> Violation {
+        Violation {
+            code: self,
+            detail: detail.into(),
+        }
+    }
+
     /// Whether the code may appear on the wire ([`Lost`](Self::Lost) and
     /// [`Unrecognised`](Self::Unrecognised) only ever describe what was observed).
-    pub const fn is_sendable(self) -> bool {
+    pub(crate) const fn is_sendable(self) -> bool {
         !matches!(self, CloseCode::Lost | CloseCode::Unrecognised)
     }
 }
@@ -353,16 +361,6 @@ pub struct Violation {
     pub detail: Cow<'static, str>,
 }
 
-impl Violation {
-    /// A violation with a fixed or formatted explanation.
-    pub fn new(code: CloseCode, detail: impl Into<Cow<'static, str>>) -> Self {
-        Violation {
-            code,
-            detail: detail.into(),
-        }
-    }
-}
-
 /// How a session ended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the session was closed by {}: {code}{}", if *.by_us { "this side" } else { "the peer" },
@@ -388,7 +386,7 @@ impl SessionClosed {
     }
 
     /// Closed by the peer, or lost.
-    pub fn by_peer(code: CloseCode, detail: impl Into<String>) -> Self {
+    pub(crate) fn by_peer(code: CloseCode, detail: impl Into<String>) -> Self {
         SessionClosed {
             code,
             by_us: false,

@@ -53,7 +53,7 @@ impl ChunkDecompressor {
         expected: usize,
         out: &mut Vec<u8>,
     ) -> Result<(), Violation> {
-        let fail = |detail: &'static str| Violation::new(CloseCode::Decompression, detail);
+        let fail = |detail: &'static str| CloseCode::Decompression.violation(detail);
         if !chunk.starts_with(&MAGIC) {
             return Err(fail("the chunk is not a zstd frame"));
         }

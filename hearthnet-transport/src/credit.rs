@@ -54,10 +54,8 @@ impl Window {
     /// `credit_overrun` when none is left.
     pub(crate) fn take(&mut self) -> Result<(), Violation> {
         if self.used >= self.size {
-            return Err(Violation::new(
-                CloseCode::CreditOverrun,
-                format!("a chunk beyond the window of {}", self.size),
-            ));
+            return Err(CloseCode::CreditOverrun
+                .violation(format!("a chunk beyond the window of {}", self.size)));
         }
         self.used += 1;
         Ok(())
@@ -69,10 +67,10 @@ impl Window {
     /// `credit_ack` when that many are not in use.
     pub(crate) fn give_back(&mut self, units: u32) -> Result<(), Violation> {
         self.used = self.used.checked_sub(units).ok_or_else(|| {
-            Violation::new(
-                CloseCode::CreditAck,
-                format!("{units} chunks acknowledged, {} are in flight", self.used),
-            )
+            CloseCode::CreditAck.violation(format!(
+                "{units} chunks acknowledged, {} are in flight",
+                self.used
+            ))
         })?;
         Ok(())
     }
@@ -87,10 +85,8 @@ impl Window {
             .checked_add(units)
             .filter(|&size| units > 0 && size <= MAX_WINDOW_CHUNKS)
             .ok_or_else(|| {
-                Violation::new(
-                    CloseCode::CreditOverflow,
-                    format!("a grant of {units} on a window of {}", self.size),
-                )
+                CloseCode::CreditOverflow
+                    .violation(format!("a grant of {units} on a window of {}", self.size))
             })?;
         Ok(())
     }

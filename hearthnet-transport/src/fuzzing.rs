@@ -89,52 +89,20 @@ pub fn frame(message: &[u8]) {
                 assert_eq!(encoded, message);
             }
         }
-        FrameType::StreamOpen => {
-            if let Ok(open) = pipeline::read_stream_open(body) {
-                again(open, pipeline::stream_open, |b| {
-                    pipeline::read_stream_open(b).ok()
-                });
-            }
-        }
-        FrameType::StreamOpened => {
-            if let Ok(opened) = pipeline::read_stream_opened(body) {
-                again(opened, pipeline::stream_opened, |b| {
-                    pipeline::read_stream_opened(b).ok()
-                });
-            }
-        }
-        FrameType::StreamClose => {
-            if let Ok(close) = pipeline::read_stream_close(body) {
-                again(close, pipeline::stream_close, |b| {
-                    pipeline::read_stream_close(b).ok()
-                });
-            }
-        }
-        FrameType::StreamError => {
-            if let Ok(error) = pipeline::read_stream_error(body) {
-                again(error, pipeline::stream_error, |b| {
-                    pipeline::read_stream_error(b).ok()
-                });
-            }
-        }
-        FrameType::Truncate => {
-            if let Ok(cut) = pipeline::read_truncate(body) {
-                again(cut, pipeline::truncate, |b| pipeline::read_truncate(b).ok());
-            }
-        }
-        FrameType::Describe => {
-            let _ = pipeline::read_describe(body);
-        }
-        FrameType::Descriptor => {
-            let _ = pipeline::read_descriptor(body);
-        }
-        FrameType::Leaving => {
-            if let Ok(within_ms) = pipeline::read_leaving(body) {
-                again(
-                    within_ms,
-                    |&ms| pipeline::leaving(ms),
-                    |b| pipeline::read_leaving(b).ok(),
-                );
+        kind @ (FrameType::StreamOpen
+        | FrameType::StreamOpened
+        | FrameType::StreamClose
+        | FrameType::StreamError
+        | FrameType::Truncate
+        | FrameType::Describe
+        | FrameType::Descriptor
+        | FrameType::Leaving) => {
+            if let Ok(message) = pipeline::read(kind, body) {
+                let encoded = pipeline::frame(&message).map(|frame| frame.into_bytes(1));
+                let body = encoded.as_deref().ok();
+                let body = body.and_then(|bytes| bytes.get(HEADER_BYTES..));
+                let again = body.and_then(|body| pipeline::read(kind, body).ok());
+                assert_eq!(again, Some(message));
             }
         }
     }

@@ -25,8 +25,8 @@ impl NodeId {
     /// # Errors
     /// `invalid_signature` unless it is one DER certificate of at most 2 KiB whose subject key is
     /// Ed25519 and not of small order.
-    pub fn from_certificate(certificate: &[u8]) -> Result<NodeId, Violation> {
-        let refuse = |detail| Violation::new(CloseCode::InvalidSignature, detail);
+    pub(crate) fn from_certificate(certificate: &[u8]) -> Result<NodeId, Violation> {
+        let refuse = |detail| CloseCode::InvalidSignature.violation(detail);
         if certificate.len() > MAX_CERTIFICATE_BYTES {
             return Err(refuse("the certificate is larger than 2 KiB"));
         }

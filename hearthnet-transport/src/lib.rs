@@ -82,8 +82,8 @@ pub use message::{
     Message, Step, StepResult, StreamClose, StreamError, StreamOpen, StreamOpened, Truncate, Want,
 };
 pub use net::{
-    Acceptor, Admission, Arrival, BindError, Closer, ConnectError, Connection, Handler, Io,
-    Listener, ListenerStats, PATH, PathListener, PathRule, PeerSender, PeerSocket, Phase,
+    Acceptor, Admission, Arrival, BindError, Caps, Closer, ConnectError, Connection, Full, Handler,
+    Io, Listener, PATH, PathListener, PathRule, PeerSender, PeerSocket, Phase, Place,
     RefusedConnection, SendError, Sender, connect, connect_here, connect_over, connect_path,
     connect_path_over,
 };

@@ -47,6 +47,18 @@ pub enum Message {
     Tensor(Tensor),
 }
 
+impl Message {
+    /// Whether it is work within one life of a stream, which is of no use once that is over.
+    pub(crate) fn is_work_of(&self, life: (u32, u32)) -> bool {
+        match self {
+            Message::Step(Step { stream, epoch, .. })
+            | Message::StepResult(StepResult { stream, epoch, .. })
+            | Message::Truncate(Truncate { stream, epoch, .. }) => (*stream, *epoch) == life,
+            _ => false,
+        }
+    }
+}
+
 /// Asks the host to open a stream. Answered by [`StreamOpened`] or [`StreamError`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamOpen {
@@ -116,10 +128,7 @@ impl Want {
             0 => Ok(Want::None),
             1 => Ok(Want::Last),
             2 => Ok(Want::All),
-            _ => Err(Violation::new(
-                CloseCode::BodyMalformed,
-                "unknown choice of rows to return",
-            )),
+            _ => Err(CloseCode::BodyMalformed.violation("unknown choice of rows to return")),
         }
     }
 }

@@ -39,10 +39,7 @@ impl DType {
             .into_iter()
             .find(|dtype| *dtype as u8 == byte)
             .ok_or_else(|| {
-                Violation::new(
-                    CloseCode::TensorShape,
-                    format!("element type {byte} does not exist"),
-                )
+                CloseCode::TensorShape.violation(format!("element type {byte} does not exist"))
             })
     }
 }
@@ -63,7 +60,7 @@ impl Dims {
     /// # Errors
     /// `tensor_shape` when the rank is not 1 to 8 or a dimension is zero.
     pub fn new(dims: &[u32]) -> Result<Dims, Violation> {
-        let shape = |detail| Err(Violation::new(CloseCode::TensorShape, detail));
+        let shape = |detail| Err(CloseCode::TensorShape.violation(detail));
         let rank = match u8::try_from(dims.len()) {
             Ok(rank @ 1..=8) => rank,
             _ => return shape("the rank must be 1 to 8"),
@@ -94,10 +91,7 @@ impl Dims {
                 bytes.checked_mul(u64::from(dim))
             })
             .ok_or_else(|| {
-                Violation::new(
-                    CloseCode::TensorShape,
-                    "the product of the dimensions overflows",
-                )
+                CloseCode::TensorShape.violation("the product of the dimensions overflows")
             })
     }
 }

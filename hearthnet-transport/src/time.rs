@@ -13,7 +13,7 @@ impl Time {
     /// The moment the connection was made.
     pub const ZERO: Time = Time(0);
     /// Later than every deadline.
-    pub const NEVER: Time = Time(u64::MAX);
+    pub(crate) const NEVER: Time = Time(u64::MAX);
 
     /// How long after `earlier` this is; zero when it is before.
     pub fn since(self, earlier: Time) -> Duration {

@@ -106,7 +106,10 @@ fn tensors_that_compress_are_compressed_and_arrive_whole() {
         (stats.chunks_sent, stats.chunk_bytes_sent),
         (3, 3 * MIB as u64)
     );
-    assert!(stats.compression_ratio() < 0.1, "{stats:?}");
+    assert!(
+        stats.chunk_wire_bytes_sent < stats.chunk_bytes_sent / 10,
+        "{stats:?}"
+    );
     assert_eq!(
         pair.host.stats().chunk_wire_bytes_received,
         stats.chunk_wire_bytes_sent
@@ -127,7 +130,8 @@ fn nothing_is_compressed_when_one_side_declines() {
         let sent = tensor(&[2 * MIB as u32], DType::I8, vec![0; 2 * MIB].into());
         say(&mut pair.caller, &Message::Tensor(sent));
         pair.run();
-        assert_eq!(pair.caller.stats().compression_ratio(), 1.0);
+        let stats = pair.caller.stats();
+        assert_eq!(stats.chunk_wire_bytes_sent, stats.chunk_bytes_sent);
     }
 }
 

@@ -56,7 +56,7 @@ impl Capability {
     }
 
     /// To become a member: what strangers may call, and nothing else.
-    pub fn community_join() -> Self {
+    pub(crate) fn community_join() -> Self {
         Self::first("community.join")
     }
 
@@ -85,13 +85,13 @@ impl Capability {
     }
 
     /// The minor version: a higher one can do all that a lower one can.
-    pub fn minor(&self) -> u16 {
+    pub(crate) fn minor(&self) -> u16 {
         self.minor
     }
 
     /// Whether holding this one is enough where `asked` is asked for: the same name
     /// and major version, and at least the minor version.
-    pub fn satisfies(&self, asked: &Self) -> bool {
+    pub(crate) fn satisfies(&self, asked: &Self) -> bool {
         self.name == asked.name && self.major == asked.major && self.minor >= asked.minor
     }
 }

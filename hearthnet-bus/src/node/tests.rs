@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
 use hearthnet_transport::{
     CloseCode, Config, ConnectError, Connection, Hello, PathRule, PeerSocket, SessionClosed,
     connect, connect_path,
@@ -15,7 +14,7 @@ use tokio::time::{Instant, timeout};
 use super::*;
 use crate::community::log::{Body, Event, EventHash, EventId, Lane, Policy};
 use crate::node::calls::{
-    CallContext, CallError, CapabilityDescriptor, Client, FrameSink, Handler, Trust,
+    Answering, CallContext, CapabilityDescriptor, Client, FrameSink, Handler, Trust,
 };
 use crate::node::discovery::StaticPeer;
 use crate::now_ms;
@@ -31,12 +30,7 @@ fn echo() -> Capability {
 struct Echo;
 
 impl Handler for Echo {
-    fn call(
-        &self,
-        ctx: CallContext,
-        _: Value,
-        _: FrameSink,
-    ) -> BoxFuture<'_, Result<Value, CallError>> {
+    fn call(&self, ctx: CallContext, _: Value, _: FrameSink) -> Answering<'_> {
         Box::pin(async move { Ok(json!({ "caller": ctx.caller.to_string() })) })
     }
 }
@@ -607,12 +601,7 @@ async fn a_node_that_ends_says_so_and_frees_its_port() {
 struct Liar(fn(u64) -> Value, u64);
 
 impl Handler for Liar {
-    fn call(
-        &self,
-        _: CallContext,
-        _: Value,
-        out: FrameSink,
-    ) -> BoxFuture<'_, Result<Value, CallError>> {
+    fn call(&self, _: CallContext, _: Value, out: FrameSink) -> Answering<'_> {
         Box::pin(async move {
             for n in 0..self.1 {
                 out.send("page", &(self.0)(n)).await?;

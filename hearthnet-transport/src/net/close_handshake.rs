@@ -87,14 +87,12 @@ pub(crate) fn broken_rule(error: &WsError) -> Option<Violation> {
     match error {
         WsError::Io(error) => violation_in(error),
         WsError::Protocol(ProtocolError::ResetWithoutClosingHandshake) => None,
-        WsError::Protocol(_) | WsError::Utf8(_) => Some(Violation::new(
-            CloseCode::WebSocket,
-            "the WebSocket rules were broken",
-        )),
-        WsError::Capacity(CapacityError::MessageTooLong { .. }) => Some(Violation::new(
-            CloseCode::FrameTooBig,
-            "a message above the limit",
-        )),
+        WsError::Protocol(_) | WsError::Utf8(_) => {
+            Some(CloseCode::WebSocket.violation("the WebSocket rules were broken"))
+        }
+        WsError::Capacity(CapacityError::MessageTooLong { .. }) => {
+            Some(CloseCode::FrameTooBig.violation("a message above the limit"))
+        }
         _ => None,
     }
 }

@@ -353,7 +353,10 @@ impl Connection {
     ///
     /// # Errors
     /// As [`recv`](Self::recv).
-    pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<Message, SessionClosed>> {
+    pub(crate) fn poll_recv(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Message, SessionClosed>> {
         self.sender.link.poll_recv(cx)
     }
 

@@ -32,7 +32,7 @@ use super::close_handshake::{CloseHandshake, broken_rule, closed_by, lost};
 use super::closer::Ends;
 use super::frame_limiter::Limited;
 use crate::NodeId;
-use crate::code::{CloseCode, SessionClosed, Violation};
+use crate::code::{CloseCode, SessionClosed};
 use crate::config::Config;
 use crate::message::Message;
 use crate::session::protocol::{Frame, Progress, Protocol, Transmit};
@@ -194,7 +194,7 @@ impl<P: Protocol> Inner<P> {
             Some(Ok(WsMessage::Ping(_) | WsMessage::Pong(_))) => {}
             Some(Ok(WsMessage::Close(frame))) => self.session.connection_lost(closed_by(frame)),
             Some(Ok(WsMessage::Frame(_))) => {
-                let raw = Violation::new(CloseCode::WebSocket, "a raw frame");
+                let raw = CloseCode::WebSocket.violation("a raw frame");
                 self.session.fail(raw);
             }
             Some(Err(error)) => match broken_rule(&error) {

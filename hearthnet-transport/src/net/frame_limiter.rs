@@ -61,7 +61,7 @@ pub(crate) struct FrameLimiter {
 }
 
 fn websocket(detail: &'static str) -> Violation {
-    Violation::new(CloseCode::WebSocket, detail)
+    CloseCode::WebSocket.violation(detail)
 }
 
 impl FrameLimiter {
@@ -193,28 +193,19 @@ impl FrameLimiter {
             }
             // A close ends the connection anyway.
             if first & 0x0f != 0x8 && !self.controls.take(now) {
-                return Err(Violation::new(
-                    CloseCode::FrameRate,
-                    "too many WebSocket pings",
-                ));
+                return Err(CloseCode::FrameRate.violation("too many WebSocket pings"));
             }
         } else {
             self.fragments += 1;
             self.declared = self.declared.saturating_add(length);
             if self.declared > self.limit {
-                return Err(Violation::new(
-                    CloseCode::FrameTooBig,
-                    format!(
-                        "a message of {} bytes where {} may come",
-                        self.declared, self.limit
-                    ),
-                ));
+                return Err(CloseCode::FrameTooBig.violation(format!(
+                    "a message of {} bytes where {} may come",
+                    self.declared, self.limit
+                )));
             }
             if self.fragments > MAX_FRAGMENTS || (length == 0 && !(last && self.fragments == 1)) {
-                return Err(Violation::new(
-                    CloseCode::FrameRate,
-                    "too many fragments, or an empty one",
-                ));
+                return Err(CloseCode::FrameRate.violation("too many fragments, or an empty one"));
             }
         }
         if length == 0 {

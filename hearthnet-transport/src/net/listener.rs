@@ -4,7 +4,6 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustls::ServerConfig;
@@ -158,35 +157,6 @@ impl RefusedConnection {
             RefusedConnection::Closed(closed) => closed.code.as_str(),
         })
     }
-}
-
-/// What a listener has seen since it was bound.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ListenerStats {
-    /// Connections that the system handed over.
-    pub connections: u64,
-    /// Of these: turned away because too many handshakes were under way.
-    pub over_limit: u64,
-    /// Of these: refused or failed in a handshake.
-    pub refused: u64,
-    /// Of these: became sessions, or sockets on other paths.
-    pub sessions: u64,
-    /// Times that accepting failed, such as for want of file descriptors.
-    pub accept_errors: u64,
-}
-
-#[derive(Default)]
-struct Counters {
-    connections: AtomicU64,
-    over_limit: AtomicU64,
-    refused: AtomicU64,
-    sessions: AtomicU64,
-    accept_errors: AtomicU64,
-}
-
-fn count(counter: &AtomicU64) {
-    counter.fetch_add(1, Ordering::Relaxed);
 }
 
 /// Runs the listening side's handshakes over byte streams, wherever they come from.
@@ -456,8 +426,8 @@ impl Route<'_> {
             return Choice::Refused(path.rule.path, code);
         }
         match path.sockets.enter(self.peer) {
-            Some(place) => Choice::Socket(path.rule.clone(), place),
-            None => Choice::Refused(path.rule.path, CloseCode::SessionLimit),
+            Ok(place) => Choice::Socket(path.rule.clone(), place),
+            Err(_) => Choice::Refused(path.rule.path, CloseCode::SessionLimit),
         }
     }
 }
@@ -524,18 +494,12 @@ impl Listener {
             }
         }
     }
-
-    /// What has happened so far.
-    pub fn stats(&self) -> ListenerStats {
-        self.all.stats()
-    }
 }
 
 /// Listens on a TCP address and yields tensor sessions, and sockets on other paths.
 pub struct PathListener {
     addr: SocketAddr,
     arrivals: mpsc::Receiver<Arrival>,
-    counters: Arc<Counters>,
     task: AbortHandle,
 }
 
@@ -560,19 +524,11 @@ impl PathListener {
         let acceptor = Acceptor::with_paths(identity, admission, config, paths)?;
         let tcp = TcpListener::bind(addr).await.map_err(address)?;
         let addr = tcp.local_addr().map_err(address)?;
-        let counters = Arc::new(Counters::default());
         let (ready, arrivals) = mpsc::channel(ACCEPT_QUEUE);
-        let task = tokio::spawn(accept_loop(
-            tcp,
-            acceptor,
-            half_open,
-            ready,
-            counters.clone(),
-        ));
+        let task = tokio::spawn(accept_loop(tcp, acceptor, half_open, ready));
         Ok(PathListener {
             addr,
             arrivals,
-            counters,
             task: task.abort_handle(),
         })
     }
@@ -590,18 +546,6 @@ impl PathListener {
             None => std::future::pending().await,
         }
     }
-
-    /// What has happened so far.
-    pub fn stats(&self) -> ListenerStats {
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        ListenerStats {
-            connections: read(&self.counters.connections),
-            over_limit: read(&self.counters.over_limit),
-            refused: read(&self.counters.refused),
-            sessions: read(&self.counters.sessions),
-            accept_errors: read(&self.counters.accept_errors),
-        }
-    }
 }
 
 impl Drop for PathListener {
@@ -616,7 +560,6 @@ async fn accept_loop(
     acceptor: Acceptor,
     half_open: Arc<Caps<IpAddr>>,
     ready: mpsc::Sender<Arrival>,
-    counters: Arc<Counters>,
 ) {
     // Dropped with this task, and the handshakes with it.
     let mut handshakes = JoinSet::new();
@@ -625,7 +568,6 @@ async fn accept_loop(
         let (stream, address) = match tcp.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                count(&counters.accept_errors);
                 if !is_about_one_connection(&error) {
                     tracing::warn!(%error, "accepting connections is paused");
                     tokio::time::sleep(OUT_OF_SOCKETS).await;
@@ -633,26 +575,22 @@ async fn accept_loop(
                 continue;
             }
         };
-        count(&counters.connections);
-        let Some(place) = half_open.enter(address.ip().to_canonical()) else {
-            count(&counters.over_limit);
+        let Ok(place) = half_open.enter(address.ip().to_canonical()) else {
             let limit = SessionClosed::by_us(CloseCode::ConnectionLimit, "");
             acceptor.count_refusal(&RefusedConnection::Closed(limit));
             tracing::debug!(code = %CloseCode::ConnectionLimit, "a connection was turned away");
             continue;
         };
-        let (acceptor, ready, counters) = (acceptor.clone(), ready.clone(), counters.clone());
+        let (acceptor, ready) = (acceptor.clone(), ready.clone());
         handshakes.spawn(async move {
             let result = handshake(&acceptor, stream).await;
             // From here on it counts as a session, or as a socket of its path.
             drop(place);
             match result {
                 Ok(arrival) => {
-                    count(&counters.sessions);
                     let _ = ready.send(arrival).await;
                 }
                 Err(error) => {
-                    count(&counters.refused);
                     tracing::debug!(%error, "a connection was refused");
                 }
             }

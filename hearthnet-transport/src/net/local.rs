@@ -106,12 +106,7 @@ impl Side {
 
     /// Drops what belongs to a life that is over.
     fn purge(&mut self, life: (u32, u32)) {
-        self.waiting.retain(|message| match message {
-            Message::Step(m) => (m.stream, m.epoch) != life,
-            Message::StepResult(m) => (m.stream, m.epoch) != life,
-            Message::Truncate(m) => (m.stream, m.epoch) != life,
-            _ => true,
-        });
+        self.waiting.retain(|message| !message.is_work_of(life));
         self.bytes = self.waiting.iter().map(weight).sum();
     }
 }

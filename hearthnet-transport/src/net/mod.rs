@@ -29,15 +29,14 @@ mod tls;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
+pub use caps::{Caps, Full, Place};
 pub use closer::Closer;
 pub use connect::{ConnectError, Phase, connect, connect_over, connect_path, connect_path_over};
 pub use connection::{Connection, SendError, Sender};
 pub use driver::Handler;
 #[cfg(feature = "fuzzing")]
 pub(crate) use frame_limiter::fuzz_frame_limiter;
-pub use listener::{
-    Acceptor, Admission, BindError, Listener, ListenerStats, PathListener, RefusedConnection,
-};
+pub use listener::{Acceptor, Admission, BindError, Listener, PathListener, RefusedConnection};
 pub use local::connect_here;
 pub use paths::{Arrival, PathRule};
 pub use peer_socket::{PeerSender, PeerSocket};

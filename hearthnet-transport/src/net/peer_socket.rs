@@ -16,7 +16,7 @@ use super::driver::{self, Ended, Shared, Socket, websocket_config};
 use super::frame_limiter::{FrameLimiter, Limited};
 use super::paths::PathRule;
 use crate::NodeId;
-use crate::code::{CloseCode, SessionClosed, Violation};
+use crate::code::{CloseCode, SessionClosed};
 use crate::config::Config;
 use crate::session::plain::{Bounds, PlainSession};
 use crate::session::protocol::{Frame, Protocol as _};
@@ -83,7 +83,7 @@ impl PeerSocket {
     ///
     /// # Errors
     /// As [`recv`](Self::recv).
-    pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<Frame, SessionClosed>> {
+    pub(crate) fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<Frame, SessionClosed>> {
         self.sender.shared.poll_take(cx, PlainSession::take)
     }
 
@@ -162,14 +162,11 @@ impl PeerSender {
     fn check(&self, frame: &Frame) -> Result<(), SendError> {
         let (len, largest) = (frame.len(), self.rule.max_message_bytes);
         let violation = match frame {
-            _ if len > largest => Violation::new(
-                CloseCode::FrameTooBig,
-                format!("it has {len} bytes where {largest} may be sent"),
-            ),
-            Frame::Text(_) if !self.rule.text => Violation::new(
-                CloseCode::WebSocket,
-                "this path carries binary messages only",
-            ),
+            _ if len > largest => CloseCode::FrameTooBig
+                .violation(format!("it has {len} bytes where {largest} may be sent")),
+            Frame::Text(_) if !self.rule.text => {
+                CloseCode::WebSocket.violation("this path carries binary messages only")
+            }
             _ => return Ok(()),
         };
         Err(SendError::Message(violation))

@@ -78,7 +78,7 @@ fn key_of(
     intermediates: &[CertificateDer<'_>],
 ) -> Result<NodeId, Error> {
     if !intermediates.is_empty() {
-        let chain = Violation::new(CloseCode::InvalidSignature, "a chain, not one certificate");
+        let chain = CloseCode::InvalidSignature.violation("a chain, not one certificate");
         return Err(Refusal::Unusable(chain).into());
     }
     NodeId::from_certificate(end_entity).map_err(|violation| Refusal::Unusable(violation).into())

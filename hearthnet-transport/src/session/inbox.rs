@@ -122,33 +122,24 @@ impl Inbox {
         dims: Dims,
     ) -> Result<(), Violation> {
         if self.tensors.contains_key(&id) {
-            return Err(Violation::new(
-                CloseCode::TensorId,
-                "a tensor id that is in use",
-            ));
+            return Err(CloseCode::TensorId.violation("a tensor id that is in use"));
         }
         let bytes = dims.bytes(dtype)?;
         let too_big = || {
-            Violation::new(
-                CloseCode::FrameTooBig,
-                format!(
-                    "a tensor of {bytes} bytes, more than the buffer of {}",
-                    self.buffer
-                ),
-            )
+            CloseCode::FrameTooBig.violation(format!(
+                "a tensor of {bytes} bytes, more than the buffer of {}",
+                self.buffer
+            ))
         };
         let total = usize::try_from(bytes).map_err(|_| too_big())?;
         if bytes > self.buffer {
             return Err(too_big());
         }
         if self.used + bytes > self.buffer {
-            return Err(Violation::new(
-                CloseCode::BufferOverrun,
-                format!(
-                    "{bytes} bytes more than the {} that are free",
-                    self.buffer - self.used
-                ),
-            ));
+            return Err(CloseCode::BufferOverrun.violation(format!(
+                "{bytes} bytes more than the {} that are free",
+                self.buffer - self.used
+            )));
         }
         self.used += bytes;
         self.receiving += 1;
@@ -172,10 +163,7 @@ impl Inbox {
     /// The same, when nobody wants it any more.
     pub(super) fn announce_unwanted(&mut self, id: u16) -> Result<(), Violation> {
         if self.tensors.contains_key(&id) {
-            return Err(Violation::new(
-                CloseCode::TensorId,
-                "a tensor id that is in use",
-            ));
+            return Err(CloseCode::TensorId.violation("a tensor id that is in use"));
         }
         self.tensors.insert(id, Stage::Refused);
         self.nacks.push_back(Nack {
@@ -192,7 +180,7 @@ impl Inbox {
         flags: Flags,
         data: &[u8],
     ) -> Result<Arrived, Violation> {
-        let shape = |detail| Violation::new(CloseCode::TensorShape, detail);
+        let shape = |detail| CloseCode::TensorShape.violation(detail);
         let id = head.tensor;
         let last = flags.has(Flags::FINAL);
         if let Some(Stage::Refused) = self.tensors.get(&id) {
@@ -209,10 +197,7 @@ impl Inbox {
             self.begin(id, None, head.dtype, head.dims)?;
         }
         let Some(Stage::Receiving(tensor)) = self.tensors.get_mut(&id) else {
-            return Err(Violation::new(
-                CloseCode::TensorId,
-                "a chunk after the last one",
-            ));
+            return Err(CloseCode::TensorId.violation("a chunk after the last one"));
         };
         if (head.dtype, head.dims) != (tensor.dtype, tensor.dims) {
             return Err(shape("a chunk of another shape than its tensor"));
@@ -224,22 +209,19 @@ impl Inbox {
         }
         let compressed = flags.has(Flags::COMPRESSED);
         if compressed && !self.zstd {
-            return Err(Violation::new(
-                CloseCode::FrameUnknown,
-                "compression was not agreed",
-            ));
+            return Err(CloseCode::FrameUnknown.violation("compression was not agreed"));
         }
         if !compressed && data.len() < expected {
-            return Err(Violation::new(
-                CloseCode::ChunkTooSmall,
-                format!("a chunk of {} bytes where {expected} are due", data.len()),
-            ));
+            return Err(CloseCode::ChunkTooSmall.violation(format!(
+                "a chunk of {} bytes where {expected} are due",
+                data.len()
+            )));
         }
         if data.len() > expected {
-            return Err(Violation::new(
-                CloseCode::FrameTooBig,
-                format!("a chunk of {} bytes where {expected} are due", data.len()),
-            ));
+            return Err(CloseCode::FrameTooBig.violation(format!(
+                "a chunk of {} bytes where {expected} are due",
+                data.len()
+            )));
         }
         let total = tensor.total;
         let buffer = tensor
@@ -274,7 +256,7 @@ impl Inbox {
                     None => Message::Tensor(Tensor { dtype, dims, data }),
                 }
             }
-            _ => return Err(Violation::new(CloseCode::Internal, "a tensor without data")),
+            _ => return Err(CloseCode::Internal.violation("a tensor without data")),
         };
         Ok(Arrived {
             raw: Some(expected),
@@ -293,10 +275,8 @@ impl Inbox {
                 Ok(tensor.rows)
             }
             Some(Stage::Refused) => Ok(None),
-            Some(Stage::Complete { .. }) | None => Err(Violation::new(
-                CloseCode::TensorId,
-                "the end of a tensor that is complete or never began",
-            )),
+            Some(Stage::Complete { .. }) | None => Err(CloseCode::TensorId
+                .violation("the end of a tensor that is complete or never began")),
         }
     }
 

@@ -273,7 +273,7 @@ impl Session {
 
     /// Host: turns the caller away.
     pub fn reject(&mut self, code: CloseCode) {
-        self.fail(Violation::new(code, "the session was not admitted"));
+        self.fail(code.violation("the session was not admitted"));
     }
 
     fn open(&mut self, peer: Limits, now: Time) {
@@ -320,7 +320,7 @@ impl Session {
     }
 
     /// Largest WebSocket message that the peer may send now.
-    pub fn max_message_bytes(&self) -> usize {
+    pub(crate) fn max_message_bytes(&self) -> usize {
         match self.terms {
             Some(terms) => max_message_bytes(terms.chunk_bytes, terms.inline_max),
             None => CONTROL_MESSAGE_BYTES,
@@ -328,7 +328,7 @@ impl Session {
     }
 
     /// Whether the application is so far behind that reading should wait for it.
-    pub fn is_congested(&self) -> bool {
+    pub(crate) fn is_congested(&self) -> bool {
         let step_slots = self.config.max_steps_in_flight as usize;
         self.events.len() >= MAX_UNDELIVERED + 2 * step_slots
     }
@@ -410,12 +410,7 @@ impl Session {
         self.inbox.refuse(life);
         let Session { events, inbox, .. } = self;
         events.retain(|queued| {
-            let of_life = match &queued.event {
-                Event::Message(Message::Step(m)) => (m.stream, m.epoch) == life,
-                Event::Message(Message::StepResult(m)) => (m.stream, m.epoch) == life,
-                Event::Message(Message::Truncate(m)) => (m.stream, m.epoch) == life,
-                _ => false,
-            };
+            let of_life = matches!(&queued.event, Event::Message(m) if m.is_work_of(life));
             if let (true, Some(tensor)) = (of_life, queued.tensor) {
                 inbox.release(tensor);
             }
@@ -563,10 +558,10 @@ impl Session {
     fn frame(&mut self, now: Time, message: &Bytes) -> Result<(), Violation> {
         let limit = self.max_message_bytes();
         let too_big = || {
-            Violation::new(
-                CloseCode::FrameTooBig,
-                format!("a message of {} bytes, more than the limit", message.len()),
-            )
+            CloseCode::FrameTooBig.violation(format!(
+                "a message of {} bytes, more than the limit",
+                message.len()
+            ))
         };
         if message.len() > limit {
             return Err(too_big());
@@ -574,10 +569,10 @@ impl Session {
         let (header, body) = Header::decode(message)?;
         // (0 never matches: the first frame is number 1.)
         if self.sequence_in.checked_add(1) != Some(header.sequence) {
-            return Err(Violation::new(
-                CloseCode::FrameSequence,
-                format!("frame {} after frame {}", header.sequence, self.sequence_in),
-            ));
+            return Err(CloseCode::FrameSequence.violation(format!(
+                "frame {} after frame {}",
+                header.sequence, self.sequence_in
+            )));
         }
         self.sequence_in = header.sequence;
         self.check_state(header.kind)?;
@@ -603,7 +598,7 @@ impl Session {
             FrameType::Ping => {
                 let token = control::read_ping(body)?;
                 if !self.pings.take(now) {
-                    return Err(Violation::new(CloseCode::FrameRate, "too many PINGs"));
+                    return Err(CloseCode::FrameRate.violation("too many PINGs"));
                 }
                 self.urgent.push_back(control::ping(FrameType::Pong, token));
                 Ok(())
@@ -615,10 +610,7 @@ impl Session {
                         self.rtt.sample(now.0.saturating_sub(at.0));
                         Ok(())
                     }
-                    _ => Err(Violation::new(
-                        CloseCode::ProtocolState,
-                        "a PONG without its PING",
-                    )),
+                    _ => Err(CloseCode::ProtocolState.violation("a PONG without its PING")),
                 }
             }
             FrameType::Ack => self
@@ -667,61 +659,33 @@ impl Session {
                 let (head, place) = RowsHead::read(header.kind, body)?;
                 self.rows(head, place, message)
             }
-            FrameType::StreamOpen => {
+            FrameType::StreamOpen
+            | FrameType::StreamOpened
+            | FrameType::StreamClose
+            | FrameType::StreamError
+            | FrameType::Truncate
+            | FrameType::Describe
+            | FrameType::Descriptor
+            | FrameType::Leaving => {
                 self.control_rate(now)?;
-                if !self.opens.take(now) {
-                    return Err(Violation::new(
-                        CloseCode::StreamChurn,
-                        "streams opened too fast",
-                    ));
+                if header.kind == FrameType::StreamOpen && !self.opens.take(now) {
+                    return Err(CloseCode::StreamChurn.violation("streams opened too fast"));
                 }
-                self.deliver(Message::StreamOpen(pipeline::read_stream_open(body)?));
-                Ok(())
-            }
-            FrameType::StreamOpened => {
-                self.control_rate(now)?;
-                self.deliver(Message::StreamOpened(pipeline::read_stream_opened(body)?));
-                Ok(())
-            }
-            FrameType::StreamClose => {
-                self.control_rate(now)?;
-                let close = pipeline::read_stream_close(body)?;
-                let StreamClose { stream, epoch } = close;
-                self.end_stream((stream, epoch));
-                self.deliver(Message::StreamClose(close));
-                Ok(())
-            }
-            FrameType::StreamError => {
-                self.control_rate(now)?;
-                let error = pipeline::read_stream_error(body)?;
-                let StreamError { stream, epoch, .. } = error;
-                self.end_stream((stream, epoch));
-                // Steps may have crossed the error. The host counts them until it hears that the
-                // caller has let go of the stream, which has to be before their slots are used.
-                self.outbox.close(&StreamClose { stream, epoch });
-                self.deliver(Message::StreamError(error));
-                Ok(())
-            }
-            FrameType::Truncate => {
-                self.control_rate(now)?;
-                self.deliver(Message::Truncate(pipeline::read_truncate(body)?));
-                Ok(())
-            }
-            FrameType::Describe => {
-                self.control_rate(now)?;
-                pipeline::read_describe(body)?;
-                self.deliver(Message::Describe);
-                Ok(())
-            }
-            FrameType::Descriptor => {
-                self.control_rate(now)?;
-                self.deliver(Message::Descriptor(pipeline::read_descriptor(body)?));
-                Ok(())
-            }
-            FrameType::Leaving => {
-                self.control_rate(now)?;
-                let within_ms = pipeline::read_leaving(body)?;
-                self.deliver(Message::Leaving { within_ms });
+                let message = pipeline::read(header.kind, body)?;
+                match message {
+                    Message::StreamClose(StreamClose { stream, epoch }) => {
+                        self.end_stream((stream, epoch));
+                    }
+                    Message::StreamError(StreamError { stream, epoch, .. }) => {
+                        self.end_stream((stream, epoch));
+                        // Steps may have crossed the error. The host counts them until it hears
+                        // that the caller has let go of the stream, which has to be before their
+                        // slots are used.
+                        self.outbox.close(StreamClose { stream, epoch })?;
+                    }
+                    _ => {}
+                }
+                self.deliver(message);
                 Ok(())
             }
         }
@@ -757,10 +721,7 @@ impl Session {
         if allowed {
             Ok(())
         } else {
-            Err(Violation::new(
-                CloseCode::ProtocolState,
-                format!("{kind:?} in state {:?}", self.state),
-            ))
+            Err(CloseCode::ProtocolState.violation(format!("{kind:?} in state {:?}", self.state)))
         }
     }
 
@@ -784,10 +745,7 @@ impl Session {
         if self.controls.take(now) {
             Ok(())
         } else {
-            Err(Violation::new(
-                CloseCode::FrameRate,
-                "too many control frames",
-            ))
+            Err(CloseCode::FrameRate.violation("too many control frames"))
         }
     }
 
@@ -796,10 +754,10 @@ impl Session {
         let wanted = match head.kind {
             RowsKind::Step { .. } => {
                 if self.steps.total >= self.config.max_steps_in_flight {
-                    return Err(Violation::new(
-                        CloseCode::CreditOverrun,
-                        format!("a step beyond the {} that may wait", self.steps.total),
-                    ));
+                    return Err(CloseCode::CreditOverrun.violation(format!(
+                        "a step beyond the {} that may wait",
+                        self.steps.total
+                    )));
                 }
                 self.steps.begin(life);
                 true
@@ -857,12 +815,12 @@ impl Session {
     }
 
     /// Whether an event waits for the application.
-    pub fn has_event(&self) -> bool {
+    pub(crate) fn has_event(&self) -> bool {
         !self.events.is_empty()
     }
 
     /// Whether an answer to the peer, such as an ACK, waits to be sent.
-    pub fn has_reply(&self) -> bool {
+    pub(crate) fn has_reply(&self) -> bool {
         !self.urgent.is_empty() || self.inbox.has_due()
     }
 
@@ -936,7 +894,7 @@ impl Session {
         if now < self.poll_timeout() {
             return;
         }
-        let stalled = |detail: &'static str| Violation::new(CloseCode::PipelineStalled, detail);
+        let stalled = |detail: &'static str| CloseCode::PipelineStalled.violation(detail);
         if self.state != State::Open {
             self.fail(stalled("no HELLO within the deadline"));
             return;

@@ -99,46 +99,32 @@ impl Outgoing {
     /// could never be received; `protocol_state` when the other side is the one to send it.
     pub fn new(message: &Message, terms: &Terms) -> Result<Outgoing, Violation> {
         check_sender(message, terms)?;
-        let small = |part, stream, epoch, frame| {
-            Ok(Outgoing {
-                part,
-                life: (stream, epoch),
-                body: Body::Small(frame),
-            })
-        };
-        match message {
-            Message::StreamOpen(m) => {
-                small(Part::Other, m.stream, m.epoch, pipeline::stream_open(m))
+        let (part, life) = match message {
+            Message::Step(m) => {
+                return Outgoing::rows(Part::Step, RowsHead::of_step(m), &m.data, terms);
             }
-            Message::StreamOpened(m) => {
-                small(Part::Other, m.stream, m.epoch, pipeline::stream_opened(m))
-            }
-            Message::StreamClose(m) => {
-                small(Part::Close, m.stream, m.epoch, pipeline::stream_close(m))
-            }
-            Message::StreamError(m) => {
-                small(Part::Error, m.stream, m.epoch, pipeline::stream_error(m))
-            }
-            Message::Truncate(m) => small(Part::Other, m.stream, m.epoch, pipeline::truncate(m)),
-            // These belong to no stream: streams are numbered by callers, who never close (0, 0).
-            Message::Describe => small(Part::Other, 0, 0, pipeline::describe()),
-            Message::Descriptor(bytes) => small(Part::Other, 0, 0, pipeline::descriptor(bytes)?),
-            Message::Leaving { within_ms } => {
-                small(Part::Leaving, 0, 0, pipeline::leaving(*within_ms))
-            }
-            Message::Step(m) => Outgoing::rows(Part::Step, RowsHead::of_step(m), &m.data, terms),
             Message::StepResult(m) => {
-                Outgoing::rows(Part::Result, RowsHead::of_result(m), &m.data, terms)
+                return Outgoing::rows(Part::Result, RowsHead::of_result(m), &m.data, terms);
             }
             Message::Tensor(m) => {
                 let bulk = Bulk::new(None, m.dtype, m.dims, &m.data, terms)?;
-                Ok(Outgoing {
+                return Ok(Outgoing {
                     part: Part::Tensor,
                     life: (0, 0),
                     body: Body::Bulk(Box::new(bulk)),
-                })
+                });
             }
-        }
+            Message::StreamOpen(m) => (Part::Other, (m.stream, m.epoch)),
+            Message::StreamOpened(m) => (Part::Other, (m.stream, m.epoch)),
+            Message::StreamClose(m) => (Part::Close, (m.stream, m.epoch)),
+            Message::StreamError(m) => (Part::Error, (m.stream, m.epoch)),
+            Message::Truncate(m) => (Part::Other, (m.stream, m.epoch)),
+            // These belong to no stream: streams are numbered by callers, who never close (0, 0).
+            Message::Describe | Message::Descriptor(_) => (Part::Other, (0, 0)),
+            Message::Leaving { .. } => (Part::Leaving, (0, 0)),
+        };
+        let body = Body::Small(pipeline::frame(message)?);
+        Ok(Outgoing { part, life, body })
     }
 
     /// Whether a message may be sent under these terms, without encoding it.
@@ -208,34 +194,27 @@ fn check_sender(message: &Message, terms: &Terms) -> Result<(), Violation> {
     };
     match from_caller.is_some_and(|caller| caller != terms.caller) {
         false => Ok(()),
-        true => Err(Violation::new(
-            CloseCode::ProtocolState,
-            "this message is for the other side to send",
-        )),
+        true => {
+            Err(CloseCode::ProtocolState.violation("this message is for the other side to send"))
+        }
     }
 }
 
 fn too_big(bytes: u64, terms: &Terms) -> Violation {
-    Violation::new(
-        CloseCode::FrameTooBig,
-        format!(
-            "{bytes} bytes do not fit the peer's buffer of {}",
-            terms.peer_buffer
-        ),
-    )
+    CloseCode::FrameTooBig.violation(format!(
+        "{bytes} bytes do not fit the peer's buffer of {}",
+        terms.peer_buffer
+    ))
 }
 
 fn check_length(expected: u64, data: &Bytes) -> Result<(), Violation> {
     if data.len() as u64 == expected {
         Ok(())
     } else {
-        Err(Violation::new(
-            CloseCode::TensorShape,
-            format!(
-                "the shape says {expected} bytes, the data has {}",
-                data.len()
-            ),
-        ))
+        Err(CloseCode::TensorShape.violation(format!(
+            "the shape says {expected} bytes, the data has {}",
+            data.len()
+        )))
     }
 }
 
@@ -639,13 +618,14 @@ impl Outbox {
     }
 
     /// Ends one life of a stream on the wire.
-    pub(super) fn close(&mut self, close: &StreamClose) {
-        self.end(pipeline::stream_close(close));
+    pub(super) fn close(&mut self, close: StreamClose) -> Result<(), Violation> {
+        self.end(pipeline::frame(&Message::StreamClose(close))?);
+        Ok(())
     }
 
     /// The peer returns credit.
     pub(super) fn ack(&mut self, ack: Ack) -> Result<(), Violation> {
-        let wrong = |detail| Err(Violation::new(CloseCode::CreditAck, detail));
+        let wrong = |detail| Err(CloseCode::CreditAck.violation(detail));
         let Some(live) = self.live.get_mut(&ack.tensor) else {
             return wrong("an ACK of a tensor that is not being sent");
         };
@@ -672,10 +652,7 @@ impl Outbox {
     /// The peer refuses a tensor.
     pub(super) fn nack(&mut self, id: u16) -> Result<(), Violation> {
         let Some(live) = self.live.get(&id) else {
-            return Err(Violation::new(
-                CloseCode::CreditAck,
-                "a NACK of a tensor that is not being sent",
-            ));
+            return Err(CloseCode::CreditAck.violation("a NACK of a tensor that is not being sent"));
         };
         self.window.give_back(live.in_flight)?;
         if live.stage == Stage::Sending {

@@ -103,7 +103,7 @@ impl Protocol for PlainSession {
     /// What is queued for the peer may still be transmitted.
     fn close(&mut self, code: CloseCode, detail: &str) {
         self.inbox = Queue::default();
-        self.fail(Violation::new(code, detail.to_owned()));
+        self.fail(code.violation(detail.to_owned()));
     }
 
     /// The application may still take what came before.
@@ -208,14 +208,14 @@ impl Protocol for PlainSession {
             let pace = pace.as_mut();
             pace.is_some_and(|pace| pace.is_slow(now, bytes, span, rate))
         };
-        let stalled = |detail| Violation::new(CloseCode::PipelineStalled, detail);
+        let stalled = |detail| CloseCode::PipelineStalled.violation(detail);
         if slow(&mut self.reading, received, d.stall) {
             self.fail(stalled("a message came too slowly"));
         } else if slow(&mut self.writing, written, d.credit) {
             self.fail(stalled("the peer does not read"));
         } else if now >= self.heard + keep_alive * 2 {
             let detail = "nothing was heard for two keep-alive intervals";
-            self.fail(Violation::new(CloseCode::KeepAlive, detail));
+            self.fail(CloseCode::KeepAlive.violation(detail));
         } else if now >= self.heard + keep_alive && !self.is_asked() {
             self.pinged = Some(now);
             self.owes_ping = true;

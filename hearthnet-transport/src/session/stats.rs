@@ -48,14 +48,3 @@ pub struct SessionStats {
     /// Bytes of tensors held for the peer: incomplete, or not yet taken by the application.
     pub buffered_bytes: u64,
 }
-
-impl SessionStats {
-    /// Bytes on the wire per byte of tensor data sent; 1 when nothing was compressed (or sent).
-    pub fn compression_ratio(&self) -> f64 {
-        if self.chunk_bytes_sent == 0 {
-            1.0
-        } else {
-            self.chunk_wire_bytes_sent as f64 / self.chunk_bytes_sent as f64
-        }
-    }
-}

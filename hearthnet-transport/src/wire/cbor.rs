@@ -5,13 +5,14 @@
 
 use ciborium::Value;
 
+use super::{Flags, FrameBuf, FrameType};
 use crate::code::{CloseCode, Code, MAX_NAME, Violation};
 
 /// Deepest nesting that is decoded: HELLO's lists of versions are the deepest, at 2.
 const MAX_DEPTH: usize = 4;
 
-fn malformed(detail: impl Into<std::borrow::Cow<'static, str>>) -> Violation {
-    Violation::new(CloseCode::BodyMalformed, detail)
+pub(super) fn malformed(detail: impl Into<std::borrow::Cow<'static, str>>) -> Violation {
+    CloseCode::BodyMalformed.violation(detail)
 }
 
 /// The map of a body that is being written.
@@ -43,11 +44,29 @@ impl MapWriter {
         self
     }
 
+    /// The whole frame.
+    pub(crate) fn frame(self, kind: FrameType) -> FrameBuf {
+        let mut frame = FrameBuf::with_capacity(96);
+        self.write_to(frame.body());
+        frame.finish(kind, Flags::NONE)
+    }
+
     pub(crate) fn write_to(self, out: &mut Vec<u8>) {
         // Writing a tree of integers, strings and lists to memory has no way to fail.
         let written = ciborium::into_writer(&Value::Map(self.0), out);
         debug_assert!(written.is_ok());
     }
+}
+
+/// Reads a body whose fields are all known to `fields`.
+pub(crate) fn read<T>(
+    body: &[u8],
+    fields: impl FnOnce(&mut MapReader) -> Result<T, Violation>,
+) -> Result<T, Violation> {
+    let mut map = MapReader::new(body)?;
+    let value = fields(&mut map)?;
+    map.end()?;
+    Ok(value)
 }
 
 /// The map of a body that is being read; each field is taken out once.
@@ -143,9 +162,7 @@ impl MapReader {
     /// The name of a failure.
     pub(crate) fn code(&mut self) -> Result<Code, Violation> {
         let text = self.text("code", MAX_NAME)?;
-        Code::parse(&text).ok_or_else(|| {
-            Violation::new(CloseCode::BodyMalformed, "code: not the name of a failure")
-        })
+        Code::parse(&text).ok_or_else(|| malformed("code: not the name of a failure"))
     }
 
     pub(crate) fn opt_bytes(

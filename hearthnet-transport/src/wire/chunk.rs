@@ -53,10 +53,7 @@ impl ChunkHead {
         let rank = usize::from(reader.u8()?);
         let mut dims = [0u32; MAX_RANK];
         let Some(sizes) = dims.get_mut(..rank) else {
-            return Err(Violation::new(
-                CloseCode::TensorShape,
-                "the rank must be 1 to 8",
-            ));
+            return Err(CloseCode::TensorShape.violation("the rank must be 1 to 8"));
         };
         for size in sizes.iter_mut() {
             *size = reader.u32()?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ciborium::Value;
 
-use super::cbor::{MapReader, MapWriter};
+use super::cbor::{self, MapReader, MapWriter, malformed};
 use super::reader::Reader;
 use super::{Flags, FrameBuf, FrameType};
 use crate::code::{CloseCode, Violation};
@@ -59,16 +59,11 @@ impl Hello {
             || self.purpose.len() > MAX_PURPOSE_BYTES
             || !self.purpose.bytes().all(letters)
         {
-            return Err(Violation::new(
-                CloseCode::BodyMalformed,
-                "`purpose` must be 1 to 32 characters of a-z, 0-9, `.`, `_` and `-`",
-            ));
+            return Err(CloseCode::BodyMalformed
+                .violation("`purpose` must be 1 to 32 characters of a-z, 0-9, `.`, `_` and `-`"));
         }
         if self.token.len() > MAX_TOKEN_BYTES || self.agent.len() > MAX_AGENT_BYTES {
-            return Err(Violation::new(
-                CloseCode::BodyMalformed,
-                "`token` or `agent` is too long",
-            ));
+            return Err(malformed("`token` or `agent` is too long"));
         }
         Ok(())
     }
@@ -126,10 +121,7 @@ impl Limits {
             None => false,
             Some(Value::Array(list)) => list.iter().any(|name| name.as_text() == Some("zstd")),
             Some(_) => {
-                return Err(Violation::new(
-                    CloseCode::BodyMalformed,
-                    "`compression` is no list",
-                ));
+                return Err(malformed("`compression` is no list"));
             }
         };
         let limits = Limits {
@@ -154,22 +146,13 @@ impl Limits {
         if in_range {
             Ok(limits)
         } else {
-            Err(Violation::new(
-                CloseCode::BodyMalformed,
-                "a limit in HELLO is out of its range",
-            ))
+            Err(malformed("a limit in HELLO is out of its range"))
         }
     }
 
     pub(crate) fn lifetime(&self) -> Duration {
         Duration::from_millis(self.lifetime_ms)
     }
-}
-
-fn cbor_frame(kind: FrameType, map: MapWriter) -> FrameBuf {
-    let mut frame = FrameBuf::with_capacity(64);
-    map.write_to(frame.body());
-    frame.finish(kind, Flags::NONE)
 }
 
 /// The caller's HELLO.
@@ -180,7 +163,7 @@ pub(crate) fn client_hello(hello: &Hello, limits: Limits) -> FrameBuf {
         .text("purpose", &hello.purpose)
         .bytes("token", &hello.token)
         .text("agent", &hello.agent);
-    cbor_frame(FrameType::Hello, limits.write(map))
+    limits.write(map).frame(FrameType::Hello)
 }
 
 pub(crate) fn read_client_hello(body: &[u8]) -> Result<(Hello, Limits), Violation> {
@@ -193,16 +176,10 @@ pub(crate) fn read_client_hello(body: &[u8]) -> Result<(Hello, Limits), Violatio
     match map.take("versions") {
         Some(Value::Array(list)) if speaks(&list) => {}
         Some(Value::Array(_)) => {
-            return Err(Violation::new(
-                CloseCode::VersionUnsupported,
-                "no version in common",
-            ));
+            return Err(CloseCode::VersionUnsupported.violation("no version in common"));
         }
         _ => {
-            return Err(Violation::new(
-                CloseCode::BodyMalformed,
-                "`versions` is missing or no list",
-            ));
+            return Err(malformed("`versions` is missing or no list"));
         }
     }
     let hello = Hello {
@@ -220,16 +197,14 @@ pub(crate) fn server_hello(agent: &str, limits: Limits) -> FrameBuf {
     let map = MapWriter::new()
         .uint("version", PROTOCOL_VERSION)
         .text("agent", agent);
-    cbor_frame(FrameType::Hello, limits.write(map))
+    limits.write(map).frame(FrameType::Hello)
 }
 
 pub(crate) fn read_server_hello(body: &[u8]) -> Result<(String, Limits), Violation> {
     let mut map = MapReader::new(body)?;
     if map.uint::<u32>("version")? != PROTOCOL_VERSION {
-        return Err(Violation::new(
-            CloseCode::VersionUnsupported,
-            "the host chose a version that was not offered",
-        ));
+        return Err(CloseCode::VersionUnsupported
+            .violation("the host chose a version that was not offered"));
     }
     let agent = map.opt_text("agent", MAX_AGENT_BYTES)?.unwrap_or_default();
     Ok((agent, Limits::read(&mut map)?))
@@ -253,22 +228,21 @@ pub(crate) fn cut(text: &str, max: usize) -> &str {
 
 impl Bye {
     pub(crate) fn frame(&self) -> FrameBuf {
-        let map = MapWriter::new()
+        MapWriter::new()
             .text("code", self.code.as_str())
-            .text("detail", cut(&self.detail, MAX_DETAIL_BYTES));
-        cbor_frame(FrameType::Bye, map)
+            .text("detail", cut(&self.detail, MAX_DETAIL_BYTES))
+            .frame(FrameType::Bye)
     }
 
     pub(crate) fn read(body: &[u8]) -> Result<Bye, Violation> {
-        let mut map = MapReader::new(body)?;
-        let code = map.text("code", MAX_CODE_BYTES)?;
-        let detail = map
-            .opt_text("detail", MAX_DETAIL_BYTES)?
-            .unwrap_or_default();
-        map.end()?;
+        let (code, detail) = cbor::read(body, |map| {
+            let code = map.text("code", MAX_CODE_BYTES)?;
+            Ok((code, map.opt_text("detail", MAX_DETAIL_BYTES)?))
+        })?;
         let code = CloseCode::from_name(&code)
             .filter(|code| code.is_sendable())
             .unwrap_or(CloseCode::Unrecognised);
+        let detail = detail.unwrap_or_default();
         Ok(Bye { code, detail })
     }
 }
@@ -284,22 +258,21 @@ pub(crate) struct Ack {
 
 impl Ack {
     pub(crate) fn frame(&self) -> FrameBuf {
-        let map = MapWriter::new()
+        MapWriter::new()
             .uint("tensor", self.tensor)
             .uint("chunks", self.chunks)
-            .bool("end", self.end);
-        cbor_frame(FrameType::Ack, map)
+            .bool("end", self.end)
+            .frame(FrameType::Ack)
     }
 
     pub(crate) fn read(body: &[u8]) -> Result<Ack, Violation> {
-        let mut map = MapReader::new(body)?;
-        let ack = Ack {
-            tensor: map.uint("tensor")?,
-            chunks: map.uint("chunks")?,
-            end: map.opt_bool("end")?.unwrap_or(false),
-        };
-        map.end()?;
-        Ok(ack)
+        cbor::read(body, |map| {
+            Ok(Ack {
+                tensor: map.uint("tensor")?,
+                chunks: map.uint("chunks")?,
+                end: map.opt_bool("end")?.unwrap_or(false),
+            })
+        })
     }
 }
 
@@ -312,20 +285,19 @@ pub(crate) struct Nack {
 
 impl Nack {
     pub(crate) fn frame(&self) -> FrameBuf {
-        let map = MapWriter::new()
+        MapWriter::new()
             .uint("tensor", self.tensor)
-            .text("code", cut(&self.code, MAX_CODE_BYTES));
-        cbor_frame(FrameType::Nack, map)
+            .text("code", cut(&self.code, MAX_CODE_BYTES))
+            .frame(FrameType::Nack)
     }
 
     pub(crate) fn read(body: &[u8]) -> Result<Nack, Violation> {
-        let mut map = MapReader::new(body)?;
-        let nack = Nack {
-            tensor: map.uint("tensor")?,
-            code: map.text("code", MAX_CODE_BYTES)?,
-        };
-        map.end()?;
-        Ok(nack)
+        cbor::read(body, |map| {
+            Ok(Nack {
+                tensor: map.uint("tensor")?,
+                code: map.text("code", MAX_CODE_BYTES)?,
+            })
+        })
     }
 }
 
@@ -337,19 +309,13 @@ pub(crate) struct FlowCtl {
 
 impl FlowCtl {
     pub(crate) fn frame(&self) -> FrameBuf {
-        cbor_frame(
-            FrameType::FlowCtl,
-            MapWriter::new().uint("grant", self.grant),
-        )
+        let map = MapWriter::new().uint("grant", self.grant);
+        map.frame(FrameType::FlowCtl)
     }
 
     pub(crate) fn read(body: &[u8]) -> Result<FlowCtl, Violation> {
-        let mut map = MapReader::new(body)?;
-        let flow = FlowCtl {
-            grant: map.uint("grant")?,
-        };
-        map.end()?;
-        Ok(flow)
+        let grant = cbor::read(body, |map| map.uint("grant"))?;
+        Ok(FlowCtl { grant })
     }
 }
 
@@ -361,19 +327,13 @@ pub(crate) struct TensorEnd {
 
 impl TensorEnd {
     pub(crate) fn frame(&self) -> FrameBuf {
-        cbor_frame(
-            FrameType::TensorEnd,
-            MapWriter::new().uint("tensor", self.tensor),
-        )
+        let map = MapWriter::new().uint("tensor", self.tensor);
+        map.frame(FrameType::TensorEnd)
     }
 
     pub(crate) fn read(body: &[u8]) -> Result<TensorEnd, Violation> {
-        let mut map = MapReader::new(body)?;
-        let end = TensorEnd {
-            tensor: map.uint("tensor")?,
-        };
-        map.end()?;
-        Ok(end)
+        let tensor = cbor::read(body, |map| map.uint("tensor"))?;
+        Ok(TensorEnd { tensor })
     }
 }
 

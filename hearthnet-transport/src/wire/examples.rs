@@ -8,7 +8,7 @@ use super::pipeline::{self, Place, RowsHead, RowsKind};
 use super::{Flags, FrameBuf, FrameType, Header};
 use crate::code::CloseCode;
 use crate::config::Config;
-use crate::message::{StreamClose, StreamError, StreamOpen, StreamOpened, Truncate, Want};
+use crate::message::{Message, StreamClose, StreamError, StreamOpen, StreamOpened, Truncate, Want};
 use crate::tensor::{DType, Dims};
 
 const SPEC: &str = include_str!("../../../specs/x08-tensor-transport.md");
@@ -38,6 +38,10 @@ fn rows(position: u32, rows: u32, width: u32, kind: RowsKind) -> RowsHead {
         dtype: DType::F16,
         kind,
     }
+}
+
+fn message(message: Message) -> FrameBuf {
+    pipeline::frame(&message).unwrap()
 }
 
 fn f16(values: &[f32]) -> Vec<u8> {
@@ -70,14 +74,14 @@ fn encoded(name: &str) -> Option<(u32, FrameBuf)> {
                 hi: 14,
                 max_positions: 512,
             };
-            (3, pipeline::stream_open(&open))
+            (3, message(Message::StreamOpen(open)))
         }
         "stream-opened" => (
             3,
-            pipeline::stream_opened(&StreamOpened {
+            message(Message::StreamOpened(StreamOpened {
                 stream: 7,
                 epoch: 0,
-            }),
+            })),
         ),
         "step-inline" => {
             let data = f16(&[1.0, -2.0, 0.5, 65504.0]);
@@ -141,24 +145,24 @@ fn encoded(name: &str) -> Option<(u32, FrameBuf)> {
                 code: "position_gap".into(),
                 message: "the stream has 1 position".into(),
             };
-            (8, pipeline::stream_error(&error))
+            (8, message(Message::StreamError(error)))
         }
         "truncate" => (
             8,
-            pipeline::truncate(&Truncate {
+            message(Message::Truncate(Truncate {
                 stream: 7,
                 epoch: 0,
                 position: 1,
-            }),
+            })),
         ),
         "stream-close" => (
             9,
-            pipeline::stream_close(&StreamClose {
+            message(Message::StreamClose(StreamClose {
                 stream: 7,
                 epoch: 0,
-            }),
+            })),
         ),
-        "leaving" => (9, pipeline::leaving(10_000)),
+        "leaving" => (9, message(Message::Leaving { within_ms: 10_000 })),
         "bye" => (
             10,
             Bye {

@@ -33,7 +33,7 @@ use crate::code::{CloseCode, Violation};
 /// Version byte of every frame.
 pub const VERSION: u8 = 0x01;
 /// Length of the frame header.
-pub const HEADER_BYTES: usize = 16;
+pub(crate) const HEADER_BYTES: usize = 16;
 /// Where the sequence number stands: it is filled in when the frame is sent.
 const SEQUENCE_AT: std::ops::Range<usize> = 4..8;
 
@@ -175,12 +175,9 @@ impl Header {
     /// says; `frame_unknown` for a version, type or flag that does not exist, a flag that the
     /// type does not take, or a reserved field that is not zero.
     pub fn decode(message: &[u8]) -> Result<(Header, &[u8]), Violation> {
-        let unknown = |detail| Err(Violation::new(CloseCode::FrameUnknown, detail));
+        let unknown = |detail| Err(CloseCode::FrameUnknown.violation(detail));
         let Some((head, body)) = message.split_first_chunk::<HEADER_BYTES>() else {
-            return Err(Violation::new(
-                CloseCode::FrameLength,
-                "shorter than a frame header",
-            ));
+            return Err(CloseCode::FrameLength.violation("shorter than a frame header"));
         };
         let [
             version,
@@ -219,13 +216,10 @@ impl Header {
         }
         let length = u32::from_be_bytes([l0, l1, l2, l3]);
         if usize::try_from(length).ok() != Some(body.len()) {
-            return Err(Violation::new(
-                CloseCode::FrameLength,
-                format!(
-                    "the header says {length} bytes of payload, the message has {}",
-                    body.len()
-                ),
-            ));
+            return Err(CloseCode::FrameLength.violation(format!(
+                "the header says {length} bytes of payload, the message has {}",
+                body.len()
+            )));
         }
         let sequence = u32::from_be_bytes([s0, s1, s2, s3]);
         Ok((

@@ -13,10 +13,7 @@ impl<'a> Reader<'a> {
 
     fn take<const N: usize>(&mut self) -> Result<[u8; N], Violation> {
         let (head, rest) = self.0.split_first_chunk::<N>().ok_or_else(|| {
-            Violation::new(
-                CloseCode::BodyMalformed,
-                "the body ends before its fields do",
-            )
+            CloseCode::BodyMalformed.violation("the body ends before its fields do")
         })?;
         self.0 = rest;
         Ok(*head)
@@ -41,10 +38,7 @@ impl<'a> Reader<'a> {
     /// Reads `N` bytes that must be zero.
     pub(crate) fn reserved<const N: usize>(&mut self) -> Result<(), Violation> {
         if self.take::<N>()?.iter().any(|&byte| byte != 0) {
-            return Err(Violation::new(
-                CloseCode::FrameUnknown,
-                "a reserved field is not zero",
-            ));
+            return Err(CloseCode::FrameUnknown.violation("a reserved field is not zero"));
         }
         Ok(())
     }
@@ -59,10 +53,7 @@ impl<'a> Reader<'a> {
         if self.0.is_empty() {
             Ok(())
         } else {
-            Err(Violation::new(
-                CloseCode::BodyMalformed,
-                "bytes follow the last field",
-            ))
+            Err(CloseCode::BodyMalformed.violation("bytes follow the last field"))
         }
     }
 }

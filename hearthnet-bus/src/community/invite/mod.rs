@@ -50,7 +50,7 @@ const FIXED_BYTES: usize = 1 + 32 + 32 + 5;
 /// stay short enough to be read out in need.
 pub const MAX_HINTS: usize = 8;
 /// Characters of the longest code (8 hints of 19 bytes), white space not counted.
-pub const MAX_CODE_CHARS: usize = 7 + (FIXED_BYTES + MAX_HINTS * 19) * 8 / 5 + 1 + 6;
+pub(crate) const MAX_CODE_CHARS: usize = 7 + (FIXED_BYTES + MAX_HINTS * 19) * 8 / 5 + 1 + 6;
 /// Longest text that is looked at: a code and the white space that mail programs add.
 const MAX_TEXT_BYTES: usize = 4 * MAX_CODE_CHARS;
 /// Longest display name of a node, in bytes; the event log's bound for names.

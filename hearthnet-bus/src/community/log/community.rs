@@ -282,7 +282,7 @@ impl Community {
     }
 
     /// Whether a session token was revoked, by its issuer or by an anchor.
-    pub fn is_grant_revoked(&self, issuer: &NodeId, id: &[u8; 16], now_ms: u64) -> bool {
+    pub(crate) fn is_grant_revoked(&self, issuer: &NodeId, id: &[u8; 16], now_ms: u64) -> bool {
         let body = Body::GrantRevoked {
             issuer: *issuer,
             id: *id,

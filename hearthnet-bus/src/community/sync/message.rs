@@ -108,7 +108,7 @@ impl SyncMessage {
     /// that is not a message.
     pub fn decode(message: &Bytes) -> Result<SyncMessage, Violation> {
         if message.len() > MAX_MESSAGE_BYTES {
-            return Err(Violation::new(CloseCode::FrameTooBig, "a message too long"));
+            return Err(CloseCode::FrameTooBig.violation("a message too long"));
         }
         let mut reader = Reader { message, at: 0 };
         let fields = reader.head(ARRAY)?;
@@ -149,7 +149,7 @@ impl SyncMessage {
 }
 
 fn malformed(detail: &'static str) -> Violation {
-    Violation::new(CloseCode::BodyMalformed, detail)
+    CloseCode::BodyMalformed.violation(detail)
 }
 
 struct Reader<'a> {
@@ -198,10 +198,7 @@ impl Reader<'_> {
     fn string(&mut self, longest: usize) -> Result<Bytes, Violation> {
         let length = usize::try_from(self.head(BYTES)?).unwrap_or(usize::MAX);
         if length > longest {
-            return Err(Violation::new(
-                CloseCode::FrameTooBig,
-                "a string above its limit",
-            ));
+            return Err(CloseCode::FrameTooBig.violation("a string above its limit"));
         }
         self.take(length)
     }
@@ -212,10 +209,7 @@ impl Reader<'_> {
             return Err(malformed("a batch without events"));
         }
         if count > MAX_BATCH_EVENTS {
-            return Err(Violation::new(
-                CloseCode::FrameTooBig,
-                "a batch of too many events",
-            ));
+            return Err(CloseCode::FrameTooBig.violation("a batch of too many events"));
         }
         let mut left = MAX_BATCH_BYTES;
         let mut events = Vec::with_capacity(count);

@@ -26,4 +26,4 @@ pub use message::{MAX_BATCH_BYTES, MAX_BATCH_EVENTS, MAX_MESSAGE_BYTES, SyncMess
 pub use session::{Progress, Stored, SyncConfig, SyncSession, WINDOW, Work, cost};
 
 /// Where gossip lives on a node's listener.
-pub const SYNC_PATH: &str = "/sync/v1";
+pub(crate) const SYNC_PATH: &str = "/sync/v1";

@@ -284,7 +284,7 @@ impl SyncSession {
     }
 
     fn take(&mut self, now_ms: u64, message: SyncMessage) -> Result<(), Violation> {
-        let refuse = |code, detail: &'static str| Err(Violation::new(code, detail));
+        let refuse = |code: CloseCode, detail: &'static str| Err(code.violation(detail));
         match (self.state, message) {
             (State::Greeting, SyncMessage::Hello { version, community }) => {
                 if version != VERSION {
@@ -342,13 +342,13 @@ impl SyncSession {
     }
 
     /// The log has changed.
-    pub fn handle_change(&mut self) {
+    pub(crate) fn handle_change(&mut self) {
         self.dirty = true;
     }
 
     /// Time passes.
     pub fn handle_timeout(&mut self, now_ms: u64) {
-        let stalled = |detail: &'static str| Violation::new(CloseCode::PipelineStalled, detail);
+        let stalled = |detail: &'static str| CloseCode::PipelineStalled.violation(detail);
         self.allowance.refill(time(now_ms));
         match self.state {
             State::Greeting if now_ms >= self.opened_ms.saturating_add(self.config.hello_ms) => {
@@ -402,7 +402,7 @@ impl SyncSession {
     }
 
     /// What is to be done next; nothing while something is being done.
-    pub fn poll_work(&mut self, now_ms: u64) -> Option<Work> {
+    pub(crate) fn poll_work(&mut self, now_ms: u64) -> Option<Work> {
         if self.state != State::Open || self.working.is_some() {
             return None;
         }
@@ -448,7 +448,7 @@ impl SyncSession {
     }
 
     /// [`Work::Heads`] is done.
-    pub fn handle_heads(&mut self, now_ms: u64, heads: Vec<u8>) {
+    pub(crate) fn handle_heads(&mut self, now_ms: u64, heads: Vec<u8>) {
         if !self.is_done(&Doing::Heads) {
             return;
         }
@@ -461,7 +461,7 @@ impl SyncSession {
     }
 
     /// [`Work::Learn`] is done: whether the bytes were heads of this community.
-    pub fn handle_learned(&mut self, usable: bool) {
+    pub(crate) fn handle_learned(&mut self, usable: bool) {
         if !self.is_done(&Doing::Learn) {
             return;
         }
@@ -469,16 +469,13 @@ impl SyncSession {
             self.informed = true;
             self.dirty = true;
         } else {
-            self.end(Violation::new(
-                CloseCode::BodyMalformed,
-                "heads that cannot be read",
-            ));
+            self.end(CloseCode::BodyMalformed.violation("heads that cannot be read"));
         }
     }
 
     /// [`Work::Collect`] is done: the events, at most as many as were asked for, and whether there
     /// are more.
-    pub fn handle_collected(&mut self, now_ms: u64, events: Vec<Bytes>, more: bool) {
+    pub(crate) fn handle_collected(&mut self, now_ms: u64, events: Vec<Bytes>, more: bool) {
         if !self.is_done(&Doing::Collect) {
             return;
         }
@@ -499,7 +496,7 @@ impl SyncSession {
     }
 
     /// [`Work::Store`] is done.
-    pub fn handle_stored(&mut self, now_ms: u64, stored: Stored) {
+    pub(crate) fn handle_stored(&mut self, now_ms: u64, stored: Stored) {
         let Some(Doing::Store {
             number,
             events,
@@ -515,10 +512,7 @@ impl SyncSession {
         self.allowance.refill(time(now_ms));
         self.allowance.spend(cost(events, bytes, &stored));
         if let Some(code) = stored.hostile {
-            return self.end(Violation::new(
-                code,
-                "an event that no honest node passes on",
-            ));
+            return self.end(code.violation("an event that no honest node passes on"));
         }
         // Somebody else sends the same: let the peer skip it.
         if events >= MANY && stored.known * 2 > events as u64 {
@@ -534,22 +528,19 @@ impl SyncSession {
     /// What [`poll_work`](Self::poll_work) asked for could not be done. Storing is tried again
     /// after five seconds, and not acknowledged until it is done; `events` are those of the
     /// batch. Without the rest there is no gossip: the session ends, and the peer may come again.
-    pub fn handle_failure(&mut self, now_ms: u64, events: Option<Vec<Bytes>>) {
+    pub(crate) fn handle_failure(&mut self, now_ms: u64, events: Option<Vec<Bytes>>) {
         match (self.working.take(), events) {
             (Some(Doing::Store { number, .. }), Some(events)) => {
                 self.retry_at = now_ms.saturating_add(RETRY_MS);
                 self.waiting.push_front((number, events));
             }
-            _ => self.end(Violation::new(
-                CloseCode::Internal,
-                "the log cannot be used at the moment",
-            )),
+            _ => self.end(CloseCode::Internal.violation("the log cannot be used at the moment")),
         }
     }
 
     /// Ends the session from this side.
     pub fn close(&mut self, code: CloseCode) {
-        self.end(Violation::new(code, ""));
+        self.end(code.violation(""));
     }
 
     fn end(&mut self, violation: Violation) {

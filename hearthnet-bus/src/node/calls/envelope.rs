@@ -167,7 +167,7 @@ impl Envelope {
     }
 
     /// First millisecond in which [`Envelope::open`] refuses it for its age.
-    pub fn dead_from_ms(&self) -> u64 {
+    pub(crate) fn dead_from_ms(&self) -> u64 {
         self.at_ms.saturating_add(MAX_CALL_SKEW_MS + 1)
     }
 }

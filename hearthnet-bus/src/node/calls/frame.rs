@@ -1,6 +1,6 @@
 //! One text message of `/bus/v1`: a JSON object with `call`, `seq`, `event` and `data`.
 
-use hearthnet_transport::{CloseCode, Code, is_name};
+use hearthnet_transport::{CloseCode, Code, Violation, is_name};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -38,55 +38,9 @@ pub const ACK_BYTES: usize = WINDOW_BYTES / 4;
 /// two numbers of up to 20 digits.
 pub(crate) const FRAME_OVERHEAD: usize = 96;
 
-/// Which rule of the protocol the other side broke. It ends the connection.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Violation {
-    /// A message exceeds [`MAX_MESSAGE_BYTES`].
-    #[error("a message has {0} bytes, more than allowed")]
-    TooBig(usize),
-    /// A message is not a frame, or its data are not what its event needs.
-    #[error("a message is not a frame: {0}")]
-    Malformed(&'static str),
-    /// The frames of a call are not numbered 1, 2, 3, ...
-    #[error("frame {found} of a call came where {expected} was due")]
-    Sequence {
-        /// The number that was due.
-        expected: u64,
-        /// The number that came.
-        found: u64,
-    },
-    /// A call's number is not higher than all before it, or belongs to no call.
-    #[error("call {0} cannot be meant here")]
-    CallNumber(u32),
-    /// More than [`MAX_OPEN_CALLS`] are open.
-    #[error("more than {MAX_OPEN_CALLS} calls are open")]
-    TooManyCalls,
-    /// An acknowledgement of what was not sent, or was acknowledged before.
-    #[error("an acknowledgement of {0} is out of range")]
-    AckRange(u64),
-    /// More events than the window allows.
-    #[error("more events came than were acknowledged")]
-    Window,
-    /// More frames about calls that have ended than there can be on their way.
-    #[error("too many frames about calls that have ended")]
-    Late,
-}
-
-impl Violation {
-    /// The stable name of the rule.
-    pub fn code(&self) -> CloseCode {
-        match self {
-            Self::TooBig(_) => CloseCode::FrameTooBig,
-            Self::Malformed(_) => CloseCode::FrameUnknown,
-            Self::Sequence { .. } => CloseCode::FrameSequence,
-            Self::CallNumber(_) => CloseCode::ProtocolState,
-            Self::TooManyCalls => CloseCode::SessionLimit,
-            Self::AckRange(_) => CloseCode::CreditAck,
-            Self::Window => CloseCode::CreditOverrun,
-            Self::Late => CloseCode::FrameRate,
-        }
-    }
+/// A message is not a frame, or its data are not what its event needs.
+pub(super) fn malformed(what: &str) -> Violation {
+    CloseCode::FrameUnknown.violation(format!("a message is not a frame: {what}"))
 }
 
 /// A message as it stands.
@@ -104,12 +58,14 @@ pub(crate) struct Frame {
 impl Frame {
     pub(crate) fn decode(text: &str) -> Result<Self, Violation> {
         if text.len() > MAX_MESSAGE_BYTES {
-            return Err(Violation::TooBig(text.len()));
+            let length = text.len();
+            let detail = format!("a message has {length} bytes, more than allowed");
+            return Err(CloseCode::FrameTooBig.violation(detail));
         }
         let frame: Self = serde_json::from_str(text)
-            .map_err(|_| Violation::Malformed("it is no object with call, seq, event and data"))?;
+            .map_err(|_| malformed("it is no object with call, seq, event and data"))?;
         if !is_name(&frame.event) {
-            return Err(Violation::Malformed("its event has no name"));
+            return Err(malformed("its event has no name"));
         }
         Ok(frame)
     }
@@ -181,7 +137,7 @@ pub(crate) fn error_data(error: &CallError) -> String {
 
 pub(crate) fn read_error(data: Value) -> Result<CallError, Violation> {
     let data: ErrorData = serde_json::from_value(data)
-        .map_err(|_| Violation::Malformed("its data are no {code, message, hint}"))?;
-    let code = Code::parse(&data.code).ok_or(Violation::Malformed("its code is none"))?;
+        .map_err(|_| malformed("its data are no {code, message, hint}"))?;
+    let code = Code::parse(&data.code).ok_or_else(|| malformed("its code is none"))?;
     Ok(CallError::new(code, data.message).with_hint(data.hint))
 }

@@ -14,8 +14,9 @@ use tokio::time::{Instant, timeout_at};
 
 use super::Cancel;
 use super::error::CallError;
-use super::frame::{Violation, WINDOW_BYTES};
+use super::frame::WINDOW_BYTES;
 use super::session::{Asked, NotTaken, ServingSession};
+use hearthnet_transport::Violation;
 
 /// How long a caller may leave a full window, or a message half taken.
 pub(super) const STALL: Duration = Duration::from_secs(30);

@@ -9,7 +9,7 @@
 //! | which capabilities there are | [`Registry`] | `registry.rs` |
 //! | how often a peer may ask | [`Budgets`] | `budget.rs` |
 //! | the signed part of a call | [`Envelope`] | `envelope.rs` |
-//! | messages of `/bus/v1` | [`Request`], [`Violation`] | `frame.rs` |
+//! | messages of `/bus/v1` | [`Request`] | `frame.rs` |
 //! | calls, events, acknowledgements, cancel | [`ServingSession`], [`CallingSession`] | `session/` |
 //! | whether a call may run | [`CallServer::admit`] | `server/` |
 //! | running it | [`Handler`], [`FrameSink`], [`CallServer`] | `registry.rs`, `frame_sink.rs`, `server/` |
@@ -25,15 +25,12 @@
 //! # use std::sync::Arc;
 //! # use hearthnet_bus::{NodeId, calls::*};
 //! # use serde_json::{Value, json};
-//! # use futures_util::future::BoxFuture;
 //! # async fn example(own: NodeId, community: Arc<dyn Authority>, data_dir: &std::path::Path)
 //! # -> Result<(), Box<dyn std::error::Error>> {
 //! struct Echo;
 //!
 //! impl Handler for Echo {
-//!     fn call(&self, _: CallContext, params: Value, out: FrameSink)
-//!         -> BoxFuture<'_, Result<Value, CallError>>
-//!     {
+//!     fn call(&self, _: CallContext, params: Value, out: FrameSink) -> Answering<'_> {
 //!         Box::pin(async move {
 //!             out.send("echo", &params["text"]).await?;
 //!             Ok(json!({}))
@@ -81,7 +78,7 @@ mod shard_serve;
 mod wire;
 
 /// Capabilities that a node has at most.
-pub const MAX_CAPABILITIES: usize = 64;
+pub(crate) const MAX_CAPABILITIES: usize = 64;
 
 pub use budget::{Budgets, Rate};
 pub use cancel::Cancel;
@@ -91,12 +88,12 @@ pub use envelope::{Envelope, EnvelopeError, MAX_CALL_SKEW_MS, MAX_ENVELOPE_BYTES
 pub use error::{CallError, MAX_ERROR_TEXT};
 pub use frame::{
     ACK_BYTES, ACK_FRAMES, BUS_PATH, MAX_EVENT_BYTES, MAX_MESSAGE_BYTES, MAX_OPEN_CALLS, Request,
-    Violation, WINDOW_BYTES, WINDOW_FRAMES,
+    WINDOW_BYTES, WINDOW_FRAMES,
 };
 pub use frame_sink::FrameSink;
 pub use local_api::{ENDPOINT_FILE, LocalApi, LocalApiError, TOKEN_FILE};
 pub use params::{Kind, Param, ParamError, Params};
-pub use registry::{CallContext, Handler, RegisterError, Registry, Slot};
+pub use registry::{Answering, CallContext, Handler, RegisterError, Registry, Slot};
 pub use server::{Admitted, Authority, CallServer, Origin, Research};
 pub use session::{Asked, CallingSession, Heard, NotTaken, ServingSession};
 pub use shard_serve::{Served, ShardGrant, register_shards};

@@ -1,10 +1,10 @@
 //! What this node can be asked to do.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use hearthnet_transport::Code;
+use hearthnet_transport::{Caps, Code, Full, Place};
 use parking_lot::Mutex;
 use serde_json::Value;
 
@@ -14,6 +14,9 @@ use super::frame_sink::FrameSink;
 use super::{Cancel, MAX_CAPABILITIES};
 use crate::{Capability, NodeId};
 
+/// A call that is being answered: what [`Handler::call`] returns.
+pub type Answering<'a> = BoxFuture<'a, Result<Value, CallError>>;
+
 /// Answers calls of one capability.
 pub trait Handler: Send + Sync {
     /// Answers one call: events go to `out` as they come, the result is returned.
@@ -22,12 +25,7 @@ pub trait Handler: Send + Sync {
     /// When the caller cancels or is lost, [`CallContext::cancel`] fires and the future
     /// is dropped; work on other threads has to watch the former and to keep
     /// [`CallContext::slot`] for as long as it goes on.
-    fn call(
-        &self,
-        ctx: CallContext,
-        params: Value,
-        out: FrameSink,
-    ) -> BoxFuture<'_, Result<Value, CallError>>;
+    fn call(&self, ctx: CallContext, params: Value, out: FrameSink) -> Answering<'_>;
 }
 
 /// Who calls, and how to notice that it gave up.
@@ -65,67 +63,32 @@ impl CallContext {
 
 /// A place among the calls that may run at once.
 #[derive(Debug, Clone)]
-pub struct Slot(#[expect(dead_code, reason = "held for its Drop")] Arc<SlotGuard>);
-
-#[derive(Debug)]
-struct SlotGuard {
-    slots: Arc<Slots>,
-    caller: NodeId,
-}
-
-impl Drop for SlotGuard {
-    fn drop(&mut self) {
-        let mut held = self.slots.held.lock();
-        if let Some(count) = held.get_mut(&self.caller) {
-            *count = count.saturating_sub(1);
-            if *count == 0 {
-                held.remove(&self.caller);
-            }
-        }
-    }
-}
-
-#[derive(Debug, Default)]
-struct Slots {
-    held: Mutex<HashMap<NodeId, u32>>,
-}
+pub struct Slot(#[expect(dead_code, reason = "held for its Drop")] Arc<Place<NodeId>>);
 
 /// A capability of this node, found.
 #[derive(Clone)]
 pub(crate) struct Local {
     pub(crate) descriptor: Arc<CapabilityDescriptor>,
     pub(crate) handler: Arc<dyn Handler>,
-    slots: Arc<Slots>,
+    slots: Arc<Caps<NodeId>>,
 }
 
 impl Local {
     /// A place for one more call.
     pub(crate) fn slot(&self, caller: NodeId) -> Result<Slot, CallError> {
+        let full = match self.slots.enter(caller) {
+            Ok(place) => return Ok(Slot(Arc::new(place))),
+            Err(full) => full,
+        };
         let limits = self.descriptor.limits;
-        let mut held = self.slots.held.lock();
-        let all: u32 = held.values().sum();
-        let own = held.get(&caller).copied().unwrap_or(0);
-        if all >= limits.concurrent || own >= limits.concurrent_per_caller {
-            let whose = if all >= limits.concurrent {
-                format!("{} calls", limits.concurrent)
-            } else {
-                format!("{} calls of yours", limits.concurrent_per_caller)
-            };
-            return Err(CallError::new(
-                Code::BUSY,
-                format!(
-                    "{whose} to {} are running here already",
-                    self.descriptor.capability
-                ),
-            )
-            .with_hint("wait until one has ended, or ask another node"));
-        }
-        held.insert(caller, own + 1);
-        drop(held);
-        Ok(Slot(Arc::new(SlotGuard {
-            slots: Arc::clone(&self.slots),
-            caller,
-        })))
+        let whose = match full {
+            Full::InAll => format!("{} calls", limits.concurrent),
+            Full::ForKey => format!("{} calls of yours", limits.concurrent_per_caller),
+        };
+        let capability = &self.descriptor.capability;
+        let message = format!("{whose} to {capability} are running here already");
+        Err(CallError::new(Code::BUSY, message)
+            .with_hint("wait until one has ended, or ask another node"))
     }
 }
 
@@ -184,7 +147,10 @@ impl Registry {
         let local = Local {
             descriptor: Arc::new(descriptor),
             handler,
-            slots: Arc::default(),
+            slots: Caps::new(
+                limits.concurrent as usize,
+                limits.concurrent_per_caller as usize,
+            ),
         };
         all.insert(key, local);
         Ok(())
@@ -243,12 +209,7 @@ mod tests {
     struct Nothing;
 
     impl Handler for Nothing {
-        fn call(
-            &self,
-            _: CallContext,
-            _: Value,
-            _: FrameSink,
-        ) -> BoxFuture<'_, Result<Value, CallError>> {
+        fn call(&self, _: CallContext, _: Value, _: FrameSink) -> Answering<'_> {
             Box::pin(async { Ok(Value::Null) })
         }
     }

@@ -10,7 +10,7 @@ use tokio_tungstenite::tungstenite::Error as WsError;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode as WsCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Message};
 
-use super::frame::Violation;
+use hearthnet_transport::Violation;
 
 /// Both directions of a socket. It is closed when it is dropped.
 pub struct Wire {
@@ -54,7 +54,7 @@ impl Outgoing for ToPeer {
     }
 
     fn close(&mut self, violation: &Violation) -> BoxFuture<'_, ()> {
-        self.0.close(violation.code());
+        self.0.close(violation.code);
         Box::pin(std::future::ready(()))
     }
 }
@@ -114,7 +114,7 @@ impl<S: Sink<Message, Error = WsError> + Send + Unpin> Outgoing for ToWebSocket<
     fn close(&mut self, violation: &Violation) -> BoxFuture<'_, ()> {
         let frame = CloseFrame {
             code: WsCode::Policy,
-            reason: violation.code().as_str().into(),
+            reason: violation.code.as_str().into(),
         };
         Box::pin(async {
             // The connection ends either way.

@@ -137,7 +137,7 @@ impl Announcement {
     /// # Errors
     /// [`AnnouncementError::Port`] and [`AnnouncementError::Caps`]: what others would refuse
     /// is not sent.
-    pub fn to_txt(&self) -> Result<Vec<(&'static str, String)>, AnnouncementError> {
+    pub(crate) fn to_txt(&self) -> Result<Vec<(&'static str, String)>, AnnouncementError> {
         if self.port == 0 {
             return Err(AnnouncementError::Port);
         }
@@ -159,7 +159,7 @@ impl Announcement {
     /// # Errors
     /// [`AnnouncementError`], by the first thing that is wrong. Nothing of what was heard
     /// is copied before it is checked.
-    pub fn from_heard<'a>(
+    pub(crate) fn from_heard<'a>(
         full_name: &str,
         port: u16,
         txt: impl IntoIterator<Item = (&'a str, &'a [u8])>,
@@ -226,7 +226,7 @@ impl Instance {
 
     /// Reads a full service name, such as `0102030405060708-7071._hearthnet._tcp.local.`;
     /// `None` for every other name.
-    pub fn from_full_name(name: &str) -> Option<Self> {
+    pub(crate) fn from_full_name(name: &str) -> Option<Self> {
         let label = name.strip_suffix(SERVICE_TYPE)?.strip_suffix('.')?;
         let (prefix, port) = label.split_once('-')?;
         let this = Self {
@@ -238,7 +238,7 @@ impl Instance {
     }
 
     /// Whether `node` could have this instance name.
-    pub fn may_be(&self, node: &NodeId) -> bool {
+    pub(crate) fn may_be(&self, node: &NodeId) -> bool {
         node.as_bytes().starts_with(&self.prefix)
     }
 }

@@ -271,7 +271,7 @@ impl AddressBook {
     }
 
     /// This machine's addresses now, by which distance is judged.
-    pub fn set_local(&mut self, local: Local) {
+    pub(crate) fn set_local(&mut self, local: Local) {
         self.local = local;
     }
 
@@ -282,7 +282,7 @@ impl AddressBook {
 
     /// The members of the community now: exactly these (at most [`MAX_MEMBERS`]) cannot be
     /// pushed out. Who is a member no longer becomes a stranger.
-    pub fn set_members(&mut self, members: impl IntoIterator<Item = NodeId>, now_ms: u64) {
+    pub(crate) fn set_members(&mut self, members: impl IntoIterator<Item = NodeId>, now_ms: u64) {
         let mut before = std::mem::take(&mut self.members);
         for node in members.into_iter().take(MAX_MEMBERS) {
             if Some(node) == self.own {
@@ -376,7 +376,7 @@ impl AddressBook {
 
     /// The endpoints that static peers without a node id have now; beyond [`MAX_UNNAMED`]
     /// they are ignored. Returns whether anything changed.
-    pub fn set_unnamed(
+    pub(crate) fn set_unnamed(
         &mut self,
         endpoints: impl IntoIterator<Item = SocketAddr>,
         now_ms: u64,

@@ -225,7 +225,7 @@ impl Discovery {
     }
 
     /// See [`AddressBook::set_members`].
-    pub fn set_members(&self, members: impl IntoIterator<Item = NodeId>) {
+    pub(crate) fn set_members(&self, members: impl IntoIterator<Item = NodeId>) {
         self.shared.book().set_members(members, now_ms());
     }
 

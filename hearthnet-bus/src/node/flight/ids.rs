@@ -73,7 +73,7 @@ impl PipelineId {
     }
 
     /// The id of these parts; of `random`, the low 80 bits count.
-    pub fn from_parts(unix_ms: u64, random: u128) -> Self {
+    pub(crate) fn from_parts(unix_ms: u64, random: u128) -> Self {
         Self(Ulid::from_parts(unix_ms, random))
     }
 }

@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 
 use super::ring::{Page, Record, Stamp};
 use crate::node::calls::{
-    CallContext, CallError, CallLimits, CallStream, CapabilityDescriptor, FrameSink, Handler, Kind,
-    Params, RegisterError, Registry, Trust,
+    Answering, CallContext, CallError, CallLimits, CallStream, CapabilityDescriptor, FrameSink,
+    Handler, Kind, Params, RegisterError, Registry, Trust,
 };
 use crate::{Capability, NodeId};
 
@@ -81,12 +80,7 @@ impl Readers {
 }
 
 impl Handler for Readers {
-    fn call(
-        &self,
-        ctx: CallContext,
-        params: Value,
-        out: FrameSink,
-    ) -> BoxFuture<'_, Result<Value, CallError>> {
+    fn call(&self, ctx: CallContext, params: Value, out: FrameSink) -> Answering<'_> {
         Box::pin(async move {
             let only: Option<NodeId> = match self {
                 Self::Nodes => None,

@@ -20,14 +20,13 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 
 use crate::community::invite::{JoinRequest, MAX_NAME_BYTES};
 use crate::community::log::{Body, EventLog, Heads, Level, LogError};
 use crate::node::calls::{
-    CallContext, CallError, CallLimits, CapabilityDescriptor, Client, Code, FrameSink, Handler,
-    Kind, MAX_EVENT_BYTES, Params, Trust,
+    Answering, CallContext, CallError, CallLimits, CapabilityDescriptor, Client, Code, FrameSink,
+    Handler, Kind, MAX_EVENT_BYTES, Params, Trust,
 };
 use crate::{Capability, NodeId, NodeKey};
 
@@ -81,12 +80,7 @@ impl JoinHandler {
 }
 
 impl Handler for JoinHandler {
-    fn call(
-        &self,
-        ctx: CallContext,
-        params: Value,
-        out: FrameSink,
-    ) -> BoxFuture<'_, Result<Value, CallError>> {
+    fn call(&self, ctx: CallContext, params: Value, out: FrameSink) -> Answering<'_> {
         Box::pin(async move {
             let request: JoinRequest =
                 serde_json::from_value(params).map_err(|e| CallError::bad_request("params", e))?;

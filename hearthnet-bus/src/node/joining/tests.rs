@@ -217,12 +217,7 @@ fn a_revoked_node_stays_out_whatever_code_it_has() {
 struct Impostor(EventLog);
 
 impl Handler for Impostor {
-    fn call(
-        &self,
-        _: CallContext,
-        _: Value,
-        out: FrameSink,
-    ) -> BoxFuture<'_, Result<Value, CallError>> {
+    fn call(&self, _: CallContext, _: Value, out: FrameSink) -> Answering<'_> {
         Box::pin(async move {
             let nothing = Heads::empty(self.0.community());
             let batch = self.0.missing(&nothing, 100, 100_000).unwrap();

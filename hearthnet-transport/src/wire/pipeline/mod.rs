@@ -41,14 +41,14 @@
 
 use bytes::Bytes;
 
-use super::cbor::{MapReader, MapWriter};
+use super::cbor::{self, MapWriter, malformed};
 use super::control::cut;
 use super::reader::Reader;
 use super::{Flags, FrameBuf, FrameType, HEADER_BYTES};
 use crate::code::{CloseCode, Violation};
 use crate::config::CONTROL_MESSAGE_BYTES;
 use crate::message::{
-    Step, StepResult, StreamClose, StreamError, StreamOpen, StreamOpened, Truncate, Want,
+    Message, Step, StepResult, StreamClose, StreamError, StreamOpen, StreamOpened, Truncate, Want,
 };
 use crate::tensor::{DType, Dims};
 
@@ -57,177 +57,136 @@ pub(crate) const RESULT_HEAD_BYTES: usize = 40;
 /// Offset of the tensor id in both.
 pub(crate) const TENSOR_ID_AT: usize = 24;
 
-/// Longest code of a stream error, in bytes.
 /// Longest message of a stream error, in bytes.
 pub(crate) const MAX_ERROR_MESSAGE_BYTES: usize = 512;
-
-fn cbor_frame(kind: FrameType, map: MapWriter) -> FrameBuf {
-    let mut frame = FrameBuf::with_capacity(96);
-    map.write_to(frame.body());
-    frame.finish(kind, Flags::NONE)
-}
 
 fn stream_epoch(stream: u32, epoch: u32) -> MapWriter {
     MapWriter::new().uint("stream", stream).uint("epoch", epoch)
 }
 
-pub(crate) fn stream_open(open: &StreamOpen) -> FrameBuf {
-    let map = stream_epoch(open.stream, open.epoch)
-        .bytes("weights", &open.weights)
-        .uint("lo", open.lo)
-        .uint("hi", open.hi)
-        .uint("max_positions", open.max_positions);
-    cbor_frame(FrameType::StreamOpen, map)
-}
-
-pub(crate) fn read_stream_open(body: &[u8]) -> Result<StreamOpen, Violation> {
-    let mut map = MapReader::new(body)?;
-    let open = StreamOpen {
-        stream: map.uint("stream")?,
-        epoch: map.uint("epoch")?,
-        weights: map.array("weights")?,
-        lo: map.uint("lo")?,
-        hi: map.uint("hi")?,
-        max_positions: map.uint("max_positions")?,
-    };
-    map.end()?;
-    if open.lo > open.hi {
-        return Err(Violation::new(
-            CloseCode::BodyMalformed,
-            "`lo` is greater than `hi`",
-        ));
-    }
-    Ok(open)
-}
-
-pub(crate) fn stream_opened(opened: &StreamOpened) -> FrameBuf {
-    cbor_frame(
-        FrameType::StreamOpened,
-        stream_epoch(opened.stream, opened.epoch),
-    )
-}
-
-pub(crate) fn read_stream_opened(body: &[u8]) -> Result<StreamOpened, Violation> {
-    let mut map = MapReader::new(body)?;
-    let opened = StreamOpened {
-        stream: map.uint("stream")?,
-        epoch: map.uint("epoch")?,
-    };
-    map.end()?;
-    Ok(opened)
-}
-
-pub(crate) fn stream_close(close: &StreamClose) -> FrameBuf {
-    cbor_frame(
-        FrameType::StreamClose,
-        stream_epoch(close.stream, close.epoch),
-    )
-}
-
-pub(crate) fn read_stream_close(body: &[u8]) -> Result<StreamClose, Violation> {
-    let mut map = MapReader::new(body)?;
-    let close = StreamClose {
-        stream: map.uint("stream")?,
-        epoch: map.uint("epoch")?,
-    };
-    map.end()?;
-    Ok(close)
-}
-
-pub(crate) fn stream_error(error: &StreamError) -> FrameBuf {
-    let mut map = stream_epoch(error.stream, error.epoch);
-    if let Some(position) = error.position {
-        map = map.uint("position", position);
-    }
-    let map = map
-        .text("code", error.code.as_str())
-        .text("message", cut(&error.message, MAX_ERROR_MESSAGE_BYTES));
-    cbor_frame(FrameType::StreamError, map)
-}
-
-pub(crate) fn read_stream_error(body: &[u8]) -> Result<StreamError, Violation> {
-    let mut map = MapReader::new(body)?;
-    let error = StreamError {
-        stream: map.uint("stream")?,
-        epoch: map.uint("epoch")?,
-        position: map.opt_uint("position")?,
-        code: map.code()?,
-        message: map
-            .opt_text("message", MAX_ERROR_MESSAGE_BYTES)?
-            .unwrap_or_default(),
-    };
-    map.end()?;
-    Ok(error)
-}
-
-pub(crate) fn truncate(truncate: &Truncate) -> FrameBuf {
-    let map = stream_epoch(truncate.stream, truncate.epoch).uint("position", truncate.position);
-    cbor_frame(FrameType::Truncate, map)
-}
-
-pub(crate) fn read_truncate(body: &[u8]) -> Result<Truncate, Violation> {
-    let mut map = MapReader::new(body)?;
-    let truncate = Truncate {
-        stream: map.uint("stream")?,
-        epoch: map.uint("epoch")?,
-        position: map.uint("position")?,
-    };
-    map.end()?;
-    Ok(truncate)
-}
-
-pub(crate) fn describe() -> FrameBuf {
-    FrameBuf::with_capacity(0).finish(FrameType::Describe, Flags::NONE)
-}
-
-pub(crate) fn read_describe(body: &[u8]) -> Result<(), Violation> {
-    if body.is_empty() {
-        return Ok(());
-    }
-    Err(Violation::new(
-        CloseCode::BodyMalformed,
-        "DESCRIBE has no body",
-    ))
-}
-
+/// The frame of a message other than a tensor, which has no frame of its own. Rows are inline.
+///
 /// # Errors
-/// `frame_too_big` or `body_malformed` for bytes that no receiver would take.
-pub(crate) fn descriptor(bytes: &[u8]) -> Result<FrameBuf, Violation> {
-    check_descriptor(bytes)?;
-    let mut frame = FrameBuf::with_capacity(bytes.len());
-    frame.body().extend_from_slice(bytes);
-    Ok(frame.finish(FrameType::Descriptor, Flags::NONE))
+/// `frame_too_big` or `body_malformed` for a descriptor that no receiver would take,
+/// `protocol_state` for a tensor.
+pub(crate) fn frame(message: &Message) -> Result<FrameBuf, Violation> {
+    let (kind, map) = match message {
+        Message::StreamOpen(m) => {
+            let map = stream_epoch(m.stream, m.epoch)
+                .bytes("weights", &m.weights)
+                .uint("lo", m.lo)
+                .uint("hi", m.hi)
+                .uint("max_positions", m.max_positions);
+            (FrameType::StreamOpen, map)
+        }
+        Message::StreamOpened(m) => (FrameType::StreamOpened, stream_epoch(m.stream, m.epoch)),
+        Message::StreamClose(m) => (FrameType::StreamClose, stream_epoch(m.stream, m.epoch)),
+        Message::StreamError(m) => {
+            let mut map = stream_epoch(m.stream, m.epoch);
+            if let Some(position) = m.position {
+                map = map.uint("position", position);
+            }
+            let map = map
+                .text("code", m.code.as_str())
+                .text("message", cut(&m.message, MAX_ERROR_MESSAGE_BYTES));
+            (FrameType::StreamError, map)
+        }
+        Message::Truncate(m) => {
+            let map = stream_epoch(m.stream, m.epoch).uint("position", m.position);
+            (FrameType::Truncate, map)
+        }
+        Message::Leaving { within_ms } => {
+            let map = MapWriter::new().uint("within_ms", *within_ms);
+            (FrameType::Leaving, map)
+        }
+        Message::Describe => {
+            return Ok(FrameBuf::with_capacity(0).finish(FrameType::Describe, Flags::NONE));
+        }
+        Message::Descriptor(bytes) => {
+            check_descriptor(bytes)?;
+            let mut frame = FrameBuf::with_capacity(bytes.len());
+            frame.body().extend_from_slice(bytes);
+            return Ok(frame.finish(FrameType::Descriptor, Flags::NONE));
+        }
+        Message::Step(m) => return Ok(RowsHead::of_step(m).frame(Place::Inline(&m.data))),
+        Message::StepResult(m) => return Ok(RowsHead::of_result(m).frame(Place::Inline(&m.data))),
+        Message::Tensor(_) => {
+            return Err(CloseCode::ProtocolState.violation("a tensor travels in chunks"));
+        }
+    };
+    Ok(map.frame(kind))
 }
 
-pub(crate) fn read_descriptor(body: &[u8]) -> Result<Bytes, Violation> {
-    check_descriptor(body)?;
-    Ok(Bytes::copy_from_slice(body))
+/// Reads the body of a message without rows.
+///
+/// # Errors
+/// `body_malformed`; `frame_too_big` for a descriptor beyond its limit; `protocol_state` for a
+/// frame that is no such message.
+pub(crate) fn read(kind: FrameType, body: &[u8]) -> Result<Message, Violation> {
+    match kind {
+        FrameType::Describe if body.is_empty() => return Ok(Message::Describe),
+        FrameType::Describe => return Err(malformed("DESCRIBE has no body")),
+        FrameType::Descriptor => {
+            check_descriptor(body)?;
+            return Ok(Message::Descriptor(Bytes::copy_from_slice(body)));
+        }
+        FrameType::Leaving => {
+            return cbor::read(body, |map| {
+                let within_ms = map.uint("within_ms")?;
+                Ok(Message::Leaving { within_ms })
+            });
+        }
+        _ => {}
+    }
+    cbor::read(body, |map| {
+        let (stream, epoch) = (map.uint("stream")?, map.uint("epoch")?);
+        Ok(match kind {
+            FrameType::StreamOpen => {
+                let open = StreamOpen {
+                    stream,
+                    epoch,
+                    weights: map.array("weights")?,
+                    lo: map.uint("lo")?,
+                    hi: map.uint("hi")?,
+                    max_positions: map.uint("max_positions")?,
+                };
+                if open.lo > open.hi {
+                    return Err(malformed("`lo` is greater than `hi`"));
+                }
+                Message::StreamOpen(open)
+            }
+            FrameType::StreamOpened => Message::StreamOpened(StreamOpened { stream, epoch }),
+            FrameType::StreamClose => Message::StreamClose(StreamClose { stream, epoch }),
+            FrameType::StreamError => Message::StreamError(StreamError {
+                stream,
+                epoch,
+                position: map.opt_uint("position")?,
+                code: map.code()?,
+                message: map
+                    .opt_text("message", MAX_ERROR_MESSAGE_BYTES)?
+                    .unwrap_or_default(),
+            }),
+            FrameType::Truncate => Message::Truncate(Truncate {
+                stream,
+                epoch,
+                position: map.uint("position")?,
+            }),
+            other => {
+                let detail = format!("{other:?} is no message without rows");
+                return Err(CloseCode::ProtocolState.violation(detail));
+            }
+        })
+    })
 }
 
 fn check_descriptor(bytes: &[u8]) -> Result<(), Violation> {
     match bytes.len() {
-        0 => Err(Violation::new(
-            CloseCode::BodyMalformed,
-            "an empty descriptor",
-        )),
-        n if n > CONTROL_MESSAGE_BYTES - HEADER_BYTES => Err(Violation::new(
-            CloseCode::FrameTooBig,
-            "a descriptor of more than 4,080 bytes",
-        )),
+        0 => Err(malformed("an empty descriptor")),
+        n if n > CONTROL_MESSAGE_BYTES - HEADER_BYTES => {
+            Err(CloseCode::FrameTooBig.violation("a descriptor of more than 4,080 bytes"))
+        }
         _ => Ok(()),
     }
-}
-
-pub(crate) fn leaving(within_ms: u32) -> FrameBuf {
-    let map = MapWriter::new().uint("within_ms", within_ms);
-    cbor_frame(FrameType::Leaving, map)
-}
-
-pub(crate) fn read_leaving(body: &[u8]) -> Result<u32, Violation> {
-    let mut map = MapReader::new(body)?;
-    let within_ms = map.uint("within_ms")?;
-    map.end()?;
-    Ok(within_ms)
 }
 
 /// A step or a result: they share their layout up to offset 28.
@@ -368,10 +327,7 @@ impl RowsHead {
             }
         } else {
             if choice != 0 {
-                return Err(Violation::new(
-                    CloseCode::FrameUnknown,
-                    "a reserved field is not zero",
-                ));
+                return Err(CloseCode::FrameUnknown.violation("a reserved field is not zero"));
             }
             reader.reserved::<2>()?;
             let (compute_us, queue_us) = (reader.u32()?, reader.u32()?);
@@ -395,13 +351,10 @@ impl RowsHead {
             0 if tensor == 0 => {
                 let data = reader.rest();
                 if data.len() as u64 != bytes {
-                    return Err(Violation::new(
-                        CloseCode::TensorShape,
-                        format!(
-                            "{rows} x {width} rows are {bytes} bytes, not {}",
-                            data.len()
-                        ),
-                    ));
+                    return Err(CloseCode::TensorShape.violation(format!(
+                        "{rows} x {width} rows are {bytes} bytes, not {}",
+                        data.len()
+                    )));
                 }
                 Ok((head, Place::Inline(data)))
             }
@@ -409,15 +362,12 @@ impl RowsHead {
                 reader.end()?;
                 Ok((head, Place::Tensor(tensor)))
             }
-            _ => Err(Violation::new(
-                CloseCode::BodyMalformed,
-                "the place of the rows is unclear",
-            )),
+            _ => Err(CloseCode::BodyMalformed.violation("the place of the rows is unclear")),
         }
     }
 
     /// The message, with its rows.
-    pub(crate) fn into_message(self, data: Bytes) -> crate::Message {
+    pub(crate) fn into_message(self, data: Bytes) -> Message {
         let RowsHead {
             stream,
             epoch,
@@ -428,7 +378,7 @@ impl RowsHead {
             kind,
         } = self;
         match kind {
-            RowsKind::Step { want } => crate::Message::Step(Step {
+            RowsKind::Step { want } => Message::Step(Step {
                 stream,
                 epoch,
                 position,
@@ -441,7 +391,7 @@ impl RowsHead {
             RowsKind::Result {
                 compute_us,
                 queue_us,
-            } => crate::Message::StepResult(StepResult {
+            } => Message::StepResult(StepResult {
                 stream,
                 epoch,
                 position,

@@ -23,28 +23,38 @@ fn result() -> RowsHead {
     RowsHead { kind, ..step() }
 }
 
+/// Asserts that a message is read as it was written.
+fn survives(kind: FrameType, message: Message) {
+    let body = frame(&message)
+        .unwrap()
+        .into_bytes(1)
+        .split_off(HEADER_BYTES);
+    assert_eq!(read(kind, &body).unwrap(), message);
+}
+
 #[test]
 fn describe_is_empty_and_a_descriptor_travels_as_it_is() {
-    let message = describe().into_bytes(1);
+    let message = frame(&Message::Describe).unwrap().into_bytes(1);
     assert_eq!(message, [1, 0x17, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
-    assert!(read_describe(&[0]).is_err());
+    assert!(read(FrameType::Describe, &[0]).is_err());
 
-    let message = descriptor(&[7, 8, 9]).unwrap().into_bytes(1);
+    let descriptor = |bytes: &[u8]| Message::Descriptor(Bytes::copy_from_slice(bytes));
+    let message = frame(&descriptor(&[7, 8, 9])).unwrap().into_bytes(1);
     let mut expected = vec![1, 0x18, 0, 0, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0, 0];
     expected.extend_from_slice(&[7, 8, 9]);
     assert_eq!(message, expected);
-    assert_eq!(read_descriptor(&[7, 8, 9]).unwrap(), [7, 8, 9].as_slice());
+    let read = |body: &[u8]| read(FrameType::Descriptor, body);
+    assert_eq!(read(&[7, 8, 9]).unwrap(), descriptor(&[7, 8, 9]));
     for length in [0, CONTROL_MESSAGE_BYTES - HEADER_BYTES + 1] {
-        assert!(descriptor(&vec![0; length]).is_err(), "{length}");
-        assert!(read_descriptor(&vec![0; length]).is_err(), "{length}");
+        assert!(frame(&descriptor(&vec![0; length])).is_err(), "{length}");
+        assert!(read(&vec![0; length]).is_err(), "{length}");
     }
 }
 
 #[test]
 fn a_hosts_leave_carries_how_long_it_goes_on() {
     for within_ms in [0, 10_000, u32::MAX] {
-        let body = leaving(within_ms).into_bytes(1).split_off(HEADER_BYTES);
-        assert_eq!(read_leaving(&body).unwrap(), within_ms);
+        survives(FrameType::Leaving, Message::Leaving { within_ms });
     }
     // One more than the field holds, a negative one, none, one too many.
     let beyond = b"\xa1\x69within_ms\x1b\x00\x00\x00\x01\x00\x00\x00\x00";
@@ -52,7 +62,7 @@ fn a_hosts_leave_carries_how_long_it_goes_on() {
     let twice = b"\xa2\x69within_ms\x00\x69within_ms\x00";
     let other = b"\xa2\x69within_ms\x00\x61x\x00";
     for body in [&beyond[..], negative, b"\xa0", twice, other, b""] {
-        let violation = read_leaving(body).unwrap_err();
+        let violation = read(FrameType::Leaving, body).unwrap_err();
         assert_eq!(violation.code, CloseCode::BodyMalformed, "{body:x?}");
     }
 }
@@ -135,7 +145,6 @@ fn a_result_may_be_empty() {
 
 #[test]
 fn the_other_bodies_survive_a_round_trip() {
-    let body = |frame: FrameBuf| frame.into_bytes(1).split_off(HEADER_BYTES);
     let open = StreamOpen {
         stream: u32::MAX,
         epoch: 1,
@@ -144,42 +153,29 @@ fn the_other_bodies_survive_a_round_trip() {
         hi: 29,
         max_positions: 2048,
     };
-    assert_eq!(read_stream_open(&body(stream_open(&open))).unwrap(), open);
-    let backwards = StreamOpen { lo: 30, ..open };
-    assert!(read_stream_open(&body(stream_open(&backwards))).is_err());
-    let opened = StreamOpened {
-        stream: 1,
-        epoch: 2,
-    };
-    assert_eq!(
-        read_stream_opened(&body(stream_opened(&opened))).unwrap(),
-        opened
-    );
-    let close = StreamClose {
-        stream: 1,
-        epoch: 2,
-    };
-    assert_eq!(
-        read_stream_close(&body(stream_close(&close))).unwrap(),
-        close
-    );
+    survives(FrameType::StreamOpen, Message::StreamOpen(open.clone()));
+    let backwards = frame(&Message::StreamOpen(StreamOpen { lo: 30, ..open })).unwrap();
+    let backwards = backwards.into_bytes(1).split_off(HEADER_BYTES);
+    assert!(read(FrameType::StreamOpen, &backwards).is_err());
+    let (stream, epoch) = (1, 2);
+    let opened = StreamOpened { stream, epoch };
+    survives(FrameType::StreamOpened, Message::StreamOpened(opened));
+    let close = StreamClose { stream, epoch };
+    survives(FrameType::StreamClose, Message::StreamClose(close));
     let cut = Truncate {
-        stream: 1,
-        epoch: 2,
+        stream,
+        epoch,
         position: 3,
     };
-    assert_eq!(read_truncate(&body(truncate(&cut))).unwrap(), cut);
+    survives(FrameType::Truncate, Message::Truncate(cut));
     for position in [None, Some(7)] {
         let error = StreamError {
-            stream: 1,
-            epoch: 2,
+            stream,
+            epoch,
             position,
             code: "position_gap".into(),
             message: "the stream has 5 positions".into(),
         };
-        assert_eq!(
-            read_stream_error(&body(stream_error(&error))).unwrap(),
-            error
-        );
+        survives(FrameType::StreamError, Message::StreamError(error));
     }
 }

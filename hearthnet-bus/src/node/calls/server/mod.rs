@@ -7,7 +7,6 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use futures_util::StreamExt as _;
-use futures_util::future::BoxFuture;
 use hearthnet_transport::{Code, PeerSocket};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -21,7 +20,7 @@ use super::envelope::{Envelope, MAX_ENVELOPE_BYTES};
 use super::error::CallError;
 use super::frame::Request;
 use super::frame_sink::{Connection, FrameSink, STALL};
-use super::registry::{CallContext, Handler, RegisterError, Registry};
+use super::registry::{Answering, CallContext, Handler, RegisterError, Registry};
 use super::session::Asked;
 use super::wire::{Wire, within};
 use crate::identity::replay::NotNoted;
@@ -121,7 +120,7 @@ impl CallServer {
     }
 
     /// The same with other budgets.
-    pub fn with_rates(
+    pub(crate) fn with_rates(
         own: NodeId,
         registry: Arc<Registry>,
         authority: Arc<dyn Authority>,
@@ -264,7 +263,7 @@ impl CallServer {
     }
 
     /// The same over any socket. Dropping the future ends every call and the socket.
-    pub async fn serve_wire(&self, wire: Wire, origin: Origin) {
+    pub(crate) async fn serve_wire(&self, wire: Wire, origin: Origin) {
         let is_stranger = match origin {
             Origin::Peer(peer) => self.authority.trust(&peer) == Trust::Anyone,
             Origin::Local => false,
@@ -329,8 +328,8 @@ impl CallServer {
         };
         if let Some(violation) = violation {
             tracing::info!(
-                code = %violation.code(),
-                "a caller broke a rule: {violation}"
+                code = %violation.code,
+                "a caller broke a rule: {}", violation.detail
             );
             let _ = timeout(Duration::from_secs(1), outgoing.close(&violation)).await;
         }
@@ -397,12 +396,7 @@ impl Drop for Closes<'_> {
 struct Describe(std::sync::Weak<Registry>);
 
 impl Handler for Describe {
-    fn call(
-        &self,
-        _: CallContext,
-        _: Value,
-        _: FrameSink,
-    ) -> BoxFuture<'_, Result<Value, CallError>> {
+    fn call(&self, _: CallContext, _: Value, _: FrameSink) -> Answering<'_> {
         // The server that calls this holds the registry.
         let descriptors = self.0.upgrade().map(|registry| registry.descriptors());
         Box::pin(std::future::ready(Ok(

@@ -106,12 +106,7 @@ enum Then {
 }
 
 impl Handler for Ticker {
-    fn call(
-        &self,
-        ctx: CallContext,
-        params: Value,
-        out: FrameSink,
-    ) -> BoxFuture<'_, Result<Value, CallError>> {
+    fn call(&self, ctx: CallContext, params: Value, out: FrameSink) -> Answering<'_> {
         Box::pin(async move {
             let _running = Running::new(&self.count);
             for n in 0..params["ticks"].as_u64().unwrap_or(0) {
@@ -130,12 +125,7 @@ impl Handler for Ticker {
 struct Threaded(Arc<Count>);
 
 impl Handler for Threaded {
-    fn call(
-        &self,
-        ctx: CallContext,
-        _: Value,
-        out: FrameSink,
-    ) -> BoxFuture<'_, Result<Value, CallError>> {
+    fn call(&self, ctx: CallContext, _: Value, out: FrameSink) -> Answering<'_> {
         let count = Arc::clone(&self.0);
         Box::pin(async move {
             let work = tokio::task::spawn_blocking(move || {

@@ -20,13 +20,13 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use hearthnet_transport::{Code, is_name};
+use hearthnet_transport::{CloseCode, Code, Violation, is_name};
 use serde_json::Value;
 
 use super::error::CallError;
 use super::frame::{
     ACK_BYTES, ACK_FRAMES, AckData, FRAME_OVERHEAD, Frame, MAX_EVENT_BYTES, MAX_MESSAGE_BYTES,
-    MAX_OPEN_CALLS, Request, Violation, WINDOW_BYTES, WINDOW_FRAMES, error_data, is_reserved,
+    MAX_OPEN_CALLS, Request, WINDOW_BYTES, WINDOW_FRAMES, error_data, is_reserved, malformed,
     read_error,
 };
 
@@ -121,11 +121,11 @@ impl ServingSession {
         let call = frame.call;
         if frame.event == "call" {
             if call <= self.highest {
-                return Err(Violation::CallNumber(call));
+                return Err(call_number(call));
             }
             expect_sequence(1, frame.seq)?;
             if self.calls.len() >= MAX_OPEN_CALLS {
-                return Err(Violation::TooManyCalls);
+                return Err(CloseCode::SessionLimit.violation("too many calls are open"));
             }
             self.highest = call;
             self.calls.insert(
@@ -143,9 +143,11 @@ impl ServingSession {
         let Some(serving) = self.calls.get_mut(&call) else {
             // It may have ended while this was on its way.
             if call == 0 || call > self.highest {
-                return Err(Violation::CallNumber(call));
+                return Err(call_number(call));
             }
-            self.late = self.late.checked_sub(1).ok_or(Violation::Late)?;
+            self.late = self.late.checked_sub(1).ok_or_else(|| {
+                CloseCode::FrameRate.violation("too many frames about calls that have ended")
+            })?;
             return Ok(Asked::Nothing);
         };
         expect_sequence(serving.received + 1, frame.seq)?;
@@ -153,9 +155,10 @@ impl ServingSession {
         match frame.event.as_str() {
             "ack" => {
                 let ack: AckData = serde_json::from_value(frame.data)
-                    .map_err(|_| Violation::Malformed("its data are no {seq}"))?;
+                    .map_err(|_| malformed("its data are no {seq}"))?;
                 if ack.seq <= serving.acked || ack.seq > serving.queued - serving.waiting {
-                    return Err(Violation::AckRange(ack.seq));
+                    let detail = format!("an acknowledgement of {} is out of range", ack.seq);
+                    return Err(CloseCode::CreditAck.violation(detail));
                 }
                 for _ in serving.acked..ack.seq {
                     serving.sizes.pop_front();
@@ -167,9 +170,7 @@ impl ServingSession {
                 self.finish(call, Err(&CallError::cancelled()));
                 Ok(Asked::Cancelled { call })
             }
-            _ => Err(Violation::Malformed(
-                "its event is not one that a caller sends",
-            )),
+            _ => Err(malformed("its event is not one that a caller sends")),
         }
     }
 
@@ -244,7 +245,7 @@ impl ServingSession {
 
     /// Bytes of ended calls that wait to be sent. A caller that opens calls and reads
     /// nothing lets them pile up; while there are many, nothing more should be received.
-    pub fn backlog_bytes(&self) -> usize {
+    pub(crate) fn backlog_bytes(&self) -> usize {
         self.last_words.iter().map(String::len).sum()
     }
 
@@ -348,7 +349,7 @@ impl CallingSession {
         let frame = Frame::decode(text)?;
         let call = frame.call;
         let Some(calling) = self.calls.get_mut(&call).filter(|c| !c.has_ended) else {
-            return Err(Violation::CallNumber(call));
+            return Err(call_number(call));
         };
         expect_sequence(calling.received + 1, frame.seq)?;
         calling.received = frame.seq;
@@ -356,15 +357,14 @@ impl CallingSession {
             "end" => Heard::End(frame.data),
             "error" => Heard::Failed(read_error(frame.data)?),
             name if is_reserved(name) => {
-                return Err(Violation::Malformed(
-                    "its event is not one that a node answers with",
-                ));
+                return Err(malformed("its event is not one that a node answers with"));
             }
             _ => {
                 let held: usize = calling.sizes.iter().sum();
                 let frames = calling.sizes.len() as u64;
                 if frames >= WINDOW_FRAMES || held.saturating_add(text.len()) > WINDOW_BYTES {
-                    return Err(Violation::Window);
+                    let detail = "more events came than were acknowledged";
+                    return Err(CloseCode::CreditOverrun.violation(detail));
                 }
                 calling.sizes.push_back(text.len());
                 Heard::Event {
@@ -429,18 +429,19 @@ impl CallingSession {
     pub fn poll_transmit(&mut self) -> Option<String> {
         self.outbox.pop_front()
     }
+}
 
-    /// Calls whose end was not taken yet.
-    pub fn open_calls(&self) -> usize {
-        self.calls.len()
-    }
+/// A call's number is not higher than all before it, or belongs to no call.
+fn call_number(call: u32) -> Violation {
+    CloseCode::ProtocolState.violation(format!("call {call} cannot be meant here"))
 }
 
 fn expect_sequence(expected: u64, found: u64) -> Result<(), Violation> {
     if expected == found {
         Ok(())
     } else {
-        Err(Violation::Sequence { expected, found })
+        let detail = format!("frame {found} of a call came where {expected} was due");
+        Err(CloseCode::FrameSequence.violation(detail))
     }
 }
 

@@ -1,4 +1,3 @@
-use hearthnet_transport::CloseCode;
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -89,7 +88,7 @@ fn a_call_has_its_events_in_order_and_one_end() {
         heard,
         [tick(0), tick(1), tick(2), Heard::End(json!({"done": true}))]
     );
-    assert_eq!((pair.caller.open_calls(), pair.server.open_calls()), (0, 0));
+    assert_eq!((pair.caller.calls.len(), pair.server.open_calls()), (0, 0));
 }
 
 #[test]
@@ -208,9 +207,9 @@ fn a_cancelled_call_drops_what_waits_and_is_answered_with_cancelled() {
         "{last}"
     );
     assert_eq!(pair.server.poll_transmit(), None);
-    assert_eq!(pair.caller.open_calls(), 1, "its end was not seen yet");
+    assert_eq!(pair.caller.calls.len(), 1, "its end was not seen yet");
     pair.caller.receive(&last).unwrap();
-    assert_eq!(pair.caller.open_calls(), 0);
+    assert_eq!(pair.caller.calls.len(), 0);
     assert_eq!(pair.caller.take(call), None);
 }
 
@@ -225,7 +224,7 @@ fn events_on_their_way_when_a_call_is_cancelled_do_no_harm() {
     pair.send();
     pair.caller.cancel(call);
     assert_eq!(pair.settle(), [Asked::Nothing]);
-    assert_eq!(pair.caller.open_calls(), 0);
+    assert_eq!(pair.caller.calls.len(), 0);
     pair.open();
 }
 
@@ -247,7 +246,8 @@ fn one_more_call_than_allowed_is_refused_here_and_there() {
     let refused = pair.caller.call(&request()).unwrap_err();
     assert_eq!(refused.code(), &Code::BUSY);
     let text = Frame::encode(99, 1, "call", "{}");
-    assert_eq!(pair.server.receive(&text), Err(Violation::TooManyCalls));
+    let broken = pair.server.receive(&text).unwrap_err();
+    assert_eq!(broken.code, CloseCode::SessionLimit);
     // A cancelled call counts until its end was seen.
     pair.caller.cancel(calls[0]);
     assert!(pair.caller.call(&request()).is_err());
@@ -357,7 +357,7 @@ fn each_broken_rule_has_its_own_name() {
         ),
     ] {
         let violation = opened().receive(text).unwrap_err();
-        assert_eq!(violation.code(), code, "{text}: {violation}");
+        assert_eq!(violation.code, code, "{text}: {violation}");
     }
 }
 
@@ -371,7 +371,8 @@ fn a_flood_about_calls_that_ended_is_cut_off() {
         .take_while(|_| pair.server.receive(&text).is_ok())
         .count();
     assert_eq!(taken as u64, LATE_PER_CALL);
-    assert_eq!(pair.server.receive(&text), Err(Violation::Late));
+    let broken = pair.server.receive(&text).unwrap_err();
+    assert_eq!(broken.code, CloseCode::FrameRate);
 }
 
 #[test]
@@ -403,18 +404,19 @@ fn a_caller_notices_a_node_that_breaks_the_rules() {
             CloseCode::FrameUnknown,
         ),
     ] {
-        assert_eq!(opened().receive(text).unwrap_err().code(), code, "{text}");
+        assert_eq!(opened().receive(text).unwrap_err().code, code, "{text}");
     }
     let mut caller = opened();
     for seq in 1..=WINDOW_FRAMES {
         caller.receive(&Frame::encode(1, seq, "tick", "0")).unwrap();
     }
     let overrun = Frame::encode(1, WINDOW_FRAMES + 1, "tick", "0");
-    assert_eq!(caller.receive(&overrun), Err(Violation::Window));
+    let broken = caller.receive(&overrun).unwrap_err();
+    assert_eq!(broken.code, CloseCode::CreditOverrun);
     let mut caller = opened();
     caller.receive(&Frame::encode(1, 1, "end", "0")).unwrap();
     let after = Frame::encode(1, 2, "end", "0");
-    assert_eq!(caller.receive(&after), Err(Violation::CallNumber(1)));
+    assert_eq!(caller.receive(&after), Err(call_number(1)));
 }
 
 #[derive(Debug, Clone)]
@@ -518,7 +520,7 @@ proptest! {
             prop_assert!(ends == 1 || (ends == 0 && cancelled.contains(call)), "call {call}: {ends}");
         }
         pair.settle();
-        prop_assert_eq!((pair.server.open_calls(), pair.caller.open_calls()), (0, 0));
+        prop_assert_eq!((pair.server.open_calls(), pair.caller.calls.len()), (0, 0));
         prop_assert!(pair.server.outbox.is_empty() && pair.server.last_words.is_empty());
     }
 

@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use futures_util::future::BoxFuture;
 use hearthnet_transport::Code;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -18,7 +17,7 @@ use super::descriptor::{CapabilityDescriptor, Trust};
 use super::error::CallError;
 use super::frame_sink::FrameSink;
 use super::params::{Kind, Params};
-use super::registry::{CallContext, Handler, RegisterError, Registry};
+use super::registry::{Answering, CallContext, Handler, RegisterError, Registry};
 use crate::community::log::{EventLog, Level};
 use crate::now_ms;
 use crate::{Capability, Descriptor, Grant, MAX_TEXT, NodeId, NodeKey};
@@ -107,12 +106,7 @@ struct Serve {
 }
 
 impl Handler for Serve {
-    fn call(
-        &self,
-        ctx: CallContext,
-        params: Value,
-        _: FrameSink,
-    ) -> BoxFuture<'_, Result<Value, CallError>> {
+    fn call(&self, ctx: CallContext, params: Value, _: FrameSink) -> Answering<'_> {
         Box::pin(std::future::ready(self.grant(&ctx, &params)))
     }
 }
