@@ -8,7 +8,7 @@
 //! | how slow is too slow | [`hop_timeout`] (pure) |
 //! | what hosts did in all calls before | [`health`] (pure) |
 //! | is what a host returned possible | [`checks`] (pure) |
-//! | chats that move from host to host together | [`write_batch`] |
+//! | all running chats taken forward together | [`steps`] |
 //! | a session with a host, a set of them | [`link`], [`hosts`] |
 //! | the layers here, the layers there | [`local`], [`sharded`], behind [`Backend`] |
 //! | layers that nobody else is to see the input of | [`private_layers`] |
@@ -41,7 +41,7 @@ pub mod private_layers;
 pub mod router;
 pub mod service;
 pub mod sharded;
-pub mod write_batch;
+pub mod steps;
 
 /// A host of the tests, by a short name.
 #[cfg(test)]

@@ -6,8 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::FutureExt as _;
@@ -19,10 +18,10 @@ use hearthnet_transport::{
 };
 use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Handle;
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use crate::error::ChatError;
-use crate::write_batch::WriteBatch;
 
 /// A host as a person writes it: `ADDR:PORT#ed25519:KEY`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,8 +74,6 @@ pub(crate) enum Inbound {
         result: StepResult,
         /// When it came.
         at: Instant,
-        /// Those whose rows came with it.
-        write_batch: Option<WriteBatch>,
     },
     /// The host ended the stream.
     Error {
@@ -91,8 +88,6 @@ pub(crate) enum Inbound {
     Closed,
     /// The session is gone.
     Lost(Ended),
-    /// The chat is to look whether its caller gave up.
-    Wake,
 }
 
 /// How a session ended.
@@ -118,7 +113,7 @@ impl Ended {
 }
 
 /// A chat's queue.
-pub(crate) type Inbox = mpsc::Sender<(u64, Inbound)>;
+pub(crate) type Inbox = mpsc::UnboundedSender<(u64, Inbound)>;
 
 /// Where the messages of a stream go.
 #[derive(Debug)]
@@ -129,8 +124,6 @@ struct Route {
     epoch: u32,
     /// Nothing is asked of the stream: it does not hold its host back.
     resting: bool,
-    /// Whether the chat waits for messages.
-    attentive: Arc<AtomicBool>,
 }
 
 #[derive(Debug, Default)]
@@ -383,13 +376,7 @@ impl HostLink {
     }
 
     /// Reserves a stream number whose messages go to `inbox`.
-    pub(crate) fn register(
-        &self,
-        hop: u64,
-        epoch: u32,
-        inbox: Inbox,
-        attentive: &Arc<AtomicBool>,
-    ) -> u32 {
+    pub(crate) fn register(&self, hop: u64, epoch: u32, inbox: Inbox) -> u32 {
         let stream = self.next_stream.fetch_add(1, Ordering::Relaxed);
         let mut routes = self.streams.lock();
         if let Some(ended) = &routes.ended {
@@ -405,7 +392,6 @@ impl HostLink {
             inbox,
             epoch,
             resting: false,
-            attentive: Arc::clone(attentive),
         };
         routes.by_stream.insert(stream, route);
         stream
@@ -480,11 +466,8 @@ async fn read(mut connection: Connection, sender: Sender, streams: Streams) {
                 false => None,
             };
         }
-        let results = |message: &&Message| matches!(message, Message::StepResult(_));
-        let several = messages.iter().filter(results).nth(1).is_some();
-        let write_batch = several.then(WriteBatch::default);
         for message in messages.drain(..) {
-            hand_out(message, &write_batch, connection.peer(), &sender, &streams);
+            hand_out(message, connection.peer(), &sender, &streams);
         }
         if let Some(Err(closed)) = arrived {
             break Ended::of(&closed);
@@ -499,25 +482,12 @@ async fn read(mut connection: Connection, sender: Sender, streams: Streams) {
 }
 
 /// Hands one message to the chat that owns its stream.
-fn hand_out(
-    message: Message,
-    write_batch: &Option<WriteBatch>,
-    host: NodeId,
-    sender: &Sender,
-    streams: &Streams,
-) {
-    let (stream, mut inbound) = match message {
+fn hand_out(message: Message, host: NodeId, sender: &Sender, streams: &Streams) {
+    let (stream, inbound) = match message {
         Message::StreamOpened(m) => (m.stream, Inbound::Opened),
         Message::StepResult(result) => {
-            let (at, write_batch) = (Instant::now(), None);
-            (
-                result.stream,
-                Inbound::Result {
-                    result,
-                    at,
-                    write_batch,
-                },
-            )
+            let at = Instant::now();
+            (result.stream, Inbound::Result { result, at })
         }
         Message::StreamError(m) => (
             m.stream,
@@ -545,14 +515,6 @@ fn hand_out(
         _ => return,
     };
     if let Some(route) = lock(streams).by_stream.get(&stream) {
-        // Nobody is to wait for a chat that does something else, who knows how long.
-        if let Inbound::Result {
-            write_batch: own, ..
-        } = &mut inbound
-            && route.attentive.load(Ordering::Relaxed)
-        {
-            own.clone_from(write_batch);
-        }
         // A chat that has gone away no longer listens; its stream is being closed.
         let _ = route.inbox.send((route.hop, inbound));
     }
