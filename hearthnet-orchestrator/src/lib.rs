@@ -8,9 +8,9 @@
 //! | how slow is too slow | [`hop_timeout`] (pure) |
 //! | what hosts did in all calls before | [`health`] (pure) |
 //! | is what a host returned possible | [`checks`] (pure) |
-//! | chats that move from host to host together | [`write_batch`] |
 //! | which layers a host takes, which the community has | [`placement`], [`coverage`] (pure) |
 //! | a session with a host; hosts by address, or of a community | [`link`], [`hosts`] |
+//! | all running chats taken forward together | [`steps`] |
 //! | the layers here, the layers there | [`local`], [`sharded`], behind [`Backend`] |
 //! | layers that nobody else is to see the input of | [`private_layers`] |
 //! | from there to here in the middle of an answer | [`fallback`] |
@@ -44,7 +44,7 @@ pub mod private_layers;
 pub mod router;
 pub mod service;
 pub mod sharded;
-pub mod write_batch;
+pub mod steps;
 
 /// A host of the tests, by a short name.
 #[cfg(test)]

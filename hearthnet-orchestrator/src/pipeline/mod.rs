@@ -39,17 +39,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
-
-/// Which rows a host returns for a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rows {
-    /// None: only the host's KV cache matters.
-    None,
-    /// The last one.
-    Last,
-    /// All of them.
-    All,
-}
+use hearthnet_transport::Want;
 
 /// Consecutive rows of one sequence.
 #[derive(Clone, PartialEq, Eq)]
@@ -103,7 +93,7 @@ pub enum Action {
         /// The rows.
         chunk: Chunk,
         /// What to ask back.
-        want: Rows,
+        want: Want,
     },
     /// Rows have left the last span: the last one of what was submitted, when all of it has; or,
     /// [where all are wanted](Pipeline::returning), the next ones in order.
@@ -258,7 +248,7 @@ struct Span {
     input: Boundary,
     waiting: VecDeque<Chunk>,
     /// With what was asked back: what is news can change while a step is under way.
-    in_flight: VecDeque<(Chunk, Rows)>,
+    in_flight: VecDeque<(Chunk, Want)>,
 }
 
 impl Span {
@@ -286,8 +276,7 @@ pub struct Pipeline {
     /// Rows that have left the last span and have not been polled.
     output: VecDeque<Bytes>,
     /// What the last span gives back of what is submitted: the last row, or all.
-    back: Rows,
-    stale: u64,
+    back: Want,
 }
 
 impl Pipeline {
@@ -308,15 +297,14 @@ impl Pipeline {
             left: 0,
             target: 0,
             output: VecDeque::new(),
-            back: Rows::Last,
-            stale: 0,
+            back: Want::Last,
         }
     }
 
-    /// What is to come out of the last span: [`Rows::Last`], as from the start, or [`Rows::All`],
+    /// What is to come out of the last span: [`Want::Last`], as from the start, or [`Want::All`],
     /// for a caller that computes the layers behind it.
     #[must_use]
-    pub fn returning(mut self, back: Rows) -> Self {
+    pub fn returning(mut self, back: Want) -> Self {
         self.back = back;
         self
     }
@@ -383,16 +371,6 @@ impl Pipeline {
     pub fn is_idle(&self) -> bool {
         let mut spans = self.spans.iter();
         spans.all(|s| s.waiting.is_empty() && s.in_flight.is_empty())
-    }
-
-    /// Steps that are on a host now.
-    pub fn in_flight(&self) -> usize {
-        self.spans.iter().map(|s| s.in_flight.len()).sum()
-    }
-
-    /// Answers from older epochs that were dropped.
-    pub fn stale(&self) -> u64 {
-        self.stale
     }
 
     /// Bytes of rows that are kept for replay.
@@ -467,7 +445,6 @@ impl Pipeline {
             return Err(unexpected);
         };
         if epoch < state.epoch {
-            self.stale += 1;
             return Ok(Outcome::Stale);
         }
         let (asked, want) = match state.in_flight.front() {
@@ -477,9 +454,9 @@ impl Pipeline {
             _ => return Err(unexpected),
         };
         let wanted = match want {
-            Rows::None => 0,
-            Rows::Last => 1,
-            Rows::All => asked.rows,
+            Want::None => 0,
+            Want::Last => 1,
+            Want::All => asked.rows,
         };
         if rows != wanted || data.len() != self.row_bytes * wanted as usize {
             return Err(PipelineFault::Shape {
@@ -498,7 +475,7 @@ impl Pipeline {
         };
         let end = asked.end();
         match self.spans.get_mut(span + 1) {
-            Some(next) if want == Rows::All => {
+            Some(next) if want == Want::All => {
                 let chunk = Chunk { data, ..asked };
                 next.input.push(&chunk);
                 next.waiting.push_back(chunk);
@@ -507,7 +484,7 @@ impl Pipeline {
             Some(_) => {}
             None => {
                 self.left = self.left.max(end);
-                if want != Rows::None {
+                if want != Want::None {
                     self.output.push_back(data);
                 }
             }
@@ -560,16 +537,16 @@ impl Pipeline {
     }
 
     /// What a chunk brings back from a span: rows only where they are news.
-    fn wanted(&self, span: usize, chunk: &Chunk) -> Rows {
+    fn wanted(&self, span: usize, chunk: &Chunk) -> Want {
         let is_last = span + 1 == self.spans.len();
         if chunk.end() <= self.passed_on(span) {
-            Rows::None
-        } else if !is_last || self.back == Rows::All {
-            Rows::All
+            Want::None
+        } else if !is_last || self.back == Want::All {
+            Want::All
         } else if chunk.end() == self.target {
-            Rows::Last
+            Want::Last
         } else {
-            Rows::None
+            Want::None
         }
     }
 
