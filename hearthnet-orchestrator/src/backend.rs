@@ -104,10 +104,10 @@ pub struct Run<'a> {
     pub notify: &'a mut dyn FnMut(Frame),
 }
 
-/// Runs the blocks of a model over one sequence, on the [loop](crate::steps) of its chat.
+/// Runs the blocks of a model over one sequence, on the loop (`steps.rs`) of its chat.
 pub trait Backend: Send {
     /// Hands in `rows` (`[n, width]`, boundary-representable, `n >= 1`) at `position`. What can be
-    /// sent to hosts is on its way at the next [boundary](crate::steps) after this, so that they
+    /// sent to hosts is on its way at the next boundary (`steps.rs`) after this, so that they
     /// work while the caller does something else; what goes wrong is told by [`Backend::output`],
     /// which must follow.
     ///

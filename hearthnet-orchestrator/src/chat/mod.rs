@@ -268,7 +268,7 @@ impl Conversation {
         steps::block_on(self.answer_to(model, request, started, cancel, &mut AtOnce(emit)))
     }
 
-    /// As [`Self::answer`], on the [loop](steps) of whoever polls it.
+    /// As [`Self::answer`], on the loop (`steps.rs`) of whoever polls it.
     ///
     /// # Errors
     /// Any [`ChatError`]. The conversation must then be dropped.

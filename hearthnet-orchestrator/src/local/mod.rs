@@ -2,7 +2,7 @@
 //! have ([`private_layers`](crate::private_layers)).
 //!
 //! One engine holds the weights once; any number of chats have a sequence each on it. What they
-//! want at the same time is computed as one [batch](crate::batcher). A prompt is run in pieces, so
+//! want at the same time is computed as one batch (`batcher.rs`). A prompt is run in pieces, so
 //! that others have their turn between them; how long they are: `chunked_prefill.rs` (pure).
 
 mod chunked_prefill;

@@ -43,7 +43,7 @@ use hearthnet_transport::Want;
 
 /// Consecutive rows of one sequence.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Chunk {
+pub(crate) struct Chunk {
     /// Position of the first row.
     pub position: u32,
     /// Number of rows, at least 1.
@@ -83,7 +83,7 @@ impl std::fmt::Debug for Chunk {
 
 /// What the shell must do next.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
+pub(crate) enum Action {
     /// Send a step to the host of `span`.
     Send {
         /// Index of the span.
@@ -105,7 +105,7 @@ pub enum Action {
 
 /// Whether an answer moved the pipeline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// It was the answer that was waited for.
     Accepted,
     /// It belonged to an older epoch and was dropped.
@@ -115,7 +115,7 @@ pub enum Outcome {
 /// An answer that its host had no reason to send.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum PipelineFault {
+pub(crate) enum PipelineFault {
     /// No step with this position was the next to be answered.
     #[error("span {span} answered for position {position}, which was not asked")]
     Unexpected {
@@ -140,7 +140,7 @@ pub enum PipelineFault {
 
 /// Bounds of one sequence.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// Most unanswered steps per span, at least 1.
     pub depth: usize,
     /// Most rows per chunk, at least 1.
@@ -264,7 +264,7 @@ impl Span {
 
 /// The state of one sequence.
 #[derive(Debug)]
-pub struct Pipeline {
+pub(crate) struct Pipeline {
     spans: Vec<Span>,
     row_bytes: usize,
     limits: Limits,
@@ -281,7 +281,7 @@ pub struct Pipeline {
 
 impl Pipeline {
     /// A pipeline through `spans` spans (at least 1), whose rows take `row_bytes` bytes each.
-    pub fn new(spans: usize, row_bytes: usize, limits: Limits) -> Self {
+    pub(crate) fn new(spans: usize, row_bytes: usize, limits: Limits) -> Self {
         let limits = Limits {
             depth: limits.depth.max(1),
             chunk_rows: limits.chunk_rows.max(1),
@@ -304,7 +304,7 @@ impl Pipeline {
     /// What is to come out of the last span: [`Want::Last`], as from the start, or [`Want::All`],
     /// for a caller that computes the layers behind it.
     #[must_use]
-    pub fn returning(mut self, back: Want) -> Self {
+    pub(crate) fn returning(mut self, back: Want) -> Self {
         self.back = back;
         self
     }
@@ -315,13 +315,9 @@ impl Pipeline {
     /// to that the one before has come, that `position` lies within the sequence,
     /// and that going back (`position` less than [`Pipeline::submitted_length`]) waits
     /// for [`Pipeline::is_idle`]: a replay that is under way reaches beyond it.
-    pub fn submit(&mut self, position: u32, rows: Bytes) {
-        self.submit_part(position, rows, 0);
-    }
-
-    /// As [`Pipeline::submit`], where `more` rows follow behind these: what comes out is that of
-    /// all of them.
-    pub fn submit_part(&mut self, position: u32, rows: Bytes, more: u32) {
+    ///
+    /// `more` rows follow behind these: what comes out is that of all of them.
+    pub(crate) fn submit(&mut self, position: u32, rows: Bytes, more: u32) {
         let goes_on = position == self.submitted_length() && position < self.target;
         for span in &mut self.spans {
             span.input.truncate(position, self.row_bytes);
@@ -353,39 +349,39 @@ impl Pipeline {
     }
 
     /// Positions that have been through every span.
-    pub fn length(&self) -> u32 {
+    pub(crate) fn length(&self) -> u32 {
         self.left
     }
 
     /// Positions that have been submitted.
-    pub fn submitted_length(&self) -> u32 {
+    pub(crate) fn submitted_length(&self) -> u32 {
         self.spans.first().map_or(0, |span| span.input.have)
     }
 
     /// Whether everything that was submitted and announced has left the last span.
-    pub fn is_through(&self) -> bool {
+    pub(crate) fn is_through(&self) -> bool {
         self.left >= self.target
     }
 
     /// Whether nothing is under way and nothing waits.
-    pub fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         let mut spans = self.spans.iter();
         spans.all(|s| s.waiting.is_empty() && s.in_flight.is_empty())
     }
 
     /// Bytes of rows that are kept for replay.
-    pub fn history_bytes(&self) -> usize {
+    pub(crate) fn history_bytes(&self) -> usize {
         self.spans.iter().map(|s| s.input.bytes()).sum()
     }
 
     /// Epoch of a span's stream, to open it with.
-    pub fn epoch(&self, span: usize) -> u32 {
+    pub(crate) fn epoch(&self, span: usize) -> u32 {
         self.spans.get(span).map_or(0, |s| s.epoch)
     }
 
     /// The rows that were submitted, from position 0 on: what another backend needs
     /// to take the sequence over.
-    pub fn submitted(&self) -> impl Iterator<Item = &Bytes> {
+    pub(crate) fn submitted(&self) -> impl Iterator<Item = &Bytes> {
         self.spans
             .first()
             .into_iter()
@@ -393,7 +389,7 @@ impl Pipeline {
     }
 
     /// The next thing to do, or nothing until the next answer.
-    pub fn poll(&mut self) -> Option<Action> {
+    pub(crate) fn poll(&mut self) -> Option<Action> {
         if let Some(row) = self.output.pop_front() {
             return Some(Action::Output { row });
         }
@@ -432,7 +428,7 @@ impl Pipeline {
     /// # Errors
     /// [`PipelineFault`] when the answer is none that was asked for. The
     /// pipeline is unchanged.
-    pub fn on_result(
+    pub(crate) fn on_result(
         &mut self,
         span: usize,
         epoch: u32,
@@ -497,7 +493,7 @@ impl Pipeline {
     /// Returns the spans, by their new indices, for which a stream has to be
     /// opened before anything is sent: the new ones, and those before them that
     /// must run again because what they returned has been forgotten.
-    pub fn replace(&mut self, span: usize, count: usize) -> Range<usize> {
+    pub(crate) fn replace(&mut self, span: usize, count: usize) -> Range<usize> {
         if span >= self.spans.len() {
             return 0..0;
         }

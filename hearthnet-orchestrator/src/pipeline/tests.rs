@@ -27,7 +27,7 @@ fn sends(p: &mut Pipeline) -> Vec<(usize, u32, Want)> {
 #[test]
 fn chunks_overlap_across_spans() {
     let mut p = Pipeline::new(2, 4, Limits { depth: 1, ..LIMITS });
-    p.submit(0, rows(&[1, 2, 3, 4, 5, 6]));
+    p.submit(0, rows(&[1, 2, 3, 4, 5, 6]), 0);
     assert_eq!(sends(&mut p), [(0, 0, Want::All)]);
     p.on_result(0, 1, 0, 2, rows(&[0, 0])).unwrap();
     // While the second span has the first chunk, the first one gets the second.
@@ -39,7 +39,7 @@ fn chunks_overlap_across_spans() {
 #[test]
 fn only_the_last_chunk_returns_a_row_from_the_last_span() {
     let mut p = Pipeline::new(1, 4, LIMITS);
-    p.submit(0, rows(&[1, 2, 3, 4]));
+    p.submit(0, rows(&[1, 2, 3, 4]), 0);
     assert_eq!(sends(&mut p), [(0, 0, Want::None), (0, 2, Want::Last)]);
     p.on_result(0, 1, 0, 0, Bytes::new()).unwrap();
     assert_eq!((p.poll(), p.length()), (None, 2));
@@ -51,11 +51,11 @@ fn only_the_last_chunk_returns_a_row_from_the_last_span() {
 #[test]
 fn rows_that_come_in_parts_are_on_their_way_before_the_last_ones_are_there() {
     let mut p = Pipeline::new(1, 4, LIMITS);
-    p.submit_part(0, rows(&[1, 2]), 1);
+    p.submit(0, rows(&[1, 2]), 1);
     assert_eq!(sends(&mut p), [(0, 0, Want::None)]);
     p.on_result(0, 1, 0, 0, Bytes::new()).unwrap();
     assert!(!p.is_through());
-    p.submit_part(2, rows(&[3]), 0);
+    p.submit(2, rows(&[3]), 0);
     assert_eq!(sends(&mut p), [(0, 2, Want::Last)]);
     p.on_result(0, 1, 2, 1, rows(&[7])).unwrap();
     assert_eq!(p.poll(), Some(Action::Output { row: rows(&[7]) }));
@@ -65,7 +65,7 @@ fn rows_that_come_in_parts_are_on_their_way_before_the_last_ones_are_there() {
 #[test]
 fn a_caller_that_goes_on_with_them_gets_all_rows() {
     let mut p = Pipeline::new(1, 4, LIMITS).returning(Want::All);
-    p.submit(0, rows(&[1, 2, 3]));
+    p.submit(0, rows(&[1, 2, 3]), 0);
     assert_eq!(sends(&mut p), [(0, 0, Want::All), (0, 2, Want::All)]);
     p.on_result(0, 1, 0, 2, rows(&[7, 8])).unwrap();
     let first = Action::Output { row: rows(&[7, 8]) };
@@ -82,7 +82,7 @@ fn a_caller_that_goes_on_with_them_gets_all_rows() {
 #[test]
 fn an_answer_that_was_not_asked_for_is_a_fault() {
     let mut p = Pipeline::new(1, 4, LIMITS);
-    p.submit(0, rows(&[1]));
+    p.submit(0, rows(&[1]), 0);
     assert!(p.on_result(0, 1, 0, 1, rows(&[0])).is_err(), "not sent yet");
     p.poll();
     for (span, epoch, position, why) in [
@@ -114,7 +114,7 @@ fn an_answer_that_was_not_asked_for_is_a_fault() {
 #[test]
 fn a_new_span_hears_what_the_old_one_heard_and_only_news_are_asked_back() {
     let mut p = Pipeline::new(2, 4, LIMITS);
-    p.submit(0, rows(&[1, 2, 3]));
+    p.submit(0, rows(&[1, 2, 3]), 0);
     assert_eq!(sends(&mut p), [(0, 0, Want::All), (0, 2, Want::All)]);
     p.on_result(0, 1, 0, 2, rows(&[11, 12])).unwrap();
     p.on_result(0, 1, 2, 1, rows(&[13])).unwrap();
@@ -144,7 +144,7 @@ fn what_was_forgotten_is_computed_again_by_the_spans_before() {
         ..LIMITS
     };
     let mut p = Pipeline::new(2, 4, limits);
-    p.submit(0, rows(&[1, 2, 3]));
+    p.submit(0, rows(&[1, 2, 3]), 0);
     sends(&mut p);
     p.on_result(0, 1, 0, 2, rows(&[11, 12])).unwrap();
     assert_eq!(p.history_bytes(), 20);
@@ -250,7 +250,7 @@ fn converse(
         while !done {
             if !rest.is_empty() && (position == length || p.is_idle()) {
                 let (now, later) = rest.split_at(part.min(rest.len()));
-                p.submit_part(position, rows(now), later.len() as u32);
+                p.submit(position, rows(now), later.len() as u32);
                 position += now.len() as u32;
                 (length, rest) = (position, later);
             }

@@ -200,7 +200,7 @@ impl CachedPrefix for Conversation {
 }
 
 impl Service {
-    /// A service for some models, whose chats run on one [loop](crate::steps).
+    /// A service for some models, whose chats run on one loop (`steps.rs`).
     pub fn new(runtime: Handle, models: Vec<ServedModel>, settings: ServiceSettings) -> Self {
         let inner = Arc::new(Inner {
             state: Mutex::new(State {

@@ -2,10 +2,10 @@
 //! hosts that fail replaced while the answer goes on.
 //!
 //! What is in flight, what is replayed and what an answer means is decided by
-//! [`Pipeline`], which is pure; here are the streams, the clocks and the waiting.
+//! `Pipeline`, which is pure; here are the streams, the clocks and the waiting.
 //! A failure is whatever makes a host's part of the answer not come: a lost
 //! connection, an error reply, numbers that cannot be right, silence, slowness
-//! ([`HopTimeout`](crate::hop_timeout::HopTimeout)). Its host is not asked again in this call; other hosts take
+//! (`hop_timeout.rs`). Its host is not asked again in this call; other hosts take
 //! over its layers, and its boundary's history is replayed to them.
 //!
 //! | concept | file |
@@ -133,9 +133,9 @@ pub struct ShardedBackend {
 }
 
 impl ShardedBackend {
-    /// Routes over the source's hosts and opens a stream on every one chosen. Blocks
-    /// until all are open, on a [loop](steps) of its own; a host that has no room is passed over for another, and where all are
-    /// full the sequence waits for [`PumpSettings::start_timeout`].
+    /// Routes over the source's hosts and opens a stream on every one chosen. Blocks until all are
+    /// open, on a loop (`steps.rs`) of its own; a host that has no room is passed over for another,
+    /// and where all are full the sequence waits for [`PumpSettings::start_timeout`].
     ///
     /// # Errors
     /// [`ChatError::HostsFull`] when there is still no room then; [`ChatError`] naming the host that
@@ -232,7 +232,7 @@ impl ShardedBackend {
     /// [`ChatError::Engine`] when they cannot be decoded, which would be a fault of this program.
     pub fn submitted(&mut self) -> Result<Vec<f32>, ChatError> {
         for (position, rows, more) in self.pending.drain(..) {
-            self.pipeline.submit_part(position, rows, more);
+            self.pipeline.submit(position, rows, more);
         }
         let mut rows = Vec::new();
         for bytes in self.pipeline.submitted() {
@@ -323,7 +323,7 @@ impl ShardedBackend {
                 self.pending.push_front((position, rows, more));
                 break;
             }
-            self.pipeline.submit_part(position, rows, more);
+            self.pipeline.submit(position, rows, more);
         }
         while self.hop_failures.is_empty() {
             match self.pipeline.poll()? {
