@@ -9,13 +9,13 @@
 
 use std::time::Duration;
 
+use futures_util::future::LocalBoxFuture;
 use hearthnet_bus::flight::PipelineId;
-use hearthnet_transport::Code;
 use serde::{Deserialize, Serialize};
 
 use crate::Cancel;
+use crate::chat::Frame;
 use crate::error::ChatError;
-use crate::write_batch::WriteBatch;
 
 /// One piece of the route, as `done` reports it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -94,76 +94,43 @@ pub(crate) fn whole_ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// What becomes of a sequence, and of its hosts, while it runs.
-#[derive(Debug, Clone, PartialEq)]
-#[non_exhaustive]
-pub enum Notice {
-    /// So many of the rows that were handed in have been through every block. Told of prompts
-    /// only, after every piece: whoever listens passes on what it has use for.
-    Prompt {
-        /// Rows that are through.
-        done: u32,
-        /// Rows that were handed in.
-        total: u32,
-    },
-    /// A host has failed; its layers are looked for elsewhere.
-    Degraded {
-        /// `<model_id>:<lo>-<hi>` of the layers that it ran.
-        shard_id: String,
-        /// Its node id.
-        host: String,
-        /// Stable code of what went wrong.
-        code: Code,
-    },
-    /// A host is being waited for longer than usual. Nothing is lost: it may answer yet.
-    Waiting {
-        /// `<model_id>:<lo>-<hi>` of the layers that it runs.
-        shard_id: String,
-        /// Its node id.
-        host: String,
-        /// `silent`: nothing at all comes from it; `busy`: it is there, and not done.
-        code: Code,
-    },
-    /// The layers of a host that failed or leaves run elsewhere now, and the answer goes on.
-    Failover {
-        /// `<model_id>:<lo>-<hi>` of the layers.
-        shard_id: String,
-        /// Node id of the host that failed; absent when this machine took over all layers.
-        host: Option<String>,
-        /// Stable code of what went wrong; `leaving` when nothing did.
-        code: Code,
-        /// Node ids of the hosts that took over, in order of layers; empty for this machine.
-        replacements: Vec<String>,
-        /// Positions that were computed again.
-        replayed: u32,
-        /// From noticing the failure to the next row of the answer, in milliseconds.
-        recovery_ms: f64,
-    },
-}
-
 /// What a run needs of its caller.
 pub struct Run<'a> {
     /// Set when the caller gives up.
     pub cancel: &'a Cancel,
-    /// Hears what becomes of the hosts.
-    pub notify: &'a mut dyn FnMut(Notice),
+    /// Hears what becomes of the sequence and of its hosts: how much of a prompt is through, after
+    /// every piece (whoever listens passes on what it has use for); which host has failed, or is
+    /// waited for; who took over.
+    pub notify: &'a mut dyn FnMut(Frame),
 }
 
-/// Runs the blocks of a model over one sequence.
+/// Runs the blocks of a model over one sequence, on the loop (`steps.rs`) of its chat.
 pub trait Backend: Send {
     /// Hands in `rows` (`[n, width]`, boundary-representable, `n >= 1`) at `position`. What can be
-    /// sent to hosts is on its way when this returns, so that they work while the caller does
-    /// something else; what goes wrong is told by [`Backend::output`], which must follow.
+    /// sent to hosts is on its way at the next boundary (`steps.rs`) after this, so that they
+    /// work while the caller does something else; what goes wrong is told by [`Backend::output`],
+    /// which must follow.
     ///
     /// What the sequence held from `position` on is forgotten first, so that a
     /// caller can go back and continue differently.
-    fn submit(&mut self, position: u32, rows: &[f32], cancel: &Cancel) {
-        self.submit_part(position, rows, 0, cancel);
+    fn submit<'a>(
+        &'a mut self,
+        position: u32,
+        rows: &'a [f32],
+        cancel: &'a Cancel,
+    ) -> LocalBoxFuture<'a, ()> {
+        self.submit_part(position, rows, 0, cancel)
     }
 
     /// As [`Backend::submit`], where `more` rows follow behind these, in further calls, before
     /// the output is asked for: hosts begin with what is there.
-    fn submit_part(&mut self, position: u32, rows: &[f32], more: u32, cancel: &Cancel);
+    fn submit_part<'a>(
+        &'a mut self,
+        position: u32,
+        rows: &'a [f32],
+        more: u32,
+        cancel: &'a Cancel,
+    ) -> LocalBoxFuture<'a, ()>;
 
     /// Waits until the rows handed in have been through every block, and puts the last one, as it
     /// leaves the last block, into `out` (`[width]`). Where the last block is not the model's, all
@@ -171,38 +138,16 @@ pub trait Backend: Send {
     ///
     /// # Errors
     /// Any [`ChatError`]; the backend is then fit for nothing but being dropped.
-    fn output(&mut self, out: &mut Vec<f32>, run: &mut Run<'_>) -> Result<(), ChatError>;
+    fn output<'a>(
+        &'a mut self,
+        out: &'a mut Vec<f32>,
+        run: &'a mut Run<'_>,
+    ) -> LocalBoxFuture<'a, Result<(), ChatError>>;
 
     /// What a row takes a layer that this machine runs itself: hosts are measured by it where they
     /// have nobody else beside them.
     fn beside(&mut self, per_layer: Duration) {
         let _ = per_layer;
-    }
-
-    /// The chats whose last rows came out at the same time, if there are several: whoever works on
-    /// them next may wait for all.
-    fn take_write_batch(&mut self) -> Option<WriteBatch> {
-        None
-    }
-
-    /// What is submitted next travels with what the others of `write_batch` submit.
-    fn join(&mut self, write_batch: WriteBatch) {
-        drop(write_batch);
-    }
-
-    /// [`Backend::submit`], then [`Backend::output`].
-    ///
-    /// # Errors
-    /// Those of [`Backend::output`].
-    fn run(
-        &mut self,
-        position: u32,
-        rows: &[f32],
-        out: &mut Vec<f32>,
-        run: &mut Run<'_>,
-    ) -> Result<(), ChatError> {
-        self.submit(position, rows, run.cancel);
-        self.output(out, run)
     }
 
     /// The hosts in order of layers.
@@ -216,8 +161,8 @@ pub trait Backend: Send {
 
     /// The call may come to so many positions: hosts are asked whether they could hold them, before
     /// the first row is sent. More may be submitted all the same.
-    fn expect(&mut self, positions: u32, cancel: &Cancel) {
-        let _ = (positions, cancel);
+    fn expect(&mut self, positions: u32) {
+        let _ = positions;
     }
 
     /// The call has ended, and nothing is asked until the next one begins: hosts that want to
@@ -236,8 +181,23 @@ pub trait Backend: Send {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+    use crate::steps::block_on;
+
+    /// [`Backend::submit`], then [`Backend::output`], on a loop of its own.
+    pub(crate) fn run_rows(
+        backend: &mut dyn Backend,
+        position: u32,
+        rows: &[f32],
+        out: &mut Vec<f32>,
+        run: &mut Run<'_>,
+    ) -> Result<(), ChatError> {
+        block_on(async {
+            backend.submit(position, rows, run.cancel).await;
+            backend.output(out, run).await
+        })
+    }
 
     #[test]
     fn percentiles_follow_the_nearest_rank() {

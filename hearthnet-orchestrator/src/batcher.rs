@@ -1,199 +1,169 @@
 //! Batches that form by themselves: chats that want the same kind of work done at the same time
-//! have it done at once, by one of them.
+//! have it done at once.
 //!
 //! Weights are read from memory once per batch, whatever its size, and reading them is most of
-//! what a row costs. There is no thread for it: a chat that finds nobody at work computes for all
-//! whose jobs are there. Jobs that come meanwhile wait; when the work is done the first of them
-//! does the same.
+//! what a row costs. The first chat that comes while nothing is computed *leads*: it waits for a
+//! [boundary](crate::steps), by which everybody who was ready has come as well, and has computed
+//! for all. Jobs that come meanwhile wait; then the first of them leads.
 //!
 //! ```text
-//! A: gathers, runs a, b ──────────┐ result to B, "go on" to C
-//! B:    waits ....................└►
-//! C:              waits ..........└► gathers, runs c, d ──────┐ result to D
-//! D:                 waits ...................................└►
+//! A: boundary, runs a, b ──────────┐ result to B, "lead" to C
+//! B:    waits .....................└►
+//! C:              waits ...........└► boundary, runs c, d ──────┐ result to D
+//! D:                 waits .....................................└►
 //! ```
 //!
-//! A lone chat runs at once. Beside others it gathers first: rows that a host computed together
-//! come one after the other, each brought by its own chat, and to begin without them costs them a
-//! whole batch. A batch has the jobs of half the chats at most: these are then with one host while
-//! the others are with another. Whoever is in a batch leaves it in a [`WriteBatch`], and so they stay
-//! together until they are back here.
+//! A batch has the jobs of half the chats at most: these are then with one host while the others
+//! are with another. Chats that no host computes for have nobody to alternate with, and are taken
+//! all at once. The results of a batch come at once, so that those who were in it stay together.
+//!
+//! A lone chat computes on its own thread; among others a batch is computed on another one, for
+//! meanwhile the loop passes their rows on from host to host.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{SyncSender, sync_channel};
-use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
 
-use crate::write_batch::WriteBatch;
-
-/// How long a batch waits for the next job of a burst, and how long in all.
-const GAP: Duration = Duration::from_micros(100);
-const GATHER: Duration = Duration::from_micros(400);
+use crate::steps;
 
 /// Where jobs `J` become results `R`, in batches.
 pub(crate) struct Batcher<J, R> {
     queue: Mutex<Queue<J, R>>,
-    /// A job has come.
-    came: Condvar,
-    /// Chats that have jobs now and then.
-    present: Arc<AtomicUsize>,
+    /// Twice the most jobs that a batch has, as far as it follows from who is there.
+    halves: Arc<AtomicUsize>,
     /// Most jobs of a batch.
     most: usize,
 }
 
 /// A chat's presence, for as long as it answers.
 #[derive(Debug)]
-pub struct Present(Arc<AtomicUsize>);
+pub struct Present {
+    halves: Arc<AtomicUsize>,
+    own: usize,
+}
 
 impl Drop for Present {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.halves.fetch_sub(self.own, Ordering::Relaxed);
     }
 }
 
 struct Queue<J, R> {
-    /// Whether somebody computes, or has been told to.
+    /// Whether somebody leads, or has been told to.
     taken: bool,
-    /// In order of arrival; the first is told to go on when nobody computes.
-    waiting: Vec<Waiting<J, R>>,
-    /// Whether whoever computes wants to know of jobs that come.
-    gathering: bool,
+    /// Jobs of the batch that is computed.
+    computed: usize,
+    /// In order of arrival. Whoever leads is the first.
+    waiting: VecDeque<Waiting<J, R>>,
 }
 
 struct Waiting<J, R> {
     job: J,
-    answer: SyncSender<Turn<R>>,
+    /// `None` for whoever leads.
+    answer: Option<oneshot::Sender<Turn<R>>>,
 }
 
 /// What becomes of a job that waits.
 enum Turn<R> {
-    /// Its chat computes, for itself and whoever else waits.
-    GoOn,
-    /// Somebody has computed it, and the write batch that it leaves in.
-    Done(R, Option<WriteBatch>),
+    /// Its chat leads.
+    Lead,
+    /// Somebody has computed it.
+    Done(R),
 }
 
-impl<J, R> Batcher<J, R> {
+impl<J: Send + 'static, R: Send + 'static> Batcher<J, R> {
     /// For batches of `most` jobs (at least 1).
     pub(crate) fn new(most: usize) -> Self {
         Self {
             queue: Mutex::new(Queue {
                 taken: false,
-                waiting: Vec::new(),
-                gathering: false,
+                computed: 0,
+                waiting: VecDeque::new(),
             }),
-            came: Condvar::new(),
-            present: Arc::default(),
+            halves: Arc::default(),
             most: most.max(1),
         }
     }
 
-    /// Says that a chat will have jobs: whoever computes then waits a moment for them.
-    pub(crate) fn attend(&self) -> Present {
-        self.present.fetch_add(1, Ordering::Relaxed);
-        Present(Arc::clone(&self.present))
+    /// Says that a chat will have jobs: how many a batch has follows from who is there. `hosted`:
+    /// whether it is with hosts in between.
+    pub(crate) fn attend(&self, hosted: bool) -> Present {
+        let own = if hosted { 1 } else { 2 };
+        self.halves.fetch_add(own, Ordering::Relaxed);
+        Present {
+            halves: Arc::clone(&self.halves),
+            own,
+        }
     }
 
-    /// Has a job done, together with those of other chats. `write_batch`: those whose jobs come at the
-    /// same time; `patient`: whether the batch is worth waiting a moment for others. `work` makes
-    /// as many results of a batch, in the same order; it may be that of another chat that runs.
+    /// Has a job done, together with those of other chats. `work` makes as many results of a
+    /// batch, in the same order; it may be that of another chat that runs.
     ///
-    /// Returns the result, and those that were in the batch; `None` if whoever computed has
-    /// panicked. Blocks for as many batches as there are chats before this one.
-    pub(crate) fn run(
+    /// Returns the result; `None` if whoever computed has panicked. Takes as many batches as there
+    /// are chats before this one.
+    pub(crate) async fn run(
         &self,
         job: J,
-        write_batch: Option<WriteBatch>,
-        patient: bool,
-        work: impl FnOnce(Vec<J>) -> Vec<R>,
-    ) -> Option<(R, Option<WriteBatch>)> {
-        let mut queue = self.queue();
-        if !queue.taken {
-            queue.taken = true;
-            drop(queue);
-            return self.lead(Some(job), write_batch, patient, work);
+        work: impl FnOnce(Vec<J>) -> Vec<R> + Send + 'static,
+    ) -> Option<R> {
+        let turn = self.wait_for_turn(job);
+        if let Some(turn) = turn
+            && let Turn::Done(result) = turn.await.ok()?
+        {
+            return Some(result);
         }
-        let (answer, turn) = sync_channel(1);
-        queue.waiting.push(Waiting { job, answer });
-        let gathering = queue.gathering;
-        drop(queue);
-        drop(write_batch);
-        if gathering {
-            self.came.notify_one();
-        }
-        match turn.recv().ok()? {
-            Turn::GoOn => self.lead(None, None, patient, work),
-            Turn::Done(result, write_batch) => Some((result, write_batch)),
-        }
-    }
-
-    /// Computes for everybody who waits; `own` comes first, and is the first that waits if it is
-    /// not given.
-    fn lead(
-        &self,
-        own: Option<J>,
-        write_batch: Option<WriteBatch>,
-        patient: bool,
-        work: impl FnOnce(Vec<J>) -> Vec<R>,
-    ) -> Option<(R, Option<WriteBatch>)> {
-        let free = WhenDone(self);
-        let queued = usize::from(own.is_none());
-        let mut jobs: Vec<J> = own.into_iter().collect();
-        let mut answers = Vec::new();
-        for waiting in self.gather(1 - queued, write_batch.as_ref(), patient) {
-            jobs.push(waiting.job);
-            answers.push(waiting.answer);
-        }
-        drop(write_batch);
-        let mut results = work(jobs).into_iter();
-        // The next batch does not wait for this one to be handed out.
-        drop(free);
+        let next = WhenDone(self);
+        steps::boundary().await;
+        let (jobs, answers) = self.take();
+        let results = if steps::is_alone() {
+            work(jobs)
+        } else {
+            let work = tokio::task::spawn_blocking(move || work(jobs));
+            work.await.ok()?
+        };
+        drop(next);
+        let mut results = results.into_iter();
         let own = results.next()?;
-        // The first answer would be this chat's own, if it was in the queue.
-        let others = answers.into_iter().skip(queued);
-        let write_batch = (others.len() > 0).then(WriteBatch::default);
-        for (answer, result) in others.zip(results) {
+        for (answer, result) in answers.into_iter().zip(results) {
             // A chat waits until it is answered.
-            let _ = answer.send(Turn::Done(result, write_batch.clone()));
+            let _ = answer.send(Turn::Done(result));
         }
-        Some((own, write_batch))
+        Some(own)
     }
 
-    /// Waits for the jobs of the chats in the same write batch, and a moment for those of others, until there
-    /// are those of half the chats, `own` (0 or 1) outside of the queue among them. Takes so many
-    /// at most.
-    fn gather(
-        &self,
-        own: usize,
-        write_batch: Option<&WriteBatch>,
-        patient: bool,
-    ) -> Vec<Waiting<J, R>> {
-        let half = self.present.load(Ordering::Relaxed).div_ceil(2);
-        let enough = half.clamp(1, self.most);
-        let began = Instant::now();
-        let (mut last, mut jobs) = (began, 0);
-        let mut queue = self.queue();
-        queue.gathering = true;
-        loop {
-            let now = queue.waiting.len() + own;
-            if now > jobs {
-                (last, jobs) = (Instant::now(), now);
-            }
-            let all_came = write_batch.is_none_or(WriteBatch::is_complete) && last.elapsed() >= GAP;
-            if !patient || jobs >= enough || all_came || began.elapsed() >= GATHER {
-                queue.gathering = false;
-                let taken = now.min(enough) - own;
-                return queue.waiting.drain(..taken).collect();
-            }
-            self.came.wait_for(&mut queue, GAP);
-        }
+    /// What a job's chat waits for, or nothing if it leads.
+    fn wait_for_turn(&self, job: J) -> Option<oneshot::Receiver<Turn<R>>> {
+        let mut queue = self.queue.lock();
+        let (answer, turn) = match std::mem::replace(&mut queue.taken, true) {
+            true => Some(oneshot::channel()).unzip(),
+            false => (None, None),
+        };
+        queue.waiting.push_back(Waiting { job, answer });
+        turn
     }
 
-    fn queue(&self) -> MutexGuard<'_, Queue<J, R>> {
-        self.queue.lock()
+    /// The jobs of the next batch, the leader's first, and who waits for the others.
+    fn take(&self) -> (Vec<J>, Vec<oneshot::Sender<Turn<R>>>) {
+        let enough = self.halves.load(Ordering::Relaxed).div_ceil(2);
+        let mut queue = self.queue.lock();
+        let count = enough.clamp(1, self.most).min(queue.waiting.len());
+        queue.computed = count;
+        let (mut jobs, mut answers) = (Vec::with_capacity(count), Vec::new());
+        for waiting in queue.waiting.drain(..count) {
+            jobs.push(waiting.job);
+            answers.extend(waiting.answer);
+        }
+        (jobs, answers)
+    }
+
+    /// Jobs that wait or are computed.
+    pub(crate) fn asking(&self) -> usize {
+        let queue = self.queue.lock();
+        queue.computed + queue.waiting.len()
     }
 }
 
@@ -201,23 +171,28 @@ impl<J, R> fmt::Debug for Batcher<J, R> {
     /// Without jobs and results: they are activations.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Batcher")
-            .field("present", &self.present)
+            .field("halves", &self.halves)
             .field("most", &self.most)
             .finish_non_exhaustive()
     }
 }
 
-/// Lets the next one compute when it goes, whatever became of the work.
+/// Lets the next one lead when it goes, whatever became of the work.
 struct WhenDone<'a, J, R>(&'a Batcher<J, R>);
 
 impl<J, R> Drop for WhenDone<'_, J, R> {
     fn drop(&mut self) {
-        let mut queue = self.0.queue();
-        match queue.waiting.first() {
-            // There is room for one message, and this is the first.
-            Some(first) => drop(first.answer.try_send(Turn::GoOn)),
-            None => queue.taken = false,
+        let mut queue = self.0.queue.lock();
+        queue.computed = 0;
+        while let Some(first) = queue.waiting.front_mut() {
+            let told = first.answer.take().map(|answer| answer.send(Turn::Lead));
+            if matches!(told, Some(Ok(()))) {
+                return;
+            }
+            // Its chat is gone.
+            queue.waiting.pop_front();
         }
+        queue.taken = false;
     }
 }
 
@@ -225,18 +200,13 @@ impl<J, R> Drop for WhenDone<'_, J, R> {
 impl<J, R> Batcher<J, R> {
     /// Makes all jobs wait until what is returned is dropped.
     pub(crate) fn keep_busy(&self) -> impl Drop + use<'_, J, R> {
-        self.queue().taken = true;
+        self.queue.lock().taken = true;
         WhenDone(self)
-    }
-
-    /// Jobs that wait.
-    pub(crate) fn waiting(&self) -> usize {
-        self.queue().waiting.len()
     }
 
     /// Whether nobody computes and nobody waits.
     pub(crate) fn is_idle(&self) -> bool {
-        let queue = self.queue();
+        let queue = self.queue.lock();
         !queue.taken && queue.waiting.is_empty()
     }
 }

@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 /// Why rows are refused.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-pub enum CheckError {
+pub(crate) enum CheckError {
     /// The bytes are not whole rows of this width.
     #[error("{bytes} bytes are not {rows} rows of {width} values")]
     Shape {
@@ -70,7 +70,7 @@ pub enum CheckError {
 
 impl CheckError {
     /// Stable code of the fault.
-    pub fn code(&self) -> Code {
+    pub(crate) fn code(&self) -> Code {
         Code::new(match self {
             Self::Shape { .. } => "tensor_shape",
             Self::NonFinite { .. } => "tensor_nonfinite",
@@ -92,7 +92,7 @@ const SEEN: usize = 4096;
 /// (it does, with exact arithmetic and the same rows before it: a replay, a conversation with the
 /// same beginning) or otherwise.
 #[derive(Debug)]
-pub struct SeenRows {
+pub(crate) struct SeenRows {
     key: RandomState,
     /// From what was returned to what it was returned for.
     rows: HashMap<u64, u64>,
@@ -102,7 +102,7 @@ pub struct SeenRows {
 
 impl SeenRows {
     /// None yet.
-    pub fn new(key: RandomState) -> Self {
+    pub(crate) fn new(key: RandomState) -> Self {
         Self {
             key,
             rows: HashMap::new(),
@@ -129,7 +129,7 @@ impl SeenRows {
 
 /// The check of one boundary.
 #[derive(Debug, Clone)]
-pub struct BoundaryCheck {
+pub(crate) struct BoundaryCheck {
     width: usize,
     dtype: BoundaryDtype,
     band: Option<Band>,
@@ -141,7 +141,7 @@ pub struct BoundaryCheck {
 impl BoundaryCheck {
     /// A check for rows of `width` values. Without a band only shape and
     /// finiteness are checked, and that a row is not all zeros.
-    pub fn new(width: usize, dtype: BoundaryDtype, band: Option<Band>) -> Self {
+    pub(crate) fn new(width: usize, dtype: BoundaryDtype, band: Option<Band>) -> Self {
         Self {
             width,
             dtype,
@@ -153,7 +153,7 @@ impl BoundaryCheck {
     }
 
     /// The same, and what comes back is compared with what came from this host before.
-    pub fn remembering(self, seen: Arc<Mutex<SeenRows>>) -> Self {
+    pub(crate) fn remembering(self, seen: Arc<Mutex<SeenRows>>) -> Self {
         Self {
             seen: Some(seen),
             ..self
@@ -165,7 +165,7 @@ impl BoundaryCheck {
     ///
     /// # Errors
     /// The first [`CheckError`] found.
-    pub fn check(
+    pub(crate) fn check(
         &mut self,
         position: u32,
         rows: u32,

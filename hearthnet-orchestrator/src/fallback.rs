@@ -5,16 +5,19 @@
 //! the answer goes on with the next token: what was said stays said, since the arithmetic is
 //! the same.
 
+use std::future::ready;
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt as _;
+use futures_util::future::LocalBoxFuture;
 use hearthnet_bus::flight::{self, Event, PipelineId};
 use tokio::runtime::Handle;
 
-use crate::Cancel;
-use crate::backend::{Backend, HopTimes, Notice, RouteHop, Run, whole_ms};
+use crate::backend::{Backend, HopTimes, RouteHop, Run, whole_ms};
+use crate::chat::Frame;
 use crate::error::{Blame, ChatError};
 use crate::sharded::ShardedBackend;
-use crate::write_batch::WriteBatch;
+use crate::{Cancel, steps};
 
 /// Makes the backend that holds the layers that hosts were asked for. It may take seconds.
 pub type LoadLocal = Box<dyn FnOnce() -> Result<Box<dyn Backend>, ChatError> + Send>;
@@ -66,7 +69,7 @@ impl WithFallback {
             "answering without hosts, on this machine: {error}"
         );
         metrics::counter!("distributed_inference_fallback_to_local_total").increment(1);
-        let local = loaded(runtime, load, cancel)?;
+        let local = steps::block_on(loaded(runtime, load, cancel))?;
         Ok(Self {
             pipeline: PipelineId::draw(),
             hosts: None,
@@ -103,7 +106,7 @@ impl WithFallback {
             replayed,
             ms: whole_ms(since.elapsed()),
         });
-        (run.notify)(Notice::Failover {
+        (run.notify)(Frame::ShardFailover {
             shard_id,
             host: None,
             code: error.code(),
@@ -127,8 +130,22 @@ impl WithFallback {
         }
     }
 
+    async fn through(&mut self, out: &mut Vec<f32>, run: &mut Run<'_>) -> Result<(), ChatError> {
+        let Some(active) = self.active_mut() else {
+            return Err(ChatError::Engine("it failed earlier in this chat".into()));
+        };
+        match active.output(out, run).await {
+            Err(error) if error.blame() == Blame::Peer => self.take_over(error, out, run).await,
+            Ok(()) => {
+                self.tell_alone(run);
+                Ok(())
+            }
+            error => error,
+        }
+    }
+
     /// Runs here what the hosts were given.
-    fn take_over(
+    async fn take_over(
         &mut self,
         error: ChatError,
         out: &mut Vec<f32>,
@@ -147,8 +164,10 @@ impl WithFallback {
         let (replayed, held) = (hosts.length(), hosts.submitted()?);
         // Those that still work have nothing more to do for this sequence.
         drop(hosts);
-        let mut local = loaded(&runtime, load, run.cancel)?;
-        local.run(0, &held, out, run)?;
+        let mut local = loaded(&runtime, load, run.cancel).await?;
+        local.begin_call();
+        local.submit(0, &held, run.cancel).await;
+        local.output(out, run).await?;
         for all in local.route() {
             self.tell(all.shard_id, &error, replayed, since, run);
         }
@@ -158,52 +177,43 @@ impl WithFallback {
 }
 
 /// Loading cannot be interrupted, but nobody who has given up need wait for it.
-fn loaded(
+async fn loaded(
     runtime: &Handle,
     load: LoadLocal,
     cancel: &Cancel,
 ) -> Result<Box<dyn Backend>, ChatError> {
     let loading = runtime.spawn_blocking(load);
-    let loaded = runtime.block_on(cancel.or(loading));
+    let loaded = cancel.or(loading).await;
     loaded
         .ok_or(ChatError::Cancelled)?
         .map_err(|e| ChatError::Engine(e.to_string()))?
 }
 
 impl Backend for WithFallback {
-    fn submit_part(&mut self, position: u32, rows: &[f32], more: u32, cancel: &Cancel) {
-        if let Some(active) = self.active_mut() {
-            active.submit_part(position, rows, more, cancel);
+    fn submit_part<'a>(
+        &'a mut self,
+        position: u32,
+        rows: &'a [f32],
+        more: u32,
+        cancel: &'a Cancel,
+    ) -> LocalBoxFuture<'a, ()> {
+        match self.active_mut() {
+            Some(active) => active.submit_part(position, rows, more, cancel),
+            None => ready(()).boxed_local(),
         }
     }
 
-    fn output(&mut self, out: &mut Vec<f32>, run: &mut Run<'_>) -> Result<(), ChatError> {
-        let Some(active) = self.active_mut() else {
-            return Err(ChatError::Engine("it failed earlier in this chat".into()));
-        };
-        match active.output(out, run) {
-            Err(error) if error.blame() == Blame::Peer => self.take_over(error, out, run),
-            Ok(()) => {
-                self.tell_alone(run);
-                Ok(())
-            }
-            error => error,
-        }
+    fn output<'a>(
+        &'a mut self,
+        out: &'a mut Vec<f32>,
+        run: &'a mut Run<'_>,
+    ) -> LocalBoxFuture<'a, Result<(), ChatError>> {
+        self.through(out, run).boxed_local()
     }
 
     fn beside(&mut self, per_layer: Duration) {
         if let Some(active) = self.active_mut() {
             active.beside(per_layer);
-        }
-    }
-
-    fn take_write_batch(&mut self) -> Option<WriteBatch> {
-        self.active_mut()?.take_write_batch()
-    }
-
-    fn join(&mut self, write_batch: WriteBatch) {
-        if let Some(active) = self.active_mut() {
-            active.join(write_batch);
         }
     }
 
@@ -221,9 +231,9 @@ impl Backend for WithFallback {
         }
     }
 
-    fn expect(&mut self, positions: u32, cancel: &Cancel) {
+    fn expect(&mut self, positions: u32) {
         if let Some(active) = self.active_mut() {
-            active.expect(positions, cancel);
+            active.expect(positions);
         }
     }
 

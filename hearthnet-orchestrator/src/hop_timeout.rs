@@ -44,7 +44,7 @@ const PERSISTENT: u32 = 3;
 
 /// The recent steps of one host.
 #[derive(Debug, Clone, Default)]
-pub struct HopTimeout {
+pub(crate) struct HopTimeout {
     /// Decode steps.
     recent: VecDeque<Duration>,
     /// Of `recent`, once there are enough.
@@ -60,7 +60,7 @@ impl HopTimeout {
     /// says whether the host is persistently slow.
     ///
     /// Slow steps are not learnt from: a host cannot slowly get its caller used to it.
-    pub fn record(&mut self, took: Duration, reference: Option<Duration>) -> bool {
+    pub(crate) fn record(&mut self, took: Duration, reference: Option<Duration>) -> bool {
         let own = self.median.map(|median| (median * SLOW).max(SLOW_FLOOR));
         let beside = reference.map(|others| (others * SLOW).max(SLOW_FLOOR_BESIDE_OTHERS));
         let slow = own.into_iter().chain(beside).any(|bound| took > bound);
@@ -80,7 +80,7 @@ impl HopTimeout {
     }
 
     /// Notes a piece of a prompt: `rows`, 2 or more, that the host was at for `took`.
-    pub fn record_piece(&mut self, took: Duration, rows: u32) {
+    pub(crate) fn record_piece(&mut self, took: Duration, rows: u32) {
         let longer =
             |known: Option<Duration>, new: Duration| Some(known.map_or(new, |k| k.max(new)));
         self.row = longer(self.row, took / rows.max(1));
@@ -88,13 +88,13 @@ impl HopTimeout {
     }
 
     /// How long a decode step usually takes; `None` while too little is known.
-    pub fn usual(&self) -> Option<Duration> {
+    pub(crate) fn usual(&self) -> Option<Duration> {
         self.median
     }
 
     /// About how long a step of so many rows takes the host, as far as it has shown; `None` while
     /// it has answered none of its kind.
-    pub fn typical(&self, rows: u32) -> Option<Duration> {
+    pub(crate) fn typical(&self, rows: u32) -> Option<Duration> {
         match rows {
             0 | 1 => self.median.or_else(|| median(self.recent.iter().copied())),
             rows => self.row.map(|row| row * rows),
@@ -103,7 +103,7 @@ impl HopTimeout {
 
     /// How long to wait for a step of `rows` before looking for another host; `None` while too
     /// little is known. `reference` is what such a step takes others.
-    pub fn overdue_after(&self, rows: u32, reference: Option<Duration>) -> Option<Duration> {
+    pub(crate) fn overdue_after(&self, rows: u32, reference: Option<Duration>) -> Option<Duration> {
         if let (0 | 1, Some(median)) = (rows, self.median) {
             return Some((median * OVERDUE).max(OVERDUE_FLOOR));
         }
@@ -131,11 +131,11 @@ pub(crate) fn median(durations: impl Iterator<Item = Duration>) -> Option<Durati
 }
 
 /// Silence of a host that owes something after which it is asked whether it is there.
-pub const ASK_AFTER: Duration = Duration::from_secs(1);
+pub(crate) const ASK_AFTER: Duration = Duration::from_secs(1);
 /// Silence after which it is not: it was asked, and had twice as long again.
-pub const GONE_AFTER: Duration = Duration::from_secs(3);
+pub(crate) const GONE_AFTER: Duration = Duration::from_secs(3);
 /// How often a host is looked after that is silent.
-pub const LOOK_EVERY: Duration = Duration::from_millis(250);
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// For how long a host has been silent while this side listened.
 ///
@@ -143,7 +143,7 @@ pub const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// just as long, with the answers still unread. So what passes between two looks counts for no
 /// more than twice what should.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Silence {
+pub(crate) struct Silence {
     looked: Option<Instant>,
     heard_out: Duration,
 }
@@ -151,7 +151,7 @@ pub struct Silence {
 impl Silence {
     /// Looks at a host from which nothing has come for `silent`; for how long it has been silent
     /// for certain.
-    pub fn look(&mut self, now: Instant, silent: Duration) -> Duration {
+    pub(crate) fn look(&mut self, now: Instant, silent: Duration) -> Duration {
         let since = match self.looked.replace(now) {
             Some(before) => now.saturating_duration_since(before).min(2 * LOOK_EVERY),
             None => ASK_AFTER,

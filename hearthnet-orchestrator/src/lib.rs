@@ -4,47 +4,47 @@
 //! | concept | where |
 //! |---|---|
 //! | which hosts run which layers | [`router`] (pure) |
-//! | what is in flight where, what is replayed after a failure | [`pipeline`] (pure) |
-//! | how slow is too slow | [`hop_timeout`] (pure) |
+//! | what is in flight where, what is replayed after a failure | `pipeline` (pure) |
+//! | how slow is too slow | `hop_timeout` (pure) |
 //! | what hosts did in all calls before | [`health`] (pure) |
-//! | is what a host returned possible | [`checks`] (pure) |
-//! | chats that move from host to host together | [`write_batch`] |
+//! | is what a host returned possible | `checks` (pure) |
 //! | which layers a host takes, which the community has | [`placement`], [`coverage`] (pure) |
 //! | a session with a host; hosts by address, or of a community | [`link`], [`hosts`] |
+//! | all running chats taken forward together | `steps` |
 //! | the layers here, the layers there | [`local`], [`sharded`], behind [`Backend`] |
 //! | layers that nobody else is to see the input of | [`private_layers`] |
 //! | from there to here in the middle of an answer | [`fallback`] |
 //! | text in, tokens out | [`chat`] |
-//! | logits for many chats at once | [`logits_batcher`] |
-//! | how batches of many chats form | [`batcher`] |
+//! | logits for many chats at once | `logits_batcher` |
+//! | how batches of many chats form | `batcher` |
 //! | chat as a capability of the bus | [`bus`] |
 //! | many callers: turns, kept conversations, giving up | [`service`] |
 //! | the OpenAI-compatible HTTP interface | [`http`] |
 //! | codes, hints, blame | [`error`] |
 
 pub mod backend;
-pub mod batcher;
+mod batcher;
 pub mod bus;
 pub mod chat;
-pub mod checks;
+mod checks;
 pub mod coverage;
 pub mod error;
 pub mod fallback;
 pub mod health;
-pub mod hop_timeout;
+mod hop_timeout;
 pub mod hosts;
 pub mod http;
 mod labels;
 pub mod link;
 pub mod local;
-pub mod logits_batcher;
-pub mod pipeline;
+mod logits_batcher;
+mod pipeline;
 pub mod placement;
 pub mod private_layers;
 pub mod router;
 pub mod service;
 pub mod sharded;
-pub mod write_batch;
+mod steps;
 
 /// A host of the tests, by a short name.
 #[cfg(test)]

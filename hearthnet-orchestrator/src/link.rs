@@ -6,8 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use hearthnet_bus::flight::{self, Event, SessionId};
@@ -18,9 +17,9 @@ use hearthnet_transport::{
 };
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
+use tokio::sync::mpsc;
 
 use crate::error::ChatError;
-use crate::write_batch::WriteBatch;
 
 /// A host as a person writes it: `ADDR:PORT#ed25519:KEY`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,8 +72,6 @@ pub(crate) enum Inbound {
         result: StepResult,
         /// When it came.
         at: Instant,
-        /// Those whose rows came with it.
-        write_batch: Option<WriteBatch>,
     },
     /// The host ended the stream.
     Error {
@@ -89,8 +86,6 @@ pub(crate) enum Inbound {
     Closed,
     /// The session is gone.
     Lost(Ended),
-    /// The chat is to look whether its caller gave up.
-    Wake,
 }
 
 /// How a session ended.
@@ -116,7 +111,7 @@ impl Ended {
 }
 
 /// A chat's queue.
-pub(crate) type Inbox = mpsc::Sender<(u64, Inbound)>;
+pub(crate) type Inbox = mpsc::UnboundedSender<(u64, Inbound)>;
 
 /// Where the messages of a stream go.
 #[derive(Debug)]
@@ -127,8 +122,6 @@ struct Route {
     epoch: u32,
     /// Nothing is asked of the stream: it does not hold its host back.
     resting: bool,
-    /// Whether the chat waits for messages.
-    attentive: Arc<AtomicBool>,
 }
 
 #[derive(Debug, Default)]
@@ -377,13 +370,7 @@ impl HostLink {
     }
 
     /// Reserves a stream number whose messages go to `inbox`.
-    pub(crate) fn register(
-        &self,
-        hop: u64,
-        epoch: u32,
-        inbox: Inbox,
-        attentive: &Arc<AtomicBool>,
-    ) -> u32 {
+    pub(crate) fn register(&self, hop: u64, epoch: u32, inbox: Inbox) -> u32 {
         let stream = self.next_stream.fetch_add(1, Ordering::Relaxed);
         let mut routes = self.streams.lock();
         if let Some(ended) = &routes.ended {
@@ -399,7 +386,6 @@ impl HostLink {
             inbox,
             epoch,
             resting: false,
-            attentive: Arc::clone(attentive),
         };
         routes.by_stream.insert(stream, route);
         stream
@@ -473,11 +459,8 @@ impl Handler for Reader {
     }
 
     fn drained(&mut self) {
-        let results = |message: &&Message| matches!(message, Message::StepResult(_));
-        let several = self.arrived.iter().filter(results).nth(1).is_some();
-        let write_batch = several.then(WriteBatch::default);
         for message in std::mem::take(&mut self.arrived) {
-            self.hand_out(message, &write_batch);
+            self.hand_out(message);
         }
     }
 
@@ -498,19 +481,12 @@ impl Handler for Reader {
 
 impl Reader {
     /// Hands one message to the chat that owns its stream.
-    fn hand_out(&self, message: Message, write_batch: &Option<WriteBatch>) {
-        let (stream, mut inbound) = match message {
+    fn hand_out(&self, message: Message) {
+        let (stream, inbound) = match message {
             Message::StreamOpened(m) => (m.stream, Inbound::Opened),
             Message::StepResult(result) => {
-                let (at, write_batch) = (Instant::now(), None);
-                (
-                    result.stream,
-                    Inbound::Result {
-                        result,
-                        at,
-                        write_batch,
-                    },
-                )
+                let at = Instant::now();
+                (result.stream, Inbound::Result { result, at })
             }
             Message::StreamError(m) => (
                 m.stream,
@@ -538,14 +514,6 @@ impl Reader {
             _ => return,
         };
         if let Some(route) = self.streams.lock().by_stream.get(&stream) {
-            // Nobody is to wait for a chat that does something else, who knows how long.
-            if let Inbound::Result {
-                write_batch: own, ..
-            } = &mut inbound
-                && route.attentive.load(Ordering::Relaxed)
-            {
-                own.clone_from(write_batch);
-            }
             // A chat that has gone away no longer listens; its stream is being closed.
             let _ = route.inbox.send((route.hop, inbound));
         }

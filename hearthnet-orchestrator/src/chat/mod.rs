@@ -6,8 +6,11 @@
 //! only runs what is new.
 
 use std::borrow::Cow;
+use std::future::ready;
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt as _;
+use futures_util::future::LocalBoxFuture;
 use hearthnet_bus::flight::{self, Event};
 use hearthnet_model::sampler::{Sampler, SamplerConfig, SamplingChoice};
 use hearthnet_model::stop::StopMatcher;
@@ -15,10 +18,10 @@ use hearthnet_model::{ChatMessage, ChatTemplate, Detokenizer, Special, Tokenizer
 use hearthnet_transport::Code;
 use serde::{Deserialize, Serialize};
 
-use crate::Cancel;
-use crate::backend::{Backend, HopTimes, Notice, RouteHop, Run, whole_ms};
+use crate::backend::{Backend, HopTimes, RouteHop, Run, whole_ms};
 use crate::error::{Blame, ChatError};
 use crate::logits_batcher::LogitsBatcher;
+use crate::{Cancel, steps};
 
 /// What the caller asks.
 #[derive(Debug, Clone)]
@@ -177,46 +180,25 @@ pub enum Frame {
     Done(Box<Done>),
 }
 
-impl From<Notice> for Frame {
-    fn from(notice: Notice) -> Self {
-        match notice {
-            Notice::Prompt { done, total } => Self::PromptProgress { done, total },
-            Notice::Degraded {
-                shard_id,
-                host,
-                code,
-            } => Self::ShardStatus {
-                shard_id,
-                host: Some(host),
-                status: "degraded".into(),
-                code: Some(code),
-            },
-            Notice::Waiting {
-                shard_id,
-                host,
-                code,
-            } => Self::ShardStatus {
-                shard_id,
-                host: Some(host),
-                status: "waiting".into(),
-                code: Some(code),
-            },
-            Notice::Failover {
-                shard_id,
-                host,
-                code,
-                replacements,
-                replayed,
-                recovery_ms,
-            } => Self::ShardFailover {
-                shard_id,
-                host,
-                code,
-                replacements,
-                replayed,
-                recovery_ms,
-            },
-        }
+/// Who hears an answer's frames.
+pub(crate) trait Listener {
+    /// Takes a frame, in no time.
+    fn hear(&mut self, frame: &Frame);
+
+    /// Waits until it has room for more.
+    fn caught_up(&mut self) -> LocalBoxFuture<'_, ()>;
+}
+
+/// One that is done with a frame as soon as it has heard it.
+struct AtOnce<'a>(&'a mut dyn FnMut(&Frame));
+
+impl Listener for AtOnce<'_> {
+    fn hear(&mut self, frame: &Frame) {
+        (self.0)(frame);
+    }
+
+    fn caught_up(&mut self) -> LocalBoxFuture<'_, ()> {
+        ready(()).boxed_local()
     }
 }
 
@@ -268,7 +250,7 @@ impl Conversation {
         self.backend.is_alive()
     }
 
-    /// Answers one request, calling `emit` for every frame, `done` included.
+    /// Answers one request on this thread, calling `emit` for every frame, `done` included.
     ///
     /// `started` is when the caller asked; it dates `construct_ms` and
     /// `first_token_ms`.
@@ -283,7 +265,22 @@ impl Conversation {
         cancel: &Cancel,
         emit: &mut dyn FnMut(&Frame),
     ) -> Result<Done, ChatError> {
-        let answer = self.work(model, request, started, cancel, emit);
+        steps::block_on(self.answer_to(model, request, started, cancel, &mut AtOnce(emit)))
+    }
+
+    /// As [`Self::answer`], on the loop (`steps.rs`) of whoever polls it.
+    ///
+    /// # Errors
+    /// Any [`ChatError`]. The conversation must then be dropped.
+    pub(crate) async fn answer_to(
+        &mut self,
+        model: &TextModel,
+        request: &ChatRequest,
+        started: Instant,
+        cancel: &Cancel,
+        listener: &mut dyn Listener,
+    ) -> Result<Done, ChatError> {
+        let answer = self.work(model, request, started, cancel, listener).await;
         let Some(pipeline) = self.backend.pipeline() else {
             return answer;
         };
@@ -304,13 +301,13 @@ impl Conversation {
         answer
     }
 
-    fn work(
+    async fn work(
         &mut self,
         model: &TextModel,
         request: &ChatRequest,
         started: Instant,
         cancel: &Cancel,
-        emit: &mut dyn FnMut(&Frame),
+        listener: &mut dyn Listener,
     ) -> Result<Done, ChatError> {
         let Prepared {
             prompt,
@@ -321,9 +318,11 @@ impl Conversation {
 
         let construct_ms = ms(started);
         metrics::histogram!("distributed_inference_pipeline_construct_ms").record(construct_ms);
+        let mut hosted = false;
         for hop in self.backend.route() {
             let RouteHop { shard_id, host, .. } = hop;
-            emit(&Frame::ShardStatus {
+            hosted |= host.is_some();
+            listener.hear(&Frame::ShardStatus {
                 shard_id,
                 host,
                 status: "ready".into(),
@@ -331,7 +330,7 @@ impl Conversation {
             });
         }
 
-        let _present = model.head.attend();
+        let _present = model.head.attend(hosted);
         self.backend.begin_call();
         let positions = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
         // The last token sampled needs no position of its own.
@@ -340,7 +339,7 @@ impl Conversation {
             true => all,
             false => positions.saturating_add(room.min(UNLIMITED_ROOM)),
         };
-        self.backend.expect(expected, cancel);
+        self.backend.expect(expected);
         // At least one row must run: its output is what the first token is sampled from.
         let cached = self
             .held
@@ -353,15 +352,15 @@ impl Conversation {
         let prefill = Instant::now();
         let mut row = Vec::new();
         let news = prompt.get(cached..).unwrap_or_default();
-        self.submit(model, news, cancel)?;
-        self.output(news, &mut row, cancel, emit)?;
+        self.submit(model, news, cancel).await?;
+        self.output(news, &mut row, cancel, listener).await?;
         let prefill_s = prefill.elapsed().as_secs_f64();
 
         let mut detokenizer = match request.prompt {
             Prompt::Messages(_) => Detokenizer::new(&model.tokenizer),
             Prompt::Text(_) | Prompt::Tokens(_) => Detokenizer::continuing(&model.tokenizer),
         };
-        let mut logits = Vec::new();
+        let mut memory = Vec::new();
         let mut text = String::new();
         let mut token_ids = Vec::new();
         let mut first_token_ms = 0.0;
@@ -372,13 +371,12 @@ impl Conversation {
                 return Err(ChatError::Cancelled);
             }
             let head = Instant::now();
-            let write_batch = model
-                .head
-                .logits(&row, self.backend.take_write_batch(), &mut logits)
-                .map_err(|e| ChatError::Engine(e.to_string()))?;
+            let logits = model.head.logits(std::mem::take(&mut row), memory).await;
+            let logits = logits.map_err(|e| ChatError::Engine(e.to_string()))?;
             let sampled = sampler
-                .sample(&logits)
+                .sample(logits.values())
                 .map_err(|e| ChatError::Engine(e.to_string()))?;
+            memory = logits.into_memory();
             head_s += head.elapsed().as_secs_f64();
             if token_ids.is_empty() {
                 first_token_ms = ms(started);
@@ -399,30 +397,25 @@ impl Conversation {
                 (token_ids.len() as u32 >= room).then_some(FinishReason::Length)
             };
             // The hosts work on the next row while this one's text finds its reader.
-            let submitted = match finish_reason {
-                None => {
-                    if let Some(write_batch) = write_batch {
-                        self.backend.join(write_batch);
-                    }
-                    self.submit(model, &[sampled.id], cancel)
-                }
-                Some(_) => {
-                    drop(write_batch);
-                    Ok(())
-                }
-            };
+            let mut submitted = Ok(());
+            if finish_reason.is_none() {
+                submitted = self.submit(model, &[sampled.id], cancel).await;
+                steps::boundary().await;
+            }
             text.push_str(&out.emit);
-            emit(&Frame::TokenDelta {
+            listener.hear(&Frame::TokenDelta {
                 text: out.emit,
                 token_id: sampled.id,
                 logprob: sampled.logprob,
                 top_logprobs: sampled.top,
             });
+            listener.caught_up().await;
             if let Some(finish_reason) = finish_reason {
                 break finish_reason;
             }
             submitted?;
-            self.output(&[sampled.id], &mut row, cancel, emit)?;
+            self.output(&[sampled.id], &mut row, cancel, listener)
+                .await?;
         };
         self.backend.end_call();
         let decode_s = decode.elapsed().as_secs_f64();
@@ -437,7 +430,7 @@ impl Conversation {
             if !rest.is_empty() {
                 text.push_str(&rest);
                 let token_id = token_ids.last().copied().unwrap_or_default();
-                emit(&Frame::TokenDelta {
+                listener.hear(&Frame::TokenDelta {
                     text: rest,
                     token_id,
                     logprob: None,
@@ -478,47 +471,48 @@ impl Conversation {
                 hops: self.backend.times(),
             },
         };
-        emit(&Frame::Done(Box::new(done.clone())));
+        listener.hear(&Frame::Done(Box::new(done.clone())));
         Ok(done)
     }
 
     /// Embeds tokens and sends them on their way, behind what is held.
-    fn submit(&mut self, model: &TextModel, ids: &[u32], cancel: &Cancel) -> Result<(), ChatError> {
+    async fn submit(
+        &mut self,
+        model: &TextModel,
+        ids: &[u32],
+        cancel: &Cancel,
+    ) -> Result<(), ChatError> {
         let mut rows = Vec::new();
         model
             .head
             .embed(ids, &mut rows)
             .map_err(|e| ChatError::Engine(e.to_string()))?;
-        self.backend.submit(self.held.len() as u32, &rows, cancel);
+        let position = self.held.len() as u32;
+        self.backend.submit(position, &rows, cancel).await;
         Ok(())
     }
 
     /// Waits for what became of the tokens sent, and remembers them.
-    fn output(
+    async fn output(
         &mut self,
         ids: &[u32],
         row: &mut Vec<f32>,
         cancel: &Cancel,
-        emit: &mut dyn FnMut(&Frame),
+        listener: &mut dyn Listener,
     ) -> Result<(), ChatError> {
-        let held = u32::try_from(self.held.len()).unwrap_or(u32::MAX);
         let mut progress = Progress::since(Instant::now());
         let mut run = Run {
             cancel,
-            notify: &mut |notice| match notice {
-                Notice::Prompt { .. } if !progress.is_due(Instant::now()) => {}
-                Notice::Prompt { done, total } => emit(&Frame::PromptProgress {
-                    done: held.saturating_add(done),
-                    total: held.saturating_add(total),
-                }),
-                notice => emit(&notice.into()),
+            notify: &mut |frame| match frame {
+                Frame::PromptProgress { .. } if !progress.is_due(Instant::now()) => {}
+                frame => listener.hear(&frame),
             },
         };
-        let result = self.backend.output(row, &mut run);
+        let result = self.backend.output(row, &mut run).await;
         if let Err(error) = &result
             && error.blame() == Blame::Peer
         {
-            emit(&Frame::PipelineAborted {
+            listener.hear(&Frame::PipelineAborted {
                 code: error.code(),
                 message: error.to_string(),
             });

@@ -88,12 +88,22 @@ struct Noting {
 }
 
 impl Backend for Noting {
-    fn submit_part(&mut self, position: u32, rows: &[f32], more: u32, cancel: &Cancel) {
+    fn submit_part<'a>(
+        &'a mut self,
+        position: u32,
+        rows: &'a [f32],
+        more: u32,
+        cancel: &'a Cancel,
+    ) -> LocalBoxFuture<'a, ()> {
         let count = rows.len() / self.width;
         self.events.lock().push(Event::Submitted(count));
-        self.inner.submit_part(position, rows, more, cancel);
+        self.inner.submit_part(position, rows, more, cancel)
     }
-    fn output(&mut self, out: &mut Vec<f32>, run: &mut Run<'_>) -> Result<(), ChatError> {
+    fn output<'a>(
+        &'a mut self,
+        out: &'a mut Vec<f32>,
+        run: &'a mut Run<'_>,
+    ) -> LocalBoxFuture<'a, Result<(), ChatError>> {
         self.inner.output(out, run)
     }
     fn route(&self) -> Vec<RouteHop> {

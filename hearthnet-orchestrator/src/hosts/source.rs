@@ -9,12 +9,13 @@ use futures_util::future::join_all;
 use hearthnet_bus::{Descriptor, NodeId};
 use hearthnet_model::catalogue::Band;
 use hearthnet_model::{BoundaryDtype, ModelSpec, WeightsId};
+use hearthnet_transport::Want;
 
 use crate::Cancel;
 use crate::error::ChatError;
 use crate::health::SharedHealth;
 use crate::link::HostLink;
-use crate::pipeline::Rows;
+
 use crate::router::{Candidate, RouteError, RouteRequest, RoutingPolicy, Span, pick};
 
 /// A model as its hosts must hold it.
@@ -59,10 +60,10 @@ impl ModelOnWire {
     }
 
     /// What the last host gives back: the last row, or all where the caller goes on with them.
-    pub(crate) fn back(&self) -> Rows {
+    pub(crate) fn back(&self) -> Want {
         match self.hosted.end < self.layers {
-            true => Rows::All,
-            false => Rows::Last,
+            true => Want::All,
+            false => Want::Last,
         }
     }
 }

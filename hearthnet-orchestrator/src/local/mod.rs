@@ -1,28 +1,32 @@
-//! All layers on this machine, or all those that hosts would run.
+//! Layers on this machine: all of a model, those that hosts would run, or those that no host is to
+//! have ([`private_layers`](crate::private_layers)).
 //!
-//! One engine holds the weights once; any number of chats have a sequence each on it and
-//! take turns, a decode step or a piece of a prompt at a time.
-//!
-//! | concept | where |
-//! |---|---|
-//! | whose turn it is | `ticket_lock.rs` |
-//! | how long a piece is | `chunked_prefill.rs` (pure) |
+//! One engine holds the weights once; any number of chats have a sequence each on it. What they
+//! want at the same time is computed as one batch (`batcher.rs`). A prompt is run in pieces, so
+//! that others have their turn between them; how long they are: `chunked_prefill.rs` (pure).
 
 mod chunked_prefill;
-mod ticket_lock;
 
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt as _;
+use futures_util::future::LocalBoxFuture;
 use hearthnet_bus::flight::PipelineId;
 use hearthnet_model::engine::{Engine, EngineError, SeqId, Span};
 use parking_lot::Mutex;
 
 use self::chunked_prefill::ChunkedPrefill;
-use self::ticket_lock::TicketLock;
 use crate::Cancel;
-use crate::backend::{Backend, HopClock, HopTimes, Notice, RouteHop, Run};
+use crate::backend::{Backend, HopClock, HopTimes, RouteHop, Run};
+use crate::batcher::{Batcher, Present};
+use crate::chat::Frame;
 use crate::error::ChatError;
+
+/// Most chats whose rows are in one batch, pieces of prompts counted as one.
+const BATCH: usize = 32;
 
 /// An engine over the layers of a model, for several chats. Clones share it.
 #[derive(Debug, Clone)]
@@ -30,21 +34,37 @@ pub struct SharedEngine(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    line: TicketLock<Seat>,
+    /// `None` once somebody has panicked over it.
+    engine: Mutex<Option<Engine>>,
+    batcher: Batcher<Job, Result<Done, ChatError>>,
+    pieces: Mutex<ChunkedPrefill>,
     shard_id: String,
+    layers: Range<u32>,
     width: usize,
     /// Whether the model's last layer is here: then of rows only the last one is wanted.
     has_last: bool,
+    weight_bytes: u64,
+    /// Keys and values of all sequences, as they were after the last batch.
+    kv_bytes: AtomicU64,
     /// What one sequence may come to take, in bytes.
     sequence_bytes: u64,
     kv_budget: u64,
 }
 
-/// What a turn is about.
-#[derive(Debug)]
-struct Seat {
-    engine: Engine,
-    pieces: ChunkedPrefill,
+/// Rows that want to go through the layers.
+struct Job {
+    seq: SeqId,
+    position: u32,
+    rows: Vec<f32>,
+    /// Whether there are as many as a piece may have.
+    whole: bool,
+    cancel: Cancel,
+}
+
+/// Rows that have been through the layers.
+struct Done {
+    rows: Vec<f32>,
+    compute: Duration,
 }
 
 impl SharedEngine {
@@ -55,15 +75,17 @@ impl SharedEngine {
         let spec = engine.spec();
         let last = layers.end.saturating_sub(1);
         Self(Arc::new(Shared {
+            batcher: Batcher::new(BATCH),
+            pieces: Mutex::default(),
             shard_id: hearthnet_bus::Descriptor::shard_id(model_id, layers.start, last),
             width: spec.width as usize,
             has_last: layers.end == spec.layers,
+            weight_bytes: engine.weight_bytes(),
+            kv_bytes: AtomicU64::new(0),
             sequence_bytes: engine.kv_bytes_per_position() * u64::from(spec.context),
-            line: TicketLock::new(Seat {
-                engine,
-                pieces: ChunkedPrefill::default(),
-            }),
             kv_budget,
+            layers,
+            engine: Mutex::new(Some(engine)),
         }))
     }
 
@@ -73,7 +95,7 @@ impl SharedEngine {
     /// # Errors
     /// [`ChatError::Busy`] when what is left cannot be promised; [`ChatError::Engine`].
     pub fn open(&self) -> Result<LocalBackend, ChatError> {
-        let seq = self.with(|engine| {
+        let seq = self.0.with(|engine| {
             let open = engine.sequences() as u64;
             let promised = (open + 1).saturating_mul(self.0.sequence_bytes);
             if open > 0 && promised > self.0.kv_budget {
@@ -81,30 +103,121 @@ impl SharedEngine {
                     "this machine has memory for {open} conversations at once"
                 )));
             }
-            engine.open().map_err(engine_error)
-        })?;
+            engine.open().map_err(|error| match error {
+                EngineError::TooManySequences(limit) => ChatError::Busy(format!(
+                    "this machine runs its own layers for {limit} conversations at once"
+                )),
+                error => engine_error(error),
+            })
+        })??;
         Ok(LocalBackend {
             engine: self.clone(),
-            seq: Some(seq),
+            seq,
+            hosted: false,
+            present: None,
             pipeline: PipelineId::draw(),
             clock: HopClock::default(),
+            per_layer: None,
             submitted: (0, Vec::new()),
             in_parts: false,
-            scratch: Vec::new(),
         })
     }
 
-    fn with<T>(&self, f: impl FnOnce(&mut Engine) -> Result<T, ChatError>) -> Result<T, ChatError> {
-        self.turn(|seat, _| f(&mut seat.engine))
+    /// One of which hosts run the layers before or behind.
+    pub(crate) fn open_beside_hosts(&self) -> Result<LocalBackend, ChatError> {
+        let mut backend = self.open()?;
+        backend.hosted = true;
+        Ok(backend)
     }
 
-    /// Waits for a turn; `f` is told how many ask for one.
-    fn turn<T>(
-        &self,
-        f: impl FnOnce(&mut Seat, usize) -> Result<T, ChatError>,
-    ) -> Result<T, ChatError> {
-        let done = self.0.line.with(f);
-        done.unwrap_or_else(|| Err(ChatError::Engine("it failed in an earlier chat".into())))
+    /// Does something with the engine between two batches.
+    pub(crate) fn with<T>(&self, f: impl FnOnce(&mut Engine) -> T) -> Result<T, ChatError> {
+        self.0.with(f)
+    }
+
+    /// Whether nobody computes and nobody waits.
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.0.batcher.is_idle()
+    }
+
+    /// The layers that it holds, half-open.
+    pub(crate) fn layers(&self) -> Range<u32> {
+        self.0.layers.clone()
+    }
+
+    /// Values of a row.
+    pub(crate) fn width(&self) -> usize {
+        self.0.width
+    }
+
+    /// Memory that the weights take, in bytes.
+    pub(crate) fn weight_bytes(&self) -> u64 {
+        self.0.weight_bytes
+    }
+}
+
+impl Shared {
+    fn with<T>(&self, f: impl FnOnce(&mut Engine) -> T) -> Result<T, ChatError> {
+        let mut place = self.engine.lock();
+        let Some(mut engine) = place.take() else {
+            return Err(ChatError::Engine("it failed in an earlier chat".into()));
+        };
+        let result = f(&mut engine);
+        let kv_bytes = engine.kv_bytes_in_use();
+        self.kv_bytes.store(kv_bytes, Ordering::Relaxed);
+        *place = Some(engine);
+        Ok(result)
+    }
+
+    /// Runs jobs as one batch; should that not go, each by itself.
+    fn compute(&self, jobs: Vec<Job>) -> Vec<Result<Done, ChatError>> {
+        // Whoever gave up while it waited for its turn passes it on.
+        let together = match jobs.iter().any(|job| job.cancel.is_cancelled()) {
+            true => Err(ChatError::Cancelled),
+            false => self.with(|engine| self.forward(engine, &jobs)),
+        };
+        match together.flatten() {
+            Ok(done) => done.into_iter().map(Ok).collect(),
+            Err(error) if jobs.len() == 1 => vec![Err(error)],
+            // What cannot be computed is the failure of its own chat only.
+            Err(_) => jobs
+                .into_iter()
+                .flat_map(|job| self.compute(vec![job]))
+                .collect(),
+        }
+    }
+
+    fn forward(&self, engine: &mut Engine, jobs: &[Job]) -> Result<Vec<Done>, ChatError> {
+        let began = Instant::now();
+        let mut spans = Vec::with_capacity(jobs.len());
+        let mut rows = Vec::with_capacity(jobs.iter().map(|job| job.rows.len()).sum());
+        for job in jobs {
+            // What the sequence held from there on is forgotten.
+            engine
+                .truncate(job.seq, job.position)
+                .map_err(engine_error)?;
+            spans.push(Span {
+                seq: job.seq,
+                position: job.position,
+                rows: u32::try_from(job.rows.len() / self.width).unwrap_or(u32::MAX),
+            });
+            rows.extend_from_slice(&job.rows);
+        }
+        engine.forward(&spans, &mut rows).map_err(engine_error)?;
+        let compute = began.elapsed();
+        if spans.iter().any(|span| span.rows > 1) {
+            let whole = jobs.iter().any(|job| job.whole);
+            let count = rows.len() / self.width;
+            self.pieces.lock().note(whole, count, compute);
+        }
+        let mut rest = rows;
+        let done = jobs.iter().map(|job| {
+            let tail = rest.split_off(job.rows.len());
+            let rows = std::mem::replace(&mut rest, tail);
+            Done { rows, compute }
+        });
+        Ok(done.collect())
     }
 }
 
@@ -150,15 +263,19 @@ impl EngineOnDemand {
 /// One sequence on the exact engine.
 pub struct LocalBackend {
     engine: SharedEngine,
-    /// `None` once it is closed.
-    seq: Option<SeqId>,
+    seq: SeqId,
+    /// Whether hosts compute for it in between.
+    hosted: bool,
+    /// While a call runs.
+    present: Option<Present>,
     pipeline: PipelineId,
     clock: HopClock,
+    /// What a row took a layer last.
+    per_layer: Option<Duration>,
     /// What was handed in, and where.
     submitted: (u32, Vec<f32>),
     /// Whether more rows were announced than have been handed in.
     in_parts: bool,
-    scratch: Vec<f32>,
 }
 
 impl LocalBackend {
@@ -169,93 +286,124 @@ impl LocalBackend {
     pub fn new(engine: Engine, model_id: &str) -> Result<Self, ChatError> {
         SharedEngine::new(engine, model_id, u64::MAX).open()
     }
-}
 
-impl Backend for LocalBackend {
-    fn submit_part(&mut self, position: u32, rows: &[f32], more: u32, _: &Cancel) {
-        if !self.in_parts {
-            self.submitted.0 = position;
-            self.submitted.1.clear();
+    /// Takes rows through the layers, with those of other chats. `whole`: whether there are as many
+    /// as there may be at once.
+    pub(crate) async fn rows(
+        &mut self,
+        position: u32,
+        rows: Vec<f32>,
+        whole: bool,
+        cancel: &Cancel,
+    ) -> Result<Vec<f32>, ChatError> {
+        let asked = Instant::now();
+        let count = u32::try_from(rows.len() / self.engine.0.width.max(1)).unwrap_or(u32::MAX);
+        let job = Job {
+            seq: self.seq,
+            position,
+            rows,
+            whole,
+            cancel: cancel.clone(),
+        };
+        let shared = Arc::clone(&self.engine.0);
+        let work = move |jobs| shared.compute(jobs);
+        let done = self.engine.0.batcher.run(job, work).await;
+        let failed = || Err(ChatError::Engine("it failed in another chat".into()));
+        let Done { rows, compute } = done.unwrap_or_else(failed)?;
+        let layers = self.engine.0.layers.len() as u32;
+        self.per_layer = compute.checked_div(count.saturating_mul(layers));
+        if count == 1 {
+            let us = |time: Duration| u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
+            let took = asked.elapsed();
+            self.clock
+                .record(took, us(compute), us(took.saturating_sub(compute)));
         }
-        self.submitted.1.extend_from_slice(rows);
-        self.in_parts = more > 0;
+        Ok(rows)
     }
 
-    fn output(&mut self, out: &mut Vec<f32>, run: &mut Run<'_>) -> Result<(), ChatError> {
-        let width = self.engine.0.width;
-        let position = self.submitted.0;
-        let Some(seq) = self.seq else {
-            return Err(ChatError::Engine("the conversation was closed".into()));
-        };
-        let (rows, scratch) = (&self.submitted.1, &mut self.scratch);
+    /// What a row took a layer last.
+    pub(crate) fn per_layer(&self) -> Option<Duration> {
+        self.per_layer
+    }
+
+    /// The engine that it is a sequence on.
+    pub(crate) fn engine(&self) -> &SharedEngine {
+        &self.engine
+    }
+
+    /// Runs what was submitted, piece by piece.
+    async fn through(&mut self, out: &mut Vec<f32>, run: &mut Run<'_>) -> Result<(), ChatError> {
+        let (width, has_last) = (self.engine.0.width, self.engine.0.has_last);
+        let (position, mut rows) = (self.submitted.0, std::mem::take(&mut self.submitted.1));
         let total = rows.len() / width;
         let mut done = 0;
         out.clear();
         while done < total {
-            let asked = Instant::now();
-            let (count, waited, took) = self.engine.turn(|seat, asking| {
-                // Whoever gave up while it waited for its turn passes it on.
-                if run.cancel.is_cancelled() {
-                    return Err(ChatError::Cancelled);
-                }
-                let start = Instant::now();
-                if done == 0 {
-                    seat.engine.truncate(seq, position).map_err(engine_error)?;
-                }
-                let most = seat.pieces.rows(asking);
-                let count = most.min(total - done);
-                let piece = rows.get(done * width..(done + count) * width);
-                scratch.clear();
-                scratch.extend_from_slice(piece.unwrap_or_default());
-                let span = Span {
-                    seq,
-                    position: position + done as u32,
-                    rows: count as u32,
-                };
-                seat.engine
-                    .forward(&[span], scratch)
-                    .map_err(engine_error)?;
-                let took = start.elapsed();
-                if total > 1 {
-                    seat.pieces.note(count == most, count, took);
-                }
-                Ok((count, start - asked, took))
-            })?;
-            if total == 1 {
-                let us = |time: Duration| u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
-                self.clock.record(waited + took, us(took), us(waited));
+            if run.cancel.is_cancelled() {
+                return Err(ChatError::Cancelled);
             }
+            let asking = self.engine.0.batcher.asking() + 1;
+            let most = self.engine.0.pieces.lock().rows(asking);
+            let count = most.min(total - done);
+            let rest = rows.split_off(count * width);
+            let piece = std::mem::replace(&mut rows, rest);
+            let at = position + done as u32;
+            let through = self.rows(at, piece, count == most, run.cancel).await?;
             done += count;
             // Of layers that only begin a sequence's way nobody knows how far the prompt is.
-            if total > 1 && self.engine.0.has_last {
-                let rows = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-                (run.notify)(Notice::Prompt {
-                    done: rows(done),
-                    total: rows(total),
+            if total > 1 && has_last {
+                let until =
+                    |n: usize| position.saturating_add(u32::try_from(n).unwrap_or(u32::MAX));
+                (run.notify)(Frame::PromptProgress {
+                    done: until(done),
+                    total: until(total),
                 });
             }
-            let wanted = match self.engine.0.has_last {
+            let wanted = match has_last {
                 false => 0,
                 true if done < total => continue,
-                true => scratch.len().saturating_sub(width),
+                true => through.len().saturating_sub(width),
             };
-            out.extend_from_slice(scratch.get(wanted..).unwrap_or_default());
+            out.extend_from_slice(through.get(wanted..).unwrap_or_default());
         }
         Ok(())
     }
+}
+
+impl Backend for LocalBackend {
+    fn submit_part<'a>(
+        &'a mut self,
+        position: u32,
+        rows: &'a [f32],
+        more: u32,
+        _: &'a Cancel,
+    ) -> LocalBoxFuture<'a, ()> {
+        if !self.in_parts {
+            self.submitted = (position, Vec::new());
+        }
+        self.submitted.1.extend_from_slice(rows);
+        self.in_parts = more > 0;
+        std::future::ready(()).boxed_local()
+    }
+
+    fn output<'a>(
+        &'a mut self,
+        out: &'a mut Vec<f32>,
+        run: &'a mut Run<'_>,
+    ) -> LocalBoxFuture<'a, Result<(), ChatError>> {
+        self.through(out, run).boxed_local()
+    }
 
     fn route(&self) -> Vec<RouteHop> {
-        let hop = self.engine.with(|engine| {
-            let layers = engine.layers();
-            Ok(RouteHop {
-                shard_id: self.engine.0.shard_id.clone(),
-                host: None,
-                endpoint: None,
-                layers: (layers.start, layers.end.saturating_sub(1)),
-                memory_mb: (engine.weight_bytes() + engine.kv_bytes_in_use()) >> 20,
-            })
-        });
-        hop.into_iter().collect()
+        let shared = &self.engine.0;
+        let kv_bytes = shared.kv_bytes.load(Ordering::Relaxed);
+        vec![RouteHop {
+            shard_id: shared.shard_id.clone(),
+            host: None,
+            endpoint: None,
+            layers: (shared.layers.start, shared.layers.end.saturating_sub(1)),
+            memory_mb: (shared.weight_bytes + kv_bytes) >> 20,
+        }]
     }
 
     fn times(&self) -> Vec<HopTimes> {
@@ -268,15 +416,18 @@ impl Backend for LocalBackend {
 
     fn begin_call(&mut self) {
         self.clock.clear();
+        self.present = Some(self.engine.0.batcher.attend(self.hosted));
+    }
+
+    fn end_call(&mut self) {
+        self.present = None;
     }
 }
 
 impl Drop for LocalBackend {
     fn drop(&mut self) {
-        if let Some(seq) = self.seq.take() {
-            // An engine that has failed frees its memory when it goes itself.
-            let _ = self.engine.with(|engine| Ok(engine.close(seq)));
-        }
+        // An engine that has failed frees its memory when it goes itself.
+        let _ = self.engine.with(|engine| engine.close(self.seq));
     }
 }
 
@@ -289,12 +440,17 @@ fn engine_error(error: EngineError) -> ChatError {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use futures_util::future::join_all;
     use hearthnet_model::ModelFile;
     use hearthnet_model::engine::{EngineOptions, Head};
     use hearthnet_model::gguf::Gguf;
     use hearthnet_testkit::TinyLlama;
 
     use super::*;
+    use crate::backend::tests::run_rows;
+    use crate::steps::block_on;
 
     const PROMPT: usize = 40;
 
@@ -320,8 +476,8 @@ mod tests {
         cancel: &Cancel,
     ) -> Result<Vec<f32>, ChatError> {
         let mut out = Vec::new();
-        let notify: &mut dyn FnMut(Notice) = &mut |_| {};
-        backend.run(0, rows, &mut out, &mut Run { cancel, notify })?;
+        let notify: &mut dyn FnMut(Frame) = &mut |_| {};
+        run_rows(backend, 0, rows, &mut out, &mut Run { cancel, notify })?;
         Ok(out)
     }
 
@@ -331,12 +487,12 @@ mod tests {
         let mut outputs = Vec::new();
         for ms_per_row in [0, 5, 15, 1000] {
             let slow = Duration::from_millis(ms_per_row);
-            let prepare = engine.turn(|seat, _| {
-                seat.pieces = ChunkedPrefill::default();
-                seat.pieces.note(true, 1, slow);
-                Ok(seat.pieces.rows(1))
-            });
-            let first = prepare.unwrap();
+            let first = {
+                let mut pieces = engine.0.pieces.lock();
+                *pieces = ChunkedPrefill::default();
+                pieces.note(true, 1, slow);
+                pieces.rows(1)
+            };
             assert_eq!(first >= PROMPT, ms_per_row == 0);
             let mut backend = engine.open().unwrap();
             outputs.push(run(&mut backend, &rows, &Cancel::default()).unwrap());
@@ -351,22 +507,47 @@ mod tests {
         let (engine, rows) = tiny();
         let mut backend = engine.open().unwrap();
         let cancel = Cancel::default();
-        let mut in_use = 0;
+        let in_use = engine.with(|engine| engine.kv_bytes_in_use()).unwrap();
         std::thread::scope(|scope| {
-            let (cancel, backend) = (&cancel, &mut backend);
-            let chat = engine.turn(|seat, _| {
-                in_use = seat.engine.kv_bytes_in_use();
-                let chat = scope.spawn(move || run(backend, &rows, cancel));
-                // It is given up while it waits for this turn to end.
-                while engine.0.line.asking() < 2 {
-                    std::thread::yield_now();
-                }
-                cancel.cancel();
-                Ok(chat)
-            });
-            assert_eq!(chat.unwrap().join().unwrap(), Err(ChatError::Cancelled));
+            let busy = engine.0.batcher.keep_busy();
+            let chat = scope.spawn(|| run(&mut backend, &rows, &cancel));
+            // It is given up while it waits for its turn.
+            while engine.0.batcher.asking() < 1 {
+                std::thread::yield_now();
+            }
+            cancel.cancel();
+            drop(busy);
+            assert_eq!(chat.join().unwrap(), Err(ChatError::Cancelled));
         });
-        let after = engine.with(|engine| Ok(engine.kv_bytes_in_use()));
+        let after = engine.with(|engine| engine.kv_bytes_in_use());
         assert_eq!(after.unwrap(), in_use, "nothing was computed for it");
+    }
+
+    #[test]
+    fn chats_that_ask_at_the_same_time_are_computed_as_one_batch_and_hear_what_they_hear_alone() {
+        let (engine, rows) = tiny();
+        let alone = run(&mut engine.open().unwrap(), &rows, &Cancel::default()).unwrap();
+        let mut chats = [(); 3].map(|()| engine.open().unwrap());
+        chats.iter_mut().for_each(Backend::begin_call);
+        let asks = chats.iter_mut().map(|chat| async {
+            let done = chat.rows(0, rows.clone(), true, &Cancel::default()).await;
+            let compute = chat.engine.0.batcher.asking();
+            (done.unwrap().split_off(rows.len() - alone.len()), compute)
+        });
+        let outputs = block_on(join_all(asks));
+        // Nobody is left waiting when the first one has its rows.
+        assert_eq!(outputs, [(); 3].map(|()| (alone.clone(), 0)));
+    }
+
+    #[test]
+    fn a_panic_loses_the_engine_and_holds_nobody_up() {
+        let (engine, rows) = tiny();
+        let mut backend = engine.open().unwrap();
+        let panics = AssertUnwindSafe(|| engine.with(|_| panic!("as told")));
+        assert!(catch_unwind(panics).is_err());
+        for _ in 0..2 {
+            let error = run(&mut backend, &rows, &Cancel::default()).unwrap_err();
+            assert!(matches!(error, ChatError::Engine(_)));
+        }
     }
 }

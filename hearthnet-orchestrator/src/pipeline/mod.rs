@@ -39,21 +39,11 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
-
-/// Which rows a host returns for a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rows {
-    /// None: only the host's KV cache matters.
-    None,
-    /// The last one.
-    Last,
-    /// All of them.
-    All,
-}
+use hearthnet_transport::Want;
 
 /// Consecutive rows of one sequence.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Chunk {
+pub(crate) struct Chunk {
     /// Position of the first row.
     pub position: u32,
     /// Number of rows, at least 1.
@@ -93,7 +83,7 @@ impl std::fmt::Debug for Chunk {
 
 /// What the shell must do next.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
+pub(crate) enum Action {
     /// Send a step to the host of `span`.
     Send {
         /// Index of the span.
@@ -103,7 +93,7 @@ pub enum Action {
         /// The rows.
         chunk: Chunk,
         /// What to ask back.
-        want: Rows,
+        want: Want,
     },
     /// Rows have left the last span: the last one of what was submitted, when all of it has; or,
     /// [where all are wanted](Pipeline::returning), the next ones in order.
@@ -115,7 +105,7 @@ pub enum Action {
 
 /// Whether an answer moved the pipeline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// It was the answer that was waited for.
     Accepted,
     /// It belonged to an older epoch and was dropped.
@@ -125,7 +115,7 @@ pub enum Outcome {
 /// An answer that its host had no reason to send.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum PipelineFault {
+pub(crate) enum PipelineFault {
     /// No step with this position was the next to be answered.
     #[error("span {span} answered for position {position}, which was not asked")]
     Unexpected {
@@ -150,7 +140,7 @@ pub enum PipelineFault {
 
 /// Bounds of one sequence.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// Most unanswered steps per span, at least 1.
     pub depth: usize,
     /// Most rows per chunk, at least 1.
@@ -258,7 +248,7 @@ struct Span {
     input: Boundary,
     waiting: VecDeque<Chunk>,
     /// With what was asked back: what is news can change while a step is under way.
-    in_flight: VecDeque<(Chunk, Rows)>,
+    in_flight: VecDeque<(Chunk, Want)>,
 }
 
 impl Span {
@@ -274,7 +264,7 @@ impl Span {
 
 /// The state of one sequence.
 #[derive(Debug)]
-pub struct Pipeline {
+pub(crate) struct Pipeline {
     spans: Vec<Span>,
     row_bytes: usize,
     limits: Limits,
@@ -286,13 +276,12 @@ pub struct Pipeline {
     /// Rows that have left the last span and have not been polled.
     output: VecDeque<Bytes>,
     /// What the last span gives back of what is submitted: the last row, or all.
-    back: Rows,
-    stale: u64,
+    back: Want,
 }
 
 impl Pipeline {
     /// A pipeline through `spans` spans (at least 1), whose rows take `row_bytes` bytes each.
-    pub fn new(spans: usize, row_bytes: usize, limits: Limits) -> Self {
+    pub(crate) fn new(spans: usize, row_bytes: usize, limits: Limits) -> Self {
         let limits = Limits {
             depth: limits.depth.max(1),
             chunk_rows: limits.chunk_rows.max(1),
@@ -308,15 +297,14 @@ impl Pipeline {
             left: 0,
             target: 0,
             output: VecDeque::new(),
-            back: Rows::Last,
-            stale: 0,
+            back: Want::Last,
         }
     }
 
-    /// What is to come out of the last span: [`Rows::Last`], as from the start, or [`Rows::All`],
+    /// What is to come out of the last span: [`Want::Last`], as from the start, or [`Want::All`],
     /// for a caller that computes the layers behind it.
     #[must_use]
-    pub fn returning(mut self, back: Rows) -> Self {
+    pub(crate) fn returning(mut self, back: Want) -> Self {
         self.back = back;
         self
     }
@@ -327,13 +315,9 @@ impl Pipeline {
     /// to that the one before has come, that `position` lies within the sequence,
     /// and that going back (`position` less than [`Pipeline::submitted_length`]) waits
     /// for [`Pipeline::is_idle`]: a replay that is under way reaches beyond it.
-    pub fn submit(&mut self, position: u32, rows: Bytes) {
-        self.submit_part(position, rows, 0);
-    }
-
-    /// As [`Pipeline::submit`], where `more` rows follow behind these: what comes out is that of
-    /// all of them.
-    pub fn submit_part(&mut self, position: u32, rows: Bytes, more: u32) {
+    ///
+    /// `more` rows follow behind these: what comes out is that of all of them.
+    pub(crate) fn submit(&mut self, position: u32, rows: Bytes, more: u32) {
         let goes_on = position == self.submitted_length() && position < self.target;
         for span in &mut self.spans {
             span.input.truncate(position, self.row_bytes);
@@ -365,49 +349,39 @@ impl Pipeline {
     }
 
     /// Positions that have been through every span.
-    pub fn length(&self) -> u32 {
+    pub(crate) fn length(&self) -> u32 {
         self.left
     }
 
     /// Positions that have been submitted.
-    pub fn submitted_length(&self) -> u32 {
+    pub(crate) fn submitted_length(&self) -> u32 {
         self.spans.first().map_or(0, |span| span.input.have)
     }
 
     /// Whether everything that was submitted and announced has left the last span.
-    pub fn is_through(&self) -> bool {
+    pub(crate) fn is_through(&self) -> bool {
         self.left >= self.target
     }
 
     /// Whether nothing is under way and nothing waits.
-    pub fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         let mut spans = self.spans.iter();
         spans.all(|s| s.waiting.is_empty() && s.in_flight.is_empty())
     }
 
-    /// Steps that are on a host now.
-    pub fn in_flight(&self) -> usize {
-        self.spans.iter().map(|s| s.in_flight.len()).sum()
-    }
-
-    /// Answers from older epochs that were dropped.
-    pub fn stale(&self) -> u64 {
-        self.stale
-    }
-
     /// Bytes of rows that are kept for replay.
-    pub fn history_bytes(&self) -> usize {
+    pub(crate) fn history_bytes(&self) -> usize {
         self.spans.iter().map(|s| s.input.bytes()).sum()
     }
 
     /// Epoch of a span's stream, to open it with.
-    pub fn epoch(&self, span: usize) -> u32 {
+    pub(crate) fn epoch(&self, span: usize) -> u32 {
         self.spans.get(span).map_or(0, |s| s.epoch)
     }
 
     /// The rows that were submitted, from position 0 on: what another backend needs
     /// to take the sequence over.
-    pub fn submitted(&self) -> impl Iterator<Item = &Bytes> {
+    pub(crate) fn submitted(&self) -> impl Iterator<Item = &Bytes> {
         self.spans
             .first()
             .into_iter()
@@ -415,7 +389,7 @@ impl Pipeline {
     }
 
     /// The next thing to do, or nothing until the next answer.
-    pub fn poll(&mut self) -> Option<Action> {
+    pub(crate) fn poll(&mut self) -> Option<Action> {
         if let Some(row) = self.output.pop_front() {
             return Some(Action::Output { row });
         }
@@ -454,7 +428,7 @@ impl Pipeline {
     /// # Errors
     /// [`PipelineFault`] when the answer is none that was asked for. The
     /// pipeline is unchanged.
-    pub fn on_result(
+    pub(crate) fn on_result(
         &mut self,
         span: usize,
         epoch: u32,
@@ -467,7 +441,6 @@ impl Pipeline {
             return Err(unexpected);
         };
         if epoch < state.epoch {
-            self.stale += 1;
             return Ok(Outcome::Stale);
         }
         let (asked, want) = match state.in_flight.front() {
@@ -477,9 +450,9 @@ impl Pipeline {
             _ => return Err(unexpected),
         };
         let wanted = match want {
-            Rows::None => 0,
-            Rows::Last => 1,
-            Rows::All => asked.rows,
+            Want::None => 0,
+            Want::Last => 1,
+            Want::All => asked.rows,
         };
         if rows != wanted || data.len() != self.row_bytes * wanted as usize {
             return Err(PipelineFault::Shape {
@@ -498,7 +471,7 @@ impl Pipeline {
         };
         let end = asked.end();
         match self.spans.get_mut(span + 1) {
-            Some(next) if want == Rows::All => {
+            Some(next) if want == Want::All => {
                 let chunk = Chunk { data, ..asked };
                 next.input.push(&chunk);
                 next.waiting.push_back(chunk);
@@ -507,7 +480,7 @@ impl Pipeline {
             Some(_) => {}
             None => {
                 self.left = self.left.max(end);
-                if want != Rows::None {
+                if want != Want::None {
                     self.output.push_back(data);
                 }
             }
@@ -520,7 +493,7 @@ impl Pipeline {
     /// Returns the spans, by their new indices, for which a stream has to be
     /// opened before anything is sent: the new ones, and those before them that
     /// must run again because what they returned has been forgotten.
-    pub fn replace(&mut self, span: usize, count: usize) -> Range<usize> {
+    pub(crate) fn replace(&mut self, span: usize, count: usize) -> Range<usize> {
         if span >= self.spans.len() {
             return 0..0;
         }
@@ -560,16 +533,16 @@ impl Pipeline {
     }
 
     /// What a chunk brings back from a span: rows only where they are news.
-    fn wanted(&self, span: usize, chunk: &Chunk) -> Rows {
+    fn wanted(&self, span: usize, chunk: &Chunk) -> Want {
         let is_last = span + 1 == self.spans.len();
         if chunk.end() <= self.passed_on(span) {
-            Rows::None
-        } else if !is_last || self.back == Rows::All {
-            Rows::All
+            Want::None
+        } else if !is_last || self.back == Want::All {
+            Want::All
         } else if chunk.end() == self.target {
-            Rows::Last
+            Want::Last
         } else {
-            Rows::None
+            Want::None
         }
     }
 

@@ -11,14 +11,14 @@ fn rows(values: &[u32]) -> Bytes {
     values.iter().flat_map(|v| v.to_be_bytes()).collect()
 }
 
-fn sends(p: &mut Pipeline) -> Vec<(usize, u32, Rows)> {
+fn sends(p: &mut Pipeline) -> Vec<(usize, u32, Want)> {
     let mut out = Vec::new();
     while let Some(action) = p.poll() {
         match action {
             Action::Send {
                 span, chunk, want, ..
             } => out.push((span, chunk.position, want)),
-            Action::Output { .. } => out.push((99, p.length(), Rows::Last)),
+            Action::Output { .. } => out.push((99, p.length(), Want::Last)),
         }
     }
     out
@@ -27,19 +27,20 @@ fn sends(p: &mut Pipeline) -> Vec<(usize, u32, Rows)> {
 #[test]
 fn chunks_overlap_across_spans() {
     let mut p = Pipeline::new(2, 4, Limits { depth: 1, ..LIMITS });
-    p.submit(0, rows(&[1, 2, 3, 4, 5, 6]));
-    assert_eq!(sends(&mut p), [(0, 0, Rows::All)]);
+    p.submit(0, rows(&[1, 2, 3, 4, 5, 6]), 0);
+    assert_eq!(sends(&mut p), [(0, 0, Want::All)]);
     p.on_result(0, 1, 0, 2, rows(&[0, 0])).unwrap();
     // While the second span has the first chunk, the first one gets the second.
-    assert_eq!(sends(&mut p), [(1, 0, Rows::None), (0, 2, Rows::All)]);
-    assert_eq!(p.in_flight(), 2);
+    assert_eq!(sends(&mut p), [(1, 0, Want::None), (0, 2, Want::All)]);
+    let in_flight = p.spans.iter().map(|span| span.in_flight.len());
+    assert_eq!(in_flight.sum::<usize>(), 2);
 }
 
 #[test]
 fn only_the_last_chunk_returns_a_row_from_the_last_span() {
     let mut p = Pipeline::new(1, 4, LIMITS);
-    p.submit(0, rows(&[1, 2, 3, 4]));
-    assert_eq!(sends(&mut p), [(0, 0, Rows::None), (0, 2, Rows::Last)]);
+    p.submit(0, rows(&[1, 2, 3, 4]), 0);
+    assert_eq!(sends(&mut p), [(0, 0, Want::None), (0, 2, Want::Last)]);
     p.on_result(0, 1, 0, 0, Bytes::new()).unwrap();
     assert_eq!((p.poll(), p.length()), (None, 2));
     p.on_result(0, 1, 2, 1, rows(&[7])).unwrap();
@@ -50,12 +51,12 @@ fn only_the_last_chunk_returns_a_row_from_the_last_span() {
 #[test]
 fn rows_that_come_in_parts_are_on_their_way_before_the_last_ones_are_there() {
     let mut p = Pipeline::new(1, 4, LIMITS);
-    p.submit_part(0, rows(&[1, 2]), 1);
-    assert_eq!(sends(&mut p), [(0, 0, Rows::None)]);
+    p.submit(0, rows(&[1, 2]), 1);
+    assert_eq!(sends(&mut p), [(0, 0, Want::None)]);
     p.on_result(0, 1, 0, 0, Bytes::new()).unwrap();
     assert!(!p.is_through());
-    p.submit_part(2, rows(&[3]), 0);
-    assert_eq!(sends(&mut p), [(0, 2, Rows::Last)]);
+    p.submit(2, rows(&[3]), 0);
+    assert_eq!(sends(&mut p), [(0, 2, Want::Last)]);
     p.on_result(0, 1, 2, 1, rows(&[7])).unwrap();
     assert_eq!(p.poll(), Some(Action::Output { row: rows(&[7]) }));
     assert!(p.is_through());
@@ -63,15 +64,15 @@ fn rows_that_come_in_parts_are_on_their_way_before_the_last_ones_are_there() {
 
 #[test]
 fn a_caller_that_goes_on_with_them_gets_all_rows() {
-    let mut p = Pipeline::new(1, 4, LIMITS).returning(Rows::All);
-    p.submit(0, rows(&[1, 2, 3]));
-    assert_eq!(sends(&mut p), [(0, 0, Rows::All), (0, 2, Rows::All)]);
+    let mut p = Pipeline::new(1, 4, LIMITS).returning(Want::All);
+    p.submit(0, rows(&[1, 2, 3]), 0);
+    assert_eq!(sends(&mut p), [(0, 0, Want::All), (0, 2, Want::All)]);
     p.on_result(0, 1, 0, 2, rows(&[7, 8])).unwrap();
     let first = Action::Output { row: rows(&[7, 8]) };
     assert_eq!((p.poll(), p.is_through()), (Some(first), false));
     // Its host dies: what has come out is not asked for again.
     p.replace(0, 1);
-    assert_eq!(sends(&mut p), [(0, 0, Rows::None), (0, 2, Rows::All)]);
+    assert_eq!(sends(&mut p), [(0, 0, Want::None), (0, 2, Want::All)]);
     p.on_result(0, 2, 0, 0, Bytes::new()).unwrap();
     p.on_result(0, 2, 2, 1, rows(&[9])).unwrap();
     let second = Action::Output { row: rows(&[9]) };
@@ -81,7 +82,7 @@ fn a_caller_that_goes_on_with_them_gets_all_rows() {
 #[test]
 fn an_answer_that_was_not_asked_for_is_a_fault() {
     let mut p = Pipeline::new(1, 4, LIMITS);
-    p.submit(0, rows(&[1]));
+    p.submit(0, rows(&[1]), 0);
     assert!(p.on_result(0, 1, 0, 1, rows(&[0])).is_err(), "not sent yet");
     p.poll();
     for (span, epoch, position, why) in [
@@ -113,25 +114,24 @@ fn an_answer_that_was_not_asked_for_is_a_fault() {
 #[test]
 fn a_new_span_hears_what_the_old_one_heard_and_only_news_are_asked_back() {
     let mut p = Pipeline::new(2, 4, LIMITS);
-    p.submit(0, rows(&[1, 2, 3]));
-    assert_eq!(sends(&mut p), [(0, 0, Rows::All), (0, 2, Rows::All)]);
+    p.submit(0, rows(&[1, 2, 3]), 0);
+    assert_eq!(sends(&mut p), [(0, 0, Want::All), (0, 2, Want::All)]);
     p.on_result(0, 1, 0, 2, rows(&[11, 12])).unwrap();
     p.on_result(0, 1, 2, 1, rows(&[13])).unwrap();
-    assert_eq!(sends(&mut p), [(1, 0, Rows::None), (1, 2, Rows::Last)]);
+    assert_eq!(sends(&mut p), [(1, 0, Want::None), (1, 2, Want::Last)]);
 
     // The first host dies with nothing of ours in hand: it replays, and returns nothing.
     assert_eq!(p.replace(0, 1), 0..1);
-    assert_eq!(sends(&mut p), [(0, 0, Rows::None), (0, 2, Rows::None)]);
+    assert_eq!(sends(&mut p), [(0, 0, Want::None), (0, 2, Want::None)]);
     // The second dies with both chunks in hand; two hosts share its layers from now on.
     assert_eq!(p.replace(1, 2), 1..3);
     assert_eq!((p.epoch(0), p.epoch(1), p.epoch(2)), (2, 3, 3));
-    assert_eq!(sends(&mut p), [(1, 0, Rows::All), (1, 2, Rows::All)]);
+    assert_eq!(sends(&mut p), [(1, 0, Want::All), (1, 2, Want::All)]);
 
     assert_eq!(p.on_result(1, 1, 0, 0, Bytes::new()), Ok(Outcome::Stale));
-    assert_eq!(p.stale(), 1);
     p.on_result(1, 3, 0, 2, rows(&[21, 22])).unwrap();
     p.on_result(1, 3, 2, 1, rows(&[23])).unwrap();
-    assert_eq!(sends(&mut p), [(2, 0, Rows::None), (2, 2, Rows::Last)]);
+    assert_eq!(sends(&mut p), [(2, 0, Want::None), (2, 2, Want::Last)]);
     p.on_result(2, 3, 0, 0, Bytes::new()).unwrap();
     p.on_result(2, 3, 2, 1, rows(&[33])).unwrap();
     assert_eq!(p.poll(), Some(Action::Output { row: rows(&[33]) }));
@@ -144,7 +144,7 @@ fn what_was_forgotten_is_computed_again_by_the_spans_before() {
         ..LIMITS
     };
     let mut p = Pipeline::new(2, 4, limits);
-    p.submit(0, rows(&[1, 2, 3]));
+    p.submit(0, rows(&[1, 2, 3]), 0);
     sends(&mut p);
     p.on_result(0, 1, 0, 2, rows(&[11, 12])).unwrap();
     assert_eq!(p.history_bytes(), 20);
@@ -156,7 +156,7 @@ fn what_was_forgotten_is_computed_again_by_the_spans_before() {
         0..2,
         "the first span runs again for the second"
     );
-    assert_eq!(sends(&mut p), [(0, 0, Rows::All), (0, 2, Rows::All)]);
+    assert_eq!(sends(&mut p), [(0, 0, Want::All), (0, 2, Want::All)]);
 }
 
 /// What one layer does to a row: the result depends on every row before it.
@@ -178,7 +178,7 @@ struct Stream {
     lo: u32,
     states: Vec<Vec<u32>>,
     epoch: u32,
-    steps: VecDeque<(Chunk, Rows)>,
+    steps: VecDeque<(Chunk, Want)>,
 }
 
 impl Stream {
@@ -214,9 +214,9 @@ impl Stream {
         let (chunk, want) = self.steps.pop_front().unwrap();
         let out = self.run(chunk.position, &chunk.data);
         let back = match want {
-            Rows::None => &[],
-            Rows::Last => &out[out.len() - 1..],
-            Rows::All => &out[..],
+            Want::None => &[],
+            Want::Last => &out[out.len() - 1..],
+            Want::All => &out[..],
         };
         (chunk.position, back.len() as u32, rows(back))
     }
@@ -230,7 +230,7 @@ fn converse(
     cuts: &[u32],
     turns: &[(u32, Vec<u32>)],
     limits: Limits,
-    (part, back): (usize, Rows),
+    (part, back): (usize, Want),
     chaos: &mut dyn FnMut(u32) -> u32,
 ) -> Vec<u32> {
     let mut streams: Vec<Stream> = Vec::new();
@@ -250,7 +250,7 @@ fn converse(
         while !done {
             if !rest.is_empty() && (position == length || p.is_idle()) {
                 let (now, later) = rest.split_at(part.min(rest.len()));
-                p.submit_part(position, rows(now), later.len() as u32);
+                p.submit(position, rows(now), later.len() as u32);
                 position += now.len() as u32;
                 (length, rest) = (position, later);
             }
@@ -352,7 +352,7 @@ proptest! {
         chunk_rows in 1usize..5,
         history_bytes in prop_oneof![Just(usize::MAX), 0usize..120],
         part in 1usize..9,
-        back in prop_oneof![Just(Rows::Last), Just(Rows::All)],
+        back in prop_oneof![Just(Want::Last), Just(Want::All)],
         script in proptest::collection::vec(any::<u32>(), 0..300),
     ) {
         let mut cuts = cuts;
@@ -364,7 +364,7 @@ proptest! {
                 let position = length - by.min(&length);
                 length = position + values.len() as u32;
                 let mut out = all.run(position, &rows(values));
-                out.split_off(if back == Rows::All { 0 } else { out.len() - 1 })
+                out.split_off(if back == Want::All { 0 } else { out.len() - 1 })
             }).collect::<Vec<_>>()
         };
         let mut script = script.into_iter();

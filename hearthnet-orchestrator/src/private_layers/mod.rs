@@ -15,31 +15,27 @@
 //! [`PrivateLayers::around`] wraps what runs the layers in between: hosts, or this machine when it
 //! has taken over from them. Either is given the rows of boundary `k`, and keeps those for replay;
 //! the layers here keep their keys and values whatever becomes of the hosts. A prompt goes in
-//! pieces: while a piece is with the hosts the next one is computed here. Rows of several chats
-//! are computed as one batch ([`batcher`](crate::batcher)).
+//! pieces: while a piece is with the hosts the next one is computed here. Each end is a sequence on
+//! an engine as any other of this machine ([`local`](crate::local)): rows of several chats are
+//! computed as one batch.
 //!
 //! The residual stream is rounded after every block, so where the layers run cannot change a bit
 //! of an answer.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
-use hearthnet_bus::Descriptor;
+use futures_util::FutureExt as _;
+use futures_util::future::LocalBoxFuture;
 use hearthnet_bus::flight::PipelineId;
 use hearthnet_model::ModelFile;
-use hearthnet_model::engine::{Engine, EngineError, EngineOptions, Head, LoadError, SeqId, Span};
+use hearthnet_model::engine::{Engine, EngineOptions, Head, LoadError};
 
 use crate::Cancel;
-use crate::backend::{Backend, HopClock, HopTimes, RouteHop, Run};
-use crate::batcher::{Batcher, Present};
+use crate::backend::{Backend, HopTimes, RouteHop, Run};
 use crate::error::ChatError;
+use crate::local::{LocalBackend, SharedEngine};
 use crate::pipeline::even_cut;
-use crate::write_batch::WriteBatch;
 
-/// Most rows of different chats in one batch, pieces of prompts counted as one.
-const BATCH: usize = 32;
 /// Rows of a piece for the last layers: as many as the engine takes through its layers at once.
 const LAST_PIECE: usize = 64;
 
@@ -50,8 +46,8 @@ pub struct PrivateLayers {
     total: u32,
     /// Rows of prompt that are handed on at a time.
     piece_rows: usize,
-    first: Option<Arc<Layers>>,
-    last: Option<Arc<Layers>>,
+    first: Option<SharedEngine>,
+    last: Option<SharedEngine>,
 }
 
 impl PrivateLayers {
@@ -83,7 +79,8 @@ impl PrivateLayers {
             (!range.is_empty())
                 .then(|| Engine::load(file, range, options, &mut |_, _| {}))
                 .transpose()
-                .map(|engine| engine.map(|engine| Arc::new(Layers::new(engine, model_id))))
+                // The engine's own options bound its memory.
+                .map(|engine| engine.map(|engine| SharedEngine::new(engine, model_id, u64::MAX)))
         };
         if first.saturating_add(last) >= total {
             return Err(LoadError::Layers {
@@ -101,18 +98,15 @@ impl PrivateLayers {
 
     /// The layers in between, which hosts run, half-open.
     pub fn hosted(&self) -> Range<u32> {
-        let first = self.first.as_ref().map_or(0, |first| first.range.end);
-        let last = self
-            .last
-            .as_ref()
-            .map_or(self.total, |last| last.range.start);
-        first..last
+        let first = self.first.as_ref().map_or(0, |first| first.layers().end);
+        let last = self.last.as_ref();
+        first..last.map_or(self.total, |last| last.layers().start)
     }
 
     /// Memory that the weights take, in bytes.
     pub fn weight_bytes(&self) -> u64 {
         let ends = self.first.iter().chain(&self.last);
-        ends.map(|layers| layers.weight_bytes).sum()
+        ends.map(SharedEngine::weight_bytes).sum()
     }
 
     /// What lies outside the blocks, on the threads of the layers here if there are any: they take
@@ -121,12 +115,10 @@ impl PrivateLayers {
     /// # Errors
     /// See [`LoadError`].
     pub fn head(&self, file: &ModelFile, options: &EngineOptions) -> Result<Head, LoadError> {
-        match self.first.as_ref().or(self.last.as_ref()) {
-            Some(layers) => match layers.engine.lock() {
-                Ok(engine) => Head::beside(file, &engine),
-                Err(_) => Head::load(file, options),
-            },
-            None => Head::load(file, options),
+        let end = self.first.as_ref().or(self.last.as_ref());
+        match end.map(|end| end.with(|engine| Head::beside(file, engine))) {
+            Some(Ok(head)) => head,
+            Some(Err(_)) | None => Head::load(file, options),
         }
     }
 
@@ -138,193 +130,17 @@ impl PrivateLayers {
         if self.first.is_none() && self.last.is_none() {
             return Ok(between);
         }
-        let open = |layers: &Option<Arc<Layers>>| layers.as_ref().map(Sequence::open).transpose();
+        let open = |end: &Option<SharedEngine>| {
+            let end = end.as_ref();
+            end.map(SharedEngine::open_beside_hosts).transpose()
+        };
         Ok(Box::new(Around {
             piece_rows: self.piece_rows,
             first: open(&self.first)?,
             between,
             last: open(&self.last)?,
             submitted: Submitted::default(),
-            write_batch: None,
         }))
-    }
-}
-
-/// A range of layers on this machine, for several chats.
-#[derive(Debug)]
-struct Layers {
-    shard_id: String,
-    range: Range<u32>,
-    width: usize,
-    weight_bytes: u64,
-    /// Of all sequences, as it was after the last batch.
-    kv_bytes: AtomicU64,
-    engine: Mutex<Engine>,
-    batcher: Batcher<Job, Result<Done, ChatError>>,
-}
-
-/// Rows that want to go through the layers.
-struct Job {
-    seq: SeqId,
-    position: u32,
-    rows: Vec<f32>,
-}
-
-/// Rows that have been through the layers.
-struct Done {
-    rows: Vec<f32>,
-    compute_us: u32,
-}
-
-impl Layers {
-    fn new(engine: Engine, model_id: &str) -> Self {
-        let range = engine.layers();
-        let last = range.end.saturating_sub(1);
-        Self {
-            shard_id: Descriptor::shard_id(model_id, range.start, last),
-            width: engine.spec().width as usize,
-            weight_bytes: engine.weight_bytes(),
-            kv_bytes: AtomicU64::new(0),
-            engine: Mutex::new(engine),
-            batcher: Batcher::new(BATCH),
-            range,
-        }
-    }
-
-    fn with<T>(&self, f: impl FnOnce(&mut Engine) -> T) -> Result<T, ChatError> {
-        let mut engine = self.engine.lock().map_err(|_| failed())?;
-        let result = f(&mut engine);
-        let kv_bytes = engine.kv_bytes_in_use();
-        self.kv_bytes.store(kv_bytes, Ordering::Relaxed);
-        Ok(result)
-    }
-
-    /// Runs jobs as one batch; should that not go, each by itself.
-    fn run(&self, jobs: Vec<Job>) -> Vec<Result<Done, ChatError>> {
-        let count = jobs.len();
-        let together = self.with(|engine| self.forward(engine, &jobs));
-        match together.and_then(|done| done) {
-            Ok(done) => done.into_iter().map(Ok).collect(),
-            Err(error) if count == 1 => vec![Err(error)],
-            // What cannot be computed is the failure of its own chat only.
-            Err(_) => jobs
-                .into_iter()
-                .flat_map(|job| self.run(vec![job]))
-                .collect(),
-        }
-    }
-
-    fn forward(&self, engine: &mut Engine, jobs: &[Job]) -> Result<Vec<Done>, ChatError> {
-        let began = Instant::now();
-        let mut spans = Vec::with_capacity(jobs.len());
-        let mut rows = Vec::with_capacity(jobs.iter().map(|job| job.rows.len()).sum());
-        for job in jobs {
-            // What the sequence held from there on is forgotten.
-            engine
-                .truncate(job.seq, job.position)
-                .map_err(engine_error)?;
-            spans.push(Span {
-                seq: job.seq,
-                position: job.position,
-                rows: u32::try_from(job.rows.len() / self.width).unwrap_or(u32::MAX),
-            });
-            rows.extend_from_slice(&job.rows);
-        }
-        engine.forward(&spans, &mut rows).map_err(engine_error)?;
-        let compute_us = us(began);
-        let mut rest = rows;
-        let done = jobs.iter().map(|job| {
-            let tail = rest.split_off(job.rows.len());
-            Done {
-                rows: std::mem::replace(&mut rest, tail),
-                compute_us,
-            }
-        });
-        Ok(done.collect())
-    }
-}
-
-/// One chat's sequence in a range of layers here.
-struct Sequence {
-    layers: Arc<Layers>,
-    seq: SeqId,
-    clock: HopClock,
-    /// While a call runs.
-    present: Option<Present>,
-    /// What a row took a layer last.
-    per_layer: Option<Duration>,
-}
-
-impl Sequence {
-    fn open(layers: &Arc<Layers>) -> Result<Self, ChatError> {
-        let seq = layers.with(|engine| match engine.open() {
-            Err(EngineError::TooManySequences(limit)) => Err(ChatError::Busy(format!(
-                "this machine runs its own layers for {limit} conversations at once"
-            ))),
-            seq => seq.map_err(engine_error),
-        })??;
-        Ok(Self {
-            layers: Arc::clone(layers),
-            seq,
-            clock: HopClock::default(),
-            present: None,
-            per_layer: None,
-        })
-    }
-
-    /// Takes rows through the layers, with those of other chats.
-    fn run(
-        &mut self,
-        position: u32,
-        rows: Vec<f32>,
-        write_batch: Option<WriteBatch>,
-    ) -> Result<(Vec<f32>, Option<WriteBatch>), ChatError> {
-        let asked = Instant::now();
-        let one = rows.len() == self.layers.width;
-        let count = (rows.len() / self.layers.width.max(1)) as u32;
-        let job = Job {
-            seq: self.seq,
-            position,
-            rows,
-        };
-        let work = |jobs| self.layers.run(jobs);
-        // A piece of a prompt is a batch by itself.
-        let done = self.layers.batcher.run(job, write_batch, one, work);
-        let (done, write_batch) = done.ok_or_else(failed)?;
-        let Done { rows, compute_us } = done?;
-        let work = count.saturating_mul(self.layers.range.len() as u32);
-        let compute = Duration::from_micros(compute_us.into());
-        self.per_layer = compute.checked_div(work);
-        if one {
-            let took = asked.elapsed();
-            self.clock
-                .record(took, compute_us, us(asked).saturating_sub(compute_us));
-        }
-        Ok((rows, write_batch))
-    }
-
-    fn begin_call(&mut self) {
-        self.clock.clear();
-        self.present = Some(self.layers.batcher.attend());
-    }
-
-    fn hop(&self) -> RouteHop {
-        let Range { start, end } = self.layers.range;
-        RouteHop {
-            shard_id: self.layers.shard_id.clone(),
-            host: None,
-            endpoint: None,
-            layers: (start, end.saturating_sub(1)),
-            memory_mb: (self.layers.weight_bytes + self.layers.kv_bytes.load(Ordering::Relaxed))
-                >> 20,
-        }
-    }
-}
-
-impl Drop for Sequence {
-    fn drop(&mut self) {
-        // An engine that has failed frees its memory when it goes itself.
-        let _ = self.layers.with(|engine| engine.close(self.seq));
     }
 }
 
@@ -346,21 +162,27 @@ struct Submitted {
 /// One sequence: its first and last layers here, those in between elsewhere.
 struct Around {
     piece_rows: usize,
-    first: Option<Sequence>,
+    first: Option<LocalBackend>,
     between: Box<dyn Backend>,
-    last: Option<Sequence>,
+    last: Option<LocalBackend>,
     submitted: Submitted,
-    /// Of the last layers' last batch.
-    write_batch: Option<WriteBatch>,
 }
 
 impl Around {
-    fn ends(&self) -> impl Iterator<Item = &Sequence> {
-        self.first.iter().chain(&self.last)
+    fn ends(&mut self) -> impl Iterator<Item = &mut LocalBackend> {
+        self.first.iter_mut().chain(&mut self.last)
+    }
+
+    /// What runs the layers, in their order.
+    fn parts(&self) -> impl Iterator<Item = &dyn Backend> {
+        let first = self.first.iter().map(|first| first as &dyn Backend);
+        let last = self.last.iter().map(|last| last as &dyn Backend);
+        first.chain([self.between.as_ref()]).chain(last)
     }
 
     /// Takes the next waiting rows through the first layers, and hands them on.
-    fn hand_on(&mut self, rows: usize, width: usize, cancel: &Cancel) -> Result<(), ChatError> {
+    async fn hand_on(&mut self, rows: usize, cancel: &Cancel) -> Result<(), ChatError> {
+        let width = self.width();
         let submitted = &mut self.submitted;
         let waiting = submitted.waiting.len() / width;
         let rest = submitted.waiting.split_off(rows.min(waiting) * width);
@@ -368,46 +190,23 @@ impl Around {
         let position = submitted.position + (submitted.count - waiting) as u32;
         let more = (submitted.waiting.len() / width) as u32 + submitted.more;
         if let Some(first) = &mut self.first {
-            let write_batch;
-            (piece, write_batch) = first.run(position, piece, self.write_batch.take())?;
-            if let Some(write_batch) = write_batch {
-                self.between.join(write_batch);
-            }
-            if let Some(per_layer) = first.per_layer {
+            piece = first.rows(position, piece, true, cancel).await?;
+            if let Some(per_layer) = first.per_layer() {
                 self.between.beside(per_layer);
             }
         }
-        self.between.submit_part(position, &piece, more, cancel);
+        let handed = self.between.submit_part(position, &piece, more, cancel);
+        handed.await;
         Ok(())
     }
 
     fn width(&self) -> usize {
-        self.ends().map(|end| end.layers.width).next().unwrap_or(1)
-    }
-}
-
-impl Backend for Around {
-    fn submit_part(&mut self, position: u32, rows: &[f32], more: u32, cancel: &Cancel) {
-        let width = self.width();
-        let count = rows.len() / width;
-        let submitted = &mut self.submitted;
-        if submitted.more == 0 {
-            *submitted = Submitted {
-                position,
-                ..Submitted::default()
-            };
-        }
-        submitted.count += count;
-        submitted.waiting.extend_from_slice(rows);
-        submitted.more = more;
-        // A prompt is worked on while its output is waited for.
-        if self.first.is_none() || submitted.count == 1 {
-            let handed = self.hand_on(count, width, cancel);
-            self.submitted.failed = handed.err();
-        }
+        let mut ends = self.first.iter().chain(&self.last);
+        ends.next().map_or(1, |end| end.engine().width())
     }
 
-    fn output(&mut self, out: &mut Vec<f32>, run: &mut Run<'_>) -> Result<(), ChatError> {
+    /// Takes what was submitted through all layers.
+    async fn through(&mut self, out: &mut Vec<f32>, run: &mut Run<'_>) -> Result<(), ChatError> {
         let width = self.width();
         if let Some(failed) = self.submitted.failed.take() {
             return Err(failed);
@@ -418,13 +217,12 @@ impl Backend for Around {
             if run.cancel.is_cancelled() {
                 return Err(ChatError::Cancelled);
             }
-            self.hand_on(piece, width, run.cancel)?;
+            self.hand_on(piece, run.cancel).await?;
         }
-        self.between.output(out, run)?;
+        self.between.output(out, run).await?;
         let Some(last) = &mut self.last else {
             return Ok(());
         };
-        let mut write_batch = self.between.take_write_batch();
         // Whoever took over in between gives all rows there are.
         let Submitted {
             position, count, ..
@@ -438,61 +236,70 @@ impl Backend for Around {
             }
             let rest = rows.split_off(rows.len().min(LAST_PIECE * width));
             let piece = (rows.len() / width) as u32;
-            (*out, write_batch) = last.run(at, rows, write_batch)?;
+            *out = last.rows(at, rows, true, run.cancel).await?;
             (at, rows) = (at + piece, rest);
         }
         out.drain(..out.len().saturating_sub(width));
-        self.write_batch = write_batch;
         Ok(())
     }
+}
 
-    fn take_write_batch(&mut self) -> Option<WriteBatch> {
-        match self.last {
-            Some(_) => self.write_batch.take(),
-            None => self.between.take_write_batch(),
+impl Backend for Around {
+    fn submit_part<'a>(
+        &'a mut self,
+        position: u32,
+        rows: &'a [f32],
+        more: u32,
+        cancel: &'a Cancel,
+    ) -> LocalBoxFuture<'a, ()> {
+        let count = rows.len() / self.width();
+        let submitted = &mut self.submitted;
+        if submitted.more == 0 {
+            *submitted = Submitted {
+                position,
+                ..Submitted::default()
+            };
         }
+        submitted.count += count;
+        submitted.waiting.extend_from_slice(rows);
+        submitted.more = more;
+        // A prompt is worked on while its output is waited for.
+        let at_once = self.first.is_none() || submitted.count == 1;
+        async move {
+            if at_once {
+                self.submitted.failed = self.hand_on(count, cancel).await.err();
+            }
+        }
+        .boxed_local()
     }
 
-    fn join(&mut self, write_batch: WriteBatch) {
-        match self.first {
-            Some(_) => self.write_batch = Some(write_batch),
-            None => self.between.join(write_batch),
-        }
+    fn output<'a>(
+        &'a mut self,
+        out: &'a mut Vec<f32>,
+        run: &'a mut Run<'_>,
+    ) -> LocalBoxFuture<'a, Result<(), ChatError>> {
+        self.through(out, run).boxed_local()
     }
 
     fn route(&self) -> Vec<RouteHop> {
-        let mut route: Vec<RouteHop> = self.first.iter().map(Sequence::hop).collect();
-        route.extend(self.between.route());
-        route.extend(self.last.iter().map(Sequence::hop));
-        route
+        self.parts().flat_map(Backend::route).collect()
     }
 
     fn times(&self) -> Vec<HopTimes> {
-        let summary = |end: &Sequence| end.clock.summary();
-        let mut times: Vec<HopTimes> = self.first.iter().map(summary).collect();
-        times.extend(self.between.times());
-        times.extend(self.last.iter().map(summary));
-        times
+        self.parts().flat_map(Backend::times).collect()
     }
 
     fn begin_call(&mut self) {
-        self.write_batch = None;
-        self.first
-            .iter_mut()
-            .chain(&mut self.last)
-            .for_each(Sequence::begin_call);
+        self.ends().for_each(Backend::begin_call);
         self.between.begin_call();
     }
 
-    fn expect(&mut self, positions: u32, cancel: &Cancel) {
-        self.between.expect(positions, cancel);
+    fn expect(&mut self, positions: u32) {
+        self.between.expect(positions);
     }
 
     fn end_call(&mut self) {
-        self.write_batch = None;
-        for end in self.first.iter_mut().chain(&mut self.last) {
-            end.present = None;
-        }
+        self.ends().for_each(Backend::end_call);
         self.between.end_call();
     }
 
@@ -502,21 +309,6 @@ impl Backend for Around {
 
     fn is_alive(&self) -> bool {
         self.between.is_alive()
-    }
-}
-
-fn us(since: Instant) -> u32 {
-    u32::try_from(since.elapsed().as_micros()).unwrap_or(u32::MAX)
-}
-
-fn failed() -> ChatError {
-    ChatError::Engine("this machine's own layers failed in an earlier chat".into())
-}
-
-fn engine_error(error: EngineError) -> ChatError {
-    match error {
-        EngineError::ContextFull { .. } => ChatError::BadRequest(error.to_string()),
-        _ => ChatError::Engine(error.to_string()),
     }
 }
 

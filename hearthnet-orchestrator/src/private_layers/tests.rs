@@ -1,12 +1,14 @@
 use std::sync::Barrier;
 
+use futures_util::future::join_all;
 use hearthnet_model::gguf::Gguf;
 use hearthnet_testkit::TinyLlama;
 use hearthnet_transport::Code;
 
 use super::*;
-use crate::backend::Notice;
-use crate::local::{LocalBackend, SharedEngine};
+use crate::backend::tests::run_rows;
+use crate::chat::Frame;
+use crate::steps::block_on;
 
 const LAYERS: u32 = 6;
 
@@ -45,8 +47,9 @@ fn rows(file: &ModelFile, seed: u32, count: u32) -> Vec<f32> {
 
 fn run(backend: &mut dyn Backend, position: u32, rows: &[f32]) -> Result<Vec<u32>, ChatError> {
     let mut out = Vec::new();
-    let (cancel, notify): (_, &mut dyn FnMut(Notice)) = (&Cancel::default(), &mut |_| {});
-    backend.run(position, rows, &mut out, &mut Run { cancel, notify })?;
+    let (cancel, notify): (_, &mut dyn FnMut(Frame)) = (&Cancel::default(), &mut |_| {});
+    let run = &mut Run { cancel, notify };
+    run_rows(backend, position, rows, &mut out, run)?;
     Ok(out.iter().map(|value| value.to_bits()).collect())
 }
 
@@ -115,9 +118,9 @@ fn chats_that_share_the_layers_each_get_what_they_get_alone() {
         }
     });
     for end in private.first.iter().chain(&private.last) {
-        assert!(end.batcher.is_idle());
-        assert_eq!(end.with(|engine| engine.sequences()), Ok(0));
-        assert_eq!(end.kv_bytes.load(Ordering::Relaxed), 0);
+        assert!(end.is_idle());
+        let left = end.with(|engine| (engine.sequences(), engine.kv_bytes_in_use()));
+        assert_eq!(left, Ok((0, 0)));
     }
 }
 
@@ -125,25 +128,19 @@ fn chats_that_share_the_layers_each_get_what_they_get_alone() {
 fn a_row_that_cannot_be_computed_fails_its_own_chat_only() {
     let file = tiny();
     let private = ends(&file, 2, 0);
-    let layers = private.first.as_ref().unwrap();
+    let first = private.first.as_ref().unwrap();
     let good = rows(&file, 1, 1);
     let mut bad = good.clone();
     bad[3] = f32::NAN;
-    let mut sequences = [(); 3].map(|()| Sequence::open(layers).unwrap());
-    let jobs: Vec<Job> = sequences
-        .iter_mut()
-        .zip([&good, &bad, &good])
-        .map(|(sequence, rows)| Job {
-            seq: sequence.seq,
-            position: 0,
-            rows: rows.clone(),
-        })
-        .collect();
-    let done = layers.run(jobs);
-    let row = |n: usize| done[n].as_ref().map(|done| done.rows.clone());
-    assert!(row(0).is_ok());
-    assert_eq!(row(0).unwrap(), row(2).unwrap());
-    assert!(matches!(row(1), Err(ChatError::Engine(_))));
+    let mut chats = [(); 3].map(|()| first.open().unwrap());
+    chats.iter_mut().for_each(Backend::begin_call);
+    let cancel = Cancel::default();
+    let jobs = chats.iter_mut().zip([&good, &bad, &good]);
+    let jobs = jobs.map(|(chat, rows)| chat.rows(0, rows.clone(), true, &cancel));
+    let done = block_on(join_all(jobs));
+    assert!(done[0].is_ok());
+    assert_eq!(done[0], done[2]);
+    assert!(matches!(done[1], Err(ChatError::Engine(_))));
 }
 
 #[test]
@@ -170,19 +167,16 @@ fn whoever_gave_up_takes_no_further_piece() {
     let mut backend = private.around(Box::new(between)).unwrap();
     let cancel = Cancel::default();
     cancel.cancel();
-    backend.submit(0, &rows(&file, 1, 20), &cancel);
     let mut run = Run {
         cancel: &cancel,
         notify: &mut |_| {},
     };
-    let output = backend.output(&mut Vec::new(), &mut run);
+    let rows = rows(&file, 1, 20);
+    let output = run_rows(backend.as_mut(), 0, &rows, &mut Vec::new(), &mut run);
     assert_eq!(output, Err(ChatError::Cancelled));
-    let layers = private.first.as_ref().unwrap();
-    assert_eq!(
-        layers.kv_bytes.load(Ordering::Relaxed),
-        0,
-        "nothing was computed"
-    );
+    let first = private.first.as_ref().unwrap();
+    let kv_bytes = first.with(|engine| engine.kv_bytes_in_use());
+    assert_eq!(kv_bytes, Ok(0), "nothing was computed");
 }
 
 #[test]

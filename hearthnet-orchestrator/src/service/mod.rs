@@ -9,9 +9,10 @@
 //! | asking, running, giving up | here |
 //!
 //! ```text
-//! ask --> FairQueue --> (waits) --> a blocking thread: check the request,
-//!   |                                 take a kept conversation over or open a backend,
-//!   v                                 answer, keep the conversation, pass the turn on
+//! ask --> FairQueue --> (waits) --> a blocking thread: check the request, take a kept
+//!   |                               conversation over or open a backend
+//!   |                               the step loop of all chats: answer
+//!   v                               a blocking thread: keep the conversation, pass the turn on
 //! Answer <-- bounded channel <-- frames
 //! ```
 //!
@@ -27,11 +28,13 @@ mod slow_reader;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt as _;
+use futures_util::future::LocalBoxFuture;
 use hearthnet_model::WeightsId;
 use hearthnet_transport::Code;
 use parking_lot::{Mutex, MutexGuard};
@@ -44,8 +47,9 @@ use self::retries::{Mark, Retries, Room};
 use self::slow_reader::SlowReaderLimit;
 use crate::Cancel;
 use crate::backend::Backend;
-use crate::chat::{ChatRequest, Conversation, Done, Frame, Prompt, TextModel, check};
+use crate::chat::{ChatRequest, Conversation, Done, Frame, Listener, Prompt, TextModel, check};
 use crate::error::ChatError;
+use crate::steps::Steps;
 
 /// Frames that a chat may be ahead of its reader.
 const FRAMES_AHEAD: usize = 64;
@@ -139,6 +143,8 @@ pub struct Service(Arc<Inner>);
 
 struct Inner {
     runtime: Handle,
+    /// Where chats run.
+    steps: Steps,
     settings: ServiceSettings,
     models: Vec<Arc<ServedModel>>,
     state: Mutex<State>,
@@ -194,7 +200,7 @@ impl CachedPrefix for Conversation {
 }
 
 impl Service {
-    /// A service for some models. Chats run on the runtime's blocking threads.
+    /// A service for some models, whose chats run on one loop (`steps.rs`).
     pub fn new(runtime: Handle, models: Vec<ServedModel>, settings: ServiceSettings) -> Self {
         let inner = Arc::new(Inner {
             state: Mutex::new(State {
@@ -210,6 +216,7 @@ impl Service {
             active: watch::Sender::new(0),
             began: Instant::now(),
             digests: RandomState::new(),
+            steps: Steps::start(runtime.clone()),
             runtime,
             settings,
         });
@@ -470,10 +477,10 @@ struct Place {
 }
 
 impl Place {
-    /// Runs the chat on a thread of its own. (A runtime that is ending drops it, and the place.)
+    /// Runs the chat. (A runtime that is ending drops it, and the place.)
     fn start(self, job: Job) {
         let runtime = self.inner.runtime.clone();
-        runtime.spawn_blocking(move || work(self, job));
+        runtime.spawn(work(self, job));
     }
 }
 
@@ -491,18 +498,44 @@ impl Drop for Place {
     }
 }
 
-/// One chat, from its turn to its end.
-fn work(place: Place, mut job: Job) {
-    let inner = Arc::clone(&place.inner);
+/// One chat, from its turn to its end. (Where it panics, whoever asked hears of an unexpected end.)
+async fn work(place: Place, mut job: Job) -> Option<()> {
+    let (inner, runtime) = (Arc::clone(&place.inner), place.inner.runtime.clone());
     let began = Instant::now();
     metrics::histogram!("hearthnet_queue_wait_ms").record((began - job.asked).as_secs_f64() * 1e3);
+    let beginning = runtime.spawn_blocking(move || {
+        let conversation = begin(&inner, &mut job);
+        (inner, job, conversation)
+    });
+    let (inner, job, conversation) = beginning.await.ok()?;
+    let (end, cancel) = (job.end, job.cancel);
     let mut outlet = Outlet {
-        runtime: inner.runtime.clone(),
-        frames: job.frames.clone(),
-        cancel: job.cancel.clone(),
+        frames: job.frames,
+        behind: VecDeque::new(),
+        cancel: cancel.clone(),
         patience: SlowReaderLimit::new(inner.settings.slow_reader),
     };
-    let result = converse(&inner, &mut job, &mut outlet);
+    let result = match conversation {
+        Err(error) => Err(error),
+        Ok(mut conversation) => {
+            let (model, cancel) = (Arc::clone(&job.model), cancel.clone());
+            let chat = async move || {
+                let (text, asked) = (&model.text, job.asked);
+                let answer =
+                    conversation.answer_to(text, &job.request, asked, &cancel, &mut outlet);
+                let result = answer.await;
+                (conversation, outlet, result)
+            };
+            let (conversation, back, result) = inner.steps.run(chat).await?;
+            outlet = back;
+            let (inner, caller, model) = (Arc::clone(&inner), job.caller, job.model.id.clone());
+            let putting_away = runtime.spawn_blocking(move || {
+                put_away(&inner, &caller, &model, conversation, &result);
+                result
+            });
+            putting_away.await.ok()?
+        }
+    };
     let code = result
         .as_ref()
         .map_or_else(ChatError::code, |_| Code::new("ok"));
@@ -514,48 +547,56 @@ fn work(place: Place, mut job: Job) {
     }
     // The next chat need not wait for this one's reader.
     drop(place);
-    let result = result.and_then(|done| {
-        outlet.send(&Frame::Done(Box::new(done)));
-        // Whoever misses frames must not take the answer for complete.
-        match job.cancel.is_cancelled() {
-            true => Err(ChatError::Cancelled),
-            false => Ok(()),
+    let result = match result {
+        Ok(done) => {
+            outlet.behind.push_back(Frame::Done(Box::new(done)));
+            outlet.empty().await;
+            // Whoever misses frames must not take the answer for complete.
+            match cancel.is_cancelled() {
+                true => Err(ChatError::Cancelled),
+                false => Ok(()),
+            }
         }
-    });
+        Err(error) => Err(error),
+    };
     // The channel must be closed before its end is told.
-    drop((outlet, job.frames));
+    drop(outlet);
     // Whoever asked may be gone.
-    let _ = job.end.send(result);
+    end.send(result).ok()
 }
 
-/// Answers, all but the last frame: that is sent when everything is put away, so that a caller
-/// who asks again at once finds its conversation kept.
-fn converse(inner: &Arc<Inner>, job: &mut Job, outlet: &mut Outlet) -> Result<Done, ChatError> {
+/// A conversation for a request, whose prompt becomes tokens. Blocks.
+fn begin(inner: &Inner, job: &mut Job) -> Result<Conversation, ChatError> {
     if job.cancel.is_cancelled() {
         return Err(ChatError::Cancelled);
     }
     let model = &job.model;
     let prompt = check(&model.text, &job.request)?;
     let taken = inner.lock().kept.take(&job.caller, &model.id, &prompt);
-    let mut conversation = match taken {
+    let conversation = match taken {
         Some(conversation) => conversation,
         None => Conversation::new(open(inner, model, &job.cancel)?),
     };
     job.request.prompt = Prompt::Tokens(prompt);
-    let done = conversation.answer(
-        &model.text,
-        &job.request,
-        job.asked,
-        &job.cancel,
-        &mut |frame| match frame {
-            Frame::Done(_) => {}
-            frame => outlet.send(frame),
-        },
-    )?;
+    Ok(conversation)
+}
+
+/// Keeps a conversation for its next turn, or ends it, which may have to wait for an engine. The
+/// last frame follows, so that a caller who asks again at once finds its conversation kept.
+fn put_away(
+    inner: &Inner,
+    caller: &str,
+    model: &str,
+    conversation: Conversation,
+    result: &Result<Done, ChatError>,
+) {
+    let Ok(Done { usage, .. }) = result else {
+        return;
+    };
     for (kind, count) in [
-        ("prompt", done.usage.prompt_tokens),
-        ("cached", done.usage.cached_tokens),
-        ("completion", done.usage.completion_tokens),
+        ("prompt", usage.prompt_tokens),
+        ("cached", usage.cached_tokens),
+        ("completion", usage.completion_tokens),
     ] {
         metrics::counter!("hearthnet_tokens_total", "kind" => kind).increment(count.into());
     }
@@ -564,12 +605,11 @@ fn converse(inner: &Arc<Inner>, job: &mut Job, outlet: &mut Outlet) -> Result<Do
         vec![conversation]
     } else {
         let now = inner.now_ms();
-        state.kept.put(&job.caller, &model.id, conversation, now)
+        state.kept.put(caller, model, conversation, now)
     };
     inner.report(&state);
     drop(state);
     drop(over);
-    Ok(done)
 }
 
 /// A new backend; conversations that are only kept make room for it.
@@ -598,38 +638,62 @@ fn open(
 
 /// Where a chat's frames go.
 struct Outlet {
-    runtime: Handle,
     frames: mpsc::Sender<Frame>,
+    /// What the reader has had no room for.
+    behind: VecDeque<Frame>,
     cancel: Cancel,
     patience: SlowReaderLimit,
 }
 
-impl Outlet {
-    /// Hands a frame on, and waits while the reader is behind. Gives the chat up when the reader
-    /// is gone, or takes nothing.
-    fn send(&mut self, frame: &Frame) {
-        if self.cancel.is_cancelled() {
-            return;
+impl Listener for Outlet {
+    fn hear(&mut self, frame: &Frame) {
+        // The last one follows when the conversation is put away.
+        if !matches!(frame, Frame::Done(_)) {
+            self.behind.push_back(frame.clone());
+            self.fill();
         }
-        let frame = match self.frames.try_send(frame.clone()) {
-            Ok(()) => return self.patience.taken_after(Duration::ZERO),
-            Err(mpsc::error::TrySendError::Closed(_)) => return self.cancel.cancel(),
-            Err(mpsc::error::TrySendError::Full(frame)) => frame,
-        };
-        let since = Instant::now();
-        let taken = self.runtime.block_on(async {
-            tokio::select! {
-                sent = self.frames.send(frame) => sent.is_ok(),
-                () = self.cancel.cancelled() => false,
+    }
+
+    fn caught_up(&mut self) -> LocalBoxFuture<'_, ()> {
+        self.empty().boxed_local()
+    }
+}
+
+impl Outlet {
+    /// Hands on what there is room for.
+    fn fill(&mut self) {
+        while !self.behind.is_empty()
+            && let Ok(room) = self.frames.try_reserve()
+        {
+            if let Some(frame) = self.behind.pop_front() {
+                room.send(frame);
+            }
+            self.patience.taken_after(Duration::ZERO);
+        }
+    }
+
+    /// Hands everything on, and waits while the reader is behind. Gives the chat up when the reader
+    /// is gone, or takes nothing.
+    async fn empty(&mut self) {
+        loop {
+            self.fill();
+            if self.behind.is_empty() || self.cancel.is_cancelled() {
+                return;
+            }
+            let since = Instant::now();
+            let room = tokio::select! {
+                room = self.frames.reserve() => room.ok().map(drop),
+                () = self.cancel.cancelled() => None,
                 () = tokio::time::sleep(self.patience.left()) => {
                     tracing::warn!("a reader takes next to nothing: its chat is given up");
-                    false
+                    None
                 }
+            };
+            self.patience.taken_after(since.elapsed());
+            // The room is free again, for the frame that has waited.
+            if room.is_none() {
+                self.cancel.cancel();
             }
-        });
-        self.patience.taken_after(since.elapsed());
-        if !taken {
-            self.cancel.cancel();
         }
     }
 }

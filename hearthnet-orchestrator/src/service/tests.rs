@@ -5,7 +5,6 @@ use hearthnet_model::gguf::Gguf;
 use hearthnet_model::sampler::{SamplerConfig, SamplingChoice};
 use hearthnet_model::{ChatMessage, ChatTemplate, ModelFile, Tokenizer};
 use hearthnet_testkit::TinyLlama;
-use parking_lot::Condvar;
 use tokio::runtime::Runtime;
 
 use super::*;
@@ -16,27 +15,17 @@ use crate::local::SharedEngine;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A barrier at every step of every chat, open or shut.
-#[derive(Default)]
-pub(crate) struct Gate {
-    shut: Mutex<bool>,
-    changed: Condvar,
-}
+pub(crate) struct Gate(watch::Sender<bool>);
 
 impl Gate {
     pub(crate) fn set(&self, shut: bool) {
-        *self.shut.lock() = shut;
-        self.changed.notify_all();
+        self.0.send_replace(shut);
     }
 
-    fn pass(&self, cancel: &Cancel) -> Result<(), ChatError> {
-        let mut shut = self.shut.lock();
-        while *shut {
-            if cancel.is_cancelled() {
-                return Err(ChatError::Cancelled);
-            }
-            self.changed.wait_for(&mut shut, Duration::from_millis(10));
-        }
-        Ok(())
+    async fn pass(&self, cancel: &Cancel) -> Result<(), ChatError> {
+        let mut shut = self.0.subscribe();
+        let passed = cancel.or(shut.wait_for(|shut| !shut)).await;
+        passed.map(drop).ok_or(ChatError::Cancelled)
     }
 }
 
@@ -59,17 +48,30 @@ struct Gated {
 }
 
 impl Backend for Gated {
-    fn submit_part(&mut self, position: u32, rows: &[f32], more: u32, cancel: &Cancel) {
-        self.inner.submit_part(position, rows, more, cancel);
+    fn submit_part<'a>(
+        &'a mut self,
+        position: u32,
+        rows: &'a [f32],
+        more: u32,
+        cancel: &'a Cancel,
+    ) -> LocalBoxFuture<'a, ()> {
+        self.inner.submit_part(position, rows, more, cancel)
     }
-    fn output(&mut self, out: &mut Vec<f32>, run: &mut Run<'_>) -> Result<(), ChatError> {
-        self.gate.pass(run.cancel)?;
-        match &mut self.fail_after {
-            Some(0) => return Err(ChatError::ShardUnavailable("gone".into())),
-            Some(left) => *left -= 1,
-            None => {}
+    fn output<'a>(
+        &'a mut self,
+        out: &'a mut Vec<f32>,
+        run: &'a mut Run<'_>,
+    ) -> LocalBoxFuture<'a, Result<(), ChatError>> {
+        async {
+            self.gate.pass(run.cancel).await?;
+            match &mut self.fail_after {
+                Some(0) => return Err(ChatError::ShardUnavailable("gone".into())),
+                Some(left) => *left -= 1,
+                None => {}
+            }
+            self.inner.output(out, run).await
         }
-        self.inner.output(out, run)
+        .boxed_local()
     }
     fn route(&self) -> Vec<RouteHop> {
         self.inner.route()
@@ -105,7 +107,7 @@ pub(crate) fn fixture(settings: ServiceSettings) -> Fixture {
     let engine = Engine::load(&file, 0..2, &options, &mut |_, _| {}).unwrap();
     let head = Head::beside(&file, &engine).unwrap();
     let engine = SharedEngine::new(engine, "tiny", 1 << 30);
-    let gate = Arc::new(Gate::default());
+    let gate = Arc::new(Gate(watch::Sender::new(false)));
     let census = Arc::new(Mutex::new(Census {
         room: usize::MAX,
         ..Census::default()

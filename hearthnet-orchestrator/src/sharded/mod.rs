@@ -2,10 +2,10 @@
 //! hosts that fail replaced while the answer goes on.
 //!
 //! What is in flight, what is replayed and what an answer means is decided by
-//! [`Pipeline`], which is pure; here are the streams, the clocks and the waiting.
+//! `Pipeline`, which is pure; here are the streams, the clocks and the waiting.
 //! A failure is whatever makes a host's part of the answer not come: a lost
 //! connection, an error reply, numbers that cannot be right, silence, slowness
-//! ([`HopTimeout`](crate::hop_timeout::HopTimeout)). Its host is not asked again in this call; other hosts take
+//! (`hop_timeout.rs`). Its host is not asked again in this call; other hosts take
 //! over its layers, and its boundary's history is replayed to them.
 //!
 //! | concept | file |
@@ -20,29 +20,30 @@ mod starting;
 mod stream;
 mod waiting;
 
-use std::cell::Cell;
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
+use futures_util::future::LocalBoxFuture;
 use hearthnet_bus::NodeId;
 use hearthnet_bus::flight::{self, Event, PipelineId};
+use hearthnet_transport::Code;
 use tokio::runtime::Handle;
+use tokio::sync::mpsc;
 
 use self::recovery::Recovery;
 use self::stream::{Hop, HopFailure};
-use self::waiting::{Interrupted, Watch};
-use crate::Cancel;
-use crate::backend::{Backend, HopTimes, Notice, RouteHop, Run, whole_ms};
+use self::waiting::Interrupted;
+use crate::backend::{Backend, HopTimes, RouteHop, Run, whole_ms};
+use crate::chat::Frame;
 use crate::error::ChatError;
 use crate::health::SharedHealth;
 pub use crate::hosts::ModelOnWire;
 use crate::hosts::{HostSource, RoutedSpan};
 use crate::link::Inbound;
 use crate::pipeline::{Action, Limits, Pipeline};
-use crate::write_batch::WriteBatch;
+use crate::{Cancel, steps};
 
 /// How often spares are seen to while an answer goes on.
 const PREPARE_EVERY: Duration = Duration::from_secs(10);
@@ -86,15 +87,16 @@ impl Default for PumpSettings {
 /// A sequence whose blocks run on hosts. Dropping it closes its streams.
 pub struct ShardedBackend {
     runtime: Handle,
-    source: Box<dyn HostSource>,
+    /// `None` while it looks for hosts, on a thread that may wait.
+    source: Option<Box<dyn HostSource>>,
     /// Where it is told what hosts do.
     health: SharedHealth,
     model: ModelOnWire,
     settings: PumpSettings,
     hops: Vec<Hop>,
     next_hop: u64,
-    inbox: mpsc::Sender<(u64, Inbound)>,
-    inbound: mpsc::Receiver<(u64, Inbound)>,
+    inbox: mpsc::UnboundedSender<(u64, Inbound)>,
+    inbound: mpsc::UnboundedReceiver<(u64, Inbound)>,
     pipeline: Pipeline,
     /// What the flight record calls this.
     name: PipelineId,
@@ -114,7 +116,7 @@ pub struct ShardedBackend {
     /// What is wrong and has not been seen to.
     hop_failures: VecDeque<HopFailure>,
     /// What the caller is to hear.
-    notices: Vec<Notice>,
+    notices: Vec<Frame>,
     /// Rows that cannot be handed to the pipeline yet, their position, and how many follow.
     pending: VecDeque<(u32, Bytes, u32)>,
     /// What has come out so far of what was submitted.
@@ -126,19 +128,14 @@ pub struct ShardedBackend {
     /// How often this call has paused for want of room, and until when it goes on asking.
     pauses: u32,
     room_until: Option<Instant>,
-    watch: Option<Watch>,
-    /// Those that what is sent now goes out with. Never held while waiting.
-    write_batch: Cell<Option<WriteBatch>>,
-    /// Whether this waits for what its hosts say.
-    attentive: Arc<AtomicBool>,
     /// What a row takes a layer that this machine runs itself, if it runs any.
     per_layer: Option<Duration>,
 }
 
 impl ShardedBackend {
-    /// Routes over the source's hosts and opens a stream on every one chosen. Blocks
-    /// until all are open; a host that has no room is passed over for another, and where all are
-    /// full the sequence waits for [`PumpSettings::start_timeout`].
+    /// Routes over the source's hosts and opens a stream on every one chosen. Blocks until all are
+    /// open, on a loop (`steps.rs`) of its own; a host that has no room is passed over for another,
+    /// and where all are full the sequence waits for [`PumpSettings::start_timeout`].
     ///
     /// # Errors
     /// [`ChatError::HostsFull`] when there is still no room then; [`ChatError`] naming the host that
@@ -151,11 +148,12 @@ impl ShardedBackend {
         cancel: &Cancel,
     ) -> Result<Self, ChatError> {
         let began = Instant::now();
-        let (inbox, inbound) = mpsc::channel();
+        // Hosts say no more than they were asked.
+        let (inbox, inbound) = mpsc::unbounded_channel();
         let mut this = Self {
             runtime,
             health: source.health(),
-            source,
+            source: Some(source),
             model,
             settings,
             hops: Vec::new(),
@@ -188,12 +186,9 @@ impl ShardedBackend {
             watching_since: Instant::now(),
             pauses: 0,
             room_until: None,
-            watch: None,
-            write_batch: Cell::default(),
-            attentive: Arc::default(),
             per_layer: None,
         };
-        this.start(cancel)?;
+        steps::block_on(this.start(cancel))?;
         this.running = true;
         this.prepare();
         this.notices.clear();
@@ -221,7 +216,9 @@ impl ShardedBackend {
     fn prepare(&mut self) {
         self.prepared = Instant::now();
         let route: Vec<RoutedSpan> = self.hops.iter().map(|hop| hop.span.clone()).collect();
-        self.source.prepare(&route);
+        if let Some(source) = &mut self.source {
+            source.prepare(&route);
+        }
     }
 
     /// Length of the sequence on the hosts, in positions.
@@ -235,7 +232,7 @@ impl ShardedBackend {
     /// [`ChatError::Engine`] when they cannot be decoded, which would be a fault of this program.
     pub fn submitted(&mut self) -> Result<Vec<f32>, ChatError> {
         for (position, rows, more) in self.pending.drain(..) {
-            self.pipeline.submit_part(position, rows, more);
+            self.pipeline.submit(position, rows, more);
         }
         let mut rows = Vec::new();
         for bytes in self.pipeline.submitted() {
@@ -248,22 +245,14 @@ impl ShardedBackend {
     }
 
     /// Waits for one message and does what it asks for; what is wrong is to be settled then.
-    fn wait(&mut self, cancel: &Cancel) -> Result<(), ChatError> {
-        self.write_batch.take();
-        self.attentive.store(true, Ordering::Relaxed);
-        let received = self.receive(cancel);
-        self.attentive.store(false, Ordering::Relaxed);
-        match received {
+    async fn wait(&mut self, cancel: &Cancel) -> Result<(), ChatError> {
+        match self.receive(cancel).await {
             Ok((hop, message)) => self.on_message(hop, message),
             Err(Interrupted::Cancelled) => return Err(ChatError::Cancelled),
             Err(Interrupted::HopFailure(hop_failure)) => self.hop_failures.push_back(hop_failure),
             Err(Interrupted::Waiting(index, code)) => {
                 if let Some(hop) = self.hops.get(index) {
-                    self.notices.push(Notice::Waiting {
-                        shard_id: self.shard_id(hop),
-                        host: hop.node().to_string(),
-                        code,
-                    });
+                    self.notices.push(self.status("waiting", hop, code));
                 }
             }
         }
@@ -274,6 +263,16 @@ impl ShardedBackend {
             }
         }
         Ok(())
+    }
+
+    /// What the caller is told of a host.
+    fn status(&self, status: &'static str, hop: &Hop, code: Code) -> Frame {
+        Frame::ShardStatus {
+            shard_id: self.shard_id(hop),
+            host: Some(hop.node().to_string()),
+            status: status.into(),
+            code: Some(code),
+        }
     }
 
     fn on_message(&mut self, id: u64, message: Inbound) {
@@ -300,14 +299,7 @@ impl ShardedBackend {
                 });
                 None
             }
-            Inbound::Result {
-                result,
-                at,
-                write_batch,
-            } => {
-                self.write_batch.set(write_batch);
-                self.on_result(index, result, at).err()
-            }
+            Inbound::Result { result, at } => self.on_result(index, result, at).err(),
             Inbound::Error { code, message } => Some(hop.refused(code, &message)),
             Inbound::Leaving => {
                 hop.move_at = Some(Instant::now());
@@ -315,14 +307,13 @@ impl ShardedBackend {
             }
             Inbound::Closed => Some(hop.leaving(false)),
             Inbound::Lost(ended) => Some(hop.lost(&ended)),
-            Inbound::Wake => None,
         };
         self.hop_failures.extend(hop_failure);
     }
 
     /// Sends whatever can be sent; returns the output when all of it has come. Stops at what is to
     /// be settled first.
-    fn advance(&mut self, cancel: &Cancel) -> Option<Vec<u8>> {
+    fn advance(&mut self) -> Option<Vec<u8>> {
         // Going back has to wait until a replay that nobody asked for yet is through.
         let ready = |pipeline: &Pipeline, position| {
             position >= pipeline.submitted_length() || pipeline.is_idle()
@@ -332,7 +323,7 @@ impl ShardedBackend {
                 self.pending.push_front((position, rows, more));
                 break;
             }
-            self.pipeline.submit_part(position, rows, more);
+            self.pipeline.submit(position, rows, more);
         }
         while self.hop_failures.is_empty() {
             match self.pipeline.poll()? {
@@ -348,65 +339,27 @@ impl ShardedBackend {
                     chunk,
                     want,
                 } => {
-                    let sent = self.step(span, epoch, chunk, want, cancel);
+                    let sent = self.step(span, epoch, chunk, want);
                     self.hop_failures.extend(sent.err());
                 }
             }
         }
         None
     }
-}
 
-impl Backend for ShardedBackend {
-    fn beside(&mut self, per_layer: Duration) {
-        self.per_layer = Some(per_layer);
-    }
-
-    fn submit_part(&mut self, position: u32, rows: &[f32], more: u32, cancel: &Cancel) {
-        let mut data = Vec::with_capacity(rows.len() * self.model.boundary.bytes_per_value());
-        self.model.boundary.encode(rows, &mut data);
-        self.watch(cancel);
-        if !self.in_parts {
-            self.came.clear();
-        }
-        // What has come of earlier parts goes on to the next host meanwhile.
-        while let Some((hop, message)) = self
-            .in_parts
-            .then(|| self.inbound.try_recv().ok())
-            .flatten()
-        {
-            self.on_message(hop, message);
-        }
-        self.in_parts = more > 0;
-        self.pending.push_back((position, Bytes::from(data), more));
-        // The last row is only on its way now, so the output is not complete: nothing is lost here.
-        let _ = self.advance(cancel);
-        self.write_batch.take();
-    }
-
-    fn take_write_batch(&mut self) -> Option<WriteBatch> {
-        self.write_batch.take()
-    }
-
-    fn join(&mut self, write_batch: WriteBatch) {
-        self.write_batch.set(Some(write_batch));
-    }
-
-    fn output(&mut self, out: &mut Vec<f32>, run: &mut Run<'_>) -> Result<(), ChatError> {
+    /// Waits until everything that was submitted is through, and puts it into `out`.
+    async fn through(&mut self, out: &mut Vec<f32>, run: &mut Run<'_>) -> Result<(), ChatError> {
         self.watching_since = Instant::now();
         let begin = self.pipeline.length();
         let mut told = begin;
         loop {
-            let (through, submitted) = (self.pipeline.length(), self.pipeline.submitted_length());
-            if through > told && submitted > begin + 1 {
-                told = through;
-                (run.notify)(Notice::Prompt {
-                    done: through - begin,
-                    total: submitted - begin,
-                });
+            let (done, total) = (self.pipeline.length(), self.pipeline.submitted_length());
+            if done > told && total > begin + 1 {
+                told = done;
+                (run.notify)(Frame::PromptProgress { done, total });
             }
-            self.settle(run)?;
-            if let Some(rows) = self.advance(run.cancel) {
+            self.settle(run).await?;
+            if let Some(rows) = self.advance() {
                 let moved = !self.recoveries.is_empty();
                 self.report_recoveries(run);
                 if moved
@@ -422,10 +375,49 @@ impl Backend for ShardedBackend {
                     .map_err(|e| ChatError::Engine(e.to_string()));
             }
             if self.hop_failures.is_empty() {
-                self.wait(run.cancel)?;
+                self.wait(run.cancel).await?;
                 self.notices.drain(..).for_each(&mut *run.notify);
             }
         }
+    }
+}
+
+impl Backend for ShardedBackend {
+    fn beside(&mut self, per_layer: Duration) {
+        self.per_layer = Some(per_layer);
+    }
+
+    fn submit_part<'a>(
+        &'a mut self,
+        position: u32,
+        rows: &'a [f32],
+        more: u32,
+        _: &'a Cancel,
+    ) -> LocalBoxFuture<'a, ()> {
+        let mut data = Vec::with_capacity(rows.len() * self.model.boundary.bytes_per_value());
+        self.model.boundary.encode(rows, &mut data);
+        if !self.in_parts {
+            self.came.clear();
+        }
+        // What has come of earlier parts goes on to the next host meanwhile.
+        while self.in_parts
+            && let Ok((hop, message)) = self.inbound.try_recv()
+        {
+            self.on_message(hop, message);
+        }
+        self.in_parts = more > 0;
+        self.pending.push_back((position, Bytes::from(data), more));
+        // The last row is only on its way now, so the output is not complete: nothing is lost here.
+        let _ = self.advance();
+        std::future::ready(()).boxed_local()
+    }
+
+    fn output<'a>(
+        &'a mut self,
+        out: &'a mut Vec<f32>,
+        run: &'a mut Run<'_>,
+    ) -> LocalBoxFuture<'a, Result<(), ChatError>> {
+        self.through(out, run).boxed_local()
     }
 
     fn route(&self) -> Vec<RouteHop> {
@@ -455,7 +447,6 @@ impl Backend for ShardedBackend {
         self.failures = 0;
         self.recoveries.clear();
         self.pauses = 0;
-        self.watch = None;
         for hop in &mut self.hops {
             hop.clock.clear();
             hop.span.link.rest(hop.stream, false);
@@ -466,10 +457,10 @@ impl Backend for ShardedBackend {
         }
     }
 
-    fn expect(&mut self, positions: u32, cancel: &Cancel) {
+    fn expect(&mut self, positions: u32) {
         self.positions = self.positions.max(positions.min(self.model.context));
         for index in 0..self.hops.len() {
-            let grown = self.grow(index, self.positions, cancel);
+            let grown = self.grow(index, self.positions);
             self.hop_failures.extend(grown.err());
         }
     }

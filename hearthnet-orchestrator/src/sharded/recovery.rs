@@ -10,6 +10,8 @@
 //! | it has no room, once the sequence has begun | yes, after a pause | no | it is asked again |
 //! | it has no room at the start | no | no | the sequence waits (`starting.rs`) |
 
+use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use hearthnet_bus::flight::{self, Event};
@@ -19,7 +21,8 @@ use hearthnet_transport::Code;
 use super::ShardedBackend;
 use super::stream::{Hop, HopFailure};
 use crate::Cancel;
-use crate::backend::{Notice, Run, whole_ms};
+use crate::backend::{Run, whole_ms};
+use crate::chat::Frame;
 use crate::error::ChatError;
 use crate::health::FailureKind;
 use crate::hosts::{RoutedSpan, Search};
@@ -68,15 +71,18 @@ pub(super) struct Recovery {
 
 impl ShardedBackend {
     /// Puts other hosts in the place of those that something is wrong with.
-    pub(super) fn settle(&mut self, run: &mut Run<'_>) -> Result<(), ChatError> {
+    pub(super) async fn settle(&mut self, run: &mut Run<'_>) -> Result<(), ChatError> {
         while let Some(hop_failure) = self.hop_failures.pop_front() {
-            self.write_batch.take();
-            self.recover(hop_failure, run)?;
+            self.recover(hop_failure, run).await?;
         }
         Ok(())
     }
 
-    fn recover(&mut self, hop_failure: HopFailure, run: &mut Run<'_>) -> Result<(), ChatError> {
+    async fn recover(
+        &mut self,
+        hop_failure: HopFailure,
+        run: &mut Run<'_>,
+    ) -> Result<(), ChatError> {
         // It may have been replaced since.
         let Some(index) = self.hops.iter().position(|hop| hop.id == hop_failure.hop) else {
             return Ok(());
@@ -102,10 +108,13 @@ impl ShardedBackend {
         let route = match hop_failure.cause {
             Cause::Failed | Cause::Corrupt => {
                 self.blame(index, &hop_failure, run)?;
-                self.find(index, false, run.cancel, hop_failure.error)?
+                self.find(index, false, run.cancel, hop_failure.error)
+                    .await?
             }
             Cause::Late | Cause::Silent | Cause::Leaving { open: true } => {
-                let route = self.find(index, true, run.cancel, hop_failure.error.clone());
+                let route = self
+                    .find(index, true, run.cancel, hop_failure.error.clone())
+                    .await;
                 let late = hop_failure.cause == Cause::Late;
                 let Some(route) = route.ok().filter(|to| !late || self.faster(index, to)) else {
                     if let Some(hop) = self.hops.get_mut(index) {
@@ -126,26 +135,30 @@ impl ShardedBackend {
             }
             Cause::Leaving { open: false } => {
                 self.exclude(index);
-                self.find(index, false, run.cancel, hop_failure.error)?
+                self.find(index, false, run.cancel, hop_failure.error)
+                    .await?
             }
             Cause::Full => {
                 let why = hop_failure.error.to_string();
                 self.full.get_or_insert(why);
                 self.exclude(index);
-                self.find(index, true, run.cancel, hop_failure.error)?
+                self.find(index, true, run.cancel, hop_failure.error)
+                    .await?
             }
             Cause::Barred => {
                 self.accuse(index, &hop_failure, run);
-                self.find(index, false, run.cancel, hop_failure.error)?
+                self.find(index, false, run.cancel, hop_failure.error)
+                    .await?
             }
-            Cause::Room => match self.find_room(index, run.cancel)? {
+            Cause::Room => match self.find_room(index, run.cancel).await? {
                 Some(route) => {
-                    self.replace(index, route, run.cancel);
+                    self.replace(index, route);
                     return Ok(());
                 }
                 None => {
                     self.blame(index, &hop_failure, run)?;
-                    self.find(index, false, run.cancel, hop_failure.error)?
+                    self.find(index, false, run.cancel, hop_failure.error)
+                        .await?
                 }
             },
         };
@@ -158,7 +171,7 @@ impl ShardedBackend {
                 since,
             });
         }
-        self.replace(index, route, run.cancel);
+        self.replace(index, route);
         Ok(())
     }
 
@@ -185,10 +198,11 @@ impl ShardedBackend {
         };
         let (shard_id, host) = (self.shard_id(hop), hop.node());
         let code = hop_failure.code.clone();
+        (run.notify)(self.status("degraded", hop, code.clone()));
         tracing::warn!(%shard_id, %code, "a host has failed: {}", hop_failure.error);
         flight::record(Event::HostFailed {
             pipeline: self.name,
-            host: hop.node(),
+            host,
             shard: shard_id.as_str().into(),
             code: code.clone(),
         });
@@ -199,11 +213,6 @@ impl ShardedBackend {
         if let Some(kind) = kind {
             self.health.failed(&host, kind);
         }
-        (run.notify)(Notice::Degraded {
-            shard_id,
-            host: host.to_string(),
-            code,
-        });
         self.exclude(index);
     }
 
@@ -214,7 +223,7 @@ impl ShardedBackend {
     }
 
     /// Others that run a span's layers, its own host not among them.
-    fn find(
+    async fn find(
         &mut self,
         index: usize,
         optional: bool,
@@ -224,19 +233,45 @@ impl ShardedBackend {
         let Some(hop) = self.hops.get(index) else {
             return Err(otherwise);
         };
-        let mut exclude = self.excluded.clone();
+        let (layers, mut exclude) = (hop.span.lo..=hop.span.hi, self.excluded.clone());
         exclude.insert(hop.node());
-        let search = Search {
-            layers: hop.span.lo..=hop.span.hi,
-            exclude: &exclude,
-            optional,
-            cancel,
-        };
-        self.source.route(&search).map_err(|error| match error {
+        let route = self.route_over(layers, exclude, optional, cancel).await;
+        route.map_err(|error| match error {
             ChatError::Cancelled => error,
             // What went wrong explains more than the hole that it leaves.
             _ => otherwise,
         })
+    }
+
+    /// Asks the source for hosts, on a thread of its own: it may have to connect to them.
+    pub(super) async fn route_over(
+        &mut self,
+        layers: RangeInclusive<u32>,
+        exclude: BTreeSet<NodeId>,
+        optional: bool,
+        cancel: &Cancel,
+    ) -> Result<Vec<RoutedSpan>, ChatError> {
+        let (source, cancel) = (self.source.take(), cancel.clone());
+        let searched = self.runtime.spawn_blocking(move || {
+            let mut source = source?;
+            let route = source.route(&Search {
+                layers,
+                exclude: &exclude,
+                optional,
+                cancel: &cancel,
+            });
+            Some((source, route))
+        });
+        let Ok(Some((source, route))) = searched.await else {
+            return Err(ChatError::Engine("the search for hosts failed".into()));
+        };
+        self.source = Some(source);
+        route
+    }
+
+    pub(super) fn sleep(&self, time: Duration) -> tokio::time::Sleep {
+        let _context = self.runtime.enter();
+        tokio::time::sleep(time)
     }
 
     /// Whether a late host's work may be done sooner by others: hosts that were measured to need more
@@ -257,7 +292,7 @@ impl ShardedBackend {
 
     /// Hosts for layers where there is no room, after a pause: others if there are any, or the
     /// same. `None` when that has gone on for too long.
-    fn find_room(
+    async fn find_room(
         &mut self,
         index: usize,
         cancel: &Cancel,
@@ -273,18 +308,13 @@ impl ShardedBackend {
         };
         let (layers, host) = (hop.span.lo..=hop.span.hi, hop.node());
         self.pauses += 1;
-        let paused = cancel.or(async { tokio::time::sleep(pause).await });
-        self.runtime.block_on(paused).ok_or(ChatError::Cancelled)?;
+        let paused = cancel.or(self.sleep(pause)).await;
+        paused.ok_or(ChatError::Cancelled)?;
         let mut elsewhere = self.excluded.clone();
         elsewhere.insert(host);
-        for (exclude, optional) in [(&elsewhere, true), (&self.excluded, false)] {
-            let search = Search {
-                layers: layers.clone(),
-                exclude,
-                optional,
-                cancel,
-            };
-            match self.source.route(&search) {
+        for (exclude, optional) in [(elsewhere, true), (self.excluded.clone(), false)] {
+            let route = self.route_over(layers.clone(), exclude, optional, cancel);
+            match route.await {
                 Ok(route) => return Ok(Some(route)),
                 Err(ChatError::Cancelled) => return Err(ChatError::Cancelled),
                 Err(_) => {}
@@ -294,7 +324,7 @@ impl ShardedBackend {
     }
 
     /// Opens streams for the spans that take over.
-    fn replace(&mut self, span: usize, route: Vec<RoutedSpan>, cancel: &Cancel) {
+    fn replace(&mut self, span: usize, route: Vec<RoutedSpan>) {
         let count = route.len();
         let reopened = self.pipeline.replace(span, count);
         let fresh: Vec<Hop> = route
@@ -315,7 +345,7 @@ impl ShardedBackend {
                 old.release();
             }
         }
-        self.open_streams(reopened, cancel);
+        self.open_streams(reopened);
     }
 
     pub(super) fn report_recoveries(&mut self, run: &mut Run<'_>) {
@@ -342,7 +372,7 @@ impl ShardedBackend {
                 replayed: recovery.replayed,
                 ms: whole_ms(recovery.since.elapsed()),
             });
-            (run.notify)(Notice::Failover {
+            (run.notify)(Frame::ShardFailover {
                 shard_id,
                 host: Some(recovery.node.to_string()),
                 code: recovery.code,

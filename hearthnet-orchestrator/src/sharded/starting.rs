@@ -3,111 +3,69 @@
 //! A host that is full is passed over for another. Where all are, the sequence holds nothing while
 //! it waits, so that two of them can't wait for each other's hosts; it asks again every now and then,
 //! and gives up with `busy`: full is not missing. Those of one process who wait for the same model
-//! do so in a [`Line`]: nobody overtakes who came before.
+//! do so in a line: nobody overtakes who came before.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use hearthnet_model::WeightsId;
 use parking_lot::Mutex;
-use tokio::sync::OwnedMutexGuard;
-use tokio::time::timeout_at;
 
 use super::ShardedBackend;
 use super::recovery::pause;
 use crate::Cancel;
 use crate::backend::Run;
 use crate::error::ChatError;
-use crate::hosts::Search;
 use crate::pipeline::{Limits, Pipeline};
 
 /// Pauses grow until this one: 100 to 200 ms. A free place is not to wait long for who is next.
 const LONGEST_PAUSE: u32 = 2;
 
-/// Those who wait for room, first come, first served.
-#[derive(Debug, Default)]
-struct Line {
-    /// Who holds it is the first.
-    turn: Arc<tokio::sync::Mutex<()>>,
-    waiting: AtomicUsize,
-}
+/// Those who wait for room, first come, first served: who holds it is the first.
+type Line = tokio::sync::Mutex<()>;
 
-/// A place in a line. Dropping it lets the next one ask.
-struct Place {
-    line: Arc<Line>,
-    /// `None` until it is the first.
-    turn: Option<OwnedMutexGuard<()>>,
-}
-
-impl Line {
-    /// The line of this process for a model.
-    fn of(weights: WeightsId) -> Arc<Self> {
-        static LINES: Mutex<BTreeMap<[u8; 32], Weak<Line>>> = Mutex::new(BTreeMap::new());
-        let mut lines = LINES.lock();
-        if let Some(line) = lines.get(&weights.0).and_then(Weak::upgrade) {
-            return line;
-        }
-        lines.retain(|_, line| line.strong_count() > 0);
-        let line = Arc::new(Self::default());
-        lines.insert(weights.0, Arc::downgrade(&line));
-        line
+/// The line of this process for a model.
+fn line_of(weights: WeightsId) -> Arc<Line> {
+    static LINES: Mutex<BTreeMap<[u8; 32], Weak<Line>>> = Mutex::new(BTreeMap::new());
+    let mut lines = LINES.lock();
+    if let Some(line) = lines.get(&weights.0).and_then(Weak::upgrade) {
+        return line;
     }
-
-    fn is_empty(&self) -> bool {
-        self.waiting.load(Ordering::Acquire) == 0
-    }
-
-    fn join(self: &Arc<Self>) -> Place {
-        self.waiting.fetch_add(1, Ordering::AcqRel);
-        Place {
-            line: Arc::clone(self),
-            turn: None,
-        }
-    }
-}
-
-impl Place {
-    async fn first(&mut self) {
-        let turn = Arc::clone(&self.line.turn);
-        self.turn = Some(turn.lock_owned().await);
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.line.waiting.fetch_sub(1, Ordering::AcqRel);
-    }
+    lines.retain(|_, line| line.strong_count() > 0);
+    let line = Arc::new(Line::default());
+    lines.insert(weights.0, Arc::downgrade(&line));
+    line
 }
 
 impl ShardedBackend {
     /// Opens the streams, as soon as there is room.
-    pub(super) fn start(&mut self, cancel: &Cancel) -> Result<(), ChatError> {
+    pub(super) async fn start(&mut self, cancel: &Cancel) -> Result<(), ChatError> {
         let until = Instant::now() + self.settings.start_timeout;
-        let line = Line::of(self.model.weights);
-        let mut place = (!line.is_empty()).then(|| line.join());
+        let line = line_of(self.model.weights);
+        // Nobody overtakes who waits already.
+        let (mut in_line, mut first) = (line.try_lock().is_err(), None);
         let mut pauses = 0;
         loop {
-            if let Some(place) = place.as_mut().filter(|place| place.turn.is_none()) {
-                let first = async { timeout_at(until.into(), place.first()).await };
-                match self.runtime.block_on(cancel.or(first)) {
-                    None => return Err(ChatError::Cancelled),
-                    Some(Err(_)) => {
+            if in_line && first.is_none() {
+                let too_late = self.sleep(until.saturating_duration_since(Instant::now()));
+                tokio::select! {
+                    biased;
+                    () = cancel.cancelled() => return Err(ChatError::Cancelled),
+                    turn = line.lock() => first = Some(turn),
+                    () = too_late => {
                         return Err(ChatError::HostsFull(
                             "the hosts are full, and others have been waiting for longer".into(),
                         ));
                     }
-                    Some(Ok(())) => {}
                 }
             }
-            let full = match self.connect(cancel) {
+            let full = match self.connect(cancel).await {
                 Err(ChatError::HostsFull(why)) => why,
                 result => return result,
             };
             self.let_go();
-            if place.is_none() {
-                place = Some(line.join());
+            if !std::mem::replace(&mut in_line, true) {
                 continue;
             }
             // Without randomness the shortest pause has to do.
@@ -117,14 +75,14 @@ impl ShardedBackend {
                 return Err(ChatError::HostsFull(full));
             }
             pauses += 1;
-            let paused = cancel.or(async { tokio::time::sleep(pause).await });
-            self.runtime.block_on(paused).ok_or(ChatError::Cancelled)?;
+            let paused = cancel.or(self.sleep(pause)).await;
+            paused.ok_or(ChatError::Cancelled)?;
         }
     }
 
     /// Routes, and opens a stream on every host chosen; one that has no room is passed over.
-    fn connect(&mut self, cancel: &Cancel) -> Result<(), ChatError> {
-        let opened = self.open_all(cancel);
+    async fn connect(&mut self, cancel: &Cancel) -> Result<(), ChatError> {
+        let opened = self.open_all(cancel).await;
         match (opened, self.full.take()) {
             // Those that are missing as well are not what it lacks.
             (Err(ChatError::ShardUnavailable(_)), Some(full)) => Err(ChatError::HostsFull(full)),
@@ -132,13 +90,11 @@ impl ShardedBackend {
         }
     }
 
-    fn open_all(&mut self, cancel: &Cancel) -> Result<(), ChatError> {
-        let route = self.source.route(&Search {
-            layers: self.model.hosted.start..=self.model.hosted.end.saturating_sub(1),
-            exclude: &self.excluded,
-            optional: false,
-            cancel,
-        })?;
+    async fn open_all(&mut self, cancel: &Cancel) -> Result<(), ChatError> {
+        let layers = self.model.hosted.start..=self.model.hosted.end.saturating_sub(1);
+        let route = self
+            .route_over(layers, self.excluded.clone(), false, cancel)
+            .await?;
         let limits = Limits {
             depth: self.settings.depth,
             chunk_rows: self.settings.prefill_rows,
@@ -155,12 +111,11 @@ impl ShardedBackend {
             cancel,
             notify: &mut |_| {},
         };
-        self.watch(cancel);
-        self.open_streams(0..self.hops.len(), cancel);
-        self.settle(&mut run)?;
+        self.open_streams(0..self.hops.len());
+        self.settle(&mut run).await?;
         while self.hops.iter().any(|hop| !hop.opened) {
-            self.wait(cancel)?;
-            self.settle(&mut run)?;
+            self.wait(cancel).await?;
+            self.settle(&mut run).await?;
         }
         Ok(())
     }
@@ -180,23 +135,28 @@ impl ShardedBackend {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+
     use super::*;
 
     #[tokio::test]
     async fn whoever_came_first_is_first_and_a_line_without_anybody_is_gone() {
-        let line = Line::of(WeightsId([201; 32]));
-        assert!(line.is_empty());
-        let (mut a, mut b) = (line.join(), line.join());
-        a.first().await;
+        let line = line_of(WeightsId([201; 32]));
+        let first = line.try_lock().unwrap();
         {
-            let mut next = std::pin::pin!(b.first());
-            assert!(futures_util::FutureExt::now_or_never(next.as_mut()).is_none());
-            assert!(!Line::of(WeightsId([201; 32])).is_empty());
-            drop(a);
-            next.await;
+            let mut second = std::pin::pin!(line.lock());
+            assert!(second.as_mut().now_or_never().is_none());
+            let mut third = std::pin::pin!(line.lock());
+            assert!(third.as_mut().now_or_never().is_none());
+            drop(first);
+            // The turn is that of who waits, also before it has taken it.
+            assert!(line_of(WeightsId([201; 32])).try_lock().is_err());
+            let second = second.await;
+            assert!(third.as_mut().now_or_never().is_none());
+            drop(second);
+            drop(third.await);
         }
-        drop(b);
-        assert!(line.is_empty());
+        assert!(line.try_lock().is_ok());
         let weak = Arc::downgrade(&line);
         drop(line);
         assert!(weak.upgrade().is_none());

@@ -15,7 +15,6 @@ use hearthnet_transport::{
 
 use super::ShardedBackend;
 use super::recovery::Cause;
-use crate::Cancel;
 use crate::backend::HopClock;
 use crate::checks::{BoundaryCheck, CheckError};
 use crate::error::ChatError;
@@ -23,7 +22,8 @@ use crate::hop_timeout::{ASK_AFTER, GONE_AFTER, HopTimeout, LOOK_EVERY, Silence,
 use crate::hosts::RoutedSpan;
 use crate::labels;
 use crate::link::Ended;
-use crate::pipeline::{Chunk, Outcome, Rows};
+use crate::pipeline::{Chunk, Outcome};
+use crate::steps;
 
 /// The host has no room for another stream now, or for one of this caller.
 const NO_ROOM: [Code; 4] = [
@@ -58,6 +58,8 @@ pub(super) struct Hop {
     asked: u32,
     check: BoundaryCheck,
     pub(super) sent: VecDeque<Sent>,
+    /// What there was no room for, in order: it is sent while the chat waits.
+    pub(super) unsent: VecDeque<Message>,
     /// When it last answered, or was first asked after a pause.
     pub(super) progress: Instant,
     pub(super) hop_timeout: HopTimeout,
@@ -126,6 +128,31 @@ impl Hop {
                 })
             }
         }
+    }
+
+    /// Nothing can be sent to it any more.
+    pub(super) fn unsendable(&self, error: &SendError) -> HopFailure {
+        self.lost(&match error {
+            SendError::Closed(closed) => Ended::of(closed),
+            other => Ended {
+                why: other.to_string(),
+                right: None,
+                by_us: true,
+            },
+        })
+    }
+
+    /// Sends at the next boundary, or as soon as there is room.
+    fn send(&mut self, message: Message) -> Result<(), HopFailure> {
+        if !self.unsent.is_empty() {
+            self.unsent.push_back(message);
+            return Ok(());
+        }
+        match steps::send(self.span.link.sender(), message) {
+            Ok(back) => self.unsent.extend(back),
+            Err(error) => return Err(self.unsendable(&error)),
+        }
+        Ok(())
     }
 
     pub(super) fn late(&self) -> HopFailure {
@@ -299,9 +326,7 @@ impl ShardedBackend {
         let id = self.next_hop;
         self.next_hop += 1;
         let epoch = self.pipeline.epoch(index);
-        let stream = span
-            .link
-            .register(id, epoch, self.inbox.clone(), &self.attentive);
+        let stream = span.link.register(id, epoch, self.inbox.clone());
         let bands = self.model.bands.as_ref();
         let band = bands.and_then(|b| b.get(span.hi as usize)).copied();
         // Of this side's own model, so that what a host calls itself counts nothing.
@@ -324,6 +349,7 @@ impl ShardedBackend {
             opened: false,
             asked: self.positions,
             sent: VecDeque::new(),
+            unsent: VecDeque::new(),
             progress: Instant::now(),
             hop_timeout: HopTimeout::default(),
             silence: Silence::default(),
@@ -337,9 +363,11 @@ impl ShardedBackend {
     }
 
     /// Asks for the streams of some spans; all of them, whatever becomes of one.
-    pub(super) fn open_streams(&mut self, spans: Range<usize>, cancel: &Cancel) {
-        for hop in self.hops.get(spans).unwrap_or_default() {
-            let open = self.opening(hop);
+    pub(super) fn open_streams(&mut self, spans: Range<usize>) {
+        for index in spans {
+            let Some(hop) = self.hops.get(index) else {
+                return;
+            };
             flight::record(Event::StreamAsked {
                 pipeline: self.name,
                 host: hop.node(),
@@ -348,75 +376,34 @@ impl ShardedBackend {
                 stream: hop.stream,
                 epoch: hop.epoch,
             });
-            if let Err(hop_failure) = self.send(hop, Message::StreamOpen(open), cancel) {
-                self.hop_failures.push_back(hop_failure);
-            }
+            let asked = self.ask(index);
+            self.hop_failures.extend(asked.err());
         }
     }
 
-    fn opening(&self, hop: &Hop) -> StreamOpen {
-        StreamOpen {
+    /// Asks for a span's stream, or that it may hold as much as it should.
+    fn ask(&mut self, index: usize) -> Result<(), HopFailure> {
+        let Some(hop) = self.hops.get_mut(index) else {
+            return Ok(());
+        };
+        hop.send(Message::StreamOpen(StreamOpen {
             stream: hop.stream,
             epoch: hop.epoch,
             weights: self.model.weights.0,
             lo: hop.span.lo,
             hi: hop.span.hi,
             max_positions: hop.asked,
-        }
+        }))
     }
 
     /// Asks for more positions, where a stream was opened for fewer. It is not waited for: what
     /// follows ends with the stream if it is refused.
-    pub(super) fn grow(
-        &mut self,
-        span: usize,
-        positions: u32,
-        cancel: &Cancel,
-    ) -> Result<(), HopFailure> {
-        let Some(hop) = self.hops.get_mut(span).filter(|hop| hop.asked < positions) else {
-            return Ok(());
-        };
-        hop.asked = positions;
-        match self.hops.get(span) {
-            Some(hop) => self.send(hop, Message::StreamOpen(self.opening(hop)), cancel),
-            None => Ok(()),
+    pub(super) fn grow(&mut self, span: usize, positions: u32) -> Result<(), HopFailure> {
+        match self.hops.get_mut(span) {
+            Some(hop) if hop.asked < positions => hop.asked = positions,
+            _ => return Ok(()),
         }
-    }
-
-    /// Sends, and waits where there is no room for more, until the caller gives up.
-    fn send(&self, hop: &Hop, message: Message, cancel: &Cancel) -> Result<(), HopFailure> {
-        let sender = hop.span.link.sender();
-        // A lone copy from here on: whoever has to wait holds nobody back.
-        let write_batch = self.write_batch.take();
-        let sent = match &write_batch {
-            Some(write_batch) => write_batch.send(sender, message),
-            None => sender.try_send(message),
-        };
-        let sent = match sent {
-            Ok(None) => {
-                self.write_batch.set(write_batch);
-                return Ok(());
-            }
-            Ok(Some(message)) => {
-                drop(write_batch);
-                match self.runtime.block_on(cancel.or(sender.send(message))) {
-                    Some(sent) => sent,
-                    // Whoever gave up is told so where the answer is waited for.
-                    None => return Ok(()),
-                }
-            }
-            Err(error) => Err(error),
-        };
-        sent.map_err(|error| {
-            hop.lost(&match &error {
-                SendError::Closed(closed) => Ended::of(closed),
-                other => Ended {
-                    why: other.to_string(),
-                    right: None,
-                    by_us: true,
-                },
-            })
-        })
+        self.ask(span)
     }
 
     /// Sends a step; the streams' order makes waiting for STREAM_OPENED unnecessary.
@@ -425,14 +412,13 @@ impl ShardedBackend {
         span: usize,
         epoch: u32,
         chunk: Chunk,
-        want: Rows,
-        cancel: &Cancel,
+        want: Want,
     ) -> Result<(), HopFailure> {
         let end = chunk.position.saturating_add(chunk.rows);
         if self.hops.get(span).is_some_and(|hop| hop.asked < end) {
             let more = end.saturating_add(GROWTH).min(self.model.context.max(end));
             self.positions = self.positions.max(more);
-            self.grow(span, more, cancel)?;
+            self.grow(span, more)?;
         }
         let Some(hop) = self.hops.get_mut(span) else {
             return Ok(());
@@ -446,24 +432,16 @@ impl ShardedBackend {
             rows: chunk.rows,
             data: chunk.data.clone(),
         });
-        let step = Step {
+        hop.send(Message::Step(Step {
             stream: hop.stream,
             epoch,
             position: chunk.position,
             rows: chunk.rows,
             width: self.model.width as u32,
             dtype: wire_dtype(self.model.boundary),
-            want: match want {
-                Rows::None => Want::None,
-                Rows::Last => Want::Last,
-                Rows::All => Want::All,
-            },
+            want,
             data: chunk.data,
-        };
-        match self.hops.get(span) {
-            Some(hop) => self.send(hop, Message::Step(step), cancel),
-            None => Ok(()),
-        }
+        }))
     }
 
     /// Takes an answer, which came `at` a time.

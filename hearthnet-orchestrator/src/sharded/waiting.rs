@@ -1,33 +1,21 @@
-//! Waiting for hosts: whose time is up when, and being awake when an answer is due.
+//! Waiting for hosts: whose time is up when, and when an answer is due.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
+
+use futures_util::future::OptionFuture;
+use hearthnet_transport::Code;
+use tokio::time::sleep_until;
 
 use super::ShardedBackend;
 use super::recovery::Cause;
 use super::stream::{HopFailure, Verdict, WaitLimits};
-use hearthnet_transport::Code;
-use tokio::task::JoinHandle;
-
-use crate::Cancel;
 use crate::error::ChatError;
 use crate::link::Inbound;
-
-/// A step that usually takes longer is not waited for awake: it would make no difference.
-const LONG_STEP: Duration = Duration::from_millis(50);
-/// How long before an answer is due its chat is awake. A timer may be late by half of it.
-const AWAKE_BEFORE: Duration = Duration::from_micros(150);
+use crate::{Cancel, steps};
 
 /// Silence of a host that nobody can replace, after which this machine goes on if it may: enough
 /// for a cable that is put back, and for a wireless network that comes back.
 const DARK_BEFORE_FALLBACK: Duration = Duration::from_secs(10);
-
-/// How long after that the chat goes to sleep again.
-const AWAKE_AFTER: Duration = Duration::from_micros(100);
-
-/// Whether a chat of this process is awake for an answer.
-static ON_WATCH: AtomicBool = AtomicBool::new(false);
 
 /// Why waiting ended without a message.
 pub(super) enum Interrupted {
@@ -38,48 +26,19 @@ pub(super) enum Interrupted {
 }
 
 impl ShardedBackend {
-    /// Awaits the answer to a lone decode step awake, when it is due.
-    ///
-    /// To be woken by the answer would cost the time that a sleeping core takes to come
-    /// back, once per hop and token. So this thread wakes by itself shortly before, and
-    /// looks for the answer until shortly after.
-    fn anticipate(&self) -> Option<(u64, Inbound)> {
+    /// When the answer to a lone decode step is due.
+    fn due(&self) -> Option<Instant> {
         let mut owing = self.hops.iter().filter(|hop| !hop.sent.is_empty());
         let hop = owing.next()?;
         let sent = hop.sent.front()?;
         if owing.next().is_some() || hop.sent.len() > 1 || sent.rows > 1 {
             return None;
         }
-        let due = sent.at + hop.hop_timeout.usual()?;
-        let asleep = due
-            .checked_sub(AWAKE_BEFORE)?
-            .saturating_duration_since(Instant::now());
-        if asleep > LONG_STEP {
-            return None;
-        }
-        if let Ok(message) = self.inbound.recv_timeout(asleep) {
-            return Some(message);
-        }
-        // One thread at a time: with many chats at once there is better use for the cores.
-        if ON_WATCH.swap(true, Ordering::Acquire) {
-            return None;
-        }
-        let mut message = None;
-        while message.is_none() && Instant::now() < due + AWAKE_AFTER {
-            message = self.inbound.try_recv().ok();
-            std::thread::yield_now();
-        }
-        ON_WATCH.store(false, Ordering::Release);
-        message
+        Some(sent.at + hop.hop_timeout.usual()?)
     }
 
     /// The next message of any host, or the one whose time is up, or something to tell the caller.
-    pub(super) fn receive(&mut self, cancel: &Cancel) -> Result<(u64, Inbound), Interrupted> {
-        if !cancel.is_cancelled()
-            && let Some(message) = self.anticipate()
-        {
-            return Ok(message);
-        }
+    pub(super) async fn receive(&mut self, cancel: &Cancel) -> Result<(u64, Inbound), Interrupted> {
         loop {
             if cancel.is_cancelled() {
                 return Err(Interrupted::Cancelled);
@@ -88,18 +47,38 @@ impl ShardedBackend {
             if let Ok(message) = self.inbound.try_recv() {
                 return Ok(message);
             }
-            let now = Instant::now();
-            let Some(until) = self.look(now)? else {
-                // This side holds a sender, so the queue cannot close.
-                return self.inbound.recv().map_err(|_| Interrupted::Cancelled);
+            let until = self.look(Instant::now())?;
+            if let Some(due) = self.due() {
+                steps::expect(due);
+            }
+            let time_is_up = {
+                let _context = self.runtime.enter();
+                OptionFuture::from(until.map(|at| sleep_until(at.into())))
             };
-            match self
-                .inbound
-                .recv_timeout(until.saturating_duration_since(now))
-            {
-                Ok(message) => return Ok(message),
-                Err(RecvTimeoutError::Disconnected) => return Err(Interrupted::Cancelled),
-                Err(RecvTimeoutError::Timeout) => {}
+            let unsent = self.hops.iter().find(|hop| !hop.unsent.is_empty());
+            let sent = OptionFuture::from(unsent.map(|hop| async {
+                let sent = match hop.unsent.front() {
+                    Some(message) => hop.span.link.sender().send(message.clone()).await,
+                    None => Ok(()),
+                };
+                (hop.id, sent)
+            }));
+            let sent = tokio::select! {
+                biased;
+                message = self.inbound.recv() => {
+                    // This side holds a sender, so the queue cannot close.
+                    return message.ok_or(Interrupted::Cancelled);
+                }
+                () = cancel.cancelled() => return Err(Interrupted::Cancelled),
+                Some(sent) = sent => sent,
+                Some(()) = time_is_up => continue,
+            };
+            let (id, sent) = sent;
+            if let Some(hop) = self.hops.iter_mut().find(|hop| hop.id == id) {
+                hop.unsent.pop_front();
+                if let Err(error) = sent {
+                    return Err(Interrupted::HopFailure(hop.unsendable(&error)));
+                }
             }
         }
     }
@@ -149,27 +128,5 @@ impl ShardedBackend {
             }
         }
         Ok(until)
-    }
-
-    /// Wakes the chat when its caller gives up.
-    pub(super) fn watch(&mut self, cancel: &Cancel) {
-        if self.watch.is_some() {
-            return;
-        }
-        let (cancel, inbox) = (cancel.clone(), self.inbox.clone());
-        self.watch = Some(Watch(self.runtime.spawn(async move {
-            cancel.cancelled().await;
-            // A chat that is gone needs no waking. No stream has this name.
-            let _ = inbox.send((u64::MAX, Inbound::Wake));
-        })));
-    }
-}
-
-/// A task that ends with this.
-pub(super) struct Watch(JoinHandle<()>);
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }

@@ -18,7 +18,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
 use super::*;
-use crate::backend::Notice;
+use crate::backend::tests::run_rows;
 use crate::fallback::WithFallback;
 use crate::health::{FailureKind, Standing};
 use crate::hosts::{Choice, ConnectedHosts};
@@ -464,16 +464,21 @@ impl Stage {
             let mut out = Vec::new();
             let mut run = Run {
                 cancel: &self.cancel,
-                notify: &mut |notice| match notice {
-                    Notice::Degraded { code, .. } => heard.degraded.push(code),
-                    Notice::Failover {
+                notify: &mut |frame| match frame {
+                    Frame::ShardStatus { status, code, .. } if status == "degraded" => {
+                        heard.degraded.extend(code);
+                    }
+                    Frame::ShardStatus { status, code, .. } if status == "waiting" => {
+                        heard.waits.extend(code);
+                    }
+                    Frame::ShardFailover {
                         code, replacements, ..
                     } => heard.moves.push((code, replacements)),
-                    Notice::Waiting { code, .. } => heard.waits.push(code),
-                    Notice::Prompt { done, total } => assert!(done <= total),
+                    Frame::PromptProgress { done, total } => assert!(done <= total),
+                    other => panic!("{other:?}"),
                 },
             };
-            backend.run(position, &rows, &mut out, &mut run)?;
+            run_rows(backend, position, &rows, &mut out, &mut run)?;
             position += (rows.len() / WIDTH) as u32;
             heard.outputs.push(out[0] as u32);
             rows = row(out[0] as u32).to_vec();
@@ -591,15 +596,15 @@ fn a_caller_with_layers_of_its_own_gets_every_row_once_whatever_hosts_do() {
             for values in prompt[at..at + length].chunks(part) {
                 let rows: Vec<f32> = values.iter().flat_map(|value| row(*value)).collect();
                 left -= values.len();
-                backend.submit_part(
+                steps::block_on(backend.submit_part(
                     (at + length - left - values.len()) as u32,
                     &rows,
                     left as u32,
                     run.cancel,
-                );
+                ));
             }
             let mut out = Vec::new();
-            backend.output(&mut out, &mut run).unwrap();
+            steps::block_on(backend.output(&mut out, &mut run)).unwrap();
             got.extend(out.chunks_exact(WIDTH).map(|row| row[0] as u32));
             at += length;
         }
@@ -803,8 +808,8 @@ fn a_host_that_takes_over_may_be_full_for_a_while() {
 fn giving_up_does_not_wait_until_this_machine_has_loaded_the_model() {
     let stage = Stage::new(&[(0, 3)]);
     stage.hosts[0].at(2, Deed::Die);
-    let (loading, begun) = mpsc::channel();
-    let (told, wait) = mpsc::channel::<()>();
+    let (loading, begun) = std::sync::mpsc::channel();
+    let (told, wait) = std::sync::mpsc::channel::<()>();
     let load = move || {
         loading.send(()).unwrap();
         // Until the test ends.
@@ -817,7 +822,8 @@ fn giving_up_does_not_wait_until_this_machine_has_loaded_the_model() {
         let call = scope.spawn(move || {
             let rows: Vec<f32> = PROMPT.iter().flat_map(|value| row(*value)).collect();
             let notify = &mut |_| {};
-            backend.run(0, &rows, &mut Vec::new(), &mut Run { cancel, notify })
+            let run = &mut Run { cancel, notify };
+            run_rows(&mut backend, 0, &rows, &mut Vec::new(), run)
         });
         begun.recv_timeout(PATIENCE).unwrap();
         cancel.cancel();
@@ -897,7 +903,7 @@ fn a_host_that_could_never_hold_a_sequence_is_passed_over_and_not_waited_for() {
 fn hosts_are_asked_for_what_a_call_can_come_to_and_again_when_it_grows() {
     let stage = Stage::new(&[(0, 1), (2, 3)]);
     let mut backend = stage.open();
-    backend.expect(PROMPT.len() as u32 + 3, &stage.cancel);
+    backend.expect(PROMPT.len() as u32 + 3);
     let mut heard = Heard::default();
     stage.call(&mut backend, &PROMPT, 3, &mut heard).unwrap();
     for host in &stage.hosts {

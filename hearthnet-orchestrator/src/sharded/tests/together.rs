@@ -1,5 +1,7 @@
 //! Chats that move from host to host together.
 
+use futures_util::future::{join, join_all};
+
 use super::*;
 
 #[test]
@@ -11,40 +13,72 @@ fn chats_whose_rows_came_together_send_together_and_none_waits_for_one_that_does
     for backend in [&mut busy, &mut keen] {
         backend.begin_call();
         // So that no stream has to grow on the way.
-        backend.expect(2, &stage.cancel);
-        backend.submit(0, &row(5), &stage.cancel);
+        backend.expect(2);
+        steps::block_on(backend.submit(0, &row(5), &stage.cancel));
     }
     // The answers to both come in one piece, and `busy` does not look.
-    let mut run = Run {
-        cancel: &stage.cancel,
-        notify: &mut |_| panic!("no host has failed"),
+    let cancel = &stage.cancel;
+    let output = async |backend: &mut ShardedBackend| {
+        let mut out = Vec::new();
+        let notify = &mut |_| panic!("no host has failed");
+        let mut run = Run { cancel, notify };
+        backend.output(&mut out, &mut run).await?;
+        Ok::<_, ChatError>(out[0] as u32)
     };
-    let mut out = Vec::new();
     let began = Instant::now();
-    keen.output(&mut out, &mut run).unwrap();
+    let came = steps::block_on(output(&mut keen));
     // A keep-alive would have carried off in the end what waited for `busy`.
     assert!(began.elapsed() < Config::default().keep_alive / 2);
-    assert_eq!(
-        (out[0] as u32, last.state().steps),
-        (undisturbed(&[(&[5], 0)])[0], 1)
-    );
+    let expected = undisturbed(&[(&[5], 0)])[0];
+    assert_eq!((came, last.state().steps), (Ok(expected), 1));
 
-    // Two that have their rows of the same batch: the first to send waits for the second.
-    let write_batch = WriteBatch::default();
-    busy.output(&mut out, &mut run).unwrap();
+    // Two that send before the same boundary: what the first one sends waits for the second.
+    steps::block_on(output(&mut busy)).unwrap();
     first.state().pairs = false;
     let frames = || stage.links[0].stats().frames_sent;
     let before = frames();
-    busy.join(write_batch.clone());
-    busy.submit(1, &row(7), &stage.cancel);
-    assert_eq!((frames(), first.state().steps), (before, 2));
-    keen.join(write_batch);
-    keen.submit(1, &row(7), &stage.cancel);
-    assert_eq!(frames(), before + 2);
+    steps::block_on(async {
+        busy.submit(1, &row(7), cancel).await;
+        assert_eq!((frames(), first.state().steps), (before, 2));
+        keen.submit(1, &row(7), cancel).await;
+        assert_eq!((frames(), first.state().steps), (before, 2));
+        steps::boundary().await;
+        assert_eq!(frames(), before + 2);
+    });
     stage.until("the rows were not sent", || first.state().steps == 4);
-    for backend in [&mut busy, &mut keen] {
-        backend.output(&mut out, &mut run).unwrap();
-    }
+    let (one, other) = steps::block_on(join(output(&mut busy), output(&mut keen)));
+    assert!(one.is_ok() && one == other);
     drop((busy, keen));
+    stage.until_empty();
+}
+
+#[test]
+fn chats_on_one_loop_go_their_own_ways_through_failures() {
+    let stage = Stage::new(&HALVES);
+    let node = stage.runs(&stage.open(), 1).node();
+    stage.until_empty();
+    stage.host(&node).at(4, Deed::Preempt);
+    stage.host(&node).at(6, Deed::Die);
+    let mut chats: Vec<_> = (0..4).map(|_| stage.open()).collect();
+    let cancel = &stage.cancel;
+    let answers = chats.iter_mut().map(async |backend| {
+        backend.begin_call();
+        let (mut rows, mut out, mut outputs) = (row(5), Vec::new(), Vec::new());
+        for position in 0..10 {
+            backend.submit(position, &rows, cancel).await;
+            let notify = &mut |_| {};
+            backend
+                .output(&mut out, &mut Run { cancel, notify })
+                .await?;
+            outputs.push(out[0] as u32);
+            rows = row(out[0] as u32);
+        }
+        Ok::<_, ChatError>(outputs)
+    });
+    let expected = undisturbed(&[(&[5], 9)]);
+    for outputs in steps::block_on(join_all(answers)) {
+        assert_eq!(outputs.as_ref(), Ok(&expected));
+    }
+    drop(chats);
     stage.until_empty();
 }
