@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use hearthnet_bus::calls::Registry;
 use hearthnet_bus::discovery::StaticPeer;
+use hearthnet_bus::invite::Invite;
 use hearthnet_bus::log::{Body, EventLog, Lane, Level};
 use hearthnet_bus::node::{Node, NodeSettings};
 use hearthnet_bus::testing::{Home, ROOT, hear, key};
@@ -83,6 +84,22 @@ impl TestCommunity {
     pub(crate) fn append_as_root(&self, body: Body) -> Result<(), HarnessError> {
         let written = self.anchor.log.append(&key(ROOT), body, now_ms());
         written.map(drop).map_err(HarnessError::victim)
+    }
+
+    /// An invite by the anchor.
+    pub(crate) fn invite(&self, level: Level, uses: u32) -> Invite {
+        self.anchor.invite(level, uses)
+    }
+
+    /// The greatest Lamport time in the anchor's log.
+    pub(crate) fn lamport(&self) -> Result<u64, HarnessError> {
+        let mut latest = 0;
+        let visited = self.anchor.log.records(|record| {
+            latest = latest.max(record.event.lamport);
+            Ok(true)
+        });
+        visited.map_err(HarnessError::victim)?;
+        Ok(latest)
     }
 
     /// The hash of what the anchor's log says of the community.

@@ -54,6 +54,7 @@ macro_rules! every_attack {
                 45 a_caller_within_its_share_of_the_memory_keeps_it;
                 46 no_row_that_a_host_gets_is_in_the_embedding_table;
                 47 who_loses_a_level_cannot_write_into_the_past;
+                48 an_invite_ends_with_whom_it_let_in;
             }
         }
     };
@@ -82,7 +83,7 @@ every_attack!(register);
 /// likes, and the memory of two sessions.
 const fn entry(case: u8, name: &'static str, run: Run) -> Entry {
     let scene = match case {
-        21..=27 | 47 => Scene::COMMUNITY,
+        21..=27 | 47 | 48 => Scene::COMMUNITY,
         45 => a_caller_within_its_share_of_the_memory_keeps_it::SCENE,
         _ => Scene::ALONE,
     };

@@ -465,7 +465,12 @@ impl Fold {
             self.found.insert(place);
         }
         self.cut(node, last_seq);
-        self.state.members.remove(&node);
+        // Who is put out has the code that let it in, and could come back with another key.
+        let member = self.state.members.remove(&node);
+        let invite = member.and_then(|member| member.invite);
+        if let Some(open) = invite.and_then(|invite| self.state.invites.get_mut(&invite)) {
+            open.withdrawn = true;
+        }
         let new = Revocation {
             last_seq,
             time_ms: event.time_ms,

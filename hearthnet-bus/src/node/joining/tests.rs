@@ -211,6 +211,10 @@ fn a_revoked_node_stays_out_whatever_code_it_has() {
     log.append(&key(1), revoked, NOW).unwrap();
     let refusal = admit(&log, &key(1), key(2).id(), &request, NOW).unwrap_err();
     assert_eq!(refusal.code().as_str(), "revoked");
+    // Nor does it with another key.
+    let request = invite.request(key(3).id(), "x").unwrap();
+    let refusal = admit(&log, &key(1), key(3).id(), &request, NOW).unwrap_err();
+    assert_eq!(refusal.code().as_str(), "bad_invite");
 }
 
 /// Says that everything is fine, and sends a log of its own.

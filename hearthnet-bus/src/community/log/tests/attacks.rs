@@ -581,3 +581,22 @@ fn a_change_of_level_without_a_bound_is_read_as_it_was() {
     assert_eq!(codes(&home.log, &[raw], NOW), [""; 0]);
     assert_eq!(home.level(3), Some(Level::Member));
 }
+
+#[test]
+fn the_invite_of_who_is_put_out_lets_nobody_else_in() {
+    let (home, mut me, _) = two_anchors();
+    let events = [
+        me.make(admitted(51, 4, Level::Member)),
+        me.make(Body::Revoked {
+            node: key(4).id(),
+            last_seq: 0,
+        }),
+        me.make(admitted(51, 5, Level::Member)),
+    ];
+    assert_eq!(codes(&home.log, &events, NOW), [""; 0]);
+    assert_eq!(home.level(5), None);
+    let state = home.log.state();
+    let invite = state.invites().find(|(key, _)| **key == self::key(51).id());
+    assert!(invite.unwrap().1.withdrawn);
+    assert!(home.log.is_consistent());
+}
