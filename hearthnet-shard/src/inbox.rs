@@ -28,19 +28,15 @@ struct State {
 }
 
 impl Inbox {
-    /// Hands commands over, all at once: the compute thread sees them together. They are dropped
-    /// if it is gone or going.
-    pub(crate) fn push(&self, commands: impl IntoIterator<Item = Command>) {
+    /// Hands a command over. `false` if the compute thread is gone or going.
+    pub(crate) fn push(&self, command: Command) -> bool {
         let mut state = self.state.lock();
-        if !state.closed {
-            state.commands.extend(commands);
-            self.wake(state);
+        if state.closed {
+            return false;
         }
-    }
-
-    /// Whether the compute thread is gone or going.
-    pub(crate) fn is_closed(&self) -> bool {
-        self.state.lock().closed
+        state.commands.push_back(command);
+        self.wake(state);
+        true
     }
 
     /// Makes the compute thread look around, although there is no command: a clock that is set
@@ -72,6 +68,12 @@ impl Inbox {
         let mut state = self.state.lock();
         std::mem::swap(&mut state.commands, into);
         !state.closed
+    }
+
+    /// Whether [`Inbox::wait`] would return at once.
+    pub(crate) fn has_something(&self) -> bool {
+        let state = self.state.lock();
+        !state.commands.is_empty() || state.closed || state.poked
     }
 
     /// Sleeps until there is a command, a poke, the end, or `timeout` has passed.

@@ -25,7 +25,7 @@ use crate::clock::Clock;
 use crate::engine::{EngineSource, LayerEngine, Served, Span, StartProgress};
 use crate::events::HostEvents;
 use crate::fault::StreamFault;
-use crate::plan::{Full, Kind, Planner, Pool, Turn, View, admit, holders};
+use crate::plan::{Full, Kind, Planner, Pool, Turn, View, admit, holders, may_grow};
 use crate::stream::{Job, Stream, Work};
 use crate::stream_handle::{Outlet, StreamHandle, Ticket};
 
@@ -175,6 +175,18 @@ impl<S: EngineSource> Scheduler<S> {
             }
             Command::Close { handle } => self.remove(handle),
         }
+    }
+
+    /// Whether the next batch could be larger in a moment: [`may_grow`].
+    pub(crate) fn may_grow(&self) -> bool {
+        // Nobody waits for those that rest.
+        let streams = self
+            .streams
+            .values()
+            .filter(|stream| !stream.handle.rests());
+        let standing =
+            streams.map(|stream| (stream.head().map(|job| job.step.rows), stream.active));
+        may_grow(standing, self.clock.now())
     }
 
     /// Ends idle streams and puts the weights away when nobody used them for long. Says

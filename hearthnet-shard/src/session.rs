@@ -129,10 +129,6 @@ impl Handler for Pipeline {
     fn message(&mut self, message: Message) -> Result<(), CloseCode> {
         self.stream_table.handle(message)
     }
-
-    fn drained(&mut self) {
-        self.stream_table.hand_over();
-    }
 }
 
 /// Sends back what comes, for measuring the transport: tensors as they are, and for each

@@ -4,8 +4,7 @@
 //! Everything that can be said without the engine is said here and at once, however busy
 //! the engine is: wrong weights, wrong layers, no place free, wrong shape, values that are
 //! not finite, an old epoch. Pure but for the shared counters: answers go to the
-//! connection's [`Outlet`], commands to the [`Inbox`]. What came in one piece is handed over in
-//! one, so that rows which travelled together are computed as one batch.
+//! connection's [`Outlet`], commands to the [`Inbox`].
 //!
 //! Two lives of a stream, and what answers a step of each:
 //!
@@ -36,10 +35,6 @@ use crate::stream_handle::{Outlet, Slots, StreamHandle};
 /// Ended lives that a connection remembers per place that it could hold, to tell a late
 /// step of one from a step that makes no sense.
 const REMEMBERED_PER_SLOT: usize = 16;
-
-/// Most commands that are handed over together: more than a batch has rows, and what keeps a peer
-/// that never pauses from waiting for itself.
-const AT_ONCE: usize = 64;
 
 /// What the stream tables of all connections share.
 pub(crate) struct HostState {
@@ -107,8 +102,6 @@ pub(crate) struct StreamTable {
     outlet: Arc<dyn Outlet>,
     /// The latest life of each stream number.
     handles: BTreeMap<u32, Arc<StreamHandle>>,
-    /// What the caller asked for since [`StreamTable::hand_over`].
-    asked: Vec<Command>,
 }
 
 impl StreamTable {
@@ -118,11 +111,10 @@ impl StreamTable {
             caller,
             outlet,
             handles: BTreeMap::new(),
-            asked: Vec::new(),
         }
     }
 
-    /// Takes one message of the caller. What it asks for is done after [`StreamTable::hand_over`].
+    /// Takes one message of the caller.
     ///
     /// # Errors
     /// The code to close the session with, if the message has no place in it.
@@ -141,25 +133,6 @@ impl StreamTable {
             | Message::Leaving { .. }
             | Message::Tensor(_) => return Err(CloseCode::ProtocolState),
         }
-        if self.asked.len() >= AT_ONCE {
-            self.hand_over();
-        }
-        Ok(())
-    }
-
-    /// Hands what was asked for to the compute thread: for now the caller has said all.
-    pub(crate) fn hand_over(&mut self) {
-        if !self.asked.is_empty() {
-            self.host_state.inbox.push(self.asked.drain(..));
-        }
-    }
-
-    /// Asks something of the compute thread, if it goes on.
-    fn ask(&mut self, command: Command) -> Result<(), StreamFault> {
-        if self.host_state.inbox.is_closed() {
-            return Err(StreamFault::ShuttingDown);
-        }
-        self.asked.push(command);
         Ok(())
     }
 
@@ -206,7 +179,7 @@ impl StreamTable {
         (grows && !handle.has_ended()).then(|| Arc::clone(handle))
     }
 
-    fn grow(&mut self, handle: &Arc<StreamHandle>, open: &StreamOpen) {
+    fn grow(&self, handle: &Arc<StreamHandle>, open: &StreamOpen) {
         let max_positions = open.max_positions;
         if let Err(fault) = self.judge(open) {
             return self.fail(handle, None, &fault);
@@ -216,8 +189,8 @@ impl StreamTable {
             handle: handle.id,
             max_positions,
         };
-        if let Err(fault) = self.ask(grow) {
-            self.fail(handle, None, &fault);
+        if !self.host_state.inbox.push(grow) {
+            self.fail(handle, None, &StreamFault::ShuttingDown);
         }
     }
 
@@ -260,9 +233,13 @@ impl StreamTable {
         let handle = StreamHandle::begin(slots, self.caller, open, outlet, now, |resting| {
             self.fail(resting, None, &StreamFault::Preempted);
         })?;
-        if let Err(fault) = self.ask(Command::Open(Arc::clone(&handle))) {
+        if !self
+            .host_state
+            .inbox
+            .push(Command::Open(Arc::clone(&handle)))
+        {
             handle.end(|| ());
-            return Err(fault);
+            return Err(StreamFault::ShuttingDown);
         }
         self.forget_old();
         self.handles.insert(open.stream, handle);
@@ -297,8 +274,8 @@ impl StreamTable {
             ticket,
             arrived,
         };
-        if let Err(fault) = self.ask(step) {
-            self.fail(&handle, Some(position), &fault);
+        if !self.host_state.inbox.push(step) {
+            self.fail(&handle, Some(position), &StreamFault::ShuttingDown);
         }
     }
 
@@ -342,17 +319,17 @@ impl StreamTable {
         let Some(handle) = self.living(name, None) else {
             return;
         };
-        let ticket = handle.ticket(0, self.host_state.max_waiting_steps);
-        let asked = ticket.and_then(|ticket| {
-            handle.rest(self.host_state.clock.now());
-            self.ask(Command::Truncate {
-                handle: handle.id,
-                position: truncate.position,
-                ticket,
-            })
-        });
-        if let Err(fault) = asked {
-            self.fail(&handle, None, &fault);
+        match handle.ticket(0, self.host_state.max_waiting_steps) {
+            Err(fault) => self.fail(&handle, None, &fault),
+            Ok(ticket) => {
+                let position = truncate.position;
+                handle.rest(self.host_state.clock.now());
+                self.host_state.inbox.push(Command::Truncate {
+                    handle: handle.id,
+                    position,
+                    ticket,
+                });
+            }
         }
     }
 
@@ -385,13 +362,12 @@ impl StreamTable {
         None
     }
 
-    /// Ends a life from here, if it goes on, and says so by `announce`. This overtakes what was
-    /// asked of it and not handed over, which then comes for a life that has ended.
+    /// Ends a life from here, if it goes on, and says so by `announce`.
     fn end(&self, handle: &StreamHandle, announce: impl FnOnce()) {
         handle.end(|| {
             self.host_state
                 .inbox
-                .push([Command::Close { handle: handle.id }]);
+                .push(Command::Close { handle: handle.id });
             announce();
         });
     }
@@ -421,8 +397,6 @@ impl StreamTable {
 
 impl Drop for StreamTable {
     fn drop(&mut self) {
-        // Whoever drops steps wipes and counts them.
-        self.hand_over();
         for handle in self.handles.values() {
             self.end(handle, || handle.closed("session_ended"));
         }

@@ -263,7 +263,8 @@ fn params() -> Params {
         .required("expires_ms", count(i64::MAX));
     let set_level = Params::none()
         .required("node", key())
-        .required("level", level());
+        .required("level", level())
+        .required("last_seq", count(i64::MAX));
     let revoke = Params::none()
         .required("node", key())
         .required("last_seq", count(i64::MAX));

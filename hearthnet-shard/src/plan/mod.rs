@@ -92,6 +92,31 @@ pub(crate) fn holders(streams: &[View], pool: &Pool, now: Duration) -> Vec<Holde
     streams.iter().map(|view| view.holder(pool, now)).collect()
 }
 
+/// A stream that something happened on no longer ago than this is expected to come back.
+const COMES_BACK: Duration = Duration::from_millis(20);
+
+/// Whether the next batch is one of decode rows that are worth waiting for company: fewer wait
+/// than are expected back in a moment. When half are there, those are better computed while
+/// the others are at the next host.
+///
+/// Of each stream: the rows of the step that is next, if one waits, and when something last
+/// happened on it.
+pub(crate) fn may_grow(
+    streams: impl Iterator<Item = (Option<u32>, Duration)>,
+    now: Duration,
+) -> bool {
+    let (mut ready, mut expected) = (0, 0);
+    for (rows, active) in streams {
+        match rows {
+            Some(rows) if rows <= SHORT_ROWS => ready += 1,
+            // There is other work to do meanwhile.
+            Some(_) => return false,
+            None => expected += u32::from(now <= active.saturating_add(COMES_BACK)),
+        }
+    }
+    (1..expected).contains(&ready)
+}
+
 /// Which kind of steps a turn takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {

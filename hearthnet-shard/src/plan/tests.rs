@@ -503,3 +503,41 @@ proptest! {
         prop_assert_eq!(run(), run());
     }
 }
+
+#[test]
+fn a_batch_waits_for_company_while_fewer_wait_than_come_back() {
+    let now = Duration::from_secs(9);
+    let came = |stream| View {
+        active: now,
+        ..step(stream, 1, 0)
+    };
+    let answered = |stream| View {
+        head: None,
+        ..came(stream)
+    };
+    let gone = |stream| View {
+        active: Duration::ZERO,
+        ..answered(stream)
+    };
+    let may_grow = |streams: &[View], now| {
+        let standing = |view: &View| (view.head.map(|head| head.rows), view.active);
+        may_grow(streams.iter().map(standing), now)
+    };
+    assert!(may_grow(&[came(1), answered(2), answered(3)], now));
+    // A lone stream has nobody to wait for, nor has the last of several.
+    assert!(!may_grow(&[came(1)], now));
+    assert!(!may_grow(&[came(1), gone(2), gone(3)], now));
+    // Half of them are there.
+    assert!(!may_grow(&[came(1), answered(2)], now));
+    assert!(!may_grow(
+        &[came(1), came(2), answered(3), answered(4)],
+        now
+    ));
+    // There is other work to do, or none at all.
+    let prompt = View {
+        active: now,
+        ..step(9, 100, 0)
+    };
+    assert!(!may_grow(&[came(1), answered(2), answered(3), prompt], now));
+    assert!(!may_grow(&[answered(2), answered(3)], now));
+}

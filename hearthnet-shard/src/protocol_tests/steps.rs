@@ -197,32 +197,6 @@ fn decode_steps_of_all_streams_share_a_batch() {
 }
 
 #[test]
-fn what_came_in_one_piece_reaches_the_engine_in_one() {
-    let mut host = Host::new();
-    let mut caller = host.caller(1);
-    for stream in 1..=3 {
-        caller.open(&mut host, stream);
-    }
-    for stream in 1..=3 {
-        let row = Message::Step(step(stream, 0, &rows(1)));
-        assert_eq!(caller.stream_table.handle(row), Ok(()));
-        // However often the compute thread looks meanwhile.
-        host.run();
-    }
-    assert!(host.probe.batches.lock().is_empty());
-    caller.stream_table.hand_over();
-    host.run();
-    assert_eq!(*host.probe.batches.lock(), [[1, 1, 1]]);
-
-    // A session that ends in between leaves nothing.
-    let row = Message::Step(step(1, 1, &rows(1)));
-    assert_eq!(caller.stream_table.handle(row), Ok(()));
-    drop(caller);
-    host.run();
-    host.assert_empty();
-}
-
-#[test]
 fn streams_through_some_of_the_layers_run_in_batches_of_their_own() {
     let mut host = Host::new();
     let mut caller = host.caller(1);
