@@ -86,18 +86,18 @@ pub fn cost(events: usize, bytes: usize, stored: &Stored) -> u64 {
 /// What the session needs to be done for it, against the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// Encode the log's heads: [`SyncSession::handle_heads`].
+    /// Encode the log's heads: `SyncSession::handle_heads`.
     Heads,
-    /// Take these as what the peer has: [`SyncSession::handle_learned`].
+    /// Take these as what the peer has: `SyncSession::handle_learned`.
     Learn(Bytes),
-    /// Find what the peer lacks: [`SyncSession::handle_collected`].
+    /// Find what the peer lacks: `SyncSession::handle_collected`.
     Collect {
         /// At most so many events,
         max_events: usize,
         /// of so many bytes in all.
         max_bytes: usize,
     },
-    /// Store what the peer sent, in one transaction: [`SyncSession::handle_stored`].
+    /// Store what the peer sent, in one transaction: `SyncSession::handle_stored`.
     Store(Vec<Bytes>),
 }
 
@@ -377,7 +377,7 @@ impl SyncSession {
         }
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) and [`poll_work`](Self::poll_work) want to be
+    /// When [`handle_timeout`](Self::handle_timeout) and `poll_work` want to be
     /// called next, in the time of `now_ms`.
     pub fn poll_timeout(&self) -> Option<u64> {
         match self.state {
@@ -525,7 +525,7 @@ impl SyncSession {
         });
     }
 
-    /// What [`poll_work`](Self::poll_work) asked for could not be done. Storing is tried again
+    /// What `poll_work` asked for could not be done. Storing is tried again
     /// after five seconds, and not acknowledged until it is done; `events` are those of the
     /// batch. Without the rest there is no gossip: the session ends, and the peer may come again.
     pub(crate) fn handle_failure(&mut self, now_ms: u64, events: Option<Vec<Bytes>>) {

@@ -275,7 +275,7 @@ impl AddressBook {
         self.local = local;
     }
 
-    /// The addresses that [`AddressBook::set_local`] set.
+    /// The addresses that `AddressBook::set_local` set.
     pub fn local(&self) -> &Local {
         &self.local
     }

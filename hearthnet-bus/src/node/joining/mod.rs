@@ -41,7 +41,7 @@ const MAX_BATCHES: usize = 256;
 /// Longest text of a key, an id or a signature in a request: 64 bytes in base64, and room.
 const MAX_ID_TEXT: usize = 96;
 
-/// What [`Capability::community_join`] is.
+/// What `Capability::community_join` is.
 pub fn descriptor() -> CapabilityDescriptor {
     let id = || Kind::text(MAX_ID_TEXT);
     CapabilityDescriptor {
