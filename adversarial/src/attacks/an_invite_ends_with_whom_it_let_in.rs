@@ -27,8 +27,10 @@ async fn let_in(bench: &mut Bench, invite: &Invite, key: &NodeKey) -> Result<boo
     let latest = test_community.lamport()?;
     let mut event = test_community.attacker.draft("member.admitted", body);
     event.lamport = event.lamport.max(latest + 1);
-    let event = test_community.attacker.go_on(&event);
+    let (written, event) = (event.seq, test_community.attacker.go_on(&event));
     bench.gossip(&attacker).await?.push(&[event]).await;
+    // What the anchor says of the key from now on comes after it.
+    bench.test_community()?.hears(&attacker.id(), written).await;
     let mut peer = bench.secured_with(&Papers::of(&key.secret())).await?;
     let answer = peer.upgrade_at("/sync/v1").await?;
     Ok(answer.starts_with(SWITCHING))

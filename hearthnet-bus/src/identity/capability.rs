@@ -91,7 +91,7 @@ impl Capability {
 
     /// Whether holding this one is enough where `asked` is asked for: the same name
     /// and major version, and at least the minor version.
-    pub(crate) fn satisfies(&self, asked: &Self) -> bool {
+    pub fn satisfies(&self, asked: &Self) -> bool {
         self.name == asked.name && self.major == asked.major && self.minor >= asked.minor
     }
 }

@@ -80,7 +80,10 @@ fn a_pip_that_fails_is_quoted_in_printable_characters() {
     let SourceError::Pip(said) = place.refused(PYPI) else {
         panic!()
     };
-    assert_eq!(said, "No matching distribution found for package==1 [2J");
+    assert_eq!(
+        said,
+        "No matching distribution found for package==1\\u{1b}[2J"
+    );
     place.assert_nothing_left();
 }
 

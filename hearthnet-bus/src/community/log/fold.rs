@@ -632,6 +632,10 @@ impl Fold {
                 // Who admits vouches that the invite had not expired by its clock, so it
                 // stands at least as high as the one whom it lets in.
                 at_least(Actor::Member(open.level.max(Level::Trusted)))?;
+                // Its own invite was withdrawn with it: this is the reason that it is told.
+                if self.state.revoked.contains_key(&node) {
+                    return Err(NoEffect::Revoked(node));
+                }
                 if open.withdrawn || !self.state.may_invite(community, &open.author, open.level) {
                     return Err(NoEffect::InviteWithdrawn);
                 }
@@ -646,9 +650,6 @@ impl Fold {
                 }
                 if node == self.root {
                     return Err(NoEffect::Root);
-                }
-                if self.state.revoked.contains_key(&node) {
-                    return Err(NoEffect::Revoked(node));
                 }
                 if self.state.members.contains_key(&node) {
                     return Err(NoEffect::AlreadyMember(node));

@@ -88,7 +88,7 @@ mod tests {
     fn texts_of_peers_are_cut_and_cannot_steer_a_terminal() {
         let error =
             CallError::new(Code::INTERNAL, "a\u{1b}[2Jb\nc\u{9b}d").with_hint("é".repeat(5000));
-        assert_eq!(error.message(), "a [2Jb c d");
+        assert_eq!(error.message(), "a\\u{1b}[2Jb\\nc\\u{9b}d");
         assert_eq!(error.hint().len(), MAX_ERROR_TEXT);
     }
 }
