@@ -47,7 +47,8 @@ pub(crate) enum Change {
     },
     /// Nobody joins with it any more.
     Withdraw { invite: NodeId },
-    /// A member is promoted or demoted; so is what it said after `last_seq` of the time before.
+    /// A member is promoted or demoted. What it said after `last_seq`, in a time before this, counts
+    /// for no more than the new level allows.
     Level {
         node: NodeId,
         level: Level,

@@ -68,20 +68,20 @@ impl<'a> Names<'a> {
 }
 
 /// A character that stays where it is, or a question mark for it.
-fn tame(c: char) -> char {
+fn plain_or_mark(c: char) -> char {
     if is_plain(c) { c } else { '?' }
 }
 
 /// What a person called something.
 fn plain(text: &str) -> String {
-    text.chars().take(NAME_CHARS).map(tame).collect()
+    text.chars().take(NAME_CHARS).map(plain_or_mark).collect()
 }
 
 /// A reason, in one line.
 fn plain_line(text: &str) -> String {
     let words: Vec<&str> = text.split_whitespace().collect();
     let line = words.join(" ");
-    line.chars().take(REASON_CHARS).map(tame).collect()
+    line.chars().take(REASON_CHARS).map(plain_or_mark).collect()
 }
 
 /// The time line as people read it.
@@ -460,7 +460,7 @@ mod tests {
         let shown = as_text(&nodes, &line, None);
         let json = as_json(&nodes, &line, None).to_string();
         for c in shown.chars().filter(|c| *c != '\n') {
-            assert!(!c.is_control() && tame(c) == c, "{shown:?}");
+            assert!(!c.is_control() && plain_or_mark(c) == c, "{shown:?}");
         }
         assert!(json.is_ascii(), "{json}");
         // A table of one node, one that was not asked, a date, and an event a line.
