@@ -9,7 +9,7 @@
 //!
 //! | concept | file |
 //! |---|---|
-//! | the 48 cases, built or not | `case.rs` |
+//! | the cases, built or not | `case.rs` |
 //! | the attacks and their registry; those of one kind in a table | `attacks/`, `attacks/table.rs` |
 //! | what an attack is, observations, verdicts | `attack.rs` |
 //! | what an attack gets to work with | `bench.rs` |
