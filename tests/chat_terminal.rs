@@ -14,6 +14,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use hearthnet_bus::NodeKey;
+use hearthnet_testkit::TinyLlama;
 use parking_lot::{Condvar, Mutex};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -392,6 +393,37 @@ fn a_terminal_that_can_do_nothing_gets_nothing_but_text() {
         assert_eq!(status, Some(0));
         assert_eq!(all.contains("\u{1b}[2m[stopped"), coloured, "{all:?}");
     }
+}
+
+#[test]
+fn control_characters_in_an_answer_reach_no_terminal() {
+    let home = Home::new();
+    // Its tokens are single bytes, and so hot it says any of them: as a host can have any model do.
+    let model = TinyLlama::default().write(home.path());
+    let model = model.to_str().expect("a UTF-8 path");
+    let (mut escapes, mut others) = (0, 0);
+    for seed in ["1", "2", "3", "4", "5", "6"] {
+        let ask = [
+            "chat", "--local", "Hello.", "--model", model, "--seed", seed,
+        ];
+        let ask = [&ask[..], &["--temperature", "2", "--max-tokens", "150"]].concat();
+        // A pipe gets what was said.
+        let piped = home.run(&ask);
+        assert!(piped.status.success(), "{}", text(&piped.stderr));
+        escapes += piped.stdout.iter().filter(|byte| **byte == 0x1b).count();
+        let is_control = |byte: &&u8| byte.is_ascii_control() && !b"\n\t".contains(byte);
+        others += piped.stdout.iter().filter(is_control).count();
+        let (status, all) = Terminal::start(&home.hearthnet(&ask), 80, "dumb").end();
+        assert_eq!(status, Some(0), "{all:?}");
+        // What the terminal's own driver makes of an end of line.
+        let shown = all.replace("\r\n", "\n");
+        let foreign = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+        assert!(!shown.contains(foreign), "{shown:?}");
+    }
+    assert!(
+        escapes > 0 && others > escapes,
+        "it tried {escapes} and {others}"
+    );
 }
 
 #[test]
