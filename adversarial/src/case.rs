@@ -88,6 +88,7 @@ cases! {
     "rights" {
         47 "a demoted anchor admits, revokes and rules in the past" "no effect",
         48 "a revoked member comes back by the same code with another key" "no effect",
+        76 "a host that is put out or demoted and does not care" "no effect",
     }
 }
 

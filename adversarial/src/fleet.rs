@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use hearthnet_bus::NodeKey;
+use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_model::catalogue::Band;
 use hearthnet_model::engine::{EngineOptions, Head};
 use hearthnet_model::gguf::Gguf;
@@ -13,7 +13,7 @@ use hearthnet_model::{ModelFile, Tokenizer};
 use hearthnet_orchestrator::Cancel;
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Frame, Prompt, TextModel};
 use hearthnet_orchestrator::health::SharedHealth;
-use hearthnet_orchestrator::hosts::{Choice, ConnectedHosts};
+use hearthnet_orchestrator::hosts::{Choice, ConnectedHosts, HostSource};
 use hearthnet_orchestrator::link::{HostAddr, HostLink};
 use hearthnet_orchestrator::private_layers::PrivateLayers;
 use hearthnet_orchestrator::router::GreedyCover;
@@ -44,7 +44,7 @@ pub(crate) struct Fleet {
     runtime: Handle,
     file: Arc<ModelFile>,
     model: ModelOnWire,
-    text: TextModel,
+    pub(crate) text: TextModel,
 }
 
 impl Fleet {
@@ -54,10 +54,20 @@ impl Fleet {
             layers: LAYERS,
             ..TinyLlama::default()
         };
+        Self::of(&tiny, MODEL, runtime, band)
+    }
+
+    /// The same of another model, and what its hosts call it.
+    pub(crate) fn of(
+        tiny: &TinyLlama,
+        model_id: &str,
+        runtime: Handle,
+        band: Option<Band>,
+    ) -> Result<Self, HarnessError> {
         let gguf = Gguf::from_bytes(tiny.bytes()).map_err(HarnessError::attacker)?;
         let file = Arc::new(ModelFile::from_gguf(gguf).map_err(HarnessError::attacker)?);
         let weights = file.manifest(&mut |_, _| {}).weights_id();
-        let bands = band.map(|band| vec![band; LAYERS as usize]);
+        let bands = band.map(|band| vec![band; tiny.layers as usize]);
         let text = TextModel {
             tokenizer: Tokenizer::from_gguf(file.gguf()).map_err(HarnessError::attacker)?,
             template: None,
@@ -69,7 +79,7 @@ impl Fleet {
         };
         Ok(Self {
             runtime,
-            model: ModelOnWire::new(MODEL, weights, file.spec(), bands),
+            model: ModelOnWire::new(model_id, weights, file.spec(), bands),
             file,
             text,
         })
@@ -113,25 +123,11 @@ impl Fleet {
         }
         let source = ConnectedHosts {
             links,
-            choice: Choice {
-                model: model.clone(),
-                policy: Arc::new(GreedyCover),
-                max_shards: 4,
-                own_id: caller.id(),
-                allow_self: false,
-                health: SharedHealth::default(),
-            },
+            choice: choice(&model, caller.id()),
         };
-        let (cancel, pump) = (Cancel::default(), PumpSettings::default());
-        let runtime = self.runtime.clone();
-        let sharded = ShardedBackend::open(runtime, model, Box::new(source), pump, &cancel);
-        let backend = own.around(Box::new(sharded.map_err(HarnessError::attacker)?));
-        let request = ChatRequest {
-            prompt: Prompt::Tokens((3..3 + PROMPT).collect()),
-            sampling: SamplerConfig::default(),
-            max_tokens: Some(TOKENS),
-            stop: Vec::new(),
-        };
+        let sharded = self.open(model, Box::new(source))?;
+        let backend = own.around(Box::new(sharded));
+        let (cancel, request) = (Cancel::default(), question(PROMPT));
         let mut left = Vec::new();
         let mut hear = |frame: &Frame| {
             if let Frame::ShardStatus { status, code, .. } = frame
@@ -148,6 +144,29 @@ impl Fleet {
             done: done.map_err(HarnessError::attacker)?,
             left,
         })
+    }
+
+    /// How a node chooses among hosts of this model.
+    pub(crate) fn choice(&self, caller: NodeId) -> Choice {
+        choice(&self.model, caller)
+    }
+
+    /// What answers over these hosts.
+    pub(crate) fn backend(
+        &self,
+        source: Box<dyn HostSource>,
+    ) -> Result<ShardedBackend, HarnessError> {
+        self.open(self.model.clone(), source)
+    }
+
+    fn open(
+        &self,
+        model: ModelOnWire,
+        source: Box<dyn HostSource>,
+    ) -> Result<ShardedBackend, HarnessError> {
+        let (runtime, pump) = (self.runtime.clone(), PumpSettings::default());
+        let opened = ShardedBackend::open(runtime, model, source, pump, &Cancel::default());
+        opened.map_err(HarnessError::attacker)
     }
 
     fn host(
@@ -187,6 +206,27 @@ impl Fleet {
             .parse()
             .map_err(|_| HarnessError::attacker("its address is none"))?;
         Ok((host, addr))
+    }
+}
+
+fn choice(model: &ModelOnWire, caller: NodeId) -> Choice {
+    Choice {
+        model: model.clone(),
+        policy: Arc::new(GreedyCover),
+        max_shards: 4,
+        own_id: caller,
+        allow_self: false,
+        health: SharedHealth::default(),
+    }
+}
+
+/// A question of so many tokens. That of more goes on where it ended.
+pub(crate) fn question(tokens: u32) -> ChatRequest {
+    ChatRequest {
+        prompt: Prompt::Tokens((3..3 + tokens).collect()),
+        sampling: SamplerConfig::default(),
+        max_tokens: Some(TOKENS),
+        stop: Vec::new(),
     }
 }
 

@@ -191,6 +191,21 @@ impl TestCommunity {
         Ok(home)
     }
 
+    /// The log of a node that knows all of this and hears no more of it but what it is told.
+    pub(crate) fn copy(&self, name: &str) -> Result<EventLog, HarnessError> {
+        let folder = self.folder.join(name);
+        std::fs::create_dir_all(&folder)?;
+        let log = EventLog::prepare(&folder, self.anchor.log.community());
+        let log = log.map_err(HarnessError::victim)?;
+        self.tell(&log);
+        Ok(log)
+    }
+
+    /// Tells a log all that the anchor knows.
+    pub(crate) fn tell(&self, log: &EventLog) {
+        hear(log, &self.anchor.log);
+    }
+
     /// Lets the anchor's node link with the victim.
     pub(crate) async fn link(&mut self, victim: &Victim) -> Result<(), HarnessError> {
         let mut settings = NodeSettings::new("anchor");

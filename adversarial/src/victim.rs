@@ -310,6 +310,8 @@ pub(crate) struct Gauges {
     pub(crate) sessions: u32,
     /// Streams open now.
     pub(crate) streams: u32,
+    /// Steps that were computed.
+    pub(crate) steps: u64,
     /// Steps that wait or are computed now.
     pub(crate) steps_waiting: u32,
     /// Bytes of KV in use.

@@ -1,0 +1,126 @@
+//! A host that is put out or loses its level may never be told, or may not care. So its right ends at
+//! the caller: whatever the caller has open to it is closed when the caller's own log has the news, and
+//! neither a kept conversation nor a new one goes there again. Here the host's node hears nothing of
+//! it: it would serve for ever.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use hearthnet_bus::log::{Body, EventLog, Level};
+use hearthnet_bus::node::Connections;
+use hearthnet_bus::{NodeId, NodeKey, now_ms};
+use hearthnet_orchestrator::Cancel;
+use hearthnet_orchestrator::chat::{Conversation, Frame};
+use hearthnet_orchestrator::error::ChatError;
+use hearthnet_orchestrator::hosts::{CommunityHosts, Links};
+use hearthnet_transport::Config;
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::fleet::{Fleet, PROMPT, TOKENS, question};
+use crate::trial::until;
+use crate::victim::{self, KEY_FILE, MODEL_ID};
+use crate::{Bench, Findings, HarnessError};
+
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+    let revoked = |node| Body::Revoked { node, last_seq: 1 };
+    let demoted = |node| Body::LevelChanged {
+        node,
+        level: Level::Member,
+        last_seq: Some(1),
+    };
+    lose(bench, found, "revoked", revoked).await?;
+    lose(bench, found, "demoted", demoted).await
+}
+
+/// Asks a question over a host, ends the host's right, and goes on with the conversation.
+async fn lose(
+    bench: &mut Bench,
+    found: &mut Findings,
+    how: &str,
+    ends: fn(NodeId) -> Body,
+) -> Result<(), HarnessError> {
+    let home = bench.test_community()?.home(how)?;
+    let mut host = bench.another(&home).await?;
+    let key = NodeKey::load(&home.join(KEY_FILE)).map_err(HarnessError::attacker)?;
+    let log = bench.test_community()?.copy(&format!("asks-{how}"))?;
+    let advertised = Body::ShardAdvertised(Box::new(host.descriptor.clone()));
+    let advertised = log.append(&key, advertised, now_ms());
+    advertised.map_err(HarnessError::attacker)?;
+
+    let [_, caller] = bench.members();
+    let (answered, first) = oneshot::channel();
+    let (go_on, goes_on) = mpsc::channel(1);
+    let (asked, runtime) = (log.clone(), Handle::current());
+    let asking =
+        tokio::task::spawn_blocking(move || converse(&runtime, caller, &asked, answered, goes_on));
+    let tokens = first.await.map_err(HarnessError::attacker)?;
+    found.same(format!("{how}: tokens before"), TOKENS, tokens);
+    let kept = host.gauges().await?;
+    found.same(format!("{how}: streams that are kept"), 1, kept.streams);
+
+    // The caller hears of it, the host does not.
+    bench.test_community()?.append(ends(host.node));
+    bench.test_community()?.tell(&log);
+    let left = until(&mut host, |gauges| gauges.sessions == 0).await?;
+    found.same(
+        format!("{how}: sessions, though nobody asks"),
+        0,
+        left.sessions,
+    );
+    go_on.send(()).await.map_err(HarnessError::attacker)?;
+    let next = asking.await.map_err(HarnessError::attacker)??;
+    found.check(
+        format!("{how}: the next turn, with nobody else there"),
+        "no host",
+        &next,
+        next == "no host",
+    );
+    let after = host.gauges().await?;
+    found.same(
+        format!("{how}: steps that it saw since"),
+        0,
+        after.steps - left.steps,
+    );
+    found.same(format!("{how}: sessions since"), 0, after.sessions);
+    host.kill().await
+}
+
+/// Two turns of a conversation over whoever the log names: `answered` is told how many tokens the first
+/// one had, and the second one waits for `goes_on`. What became of it.
+fn converse(
+    runtime: &Handle,
+    caller: NodeKey,
+    log: &EventLog,
+    answered: oneshot::Sender<u32>,
+    mut goes_on: mpsc::Receiver<()>,
+) -> Result<String, HarnessError> {
+    let fleet = Fleet::of(&victim::model(), MODEL_ID, runtime.clone(), None)?;
+    let choice = fleet.choice(caller.id());
+    let connections = runtime.block_on(async { Connections::watched(log.clone()) });
+    let source = CommunityHosts::new(
+        runtime.clone(),
+        Arc::new(caller),
+        log.clone(),
+        Config::default(),
+        choice.clone(),
+        Links::new(connections, choice.health),
+    );
+    let backend = fleet.backend(Box::new(source))?;
+    let mut conversation = Conversation::new(Box::new(backend));
+    let cancel = Cancel::default();
+    let mut ask = |tokens| {
+        let (mut hear, now) = (|_: &Frame| {}, Instant::now());
+        conversation.answer(&fleet.text, &question(tokens), now, &cancel, &mut hear)
+    };
+    let first = ask(PROMPT).map_err(HarnessError::attacker)?;
+    let tokens = u32::try_from(first.token_ids.len()).unwrap_or(u32::MAX);
+    // Nobody hears it if the attack has failed by now, which says so itself.
+    let _ = answered.send(tokens);
+    let _ = goes_on.blocking_recv();
+    Ok(match ask(PROMPT + TOKENS) {
+        Ok(_) => "an answer".to_owned(),
+        Err(ChatError::ShardUnavailable(_)) => "no host".to_owned(),
+        Err(other) => other.to_string(),
+    })
+}
