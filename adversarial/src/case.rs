@@ -89,6 +89,7 @@ cases! {
         47 "a demoted anchor admits, revokes and rules in the past" "no effect",
         48 "a revoked member comes back by the same code with another key" "no effect",
         76 "a host that is put out or demoted and does not care" "no effect",
+        77 "a web page whose name resolves to this machine" "forbidden_host",
     }
 }
 

@@ -143,11 +143,12 @@ fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
 }
 
 fn names_this_machine(request: &Request) -> bool {
-    let header = request.headers().get(header::HOST);
-    let header = header.and_then(|host| host.to_str().ok());
+    let mut headers = request.headers().get_all(header::HOST).iter();
+    let header = headers.next().and_then(|host| host.to_str().ok());
     // A request line that names a host means that one (RFC 9112, section 3.2.2).
     let named = request.uri().authority().map(Authority::as_str);
-    named.or(header).is_some_and(is_this_machine)
+    // Of two, who stands between may have read the other one.
+    headers.next().is_none() && named.or(header).is_some_and(is_this_machine)
 }
 
 /// Whether a `Host` is `localhost` or a loopback address, with or without a port, and nothing more.

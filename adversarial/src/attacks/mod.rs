@@ -56,6 +56,7 @@ macro_rules! every_attack {
                 47 who_loses_a_level_cannot_write_into_the_past;
                 48 an_invite_ends_with_whom_it_let_in;
                 76 a_host_that_lost_its_right_sees_no_more_rows;
+                77 a_page_that_pretends_to_be_this_machine_gets_nothing;
             }
         }
     };
