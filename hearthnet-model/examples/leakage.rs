@@ -4,6 +4,9 @@
 //! cargo run --release -p hearthnet-model --example leakage [-- --train TOKENS --guess TOKENS]
 //! ```
 //!
+//! With `--random TOKENS` what is to be recovered are as many random tokens in place of each text: what
+//! a secret beginning would be that a caller puts before its conversation.
+//!
 //! The model is SmolLM2-135M-Instruct, exactly as hosts run it. What is to be recovered is
 //! `leakage.txt`: openings of public-domain texts (the Declaration of Independence, 1776; the
 //! Gettysburg Address, 1863; Alice's Adventures in Wonderland, 1865; Pride and Prejudice, 1813;
@@ -50,13 +53,14 @@ type Nearest = Vec<Vec<u32>>;
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
 fn main() -> Outcome<()> {
-    let (mut train, mut guess) = (32_768usize, 96usize);
+    let (mut train, mut guess, mut random) = (32_768usize, 96usize, 0usize);
     let mut args = std::env::args().skip(1);
     while let Some(flag) = args.next() {
         let value = args.next().ok_or("a number is missing")?.parse()?;
         match flag.as_str() {
             "--train" => train = value,
             "--guess" => guess = value,
+            "--random" => random = value,
             _ => return Err(format!("unknown: {flag}").into()),
         }
     }
@@ -70,6 +74,16 @@ fn main() -> Outcome<()> {
         .split("\n\n")
         .map(|text| Ok(lab.tokenizer.encode(text.trim(), Special::Plain)?))
         .collect::<Outcome<_>>()?;
+    let (mut chance, vocab) = (Chance(0x51a7_0b5c_93d1_e2f4), lab.norms.len() as u64);
+    let mut noise = |_: Vec<u32>| {
+        (0..random)
+            .map(|_| (chance.next() % vocab) as u32)
+            .collect()
+    };
+    let texts: Vec<Vec<u32>> = match random {
+        0 => texts,
+        _ => texts.into_iter().map(&mut noise).collect(),
+    };
     let seen = lab.read(&texts)?;
     say(&format!(
         "{} tokens of {} texts to recover",
