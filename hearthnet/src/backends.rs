@@ -4,6 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use hearthnet_bus::discovery::Discovery;
+use hearthnet_bus::node::WeakNode;
 use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_model::ModelSpec;
 use hearthnet_model::engine::{Engine, EngineOptions, Head};
@@ -12,7 +14,7 @@ use hearthnet_orchestrator::backend::Backend;
 use hearthnet_orchestrator::fallback::LoadLocal;
 use hearthnet_orchestrator::health::SharedHealth;
 use hearthnet_orchestrator::hosts::{
-    Choice, CommunityHosts, HostPool, Links, ModelOnWire, PooledHosts,
+    Choice, CommunityHosts, HostPool, HostSource, InSync, Links, ModelOnWire, PooledHosts,
 };
 use hearthnet_orchestrator::link::HostAddr;
 use hearthnet_orchestrator::local::{EngineOnDemand, SharedEngine};
@@ -45,9 +47,8 @@ pub(crate) fn local_engine(
 ) -> Result<(SharedEngine, Head), Failure> {
     let fail = |e: &dyn std::fmt::Display| model_failure(&model.path, e);
     let layers = 0..model.file.spec().layers;
-    let mut progress = Progress::new("loading the model");
-    let engine = Engine::load(&model.file, layers, options, &mut |done, total| {
-        progress.set(done, total);
+    let engine = Progress::during("loading the model", |set| {
+        Engine::load(&model.file, layers, options, set)
     })
     .map_err(|e| fail(&e))?;
     let head = Head::beside(&model.file, &engine).map_err(|e| fail(&e))?;
@@ -115,27 +116,37 @@ pub(crate) fn pooled_hosts(
     })
 }
 
-/// The hosts of `home`'s community, for chats with `model`.
-pub(crate) fn community_hosts(
+/// Where each chat finds the hosts of `home`'s community. `links` are shared by all; `discovery` knows
+/// where they are, where a node runs in this process; `here` is that node if it serves layers itself.
+/// With `in_sync` hosts are waited for only as long as the log is not even with the others'.
+pub(crate) fn community_source(
     runtime: &Handle,
     home: &Home,
-    model: &OpenModel,
     config: &Config,
     links: Links,
-) -> Result<CommunityHosts, Failure> {
-    let choice = choice(model, home.key.id(), config);
-    let (key, log) = (Arc::clone(&home.key), home.log.clone());
-    let mut hosts = CommunityHosts::new(
-        runtime.clone(),
-        key,
-        log,
-        config.transport()?,
-        choice,
-        links,
-    );
-    let home = home.clone();
-    hosts.expelled = Arc::new(move || home.level().err().map(|why| why.to_string()));
-    Ok(hosts)
+    discovery: Option<Discovery>,
+    here: Option<WeakNode>,
+    in_sync: Option<InSync>,
+) -> impl Fn(&OpenModel) -> Result<Box<dyn HostSource>, Failure> + use<> {
+    let (runtime, home, config) = (runtime.clone(), home.clone(), config.clone());
+    move |model| {
+        let mut hosts = CommunityHosts::new(
+            runtime.clone(),
+            Arc::clone(&home.key),
+            home.log.clone(),
+            config.transport()?,
+            choice(model, home.key.id(), &config),
+            links.clone(),
+        );
+        let asked = home.clone();
+        hosts.expelled = Arc::new(move || asked.level().err().map(|why| why.to_string()));
+        if let Some(discovery) = discovery.clone() {
+            hosts.places = Arc::new(move |node| discovery.endpoints(node));
+        }
+        hosts.here.clone_from(&here);
+        hosts.in_sync.clone_from(&in_sync);
+        Ok(Box::new(hosts))
+    }
 }
 
 /// How a sequence is pumped through hosts; with `fallback` they are given up after some failures.

@@ -4,22 +4,20 @@
 //! Only programs of this user reach the local API, and the daemon writes what it is asked to with
 //! the keys of the same data directory: nobody gains a right by asking it.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
+use hearthnet_bus::NodeId;
 use hearthnet_bus::calls::{
-    CallContext, CallError, CallLimits, CapabilityDescriptor, Code, FrameSink, Handler,
-    Kind as ParamKind, Params, Registry, Trust,
+    CallError, CallLimits, Code, FrameSink, Kind as ParamKind, Params, Registry,
 };
 use hearthnet_bus::log::{Body, Level, MAX_USES, Policy};
-use hearthnet_bus::{Capability, NodeId};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 
-use crate::community::{Home, log_failure, now_ms};
+use crate::community::{Home, now_ms};
 use crate::failure::{Failure, Kind};
-use crate::local_api;
+use crate::local_api::{self, Offer, internal};
 use crate::lock::Lock;
 use crate::runtime::block_on;
 
@@ -47,15 +45,11 @@ pub(crate) enum Change {
     },
     /// Nobody joins with it any more.
     Withdraw { invite: NodeId },
-    /// A member is promoted or demoted. What it said after `last_seq`, in a time before this, counts
-    /// for no more than the new level allows.
-    Level {
-        node: NodeId,
-        level: Level,
-        last_seq: u64,
-    },
-    /// A member is put out; what it said after `last_seq` does not count.
-    Revoke { node: NodeId, last_seq: u64 },
+    /// A member is promoted or demoted. What it said after what is here of it, in a time before this,
+    /// counts for no more than the new level allows.
+    Level { node: NodeId, level: Level },
+    /// A member is put out; what it said after what is here of it does not count.
+    Revoke { node: NodeId },
     /// The node goes on without asking others what its copy of the log lacks.
     Resume {},
 }
@@ -77,13 +71,22 @@ pub(crate) fn write(home: &Home, by_root: bool, change: Change) -> Result<(), Fa
             return store(home, &order);
         }
         if block_on(ask(home, &order))? {
-            return home.log.update().map_err(|e| log_failure(&home.dir, &e));
+            return Ok(home.log.update()?);
         }
     }
 }
 
 /// Writes into the log of this process.
 fn store(home: &Home, order: &Order) -> Result<(), Failure> {
+    // The last event that is here of a member: this process is the one that receives and writes, so
+    // nobody who asks it has seen a later one.
+    let seen = |node| {
+        home.log
+            .heads()
+            .authors
+            .get(&node)
+            .map_or(0, |head| head.seq)
+    };
     let body = match order.change {
         Change::Policy(policy) => Body::PolicyChanged(policy),
         Change::Invite {
@@ -98,20 +101,16 @@ fn store(home: &Home, order: &Order) -> Result<(), Failure> {
             expires_ms,
         },
         Change::Withdraw { invite } => Body::InviteWithdrawn { invite },
-        Change::Level {
+        Change::Level { node, level } => Body::LevelChanged {
             node,
             level,
-            last_seq,
-        } => Body::LevelChanged {
-            node,
-            level,
-            last_seq: Some(last_seq),
+            last_seq: Some(seen(node)),
         },
-        Change::Revoke { node, last_seq } => Body::Revoked { node, last_seq },
-        Change::Resume {} => {
-            let resumed = home.log.caught_up(now_ms());
-            return resumed.map_err(|e| log_failure(&home.dir, &e));
-        }
+        Change::Revoke { node } => Body::Revoked {
+            node,
+            last_seq: seen(node),
+        },
+        Change::Resume {} => return Ok(home.log.caught_up(now_ms())?),
     };
     match order.by_root {
         false => home.append(&home.key, body),
@@ -125,24 +124,18 @@ fn store(home: &Home, order: &Order) -> Result<(), Failure> {
 /// Has the daemon write; `false` if it ended before it was asked.
 async fn ask(home: &Home, order: &Order) -> Result<bool, Failure> {
     let params = serde_json::to_value(order).map_err(Failure::internal)?;
-    let capability: Capability = NODE_CHANGE.parse().map_err(Failure::internal)?;
     let Ok(client) = local_api::connect(&home.dir).await else {
         return match Lock::is_held(&home.dir) {
             true => Err(local_api::silent(&home.dir)),
             false => Ok(false),
         };
     };
-    let answer = match client.call(&capability, &params) {
-        Ok(call) => {
-            call.result_within(Duration::from_secs(WRITING_S.into()))
-                .await
-        }
-        Err(error) => Err(error),
+    let written = async {
+        let call = local_api::call(&client, NODE_CHANGE, &params)?;
+        let within = Duration::from_secs(WRITING_S.into());
+        call.result_within(within).await
     };
-    match answer {
-        Ok(_) => Ok(true),
-        Err(error) => Err(refusal(&error)),
-    }
+    written.await.map(|_| true).map_err(|error| refusal(&error))
 }
 
 /// Why the daemon did not write, or did not say that it has.
@@ -172,31 +165,22 @@ fn refusal(error: &CallError) -> Failure {
     })
 }
 
-/// Keeps the log of this process as the daemon's is, until dropped or until the daemon ends.
-pub(crate) struct Follower(tokio::task::JoinHandle<()>);
-
-impl Drop for Follower {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
-/// Follows the daemon that runs on this home.
-pub(crate) fn follow(home: &Home) -> Follower {
+/// Keeps the log of this process as that of the daemon of this home is, until dropped or until the
+/// daemon ends.
+pub(crate) fn follow(home: &Home) -> JoinSet<()> {
     let home = home.clone();
-    Follower(tokio::spawn(async move {
+    let mut following = JoinSet::new();
+    following.spawn(async move {
         if let Err(why) = hear(&home).await {
             tracing::debug!("nothing is heard of the daemon's log any more: {why}");
         }
-    }))
+    });
+    following
 }
 
 async fn hear(home: &Home) -> Result<(), CallError> {
-    let capability: Capability = NODE_CHANGES
-        .parse()
-        .map_err(|e| CallError::bad_request("capability", e))?;
     let client = local_api::connect(&home.dir).await?;
-    let mut changes = client.call(&capability, &json!({}))?;
+    let mut changes = local_api::call(&client, NODE_CHANGES, &json!({}))?;
     while changes.next().await?.is_some() {
         let log = home.log.clone();
         if let Ok(Err(error)) = tokio::task::spawn_blocking(move || log.update()).await {
@@ -206,47 +190,36 @@ async fn hear(home: &Home) -> Result<(), CallError> {
     Ok(())
 }
 
-/// The daemon's side.
-struct Changes {
-    home: Home,
-}
-
 /// Makes the daemon write for programs on this machine, and tell them of changes.
 pub(crate) fn offer(registry: &Registry, home: &Home) -> Result<(), Failure> {
-    let changes = Arc::new(Changes { home: home.clone() });
-    let register = |name: &str, what: &str, params: Params, seconds: u32| {
-        let descriptor = CapabilityDescriptor {
-            params,
-            streaming: name == NODE_CHANGES,
-            limits: CallLimits {
-                // As many as connections: all commands and chats are one caller's.
-                concurrent: 32,
-                concurrent_per_caller: 32,
-                seconds,
-            },
-            ..CapabilityDescriptor::new(
-                name.parse().map_err(Failure::internal)?,
-                what,
-                Trust::Member,
-            )
-        };
-        registry
-            .register(descriptor, Arc::clone(&changes) as _)
-            .map_err(Failure::internal)
+    let limits = |seconds| CallLimits {
+        // As many as connections: all commands and chats are one caller's.
+        concurrent: 32,
+        concurrent_per_caller: 32,
+        seconds,
     };
-    register(
-        NODE_CHANGE,
-        "Writes a change of the community into its log, for programs on the node's own machine.",
-        params(),
-        WRITING_S,
-    )?;
-    register(
-        NODE_CHANGES,
-        "Tells programs on the node's own machine whenever the log has changed.",
-        Params::none(),
+    let (writer, teller) = (home.clone(), home.clone());
+    Offer {
+        params: params(),
+        limits: limits(WRITING_S),
+        ..Offer::new(
+            NODE_CHANGE,
+            "Writes a change of the community into its log, for programs on the node's own machine.",
+            move |order, _| written(writer.clone(), order),
+        )
+    }
+    .register(registry)?;
+    Offer {
+        streaming: true,
         // For as long as a chat lasts that answers by itself.
-        u32::MAX,
-    )
+        limits: limits(u32::MAX),
+        ..Offer::new(
+            NODE_CHANGES,
+            "Tells programs on the node's own machine whenever the log has changed.",
+            move |_, out| tell(teller.clone(), out),
+        )
+    }
+    .register(registry)
 }
 
 fn params() -> Params {
@@ -262,67 +235,75 @@ fn params() -> Params {
         .required("level", level())
         .required("uses", count(i64::from(MAX_USES)))
         .required("expires_ms", count(i64::MAX));
-    let set_level = Params::none()
-        .required("node", key())
-        .required("level", level())
-        .required("last_seq", count(i64::MAX));
-    let revoke = Params::none()
-        .required("node", key())
-        .required("last_seq", count(i64::MAX));
+    let node = Params::none().required("node", key());
     let change = Params::none()
         .optional("policy", one(policy))
         .optional("invite", one(invite))
         .optional("withdraw", one(Params::none().required("invite", key())))
-        .optional("level", one(set_level))
-        .optional("revoke", one(revoke))
+        .optional("level", one(node.clone().required("level", level())))
+        .optional("revoke", one(node))
         .optional("resume", one(Params::none()));
     Params::none()
         .required("by_root", ParamKind::Flag)
         .required("change", one(change))
 }
 
-impl Handler for Changes {
-    fn call(
-        &self,
-        ctx: CallContext,
-        params: Value,
-        out: FrameSink,
-    ) -> BoxFuture<'_, Result<Value, CallError>> {
-        Box::pin(async move {
-            ctx.require_local("change the community through it")?;
-            if ctx.capability.to_string() == NODE_CHANGES {
-                return self.tell(&out).await;
-            }
-            let order: Order =
-                serde_json::from_value(params).map_err(|e| CallError::bad_request("params", e))?;
-            let home = self.home.clone();
-            // The disk may be slow.
-            let stored = tokio::task::spawn_blocking(move || store(&home, &order)).await;
-            stored
-                .map_err(|e| CallError::new(Code::INTERNAL, e.to_string()))?
-                .map_err(|why| CallError::from(&why))?;
-            Ok(json!({}))
-        })
-    }
+/// Writes what a program here asks for.
+async fn written(home: Home, order: Value) -> Result<Value, CallError> {
+    let order: Order =
+        serde_json::from_value(order).map_err(|e| CallError::bad_request("params", e))?;
+    // The disk may be slow.
+    let stored = tokio::task::spawn_blocking(move || store(&home, &order)).await;
+    stored.map_err(internal)??;
+    Ok(json!({}))
 }
 
-impl Changes {
-    /// Says so at once, for what came before was perhaps not seen, and with every change.
-    async fn tell(&self, out: &FrameSink) -> Result<Value, CallError> {
-        let mut changes = self.home.log.changes();
-        loop {
-            out.send("changed", &json!({})).await?;
-            if changes.changed().await.is_err() {
-                return Ok(json!({}));
-            }
+/// Says so at once, for what came before was perhaps not seen, and with every change.
+async fn tell(home: Home, out: FrameSink) -> Result<Value, CallError> {
+    let mut changes = home.log.changes();
+    loop {
+        out.send("changed", &json!({})).await?;
+        if changes.changed().await.is_err() {
+            return Ok(json!({}));
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::sync::Arc;
+
     use hearthnet_bus::NodeKey;
+    use hearthnet_bus::log::{EventLog, Record};
+
+    use super::*;
+    use crate::community::ROOT_KEY;
+
+    #[test]
+    fn what_a_member_had_said_when_the_change_is_written_still_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, own) = (NodeKey::generate().unwrap(), NodeKey::generate().unwrap());
+        let node = own.id();
+        root.write_new(&dir.path().join(ROOT_KEY)).unwrap();
+        let policy = Policy::default();
+        let log = EventLog::create(dir.path(), &root, node, "Elm", policy, now_ms()).unwrap();
+        let home = Home::new(dir.path().to_owned(), Arc::new(own), log);
+        let change = Change::Revoke { node };
+        // Ordered before this, written after it.
+        for name in ["attic", "cellar"] {
+            let name = name.to_owned();
+            home.append(&home.key, Body::Named { name }).unwrap();
+        }
+        let by_root = true;
+        store(&home, &Order { by_root, change }).unwrap();
+        let mut last = None;
+        let read = |record: Record| {
+            last = Some(record.event.body);
+            Ok(true)
+        };
+        home.log.records(read).unwrap();
+        assert_eq!(last, Some(Body::Revoked { node, last_seq: 2 }));
+    }
 
     #[test]
     fn every_change_is_one_that_the_local_api_takes_and_reads_as_it_was_written() {
@@ -337,12 +318,8 @@ mod tests {
                 expires_ms: 1_800_000_000_000,
             },
             Change::Withdraw { invite: node },
-            Change::Level {
-                node,
-                level,
-                last_seq: 7,
-            },
-            Change::Revoke { node, last_seq: 7 },
+            Change::Level { node, level },
+            Change::Revoke { node },
             Change::Resume {},
         ] {
             let order = Order {

@@ -58,7 +58,7 @@ impl Home {
             )),
             Ok(log) => Ok(OnDisk::Here(Self::new(dir.to_owned(), key, log))),
             Err(LogError::NoCommunity { .. }) => Ok(lost(noted)),
-            Err(error) => Err(log_failure(dir, &error)),
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -78,8 +78,8 @@ impl Home {
 
     /// Appends an event of `key`, this node's or the root's, to the log of this process.
     pub(crate) fn append(&self, key: &NodeKey, body: Body) -> Result<(), Failure> {
-        let appended = self.log.append(key, body, now_ms());
-        appended.map(|_| ()).map_err(|e| log_failure(&self.dir, &e))
+        self.log.append(key, body, now_ms())?;
+        Ok(())
     }
 
     /// The root key, if this is the founder's node.
@@ -116,51 +116,18 @@ pub(crate) fn discard_unborn(dir: &Path) -> Result<(), Failure> {
     match EventLog::open(dir) {
         Ok(log) if log.state().is_created() => return Ok(()),
         Ok(_) | Err(LogError::NoCommunity { .. }) => {}
-        Err(error) => return Err(log_failure(dir, &error)),
+        Err(error) => return Err(error.into()),
     }
     for tail in ["", "-wal", "-shm"] {
         let path = dir.join(format!("{LOG_FILE}{tail}"));
         match std::fs::remove_file(&path) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                return Err(Failure::new(
-                    Kind::Host,
-                    format!("cannot remove {}: {e}", path.display()),
-                ));
+                return Err(Failure::file("remove", &path, e));
             }
             _ => {}
         }
     }
     Ok(())
-}
-
-/// What went wrong with the log, as a person should read it.
-pub(crate) fn log_failure(dir: &Path, error: &LogError) -> Failure {
-    if let LogError::Behind { .. } = error {
-        return Failure::new(
-            Kind::Community,
-            "this copy of the community's log was put back or mended, and no other member has said yet what it lacks",
-        )
-        .code(error.code())
-        .hint("start `hearthnet serve` in another home and try again; if nobody else is left, `hearthnet log resume --yes` goes on without asking");
-    }
-    if let LogError::NoEffect(_) = error {
-        return Failure::new(Kind::Community, error.to_string())
-            .code(error.code())
-            .hint("`hearthnet community members` shows who is what");
-    }
-    let hint = match error {
-        LogError::ReadOnly { .. } | LogError::Io { .. } => format!(
-            "free some space where {} is, or let its disk be written",
-            dir.display()
-        ),
-        _ => format!(
-            "`hearthnet status` shows the state of the log in {}",
-            dir.display()
-        ),
-    };
-    Failure::new(Kind::Host, error.to_string())
-        .code(error.code())
-        .hint(hint)
 }
 
 /// What this node calls itself: the flag, the setting, or the machine's name.

@@ -1,8 +1,10 @@
 //! How the program fails: one sentence, one hint, a stable code, an exit status.
 
 use std::fmt;
+use std::path::Path;
 
 use hearthnet_bus::calls::CallError;
+use hearthnet_bus::log::LogError;
 use hearthnet_orchestrator::{Cancel, ChatError};
 use hearthnet_transport::Code;
 
@@ -132,6 +134,14 @@ impl Failure {
         Self::new(Kind::Internal, error.to_string())
     }
 
+    /// Something could not be done with a file or a folder of this machine: `what` is a verb.
+    pub(crate) fn file(what: &str, path: &Path, error: impl fmt::Display) -> Self {
+        Self::new(
+            Kind::Host,
+            format!("cannot {what} {}: {error}", path.display()),
+        )
+    }
+
     /// The failure as one JSON object, for `--json`.
     pub(crate) fn to_json(&self) -> serde_json::Value {
         let mut object = self.found.clone();
@@ -188,9 +198,37 @@ fn hint(error: &ChatError) -> &'static str {
 }
 
 /// As a program on this machine is told.
-impl From<&Failure> for CallError {
-    fn from(why: &Failure) -> Self {
-        Self::new(why.code.clone(), &why.message).with_hint(why.hint.as_deref().unwrap_or(""))
+impl From<Failure> for CallError {
+    fn from(why: Failure) -> Self {
+        Self::new(why.code, &why.message).with_hint(why.hint.unwrap_or_default())
+    }
+}
+
+/// What went wrong with the log.
+impl From<LogError> for Failure {
+    fn from(error: LogError) -> Self {
+        let (kind, hint) = match error {
+            LogError::Behind { .. } => {
+                return Self::new(
+                    Kind::Community,
+                    "this copy of the community's log was put back or mended, and no other member has said yet what it lacks",
+                )
+                .code(error.code())
+                .hint("start `hearthnet serve` in another home and try again; if nobody else is left, `hearthnet log resume --yes` goes on without asking");
+            }
+            LogError::NoEffect(_) => (
+                Kind::Community,
+                "`hearthnet community members` shows who is what",
+            ),
+            LogError::ReadOnly { .. } | LogError::Io { .. } => (
+                Kind::Host,
+                "free some space where the data directory is, or let its disk be written",
+            ),
+            _ => (Kind::Host, "`hearthnet status` shows the state of the log"),
+        };
+        Self::new(kind, error.to_string())
+            .code(error.code())
+            .hint(hint)
     }
 }
 

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
 use hearthnet_bus::calls::{
-    Authority, CallContext, CallError, CallServer, CapabilityDescriptor, Client, Code, FrameSink,
-    Handler, LocalApi, Registry, Research, Trust,
+    Answering, Authority, CallContext, CallError, CallLimits, CallServer, CallStream,
+    CapabilityDescriptor, Client, Code, FrameSink, Handler, LocalApi, Params, Registry, Research,
+    Trust,
 };
 use hearthnet_bus::flight::Readers;
-use hearthnet_bus::{NodeId, NodeKey};
+use hearthnet_bus::{NodeId, NodeKey, whole_file};
 use hearthnet_model::catalogue::Resolved;
 use hearthnet_model::sampler::SamplingChoice;
 use hearthnet_orchestrator::Service;
@@ -91,19 +91,101 @@ async fn ask_over<T: DeserializeOwned>(
     capability: &str,
     params: &Value,
 ) -> Option<T> {
-    let capability = capability.parse().ok()?;
-    let answer = client.call(&capability, params).ok()?.result().await.ok()?;
+    let answer = call(client, capability, params).ok()?.result().await.ok()?;
     serde_json::from_value(answer).ok()
 }
 
+/// Begins a call of the capability that has this name.
+///
+/// # Errors
+/// As [`Client::call`].
+pub(crate) fn call(
+    client: &Client,
+    capability: &str,
+    params: &Value,
+) -> Result<CallStream, CallError> {
+    let capability = capability.parse();
+    client.call(
+        &capability.map_err(|e| CallError::bad_request("capability", e))?,
+        params,
+    )
+}
+
+/// A capability for programs on this machine only: how it is described, and what answers it.
+pub(crate) struct Offer<F> {
+    pub(crate) name: &'static str,
+    /// What it does, in a sentence that ends "for programs on the node's own machine".
+    pub(crate) summary: &'static str,
+    pub(crate) params: Params,
+    pub(crate) streaming: bool,
+    pub(crate) limits: CallLimits,
+    pub(crate) answer: F,
+}
+
+impl<F, A> Offer<F>
+where
+    F: Fn(Value, FrameSink) -> A + Send + Sync + 'static,
+    A: Future<Output = Result<Value, CallError>> + Send + 'static,
+{
+    /// One that takes nothing and is answered at once, with a value.
+    pub(crate) fn new(name: &'static str, summary: &'static str, answer: F) -> Self {
+        Self {
+            name,
+            summary,
+            params: Params::none(),
+            streaming: false,
+            limits: CallLimits::default(),
+            answer,
+        }
+    }
+
+    pub(crate) fn register(self, registry: &Registry) -> Result<(), Failure> {
+        let name = self.name.parse().map_err(Failure::internal)?;
+        let descriptor = CapabilityDescriptor {
+            params: self.params,
+            streaming: self.streaming,
+            limits: self.limits,
+            ..CapabilityDescriptor::new(name, self.summary, Trust::Member)
+        };
+        registry
+            .register(descriptor, Arc::new(OnThisMachine(self.answer)))
+            .map_err(Failure::internal)
+    }
+}
+
+/// Answers programs on this machine, and nobody else.
+struct OnThisMachine<F>(F);
+
+impl<F, A> Handler for OnThisMachine<F>
+where
+    F: Fn(Value, FrameSink) -> A + Send + Sync,
+    A: Future<Output = Result<Value, CallError>> + Send + 'static,
+{
+    fn call(&self, ctx: CallContext, params: Value, out: FrameSink) -> Answering<'_> {
+        match ctx.require_local("may ask this") {
+            Ok(()) => Box::pin((self.0)(params, out)),
+            Err(refused) => Box::pin(std::future::ready(Err(refused))),
+        }
+    }
+}
+
+/// What a call ends with, as JSON.
+pub(crate) fn answer(value: &impl Serialize) -> Result<Value, CallError> {
+    serde_json::to_value(value).map_err(internal)
+}
+
+/// A defect of this program, as whoever calls is told.
+pub(crate) fn internal(error: impl std::fmt::Display) -> CallError {
+    CallError::new(Code::INTERNAL, error.to_string())
+}
+
 /// The service of `data_dir` that answers with this model file (or with any, if it does not
-/// matter), if one runs, in the community or outside of it; its model; and how it chooses tokens
-/// where nobody says: whoever goes on without it must do the same. What a service left behind that
+/// matter), if one runs, in the community or outside of it. What a service left behind that
 /// was killed is not asked: the lock of one that runs is held, and nobody else can hold it.
 pub(crate) async fn find_service(
     data_dir: &Path,
     wanted: Option<&Resolved>,
-) -> Option<(Client, Resolved, SamplingChoice)> {
+) -> Option<AskedService> {
     let file = match wanted {
         Some(wanted) => Some((&wanted.id, wanted.path.canonicalize().ok()?)),
         None => None,
@@ -114,14 +196,19 @@ pub(crate) async fn find_service(
         }
         let asking = async {
             let client = Client::connect_local(&dir).await.ok()?;
-            let offer: Offer = ask_over(&client, NODE_MODELS, &json!({})).await?;
+            let offer: Models = ask_over(&client, NODE_MODELS, &json!({})).await?;
             let suits = |model: &Offered| match &file {
                 Some((id, path)) => model.id == **id && model.path == *path,
                 None => true,
             };
             let model = offer.models.into_iter().find(suits)?;
-            let (id, path) = (model.id, model.path);
-            Some((client, Resolved { path, id }, model.sampling))
+            let Offered { id, path, sampling } = model;
+            let model = Resolved { path, id };
+            Some(AskedService {
+                client,
+                model,
+                sampling,
+            })
         };
         if let Ok(Some(found)) = tokio::time::timeout(PATIENCE, asking).await {
             return Some(found);
@@ -130,9 +217,17 @@ pub(crate) async fn find_service(
     None
 }
 
+/// A service that runs on this machine.
+pub(crate) struct AskedService {
+    pub(crate) client: Client,
+    pub(crate) model: Resolved,
+    /// How it chooses tokens where nobody says: whoever goes on without it must do the same.
+    pub(crate) sampling: SamplingChoice,
+}
+
 /// What [`NODE_MODELS`] ends with.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-struct Offer {
+struct Models {
     models: Vec<Offered>,
 }
 
@@ -177,17 +272,15 @@ pub(crate) fn offer_chats(
             sampling: model.text.sampling,
         })
     });
-    let offer = Offer {
+    let models = answer(&Models {
         models: models.collect(),
-    };
-    let models = CapabilityDescriptor::new(
-        NODE_MODELS.parse().map_err(Failure::internal)?,
+    });
+    Offer::new(
+        NODE_MODELS,
         "Tells programs on the node's own machine which model files chats are answered with.",
-        Trust::Member,
-    );
-    registry
-        .register(models, Arc::new(offer))
-        .map_err(Failure::internal)
+        move |_, _| std::future::ready(models.clone()),
+    )
+    .register(registry)
 }
 
 /// Makes whoever has this registry tell programs on this machine what happened of late.
@@ -196,23 +289,6 @@ pub(crate) fn offer_record(registry: &Registry) -> Result<(), Failure> {
     Readers::Local(name)
         .register(registry)
         .map_err(Failure::internal)
-}
-
-impl Handler for Offer {
-    fn call(
-        &self,
-        ctx: CallContext,
-        _: Value,
-        _: FrameSink,
-    ) -> BoxFuture<'_, Result<Value, CallError>> {
-        let answer = ctx
-            .require_local("are told about its files")
-            .and_then(|()| {
-                serde_json::to_value(self)
-                    .map_err(|e| CallError::new(Code::INTERNAL, e.to_string()))
-            });
-        Box::pin(std::future::ready(answer))
-    }
 }
 
 /// The local API of a service outside of any community. Only programs of this user on this machine
@@ -243,13 +319,8 @@ impl StandaloneApi {
         file: &Path,
         config: &Config,
     ) -> Result<Self, Failure> {
-        use std::os::unix::fs::DirBuilderExt as _;
         let dir = data_dir.join(STANDALONE);
-        let mut make = std::fs::DirBuilder::new();
-        make.recursive(true)
-            .mode(0o700)
-            .create(&dir)
-            .map_err(|e| Failure::internal(format!("cannot make {}: {e}", dir.display())))?;
+        whole_file::make_folder(&dir, 0o700).map_err(|e| Failure::file("make", &dir, e))?;
         let lock = Lock::take(&dir)?;
         let registry = Arc::new(Registry::new());
         offer_chats(&registry, service, file, config)?;

@@ -69,8 +69,7 @@ impl Lock {
     fn try_take(dir: &Path, how: FlockOperation, create: bool) -> Result<Option<Self>, Failure> {
         let path = dir.join(LOCK_FILE);
         let fail = |e: std::io::Error| {
-            Failure::new(Kind::Host, format!("cannot use {}: {e}", path.display()))
-                .hint("--data-dir names another directory")
+            Failure::file("use", &path, e).hint("--data-dir names another directory")
         };
         let file = OpenOptions::new()
             .write(true)

@@ -10,7 +10,6 @@ mod backends;
 mod changes;
 mod commands;
 mod community;
-mod community_service;
 mod config;
 mod context;
 mod daemon;
@@ -35,7 +34,6 @@ mod service_setup;
 mod signals;
 mod standing;
 mod timeline;
-mod transient_node;
 
 use std::process::ExitCode;
 
@@ -58,7 +56,9 @@ fn main() -> ExitCode {
         _ => args.global.dir().ok(),
     };
     let outcome = run(args);
-    standing::say(outcome.as_ref().err(), dir.as_deref());
+    if let Some(dir) = &dir {
+        standing::say(outcome.as_ref().err(), dir);
+    }
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

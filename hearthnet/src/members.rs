@@ -1,13 +1,45 @@
 //! Which member a person means.
 
 use hearthnet_bus::NodeId;
+use hearthnet_bus::log::Community;
+use serde_json::{Value, json};
 
+use crate::community::now_ms;
 use crate::failure::{Failure, Kind};
+
+/// The member that `text` names.
+pub(crate) fn find(text: &str, state: &Community) -> Result<NodeId, Failure> {
+    let now = now_ms();
+    let members = state.members();
+    among(
+        text,
+        members.map(|(node, _)| (*node, state.name_of(node, now))),
+    )
+}
+
+/// All members, for programs. `own` is this node.
+pub(crate) fn json(state: &Community, own: &NodeId) -> Vec<Value> {
+    let now = now_ms();
+    let members = state.members().map(|(node, member)| {
+        let heard = state.nodes(now).any(|seen| seen.node == *node);
+        json!({
+            "node": node.to_string(),
+            "name": state.name_of(node, now),
+            "level": member.level,
+            "since_ms": member.since_ms,
+            "frozen": state.is_frozen(node),
+            "this_node": node == own,
+            "online": heard,
+            "heard": heard,
+        })
+    });
+    members.collect()
+}
 
 /// The node that `text` names among `members` (id and display name): a whole node id, the
 /// short form that tables show, or a display name, in capitals or not: people do not remember
 /// how a neighbour wrote it. Several that fit are refused, for a name is whatever its owner says.
-pub(crate) fn find<'a>(
+fn among<'a>(
     text: &str,
     members: impl Iterator<Item = (NodeId, &'a str)>,
 ) -> Result<NodeId, Failure> {
@@ -62,7 +94,7 @@ mod tests {
 
     fn find_in(text: &str) -> Result<NodeId, String> {
         let members = [(id(1), "attic"), (id(2), "kitchen"), (id(3), "kitchen")];
-        find(text, members.into_iter()).map_err(|f| f.to_string())
+        among(text, members.into_iter()).map_err(|f| f.to_string())
     }
 
     #[test]
@@ -82,8 +114,8 @@ mod tests {
     fn a_name_is_the_same_in_capitals_and_two_that_differ_in_them_only_are_refused() {
         assert_eq!(find_in("ATTIC"), Ok(id(1)));
         let members = [(id(1), "Küche"), (id(2), "KÜCHE"), (id(3), "Bad")];
-        assert_eq!(find("bAD", members.into_iter()).map_err(drop), Ok(id(3)));
-        let error = find("küche", members.into_iter()).unwrap_err().to_string();
+        assert_eq!(among("bAD", members.into_iter()).map_err(drop), Ok(id(3)));
+        let error = among("küche", members.into_iter()).unwrap_err().to_string();
         assert!(error.contains(&id(1).to_string()) && error.contains(&id(2).to_string()));
     }
 
@@ -104,6 +136,6 @@ mod tests {
     fn a_member_cannot_pass_for_another_by_taking_its_short_id_as_name() {
         let name = id(1).short();
         let members = [(id(1), "attic"), (id(2), name.as_str())];
-        assert!(find(&name, members.into_iter()).is_err());
+        assert!(among(&name, members.into_iter()).is_err());
     }
 }

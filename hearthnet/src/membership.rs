@@ -62,11 +62,16 @@ impl Membership {
     /// Notes what the log says now, if it says anything new. A disk that cannot be written is
     /// no reason to fail: the note is for another day.
     pub(crate) fn note(dir: &Path, state: &Community, own: &NodeId) {
-        let old = Self::read(dir).filter(|old| old.community == state.id);
-        let new = Self::of(state, own, old.as_ref());
-        if old.as_ref() != Some(&new) {
+        let new = Self::now(dir, state, own);
+        if Self::read(dir).as_ref() != Some(&new) {
             new.write(dir);
         }
+    }
+
+    /// What the log says now, and what else was noted beside it.
+    pub(crate) fn now(dir: &Path, state: &Community, own: &NodeId) -> Self {
+        let old = Self::read(dir).filter(|old| old.community == state.id);
+        Self::of(state, own, old.as_ref())
     }
 
     /// Notes who said that this node's key counts no more, or that nobody says so any more.

@@ -308,6 +308,15 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
+    /// Shows how far `work` is, which tells it done and total bytes, until it returns.
+    pub(crate) fn during<T>(
+        what: &'static str,
+        work: impl FnOnce(&mut dyn FnMut(u64, u64)) -> T,
+    ) -> T {
+        let mut progress = Self::new(what);
+        work(&mut |done, total| progress.set(done, total))
+    }
+
     pub(crate) fn new(what: &'static str) -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
         Self {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hearthnet_bus::log::EventLog;
 
-use crate::community::{Home, LOG_FILE, OnDisk, log_failure};
+use crate::community::{Home, LOG_FILE, OnDisk};
 use crate::config::Config;
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
@@ -73,8 +73,7 @@ fn refill(cx: &Context, dir: &Path, noted: &Membership) -> Result<Home, Failure>
     let log = match dir.join(LOG_FILE).exists() {
         true => EventLog::open(dir),
         false => EventLog::prepare_again(dir, noted.community),
-    }
-    .map_err(|e| log_failure(dir, &e))?;
+    }?;
     let home = Home::new(dir.to_owned(), key, log);
     // A thread of its own: whoever asks may be within a runtime already.
     let filled = std::thread::scope(|scope| {
@@ -105,7 +104,7 @@ fn refill(cx: &Context, dir: &Path, noted: &Membership) -> Result<Home, Failure>
 
 /// Whether a member gave all that it has.
 async fn fill(home: &Home, config: &Config) -> Result<bool, Failure> {
-    let node = crate::node::transient(home, config).await?;
+    let node = crate::node::transient::start(home, config).await?;
     let filled = tokio::time::timeout(WAIT, async {
         loop {
             node.until_in_sync().await;

@@ -1,12 +1,12 @@
 //! What ends the program from outside.
 
-use std::io::Read as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hearthnet_orchestrator::Cancel;
 use tokio::runtime::Runtime;
-use tokio::sync::{mpsc, watch};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
 
 use crate::failure::{Failure, Kind};
 use crate::runtime::runtime;
@@ -14,9 +14,7 @@ use crate::runtime::runtime;
 /// The first Ctrl-C (or SIGTERM) cancels what is being answered; the second ends the program.
 pub(crate) fn watch_interrupt(runtime: &Runtime, cancel: Cancel) {
     runtime.spawn(async move {
-        let Ok(mut term) =
-            tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
-        else {
+        let Ok(mut term) = signal(SignalKind::terminate()) else {
             return;
         };
         loop {
@@ -47,31 +45,83 @@ pub(crate) fn cancel_on_interrupt() -> Result<Arc<AtomicBool>, Failure> {
     Ok(flag)
 }
 
-/// A message for every SIGINT, SIGTERM and SIGHUP (the terminal was closed: open streams are served
-/// to their end as with SIGTERM), and for the end of standard input when it is the lifeline.
-pub(crate) fn stop_requests(lifeline: bool) -> Result<mpsc::Receiver<()>, Failure> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (sender, receiver) = mpsc::channel(4);
-    let mut kinds = vec![SignalKind::interrupt(), SignalKind::terminate()];
-    if !hangup_is_ignored() {
-        kinds.push(SignalKind::hangup());
-    }
-    for kind in kinds {
-        let mut signals = signal(kind).map_err(Failure::internal)?;
-        let sender = sender.clone();
+/// How often a program was asked to stop: a second time means at once.
+#[derive(Debug, Clone)]
+pub(crate) struct Stop {
+    /// Any of these asks once.
+    asked: Vec<Cancel>,
+    twice: Cancel,
+}
+
+impl Stop {
+    /// Counts every SIGINT, SIGTERM and SIGHUP (the terminal was closed: open streams are served to
+    /// their end as with SIGTERM) from now on, and the end of standard input when it is the lifeline.
+    pub(crate) fn listen(lifeline: bool) -> Result<Self, Failure> {
+        let (sender, mut requests) = mpsc::channel(4);
+        let mut kinds = vec![SignalKind::interrupt(), SignalKind::terminate()];
+        if !hangup_is_ignored() {
+            kinds.push(SignalKind::hangup());
+        }
+        for kind in kinds {
+            let mut signals = signal(kind).map_err(Failure::internal)?;
+            let sender = sender.clone();
+            tokio::spawn(async move {
+                while signals.recv().await.is_some() && sender.send(()).await.is_ok() {}
+            });
+        }
+        if lifeline {
+            std::thread::spawn(move || {
+                let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+                // The receiver is gone when the program is ending anyway.
+                let _ = sender.blocking_send(());
+            });
+        }
+        let (once, twice) = (Cancel::default(), Cancel::default());
+        let stop = Self {
+            asked: vec![once.clone()],
+            twice: twice.clone(),
+        };
         tokio::spawn(async move {
-            while signals.recv().await.is_some() && sender.send(()).await.is_ok() {}
+            for cancel in [once, twice] {
+                if requests.recv().await.is_some() {
+                    cancel.cancel();
+                }
+            }
         });
+        Ok(stop)
     }
-    if lifeline {
-        std::thread::spawn(move || {
-            let mut sink = [0; 64];
-            while matches!(std::io::stdin().read(&mut sink), Ok(n) if n > 0) {}
-            // The receiver is gone when the program is ending anyway.
-            let _ = sender.blocking_send(());
-        });
+
+    /// What is asked of this one, and to stop when the other that is returned is dropped.
+    pub(crate) fn or_dropped(&self) -> (Self, StopWhenDropped) {
+        let (mut either, dropped) = (self.clone(), Cancel::default());
+        either.asked.push(dropped.clone());
+        (either, StopWhenDropped(dropped))
     }
-    Ok(receiver)
+
+    /// Whether it was asked to stop.
+    pub(crate) fn is_asked(&self) -> bool {
+        self.asked.iter().any(Cancel::is_cancelled)
+    }
+
+    /// Resolves when it was asked to stop.
+    pub(crate) async fn asked(&self) {
+        let asked = self.asked.iter().map(|cancel| Box::pin(cancel.cancelled()));
+        futures_util::future::select_all(asked).await;
+    }
+
+    /// Resolves when it was asked twice.
+    pub(crate) async fn asked_twice(&self) {
+        self.twice.cancelled().await;
+    }
+}
+
+/// Asks something to stop when dropped.
+pub(crate) struct StopWhenDropped(Cancel);
+
+impl Drop for StopWhenDropped {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
 }
 
 /// Whether whoever started this program wants it to outlive the terminal, as `nohup` does.
@@ -84,61 +134,4 @@ fn hangup_is_ignored() -> bool {
         .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
     // Signal 1 is the lowest bit.
     ignored.is_some_and(|mask| mask & 1 == 1)
-}
-
-/// How often it was asked to stop: a second time means at once.
-#[derive(Debug, Clone)]
-pub(crate) struct Stop(Vec<watch::Receiver<u32>>);
-
-impl Stop {
-    /// Counts the requests.
-    pub(crate) fn of(mut requests: mpsc::Receiver<()>) -> Self {
-        let (count, counted) = watch::channel(0);
-        tokio::spawn(async move {
-            while requests.recv().await.is_some() {
-                count.send_modify(|n| *n += 1);
-            }
-            // Nobody can ask any more, and nobody has to think so.
-            std::future::pending::<()>().await;
-        });
-        Self(vec![counted])
-    }
-
-    /// What is asked of this one, and to stop when the other that is returned is dropped.
-    pub(crate) fn or_dropped(&self) -> (Self, StopWhenDropped) {
-        let (asked, either) = watch::channel(0);
-        let mut all = self.0.clone();
-        all.push(either);
-        (Self(all), StopWhenDropped(asked))
-    }
-
-    async fn times(&self, least: u32) {
-        let asked = self.0.iter().cloned().map(|mut count| {
-            Box::pin(async move {
-                if count.wait_for(|n| *n >= least).await.is_err() {
-                    std::future::pending::<()>().await;
-                }
-            })
-        });
-        futures_util::future::select_all(asked).await;
-    }
-
-    /// Resolves when it was asked to stop.
-    pub(crate) async fn asked(&self) {
-        self.times(1).await;
-    }
-
-    /// Resolves when it was asked twice.
-    pub(crate) async fn asked_twice(&self) {
-        self.times(2).await;
-    }
-}
-
-/// Asks something to stop when dropped.
-pub(crate) struct StopWhenDropped(watch::Sender<u32>);
-
-impl Drop for StopWhenDropped {
-    fn drop(&mut self) {
-        self.0.send_replace(1);
-    }
 }

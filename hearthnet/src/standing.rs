@@ -3,10 +3,10 @@
 //! hundred other troubles from where they are met.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use hearthnet_bus::log::{EventLog, Level};
 use hearthnet_bus::{NodeId, whole_file};
-use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -46,19 +46,10 @@ pub(crate) enum Standing {
 impl Standing {
     /// As the log has it, and what was noted beside it.
     pub(crate) fn of(home: &Home) -> Self {
-        let (state, id) = (home.state(), home.key.id());
-        let revoked = state.revoked().find(|(node, _)| **node == id);
-        match revoked {
-            Some((_, revocation)) => Self::Revoked(revocation.time_ms),
-            None if state.is_frozen(&id) => Self::Frozen,
-            None => match Membership::read(&home.dir).and_then(|noted| noted.put_out_by) {
-                Some(by) => Self::Refused(by),
-                None => Self::Good,
-            },
-        }
+        let own = home.key.id();
+        Self::noted(&Membership::now(&home.dir, &home.state(), &own))
     }
 
-    /// As it was noted beside the log when that was last read.
     fn noted(noted: &Membership) -> Self {
         match (noted.revoked_ms, noted.frozen, &noted.put_out_by) {
             (Some(at), ..) => Self::Revoked(at),
@@ -106,28 +97,7 @@ impl Standing {
     }
 }
 
-/// What is to be said when the command has ended.
-#[derive(Default)]
-struct Said {
-    /// Whether the standing was looked at.
-    looked: bool,
-    /// The code of a standing that is not good, and the line.
-    standing: Option<(&'static str, String)>,
-    /// Whether the clock was spoken of.
-    clock: bool,
-}
-
-static SAID: Mutex<Said> = Mutex::new(Said {
-    looked: false,
-    standing: None,
-    clock: false,
-});
-
-fn said() -> MutexGuard<'static, Said> {
-    SAID.lock()
-}
-
-/// Looks at the standing of the node that a command works for.
+/// Says what a command's copy of the log lacks, and that the clock is wrong.
 pub(crate) fn look(home: &Home) {
     if home.log.is_in_doubt() && home.state().members().count() > 1 {
         note(
@@ -136,54 +106,31 @@ pub(crate) fn look(home: &Home) {
         );
     }
     say_clock(&home.dir);
-    remember(home);
 }
 
-/// Has the standing of a node said when the command ends.
-pub(crate) fn remember(home: &Home) {
-    let has_root = matches!(home.root_key(), Ok(Some(_)));
-    let line = line(&Standing::of(home), &home.state().name, has_root);
-    let mut said = said();
-    said.looked = true;
-    said.standing = line;
-}
-
-/// Says the standing of a node now, if it is not good.
-pub(crate) fn warn(home: &Home) {
-    let has_root = matches!(home.root_key(), Ok(Some(_)));
-    if let Some((_, line)) = line(&Standing::of(home), &home.state().name, has_root) {
-        note(format!("warning: {line}"));
+/// Says what is wrong with the node of `dir` when a command has ended, unless it failed for that very
+/// reason and said so.
+pub(crate) fn say(failure: Option<&Failure>, dir: &Path) {
+    say_clock(dir);
+    let noted = Membership::read(dir);
+    let code = noted.map(|noted| Standing::noted(&noted).code());
+    if !failure.is_some_and(|failure| code.is_some_and(|code| failure.has_code(code))) {
+        warn(dir);
     }
 }
 
-/// The code of a standing that is not good, what is so in `community`, and what to do.
-fn line(standing: &Standing, community: &str, has_root: bool) -> Option<(&'static str, String)> {
-    let line = || {
-        format!(
-            "{}\nhint: {}",
-            standing.sentence(community),
-            standing.remedy(has_root)
-        )
+/// Says the standing of the node of `dir`, as it was last noted, if it is not good.
+pub(crate) fn warn(dir: &Path) {
+    let Some(noted) = Membership::read(dir) else {
+        return;
     };
-    (*standing != Standing::Good).then(|| (standing.code(), line()))
-}
-
-/// Says what was found, unless the command failed for that very reason and said so. Commands that
-/// do not open the community's log go by what was noted beside it in `dir`.
-pub(crate) fn say(failure: Option<&Failure>, dir: Option<&Path>) {
-    let looked = said().looked;
-    if !looked && let Some((dir, noted)) = dir.and_then(|dir| Some((dir, Membership::read(dir)?))) {
-        let has_root = dir.join(ROOT_KEY).exists();
-        said().standing = line(&Standing::noted(&noted), &noted.name, has_root);
-    }
-    if let Some(dir) = dir {
-        say_clock(dir);
-    }
-    let found = said().standing.take();
-    if let Some((code, line)) = found
-        && !failure.is_some_and(|failure| failure.has_code(code))
-    {
-        note(format!("warning: {line}"));
+    let standing = Standing::noted(&noted);
+    if standing != Standing::Good {
+        note(format!(
+            "warning: {}\nhint: {}",
+            standing.sentence(&noted.name),
+            standing.remedy(dir.join(ROOT_KEY).exists())
+        ));
     }
 }
 
@@ -281,11 +228,10 @@ impl Measured {
 
 /// Says once that the clock is wrong, if it is known to be.
 pub(crate) fn say_clock(dir: &Path) {
-    let Some(measured) = measured(dir) else {
-        return;
-    };
-    let before = std::mem::replace(&mut said().clock, true);
-    if !before {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if let Some(measured) = measured(dir)
+        && !SAID.swap(true, Ordering::Relaxed)
+    {
         note(format!("warning: {}", measured.sentence()));
     }
 }
@@ -342,7 +288,7 @@ impl Home {
         if *standing == Standing::Good {
             return Ok(());
         }
-        let has_root = matches!(self.root_key(), Ok(Some(_)));
+        let has_root = self.dir.join(ROOT_KEY).exists();
         let sentence = standing.sentence(&self.state().name);
         Err(Failure::new(Kind::Community, sentence)
             .code(standing.code())

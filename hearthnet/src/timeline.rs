@@ -1,18 +1,16 @@
 //! A time line of several nodes' records, for people and as JSON.
 //!
 //! Everything here may come from another node. Records hold no texts but names of printable ASCII
-//! (`hearthnet_bus::flight`), reasons of failed calls have no control characters; what people have
-//! called their nodes is cleaned here.
+//! (`hearthnet_bus::flight`), and reasons of failed calls are tamed; what people have called their nodes
+//! is tamed here.
 
-use std::cell::RefCell;
-use std::collections::HashMap;
 use std::fmt::Write as _;
 
 use hearthnet_bus::NodeId;
 use hearthnet_bus::calls::CallError;
 use hearthnet_bus::flight::{Answer, Entry, Event};
 use hearthnet_bus::log::Community;
-use hearthnet_text::is_plain;
+use hearthnet_text::tame;
 use serde_json::{Value, json};
 
 use crate::community::now_ms;
@@ -29,64 +27,20 @@ pub(crate) struct Asked {
 /// Characters of a pipeline's id that a line shows, its last ones: random, all of them.
 const SHORT_ID: usize = 6;
 
-/// Longest name of a node that is shown, in characters.
-const NAME_CHARS: usize = 24;
+/// Who is called what.
+#[derive(Clone, Copy)]
+struct Names<'a>(Option<&'a Community>);
 
-/// Longest reason that is shown, in characters.
-const REASON_CHARS: usize = 400;
-
-/// Names of nodes as they are shown, each made once.
-struct Names<'a> {
-    state: Option<&'a Community>,
-    known: RefCell<HashMap<NodeId, String>>,
-}
-
-impl<'a> Names<'a> {
-    fn new(state: Option<&'a Community>) -> Self {
-        Self {
-            state,
-            known: RefCell::default(),
-        }
+impl Names<'_> {
+    fn of(self, who: &NodeId) -> String {
+        let label = self.0.map(|state| state.label(who, now_ms()));
+        tame(&label.unwrap_or_else(|| who.short())).into_owned()
     }
-
-    fn of(&self, who: &NodeId) -> String {
-        let mut known = self.known.borrow_mut();
-        known.entry(*who).or_insert_with(|| self.make(who)).clone()
-    }
-
-    fn make(&self, who: &NodeId) -> String {
-        let node: Option<NodeId> = who.to_string().parse().ok();
-        let name = match (self.state, node) {
-            (Some(state), Some(node)) => plain(state.name_of(&node, now_ms())),
-            _ => String::new(),
-        };
-        match name.as_str() {
-            "" => who.short(),
-            name => format!("{name} ({})", who.short()),
-        }
-    }
-}
-
-/// A character that stays where it is, or a question mark for it.
-fn plain_or_mark(c: char) -> char {
-    if is_plain(c) { c } else { '?' }
-}
-
-/// What a person called something.
-fn plain(text: &str) -> String {
-    text.chars().take(NAME_CHARS).map(plain_or_mark).collect()
-}
-
-/// A reason, in one line.
-fn plain_line(text: &str) -> String {
-    let words: Vec<&str> = text.split_whitespace().collect();
-    let line = words.join(" ");
-    line.chars().take(REASON_CHARS).map(plain_or_mark).collect()
 }
 
 /// The time line as people read it.
 pub(crate) fn as_text(nodes: &[Asked], line: &[Entry], state: Option<&Community>) -> String {
-    let names = Names::new(state);
+    let names = Names(state);
     let mut out = String::new();
     let rows = nodes.iter().filter_map(|asked| {
         let answer = asked.answer.as_ref().ok()?;
@@ -127,7 +81,7 @@ pub(crate) fn as_text(nodes: &[Asked], line: &[Entry], state: Option<&Community>
                 "  {}  no answer: {}: {}",
                 names.of(&asked.node),
                 error.code(),
-                plain_line(&error.to_string())
+                error
             );
         }
     }
@@ -162,7 +116,7 @@ pub(crate) fn as_text(nodes: &[Asked], line: &[Entry], state: Option<&Community>
             out,
             "{time} {:>8}  {node}{pad}  {pipeline}  {}",
             format!("±{}", milliseconds(entry.give_or_take_us)),
-            words(&entry.record.event, &names)
+            words(&entry.record.event, names)
         );
         if entry.record.times > 1 {
             let _ = write!(out, " ({} times)", entry.record.times);
@@ -177,7 +131,7 @@ pub(crate) fn as_text(nodes: &[Asked], line: &[Entry], state: Option<&Community>
 
 /// The same for programs.
 pub(crate) fn as_json(nodes: &[Asked], line: &[Entry], state: Option<&Community>) -> Value {
-    let names = Names::new(state);
+    let names = Names(state);
     let nodes: Vec<Value> = nodes
         .iter()
         .map(|asked| match &asked.answer {
@@ -194,7 +148,7 @@ pub(crate) fn as_json(nodes: &[Asked], line: &[Entry], state: Option<&Community>
             }
             Err(error) => json!({
                 "node": asked.node, "name": names.of(&asked.node), "here": asked.here,
-                "error": {"code": error.code().as_str(), "message": plain_line(&error.to_string())},
+                "error": {"code": error.code().as_str(), "message": error.message()},
             }),
         })
         .collect();
@@ -237,7 +191,7 @@ fn moment(unix_us: u64) -> String {
 }
 
 /// An event as a sentence without its subject, which is the node.
-fn words(event: &Event, names: &Names<'_>) -> String {
+fn words(event: &Event, names: Names<'_>) -> String {
     let life = |stream: u32, epoch: u32| format!("stream {stream}.{epoch}");
     match event {
         Event::PipelineBuilt { hosts: 0, ms, .. } => format!("computes alone, ready in {ms} ms"),
@@ -392,23 +346,9 @@ fn words(event: &Event, names: &Names<'_>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use hearthnet_text::is_plain;
 
-    #[test]
-    fn names_and_reasons_stay_in_their_line_and_move_no_cursor() {
-        let hostile = "\u{1b}[2J\u{202e}evil\r\n\u{7}\u{200b}";
-        for shown in [plain(hostile), plain_line(hostile)] {
-            assert!(shown.contains("evil"), "{shown:?}");
-            assert!(
-                shown
-                    .chars()
-                    .all(|c| c == '?' || c.is_ascii_graphic() || c == ' '),
-                "{shown:?}"
-            );
-        }
-        assert_eq!(plain_line("a  b\nc"), "a b c");
-        assert_eq!(plain(&"x".repeat(100)).len(), NAME_CHARS);
-    }
+    use super::*;
 
     #[test]
     fn what_a_hostile_node_answers_is_shown_in_lines_that_are_what_they_seem() {
@@ -460,7 +400,7 @@ mod tests {
         let shown = as_text(&nodes, &line, None);
         let json = as_json(&nodes, &line, None).to_string();
         for c in shown.chars().filter(|c| *c != '\n') {
-            assert!(!c.is_control() && plain_or_mark(c) == c, "{shown:?}");
+            assert!(is_plain(c), "{shown:?}");
         }
         assert!(json.is_ascii(), "{json}");
         // A table of one node, one that was not asked, a date, and an event a line.

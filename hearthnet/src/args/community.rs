@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use clap::{Subcommand, ValueEnum};
+use clap::Subcommand;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use hearthnet_bus::log::Level;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum CommunityCommand {
@@ -53,8 +55,8 @@ pub(crate) struct CreateArgs {
     /// What the community is called, at most 64 bytes.
     pub(crate) name: String,
     /// Whether the community computes together [default: as policy.research.enable is here].
-    #[arg(long, value_name = "on|off")]
-    pub(crate) research: Option<Switch>,
+    #[arg(long, value_name = "on|off", value_parser = on_off())]
+    pub(crate) research: Option<bool>,
     /// What other members see of this node [default: node.name, else the machine's name].
     #[arg(long = "as", value_name = "NAME")]
     pub(crate) as_name: Option<String>,
@@ -66,8 +68,8 @@ pub(crate) struct CreateArgs {
 #[derive(Debug, clap::Args)]
 pub(crate) struct InviteArgs {
     /// What the new member may do: member chats, trusted serves layers too, anchor also invites.
-    #[arg(long, value_enum, default_value_t = LevelName::Member)]
-    pub(crate) level: LevelName,
+    #[arg(long, value_parser = level(), default_value = "member")]
+    pub(crate) level: Level,
     /// How many nodes may join with the code.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(hearthnet_bus::log::MAX_USES)))]
     pub(crate) uses: u32,
@@ -89,8 +91,8 @@ pub(crate) struct JoinArgs {
     pub(crate) name: Option<String>,
     /// Whether this machine computes with others, where no configuration says so yet [default: as
     /// the community does].
-    #[arg(long, value_name = "on|off")]
-    pub(crate) research: Option<Switch>,
+    #[arg(long, value_name = "on|off", value_parser = on_off())]
+    pub(crate) research: Option<bool>,
     /// How long to look for a node of the community, for example 30s.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_time)]
     pub(crate) wait: Duration,
@@ -105,8 +107,8 @@ pub(crate) struct LevelArgs {
     #[arg(value_name = "NODE")]
     pub(crate) node: String,
     /// The level to set [default: the next one].
-    #[arg(value_enum)]
-    pub(crate) level: Option<LevelName>,
+    #[arg(value_parser = level())]
+    pub(crate) level: Option<Level>,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
@@ -162,34 +164,33 @@ pub(crate) struct RestoreArgs {
 #[derive(Debug, clap::Args)]
 pub(crate) struct PolicyArgs {
     /// Whether the community computes together.
-    #[arg(long, value_name = "on|off")]
-    pub(crate) research: Option<Switch>,
+    #[arg(long, value_name = "on|off", value_parser = on_off())]
+    pub(crate) research: Option<bool>,
     /// The lowest level that may invite members (trusted ones are invited by anchors).
-    #[arg(long, value_enum, value_name = "LEVEL")]
-    pub(crate) who_may_invite: Option<LevelName>,
+    #[arg(long, value_parser = level(), value_name = "LEVEL")]
+    pub(crate) who_may_invite: Option<Level>,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 /// A member's level, as it is typed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LevelName {
-    /// May ask for answers, and read and write the log.
-    Member,
-    /// May serve layers, too.
-    Trusted,
-    /// May invite, promote, demote and revoke members, too.
-    Anchor,
+fn level() -> impl TypedValueParser<Value = Level> {
+    let help = |level: Level| match level {
+        Level::Member => "May ask for answers, and read and write the log",
+        Level::Trusted => "May serve layers, too",
+        Level::Anchor => "May invite, promote, demote and revoke members, too",
+    };
+    let known = [Level::Member, Level::Trusted, Level::Anchor];
+    PossibleValuesParser::new(
+        known.map(|level| PossibleValue::new(level.as_str()).help(help(level))),
+    )
+    .try_map(|text| text.parse())
 }
 
-/// On or off.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Switch {
-    /// Allowed.
-    On,
-    /// Not allowed.
-    Off,
+/// Whether something is allowed.
+fn on_off() -> impl TypedValueParser<Value = bool> {
+    PossibleValuesParser::new(["on", "off"]).map(|text| text == "on")
 }
 
 #[derive(Debug, clap::Args)]

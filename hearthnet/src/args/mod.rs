@@ -17,7 +17,7 @@ use hearthnet_orchestrator::link::HostAddr;
 
 pub(crate) use community::{
     BackupArgs, CommunityCommand, CreateArgs, InviteArgs, JoinArgs, LeaveArgs, LevelArgs,
-    LevelName, LogCommand, PolicyArgs, RestoreArgs, RevokeArgs, RunArgs, StatusArgs, Switch,
+    LogCommand, PolicyArgs, RestoreArgs, RevokeArgs, RunArgs, StatusArgs,
 };
 pub(crate) use diagnose::DiagnoseArgs;
 pub(crate) use sampling::SamplingArgs;

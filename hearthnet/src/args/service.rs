@@ -5,7 +5,7 @@ use hearthnet_orchestrator::link::HostAddr;
 use super::PrivateArgs;
 
 /// Where chats are asked for over HTTP, and what answers them outside of a community.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub(crate) struct AnswerArgs {
     /// Where the OpenAI-compatible HTTP interface listens; port 0 takes a free one [default:
     /// http.listen, 127.0.0.1:7602].

@@ -95,9 +95,6 @@ fn add(parts: &mut Parts, name: &str, path: &Path) -> Result<(), Failure> {
             Ok(())
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(Failure::new(
-            Kind::Host,
-            format!("cannot read {}: {error}", path.display()),
-        )),
+        Err(error) => Err(Failure::file("read", path, error)),
     }
 }

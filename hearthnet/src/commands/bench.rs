@@ -17,6 +17,7 @@ use crate::failure::{Failure, Kind};
 use crate::models::find::{pick, resolve};
 use crate::output::{bytes, note, print, print_json, table};
 use crate::runtime::runtime;
+use crate::signals::Stop;
 
 pub(crate) fn run(command: BenchCommand, cx: &Context) -> Result<(), Failure> {
     match command {
@@ -113,16 +114,12 @@ fn echo(caller: NodeId, config: &Config) -> Result<(), Failure> {
             .await
             .map_err(|e| Failure::new(Kind::Host, e.to_string()))?;
         print(format!("{}#{}\n", listener.local_addr(), key.id()))?;
-        let (gone, mut lifeline) = tokio::sync::mpsc::channel::<()>(1);
-        std::thread::spawn(move || {
-            // Returns when the measuring process closes the pipe, or dies.
-            let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
-            drop(gone);
-        });
+        // The measuring process closes the pipe, or dies.
+        let stop = Stop::listen(true)?;
         loop {
             tokio::select! {
                 connection = listener.accept() => { tokio::spawn(serve_echo(connection)); }
-                _ = lifeline.recv() => return Ok(()),
+                () = stop.asked() => return Ok(()),
             }
         }
     })

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use futures_util::stream::FuturesUnordered;
+use futures_util::stream::iter;
 use hearthnet_bus::calls::{CallError, Client, Code};
 use hearthnet_bus::flight::{self, Answer, Entry, PipelineId};
 use hearthnet_bus::log::Level;
@@ -28,9 +28,10 @@ use crate::community::{Home, now_ms};
 use crate::config::Config;
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
-use crate::local_api::{self, NODE_FLIGHT, STANDALONE};
+use crate::local_api::{self, NODE_FLIGHT, NODE_STATUS, STANDALONE};
 use crate::lock::Lock;
-use crate::node::{Running, learn, transient};
+use crate::node::status::Running;
+use crate::node::transient::among_others;
 use crate::output::{print, print_json};
 use crate::runtime::block_on;
 use crate::timeline::{self, Asked};
@@ -81,25 +82,23 @@ pub(crate) fn run(args: &DiagnoseArgs, cx: &Context) -> Result<(), Failure> {
         line = flight::of_pipeline(&line, find(&line, wanted)?);
     }
     let state = home.as_ref().map(Home::state);
+    let state = state.as_deref();
+    if !args.json {
+        print(timeline::as_text(&nodes, &line, state))?;
+    }
     if answers.is_empty() {
-        if !args.json {
-            print(timeline::as_text(&nodes, &line, state.as_deref()))?;
-        }
-        return Err(nobody_told(home.as_ref()).beside(timeline::as_json(
-            &nodes,
-            &line,
-            state.as_deref(),
-        )));
+        let asked = timeline::as_json(&nodes, &line, state);
+        return Err(nobody_told(home.as_ref()).beside(asked));
     }
     if let Some(Err(_)) = home.as_ref().map(|home| home.require(Level::Trusted, "")) {
         crate::output::note(
             "this node is a member; others tell their records to trusted nodes only",
         );
     }
-    if args.json {
-        return print_json(&timeline::as_json(&nodes, &line, state.as_deref()));
+    match args.json {
+        true => print_json(&timeline::as_json(&nodes, &line, state)),
+        false => Ok(()),
     }
-    print(timeline::as_text(&nodes, &line, state.as_deref()))
 }
 
 /// Why there is nothing to show. What each node said is shown before.
@@ -181,28 +180,18 @@ impl From<&HostAddr> for Target {
 async fn members(home: &Home, config: &Config) -> Result<Vec<Target>, Failure> {
     home.level()?;
     // Where a node runs here, it keeps the log even, and knows who is where.
-    let guest = match Lock::is_held(&home.dir) {
-        true => None,
-        false => {
-            let node = transient(home, config).await?;
-            learn(&node, home).await;
-            Some(node)
-        }
-    };
-    let running: Option<Running> =
-        local_api::ask(&home.dir, local_api::NODE_STATUS, &json!({})).await;
-    let own = home.key.id();
-    let state = home.state();
-    let others = state.members().map(|(node, _)| *node);
-    let targets = others.filter(|node| *node != own).map(|node| Target {
-        node,
-        addresses: addresses(home, guest.as_ref(), running.as_ref(), node),
-    });
-    let targets = targets.collect();
-    if let Some(guest) = guest {
-        guest.shutdown().await;
-    }
-    Ok(targets)
+    among_others(home, config, async |guest| {
+        let running: Option<Running> = local_api::ask(&home.dir, NODE_STATUS, &json!({})).await;
+        let own = home.key.id();
+        let state = home.state();
+        let others = state.members().map(|(node, _)| *node);
+        let targets = others.filter(|node| *node != own).map(|node| Target {
+            node,
+            addresses: addresses(home, guest, running.as_ref(), node),
+        });
+        Ok(targets.collect())
+    })
+    .await
 }
 
 /// The records of other nodes.
@@ -212,33 +201,19 @@ async fn elsewhere(
     transport: &Transport,
     age_ms: u64,
 ) -> Vec<Asked> {
-    let name = Capability::diagnose().to_string();
-    let mut waiting = targets.into_iter();
-    let mut asking = FuturesUnordered::new();
-    let mut nodes = Vec::new();
-    loop {
-        while asking.len() < AT_ONCE
-            && let Some(Target { node, addresses }) = waiting.next()
-        {
-            let name = &name;
-            asking.push(async move {
-                let asking = async {
-                    let client = connect(node, &addresses, key, transport).await?;
-                    ask(&client, name, age_ms).await
-                };
-                Asked {
-                    node,
-                    here: false,
-                    answer: in_time(asking).await,
-                }
-            });
+    let name = &Capability::diagnose().to_string();
+    let asked = iter(targets).map(|Target { node, addresses }| async move {
+        let asking = async {
+            let client = connect(node, &addresses, key, transport).await?;
+            ask(&client, name, age_ms).await
+        };
+        Asked {
+            node,
+            here: false,
+            answer: in_time(asking).await,
         }
-        match asking.next().await {
-            Some(asked) => nodes.push(asked),
-            None => break,
-        }
-    }
-    drop(asking);
+    });
+    let mut nodes: Vec<Asked> = asked.buffer_unordered(AT_ONCE).collect().await;
     nodes.sort_by_key(|asked| asked.node);
     nodes
 }
@@ -256,11 +231,8 @@ async fn in_time(
 }
 
 async fn ask(client: &Client, capability: &str, age_ms: u64) -> Result<Answer, CallError> {
-    let capability = capability
-        .parse()
-        .map_err(|error| CallError::bad_request("capability", error))?;
     let asked = flight::now();
-    let stream = client.call(&capability, &flight::params(Some(age_ms)))?;
+    let stream = local_api::call(client, capability, &flight::params(Some(age_ms)))?;
     Answer::collect(asked, stream).await
 }
 

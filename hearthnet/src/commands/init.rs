@@ -94,11 +94,8 @@ pub(crate) fn run(args: &InitArgs, global: &Global) -> Result<(), Failure> {
 /// user's own and holds nothing else yet.
 fn private_dir(path: &Path) -> Result<&'static str, Failure> {
     let fail = |what: &str, e: io::Error| {
-        Failure::new(
-            Kind::Host,
-            format!("cannot {what} the data directory {}: {e}", path.display()),
-        )
-        .hint("--data-dir names another one")
+        Failure::file(&format!("{what} the data directory"), path, e)
+            .hint("--data-dir names another one")
     };
     let meta = match fs::metadata(path) {
         Ok(meta) => meta,

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::args::LogCommand;
 use crate::changes::{self, Change};
-use crate::community::{Home, log_failure, now_ms};
+use crate::community::{Home, now_ms};
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
 use crate::output::{note, print, print_json, when};
@@ -51,7 +51,7 @@ fn show(home: &Home, last: Option<usize>, as_json: bool) -> Result<(), Failure> 
     if let Some(failure) = failed {
         return Err(failure);
     }
-    read.map_err(|e| log_failure(&home.dir, &e))?;
+    read?;
     kept.iter().try_for_each(print)
 }
 
@@ -119,7 +119,7 @@ fn what(body: &Body, state: &Community) -> String {
 }
 
 fn verify(home: &Home, as_json: bool) -> Result<(), Failure> {
-    let found = home.log.verify().map_err(|e| log_failure(&home.dir, &e))?;
+    let found = home.log.verify()?;
     let hash = hex::encode(home.state().state_hash());
     if as_json {
         print_json(&json!({
@@ -175,14 +175,11 @@ fn resume(home: &Home, yes: bool) -> Result<(), Failure> {
 
 fn export(home: &Home, output: Option<&Path>) -> Result<(), Failure> {
     let Some(path) = output else {
-        home.log
-            .export(&mut std::io::stdout().lock())
-            .map_err(|e| log_failure(&home.dir, &e))?;
+        home.log.export(&mut std::io::stdout().lock())?;
         return Ok(());
     };
     let fail = |e: std::io::Error| {
-        Failure::new(Kind::Host, format!("cannot write {}: {e}", path.display()))
-            .hint("name a file that does not exist yet")
+        Failure::file("write", path, e).hint("name a file that does not exist yet")
     };
     let file = OpenOptions::new()
         .write(true)
@@ -190,10 +187,7 @@ fn export(home: &Home, output: Option<&Path>) -> Result<(), Failure> {
         .open(path)
         .map_err(fail)?;
     let mut file = BufWriter::new(file);
-    let count = home
-        .log
-        .export(&mut file)
-        .map_err(|e| log_failure(&home.dir, &e))?;
+    let count = home.log.export(&mut file)?;
     file.into_inner()
         .map_err(|e| fail(e.into_error()))?
         .sync_all()

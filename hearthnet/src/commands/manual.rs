@@ -4,38 +4,32 @@
 use std::fs;
 use std::path::Path;
 
-use clap::{Command, CommandFactory as _};
+use clap::CommandFactory as _;
 
 use crate::args::Args;
-use crate::failure::{Failure, Kind};
+use crate::failure::Failure;
 use crate::output::print_bytes;
 
 pub(crate) fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut command(), "hearthnet", &mut script);
+    clap_complete::generate(shell, &mut Args::command(), "hearthnet", &mut script);
     print_bytes(&script)
 }
 
 /// Writes `hearthnet.1` and a page for each command below it, as `hearthnet-model-pull.1`.
 pub(crate) fn man(directory: &Path) -> Result<(), Failure> {
     let fail = |e: std::io::Error| {
-        Failure::new(
-            Kind::Host,
-            format!("cannot write the manual to {}: {e}", directory.display()),
-        )
-        .hint("name a directory that you may write to")
+        Failure::file("write the manual to", directory, e)
+            .hint("name a directory that you may write to")
     };
     fs::create_dir_all(directory).map_err(fail)?;
-    clap_mangen::generate_to(command(), directory).map_err(fail)
-}
-
-/// The command line without what is not for people.
-fn command() -> Command {
-    Args::command()
+    clap_mangen::generate_to(Args::command(), directory).map_err(fail)
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::Command;
+
     use super::*;
 
     /// All commands that people see, as `hearthnet-model-pull`.
@@ -52,7 +46,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         man(directory.path()).unwrap();
         let mut all = vec!["hearthnet".to_owned()];
-        names(&command(), "hearthnet", &mut all);
+        names(&Args::command(), "hearthnet", &mut all);
         assert!(all.contains(&"hearthnet-model-pull".to_owned()));
         for name in all {
             let page = directory.path().join(format!("{name}.1"));
@@ -69,9 +63,9 @@ mod tests {
         use clap_complete::Shell;
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             let mut script = Vec::new();
-            clap_complete::generate(shell, &mut command(), "hearthnet", &mut script);
+            clap_complete::generate(shell, &mut Args::command(), "hearthnet", &mut script);
             let script = String::from_utf8(script).unwrap();
-            for inner in command().get_subcommands() {
+            for inner in Args::command().get_subcommands() {
                 assert!(
                     script.contains(inner.get_name()),
                     "{shell}: {}",

@@ -15,6 +15,5 @@ pub(crate) mod manual;
 pub(crate) mod model;
 pub(crate) mod restore;
 pub(crate) mod serve;
-pub(crate) mod serve_standalone;
 pub(crate) mod shard;
 pub(crate) mod status;

@@ -1,5 +1,5 @@
 //! `hearthnet model`: how models are named and found, the catalogue, pulling, looking into files,
-//! converting. What lies in the cache, and in which state, is in `store.rs`; where a model could run,
+//! converting. What lies in the cache, and in which state, is in `cache.rs`; where a model could run,
 //! in `room.rs`.
 
 use std::path::Path;
@@ -54,12 +54,8 @@ pub(crate) fn run(command: ModelCommand, cx: &Context) -> Result<(), Failure> {
                 Ok(file) => file,
                 Err(error) => return Err(inspect_container(&resolved.path, &error, json)),
             };
-            let mut progress = Progress::new("hashing");
-            let weights = file
-                .manifest(&mut |done, total| progress.set(done, total))
-                .weights_id();
-            let inspection = inspect(&file, weights);
-            drop(progress);
+            let manifest = Progress::during("hashing", |set| file.manifest(set));
+            let inspection = inspect(&file, manifest.weights_id());
             if json {
                 print_json(&inspection)
             } else {
@@ -103,11 +99,9 @@ fn convert_file(source: &Path, to: &str, output: &Path) -> Result<(), Failure> {
     let dtype = weight_type(to)?;
     let file = open_file(source)?;
     let cancel = cancel_on_interrupt()?;
-    let mut progress = Progress::new("converting");
-    let done = convert(&file, dtype, output, &cancel, &mut |d, t| {
-        progress.set(d, t);
+    let done = Progress::during("converting", |set| {
+        convert(&file, dtype, output, &cancel, set)
     });
-    drop(progress);
     done.map_err(|error| match error {
         ConvertError::Cancelled => {
             Failure::new(Kind::Interrupted, "stopped; nothing is left behind")

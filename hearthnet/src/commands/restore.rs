@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::backup::{CONFIG, NODE_KEY};
 use crate::args::{Global, RestoreArgs};
-use crate::community::{LOG_FILE, ROOT_KEY, log_failure};
+use crate::community::{LOG_FILE, ROOT_KEY};
 use crate::config::default_path;
 use crate::failure::{Failure, Kind};
 use crate::membership;
@@ -56,7 +56,7 @@ pub(crate) fn run(args: &RestoreArgs, global: &Global) -> Result<(), Failure> {
     draft.become_dir(&dir)?;
     if has_log {
         // Where it is now it has its name, so that it is known again.
-        EventLog::open(&dir).map_err(|e| log_failure(&dir, &e))?;
+        EventLog::open(&dir)?;
     }
     let config = restore_config(&parts, global)?;
     report(args, &key, community, config, &dir)
@@ -79,8 +79,7 @@ fn refuse_living(dir: &Path) -> Result<(), Failure> {
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    whole_file::create(path, bytes, 0o600)
-        .map_err(|e| Failure::new(Kind::Host, format!("cannot write {}: {e}", path.display())))
+    whole_file::create(path, bytes, 0o600).map_err(|e| Failure::file("write", path, e))
 }
 
 /// Writes the configuration, if there is none; where it is, and whether it was written.
@@ -94,9 +93,7 @@ fn restore_config(parts: &Parts, global: &Global) -> Result<Option<(PathBuf, boo
     if path.exists() {
         return Ok(Some((path, false)));
     }
-    let fail = |e: std::io::Error| {
-        Failure::new(Kind::Host, format!("cannot write {}: {e}", path.display()))
-    };
+    let fail = |e: std::io::Error| Failure::file("write", &path, e);
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
     whole_file::make_folder(folder.unwrap_or(Path::new(".")), 0o755).map_err(fail)?;
     whole_file::create(&path, bytes, 0o644).map_err(fail)?;
@@ -145,11 +142,7 @@ struct Draft(PathBuf);
 impl Draft {
     fn beside(dir: &Path) -> Result<Self, Failure> {
         let fail = |e: std::io::Error| {
-            Failure::new(
-                Kind::Host,
-                format!("cannot make a folder beside {}: {e}", dir.display()),
-            )
-            .hint("--data-dir names another directory")
+            Failure::file("make a folder beside", dir, e).hint("--data-dir names another directory")
         };
         let mut name = std::ffi::OsString::from(".");
         name.push(dir.file_name().unwrap_or("hearthnet".as_ref()));
@@ -161,8 +154,7 @@ impl Draft {
 
     fn become_dir(self, dir: &Path) -> Result<(), Failure> {
         let fail = |e: std::io::Error| {
-            Failure::new(Kind::Host, format!("cannot make {}: {e}", dir.display()))
-                .hint("--data-dir names another directory")
+            Failure::file("make", dir, e).hint("--data-dir names another directory")
         };
         // The locks of the draft's own checks are nobody's.
         let _ = std::fs::remove_file(self.0.join("log.lock"));

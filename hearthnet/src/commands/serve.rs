@@ -1,28 +1,92 @@
-//! `hearthnet serve`: the daemon of a home, for the community and for programs on this machine.
+//! `hearthnet serve`: the daemon of a home, for the community and for programs on this machine; or,
+//! with `--shard ...` or `--local`, answers for other programs outside of any community.
+
+use std::sync::Arc;
+
+use hearthnet_http::Part;
+use hearthnet_orchestrator::{ChatError, Service};
+use serde_json::json;
 
 use crate::args::RunArgs;
-use crate::commands::serve_standalone;
 use crate::community::Home;
 use crate::context::Context;
 use crate::daemon::{self, Plan};
 use crate::failure::Failure;
+use crate::local_api::StandaloneApi;
+use crate::models::open_model;
+use crate::output::{note, print, print_json};
+use crate::runtime::block_on;
+use crate::service_setup::{close, count, model_of, open_http, settings};
+use crate::signals::Stop;
 
 pub(crate) fn run(args: RunArgs, cx: &Context) -> Result<(), Failure> {
-    if args.answers.is_standalone() {
-        return serve_standalone::run(args, cx);
+    if !args.answers.is_standalone() {
+        let plan = Plan {
+            args,
+            for_layers: false,
+            threads: None,
+            metrics: None,
+        };
+        return daemon::run(&plan, &Home::open(cx)?, cx);
     }
-    let home = Home::open(cx)?;
-    let plan = Plan {
-        model: args.model,
-        layers: args.layers,
-        threads: None,
-        for_layers: false,
-        listen: args.listen,
-        http: args.answers.http,
-        private: args.answers.private,
-        metrics: None,
-        json: args.json,
-        lifeline: args.lifeline,
+    if !args.answers.local && !cx.config.policy.research.enable {
+        return Err(ChatError::ExperimentalDisabled.into());
+    }
+    block_on(standalone(&args, cx))
+}
+
+/// Answers over named hosts, or on this machine alone.
+async fn standalone(args: &RunArgs, cx: &Context) -> Result<(), Failure> {
+    // Signals count from here on: a Ctrl-C while loading ends the program cleanly, too.
+    let stop = Stop::listen(args.lifeline)?;
+    count(Part::Caller)?;
+    let mut model = open_model(cx, args.model.as_ref(), None)?;
+    let key = match args.answers.local {
+        true => None,
+        false => Some(Arc::new(cx.global.node_key()?)),
     };
-    daemon::run(&plan, &home, cx)
+    let served = tokio::select! {
+        served = model_of(&args.answers, &mut model, key, &cx.config) => served?,
+        () = stop.asked() => return Err(ChatError::Cancelled.into()),
+    };
+    let runtime = tokio::runtime::Handle::current();
+    let service = Service::new(runtime, vec![served], settings(&cx.config));
+    let data_dir = cx.global.dir()?;
+    let api = match StandaloneApi::open(&data_dir, &service, &model.path, &cx.config).await {
+        Ok(api) => Some(api),
+        // The HTTP interface is what this is for.
+        Err(why) => {
+            note(format!(
+                "`hearthnet chat` will not find this service: {why}"
+            ));
+            None
+        }
+    };
+    let server = open_http(&service, args.answers.http.as_deref(), &cx.config).await?;
+    let url = format!("http://{}/v1", server.local_addr());
+    if args.json {
+        print_json(&json!({"url": url, "models": [model.id], "pid": std::process::id()}))?;
+    } else {
+        print(format!(
+            "answering with {}\n  OpenAI's interface  {url}\n  numbers             http://{}/metrics\n",
+            model.id,
+            server.local_addr(),
+        ))?;
+    }
+    stop.asked().await;
+    if !args.json {
+        note("stopping: what is being answered is finished, new requests are refused");
+    }
+    let leave = async {
+        close(server, &service).await;
+        if let Some(api) = api {
+            api.close().await;
+        }
+    };
+    tokio::select! {
+        () = leave => {}
+        // Asked twice: at once, then.
+        () = stop.asked_twice() => {}
+    }
+    Ok(())
 }

@@ -6,7 +6,7 @@ use hearthnet_http::Health;
 use hearthnet_orchestrator::ChatError;
 use hearthnet_shard::ShardHost;
 
-use crate::args::{Layers, PrivateArgs, ServeArgs, ShardCommand};
+use crate::args::{AnswerArgs, Layers, RunArgs, ServeArgs, ShardCommand};
 use crate::community::Home;
 use crate::context::Context;
 use crate::daemon::{self, Plan};
@@ -19,7 +19,7 @@ use crate::metrics_server::MetricsServer;
 use crate::models::open_model;
 use crate::output::{note, print, print_json};
 use crate::runtime::block_on;
-use crate::signals::stop_requests;
+use crate::signals::Stop;
 
 /// Where a standalone host listens, unless told otherwise: on this machine only.
 const LOOPBACK: &str = "127.0.0.1:0";
@@ -36,16 +36,20 @@ pub(crate) fn run(command: ShardCommand, cx: &Context) -> Result<(), Failure> {
     };
     if let Some(home) = home {
         let plan = Plan {
-            model: args.model,
-            layers: Some(args.layers),
-            threads: args.threads,
+            args: RunArgs {
+                model: args.model,
+                layers: Some(args.layers),
+                listen: args.listen,
+                json: args.json,
+                lifeline: args.lifeline,
+                answers: AnswerArgs {
+                    http: args.http,
+                    ..AnswerArgs::default()
+                },
+            },
             for_layers: true,
-            listen: args.listen,
-            http: args.http,
-            private: PrivateArgs::default(),
+            threads: args.threads,
             metrics: args.metrics,
-            json: args.json,
-            lifeline: args.lifeline,
         };
         return daemon::run(&plan, &home, cx);
     }
@@ -63,7 +67,7 @@ async fn serve_standalone(args: ServeArgs, cx: &Context) -> Result<(), Failure> 
     };
     let listen = args.listen.clone().unwrap_or_else(|| LOOPBACK.to_owned());
     // Signals count from here on: a Ctrl-C while loading ends the program cleanly, too.
-    let mut stop = stop_requests(args.lifeline)?;
+    let stop = Stop::listen(args.lifeline)?;
     let numbers = MetricsServer::open(args.metrics.as_deref(), &cx.config).await?;
     let key = cx.global.node_key()?;
     let model = open_model(cx, args.model.as_ref(), None)?;
@@ -77,7 +81,7 @@ async fn serve_standalone(args: ServeArgs, cx: &Context) -> Result<(), Failure> 
     let start = ShardHost::start(host_config, &key, start_progress());
     let host = tokio::select! {
         host = start => host.map_err(|e| start_failure(&listen, &e))?,
-        _ = stop.recv() => return Err(ChatError::Cancelled.into()),
+        () = stop.asked() => return Err(ChatError::Cancelled.into()),
     };
     let address = format!("{}#{}", host.local_addr(), host.node_id());
     let ready = Ready::of(&host, address, numbers.url());
@@ -88,7 +92,7 @@ async fn serve_standalone(args: ServeArgs, cx: &Context) -> Result<(), Failure> 
         print(announcement(&ready))?;
     }
     tokio::select! {
-        _ = stop.recv() => {}
+        () = stop.asked() => {}
         () = host.failed() => {
             return Err(Failure::internal("the engine's thread ended unexpectedly"));
         }
@@ -100,6 +104,6 @@ async fn serve_standalone(args: ServeArgs, cx: &Context) -> Result<(), Failure> 
     tokio::select! {
         _ = host.shutdown(Duration::from_secs(settings.drain_seconds)) => Ok(()),
         // Asked twice: at once, then.
-        _ = stop.recv() => Ok(()),
+        () = stop.asked_twice() => Ok(()),
     }
 }

@@ -24,17 +24,18 @@ use crate::config::Config;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::local_api;
-use crate::node::Running;
+use crate::node::status::Running;
+use crate::node::transient::among_others;
 use crate::output::{bytes, print, print_json, span, table};
 use crate::runtime::block_on;
 
 pub(crate) fn run(args: &StatusArgs, cx: &Context) -> Result<(), Failure> {
     let home = Home::open(cx)?;
-    // Where no node runs, the log stands where a command last asked the others.
-    if let Err(failure) = crate::node::ask_around(&home, &cx.config) {
-        crate::output::note(format!("the others could not be asked: {failure}"));
-    }
     let (running, hosts) = block_on(async {
+        // Where no node runs, the log stands where a command last asked the others.
+        if let Err(failure) = among_others(&home, &cx.config, async |_| Ok(())).await {
+            crate::output::note(format!("the others could not be asked: {failure}"));
+        }
         let params = json!({ "hosts": true });
         let running: Option<Running> =
             local_api::ask(&home.dir, local_api::NODE_STATUS, &params).await;
@@ -53,15 +54,18 @@ pub(crate) fn run(args: &StatusArgs, cx: &Context) -> Result<(), Failure> {
     // Who advertised only now was not asked yet.
     let answers = |host: &NodeId| hosts.get(&host.to_string()).copied().unwrap_or(true);
     let models = by_model(state.shards(now), answers);
-    let health = home.log.health();
+    let (health, reason) = health(home.log.health());
     let disk = try_disk(&home.dir);
-    let figures = Figures::of(&home);
+    let heads = home.log.heads();
+    let durable: u64 = heads.authors.values().map(|head| head.seq).sum();
+    let ephemeral: usize = heads.authors.values().map(|head| head.slots.len()).sum();
+    let size = log_bytes(&home);
     let log = json!({
-        "durable_events": figures.durable,
-        "ephemeral_events": figures.ephemeral,
-        "bytes": figures.bytes,
-        "health": health_name(&health),
-        "reason": reason(&health),
+        "durable_events": durable,
+        "ephemeral_events": ephemeral,
+        "bytes": size,
+        "health": health,
+        "reason": reason,
         "disk": disk.as_ref().err(),
         "state_hash": hex::encode(state.state_hash()),
         "frozen": state.frozen().map(|(node, _)| node.to_string()).collect::<Vec<_>>(),
@@ -85,7 +89,7 @@ pub(crate) fn run(args: &StatusArgs, cx: &Context) -> Result<(), Failure> {
                     "who_may_invite": state.policy.who_may_invite,
                 },
             },
-            "members": members_json(&state, now),
+            "members": crate::members::json(&state, &home.key.id()),
             "models": models.iter().map(|m| model_json(m, &state, now, &answers)).collect::<Vec<_>>(),
             "log": log,
         }));
@@ -103,11 +107,9 @@ pub(crate) fn run(args: &StatusArgs, cx: &Context) -> Result<(), Failure> {
     }
     let _ = writeln!(
         out,
-        "\nlog        {} events and {} short-lived ones, {}; {}",
-        figures.durable,
-        figures.ephemeral,
-        bytes(figures.bytes),
-        match (reason(&health), disk) {
+        "\nlog        {durable} events and {ephemeral} short-lived ones, {}; {}",
+        bytes(size),
+        match (reason, disk) {
             (None, Ok(())) => "healthy".to_owned(),
             (Some(why), _) => format!("READ-ONLY: {why}"),
             (None, Err(why)) => format!("NOTHING CAN BE WRITTEN: {why}"),
@@ -352,21 +354,6 @@ fn address(advert: &Advert, state: &Community, now: u64) -> String {
     }
 }
 
-fn members_json(state: &Community, now: u64) -> Vec<Value> {
-    state
-        .members()
-        .map(|(node, member)| {
-            json!({
-                "node": node.to_string(),
-                "name": state.name_of(node, now),
-                "level": member.level,
-                "frozen": state.is_frozen(node),
-                "heard": state.nodes(now).any(|seen| seen.node == *node),
-            })
-        })
-        .collect()
-}
-
 fn model_json(
     model: &Coverage<'_>,
     state: &Community,
@@ -399,45 +386,21 @@ fn model_json(
 }
 
 /// The size of the log.
-struct Figures {
-    durable: u64,
-    ephemeral: u64,
-    bytes: u64,
+fn log_bytes(home: &Home) -> u64 {
+    let size = |tail: &str| {
+        let mut path = home.log.path().as_os_str().to_owned();
+        path.push(tail);
+        std::fs::metadata(path).map_or(0, |meta| meta.len())
+    };
+    size("") + size("-wal")
 }
 
-impl Figures {
-    fn of(home: &Home) -> Self {
-        let heads = home.log.heads();
-        let size = |tail: &str| {
-            let mut path = home.log.path().as_os_str().to_owned();
-            path.push(tail);
-            std::fs::metadata(path).map_or(0, |meta| meta.len())
-        };
-        Self {
-            durable: heads.authors.values().map(|head| head.seq).sum(),
-            ephemeral: heads
-                .authors
-                .values()
-                .map(|head| head.slots.len() as u64)
-                .sum(),
-            bytes: size("") + size("-wal"),
-        }
-    }
-}
-
-fn health_name(health: &LogHealth) -> &'static str {
+/// How the log is, and why.
+fn health(health: LogHealth) -> (&'static str, Option<String>) {
     match health {
-        LogHealth::Ok => "ok",
-        LogHealth::Damaged { .. } => "damaged",
-        _ => "read_only",
-    }
-}
-
-fn reason(health: &LogHealth) -> Option<String> {
-    match health {
-        LogHealth::Ok => None,
-        LogHealth::ReadOnly { reason, .. } => Some(reason.clone()),
-        LogHealth::Damaged { what, .. } => Some(what.clone()),
-        _ => Some("unknown".to_owned()),
+        LogHealth::Ok => ("ok", None),
+        LogHealth::ReadOnly { reason, .. } => ("read_only", Some(reason)),
+        LogHealth::Damaged { what, .. } => ("damaged", Some(what)),
+        _ => ("read_only", Some("unknown".to_owned())),
     }
 }

@@ -7,14 +7,10 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use futures_util::future::BoxFuture;
-use hearthnet_bus::Capability;
 use hearthnet_bus::calls::{
-    CallContext, CallError, CallLimits, CapabilityDescriptor, Client, Code, FrameSink, Handler,
-    Trust,
+    CallError, CallLimits, Client, Code, FrameSink, Kind as ParamKind, Params,
 };
 use hearthnet_model::catalogue::Resolved;
-use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -26,10 +22,11 @@ use crate::community::Home;
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
 use crate::host_setup::Ready;
-use crate::local_api::{self, NODE_STATUS};
+use crate::local_api::{self, NODE_STATUS, Offer, answer, internal};
 use crate::models::find::{pick, resolve};
 use crate::models::open_resolved;
-use crate::node::{DaemonNode, Running};
+use crate::node::DaemonNode;
+use crate::node::status::Running;
 use crate::output::{note, print, print_json};
 use crate::signals::Stop;
 
@@ -62,7 +59,7 @@ pub(super) async fn beside(
     cx: &Context,
     stop: Stop,
 ) -> Result<(), Failure> {
-    match plan.layers {
+    match plan.args.layers {
         None => tell_endpoints(plan, home).await,
         Some(layers) => serve_there(plan, layers, home, cx, stop).await,
     }
@@ -72,7 +69,7 @@ pub(super) async fn beside(
 async fn tell_endpoints(plan: &Plan, home: &Home) -> Result<(), Failure> {
     let running: Option<Running> = local_api::ask(&home.dir, NODE_STATUS, &json!({})).await;
     let running = running.ok_or_else(|| local_api::silent(&home.dir))?;
-    if plan.json {
+    if plan.args.json {
         return print_json(&json!({
             "node": home.key.id().to_string(),
             "community": home.state().name,
@@ -102,7 +99,7 @@ async fn serve_there(
     cx: &Context,
     stop: Stop,
 ) -> Result<(), Failure> {
-    let name = pick(cx, plan.model.as_ref(), Some(home))?;
+    let name = pick(cx, plan.args.model.as_ref(), Some(home))?;
     let resolved = resolve(&cx.global, &name)?;
     let path = resolved.path.canonicalize().map_err(|e| {
         Failure::new(Kind::Model, format!("{}: {e}", resolved.path.display()))
@@ -127,14 +124,13 @@ async fn serve_there(
     };
     let client = Client::connect_local(&home.dir).await;
     let client = client.map_err(|e| gone(e.to_string()))?;
-    let capability: Capability = NODE_LAYERS.parse().map_err(Failure::internal)?;
     let params = serde_json::to_value(&wanted).map_err(Failure::internal)?;
-    let mut call = client
-        .call(&capability, &params)
-        .map_err(|e| gone(e.to_string()))?;
-    if !plan.json {
+    let mut call =
+        local_api::call(&client, NODE_LAYERS, &params).map_err(|e| gone(e.to_string()))?;
+    if !plan.args.json {
         note("asking the daemon of this node to serve them; its own settings count");
-        if plan.listen.is_some() || plan.http.is_some() || plan.metrics.is_some() {
+        if plan.args.listen.is_some() || plan.args.answers.http.is_some() || plan.metrics.is_some()
+        {
             note("it listens where it does: --listen, --http and --metrics do not reach it");
         }
     }
@@ -142,7 +138,7 @@ async fn serve_there(
         let event = tokio::select! {
             event = call.next() => event,
             () = stop.asked() => {
-                if !plan.json {
+                if !plan.args.json {
                     note("the daemon serves these layers no longer, and goes on with the rest");
                 }
                 // Dropped, the call is cancelled.
@@ -177,32 +173,23 @@ async fn serve_there(
             }
         };
         if let Some(news) = news {
-            print_news(plan.json, news);
+            print_news(plan.args.json, news);
         }
     }
 }
 
-/// The daemon's side.
-pub(super) struct LayersHandler {
-    host: Mutex<Option<Arc<LayerHost>>>,
-    cx: Context,
-    stop: Stop,
-}
-
-/// Makes the daemon serve layers for programs on this machine.
+/// Makes the daemon serve layers for programs on this machine, until `stop`.
 pub(super) fn offer(
     daemon_node: &DaemonNode,
     host: &Arc<LayerHost>,
     cx: &Context,
     stop: &Stop,
-) -> Result<Arc<LayersHandler>, Failure> {
-    let handler = Arc::new(LayersHandler {
-        host: Mutex::new(Some(Arc::clone(host))),
-        cx: cx.clone(),
-        stop: stop.clone(),
-    });
-    let descriptor = CapabilityDescriptor {
+) -> Result<(), Failure> {
+    // The node holds its capabilities, and the layers the node.
+    let (host, cx, stop) = (Arc::downgrade(host), cx.clone(), stop.clone());
+    Offer {
         streaming: true,
+        params: params(),
         limits: CallLimits {
             // Who comes second is told what is served.
             concurrent: 4,
@@ -210,116 +197,78 @@ pub(super) fn offer(
             // Until somebody stops it.
             seconds: u32::MAX,
         },
-        params: params(),
-        ..CapabilityDescriptor::new(
-            NODE_LAYERS.parse().map_err(Failure::internal)?,
+        ..Offer::new(
+            NODE_LAYERS,
             "Serves layers while the call lasts, for programs on the node's own machine.",
-            Trust::Member,
+            move |wanted, out| serve(host.upgrade(), cx.clone(), stop.clone(), wanted, out),
         )
-    };
-    daemon_node
-        .node
-        .call_server()
-        .registry()
-        .register(descriptor, Arc::clone(&handler) as _)
-        .map_err(Failure::internal)?;
-    Ok(handler)
+    }
+    .register(daemon_node.node.call_server().registry())
 }
 
-fn params() -> hearthnet_bus::calls::Params {
-    use hearthnet_bus::calls::{Kind, Params};
-    let layer = || Kind::Integer {
+fn params() -> Params {
+    let layer = || ParamKind::Integer {
         min: 0,
         max: i64::from(hearthnet_bus::MAX_LAYERS),
     };
     Params::none()
-        .required("id", Kind::text(hearthnet_bus::MAX_TEXT))
-        .required("path", Kind::text(4096))
-        .optional("layers", Kind::list(2, layer()))
-        .optional("threads", Kind::Integer { min: 1, max: 4096 })
+        .required("id", ParamKind::text(hearthnet_bus::MAX_TEXT))
+        .required("path", ParamKind::text(4096))
+        .optional("layers", ParamKind::list(2, layer()))
+        .optional("threads", ParamKind::Integer { min: 1, max: 4096 })
 }
 
-impl LayersHandler {
-    fn host(&self) -> MutexGuard<'_, Option<Arc<LayerHost>>> {
-        self.host.lock()
-    }
-
-    /// Nothing more is taken: the daemon ends.
-    pub(super) fn close(&self) {
-        self.host().take();
-    }
-
-    async fn serve(
-        &self,
-        ctx: CallContext,
-        params: Value,
-        out: FrameSink,
-    ) -> Result<Value, CallError> {
-        ctx.require_local("have layers served here")?;
-        let wanted: Wanted =
-            serde_json::from_value(params).map_err(|e| CallError::bad_request("params", e))?;
-        let host = self.host().clone().ok_or_else(|| {
-            CallError::new(Code::BUSY, "the node is stopping").with_hint("start it again")
-        })?;
-        let cx = self.cx.clone();
-        let Wanted {
-            id,
-            path,
-            layers,
-            threads,
-        } = wanted;
-        // It may have to be hashed.
-        let opened =
-            tokio::task::spawn_blocking(move || open_resolved(&cx, Resolved { path, id })).await;
-        let model = opened
-            .map_err(|e| CallError::new(Code::INTERNAL, e.to_string()))?
-            .map_err(|why| CallError::from(&why))?;
-        let order = Order {
-            model,
-            layers: layers.map_or(Layers::Auto, |(lo, hi)| Layers::Range(lo, hi)),
-            threads,
-        };
-        let (sender, mut news) = mpsc::channel(NEWS_AHEAD);
-        let tell: Tell = Arc::new(move |one| {
-            // Who does not listen misses it.
-            let _ = sender.try_send(one);
-        });
-        host.settled_right(&tell)
-            .await
-            .map_err(|why| CallError::from(&why))?;
-        // Whoever cancels, or is lost, drops this future, and the layers leave as they should.
-        let (stop, _stops) = self.stop.or_dropped();
-        let mut serving = tokio::spawn(async move { host.serve(order, tell, stop).await });
-        loop {
-            tokio::select! {
-                biased;
-                Some(one) = news.recv() => {
-                    let (name, data) = match &one {
-                        News::Line(text) => ("line", json!({ "text": text })),
-                        News::Ready(ready) => (
-                            "ready",
-                            serde_json::to_value(ready)
-                                .map_err(|e| CallError::new(Code::INTERNAL, e.to_string()))?,
-                        ),
-                    };
-                    out.send(name, &data).await?;
-                }
-                ended = &mut serving => {
-                    let ended = ended.map_err(|e| CallError::new(Code::INTERNAL, e.to_string()))?;
-                    return ended.map(|()| json!({})).map_err(|why| CallError::from(&why));
-                }
+/// Serves the layers that a program here wants for as long as it listens.
+async fn serve(
+    host: Option<Arc<LayerHost>>,
+    cx: Context,
+    stop: Stop,
+    wanted: Value,
+    out: FrameSink,
+) -> Result<Value, CallError> {
+    let wanted: Wanted =
+        serde_json::from_value(wanted).map_err(|e| CallError::bad_request("params", e))?;
+    let host = host.filter(|_| !stop.is_asked()).ok_or_else(|| {
+        CallError::new(Code::BUSY, "the node is stopping").with_hint("start it again")
+    })?;
+    let Wanted {
+        id,
+        path,
+        layers,
+        threads,
+    } = wanted;
+    // It may have to be hashed.
+    let opened =
+        tokio::task::spawn_blocking(move || open_resolved(&cx, Resolved { path, id })).await;
+    let model = opened.map_err(internal)??;
+    let order = Order {
+        model,
+        layers: layers.map_or(Layers::Auto, |(lo, hi)| Layers::Range(lo, hi)),
+        threads,
+    };
+    let (sender, mut news) = mpsc::channel(NEWS_AHEAD);
+    let tell: Tell = Arc::new(move |one| {
+        // Who does not listen misses it.
+        let _ = sender.try_send(one);
+    });
+    host.settled_right(&tell).await?;
+    // Whoever cancels, or is lost, drops this future, and the layers leave as they should.
+    let (stop, _stops) = stop.or_dropped();
+    let mut serving = tokio::spawn(async move { host.serve(order, tell, stop).await });
+    loop {
+        tokio::select! {
+            biased;
+            Some(one) = news.recv() => {
+                let (name, data) = match &one {
+                    News::Line(text) => ("line", json!({ "text": text })),
+                    News::Ready(ready) => ("ready", answer(ready)?),
+                };
+                out.send(name, &data).await?;
+            }
+            ended = &mut serving => {
+                ended.map_err(internal)??;
+                return Ok(json!({}));
             }
         }
-    }
-}
-
-impl Handler for LayersHandler {
-    fn call(
-        &self,
-        ctx: CallContext,
-        params: Value,
-        out: FrameSink,
-    ) -> BoxFuture<'_, Result<Value, CallError>> {
-        Box::pin(self.serve(ctx, params, out))
     }
 }

@@ -32,7 +32,9 @@ use crate::host_setup::{
 };
 use crate::memory::named_layers_fit;
 use crate::models::OpenModel;
-use crate::node::{self, DaemonNode, settle_in};
+use crate::node::DaemonNode;
+use crate::node::settle::settle_in;
+use crate::node::status;
 use crate::output::{bytes, note, print, print_json};
 use crate::signals::Stop;
 
@@ -107,40 +109,20 @@ pub(crate) fn print_news(json: bool, news: News) {
 
 /// What serves layers in this process, one range at a time.
 pub(crate) struct LayerHost {
-    home: Home,
+    pub(super) home: Home,
     pub(super) config: Config,
-    daemon_node: Arc<DaemonNode>,
-    served: Arc<Served>,
+    pub(super) daemon_node: Arc<DaemonNode>,
+    pub(super) served: Arc<Served>,
     /// Held while layers are served.
-    busy: Mutex<()>,
+    pub(super) busy: Mutex<()>,
     /// Those that are served are about to leave.
-    leaving: AtomicBool,
+    pub(super) leaving: AtomicBool,
     /// How it is, for those who watch this process, and where its numbers are.
-    health: watch::Sender<Health>,
-    metrics: Option<String>,
+    pub(super) health: watch::Sender<Health>,
+    pub(super) metrics: Option<String>,
 }
 
 impl LayerHost {
-    pub(crate) fn new(
-        home: &Home,
-        config: &Config,
-        daemon_node: &Arc<DaemonNode>,
-        served: Arc<Served>,
-        health: watch::Sender<Health>,
-        metrics: Option<String>,
-    ) -> Self {
-        Self {
-            home: home.clone(),
-            config: config.clone(),
-            daemon_node: Arc::clone(daemon_node),
-            served,
-            busy: Mutex::default(),
-            leaving: AtomicBool::new(false),
-            health,
-            metrics,
-        }
-    }
-
     /// Serves layers until `stop`, or until they cannot be served. Without the right to it waits
     /// for the right, and says so.
     ///
@@ -179,7 +161,7 @@ impl LayerHost {
             stop,
         };
         let outcome = serving.run().await;
-        self.daemon_node.set_serving(node::Serving::No);
+        self.daemon_node.set_serving(status::Serving::No);
         outcome
     }
 
@@ -319,7 +301,7 @@ impl Serving<'_> {
 
     fn suspended(&self, why: &Failure) {
         let daemon_node = &self.host.daemon_node;
-        daemon_node.set_serving(node::Serving::Suspended(why.to_string()));
+        daemon_node.set_serving(status::Serving::Suspended(why.to_string()));
         let hint = why.hint_text().map_or(String::new(), |h| format!(" ({h})"));
         self.say(format!("no layers are served for now: {why}{hint}"));
     }
@@ -396,7 +378,7 @@ impl Serving<'_> {
         let shard = running.descriptor().shard_id;
         self.host
             .daemon_node
-            .set_serving(node::Serving::Shard(shard));
+            .set_serving(status::Serving::Shard(shard));
         self.announce(running);
         let mut lacking = None;
         let mut said = (Instant::now(), self.description(running));
@@ -487,7 +469,7 @@ impl Serving<'_> {
 
     fn withdraw(&self, descriptor: &Descriptor) {
         self.host.served.remove(&descriptor.shard_id);
-        self.host.daemon_node.set_serving(node::Serving::No);
+        self.host.daemon_node.set_serving(status::Serving::No);
         let shard_id = descriptor.shard_id.clone();
         // If this fails, the advertisement runs out by itself.
         if let Err(error) = self.append(Body::ShardWithdrawn { shard_id }) {

@@ -3,8 +3,8 @@
 //!
 //! | part | file |
 //! |---|---|
-//! | node, listener, local API for programs here | `../node.rs` |
-//! | chats | `../community_service.rs`, `../service_setup.rs` |
+//! | node, listener, local API for programs here | `../node/` |
+//! | chats | this file, `../service_setup.rs` |
 //! | layers | `layers.rs` |
 //! | changes of the community that commands ask for, and word of others | `../changes.rs` |
 //! | asking a daemon that runs already | `attach.rs` |
@@ -17,31 +17,36 @@ mod attach;
 pub(crate) mod layers;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
 
 use hearthnet_bus::calls::{CHAT, ENDPOINT_FILE, Registry, SHARD_SERVE, Served, register_shards};
 use hearthnet_bus::log::Level;
 use hearthnet_http::{Health, HttpServer, Part};
-use hearthnet_model::ModelRef;
+use hearthnet_orchestrator::hosts::Links;
 use hearthnet_orchestrator::{ChatError, Service};
 use serde_json::json;
+use tokio::runtime::Handle;
+use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 
-use crate::args::{Layers, PrivateArgs, parse_layers};
+use crate::args::{Layers, PrivateArgs, RunArgs, parse_layers};
+use crate::backends::community_source;
 use crate::community::{Home, now_ms};
-use crate::community_service;
 use crate::config::Config;
 use crate::context::Context;
 use crate::daemon::layers::{LayerHost, Order, Tell, print_news};
 use crate::failure::{Failure, Kind};
+use crate::local_api;
 use crate::lock::Lock;
 use crate::metrics_server::MetricsServer;
 use crate::models::{OpenModel, open_model};
 use crate::node::DaemonNode;
+use crate::node::transient::in_sync;
 use crate::output::{note, print, print_json};
 use crate::runtime::block_on;
-use crate::service_setup::{close, count, open_http};
-use crate::signals::{Stop, StopWhenDropped, stop_requests};
+use crate::service_setup::{close, count, hosted_model, open_http, settings};
+use crate::signals::{Stop, StopWhenDropped};
 
 /// How long chats that run may take to end when the program is asked to stop.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
@@ -51,34 +56,22 @@ const LAST_WORDS: Duration = Duration::from_millis(300);
 /// What the daemon is to do beside being there.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    /// The model of chats and layers, where the command line says.
-    pub(crate) model: Option<ModelRef>,
-    /// Layers to serve, as the command line says; else the configuration says.
-    pub(crate) layers: Option<Layers>,
-    /// Threads that compute them.
-    pub(crate) threads: Option<usize>,
+    /// What the command line says; else the configuration does.
+    pub(crate) args: RunArgs,
     /// Whether it is all about the layers: what it prints when ready are they, and it ends when
     /// they cannot be served.
     pub(crate) for_layers: bool,
-    /// Where to listen, instead of where the configuration says.
-    pub(crate) listen: Option<String>,
-    /// The same of the OpenAI API.
-    pub(crate) http: Option<String>,
-    /// Layers that its chats run here.
-    pub(crate) private: PrivateArgs,
-    /// The same of the listener for Prometheus.
+    /// Threads that compute them.
+    pub(crate) threads: Option<usize>,
+    /// Where to listen for Prometheus, instead of where the configuration says.
     pub(crate) metrics: Option<String>,
-    /// Whether to print JSON.
-    pub(crate) json: bool,
-    /// Whether the end of standard input ends it.
-    pub(crate) lifeline: bool,
 }
 
 impl Plan {
     /// The layers to serve, if any.
     fn wanted_layers(&self, config: &Config) -> Result<Option<Layers>, Failure> {
         let host = &config.research.distributed_inference.host;
-        match (self.layers, host.serve_shards) {
+        match (self.args.layers, host.serve_shards) {
             (Some(layers), _) => Ok(Some(layers)),
             (None, false) => Ok(None),
             (None, true) => parse_layers(&host.serve_layers).map(Some).map_err(|why| {
@@ -96,7 +89,7 @@ impl Plan {
 pub(crate) fn run(plan: &Plan, home: &Home, cx: &Context) -> Result<(), Failure> {
     block_on(async {
         // Signals count from here on: a Ctrl-C while loading ends the program cleanly, too.
-        let stop = Stop::of(stop_requests(plan.lifeline)?);
+        let stop = Stop::listen(plan.args.lifeline)?;
         if Lock::is_held(&home.dir) {
             return attach::beside(plan, home, cx, stop).await;
         }
@@ -109,11 +102,11 @@ pub(crate) fn run(plan: &Plan, home: &Home, cx: &Context) -> Result<(), Failure>
 struct Daemon {
     daemon_node: Arc<DaemonNode>,
     layer_host: Arc<LayerHost>,
-    attached: Arc<attach::LayersHandler>,
     /// The layers of the plan.
     layers: Option<JoinHandle<Result<(), Failure>>>,
-    /// Asks them to stop when they are to end before the daemon was asked to.
-    stops: Option<StopWhenDropped>,
+    /// Asks all layers to stop, also those of other commands, when they are to end before the daemon
+    /// was asked to.
+    stops: StopWhenDropped,
     chats: Option<Service>,
     http: Option<HttpServer>,
     numbers: MetricsServer,
@@ -131,7 +124,7 @@ impl Daemon {
             }
             None => MetricsServer::closed(),
         };
-        let model = open_model(cx, plan.model.as_ref(), Some(home));
+        let model = open_model(cx, plan.args.model.as_ref(), Some(home));
         let order = match (&model, wanted) {
             (Ok(model), Some(layers)) => Some(Order {
                 model: model.clone(),
@@ -153,37 +146,39 @@ impl Daemon {
         register_shards(&registry, key, home.log.clone(), Arc::clone(&served))
             .map_err(Failure::internal)?;
         crate::changes::offer(&registry, home)?;
-        let chats = chat_model(model, plan.private, home, &cx.config);
+        let chats = chat_model(model, plan.args.answers.private, home, &cx.config);
         let mut caps = Vec::new();
         caps.extend(chats.is_ok().then(|| short_name(CHAT)));
         caps.extend(order.is_some().then(|| short_name(SHARD_SERVE)));
-        let listen = plan.listen.as_deref();
+        let listen = plan.args.listen.as_deref();
         let daemon_node = tokio::select! {
             node = DaemonNode::start(home, &cx.config, listen, registry, caps) => node?,
             () = stop.asked() => return Err(ChatError::Cancelled.into()),
         };
         let daemon_node = Arc::new(daemon_node);
-        let layer_host = Arc::new(LayerHost::new(
-            home,
-            &cx.config,
-            &daemon_node,
+        let layer_host = Arc::new(LayerHost {
+            home: home.clone(),
+            config: cx.config.clone(),
+            daemon_node: Arc::clone(&daemon_node),
             served,
-            numbers.health(),
-            numbers.url(),
-        ));
-        let attached = attach::offer(&daemon_node, &layer_host, cx, stop)?;
+            busy: Mutex::default(),
+            leaving: AtomicBool::new(false),
+            health: numbers.health(),
+            metrics: numbers.url(),
+        });
+        let (until_end, stops) = stop.or_dropped();
+        attach::offer(&daemon_node, &layer_host, cx, &until_end)?;
         let mut this = Self {
             daemon_node,
             layer_host,
-            attached,
             layers: None,
-            stops: None,
+            stops,
             chats: None,
             http: None,
             numbers,
         };
         let opened = tokio::select! {
-            opened = this.open(plan, (home, level), &cx.config, order, chats, stop) => opened,
+            opened = this.open(plan, (home, level), &cx.config, order, chats, until_end) => opened,
             () = stop.asked() => Err(ChatError::Cancelled.into()),
         };
         // Its layers may be advertised by now.
@@ -202,10 +197,10 @@ impl Daemon {
         config: &Config,
         order: Option<Order>,
         model: Result<OpenModel, Failure>,
-        stop: &Stop,
+        stop: Stop,
     ) -> Result<(), Failure> {
-        let silent = plan.json && !plan.for_layers;
-        let json = plan.json;
+        let silent = plan.args.json && !plan.for_layers;
+        let json = plan.args.json;
         let tell: Tell = Arc::new(move |news| match silent {
             // What is printed when ready is one object.
             true => {}
@@ -215,32 +210,29 @@ impl Daemon {
             self.layer_host.settled_right(&tell).await?;
         }
         if let Some(order) = order {
-            let (stop, stops) = stop.or_dropped();
-            self.stops = Some(stops);
             let host = Arc::clone(&self.layer_host);
             self.layers = Some(tokio::spawn(
                 async move { host.serve(order, tell, stop).await },
             ));
         }
-        let handle = tokio::runtime::Handle::current();
+        let handle = Handle::current();
         match model {
             Ok(model) => {
-                let chats =
-                    community_service::offer(&handle, &self.daemon_node, home, &model, config)?;
+                let chats = offer_chats(&handle, &self.daemon_node, home, &model, config)?;
                 self.chats = Some(chats);
             }
             // Whoever names an address for HTTP wants chats.
-            Err(why) if plan.http.is_some() => return Err(why),
+            Err(why) if plan.args.answers.http.is_some() => return Err(why),
             Err(why) => note(format!("no chats for programs on this machine: {why}")),
         }
         if let Some(chats) = &self.chats {
-            self.http = http_listener(plan.http.as_deref(), chats, config).await?;
+            self.http = http_listener(plan.args.answers.http.as_deref(), chats, config).await?;
         }
         let url = self.http.as_ref();
         let url = url.map(|http| format!("http://{}/v1", http.local_addr()));
         self.daemon_node.set_url(url.clone());
         match plan.for_layers {
-            true if plan.json => Ok(()),
+            true if plan.args.json => Ok(()),
             true => print(local_endpoints(home, url.as_deref())),
             false => ready(plan, home, &self.daemon_node, level, url.as_deref()),
         }
@@ -276,7 +268,7 @@ impl Daemon {
 
     /// Ends politely, or at once if it is asked a second time.
     async fn end(self, plan: &Plan, stop: &Stop) {
-        if !plan.json {
+        if !plan.args.json {
             note("stopping");
         }
         tokio::select! {
@@ -287,9 +279,8 @@ impl Daemon {
 
     async fn leave(self) {
         self.numbers.say(Health::Leaving);
-        self.attached.close();
+        drop(self.stops);
         let layers = async {
-            drop(self.stops);
             if let Some(layers) = self.layers {
                 let _ = layers.await;
             }
@@ -327,6 +318,31 @@ fn chat_model(
     let chats = crate::private_layers::chats(config);
     crate::private_layers::load(&mut model, private, chats, config)?;
     Ok(model)
+}
+
+/// Makes the node answer `experimental.distributed_llm.chat` with a model whose layers the
+/// community's hosts hold. Chats share the embedding, the sessions with hosts, and the engine of
+/// this machine that goes on when hosts cannot.
+fn offer_chats(
+    runtime: &Handle,
+    daemon_node: &DaemonNode,
+    home: &Home,
+    model: &OpenModel,
+    config: &Config,
+) -> Result<Service, Failure> {
+    // A wrong setting is told now, and not to every caller.
+    config.transport()?;
+    let node = &daemon_node.node;
+    let fallback = config.research.distributed_inference.fallback_to_local;
+    let links = Links::new(node.connections().clone(), daemon_node.health.clone());
+    let (discovery, here) = (Some(node.discovery().clone()), node.downgrade());
+    let even = fallback.then(|| in_sync(here.clone(), Instant::now()));
+    let source = community_source(runtime, home, config, links, discovery, Some(here), even);
+    let served = hosted_model(model, config, fallback, runtime, source)?;
+    let service = Service::new(runtime.clone(), vec![served], settings(config));
+    let registry = node.call_server().registry();
+    local_api::offer_chats(registry, &service, &model.path, config)?;
+    Ok(service)
 }
 
 /// The HTTP interface. One that nobody named is left out when its port is taken.
@@ -377,7 +393,7 @@ fn ready(
 ) -> Result<(), Failure> {
     let state = home.state();
     let addresses = daemon_node.addresses();
-    if plan.json {
+    if plan.args.json {
         return print_json(&json!({
             "node": home.key.id().to_string(),
             "community": state.name,

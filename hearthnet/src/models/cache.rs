@@ -290,12 +290,12 @@ pub(crate) fn verify(
     let pin = pin(catalogue, path)?;
     let file = open_file(path)?;
     let known = file_state(path) != FileState::Unverified;
-    let mut progress = Progress::new("reading all of the model");
-    let mut set = |done, total| progress.set(done, total);
+    let what = "reading all of the model";
     let (manifest, compared) = match (pin, accept) {
-        (None, true) => (file.accept(&mut set), "accepted"),
+        (None, true) => (Progress::during(what, |set| file.accept(set)), "accepted"),
         (pin, _) => {
-            let manifest = file.verify(pin, &mut set).map_err(|e| changed(&e))?;
+            let manifest = Progress::during(what, |set| file.verify(pin, set));
+            let manifest = manifest.map_err(|e| changed(&e))?;
             let compared = match (pin, known) {
                 (Some(pin), _) if pin.pinned == Pinned::FirstPull => "first_pull",
                 (Some(_), _) => "catalogue",
@@ -305,7 +305,6 @@ pub(crate) fn verify(
             (manifest, compared)
         }
     };
-    drop(progress);
     let len = file.gguf().file_bytes();
     let weights = manifest.weights_id();
     if json {
@@ -363,9 +362,6 @@ pub(crate) fn remove(catalogue: &Catalogue, model: &ModelRef, yes: bool) -> Resu
     if !yes && !ask(&format!("Remove {} ({size})?", path.display()), None)? {
         return Err(Failure::new(Kind::Interrupted, "nothing was removed"));
     }
-    let fail = |path: &Path, e: &io::Error| {
-        Failure::new(Kind::Host, format!("cannot remove {}: {e}", path.display()))
-    };
     let etag = PathBuf::from(format!("{}.etag", part.display()));
     for file in [
         &path,
@@ -375,7 +371,9 @@ pub(crate) fn remove(catalogue: &Catalogue, model: &ModelRef, yes: bool) -> Resu
         &path.with_file_name(".lock"),
     ] {
         match fs::remove_file(file) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(fail(file, &e)),
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                return Err(Failure::file("remove", file, e));
+            }
             _ => {}
         }
     }

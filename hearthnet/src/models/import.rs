@@ -49,10 +49,9 @@ pub(crate) fn run(
     }
     let cancel = cancel_on_interrupt()?;
     let model = Directory::open(directory).map_err(fail)?;
-    let mut progress = Progress::new("reading the directory");
-    let mut set = |done, total| progress.set(done, total);
-    let written = model.write(dtype, output, &cancel, &mut set);
-    drop(progress);
+    let written = Progress::during("reading the directory", |set| {
+        model.write(dtype, output, &cancel, set)
+    });
     written.map_err(fail)?;
     Ok(output.to_owned())
 }
@@ -75,11 +74,10 @@ fn cached(directory: &Path, dtype: Option<TensorType>) -> Result<PathBuf, Failur
             cancel_on_interrupt()?
         }
     };
-    let mut progress = Progress::new("reading the directory");
-    let mut set = |done, total| progress.set(done, total);
-    let imported = hugging_face::import(directory, dtype, &models, &cancel, &mut set);
-    drop(progress);
-    imported.map_err(fail)
+    Progress::during("reading the directory", |set| {
+        hugging_face::import(directory, dtype, &models, &cancel, set)
+    })
+    .map_err(fail)
 }
 
 fn failure(directory: &Path, error: ImportError) -> Failure {

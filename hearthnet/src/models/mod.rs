@@ -85,12 +85,8 @@ pub(crate) fn open_resolved(cx: &Context, resolved: Resolved) -> Result<OpenMode
         ));
         file = file.with_boundary(BoundaryDtype::F32);
     }
-    let mut progress = Progress::new("hashing the model");
-    let weights = file
-        .check(pin, &mut |done, total| progress.set(done, total))
-        .map_err(|e| changed(&e))?
-        .weights_id();
-    drop(progress);
+    let manifest = Progress::during("hashing the model", |set| file.check(pin, set));
+    let weights = manifest.map_err(|e| changed(&e))?.weights_id();
     // How large rows are, rounding does not change.
     let bands = match pin {
         Some(pin) => pin.boundary_magnitude.clone(),

@@ -98,14 +98,13 @@ pub(crate) fn pull_model(
         other => Failure::new(Kind::Model, other.to_string()),
     })?;
     let file = open_file(&path)?;
-    let mut progress = Progress::new("hashing the model");
-    let mut set = |done, total| progress.set(done, total);
+    let what = "hashing the model";
     match (entry, fetched) {
         // Another file of the same name may have lain there.
-        (None, true) => drop(file.accept(&mut set)),
+        (None, true) => drop(Progress::during(what, |set| file.accept(set))),
         (entry, _) => {
-            let manifest = file.check(entry, &mut set).map_err(|e| changed(&e))?;
-            drop(progress);
+            let manifest = Progress::during(what, |set| file.check(entry, set));
+            let manifest = manifest.map_err(|e| changed(&e))?;
             if let Some(entry) = entry {
                 keep_pin(global, entry, &options.models, &file, manifest.weights_id())?;
             }

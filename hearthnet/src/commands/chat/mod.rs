@@ -24,13 +24,10 @@ mod turns;
 mod wrap;
 
 use std::cell::OnceCell;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hearthnet_bus::calls::Client;
 use hearthnet_model::catalogue::Resolved;
-use hearthnet_model::sampler::SamplingChoice;
 use hearthnet_model::{ChatMessage, ModelRef};
 use hearthnet_orchestrator::chat::{Conversation, Prompt};
 use hearthnet_orchestrator::hosts::PooledHosts;
@@ -47,13 +44,13 @@ use crate::community::{Home, now_ms};
 use crate::config::Config;
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
-use crate::local_api::find_service;
+use crate::local_api::{AskedService, find_service};
 use crate::models::find::resolve;
 use crate::models::{open_model, open_resolved};
+use crate::node::transient::TransientNode;
 use crate::output::{Busy, Look, note};
 use crate::runtime::runtime;
 use crate::service_setup::{converse, hosted_model, local_model, pooled_model};
-use crate::transient_node::TransientNode;
 
 pub(crate) fn run(args: ChatArgs, cx: &Context) -> Result<(), Failure> {
     let started = Instant::now();
@@ -109,14 +106,6 @@ struct Chat<'a> {
     own: Option<Own>,
 }
 
-/// A service that runs on this machine.
-struct AskedService {
-    client: Client,
-    model: Resolved,
-    /// How it chooses tokens where nobody says.
-    sampling: SamplingChoice,
-}
-
 /// What this process needs to answer by itself.
 struct Own {
     model: ServedModel,
@@ -129,41 +118,22 @@ struct Own {
     conversation: Option<Conversation>,
 }
 
-/// What people call hosts, looked up when one is to be named.
-struct Names<'a> {
-    cx: &'a Context,
-    home: Option<Home>,
-    known: OnceCell<BTreeMap<String, String>>,
-}
-
-impl Names<'_> {
-    fn of(&self, host: &str) -> String {
-        let known = self.known.get_or_init(|| {
-            let home = self.home.clone();
-            let home = home.or_else(|| Home::find(self.cx).ok().flatten());
-            let Some(home) = home else {
-                return BTreeMap::new();
-            };
-            let state = home.state();
-            let members = state.members();
-            members
-                .map(|(id, _)| (id.to_string(), state.label(id, now_ms())))
-                .collect()
-        });
-        match known.get(host) {
-            Some(label) => label.clone(),
-            // `ed25519:` and eight more tell nodes apart.
-            None => format!("host {}", host.chars().take(16).collect::<String>()),
-        }
-    }
-}
-
-impl<'a> Chat<'a> {
-    fn names(&self) -> Names<'a> {
-        Names {
-            cx: self.cx,
-            home: self.own.as_ref().and_then(|own| own.home.clone()),
-            known: OnceCell::new(),
+impl Chat<'_> {
+    /// What people call hosts, looked up when one is to be named.
+    fn names(&self) -> impl Fn(&str) -> String + use<> {
+        let home = self.own.as_ref().and_then(|own| own.home.clone());
+        let (cx, known) = (self.cx.clone(), OnceCell::new());
+        move |host| {
+            let known = known.get_or_init(|| {
+                let home = home.clone().or_else(|| Home::find(&cx).ok().flatten());
+                home.map(|home| home.state())
+            });
+            let named = known.as_ref().zip(host.parse().ok());
+            match named.filter(|(state, id)| state.member(id).is_some()) {
+                Some((state, id)) => state.label(&id, now_ms()),
+                // `ed25519:` and eight more tell nodes apart.
+                None => format!("host {}", host.chars().take(16).collect::<String>()),
+            }
         }
     }
 }
@@ -189,15 +159,11 @@ impl Chat<'_> {
             None => None,
         };
         let finding = find_service(&dir, wanted.as_ref());
-        let (client, model, sampling) = self.runtime.block_on(finding)?;
+        let service = self.runtime.block_on(finding)?;
         if !args.json {
             note("asking the service that runs on this machine (--no-service does not)");
         }
-        Some(AskedService {
-            client,
-            model,
-            sampling,
-        })
+        Some(service)
     }
 
     fn run(&mut self, started: Instant) -> Result<(), Failure> {

@@ -27,15 +27,9 @@ struct Saved {
 /// it holds a conversation, and left alone if it holds anything else.
 pub(super) fn save(path: &Path, model: &str, messages: &[ChatMessage]) -> Result<(), Failure> {
     let path = &expand_home(path);
-    let fail = |why: String| {
-        Failure::new(
-            Kind::Host,
-            format!("cannot write {}: {why}", path.display()),
-        )
-        .hint("name another file")
-    };
+    let fail = |why: &str| Failure::file("write", path, why).hint("name another file");
     if path.exists() && load(path).is_err() {
-        return Err(fail("it holds something else than a conversation".into()));
+        return Err(fail("it holds something else than a conversation"));
     }
     let saved = Saved {
         model: model.to_owned(),
@@ -43,7 +37,7 @@ pub(super) fn save(path: &Path, model: &str, messages: &[ChatMessage]) -> Result
     };
     let mut text = serde_json::to_vec_pretty(&saved).map_err(Failure::internal)?;
     text.push(b'\n');
-    whole_file::replace(path, &text, 0o600).map_err(|e| fail(e.to_string()))
+    whole_file::replace(path, &text, 0o600).map_err(|e| fail(&e.to_string()))
 }
 
 /// Reads a conversation.

@@ -86,7 +86,7 @@ impl Chat<'_> {
                 }
             }),
             _ => Box::new(|event| match event {
-                Event::Frame(frame) => screen.frame(frame, &|host| names.of(host)),
+                Event::Frame(frame) => screen.frame(frame, &names),
                 Event::Alone => screen.notice(&format!("[{ALONE}]")),
             }),
         };

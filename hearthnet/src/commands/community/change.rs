@@ -10,8 +10,7 @@ use hearthnet_bus::node::{LinkInfo, Node};
 use crate::community::{Home, now_ms};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
-use crate::lock::Lock;
-use crate::node::learn;
+use crate::node::transient::among_others;
 use crate::output::note;
 use crate::runtime::block_on;
 
@@ -25,23 +24,16 @@ pub(super) fn change<T>(
     quiet: bool,
     work: impl FnOnce() -> Result<T, Failure>,
 ) -> Result<T, Failure> {
-    if Lock::is_held(&home.dir) || home.state().members().count() < 2 {
-        return work();
-    }
-    let (done, told) = block_on(async {
-        let node = crate::node::transient(home, config).await?;
-        learn(&node, home).await;
-        let before = sent(&node);
-        // It waits for the disk, or for a daemon that has started meanwhile.
-        let done = tokio::task::block_in_place(work);
-        let told = match done {
-            Ok(_) => told(&node, &before, false).await,
-            Err(_) => 0,
-        };
-        node.shutdown().await;
-        Ok((done?, told))
-    })?;
-    if !quiet {
+    let (done, told) = block_on(among_others(home, config, async |node| {
+        let before = node.map(sent);
+        // It waits for the disk, or for the daemon.
+        let done = tokio::task::block_in_place(work)?;
+        Ok(match (node, before) {
+            (Some(node), Some(before)) => (done, Some(told(node, &before, false).await)),
+            _ => (done, None),
+        })
+    }))?;
+    if let Some(told) = told.filter(|_| !quiet) {
         note(match told {
             0 => "nobody else could be told yet; a node that runs here (`hearthnet serve`) will"
                 .to_owned(),
@@ -101,6 +93,26 @@ pub(crate) async fn told(node: &Node, before: &BTreeMap<NodeId, u64>, leaves: bo
 
 /// How often it is looked whether a change has gone over a link.
 const LOOK: Duration = Duration::from_millis(20);
+
+/// Whether the root key of this home signs what the node itself `may` not: it may do all that anchors
+/// may, and what only it may, also where the node's own key counts no more. `rule` says who may, as in
+/// "only anchors may do this".
+pub(super) fn signs_as_root(home: &Home, may: bool, rule: &str) -> Result<bool, Failure> {
+    if may || home.root_key()?.is_some() {
+        return Ok(!may);
+    }
+    let own = home.level()?;
+    Err(
+        Failure::new(Kind::Community, format!("{rule}, and this node is {own}"))
+            .code("unauthorized")
+            .hint("ask one of them; `hearthnet community members` shows who is what"),
+    )
+}
+
+/// Whether this node is an anchor.
+pub(super) fn is_anchor(home: &Home) -> bool {
+    home.state().level(&home.key.id()) == Some(Level::Anchor)
+}
 
 /// Refuses what would take the last anchor from a community: nobody could invite or revoke any
 /// more but whoever finds the root key. The log itself does not refuse it, for the root's word

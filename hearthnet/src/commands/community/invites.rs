@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 
 use hearthnet_bus::NodeId;
 use hearthnet_bus::invite::Invite;
-use hearthnet_bus::log::{Body, Community, Level, OpenInvite, Status};
+use hearthnet_bus::log::{Body, Community, OpenInvite, Status};
 use serde_json::json;
 
-use super::change::change;
+use super::change::{change, is_anchor, signs_as_root};
 use crate::changes::{self, Change};
-use crate::community::{Home, log_failure, now_ms};
+use crate::community::{Home, now_ms};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::output::{note, print, print_json, span, table, when};
@@ -120,20 +120,18 @@ fn by(state: &Community, invite: &OpenInvite) -> String {
 /// Who joined with each invite, also those who are gone.
 fn joined(home: &Home) -> Result<BTreeMap<NodeId, Vec<Joined>>, Failure> {
     let mut all: BTreeMap<NodeId, Vec<Joined>> = BTreeMap::new();
-    home.log
-        .records(|record| {
-            if let (Body::Admitted { request, .. }, Status::Effective) =
-                (&record.event.body, record.status)
-            {
-                all.entry(request.invite).or_default().push(Joined {
-                    node: request.node,
-                    name: request.name.clone(),
-                    at_ms: record.event.time_ms,
-                });
-            }
-            Ok(true)
-        })
-        .map_err(|e| log_failure(&home.dir, &e))?;
+    home.log.records(|record| {
+        if let (Body::Admitted { request, .. }, Status::Effective) =
+            (&record.event.body, record.status)
+        {
+            all.entry(request.invite).or_default().push(Joined {
+                node: request.node,
+                name: request.name.clone(),
+                at_ms: record.event.time_ms,
+            });
+        }
+        Ok(true)
+    })?;
     Ok(all)
 }
 
@@ -156,19 +154,10 @@ pub(super) fn withdraw(
 fn take_back(text: &str, home: &Home) -> Result<NodeId, Failure> {
     let state = home.state();
     let id = find(text, &state)?;
-    let own = home.key.id();
     let author = state.invite(&id).map(|invite| invite.author);
-    let may = author == Some(own) || state.level(&own) == Some(Level::Anchor);
-    let by_root = home.root_key()?.is_some() && !may;
-    if !may && !by_root {
-        home.level()?;
-        return Err(Failure::new(
-            Kind::Community,
-            "only who made an invite, or an anchor, may withdraw it",
-        )
-        .code("unauthorized")
-        .hint("ask one of them; `hearthnet community invites` shows who made it"));
-    }
+    let may = author == Some(home.key.id()) || is_anchor(home);
+    let rule = "only who made an invite, or an anchor, may withdraw it";
+    let by_root = signs_as_root(home, may, rule)?;
     changes::write(home, by_root, Change::Withdraw { invite: id })?;
     Ok(id)
 }

@@ -22,12 +22,13 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use super::change::in_community;
-use crate::args::{JoinArgs, Switch};
-use crate::community::{Home, OnDisk, discard_unborn, display_name, log_failure, now_ms};
+use crate::args::JoinArgs;
+use crate::community::{Home, OnDisk, discard_unborn, display_name, now_ms};
 use crate::config::{Config, Loaded, default_path};
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
 use crate::membership::Membership;
+use crate::node::transient::among_others;
 use crate::output::{Styled, note, print, print_json};
 use crate::runtime::block_on;
 
@@ -70,7 +71,7 @@ pub(super) fn run(args: &JoinArgs, cx: &Context) -> Result<(), Failure> {
                 home.level()?;
             }
             // This node's own log may be the last to know.
-            crate::node::ask_around(&home, &cx.config)?;
+            block_on(among_others(&home, &cx.config, async |_| Ok(())))?;
             home.good_standing()?;
             return report(args, home.level()?, &home, None, &cx.config);
         }
@@ -95,8 +96,7 @@ pub(super) fn run(args: &JoinArgs, cx: &Context) -> Result<(), Failure> {
     let log = match lost {
         true => EventLog::prepare_again(&dir, invite.community()),
         false => EventLog::prepare(&dir, invite.community()),
-    }
-    .map_err(|e| log_failure(&dir, &e))?;
+    }?;
     let started = Instant::now();
     let search = Search {
         dir: dir.clone(),
@@ -165,7 +165,7 @@ fn configuration(
     }
     let together = home.state().policy.research;
     let research = match args.research {
-        Some(switch) => switch == Switch::On,
+        Some(research) => research,
         None if cx.config.policy.research.enable => true,
         None => together && crate::commands::init::agrees_to_research(args.json, true)?,
     };
@@ -224,34 +224,22 @@ struct Search<'a> {
     asking: Arc<Semaphore>,
 }
 
-/// How one address answered.
-enum Answer {
-    Admitted(Level),
+/// Why one address did not admit.
+enum NotAdmitted {
     Failed(JoinFailure),
     Unreachable(ConnectError),
 }
 
-impl Answer {
-    /// How much it tells, against other answers.
-    fn weight(&self) -> u8 {
-        match self {
-            Self::Failed(failure) if failure.is_final() => 4,
-            Self::Unreachable(error) if is_put_out(error) => 3,
-            Self::Failed(_) => 2,
-            Self::Unreachable(error) if is_shut_out(error) => 1,
-            Self::Unreachable(_) | Self::Admitted(_) => 0,
-        }
-    }
-}
-
-/// Whether a node was there, and does not talk to strangers: no invite is open.
-fn is_shut_out(error: &ConnectError) -> bool {
-    error.code() == Some(CloseCode::Unauthorized)
-}
-
-/// Whether a node says that this key was a member's once, and was put out.
-fn is_put_out(error: &ConnectError) -> bool {
-    error.code() == Some(CloseCode::Revoked)
+/// What is made of an answer that admits nobody.
+struct Refusal {
+    /// How much it tells, against others.
+    weight: u8,
+    /// What is said while the search goes on.
+    said: String,
+    /// How the search fails if nothing better comes.
+    failure: Failure,
+    /// How long others are still asked: of a search that began then.
+    until: Option<Instant>,
 }
 
 impl Search<'_> {
@@ -286,7 +274,7 @@ impl Search<'_> {
         let mut deadline = started + wait;
         let mut tried: HashMap<SocketAddr, Instant> = HashMap::new();
         let mut running = JoinSet::new();
-        let mut last: Option<(SocketAddr, Answer)> = None;
+        let mut last: Option<Refusal> = None;
         let mut reported = Instant::now();
         let outcome = loop {
             let found = discovery.found();
@@ -312,24 +300,20 @@ impl Search<'_> {
             }
             let now = Instant::now();
             if now >= deadline {
-                break Err(gave_up(last, wait, hints.is_empty(), &self.dir));
+                break Err(last.map_or_else(|| nobody(wait, ""), |last| last.failure));
             }
             tokio::select! {
                 Some(Ok((address, answer))) = running.join_next(), if !running.is_empty() => {
                     tried.insert(address, Instant::now());
-                    match &answer {
-                        Answer::Admitted(level) => break Ok(*level),
-                        Answer::Failed(failure) if failure.is_final() => {
-                            deadline = deadline.min(Instant::now() + SECOND_OPINION);
-                        }
-                        Answer::Unreachable(error) if is_shut_out(error) || is_put_out(error) => {
-                            deadline = deadline.min(started + wait.min(SHUT_OUT));
-                        }
-                        _ => {}
-                    }
+                    let why = match answer {
+                        Ok(level) => break Ok(level),
+                        Err(why) => why,
+                    };
+                    let refusal = Refusal::of(address, &why, (started, wait), &self.dir);
+                    deadline = refusal.until.map_or(deadline, |until| deadline.min(until));
                     // A refusal tells more than a silence.
-                    if last.as_ref().is_none_or(|(_, last)| last.weight() <= answer.weight()) {
-                        last = Some((address, answer));
+                    if last.as_ref().is_none_or(|last| last.weight <= refusal.weight) {
+                        last = Some(refusal);
                     }
                 }
                 _ = changes.changed() => {}
@@ -340,7 +324,7 @@ impl Search<'_> {
                 self.say(format!(
                     "still looking; {}",
                     last.as_ref()
-                        .map_or_else(|| "nobody answered yet".to_owned(), explain)
+                        .map_or("nobody answered yet", |last| &last.said)
                 ));
             }
         };
@@ -359,86 +343,99 @@ async fn attempt(
     request: JoinRequest,
     log: EventLog,
     asking: &Semaphore,
-) -> Answer {
-    let refused = |e| Answer::Failed(JoinFailure::Refused(e));
-    let socket =
-        match connect_path(&address.to_string(), identity, None, &bus_rule(), &config).await {
-            Ok(socket) => socket,
-            Err(error) => return Answer::Unreachable(error),
-        };
+) -> Result<Level, NotAdmitted> {
+    let socket = connect_path(&address.to_string(), identity, None, &bus_rule(), &config)
+        .await
+        .map_err(NotAdmitted::Unreachable)?;
     let from = socket.peer();
     let client = Client::new(socket, key);
     // Connected at once to all, and asked in turn: whoever connects first comes first.
     let Ok(_turn) = asking.acquire().await else {
-        return Answer::Failed(JoinFailure::NotAdmitted);
+        return Err(NotAdmitted::Failed(JoinFailure::NotAdmitted));
     };
     let asked = join_through(&client, from, &request, &log, now_ms, |_| {});
-    match tokio::time::timeout(ONE_NODE, asked).await {
-        Ok(Ok(level)) => Answer::Admitted(level),
-        Ok(Err(failure)) => Answer::Failed(failure),
-        Err(_) => refused(CallError::new(
-            Code::BUSY,
-            "it did not answer in time; others are asked",
-        )),
-    }
+    let asked = tokio::time::timeout(ONE_NODE, asked).await;
+    let late = |_| CallError::new(Code::BUSY, "it did not answer in time; others are asked");
+    asked
+        .map_err(|e| JoinFailure::Refused(late(e)))
+        .flatten()
+        .map_err(NotAdmitted::Failed)
 }
 
-fn explain((address, answer): &(SocketAddr, Answer)) -> String {
-    match answer {
-        Answer::Failed(failure) => format!("{address} answered: {failure}"),
-        Answer::Unreachable(error) => format!("{address}: {error}"),
-        Answer::Admitted(_) => String::new(),
-    }
-}
-
-fn gave_up(
-    last: Option<(SocketAddr, Answer)>,
-    wait: Duration,
-    no_hints: bool,
-    dir: &Path,
-) -> Failure {
-    match &last {
-        Some((_, Answer::Failed(failure))) if failure.is_final() => {
-            Failure::new(Kind::Community, failure.to_string())
-                .code("bad_invite")
-                .hint("ask for a new code with `hearthnet community invite`")
-        }
-        Some((address, Answer::Unreachable(error))) if is_put_out(error) => Failure::new(
-            Kind::Community,
-            format!("the node at {address} says that this machine's key was put out of the community"),
-        )
-        .code("revoked")
-        .hint(format!(
-            "a key that was put out stays out: move {} away, and join again with a new code; a new key is made then",
-            dir.join("node.key").display()
-        )),
-        Some(last @ (_, Answer::Failed(_))) => Failure::new(
-            Kind::Community,
-            format!("no node of the community admitted this one in {} s; {}", wait.as_secs(), explain(last)),
-        )
-        .code("not_admitted")
-        .hint("members that may admit are those that are trusted or anchors; one of them has to be running"),
-        Some((address, Answer::Unreachable(error))) if is_shut_out(error) => Failure::new(
-            Kind::Community,
-            format!("the node at {address} has no open invite: this code was used up or withdrawn"),
-        )
-        .code("bad_invite")
-        .hint("ask for a new code with `hearthnet community invite`"),
-        other => Failure::new(
-            Kind::Community,
-            format!(
-                "no node of the community was found in {} s{}",
-                wait.as_secs(),
-                other.as_ref().map_or_else(String::new, |last| format!("; {}", explain(last)))
+impl Refusal {
+    /// What `address` answered to a search that began then, and lasts for `wait`.
+    fn of(
+        address: SocketAddr,
+        why: &NotAdmitted,
+        (began, wait): (Instant, Duration),
+        dir: &Path,
+    ) -> Self {
+        use NotAdmitted::{Failed, Unreachable};
+        let said = match why {
+            Failed(failure) => format!("{address} answered: {failure}"),
+            Unreachable(error) => format!("{address}: {error}"),
+        };
+        let fail = |message: String| Failure::new(Kind::Community, message);
+        let (weight, until, failure) = match why {
+            Failed(failure) if failure.is_final() => (
+                4,
+                Some(Instant::now() + SECOND_OPINION),
+                fail(failure.to_string())
+                    .code("bad_invite")
+                    .hint("ask for a new code with `hearthnet community invite`"),
             ),
-        )
-        .code("unreachable")
-        .hint(if no_hints {
-            "is `hearthnet serve` running where the code was made, on the same network?"
-        } else {
-            "is `hearthnet serve` running where the code was made, and can this machine reach it?"
-        }),
+            Unreachable(error) if error.code() == Some(CloseCode::Revoked) => (
+                3,
+                Some(began + wait.min(SHUT_OUT)),
+                fail(format!(
+                    "the node at {address} says that this machine's key was put out of the community"
+                ))
+                .code("revoked")
+                .hint(format!(
+                    "a key that was put out stays out: move {} away, and join again with a new code; a new key is made then",
+                    dir.join("node.key").display()
+                )),
+            ),
+            Failed(_) => (
+                2,
+                None,
+                fail(format!(
+                    "no node of the community admitted this one in {} s; {said}",
+                    wait.as_secs()
+                ))
+                .code("not_admitted")
+                .hint("members that may admit are those that are trusted or anchors; one of them has to be running"),
+            ),
+            // A node was there, and does not talk to strangers: no invite is open.
+            Unreachable(error) if error.code() == Some(CloseCode::Unauthorized) => (
+                1,
+                Some(began + wait.min(SHUT_OUT)),
+                fail(format!(
+                    "the node at {address} has no open invite: this code was used up or withdrawn"
+                ))
+                .code("bad_invite")
+                .hint("ask for a new code with `hearthnet community invite`"),
+            ),
+            Unreachable(_) => (0, None, nobody(wait, &format!("; {said}"))),
+        };
+        Self {
+            weight,
+            said,
+            failure,
+            until,
+        }
     }
+}
+
+/// Nobody was found who could answer; `last` is what came of it.
+fn nobody(wait: Duration, last: &str) -> Failure {
+    let found = format!(
+        "no node of the community was found in {} s{last}",
+        wait.as_secs()
+    );
+    Failure::new(Kind::Community, found).code("unreachable").hint(
+        "is `hearthnet serve` running where the code was made, on the same network, and can this machine reach it?",
+    )
 }
 
 #[cfg(test)]

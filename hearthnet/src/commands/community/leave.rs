@@ -16,7 +16,7 @@ use crate::context::Context;
 use crate::failure::{Failure, Kind};
 use crate::lock::Lock;
 use crate::membership;
-use crate::node::learn;
+use crate::node::transient::{self, learn};
 use crate::output::{ask, note, print, print_json};
 use crate::runtime::block_on;
 use crate::standing::{CLOCK_FILE, Standing};
@@ -104,7 +104,7 @@ fn lock(dir: &Path) -> Result<Lock, Failure> {
 /// it out already.
 fn say_goodbye(args: &LeaveArgs, home: &Home, config: &Config) -> Result<Option<usize>, Failure> {
     let told = block_on(async {
-        let node = crate::node::transient(home, config).await?;
+        let node = transient::start(home, config).await?;
         learn(&node, home).await;
         let before = sent(&node);
         if before.is_empty() && Standing::of(home) != Standing::Good {
@@ -153,11 +153,9 @@ fn put_aside(dir: &Path, community: CommunityId, keep_key: bool) -> Result<PathB
         .find(|aside| !aside.exists())
         .ok_or_else(|| Failure::internal("no free name for the community's data"))?;
     let fail = |what: &Path, e: std::io::Error| {
-        Failure::new(
-            Kind::Host,
-            format!("cannot move {} to {}: {e}", what.display(), aside.display()),
-        )
-        .hint("nothing else was changed; move what belongs to the community away by hand")
+        let why = format!("cannot move {} to {}: {e}", what.display(), aside.display());
+        Failure::new(Kind::Host, why)
+            .hint("nothing else was changed; move what belongs to the community away by hand")
     };
     whole_file::make_folder(&aside, 0o700).map_err(|e| fail(dir, e))?;
     let damaged = format!("{LOG_FILE}.damaged-");

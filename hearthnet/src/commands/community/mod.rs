@@ -17,16 +17,17 @@ use hearthnet_bus::log::{Body, EventLog, Level, Policy};
 use hearthnet_bus::{NodeId, NodeKey};
 use serde_json::json;
 
-use self::change::{change, in_community, keeps_an_anchor, nothing_changed};
-use crate::addresses::DEFAULT_PORT;
-use crate::args::{
-    CommunityCommand, CreateArgs, InviteArgs, LevelArgs, LevelName, PolicyArgs, RevokeArgs, Switch,
+use self::change::{
+    change, in_community, is_anchor, keeps_an_anchor, nothing_changed, signs_as_root,
 };
+use crate::addresses::DEFAULT_PORT;
+use crate::args::{CommunityCommand, CreateArgs, InviteArgs, LevelArgs, PolicyArgs, RevokeArgs};
 use crate::changes::{self, Change};
-use crate::community::{Home, OnDisk, ROOT_KEY, discard_unborn, display_name, log_failure, now_ms};
+use crate::community::{Home, OnDisk, ROOT_KEY, discard_unborn, display_name, now_ms};
 use crate::config::Config;
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
+use crate::members::find;
 use crate::membership::Membership;
 use crate::output::{ask, note, print, print_json, span, table, when};
 
@@ -47,16 +48,6 @@ pub(crate) fn run(command: CommunityCommand, cx: &Context) -> Result<(), Failure
         }
         CommunityCommand::Leave(args) => leave::run(&args, cx),
         CommunityCommand::Policy(args) => policy(&args, &home()?, config),
-    }
-}
-
-impl From<LevelName> for Level {
-    fn from(name: LevelName) -> Self {
-        match name {
-            LevelName::Member => Self::Member,
-            LevelName::Trusted => Self::Trusted,
-            LevelName::Anchor => Self::Anchor,
-        }
     }
 }
 
@@ -96,21 +87,16 @@ fn create(args: &CreateArgs, cx: &Context) -> Result<(), Failure> {
     }
     discard_unborn(&dir)?;
     let root = new_root_key(&dir.join(ROOT_KEY))?;
-    let research = match args.research {
-        Some(switch) => switch == Switch::On,
-        None => cx.config.policy.research.enable,
-    };
+    let research = args.research.unwrap_or(cx.config.policy.research.enable);
     let policy = Policy {
         research,
         ..Policy::default()
     };
-    let log = EventLog::create(&dir, &root, key.id(), name, policy, now_ms())
-        .map_err(|e| log_failure(&dir, &e))?;
+    let log = EventLog::create(&dir, &root, key.id(), name, policy, now_ms())?;
     let named = Body::Named {
         name: called.clone(),
     };
-    log.append(&key, named, now_ms())
-        .map_err(|e| log_failure(&dir, &e))?;
+    log.append(&key, named, now_ms())?;
     Membership::note(&dir, &log.state(), &key.id());
     if args.json {
         return print_json(&json!({
@@ -163,7 +149,7 @@ fn new_root_key(path: &Path) -> Result<NodeKey, Failure> {
 }
 
 fn invite(args: &InviteArgs, home: &Home, config: &Config) -> Result<(), Failure> {
-    let wanted = Level::from(args.level);
+    let wanted = args.level;
     let invite = change(home, config, args.json, || make_invite(args, home, config))?;
     let (state, now) = (home.state(), now_ms());
     if args.json {
@@ -209,24 +195,15 @@ struct Made {
 
 fn make_invite(args: &InviteArgs, home: &Home, config: &Config) -> Result<Made, Failure> {
     let state = home.state();
-    let wanted = Level::from(args.level);
-    // The root key may do all that anchors may, also where this node's own key counts no more.
+    let wanted = args.level;
+    let who = match wanted {
+        Level::Member => format!("nodes that are {} or more", state.policy.who_may_invite),
+        Level::Trusted => "anchors".to_owned(),
+        Level::Anchor => "the holder of the root key".to_owned(),
+    };
     let may = state.may_invite(&home.key.id(), wanted);
-    let by_root = home.root_key()?.is_some() && !may;
-    if !by_root && !may {
-        let own = home.level()?;
-        let who = match wanted {
-            Level::Member => format!("nodes that are {} or more", state.policy.who_may_invite),
-            Level::Trusted => "anchors".to_owned(),
-            Level::Anchor => "the holder of the root key".to_owned(),
-        };
-        return Err(Failure::new(
-            Kind::Community,
-            format!("only {who} may invite somebody as {wanted}, and this node is {own}"),
-        )
-        .code("unauthorized")
-        .hint("ask one of them; `hearthnet community members` shows who is what"));
-    }
+    let rule = format!("only {who} may invite somebody as {wanted}");
+    let by_root = signs_as_root(home, may, &rule)?;
     let now = now_ms();
     let expires_ms =
         now.saturating_add(u64::try_from(args.expires.as_millis()).unwrap_or(u64::MAX));
@@ -288,24 +265,10 @@ fn members(home: &Home, as_json: bool) -> Result<(), Failure> {
     let now = now_ms();
     let online = |node: &NodeId| state.nodes(now).any(|seen| seen.node == *node);
     if as_json {
-        let members: Vec<_> = state
-            .members()
-            .map(|(node, member)| {
-                json!({
-                    "node": node.to_string(),
-                    "name": state.name_of(node, now),
-                    "level": member.level,
-                    "since_ms": member.since_ms,
-                    "frozen": state.is_frozen(node),
-                    "this_node": *node == own,
-                    "online": online(node),
-                })
-            })
-            .collect();
         return print_json(&json!({
             "community": home.log.community().to_string(),
             "name": state.name,
-            "members": members,
+            "members": crate::members::json(&state, &own),
         }));
     }
     let rows = state.members().map(|(node, member)| {
@@ -338,11 +301,11 @@ fn level(args: &LevelArgs, home: &Home, config: &Config, up: bool) -> Result<(),
 
 fn set_level(args: &LevelArgs, home: &Home, up: bool) -> Result<(NodeId, Level, Level), Failure> {
     let state = home.state();
-    let node = find(home, &args.node)?;
+    let node = find(&args.node, &home.state())?;
     let Some(now) = state.member(&node).map(|member| member.level) else {
         return Err(not_a_member(&args.node));
     };
-    let next = match (args.level.map(Level::from), now, up) {
+    let next = match (args.level, now, up) {
         (Some(level), ..) => level,
         (None, Level::Member, true) | (None, Level::Anchor, false) => Level::Trusted,
         (None, Level::Trusted, true) => Level::Anchor,
@@ -367,17 +330,12 @@ fn set_level(args: &LevelArgs, home: &Home, up: bool) -> Result<(NodeId, Level, 
         keeps_an_anchor(&state, &node, &format!("made {next}"))?;
     }
     let by_root = authority(home, now.max(next), "change the level of")?;
-    let change = Change::Level {
-        node,
-        level: next,
-        last_seq: last_seq(home, &node),
-    };
-    changes::write(home, by_root, change)?;
+    changes::write(home, by_root, Change::Level { node, level: next })?;
     Ok((node, now, next))
 }
 
 fn revoke(args: &RevokeArgs, home: &Home, config: &Config) -> Result<(), Failure> {
-    let node = find(home, &args.node)?;
+    let node = find(&args.node, &home.state())?;
     let state = home.state();
     // Before anybody is asked: what is refused needs no answer.
     keeps_an_anchor(&state, &node, "put out")?;
@@ -408,13 +366,6 @@ fn revoke(args: &RevokeArgs, home: &Home, config: &Config) -> Result<(), Failure
     )
 }
 
-/// The last event that this node has of another: what it says later, in a past that nobody here
-/// has seen, counts for no more than it is left with.
-fn last_seq(home: &Home, node: &NodeId) -> u64 {
-    let heads = home.log.heads();
-    heads.authors.get(node).map_or(0, |head| head.seq)
-}
-
 fn put_out(text: &str, node: NodeId, home: &Home) -> Result<(), Failure> {
     let state = home.state();
     keeps_an_anchor(&state, &node, "put out")?;
@@ -422,8 +373,7 @@ fn put_out(text: &str, node: NodeId, home: &Home) -> Result<(), Failure> {
         return Err(not_a_member(text));
     };
     let by_root = authority(home, now, "revoke")?;
-    let last_seq = last_seq(home, &node);
-    changes::write(home, by_root, Change::Revoke { node, last_seq })
+    changes::write(home, by_root, Change::Revoke { node })
 }
 
 fn policy(args: &PolicyArgs, home: &Home, config: &Config) -> Result<(), Failure> {
@@ -449,15 +399,12 @@ fn policy(args: &PolicyArgs, home: &Home, config: &Config) -> Result<(), Failure
 fn set_policy(args: &PolicyArgs, home: &Home) -> Result<Policy, Failure> {
     let old = home.state().policy;
     let new = Policy {
-        research: args.research.map_or(old.research, |s| s == Switch::On),
-        who_may_invite: args.who_may_invite.map_or(old.who_may_invite, Level::from),
+        research: args.research.unwrap_or(old.research),
+        who_may_invite: args.who_may_invite.unwrap_or(old.who_may_invite),
     };
     if new != old {
-        let anchor = home.state().level(&home.key.id()) == Some(Level::Anchor);
-        let by_root = home.root_key()?.is_some() && !anchor;
-        if !by_root {
-            home.require(Level::Anchor, "change the policy")?;
-        }
+        let rule = "only anchors may change the policy";
+        let by_root = signs_as_root(home, is_anchor(home), rule)?;
         changes::write(home, by_root, Change::Policy(new))?;
     }
     Ok(new)
@@ -466,32 +413,14 @@ fn set_policy(args: &PolicyArgs, home: &Home) -> Result<Policy, Failure> {
 /// Whether the root key signs what is said about a node of level `level`: anchors say it about
 /// others, the root about anchors.
 fn authority(home: &Home, level: Level, what: &str) -> Result<bool, Failure> {
-    let own = home.state().level(&home.key.id());
-    match (level, own, home.root_key()?.is_some()) {
-        (Level::Member | Level::Trusted, Some(Level::Anchor), _) => Ok(false),
-        (_, _, true) => Ok(true),
-        (Level::Anchor, ..) => Err(Failure::new(
-            Kind::Community,
-            format!("only the holder of the root key may {what} an anchor, or make one"),
-        )
-        .code("unauthorized")
-        .hint("ask whoever founded the community")),
-        _ => {
-            home.level()?;
-            home.require(Level::Anchor, &format!("{what} others"))?;
-            Ok(false)
-        }
-    }
-}
-
-fn find(home: &Home, text: &str) -> Result<NodeId, Failure> {
-    let state = home.state();
-    let now = now_ms();
-    let members = state.members();
-    crate::members::find(
-        text,
-        members.map(|(node, _)| (*node, state.name_of(node, now))),
-    )
+    let may = level < Level::Anchor && is_anchor(home);
+    let rule = match level {
+        Level::Anchor => format!(
+            "only whoever founded the community, who holds the root key, may {what} an anchor, or make one"
+        ),
+        _ => format!("only anchors may {what} others"),
+    };
+    signs_as_root(home, may, &rule)
 }
 
 fn report(
