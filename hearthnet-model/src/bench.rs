@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ModelError;
 use crate::engine::{EngineError, EngineOptions, FullModel, LoadError};
+use crate::inspect::type_uses;
 use crate::kernels::{Arena, Isa};
 use crate::manifest::WeightsId;
 use crate::model_file::ModelFile;
@@ -273,19 +274,9 @@ pub fn median(samples: &[f64]) -> f64 {
 
 /// Types of the blocks' matrices, those with most bytes first.
 fn weight_types(file: &ModelFile) -> Vec<String> {
-    let mut types: Vec<(&'static str, u64)> = Vec::new();
     let tensors = (0..file.spec().layers).flat_map(|layer| file.layer_tensors(layer));
-    for info in tensors.filter(|info| info.dims.len() > 1) {
-        match types
-            .iter_mut()
-            .find(|(name, _)| *name == info.dtype.name())
-        {
-            Some((_, bytes)) => *bytes += info.bytes,
-            None => types.push((info.dtype.name(), info.bytes)),
-        }
-    }
-    types.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-    types.into_iter().map(|(name, _)| name.to_owned()).collect()
+    let uses = type_uses(tensors.filter(|info| info.dims.len() > 1));
+    uses.iter().map(|used| used.dtype.to_string()).collect()
 }
 
 /// The processor's name: from the processor itself where it can be asked, else from the system.

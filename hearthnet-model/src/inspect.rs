@@ -116,18 +116,6 @@ pub fn inspect(model: &ModelFile, weights: WeightsId) -> Inspection {
 
 /// Describes a file of which nothing is known but that it is sound GGUF.
 pub fn container(gguf: &Gguf, path: Option<&Path>) -> Container {
-    let mut types: BTreeMap<TensorType, TypeUse> = BTreeMap::new();
-    for info in gguf.tensors() {
-        let used = types.entry(info.dtype).or_insert(TypeUse {
-            dtype: info.dtype,
-            tensors: 0,
-            bytes: 0,
-        });
-        used.tensors += 1;
-        used.bytes += info.bytes;
-    }
-    let mut tensor_types: Vec<TypeUse> = types.into_values().collect();
-    tensor_types.sort_by_key(|used| std::cmp::Reverse(used.bytes));
     let template = gguf.str("tokenizer.chat_template").ok().flatten();
     Container {
         path: path.map(|path| path.display().to_string()),
@@ -146,7 +134,7 @@ pub fn container(gguf: &Gguf, path: Option<&Path>) -> Container {
             .iter()
             .map(values)
             .fold(0, u64::saturating_add),
-        tensor_types,
+        tensor_types: type_uses(gguf.tensors().iter()),
         tokenizer: text(gguf, "tokenizer.ggml.model").map(|model| TokenizerInfo {
             model,
             pre: text(gguf, "tokenizer.ggml.pre"),
@@ -157,6 +145,23 @@ pub fn container(gguf: &Gguf, path: Option<&Path>) -> Container {
         }),
         chat_template: template.is_some_and(|template| !template.trim().is_empty()),
     }
+}
+
+/// The types of some tensors, the one with most bytes first.
+pub(crate) fn type_uses<'a>(tensors: impl Iterator<Item = &'a TensorInfo>) -> Vec<TypeUse> {
+    let mut types: BTreeMap<TensorType, TypeUse> = BTreeMap::new();
+    for info in tensors {
+        let used = types.entry(info.dtype).or_insert(TypeUse {
+            dtype: info.dtype,
+            tensors: 0,
+            bytes: 0,
+        });
+        used.tensors += 1;
+        used.bytes += info.bytes;
+    }
+    let mut uses: Vec<TypeUse> = types.into_values().collect();
+    uses.sort_by_key(|used| std::cmp::Reverse(used.bytes));
+    uses
 }
 
 fn values(info: &TensorInfo) -> u64 {

@@ -28,6 +28,7 @@ pub struct Head {
     norm: Vec<f32>,
     /// `None` where the embedding is also the output matrix.
     output: Option<Packed>,
+    weight_bytes: u64,
     act: Mutex<Act>,
 }
 
@@ -76,6 +77,7 @@ impl Head {
             embedding: loader.matrix(&embedding)?,
             norm: loader.vector(&file.output_norm()?)?,
             output: output.map(|output| loader.matrix(&output)).transpose()?,
+            weight_bytes: loader.bytes as u64,
             spec,
             act: Mutex::default(),
         })
@@ -88,8 +90,7 @@ impl Head {
 
     /// Memory that the weights take.
     pub fn weight_bytes(&self) -> u64 {
-        let output = self.output.as_ref().map_or(0, Packed::bytes);
-        (self.embedding.bytes() + size_of_val(&self.norm[..]) + output) as u64
+        self.weight_bytes
     }
 
     /// Bytes of weights that one row reads: the output matrix.

@@ -178,7 +178,7 @@ impl Engine {
         };
         let ropes = RopeTables::of(file)?;
         Ok(Self {
-            weight_bytes: packed.iter().map(|layer| layer.bytes() as u64).sum(),
+            weight_bytes: packed.iter().map(|layer| layer.bytes as u64).sum(),
             spec: spec.clone(),
             range: layers,
             weights,

@@ -27,6 +27,8 @@ pub(super) struct Layer {
     pub(super) ffn_norm: Vec<f32>,
     pub(super) feed: Feed,
     pub(super) ffn_post_norm: Option<Vec<f32>>,
+    /// Memory that all of it takes.
+    pub(super) bytes: usize,
 }
 
 /// Norms of queries and keys.
@@ -50,8 +52,10 @@ pub(super) enum Feed {
     Experts {
         /// Scores of the experts.
         router: Router,
-        /// All of them.
+        /// All of them; they are of one size.
         experts: Vec<Expert>,
+        /// Memory that they take.
+        bytes: usize,
     },
 }
 
@@ -134,10 +138,6 @@ impl Latent {
     pub(super) fn panels(&self) -> usize {
         self.q.panels() + self.kv.panels()
     }
-
-    fn bytes(&self) -> usize {
-        vectors([&self.q_norm, &self.kv_norm]) + self.q.bytes() + self.kv.bytes()
-    }
 }
 
 impl Ffn {
@@ -165,67 +165,18 @@ impl Ffn {
             Self::Split { gate, .. } => gate,
         }
     }
-
-    fn bytes(&self) -> usize {
-        match self {
-            Self::Fused(both) => both.bytes(),
-            Self::Split { gate, up } => gate.bytes() + up.bytes(),
-        }
-    }
-}
-
-impl Feed {
-    fn bytes(&self) -> usize {
-        match self {
-            Self::Dense { ffn, down } => ffn.bytes() + down.bytes(),
-            Self::Experts { router, experts } => {
-                let router = router.matrix.bytes() + vectors(&router.bias);
-                router + experts.iter().map(Expert::bytes).sum::<usize>()
-            }
-        }
-    }
-
-    /// Of the experts that no row is sent to.
-    fn idle_bytes(&self, used: usize) -> usize {
-        match self {
-            Self::Dense { .. } => 0,
-            Self::Experts { experts, .. } => experts.iter().skip(used).map(Expert::bytes).sum(),
-        }
-    }
-}
-
-impl Expert {
-    fn bytes(&self) -> usize {
-        let bias = self.bias.iter().flat_map(|b| [&b.gate, &b.up, &b.down]);
-        self.ffn.bytes() + self.down.bytes() + vectors(bias)
-    }
-}
-
-/// Memory that vectors take.
-fn vectors<'a>(all: impl IntoIterator<Item = &'a Vec<f32>>) -> usize {
-    all.into_iter().map(|one| size_of_val(&one[..])).sum()
 }
 
 impl Layer {
-    /// Memory that the weights take.
-    pub(super) fn bytes(&self) -> usize {
-        let qk_norm = self.qk_norm.iter().flat_map(|norms| [&norms.q, &norms.k]);
-        let own = [&self.attn_norm, &self.ffn_norm]
-            .into_iter()
-            .chain(qk_norm)
-            .chain(&self.qkv.bias)
-            .chain(&self.sinks)
-            .chain(&self.attn_output_bias)
-            .chain(&self.attn_post_norm)
-            .chain(&self.ffn_post_norm);
-        let qkv: usize = self.qkv.parts.iter().map(Packed::bytes).sum();
-        let latent = self.latent.as_ref().map_or(0, Latent::bytes);
-        vectors(own) + latent + qkv + self.attn_output.bytes() + self.feed.bytes()
-    }
-
     /// Bytes that one row reads, which goes through `used` of the experts.
     pub(super) fn token_bytes(&self, used: usize) -> usize {
-        self.bytes() - self.feed.idle_bytes(used)
+        match &self.feed {
+            Feed::Dense { .. } => self.bytes,
+            Feed::Experts { experts, bytes, .. } => {
+                let idle = experts.len().saturating_sub(used);
+                self.bytes - bytes / experts.len().max(1) * idle
+            }
+        }
     }
 }
 
@@ -235,6 +186,8 @@ pub(super) struct Loader<'a> {
     arena: Arena,
     /// Repacks the panels of a matrix side by side.
     pool: rayon::ThreadPool,
+    /// Memory of what was loaded.
+    pub(super) bytes: usize,
     done: u64,
     total: u64,
     progress: &'a mut dyn FnMut(u64, u64),
@@ -258,6 +211,7 @@ impl<'a> Loader<'a> {
             file,
             arena,
             pool,
+            bytes: 0,
             done: 0,
             total,
             progress,
@@ -273,9 +227,10 @@ impl<'a> Loader<'a> {
     ) -> Result<Vec<Layer>, LoadError> {
         let mut packed = 0usize;
         for layer in range.clone() {
-            for tensor in MATRICES.into_iter().filter(|tensor| file.has(*tensor)) {
-                let view = file.layer_tensor(layer, tensor)?;
-                for matrix in matrices(file.spec(), &view, tensor) {
+            let tensors = file.family().rules(file.spec());
+            for rule in tensors.filter(|rule| rule.is_matrix()) {
+                let view = file.layer_tensor(layer, rule.tensor)?;
+                for matrix in matrices(file.spec(), &view, rule.tensor) {
                     packed = packed.saturating_add(packed_bytes(&matrix)?);
                 }
             }
@@ -289,6 +244,7 @@ impl<'a> Loader<'a> {
         use LayerTensor as T;
         let (file, spec) = (self.file, self.file.spec());
         let get = |tensor| file.layer_tensor(layer, tensor);
+        let before = self.bytes;
         let attn_norm = self.vector(&get(T::AttnNorm)?)?;
         let mut qkv = if file.has(T::AttnQkv) {
             Qkv::of(vec![self.matrix(&get(T::AttnQkv)?)?])
@@ -335,6 +291,7 @@ impl<'a> Loader<'a> {
             ffn_norm: self.vector(&get(T::FfnNorm)?)?,
             feed: self.feed(layer)?,
             ffn_post_norm: self.optional(layer, T::FfnPostNorm)?,
+            bytes: self.bytes - before,
         })
     }
 
@@ -373,6 +330,7 @@ impl<'a> Loader<'a> {
         let split = |tensor| Ok::<_, LoadError>(matrices(file.spec(), &get(tensor)?, tensor));
         let (gates, ups) = (split(T::ExpertGate)?, split(T::ExpertUp)?);
         let downs = split(T::ExpertDown)?;
+        let before = self.bytes;
         let mut biases = self.expert_biases(layer)?.into_iter();
         let mut experts = Vec::with_capacity(downs.len());
         for ((gate, up), down) in gates.iter().zip(&ups).zip(&downs) {
@@ -382,7 +340,12 @@ impl<'a> Loader<'a> {
                 bias: biases.next(),
             });
         }
-        Ok(Feed::Experts { router, experts })
+        let bytes = self.bytes - before;
+        Ok(Feed::Experts {
+            router,
+            experts,
+            bytes,
+        })
     }
 
     /// The biases of each expert of a layer, or none.
@@ -449,6 +412,7 @@ impl<'a> Loader<'a> {
         let arena = &mut self.arena;
         let packed = self.pool.install(|| pack(arena, &matrices));
         let packed = packed.map_err(|source| pack_error(views[0], source))?;
+        self.bytes += packed.bytes();
         views.iter().for_each(|view| self.step(view));
         Ok(packed)
     }
@@ -462,10 +426,9 @@ impl<'a> Loader<'a> {
             )));
         }
         let (values, _) = view.bytes.as_chunks::<4>();
-        let values = values
-            .iter()
-            .map(|bytes| f32::from_le_bytes(*bytes))
-            .collect();
+        let values = values.iter().map(|bytes| f32::from_le_bytes(*bytes));
+        let values: Vec<f32> = values.collect();
+        self.bytes += size_of_val(&values[..]);
         self.step(view);
         Ok(values)
     }
@@ -477,26 +440,6 @@ impl<'a> Loader<'a> {
         (self.progress)(self.done, self.total);
     }
 }
-
-const MATRICES: [LayerTensor; 17] = [
-    LayerTensor::AttnQ,
-    LayerTensor::AttnK,
-    LayerTensor::AttnV,
-    LayerTensor::AttnQkv,
-    LayerTensor::LatentQ,
-    LayerTensor::LatentKv,
-    LayerTensor::LatentQUp,
-    LayerTensor::LatentKvUp,
-    LayerTensor::AttnOutput,
-    LayerTensor::FfnGate,
-    LayerTensor::FfnUp,
-    LayerTensor::FfnGateUp,
-    LayerTensor::FfnDown,
-    LayerTensor::Router,
-    LayerTensor::ExpertGate,
-    LayerTensor::ExpertUp,
-    LayerTensor::ExpertDown,
-];
 
 /// The matrices of a tensor: one, those of all experts, or gate and up.
 fn matrices<'a>(

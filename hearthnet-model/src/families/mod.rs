@@ -181,6 +181,11 @@ pub struct Rule {
 }
 
 impl Rule {
+    /// Whether it is one matrix or several, not a vector or the biases of all experts.
+    pub fn is_matrix(&self) -> bool {
+        self.dims.len() > 1 && !self.name.ends_with(".bias")
+    }
+
     /// The tensor's full name in block `layer`.
     pub fn full_name(&self, layer: u32) -> String {
         format!("blk.{layer}.{}", self.name)

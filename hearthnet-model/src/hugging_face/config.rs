@@ -35,7 +35,7 @@ const READ: &[&str] = &[
 /// What `config.json` says, with the text's part of it on top.
 #[derive(Debug)]
 pub(super) struct Config {
-    values: Map<String, Json>,
+    pub(super) values: Map<String, Json>,
     pub(super) class: &'static Class,
     pub(super) rope: Rope,
 }
@@ -120,12 +120,13 @@ impl Config {
         refuse_quantised(&values, class)?;
         check_only(&values, class)?;
         refuse_unknown(&values, class)?;
-        let rope = Rope::read(&values, class)?;
-        Ok(Self {
+        let mut config = Self {
             values,
             class,
-            rope,
-        })
+            rope: Rope::default(),
+        };
+        config.rope = Rope::read(&config)?;
+        Ok(config)
     }
 
     /// The number of embeddings.
@@ -211,8 +212,8 @@ impl Config {
         if let Some(theta) = theta {
             writer.set(&full("rope.freq_base"), Value::F32(theta as f32))?;
         }
-        for (key, value) in self.rope.metadata(self.context()?, self.class)? {
-            writer.set(&full(key), value)?;
+        for (key, value) in &self.rope.metadata {
+            writer.set(&full(key), *value)?;
         }
         Ok(())
     }

@@ -14,40 +14,16 @@ const MAX_FACTORS: usize = 1 << 12;
 type Object = Map<String, Json>;
 
 /// RoPE as a directory describes it.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Default, Debug)]
 pub(super) struct Rope {
     /// Base of the frequencies.
     pub(super) theta: Option<f64>,
-    /// The base in blocks with a sliding window.
-    pub(super) local_theta: Option<f64>,
     /// The part of a head that is turned.
     pub(super) partial: Option<f64>,
-    scaling: Scaling,
-}
-
-#[derive(Clone, PartialEq, Debug)]
-enum Scaling {
-    None,
-    Linear {
-        factor: f64,
-    },
-    Llama3 {
-        factor: f64,
-        low: f64,
-        high: f64,
-        original: f64,
-    },
-    Long {
-        short: Vec<f64>,
-        long: Vec<f64>,
-        original: Option<u32>,
-    },
-    Yarn {
-        factor: f64,
-        original: u32,
-        /// Metadata keys that say more.
-        more: Vec<(&'static str, f64)>,
-    },
+    /// What else is said in the metadata, after the architecture's prefix.
+    pub(super) metadata: Vec<(&'static str, Value<'static>)>,
+    /// Tensors of factors: name and values.
+    pub(super) tensors: Vec<(&'static str, Vec<f32>)>,
 }
 
 /// What a description of RoPE may say: all kinds, and each.
@@ -72,10 +48,9 @@ const GROWTH: &[(&str, &str)] = &[
 const MSCALE: &str = "mscale";
 
 impl Rope {
-    pub(super) fn read(
-        values: &Map<String, Json>,
-        class: &'static Class,
-    ) -> Result<Self, ImportError> {
+    /// That of a configuration of which all else is known.
+    pub(super) fn read(config: &Config) -> Result<Self, ImportError> {
+        let Config { values, class, .. } = config;
         let object = |key: &str| match said(values, key) {
             None => Ok(None),
             Some(Json::Object(map)) => Ok(Some(map)),
@@ -100,84 +75,125 @@ impl Rope {
             Some(local) => number(local, "rope_theta")?,
             None => number(values, "rope_local_base_freq")?,
         };
-        Ok(Self {
+        let mut rope = Self {
             theta: or_outside("rope_theta")?,
-            local_theta,
             partial: partial(or_outside("partial_rotary_factor")?, class)?,
-            scaling: scaling(global, values, class, original)?,
-        })
+            ..Self::default()
+        };
+        if let Some(theta) = local_theta {
+            rope.says("rope.freq_base_swa", theta);
+        }
+        rope.scale(global, config, original)?;
+        Ok(rope)
     }
 
-    /// Metadata beside the base, after the architecture's prefix.
-    pub(super) fn metadata(
-        &self,
-        context: u32,
-        class: &Class,
-    ) -> Result<Vec<(&'static str, Value<'static>)>, ImportError> {
-        let float = |number: f64| Value::F32(number as f32);
-        let kind = "rope.scaling.type";
-        let factor_key = "rope.scaling.factor";
-        let mut out = Vec::new();
-        if let Some(theta) = self.local_theta {
-            out.push(("rope.freq_base_swa", float(theta)));
+    fn says(&mut self, key: &'static str, number: f64) {
+        self.metadata.push((key, Value::F32(number as f32)));
+    }
+
+    /// What is said of the frequencies beside their base.
+    fn scale(
+        &mut self,
+        rope: &Object,
+        config: &Config,
+        original: Option<u32>,
+    ) -> Result<(), ImportError> {
+        let Config { values, class, .. } = config;
+        let kind = match said(rope, "rope_type").or_else(|| said(rope, "type")) {
+            None => "default",
+            Some(value) => match value.as_str() {
+                Some(kind) if kind == "default" || class.ropes.contains(&kind) => kind,
+                _ => {
+                    let reason = "this kind of RoPE is not computed here";
+                    return Err(bad("rope_type", value, reason));
+                }
+            },
+        };
+        let needs = |key: &str| required(format!("rope_scaling.{key}"), number(rope, key)?);
+        let needs_original = || required(ORIGINAL, original.filter(|n| *n > 0));
+        let grows = said(values, "model_type").is_some_and(|t| t == GROWING);
+        if grows && kind != "yarn" {
+            let reason = format!("models of the type {GROWING} have YaRN");
+            return Err(bad("rope_type", &Json::from(kind), reason));
         }
-        match &self.scaling {
-            Scaling::None | Scaling::Llama3 { .. } => {}
-            Scaling::Linear { factor } => {
-                out.push((kind, Value::String("linear")));
-                out.push((factor_key, float(*factor)));
+        let mut known = vec![ORIGINAL];
+        let kind_key = "rope.scaling.type";
+        match kind {
+            "linear" => {
+                known.push("factor");
+                self.metadata.push((kind_key, Value::String("linear")));
+                self.says("rope.scaling.factor", needs("factor")?);
             }
-            Scaling::Long { original, .. } if class.long_rope_plain => {
-                if let Some(original) = original.filter(|original| *original != context) {
-                    let reason = format!("must be max_position_embeddings, {context}");
-                    return Err(bad(ORIGINAL, &Json::from(original), reason));
+            "llama3" => {
+                known.extend(["factor", "low_freq_factor", "high_freq_factor"]);
+                let numbers = [
+                    needs("factor")?,
+                    needs("low_freq_factor")?,
+                    needs("high_freq_factor")?,
+                    f64::from(needs_original()?),
+                ];
+                let factors = llama3(config.head_dim()?, self.theta.unwrap_or(10_000.0), numbers);
+                self.tensors.push((ROPE_FACTORS, factors));
+            }
+            "longrope" | "su" => {
+                known.extend(["short_factor", "long_factor"]);
+                self.tensors
+                    .push((ROPE_FACTORS_SHORT, factors(rope, "short_factor")?));
+                self.tensors
+                    .push((ROPE_FACTORS_LONG, factors(rope, "long_factor")?));
+                let context = config.context()?;
+                match original {
+                    Some(original) if class.long_rope_plain && original != context => {
+                        let reason = format!("must be max_position_embeddings, {context}");
+                        return Err(bad(ORIGINAL, &Json::from(original), reason));
+                    }
+                    _ if class.long_rope_plain => {}
+                    original => {
+                        let factor = long_amplitude(context, original.unwrap_or(4096));
+                        self.says("rope.scaling.attn_factor", factor);
+                    }
                 }
             }
-            Scaling::Long { original, .. } => {
-                let factor = long_amplitude(context, original.unwrap_or(4096));
-                out.push(("rope.scaling.attn_factor", float(factor)));
-            }
-            Scaling::Yarn {
-                factor,
-                original,
-                more,
-            } => {
-                out.push((kind, Value::String("yarn")));
-                out.push((factor_key, float(*factor)));
+            "yarn" => {
+                known.push("factor");
+                known.extend(YARN.iter().map(|(key, _)| *key));
+                self.metadata.push((kind_key, Value::String("yarn")));
+                self.says("rope.scaling.factor", needs("factor")?);
                 let key = "rope.scaling.original_context_length";
-                out.push((key, Value::U32(*original)));
-                out.extend(more.iter().map(|(key, value)| (*key, float(*value))));
+                self.metadata.push((key, Value::U32(needs_original()?)));
+                for (from, to) in YARN {
+                    let taken = self.metadata.iter().any(|(key, _)| key == to);
+                    if let Some(value) = number(rope, from)?.filter(|_| !taken) {
+                        self.says(to, value);
+                    }
+                }
+                if grows {
+                    known.push(MSCALE);
+                    known.extend(GROWTH.iter().map(|(key, _)| *key));
+                    for (from, to) in GROWTH {
+                        self.says(to, needs(from)?);
+                    }
+                    let mscale = needs(MSCALE)?;
+                    if mscale != 1.0 {
+                        return Err(bad(MSCALE, &Json::from(mscale), "must be 1"));
+                    }
+                }
+                known.push(TRUNCATE);
+                let whole = said(rope, TRUNCATE);
+                let (accepted, shown) = match whole {
+                    None => (!class.yarn_exact, Json::Null),
+                    Some(whole) => (*whole == Json::Bool(!class.yarn_exact), whole.clone()),
+                };
+                if !accepted {
+                    let reason = format!("a {} is not computed so here", class.name);
+                    return Err(bad(TRUNCATE, &shown, reason));
+                }
             }
+            _ => {}
         }
-        Ok(out)
-    }
-
-    /// Tensors of factors: name and values.
-    pub(super) fn tensors(
-        &self,
-        config: &Config,
-    ) -> Result<Vec<(&'static str, Vec<f32>)>, ImportError> {
-        match &self.scaling {
-            Scaling::Llama3 {
-                factor,
-                low,
-                high,
-                original,
-            } => {
-                let dims = config.head_dim()?;
-                let theta = self.theta.unwrap_or(10_000.0);
-                let factors = llama3(dims, theta, [*factor, *low, *high, *original]);
-                Ok(vec![(ROPE_FACTORS, factors)])
-            }
-            Scaling::Long { short, long, .. } => {
-                let rounded = |list: &[f64]| list.iter().map(|&f| f as f32).collect();
-                Ok(vec![
-                    (ROPE_FACTORS_SHORT, rounded(short)),
-                    (ROPE_FACTORS_LONG, rounded(long)),
-                ])
-            }
-            Scaling::None | Scaling::Linear { .. } | Scaling::Yarn { .. } => Ok(Vec::new()),
-        }
+        known.extend(COMMON);
+        let reason = format!("not known of RoPE of the kind {kind:?}");
+        refuse_others(rope, &known, &reason)
     }
 }
 
@@ -241,105 +257,12 @@ fn partial(said: Option<f64>, class: &Class) -> Result<Option<f64>, ImportError>
     }
 }
 
-fn scaling(
-    rope: &Map<String, Json>,
-    values: &Map<String, Json>,
-    class: &'static Class,
-    original: Option<u32>,
-) -> Result<Scaling, ImportError> {
-    let named = said(rope, "rope_type").or_else(|| said(rope, "type"));
-    let kind = match named {
-        None => "default",
-        Some(value) => match value.as_str() {
-            Some(kind) if kind == "default" || class.ropes.contains(&kind) => kind,
-            _ => {
-                let reason = "this kind of RoPE is not computed here";
-                return Err(bad("rope_type", value, reason));
-            }
-        },
-    };
-    let needs = |key: &str| required(format!("rope_scaling.{key}"), number(rope, key)?);
-    let needs_original = || required(ORIGINAL, original.filter(|n| *n > 0));
-    let grows = said(values, "model_type").is_some_and(|t| t == GROWING);
-    if grows && kind != "yarn" {
-        let reason = format!("models of the type {GROWING} have YaRN");
-        return Err(bad("rope_type", &Json::from(kind), reason));
-    }
-    let mut known = vec![ORIGINAL];
-    let scaling = match kind {
-        "linear" => {
-            known.push("factor");
-            let factor = needs("factor")?;
-            Scaling::Linear { factor }
-        }
-        "llama3" => {
-            known.extend(["factor", "low_freq_factor", "high_freq_factor"]);
-            Scaling::Llama3 {
-                factor: needs("factor")?,
-                low: needs("low_freq_factor")?,
-                high: needs("high_freq_factor")?,
-                original: f64::from(needs_original()?),
-            }
-        }
-        "longrope" | "su" => {
-            known.extend(["short_factor", "long_factor"]);
-            Scaling::Long {
-                short: factors(rope, "short_factor")?,
-                long: factors(rope, "long_factor")?,
-                original,
-            }
-        }
-        "yarn" => {
-            known.push("factor");
-            known.extend(YARN.iter().map(|(key, _)| *key));
-            let mut more = Vec::new();
-            for (from, to) in YARN {
-                let taken = more.iter().any(|(key, _)| key == to);
-                if let Some(value) = number(rope, from)?.filter(|_| !taken) {
-                    more.push((*to, value));
-                }
-            }
-            if grows {
-                known.push(MSCALE);
-                known.extend(GROWTH.iter().map(|(key, _)| *key));
-                for (from, to) in GROWTH {
-                    more.push((*to, needs(from)?));
-                }
-                let mscale = needs(MSCALE)?;
-                if mscale != 1.0 {
-                    return Err(bad(MSCALE, &Json::from(mscale), "must be 1"));
-                }
-            }
-            known.push(TRUNCATE);
-            let whole = said(rope, TRUNCATE);
-            let (accepted, shown) = match whole {
-                None => (!class.yarn_exact, Json::Null),
-                Some(whole) => (*whole == Json::Bool(!class.yarn_exact), whole.clone()),
-            };
-            if !accepted {
-                let reason = format!("a {} is not computed so here", class.name);
-                return Err(bad(TRUNCATE, &shown, reason));
-            }
-            Scaling::Yarn {
-                factor: needs("factor")?,
-                original: needs_original()?,
-                more,
-            }
-        }
-        _ => Scaling::None,
-    };
-    known.extend(COMMON);
-    let reason = format!("not known of RoPE of the kind {kind:?}");
-    refuse_others(rope, &known, &reason)?;
-    Ok(scaling)
-}
-
-fn factors(rope: &Map<String, Json>, key: &str) -> Result<Vec<f64>, ImportError> {
+fn factors(rope: &Object, key: &str) -> Result<Vec<f32>, ImportError> {
     let value = required(format!("rope_scaling.{key}"), said(rope, key))?;
     let list = value.as_array().filter(|list| list.len() <= MAX_FACTORS);
     let numbers = list.and_then(|list| {
         let numbers = list.iter().map(|n| n.as_f64().filter(|n| n.is_finite()));
-        numbers.collect::<Option<Vec<f64>>>()
+        numbers.map(|n| Some(n? as f32)).collect()
     });
     numbers.ok_or_else(|| bad(key, value, "must be a list of numbers, one for each pair"))
 }

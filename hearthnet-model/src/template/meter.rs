@@ -1,48 +1,41 @@
 //! What a hostile template can cost: every operation of a rendering is charged to a budget.
 //!
 //! minijinja counts steps, but a single step may double a text, repeat it a hundred million times
-//! or print a list that holds itself twice, level upon level. So a template is not compiled as it
-//! stands: it is parsed, and [`metered`] writes it again with filters around everything that
-//! copies, compares or keeps values. Filters cannot be redefined by a template. The result of all of
-//! them is what goes in, so a text is the same as without.
+//! or print a list that holds itself twice, level upon level. So a template is compiled, and
+//! [`compile`] puts in front of every instruction that copies, compares, searches or keeps values a
+//! filter over its operands, which charges for them and gives them back: the result is the same.
+//! What is charged, and by which filter, is said in [`price`].
 //!
-//! | filter | stands on | charges |
-//! |---|---|---|
-//! | `counted` | operands of `+`, slices, what a loop goes through | the text, or the items |
-//! | `weighed` | operands of `~` and of comparisons, receivers and arguments of filters and methods | everything within |
-//! | `kept` | lists, dictionaries, what a namespace is given | everything within; refuses namespaces inside of values, so nothing holds itself |
-//! | `times` | instead of `*` | the product, before it is made |
-//!
-//! What is written out, into the prompt or into a variable, is charged by [`write`]. What makes
-//! more than it is given ([`replace`], [`join`], `format`, ...) is replaced by guarded versions,
-//! or taken away where no chat template has a use for it.
+//! What makes more than it is given (`replace`, `join`, `format`, ...) is replaced by [`guarded`]
+//! versions, or taken away where no chat template has a use for it. What is written out, into the
+//! prompt or into a variable, is charged by [`write`].
 
-use minijinja::machinery::ast::{
-    BinOpKind, Call, CallArg, CallType, CompareOpKind, Expr, Filter, Macro, Stmt, UnaryOpKind,
+use minijinja::machinery::{
+    CodeGenerator, Instruction, Instructions, Token, eval, make_string_output, parse, tokenize,
 };
-use minijinja::machinery::{Span, parse};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{DynObject, Kwargs, Rest, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
-use minijinja_contrib::pycompat::unknown_method_callback;
+use minijinja::value::{DynObject, Rest, ValueKind, ValueOrKwargs};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value};
 use regex::Regex;
-use std::borrow::Cow;
-use std::fmt::Write as _;
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
+
+use super::guarded;
 
 /// What a rendering may handle, in bytes; an item counts as [`ITEM`]. A conversation of a thousand
 /// messages of a thousand bytes takes 4 to 67 MiB in llama.cpp's collection of templates. One of
 /// them, Reka-Edge, joins everything again at each message, and holds shorter ones only.
 pub(super) const BUDGET: usize = 128 << 20;
 /// What a value weighs beside its text: more than minijinja takes for one in a list.
-const ITEM: usize = 64;
+pub(super) const ITEM: usize = 64;
+/// What it costs to go past an item, in the time of a byte.
+const STEP: usize = 8;
 /// How deep lists and dictionaries may be nested. Tool descriptions end at some ten levels.
 const MAX_DEPTH: usize = 64;
-/// How deep expressions may be nested. minijinja stops at 150, but counts no chain of attributes.
-const MAX_NESTING: usize = 300;
-/// Operands of one chain of `+` or `~` that are put together without another charge: each makes a
-/// copy of what stands before it.
-const CHAIN: usize = 16;
+/// Words and signs of one tag: minijinja looks for constants in what is left of an expression at
+/// each of its levels. The longest tag of llama.cpp's collection has some two hundred.
+const MAX_TOKENS: usize = 4096;
+const NAME: &str = super::NAME;
 
 /// The source of the error of a rendering whose budget is spent.
 #[derive(Debug, thiserror::Error)]
@@ -52,7 +45,7 @@ pub(super) struct Spent;
 /// What is left of a rendering's budget.
 struct Budget(usize);
 
-fn charge(state: &mut State<'_, '_>, bytes: usize) -> Result<(), Error> {
+pub(super) fn charge(state: &mut State<'_, '_>, bytes: usize) -> Result<(), Error> {
     let budget = state.get_or_insert_extension(Budget(BUDGET));
     match budget.0.checked_sub(bytes) {
         Some(left) => budget.0 = left,
@@ -63,75 +56,336 @@ fn charge(state: &mut State<'_, '_>, bytes: usize) -> Result<(), Error> {
     Ok(())
 }
 
-fn refuse(problem: &'static str) -> Error {
+pub(super) fn refuse(problem: &'static str) -> Error {
     Error::new(ErrorKind::InvalidOperation, problem)
 }
 
-/// Makes `environment` charge what templates that [`metered`] wrote do.
+fn unreadable(problem: &'static str) -> Error {
+    Error::new(ErrorKind::SyntaxError, problem)
+}
+
+fn syntax() -> Result<SyntaxConfig, Error> {
+    let mut syntax = SyntaxConfig::builder();
+    syntax.trim_blocks(true).lstrip_blocks(true).build()
+}
+
+/// The template as it is compiled. transformers knows `{% generation %}` ... `{% endgeneration %}`
+/// around what the model wrote, for training: here they are a block with a scope of its own, which
+/// they are there too. A product has a filter that changes nothing before its `*`, or minijinja would
+/// work out one of constants as it compiles, and is not asked for its price.
+pub(super) fn prepare(source: &str) -> Result<String, Error> {
+    #[allow(clippy::expect_used)] // The pattern is a constant.
+    static GENERATION: LazyLock<Regex> = LazyLock::new(|| {
+        Regex::new(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})").expect("a pattern")
+    });
+    let source = GENERATION.replace_all(source, "${1}${2}with${3}");
+    let (mut text, mut copied) = (String::new(), 0);
+    let (mut tokens, mut is_splat) = (0, false);
+    for token in tokenize(&source, false, syntax()?) {
+        let (token, span) = token?;
+        tokens = match token {
+            Token::VariableStart | Token::BlockStart => 0,
+            _ => tokens + 1,
+        };
+        if tokens > MAX_TOKENS {
+            return Err(unreadable("a tag is too long"));
+        }
+        if matches!(token, Token::Mul) && !is_splat {
+            let star = span.start_offset as usize;
+            text.push_str(source.get(copied..star).unwrap_or_default());
+            text.push_str("|itself");
+            copied = star;
+        }
+        is_splat = matches!(token, Token::ParenOpen | Token::Comma);
+    }
+    text.push_str(source.get(copied..).unwrap_or_default());
+    compile(&text)?;
+    Ok(text)
+}
+
+/// Renders what [`prepare`] made into `text`, which holds what came out so far when it fails.
+pub(super) fn render(
+    environment: &Environment<'_>,
+    source: &str,
+    variables: Value,
+    text: &mut String,
+) -> Result<(), Error> {
+    let instructions = compile(source)?;
+    let (blocks, mut output) = (BTreeMap::new(), make_string_output(text));
+    let plain = AutoEscape::None;
+    eval(
+        environment,
+        &instructions,
+        variables,
+        &blocks,
+        &mut output,
+        plain,
+    )
+    .map(drop)
+}
+
+/// The instructions of a template, with what charges for them.
+fn compile(source: &str) -> Result<Instructions<'_>, Error> {
+    let mut generator = CodeGenerator::new(NAME, source);
+    generator.compile_stmt(&parse(source, NAME, syntax()?)?);
+    let (plain, _) = generator.finish();
+
+    // Where each instruction begins now, with what was put in front of it.
+    let mut starts = Vec::new();
+    let mut metered = Vec::new();
+    for instruction in (0..).map_while(|index| plain.get(index)) {
+        starts.push(metered.len() as u32);
+        match instruction {
+            Instruction::EmitRaw(text) => {
+                metered.extend([
+                    Instruction::LoadConst(Value::from(*text)),
+                    Instruction::Emit,
+                ]);
+                continue;
+            }
+            Instruction::Mul => {
+                metered.push(Instruction::ApplyFilter("times", Some(2), UNCACHED));
+                continue;
+            }
+            Instruction::PushAutoEscape
+            | Instruction::Include(_)
+            | Instruction::LoadBlocks
+            | Instruction::CallBlock(_) => {
+                return Err(unreadable(
+                    "a chat template stands alone: blocks, imports and autoescape are not supported",
+                ));
+            }
+            _ => {}
+        }
+        if let Some((operands, filter)) = price(instruction)? {
+            metered.push(Instruction::ApplyFilter(filter, operands, UNCACHED));
+            metered.push(Instruction::UnpackLists(1));
+            // Their number, which only instructions without one of their own take off the stack.
+            metered.extend(operands.map(|_| Instruction::DiscardTop));
+        }
+        metered.push(instruction.clone());
+    }
+    let end = metered.len() as u32;
+
+    let mut instructions = Instructions::new(NAME, source);
+    let mut index = 0;
+    for (at, mut instruction) in metered.into_iter().enumerate() {
+        use Instruction as I;
+        if let I::Jump(target)
+        | I::JumpIfFalse(target)
+        | I::JumpIfFalseOrPop(target)
+        | I::JumpIfTrueOrPop(target)
+        | I::Iterate(target)
+        | I::BuildMacro(_, target, _) = &mut instruction
+        {
+            *target = starts.get(*target as usize).copied().unwrap_or(end);
+        }
+        // The line on which it stood, for the sake of error messages.
+        while starts
+            .get(index + 1)
+            .is_some_and(|next| *next as usize <= at)
+        {
+            index += 1;
+        }
+        let line = plain.get_line(index as u32).unwrap_or_default();
+        instructions.add_with_line(instruction, u16::try_from(line).unwrap_or(u16::MAX));
+    }
+    Ok(instructions)
+}
+
+/// Instructions name filters by a number as well; this one stands for none.
+const UNCACHED: u8 = !0;
+
+/// How many operands an instruction has on the stack (`None`: their number lies on top), and the
+/// filter that charges for them.
+fn price(instruction: &Instruction<'_>) -> Result<Option<(Option<u16>, &'static str)>, Error> {
+    use Instruction as I;
+    let (operands, filter) = match instruction {
+        I::Add => (Some(2), "counted"),
+        I::Slice => (Some(4), "counted"),
+        I::PushLoop(_) | I::FastRecurse | I::UnpackList(_) => (Some(1), "counted"),
+        I::UnpackLists(lists) | I::MergeKwargs(lists) => (Some(*lists), "counted"),
+        I::Sub | I::Div | I::IntDiv | I::Rem | I::Pow | I::StringConcat => (Some(2), "weighed"),
+        I::Eq | I::Ne | I::Gt | I::Gte | I::Lt | I::Lte => (Some(2), "weighed"),
+        I::In | I::CompareAndPreserve(_) => (Some(2), "weighed"),
+        I::GetItem => (Some(2), "looked_into"),
+        I::BuildList(Some(items)) | I::BuildTuple(Some(items)) => (Some(*items), "kept"),
+        I::BuildMap(pairs) => (Some(pairs * 2), "kept"),
+        I::BuildKwargs(pairs) => (Some(pairs * 2), "settled"),
+        I::SetAttr(_) => (Some(2), "assigned"),
+        I::CallFunction(name, count) => {
+            // A namespace or a dictionary keeps what it is given.
+            let keeps = matches!(*name, "namespace" | "dict");
+            (
+                count.map(usize::from),
+                if keeps { "kept" } else { "counted" },
+            )
+        }
+        I::CallObject(count) => (count.map(usize::from), "counted"),
+        I::CallMethod(name, count) => (
+            count.map(usize::from),
+            match *name {
+                "get" => "looked_into",
+                "items" | "keys" | "values" => "counted",
+                _ => "weighed",
+            },
+        ),
+        I::ApplyFilter(name, count, _) => (
+            count.map(usize::from),
+            match *name {
+                "itself" => return Ok(None),
+                "default" | "d" | "length" | "count" | "first" | "last" => "looked_into",
+                "map" | "select" | "selectattr" | "reject" | "rejectattr" | "sort" | "unique"
+                | "groupby" | "min" | "max" => "gone_through",
+                _ => "weighed",
+            },
+        ),
+        I::PerformTest(_, Some(1), _) => (Some(1), "looked_into"),
+        I::PerformTest(_, count, _) => (count.map(usize::from), "weighed"),
+        _ => return Ok(None),
+    };
+    if operands == Some(0) {
+        return Ok(None);
+    }
+    let operands = operands.map(u16::try_from).transpose();
+    let operands = operands.map_err(|_| unreadable("a list is too long"))?;
+    Ok(Some((operands, filter)))
+}
+
+/// What [`price`] names, and what takes the place of minijinja's own.
 pub(super) fn install(environment: &mut Environment<'static>) {
-    environment.add_filter("counted", counted);
-    environment.add_filter("weighed", weighed);
-    environment.add_filter("kept", kept);
-    environment.add_filter("times", times);
-    environment.add_filter("replace", replace);
-    environment.add_filter("join", join);
-    environment.add_filter("format", format);
-    environment.add_filter("indent", indent);
-    environment.add_filter("length", length);
-    environment.add_filter("count", length);
+    environment.add_filter("itself", |value: Value| value);
+    charges(environment, "counted", counted);
+    charges(environment, "settled", |state, values| {
+        counted(state, values)?;
+        settle(values)
+    });
+    charges(environment, "weighed", |state, values| {
+        weigh_all(state, values).map(drop)
+    });
+    charges(environment, "looked_into", looked_into);
+    charges(environment, "gone_through", gone_through);
+    charges(environment, "kept", kept);
+    // The value, and the namespace that gets it.
+    charges(environment, "assigned", |state, values| match values {
+        [value, _] => kept(state, std::slice::from_mut(value)),
+        _ => Ok(()),
+    });
+    environment.add_filter("times", guarded::times);
+    environment.add_filter("replace", guarded::replace);
+    environment.add_filter("join", guarded::join);
+    environment.add_filter("format", guarded::format);
+    environment.add_filter("indent", guarded::indent);
+    environment.add_filter("length", guarded::length);
+    environment.add_filter("count", guarded::length);
+    environment.add_filter("trim", guarded::trim);
     for name in ["batch", "slice", "sum", "pprint", "chain", "zip"] {
         environment.remove_filter(name);
     }
     environment.remove_global("debug");
-    environment.set_unknown_method_callback(method);
+    environment.set_unknown_method_callback(guarded::method);
     environment.set_formatter(write);
 }
 
-/// Charges a text's bytes, or a list's items.
-fn counted(state: &mut State<'_, '_>, value: Value) -> Result<Value, Error> {
-    let bytes = match value.as_str() {
-        Some(text) => text.len(),
-        None => value.len().unwrap_or_default().saturating_mul(ITEM),
+/// Adds a filter that gives back its operands.
+fn charges(
+    environment: &mut Environment<'static>,
+    name: &'static str,
+    charge: impl Fn(&mut State<'_, '_>, &mut [Value]) -> Result<(), Error> + Send + Sync + 'static,
+) {
+    let filter = move |state: &mut State<'_, '_>, operands: Rest<ValueOrKwargs>| {
+        let mut values = operands.into_values();
+        charge(state, &mut values).map(|()| values)
     };
-    charge(state, bytes)?;
-    Ok(value)
+    environment.add_filter(name, filter);
 }
 
-/// Charges a value with everything in it.
-fn weighed(state: &mut State<'_, '_>, value: Value) -> Result<Value, Error> {
-    weigh(state, &value, 0)?;
-    Ok(value)
-}
-
-/// The same for what is kept in another value, which holds what there is now: what is computed when
-/// it is asked for may come to hold itself.
-fn kept(state: &mut State<'_, '_>, value: Value) -> Result<Value, Error> {
-    weigh(state, &value, 1)?;
-    Ok(match value.kind() {
-        ValueKind::Iterable => value.try_iter()?.collect(),
-        _ => value,
+/// For what copies or goes through: a text's bytes, or the items.
+fn counted(state: &mut State<'_, '_>, values: &mut [Value]) -> Result<(), Error> {
+    values.iter().try_for_each(|value| match value.as_str() {
+        Some(text) => charge(state, text.len()),
+        None => charge(state, value.len().unwrap_or_default().saturating_mul(ITEM)),
     })
 }
 
-fn weigh(state: &mut State<'_, '_>, value: &Value, depth: usize) -> Result<(), Error> {
+/// For what looks for one thing in the first value: its text, or what may have to be gone past; and
+/// everything within the others.
+fn looked_into(state: &mut State<'_, '_>, values: &mut [Value]) -> Result<(), Error> {
+    let Some((first, others)) = values.split_first() else {
+        return Ok(());
+    };
+    weigh_all(state, others)?;
+    match (first.as_str(), first.kind()) {
+        (Some(text), _) => charge(state, text.len()),
+        (None, ValueKind::Seq) => Ok(()),
+        _ => charge(state, first.len().unwrap_or_default().saturating_mul(STEP)),
+    }
+}
+
+/// For filters that do something with each item: everything within the values, and all but the first
+/// again for each item of the first.
+fn gone_through(state: &mut State<'_, '_>, values: &mut [Value]) -> Result<(), Error> {
+    let Some((first, others)) = values.split_first() else {
+        return Ok(());
+    };
+    weigh(state, first, 0)?;
+    let others = weigh_all(state, others)?;
+    let items = first.as_str().map(str::len).or_else(|| first.len());
+    charge(state, items.unwrap_or_default().saturating_mul(others))
+}
+
+/// For what is kept in another value: everything within. Refuses namespaces inside of values, so that
+/// nothing holds itself.
+fn kept(state: &mut State<'_, '_>, values: &mut [Value]) -> Result<(), Error> {
+    for value in values.iter() {
+        weigh(state, value, 1)?;
+    }
+    settle(values)
+}
+
+/// A value holds what there is now: what is computed when it is asked for may come to hold itself.
+fn settle(values: &mut [Value]) -> Result<(), Error> {
+    for value in values {
+        if value.kind() == ValueKind::Iterable {
+            *value = value.try_iter()?.collect();
+        }
+    }
+    Ok(())
+}
+
+fn weigh_all(state: &mut State<'_, '_>, values: &[Value]) -> Result<usize, Error> {
+    values.iter().map(|value| weigh(state, value, 0)).sum()
+}
+
+/// Charges a value with everything in it, and tells how much that was.
+pub(super) fn weigh(
+    state: &mut State<'_, '_>,
+    value: &Value,
+    depth: usize,
+) -> Result<usize, Error> {
     if depth > MAX_DEPTH {
         return Err(refuse("a value is nested too deep"));
     }
     if depth > 0 && value.as_object().is_some_and(changes) {
         return Err(refuse("a namespace or loop cannot be inside of a value"));
     }
-    charge(state, ITEM)?;
+    let mut weight = ITEM + value.as_str().map_or(0, str::len);
+    charge(state, weight)?;
     match value.kind() {
-        ValueKind::String => charge(state, value.as_str().map_or(0, str::len)),
-        ValueKind::Seq | ValueKind::Iterable => value
-            .try_iter()?
-            .try_for_each(|item| weigh(state, &item, depth + 1)),
-        ValueKind::Map => value.try_iter()?.try_for_each(|key| {
-            weigh(state, &key, depth + 1)?;
-            weigh(state, &value.get_item(&key)?, depth + 1)
-        }),
-        _ => Ok(()),
+        ValueKind::Seq | ValueKind::Iterable => {
+            for item in value.try_iter()? {
+                weight += weigh(state, &item, depth + 1)?;
+            }
+        }
+        ValueKind::Map => {
+            for key in value.try_iter()? {
+                weight += weigh(state, &key, depth + 1)?;
+                weight += weigh(state, &value.get_item(&key)?, depth + 1)?;
+            }
+        }
+        _ => {}
     }
+    Ok(weight)
 }
 
 /// Whether an object is one of the two that are not what they were made as. Their types are
@@ -141,205 +395,6 @@ fn changes(object: &DynObject) -> bool {
     name.ends_with("::Namespace") || name.ends_with("::Loop")
 }
 
-/// The operator `*`, as Python has it.
-fn times(state: &mut State<'_, '_>, left: Value, right: Value) -> Result<Value, Error> {
-    let (value, number) = match left.is_number() {
-        true => (&right, &left),
-        false => (&left, &right),
-    };
-    let too_large = || refuse("a product is too large");
-    if value.is_number() && number.is_number() {
-        return match (
-            i128::try_from(value.clone()),
-            i128::try_from(number.clone()),
-        ) {
-            (Ok(a), Ok(b)) if value.is_integer() && number.is_integer() => {
-                a.checked_mul(b).map(Value::from).ok_or_else(too_large)
-            }
-            _ => Ok(Value::from(f64::try_from(left)? * f64::try_from(right)?)),
-        };
-    }
-    if !number.is_integer() {
-        return Err(refuse("only a whole number can repeat a value"));
-    }
-    // As in Python a negative number repeats nothing.
-    let count = usize::try_from(i128::try_from(number.clone())?.max(0)).map_err(|_| too_large())?;
-    if let Some(text) = value.as_str() {
-        charge(state, text.len().saturating_mul(count))?;
-        return Ok(Value::from(text.repeat(count)));
-    }
-    if value.kind() != ValueKind::Seq {
-        return Err(refuse("only texts and lists can be repeated"));
-    }
-    let items: Vec<Value> = value.try_iter()?.collect();
-    charge(
-        state,
-        items.len().saturating_mul(count).saturating_mul(ITEM),
-    )?;
-    let repeated = std::iter::repeat_n(items, count).flatten();
-    Ok(Value::from(repeated.collect::<Vec<_>>()))
-}
-
-/// `replace`, as filter and method.
-fn replace(
-    state: &mut State<'_, '_>,
-    text: Value,
-    old: &str,
-    new: &str,
-    count: Option<i64>,
-) -> Result<String, Error> {
-    let text = string(text);
-    let found = text.matches(old).count();
-    let count = usize::try_from(count.unwrap_or(-1)).map_or(found, |count| count.min(found));
-    charge(
-        state,
-        text.len().saturating_add(count.saturating_mul(new.len())),
-    )?;
-    Ok(text.replacen(old, new, count))
-}
-
-/// `join`, as filter and method.
-fn join(
-    state: &mut State<'_, '_>,
-    values: Value,
-    separator: Option<&str>,
-    attribute: Option<&str>,
-) -> Result<String, Error> {
-    let separator = separator.unwrap_or_default();
-    let mut text = String::new();
-    for (index, mut value) in values.try_iter()?.enumerate() {
-        if let Some(attribute) = attribute {
-            value = value.get_attr(attribute)?;
-        }
-        if index > 0 {
-            text.push_str(separator);
-        }
-        charge(state, separator.len())?;
-        weigh(state, &value, 0)?;
-        let _ = write!(text, "{value}");
-    }
-    Ok(text)
-}
-
-/// `indent`: every line but the first, and none that is empty.
-fn indent(
-    state: &mut State<'_, '_>,
-    text: Value,
-    width: Option<usize>,
-    first: Option<bool>,
-    options: Kwargs,
-) -> Result<String, Error> {
-    let width = width.or(options.get("width")?).unwrap_or(4);
-    let first = first.or(options.get("first")?).unwrap_or(false);
-    let blank = options.get::<Option<bool>>("blank")?.unwrap_or(false);
-    options.assert_all_used()?;
-    let text = string(text);
-    let lines = text.split('\n').count();
-    charge(state, lines.saturating_mul(width))?;
-    let margin = " ".repeat(width);
-    let mut indented = String::new();
-    for (index, line) in text.split('\n').enumerate() {
-        if index > 0 {
-            indented.push('\n');
-        }
-        if if index == 0 {
-            first
-        } else {
-            blank || !line.is_empty()
-        } {
-            indented.push_str(&margin);
-        }
-        indented.push_str(line);
-    }
-    Ok(indented)
-}
-
-/// `length`, which in Jinja2 what is not defined has as well.
-fn length(value: Value) -> Result<usize, Error> {
-    match value.len() {
-        Some(length) => Ok(length),
-        None if value.is_undefined() => Ok(0),
-        None => Err(refuse("this value has no length")),
-    }
-}
-
-/// `format` as a filter: `%s` and the like. Widths are refused: they make texts out of nothing.
-fn format(state: &mut State<'_, '_>, pattern: &str, args: Rest<Value>) -> Result<String, Error> {
-    charge_format(state, pattern, '%', &args)?;
-    minijinja::formatting::format(minijinja::formatting::FormatStyle::Printf, pattern, &args)
-}
-
-/// Charges for a format, whose every directive may write every argument.
-fn charge_format(
-    state: &mut State<'_, '_>,
-    pattern: &str,
-    mark: char,
-    args: &[Value],
-) -> Result<(), Error> {
-    if pattern.split(mark).skip(1).any(has_wide_directive) {
-        return Err(refuse("a format has a width of more than three digits"));
-    }
-    for _ in 0..=pattern.matches(mark).count() {
-        charge(state, 1000)?;
-        for arg in args {
-            weigh(state, arg, 0)?;
-        }
-    }
-    Ok(())
-}
-
-/// Whether a directive begins like one with a width or precision of four digits or from an
-/// argument.
-fn has_wide_directive(rest: &str) -> bool {
-    let head: String = rest
-        .chars()
-        .take_while(|c| !matches!(c, '}' | '%' | '{') && !c.is_ascii_alphabetic())
-        .collect();
-    let widths = head.split(|c: char| !c.is_ascii_digit());
-    head.contains('*')
-        || widths
-            .into_iter()
-            .any(|width| width.trim_start_matches('0').len() > 3)
-}
-
-fn string(value: Value) -> String {
-    match value.as_str() {
-        Some(text) => text.to_owned(),
-        None => value.to_string(),
-    }
-}
-
-/// Methods as Python has them.
-fn method(
-    state: &mut State<'_, '_>,
-    value: &Value,
-    name: &str,
-    args: &[Value],
-) -> Result<Value, Error> {
-    let Some(text) = value.as_str() else {
-        return unknown_method_callback(state, value, name, args);
-    };
-    match name {
-        "replace" => {
-            let (old, new, count): (&str, &str, Option<i64>) = minijinja::value::from_args(args)?;
-            replace(state, value.clone(), old, new, count).map(Value::from)
-        }
-        "join" => {
-            let (values,) = minijinja::value::from_args(args)?;
-            join(state, values, Some(text), None).map(Value::from)
-        }
-        "format" => {
-            charge_format(state, text, '{', args)?;
-            unknown_method_callback(state, value, name, args)
-        }
-        "split" | "splitlines" => {
-            charge(state, text.len().saturating_mul(ITEM))?;
-            unknown_method_callback(state, value, name, args)
-        }
-        _ => unknown_method_callback(state, value, name, args),
-    }
-}
-
 /// Writes a value out, into the prompt or into what captures it.
 fn write(output: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
     weigh(state, value, 0)?;
@@ -347,551 +402,4 @@ fn write(output: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> R
         return Ok(());
     }
     minijinja::escape_formatter(output, state, value)
-}
-
-/// The template, written again with its charges.
-pub(super) fn metered(source: &str, name: &str, syntax: SyntaxConfig) -> Result<String, Error> {
-    let source = without_generation(source);
-    let template = parse(&source, name, syntax)?;
-    let mut printer = Printer {
-        text: String::new(),
-        line: 1,
-        nesting: 0,
-    };
-    printer.statement(&template)?;
-    Ok(printer.text)
-}
-
-/// transformers knows `{% generation %}` ... `{% endgeneration %}` around what the model wrote, for
-/// training: here they are a block with a scope of its own, which they are there too.
-fn without_generation(source: &str) -> Cow<'_, str> {
-    #[allow(clippy::expect_used)] // The pattern is a constant.
-    static TAG: LazyLock<Regex> = LazyLock::new(|| {
-        Regex::new(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})").expect("a pattern")
-    });
-    TAG.replace_all(source, "${1}${2}with${3}")
-}
-
-struct Printer {
-    text: String,
-    /// Where `text` ends.
-    line: usize,
-    /// How deep the expression is that is being written.
-    nesting: usize,
-}
-
-impl Printer {
-    fn push(&mut self, text: &str) {
-        self.text.push_str(text);
-    }
-
-    /// Begins a tag on the line on which it stood, for the sake of error messages.
-    fn tag(&mut self, start: &str, at: Span) {
-        self.push(start);
-        for _ in self.line..usize::from(at.start_line) {
-            self.newline();
-        }
-    }
-
-    fn newline(&mut self) {
-        self.text.push('\n');
-        self.line += 1;
-    }
-
-    fn statements(&mut self, statements: &[Stmt<'_>]) -> Result<(), Error> {
-        statements.iter().try_for_each(|one| self.statement(one))
-    }
-
-    fn statement(&mut self, statement: &Stmt<'_>) -> Result<(), Error> {
-        match statement {
-            Stmt::Template(template) => self.statements(&template.children)?,
-            // As an expression, so that it is charged.
-            Stmt::EmitRaw(raw) => {
-                self.tag("{{", raw.span());
-                self.text(raw.raw);
-                self.push("}}");
-            }
-            Stmt::EmitExpr(emit) => {
-                self.tag("{{ ", emit.span());
-                self.expression(&emit.expr)?;
-                self.push(" }}");
-            }
-            Stmt::ForLoop(stmt) => {
-                self.tag("{% for ", stmt.span());
-                self.target(&stmt.target)?;
-                self.push(" in ");
-                self.charged(&stmt.iter, "counted")?;
-                if let Some(filter) = &stmt.filter_expr {
-                    self.push(" if ");
-                    self.expression(filter)?;
-                }
-                self.push(if stmt.recursive {
-                    " recursive %}"
-                } else {
-                    " %}"
-                });
-                self.statements(&stmt.body)?;
-                if !stmt.else_body.is_empty() {
-                    self.push("{% else %}");
-                    self.statements(&stmt.else_body)?;
-                }
-                self.push("{% endfor %}");
-            }
-            Stmt::IfCond(stmt) => {
-                self.tag("{% if ", stmt.span());
-                self.expression(&stmt.expr)?;
-                self.push(" %}");
-                self.statements(&stmt.true_body)?;
-                let mut rest = &stmt.false_body;
-                while let [Stmt::IfCond(next)] = rest.as_slice() {
-                    self.push("{% elif ");
-                    self.expression(&next.expr)?;
-                    self.push(" %}");
-                    self.statements(&next.true_body)?;
-                    rest = &next.false_body;
-                }
-                if !rest.is_empty() {
-                    self.push("{% else %}");
-                    self.statements(rest)?;
-                }
-                self.push("{% endif %}");
-            }
-            Stmt::WithBlock(stmt) => {
-                self.tag("{% with ", stmt.span());
-                for (index, (target, value)) in stmt.assignments.iter().enumerate() {
-                    self.push(if index > 0 { ", " } else { "" });
-                    self.target(target)?;
-                    self.push(" = ");
-                    self.expression(value)?;
-                }
-                self.push(" %}");
-                self.statements(&stmt.body)?;
-                self.push("{% endwith %}");
-            }
-            Stmt::Set(stmt) => {
-                self.tag("{% set ", stmt.span());
-                self.target(&stmt.target)?;
-                self.push(" = ");
-                match &stmt.target {
-                    Expr::Var(_) => self.expression(&stmt.expr)?,
-                    _ => self.charged(&stmt.expr, "kept")?,
-                }
-                self.push(" %}");
-            }
-            Stmt::SetBlock(stmt) => {
-                self.tag("{% set ", stmt.span());
-                self.target(&stmt.target)?;
-                if let Some(filter) = &stmt.filter {
-                    self.push(" | ");
-                    self.expression(filter)?;
-                }
-                self.push(" %}");
-                self.statements(&stmt.body)?;
-                self.push("{% endset %}");
-            }
-            Stmt::FilterBlock(stmt) => {
-                self.tag("{% filter ", stmt.span());
-                self.expression(&stmt.filter)?;
-                self.push(" %}");
-                self.statements(&stmt.body)?;
-                self.push("{% endfilter %}");
-            }
-            Stmt::Macro(stmt) => {
-                self.tag("{% macro ", stmt.span());
-                self.push(stmt.name);
-                self.parameters(stmt)?;
-                self.push(" %}");
-                self.statements(&stmt.body)?;
-                self.push("{% endmacro %}");
-            }
-            Stmt::CallBlock(stmt) => {
-                self.tag("{% call", stmt.span());
-                self.parameters(&stmt.macro_decl)?;
-                self.push(" ");
-                self.call(&stmt.call)?;
-                self.push(" %}");
-                self.statements(&stmt.macro_decl.body)?;
-                self.push("{% endcall %}");
-            }
-            Stmt::Do(stmt) => {
-                self.tag("{% do ", stmt.span());
-                self.call(&stmt.call)?;
-                self.push(" %}");
-            }
-            Stmt::Continue(_) => self.push("{% continue %}"),
-            Stmt::Break(_) => self.push("{% break %}"),
-            _ => {
-                let problem = "a chat template stands alone: blocks, imports and autoescape are not supported";
-                return Err(Error::new(ErrorKind::SyntaxError, problem));
-            }
-        }
-        Ok(())
-    }
-
-    fn parameters(&mut self, stmt: &Macro<'_>) -> Result<(), Error> {
-        self.push("(");
-        let plain = stmt.args.len().saturating_sub(stmt.defaults.len());
-        for (index, arg) in stmt.args.iter().enumerate() {
-            self.push(if index > 0 { ", " } else { "" });
-            self.target(arg)?;
-            if let Some(default) = index
-                .checked_sub(plain)
-                .and_then(|at| stmt.defaults.get(at))
-            {
-                self.push("=");
-                self.expression(default)?;
-            }
-        }
-        self.push(")");
-        Ok(())
-    }
-
-    /// What can be assigned to: names, attributes of namespaces, and several of them.
-    fn target(&mut self, target: &Expr<'_>) -> Result<(), Error> {
-        match target {
-            Expr::Var(var) => self.push(var.id),
-            Expr::GetAttr(attr) => {
-                self.target(&attr.expr)?;
-                self.push(".");
-                self.push(attr.name);
-            }
-            Expr::List(list) => self.targets(&list.items)?,
-            Expr::Tuple(tuple) => self.targets(&tuple.items)?,
-            other => {
-                let problem = format!("cannot assign to {}", other.description());
-                return Err(Error::new(ErrorKind::SyntaxError, problem));
-            }
-        }
-        Ok(())
-    }
-
-    fn targets(&mut self, targets: &[Expr<'_>]) -> Result<(), Error> {
-        self.push("(");
-        for target in targets {
-            self.target(target)?;
-            self.push(", ");
-        }
-        self.push(")");
-        Ok(())
-    }
-
-    /// An expression through one of the filters that charge.
-    fn charged(&mut self, expr: &Expr<'_>, filter: &str) -> Result<(), Error> {
-        self.operand(expr)?;
-        // What stands in the template is as long as the template.
-        if !matches!(expr, Expr::Const(_)) {
-            self.push("|");
-            self.push(filter);
-        }
-        Ok(())
-    }
-
-    /// The same in front of an attribute or a subscript, which no filter may be.
-    fn receiver(&mut self, expr: &Expr<'_>, filter: &str) -> Result<(), Error> {
-        self.push("(");
-        self.charged(expr, filter)?;
-        self.push(")");
-        Ok(())
-    }
-
-    /// An expression that binds as tight as anything.
-    fn operand(&mut self, expr: &Expr<'_>) -> Result<(), Error> {
-        match expr {
-            Expr::Var(_) | Expr::Const(_) | Expr::GetAttr(_) | Expr::GetItem(_) | Expr::Call(_) => {
-                self.expression(expr)
-            }
-            _ => {
-                self.push("(");
-                self.expression(expr)?;
-                self.push(")");
-                Ok(())
-            }
-        }
-    }
-
-    fn expression(&mut self, expr: &Expr<'_>) -> Result<(), Error> {
-        if self.nesting > MAX_NESTING {
-            return Err(Error::new(
-                ErrorKind::SyntaxError,
-                "an expression is nested too deep",
-            ));
-        }
-        self.nesting += 1;
-        let written = self.bare(expr);
-        self.nesting -= 1;
-        written
-    }
-
-    fn bare(&mut self, expr: &Expr<'_>) -> Result<(), Error> {
-        match expr {
-            Expr::Var(var) => self.push(var.id),
-            Expr::Const(constant) => self.constant(&constant.value)?,
-            Expr::Slice(slice) => {
-                self.receiver(&slice.expr, "counted")?;
-                self.push("[");
-                for (index, bound) in [&slice.start, &slice.stop, &slice.step].iter().enumerate() {
-                    self.push(if index > 0 { ":" } else { "" });
-                    if let Some(bound) = bound {
-                        self.expression(bound)?;
-                    }
-                }
-                self.push("]");
-            }
-            Expr::UnaryOp(unary) => {
-                self.push(match unary.op {
-                    UnaryOpKind::Not => "not ",
-                    UnaryOpKind::Neg => "-",
-                });
-                self.operand(&unary.expr)?;
-            }
-            Expr::BinOp(op) => match op.op {
-                BinOpKind::Add => self.chain(&op.left, &op.right, BinOpKind::Add)?,
-                BinOpKind::Concat => self.chain(&op.left, &op.right, BinOpKind::Concat)?,
-                BinOpKind::Mul => {
-                    self.operand(&op.left)?;
-                    self.push("|times(");
-                    self.expression(&op.right)?;
-                    self.push(")");
-                }
-                BinOpKind::ScAnd | BinOpKind::ScOr => {
-                    self.operand(&op.left)?;
-                    self.push(operator(op.op));
-                    self.operand(&op.right)?;
-                }
-                _ => {
-                    self.charged(&op.left, "weighed")?;
-                    self.push(operator(op.op));
-                    self.charged(&op.right, "weighed")?;
-                }
-            },
-            Expr::Compare(compare) => {
-                self.charged(&compare.expr, "weighed")?;
-                for next in &compare.ops {
-                    self.push(comparison(next.op));
-                    self.charged(&next.expr, "weighed")?;
-                }
-            }
-            Expr::IfExpr(choice) => {
-                self.operand(&choice.true_expr)?;
-                self.push(" if ");
-                self.operand(&choice.test_expr)?;
-                if let Some(other) = &choice.false_expr {
-                    self.push(" else ");
-                    self.operand(other)?;
-                }
-            }
-            Expr::Filter(filter) => self.filter(filter)?,
-            Expr::Test(test) => {
-                self.operand(&test.expr)?;
-                if !test.args.is_empty() {
-                    self.push("|weighed");
-                }
-                self.push(" is ");
-                self.push(test.name);
-                if !test.args.is_empty() {
-                    self.arguments(&test.args, "weighed")?;
-                }
-            }
-            Expr::GetAttr(attr) => {
-                self.operand(&attr.expr)?;
-                self.push(".");
-                self.push(attr.name);
-            }
-            Expr::GetItem(item) => {
-                self.operand(&item.expr)?;
-                self.push("[");
-                self.expression(&item.subscript_expr)?;
-                self.push("]");
-            }
-            Expr::Call(call) => self.call(call)?,
-            Expr::List(list) => {
-                self.push("[");
-                self.items(&list.items)?;
-                self.push("]");
-            }
-            Expr::Tuple(tuple) => {
-                self.push("(");
-                self.items(&tuple.items)?;
-                self.push(")");
-            }
-            Expr::Map(map) => {
-                self.push("{");
-                for (key, value) in map.keys.iter().zip(&map.values) {
-                    self.charged(key, "kept")?;
-                    self.push(": ");
-                    self.charged(value, "kept")?;
-                    self.push(", ");
-                }
-                self.push("}");
-            }
-        }
-        Ok(())
-    }
-
-    fn items(&mut self, items: &[Expr<'_>]) -> Result<(), Error> {
-        items.iter().try_for_each(|item| {
-            self.charged(item, "kept")?;
-            self.push(", ");
-            Ok(())
-        })
-    }
-
-    /// A chain of `+` or `~`, whose parts are charged, and the whole now and then.
-    fn chain(&mut self, left: &Expr<'_>, right: &Expr<'_>, kind: BinOpKind) -> Result<(), Error> {
-        let charge = match kind {
-            BinOpKind::Add => "counted",
-            _ => "weighed",
-        };
-        let mut parts = vec![right];
-        let mut first = left;
-        while let Expr::BinOp(op) = first {
-            if operator(op.op) != operator(kind) {
-                break;
-            }
-            parts.push(&op.right);
-            first = &op.left;
-        }
-        let groups = parts.len() / CHAIN;
-        self.text.extend(std::iter::repeat_n('(', groups));
-        self.charged(first, charge)?;
-        for (index, part) in parts.iter().rev().enumerate() {
-            self.push(operator(kind));
-            self.charged(part, charge)?;
-            if (index + 1).is_multiple_of(CHAIN) {
-                self.push(")|");
-                self.push(charge);
-            }
-        }
-        Ok(())
-    }
-
-    fn filter(&mut self, filter: &Filter<'_>) -> Result<(), Error> {
-        let light = matches!(
-            filter.name,
-            "default" | "d" | "length" | "count" | "first" | "last"
-        );
-        match &filter.expr {
-            Some(expr) if light => self.operand(expr)?,
-            Some(expr) => self.charged(expr, "weighed")?,
-            None => {}
-        }
-        // At the head of a block with filters there is none to put this one behind.
-        let behind = filter.expr.is_some();
-        self.push(if behind { "|" } else { "" });
-        self.push(filter.name);
-        if !filter.args.is_empty() {
-            self.arguments(&filter.args, "weighed")?;
-        }
-        Ok(())
-    }
-
-    fn call(&mut self, call: &Call<'_>) -> Result<(), Error> {
-        match call.identify_call() {
-            CallType::Function(name) => {
-                self.push(name);
-                // A namespace or a dictionary keeps what it is given.
-                let keeps = matches!(name, "namespace" | "dict");
-                self.arguments(&call.args, if keeps { "kept" } else { "counted" })
-            }
-            CallType::Method(expr, name) => {
-                let light = matches!(name, "get" | "items" | "keys" | "values");
-                self.receiver(expr, if light { "counted" } else { "weighed" })?;
-                self.push(".");
-                self.push(name);
-                self.arguments(&call.args, "weighed")
-            }
-            CallType::Block(_) => Err(Error::new(
-                ErrorKind::SyntaxError,
-                "a chat template has no blocks",
-            )),
-            CallType::Object(expr) => {
-                self.operand(expr)?;
-                self.arguments(&call.args, "counted")
-            }
-        }
-    }
-
-    fn arguments(&mut self, args: &[CallArg<'_>], charge: &str) -> Result<(), Error> {
-        self.push("(");
-        for arg in args {
-            let expr = match arg {
-                CallArg::Pos(expr) => expr,
-                CallArg::Kwarg(name, expr) => {
-                    self.push(name);
-                    self.push("=");
-                    expr
-                }
-                CallArg::PosSplat(expr) => {
-                    self.push("*");
-                    expr
-                }
-                CallArg::KwargSplat(expr) => {
-                    self.push("**");
-                    expr
-                }
-            };
-            self.charged(expr, charge)?;
-            self.push(", ");
-        }
-        self.push(")");
-        Ok(())
-    }
-
-    fn constant(&mut self, value: &Value) -> Result<(), Error> {
-        match value.as_str() {
-            Some(text) => self.text(text),
-            None if value.is_none() => self.push("none"),
-            None => {
-                let _ = write!(self.text, "({value})");
-            }
-        }
-        Ok(())
-    }
-
-    fn text(&mut self, text: &str) {
-        self.push("\"");
-        for c in text.chars() {
-            match c {
-                '\n' => self.newline(),
-                '"' | '\\' => self.text.extend(['\\', c]),
-                _ => self.text.push(c),
-            }
-        }
-        self.push("\"");
-    }
-}
-
-fn operator(op: BinOpKind) -> &'static str {
-    match op {
-        BinOpKind::Eq => " == ",
-        BinOpKind::Ne => " != ",
-        BinOpKind::Lt => " < ",
-        BinOpKind::Lte => " <= ",
-        BinOpKind::Gt => " > ",
-        BinOpKind::Gte => " >= ",
-        BinOpKind::ScAnd => " and ",
-        BinOpKind::ScOr => " or ",
-        BinOpKind::Add => " + ",
-        BinOpKind::Sub => " - ",
-        BinOpKind::Mul => " * ",
-        BinOpKind::Div => " / ",
-        BinOpKind::FloorDiv => " // ",
-        BinOpKind::Rem => " % ",
-        BinOpKind::Pow => " ** ",
-        BinOpKind::Concat => " ~ ",
-        BinOpKind::In => " in ",
-    }
-}
-
-fn comparison(op: CompareOpKind) -> &'static str {
-    match op {
-        CompareOpKind::Eq => " == ",
-        CompareOpKind::Ne => " != ",
-        CompareOpKind::Lt => " < ",
-        CompareOpKind::Lte => " <= ",
-        CompareOpKind::Gt => " > ",
-        CompareOpKind::Gte => " >= ",
-        CompareOpKind::In => " in ",
-        CompareOpKind::NotIn => " not in ",
-    }
 }

@@ -37,6 +37,7 @@
 //! those bounds allow. Blocks, imports, `autoescape` and the filters `batch`, `slice`, `sum`,
 //! `pprint`, `chain` and `zip` are not there: no chat template has a use for them.
 
+mod guarded;
 mod json;
 mod meter;
 mod shield;
@@ -47,8 +48,7 @@ pub use time::TemplateTime;
 use crate::gguf::{Gguf, MetadataError};
 use crate::tokenizer::{EncodeError, MAX_TEXT_BYTES, Special, Tokenizer};
 use hearthnet_text::tame;
-use minijinja::syntax::SyntaxConfig;
-use minijinja::{AutoEscape, Environment, ErrorKind, Value, context};
+use minijinja::{Environment, ErrorKind, Value, context};
 use serde::{Deserialize, Serialize};
 use shield::Shield;
 use std::{fmt, io};
@@ -211,6 +211,7 @@ pub enum TemplateError {
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    source: String,
     bos: String,
     eos: String,
 }
@@ -246,21 +247,16 @@ impl ChatTemplate {
         if source.len() > MAX_TEMPLATE_BYTES {
             return Err(TemplateError::TooLong(source.len()));
         }
-        let syntax = SyntaxConfig::builder()
-            .trim_blocks(true)
-            .lstrip_blocks(true)
-            .build()
-            .map_err(|e| TemplateError::Syntax(e.to_string()))?;
         let mut environment = Environment::new();
-        environment.set_auto_escape_callback(|_| AutoEscape::None);
         meter::install(&mut environment);
         environment.set_fuel(Some(MAX_STEPS));
         environment.add_filter("tojson", json::to_json);
         environment.add_function("raise_exception", raise_exception);
-        let add = || environment.add_template_owned(NAME, meter::metered(source, NAME, syntax)?);
-        on_deep_stack(add)?.map_err(|e| TemplateError::Syntax(shown(&e.to_string())))?;
+        let source = on_deep_stack(|| meter::prepare(source))?
+            .map_err(|e| TemplateError::Syntax(shown(&e.to_string())))?;
         Ok(Self {
             environment,
+            source,
             bos: bos.to_owned(),
             eos: eos.to_owned(),
         })
@@ -367,20 +363,13 @@ impl ChatTemplate {
     }
 
     fn run(&self, variables: Value) -> Result<String, TemplateError> {
-        let mut output = Bounded {
-            text: Vec::new(),
-            full: false,
-        };
-        let rendered = self.environment.get_template(NAME).and_then(|template| {
-            template
-                .render_captured_to(variables, &mut output)
-                .map(drop)
-        });
-        if output.full {
+        let mut text = String::new();
+        let rendered = meter::render(&self.environment, &self.source, variables, &mut text);
+        if text.len() > MAX_TEXT_BYTES {
             return Err(TemplateError::PromptTooLong);
         }
         rendered.map_err(|error| explain(&error))?;
-        String::from_utf8(output.text).map_err(|e| TemplateError::Failed(e.to_string()))
+        Ok(text)
     }
 }
 
@@ -395,27 +384,6 @@ fn on_deep_stack<T: Send>(task: impl FnOnce() -> T + Send) -> Result<T, Template
             .join()
             .map_err(|_| TemplateError::Failed("minijinja panicked".to_owned()))
     })
-}
-
-/// Collects at most [`MAX_TEXT_BYTES`].
-struct Bounded {
-    text: Vec<u8>,
-    full: bool,
-}
-
-impl io::Write for Bounded {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if bytes.len() > MAX_TEXT_BYTES - self.text.len() {
-            self.full = true;
-            return Err(io::ErrorKind::FileTooLarge.into());
-        }
-        self.text.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 /// What a template says when it refuses the messages.

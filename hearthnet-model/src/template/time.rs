@@ -3,7 +3,9 @@
 //! Of the families that are supported, Llama 3's templates print the day where `strftime_now` is
 //! there, and gpt-oss's demand it.
 
+use std::fmt::Display;
 use time::UtcDateTime;
+use time::format_description::parse_strftime_borrowed;
 
 /// A point in time, in UTC, for templates that print the date.
 ///
@@ -20,51 +22,11 @@ impl TemplateTime {
         Self(time.unwrap_or(UtcDateTime::MAX))
     }
 
-    /// Formats as C's `strftime` does, in English. Directives: `%Y %y %m %d %e %j %B %b %A %a %H
-    /// %I %p %M %S %%`, and `%-d` and the like without padding.
+    /// Formats as C's `strftime` does, in English; `%-d` and the like are without padding.
     pub(super) fn format(&self, format: &str) -> Result<String, String> {
-        let time = self.0;
-        let (month, weekday) = (time.month().to_string(), time.weekday().to_string());
-        let short = |name: &str| name.chars().take(3).collect::<String>();
-        let mut text = String::new();
-        let mut chars = format.chars();
-        while let Some(c) = chars.next() {
-            if c != '%' {
-                text.push(c);
-                continue;
-            }
-            let mut directive = chars.next();
-            let padded = directive != Some('-');
-            if !padded {
-                directive = chars.next();
-            }
-            let number = |value: i32, width: usize| {
-                let width = if padded { width } else { 0 };
-                format!("{value:0width$}")
-            };
-            let two = |value: u8| number(value.into(), 2);
-            text.push_str(&match directive {
-                Some('Y') => number(time.year(), 4),
-                Some('y') => number(time.year() % 100, 2),
-                Some('m') => two(time.month().into()),
-                Some('d') => two(time.day()),
-                Some('e') if padded => format!("{:2}", time.day()),
-                Some('j') => number(time.ordinal().into(), 3),
-                Some('B') => month.clone(),
-                Some('b') => short(&month),
-                Some('A') => weekday.clone(),
-                Some('a') => short(&weekday),
-                Some('H') => two(time.hour()),
-                Some('I') => two((time.hour() + 11) % 12 + 1),
-                Some('p') => if time.hour() < 12 { "AM" } else { "PM" }.to_owned(),
-                Some('M') => two(time.minute()),
-                Some('S') => two(time.second()),
-                Some('%') if padded => "%".to_owned(),
-                Some(other) => return Err(format!("strftime_now does not know `%{other}`")),
-                None => return Err("strftime_now: the format ends in `%`".to_owned()),
-            });
-        }
-        Ok(text)
+        let failed = |error: &dyn Display| format!("strftime_now: `{format}`: {error}");
+        let items = parse_strftime_borrowed(format).map_err(|error| failed(&error))?;
+        self.0.format(&items).map_err(|error| failed(&error))
     }
 }
 

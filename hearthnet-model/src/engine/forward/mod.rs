@@ -360,6 +360,7 @@ fn tall(pass: &Pass<'_>, scratch: &mut Scratch, spans: &[Span], rows: Range<usiz
                 Feed::Experts {
                     router,
                     experts: all,
+                    ..
                 } => {
                     // SAFETY: so are they here; one member groups, when all rows have their routes.
                     let attend = |unit: usize| unsafe {
