@@ -109,7 +109,7 @@ fn echo(caller: NodeId, config: &Config) -> Result<(), Failure> {
     let transport = config.transport()?;
     runtime()?.block_on(async {
         let admission = Arc::new(OnlyCaller(caller));
-        let mut listener = Listener::bind("127.0.0.1:0", &identity, admission, transport)
+        let mut listener = Listener::bind("127.0.0.1:0", &identity, admission, transport, &[])
             .await
             .map_err(|e| Failure::new(Kind::Host, e.to_string()))?;
         print(format!("{}#{}\n", listener.local_addr(), key.id()))?;
@@ -121,7 +121,7 @@ fn echo(caller: NodeId, config: &Config) -> Result<(), Failure> {
         });
         loop {
             tokio::select! {
-                connection = listener.accept() => { tokio::spawn(serve_echo(connection)); }
+                connection = listener.session() => { tokio::spawn(serve_echo(connection)); }
                 _ = lifeline.recv() => return Ok(()),
             }
         }
