@@ -18,7 +18,7 @@ use hearthnet_bus::flight::Readers;
 use hearthnet_bus::node::bus_rule;
 use hearthnet_bus::now_ms;
 use hearthnet_bus::{NodeId, NodeKey};
-use hearthnet_transport::{Admission, Arrival, CloseCode, Config, Hello, PathListener, PathRule};
+use hearthnet_transport::{Admission, Arrival, CloseCode, Config, Hello, Listener, PathRule};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use support::{
@@ -436,7 +436,7 @@ fn play(runtime: &Runtime, pages: Option<Vec<Value>>) -> String {
     let identity = key.identity().expect("an identity");
     let listening = async {
         let config = Config::default();
-        PathListener::bind("127.0.0.1:0", &identity, Arc::new(Open), config, &rules).await
+        Listener::bind("127.0.0.1:0", &identity, Arc::new(Open), config, &rules).await
     };
     let mut listener = runtime.block_on(listening).expect("a port");
     let address = format!("{}#{}", listener.local_addr(), key.id());

@@ -24,8 +24,8 @@ pub enum Health {
     Leaving,
 }
 
-/// Opens a door behind which are the numbers of this process, and how it is, and nothing else. Must
-/// be called within a Tokio runtime.
+/// Serves the numbers of this process, and how it is, and nothing else. Must be called within a Tokio
+/// runtime.
 ///
 /// # Errors
 /// [`HttpError`].

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use axum::routing::MethodRouter;
 use axum::{Extension, Router};
+use hearthnet_transport::accept;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -22,9 +23,6 @@ use crate::connections::{Connection, Connections, attended};
 
 /// Most bytes of a request's head, and of what is read ahead: more than any client sends.
 const HEAD_BYTES: usize = 64 << 10;
-
-/// How long the listener waits after the system refused a connection, for want of descriptors say.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// How the interface is opened.
 #[derive(Debug, Clone)]
@@ -81,8 +79,8 @@ pub struct HttpServer {
 }
 
 impl HttpServer {
-    /// Opens the door to what is behind the paths of `inner`, for those who may come in, and for
-    /// everybody to `/healthz`. Must be called within a Tokio runtime.
+    /// Serves the paths of `inner` to those who may come in, and `/healthz` to everybody. Must be
+    /// called within a Tokio runtime.
     ///
     /// # Errors
     /// [`HttpError`].
@@ -129,7 +127,7 @@ impl HttpServer {
 
     /// Accepts no more connections, lets requests that are being answered end, and returns when
     /// the last has, or at the deadline. Whoever answers them makes them end first; until then the
-    /// door should stay open, so that whoever comes hears that the service stops.
+    /// listener should stay open, so that whoever comes hears that the service stops.
     pub async fn shutdown(mut self, deadline: Duration) {
         self.stop.send_replace(true);
         if let Some(mut accepting) = self.accepting.take()
@@ -185,19 +183,6 @@ impl Accept {
         drop(listener);
         while connections.join_next().await.is_some() {}
         metrics::gauge!("hearthnet_http_connections").set(0.0);
-    }
-}
-
-/// The next connection.
-async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
-    loop {
-        match listener.accept().await {
-            Ok(accepted) => return accepted,
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-        }
     }
 }
 

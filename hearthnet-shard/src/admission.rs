@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn only_admitted_keys_and_the_hosts_own_pass_the_door() {
+    fn only_admitted_keys_and_the_hosts_own_may_connect() {
         let keeper = keeper();
         assert!(keeper.admit_peer(&peer(1)));
         assert!(keeper.admit_peer(&peer(2)));

@@ -9,7 +9,7 @@ use hearthnet_bus::calls::CallServer;
 use hearthnet_bus::flight::Name;
 use hearthnet_bus::node::{Node, TensorSessions, bus_rule};
 use hearthnet_bus::{Descriptor, NodeId, NodeKey};
-use hearthnet_transport::{Arrival, Connection, PathListener};
+use hearthnet_transport::{Arrival, Connection, Listener};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, timeout_at};
@@ -120,7 +120,7 @@ pub(crate) async fn start<S: EngineSource>(
             let (identity, admission) = (key.identity()?, Arc::clone(&authorizer) as _);
             let transport = transport.clone();
             let rules = [bus_rule()];
-            let own = PathListener::bind(&config.listen, &identity, admission, transport, &rules);
+            let own = Listener::bind(&config.listen, &identity, admission, transport, &rules);
             let own = own.await?;
             (own.local_addr(), None, Waiting::Own(own))
         }
@@ -238,14 +238,14 @@ fn kv_pool(config: &ServeConfig, footprint: &Footprint) -> Result<Pool, StartErr
 
 /// Where sessions will come from, once the weights are there.
 enum Waiting<'a> {
-    Own(PathListener),
+    Own(Listener),
     At(&'a Node),
 }
 
 /// Sessions as they come.
 enum Arrivals {
     Own {
-        listener: PathListener,
+        listener: Listener,
         /// What answers on the sockets for calls.
         answers: Arc<CallServer>,
         /// Those sockets; they go with this.

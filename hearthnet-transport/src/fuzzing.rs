@@ -11,6 +11,7 @@ use crate::pair::Pair;
 use crate::session::{SendRefused, Session};
 use crate::tensor::{DType, Dims, Tensor};
 use crate::time::Time;
+use crate::wire::cbor::Body;
 use crate::wire::chunk::ChunkHead;
 use crate::wire::control::{self, Ack, Bye, FlowCtl, Limits, Nack, TensorEnd};
 use crate::wire::pipeline::{self, RowsHead};
@@ -31,6 +32,11 @@ pub fn frame(message: &[u8]) {
         let encoded = encode(&decoded).into_bytes(1);
         let body = encoded.get(HEADER_BYTES..).unwrap_or_default();
         assert_eq!(decode(body), Some(decoded));
+    }
+    fn map<T: Body + PartialEq + std::fmt::Debug>(body: &[u8]) {
+        if let Ok(decoded) = T::read(body) {
+            again(decoded, T::frame, |body| T::read(body).ok());
+        }
     }
     let Ok((header, body)) = Header::decode(message) else {
         return;
@@ -54,26 +60,10 @@ pub fn frame(message: &[u8]) {
                 again(bye, Bye::frame, |body| Bye::read(body).ok());
             }
         }
-        FrameType::Ack => {
-            if let Ok(ack) = Ack::read(body) {
-                again(ack, Ack::frame, |body| Ack::read(body).ok());
-            }
-        }
-        FrameType::Nack => {
-            if let Ok(nack) = Nack::read(body) {
-                again(nack, Nack::frame, |body| Nack::read(body).ok());
-            }
-        }
-        FrameType::FlowCtl => {
-            if let Ok(flow) = FlowCtl::read(body) {
-                again(flow, FlowCtl::frame, |body| FlowCtl::read(body).ok());
-            }
-        }
-        FrameType::TensorEnd => {
-            if let Ok(end) = TensorEnd::read(body) {
-                again(end, TensorEnd::frame, |body| TensorEnd::read(body).ok());
-            }
-        }
+        FrameType::Ack => map::<Ack>(body),
+        FrameType::Nack => map::<Nack>(body),
+        FrameType::FlowCtl => map::<FlowCtl>(body),
+        FrameType::TensorEnd => map::<TensorEnd>(body),
         FrameType::Ping | FrameType::Pong => {
             let _ = control::read_ping(body);
         }
@@ -89,14 +79,7 @@ pub fn frame(message: &[u8]) {
                 assert_eq!(encoded, message);
             }
         }
-        kind @ (FrameType::StreamOpen
-        | FrameType::StreamOpened
-        | FrameType::StreamClose
-        | FrameType::StreamError
-        | FrameType::Truncate
-        | FrameType::Describe
-        | FrameType::Descriptor
-        | FrameType::Leaving) => {
+        kind => {
             if let Ok(message) = pipeline::read(kind, body) {
                 let encoded = pipeline::frame(&message).map(|frame| frame.into_bytes(1));
                 let body = encoded.as_deref().ok();

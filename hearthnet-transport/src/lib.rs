@@ -83,8 +83,8 @@ pub use message::{
 };
 pub use net::{
     Acceptor, Admission, Arrival, BindError, Caps, Closer, ConnectError, Connection, Full, Handler,
-    Io, Listener, PATH, PathListener, PathRule, PeerSender, PeerSocket, Phase, Place,
-    RefusedConnection, SendError, Sender, connect, connect_here, connect_over, connect_path,
+    Io, Listener, PATH, PathRule, PeerSender, PeerSocket, Phase, Place, RefusedConnection,
+    SendError, Sender, accept, connect, connect_here, connect_over, connect_path,
     connect_path_over,
 };
 pub use node_id::{NodeId, NodeIdError};

@@ -11,9 +11,13 @@
 use std::fmt;
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 
 use crate::code::{CloseCode, Code, Violation};
 use crate::tensor::{DType, Tensor};
+use crate::wire::FrameType;
+use crate::wire::cbor;
+use crate::wire::pipeline::MAX_ERROR_MESSAGE_BYTES;
 
 /// One message of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,25 +52,55 @@ pub enum Message {
 }
 
 impl Message {
+    /// The type of the frame that carries it; of a tensor, that of its chunks.
+    pub(crate) fn kind(&self) -> FrameType {
+        match self {
+            Message::StreamOpen(_) => FrameType::StreamOpen,
+            Message::StreamOpened(_) => FrameType::StreamOpened,
+            Message::StreamClose(_) => FrameType::StreamClose,
+            Message::StreamError(_) => FrameType::StreamError,
+            Message::Step(_) => FrameType::Step,
+            Message::StepResult(_) => FrameType::StepResult,
+            Message::Truncate(_) => FrameType::Truncate,
+            Message::Describe => FrameType::Describe,
+            Message::Descriptor(_) => FrameType::Descriptor,
+            Message::Leaving { .. } => FrameType::Leaving,
+            Message::Tensor(_) => FrameType::TensorData,
+        }
+    }
+
+    /// The life of a stream that it belongs to, if it does: stream and epoch.
+    pub(crate) fn life(&self) -> Option<(u32, u32)> {
+        match self {
+            Message::StreamOpen(m) => Some((m.stream, m.epoch)),
+            Message::StreamOpened(m) => Some((m.stream, m.epoch)),
+            Message::StreamClose(m) => Some((m.stream, m.epoch)),
+            Message::StreamError(m) => Some((m.stream, m.epoch)),
+            Message::Step(m) => Some((m.stream, m.epoch)),
+            Message::StepResult(m) => Some((m.stream, m.epoch)),
+            Message::Truncate(m) => Some((m.stream, m.epoch)),
+            Message::Describe | Message::Descriptor(_) => None,
+            Message::Leaving { .. } | Message::Tensor(_) => None,
+        }
+    }
+
     /// Whether it is work within one life of a stream, which is of no use once that is over.
     pub(crate) fn is_work_of(&self, life: (u32, u32)) -> bool {
-        match self {
-            Message::Step(Step { stream, epoch, .. })
-            | Message::StepResult(StepResult { stream, epoch, .. })
-            | Message::Truncate(Truncate { stream, epoch, .. }) => (*stream, *epoch) == life,
-            _ => false,
-        }
+        use FrameType::{Step, StepResult, Truncate};
+        matches!(self.kind(), Step | StepResult | Truncate) && self.life() == Some(life)
     }
 }
 
 /// Asks the host to open a stream. Answered by [`StreamOpened`] or [`StreamError`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct StreamOpen {
     /// The caller's number for the stream.
     pub stream: u32,
     /// Which life of the stream this is.
     pub epoch: u32,
     /// Identity of the model's weights: the SHA-256 of the canonical manifest.
+    #[serde(with = "serde_bytes")]
     pub weights: [u8; 32],
     /// First layer.
     pub lo: u32,
@@ -77,7 +111,8 @@ pub struct StreamOpen {
 }
 
 /// The host holds the stream and waits for steps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct StreamOpened {
     /// The caller's number for the stream.
     pub stream: u32,
@@ -87,7 +122,8 @@ pub struct StreamOpened {
 
 /// The caller is done with a stream, or cancels it. Both sides free everything at once; steps in
 /// flight get no answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct StreamClose {
     /// The caller's number for the stream.
     pub stream: u32,
@@ -96,17 +132,25 @@ pub struct StreamClose {
 }
 
 /// The host gave a stream up: it exists no more, and its steps in flight get no other answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct StreamError {
     /// The caller's number for the stream.
     pub stream: u32,
     /// Which life of the stream this is.
     pub epoch: u32,
     /// Position of the step that failed, if it was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub position: Option<u32>,
     /// The cause.
+    #[serde(deserialize_with = "cbor::code")]
     pub code: Code,
     /// A sentence for people, at most 512 bytes. Longer ones are cut when sent.
+    #[serde(
+        default,
+        serialize_with = "cbor::write_cut::<MAX_ERROR_MESSAGE_BYTES, _>",
+        deserialize_with = "cbor::text::<MAX_ERROR_MESSAGE_BYTES, _>"
+    )]
     pub message: String,
 }
 
@@ -182,7 +226,8 @@ pub struct StepResult {
 
 /// Shortens a stream to `position` positions. Has no answer; longer than the stream is the stream
 /// error `position_gap`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Truncate {
     /// The caller's number for the stream.
     pub stream: u32,

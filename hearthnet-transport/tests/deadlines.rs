@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use hearthnet_testkit::raw::{Frame, Hello as RawHello, Message, Papers, Peer, Step};
 use hearthnet_transport::{
-    Acceptor, Admission, CloseCode, Config, ConnectError, Connection, Hello, Identity, NodeId,
-    PATH, Phase, RefusedConnection, connect_over,
+    Acceptor, Admission, Arrival, CloseCode, Config, ConnectError, Connection, Hello, Identity,
+    NodeId, PATH, Phase, RefusedConnection, connect_over,
 };
 use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
 use tokio::time::{Instant, interval};
@@ -31,7 +31,7 @@ impl Admission for Everyone {
 
 fn host(config: Config) -> (Acceptor, DuplexStream, Box<DuplexStream>) {
     let identity = Identity::from_secret(&HOST).unwrap();
-    let acceptor = Acceptor::new(&identity, Arc::new(Everyone), config).unwrap();
+    let acceptor = Acceptor::new(&identity, Arc::new(Everyone), config, &[]).unwrap();
     let (theirs, ours) = duplex(64 * 1024);
     (acceptor, theirs, Box::new(ours))
 }
@@ -51,10 +51,13 @@ async fn upgraded(io: DuplexStream) -> Peer {
 async fn session() -> (Peer, Connection, Acceptor) {
     let (acceptor, theirs, ours) = host(Config::default());
     let sessions = acceptor.clone();
-    let accepting = tokio::spawn(async move { acceptor.accept(ours).await });
+    let accepting = tokio::spawn(async move { acceptor.arrive(ours).await });
     let hello = RawHello::new("raw", Vec::new());
     let peer = upgraded(theirs).await.greeted(&hello).await.unwrap();
-    (peer, accepting.await.unwrap().unwrap(), sessions)
+    match accepting.await.unwrap().unwrap() {
+        Arrival::Session(session) => (peer, session, sessions),
+        other => panic!("{other:?}"),
+    }
 }
 
 async fn stalls(mut session: Connection) {
@@ -67,7 +70,7 @@ async fn stalls(mut session: Connection) {
 async fn a_caller_that_never_begins_tls_is_dropped() {
     let (acceptor, _theirs, ours) = host(Config::default());
     let begin = Instant::now();
-    let refused = acceptor.accept(ours).await.unwrap_err();
+    let refused = acceptor.arrive(ours).await.unwrap_err();
     assert!(
         matches!(refused, RefusedConnection::Timeout(Phase::Tls)),
         "{refused}"
@@ -88,7 +91,7 @@ async fn a_caller_that_trickles_its_tls_handshake_is_dropped() {
             }
         }
     });
-    let refused = acceptor.accept(ours).await.unwrap_err();
+    let refused = acceptor.arrive(ours).await.unwrap_err();
     assert!(matches!(
         refused,
         RefusedConnection::Timeout(Phase::Tls) | RefusedConnection::Tls { .. }
@@ -99,7 +102,7 @@ async fn a_caller_that_trickles_its_tls_handshake_is_dropped() {
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_never_asks_for_the_upgrade_is_dropped() {
     let (acceptor, theirs, ours) = host(Config::default());
-    let accepting = tokio::spawn(async move { acceptor.accept(ours).await });
+    let accepting = tokio::spawn(async move { acceptor.arrive(ours).await });
     let _peer = secured(theirs).await;
     let refused = accepting.await.unwrap().unwrap_err();
     assert!(
@@ -111,7 +114,7 @@ async fn a_caller_that_never_asks_for_the_upgrade_is_dropped() {
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_trickles_its_upgrade_is_dropped() {
     let (acceptor, theirs, ours) = host(Config::default());
-    let accepting = tokio::spawn(async move { acceptor.accept(ours).await });
+    let accepting = tokio::spawn(async move { acceptor.arrive(ours).await });
     let mut peer = secured(theirs).await;
     let trickle = tokio::spawn(async move {
         let head = b"GET /tensor/v1 HTTP/1.1\r\nHost: a-host-of-hosts\r\n";
@@ -129,7 +132,7 @@ async fn a_caller_that_trickles_its_upgrade_is_dropped() {
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_never_says_hello_is_dropped() {
     let (acceptor, theirs, ours) = host(Config::default());
-    let accepting = tokio::spawn(async move { acceptor.accept(ours).await });
+    let accepting = tokio::spawn(async move { acceptor.arrive(ours).await });
     let ending = upgraded(theirs).await.ending().await;
     assert_eq!(ending.close, Some(CloseCode::PipelineStalled.number()));
     match accepting.await.unwrap().unwrap_err() {

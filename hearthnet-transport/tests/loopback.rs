@@ -77,7 +77,7 @@ async fn net(config: Config) -> Net {
     let caller = Identity::from_secret(&caller_secret).unwrap();
     let refused = Arc::<Mutex<Vec<Code>>>::default();
     let admission = Arc::new(Admit(caller.key(), refused.clone()));
-    let listener = Listener::bind("127.0.0.1:0", &host, admission, config)
+    let listener = Listener::bind("127.0.0.1:0", &host, admission, config, &[])
         .await
         .unwrap();
     let addr = listener.local_addr().to_string();
@@ -106,7 +106,7 @@ impl Net {
     /// Both ends of an open session.
     async fn pair(&mut self, config: Config) -> (Connection, Connection) {
         let caller = self.connect(config).await.unwrap();
-        (caller, self.listener.accept().await)
+        (caller, self.listener.session().await)
     }
 
     /// The caller, without its rules, as far as the WebSocket.
@@ -155,11 +155,12 @@ fn host_process() {
         .unwrap();
     runtime.block_on(async {
         let admission = Arc::new(Admit(caller, Arc::default()));
-        let mut listener = Listener::bind("127.0.0.1:0", &identity, admission, Config::default())
-            .await
-            .unwrap();
+        let mut listener =
+            Listener::bind("127.0.0.1:0", &identity, admission, Config::default(), &[])
+                .await
+                .unwrap();
         println!("\nlistening {}", listener.local_addr());
-        let mut connection = listener.accept().await;
+        let mut connection = listener.session().await;
         let sender = connection.sender();
         // Tensors come back as they are, steps as their results.
         while let Ok(message) = connection.recv().await {
@@ -465,7 +466,7 @@ async fn half_open_connections_beyond_the_limit_are_turned_away() {
     let _caller = tokio::time::timeout(Duration::from_secs(60), again)
         .await
         .unwrap();
-    net.listener.accept().await;
+    net.listener.session().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -499,7 +500,7 @@ async fn rules_broken_below_the_frames_end_with_their_own_close_codes() {
 
     // After it.
     let mut raw = net.raw().await.greeted(&hello).await.unwrap();
-    let mut session = net.listener.accept().await;
+    let mut session = net.listener.session().await;
     assert_eq!(session.purpose(), "raw");
     raw.send(RawMessage::binary(vec![0; 2 << 20])).await;
     ends(raw, CloseCode::FrameTooBig).await;
@@ -507,7 +508,7 @@ async fn rules_broken_below_the_frames_end_with_their_own_close_codes() {
     assert_eq!((closed.code, closed.by_us), (CloseCode::FrameTooBig, true));
 
     let mut raw = net.raw().await.greeted(&hello).await.unwrap();
-    let mut session = net.listener.accept().await;
+    let mut session = net.listener.session().await;
     raw.send(text()).await;
     ends(raw, CloseCode::WebSocket).await;
     assert_eq!(session.recv().await.unwrap_err().code, CloseCode::WebSocket);
@@ -731,5 +732,5 @@ async fn many_sessions_run_side_by_side() {
         work.await.unwrap();
     }
     // Nothing else became a session.
-    assert!(net.listener.accept().now_or_never().is_none());
+    assert!(net.listener.session().now_or_never().is_none());
 }

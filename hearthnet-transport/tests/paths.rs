@@ -7,11 +7,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
-use hearthnet_testkit::raw::{Came, Message, Papers, Peer, opcode};
+use hearthnet_testkit::raw::{Message, Papers, Peer, opcode};
 use hearthnet_transport::{
     Acceptor, Admission, Arrival, CloseCode, Config, ConnectError, Frame, Hello, Identity, Io,
-    NodeId, PathListener, PathRule, PeerSocket, RefusedConnection, SendError, SessionClosed,
-    connect, connect_path,
+    Listener, NodeId, PathRule, PeerSocket, SendError, SessionClosed, connect, connect_path,
 };
 use parking_lot::Mutex;
 use tokio::io::{DuplexStream, duplex};
@@ -75,7 +74,7 @@ impl Admission for Community {
 }
 
 struct Net {
-    listener: PathListener,
+    listener: Listener,
     community: Arc<Community>,
     addr: String,
 }
@@ -83,7 +82,7 @@ struct Net {
 impl Net {
     async fn new() -> Net {
         let community = Arc::new(Community::default());
-        let listener = PathListener::bind(
+        let listener = Listener::bind(
             "127.0.0.1:0",
             &identity(&HOST),
             community.clone(),
@@ -408,7 +407,7 @@ async fn a_pair_in_memory_keeps_the_rules_of_its_path() {
 async fn attacked() -> (PeerSocket, Peer) {
     let community = Arc::new(Community::default());
     let config = Config::default();
-    let acceptor = Acceptor::with_paths(&identity(&HOST), community, config, &[sync()]).unwrap();
+    let acceptor = Acceptor::new(&identity(&HOST), community, config, &[sync()]).unwrap();
     let (theirs, ours): (DuplexStream, DuplexStream) = duplex(64 * 1024);
     let accepting = tokio::spawn(async move { acceptor.arrive(Box::new(ours)).await });
     let raw = raw(theirs, "/sync/v1").await;
@@ -475,26 +474,4 @@ async fn a_peer_that_does_not_read_is_given_up() {
     );
     assert!(matches!(sending.await.unwrap(), SendError::Closed(_)));
     drop(raw);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_path_that_an_acceptor_does_not_yield_is_an_error() {
-    let community = Arc::new(Community::default());
-    let acceptor =
-        Acceptor::with_paths(&identity(&HOST), community, Config::default(), &[bus()]).unwrap();
-    let (theirs, ours): (DuplexStream, DuplexStream) = duplex(64 * 1024);
-    let accepting = tokio::spawn(async move { acceptor.accept(Box::new(ours)).await });
-    let mut raw = raw(theirs, "/bus/v1").await;
-    let refused = accepting.await.unwrap().unwrap_err();
-    assert!(
-        matches!(
-            refused,
-            RefusedConnection::Path {
-                path: "/bus/v1",
-                ..
-            }
-        ),
-        "{refused}"
-    );
-    assert!(matches!(raw.message().await, Came::Close(_)));
 }

@@ -47,7 +47,7 @@ use std::sync::{Arc, Weak};
 
 use hearthnet_transport::{
     Admission, BindError, CloseCode, Closer, Code, Config, Connection, Hello, Identity,
-    IdentityError, PATH, PathListener, PathRule, connect_here,
+    IdentityError, Listener, PATH, PathRule, connect_here,
 };
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, mpsc, watch};
@@ -253,10 +253,10 @@ impl Node {
                 let admission = Arc::clone(&rights) as Arc<dyn Admission>;
                 let rules = [bus_rule(), crate::community::sync::path_rule()];
                 let config = settings.transport.clone();
-                Some(PathListener::bind(addr, &identity, admission, config, &rules).await?)
+                Some(Listener::bind(addr, &identity, admission, config, &rules).await?)
             }
         };
-        let listen = listener.as_ref().map(PathListener::local_addr);
+        let listen = listener.as_ref().map(Listener::local_addr);
         let community = CommunityTag::of(log.community().as_bytes());
         let announcement = listen.map(|addr| Announcement {
             node: id,

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearthnet_transport::{Arrival, CloseCode, Code, PathListener, PeerSocket, connect_path};
+use hearthnet_transport::{Arrival, CloseCode, Code, Listener, PeerSocket, connect_path};
 use tokio::sync::watch;
 
 use super::access::{Use, grant_of};
@@ -31,11 +31,7 @@ const MAX_ANCHORS_ASKED: usize = 8;
 const COMPACT_MS: u64 = 5 * 60_000;
 
 /// Starts everything.
-pub(super) fn start(
-    inner: &Arc<Inner>,
-    listener: Option<PathListener>,
-    found: watch::Receiver<u64>,
-) {
+pub(super) fn start(inner: &Arc<Inner>, listener: Option<Listener>, found: watch::Receiver<u64>) {
     if let Some(listener) = listener {
         inner.spawn(accept(Arc::clone(inner), listener));
     }
@@ -180,7 +176,7 @@ impl Inner {
 }
 
 /// Takes what arrives at the listener.
-async fn accept(inner: Arc<Inner>, mut listener: PathListener) {
+async fn accept(inner: Arc<Inner>, mut listener: Listener) {
     loop {
         match listener.accept().await {
             Arrival::Session(session) => {

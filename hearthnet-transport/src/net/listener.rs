@@ -39,7 +39,7 @@ use crate::wire::control::Hello;
 
 /// Open sessions that wait to be accepted by the application.
 const ACCEPT_QUEUE: usize = 16;
-/// How long the accept loop rests when the system has no more sockets to give.
+/// How long an accept loop rests when the system has no more sockets to give.
 const OUT_OF_SOCKETS: Duration = Duration::from_millis(100);
 /// How long a refused peer has to read why.
 const LINGER: Duration = Duration::from_millis(500);
@@ -176,23 +176,11 @@ struct Path {
 }
 
 impl Acceptor {
-    /// An acceptor of tensor sessions, with its own count of them.
+    /// An acceptor of tensor sessions, with its own count of them, and of sockets on other paths.
     ///
     /// # Errors
     /// [`BindError::Tls`] or [`BindError::Config`].
     pub fn new(
-        identity: &Identity,
-        admission: Arc<dyn Admission>,
-        config: Config,
-    ) -> Result<Acceptor, BindError> {
-        Acceptor::with_paths(identity, admission, config, &[])
-    }
-
-    /// The same, serving other paths beside the tensor path.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
-    pub fn with_paths(
         identity: &Identity,
         admission: Arc<dyn Admission>,
         config: Config,
@@ -222,20 +210,6 @@ impl Acceptor {
         self.config
             .max_sessions
             .saturating_sub(self.sessions.available_permits())
-    }
-
-    /// Turns a byte stream into a session; for acceptors that serve no other path.
-    ///
-    /// # Errors
-    /// See [`RefusedConnection`]; the peer has been told, as far as that is possible.
-    pub async fn accept(&self, io: Box<dyn Io>) -> Result<Connection, RefusedConnection> {
-        match self.arrive(io).await? {
-            Arrival::Session(connection) => Ok(connection),
-            Arrival::Peer(socket) => Err(RefusedConnection::Path {
-                path: socket.path(),
-                code: CloseCode::ProtocolState,
-            }),
-        }
     }
 
     /// Turns a byte stream into a session or a socket, as the peer asks.
@@ -460,50 +434,14 @@ impl Callback for Route<'_> {
     }
 }
 
-/// Listens on a TCP address and yields open sessions.
-pub struct Listener {
-    all: PathListener,
-}
-
-impl Listener {
-    /// Binds `addr` (`host:port`; port 0 lets the system choose) and starts accepting.
-    ///
-    /// # Errors
-    /// See [`BindError`].
-    pub async fn bind(
-        addr: &str,
-        identity: &Identity,
-        admission: Arc<dyn Admission>,
-        config: Config,
-    ) -> Result<Listener, BindError> {
-        let all = PathListener::bind(addr, identity, admission, config, &[]).await?;
-        Ok(Listener { all })
-    }
-
-    /// Where it listens.
-    pub fn local_addr(&self) -> SocketAddr {
-        self.all.local_addr()
-    }
-
-    /// The next open session. Handshakes go on whether or not this is being called.
-    pub async fn accept(&mut self) -> Connection {
-        loop {
-            // There is no other path, so nothing else arrives.
-            if let Arrival::Session(connection) = self.all.accept().await {
-                return connection;
-            }
-        }
-    }
-}
-
 /// Listens on a TCP address and yields tensor sessions, and sockets on other paths.
-pub struct PathListener {
+pub struct Listener {
     addr: SocketAddr,
     arrivals: mpsc::Receiver<Arrival>,
     task: AbortHandle,
 }
 
-impl PathListener {
+impl Listener {
     /// Binds `addr` (`host:port`; port 0 lets the system choose) and starts accepting. The tensor
     /// path is always there, though [`Admission::admit_path`] may refuse it; `paths` are the others.
     ///
@@ -515,18 +453,18 @@ impl PathListener {
         admission: Arc<dyn Admission>,
         config: Config,
         paths: &[PathRule],
-    ) -> Result<PathListener, BindError> {
+    ) -> Result<Listener, BindError> {
         let address = |source| BindError::Address {
             addr: addr.to_owned(),
             source,
         };
         let half_open = Caps::new(config.max_handshakes, config.max_handshakes_per_address);
-        let acceptor = Acceptor::with_paths(identity, admission, config, paths)?;
+        let acceptor = Acceptor::new(identity, admission, config, paths)?;
         let tcp = TcpListener::bind(addr).await.map_err(address)?;
         let addr = tcp.local_addr().map_err(address)?;
         let (ready, arrivals) = mpsc::channel(ACCEPT_QUEUE);
         let task = tokio::spawn(accept_loop(tcp, acceptor, half_open, ready));
-        Ok(PathListener {
+        Ok(Listener {
             addr,
             arrivals,
             task: task.abort_handle(),
@@ -546,12 +484,36 @@ impl PathListener {
             None => std::future::pending().await,
         }
     }
+
+    /// The next open session, where there is no other path.
+    pub async fn session(&mut self) -> Connection {
+        loop {
+            if let Arrival::Session(connection) = self.accept().await {
+                return connection;
+            }
+        }
+    }
 }
 
-impl Drop for PathListener {
+impl Drop for Listener {
     /// Stops accepting and drops the handshakes under way; what is open lives on.
     fn drop(&mut self) {
         self.task.abort();
+    }
+}
+
+/// The next connection of a listener, whatever the system says in between. May be dropped and called
+/// again; nothing is lost.
+pub async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+    loop {
+        match listener.accept().await {
+            Ok(accepted) => return accepted,
+            Err(error) if is_about_one_connection(&error) => {}
+            Err(error) => {
+                tracing::warn!(%error, "accepting connections is paused");
+                tokio::time::sleep(OUT_OF_SOCKETS).await;
+            }
+        }
     }
 }
 
@@ -565,16 +527,7 @@ async fn accept_loop(
     let mut handshakes = JoinSet::new();
     loop {
         while handshakes.try_join_next().is_some() {}
-        let (stream, address) = match tcp.accept().await {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                if !is_about_one_connection(&error) {
-                    tracing::warn!(%error, "accepting connections is paused");
-                    tokio::time::sleep(OUT_OF_SOCKETS).await;
-                }
-                continue;
-            }
-        };
+        let (stream, address) = accept(&tcp).await;
         let Ok(place) = half_open.enter(address.ip().to_canonical()) else {
             let limit = SessionClosed::by_us(CloseCode::ConnectionLimit, "");
             acceptor.count_refusal(&RefusedConnection::Closed(limit));

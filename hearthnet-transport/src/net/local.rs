@@ -244,10 +244,7 @@ impl Link for End {
 
     fn stats(&self) -> SessionStats {
         let inner = self.session.lock();
-        let [own, other] = match self.side {
-            CALLER => [CALLER, HOST],
-            _ => [HOST, CALLER],
-        };
+        let (own, other) = (self.side, 1 - self.side);
         SessionStats {
             frames_sent: inner.sides[other].messages,
             frames_received: inner.sides[own].messages,

@@ -57,7 +57,7 @@ impl PathRule {
     }
 }
 
-/// What arrived at a listener that serves several paths.
+/// What arrived at a listener.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Arrival {

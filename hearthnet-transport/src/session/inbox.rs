@@ -26,6 +26,7 @@ use crate::credit::Window;
 use crate::message::Message;
 use crate::secret::Wiped;
 use crate::tensor::{DType, Dims, Tensor};
+use crate::wire::cbor::Body as _;
 use crate::wire::chunk::ChunkHead;
 use crate::wire::control::{Ack, Nack};
 use crate::wire::pipeline::RowsHead;

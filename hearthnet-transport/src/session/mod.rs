@@ -50,12 +50,13 @@ use crate::config::{CONTROL_MESSAGE_BYTES, Config};
 use crate::message::{Message, StreamClose, StreamError};
 use crate::secret::Wiped;
 use crate::time::Time;
+use crate::wire::cbor::Body as _;
 use crate::wire::chunk::{ChunkHead, MAX_CHUNK_HEADER_BYTES};
 use crate::wire::control::{self, Ack, Bye, FlowCtl, Hello, Limits, Nack, TensorEnd};
 use crate::wire::pipeline::{self, Place, RESULT_HEAD_BYTES, RowsHead, RowsKind};
 use crate::wire::{FrameBuf, FrameType, HEADER_BYTES, Header};
 use inbox::Inbox;
-use outbox::{Outbox, Part};
+use outbox::Outbox;
 use rate::{Pace, Rtt, TokenBucket};
 
 /// Seconds' worth of events that a peer may save up.
@@ -294,10 +295,7 @@ impl Session {
         self.peer_limits = Some(peer);
         self.terms = Some(terms);
         self.state = State::Open;
-        self.events.push_back(Queued {
-            event: Event::Opened(terms),
-            tensor: None,
-        });
+        self.tell(Event::Opened(terms), None);
         if self.caller {
             // A first estimate of the round trip. Callers of another make need not expect one.
             self.send_ping(now);
@@ -369,11 +367,11 @@ impl Session {
         }
         let slots = self.peer_limits.map_or(0, |peer| peer.max_steps);
         let bulk = self.outbox.queued_bulk();
-        let blocked = match out.part {
-            Part::Close | Part::Error | Part::Leaving => false,
+        let blocked = match out.kind {
+            FrameType::StreamClose | FrameType::StreamError | FrameType::Leaving => false,
             // Answers are bounded by the steps they answer.
-            Part::Result => false,
-            Part::Step if self.steps.total >= slots => true,
+            FrameType::StepResult => false,
+            FrameType::Step if self.steps.total >= slots => true,
             _ if out.bulk_bytes() > 0 => {
                 bulk > 0 && bulk + out.bulk_bytes() > u64::from(self.config.send_buffer_bytes)
             }
@@ -382,10 +380,10 @@ impl Session {
         if blocked {
             return Err(SendRefused::Blocked(out));
         }
-        match out.part {
-            Part::Step => self.steps.begin(out.life),
-            Part::Result if !self.steps.finish(out.life) => return Ok(()),
-            Part::Close | Part::Error => self.end_stream(out.life),
+        match out.kind {
+            FrameType::Step => self.steps.begin(out.life),
+            FrameType::StepResult if !self.steps.finish(out.life) => return Ok(()),
+            FrameType::StreamClose | FrameType::StreamError => self.end_stream(out.life),
             _ => {}
         }
         self.outbox.push(out);
@@ -659,19 +657,12 @@ impl Session {
                 let (head, place) = RowsHead::read(header.kind, body)?;
                 self.rows(head, place, message)
             }
-            FrameType::StreamOpen
-            | FrameType::StreamOpened
-            | FrameType::StreamClose
-            | FrameType::StreamError
-            | FrameType::Truncate
-            | FrameType::Describe
-            | FrameType::Descriptor
-            | FrameType::Leaving => {
+            kind => {
                 self.control_rate(now)?;
-                if header.kind == FrameType::StreamOpen && !self.opens.take(now) {
+                if kind == FrameType::StreamOpen && !self.opens.take(now) {
                     return Err(CloseCode::StreamChurn.violation("streams opened too fast"));
                 }
-                let message = pipeline::read(header.kind, body)?;
+                let message = pipeline::read(kind, body)?;
                 match message {
                     Message::StreamClose(StreamClose { stream, epoch }) => {
                         self.end_stream((stream, epoch));
@@ -681,7 +672,7 @@ impl Session {
                         // Steps may have crossed the error. The host counts them until it hears
                         // that the caller has let go of the stream, which has to be before their
                         // slots are used.
-                        self.outbox.close(StreamClose { stream, epoch })?;
+                        self.outbox.close(StreamClose { stream, epoch });
                     }
                     _ => {}
                 }
@@ -700,23 +691,7 @@ impl Session {
                 kind == FrameType::Bye
             }
             (State::Open, FrameType::Hello) => false,
-            (
-                State::Open,
-                FrameType::StreamOpen
-                | FrameType::StreamClose
-                | FrameType::Step
-                | FrameType::Truncate
-                | FrameType::Describe,
-            ) => !self.caller,
-            (
-                State::Open,
-                FrameType::StreamOpened
-                | FrameType::StepResult
-                | FrameType::StreamError
-                | FrameType::Descriptor
-                | FrameType::Leaving,
-            ) => self.caller,
-            (State::Open, _) => true,
+            (State::Open, kind) => kind.is_callers() != Some(self.caller),
         };
         if allowed {
             Ok(())
@@ -733,10 +708,7 @@ impl Session {
             let (hello, limits) = control::read_client_hello(body)?;
             self.peer_limits = Some(limits);
             self.state = State::AwaitAdmission;
-            self.events.push_back(Queued {
-                event: Event::Hello(hello),
-                tensor: None,
-            });
+            self.tell(Event::Hello(hello), None);
         }
         Ok(())
     }
@@ -783,11 +755,12 @@ impl Session {
         }
     }
 
+    fn tell(&mut self, event: Event, tensor: Option<u16>) {
+        self.events.push_back(Queued { event, tensor });
+    }
+
     fn deliver(&mut self, message: Message) {
-        self.events.push_back(Queued {
-            event: Event::Message(message),
-            tensor: None,
-        });
+        self.tell(Event::Message(message), None);
     }
 
     fn deliver_tensor(&mut self, message: Message, id: u16) {
@@ -799,10 +772,7 @@ impl Session {
             self.inbox.release(id);
             return;
         }
-        self.events.push_back(Queued {
-            event: Event::Message(message),
-            tensor: Some(id),
-        });
+        self.tell(Event::Message(message), Some(id));
     }
 
     /// The next event for the application. Taking a tensor returns its credit.

@@ -28,10 +28,11 @@ use crate::compress::ChunkCompressor;
 use crate::credit::Window;
 use crate::message::{Message, StreamClose};
 use crate::tensor::{DType, Dims};
+use crate::wire::cbor::Body as _;
 use crate::wire::chunk::ChunkHead;
 use crate::wire::control::{Ack, TensorEnd};
 use crate::wire::pipeline::{self, Place, RowsHead, TENSOR_ID_AT};
-use crate::wire::{Flags, FrameBuf};
+use crate::wire::{Flags, FrameBuf, FrameType};
 
 /// Most tensors in the peer's hands at a time.
 const MAX_LIVE_TENSORS: usize = 1024;
@@ -42,21 +43,10 @@ const MAX_LIVE_TENSORS: usize = 1024;
 /// of any lock.
 #[derive(Debug)]
 pub struct Outgoing {
-    pub(super) part: Part,
+    pub(super) kind: FrameType,
+    /// (0, 0) for what belongs to no stream: these are numbered by callers, who never close it.
     pub(super) life: (u32, u32),
     body: Body,
-}
-
-/// What the session has to book when the message is sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
-    Step,
-    Result,
-    Close,
-    Error,
-    Leaving,
-    Other,
-    Tensor,
 }
 
 #[derive(Debug)]
@@ -99,32 +89,17 @@ impl Outgoing {
     /// could never be received; `protocol_state` when the other side is the one to send it.
     pub fn new(message: &Message, terms: &Terms) -> Result<Outgoing, Violation> {
         check_sender(message, terms)?;
-        let (part, life) = match message {
-            Message::Step(m) => {
-                return Outgoing::rows(Part::Step, RowsHead::of_step(m), &m.data, terms);
-            }
-            Message::StepResult(m) => {
-                return Outgoing::rows(Part::Result, RowsHead::of_result(m), &m.data, terms);
-            }
-            Message::Tensor(m) => {
-                let bulk = Bulk::new(None, m.dtype, m.dims, &m.data, terms)?;
-                return Ok(Outgoing {
-                    part: Part::Tensor,
-                    life: (0, 0),
-                    body: Body::Bulk(Box::new(bulk)),
-                });
-            }
-            Message::StreamOpen(m) => (Part::Other, (m.stream, m.epoch)),
-            Message::StreamOpened(m) => (Part::Other, (m.stream, m.epoch)),
-            Message::StreamClose(m) => (Part::Close, (m.stream, m.epoch)),
-            Message::StreamError(m) => (Part::Error, (m.stream, m.epoch)),
-            Message::Truncate(m) => (Part::Other, (m.stream, m.epoch)),
-            // These belong to no stream: streams are numbered by callers, who never close (0, 0).
-            Message::Describe | Message::Descriptor(_) => (Part::Other, (0, 0)),
-            Message::Leaving { .. } => (Part::Leaving, (0, 0)),
+        let body = match message {
+            Message::Step(m) => Body::rows(RowsHead::of_step(m), &m.data, terms)?,
+            Message::StepResult(m) => Body::rows(RowsHead::of_result(m), &m.data, terms)?,
+            Message::Tensor(m) => Body::bulk(None, m.dtype, m.dims, &m.data, terms)?,
+            _ => Body::Small(pipeline::frame(message)?),
         };
-        let body = Body::Small(pipeline::frame(message)?);
-        Ok(Outgoing { part, life, body })
+        Ok(Outgoing {
+            kind: message.kind(),
+            life: message.life().unwrap_or_default(),
+            body,
+        })
     }
 
     /// Whether a message may be sent under these terms, without encoding it.
@@ -146,33 +121,6 @@ impl Outgoing {
         }
     }
 
-    fn rows(
-        part: Part,
-        head: RowsHead,
-        data: &Bytes,
-        terms: &Terms,
-    ) -> Result<Outgoing, Violation> {
-        let bytes = head.bytes()?;
-        check_length(bytes, data)?;
-        let body = if bytes <= u64::from(terms.inline_max) {
-            Body::Small(head.frame(Place::Inline(data)))
-        } else {
-            let announce = head.frame(Place::Tensor(0));
-            Body::Bulk(Box::new(Bulk::new(
-                Some(announce),
-                head.dtype,
-                head.dims()?,
-                data,
-                terms,
-            )?))
-        };
-        Ok(Outgoing {
-            part,
-            life: (head.stream, head.epoch),
-            body,
-        })
-    }
-
     /// Bytes that wait for credit, if it is a tensor.
     pub(super) fn bulk_bytes(&self) -> u64 {
         match &self.body {
@@ -184,17 +132,10 @@ impl Outgoing {
 
 /// Whether it is for this side to send.
 fn check_sender(message: &Message, terms: &Terms) -> Result<(), Violation> {
-    let from_caller = match message {
-        Message::StreamOpen(_) | Message::StreamClose(_) | Message::Step(_) => Some(true),
-        Message::Truncate(_) | Message::Describe => Some(true),
-        Message::StreamOpened(_) | Message::StreamError(_) => Some(false),
-        Message::StepResult(_) | Message::Descriptor(_) => Some(false),
-        Message::Leaving { .. } => Some(false),
-        Message::Tensor(_) => None,
-    };
-    match from_caller.is_some_and(|caller| caller != terms.caller) {
-        false => Ok(()),
-        true => {
+    let callers = message.kind().is_callers();
+    match callers.is_none_or(|callers| callers == terms.caller) {
+        true => Ok(()),
+        false => {
             Err(CloseCode::ProtocolState.violation("this message is for the other side to send"))
         }
     }
@@ -218,14 +159,24 @@ fn check_length(expected: u64, data: &Bytes) -> Result<(), Violation> {
     }
 }
 
-impl Bulk {
-    fn new(
+impl Body {
+    fn rows(head: RowsHead, data: &Bytes, terms: &Terms) -> Result<Body, Violation> {
+        let bytes = head.bytes()?;
+        check_length(bytes, data)?;
+        if bytes <= u64::from(terms.inline_max) {
+            return Ok(Body::Small(head.frame(Place::Inline(data))));
+        }
+        let announce = Some(head.frame(Place::Tensor(0)));
+        Body::bulk(announce, head.dtype, head.dims()?, data, terms)
+    }
+
+    fn bulk(
         announce: Option<FrameBuf>,
         dtype: DType,
         dims: Dims,
         data: &Bytes,
         terms: &Terms,
-    ) -> Result<Bulk, Violation> {
+    ) -> Result<Body, Violation> {
         let bytes = dims.bytes(dtype)?;
         check_length(bytes, data)?;
         if bytes > u64::from(terms.peer_buffer) {
@@ -243,7 +194,7 @@ impl Bulk {
                     .map(|chunk| compressor.chunk(chunk)),
             );
         }
-        Ok(Bulk {
+        Ok(Body::Bulk(Box::new(Bulk {
             ticket: 0,
             announce,
             id: None,
@@ -253,9 +204,11 @@ impl Bulk {
             compressed,
             chunk_bytes,
             next_chunk: 0,
-        })
+        })))
     }
+}
 
+impl Bulk {
     /// The next chunk's frame, its raw length and its length on the wire, and whether it is the
     /// last.
     fn chunk(&mut self, id: u16) -> (FrameBuf, usize, usize, bool) {
@@ -291,6 +244,16 @@ struct Item {
     body: Body,
 }
 
+impl Item {
+    /// The tensor, if it is one.
+    fn bulk(&self) -> Option<&Bulk> {
+        match &self.body {
+            Body::Small(_) => None,
+            Body::Bulk(bulk) => Some(bulk),
+        }
+    }
+}
+
 /// State of a tensor that the peer holds; see the diagram above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
@@ -316,9 +279,8 @@ pub(super) struct Sent {
 pub(super) struct Outbox {
     window: Window,
     peer_buffer: u64,
-    /// Lanes with something in them, each once.
-    turn: VecDeque<Lane>,
-    lanes: BTreeMap<Lane, VecDeque<Item>>,
+    /// Lanes with something in them, each once; the first has the next turn.
+    lanes: VecDeque<(Lane, VecDeque<Item>)>,
     live: BTreeMap<u16, Live>,
     live_bytes: u64,
     /// Ends of tensors and streams, and the coming end of the session. They go before everything
@@ -336,8 +298,7 @@ impl Outbox {
         Outbox {
             window: Window::new(window),
             peer_buffer: u64::from(peer_buffer),
-            turn: VecDeque::new(),
-            lanes: BTreeMap::new(),
+            lanes: VecDeque::new(),
             live: BTreeMap::new(),
             live_bytes: 0,
             ends: VecDeque::new(),
@@ -368,57 +329,49 @@ impl Outbox {
     }
 
     pub(super) fn push(&mut self, out: Outgoing) {
-        let out = match out {
-            Outgoing {
-                part: Part::Close | Part::Leaving,
-                body: Body::Small(frame),
-                ..
-            } => return self.end(frame),
-            other => other,
-        };
+        let Outgoing { kind, life, body } = out;
         let ticket = self.next_ticket;
         self.next_ticket += 1;
-        let lane = match out.part {
-            Part::Tensor => Lane::Tensor(ticket),
-            _ => Lane::Stream(out.life.0),
-        };
-        let mut item = Item {
-            epoch: out.life.1,
-            body: out.body,
-        };
-        match &mut item.body {
-            Body::Small(frame) => {
+        let body = match (kind, body) {
+            (FrameType::StreamClose | FrameType::Leaving, Body::Small(frame)) => {
+                return self.end(frame);
+            }
+            (_, Body::Small(frame)) => {
                 self.queued_bytes += frame.len() as u64;
                 self.queued_small += 1;
+                Body::Small(frame)
             }
-            Body::Bulk(bulk) => {
+            (_, Body::Bulk(mut bulk)) => {
                 bulk.ticket = ticket;
                 self.queued_bytes += bulk.data.len() as u64;
                 self.queued_bulk += bulk.data.len() as u64;
+                Body::Bulk(bulk)
             }
+        };
+        let lane = match kind {
+            FrameType::TensorData => Lane::Tensor(ticket),
+            _ => Lane::Stream(life.0),
+        };
+        let item = Item {
+            epoch: life.1,
+            body,
+        };
+        match self.lanes.iter_mut().find(|(have, _)| *have == lane) {
+            Some((_, queue)) => queue.push_back(item),
+            None => self.lanes.push_back((lane, VecDeque::from([item]))),
         }
-        let queue = self.lanes.entry(lane).or_default();
-        if queue.is_empty() {
-            self.turn.push_back(lane);
-        }
-        queue.push_back(item);
     }
 
-    /// Books an item out of the queues; a tensor that has begun is cancelled.
-    fn discard(&mut self, item: Item) {
-        match item.body {
+    /// Books an item out of the queues.
+    fn forget(&mut self, item: &Item) {
+        match &item.body {
             Body::Small(frame) => {
                 self.queued_bytes -= frame.len() as u64;
                 self.queued_small -= 1;
             }
             Body::Bulk(bulk) => {
-                self.forget_bulk(&bulk);
-                if let Some(id) = bulk.id
-                    && let Some(live) = self.live.get_mut(&id)
-                {
-                    live.stage = Stage::Cancelled;
-                    self.end(TensorEnd { tensor: id }.frame());
-                }
+                self.queued_bytes -= bulk.data.len() as u64;
+                self.queued_bulk -= bulk.data.len() as u64;
             }
         }
     }
@@ -428,26 +381,29 @@ impl Outbox {
         self.ends.push_back(frame);
     }
 
-    fn forget_bulk(&mut self, bulk: &Bulk) {
-        self.queued_bytes -= bulk.data.len() as u64;
-        self.queued_bulk -= bulk.data.len() as u64;
-    }
-
-    /// Drops whatever is queued for one life of a stream.
+    /// Drops whatever is queued for one life of a stream; a tensor that has begun is cancelled.
     pub(super) fn purge(&mut self, (stream, epoch): (u32, u32)) {
         let lane = Lane::Stream(stream);
-        let Some(queue) = self.lanes.remove(&lane) else {
+        let Some(at) = self.lanes.iter().position(|(have, _)| *have == lane) else {
             return;
         };
-        let (gone, kept): (VecDeque<Item>, VecDeque<Item>) =
-            queue.into_iter().partition(|item| item.epoch == epoch);
-        for item in gone {
-            self.discard(item);
+        let mut gone = Vec::new();
+        if let Some((_, queue)) = self.lanes.get_mut(at) {
+            let queued = std::mem::take(queue).into_iter();
+            let (of_life, others): (Vec<_>, _) = queued.partition(|item| item.epoch == epoch);
+            (gone, *queue) = (of_life, others.into());
+            if queue.is_empty() {
+                self.lanes.remove(at);
+            }
         }
-        if kept.is_empty() {
-            self.turn.retain(|other| *other != lane);
-        } else {
-            self.lanes.insert(lane, kept);
+        for item in gone {
+            self.forget(&item);
+            if let Some(tensor) = item.bulk().and_then(|bulk| bulk.id)
+                && let Some(live) = self.live.get_mut(&tensor)
+            {
+                live.stage = Stage::Cancelled;
+                self.end(TensorEnd { tensor }.frame());
+            }
         }
     }
 
@@ -460,19 +416,20 @@ impl Outbox {
         self.poll_small().or_else(|| self.poll_bulk())
     }
 
-    fn head(&mut self, lane: Lane) -> Option<&mut Item> {
-        self.lanes.get_mut(&lane).and_then(VecDeque::front_mut)
+    /// What is first in each lane, in the order of their turns.
+    fn heads(&self) -> impl Iterator<Item = &Item> {
+        self.lanes.iter().filter_map(|(_, queue)| queue.front())
     }
 
     /// Gives the lane at `at` its turn: takes its head off when `pop`, and sends it to the back.
     fn turn_taken(&mut self, at: usize, pop: bool) -> Option<Item> {
-        let lane = self.turn.remove(at)?;
-        let queue = self.lanes.get_mut(&lane)?;
+        let (lane, mut queue) = self.lanes.remove(at)?;
         let item = if pop { queue.pop_front() } else { None };
-        if queue.is_empty() {
-            self.lanes.remove(&lane);
-        } else {
-            self.turn.push_back(lane);
+        if let Some(item) = &item {
+            self.forget(item);
+        }
+        if !queue.is_empty() {
+            self.lanes.push_back((lane, queue));
         }
         item
     }
@@ -481,25 +438,9 @@ impl Outbox {
         if self.queued_small == 0 {
             return None;
         }
-        let at = (0..self.turn.len()).find(|&at| {
-            let head = self
-                .turn
-                .get(at)
-                .and_then(|lane| self.lanes.get(lane)?.front());
-            matches!(
-                head,
-                Some(Item {
-                    body: Body::Small(_),
-                    ..
-                })
-            )
-        })?;
+        let at = self.heads().position(|head| head.bulk().is_none())?;
         match self.turn_taken(at, true)?.body {
-            Body::Small(frame) => {
-                self.queued_bytes -= frame.len() as u64;
-                self.queued_small -= 1;
-                Some(Sent { frame, chunk: None })
-            }
+            Body::Small(frame) => Some(Sent { frame, chunk: None }),
             Body::Bulk(_) => None,
         }
     }
@@ -510,44 +451,21 @@ impl Outbox {
         }
         // Tensors start in the order in which they came, so that small ones cannot starve a large
         // one of the peer's buffer.
-        let mut first_waiting = u64::MAX;
-        for queue in self.lanes.values() {
-            if let Some(Item {
-                body: Body::Bulk(bulk),
-                ..
-            }) = queue.front()
-                && bulk.id.is_none()
-            {
-                first_waiting = first_waiting.min(bulk.ticket);
-            }
-        }
+        let waiting = self.heads().filter_map(Item::bulk);
+        let waiting = waiting.filter(|bulk| bulk.id.is_none());
+        let first_waiting = waiting.map(|bulk| bulk.ticket).min();
         let room = self.peer_buffer.saturating_sub(self.live_bytes);
         let can_start = self.live.len() < MAX_LIVE_TENSORS;
-        let at = (0..self.turn.len()).find(|&at| {
-            match self
-                .turn
-                .get(at)
-                .and_then(|lane| self.lanes.get(lane)?.front())
-            {
-                Some(Item {
-                    body: Body::Bulk(bulk),
-                    ..
-                }) => {
-                    bulk.id.is_some()
-                        || (can_start
-                            && bulk.ticket == first_waiting
-                            && bulk.data.len() as u64 <= room)
-                }
-                _ => false,
-            }
-        })?;
-        let lane = *self.turn.get(at)?;
+        let may_go = |bulk: &Bulk| {
+            let starts = Some(bulk.ticket) == first_waiting && bulk.data.len() as u64 <= room;
+            bulk.id.is_some() || (can_start && starts)
+        };
+        let at = self
+            .heads()
+            .position(|head| head.bulk().is_some_and(may_go))?;
         let fresh = self.free_id();
-        let Some(Item {
-            body: Body::Bulk(bulk),
-            ..
-        }) = self.head(lane)
-        else {
+        let (_, queue) = self.lanes.get_mut(at)?;
+        let Body::Bulk(bulk) = &mut queue.front_mut()?.body else {
             return None;
         };
         let id = match bulk.id {
@@ -555,32 +473,21 @@ impl Outbox {
             None => {
                 let id = fresh?;
                 bulk.id = Some(id);
-                let bytes = bulk.data.len() as u64;
-                let announce = bulk.announce.take();
+                let live = Live {
+                    stage: Stage::Sending,
+                    bytes: bulk.data.len() as u64,
+                    in_flight: 0,
+                };
                 self.next_id = id.wrapping_add(1);
-                self.live_bytes += bytes;
-                self.live.insert(
-                    id,
-                    Live {
-                        stage: Stage::Sending,
-                        bytes,
-                        in_flight: 0,
-                    },
-                );
-                if let Some(mut frame) = announce {
+                self.live_bytes += live.bytes;
+                self.live.insert(id, live);
+                if let Some(mut frame) = bulk.announce.take() {
                     frame.patch_u16(TENSOR_ID_AT, id);
                     // The lane keeps its place: the first chunk follows at once.
                     return Some(Sent { frame, chunk: None });
                 }
                 id
             }
-        };
-        let Some(Item {
-            body: Body::Bulk(bulk),
-            ..
-        }) = self.head(lane)
-        else {
-            return None;
         };
         let (frame, raw, wire, last) = bulk.chunk(id);
         // Checked above: a unit is available.
@@ -591,13 +498,7 @@ impl Outbox {
                 live.stage = Stage::Sent;
             }
         }
-        if let Some(Item {
-            body: Body::Bulk(bulk),
-            ..
-        }) = self.turn_taken(at, last)
-        {
-            self.forget_bulk(&bulk);
-        }
+        self.turn_taken(at, last);
         Some(Sent {
             frame,
             chunk: Some((raw, wire)),
@@ -618,9 +519,8 @@ impl Outbox {
     }
 
     /// Ends one life of a stream on the wire.
-    pub(super) fn close(&mut self, close: StreamClose) -> Result<(), Violation> {
-        self.end(pipeline::frame(&Message::StreamClose(close))?);
-        Ok(())
+    pub(super) fn close(&mut self, close: StreamClose) {
+        self.end(close.frame());
     }
 
     /// The peer returns credit.
@@ -656,20 +556,9 @@ impl Outbox {
         };
         self.window.give_back(live.in_flight)?;
         if live.stage == Stage::Sending {
-            let is_it = |item: &Item| matches!(&item.body, Body::Bulk(b) if b.id == Some(id));
-            let at = self.turn.iter().position(|lane| {
-                self.lanes
-                    .get(lane)
-                    .and_then(VecDeque::front)
-                    .is_some_and(is_it)
-            });
-            if let Some(Item {
-                body: Body::Bulk(bulk),
-                ..
-            }) = at.and_then(|at| self.turn_taken(at, true))
-            {
-                self.forget_bulk(&bulk);
-            }
+            let is_it = |head: &Item| head.bulk().is_some_and(|bulk| bulk.id == Some(id));
+            let at = self.heads().position(is_it);
+            at.and_then(|at| self.turn_taken(at, true));
             // The peer waits for the end before the id can be used again.
             self.end(TensorEnd { tensor: id }.frame());
         }

@@ -1,217 +1,143 @@
-//! Strict reading and writing of the CBOR maps in control bodies.
+//! The CBOR maps in control bodies: read strictly, written as the specification asks for it.
 //!
-//! A body is one map with text keys, each at most once, and nothing after it. Its size is bounded
-//! before it is decoded (4 KiB), which bounds the tree that ciborium builds from it.
+//! A body is one map with text keys, each at most once, and nothing after it. Its fields are those
+//! of a struct ([`Body`]), in their order. Its size is bounded before it is decoded (4 KiB), which
+//! bounds the tree that ciborium builds from it.
+
+use std::borrow::Cow;
 
 use ciborium::Value;
+use ciborium::value::Error;
+use serde::de::{self, DeserializeOwned};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::{Flags, FrameBuf, FrameType};
-use crate::code::{CloseCode, Code, MAX_NAME, Violation};
+use crate::code::{CloseCode, Code, Violation};
 
 /// Deepest nesting that is decoded: HELLO's lists of versions are the deepest, at 2.
 const MAX_DEPTH: usize = 4;
+/// Most keys of a map.
+const MAX_KEYS: usize = 32;
 
-pub(super) fn malformed(detail: impl Into<std::borrow::Cow<'static, str>>) -> Violation {
+pub(super) fn malformed(detail: impl Into<Cow<'static, str>>) -> Violation {
     CloseCode::BodyMalformed.violation(detail)
 }
 
-/// The map of a body that is being written.
-pub(crate) struct MapWriter(Vec<(Value, Value)>);
-
-impl MapWriter {
-    pub(crate) fn new() -> MapWriter {
-        MapWriter(Vec::with_capacity(8))
-    }
-
-    pub(crate) fn uint(self, key: &str, value: impl Into<u64>) -> MapWriter {
-        self.value(key, Value::Integer(value.into().into()))
-    }
-
-    pub(crate) fn bool(self, key: &str, value: bool) -> MapWriter {
-        self.value(key, Value::Bool(value))
-    }
-
-    pub(crate) fn text(self, key: &str, value: &str) -> MapWriter {
-        self.value(key, Value::Text(value.to_owned()))
-    }
-
-    pub(crate) fn bytes(self, key: &str, value: &[u8]) -> MapWriter {
-        self.value(key, Value::Bytes(value.to_vec()))
-    }
-
-    pub(crate) fn value(mut self, key: &str, value: Value) -> MapWriter {
-        self.0.push((Value::Text(key.to_owned()), value));
-        self
-    }
+/// The body of one type of frame: a map whose keys are the struct's fields and no others.
+pub(crate) trait Body: Serialize + DeserializeOwned {
+    /// The type.
+    const KIND: FrameType;
 
     /// The whole frame.
-    pub(crate) fn frame(self, kind: FrameType) -> FrameBuf {
-        let mut frame = FrameBuf::with_capacity(96);
-        self.write_to(frame.body());
-        frame.finish(kind, Flags::NONE)
+    fn frame(&self) -> FrameBuf {
+        frame(Self::KIND, self)
     }
 
-    pub(crate) fn write_to(self, out: &mut Vec<u8>) {
-        // Writing a tree of integers, strings and lists to memory has no way to fail.
-        let written = ciborium::into_writer(&Value::Map(self.0), out);
-        debug_assert!(written.is_ok());
+    /// Reads a body.
+    fn read(body: &[u8]) -> Result<Self, Violation> {
+        Map::read(body)?.fields()
     }
 }
 
-/// Reads a body whose fields are all known to `fields`.
-pub(crate) fn read<T>(
-    body: &[u8],
-    fields: impl FnOnce(&mut MapReader) -> Result<T, Violation>,
-) -> Result<T, Violation> {
-    let mut map = MapReader::new(body)?;
-    let value = fields(&mut map)?;
-    map.end()?;
-    Ok(value)
+/// A frame around a map.
+pub(super) fn frame(kind: FrameType, map: &impl Serialize) -> FrameBuf {
+    let mut frame = FrameBuf::with_capacity(96);
+    // Writing a tree of integers, strings and lists to memory has no way to fail.
+    let written = ciborium::into_writer(map, frame.body());
+    debug_assert!(written.is_ok());
+    frame.finish(kind, Flags::NONE)
 }
 
-/// The map of a body that is being read; each field is taken out once.
-pub(crate) struct MapReader(Vec<(String, Value)>);
+/// A map whose form is right, whatever its keys mean.
+pub(super) struct Map(Value);
 
-impl MapReader {
-    pub(crate) fn new(mut body: &[u8]) -> Result<MapReader, Violation> {
+impl Map {
+    pub(super) fn read(mut body: &[u8]) -> Result<Map, Violation> {
         let value: Value = ciborium::de::from_reader_with_recursion_limit(&mut body, MAX_DEPTH)
             .map_err(|_| malformed("the body is not CBOR"))?;
         if !body.is_empty() {
             return Err(malformed("bytes follow the CBOR map"));
         }
-        let Value::Map(entries) = value else {
+        let Value::Map(fields) = &value else {
             return Err(malformed("the body is not a CBOR map"));
         };
-        let mut fields: Vec<(String, Value)> = Vec::with_capacity(entries.len().min(32));
-        for (key, value) in entries {
-            let Value::Text(key) = key else {
+        if fields.len() > MAX_KEYS {
+            return Err(malformed("more than 32 keys"));
+        }
+        for (at, (key, field)) in fields.iter().enumerate() {
+            if !key.is_text() {
                 return Err(malformed("a key is not text"));
-            };
-            if fields.len() >= 32 {
-                return Err(malformed("more than 32 keys"));
             }
-            if fields.iter().any(|(have, _)| *have == key) {
+            if fields.iter().take(at).any(|(before, _)| before == key) {
                 return Err(malformed("a key occurs twice"));
             }
-            fields.push((key, value));
+            // serde would look through the one, and take the other for a field that is absent.
+            if field.is_tag() || field.is_null() {
+                return Err(malformed("a value with a tag, or null"));
+            }
         }
-        Ok(MapReader(fields))
+        Ok(Map(value))
     }
 
-    pub(crate) fn take(&mut self, key: &'static str) -> Option<Value> {
-        let at = self.0.iter().position(|(have, _)| have == key)?;
-        Some(self.0.swap_remove(at).1)
+    /// What a struct takes of it.
+    pub(super) fn fields<T: DeserializeOwned>(&self) -> Result<T, Violation> {
+        self.0.deserialized().map_err(|Error::Custom(problem)| {
+            // Whatever else serde says may quote the peer.
+            match problem.starts_with("missing field `") {
+                true => malformed(problem),
+                false => malformed("a key that it does not have, or a value that cannot be"),
+            }
+        })
     }
+}
 
-    fn required<T>(key: &'static str, value: Option<T>) -> Result<T, Violation> {
-        value.ok_or_else(|| malformed(format!("`{key}` is missing")))
-    }
+/// The longest prefix of at most `max` bytes that does not split a character.
+fn cut(text: &str, max: usize) -> &str {
+    let end = text.floor_char_boundary(max);
+    text.get(..end).unwrap_or_default()
+}
 
-    pub(crate) fn opt_u64(&mut self, key: &'static str) -> Result<Option<u64>, Violation> {
-        match self.take(key) {
-            None => Ok(None),
-            Some(Value::Integer(value)) => u64::try_from(value)
-                .map(Some)
-                .map_err(|_| malformed(format!("`{key}` is out of range"))),
-            Some(_) => Err(malformed(format!("`{key}` is not an integer"))),
-        }
-    }
+/// Writes at most `MAX` bytes of a text.
+pub(crate) fn write_cut<const MAX: usize, S: Serializer>(
+    text: &str,
+    to: S,
+) -> Result<S::Ok, S::Error> {
+    to.serialize_str(cut(text, MAX))
+}
 
-    pub(crate) fn opt_uint<T: TryFrom<u64>>(
-        &mut self,
-        key: &'static str,
-    ) -> Result<Option<T>, Violation> {
-        self.opt_u64(key)?
-            .map(|value| {
-                T::try_from(value).map_err(|_| malformed(format!("`{key}` is out of range")))
-            })
-            .transpose()
+/// Reads a text of at most `MAX` bytes.
+pub(crate) fn text<'de, const MAX: usize, D: Deserializer<'de>>(
+    from: D,
+) -> Result<String, D::Error> {
+    let text = String::deserialize(from)?;
+    match text.len() <= MAX {
+        true => Ok(text),
+        false => Err(de::Error::custom("a text is too long")),
     }
+}
 
-    pub(crate) fn uint<T: TryFrom<u64>>(&mut self, key: &'static str) -> Result<T, Violation> {
-        let value = self.opt_uint(key)?;
-        MapReader::required(key, value)
-    }
-
-    pub(crate) fn opt_bool(&mut self, key: &'static str) -> Result<Option<bool>, Violation> {
-        match self.take(key) {
-            None => Ok(None),
-            Some(Value::Bool(value)) => Ok(Some(value)),
-            Some(_) => Err(malformed(format!("`{key}` is not a boolean"))),
-        }
-    }
-
-    pub(crate) fn opt_text(
-        &mut self,
-        key: &'static str,
-        max: usize,
-    ) -> Result<Option<String>, Violation> {
-        match self.take(key) {
-            None => Ok(None),
-            Some(Value::Text(text)) if text.len() <= max => Ok(Some(text)),
-            Some(Value::Text(_)) => Err(malformed(format!("`{key}` is longer than {max} bytes"))),
-            Some(_) => Err(malformed(format!("`{key}` is not text"))),
-        }
-    }
-
-    pub(crate) fn text(&mut self, key: &'static str, max: usize) -> Result<String, Violation> {
-        let value = self.opt_text(key, max)?;
-        MapReader::required(key, value)
-    }
-
-    /// The name of a failure.
-    pub(crate) fn code(&mut self) -> Result<Code, Violation> {
-        let text = self.text("code", MAX_NAME)?;
-        Code::parse(&text).ok_or_else(|| malformed("code: not the name of a failure"))
-    }
-
-    pub(crate) fn opt_bytes(
-        &mut self,
-        key: &'static str,
-        max: usize,
-    ) -> Result<Option<Vec<u8>>, Violation> {
-        match self.take(key) {
-            None => Ok(None),
-            Some(Value::Bytes(bytes)) if bytes.len() <= max => Ok(Some(bytes)),
-            Some(Value::Bytes(_)) => Err(malformed(format!("`{key}` is longer than {max} bytes"))),
-            Some(_) => Err(malformed(format!("`{key}` is not a byte string"))),
-        }
-    }
-
-    /// A byte string of exactly `N` bytes.
-    pub(crate) fn array<const N: usize>(
-        &mut self,
-        key: &'static str,
-    ) -> Result<[u8; N], Violation> {
-        let bytes = self.opt_bytes(key, N)?;
-        let bytes = MapReader::required(key, bytes)?;
-        <[u8; N]>::try_from(bytes).map_err(|_| malformed(format!("`{key}` is not {N} bytes")))
-    }
-
-    /// Refuses keys that nobody asked for.
-    pub(crate) fn end(self) -> Result<(), Violation> {
-        match self.0.first() {
-            // The key is the peer's text: it is not repeated.
-            Some(_) => Err(malformed("a key that this body does not have")),
-            None => Ok(()),
-        }
-    }
+/// Reads the name of a failure.
+pub(crate) fn code<'de, D: Deserializer<'de>>(from: D) -> Result<Code, D::Error> {
+    let text = String::deserialize(from)?;
+    Code::parse(&text).ok_or_else(|| de::Error::custom("not the name of a failure"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn code(body: &[u8]) -> Option<CloseCode> {
-        MapReader::new(body)
-            .and_then(|map| map.end())
-            .err()
-            .map(|violation| violation.code)
+    fn code<T: DeserializeOwned>(body: &[u8]) -> Option<CloseCode> {
+        let read = Map::read(body).and_then(|map| map.fields::<T>());
+        read.err().map(|violation| violation.code)
     }
+
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Nothing {}
 
     #[test]
     fn an_empty_map_is_read() {
-        assert_eq!(code(&[0xa0]), None);
+        assert_eq!(code::<Nothing>(&[0xa0]), None);
     }
 
     #[test]
@@ -227,8 +153,42 @@ mod tests {
             &[0xbb, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff], // 2^64 - 1 entries declared
             &[0x5b, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff], // a string of 2^63 bytes
             &[0x81, 0x81, 0x81, 0x81, 0x81, 0x81, 0x80],             // nested deeply
+            &[0xc1, 0xa0],                                           // a map with a tag
         ] {
-            assert_eq!(code(body), Some(CloseCode::BodyMalformed), "{body:02x?}");
+            let code = code::<Nothing>(body);
+            assert_eq!(code, Some(CloseCode::BodyMalformed), "{body:02x?}");
         }
+    }
+
+    #[test]
+    fn a_key_takes_values_of_its_own_kind_and_no_others() {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Number {
+            #[expect(dead_code, reason = "only whether it is read is asked")]
+            a: Option<u16>,
+        }
+        let code = |value: &[u8]| code::<Number>(&[b"\xa1\x61a", value].concat());
+        assert_eq!(code(&[0x19, 0xff, 0xff]), None);
+        for wrong in [
+            &[0x1a, 0, 1, 0, 0][..], // one more than it holds
+            &[0x20],                 // negative
+            &[0xf6],                 // null
+            &[0xc1, 0x01],           // with a tag
+            &[0xc2, 0x41, 0x01],     // a big number
+            &[0xf9, 0x3c, 0x00],     // 1.0
+            &[0x61, b'1'],           // text
+            &[0x81, 0x01],           // a list
+        ] {
+            let code = code(wrong);
+            assert_eq!(code, Some(CloseCode::BodyMalformed), "{wrong:02x?}");
+        }
+    }
+
+    #[test]
+    fn texts_are_cut_between_characters() {
+        assert_eq!(cut("grün", 3), "gr");
+        assert_eq!(cut("grün", 4), "grü");
+        assert_eq!(cut("grün", 400), "grün");
     }
 }

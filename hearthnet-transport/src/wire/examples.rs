@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 
+use super::cbor::Body as _;
 use super::chunk::ChunkHead;
 use super::control::{self, Ack, Bye, FlowCtl, Hello, Limits, Nack, TensorEnd};
 use super::pipeline::{self, Place, RowsHead, RowsKind};

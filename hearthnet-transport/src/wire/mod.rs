@@ -18,7 +18,7 @@
 //! | `control.rs` | HELLO, BYE, ACK, NACK, FLOWCTL, TENSOR_END, PING, PONG |
 //! | `chunk.rs` | TENSOR_DATA |
 //! | `pipeline/` | STREAM_OPEN and the rest, from 0x10 |
-//! | `cbor.rs` | strict reading of the CBOR maps in control bodies |
+//! | `cbor.rs` | the CBOR maps in control bodies, which are structs here |
 
 pub(crate) mod cbor;
 pub(crate) mod chunk;
@@ -29,6 +29,28 @@ pub(crate) mod pipeline;
 pub(crate) mod reader;
 
 use crate::code::{CloseCode, Violation};
+use crate::message::{StreamClose, StreamError, StreamOpen, StreamOpened, Truncate};
+use control::{Ack, Bye, FlowCtl, Nack, TensorEnd};
+use pipeline::Leaving;
+
+/// The frames whose body is a map, each with the struct of its name.
+macro_rules! bodies {
+    ($($name:ident),*) => {
+        $(impl cbor::Body for $name {
+            const KIND: FrameType = FrameType::$name;
+        })*
+    };
+}
+
+bodies!(TensorEnd, Ack, Nack, Bye, FlowCtl);
+bodies!(
+    StreamOpen,
+    StreamOpened,
+    StreamClose,
+    StreamError,
+    Truncate,
+    Leaving
+);
 
 /// Version byte of every frame.
 pub const VERSION: u8 = 0x01;
@@ -107,6 +129,17 @@ impl FrameType {
 
     fn from_wire(byte: u8) -> Option<FrameType> {
         FrameType::ALL.into_iter().find(|kind| *kind as u8 == byte)
+    }
+
+    /// Whether only callers send it, or only hosts; `None`: both do.
+    pub(crate) fn is_callers(self) -> Option<bool> {
+        match self {
+            FrameType::StreamOpen | FrameType::StreamClose | FrameType::Step => Some(true),
+            FrameType::Truncate | FrameType::Describe => Some(true),
+            FrameType::StreamOpened | FrameType::StreamError | FrameType::StepResult => Some(false),
+            FrameType::Descriptor | FrameType::Leaving => Some(false),
+            _ => None,
+        }
     }
 }
 

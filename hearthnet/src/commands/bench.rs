@@ -110,7 +110,7 @@ fn echo(caller: NodeId, config: &Config) -> Result<(), Failure> {
     let transport = config.transport()?;
     runtime()?.block_on(async {
         let admission = Arc::new(OnlyCaller(caller));
-        let mut listener = Listener::bind("127.0.0.1:0", &identity, admission, transport)
+        let mut listener = Listener::bind("127.0.0.1:0", &identity, admission, transport, &[])
             .await
             .map_err(|e| Failure::new(Kind::Host, e.to_string()))?;
         print(format!("{}#{}\n", listener.local_addr(), key.id()))?;
@@ -118,7 +118,7 @@ fn echo(caller: NodeId, config: &Config) -> Result<(), Failure> {
         let stop = Stop::listen(true)?;
         loop {
             tokio::select! {
-                connection = listener.accept() => { tokio::spawn(serve_echo(connection)); }
+                connection = listener.session() => { tokio::spawn(serve_echo(connection)); }
                 () = stop.asked() => return Ok(()),
             }
         }

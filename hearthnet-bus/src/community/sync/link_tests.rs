@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hearthnet_transport::{
-    Admission, Arrival, CloseCode, Config, Frame, Hello, NodeId, PathListener, PeerSocket,
+    Admission, Arrival, CloseCode, Config, Frame, Hello, Listener, NodeId, PeerSocket,
     SessionClosed, connect_path,
 };
 use tempfile::TempDir;
@@ -229,7 +229,7 @@ async fn logs_become_even_over_tls() {
     let identity = key(1).identity().unwrap();
     let config = Config::default();
     let rules = [path_rule()];
-    let listener = PathListener::bind("127.0.0.1:0", &identity, Arc::new(Open), config, &rules);
+    let listener = Listener::bind("127.0.0.1:0", &identity, Arc::new(Open), config, &rules);
     let mut listener = listener.await.unwrap();
     let addr = listener.local_addr().to_string();
     let own = key(2).identity().unwrap();

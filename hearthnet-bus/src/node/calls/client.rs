@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use futures_util::StreamExt as _;
+use futures_util::{SinkExt as _, StreamExt as _};
 use hearthnet_transport::{Code, PeerSocket};
 use parking_lot::Mutex;
 use serde_json::Value;
@@ -17,7 +17,7 @@ use super::envelope::Envelope;
 use super::error::CallError;
 use super::frame::Request;
 use super::session::{CallingSession, Heard};
-use super::wire::{Wire, within};
+use super::wire::{Out, Wire, within};
 use crate::now_ms;
 use crate::{Capability, NodeId, NodeKey};
 
@@ -182,7 +182,7 @@ async fn drive(shared: Arc<Shared>, wire: Wire) {
             loop {
                 let next = shared.state.lock().session.poll_transmit();
                 let Some(text) = next else { break };
-                if let Err(reason) = within(STALL, outgoing.send(text)).await {
+                if let Err(reason) = within(STALL, outgoing.send(Out::Text(text))).await {
                     return reason;
                 }
             }
@@ -199,7 +199,11 @@ async fn drive(shared: Arc<Shared>, wire: Wire) {
     shared.state.lock().lost = Some(lost);
     shared.heard.notify_waiters();
     if let Some(violation) = violation {
-        let _ = tokio::time::timeout(Duration::from_secs(1), outgoing.close(&violation)).await;
+        let _ = tokio::time::timeout(
+            Duration::from_secs(1),
+            outgoing.send(Out::Broken(violation)),
+        )
+        .await;
     }
 }
 

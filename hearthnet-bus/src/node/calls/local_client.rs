@@ -23,7 +23,7 @@ const DEADLINE: Duration = Duration::from_secs(5);
 const MAX_FILE_BYTES: usize = 256;
 
 impl Client {
-    /// Calls the node that runs on `data_dir`, through its local door.
+    /// Calls the node that runs on `data_dir`, through its local API.
     ///
     /// # Errors
     /// `not_found` if none runs there; `unreachable` if it does not answer;

@@ -1,35 +1,45 @@
 //! A socket that carries text messages, whatever it is made of.
 
-use std::future::Future;
+use std::future::{Future, ready};
+use std::pin::Pin;
 
-use futures_util::future::BoxFuture;
+use futures_util::sink::{self, SinkExt as _};
 use futures_util::stream::{BoxStream, StreamExt as _, unfold};
-use futures_util::{Sink, SinkExt as _, Stream};
-use hearthnet_transport::{CloseCode, Frame, PeerSocket};
+use futures_util::{Sink, Stream};
+use hearthnet_transport::{CloseCode, Frame, PeerSocket, Violation};
+use tokio::sync::mpsc;
 use tokio_tungstenite::tungstenite::Error as WsError;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode as WsCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Message};
 
-use hearthnet_transport::Violation;
-
 /// Both directions of a socket. It is closed when it is dropped.
 pub struct Wire {
     pub(crate) incoming: BoxStream<'static, Result<String, String>>,
-    pub(crate) outgoing: Box<dyn Outgoing>,
+    /// Takes messages as fast as the peer does.
+    pub(crate) outgoing: Pin<Box<dyn Sink<Out, Error = String> + Send>>,
 }
 
-/// The direction towards the peer.
-pub(crate) trait Outgoing: Send {
-    /// Sends a message; waits while the peer takes none.
-    fn send(&mut self, text: String) -> BoxFuture<'_, Result<(), String>>;
-
-    /// Tells the peer which rule it broke.
-    fn close(&mut self, violation: &Violation) -> BoxFuture<'_, ()>;
+/// What goes to the peer.
+pub(crate) enum Out {
+    /// A message.
+    Text(String),
+    /// Which rule it broke: the connection ends.
+    Broken(Violation),
 }
 
 impl From<PeerSocket> for Wire {
     fn from(socket: PeerSocket) -> Self {
-        let sender = socket.sender();
+        let outgoing = sink::unfold(socket.sender(), |sender, out| async {
+            match out {
+                Out::Text(text) => sender.send(Frame::Text(text)).await,
+                Out::Broken(violation) => {
+                    sender.close(violation.code);
+                    Ok(())
+                }
+            }
+            .map_err(|e| e.to_string())?;
+            Ok(sender)
+        });
         let incoming = unfold(socket, async |mut socket| match socket.recv().await {
             Ok(Frame::Text(text)) => Some((Ok(text), socket)),
             Ok(Frame::Binary(_)) => Some((Err("a binary message came".to_owned()), socket)),
@@ -38,24 +48,8 @@ impl From<PeerSocket> for Wire {
         });
         Self {
             incoming: incoming.boxed(),
-            outgoing: Box::new(ToPeer(sender)),
+            outgoing: Box::pin(outgoing),
         }
-    }
-}
-
-struct ToPeer(hearthnet_transport::PeerSender);
-
-impl Outgoing for ToPeer {
-    fn send(&mut self, text: String) -> BoxFuture<'_, Result<(), String>> {
-        Box::pin(async {
-            let sent = self.0.send(Frame::Text(text)).await;
-            sent.map_err(|e| e.to_string())
-        })
-    }
-
-    fn close(&mut self, violation: &Violation) -> BoxFuture<'_, ()> {
-        self.0.close(violation.code);
-        Box::pin(std::future::ready(()))
     }
 }
 
@@ -77,61 +71,40 @@ impl Wire {
             Ok(_) => None,
             Err(error) => Some(Err(error.to_string())),
         });
+        let message = |out| match out {
+            Out::Text(text) => Message::text(text),
+            Out::Broken(violation) => Message::Close(Some(CloseFrame {
+                code: WsCode::Policy,
+                reason: violation.code.as_str().into(),
+            })),
+        };
+        let outgoing = sink.with(move |out| ready(Ok::<_, WsError>(message(out))));
         Self {
             incoming: incoming.boxed(),
-            outgoing: Box::new(ToWebSocket(sink)),
+            outgoing: Box::pin(outgoing.sink_map_err(|e| e.to_string())),
         }
     }
 
     /// Two ends that are joined in memory.
     pub(crate) fn pair() -> (Self, Self) {
-        let end = |receiver, sender| Self {
-            incoming: unfold(
-                receiver,
-                async |mut receiver: tokio::sync::mpsc::Receiver<_>| {
-                    receiver.recv().await.map(|text| (Ok(text), receiver))
-                },
-            )
-            .boxed(),
-            outgoing: Box::new(ToChannel(sender)),
+        let end = |receiver, sender: mpsc::Sender<String>| {
+            let incoming = unfold(receiver, async |mut receiver: mpsc::Receiver<_>| {
+                receiver.recv().await.map(|text| (Ok(text), receiver))
+            });
+            let outgoing = sink::unfold(sender, |sender, out| async {
+                if let Out::Text(text) = out {
+                    sender.send(text).await.map_err(|e| e.to_string())?;
+                }
+                Ok(sender)
+            });
+            Self {
+                incoming: incoming.boxed(),
+                outgoing: Box::pin(outgoing),
+            }
         };
-        let (left, from_left) = tokio::sync::mpsc::channel(4);
-        let (right, from_right) = tokio::sync::mpsc::channel(4);
+        let (left, from_left) = mpsc::channel(4);
+        let (right, from_right) = mpsc::channel(4);
         (end(from_right, left), end(from_left, right))
-    }
-}
-
-struct ToWebSocket<S>(S);
-
-impl<S: Sink<Message, Error = WsError> + Send + Unpin> Outgoing for ToWebSocket<S> {
-    fn send(&mut self, text: String) -> BoxFuture<'_, Result<(), String>> {
-        Box::pin(async {
-            let sent = self.0.send(Message::text(text)).await;
-            sent.map_err(|e| e.to_string())
-        })
-    }
-
-    fn close(&mut self, violation: &Violation) -> BoxFuture<'_, ()> {
-        let frame = CloseFrame {
-            code: WsCode::Policy,
-            reason: violation.code.as_str().into(),
-        };
-        Box::pin(async {
-            // The connection ends either way.
-            let _ = self.0.send(Message::Close(Some(frame))).await;
-        })
-    }
-}
-
-struct ToChannel(tokio::sync::mpsc::Sender<String>);
-
-impl Outgoing for ToChannel {
-    fn send(&mut self, text: String) -> BoxFuture<'_, Result<(), String>> {
-        Box::pin(async { self.0.send(text).await.map_err(|e| e.to_string()) })
-    }
-
-    fn close(&mut self, _: &Violation) -> BoxFuture<'_, ()> {
-        Box::pin(std::future::ready(()))
     }
 }
 

@@ -119,6 +119,7 @@ impl Puppet {
             &identity,
             Arc::new(Everybody),
             Config::default(),
+            &[],
         );
         let mut listener = runtime.block_on(listener).unwrap();
         let puppet = Arc::new(Self {
@@ -134,7 +135,7 @@ impl Puppet {
         let shared = Arc::clone(&puppet);
         runtime.spawn(async move {
             loop {
-                let connection = listener.accept().await;
+                let connection = listener.session().await;
                 tokio::spawn(Arc::clone(&shared).serve(connection));
             }
         });

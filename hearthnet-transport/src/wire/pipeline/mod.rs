@@ -40,9 +40,9 @@
 //! | 36 | 4 | reserved, zero |
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 
-use super::cbor::{self, MapWriter, malformed};
-use super::control::cut;
+use super::cbor::{Body as _, malformed};
 use super::reader::Reader;
 use super::{Flags, FrameBuf, FrameType, HEADER_BYTES};
 use crate::code::{CloseCode, Violation};
@@ -60,8 +60,11 @@ pub(crate) const TENSOR_ID_AT: usize = 24;
 /// Longest message of a stream error, in bytes.
 pub(crate) const MAX_ERROR_MESSAGE_BYTES: usize = 512;
 
-fn stream_epoch(stream: u32, epoch: u32) -> MapWriter {
-    MapWriter::new().uint("stream", stream).uint("epoch", epoch)
+/// The body of LEAVING.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Leaving {
+    within_ms: u32,
 }
 
 /// The frame of a message other than a tensor, which has no frame of its own. Rows are inline.
@@ -70,51 +73,26 @@ fn stream_epoch(stream: u32, epoch: u32) -> MapWriter {
 /// `frame_too_big` or `body_malformed` for a descriptor that no receiver would take,
 /// `protocol_state` for a tensor.
 pub(crate) fn frame(message: &Message) -> Result<FrameBuf, Violation> {
-    let (kind, map) = match message {
-        Message::StreamOpen(m) => {
-            let map = stream_epoch(m.stream, m.epoch)
-                .bytes("weights", &m.weights)
-                .uint("lo", m.lo)
-                .uint("hi", m.hi)
-                .uint("max_positions", m.max_positions);
-            (FrameType::StreamOpen, map)
-        }
-        Message::StreamOpened(m) => (FrameType::StreamOpened, stream_epoch(m.stream, m.epoch)),
-        Message::StreamClose(m) => (FrameType::StreamClose, stream_epoch(m.stream, m.epoch)),
-        Message::StreamError(m) => {
-            let mut map = stream_epoch(m.stream, m.epoch);
-            if let Some(position) = m.position {
-                map = map.uint("position", position);
-            }
-            let map = map
-                .text("code", m.code.as_str())
-                .text("message", cut(&m.message, MAX_ERROR_MESSAGE_BYTES));
-            (FrameType::StreamError, map)
-        }
-        Message::Truncate(m) => {
-            let map = stream_epoch(m.stream, m.epoch).uint("position", m.position);
-            (FrameType::Truncate, map)
-        }
-        Message::Leaving { within_ms } => {
-            let map = MapWriter::new().uint("within_ms", *within_ms);
-            (FrameType::Leaving, map)
-        }
-        Message::Describe => {
-            return Ok(FrameBuf::with_capacity(0).finish(FrameType::Describe, Flags::NONE));
-        }
+    Ok(match message {
+        Message::StreamOpen(m) => m.frame(),
+        Message::StreamOpened(m) => m.frame(),
+        Message::StreamClose(m) => m.frame(),
+        Message::StreamError(m) => m.frame(),
+        Message::Truncate(m) => m.frame(),
+        &Message::Leaving { within_ms } => Leaving { within_ms }.frame(),
+        Message::Describe => FrameBuf::with_capacity(0).finish(FrameType::Describe, Flags::NONE),
         Message::Descriptor(bytes) => {
             check_descriptor(bytes)?;
             let mut frame = FrameBuf::with_capacity(bytes.len());
             frame.body().extend_from_slice(bytes);
-            return Ok(frame.finish(FrameType::Descriptor, Flags::NONE));
+            frame.finish(FrameType::Descriptor, Flags::NONE)
         }
-        Message::Step(m) => return Ok(RowsHead::of_step(m).frame(Place::Inline(&m.data))),
-        Message::StepResult(m) => return Ok(RowsHead::of_result(m).frame(Place::Inline(&m.data))),
+        Message::Step(m) => RowsHead::of_step(m).frame(Place::Inline(&m.data)),
+        Message::StepResult(m) => RowsHead::of_result(m).frame(Place::Inline(&m.data)),
         Message::Tensor(_) => {
             return Err(CloseCode::ProtocolState.violation("a tensor travels in chunks"));
         }
-    };
-    Ok(map.frame(kind))
+    })
 }
 
 /// Reads the body of a message without rows.
@@ -123,59 +101,32 @@ pub(crate) fn frame(message: &Message) -> Result<FrameBuf, Violation> {
 /// `body_malformed`; `frame_too_big` for a descriptor beyond its limit; `protocol_state` for a
 /// frame that is no such message.
 pub(crate) fn read(kind: FrameType, body: &[u8]) -> Result<Message, Violation> {
-    match kind {
-        FrameType::Describe if body.is_empty() => return Ok(Message::Describe),
+    Ok(match kind {
+        FrameType::StreamOpen => {
+            let open = StreamOpen::read(body)?;
+            if open.lo > open.hi {
+                return Err(malformed("`lo` is greater than `hi`"));
+            }
+            Message::StreamOpen(open)
+        }
+        FrameType::StreamOpened => Message::StreamOpened(StreamOpened::read(body)?),
+        FrameType::StreamClose => Message::StreamClose(StreamClose::read(body)?),
+        FrameType::StreamError => Message::StreamError(StreamError::read(body)?),
+        FrameType::Truncate => Message::Truncate(Truncate::read(body)?),
+        FrameType::Leaving => {
+            let Leaving { within_ms } = Leaving::read(body)?;
+            Message::Leaving { within_ms }
+        }
+        FrameType::Describe if body.is_empty() => Message::Describe,
         FrameType::Describe => return Err(malformed("DESCRIBE has no body")),
         FrameType::Descriptor => {
             check_descriptor(body)?;
-            return Ok(Message::Descriptor(Bytes::copy_from_slice(body)));
+            Message::Descriptor(Bytes::copy_from_slice(body))
         }
-        FrameType::Leaving => {
-            return cbor::read(body, |map| {
-                let within_ms = map.uint("within_ms")?;
-                Ok(Message::Leaving { within_ms })
-            });
+        other => {
+            let detail = format!("{other:?} is no message without rows");
+            return Err(CloseCode::ProtocolState.violation(detail));
         }
-        _ => {}
-    }
-    cbor::read(body, |map| {
-        let (stream, epoch) = (map.uint("stream")?, map.uint("epoch")?);
-        Ok(match kind {
-            FrameType::StreamOpen => {
-                let open = StreamOpen {
-                    stream,
-                    epoch,
-                    weights: map.array("weights")?,
-                    lo: map.uint("lo")?,
-                    hi: map.uint("hi")?,
-                    max_positions: map.uint("max_positions")?,
-                };
-                if open.lo > open.hi {
-                    return Err(malformed("`lo` is greater than `hi`"));
-                }
-                Message::StreamOpen(open)
-            }
-            FrameType::StreamOpened => Message::StreamOpened(StreamOpened { stream, epoch }),
-            FrameType::StreamClose => Message::StreamClose(StreamClose { stream, epoch }),
-            FrameType::StreamError => Message::StreamError(StreamError {
-                stream,
-                epoch,
-                position: map.opt_uint("position")?,
-                code: map.code()?,
-                message: map
-                    .opt_text("message", MAX_ERROR_MESSAGE_BYTES)?
-                    .unwrap_or_default(),
-            }),
-            FrameType::Truncate => Message::Truncate(Truncate {
-                stream,
-                epoch,
-                position: map.uint("position")?,
-            }),
-            other => {
-                let detail = format!("{other:?} is no message without rows");
-                return Err(CloseCode::ProtocolState.violation(detail));
-            }
-        })
     })
 }
 

@@ -39,8 +39,6 @@ pub const ENDPOINT_FILE: &str = "bus.endpoint";
 const MAX_CONNECTIONS: usize = 32;
 /// For the upgrade request.
 const UPGRADE_DEADLINE: Duration = Duration::from_secs(5);
-/// How long a loop that cannot accept waits before it tries again.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Why the local API could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -72,7 +70,7 @@ pub struct LocalApi {
 
 impl std::fmt::Debug for LocalApi {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LocalDoor")
+        f.debug_struct("LocalApi")
             .field("addr", &self.addr)
             .finish_non_exhaustive()
     }
@@ -84,7 +82,7 @@ impl LocalApi {
     /// # Errors
     /// [`LocalApiError`].
     pub async fn open(data_dir: &Path, server: Arc<CallServer>) -> Result<Self, LocalApiError> {
-        // Loopback only: the door has no TLS.
+        // Loopback only: there is no TLS.
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
         let listener = listener.map_err(LocalApiError::Listen)?;
         let addr = listener.local_addr().map_err(LocalApiError::Listen)?;
@@ -171,21 +169,14 @@ async fn accept(
     // Dropped, it ends every connection.
     let mut open = JoinSet::new();
     loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+        let (stream, _) = tokio::select! {
+            accepted = hearthnet_transport::accept(&listener) => accepted,
             Some(_) = open.join_next(), if !open.is_empty() => continue,
             () = stop.cancelled() => return,
         };
-        match accepted {
-            Ok((stream, _)) if open.len() < MAX_CONNECTIONS => {
-                open.spawn(serve(stream, Arc::clone(&expected), Arc::clone(&server)));
-            }
-            // One too many: it is closed.
-            Ok(_) => {}
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept an app's connection");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
+        // One too many is closed.
+        if open.len() < MAX_CONNECTIONS {
+            open.spawn(serve(stream, Arc::clone(&expected), Arc::clone(&server)));
         }
     }
 }

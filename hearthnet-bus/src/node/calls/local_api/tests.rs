@@ -60,7 +60,7 @@ async fn enter(url: &str, headers: &[(&'static str, &str)]) -> Result<Wire, u16>
 #[tokio::test]
 async fn an_app_with_the_token_calls_as_this_node() {
     let dir = tempfile::tempdir().unwrap();
-    let door = open(dir.path()).await;
+    let api = open(dir.path()).await;
     let bearer = format!("Bearer {}", read(dir.path(), TOKEN_FILE));
     let wire = enter(
         &read(dir.path(), ENDPOINT_FILE),
@@ -78,7 +78,7 @@ async fn an_app_with_the_token_calls_as_this_node() {
         .unwrap();
     assert_eq!(end["capabilities"][0]["capability"], "bus.describe@1.0");
     // Whoever is connected is cut off, too.
-    door.close().await;
+    api.close().await;
     let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
     while !client.is_lost() {
         assert!(tokio::time::Instant::now() < deadline);
@@ -89,7 +89,7 @@ async fn an_app_with_the_token_calls_as_this_node() {
 #[tokio::test]
 async fn without_the_token_or_from_a_web_page_nobody_enters() {
     let dir = tempfile::tempdir().unwrap();
-    let _door = open(dir.path()).await;
+    let _api = open(dir.path()).await;
     let url = read(dir.path(), ENDPOINT_FILE);
     let token = read(dir.path(), TOKEN_FILE);
     let good = format!("Bearer {token}");
@@ -130,12 +130,12 @@ async fn the_files_are_private_new_at_each_start_and_gone_at_the_end() {
     let dir = tempfile::tempdir().unwrap();
     // Whatever lay there, with whatever rights, is replaced.
     fs::write(dir.path().join(TOKEN_FILE), "open to all").unwrap();
-    let door = open(dir.path()).await;
+    let api = open(dir.path()).await;
     let first = read(dir.path(), TOKEN_FILE);
     assert_eq!(first.len(), 43);
     assert_eq!(
         read(dir.path(), ENDPOINT_FILE),
-        format!("ws://127.0.0.1:{}/bus/v1", door.addr().port())
+        format!("ws://127.0.0.1:{}/bus/v1", api.addr().port())
     );
     for name in [TOKEN_FILE, ENDPOINT_FILE] {
         let mode = fs::metadata(dir.path().join(name))
@@ -147,18 +147,18 @@ async fn the_files_are_private_new_at_each_start_and_gone_at_the_end() {
     let second = open(dir.path()).await;
     assert_ne!(read(dir.path(), TOKEN_FILE), first);
     // The first one leaves the second one's files alone.
-    door.close().await;
+    api.close().await;
     assert!(read(dir.path(), ENDPOINT_FILE).contains(&second.addr().to_string()));
     drop(second);
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
 #[tokio::test]
-async fn the_door_is_where_no_other_machine_can_reach_it() {
+async fn the_local_api_is_where_no_other_machine_can_reach_it() {
     let dir = tempfile::tempdir().unwrap();
-    let door = open(dir.path()).await;
-    assert!(door.addr().ip().is_loopback());
-    door.close().await;
+    let api = open(dir.path()).await;
+    assert!(api.addr().ip().is_loopback());
+    api.close().await;
 }
 
 #[tokio::test]
@@ -171,11 +171,11 @@ async fn a_folder_that_cannot_be_written_is_named() {
 }
 
 #[tokio::test]
-async fn a_program_of_this_machine_finds_the_door_by_the_data_directory() {
+async fn a_program_of_this_machine_finds_the_local_api_by_the_data_directory() {
     let dir = tempfile::tempdir().unwrap();
     let nobody = Client::connect_local(dir.path()).await.unwrap_err();
     assert_eq!(nobody.code().as_str(), "not_found");
-    let door = open(dir.path()).await;
+    let api = open(dir.path()).await;
     let client = Client::connect_local(dir.path()).await.unwrap();
     let describe = "bus.describe@1.0".parse().unwrap();
     let end = client.call(&describe, &json!({})).unwrap().result().await;
@@ -184,5 +184,5 @@ async fn a_program_of_this_machine_finds_the_door_by_the_data_directory() {
     fs::write(dir.path().join(ENDPOINT_FILE), "ws://192.0.2.1:9/bus/v1\n").unwrap();
     let elsewhere = Client::connect_local(dir.path()).await.unwrap_err();
     assert_eq!(elsewhere.code().as_str(), "unreachable");
-    door.close().await;
+    api.close().await;
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use futures_util::StreamExt as _;
+use futures_util::{SinkExt as _, StreamExt as _};
 use hearthnet_transport::{Code, PeerSocket};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -22,7 +22,7 @@ use super::frame::Request;
 use super::frame_sink::{Connection, FrameSink, STALL};
 use super::registry::{Answering, CallContext, Handler, RegisterError, Registry};
 use super::session::Asked;
-use super::wire::{Wire, within};
+use super::wire::{Out, Wire, within};
 use crate::identity::replay::NotNoted;
 use crate::now_ms;
 use crate::{Capability, NodeId, ReplayCache};
@@ -305,7 +305,7 @@ impl CallServer {
         let write = async {
             loop {
                 while let Some(text) = connection.next_message() {
-                    within(STALL, outgoing.send(text)).await?;
+                    within(STALL, outgoing.send(Out::Text(text))).await?;
                 }
                 connection.written.notified().await;
             }
@@ -331,7 +331,11 @@ impl CallServer {
                 code = %violation.code,
                 "a caller broke a rule: {}", violation.detail
             );
-            let _ = timeout(Duration::from_secs(1), outgoing.close(&violation)).await;
+            let _ = timeout(
+                Duration::from_secs(1),
+                outgoing.send(Out::Broken(violation)),
+            )
+            .await;
         }
     }
 }

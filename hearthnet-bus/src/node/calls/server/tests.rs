@@ -374,9 +374,9 @@ async fn a_caller_that_breaks_a_rule_loses_the_connection_and_its_calls() {
     let task = tokio::spawn(async move { server.serve_wire(theirs, Origin::Local).await });
     let data = r#"{"capability":"wait@1.0","params":{}}"#;
     let open = format!(r#"{{"call":1,"seq":1,"event":"call","data":{data}}}"#);
-    ours.outgoing.send(open.clone()).await.unwrap();
+    ours.outgoing.send(Out::Text(open.clone())).await.unwrap();
     world.count.until(1, 1).await;
-    ours.outgoing.send(open).await.unwrap();
+    ours.outgoing.send(Out::Text(open)).await.unwrap();
     task.await.unwrap();
     world.count.until(0, 1).await;
     assert!(ours.incoming.next().await.is_none());
@@ -583,7 +583,7 @@ async fn a_message_written_to_nobody_stops_nothing_from_being_freed() {
     } = ours;
     let data = r#"{"capability":"tick@1.0","params":{"ticks":1000}}"#;
     let open = format!(r#"{{"call":1,"seq":1,"event":"call","data":{data}}}"#);
-    outgoing.send(open).await.unwrap();
+    outgoing.send(Out::Text(open)).await.unwrap();
     world.count.until(1, 1).await;
     // Nothing is read, and then the socket is gone, while a message waits to be written.
     drop((incoming, outgoing));
