@@ -114,7 +114,7 @@ impl Fleet {
         let source = ConnectedHosts {
             links,
             choice: Choice {
-                model: model.clone(),
+                model,
                 policy: Arc::new(GreedyCover),
                 max_shards: 4,
                 own_id: caller.id(),
@@ -124,7 +124,7 @@ impl Fleet {
         };
         let (cancel, pump) = (Cancel::default(), PumpSettings::default());
         let runtime = self.runtime.clone();
-        let sharded = ShardedBackend::open(runtime, model, Box::new(source), pump, &cancel);
+        let sharded = ShardedBackend::open(runtime, Box::new(source), pump, &cancel);
         let backend = own.around(Box::new(sharded.map_err(HarnessError::attacker)?));
         let request = ChatRequest {
             prompt: Prompt::Tokens((3..3 + PROMPT).collect()),

@@ -32,6 +32,7 @@ use hearthnet_transport::Code;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use crate::backend::{percentile, whole_ms};
 use crate::checks::SeenRows;
 
 /// Most hosts that are remembered; the one not heard of for longest goes. A community has tens.
@@ -203,10 +204,10 @@ impl Fading {
     }
 }
 
-/// The recent decode steps of one shard, in milliseconds per layer.
+/// The recent decode steps of one shard: what a layer took.
 #[derive(Debug, Clone, Default)]
 struct Steps {
-    recent: VecDeque<f64>,
+    recent: VecDeque<Duration>,
     at_ms: u64,
 }
 
@@ -215,13 +216,9 @@ impl Steps {
         self.recent.len() >= LEARNING && now_ms.saturating_sub(self.at_ms) < STALE_MS
     }
 
-    /// The smallest value that `percent` of all do not exceed.
+    /// What `percent` of all do not exceed, in milliseconds.
     fn quantile(&self, percent: usize) -> f64 {
-        let mut sorted: Vec<f64> = self.recent.iter().copied().collect();
-        sorted.sort_unstable_by(f64::total_cmp);
-        let at = (sorted.len() * percent).div_ceil(100).saturating_sub(1);
-        debug_assert!(at < sorted.len(), "asked before anything is known");
-        sorted.get(at).copied().unwrap_or_default()
+        percentile(self.recent.iter().copied(), percent).as_secs_f64() * 1e3
     }
 }
 
@@ -324,8 +321,7 @@ impl ShardHealthTracker {
         if steps.recent.len() == WINDOW {
             steps.recent.pop_front();
         }
-        let layers = f64::from(layers.max(1));
-        steps.recent.push_back(took.as_secs_f64() * 1e3 / layers);
+        steps.recent.push_back(took / layers.max(1));
     }
 
     /// A host can be talked to.
@@ -436,9 +432,8 @@ impl Default for SharedHealth {
 
 impl SharedHealth {
     /// The tracker, and the time by its clock. Never held while anything is waited for.
-    fn with<T>(&self, look: impl FnOnce(&mut ShardHealthTracker, u64) -> T) -> T {
-        let now_ms = u64::try_from(self.0.begin.elapsed().as_millis()).unwrap_or(u64::MAX);
-        look(&mut self.0.tracker.lock(), now_ms)
+    pub(crate) fn look<T>(&self, look: impl FnOnce(&mut ShardHealthTracker, u64) -> T) -> T {
+        look(&mut self.0.tracker.lock(), whole_ms(self.0.begin.elapsed()))
     }
 
     /// What a host returned for layers of a model, in all calls of late.
@@ -462,19 +457,9 @@ impl SharedHealth {
         rows
     }
 
-    /// As [`ShardHealthTracker::answered`], now.
-    pub fn answered(&self, host: &NodeId, shard_id: &str, layers: u32, took: Duration) {
-        self.with(|all, now| all.answered(host, shard_id, layers, took, now));
-    }
-
-    /// As [`ShardHealthTracker::reached`], now.
-    pub fn reached(&self, host: &NodeId) {
-        self.with(|all, now| all.reached(host, now));
-    }
-
     /// As [`ShardHealthTracker::failed`], now; it is counted.
     pub fn failed(&self, host: &NodeId, kind: FailureKind) {
-        self.with(|all, now| all.failed(host, kind, now));
+        self.look(|all, now| all.failed(host, kind, now));
         metrics::counter!(
             "distributed_inference_host_failures_total",
             "kind" => kind.as_str()
@@ -483,19 +468,9 @@ impl SharedHealth {
         self.count();
     }
 
-    /// As [`ShardHealthTracker::standing`], now.
-    pub fn standing(&self, host: &NodeId) -> Standing {
-        self.with(|all, now| all.standing(host, now))
-    }
-
-    /// As [`ShardHealthTracker::ms_per_layer`], now.
-    pub fn ms_per_layer(&self, host: &NodeId, shard_id: &str) -> Option<f64> {
-        self.with(|all, now| all.ms_per_layer(host, shard_id, now))
-    }
-
     /// As [`ShardHealthTracker::all`], now.
     pub fn all(&self) -> Vec<ShardHealth> {
-        self.with(|all, now| all.all(now))
+        self.look(|all, now| all.all(now))
     }
 
     /// Says how many hosts are in which standing.

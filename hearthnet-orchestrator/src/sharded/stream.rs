@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use hearthnet_bus::Descriptor;
 use hearthnet_bus::NodeId;
-use hearthnet_bus::flight::{self, Event};
+use hearthnet_bus::flight::Event;
 use hearthnet_model::BoundaryDtype;
 use hearthnet_transport::{
     CloseCode, Code, DType, Message, SendError, Step, StepResult, StreamOpen, Truncate, Want,
@@ -18,9 +18,9 @@ use super::recovery::Cause;
 use crate::backend::HopClock;
 use crate::checks::{BoundaryCheck, CheckError};
 use crate::error::ChatError;
+use crate::events::{shard_latency, tell};
 use crate::hop_timeout::{ASK_AFTER, GONE_AFTER, HopTimeout, LOOK_EVERY, Silence, median};
 use crate::hosts::RoutedSpan;
-use crate::labels;
 use crate::link::Ended;
 use crate::pipeline::{Chunk, Outcome};
 use crate::steps;
@@ -80,11 +80,11 @@ pub(super) struct Hop {
 
 impl Hop {
     pub(super) fn node(&self) -> NodeId {
-        self.span.link.descriptor().host
+        self.span.link.descriptor.host
     }
 
     fn name(&self) -> String {
-        let addr = self.span.link.addr();
+        let addr = &self.span.link.addr;
         let (lo, hi) = (self.span.lo, self.span.hi);
         format!(
             "{} ({}, layers {lo}-{hi})",
@@ -144,14 +144,12 @@ impl Hop {
 
     /// Sends at the next boundary, or as soon as there is room.
     fn send(&mut self, message: Message) -> Result<(), HopFailure> {
-        if !self.unsent.is_empty() {
-            self.unsent.push_back(message);
-            return Ok(());
-        }
-        match steps::send(self.span.link.sender(), message) {
-            Ok(back) => self.unsent.extend(back),
-            Err(error) => return Err(self.unsendable(&error)),
-        }
+        let back = match self.unsent.is_empty() {
+            true => steps::send(&self.span.link.sender, message),
+            false => Ok(Some(message)),
+        };
+        self.unsent
+            .extend(back.map_err(|error| self.unsendable(&error))?);
         Ok(())
     }
 
@@ -182,7 +180,7 @@ impl Hop {
             position: length,
         });
         // Where there is no room to say so, silence will.
-        let _ = self.span.link.sender().try_send(truncate);
+        let _ = self.span.link.sender.try_send(truncate);
     }
 
     /// What a host's refusal, or the end of a stream by its host, means.
@@ -244,9 +242,9 @@ impl Hop {
             return Some(Verdict::Wait(until.min(self.progress + ASK_AFTER)));
         }
         let link = &self.span.link;
-        let silent = self.silence.look(now, link.silent_for());
+        let silent = self.silence.look(now, link.sender.silent_for());
         if silent >= ASK_AFTER {
-            link.probe();
+            link.sender.probe();
         }
         if patience.silence.is_some_and(|most| silent >= most) {
             return Some(Verdict::Dark);
@@ -278,7 +276,7 @@ impl Hop {
             return None;
         }
         self.told = true;
-        Some(match self.span.link.silent_for() < ASK_AFTER {
+        Some(match self.span.link.sender.silent_for() < ASK_AFTER {
             true => Code::BUSY,
             false => Code::SILENT,
         })
@@ -331,18 +329,12 @@ impl ShardedBackend {
         let band = bands.and_then(|b| b.get(span.hi as usize)).copied();
         // Of this side's own model, so that what a host calls itself counts nothing.
         let shard_id = Descriptor::shard_id(&self.model.model_id, span.lo, span.hi);
-        let latency = metrics::histogram!(
-            "distributed_inference_shard_latency_ms",
-            "shard_id" => labels::shard(shard_id)
-        );
-        let host = &span.link.descriptor().host;
-        let seen = self
-            .health
-            .seen(host, self.model.weights, (span.lo, span.hi));
-        let check = BoundaryCheck::new(self.model.width, self.model.boundary, band);
+        let host = &span.link.descriptor.host;
+        let layers = (span.lo, span.hi);
+        let seen = self.health.seen(host, self.model.weights, layers);
         Hop {
             id,
-            check: check.remembering(seen),
+            check: BoundaryCheck::new(self.model.width, self.model.boundary, band, seen),
             span,
             stream,
             epoch,
@@ -358,7 +350,7 @@ impl ShardedBackend {
             move_at: None,
             patient: self.running,
             clock: HopClock::default(),
-            latency,
+            latency: shard_latency(shard_id),
         }
     }
 
@@ -368,11 +360,11 @@ impl ShardedBackend {
             let Some(hop) = self.hops.get(index) else {
                 return;
             };
-            flight::record(Event::StreamAsked {
+            tell(Event::StreamAsked {
                 pipeline: self.name,
                 host: hop.node(),
                 shard: self.shard_id(hop).as_str().into(),
-                session: hop.span.link.session(),
+                session: hop.span.link.session,
                 stream: hop.stream,
                 epoch: hop.epoch,
             });
@@ -493,27 +485,21 @@ impl ShardedBackend {
                 }));
             }
         }
-        let outcome = self.pipeline.on_result(index, epoch, position, rows, data);
-        match outcome {
+        match self.pipeline.on_result(index, epoch, position, rows, data) {
             Ok(Outcome::Accepted) => self.note_time(index, compute_us, queue_us, at),
             Ok(Outcome::Stale) => {
-                metrics::counter!("distributed_inference_stale_answers_total").increment(1);
-                if let Some(hop) = self.hops.get(index) {
-                    flight::record(Event::StaleAnswer {
-                        pipeline: self.name,
-                        host: hop.node(),
-                    });
-                }
+                tell(Event::StaleAnswer {
+                    pipeline: self.name,
+                    host: hop.node(),
+                });
                 Ok(())
             }
-            Err(fault) => match self.hops.get(index) {
-                Some(hop) => Err(hop.hop_failure(
-                    CloseCode::ProtocolState.into(),
-                    Cause::Failed,
-                    |host| ChatError::ShardUnavailable(format!("{host}: {fault}")),
-                )),
-                None => Ok(()),
-            },
+            Err(fault) => {
+                let code = CloseCode::ProtocolState.into();
+                Err(hop.hop_failure(code, Cause::Failed, |host| {
+                    ChatError::ShardUnavailable(format!("{host}: {fault}"))
+                }))
+            }
         }
     }
 
@@ -547,8 +533,9 @@ impl ShardedBackend {
         hop.clock.record(round_trip, compute_us, queue_us);
         hop.latency.record(round_trip.as_secs_f64() * 1e3);
         let layers = hop.span.hi - hop.span.lo + 1;
-        let shard = &hop.span.link.descriptor().shard_id;
-        self.health.answered(&hop.node(), shard, layers, round_trip);
+        let (host, shard) = (hop.node(), &hop.span.link.descriptor.shard_id);
+        self.health
+            .look(|all, now| all.answered(&host, shard, layers, round_trip, now));
         if hop.hop_timeout.record(round_trip, reference) && hop.may_move(now) {
             return Err(hop.late());
         }
