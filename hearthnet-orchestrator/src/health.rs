@@ -34,6 +34,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::backend::{percentile, whole_ms};
 use crate::checks::SeenRows;
+use crate::hop_timeout::median;
 
 /// Most hosts that are remembered; the one not heard of for longest goes. A community has tens.
 const MAX_HOSTS: usize = 512;
@@ -57,6 +58,8 @@ const QUARANTINE_MS: (u64, u64) = (10 * 60_000, 24 * 3_600_000);
 const GRUDGE_MS: u64 = 24 * 3_600_000;
 /// What is worth less is forgotten.
 const NOTHING: f64 = 0.01;
+/// Streams of which a host's share is counted: some days of one person's chats, an hour of a service's.
+const STREAMS: usize = 64;
 
 /// What went wrong with a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -205,8 +208,9 @@ impl Fading {
 }
 
 /// The recent decode steps of one shard: what a layer took.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 struct Steps {
+    weights: WeightsId,
     recent: VecDeque<Duration>,
     at_ms: u64,
 }
@@ -271,6 +275,8 @@ fn half_life(kind: FailureKind) -> u64 {
 #[derive(Debug, Clone, Default)]
 pub struct ShardHealthTracker {
     hosts: BTreeMap<NodeId, Host>,
+    /// Whom the last streams were given to.
+    streams: VecDeque<NodeId>,
 }
 
 impl ShardHealthTracker {
@@ -286,11 +292,12 @@ impl ShardHealthTracker {
         one
     }
 
-    /// A host has answered a decode step of one row through `layers` layers of `shard_id`.
+    /// A host has answered a decode step of one row through `layers` layers of a shard of a model with
+    /// these weights.
     pub fn answered(
         &mut self,
         host: &NodeId,
-        shard_id: &str,
+        (shard_id, weights): (&str, WeightsId),
         layers: u32,
         took: Duration,
         now_ms: u64,
@@ -313,9 +320,15 @@ impl ShardHealthTracker {
                 one.shards.remove(&name);
             }
         }
-        let steps = one.shards.entry(shard_id.to_owned()).or_default();
-        if !steps.is_known(now_ms) && now_ms.saturating_sub(steps.at_ms) >= STALE_MS {
-            steps.recent.clear();
+        let fresh = || Steps {
+            weights,
+            recent: VecDeque::new(),
+            at_ms: now_ms,
+        };
+        let steps = one.shards.entry(shard_id.to_owned()).or_insert_with(fresh);
+        // A host may call anything by the same name.
+        if now_ms.saturating_sub(steps.at_ms) >= STALE_MS || steps.weights != weights {
+            *steps = fresh();
         }
         steps.at_ms = now_ms;
         if steps.recent.len() == WINDOW {
@@ -331,6 +344,21 @@ impl ShardHealthTracker {
         one.online = true;
         // It is there: how often it was not says nothing any more.
         one.failures.remove(&FailureKind::Unreachable);
+    }
+
+    /// A host has opened a stream for this node.
+    pub fn opened(&mut self, host: &NodeId, now_ms: u64) {
+        self.reached(host, now_ms);
+        if self.streams.len() == STREAMS {
+            self.streams.pop_front();
+        }
+        self.streams.push_back(*host);
+    }
+
+    /// How many of the last 64 streams a host was given.
+    pub fn streams(&self, host: &NodeId) -> u32 {
+        let own = self.streams.iter().filter(|one| *one == host);
+        u32::try_from(own.count()).unwrap_or(u32::MAX)
     }
 
     /// A host has failed.
@@ -369,6 +397,23 @@ impl ShardHealthTracker {
             all.max_by_key(|steps| steps.at_ms)
         };
         Some(own.or_else(any)?.quantile(50))
+    }
+
+    /// What a row takes a layer with these weights, as far as others than `host` were measured: the
+    /// median of theirs.
+    pub(crate) fn beside(
+        &self,
+        host: &NodeId,
+        weights: WeightsId,
+        now_ms: u64,
+    ) -> Option<Duration> {
+        let others = self.hosts.iter().filter(|(node, _)| *node != host);
+        median(others.filter_map(|(_, one)| {
+            let all = one.shards.values();
+            let known = all.filter(|steps| steps.weights == weights && steps.is_known(now_ms));
+            let latest = known.max_by_key(|steps| steps.at_ms)?;
+            Some(percentile(latest.recent.iter().copied(), 50))
+        }))
     }
 
     /// All hosts, by node id.
@@ -436,6 +481,11 @@ impl SharedHealth {
         look(&mut self.0.tracker.lock(), whole_ms(self.0.begin.elapsed()))
     }
 
+    /// The lots of this process ([`RouteRequest::lots`](crate::router::RouteRequest::lots)).
+    pub(crate) fn lots(&self) -> &RandomState {
+        &self.0.key
+    }
+
     /// What a host returned for layers of a model, in all calls of late.
     pub(crate) fn seen(
         &self,
@@ -492,10 +542,12 @@ mod tests {
     use crate::node;
 
     const MINUTE: u64 = 60_000;
+    const WEIGHTS: WeightsId = WeightsId([7; 32]);
 
     fn steps(all: &mut ShardHealthTracker, host: &NodeId, count: usize, ms: u64, now_ms: u64) {
         for _ in 0..count {
-            all.answered(host, "m:0-9", 10, Duration::from_millis(ms), now_ms);
+            let took = Duration::from_millis(ms);
+            all.answered(host, ("m:0-9", WEIGHTS), 10, took, now_ms);
         }
     }
 
@@ -513,6 +565,19 @@ mod tests {
         // And one step later it is still not known again.
         steps(&mut all, &node("a"), 1, 10, STALE_MS);
         assert_eq!(all.ms_per_layer(&node("a"), "m:0-9", STALE_MS), None);
+    }
+
+    #[test]
+    fn what_others_take_is_known_by_the_same_weights_only_and_never_by_the_host_itself() {
+        let mut all = ShardHealthTracker::default();
+        for (host, ms) in [("a", 20), ("b", 30), ("c", 400)] {
+            steps(&mut all, &node(host), LEARNING, ms, 0);
+        }
+        let beside = |host: &str, weights| all.beside(&node(host), weights, 0);
+        assert_eq!(beside("c", WEIGHTS), Some(Duration::from_millis(3)));
+        assert_eq!(beside("nobody", WEIGHTS), Some(Duration::from_millis(3)));
+        assert_eq!(beside("c", WeightsId([8; 32])), None);
+        assert_eq!(all.beside(&node("c"), WEIGHTS, STALE_MS), None);
     }
 
     #[test]
@@ -628,7 +693,7 @@ mod tests {
                     0 => all.failed(&host, FailureKind::Corruption, now_ms),
                     1 => all.failed(&host, FailureKind::Lost, now_ms),
                     2 => all.reached(&host, now_ms),
-                    _ => all.answered(&host, &format!("s{shard}"), 0, Duration::MAX, now_ms),
+                    _ => all.answered(&host, (&format!("s{shard}"), WEIGHTS), 0, Duration::MAX, now_ms),
                 }
             }
             let told = all.all(now_ms);

@@ -149,7 +149,7 @@ impl Choice {
             max_shards: self.max_shards,
             allow_self: self.allow_self,
             exclude,
-            caller: self.own_id,
+            lots: self.health.lots(),
         };
         self.health.count();
         self.health.look(|all, now| {
@@ -157,6 +157,7 @@ impl Choice {
                 let Descriptor { host, shard_id, .. } = &one.descriptor;
                 one.standing = all.standing(host, now);
                 one.ms_per_layer = all.ms_per_layer(host, shard_id, now);
+                one.streams = all.streams(host);
             }
         });
         pick(self.policy.as_ref(), &request, &candidates)

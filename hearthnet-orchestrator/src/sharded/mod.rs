@@ -20,7 +20,7 @@ mod starting;
 mod stream;
 mod waiting;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -137,6 +137,10 @@ struct Call {
     /// How often it has paused for want of room, and until when it goes on asking.
     pauses: u32,
     room_until: Option<Instant>,
+    /// Rows of the answer since the last pause, and how often each host has taken its memory back with
+    /// too few of them in between.
+    rows: u32,
+    preempted: BTreeMap<NodeId, u32>,
 }
 
 impl ShardedBackend {
@@ -285,7 +289,7 @@ impl ShardedBackend {
             Inbound::Opened => {
                 hop.opened = true;
                 let host = hop.node();
-                self.health.look(|all, now| all.reached(&host, now));
+                self.health.look(|all, now| all.opened(&host, now));
                 hop.progressed(Instant::now());
                 tell(Event::StreamReady {
                     pipeline: self.name,

@@ -36,6 +36,12 @@ const LOOK_AGAIN_LATER: Duration = Duration::from_secs(10);
 /// it: at first, and at most. The first is some decode steps of the sequences that go on there.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
+/// Rows of an answer that make up for having asked for room: a page of a host. Whoever answers one and
+/// takes the memory back for the next has no room.
+const ROWS_PER_ROOM: u32 = 16;
+/// Preemptions with fewer rows in between that count as a failure of the host.
+const PREEMPTIONS: u32 = 3;
+
 /// Why a host is to be replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cause {
@@ -125,6 +131,11 @@ impl ShardedBackend {
                 host: hop.node(),
                 shard: self.shard_id(hop).as_str().into(),
             });
+            let times = self.call.preempted.entry(recovery.node).or_default();
+            *times += 1;
+            if times.is_multiple_of(PREEMPTIONS) {
+                self.health.failed(&recovery.node, FailureKind::Refused);
+            }
         }
         let route = if failure.cause.stays() {
             let route = self.find(index, true, run.cancel, &failure.error).await;
@@ -300,6 +311,7 @@ impl ShardedBackend {
         };
         let layers = hop.span.lo..=hop.span.hi;
         self.call.pauses += 1;
+        self.call.rows = 0;
         let paused = cancel.or(self.sleep(pause)).await;
         paused.ok_or(ChatError::Cancelled)?;
         let nobody = ChatError::HostsFull(String::new());
@@ -330,8 +342,13 @@ impl ShardedBackend {
         self.open_streams(reopened);
     }
 
+    /// A row of the answer is there: who has taken over is told.
     pub(super) fn report_recoveries(&mut self, run: &mut Run<'_>) {
-        self.call.room_until = None;
+        self.call.rows += 1;
+        if self.call.rows >= ROWS_PER_ROOM {
+            self.call.room_until = None;
+            self.call.preempted.clear();
+        }
         for recovery in std::mem::take(&mut self.call.recoveries) {
             let (lo, hi) = recovery.layers;
             let hops = self.hops.iter();

@@ -511,48 +511,58 @@ impl ShardedBackend {
         queue_us: u32,
         at: Instant,
     ) -> Result<(), HopFailure> {
-        let reference = self.reference(index, 1);
+        let oldest = self.hops.get_mut(index);
+        let Some(sent) = oldest.and_then(|hop| hop.sent.pop_front()) else {
+            return Ok(());
+        };
+        let reference = self.reference(index, sent.rows);
         let Some(hop) = self.hops.get_mut(index) else {
             return Ok(());
         };
         let (now, before) = (Instant::now(), hop.progress);
         hop.progressed(now);
-        let Some(sent) = hop.sent.pop_front() else {
-            return Ok(());
-        };
         // What came while the chat did something else did not take until it looked.
         let seen = if at < self.watching_since { at } else { now };
         if sent.rows > 1 {
             // It was at the piece before this one until then.
             let began = sent.at.max(before);
             let took = seen.saturating_duration_since(began);
-            hop.hop_timeout.record_piece(took, sent.rows);
-            return Ok(());
+            let slow = hop.hop_timeout.record_piece(took, sent.rows, reference);
+            return match slow && hop.may_move(now) {
+                true => Err(hop.late()),
+                false => Ok(()),
+            };
         }
         let round_trip = seen.saturating_duration_since(sent.at);
         hop.clock.record(round_trip, compute_us, queue_us);
         hop.latency.record(round_trip.as_secs_f64() * 1e3);
         let layers = hop.span.hi - hop.span.lo + 1;
         let (host, shard) = (hop.node(), &hop.span.link.descriptor.shard_id);
+        let weights = self.model.weights;
         self.health
-            .look(|all, now| all.answered(&host, shard, layers, round_trip, now));
+            .look(|all, now| all.answered(&host, (shard, weights), layers, round_trip, now));
         if hop.hop_timeout.record(round_trip, reference) && hop.may_move(now) {
             return Err(hop.late());
         }
         Ok(())
     }
 
-    /// What a step of `rows` would take on a hop if it were as fast as the others of this
-    /// sequence, layer for layer, or as this machine's own layers where there are no others.
-    /// `None` while they have shown nothing.
+    /// What a step of `rows` would take on a hop if it were as fast as others, layer for layer: those
+    /// of this sequence; or else, with the same weights, those that were measured of late in any
+    /// call; or else this machine's own layers. `None` while nobody has shown anything.
     pub(super) fn reference(&self, index: usize, rows: u32) -> Option<Duration> {
         let layers = |hop: &Hop| hop.span.hi.saturating_sub(hop.span.lo) + 1;
-        let own = layers(self.hops.get(index)?);
+        let hop = self.hops.get(index)?;
+        let (own, host) = (layers(hop), hop.node());
         let others = self.hops.iter().enumerate().filter(|(i, _)| *i != index);
-        median(
-            others.filter_map(|(_, hop)| Some(hop.hop_timeout.typical(rows)? * own / layers(hop))),
-        )
-        .or_else(|| Some(self.per_layer? * own * rows))
+        let beside =
+            others.filter_map(|(_, hop)| Some(hop.hop_timeout.typical(rows)? * own / layers(hop)));
+        let per_layer = || {
+            let weights = self.model.weights;
+            let measured = self.health.look(|all, now| all.beside(&host, weights, now));
+            measured.or(self.per_layer)
+        };
+        median(beside).or_else(|| Some(per_layer()? * own * rows))
     }
 }
 
