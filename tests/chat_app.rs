@@ -56,7 +56,7 @@ fn tiny() -> ServedModel {
             context: file.spec().context,
             sampling: SamplingChoice::GREEDY,
         },
-        opener: Box::new(opener),
+        open: Box::new(opener),
     }
 }
 

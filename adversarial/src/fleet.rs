@@ -125,7 +125,7 @@ impl Fleet {
             links,
             choice: choice(&model, caller.id()),
         };
-        let sharded = self.open(model, Box::new(source))?;
+        let sharded = self.backend(Box::new(source))?;
         let backend = own.around(Box::new(sharded));
         let (cancel, request) = (Cancel::default(), question(PROMPT));
         let mut left = Vec::new();
@@ -156,16 +156,8 @@ impl Fleet {
         &self,
         source: Box<dyn HostSource>,
     ) -> Result<ShardedBackend, HarnessError> {
-        self.open(self.model.clone(), source)
-    }
-
-    fn open(
-        &self,
-        model: ModelOnWire,
-        source: Box<dyn HostSource>,
-    ) -> Result<ShardedBackend, HarnessError> {
         let (runtime, pump) = (self.runtime.clone(), PumpSettings::default());
-        let opened = ShardedBackend::open(runtime, model, source, pump, &Cancel::default());
+        let opened = ShardedBackend::open(runtime, source, pump, &Cancel::default());
         opened.map_err(HarnessError::attacker)
     }
 

@@ -69,24 +69,23 @@ impl HopClock {
     pub(crate) fn summary(&self) -> HopTimes {
         HopTimes {
             steps: self.compute.len() as u64,
-            compute_us_p50: percentile(&self.compute, 50),
-            queue_us_p50: percentile(&self.queue, 50),
-            overhead_us_p50: percentile(&self.overhead, 50),
-            overhead_us_p95: percentile(&self.overhead, 95),
+            compute_us_p50: percentile(self.compute.iter().copied(), 50),
+            queue_us_p50: percentile(self.queue.iter().copied(), 50),
+            overhead_us_p50: percentile(self.overhead.iter().copied(), 50),
+            overhead_us_p95: percentile(self.overhead.iter().copied(), 95),
         }
-    }
-
-    pub(crate) fn clear(&mut self) {
-        *self = Self::default();
     }
 }
 
 /// Nearest-rank percentile; 0 for no values.
-pub(crate) fn percentile(values: &[u32], percent: usize) -> u32 {
-    let mut sorted = values.to_vec();
+pub(crate) fn percentile<T: Copy + Default + Ord>(
+    values: impl IntoIterator<Item = T>,
+    percent: usize,
+) -> T {
+    let mut sorted: Vec<T> = values.into_iter().collect();
     sorted.sort_unstable();
     let rank = (sorted.len() * percent).div_ceil(100).max(1);
-    sorted.get(rank - 1).copied().unwrap_or(0)
+    sorted.get(rank - 1).copied().unwrap_or_default()
 }
 
 /// Whole milliseconds of a time, as the flight record counts.
@@ -104,79 +103,103 @@ pub struct Run<'a> {
     pub notify: &'a mut dyn FnMut(Frame),
 }
 
-/// Runs the blocks of a model over one sequence, on the loop (`steps.rs`) of its chat.
-pub trait Backend: Send {
-    /// Hands in `rows` (`[n, width]`, boundary-representable, `n >= 1`) at `position`. What can be
-    /// sent to hosts is on its way at the next boundary (`steps.rs`) after this, so that they
-    /// work while the caller does something else; what goes wrong is told by [`Backend::output`],
-    /// which must follow.
-    ///
-    /// What the sequence held from `position` on is forgotten first, so that a
-    /// caller can go back and continue differently.
-    fn submit<'a>(
-        &'a mut self,
-        position: u32,
-        rows: &'a [f32],
-        cancel: &'a Cancel,
-    ) -> LocalBoxFuture<'a, ()> {
-        self.submit_part(position, rows, 0, cancel)
+/// Rows that are handed in.
+#[derive(Clone, Copy)]
+#[allow(clippy::exhaustive_structs)] // Built by every caller, read by every backend.
+pub struct Rows<'a> {
+    /// Of the first of them, in the sequence. What it held from there on is forgotten first, so that
+    /// a caller can go back and continue differently.
+    pub position: u32,
+    /// `[n, width]`, boundary-representable, `n >= 1`.
+    pub values: &'a [f32],
+    /// So many follow behind these, in further calls, before the output is asked for: hosts begin
+    /// with what is there.
+    pub more: u32,
+}
+
+impl<'a> Rows<'a> {
+    /// All rows of a call, from `position` on.
+    pub fn at(position: u32, values: &'a [f32]) -> Self {
+        Self {
+            position,
+            values,
+            more: 0,
+        }
     }
+}
 
-    /// As [`Backend::submit`], where `more` rows follow behind these, in further calls, before
-    /// the output is asked for: hosts begin with what is there.
-    fn submit_part<'a>(
-        &'a mut self,
-        position: u32,
-        rows: &'a [f32],
-        more: u32,
-        cancel: &'a Cancel,
-    ) -> LocalBoxFuture<'a, ()>;
+/// Rows that have been through every block, on their way.
+pub type Output<'a> = LocalBoxFuture<'a, Result<Vec<f32>, ChatError>>;
 
-    /// Waits until the rows handed in have been through every block, and puts the last one, as it
-    /// leaves the last block, into `out` (`[width]`). Where the last block is not the model's, all
-    /// rows handed in since the last output are put there, and those before them may precede them.
+/// Runs the blocks of a model over one sequence, on the loop (`steps.rs`) of its chat. One that wraps
+/// another does what [`Backend::inner`] does wherever it does not say otherwise.
+pub trait Backend: Send {
+    /// Hands in rows. What can be sent to hosts is on its way at the next boundary (`steps.rs`) after
+    /// this, so that they work while the caller does something else; what goes wrong is told by
+    /// [`Backend::output`], which must follow.
+    fn submit<'a>(&'a mut self, rows: Rows<'a>, cancel: &'a Cancel) -> LocalBoxFuture<'a, ()>;
+
+    /// Waits until the rows handed in have been through every block; the last one, as it leaves the
+    /// last block (`[width]`). Where the last block is not the model's, all rows handed in since the
+    /// last output, and those before them may precede them.
     ///
     /// # Errors
     /// Any [`ChatError`]; the backend is then fit for nothing but being dropped.
-    fn output<'a>(
-        &'a mut self,
-        out: &'a mut Vec<f32>,
-        run: &'a mut Run<'_>,
-    ) -> LocalBoxFuture<'a, Result<(), ChatError>>;
+    fn output<'a>(&'a mut self, run: &'a mut Run<'_>) -> Output<'a>;
+
+    /// The backend that this one wraps, if it wraps one.
+    fn inner(&self) -> Option<&dyn Backend> {
+        None
+    }
+
+    /// The same, to be told something.
+    fn inner_mut(&mut self) -> Option<&mut dyn Backend> {
+        None
+    }
 
     /// What a row takes a layer that this machine runs itself: hosts are measured by it where they
     /// have nobody else beside them.
     fn beside(&mut self, per_layer: Duration) {
-        let _ = per_layer;
+        if let Some(inner) = self.inner_mut() {
+            inner.beside(per_layer);
+        }
     }
 
     /// The hosts in order of layers.
-    fn route(&self) -> Vec<RouteHop>;
+    fn route(&self) -> Vec<RouteHop> {
+        self.inner().map_or_else(Vec::new, Backend::route)
+    }
 
     /// Times per hop since [`Backend::begin_call`]; one entry per hop of the route.
-    fn times(&self) -> Vec<HopTimes>;
+    fn times(&self) -> Vec<HopTimes> {
+        self.inner().map_or_else(Vec::new, Backend::times)
+    }
 
-    /// A new call begins: times and failures are counted from here on.
-    fn begin_call(&mut self);
-
-    /// The call may come to so many positions: hosts are asked whether they could hold them, before
-    /// the first row is sent. More may be submitted all the same.
-    fn expect(&mut self, positions: u32) {
-        let _ = positions;
+    /// A new call begins: times and failures are counted from here on. It may come to so many
+    /// positions: hosts are asked whether they could hold them, before the first row is sent. More
+    /// may be submitted all the same.
+    fn begin_call(&mut self, positions: u32) {
+        if let Some(inner) = self.inner_mut() {
+            inner.begin_call(positions);
+        }
     }
 
     /// The call has ended, and nothing is asked until the next one begins: hosts that want to
     /// leave need not wait for this sequence.
-    fn end_call(&mut self) {}
+    fn end_call(&mut self) {
+        if let Some(inner) = self.inner_mut() {
+            inner.end_call();
+        }
+    }
 
     /// Its name in the flight record, if it is kept there.
     fn pipeline(&self) -> Option<PipelineId> {
-        None
+        self.inner().and_then(Backend::pipeline)
     }
 
     /// Whether it could take another call, as far as is known here without asking anyone.
     fn is_alive(&self) -> bool {
-        true
+        self.inner().is_none_or(Backend::is_alive)
     }
 }
 
@@ -190,21 +213,23 @@ pub(crate) mod tests {
         backend: &mut dyn Backend,
         position: u32,
         rows: &[f32],
-        out: &mut Vec<f32>,
         run: &mut Run<'_>,
-    ) -> Result<(), ChatError> {
+    ) -> Result<Vec<f32>, ChatError> {
         block_on(async {
-            backend.submit(position, rows, run.cancel).await;
-            backend.output(out, run).await
+            backend.submit(Rows::at(position, rows), run.cancel).await;
+            backend.output(run).await
         })
     }
 
     #[test]
     fn percentiles_follow_the_nearest_rank() {
-        assert_eq!(percentile(&[], 50), 0);
-        assert_eq!(percentile(&[7], 95), 7);
-        let values: Vec<u32> = (1..=100).rev().collect();
-        assert_eq!((percentile(&values, 50), percentile(&values, 95)), (50, 95));
+        assert_eq!(percentile([0u32; 0], 50), 0);
+        assert_eq!(percentile([7], 95), 7);
+        let values = || (1..=100).rev();
+        assert_eq!(
+            (percentile(values(), 50), percentile(values(), 95)),
+            (50, 95)
+        );
     }
 
     #[test]

@@ -135,28 +135,25 @@ pub(crate) struct BoundaryCheck {
     band: Option<Band>,
     kernels: Kernels,
     scratch: Vec<f32>,
-    seen: Option<Arc<Mutex<SeenRows>>>,
+    seen: Arc<Mutex<SeenRows>>,
 }
 
 impl BoundaryCheck {
-    /// A check for rows of `width` values. Without a band only shape and
-    /// finiteness are checked, and that a row is not all zeros.
-    pub(crate) fn new(width: usize, dtype: BoundaryDtype, band: Option<Band>) -> Self {
+    /// A check for rows of `width` values of one host. Without a band only shape and
+    /// finiteness are checked, that a row is not all zeros, and that it is not one `seen` before.
+    pub(crate) fn new(
+        width: usize,
+        dtype: BoundaryDtype,
+        band: Option<Band>,
+        seen: Arc<Mutex<SeenRows>>,
+    ) -> Self {
         Self {
             width,
             dtype,
             band,
             kernels: Kernels::best(),
             scratch: Vec::new(),
-            seen: None,
-        }
-    }
-
-    /// The same, and what comes back is compared with what came from this host before.
-    pub(crate) fn remembering(self, seen: Arc<Mutex<SeenRows>>) -> Self {
-        Self {
-            seen: Some(seen),
-            ..self
+            seen,
         }
     }
 
@@ -219,12 +216,8 @@ impl BoundaryCheck {
             if sent == row {
                 return Err(CheckError::Unchanged { position });
             }
-            if let Some(seen) = &self.seen {
-                // It is whole between any two rows.
-                let mut seen = seen.lock();
-                if !seen.note(sent, row) {
-                    return Err(CheckError::Repeated { position });
-                }
+            if !self.seen.lock().note(sent, row) {
+                return Err(CheckError::Repeated { position });
             }
         }
         Ok(())
@@ -235,11 +228,20 @@ impl BoundaryCheck {
 mod tests {
     use super::*;
 
+    fn none_seen() -> Arc<Mutex<SeenRows>> {
+        Arc::new(Mutex::new(SeenRows::new(RandomState::new())))
+    }
+
     fn check(band: Option<Band>, position: u32, rows: &[f32]) -> Result<(), CheckError> {
         let mut bytes = Vec::new();
         BoundaryDtype::F16.encode(rows, &mut bytes);
         let rows = (rows.len() / 4) as u32;
-        BoundaryCheck::new(4, BoundaryDtype::F16, band).check(position, rows, &[], &bytes)
+        BoundaryCheck::new(4, BoundaryDtype::F16, band, none_seen()).check(
+            position,
+            rows,
+            &[],
+            &bytes,
+        )
     }
 
     const BAND: Band = Band { lo: 0.5, hi: 5.0 };
@@ -297,7 +299,7 @@ mod tests {
         };
         let row = |x: f32| [x, -x, 2.0, 1.0];
         let sent = encode(&[row(1.0), row(1.5), row(2.0)]);
-        let mut c = BoundaryCheck::new(4, BoundaryDtype::F16, Some(BAND));
+        let mut c = BoundaryCheck::new(4, BoundaryDtype::F16, Some(BAND), none_seen());
         for lie in 0..3 {
             let mut rows = [row(1.25), row(1.75), row(2.25)];
             assert_eq!(c.check(7, 3, &sent, &encode(&rows)), Ok(()));
@@ -329,12 +331,12 @@ mod tests {
     }
 
     fn remembering(seen: &Arc<Mutex<SeenRows>>) -> BoundaryCheck {
-        BoundaryCheck::new(4, BoundaryDtype::F16, Some(BAND)).remembering(Arc::clone(seen))
+        BoundaryCheck::new(4, BoundaryDtype::F16, Some(BAND), Arc::clone(seen))
     }
 
     #[test]
     fn yesterdays_rows_for_other_rows_are_refused_in_this_stream_and_in_any_other() {
-        let seen = Arc::new(Mutex::new(SeenRows::new(RandomState::new())));
+        let seen = none_seen();
         let mut yesterday = remembering(&seen);
         let (sent, returned) = (encoded(&[1.0, 1.5]), encoded(&[3.0, 3.5]));
         assert_eq!(yesterday.check(0, 2, &sent, &returned), Ok(()));
@@ -355,14 +357,14 @@ mod tests {
             }
         }
         // Another host has the same numbers, as it should.
-        let other = Arc::new(Mutex::new(SeenRows::new(RandomState::new())));
+        let other = none_seen();
         let (sent, returned) = (encoded(&[2.0]), encoded(&[3.0]));
         assert_eq!(remembering(&other).check(0, 1, &sent, &returned), Ok(()));
     }
 
     #[test]
     fn one_row_in_several_places_of_a_piece_is_refused_unless_the_piece_says_the_same_again() {
-        let seen = Arc::new(Mutex::new(SeenRows::new(RandomState::new())));
+        let seen = none_seen();
         let mut check = remembering(&seen);
         assert_eq!(
             check.check(4, 3, &encoded(&[1.0, 1.5, 2.5]), &encoded(&[3.0, 3.5, 3.0])),
@@ -388,7 +390,7 @@ mod tests {
 
     #[test]
     fn bytes_that_are_not_whole_rows_are_refused() {
-        let mut c = BoundaryCheck::new(4, BoundaryDtype::F16, None);
+        let mut c = BoundaryCheck::new(4, BoundaryDtype::F16, None, none_seen());
         for (rows, bytes) in [(1, 7), (1, 9), (2, 8), (u32::MAX, 8), (0, 8)] {
             assert_eq!(
                 c.check(0, rows, &[], &vec![1; bytes]).unwrap_err().code(),
@@ -401,7 +403,7 @@ mod tests {
     fn huge_fp32_rows_are_not_mistaken_for_nan() {
         let mut bytes = Vec::new();
         BoundaryDtype::F32.encode(&[1e30f32; 4], &mut bytes);
-        let mut c = BoundaryCheck::new(4, BoundaryDtype::F32, None);
+        let mut c = BoundaryCheck::new(4, BoundaryDtype::F32, None, none_seen());
         assert_eq!(c.check(0, 1, &[], &bytes), Ok(()));
     }
 }

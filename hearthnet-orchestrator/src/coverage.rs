@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use hearthnet_bus::NodeId;
 use hearthnet_bus::log::Advert;
-use hearthnet_bus::{Descriptor, NodeId};
 
 use crate::placement::{Held, missing};
 
@@ -69,7 +69,8 @@ pub fn held_by_others<'a>(
     total: u32,
 ) -> Vec<Held> {
     adverts
-        .filter(|a| a.author != own && serves(&a.descriptor, weights, total))
+        .filter(|a| a.author != own && a.descriptor.weights_sha256 == weights)
+        .filter(|a| a.descriptor.total_layers == total)
         .map(|a| Held {
             node: a.author,
             range: a.descriptor.layer_range,
@@ -77,14 +78,10 @@ pub fn held_by_others<'a>(
         .collect()
 }
 
-fn serves(d: &Descriptor, weights: &str, total: u32) -> bool {
-    d.weights_sha256 == weights && d.total_layers == total
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hearthnet_bus::NodeKey;
+    use hearthnet_bus::{Descriptor, NodeKey};
 
     fn advert(seed: u8, model: &str, weights: &str, lo: u32, hi: u32) -> Advert {
         Advert {

@@ -6,16 +6,16 @@
 //! the same.
 
 use std::future::ready;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
-use hearthnet_bus::flight::{self, Event, PipelineId};
+use hearthnet_bus::flight::PipelineId;
 use tokio::runtime::Handle;
 
-use crate::backend::{Backend, HopTimes, RouteHop, Run, whole_ms};
-use crate::chat::Frame;
+use crate::backend::{Backend, Output, Rows, Run};
 use crate::error::{Blame, ChatError};
+use crate::events::{Failover, fell_back};
 use crate::sharded::ShardedBackend;
 use crate::{Cancel, steps};
 
@@ -24,14 +24,19 @@ pub type LoadLocal = Box<dyn FnOnce() -> Result<Box<dyn Backend>, ChatError> + S
 
 /// Hosts first; this machine when they cannot go on.
 pub struct WithFallback {
-    /// `None` once they have failed for good.
-    hosts: Option<ShardedBackend>,
-    load: Option<LoadLocal>,
-    local: Option<Box<dyn Backend>>,
+    runs: Runs,
     /// Why there were no hosts from the beginning, and since when, until it has been told.
     alone: Option<(ChatError, Instant)>,
     /// What the flight record calls it, wherever it runs.
     pipeline: PipelineId,
+}
+
+/// Where the layers run.
+enum Runs {
+    Hosts(Box<ShardedBackend>, LoadLocal),
+    Here(Box<dyn Backend>),
+    /// Hosts have failed, and this machine has not taken over.
+    Nowhere,
 }
 
 impl WithFallback {
@@ -39,9 +44,7 @@ impl WithFallback {
     pub fn new(hosts: ShardedBackend, load: LoadLocal) -> Self {
         Self {
             pipeline: hosts.name(),
-            hosts: Some(hosts),
-            load: Some(load),
-            local: None,
+            runs: Runs::Hosts(Box::new(hosts), load),
             alone: None,
         }
     }
@@ -64,115 +67,65 @@ impl WithFallback {
             Err(error) if error.blame() == Blame::Peer => error,
             Err(error) => return Err(error),
         };
-        tracing::warn!(
-            code = %error.code(),
-            "answering without hosts, on this machine: {error}"
-        );
-        metrics::counter!("distributed_inference_fallback_to_local_total").increment(1);
-        let local = steps::block_on(loaded(runtime, load, cancel))?;
+        fell_back(&error, "answering");
         Ok(Self {
             pipeline: PipelineId::draw(),
-            hosts: None,
-            load: None,
-            local: Some(local),
+            runs: Runs::Here(steps::block_on(loaded(runtime, load, cancel))?),
             alone: Some((error, since)),
         })
     }
 
-    /// Says once that hosts could not be had from the beginning.
-    fn tell_alone(&mut self, run: &mut Run<'_>) {
-        let (Some((error, since)), Some(local)) = (self.alone.take(), &self.local) else {
-            return;
-        };
-        for all in local.route() {
-            self.tell(all.shard_id, &error, 0, since, run);
-        }
-    }
-
-    fn tell(
-        &self,
-        shard_id: String,
-        error: &ChatError,
-        replayed: u32,
-        since: Instant,
-        run: &mut Run<'_>,
-    ) {
-        flight::record(Event::FailedOver {
-            pipeline: self.pipeline,
-            host: None,
-            shard: shard_id.as_str().into(),
-            code: error.code(),
-            replacements: 0,
-            replayed,
-            ms: whole_ms(since.elapsed()),
-        });
-        (run.notify)(Frame::ShardFailover {
-            shard_id,
-            host: None,
-            code: error.code(),
-            replacements: Vec::new(),
-            replayed,
-            recovery_ms: since.elapsed().as_secs_f64() * 1e3,
-        });
-    }
-
-    fn active(&self) -> Option<&dyn Backend> {
-        match &self.local {
-            Some(local) => Some(local.as_ref()),
-            None => self.hosts.as_ref().map(|hosts| hosts as &dyn Backend),
-        }
-    }
-
-    fn active_mut(&mut self) -> Option<&mut (dyn Backend + '_)> {
-        match &mut self.local {
-            Some(local) => Some(local.as_mut()),
-            None => self.hosts.as_mut().map(|hosts| hosts as &mut dyn Backend),
-        }
-    }
-
-    async fn through(&mut self, out: &mut Vec<f32>, run: &mut Run<'_>) -> Result<(), ChatError> {
-        let Some(active) = self.active_mut() else {
+    async fn through(&mut self, run: &mut Run<'_>) -> Result<Vec<f32>, ChatError> {
+        let Some(active) = self.inner_mut() else {
             return Err(ChatError::Engine("it failed earlier in this chat".into()));
         };
-        match active.output(out, run).await {
-            Err(error) if error.blame() == Blame::Peer => self.take_over(error, out, run).await,
-            Ok(()) => {
-                self.tell_alone(run);
-                Ok(())
+        let (out, replayed, why) = match active.output(run).await {
+            Err(error) if error.blame() == Blame::Peer => {
+                let since = Instant::now();
+                let (out, replayed) = self.take_over(&error, run).await?;
+                (out, replayed, Some((error, since)))
             }
-            error => error,
+            // That hosts could not be had from the beginning is said once.
+            output => (output?, 0, self.alone.take()),
+        };
+        let Some((error, since)) = why else {
+            return Ok(out);
+        };
+        for all in self.route() {
+            let failover = Failover {
+                pipeline: self.pipeline,
+                shard_id: all.shard_id,
+                from: None,
+                to: Vec::new(),
+                code: error.code(),
+                replayed,
+                since,
+            };
+            failover.tell(run);
         }
+        Ok(out)
     }
 
-    /// Runs here what the hosts were given.
+    /// Runs here what the hosts were given: what comes out, and of how many positions.
     async fn take_over(
         &mut self,
-        error: ChatError,
-        out: &mut Vec<f32>,
+        error: &ChatError,
         run: &mut Run<'_>,
-    ) -> Result<(), ChatError> {
-        let since = Instant::now();
-        let (Some(load), Some(mut hosts)) = (self.load.take(), self.hosts.take()) else {
-            return Err(error);
+    ) -> Result<(Vec<f32>, u32), ChatError> {
+        let Runs::Hosts(mut hosts, load) = std::mem::replace(&mut self.runs, Runs::Nowhere) else {
+            return Err(error.clone());
         };
-        tracing::warn!(
-            code = %error.code(),
-            "going on without hosts, on this machine: {error}"
-        );
-        metrics::counter!("distributed_inference_fallback_to_local_total").increment(1);
+        fell_back(error, "going on");
         let runtime = hosts.runtime().clone();
         let (replayed, held) = (hosts.length(), hosts.submitted()?);
         // Those that still work have nothing more to do for this sequence.
         drop(hosts);
         let mut local = loaded(&runtime, load, run.cancel).await?;
-        local.begin_call();
-        local.submit(0, &held, run.cancel).await;
-        local.output(out, run).await?;
-        for all in local.route() {
-            self.tell(all.shard_id, &error, replayed, since, run);
-        }
-        self.local = Some(local);
-        Ok(())
+        local.begin_call(0);
+        local.submit(Rows::at(0, &held), run.cancel).await;
+        let out = local.output(run).await?;
+        self.runs = Runs::Here(local);
+        Ok((out, replayed))
     }
 }
 
@@ -190,56 +143,30 @@ async fn loaded(
 }
 
 impl Backend for WithFallback {
-    fn submit_part<'a>(
-        &'a mut self,
-        position: u32,
-        rows: &'a [f32],
-        more: u32,
-        cancel: &'a Cancel,
-    ) -> LocalBoxFuture<'a, ()> {
-        match self.active_mut() {
-            Some(active) => active.submit_part(position, rows, more, cancel),
+    fn submit<'a>(&'a mut self, rows: Rows<'a>, cancel: &'a Cancel) -> LocalBoxFuture<'a, ()> {
+        match self.inner_mut() {
+            Some(active) => active.submit(rows, cancel),
             None => ready(()).boxed_local(),
         }
     }
 
-    fn output<'a>(
-        &'a mut self,
-        out: &'a mut Vec<f32>,
-        run: &'a mut Run<'_>,
-    ) -> LocalBoxFuture<'a, Result<(), ChatError>> {
-        self.through(out, run).boxed_local()
+    fn output<'a>(&'a mut self, run: &'a mut Run<'_>) -> Output<'a> {
+        self.through(run).boxed_local()
     }
 
-    fn beside(&mut self, per_layer: Duration) {
-        if let Some(active) = self.active_mut() {
-            active.beside(per_layer);
+    fn inner(&self) -> Option<&dyn Backend> {
+        match &self.runs {
+            Runs::Hosts(hosts, _) => Some(hosts.as_ref()),
+            Runs::Here(local) => Some(local.as_ref()),
+            Runs::Nowhere => None,
         }
     }
 
-    fn route(&self) -> Vec<RouteHop> {
-        self.active().map_or_else(Vec::new, Backend::route)
-    }
-
-    fn times(&self) -> Vec<HopTimes> {
-        self.active().map_or_else(Vec::new, Backend::times)
-    }
-
-    fn begin_call(&mut self) {
-        if let Some(active) = self.active_mut() {
-            active.begin_call();
-        }
-    }
-
-    fn expect(&mut self, positions: u32) {
-        if let Some(active) = self.active_mut() {
-            active.expect(positions);
-        }
-    }
-
-    fn end_call(&mut self) {
-        if let Some(active) = self.active_mut() {
-            active.end_call();
+    fn inner_mut(&mut self) -> Option<&mut dyn Backend> {
+        match &mut self.runs {
+            Runs::Hosts(hosts, _) => Some(hosts.as_mut()),
+            Runs::Here(local) => Some(local.as_mut()),
+            Runs::Nowhere => None,
         }
     }
 
@@ -249,6 +176,6 @@ impl Backend for WithFallback {
 
     /// Not once it runs here: the next question is for the hosts again.
     fn is_alive(&self) -> bool {
-        self.local.is_none() && self.active().is_some_and(Backend::is_alive)
+        matches!(&self.runs, Runs::Hosts(hosts, _) if hosts.is_alive())
     }
 }

@@ -32,7 +32,9 @@ use hearthnet_transport::Code;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use crate::backend::{percentile, whole_ms};
 use crate::checks::SeenRows;
+use crate::hop_timeout::median;
 
 /// Most hosts that are remembered; the one not heard of for longest goes. A community has tens.
 const MAX_HOSTS: usize = 512;
@@ -56,6 +58,8 @@ const QUARANTINE_MS: (u64, u64) = (10 * 60_000, 24 * 3_600_000);
 const GRUDGE_MS: u64 = 24 * 3_600_000;
 /// What is worth less is forgotten.
 const NOTHING: f64 = 0.01;
+/// Streams of which a host's share is counted: some days of one person's chats, an hour of a service's.
+const STREAMS: usize = 64;
 
 /// What went wrong with a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -203,10 +207,11 @@ impl Fading {
     }
 }
 
-/// The recent decode steps of one shard, in milliseconds per layer.
-#[derive(Debug, Clone, Default)]
+/// The recent decode steps of one shard: what a layer took.
+#[derive(Debug, Clone)]
 struct Steps {
-    recent: VecDeque<f64>,
+    weights: WeightsId,
+    recent: VecDeque<Duration>,
     at_ms: u64,
 }
 
@@ -215,13 +220,9 @@ impl Steps {
         self.recent.len() >= LEARNING && now_ms.saturating_sub(self.at_ms) < STALE_MS
     }
 
-    /// The smallest value that `percent` of all do not exceed.
+    /// What `percent` of all do not exceed, in milliseconds.
     fn quantile(&self, percent: usize) -> f64 {
-        let mut sorted: Vec<f64> = self.recent.iter().copied().collect();
-        sorted.sort_unstable_by(f64::total_cmp);
-        let at = (sorted.len() * percent).div_ceil(100).saturating_sub(1);
-        debug_assert!(at < sorted.len(), "asked before anything is known");
-        sorted.get(at).copied().unwrap_or_default()
+        percentile(self.recent.iter().copied(), percent).as_secs_f64() * 1e3
     }
 }
 
@@ -274,6 +275,8 @@ fn half_life(kind: FailureKind) -> u64 {
 #[derive(Debug, Clone, Default)]
 pub struct ShardHealthTracker {
     hosts: BTreeMap<NodeId, Host>,
+    /// Whom the last streams were given to.
+    streams: VecDeque<NodeId>,
 }
 
 impl ShardHealthTracker {
@@ -289,11 +292,12 @@ impl ShardHealthTracker {
         one
     }
 
-    /// A host has answered a decode step of one row through `layers` layers of `shard_id`.
+    /// A host has answered a decode step of one row through `layers` layers of a shard of a model with
+    /// these weights.
     pub fn answered(
         &mut self,
         host: &NodeId,
-        shard_id: &str,
+        (shard_id, weights): (&str, WeightsId),
         layers: u32,
         took: Duration,
         now_ms: u64,
@@ -316,16 +320,21 @@ impl ShardHealthTracker {
                 one.shards.remove(&name);
             }
         }
-        let steps = one.shards.entry(shard_id.to_owned()).or_default();
-        if !steps.is_known(now_ms) && now_ms.saturating_sub(steps.at_ms) >= STALE_MS {
-            steps.recent.clear();
+        let fresh = || Steps {
+            weights,
+            recent: VecDeque::new(),
+            at_ms: now_ms,
+        };
+        let steps = one.shards.entry(shard_id.to_owned()).or_insert_with(fresh);
+        // A host may call anything by the same name.
+        if now_ms.saturating_sub(steps.at_ms) >= STALE_MS || steps.weights != weights {
+            *steps = fresh();
         }
         steps.at_ms = now_ms;
         if steps.recent.len() == WINDOW {
             steps.recent.pop_front();
         }
-        let layers = f64::from(layers.max(1));
-        steps.recent.push_back(took.as_secs_f64() * 1e3 / layers);
+        steps.recent.push_back(took / layers.max(1));
     }
 
     /// A host can be talked to.
@@ -335,6 +344,21 @@ impl ShardHealthTracker {
         one.online = true;
         // It is there: how often it was not says nothing any more.
         one.failures.remove(&FailureKind::Unreachable);
+    }
+
+    /// A host has opened a stream for this node.
+    pub fn opened(&mut self, host: &NodeId, now_ms: u64) {
+        self.reached(host, now_ms);
+        if self.streams.len() == STREAMS {
+            self.streams.pop_front();
+        }
+        self.streams.push_back(*host);
+    }
+
+    /// How many of the last 64 streams a host was given.
+    pub fn streams(&self, host: &NodeId) -> u32 {
+        let own = self.streams.iter().filter(|one| *one == host);
+        u32::try_from(own.count()).unwrap_or(u32::MAX)
     }
 
     /// A host has failed.
@@ -373,6 +397,23 @@ impl ShardHealthTracker {
             all.max_by_key(|steps| steps.at_ms)
         };
         Some(own.or_else(any)?.quantile(50))
+    }
+
+    /// What a row takes a layer with these weights, as far as others than `host` were measured: the
+    /// median of theirs.
+    pub(crate) fn beside(
+        &self,
+        host: &NodeId,
+        weights: WeightsId,
+        now_ms: u64,
+    ) -> Option<Duration> {
+        let others = self.hosts.iter().filter(|(node, _)| *node != host);
+        median(others.filter_map(|(_, one)| {
+            let all = one.shards.values();
+            let known = all.filter(|steps| steps.weights == weights && steps.is_known(now_ms));
+            let latest = known.max_by_key(|steps| steps.at_ms)?;
+            Some(percentile(latest.recent.iter().copied(), 50))
+        }))
     }
 
     /// All hosts, by node id.
@@ -436,9 +477,13 @@ impl Default for SharedHealth {
 
 impl SharedHealth {
     /// The tracker, and the time by its clock. Never held while anything is waited for.
-    fn with<T>(&self, look: impl FnOnce(&mut ShardHealthTracker, u64) -> T) -> T {
-        let now_ms = u64::try_from(self.0.begin.elapsed().as_millis()).unwrap_or(u64::MAX);
-        look(&mut self.0.tracker.lock(), now_ms)
+    pub(crate) fn look<T>(&self, look: impl FnOnce(&mut ShardHealthTracker, u64) -> T) -> T {
+        look(&mut self.0.tracker.lock(), whole_ms(self.0.begin.elapsed()))
+    }
+
+    /// The lots of this process ([`RouteRequest::lots`](crate::router::RouteRequest::lots)).
+    pub(crate) fn lots(&self) -> &RandomState {
+        &self.0.key
     }
 
     /// What a host returned for layers of a model, in all calls of late.
@@ -462,19 +507,9 @@ impl SharedHealth {
         rows
     }
 
-    /// As [`ShardHealthTracker::answered`], now.
-    pub fn answered(&self, host: &NodeId, shard_id: &str, layers: u32, took: Duration) {
-        self.with(|all, now| all.answered(host, shard_id, layers, took, now));
-    }
-
-    /// As [`ShardHealthTracker::reached`], now.
-    pub fn reached(&self, host: &NodeId) {
-        self.with(|all, now| all.reached(host, now));
-    }
-
     /// As [`ShardHealthTracker::failed`], now; it is counted.
     pub fn failed(&self, host: &NodeId, kind: FailureKind) {
-        self.with(|all, now| all.failed(host, kind, now));
+        self.look(|all, now| all.failed(host, kind, now));
         metrics::counter!(
             "distributed_inference_host_failures_total",
             "kind" => kind.as_str()
@@ -483,19 +518,9 @@ impl SharedHealth {
         self.count();
     }
 
-    /// As [`ShardHealthTracker::standing`], now.
-    pub fn standing(&self, host: &NodeId) -> Standing {
-        self.with(|all, now| all.standing(host, now))
-    }
-
-    /// As [`ShardHealthTracker::ms_per_layer`], now.
-    pub fn ms_per_layer(&self, host: &NodeId, shard_id: &str) -> Option<f64> {
-        self.with(|all, now| all.ms_per_layer(host, shard_id, now))
-    }
-
     /// As [`ShardHealthTracker::all`], now.
     pub fn all(&self) -> Vec<ShardHealth> {
-        self.with(|all, now| all.all(now))
+        self.look(|all, now| all.all(now))
     }
 
     /// Says how many hosts are in which standing.
@@ -517,10 +542,12 @@ mod tests {
     use crate::node;
 
     const MINUTE: u64 = 60_000;
+    const WEIGHTS: WeightsId = WeightsId([7; 32]);
 
     fn steps(all: &mut ShardHealthTracker, host: &NodeId, count: usize, ms: u64, now_ms: u64) {
         for _ in 0..count {
-            all.answered(host, "m:0-9", 10, Duration::from_millis(ms), now_ms);
+            let took = Duration::from_millis(ms);
+            all.answered(host, ("m:0-9", WEIGHTS), 10, took, now_ms);
         }
     }
 
@@ -538,6 +565,19 @@ mod tests {
         // And one step later it is still not known again.
         steps(&mut all, &node("a"), 1, 10, STALE_MS);
         assert_eq!(all.ms_per_layer(&node("a"), "m:0-9", STALE_MS), None);
+    }
+
+    #[test]
+    fn what_others_take_is_known_by_the_same_weights_only_and_never_by_the_host_itself() {
+        let mut all = ShardHealthTracker::default();
+        for (host, ms) in [("a", 20), ("b", 30), ("c", 400)] {
+            steps(&mut all, &node(host), LEARNING, ms, 0);
+        }
+        let beside = |host: &str, weights| all.beside(&node(host), weights, 0);
+        assert_eq!(beside("c", WEIGHTS), Some(Duration::from_millis(3)));
+        assert_eq!(beside("nobody", WEIGHTS), Some(Duration::from_millis(3)));
+        assert_eq!(beside("c", WeightsId([8; 32])), None);
+        assert_eq!(all.beside(&node("c"), WEIGHTS, STALE_MS), None);
     }
 
     #[test]
@@ -653,7 +693,7 @@ mod tests {
                     0 => all.failed(&host, FailureKind::Corruption, now_ms),
                     1 => all.failed(&host, FailureKind::Lost, now_ms),
                     2 => all.reached(&host, now_ms),
-                    _ => all.answered(&host, &format!("s{shard}"), 0, Duration::MAX, now_ms),
+                    _ => all.answered(&host, (&format!("s{shard}"), WEIGHTS), 0, Duration::MAX, now_ms),
                 }
             }
             let told = all.all(now_ms);

@@ -31,6 +31,9 @@ const SLOW: u32 = 8;
 const SLOW_FLOOR: Duration = Duration::from_millis(100);
 /// The same beside others, whose layers, machines and neighbours are not the same.
 const SLOW_FLOOR_BESIDE_OTHERS: Duration = Duration::from_millis(500);
+/// A decode step, and a piece of a prompt, that are slow where nothing tells what they take others:
+/// nobody converses at that pace who has another host to try.
+const SLOW_ALONE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(15));
 /// An answer is overdue beyond this many medians.
 const OVERDUE: u32 = 16;
 /// The same times the longest of a few steps, or what others take.
@@ -39,7 +42,7 @@ const OVERDUE_GUESSED: u32 = 32;
 const OVERDUE_FLOOR: Duration = Duration::from_secs(2);
 /// Where nothing is known but what others take: the first step finds caches and memory cold.
 const OVERDUE_FLOOR_BESIDE_OTHERS: Duration = Duration::from_secs(4);
-/// Slow steps in a row that make a host degraded.
+/// Slow steps, or pieces, in a row that make a host degraded.
 const PERSISTENT: u32 = 3;
 
 /// The recent steps of one host.
@@ -63,12 +66,9 @@ impl HopTimeout {
     pub(crate) fn record(&mut self, took: Duration, reference: Option<Duration>) -> bool {
         let own = self.median.map(|median| (median * SLOW).max(SLOW_FLOOR));
         let beside = reference.map(|others| (others * SLOW).max(SLOW_FLOOR_BESIDE_OTHERS));
-        let slow = own.into_iter().chain(beside).any(|bound| took > bound);
-        if slow {
-            self.slow_in_a_row += 1;
-            return self.slow_in_a_row >= PERSISTENT;
+        if own.into_iter().chain(beside).any(|bound| took > bound) {
+            return self.slow(true);
         }
-        self.slow_in_a_row = 0;
         if self.recent.len() == WINDOW {
             self.recent.pop_front();
         }
@@ -76,15 +76,29 @@ impl HopTimeout {
         if self.recent.len() >= LEARNING {
             self.median = median(self.recent.iter().copied());
         }
-        false
+        self.slow(reference.is_none() && took > SLOW_ALONE.0)
     }
 
-    /// Notes a piece of a prompt: `rows`, 2 or more, that the host was at for `took`.
-    pub(crate) fn record_piece(&mut self, took: Duration, rows: u32) {
+    /// Whether a host is persistently slow, whose last answer was `slow`.
+    fn slow(&mut self, slow: bool) -> bool {
+        self.slow_in_a_row = if slow { self.slow_in_a_row + 1 } else { 0 };
+        self.slow_in_a_row >= PERSISTENT
+    }
+
+    /// Notes a piece of a prompt: `rows`, 2 or more, that the host was at for `took`, and that take
+    /// others `reference`; says whether the host is persistently slow.
+    pub(crate) fn record_piece(
+        &mut self,
+        took: Duration,
+        rows: u32,
+        reference: Option<Duration>,
+    ) -> bool {
         let longer =
             |known: Option<Duration>, new: Duration| Some(known.map_or(new, |k| k.max(new)));
         self.row = longer(self.row, took / rows.max(1));
         self.piece = longer(self.piece, took);
+        let beside = reference.map(|others| (others * SLOW).max(SLOW_FLOOR_BESIDE_OTHERS));
+        self.slow(took > beside.unwrap_or(SLOW_ALONE.1))
     }
 
     /// How long a decode step usually takes; `None` while too little is known.
@@ -208,7 +222,7 @@ mod tests {
     #[test]
     fn a_host_that_honestly_takes_ten_seconds_for_a_piece_may_take_them_again() {
         let mut hop_timeout = HopTimeout::default();
-        hop_timeout.record_piece(ms(10_000), 24);
+        hop_timeout.record_piece(ms(10_000), 24, None);
         assert!(hop_timeout.overdue_after(24, None).unwrap() > ms(300_000));
         assert!(
             hop_timeout.overdue_after(1, None).unwrap() > ms(300_000),
@@ -222,8 +236,8 @@ mod tests {
     #[test]
     fn the_first_token_is_bounded_by_what_the_prompt_took_and_a_piece_by_its_rows() {
         let mut hop_timeout = HopTimeout::default();
-        hop_timeout.record_piece(ms(240), 24);
-        hop_timeout.record_piece(ms(80), 8);
+        hop_timeout.record_piece(ms(240), 24, None);
+        hop_timeout.record_piece(ms(80), 8, None);
         assert_eq!(hop_timeout.overdue_after(1, None), Some(ms(32 * 240)));
         assert_eq!(hop_timeout.overdue_after(48, None), Some(ms(32 * 480)));
         assert_eq!(hop_timeout.overdue_after(2, None), Some(OVERDUE_FLOOR));
@@ -250,6 +264,38 @@ mod tests {
         let mut hop_timeout = HopTimeout::default();
         for _ in 0..100 {
             assert!(!hop_timeout.record(ms(1000), Some(ms(800))));
+        }
+    }
+
+    #[test]
+    fn a_host_that_nobody_tells_anything_of_is_slow_at_a_pace_that_nobody_converses_at() {
+        let (mut hop_timeout, mut late) = (HopTimeout::default(), 0);
+        // Just under any timeout, for ever: its own median gets nobody used to it.
+        for _ in 0..40 {
+            late += u32::from(hop_timeout.record(ms(3900), None));
+        }
+        assert_eq!(late, 38);
+        let mut pieces = HopTimeout::default();
+        let late = [(); 4].map(|()| pieces.record_piece(ms(29_000), 24, None));
+        assert_eq!(late, [false, false, true, true]);
+        // An old laptop, and a large model: slow, and not that slow.
+        let mut honest = HopTimeout::default();
+        for _ in 0..40 {
+            assert!(!honest.record(ms(1900), None));
+            assert!(!honest.record_piece(ms(14_000), 24, None));
+        }
+    }
+
+    #[test]
+    fn pieces_of_a_prompt_are_measured_by_what_they_take_others() {
+        let mut hop_timeout = HopTimeout::default();
+        let others = Some(ms(100));
+        let late = [(); 3].map(|()| hop_timeout.record_piece(ms(3900), 24, others));
+        assert_eq!(late, [false, false, true]);
+        for _ in 0..10 {
+            // Honest, and a tenth as fast on an old machine for a row at a time.
+            assert!(!hop_timeout.record_piece(ms(790), 24, others));
+            assert!(!hop_timeout.record(ms(400), Some(ms(40))));
         }
     }
 

@@ -20,6 +20,7 @@
 //! | chat as a capability of the bus | [`bus`] |
 //! | many callers: turns, kept conversations, giving up | [`service`] |
 //! | the OpenAI-compatible HTTP interface | [`http`] |
+//! | what flight record, numbers and readers hear of hosts | `events` |
 //! | codes, hints, blame | [`error`] |
 
 pub mod backend;
@@ -29,12 +30,12 @@ pub mod chat;
 mod checks;
 pub mod coverage;
 pub mod error;
+mod events;
 pub mod fallback;
 pub mod health;
 mod hop_timeout;
 pub mod hosts;
 pub mod http;
-mod labels;
 pub mod link;
 pub mod local;
 mod logits_batcher;

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use hearthnet_bus::flight::{self, Event, SessionId};
 use hearthnet_bus::{Capability, Descriptor, Grant, NodeId, NodeKey};
 use hearthnet_transport::{
-    CloseCode, Closer, Code, Config, ConnectError, Connection, Handler, Hello, Identity, Message,
-    Sender, SessionClosed, SessionStats, StepResult, StreamClose,
+    CloseCode, Closer, Code, Config, Connection, Handler, Hello, Identity, Message, Sender,
+    SessionClosed, StepResult, StreamClose,
 };
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -138,16 +138,19 @@ type Streams = Arc<Mutex<Routes>>;
 /// An authenticated session with one host.
 #[derive(Debug)]
 pub struct HostLink {
-    addr: HostAddr,
-    descriptor: Descriptor,
-    session: SessionId,
-    sender: Sender,
+    /// Where and who the host is.
+    pub(crate) addr: HostAddr,
+    /// What the host said about itself when the session began.
+    pub(crate) descriptor: Descriptor,
+    /// The session's name in the flight records of both sides.
+    pub(crate) session: SessionId,
+    pub(crate) sender: Sender,
     streams: Streams,
     next_stream: AtomicU32,
     /// Closed with this.
     connection: Connection,
     /// Where the session lives.
-    runtime: Handle,
+    pub(crate) runtime: Handle,
     /// When a successor should be opened.
     stale_at: Instant,
 }
@@ -159,17 +162,14 @@ const JUST_NOW: Duration = Duration::from_millis(300);
 const DESCRIBE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// What a session for running rows through layers says it is for.
-pub const PIPELINE: &str = "pipeline";
+pub(crate) const PIPELINE: &str = "pipeline";
 
 /// How long a session grant that this node signs for itself holds, in seconds: it is used at once.
 const GRANT_SECONDS: u64 = 60;
 
 /// A token for one session with a host, signed by this node for itself: a host that serves
 /// outside of a community lets the nodes that it admits grant themselves what it serves.
-///
-/// # Errors
-/// [`ChatError::Engine`] when the system has no randomness or no clock.
-pub fn session_token(key: &NodeKey, host: NodeId) -> Result<Vec<u8>, ChatError> {
+fn session_token(key: &NodeKey, host: NodeId) -> Result<Vec<u8>, ChatError> {
     let fail = |why: String| ChatError::Engine(format!("cannot sign a session token: {why}"));
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -189,7 +189,7 @@ pub fn session_token(key: &NodeKey, host: NodeId) -> Result<Vec<u8>, ChatError> 
 }
 
 impl HostLink {
-    /// Connects with a token that this node grants itself ([`session_token`]), proves who
+    /// Connects with a token that this node grants itself (`session_token`), proves who
     /// both sides are, and asks the host what it serves.
     ///
     /// # Errors
@@ -205,10 +205,7 @@ impl HostLink {
 
     /// The same with a token that the host granted for this session. A token is good for one
     /// session.
-    ///
-    /// # Errors
-    /// [`ChatError::ShardUnavailable`] naming the host and the reason.
-    pub async fn connect_with(
+    pub(crate) async fn connect_with(
         addr: &HostAddr,
         key: &NodeKey,
         token: Vec<u8>,
@@ -222,16 +219,16 @@ impl HostLink {
         let connection =
             hearthnet_transport::connect(&addr.endpoint, &identity, expect, hello, config)
                 .await
-                .map_err(|e| connect_error(addr, &e))?;
+                .map_err(|error| {
+                    let code = error.code().map(|code| format!("{}: ", code.as_str()));
+                    unavailable(addr, &format!("{}{error}", code.unwrap_or_default()))
+                })?;
         Self::over(addr, &token, connection, lifetime).await
     }
 
     /// The same over a connection that stands, opened with `token` and the purpose [`PIPELINE`]: to
     /// layers that this very process serves.
-    ///
-    /// # Errors
-    /// [`ChatError::ShardUnavailable`] naming the host and the reason.
-    pub async fn over(
+    pub(crate) async fn over(
         addr: &HostAddr,
         token: &[u8],
         mut connection: Connection,
@@ -240,9 +237,7 @@ impl HostLink {
         let session = SessionId::of_token(token);
         // What begins in the last quarter of a session might not end with it.
         let stale_at = Instant::now() + lifetime * 3 / 4;
-        let unavailable = |why: String| {
-            ChatError::ShardUnavailable(format!("{} ({}): {why}", addr.endpoint, addr.node.short()))
-        };
+        let unavailable = |why: String| unavailable(addr, &why);
         let sender = connection.sender();
         sender
             .send(Message::Describe)
@@ -279,77 +274,47 @@ impl HostLink {
         })
     }
 
-    /// What the host said about itself when the session began.
-    pub fn descriptor(&self) -> &Descriptor {
-        &self.descriptor
-    }
-
-    /// Where and who the host is.
-    pub fn addr(&self) -> &HostAddr {
-        &self.addr
-    }
-
     /// Whether this process itself is the host.
-    pub fn is_here(&self) -> bool {
+    pub(crate) fn is_here(&self) -> bool {
         self.connection.is_here()
-    }
-
-    /// The session's name in the flight records of both sides.
-    pub fn session(&self) -> SessionId {
-        self.session
-    }
-
-    /// Bytes, frames and round-trip estimate of the session so far.
-    pub fn stats(&self) -> SessionStats {
-        self.sender.stats()
     }
 
     /// Ends the session from outside, when the right to it has ended: chats that run over it hear
     /// why, and go on elsewhere.
-    pub fn closer(&self) -> Closer {
+    pub(crate) fn closer(&self) -> Closer {
         self.connection.closer()
     }
 
     /// Whether the session still goes on.
-    pub fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.sender.closed().is_none() && self.streams.lock().ended.is_none()
     }
 
     /// Whether the host is about to leave: it takes nothing new.
-    pub fn is_leaving(&self) -> bool {
+    pub(crate) fn is_leaving(&self) -> bool {
         self.streams.lock().leaving
     }
 
     /// Whether something new may begin on it: it is open, and its host stays.
-    pub fn takes_streams(&self) -> bool {
+    pub(crate) fn takes_streams(&self) -> bool {
         self.is_open() && !self.is_leaving()
     }
 
     /// Whether another call should begin on it: as [`Self::takes_streams`], and it is far from the
     /// end of its lifetime.
-    pub fn is_fresh(&self) -> bool {
+    pub(crate) fn is_fresh(&self) -> bool {
         self.takes_streams() && Instant::now() < self.stale_at
-    }
-
-    /// For how long nothing has come from the host.
-    pub fn silent_for(&self) -> Duration {
-        self.sender.silent_for()
     }
 
     /// Whether it was heard so recently that there is no use in asking. Whoever asks when it was
     /// not asks less than 4 times a second, which is what a host answers.
-    pub fn was_heard_just_now(&self) -> bool {
-        self.silent_for() < JUST_NOW
-    }
-
-    /// Asks the host for a sign of life, which ends its silence.
-    pub fn probe(&self) {
-        self.sender.probe();
+    pub(crate) fn was_heard_just_now(&self) -> bool {
+        self.sender.silent_for() < JUST_NOW
     }
 
     /// Whether the host is there: it was heard a moment ago, or is within `limit`. One that has
     /// been asked for longer already is not waited for again.
-    pub async fn answers(&self, limit: Duration) -> bool {
+    pub(crate) async fn answers(&self, limit: Duration) -> bool {
         if self.was_heard_just_now() {
             return self.is_open();
         }
@@ -359,14 +324,6 @@ impl HostLink {
         };
         let answers = tokio::time::timeout(left, self.sender.answers()).await;
         answers.unwrap_or(false)
-    }
-
-    pub(crate) fn sender(&self) -> &Sender {
-        &self.sender
-    }
-
-    pub(crate) fn runtime(&self) -> &Handle {
-        &self.runtime
     }
 
     /// Reserves a stream number whose messages go to `inbox`.
@@ -520,13 +477,6 @@ impl Reader {
     }
 }
 
-fn connect_error(addr: &HostAddr, error: &ConnectError) -> ChatError {
-    let code = error
-        .code()
-        .map_or_else(String::new, |code| format!("{}: ", code.as_str()));
-    ChatError::ShardUnavailable(format!(
-        "{} ({}): {code}{error}",
-        addr.endpoint,
-        addr.node.short()
-    ))
+fn unavailable(addr: &HostAddr, why: &str) -> ChatError {
+    ChatError::ShardUnavailable(format!("{} ({}): {why}", addr.endpoint, addr.node.short()))
 }

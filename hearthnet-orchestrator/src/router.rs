@@ -11,18 +11,25 @@
 //! `8-15` both have it, both are idle and on the same LAN, and `8-15` reaches
 //! further. The cover is `{0-7, 8-15}`; `4-11` stays unused.
 
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{BuildHasher as _, RandomState};
 use std::ops::RangeInclusive;
 
 use hearthnet_bus::{Descriptor, NodeId};
 
 use crate::health::Standing;
 
-/// Most candidates a routing decision looks at; the rest, in the order given, is ignored.
-///
-/// A community has tens of hosts. The bound keeps a flood of descriptors from
-/// turning into a flood of work.
+/// Most candidates a routing decision looks at. A community has tens of hosts. The bound keeps a flood
+/// of descriptors from turning into a flood of work; whom it leaves out, no claim and no choice of a
+/// name decides: those that were not measured, and of these whom the caller's own lot puts last.
 pub const MAX_CANDIDATES: usize = 4096;
+
+/// Most candidates of one host, the latest ones: it serves one range, and moves now and then.
+pub const MAX_OF_HOST: usize = 4;
+
+/// Streams that a host may be given whatever its share: a caller's first chats tell nothing yet.
+const FREE_STREAMS: u32 = 2;
 
 /// One host that may take part, as the caller sees it.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,6 +45,8 @@ pub struct Candidate {
     /// Its round trip of a decode step through one layer, as the caller has measured it, in
     /// milliseconds; `None`: not measured of late.
     pub ms_per_layer: Option<f64>,
+    /// Streams that it was given of late, by this caller.
+    pub streams: u32,
 }
 
 impl Candidate {
@@ -49,7 +58,13 @@ impl Candidate {
             is_self,
             standing: Standing::Good,
             ms_per_layer: None,
+            streams: 0,
         }
+    }
+
+    fn holds(&self, layer: u32) -> bool {
+        let (lo, hi) = self.descriptor.layer_range;
+        lo <= layer && layer <= hi
     }
 }
 
@@ -83,8 +98,9 @@ pub struct RouteRequest<'a> {
     pub allow_self: bool,
     /// Hosts that must not be used.
     pub exclude: &'a BTreeSet<NodeId>,
-    /// Who asks: of hosts that are equal otherwise, callers prefer different ones.
-    pub caller: NodeId,
+    /// The caller's lots: of hosts that are equal otherwise, callers prefer different ones. A secret, so
+    /// that nobody can choose a name that comes first.
+    pub lots: &'a RandomState,
 }
 
 /// Why no route exists.
@@ -144,10 +160,10 @@ pub trait RoutingPolicy: Send + Sync {
 ///
 /// What the caller has seen counts more than what hosts say: whoever failed of late comes after
 /// all others, whoever returned impossible numbers comes last, and of the rest those that were
-/// measured to be twice as slow as the fastest, or worse, come later. Only between those that are
-/// equal in this does the load decide that they claim, then the distance, then who reaches
-/// furthest; and last a hash that is different for each caller, so that callers spread and yet each
-/// chooses the same again.
+/// measured to be twice as slow as the fastest, or worse, come later. Of those that are equal in this,
+/// whoever has had more than its share of the caller's streams comes later, whatever it claims. Only
+/// then does the load decide that they claim, then the distance, then who reaches
+/// furthest; and last a lot that is different for each caller, so that callers spread.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct GreedyCover;
 
@@ -162,17 +178,13 @@ impl RoutingPolicy for GreedyCover {
         candidates: &[Candidate],
         usable: &[usize],
     ) -> Result<Vec<Span>, RouteError> {
-        let by_load = |c: &Candidate, fastest| {
-            let d = &c.descriptor;
-            (
-                c.standing,
-                slowness(c, fastest),
-                d.queue_depth,
-                c.hop_weight,
-            )
+        let by_load = |c: &Candidate, beside: &Beside| {
+            let (depth, distance) = (c.descriptor.queue_depth, c.hop_weight);
+            let slowness = slowness(c, beside.fastest);
+            (c.standing, slowness, beside.is_over(c), depth, distance)
         };
-        let by_standing = |c: &Candidate, _| (c.standing, 0, 0, 0);
-        let by_reach = |_: &Candidate, _| (Standing::Good, 0, 0, 0);
+        let by_standing = |c: &Candidate, _: &Beside| (c.standing, 0, false, 0, 0);
+        let by_reach = |_: &Candidate, _: &Beside| (Standing::Good, 0, false, 0, 0);
         // Least load first can take more hops than allowed where fewer would do:
         // longest reach first is the cover with the fewest hops.
         let tries: [&CostOf; 3] = [&by_load, &by_standing, &by_reach];
@@ -190,10 +202,33 @@ impl RoutingPolicy for GreedyCover {
 }
 
 /// What speaks against a candidate, before its reach: the most important first.
-type Cost = (Standing, u32, u32, u32);
+type Cost = (Standing, u32, bool, u32, u32);
 
-/// What speaks against a candidate, beside the fastest that was measured.
-type CostOf = dyn Fn(&Candidate, Option<f64>) -> Cost;
+/// What speaks against a candidate, beside others.
+type CostOf = dyn Fn(&Candidate, &Beside) -> Cost;
+
+/// Those that a candidate stands beside.
+struct Beside {
+    /// The least time per layer that was measured of any of the route's candidates.
+    fastest: Option<f64>,
+    /// Hosts of the layer in question, and the streams that they were given of late.
+    hosts: u32,
+    streams: u32,
+}
+
+impl Beside {
+    /// Whether a host has had more than its share, were it given one more stream: half of all, or twice
+    /// what would be its own if all were given alike, whichever is less. A claim costs nothing, and
+    /// whoever draws all chats by it reads them all. The caller's own layers are not bounded.
+    fn is_over(&self, candidate: &Candidate) -> bool {
+        let (own, all) = (
+            u64::from(candidate.streams) + 1,
+            u64::from(self.streams) + 1,
+        );
+        let is_free = candidate.is_self || candidate.streams < FREE_STREAMS;
+        !is_free && own * u64::from(self.hosts.max(4)) > 2 * all
+    }
+}
 
 /// How often a host's time per layer is twice that of the `fastest` that was measured. What
 /// a host says of itself counts where nothing was measured, and never makes it faster than those
@@ -222,30 +257,28 @@ fn walk(
 ) -> Result<Vec<Span>, RouteError> {
     let (first, last) = (*request.layers.start(), *request.layers.end());
     // Of all layers: they are much alike, and of those at hand perhaps none was measured.
-    let all = usable.iter().filter_map(|&i| candidates.get(i));
-    let measured = all.filter_map(|c| c.ms_per_layer);
+    let all = usable.iter().filter_map(|&i| Some((i, candidates.get(i)?)));
+    let measured = all.clone().filter_map(|(_, c)| c.ms_per_layer);
     let fastest = measured.min_by(f64::total_cmp);
     let mut spans: Vec<Span> = Vec::new();
     let mut cursor = first;
     loop {
-        let here = usable
-            .iter()
-            .filter_map(|&i| Some((i, candidates.get(i)?)))
-            .filter(|(_, c)| {
-                let (lo, hi) = c.descriptor.layer_range;
-                lo <= cursor && cursor <= hi
-            });
+        let here = all.clone().filter(|(_, c)| c.holds(cursor));
+        let given: BTreeMap<NodeId, u32> = here
+            .clone()
+            .map(|(_, c)| (c.descriptor.host, c.streams))
+            .collect();
+        let beside = Beside {
+            fastest,
+            hosts: u32::try_from(given.len()).unwrap_or(u32::MAX),
+            streams: given.values().sum(),
+        };
         let best = here.min_by_key(|(_, c)| {
             let own_first = c.is_self && cursor == 0;
             let reach = c.descriptor.layer_range.1.min(last);
             let host = c.descriptor.host;
-            (
-                cost(c, fastest),
-                own_first,
-                std::cmp::Reverse(reach),
-                lot(request.caller, host),
-                host,
-            )
+            let lot = request.lots.hash_one(host);
+            (cost(c, &beside), own_first, Reverse(reach), lot, host)
         });
         let Some((index, candidate)) = best else {
             return Err(RouteError::Uncovered {
@@ -271,17 +304,6 @@ fn walk(
     }
 }
 
-/// A host's place among equal ones, for one caller: FNV-1a over both names.
-fn lot(caller: NodeId, host: NodeId) -> u64 {
-    let (caller, host) = (caller.to_string(), host.to_string());
-    let bytes = caller.bytes().chain([0]).chain(host.bytes());
-    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    // What differs in the last letters only would hardly differ in the upper bits.
-    (hash ^ (hash >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-}
-
 /// Filters the candidates, asks the policy, and checks its answer.
 ///
 /// # Errors
@@ -291,10 +313,14 @@ pub fn pick(
     request: &RouteRequest<'_>,
     candidates: &[Candidate],
 ) -> Result<Vec<Span>, RouteError> {
-    let mut usable = Vec::new();
-    let mut other_weights = None;
-    for (index, candidate) in candidates.iter().take(MAX_CANDIDATES).enumerate() {
+    let (mut usable, mut other_weights) = (Vec::new(), None);
+    let mut of_host: BTreeMap<NodeId, usize> = BTreeMap::new();
+    for (index, candidate) in in_order(request.lots, candidates) {
         let d = &candidate.descriptor;
+        let taken = of_host.entry(d.host).or_default();
+        if *taken == MAX_OF_HOST || usable.len() == MAX_CANDIDATES {
+            continue;
+        }
         if request.exclude.contains(&d.host)
             || (candidate.is_self && !request.allow_self)
             || d.total_layers != request.total_layers
@@ -304,6 +330,7 @@ pub fn pick(
         }
         if d.weights_sha256 == request.weights_sha256 {
             usable.push(index);
+            *taken += 1;
         } else if d.model_id == request.model_id {
             other_weights = Some(d.weights_sha256.clone());
         }
@@ -320,10 +347,9 @@ pub fn pick(
     let mut next = *request.layers.start();
     for span in &spans {
         let holds = usable.contains(&span.candidate)
-            && candidates.get(span.candidate).is_some_and(|c| {
-                let (lo, hi) = c.descriptor.layer_range;
-                lo <= span.lo && span.hi <= hi
-            });
+            && candidates
+                .get(span.candidate)
+                .is_some_and(|c| c.holds(span.lo) && c.holds(span.hi));
         if !holds || span.lo != next || span.hi < span.lo {
             return Err(RouteError::BrokenPolicy {
                 policy: policy.name(),
@@ -337,6 +363,21 @@ pub fn pick(
         });
     }
     Ok(spans)
+}
+
+/// Candidates in the order in which they are looked at: those that were measured first, the others as
+/// the caller's lots have them, and of one host the latest first.
+fn in_order<'a>(
+    lots: &RandomState,
+    candidates: &'a [Candidate],
+) -> impl Iterator<Item = (usize, &'a Candidate)> {
+    let mut all: Vec<_> = candidates.iter().enumerate().collect();
+    all.sort_by_cached_key(|(_, c)| {
+        let d = &c.descriptor;
+        let lot = lots.hash_one(d.host);
+        (c.ms_per_layer.is_none(), lot, Reverse(d.advertised_at))
+    });
+    all.into_iter()
 }
 
 #[cfg(test)]
@@ -371,6 +412,7 @@ mod tests {
             is_self: false,
             standing: Standing::Good,
             ms_per_layer: None,
+            streams: 0,
         }
     }
 
@@ -379,7 +421,7 @@ mod tests {
         weights: String,
         max: usize,
         allow_self: bool,
-        caller: NodeId,
+        lots: RandomState,
     }
 
     impl Default for Ask {
@@ -389,7 +431,7 @@ mod tests {
                 weights: "ab".repeat(32),
                 max: 16,
                 allow_self: false,
-                caller: node(""),
+                lots: RandomState::new(),
             }
         }
     }
@@ -405,7 +447,7 @@ mod tests {
                 max_shards: self.max,
                 allow_self: self.allow_self,
                 exclude: &self.exclude,
-                caller: self.caller,
+                lots: &self.lots,
             };
             let spans = pick(&GreedyCover, &request, candidates)?;
             Ok(spans
@@ -628,11 +670,8 @@ mod tests {
     fn callers_spread_over_equal_hosts_and_each_chooses_the_same_again() {
         let all: Vec<_> = (0..4).map(|n| shard(&format!("h{n}"), 0, 15, 0)).collect();
         let chosen: Vec<NodeId> = (0..400)
-            .map(|n| {
-                let ask = Ask {
-                    caller: node(&format!("caller {n}")),
-                    ..Ask::default()
-                };
+            .map(|_| {
+                let ask = Ask::default();
                 let route = ask.route(&all).unwrap();
                 assert_eq!(ask.route(&all).unwrap(), route);
                 route[0].0
@@ -649,9 +688,112 @@ mod tests {
 
     #[test]
     fn ten_thousand_descriptors_are_cut_to_a_bounded_number() {
-        let mut all = vec![shard("x", 3, 4, 0); 10_000];
-        all.push(shard("late", 0, 15, 0));
+        struct Counts;
+        impl RoutingPolicy for Counts {
+            fn name(&self) -> &'static str {
+                "counts"
+            }
+            fn cover(
+                &self,
+                _: &RouteRequest<'_>,
+                _: &[Candidate],
+                usable: &[usize],
+            ) -> Result<Vec<Span>, RouteError> {
+                Err(RouteError::TooManyShards { max: usable.len() })
+            }
+        }
+        let usable = |candidates: &[Candidate]| {
+            let ask = Ask::default();
+            let request = RouteRequest {
+                model_id: "m",
+                weights_sha256: &ask.weights,
+                boundary_dtype: "fp16",
+                layers: 0..=15,
+                total_layers: 16,
+                max_shards: ask.max,
+                allow_self: false,
+                exclude: &ask.exclude,
+                lots: &ask.lots,
+            };
+            match pick(&Counts, &request, candidates) {
+                Err(RouteError::TooManyShards { max }) => max,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(usable(&vec![shard("x", 3, 4, 0); 10_000]), MAX_OF_HOST);
+        let all: Vec<_> = (0..10_000)
+            .map(|n| shard(&format!("h{n}"), 3, 4, 0))
+            .collect();
+        assert_eq!(usable(&all), MAX_CANDIDATES);
+    }
+
+    #[test]
+    fn a_flood_of_one_members_descriptors_leaves_the_others_theirs() {
+        let mut all = vec![shard("flood", 3, 4, 0); 10_000];
+        all.push(shard("late", 0, 15, 9));
+        assert_eq!(
+            Ask::default().route(&all).unwrap(),
+            spans(&[("late", 0, 15)])
+        );
+        // And of a host that has moved five times the latest range counts.
+        let moved = |n: u32| {
+            let mut one = shard("moves", n, 15, 0);
+            one.descriptor.advertised_at = n.into();
+            one
+        };
+        let all: Vec<_> = [9, 3, 0, 1, 2, 4].map(moved).to_vec();
         assert!(Ask::default().route(&all).is_err());
+    }
+
+    /// Routes one chat after the other over these hosts; how many of them each has had.
+    fn drawn(hosts: &mut [Candidate], chats: u32) -> Vec<u32> {
+        let ask = Ask::default();
+        let before: Vec<u32> = hosts.iter().map(|host| host.streams).collect();
+        for _ in 0..chats {
+            for (host, ..) in ask.route(hosts).unwrap() {
+                let chosen = hosts.iter_mut().find(|one| one.descriptor.host == host);
+                chosen.unwrap().streams += 1;
+            }
+        }
+        let all = hosts.iter().zip(before);
+        all.map(|(host, before)| host.streams - before).collect()
+    }
+
+    #[test]
+    fn no_claim_draws_more_than_a_share_of_the_chats() {
+        // Idle, all layers: beside honest hosts that have something to do, and halves of the model.
+        let mut hosts = vec![shard("claims", 0, 15, 0)];
+        hosts.extend((0..4).map(|n| shard(&format!("honest {n}"), 0, 15, 3)));
+        let of_five = drawn(&mut hosts.clone(), 5)[0];
+        assert!(of_five <= 2, "{of_five} of 5");
+        let of_forty = drawn(&mut hosts, 40)[0];
+        assert!(of_forty <= 17, "{of_forty} of 40");
+        let halves = [shard("first", 0, 7, 1), shard("second", 8, 15, 1)];
+        let mut hosts = [&[shard("claims", 0, 15, 0)][..], &halves].concat();
+        let of_forty = drawn(&mut hosts, 40)[0];
+        assert!((19..=22).contains(&of_forty), "{of_forty} of 40");
+    }
+
+    #[test]
+    fn a_share_never_sends_a_chat_to_a_host_that_was_measured_to_be_slow_or_failed() {
+        let good = Standing::Good;
+        for other in [
+            seen("slow", 0, good, Some(9.0)),
+            seen("failing", 0, Standing::Failing, None),
+        ] {
+            let mut hosts = [seen("fast", 3, good, Some(1.0)), other];
+            assert_eq!(drawn(&mut hosts, 20), [20, 0]);
+        }
+        // Nor away from the caller's own layers.
+        let mut own = shard("own", 0, 15, 0);
+        own.is_self = true;
+        let ask = Ask {
+            allow_self: true,
+            ..Ask::default()
+        };
+        own.streams = 20;
+        let all = [own, shard("other", 0, 15, 1)];
+        assert_eq!(ask.route(&all).unwrap(), spans(&[("own", 0, 15)]));
     }
 
     proptest! {

@@ -104,16 +104,11 @@ pub(crate) fn pooled_hosts(
     model: &OpenModel,
     config: &Config,
 ) -> Result<PooledHosts, Failure> {
-    let transport = config.transport()?;
-    let hosts = hosts.iter().cloned();
-    let pool = HostPool::new(runtime.clone(), Arc::clone(key), transport, hosts);
-    Ok(PooledHosts {
-        choice: Choice {
-            health: pool.health().clone(),
-            ..choice(model, key.id(), config)
-        },
-        pool: Arc::new(pool),
-    })
+    let (transport, hosts) = (config.transport()?, hosts.iter().cloned());
+    let choice = choice(model, key.id(), config);
+    let (runtime, key, health) = (runtime.clone(), Arc::clone(key), choice.health.clone());
+    let pool = Arc::new(HostPool::new(runtime, key, transport, hosts, health));
+    Ok(PooledHosts { pool, choice })
 }
 
 /// Where each chat finds the hosts of `home`'s community. `links` are shared by all; `discovery` knows

@@ -21,7 +21,7 @@ use hearthnet_orchestrator::{Cancel, ChatError};
 use tokio::runtime::Handle;
 
 use crate::args::AnswerArgs;
-use crate::backends::{kv_bytes, local_engine, on_demand, on_wire, pooled_hosts, pump_settings};
+use crate::backends::{kv_bytes, local_engine, on_demand, pooled_hosts, pump_settings};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::models::{OpenModel, engine_options, load_head, text_model};
@@ -68,8 +68,8 @@ pub(crate) fn hosted_model(
     let open = move |cancel: &Cancel| {
         let source = source(&asked).map_err(|e| ChatError::Engine(e.to_string()))?;
         let local = local.as_ref().map(|load| load());
-        let (wire, settings) = (on_wire(&asked), pump_settings(&all, local.is_some()));
-        let hosts = ShardedBackend::open(handle.clone(), wire, source, settings, cancel);
+        let settings = pump_settings(&all, local.is_some());
+        let hosts = ShardedBackend::open(handle.clone(), source, settings, cancel);
         asked.private.around(match local {
             Some(local) => Box::new(WithFallback::begin(hosts, local, &handle, cancel)?),
             None => Box::new(hosts?),
@@ -78,12 +78,12 @@ pub(crate) fn hosted_model(
     served(model, head, Box::new(open))
 }
 
-fn served(model: &OpenModel, head: Head, opener: Box<dyn Opener>) -> Result<ServedModel, Failure> {
+fn served(model: &OpenModel, head: Head, open: Opener) -> Result<ServedModel, Failure> {
     Ok(ServedModel {
         id: model.id.clone(),
         weights: model.weights,
         text: text_model(model, head)?,
-        opener,
+        open,
     })
 }
 
@@ -97,7 +97,7 @@ pub(crate) fn converse(
     cancel: &Cancel,
 ) -> Result<(Conversation, Vec<String>), Failure> {
     let left_out = named.map_or_else(Vec::new, |hosts| runtime.block_on(hosts.reach()));
-    match served.opener.open(cancel) {
+    match (served.open)(cancel) {
         Ok(backend) => {
             let warning = |why| format!("warning: going on without one host: {why}");
             let warnings = left_out.into_iter().map(warning).collect();

@@ -218,15 +218,17 @@ fn a_host_that_is_slow_from_its_first_token_is_left_for_an_idle_spare() {
 /// A conversation over hosts known by address, as `serve --shard` keeps them.
 fn pooled(caller: &Caller, hosts: &[String]) -> Result<(Conversation, Arc<HostPool>), ChatError> {
     let address = |host: &String| host.parse::<HostAddr>().expect("an address");
+    let choice = caller.choice();
     let pool = Arc::new(HostPool::new(
         caller.runtime.handle().clone(),
         Arc::new(NodeKey::from_secret(&caller.key.secret())),
         hearthnet_transport::Config::default(),
         hosts.iter().map(address),
+        choice.health.clone(),
     ));
     let source = PooledHosts {
         pool: Arc::clone(&pool),
-        choice: caller.choice(),
+        choice,
     };
     Ok((caller.open_over(Box::new(source), true)?, pool))
 }

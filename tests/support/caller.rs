@@ -185,7 +185,6 @@ impl Caller {
         };
         let sharded = ShardedBackend::open(
             self.runtime.handle().clone(),
-            self.wire.clone(),
             source,
             settings,
             &Cancel::default(),

@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use hearthnet_bus::calls::{CallContext, CallError, Code, FrameSink, Handler};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use self::request::Given;
@@ -85,21 +86,21 @@ impl Handler for ChatHandler {
 /// A frame as an event. The last one, `done`, leaves out what was sent already, so that it
 /// stays small however long the answer was.
 fn event(frame: &Frame) -> Result<(String, Value), CallError> {
-    let broken = || CallError::new(Code::INTERNAL, "a frame cannot be written as JSON");
-    let mut frame = serde_json::to_value(frame).map_err(|_| broken())?;
-    let (Some(Value::String(name)), Some(mut data)) = (
-        frame.get_mut("event").map(Value::take),
-        frame.get_mut("data").map(Value::take),
-    ) else {
-        return Err(broken());
-    };
-    if name == "done"
+    #[derive(Deserialize)]
+    struct Tagged {
+        event: String,
+        data: Value,
+    }
+    let tagged = serde_json::to_value(frame).and_then(serde_json::from_value);
+    let Tagged { event, mut data } =
+        tagged.map_err(|_| CallError::new(Code::INTERNAL, "a frame cannot be written as JSON"))?;
+    if event == "done"
         && let Some(data) = data.as_object_mut()
     {
         data.remove("text");
         data.remove("token_ids");
     }
-    Ok((name, data))
+    Ok((event, data))
 }
 
 /// A failed chat as the caller hears of it: its codes are codes of the bus.

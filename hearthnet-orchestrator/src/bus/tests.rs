@@ -70,7 +70,7 @@ fn tiny(broken: Arc<Mutex<Option<ChatError>>>) -> ServedModel {
             context: file.spec().context,
             sampling: SamplingChoice::GREEDY,
         },
-        opener: Box::new(opener),
+        open: Box::new(opener),
     }
 }
 

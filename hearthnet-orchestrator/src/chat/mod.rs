@@ -6,21 +6,24 @@
 //! only runs what is new.
 
 use std::borrow::Cow;
+use std::fmt::Display;
 use std::future::ready;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
-use hearthnet_bus::flight::{self, Event};
+use hearthnet_bus::flight::Event;
 use hearthnet_model::sampler::{Sampler, SamplerConfig, SamplingChoice};
 use hearthnet_model::stop::StopMatcher;
 use hearthnet_model::{ChatMessage, ChatTemplate, Detokenizer, Special, Tokenizer};
 use hearthnet_transport::Code;
 use serde::{Deserialize, Serialize};
 
-use crate::backend::{Backend, HopTimes, RouteHop, Run, whole_ms};
+use crate::backend::{Backend, HopTimes, RouteHop, Rows, Run, whole_ms};
 use crate::error::{Blame, ChatError};
+use crate::events::tell;
 use crate::logits_batcher::LogitsBatcher;
+use crate::service::prefix_cache::CachedPrefix;
 use crate::{Cancel, steps};
 
 /// What the caller asks.
@@ -220,6 +223,15 @@ pub struct TextModel {
 /// ends by itself, who knows when, and grows until then.
 const UNLIMITED_ROOM: u32 = 64;
 
+/// Whose answer is made, and for whom.
+pub(crate) struct Call<'a> {
+    pub(crate) model: &'a TextModel,
+    /// When the answer was asked for.
+    pub(crate) started: Instant,
+    pub(crate) cancel: &'a Cancel,
+    pub(crate) listener: &'a mut dyn Listener,
+}
+
 /// One sequence: a backend and what it already holds.
 pub struct Conversation {
     backend: Box<dyn Backend>,
@@ -238,11 +250,6 @@ impl Conversation {
     /// The hosts in order of layers.
     pub fn route(&self) -> Vec<RouteHop> {
         self.backend.route()
-    }
-
-    /// The tokens that need not be run again when a prompt begins with them.
-    pub fn held(&self) -> &[u32] {
-        &self.held
     }
 
     /// Whether it is still there for another request, as far as is known here.
@@ -265,7 +272,14 @@ impl Conversation {
         cancel: &Cancel,
         emit: &mut dyn FnMut(&Frame),
     ) -> Result<Done, ChatError> {
-        steps::block_on(self.answer_to(model, request, started, cancel, &mut AtOnce(emit)))
+        let asked = Prepared::new(model, request)?;
+        let mut call = Call {
+            model,
+            started,
+            cancel,
+            listener: &mut AtOnce(emit),
+        };
+        steps::block_on(self.answer_to(asked, &mut call))
     }
 
     /// As [`Self::answer`], on the loop (`steps.rs`) of whoever polls it.
@@ -274,177 +288,114 @@ impl Conversation {
     /// Any [`ChatError`]. The conversation must then be dropped.
     pub(crate) async fn answer_to(
         &mut self,
-        model: &TextModel,
-        request: &ChatRequest,
-        started: Instant,
-        cancel: &Cancel,
-        listener: &mut dyn Listener,
+        asked: Prepared,
+        call: &mut Call<'_>,
     ) -> Result<Done, ChatError> {
-        let answer = self.work(model, request, started, cancel, listener).await;
-        let Some(pipeline) = self.backend.pipeline() else {
-            return answer;
-        };
-        flight::record(match &answer {
-            Ok(done) => Event::Answered {
-                pipeline,
-                prompt_tokens: done.usage.prompt_tokens,
-                cached_tokens: done.usage.cached_tokens,
-                completion_tokens: done.usage.completion_tokens,
-                ms: whole_ms(started.elapsed()),
-            },
-            Err(ChatError::Cancelled) => Event::Cancelled { pipeline },
-            Err(error) => Event::Aborted {
-                pipeline,
-                code: error.code(),
-            },
-        });
+        let answer = self.work(asked, call).await;
+        if let Some(pipeline) = self.backend.pipeline() {
+            tell(match &answer {
+                Ok(done) => Event::Answered {
+                    pipeline,
+                    prompt_tokens: done.usage.prompt_tokens,
+                    cached_tokens: done.usage.cached_tokens,
+                    completion_tokens: done.usage.completion_tokens,
+                    ms: whole_ms(call.started.elapsed()),
+                },
+                Err(ChatError::Cancelled) => Event::Cancelled { pipeline },
+                Err(error) => Event::Aborted {
+                    pipeline,
+                    code: error.code(),
+                },
+            });
+        }
         answer
     }
 
-    async fn work(
-        &mut self,
-        model: &TextModel,
-        request: &ChatRequest,
-        started: Instant,
-        cancel: &Cancel,
-        listener: &mut dyn Listener,
-    ) -> Result<Done, ChatError> {
-        let Prepared {
-            prompt,
-            room,
-            mut sampler,
-            mut stop,
-        } = prepare(model, request)?;
-
-        let construct_ms = ms(started);
+    async fn work(&mut self, mut asked: Prepared, call: &mut Call<'_>) -> Result<Done, ChatError> {
+        let model = call.model;
+        let construct_ms = ms(call.started);
         metrics::histogram!("distributed_inference_pipeline_construct_ms").record(construct_ms);
-        let mut hosted = false;
-        for hop in self.backend.route() {
-            let RouteHop { shard_id, host, .. } = hop;
-            hosted |= host.is_some();
-            listener.hear(&Frame::ShardStatus {
+        let route = self.backend.route();
+        let hosted = route.iter().any(|hop| hop.host.is_some());
+        for RouteHop { shard_id, host, .. } in route {
+            call.listener.hear(&Frame::ShardStatus {
                 shard_id,
                 host,
                 status: "ready".into(),
                 code: None,
             });
         }
-
         let _present = model.head.attend(hosted);
-        self.backend.begin_call();
-        let positions = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-        // The last token sampled needs no position of its own.
-        let all = positions.saturating_add(room - room.min(1));
-        let expected = match all < model.context {
-            true => all,
-            false => positions.saturating_add(room.min(UNLIMITED_ROOM)),
-        };
-        self.backend.expect(expected);
+        self.backend.begin_call(asked.positions(model.context));
+
         // At least one row must run: its output is what the first token is sampled from.
-        let cached = self
-            .held
-            .iter()
-            .zip(&prompt)
-            .take_while(|(a, b)| a == b)
-            .count();
-        let cached = cached.min(prompt.len() - 1);
+        let held = self.held.iter().zip(&asked.prompt);
+        let cached = held.take_while(|(a, b)| a == b).count();
+        let cached = cached.min(asked.prompt.len() - 1);
         self.held.truncate(cached);
         let prefill = Instant::now();
-        let mut row = Vec::new();
-        let news = prompt.get(cached..).unwrap_or_default();
-        self.submit(model, news, cancel).await?;
-        self.output(news, &mut row, cancel, listener).await?;
+        let news = asked.prompt.split_off(cached);
+        self.submit(&news, call).await?;
+        let mut row = self.output(&news, call).await?;
         let prefill_s = prefill.elapsed().as_secs_f64();
 
-        let mut detokenizer = match request.prompt {
-            Prompt::Messages(_) => Detokenizer::new(&model.tokenizer),
-            Prompt::Text(_) | Prompt::Tokens(_) => Detokenizer::continuing(&model.tokenizer),
-        };
-        let mut memory = Vec::new();
-        let mut text = String::new();
-        let mut token_ids = Vec::new();
-        let mut first_token_ms = 0.0;
-        let mut head_s = 0.0;
+        let (mut memory, mut text, mut token_ids) = (Vec::new(), String::new(), Vec::new());
+        let (mut first_token_ms, mut head_ms) = (0.0, 0.0);
         let mut decode = Instant::now();
         let finish_reason = loop {
-            if cancel.is_cancelled() {
+            if call.cancel.is_cancelled() {
                 return Err(ChatError::Cancelled);
             }
             let head = Instant::now();
-            let logits = model.head.logits(std::mem::take(&mut row), memory).await;
-            let logits = logits.map_err(|e| ChatError::Engine(e.to_string()))?;
-            let sampled = sampler
-                .sample(logits.values())
-                .map_err(|e| ChatError::Engine(e.to_string()))?;
+            let logits = model.head.logits(row, memory).await.map_err(engine)?;
+            let sampled = asked.sampler.sample(logits.values()).map_err(engine)?;
             memory = logits.into_memory();
-            head_s += head.elapsed().as_secs_f64();
+            head_ms += ms(head);
             if token_ids.is_empty() {
-                first_token_ms = ms(started);
+                first_token_ms = ms(call.started);
                 metrics::histogram!("distributed_inference_first_token_ms").record(first_token_ms);
                 decode = Instant::now();
             }
             token_ids.push(sampled.id);
-            let ended = model.tokenizer.is_end_of_generation(sampled.id);
-            let piece = if ended {
-                String::new()
-            } else {
-                detokenizer.push(sampled.id)
-            };
-            let out = stop.push(&piece);
-            let finish_reason = if ended || out.stopped {
-                Some(FinishReason::Stop)
-            } else {
-                (token_ids.len() as u32 >= room).then_some(FinishReason::Length)
-            };
+            let (piece, finish_reason) = asked.take(model, sampled.id);
             // The hosts work on the next row while this one's text finds its reader.
             let mut submitted = Ok(());
             if finish_reason.is_none() {
-                submitted = self.submit(model, &[sampled.id], cancel).await;
+                submitted = self.submit(&[sampled.id], call).await;
                 steps::boundary().await;
             }
-            text.push_str(&out.emit);
-            listener.hear(&Frame::TokenDelta {
-                text: out.emit,
+            text.push_str(&piece);
+            call.listener.hear(&Frame::TokenDelta {
+                text: piece,
                 token_id: sampled.id,
                 logprob: sampled.logprob,
                 top_logprobs: sampled.top,
             });
-            listener.caught_up().await;
+            call.listener.caught_up().await;
             if let Some(finish_reason) = finish_reason {
                 break finish_reason;
             }
             submitted?;
-            self.output(&[sampled.id], &mut row, cancel, listener)
-                .await?;
+            row = self.output(&[sampled.id], call).await?;
         };
         self.backend.end_call();
         let decode_s = decode.elapsed().as_secs_f64();
-        if stop.matched().is_none() {
-            // A limit that cut a character in two leaves nothing of it; a model that ended its
-            // turn there has said a broken one.
-            let broken = match finish_reason {
-                FinishReason::Stop => detokenizer.finish(),
-                FinishReason::Length => String::new(),
-            };
-            let rest = stop.push(&broken).emit + &stop.finish();
-            if !rest.is_empty() {
-                text.push_str(&rest);
-                let token_id = token_ids.last().copied().unwrap_or_default();
-                listener.hear(&Frame::TokenDelta {
-                    text: rest,
-                    token_id,
-                    logprob: None,
-                    top_logprobs: Vec::new(),
-                });
-            }
+        let rest = asked.rest(finish_reason);
+        if !rest.is_empty() {
+            text.push_str(&rest);
+            call.listener.hear(&Frame::TokenDelta {
+                text: rest,
+                token_id: token_ids.last().copied().unwrap_or_default(),
+                logprob: None,
+                top_logprobs: Vec::new(),
+            });
         }
 
-        let generated = token_ids.len() as u32;
+        let (prompt, generated) = ((cached + news.len()) as u32, token_ids.len() as u32);
         let after_first = f64::from(generated.saturating_sub(1));
-        let tokens_per_second = if decode_s > 0.0 {
-            after_first / decode_s
-        } else {
-            0.0
+        let tokens_per_second = match decode_s > 0.0 {
+            true => after_first / decode_s,
+            false => 0.0,
         };
         metrics::histogram!("distributed_inference_tokens_per_second").record(tokens_per_second);
         let done = Done {
@@ -452,74 +403,69 @@ impl Conversation {
             token_ids,
             finish_reason,
             usage: Usage {
-                prompt_tokens: prompt.len() as u32,
+                prompt_tokens: prompt,
                 completion_tokens: generated,
-                total_tokens: prompt.len() as u32 + generated,
+                total_tokens: prompt + generated,
                 cached_tokens: cached as u32,
             },
-            seed: request.sampling.seed,
+            seed: asked.seed,
             route: self.backend.route(),
             timings: Timings {
                 construct_ms,
                 first_token_ms,
                 prefill_ms: prefill_s * 1e3,
                 decode_ms: decode_s * 1e3,
-                prefill_tokens_per_second: (prompt.len() - cached) as f64
-                    / prefill_s.max(f64::MIN_POSITIVE),
+                prefill_tokens_per_second: news.len() as f64 / prefill_s.max(f64::MIN_POSITIVE),
                 tokens_per_second,
-                head_ms_per_token: head_s * 1e3 / f64::from(generated.max(1)),
+                head_ms_per_token: head_ms / f64::from(generated.max(1)),
                 hops: self.backend.times(),
             },
         };
-        listener.hear(&Frame::Done(Box::new(done.clone())));
+        call.listener.hear(&Frame::Done(Box::new(done.clone())));
         Ok(done)
     }
 
     /// Embeds tokens and sends them on their way, behind what is held.
-    async fn submit(
-        &mut self,
-        model: &TextModel,
-        ids: &[u32],
-        cancel: &Cancel,
-    ) -> Result<(), ChatError> {
+    async fn submit(&mut self, ids: &[u32], call: &Call<'_>) -> Result<(), ChatError> {
         let mut rows = Vec::new();
-        model
-            .head
-            .embed(ids, &mut rows)
-            .map_err(|e| ChatError::Engine(e.to_string()))?;
-        let position = self.held.len() as u32;
-        self.backend.submit(position, &rows, cancel).await;
+        call.model.head.embed(ids, &mut rows).map_err(engine)?;
+        let rows = Rows::at(self.held.len() as u32, &rows);
+        self.backend.submit(rows, call.cancel).await;
         Ok(())
     }
 
     /// Waits for what became of the tokens sent, and remembers them.
-    async fn output(
-        &mut self,
-        ids: &[u32],
-        row: &mut Vec<f32>,
-        cancel: &Cancel,
-        listener: &mut dyn Listener,
-    ) -> Result<(), ChatError> {
+    async fn output(&mut self, ids: &[u32], call: &mut Call<'_>) -> Result<Vec<f32>, ChatError> {
         let mut progress = Progress::since(Instant::now());
         let mut run = Run {
-            cancel,
+            cancel: call.cancel,
             notify: &mut |frame| match frame {
                 Frame::PromptProgress { .. } if !progress.is_due(Instant::now()) => {}
-                frame => listener.hear(&frame),
+                frame => call.listener.hear(&frame),
             },
         };
-        let result = self.backend.output(row, &mut run).await;
-        if let Err(error) = &result
-            && error.blame() == Blame::Peer
-        {
-            listener.hear(&Frame::PipelineAborted {
-                code: error.code(),
-                message: error.to_string(),
-            });
+        let result = self.backend.output(&mut run).await;
+        match &result {
+            Ok(_) => self.held.extend_from_slice(ids),
+            Err(error) if error.blame() == Blame::Peer => {
+                call.listener.hear(&Frame::PipelineAborted {
+                    code: error.code(),
+                    message: error.to_string(),
+                });
+            }
+            Err(_) => {}
         }
-        result?;
-        self.held.extend_from_slice(ids);
-        Ok(())
+        result
+    }
+}
+
+impl CachedPrefix for Conversation {
+    fn held(&self) -> &[u32] {
+        &self.held
+    }
+
+    fn is_alive(&self) -> bool {
+        self.is_alive()
     }
 }
 
@@ -544,30 +490,83 @@ impl Progress {
     }
 }
 
-/// A request that makes sense, as it is worked on.
-struct Prepared {
-    prompt: Vec<u32>,
+/// A request that makes sense for a model, as it is worked on.
+pub(crate) struct Prepared {
+    pub(crate) prompt: Vec<u32>,
+    /// Tokens that may still be generated.
     room: u32,
+    seed: Option<u64>,
     sampler: Sampler,
     stop: StopMatcher,
+    detokenizer: Detokenizer,
 }
 
-fn prepare(model: &TextModel, request: &ChatRequest) -> Result<Prepared, ChatError> {
-    let prompt = encode(model, &request.prompt)?;
-    let room = room_for(&prompt, model.context, request.max_tokens)?;
-    let mut sampler =
-        Sampler::new(request.sampling.clone()).map_err(|e| ChatError::BadRequest(e.to_string()))?;
-    let stop =
-        StopMatcher::new(request.stop.clone()).map_err(|e| ChatError::BadRequest(e.to_string()))?;
-    if request.sampling.penalise_prompt {
-        sampler.observe(&prompt);
+impl Prepared {
+    /// # Errors
+    /// [`ChatError::BadRequest`] and [`ChatError::TooLong`].
+    pub(crate) fn new(model: &TextModel, request: &ChatRequest) -> Result<Self, ChatError> {
+        let bad = |e: String| ChatError::BadRequest(e);
+        let prompt = encode(model, &request.prompt)?;
+        let room = room_for(&prompt, model.context, request.max_tokens)?;
+        let sampler = Sampler::new(request.sampling.clone());
+        let mut sampler = sampler.map_err(|e| bad(e.to_string()))?;
+        if request.sampling.penalise_prompt {
+            sampler.observe(&prompt);
+        }
+        let stop = StopMatcher::new(request.stop.clone());
+        Ok(Self {
+            room,
+            seed: request.sampling.seed,
+            sampler,
+            stop: stop.map_err(|e| bad(e.to_string()))?,
+            detokenizer: match request.prompt {
+                Prompt::Messages(_) => Detokenizer::new(&model.tokenizer),
+                Prompt::Text(_) | Prompt::Tokens(_) => Detokenizer::continuing(&model.tokenizer),
+            },
+            prompt,
+        })
     }
-    Ok(Prepared {
-        prompt,
-        room,
-        sampler,
-        stop,
-    })
+
+    /// Positions that hosts are asked for.
+    fn positions(&self, context: u32) -> u32 {
+        let prompt = u32::try_from(self.prompt.len()).unwrap_or(u32::MAX);
+        // The last token sampled needs no position of its own.
+        let all = prompt.saturating_add(self.room - self.room.min(1));
+        match all < context {
+            true => all,
+            false => prompt.saturating_add(self.room.min(UNLIMITED_ROOM)),
+        }
+    }
+
+    /// A token was sampled: the text that it completes, and why the answer ends with it, if it does.
+    fn take(&mut self, model: &TextModel, id: u32) -> (String, Option<FinishReason>) {
+        self.room -= self.room.min(1);
+        let ended = model.tokenizer.is_end_of_generation(id);
+        let piece = match ended {
+            true => String::new(),
+            false => self.detokenizer.push(id),
+        };
+        let out = self.stop.push(&piece);
+        let finish_reason = match ended || out.stopped {
+            true => Some(FinishReason::Stop),
+            false => (self.room == 0).then_some(FinishReason::Length),
+        };
+        (out.emit, finish_reason)
+    }
+
+    /// What was held back, now that nothing follows.
+    fn rest(&mut self, finish_reason: FinishReason) -> String {
+        if self.stop.matched().is_some() {
+            return String::new();
+        }
+        // A limit that cut a character in two leaves nothing of it; a model that ended its
+        // turn there has said a broken one.
+        let broken = match finish_reason {
+            FinishReason::Stop => self.detokenizer.finish(),
+            FinishReason::Length => String::new(),
+        };
+        self.stop.push(&broken).emit + &self.stop.finish()
+    }
 }
 
 /// The tokens of a request's prompt, when the request makes sense for this model.
@@ -575,7 +574,7 @@ fn prepare(model: &TextModel, request: &ChatRequest) -> Result<Prepared, ChatErr
 /// # Errors
 /// [`ChatError::BadRequest`]: what [`Conversation::answer`] would say, without a backend.
 pub fn check(model: &TextModel, request: &ChatRequest) -> Result<Vec<u32>, ChatError> {
-    prepare(model, request).map(|prepared| prepared.prompt)
+    Prepared::new(model, request).map(|prepared| prepared.prompt)
 }
 
 fn encode(model: &TextModel, prompt: &Prompt) -> Result<Vec<u32>, ChatError> {
@@ -626,6 +625,10 @@ fn room_for(prompt: &[u32], context: u32, max_tokens: Option<u32>) -> Result<u32
     }
     let room = u32::try_from(room).unwrap_or(u32::MAX);
     Ok(max_tokens.map_or(room, |most| most.min(room)))
+}
+
+fn engine(error: impl Display) -> ChatError {
+    ChatError::Engine(error.to_string())
 }
 
 fn ms(since: Instant) -> f64 {

@@ -8,6 +8,7 @@ use hearthnet_testkit::TinyLlama;
 use parking_lot::Mutex;
 
 use super::*;
+use crate::backend::Output;
 use crate::local::LocalBackend;
 
 #[test]
@@ -88,32 +89,19 @@ struct Noting {
 }
 
 impl Backend for Noting {
-    fn submit_part<'a>(
-        &'a mut self,
-        position: u32,
-        rows: &'a [f32],
-        more: u32,
-        cancel: &'a Cancel,
-    ) -> LocalBoxFuture<'a, ()> {
-        let count = rows.len() / self.width;
+    fn submit<'a>(&'a mut self, rows: Rows<'a>, cancel: &'a Cancel) -> LocalBoxFuture<'a, ()> {
+        let count = rows.values.len() / self.width;
         self.events.lock().push(Event::Submitted(count));
-        self.inner.submit_part(position, rows, more, cancel)
+        self.inner.submit(rows, cancel)
     }
-    fn output<'a>(
-        &'a mut self,
-        out: &'a mut Vec<f32>,
-        run: &'a mut Run<'_>,
-    ) -> LocalBoxFuture<'a, Result<(), ChatError>> {
-        self.inner.output(out, run)
+    fn output<'a>(&'a mut self, run: &'a mut Run<'_>) -> Output<'a> {
+        self.inner.output(run)
     }
-    fn route(&self) -> Vec<RouteHop> {
-        self.inner.route()
+    fn inner(&self) -> Option<&dyn Backend> {
+        Some(&self.inner)
     }
-    fn times(&self) -> Vec<HopTimes> {
-        self.inner.times()
-    }
-    fn begin_call(&mut self) {
-        self.inner.begin_call();
+    fn inner_mut(&mut self) -> Option<&mut dyn Backend> {
+        Some(&mut self.inner)
     }
 }
 

@@ -92,6 +92,9 @@ pub struct Links {
     health: SharedHealth,
 }
 
+/// Who refused a session, if it was a host, and why there is none.
+type Unopened = (Option<NodeId>, ChatError);
+
 /// A host's key, and what it serves.
 type Key = (NodeId, String);
 
@@ -136,22 +139,21 @@ impl Links {
 
 impl HostSource for CommunityHosts {
     fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError> {
-        let (layers, exclude) = (&search.layers, search.exclude);
-        let patience = match search.optional {
-            true => Duration::ZERO,
-            // In the middle of an answer that this machine can finish.
-            false if self.routed && self.in_sync.is_some() => SHORT_PATIENCE,
-            false => PATIENCE,
-        };
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now()
+            + match search.optional {
+                true => Duration::ZERO,
+                // In the middle of an answer that this machine can finish.
+                false if self.routed && self.in_sync.is_some() => SHORT_PATIENCE,
+                false => PATIENCE,
+            };
         let mut changes = self.log.changes();
         // Hosts that could not be used in this search, and why the last of them could not.
         // Those that said so at once are asked again: a host that has just been started
         // listens before it serves.
-        let mut unusable = exclude.clone();
+        let mut unusable = search.exclude.clone();
         let mut resting = BTreeSet::new();
-        let mut awaited = Awaited::default();
         let mut failure = None;
+        let mut awaited = Awaited::default();
         loop {
             if search.cancel.is_cancelled() {
                 return Err(ChatError::Cancelled);
@@ -161,45 +163,30 @@ impl HostSource for CommunityHosts {
             self.links.all.lock().retain(|link| {
                 // It would refuse; its advertisement may be gone a moment later only.
                 if link.is_leaving() {
-                    passed_over.insert(link.descriptor().host);
+                    passed_over.insert(link.addr.node);
                 }
                 link.is_open()
             });
             let adverts = self.adverts();
-            let asked = Instant::now();
-            let opened = match self.choose(&adverts, layers.clone(), &passed_over) {
-                Ok(_) => self.open(&adverts, &passed_over, &mut awaited, search),
-                Err(error) => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    let in_vain = !self.routed && self.in_sync.as_ref().is_some_and(|is| is());
-                    // Nobody lets this node in any more: there is nothing to wait for.
-                    if let Some(why) = (self.expelled)() {
-                        return Err(ChatError::ShardUnavailable(why));
-                    }
-                    let over = left.is_zero() || in_vain;
-                    // Before the first route the log may still be behind.
-                    if (over || self.routed) && !self.log.state().policy.research {
-                        return Err(ChatError::ExperimentalDisabled);
-                    }
-                    if over {
-                        return Err(
-                            failure.unwrap_or_else(|| self.explain(error, &adverts, exclude))
-                        );
-                    }
-                    // Advertisements also expire without a change of the log.
-                    let wait = left.min(Duration::from_millis(200));
-                    let changed = async { timeout(wait, changes.changed()).await };
-                    let _ = self.runtime.block_on(search.cancel.or(changed));
-                    resting.clear();
-                    continue;
+            if let Err(error) = self.choose(&adverts, search.layers.clone(), &passed_over) {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if let Some(end) = self.end_of_waiting(left) {
+                    let explained = || self.explain(error, &adverts, search.exclude);
+                    return Err(end.or(failure).unwrap_or_else(explained));
                 }
-            };
-            match opened {
+                // Advertisements also expire without a change of the log.
+                let wait = left.min(Duration::from_millis(200));
+                let changed = async { timeout(wait, changes.changed()).await };
+                let _ = self.runtime.block_on(search.cancel.or(changed));
+                resting.clear();
+                continue;
+            }
+            let asked = Instant::now();
+            match self.open(&adverts, &passed_over, &mut awaited, search) {
                 Ok(route) => {
                     self.routed = true;
                     return Ok(route);
                 }
-                Err((_, error @ ChatError::Cancelled)) => return Err(error),
                 // Nobody is there at once: whoever is being connected to may be the next time.
                 Err((None, error)) => return Err(error),
                 Err((Some(host), error)) => {
@@ -211,8 +198,8 @@ impl HostSource for CommunityHosts {
         }
     }
 
-    fn health(&self) -> SharedHealth {
-        self.links.health.clone()
+    fn choice(&self) -> &Choice {
+        &self.choice
     }
 
     /// Keeps a session with one spare per span: shared by all chats, asked for a sign of life
@@ -220,7 +207,7 @@ impl HostSource for CommunityHosts {
     fn prepare(&mut self, route: &[RoutedSpan]) {
         let adverts = self.adverts();
         for span in route {
-            let host = BTreeSet::from([span.link.descriptor().host]);
+            let host = BTreeSet::from([span.link.addr.node]);
             // Nobody else has these layers: then there is nothing to prepare.
             let spares = self.choose(&adverts, span.lo..=span.hi, &host);
             for spare in spares.unwrap_or_default() {
@@ -234,6 +221,22 @@ impl HostSource for CommunityHosts {
 }
 
 impl CommunityHosts {
+    /// Whether waiting for advertisements that close a gap ends here, with so much time left; and with
+    /// what, if it is not the gap itself.
+    fn end_of_waiting(&self, left: Duration) -> Option<Option<ChatError>> {
+        // Nobody lets this node in any more: there is nothing to wait for.
+        if let Some(why) = (self.expelled)() {
+            return Some(Some(ChatError::ShardUnavailable(why)));
+        }
+        let in_vain = !self.routed && self.in_sync.as_ref().is_some_and(|is| is());
+        let over = left.is_zero() || in_vain;
+        // Before the first route the log may still be behind.
+        if (over || self.routed) && !self.log.state().policy.research {
+            return Some(Some(ChatError::ExperimentalDisabled));
+        }
+        over.then_some(None)
+    }
+
     /// What is advertised now, by trusted members only, whatever others said before they were none.
     fn adverts(&self) -> Vec<Advert> {
         let state = self.log.state();
@@ -277,7 +280,7 @@ impl CommunityHosts {
     ) -> Result<Vec<Span>, RouteError> {
         let own = self.key.id();
         let local = Local::read(&[]);
-        let candidates: Vec<Candidate> = adverts
+        let candidates = adverts
             .iter()
             .map(|advert| {
                 let hop_weight = match advert.descriptor.endpoint.parse() {
@@ -288,7 +291,7 @@ impl CommunityHosts {
                 Candidate::new(advert.descriptor.clone(), hop_weight, advert.author == own)
             })
             .collect();
-        self.choice.pick(&candidates, layers, exclude)
+        self.choice.pick(candidates, layers, exclude)
     }
 
     /// Sessions for a route: those that stand, and new ones, all at once. A host that keeps others
@@ -300,56 +303,68 @@ impl CommunityHosts {
         passed_over: &BTreeSet<NodeId>,
         awaited: &mut Awaited,
         search: &Search<'_>,
-    ) -> Result<Vec<RoutedSpan>, (Option<NodeId>, ChatError)> {
+    ) -> Result<Vec<RoutedSpan>, Unopened> {
         let give_up = search.optional.then(|| Instant::now() + GRACE);
         loop {
             let now = Instant::now();
             let late = &awaited.late(now) | passed_over;
-            let mut waiting: Option<Instant> = None;
+            let mut until = give_up;
             // What is wanted, and what there is without those that are late.
             for exclude in [passed_over, &late] {
                 let Ok(spans) = self.choose(adverts, search.layers.clone(), exclude) else {
                     continue;
                 };
-                let mut route = Vec::new();
-                for Span { candidate, lo, hi } in spans.iter().copied() {
-                    let Some(advert) = adverts.get(candidate) else {
-                        continue;
-                    };
-                    match self.session(advert, awaited) {
-                        Ok(Ok(link)) if holds(&link, lo, hi) => {
-                            route.push(RoutedSpan { link, lo, hi });
-                        }
-                        // A host that has moved to other layers since it advertised is of no use.
-                        Ok(other) => {
-                            let why = other.err().map(|error| error.to_string());
-                            let why = why.unwrap_or_else(|| "it serves other layers now".into());
-                            let host = self.log.state().label(&advert.author, now_ms());
-                            let error = ChatError::ShardUnavailable(format!(
-                                "{host} serves layers {lo}-{hi} but cannot be used: {why}"
-                            ));
-                            return Err((Some(advert.descriptor.host), error));
-                        }
-                        Err(since) => {
-                            let at = since + GRACE;
-                            waiting = waiting.into_iter().chain((at > now).then_some(at)).min();
-                        }
-                    }
-                }
-                if route.len() == spans.len() {
+                let (route, missing) = self.sessions(adverts, &spans, awaited)?;
+                if missing.is_empty() {
                     return Ok(route);
                 }
+                let late_at = missing.into_iter().map(|since| since + GRACE);
+                until = until
+                    .into_iter()
+                    .chain(late_at.filter(|at| *at > now))
+                    .min();
             }
             if give_up.is_some_and(|at| at <= now) {
                 let error = ChatError::ShardUnavailable("nobody else is there at once".into());
                 return Err((None, error));
             }
-            let until = waiting.into_iter().chain(give_up).min();
             let answered = search.cancel.or(awaited.any(until));
             if self.runtime.block_on(answered).is_none() {
                 return Err((None, ChatError::Cancelled));
             }
         }
+    }
+
+    /// Sessions for spans: those that stand, and since when others have been on their way.
+    fn sessions(
+        &self,
+        adverts: &[Advert],
+        spans: &[Span],
+        awaited: &mut Awaited,
+    ) -> Result<(Vec<RoutedSpan>, Vec<Instant>), Unopened> {
+        let (mut route, mut missing) = (Vec::new(), Vec::new());
+        for Span { candidate, lo, hi } in spans.iter().copied() {
+            let Some(advert) = adverts.get(candidate) else {
+                continue;
+            };
+            let why = match self.session(advert, awaited) {
+                Ok(Ok(link)) if holds(&link, lo, hi) => {
+                    route.push(RoutedSpan { link, lo, hi });
+                    continue;
+                }
+                Err(since) => {
+                    missing.push(since);
+                    continue;
+                }
+                // A host that has moved to other layers since it advertised is of no use.
+                Ok(Ok(_)) => "it serves other layers now".to_owned(),
+                Ok(Err(error)) => error.to_string(),
+            };
+            let host = self.log.state().label(&advert.author, now_ms());
+            let text = format!("{host} serves layers {lo}-{hi} but cannot be used: {why}");
+            return Err((Some(advert.author), ChatError::ShardUnavailable(text)));
+        }
+        Ok((route, missing))
     }
 
     /// The session with a host, if it stands or has failed; else it has been on its way since then,
@@ -369,7 +384,7 @@ impl CommunityHosts {
             }
         }
         let is_it = |link: &&Arc<HostLink>| {
-            link.is_fresh() && link.addr().node == node && link.descriptor().shard_id == shard
+            link.is_fresh() && link.addr.node == node && link.descriptor.shard_id == shard
         };
         // The newest: of a host that was started again an older one may still stand.
         let found = self.links.all.lock().iter().rev().find(is_it).cloned();
@@ -401,7 +416,7 @@ impl CommunityHosts {
                 };
                 let health = &links.health;
                 let link = link.inspect_err(|_| health.failed(&node, FailureKind::Unreachable))?;
-                health.reached(&node);
+                health.look(|all, now| all.reached(&node, now));
                 let link = Arc::new(link);
                 links.all.lock().push(Arc::clone(&link));
                 Ok(link)
@@ -444,26 +459,24 @@ impl CommunityHosts {
         };
         let weights = self.choice.model.weights.to_string();
         let own = self.key.id();
-        let held: Vec<(u32, u32)> = adverts
-            .iter()
-            .filter(|a| self.choice.allow_self || a.author != own)
-            .filter(|a| {
-                a.descriptor.weights_sha256 == weights && !exclude.contains(&a.descriptor.host)
-            })
-            .map(|a| a.descriptor.layer_range)
-            .collect();
-        let community = &self.log.state().name;
-        let model = &self.choice.model.model_id;
+        let usable = |a: &&Advert| {
+            (self.choice.allow_self || a.author != own)
+                && a.descriptor.weights_sha256 == weights
+                && !exclude.contains(&a.author)
+        };
+        let usable = adverts.iter().filter(usable);
+        let mut held: Vec<(u32, u32)> = usable.map(|a| a.descriptor.layer_range).collect();
+        let (community, model) = (&self.log.state().name, &self.choice.model);
+        let id = &model.model_id;
         let mut text = if held.is_empty() {
-            format!("nobody in {community:?} serves {model}")
+            format!("nobody in {community:?} serves {id}")
         } else {
             // What this machine computes itself, nobody need serve.
-            let hosted = &self.choice.model.hosted;
-            let own = [(0, hosted.start), (hosted.end, self.choice.model.layers)];
+            let own = [(0, model.hosted.start), (model.hosted.end, model.layers)];
             let own = own.into_iter().filter(|(lo, end)| lo < end);
-            let held: Vec<(u32, u32)> = own.map(|(lo, end)| (lo, end - 1)).chain(held).collect();
-            let missing = runs_text(&missing(self.choice.model.layers, &held));
-            format!("nobody in {community:?} serves layers {missing} of {model}")
+            held.extend(own.map(|(lo, end)| (lo, end - 1)));
+            let missing = runs_text(&missing(model.layers, &held));
+            format!("nobody in {community:?} serves layers {missing} of {id}")
         };
         let own_serves = |a: &Advert| a.author == own && a.descriptor.weights_sha256 == weights;
         if !self.choice.allow_self && adverts.iter().any(own_serves) {
@@ -477,7 +490,7 @@ impl CommunityHosts {
 }
 
 fn holds(link: &HostLink, lo: u32, hi: u32) -> bool {
-    let (first, last) = link.descriptor().layer_range;
+    let (first, last) = link.descriptor.layer_range;
     first <= lo && hi <= last
 }
 

@@ -67,12 +67,14 @@ pub struct Reached {
 }
 
 impl HostPool {
-    /// Nothing is connected yet. `runtime` is where sessions live.
+    /// Nothing is connected yet. `runtime` is where sessions live; `health` is told what hosts do, as
+    /// the [`Choice`] of every chat with them is.
     pub fn new(
         runtime: Handle,
         key: Arc<NodeKey>,
         transport: Config,
         hosts: impl IntoIterator<Item = HostAddr>,
+        health: SharedHealth,
     ) -> Self {
         let known = |addr| {
             let session = Mutex::default();
@@ -83,13 +85,8 @@ impl HostPool {
             key,
             transport,
             hosts: hosts.into_iter().map(known).collect(),
-            health: SharedHealth::default(),
+            health,
         }
-    }
-
-    /// What was seen of these hosts: for the [`Choice`] of every chat with them.
-    pub fn health(&self) -> &SharedHealth {
-        &self.health
     }
 
     /// A session with every host that can be reached. Those that are missing are opened, all at
@@ -144,7 +141,7 @@ impl HostPool {
         }));
         // In the order of the hosts, not of their answers: routes do not depend on chance.
         let place =
-            |link: &Arc<HostLink>| self.hosts.iter().position(|host| host.addr == *link.addr());
+            |link: &Arc<HostLink>| self.hosts.iter().position(|host| host.addr == link.addr);
         reached.links.sort_by_key(place);
         reached
     }
@@ -192,7 +189,7 @@ impl Known {
         let mut session = self.session.lock();
         match &connected {
             Ok(link) => {
-                health.reached(&self.addr.node);
+                health.look(|all, now| all.reached(&self.addr.node, now));
                 session.link = Some(Arc::clone(link));
             }
             Err(error) => {
@@ -252,8 +249,8 @@ impl HostSource for PooledHosts {
         }
     }
 
-    fn health(&self) -> SharedHealth {
-        self.choice.health.clone()
+    fn choice(&self) -> &Choice {
+        &self.choice
     }
 
     fn prepare(&mut self, _: &[RoutedSpan]) {

@@ -15,7 +15,6 @@ use crate::Cancel;
 use crate::error::ChatError;
 use crate::health::SharedHealth;
 use crate::link::HostLink;
-
 use crate::router::{Candidate, RouteError, RouteRequest, RoutingPolicy, Span, pick};
 
 /// A model as its hosts must hold it.
@@ -109,8 +108,8 @@ pub trait HostSource: Send {
         let _ = route;
     }
 
-    /// Where it is told what its hosts do.
-    fn health(&self) -> SharedHealth;
+    /// How it chooses.
+    fn choice(&self) -> &Choice;
 }
 
 /// What a route is chosen by, wherever the hosts come from.
@@ -137,7 +136,7 @@ impl Choice {
     /// Any [`RouteError`].
     pub fn pick(
         &self,
-        candidates: &[Candidate],
+        mut candidates: Vec<Candidate>,
         layers: RangeInclusive<u32>,
         exclude: &BTreeSet<NodeId>,
     ) -> Result<Vec<Span>, RouteError> {
@@ -150,21 +149,18 @@ impl Choice {
             max_shards: self.max_shards,
             allow_self: self.allow_self,
             exclude,
-            caller: self.own_id,
+            lots: self.health.lots(),
         };
         self.health.count();
-        let judged: Vec<Candidate> = candidates.iter().map(|one| self.judge(one)).collect();
-        pick(self.policy.as_ref(), &request, &judged)
-    }
-
-    /// A candidate with what is known of it.
-    fn judge(&self, candidate: &Candidate) -> Candidate {
-        let Descriptor { host, shard_id, .. } = &candidate.descriptor;
-        Candidate {
-            standing: self.health.standing(host),
-            ms_per_layer: self.health.ms_per_layer(host, shard_id),
-            ..candidate.clone()
-        }
+        self.health.look(|all, now| {
+            for one in &mut candidates {
+                let Descriptor { host, shard_id, .. } = &one.descriptor;
+                one.standing = all.standing(host, now);
+                one.ms_per_layer = all.ms_per_layer(host, shard_id, now);
+                one.streams = all.streams(host);
+            }
+        });
+        pick(self.policy.as_ref(), &request, &candidates)
     }
 
     /// The same among sessions; those that have ended, or will soon, are passed over.
@@ -174,15 +170,12 @@ impl Choice {
         search: &Search<'_>,
     ) -> Result<Vec<RoutedSpan>, ChatError> {
         let links: Vec<&Arc<HostLink>> = links.iter().filter(|link| link.takes_streams()).collect();
-        let candidates: Vec<Candidate> = links
-            .iter()
-            .map(|link| {
-                let descriptor = link.descriptor().clone();
-                let is_self = descriptor.host == self.own_id;
-                Candidate::new(descriptor, 0, is_self)
-            })
-            .collect();
-        let spans = self.pick(&candidates, search.layers.clone(), search.exclude)?;
+        let candidate = |link: &&Arc<HostLink>| {
+            let is_self = link.addr.node == self.own_id;
+            Candidate::new(link.descriptor.clone(), 0, is_self)
+        };
+        let candidates = links.iter().map(candidate).collect();
+        let spans = self.pick(candidates, search.layers.clone(), search.exclude)?;
         let routed = spans.into_iter().map(|Span { candidate, lo, hi }| {
             let link = Arc::clone(links.get(candidate)?);
             Some(RoutedSpan { link, lo, hi })
@@ -206,7 +199,7 @@ impl HostSource for ConnectedHosts {
             return self.choice.among(&[], search);
         };
         let there = search.cancel.or(answering(&self.links));
-        let there = link.runtime().block_on(there).ok_or(ChatError::Cancelled)?;
+        let there = link.runtime.block_on(there).ok_or(ChatError::Cancelled)?;
         match self.choice.among(&there, search) {
             // A host that is silent now may be back in a moment, where there is no other.
             Err(_) if !search.optional && there.len() < self.links.len() => {
@@ -216,8 +209,8 @@ impl HostSource for ConnectedHosts {
         }
     }
 
-    fn health(&self) -> SharedHealth {
-        self.choice.health.clone()
+    fn choice(&self) -> &Choice {
+        &self.choice
     }
 }
 

@@ -28,7 +28,7 @@ use axum::http::{HeaderName, HeaderValue, Response, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::IntoResponse as _;
 use axum::response::sse::{Event, KeepAlive, Sse};
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, get, post};
 use axum::{Extension, Router};
 use futures_util::stream;
 use hearthnet_bus::now_ms;
@@ -58,7 +58,7 @@ const BACK_AFTER: Duration = Duration::from_secs(30);
 const CROWDED: Duration = Duration::from_secs(2);
 
 /// What handlers share.
-struct Door {
+struct Api {
     service: Service,
     max_body_bytes: usize,
     client_deadline: Duration,
@@ -66,8 +66,8 @@ struct Door {
     since: u64,
 }
 
-/// Opens the door to a service, and to the numbers of this process. Must be called within a Tokio
-/// runtime. Before it is shut, [`Service::drain`] makes what is being answered end.
+/// Opens the interface to a service, and to the numbers of this process. Must be called within a Tokio
+/// runtime. Before it is closed, [`Service::drain`] makes what is being answered end.
 ///
 /// # Errors
 /// [`HttpError`].
@@ -76,7 +76,7 @@ pub async fn serve(
     metrics: Option<Metrics>,
     settings: &HttpSettings,
 ) -> Result<HttpServer, HttpError> {
-    let door = Arc::new(Door {
+    let shared = Arc::new(Api {
         service,
         max_body_bytes: settings.max_body_bytes,
         client_deadline: settings.client_deadline,
@@ -85,8 +85,8 @@ pub async fn serve(
     let most = settings.max_connections.max(1);
     let places = Arc::new(Semaphore::new(most));
     let api = Router::new()
-        .route("/v1/chat/completions", post(chat))
-        .route("/v1/completions", post(completion))
+        .route("/v1/chat/completions", answers(Shape::Chat))
+        .route("/v1/completions", answers(Shape::Text))
         .route("/v1/models", get(models))
         .route("/v1/models/{id}", get(model))
         .route_layer(middleware::from_fn(move |request: Request, next: Next| {
@@ -102,37 +102,37 @@ pub async fn serve(
                 }
             }
         }))
-        .with_state(Arc::clone(&door));
+        .with_state(Arc::clone(&shared));
     let api = match metrics {
         Some(metrics) => api.route("/metrics", metrics_route(metrics)),
         None => api,
     };
-    HttpServer::open(api, get(health).with_state(door), settings).await
+    HttpServer::open(api, get(health).with_state(shared), settings).await
 }
 
-async fn models(State(door): State<Arc<Door>>) -> Response<Body> {
-    let models = door.service.models().iter();
-    let data: Vec<Value> = models.map(|model| door.describe(model)).collect();
+async fn models(State(api): State<Arc<Api>>) -> Response<Body> {
+    let models = api.service.models().iter();
+    let data: Vec<Value> = models.map(|model| api.describe(model)).collect();
     json_response(StatusCode::OK, &json!({"object": "list", "data": data}))
 }
 
 async fn model(
-    State(door): State<Arc<Door>>,
+    State(api): State<Arc<Api>>,
     id: Result<Path<String>, PathRejection>,
 ) -> Response<Body> {
     // What is no text is no model's name.
     let id = id.map_or_else(|_| "\u{fffd}".to_owned(), |Path(id)| id);
-    match door.service.model(&id) {
-        Some(model) => json_response(StatusCode::OK, &door.describe(model)),
+    match api.service.model(&id) {
+        Some(model) => json_response(StatusCode::OK, &api.describe(model)),
         None => no_model(&id).response(),
     }
 }
 
 async fn health(
-    State(door): State<Arc<Door>>,
+    State(api): State<Arc<Api>>,
     Extension(admitted): Extension<Admitted>,
 ) -> Response<Body> {
-    let load = door.service.load();
+    let load = api.service.load();
     let (status, word) = match load.draining {
         false => (StatusCode::OK, "ok"),
         true => (StatusCode::SERVICE_UNAVAILABLE, "shutting_down"),
@@ -146,22 +146,16 @@ async fn health(
     json_response(status, &body)
 }
 
-async fn chat(
-    State(door): State<Arc<Door>>,
-    Extension(client): Extension<Client>,
-    request: Request,
-) -> Response<Body> {
-    let answer = door.answer(Shape::Chat, client, request).await;
-    answer.unwrap_or_else(|error| error.response())
-}
-
-async fn completion(
-    State(door): State<Arc<Door>>,
-    Extension(client): Extension<Client>,
-    request: Request,
-) -> Response<Body> {
-    let answer = door.answer(Shape::Text, client, request).await;
-    answer.unwrap_or_else(|error| error.response())
+/// Answers requests of one of the two endpoints.
+fn answers(shape: Shape) -> MethodRouter<Arc<Api>> {
+    post(
+        async move |State(api): State<Arc<Api>>,
+                    Extension(client): Extension<Client>,
+                    request: Request| {
+            let answer = api.answer(shape, client, request).await;
+            answer.unwrap_or_else(|error| error.response())
+        },
+    )
 }
 
 /// 404 for a model, quoted as far as anybody would read it.
@@ -192,7 +186,7 @@ fn failed(error: &ChatError, after: Option<Duration>) -> ApiError {
     })
 }
 
-impl Door {
+impl Api {
     fn describe(&self, model: &ServedModel) -> Value {
         json!({
             "id": model.id, "object": "model", "created": self.since, "owned_by": "hearthnet",

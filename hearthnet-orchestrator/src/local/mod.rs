@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 
 use self::chunked_prefill::ChunkedPrefill;
 use crate::Cancel;
-use crate::backend::{Backend, HopClock, HopTimes, RouteHop, Run};
+use crate::backend::{Backend, HopClock, HopTimes, Output, RouteHop, Rows, Run};
 use crate::batcher::{Batcher, Present};
 use crate::chat::Frame;
 use crate::error::ChatError;
@@ -30,20 +30,22 @@ const BATCH: usize = 32;
 
 /// An engine over the layers of a model, for several chats. Clones share it.
 #[derive(Debug, Clone)]
-pub struct SharedEngine(Arc<Shared>);
+pub struct SharedEngine(pub(crate) Arc<Shared>);
 
 #[derive(Debug)]
-struct Shared {
+pub(crate) struct Shared {
     /// `None` once somebody has panicked over it.
     engine: Mutex<Option<Engine>>,
-    batcher: Batcher<Job, Result<Done, ChatError>>,
+    pub(crate) batcher: Batcher<Job, Result<Done, ChatError>>,
     pieces: Mutex<ChunkedPrefill>,
     shard_id: String,
-    layers: Range<u32>,
-    width: usize,
+    /// That it holds, half-open.
+    pub(crate) layers: Range<u32>,
+    /// Values of a row.
+    pub(crate) width: usize,
     /// Whether the model's last layer is here: then of rows only the last one is wanted.
     has_last: bool,
-    weight_bytes: u64,
+    pub(crate) weight_bytes: u64,
     /// Keys and values of all sequences, as they were after the last batch.
     kv_bytes: AtomicU64,
     /// What one sequence may come to take, in bytes.
@@ -52,7 +54,7 @@ struct Shared {
 }
 
 /// Rows that want to go through the layers.
-struct Job {
+pub(crate) struct Job {
     seq: SeqId,
     position: u32,
     rows: Vec<f32>,
@@ -62,7 +64,7 @@ struct Job {
 }
 
 /// Rows that have been through the layers.
-struct Done {
+pub(crate) struct Done {
     rows: Vec<f32>,
     compute: Duration,
 }
@@ -122,43 +124,11 @@ impl SharedEngine {
             in_parts: false,
         })
     }
-
-    /// One of which hosts run the layers before or behind.
-    pub(crate) fn open_beside_hosts(&self) -> Result<LocalBackend, ChatError> {
-        let mut backend = self.open()?;
-        backend.hosted = true;
-        Ok(backend)
-    }
-
-    /// Does something with the engine between two batches.
-    pub(crate) fn with<T>(&self, f: impl FnOnce(&mut Engine) -> T) -> Result<T, ChatError> {
-        self.0.with(f)
-    }
-
-    /// Whether nobody computes and nobody waits.
-    #[cfg(test)]
-    pub(crate) fn is_idle(&self) -> bool {
-        self.0.batcher.is_idle()
-    }
-
-    /// The layers that it holds, half-open.
-    pub(crate) fn layers(&self) -> Range<u32> {
-        self.0.layers.clone()
-    }
-
-    /// Values of a row.
-    pub(crate) fn width(&self) -> usize {
-        self.0.width
-    }
-
-    /// Memory that the weights take, in bytes.
-    pub(crate) fn weight_bytes(&self) -> u64 {
-        self.0.weight_bytes
-    }
 }
 
 impl Shared {
-    fn with<T>(&self, f: impl FnOnce(&mut Engine) -> T) -> Result<T, ChatError> {
+    /// Does something with the engine between two batches.
+    pub(crate) fn with<T>(&self, f: impl FnOnce(&mut Engine) -> T) -> Result<T, ChatError> {
         let mut place = self.engine.lock();
         let Some(mut engine) = place.take() else {
             return Err(ChatError::Engine("it failed in an earlier chat".into()));
@@ -262,16 +232,16 @@ impl EngineOnDemand {
 
 /// One sequence on the exact engine.
 pub struct LocalBackend {
-    engine: SharedEngine,
+    pub(crate) engine: SharedEngine,
     seq: SeqId,
-    /// Whether hosts compute for it in between.
-    hosted: bool,
+    /// Whether hosts run the layers before or behind.
+    pub(crate) hosted: bool,
     /// While a call runs.
     present: Option<Present>,
     pipeline: PipelineId,
     clock: HopClock,
     /// What a row took a layer last.
-    per_layer: Option<Duration>,
+    pub(crate) per_layer: Option<Duration>,
     /// What was handed in, and where.
     submitted: (u32, Vec<f32>),
     /// Whether more rows were announced than have been handed in.
@@ -321,23 +291,12 @@ impl LocalBackend {
         Ok(rows)
     }
 
-    /// What a row took a layer last.
-    pub(crate) fn per_layer(&self) -> Option<Duration> {
-        self.per_layer
-    }
-
-    /// The engine that it is a sequence on.
-    pub(crate) fn engine(&self) -> &SharedEngine {
-        &self.engine
-    }
-
     /// Runs what was submitted, piece by piece.
-    async fn through(&mut self, out: &mut Vec<f32>, run: &mut Run<'_>) -> Result<(), ChatError> {
+    async fn through(&mut self, run: &mut Run<'_>) -> Result<Vec<f32>, ChatError> {
         let (width, has_last) = (self.engine.0.width, self.engine.0.has_last);
         let (position, mut rows) = (self.submitted.0, std::mem::take(&mut self.submitted.1));
         let total = rows.len() / width;
-        let mut done = 0;
-        out.clear();
+        let (mut done, mut out) = (0, Vec::new());
         while done < total {
             if run.cancel.is_cancelled() {
                 return Err(ChatError::Cancelled);
@@ -366,32 +325,22 @@ impl LocalBackend {
             };
             out.extend_from_slice(through.get(wanted..).unwrap_or_default());
         }
-        Ok(())
+        Ok(out)
     }
 }
 
 impl Backend for LocalBackend {
-    fn submit_part<'a>(
-        &'a mut self,
-        position: u32,
-        rows: &'a [f32],
-        more: u32,
-        _: &'a Cancel,
-    ) -> LocalBoxFuture<'a, ()> {
+    fn submit<'a>(&'a mut self, rows: Rows<'a>, _: &'a Cancel) -> LocalBoxFuture<'a, ()> {
         if !self.in_parts {
-            self.submitted = (position, Vec::new());
+            self.submitted = (rows.position, Vec::new());
         }
-        self.submitted.1.extend_from_slice(rows);
-        self.in_parts = more > 0;
+        self.submitted.1.extend_from_slice(rows.values);
+        self.in_parts = rows.more > 0;
         std::future::ready(()).boxed_local()
     }
 
-    fn output<'a>(
-        &'a mut self,
-        out: &'a mut Vec<f32>,
-        run: &'a mut Run<'_>,
-    ) -> LocalBoxFuture<'a, Result<(), ChatError>> {
-        self.through(out, run).boxed_local()
+    fn output<'a>(&'a mut self, run: &'a mut Run<'_>) -> Output<'a> {
+        self.through(run).boxed_local()
     }
 
     fn route(&self) -> Vec<RouteHop> {
@@ -414,8 +363,8 @@ impl Backend for LocalBackend {
         Some(self.pipeline)
     }
 
-    fn begin_call(&mut self) {
-        self.clock.clear();
+    fn begin_call(&mut self, _: u32) {
+        self.clock = HopClock::default();
         self.present = Some(self.engine.0.batcher.attend(self.hosted));
     }
 
@@ -427,7 +376,7 @@ impl Backend for LocalBackend {
 impl Drop for LocalBackend {
     fn drop(&mut self) {
         // An engine that has failed frees its memory when it goes itself.
-        let _ = self.engine.with(|engine| engine.close(self.seq));
+        let _ = self.engine.0.with(|engine| engine.close(self.seq));
     }
 }
 
@@ -475,10 +424,8 @@ mod tests {
         rows: &[f32],
         cancel: &Cancel,
     ) -> Result<Vec<f32>, ChatError> {
-        let mut out = Vec::new();
         let notify: &mut dyn FnMut(Frame) = &mut |_| {};
-        run_rows(backend, 0, rows, &mut out, &mut Run { cancel, notify })?;
-        Ok(out)
+        run_rows(backend, 0, rows, &mut Run { cancel, notify })
     }
 
     #[test]
@@ -507,7 +454,7 @@ mod tests {
         let (engine, rows) = tiny();
         let mut backend = engine.open().unwrap();
         let cancel = Cancel::default();
-        let in_use = engine.with(|engine| engine.kv_bytes_in_use()).unwrap();
+        let in_use = engine.0.with(|engine| engine.kv_bytes_in_use()).unwrap();
         std::thread::scope(|scope| {
             let busy = engine.0.batcher.keep_busy();
             let chat = scope.spawn(|| run(&mut backend, &rows, &cancel));
@@ -519,7 +466,7 @@ mod tests {
             drop(busy);
             assert_eq!(chat.join().unwrap(), Err(ChatError::Cancelled));
         });
-        let after = engine.with(|engine| engine.kv_bytes_in_use());
+        let after = engine.0.with(|engine| engine.kv_bytes_in_use());
         assert_eq!(after.unwrap(), in_use, "nothing was computed for it");
     }
 
@@ -528,7 +475,7 @@ mod tests {
         let (engine, rows) = tiny();
         let alone = run(&mut engine.open().unwrap(), &rows, &Cancel::default()).unwrap();
         let mut chats = [(); 3].map(|()| engine.open().unwrap());
-        chats.iter_mut().for_each(Backend::begin_call);
+        chats.iter_mut().for_each(|chat| chat.begin_call(0));
         let asks = chats.iter_mut().map(|chat| async {
             let done = chat.rows(0, rows.clone(), true, &Cancel::default()).await;
             let compute = chat.engine.0.batcher.asking();
@@ -543,7 +490,7 @@ mod tests {
     fn a_panic_loses_the_engine_and_holds_nobody_up() {
         let (engine, rows) = tiny();
         let mut backend = engine.open().unwrap();
-        let panics = AssertUnwindSafe(|| engine.with(|_| panic!("as told")));
+        let panics = AssertUnwindSafe(|| engine.0.with(|_| panic!("as told")));
         assert!(catch_unwind(panics).is_err());
         for _ in 0..2 {
             let error = run(&mut backend, &rows, &Cancel::default()).unwrap_err();

@@ -139,7 +139,7 @@ pub(crate) enum PipelineFault {
 }
 
 /// Bounds of one sequence.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Limits {
     /// Most unanswered steps per span, at least 1.
     pub depth: usize,

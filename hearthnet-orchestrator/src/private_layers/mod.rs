@@ -26,12 +26,11 @@ use std::ops::Range;
 
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
-use hearthnet_bus::flight::PipelineId;
 use hearthnet_model::ModelFile;
 use hearthnet_model::engine::{Engine, EngineOptions, Head, LoadError};
 
 use crate::Cancel;
-use crate::backend::{Backend, HopTimes, RouteHop, Run};
+use crate::backend::{Backend, HopTimes, Output, RouteHop, Rows, Run};
 use crate::error::ChatError;
 use crate::local::{LocalBackend, SharedEngine};
 use crate::pipeline::even_cut;
@@ -98,15 +97,15 @@ impl PrivateLayers {
 
     /// The layers in between, which hosts run, half-open.
     pub fn hosted(&self) -> Range<u32> {
-        let first = self.first.as_ref().map_or(0, |first| first.layers().end);
+        let first = self.first.as_ref().map_or(0, |first| first.0.layers.end);
         let last = self.last.as_ref();
-        first..last.map_or(self.total, |last| last.layers().start)
+        first..last.map_or(self.total, |last| last.0.layers.start)
     }
 
     /// Memory that the weights take, in bytes.
     pub fn weight_bytes(&self) -> u64 {
         let ends = self.first.iter().chain(&self.last);
-        ends.map(SharedEngine::weight_bytes).sum()
+        ends.map(|end| end.0.weight_bytes).sum()
     }
 
     /// What lies outside the blocks, on the threads of the layers here if there are any: they take
@@ -116,7 +115,7 @@ impl PrivateLayers {
     /// See [`LoadError`].
     pub fn head(&self, file: &ModelFile, options: &EngineOptions) -> Result<Head, LoadError> {
         let end = self.first.as_ref().or(self.last.as_ref());
-        match end.map(|end| end.with(|engine| Head::beside(file, engine))) {
+        match end.map(|end| end.0.with(|engine| Head::beside(file, engine))) {
             Some(Ok(head)) => head,
             Some(Err(_)) | None => Head::load(file, options),
         }
@@ -130,9 +129,11 @@ impl PrivateLayers {
         if self.first.is_none() && self.last.is_none() {
             return Ok(between);
         }
-        let open = |end: &Option<SharedEngine>| {
-            let end = end.as_ref();
-            end.map(SharedEngine::open_beside_hosts).transpose()
+        let open = |end: &Option<SharedEngine>| -> Result<_, ChatError> {
+            let Some(end) = end else { return Ok(None) };
+            let mut backend = end.open()?;
+            backend.hosted = true;
+            Ok(Some(backend))
         };
         Ok(Box::new(Around {
             piece_rows: self.piece_rows,
@@ -191,22 +192,26 @@ impl Around {
         let more = (submitted.waiting.len() / width) as u32 + submitted.more;
         if let Some(first) = &mut self.first {
             piece = first.rows(position, piece, true, cancel).await?;
-            if let Some(per_layer) = first.per_layer() {
+            if let Some(per_layer) = first.per_layer {
                 self.between.beside(per_layer);
             }
         }
-        let handed = self.between.submit_part(position, &piece, more, cancel);
-        handed.await;
+        let rows = Rows {
+            position,
+            values: &piece,
+            more,
+        };
+        self.between.submit(rows, cancel).await;
         Ok(())
     }
 
     fn width(&self) -> usize {
         let mut ends = self.first.iter().chain(&self.last);
-        ends.next().map_or(1, |end| end.engine().width())
+        ends.next().map_or(1, |end| end.engine.0.width)
     }
 
     /// Takes what was submitted through all layers.
-    async fn through(&mut self, out: &mut Vec<f32>, run: &mut Run<'_>) -> Result<(), ChatError> {
+    async fn through(&mut self, run: &mut Run<'_>) -> Result<Vec<f32>, ChatError> {
         let width = self.width();
         if let Some(failed) = self.submitted.failed.take() {
             return Err(failed);
@@ -219,50 +224,41 @@ impl Around {
             }
             self.hand_on(piece, run.cancel).await?;
         }
-        self.between.output(out, run).await?;
+        let mut rows = self.between.output(run).await?;
         let Some(last) = &mut self.last else {
-            return Ok(());
+            return Ok(rows);
         };
         // Whoever took over in between gives all rows there are.
-        let Submitted {
-            position, count, ..
-        } = self.submitted;
-        out.drain(..out.len().saturating_sub(count * width));
-        let mut at = position;
-        let mut rows = std::mem::take(out);
+        let (mut at, count) = (self.submitted.position, self.submitted.count);
+        rows.drain(..rows.len().saturating_sub(count * width));
+        let mut out = Vec::new();
         while !rows.is_empty() {
             if run.cancel.is_cancelled() {
                 return Err(ChatError::Cancelled);
             }
             let rest = rows.split_off(rows.len().min(LAST_PIECE * width));
             let piece = (rows.len() / width) as u32;
-            *out = last.rows(at, rows, true, run.cancel).await?;
+            out = last.rows(at, rows, true, run.cancel).await?;
             (at, rows) = (at + piece, rest);
         }
         out.drain(..out.len().saturating_sub(width));
-        Ok(())
+        Ok(out)
     }
 }
 
 impl Backend for Around {
-    fn submit_part<'a>(
-        &'a mut self,
-        position: u32,
-        rows: &'a [f32],
-        more: u32,
-        cancel: &'a Cancel,
-    ) -> LocalBoxFuture<'a, ()> {
-        let count = rows.len() / self.width();
+    fn submit<'a>(&'a mut self, rows: Rows<'a>, cancel: &'a Cancel) -> LocalBoxFuture<'a, ()> {
+        let count = rows.values.len() / self.width();
         let submitted = &mut self.submitted;
         if submitted.more == 0 {
             *submitted = Submitted {
-                position,
+                position: rows.position,
                 ..Submitted::default()
             };
         }
         submitted.count += count;
-        submitted.waiting.extend_from_slice(rows);
-        submitted.more = more;
+        submitted.waiting.extend_from_slice(rows.values);
+        submitted.more = rows.more;
         // A prompt is worked on while its output is waited for.
         let at_once = self.first.is_none() || submitted.count == 1;
         async move {
@@ -273,12 +269,16 @@ impl Backend for Around {
         .boxed_local()
     }
 
-    fn output<'a>(
-        &'a mut self,
-        out: &'a mut Vec<f32>,
-        run: &'a mut Run<'_>,
-    ) -> LocalBoxFuture<'a, Result<(), ChatError>> {
-        self.through(out, run).boxed_local()
+    fn output<'a>(&'a mut self, run: &'a mut Run<'_>) -> Output<'a> {
+        self.through(run).boxed_local()
+    }
+
+    fn inner(&self) -> Option<&dyn Backend> {
+        Some(self.between.as_ref())
+    }
+
+    fn inner_mut(&mut self) -> Option<&mut dyn Backend> {
+        Some(self.between.as_mut())
     }
 
     fn route(&self) -> Vec<RouteHop> {
@@ -289,26 +289,14 @@ impl Backend for Around {
         self.parts().flat_map(Backend::times).collect()
     }
 
-    fn begin_call(&mut self) {
-        self.ends().for_each(Backend::begin_call);
-        self.between.begin_call();
-    }
-
-    fn expect(&mut self, positions: u32) {
-        self.between.expect(positions);
+    fn begin_call(&mut self, positions: u32) {
+        self.ends().for_each(|end| end.begin_call(positions));
+        self.between.begin_call(positions);
     }
 
     fn end_call(&mut self) {
         self.ends().for_each(Backend::end_call);
         self.between.end_call();
-    }
-
-    fn pipeline(&self) -> Option<PipelineId> {
-        self.between.pipeline()
-    }
-
-    fn is_alive(&self) -> bool {
-        self.between.is_alive()
     }
 }
 

@@ -46,22 +46,21 @@ fn rows(file: &ModelFile, seed: u32, count: u32) -> Vec<f32> {
 }
 
 fn run(backend: &mut dyn Backend, position: u32, rows: &[f32]) -> Result<Vec<u32>, ChatError> {
-    let mut out = Vec::new();
     let (cancel, notify): (_, &mut dyn FnMut(Frame)) = (&Cancel::default(), &mut |_| {});
     let run = &mut Run { cancel, notify };
-    run_rows(backend, position, rows, &mut out, run)?;
+    let out = run_rows(backend, position, rows, run)?;
     Ok(out.iter().map(|value| value.to_bits()).collect())
 }
 
 /// A prompt, three tokens, and a next turn that goes back into the prompt.
 fn conversation(backend: &mut dyn Backend, file: &ModelFile, seed: u32) -> Vec<Vec<u32>> {
-    backend.begin_call();
+    backend.begin_call(0);
     let mut outputs = vec![run(backend, 0, &rows(file, seed, 29)).unwrap()];
     for token in 0..3 {
         outputs.push(run(backend, 29 + token, &rows(file, seed + token + 1, 1)).unwrap());
     }
     backend.end_call();
-    backend.begin_call();
+    backend.begin_call(0);
     outputs.push(run(backend, 17, &rows(file, seed + 9, 11)).unwrap());
     outputs.push(run(backend, 28, &rows(file, seed + 10, 1)).unwrap());
     backend.end_call();
@@ -118,8 +117,10 @@ fn chats_that_share_the_layers_each_get_what_they_get_alone() {
         }
     });
     for end in private.first.iter().chain(&private.last) {
-        assert!(end.is_idle());
-        let left = end.with(|engine| (engine.sequences(), engine.kv_bytes_in_use()));
+        assert!(end.0.batcher.is_idle());
+        let left = end
+            .0
+            .with(|engine| (engine.sequences(), engine.kv_bytes_in_use()));
         assert_eq!(left, Ok((0, 0)));
     }
 }
@@ -133,7 +134,7 @@ fn a_row_that_cannot_be_computed_fails_its_own_chat_only() {
     let mut bad = good.clone();
     bad[3] = f32::NAN;
     let mut chats = [(); 3].map(|()| first.open().unwrap());
-    chats.iter_mut().for_each(Backend::begin_call);
+    chats.iter_mut().for_each(|chat| chat.begin_call(0));
     let cancel = Cancel::default();
     let jobs = chats.iter_mut().zip([&good, &bad, &good]);
     let jobs = jobs.map(|(chat, rows)| chat.rows(0, rows.clone(), true, &cancel));
@@ -172,10 +173,10 @@ fn whoever_gave_up_takes_no_further_piece() {
         notify: &mut |_| {},
     };
     let rows = rows(&file, 1, 20);
-    let output = run_rows(backend.as_mut(), 0, &rows, &mut Vec::new(), &mut run);
+    let output = run_rows(backend.as_mut(), 0, &rows, &mut run);
     assert_eq!(output, Err(ChatError::Cancelled));
     let first = private.first.as_ref().unwrap();
-    let kv_bytes = first.with(|engine| engine.kv_bytes_in_use());
+    let kv_bytes = first.0.with(|engine| engine.kv_bytes_in_use());
     assert_eq!(kv_bytes, Ok(0), "nothing was computed");
 }
 

@@ -51,7 +51,6 @@ pub enum Refused {
 pub struct FairQueue<T> {
     limits: QueueLimits,
     running: usize,
-    waiting: usize,
     next: u64,
     /// Callers that wait, the next one first. None of them is empty.
     ring: VecDeque<Line<T>>,
@@ -72,7 +71,6 @@ impl<T> FairQueue<T> {
                 ..limits
             },
             running: 0,
-            waiting: 0,
             next: 0,
             ring: VecDeque::new(),
         }
@@ -85,7 +83,7 @@ impl<T> FairQueue<T> {
             self.running += 1;
             return Entry::Run(item);
         }
-        if self.waiting >= self.limits.waiting {
+        if self.waiting() >= self.limits.waiting {
             return Entry::Full(Refused::Queue);
         }
         let ticket = Ticket(self.next);
@@ -101,7 +99,6 @@ impl<T> FairQueue<T> {
             }),
         }
         self.next += 1;
-        self.waiting += 1;
         Entry::Wait(ticket)
     }
 
@@ -112,7 +109,6 @@ impl<T> FairQueue<T> {
             return None;
         };
         let item = line.items.pop_front();
-        self.waiting = self.waiting.saturating_sub(1);
         if !line.items.is_empty() {
             self.ring.push_back(line);
         }
@@ -129,7 +125,6 @@ impl<T> FairQueue<T> {
             if line.items.is_empty() {
                 self.ring.remove(place);
             }
-            self.waiting = self.waiting.saturating_sub(1);
             return item.map(|(_, item)| item);
         }
         None
@@ -137,7 +132,6 @@ impl<T> FairQueue<T> {
 
     /// Everything that waits, to be refused; what runs goes on.
     pub fn clear(&mut self) -> Vec<T> {
-        self.waiting = 0;
         let lines = std::mem::take(&mut self.ring);
         lines
             .into_iter()
@@ -159,7 +153,7 @@ impl<T> FairQueue<T> {
 
     /// Items that wait.
     pub fn waiting(&self) -> usize {
-        self.waiting
+        self.ring.iter().map(|line| line.items.len()).sum()
     }
 }
 

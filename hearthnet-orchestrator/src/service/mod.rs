@@ -42,12 +42,12 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use self::fair_queue::{Entry, FairQueue, QueueLimits, Refused, Ticket};
-use self::prefix_cache::{CachedPrefix, PrefixCache, PrefixCacheLimits};
+use self::prefix_cache::{PrefixCache, PrefixCacheLimits};
 use self::retries::{Mark, Retries, Room};
 use self::slow_reader::SlowReaderLimit;
 use crate::Cancel;
-use crate::backend::Backend;
-use crate::chat::{ChatRequest, Conversation, Done, Frame, Listener, Prompt, TextModel, check};
+use crate::backend::{Backend, whole_ms};
+use crate::chat::{Call, ChatRequest, Conversation, Done, Frame, Listener, Prepared, TextModel};
 use crate::error::ChatError;
 use crate::steps::Steps;
 
@@ -92,25 +92,11 @@ impl Default for ServiceSettings {
     }
 }
 
-/// Makes backends for one model: over hosts, or on this machine.
-pub trait Opener: Send + Sync + 'static {
-    /// A backend for a new conversation. Blocks; ends soon once `cancel` is set.
-    ///
-    /// # Errors
-    /// [`ChatError::ShardUnavailable`], [`ChatError::HostsFull`] or [`ChatError::Busy`] when there is
-    /// no room: the service then gives up a conversation that it keeps, and asks again. Any other
-    /// [`ChatError`].
-    fn open(&self, cancel: &Cancel) -> Result<Box<dyn Backend>, ChatError>;
-}
-
-impl<F> Opener for F
-where
-    F: Fn(&Cancel) -> Result<Box<dyn Backend>, ChatError> + Send + Sync + 'static,
-{
-    fn open(&self, cancel: &Cancel) -> Result<Box<dyn Backend>, ChatError> {
-        self(cancel)
-    }
-}
+/// Makes a backend for a new conversation with one model: over hosts, or on this machine. Blocks; ends
+/// soon once its argument is set. [`ChatError::ShardUnavailable`], [`ChatError::HostsFull`] and
+/// [`ChatError::Busy`] say that there is no room: the service then gives up a conversation that it
+/// keeps, and asks again.
+pub type Opener = Box<dyn Fn(&Cancel) -> Result<Box<dyn Backend>, ChatError> + Send + Sync>;
 
 /// A model that the service answers with.
 pub struct ServedModel {
@@ -121,7 +107,7 @@ pub struct ServedModel {
     /// Everything except the blocks.
     pub text: TextModel,
     /// The blocks.
-    pub opener: Box<dyn Opener>,
+    pub open: Opener,
 }
 
 /// What goes on.
@@ -189,16 +175,6 @@ struct Job {
     asked: Instant,
 }
 
-impl CachedPrefix for Conversation {
-    fn held(&self) -> &[u32] {
-        self.held()
-    }
-
-    fn is_alive(&self) -> bool {
-        self.is_alive()
-    }
-}
-
 impl Service {
     /// A service for some models, whose chats run on one loop (`steps.rs`).
     pub fn new(runtime: Handle, models: Vec<ServedModel>, settings: ServiceSettings) -> Self {
@@ -256,7 +232,7 @@ impl Service {
     pub fn remember(&self, caller: &str, mark: &Mark) -> Duration {
         let mut state = self.0.lock();
         let (now, after) = (self.0.now_ms(), state.until_turns(1));
-        let due = now.saturating_add(u64::try_from(after.as_millis()).unwrap_or(u64::MAX));
+        let due = now.saturating_add(whole_ms(after));
         state.returns.remember(caller, mark, now, due);
         after
     }
@@ -391,17 +367,15 @@ impl State {
                 own: left.min(own.saturating_sub(turns.waiting_of(caller))),
             }
         };
-        let ahead = match self.returns.admit(caller, mark, now_ms, room) {
-            Ok(()) => return Ok(()),
-            Err(ahead) => ahead,
+        let Err(ahead) = self.returns.admit(caller, mark, now_ms, room) else {
+            return Ok(());
         };
         let why = match turns.waiting_of(caller) >= limits.waiting_per_caller {
             true => Refused::Caller,
             false => Refused::Queue,
         };
         let after = self.until_turns(ahead + 1);
-        let after_ms = u64::try_from(after.as_millis()).unwrap_or(u64::MAX);
-        let due_ms = now_ms.saturating_add(after_ms);
+        let due_ms = now_ms.saturating_add(whole_ms(after));
         self.returns.remember(caller, mark, now_ms, due_ms);
         Err(self.refuse(limits, why, Some(after)))
     }
@@ -441,7 +415,7 @@ impl Inner {
     }
 
     fn now_ms(&self) -> u64 {
-        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+        whole_ms(self.began.elapsed())
     }
 
     /// Tells whoever watches how much goes on.
@@ -499,15 +473,15 @@ impl Drop for Place {
 }
 
 /// One chat, from its turn to its end. (Where it panics, whoever asked hears of an unexpected end.)
-async fn work(place: Place, mut job: Job) -> Option<()> {
+async fn work(place: Place, job: Job) -> Option<()> {
     let (inner, runtime) = (Arc::clone(&place.inner), place.inner.runtime.clone());
     let began = Instant::now();
     metrics::histogram!("hearthnet_queue_wait_ms").record((began - job.asked).as_secs_f64() * 1e3);
     let beginning = runtime.spawn_blocking(move || {
-        let conversation = begin(&inner, &mut job);
-        (inner, job, conversation)
+        let begun = begin(&inner, &job);
+        (inner, job, begun)
     });
-    let (inner, job, conversation) = beginning.await.ok()?;
+    let (inner, job, begun) = beginning.await.ok()?;
     let (end, cancel) = (job.end, job.cancel);
     let mut outlet = Outlet {
         frames: job.frames,
@@ -515,15 +489,18 @@ async fn work(place: Place, mut job: Job) -> Option<()> {
         cancel: cancel.clone(),
         patience: SlowReaderLimit::new(inner.settings.slow_reader),
     };
-    let result = match conversation {
+    let result = match begun {
         Err(error) => Err(error),
-        Ok(mut conversation) => {
+        Ok((mut conversation, asked)) => {
             let (model, cancel) = (Arc::clone(&job.model), cancel.clone());
             let chat = async move || {
-                let (text, asked) = (&model.text, job.asked);
-                let answer =
-                    conversation.answer_to(text, &job.request, asked, &cancel, &mut outlet);
-                let result = answer.await;
+                let mut call = Call {
+                    model: &model.text,
+                    started: job.asked,
+                    cancel: &cancel,
+                    listener: &mut outlet,
+                };
+                let result = conversation.answer_to(asked, &mut call).await;
                 (conversation, outlet, result)
             };
             let (conversation, back, result) = inner.steps.run(chat).await?;
@@ -566,19 +543,21 @@ async fn work(place: Place, mut job: Job) -> Option<()> {
 }
 
 /// A conversation for a request, whose prompt becomes tokens. Blocks.
-fn begin(inner: &Inner, job: &mut Job) -> Result<Conversation, ChatError> {
+fn begin(inner: &Inner, job: &Job) -> Result<(Conversation, Prepared), ChatError> {
     if job.cancel.is_cancelled() {
         return Err(ChatError::Cancelled);
     }
     let model = &job.model;
-    let prompt = check(&model.text, &job.request)?;
-    let taken = inner.lock().kept.take(&job.caller, &model.id, &prompt);
+    let asked = Prepared::new(&model.text, &job.request)?;
+    let taken = inner
+        .lock()
+        .kept
+        .take(&job.caller, &model.id, &asked.prompt);
     let conversation = match taken {
         Some(conversation) => conversation,
         None => Conversation::new(open(inner, model, &job.cancel)?),
     };
-    job.request.prompt = Prompt::Tokens(prompt);
-    Ok(conversation)
+    Ok((conversation, asked))
 }
 
 /// Keeps a conversation for its next turn, or ends it, which may have to wait for an engine. The
@@ -619,7 +598,7 @@ fn open(
     cancel: &Cancel,
 ) -> Result<Box<dyn Backend>, ChatError> {
     loop {
-        match model.opener.open(cancel) {
+        match (model.open)(cancel) {
             Err(
                 error @ (ChatError::ShardUnavailable(_)
                 | ChatError::Busy(_)

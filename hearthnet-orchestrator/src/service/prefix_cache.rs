@@ -10,7 +10,7 @@
 //! chat that shares its instructions with a long one does not cost the long one its memory.
 
 /// Something that holds the keys and values of tokens.
-pub trait CachedPrefix {
+pub(crate) trait CachedPrefix {
     /// The tokens, in order.
     fn held(&self) -> &[u32];
 
@@ -31,7 +31,7 @@ pub struct PrefixCacheLimits {
 
 /// The conversations, the one kept longest first.
 #[derive(Debug)]
-pub struct PrefixCache<T> {
+pub(crate) struct PrefixCache<T> {
     limits: PrefixCacheLimits,
     entries: Vec<Entry<T>>,
 }
@@ -46,7 +46,7 @@ struct Entry<T> {
 
 impl<T: CachedPrefix> PrefixCache<T> {
     /// Keeps nothing yet.
-    pub fn new(limits: PrefixCacheLimits) -> Self {
+    pub(crate) fn new(limits: PrefixCacheLimits) -> Self {
         Self {
             limits,
             entries: Vec::new(),
@@ -54,7 +54,7 @@ impl<T: CachedPrefix> PrefixCache<T> {
     }
 
     /// Keeps a conversation; what has to go for it is returned.
-    pub fn put(&mut self, caller: &str, model: &str, item: T, now_ms: u64) -> Vec<T> {
+    pub(crate) fn put(&mut self, caller: &str, model: &str, item: T, now_ms: u64) -> Vec<T> {
         self.entries.push(Entry {
             caller: caller.to_owned(),
             model: model.to_owned(),
@@ -66,7 +66,7 @@ impl<T: CachedPrefix> PrefixCache<T> {
     }
 
     /// The conversation of this caller and model that a prompt continues best.
-    pub fn take(&mut self, caller: &str, model: &str, prompt: &[u32]) -> Option<T> {
+    pub(crate) fn take(&mut self, caller: &str, model: &str, prompt: &[u32]) -> Option<T> {
         let mut best: Option<(usize, usize)> = None;
         for (at, entry) in self.entries.iter().enumerate() {
             if entry.caller != caller || entry.model != model || !entry.item.is_alive() {
@@ -84,12 +84,12 @@ impl<T: CachedPrefix> PrefixCache<T> {
     }
 
     /// Gives up the one kept longest.
-    pub fn take_oldest(&mut self) -> Option<T> {
+    pub(crate) fn take_oldest(&mut self) -> Option<T> {
         (!self.entries.is_empty()).then(|| self.entries.remove(0).item)
     }
 
     /// Gives up those that have been kept for too long, or are no longer there.
-    pub fn expire(&mut self, now_ms: u64) -> Vec<T> {
+    pub(crate) fn expire(&mut self, now_ms: u64) -> Vec<T> {
         let idle_ms = self.limits.idle_ms;
         let gone = |entry: &mut Entry<T>| {
             now_ms.saturating_sub(entry.since_ms) >= idle_ms || !entry.item.is_alive()
@@ -101,18 +101,13 @@ impl<T: CachedPrefix> PrefixCache<T> {
     }
 
     /// Gives up all of them.
-    pub fn clear(&mut self) -> Vec<T> {
+    pub(crate) fn clear(&mut self) -> Vec<T> {
         self.entries.drain(..).map(|entry| entry.item).collect()
     }
 
     /// How many are kept.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.entries.len()
-    }
-
-    /// Whether none is kept.
-    pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
     }
 }
 

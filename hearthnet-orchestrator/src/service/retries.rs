@@ -68,23 +68,16 @@ impl Retries {
             .retain(|refused| now_ms <= refused.due_ms.saturating_add(GRACE_MS));
         let own = self.find(caller, mark, now_ms);
         let ahead = own.unwrap_or(self.0.len());
-        let before = || {
-            self.0
-                .iter()
-                .take(ahead)
-                .map(|refused| refused.caller.as_str())
-        };
-        let room = room_of(caller);
-        let own_before = before().filter(|name| *name == caller).count();
-        let mut kept: BTreeMap<&str, usize> = BTreeMap::new();
-        for name in before() {
-            *kept.entry(name).or_default() += 1;
+        let mut before: BTreeMap<&str, usize> = BTreeMap::new();
+        for refused in self.0.iter().take(ahead) {
+            *before.entry(&refused.caller).or_default() += 1;
         }
+        let own_before = before.get(caller).copied().unwrap_or_default();
         // Who could not wait anyhow, for want of places of its own, keeps no other's.
-        let kept = kept
+        let kept = before
             .into_iter()
             .map(|(name, count)| count.min(room_of(name).own));
-        let kept: usize = kept.sum();
+        let (room, kept) = (room_of(caller), kept.sum::<usize>());
         if room.idle || (room.all > kept && room.own > own_before) {
             if let Some(own) = own {
                 self.0.remove(own);

@@ -8,7 +8,8 @@ use hearthnet_testkit::TinyLlama;
 use tokio::runtime::Runtime;
 
 use super::*;
-use crate::backend::{HopTimes, RouteHop, Run};
+use crate::backend::{Output, Rows, Run};
+use crate::chat::Prompt;
 use crate::local::SharedEngine;
 
 /// Long enough for a loaded machine; reaching it is a failure, never a wait.
@@ -48,20 +49,10 @@ struct Gated {
 }
 
 impl Backend for Gated {
-    fn submit_part<'a>(
-        &'a mut self,
-        position: u32,
-        rows: &'a [f32],
-        more: u32,
-        cancel: &'a Cancel,
-    ) -> LocalBoxFuture<'a, ()> {
-        self.inner.submit_part(position, rows, more, cancel)
+    fn submit<'a>(&'a mut self, rows: Rows<'a>, cancel: &'a Cancel) -> LocalBoxFuture<'a, ()> {
+        self.inner.submit(rows, cancel)
     }
-    fn output<'a>(
-        &'a mut self,
-        out: &'a mut Vec<f32>,
-        run: &'a mut Run<'_>,
-    ) -> LocalBoxFuture<'a, Result<(), ChatError>> {
+    fn output<'a>(&'a mut self, run: &'a mut Run<'_>) -> Output<'a> {
         async {
             self.gate.pass(run.cancel).await?;
             match &mut self.fail_after {
@@ -69,18 +60,15 @@ impl Backend for Gated {
                 Some(left) => *left -= 1,
                 None => {}
             }
-            self.inner.output(out, run).await
+            self.inner.output(run).await
         }
         .boxed_local()
     }
-    fn route(&self) -> Vec<RouteHop> {
-        self.inner.route()
+    fn inner(&self) -> Option<&dyn Backend> {
+        Some(self.inner.as_ref())
     }
-    fn times(&self) -> Vec<HopTimes> {
-        self.inner.times()
-    }
-    fn begin_call(&mut self) {
-        self.inner.begin_call();
+    fn inner_mut(&mut self) -> Option<&mut dyn Backend> {
+        Some(self.inner.as_mut())
     }
 }
 
@@ -137,7 +125,7 @@ pub(crate) fn fixture(settings: ServiceSettings) -> Fixture {
             context: file.spec().context,
             sampling: SamplingChoice::GREEDY,
         },
-        opener: Box::new(opener),
+        open: Box::new(opener),
     };
     let runtime = Runtime::new().unwrap();
     let service = Service::new(runtime.handle().clone(), vec![model], settings);

@@ -20,14 +20,14 @@ mod starting;
 mod stream;
 mod waiting;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
 use hearthnet_bus::NodeId;
-use hearthnet_bus::flight::{self, Event, PipelineId};
+use hearthnet_bus::flight::{Event, PipelineId};
 use hearthnet_transport::Code;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -35,9 +35,10 @@ use tokio::sync::mpsc;
 use self::recovery::Recovery;
 use self::stream::{Hop, HopFailure};
 use self::waiting::Interrupted;
-use crate::backend::{Backend, HopTimes, RouteHop, Run, whole_ms};
+use crate::backend::{Backend, HopClock, HopTimes, Output, RouteHop, Rows, Run, whole_ms};
 use crate::chat::Frame;
 use crate::error::ChatError;
+use crate::events::tell;
 use crate::health::SharedHealth;
 pub use crate::hosts::ModelOnWire;
 use crate::hosts::{HostSource, RoutedSpan};
@@ -100,19 +101,14 @@ pub struct ShardedBackend {
     pipeline: Pipeline,
     /// What the flight record calls this.
     name: PipelineId,
-    /// Node ids that have failed in this call.
-    excluded: BTreeSet<NodeId>,
-    failures: u32,
+    call: Call,
     /// When spares were last seen to.
     prepared: Instant,
     /// Whether all streams have been opened once: hosts that fail, or have no room,
     /// before that are passed over.
     running: bool,
-    /// Who had no room, at the start.
-    full: Option<String>,
     /// Positions that streams are asked for.
     positions: u32,
-    recoveries: Vec<Recovery>,
     /// What is wrong and has not been seen to.
     hop_failures: VecDeque<HopFailure>,
     /// What the caller is to hear.
@@ -125,11 +121,26 @@ pub struct ShardedBackend {
     in_parts: bool,
     /// Since when the chat has been waiting for answers.
     watching_since: Instant,
-    /// How often this call has paused for want of room, and until when it goes on asking.
-    pauses: u32,
-    room_until: Option<Instant>,
     /// What a row takes a layer that this machine runs itself, if it runs any.
     per_layer: Option<Duration>,
+}
+
+/// What hosts have done in a call, or before the first one, while streams are opened.
+#[derive(Default)]
+struct Call {
+    /// Who is not asked any more.
+    excluded: BTreeSet<NodeId>,
+    failures: u32,
+    /// Who had no room, at the start.
+    full: Option<String>,
+    recoveries: Vec<Recovery>,
+    /// How often it has paused for want of room, and until when it goes on asking.
+    pauses: u32,
+    room_until: Option<Instant>,
+    /// Rows of the answer since the last pause, and how often each host has taken its memory back with
+    /// too few of them in between.
+    rows: u32,
+    preempted: BTreeMap<NodeId, u32>,
 }
 
 impl ShardedBackend {
@@ -142,7 +153,6 @@ impl ShardedBackend {
     /// refused otherwise, or was too slow, when no other has its layers.
     pub fn open(
         runtime: Handle,
-        model: ModelOnWire,
         source: Box<dyn HostSource>,
         settings: PumpSettings,
         cancel: &Cancel,
@@ -152,40 +162,27 @@ impl ShardedBackend {
         let (inbox, inbound) = mpsc::unbounded_channel();
         let mut this = Self {
             runtime,
-            health: source.health(),
+            health: source.choice().health.clone(),
+            model: source.choice().model.clone(),
             source: Some(source),
-            model,
             settings,
             hops: Vec::new(),
             next_hop: 0,
             inbox,
             inbound,
             // Of a route that is not known yet.
-            pipeline: Pipeline::new(
-                0,
-                0,
-                Limits {
-                    depth: 1,
-                    chunk_rows: 1,
-                    history_bytes: 0,
-                },
-            ),
+            pipeline: Pipeline::new(0, 0, Limits::default()),
             name: PipelineId::draw(),
-            excluded: BTreeSet::new(),
-            failures: 0,
+            call: Call::default(),
             prepared: began,
             running: false,
-            full: None,
             positions: 1,
-            recoveries: Vec::new(),
             hop_failures: VecDeque::new(),
             notices: Vec::new(),
             pending: VecDeque::new(),
             came: Vec::new(),
             in_parts: false,
-            watching_since: Instant::now(),
-            pauses: 0,
-            room_until: None,
+            watching_since: began,
             per_layer: None,
         };
         steps::block_on(this.start(cancel))?;
@@ -193,8 +190,8 @@ impl ShardedBackend {
         this.prepare();
         this.notices.clear();
         // Who was full or gone at the start has not failed this call.
-        this.begin_call();
-        flight::record(Event::PipelineBuilt {
+        this.begin_call(0);
+        tell(Event::PipelineBuilt {
             pipeline: this.name,
             hosts: u32::try_from(this.hops.len()).unwrap_or(u32::MAX),
             ms: whole_ms(began.elapsed()),
@@ -234,12 +231,17 @@ impl ShardedBackend {
         for (position, rows, more) in self.pending.drain(..) {
             self.pipeline.submit(position, rows, more);
         }
+        self.decoded(self.pipeline.submitted().map(|bytes| &bytes[..]))
+    }
+
+    fn decoded<'a>(
+        &self,
+        pieces: impl IntoIterator<Item = &'a [u8]>,
+    ) -> Result<Vec<f32>, ChatError> {
         let mut rows = Vec::new();
-        for bytes in self.pipeline.submitted() {
-            self.model
-                .boundary
-                .decode(bytes, &mut rows)
-                .map_err(|e| ChatError::Engine(e.to_string()))?;
+        for piece in pieces {
+            let decoded = self.model.boundary.decode(piece, &mut rows);
+            decoded.map_err(|e| ChatError::Engine(e.to_string()))?;
         }
         Ok(rows)
     }
@@ -277,10 +279,8 @@ impl ShardedBackend {
 
     fn on_message(&mut self, id: u64, message: Inbound) {
         // A stream that has been replaced may still have something to say.
-        let Some(index) = self.hops.iter().position(|hop| hop.id == id) else {
-            return;
-        };
-        let Some(hop) = self.hops.get_mut(index) else {
+        let mut hops = self.hops.iter_mut().enumerate();
+        let Some((index, hop)) = hops.find(|(_, hop)| hop.id == id) else {
             return;
         };
         let hop_failure = match message {
@@ -288,12 +288,13 @@ impl ShardedBackend {
             Inbound::Opened if hop.opened => None,
             Inbound::Opened => {
                 hop.opened = true;
-                self.health.reached(&hop.node());
+                let host = hop.node();
+                self.health.look(|all, now| all.opened(&host, now));
                 hop.progressed(Instant::now());
-                flight::record(Event::StreamReady {
+                tell(Event::StreamReady {
                     pipeline: self.name,
                     host: hop.node(),
-                    session: hop.span.link.session(),
+                    session: hop.span.link.session,
                     stream: hop.stream,
                     epoch: hop.epoch,
                 });
@@ -347,8 +348,8 @@ impl ShardedBackend {
         None
     }
 
-    /// Waits until everything that was submitted is through, and puts it into `out`.
-    async fn through(&mut self, out: &mut Vec<f32>, run: &mut Run<'_>) -> Result<(), ChatError> {
+    /// Waits until everything that was submitted is through.
+    async fn through(&mut self, run: &mut Run<'_>) -> Result<Vec<f32>, ChatError> {
         self.watching_since = Instant::now();
         let begin = self.pipeline.length();
         let mut told = begin;
@@ -360,19 +361,14 @@ impl ShardedBackend {
             }
             self.settle(run).await?;
             if let Some(rows) = self.advance() {
-                let moved = !self.recoveries.is_empty();
+                let moved = !self.call.recoveries.is_empty();
                 self.report_recoveries(run);
                 if moved
                     || self.watching_since.saturating_duration_since(self.prepared) > PREPARE_EVERY
                 {
                     self.prepare();
                 }
-                out.clear();
-                return self
-                    .model
-                    .boundary
-                    .decode(&rows, out)
-                    .map_err(|e| ChatError::Engine(e.to_string()));
+                return self.decoded([&rows[..]]);
             }
             if self.hop_failures.is_empty() {
                 self.wait(run.cancel).await?;
@@ -387,15 +383,14 @@ impl Backend for ShardedBackend {
         self.per_layer = Some(per_layer);
     }
 
-    fn submit_part<'a>(
-        &'a mut self,
-        position: u32,
-        rows: &'a [f32],
-        more: u32,
-        _: &'a Cancel,
-    ) -> LocalBoxFuture<'a, ()> {
-        let mut data = Vec::with_capacity(rows.len() * self.model.boundary.bytes_per_value());
-        self.model.boundary.encode(rows, &mut data);
+    fn submit<'a>(&'a mut self, rows: Rows<'a>, _: &'a Cancel) -> LocalBoxFuture<'a, ()> {
+        let Rows {
+            position,
+            values,
+            more,
+        } = rows;
+        let mut data = Vec::with_capacity(values.len() * self.model.boundary.bytes_per_value());
+        self.model.boundary.encode(values, &mut data);
         if !self.in_parts {
             self.came.clear();
         }
@@ -412,52 +407,39 @@ impl Backend for ShardedBackend {
         std::future::ready(()).boxed_local()
     }
 
-    fn output<'a>(
-        &'a mut self,
-        out: &'a mut Vec<f32>,
-        run: &'a mut Run<'_>,
-    ) -> LocalBoxFuture<'a, Result<(), ChatError>> {
-        self.through(out, run).boxed_local()
+    fn output<'a>(&'a mut self, run: &'a mut Run<'_>) -> Output<'a> {
+        self.through(run).boxed_local()
     }
 
     fn route(&self) -> Vec<RouteHop> {
-        self.hops
-            .iter()
-            .map(|hop| {
-                let link = &hop.span.link;
-                let descriptor = link.descriptor();
-                let away = !link.is_here();
-                RouteHop {
-                    shard_id: self.shard_id(hop),
-                    host: away.then(|| descriptor.host.to_string()),
-                    endpoint: away.then(|| link.addr().endpoint.clone()),
-                    layers: (hop.span.lo, hop.span.hi),
-                    memory_mb: descriptor.vram_required_mb,
-                }
-            })
-            .collect()
+        let hop = |hop: &Hop| {
+            let link = &hop.span.link;
+            let away = !link.is_here();
+            RouteHop {
+                shard_id: self.shard_id(hop),
+                host: away.then(|| hop.node().to_string()),
+                endpoint: away.then(|| link.addr.endpoint.clone()),
+                layers: (hop.span.lo, hop.span.hi),
+                memory_mb: link.descriptor.vram_required_mb,
+            }
+        };
+        self.hops.iter().map(hop).collect()
     }
 
     fn times(&self) -> Vec<HopTimes> {
         self.hops.iter().map(|hop| hop.clock.summary()).collect()
     }
 
-    fn begin_call(&mut self) {
-        self.excluded.clear();
-        self.failures = 0;
-        self.recoveries.clear();
-        self.pauses = 0;
+    fn begin_call(&mut self, positions: u32) {
+        self.call = Call::default();
         for hop in &mut self.hops {
-            hop.clock.clear();
+            hop.clock = HopClock::default();
             hop.span.link.rest(hop.stream, false);
         }
         // What has happened since the last call, so that nothing is sent where nobody is.
         while let Ok((id, message)) = self.inbound.try_recv() {
             self.on_message(id, message);
         }
-    }
-
-    fn expect(&mut self, positions: u32) {
         self.positions = self.positions.max(positions.min(self.model.context));
         for index in 0..self.hops.len() {
             let grown = self.grow(index, self.positions);
@@ -487,7 +469,7 @@ impl Backend for ShardedBackend {
 
 impl Drop for ShardedBackend {
     fn drop(&mut self) {
-        flight::record(Event::PipelineEnded {
+        tell(Event::PipelineEnded {
             pipeline: self.name,
         });
         self.hops.iter().for_each(Hop::release);

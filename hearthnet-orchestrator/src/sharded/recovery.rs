@@ -14,16 +14,16 @@ use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-use hearthnet_bus::flight::{self, Event};
+use hearthnet_bus::flight::Event;
 use hearthnet_bus::{Descriptor, NodeId};
 use hearthnet_transport::Code;
 
 use super::ShardedBackend;
 use super::stream::{Hop, HopFailure};
 use crate::Cancel;
-use crate::backend::{Run, whole_ms};
-use crate::chat::Frame;
+use crate::backend::Run;
 use crate::error::ChatError;
+use crate::events::{Failover, tell};
 use crate::health::FailureKind;
 use crate::hosts::{RoutedSpan, Search};
 
@@ -35,6 +35,12 @@ const LOOK_AGAIN_LATER: Duration = Duration::from_secs(10);
 /// What is between two requests for room on hosts whose memory is taken, before chance shortens
 /// it: at first, and at most. The first is some decode steps of the sequences that go on there.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+
+/// Rows of an answer that make up for having asked for room: a page of a host. Whoever answers one and
+/// takes the memory back for the next has no room.
+const ROWS_PER_ROOM: u32 = 16;
+/// Preemptions with fewer rows in between that count as a failure of the host.
+const PREEMPTIONS: u32 = 3;
 
 /// Why a host is to be replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +66,21 @@ pub(super) enum Cause {
     Barred,
 }
 
+impl Cause {
+    /// Whether the stream stays where it is when nobody else has its layers.
+    fn stays(self) -> bool {
+        matches!(
+            self,
+            Self::Late | Self::Silent | Self::Leaving { open: true }
+        )
+    }
+
+    /// Whether whoever asks hears of it: the host has failed, or lost its right.
+    fn is_told(self) -> bool {
+        !matches!(self, Self::Leaving { .. } | Self::Full)
+    }
+}
+
 /// A replaced host, until the answer goes on.
 pub(super) struct Recovery {
     layers: (u32, u32),
@@ -72,153 +93,136 @@ pub(super) struct Recovery {
 impl ShardedBackend {
     /// Puts other hosts in the place of those that something is wrong with.
     pub(super) async fn settle(&mut self, run: &mut Run<'_>) -> Result<(), ChatError> {
-        while let Some(hop_failure) = self.hop_failures.pop_front() {
-            self.recover(hop_failure, run).await?;
+        while let Some(failure) = self.hop_failures.pop_front() {
+            // It may have been replaced since.
+            if let Some(index) = self.hops.iter().position(|hop| hop.id == failure.hop) {
+                self.recover(index, failure, run).await?;
+            }
         }
         Ok(())
     }
 
     async fn recover(
         &mut self,
-        hop_failure: HopFailure,
+        index: usize,
+        failure: HopFailure,
         run: &mut Run<'_>,
     ) -> Result<(), ChatError> {
-        // It may have been replaced since.
-        let Some(index) = self.hops.iter().position(|hop| hop.id == hop_failure.hop) else {
+        let Some(hop) = self.hops.get(index) else {
             return Ok(());
         };
         if run.cancel.is_cancelled() {
             return Err(ChatError::Cancelled);
         }
         // The request itself is at fault: another host would say the same.
-        if matches!(hop_failure.error, ChatError::BadRequest(_)) {
-            return Err(hop_failure.error);
+        if matches!(failure.error, ChatError::BadRequest(_)) {
+            return Err(failure.error);
         }
-        if hop_failure.code == Code::PREEMPTED {
-            metrics::counter!("distributed_inference_preemptions_total").increment(1);
-            if let Some(hop) = self.hops.get(index) {
-                flight::record(Event::HostPreempted {
-                    pipeline: self.name,
-                    host: hop.node(),
-                    shard: self.shard_id(hop).as_str().into(),
-                });
-            }
-        }
-        let since = Instant::now();
-        let route = match hop_failure.cause {
-            Cause::Failed | Cause::Corrupt => {
-                self.blame(index, &hop_failure, run)?;
-                self.find(index, false, run.cancel, hop_failure.error)
-                    .await?
-            }
-            Cause::Late | Cause::Silent | Cause::Leaving { open: true } => {
-                let route = self
-                    .find(index, true, run.cancel, hop_failure.error.clone())
-                    .await;
-                let late = hop_failure.cause == Cause::Late;
-                let Some(route) = route.ok().filter(|to| !late || self.faster(index, to)) else {
-                    if let Some(hop) = self.hops.get_mut(index) {
-                        let now = Instant::now();
-                        match hop_failure.cause {
-                            Cause::Late => hop.look_again = Some(now + LOOK_AGAIN_LATER),
-                            Cause::Silent => hop.look_again = Some(now + LOOK_AGAIN),
-                            _ => hop.move_at = Some(now + LOOK_AGAIN),
-                        }
-                    }
-                    return Ok(());
-                };
-                match hop_failure.cause {
-                    Cause::Leaving { .. } => self.exclude(index),
-                    _ => self.blame(index, &hop_failure, run)?,
-                }
-                route
-            }
-            Cause::Leaving { open: false } => {
-                self.exclude(index);
-                self.find(index, false, run.cancel, hop_failure.error)
-                    .await?
-            }
-            Cause::Full => {
-                let why = hop_failure.error.to_string();
-                self.full.get_or_insert(why);
-                self.exclude(index);
-                self.find(index, true, run.cancel, hop_failure.error)
-                    .await?
-            }
-            Cause::Barred => {
-                self.accuse(index, &hop_failure, run);
-                self.find(index, false, run.cancel, hop_failure.error)
-                    .await?
-            }
-            Cause::Room => match self.find_room(index, run.cancel).await? {
-                Some(route) => {
-                    self.replace(index, route);
-                    return Ok(());
-                }
-                None => {
-                    self.blame(index, &hop_failure, run)?;
-                    self.find(index, false, run.cancel, hop_failure.error)
-                        .await?
-                }
-            },
+        let mut recovery = Recovery {
+            layers: (hop.span.lo, hop.span.hi),
+            node: hop.node(),
+            code: failure.code.clone(),
+            replayed: 0,
+            since: Instant::now(),
         };
-        if let Some(hop) = self.hops.get(index) {
-            self.recoveries.push(Recovery {
-                layers: (hop.span.lo, hop.span.hi),
-                node: hop.node(),
-                code: hop_failure.code,
-                replayed: self.pipeline.length(),
-                since,
+        if failure.code == Code::PREEMPTED {
+            tell(Event::HostPreempted {
+                pipeline: self.name,
+                host: hop.node(),
+                shard: self.shard_id(hop).as_str().into(),
             });
+            let times = self.call.preempted.entry(recovery.node).or_default();
+            *times += 1;
+            if times.is_multiple_of(PREEMPTIONS) {
+                self.health.failed(&recovery.node, FailureKind::Refused);
+            }
         }
+        let route = if failure.cause.stays() {
+            let route = self.find(index, true, run.cancel, &failure.error).await;
+            let late = failure.cause == Cause::Late;
+            let Some(route) = route.ok().filter(|to| !late || self.faster(index, to)) else {
+                self.look_again(index, failure.cause);
+                return Ok(());
+            };
+            self.leave(index, &failure, run)?;
+            route
+        } else {
+            if failure.cause == Cause::Room
+                && let Some(route) = self.find_room(index, run.cancel).await?
+            {
+                self.replace(index, route);
+                return Ok(());
+            }
+            self.leave(index, &failure, run)?;
+            let optional = failure.cause == Cause::Full;
+            self.find(index, optional, run.cancel, &failure.error)
+                .await?
+        };
+        recovery.replayed = self.pipeline.length();
+        self.call.recoveries.push(recovery);
         self.replace(index, route);
         Ok(())
     }
 
-    /// A host has failed: it is counted, told, and not asked again in this call.
-    fn blame(
-        &mut self,
-        index: usize,
-        hop_failure: &HopFailure,
-        run: &mut Run<'_>,
-    ) -> Result<(), ChatError> {
-        self.accuse(index, hop_failure, run);
-        self.failures += 1;
-        match self.settings.give_up_after {
-            // Before the first row there is nothing that this machine could go on with.
-            Some(limit) if self.failures >= limit && self.running => Err(hop_failure.error.clone()),
-            _ => Ok(()),
+    /// Nobody else has a host's layers, and it goes on: when to look for somebody again.
+    fn look_again(&mut self, index: usize, cause: Cause) {
+        let Some(hop) = self.hops.get_mut(index) else {
+            return;
+        };
+        let now = Instant::now();
+        match cause {
+            Cause::Late => hop.look_again = Some(now + LOOK_AGAIN_LATER),
+            Cause::Silent => hop.look_again = Some(now + LOOK_AGAIN),
+            _ => hop.move_at = Some(now + LOOK_AGAIN),
         }
     }
 
-    /// What went wrong with a host is told, and it is not asked again in this call.
-    fn accuse(&mut self, index: usize, hop_failure: &HopFailure, run: &mut Run<'_>) {
+    /// A host is not asked again in this call. What went wrong with it is told, and counted if it is a
+    /// failure.
+    fn leave(
+        &mut self,
+        index: usize,
+        failure: &HopFailure,
+        run: &mut Run<'_>,
+    ) -> Result<(), ChatError> {
         let Some(hop) = self.hops.get(index) else {
-            return;
+            return Ok(());
         };
+        let (cause, code) = (failure.cause, failure.code.clone());
+        self.call.excluded.insert(hop.node());
+        if cause == Cause::Full {
+            let why = || failure.error.to_string();
+            self.call.full.get_or_insert_with(why);
+        }
+        if !cause.is_told() {
+            return Ok(());
+        }
         let (shard_id, host) = (self.shard_id(hop), hop.node());
-        let code = hop_failure.code.clone();
         (run.notify)(self.status("degraded", hop, code.clone()));
-        tracing::warn!(%shard_id, %code, "a host has failed: {}", hop_failure.error);
-        flight::record(Event::HostFailed {
-            pipeline: self.name,
-            host,
-            shard: shard_id.as_str().into(),
-            code: code.clone(),
-        });
-        let kind = match hop_failure.cause {
+        tracing::warn!(%shard_id, %code, "a host has failed: {}", failure.error);
+        let kind = match cause {
             Cause::Corrupt => Some(FailureKind::Corruption),
             _ => FailureKind::of_code(&code),
         };
+        tell(Event::HostFailed {
+            pipeline: self.name,
+            host,
+            shard: shard_id.as_str().into(),
+            code,
+        });
         if let Some(kind) = kind {
             self.health.failed(&host, kind);
         }
-        self.exclude(index);
-    }
-
-    fn exclude(&mut self, index: usize) {
-        if let Some(hop) = self.hops.get(index) {
-            self.excluded.insert(hop.node());
+        if cause == Cause::Barred {
+            return Ok(());
+        }
+        self.call.failures += 1;
+        match self.settings.give_up_after {
+            // Before the first row there is nothing that this machine could go on with.
+            Some(limit) if self.call.failures >= limit && self.running => {
+                Err(failure.error.clone())
+            }
+            _ => Ok(()),
         }
     }
 
@@ -228,18 +232,18 @@ impl ShardedBackend {
         index: usize,
         optional: bool,
         cancel: &Cancel,
-        otherwise: ChatError,
+        otherwise: &ChatError,
     ) -> Result<Vec<RoutedSpan>, ChatError> {
         let Some(hop) = self.hops.get(index) else {
-            return Err(otherwise);
+            return Err(otherwise.clone());
         };
-        let (layers, mut exclude) = (hop.span.lo..=hop.span.hi, self.excluded.clone());
+        let (layers, mut exclude) = (hop.span.lo..=hop.span.hi, self.call.excluded.clone());
         exclude.insert(hop.node());
         let route = self.route_over(layers, exclude, optional, cancel).await;
         route.map_err(|error| match error {
             ChatError::Cancelled => error,
             // What went wrong explains more than the hole that it leaves.
-            _ => otherwise,
+            _ => otherwise.clone(),
         })
     }
 
@@ -278,9 +282,9 @@ impl ShardedBackend {
     /// than half of its time are not worth the replay.
     fn faster(&self, index: usize, others: &[RoutedSpan]) -> bool {
         let measured = |span: &RoutedSpan| {
-            let descriptor = span.link.descriptor();
+            let Descriptor { host, shard_id, .. } = &span.link.descriptor;
             self.health
-                .ms_per_layer(&descriptor.host, &descriptor.shard_id)
+                .look(|all, now| all.ms_per_layer(host, shard_id, now))
         };
         let Some(own) = self.hops.get(index).and_then(|hop| measured(&hop.span)) else {
             return true;
@@ -298,88 +302,67 @@ impl ShardedBackend {
         cancel: &Cancel,
     ) -> Result<Option<Vec<RoutedSpan>>, ChatError> {
         let now = Instant::now();
-        let until = *self
-            .room_until
-            .get_or_insert(now + self.settings.room_timeout);
+        let limit = now + self.settings.room_timeout;
+        let until = *self.call.room_until.get_or_insert(limit);
         // Without randomness the shortest pause has to do.
-        let pause = pause(self.pauses, getrandom::u32().unwrap_or_default());
+        let pause = pause(self.call.pauses, getrandom::u32().unwrap_or_default());
         let Some(hop) = self.hops.get(index).filter(|_| now + pause < until) else {
             return Ok(None);
         };
-        let (layers, host) = (hop.span.lo..=hop.span.hi, hop.node());
-        self.pauses += 1;
+        let layers = hop.span.lo..=hop.span.hi;
+        self.call.pauses += 1;
+        self.call.rows = 0;
         let paused = cancel.or(self.sleep(pause)).await;
         paused.ok_or(ChatError::Cancelled)?;
-        let mut elsewhere = self.excluded.clone();
-        elsewhere.insert(host);
-        for (exclude, optional) in [(elsewhere, true), (self.excluded.clone(), false)] {
-            let route = self.route_over(layers.clone(), exclude, optional, cancel);
-            match route.await {
-                Ok(route) => return Ok(Some(route)),
-                Err(ChatError::Cancelled) => return Err(ChatError::Cancelled),
-                Err(_) => {}
-            }
+        let nobody = ChatError::HostsFull(String::new());
+        let mut route = self.find(index, true, cancel, &nobody).await;
+        if !matches!(route, Ok(_) | Err(ChatError::Cancelled)) {
+            let excluded = self.call.excluded.clone();
+            route = self.route_over(layers, excluded, false, cancel).await;
         }
-        Ok(None)
+        match route {
+            Err(ChatError::Cancelled) => Err(ChatError::Cancelled),
+            route => Ok(route.ok()),
+        }
     }
 
     /// Opens streams for the spans that take over.
     fn replace(&mut self, span: usize, route: Vec<RoutedSpan>) {
         let count = route.len();
         let reopened = self.pipeline.replace(span, count);
-        let fresh: Vec<Hop> = route
-            .into_iter()
-            .enumerate()
-            .map(|(offset, routed)| self.hop(span + offset, routed))
-            .collect();
-        let old: Vec<Hop> = self.hops.splice(span..=span, fresh).collect();
-        old.iter().for_each(Hop::release);
         // Those before it that run again begin a new life on the same host.
-        for index in reopened.start..span {
-            let Some(routed) = self.hops.get(index).map(|hop| hop.span.clone()) else {
-                continue;
-            };
-            let fresh = self.hop(index, routed);
-            if let Some(place) = self.hops.get_mut(index) {
-                let old = std::mem::replace(place, fresh);
-                old.release();
-            }
-        }
+        let again = self.hops.iter().take(span).skip(reopened.start);
+        let again: Vec<RoutedSpan> = again.map(|hop| hop.span.clone()).collect();
+        let fresh: Vec<Hop> = (reopened.start..)
+            .zip(again.into_iter().chain(route))
+            .map(|(index, routed)| self.hop(index, routed))
+            .collect();
+        let old = self.hops.splice(reopened.start..=span, fresh);
+        old.for_each(|hop| hop.release());
         self.open_streams(reopened);
     }
 
+    /// A row of the answer is there: who has taken over is told.
     pub(super) fn report_recoveries(&mut self, run: &mut Run<'_>) {
-        self.room_until = None;
-        for recovery in self.recoveries.drain(..) {
+        self.call.rows += 1;
+        if self.call.rows >= ROWS_PER_ROOM {
+            self.call.room_until = None;
+            self.call.preempted.clear();
+        }
+        for recovery in std::mem::take(&mut self.call.recoveries) {
             let (lo, hi) = recovery.layers;
             let hops = self.hops.iter();
-            let replacements: Vec<String> = hops
-                .filter(|hop| hop.span.lo <= hi && lo <= hop.span.hi)
-                .map(|hop| hop.node().to_string())
-                .collect();
-            let shard_id = Descriptor::shard_id(&self.model.model_id, lo, hi);
-            if recovery.code == Code::LEAVING {
-                metrics::counter!("distributed_inference_moves_total").increment(1);
-            } else {
-                metrics::counter!("distributed_inference_failovers_total").increment(1);
-            }
-            flight::record(Event::FailedOver {
+            let now = hops.filter(|hop| hop.span.lo <= hi && lo <= hop.span.hi);
+            let failover = Failover {
                 pipeline: self.name,
-                host: Some(recovery.node),
-                shard: shard_id.as_str().into(),
-                code: recovery.code.clone(),
-                replacements: u32::try_from(replacements.len()).unwrap_or(u32::MAX),
-                replayed: recovery.replayed,
-                ms: whole_ms(recovery.since.elapsed()),
-            });
-            (run.notify)(Frame::ShardFailover {
-                shard_id,
-                host: Some(recovery.node.to_string()),
+                shard_id: Descriptor::shard_id(&self.model.model_id, lo, hi),
+                from: Some(recovery.node),
+                to: now.map(|hop| hop.node().to_string()).collect(),
                 code: recovery.code,
-                replacements,
                 replayed: recovery.replayed,
-                recovery_ms: recovery.since.elapsed().as_secs_f64() * 1e3,
-            });
+                since: recovery.since,
+            };
+            failover.tell(run);
         }
     }
 

@@ -12,8 +12,8 @@ use std::time::Instant;
 use hearthnet_model::WeightsId;
 use parking_lot::Mutex;
 
-use super::ShardedBackend;
 use super::recovery::pause;
+use super::{Call, ShardedBackend};
 use crate::Cancel;
 use crate::backend::Run;
 use crate::error::ChatError;
@@ -83,7 +83,7 @@ impl ShardedBackend {
     /// Routes, and opens a stream on every host chosen; one that has no room is passed over.
     async fn connect(&mut self, cancel: &Cancel) -> Result<(), ChatError> {
         let opened = self.open_all(cancel).await;
-        match (opened, self.full.take()) {
+        match (opened, self.call.full.take()) {
             // Those that are missing as well are not what it lacks.
             (Err(ChatError::ShardUnavailable(_)), Some(full)) => Err(ChatError::HostsFull(full)),
             (opened, _) => opened,
@@ -93,7 +93,7 @@ impl ShardedBackend {
     async fn open_all(&mut self, cancel: &Cancel) -> Result<(), ChatError> {
         let layers = self.model.hosted.start..=self.model.hosted.end.saturating_sub(1);
         let route = self
-            .route_over(layers, self.excluded.clone(), false, cancel)
+            .route_over(layers, self.call.excluded.clone(), false, cancel)
             .await?;
         let limits = Limits {
             depth: self.settings.depth,
@@ -126,10 +126,8 @@ impl ShardedBackend {
             hop.release();
         }
         self.hop_failures.clear();
-        self.recoveries.clear();
         self.notices.clear();
-        self.excluded.clear();
-        self.failures = 0;
+        self.call = Call::default();
     }
 }
 

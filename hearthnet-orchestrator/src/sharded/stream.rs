@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use hearthnet_bus::Descriptor;
 use hearthnet_bus::NodeId;
-use hearthnet_bus::flight::{self, Event};
+use hearthnet_bus::flight::Event;
 use hearthnet_model::BoundaryDtype;
 use hearthnet_transport::{
     CloseCode, Code, DType, Message, SendError, Step, StepResult, StreamOpen, Truncate, Want,
@@ -18,9 +18,9 @@ use super::recovery::Cause;
 use crate::backend::HopClock;
 use crate::checks::{BoundaryCheck, CheckError};
 use crate::error::ChatError;
+use crate::events::{shard_latency, tell};
 use crate::hop_timeout::{ASK_AFTER, GONE_AFTER, HopTimeout, LOOK_EVERY, Silence, median};
 use crate::hosts::RoutedSpan;
-use crate::labels;
 use crate::link::Ended;
 use crate::pipeline::{Chunk, Outcome};
 use crate::steps;
@@ -80,11 +80,11 @@ pub(super) struct Hop {
 
 impl Hop {
     pub(super) fn node(&self) -> NodeId {
-        self.span.link.descriptor().host
+        self.span.link.descriptor.host
     }
 
     fn name(&self) -> String {
-        let addr = self.span.link.addr();
+        let addr = &self.span.link.addr;
         let (lo, hi) = (self.span.lo, self.span.hi);
         format!(
             "{} ({}, layers {lo}-{hi})",
@@ -144,14 +144,12 @@ impl Hop {
 
     /// Sends at the next boundary, or as soon as there is room.
     fn send(&mut self, message: Message) -> Result<(), HopFailure> {
-        if !self.unsent.is_empty() {
-            self.unsent.push_back(message);
-            return Ok(());
-        }
-        match steps::send(self.span.link.sender(), message) {
-            Ok(back) => self.unsent.extend(back),
-            Err(error) => return Err(self.unsendable(&error)),
-        }
+        let back = match self.unsent.is_empty() {
+            true => steps::send(&self.span.link.sender, message),
+            false => Ok(Some(message)),
+        };
+        self.unsent
+            .extend(back.map_err(|error| self.unsendable(&error))?);
         Ok(())
     }
 
@@ -182,7 +180,7 @@ impl Hop {
             position: length,
         });
         // Where there is no room to say so, silence will.
-        let _ = self.span.link.sender().try_send(truncate);
+        let _ = self.span.link.sender.try_send(truncate);
     }
 
     /// What a host's refusal, or the end of a stream by its host, means.
@@ -244,9 +242,9 @@ impl Hop {
             return Some(Verdict::Wait(until.min(self.progress + ASK_AFTER)));
         }
         let link = &self.span.link;
-        let silent = self.silence.look(now, link.silent_for());
+        let silent = self.silence.look(now, link.sender.silent_for());
         if silent >= ASK_AFTER {
-            link.probe();
+            link.sender.probe();
         }
         if patience.silence.is_some_and(|most| silent >= most) {
             return Some(Verdict::Dark);
@@ -278,7 +276,7 @@ impl Hop {
             return None;
         }
         self.told = true;
-        Some(match self.span.link.silent_for() < ASK_AFTER {
+        Some(match self.span.link.sender.silent_for() < ASK_AFTER {
             true => Code::BUSY,
             false => Code::SILENT,
         })
@@ -331,18 +329,12 @@ impl ShardedBackend {
         let band = bands.and_then(|b| b.get(span.hi as usize)).copied();
         // Of this side's own model, so that what a host calls itself counts nothing.
         let shard_id = Descriptor::shard_id(&self.model.model_id, span.lo, span.hi);
-        let latency = metrics::histogram!(
-            "distributed_inference_shard_latency_ms",
-            "shard_id" => labels::shard(shard_id)
-        );
-        let host = &span.link.descriptor().host;
-        let seen = self
-            .health
-            .seen(host, self.model.weights, (span.lo, span.hi));
-        let check = BoundaryCheck::new(self.model.width, self.model.boundary, band);
+        let host = &span.link.descriptor.host;
+        let layers = (span.lo, span.hi);
+        let seen = self.health.seen(host, self.model.weights, layers);
         Hop {
             id,
-            check: check.remembering(seen),
+            check: BoundaryCheck::new(self.model.width, self.model.boundary, band, seen),
             span,
             stream,
             epoch,
@@ -358,7 +350,7 @@ impl ShardedBackend {
             move_at: None,
             patient: self.running,
             clock: HopClock::default(),
-            latency,
+            latency: shard_latency(shard_id),
         }
     }
 
@@ -368,11 +360,11 @@ impl ShardedBackend {
             let Some(hop) = self.hops.get(index) else {
                 return;
             };
-            flight::record(Event::StreamAsked {
+            tell(Event::StreamAsked {
                 pipeline: self.name,
                 host: hop.node(),
                 shard: self.shard_id(hop).as_str().into(),
-                session: hop.span.link.session(),
+                session: hop.span.link.session,
                 stream: hop.stream,
                 epoch: hop.epoch,
             });
@@ -493,27 +485,21 @@ impl ShardedBackend {
                 }));
             }
         }
-        let outcome = self.pipeline.on_result(index, epoch, position, rows, data);
-        match outcome {
+        match self.pipeline.on_result(index, epoch, position, rows, data) {
             Ok(Outcome::Accepted) => self.note_time(index, compute_us, queue_us, at),
             Ok(Outcome::Stale) => {
-                metrics::counter!("distributed_inference_stale_answers_total").increment(1);
-                if let Some(hop) = self.hops.get(index) {
-                    flight::record(Event::StaleAnswer {
-                        pipeline: self.name,
-                        host: hop.node(),
-                    });
-                }
+                tell(Event::StaleAnswer {
+                    pipeline: self.name,
+                    host: hop.node(),
+                });
                 Ok(())
             }
-            Err(fault) => match self.hops.get(index) {
-                Some(hop) => Err(hop.hop_failure(
-                    CloseCode::ProtocolState.into(),
-                    Cause::Failed,
-                    |host| ChatError::ShardUnavailable(format!("{host}: {fault}")),
-                )),
-                None => Ok(()),
-            },
+            Err(fault) => {
+                let code = CloseCode::ProtocolState.into();
+                Err(hop.hop_failure(code, Cause::Failed, |host| {
+                    ChatError::ShardUnavailable(format!("{host}: {fault}"))
+                }))
+            }
         }
     }
 
@@ -525,47 +511,58 @@ impl ShardedBackend {
         queue_us: u32,
         at: Instant,
     ) -> Result<(), HopFailure> {
-        let reference = self.reference(index, 1);
+        let oldest = self.hops.get_mut(index);
+        let Some(sent) = oldest.and_then(|hop| hop.sent.pop_front()) else {
+            return Ok(());
+        };
+        let reference = self.reference(index, sent.rows);
         let Some(hop) = self.hops.get_mut(index) else {
             return Ok(());
         };
         let (now, before) = (Instant::now(), hop.progress);
         hop.progressed(now);
-        let Some(sent) = hop.sent.pop_front() else {
-            return Ok(());
-        };
         // What came while the chat did something else did not take until it looked.
         let seen = if at < self.watching_since { at } else { now };
         if sent.rows > 1 {
             // It was at the piece before this one until then.
             let began = sent.at.max(before);
             let took = seen.saturating_duration_since(began);
-            hop.hop_timeout.record_piece(took, sent.rows);
-            return Ok(());
+            let slow = hop.hop_timeout.record_piece(took, sent.rows, reference);
+            return match slow && hop.may_move(now) {
+                true => Err(hop.late()),
+                false => Ok(()),
+            };
         }
         let round_trip = seen.saturating_duration_since(sent.at);
         hop.clock.record(round_trip, compute_us, queue_us);
         hop.latency.record(round_trip.as_secs_f64() * 1e3);
         let layers = hop.span.hi - hop.span.lo + 1;
-        let shard = &hop.span.link.descriptor().shard_id;
-        self.health.answered(&hop.node(), shard, layers, round_trip);
+        let (host, shard) = (hop.node(), &hop.span.link.descriptor.shard_id);
+        let weights = self.model.weights;
+        self.health
+            .look(|all, now| all.answered(&host, (shard, weights), layers, round_trip, now));
         if hop.hop_timeout.record(round_trip, reference) && hop.may_move(now) {
             return Err(hop.late());
         }
         Ok(())
     }
 
-    /// What a step of `rows` would take on a hop if it were as fast as the others of this
-    /// sequence, layer for layer, or as this machine's own layers where there are no others.
-    /// `None` while they have shown nothing.
+    /// What a step of `rows` would take on a hop if it were as fast as others, layer for layer: those
+    /// of this sequence; or else, with the same weights, those that were measured of late in any
+    /// call; or else this machine's own layers. `None` while nobody has shown anything.
     pub(super) fn reference(&self, index: usize, rows: u32) -> Option<Duration> {
         let layers = |hop: &Hop| hop.span.hi.saturating_sub(hop.span.lo) + 1;
-        let own = layers(self.hops.get(index)?);
+        let hop = self.hops.get(index)?;
+        let (own, host) = (layers(hop), hop.node());
         let others = self.hops.iter().enumerate().filter(|(i, _)| *i != index);
-        median(
-            others.filter_map(|(_, hop)| Some(hop.hop_timeout.typical(rows)? * own / layers(hop))),
-        )
-        .or_else(|| Some(self.per_layer? * own * rows))
+        let beside =
+            others.filter_map(|(_, hop)| Some(hop.hop_timeout.typical(rows)? * own / layers(hop)));
+        let per_layer = || {
+            let weights = self.model.weights;
+            let measured = self.health.look(|all, now| all.beside(&host, weights, now));
+            measured.or(self.per_layer)
+        };
+        median(beside).or_else(|| Some(per_layer()? * own * rows))
     }
 }
 

@@ -58,7 +58,7 @@ impl ShardedBackend {
             let unsent = self.hops.iter().find(|hop| !hop.unsent.is_empty());
             let sent = OptionFuture::from(unsent.map(|hop| async {
                 let sent = match hop.unsent.front() {
-                    Some(message) => hop.span.link.sender().send(message.clone()).await,
+                    Some(message) => hop.span.link.sender.send(message.clone()).await,
                     None => Ok(()),
                 };
                 (hop.id, sent)
@@ -92,11 +92,8 @@ impl ShardedBackend {
         };
         let mut until: Option<Instant> = None;
         for index in 0..self.hops.len() {
-            let Some(hop) = self.hops.get(index) else {
-                continue;
-            };
-            let rows = hop.sent.front().map(|sent| sent.rows);
-            let reference = rows.and_then(|rows| self.reference(index, rows));
+            let oldest = self.hops.get(index).and_then(|hop| hop.sent.front());
+            let reference = oldest.and_then(|sent| self.reference(index, sent.rows));
             let Some(hop) = self.hops.get_mut(index) else {
                 continue;
             };

@@ -430,7 +430,7 @@ impl Stage {
         let source = ConnectedHosts {
             links: self.links.clone(),
             choice: Choice {
-                model: model.clone(),
+                model,
                 policy: Arc::new(GreedyCover),
                 max_shards: 16,
                 own_id: crate::node("nobody"),
@@ -439,7 +439,7 @@ impl Stage {
             },
         };
         let runtime = self.runtime.handle().clone();
-        ShardedBackend::open(runtime, model, Box::new(source), settings, &self.cancel)
+        ShardedBackend::open(runtime, Box::new(source), settings, &self.cancel)
     }
 
     fn open(&self) -> ShardedBackend {
@@ -458,11 +458,10 @@ impl Stage {
         tokens: u32,
         heard: &mut Heard,
     ) -> Result<(), ChatError> {
-        backend.begin_call();
+        backend.begin_call(0);
         let mut rows: Vec<f32> = prompt.iter().flat_map(|value| row(*value)).collect();
         let mut position = backend.length();
         for _ in 0..=tokens {
-            let mut out = Vec::new();
             let mut run = Run {
                 cancel: &self.cancel,
                 notify: &mut |frame| match frame {
@@ -479,7 +478,7 @@ impl Stage {
                     other => panic!("{other:?}"),
                 },
             };
-            run_rows(backend, position, &rows, &mut out, &mut run)?;
+            let out = run_rows(backend, position, &rows, &mut run)?;
             position += (rows.len() / WIDTH) as u32;
             heard.outputs.push(out[0] as u32);
             rows = row(out[0] as u32).to_vec();
@@ -585,7 +584,7 @@ fn a_caller_with_layers_of_its_own_gets_every_row_once_whatever_hosts_do() {
         let mut backend = stage.open_between(1..3, settings).unwrap();
         let node = stage.runs(&backend, span).node();
         stage.host(&node).at(position, deed);
-        backend.begin_call();
+        backend.begin_call(0);
         let mut run = Run {
             cancel: &stage.cancel,
             notify: &mut |_| {},
@@ -597,15 +596,14 @@ fn a_caller_with_layers_of_its_own_gets_every_row_once_whatever_hosts_do() {
             for values in prompt[at..at + length].chunks(part) {
                 let rows: Vec<f32> = values.iter().flat_map(|value| row(*value)).collect();
                 left -= values.len();
-                steps::block_on(backend.submit_part(
-                    (at + length - left - values.len()) as u32,
-                    &rows,
-                    left as u32,
-                    run.cancel,
-                ));
+                let part = Rows {
+                    position: (at + length - left - values.len()) as u32,
+                    values: &rows,
+                    more: left as u32,
+                };
+                steps::block_on(backend.submit(part, run.cancel));
             }
-            let mut out = Vec::new();
-            steps::block_on(backend.output(&mut out, &mut run)).unwrap();
+            let out = steps::block_on(backend.output(&mut run)).unwrap();
             got.extend(out.chunks_exact(WIDTH).map(|row| row[0] as u32));
             at += length;
         }
@@ -658,7 +656,7 @@ fn a_host_that_always_returns_nan_spoils_one_of_five_chats() {
     let mut stage = stage;
     let second = stage.hosts[3].node();
     let is_left =
-        |link: &Arc<HostLink>| [&liar, &second].contains(&&link.descriptor().host.to_string());
+        |link: &Arc<HostLink>| [&liar, &second].contains(&&link.descriptor.host.to_string());
     stage.links.retain(is_left);
     assert_eq!(stage.runs(&stage.open(), 0).node(), liar);
 }
@@ -824,7 +822,7 @@ fn giving_up_does_not_wait_until_this_machine_has_loaded_the_model() {
             let rows: Vec<f32> = PROMPT.iter().flat_map(|value| row(*value)).collect();
             let notify = &mut |_| {};
             let run = &mut Run { cancel, notify };
-            run_rows(&mut backend, 0, &rows, &mut Vec::new(), run)
+            run_rows(&mut backend, 0, &rows, run).map(drop)
         });
         begun.recv_timeout(PATIENCE).unwrap();
         cancel.cancel();
@@ -904,7 +902,7 @@ fn a_host_that_could_never_hold_a_sequence_is_passed_over_and_not_waited_for() {
 fn hosts_are_asked_for_what_a_call_can_come_to_and_again_when_it_grows() {
     let stage = Stage::new(&[(0, 1), (2, 3)]);
     let mut backend = stage.open();
-    backend.expect(PROMPT.len() as u32 + 3);
+    backend.begin_call(PROMPT.len() as u32 + 3);
     let mut heard = Heard::default();
     stage.call(&mut backend, &PROMPT, 3, &mut heard).unwrap();
     for host in &stage.hosts {

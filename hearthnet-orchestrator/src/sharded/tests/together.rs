@@ -11,18 +11,16 @@ fn chats_whose_rows_came_together_send_together_and_none_waits_for_one_that_does
     first.state().pairs = true;
     let [mut busy, mut keen] = [stage.open(), stage.open()];
     for backend in [&mut busy, &mut keen] {
-        backend.begin_call();
         // So that no stream has to grow on the way.
-        backend.expect(2);
-        steps::block_on(backend.submit(0, &row(5), &stage.cancel));
+        backend.begin_call(2);
+        let rows = row(5);
+        steps::block_on(backend.submit(Rows::at(0, &rows), &stage.cancel));
     }
     // The answers to both come in one piece, and `busy` does not look.
     let cancel = &stage.cancel;
     let output = async |backend: &mut ShardedBackend| {
-        let mut out = Vec::new();
         let notify = &mut |_| panic!("no host has failed");
-        let mut run = Run { cancel, notify };
-        backend.output(&mut out, &mut run).await?;
+        let out = backend.output(&mut Run { cancel, notify }).await?;
         Ok::<_, ChatError>(out[0] as u32)
     };
     let began = Instant::now();
@@ -35,12 +33,12 @@ fn chats_whose_rows_came_together_send_together_and_none_waits_for_one_that_does
     // Two that send before the same boundary: what the first one sends waits for the second.
     steps::block_on(output(&mut busy)).unwrap();
     first.state().pairs = false;
-    let frames = || stage.links[0].stats().frames_sent;
+    let frames = || stage.links[0].sender.stats().frames_sent;
     let before = frames();
     steps::block_on(async {
-        busy.submit(1, &row(7), cancel).await;
+        busy.submit(Rows::at(1, &row(7)), cancel).await;
         assert_eq!((frames(), first.state().steps), (before, 2));
-        keen.submit(1, &row(7), cancel).await;
+        keen.submit(Rows::at(1, &row(7)), cancel).await;
         assert_eq!((frames(), first.state().steps), (before, 2));
         steps::boundary().await;
         assert_eq!(frames(), before + 2);
@@ -62,14 +60,12 @@ fn chats_on_one_loop_go_their_own_ways_through_failures() {
     let mut chats: Vec<_> = (0..4).map(|_| stage.open()).collect();
     let cancel = &stage.cancel;
     let answers = chats.iter_mut().map(async |backend| {
-        backend.begin_call();
-        let (mut rows, mut out, mut outputs) = (row(5), Vec::new(), Vec::new());
+        backend.begin_call(0);
+        let (mut rows, mut outputs) = (row(5), Vec::new());
         for position in 0..10 {
-            backend.submit(position, &rows, cancel).await;
+            backend.submit(Rows::at(position, &rows), cancel).await;
             let notify = &mut |_| {};
-            backend
-                .output(&mut out, &mut Run { cancel, notify })
-                .await?;
+            let out = backend.output(&mut Run { cancel, notify }).await?;
             outputs.push(out[0] as u32);
             rows = row(out[0] as u32);
         }
