@@ -7,6 +7,7 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
+use rustix::process::Signal;
 use serde_json::Value;
 use support::community::{address, found, join, join_as, peers};
 use support::{Home, QUIET, Server, assert_complains, assert_fails, model, succeeded, text, until};
@@ -93,6 +94,62 @@ fn second_anchor(founder: &Home, node: &Server) -> Home {
     let id = bakery.node_id();
     says(founder, &[], &["community", "promote", &id, "anchor"]);
     bakery
+}
+
+/// Puts the state of another day back into the very files that are there, as a snapshot of a disk does:
+/// nothing tells that it happened.
+fn roll_back(home: &Home, to: &Path) {
+    for entry in std::fs::read_dir(data(home)).expect("a folder") {
+        let entry = entry.expect("an entry");
+        let old = std::fs::read(to.join(entry.file_name()));
+        match old {
+            Ok(old) => std::fs::write(entry.path(), old).expect("a file"),
+            Err(_) if entry.path().is_file() => {
+                std::fs::remove_file(entry.path()).expect("a file");
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+#[test]
+fn a_disk_that_was_put_back_freezes_nobody_who_can_be_told_what_was_said_since() {
+    let (founder, node) = founded();
+    let bakery = second_anchor(&founder, &node);
+    let known = peers(&node);
+    let near = ["--set", &known];
+    says(&bakery, &near, &["community", "invite"]);
+    let earlier = bakery.path().join("earlier");
+    copy(&data(&bakery), &earlier);
+    says(&bakery, &near, &["community", "invite"]);
+    let invites = |home: &Home| {
+        let said = json(home, &[], &["community", "invites"]);
+        said["invites"].as_array().expect("a list").len()
+    };
+    let known_to_founder = invites(&founder);
+    roll_back(&bakery, &earlier);
+
+    // The daemon starts while the only one who knows better does not answer yet.
+    node.signal(Signal::STOP);
+    let daemon = serve(&bakery, &near);
+    let invite = bakery.spawn(&[&QUIET[..], &["community", "invite", "--json"]].concat());
+    let table = format!("/proc/{}/net/tcp", daemon.child.id());
+    let port: u16 = address(&node)
+        .rsplit(':')
+        .next()
+        .and_then(|port| port.parse().ok())
+        .expect("a port");
+    let asked = format!("0100007F:{port:04X} 01");
+    until("it is asked", || {
+        std::fs::read_to_string(&table).is_ok_and(|table| table.contains(&asked))
+    });
+    node.signal(Signal::CONT);
+    succeeded(&invite.wait_with_output().expect("its end"));
+    until("the founder hears of it", || {
+        invites(&founder) == known_to_founder + 1
+    });
+    assert!(members(&founder, &[]).iter().all(|(_, _, frozen)| !frozen));
+    log_is_whole(&founder);
 }
 
 #[test]

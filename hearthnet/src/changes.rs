@@ -13,13 +13,16 @@ use hearthnet_bus::calls::{
 use hearthnet_bus::log::{Body, Level, MAX_USES, Policy};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
+use zeroize::Zeroize as _;
 
 use crate::community::{Home, now_ms};
 use crate::failure::{Failure, Kind};
 use crate::local_api::{self, Offer, internal};
 use crate::lock::Lock;
 use crate::runtime::block_on;
+use crate::secret::MAX_BYTES;
 
 /// Writes into the community's log, for programs on this machine only.
 const NODE_CHANGE: &str = "node.change@1.0";
@@ -55,17 +58,33 @@ pub(crate) enum Change {
 }
 
 /// A change, and with which key it is signed.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Serialize, Deserialize)]
 struct Order {
     /// The community's root key, which lies in this home, and not the node's own.
     by_root: bool,
+    /// What opens it, if it is sealed. The daemon forgets it with the change.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    passphrase: Option<String>,
     change: Change,
+}
+
+impl Drop for Order {
+    fn drop(&mut self) {
+        self.passphrase.zeroize();
+    }
 }
 
 /// Writes one change: the daemon of this home does where one runs, else this command, and no daemon
 /// starts meanwhile. When this returns it is stored, and a daemon has begun to pass it on.
 pub(crate) fn write(home: &Home, by_root: bool, change: Change) -> Result<(), Failure> {
-    let order = Order { by_root, change };
+    let mut order = Order {
+        by_root,
+        passphrase: None,
+        change,
+    };
+    if by_root && let Some(passphrase) = home.passphrase()? {
+        order.passphrase = Some(passphrase.to_string());
+    }
     loop {
         if let Some(_free) = Lock::keep_free(&home.dir)? {
             return store(home, &order);
@@ -115,7 +134,7 @@ fn store(home: &Home, order: &Order) -> Result<(), Failure> {
     match order.by_root {
         false => home.append(&home.key, body),
         true => match home.root_key()? {
-            Some(root) => home.append(&root, body),
+            Some(root) => home.append(&root.open(order.passphrase.as_deref())?, body),
             None => Err(Failure::internal("the root key is not in this home")),
         },
     }
@@ -190,8 +209,13 @@ async fn hear(home: &Home) -> Result<(), CallError> {
     Ok(())
 }
 
-/// Makes the daemon write for programs on this machine, and tell them of changes.
-pub(crate) fn offer(registry: &Registry, home: &Home) -> Result<(), Failure> {
+/// Makes the daemon write for programs on this machine, once it has `caught_up` with what others know
+/// when it starts, and tell them of changes.
+pub(crate) fn offer(
+    registry: &Registry,
+    home: &Home,
+    caught_up: watch::Receiver<bool>,
+) -> Result<(), Failure> {
     let limits = |seconds| CallLimits {
         // As many as connections: all commands and chats are one caller's.
         concurrent: 32,
@@ -205,7 +229,7 @@ pub(crate) fn offer(registry: &Registry, home: &Home) -> Result<(), Failure> {
         ..Offer::new(
             NODE_CHANGE,
             "Writes a change of the community into its log, for programs on the node's own machine.",
-            move |order, _| written(writer.clone(), order),
+            move |order, _| written(writer.clone(), caught_up.clone(), order),
         )
     }
     .register(registry)?;
@@ -245,13 +269,20 @@ fn params() -> Params {
         .optional("resume", one(Params::none()));
     Params::none()
         .required("by_root", ParamKind::Flag)
+        .optional("passphrase", ParamKind::text(MAX_BYTES))
         .required("change", one(change))
 }
 
 /// Writes what a program here asks for.
-async fn written(home: Home, order: Value) -> Result<Value, CallError> {
+async fn written(
+    home: Home,
+    mut caught_up: watch::Receiver<bool>,
+    order: Value,
+) -> Result<Value, CallError> {
     let order: Order =
         serde_json::from_value(order).map_err(|e| CallError::bad_request("params", e))?;
+    // It ends with the node.
+    let _ = caught_up.wait_for(|it| *it).await;
     // The disk may be slow.
     let stored = tokio::task::spawn_blocking(move || store(&home, &order)).await;
     stored.map_err(internal)??;
@@ -295,7 +326,13 @@ mod tests {
             home.append(&home.key, Body::Named { name }).unwrap();
         }
         let by_root = true;
-        store(&home, &Order { by_root, change }).unwrap();
+        let passphrase = None;
+        let order = Order {
+            by_root,
+            passphrase,
+            change,
+        };
+        store(&home, &order).unwrap();
         let mut last = None;
         let read = |record: Record| {
             last = Some(record.event.body);
@@ -324,6 +361,7 @@ mod tests {
         ] {
             let order = Order {
                 by_root: true,
+                passphrase: Some("correct horse".to_owned()),
                 change,
             };
             let asked = serde_json::to_value(&order).unwrap();
@@ -335,6 +373,6 @@ mod tests {
             "resume": {}, "withdraw": { "invite": node },
         } });
         params().check(&two).unwrap();
-        serde_json::from_value::<Order>(two).unwrap_err();
+        assert!(serde_json::from_value::<Order>(two).is_err());
     }
 }

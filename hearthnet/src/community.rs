@@ -7,11 +7,14 @@ use std::sync::{Arc, OnceLock};
 use hearthnet_bus::NodeKey;
 use hearthnet_bus::log::{Body, Community, EventLog, LogError};
 pub(crate) use hearthnet_bus::now_ms;
+use zeroize::Zeroizing;
 
 use crate::args::Global;
 use crate::config::Config;
-use crate::failure::{Failure, Kind};
+use crate::failure::Failure;
 use crate::membership::Membership;
+use crate::root_key::RootKey;
+use crate::secret;
 
 /// The file of the community's root key, at its founder.
 pub(crate) const ROOT_KEY: &str = "root.key";
@@ -29,6 +32,8 @@ pub(crate) struct Home {
     pub(crate) log: EventLog,
     /// Set once an anchor has said to this process that the node's key counts no more; by whom.
     pub(crate) refused: Arc<OnceLock<String>>,
+    /// Where the passphrase of the root key is, if not with whoever sits here.
+    pub(crate) passphrase_file: Option<PathBuf>,
 }
 
 impl Home {
@@ -68,6 +73,7 @@ impl Home {
             key,
             log,
             refused: Arc::default(),
+            passphrase_file: None,
         }
     }
 
@@ -83,16 +89,21 @@ impl Home {
     }
 
     /// The root key, if this is the founder's node.
-    pub(crate) fn root_key(&self) -> Result<Option<NodeKey>, Failure> {
-        let path = self.dir.join(ROOT_KEY);
-        if !path.exists() {
+    pub(crate) fn root_key(&self) -> Result<Option<RootKey>, Failure> {
+        let key = RootKey::read(&self.dir.join(ROOT_KEY))?;
+        Ok(key.filter(|key| key.id() == self.log.community().root()))
+    }
+
+    /// The passphrase of the root key, if it is sealed: from `--passphrase-file`, or asked for.
+    pub(crate) fn passphrase(&self) -> Result<Option<Zeroizing<String>>, Failure> {
+        if !self.root_key()?.is_some_and(|key| key.is_sealed()) {
             return Ok(None);
         }
-        let key = NodeKey::load(&path).map_err(|e| {
-            Failure::new(Kind::Host, e.to_string())
-                .hint("the root key is what the community rests on: restore it from a copy")
-        })?;
-        Ok(Some(key).filter(|key| key.id() == self.log.community().root()))
+        const WHAT: &str = "passphrase of the root key";
+        match &self.passphrase_file {
+            Some(file) => secret::in_file(file, WHAT).map(Some),
+            None => secret::ask(WHAT, false).map(Some),
+        }
     }
 }
 

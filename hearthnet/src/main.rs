@@ -17,6 +17,7 @@ mod explain;
 mod failure;
 mod host_process;
 mod host_setup;
+mod isolation;
 mod local_api;
 mod lock;
 mod members;
@@ -29,7 +30,9 @@ mod output;
 mod paths;
 mod private_layers;
 mod refill;
+mod root_key;
 mod runtime;
+mod secret;
 mod service_setup;
 mod signals;
 mod standing;
@@ -132,6 +135,10 @@ fn act(command: Command, global: Global, loaded: &Loaded) -> Result<(), Failure>
         }
     }
     let cx = &Context { global, config };
+    // Before any thread is started: it would keep what this one gives up.
+    if let Some(model) = command.serves() {
+        isolation::enter(cx, model);
+    }
     match command {
         Command::Community(command) => commands::community::run(command, cx),
         Command::Serve(command) => commands::serve::run(command, cx),

@@ -37,11 +37,12 @@ impl Home {
     /// filled again from other members first.
     pub(crate) fn find(cx: &Context) -> Result<Option<Self>, Failure> {
         let dir = cx.global.dir()?;
-        let home = match Self::on_disk(&cx.global, &dir)? {
+        let mut home = match Self::on_disk(&cx.global, &dir)? {
             OnDisk::Here(home) => home,
             OnDisk::Lost(noted) => refill(cx, &dir, &noted)?,
             OnDisk::Nothing => return Ok(None),
         };
+        home.passphrase_file.clone_from(&cx.global.passphrase_file);
         Membership::note(&dir, &home.state(), &home.key.id());
         crate::standing::look(&home);
         Ok(Some(home))

@@ -37,7 +37,8 @@ pub(crate) enum CommunityCommand {
     },
     /// Take an invite back: nobody joins with its code any more.
     Withdraw {
-        /// The invite's id, as `community invites` shows it, or its code.
+        /// The invite's id, as `community invites` shows it, or its code; `-` takes a line of standard
+        /// input.
         #[arg(value_name = "INVITE")]
         invite: String,
         /// Print JSON.
@@ -48,6 +49,16 @@ pub(crate) enum CommunityCommand {
     Leave(LeaveArgs),
     /// Show what is agreed, or change it.
     Policy(PolicyArgs),
+    /// Seal the root key, where it is, with a passphrase, or with another one.
+    ///
+    /// Whoever has a copy of root.key then needs the passphrase, too, and so does every command that
+    /// signs with it. Nobody can open it again without. In programs the old passphrase, if there is one,
+    /// and the new one are lines of standard input.
+    Passphrase {
+        /// Take the passphrase away again.
+        #[arg(long)]
+        remove: bool,
+    },
 }
 
 #[derive(Debug, clap::Args)]
@@ -57,6 +68,9 @@ pub(crate) struct CreateArgs {
     /// Whether the community computes together [default: as policy.research.enable is here].
     #[arg(long, value_name = "on|off", value_parser = on_off())]
     pub(crate) research: Option<bool>,
+    /// Seal the root key with a passphrase, which is asked for, or is a line of standard input.
+    #[arg(long)]
+    pub(crate) passphrase: bool,
     /// What other members see of this node [default: node.name, else the machine's name].
     #[arg(long = "as", value_name = "NAME")]
     pub(crate) as_name: Option<String>,
@@ -83,8 +97,9 @@ pub(crate) struct InviteArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct JoinArgs {
-    /// The code that a member printed with `community invite`.
-    #[arg(value_name = "CODE", required = true, num_args = 1..)]
+    /// The code that a member printed with `community invite`. Without it, it is asked for; `-` takes a
+    /// line of standard input. (Other users of this machine can read command lines.)
+    #[arg(value_name = "CODE")]
     pub(crate) code: Vec<String>,
     /// What other members see of this node [default: node.name, else the machine's name].
     #[arg(long, value_name = "NAME")]

@@ -53,6 +53,10 @@ pub(crate) struct Global {
     /// Directory of this node's key [default: ~/.local/share/hearthnet].
     #[arg(long, global = true, value_name = "DIR", env = "HEARTHNET_DATA_DIR", value_parser = home_path())]
     pub(crate) data_dir: Option<PathBuf>,
+    /// File whose first line is the passphrase of the community's root key, for example /dev/fd/3
+    /// [default: it is asked for, or is a line of standard input].
+    #[arg(long, global = true, value_name = "FILE", value_parser = home_path())]
+    pub(crate) passphrase_file: Option<PathBuf>,
     /// Weight type for a model that is a Hugging Face directory, for example q8_0 [default: as it is].
     #[arg(long, global = true, value_name = "TYPE")]
     pub(crate) quantize: Option<String>,
@@ -112,6 +116,15 @@ pub(crate) enum Command {
 }
 
 impl Command {
+    /// Whether it runs until it is stopped, for others: of which model, if it is named.
+    pub(crate) fn serves(&self) -> Option<Option<&ModelRef>> {
+        match self {
+            Self::Serve(args) => Some(args.model.as_ref()),
+            Self::Shard(ShardCommand::Serve(args)) => Some(args.model.as_ref()),
+            _ => None,
+        }
+    }
+
     /// Whether rows go back and forth between this process and others.
     pub(crate) fn moves_rows(&self) -> bool {
         matches!(

@@ -32,7 +32,7 @@ use crate::local_api::{self, NODE_FLIGHT, NODE_STATUS, STANDALONE};
 use crate::lock::Lock;
 use crate::node::status::Running;
 use crate::node::transient::among_others;
-use crate::output::{print, print_json};
+use crate::output::{note, print, print_json};
 use crate::runtime::block_on;
 use crate::timeline::{self, Asked};
 
@@ -49,8 +49,9 @@ pub(crate) fn run(args: &DiagnoseArgs, cx: &Context) -> Result<(), Failure> {
     let home = Home::find(cx)?;
     let dir = cx.global.dir()?;
     let age_ms = u64::try_from(args.since.as_millis()).unwrap_or(u64::MAX);
-    let nodes = block_on(async {
+    let (nodes, isolation) = block_on(async {
         let mut nodes = here(&dir, &cx.global, age_ms).await?;
+        let running: Option<Running> = local_api::ask(&dir, NODE_STATUS, &json!({})).await;
         let mut others: Vec<Target> = args.shard.iter().map(Target::from).collect();
         if let Some(home) = &home {
             others.extend(members(home, &cx.config).await?);
@@ -59,7 +60,7 @@ pub(crate) fn run(args: &DiagnoseArgs, cx: &Context) -> Result<(), Failure> {
             let key = Arc::new(cx.global.node_key()?);
             nodes.extend(elsewhere(others, &key, &cx.config.transport()?, age_ms).await);
         }
-        Ok(nodes)
+        Ok((nodes, running.map(|running| running.isolation)))
     })?;
     let nodes = each_run_once(nodes);
     if nodes.is_empty() {
@@ -85,15 +86,18 @@ pub(crate) fn run(args: &DiagnoseArgs, cx: &Context) -> Result<(), Failure> {
     let state = state.as_deref();
     if !args.json {
         print(timeline::as_text(&nodes, &line, state))?;
+        if let Some(isolation) = isolation {
+            note(format!(
+                "the node here is isolated from this machine: {isolation}"
+            ));
+        }
     }
     if answers.is_empty() {
         let asked = timeline::as_json(&nodes, &line, state);
         return Err(nobody_told(home.as_ref()).beside(asked));
     }
     if let Some(Err(_)) = home.as_ref().map(|home| home.require(Level::Trusted, "")) {
-        crate::output::note(
-            "this node is a member; others tell their records to trusted nodes only",
-        );
+        note("this node is a member; others tell their records to trusted nodes only");
     }
     match args.json {
         true => print_json(&timeline::as_json(&nodes, &line, state)),

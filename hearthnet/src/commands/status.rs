@@ -220,7 +220,11 @@ fn peers(out: &mut String, state: &Community, now: u64, running: Option<&Running
         return;
     };
     let listen = running.listen.as_deref().unwrap_or("nowhere");
-    let _ = writeln!(out, "\nlistening  {listen}; mDNS {}", running.mdns);
+    let _ = writeln!(
+        out,
+        "\nlistening  {listen}; mDNS {}\nisolated   {}",
+        running.mdns, running.isolation
+    );
     if let Some(why) = &running.suspended {
         let _ = writeln!(out, "layers     none are served here for now: {why}");
     }

@@ -145,7 +145,6 @@ impl Daemon {
         let key = Arc::clone(&home.key);
         register_shards(&registry, key, home.log.clone(), Arc::clone(&served))
             .map_err(Failure::internal)?;
-        crate::changes::offer(&registry, home)?;
         let chats = chat_model(model, plan.args.answers.private, home, &cx.config);
         let mut caps = Vec::new();
         caps.extend(chats.is_ok().then(|| short_name(CHAT)));

@@ -6,13 +6,13 @@
 //! | a node that stays: the daemon's | this file |
 //! | a node for as long as one command needs it | `transient.rs` |
 //! | waiting until it knows what others know | `settle.rs` |
-//! | what others say of its key and its clock | `watch.rs` |
+//! | what others say of its key and its clock | `neighbours.rs` |
 //! | what it tells programs on this machine | `status.rs` |
 
+mod neighbours;
 pub(crate) mod settle;
 pub(crate) mod status;
 pub(crate) mod transient;
-mod watch;
 
 use std::sync::Arc;
 
@@ -24,11 +24,13 @@ use hearthnet_bus::joining::JoinHandler;
 use hearthnet_bus::node::{Node, NodeError, NodeSettings};
 use hearthnet_orchestrator::health::SharedHealth;
 use parking_lot::Mutex;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use self::settle::settle_in;
+use self::settle::{settle_in, until_even};
 use self::status::{Serving, Told};
 use crate::addresses::{listen_address, reachable};
+use crate::changes;
 use crate::community::{Home, display_name, now_ms};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
@@ -141,22 +143,26 @@ impl DaemonNode {
             .register(&registry)
             .map_err(Failure::internal)?;
         let capabilities = Arc::clone(&registry);
+        let caught_up = watch::Sender::new(false);
+        changes::offer(&registry, home, caught_up.subscribe())?;
         let node = Node::start(Arc::clone(&home.key), home.log.clone(), settings, registry)
             .await
             .map_err(|e| failure(&e))?;
         told.set_node(node.downgrade());
         let (watched, at) = (node.clone(), home.clone());
-        let mut watch = JoinSet::new();
-        watch.spawn(async move {
-            // Admitting somebody is an event of this node's chain: first it looks whether others
-            // know later ones of it, as after an old copy of the data was put back.
+        let mut watching = JoinSet::new();
+        watching.spawn(async move {
+            // Before its first word, be it that somebody is admitted, it looks whether others know
+            // later ones of it, as after an old copy of the data was put back.
             settle_in(&watched).await;
+            until_even(&watched).await;
+            caught_up.send_replace(true);
             if let Err(error) = capabilities.register(join, Arc::new(handler)) {
                 tracing::error!(%error, "nobody can join through this node");
             }
             let weak = watched.downgrade();
             drop(watched);
-            watch::watch(weak, at, true).await;
+            neighbours::watch(weak, at, true).await;
         });
         let local_api = LocalApi::open(&home.dir, Arc::clone(node.call_server()))
             .await
@@ -168,7 +174,7 @@ impl DaemonNode {
             health,
             told,
             local_api: Mutex::new(Some(local_api)),
-            _watch: watch,
+            _watch: watching,
             _lock: lock,
         })
     }

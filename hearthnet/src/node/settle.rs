@@ -34,6 +34,28 @@ pub(crate) async fn settle_in(node: &Node) {
     }
 }
 
+/// How long a neighbour is waited for that brings nothing: what this node lacks is on its way as soon as
+/// there is a link, so who says that there is more and sends none of it may be lying.
+const STALLED: Duration = Duration::from_secs(5);
+
+/// Waits until each neighbour has given what it has, or brings nothing any more, before this node writes
+/// what others have to agree with: they may have later events of its own, as after an old state of the
+/// disk was put back, and a second history freezes its key. Where there is no link there is nobody to ask.
+pub(crate) async fn until_even(node: &Node) {
+    let links = || node.peers().into_iter().filter_map(|peer| peer.link);
+    while links().any(|link| !link.progress.in_sync) {
+        let received = || links().map(|link| link.progress.received).sum::<u64>();
+        let before = received();
+        let waited = tokio::time::timeout(STALLED, node.until_in_sync()).await;
+        if waited.is_err() && received() == before {
+            tracing::warn!(
+                "a neighbour says that it knows more, and sends nothing: it is not waited for"
+            );
+            return;
+        }
+    }
+}
+
 /// Resolves once an anchor has said that this node's key counts no more.
 async fn until_refused(node: &Node) {
     let mut changes = node.changes();

@@ -74,6 +74,9 @@ pub(crate) struct Running {
     /// What its chats have seen of hosts.
     #[serde(default)]
     pub(crate) host_health: Vec<ShardHealth>,
+    /// What it cannot touch any more.
+    #[serde(default)]
+    pub(crate) isolation: String,
 }
 
 /// A peer of a running node.
@@ -181,6 +184,7 @@ fn running(node: &Node, told: &State) -> Running {
         url: told.url.clone(),
         hosts: BTreeMap::new(),
         host_health: Vec::new(),
+        isolation: crate::isolation::stands().to_owned(),
     }
 }
 

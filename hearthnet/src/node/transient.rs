@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
 use super::settle::{self, settle_beside, settle_in};
-use super::{failure, settings, watch};
+use super::{failure, neighbours, settings};
 use crate::backends::community_source;
 use crate::changes::follow;
 use crate::community::Home;
@@ -29,7 +29,7 @@ pub(crate) async fn start(home: &Home, config: &Config) -> Result<Node, Failure>
     let node = Node::start(Arc::clone(&home.key), home.log.clone(), settings, registry)
         .await
         .map_err(|e| failure(&e))?;
-    tokio::spawn(watch::watch(node.downgrade(), home.clone(), false));
+    tokio::spawn(neighbours::watch(node.downgrade(), home.clone(), false));
     Ok(node)
 }
 
@@ -37,7 +37,7 @@ pub(crate) async fn start(home: &Home, config: &Config) -> Result<Node, Failure>
 /// nothing more.
 pub(crate) async fn learn(node: &Node, home: &Home) {
     settle_in(node).await;
-    watch::hear_refusals(node, home);
+    neighbours::hear_refusals(node, home);
 }
 
 /// Does `work` with a node that has asked the others what they know; with none where the daemon of this

@@ -174,6 +174,8 @@ pub(super) fn open(path: &Path, create: bool) -> Result<Connection, LogError> {
     conn.busy_timeout(BUSY)?;
     conn.pragma_update(None, "journal_mode", "wal")?;
     conn.pragma_update(None, "synchronous", "full")?;
+    // A daemon may write in no folder for temporary files.
+    conn.pragma_update(None, "temp_store", "memory")?;
     // After a checkpoint the WAL keeps its size for the next writes, but not that of a flood.
     conn.pragma_update(None, "journal_size_limit", 4 << 20)?;
     conn.set_prepared_statement_cache_capacity(32);

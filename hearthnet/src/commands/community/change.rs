@@ -10,6 +10,7 @@ use hearthnet_bus::node::{LinkInfo, Node};
 use crate::community::{Home, now_ms};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
+use crate::node::settle::until_even;
 use crate::node::transient::among_others;
 use crate::output::note;
 use crate::runtime::block_on;
@@ -25,6 +26,9 @@ pub(super) fn change<T>(
     work: impl FnOnce() -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     let (done, told) = block_on(among_others(home, config, async |node| {
+        if let Some(node) = node {
+            until_even(node).await;
+        }
         let before = node.map(sent);
         // It waits for the disk, or for the daemon.
         let done = tokio::task::block_in_place(work)?;

@@ -7,6 +7,7 @@ use hearthnet_bus::NodeId;
 use hearthnet_bus::invite::Invite;
 use hearthnet_bus::log::{Body, Community, OpenInvite, Status};
 use serde_json::json;
+use zeroize::Zeroizing;
 
 use super::change::{change, is_anchor, signs_as_root};
 use crate::changes::{self, Change};
@@ -14,6 +15,7 @@ use crate::community::{Home, now_ms};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::output::{note, print, print_json, span, table, when};
+use crate::secret;
 
 /// Fewest characters of an id, after `ed25519:`, that name an invite.
 const LEAST: usize = 4;
@@ -141,7 +143,11 @@ pub(super) fn withdraw(
     config: &Config,
     as_json: bool,
 ) -> Result<(), Failure> {
-    let invite = change(home, config, as_json, || take_back(text, home))?;
+    let text = match text {
+        "-" => secret::ask("invite", true)?,
+        text => Zeroizing::new(text.to_owned()),
+    };
+    let invite = change(home, config, as_json, || take_back(&text, home))?;
     if as_json {
         return print_json(&json!({ "invite": invite.to_string(), "withdrawn": true }));
     }

@@ -4,6 +4,7 @@
 //! one after the other is asked until one admits. All of it ends by a deadline.
 
 use std::collections::HashMap;
+use std::io::IsTerminal as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use hearthnet_transport::{CloseCode, ConnectError, Identity, connect_path};
 use serde_json::json;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
+use zeroize::Zeroizing;
 
 use super::change::in_community;
 use crate::args::JoinArgs;
@@ -31,6 +33,7 @@ use crate::membership::Membership;
 use crate::node::transient::among_others;
 use crate::output::{Styled, note, print, print_json};
 use crate::runtime::block_on;
+use crate::secret;
 
 /// How long an address is left alone after it did not work.
 const TRY_AGAIN: Duration = Duration::from_secs(3);
@@ -48,7 +51,15 @@ const AT_ONCE: usize = 16;
 const REPORT: Duration = Duration::from_secs(5);
 
 pub(super) fn run(args: &JoinArgs, cx: &Context) -> Result<(), Failure> {
-    let code = args.code.join("");
+    let code = match args.code.as_slice() {
+        [] if !std::io::stdin().is_terminal() => {
+            return Err(Failure::new(Kind::Config, "there is no invite code")
+                .hint("`hearthnet community join -` takes it from standard input"));
+        }
+        [] => secret::ask("invite code", true)?,
+        [input] if input == "-" => secret::ask("invite code", true)?,
+        parts => Zeroizing::new(parts.concat()),
+    };
     let invite: Invite = code.parse().map_err(|e: hearthnet_bus::invite::InviteError| {
         Failure::new(Kind::Config, e.to_string())
             .code(e.code())

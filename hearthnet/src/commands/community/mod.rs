@@ -9,6 +9,7 @@ mod invites;
 mod join;
 mod leave;
 
+use std::io::IsTerminal as _;
 use std::net::SocketAddr;
 use std::path::Path;
 
@@ -16,6 +17,7 @@ use hearthnet_bus::invite::{GenerateError, Invite, MAX_HINTS, MAX_NAME_BYTES};
 use hearthnet_bus::log::{Body, EventLog, Level, Policy};
 use hearthnet_bus::{NodeId, NodeKey};
 use serde_json::json;
+use zeroize::Zeroizing;
 
 use self::change::{
     change, in_community, is_anchor, keeps_an_anchor, nothing_changed, signs_as_root,
@@ -30,6 +32,8 @@ use crate::failure::{Failure, Kind};
 use crate::members::find;
 use crate::membership::Membership;
 use crate::output::{ask, note, print, print_json, span, table, when};
+use crate::root_key;
+use crate::secret;
 
 pub(crate) fn run(command: CommunityCommand, cx: &Context) -> Result<(), Failure> {
     let home = || Home::open(cx);
@@ -48,6 +52,7 @@ pub(crate) fn run(command: CommunityCommand, cx: &Context) -> Result<(), Failure
         }
         CommunityCommand::Leave(args) => leave::run(&args, cx),
         CommunityCommand::Policy(args) => policy(&args, &home()?, config),
+        CommunityCommand::Passphrase { remove } => passphrase(&home()?, remove),
     }
 }
 
@@ -85,8 +90,12 @@ fn create(args: &CreateArgs, cx: &Context) -> Result<(), Failure> {
         )
         .hint("--as gives this node another name"));
     }
+    let passphrase = args.passphrase.then(new_passphrase).transpose()?;
     discard_unborn(&dir)?;
-    let root = new_root_key(&dir.join(ROOT_KEY))?;
+    let root = new_root_key(
+        &dir.join(ROOT_KEY),
+        passphrase.as_ref().map(|it| it.as_str()),
+    )?;
     let research = args.research.unwrap_or(cx.config.policy.research.enable);
     let policy = Policy {
         research,
@@ -119,7 +128,14 @@ fn create(args: &CreateArgs, cx: &Context) -> Result<(), Failure> {
         on_off(research),
         dir.join(ROOT_KEY).display(),
     ))?;
-    note("keep a copy of the root key in a safe place: it alone makes and removes anchors");
+    note(match passphrase {
+        Some(_) => {
+            "keep a copy of the root key in a safe place, and its passphrase in another one: together they alone make and remove anchors"
+        }
+        None => {
+            "keep a copy of the root key in a safe place: it alone makes and removes anchors (`hearthnet community passphrase` seals it)"
+        }
+    });
     note(
         "next: `hearthnet community invite --level trusted` for a machine that is to serve layers",
     );
@@ -128,7 +144,7 @@ fn create(args: &CreateArgs, cx: &Context) -> Result<(), Failure> {
 
 /// A fresh root key, always: the key is the community's id, and a community that was founded
 /// twice would have two first events, of which nobody could take either.
-fn new_root_key(path: &Path) -> Result<NodeKey, Failure> {
+fn new_root_key(path: &Path, passphrase: Option<&str>) -> Result<NodeKey, Failure> {
     let fail = |e: &dyn std::fmt::Display| {
         Failure::new(Kind::Host, e.to_string()).hint("--data-dir names another directory")
     };
@@ -144,8 +160,44 @@ fn new_root_key(path: &Path) -> Result<NodeKey, Failure> {
         ));
     }
     let key = NodeKey::generate().map_err(|e| fail(&e))?;
-    key.write_new(path).map_err(|e| fail(&e))?;
+    root_key::write(path, &key, passphrase)?;
     Ok(key)
+}
+
+/// Seals the root key with another passphrase than before, or with none.
+fn passphrase(home: &Home, remove: bool) -> Result<(), Failure> {
+    let Some(root) = home.root_key()? else {
+        return Err(
+            Failure::new(Kind::Community, "the root key is not on this machine")
+                .code("no_root_key")
+                .hint("it is where the community was founded, or where its copy was put"),
+        );
+    };
+    let was_sealed = root.is_sealed();
+    let old = home.passphrase()?;
+    let key = root.open(old.as_ref().map(|it| it.as_str()))?;
+    let new = (!remove).then(new_passphrase).transpose()?;
+    let path = home.dir.join(ROOT_KEY);
+    root_key::write(&path, &key, new.as_ref().map(|it| it.as_str()))?;
+    note(match (was_sealed, remove) {
+        (_, true) => "the root key has no passphrase now: whoever can read its file has it",
+        (true, false) => "the root key is sealed with the new passphrase",
+        (false, false) => {
+            "the root key is sealed. Copies and backups that were made before are not: replace them"
+        }
+    });
+    print(format!("{}\n", path.display()))
+}
+
+/// Asks for a passphrase, twice where it cannot be seen.
+fn new_passphrase() -> Result<Zeroizing<String>, Failure> {
+    let passphrase = secret::ask("new passphrase of the root key", false)?;
+    root_key::check(&passphrase)?;
+    if std::io::stdin().is_terminal() && secret::ask("the same again", false)? != passphrase {
+        return Err(Failure::new(Kind::Config, "the two are not the same")
+            .hint("nothing was changed; try again"));
+    }
+    Ok(passphrase)
 }
 
 fn invite(args: &InviteArgs, home: &Home, config: &Config) -> Result<(), Failure> {
@@ -165,7 +217,7 @@ fn invite(args: &InviteArgs, home: &Home, config: &Config) -> Result<(), Failure
     print(format!("{}\n", invite.code))?;
     note(format!(
         "whoever has this code becomes {wanted} in {:?}: {}, until {} ({}).\n\
-         They type: hearthnet community join CODE\n\
+         They type `hearthnet community join` and paste it.\n\
          `hearthnet community invites` lists it as {}; `hearthnet community withdraw` takes it back.",
         state.name,
         match args.uses {

@@ -1,0 +1,328 @@
+//! What a daemon may still do once it runs: read no more of its user's files than it needs, write its
+//! own, start no program, look into no other.
+//!
+//! Whoever breaks into it through the network has what the daemon has, and no more. Best effort: where the
+//! kernel lacks something the rest stands, and the log, `status` and `diagnose` say what does. It binds
+//! the thread that enters and those that it starts, so [`enter`] comes before all others. What each
+//! process can still do is in `specs/isolation.md`.
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path, PathBuf};
+use std::sync::OnceLock;
+
+use hearthnet_bus::whole_file;
+use hearthnet_model::ModelRef;
+use hearthnet_model::reference::expand_home;
+use landlock::{
+    ABI, Access as _, AccessFs, Ruleset, RulesetAttr as _, RulesetCreatedAttr as _, RulesetError,
+    RulesetStatus, Scope, path_beneath_rules,
+};
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule,
+};
+
+use crate::config::default_path;
+use crate::context::Context;
+use crate::models::find::models_dir;
+
+/// What stands in this process.
+static STANDS: OnceLock<String> = OnceLock::new();
+
+/// What stands in this process, for people.
+pub(crate) fn stands() -> &'static str {
+    STANDS.get().map_or("nothing", String::as_str)
+}
+
+/// Gives up what a daemon does not need that serves `named`, or what is meant without it. There is no
+/// way back.
+pub(crate) fn enter(cx: &Context, named: Option<&ModelRef>) {
+    let model = named.cloned().or_else(|| cx.config.model.default());
+    let needed = Needed::of(cx, model.as_ref());
+    // Nobody reads its memory, with its keys and its words, from another program of this user.
+    let hidden = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    let parts = [
+        ("files", needed.restrict()),
+        ("system calls", deny_system_calls()),
+        ("memory", hidden.map_err(|e| e.to_string())),
+    ];
+    let parts = parts.map(|(what, done)| match done {
+        Ok(()) => what.to_owned(),
+        Err(why) => format!("{what} NOT ({why})"),
+    });
+    let stands = parts.join(", ");
+    tracing::info!("isolated: {stands}");
+    let _ = STANDS.set(stands);
+}
+
+/// Files and folders that a daemon needs.
+#[derive(Default)]
+struct Needed {
+    read: Vec<PathBuf>,
+    /// Read and written.
+    write: Vec<PathBuf>,
+}
+
+impl Needed {
+    fn of(cx: &Context, model: Option<&ModelRef>) -> Self {
+        let mut needed = Self::default();
+        // Outside of the home directory the permissions of files decide, as ever: that is the system,
+        // and disks with models.
+        let home = std::env::var_os("HOME").map(PathBuf::from);
+        needed.read = outside(&home.unwrap_or_else(|| PathBuf::from("/")));
+        let (global, config) = (&cx.global, &cx.config);
+        let named = [&global.config, &global.catalogue, &global.passphrase_file];
+        needed.read.extend(named.into_iter().flatten().cloned());
+        needed.read.extend(default_path());
+        needed
+            .read
+            .push(expand_home(Path::new(&config.http.api_key_file)));
+        for folder in global.dir().into_iter().chain(models_dir()) {
+            // Only what is there can be allowed.
+            let _ = whole_file::make_folder(&folder, 0o700);
+            links(&folder, LINKS_DEPTH, &mut needed.read);
+            needed.write.push(folder);
+        }
+        if let Some(ModelRef::Path(path)) = model {
+            // Of a file, with the record of its hash beside it.
+            let file = path.is_file().then(|| path.canonicalize().ok()).flatten();
+            needed
+                .write
+                .extend(file.and_then(|file| Some(file.parent()?.to_owned())));
+            links(path, LINKS_DEPTH, &mut needed.read);
+            needed.read.push(path.clone());
+        }
+        needed
+    }
+
+    /// Has the kernel refuse all other files from here on, and programs to be started, signals to other
+    /// processes and abstract sockets with them.
+    fn restrict(&self) -> Result<(), String> {
+        // The last one that all of this needs (Linux 6.12).
+        let abi = ABI::V6;
+        let read = AccessFs::ReadFile | AccessFs::ReadDir;
+        let write = read
+            | AccessFs::WriteFile
+            | AccessFs::Truncate
+            | AccessFs::MakeReg
+            | AccessFs::MakeDir
+            | AccessFs::RemoveFile
+            | AccessFs::RemoveDir
+            | AccessFs::Refer;
+        let restricted = || -> Result<RulesetStatus, RulesetError> {
+            let ruleset = Ruleset::default()
+                .handle_access(AccessFs::from_all(abi))?
+                .scope(Scope::from_all(abi))?
+                .create()?
+                .add_rules(path_beneath_rules(&self.read, read))?
+                .add_rules(path_beneath_rules(&self.write, write))?;
+            Ok(ruleset.restrict_self()?.ruleset)
+        };
+        match restricted() {
+            Ok(RulesetStatus::FullyEnforced) => Ok(()),
+            Ok(RulesetStatus::PartiallyEnforced) => {
+                Err("in part: the kernel is older than 6.12".into())
+            }
+            Ok(RulesetStatus::NotEnforced) => Err("the kernel has no Landlock".into()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+/// How deep below the folder of models links are looked for: as deep as fetched files lie.
+const LINKS_DEPTH: usize = 8;
+
+/// Where links below a folder lead: a model may lie on another disk.
+fn links(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        match entry.file_type() {
+            Ok(kind) if kind.is_symlink() => found.extend(entry.path().canonicalize()),
+            Ok(kind) if kind.is_dir() && depth > 0 => links(&entry.path(), depth - 1, found),
+            _ => {}
+        }
+    }
+}
+
+/// Everything but a folder: what lies beside it, and beside each folder above it.
+fn outside(folder: &Path) -> Vec<PathBuf> {
+    let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+    let mut all = Vec::new();
+    let mut at = PathBuf::from("/");
+    for part in folder.components() {
+        let Component::Normal(part) = part else {
+            continue;
+        };
+        let beside = std::fs::read_dir(&at).into_iter().flatten().flatten();
+        let beside = beside.filter(|entry| entry.file_name() != part);
+        all.extend(beside.map(|entry| entry.path()));
+        at.push(part);
+    }
+    match at == Path::new("/") {
+        // It is all there is, in some containers.
+        true => vec![at],
+        false => all,
+    }
+}
+
+/// What no daemon of ours does, and whoever has broken into one would: look into other processes, start
+/// programs, change what is mounted, load code into the kernel, or reach parts of it that are seldom used
+/// and often broken. Refused with EPERM, not fatal: a library may try one of them and do without.
+const DENIED: [i64; 48] = [
+    libc::SYS_ptrace,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_kcmp,
+    libc::SYS_execve,
+    libc::SYS_execveat,
+    libc::SYS_mount,
+    libc::SYS_umount2,
+    libc::SYS_pivot_root,
+    libc::SYS_chroot,
+    libc::SYS_move_mount,
+    libc::SYS_open_tree,
+    libc::SYS_fsopen,
+    libc::SYS_fsconfig,
+    libc::SYS_fsmount,
+    libc::SYS_fspick,
+    libc::SYS_mount_setattr,
+    libc::SYS_setns,
+    libc::SYS_unshare,
+    libc::SYS_name_to_handle_at,
+    libc::SYS_open_by_handle_at,
+    libc::SYS_kexec_load,
+    libc::SYS_kexec_file_load,
+    libc::SYS_init_module,
+    libc::SYS_finit_module,
+    libc::SYS_delete_module,
+    libc::SYS_bpf,
+    libc::SYS_perf_event_open,
+    libc::SYS_userfaultfd,
+    libc::SYS_keyctl,
+    libc::SYS_add_key,
+    libc::SYS_request_key,
+    libc::SYS_io_uring_setup,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    libc::SYS_swapon,
+    libc::SYS_swapoff,
+    libc::SYS_reboot,
+    libc::SYS_acct,
+    libc::SYS_quotactl,
+    libc::SYS_settimeofday,
+    libc::SYS_clock_settime,
+    libc::SYS_adjtimex,
+    libc::SYS_clock_adjtime,
+    libc::SYS_sethostname,
+    libc::SYS_syslog,
+    libc::SYS_vhangup,
+];
+
+/// Families of sockets that a daemon may open; a resolver of names may need those of this machine.
+const SOCKETS: [i32; 4] = [
+    libc::AF_UNIX,
+    libc::AF_INET,
+    libc::AF_INET6,
+    libc::AF_NETLINK,
+];
+
+fn deny_system_calls() -> Result<(), String> {
+    let filter = || -> Result<BpfProgram, seccompiler::BackendError> {
+        let other = SOCKETS.map(|family| {
+            let family = u64::from(family.unsigned_abs());
+            SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, family)
+        });
+        let other = other.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
+            DENIED.map(|call| (call, Vec::new())).into();
+        rules.insert(libc::SYS_socket, vec![SeccompRule::new(other)?]);
+        let refuse = SeccompAction::Errno(libc::EPERM.unsigned_abs());
+        let arch = std::env::consts::ARCH.try_into()?;
+        SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch)?.try_into()
+    };
+    let filter = filter().map_err(|e| e.to_string())?;
+    seccompiler::apply_filter(&filter).map_err(|e| e.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::ErrorKind;
+    use std::process::Command;
+
+    use super::*;
+
+    /// Set in the process that gives up its rights.
+    const INSIDE: &str = "HEARTHNET_TEST_ISOLATED_IN";
+
+    #[test]
+    fn a_process_that_has_entered_reads_and_writes_what_it_needs_and_starts_nothing() {
+        // A process of its own: there is no way back.
+        let Some(dir) = std::env::var_os(INSIDE).map(PathBuf::from) else {
+            let dir = tempfile::tempdir().unwrap();
+            for folder in ["home/data", "home/letters", "system"] {
+                fs::create_dir_all(dir.path().join(folder)).unwrap();
+                fs::write(dir.path().join(folder).join("file"), "words").unwrap();
+            }
+            let output = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "--nocapture", "--test-threads=1"])
+                .arg("isolation::tests::a_process_that_has_entered_reads_and_writes_what_it_needs_and_starts_nothing")
+                .env(INSIDE, dir.path())
+                .output()
+                .unwrap();
+            assert!(output.status.success(), "{output:?}");
+            let inside = String::from_utf8_lossy(&output.stdout);
+            assert!(inside.contains("1 passed"), "{inside}");
+            return;
+        };
+        let (data, letters, system) = (
+            dir.join("home/data/file"),
+            dir.join("home/letters/file"),
+            dir.join("system/file"),
+        );
+        let needed = Needed {
+            read: outside(&dir.join("home")),
+            write: vec![dir.join("home/data")],
+        };
+        let files = needed.restrict();
+        deny_system_calls().unwrap();
+        if let Err(why) = files {
+            println!("no Landlock here: {why}");
+            return;
+        }
+        let refused = |done: std::io::Result<()>| done.unwrap_err().kind();
+        fs::write(&data, "more").unwrap();
+        fs::rename(&data, data.with_extension("old")).unwrap();
+        assert_eq!(fs::read(&system).unwrap(), b"words");
+        let denied = ErrorKind::PermissionDenied;
+        assert_eq!(refused(fs::write(&system, "x")), denied);
+        assert_eq!(refused(fs::write(dir.join("system/new"), "x")), denied);
+        assert_eq!(refused(fs::remove_file(&system)), denied);
+        assert_eq!(refused(fs::write(&letters, "x")), denied);
+        assert_eq!(refused(fs::read(&letters).map(drop)), denied);
+        assert_eq!(refused(fs::read_dir(dir.join("home")).map(drop)), denied);
+        assert_eq!(refused(fs::rename(&system, data)), denied);
+        let started = Command::new("/bin/true").spawn().map(drop);
+        assert_eq!(refused(started), denied);
+        // What it starts is bound as well.
+        let thread = std::thread::spawn(move || refused(fs::read(&letters).map(drop)));
+        assert_eq!(thread.join().unwrap(), denied);
+    }
+
+    #[test]
+    fn all_but_a_folder_is_what_lies_beside_it_and_above() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap();
+        for folder in ["a/b/c", "a/d", "e"] {
+            fs::create_dir_all(root.join(folder)).unwrap();
+        }
+        let all = outside(&root.join("a/b"));
+        let within = |path: &PathBuf| path.strip_prefix(&root).ok().map(Path::to_owned);
+        let mut within: Vec<PathBuf> = all.iter().filter_map(within).collect();
+        within.sort();
+        assert_eq!(within, [Path::new("a/d"), Path::new("e")]);
+        assert!(all.iter().any(|path| path == Path::new("/etc")));
+        assert_eq!(outside(Path::new("/")), [Path::new("/")]);
+    }
+}

@@ -1,0 +1,87 @@
+//! A daemon has given up what it does not need: it is started by a user with letters in the home
+//! directory, and cannot read them, whoever asks it to. Real processes.
+#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
+
+mod support;
+
+use support::community::found;
+use support::{ENABLE, Home, QUIET, Server, assert_complains, model};
+
+fn line<'a>(status: &'a str, name: &str) -> &'a str {
+    let line = status.lines().find_map(|line| line.strip_prefix(name));
+    line.expect("a line of the kernel's").trim()
+}
+
+#[test]
+fn a_daemon_has_no_new_rights_and_says_what_stands() {
+    let home = Home::new();
+    found(&home);
+    let node = serve(&home, "none");
+    let status = std::fs::read_to_string(format!("/proc/{}/status", node.child.id()));
+    let status = status.expect("it runs");
+    assert_eq!(line(&status, "NoNewPrivs:"), "1");
+    assert_eq!(line(&status, "Seccomp:"), "2");
+    let running = home.json(&["status", "--json"])["node"]["running"].clone();
+    let stands = running["isolation"].as_str().expect("a line");
+    assert!(stands.contains("system calls, memory"), "{stands}");
+    let diagnosed = home.run(&["diagnose"]);
+    assert_complains(&diagnosed, stands);
+}
+
+#[test]
+fn a_daemon_cannot_be_made_to_read_a_file_of_its_user_that_is_none_of_its_models() {
+    let home = Home::new();
+    found(&home);
+    let letter = home.path().join("home/letter.gguf");
+    let node = serve(&home, "none");
+    std::fs::write(&letter, "Dear Ana").expect("a file");
+    if line_of_files(&home) != "files" {
+        // Without Landlock in the kernel there is nothing to try.
+        return;
+    }
+    let asked = |path: &str| {
+        let layers = [
+            "shard", "serve", "--model", path, "--layers", "0-1", "--json",
+        ];
+        let mut command = home.hearthnet(&[&ENABLE[..], &QUIET, &layers].concat());
+        command.env("HOME", home.path().join("home"));
+        command
+    };
+    let path = letter.to_str().expect("a UTF-8 path");
+    let refused = asked(path).output().expect("its end");
+    assert_complains(&refused, "ermission denied");
+    // A model on another disk is none of its user's letters.
+    drop(Server::run(&mut asked(model())));
+    drop(node);
+}
+
+/// What stands of the daemon's files.
+fn line_of_files(home: &Home) -> String {
+    let status = home.json(&["status", "--json"]);
+    let stands = status["node"]["running"]["isolation"].as_str();
+    let stands = stands.expect("a line").split(", ").next();
+    stands.unwrap_or_default().to_owned()
+}
+
+fn serve(home: &Home, model: &str) -> Server {
+    std::fs::create_dir_all(home.path().join("home")).expect("a folder");
+    let tail = [
+        "serve",
+        "--model",
+        model,
+        "--listen",
+        "127.0.0.1:0",
+        "--json",
+        "--lifeline",
+    ];
+    let args = [
+        &QUIET[..],
+        &ENABLE,
+        &["--set", "http.listen=127.0.0.1:0"],
+        &tail,
+    ]
+    .concat();
+    let mut command = home.hearthnet(&args);
+    command.env("HOME", home.path().join("home"));
+    Server::run(&mut command)
+}

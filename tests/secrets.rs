@@ -1,0 +1,188 @@
+//! Secrets of people: invite codes and the root key's passphrase never have to stand on a command line,
+//! and the root key is worth nothing without its passphrase. What the root key may, it may whatever the
+//! node is that holds it. Real processes, and a terminal.
+#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
+
+mod support;
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::path::PathBuf;
+use std::process::{Output, Stdio};
+
+use rustix::fs::{Mode, OFlags, open};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use support::community::{found, founded, join, peers};
+use support::{Home, QUIET, assert_complains, assert_fails, succeeded, text};
+
+const WORDS: &str = "correct horse battery staple";
+const OTHERS: &str = "seven slow snails sing";
+
+fn root_key(home: &Home) -> PathBuf {
+    home.path().join("data/root.key")
+}
+
+/// Runs a command with these lines on its standard input.
+fn with_input(home: &Home, args: &[&str], lines: &str) -> Output {
+    let mut command = home.hearthnet(&[&QUIET[..], args].concat());
+    command.stdin(Stdio::piped());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("hearthnet starts");
+    let mut input = child.stdin.take().expect("a pipe");
+    // It may have refused without reading.
+    let _ = input.write_all(lines.as_bytes());
+    drop(input);
+    child.wait_with_output().expect("its end")
+}
+
+/// A community whose root key is sealed.
+fn sealed() -> Home {
+    let home = Home::new();
+    let create = ["community", "create", "Elm", "--passphrase", "--json"];
+    succeeded(&with_input(&home, &create, &format!("{WORDS}\n")));
+    home
+}
+
+const ANCHOR: [&str; 5] = ["community", "invite", "--level", "anchor", "--json"];
+
+#[test]
+fn an_invite_code_is_taken_from_standard_input_and_taken_back_so() {
+    let (founder, node) = founded(&[]);
+    let invite = founder.json(&["community", "invite", "--uses", "2", "--json"]);
+    let code = invite["code"].as_str().expect("a code");
+    let member = Home::new();
+    let near = peers(&node);
+    let join = ["--set", &near, "community", "join", "-"];
+    succeeded(&with_input(&member, &join, &format!("{code}\r\n")));
+    let withdraw = ["community", "withdraw", "-"];
+    succeeded(&with_input(&founder, &withdraw, &format!("{code}\n")));
+    // Without one, and without a terminal to ask at, it is not waited for.
+    let nobody = Home::new();
+    assert_fails(
+        &nobody.run(&["community", "join", "--json"]),
+        2,
+        "bad_config",
+    );
+    let empty = with_input(&nobody, &["community", "join", "-", "--json"], "\n");
+    assert_fails(&empty, 2, "bad_config");
+}
+
+#[test]
+fn a_sealed_root_key_signs_for_whoever_has_its_passphrase_and_for_nobody_else() {
+    let home = sealed();
+    let file = std::fs::read_to_string(root_key(&home)).expect("a file");
+    assert!(!file.contains("ed25519-secret"), "{file}");
+    // What needs no root key asks for no passphrase.
+    succeeded(&home.run(&["community", "invite", "--json"]));
+    assert_fails(&home.run(&ANCHOR), 2, "bad_config");
+    let wrong = with_input(&home, &ANCHOR, "correct horse\n");
+    assert_fails(&wrong, 9, "wrong_passphrase");
+    succeeded(&with_input(&home, &ANCHOR, &format!("{WORDS}\n")));
+    let file = home.path().join("words");
+    std::fs::write(&file, format!("{WORDS}\n")).expect("a file");
+    let file = file.to_str().expect("a UTF-8 path");
+    succeeded(&home.run(&[&ANCHOR[..], &["--passphrase-file", file]].concat()));
+    // The same beside a daemon, which writes.
+    let node = support::community::serve(&home, &[]);
+    let wrong = with_input(&home, &ANCHOR, "correct horse\n");
+    assert_fails(&wrong, 9, "wrong_passphrase");
+    succeeded(&with_input(&home, &ANCHOR, &format!("{WORDS}\n")));
+    drop(node);
+    let invites = home.json(&["community", "invites", "--json"]);
+    let anchors = invites["invites"].as_array().expect("a list").iter();
+    assert_eq!(anchors.filter(|it| it["level"] == "anchor").count(), 3);
+}
+
+#[test]
+fn a_passphrase_is_given_changed_and_taken_away() {
+    let home = Home::new();
+    found(&home);
+    let passphrase = ["community", "passphrase"];
+    let short = with_input(&home, &passphrase, "horse\n");
+    assert_complains(&short, "at least 8 characters");
+    succeeded(&with_input(&home, &passphrase, &format!("{WORDS}\n")));
+    assert_fails(
+        &with_input(&home, &ANCHOR, "wrong words\n"),
+        9,
+        "wrong_passphrase",
+    );
+    let wrong = with_input(&home, &passphrase, &format!("{OTHERS}\n{OTHERS}\n"));
+    assert_complains(&wrong, "sealed with another passphrase");
+    let changed = with_input(&home, &passphrase, &format!("{WORDS}\n{OTHERS}\n"));
+    succeeded(&changed);
+    assert_fails(
+        &with_input(&home, &ANCHOR, &format!("{WORDS}\n")),
+        9,
+        "wrong_passphrase",
+    );
+    succeeded(&with_input(&home, &ANCHOR, &format!("{OTHERS}\n")));
+    let remove = ["community", "passphrase", "--remove"];
+    succeeded(&with_input(&home, &remove, &format!("{OTHERS}\n")));
+    succeeded(&home.run(&ANCHOR));
+    let file = std::fs::read_to_string(root_key(&home)).expect("a file");
+    assert!(
+        file.starts_with("ed25519-secret:"),
+        "it is a key file again"
+    );
+}
+
+#[test]
+fn a_passphrase_is_asked_for_at_a_terminal_that_does_not_show_it() {
+    let home = sealed();
+    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC);
+    let master = master.expect("a terminal");
+    grantpt(&master).expect("a terminal of our own");
+    unlockpt(&master).expect("a terminal that can be opened");
+    let name = ptsname(&master, Vec::new()).expect("a name");
+    let slave = || -> Stdio {
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let file = open(name.as_c_str(), flags, Mode::empty()).expect("a terminal");
+        file.into()
+    };
+    let mut command = home.hearthnet(&ANCHOR);
+    command
+        .stdin(slave())
+        .stdout(Stdio::piped())
+        .stderr(slave());
+    let child = command.spawn().expect("hearthnet starts");
+    drop(command);
+    let mut terminal = File::from(master);
+    let mut screen = Vec::new();
+    let mut piece = [0; 1024];
+    let mut typed = false;
+    while let Ok(count @ 1..) = terminal.read(&mut piece) {
+        screen.extend(&piece[..count]);
+        if !typed && text(&screen).contains("passphrase of the root key: ") {
+            // With a slip that is taken back.
+            let keys = format!("{WORDS}x\u{7f}\n");
+            terminal.write_all(keys.as_bytes()).expect("a terminal");
+            typed = true;
+        }
+    }
+    succeeded(&child.wait_with_output().expect("its end"));
+    let screen = text(&screen);
+    assert!(typed && !screen.contains("correct"), "{screen}");
+}
+
+#[test]
+fn the_root_key_rules_whatever_the_node_is_that_holds_it() {
+    let (founder, node) = founded(&[]);
+    let other = join(&founder, &node);
+    founder.says(&["community", "promote", &other.node_id(), "anchor"]);
+    let own = founder.node_id();
+    let level = || {
+        let members = founder.json(&["community", "members", "--json"]);
+        let members = members["members"].as_array().expect("a list").clone();
+        let own = members.into_iter().find(|one| one["this_node"] == true);
+        own.expect("this node")["level"].clone()
+    };
+    // By the root key, for its node is what is put down.
+    founder.says(&["community", "demote", &own, "member"]);
+    assert_eq!(level(), "member");
+    founder.says(&["community", "policy", "--research", "off"]);
+    founder.says(&["community", "invite", "--level", "trusted"]);
+    founder.says(&["community", "promote", &own, "anchor"]);
+    assert_eq!(level(), "anchor");
+    founder.says(&["community", "revoke", &other.node_id(), "--yes"]);
+    drop(node);
+}
