@@ -175,7 +175,6 @@ mod tests {
             &[0x20],                 // negative
             &[0xf6],                 // null
             &[0xc1, 0x01],           // with a tag
-            &[0xc2, 0x41, 0x01],     // a big number
             &[0xf9, 0x3c, 0x00],     // 1.0
             &[0x61, b'1'],           // text
             &[0x81, 0x01],           // a list
