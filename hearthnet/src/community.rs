@@ -148,6 +148,11 @@ pub(crate) fn log_failure(dir: &Path, error: &LogError) -> Failure {
             .code(error.code())
             .hint("`hearthnet community members` shows who is what");
     }
+    if let LogError::Clock { .. } = error {
+        return Failure::new(Kind::Community, error.to_string())
+            .code(error.code())
+            .hint("set the clock (`timedatectl set-ntp true`) and repeat the command; if it is the others' that are wrong, take this machine off the network first");
+    }
     let hint = match error {
         LogError::ReadOnly { .. } | LogError::Io { .. } => format!(
             "free some space where {} is, or let its disk be written",

@@ -310,7 +310,7 @@ fn members(home: &Home, as_json: bool) -> Result<(), Failure> {
     }
     let rows = state.members().map(|(node, member)| {
         [
-            state.name_of(node, now).to_owned(),
+            state.shown_name(node, now),
             node.short(),
             member.level.to_string(),
             match (state.is_frozen(node), *node == own, online(node)) {
@@ -418,8 +418,11 @@ fn last_seq(home: &Home, node: &NodeId) -> u64 {
 fn put_out(text: &str, node: NodeId, home: &Home) -> Result<(), Failure> {
     let state = home.state();
     keeps_an_anchor(&state, &node, "put out")?;
-    let Some(now) = state.member(&node).map(|member| member.level) else {
-        return Err(not_a_member(text));
+    let now = match state.member(&node) {
+        Some(member) => member.level,
+        // Who left may have its code yet.
+        None if state.left().any(|gone| *gone == node) => Level::Member,
+        None => return Err(not_a_member(text)),
     };
     let by_root = authority(home, now, "revoke")?;
     let last_seq = last_seq(home, &node);
@@ -490,7 +493,9 @@ fn find(home: &Home, text: &str) -> Result<NodeId, Failure> {
     let members = state.members();
     crate::members::find(
         text,
-        members.map(|(node, _)| (*node, state.name_of(node, now))),
+        members
+            .map(|(node, _)| (*node, state.name_of(node, now)))
+            .chain(state.left().map(|node| (*node, ""))),
     )
 }
 
