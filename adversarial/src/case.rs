@@ -88,6 +88,11 @@ cases! {
     "rights" {
         47 "a demoted anchor admits, revokes and rules in the past" "no effect",
         48 "a revoked member comes back by the same code with another key" "no effect",
+        49 "a Lamport time at the limit, which everybody would follow" "no effect",
+        50 "a clock a day ahead, which would cut its owner off" "log_time",
+        51 "a member that says it listens on others' own machines" "no effect",
+        52 "a crowd of made-up nodes with one code" "busy",
+        53 "events sent one by one that sort before all others" "no effect",
         76 "a host that is put out or demoted and does not care" "no effect",
         77 "a web page whose name resolves to this machine" "forbidden_host",
     }

@@ -102,6 +102,25 @@ impl TestCommunity {
         Ok(latest)
     }
 
+    /// How far ahead of `now` the anchor's latest event is dated; and for how long what anybody says of
+    /// itself still holds, at the most. In ms.
+    pub(crate) fn ahead(&self, now: u64) -> Result<(u64, u64), HarnessError> {
+        let mut latest = 0;
+        let visited = self.anchor.log.records(|record| {
+            if record.event.author == self.anchor.key.id() {
+                latest = latest.max(record.event.time_ms);
+            }
+            Ok(true)
+        });
+        visited.map_err(HarnessError::victim)?;
+        let state = self.anchor.log.state();
+        let until = state.nodes(now).map(|seen| seen.expires_ms).max();
+        Ok((
+            latest.saturating_sub(now),
+            until.unwrap_or(0).saturating_sub(now),
+        ))
+    }
+
     /// The hash of what the anchor's log says of the community.
     pub(crate) fn state(&self) -> String {
         hex::encode(self.anchor.log.state().state_hash())

@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use hearthnet_bus::calls::{Registry, Served, register_shards};
+use hearthnet_bus::joining::{self, JoinHandler};
 use hearthnet_bus::log::{EventLog, LogHealth};
 use hearthnet_bus::node::{Node, NodeSettings};
 use hearthnet_bus::{Descriptor, NodeId, NodeKey};
@@ -198,6 +199,10 @@ impl Member {
         let (registry, served) = (Arc::new(Registry::new()), Arc::new(Served::default()));
         register_shards(&registry, key.clone(), log.clone(), served.clone())
             .map_err(HarnessError::victim)?;
+        let join = JoinHandler::new(log.clone(), key.clone(), crate::raw::event::now_ms);
+        registry
+            .register(joining::descriptor(), Arc::new(join))
+            .map_err(HarnessError::victim)?;
         let mut node = NodeSettings::new("victim");
         node.listen = Some("127.0.0.1:0".to_owned());
         node.discovery.mdns = false;
@@ -236,6 +241,7 @@ impl Member {
             is_healthy: log.health() == LogHealth::Ok,
             recovered: self.recovered.clone(),
             problems: self.problems.clone(),
+            reworked: log.reworked(),
             raised: raised(&self.numbers.render()),
         }
     }
@@ -299,6 +305,8 @@ pub(crate) struct LogGauges {
     pub(crate) recovered: Option<Code>,
     /// What a check of everything found at the start.
     pub(crate) problems: Vec<String>,
+    /// Events that were folded again because others came late.
+    pub(crate) reworked: u64,
     /// How often codes were raised outside of tensor sessions.
     pub(crate) raised: BTreeMap<String, u64>,
 }

@@ -220,6 +220,10 @@ impl From<LogError> for Failure {
                 Kind::Community,
                 "`hearthnet community members` shows who is what",
             ),
+            LogError::Clock { .. } => (
+                Kind::Community,
+                "set the clock (`timedatectl set-ntp true`) and repeat the command; if it is the others' that are wrong, take this machine off the network first",
+            ),
             LogError::ReadOnly { .. } | LogError::Io { .. } => (
                 Kind::Host,
                 "free some space where the data directory is, or let its disk be written",

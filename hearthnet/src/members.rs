@@ -7,13 +7,15 @@ use serde_json::{Value, json};
 use crate::community::now_ms;
 use crate::failure::{Failure, Kind};
 
-/// The member that `text` names.
+/// The member that `text` names, or who was one and has left: it may have its code yet.
 pub(crate) fn find(text: &str, state: &Community) -> Result<NodeId, Failure> {
     let now = now_ms();
     let members = state.members();
     among(
         text,
-        members.map(|(node, _)| (*node, state.name_of(node, now))),
+        members
+            .map(|(node, _)| (*node, state.name_of(node, now)))
+            .chain(state.left().map(|node| (*node, ""))),
     )
 }
 

@@ -161,7 +161,7 @@ fn clock_file(dir: &Path) -> PathBuf {
 /// Compares this machine's clock with what neighbours said, and notes it for other commands while
 /// it is wrong. `true` if it has just turned out to be wrong.
 pub(crate) fn note_clock(dir: &Path, log: &EventLog) -> bool {
-    let Some((offset_ms, neighbours)) = log.clock_offset() else {
+    let Some((offset_ms, neighbours)) = log.clock_offset(now_ms()) else {
         return false;
     };
     let file = clock_file(dir);

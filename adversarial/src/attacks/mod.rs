@@ -55,6 +55,11 @@ macro_rules! every_attack {
                 46 no_row_that_a_host_gets_is_in_the_embedding_table;
                 47 who_loses_a_level_cannot_write_into_the_past;
                 48 an_invite_ends_with_whom_it_let_in;
+                49 a_leap_in_time_dates_nobodys_events_ahead;
+                50 what_a_wrong_clock_wrote_is_heard_once_it_is_right;
+                51 nobody_knocks_where_a_member_points;
+                52 one_code_lets_no_crowd_in;
+                53 events_that_sort_first_cost_no_core;
                 76 a_host_that_lost_its_right_sees_no_more_rows;
                 77 a_page_that_pretends_to_be_this_machine_gets_nothing;
             }
@@ -85,7 +90,7 @@ every_attack!(register);
 /// likes, and the memory of two sessions.
 const fn entry(case: u8, name: &'static str, run: Run) -> Entry {
     let scene = match case {
-        21..=27 | 47 | 48 | 76 => Scene::COMMUNITY,
+        21..=27 | 47..=53 | 76 => Scene::COMMUNITY,
         45 => a_caller_within_its_share_of_the_memory_keeps_it::SCENE,
         _ => Scene::ALONE,
     };
@@ -110,9 +115,9 @@ const fn entry(case: u8, name: &'static str, run: Run) -> Entry {
         case,
         scene,
         // A revoked key never comes back, nothing thaws who is frozen, a leap in time is made once
-        // and lasts, a quota is used up for good, a node that is killed has a folder of its own, and
-        // who was demoted is no anchor.
-        repeats: !matches!(case, 21 | 23 | 25..=27 | 47 | 76),
+        // and lasts, a quota is used up for good, a node that is killed has a folder of its own,
+        // who was demoted is no anchor, and what sorts first goes on doing so.
+        repeats: !matches!(case, 21 | 23 | 25..=27 | 47 | 49..=53 | 76),
         budget,
         run,
     }

@@ -81,6 +81,8 @@ impl Dialer {
                 continue;
             }
             let record = self.records.entry(*target).or_default();
+            // A clock that was set back must not make a rest longer.
+            record.next_ms = record.next_ms.min(now_ms.saturating_add(LONGEST_MS));
             if *heard_ms > record.heard_ms {
                 if record.failures > 0 {
                     record.next_ms = record.next_ms.min(now_ms.saturating_add(HEARD_MS));

@@ -56,7 +56,7 @@ use tokio::task::JoinSet;
 pub use access::{Connections, TensorAcceptor};
 
 use crate::community::log::{EventLog, Level};
-use crate::community::sync::{Progress, SyncConfig};
+use crate::community::sync::{Accounts, Progress, SyncConfig};
 use crate::node::calls::{BUS_PATH, CallServer, MAX_MESSAGE_BYTES, Registry};
 use crate::node::discovery::{
     Announcement, CommunityTag, Discovery, DiscoveryError, DiscoverySettings,
@@ -190,6 +190,7 @@ struct Inner {
     listen: Option<SocketAddr>,
     connections: Connections,
     links: Mutex<(u64, HashMap<NodeId, Link>)>,
+    accounts: Accounts,
     flight_diff: Mutex<FlightDiff>,
     /// Members that refused this node because it was put out of the community.
     put_out_by: Mutex<BTreeSet<NodeId>>,
@@ -275,6 +276,7 @@ impl Node {
         let inner = Arc::new(Inner {
             connections: Connections::new(log.clone()),
             links: Mutex::default(),
+            accounts: Accounts::default(),
             flight_diff: Mutex::default(),
             put_out_by: Mutex::default(),
             changed: watch::Sender::new(0),

@@ -57,7 +57,7 @@ impl Inner {
         node: NodeId,
         rule: &PathRule,
     ) -> Result<PeerSocket, Vec<(SocketAddr, ConnectError)>> {
-        let mut endpoints = self.discovery.endpoints(&node);
+        let mut endpoints = self.discovery.dialable(&node);
         endpoints.truncate(MAX_ENDPOINTS);
         let reached = first_of(endpoints, async |endpoint: SocketAddr| {
             let addr = endpoint.to_string();

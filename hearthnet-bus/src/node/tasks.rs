@@ -17,7 +17,7 @@ use crate::community::log::Community;
 use crate::community::log::{ADVERT_LIFE_MS, Body, Level};
 use crate::community::sync::{Progress, gossip, path_rule};
 use crate::node::calls::BUS_PATH;
-use crate::node::discovery::Source;
+use crate::node::discovery::{Claims, Source};
 use crate::node::flight;
 use crate::now_ms;
 
@@ -106,9 +106,10 @@ impl Inner {
 
         let inner = Arc::clone(self);
         let (log, config) = (self.log.clone(), self.settings.sync.clone());
+        let accounts = self.accounts.clone();
         self.spawn(async move {
             let mut progress = progress;
-            let mut running = std::pin::pin!(gossip(socket, log, config, shown));
+            let mut running = std::pin::pin!(gossip(socket, log, config, accounts, shown));
             let mut was_in_sync = false;
             let closed = loop {
                 tokio::select! {
@@ -221,10 +222,12 @@ async fn watch_rights(inner: Arc<Inner>) {
         inner.remember(&state, now_ms);
         let members = state.members().map(|(node, _)| *node);
         inner.discovery.set_members(members);
+        let (own, local) = (inner.own_endpoints(), inner.discovery.local());
+        let claims = Claims::new(&state, &own, local, now_ms);
         for seen in state.nodes(now_ms) {
             let endpoints = seen.endpoints.iter();
             let endpoints: Vec<SocketAddr> =
-                endpoints.filter_map(|text| text.parse().ok()).collect();
+                endpoints.filter_map(|text| claims.admit(text)).collect();
             if seen.node != inner.id {
                 inner.discovery.told(Source::Log, seen.node, &endpoints);
             }
@@ -359,11 +362,13 @@ async fn ask_who_refuses(inner: &Arc<Inner>, endpoint: SocketAddr) {
     }
 }
 
-/// Tells where this node is, drops what has expired, and forgets who has left.
+/// Tells where this node is, lets what waits in the log take effect, drops what has expired.
 async fn housekeeping(inner: Arc<Inner>) {
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut told: (u64, Vec<String>) = (0, Vec::new());
+    // A clock that is set may also go back.
+    let passed = |since: u64, now: u64, ms: u64| now.abs_diff(since) >= ms;
     let mut compacted_ms = now_ms();
     loop {
         tokio::select! {
@@ -376,8 +381,14 @@ async fn housekeeping(inner: Arc<Inner>) {
         inner.connections.check(now_ms);
         inner.remember(&state, now_ms);
 
+        let (log, key) = (inner.log.clone(), Arc::clone(&inner.key));
+        let tended = tokio::task::spawn_blocking(move || log.tend(&key, now_ms)).await;
+        if let Ok(Err(error)) = tended {
+            tracing::debug!(%error, "could not tend the log");
+        }
+
         let endpoints = inner.own_endpoints();
-        let due = now_ms >= told.0.saturating_add(TELL_MS) || endpoints != told.1;
+        let due = passed(told.0, now_ms, TELL_MS) || endpoints != told.1;
         if due && !endpoints.is_empty() && state.level(&inner.id).is_some() {
             let body = Body::NodeSeen {
                 endpoints: endpoints
@@ -397,7 +408,7 @@ async fn housekeeping(inner: Arc<Inner>) {
                 Err(_) => {}
             }
         }
-        if now_ms >= compacted_ms.saturating_add(COMPACT_MS) {
+        if passed(compacted_ms, now_ms, COMPACT_MS) {
             compacted_ms = now_ms;
             let log = inner.log.clone();
             let compacted = tokio::task::spawn_blocking(move || log.compact(now_ms));

@@ -15,7 +15,7 @@ use futures_util::StreamExt as _;
 use futures_util::future::select_all;
 use futures_util::stream::FuturesUnordered;
 use hearthnet_bus::calls::{CallError, CallStream, Client, ShardGrant};
-use hearthnet_bus::discovery::{Distance, Local};
+use hearthnet_bus::discovery::{Claims, Distance, Local};
 use hearthnet_bus::log::{Advert, EventLog};
 use hearthnet_bus::node::{Connections, WeakNode, bus_rule};
 use hearthnet_bus::{Capability, NodeId, NodeKey, now_ms};
@@ -433,12 +433,16 @@ impl CommunityHosts {
     fn addresses(&self, advert: &Advert) -> Vec<SocketAddr> {
         let state = self.log.state();
         let told = state.endpoints_of(&advert.author, now_ms());
+        let local = Local::read(&[]);
+        let claims = Claims::new(&state, &[], local.clone(), now_ms());
         let mut all: Vec<SocketAddr> = std::iter::once(&advert.descriptor.endpoint)
             .chain(told)
-            .filter_map(|text| text.parse().ok())
+            .filter_map(|text| match advert.author == self.key.id() {
+                true => text.parse().ok(),
+                false => claims.admit(text),
+            })
             .chain((self.places)(&advert.author))
             .collect();
-        let local = Local::read(&[]);
         // Stable: of the same distance, what the host itself says comes first.
         all.sort_by_key(|address| local.distance(address));
         let mut seen = BTreeSet::new();

@@ -12,6 +12,8 @@ use std::time::Duration;
 
 use futures_util::future::{join_all, select_ok};
 use hearthnet_bus::NodeId;
+use hearthnet_bus::discovery::{Claims, Local};
+use hearthnet_bus::joining::JOINS_MS;
 use hearthnet_bus::log::{Advert, Community, LogHealth};
 use hearthnet_orchestrator::coverage::{Coverage, by_model};
 use hearthnet_orchestrator::health::Standing;
@@ -126,10 +128,11 @@ const KNOCK: Duration = Duration::from_secs(1);
 async fn knock(home: &Home) -> BTreeMap<String, bool> {
     let (state, now) = (home.state(), now_ms());
     let own = home.key.id();
+    let claims = Claims::new(&state, &[], Local::read(&[]), now);
     let asked = state.shards(now).map(|advert| {
         let told = state.endpoints_of(&advert.author, now).to_vec();
         let told = told.into_iter().chain([advert.descriptor.endpoint.clone()]);
-        let addresses: BTreeSet<SocketAddr> = told.filter_map(|at| at.parse().ok()).collect();
+        let addresses: BTreeSet<SocketAddr> = told.filter_map(|at| claims.admit(&at)).collect();
         async move {
             let tries = addresses.into_iter().map(|at| {
                 Box::pin(async move {
@@ -188,6 +191,10 @@ fn heading(out: &mut String, home: &Home, state: &Community, config: &Config) {
         home.log.community().short(),
         state.label(&id, now_ms()),
     );
+    let (joined, _) = state.joined_since(now_ms().saturating_sub(JOINS_MS), &id);
+    if joined > 0 {
+        let _ = writeln!(out, "joined     {joined} in the last {}", span(JOINS_MS));
+    }
 }
 
 fn members(out: &mut String, home: &Home, state: &Community, now: u64, running: Option<&Running>) {
@@ -205,7 +212,7 @@ fn members(out: &mut String, home: &Home, state: &Community, now: u64, running: 
             _ => "",
         };
         [
-            state.name_of(node, now).to_owned(),
+            state.shown_name(node, now),
             node.short(),
             member.level.to_string(),
             mark.to_owned(),
@@ -236,12 +243,12 @@ fn peers(out: &mut String, state: &Community, now: u64, running: Option<&Running
         let name = peer
             .node
             .parse()
-            .map_or("", |node| state.name_of(&node, now));
+            .map_or(String::new(), |node| state.shown_name(&node, now));
         [
             if name.is_empty() {
                 peer.node.clone()
             } else {
-                name.to_owned()
+                name
             },
             peer.endpoint.clone(),
             peer.found.clone(),

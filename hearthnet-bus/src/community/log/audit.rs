@@ -96,7 +96,7 @@ impl EventLog {
     ) -> Result<(), LogError> {
         let conn = self.reader()?;
         let tx = conn.unchecked_transaction()?;
-        let view = View::load(&tx)?;
+        let view = View::load(&tx, self.moment())?;
         let mut replay = view.fold.replay();
         let mut go_on = true;
         db::walk(&tx, 0, |at, arrival| {
@@ -171,7 +171,7 @@ impl EventLog {
             found.problem(format!("the database says: {what}"));
         }
         let tx = conn.unchecked_transaction()?;
-        let view = match View::load(&tx) {
+        let view = match View::load(&tx, self.moment()) {
             Ok(view) => view,
             Err(error) => {
                 found.problem(error.to_string());

@@ -4,7 +4,6 @@
 //! `fold.rs` (what it does, and who may), and in `specs/event-log.md`.
 
 use std::fmt;
-use std::str::FromStr;
 
 use hearthnet_transport::Code;
 use serde::{Deserialize, Serialize};
@@ -53,24 +52,6 @@ impl Level {
 impl fmt::Display for Level {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
-    }
-}
-
-/// The text is not a level.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a level is member, trusted or anchor")]
-pub struct LevelError;
-
-impl FromStr for Level {
-    type Err = LevelError;
-
-    fn from_str(text: &str) -> Result<Self, LevelError> {
-        match text {
-            "member" => Ok(Self::Member),
-            "trusted" => Ok(Self::Trusted),
-            "anchor" => Ok(Self::Anchor),
-            _ => Err(LevelError),
-        }
     }
 }
 
@@ -213,6 +194,8 @@ const SHARD_ADVERTISED: &str = "experimental.shard.advertised";
 const SHARD_WITHDRAWN: &str = "experimental.shard.withdrawn";
 const SEEN: &str = "node.seen";
 const GRANT_REVOKED: &str = "grant.revoked";
+/// A kind without a body of its own: its author's clock was wrong before, and is right now.
+pub(super) const CLOCK_SET: &str = "clock.set";
 
 /// The kinds that [`Record`] reads.
 const RECORDS: [&str; 12] = [

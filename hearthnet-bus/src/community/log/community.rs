@@ -1,10 +1,11 @@
 //! What the log says now: the view that everything else in the program reads.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
+use unicode_security::skeleton;
 
 use super::body::{Body, Level, Policy};
 use super::event::EventHash;
@@ -72,11 +73,24 @@ pub struct Fork {
     pub proof: Vec<EventHash>,
 }
 
+/// The key of the invite that let somebody in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(super) struct Code(#[serde(with = "raw_keys")] pub(super) NodeId);
+
 /// The durable part of the view: what the fold over the durable events yields. Its encoding
 /// is what the state hash is taken of, so its fields stand in canonical order.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Durable {
+    /// Who left, by the invite that let it in: while that is open, it is withdrawn with whoever is
+    /// put out.
+    #[serde(
+        default,
+        skip_serializing_if = "BTreeMap::is_empty",
+        with = "raw_keys::map"
+    )]
+    pub(super) left: BTreeMap<NodeId, Code>,
     pub(super) name: String,
     #[serde(with = "raw_keys::map")]
     pub(super) frozen: BTreeMap<NodeId, Fork>,
@@ -88,6 +102,30 @@ pub(super) struct Durable {
     pub(super) members: BTreeMap<NodeId, Member>,
     #[serde(with = "raw_keys::map")]
     pub(super) revoked: BTreeMap<NodeId, Revocation>,
+}
+
+impl Durable {
+    /// Members whose name looks like that of another one, at a glance.
+    pub(super) fn twins(&self) -> BTreeSet<NodeId> {
+        let mut by_look: BTreeMap<String, Vec<NodeId>> = BTreeMap::new();
+        for (node, member) in &self.members {
+            by_look.entry(look(&member.name)).or_default().push(*node);
+        }
+        let several = by_look.into_values().filter(|nodes| nodes.len() > 1);
+        several.flatten().collect()
+    }
+}
+
+/// How a name looks at a glance: without case, accents of width, spaces and signs, and with
+/// one letter for all that look like it in any script (UTS 39).
+fn look(name: &str) -> String {
+    let letters: String = skeleton(&name.to_lowercase())
+        .filter(|c| c.is_alphanumeric())
+        .collect();
+    match letters.is_empty() {
+        true => name.to_owned(),
+        false => letters,
+    }
 }
 
 /// The newest ephemeral event of one author's slot.
@@ -174,6 +212,8 @@ pub struct Community {
     /// What it has agreed on.
     pub policy: Policy,
     durable: Arc<Durable>,
+    /// Members whose names look like another's.
+    twins: Arc<BTreeSet<NodeId>>,
     live: Arc<BTreeMap<(NodeId, String), Live>>,
 }
 
@@ -181,6 +221,7 @@ impl Community {
     pub(super) fn new(
         id: CommunityId,
         durable: Arc<Durable>,
+        twins: Arc<BTreeSet<NodeId>>,
         live: Arc<BTreeMap<(NodeId, String), Live>>,
     ) -> Self {
         Self {
@@ -188,6 +229,7 @@ impl Community {
             name: durable.name.clone(),
             policy: durable.policy,
             durable,
+            twins,
             live,
         }
     }
@@ -214,6 +256,11 @@ impl Community {
     /// All members by node id, frozen ones included.
     pub fn members(&self) -> impl Iterator<Item = (&NodeId, &Member)> {
         self.durable.members.iter()
+    }
+
+    /// Who left, and could come back by the code that let it in: it has uses left.
+    pub fn left(&self) -> impl Iterator<Item = &NodeId> {
+        self.durable.left.keys()
     }
 
     /// Whether a node was revoked. That is for ever: whoever it was may join again with a new
@@ -245,6 +292,18 @@ impl Community {
     /// An invite by its key.
     pub fn invite(&self, invite: &NodeId) -> Option<&OpenInvite> {
         self.durable.invites.get(invite)
+    }
+
+    /// How many members joined since, by the clocks of those who admitted them, with any invite; and
+    /// of these with this one. An invite that was used up and has made room for others counts no more.
+    pub fn joined_since(&self, since_ms: u64, invite: &NodeId) -> (usize, usize) {
+        let joined = self.members().filter_map(|(_, member)| {
+            let code = member.invite.filter(|_| member.since_ms >= since_ms)?;
+            Some(code == *invite)
+        });
+        joined.fold((0, 0), |(all, with), same| {
+            (all + 1, with + usize::from(same))
+        })
     }
 
     /// Whether a node may invite others at `level` now.
@@ -327,6 +386,15 @@ impl Community {
         }
     }
 
+    /// The same where no id stands beside it: with the short id if another member's name looks like
+    /// it.
+    pub fn shown_name(&self, node: &NodeId, now_ms: u64) -> String {
+        match self.twins.contains(node) {
+            true => self.label(node, now_ms),
+            false => self.name_of(node, now_ms).to_owned(),
+        }
+    }
+
     /// Where a node listens, if it was heard of lately.
     pub fn endpoints_of(&self, node: &NodeId, now_ms: u64) -> &[String] {
         self.seen(node, now_ms).map_or(&[], |seen| &seen.endpoints)
@@ -342,5 +410,50 @@ impl Community {
             "" => node.short(),
             name => format!("{name} ({})", node.short()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::NodeKey;
+
+    #[test]
+    fn members_whose_names_look_alike_are_shown_with_their_ids() {
+        let node = |seed: u8| NodeKey::from_secret(&[seed; 32]).id();
+        let twins = |names: &[&str]| -> Vec<bool> {
+            let mut durable = Durable::default();
+            for (name, seed) in names.iter().zip(1..) {
+                let member = Member {
+                    name: (*name).to_owned(),
+                    level: Level::Member,
+                    since_ms: 0,
+                    invite: None,
+                };
+                durable.members.insert(node(seed), member);
+            }
+            let twins = durable.twins();
+            (1..)
+                .zip(names)
+                .map(|(seed, _)| twins.contains(&node(seed)))
+                .collect()
+        };
+        for other in [
+            "kim",
+            "Kim",
+            " kim",
+            "k-i-m",
+            "k\u{456}m",
+            "k\u{200b}im",
+            "\u{ff4b}im",
+        ] {
+            assert_eq!(
+                twins(&["kim", other, "attic"]),
+                [true, true, false],
+                "{other:?}"
+            );
+        }
+        assert_eq!(twins(&["kim", "tim", "kima", "K\u{fc}che"]), [false; 4]);
+        assert_eq!(twins(&["!", "?", "", "\u{1f3e0}"]), [false; 4]);
     }
 }

@@ -36,7 +36,7 @@ const SCHEMA: &str = "
 CREATE TABLE log (
     id        INTEGER PRIMARY KEY CHECK (id = 1),
     community BLOB    NOT NULL,
-    clock     INTEGER NOT NULL,  -- greatest Lamport time of any event that was ever taken
+    clock     INTEGER NOT NULL,  -- no durable event has a greater Lamport time
     changes   INTEGER NOT NULL,  -- grows with every transaction that changed anything
     doubt     INTEGER NOT NULL   -- 1: acknowledged events may be missing
 ) STRICT;
@@ -533,6 +533,12 @@ pub(super) fn last_seq(conn: &Connection, author: &NodeId) -> Result<u64, LogErr
     one(conn, sql, [author.as_bytes()], |row| row.get(0))
 }
 
+/// Whether there is a durable event with a Lamport time above the one and up to the other.
+pub(super) fn has_between(conn: &Connection, above: u64, up_to: u64) -> Result<bool, LogError> {
+    let sql = "SELECT EXISTS (SELECT 1 FROM durable WHERE lamport > ?1 AND lamport <= ?2)";
+    one(conn, sql, [int(above), int(up_to)], |row| row.get(0))
+}
+
 /// Walks over the durable events after a position, in their order, without their content,
 /// until `visit` says no.
 pub(super) fn walk(
@@ -664,16 +670,13 @@ pub(super) fn delete_author(conn: &Connection, author: &NodeId) -> Result<(), Lo
     forget_author(conn, author)
 }
 
-/// The newest snapshot before a position, or the newest of all.
-pub(super) fn snapshot(
-    conn: &Connection,
-    before: Option<Position>,
-) -> Result<Option<Fold>, LogError> {
-    // Nothing stands behind it.
-    let end = (i64::MAX, [0; 32], 0);
-    let before = before.map_or(end, |at| {
-        (int(at.lamport), *at.author.as_bytes(), int(at.seq))
-    });
+/// The newest snapshot before a position.
+pub(super) fn snapshot(conn: &Connection, before: Position) -> Result<Option<Fold>, LogError> {
+    let before = (
+        int(before.lamport),
+        *before.author.as_bytes(),
+        int(before.seq),
+    );
     let found: Option<(Vec<u8>, Vec<u8>)> = conn
         .prepare_cached(
             "SELECT fold, sum FROM snapshots WHERE (lamport, author, seq) < (?1, ?2, ?3)

@@ -81,6 +81,18 @@ pub enum LogError {
         /// Key of the author.
         author: NodeId,
     },
+    /// The clock of this machine is too far from those of the members that were heard: others would
+    /// not take what is written by it.
+    #[error(
+        "this machine's clock is {} min {} that of the other members, so nothing is written: others \
+         would not take it",
+        offset_ms.unsigned_abs() / 60_000,
+        match offset_ms.is_negative() { true => "ahead of", false => "behind" }
+    )]
+    Clock {
+        /// How far theirs are ahead, in milliseconds; negative: behind.
+        offset_ms: i64,
+    },
     /// This author has used up its part of the log.
     #[error("{author} has written as much to the log as one author may")]
     Quota {
@@ -121,6 +133,7 @@ impl LogError {
             Self::Event(why) => return why.code(),
             Self::Frozen { .. } => "log_fork",
             Self::Behind { .. } => "log_behind",
+            Self::Clock { .. } => "clock_wrong",
             Self::Quota { .. } => "log_quota",
             Self::Format { .. }
             | Self::Io { .. }
@@ -192,7 +205,7 @@ pub enum Refusal {
     #[error("this event belongs to the community {0}")]
     Foreign(CommunityId),
     /// Its time is more than [`MAX_AHEAD_MS`] ahead of this machine's clock. It may be taken
-    /// later.
+    /// later, or with what its author wrote after it.
     #[error(
         "this event is dated {ahead_ms} ms ahead, more than {MAX_AHEAD_MS}; compare the clocks \
          of the machines"

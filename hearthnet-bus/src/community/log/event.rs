@@ -21,6 +21,11 @@ pub const MAX_EVENT_BYTES: usize = MAX_BODY_BYTES + MAX_KIND_BYTES + MAX_SLOT_BY
 /// How far ahead of this machine's clock an event may claim to be, in milliseconds.
 pub const MAX_AHEAD_MS: u64 = 10 * 60 * 1000;
 
+/// How far from the clocks of other members this machine's may be for a durable event to be written,
+/// in milliseconds: what others accept, less a minute for how their clocks differ and for the age of
+/// what they said of them.
+pub(super) const MAX_OFF_MS: u64 = MAX_AHEAD_MS - 60_000;
+
 /// Longest life of an ephemeral event, in milliseconds: an hour, which is the longest life of
 /// a session token, and a quarter for the difference of clocks.
 pub const MAX_LIFE_MS: u64 = 75 * 60 * 1000;
@@ -136,7 +141,8 @@ pub struct Event {
     pub author: NodeId,
     /// From 1, per author and lane. In the durable lane without holes.
     pub seq: u64,
-    /// Greater than that of every event that the author had seen; at most `time_ms`.
+    /// Greater than that of every durable event that had taken effect for the author; at most
+    /// `time_ms`. The event takes effect when this moment has come.
     pub lamport: u64,
     /// When it was made, in Unix milliseconds by the author's clock.
     pub time_ms: u64,

@@ -25,11 +25,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use hearthnet_transport::Code;
+use hearthnet_transport::Code as ErrorCode;
 use serde::{Deserialize, Serialize};
 
 use super::body::{Body, Level};
-use super::community::{Durable, Fork, Member, OpenInvite, Revocation};
+use super::community::{Code, Durable, Fork, Member, OpenInvite, Revocation};
 use super::event::{Event, Position};
 use crate::identity::raw_keys;
 use crate::{CommunityId, NodeId};
@@ -102,8 +102,8 @@ pub enum NoEffect {
 
 impl NoEffect {
     /// The stable code of the refusal.
-    pub fn code(&self) -> Code {
-        Code::new(match self {
+    pub fn code(&self) -> ErrorCode {
+        ErrorCode::new(match self {
             Self::NotMember(_) | Self::Level { .. } => "unauthorized",
             Self::Revoked(_) => "revoked",
             Self::NoSuchInvite
@@ -411,20 +411,50 @@ impl Fold {
         {
             return Applied::None(NoEffect::Revoked(event.author));
         }
-        if let Body::Revoked { node, last_seq } = event.body {
-            return self.revoke(event, node, last_seq, go_on);
+        let (node, last_seq, level) = match event.body {
+            Body::Revoked { node, last_seq } => (node, Some(last_seq), None),
+            Body::LevelChanged {
+                node,
+                level,
+                last_seq,
+            } => (node, last_seq, Some(level)),
+            _ => {
+                return match self.change(event) {
+                    Ok(()) => Applied::Effect,
+                    Err(why) => Applied::None(why),
+                };
+            }
+        };
+        let actor = self.actor(event);
+        let holds = match level {
+            None => self.may_revoke(event, actor, &node),
+            Some(level) => self.may_set_level(event, actor, &node, level),
+        };
+        // The root's word on a level binds the past whatever it finds there: it is in the first cuts.
+        let by_root = level.is_some() && actor == Actor::Root;
+        let binds = last_seq.filter(|_| holds.is_ok() || by_root);
+        let reaches = self.decided.is_none()
+            && binds.is_some_and(|last| self.had_effect(&node, last.saturating_add(1)));
+        if reaches && !go_on {
+            return Applied::Reaches;
         }
-        if let Body::LevelChanged {
-            node,
-            level,
-            last_seq,
-        } = event.body
-        {
-            return self.set_level(event, node, level, last_seq, go_on);
+        match (binds, level) {
+            (Some(last), None) => self.cut(node, last),
+            (Some(last), Some(level)) => self.cut_level(event, node, level, last),
+            (None, _) => {}
         }
-        match self.change(event) {
-            Ok(()) => Applied::Effect,
-            Err(why) => Applied::None(why),
+        match (holds, level) {
+            (Err(why), _) => return Applied::None(why),
+            (Ok(()), None) => self.put_out(event, actor, node, last_seq.unwrap_or(0)),
+            (Ok(()), Some(level)) => {
+                if let Some(member) = self.state.members.get_mut(&node) {
+                    member.level = level;
+                }
+            }
+        }
+        match reaches {
+            true => Applied::Reaches,
+            false => Applied::Effect,
         }
     }
 
@@ -432,42 +462,52 @@ impl Fold {
         CommunityId::from(self.root)
     }
 
-    fn revoke(&mut self, event: &Event, node: NodeId, last_seq: u64, go_on: bool) -> Applied {
-        let actor = self.actor(event);
-        let place = key(event.position());
-        let holds = match (&self.decided, actor) {
-            _ if node == self.root => Err(NoEffect::Root),
-            (_, Actor::Root) => Ok(()),
-            (Some(decided), _) => match decided.contains(&place) {
-                true => Ok(()),
-                false => Err(ANCHOR.needed()),
-            },
-            (None, ANCHOR) => match self.state.actor(self.community(), &node) {
-                ANCHOR => Err(Actor::Root.needed()),
-                _ => Ok(()),
-            },
-            (None, Actor::Stranger) => Err(NoEffect::NotMember(event.author)),
-            (None, Actor::Member(_)) => Err(ANCHOR.needed()),
-        };
-        let known = self.state.knows(self.community(), &node);
-        let holds = holds.and(match known || self.has_room() {
+    fn may_revoke(&self, event: &Event, actor: Actor, node: &NodeId) -> Result<(), NoEffect> {
+        match (&self.decided, actor) {
+            _ if *node == self.root => return Err(NoEffect::Root),
+            (_, Actor::Root) => {}
+            (Some(decided), _) if decided.contains(&key(event.position())) => {}
+            (None, ANCHOR) if self.state.actor(self.community(), node) == ANCHOR => {
+                return Err(Actor::Root.needed());
+            }
+            (None, ANCHOR) => {}
+            (None, Actor::Stranger) => return Err(NoEffect::NotMember(event.author)),
+            _ => return Err(ANCHOR.needed()),
+        }
+        match self.state.knows(self.community(), node) || self.has_room() {
             true => Ok(()),
             false => Err(NoEffect::Full),
-        });
-        if let Err(why) = holds {
-            return Applied::None(why);
         }
-        let reaches = self.reaches(&node, last_seq);
-        if reaches && !go_on {
-            return Applied::Reaches;
+    }
+
+    fn may_set_level(
+        &self,
+        event: &Event,
+        actor: Actor,
+        node: &NodeId,
+        level: Level,
+    ) -> Result<(), NoEffect> {
+        match self.state.members.get(node).map(|member| member.level) {
+            _ if actor == Actor::Stranger => Err(NoEffect::NotMember(event.author)),
+            _ if actor < ANCHOR => Err(ANCHOR.needed()),
+            None => Err(NoEffect::NoSuchMember(*node)),
+            Some(now) if actor != Actor::Root && now.max(level) == Level::Anchor => {
+                Err(Actor::Root.needed())
+            }
+            Some(now) if now == level => Err(NoEffect::SameLevel(*node)),
+            Some(_) => Ok(()),
         }
+    }
+
+    fn put_out(&mut self, event: &Event, actor: Actor, node: NodeId, last_seq: u64) {
         if actor != Actor::Root {
-            self.found.insert(place);
+            self.found.insert(key(event.position()));
         }
-        self.cut(node, last_seq);
-        // Who is put out has the code that let it in, and could come back with another key.
+        // Who is put out has the code that let it in, and could come back with another key; so has
+        // who left before that.
         let member = self.state.members.remove(&node);
         let invite = member.and_then(|member| member.invite);
+        let invite = invite.or_else(|| self.state.left.remove(&node).map(|code| code.0));
         if let Some(open) = invite.and_then(|invite| self.state.invites.get_mut(&invite)) {
             open.withdrawn = true;
         }
@@ -480,58 +520,6 @@ impl Fold {
             .entry(node)
             .and_modify(|old| old.last_seq = old.last_seq.min(last_seq))
             .or_insert(new);
-        match reaches {
-            true => Applied::Reaches,
-            false => Applied::Effect,
-        }
-    }
-
-    fn set_level(
-        &mut self,
-        event: &Event,
-        node: NodeId,
-        level: Level,
-        last_seq: Option<u64>,
-        go_on: bool,
-    ) -> Applied {
-        let actor = self.actor(event);
-        let now = self.state.members.get(&node).map(|member| member.level);
-        let holds = match now {
-            _ if actor == Actor::Stranger => Err(NoEffect::NotMember(event.author)),
-            _ if actor < ANCHOR => Err(ANCHOR.needed()),
-            None => Err(NoEffect::NoSuchMember(node)),
-            Some(now) if actor != Actor::Root && now.max(level) == Level::Anchor => {
-                Err(Actor::Root.needed())
-            }
-            Some(now) if now == level => Err(NoEffect::SameLevel(node)),
-            Some(_) => Ok(()),
-        };
-        // The root's word binds the past whatever it finds there: it is in the first cuts.
-        let binds = last_seq.filter(|_| holds.is_ok() || actor == Actor::Root);
-        let reaches = binds.is_some_and(|last| self.reaches(&node, last));
-        if reaches && !go_on {
-            return Applied::Reaches;
-        }
-        if let Some(last) = binds {
-            self.cut_level(event, node, level, last);
-        }
-        match holds {
-            Err(why) => Applied::None(why),
-            Ok(()) => {
-                if let Some(member) = self.state.members.get_mut(&node) {
-                    member.level = level;
-                }
-                match reaches {
-                    true => Applied::Reaches,
-                    false => Applied::Effect,
-                }
-            }
-        }
-    }
-
-    /// Whether an event that takes a level as of `last_seq` binds something that had an effect.
-    fn reaches(&self, node: &NodeId, last_seq: u64) -> bool {
-        self.decided.is_none() && self.had_effect(node, last_seq.saturating_add(1))
     }
 
     fn has_room(&self) -> bool {
@@ -660,6 +648,7 @@ impl Fold {
                 if let Some(open) = self.state.invites.get_mut(&request.invite) {
                     open.used = open.used.saturating_add(1);
                 }
+                self.state.left.remove(&node);
                 self.state.members.insert(
                     node,
                     Member {
@@ -683,7 +672,17 @@ impl Fold {
                 {
                     return Err(NoEffect::LastAnchor(event.author));
                 }
-                self.state.members.remove(&event.author);
+                let gone = self.state.members.remove(&event.author);
+                // Whoever puts it out yet closes its code: kept as long as that can matter.
+                self.state.left.retain(|_, code| {
+                    let open = self.state.invites.get(&code.0);
+                    open.is_some_and(|open| !open.withdrawn && open.used < open.uses)
+                });
+                if let Some(invite) = gone.and_then(|member| member.invite)
+                    && self.state.left.len() < MAX_MEMBERS
+                {
+                    self.state.left.insert(event.author, Code(invite));
+                }
                 Ok(())
             }
             Body::Named { name } => {

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use hearthnet_transport::Code;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
@@ -87,18 +86,6 @@ impl From<&Fork> for ForkHead {
     }
 }
 
-/// The bytes are not the heads of this community's log.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("these are not the heads of an event log")]
-pub struct HeadsError;
-
-impl HeadsError {
-    /// The stable code of the refusal.
-    pub fn code(&self) -> Code {
-        Code::new("log_malformed")
-    }
-}
-
 /// The key of a slot in [`Head::slots`]: the first eight bytes of the SHA-256 of its name.
 pub(super) fn slot_key(slot: &str) -> u64 {
     EventHash(Sha256::digest(slot.as_bytes()).into()).tag()
@@ -122,26 +109,16 @@ impl Heads {
         encoded.unwrap_or_default()
     }
 
-    /// Decodes what a peer sent.
-    ///
-    /// # Errors
-    /// [`HeadsError`] if the bytes are longer than [`MAX_HEADS_BYTES`], not canonical, name an
-    /// unusable key, or more authors or slots than a log has.
-    pub fn from_cbor(bytes: &[u8]) -> Result<Self, HeadsError> {
+    /// Decodes what a peer sent. `None` if the bytes are longer than [`MAX_HEADS_BYTES`], not
+    /// canonical, or name more authors or slots than a log has. Keys are not checked, which takes
+    /// long: they are only looked up among those that this log knows.
+    pub fn from_cbor(bytes: &[u8]) -> Option<Self> {
         if bytes.len() > MAX_HEADS_BYTES {
-            return Err(HeadsError);
+            return None;
         }
-        let heads: Self = cbor::decode(bytes, 6).map_err(|_| HeadsError)?;
+        let heads: Self = cbor::decode(bytes, 6).ok()?;
         let slots_fit = heads.authors.values().all(|h| h.slots.len() <= MAX_SLOTS);
-        if heads.authors.len() > MAX_MEMBERS + 1 || !slots_fit {
-            return Err(HeadsError);
-        }
-        // A key costs a scalar multiplication to check: first the number of them.
-        let root = heads.community.root();
-        for key in heads.authors.keys().chain([&root]) {
-            NodeId::from_bytes(key.as_bytes()).map_err(|_| HeadsError)?;
-        }
-        Ok(heads)
+        (heads.authors.len() <= MAX_MEMBERS + 1 && slots_fit).then_some(heads)
     }
 
     /// Notes that the peer with these heads sent an event, so that it is not sent back. The log

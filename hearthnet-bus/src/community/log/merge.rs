@@ -18,13 +18,20 @@
 //!   matter.
 //! - **Quotas** cut an author's history at a number that does not depend on the order. Only
 //!   the room for strangers does: what does not fit is offered again by the next peer.
+//! - **The moment.** An event of a chain takes effect when its Lamport time has come by this
+//!   machine's clock. Before that it is kept and passed on, and nothing that is written here
+//!   sorts after it: so nobody's leap makes others' events leap.
+//! - **Rework.** What sorts before events that were applied is folded again from a snapshot on. That
+//!   has a budget of its own; beyond it the state waits for a while, with what sorts last in it.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use hearthnet_transport::{Time, TokenBucket};
 use rusqlite::Connection;
 
-use super::body::Body;
+use super::body::{Body, Level};
 use super::community::{Community, Entry, Fork, Live};
 use super::db::{self, AuthorRow, EphemeralRow};
 use super::error::{LogError, Refusal};
@@ -80,6 +87,23 @@ const SNAPSHOTS: usize = 16;
 /// Events between two snapshots: folding them takes some ten milliseconds.
 const SNAPSHOT_EVERY: u64 = 512;
 
+/// Events that are folded again per second, over time, because others came late: at 6 us each
+/// some 5% of a core.
+const REWORK_PER_SECOND: u64 = 8_000;
+/// And at once: half a second of a core, more than a partition that heals costs.
+const REWORK: u64 = 100_000;
+
+/// Ephemeral events of one author that are taken per second, over time, and at once. A node with all
+/// its [`MAX_SLOTS`] slots in use says 2 a second.
+const SAID_PER_SECOND: u64 = 4;
+const SAID: u64 = 4 * MAX_SLOTS as u64;
+/// Authors whose pace is remembered: more than a community has, and strangers.
+const MAX_PACES: usize = 8192;
+
+/// 2025-01-01: before that nothing was written, whatever the clock of a machine that has just been
+/// switched on says; and numbers that count events are below it by far.
+const BEGINNING_MS: u64 = 1_735_689_600_000;
+
 /// What is in memory of an author.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Author {
@@ -89,29 +113,45 @@ pub(super) struct Author {
     pub(super) fork: Option<Fork>,
 }
 
-/// What is in memory of the log. Everything follows from the file.
-#[derive(Debug, Clone, PartialEq)]
+/// What is in memory of the log. Everything but budgets follows from the file and the time.
+#[derive(Debug, Clone)]
 pub(super) struct View {
     pub(super) community: CommunityId,
+    /// No durable event has a greater Lamport time.
     pub(super) clock: u64,
+    /// Up to this Lamport time events take effect: the latest moment that was here.
+    pub(super) line: u64,
+    /// How far back the fold has yet to go.
+    redo: Redo,
+    rework: TokenBucket,
+    /// How many events were folded again since the log was opened.
+    pub(super) reworked: u64,
+    paces: BTreeMap<NodeId, TokenBucket>,
     pub(super) changes: u64,
     pub(super) authors: BTreeMap<NodeId, Author>,
     pub(super) fold: Fold,
     pub(super) durable: Arc<super::community::Durable>,
+    twins: Arc<BTreeSet<NodeId>>,
     pub(super) live: Arc<BTreeMap<(NodeId, String), Live>>,
 }
 
 impl View {
-    /// Reads the file.
-    pub(super) fn load(conn: &Connection) -> Result<Self, LogError> {
+    /// Reads the file, at the time `now_ms`.
+    pub(super) fn load(conn: &Connection, now_ms: u64) -> Result<Self, LogError> {
         let (community, clock, changes) = db::head(conn)?;
         let mut view = Self {
             community,
             clock,
             changes,
+            line: now_ms.max(BEGINNING_MS),
+            redo: Redo::No,
+            rework: TokenBucket::with_burst(REWORK_PER_SECOND, REWORK, Time::ZERO),
+            reworked: 0,
+            paces: BTreeMap::new(),
             authors: BTreeMap::new(),
             fold: Fold::new(community),
             durable: Arc::default(),
+            twins: Arc::default(),
             live: Arc::default(),
         };
         for (author, row) in db::authors(conn)? {
@@ -137,10 +177,13 @@ impl View {
             Ok(())
         })?;
         view.live = Arc::new(live);
-        view.fold = match db::snapshot(conn, None)? {
-            Some(fold) if fold.is_of(community) => fold,
-            _ => Fold::new(community),
+        // One that was made by a clock that ran ahead may hold more.
+        let end = Position {
+            lamport: view.line.saturating_add(1),
+            author: NodeId::from_checked([0; 32]),
+            seq: 0,
         };
+        view.go_back(conn, end)?;
         if !view.catch_up(conn)? {
             view.fold_all(conn)?;
         }
@@ -148,13 +191,118 @@ impl View {
         Ok(view)
     }
 
+    /// Reads the file again: another handle has written it, or a transaction failed.
+    pub(super) fn reload(&mut self, conn: &Connection, now_ms: u64) -> Result<(), LogError> {
+        let fresh = Self::load(conn, now_ms.max(self.line))?;
+        let old = std::mem::replace(self, fresh);
+        (self.rework, self.reworked, self.paces) = (old.rework, old.reworked, old.paces);
+        Ok(())
+    }
+
+    /// What a node may do; `None` for strangers, and for frozen ones.
+    pub(super) fn level(&self, node: &NodeId) -> Option<Level> {
+        let state = &self.fold.state;
+        let member = state.members.get(node)?;
+        (!state.frozen.contains_key(node)).then_some(member.level)
+    }
+
+    /// Whether there is something for [`View::advance`] to do.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.redo != Redo::No || self.clock > self.line
+    }
+
+    /// Time passes: events whose moment has come take effect, and what is to be folded again is,
+    /// within its budget. Whether that changed anything.
+    pub(super) fn advance(&mut self, conn: &Connection, now_ms: u64) -> Result<bool, LogError> {
+        let before = self.line;
+        self.line = before.max(now_ms);
+        let mut changed = self.clock > before && db::has_between(conn, before, self.line)?;
+        if changed && !self.catch_up(conn)? {
+            self.fold_again(conn, Redo::All)?;
+        }
+        changed |= self.settle(conn, now_ms, false)?;
+        if changed {
+            self.publish();
+            self.changes = self.changes.saturating_add(1);
+            db::set_head(conn, self.clock, self.changes)?;
+        }
+        Ok(changed)
+    }
+
+    /// Notes that the fold has to go back. From here on no snapshot holds what would change.
+    fn fold_again(&mut self, conn: &Connection, from: Redo) -> Result<(), LogError> {
+        if from > self.redo {
+            db::drop_snapshots(conn, from.place())?;
+            self.redo = from;
+        }
+        Ok(())
+    }
+
+    /// Goes back as far as needed, and folds again from there: now, if it `must` be, else when the
+    /// budget allows. Whether it did.
+    pub(super) fn settle(
+        &mut self,
+        conn: &Connection,
+        now_ms: u64,
+        must: bool,
+    ) -> Result<bool, LogError> {
+        self.rework.refill(Time(now_ms.saturating_mul(1000)));
+        if self.redo == Redo::No || !(must || self.rework.has(0)) {
+            return Ok(false);
+        }
+        let mut cost = 0;
+        let from = match std::mem::replace(&mut self.redo, Redo::No).place() {
+            Some(at) if self.fold.is_plain() => {
+                self.go_back(conn, at)?;
+                let kept = self.fold.count;
+                let plain = self.catch_up(conn)?;
+                cost = self.fold.count - kept;
+                // So that the next event from the past does not begin as far back.
+                if plain && self.fold.count >= db::last_snapshot(conn)? + SNAPSHOT_EVERY {
+                    db::add_snapshot(conn, &self.fold, SNAPSHOTS)?;
+                }
+                plain.then_some(at)
+            }
+            _ => None,
+        };
+        if from.is_none() {
+            db::drop_snapshots(conn, None)?;
+            self.fold_all(conn)?;
+            // Three passes, at the most.
+            cost += 3 * self.fold.count;
+        }
+        self.rework.spend(cost);
+        self.reworked = self.reworked.saturating_add(cost);
+        Ok(true)
+    }
+
+    /// Takes the newest snapshot before a place.
+    fn go_back(&mut self, conn: &Connection, at: Position) -> Result<(), LogError> {
+        self.fold = match db::snapshot(conn, at)? {
+            Some(fold) if fold.is_of(self.community) => fold,
+            _ => Fold::new(self.community),
+        };
+        Ok(())
+    }
+
     /// The unchanging picture for readers.
     pub(super) fn community(&self) -> Community {
         Community::new(
             self.community,
             Arc::clone(&self.durable),
+            Arc::clone(&self.twins),
             Arc::clone(&self.live),
         )
+    }
+
+    /// Whether one more ephemeral event of an author is taken now.
+    fn is_within_pace(&mut self, author: NodeId, now_ms: u64) -> bool {
+        if self.paces.len() >= MAX_PACES {
+            self.paces.retain(|_, pace| !pace.is_full());
+        }
+        let full = || TokenBucket::with_burst(SAID_PER_SECOND, SAID, Time::ZERO);
+        let pace = self.paces.entry(author).or_insert_with(full);
+        pace.take(Time(now_ms.saturating_mul(1000)))
     }
 
     /// Notes that the durable state changed.
@@ -168,18 +316,24 @@ impl View {
         self.fold.set_frozen(frozen);
         if *self.durable != self.fold.state {
             self.durable = Arc::new(self.fold.state.clone());
+            self.twins = Arc::new(self.durable.twins());
         }
     }
 
     /// Applies what the file has after the fold's last event. `false`: it cannot be done
     /// without going back.
     fn catch_up(&mut self, conn: &Connection) -> Result<bool, LogError> {
-        let Self { authors, fold, .. } = self;
+        let Self {
+            authors,
+            fold,
+            line,
+            ..
+        } = self;
         let mut plain = true;
         db::scan(
             conn,
             fold.at(),
-            |at| counts(authors, at),
+            |at| counts(authors, *line, at),
             |event| {
                 plain &= fold.apply(event) != Applied::Reaches;
                 Ok(())
@@ -190,12 +344,12 @@ impl View {
 
     /// Makes the state from all events.
     fn fold_all(&mut self, conn: &Connection) -> Result<(), LogError> {
-        let authors = &self.authors;
+        let (authors, line) = (&self.authors, self.line);
         self.fold = Fold::of_all(self.community, |visit| {
             db::scan(
                 conn,
                 None,
-                |at| counts(authors, at),
+                |at| counts(authors, line, at),
                 |event| {
                     visit(event);
                     Ok(())
@@ -214,11 +368,10 @@ impl View {
     }
 }
 
-/// Whether an event is part of its author's chain.
-fn counts(authors: &BTreeMap<NodeId, Author>, at: &Position) -> bool {
-    authors
-        .get(&at.author)
-        .is_some_and(|author| at.seq <= author.row.head)
+/// Whether an event is part of its author's chain, and its moment has come.
+fn counts(authors: &BTreeMap<NodeId, Author>, line: u64, at: &Position) -> bool {
+    let author = authors.get(&at.author);
+    at.lamport <= line && author.is_some_and(|author| at.seq <= author.row.head)
 }
 
 fn live_of(row: &EphemeralRow, body: Body) -> Live {
@@ -261,12 +414,22 @@ pub(super) fn proof(
     Ok(rows)
 }
 
-/// How far back the fold has to go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How far back the fold has to go: the further, the greater.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Redo {
     No,
-    From(Position),
+    From(Reverse<Position>),
     All,
+}
+
+impl Redo {
+    /// From where on; `None`: from the beginning.
+    fn place(self) -> Option<Position> {
+        match self {
+            Self::From(Reverse(at)) => Some(at),
+            _ => None,
+        }
+    }
 }
 
 /// What became of an event that was not refused.
@@ -282,8 +445,9 @@ pub(super) struct Merge<'a> {
     view: &'a mut View,
     quotas: &'a Quotas,
     now_ms: u64,
-    redo: Redo,
     durable_changed: bool,
+    /// Somebody has lost a level, and with it what it did: that waits for no budget.
+    urgent: bool,
 }
 
 impl<'a> Merge<'a> {
@@ -298,9 +462,14 @@ impl<'a> Merge<'a> {
             view,
             quotas,
             now_ms,
-            redo: Redo::No,
             durable_changed: false,
+            urgent: false,
         }
+    }
+
+    /// What is taken from now on came at this time.
+    pub(super) fn at(&mut self, now_ms: u64) {
+        self.now_ms = now_ms;
     }
 
     /// Takes one event in.
@@ -316,9 +485,6 @@ impl<'a> Merge<'a> {
                 self.ephemeral(event, slot, *expires_ms, hash, raw)?
             }
         };
-        if taken == Ok(Taken::New) {
-            self.view.clock = self.view.clock.max(event.lamport);
-        }
         Ok(taken)
     }
 
@@ -357,8 +523,8 @@ impl<'a> Merge<'a> {
     }
 
     /// Brings the state and the counters in line with what was taken. Must come last.
-    pub(super) fn finish(mut self) -> Result<(), LogError> {
-        self.settle()?;
+    pub(super) fn finish(self) -> Result<(), LogError> {
+        self.view.settle(self.conn, self.now_ms, self.urgent)?;
         if self.durable_changed {
             self.view.publish();
         }
@@ -377,11 +543,9 @@ impl<'a> Merge<'a> {
         if self.view.fold.knows(author) {
             return Ok(true);
         }
-        if self.redo != Redo::No {
-            self.settle()?;
-            if self.view.fold.knows(author) {
-                return Ok(true);
-            }
+        let settled = self.view.settle(self.conn, self.now_ms, false)?;
+        if settled && self.view.fold.knows(author) {
+            return Ok(true);
         }
         let strangers = || {
             let known = &self.view;
@@ -434,6 +598,7 @@ impl<'a> Merge<'a> {
             return Ok(Err(Refusal::Quota { author }));
         }
         db::insert_durable(conn, event, hash, raw)?;
+        self.view.clock = self.view.clock.max(event.lamport);
         it.row.events = it.row.events.saturating_add(1);
         it.row.bytes = it.row.bytes.saturating_add(bytes);
 
@@ -497,10 +662,10 @@ impl<'a> Merge<'a> {
         }
         it.fork = fork(conn, author, &it.row)?;
         self.durable_changed = true;
-        if self.view.fold.had_effect(author, at) {
-            self.redo = Redo::All;
+        match self.view.fold.had_effect(author, at) {
+            true => self.view.fold_again(conn, Redo::All),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     /// Lengthens the chain by an event, and by those that waited for it.
@@ -541,64 +706,37 @@ impl<'a> Merge<'a> {
     /// Applies an event that has just become part of its author's chain.
     fn apply(&mut self, event: &Event) -> Result<(), LogError> {
         self.durable_changed = true;
-        let at = event.position();
-        self.redo = match self.redo {
-            Redo::No if self.view.fold.is_before(at) => match self.view.fold.apply(event) {
-                Applied::Reaches => Redo::All,
-                Applied::Effect | Applied::None(_) => {
-                    self.snapshot()?;
-                    Redo::No
-                }
-            },
-            Redo::No => Redo::From(at),
-            Redo::From(other) => Redo::From(other.min(at)),
-            Redo::All => Redo::All,
+        let (conn, view, at) = (self.conn, &mut *self.view, event.position());
+        if at.lamport > view.line {
+            return Ok(());
+        }
+        // What sorts last takes effect at once, also while something before it has to wait.
+        let plain = view.fold.is_plain();
+        let redo = match view.fold.is_before(at) {
+            true if view.fold.apply(event) == Applied::Reaches => Redo::All,
+            true => Redo::No,
+            false => Redo::From(Reverse(at)),
         };
-        Ok(())
-    }
-
-    fn snapshot(&self) -> Result<(), LogError> {
-        let fold = &self.view.fold;
-        if fold.count.is_multiple_of(SNAPSHOT_EVERY) && fold.is_plain() {
-            db::add_snapshot(self.conn, fold, SNAPSHOTS)?;
+        self.urgent |= plain && redo == Redo::All;
+        view.fold_again(conn, redo)?;
+        let fold = &view.fold;
+        if view.redo == Redo::No && fold.count.is_multiple_of(SNAPSHOT_EVERY) && fold.is_plain() {
+            db::add_snapshot(conn, fold, SNAPSHOTS)?;
         }
         Ok(())
-    }
-
-    /// Goes back as far as needed, and folds again from there.
-    fn settle(&mut self) -> Result<(), LogError> {
-        let conn = self.conn;
-        match std::mem::replace(&mut self.redo, Redo::No) {
-            Redo::No => return Ok(()),
-            Redo::From(at) if self.view.fold.is_plain() => {
-                db::drop_snapshots(conn, Some(at))?;
-                self.view.fold = match db::snapshot(conn, Some(at))? {
-                    Some(fold) if fold.is_of(self.view.community) => fold,
-                    _ => Fold::new(self.view.community),
-                };
-                if self.view.catch_up(conn)? {
-                    // So that the next event from the past does not begin as far back.
-                    if self.view.fold.count >= db::last_snapshot(conn)? + SNAPSHOT_EVERY {
-                        db::add_snapshot(conn, &self.view.fold, SNAPSHOTS)?;
-                    }
-                    return Ok(());
-                }
-            }
-            Redo::From(_) | Redo::All => {}
-        }
-        db::drop_snapshots(conn, None)?;
-        self.view.fold_all(conn)
     }
 
     fn ephemeral(
         &mut self,
         event: &Event,
         slot: &str,
-        expires_ms: u64,
+        until_ms: u64,
         hash: EventHash,
         raw: &[u8],
     ) -> Result<Result<Taken, Refusal>, LogError> {
         let author = event.author;
+        // It lives from now on, if its author's clock is ahead.
+        let expires_ms = until_ms - event.time_ms.saturating_sub(self.now_ms).min(until_ms);
         let place = (author, slot.to_owned());
         let old = self.view.live.get(&place).map(|live| (live.seq, live.hash));
         if old == Some((event.seq, hash)) {
@@ -606,6 +744,9 @@ impl<'a> Merge<'a> {
         }
         if expires_ms <= self.now_ms || old.is_some_and(|old| old > (event.seq, hash)) {
             return Ok(Err(Refusal::Stale));
+        }
+        if !self.view.is_within_pace(author, self.now_ms) {
+            return Ok(Err(Refusal::Quota { author }));
         }
         if old.is_none() {
             let first = (author, String::new());
@@ -637,7 +778,7 @@ impl<'a> Merge<'a> {
             seq: event.seq,
             hash,
             expires_ms,
-            keep_ms: expires_ms.max(keep),
+            keep_ms: until_ms.max(keep),
             raw: raw.to_vec(),
         };
         db::set_ephemeral(self.conn, &row)?;

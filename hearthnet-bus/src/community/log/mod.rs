@@ -44,8 +44,8 @@ mod store;
 pub use audit::{Record, Status, Verified};
 pub use batch::Batch;
 pub use body::{
-    Body, EventError, Level, LevelError, MAX_BODY_BYTES, MAX_ENDPOINTS, MAX_KIND_BYTES,
-    MAX_LINE_BYTES, MAX_SLOT_BYTES, MAX_USES, Policy,
+    Body, EventError, Level, MAX_BODY_BYTES, MAX_ENDPOINTS, MAX_KIND_BYTES, MAX_LINE_BYTES,
+    MAX_SLOT_BYTES, MAX_USES, Policy,
 };
 pub use community::{Advert, Community, Fork, Member, OpenInvite, Revocation, Sighting};
 pub use error::{LogError, LogHealth, Refusal};
@@ -54,7 +54,7 @@ pub use event::{
     Position,
 };
 pub use fold::{MAX_INVITES, MAX_MEMBERS, NoEffect};
-pub use heads::{ForkHead, Head, Heads, HeadsError, MAX_HEADS_BYTES, MAX_SLOTS, SlotHead};
+pub use heads::{ForkHead, Head, Heads, MAX_HEADS_BYTES, MAX_SLOTS, SlotHead};
 pub use merge::{Compacted, Quotas};
 pub use recover::Recovery;
 pub use store::{ADVERT_LIFE_MS, EventLog, FILE_NAME, Received};

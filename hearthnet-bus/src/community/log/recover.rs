@@ -190,7 +190,7 @@ fn load(path: &Path, check: Option<&Path>) -> Result<(Connection, View), LogErro
             return Err(LogError::corrupt("it names another community"));
         }
     }
-    let view = View::load(&conn)?;
+    let view = View::load(&conn, crate::now_ms())?;
     Ok((conn, view))
 }
 
@@ -221,10 +221,11 @@ fn rebuild(dir: &Path, path: &Path, quotas: &Quotas, what: &str) -> Result<Recov
     let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
     db::create(&tx, community)?;
     db::set_doubt(&tx, true)?;
-    let mut view = View::load(&tx)?;
-    // At time zero nothing has expired; what has will be dropped with the next compaction.
+    let mut view = View::load(&tx, crate::now_ms())?;
     let mut merge = Merge::new(&tx, &mut view, quotas, 0);
     for (event, hash, raw) in &events {
+        // At its own time it has not expired; what has will be dropped with the next compaction.
+        merge.at(event.time_ms);
         // What a quota refuses is no loss: it would not have been there.
         let _refused = merge.take(event, *hash, raw)?;
     }

@@ -3,6 +3,8 @@
 //! One file for one thing: the lock, the connection, the view in memory and the state that readers
 //! see change together, in `EventLog::write` and nowhere else; all else here leads to it.
 
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,16 +17,18 @@ use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::watch;
 
 use super::batch::{Batch, Pack, heads_of};
-use super::body::{Body, Policy};
+use super::body::{Body, CLOCK_SET, Level, Policy};
 use super::clocks::Clocks;
 use super::community::Community;
 use super::db;
 use super::error::{LogError, LogHealth, Refusal};
-use super::event::{Checked, Event, EventHash, EventId, Lane, MAX_AHEAD_MS, MAX_LIFE_MS};
+use super::event::{
+    Checked, Event, EventHash, EventId, Lane, MAX_AHEAD_MS, MAX_LIFE_MS, MAX_OFF_MS,
+};
 use super::heads::Heads;
 use super::merge::{Compacted, Merge, Quotas, Taken, View};
 use super::recover::{self, Opened, Recovery, RecoveryLock};
-use crate::{CommunityId, NodeId, NodeKey, RandomnessError};
+use crate::{CommunityId, NodeId, NodeKey, RandomnessError, now_ms};
 
 /// The log's file in the data directory.
 pub const FILE_NAME: &str = "log.sqlite";
@@ -69,7 +73,9 @@ pub(super) struct Inner {
     health: Mutex<LogHealth>,
     changes: watch::Sender<u64>,
     clocks: Mutex<Clocks>,
-    /// The latest time that a caller named: no clock is read here.
+    /// The last events that were dated too far ahead: what vouches for them may be in the next batch.
+    early: Mutex<VecDeque<Verified>>,
+    /// The time that a caller named last; that of opening before.
     now_ms: AtomicU64,
     recovery: Option<Recovery>,
     /// Whether the file said, when it was opened, that events may be missing.
@@ -88,6 +94,20 @@ pub(super) struct Writer {
     /// The disk failed under the connection: open it anew.
     broken: bool,
 }
+
+/// An event that was verified: its place in its batch, if it is of this one, and all that is needed of
+/// it.
+#[derive(Debug, Clone)]
+struct Verified {
+    place: Option<usize>,
+    hash: EventHash,
+    raw: Vec<u8>,
+    event: Event,
+}
+
+/// Events dated too far ahead that are remembered: more than somebody writes before it sees that
+/// its clock is wrong.
+const MAX_EARLY: usize = 64;
 
 /// What became of the events of a batch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -151,7 +171,7 @@ impl EventLog {
         db::create(&tx, community)?;
         tx.commit()?;
         recover::note_file(&conn, &path);
-        let view = View::load(&conn)?;
+        let view = View::load(&conn, now_ms())?;
         Self::start(
             path,
             Quotas::default(),
@@ -203,9 +223,10 @@ impl EventLog {
             state: RwLock::new(Arc::new(view.community())),
             health: Mutex::new(LogHealth::Ok),
             changes: watch::Sender::new(view.changes),
-            now_ms: AtomicU64::new(0),
+            now_ms: AtomicU64::new(view.line),
             checked: Mutex::default(),
             clocks: Mutex::default(),
+            early: Mutex::default(),
             writer: Mutex::new(Writer {
                 conn,
                 view,
@@ -327,8 +348,8 @@ impl EventLog {
     ///
     /// # Errors
     /// [`LogError::NoEffect`] if the author may not make this event, or it would change
-    /// nothing; [`LogError::Frozen`], [`LogError::Behind`], [`LogError::Quota`]; what the
-    /// disk says ([`LogError::ReadOnly`]).
+    /// nothing; [`LogError::Clock`] if others would not take it; [`LogError::Frozen`],
+    /// [`LogError::Behind`], [`LogError::Quota`]; what the disk says ([`LogError::ReadOnly`]).
     pub fn append(&self, key: &NodeKey, body: Body, now_ms: u64) -> Result<EventId, LogError> {
         let life_ms = match body {
             Body::GrantRevoked { .. } => MAX_LIFE_MS,
@@ -338,12 +359,19 @@ impl EventLog {
         getrandom::fill(&mut random).map_err(RandomnessError::from)?;
         let random = u128::from_be_bytes(random) >> 48;
         self.write(now_ms, |conn, view, quotas| {
+            let durable = body.slot().is_none();
+            if durable {
+                self.check_clock(view, key.id(), &body, now_ms)?;
+                view.settle(conn, now_ms, true)?;
+            }
             let event = next(conn, view, quotas, key, &body, life_ms, now_ms, random)?;
             let raw = event.sign(key)?;
             let hash = EventHash::of(&raw).ok_or(LogError::Frozen { author: key.id() })?;
-            if matches!(event.lane, Lane::Durable { .. }) {
+            if durable && body.kind() != CLOCK_SET {
                 view.fold.check(&event)?;
             }
+            // It may be dated some milliseconds ahead; here it counts at once.
+            view.line = view.line.max(event.lamport);
             let mut merge = Merge::new(conn, view, quotas, now_ms);
             match merge.take(&event, hash, &raw)? {
                 Ok(_) => {}
@@ -353,6 +381,66 @@ impl EventLog {
             merge.finish()?;
             Ok((true, event.id))
         })
+    }
+
+    /// Refuses to write with a clock that others do not believe. Asked are those of the members heard
+    /// of late who are trusted, or all of them if there are none, but not whom the event is about: who
+    /// is to lose a right has no say in when.
+    fn check_clock(
+        &self,
+        view: &View,
+        author: NodeId,
+        body: &Body,
+        now_ms: u64,
+    ) -> Result<(), LogError> {
+        let (about, clocks) = (body.nodes(), self.inner.clocks.lock());
+        let heard = |least: Level| {
+            clocks.offset(now_ms, |node| {
+                *node != author && !about.contains(node) && view.level(node) >= Some(least)
+            })
+        };
+        match heard(Level::Trusted).or_else(|| heard(Level::Member)) {
+            Some((offset_ms, _)) if offset_ms.unsigned_abs() > MAX_OFF_MS => {
+                Err(LogError::Clock { offset_ms })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What is to be done as time passes, every second or so: events whose moment has come take
+    /// effect; and if the last event of `key`'s chain was made by a clock that ran ahead, and members
+    /// say now that it is right, another one follows, with which others take it and what lies
+    /// behind it.
+    ///
+    /// # Errors
+    /// As [`EventLog::append`].
+    pub fn tend(&self, key: &NodeKey, now_ms: u64) -> Result<(), LogError> {
+        let (waiting, ahead) = {
+            let writer = self.inner.writer.lock();
+            let (view, author) = (&writer.view, key.id());
+            let seq = view.authors.get(&author).map_or(0, |it| it.row.head);
+            let time_ms = match db::durable_at(&writer.conn, &author, seq)?.first() {
+                Some(last) => db::event(&writer.conn, last.arrival)?.time_ms,
+                None => 0,
+            };
+            (view.is_waiting(), time_ms.saturating_sub(now_ms))
+        };
+        if waiting {
+            self.write(now_ms, |_, _, _| Ok((false, ())))?;
+        }
+        if ahead > MAX_OFF_MS && self.clock_offset(now_ms).is_some() {
+            let body = Body::Unknown {
+                kind: CLOCK_SET.to_owned(),
+                slot: None,
+                bytes: vec![0xa0],
+            };
+            self.append(key, body, now_ms)?;
+            tracing::warn!(
+                "what this node wrote while its clock was {} min ahead is passed on now",
+                ahead / 60_000
+            );
+        }
+        Ok(())
     }
 
     /// Takes what a peer sent: verifies, stores, folds. Events that are here already change
@@ -374,31 +462,46 @@ impl EventLog {
         received.known = raw.len().saturating_sub(unknown.len());
         // Signatures before the transaction: they take a hundred times longer than the rest.
         let mut verified = Vec::with_capacity(unknown.len());
-        for (place, hash, bytes) in unknown {
-            match self.verify_one(bytes, from, now_ms) {
-                Ok(event) => verified.push((place, hash, bytes, event)),
+        for (place, hash, raw) in unknown {
+            match self.verify_one(raw, from, now_ms) {
+                Ok(event) => verified.push(Verified {
+                    place: Some(place),
+                    hash,
+                    raw: raw.to_vec(),
+                    event,
+                }),
                 Err(why) => received.refused.push((place, why)),
             }
         }
         if !verified.is_empty() {
-            let (accepted, known, refused) = self.write(now_ms, |conn, view, quotas| {
-                let (mut accepted, mut known, mut refused) = (vec![], 0, vec![]);
+            verified.extend(std::mem::take(&mut *self.inner.early.lock()));
+            let early = self.write(now_ms, |conn, view, quotas| {
+                let (early, rest) = without_early(conn, verified, now_ms)?;
                 let mut merge = Merge::new(conn, view, quotas, now_ms);
-                for (place, hash, bytes, event) in &verified {
-                    match merge.take(event, *hash, bytes)? {
-                        Ok(Taken::New) => accepted.push(*place),
-                        Ok(Taken::Known) => known += 1,
-                        Err(why) => refused.push((*place, why)),
+                let mut changed = false;
+                for one in &rest {
+                    let taken = merge.take(&one.event, one.hash, &one.raw)?;
+                    changed |= taken == Ok(Taken::New);
+                    match (taken, one.place) {
+                        (Ok(Taken::New), Some(place)) => received.accepted.push(place),
+                        (Ok(Taken::Known), Some(_)) => received.known += 1,
+                        (Err(why), Some(place)) => received.refused.push((place, why)),
+                        (_, None) => {}
                     }
                 }
-                if !accepted.is_empty() {
+                if changed {
                     merge.finish()?;
                 }
-                Ok((!accepted.is_empty(), (accepted, known, refused)))
+                Ok((changed, early))
             })?;
-            received.accepted = accepted;
-            received.known += known;
-            received.refused.extend(refused);
+            for one in &early {
+                let ahead_ms = one.event.time_ms.saturating_sub(now_ms);
+                let refused = one.place.map(|place| (place, Refusal::Time { ahead_ms }));
+                received.refused.extend(refused);
+            }
+            let newest = early.into_iter().rev().take(MAX_EARLY);
+            let kept = newest.map(|one| Verified { place: None, ..one });
+            self.inner.early.lock().extend(kept);
         }
         received.refused.sort_by_key(|(place, _)| *place);
         for (_, why) in &received.refused {
@@ -449,10 +552,6 @@ impl EventLog {
         if event.community != self.inner.community {
             return Err(Refusal::Foreign(event.community));
         }
-        let ahead_ms = event.time_ms.saturating_sub(now_ms);
-        if ahead_ms > MAX_AHEAD_MS {
-            return Err(Refusal::Time { ahead_ms });
-        }
         if let Lane::Ephemeral { expires_ms, .. } = event.lane
             && expires_ms <= now_ms
         {
@@ -465,8 +564,18 @@ impl EventLog {
     /// behind), and how many neighbours say so: the middle one of what they said of themselves
     /// when it came from themselves, since this handle was opened. Such words may have been on
     /// their way for 40 s, so less than a minute means nothing. `None`: nobody spoke yet.
-    pub fn clock_offset(&self) -> Option<(i64, usize)> {
-        self.inner.clocks.lock().offset()
+    pub fn clock_offset(&self, now_ms: u64) -> Option<(i64, usize)> {
+        self.inner.clocks.lock().offset(now_ms, |_| true)
+    }
+
+    /// How many events were folded again since the log was opened, because others came late.
+    pub fn reworked(&self) -> u64 {
+        self.inner.writer.lock().view.reworked
+    }
+
+    /// The time that a caller named last.
+    pub(super) fn moment(&self) -> u64 {
+        self.inner.now_ms.load(Ordering::Relaxed)
     }
 
     /// How far this log has come, of every author that it has a place for.
@@ -494,7 +603,7 @@ impl EventLog {
                 conn: &writer.conn,
                 view: &writer.view,
                 theirs,
-                now_ms: self.inner.now_ms.load(Ordering::Relaxed),
+                now_ms: self.moment(),
                 batch: &mut batch,
                 events_left: max_events,
                 bytes_left: max_bytes,
@@ -526,7 +635,7 @@ impl EventLog {
     pub(super) fn is_consistent(&self) -> bool {
         let writer = self.inner.writer.lock();
         let anew = writer.view.fold_anew(&writer.conn).unwrap();
-        let loaded = View::load(&writer.conn).unwrap();
+        let loaded = View::load(&writer.conn, writer.view.line).unwrap();
         anew.state == writer.view.fold.state && loaded.fold.state == anew.state
     }
 
@@ -537,10 +646,12 @@ impl EventLog {
         work: impl FnOnce(&Connection, &mut View, &Quotas) -> Result<(bool, T), LogError>,
     ) -> Result<T, LogError> {
         let inner = &*self.inner;
-        inner.now_ms.fetch_max(now_ms, Ordering::Relaxed);
+        inner.now_ms.store(now_ms, Ordering::Relaxed);
         let mut guard = inner.writer.lock();
         let writer = &mut *guard;
-        let result = writer.transaction(&inner.path, |conn, view| work(conn, view, &inner.quotas));
+        let result = writer.transaction(&inner.path, now_ms, |conn, view| {
+            work(conn, view, &inner.quotas)
+        });
         match &result {
             Ok((true, _)) => inner.publish(writer),
             Ok((false, _)) => {}
@@ -588,6 +699,7 @@ impl Writer {
     fn transaction<T>(
         &mut self,
         path: &Path,
+        now_ms: u64,
         work: impl FnOnce(&Connection, &mut View) -> Result<(bool, T), LogError>,
     ) -> Result<(bool, T), LogError> {
         self.mend(path)?;
@@ -596,10 +708,12 @@ impl Writer {
         } = self;
         let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
         if *stale || db::changes(&tx)? != view.changes {
-            *view = View::load(&tx)?;
+            view.reload(&tx, now_ms)?;
             *stale = false;
         }
-        let done = work(&tx, view)?;
+        let moved = view.advance(&tx, now_ms)?;
+        let mut done = work(&tx, view)?;
+        done.0 |= moved;
         // Dropped without a commit, a transaction is rolled back.
         if done.0 {
             tx.commit()?;
@@ -646,9 +760,10 @@ impl Inner {
             return Ok(());
         }
         let tx = writer.conn.unchecked_transaction()?;
-        let view = View::load(&tx)?;
+        writer
+            .view
+            .reload(&tx, self.now_ms.load(Ordering::Relaxed))?;
         drop(tx);
-        writer.view = view;
         writer.stale = false;
         self.publish(writer);
         Ok(())
@@ -685,6 +800,47 @@ fn make_dir(dir: &Path) -> Result<(), LogError> {
         .map_err(LogError::io("create", dir))
 }
 
+/// Parts events: those that are dated too far ahead to be taken, and the others. One that is followed
+/// by the next event of its author, at a time that is no such, was made before that: its author's
+/// clock was wrong, and has been set since.
+fn without_early(
+    conn: &Connection,
+    mut events: Vec<Verified>,
+    now_ms: u64,
+) -> Result<(Vec<Verified>, Vec<Verified>), LogError> {
+    let is_early = |event: &Event| event.time_ms.saturating_sub(now_ms) > MAX_AHEAD_MS;
+    if !events.iter().any(|one| is_early(&one.event)) {
+        return Ok((vec![], events));
+    }
+    // From the last events of each chain on: by what each is followed.
+    let mut order: Vec<&Verified> = events.iter().collect();
+    order.sort_by_key(|one| Reverse(one.event.seq));
+    let (mut followed, mut early) = (BTreeMap::new(), BTreeSet::new());
+    for Verified { hash, event, .. } in order {
+        let mut ok = !is_early(event);
+        let Lane::Durable { prev } = event.lane else {
+            early.extend((!ok).then_some(*hash));
+            continue;
+        };
+        if !ok {
+            let by: Option<&u64> = followed.get(hash);
+            ok = by.is_some_and(|lamport| *lamport > event.lamport);
+            for row in db::durable_at(conn, &event.author, event.seq.saturating_add(1))? {
+                let next = db::event(conn, row.arrival)?;
+                ok |= next.lane == (Lane::Durable { prev: *hash }) && row.lamport > event.lamport;
+            }
+        }
+        match ok {
+            true => drop(followed.insert(prev, event.lamport)),
+            false => drop(early.insert(*hash)),
+        }
+    }
+    let rest = events
+        .extract_if(.., |one| !early.contains(&one.hash))
+        .collect();
+    Ok((events, rest))
+}
+
 /// The next event of an author, unsigned.
 fn next(
     conn: &Connection,
@@ -701,9 +857,13 @@ fn next(
     if it.fork.is_some() {
         return Err(LogError::Frozen { author });
     }
-    let lamport = view.clock.saturating_add(1);
-    // An event's Lamport time is at most its time. Where a faulty clock ran ahead, this one
-    // follows, by no more than what others accept.
+    // After everything that has taken effect, and so at most this moment: who leaps ahead leaves
+    // others where they are.
+    let tip = it.tip.map_or(0, |(_, lamport)| lamport);
+    let last = view.fold.at().map_or(0, |at| at.lamport).max(tip);
+    let lamport = last.saturating_add(1);
+    // An event's Lamport time is at most its time: of several in one millisecond the later ones are
+    // dated a few milliseconds ahead.
     let time_ms = now_ms.max(lamport);
     let (seq, lane) = match body.slot() {
         None => {

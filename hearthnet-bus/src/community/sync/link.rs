@@ -1,16 +1,19 @@
 //! A session over a socket and a log: the only part of gossip that does I/O.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use hearthnet_transport::{CloseCode, Code, Frame, PathRule, PeerSocket, SendError, SessionClosed};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::SYNC_PATH;
 use super::message::MAX_MESSAGE_BYTES;
-use super::session::{Progress, Stored, SyncConfig, SyncSession, Work};
+use super::session::{Account, Progress, Stored, SyncConfig, SyncSession, Work};
 use crate::NodeId;
 use crate::community::log::{EventLog, Heads, Received, Refusal};
 use crate::now_ms;
@@ -19,6 +22,39 @@ use crate::now_ms;
 pub fn path_rule() -> PathRule {
     // One by each side, and one that is being replaced.
     PathRule::new(SYNC_PATH, MAX_MESSAGE_BYTES).with_sockets(128, 3)
+}
+
+/// What each peer has spent of what a node does for it. Clones are the same: a peer that comes again,
+/// or over a second connection, has no more than before.
+#[derive(Clone, Debug)]
+pub struct Accounts {
+    begin: Instant,
+    all: Arc<Mutex<BTreeMap<NodeId, Arc<Mutex<Account>>>>>,
+}
+
+impl Default for Accounts {
+    fn default() -> Accounts {
+        Accounts {
+            begin: Instant::now(),
+            all: Arc::default(),
+        }
+    }
+}
+
+impl Accounts {
+    /// The time of all sessions: this process's own, which does not jump when the clock is set.
+    fn now(&self) -> u64 {
+        u64::try_from(self.begin.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn of(&self, peer: NodeId, config: &SyncConfig) -> Arc<Mutex<Account>> {
+        let now = self.now();
+        let mut all = self.all.lock();
+        // Members, and whoever this node has dialled: those who owe nothing are forgotten.
+        all.retain(|_, account| Arc::strong_count(account) > 1 || !account.lock().is_full(now));
+        let new = || Arc::new(Mutex::new(Account::new(config, now)));
+        Arc::clone(all.entry(peer).or_insert_with(new))
+    }
 }
 
 /// What a piece of work brought.
@@ -48,7 +84,7 @@ impl Replica {
         match work {
             Work::Heads => Done::Heads(self.log.heads().to_cbor()),
             Work::Learn(heads) => {
-                let heads = Heads::from_cbor(&heads).ok();
+                let heads = Heads::from_cbor(&heads);
                 Done::Learned(heads.filter(|heads| heads.community == self.log.community()))
             }
             // A node that this one has dialled may turn out to be nobody's. When the log says that
@@ -124,16 +160,16 @@ pub async fn gossip(
     mut socket: PeerSocket,
     log: EventLog,
     config: SyncConfig,
+    accounts: Accounts,
     progress: watch::Sender<Progress>,
 ) -> SessionClosed {
     let peer = socket.peer();
-    // The session's time is this process's own: it does not jump when the clock is set.
-    let begin = Instant::now();
-    let now = || u64::try_from(begin.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let (begin, now) = (accounts.begin, || accounts.now());
+    let account = accounts.of(peer, &config);
 
     let community = log.community();
     let mut changes = log.changes();
-    let mut session = SyncSession::new(community, config, 0);
+    let mut session = SyncSession::new(community, config, now()).on(account);
     let repaired = log.clone();
     let mut told = false;
     let mut replica = Some(Replica {

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
-use super::link::{gossip, path_rule};
+use super::link::{Accounts, gossip, path_rule};
 use super::message::SyncMessage;
 use super::session::{Progress, SyncConfig};
 use crate::community::log::{Body, EventLog, Heads, Level, Policy};
@@ -53,7 +53,13 @@ struct Link {
 fn start(sockets: (PeerSocket, PeerSocket), logs: [&EventLog; 2]) -> Link {
     let run = |socket, log: &EventLog| {
         let (shown, progress) = watch::channel(Progress::default());
-        let task = tokio::spawn(gossip(socket, log.clone(), SyncConfig::default(), shown));
+        let task = tokio::spawn(gossip(
+            socket,
+            log.clone(),
+            SyncConfig::default(),
+            Accounts::default(),
+            shown,
+        ));
         (task, progress)
     };
     let (left, left_progress) = run(sockets.0, logs[0]);
@@ -262,6 +268,7 @@ async fn attack(home: &Home) -> (PeerSocket, JoinHandle<SessionClosed>) {
         victim,
         home.log.clone(),
         SyncConfig::default(),
+        Accounts::default(),
         shown,
     ));
     let hello = SyncMessage::Hello {

@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | what is said | [`SyncMessage`] | `message.rs` |
 //! | who sends what when, in which bounds | [`SyncSession`], [`SyncConfig`] | `session.rs` |
-//! | a session over a socket and a log | [`gossip`] | `link.rs` |
+//! | a session over a socket and a log, what is left of each peer's budget | [`gossip`], [`Accounts`] | `link.rs` |
 //!
 //! The session does no I/O and knows no log: it says what is to be done ([`Work`]), and is told
 //! what came of it.
@@ -21,7 +21,7 @@ mod session;
 #[cfg(test)]
 mod session_tests;
 
-pub use link::{gossip, path_rule};
+pub use link::{Accounts, gossip, path_rule};
 pub use message::{MAX_BATCH_BYTES, MAX_BATCH_EVENTS, MAX_MESSAGE_BYTES, SyncMessage, VERSION};
 pub use session::{Progress, Stored, SyncConfig, SyncSession, WINDOW, Work, cost};
 

@@ -25,9 +25,11 @@
 //! `poll_timeout`.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use hearthnet_transport::{CloseCode, Time, TokenBucket, Violation};
+use parking_lot::Mutex;
 
 use super::message::{MAX_BATCH_BYTES, MAX_BATCH_EVENTS, SyncMessage, VERSION};
 use crate::CommunityId;
@@ -52,7 +54,8 @@ pub struct SyncConfig {
     pub refresh_ms: u64,
     /// Least time between two heads that this side sends, in ms.
     pub heads_gap_ms: u64,
-    /// Cost units of a peer's events that are stored per second, over time; see [`cost`].
+    /// Cost units that are done for a peer per second, over time: see [`cost`]. At 10 to 20 us each
+    /// some 4% of a core.
     pub budget_per_second: u64,
     /// How many units a peer may have saved up: enough for a new node to take a whole log.
     pub budget: u64,
@@ -67,20 +70,55 @@ impl Default for SyncConfig {
             ack_ms: 120_000,
             refresh_ms: 300_000,
             heads_gap_ms: 5_000,
-            budget_per_second: 10_000,
+            budget_per_second: 2_000,
             budget: 400_000,
             heads_per_minute: 30,
         }
     }
 }
 
-/// What a batch costs of the peer's budget: one unit per event and KiB, and four more for each
-/// event that was of no use (known, or refused), so that replaying the same does not pay.
+/// What a batch costs of the peer's budget, in either direction: one unit per event and KiB; four more
+/// for each event that was known, and fifty for each that was refused, for its signature was checked
+/// in vain: so replaying the same does not pay.
 pub fn cost(events: usize, bytes: usize, stored: &Stored) -> u64 {
-    let useless = stored.known.saturating_add(stored.refused);
     (events as u64)
         .saturating_add(bytes as u64 / 1024)
-        .saturating_add(useless.saturating_mul(4))
+        .saturating_add(stored.known.saturating_mul(4))
+        .saturating_add(stored.refused.saturating_mul(50))
+}
+
+/// What heads cost: to read them, and to look what is missing by them.
+fn cost_of_heads(heads: &Bytes) -> u64 {
+    (heads.len() as u64 / 1024).saturating_mul(8).max(1)
+}
+
+/// What a peer has left of what this node does for it.
+#[derive(Clone, Debug)]
+pub(crate) struct Account {
+    work: TokenBucket,
+    /// Heads: 60 units each, eight of them saved up.
+    heads: TokenBucket,
+}
+
+impl Account {
+    pub(crate) fn new(config: &SyncConfig, now_ms: u64) -> Account {
+        let now = time(now_ms);
+        Account {
+            work: TokenBucket::with_burst(config.budget_per_second, config.budget, now),
+            heads: TokenBucket::with_burst(config.heads_per_minute, 8 * 60, now),
+        }
+    }
+
+    /// Whether nothing was done for the peer of late.
+    pub(crate) fn is_full(&mut self, now_ms: u64) -> bool {
+        self.refill(now_ms);
+        self.work.is_full() && self.heads.is_full()
+    }
+
+    fn refill(&mut self, now_ms: u64) {
+        self.work.refill(time(now_ms));
+        self.heads.refill(time(now_ms));
+    }
 }
 
 /// What the session needs to be done for it, against the log.
@@ -126,6 +164,8 @@ pub struct Progress {
     pub accepted: u64,
     /// Of these: refused.
     pub refused: u64,
+    /// Of those sent: refused by the peer.
+    pub declined: u64,
     /// Whether, as far as this side knows, neither lacks anything that the other has.
     pub in_sync: bool,
 }
@@ -140,6 +180,13 @@ enum State {
 /// The time of a bucket.
 fn time(ms: u64) -> Time {
     Time(ms.saturating_mul(1000))
+}
+
+impl Progress {
+    /// Events that the peer was sent and has not refused.
+    pub fn taken(&self) -> u64 {
+        self.sent.saturating_sub(self.declined)
+    }
 }
 
 /// One side of one gossip session.
@@ -162,8 +209,6 @@ pub struct SyncSession {
     answering: Option<u64>,
     /// The last round that came.
     their_round: u64,
-    /// What the peer may spend on heads: 60 units each, eight of them saved up.
-    their_heads: TokenBucket,
     /// Whether the peer's heads are known at all.
     informed: bool,
     /// Whether the log may hold what the peer lacks.
@@ -176,7 +221,7 @@ pub struct SyncSession {
     /// Batches that wait to be stored.
     waiting: VecDeque<(u64, Vec<Bytes>)>,
     last_number: u64,
-    allowance: TokenBucket,
+    account: Arc<Mutex<Account>>,
     /// Nothing is stored before this moment.
     retry_at: u64,
     /// The last round that we sent, and the last that was answered.
@@ -207,7 +252,7 @@ impl SyncSession {
             version: VERSION,
             community: *community.as_bytes(),
         };
-        let heads = TokenBucket::with_burst(config.heads_per_minute, 8 * 60, time(now_ms));
+        let account = Account::new(&config, now_ms);
         SyncSession {
             community,
             state: State::Greeting,
@@ -219,18 +264,13 @@ impl SyncSession {
             learn: None,
             answering: None,
             their_round: 0,
-            their_heads: heads,
             informed: false,
             dirty: false,
             next_number: 1,
             unacked: VecDeque::new(),
             waiting: VecDeque::new(),
             last_number: 0,
-            allowance: TokenBucket::with_burst(
-                config.budget_per_second,
-                config.budget,
-                time(now_ms),
-            ),
+            account: Arc::new(Mutex::new(account)),
             retry_at: 0,
             round: 0,
             answered: 0,
@@ -239,6 +279,12 @@ impl SyncSession {
             stored_last: false,
             config,
         }
+    }
+
+    /// The same on account of what the peer has spent in other sessions, of the same time.
+    pub(crate) fn on(mut self, account: Arc<Mutex<Account>>) -> SyncSession {
+        self.account = account;
+        self
     }
 
     /// Why the session is over, if it is.
@@ -300,11 +346,15 @@ impl SyncSession {
                 if round != self.their_round + 1 {
                     return refuse(CloseCode::ProtocolState, "heads out of order");
                 }
-                self.their_heads.refill(time(now_ms));
-                if !self.their_heads.has(60) {
-                    return refuse(CloseCode::FrameRate, "heads too often");
+                let mut account = self.account.lock();
+                account.refill(now_ms);
+                match account.heads.has(60) {
+                    true => account.heads.spend(60),
+                    // Who comes again has to say what it has; that is looked at when it is due.
+                    false if round == 1 => {}
+                    false => return refuse(CloseCode::FrameRate, "heads too often"),
                 }
-                self.their_heads.spend(60);
+                drop(account);
                 self.their_round = round;
                 self.learn = Some((round, heads));
                 Ok(())
@@ -322,12 +372,18 @@ impl SyncSession {
                 self.waiting.push_back((number, events));
                 Ok(())
             }
-            (State::Open, SyncMessage::Ack { number, .. }) => {
+            (
+                State::Open,
+                SyncMessage::Ack {
+                    number, refused, ..
+                },
+            ) => {
                 match self.unacked.front() {
                     Some((oldest, _)) if *oldest == number => {}
                     _ => return refuse(CloseCode::CreditAck, "an acknowledgement of nothing"),
                 }
                 self.unacked.pop_front();
+                self.progress.declined = self.progress.declined.saturating_add(refused);
                 Ok(())
             }
             (State::Open, SyncMessage::Even { round }) => {
@@ -349,7 +405,6 @@ impl SyncSession {
     /// Time passes.
     pub fn handle_timeout(&mut self, now_ms: u64) {
         let stalled = |detail: &'static str| CloseCode::PipelineStalled.violation(detail);
-        self.allowance.refill(time(now_ms));
         match self.state {
             State::Greeting if now_ms >= self.opened_ms.saturating_add(self.config.hello_ms) => {
                 self.end(stalled("no HELLO came"));
@@ -392,9 +447,14 @@ impl SyncSession {
                 if let Some((_, at)) = self.unacked.front() {
                     next = next.min(at.saturating_add(self.config.ack_ms));
                 }
-                if !self.waiting.is_empty() && self.working.is_none() {
-                    let allowed_ms = self.allowance.ready_at(0).0.div_ceil(1000);
-                    next = next.min(allowed_ms.max(self.retry_at));
+                if self.working.is_none() {
+                    let due = self.account.lock().work.ready_at(0).0.div_ceil(1000);
+                    if !self.waiting.is_empty() {
+                        next = next.min(due.max(self.retry_at));
+                    }
+                    if self.learn.is_some() || self.may_collect() {
+                        next = next.min(due);
+                    }
                 }
                 Some(next)
             }
@@ -406,7 +466,13 @@ impl SyncSession {
         if self.state != State::Open || self.working.is_some() {
             return None;
         }
-        if let Some((round, heads)) = self.learn.take() {
+        let may_work = {
+            let mut account = self.account.lock();
+            account.refill(now_ms);
+            account.work.has(0)
+        };
+        if may_work && let Some((round, heads)) = self.learn.take() {
+            self.account.lock().work.spend(cost_of_heads(&heads));
             self.answering = Some(round);
             self.working = Some(Doing::Learn);
             return Some(Work::Learn(heads));
@@ -416,11 +482,8 @@ impl SyncSession {
             self.working = Some(Doing::Heads);
             return Some(Work::Heads);
         }
-        self.allowance.refill(time(now_ms));
-        let may_store =
-            !self.waiting.is_empty() && self.allowance.has(0) && now_ms >= self.retry_at;
-        let may_collect = self.dirty && self.informed && self.unacked.len() < WINDOW;
-        if may_collect && (self.stored_last || !may_store) {
+        let may_store = !self.waiting.is_empty() && may_work && now_ms >= self.retry_at;
+        if may_work && self.may_collect() && (self.stored_last || !may_store) {
             self.stored_last = false;
             self.dirty = false;
             self.working = Some(Doing::Collect);
@@ -440,6 +503,11 @@ impl SyncSession {
             bytes: events.iter().map(Bytes::len).sum(),
         });
         Some(Work::Store(events))
+    }
+
+    /// Whether the log may hold what can be sent now.
+    fn may_collect(&self) -> bool {
+        self.dirty && self.informed && self.unacked.len() < WINDOW
     }
 
     /// Whether this was being done, and is not any more.
@@ -485,6 +553,9 @@ impl SyncSession {
             let number = self.next_number;
             self.next_number += 1;
             self.progress.sent += events.len() as u64;
+            let bytes = events.iter().map(Bytes::len).sum();
+            let spent = cost(events.len(), bytes, &Stored::default());
+            self.account.lock().work.spend(spent);
             self.unacked.push_back((number, now_ms));
             self.outgoing
                 .push_back(SyncMessage::Events { number, events });
@@ -509,8 +580,10 @@ impl SyncSession {
         };
         self.progress.accepted += stored.accepted;
         self.progress.refused += stored.refused;
-        self.allowance.refill(time(now_ms));
-        self.allowance.spend(cost(events, bytes, &stored));
+        let mut account = self.account.lock();
+        account.refill(now_ms);
+        account.work.spend(cost(events, bytes, &stored));
+        drop(account);
         if let Some(code) = stored.hostile {
             return self.end(code.violation("an event that no honest node passes on"));
         }

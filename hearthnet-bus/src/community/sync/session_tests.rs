@@ -2,13 +2,15 @@
 //! real log: `link_tests.rs`.)
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use hearthnet_transport::CloseCode;
+use parking_lot::Mutex;
 use proptest::prelude::*;
 
 use super::message::{MAX_BATCH_EVENTS, SyncMessage};
-use super::session::{Stored, SyncConfig, SyncSession, WINDOW, Work};
+use super::session::{Account, Stored, SyncConfig, SyncSession, WINDOW, Work};
 use crate::{CommunityId, NodeKey};
 
 fn community() -> CommunityId {
@@ -556,6 +558,46 @@ fn a_flood_is_slowed_to_the_budget_and_one_of_known_events_even_more() {
         ..Stored::default()
     });
     assert!(all_known <= most / 5 + 2_048, "{all_known}");
+}
+
+#[test]
+fn who_connects_again_has_no_more_than_before() {
+    let config = SyncConfig::default();
+    let account = Arc::new(Mutex::new(Account::new(&config, 0)));
+    let (mut refused, mut looked_at) = (0, 0);
+    for _ in 0..200 {
+        let mut session = attacked().on(Arc::clone(&account));
+        tell(&mut session, their_heads(1));
+        for number in 1..=WINDOW as u64 {
+            tell(&mut session, batch(number, MAX_BATCH_EVENTS));
+        }
+        while let Some(work) = session.poll_work(0) {
+            match work {
+                Work::Heads => session.handle_heads(0, Vec::new()),
+                Work::Learn(_) => {
+                    looked_at += 1;
+                    session.handle_learned(true);
+                }
+                Work::Collect { .. } => session.handle_collected(0, Vec::new(), false),
+                Work::Store(events) => {
+                    refused += events.len() as u64;
+                    let stored = Stored {
+                        refused: events.len() as u64,
+                        ..Stored::default()
+                    };
+                    session.handle_stored(0, stored);
+                }
+            }
+        }
+        // In debt it waits, and is not closed.
+        assert_eq!(session.closed(), None);
+        assert!(session.poll_timeout().is_some());
+    }
+    assert!(
+        refused <= config.budget / 50 + 2 * MAX_BATCH_EVENTS as u64,
+        "{refused}"
+    );
+    assert!(looked_at < 10, "{looked_at}");
 }
 
 #[test]

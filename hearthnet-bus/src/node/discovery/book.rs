@@ -11,6 +11,9 @@
 //!   push out mDNS.
 //! - Within mDNS, who came first stays, until dialing it failed, it went stale, or the node's
 //!   announcement left it out. A newcomer cannot clear the table.
+//! - What only the node itself says in the log is a *claim*: one that did not answer rests, longer
+//!   each time, and of new ones there are few in an hour: nobody can make others try one port of
+//!   somebody after the other.
 //! - Members have entries by right. All others together have [`MAX_STRANGERS`] entries.
 //!
 //! What it does not promise: someone who floods the LAN with a member's own id, before that
@@ -20,6 +23,8 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+
+use hearthnet_transport::{Time, TokenBucket};
 
 use super::announcement::{Announcement, CommunityTag, Instance};
 use super::local::Local;
@@ -45,6 +50,13 @@ const SUPERSEDED_MS: u64 = 120 * 1000;
 /// How long signed and proved endpoints count: someone back from a week away should not have
 /// to be discovered anew.
 const KEPT_MS: u64 = 8 * 24 * 60 * 60 * 1000;
+
+/// Longest rest of a claim that does not answer, in ms. Whoever is there after all dials this node.
+const LONGEST_REST_MS: u64 = 15 * 60 * 1000;
+/// New claims of one member at once: eight restarts of a machine with four addresses at other ports.
+const CLAIMS: u64 = 32;
+/// And one more in so many seconds.
+const CLAIM_S: u64 = 120;
 
 /// Where a hint comes from, the most trusted first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -92,6 +104,8 @@ struct Record {
     proved_ms: Option<u64>,
     /// Failed attempts since it was proved or came anew.
     failures: u32,
+    /// When it was tried last.
+    tried_ms: u64,
 }
 
 impl Record {
@@ -104,7 +118,16 @@ impl Record {
             seen_ms: 0,
             proved_ms: None,
             failures: 0,
+            tried_ms: 0,
         }
+    }
+
+    /// Whether it may not be tried yet: a claim, which has failed.
+    fn rests(&self, now_ms: u64) -> bool {
+        let rest = 1000u64 << self.failures.min(20);
+        self.failures > 0
+            && self.class(now_ms) == Some(Source::Log)
+            && self.tried_ms.abs_diff(now_ms) < rest.min(LONGEST_REST_MS)
     }
 
     /// The best class it has now; `None`: it is of no use any more.
@@ -150,9 +173,23 @@ struct Entry {
     community: Option<CommunityTag>,
     caps: Vec<String>,
     records: Vec<Record>,
+    /// What the node may yet claim anew.
+    claims: Option<TokenBucket>,
 }
 
 impl Entry {
+    /// Whether the node may name one more place at which it was not said to be.
+    fn may_claim(&mut self, now_ms: u64) -> bool {
+        let full = || TokenBucket::with_burst(1, CLAIMS * CLAIM_S, Time::ZERO);
+        let claims = self.claims.get_or_insert_with(full);
+        claims.refill(Time(now_ms.saturating_mul(1000)));
+        let may = claims.has(CLAIM_S);
+        if may {
+            claims.spend(CLAIM_S);
+        }
+        may
+    }
+
     /// Notes that `source` names `endpoint`; `false` if there was no place for it.
     fn see(&mut self, endpoint: SocketAddr, source: Source, now_ms: u64) -> bool {
         if let Some(record) = self.records.iter_mut().find(|r| r.endpoint == endpoint) {
@@ -367,7 +404,10 @@ impl AddressBook {
         };
         let before = entry.hint_set(now_ms);
         for endpoint in endpoints.iter().take(MAX_PER_CLASS) {
-            entry.see(*endpoint, source, now_ms);
+            let known = entry.records.iter().any(|one| one.endpoint == *endpoint);
+            if known || source != Source::Log || entry.may_claim(now_ms) {
+                entry.see(*endpoint, source, now_ms);
+            }
         }
         let changed = entry.hint_set(now_ms) != before;
         self.forget_empty(&node);
@@ -447,6 +487,22 @@ impl AddressBook {
             .or_else(|| self.strangers.get(node))
             .map(|entry| ranked(&entry.records, &self.local, now_ms))
             .unwrap_or_default()
+    }
+
+    /// The same of those that do not rest; they count as tried now.
+    pub(crate) fn dialable(&mut self, node: &NodeId, now_ms: u64) -> Vec<SocketAddr> {
+        let mut endpoints = self.endpoints(node, now_ms);
+        let entry = match self.members.get_mut(node) {
+            Some(entry) => Some(entry),
+            None => self.strangers.get_mut(node),
+        };
+        for record in entry.into_iter().flat_map(|entry| &mut entry.records) {
+            match record.rests(now_ms) {
+                true => endpoints.retain(|at| *at != record.endpoint),
+                false => record.tried_ms = now_ms,
+            }
+        }
+        endpoints
     }
 
     /// Everything that counts now, by node id; static peers whose node is unknown come last.

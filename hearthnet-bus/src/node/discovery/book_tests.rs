@@ -356,3 +356,51 @@ proptest! {
         prop_assert_eq!(once, book.hints(now));
     }
 }
+
+#[test]
+fn a_claim_that_does_not_answer_rests_longer_each_time_and_one_that_was_proved_does_not() {
+    let mut book = AddressBook::new(None);
+    let (claimed, proved, heard) = (lan(1, 7600), lan(2, 7600), lan(3, 7600));
+    book.set_members([node(1)], T0);
+    book.told(Source::Log, node(1), &[claimed, proved], T0);
+    hear(&mut book, node(1), &[heard], T0);
+    book.proved(node(1), proved, T0);
+    let (mut now, mut tries) = (T0, Vec::new());
+    // It is tried every second, and said anew every 40 s, for two hours.
+    while now < T0 + 120 * MINUTE {
+        let dialled = book.dialable(&node(1), now);
+        assert!(dialled.contains(&proved) && (dialled.contains(&heard) || now >= T0 + 10 * MINUTE));
+        if dialled.contains(&claimed) {
+            tries.push((now - T0) / 1000);
+        }
+        for at in dialled {
+            book.failed(Some(&node(1)), at);
+        }
+        if now % 40_000 == 0 {
+            book.told(Source::Log, node(1), &[claimed], now);
+        }
+        now += 1000;
+    }
+    assert_eq!(tries[..5], [0, 2, 6, 14, 30]);
+    assert!(tries.len() < 18, "{tries:?}");
+    // Whoever is there after all is not kept waiting.
+    book.proved(node(1), claimed, now);
+    book.failed(Some(&node(1)), claimed);
+    assert!(book.dialable(&node(1), now).contains(&claimed));
+}
+
+#[test]
+fn nobody_makes_others_try_one_port_after_the_other() {
+    let mut book = AddressBook::new(None);
+    book.set_members([node(1), node(2)], T0);
+    let mut tried = std::collections::BTreeSet::new();
+    for n in 0..3600u64 {
+        let at = lan(1, 2000 + n as u16);
+        book.told(Source::Log, node(1), &[at], T0 + 1000 * n);
+        tried.extend(book.dialable(&node(1), T0 + 1000 * n));
+    }
+    assert_eq!(tried.len(), 32 + 29);
+    // That is between it and this node alone.
+    assert!(book.told(Source::Log, node(2), &[lan(2, 7600)], T0));
+    assert_eq!(book.endpoints(&node(2), T0), [lan(2, 7600)]);
+}

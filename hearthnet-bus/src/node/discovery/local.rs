@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
+use crate::community::log::Community;
+
 /// One address of one interface of this machine.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LocalAddress {
@@ -120,12 +122,10 @@ impl Local {
                 .iter()
                 .any(|one| one.index == index && one.ip.is_loopback())
         };
-        if port == 0 || ip.is_unspecified() || ip.is_multicast() {
+        if port == 0 || !is_of_a_host(ip) {
             return None;
         }
         match ip {
-            IpAddr::V4(v4) if v4.is_broadcast() => None,
-            IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => None,
             ip if ip.is_loopback() => heard_on_loopback().then(|| SocketAddr::new(ip, port)),
             IpAddr::V6(v6) if v6.is_unicast_link_local() => {
                 (index != 0).then(|| SocketAddrV6::new(v6, port, 0, index).into())
@@ -136,6 +136,56 @@ impl Local {
             }
         }
     }
+}
+
+/// The first port that services of the system do not use (RFC 6335): nobody is believed to be below.
+const FIRST_PORT: u16 = 1024;
+
+/// Which of the addresses that members say of themselves are tried. They are signed, but by whoever
+/// wants to be tried there: a member must not be able to make others knock at what listens on their
+/// own machine, or next to them.
+#[derive(Debug, Clone)]
+pub struct Claims {
+    local: Local,
+    /// Nobody is heard to be anywhere but on loopback: all of the community is on this machine.
+    on_one_machine: bool,
+}
+
+impl Claims {
+    /// What counts for a node that says of itself to be at `own`, as the community is now.
+    pub fn new(state: &Community, own: &[String], local: Local, now_ms: u64) -> Self {
+        let heard = state.nodes(now_ms).flat_map(|seen| &seen.endpoints);
+        let mut heard = heard.chain(own).filter_map(|text| text.parse().ok());
+        Self {
+            local,
+            on_one_machine: heard.all(|at: SocketAddr| at.ip().is_loopback()),
+        }
+    }
+
+    /// The endpoint, if it is one to try: not unspecified, multicast, broadcast or IPv4-mapped, not
+    /// below port 1024; loopback where the whole community is on this machine; link-local IPv4 within
+    /// a network of this machine, and IPv6 never, for no interface comes with it.
+    pub fn admit(&self, text: &str) -> Option<SocketAddr> {
+        let at: SocketAddr = text.parse().ok()?;
+        let ip = at.ip();
+        let near = || self.local.distance(&at) <= Distance::Subnet;
+        let may = match ip {
+            _ if at.port() < FIRST_PORT || !is_of_a_host(ip) || needs_scope(ip) => false,
+            ip if ip.is_loopback() => self.on_one_machine,
+            IpAddr::V4(v4) if v4.is_link_local() => near(),
+            _ => true,
+        };
+        may.then_some(at)
+    }
+}
+
+/// Whether it can be the address of one host.
+fn is_of_a_host(ip: IpAddr) -> bool {
+    let odd = match ip {
+        IpAddr::V4(v4) => v4.is_broadcast(),
+        IpAddr::V6(v6) => v6.to_ipv4_mapped().is_some(),
+    };
+    !(odd || ip.is_unspecified() || ip.is_multicast())
 }
 
 fn same_network(local: &LocalAddress, ip: IpAddr) -> bool {
@@ -229,6 +279,51 @@ mod tests {
     fn a_link_local_address_keeps_the_interface_it_was_heard_on() {
         assert_eq!(admit("fe80::20", 2).unwrap(), "[fe80::20%2]:7071");
         assert_eq!(admit("fe80::20", 0), None);
+    }
+
+    fn claims(on_one_machine: bool, text: &str) -> bool {
+        let local = home();
+        Claims {
+            local,
+            on_one_machine,
+        }
+        .admit(text)
+        .is_some()
+    }
+
+    #[test]
+    fn what_a_member_says_of_itself_leads_nobody_to_services_of_its_own_machine() {
+        for good in [
+            "192.168.1.20:7600",
+            "10.3.0.1:1024",
+            "100.64.0.9:7600",
+            "[fd12::1]:7600",
+            "[2001:db8:9::1]:7600",
+        ] {
+            assert!(claims(false, good), "{good}");
+        }
+        for bad in [
+            "127.0.0.1:6379",
+            "[::1]:5432",
+            "127.1.2.3:7600",
+            "0.0.0.0:7600",
+            "[::]:7600",
+            "[::ffff:127.0.0.1]:7600",
+            "255.255.255.255:7600",
+            "224.0.0.1:7600",
+            "[ff02::1]:7600",
+            "192.168.1.1:80",
+            "192.168.1.1:22",
+            "192.168.1.1:0",
+            "169.254.169.254:7600",
+            "[fe80::1%2]:7600",
+            "[fe80::1]:7600",
+            "attic.local:7600",
+        ] {
+            assert!(!claims(false, bad), "{bad}");
+        }
+        assert!(claims(true, "127.0.0.1:7600"));
+        assert!(!claims(true, "127.0.0.1:22"));
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub use announcement::{
 pub use book::{
     AddressBook, Hint, MAX_MEMBERS, MAX_PER_CLASS, MAX_PROVED, MAX_STRANGERS, MAX_UNNAMED, Source,
 };
-pub use local::{Distance, Local, LocalAddress};
+pub use local::{Claims, Distance, Local, LocalAddress};
 pub use mdns::MdnsHealth;
 pub use static_peer::{StaticPeer, StaticPeerError};
 
@@ -216,6 +216,17 @@ impl Discovery {
     /// Where to try for `node`, best first.
     pub fn endpoints(&self, node: &NodeId) -> Vec<SocketAddr> {
         self.shared.book().endpoints(node, now_ms())
+    }
+
+    /// Where to try for `node` now, best first, without addresses that only it names and that did not
+    /// answer of late. They count as tried.
+    pub(crate) fn dialable(&self, node: &NodeId) -> Vec<SocketAddr> {
+        self.shared.book().dialable(node, now_ms())
+    }
+
+    /// This machine's addresses now.
+    pub(crate) fn local(&self) -> Local {
+        self.shared.book().local().clone()
     }
 
     /// Where a listener of this machine on `port` can be reached, for invite codes and

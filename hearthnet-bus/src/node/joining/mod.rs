@@ -38,6 +38,14 @@ const MAX_BATCH_BYTES: usize = MAX_EVENT_BYTES / 2;
 const MAX_BATCH_EVENTS: usize = 1000;
 /// Most messages of log that are sent along; what is left comes by gossip.
 const MAX_BATCHES: usize = 256;
+/// How many may join in [`JOINS_MS`] with one code, through whichever node: a family with all its
+/// machines, and not the crowd that somebody makes up while nobody looks. Who comes after them
+/// waits.
+pub const JOINS_PER_CODE: usize = 12;
+/// How many may join in that time with all codes together.
+pub const JOINS: usize = 48;
+/// The time that is looked back, in milliseconds.
+pub const JOINS_MS: u64 = 10 * 60 * 1000;
 /// Longest text of a key, an id or a signature in a request: 64 bytes in base64, and room.
 const MAX_ID_TEXT: usize = 96;
 
@@ -124,8 +132,9 @@ async fn blocking<T: Send + 'static>(
 ///
 /// # Errors
 /// `wrong_community`, `unauthorized` if the request is not the caller's own, `bad_request` for
-/// an impossible name, `invalid_signature`, `unknown_invite`, or the code that the log refuses
-/// with: `bad_invite` for one that expired or is used up.
+/// an impossible name, `invalid_signature`, `unknown_invite`, `busy` while more join than
+/// [`JOINS_PER_CODE`] and [`JOINS`], or the code that the log refuses with: `bad_invite` for one that
+/// expired or is used up.
 pub fn admit(
     log: &EventLog,
     key: &NodeKey,
@@ -156,6 +165,17 @@ pub fn admit(
         .with_hint("try again in a moment, or ask for a new code"));
     };
     let level = invite.level;
+    // By the log, and so also what other nodes admitted, and this one before it was started.
+    let since_ms = now_ms.saturating_sub(JOINS_MS);
+    let (all, with_code) = state.joined_since(since_ms, &request.invite);
+    if all >= JOINS || with_code >= JOINS_PER_CODE {
+        let message = format!(
+            "{with_code} joined with this code in the last 10 min, {all} with all codes: more than \
+             {JOINS_PER_CODE} and {JOINS} at a time are not let in"
+        );
+        let busy = CallError::new(Code::BUSY, message);
+        return Err(busy.with_hint("try again in 10 minutes"));
+    }
     let body = Body::Admitted {
         request: request.clone(),
         level,

@@ -155,6 +155,47 @@ async fn an_invite_that_is_used_up_admits_nobody_else_and_no_other_node_is_worth
 }
 
 #[test]
+fn a_crowd_with_one_code_waits_whoever_admits_it_and_a_code_of_somebody_else_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (log, invite) = today(dir.path(), 100);
+    let (_, other) = {
+        let invite = Invite::generate(log.community(), (real_now() + DAY) / 1000, vec![]).unwrap();
+        let body = Body::Invited {
+            invite: invite.key().id(),
+            level: Level::Member,
+            uses: 100,
+            expires_ms: real_now() + DAY,
+        };
+        (log.append(&key(1), body, real_now()).unwrap(), invite)
+    };
+    let join = |code: &Invite, n: u8, now: u64| {
+        let request = code.request(key(n).id(), "kim").unwrap();
+        let admitted = admit(&log, &key(1), key(n).id(), &request, now);
+        admitted.map_err(|error| error.code().to_string())
+    };
+    let now = real_now();
+    let let_in = |code: &Invite, keys: std::ops::Range<u8>, now| {
+        let joined = keys.map(|n| join(code, n, now));
+        joined.filter(Result::is_ok).count()
+    };
+    assert_eq!(let_in(&invite, 10..59, now), JOINS_PER_CODE);
+    assert_eq!(join(&invite, 60, now), Err("busy".to_owned()));
+    assert!(join(&other, 61, now).is_ok());
+    // After ten minutes the next ones come.
+    assert_eq!(let_in(&invite, 62..90, now + JOINS_MS + 1), JOINS_PER_CODE);
+    let request = invite.request(key(60).id(), "kim").unwrap();
+    let refused = admit(&log, &key(1), key(60).id(), &request, now).unwrap_err();
+    assert!(!JoinFailure::Refused(refused).is_final());
+    // They are told apart where only their names are shown.
+    let state = log.state();
+    let shown: std::collections::BTreeSet<String> = state
+        .members()
+        .map(|(node, _)| state.shown_name(node, now))
+        .collect();
+    assert_eq!(shown.len(), state.members().count());
+}
+
+#[test]
 fn a_request_counts_for_the_node_that_brings_it_and_for_this_community_only() {
     let dir = tempfile::tempdir().unwrap();
     let log = found(dir.path());

@@ -48,14 +48,14 @@ pub(super) fn change<T>(
     Ok(done)
 }
 
-/// How many events went to each node that is linked.
+/// How many events each node that is linked was sent and has taken.
 pub(super) fn sent(node: &Node) -> BTreeMap<NodeId, u64> {
     let peers = node.peers();
     let links = peers
         .iter()
         .filter_map(|peer| Some((peer, peer.link.as_ref()?)));
     links
-        .map(|(peer, link)| (peer.node, link.progress.sent))
+        .map(|(peer, link)| (peer.node, link.progress.taken()))
         .collect()
 }
 
@@ -74,7 +74,7 @@ pub(crate) async fn told(node: &Node, before: &BTreeMap<NodeId, u64>, leaves: bo
             .filter_map(|peer| Some((peer.node, peer.link.as_ref()?)))
             .collect();
         let has = |node: &NodeId, earlier: u64| match linked.get(node) {
-            Some(link) => link.progress.in_sync && link.progress.sent > earlier,
+            Some(link) => link.progress.in_sync && link.progress.taken() > earlier,
             None => leaves,
         };
         let told = before.iter().filter(|(node, sent)| has(node, **sent));

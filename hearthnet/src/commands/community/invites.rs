@@ -73,9 +73,10 @@ pub(super) fn list(home: &Home, all: bool, as_json: bool) -> Result<(), Failure>
             .remove(*id)
             .unwrap_or_default()
             .iter()
-            .map(|it| match state.is_revoked(&it.node) {
-                true => format!("{} (put out)", it.name),
-                false => it.name.clone(),
+            .map(|it| match state.member(&it.node) {
+                Some(_) => state.shown_name(&it.node, now),
+                None if state.is_revoked(&it.node) => format!("{} (put out)", it.name),
+                None => format!("{} ({}, left)", it.name, it.node.short()),
             })
             .collect();
         [

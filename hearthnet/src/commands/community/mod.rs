@@ -325,7 +325,7 @@ fn members(home: &Home, as_json: bool) -> Result<(), Failure> {
     }
     let rows = state.members().map(|(node, member)| {
         [
-            state.name_of(node, now).to_owned(),
+            state.shown_name(node, now),
             node.short(),
             member.level.to_string(),
             match (state.is_frozen(node), *node == own, online(node)) {
@@ -421,8 +421,11 @@ fn revoke(args: &RevokeArgs, home: &Home, config: &Config) -> Result<(), Failure
 fn put_out(text: &str, node: NodeId, home: &Home) -> Result<(), Failure> {
     let state = home.state();
     keeps_an_anchor(&state, &node, "put out")?;
-    let Some(now) = state.member(&node).map(|member| member.level) else {
-        return Err(not_a_member(text));
+    let now = match state.member(&node) {
+        Some(member) => member.level,
+        // Who left may have its code yet.
+        None if state.left().any(|gone| *gone == node) => Level::Member,
+        None => return Err(not_a_member(text)),
     };
     let by_root = authority(home, now, "revoke")?;
     changes::write(home, by_root, Change::Revoke { node })

@@ -600,3 +600,310 @@ fn the_invite_of_who_is_put_out_lets_nobody_else_in() {
     assert!(invite.unwrap().1.withdrawn);
     assert!(home.log.is_consistent());
 }
+
+/// A day, in milliseconds.
+const DAY: u64 = 86_400_000;
+
+/// What a log would send to somebody who has nothing.
+fn all_of(log: &EventLog) -> Vec<Vec<u8>> {
+    let nothing = Heads::empty(log.community());
+    log.missing(&nothing, 4096, 1 << 24).unwrap().events
+}
+
+#[test]
+fn a_leap_dates_nobody_elses_events_ahead_and_a_slow_node_takes_them() {
+    let home = Home::new();
+    let mut me = founder();
+    let leap = Event {
+        lamport: NOW + MAX_AHEAD_MS,
+        time_ms: NOW + MAX_AHEAD_MS,
+        ..me.draft(policy(true))
+    };
+    assert_eq!(codes(&home.log, &[me.sign(&leap)], NOW), [""; 0]);
+    for n in 0..5 {
+        home.log.append(&root(), policy(n % 2 == 0), NOW).unwrap();
+    }
+    home.log.append(&root(), advert_of(&root()), NOW).unwrap();
+    let written: Vec<Event> = all_of(&home.log)
+        .iter()
+        .map(|raw| Event::decode_stored(raw).unwrap())
+        .filter(|event| event.author == root().id())
+        .collect();
+    assert_eq!(written.len(), 7);
+    assert!(written.iter().all(|event| event.time_ms == NOW));
+    let said = written.iter().find_map(|event| match event.lane {
+        Lane::Ephemeral { expires_ms, .. } => Some(expires_ms),
+        Lane::Durable { .. } => None,
+    });
+    assert_eq!(said, Some(NOW + ADVERT_LIFE_MS));
+    // Two seconds slow: of all this only the leap is beyond its limit.
+    let slow = Home::joining();
+    let refused = codes(&slow.log, &all_of(&home.log), NOW - 2_000);
+    assert_eq!(refused, ["log_time"]);
+    assert_eq!(slow.log.state().state_hash(), home.log.state().state_hash());
+}
+
+/// Something that the author says for a while.
+fn advert_of(author: &NodeKey) -> Body {
+    Body::NodeSeen {
+        endpoints: vec![],
+        name: author.id().short(),
+        software: "s".into(),
+    }
+}
+
+#[test]
+fn what_leaps_counts_when_its_moment_has_come_on_every_node_and_after_a_restart() {
+    let home = Home::new();
+    let mut me = founder();
+    let leap = Event {
+        lamport: NOW + 60_000,
+        time_ms: NOW + 60_000,
+        ..me.draft(policy(true))
+    };
+    let leap = me.sign(&leap);
+    let next = Event {
+        time_ms: NOW + 60_001,
+        ..me.draft(invited(50, Level::Member, 1))
+    };
+    let next = me.sign(&next);
+    assert_eq!(codes(&home.log, &[leap, next], NOW), [""; 0]);
+    let other = Home::joining();
+    assert_eq!(sync(&home.log, &other.log, NOW), 3);
+    for log in [&home.log, &other.log] {
+        assert!(!log.state().policy.research);
+        assert_eq!(log.state().invites().count(), 0);
+        assert!(log.is_consistent());
+        log.tend(&key(9), NOW + 59_999).unwrap();
+        assert!(!log.state().policy.research);
+        log.tend(&key(9), NOW + 60_000).unwrap();
+        assert!(log.state().policy.research && log.is_consistent());
+    }
+    home.log
+        .append(&root(), policy(false), NOW + 60_001)
+        .unwrap();
+    other.log.tend(&key(9), NOW + 60_002).unwrap();
+    sync(&home.log, &other.log, NOW + 60_002);
+    assert_eq!(home.log.state().invites().count(), 1);
+    assert!(!home.log.state().policy.research);
+    assert_eq!(other.log.state(), home.log.state());
+    assert!(home.log.verify().unwrap().problems.is_empty());
+}
+
+#[test]
+fn what_was_written_by_a_clock_a_day_ahead_is_heard_with_the_next_event_after_it_was_set() {
+    let (home, other) = (Home::new(), Home::joining());
+    for seed in [50, 51] {
+        let body = invited(seed, Level::Member, 1);
+        home.log.append(&key(1), body, NOW + DAY).unwrap();
+    }
+    let before = all_of(&home.log);
+    assert_eq!(codes(&other.log, &before, NOW), ["log_time"; 2]);
+    // The clock is right again.
+    home.log.append(&key(1), policy(true), NOW).unwrap();
+    let all = all_of(&home.log);
+    assert_eq!(codes(&other.log, &all, NOW), [""; 0]);
+    assert_eq!(other.log.state(), home.log.state());
+    assert_eq!(other.log.state().invites().count(), 2);
+    // Whatever comes first: what follows waits for what it names.
+    let third = Home::joining();
+    let (last, rest) = all.split_last().unwrap();
+    assert_eq!(codes(&third.log, std::slice::from_ref(last), NOW), [""; 0]);
+    assert_eq!(codes(&third.log, &rest[..2], NOW), ["log_time"]);
+    assert_eq!(codes(&third.log, &rest[2..], NOW), [""; 0]);
+    assert_eq!(codes(&third.log, rest, NOW), [""; 0]);
+    assert_eq!(third.log.state(), home.log.state());
+    assert!(third.log.is_consistent());
+    // Only what names it vouches for it, and only if its number is greater.
+    let fourth = Home::joining();
+    let mut me = founder();
+    let ahead = Event {
+        time_ms: NOW + DAY,
+        ..me.draft(policy(true))
+    };
+    let ahead = me.sign(&ahead);
+    let unrelated = founder().make(policy(false));
+    assert_eq!(codes(&fourth.log, &[ahead, unrelated], NOW), ["log_time"]);
+}
+
+/// Members 2, 3, 4 of the levels, of whom node.seen was heard, with clocks so far ahead in ms.
+fn with_clocks(said: [(Level, u64); 3]) -> Home {
+    let home = Home::new();
+    for (seed, (level, _)) in (2..).zip(said) {
+        home.log
+            .append(&key(1), invited(48 + seed, level, 1), NOW)
+            .unwrap();
+        home.log
+            .append(&key(1), admitted(48 + seed, seed, level), NOW)
+            .unwrap();
+    }
+    for (seed, (_, ahead)) in (2..).zip(said) {
+        let time = NOW + ahead;
+        let seen = Author::new(key(seed)).say(time, time, advert_of(&key(seed)));
+        home.log.receive(&[seen], key(seed).id(), NOW).unwrap();
+    }
+    home
+}
+
+#[test]
+fn nothing_is_written_by_a_clock_that_trusted_members_contradict() {
+    use Level::{Member, Trusted};
+    let clock = |home: &Home, body| {
+        let written = home.log.append(&key(1), body, NOW);
+        written.map_err(|error| error.code().to_string())
+    };
+    let wrong = Err("clock_wrong".to_owned());
+    let home = with_clocks([(Trusted, DAY), (Trusted, DAY), (Trusted, 0)]);
+    assert_eq!(clock(&home, policy(true)).map(drop), wrong);
+    // What is said for a while goes on: by it others know the clock.
+    assert!(clock(&home, advert_of(&key(1))).is_ok());
+    // Who is to be put out has no say; of two the nearer counts.
+    let out = |seed| Body::Revoked {
+        node: key(seed).id(),
+        last_seq: 0,
+    };
+    assert!(clock(&home, out(2)).is_ok());
+    // A crowd of members says nothing where somebody is trusted.
+    let home = with_clocks([(Member, DAY), (Member, DAY), (Trusted, 1000)]);
+    assert!(clock(&home, policy(true)).is_ok());
+    let home = with_clocks([(Member, DAY), (Member, DAY), (Member, 1000)]);
+    assert_eq!(clock(&home, policy(true)).map(drop), wrong);
+    // Nine minutes are no matter, and what was said of another time is none.
+    let home = with_clocks([(Trusted, 540_000); 3]);
+    assert!(clock(&home, policy(true)).is_ok());
+    let home = with_clocks([(Trusted, DAY); 3]);
+    assert!(home.log.append(&key(1), policy(true), NOW + DAY).is_ok());
+}
+
+#[test]
+fn a_node_says_that_its_clock_was_set_once_and_only_if_others_agree() {
+    use Level::Trusted;
+    let late = |home: &Home| home.log.append(&key(1), policy(true), NOW + DAY).unwrap();
+    let events = |home: &Home| home.log.heads().authors[&key(1).id()].seq;
+    let alone = Home::new();
+    late(&alone);
+    alone.log.tend(&key(1), NOW).unwrap();
+    assert_eq!(events(&alone), 1);
+    let home = with_clocks([(Trusted, 0); 3]);
+    let before = events(&home);
+    home.log.tend(&key(1), NOW).unwrap();
+    assert_eq!(events(&home), before);
+    late(&home);
+    for _ in 0..3 {
+        home.log.tend(&key(1), NOW).unwrap();
+    }
+    assert_eq!(events(&home), before + 2);
+    let other = Home::joining();
+    assert_eq!(codes(&other.log, &all_of(&home.log), NOW), [""; 0]);
+    assert_eq!(other.log.state(), home.log.state());
+    let wrong = with_clocks([(Trusted, DAY); 3]);
+    let before = events(&wrong);
+    wrong
+        .log
+        .append(&key(1), policy(true), NOW + 3 * DAY)
+        .unwrap();
+    assert!(wrong.log.tend(&key(1), NOW).is_err());
+    assert_eq!(events(&wrong), before + 1);
+}
+
+#[test]
+fn what_is_said_ahead_of_time_lives_no_longer_for_it_and_nobody_says_too_much() {
+    let home = Home::new();
+    let me = founder();
+    let ahead = me.say(1, NOW + 590_000, advert(&me.key, 0));
+    assert_eq!(codes(&home.log, &[ahead], NOW), [""; 0]);
+    assert_eq!(home.log.state().shards(NOW + ADVERT_LIFE_MS - 1).count(), 1);
+    assert_eq!(home.log.state().shards(NOW + ADVERT_LIFE_MS).count(), 0);
+
+    let home = Home::new();
+    let flood: Vec<_> = (1..=300)
+        .map(|n| me.say(n, NOW, advert(&me.key, 0)))
+        .collect();
+    assert_eq!(codes(&home.log, &flood, NOW), ["log_quota"; 44]);
+    let more: Vec<_> = (301..=310)
+        .map(|n| me.say(n, NOW, advert(&me.key, 0)))
+        .collect();
+    assert_eq!(codes(&home.log, &more, NOW + 1000), ["log_quota"; 6]);
+}
+
+#[test]
+fn events_that_sort_first_one_by_one_are_folded_within_a_budget_and_revocations_do_not_wait() {
+    let home = Home::new();
+    let mut me = founder();
+    let mut all = vec![
+        me.make(invited(50, Level::Trusted, 1)),
+        me.make(admitted(50, 2, Level::Trusted)),
+    ];
+    me.lamport = 100_000;
+    all.extend((0..400).map(|n| me.make(policy(n % 2 == 0))));
+    assert_eq!(codes(&home.log, &all, NOW), [""; 0]);
+    let mut attacker = Author {
+        lamport: 3,
+        ..Author::new(key(2))
+    };
+    let note = |n: u64| Body::Unknown {
+        kind: "notes.written".into(),
+        slot: None,
+        bytes: n.to_be_bytes().to_vec(),
+    };
+    for n in 0..400 {
+        let event = attacker.make(note(n));
+        assert_eq!(codes(&home.log, &[event], NOW), [""; 0]);
+    }
+    let spent = home.log.reworked();
+    assert!((100_000..101_000).contains(&spent), "{spent}");
+    // Meanwhile what sorts last counts at once.
+    let out = Body::Revoked {
+        node: key(2).id(),
+        last_seq: 400,
+    };
+    assert_eq!(codes(&home.log, &[me.make(out)], NOW), [""; 0]);
+    assert!(home.log.state().is_revoked(&key(2).id()));
+    // And when there is time for it, everything does.
+    home.log.tend(&key(9), NOW + 1000).unwrap();
+    assert!(home.log.is_consistent());
+    assert!(home.log.reworked() > spent);
+}
+
+#[test]
+fn who_left_and_is_put_out_after_that_does_not_come_back_by_the_same_code() {
+    let home = Home::new();
+    for body in [
+        invited(50, Level::Trusted, 3),
+        admitted(50, 2, Level::Trusted),
+    ] {
+        home.log.append(&key(1), body, NOW).unwrap();
+    }
+    home.log.append(&key(2), Body::Left {}, NOW).unwrap();
+    assert_eq!(
+        home.log.state().left().copied().collect::<Vec<_>>(),
+        [key(2).id()]
+    );
+    let out = Body::Revoked {
+        node: key(2).id(),
+        last_seq: 1,
+    };
+    home.log.append(&key(1), out, NOW).unwrap();
+    assert_eq!(home.log.state().left().count(), 0);
+    let back = home
+        .log
+        .append(&key(1), admitted(50, 3, Level::Trusted), NOW);
+    assert_eq!(back.unwrap_err().code(), "bad_invite");
+    let other = Home::joining();
+    sync(&home.log, &other.log, NOW);
+    assert_eq!(other.log.state(), home.log.state());
+    // Whose code is used up need not be remembered, and who comes back is not gone.
+    let home = Home::new();
+    for body in [
+        invited(50, Level::Trusted, 2),
+        admitted(50, 2, Level::Trusted),
+    ] {
+        home.log.append(&key(1), body, NOW).unwrap();
+    }
+    home.log.append(&key(2), Body::Left {}, NOW).unwrap();
+    home.log
+        .append(&key(1), admitted(50, 2, Level::Trusted), NOW)
+        .unwrap();
+    home.log.append(&key(2), Body::Left {}, NOW).unwrap();
+    assert!(home.log.is_consistent());
+}

@@ -1,0 +1,65 @@
+//! A member says where it listens, and everybody tries it there. If it could name what listens on
+//! the others' own machines, or a hundred ports of somebody, they would knock there for it, as
+//! often as it says so.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use ciborium::Value;
+use tokio::net::TcpListener;
+
+use crate::raw::cbor;
+use crate::raw::event::{Author, now_ms};
+use crate::{Bench, Findings, HarnessError};
+
+/// Services of the host's machine that are named, at once and one batch after the other.
+const AT_ONCE: usize = 8;
+const BATCHES: u64 = 8;
+/// How long it is watched whether anybody comes: time is what is tried here.
+const WATCHED: Duration = Duration::from_secs(3);
+
+/// What a member says of itself.
+fn seen(author: &Author, seq: u64, endpoints: &[String]) -> Vec<u8> {
+    let endpoints = endpoints.iter().map(|at| Value::from(at.as_str())).collect();
+    let body = cbor(&[
+        ("name", "kim".into()),
+        ("software", "s".into()),
+        ("endpoints", Value::Array(endpoints)),
+    ]);
+    author.say("node.seen", "node", seq, 120_000, body).signed(author.key())
+}
+
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+    let [_, guest] = bench.members();
+    let knocks = Arc::new(AtomicUsize::new(0));
+    let mut services: Vec<String> = Vec::new();
+    for _ in 0..AT_ONCE as u64 * BATCHES {
+        let service = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
+        services.push(service.local_addr()?.to_string());
+        let knocks = Arc::clone(&knocks);
+        tokio::spawn(async move {
+            while service.accept().await.is_ok() {
+                knocks.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    }
+    // Others of this community are elsewhere, at an address that is no place to try either.
+    let test_community = bench.test_community()?;
+    let elsewhere = seen(&test_community.guest, now_ms(), &["192.0.2.10:80".to_owned()]);
+    let events: Vec<Vec<u8>> = (1..)
+        .zip(services.chunks(AT_ONCE))
+        .map(|(n, at)| seen(&test_community.attacker, now_ms() + n, at))
+        .collect();
+    let mut gossip = bench.gossip(&guest).await?;
+    let pushed = gossip.push(&[elsewhere]).await;
+    found.taken("where the guest is", (1, 0), None, &pushed);
+    for event in events {
+        let pushed = gossip.push(&[event]).await;
+        found.taken("services of the host's own machine, said to be the attacker's", (1, 0), None, &pushed);
+    }
+    tokio::time::sleep(WATCHED).await;
+    found.same("knocks at them", 0, knocks.load(Ordering::Relaxed));
+    bench.goes_on(found).await
+}

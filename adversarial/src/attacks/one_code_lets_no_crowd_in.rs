@@ -1,0 +1,80 @@
+//! Whoever gets hold of a code with many uses could fill the community with nodes of its own in a
+//! minute, all called like somebody. Only so many join with one code at a time; who comes after
+//! them waits, and others with another code do not.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hearthnet_bus::Capability;
+use hearthnet_bus::calls::Client;
+use hearthnet_bus::invite::Invite;
+use hearthnet_bus::joining::JOINS_PER_CODE;
+use hearthnet_bus::log::Level;
+use hearthnet_bus::node::bus_rule;
+use hearthnet_transport::{Config, connect_path};
+
+use crate::bench::new_key;
+use crate::trial::until;
+use crate::victim::Gauges;
+use crate::{Bench, Findings, HarnessError};
+
+/// How long one is asked again.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Nodes that are made up: a few more than are let in.
+const CROWD: usize = JOINS_PER_CODE + 4;
+
+/// How the host answers a new node with this code, when it is not only too soon to ask.
+async fn join(bench: &Bench, invite: &Invite) -> Result<String, HarnessError> {
+    let begin = Instant::now();
+    loop {
+        let answer = ask(bench, invite).await?;
+        if answer != "rate_limited" || begin.elapsed() > PATIENCE {
+            return Ok(answer);
+        }
+        // It says when by itself: strangers' calls have a budget that fills again with time.
+        tokio::time::sleep(Duration::from_millis(250)).await;
+    }
+}
+
+async fn ask(bench: &Bench, invite: &Invite) -> Result<String, HarnessError> {
+    let key = Arc::new(new_key()?);
+    let identity = key.identity().map_err(HarnessError::attacker)?;
+    let (addr, expected) = (bench.target.addr.to_string(), Some(bench.target.node));
+    let connected = connect_path(&addr, &identity, expected, &bus_rule(), &Config::default()).await;
+    let client = Client::new(connected.map_err(HarnessError::attacker)?, Arc::clone(&key));
+    let request = invite.request(key.id(), "kim").map_err(HarnessError::attacker)?;
+    let params = serde_json::to_value(request).map_err(HarnessError::attacker)?;
+    let capability: Capability = "community.join@1.0".parse().map_err(HarnessError::attacker)?;
+    let call = client.call(&capability, &params);
+    Ok(match call.map_err(HarnessError::attacker)?.result().await {
+        Ok(_) => "a member".to_owned(),
+        Err(error) => error.code().to_string(),
+    })
+}
+
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+    let anchor = bench.test_community()?.anchor();
+    let (crowds, honest) = {
+        let test_community = bench.test_community()?;
+        (test_community.invite(Level::Member, 49), test_community.invite(Level::Member, 1))
+    };
+    let written = bench.test_community()?.events_of(&anchor);
+    let heard = |gauges: &Gauges| gauges.events_of(&anchor) >= written;
+    let gauges = until(&mut bench.victim, heard).await?;
+    found.same("the host hears of the codes", true, heard(&gauges));
+    let mut let_in = 0;
+    for n in 1..=CROWD {
+        let answer = join(bench, &crowds).await?;
+        let expected = match n <= JOINS_PER_CODE {
+            true => "a member",
+            false => "busy",
+        };
+        found.same(format!("node {n} of a crowd with one code"), expected, &answer);
+        let_in += usize::from(answer == "a member");
+    }
+    found.same("how many are in", JOINS_PER_CODE, let_in);
+    let answer = join(bench, &honest).await?;
+    found.same("a neighbour with a code of its own", "a member", answer);
+    bench.goes_on(found).await
+}
