@@ -89,6 +89,9 @@ cases! {
         47 "a demoted anchor admits, revokes and rules in the past" "no effect",
         48 "a revoked member comes back by the same code with another key" "no effect",
     }
+    "hostile files" {
+        71 "a chat template that wants all time or memory" "no effect",
+    }
 }
 
 impl Case {

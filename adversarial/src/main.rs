@@ -18,7 +18,7 @@ use hearthnet_orchestrator::link::HostAddr;
 #[command(version, args_conflicts_with_subcommands = true)]
 struct Arguments {
     /// Only these cases (can be repeated).
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u8).range(1..=48))]
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u8).range(1..=73))]
     only: Vec<u8>,
     /// Print one JSON object instead of a table.
     #[arg(long)]

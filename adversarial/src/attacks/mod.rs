@@ -55,6 +55,7 @@ macro_rules! every_attack {
                 46 no_row_that_a_host_gets_is_in_the_embedding_table;
                 47 who_loses_a_level_cannot_write_into_the_past;
                 48 an_invite_ends_with_whom_it_let_in;
+                71 no_chat_template_takes_the_callers_time_or_memory;
             }
         }
     };
@@ -110,7 +111,8 @@ const fn entry(case: u8, name: &'static str, run: Run) -> Entry {
         // A revoked key never comes back, nothing thaws who is frozen, a leap in time is made once
         // and lasts, a quota is used up for good, a node that is killed has a folder of its own, and
         // who was demoted is no anchor.
-        repeats: !matches!(case, 21 | 23 | 25..=27 | 47),
+        // Files that are hostile are so once.
+        repeats: !matches!(case, 21 | 23 | 25..=27 | 47 | 71..=73),
         budget,
         run,
     }
