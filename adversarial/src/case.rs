@@ -91,6 +91,8 @@ cases! {
     }
     "hostile files" {
         71 "a chat template that wants all time or memory" "no effect",
+        72 "a record beside other weights says that they are the genuine ones" "no effect",
+        73 "another template or tokenizer beside the genuine weights" "no effect",
     }
 }
 

@@ -56,6 +56,8 @@ macro_rules! every_attack {
                 47 who_loses_a_level_cannot_write_into_the_past;
                 48 an_invite_ends_with_whom_it_let_in;
                 71 no_chat_template_takes_the_callers_time_or_memory;
+                72 what_is_remembered_of_a_file_is_this_machines_own_word;
+                73 a_changed_template_shows_although_the_weights_are_genuine;
             }
         }
     };
