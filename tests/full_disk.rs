@@ -105,12 +105,15 @@ fn a_full_disk_ends_a_pull_with_advice_leaves_nothing_and_more_room_mends_it() {
 
     assert!(large.starts_with("status 0\n"), "{out}");
     let whole = "SmolLM2-135M-Instruct.Q4_1.gguf 98362432";
-    // Beside the model, what is known of it.
-    let known = "SmolLM2-135M-Instruct.Q4_1.gguf.hearthnet ";
+    // Beside the model, what is known of it, and the key that proves who wrote it.
+    let known = [
+        "SmolLM2-135M-Instruct.Q4_1.gguf.hearthnet ",
+        "record.key 32",
+    ];
     let (record, models): (Vec<String>, Vec<String>) = files(large)
         .into_iter()
-        .partition(|file| file.starts_with(known));
-    assert_eq!((models, record.len()), (vec![whole.to_owned()], 1), "{out}");
+        .partition(|file| known.iter().any(|known| file.starts_with(known)));
+    assert_eq!((models, record.len()), (vec![whole.to_owned()], 2), "{out}");
 }
 
 /// Founds a community and serves it on a disk that then is full, and is emptied again.

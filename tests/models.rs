@@ -603,6 +603,7 @@ fn a_model_that_the_catalogue_does_not_pin_must_stay_what_the_first_pull_brought
         ("first_pull".into(), "ok".into())
     );
     assert!(listed("weights").is_string() && listed("runs_here").is_boolean());
+    assert!(listed("text").is_string());
 
     // Its pin outlives it: another file of the same size is refused, and both are named.
     succeeded(&place.run(&["model", "rm", "tiny", "--yes"]));

@@ -96,6 +96,11 @@ cases! {
         76 "a host that is put out or demoted and does not care" "no effect",
         77 "a web page whose name resolves to this machine" "forbidden_host",
     }
+    "hostile files" {
+        71 "a chat template that wants all time or memory" "no effect",
+        72 "a record beside other weights says that they are the genuine ones" "no effect",
+        73 "another template or tokenizer beside the genuine weights" "no effect",
+    }
 }
 
 impl Case {

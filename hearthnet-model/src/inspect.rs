@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::convert::file_type_name;
 use crate::gguf::{Gguf, TensorInfo, TensorType};
-use crate::manifest::WeightsId;
+use crate::manifest::{TextId, WeightsId};
 use crate::model_file::ModelFile;
 use crate::spec::{LatentSpec, ModelSpec, RopeScaling, YarnSpec};
 
@@ -62,6 +62,8 @@ pub struct Container {
     pub tokenizer: Option<TokenizerInfo>,
     /// Whether the file has a chat template.
     pub chat_template: bool,
+    /// Identity of tokenizer and template, of a tokenizer that is known here.
+    pub text: Option<TextId>,
 }
 
 /// How often a tensor type is used.
@@ -144,6 +146,7 @@ pub fn container(gguf: &Gguf, path: Option<&Path>) -> Container {
             },
         }),
         chat_template: template.is_some_and(|template| !template.trim().is_empty()),
+        text: gguf.text_id().ok(),
     }
 }
 
@@ -242,7 +245,11 @@ impl Container {
         };
         line(f, "tokenizer", &tokenizer)?;
         let template = if self.chat_template { "yes" } else { "no" };
-        line(f, "chat template", template)
+        line(f, "chat template", template)?;
+        match self.text {
+            Some(text) => writeln!(f, "{:<14}{text}", "text"),
+            None => Ok(()),
+        }
     }
 }
 

@@ -72,7 +72,7 @@ pub use boundary::BoundaryDtype;
 pub use detokenize::Detokenizer;
 pub use error::{FileError, ModelError};
 pub use gguf::{Gguf, TensorType};
-pub use manifest::{Digest, Manifest, WeightsId};
+pub use manifest::{Digest, Manifest, TextId, WeightsId};
 pub use model_file::{ModelFile, TensorView};
 pub use reference::ModelRef;
 pub use sampler::{Sampled, Sampler, SamplerConfig};

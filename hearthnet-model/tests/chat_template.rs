@@ -223,6 +223,22 @@ fn hostile_templates_are_errors_and_never_more() {
 }
 
 #[test]
+fn a_template_that_wants_all_time_or_memory_comes_to_an_end() {
+    for (name, source) in hearthnet_testkit::hostile_templates() {
+        let begin = std::time::Instant::now();
+        let template = ChatTemplate::new(&source, "", "");
+        let rendered = template.and_then(|t| t.render(&[ChatMessage::user("hello")], true));
+        // Shown where the test fails, or is run with `--nocapture`.
+        let how = match &rendered {
+            Ok(text) => format!("{} bytes", text.len()),
+            Err(error) => error.to_string(),
+        };
+        println!("{:>6} ms {name}: {how}", begin.elapsed().as_millis());
+        assert!(rendered.is_ok_and(|text| text.len() < 1 << 16) || !how.contains("panicked"));
+    }
+}
+
+#[test]
 fn long_chains_of_operators_do_not_overflow_the_stack() {
     let chains = [
         "-".repeat(120_000) + "1",

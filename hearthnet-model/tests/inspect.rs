@@ -48,6 +48,7 @@ fn the_real_model_is_described_completely() {
         ),
         ("tokenizer", "gpt2, smollm pre-tokenizer, 49152 tokens"),
         ("chat template", "yes"),
+        ("text", &model.gguf().text_id().unwrap().to_string()),
         ("weights", &id.to_string()),
     ] {
         assert!(rows.contains(&expected), "{expected:?} in\n{text}");

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use ciborium::Value;
 use hearthnet_model::manifest::{
-    FileState, MAX_MANIFEST_BYTES, ManifestError, VerifyError, file_state,
+    FileState, MAX_MANIFEST_BYTES, ManifestError, VerifyError, file_state, record_path,
 };
 use hearthnet_model::{BoundaryDtype, Gguf, Manifest, ModelFile, WeightsId};
 use hearthnet_testkit::TinyLlama;
@@ -369,6 +369,57 @@ fn what_is_kept_for_another_model_or_damaged_is_not_believed() {
         .set_modified(modified)
         .unwrap();
     assert_eq!(hashed(&path), (manifest(&other).weights_id(), true));
+}
+
+#[test]
+fn a_record_that_somebody_else_wrote_is_not_believed() {
+    let directory = tempfile::tempdir().unwrap();
+    let tiny = TinyLlama::default();
+    let path = tiny.write(directory.path());
+    let (genuine, _) = hashed(&path);
+    let kept = record_path(&path);
+    let record = fs::read(&kept).unwrap();
+
+    // The same in its form, without the proof and with another one.
+    fs::write(&kept, &record[32..]).unwrap();
+    assert_eq!(file_state(&path), FileState::Unverified);
+    let mut other = record.clone();
+    other[0] ^= 1;
+    fs::write(&kept, &other).unwrap();
+    assert_eq!(file_state(&path), FileState::Unverified);
+    assert_eq!(hashed(&path), (genuine, true));
+    assert_eq!(file_state(&path), FileState::Verified(genuine));
+}
+
+#[test]
+fn tokenizer_and_template_have_an_identity_of_their_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = TinyLlama::default().write(directory.path());
+    let ids = || {
+        let model = ModelFile::open(&path).unwrap();
+        let weights = model.manifest(&mut |_, _| {}).weights_id();
+        (weights, model.gguf().text_id().unwrap())
+    };
+    let (weights, text) = ids();
+    assert_eq!(ids(), (weights, text));
+    let place = |key: &str| {
+        let bytes = fs::read(&path).unwrap();
+        let found = bytes.windows(key.len()).position(|w| w == key.as_bytes());
+        found.unwrap() + key.len()
+    };
+    // Behind the key its type and its length.
+    for (at, same) in [
+        (place("tokenizer.chat_template") + 12, false),
+        (place("tokenizer.ggml.bos_token_id") + 4, false),
+        (place("general.name") + 12, true),
+    ] {
+        change(&path, at);
+        let (weights_now, text_now) = ids();
+        assert_eq!(weights_now, weights);
+        assert_eq!(text_now == text, same);
+        change(&path, at);
+    }
+    assert_eq!(ids(), (weights, text));
 }
 
 #[cfg(unix)]

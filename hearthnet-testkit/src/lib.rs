@@ -1,5 +1,5 @@
 //! Test support: the real model, its variants, llama.cpp's vocabularies and chat templates, small
-//! synthetic models, hosts that tamper with what they return, peers that keep no rules ([`raw`]), and
+//! synthetic models, hostile templates, hosts that tamper with what they return, peers that keep no rules ([`raw`]), and
 //! a network of machines in namespaces ([`lab`]).
 //!
 //! Everything here panics when it cannot deliver: a test that needs it cannot go on.
@@ -9,6 +9,7 @@ pub mod lab;
 pub mod raw;
 mod shapes;
 mod tampered;
+mod templates;
 mod tiny;
 mod vocabularies;
 
@@ -26,6 +27,7 @@ use hearthnet_model::{ModelFile, cache};
 
 pub use shapes::Shape;
 pub use tampered::{Passing, Tamper, Tampered, TamperedSource};
+pub use templates::hostile_templates;
 pub use tiny::TinyLlama;
 pub use vocabularies::{chat_templates, vocabularies};
 

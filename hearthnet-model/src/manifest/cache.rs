@@ -1,8 +1,11 @@
 //! The record beside a model: what its bytes were when they were last looked at, so that a large
 //! file is hashed once, and a file that has changed since is not used as if nothing had happened.
 //!
-//! The record is believed as long as the file's size, times and inode stay the same and it
-//! describes the file's tensors. Every write through the file system changes the time of the last
+//! The record is believed as long as the file's size, times and inode stay the same, it describes the
+//! file's tensors, and it carries the proof ([`seal`]) that this user's programs wrote it on this
+//! machine. Without that it would be the word of whoever can write beside the model: one that came with
+//! the file, or that another user put there, says that any weights are the genuine ones.
+//! Every write through the file system changes the time of the last
 //! change of the inode, which no program can set back; what happens below the file system (a disk
 //! that forgets) only [`ModelFile::verify`] sees, which reads all bytes.
 //!
@@ -18,6 +21,7 @@ use std::time::UNIX_EPOCH;
 
 use serde::{Deserialize, Serialize};
 
+use super::seal::{MAC_BYTES, seal};
 use super::{Digest, MAX_MANIFEST_BYTES, Manifest, WeightsId};
 use crate::atomic_file;
 use crate::catalogue::{ModelEntry, Pinned};
@@ -120,7 +124,11 @@ fn read(path: &Path) -> Option<Record> {
         return None;
     }
     let bytes = fs::read(kept).ok()?;
-    let kept: Kept = ciborium::de::from_reader_with_recursion_limit(&bytes[..], 4).ok()?;
+    let (mac, bytes) = bytes.split_first_chunk::<MAC_BYTES>()?;
+    if seal(bytes)? != *mac {
+        return None;
+    }
+    let kept: Kept = ciborium::de::from_reader_with_recursion_limit(bytes, 4).ok()?;
     Some(Record {
         stamp: kept.stamp,
         looked: Looked {
@@ -159,7 +167,8 @@ fn store(model: &ModelFile, looked: &Looked) -> io::Result<()> {
     };
     let mut bytes = Vec::new();
     ciborium::into_writer(&kept, &mut bytes).map_err(io::Error::other)?;
-    atomic_file::write(&record_path(path), &bytes)
+    let mac = seal(&bytes).ok_or(io::ErrorKind::Unsupported)?;
+    atomic_file::write(&record_path(path), &[&mac[..], &bytes].concat())
 }
 
 /// Keeps what was read where that is possible: a folder that cannot be written costs another

@@ -81,6 +81,11 @@ sha256_type! {
     WeightsId
 }
 
+sha256_type! {
+    /// Identity of what a model makes of text: see [`Gguf::text_id`](crate::Gguf::text_id).
+    TextId
+}
+
 fn parse(s: &str) -> Result<[u8; 32], ParseDigestError> {
     let mut out = [0; 32];
     hex::decode_to_slice(s, &mut out).map_err(|_| ParseDigestError)?;

@@ -8,6 +8,8 @@
 
 mod cache;
 mod digest;
+mod seal;
+mod text;
 
 use std::ops::Range;
 use std::sync::mpsc;
@@ -18,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use cache::stamp;
 pub use cache::{ChangedError, FileState, file_state, record_path};
-pub use digest::{Digest, ParseDigestError, WeightsId};
+pub use digest::{Digest, ParseDigestError, TextId, WeightsId};
 
 use crate::families::Family;
 use crate::gguf::{Gguf, TensorInfo, TensorType};

@@ -3,7 +3,7 @@
 
 use minijinja::formatting::{FormatStyle, format as printf};
 use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
-use minijinja::{Error, State, Value};
+use minijinja::{Error, State, Value, functions};
 use minijinja_contrib::pycompat::unknown_method_callback;
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -194,6 +194,13 @@ pub(super) fn trim(
     };
     charge(state, text.len().saturating_mul(chars.len()))?;
     Ok(text.trim_matches(|c| chars.contains(c)).to_owned())
+}
+
+/// `range`, whose own arithmetic overflows at the ends of the machine's numbers. (It has 100,000 items
+/// at most in any case.)
+pub(super) fn range(start: i32, stop: Option<i32>, step: Option<i32>) -> Result<Value, Error> {
+    let wide = |number: i32| number as isize;
+    functions::range(wide(start), stop.map(wide), step.map(wide))
 }
 
 /// Methods as Python has them.

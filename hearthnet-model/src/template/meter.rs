@@ -33,8 +33,8 @@ const STEP: usize = 8;
 /// How deep lists and dictionaries may be nested. Tool descriptions end at some ten levels.
 const MAX_DEPTH: usize = 64;
 /// Words and signs of one tag: minijinja looks for constants in what is left of an expression at
-/// each of its levels. The longest tag of llama.cpp's collection has some two hundred.
-const MAX_TOKENS: usize = 4096;
+/// each of its levels. The longest tag of llama.cpp's collection has some sixty.
+const MAX_TOKENS: usize = 1024;
 const NAME: &str = super::NAME;
 
 /// The source of the error of a rendering whose budget is spent.
@@ -283,6 +283,7 @@ pub(super) fn install(environment: &mut Environment<'static>) {
         environment.remove_filter(name);
     }
     environment.remove_global("debug");
+    environment.add_function("range", guarded::range);
     environment.set_unknown_method_callback(guarded::method);
     environment.set_formatter(write);
 }

@@ -59,7 +59,7 @@ impl TokenizerError {
     }
 
     /// The `tokenizers` crate, or one of the searchers, refused what passed our own checks.
-    pub(super) fn build(reason: impl std::fmt::Display) -> Self {
+    pub(crate) fn build(reason: impl std::fmt::Display) -> Self {
         Self::Malformed(format!(
             "the tokenizer of the model file cannot be built: {reason}"
         ))

@@ -57,6 +57,7 @@ use crate::gguf::Gguf;
 use byte_level::ByteLevel;
 use parts::{ADD_BOS, ADD_EOS, Algorithm, BOS, EOS};
 use sentencepiece::SentencePiece;
+pub(crate) use special::drops_space;
 use special::{Piece, SpecialFinder, dropping_space_behind};
 use std::fmt;
 use std::sync::Arc;

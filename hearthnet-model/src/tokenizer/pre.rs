@@ -10,6 +10,9 @@
 //! Letters, numbers and punctuation are those of Unicode 15.1, as in llama.cpp, whatever version
 //! the `regex` crate has: a new Unicode version must not change the ids of any text.
 //!
+//! A file names its rules and brings none: no pattern of a file is ever compiled. Those here have neither
+//! look-around nor references, so that each passes over a text once (`regex`).
+//!
 //! Hugging Face writes contractions as `(?i:'s|...)`, where Unicode case folding makes `'ſ`
 //! (U+017F) a contraction. llama.cpp spells out both ASCII cases, and so do we.
 

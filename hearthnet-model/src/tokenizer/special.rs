@@ -83,8 +83,7 @@ pub(super) const LEAVE_FILE_TEXTS: &[&str] = &[
 /// The special tokens behind which a model drops white space, ascending: those of a model that is
 /// called Phi-3, but for a few. llama.cpp knows no more of it than this either.
 pub(super) fn dropping_space_behind(parts: &TokenizerParts<'_>, kinds: &[TokenKind]) -> Vec<u32> {
-    let name = parts.name.to_ascii_lowercase();
-    if !name.contains("phi-3") && !name.contains("phi3") {
+    if !drops_space(parts.name) {
         return Vec::new();
     }
     let drops = |text: &str, kind: TokenKind| {
@@ -95,6 +94,12 @@ pub(super) fn dropping_space_behind(parts: &TokenizerParts<'_>, kinds: &[TokenKi
         .filter(|((text, kind), _)| drops(text, **kind))
         .map(|(_, id)| id)
         .collect()
+}
+
+/// Whether a model of this name drops white space behind special tokens.
+pub(crate) fn drops_space(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    name.contains("phi-3") || name.contains("phi3")
 }
 
 /// What C calls white space, which is less than Unicode does.

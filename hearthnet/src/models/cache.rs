@@ -6,7 +6,7 @@ use std::{fs, io};
 
 use hearthnet_model::catalogue::{Catalogue, ModelEntry, Pinned, Shape};
 use hearthnet_model::manifest::{FileState, file_state, record_path};
-use hearthnet_model::{Digest, ModelRef, WeightsId};
+use hearthnet_model::{Digest, Gguf, ModelRef, TextId, WeightsId};
 use serde::Serialize;
 
 use super::room::{Room, There};
@@ -38,6 +38,8 @@ struct Row {
     pinned: Pinned,
     /// Identity of the weights, where somebody has read them.
     weights: Option<WeightsId>,
+    /// Identity of tokenizer and chat template, of a file that is here.
+    text: Option<TextId>,
     shape: Option<Shape>,
     /// Whether it fits into this machine's memory, where that is known.
     runs_here: Option<bool>,
@@ -67,6 +69,7 @@ impl Row {
             sha256: entry.and_then(|entry| entry.sha256),
             pinned: entry.map_or(Pinned::Never, |entry| entry.pinned),
             weights,
+            text: Gguf::open(&path).ok().and_then(|file| file.text_id().ok()),
             shape: entry.and_then(|entry| entry.shape.clone()),
             runs_here: room.runs_here(size),
             community: given.map(|given| given.of_model(entry, weights, size)),

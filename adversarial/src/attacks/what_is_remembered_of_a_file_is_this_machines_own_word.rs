@@ -1,0 +1,85 @@
+//! What was read of a model file is remembered beside it, so that gigabytes are hashed once. Whoever
+//! can write there, or hands over a folder, could say of any weights that they are the genuine ones,
+//! which nobody would ever read: a record with the genuine manifest and the times of the false file.
+
+use std::path::Path;
+use std::time::UNIX_EPOCH;
+
+use ciborium::Value;
+use hearthnet_model::manifest::{FileState, file_state, record_path};
+use hearthnet_model::{ModelFile, WeightsId};
+use hearthnet_testkit::TinyLlama;
+
+use crate::{Bench, Findings, HarnessError};
+
+/// Bytes of the proof in front of a record.
+const PROOF: usize = 32;
+
+pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+    let folder = tempfile::tempdir()?;
+    let path = TinyLlama::default().write(folder.path());
+    let genuine = weights(&path)?;
+    let record = std::fs::read(record_path(&path))?;
+    let (proof, record) = record
+        .split_at_checked(PROOF)
+        .ok_or_else(|| HarnessError::attacker("there is no record"))?;
+
+    // Other weights of the same shape, which no look at the header tells apart.
+    let other = TinyLlama {
+        seed: 4711,
+        ..TinyLlama::default()
+    };
+    std::fs::write(&path, other.bytes())?;
+    let forged = stamped(record, &path)?;
+    for (what, proof) in [
+        ("without a proof", &[][..]),
+        ("with the proof of another record", proof),
+        ("with a proof under another key", &[7; PROOF]),
+    ] {
+        std::fs::write(record_path(&path), [proof, &forged].concat())?;
+        let state = file_state(&path);
+        let held = !matches!(state, FileState::Verified(_));
+        found.check(format!("a record {what}"), "not believed", format!("{state:?}"), held);
+        let known = weights(&path)?;
+        let seen = if known == genuine { "genuine" } else { "others" };
+        found.same(format!("the weights, by a record {what}"), "others", seen);
+    }
+    Ok(())
+}
+
+fn weights(path: &Path) -> Result<WeightsId, HarnessError> {
+    let model = ModelFile::open(path).map_err(HarnessError::attacker)?;
+    Ok(model.manifest(&mut |_, _| {}).weights_id())
+}
+
+/// The record with size, times and inode of the file as it is now.
+fn stamped(record: &[u8], path: &Path) -> Result<Vec<u8>, HarnessError> {
+    let mut value: Value = ciborium::from_reader(record).map_err(HarnessError::attacker)?;
+    let field = |map: &mut Value, name: &str| -> Option<usize> {
+        let map = map.as_map()?;
+        map.iter().position(|(key, _)| key.as_text() == Some(name))
+    };
+    let info = std::fs::metadata(path)?;
+    let modified = info.modified()?.duration_since(UNIX_EPOCH);
+    let modified = modified.map_err(HarnessError::attacker)?.as_nanos() as u64;
+    let mut now = vec![("bytes", info.len().into()), ("modified_ns", modified.into())];
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt as _;
+        let changed = info.ctime() as u64 * 1_000_000_000 + info.ctime_nsec() as u64;
+        now.extend([("changed_ns", changed.into()), ("inode", info.ino().into())]);
+    }
+    let forge = |value: &mut Value| -> Option<()> {
+        let at = field(value, "stamp")?;
+        let stamp = &mut value.as_map_mut()?.get_mut(at)?.1;
+        for (name, number) in now {
+            let at = field(stamp, name)?;
+            stamp.as_map_mut()?.get_mut(at)?.1 = number;
+        }
+        Some(())
+    };
+    forge(&mut value).ok_or_else(|| HarnessError::attacker("the record has another form"))?;
+    let mut bytes = Vec::new();
+    ciborium::into_writer(&value, &mut bytes).map_err(HarnessError::attacker)?;
+    Ok(bytes)
+}

@@ -1,0 +1,98 @@
+//! The proof that this user's programs wrote something on this machine: HMAC-SHA-256 (RFC 2104) under a
+//! key that never leaves it.
+//!
+//! The key lies in this program's directory of the user's cache (`record.key`, 32 random bytes, for
+//! its user only) and is made when it is first needed. Whoever removes it loses no more than what was
+//! remembered: files are read again, once.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use sha2::Sha256;
+
+use crate::cache;
+
+/// Bytes of a proof.
+pub(super) const MAC_BYTES: usize = 32;
+const KEY_BYTES: usize = 32;
+const KEY_FILE: &str = "record.key";
+
+/// The proof for some bytes; `None` where there is no place for a key: then nothing is believed, and
+/// nothing kept.
+pub(super) fn seal(bytes: &[u8]) -> Option<[u8; MAC_BYTES]> {
+    under(&key(&cache::directory().ok()?).ok()?, bytes)
+}
+
+fn under(key: &[u8; KEY_BYTES], bytes: &[u8]) -> Option<[u8; MAC_BYTES]> {
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).ok()?;
+    mac.update(b"hearthnet record 1");
+    mac.update(bytes);
+    Some(mac.finalize().into_bytes().into())
+}
+
+/// The key of a directory, made now if there is none that only its user can read.
+fn key(directory: &Path) -> io::Result<[u8; KEY_BYTES]> {
+    let path = directory.join(KEY_FILE);
+    if let Some(key) = read(&path) {
+        return Ok(key);
+    }
+    fs::create_dir_all(directory)?;
+    let mut key = [0; KEY_BYTES];
+    getrandom::fill(&mut key).map_err(io::Error::other)?;
+    // For its user only, under any name; and whole when it gets the one that counts.
+    let mut file = tempfile::NamedTempFile::new_in(directory)?;
+    file.write_all(&key)?;
+    // One that others could read, or that is none, is replaced; one that another process made in the
+    // meantime stays.
+    if path.exists() {
+        file.persist(&path).map_err(|error| error.error)?;
+    } else if let Err(error) = file.persist_noclobber(&path)
+        && error.error.kind() != io::ErrorKind::AlreadyExists
+    {
+        return Err(error.error);
+    }
+    read(&path).ok_or_else(|| io::Error::other("the key cannot be read"))
+}
+
+fn read(path: &Path) -> Option<[u8; KEY_BYTES]> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt as _;
+        let of_its_user = fs::metadata(path).ok()?.mode() & 0o077 == 0;
+        of_its_user.then_some(())?;
+    }
+    fs::read(path).ok()?.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_has_one_key_and_another_has_another() {
+        let (one, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let made = key(&one.path().join("new")).unwrap();
+        assert_eq!(key(&one.path().join("new")).unwrap(), made);
+        let foreign = key(other.path()).unwrap();
+        assert_ne!(under(&made, b"record"), under(&foreign, b"record"));
+        assert_ne!(under(&made, b"record"), under(&made, b"recorD"));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_key_that_others_can_read_is_replaced_by_one_that_they_cannot() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(KEY_FILE);
+        let mode = || fs::metadata(&path).unwrap().permissions().mode() & 0o777;
+        let made = key(directory.path()).unwrap();
+        assert_eq!(mode(), 0o600);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        assert_ne!(key(directory.path()).unwrap(), made);
+        assert_eq!(mode(), 0o600);
+        fs::write(&path, "short").unwrap();
+        assert_eq!(key(directory.path()).unwrap().len(), KEY_BYTES);
+    }
+}
