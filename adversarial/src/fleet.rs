@@ -10,14 +10,14 @@ use hearthnet_model::engine::{EngineOptions, Head};
 use hearthnet_model::gguf::Gguf;
 use hearthnet_model::sampler::{SamplerConfig, SamplingChoice};
 use hearthnet_model::{ModelFile, Tokenizer};
-use hearthnet_orchestrator::Cancel;
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Frame, Prompt, TextModel};
 use hearthnet_orchestrator::health::SharedHealth;
-use hearthnet_orchestrator::hosts::{Choice, ConnectedHosts, HostSource};
+use hearthnet_orchestrator::hosts::{Choice, HostSource, RoutedSpan, Search};
 use hearthnet_orchestrator::link::{HostAddr, HostLink};
 use hearthnet_orchestrator::private_layers::PrivateLayers;
 use hearthnet_orchestrator::router::GreedyCover;
 use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend};
+use hearthnet_orchestrator::{Cancel, ChatError};
 use hearthnet_shard::{RunningHost, ServeConfig, Served, ShardHost};
 use hearthnet_testkit::{Tamper, TamperedSource, TinyLlama};
 use hearthnet_transport::Code;
@@ -37,6 +37,30 @@ pub(crate) struct Asked {
     pub(crate) done: Done,
     /// Codes of what hosts were left for.
     pub(crate) left: Vec<Code>,
+}
+
+/// A fixed set of hosts with open sessions.
+struct Connected {
+    links: Vec<Arc<HostLink>>,
+    choice: Choice,
+}
+
+impl HostSource for Connected {
+    fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError> {
+        self.choice.among(&self.links, search)
+    }
+
+    fn choice(&self) -> &Choice {
+        &self.choice
+    }
+}
+
+/// Hosts, the sessions of one caller with them, and what it has seen of them.
+pub(crate) struct Hosts {
+    caller: NodeKey,
+    _running: Vec<RunningHost>,
+    links: Vec<Arc<HostLink>>,
+    health: SharedHealth,
 }
 
 /// A small model, and the caller's side of it.
@@ -85,6 +109,11 @@ impl Fleet {
         })
     }
 
+    /// The model as its hosts must hold it.
+    pub(crate) fn model(&self) -> ModelOnWire {
+        self.model.clone()
+    }
+
     /// Values of a row.
     pub(crate) fn width(&self) -> usize {
         self.model.width
@@ -102,32 +131,57 @@ impl Fleet {
     /// Asks one question over hosts that do this, each of which serves all layers; so many first
     /// ones the caller computes itself.
     pub(crate) fn ask(&self, private: u32, tampers: Vec<Tamper>) -> Result<Asked, HarnessError> {
-        let own = (private, 0);
-        let own = PrivateLayers::load(&self.file, MODEL, own, 4, &options())
+        let caller = NodeKey::generate().map_err(HarnessError::attacker)?;
+        let with_key = |tamper| Ok((NodeKey::generate().map_err(HarnessError::attacker)?, tamper));
+        let hosts: Result<Vec<_>, HarnessError> = tampers.into_iter().map(with_key).collect();
+        self.ask_over(&self.hosts(caller, hosts?)?, private, TOKENS)
+    }
+
+    /// Hosts with these keys that do this, each of which serves all layers, for one caller.
+    pub(crate) fn hosts(
+        &self,
+        caller: NodeKey,
+        hosts: Vec<(NodeKey, Tamper)>,
+    ) -> Result<Hosts, HarnessError> {
+        let (mut running, mut links) = (Vec::new(), Vec::new());
+        for (key, tamper) in hosts {
+            let (host, addr) = self.host(&caller, &key, tamper)?;
+            running.push(host);
+            let link = HostLink::connect(&addr, &caller, hearthnet_transport::Config::default());
+            let link = self.runtime.block_on(link);
+            links.push(Arc::new(link.map_err(HarnessError::attacker)?));
+        }
+        Ok(Hosts {
+            caller,
+            _running: running,
+            links,
+            health: SharedHealth::default(),
+        })
+    }
+
+    /// Asks one question over these hosts, for an answer of so many tokens.
+    pub(crate) fn ask_over(
+        &self,
+        hosts: &Hosts,
+        private: u32,
+        tokens: u32,
+    ) -> Result<Asked, HarnessError> {
+        let own = PrivateLayers::load(&self.file, MODEL, (private, 0), 4, &options())
             .map_err(HarnessError::attacker)?;
         let model = ModelOnWire {
             hosted: own.hosted(),
             ..self.model.clone()
         };
-        let caller = NodeKey::generate().map_err(HarnessError::attacker)?;
-        let (mut hosts, mut links) = (Vec::new(), Vec::new());
-        for tamper in tampers {
-            let (host, addr) = self.host(&caller, tamper)?;
-            hosts.push(host);
-            let link = HostLink::connect(&addr, &caller, hearthnet_transport::Config::default());
-            links.push(Arc::new(
-                self.runtime
-                    .block_on(link)
-                    .map_err(HarnessError::attacker)?,
-            ));
-        }
-        let source = ConnectedHosts {
-            links,
-            choice: choice(&model, caller.id()),
+        let choice = Choice {
+            health: hosts.health.clone(),
+            ..choice(&model, hosts.caller.id())
         };
-        let sharded = self.backend(Box::new(source))?;
-        let backend = own.around(Box::new(sharded));
-        let (cancel, request) = (Cancel::default(), question(PROMPT));
+        let source = Connected {
+            links: hosts.links.clone(),
+            choice,
+        };
+        let backend = own.around(Box::new(self.backend(Box::new(source))?));
+        let (cancel, request) = (Cancel::default(), question(PROMPT, tokens));
         let mut left = Vec::new();
         let mut hear = |frame: &Frame| {
             if let Frame::ShardStatus { status, code, .. } = frame
@@ -139,7 +193,6 @@ impl Fleet {
         let mut conversation = Conversation::new(backend.map_err(HarnessError::attacker)?);
         let now = Instant::now();
         let done = conversation.answer(&self.text, &request, now, &cancel, &mut hear);
-        drop(hosts);
         Ok(Asked {
             done: done.map_err(HarnessError::attacker)?,
             left,
@@ -164,6 +217,7 @@ impl Fleet {
     fn host(
         &self,
         caller: &NodeKey,
+        key: &NodeKey,
         tamper: Tamper,
     ) -> Result<(RunningHost, HostAddr), HarnessError> {
         let spec = self.file.spec();
@@ -180,7 +234,6 @@ impl Fleet {
         };
         let mut config = ServeConfig::new("127.0.0.1:0");
         config.admitted = vec![caller.id()];
-        let key = NodeKey::generate().map_err(HarnessError::attacker)?;
         let source = TamperedSource {
             file: Arc::clone(&self.file),
             layers: 0..LAYERS,
@@ -188,7 +241,7 @@ impl Fleet {
             tamper: Some(tamper),
         };
         let mut progress = |_| {};
-        let start = ShardHost::start_on(config, &key, served, source, &mut progress);
+        let start = ShardHost::start_on(config, key, served, source, &mut progress);
         let host = self
             .runtime
             .block_on(start)
@@ -212,12 +265,12 @@ fn choice(model: &ModelOnWire, caller: NodeId) -> Choice {
     }
 }
 
-/// A question of so many tokens. That of more goes on where it ended.
-pub(crate) fn question(tokens: u32) -> ChatRequest {
+/// A question of so many tokens, for an answer of so many. A longer one goes on where a shorter one ends.
+pub(crate) fn question(prompt: u32, tokens: u32) -> ChatRequest {
     ChatRequest {
-        prompt: Prompt::Tokens((3..3 + tokens).collect()),
+        prompt: Prompt::Tokens((3..3 + prompt).collect()),
         sampling: SamplerConfig::default(),
-        max_tokens: Some(TOKENS),
+        max_tokens: Some(tokens),
         stop: Vec::new(),
     }
 }

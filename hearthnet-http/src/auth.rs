@@ -51,6 +51,10 @@ impl std::fmt::Debug for ApiKey {
 pub struct Client {
     /// The address of whoever asks.
     pub ip: IpAddr,
+    /// Which user of this machine asks, where the connection is from here and the system tells.
+    pub user: Option<u32>,
+    /// The connection's number, which no other one of this listener has.
+    pub number: u64,
     /// The connection, for as long as it lasts.
     pub connection: Arc<()>,
 }

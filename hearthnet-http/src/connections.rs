@@ -90,6 +90,11 @@ impl State {
 }
 
 impl Connection {
+    /// Its number, which no other one has.
+    pub(super) fn number(&self) -> u64 {
+        self.id
+    }
+
     /// Resolves when it has to go.
     pub(super) async fn closed(&self) {
         self.closed.notified().await;

@@ -6,6 +6,7 @@
 //! | connections, deadlines, shutdown | `server.rs` |
 //! | which connection goes when there are too many | `connections.rs` |
 //! | who may come in | `auth.rs` |
+//! | whose a connection from this machine is | `peer.rs` |
 //! | refusals and their statuses | `error.rs` |
 //! | numbers: their table | `metrics/` |
 //! | `/metrics`, and the server of a process without another use for HTTP | `endpoint.rs` |
@@ -18,6 +19,7 @@ mod connections;
 mod endpoint;
 mod error;
 mod metrics;
+mod peer;
 mod server;
 
 pub use self::auth::{Admitted, ApiKey, Client, MIN_KEY_BYTES};

@@ -20,6 +20,7 @@ use tokio_io_timeout::TimeoutWriter;
 
 use crate::auth::{ApiKey, Client, guarded};
 use crate::connections::{Connection, Connections, attended};
+use crate::peer::user_of;
 
 /// Most bytes of a request's head, and of what is read ahead: more than any client sends.
 const HEAD_BYTES: usize = 64 << 10;
@@ -168,8 +169,11 @@ impl Accept {
                         // All others are being answered; this one hears so by its end.
                         continue;
                     };
+                    let own = stream.local_addr();
                     let client = Client {
                         ip: peer.ip(),
+                        user: own.ok().and_then(|own| user_of(peer, own)),
+                        number: connection.number(),
                         connection: Arc::default(),
                     };
                     let router = attended(self.router.clone(), &connection)

@@ -56,6 +56,8 @@ pub(crate) struct HopTimeout {
     row: Option<Duration>,
     piece: Option<Duration>,
     slow_in_a_row: u32,
+    /// What a row took, of the last answer that was slow or that is overdue.
+    late: Option<Duration>,
 }
 
 impl HopTimeout {
@@ -67,7 +69,7 @@ impl HopTimeout {
         let own = self.median.map(|median| (median * SLOW).max(SLOW_FLOOR));
         let beside = reference.map(|others| (others * SLOW).max(SLOW_FLOOR_BESIDE_OTHERS));
         if own.into_iter().chain(beside).any(|bound| took > bound) {
-            return self.slow(true);
+            return self.slow(took, 1, true);
         }
         if self.recent.len() == WINDOW {
             self.recent.pop_front();
@@ -76,13 +78,26 @@ impl HopTimeout {
         if self.recent.len() >= LEARNING {
             self.median = median(self.recent.iter().copied());
         }
-        self.slow(reference.is_none() && took > SLOW_ALONE.0)
+        self.slow(took, 1, reference.is_none() && took > SLOW_ALONE.0)
     }
 
-    /// Whether a host is persistently slow, whose last answer was `slow`.
-    fn slow(&mut self, slow: bool) -> bool {
+    /// Whether a host is persistently slow, whose last answer was `slow`, or not.
+    fn slow(&mut self, took: Duration, rows: u32, slow: bool) -> bool {
         self.slow_in_a_row = if slow { self.slow_in_a_row + 1 } else { 0 };
+        if slow {
+            self.overdue(took, rows);
+        }
         self.slow_in_a_row >= PERSISTENT
+    }
+
+    /// An answer of so many rows has not come for so long.
+    pub(crate) fn overdue(&mut self, waited: Duration, rows: u32) {
+        self.late = Some(waited / rows.max(1));
+    }
+
+    /// What a row takes a host that is late, at least.
+    pub(crate) fn late(&self) -> Option<Duration> {
+        self.late
     }
 
     /// Notes a piece of a prompt: `rows`, 2 or more, that the host was at for `took`, and that take
@@ -98,7 +113,7 @@ impl HopTimeout {
         self.row = longer(self.row, took / rows.max(1));
         self.piece = longer(self.piece, took);
         let beside = reference.map(|others| (others * SLOW).max(SLOW_FLOOR_BESIDE_OTHERS));
-        self.slow(took > beside.unwrap_or(SLOW_ALONE.1))
+        self.slow(took, rows, took > beside.unwrap_or(SLOW_ALONE.1))
     }
 
     /// How long a decode step usually takes; `None` while too little is known.
@@ -292,6 +307,7 @@ mod tests {
         let others = Some(ms(100));
         let late = [(); 3].map(|()| hop_timeout.record_piece(ms(3900), 24, others));
         assert_eq!(late, [false, false, true]);
+        assert_eq!(hop_timeout.late(), Some(ms(3900) / 24));
         for _ in 0..10 {
             // Honest, and a tenth as fast on an old machine for a row at a time.
             assert!(!hop_timeout.record_piece(ms(790), 24, others));

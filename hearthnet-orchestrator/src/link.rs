@@ -16,7 +16,6 @@ use hearthnet_transport::{
     SessionClosed, StepResult, StreamClose,
 };
 use parking_lot::Mutex;
-use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use crate::error::ChatError;
@@ -149,8 +148,6 @@ pub struct HostLink {
     next_stream: AtomicU32,
     /// Closed with this.
     connection: Connection,
-    /// Where the session lives.
-    pub(crate) runtime: Handle,
     /// When a successor should be opened.
     stale_at: Instant,
 }
@@ -269,7 +266,6 @@ impl HostLink {
             streams,
             next_stream: AtomicU32::new(1),
             connection,
-            runtime: Handle::current(),
             stale_at,
         })
     }
@@ -314,7 +310,7 @@ impl HostLink {
 
     /// Whether the host is there: it was heard a moment ago, or is within `limit`. One that has
     /// been asked for longer already is not waited for again.
-    pub(crate) async fn answers(&self, limit: Duration) -> bool {
+    pub async fn answers(&self, limit: Duration) -> bool {
         if self.was_heard_just_now() {
             return self.is_open();
         }

@@ -114,7 +114,11 @@ pub(crate) fn converse(
 /// Memory for as many conversations as may run, each as long as the model allows.
 fn local_options(model: &OpenModel, config: &Config) -> EngineOptions {
     let inference = &config.research.distributed_inference;
-    let all = kv_bytes(model.file.spec(), inference.max_concurrent_pipelines);
+    let reserved = ServiceSettings::default().turns.reserved;
+    let all = kv_bytes(
+        model.file.spec(),
+        inference.max_concurrent_pipelines.saturating_add(reserved),
+    );
     let options = engine_options(config, None);
     EngineOptions {
         max_kv_bytes: options.max_kv_bytes.max(all),
@@ -130,6 +134,7 @@ pub(crate) fn settings(config: &Config) -> ServiceSettings {
             places: inference.max_concurrent_pipelines,
             waiting: inference.max_waiting_chats,
             waiting_per_caller: inference.max_waiting_chats_per_caller,
+            ..ServiceSettings::default().turns
         },
         keep: PrefixCacheLimits {
             count: inference.kept_conversations,

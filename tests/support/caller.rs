@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use hearthnet_bus::NodeKey;
 use hearthnet_model::engine::{Engine, EngineOptions, Head};
 use hearthnet_model::sampler::{SamplerConfig, SamplingChoice};
@@ -12,14 +13,14 @@ use hearthnet_model::{ChatMessage, ChatTemplate, ModelFile, Tokenizer};
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Frame, Prompt, TextModel};
 use hearthnet_orchestrator::fallback::WithFallback;
 use hearthnet_orchestrator::health::SharedHealth;
-use hearthnet_orchestrator::hosts::{Choice, ConnectedHosts, HostSource};
+use hearthnet_orchestrator::hosts::{Choice, GRACE, HostSource, RoutedSpan, Search};
 use hearthnet_orchestrator::link::{HostAddr, HostLink};
 use hearthnet_orchestrator::local::{EngineOnDemand, LocalBackend, SharedEngine};
 use hearthnet_orchestrator::private_layers::PrivateLayers;
 use hearthnet_orchestrator::router::GreedyCover;
 use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend};
 use hearthnet_orchestrator::{Backend, Cancel, ChatError};
-use tokio::runtime::Runtime;
+use tokio::runtime::{Handle, Runtime};
 
 use super::support::{Home, Host, model};
 
@@ -37,6 +38,34 @@ pub(crate) struct Caller {
     /// The layers that hosts run, when they have gone.
     between: Arc<EngineOnDemand>,
     private: PrivateLayers,
+}
+
+/// A fixed set of hosts with open sessions.
+struct Connected {
+    runtime: Handle,
+    links: Vec<Arc<HostLink>>,
+    choice: Choice,
+}
+
+impl HostSource for Connected {
+    fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError> {
+        let answers = self.links.iter().map(|link| link.answers(GRACE));
+        let answers = self.runtime.block_on(search.cancel.or(join_all(answers)));
+        let answers = answers.ok_or(ChatError::Cancelled)?;
+        let there = self.links.iter().zip(answers).filter(|(_, there)| *there);
+        let there: Vec<Arc<HostLink>> = there.map(|(link, _)| Arc::clone(link)).collect();
+        match self.choice.among(&there, search) {
+            // A host that is silent now may be back in a moment, where there is no other.
+            Err(_) if !search.optional && there.len() < self.links.len() => {
+                self.choice.among(&self.links, search)
+            }
+            route => route,
+        }
+    }
+
+    fn choice(&self) -> &Choice {
+        &self.choice
+    }
 }
 
 /// What an answer went through.
@@ -164,7 +193,8 @@ impl Caller {
 
     /// A conversation over hosts, which this machine continues if it may.
     pub(crate) fn open(&self, links: &[Arc<HostLink>], fallback: bool) -> Conversation {
-        let source = ConnectedHosts {
+        let source = Connected {
+            runtime: self.runtime.handle().clone(),
             links: links.to_vec(),
             choice: self.choice(),
         };

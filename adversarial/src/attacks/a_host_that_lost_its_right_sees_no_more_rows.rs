@@ -111,7 +111,7 @@ fn converse(
     let cancel = Cancel::default();
     let mut ask = |tokens| {
         let (mut hear, now) = (|_: &Frame| {}, Instant::now());
-        conversation.answer(&fleet.text, &question(tokens), now, &cancel, &mut hear)
+        conversation.answer(&fleet.text, &question(tokens, TOKENS), now, &cancel, &mut hear)
     };
     let first = ask(PROMPT).map_err(HarnessError::attacker)?;
     let tokens = u32::try_from(first.token_ids.len()).unwrap_or(u32::MAX);

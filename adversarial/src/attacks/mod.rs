@@ -47,9 +47,12 @@ macro_rules! every_attack {
                 25 a_time_far_ahead_is_refused_and_stops_nobody;
                 26 a_flood_of_events_ends_at_its_authors_quota;
                 27 what_was_acknowledged_survives_a_kill_and_a_torn_tail;
+                30 no_claim_draws_more_than_its_share_of_chats;
+                31 a_flood_of_descriptors_hides_no_other_host;
                 33 rows_that_are_not_finite_are_refused;
                 35 rows_that_a_host_makes_up_cost_no_word;
                 39 a_peer_that_dawdles_is_ended_by_a_deadline;
+                40 who_is_slow_on_purpose_is_left_for_another;
                 43 streams_that_are_abandoned_are_freed;
                 45 a_caller_within_its_share_of_the_memory_keeps_it;
                 46 no_row_that_a_host_gets_is_in_the_embedding_table;

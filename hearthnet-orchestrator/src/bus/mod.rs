@@ -24,7 +24,7 @@ use self::request::Given;
 use crate::chat::Frame;
 use crate::error::ChatError;
 use crate::service::retries::Mark;
-use crate::service::{Refusal, Service};
+use crate::service::{Caller, Refusal, Service};
 
 pub use self::client::{Frames, Unanswered, answer};
 pub use self::request::{descriptor, params};
@@ -71,7 +71,7 @@ impl Handler for ChatHandler {
             };
             let model = Arc::clone(model);
             let request = given.into_request(&model.text.sampling, drawn)?;
-            let caller = ctx.caller.to_string();
+            let caller = Caller::from(ctx.caller.to_string().as_str());
             let asked = self.service.ask_as(&caller, &mark, &model.id, request);
             let mut answer = asked.map_err(|refusal| refused(&refusal))?;
             while let Some(frame) = answer.next().await {

@@ -2,7 +2,7 @@
 //!
 //! | hosts | where |
 //! |---|---|
-//! | what is looked for ([`Search`]), how hosts are chosen ([`Choice`]), a fixed set of them | `source.rs` |
+//! | what is looked for ([`Search`]), how hosts are chosen ([`Choice`]) | `source.rs` |
 //! | known by address ([`HostPool`]) | `pool.rs` |
 //! | found in a community's log ([`CommunityHosts`]) | `community.rs` |
 //! | a session on its way | `opening.rs` |
@@ -14,6 +14,4 @@ mod source;
 
 pub use self::community::{CommunityHosts, Expelled, InSync, Links, Places};
 pub use self::pool::{HostPool, PooledHosts, Reached};
-pub use self::source::{
-    Choice, ConnectedHosts, GRACE, HostSource, ModelOnWire, RoutedSpan, Search,
-};
+pub use self::source::{Choice, GRACE, HostSource, ModelOnWire, RoutedSpan, Search};

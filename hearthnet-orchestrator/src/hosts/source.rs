@@ -1,11 +1,10 @@
-//! What is looked for, how hosts are chosen, and those that are known by their sessions.
+//! What is looked for, and how hosts are chosen.
 
 use std::collections::BTreeSet;
 use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use hearthnet_bus::{Descriptor, NodeId};
 use hearthnet_model::catalogue::Band;
 use hearthnet_model::{BoundaryDtype, ModelSpec, WeightsId};
@@ -164,7 +163,10 @@ impl Choice {
     }
 
     /// The same among sessions; those that have ended, or will soon, are passed over.
-    pub(super) fn among(
+    ///
+    /// # Errors
+    /// As [`HostSource::route`].
+    pub fn among(
         &self,
         links: &[Arc<HostLink>],
         search: &Search<'_>,
@@ -185,43 +187,6 @@ impl Choice {
     }
 }
 
-/// A fixed set of hosts with open sessions.
-pub struct ConnectedHosts {
-    /// The sessions. Those that have ended, or whose hosts are about to leave, are passed over.
-    pub links: Vec<Arc<HostLink>>,
-    /// How to choose among them.
-    pub choice: Choice,
-}
-
-impl HostSource for ConnectedHosts {
-    fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError> {
-        let Some(link) = self.links.first() else {
-            return self.choice.among(&[], search);
-        };
-        let there = search.cancel.or(answering(&self.links));
-        let there = link.runtime.block_on(there).ok_or(ChatError::Cancelled)?;
-        match self.choice.among(&there, search) {
-            // A host that is silent now may be back in a moment, where there is no other.
-            Err(_) if !search.optional && there.len() < self.links.len() => {
-                self.choice.among(&self.links, search)
-            }
-            route => route,
-        }
-    }
-
-    fn choice(&self) -> &Choice {
-        &self.choice
-    }
-}
-
 /// How long a host may keep others waiting that could do without it: many round trips on any
 /// network of a home, and less than a person notices.
 pub const GRACE: Duration = Duration::from_millis(300);
-
-/// Those of some hosts that are there, as far as [`GRACE`] tells. On a network where all are, that
-/// takes a round trip at most.
-async fn answering(links: &[Arc<HostLink>]) -> Vec<Arc<HostLink>> {
-    let answers = join_all(links.iter().map(|link| link.answers(GRACE))).await;
-    let there = links.iter().zip(answers).filter(|(_, there)| *there);
-    there.map(|(link, _)| Arc::clone(link)).collect()
-}

@@ -4,12 +4,14 @@
 //! |---|---|
 //! | requests, field by field | `request.rs` (pure) |
 //! | answers, whole and in chunks | `reply.rs` (pure) |
+//! | how many requests at once, and of one caller | `places.rs` |
 //! | paths, streams, what a failed chat is called | here |
 //! | listener, keys, numbers | `hearthnet-http` |
 //!
 //! A client that goes away cancels what it asked for: dropping a response drops its
 //! [`Answer`].
 
+mod places;
 mod reply;
 mod request;
 
@@ -38,14 +40,14 @@ use hearthnet_http::{
 };
 use hearthnet_transport::Code;
 use serde_json::{Value, json};
-use tokio::sync::Semaphore;
 
+use self::places::Places;
 use self::reply::{Header, Reply, Shape};
 use self::request::ApiRequest;
 use crate::chat::Frame;
 use crate::error::ChatError;
 use crate::service::retries::Mark;
-use crate::service::{Answer, ServedModel, Service};
+use crate::service::{Answer, Caller, ServedModel, Service};
 
 /// After so much silence a stream says that it is still there.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -62,6 +64,8 @@ struct Api {
     service: Service,
     max_body_bytes: usize,
     client_deadline: Duration,
+    /// Whether whoever asks has proved that it may.
+    has_key: bool,
     /// When the models were put on offer, Unix seconds.
     since: u64,
 }
@@ -80,28 +84,26 @@ pub async fn serve(
         service,
         max_body_bytes: settings.max_body_bytes,
         client_deadline: settings.client_deadline,
+        has_key: settings.api_key.is_some(),
         since: now_ms() / 1000,
     });
-    let most = settings.max_connections.max(1);
-    let places = Arc::new(Semaphore::new(most));
+    let places = Places::new(settings.max_connections);
     let api = Router::new()
         .route("/v1/chat/completions", answers(Shape::Chat))
         .route("/v1/completions", answers(Shape::Text))
         .route("/v1/models", get(models))
         .route("/v1/models/{id}", get(model))
-        .route_layer(middleware::from_fn(move |request: Request, next: Next| {
-            let place = Arc::clone(&places).try_acquire_owned();
-            async move {
-                match place {
-                    Ok(place) => held(next.run(request).await, place),
-                    Err(_) => {
-                        let text = "requests are being answered, which is as many as may";
-                        let busy = ChatError::Busy(format!("{most} {text}"));
-                        failed(&busy, Some(CROWDED)).response()
+        .route_layer(middleware::from_fn(
+            move |Extension(client): Extension<Client>, request: Request, next: Next| {
+                let place = places.take(who(&client));
+                async move {
+                    match place {
+                        Ok(place) => held(next.run(request).await, place),
+                        Err(why) => failed(&ChatError::Busy(why), Some(CROWDED)).response(),
                     }
                 }
-            }
-        }))
+            },
+        ))
         .with_state(Arc::clone(&shared));
     let api = match metrics {
         Some(metrics) => api.route("/metrics", metrics_route(metrics)),
@@ -158,6 +160,15 @@ fn answers(shape: Shape) -> MethodRouter<Arc<Api>> {
     )
 }
 
+/// Who asks, as far as the system tells: a user of this machine, or an address. Nothing that a client
+/// chooses is in it.
+fn who(client: &Client) -> String {
+    match client.user {
+        Some(user) => format!("user {user}"),
+        None => format!("address {}", client.ip),
+    }
+}
+
 /// 404 for a model, quoted as far as anybody would read it.
 fn no_model(id: &str) -> ApiError {
     let id: String = id.chars().take(100).collect();
@@ -194,6 +205,21 @@ impl Api {
         })
     }
 
+    /// Who asks, for whom it says that it does.
+    fn caller(&self, client: &Client, user: &str) -> Caller {
+        let who = who(client);
+        // How much of a prompt was held already tells what was asked before. Without a key anybody on
+        // this machine may ask: of whom nothing is known but the address, the connection is.
+        let held_by = match self.has_key || client.user.is_some() {
+            true => who.clone(),
+            false => format!("connection {}", client.number),
+        };
+        Caller {
+            name: format!("{who}\0{user}"),
+            held_by: format!("{held_by}\0{user}"),
+        }
+    }
+
     async fn answer(
         &self,
         shape: Shape,
@@ -203,7 +229,7 @@ impl Api {
         let body = self.body(request).await?;
         let mark = Mark {
             request: self.service.digest(&body),
-            connection: Some(client.connection),
+            connection: Some(Arc::clone(&client.connection)),
         };
         let random = random()?;
         // 53 bits survive every JSON reader.
@@ -226,8 +252,7 @@ impl Api {
         };
         chat.sampling = chosen.or_models(&served.text.sampling).over(chat.sampling);
         let wants_logprobs = chat.sampling.logprobs.is_some();
-        // Not a proof of anything: it only shares fairly, and keeps conversations apart.
-        let caller = format!("{} {}", client.ip, user.as_deref().unwrap_or(""));
+        let caller = self.caller(&client, &user.unwrap_or_default());
         let ended = |error: &ChatError| failed(error, Some(self.service.retry_after()));
         let asked = self.service.ask_as(&caller, &mark, &model, chat);
         let mut answer = asked.map_err(|refusal| failed(&refusal.error, refusal.retry_after))?;
@@ -237,7 +262,7 @@ impl Api {
             Ok(frame) => frame,
             // Hosts that stay full refuse as a full queue does: who comes back is next.
             Err(error @ ChatError::HostsFull(_)) => {
-                let after = self.service.remember(&caller, &mark);
+                let after = self.service.remember(&caller.name, &mark);
                 return Err(failed(&error, Some(after)));
             }
             Err(error) => return Err(ended(&error)),

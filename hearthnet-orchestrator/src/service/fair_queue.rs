@@ -6,6 +6,9 @@
 //!       --> queue is full   --> Full           leave  --> a waiting item is given back
 //! ```
 //!
+//! A caller that runs nothing may have a place beyond those that all share ([`QueueLimits::reserved`]):
+//! whoever holds all others with long items keeps nobody else waiting until one of them ends.
+//!
 //! Callers take turns: between two items of one caller, every other caller that waits has one.
 //! With places 1 and the arrivals `a1 a2 a3 b1 c1`, the order is `a1 a2 b1 c1 a3`.
 
@@ -20,6 +23,14 @@ pub struct QueueLimits {
     pub waiting: usize,
     /// Items of one caller that wait.
     pub waiting_per_caller: usize,
+    /// Items that run beyond `places`, of callers of whom no other runs.
+    pub reserved: usize,
+}
+
+/// Who a caller is, whomever it asks for: its name as far as the first NUL. The rest it may choose, so
+/// that no bound rests on it.
+pub fn who_of(caller: &str) -> &str {
+    caller.split('\0').next().unwrap_or(caller)
 }
 
 /// Names a waiting item. Never used twice.
@@ -76,23 +87,31 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// An item arrives.
-    pub fn enter(&mut self, caller: &str, item: T) -> Entry<T> {
-        // Whoever waits goes first; while someone waits, no place is free.
-        if self.running < self.limits.places {
+    /// Whether a place is free for a caller of whom items run already, or do not (`runs`).
+    pub fn has_place(&self, caller: &str, runs: bool) -> bool {
+        let reserved = match runs || self.waiting_for(caller) > 0 {
+            true => 0,
+            false => self.limits.reserved,
+        };
+        self.running < self.limits.places + reserved
+    }
+
+    /// An item arrives, of a caller of whom others run, or do not (`runs`).
+    pub fn enter(&mut self, caller: &str, runs: bool, item: T) -> Entry<T> {
+        // Whoever waits goes first; while someone waits, no place is free that it might have.
+        if self.has_place(caller, runs) {
             self.running += 1;
             return Entry::Run(item);
         }
         if self.waiting() >= self.limits.waiting {
             return Entry::Full(Refused::Queue);
         }
+        if self.room_of(caller) == 0 {
+            return Entry::Full(Refused::Caller);
+        }
         let ticket = Ticket(self.next);
         match self.ring.iter_mut().find(|line| line.caller == caller) {
-            Some(line) if line.items.len() >= self.limits.waiting_per_caller => {
-                return Entry::Full(Refused::Caller);
-            }
             Some(line) => line.items.push_back((ticket, item)),
-            None if self.limits.waiting_per_caller == 0 => return Entry::Full(Refused::Caller),
             None => self.ring.push_back(Line {
                 caller: caller.to_owned(),
                 items: VecDeque::from([(ticket, item)]),
@@ -102,9 +121,13 @@ impl<T> FairQueue<T> {
         Entry::Wait(ticket)
     }
 
-    /// A running item has ended. The item that takes its place, if one waits.
-    pub fn finish(&mut self) -> Option<T> {
-        let Some(mut line) = self.ring.pop_front() else {
+    /// A running item has ended. The item that takes its place, if one waits that may; `runs` says
+    /// whether items of a caller still run.
+    pub fn finish(&mut self, runs: impl Fn(&str) -> bool) -> Option<T> {
+        let reserved = self.running > self.limits.places;
+        let next = |line: &Line<T>| !reserved || !runs(&line.caller);
+        let next = self.ring.iter().position(next);
+        let Some(mut line) = next.and_then(|next| self.ring.remove(next)) else {
             self.running = self.running.saturating_sub(1);
             return None;
         };
@@ -140,10 +163,25 @@ impl<T> FairQueue<T> {
             .collect()
     }
 
-    /// Items of a caller that wait.
-    pub fn waiting_of(&self, caller: &str) -> usize {
+    /// How many more items of a caller may wait, as far as its own bounds go: of one name, and, where
+    /// there is more than one, of all names of a caller, which leaves a quarter to others.
+    pub fn room_of(&self, caller: &str) -> usize {
         let line = self.ring.iter().find(|line| line.caller == caller);
-        line.map_or(0, |line| line.items.len())
+        let own = line.map_or(0, |line| line.items.len());
+        let room = self.limits.waiting_per_caller.saturating_sub(own);
+        let all = self.waiting_for(caller);
+        let most = self.limits.waiting - self.limits.waiting / 4;
+        match all > own {
+            true => room.min(most.saturating_sub(all)),
+            false => room,
+        }
+    }
+
+    /// Items that wait of whoever has this name, whomever for.
+    fn waiting_for(&self, caller: &str) -> usize {
+        let lines = self.ring.iter();
+        let lines = lines.filter(|line| who_of(&line.caller) == who_of(caller));
+        lines.map(|line| line.items.len()).sum()
     }
 
     /// Items that run.
@@ -168,7 +206,51 @@ mod tests {
             places,
             waiting,
             waiting_per_caller: per_caller,
+            reserved: 0,
         })
+    }
+
+    #[test]
+    fn whoever_runs_nothing_has_a_place_beside_a_caller_who_holds_all_others() {
+        let mut turns = FairQueue::new(QueueLimits {
+            places: 4,
+            waiting: 8,
+            waiting_per_caller: 8,
+            reserved: 1,
+        });
+        for n in 0..4 {
+            let entry = turns.enter("hog\0one of many", n > 0, n);
+            assert!(matches!(entry, Entry::Run(_)));
+        }
+        // Another name is no other caller.
+        assert!(matches!(
+            turns.enter("hog\0another", true, 4),
+            Entry::Wait(_)
+        ));
+        assert!(matches!(turns.enter("guest", false, 5), Entry::Run(5)));
+        // One place is reserved, not one for each.
+        assert!(matches!(turns.enter("late", false, 6), Entry::Wait(_)));
+        // It is passed on to who runs nothing, before its turn ...
+        assert_eq!(turns.finish(|caller| who_of(caller) == "hog"), Some(6));
+        // ... and to nobody else.
+        assert_eq!(turns.finish(|caller| who_of(caller) == "hog"), None);
+        assert_eq!((turns.running(), turns.waiting()), (4, 1));
+        assert_eq!(turns.finish(|_| true), Some(4));
+    }
+
+    #[test]
+    fn a_caller_of_many_names_leaves_a_quarter_of_the_queue_to_others() {
+        let mut turns = turns(1, 8, 8);
+        assert!(matches!(turns.enter("hog", false, (0, 0)), Entry::Run(_)));
+        let mut entries = (0..20).map(|n| turns.enter(&format!("hog\0{n}"), true, (0, n)));
+        assert_eq!(
+            entries.position(|entry| matches!(entry, Entry::Full(Refused::Caller))),
+            Some(6)
+        );
+        assert!(matches!(
+            turns.enter("guest", false, (1, 0)),
+            Entry::Wait(_)
+        ));
     }
 
     #[test]
@@ -177,11 +259,11 @@ mod tests {
         let arrivals = [(b'a', 1), (b'a', 2), (b'a', 3), (b'b', 1), (b'c', 1)];
         let mut order = Vec::new();
         for item in arrivals {
-            if let Entry::Run(item) = turns.enter(&char::from(item.0).to_string(), item) {
+            if let Entry::Run(item) = turns.enter(&char::from(item.0).to_string(), false, item) {
                 order.push(item);
             }
         }
-        while let Some(item) = turns.finish() {
+        while let Some(item) = turns.finish(|_| true) {
             order.push(item);
         }
         let expected = [(b'a', 1), (b'a', 2), (b'b', 1), (b'c', 1), (b'a', 3)];
@@ -192,11 +274,11 @@ mod tests {
     #[test]
     fn a_full_queue_refuses_and_says_whose_limit_it_was() {
         let mut turns = turns(1, 2, 1);
-        assert!(matches!(turns.enter("a", (0, 0)), Entry::Run(_)));
-        assert!(matches!(turns.enter("a", (0, 1)), Entry::Wait(_)));
-        assert_eq!(turns.enter("a", (0, 2)), Entry::Full(Refused::Caller));
-        assert!(matches!(turns.enter("b", (1, 0)), Entry::Wait(_)));
-        assert_eq!(turns.enter("c", (2, 0)), Entry::Full(Refused::Queue));
+        assert!(matches!(turns.enter("a", true, (0, 0)), Entry::Run(_)));
+        assert!(matches!(turns.enter("a", true, (0, 1)), Entry::Wait(_)));
+        assert_eq!(turns.enter("a", true, (0, 2)), Entry::Full(Refused::Caller));
+        assert!(matches!(turns.enter("b", true, (1, 0)), Entry::Wait(_)));
+        assert_eq!(turns.enter("c", true, (2, 0)), Entry::Full(Refused::Queue));
     }
 
     #[derive(Debug, Clone)]
@@ -234,7 +316,7 @@ mod tests {
                     Op::Enter(caller) => {
                         let item = (caller, n);
                         let own = line.iter().filter(|(_, i)| i.0 == caller).count();
-                        match turns.enter(&caller.to_string(), item) {
+                        match turns.enter(&caller.to_string(), true, item) {
                             Entry::Run(back) => {
                                 prop_assert_eq!(back, item);
                                 prop_assert!(line.is_empty());
@@ -250,7 +332,7 @@ mod tests {
                             Entry::Full(Refused::Caller) => prop_assert_eq!(own, per_caller),
                         }
                     }
-                    Op::Finish if running > 0 => match turns.finish() {
+                    Op::Finish if running > 0 => match turns.finish(|_| true) {
                         None => {
                             prop_assert!(line.is_empty());
                             running -= 1;

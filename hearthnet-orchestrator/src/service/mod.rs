@@ -41,7 +41,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use self::fair_queue::{Entry, FairQueue, QueueLimits, Refused, Ticket};
+use self::fair_queue::{Entry, FairQueue, QueueLimits, Refused, Ticket, who_of};
 use self::prefix_cache::{PrefixCache, PrefixCacheLimits};
 use self::retries::{Mark, Retries, Room};
 use self::slow_reader::SlowReaderLimit;
@@ -80,6 +80,7 @@ impl Default for ServiceSettings {
                 places: 4,
                 waiting: 32,
                 waiting_per_caller: 16,
+                reserved: 1,
             },
             keep: PrefixCacheLimits {
                 count: 4,
@@ -108,6 +109,26 @@ pub struct ServedModel {
     pub text: TextModel,
     /// The blocks.
     pub open: Opener,
+}
+
+/// Who asks.
+#[derive(Debug, Clone)]
+#[allow(clippy::exhaustive_structs)] // Made by every interface.
+pub struct Caller {
+    /// By which it shares fairly with others. In front of a NUL, if there is one, it says who asks for
+    /// certain, and behind it whom for: there it may say what it likes.
+    pub name: String,
+    /// By which its kept conversations are told from those of others.
+    pub held_by: String,
+}
+
+impl From<&str> for Caller {
+    fn from(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            held_by: name.to_owned(),
+        }
+    }
 }
 
 /// What goes on.
@@ -155,8 +176,8 @@ pub struct Refusal {
 struct State {
     turns: FairQueue<Job>,
     returns: Retries,
-    /// By number, to give them up.
-    running: BTreeMap<u64, Cancel>,
+    /// By number, to give them up, and whose they are.
+    running: BTreeMap<u64, (Cancel, String)>,
     next: u64,
     kept: PrefixCache<Conversation>,
     draining: bool,
@@ -166,7 +187,7 @@ struct State {
 
 /// A chat on its way.
 struct Job {
-    caller: String,
+    caller: Caller,
     model: Arc<ServedModel>,
     request: ChatRequest,
     cancel: Cancel,
@@ -254,7 +275,7 @@ impl Service {
         model: &str,
         request: ChatRequest,
     ) -> Result<Answer, ChatError> {
-        let asked = self.ask_as(caller, &Mark::default(), model, request);
+        let asked = self.ask_as(&caller.into(), &Mark::default(), model, request);
         asked.map_err(|refusal| refusal.error)
     }
 
@@ -264,7 +285,7 @@ impl Service {
     /// As for [`Self::ask`], with when to come back.
     pub fn ask_as(
         &self,
-        caller: &str,
+        caller: &Caller,
         mark: &Mark,
         model: &str,
         request: ChatRequest,
@@ -285,7 +306,7 @@ impl Service {
             end: Some(ended),
         };
         let job = Job {
-            caller: caller.to_owned(),
+            caller: caller.clone(),
             model,
             request,
             cancel,
@@ -299,8 +320,9 @@ impl Service {
         }
         let (mut run, now) = (None, self.0.now_ms());
         let limits = self.0.settings.turns;
-        state.admit(limits, caller, mark, now)?;
-        match state.turns.enter(caller, job) {
+        state.admit(limits, &caller.name, mark, now)?;
+        let others = runs(&state.running, &caller.name);
+        match state.turns.enter(&caller.name, others, job) {
             Entry::Run(job) => run = Some(self.0.place(&mut state, job)),
             Entry::Wait(ticket) => answer.ticket = Some(ticket),
             Entry::Full(why) => return Err(state.refuse(limits, why, None)),
@@ -336,7 +358,10 @@ impl Service {
             let mut state = self.0.lock();
             let waiting = state.turns.clear();
             state.returns.clear();
-            state.running.values().for_each(Cancel::cancel);
+            state
+                .running
+                .values()
+                .for_each(|(cancel, _)| cancel.cancel());
             self.0.report(&state);
             waiting
         };
@@ -348,6 +373,11 @@ impl Service {
     }
 }
 
+/// Whether a chat of this caller runs, whomever it is for.
+fn runs(running: &BTreeMap<u64, (Cancel, String)>, caller: &str) -> bool {
+    running.values().any(|(_, who)| who == who_of(caller))
+}
+
 impl State {
     /// Lets a request in, or remembers that it was refused.
     fn admit(
@@ -357,20 +387,17 @@ impl State {
         mark: &Mark,
         now_ms: u64,
     ) -> Result<(), Refusal> {
-        let turns = &self.turns;
+        let (turns, running) = (&self.turns, &self.running);
         let left = limits.waiting.saturating_sub(turns.waiting());
-        let room = |caller: &str| {
-            let own = limits.waiting_per_caller;
-            Room {
-                idle: turns.running() < limits.places.max(1),
-                all: left,
-                own: left.min(own.saturating_sub(turns.waiting_of(caller))),
-            }
+        let room = |caller: &str| Room {
+            idle: turns.has_place(caller, runs(running, caller)),
+            all: left,
+            own: left.min(turns.room_of(caller)),
         };
         let Err(ahead) = self.returns.admit(caller, mark, now_ms, room) else {
             return Ok(());
         };
-        let why = match turns.waiting_of(caller) >= limits.waiting_per_caller {
+        let why = match turns.room_of(caller) == 0 {
             true => Refused::Caller,
             false => Refused::Queue,
         };
@@ -431,7 +458,8 @@ impl Inner {
     fn place(self: &Arc<Self>, state: &mut State, job: Job) -> (Place, Job) {
         let number = state.next;
         state.next += 1;
-        state.running.insert(number, job.cancel.clone());
+        let who = who_of(&job.caller.name).to_owned();
+        state.running.insert(number, (job.cancel.clone(), who));
         let inner = Arc::clone(self);
         (Place { inner, number }, job)
     }
@@ -462,7 +490,8 @@ impl Drop for Place {
     fn drop(&mut self) {
         let mut state = self.inner.lock();
         state.running.remove(&self.number);
-        let next = state.turns.finish();
+        let State { turns, running, .. } = &mut *state;
+        let next = turns.finish(|caller| runs(running, caller));
         let next = next.map(|job| self.inner.place(&mut state, job));
         self.inner.report(&state);
         drop(state);
@@ -507,7 +536,7 @@ async fn work(place: Place, job: Job) -> Option<()> {
             outlet = back;
             let (inner, caller, model) = (Arc::clone(&inner), job.caller, job.model.id.clone());
             let putting_away = runtime.spawn_blocking(move || {
-                put_away(&inner, &caller, &model, conversation, &result);
+                put_away(&inner, &caller.held_by, &model, conversation, &result);
                 result
             });
             putting_away.await.ok()?
@@ -552,7 +581,7 @@ fn begin(inner: &Inner, job: &Job) -> Result<(Conversation, Prepared), ChatError
     let taken = inner
         .lock()
         .kept
-        .take(&job.caller, &model.id, &asked.prompt);
+        .take(&job.caller.held_by, &model.id, &asked.prompt);
     let conversation = match taken {
         Some(conversation) => conversation,
         None => Conversation::new(open(inner, model, &job.cancel)?),

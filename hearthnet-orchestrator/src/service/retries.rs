@@ -15,6 +15,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
+use super::fair_queue::who_of;
+
 /// Most requests that are remembered, and most of one caller.
 const MOST: (usize, usize) = (1024, 512);
 
@@ -96,7 +98,9 @@ impl Retries {
             (refused.due_ms, refused.connection) = (due_ms, connection);
             return;
         }
-        let of_caller = self.0.iter().filter(|r| r.caller == caller).count();
+        // However many names it has.
+        let alike = |r: &&Refused| who_of(&r.caller) == who_of(caller);
+        let of_caller = self.0.iter().filter(alike).count();
         if self.0.len() < MOST.0 && of_caller < MOST.1 {
             self.0.push(Refused {
                 caller: caller.to_owned(),

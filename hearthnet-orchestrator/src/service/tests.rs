@@ -143,6 +143,7 @@ pub(crate) fn settings(places: usize, waiting: usize, per_caller: usize) -> Serv
             places,
             waiting,
             waiting_per_caller: per_caller,
+            reserved: 0,
         },
         keep: PrefixCacheLimits {
             count: 2,
@@ -254,7 +255,7 @@ fn of_those_who_were_refused_the_first_is_next_and_a_newcomer_is_last() {
         .collect();
     let ask = |n: usize| {
         let hello = request("hello", 2);
-        f.service.ask_as("c", &marks[n], "tiny", hello)
+        f.service.ask_as(&"c".into(), &marks[n], "tiny", hello)
     };
     for n in [0, 1] {
         let refusal = ask(n).err().unwrap();

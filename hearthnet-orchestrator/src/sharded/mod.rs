@@ -32,13 +32,12 @@ use hearthnet_transport::Code;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-use self::recovery::Recovery;
 use self::stream::{Hop, HopFailure};
 use self::waiting::Interrupted;
 use crate::backend::{Backend, HopClock, HopTimes, Output, RouteHop, Rows, Run, whole_ms};
 use crate::chat::Frame;
 use crate::error::ChatError;
-use crate::events::tell;
+use crate::events::{Failover, tell};
 use crate::health::SharedHealth;
 pub use crate::hosts::ModelOnWire;
 use crate::hosts::{HostSource, RoutedSpan};
@@ -133,7 +132,8 @@ struct Call {
     failures: u32,
     /// Who had no room, at the start.
     full: Option<String>,
-    recoveries: Vec<Recovery>,
+    /// Layers whose host was replaced, until the answer goes on.
+    recoveries: Vec<((u32, u32), Failover)>,
     /// How often it has paused for want of room, and until when it goes on asking.
     pauses: u32,
     room_until: Option<Instant>,

@@ -81,15 +81,6 @@ impl Cause {
     }
 }
 
-/// A replaced host, until the answer goes on.
-pub(super) struct Recovery {
-    layers: (u32, u32),
-    node: NodeId,
-    code: Code,
-    replayed: u32,
-    since: Instant,
-}
-
 impl ShardedBackend {
     /// Puts other hosts in the place of those that something is wrong with.
     pub(super) async fn settle(&mut self, run: &mut Run<'_>) -> Result<(), ChatError> {
@@ -118,9 +109,12 @@ impl ShardedBackend {
         if matches!(failure.error, ChatError::BadRequest(_)) {
             return Err(failure.error);
         }
-        let mut recovery = Recovery {
-            layers: (hop.span.lo, hop.span.hi),
-            node: hop.node(),
+        let (layers, node) = ((hop.span.lo, hop.span.hi), hop.node());
+        let mut failover = Failover {
+            pipeline: self.name,
+            shard_id: self.shard_id(hop),
+            from: Some(node),
+            to: Vec::new(),
             code: failure.code.clone(),
             replayed: 0,
             since: Instant::now(),
@@ -128,13 +122,13 @@ impl ShardedBackend {
         if failure.code == Code::PREEMPTED {
             tell(Event::HostPreempted {
                 pipeline: self.name,
-                host: hop.node(),
-                shard: self.shard_id(hop).as_str().into(),
+                host: node,
+                shard: failover.shard_id.as_str().into(),
             });
-            let times = self.call.preempted.entry(recovery.node).or_default();
+            let times = self.call.preempted.entry(node).or_default();
             *times += 1;
             if times.is_multiple_of(PREEMPTIONS) {
-                self.health.failed(&recovery.node, FailureKind::Refused);
+                self.health.failed(&node, FailureKind::Refused);
             }
         }
         let route = if failure.cause.stays() {
@@ -158,8 +152,8 @@ impl ShardedBackend {
             self.find(index, optional, run.cancel, &failure.error)
                 .await?
         };
-        recovery.replayed = self.pipeline.length();
-        self.call.recoveries.push(recovery);
+        failover.replayed = self.pipeline.length();
+        self.call.recoveries.push((layers, failover));
         self.replace(index, route);
         Ok(())
     }
@@ -279,14 +273,21 @@ impl ShardedBackend {
     }
 
     /// Whether a late host's work may be done sooner by others: hosts that were measured to need more
-    /// than half of its time are not worth the replay.
+    /// than half of its time are not worth the replay. Its time is what it takes now, whatever it took
+    /// in earlier calls.
     fn faster(&self, index: usize, others: &[RoutedSpan]) -> bool {
         let measured = |span: &RoutedSpan| {
             let Descriptor { host, shard_id, .. } = &span.link.descriptor;
             self.health
                 .look(|all, now| all.ms_per_layer(host, shard_id, now))
         };
-        let Some(own) = self.hops.get(index).and_then(|hop| measured(&hop.span)) else {
+        let Some(hop) = self.hops.get(index) else {
+            return false;
+        };
+        let layers = f64::from(hop.span.hi - hop.span.lo + 1);
+        let late = hop.hop_timeout.late();
+        let late = late.map(|row| row.as_secs_f64() * 1e3 / layers);
+        let Some(own) = measured(&hop.span).into_iter().chain(late).reduce(f64::max) else {
             return true;
         };
         others
@@ -349,19 +350,10 @@ impl ShardedBackend {
             self.call.room_until = None;
             self.call.preempted.clear();
         }
-        for recovery in std::mem::take(&mut self.call.recoveries) {
-            let (lo, hi) = recovery.layers;
+        for ((lo, hi), mut failover) in std::mem::take(&mut self.call.recoveries) {
             let hops = self.hops.iter();
             let now = hops.filter(|hop| hop.span.lo <= hi && lo <= hop.span.hi);
-            let failover = Failover {
-                pipeline: self.name,
-                shard_id: Descriptor::shard_id(&self.model.model_id, lo, hi),
-                from: Some(recovery.node),
-                to: now.map(|hop| hop.node().to_string()).collect(),
-                code: recovery.code,
-                replayed: recovery.replayed,
-                since: recovery.since,
-            };
+            failover.to = now.map(|hop| hop.node().to_string()).collect();
             failover.tell(run);
         }
     }

@@ -103,7 +103,12 @@ impl ShardedBackend {
                     until = Some(until.map_or(at, |until| until.min(at)));
                     None
                 }
-                Some(Verdict::Overdue) => Some(hop.late()),
+                Some(Verdict::Overdue) => {
+                    let rows = hop.sent.front().map_or(1, |sent| sent.rows);
+                    let waited = now.saturating_duration_since(hop.progress);
+                    hop.hop_timeout.overdue(waited, rows);
+                    Some(hop.late())
+                }
                 Some(Verdict::Gone) => Some(hop.gone(Cause::Silent)),
                 Some(Verdict::Dark) => Some(hop.gone(Cause::Failed)),
                 Some(Verdict::Stalled) => {

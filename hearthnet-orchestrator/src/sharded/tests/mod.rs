@@ -21,7 +21,7 @@ use super::*;
 use crate::backend::tests::run_rows;
 use crate::fallback::WithFallback;
 use crate::health::{FailureKind, Standing};
-use crate::hosts::{Choice, ConnectedHosts};
+use crate::hosts::{Choice, Search};
 use crate::link::{HostAddr, HostLink};
 use crate::router::GreedyCover;
 
@@ -353,6 +353,22 @@ fn run(lo: u32, layers: &mut [Vec<u32>], step: Step) -> StepResult {
     }
 }
 
+/// A fixed set of hosts with open sessions.
+struct Connected {
+    links: Vec<Arc<HostLink>>,
+    choice: Choice,
+}
+
+impl HostSource for Connected {
+    fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError> {
+        self.choice.among(&self.links, search)
+    }
+
+    fn choice(&self) -> &Choice {
+        &self.choice
+    }
+}
+
 /// A caller and its hosts.
 struct Stage {
     runtime: Runtime,
@@ -427,7 +443,7 @@ impl Stage {
             boundary: BoundaryDtype::F32,
             bands: None,
         };
-        let source = ConnectedHosts {
+        let source = Connected {
             links: self.links.clone(),
             choice: Choice {
                 model,
@@ -848,6 +864,54 @@ fn a_sequence_does_not_wait_for_room_for_ever() {
     assert_eq!(heard.degraded, ["kv_full"]);
     drop(backend);
     stage.until_empty();
+}
+
+#[test]
+fn answering_one_row_and_taking_the_memory_back_for_the_next_ends() {
+    let stage = Stage::new(&[(0, 1), (2, 3)]);
+    let mut backend = stage
+        .open_with(PumpSettings {
+            room_timeout: Duration::from_millis(400),
+            ..PumpSettings::default()
+        })
+        .unwrap();
+    // The only host of its layers; each deed is done once, so that the row is answered after it.
+    for position in 8..500 {
+        stage.hosts[1].at(position, Deed::Preempt);
+    }
+    let mut heard = Heard::default();
+    let error = stage.call(&mut backend, &PROMPT, 400, &mut heard);
+    assert_eq!(error.unwrap_err().code(), "shard_unavailable");
+    assert_eq!(heard.degraded, ["preempted"]);
+    assert!((1..100).contains(&heard.outputs.len()), "some rows came");
+    let told = stage.health.all();
+    let host = told.iter().find(|one| one.host == stage.hosts[1].addr.node);
+    assert!(host.unwrap().failures.contains_key(&FailureKind::Refused));
+    drop(backend);
+    stage.until_empty();
+}
+
+#[test]
+fn a_host_that_asks_for_its_memory_now_and_then_is_waited_for_and_has_not_failed() {
+    let stage = Stage::new(&[(0, 1), (2, 3)]);
+    let mut backend = stage
+        .open_with(PumpSettings {
+            room_timeout: Duration::from_millis(2000),
+            ..PumpSettings::default()
+        })
+        .unwrap();
+    for position in (10..200).step_by(20) {
+        stage.hosts[1].at(position, Deed::Preempt);
+    }
+    let mut heard = Heard::default();
+    stage.call(&mut backend, &PROMPT, 200, &mut heard).unwrap();
+    assert_eq!(heard.outputs, undisturbed(&[(&PROMPT, 200)]));
+    assert!(heard.degraded.is_empty());
+    let told = stage.health.all();
+    assert!(
+        told.iter().all(|one| one.standing == Standing::Good),
+        "{told:?}"
+    );
 }
 
 #[test]

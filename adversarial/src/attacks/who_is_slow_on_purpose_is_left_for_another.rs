@@ -1,0 +1,80 @@
+//! A host whose every answer comes just before it would be late holds an answer up for as long as it
+//! likes: fast in earlier chats and slow in this one, where others show what is usual; or slow from
+//! its first token, where nobody shows anything. Either way it is left, where another one has its
+//! layers, and the answer is the same.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread::sleep;
+use std::time::Duration;
+
+use hearthnet_bus::NodeKey;
+use hearthnet_testkit::Tamper;
+use hearthnet_transport::Code;
+use tokio::runtime::Handle;
+
+use crate::fleet::{Fleet, Hosts, PROMPT, TOKENS};
+use crate::{Bench, Findings, HarnessError};
+
+/// Nobody is slow yet.
+const NOBODY: usize = usize::MAX;
+/// Chats after which both hosts have been measured: two of one, and then one of the other.
+const BEFORE: usize = 4;
+
+pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+    for (what, before, pause) in [
+        ("good in four chats, then 0.7 s a token", BEFORE, 700),
+        ("2.3 s a token from the first one on", 0, 2300),
+    ] {
+        let runtime = Handle::current();
+        let asked = tokio::task::spawn_blocking(move || asked(runtime, before, pause));
+        let (left, same, slow) = asked.await.map_err(HarnessError::attacker)??;
+        let degraded = left == "degraded" && slow > 0;
+        found.check(format!("{what}: why it is left"), "degraded", &left, degraded);
+        found.check(format!("{what}: the same answer"), "yes", same, same);
+        // Three tokens, and one that was on its way.
+        let few = (1..=4).contains(&slow);
+        found.check(format!("{what}: slow tokens"), "at most 4", slow, few);
+    }
+    Ok(())
+}
+
+/// Why hosts were left, whether the answer was the honest one, and how many tokens were slow.
+fn asked(
+    runtime: Handle,
+    before: usize,
+    pause: u64,
+) -> Result<(String, bool, usize), HarnessError> {
+    let fleet = Fleet::new(runtime, None)?;
+    let key = || NodeKey::generate().map_err(HarnessError::attacker);
+    // Whichever host has the first token of the chat in question is slow from then on.
+    let (slow, count) = (Arc::new(AtomicUsize::new(NOBODY)), Arc::new(AtomicUsize::new(0)));
+    let pause = Arc::new((AtomicU64::new(0), pause));
+    let width = fleet.width();
+    let host = |name: usize| -> Tamper {
+        let (slow, count, pause) = (Arc::clone(&slow), Arc::clone(&count), Arc::clone(&pause));
+        Box::new(move |passing| {
+            let ms = pause.0.load(Ordering::Relaxed);
+            let decode = passing.rows.len() == width
+                && passing.spans.iter().all(|span| span.position >= PROMPT);
+            if ms == 0 || !decode {
+                return;
+            }
+            let first = slow.compare_exchange(NOBODY, name, Ordering::AcqRel, Ordering::Acquire);
+            if first.is_ok() || first == Err(name) {
+                count.fetch_add(1, Ordering::Relaxed);
+                sleep(Duration::from_millis(ms));
+            }
+        })
+    };
+    let hosts: Hosts = fleet.hosts(key()?, vec![(key()?, host(0)), (key()?, host(1))])?;
+    let honest = fleet.ask(0, vec![Box::new(|_| {})])?;
+    for _ in 0..before {
+        fleet.ask_over(&hosts, 0, TOKENS)?;
+    }
+    pause.0.store(pause.1, Ordering::Relaxed);
+    let asked = fleet.ask_over(&hosts, 0, TOKENS)?;
+    let left: Vec<&str> = asked.left.iter().map(Code::as_str).collect();
+    let same = asked.done.token_ids == honest.done.token_ids;
+    Ok((left.join(" "), same, count.load(Ordering::Relaxed)))
+}

@@ -1,0 +1,85 @@
+//! Whose a connection is that comes from this machine: Linux tells of each TCP socket which user opened
+//! it. Elsewhere nobody does.
+
+use std::fs;
+use std::net::SocketAddr;
+
+/// The user whose socket is at `peer`, connected to `own`; `None` beyond this machine, or where the
+/// system does not tell.
+pub(crate) fn user_of(peer: SocketAddr, own: SocketAddr) -> Option<u32> {
+    if !peer.ip().is_loopback() {
+        return None;
+    }
+    let table = match peer {
+        SocketAddr::V4(_) => "/proc/net/tcp",
+        SocketAddr::V6(_) => "/proc/net/tcp6",
+    };
+    read(&fs::read_to_string(table).ok()?, peer, own)
+}
+
+/// The same from the table of all sockets: `sl local remote st tx:rx tr:when retrnsmt uid ...`.
+fn read(table: &str, peer: SocketAddr, own: SocketAddr) -> Option<u32> {
+    let ends = (name(peer), name(own));
+    table.lines().skip(1).find_map(|line| {
+        let mut fields = line.split_ascii_whitespace().skip(1);
+        let these = (fields.next()?, fields.next()?);
+        // One that its process has let go of is said to be the first user's.
+        let is_open = fields.next()? == "01";
+        let is_it = is_open && these == (ends.0.as_str(), ends.1.as_str());
+        is_it.then(|| fields.nth(3)?.parse().ok()).flatten()
+    })
+}
+
+/// An address as the table has it: words of four bytes as this machine's numbers, in hexadecimal.
+fn name(address: SocketAddr) -> String {
+    let word = |bytes: &[u8]| bytes.try_into().map_or(0, u32::from_ne_bytes);
+    let words = |bytes: &[u8]| -> String {
+        let words = bytes.chunks_exact(4).map(word);
+        words.map(|word| format!("{word:08X}")).collect()
+    };
+    let ip = match address {
+        SocketAddr::V4(v4) => words(&v4.ip().octets()),
+        SocketAddr::V6(v6) => words(&v6.ip().octets()),
+    };
+    format!("{ip}:{:04X}", address.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &str = "\
+  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0100007F:1DB2 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1
+   1: 0100007F:C350 0100007F:1DB2 01 00000000:00000000 00:00000000 00000000  1001        0 2
+   2: 0100007F:C351 0100007F:1DB2 04 00000000:00000000 00:00000000 00000000     0        0 3
+   3: 0100007F:C352 0100007F:1DB2 01
+";
+
+    #[test]
+    #[cfg(target_endian = "little")]
+    fn the_table_says_whose_a_connection_is_and_a_socket_without_a_process_is_nobodys() {
+        let at = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        assert_eq!(read(TABLE, at(50_000), at(7602)), Some(1001));
+        assert_eq!(read(TABLE, at(50_000), at(7603)), None);
+        assert_eq!(read(TABLE, at(50_001), at(7602)), None);
+        assert_eq!(read(TABLE, at(50_002), at(7602)), None);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn this_systems_table_knows_who_runs_this() {
+        use std::os::unix::fs::MetadataExt as _;
+        let own = fs::metadata("/proc/self").unwrap().uid();
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let Ok(listener) = std::net::TcpListener::bind(address) else {
+                continue;
+            };
+            let at = listener.local_addr().unwrap();
+            let client = std::net::TcpStream::connect(at).unwrap();
+            assert_eq!(user_of(client.local_addr().unwrap(), at), Some(own));
+        }
+        let far = SocketAddr::from(([192, 0, 2, 1], 1));
+        assert_eq!(user_of(far, far), None);
+    }
+}
