@@ -200,7 +200,10 @@ fn level() -> impl TypedValueParser<Value = Level> {
     PossibleValuesParser::new(
         known.map(|level| PossibleValue::new(level.as_str()).help(help(level))),
     )
-    .try_map(|text| text.parse())
+    .try_map(move |text| {
+        let level = known.into_iter().find(|level| level.as_str() == text);
+        level.ok_or("no level")
+    })
 }
 
 /// Whether something is allowed.
