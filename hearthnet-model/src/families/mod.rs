@@ -1,32 +1,18 @@
 //! Model families as data: which metadata and which tensors make up a model.
 //!
-//! A family is one file with one constant [`Family`], listed in [`ALL`]. It says how the tensors
-//! of a block are called and shaped, which kind of RoPE it uses, what its blocks have beyond those
-//! of Llama, and which metadata says more of it. The code here turns a file and its family into a
-//! [`ModelSpec`]
-//! that the engine interprets; what neither the family nor this code knows (an architecture, a
-//! hyperparameter, a tensor) is a clear error and never a guess, because ignoring it would give
-//! plausible wrong answers.
+//! A family is one constant [`Family`] in `known.rs`, listed in [`ALL`]. It says how the tensors of
+//! a block are called and shaped, which kind of RoPE it uses, what its blocks have beyond those of
+//! Llama, and which metadata says more of it. The code here turns a file and its family into a
+//! [`ModelSpec`] that the engine interprets; what neither the family nor this code knows (an
+//! architecture, a hyperparameter, a tensor) is a clear error and never a guess, because ignoring it
+//! would give plausible wrong answers.
 //!
 //! To add a family whose blocks need something new: add the role to [`LayerTensor`] or the field
 //! to [`ModelSpec`], teach the engine to interpret it, then describe the family. Families that
-//! need nothing new are one file.
+//! need nothing new are one constant.
 
-pub mod gemma2;
-pub mod gemma3;
-pub mod glm4;
-pub mod gpt_oss;
-pub mod granite;
-pub mod llama;
-pub mod minicpm3;
-pub mod mistral3;
-pub mod olmoe;
-pub mod phi3;
-pub mod qwen2;
-pub mod qwen3;
-pub mod qwen3moe;
+mod known;
 mod rules;
-pub mod smollm3;
 
 use crate::boundary::BoundaryDtype;
 use crate::error::ModelError;
@@ -38,20 +24,20 @@ use crate::spec::{
 
 /// Every family that can be run.
 pub const ALL: &[&Family] = &[
-    &llama::FAMILY,
-    &qwen2::FAMILY,
-    &qwen3::FAMILY,
-    &qwen3moe::FAMILY,
-    &olmoe::FAMILY,
-    &smollm3::FAMILY,
-    &phi3::FAMILY,
-    &gemma2::FAMILY,
-    &gemma3::FAMILY,
-    &granite::FAMILY,
-    &glm4::FAMILY,
-    &gpt_oss::FAMILY,
-    &minicpm3::FAMILY,
-    &mistral3::FAMILY,
+    &known::LLAMA,
+    &known::QWEN2,
+    &known::QWEN3,
+    &known::QWEN3_MOE,
+    &known::OLMOE,
+    &known::SMOLLM3,
+    &known::PHI3,
+    &known::GEMMA2,
+    &known::GEMMA3,
+    &known::GRANITE,
+    &known::GLM4,
+    &known::GPT_OSS,
+    &known::MINICPM3,
+    &known::MISTRAL3,
 ];
 
 /// Metadata key by which a file overrides its family's boundary dtype (`f16`, `bf16`, `f32`).
@@ -331,10 +317,7 @@ impl Family {
     /// the file asks for something that the engine does not do.
     pub fn spec(&self, gguf: &Gguf) -> Result<ModelSpec, ModelError> {
         self.refuse_unknown_keys(gguf)?;
-        let keys = Keys {
-            gguf,
-            prefix: self.architecture,
-        };
+        let keys = Keys { gguf, family: self };
 
         let layers = keys.u32("block_count")?;
         let width = keys.u32("embedding_length")?;
@@ -354,7 +337,7 @@ impl Family {
         let norm_eps = keys.float("attention.layer_norm_rms_epsilon")?;
         let experts = self.experts(&keys)?;
         let expert_ffn = match experts {
-            Some(_) => self.own_u32(&keys, "expert_feed_forward_length")?,
+            Some(_) => keys.optional_u32("expert_feed_forward_length")?,
             None => None,
         };
         let spec = ModelSpec {
@@ -399,8 +382,8 @@ impl Family {
         keys: &Keys<'_>,
         (layers, width, heads): (u32, u32, u32),
     ) -> Result<AttentionSpec, ModelError> {
-        let window = self
-            .own_u32(keys, "attention.sliding_window")?
+        let window = keys
+            .optional_u32("attention.sliding_window")?
             .filter(|positions| *positions > 0)
             .map(|positions| WindowSpec {
                 positions,
@@ -419,11 +402,11 @@ impl Family {
             sinks: self.sinks,
             scale: match self.scaled_by_width.contains(&layers) && heads > 0 {
                 true => Some(1.0 / ((width / heads) as f32).sqrt()),
-                false => self.own_f32(keys, "attention.scale")?,
+                false => keys.float32("attention.scale")?,
             },
-            softcap: self.own_f32(keys, "attn_logit_softcapping")?,
+            softcap: keys.float32("attn_logit_softcapping")?,
             window,
-            temperature: match self.own_f32(keys, "attention.temperature_scale")? {
+            temperature: match keys.float32("attention.temperature_scale")? {
                 None | Some(0.0) => None,
                 Some(scale) => Some(TemperatureSpec {
                     scale,
@@ -453,7 +436,7 @@ impl Family {
 
     fn scales(&self, keys: &Keys<'_>, width: u32, layers: u32) -> Result<ScaleSpec, ModelError> {
         // A factor of 1 is none: files that compute the same are the same model.
-        let factor = |key| Ok::<_, ModelError>(self.own_f32(keys, key)?.filter(|f| *f != 1.0));
+        let factor = |key| Ok::<_, ModelError>(keys.float32(key)?.filter(|f| *f != 1.0));
         Ok(ScaleSpec {
             embedding: match self.scaled_embedding {
                 true => Some((width as f32).sqrt()),
@@ -467,13 +450,13 @@ impl Family {
                 Some(base) => Some(width as f32 / base).filter(|f| *f != 1.0),
                 None => factor("logit_scale")?,
             },
-            logit_softcap: self.own_f32(keys, "final_logit_softcapping")?,
+            logit_softcap: keys.float32("final_logit_softcapping")?,
         })
     }
 
     fn experts(&self, keys: &Keys<'_>) -> Result<Option<ExpertSpec>, ModelError> {
-        let count = self.own_u32(keys, "expert_count")?.unwrap_or(0);
-        let used = self.own_u32(keys, "expert_used_count")?;
+        let count = keys.optional_u32("expert_count")?.unwrap_or(0);
+        let used = keys.optional_u32("expert_used_count")?;
         match (count, used) {
             (0, None | Some(0)) => Ok(None),
             (0, Some(_)) => Err(keys.bad("expert_used_count", "must be 0 without experts")),
@@ -509,9 +492,7 @@ impl Family {
                 };
                 Some(RopeScaling::Long {
                     long: context > original,
-                    amplitude: self
-                        .own_f64(keys, "rope.scaling.attn_factor")?
-                        .unwrap_or(1.0),
+                    amplitude: keys.float("rope.scaling.attn_factor")?.unwrap_or(1.0),
                 })
             }
             None | Some("none") => match factor {
@@ -532,7 +513,7 @@ impl Family {
             }
             Some(other) => return unsupported("rope.scaling.type", other),
         };
-        let local_theta = self.own_f64(keys, "rope.freq_base_swa")?;
+        let local_theta = keys.float("rope.freq_base_swa")?;
         Ok(RopeSpec {
             kind: self.rope,
             dims: keys
@@ -547,7 +528,7 @@ impl Family {
     }
 
     fn yarn(&self, keys: &Keys<'_>, factor: f64) -> Result<YarnSpec, ModelError> {
-        let undo = self.own_f64(keys, "rope.scaling.yarn_log_multiplier")?;
+        let undo = keys.float("rope.scaling.yarn_log_multiplier")?;
         let usual = YarnSpec::usual_amplitude(factor, undo.unwrap_or(0.0));
         Ok(YarnSpec {
             factor,
@@ -560,27 +541,6 @@ impl Family {
                 .float("rope.scaling.yarn_attn_factor")?
                 .unwrap_or(usual),
         })
-    }
-
-    /// A number that is read only if the family interprets its key.
-    fn own_u32(&self, keys: &Keys<'_>, key: &str) -> Result<Option<u32>, ModelError> {
-        match self.reads.contains(&key) {
-            true => keys.optional_u32(key),
-            false => Ok(None),
-        }
-    }
-
-    fn own_f64(&self, keys: &Keys<'_>, key: &str) -> Result<Option<f64>, ModelError> {
-        match self.reads.contains(&key) {
-            true => keys.float(key),
-            false => Ok(None),
-        }
-    }
-
-    /// What does not fit an f32 becomes infinite and is refused later.
-    fn own_f32(&self, keys: &Keys<'_>, key: &str) -> Result<Option<f32>, ModelError> {
-        let value = self.own_f64(keys, key)?;
-        Ok(value.map(|value| value as f32))
     }
 
     /// The tensors of a block of a model, in the order of their use.
@@ -611,6 +571,12 @@ impl Family {
         shared(spec).iter().copied()
     }
 
+    /// Whether a key, after the architecture's prefix, says something of models of this family.
+    fn interprets(&self, key: &str) -> bool {
+        let yarn = self.yarn != Yarn::Never && YARN.contains(&key);
+        READ.contains(&key) || yarn || self.reads.contains(&key)
+    }
+
     fn refuse_unknown_keys(&self, gguf: &Gguf) -> Result<(), ModelError> {
         for (key, value) in gguf.metadata() {
             let Some(rest) = key
@@ -619,8 +585,7 @@ impl Family {
             else {
                 continue;
             };
-            let yarn = self.yarn != Yarn::Never && YARN.contains(&rest);
-            if READ.contains(&rest) || yarn || self.reads.contains(&rest) {
+            if self.interprets(rest) {
                 continue;
             }
             match NEUTRAL.iter().find(|(key, _)| *key == rest) {
@@ -687,15 +652,15 @@ fn vocab(gguf: &Gguf, keys: &Keys<'_>) -> Result<u32, ModelError> {
         .ok_or_else(|| keys.missing("vocab_size"))
 }
 
-/// Reads keys of one architecture.
+/// Reads keys of a family. Those that it does not interpret are not there.
 struct Keys<'a> {
     gguf: &'a Gguf,
-    prefix: &'static str,
+    family: &'a Family,
 }
 
 impl Keys<'_> {
     fn full(&self, key: &str) -> String {
-        format!("{}.{key}", self.prefix)
+        format!("{}.{key}", self.family.architecture)
     }
 
     fn bad(&self, key: &str, reason: &'static str) -> ModelError {
@@ -714,10 +679,21 @@ impl Keys<'_> {
     }
 
     fn optional_u32(&self, key: &str) -> Result<Option<u32>, ModelError> {
-        Ok(self.gguf.u32(&self.full(key))?)
+        match self.family.interprets(key) {
+            true => Ok(self.gguf.u32(&self.full(key))?),
+            false => Ok(None),
+        }
     }
 
     fn float(&self, key: &str) -> Result<Option<f64>, ModelError> {
-        Ok(self.gguf.f64(&self.full(key))?)
+        match self.family.interprets(key) {
+            true => Ok(self.gguf.f64(&self.full(key))?),
+            false => Ok(None),
+        }
+    }
+
+    /// What does not fit an f32 becomes infinite and is refused later.
+    fn float32(&self, key: &str) -> Result<Option<f32>, ModelError> {
+        Ok(self.float(key)?.map(|value| value as f32))
     }
 }

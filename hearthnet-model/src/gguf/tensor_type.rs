@@ -5,8 +5,6 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::kernels::WeightType;
-
 /// Makes the type and its table: ggml's name and number, values per block, bytes per block.
 macro_rules! tensor_types {
     ($(#[$attribute:meta])* $($name:ident $number:literal $values:literal $bytes:literal,)*) => {
@@ -96,8 +94,28 @@ impl TensorType {
     ];
 
     /// The types that the engine computes with, widest first.
+    pub(crate) const SUPPORTED: [Self; 16] = [
+        Self::F32,
+        Self::F16,
+        Self::BF16,
+        Self::Q8_0,
+        Self::Q6_K,
+        Self::Q5_1,
+        Self::Q5_K,
+        Self::Q5_0,
+        Self::Q4_1,
+        Self::Q4_K,
+        Self::Q4_0,
+        Self::IQ4_NL,
+        Self::IQ4_XS,
+        Self::MXFP4,
+        Self::Q3_K,
+        Self::Q2_K,
+    ];
+
+    /// The types that the engine computes with, widest first.
     pub fn supported() -> impl Iterator<Item = Self> {
-        WeightType::ALL.into_iter().map(WeightType::tensor_type)
+        Self::SUPPORTED.into_iter()
     }
 
     /// The names of some types, for people.
@@ -133,7 +151,7 @@ impl TensorType {
 
     /// Whether the engine computes with weights of this type.
     pub fn is_supported(self) -> bool {
-        WeightType::of(self).is_some()
+        Self::SUPPORTED.contains(&self)
     }
 
     /// Bytes of a row of `values` values; `None` when they do not fill whole blocks, or when the

@@ -26,11 +26,13 @@ pub(super) struct Class {
     pub(super) yarn_exact: bool,
     /// Whether LongRoPE is never stretched: the context is that of the first training.
     pub(super) long_rope_plain: bool,
-    /// Names of a block's tensors: here, and in the directory behind `layers.N.`. The first that
-    /// fits counts; `{}` is the number of an expert.
+    /// Names of a block's tensors: here, and in the directory behind `layers.N.`, both without
+    /// `.weight` and `.bias` where those are the same. The first that fits counts; `{}` is the number
+    /// of an expert.
     pub(super) names: &'static [&'static [(&'static str, &'static str)]],
-    /// What may stand before the names of all tensors.
-    pub(super) prefixes: &'static [Prefix],
+    /// What may stand before the names of all tensors: of embedding, last norm and blocks, and of the
+    /// output matrix.
+    pub(super) prefixes: &'static [(&'static str, &'static str)],
     /// Beginnings of names of tensors that belong to other parts, such as a vision tower.
     pub(super) others: &'static [&'static str],
     /// `tie_word_embeddings` where it is not said.
@@ -58,13 +60,6 @@ pub(super) struct Class {
     pub(super) special: &'static [(&'static str, &'static str)],
     /// Names of pre-tokenisers that this class has for those that work the same.
     pub(super) pre: &'static [(&'static str, &'static str)],
-}
-
-/// Prefixes of tensor names: of embedding, last norm and blocks, and of the output matrix.
-#[derive(Debug)]
-pub(super) struct Prefix {
-    pub(super) model: &'static str,
-    pub(super) head: &'static str,
 }
 
 /// How `rope.dimension_count` is found.
@@ -107,10 +102,12 @@ pub(super) enum SpacePrefix {
 /// A key of `config.json` that becomes metadata of the family.
 #[derive(Debug)]
 pub(super) struct Key {
-    /// Its names; the first that is there counts.
-    pub(super) from: &'static [&'static str],
-    /// Metadata keys after the architecture's prefix.
-    pub(super) to: &'static [&'static str],
+    /// Its name.
+    pub(super) from: &'static str,
+    /// Another name, which counts where the first is not there; of [`Kind::Sum`] what is added.
+    pub(super) other: Option<&'static str>,
+    /// Metadata key after the architecture's prefix.
+    pub(super) to: &'static str,
     /// What it is, and what is written without it.
     pub(super) kind: Kind,
 }
@@ -124,7 +121,7 @@ pub(super) enum Kind {
     IntegerOr(u32),
     /// An integer, if it is said.
     OptionalInteger,
-    /// The sum of all its names' integers, which must be said.
+    /// The sum of both names' integers, which must be said.
     Sum,
     /// A float that must be said.
     Float,
@@ -139,13 +136,13 @@ pub(super) enum Kind {
 pub(super) struct Only {
     pub(super) key: &'static str,
     pub(super) values: &'static [Said],
+    /// Whether it may also be `null`, or not be there.
+    pub(super) optional: bool,
 }
 
 /// A value of `config.json`.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum Said {
-    /// It is not there, or `null`.
-    Nothing,
     Bool(bool),
     Text(&'static str),
     Number(f64),
@@ -153,163 +150,155 @@ pub(super) enum Said {
     Empty,
 }
 
-const fn integer(from: &'static [&'static str], to: &'static [&'static str]) -> Key {
-    let kind = Kind::Integer;
-    Key { from, to, kind }
+const fn key(from: &'static str, to: &'static str, kind: Kind) -> Key {
+    Key {
+        from,
+        other: None,
+        to,
+        kind,
+    }
 }
 
-const fn optional(from: &'static [&'static str], to: &'static [&'static str]) -> Key {
-    let kind = Kind::OptionalInteger;
-    Key { from, to, kind }
+const fn integer(from: &'static str, to: &'static str) -> Key {
+    key(from, to, Kind::Integer)
 }
 
-const fn integer_or(from: &'static [&'static str], to: &'static [&'static str], or: u32) -> Key {
-    let kind = Kind::IntegerOr(or);
-    Key { from, to, kind }
+const fn optional(from: &'static str, to: &'static str) -> Key {
+    key(from, to, Kind::OptionalInteger)
 }
 
-const fn float(from: &'static [&'static str], to: &'static [&'static str]) -> Key {
-    let kind = Kind::Float;
-    Key { from, to, kind }
+const fn integer_or(from: &'static str, to: &'static str, or: u32) -> Key {
+    key(from, to, Kind::IntegerOr(or))
 }
 
-const fn float_or(from: &'static [&'static str], to: &'static [&'static str], or: f64) -> Key {
-    let kind = Kind::FloatOr(or);
-    Key { from, to, kind }
+const fn float(from: &'static str, to: &'static str) -> Key {
+    key(from, to, Kind::Float)
 }
 
-const fn optional_float(from: &'static [&'static str], to: &'static [&'static str]) -> Key {
-    let kind = Kind::OptionalFloat;
-    Key { from, to, kind }
+const fn float_or(from: &'static str, to: &'static str, or: f64) -> Key {
+    key(from, to, Kind::FloatOr(or))
 }
 
+const fn optional_float(from: &'static str, to: &'static str) -> Key {
+    key(from, to, Kind::OptionalFloat)
+}
+
+/// What must be said.
 const fn only(key: &'static str, values: &'static [Said]) -> Only {
-    Only { key, values }
+    let optional = false;
+    Only {
+        key,
+        values,
+        optional,
+    }
+}
+
+/// What must have one of these values where it is said.
+const fn if_said(key: &'static str, values: &'static [Said]) -> Only {
+    let optional = true;
+    Only {
+        key,
+        values,
+        optional,
+    }
 }
 
 /// What must not be switched on.
 const fn off(key: &'static str) -> Only {
-    only(key, &[Said::Nothing, Said::Bool(false)])
+    if_said(key, &[Said::Bool(false)])
 }
 
 /// What must be switched on, or go without saying.
 const fn on(key: &'static str) -> Only {
-    only(key, &[Said::Nothing, Said::Bool(true)])
+    if_said(key, &[Said::Bool(true)])
 }
-
-const HEAD_DIM: &[&str] = &["attention.key_length", "attention.value_length"];
 
 /// The window of classes that have one only where `use_sliding_window` says so.
 const UNUSED_WINDOW: &[&str] = &["sliding_window"];
 
 /// Of every class.
 const SIZES: &[Key] = &[
-    integer(&["num_hidden_layers"], &["block_count"]),
-    integer(&["max_position_embeddings"], &["context_length"]),
-    integer(&["hidden_size"], &["embedding_length"]),
-    integer(&["intermediate_size"], &["feed_forward_length"]),
-    integer(&["num_attention_heads"], &["attention.head_count"]),
-    optional(&["num_key_value_heads"], &["attention.head_count_kv"]),
-    float(&["rms_norm_eps"], &["attention.layer_norm_rms_epsilon"]),
+    integer("num_hidden_layers", "block_count"),
+    integer("max_position_embeddings", "context_length"),
+    integer("hidden_size", "embedding_length"),
+    integer("intermediate_size", "feed_forward_length"),
+    integer("num_attention_heads", "attention.head_count"),
+    optional("num_key_value_heads", "attention.head_count_kv"),
+    float("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
 ];
-const HEADS: &[Key] = &[optional(&["head_dim"], HEAD_DIM)];
+const HEADS: &[Key] = &[
+    optional("head_dim", "attention.key_length"),
+    optional("head_dim", "attention.value_length"),
+];
 const EXPERTS: &[Key] = &[
-    integer(&["num_local_experts", "num_experts"], &["expert_count"]),
-    integer(&["num_experts_per_tok"], &["expert_used_count"]),
+    Key {
+        other: Some("num_experts"),
+        ..integer("num_local_experts", "expert_count")
+    },
+    integer("num_experts_per_tok", "expert_used_count"),
 ];
 const EXPERT_SIZE: &[Key] = &[integer(
-    &["moe_intermediate_size"],
-    &["expert_feed_forward_length"],
+    "moe_intermediate_size",
+    "expert_feed_forward_length",
 )];
-const WINDOW: &[Key] = &[optional(&["sliding_window"], &["attention.sliding_window"])];
+const WINDOW: &[Key] = &[optional("sliding_window", "attention.sliding_window")];
 
 const SILU: &[Only] = &[only("hidden_act", &[Said::Text("silu")])];
 const NO_BIAS: &[Only] = &[off("attention_bias"), off("mlp_bias")];
 const GELU: &[Only] = &[
     off("attention_bias"),
-    only(
-        "hidden_activation",
-        &[Said::Nothing, Said::Text("gelu_pytorch_tanh")],
-    ),
+    if_said("hidden_activation", &[Said::Text("gelu_pytorch_tanh")]),
     // An early name of the same; where both are there the other one counts.
-    only(
+    if_said(
         "hidden_act",
-        &[
-            Said::Nothing,
-            Said::Text("gelu_pytorch_tanh"),
-            Said::Text("gelu"),
-        ],
+        &[Said::Text("gelu_pytorch_tanh"), Said::Text("gelu")],
     ),
     off("use_bidirectional_attention"),
 ];
 const NO_WINDOW: &[Only] = &[off("use_sliding_window")];
 
 const ATTENTION: &[(&str, &str)] = &[
-    ("attn_norm.weight", "input_layernorm.weight"),
-    ("attn_q.weight", "self_attn.q_proj.weight"),
-    ("attn_q.bias", "self_attn.q_proj.bias"),
-    ("attn_k.weight", "self_attn.k_proj.weight"),
-    ("attn_k.bias", "self_attn.k_proj.bias"),
-    ("attn_v.weight", "self_attn.v_proj.weight"),
-    ("attn_v.bias", "self_attn.v_proj.bias"),
-    ("attn_qkv.weight", "self_attn.qkv_proj.weight"),
-    ("attn_q_norm.weight", "self_attn.q_norm.weight"),
-    ("attn_k_norm.weight", "self_attn.k_norm.weight"),
-    ("attn_output.weight", "self_attn.o_proj.weight"),
+    ("attn_norm", "input_layernorm"),
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_qkv", "self_attn.qkv_proj"),
+    ("attn_q_norm", "self_attn.q_norm"),
+    ("attn_k_norm", "self_attn.k_norm"),
+    ("attn_output", "self_attn.o_proj"),
 ];
 const FEED_FORWARD: &[(&str, &str)] = &[
-    ("ffn_norm.weight", "post_attention_layernorm.weight"),
-    ("ffn_gate.weight", "mlp.gate_proj.weight"),
-    ("ffn_up.weight", "mlp.up_proj.weight"),
-    ("ffn_down.weight", "mlp.down_proj.weight"),
+    ("ffn_norm", "post_attention_layernorm"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_down", "mlp.down_proj"),
 ];
-const FUSED: &[(&str, &str)] = &[("ffn_up.weight", "mlp.gate_up_proj.weight")];
+const FUSED: &[(&str, &str)] = &[("ffn_up", "mlp.gate_up_proj")];
 const MIXTRAL: &[(&str, &str)] = &[
-    ("ffn_gate_inp.weight", "block_sparse_moe.gate.weight"),
-    (
-        "ffn_gate_exps.weight",
-        "block_sparse_moe.experts.{}.w1.weight",
-    ),
-    (
-        "ffn_up_exps.weight",
-        "block_sparse_moe.experts.{}.w3.weight",
-    ),
-    (
-        "ffn_down_exps.weight",
-        "block_sparse_moe.experts.{}.w2.weight",
-    ),
+    ("ffn_gate_inp", "block_sparse_moe.gate"),
+    ("ffn_gate_exps", "block_sparse_moe.experts.{}.w1"),
+    ("ffn_up_exps", "block_sparse_moe.experts.{}.w3"),
+    ("ffn_down_exps", "block_sparse_moe.experts.{}.w2"),
 ];
 const MLP_EXPERTS: &[(&str, &str)] = &[
-    ("ffn_gate_inp.weight", "mlp.gate.weight"),
-    ("ffn_gate_exps.weight", "mlp.experts.{}.gate_proj.weight"),
-    ("ffn_up_exps.weight", "mlp.experts.{}.up_proj.weight"),
-    ("ffn_down_exps.weight", "mlp.experts.{}.down_proj.weight"),
+    ("ffn_gate_inp", "mlp.gate"),
+    ("ffn_gate_exps", "mlp.experts.{}.gate_proj"),
+    ("ffn_up_exps", "mlp.experts.{}.up_proj"),
+    ("ffn_down_exps", "mlp.experts.{}.down_proj"),
 ];
 const GEMMA_NORMS: &[(&str, &str)] = &[
-    (
-        "post_attention_norm.weight",
-        "post_attention_layernorm.weight",
-    ),
-    ("ffn_norm.weight", "pre_feedforward_layernorm.weight"),
-    ("post_ffw_norm.weight", "post_feedforward_layernorm.weight"),
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("ffn_norm", "pre_feedforward_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
 const GLM_NORMS: &[(&str, &str)] = &[
-    (
-        "post_attention_norm.weight",
-        "post_self_attn_layernorm.weight",
-    ),
-    ("post_ffw_norm.weight", "post_mlp_layernorm.weight"),
+    ("post_attention_norm", "post_self_attn_layernorm"),
+    ("post_ffw_norm", "post_mlp_layernorm"),
 ];
-
 const GPT_OSS_NAMES: &[(&str, &str)] = &[
-    ("attn_output.bias", "self_attn.o_proj.bias"),
     ("attn_sinks.weight", "self_attn.sinks"),
-    (
-        "post_attention_norm.weight",
-        "post_attention_layernorm.weight",
-    ),
-    ("ffn_gate_inp.weight", "mlp.router.weight"),
-    ("ffn_gate_inp.bias", "mlp.router.bias"),
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("ffn_gate_inp", "mlp.router"),
     ("ffn_gate_exps.weight", "mlp.experts.gate_up_proj"),
     ("ffn_gate_exps.bias", "mlp.experts.gate_up_proj_bias"),
     ("ffn_up_exps.weight", "mlp.experts.gate_up_proj"),
@@ -318,27 +307,18 @@ const GPT_OSS_NAMES: &[(&str, &str)] = &[
     ("ffn_down_exps.bias", "mlp.experts.down_proj_bias"),
 ];
 const LATENT: &[(&str, &str)] = &[
-    ("attn_q_a.weight", "self_attn.q_a_proj.weight"),
-    ("attn_q_a_norm.weight", "self_attn.q_a_layernorm.weight"),
-    ("attn_q_b.weight", "self_attn.q_b_proj.weight"),
-    (
-        "attn_kv_a_mqa.weight",
-        "self_attn.kv_a_proj_with_mqa.weight",
-    ),
-    ("attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight"),
-    ("attn_kv_b.weight", "self_attn.kv_b_proj.weight"),
+    ("attn_q_a", "self_attn.q_a_proj"),
+    ("attn_q_a_norm", "self_attn.q_a_layernorm"),
+    ("attn_q_b", "self_attn.q_b_proj"),
+    ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
+    ("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
+    ("attn_kv_b", "self_attn.kv_b_proj"),
 ];
 
 /// How models with a vision tower call the tensors of their text.
-const VISION_PREFIXES: &[Prefix] = &[
-    Prefix {
-        model: "language_model.model.",
-        head: "language_model.",
-    },
-    Prefix {
-        model: "model.language_model.",
-        head: "",
-    },
+const VISION_PREFIXES: &[(&str, &str)] = &[
+    ("language_model.model.", "language_model."),
+    ("model.language_model.", ""),
 ];
 const VISION_TENSORS: &[&str] = &[
     "vision_tower.",
@@ -400,10 +380,7 @@ pub(super) const NEUTRAL: &[Only] = &[
     off("use_mrope"),
     off("is_encoder_decoder"),
     off("add_cross_attention"),
-    only(
-        "chunk_size_feed_forward",
-        &[Said::Nothing, Said::Number(0.0)],
-    ),
+    if_said("chunk_size_feed_forward", &[Said::Number(0.0)]),
 ];
 
 impl Class {
@@ -419,10 +396,7 @@ impl Class {
         yarn_exact: false,
         long_rope_plain: false,
         names: &[ATTENTION, FEED_FORWARD],
-        prefixes: &[Prefix {
-            model: "model.",
-            head: "",
-        }],
+        prefixes: &[("model.", "")],
         others: &[],
         tied: false,
         always_tied: false,
@@ -497,8 +471,8 @@ const QWEN3_MOE: Class = Class {
         NO_WINDOW,
         &[
             only("norm_topk_prob", &[Said::Bool(true)]),
-            only("decoder_sparse_step", &[Said::Nothing, Said::Number(1.0)]),
-            only("mlp_only_layers", &[Said::Nothing, Said::Empty]),
+            if_said("decoder_sparse_step", &[Said::Number(1.0)]),
+            if_said("mlp_only_layers", &[Said::Empty]),
         ],
     ],
     silent: UNUSED_WINDOW,
@@ -514,7 +488,7 @@ const OLMOE: Class = Class {
     only: &[
         SILU,
         NO_BIAS,
-        &[off("norm_topk_prob"), only("clip_qkv", &[Said::Nothing])],
+        &[off("norm_topk_prob"), if_said("clip_qkv", &[])],
     ],
     names: &[ATTENTION, MLP_EXPERTS, FEED_FORWARD],
     pre: &[("gpt-2", "olmo")],
@@ -539,10 +513,10 @@ const PHI3: Class = Class {
     keys: &[
         SIZES,
         &[
-            integer_or(&["sliding_window"], &["attention.sliding_window"], 0),
+            integer_or("sliding_window", "attention.sliding_window", 0),
             integer_or(
-                &["original_max_position_embeddings"],
-                &["rope.scaling.original_context_length"],
+                "original_max_position_embeddings",
+                "rope.scaling.original_context_length",
                 4096,
             ),
         ],
@@ -552,8 +526,8 @@ const PHI3: Class = Class {
         NO_BIAS,
         &[
             off("lm_head_bias"),
-            only("full_attn_mod", &[Said::Nothing, Said::Number(1.0)]),
-            only("interpolate_factor", &[Said::Nothing, Said::Number(1.0)]),
+            if_said("full_attn_mod", &[Said::Number(1.0)]),
+            if_said("interpolate_factor", &[Said::Number(1.0)]),
         ],
     ],
     ropes: &["longrope", "su"],
@@ -571,18 +545,11 @@ const GEMMA2: Class = Class {
     keys: &[
         SIZES,
         &[
-            integer_or(&["head_dim"], HEAD_DIM, 256),
-            float_or(
-                &["attn_logit_softcapping"],
-                &["attn_logit_softcapping"],
-                50.0,
-            ),
-            float_or(
-                &["final_logit_softcapping"],
-                &["final_logit_softcapping"],
-                30.0,
-            ),
-            integer_or(&["sliding_window"], &["attention.sliding_window"], 4096),
+            integer_or("head_dim", "attention.key_length", 256),
+            integer_or("head_dim", "attention.value_length", 256),
+            float_or("attn_logit_softcapping", "attn_logit_softcapping", 50.0),
+            float_or("final_logit_softcapping", "final_logit_softcapping", 30.0),
+            integer_or("sliding_window", "attention.sliding_window", 4096),
         ],
     ],
     only: &[GELU],
@@ -601,22 +568,19 @@ const GEMMA3: Class = Class {
     model_types: &["gemma3_text"],
     architecture: "gemma3",
     keys: &[&[
-        integer_or(&["num_hidden_layers"], &["block_count"], 26),
-        integer_or(&["max_position_embeddings"], &["context_length"], 131_072),
-        integer_or(&["hidden_size"], &["embedding_length"], 2304),
-        integer_or(&["intermediate_size"], &["feed_forward_length"], 9216),
-        integer_or(&["num_attention_heads"], &["attention.head_count"], 8),
-        integer_or(&["num_key_value_heads"], &["attention.head_count_kv"], 4),
-        integer_or(&["head_dim"], HEAD_DIM, 256),
-        integer_or(&["sliding_window"], &["attention.sliding_window"], 4096),
-        float_or(
-            &["rms_norm_eps"],
-            &["attention.layer_norm_rms_epsilon"],
-            1e-6,
-        ),
-        optional_float(&["final_logit_softcapping"], &["final_logit_softcapping"]),
+        integer_or("num_hidden_layers", "block_count", 26),
+        integer_or("max_position_embeddings", "context_length", 131_072),
+        integer_or("hidden_size", "embedding_length", 2304),
+        integer_or("intermediate_size", "feed_forward_length", 9216),
+        integer_or("num_attention_heads", "attention.head_count", 8),
+        integer_or("num_key_value_heads", "attention.head_count_kv", 4),
+        integer_or("head_dim", "attention.key_length", 256),
+        integer_or("head_dim", "attention.value_length", 256),
+        integer_or("sliding_window", "attention.sliding_window", 4096),
+        float_or("rms_norm_eps", "attention.layer_norm_rms_epsilon", 1e-6),
+        optional_float("final_logit_softcapping", "final_logit_softcapping"),
     ]],
-    only: &[GELU, &[only("attn_logit_softcapping", &[Said::Nothing])]],
+    only: &[GELU, &[if_said("attn_logit_softcapping", &[])]],
     ropes: &["linear"],
     rope_base: RopeBase::Or(1_000_000.0),
     ..GEMMA2
@@ -648,10 +612,10 @@ const GRANITE: Class = Class {
     keys: &[
         SIZES,
         &[
-            optional_float(&["attention_multiplier"], &["attention.scale"]),
-            optional_float(&["embedding_multiplier"], &["embedding_scale"]),
-            optional_float(&["residual_multiplier"], &["residual_scale"]),
-            optional_float(&["logits_scaling"], &["logit_scale"]),
+            optional_float("attention_multiplier", "attention.scale"),
+            optional_float("embedding_multiplier", "embedding_scale"),
+            optional_float("residual_multiplier", "residual_scale"),
+            optional_float("logits_scaling", "logit_scale"),
         ],
     ],
     // Heads are as wide as the residual stream divided by their number, whatever it says.
@@ -669,9 +633,9 @@ const GLM4: Class = Class {
     only: &[
         SILU,
         NO_WINDOW,
-        &[only(
+        &[if_said(
             "attention_bias",
-            &[Said::Nothing, Said::Bool(false), Said::Bool(true)],
+            &[Said::Bool(false), Said::Bool(true)],
         )],
     ],
     names: &[ATTENTION, GLM_NORMS, FUSED, FEED_FORWARD],
@@ -695,17 +659,14 @@ const GPT_OSS: Class = Class {
         HEADS,
         WINDOW,
         EXPERTS,
-        &[integer(
-            &["intermediate_size"],
-            &["expert_feed_forward_length"],
-        )],
+        &[integer("intermediate_size", "expert_feed_forward_length")],
     ],
     only: &[
         SILU,
         &[
             on("attention_bias"),
-            only("swiglu_alpha", &[Said::Nothing, Said::Number(1.702)]),
-            only("swiglu_limit", &[Said::Nothing, Said::Number(7.0)]),
+            if_said("swiglu_alpha", &[Said::Number(1.702)]),
+            if_said("swiglu_limit", &[Said::Number(7.0)]),
         ],
     ],
     // Other names of what is said, too, and left from training.
@@ -724,13 +685,12 @@ const MINICPM3: Class = Class {
     keys: &[
         SIZES,
         &[
-            integer(&["q_lora_rank"], &["attention.q_lora_rank"]),
-            integer(&["kv_lora_rank"], &["attention.kv_lora_rank"]),
-            integer(&["qk_rope_head_dim"], &["rope.dimension_count"]),
+            integer("q_lora_rank", "attention.q_lora_rank"),
+            integer("kv_lora_rank", "attention.kv_lora_rank"),
+            integer("qk_rope_head_dim", "rope.dimension_count"),
             Key {
-                from: &["qk_nope_head_dim", "qk_rope_head_dim"],
-                to: &["attention.key_length"],
-                kind: Kind::Sum,
+                other: Some("qk_rope_head_dim"),
+                ..key("qk_nope_head_dim", "attention.key_length", Kind::Sum)
             },
         ],
     ],
@@ -759,12 +719,7 @@ const MINISTRAL3: Class = Class {
     name: "Ministral3ForCausalLM",
     model_types: &["ministral3"],
     architecture: "mistral3",
-    only: &[
-        SILU,
-        NO_BIAS,
-        NO_WINDOW,
-        &[only("sliding_window", &[Said::Nothing])],
-    ],
+    only: &[SILU, NO_BIAS, NO_WINDOW, &[if_said("sliding_window", &[])]],
     ropes: &["yarn"],
     ..Class::LLAMA
 };

@@ -90,13 +90,14 @@ pub(super) fn integer(values: &Map<String, Json>, key: &str) -> Result<Option<u3
 
 impl Only {
     fn accepts(&self, value: Option<&Json>) -> bool {
-        self.values.iter().any(|accepted| match (accepted, value) {
-            (Said::Nothing, None) => true,
-            (Said::Bool(b), Some(value)) => value.as_bool() == Some(*b),
-            (Said::Text(text), Some(value)) => value.as_str() == Some(text),
-            (Said::Number(n), Some(value)) => value.as_f64() == Some(*n),
-            (Said::Empty, Some(value)) => value.as_array().is_some_and(Vec::is_empty),
-            _ => false,
+        let Some(value) = value else {
+            return self.optional;
+        };
+        self.values.iter().any(|accepted| match accepted {
+            Said::Bool(b) => value.as_bool() == Some(*b),
+            Said::Text(text) => value.as_str() == Some(text),
+            Said::Number(n) => value.as_f64() == Some(*n),
+            Said::Empty => value.as_array().is_some_and(Vec::is_empty),
         })
     }
 }
@@ -153,7 +154,7 @@ impl Config {
 
     fn integer_of(&self, key: &str) -> Result<Option<u32>, ImportError> {
         let mut keys = self.class.keys.iter().copied().flatten();
-        let Some(key) = keys.find(|k| k.to.contains(&key)) else {
+        let Some(key) = keys.find(|k| k.to == key) else {
             return Ok(None);
         };
         match self.value(key)? {
@@ -189,8 +190,7 @@ impl Config {
         )?;
         for key in self.class.keys.iter().copied().flatten() {
             if let Some(value) = self.value(key)? {
-                let mut names = key.to.iter();
-                names.try_for_each(|to| writer.set(&full(to), value))?;
+                writer.set(&full(key.to), value)?;
             }
         }
         if self.class.vocab_size {
@@ -239,9 +239,11 @@ impl Config {
     }
 
     fn value(&self, key: &Key) -> Result<Option<Value<'static>>, ImportError> {
-        let first = key.from.first().copied().unwrap_or_default();
-        let mut names = key.from.iter().copied();
-        let name = names.find(|name| said(&self.values, name).is_some());
+        let first = key.from;
+        let names = [Some(first), key.other].into_iter().flatten();
+        let name = names
+            .clone()
+            .find(|name| said(&self.values, name).is_some());
         let name = name.unwrap_or(first);
         let whole = |name| integer(&self.values, name);
         let number = number(&self.values, name);
@@ -253,8 +255,8 @@ impl Config {
             Kind::OptionalInteger => whole(name)?.map(Value::U32),
             Kind::Sum => {
                 let mut sum = 0u32;
-                for name in key.from {
-                    sum = sum.saturating_add(required(*name, whole(name)?)?);
+                for name in names {
+                    sum = sum.saturating_add(required(name, whole(name)?)?);
                 }
                 Some(Value::U32(sum))
             }
@@ -361,7 +363,10 @@ fn check_only(values: &Map<String, Json>, class: &Class) -> Result<(), ImportErr
 /// What is neither read nor known to be without influence.
 fn refuse_unknown(values: &Map<String, Json>, class: &Class) -> Result<(), ImportError> {
     let keys = class.keys.iter().copied().flatten();
-    let mut known: Vec<&str> = keys.flat_map(|key| key.from).copied().collect();
+    let mut known: Vec<&str> = keys
+        .flat_map(|key| [Some(key.from), key.other])
+        .flatten()
+        .collect();
     let rules = class.only.iter().copied().flatten().chain(NEUTRAL);
     known.extend(rules.map(|rule| rule.key));
     known.extend([SILENT, READ, class.silent].into_iter().flatten());

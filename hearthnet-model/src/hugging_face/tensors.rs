@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use half::f16;
 use safetensors::Dtype;
 
-use super::classes::{Class, Prefix};
+use super::classes::Class;
 use super::config::Config;
 use super::error::ImportError;
 use super::shards::{Shards, Stored, wrong_type};
@@ -97,19 +97,18 @@ enum Change {
 pub(super) struct Finder<'a> {
     pub(super) shards: &'a Shards,
     pub(super) class: &'static Class,
-    prefix: &'static Prefix,
+    /// What stands before the names of its tensors, and of the output matrix.
+    prefix: (&'static str, &'static str),
     used: BTreeSet<String>,
 }
 
 impl<'a> Finder<'a> {
     pub(super) fn new(shards: &'a Shards, class: &'static Class) -> Result<Self, ImportError> {
-        let embedding = |prefix: &Prefix| format!("{}embed_tokens.weight", prefix.model);
-        let found = class
-            .prefixes
-            .iter()
-            .find(|prefix| shards.get(&embedding(prefix)).is_some());
-        let Some(prefix) = found else {
-            let tensor = class.prefixes.first().map(embedding);
+        let embedding = |model: &str| format!("{model}embed_tokens.weight");
+        let mut prefixes = class.prefixes.iter();
+        let found = prefixes.find(|(model, _)| shards.get(&embedding(model)).is_some());
+        let Some(prefix) = found.copied() else {
+            let tensor = class.prefixes.first().map(|(model, _)| embedding(model));
             return Err(missing(&tensor.unwrap_or_default()));
         };
         Ok(Self {
@@ -133,7 +132,7 @@ impl<'a> Finder<'a> {
 
     /// What a tensor of a model file is called in the directory; of those of an expert, that one.
     fn name_of(&self, name: &str, expert: u32) -> Option<String> {
-        let Prefix { model, head } = self.prefix;
+        let (model, head) = self.prefix;
         match name {
             EMBEDDING => return Some(format!("{model}embed_tokens.weight")),
             OUTPUT_NORM => return Some(format!("{model}norm.weight")),
@@ -141,10 +140,15 @@ impl<'a> Finder<'a> {
             _ => {}
         }
         let (layer, rule) = name.strip_prefix("blk.")?.split_once('.')?;
-        let mut names = self.class.names.iter().flat_map(|group| group.iter());
-        let (_, theirs) = names.find(|(ours, _)| *ours == rule)?;
+        let (stem, ending) = rule.rsplit_once('.')?;
+        let mut names = self.class.names.iter().copied().flatten();
+        let (ours, theirs) = names.find(|(ours, _)| [rule, stem].contains(ours))?;
         let theirs = theirs.replace("{}", &expert.to_string());
-        Some(format!("{model}layers.{layer}.{theirs}"))
+        let full = format!("{model}layers.{layer}.{theirs}");
+        Some(match *ours == rule {
+            true => full,
+            false => format!("{full}.{ending}"),
+        })
     }
 
     fn stored(&self, name: &str) -> Result<&'a Stored, ImportError> {

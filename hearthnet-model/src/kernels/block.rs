@@ -106,87 +106,34 @@ const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
 impl Layout {
     /// Of a quantised type; of F32, F16 and BF16 something without meaning.
     pub(super) const fn of(ty: WeightType) -> Self {
+        use Bits::{Eight, Five, Four, Six, Three, Two};
+        use Code::{Offset, Table};
         use WeightType as T;
-        let simple = Self {
-            blocks: 1,
-            fields: 1,
-            wide_fields: false,
-            step: Step::None,
-            bits: Bits::Four,
-            code: Code::Offset(0),
+        const LARGE: usize = MAX_BLOCKS;
+        // Blocks, fields, steps, bits, and what a quant means.
+        let (blocks, fields, step, bits, code) = match ty {
+            T::Q4_0 => (1, 1, Step::None, Four, Offset(8)),
+            T::Q4_1 => (1, 2, Step::None, Four, Offset(0)),
+            T::Q5_0 => (1, 1, Step::None, Five, Offset(16)),
+            T::Q5_1 => (1, 2, Step::None, Five, Offset(0)),
+            T::Q8_0 => (1, 1, Step::None, Eight, Offset(128)),
+            T::IQ4_NL => (1, 1, Step::None, Four, Table(&NON_LINEAR)),
+            T::MXFP4 => (1, 1, Step::None, Four, Table(&E2M1)),
+            T::Q2_K => (LARGE, 2, Step::HalvesMin, Two, Offset(0)),
+            T::Q3_K => (LARGE, 1, Step::Halves, Three, Offset(4)),
+            T::Q4_K => (LARGE, 2, Step::ScaleMin, Four, Offset(0)),
+            T::Q5_K => (LARGE, 2, Step::ScaleMin, Five, Offset(0)),
+            T::Q6_K => (LARGE, 1, Step::Halves, Six, Offset(32)),
+            T::IQ4_XS => (LARGE, 1, Step::Scale, Four, Table(&NON_LINEAR)),
+            T::F32 | T::F16 | T::BF16 => (1, 1, Step::None, Four, Offset(0)),
         };
-        let large = Self {
-            blocks: MAX_BLOCKS,
-            ..simple
-        };
-        match ty {
-            T::Q4_0 => Self {
-                code: Code::Offset(8),
-                ..simple
-            },
-            T::Q4_1 => Self {
-                fields: 2,
-                ..simple
-            },
-            T::Q5_0 => Self {
-                bits: Bits::Five,
-                code: Code::Offset(16),
-                ..simple
-            },
-            T::Q5_1 => Self {
-                fields: 2,
-                bits: Bits::Five,
-                ..simple
-            },
-            T::Q8_0 => Self {
-                bits: Bits::Eight,
-                code: Code::Offset(128),
-                ..simple
-            },
-            T::IQ4_NL => Self {
-                code: Code::Table(&NON_LINEAR),
-                ..simple
-            },
-            T::MXFP4 => Self {
-                wide_fields: true,
-                code: Code::Table(&E2M1),
-                ..simple
-            },
-            T::Q2_K => Self {
-                fields: 2,
-                step: Step::HalvesMin,
-                bits: Bits::Two,
-                ..large
-            },
-            T::Q3_K => Self {
-                step: Step::Halves,
-                bits: Bits::Three,
-                code: Code::Offset(4),
-                ..large
-            },
-            T::Q4_K => Self {
-                fields: 2,
-                step: Step::ScaleMin,
-                ..large
-            },
-            T::Q5_K => Self {
-                fields: 2,
-                step: Step::ScaleMin,
-                bits: Bits::Five,
-                ..large
-            },
-            T::Q6_K => Self {
-                step: Step::Halves,
-                bits: Bits::Six,
-                code: Code::Offset(32),
-                ..large
-            },
-            T::IQ4_XS => Self {
-                step: Step::Scale,
-                code: Code::Table(&NON_LINEAR),
-                ..large
-            },
-            T::F32 | T::F16 | T::BF16 => simple,
+        Self {
+            blocks,
+            fields,
+            wide_fields: matches!(ty, T::MXFP4),
+            step,
+            bits,
+            code,
         }
     }
 

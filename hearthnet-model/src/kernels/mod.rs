@@ -212,22 +212,22 @@ macro_rules! matrices {
     ($job:ident, $lanes:ty, $dot:ident) => {{
         use WeightType as T;
         let kernel = match $job.packed.weight_type() {
-            T::F32 => const { &PanelDots::of::<$dot<{ T::F32.index() }>>() },
-            T::F16 => const { &PanelDots::of::<$dot<{ T::F16.index() }>>() },
-            T::BF16 => const { &PanelDots::of::<$dot<{ T::BF16.index() }>>() },
-            T::Q4_0 => const { &PanelDots::of::<$dot<{ T::Q4_0.index() }>>() },
-            T::Q4_1 => const { &PanelDots::of::<$dot<{ T::Q4_1.index() }>>() },
-            T::Q5_0 => const { &PanelDots::of::<$dot<{ T::Q5_0.index() }>>() },
-            T::Q5_1 => const { &PanelDots::of::<$dot<{ T::Q5_1.index() }>>() },
-            T::Q8_0 => const { &PanelDots::of::<$dot<{ T::Q8_0.index() }>>() },
-            T::Q2_K => const { &PanelDots::of::<$dot<{ T::Q2_K.index() }>>() },
-            T::Q3_K => const { &PanelDots::of::<$dot<{ T::Q3_K.index() }>>() },
-            T::Q4_K => const { &PanelDots::of::<$dot<{ T::Q4_K.index() }>>() },
-            T::Q5_K => const { &PanelDots::of::<$dot<{ T::Q5_K.index() }>>() },
-            T::Q6_K => const { &PanelDots::of::<$dot<{ T::Q6_K.index() }>>() },
-            T::IQ4_NL => const { &PanelDots::of::<$dot<{ T::IQ4_NL.index() }>>() },
-            T::IQ4_XS => const { &PanelDots::of::<$dot<{ T::IQ4_XS.index() }>>() },
-            T::MXFP4 => const { &PanelDots::of::<$dot<{ T::MXFP4.index() }>>() },
+            T::F32 => const { &PanelDots::of::<$dot<{ T::F32 as usize }>>() },
+            T::F16 => const { &PanelDots::of::<$dot<{ T::F16 as usize }>>() },
+            T::BF16 => const { &PanelDots::of::<$dot<{ T::BF16 as usize }>>() },
+            T::Q4_0 => const { &PanelDots::of::<$dot<{ T::Q4_0 as usize }>>() },
+            T::Q4_1 => const { &PanelDots::of::<$dot<{ T::Q4_1 as usize }>>() },
+            T::Q5_0 => const { &PanelDots::of::<$dot<{ T::Q5_0 as usize }>>() },
+            T::Q5_1 => const { &PanelDots::of::<$dot<{ T::Q5_1 as usize }>>() },
+            T::Q8_0 => const { &PanelDots::of::<$dot<{ T::Q8_0 as usize }>>() },
+            T::Q2_K => const { &PanelDots::of::<$dot<{ T::Q2_K as usize }>>() },
+            T::Q3_K => const { &PanelDots::of::<$dot<{ T::Q3_K as usize }>>() },
+            T::Q4_K => const { &PanelDots::of::<$dot<{ T::Q4_K as usize }>>() },
+            T::Q5_K => const { &PanelDots::of::<$dot<{ T::Q5_K as usize }>>() },
+            T::Q6_K => const { &PanelDots::of::<$dot<{ T::Q6_K as usize }>>() },
+            T::IQ4_NL => const { &PanelDots::of::<$dot<{ T::IQ4_NL as usize }>>() },
+            T::IQ4_XS => const { &PanelDots::of::<$dot<{ T::IQ4_XS as usize }>>() },
+            T::MXFP4 => const { &PanelDots::of::<$dot<{ T::MXFP4 as usize }>>() },
         };
         matmul::run::<$lanes>($job, kernel);
     }};

@@ -53,7 +53,8 @@ use crate::gguf::TensorType;
 /// Inputs of a block of the quantised activations, and of the smaller blocks of weights.
 pub const BLOCK: usize = 32;
 
-/// Element type of a weight matrix, as in the GGUF file.
+/// Element type of a weight matrix, as in the GGUF file: those of [`TensorType::supported`], in the
+/// same order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(non_camel_case_types)] // the names that the format and its users know
 pub enum WeightType {
@@ -63,87 +64,63 @@ pub enum WeightType {
     F16,
     /// bfloat16.
     BF16,
-    /// Blocks of 32: scale (f16) and 4-bit quants; weight = d * (q - 8).
-    Q4_0,
-    /// Blocks of 32: scale, minimum (f16) and 4-bit quants; weight = d * q + m.
-    Q4_1,
-    /// Blocks of 32: scale (f16) and 5-bit quants; weight = d * (q - 16).
-    Q5_0,
-    /// Blocks of 32: scale, minimum (f16) and 5-bit quants; weight = d * q + m.
-    Q5_1,
     /// Blocks of 32: scale (f16) and signed bytes; weight = d * q.
     Q8_0,
-    /// Blocks of 256, 16 at a time with factors: weight = d * sc * q - m * mc, q of 2 bits.
-    Q2_K,
-    /// Blocks of 256, 16 at a time with a factor: weight = d * sc * (q - 4), q of 3 bits.
-    Q3_K,
-    /// Blocks of 256, 32 at a time with factors: weight = d * sc * q - m * mc, q of 4 bits.
-    Q4_K,
-    /// The same with quants of 5 bits.
-    Q5_K,
     /// Blocks of 256, 16 at a time with a factor: weight = d * sc * (q - 32), q of 6 bits.
     Q6_K,
+    /// Blocks of 32: scale, minimum (f16) and 5-bit quants; weight = d * q + m.
+    Q5_1,
+    /// As `Q4_K`, with quants of 5 bits.
+    Q5_K,
+    /// Blocks of 32: scale (f16) and 5-bit quants; weight = d * (q - 16).
+    Q5_0,
+    /// Blocks of 32: scale, minimum (f16) and 4-bit quants; weight = d * q + m.
+    Q4_1,
+    /// Blocks of 256, 32 at a time with factors: weight = d * sc * q - m * mc, q of 4 bits.
+    Q4_K,
+    /// Blocks of 32: scale (f16) and 4-bit quants; weight = d * (q - 8).
+    Q4_0,
     /// Blocks of 32: scale (f16) and 4-bit places in a table; weight = d * table\[q\].
     IQ4_NL,
     /// Blocks of 256, 32 at a time with a factor: weight = d * sc * table\[q\].
     IQ4_XS,
     /// Blocks of 32: scale (a power of two) and 4-bit floats E2M1.
     MXFP4,
+    /// Blocks of 256, 16 at a time with a factor: weight = d * sc * (q - 4), q of 3 bits.
+    Q3_K,
+    /// Blocks of 256, 16 at a time with factors: weight = d * sc * q - m * mc, q of 2 bits.
+    Q2_K,
 }
 
-/// Weight types and the file's names for them, widest first.
-const TYPES: [(WeightType, TensorType); 16] = [
-    (WeightType::F32, TensorType::F32),
-    (WeightType::F16, TensorType::F16),
-    (WeightType::BF16, TensorType::BF16),
-    (WeightType::Q8_0, TensorType::Q8_0),
-    (WeightType::Q6_K, TensorType::Q6_K),
-    (WeightType::Q5_1, TensorType::Q5_1),
-    (WeightType::Q5_K, TensorType::Q5_K),
-    (WeightType::Q5_0, TensorType::Q5_0),
-    (WeightType::Q4_1, TensorType::Q4_1),
-    (WeightType::Q4_K, TensorType::Q4_K),
-    (WeightType::Q4_0, TensorType::Q4_0),
-    (WeightType::IQ4_NL, TensorType::IQ4_NL),
-    (WeightType::IQ4_XS, TensorType::IQ4_XS),
-    (WeightType::MXFP4, TensorType::MXFP4),
-    (WeightType::Q3_K, TensorType::Q3_K),
-    (WeightType::Q2_K, TensorType::Q2_K),
-];
-
 impl WeightType {
-    /// All types that the kernels take.
-    pub const ALL: [Self; TYPES.len()] = {
-        let mut all = [Self::F32; TYPES.len()];
-        let mut i = 0;
-        while i < TYPES.len() {
-            all[i] = TYPES[i].0;
-            i += 1;
-        }
-        all
-    };
+    /// All types that the kernels take, widest first.
+    pub const ALL: [Self; TensorType::SUPPORTED.len()] = [
+        Self::F32,
+        Self::F16,
+        Self::BF16,
+        Self::Q8_0,
+        Self::Q6_K,
+        Self::Q5_1,
+        Self::Q5_K,
+        Self::Q5_0,
+        Self::Q4_1,
+        Self::Q4_K,
+        Self::Q4_0,
+        Self::IQ4_NL,
+        Self::IQ4_XS,
+        Self::MXFP4,
+        Self::Q3_K,
+        Self::Q2_K,
+    ];
 
     /// The weight type with which tensors of `dtype` are computed, if there is one.
     pub fn of(dtype: TensorType) -> Option<Self> {
-        let found = TYPES.iter().find(|(_, of)| *of == dtype);
-        found.map(|(ty, _)| *ty)
+        Self::ALL.into_iter().find(|ty| ty.tensor_type() == dtype)
     }
 
     /// The file's name for the type.
     pub const fn tensor_type(self) -> TensorType {
-        TYPES[self.index()].1
-    }
-
-    /// Place in [`WeightType::ALL`].
-    pub(super) const fn index(self) -> usize {
-        let mut i = 0;
-        while i < Self::ALL.len() {
-            if Self::ALL[i] as usize == self as usize {
-                return i;
-            }
-            i += 1;
-        }
-        0
+        TensorType::SUPPORTED[self as usize]
     }
 
     /// Whether inputs are quantised before they meet weights of this type.

@@ -33,6 +33,14 @@ fn act(kernels: Kernels, packed: &Packed, x: &[f32]) -> Act {
     act
 }
 
+#[test]
+fn weight_types_are_those_that_files_call_so() {
+    for (place, ty) in WeightType::ALL.into_iter().enumerate() {
+        assert_eq!(ty as usize, place);
+        assert_eq!(format!("{ty:?}"), ty.tensor_type().name());
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 

@@ -1,0 +1,241 @@
+//! The families that can be run, one constant each; keys and tensor names are those of llama.cpp's
+//! `llama-arch.cpp`.
+
+use super::rules::*;
+use super::{Family, Presence, Yarn};
+use crate::boundary::BoundaryDtype;
+use crate::spec::{Activation, QkNorm, RopeKind};
+
+/// Llama: RMSNorm, grouped-query attention with interleaved RoPE, SwiGLU, no biases.
+///
+/// Also Llama 3.1 to 3.3 (RoPE with factors), Mistrals with YaRN, SmolLM, SmolLM2, TinyLlama,
+/// Mistral 7B, Mixtral (experts) and others that converters store under this architecture. Sources:
+/// "LLaMA: Open and Efficient Foundation Language Models" (arXiv 2302.13971), "Mixtral of Experts"
+/// (2401.04088).
+pub(super) const LLAMA: Family = Family {
+    layer: &[ATTENTION, FEED_FORWARD, EXPERTS],
+    reads: &[
+        "expert_count",
+        "expert_used_count",
+        "attention.sliding_window",
+    ],
+    rope_factors: true,
+    yarn: Yarn::Whole,
+    experts_normalised: true,
+    ..Family::BASE
+};
+
+/// Qwen2 and Qwen2.5: Llama with biases of queries, keys and values, and the halves of a head
+/// turned against each other. Source: "Qwen2 Technical Report" (arXiv 2407.10671).
+pub(super) const QWEN2: Family = Family {
+    architecture: "qwen2",
+    rope: RopeKind::Halves,
+    layer: &[ATTENTION, QKV_BIAS, FEED_FORWARD],
+    qkv_bias: Presence::Always,
+    yarn: Yarn::Whole,
+    ..Family::BASE
+};
+
+/// Qwen3: every head of queries and keys is normalised before it is turned; no biases. Source:
+/// "Qwen3 Technical Report" (arXiv 2505.09388).
+pub(super) const QWEN3: Family = Family {
+    architecture: "qwen3",
+    rope: RopeKind::Halves,
+    layer: &[ATTENTION, QK_NORM, FEED_FORWARD],
+    qk_norm: Some(QkNorm::Head),
+    yarn: Yarn::Whole,
+    ..Family::BASE
+};
+
+/// Qwen3-MoE: Qwen3 with experts whose weights are normalised. Source: as of Qwen3.
+pub(super) const QWEN3_MOE: Family = Family {
+    architecture: "qwen3moe",
+    layer: &[ATTENTION, QK_NORM, FEED_FORWARD, EXPERTS],
+    reads: &[
+        "expert_count",
+        "expert_used_count",
+        "expert_feed_forward_length",
+    ],
+    experts_normalised: true,
+    ..QWEN3
+};
+
+/// OLMoE: queries and keys normalised over all heads together, experts with the weights that the
+/// softmax over all of them gives. Source: "OLMoE: Open Mixture-of-Experts Language Models" (arXiv
+/// 2409.02060).
+pub(super) const OLMOE: Family = Family {
+    architecture: "olmoe",
+    rope: RopeKind::Halves,
+    layer: &[ATTENTION, QK_NORM, FEED_FORWARD, EXPERTS],
+    reads: &["expert_count", "expert_used_count"],
+    qk_norm: Some(QkNorm::Row),
+    ..Family::BASE
+};
+
+/// SmolLM3: Llama in which every fourth block turns nothing ("NoPE"). Source: "SmolLM3: smol,
+/// multilingual, long-context reasoner" (Hugging Face, 2025); files do not say which blocks,
+/// llama.cpp has the same number.
+pub(super) const SMOLLM3: Family = Family {
+    architecture: "smollm3",
+    layer: &[ATTENTION, FEED_FORWARD],
+    rope_skip_every: Some(4),
+    ..Family::BASE
+};
+
+/// Phi-3, Phi-3.5 and Phi-4: fused matrices, LongRoPE, a sliding window in some. Source: "Phi-3
+/// Technical Report" (arXiv 2404.14219), "LongRoPE" (2402.13753).
+///
+/// Which of LongRoPE's factors apply is decided by the model's context, not by the length of a
+/// text: keys that were turned one way cannot be turned another later.
+pub(super) const PHI3: Family = Family {
+    architecture: "phi3",
+    rope: RopeKind::Halves,
+    layer: &[FUSED_ATTENTION, FUSED_FEED_FORWARD],
+    reads: &["attention.sliding_window", "rope.scaling.attn_factor"],
+    long_rope: true,
+    ..Family::BASE
+};
+
+/// Gemma 2: norms behind attention and feed-forward layer as well, GELU, soft caps, a scaled
+/// embedding, a sliding window in every other block. Source: "Gemma 2: Improving Open Language
+/// Models at a Practical Size" (arXiv 2408.00118).
+///
+/// Made in bf16, whose range its residual stream needs.
+pub(super) const GEMMA2: Family = Family {
+    architecture: "gemma2",
+    rope: RopeKind::Halves,
+    boundary: BoundaryDtype::Bf16,
+    layer: &[ATTENTION, FEED_FORWARD, POST_NORMS],
+    reads: &[
+        "attention.sliding_window",
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+    ],
+    activation: Activation::Gelu,
+    post_norms: true,
+    scaled_embedding: true,
+    global_every: Some(2),
+    // The one with 27 billion parameters.
+    scaled_by_width: &[46],
+    ..Family::BASE
+};
+
+/// Gemma 3, its text: as Gemma 2, with queries and keys normalised instead of capped, and five
+/// blocks with a sliding window and a RoPE base of their own for each without. Source: "Gemma 3
+/// Technical Report" (arXiv 2503.19786).
+pub(super) const GEMMA3: Family = Family {
+    architecture: "gemma3",
+    layer: &[ATTENTION, QK_NORM, FEED_FORWARD, POST_NORMS],
+    reads: &[
+        "attention.sliding_window",
+        "final_logit_softcapping",
+        "rope.freq_base_swa",
+    ],
+    qk_norm: Some(QkNorm::Head),
+    rope_local_theta: Some(10_000.0),
+    global_every: Some(6),
+    // The one with 27 billion parameters.
+    scaled_by_width: &[62],
+    ..GEMMA2
+};
+
+/// Granite 3: Llama with constant factors of embedding, residual stream, scores and logits.
+/// Source: "Granite 3.0 Language Models" (IBM, 2024).
+pub(super) const GRANITE: Family = Family {
+    architecture: "granite",
+    layer: &[ATTENTION, FEED_FORWARD],
+    reads: &[
+        "attention.scale",
+        "embedding_scale",
+        "residual_scale",
+        "logit_scale",
+    ],
+    ..Family::BASE
+};
+
+/// GLM-4 of 2025: norms behind attention and feed-forward layer as well, gate and up in one
+/// matrix, half of each head turned. Source: "ChatGLM: A Family of Large Language Models from
+/// GLM-130B to GLM-4" (arXiv 2406.12793) and the model cards of GLM-4-0414.
+///
+/// Made in bf16, whose range its residual stream needs.
+pub(super) const GLM4: Family = Family {
+    architecture: "glm4",
+    boundary: BoundaryDtype::Bf16,
+    layer: &[ATTENTION, QKV_BIAS, FUSED_FEED_FORWARD, POST_NORMS],
+    qkv_bias: Presence::IfStored,
+    post_norms: true,
+    ..Family::BASE
+};
+
+/// gpt-oss: experts with biases and a clamped SwiGLU, a sink for each head, biases all over, a
+/// sliding window in every other block, YaRN. Source: "gpt-oss-120b & gpt-oss-20b Model Card"
+/// (OpenAI, 2025; arXiv 2508.10925) and the code that came with it.
+///
+/// Where the ramp of YaRN begins and ends falls between two pairs, in that code as in
+/// `transformers`; llama.cpp takes whole ones, as for all families. Files do not say it.
+///
+/// Made in bf16, whose range its residual stream needs.
+pub(super) const GPT_OSS: Family = Family {
+    architecture: "gpt-oss",
+    rope: RopeKind::Halves,
+    boundary: BoundaryDtype::Bf16,
+    layer: &[
+        ATTENTION,
+        QKV_BIAS,
+        OUTPUT_BIAS_AND_SINKS,
+        MIDDLE_NORM,
+        EXPERTS,
+        EXPERT_BIAS,
+    ],
+    reads: &[
+        "attention.sliding_window",
+        "expert_count",
+        "expert_used_count",
+        "expert_feed_forward_length",
+    ],
+    qkv_bias: Presence::Always,
+    output_bias: true,
+    sinks: true,
+    activation: Activation::Clamped,
+    // The softmax over the chosen ones is the part of the softmax over all, made to add up to 1.
+    experts_normalised: true,
+    experts_biased: true,
+    yarn: Yarn::Exact,
+    global_every: Some(2),
+    ..Family::BASE
+};
+
+/// MiniCPM3: latent attention, and constant factors of embedding, residual stream and logits, as
+/// the first MiniCPM has them. Sources: "MiniCPM: Unveiling the Potential of Small Language Models"
+/// (arXiv 2404.06395), "DeepSeek-V2" (2405.04434) for the attention, and the model card of
+/// MiniCPM3-4B.
+///
+/// Files say neither the factors nor the norms' epsilon in the attention. The factors are those of
+/// the published model (llama.cpp has the same), the epsilon is that of the published code and of
+/// `transformers`; llama.cpp takes that of the other norms.
+pub(super) const MINICPM3: Family = Family {
+    architecture: "minicpm3",
+    rope: RopeKind::Halves,
+    layer: &[LATENT_ATTENTION, FEED_FORWARD],
+    reads: &["attention.q_lora_rank", "attention.kv_lora_rank"],
+    latent_norm_eps: Some(1e-6),
+    embedding_scale: Some(12.0),
+    depth_scale: Some(1.4),
+    logits_by_width: Some(256.0),
+    long_rope: true,
+    ..Family::BASE
+};
+
+/// Mistral Small 3.1 and Ministral 3, their text: Llama with YaRN, whose amplitude is undone, and
+/// queries that grow with the position. Source: the model cards of Mistral-Small-3.1 and
+/// Ministral-3.
+pub(super) const MISTRAL3: Family = Family {
+    architecture: "mistral3",
+    layer: &[ATTENTION, FEED_FORWARD],
+    reads: &[
+        "attention.temperature_scale",
+        "rope.scaling.yarn_log_multiplier",
+    ],
+    yarn: Yarn::Whole,
+    ..Family::BASE
+};
