@@ -24,7 +24,7 @@ use crate::Cancel;
 use crate::backend::Run;
 use crate::error::ChatError;
 use crate::events::{Failover, tell};
-use crate::health::FailureKind;
+use crate::health::{FailureKind, Standing};
 use crate::hosts::{RoutedSpan, Search};
 
 /// How long after a search for somebody in the place of a leaving host the next one follows.
@@ -287,12 +287,16 @@ impl ShardedBackend {
         let layers = f64::from(hop.span.hi - hop.span.lo + 1);
         let late = hop.hop_timeout.late();
         let late = late.map(|row| row.as_secs_f64() * 1e3 / layers);
-        let Some(own) = measured(&hop.span).into_iter().chain(late).reduce(f64::max) else {
-            return true;
+        let own = measured(&hop.span).into_iter().chain(late);
+        let own = own.reduce(f64::max).unwrap_or(f64::INFINITY);
+        // Whoever has failed of late, by being as slow say, has had its chance.
+        let is_good = |span: &RoutedSpan| {
+            let host = &span.link.addr.node;
+            self.health.look(|all, now| all.standing(host, now)) == Standing::Good
         };
         others
             .iter()
-            .all(|span| measured(span).is_none_or(|theirs| theirs * 2.0 <= own))
+            .all(|span| is_good(span) && measured(span).is_none_or(|theirs| theirs * 2.0 <= own))
     }
 
     /// Hosts for layers where there is no room, after a pause: others if there are any, or the
