@@ -165,34 +165,6 @@ impl ModelFile {
         }
     }
 
-    /// The token embedding, `vocab` rows of `width` values.
-    ///
-    /// # Errors
-    /// None for a file that was opened; the signature is that of [`Self::tensor`].
-    pub fn embedding(&self) -> Result<TensorView<'_>, ModelError> {
-        self.tensor(EMBEDDING)
-    }
-
-    /// The norm before the output matrix, one row of `width` values.
-    ///
-    /// # Errors
-    /// As [`Self::embedding`].
-    pub fn output_norm(&self) -> Result<TensorView<'_>, ModelError> {
-        self.tensor(OUTPUT_NORM)
-    }
-
-    /// The output matrix, `vocab` rows of `width` values: the embedding where they are tied.
-    ///
-    /// # Errors
-    /// As [`Self::embedding`].
-    pub fn output(&self) -> Result<TensorView<'_>, ModelError> {
-        self.tensor(if self.spec.tied_embedding {
-            EMBEDDING
-        } else {
-            OUTPUT
-        })
-    }
-
     /// The tensors of block `layer`, in the order of their use; none when there is no such block.
     pub fn layer_tensors(&self, layer: u32) -> impl Iterator<Item = &TensorInfo> {
         self.family

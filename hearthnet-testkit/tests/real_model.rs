@@ -22,6 +22,10 @@ fn variants_are_the_same_model_in_other_types() {
         } else {
             dtype
         };
-        assert_eq!(model.embedding().unwrap().dtype, embedding, "{name}");
+        assert_eq!(
+            model.tensor("token_embd.weight").unwrap().dtype,
+            embedding,
+            "{name}"
+        );
     }
 }

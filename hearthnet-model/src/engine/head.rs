@@ -9,6 +9,7 @@ use super::error::{EngineError, LoadError};
 use super::thread_pool::ThreadPool;
 use super::weights::{Loader, packed_bytes};
 use super::{Engine, EngineOptions, check};
+use crate::families::{EMBEDDING, OUTPUT, OUTPUT_NORM};
 use crate::kernels::{Act, ActForm, Kernels, LANES, Output, Packed, SharedMut};
 use crate::model_file::ModelFile;
 use crate::spec::ModelSpec;
@@ -57,8 +58,9 @@ impl Head {
     ) -> Result<Self, LoadError> {
         let spec = file.spec().clone();
         check(&spec)?;
-        let (embedding, output) = (file.embedding()?, file.output()?);
-        let output = (!spec.tied_embedding).then_some(output);
+        let embedding = file.tensor(EMBEDDING)?;
+        let output = (!spec.tied_embedding).then(|| file.tensor(OUTPUT));
+        let output = output.transpose()?;
         let mut packed = packed_bytes(&embedding)?;
         if let Some(output) = &output {
             packed = packed.saturating_add(packed_bytes(output)?);
@@ -75,7 +77,7 @@ impl Head {
             kernels,
             thread_pool,
             embedding: loader.matrix(&embedding)?,
-            norm: loader.vector(&file.output_norm()?)?,
+            norm: loader.vector(&file.tensor(OUTPUT_NORM)?)?,
             output: output.map(|output| loader.matrix(&output)).transpose()?,
             weight_bytes: loader.bytes as u64,
             spec,

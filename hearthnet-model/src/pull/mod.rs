@@ -418,21 +418,6 @@ fn of_source(error: SourceError) -> Result<SourceError, PullError> {
     }
 }
 
-/// It was asked to stop.
-struct Cancelled;
-
-impl From<Cancelled> for PullError {
-    fn from(_: Cancelled) -> Self {
-        Self::Cancelled
-    }
-}
-
-impl From<Cancelled> for SourceError {
-    fn from(_: Cancelled) -> Self {
-        Self::Cancelled
-    }
-}
-
 /// The file that is to arrive.
 struct Wanted {
     file: String,
@@ -480,9 +465,9 @@ impl<'a> Job<'a> {
         })
     }
 
-    fn check_cancelled(&self) -> Result<(), Cancelled> {
+    fn check_cancelled(&self) -> Result<(), SourceError> {
         match self.cancel.load(Ordering::Relaxed) {
-            true => Err(Cancelled),
+            true => Err(SourceError::Cancelled),
             false => Ok(()),
         }
     }
@@ -507,7 +492,7 @@ impl<'a> Job<'a> {
     }
 
     /// Whether the file is there with the pinned contents.
-    fn check_present(&mut self, target: &Path) -> Result<bool, Cancelled> {
+    fn check_present(&mut self, target: &Path) -> Result<bool, PullError> {
         let Ok(mut file) = File::open(target) else {
             return Ok(false);
         };
@@ -523,7 +508,7 @@ impl<'a> Job<'a> {
             Ok(())
         });
         match read {
-            Ok(Err(SourceError::Cancelled)) => Err(Cancelled),
+            Ok(Err(SourceError::Cancelled)) => Err(PullError::Cancelled),
             Ok(Ok(())) => Ok(check.finish().is_ok()),
             _ => Ok(false),
         }

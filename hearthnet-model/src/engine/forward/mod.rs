@@ -36,6 +36,7 @@ use super::rope_tables::RopeTables;
 use super::sequence::Span;
 use super::thread_pool::{Member, ThreadPool};
 use super::weights::{Feed, Layer};
+use crate::BoundaryDtype;
 use crate::kernels::{AttentionScratch, Kernels, SharedMut, grow};
 use crate::spec::ModelSpec;
 use moe::{ExpertScratch, Mixture};
@@ -245,7 +246,11 @@ fn wide(pass: &Pass<'_>, scratch: &mut Scratch, spans: &[Span], rows: Range<usiz
                 member,
                 layer.attn_output.panels(),
                 // SAFETY: separate panels.
-                &|panels, rows, buffers| unsafe { pass.attn_output(layer, panels, rows, buffers) },
+                &|panels, rows, buffers| unsafe {
+                    // Not the end of a block: the sum stays as it is.
+                    let dtype = BoundaryDtype::F32;
+                    pass.add(&layer.attn_output, panels, dtype, rows, buffers);
+                },
                 // SAFETY: separate tiles.
                 &|rows, buffers| unsafe {
                     pass.end_attention(layer, rows, buffers);
@@ -287,7 +292,7 @@ fn wide(pass: &Pass<'_>, scratch: &mut Scratch, spans: &[Span], rows: Range<usiz
                         down.panels(),
                         // SAFETY: separate panels.
                         &|panels, rows, buffers| unsafe {
-                            pass.ffn_down(down, panels, rows, buffers);
+                            pass.add(down, panels, parts.spec.boundary, rows, buffers);
                         },
                         &done,
                         nothing,

@@ -480,21 +480,9 @@ impl Pass<'_> {
             .prepare(attn, width, ActForm::of([&layer.attn_output]), act);
     }
 
-    /// Reads `act`, adds to the columns of `panels` in `x`, or writes them in `branch`.
-    pub(super) unsafe fn attn_output(
-        &self,
-        layer: &Layer,
-        panels: Range<usize>,
-        rows: &Rows<'_>,
-        buffers: Buffers<'_>,
-    ) {
-        // Not the end of a block: the sum stays as it is.
-        let dtype = BoundaryDtype::F32;
-        // SAFETY: the columns of `panels` are the unit's, and no unit writes `act`.
-        unsafe { self.add(&layer.attn_output, panels, dtype, rows, buffers) };
-    }
-
-    unsafe fn add(
+    /// Reads `act`, adds what a matrix makes of it to the columns of `panels` in `x`, rounded to
+    /// `dtype`; or writes it in `branch`.
+    pub(super) unsafe fn add(
         &self,
         matrix: &Packed,
         panels: Range<usize>,
@@ -633,20 +621,6 @@ impl Pass<'_> {
             .prepare(h, width, ActForm::of([down]), act);
     }
 
-    /// Reads `act`, adds to the columns of `panels` in `x`, and rounds them; or writes them in
-    /// `branch`.
-    pub(super) unsafe fn ffn_down(
-        &self,
-        down: &Packed,
-        panels: Range<usize>,
-        rows: &Rows<'_>,
-        buffers: Buffers<'_>,
-    ) {
-        let dtype = self.parts.spec.boundary;
-        // SAFETY: the columns of `panels` are the unit's, and no unit writes `act`.
-        unsafe { self.add(down, panels, dtype, rows, buffers) };
-    }
-
     /// Reads `x`, a block's output.
     pub(super) unsafe fn check(&self, layer: usize, rows: &Rows<'_>) {
         let width = self.widths.x;
@@ -695,7 +669,10 @@ impl Pass<'_> {
                 }
             }
             self.quantise_attn(layer, rows, buffers);
-            self.attn_output(layer, 0..layer.attn_output.panels(), rows, buffers);
+            let output = &layer.attn_output;
+            // Not the end of a block: the sum stays as it is.
+            let dtype = BoundaryDtype::F32;
+            self.add(output, 0..output.panels(), dtype, rows, buffers);
             self.end_attention(layer, rows, buffers);
             self.ffn_norm(layer, rows, buffers);
         }
@@ -713,7 +690,8 @@ impl Pass<'_> {
         unsafe {
             self.ffn(ffn, 0..ffn.panels(), rows, buffers);
             self.quantise_h(down, rows, buffers);
-            self.ffn_down(down, 0..down.panels(), rows, buffers);
+            let dtype = self.parts.spec.boundary;
+            self.add(down, 0..down.panels(), dtype, rows, buffers);
         }
     }
 
