@@ -18,7 +18,7 @@ use std::error::Error;
 use std::path::Path;
 
 use hearthnet_model::catalogue::magnitude;
-use hearthnet_model::engine::{Engine, EngineOptions, Head, SeqId, Span};
+use hearthnet_model::engine::{EngineOptions, FullModel, Span};
 use hearthnet_model::{ChatMessage, ChatTemplate, ModelFile, Special, Tokenizer};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -75,22 +75,16 @@ const FILES: [&str; 5] = [
 ];
 
 struct Model {
-    engine: Engine,
-    head: Head,
+    whole: FullModel,
     layers: usize,
     width: usize,
 }
 
 impl Model {
     fn open(file: &ModelFile) -> Result<Self> {
-        let options = EngineOptions::default();
-        let layers = file.spec().layers;
-        let engine = Engine::load(file, 0..layers, &options, &mut |_, _| ())?;
-        let head = Head::beside(file, &engine)?;
         Ok(Self {
-            engine,
-            head,
-            layers: layers as usize,
+            whole: FullModel::load(file, &EngineOptions::default(), &mut |_, _| ())?,
+            layers: file.spec().layers as usize,
             width: file.spec().width as usize,
         })
     }
@@ -98,21 +92,21 @@ impl Model {
     /// Magnitude of every row of `sequences` behind every layer: `[layer][row]`, all rows in a line.
     fn measure(&mut self, sequences: &[&[u32]]) -> Result<Vec<Vec<f32>>> {
         let mut x = Vec::new();
-        self.head.embed(&sequences.concat(), &mut x)?;
+        self.whole.head().embed(&sequences.concat(), &mut x)?;
+        let engine = self.whole.engine_mut();
         let mut measured = Vec::with_capacity(self.layers);
         for layer in 0..self.layers as u32 {
             let mut spans = Vec::with_capacity(sequences.len());
             for ids in sequences {
                 spans.push(Span {
-                    seq: self.engine.open()?,
+                    seq: engine.open()?,
                     position: 0,
                     rows: ids.len() as u32,
                 });
             }
-            self.engine
-                .forward_layers(layer..layer + 1, &spans, &mut x)?;
+            engine.forward_layers(layer..layer + 1, &spans, &mut x)?;
             for span in &spans {
-                self.engine.close(span.seq);
+                engine.close(span.seq);
             }
             measured.push(x.chunks_exact(self.width).map(magnitude).collect());
         }
@@ -121,33 +115,20 @@ impl Model {
 
     /// The likeliest continuation, up to the end of the model's answer.
     fn answer(&mut self, tokenizer: &Tokenizer, mut ids: Vec<u32>) -> Result<Vec<u32>> {
-        let seq = self.engine.open()?;
-        let mut new = ids.clone();
+        let seq = self.whole.engine_mut().open()?;
+        let (mut new, mut logits) = (ids.clone(), Vec::new());
         for _ in 0..ANSWER {
-            let best = self.next(seq, &new)?;
+            self.whole.append(seq, &new, &mut logits)?;
+            let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
+            let best = best.ok_or("a model without tokens")? as u32;
             if tokenizer.is_end_of_generation(best) {
                 break;
             }
             ids.push(best);
             new = vec![best];
         }
-        self.engine.close(seq);
+        self.whole.engine_mut().close(seq);
         Ok(ids)
-    }
-
-    fn next(&mut self, seq: SeqId, ids: &[u32]) -> Result<u32> {
-        let (mut x, mut logits) = (Vec::new(), Vec::new());
-        self.head.embed(ids, &mut x)?;
-        let span = Span {
-            seq,
-            position: self.engine.len(seq)?,
-            rows: ids.len() as u32,
-        };
-        self.engine.forward(&[span], &mut x)?;
-        let last = x.len() - self.width;
-        self.head.logits(&x[last..], &mut logits)?;
-        let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
-        Ok(best.ok_or("a model without tokens")? as u32)
     }
 }
 

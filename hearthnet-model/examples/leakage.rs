@@ -37,6 +37,7 @@ use std::time::{Duration, Instant};
 
 use hearthnet_model::engine::{Engine, EngineOptions, Head, SeqId, Span};
 use hearthnet_model::{ModelFile, Special, Tokenizer};
+use rayon::prelude::*;
 
 const TEXT: &str = include_str!("leakage.txt");
 /// Private first layers to measure.
@@ -279,42 +280,26 @@ impl Lab {
 
     /// How near every token is to each row.
     fn rank(&self, rows: &[f32]) -> Ranks {
-        let threads = EngineOptions::default().threads.max(1);
-        let count = rows.len() / self.width;
-        let share = count.div_ceil(threads).max(1) * self.width;
-        let parts: Vec<(Nearest, Nearest)> = std::thread::scope(|scope| {
-            let parts = rows
-                .chunks(share)
-                .map(|rows| scope.spawn(|| self.nearest(rows, 5)));
-            let parts: Vec<_> = parts.collect();
-            parts
-                .into_iter()
-                .filter_map(|part| part.join().ok())
-                .collect()
-        });
-        let (angle, distance): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
+        // Some rows at a time, so that the table is read less often.
+        let rows = rows.par_chunks(16 * self.width);
+        let (angle, distance): (Vec<_>, Vec<_>) = rows.map(|rows| self.nearest(rows, 5)).unzip();
         Ranks([angle.concat(), distance.concat()])
     }
 
     /// The nearest tokens of rows, by angle and by distance.
     fn nearest(&self, rows: &[f32], most: usize) -> (Nearest, Nearest) {
-        let (mut angles, mut distances) = (Vec::new(), Vec::new());
-        // Some rows at a time, so that the table is read less often.
-        for rows in rows.chunks(16 * self.width) {
-            let mut scores = vec![(Vec::new(), Vec::new()); rows.len() / self.width];
-            for (entry, norm) in self.table.chunks_exact(self.width).zip(&self.norms) {
-                for (row, (angle, distance)) in rows.chunks_exact(self.width).zip(&mut scores) {
-                    let product = dot(row, entry);
-                    angle.push(product / norm.max(1e-9));
-                    distance.push(product - norm * norm / 2.0);
-                }
-            }
-            for (angle, distance) in scores {
-                angles.push(order(&angle, most));
-                distances.push(order(&distance, most));
+        let mut scores = vec![(Vec::new(), Vec::new()); rows.len() / self.width];
+        for (entry, norm) in self.table.chunks_exact(self.width).zip(&self.norms) {
+            for (row, (angle, distance)) in rows.chunks_exact(self.width).zip(&mut scores) {
+                let product = dot(row, entry);
+                angle.push(product / norm.max(1e-9));
+                distance.push(product - norm * norm / 2.0);
             }
         }
-        (angles, distances)
+        let ordered = scores.into_iter();
+        let ordered =
+            ordered.map(|(angle, distance)| (order(&angle, most), order(&distance, most)));
+        ordered.unzip()
     }
 
     /// Recovers the beginnings of the texts, `tokens` in all, word by word: the likeliest words of

@@ -14,7 +14,6 @@
 //! dropped; what a killed test left behind is removed by the next lab.
 
 use std::ffi::OsStr;
-use std::fmt;
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
@@ -33,14 +32,9 @@ const MAX_HOSTS: usize = 100;
 const NAMESPACES: &str = "/run/netns";
 
 /// Why this machine cannot have a lab.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub struct Unavailable(String);
-
-impl fmt::Display for Unavailable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
 
 /// Hosts on one or more networks, each host on every network.
 #[derive(Debug)]
@@ -91,22 +85,14 @@ impl Lab {
             hub: hub.clone(),
             hosts: (0..hosts).map(host).collect(),
         };
-        ip(&["netns", "add", &hub])?;
+        ip(&format!("netns add {hub}"))?;
         for network in 0..networks {
             let bridge = format!("br{network}");
             // Without snooping: a bridge without a router drops IPv6 multicast otherwise.
-            ip(&[
-                "-n",
-                &hub,
-                "link",
-                "add",
-                &bridge,
-                "type",
-                "bridge",
-                "mcast_snooping",
-                "0",
-            ])?;
-            ip(&["-n", &hub, "link", "set", &bridge, "up"])?;
+            ip(&format!(
+                "-n {hub} link add {bridge} type bridge mcast_snooping 0"
+            ))?;
+            ip(&format!("-n {hub} link set {bridge} up"))?;
         }
         for host in &lab.hosts {
             host.make(networks)?;
@@ -161,31 +147,27 @@ impl Drop for Lab {
 
 impl Host {
     fn make(&self, networks: usize) -> Result<(), Unavailable> {
-        let me = self.namespace.as_str();
-        ip(&["netns", "add", me])?;
-        ip(&["-n", me, "link", "set", "lo", "up"])?;
+        let (me, hub) = (&self.namespace, &self.hub);
+        ip(&format!("netns add {me}"))?;
+        ip(&format!("-n {me} link set lo up"))?;
         for network in 0..networks {
             let (eth, port) = (format!("eth{network}"), self.port(network));
-            ip(&[
-                "-n", &self.hub, "link", "add", &port, "type", "veth", "peer", "name", &eth,
-                "netns", me,
-            ])?;
-            // Nobody else has these addresses: no two seconds of asking around.
-            let no_asking = format!("echo 0 > /proc/sys/net/ipv6/conf/{eth}/accept_dad");
-            run(Command::new("ip").args(["netns", "exec", me, "sh", "-c", &no_asking]))?;
-            // An IPv6 address survives a cable that is pulled, as an IPv4 address does.
-            let keep = format!("echo 1 > /proc/sys/net/ipv6/conf/{eth}/keep_addr_on_down");
-            run(Command::new("ip").args(["netns", "exec", me, "sh", "-c", &keep]))?;
-            for address in [
-                format!("{}/24", self.v4_on(network)),
-                format!("{}/64", self.v6_on(network)),
-            ] {
-                ip(&["-n", me, "address", "add", &address, "dev", &eth])?;
+            ip(&format!(
+                "-n {hub} link add {port} type veth peer name {eth} netns {me}"
+            ))?;
+            // Nobody else has these addresses: no two seconds of asking around. And an IPv6 address
+            // survives a cable that is pulled, as an IPv4 address does.
+            for (setting, value) in [("accept_dad", 0), ("keep_addr_on_down", 1)] {
+                let set = format!("echo {value} > /proc/sys/net/ipv6/conf/{eth}/{setting}");
+                run(Command::new("ip").args(["netns", "exec", me, "sh", "-c", &set]))?;
             }
-            ip(&["-n", me, "link", "set", &eth, "up"])?;
-            let bridge = format!("br{network}");
-            ip(&["-n", &self.hub, "link", "set", &port, "master", &bridge])?;
-            ip(&["-n", &self.hub, "link", "set", &port, "up"])?;
+            let (v4, v6) = (self.v4_on(network), self.v6_on(network));
+            for address in [format!("{v4}/24"), format!("{v6}/64")] {
+                ip(&format!("-n {me} address add {address} dev {eth}"))?;
+            }
+            ip(&format!("-n {me} link set {eth} up"))?;
+            ip(&format!("-n {hub} link set {port} master br{network}"))?;
+            ip(&format!("-n {hub} link set {port} up"))?;
         }
         Ok(())
     }
@@ -264,15 +246,16 @@ impl Host {
     /// When that fails.
     pub fn forwarded(&self, network: usize, forwarded: bool) {
         let state = if forwarded { "forwarding" } else { "disabled" };
-        run(Command::new("bridge")
-            .args(["-n", &self.hub, "link", "set", "dev", &self.port(network)])
-            .args(["state", state]))
-        .unwrap_or_else(|why| panic!("{why}"));
+        let (hub, port) = (&self.hub, self.port(network));
+        must(call(
+            "bridge",
+            &format!("-n {hub} link set dev {port} state {state}"),
+        ));
     }
 
     fn set_port(&self, network: usize, state: &str) {
-        ip(&["-n", &self.hub, "link", "set", &self.port(network), state])
-            .unwrap_or_else(|why| panic!("{why}"));
+        let (hub, port) = (&self.hub, self.port(network));
+        must(ip(&format!("-n {hub} link set {port} {state}")));
     }
 
     /// Gives the host one more address, such as `10.77.0.200/24`, or takes it away.
@@ -280,9 +263,10 @@ impl Host {
     /// # Panics
     /// When that fails.
     pub fn address(&self, network: usize, address: &str, present: bool) {
-        let (verb, eth) = (if present { "add" } else { "del" }, format!("eth{network}"));
-        ip(&["-n", &self.namespace, "address", verb, address, "dev", &eth])
-            .unwrap_or_else(|why| panic!("{why}"));
+        let (me, verb) = (&self.namespace, if present { "add" } else { "del" });
+        must(ip(&format!(
+            "-n {me} address {verb} {address} dev eth{network}"
+        )));
     }
 
     /// Limits what goes each way through the host's cable to `mbit` million bits a second.
@@ -290,21 +274,26 @@ impl Host {
     /// # Panics
     /// When that fails.
     pub fn bandwidth(&self, network: usize, mbit: u32) {
-        let rate = format!("{mbit}mbit");
         let (eth, port) = (format!("eth{network}"), self.port(network));
         for (namespace, device) in [(&self.namespace, &eth), (&self.hub, &port)] {
-            run(Command::new("tc")
-                .args(["-n", namespace, "qdisc", "replace", "dev", device])
-                .args([
-                    "root", "tbf", "rate", &rate, "burst", "32kb", "latency", "50ms",
-                ]))
-            .unwrap_or_else(|why| panic!("{why}"));
+            let bucket = format!("tbf rate {mbit}mbit burst 32kb latency 50ms");
+            let args = format!("-n {namespace} qdisc replace dev {device} root {bucket}");
+            must(call("tc", &args));
         }
     }
 }
 
-fn ip(args: &[&str]) -> Result<(), Unavailable> {
-    run(Command::new("ip").args(args))
+fn must(done: Result<(), Unavailable>) {
+    done.unwrap_or_else(|why| panic!("{why}"));
+}
+
+fn ip(args: &str) -> Result<(), Unavailable> {
+    call("ip", args)
+}
+
+/// Runs a program with arguments that have no spaces in them.
+fn call(program: &str, args: &str) -> Result<(), Unavailable> {
+    run(Command::new(program).args(args.split(' ')))
 }
 
 fn run(command: &mut Command) -> Result<(), Unavailable> {
@@ -338,7 +327,7 @@ fn remove(namespace: &str) {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
         }
     }
-    let _ = ip(&["netns", "del", namespace]);
+    let _ = ip(&format!("netns del {namespace}"));
 }
 
 /// Removes the labs of test processes that are no more.

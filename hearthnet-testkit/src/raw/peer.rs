@@ -34,16 +34,9 @@ const READ_BYTES: usize = 16 * 1024;
 pub const SWITCHING: &str = "HTTP/1.1 101 ";
 
 /// Why a peer could not get as far as it was to.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
 pub struct Failed(pub String);
-
-impl fmt::Display for Failed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Failed {}
 
 /// Something to put on the wire.
 #[derive(Clone, Debug)]

@@ -58,6 +58,22 @@ fn by(code: CloseCode, reached: Reached, what: impl Into<String>, sent: Vec<Fram
     }
 }
 
+/// Frames that break one rule, each by itself.
+fn each<S: Into<String>>(
+    code: CloseCode,
+    reached: Reached,
+    tries: impl IntoIterator<Item = (S, Frame)>,
+) -> Vec<Violation> {
+    let broken = |(what, frame)| by(code, reached, what, vec![frame]);
+    tries.into_iter().map(broken).collect()
+}
+
+/// HELLOs that break one rule.
+fn hellos<const N: usize>(code: CloseCode, tries: [(&str, Change); N]) -> Vec<Violation> {
+    let broken = |(what, hello)| by(code, Reached::Hello(hello), what, Vec::new());
+    tries.map(broken).into()
+}
+
 /// A header that does not name the payload that there is.
 pub fn lengths() -> Vec<Violation> {
     let (code, truth) = (CloseCode::FrameLength, 8);
@@ -67,16 +83,13 @@ pub fn lengths() -> Vec<Violation> {
         ("nothing, with a body", 0),
         ("4 GiB", u32::MAX),
     ];
-    let mut all: Vec<_> = lies
-        .map(|(what, length)| by(code, SESSION, what, vec![Frame::ping().length(length)]))
-        .into();
-    all.extend([0, 1, 3, 15].map(|length| {
+    let lies = lies.map(|(what, length)| (what, Frame::ping().length(length)));
+    let cut = [0, 1, 3, 15].map(|length| {
         let what = format!("a message of {length} bytes, less than a header");
-        by(code, SESSION, what, vec![Frame::ping().cut(length)])
-    }));
-    let hello = Reached::Hello(|hello| hello.frame().length(5000));
-    all.push(by(code, hello, "a HELLO", Vec::new()));
-    all
+        (what, Frame::ping().cut(length))
+    });
+    let hello = hellos(code, [("a HELLO", |hello| hello.frame().length(5000))]);
+    [each(code, SESSION, lies), each(code, SESSION, cut), hello].concat()
 }
 
 /// Versions, types, flags and reserved bits that this version does not know.
@@ -107,27 +120,22 @@ pub fn unknown() -> Vec<Violation> {
         ..Step::default()
     };
     frames.push(("a reserved byte in STEP".to_owned(), step.frame()));
-    let unknown = |(what, frame)| by(CloseCode::FrameUnknown, Reached::Stream, what, vec![frame]);
-    let mut all: Vec<_> = frames.into_iter().map(unknown).collect();
+    let mut all = each(CloseCode::FrameUnknown, Reached::Stream, frames);
 
     fn versions(hello: Hello, versions: &[u32]) -> Frame {
         let versions = versions.iter().map(|&version| version.into()).collect();
         hello.with("versions", Value::Array(versions)).frame()
     }
-    let hellos: [(&str, Change); 3] = [
-        ("with later versions only", |hello| versions(hello, &[2, 3])),
-        ("with version 0 only", |hello| versions(hello, &[0])),
-        ("with no version at all", |hello| versions(hello, &[])),
-    ];
-    let code = CloseCode::VersionUnsupported;
-    all.extend(hellos.map(|(what, hello)| {
-        by(
-            code,
-            Reached::Hello(hello),
-            format!("HELLO {what}"),
-            Vec::new(),
-        )
-    }));
+    all.extend(hellos(
+        CloseCode::VersionUnsupported,
+        [
+            ("HELLO with later versions only", |hello| {
+                versions(hello, &[2, 3])
+            }),
+            ("HELLO with version 0 only", |hello| versions(hello, &[0])),
+            ("HELLO with no version at all", |hello| versions(hello, &[])),
+        ],
+    ));
     all
 }
 
@@ -180,48 +188,31 @@ pub fn states() -> Vec<Violation> {
         ("DESCRIPTOR", Frame::new(kind::DESCRIPTOR, [0xa0])),
         ("LEAVING", body(kind::LEAVING, &[("within_ms", 1.into())])),
     ];
-    let early = |(name, frame)| {
-        by(
-            code,
-            Reached::Upgrade,
-            format!("{name} before HELLO"),
-            vec![frame],
-        )
-    };
-    let foreign = |(name, frame)| {
-        by(
-            code,
-            Reached::Stream,
-            format!("{name} from a caller"),
-            vec![frame],
-        )
-    };
-    let mut all: Vec<_> = well_formed.map(early).into();
-    all.extend(of_a_host.map(foreign));
+    let early = well_formed.map(|(name, frame)| (format!("{name} before HELLO"), frame));
+    let foreign = of_a_host.map(|(name, frame)| (format!("{name} from a caller"), frame));
     let again = Hello::new("pipeline", Vec::new()).frame();
-    all.push(by(code, Reached::Stream, "a second HELLO", vec![again]));
-    all.push(by(
-        code,
-        Reached::Stream,
-        "a PONG without a PING",
-        vec![pong()],
-    ));
-    all
+    let others = [("a second HELLO", again), ("a PONG without a PING", pong())];
+    [
+        each(code, Reached::Upgrade, early),
+        each(code, Reached::Stream, foreign),
+        each(code, Reached::Stream, others),
+    ]
+    .concat()
 }
 
 /// Frames that are not numbered one by one, from 1.
 pub fn sequences() -> Vec<Violation> {
     let code = CloseCode::FrameSequence;
-    let hellos: [(&str, Change); 3] = [
-        ("HELLO numbered 0", |hello| hello.frame().sequence(0)),
-        ("HELLO numbered 2", |hello| hello.frame().sequence(2)),
-        ("HELLO with the last number", |hello| {
-            hello.frame().sequence(u32::MAX)
-        }),
-    ];
-    let mut all: Vec<_> = hellos
-        .map(|(what, hello)| by(code, Reached::Hello(hello), what, Vec::new()))
-        .into();
+    let mut all = hellos(
+        code,
+        [
+            ("HELLO numbered 0", |hello| hello.frame().sequence(0)),
+            ("HELLO numbered 2", |hello| hello.frame().sequence(2)),
+            ("HELLO with the last number", |hello| {
+                hello.frame().sequence(u32::MAX)
+            }),
+        ],
+    );
     // HELLO was 1, so 2 is due.
     let numbered = [
         ("a gap of one", 3),
@@ -230,10 +221,8 @@ pub fn sequences() -> Vec<Violation> {
         ("a duplicate", 1),
         ("a wrap to 0", 0),
     ];
-    all.extend(
-        numbered
-            .map(|(what, number)| by(code, SESSION, what, vec![Frame::ping().sequence(number)])),
-    );
+    let numbered = numbered.map(|(what, number)| (what, Frame::ping().sequence(number)));
+    all.extend(each(code, SESSION, numbered));
     let before = vec![Frame::ping(), Frame::ping(), Frame::ping().sequence(2)];
     all.push(by(code, SESSION, "a number from before", before));
     all
@@ -268,14 +257,13 @@ pub fn grants() -> Vec<Violation> {
 
 /// ACKs and NACKs of tensors that were never sent.
 pub fn acks() -> Vec<Violation> {
-    [
+    let never_sent = [
         ("an ACK of a tensor that never was", ack(7, 1, true)),
         ("an ACK of u32::MAX chunks", ack(7, u32::MAX, false)),
         ("an ACK of nothing", ack(7, 0, false)),
         ("a NACK of a tensor that never was", nack(7)),
-    ]
-    .map(|(what, frame)| by(CloseCode::CreditAck, SESSION, what, vec![frame]))
-    .into()
+    ];
+    each(CloseCode::CreditAck, SESSION, never_sent)
 }
 
 /// An ACK of so many chunks of a tensor.
@@ -354,9 +342,7 @@ pub fn sizes() -> Vec<Violation> {
         ),
         ("a tensor of 16 EiB", data(&[u32::MAX, u32::MAX], 1024)),
     ];
-    let mut all: Vec<_> = frames
-        .map(|(what, frame)| by(code, SESSION, what, vec![frame]))
-        .into();
+    let mut all = each(code, SESSION, frames);
     let hello = Reached::Hello(|_| Frame::new(kind::HELLO, [0; 4096]));
     all.push(by(code, hello, "a HELLO of more than 4 KiB", Vec::new()));
     let half = buffer / 2 / row;
@@ -372,11 +358,11 @@ pub fn sizes() -> Vec<Violation> {
 /// Chunks below the size that was agreed on, and below what can be.
 pub fn small_chunks() -> Vec<Violation> {
     let code = CloseCode::ChunkTooSmall;
-    let first = |length: usize| {
+    let first = [0, 1, 4096, CHUNK as usize - 1].map(|length| {
         let what = format!("a first chunk of {length} bytes");
-        by(code, SESSION, what, vec![data(&[2 * CHUNK], length)])
-    };
-    let mut all: Vec<_> = [0, 1, 4096, CHUNK as usize - 1].map(first).into();
+        (what, data(&[2 * CHUNK], length))
+    });
+    let mut all = each(code, SESSION, first);
     let last = data(&[1000], 999).flags(flag::FINAL);
     all.push(by(code, SESSION, "a last chunk that is short", vec![last]));
     let hello = Reached::Hello(|hello| hello.with("chunk_bytes", 1).frame());
@@ -401,12 +387,11 @@ pub fn shapes() -> Vec<Violation> {
         ("element type 5", 5, vec![4]),
         ("element type 255", 255, vec![4]),
     ];
-    let mut all: Vec<_> = tensors
-        .map(|(what, dtype, dims)| {
-            let frame = Frame::new(kind::TENSOR_DATA, chunk(1, dtype, &dims, &[0; 8]));
-            by(code, SESSION, what, vec![frame])
-        })
-        .into();
+    let tensors = tensors.map(|(what, dtype, dims)| {
+        let frame = Frame::new(kind::TENSOR_DATA, chunk(1, dtype, &dims, &[0; 8]));
+        (what, frame)
+    });
+    let mut all = each(code, SESSION, tensors);
     let steps = [
         ("a step of no rows", 0, WIDTH, dtype::F16),
         ("a step of no width", 1, 0, dtype::F16),
