@@ -375,7 +375,10 @@ fn an_output_matrix_of_its_own_is_used() {
     })
     .unwrap();
     assert!(!model.spec().tied_embedding);
-    assert_eq!(model.output().unwrap().dtype, TensorType::F16);
+    assert_eq!(
+        model.tensor("output.weight").unwrap().dtype,
+        TensorType::F16
+    );
     assert_eq!(
         model.tensor("token_embd.weight").unwrap().dtype,
         TensorType::Q8_0
