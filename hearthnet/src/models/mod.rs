@@ -110,8 +110,20 @@ pub(crate) fn open_file(path: &Path) -> Result<ModelFile, Failure> {
 }
 
 pub(crate) fn model_failure(path: &Path, error: impl std::fmt::Display) -> Failure {
-    Failure::new(Kind::Model, format!("{}: {error}", path.display()))
-        .hint("`hearthnet model inspect FILE` shows what a file holds; a fresh `hearthnet model pull` replaces a broken one")
+    let closed = std::fs::File::open(path)
+        .is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied);
+    let hint = match closed {
+        // In a daemon: `isolation.rs`.
+        true => {
+            "a daemon reads models in the folder of `hearthnet model list` and the one that it was started \
+             with: copy the file there, or start the daemon with --model FILE"
+        }
+        false => {
+            "`hearthnet model inspect FILE` shows what a file holds; a fresh `hearthnet model pull` \
+             replaces a broken one"
+        }
+    };
+    Failure::new(Kind::Model, format!("{}: {error}", path.display())).hint(hint)
 }
 
 /// The caller's side of a model: tokenizer, template, embedding and output matrix.
