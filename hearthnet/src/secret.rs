@@ -24,15 +24,11 @@ pub(crate) fn ask(what: &str, shown: bool) -> Result<Zeroizing<String>, Failure>
     if !stdin.is_terminal() {
         return line(&mut stdin.lock(), what);
     }
-    let _ = write!(io::stderr(), "{what}: ");
-    let typed = match shown {
-        true => line(&mut stdin.lock(), what),
-        false => typed_unseen(what),
-    };
     if !shown {
-        let _ = writeln!(io::stderr());
+        return typed_unseen(what);
     }
-    typed
+    let _ = write!(io::stderr(), "{what}: ");
+    line(&mut stdin.lock(), what)
 }
 
 /// The first line of a file: of `/dev/fd/3`, say, what a program left there.
@@ -75,6 +71,7 @@ fn typed_unseen(what: &str) -> Result<Zeroizing<String>, Failure> {
     impl Drop for Before {
         fn drop(&mut self) {
             let _ = tcsetattr(io::stdin(), OptionalActions::Flush, &self.0);
+            let _ = writeln!(io::stderr());
         }
     }
     let before = tcgetattr(io::stdin()).map_err(io::Error::from)?;
@@ -84,6 +81,8 @@ fn typed_unseen(what: &str) -> Result<Zeroizing<String>, Failure> {
     hidden.local_modes.remove(shows);
     tcsetattr(io::stdin(), OptionalActions::Flush, &hidden).map_err(io::Error::from)?;
     let _before = Before(before);
+    // Not earlier: what is typed before would be shown, and be gone.
+    let _ = write!(io::stderr(), "{what}: ");
     let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_BYTES));
     let mut key = [0];
     loop {
