@@ -93,8 +93,8 @@ cases! {
         51 "a member that says it listens on others' own machines" "no effect",
         52 "a crowd of made-up nodes with one code" "busy",
         53 "events sent one by one that sort before all others" "no effect",
-        76 "a host that is put out or demoted and does not care" "no effect",
-        77 "a web page whose name resolves to this machine" "forbidden_host",
+        59 "a host that is put out or demoted and does not care" "no effect",
+        60 "a web page whose name resolves to this machine" "forbidden_host",
     }
     "hostile files" {
         71 "a chat template that wants all time or memory" "no effect",

@@ -9,7 +9,7 @@ use std::time::Instant;
 use hearthnet_bus::NodeId;
 use hearthnet_bus::flight::{Event, PipelineId, record};
 use hearthnet_transport::Code;
-use metrics::{Histogram, counter, histogram};
+use metrics::{Counter, Histogram, counter, histogram};
 use parking_lot::Mutex;
 
 use crate::backend::{Run, whole_ms};
@@ -18,22 +18,21 @@ use crate::error::ChatError;
 
 /// Something has happened.
 pub(crate) fn tell(event: Event) {
-    let number = match &event {
-        Event::HostPreempted { .. } => Some("distributed_inference_preemptions_total"),
-        Event::StaleAnswer { .. } => Some("distributed_inference_stale_answers_total"),
+    let counter = match &event {
+        Event::HostPreempted { .. } => counter!("distributed_inference_preemptions_total"),
+        Event::StaleAnswer { .. } => counter!("distributed_inference_stale_answers_total"),
         Event::FailedOver {
             host: Some(_),
             code,
             ..
-        } => Some(match *code == Code::LEAVING {
-            true => "distributed_inference_moves_total",
-            false => "distributed_inference_failovers_total",
-        }),
-        _ => None,
+        } => match *code == Code::LEAVING {
+            true => counter!("distributed_inference_moves_total"),
+            false => counter!("distributed_inference_failovers_total"),
+        },
+        // The flight record only.
+        _ => Counter::noop(),
     };
-    if let Some(number) = number {
-        counter!(number).increment(1);
-    }
+    counter.increment(1);
     record(event);
 }
 

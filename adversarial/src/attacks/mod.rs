@@ -63,11 +63,11 @@ macro_rules! every_attack {
                 51 nobody_knocks_where_a_member_points;
                 52 one_code_lets_no_crowd_in;
                 53 events_that_sort_first_cost_no_core;
+                59 a_host_that_lost_its_right_sees_no_more_rows;
+                60 a_page_that_pretends_to_be_this_machine_gets_nothing;
                 71 no_chat_template_takes_the_callers_time_or_memory;
                 72 what_is_remembered_of_a_file_is_this_machines_own_word;
                 73 a_changed_template_shows_although_the_weights_are_genuine;
-                76 a_host_that_lost_its_right_sees_no_more_rows;
-                77 a_page_that_pretends_to_be_this_machine_gets_nothing;
             }
         }
     };
@@ -96,7 +96,7 @@ every_attack!(register);
 /// likes, and the memory of two sessions.
 const fn entry(case: u8, name: &'static str, run: Run) -> Entry {
     let scene = match case {
-        21..=27 | 47..=53 | 76 => Scene::COMMUNITY,
+        21..=27 | 47..=53 | 59 => Scene::COMMUNITY,
         45 => a_caller_within_its_share_of_the_memory_keeps_it::SCENE,
         _ => Scene::ALONE,
     };
@@ -123,7 +123,7 @@ const fn entry(case: u8, name: &'static str, run: Run) -> Entry {
         // A revoked key never comes back, nothing thaws who is frozen, a leap in time is made once
         // and lasts, a quota is used up for good, a node that is killed has a folder of its own,
         // who was demoted is no anchor, what sorts first goes on doing so, and files are hostile once.
-        repeats: !matches!(case, 21 | 23 | 25..=27 | 47 | 49..=53 | 71..=73 | 76),
+        repeats: !matches!(case, 21 | 23 | 25..=27 | 47 | 49..=53 | 59 | 71..=73),
         budget,
         run,
     }
