@@ -97,7 +97,7 @@ pub(super) fn may_use(
 /// Where tensor sessions go.
 #[derive(Clone)]
 pub(super) struct TensorService {
-    pub(super) door: Arc<dyn TensorAcceptor>,
+    pub(super) acceptor: Arc<dyn TensorAcceptor>,
     pub(super) sessions: mpsc::Sender<Connection>,
 }
 
@@ -127,7 +127,7 @@ impl Access {
         let tensor = self.tensor().ok_or(CloseCode::PurposeUnknown)?;
         let what = Use::Tensor(grant_of(&hello.token));
         may_use(&self.log.state(), key, what, now_ms())?;
-        tensor.door.admit_hello(key, hello, now_unix)
+        tensor.acceptor.admit_hello(key, hello, now_unix)
     }
 }
 
@@ -159,7 +159,7 @@ impl Admission for Access {
 
     fn session_ended(&self, key: &NodeId, closed: &SessionClosed) {
         if let Some(tensor) = self.tensor() {
-            tensor.door.session_ended(key, closed);
+            tensor.acceptor.session_ended(key, closed);
         }
     }
 

@@ -401,13 +401,13 @@ impl Node {
         }
     }
 
-    /// Serves tensor sessions from now on: those that `door` lets in come out of what is returned.
+    /// Serves tensor sessions from now on: those that `acceptor` lets in come out of what is returned.
     /// Replaces whoever served them before. Until then, and after what is returned was dropped,
     /// nobody gets any.
-    pub fn serve_tensors(&self, door: Arc<dyn TensorAcceptor>) -> TensorSessions {
+    pub fn serve_tensors(&self, acceptor: Arc<dyn TensorAcceptor>) -> TensorSessions {
         let (sender, sessions) = mpsc::channel(WAITING_SESSIONS);
         let service = TensorService {
-            door,
+            acceptor,
             sessions: sender,
         };
         let tensor = &self.inner.rights.tensor;
