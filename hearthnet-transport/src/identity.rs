@@ -7,9 +7,8 @@ use ed25519_dalek::SigningKey;
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ED25519};
 use rustls::crypto::ring::sign::any_eddsa_type;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+use rustls::server::ParsedCertificate;
 use rustls::sign::CertifiedKey;
-use x509_parser::oid_registry::OID_SIG_ED25519;
-use x509_parser::prelude::{FromDer, X509Certificate};
 use zeroize::Zeroizing;
 
 use crate::NodeId;
@@ -17,6 +16,12 @@ use crate::code::{CloseCode, Violation};
 
 /// Largest certificate that is looked at: a key, a signature and some names fit easily.
 const MAX_CERTIFICATE_BYTES: usize = 2048;
+
+/// What precedes an Ed25519 key in the subject's key of a certificate (RFC 8410, section 4): DER
+/// leaves no choice, the algorithm has no parameters.
+const ED25519_KEY_PREFIX: [u8; 12] = [
+    0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00,
+];
 
 impl NodeId {
     /// The key in a certificate. Names, dates, issuer, extensions and the certificate's own
@@ -30,17 +35,14 @@ impl NodeId {
         if certificate.len() > MAX_CERTIFICATE_BYTES {
             return Err(refuse("the certificate is larger than 2 KiB"));
         }
-        let (rest, parsed) = X509Certificate::from_der(certificate)
+        let certificate = CertificateDer::from(certificate);
+        let parsed = ParsedCertificate::try_from(&certificate)
             .map_err(|_| refuse("the certificate is not X.509"))?;
-        if !rest.is_empty() {
-            return Err(refuse("bytes follow the certificate"));
-        }
-        let spki = parsed.public_key();
-        if spki.algorithm.algorithm != OID_SIG_ED25519 || spki.algorithm.parameters.is_some() {
-            return Err(refuse("the certificate's key is not Ed25519"));
-        }
-        let key = <[u8; 32]>::try_from(spki.subject_public_key.data.as_ref())
-            .map_err(|_| refuse("the certificate's key is not 32 bytes"))?;
+        let key = parsed.subject_public_key_info();
+        let key = key
+            .strip_prefix(&ED25519_KEY_PREFIX)
+            .and_then(|key| <[u8; 32]>::try_from(key).ok())
+            .ok_or_else(|| refuse("the certificate's key is not Ed25519"))?;
         NodeId::from_bytes(&key)
             .map_err(|_| refuse("the key is not a point of full order on the curve"))
     }
