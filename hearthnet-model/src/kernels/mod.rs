@@ -352,7 +352,8 @@ macro_rules! kernels {
                 const TILE: usize = $tile;
                 const CHUNKS: usize = $chunks;
 
-                #[inline(always)]
+                $(#[$attribute])*
+                #[inline(never)]
                 unsafe fn score<const N: usize, const B: usize>(
                     page: *const u16,
                     a: &Attention<'_>,
@@ -360,23 +361,12 @@ macro_rules! kernels {
                     to: *mut f32,
                     stride: usize,
                 ) {
-                    $(#[$attribute])*
-                    #[inline(never)]
-                    unsafe fn apart<const N: usize, const B: usize>(
-                        page: *const u16,
-                        a: &Attention<'_>,
-                        vectors: *const f32,
-                        to: *mut f32,
-                        stride: usize,
-                    ) {
-                        // SAFETY: the caller has the instruction set, and the room that `Inner` asks for.
-                        unsafe { attention::score::<$lanes, N, B>(page, a, vectors, to, stride) };
-                    }
                     // SAFETY: the caller has the instruction set, and the room that `Inner` asks for.
-                    unsafe { apart::<N, B>(page, a, vectors, to, stride) };
+                    unsafe { attention::score::<$lanes, N, B>(page, a, vectors, to, stride) };
                 }
 
-                #[inline(always)]
+                $(#[$attribute])*
+                #[inline(never)]
                 unsafe fn mix<const N: usize, const C: usize>(
                     a: &Attention<'_>,
                     column: usize,
@@ -385,25 +375,10 @@ macro_rules! kernels {
                     stride: usize,
                     sums: *mut f32,
                 ) {
-                    $(#[$attribute])*
-                    #[inline(never)]
-                    unsafe fn apart<const N: usize, const C: usize>(
-                        a: &Attention<'_>,
-                        column: usize,
-                        positions: Range<usize>,
-                        weights: *const f32,
-                        stride: usize,
-                        sums: *mut f32,
-                    ) {
-                        // SAFETY: the caller has the instruction set, and the room that `Inner` asks for.
-                        unsafe {
-                            attention::mix::<$lanes, N, C>(
-                                a, column, positions, weights, stride, sums,
-                            );
-                        };
-                    }
                     // SAFETY: the caller has the instruction set, and the room that `Inner` asks for.
-                    unsafe { apart::<N, C>(a, column, positions, weights, stride, sums) };
+                    unsafe {
+                        attention::mix::<$lanes, N, C>(a, column, positions, weights, stride, sums);
+                    };
                 }
             }
 
