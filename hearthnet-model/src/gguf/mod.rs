@@ -29,7 +29,7 @@ use std::path::Path;
 use std::time::SystemTime;
 
 pub use error::{GgufError, MetadataError};
-pub use tensor_type::{TensorType, UnknownTensorType};
+pub use tensor_type::TensorType;
 pub use value::{Array, ArrayIter, Value, ValueType};
 
 use reader::{Header, SlotKind};

@@ -174,24 +174,17 @@ impl Isa {
     }
 }
 
-/// A name of no instruction set that this CPU has.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{name:?} is not one of {}", Isa::available().iter().map(|isa| isa.name()).collect::<Vec<_>>().join(", "))]
-pub struct UnknownIsa {
-    name: String,
-}
-
 impl std::str::FromStr for Isa {
-    type Err = UnknownIsa;
+    type Err = String;
 
     /// Of those that this CPU has.
-    fn from_str(name: &str) -> Result<Self, UnknownIsa> {
-        let mut available = Self::available().into_iter();
-        available
-            .find(|isa| isa.name() == name)
-            .ok_or_else(|| UnknownIsa {
-                name: name.to_owned(),
-            })
+    fn from_str(name: &str) -> Result<Self, String> {
+        let available = Self::available();
+        let found = available.iter().find(|isa| isa.name() == name);
+        found.copied().ok_or_else(|| {
+            let names: Vec<&str> = available.iter().map(|isa| isa.name()).collect();
+            format!("{name:?} is not one of {}", names.join(", "))
+        })
     }
 }
 
