@@ -200,6 +200,11 @@ impl Findings {
         self.push(what, expected, seen.to_string(), held, None);
     }
 
+    /// Something that either is so or not must be so.
+    pub(crate) fn holds(&mut self, what: impl Into<String>, expected: &str, held: bool) {
+        self.check_or(what, expected, held, || "it is not so".to_owned());
+    }
+
     /// The same, where what is seen is either just that, or told by `otherwise`.
     pub(crate) fn check_or(
         &mut self,

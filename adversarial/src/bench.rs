@@ -1,74 +1,20 @@
 //! What an attack gets to work with: a victim, an honest caller beside it, and connections of
 //! its own, down to the byte.
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use hearthnet_bus::calls::{Client, ShardGrant};
-use hearthnet_bus::node::bus_rule;
-use hearthnet_bus::{Capability, Grant, NodeId, NodeKey};
+use hearthnet_bus::{Grant, NodeKey};
 use hearthnet_orchestrator::link::HostAddr;
-use hearthnet_transport::{Config, connect_path};
-use serde_json::json;
 
 use crate::caller::{self, Called};
 use crate::honest::Honest;
-use crate::raw::event::now_ms;
 use crate::raw::{Ending, Frame, Gossip, Hello, Papers, Peer, Step, kind, stream_open};
+use crate::target::grant;
+pub(crate) use crate::target::{Target, token};
 use crate::test_community::TestCommunity;
-use crate::victim::{self, MODEL_ID, Pace, Scene, Settings, Victim};
+use crate::trial::until;
+use crate::victim::{self, Gauges, Pace, Scene, Settings, Victim};
 use crate::{Findings, HarnessError};
-
-/// How long a token of the harness holds, in seconds.
-const TOKEN_SECONDS: u64 = 600;
-
-/// Where the victim is, and what it serves.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Target {
-    /// Where it listens.
-    pub(crate) addr: SocketAddr,
-    /// Who it is.
-    pub(crate) node: NodeId,
-    /// Identity of its weights.
-    pub(crate) weights: [u8; 32],
-    /// First and last layer.
-    pub(crate) layers: (u32, u32),
-    /// Values per row.
-    pub(crate) width: u32,
-    /// Whether it grants sessions itself, as hosts of a community do.
-    pub(crate) grants: bool,
-}
-
-impl Target {
-    /// A session token for the node with this key: from the host, or its own.
-    ///
-    /// # Errors
-    /// If the host does not grant one.
-    pub(crate) async fn token(&self, key: &NodeKey) -> Result<Vec<u8>, HarnessError> {
-        if !self.grants {
-            return token(key, self.node);
-        }
-        let failed =
-            |error: &dyn std::fmt::Display| HarnessError::honest(format!("no grant: {error}"));
-        let identity = key.identity().map_err(|error| failed(&error))?;
-        let (addr, expected) = (self.addr.to_string(), Some(self.node));
-        let (rule, config) = (bus_rule(), Config::default());
-        let socket = connect_path(&addr, &identity, expected, &rule, &config)
-            .await
-            .map_err(|error| failed(&error))?;
-        let key = Arc::new(NodeKey::from_secret(&key.secret()));
-        let client = Client::new(socket, key);
-        let (lo, hi) = self.layers;
-        let params = json!({ "shard_id": format!("{MODEL_ID}:{lo}-{hi}") });
-        let call = client.call(&Capability::shard_serve(), &params);
-        let call = call.map_err(|error| failed(&error))?;
-        let granted = call.result().await.map_err(|error| failed(&error))?;
-        let granted: ShardGrant =
-            serde_json::from_value(granted).map_err(|error| failed(&error))?;
-        granted.token().ok_or_else(|| failed(&"it is no token"))
-    }
-}
 
 /// The bench on which one attack is carried out.
 #[derive(Debug)]
@@ -102,30 +48,27 @@ impl Bench {
         let (attacker, honest_key) = (new_key()?, new_key()?);
         // In a file, for a guest that is a process of its own.
         let guest_key = files.path().join("guest.key");
-        let guest = NodeKey::load_or_create(&guest_key).map_err(HarnessError::attacker)?;
-        let mut test_community = match scene.community {
-            false => None,
-            true => {
-                let honest = [honest_key.id()];
-                let found = TestCommunity::found(files.path(), &attacker, &guest, &honest);
-                Some(found?)
-            }
-        };
-        let home = test_community.as_ref().map(|of| of.home("victim"));
-        let settings = Settings {
+        let guest = NodeKey::load_or_create(&guest_key)?;
+        let mut settings = Settings {
             model: model.write(files.path()),
             admitted: vec![attacker.id(), honest_key.id(), guest.id()],
-            home: home.transpose()?,
+            home: None,
             pace,
             kv_pages: scene.kv_pages,
         };
+        let mut test_community = None;
+        if scene.community {
+            let honest = [honest_key.id()];
+            let founded = TestCommunity::found(files.path(), &attacker, &guest, &honest)?;
+            settings.home = Some(founded.home("victim")?);
+            test_community = Some(founded);
+        }
         let victim = Victim::start(program, &settings).await?;
         if let Some(test_community) = &mut test_community {
             test_community.link(&victim).await?;
         }
         let mut weights = [0; 32];
-        hex::decode_to_slice(&victim.descriptor.weights_sha256, &mut weights)
-            .map_err(HarnessError::victim)?;
+        hex::decode_to_slice(&victim.descriptor.weights_sha256, &mut weights)?;
         let target = Target {
             addr: victim.addr,
             node: victim.node,
@@ -168,6 +111,27 @@ impl Bench {
     pub(crate) async fn goes_on(&mut self, found: &mut Findings) -> Result<(), HarnessError> {
         let test_community = self.test_community.as_ref().ok_or_else(in_no_community)?;
         test_community.goes_on(&mut self.victim, found).await
+    }
+
+    /// Asks the victim until its numbers are so, as they must come to be.
+    pub(crate) async fn comes_to(
+        &mut self,
+        found: &mut Findings,
+        what: &str,
+        expected: &str,
+        so: impl Fn(&Gauges) -> bool,
+    ) -> Result<(), HarnessError> {
+        let gauges = until(&mut self.victim, &so).await?;
+        found.holds(what, expected, so(&gauges));
+        Ok(())
+    }
+
+    /// The victim has heard what the anchor wrote.
+    pub(crate) async fn agrees(&mut self, found: &mut Findings) -> Result<(), HarnessError> {
+        let state = self.test_community()?.state();
+        let what = "the host hears of what the anchor wrote";
+        self.comes_to(found, what, "true", |gauges| gauges.state() == state)
+            .await
     }
 
     /// What becomes of the guest, in a process of its own, when it opens a session with a host.
@@ -286,33 +250,5 @@ fn in_no_community() -> HarnessError {
 
 /// The key of a new node.
 pub(crate) fn new_key() -> Result<NodeKey, HarnessError> {
-    NodeKey::generate().map_err(HarnessError::attacker)
-}
-
-/// A session token: signed by its own bearer, for one node, good once.
-pub(crate) fn token(key: &NodeKey, audience: NodeId) -> Result<Vec<u8>, HarnessError> {
-    sign(&grant(key, audience)?, key)
-}
-
-/// Signs what a token says.
-///
-/// # Errors
-/// If the grant is one that no node would sign.
-pub(crate) fn sign(grant: &Grant, key: &NodeKey) -> Result<Vec<u8>, HarnessError> {
-    grant.sign(key).map_err(HarnessError::attacker)
-}
-
-fn grant(key: &NodeKey, audience: NodeId) -> Result<Grant, HarnessError> {
-    let mut id = [0; 16];
-    getrandom::fill(&mut id).map_err(HarnessError::attacker)?;
-    let now = now_ms() / 1000;
-    Ok(Grant {
-        issuer: key.id(),
-        subject: key.id(),
-        audience,
-        scope: Capability::shard_serve(),
-        not_before: now,
-        expires: now + TOKEN_SECONDS,
-        id,
-    })
+    Ok(NodeKey::generate()?)
 }

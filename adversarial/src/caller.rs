@@ -35,8 +35,8 @@ pub struct Called {
 /// # Errors
 /// If there is no key.
 pub async fn call(key: &Path, host: &HostAddr) -> Result<Called, HarnessError> {
-    let key = NodeKey::load_or_create(key).map_err(HarnessError::honest)?;
-    let numbers = Metrics::install(Part::Caller).map_err(HarnessError::honest)?;
+    let key = NodeKey::load_or_create(key)?;
+    let numbers = Metrics::install(Part::Caller)?;
     let link = HostLink::connect(host, &key, Config::default()).await;
     Ok(Called {
         refused: link.err().map(|error| error.to_string()),
@@ -57,10 +57,9 @@ pub(crate) async fn start(
         .stdin(Stdio::null())
         .kill_on_drop(true)
         .output();
-    let output = timeout(PATIENCE, calling).await;
-    let output = output.map_err(HarnessError::honest)??;
+    let output = timeout(PATIENCE, calling).await??;
     serde_json::from_slice(&output.stdout).map_err(|error| {
         let said = String::from_utf8_lossy(&output.stderr);
-        HarnessError::honest(format!("no caller: {error}: {said}"))
+        HarnessError::Honest(format!("no caller: {error}: {said}"))
     })
 }

@@ -88,16 +88,14 @@ impl Fleet {
         runtime: Handle,
         band: Option<Band>,
     ) -> Result<Self, HarnessError> {
-        let gguf = Gguf::from_bytes(tiny.bytes()).map_err(HarnessError::attacker)?;
-        let file = Arc::new(ModelFile::from_gguf(gguf).map_err(HarnessError::attacker)?);
+        let gguf = Gguf::from_bytes(tiny.bytes())?;
+        let file = Arc::new(ModelFile::from_gguf(gguf)?);
         let weights = file.manifest(&mut |_, _| {}).weights_id();
         let bands = band.map(|band| vec![band; tiny.layers as usize]);
         let text = TextModel {
-            tokenizer: Tokenizer::from_gguf(file.gguf()).map_err(HarnessError::attacker)?,
+            tokenizer: Tokenizer::from_gguf(file.gguf())?,
             template: None,
-            head: Head::load(&file, &options())
-                .map_err(HarnessError::attacker)?
-                .into(),
+            head: Head::load(&file, &options())?.into(),
             context: file.spec().context,
             sampling: SamplingChoice::GREEDY,
         };
@@ -123,18 +121,16 @@ impl Fleet {
     pub(crate) fn table(&self) -> Result<Vec<f32>, HarnessError> {
         let mut table = Vec::new();
         let tokens: Vec<u32> = (0..self.file.spec().vocab).collect();
-        let embedded = self.text.head.embed(&tokens, &mut table);
-        embedded.map_err(HarnessError::attacker)?;
+        self.text.head.embed(&tokens, &mut table)?;
         Ok(table)
     }
 
     /// Asks one question over hosts that do this, each of which serves all layers; so many first
     /// ones the caller computes itself.
     pub(crate) fn ask(&self, private: u32, tampers: Vec<Tamper>) -> Result<Asked, HarnessError> {
-        let caller = NodeKey::generate().map_err(HarnessError::attacker)?;
-        let with_key = |tamper| Ok((NodeKey::generate().map_err(HarnessError::attacker)?, tamper));
+        let with_key = |tamper| Ok((NodeKey::generate()?, tamper));
         let hosts: Result<Vec<_>, HarnessError> = tampers.into_iter().map(with_key).collect();
-        self.ask_over(&self.hosts(caller, hosts?)?, private, TOKENS)
+        self.ask_over(&self.hosts(NodeKey::generate()?, hosts?)?, private, TOKENS)
     }
 
     /// Hosts with these keys that do this, each of which serves all layers, for one caller.
@@ -148,8 +144,7 @@ impl Fleet {
             let (host, addr) = self.host(&caller, &key, tamper)?;
             running.push(host);
             let link = HostLink::connect(&addr, &caller, hearthnet_transport::Config::default());
-            let link = self.runtime.block_on(link);
-            links.push(Arc::new(link.map_err(HarnessError::attacker)?));
+            links.push(Arc::new(self.runtime.block_on(link)?));
         }
         Ok(Hosts {
             caller,
@@ -166,21 +161,20 @@ impl Fleet {
         private: u32,
         tokens: u32,
     ) -> Result<Asked, HarnessError> {
-        let own = PrivateLayers::load(&self.file, MODEL, (private, 0), 4, &options())
-            .map_err(HarnessError::attacker)?;
+        let own = PrivateLayers::load(&self.file, MODEL, (private, 0), 4, &options())?;
         let model = ModelOnWire {
             hosted: own.hosted(),
             ..self.model.clone()
         };
         let choice = Choice {
             health: hosts.health.clone(),
-            ..choice(&model, hosts.caller.id())
+            ..choice(model, hosts.caller.id())
         };
         let source = Connected {
             links: hosts.links.clone(),
             choice,
         };
-        let backend = own.around(Box::new(self.backend(Box::new(source))?));
+        let backend = own.around(Box::new(self.backend(Box::new(source))?))?;
         let (cancel, request) = (Cancel::default(), question(PROMPT, tokens));
         let mut left = Vec::new();
         let mut hear = |frame: &Frame| {
@@ -190,18 +184,14 @@ impl Fleet {
                 left.extend(code.clone());
             }
         };
-        let mut conversation = Conversation::new(backend.map_err(HarnessError::attacker)?);
-        let now = Instant::now();
-        let done = conversation.answer(&self.text, &request, now, &cancel, &mut hear);
-        Ok(Asked {
-            done: done.map_err(HarnessError::attacker)?,
-            left,
-        })
+        let (mut conversation, now) = (Conversation::new(backend), Instant::now());
+        let done = conversation.answer(&self.text, &request, now, &cancel, &mut hear)?;
+        Ok(Asked { done, left })
     }
 
     /// How a node chooses among hosts of this model.
     pub(crate) fn choice(&self, caller: NodeId) -> Choice {
-        choice(&self.model, caller)
+        choice(self.model.clone(), caller)
     }
 
     /// What answers over these hosts.
@@ -210,8 +200,12 @@ impl Fleet {
         source: Box<dyn HostSource>,
     ) -> Result<ShardedBackend, HarnessError> {
         let (runtime, pump) = (self.runtime.clone(), PumpSettings::default());
-        let opened = ShardedBackend::open(runtime, source, pump, &Cancel::default());
-        opened.map_err(HarnessError::attacker)
+        Ok(ShardedBackend::open(
+            runtime,
+            source,
+            pump,
+            &Cancel::default(),
+        )?)
     }
 
     fn host(
@@ -242,21 +236,19 @@ impl Fleet {
         };
         let mut progress = |_| {};
         let start = ShardHost::start_on(config, key, served, source, &mut progress);
-        let host = self
-            .runtime
-            .block_on(start)
-            .map_err(HarnessError::attacker)?;
-        let addr = format!("{}#{}", host.local_addr(), key.id());
-        let addr = addr
-            .parse()
-            .map_err(|_| HarnessError::attacker("its address is none"))?;
+        let host = self.runtime.block_on(start)?;
+        let addr = HostAddr {
+            endpoint: host.local_addr().to_string(),
+            node: key.id(),
+        };
         Ok((host, addr))
     }
 }
 
-fn choice(model: &ModelOnWire, caller: NodeId) -> Choice {
+/// How a node chooses among hosts of a model.
+pub(crate) fn choice(model: ModelOnWire, caller: NodeId) -> Choice {
     Choice {
-        model: model.clone(),
+        model,
         policy: Arc::new(GreedyCover),
         max_shards: 4,
         own_id: caller,

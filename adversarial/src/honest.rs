@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::HarnessError;
-use crate::bench::Target;
+use crate::target::Target;
 
 /// Positions that it goes through, again and again: going back makes the host forget what came
 /// after, so every round must give the same answers.
@@ -136,12 +136,11 @@ impl Call {
         key: &NodeKey,
         positions: u32,
     ) -> Result<Call, HarnessError> {
-        let identity = key.identity().map_err(HarnessError::honest)?;
+        let identity = key.identity()?;
         let hello = Hello::new("pipeline", target.token(key).await?);
         let (addr, config) = (target.addr.to_string(), Config::default());
-        let connection = connect(&addr, &identity, target.node, hello, config).await;
         let mut call = Call {
-            connection: connection.map_err(HarnessError::honest)?,
+            connection: connect(&addr, &identity, target.node, hello, config).await?,
             target: *target,
         };
         let opened = call.stream(1, positions).await;

@@ -13,6 +13,7 @@
 //! | the attacks and their registry; those of one kind in a table | `attacks/`, `attacks/table.rs` |
 //! | what an attack is, observations, verdicts | `attack.rs` |
 //! | what an attack gets to work with | `bench.rs` |
+//! | where the attacked host is, and the keys to its door | `target.rs` |
 //! | the attacked host, in its own process | `victim.rs` |
 //! | its community, where it is in one | `test_community.rs` |
 //! | the attacked caller, in its own process | `caller.rs` |
@@ -34,6 +35,7 @@ mod honest;
 mod memory;
 mod raw;
 mod report;
+mod target;
 mod test_community;
 mod trial;
 mod victim;
@@ -47,43 +49,57 @@ pub use report::Report;
 pub use trial::{Effort, Latency, MemoryGrowth, Outcome, Setup, run};
 pub use victim::{Pace, Settings as VictimSettings, serve as serve_victim};
 
+use std::error::Error;
+use std::fmt;
+use std::panic::Location;
+
 pub(crate) use attack::Findings;
 pub(crate) use bench::Bench;
 
-/// The harness could not do its work: no verdict on the victim.
-#[derive(Debug, thiserror::Error)]
+/// The harness could not do its work: no verdict on the victim. It is no [`Error`], so that `?` can
+/// make one of every error and say where that was.
+#[derive(Debug)]
 #[non_exhaustive]
 pub enum HarnessError {
     /// The victim could not be started, or does not answer its questions.
-    #[error("the victim could not be used: {0}")]
     Victim(String),
     /// The attacker could not get as far as its attack.
-    #[error("the attacker could not attack: {0}")]
     Attacker(String),
     /// The honest caller could not begin.
-    #[error("the honest caller could not begin: {0}")]
     Honest(String),
-    /// A file of the harness could not be written.
-    #[error("the harness could not write its files: {0}")]
-    Files(#[from] std::io::Error),
+    /// What else failed, and at which place of the harness.
+    Failed(String),
+}
+
+impl fmt::Display for HarnessError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (what, why) = match self {
+            Self::Victim(why) => ("the victim could not be used", why),
+            Self::Attacker(why) => ("the attacker could not attack", why),
+            Self::Honest(why) => ("the honest caller could not begin", why),
+            Self::Failed(why) => ("the harness could not go on", why),
+        };
+        write!(f, "{what}: {why}")
+    }
+}
+
+impl<E: Error> From<E> for HarnessError {
+    #[track_caller]
+    fn from(error: E) -> Self {
+        Self::Failed(format!("{error}, at {}", Location::caller()))
+    }
 }
 
 impl HarnessError {
-    pub(crate) fn victim(error: impl std::fmt::Display) -> Self {
+    pub(crate) fn victim(error: impl fmt::Display) -> Self {
         Self::Victim(error.to_string())
     }
 
-    pub(crate) fn attacker(error: impl std::fmt::Display) -> Self {
+    pub(crate) fn attacker(error: impl fmt::Display) -> Self {
         Self::Attacker(error.to_string())
     }
 
-    pub(crate) fn honest(error: impl std::fmt::Display) -> Self {
+    pub(crate) fn honest(error: impl fmt::Display) -> Self {
         Self::Honest(error.to_string())
-    }
-}
-
-impl From<raw::Failed> for HarnessError {
-    fn from(failed: raw::Failed) -> Self {
-        HarnessError::Attacker(failed.0)
     }
 }

@@ -66,12 +66,8 @@ async fn main() -> ExitCode {
 async fn perform(arguments: Arguments) -> Result<ExitCode, HarnessError> {
     match arguments.role {
         Some(Role::Caller { key, host }) => {
-            let called = serde_json::to_string(&call(&key, &host).await?);
-            writeln!(
-                std::io::stdout(),
-                "{}",
-                called.map_err(std::io::Error::from)?
-            )?;
+            let called = serde_json::to_string(&call(&key, &host).await?)?;
+            writeln!(std::io::stdout(), "{called}")?;
             return Ok(ExitCode::SUCCESS);
         }
         Some(Role::Victim { settings }) => {
@@ -108,8 +104,7 @@ async fn perform(arguments: Arguments) -> Result<ExitCode, HarnessError> {
     }
     let mut out = std::io::stdout().lock();
     if arguments.json {
-        let text = serde_json::to_string_pretty(&report).map_err(std::io::Error::from)?;
-        writeln!(out, "{text}")?;
+        writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?;
     } else {
         write!(out, "{report}")?;
     }

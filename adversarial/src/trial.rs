@@ -224,7 +224,10 @@ impl Attackers {
         let mut threads = Builder::new_multi_thread();
         threads.worker_threads(2).enable_all();
         if effort != Effort::Once {
-            step_back(&mut threads);
+            // Without it the latencies look worse than they are.
+            threads.on_thread_start(|| {
+                let _ = rustix::process::nice(19);
+            });
         }
         Ok(Attackers(Some(threads.build()?)))
     }
@@ -245,21 +248,9 @@ impl Attackers {
             let done = run(&mut bench, &mut found).await;
             (bench, found, done)
         });
-        attack.await.map_err(HarnessError::attacker)
+        Ok(attack.await?)
     }
 }
-
-#[cfg(target_os = "linux")]
-fn step_back(threads: &mut Builder) {
-    threads.on_thread_start(|| {
-        // Without it the latencies look worse than they are.
-        let _ = rustix::process::nice(19);
-    });
-}
-
-/// Elsewhere the niceness is the whole process's.
-#[cfg(not(target_os = "linux"))]
-fn step_back(_: &mut Builder) {}
 
 impl Drop for Attackers {
     fn drop(&mut self) {

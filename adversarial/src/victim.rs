@@ -128,10 +128,8 @@ pub struct Settings {
 /// If the host cannot be started.
 pub async fn serve(settings: Settings) -> Result<(), HarnessError> {
     let key = Arc::new(match &settings.home {
-        None => NodeKey::generate().map_err(HarnessError::victim)?,
-        Some(home) => {
-            NodeKey::load_or_create(&home.join(KEY_FILE)).map_err(HarnessError::victim)?
-        }
+        None => NodeKey::generate()?,
+        Some(home) => NodeKey::load_or_create(&home.join(KEY_FILE))?,
     });
     let layers = (0, model().layers - 1);
     let mut config = ShardConfig::new(settings.model, layers, "127.0.0.1:0");
@@ -144,20 +142,17 @@ pub async fn serve(settings: Settings) -> Result<(), HarnessError> {
     // The matrices are tiny, and the honest caller needs the other cores.
     config.engine.threads = 1;
     let (host, member) = match settings.home {
-        None => (ShardHost::start(config, &*key, |_| {}).await, None),
+        None => (ShardHost::start(config, &*key, |_| {}).await?, None),
         Some(home) => {
             let member = Member::start(&home, key, settings.pace).await?;
-            let host = ShardHost::start(config, &member.node, |_| {}).await;
+            let host = ShardHost::start(config, &member.node, |_| {}).await?;
+            member.served.set(host.descriptor());
             (host, Some(member))
         }
     };
-    let host = host.map_err(HarnessError::victim)?;
-    if let Some(member) = &member {
-        member.served.set(host.descriptor());
-    }
     let mut output = tokio::io::stdout();
     let mut input = BufReader::new(tokio::io::stdin()).lines();
-    let mut line = serde_json::to_string(&host.descriptor()).map_err(HarnessError::victim)?;
+    let mut line = serde_json::to_string(&host.descriptor())?;
     loop {
         line.push('\n');
         output.write_all(line.as_bytes()).await?;
@@ -165,7 +160,7 @@ pub async fn serve(settings: Settings) -> Result<(), HarnessError> {
         if input.next_line().await?.is_none() {
             break;
         }
-        line = said(&host, member.as_ref()).map_err(HarnessError::victim)?;
+        line = said(&host, member.as_ref())?;
     }
     host.shutdown(Duration::from_secs(1)).await;
     if let Some(member) = member {
@@ -192,27 +187,21 @@ struct Member {
 
 impl Member {
     async fn start(home: &Path, key: Arc<NodeKey>, pace: Pace) -> Result<Member, HarnessError> {
-        let numbers = Metrics::install(Part::Host).map_err(HarnessError::victim)?;
-        let log = EventLog::open(home).map_err(HarnessError::victim)?;
+        let numbers = Metrics::install(Part::Host)?;
+        let log = EventLog::open(home)?;
         let recovered = log.recovery().map(|recovery| recovery.code());
-        let problems = log.verify().map_err(HarnessError::victim)?.problems;
+        let problems = log.verify()?.problems;
         let (registry, served) = (Arc::new(Registry::new()), Arc::new(Served::default()));
-        register_shards(&registry, key.clone(), log.clone(), served.clone())
-            .map_err(HarnessError::victim)?;
+        register_shards(&registry, key.clone(), log.clone(), served.clone())?;
         let join = JoinHandler::new(log.clone(), key.clone(), crate::raw::event::now_ms);
-        registry
-            .register(joining::descriptor(), Arc::new(join))
-            .map_err(HarnessError::victim)?;
+        registry.register(joining::descriptor(), Arc::new(join))?;
         let mut node = NodeSettings::new("victim");
         node.listen = Some("127.0.0.1:0".to_owned());
         node.discovery.mdns = false;
         node.research = true;
         node.transport = pace.limits();
-        let node = Node::start(key, log, node, registry)
-            .await
-            .map_err(HarnessError::victim)?;
         Ok(Member {
-            node,
+            node: Node::start(key, log, node, registry).await?,
             served,
             numbers,
             recovered,
@@ -373,7 +362,7 @@ pub(crate) struct Victim {
 impl Victim {
     /// Starts `program` as a victim, and waits until it serves.
     pub(crate) async fn start(program: &Path, settings: &Settings) -> Result<Victim, HarnessError> {
-        let settings = serde_json::to_string(settings).map_err(HarnessError::victim)?;
+        let settings = serde_json::to_string(settings)?;
         let mut child = Command::new(program)
             .args(["victim", &settings])
             .stdin(Stdio::piped())

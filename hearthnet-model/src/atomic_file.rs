@@ -1,70 +1,39 @@
 //! Files that are there whole or not at all, and folders that one process at a time writes to.
 
 use std::ffi::OsString;
-use std::fs::{self, File, TryLockError};
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::fs::{File, Permissions, TryLockError};
+use std::io::{self, BufWriter, IntoInnerError, Write};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::time::Duration;
+
+use tempfile::NamedTempFile;
 
 use crate::error::FileError;
 
-/// A file that gets its name when it is complete. Until then it lies beside it as
-/// `.NAME.PID.part`, and it is removed when it is dropped.
-#[derive(Debug)]
-pub(crate) struct AtomicFile {
-    file: File,
-    unfinished: PathBuf,
-    target: PathBuf,
-    done: bool,
+/// Begins a file that will be called `target` once [`finish`] gives it that name. Until then it lies
+/// beside it as `.NAME.RANDOM.part`, and it is removed when it is dropped.
+pub(crate) fn create(target: &Path) -> io::Result<BufWriter<NamedTempFile>> {
+    let mut prefix = OsString::from(".");
+    prefix.push(target.file_name().ok_or(io::ErrorKind::InvalidInput)?);
+    prefix.push(".");
+    let file = tempfile::Builder::new()
+        .prefix(&prefix)
+        .suffix(".part")
+        // As any new file: what the user's mask leaves of it.
+        .permissions(Permissions::from_mode(0o666))
+        .tempfile_in(target.parent().unwrap_or(Path::new("")))?;
+    Ok(BufWriter::with_capacity(1 << 20, file))
 }
 
-impl AtomicFile {
-    /// Begins a file that will be called `target`.
-    pub(crate) fn create(target: &Path) -> io::Result<Self> {
-        let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-        let mut unfinished = OsString::from(".");
-        unfinished.push(name);
-        // Two threads of one process may write the same file: the counter keeps them apart.
-        static COUNT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
-        let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        unfinished.push(format!(".{}-{count}.part", std::process::id()));
-        let unfinished = target.with_file_name(unfinished);
-        let file = File::create(&unfinished)?;
-        Ok(Self {
-            file,
-            unfinished,
-            target: target.to_owned(),
-            done: false,
-        })
-    }
-
-    /// Gives the file its name, after its contents have reached the disk. An older file of that
-    /// name is replaced.
-    pub(crate) fn finish(mut self) -> io::Result<()> {
-        self.file.sync_all()?;
-        fs::rename(&self.unfinished, &self.target)?;
-        self.done = true;
-        sync_directory(&self.target);
-        Ok(())
-    }
-}
-
-impl Write for AtomicFile {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.file.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
-    }
-}
-
-impl Drop for AtomicFile {
-    fn drop(&mut self) {
-        if !self.done {
-            let _ = fs::remove_file(&self.unfinished);
-        }
-    }
+/// Gives a file its name, after its contents have reached the disk. An older file of that name is
+/// replaced.
+pub(crate) fn finish(file: BufWriter<NamedTempFile>, target: &Path) -> io::Result<()> {
+    let file = file.into_inner().map_err(IntoInnerError::into_error)?;
+    file.as_file().sync_all()?;
+    file.persist(target)?;
+    sync_directory(target);
+    Ok(())
 }
 
 /// Makes a rename in the file's directory durable, where the system offers that.
@@ -105,7 +74,7 @@ pub(crate) fn lock(
 
 /// Writes a whole file.
 pub(crate) fn write(target: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = AtomicFile::create(target)?;
+    let mut file = create(target)?;
     file.write_all(bytes)?;
-    file.finish()
+    finish(file, target)
 }

@@ -150,19 +150,13 @@ impl fmt::Display for BoundaryDtype {
     }
 }
 
-/// A name that is no boundary format.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{0:?} is no boundary dtype: use f16, bf16 or f32")]
-pub struct UnknownBoundaryDtype(pub String);
-
 impl FromStr for BoundaryDtype {
-    type Err = UnknownBoundaryDtype;
+    type Err = String;
 
-    fn from_str(s: &str) -> Result<Self, UnknownBoundaryDtype> {
-        Self::ALL
-            .into_iter()
-            .find(|dtype| dtype.name() == s)
-            .ok_or_else(|| UnknownBoundaryDtype(s.to_owned()))
+    fn from_str(s: &str) -> Result<Self, String> {
+        let mut all = Self::ALL.into_iter();
+        all.find(|dtype| dtype.name() == s)
+            .ok_or_else(|| format!("{s:?} is no boundary dtype: use f16, bf16 or f32"))
     }
 }
 

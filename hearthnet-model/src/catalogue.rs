@@ -32,7 +32,7 @@ pub struct Catalogue {
 }
 
 /// A model that can be fetched.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct ModelEntry {
@@ -44,29 +44,24 @@ pub struct ModelEntry {
     /// The weights' licence: its SPDX identifier, or its name where it has none.
     pub license: String,
     /// Address of a licence with conditions of its own, which whoever uses the model accepts.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub terms: Option<String>,
     /// Name of the file in the cache, without directories.
     pub file: String,
     /// Size of the file in bytes.
     pub bytes: u64,
     /// SHA-256 of the file, where it is known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<Digest>,
     /// Identity of the weights in the file, where somebody has read it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights: Option<WeightsId>,
     /// Who says what the file must be.
     #[serde(skip_deserializing)]
     pub pinned: Pinned,
     /// What the model is, as far as one can know without its file.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shape: Option<Shape>,
     /// For each layer the range of the [`magnitude`] of a row of the residual stream after it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boundary_magnitude: Option<Vec<Band>>,
     /// How its tokens are best chosen, where a caller does not say.
-    #[serde(default, skip_serializing_if = "SamplingChoice::is_empty")]
+    #[serde(default)]
     pub sampling: SamplingChoice,
     /// Where the file can be had, in the order of trying.
     pub sources: Vec<Source>,
@@ -115,8 +110,8 @@ pub fn magnitude(row: &[f32]) -> f32 {
 }
 
 /// A closed range of positive numbers.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(from = "[f32; 2]", into = "[f32; 2]")]
+#[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
+#[serde(from = "[f32; 2]")]
 pub struct Band {
     /// Least value.
     pub lo: f32,
@@ -134,12 +129,6 @@ impl Band {
 impl From<[f32; 2]> for Band {
     fn from([lo, hi]: [f32; 2]) -> Self {
         Self { lo, hi }
-    }
-}
-
-impl From<Band> for [f32; 2] {
-    fn from(band: Band) -> Self {
-        [band.lo, band.hi]
     }
 }
 

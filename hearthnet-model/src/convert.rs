@@ -1,10 +1,9 @@
 //! Stores a model in another tensor type.
 
-use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::atomic_file::AtomicFile;
+use crate::atomic_file;
 use crate::error::{FileError, ModelError};
 use crate::families::{EMBEDDING, OUTPUT, ROUTER};
 use crate::gguf::writer::{WriteError, Writer};
@@ -91,7 +90,7 @@ pub fn convert(
     }
 
     let failed = |source| FileError::new("write", target, source);
-    let mut file = BufWriter::with_capacity(1 << 20, AtomicFile::create(target).map_err(failed)?);
+    let mut file = atomic_file::create(target).map_err(failed)?;
     let total = gguf.tensors().iter().map(|info| info.bytes).sum();
     let mut done = 0;
     let written = writer.write(&mut file, |index, out| {
@@ -125,11 +124,7 @@ pub fn convert(
         Ok(())
     });
     let finished = written.and_then(|()| {
-        file.into_inner()
-            .map_err(io::IntoInnerError::into_error)
-            .map_err(WriteError::Io)?
-            .finish()
-            .map_err(|error| WriteError::Io(error).into())
+        atomic_file::finish(file, target).map_err(|error| WriteError::Io(error).into())
     });
     finished.map_err(|error| match error {
         ConvertError::Write(WriteError::Io(source)) => failed(source).into(),

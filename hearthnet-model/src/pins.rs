@@ -8,7 +8,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use crate::atomic_file;
 use crate::error::FileError;
@@ -18,7 +18,7 @@ use crate::manifest::{Digest, WeightsId};
 const MAX_BYTES: u64 = 4096;
 
 /// What a model was when it was first pulled.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pin {
     /// SHA-256 of the file.

@@ -3,13 +3,13 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 /// Longest address or name that is read: more than any in use.
 pub(crate) const MAX_CHARS: usize = 2048;
 
 /// Where a file can be had.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
 #[non_exhaustive]
 pub enum Source {

@@ -78,18 +78,41 @@ impl ModelSpec {
     /// # Errors
     /// Names the first field that is wrong.
     pub fn check(&self) -> Result<(), SpecError> {
+        let (attention, scales) = (&self.attention, &self.scales);
+        let (window, temperature) = (attention.window, attention.temperature);
         for (field, value) in [
-            ("layers", self.layers),
-            ("width", self.width),
-            ("heads", self.heads),
-            ("kv_heads", self.kv_heads),
-            ("head_dim", self.head_dim),
-            ("ffn", self.ffn),
-            ("vocab", self.vocab),
-            ("context", self.context),
-            ("rope.dims", self.rope.dims),
+            ("layers", Some(self.layers)),
+            ("width", Some(self.width)),
+            ("heads", Some(self.heads)),
+            ("kv_heads", Some(self.kv_heads)),
+            ("head_dim", Some(self.head_dim)),
+            ("ffn", Some(self.ffn)),
+            ("vocab", Some(self.vocab)),
+            ("context", Some(self.context)),
+            ("rope.dims", Some(self.rope.dims)),
+            ("rope.skip_every", self.rope.skip_every),
+            ("attention.window.positions", window.map(|w| w.positions)),
+            (
+                "attention.window.global_every",
+                window.and_then(|w| w.global_every),
+            ),
+            (
+                "attention.temperature.positions",
+                temperature.map(|t| t.positions),
+            ),
         ] {
-            size(field, value)?;
+            size(field, value.unwrap_or(1))?;
+        }
+        for (field, value) in [
+            ("attention.scale", attention.scale),
+            ("attention.softcap", attention.softcap),
+            ("attention.temperature.scale", temperature.map(|t| t.scale)),
+            ("scales.embedding", scales.embedding),
+            ("scales.residual", scales.residual),
+            ("scales.logits", scales.logits),
+            ("scales.logit_softcap", scales.logit_softcap),
+        ] {
+            positive(field, value)?;
         }
         let shared = self.heads.is_multiple_of(self.kv_heads);
         ensure(shared, "kv_heads", "must divide the number of heads")?;
@@ -105,9 +128,7 @@ impl ModelSpec {
         base("rope.theta", self.rope.theta)?;
         epsilon("norm_eps", self.norm_eps)?;
         self.rope.check()?;
-        self.attention.check()?;
         self.check_latent()?;
-        self.scales.check()?;
         self.experts.map_or(Ok(()), |experts| experts.check())
     }
 
@@ -212,25 +233,6 @@ pub struct AttentionSpec {
     /// Factor of the queries that grows with the position.
     #[serde(skip_serializing_if = "is_default")]
     pub temperature: Option<TemperatureSpec>,
-}
-
-impl AttentionSpec {
-    fn check(&self) -> Result<(), SpecError> {
-        positive("attention.scale", self.scale)?;
-        positive("attention.softcap", self.softcap)?;
-        if let Some(temperature) = self.temperature {
-            positive("attention.temperature.scale", Some(temperature.scale))?;
-            size("attention.temperature.positions", temperature.positions)?;
-        }
-        let Some(window) = self.window else {
-            return Ok(());
-        };
-        size("attention.window.positions", window.positions)?;
-        size(
-            "attention.window.global_every",
-            window.global_every.unwrap_or(1),
-        )
-    }
 }
 
 /// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): queries, and keys with values, are
@@ -346,15 +348,6 @@ pub struct ScaleSpec {
     pub logit_softcap: Option<f32>,
 }
 
-impl ScaleSpec {
-    fn check(&self) -> Result<(), SpecError> {
-        positive("scales.embedding", self.embedding)?;
-        positive("scales.residual", self.residual)?;
-        positive("scales.logits", self.logits)?;
-        positive("scales.logit_softcap", self.logit_softcap)
-    }
-}
-
 fn ensure(kept: bool, field: &'static str, reason: &'static str) -> Result<(), SpecError> {
     match kept {
         true => Ok(()),
@@ -412,7 +405,6 @@ pub struct RopeSpec {
 impl RopeSpec {
     fn check(&self) -> Result<(), SpecError> {
         base("rope.local_theta", self.local_theta.unwrap_or(1.0))?;
-        size("rope.skip_every", self.skip_every.unwrap_or(1))?;
         match self.scaling {
             Some(RopeScaling::Linear { factor }) => positive("rope.scaling.factor", Some(factor)),
             Some(RopeScaling::Long { amplitude, .. }) => {

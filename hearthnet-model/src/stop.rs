@@ -1,6 +1,5 @@
 //! Stop strings: a generation ends where one of them appears, however tokens cut it up.
 
-use std::collections::VecDeque;
 use std::fmt;
 
 /// How many stop strings are accepted. OpenAI's API takes four.
@@ -47,13 +46,13 @@ pub struct StopStep {
 /// pieces: the stop string that *ends* first wins, so that nothing is generated in vain, and
 /// among those that end at the same place the one that begins first.
 ///
-/// Each stop string is followed by its own Knuth-Morris-Pratt automaton: a byte costs one step
-/// for each string, amortised, whatever the text.
+/// Every piece is compared with every stop string, from each place at which one may begin: what is
+/// held is shorter than the longest of them, so that is little beside a token's computation.
 #[derive(Clone)]
 pub struct StopMatcher {
-    patterns: Vec<Pattern>,
+    stops: Vec<String>,
     /// Text that may begin a stop string.
-    held: VecDeque<u8>,
+    held: String,
     matched: Option<usize>,
 }
 
@@ -61,7 +60,7 @@ pub struct StopMatcher {
 impl fmt::Debug for StopMatcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StopMatcher")
-            .field("stops", &self.patterns.len())
+            .field("stops", &self.stops.len())
             .field("held_bytes", &self.held.len())
             .finish_non_exhaustive()
     }
@@ -85,10 +84,9 @@ impl StopMatcher {
                 return Err(StopError::TooLong { index, bytes });
             }
         }
-        let patterns = stops.into_iter().map(Pattern::new).collect();
         Ok(Self {
-            patterns,
-            held: VecDeque::new(),
+            stops,
+            held: String::new(),
             matched: None,
         })
     }
@@ -101,105 +99,41 @@ impl StopMatcher {
                 stopped: true,
             };
         }
-        for byte in piece.bytes() {
-            self.held.push_back(byte);
-            for pattern in &mut self.patterns {
-                pattern.step(byte);
-            }
-            let complete = self
-                .patterns
-                .iter()
-                .enumerate()
-                .filter(|(_, p)| p.is_complete());
+        for c in piece.chars() {
+            self.held.push(c);
+            let ends = |(_, stop): &(usize, &String)| self.held.ends_with(stop.as_str());
+            let complete = self.stops.iter().enumerate().filter(ends);
             // The longest began first; of equal ones the first in the list counts.
-            if let Some((index, pattern)) = complete.rev().max_by_key(|(_, p)| p.text.len()) {
+            if let Some((index, stop)) = complete.rev().max_by_key(|(_, stop)| stop.len()) {
                 self.matched = Some(index);
-                let emit = take(&mut self.held, pattern.text.len());
-                self.held.clear();
+                let mut emit = std::mem::take(&mut self.held);
+                emit.truncate(emit.len().saturating_sub(stop.len()));
                 return StopStep {
                     emit,
                     stopped: true,
                 };
             }
         }
-        let keep = self
-            .patterns
-            .iter()
-            .map(|pattern| pattern.matched)
-            .max()
-            .unwrap_or(0);
+        let begins = |at: &usize| {
+            let rest = self.held.get(*at..).unwrap_or_default();
+            self.stops.iter().any(|stop| stop.starts_with(rest))
+        };
+        let mut places = self.held.char_indices().map(|(at, _)| at);
+        let keep_from = places.find(begins).unwrap_or(self.held.len());
         StopStep {
-            emit: take(&mut self.held, keep),
+            emit: self.held.drain(..keep_from).collect(),
             stopped: false,
         }
     }
 
     /// What was held, now that nothing follows: it begins a stop string but does not end it.
     pub fn finish(&mut self) -> String {
-        for pattern in &mut self.patterns {
-            pattern.matched = 0;
-        }
-        take(&mut self.held, 0)
+        std::mem::take(&mut self.held)
     }
 
     /// The stop string that ended the generation.
     pub fn matched(&self) -> Option<&str> {
-        let pattern = self.patterns.get(self.matched?)?;
-        Some(&pattern.text)
-    }
-}
-
-/// Takes all but the last `keep` bytes of `held`. Those begin with a stop string's first byte,
-/// which begins a character, so what is taken is whole characters.
-fn take(held: &mut VecDeque<u8>, keep: usize) -> String {
-    let end = held.len().saturating_sub(keep);
-    let bytes: Vec<u8> = held.drain(..end).collect();
-    String::from_utf8(bytes)
-        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
-}
-
-/// A stop string and how much of it the text ends with.
-#[derive(Debug, Clone)]
-struct Pattern {
-    text: String,
-    /// For each prefix (by length, less one): the longest shorter prefix that it ends with.
-    fallback: Vec<usize>,
-    /// The length of the longest prefix that the text so far ends with.
-    matched: usize,
-}
-
-impl Pattern {
-    fn new(text: String) -> Self {
-        let mut pattern = Self {
-            fallback: vec![0],
-            matched: 0,
-            text,
-        };
-        for index in 1..pattern.text.len() {
-            if let Some(byte) = pattern.text.as_bytes().get(index).copied() {
-                pattern.step(byte);
-                pattern.fallback.push(pattern.matched);
-            }
-        }
-        pattern.matched = 0;
-        pattern
-    }
-
-    fn is_complete(&self) -> bool {
-        self.matched == self.text.len()
-    }
-
-    fn step(&mut self, byte: u8) {
-        loop {
-            if self.text.as_bytes().get(self.matched) == Some(&byte) {
-                self.matched += 1;
-                return;
-            }
-            let Some(shorter) = self.matched.checked_sub(1) else {
-                return;
-            };
-            self.matched = self.fallback.get(shorter).copied().unwrap_or(0);
-        }
+        self.stops.get(self.matched?).map(String::as_str)
     }
 }
 

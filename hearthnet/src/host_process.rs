@@ -1,11 +1,12 @@
 //! Host processes of our own, on this machine: what `demo` and `bench mesh` measure.
 
-use std::io::{BufRead as _, BufReader, Read};
+use std::fs::{self, File};
 use std::ops::Range;
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use hearthnet_bus::NodeKey;
@@ -177,8 +178,9 @@ fn own_cores(hosts: usize, threads: usize) -> Vec<Option<usize>> {
 /// A `hearthnet shard serve` of our own. Dropping it ends the process.
 pub(crate) struct HostProcess {
     child: Child,
-    lines: mpsc::Receiver<String>,
-    errors: mpsc::Receiver<String>,
+    /// What it says on its standard output, and of its trouble on the other.
+    said: PathBuf,
+    trouble: PathBuf,
     pub(crate) layers: (u32, u32),
     pub(crate) ready: Option<Ready>,
 }
@@ -197,6 +199,7 @@ impl HostProcess {
             Failure::new(Kind::Host, format!("cannot start a host process: {e}"))
         };
         let program = std::env::current_exe().map_err(fail)?;
+        let [said, trouble] = ["json", "log"].map(|kind| home.with_extension(kind));
         let streams = format!(
             "research.distributed_inference.host.max_concurrent_streams={}",
             plan.streams
@@ -221,18 +224,15 @@ impl HostProcess {
             .args(["--threads", &plan.threads.to_string()])
             .args(["--peer-key", &key.id().to_string()])
             .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
+            .stdout(File::create(&said).map_err(fail)?)
+            .stderr(File::create(&trouble).map_err(fail)?)
             // A group of its own: Ctrl-C reaches the caller, which then ends its hosts in
             // order. If the caller dies without a word, their standard input ends, and so do they.
             .process_group(0);
-        let mut child = on_core(core, || command.spawn()).map_err(fail)?;
-        let lines = read_lines(child.stdout.take());
-        let errors = read_lines(child.stderr.take());
         Ok(Self {
-            child,
-            lines,
-            errors,
+            child: on_core(core, || command.spawn()).map_err(fail)?,
+            said,
+            trouble,
             layers,
             ready: None,
         })
@@ -244,31 +244,27 @@ impl HostProcess {
             if cancel.is_cancelled() {
                 return Err(ChatError::Cancelled.into());
             }
-            match self.lines.recv_timeout(Duration::from_millis(50)) {
-                Ok(line) => {
-                    let ready = serde_json::from_str(&line).map_err(|e| {
-                        Failure::internal(format!("a host process said something else: {e}"))
-                    })?;
-                    self.ready = Some(ready);
-                    return Ok(());
-                }
-                Err(mpsc::RecvTimeoutError::Timeout) if Instant::now() < deadline => {}
-                Err(_) => {
-                    let why: Vec<String> = self.errors.try_iter().collect();
-                    return Err(Failure::new(
-                        Kind::Host,
-                        format!(
-                            "the host process for layers {} did not start: {}",
-                            self.layers_text(),
-                            if why.is_empty() {
-                                "no reason given".into()
-                            } else {
-                                why.join("; ")
-                            }
-                        ),
-                    ));
-                }
+            // Before what it said, which is then all that it ever says.
+            let ended = self.child.try_wait()?.is_some();
+            let said = fs::read_to_string(&self.said)?;
+            if let Some((line, _)) = said.split_once('\n') {
+                let ready = serde_json::from_str(line).map_err(|e| {
+                    Failure::internal(format!("a host process said something else: {e}"))
+                })?;
+                self.ready = Some(ready);
+                return Ok(());
             }
+            if ended || Instant::now() >= deadline {
+                let why = fs::read_to_string(&self.trouble)?;
+                let why = match why.trim() {
+                    "" => "no reason given".to_owned(),
+                    why => why.replace('\n', "; "),
+                };
+                let layers = self.layers_text();
+                let what = format!("the host process for layers {layers} did not start: {why}");
+                return Err(Failure::new(Kind::Host, what));
+            }
+            sleep(Duration::from_millis(50));
         }
     }
 
@@ -297,7 +293,7 @@ impl HostProcess {
         let deadline = Instant::now() + LEAVE_DEADLINE;
         while Instant::now() < deadline {
             match self.child.try_wait() {
-                Ok(None) => std::thread::sleep(Duration::from_millis(5)),
+                Ok(None) => sleep(Duration::from_millis(5)),
                 _ => return,
             }
         }
@@ -311,22 +307,6 @@ impl Drop for HostProcess {
     fn drop(&mut self) {
         self.stop();
     }
-}
-
-/// The lines of a child's output, read by a thread so that waiting can have a limit.
-fn read_lines(output: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String> {
-    let (sender, receiver) = mpsc::channel();
-    std::thread::spawn(move || {
-        let Some(output) = output else { return };
-        // One line is a descriptor: a few kilobytes. The bound keeps a runaway child harmless.
-        for line in BufReader::new(output.take(1 << 20)).lines() {
-            let Ok(line) = line else { return };
-            if sender.send(line).is_err() {
-                return;
-            }
-        }
-    });
-    receiver
 }
 
 #[cfg(test)]

@@ -105,12 +105,12 @@ pub(crate) fn stopping(settings: &Host) -> String {
 
 pub(crate) fn announcement(ready: &Ready) -> String {
     let d = &ready.descriptor;
-    let daemon_node = ready
+    let resident = ready
         .resident_bytes
         .map_or_else(String::new, |n| format!(", process {}", bytes(n)));
     format!(
         "serving {} (layers {}-{} of {})\n  \
-         weights   {} in memory{daemon_node}\n  \
+         weights   {} in memory{resident}\n  \
          context   {} MiB for {} positions of all conversations together, {} each{}\n  \
          identity  {}\n  \
          streams   at most {}\n  \

@@ -192,155 +192,86 @@ fn moment(unix_us: u64) -> String {
 
 /// An event as a sentence without its subject, which is the node.
 fn words(event: &Event, names: Names<'_>) -> String {
-    let life = |stream: u32, epoch: u32| format!("stream {stream}.{epoch}");
+    let fields = serde_json::to_value(event).unwrap_or_default();
+    let said = |field: &str| match (field, &fields[field]) {
+        ("host" | "peer", Value::String(id)) => {
+            id.parse().map_or_else(|_| id.clone(), |id| names.of(&id))
+        }
+        ("bytes", size) => crate::output::bytes(size.as_u64().unwrap_or_default()),
+        ("by_us", by_us) => match by_us.as_bool() {
+            Some(true) => "this side".to_owned(),
+            _ => "the caller".to_owned(),
+        },
+        ("layers", range) => format!("{}-{}", range[0], range[1]),
+        ("replacements", hosts) => match hosts.as_u64() {
+            Some(0) => "this machine".to_owned(),
+            Some(1) => "another host".to_owned(),
+            _ => format!("{hosts} hosts"),
+        },
+        (_, Value::String(text)) => text.clone(),
+        (_, value) => value.to_string(),
+    };
+    let mut words = String::new();
+    for (at, part) in sentence(event).split(['{', '}']).enumerate() {
+        match at % 2 {
+            0 => words.push_str(part),
+            _ => words.push_str(&said(part)),
+        }
+    }
+    words
+}
+
+/// The sentence of a kind of event, with its fields where `{field}` stands.
+fn sentence(event: &Event) -> &'static str {
     match event {
-        Event::PipelineBuilt { hosts: 0, ms, .. } => format!("computes alone, ready in {ms} ms"),
-        Event::PipelineBuilt { hosts, ms, .. } => {
-            format!("has a pipeline over {hosts} hosts in {ms} ms")
+        Event::PipelineBuilt { hosts: 0, .. } => "computes alone, ready in {ms} ms",
+        Event::PipelineBuilt { .. } => "has a pipeline over {hosts} hosts in {ms} ms",
+        Event::StreamAsked { .. } => {
+            "asks {host} for {shard}, stream {stream}.{epoch} of session {session}"
         }
-        Event::StreamAsked {
-            host,
-            shard,
-            session,
-            stream,
-            epoch,
-            ..
-        } => format!(
-            "asks {} for {shard}, {} of session {session}",
-            names.of(host),
-            life(*stream, *epoch)
-        ),
-        Event::StreamReady {
-            host,
-            stream,
-            epoch,
-            ..
-        } => format!("has {} at {}", life(*stream, *epoch), names.of(host)),
-        Event::HostFailed {
-            host, shard, code, ..
-        } => format!("loses {shard} at {}: {code}", names.of(host)),
-        Event::HostPreempted { host, shard, .. } => {
-            format!(
-                "gives up {shard} at {} for a while: no memory there",
-                names.of(host)
-            )
+        Event::StreamReady { .. } => "has stream {stream}.{epoch} at {host}",
+        Event::HostFailed { .. } => "loses {shard} at {host}: {code}",
+        Event::HostPreempted { .. } => "gives up {shard} at {host} for a while: no memory there",
+        Event::FailedOver { host: None, .. } => {
+            "moved {shard} to {replacements} in {ms} ms, {replayed} positions again: {code}"
         }
-        Event::FailedOver {
-            host,
-            shard,
-            code,
-            replacements,
-            replayed,
-            ms,
-            ..
-        } => {
-            let from = host
-                .as_ref()
-                .map_or_else(String::new, |host| format!(" from {}", names.of(host)));
-            let to = match replacements {
-                0 => "this machine".to_owned(),
-                1 => "another host".to_owned(),
-                n => format!("{n} hosts"),
-            };
-            format!("moved {shard}{from} to {to} in {ms} ms, {replayed} positions again: {code}")
+        Event::FailedOver { .. } => {
+            "moved {shard} from {host} to {replacements} in {ms} ms, \
+             {replayed} positions again: {code}"
         }
-        Event::StaleAnswer { host, .. } => format!("drops a late answer of {}", names.of(host)),
-        Event::HostLeaving { host, within_ms } => {
-            format!("hears that {} leaves within {within_ms} ms", names.of(host))
+        Event::StaleAnswer { .. } => "drops a late answer of {host}",
+        Event::HostLeaving { .. } => "hears that {host} leaves within {within_ms} ms",
+        Event::Answered { .. } => {
+            "answered: {prompt_tokens} tokens of prompt ({cached_tokens} cached), \
+             {completion_tokens} of answer, {ms} ms"
         }
-        Event::Answered {
-            prompt_tokens,
-            cached_tokens,
-            completion_tokens,
-            ms,
-            ..
-        } => format!(
-            "answered: {prompt_tokens} tokens of prompt ({cached_tokens} cached), {completion_tokens} of answer, {ms} ms"
-        ),
-        Event::Aborted { code, .. } => format!("ends unfinished: {code}"),
-        Event::Cancelled { .. } => "was cancelled".to_owned(),
-        Event::PipelineEnded { .. } => "closes its streams".to_owned(),
-        Event::ShardServing { shard } => format!("serves {shard}"),
-        Event::ShardLeaving {
-            shard,
-            streams,
-            within_ms,
-        } => format!("leaves {shard} within {within_ms} ms, {streams} streams open"),
-        Event::ShardStopped { shard, cut } => {
-            format!("serves {shard} no more, {cut} streams cut off")
+        Event::Aborted { .. } => "ends unfinished: {code}",
+        Event::Cancelled { .. } => "was cancelled",
+        Event::PipelineEnded { .. } => "closes its streams",
+        Event::ShardServing { .. } => "serves {shard}",
+        Event::ShardLeaving { .. } => {
+            "leaves {shard} within {within_ms} ms, {streams} streams open"
         }
-        Event::WeightsLoaded { bytes } => {
-            format!("has {} of weights in memory", crate::output::bytes(*bytes))
+        Event::ShardStopped { .. } => "serves {shard} no more, {cut} streams cut off",
+        Event::WeightsLoaded { .. } => "has {bytes} of weights in memory",
+        Event::WeightsEvicted {} => "put its weights away",
+        Event::SessionBegan { .. } => "session {session} of {peer} begins ({purpose})",
+        Event::SessionEnded { .. } => "session {session} of {peer} is over, by {by_us}: {code}",
+        Event::StreamOpened { .. } => "opened stream {stream}.{epoch} for {peer}, layers {layers}",
+        Event::StreamRefused { .. } => "refused stream {stream}.{epoch} of {peer}: {code}",
+        Event::StreamEnded { .. } => {
+            "ended stream {stream}.{epoch} of {peer}: {code}, {rows} rows in {steps} steps"
         }
-        Event::WeightsEvicted {} => "put its weights away".to_owned(),
-        Event::SessionBegan {
-            session,
-            peer,
-            purpose,
-        } => format!("session {session} of {} begins ({purpose})", names.of(peer)),
-        Event::SessionEnded {
-            session,
-            peer,
-            code,
-            by_us,
-        } => {
-            let who = if *by_us { "this side" } else { "the caller" };
-            format!(
-                "session {session} of {} is over, by {who}: {code}",
-                names.of(peer)
-            )
-        }
-        Event::StreamOpened {
-            peer,
-            stream,
-            epoch,
-            layers,
-            ..
-        } => format!(
-            "opened {} for {}, layers {}-{}",
-            life(*stream, *epoch),
-            names.of(peer),
-            layers.0,
-            layers.1
-        ),
-        Event::StreamRefused {
-            peer,
-            stream,
-            epoch,
-            code,
-            ..
-        } => format!(
-            "refused {} of {}: {code}",
-            life(*stream, *epoch),
-            names.of(peer)
-        ),
-        Event::StreamEnded {
-            peer,
-            stream,
-            epoch,
-            code,
-            steps,
-            rows,
-            ..
-        } => format!(
-            "ended {} of {}: {code}, {rows} rows in {steps} steps",
-            life(*stream, *epoch),
-            names.of(peer)
-        ),
-        Event::NodeStarted {} => "runs".to_owned(),
-        Event::PeerConnected { peer } => format!("is linked with {}", names.of(peer)),
-        Event::PeerLost { peer, code } => format!("lost the link with {}: {code}", names.of(peer)),
-        Event::PeerUnreachable { peer, code } => format!("cannot reach {}: {code}", names.of(peer)),
-        Event::PeerRefused { peer, code } => format!("did not let {} in: {code}", names.of(peer)),
-        Event::AdvertSeen { peer, shard } => format!("sees {} offer {shard}", names.of(peer)),
-        Event::AdvertGone { peer, shard, code } => {
-            format!("sees {} offer {shard} no more: {code}", names.of(peer))
-        }
-        Event::Revoked { peer } => format!("hears that {} was revoked", names.of(peer)),
-        Event::ConnectionRefused { code } => {
-            format!("had a connection that nothing came of: {code}")
-        }
-        _ => "something that this version has no words for".to_owned(),
+        Event::NodeStarted {} => "runs",
+        Event::PeerConnected { .. } => "is linked with {peer}",
+        Event::PeerLost { .. } => "lost the link with {peer}: {code}",
+        Event::PeerUnreachable { .. } => "cannot reach {peer}: {code}",
+        Event::PeerRefused { .. } => "did not let {peer} in: {code}",
+        Event::AdvertSeen { .. } => "sees {peer} offer {shard}",
+        Event::AdvertGone { .. } => "sees {peer} offer {shard} no more: {code}",
+        Event::Revoked { .. } => "hears that {peer} was revoked",
+        Event::ConnectionRefused { .. } => "had a connection that nothing came of: {code}",
+        _ => "something that this version has no words for",
     }
 }
 
@@ -418,5 +349,42 @@ mod tests {
         assert_eq!(ahead(0), "right");
         assert_eq!(ahead(-7_200_000), "7200000 ms behind");
         assert_eq!(ahead(i64::MAX), format!("{} ms ahead", i64::MAX));
+    }
+
+    #[test]
+    fn every_field_that_a_sentence_names_is_one_of_the_event() {
+        const KEY: &str = "ed25519:11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo";
+        const ID: &str = "7ZZZZZZZZZZZZZZZZZZZZZZZZZ";
+        let kinds = "pipeline_built stream_asked stream_ready host_failed host_preempted \
+            failed_over stale_answer host_leaving answered aborted cancelled pipeline_ended \
+            shard_serving shard_leaving shard_stopped weights_loaded weights_evicted \
+            session_began session_ended stream_opened stream_refused stream_ended node_started \
+            peer_connected peer_lost peer_unreachable peer_refused advert_seen advert_gone \
+            revoked connection_refused";
+        for kind in kinds.split_whitespace() {
+            let event = json!({
+                "kind": kind, "pipeline": ID, "host": KEY, "peer": KEY, "session": "0123456789abcdef",
+                "shard": "tiny:0-3", "code": "timeout", "purpose": "pipeline", "hosts": 2,
+                "ms": 3, "within_ms": 4, "stream": 5, "epoch": 6, "layers": [0, 3],
+                "replacements": 1, "replayed": 7, "prompt_tokens": 8, "cached_tokens": 9,
+                "completion_tokens": 10, "streams": 11, "cut": 12, "bytes": 13, "by_us": true,
+                "steps": 14, "rows": 15,
+            });
+            let event: Event = serde_json::from_value(event).unwrap();
+            let words = words(&event, Names(None));
+            assert!(!words.contains("null"), "{kind}: {words}");
+            assert!(!words.contains("no words for"), "{kind}: {words}");
+        }
+        let moved = json!({"kind": "failed_over", "pipeline": ID, "host": KEY, "code": "timeout",
+            "shard": "tiny:0-3", "replacements": 1, "replayed": 7, "ms": 3});
+        let moved: Event = serde_json::from_value(moved).unwrap();
+        let node: NodeId = KEY.parse().unwrap();
+        assert_eq!(
+            words(&moved, Names(None)),
+            format!(
+                "moved tiny:0-3 from {} to another host in 3 ms, 7 positions again: timeout",
+                node.short()
+            )
+        );
     }
 }

@@ -10,9 +10,9 @@ use ciborium::Value;
 use tokio::sync::watch;
 use tokio::time::{Instant, interval};
 
-use crate::bench::Target;
 use crate::honest::Call;
 use crate::raw::{Arrived, Frame, Peer, Step, cbor, kind};
+use crate::target::Target;
 use crate::trial::until;
 use crate::victim::{PAGE, Scene};
 use crate::{Bench, Findings, HarnessError};
@@ -82,7 +82,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     found.check(what, "kv_full or preempted", seen, held);
 
     stop.send_replace(true);
-    let grabbed = grabber.await.map_err(HarnessError::attacker)?;
+    let grabbed = grabber.await?;
     found.refused("a stream of the grabber", "preempted", &grabbed.preempted);
     let rows = grabbed.rows;
     found.check("rows of the grabber", "some", rows, rows > 0);

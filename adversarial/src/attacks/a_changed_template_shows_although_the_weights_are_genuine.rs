@@ -38,7 +38,7 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
 }
 
 fn identities(path: &Path) -> Result<(WeightsId, TextId), HarnessError> {
-    let model = ModelFile::open(path).map_err(HarnessError::attacker)?;
-    let text = model.gguf().text_id().map_err(HarnessError::attacker)?;
+    let model = ModelFile::open(path)?;
+    let text = model.gguf().text_id()?;
     Ok((model.manifest(&mut |_, _| {}).weights_id(), text))
 }

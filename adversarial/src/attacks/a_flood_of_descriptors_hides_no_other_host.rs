@@ -4,14 +4,12 @@
 //! left out of a crowd no key decides.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use hearthnet_bus::{Descriptor, NodeId};
-use hearthnet_orchestrator::health::SharedHealth;
-use hearthnet_orchestrator::hosts::{Choice, ModelOnWire};
-use hearthnet_orchestrator::router::{Candidate, GreedyCover};
+use hearthnet_orchestrator::hosts::ModelOnWire;
+use hearthnet_orchestrator::router::Candidate;
 
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, choice};
 use crate::{Bench, Findings, HarnessError};
 
 /// Descriptors of the flood: more than are looked at.
@@ -42,14 +40,7 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
 fn looks(model: &ModelOnWire, candidates: &[Candidate]) -> Result<usize, HarnessError> {
     let last = model.layers.saturating_sub(1);
     let finds = |_: &usize| {
-        let choice = Choice {
-            model: model.clone(),
-            policy: Arc::new(GreedyCover),
-            max_shards: 4,
-            own_id: NodeId::from_checked([255; 32]),
-            allow_self: false,
-            health: SharedHealth::default(),
-        };
+        let choice = choice(model.clone(), NodeId::from_checked([255; 32]));
         let route = choice.pick(candidates.to_vec(), 0..=last, &BTreeSet::new());
         route.is_ok()
     };

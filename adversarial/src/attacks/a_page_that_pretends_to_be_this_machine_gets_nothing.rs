@@ -27,14 +27,13 @@ const PRETENDERS: [&str; 10] = [
 ];
 
 pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
-    let numbers = Metrics::install(Part::Host).map_err(HarnessError::attacker)?;
+    let numbers = Metrics::install(Part::Host)?;
     let (_serving, health) = watch::channel(Health::Serving);
     let settings = HttpSettings {
         listen: "127.0.0.1:0".to_owned(),
         ..HttpSettings::default()
     };
-    let server = serve_metrics(numbers, health, &settings).await;
-    let server = server.map_err(HarnessError::attacker)?;
+    let server = serve_metrics(numbers, health, &settings).await?;
     let at = server.local_addr();
     let honest = ask(at, "/metrics", &format!("Host: {at}")).await?;
     found.same("who names this machine", "200", status(&honest));

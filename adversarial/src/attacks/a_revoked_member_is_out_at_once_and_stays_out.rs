@@ -7,7 +7,6 @@ use hearthnet_transport::CloseCode;
 
 use crate::honest::Call;
 use crate::raw::{Came, Hello, Papers, Peer, Pushed, SWITCHING, kind};
-use crate::trial::until;
 use crate::victim::Gauges;
 use crate::{Bench, Findings, HarnessError};
 
@@ -20,10 +19,10 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     let mut session = bench.session(&hello).await?;
     session.send(bench.stream_open(1)).await;
     let opened = session.receive().await.is(kind::STREAM_OPENED);
-    found.check("a stream before", "opened", opened, opened);
+    found.holds("a stream before", "opened", opened);
     session.send(bench.zeros(1, 1).frame()).await;
     let answered = session.receive().await.is(kind::STEP_RESULT);
-    found.check("a step before", "answered", answered, answered);
+    found.holds("a step before", "answered", answered);
     let unused = target.token(&attacker).await?;
     let note = bench.test_community()?.attacker.note(10, 1);
     let mut gossip = bench.gossip(&attacker).await?;
@@ -31,7 +30,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     found.taken("an event before", (1, 0), None, &pushed);
     let mut bus = bench.secured().await?;
     let open = bus.upgrade_at("/bus/v1").await?.starts_with(SWITCHING);
-    found.check("a socket for calls before", "open", open, open);
+    found.holds("a socket for calls before", "open", open);
     let mut other = Call::open(&target, &guest, 16).await?;
     let before = other.step(1, 0).await.map_err(HarnessError::Honest)?;
 
@@ -45,9 +44,10 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
         let log = gauges.log.as_ref();
         log.is_some_and(|log| log.revoked.contains(&name))
     };
-    let gauges = until(&mut bench.victim, is_out).await?;
-    let out = is_out(&gauges);
-    found.check("the host's log", "has the revocation", out, out);
+    let expected = "has the revocation";
+    bench
+        .comes_to(found, "the host's log", expected, is_out)
+        .await?;
 
     let code = CloseCode::Revoked;
     found.ended("the open session", code, &session.ending().await);

@@ -3,7 +3,7 @@
 
 use hearthnet_transport::CloseCode;
 
-use crate::bench::{new_key, sign};
+use crate::bench::new_key;
 use crate::raw::Hello;
 use crate::{Bench, Findings, HarnessError};
 
@@ -11,7 +11,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     let attacker = &bench.attacker;
     let code = CloseCode::TokenReplayed;
 
-    let token = sign(&bench.grant(attacker)?, attacker)?;
+    let token = bench.grant(attacker)?.sign(attacker)?;
     let hello = Hello::new("pipeline", token.clone());
     let session = bench.session(&hello).await?;
     let again = bench.show(token.clone()).await?;
@@ -21,7 +21,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     found.ended("again, when the session is over", code, &again);
 
     // All HELLOs are on their way before the first answer is read.
-    let token = sign(&bench.grant(attacker)?, attacker)?;
+    let token = bench.grant(attacker)?.sign(attacker)?;
     let hello = Hello::new("pipeline", token);
     let mut peers = Vec::new();
     for _ in 0..8 {
@@ -45,7 +45,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
 
     let mut grant = bench.grant(attacker)?;
     grant.audience = new_key()?.id();
-    let ending = bench.show(sign(&grant, attacker)?).await?;
+    let ending = bench.show(grant.sign(attacker)?).await?;
     let code = CloseCode::TokenAudience;
     found.ended("a token for another node", code, &ending);
     Ok(())

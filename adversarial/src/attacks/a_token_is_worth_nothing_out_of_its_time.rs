@@ -4,7 +4,6 @@
 use hearthnet_bus::Grant;
 use hearthnet_transport::CloseCode;
 
-use crate::bench::sign;
 use crate::{Bench, Findings, HarnessError};
 
 /// More than the 30 s by which the victim forgives a clock, with room for a slow machine.
@@ -37,7 +36,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     for (what, change) in changes {
         let mut grant = bench.grant(attacker)?;
         change(&mut grant);
-        let ending = bench.show(sign(&grant, attacker)?).await?;
+        let ending = bench.show(grant.sign(attacker)?).await?;
         found.ended(what, CloseCode::TokenExpired, &ending);
     }
     Ok(())

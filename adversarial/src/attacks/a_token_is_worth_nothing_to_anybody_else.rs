@@ -4,13 +4,12 @@
 
 use hearthnet_transport::CloseCode;
 
-use crate::bench::sign;
 use crate::raw::{Hello, Papers, Peer};
 use crate::{Bench, Findings, HarnessError};
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let owner = &bench.honest_key;
-    let stolen = sign(&bench.grant(owner)?, owner)?;
+    let stolen = bench.grant(owner)?.sign(owner)?;
     for what in ["another node's token", "the same once more"] {
         let ending = bench.show(stolen.clone()).await?;
         found.ended(what, CloseCode::TokenSubject, &ending);

@@ -1,28 +1,19 @@
 //! Who is put out still has the code that let it in, and as many keys as it likes. An invite with
 //! uses left would bring it back at once, with a trusted member for an accomplice or without.
 
-use ciborium::Value;
 use hearthnet_bus::NodeKey;
 use hearthnet_bus::invite::Invite;
 use hearthnet_bus::log::{Body, Level};
 
-use crate::raw::{Papers, SWITCHING, cbor};
-use crate::trial::until;
-use crate::victim::Gauges;
+use crate::bench::new_key;
+use crate::raw::event::admission;
+use crate::raw::{Papers, SWITCHING};
 use crate::{Bench, Findings, HarnessError};
 
 /// The attacker, a trusted member, lets a key in with an invite, and the key tries the host's door.
 async fn let_in(bench: &mut Bench, invite: &Invite, key: &NodeKey) -> Result<bool, HarnessError> {
     let [attacker, _] = bench.members();
-    let request = invite.request(key.id(), "kim").map_err(HarnessError::attacker)?;
-    let bytes = |bytes: &[u8]| Value::Bytes(bytes.to_vec());
-    let body = cbor(&[
-        ("name", "kim".into()),
-        ("node", bytes(key.id().as_bytes())),
-        ("level", "member".into()),
-        ("proof", bytes(&request.proof.0)),
-        ("invite", bytes(invite.key().id().as_bytes())),
-    ]);
+    let body = admission(invite, key, "member")?;
     let test_community = bench.test_community()?;
     let latest = test_community.lamport()?;
     let mut event = test_community.attacker.draft("member.admitted", body);
@@ -37,31 +28,19 @@ async fn let_in(bench: &mut Bench, invite: &Invite, key: &NodeKey) -> Result<boo
 }
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
-    let keys = [(); 3].map(|()| NodeKey::generate().map_err(HarnessError::attacker));
-    let [first, second, third] = keys;
-    let (first, second, third) = (first?, second?, third?);
-    let invites = [5, 1].map(|uses| bench.test_community().map(|c| c.invite(Level::Member, uses)));
-    let [invite, other] = invites;
-    let (invite, other) = (invite?, other?);
-    agreed(bench, found).await?;
+    let (first, second, third) = (new_key()?, new_key()?, new_key()?);
+    let test_community = bench.test_community()?;
+    let [invite, other] = [5, 1].map(|uses| test_community.invite(Level::Member, uses));
+    bench.agrees(found).await?;
     let open = let_in(bench, &invite, &first).await?;
-    found.check("a new member with the code", "let in", open, open);
+    found.holds("a new member with the code", "let in", open);
 
     let node = first.id();
     bench.test_community()?.append(Body::Revoked { node, last_seq: 0 });
-    agreed(bench, found).await?;
+    bench.agrees(found).await?;
     let open = let_in(bench, &invite, &second).await?;
-    found.check("the same code after it was put out", "not let in", open, !open);
+    found.holds("the same code after it was put out", "not let in", !open);
     let open = let_in(bench, &other, &third).await?;
-    found.check("somebody else with another code", "let in", open, open);
+    found.holds("somebody else with another code", "let in", open);
     bench.goes_on(found).await
-}
-
-/// The host has heard what the anchor wrote.
-async fn agreed(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
-    let state = bench.test_community()?.state();
-    let agrees = |gauges: &Gauges| gauges.state() == state;
-    let held = agrees(&until(&mut bench.victim, agrees).await?);
-    found.check("the host hears of what the anchor wrote", "true", held, held);
-    Ok(())
 }

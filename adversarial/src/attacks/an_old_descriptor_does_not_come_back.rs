@@ -34,7 +34,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
             queue_depth,
             ..base.clone()
         };
-        let body = descriptor.to_cbor().map_err(HarnessError::attacker)?;
+        let body = descriptor.to_cbor()?;
         let author = &test_community.attacker;
         Ok(author.say(ADVERTISED, &slot, seq, LIFE_MS, body))
     };

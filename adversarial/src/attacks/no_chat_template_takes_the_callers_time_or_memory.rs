@@ -31,7 +31,7 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
         match timeout(PATIENCE, rendering).await {
             Err(_) => found.check(&*what, "an end", "none in a minute", false),
             Ok(rendered) => {
-                let rendered = rendered.map_err(HarnessError::attacker)?;
+                let rendered = rendered?;
                 let text = rendered.map_or(0, |text| text.len());
                 found.check(&*what, "an error or a short text", text, text < 1 << 16);
             }

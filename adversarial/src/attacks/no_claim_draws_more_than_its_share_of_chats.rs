@@ -7,6 +7,7 @@ use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_testkit::Tamper;
 use tokio::runtime::Handle;
 
+use crate::bench::new_key;
 use crate::fleet::Fleet;
 use crate::{Bench, Findings, HarnessError};
 
@@ -24,7 +25,7 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
     ] {
         let runtime = Handle::current();
         let drawn = tokio::task::spawn_blocking(move || drawn(runtime, first));
-        let drawn = drawn.await.map_err(HarnessError::attacker)??;
+        let drawn = drawn.await??;
         let expected = format!("at most {} of {CHATS} chats", CHATS / 2);
         found.check(what, expected, drawn, drawn <= CHATS / 2);
     }
@@ -33,10 +34,9 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
 
 /// How many chats a host has whose key was chosen so that `place` is least.
 fn drawn(runtime: Handle, place: fn(NodeId, NodeId) -> u64) -> Result<usize, HarnessError> {
-    let key = || NodeKey::generate().map_err(HarnessError::attacker);
     let fleet = Fleet::new(runtime, None)?;
-    let caller = key()?;
-    let ground: Result<Vec<NodeKey>, HarnessError> = (0..KEYS).map(|_| key()).collect();
+    let caller = new_key()?;
+    let ground: Result<Vec<NodeKey>, HarnessError> = (0..KEYS).map(|_| new_key()).collect();
     let ground = ground?.into_iter();
     let ground = ground.min_by_key(|key| place(caller.id(), key.id()));
     let ground = ground.ok_or_else(|| HarnessError::attacker("no key"))?;
@@ -44,7 +44,7 @@ fn drawn(runtime: Handle, place: fn(NodeId, NodeId) -> u64) -> Result<usize, Har
     let honest = || -> Tamper { Box::new(|_| {}) };
     let mut hosts = vec![(ground, honest())];
     for _ in 0..HONEST {
-        hosts.push((key()?, honest()));
+        hosts.push((new_key()?, honest()));
     }
     let hosts = fleet.hosts(caller, hosts)?;
     let mut drawn = 0;

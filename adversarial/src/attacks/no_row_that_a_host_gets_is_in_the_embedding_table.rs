@@ -19,7 +19,7 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
     for private in [2, 1, 0] {
         let runtime = Handle::current();
         let overheard = tokio::task::spawn_blocking(move || overhear(runtime, private));
-        let (rows, known) = overheard.await.map_err(HarnessError::attacker)??;
+        let (rows, known) = overheard.await??;
         let what = format!("{private} private first layers, {rows} rows: rows in the table");
         let expected = if private == 0 { rows } else { 0 };
         found.check(

@@ -67,7 +67,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     }
     let after = bench.victim.gauges().await?;
     let same = before.state() == after.state();
-    found.check("what the log says", "the same as before", same, same);
+    found.holds("what the log says", "the same as before", same);
     let (was, is) = (before.events_of(&anchor), after.events_of(&anchor));
     found.same("events of the anchor", was, is);
 

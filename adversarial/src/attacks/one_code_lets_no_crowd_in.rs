@@ -2,19 +2,14 @@
 //! minute, all called like somebody. Only so many join with one code at a time; who comes after
 //! them waits, and others with another code do not.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hearthnet_bus::Capability;
-use hearthnet_bus::calls::Client;
 use hearthnet_bus::invite::Invite;
 use hearthnet_bus::joining::JOINS_PER_CODE;
 use hearthnet_bus::log::Level;
-use hearthnet_bus::node::bus_rule;
-use hearthnet_transport::{Config, connect_path};
 
 use crate::bench::new_key;
-use crate::trial::until;
 use crate::victim::Gauges;
 use crate::{Bench, Findings, HarnessError};
 
@@ -38,16 +33,11 @@ async fn join(bench: &Bench, invite: &Invite) -> Result<String, HarnessError> {
 }
 
 async fn ask(bench: &Bench, invite: &Invite) -> Result<String, HarnessError> {
-    let key = Arc::new(new_key()?);
-    let identity = key.identity().map_err(HarnessError::attacker)?;
-    let (addr, expected) = (bench.target.addr.to_string(), Some(bench.target.node));
-    let connected = connect_path(&addr, &identity, expected, &bus_rule(), &Config::default()).await;
-    let client = Client::new(connected.map_err(HarnessError::attacker)?, Arc::clone(&key));
-    let request = invite.request(key.id(), "kim").map_err(HarnessError::attacker)?;
-    let params = serde_json::to_value(request).map_err(HarnessError::attacker)?;
-    let capability: Capability = "community.join@1.0".parse().map_err(HarnessError::attacker)?;
-    let call = client.call(&capability, &params);
-    Ok(match call.map_err(HarnessError::attacker)?.result().await {
+    let key = new_key()?;
+    let client = bench.target.client(&key).await?;
+    let params = serde_json::to_value(invite.request(key.id(), "kim")?)?;
+    let capability: Capability = "community.join@1.0".parse()?;
+    Ok(match client.call(&capability, &params)?.result().await {
         Ok(_) => "a member".to_owned(),
         Err(error) => error.code().to_string(),
     })
@@ -55,14 +45,11 @@ async fn ask(bench: &Bench, invite: &Invite) -> Result<String, HarnessError> {
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let anchor = bench.test_community()?.anchor();
-    let (crowds, honest) = {
-        let test_community = bench.test_community()?;
-        (test_community.invite(Level::Member, 49), test_community.invite(Level::Member, 1))
-    };
-    let written = bench.test_community()?.events_of(&anchor);
+    let test_community = bench.test_community()?;
+    let [crowds, honest] = [49, 1].map(|uses| test_community.invite(Level::Member, uses));
+    let written = test_community.events_of(&anchor);
     let heard = |gauges: &Gauges| gauges.events_of(&anchor) >= written;
-    let gauges = until(&mut bench.victim, heard).await?;
-    found.same("the host hears of the codes", true, heard(&gauges));
+    bench.comes_to(found, "the host hears of the codes", "it does", heard).await?;
     let mut let_in = 0;
     for n in 1..=CROWD {
         let answer = join(bench, &crowds).await?;

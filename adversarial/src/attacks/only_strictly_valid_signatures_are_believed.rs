@@ -2,10 +2,10 @@
 //! strict one: another spelling of a signature would be a second token, a key of small order would
 //! sign anything. And a certificate is public: showing it proves nothing.
 
-use ciborium::Value;
 use hearthnet_transport::CloseCode;
 
-use crate::bench::sign;
+use crate::bench::token;
+use crate::raw::event::bytes;
 use crate::raw::{Papers, cbor};
 use crate::{Bench, Findings, HarnessError};
 
@@ -43,7 +43,7 @@ pub(super) fn respelled(mut token: Vec<u8>) -> Vec<u8> {
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let attacker = &bench.attacker;
-    let token = || sign(&bench.grant(attacker)?, attacker);
+    let token = || token(attacker, bench.target.node);
     let code = CloseCode::InvalidSignature;
 
     let ending = bench.show(respelled(token()?)).await?;
@@ -66,15 +66,14 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     // With a key of small order, R the neutral element and s = 0 "sign" every message.
     for point in SMALL {
         let grant = bench.grant(attacker)?;
-        let node = |id: &[u8; 32]| Value::Bytes(id.to_vec());
         let mut token = cbor(&[
             ("v", 1.into()),
-            ("id", Value::Bytes(grant.id.to_vec())),
-            ("aud", node(grant.audience.as_bytes())),
+            ("id", bytes(&grant.id)),
+            ("aud", bytes(grant.audience.as_bytes())),
             ("exp", grant.expires.into()),
-            ("iss", node(&point)),
+            ("iss", bytes(&point)),
             ("nbf", grant.not_before.into()),
-            ("sub", node(grant.subject.as_bytes())),
+            ("sub", bytes(grant.subject.as_bytes())),
             ("scope", grant.scope.to_string().into()),
         ]);
         token.push(1);

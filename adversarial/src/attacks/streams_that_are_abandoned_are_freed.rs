@@ -17,11 +17,11 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
             peer.send(bench.stream_open(stream)).await;
             let opened = peer.receive().await.is(kind::STREAM_OPENED);
             let what = format!("stream {stream} in round {round}");
-            found.check(what, "opened", opened, opened);
+            found.holds(what, "opened", opened);
             peer.send(step(bench, stream)).await;
             let answered = peer.receive().await.is(kind::STEP_RESULT);
             let what = format!("a step of stream {stream} in round {round}");
-            found.check(what, "answered", answered, answered);
+            found.holds(what, "answered", answered);
         }
         peer.send(bench.stream_open(STREAMS)).await;
         found.refused("one more", "stream_limit", &peer.receive().await);

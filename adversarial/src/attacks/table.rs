@@ -146,7 +146,7 @@ pub(super) async fn carry_out(
             found.refused(&what, code, &peer.receive().await);
             peer.send(Frame::ping()).await;
             let pong = peer.receive().await.is(kind::PONG);
-            found.check(format!("{what}: the session"), "goes on", pong, pong);
+            found.holds(format!("{what}: the session"), "goes on", pong);
             continue;
         }
         let (written, ending) = match flood {

@@ -3,7 +3,6 @@
 
 use crate::raw::event::Lane;
 use crate::raw::{Pushed, SWITCHING};
-use crate::trial::until;
 use crate::victim::Gauges;
 use crate::{Bench, Findings, HarnessError};
 
@@ -40,12 +39,11 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
         let log = gauges.log.as_ref();
         log.is_some_and(|log| log.frozen.contains(&name))
     };
-    let gauges = until(&mut bench.victim, is_frozen).await?;
-    let frozen = is_frozen(&gauges);
-    found.check("the author at the host", "frozen", frozen, frozen);
+    let what = "the author at the host";
+    bench.comes_to(found, what, "frozen", is_frozen).await?;
     let told = bench.test_community()?.hears_of_fork(&attacker.id()).await;
     let what = "the author at another node, by the host's proof";
-    found.check(what, "frozen", told, told);
+    found.holds(what, "frozen", told);
 
     // Others may pass on what it wrote; nothing of it is taken any more.
     let mut gossip = bench.gossip(&guest).await?;

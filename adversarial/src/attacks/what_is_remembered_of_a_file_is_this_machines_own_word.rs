@@ -48,20 +48,19 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
 }
 
 fn weights(path: &Path) -> Result<WeightsId, HarnessError> {
-    let model = ModelFile::open(path).map_err(HarnessError::attacker)?;
+    let model = ModelFile::open(path)?;
     Ok(model.manifest(&mut |_, _| {}).weights_id())
 }
 
 /// The record with size, times and inode of the file as it is now.
 fn stamped(record: &[u8], path: &Path) -> Result<Vec<u8>, HarnessError> {
-    let mut value: Value = ciborium::from_reader(record).map_err(HarnessError::attacker)?;
+    let mut value: Value = ciborium::from_reader(record)?;
     let field = |map: &mut Value, name: &str| -> Option<usize> {
         let map = map.as_map()?;
         map.iter().position(|(key, _)| key.as_text() == Some(name))
     };
     let info = std::fs::metadata(path)?;
-    let modified = info.modified()?.duration_since(UNIX_EPOCH);
-    let modified = modified.map_err(HarnessError::attacker)?.as_nanos() as u64;
+    let modified = info.modified()?.duration_since(UNIX_EPOCH)?.as_nanos() as u64;
     let mut now = vec![("bytes", info.len().into()), ("modified_ns", modified.into())];
     #[cfg(unix)]
     {
@@ -80,6 +79,6 @@ fn stamped(record: &[u8], path: &Path) -> Result<Vec<u8>, HarnessError> {
     };
     forge(&mut value).ok_or_else(|| HarnessError::attacker("the record has another form"))?;
     let mut bytes = Vec::new();
-    ciborium::into_writer(&value, &mut bytes).map_err(HarnessError::attacker)?;
+    ciborium::into_writer(&value, &mut bytes)?;
     Ok(bytes)
 }

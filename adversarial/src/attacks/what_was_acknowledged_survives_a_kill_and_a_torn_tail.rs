@@ -56,7 +56,7 @@ impl Writing {
         // An error means that all is written, or the node gone already.
         let _ = counted.wait_for(|&count| count >= BEFORE).await;
         keeper.kill().await?;
-        self.acknowledged += writing.await.map_err(HarnessError::attacker)? as usize;
+        self.acknowledged += writing.await? as usize;
         Ok(())
     }
 }

@@ -21,7 +21,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
         node: target.node,
     };
     let own = new_key()?;
-    let identity = own.identity().map_err(HarnessError::attacker)?;
+    let identity = own.identity()?;
     let real = bench.secured().await?.certificate()?;
     for (what, certificate, code) in [
         ("another node", identity.certificate().to_vec(), Some(CODE)),

@@ -6,9 +6,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use ciborium::Value;
 use ed25519_dalek::{Signer, SigningKey};
 use hearthnet_bus::NodeKey;
+use hearthnet_bus::invite::Invite;
 use sha2::{Digest, Sha256};
 
 use super::cbor;
+use crate::HarnessError;
 
 /// What comes before the fields when they are signed.
 pub(crate) const DOMAIN: &[u8] = b"hearthnet/event/v1\0";
@@ -21,6 +23,27 @@ pub(crate) fn now_ms() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_millis() as u64)
+}
+
+/// Bytes as they stand in an event.
+pub(crate) fn bytes(bytes: &[u8]) -> Value {
+    Value::Bytes(bytes.to_vec())
+}
+
+/// What an event says that lets a node in with an invite.
+pub(crate) fn admission(
+    invite: &Invite,
+    node: &NodeKey,
+    level: &str,
+) -> Result<Vec<u8>, HarnessError> {
+    let request = invite.request(node.id(), "kim")?;
+    Ok(cbor(&[
+        ("name", "kim".into()),
+        ("node", bytes(node.id().as_bytes())),
+        ("level", level.into()),
+        ("proof", bytes(&request.proof.0)),
+        ("invite", bytes(invite.key().id().as_bytes())),
+    ]))
 }
 
 /// Where an event is kept.
@@ -52,7 +75,6 @@ impl Event {
         let mut id = self.time.to_be_bytes()[2..].to_vec();
         let noise = Sha256::digest(self.body.as_slice());
         id.extend_from_slice(noise.get(..10).unwrap_or_default());
-        let bytes = |bytes: &[u8]| Value::Bytes(bytes.to_vec());
         let (lane, prev, slot, until) = match &self.lane {
             Lane::Durable(prev) => (0, Some(("prev", bytes(prev))), None, None),
             Lane::Ephemeral(slot, until) => {

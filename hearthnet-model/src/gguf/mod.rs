@@ -29,7 +29,7 @@ use std::path::Path;
 use std::time::SystemTime;
 
 pub use error::{GgufError, MetadataError};
-pub use tensor_type::{TensorType, UnknownTensorType};
+pub use tensor_type::TensorType;
 pub use value::{Array, ArrayIter, Value, ValueType};
 
 use reader::{Header, SlotKind};
@@ -270,7 +270,6 @@ impl Gguf {
     /// the file's pages need not stay in this process's memory. Reading it again reads the file
     /// again.
     pub fn release(&self, data: &[u8]) {
-        #[cfg(unix)]
         if let Data::Map(map) = &self.data
             && let Some(offset) = data.as_ptr().addr().checked_sub(map.as_ptr().addr())
             && offset
@@ -285,8 +284,6 @@ impl Gguf {
                 map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, data.len())
             };
         }
-        #[cfg(not(unix))]
-        let _ = data;
     }
 
     /// The data of a tensor of this file: `info.bytes` bytes. Empty for a tensor of another file

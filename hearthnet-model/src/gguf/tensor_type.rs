@@ -175,21 +175,16 @@ impl fmt::Display for TensorType {
     }
 }
 
-/// A name that is no tensor type.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{0:?} is no tensor type; the engine knows {known}", known = TensorType::names(TensorType::supported()))]
-pub struct UnknownTensorType(pub String);
-
 impl FromStr for TensorType {
-    type Err = UnknownTensorType;
+    type Err = String;
 
     /// Reads ggml's name, in upper or lower case.
-    fn from_str(s: &str) -> Result<Self, UnknownTensorType> {
-        TABLE
-            .iter()
-            .find(|row| row.2.eq_ignore_ascii_case(s))
-            .map(|row| row.0)
-            .ok_or_else(|| UnknownTensorType(s.to_owned()))
+    fn from_str(s: &str) -> Result<Self, String> {
+        let found = TABLE.iter().find(|row| row.2.eq_ignore_ascii_case(s));
+        found.map(|row| row.0).ok_or_else(|| {
+            let known = Self::names(Self::supported());
+            format!("{s:?} is no tensor type; the engine knows {known}")
+        })
     }
 }
 

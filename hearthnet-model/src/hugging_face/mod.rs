@@ -22,7 +22,7 @@ mod tensors;
 mod vocabulary;
 
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Read};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -31,7 +31,7 @@ use sha2::{Digest as _, Sha256};
 
 pub use error::ImportError;
 
-use crate::atomic_file::{AtomicFile, lock};
+use crate::atomic_file::{self, lock};
 use crate::convert::file_type;
 use crate::error::FileError;
 use crate::families::{Family, OUTPUT};
@@ -115,8 +115,7 @@ impl Directory {
         }
         let writer = self.header(dtype)?;
         let failed = |source| FileError::new("write", target, source);
-        let mut file =
-            BufWriter::with_capacity(1 << 20, AtomicFile::create(target).map_err(failed)?);
+        let mut file = atomic_file::create(target).map_err(failed)?;
         let total = self.tensors.iter().map(Planned::source_bytes).sum();
         let mut done = 0;
         let written: Result<(), ImportError> = writer.write(&mut file, |index, out| {
@@ -129,10 +128,7 @@ impl Directory {
             })
         });
         let finished = written.and_then(|()| {
-            file.into_inner()
-                .map_err(io::IntoInnerError::into_error)
-                .and_then(AtomicFile::finish)
-                .map_err(|error| WriteError::Io(error).into())
+            atomic_file::finish(file, target).map_err(|error| WriteError::Io(error).into())
         });
         finished.map_err(|error| match error {
             ImportError::Write(WriteError::Io(source)) => failed(source).into(),

@@ -7,7 +7,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
@@ -193,10 +194,7 @@ impl Shards {
         let Some((path, file)) = self.files.get(stored.file) else {
             return Ok(());
         };
-        let mut file = file;
-        let at = SeekFrom::Start(stored.offset.saturating_add(from));
-        file.seek(at)
-            .and_then(|_| file.read_exact(out))
+        file.read_exact_at(out, stored.offset.saturating_add(from))
             .map_err(|source| FileError::new("read", path, source).into())
     }
 }

@@ -11,6 +11,7 @@ use super::config::Config;
 #[cfg(feature = "fuzzing")]
 use super::config::object;
 use super::error::ImportError;
+use super::sentencepiece::{CONTROL, Token, UNUSED};
 use super::{read, read_json, sentencepiece};
 use crate::gguf::Value;
 use crate::gguf::writer::Writer;
@@ -25,11 +26,9 @@ const SETTINGS: &str = "tokenizer_config.json";
 const PIECES: &str = "tokenizer.model";
 const ADDED: &str = "added_tokens.json";
 
-// `llama_token_type` of llama.cpp.
+// `llama_token_type` of llama.cpp; others are numbered as in SentencePiece.
 const NORMAL: i32 = 1;
-const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
-const UNUSED: i32 = 5;
 
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -67,33 +66,25 @@ fn wrong(file: &'static str, reason: impl Into<String>) -> ImportError {
 }
 
 /// The tokens of a vocabulary, by id.
-struct Tokens {
-    texts: Vec<String>,
-    scores: Vec<f32>,
-    kinds: Vec<i32>,
-}
+struct Tokens(Vec<Token>);
 
 impl Tokens {
     /// Places without a token.
     fn unused(count: u32) -> Self {
-        let count = count as usize;
-        Self {
-            texts: (0..count).map(|id| format!("[PAD{id}]")).collect(),
-            scores: vec![-10_000.0; count],
-            kinds: vec![UNUSED; count],
-        }
+        let unused = |id| Token {
+            text: format!("[PAD{id}]"),
+            score: -10_000.0,
+            kind: UNUSED,
+        };
+        Self((0..count).map(unused).collect())
     }
 
     /// Sets a token; those beyond the vocabulary are passed over.
     fn set(&mut self, id: u64, text: &str, score: f32, kind: i32) {
-        let Ok(id) = usize::try_from(id) else { return };
-        if let (Some(t), Some(s), Some(k)) = (
-            self.texts.get_mut(id),
-            self.scores.get_mut(id),
-            self.kinds.get_mut(id),
-        ) {
-            text.clone_into(t);
-            (*s, *k) = (score, kind);
+        let place = usize::try_from(id).ok().and_then(|id| self.0.get_mut(id));
+        if let Some(token) = place {
+            text.clone_into(&mut token.text);
+            (token.score, token.kind) = (score, kind);
         }
     }
 }
@@ -141,7 +132,8 @@ pub(super) fn write(
         (Some(pieces), _) => {
             let tokens = sentence_piece(directory, &pieces, &files, config.class, vocab)?;
             write_tokens(&tokens, "llama", "default", writer)?;
-            writer.set_f32s("tokenizer.ggml.scores", &tokens.scores)?;
+            let scores: Vec<f32> = tokens.0.iter().map(|token| token.score).collect();
+            writer.set_f32s("tokenizer.ggml.scores", &scores)?;
             false
         }
         (None, Some(tokenizer)) => {
@@ -175,11 +167,10 @@ fn write_tokens(
 ) -> Result<(), ImportError> {
     writer.set("tokenizer.ggml.model", Value::String(model))?;
     writer.set("tokenizer.ggml.pre", Value::String(pre))?;
-    writer.set_strings(
-        "tokenizer.ggml.tokens",
-        tokens.texts.iter().map(String::as_str),
-    )?;
-    Ok(writer.set_i32s("tokenizer.ggml.token_type", &tokens.kinds)?)
+    let texts = tokens.0.iter().map(|token| token.text.as_str());
+    writer.set_strings("tokenizer.ggml.tokens", texts)?;
+    let kinds: Vec<i32> = tokens.0.iter().map(|token| token.kind).collect();
+    Ok(writer.set_i32s("tokenizer.ggml.token_type", &kinds)?)
 }
 
 fn write_space_prefix(

@@ -106,7 +106,6 @@ impl Arena {
             .and_then(|n| n.checked_add(slack))
             .ok_or(PackError::TooLarge)?;
         let mut map = MmapMut::map_anon(len).map_err(PackError::OutOfMemory)?;
-        #[cfg(target_os = "linux")]
         if huge {
             // Advice only: without huge pages everything works, more slowly.
             let _ = map.advise(memmap2::Advice::HugePage);

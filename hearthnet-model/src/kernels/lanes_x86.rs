@@ -152,6 +152,8 @@ impl Lanes for Avx2 {
         fma(b, c) = _mm256_fmadd_ps;
         max(b) = _mm256_max_ps;
         min(b) = _mm256_min_ps;
+        max_magnitude(b) = max_magnitude8;
+        exp2_of_rounded() = exp2_of_rounded8;
     }
     #[inline(always)]
     unsafe fn zero_where_less(self, bound: Self, value: Self) -> Self {
@@ -164,11 +166,6 @@ impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn max_magnitude(self, b: Self) -> Self {
-        // SAFETY: the instruction set is there; only registers are touched.
-        unsafe { Self(max_magnitude8(self.0, b.0), max_magnitude8(self.1, b.1)) }
-    }
-    #[inline(always)]
     unsafe fn top_bits(self) -> u32 {
         // SAFETY: the instruction set is there; only registers are touched.
         unsafe {
@@ -178,11 +175,6 @@ impl Lanes for Avx2 {
             let x = _mm_max_epu32(x, _mm_shuffle_epi32::<0b10_11_00_01>(x));
             _mm_cvtsi128_si32(x).cast_unsigned()
         }
-    }
-    #[inline(always)]
-    unsafe fn exp2_of_rounded(self) -> Self {
-        // SAFETY: the instruction set is there; only registers are touched.
-        unsafe { Self(exp2_of_rounded8(self.0), exp2_of_rounded8(self.1)) }
     }
     #[inline(always)]
     unsafe fn store_low_bytes(self, p: *mut i8) {

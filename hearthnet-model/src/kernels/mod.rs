@@ -174,24 +174,17 @@ impl Isa {
     }
 }
 
-/// A name of no instruction set that this CPU has.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{name:?} is not one of {}", Isa::available().iter().map(|isa| isa.name()).collect::<Vec<_>>().join(", "))]
-pub struct UnknownIsa {
-    name: String,
-}
-
 impl std::str::FromStr for Isa {
-    type Err = UnknownIsa;
+    type Err = String;
 
     /// Of those that this CPU has.
-    fn from_str(name: &str) -> Result<Self, UnknownIsa> {
-        let mut available = Self::available().into_iter();
-        available
-            .find(|isa| isa.name() == name)
-            .ok_or_else(|| UnknownIsa {
-                name: name.to_owned(),
-            })
+    fn from_str(name: &str) -> Result<Self, String> {
+        let available = Self::available();
+        let found = available.iter().find(|isa| isa.name() == name);
+        found.copied().ok_or_else(|| {
+            let names: Vec<&str> = available.iter().map(|isa| isa.name()).collect();
+            format!("{name:?} is not one of {}", names.join(", "))
+        })
     }
 }
 
@@ -352,7 +345,8 @@ macro_rules! kernels {
                 const TILE: usize = $tile;
                 const CHUNKS: usize = $chunks;
 
-                #[inline(always)]
+                $(#[$attribute])*
+                #[inline(never)]
                 unsafe fn score<const N: usize, const B: usize>(
                     page: *const u16,
                     a: &Attention<'_>,
@@ -360,23 +354,12 @@ macro_rules! kernels {
                     to: *mut f32,
                     stride: usize,
                 ) {
-                    $(#[$attribute])*
-                    #[inline(never)]
-                    unsafe fn apart<const N: usize, const B: usize>(
-                        page: *const u16,
-                        a: &Attention<'_>,
-                        vectors: *const f32,
-                        to: *mut f32,
-                        stride: usize,
-                    ) {
-                        // SAFETY: the caller has the instruction set, and the room that `Inner` asks for.
-                        unsafe { attention::score::<$lanes, N, B>(page, a, vectors, to, stride) };
-                    }
                     // SAFETY: the caller has the instruction set, and the room that `Inner` asks for.
-                    unsafe { apart::<N, B>(page, a, vectors, to, stride) };
+                    unsafe { attention::score::<$lanes, N, B>(page, a, vectors, to, stride) };
                 }
 
-                #[inline(always)]
+                $(#[$attribute])*
+                #[inline(never)]
                 unsafe fn mix<const N: usize, const C: usize>(
                     a: &Attention<'_>,
                     column: usize,
@@ -385,25 +368,10 @@ macro_rules! kernels {
                     stride: usize,
                     sums: *mut f32,
                 ) {
-                    $(#[$attribute])*
-                    #[inline(never)]
-                    unsafe fn apart<const N: usize, const C: usize>(
-                        a: &Attention<'_>,
-                        column: usize,
-                        positions: Range<usize>,
-                        weights: *const f32,
-                        stride: usize,
-                        sums: *mut f32,
-                    ) {
-                        // SAFETY: the caller has the instruction set, and the room that `Inner` asks for.
-                        unsafe {
-                            attention::mix::<$lanes, N, C>(
-                                a, column, positions, weights, stride, sums,
-                            );
-                        };
-                    }
                     // SAFETY: the caller has the instruction set, and the room that `Inner` asks for.
-                    unsafe { apart::<N, C>(a, column, positions, weights, stride, sums) };
+                    unsafe {
+                        attention::mix::<$lanes, N, C>(a, column, positions, weights, stride, sums);
+                    };
                 }
             }
 

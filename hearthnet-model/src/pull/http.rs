@@ -4,9 +4,10 @@
 //! cancelled while a server is silent. The thread ends with its next byte or timeout.
 
 use std::fs;
-use std::io::Read;
+use std::io::{self, Read};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 use super::sink::Sink;
@@ -21,26 +22,8 @@ const WAITING: usize = 16;
 /// A server that breaks off this often is given up, whatever it has delivered.
 const MAX_ATTEMPTS: u32 = 100;
 
-/// What the network thread reports.
-enum Message {
-    Head(Head),
-    Data(Vec<u8>),
-    End,
-    Failed(Failure),
-}
-
-struct Head {
-    status: u16,
-    etag: Option<String>,
-    length: Option<u64>,
-    range: Option<String>,
-}
-
-/// What ended an attempt; `reached` says whether the server was reached.
-struct Failure {
-    reached: bool,
-    reason: String,
-}
+type Request = ureq::RequestBuilder<ureq::typestate::WithoutBody>;
+type Response = ureq::http::Response<ureq::Body>;
 
 /// Whether another attempt may help.
 fn may_pass(error: &SourceError) -> bool {
@@ -87,7 +70,7 @@ fn download(
     job: &mut Job<'_>,
     url: &str,
     sink: &mut Sink<'_>,
-    etag: &std::path::Path,
+    etag: &Path,
 ) -> Result<(), SourceError> {
     let start = sink.done();
     let mut idle = 0;
@@ -136,53 +119,74 @@ fn attempt(
     job: &mut Job<'_>,
     url: &str,
     sink: &mut Sink<'_>,
-    etag_path: &std::path::Path,
+    etag_path: &Path,
 ) -> Result<(), SourceError> {
-    let from = sink.done();
-    let etag = fs::read_to_string(etag_path).ok().filter(|_| from > 0);
-    let messages = request(job.options, url, from, etag)?;
-    let total = job.entry.bytes;
-    let interrupted = |done, reason: &str| {
+    let (from, total) = (sink.done(), job.entry.bytes);
+    let interrupted = |done, reason: String| {
         Err(SourceError::Interrupted {
             done,
             total,
-            reason: reason.to_owned(),
+            reason,
         })
     };
-    loop {
-        job.check_cancelled()?;
-        match messages.recv_timeout(TICK) {
-            Ok(Message::Head(head)) => {
-                match accept(&head, from, total)? {
-                    Accepted::Rest => {}
-                    Accepted::Whole => sink.restart()?,
-                    Accepted::Nothing => {
-                        sink.restart()?;
-                        let _ = fs::remove_file(etag_path);
-                        return interrupted(0, "the server has no such part");
-                    }
-                }
-                remember(etag_path, head.etag.as_deref())?;
-            }
-            Ok(Message::Data(bytes)) => {
-                sink.write(&bytes)?;
-                job.report(sink.done());
-            }
-            Ok(Message::End) if sink.done() == total => return Ok(()),
-            Ok(Message::End) => return interrupted(sink.done(), "the answer ended"),
-            Ok(Message::Failed(Failure { reached, reason })) => {
-                if reached {
-                    return interrupted(sink.done(), &reason);
-                }
-                let address = base(url);
-                return Err(SourceError::Unreachable { address, reason });
-            }
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => {
-                return interrupted(sink.done(), "the transfer stopped");
-            }
+    let mut request = get(job.options, url, 10);
+    if from > 0 {
+        request = request.header("Range", format!("bytes={from}-"));
+        if let Ok(etag) = fs::read_to_string(etag_path) {
+            request = request.header("If-Range", etag);
         }
     }
+    let response = match in_thread(job.cancel, move || request.call())? {
+        Ok(response) => response,
+        Err(error) if reached(&error) => return interrupted(from, error.to_string()),
+        Err(error) => return Err(unreachable(url, &error)),
+    };
+    match accept(&response, from, total)? {
+        Accepted::Rest => {}
+        Accepted::Whole => sink.restart()?,
+        Accepted::Nothing => {
+            sink.restart()?;
+            let _ = fs::remove_file(etag_path);
+            return interrupted(0, "the server has no such part".to_owned());
+        }
+    }
+    remember(etag_path, header(&response, "etag"))?;
+    let blocks = blocks(response)?;
+    loop {
+        match wait(job.cancel, &blocks)? {
+            Ok(block) if !block.is_empty() => {
+                sink.write(&block)?;
+                job.report(sink.done());
+            }
+            Ok(_) if sink.done() == total => return Ok(()),
+            Ok(_) => return interrupted(sink.done(), "the answer ended".to_owned()),
+            Err(error) => return interrupted(sink.done(), error.to_string()),
+        }
+    }
+}
+
+/// What an answer brings, block by block; an empty one at its end. The thread that reads ends, too,
+/// when nobody listens any more.
+fn blocks(response: Response) -> Result<Receiver<io::Result<Vec<u8>>>, SourceError> {
+    let mut body = response.into_body().into_reader();
+    let (sender, receiver) = sync_channel(WAITING);
+    start(move || {
+        loop {
+            let mut block = vec![0; BLOCK];
+            let read = match body.read(&mut block) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                read => read.map(|len| {
+                    block.truncate(len);
+                    block
+                }),
+            };
+            let over = read.as_ref().map_or(true, Vec::is_empty);
+            if sender.send(read).is_err() || over {
+                return;
+            }
+        }
+    })?;
+    Ok(receiver)
 }
 
 enum Accepted {
@@ -195,11 +199,11 @@ enum Accepted {
 }
 
 /// Checks status, length and range of an answer to a request for everything from `from`.
-fn accept(head: &Head, from: u64, total: u64) -> Result<Accepted, SourceError> {
-    let (accepted, expected) = match head.status {
+fn accept(response: &Response, from: u64, total: u64) -> Result<Accepted, SourceError> {
+    let (accepted, expected) = match response.status().as_u16() {
         200 => (Accepted::Whole, total),
         206 if from > 0 => {
-            let range = head.range.as_deref().unwrap_or_default();
+            let range = header(response, "content-range").unwrap_or_default();
             let wrong = || SourceError::Answer(format!("it sends range {range:?}"));
             let (first, size) = parse_range(range).ok_or_else(wrong)?;
             if first != from {
@@ -216,7 +220,8 @@ fn accept(head: &Head, from: u64, total: u64) -> Result<Accepted, SourceError> {
         416 if from > 0 => return Ok(Accepted::Nothing),
         status => return Err(SourceError::Status(status)),
     };
-    match head.length {
+    let length = header(response, "content-length").and_then(|length| length.parse::<u64>().ok());
+    match length {
         Some(found) if found != expected => Err(SourceError::Length {
             expected: total,
             found: found.saturating_add(total - expected),
@@ -238,7 +243,7 @@ fn parse_range(range: &str) -> Option<(u64, Option<u64>)> {
 }
 
 /// Keeps the validator of the file that the part is of. A weak one promises too little.
-fn remember(path: &std::path::Path, etag: Option<&str>) -> Result<(), FileError> {
+fn remember(path: &Path, etag: Option<&str>) -> Result<(), FileError> {
     match etag.filter(|etag| etag.starts_with('"')) {
         Some(etag) => fs::write(path, etag).map_err(|error| FileError::new("write", path, error)),
         None => {
@@ -261,41 +266,23 @@ pub(super) fn probe(
     url: &str,
     cancel: &AtomicBool,
 ) -> Result<Probe, SourceError> {
-    let (sender, receiver) = sync_channel(1);
     let requests = [0, 10].map(|redirects| {
         let request = get(options, url, redirects);
         request.header("Range", "bytes=0-0")
     });
-    let address = base(url);
-    in_thread(move || {
-        let _ = sender.send(ask_for_size(requests, &address));
-    })?;
-    loop {
-        if cancel.load(Ordering::Relaxed) {
-            return Err(SourceError::Cancelled);
-        }
-        match receiver.recv_timeout(TICK) {
-            Ok(answer) => return answer,
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(answer("the question broke off"));
-            }
-        }
-    }
+    let url = url.to_owned();
+    in_thread(cancel, move || ask_for_size(requests, &url))?
 }
 
 fn answer(problem: &str) -> SourceError {
     SourceError::Answer(problem.to_owned())
 }
 
-fn ask_for_size(requests: [Request; 2], address: &str) -> Result<Probe, SourceError> {
+fn ask_for_size(requests: [Request; 2], url: &str) -> Result<Probe, SourceError> {
     let mut sha256 = None;
     for request in requests {
-        let response = request.call().map_err(|error| SourceError::Unreachable {
-            address: address.to_owned(),
-            reason: error.to_string(),
-        })?;
-        let header = |name: &str| response.headers().get(name)?.to_str().ok();
+        let response = request.call().map_err(|error| unreachable(url, &error))?;
+        let header = |name| header(&response, name);
         sha256 = sha256.or_else(|| header("x-linked-etag")?.trim_matches('"').parse().ok());
         let status = response.status().as_u16();
         let bytes = match status {
@@ -312,12 +299,17 @@ fn ask_for_size(requests: [Request; 2], address: &str) -> Result<Probe, SourceEr
     Err(answer("it leads elsewhere without end"))
 }
 
-/// Scheme and host of an address.
-fn base(url: &str) -> String {
-    url.split('/').take(3).collect::<Vec<_>>().join("/")
+/// Nobody answers at an address, of which scheme and host are told.
+fn unreachable(url: &str, error: &ureq::Error) -> SourceError {
+    SourceError::Unreachable {
+        address: url.split('/').take(3).collect::<Vec<_>>().join("/"),
+        reason: error.to_string(),
+    }
 }
 
-type Request = ureq::RequestBuilder<ureq::typestate::WithoutBody>;
+fn header<'a>(response: &'a Response, name: &str) -> Option<&'a str> {
+    response.headers().get(name)?.to_str().ok()
+}
 
 /// A request that follows so many redirections, none of them from TLS to no TLS.
 fn get(options: &PullOptions, url: &str, redirects: u32) -> Request {
@@ -343,36 +335,33 @@ fn get(options: &PullOptions, url: &str, redirects: u32) -> Request {
 }
 
 /// Starts a thread for what a server may keep waiting.
-fn in_thread(work: impl FnOnce() + Send + 'static) -> Result<(), SourceError> {
+fn start(work: impl FnOnce() + Send + 'static) -> Result<(), SourceError> {
     let thread = std::thread::Builder::new().name("model-pull".to_owned());
     let started = thread.spawn(work).map(drop);
     started.map_err(|error| SourceError::Answer(format!("no thread for the transfer: {error}")))
 }
 
-/// Starts a thread that asks for everything from byte `from`.
-fn request(
-    options: &PullOptions,
-    url: &str,
-    from: u64,
-    etag: Option<String>,
-) -> Result<Receiver<Message>, SourceError> {
-    let mut request = get(options, url, 10);
-    if from > 0 {
-        request = request.header("Range", format!("bytes={from}-"));
-        if let Some(etag) = etag {
-            request = request.header("If-Range", etag);
+/// Does such work, and waits for what comes of it.
+fn in_thread<T: Send + 'static>(
+    cancel: &AtomicBool,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, SourceError> {
+    let (sender, receiver) = sync_channel(1);
+    // Nobody listens any more after a cancel.
+    start(move || drop(sender.send(work())))?;
+    wait(cancel, &receiver)
+}
+
+/// What a thread sends next, unless the pull is cancelled.
+fn wait<T>(cancel: &AtomicBool, receiver: &Receiver<T>) -> Result<T, SourceError> {
+    while !cancel.load(Ordering::Relaxed) {
+        match receiver.recv_timeout(TICK) {
+            Ok(sent) => return Ok(sent),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Err(answer("the transfer stopped")),
         }
     }
-    let (sender, receiver) = sync_channel(WAITING);
-    in_thread(move || {
-        let last = match transfer(request, &sender) {
-            Ok(()) => Message::End,
-            Err(failure) => Message::Failed(failure),
-        };
-        // Nobody listens any more after a cancel.
-        let _ = sender.send(last);
-    })?;
-    Ok(receiver)
+    Err(SourceError::Cancelled)
 }
 
 /// Whether a request that brought no answer failed on the way back rather than on the way there.
@@ -397,43 +386,5 @@ fn reached(error: &ureq::Error) -> bool {
         | Error::Tls(_)
         | Error::Rustls(_) => false,
         _ => true,
-    }
-}
-
-/// Performs the request; ends early, without error, when nobody listens.
-fn transfer(request: Request, sender: &SyncSender<Message>) -> Result<(), Failure> {
-    let response = request.call().map_err(|error| Failure {
-        reached: reached(&error),
-        reason: error.to_string(),
-    })?;
-    let header = |name: &str| Some(response.headers().get(name)?.to_str().ok()?.to_owned());
-    let head = Head {
-        status: response.status().as_u16(),
-        etag: header("etag"),
-        length: header("content-length").and_then(|length| length.parse().ok()),
-        range: header("content-range"),
-    };
-    if sender.send(Message::Head(head)).is_err() {
-        return Ok(());
-    }
-    let mut body = response.into_body().into_reader();
-    loop {
-        let mut block = vec![0; BLOCK];
-        match body.read(&mut block) {
-            Ok(0) => return Ok(()),
-            Ok(len) => {
-                block.truncate(len);
-                if sender.send(Message::Data(block)).is_err() {
-                    return Ok(());
-                }
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => {
-                return Err(Failure {
-                    reached: true,
-                    reason: error.to_string(),
-                });
-            }
-        }
     }
 }

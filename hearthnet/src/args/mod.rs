@@ -339,32 +339,7 @@ pub(crate) struct DemoArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
     /// Tokens per second of prefill and decode.
-    Engine {
-        #[arg(long, help = MODEL_OR_DEFAULT)]
-        model: Option<ModelRef>,
-        /// Thread counts to measure.
-        #[arg(long, value_delimiter = ',', default_value = "1,2")]
-        threads: Vec<usize>,
-        /// Tokens of prompt.
-        #[arg(long, value_delimiter = ',', default_value = "512")]
-        prefill: Vec<u32>,
-        /// Tokens to decode.
-        #[arg(long, default_value_t = 64)]
-        decode: u32,
-        /// Tokens that precede the measured ones.
-        #[arg(long, value_delimiter = ',', default_value = "0")]
-        depth: Vec<u32>,
-        /// Times to measure; the median is printed.
-        #[arg(long, default_value_t = 5)]
-        repetitions: u32,
-        /// Instruction set of the kernels: avx512, avxvnni, avx2 or portable. Default: the
-        /// best that this machine has. Results are the same with each.
-        #[arg(long)]
-        isa: Option<Isa>,
-        /// Print JSON.
-        #[arg(long)]
-        json: bool,
-    },
+    Engine(EngineArgs),
     /// One answer and many over host processes on this machine, beside this machine alone.
     Mesh(MeshArgs),
     /// Round trips and throughput between two processes on loopback, by size.
@@ -379,6 +354,34 @@ pub(crate) enum BenchCommand {
         #[arg(long, hide = true, value_name = "NODEID")]
         echo_for: Option<NodeId>,
     },
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct EngineArgs {
+    #[arg(long, help = MODEL_OR_DEFAULT)]
+    pub(crate) model: Option<ModelRef>,
+    /// Thread counts to measure.
+    #[arg(long, value_delimiter = ',', default_value = "1,2")]
+    pub(crate) threads: Vec<usize>,
+    /// Tokens of prompt.
+    #[arg(long, value_delimiter = ',', default_value = "512")]
+    pub(crate) prefill: Vec<u32>,
+    /// Tokens to decode.
+    #[arg(long, default_value_t = 64)]
+    pub(crate) decode: u32,
+    /// Tokens that precede the measured ones.
+    #[arg(long, value_delimiter = ',', default_value = "0")]
+    pub(crate) depth: Vec<u32>,
+    /// Times to measure; the median is printed.
+    #[arg(long, default_value_t = 5)]
+    pub(crate) repetitions: u32,
+    /// Instruction set of the kernels: avx512, avxvnni, avx2 or portable. Default: the
+    /// best that this machine has. Results are the same with each.
+    #[arg(long)]
+    pub(crate) isa: Option<Isa>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, clap::Args)]

@@ -10,7 +10,7 @@ use hearthnet_model::kernels::Isa;
 use hearthnet_transport::bench::{BenchOptions, BenchReport, PURPOSE, run as measure, serve_echo};
 use hearthnet_transport::{Admission, CloseCode, Hello, Identity, Listener};
 
-use crate::args::BenchCommand;
+use crate::args::{BenchCommand, EngineArgs};
 use crate::config::Config;
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
@@ -21,7 +21,7 @@ use crate::signals::Stop;
 
 pub(crate) fn run(command: BenchCommand, cx: &Context) -> Result<(), Failure> {
     match command {
-        BenchCommand::Engine { .. } => engine(command, cx),
+        BenchCommand::Engine(args) => engine(args, cx),
         BenchCommand::Mesh(args) => super::bench_mesh::run(&args, cx),
         BenchCommand::Transport {
             echo_for: Some(caller),
@@ -31,32 +31,19 @@ pub(crate) fn run(command: BenchCommand, cx: &Context) -> Result<(), Failure> {
     }
 }
 
-fn engine(command: BenchCommand, cx: &Context) -> Result<(), Failure> {
-    let BenchCommand::Engine {
-        model,
-        threads,
-        prefill,
-        decode,
-        depth,
-        repetitions,
-        isa,
-        json,
-    } = command
-    else {
-        return Ok(());
-    };
-    let path = resolve(&cx.global, &pick(cx, model.as_ref(), None)?)?.path;
+fn engine(args: EngineArgs, cx: &Context) -> Result<(), Failure> {
+    let path = resolve(&cx.global, &pick(cx, args.model.as_ref(), None)?)?.path;
     let options = bench::BenchOptions {
-        threads,
-        prefill,
-        decode,
-        depths: depth,
-        repetitions,
-        isa: isa.unwrap_or_else(Isa::detect),
+        threads: args.threads,
+        prefill: args.prefill,
+        decode: args.decode,
+        depths: args.depth,
+        repetitions: args.repetitions,
+        isa: args.isa.unwrap_or_else(Isa::detect),
     };
     let report = bench_engine(&path, &options, &mut |what| note(what))
         .map_err(|e| Failure::new(Kind::BadRequest, e.to_string()).hint("see --help"))?;
-    if json {
+    if args.json {
         print_json(&report)
     } else {
         print(engine_table(&report))

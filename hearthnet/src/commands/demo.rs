@@ -9,7 +9,7 @@ use hearthnet_orchestrator::Cancel;
 use hearthnet_orchestrator::backend::HopTimes;
 use hearthnet_orchestrator::chat::{ChatRequest, Done, Prompt};
 use hearthnet_orchestrator::placement::runs_text;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::args::DemoArgs;
 use crate::backends::pooled_hosts;
@@ -148,7 +148,7 @@ struct Report {
     local: LocalReport,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize)]
 struct HostReport {
     address: String,
     layers: (u32, u32),
@@ -203,12 +203,12 @@ impl Report {
             .iter()
             .zip(memory)
             .zip(times_of_hosts(&done))
-            .map(|((host, daemon_node), hop)| HostReport {
+            .map(|((host, resident), hop)| HostReport {
                 address: host.address_text(),
                 layers: host.layers,
                 threads,
                 weight_bytes: host.ready.as_ref().map_or(0, |r| r.weight_bytes),
-                resident_bytes: *daemon_node,
+                resident_bytes: *resident,
                 compute_ms_per_token: f64::from(hop.compute_us_p50) / 1e3,
                 hop_overhead_ms_p50: f64::from(hop.overhead_us_p50) / 1e3,
                 hop_overhead_ms_p95: f64::from(hop.overhead_us_p95) / 1e3,

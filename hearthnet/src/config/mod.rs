@@ -288,9 +288,43 @@ const LAYERED: &str = "small_model_layered";
 const INFERENCE: &str = "research.distributed_inference";
 const HOST: &str = "research.distributed_inference.host";
 
-/// Refuses a number outside of a range. From 0 on every number is "at most", up to the greatest
-/// there is "at least".
-fn within(table: &str, key: &str, value: u64, range: RangeInclusive<u64>) -> Result<(), Wrong> {
+/// From a second to a day.
+const DAY: RangeInclusive<u64> = 1..=86_400;
+
+/// Whole numbers and what they must lie between. From 0 on every number is "at most", up to the
+/// greatest there is "at least".
+const RANGES: [(&str, &str, RangeInclusive<u64>); 24] = [
+    ("engine", "cpu_latency_us", 0..=1_000_000),
+    ("engine", "threads", 0..=1024),
+    ("http", "max_body_bytes", 1 << 10..=1 << 30),
+    (INFERENCE, "fallback_to_local_after_failures", 1..=u64::MAX),
+    // A TiB of rows is no bound any more.
+    (INFERENCE, "history_mb", 0..=1 << 20),
+    (INFERENCE, "kept_conversation_seconds", DAY),
+    (INFERENCE, "kept_conversations", 0..=65_536),
+    // Each runs on a thread of its own, of which the runtime has 512.
+    (INFERENCE, "max_concurrent_pipelines", 1..=256),
+    (INFERENCE, "max_shards_per_request", 1..=1024),
+    (INFERENCE, "max_waiting_chats", 0..=65_536),
+    (INFERENCE, "max_waiting_chats_per_caller", 0..=65_536),
+    (INFERENCE, "prefill_rows", 1..=65_536),
+    (INFERENCE, "room_timeout_at_start_seconds", DAY),
+    (INFERENCE, "room_timeout_before_fallback_seconds", DAY),
+    (INFERENCE, "room_timeout_seconds", DAY),
+    (INFERENCE, "slow_reader_seconds", DAY),
+    (INFERENCE, "steps_in_flight", 1..=64),
+    (HOST, "drain_seconds", 0..=3600),
+    // One MiB holds a sequence of some length in any model; a PiB is no budget any more.
+    (HOST, "kv_budget_mb", 1..=1 << 30),
+    (HOST, "kv_share_per_caller_percent", 1..=100),
+    (HOST, "max_concurrent_streams", 1..=u64::MAX),
+    (HOST, "max_waiting_steps_per_caller", 1..=u64::MAX),
+    (HOST, "memory_budget_mb", 0..=1 << 30),
+    (HOST, "prefill_piece_ms", 1..=10_000),
+];
+
+/// Refuses a number outside of a range.
+fn within(key: &str, value: u64, range: &RangeInclusive<u64>) -> Result<(), Wrong> {
     let text = |n: u64| match n.is_power_of_two() && n >= 1 << 20 {
         true => format!("2^{}", n.ilog2()),
         false => n.to_string(),
@@ -300,161 +334,95 @@ fn within(table: &str, key: &str, value: u64, range: RangeInclusive<u64>) -> Res
         (least, u64::MAX) => format!("must be at least {}", text(least)),
         (least, most) => format!("must lie between {} and {}", text(least), text(most)),
     };
-    must(range.contains(&value), table, key, &why)
+    must(range.contains(&value), key, &why)
 }
 
-fn must(holds: bool, table: &str, key: &str, why: &str) -> Result<(), Wrong> {
+fn must(holds: bool, key: &str, why: &str) -> Result<(), Wrong> {
     match holds {
         true => Ok(()),
-        false => Err(Wrong::new(&format!("{table}.{key}"), why)),
+        false => Err(Wrong::new(key, why)),
     }
 }
 
 impl Config {
     fn validate(&self) -> Result<(), Wrong> {
+        // It was read from such a table.
+        let table = toml::Table::try_from(self).unwrap_or_default();
+        for (part, key, range) in RANGES {
+            let key = format!("{part}.{key}");
+            // One that may be a word instead needs no range then.
+            if let Some(toml::Value::Integer(value)) = lookup(&table, &key) {
+                within(&key, u64::try_from(*value).unwrap_or(u64::MAX), &range)?;
+            }
+        }
         let i = &self.research.distributed_inference;
         must(
             i.backend == LAYERED,
-            INFERENCE,
-            "backend",
+            "research.distributed_inference.backend",
             "must be \"small_model_layered\", HearthNet's own engine: M26's other one, \
              \"petals_like\", is not built (leave the line out, or write the former)",
         )?;
         if let Err(why) = crate::args::parse_layers(&i.host.serve_layers) {
-            must(false, HOST, "serve_layers", &format!("is no range: {why}"))?;
+            let key = "research.distributed_inference.host.serve_layers";
+            return Err(Wrong::new(key, &format!("is no range: {why}")));
         }
         must(
             ["fp16", "fp32"].contains(&i.activation_dtype.as_str()),
-            INFERENCE,
-            "activation_dtype",
+            "research.distributed_inference.activation_dtype",
             "must be \"fp16\" (as the model's file says), or \"fp32\" for debugging",
         )?;
         if !self.model.default.is_empty()
             && let Err(why) = self.model.default.parse::<ModelRef>()
         {
-            must(false, "model", "default", &format!("names no model: {why}"))?;
+            return Err(Wrong::new(
+                "model.default",
+                &format!("names no model: {why}"),
+            ));
         }
-        let shards = i.max_shards_per_request as u64;
-        within(INFERENCE, "max_shards_per_request", shards, 1..=1024)?;
         let timeout = i.shard_health_timeout_seconds;
         must(
             timeout > 0.0 && timeout <= 86_400.0,
-            INFERENCE,
-            "shard_health_timeout_seconds",
+            "research.distributed_inference.shard_health_timeout_seconds",
             "must be more than 0 and at most 86400 seconds",
         )?;
-        let greedy = i.routing_policy == "greedy";
-        must(greedy, INFERENCE, "routing_policy", "must be \"greedy\"")?;
-        if let CpuLatency::Microseconds(limit) = self.engine.cpu_latency_us {
-            within("engine", "cpu_latency_us", limit.into(), 0..=1_000_000)?;
-        }
-        for (key, value, range) in [
-            ("prefill_rows", i.prefill_rows as u64, 1..=65_536),
-            ("steps_in_flight", i.steps_in_flight as u64, 1..=64),
-            (
-                "fallback_to_local_after_failures",
-                i.fallback_to_local_after_failures.into(),
-                1..=u64::MAX,
-            ),
-            // A TiB of rows is no bound any more.
-            ("history_mb", i.history_mb as u64, 0..=1 << 20),
-            // Each runs on a thread of its own, of which the runtime has 512.
-            (
-                "max_concurrent_pipelines",
-                i.max_concurrent_pipelines as u64,
-                1..=256,
-            ),
-            ("max_waiting_chats", i.max_waiting_chats as u64, 0..=65_536),
-            (
-                "max_waiting_chats_per_caller",
-                i.max_waiting_chats_per_caller as u64,
-                0..=65_536,
-            ),
-            (
-                "kept_conversations",
-                i.kept_conversations as u64,
-                0..=65_536,
-            ),
-            (
-                "kept_conversation_seconds",
-                i.kept_conversation_seconds,
-                DAY,
-            ),
-            ("slow_reader_seconds", i.slow_reader_seconds, DAY),
-            ("room_timeout_seconds", i.room_timeout_seconds, DAY),
-            (
-                "room_timeout_at_start_seconds",
-                i.room_timeout_at_start_seconds,
-                DAY,
-            ),
-            (
-                "room_timeout_before_fallback_seconds",
-                i.room_timeout_before_fallback_seconds,
-                DAY,
-            ),
-        ] {
-            within(INFERENCE, key, value, range)?;
-        }
-        let body = self.http.max_body_bytes as u64;
-        within("http", "max_body_bytes", body, 1 << 10..=1 << 30)?;
-        let host = &i.host;
-        let (streams, steps) = (
-            host.max_concurrent_streams,
-            host.max_waiting_steps_per_caller,
-        );
-        let share = host.kv_share_per_caller_percent;
-        for (key, value, range) in [
-            ("max_concurrent_streams", streams.into(), 1..=u64::MAX),
-            ("max_waiting_steps_per_caller", steps.into(), 1..=u64::MAX),
-            ("kv_share_per_caller_percent", share.into(), 1..=100),
-            ("prefill_piece_ms", host.prefill_piece_ms, 1..=10_000),
-            ("drain_seconds", host.drain_seconds, 0..=3600),
-            // One MiB holds a sequence of some length in any model; a PiB is no budget any more.
-            ("kv_budget_mb", host.kv_budget_mb, 1..=1 << 30),
-            ("memory_budget_mb", host.memory_budget_mb, 0..=1 << 30),
-        ] {
-            within(HOST, key, value, range)?;
-        }
-        let nice = (0..=19).contains(&host.niceness);
-        must(nice, HOST, "niceness", "must lie between 0 and 19")?;
+        must(
+            i.routing_policy == "greedy",
+            "research.distributed_inference.routing_policy",
+            "must be \"greedy\"",
+        )?;
+        must(
+            (0..=19).contains(&i.host.niceness),
+            "research.distributed_inference.host.niceness",
+            "must lie between 0 and 19",
+        )?;
         let name = &self.node.name;
         must(
             name.len() <= MAX_NAME_BYTES && !name.chars().any(char::is_control),
-            "node",
-            "name",
+            "node.name",
             "must be at most 64 bytes of plain text",
         )?;
         let listen = &self.node.listen;
         must(
             listen == "auto" || listen.parse::<std::net::SocketAddr>().is_ok(),
-            "node",
-            "listen",
+            "node.listen",
             "must be \"auto\" or ADDRESS:PORT, for example \"0.0.0.0:7600\"",
         )?;
-        let peers = &self.discovery.static_peers;
-        let few = peers.len() <= MAX_STATIC_PEERS;
+        let (key, peers) = ("discovery.static_peers", &self.discovery.static_peers);
         must(
-            few,
-            "discovery",
-            "static_peers",
+            peers.len() <= MAX_STATIC_PEERS,
+            key,
             "must name at most 64 peers",
         )?;
-        if let Some(why) = peers
-            .iter()
-            .find_map(|peer| peer.parse::<StaticPeer>().err())
-        {
-            let why = format!(
-                "must list HOST:PORT or HOST:PORT#NODEID, for example \"192.168.1.20:7600\"; {why}"
-            );
-            must(false, "discovery", "static_peers", &why)?;
+        for peer in peers {
+            if let Err(why) = peer.parse::<StaticPeer>() {
+                let form =
+                    "must list HOST:PORT or HOST:PORT#NODEID, for example \"192.168.1.20:7600\"";
+                return Err(Wrong::new(key, &format!("{form}; {why}")));
+            }
         }
-        if let Err(why) = self.transport() {
-            return Err(Wrong::new(
-                "transport",
-                &format!("cannot be as it is: {why}"),
-            ));
-        }
-        within("engine", "threads", self.engine.threads as u64, 0..=1024)
+        self.transport()
+            .map(drop)
+            .map_err(|why| Wrong::new("transport", &format!("cannot be as it is: {why}")))
     }
 
     /// Threads that compute: the setting, or one per core.
@@ -486,9 +454,6 @@ impl Config {
         Ok(config)
     }
 }
-
-/// From a second to a day.
-const DAY: RangeInclusive<u64> = 1..=86_400;
 
 /// `$XDG_CONFIG_HOME/hearthnet/hearthnet.toml`, or the same under `~/.config`.
 pub(crate) fn default_path() -> Option<PathBuf> {

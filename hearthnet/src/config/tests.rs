@@ -57,6 +57,18 @@ fn what_a_library_would_do_unasked_is_what_the_defaults_say() {
 }
 
 #[test]
+fn every_range_is_of_a_key_that_there_is() {
+    let example: toml::Table = EXAMPLE.parse().unwrap();
+    for (table, key, range) in RANGES {
+        let value = lookup(&example, &format!("{table}.{key}"));
+        let value = value.unwrap_or_else(|| panic!("{table}.{key} is no key"));
+        if let Some(value) = value.as_integer() {
+            assert!(range.contains(&value.try_into().unwrap()), "{table}.{key}");
+        }
+    }
+}
+
+#[test]
 fn every_key_of_the_example_has_a_comment() {
     let mut above = "";
     for line in EXAMPLE.lines() {

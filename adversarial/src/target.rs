@@ -1,0 +1,83 @@
+//! Where the victim is, and the keys to its door.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use hearthnet_bus::calls::{Client, ShardGrant};
+use hearthnet_bus::node::bus_rule;
+use hearthnet_bus::{Capability, Grant, NodeId, NodeKey};
+use hearthnet_transport::{Config, connect_path};
+use serde_json::json;
+
+use crate::HarnessError;
+use crate::raw::event::now_ms;
+use crate::victim::MODEL_ID;
+
+/// How long a token of the harness holds, in seconds.
+const TOKEN_SECONDS: u64 = 600;
+
+/// Where the victim is, and what it serves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    /// Where it listens.
+    pub(crate) addr: SocketAddr,
+    /// Who it is.
+    pub(crate) node: NodeId,
+    /// Identity of its weights.
+    pub(crate) weights: [u8; 32],
+    /// First and last layer.
+    pub(crate) layers: (u32, u32),
+    /// Values per row.
+    pub(crate) width: u32,
+    /// Whether it grants sessions itself, as hosts of a community do.
+    pub(crate) grants: bool,
+}
+
+impl Target {
+    /// A session token for the node with this key: from the host, or its own.
+    ///
+    /// # Errors
+    /// If the host does not grant one.
+    pub(crate) async fn token(&self, key: &NodeKey) -> Result<Vec<u8>, HarnessError> {
+        if !self.grants {
+            return token(key, self.node);
+        }
+        let (lo, hi) = self.layers;
+        let params = json!({ "shard_id": format!("{MODEL_ID}:{lo}-{hi}") });
+        let client = self.client(key).await?;
+        let call = client.call(&Capability::shard_serve(), &params)?;
+        let granted: ShardGrant = serde_json::from_value(call.result().await?)?;
+        let no_token = || HarnessError::honest("what it is granted is no token");
+        granted.token().ok_or_else(no_token)
+    }
+
+    /// A socket for calls of the node with this key.
+    pub(crate) async fn client(&self, key: &NodeKey) -> Result<Client, HarnessError> {
+        let (identity, addr) = (key.identity()?, self.addr.to_string());
+        let (rule, config) = (bus_rule(), Config::default());
+        let socket = connect_path(&addr, &identity, Some(self.node), &rule, &config).await?;
+        let key = Arc::new(NodeKey::from_secret(&key.secret()));
+        Ok(Client::new(socket, key))
+    }
+}
+
+/// A session token: signed by its own bearer, for one node, good once.
+pub(crate) fn token(key: &NodeKey, audience: NodeId) -> Result<Vec<u8>, HarnessError> {
+    Ok(grant(key, audience)?.sign(key)?)
+}
+
+/// What such a token says.
+pub(crate) fn grant(key: &NodeKey, audience: NodeId) -> Result<Grant, HarnessError> {
+    let mut id = [0; 16];
+    getrandom::fill(&mut id)?;
+    let now = now_ms() / 1000;
+    Ok(Grant {
+        issuer: key.id(),
+        subject: key.id(),
+        audience,
+        scope: Capability::shard_serve(),
+        not_before: now,
+        expires: now + TOKEN_SECONDS,
+        id,
+    })
+}
