@@ -522,3 +522,87 @@ fn a_joiner_without_a_configuration_ends_with_one_that_works() {
     let near = ["--set", &known];
     assert_fails(&run(&late, &near, &chat), 4, "shard_unavailable");
 }
+
+#[test]
+fn what_the_root_key_signs_is_heard_from_a_home_that_was_put_out() {
+    let (founder, node) = founded();
+    let other = second_anchor(&founder, &node);
+    let near = peers(&node);
+    let elsewhere = serve(&other, &["--set", &near]);
+    let own = founder.node_id();
+    says(&founder, &[], &["community", "demote", &own, "trusted"]);
+    until("the other anchor hears of it", || {
+        members(&other, &[]).iter().any(|one| one.1 == "trusted")
+    });
+    says(&other, &[], &["community", "revoke", &own, "--yes"]);
+    // Its daemon ends by that.
+    drop(node);
+    let known = peers(&elsewhere);
+    let near = ["--set", &known];
+    let research = || json(&other, &[], &["community", "policy"])["research"].clone();
+    let before = research();
+    let turned = if before == true { "off" } else { "on" };
+    let output = run(
+        &founder,
+        &near,
+        &["community", "policy", "--research", turned],
+    );
+    succeeded(&output);
+    assert_complains(&output, "told one other node");
+    until("the other anchor hears the root", || research() != before);
+    log_is_whole(&other);
+    // Nothing but the root's own word: its node stays out.
+    assert_eq!(members(&other, &[]).len(), 1);
+}
+
+#[test]
+fn the_only_anchor_that_an_old_copy_froze_comes_back_by_its_root_key() {
+    let (founder, node) = founded();
+    let bakery = join(&founder, &node);
+    drop(node);
+    let earlier = founder.path().join("earlier");
+    copy(&data(&founder), &earlier);
+    // It goes on, a neighbour hears it, and the old copy comes back while nobody is there to ask.
+    says(&founder, &[], &["community", "invite"]);
+    let node = serve(&founder, &[]);
+    let known = peers(&node);
+    says(&bakery, &["--set", &known], &["status"]);
+    drop(node);
+    std::fs::remove_dir_all(data(&founder)).expect("it was there");
+    copy(&earlier, &data(&founder));
+    says(&founder, &[], &["log", "resume", "--yes"]);
+    says(&founder, &[], &["community", "invite"]);
+    let old = founder.node_id();
+    let elsewhere = serve(&bakery, &[]);
+    let known = peers(&elsewhere);
+    let near = ["--set", &known];
+    let frozen = || members(&bakery, &[]).iter().any(|one| one.2);
+    until("its key is frozen", || {
+        run(&founder, &near, &["status"]);
+        frozen()
+    });
+    let output = run(&founder, &near, &["status"]);
+    assert_complains(&output, "community renew");
+
+    let renewed = json(&founder, &near, &["community", "renew", "--yes"]);
+    assert_eq!(
+        (&renewed["level"], &renewed["told"]),
+        (&"anchor".into(), &1.into())
+    );
+    assert_ne!(founder.node_id(), old);
+    assert!(!frozen(), "the old key is no member any more");
+    assert_eq!(members(&bakery, &[]).len(), 2);
+    // It is an anchor as before: others hear it, and join by its code.
+    says(&founder, &near, &["community", "invite"]);
+    drop(elsewhere);
+    let node = serve(&founder, &[]);
+    let guest = join_as("member", &founder, &node);
+    assert_eq!(members(&guest, &[]).len(), 3);
+    let known = peers(&node);
+    says(&bakery, &["--set", &known], &["status"]);
+    assert_eq!(members(&bakery, &[]).len(), 3);
+    log_is_whole(&founder);
+    // Where the key counts it is left as it is.
+    let again = json(&founder, &[], &["community", "renew"]);
+    assert_eq!(again["old_key"], Value::Null);
+}

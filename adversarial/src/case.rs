@@ -95,6 +95,12 @@ cases! {
         53 "events sent one by one that sort before all others" "no effect",
         59 "a host that is put out or demoted and does not care" "no effect",
         60 "a web page whose name resolves to this machine" "forbidden_host",
+        61 "events that are dated back, by one who lost a level and by one who did not" "no effect",
+        62 "a log that ends before a revocation, fed to a joiner" "no effect",
+        63 "whoever has the root key, and is no member" "no effect",
+        64 "one root key used in two places that do not hear of each other" "no effect",
+        65 "an old copy of an anchor's data, used once" "no effect",
+        66 "a member whose invites make up more members" "no effect",
     }
     "hostile files" {
         71 "a chat template that wants all time or memory" "no effect",

@@ -4,6 +4,7 @@
 //! cargo run --release -p hearthnet-bus --example log_bench -- month [DAYS [HOSTS]]
 //! cargo run --release -p hearthnet-bus --example log_bench -- sync [EVENTS]
 //! cargo run --release -p hearthnet-bus --example log_bench -- gossip [EVENTS]
+//! cargo run --release -p hearthnet-bus --example log_bench -- join [EVENTS]
 //! ```
 //!
 //! `month` lets hosts (20) say every 30 seconds of virtual time, for some days (30), that they
@@ -14,7 +15,9 @@
 //! through heads, missing and receive. `gossip` is the same with two nodes on this machine, over
 //! TLS on the loopback interface: counted is from the start of the second node to the moment when
 //! its log says the same of itself as the first one's (handshakes, reading, sending, verifying each
-//! signature, storing on disk, folding), while both share the machine's cores. All work in `TMPDIR`.
+//! signature, storing on disk, folding), while both share the machine's cores. `join` times how long a
+//! new node takes to be let in by another one over TLS, from connecting to the moment when it has the log
+//! (2,000 events, unless told otherwise). All work in `TMPDIR`.
 
 #![allow(clippy::print_stdout)]
 
@@ -23,13 +26,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use hearthnet_bus::calls::{Client, Registry};
 use hearthnet_bus::discovery::StaticPeer;
-use hearthnet_bus::invite::JoinRequest;
+use hearthnet_bus::invite::{Invite, JoinRequest};
+use hearthnet_bus::joining::{self, JoinHandler, join_through};
 use hearthnet_bus::log::{
     ADVERT_LIFE_MS, Body, Event, EventHash, EventId, EventLog, Lane, Level, Policy,
 };
-use hearthnet_bus::node::{Node, NodeSettings};
-use hearthnet_bus::{CommunityId, Descriptor, NodeId, NodeKey};
+use hearthnet_bus::node::{Node, NodeError, NodeSettings, bus_rule};
+use hearthnet_bus::{CommunityId, Descriptor, NodeId, NodeKey, now_ms};
+use hearthnet_transport::{Config, connect_path};
 
 /// A day in November 2023, in Unix milliseconds: before every clock that runs this.
 const START: u64 = 1_700_000_000_000;
@@ -44,7 +50,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         "month" => month(dir.path(), number(30)?, number(20)?),
         "sync" => sync(dir.path(), number(100_000)?),
         "gossip" => tokio::runtime::Runtime::new()?.block_on(gossip(dir.path(), number(100_000)?)),
-        _ => Err("say month, sync or gossip".into()),
+        "join" => tokio::runtime::Runtime::new()?.block_on(join(dir.path(), number(2_000)?)),
+        _ => Err("say month, sync, gossip or join".into()),
     }
 }
 
@@ -268,22 +275,59 @@ fn sync(dir: &Path, count: u64) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-async fn gossip(dir: &Path, count: u64) -> Result<(), Box<dyn Error>> {
-    let start = async |key: NodeKey, log: &EventLog, peers| {
-        let mut settings = NodeSettings::new("bench");
-        settings.listen = Some("127.0.0.1:0".into());
-        settings.discovery.mdns = false;
-        settings.discovery.static_peers = peers;
-        Node::start(Arc::new(key), log.clone(), settings, Arc::default()).await
+async fn start(
+    key: NodeKey,
+    log: &EventLog,
+    peers: Vec<StaticPeer>,
+    registry: Registry,
+) -> Result<Node, NodeError> {
+    let mut settings = NodeSettings::new("bench");
+    settings.listen = Some("127.0.0.1:0".into());
+    settings.discovery.mdns = false;
+    settings.discovery.static_peers = peers;
+    Node::start(Arc::new(key), log.clone(), settings, Arc::new(registry)).await
+}
+
+async fn join(dir: &Path, count: u64) -> Result<(), Box<dyn Error>> {
+    let (log, [first, _]) = filled(&dir.join("from"), count)?;
+    let (id, now) = (first.id(), now_ms());
+    let until = now / 1000 + 3600;
+    let invite = Invite::generate(log.community(), until, Vec::new())?;
+    let invited = Body::Invited {
+        invite: invite.key().id(),
+        level: Level::Member,
+        uses: 1,
+        expires_ms: until * 1000,
     };
+    log.append(&first, invited, now)?;
+    let registry = Registry::new();
+    let key = Arc::new(NodeKey::from_secret(&first.secret()));
+    let handler = JoinHandler::new(log.clone(), key, now_ms);
+    registry.register(joining::descriptor(), Arc::new(handler))?;
+    let first = start(first, &log, Vec::new(), registry).await?;
+    let addr = first.listen_addr().ok_or("no listener")?.to_string();
+    let empty = EventLog::prepare(&dir.join("to"), log.community())?;
+    let begin = Instant::now();
+    let key = Arc::new(NodeKey::generate()?);
+    let (own, config) = (key.identity()?, Config::default());
+    let socket = connect_path(&addr, &own, Some(id), &bus_rule(), &config).await?;
+    let client = Client::new(socket, Arc::clone(&key));
+    let request = invite.request(key.id(), "bench")?;
+    join_through(&client, id, &request, &empty, now_ms, |_| {}).await?;
+    println!("joined in {:.3} s", begin.elapsed().as_secs_f64());
+    first.shutdown().await;
+    Ok(())
+}
+
+async fn gossip(dir: &Path, count: u64) -> Result<(), Box<dyn Error>> {
     let (log, [first, second]) = filled(&dir.join("from"), count)?;
     let id = first.id();
-    let first = start(first, &log, Vec::new()).await?;
+    let first = start(first, &log, Vec::new(), Registry::new()).await?;
     let addr = first.listen_addr().ok_or("no listener")?;
     let empty = EventLog::prepare(&dir.join("to"), log.community())?;
     let (begin, processor) = (Instant::now(), processor_seconds());
     let peers = vec![StaticPeer::new(addr, Some(id))];
-    let second = start(second, &empty, peers).await?;
+    let second = start(second, &empty, peers, Registry::new()).await?;
     let mut changes = empty.changes();
     let durable = |log: &EventLog| -> u64 { log.heads().authors.values().map(|h| h.seq).sum() };
     let all = durable(&log);

@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | `identity/` | keys, signatures, ids, session grants | `key_file.rs`, `whole_file.rs` (files), `unix_time.rs` (clock) |
 //! | `community/` | event log, gossip, invites, descriptors | `log/{store,db,recover,backup,audit}.rs` (SQLite, one thread), `sync/link.rs` (a socket) |
-//! | `node/` | a running node: calls, discovery, flight record, access, dialling | `mod.rs`, `tasks.rs`, `reach.rs`, `access.rs` (sockets, tasks); `calls/{wire,client,server,frame_sink,local_api,local_client}`; `discovery/{mod,mdns}.rs` (mDNS), `discovery/local.rs` (interfaces); `flight/mod.rs` (one ring per process, clocks); `joining/` |
+//! | `node/` | a running node: calls, discovery, flight record, access, dialling | `mod.rs`, `tasks.rs`, `reach.rs`, `by_root.rs`, `access.rs` (sockets, tasks); `calls/{wire,client,server,frame_sink,local_api,local_client}`; `discovery/{mod,mdns}.rs` (mDNS), `discovery/local.rs` (interfaces); `flight/mod.rs` (one ring per process, clocks); `joining/` |
 //!
 //! What is not named there is pure: time and randomness come in as arguments.
 //!

@@ -11,7 +11,7 @@ use zeroize::Zeroizing;
 
 use crate::args::Global;
 use crate::config::Config;
-use crate::failure::Failure;
+use crate::failure::{Failure, Kind};
 use crate::membership::Membership;
 use crate::root_key::RootKey;
 use crate::secret;
@@ -34,6 +34,8 @@ pub(crate) struct Home {
     pub(crate) refused: Arc<OnceLock<String>>,
     /// Where the passphrase of the root key is, if not with whoever sits here.
     pub(crate) passphrase_file: Option<PathBuf>,
+    /// What was said when it was asked for: a command may sign and then show what it has signed.
+    passphrase: Arc<OnceLock<Zeroizing<String>>>,
 }
 
 impl Home {
@@ -74,6 +76,7 @@ impl Home {
             log,
             refused: Arc::default(),
             passphrase_file: None,
+            passphrase: Arc::default(),
         }
     }
 
@@ -94,16 +97,33 @@ impl Home {
         Ok(key.filter(|key| key.id() == self.log.community().root()))
     }
 
-    /// The passphrase of the root key, if it is sealed: from `--passphrase-file`, or asked for.
+    /// The passphrase of the root key, if it is sealed: from `--passphrase-file`, or asked for once.
     pub(crate) fn passphrase(&self) -> Result<Option<Zeroizing<String>>, Failure> {
         if !self.root_key()?.is_some_and(|key| key.is_sealed()) {
             return Ok(None);
         }
         const WHAT: &str = "passphrase of the root key";
-        match &self.passphrase_file {
-            Some(file) => secret::in_file(file, WHAT).map(Some),
-            None => secret::ask(WHAT, false).map(Some),
+        if let Some(said) = self.passphrase.get() {
+            return Ok(Some(said.clone()));
         }
+        let said = match &self.passphrase_file {
+            Some(file) => secret::in_file(file, WHAT),
+            None => secret::ask(WHAT, false),
+        }?;
+        Ok(Some(self.passphrase.get_or_init(|| said).clone()))
+    }
+
+    /// The root key, opened, if this is a home that has it.
+    pub(crate) fn open_root_key(&self) -> Result<NodeKey, Failure> {
+        let Some(root) = self.root_key()? else {
+            return Err(
+                Failure::new(Kind::Community, "the root key is not on this machine")
+                    .code("no_root_key")
+                    .hint("it is where the community was founded, or where its copy was put"),
+            );
+        };
+        let passphrase = self.passphrase()?;
+        root.open(passphrase.as_ref().map(|it| it.as_str()))
     }
 }
 

@@ -2,6 +2,7 @@
 //! command if it is not. Its key may count no more, and its clock may be wrong; both look like a
 //! hundred other troubles from where they are met.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -90,9 +91,9 @@ impl Standing {
             (Self::Good, _) => String::new(),
             (_, false) => NEW_KEY.to_owned(),
             // The root key is no node's, and nobody can put it out.
-            (_, true) => format!(
-                "the root key here still counts: `hearthnet community invite --level anchor` makes a code with it; {NEW_KEY}"
-            ),
+            (_, true) => {
+                "the root key here still counts: `hearthnet community renew` gives this home a new key by it".to_owned()
+            }
         }
     }
 }
@@ -236,6 +237,30 @@ pub(crate) fn say_clock(dir: &Path) {
     }
 }
 
+/// Whose last event is dated so far ahead that others do not take it, a line each: of this node by its
+/// own log, of others by what its daemon, if one runs, was offered and has refused.
+pub(crate) fn dated_ahead(home: &Home, by_daemon: Option<&BTreeMap<String, u64>>) -> Vec<String> {
+    let (state, own) = (home.state(), home.key.id());
+    let mut ahead: BTreeMap<NodeId, u64> = by_daemon
+        .into_iter()
+        .flatten()
+        .filter_map(|(node, ms)| Some((node.parse().ok()?, *ms)))
+        .collect();
+    ahead.extend(home.log.dated_ahead(now_ms()).unwrap_or_default());
+    let line = |(node, ms): (NodeId, u64)| match node == own {
+        true => format!(
+            "what this node wrote last is dated {} ahead, so nobody takes it: its clock was wrong. With the clock right it is passed on as soon as the node runs among others",
+            span(ms)
+        ),
+        false => format!(
+            "the last event of {} is dated {} ahead, and is not taken here: its clock was wrong, or is",
+            state.label(&node, now_ms()),
+            span(ms)
+        ),
+    };
+    ahead.into_iter().map(line).collect()
+}
+
 /// For `status --json`.
 pub(crate) fn json(home: &Home) -> Value {
     let standing = Standing::of(home);
@@ -341,7 +366,38 @@ pub(crate) fn by(home: &Home, anchor: &NodeId) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use hearthnet_bus::NodeKey;
+    use hearthnet_bus::log::{Body, Policy};
+
     use super::*;
+
+    #[test]
+    fn a_chain_that_is_dated_ahead_is_a_line_on_its_own_node_and_on_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, own) = (NodeKey::generate().unwrap(), NodeKey::generate().unwrap());
+        let (node, now, policy) = (own.id(), now_ms(), Policy::default());
+        let log = EventLog::create(dir.path(), &root, node, "Elm", policy, now).unwrap();
+        let home = Home::new(dir.path().to_owned(), Arc::new(own), log);
+        assert!(dated_ahead(&home, None).is_empty());
+        let refused = |node: &NodeId| BTreeMap::from([(node.to_string(), 3_600_000)]);
+        let [line] = &dated_ahead(&home, Some(&refused(&root.id())))[..] else {
+            panic!("one line");
+        };
+        assert!(
+            line.contains("not taken here") && line.contains("60 min"),
+            "{line}"
+        );
+        let name = "attic".to_owned();
+        home.log
+            .append(&home.key, Body::Named { name }, now + 86_400_000)
+            .unwrap();
+        let [line] = &dated_ahead(&home, Some(&refused(&node)))[..] else {
+            panic!("one line");
+        };
+        assert!(line.contains("this node wrote last"), "{line}");
+    }
 
     #[test]
     fn a_measurement_holds_until_it_is_old_or_the_clock_was_set_or_the_machine_started_anew() {

@@ -65,6 +65,12 @@ macro_rules! every_attack {
                 53 events_that_sort_first_cost_no_core;
                 59 a_host_that_lost_its_right_sees_no_more_rows;
                 60 a_page_that_pretends_to_be_this_machine_gets_nothing;
+                61 what_is_dated_back_shows_and_counts_for_nothing;
+                62 a_joiner_hears_what_who_let_it_in_kept_back;
+                63 the_root_key_is_heard_for_its_own_word_alone;
+                64 one_root_key_in_two_places_keeps_its_word;
+                65 who_froze_itself_comes_back_by_the_root_alone;
+                66 who_invites_many_has_no_more_of_a_neighbour;
                 71 no_chat_template_takes_the_callers_time_or_memory;
                 72 what_is_remembered_of_a_file_is_this_machines_own_word;
                 73 a_changed_template_shows_although_the_weights_are_genuine;
@@ -96,7 +102,7 @@ every_attack!(register);
 /// likes, and the memory of two sessions.
 const fn entry(case: u8, name: &'static str, run: Run) -> Entry {
     let scene = match case {
-        21..=27 | 47..=53 | 59 => Scene::COMMUNITY,
+        21..=27 | 47..=53 | 59 | 61..=66 => Scene::COMMUNITY,
         45 => a_caller_within_its_share_of_the_memory_keeps_it::SCENE,
         _ => Scene::ALONE,
     };
@@ -120,10 +126,11 @@ const fn entry(case: u8, name: &'static str, run: Run) -> Entry {
         name,
         case,
         scene,
-        // A revoked key never comes back, nothing thaws who is frozen, a leap in time is made once
+        // A revoked key never comes back, nothing thaws a frozen one, a leap in time is made once
         // and lasts, a quota is used up for good, a node that is killed has a folder of its own,
-        // who was demoted is no anchor, what sorts first goes on doing so, and files are hostile once.
-        repeats: !matches!(case, 21 | 23 | 25..=27 | 47 | 49..=53 | 59 | 71..=73),
+        // who was demoted is no anchor, what sorts first goes on doing so, what the root has said stays
+        // said, a budget is used up for a while, and files are hostile once.
+        repeats: !matches!(case, 21 | 23 | 25..=27 | 47 | 49..=53 | 59 | 61..=66 | 71..=73),
         budget,
         run,
     }

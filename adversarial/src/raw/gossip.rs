@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use ciborium::Value;
 use hearthnet_bus::NodeKey;
+use hearthnet_bus::log::Heads;
 
 use super::{Came, Message, Papers, Peer};
 use crate::HarnessError;
@@ -81,6 +82,42 @@ impl Gossip {
         }
         let (accepted, refused) = all;
         Pushed::Stored { accepted, refused }
+    }
+
+    /// Says that it has nothing, and hears what the host has: the heads, and all events that it sends.
+    ///
+    /// # Errors
+    /// If the session ends before the host has said that this is all.
+    pub(crate) async fn ask(
+        &mut self,
+        none: &Heads,
+    ) -> Result<(Heads, Vec<Vec<u8>>), HarnessError> {
+        let heads = vec![1.into(), 1.into(), Value::Bytes(none.to_cbor())];
+        self.peer.send(message(heads)).await;
+        let (mut theirs, mut events) = (None, Vec::new());
+        loop {
+            let Came::Message(bytes) = self.peer.message().await else {
+                return Err(HarnessError::attacker("the host ends the session"));
+            };
+            let value: Option<Value> = ciborium::from_reader(bytes.as_slice()).ok();
+            let fields = value
+                .and_then(|value| value.into_array().ok())
+                .unwrap_or_default();
+            match fields.as_slice() {
+                [kind, _, Value::Bytes(heads)] if *kind == 1.into() => {
+                    theirs = Heads::from_cbor(heads);
+                }
+                [kind, number, Value::Array(batch)] if *kind == 2.into() => {
+                    events.extend(batch.iter().filter_map(|event| event.as_bytes().cloned()));
+                    let ack = vec![3.into(), number.clone(), 0.into(), 0.into()];
+                    self.peer.send(message(ack)).await;
+                }
+                [kind, _] if *kind == 4.into() => break,
+                _ => {}
+            }
+        }
+        let theirs = theirs.ok_or_else(|| HarnessError::attacker("the host says no heads"))?;
+        Ok((theirs, events))
     }
 
     /// The end of the session, for which it waits.

@@ -63,6 +63,13 @@ pub(super) fn may_use(
     what: Use,
     now_ms: u64,
 ) -> Result<(), CloseCode> {
+    // It is no member: all that it may is to bring what it has signed (`sync/link.rs`).
+    if *peer == state.id.root() {
+        return match what {
+            Use::Sync => Ok(()),
+            _ => Err(CloseCode::Unauthorized),
+        };
+    }
     // Frozen or revoked, its key counts no more. It has to be told: nobody will send it the events
     // that say so.
     if state.is_revoked(peer) || state.is_frozen(peer) {
@@ -133,7 +140,12 @@ impl Access {
 
 impl Admission for Access {
     fn admit_peer(&self, key: &NodeId) -> bool {
-        match may_use(&self.log.state(), key, Use::Bus, now_ms()) {
+        let state = self.log.state();
+        let what = match *key == state.id.root() {
+            true => Use::Sync,
+            false => Use::Bus,
+        };
+        match may_use(&state, key, what, now_ms()) {
             // Who was revoked gets to the upgrade, which tells it so.
             Ok(()) | Err(CloseCode::Revoked) => true,
             Err(code) => {

@@ -13,6 +13,7 @@
 //! | who may be where | [`discovery`] | `discovery/` |
 //! | what happened of late | [`flight`] | `flight/` |
 //! | reaching and calling nodes | [`Node::call`] | `reach.rs` |
+//! | bringing what the root key has signed | [`Node::bring_as_root`] | `by_root.rs` |
 //!
 //! ```text
 //!                        one TLS listener
@@ -30,6 +31,7 @@
 //! - A stranger gets no further than asking to join, and that only while there is an invite.
 
 mod access;
+mod by_root;
 pub mod calls;
 mod dialer;
 pub mod discovery;
@@ -395,6 +397,23 @@ impl Node {
             let links: Vec<_> = self.peers().into_iter().filter_map(|p| p.link).collect();
             if !links.is_empty() && links.iter().all(|link| link.progress.in_sync) {
                 return;
+            }
+            // The sender lives as long as this node.
+            let _ = changes.changed().await;
+        }
+    }
+
+    /// Resolves once the log is even with that of a member that `counts`; says who does, and is.
+    pub async fn until_even_with(&self, counts: impl Fn(&NodeId) -> bool) -> Vec<NodeId> {
+        let mut changes = self.changes();
+        loop {
+            let even = self.peers().into_iter().filter_map(|peer| {
+                let in_sync = peer.link.is_some_and(|link| link.progress.in_sync);
+                (in_sync && counts(&peer.node)).then_some(peer.node)
+            });
+            let even: Vec<NodeId> = even.collect();
+            if !even.is_empty() {
+                return even;
             }
             // The sender lives as long as this node.
             let _ = changes.changed().await;

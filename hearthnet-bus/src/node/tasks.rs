@@ -106,10 +106,10 @@ impl Inner {
 
         let inner = Arc::clone(self);
         let (log, config) = (self.log.clone(), self.settings.sync.clone());
-        let accounts = self.accounts.clone();
+        let (own, accounts) = (self.id, self.accounts.clone());
         self.spawn(async move {
             let mut progress = progress;
-            let mut running = std::pin::pin!(gossip(socket, log, config, accounts, shown));
+            let mut running = std::pin::pin!(gossip(socket, own, log, config, accounts, shown));
             let mut was_in_sync = false;
             let closed = loop {
                 tokio::select! {
@@ -136,6 +136,20 @@ impl Inner {
                 .retain(|node, link| *node != peer || link.serial != serial);
             inner.bump();
             inner.dial.notify_one();
+        });
+    }
+
+    /// Takes what whoever holds the root key has signed with it: that is no link, for the root is no
+    /// member.
+    fn hear_root(self: &Arc<Self>, socket: PeerSocket) {
+        let (root, closer) = (socket.peer(), socket.closer());
+        self.connections.add(root, Use::Sync, closer, false);
+        let (own, log, config) = (self.id, self.log.clone(), self.settings.sync.clone());
+        let (shown, _) = watch::channel(Progress::default());
+        let accounts = self.accounts.clone();
+        self.spawn(async move {
+            let closed = gossip(socket, own, log, config, accounts, shown).await;
+            tracing::info!(code = %closed.code, "heard whoever has the root key");
         });
     }
 
@@ -204,6 +218,9 @@ async fn accept(inner: Arc<Inner>, mut listener: Listener) {
                     .add(peer, Use::Bus, socket.closer(), false);
                 let server = Arc::clone(&inner.server);
                 inner.spawn(async move { server.serve(socket).await });
+            }
+            Arrival::Peer(socket) if socket.peer() == inner.log.community().root() => {
+                inner.hear_root(socket);
             }
             Arrival::Peer(socket) => inner.adopt(socket, false),
             _ => {}

@@ -45,6 +45,11 @@ pub(crate) enum CommunityCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Give this home a new key in place of one that counts no more, by the root key, which is here.
+    ///
+    /// For a home that was put out, or whose key is frozen because an old copy of its data was used. Where
+    /// the key counts, it brings what the root key has signed to whoever has not heard of it.
+    Renew(RenewArgs),
     /// Leave the community; what this machine has of it is put aside, so that it can join again.
     Leave(LeaveArgs),
     /// Show what is agreed, or change it.
@@ -150,6 +155,16 @@ pub(crate) struct LeaveArgs {
     /// Leave also if nobody can be told: the others go on counting this node as a member.
     #[arg(long)]
     pub(crate) anyway: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct RenewArgs {
+    /// Do not ask.
+    #[arg(long, short)]
+    pub(crate) yes: bool,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,

@@ -17,7 +17,7 @@ use hearthnet_orchestrator::link::HostAddr;
 
 pub(crate) use community::{
     BackupArgs, CommunityCommand, CreateArgs, InviteArgs, JoinArgs, LeaveArgs, LevelArgs,
-    LogCommand, PolicyArgs, RestoreArgs, RevokeArgs, RunArgs, StatusArgs,
+    LogCommand, PolicyArgs, RenewArgs, RestoreArgs, RevokeArgs, RunArgs, StatusArgs,
 };
 pub(crate) use diagnose::DiagnoseArgs;
 pub(crate) use sampling::SamplingArgs;

@@ -14,7 +14,11 @@ use crate::changes::{self, Change};
 use crate::community::{Home, now_ms};
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
+use crate::local_api;
+use crate::node::status::Running;
 use crate::output::{note, print, print_json, when};
+use crate::runtime::block_on;
+use crate::standing;
 
 pub(crate) fn run(command: LogCommand, cx: &Context) -> Result<(), Failure> {
     let home = Home::open(cx)?;
@@ -120,7 +124,28 @@ fn what(body: &Body, state: &Community) -> String {
 
 fn verify(home: &Home, as_json: bool) -> Result<(), Failure> {
     let found = home.log.verify()?;
-    let hash = hex::encode(home.state().state_hash());
+    let state = home.state();
+    let hash = hex::encode(state.state_hash());
+    let running = block_on(async {
+        Ok(local_api::ask::<Running>(&home.dir, local_api::NODE_STATUS, &json!({})).await)
+    })?;
+    let mut notes = standing::dated_ahead(home, running.as_ref().map(|it| &it.dated_ahead));
+    let events = |n: u64| format!("{n} event{}", if n == 1 { "" } else { "s" });
+    let label = |node: &NodeId| state.label(node, now_ms());
+    notes.extend(found.void.iter().map(|(author, n)| {
+        format!(
+            "{} of {} were not known to whoever took its level or place, though dated before: dated back, or from a machine that was away. They count for no more than it may do now",
+            events(*n),
+            label(author)
+        )
+    }));
+    notes.extend(found.late.iter().map(|(author, n)| {
+        format!(
+            "{} of {} came to light after others had written what is dated later: its machine was away, or they are dated back",
+            events(*n),
+            label(author)
+        )
+    }));
     if as_json {
         print_json(&json!({
             "durable_events": found.durable,
@@ -128,6 +153,7 @@ fn verify(home: &Home, as_json: bool) -> Result<(), Failure> {
             "state_hash": hash,
             "ok": found.problems.is_empty(),
             "problems": found.problems,
+            "notes": notes,
         }))?;
     } else {
         print(format!(
@@ -140,8 +166,8 @@ fn verify(home: &Home, as_json: bool) -> Result<(), Failure> {
                 false => "",
             }
         ))?;
-        for problem in &found.problems {
-            note(problem);
+        for line in found.problems.iter().chain(&notes) {
+            note(line);
         }
     }
     match found.problems.len() {

@@ -62,7 +62,9 @@ pub(crate) fn run(args: &StatusArgs, cx: &Context) -> Result<(), Failure> {
     let durable: u64 = heads.authors.values().map(|head| head.seq).sum();
     let ephemeral: usize = heads.authors.values().map(|head| head.slots.len()).sum();
     let size = log_bytes(&home);
+    let ahead = crate::standing::dated_ahead(&home, running.as_ref().map(|it| &it.dated_ahead));
     let log = json!({
+        "dated_ahead": ahead,
         "durable_events": durable,
         "ephemeral_events": ephemeral,
         "bytes": size,
@@ -112,11 +114,15 @@ pub(crate) fn run(args: &StatusArgs, cx: &Context) -> Result<(), Failure> {
         "\nlog        {durable} events and {ephemeral} short-lived ones, {}; {}",
         bytes(size),
         match (reason, disk) {
-            (None, Ok(())) => "healthy".to_owned(),
+            (None, Ok(())) if ahead.is_empty() => "healthy".to_owned(),
+            (None, Ok(())) => "NOT THE SAME EVERYWHERE".to_owned(),
             (Some(why), _) => format!("READ-ONLY: {why}"),
             (None, Err(why)) => format!("NOTHING CAN BE WRITTEN: {why}"),
         }
     );
+    for line in ahead {
+        let _ = writeln!(out, "           {line}");
+    }
     print(out)
 }
 

@@ -77,6 +77,9 @@ pub(crate) struct Running {
     /// What it cannot touch any more.
     #[serde(default)]
     pub(crate) isolation: String,
+    /// The members whose last event is dated so far ahead that it is not taken, and how far, in ms.
+    #[serde(default)]
+    pub(crate) dated_ahead: BTreeMap<String, u64>,
 }
 
 /// A peer of a running node.
@@ -118,6 +121,14 @@ async fn status(told: Arc<Told>, health: SharedHealth, params: Value) -> Result<
         settle_in(&node).await;
     }
     let mut running = running(&node, &told.state.lock());
+    let log = node.log().clone();
+    let ahead = tokio::task::spawn_blocking(move || log.dated_ahead(now_ms())).await;
+    let ahead = ahead
+        .ok()
+        .and_then(Result::ok)
+        .unwrap_or_default()
+        .into_iter();
+    running.dated_ahead = ahead.map(|(node, ms)| (node.to_string(), ms)).collect();
     running.host_health = health.all();
     if params["hosts"] == true {
         running.hosts = hosts_that_answer(&node).await;
@@ -185,6 +196,7 @@ fn running(node: &Node, told: &State) -> Running {
         hosts: BTreeMap::new(),
         host_health: Vec::new(),
         isolation: crate::isolation::stands().to_owned(),
+        dated_ahead: BTreeMap::new(),
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! All three read through a connection of their own, so that a long report holds up nobody.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
 
 use base64::Engine as _;
@@ -14,8 +14,9 @@ use super::db;
 use super::error::LogError;
 use super::event::{Checked, Event, EventHash, Lane};
 use super::fold::NoEffect;
-use super::merge::View;
 use super::store::EventLog;
+use super::view::View;
+use crate::NodeId;
 
 /// One event, as `log show` and `log export` print it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -59,6 +60,12 @@ pub struct Verified {
     pub ephemeral: u64,
     /// What is wrong, a sentence each. Empty: everything is as it should be.
     pub problems: Vec<String>,
+    /// Of authors who have lost a level, or their place: how many events there are that whoever took it
+    /// had not seen. They count for no more than their author may do now, wherever they sort.
+    pub void: BTreeMap<NodeId, u64>,
+    /// Of other authors: how many events there are that came to light when others had written what sorts
+    /// after them. Such an author was away, or it has dated them back.
+    pub late: BTreeMap<NodeId, u64>,
 }
 
 /// Most problems that are listed.
@@ -103,8 +110,7 @@ impl EventLog {
             let raw = db::raw(&tx, arrival)?;
             let event = Event::decode_stored(&raw)?;
             let author = view.authors.get(&at.author);
-            let head = author.map_or(0, |author| author.row.head);
-            let status = if at.seq <= head {
+            let status = if author.is_some_and(|author| author.has(at.seq)) {
                 match replay.again(&event) {
                     Ok(()) => Status::Effective,
                     Err(why) => Status::NoEffect(why),
@@ -180,6 +186,7 @@ impl EventLog {
         };
         let mut checked = Checked::default();
         let mut tips: BTreeMap<_, (u64, EventHash)> = BTreeMap::new();
+        let (mut replay, mut order) = (view.fold.replay(), Witnesses::default());
         db::walk(&tx, 0, |at, arrival| {
             found.durable += 1;
             let name = format!("event {} of {}", at.seq, at.author);
@@ -201,8 +208,18 @@ impl EventLog {
             if event.position() != at || event.community != view.community {
                 found.problem(format!("{name} is stored in another one's place"));
             }
-            let head = view.authors.get(&at.author).map_or(0, |it| it.row.head);
-            if at.seq <= head {
+            let author = view.author(&at.author);
+            if author.has(at.seq) {
+                if replay.comes_too_late(&event) {
+                    *found.void.entry(at.author).or_default() += 1;
+                }
+                // What it does is in the state, which is compared below.
+                let _ = replay.again(&event);
+                if view.fold.knows(&at.author) {
+                    order.hear(&event, hash);
+                }
+            }
+            if at.seq <= author.row.head {
                 let tip = tips.insert(at.author, (at.seq, hash));
                 let (seq, before) = tip.unwrap_or((0, EventHash::ZERO));
                 if seq + 1 != at.seq || event.lane != (Lane::Durable { prev: before }) {
@@ -227,9 +244,56 @@ impl EventLog {
             }
             Ok(())
         })?;
+        found.late = order.late();
+        found
+            .late
+            .retain(|author, _| !found.void.contains_key(author));
         if view.fold_anew(&tx)?.state != view.fold.state {
             found.problem("the stored state is not what the events say");
         }
         Ok(found)
+    }
+}
+
+/// What events say of what their authors had seen: each names the one that was the last for its author,
+/// so that all between the two came to light later.
+#[derive(Default)]
+struct Witnesses {
+    /// The events, in their order: who wrote each.
+    authors: Vec<NodeId>,
+    places: HashMap<u128, usize>,
+    /// The place of the last event of each author.
+    own: BTreeMap<NodeId, usize>,
+    /// At each place, how many more (or fewer) stretches that somebody had not seen begin than end.
+    edges: BTreeMap<usize, i64>,
+}
+
+impl Witnesses {
+    /// Takes the next event in the order.
+    fn hear(&mut self, event: &Event, hash: EventHash) {
+        let here = self.authors.len();
+        let own = self.own.insert(event.author, here);
+        // Who has written something has seen it, whatever its next event says.
+        if let Some(last) = self.places.get(&event.id.names(&event.author)) {
+            let from = 1 + own.map_or(*last, |own| own.max(*last));
+            if from < here {
+                *self.edges.entry(from).or_default() += 1;
+                *self.edges.entry(here).or_default() -= 1;
+            }
+        }
+        self.places.insert(hash.name(), here);
+        self.authors.push(event.author);
+    }
+
+    /// How many events of each author somebody who wrote later had not seen.
+    fn late(&self) -> BTreeMap<NodeId, u64> {
+        let (mut late, mut open) = (BTreeMap::new(), 0);
+        for (place, author) in self.authors.iter().enumerate() {
+            open += self.edges.get(&place).unwrap_or(&0);
+            if open > 0 {
+                *late.entry(*author).or_default() += 1;
+            }
+        }
+        late
     }
 }

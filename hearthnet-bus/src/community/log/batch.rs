@@ -8,7 +8,7 @@ use super::db;
 use super::error::LogError;
 use super::event::{Event, EventHash};
 use super::heads::{ForkHead, Head, Heads, SlotHead, slot_key};
-use super::merge::{View, proof};
+use super::view::{Author, View, proof};
 use crate::NodeId;
 
 /// Events that a peer lacks.
@@ -88,10 +88,61 @@ impl Pack<'_> {
     }
 
     pub(super) fn fill(mut self) -> Result<(), LogError> {
-        if !self.durable()? || !self.proofs()? {
+        if !self.branches()? || !self.durable()? || !self.proofs()? {
             return Ok(());
         }
         self.ephemeral()
+    }
+
+    /// The root's events from where its history parts, here or there, if not both have the same: by
+    /// number, so that how far it went says what is left.
+    fn branches(&mut self) -> Result<bool, LogError> {
+        let Self { conn, view, .. } = *self;
+        let root = view.community.root();
+        let Some(it) = view.authors.get(&root) else {
+            return Ok(true);
+        };
+        let ours = it.fork.as_ref().map(ForkHead::from);
+        let theirs = self.theirs.authors.get(&root).cloned().unwrap_or_default();
+        if ours == theirs.fork {
+            return Ok(true);
+        }
+        let at = ours.map_or(u64::MAX, |fork| fork.seq);
+        let both = self.agreed(&root, it, &theirs)?;
+        let (from, parts) = match theirs.fork {
+            Some(fork) if fork.seq <= at => (both, fork),
+            _ => (both.min(at - 1), ForkHead { seq: at, proof: 0 }),
+        };
+        let rows = db::durable_from(conn, &root, from + 1)?;
+        for rows in rows.chunk_by(|a, b| a.seq == b.seq) {
+            for row in rows.iter().filter(|row| it.has(row.seq)) {
+                if !self.add(db::raw(conn, row.arrival)?)? {
+                    return Ok(false);
+                }
+            }
+            if let Some(first) = rows.first().filter(|row| it.has(row.seq)) {
+                let then = self.batch.then.authors.entry(root).or_default();
+                (then.seq, then.tip, then.fork) = (first.seq, first.hash.tag(), Some(parts));
+            }
+        }
+        if ours.is_some() {
+            let then = self.batch.then.authors.entry(root).or_default();
+            (then.seq, then.tip) = (it.row.head, it.tip.map_or(0, |(hash, _)| hash.tag()));
+            then.fork = ours;
+        }
+        Ok(true)
+    }
+
+    /// Up to which number they have what is here, as far as their heads tell: where their last event is
+    /// not ours, they need ours to see that there are two.
+    fn agreed(&self, author: &NodeId, it: &Author, theirs: &Head) -> Result<u64, LogError> {
+        if theirs.seq > 0 && it.has(theirs.seq) {
+            let ours = db::durable_at(self.conn, author, theirs.seq)?;
+            if ours.first().is_some_and(|row| row.hash.tag() != theirs.tip) {
+                return Ok(theirs.seq - 1);
+            }
+        }
+        Ok(theirs.seq)
     }
 
     fn durable(&mut self) -> Result<bool, LogError> {
@@ -107,19 +158,15 @@ impl Pack<'_> {
                 continue;
             }
             let head = theirs.authors.get(author).unwrap_or(&none);
+            if it.is_root && head.fork != it.fork.as_ref().map(ForkHead::from) {
+                continue;
+            }
             // Beyond a fork that they know of, they take nothing.
             let last = match head.fork {
                 Some(fork) => it.row.head.min(fork.seq.saturating_sub(1)),
                 None => it.row.head,
             };
-            let mut from = head.seq;
-            // Where their last event is not ours, they need ours to see that there are two.
-            if head.seq > 0 && head.seq <= it.row.head {
-                let ours = db::durable_at(conn, author, head.seq)?;
-                if ours.first().is_some_and(|row| row.hash.tag() != head.tip) {
-                    from = head.seq - 1;
-                }
-            }
+            let from = self.agreed(author, it, head)?;
             if from < last {
                 let first = db::durable_at(conn, author, from + 1)?;
                 if let Some(row) = first.first() {
@@ -150,7 +197,7 @@ impl Pack<'_> {
         } = *self;
         for (author, it) in &view.authors {
             let Some(fork) = &it.fork else { continue };
-            if !view.fold.knows(author) {
+            if it.is_root || !view.fold.knows(author) {
                 continue;
             }
             let ours = ForkHead::from(fork);

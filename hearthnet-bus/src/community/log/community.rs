@@ -13,6 +13,9 @@ use crate::identity::cbor;
 use crate::identity::raw_keys;
 use crate::{CommunityId, Descriptor, NodeId};
 
+/// How many invites lie between a member and who answers for it, at most.
+const MAX_ANSWERING: usize = 64;
+
 /// A member of the community.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -304,6 +307,30 @@ impl Community {
         joined.fold((0, 0), |(all, with), same| {
             (all + 1, with + usize::from(same))
         })
+    }
+
+    /// Who answers for a member where members have shares, so that nobody has more of them for inviting:
+    /// the member itself, if the root or somebody who is an anchor now has let it in, or its level says that
+    /// somebody who was one has; else the member that did, or who answers for that one.
+    ///
+    /// Anchors are left out because all that their invitees could take they can take away from everybody as
+    /// they please, and because an honest one has invited the whole village.
+    pub fn answers_for(&self, node: &NodeId) -> NodeId {
+        let mut answers = *node;
+        // Nobody is let in by whom it has let in before, unless it came back: so it ends.
+        for _ in 0..MAX_ANSWERING {
+            let invite = self.member(&answers).and_then(|member| member.invite);
+            let Some(invite) = invite.and_then(|invite| self.invite(&invite)) else {
+                break;
+            };
+            let by = invite.author;
+            let by_anchor = by == self.id.root() || self.level(&by) == Some(Level::Anchor);
+            if by_anchor || invite.level > Level::Member {
+                break;
+            }
+            answers = by;
+        }
+        answers
     }
 
     /// Whether a node may invite others at `level` now.

@@ -62,7 +62,7 @@ CREATE TABLE durable (
     raw     BLOB    NOT NULL
 ) STRICT;
 CREATE UNIQUE INDEX durable_by_author ON durable (author, seq, hash);
-CREATE INDEX durable_in_order ON durable (lamport, author, seq);
+CREATE INDEX durable_ordered ON durable (lamport, author, seq, hash);
 CREATE TABLE ephemeral (
     arrival INTEGER PRIMARY KEY,
     author  BLOB    NOT NULL,
@@ -83,6 +83,14 @@ CREATE TABLE snapshots (
     fold    BLOB    NOT NULL,
     sum     BLOB    NOT NULL  -- SHA-256 of it
 ) STRICT;
+";
+
+/// Older programs had an index without the hash, which tells events of the root's branches apart, and
+/// folded as if the root had none. They do not mind the new index.
+const UPGRADE: &str = "
+DROP INDEX durable_in_order;
+CREATE INDEX durable_ordered ON durable (lamport, author, seq, hash);
+DELETE FROM snapshots;
 ";
 
 /// Which file on this machine the database was last written as. Not part of [`SCHEMA`], for
@@ -109,6 +117,7 @@ pub(super) struct AuthorRow {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct DurableRow {
     pub(super) arrival: i64,
+    pub(super) seq: u64,
     pub(super) hash: EventHash,
     pub(super) lamport: u64,
     pub(super) bytes: u64,
@@ -286,6 +295,17 @@ pub(super) fn set_file(conn: &Connection, file: FileIdentity) -> Result<(), LogE
     Ok(())
 }
 
+/// Brings the tables of an older program up to date.
+pub(super) fn upgrade(conn: &Connection) -> Result<(), LogError> {
+    let old = "SELECT count(*) FROM sqlite_schema WHERE name = 'durable_in_order'";
+    if one(conn, old, [], |row| row.get::<_, bool>(0))? {
+        let tx = conn.unchecked_transaction()?;
+        tx.execute_batch(UPGRADE)?;
+        tx.commit()?;
+    }
+    Ok(())
+}
+
 /// Whether the pages of the file belong together, and the indexes with the tables. Takes some
 /// ten milliseconds for ten thousand events.
 pub(super) fn check_pages(conn: &Connection) -> Result<(), LogError> {
@@ -435,18 +455,55 @@ pub(super) fn durable_at(
 ) -> Result<Vec<DurableRow>, LogError> {
     rows(
         conn,
-        "SELECT arrival, hash, lamport, length(raw) FROM durable
+        "SELECT arrival, seq, hash, lamport, length(raw) FROM durable
          WHERE author = ?1 AND seq = ?2 ORDER BY hash",
         params![author.as_bytes(), int(seq)],
-        |row| {
-            Ok(DurableRow {
-                arrival: row.get(0)?,
-                hash: EventHash(row.get(1)?),
-                lamport: row.get(2)?,
-                bytes: row.get(3)?,
-            })
-        },
+        durable_of,
     )
+}
+
+/// The durable events of an author from one place on, by number and hash.
+pub(super) fn durable_from(
+    conn: &Connection,
+    author: &NodeId,
+    seq: u64,
+) -> Result<Vec<DurableRow>, LogError> {
+    rows(
+        conn,
+        "SELECT arrival, seq, hash, lamport, length(raw) FROM durable
+         WHERE author = ?1 AND seq >= ?2 ORDER BY seq, hash",
+        params![author.as_bytes(), int(seq)],
+        durable_of,
+    )
+}
+
+fn durable_of(row: &Row<'_>) -> rusqlite::Result<DurableRow> {
+    Ok(DurableRow {
+        arrival: row.get(0)?,
+        seq: row.get(1)?,
+        hash: EventHash(row.get(2)?),
+        lamport: row.get(3)?,
+        bytes: row.get(4)?,
+    })
+}
+
+/// The hash of the last durable event, in the order and up to a Lamport time, that is `wanted`.
+pub(super) fn last(
+    conn: &Connection,
+    up_to: u64,
+    wanted: impl Fn(&Position) -> bool,
+) -> Result<Option<EventHash>, LogError> {
+    let mut statement = conn.prepare_cached(
+        "SELECT lamport, author, seq, hash FROM durable
+         WHERE lamport <= ?1 ORDER BY lamport DESC, author DESC, seq DESC, hash DESC",
+    )?;
+    let mut rows = statement.query([int(up_to)])?;
+    while let Some(row) = rows.next()? {
+        if wanted(&position_of(row)?) {
+            return Ok(Some(EventHash(row.get(3)?)));
+        }
+    }
+    Ok(None)
 }
 
 /// The bytes of a durable event, checked against the hash that it was stored under.
@@ -548,7 +605,7 @@ pub(super) fn walk(
 ) -> Result<(), LogError> {
     let mut statement = conn.prepare_cached(
         "SELECT lamport, author, seq, arrival FROM durable
-         WHERE lamport >= ?1 ORDER BY lamport, author, seq",
+         WHERE lamport >= ?1 ORDER BY lamport, author, seq, hash",
     )?;
     let mut rows = statement.query([int(from_lamport)])?;
     while let Some(row) = rows.next()? {
@@ -569,7 +626,7 @@ pub(super) fn scan(
 ) -> Result<(), LogError> {
     let mut statement = conn.prepare_cached(
         "SELECT lamport, author, seq, raw, hash, sum FROM durable
-         WHERE lamport >= ?1 ORDER BY lamport, author, seq",
+         WHERE lamport >= ?1 ORDER BY lamport, author, seq, hash",
     )?;
     let mut rows = statement.query([after.map_or(0, |at| int(at.lamport))])?;
     while let Some(row) = rows.next()? {

@@ -52,6 +52,11 @@ impl EventHash {
         Some(Self(Sha256::digest(signed).into()))
     }
 
+    /// What ids of later events name it by.
+    pub(super) fn name(&self) -> u128 {
+        name(&self.0)
+    }
+
     /// Its first eight bytes as a number: enough to notice that two sides differ.
     pub fn tag(&self) -> u64 {
         self.0
@@ -99,6 +104,24 @@ impl EventId {
     pub fn new(time_ms: u64, random: u128) -> Self {
         Self(Ulid::from_parts(time_ms, random))
     }
+
+    /// The id of an event whose author had seen `last` as the last one in the order: in the place of
+    /// randomness it names that one. The author is in it as well, so that the ids of two who write at
+    /// one moment differ.
+    pub(super) fn after(time_ms: u64, author: &NodeId, last: EventHash) -> Self {
+        Self::new(time_ms, last.name() ^ name(author.as_bytes()))
+    }
+
+    /// Which event it names, if it names one: [`EventHash::name`].
+    pub(super) fn names(&self, author: &NodeId) -> u128 {
+        self.0.random() ^ name(author.as_bytes())
+    }
+}
+
+/// As much of a hash or key as an id has room for: its first ten bytes.
+fn name(bytes: &[u8; 32]) -> u128 {
+    let ten = bytes.iter().take(10);
+    ten.fold(0, |name, byte| name << 8 | u128::from(*byte))
 }
 
 impl fmt::Display for EventId {
@@ -245,6 +268,11 @@ impl Event {
             .ok()?
             .encode()
             .ok()
+    }
+
+    /// Whether bytes that may be an event say that somebody has made it.
+    pub(crate) fn is_by(raw: &[u8], author: &NodeId) -> bool {
+        Self::decode_stored(raw).is_ok_and(|event| event.author == *author)
     }
 
     /// Decodes what this program stored after it had verified it: keys are taken as they are.

@@ -376,6 +376,14 @@ impl Fold {
         self.levels.entry(node).or_default().insert(cut);
     }
 
+    /// Whether an event, the next one of a [replay](Self::replay), counts for less than its author's level
+    /// at its place, for whoever took that level later had not seen it.
+    pub(super) fn comes_too_late(&self, event: &Event) -> bool {
+        let cut = self.cuts.get(&event.author);
+        cut.is_some_and(|last| event.seq > *last)
+            || self.actor(event) < self.state.actor(self.community(), &event.author)
+    }
+
     /// As whom the author of an event acts: by its level then, or by what it has been left with
     /// by somebody who had not seen this event.
     fn actor(&self, event: &Event) -> Actor {
@@ -541,7 +549,10 @@ impl Fold {
                 policy,
                 founder,
             } => {
-                // By its form it is the root's first event, so there is one in a chain.
+                // By its form it is a first event of the root: of two branches, that of one counts.
+                if self.state.created {
+                    return Err(NoEffect::Nothing);
+                }
                 self.state.created = true;
                 self.state.name.clone_from(name);
                 self.state.policy = *policy;

@@ -135,7 +135,8 @@ impl Heads {
         let head = self.authors.entry(event.author).or_default();
         match &event.lane {
             Lane::Durable { .. } => {
-                if event.seq == head.seq.saturating_add(1) {
+                // Beyond a fork nothing follows.
+                if head.fork.is_none() && event.seq == head.seq.saturating_add(1) {
                     head.seq = event.seq;
                     head.tip = hash.tag();
                 }

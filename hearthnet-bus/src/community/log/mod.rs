@@ -6,12 +6,14 @@
 //! |---|---|---|
 //! | one signed statement | [`Event`] | `event.rs` |
 //! | what it can say | [`Body`] | `body.rs` |
-//! | which events are kept | [`Quotas`] | `merge.rs` |
+//! | which events are kept | [`Quotas`] | `merge.rs`, in memory: `view.rs` |
 //! | who is a member, by the durable events | [`NoEffect`] | `fold.rs` |
 //! | the view for the rest of the program | [`Community`] | `community.rs` |
 //! | what two nodes compare | [`Heads`] | `heads.rs` |
 //! | what a peer lacks | [`Batch`] | `batch.rs` |
 //! | the file | [`EventLog`] | `store.rs`, tables: `db.rs` |
+//! | what this node writes, and when it may | [`EventLog::append`] | `append.rs` |
+//! | what peers send | [`Received`] | `receive.rs`, dated ahead: `early.rs` |
 //! | after a crash | [`Recovery`] | `recover.rs` |
 //! | whether this machine's clock is right | [`EventLog::clock_offset`] | `clocks.rs` |
 //! | the log and more in one file | [`backup`] | `backup.rs` |
@@ -23,9 +25,10 @@
 //! until it expires, so that running costs no space.
 //!
 //! Files are touched by `store.rs` (whose thread tries to write again after the disk was full), `db.rs`,
-//! `recover.rs`, `backup.rs` and `audit.rs`; `merge.rs` and `batch.rs` work within a transaction that
-//! these opened. All else is pure, and no clock is read anywhere: time comes with the calls.
+//! `recover.rs`, `backup.rs` and `audit.rs`; `append.rs`, `receive.rs`, `early.rs`, `merge.rs`, `view.rs` and
+//! `batch.rs` work within a transaction that these opened. All else is pure, and no clock is read anywhere: time comes with the calls.
 
+mod append;
 mod audit;
 pub mod backup;
 mod batch;
@@ -33,13 +36,16 @@ mod body;
 mod clocks;
 mod community;
 mod db;
+mod early;
 mod error;
 mod event;
 mod fold;
 mod heads;
 mod merge;
+mod receive;
 mod recover;
 mod store;
+mod view;
 
 pub use audit::{Record, Status, Verified};
 pub use batch::Batch;
@@ -56,8 +62,9 @@ pub use event::{
 pub use fold::{MAX_INVITES, MAX_MEMBERS, NoEffect};
 pub use heads::{ForkHead, Head, Heads, MAX_HEADS_BYTES, MAX_SLOTS, SlotHead};
 pub use merge::{Compacted, Quotas};
+pub use receive::Received;
 pub use recover::Recovery;
-pub use store::{ADVERT_LIFE_MS, EventLog, FILE_NAME, Received};
+pub use store::{ADVERT_LIFE_MS, EventLog, FILE_NAME};
 
 #[cfg(feature = "fuzzing")]
 pub(crate) use recover::look_at as look_at_wal;

@@ -27,7 +27,8 @@ use rustix::fs::FlockOperation;
 use super::db;
 use super::error::LogError;
 use super::event::{Checked, Event, EventHash};
-use super::merge::{Merge, Quotas, View};
+use super::merge::{Merge, Quotas};
+use super::view::View;
 use crate::CommunityId;
 
 /// The file that handles lock.
@@ -188,6 +189,10 @@ fn load(path: &Path, check: Option<&Path>) -> Result<(Connection, View), LogErro
         let (community, ..) = db::head(&conn)?;
         if named(dir).is_some_and(|name| name != community) {
             return Err(LogError::corrupt("it names another community"));
+        }
+        // On a full disk it stays as it is, which is slower.
+        if let Err(error) = db::upgrade(&conn) {
+            tracing::debug!(%error, "the log keeps the order of an older program");
         }
     }
     let view = View::load(&conn, crate::now_ms())?;

@@ -1,10 +1,8 @@
 //! The event log on disk, and the handle that the program has of it.
 //!
-//! One file for one thing: the lock, the connection, the view in memory and the state that readers
-//! see change together, in `EventLog::write` and nowhere else; all else here leads to it.
+//! The lock, the connection, the view in memory and the state that readers see change together, in
+//! `EventLog::write` and nowhere else. What is written through it is in `append.rs` and `receive.rs`.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,18 +15,17 @@ use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::watch;
 
 use super::batch::{Batch, Pack, heads_of};
-use super::body::{Body, CLOCK_SET, Level, Policy};
 use super::clocks::Clocks;
 use super::community::Community;
 use super::db;
-use super::error::{LogError, LogHealth, Refusal};
-use super::event::{
-    Checked, Event, EventHash, EventId, Lane, MAX_AHEAD_MS, MAX_LIFE_MS, MAX_OFF_MS,
-};
+use super::early::Signed;
+use super::error::{LogError, LogHealth};
+use super::event::Checked;
 use super::heads::Heads;
-use super::merge::{Compacted, Merge, Quotas, Taken, View};
+use super::merge::{Compacted, Merge, Quotas};
 use super::recover::{self, Opened, Recovery, RecoveryLock};
-use crate::{CommunityId, NodeId, NodeKey, RandomnessError, now_ms};
+use super::view::View;
+use crate::{CommunityId, now_ms};
 
 /// The log's file in the data directory.
 pub const FILE_NAME: &str = "log.sqlite";
@@ -68,13 +65,13 @@ pub(super) struct Inner {
     community: CommunityId,
     quotas: Quotas,
     pub(super) writer: Mutex<Writer>,
-    checked: Mutex<Checked>,
+    pub(super) checked: Mutex<Checked>,
     state: RwLock<Arc<Community>>,
     health: Mutex<LogHealth>,
     changes: watch::Sender<u64>,
-    clocks: Mutex<Clocks>,
+    pub(super) clocks: Mutex<Clocks>,
     /// The last events that were dated too far ahead: what vouches for them may be in the next batch.
-    early: Mutex<VecDeque<Verified>>,
+    pub(super) early: Mutex<Vec<Signed>>,
     /// The time that a caller named last; that of opening before.
     now_ms: AtomicU64,
     recovery: Option<Recovery>,
@@ -88,67 +85,14 @@ pub(super) struct Inner {
 
 pub(super) struct Writer {
     pub(super) conn: Connection,
-    view: View,
+    pub(super) view: View,
     /// The view may be ahead of the file, for a transaction failed: read it again.
     stale: bool,
     /// The disk failed under the connection: open it anew.
     broken: bool,
 }
 
-/// An event that was verified: its place in its batch, if it is of this one, and all that is needed of
-/// it.
-#[derive(Debug, Clone)]
-struct Verified {
-    place: Option<usize>,
-    hash: EventHash,
-    raw: Vec<u8>,
-    event: Event,
-}
-
-/// Events dated too far ahead that are remembered: more than somebody writes before it sees that
-/// its clock is wrong.
-const MAX_EARLY: usize = 64;
-
-/// What became of the events of a batch.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Received {
-    /// The places in the batch of those that were new: to be passed on.
-    pub accepted: Vec<usize>,
-    /// How many were here already.
-    pub known: usize,
-    /// The places of those that were not taken, and why.
-    pub refused: Vec<(usize, Refusal)>,
-}
-
 impl EventLog {
-    /// Makes a community: its log in `dir` (which is made if missing, mode 0700) with the
-    /// event that names it, its founder as first anchor and its policy. `root` signs that
-    /// event and is needed again only for what anchors may not do.
-    ///
-    /// # Errors
-    /// [`LogError::Exists`] if there is a log in `dir`; [`LogError::Event`] if the name is not
-    /// a line of 1 to 64 bytes; what the file system says.
-    pub fn create(
-        dir: &Path,
-        root: &NodeKey,
-        founder: NodeId,
-        name: &str,
-        policy: Policy,
-        now_ms: u64,
-    ) -> Result<Self, LogError> {
-        let community = CommunityId::from(root.id());
-        let body = Body::CommunityCreated {
-            name: name.to_owned(),
-            policy,
-            founder,
-        };
-        // Before the file exists: a bad name must not leave an empty log behind.
-        body.check(community)?;
-        let log = Self::prepare(dir, community)?;
-        log.append(root, body, now_ms)?;
-        Ok(log)
-    }
-
     /// Makes the empty log of a community that this node is about to join. Only events of
     /// this community will be taken.
     ///
@@ -342,232 +286,6 @@ impl EventLog {
         Ok(())
     }
 
-    /// Signs an event and appends it: one transaction, which is on the disk when this
-    /// returns. Ephemeral kinds live for [`ADVERT_LIFE_MS`], a `grant.revoked` for
-    /// [`MAX_LIFE_MS`]; and at least as long as what they replace.
-    ///
-    /// # Errors
-    /// [`LogError::NoEffect`] if the author may not make this event, or it would change
-    /// nothing; [`LogError::Clock`] if others would not take it; [`LogError::Frozen`],
-    /// [`LogError::Behind`], [`LogError::Quota`]; what the disk says ([`LogError::ReadOnly`]).
-    pub fn append(&self, key: &NodeKey, body: Body, now_ms: u64) -> Result<EventId, LogError> {
-        let life_ms = match body {
-            Body::GrantRevoked { .. } => MAX_LIFE_MS,
-            _ => ADVERT_LIFE_MS,
-        };
-        let mut random = [0; 16];
-        getrandom::fill(&mut random).map_err(RandomnessError::from)?;
-        let random = u128::from_be_bytes(random) >> 48;
-        self.write(now_ms, |conn, view, quotas| {
-            let durable = body.slot().is_none();
-            if durable {
-                self.check_clock(view, key.id(), &body, now_ms)?;
-                view.settle(conn, now_ms, true)?;
-            }
-            let event = next(conn, view, quotas, key, &body, life_ms, now_ms, random)?;
-            let raw = event.sign(key)?;
-            let hash = EventHash::of(&raw).ok_or(LogError::Frozen { author: key.id() })?;
-            if durable && body.kind() != CLOCK_SET {
-                view.fold.check(&event)?;
-            }
-            // It may be dated some milliseconds ahead; here it counts at once.
-            view.line = view.line.max(event.lamport);
-            let mut merge = Merge::new(conn, view, quotas, now_ms);
-            match merge.take(&event, hash, &raw)? {
-                Ok(_) => {}
-                Err(Refusal::Quota { author }) => return Err(LogError::Quota { author }),
-                Err(_) => return Err(LogError::Frozen { author: key.id() }),
-            }
-            merge.finish()?;
-            Ok((true, event.id))
-        })
-    }
-
-    /// Refuses to write with a clock that others do not believe. Asked are those of the members heard
-    /// of late who are trusted, or all of them if there are none, but not whom the event is about: who
-    /// is to lose a right has no say in when.
-    fn check_clock(
-        &self,
-        view: &View,
-        author: NodeId,
-        body: &Body,
-        now_ms: u64,
-    ) -> Result<(), LogError> {
-        let (about, clocks) = (body.nodes(), self.inner.clocks.lock());
-        let heard = |least: Level| {
-            clocks.offset(now_ms, |node| {
-                *node != author && !about.contains(node) && view.level(node) >= Some(least)
-            })
-        };
-        match heard(Level::Trusted).or_else(|| heard(Level::Member)) {
-            Some((offset_ms, _)) if offset_ms.unsigned_abs() > MAX_OFF_MS => {
-                Err(LogError::Clock { offset_ms })
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// What is to be done as time passes, every second or so: events whose moment has come take
-    /// effect; and if the last event of `key`'s chain was made by a clock that ran ahead, and members
-    /// say now that it is right, another one follows, with which others take it and what lies
-    /// behind it.
-    ///
-    /// # Errors
-    /// As [`EventLog::append`].
-    pub fn tend(&self, key: &NodeKey, now_ms: u64) -> Result<(), LogError> {
-        let (waiting, ahead) = {
-            let writer = self.inner.writer.lock();
-            let (view, author) = (&writer.view, key.id());
-            let seq = view.authors.get(&author).map_or(0, |it| it.row.head);
-            let time_ms = match db::durable_at(&writer.conn, &author, seq)?.first() {
-                Some(last) => db::event(&writer.conn, last.arrival)?.time_ms,
-                None => 0,
-            };
-            (view.is_waiting(), time_ms.saturating_sub(now_ms))
-        };
-        if waiting {
-            self.write(now_ms, |_, _, _| Ok((false, ())))?;
-        }
-        if ahead > MAX_OFF_MS && self.clock_offset(now_ms).is_some() {
-            let body = Body::Unknown {
-                kind: CLOCK_SET.to_owned(),
-                slot: None,
-                bytes: vec![0xa0],
-            };
-            self.append(key, body, now_ms)?;
-            tracing::warn!(
-                "what this node wrote while its clock was {} min ahead is passed on now",
-                ahead / 60_000
-            );
-        }
-        Ok(())
-    }
-
-    /// Takes what a peer sent: verifies, stores, folds. Events that are here already change
-    /// nothing. All that is accepted is on the disk when this returns.
-    ///
-    /// Who passes an event on says nothing about it: `from` is for the log file of the program,
-    /// and for [`EventLog::clock_offset`].
-    ///
-    /// # Errors
-    /// What the disk says ([`LogError::ReadOnly`]); then nothing of the batch was stored.
-    pub fn receive(
-        &self,
-        raw: &[Vec<u8>],
-        from: NodeId,
-        now_ms: u64,
-    ) -> Result<Received, LogError> {
-        let mut received = Received::default();
-        let unknown = self.unknown(raw)?;
-        received.known = raw.len().saturating_sub(unknown.len());
-        // Signatures before the transaction: they take a hundred times longer than the rest.
-        let mut verified = Vec::with_capacity(unknown.len());
-        for (place, hash, raw) in unknown {
-            match self.verify_one(raw, from, now_ms) {
-                Ok(event) => verified.push(Verified {
-                    place: Some(place),
-                    hash,
-                    raw: raw.to_vec(),
-                    event,
-                }),
-                Err(why) => received.refused.push((place, why)),
-            }
-        }
-        if !verified.is_empty() {
-            verified.extend(std::mem::take(&mut *self.inner.early.lock()));
-            let early = self.write(now_ms, |conn, view, quotas| {
-                let (early, rest) = without_early(conn, verified, now_ms)?;
-                let mut merge = Merge::new(conn, view, quotas, now_ms);
-                let mut changed = false;
-                for one in &rest {
-                    let taken = merge.take(&one.event, one.hash, &one.raw)?;
-                    changed |= taken == Ok(Taken::New);
-                    match (taken, one.place) {
-                        (Ok(Taken::New), Some(place)) => received.accepted.push(place),
-                        (Ok(Taken::Known), Some(_)) => received.known += 1,
-                        (Err(why), Some(place)) => received.refused.push((place, why)),
-                        (_, None) => {}
-                    }
-                }
-                if changed {
-                    merge.finish()?;
-                }
-                Ok((changed, early))
-            })?;
-            for one in &early {
-                let ahead_ms = one.event.time_ms.saturating_sub(now_ms);
-                let refused = one.place.map(|place| (place, Refusal::Time { ahead_ms }));
-                received.refused.extend(refused);
-            }
-            let newest = early.into_iter().rev().take(MAX_EARLY);
-            let kept = newest.map(|one| Verified { place: None, ..one });
-            self.inner.early.lock().extend(kept);
-        }
-        received.refused.sort_by_key(|(place, _)| *place);
-        for (_, why) in &received.refused {
-            metrics::counter!("hearthnet_log_refused_total", "code" => why.code()).increment(1);
-            tracing::debug!(from = %from.short(), code = %why.code(), "refused an event: {why}");
-        }
-        Ok(received)
-    }
-
-    /// Those that are not here yet, with their places and hashes.
-    #[allow(clippy::type_complexity)]
-    fn unknown<'a>(
-        &self,
-        raw: &'a [Vec<u8>],
-    ) -> Result<Vec<(usize, EventHash, &'a [u8])>, LogError> {
-        let mut unknown = Vec::with_capacity(raw.len());
-        let mut writer = self.inner.writer.lock();
-        // What is in the file must also be in the view, or it would never get there.
-        self.inner.update(&mut writer)?;
-        for (place, bytes) in raw.iter().enumerate() {
-            let hash = EventHash::of(bytes).unwrap_or(EventHash::ZERO);
-            // The keys need no check to look for a hash, which is over all of the event.
-            let known = match Event::decode_stored(bytes) {
-                Err(_) => false,
-                Ok(event) => match event.lane {
-                    Lane::Durable { .. } => db::durable_at(&writer.conn, &event.author, event.seq)?
-                        .iter()
-                        .any(|row| row.hash == hash),
-                    Lane::Ephemeral { slot, .. } => {
-                        let live = writer.view.live.get(&(event.author, slot));
-                        live.is_some_and(|live| live.hash == hash)
-                    }
-                },
-            };
-            if !known {
-                unknown.push((place, hash, bytes.as_slice()));
-            }
-        }
-        Ok(unknown)
-    }
-
-    /// Everything about an event that can be checked without the log.
-    fn verify_one(&self, raw: &[u8], from: NodeId, now_ms: u64) -> Result<Event, Refusal> {
-        let event = Event::verify_with(raw, &mut self.inner.checked.lock())?;
-        if event.author == from && matches!(event.body, Body::NodeSeen { .. }) {
-            self.inner.clocks.lock().note(from, event.time_ms, now_ms);
-        }
-        if event.community != self.inner.community {
-            return Err(Refusal::Foreign(event.community));
-        }
-        if let Lane::Ephemeral { expires_ms, .. } = event.lane
-            && expires_ms <= now_ms
-        {
-            return Err(Refusal::Stale);
-        }
-        Ok(event)
-    }
-
-    /// How far the clocks of the neighbours are ahead of this one's, in milliseconds (negative:
-    /// behind), and how many neighbours say so: the middle one of what they said of themselves
-    /// when it came from themselves, since this handle was opened. Such words may have been on
-    /// their way for 40 s, so less than a minute means nothing. `None`: nobody spoke yet.
-    pub fn clock_offset(&self, now_ms: u64) -> Option<(i64, usize)> {
-        self.inner.clocks.lock().offset(now_ms, |_| true)
-    }
-
     /// How many events were folded again since the log was opened, because others came late.
     pub fn reworked(&self) -> u64 {
         self.inner.writer.lock().view.reworked
@@ -640,7 +358,7 @@ impl EventLog {
     }
 
     /// Runs one write transaction. `work` says whether it changed anything.
-    fn write<T>(
+    pub(super) fn write<T>(
         &self,
         now_ms: u64,
         work: impl FnOnce(&Connection, &mut View, &Quotas) -> Result<(bool, T), LogError>,
@@ -755,7 +473,7 @@ impl Inner {
     }
 
     /// Reads what another handle wrote.
-    fn update(&self, writer: &mut Writer) -> Result<(), LogError> {
+    pub(super) fn update(&self, writer: &mut Writer) -> Result<(), LogError> {
         if !writer.stale && db::changes(&writer.conn)? == writer.view.changes {
             return Ok(());
         }
@@ -798,108 +516,4 @@ fn make_dir(dir: &Path) -> Result<(), LogError> {
         .mode(0o700)
         .create(dir)
         .map_err(LogError::io("create", dir))
-}
-
-/// Parts events: those that are dated too far ahead to be taken, and the others. One that is followed
-/// by the next event of its author, at a time that is no such, was made before that: its author's
-/// clock was wrong, and has been set since.
-fn without_early(
-    conn: &Connection,
-    mut events: Vec<Verified>,
-    now_ms: u64,
-) -> Result<(Vec<Verified>, Vec<Verified>), LogError> {
-    let is_early = |event: &Event| event.time_ms.saturating_sub(now_ms) > MAX_AHEAD_MS;
-    if !events.iter().any(|one| is_early(&one.event)) {
-        return Ok((vec![], events));
-    }
-    // From the last events of each chain on: by what each is followed.
-    let mut order: Vec<&Verified> = events.iter().collect();
-    order.sort_by_key(|one| Reverse(one.event.seq));
-    let (mut followed, mut early) = (BTreeMap::new(), BTreeSet::new());
-    for Verified { hash, event, .. } in order {
-        let mut ok = !is_early(event);
-        let Lane::Durable { prev } = event.lane else {
-            early.extend((!ok).then_some(*hash));
-            continue;
-        };
-        if !ok {
-            let by: Option<&u64> = followed.get(hash);
-            ok = by.is_some_and(|lamport| *lamport > event.lamport);
-            for row in db::durable_at(conn, &event.author, event.seq.saturating_add(1))? {
-                let next = db::event(conn, row.arrival)?;
-                ok |= next.lane == (Lane::Durable { prev: *hash }) && row.lamport > event.lamport;
-            }
-        }
-        match ok {
-            true => drop(followed.insert(prev, event.lamport)),
-            false => drop(early.insert(*hash)),
-        }
-    }
-    let rest = events
-        .extract_if(.., |one| !early.contains(&one.hash))
-        .collect();
-    Ok((events, rest))
-}
-
-/// The next event of an author, unsigned.
-fn next(
-    conn: &Connection,
-    view: &View,
-    quotas: &Quotas,
-    key: &NodeKey,
-    body: &Body,
-    life_ms: u64,
-    now_ms: u64,
-    random: u128,
-) -> Result<Event, LogError> {
-    let author = key.id();
-    let it = view.authors.get(&author).cloned().unwrap_or_default();
-    if it.fork.is_some() {
-        return Err(LogError::Frozen { author });
-    }
-    // After everything that has taken effect, and so at most this moment: who leaps ahead leaves
-    // others where they are.
-    let tip = it.tip.map_or(0, |(_, lamport)| lamport);
-    let last = view.fold.at().map_or(0, |at| at.lamport).max(tip);
-    let lamport = last.saturating_add(1);
-    // An event's Lamport time is at most its time: of several in one millisecond the later ones are
-    // dated a few milliseconds ahead.
-    let time_ms = now_ms.max(lamport);
-    let (seq, lane) = match body.slot() {
-        None => {
-            let holes = db::last_seq(conn, &author)? != it.row.head;
-            let state = &view.fold.state;
-            // A log that does not even have its first event back has all of it to ask for.
-            let others = !state.created || state.members.keys().any(|node| *node != author);
-            if holes || (db::doubt(conn)? && others) {
-                return Err(LogError::Behind { author });
-            }
-            if it.row.head >= quotas.events_per_author {
-                return Err(LogError::Quota { author });
-            }
-            let prev = it.tip.map_or(EventHash::ZERO, |(hash, _)| hash);
-            (it.row.head.saturating_add(1), Lane::Durable { prev })
-        }
-        Some(slot) => {
-            let replaced = view.live.get(&(author, slot.clone()));
-            let until = replaced.map_or(0, |live| live.expires_ms);
-            let expires_ms = time_ms
-                .saturating_add(life_ms)
-                .max(until)
-                .min(time_ms.saturating_add(MAX_LIFE_MS));
-            // Any number that grows will do. The time does so even if this file is lost.
-            let seq = it.row.ephemeral.saturating_add(1).max(now_ms);
-            (seq, Lane::Ephemeral { slot, expires_ms })
-        }
-    };
-    Ok(Event {
-        community: view.community,
-        author,
-        seq,
-        lamport,
-        time_ms,
-        id: EventId::new(time_ms, random),
-        lane,
-        body: body.clone(),
-    })
 }

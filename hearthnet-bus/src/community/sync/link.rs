@@ -13,9 +13,9 @@ use tokio::time::Instant;
 
 use super::SYNC_PATH;
 use super::message::MAX_MESSAGE_BYTES;
-use super::session::{Account, Progress, Stored, SyncConfig, SyncSession, Work};
+use super::session::{Account, Budget, Progress, Stored, SyncConfig, SyncSession, Work, time};
 use crate::NodeId;
-use crate::community::log::{EventLog, Heads, Received, Refusal};
+use crate::community::log::{Batch, Event, EventLog, Heads, LogError, Received, Refusal};
 use crate::now_ms;
 
 /// The rule of gossip's path, for listeners and for those who dial.
@@ -29,7 +29,8 @@ pub fn path_rule() -> PathRule {
 #[derive(Clone, Debug)]
 pub struct Accounts {
     begin: Instant,
-    all: Arc<Mutex<BTreeMap<NodeId, Arc<Mutex<Account>>>>>,
+    /// The work by whoever answers for a peer, and the heads by peer.
+    all: Arc<Mutex<[BTreeMap<NodeId, Budget>; 2]>>,
 }
 
 impl Default for Accounts {
@@ -47,13 +48,23 @@ impl Accounts {
         u64::try_from(self.begin.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    fn of(&self, peer: NodeId, config: &SyncConfig) -> Arc<Mutex<Account>> {
+    /// What a peer has left, for whom `counted` answers.
+    fn of(&self, peer: NodeId, counted: NodeId, config: &SyncConfig) -> Account {
         let now = self.now();
         let mut all = self.all.lock();
         // Members, and whoever this node has dialled: those who owe nothing are forgotten.
-        all.retain(|_, account| Arc::strong_count(account) > 1 || !account.lock().is_full(now));
-        let new = || Arc::new(Mutex::new(Account::new(config, now)));
-        Arc::clone(all.entry(peer).or_insert_with(new))
+        for budgets in all.iter_mut() {
+            budgets.retain(|_, budget| {
+                budget.lock().refill(time(now));
+                Arc::strong_count(budget) > 1 || !budget.lock().is_full()
+            });
+        }
+        let [work, heads] = &mut *all;
+        let full = Account::new(config, now);
+        Account {
+            work: Arc::clone(work.entry(counted).or_insert(full.work)),
+            heads: Arc::clone(heads.entry(peer).or_insert(full.heads)),
+        }
     }
 }
 
@@ -76,20 +87,31 @@ struct Replica {
     log: EventLog,
     peer: NodeId,
     theirs: Heads,
+    /// Whether either end is the community's root key: then nothing but its own events is spoken of.
+    by_root: bool,
 }
 
 impl Replica {
     /// Does one piece of work, which may take a while: disk, signatures.
     fn work(&mut self, work: Work) -> Done {
         match work {
-            Work::Heads => Done::Heads(self.log.heads().to_cbor()),
+            Work::Heads => {
+                let mut heads = self.log.heads();
+                let root = self.log.community().root();
+                heads
+                    .authors
+                    .retain(|author, _| !self.by_root || *author == root);
+                Done::Heads(heads.to_cbor())
+            }
             Work::Learn(heads) => {
                 let heads = Heads::from_cbor(&heads);
                 Done::Learned(heads.filter(|heads| heads.community == self.log.community()))
             }
             // A node that this one has dialled may turn out to be nobody's. When the log says that
             // it is a member, the log has changed, and this is asked again.
-            Work::Collect { .. } if self.log.state().level(&self.peer).is_none() => {
+            Work::Collect { .. }
+                if !self.by_root && self.log.state().level(&self.peer).is_none() =>
+            {
                 Done::Collected {
                     events: Vec::new(),
                     more: false,
@@ -99,7 +121,7 @@ impl Replica {
             Work::Collect {
                 max_events,
                 max_bytes,
-            } => match self.log.missing(&self.theirs, max_events, max_bytes) {
+            } => match self.missing(max_events, max_bytes) {
                 Ok(batch) => Done::Collected {
                     events: batch.events.into_iter().map(Bytes::from).collect(),
                     more: batch.more,
@@ -111,12 +133,17 @@ impl Replica {
                 }
             },
             Work::Store(events) => {
-                let raw: Vec<Vec<u8>> = events.iter().map(|event| event.to_vec()).collect();
+                let mut raw: Vec<Vec<u8>> = events.iter().map(|event| event.to_vec()).collect();
+                let root = self.log.community().root();
+                raw.retain(|event| !self.by_root || Event::is_by(event, &root));
+                let others = events.len().saturating_sub(raw.len()) as u64;
                 match self.log.receive(&raw, self.peer, now_ms()) {
                     Ok(received) => {
                         let taken = received.accepted.iter().filter_map(|at| raw.get(*at));
                         taken.for_each(|event| self.theirs.note_received(event));
-                        Done::Stored(judge(&received))
+                        let mut stored = judge(&received);
+                        stored.refused += others;
+                        Done::Stored(stored)
                     }
                     Err(error) => {
                         tracing::warn!(%error, "events of a peer could not be stored");
@@ -125,6 +152,23 @@ impl Replica {
                 }
             }
         }
+    }
+}
+
+impl Replica {
+    /// What the peer lacks.
+    fn missing(&mut self, max_events: usize, max_bytes: usize) -> Result<Batch, LogError> {
+        if self.by_root {
+            // Of nobody else, however much that is.
+            let root = self.log.community().root();
+            let theirs = self.theirs.authors.remove(&root);
+            self.theirs = self.log.heads();
+            match theirs {
+                Some(head) => self.theirs.authors.insert(root, head),
+                None => self.theirs.authors.remove(&root),
+            };
+        }
+        self.log.missing(&self.theirs, max_events, max_bytes)
     }
 }
 
@@ -151,13 +195,15 @@ fn judge(received: &Received) -> Stored {
     stored
 }
 
-/// Keeps the log and that of the peer even until the socket closes, and says why it did. Nothing is
-/// sent to a peer that is no member. Whether it may be connected at all is for the caller to know
+/// Keeps the log and that of the peer even until the socket closes, and says why it did. `own` is the key
+/// of this end of the socket. Nothing is sent to a peer that is no member; a session of which either end
+/// is the community's root is about the root's own events alone. Whether it may be connected at all is for the caller to know
 /// before, and to watch while it goes on (see [`Closer`](hearthnet_transport::Closer)).
 ///
 /// Must be called within a tokio runtime; the log is used on its blocking threads.
 pub async fn gossip(
     mut socket: PeerSocket,
+    own: NodeId,
     log: EventLog,
     config: SyncConfig,
     accounts: Accounts,
@@ -165,9 +211,10 @@ pub async fn gossip(
 ) -> SessionClosed {
     let peer = socket.peer();
     let (begin, now) = (accounts.begin, || accounts.now());
-    let account = accounts.of(peer, &config);
+    let account = accounts.of(peer, log.state().answers_for(&peer), &config);
 
     let community = log.community();
+    let by_root = [own, peer].contains(&community.root());
     let mut changes = log.changes();
     let mut session = SyncSession::new(community, config, now()).on(account);
     let repaired = log.clone();
@@ -176,6 +223,7 @@ pub async fn gossip(
         log,
         peer,
         theirs: Heads::empty(community),
+        by_root,
     });
     let mut job: Option<JoinHandle<(Replica, Done)>> = None;
     let mut outgoing: Option<Frame> = None;

@@ -51,10 +51,12 @@ struct Link {
 }
 
 fn start(sockets: (PeerSocket, PeerSocket), logs: [&EventLog; 2]) -> Link {
-    let run = |socket, log: &EventLog| {
+    let keys = (sockets.1.peer(), sockets.0.peer());
+    let run = |socket, own, log: &EventLog| {
         let (shown, progress) = watch::channel(Progress::default());
         let task = tokio::spawn(gossip(
             socket,
+            own,
             log.clone(),
             SyncConfig::default(),
             Accounts::default(),
@@ -62,8 +64,8 @@ fn start(sockets: (PeerSocket, PeerSocket), logs: [&EventLog; 2]) -> Link {
         ));
         (task, progress)
     };
-    let (left, left_progress) = run(sockets.0, logs[0]);
-    let (right, right_progress) = run(sockets.1, logs[1]);
+    let (left, left_progress) = run(sockets.0, keys.0, logs[0]);
+    let (right, right_progress) = run(sockets.1, keys.1, logs[1]);
     Link {
         tasks: [left, right],
         progress: [left_progress, right_progress],
@@ -266,6 +268,7 @@ async fn attack(home: &Home) -> (PeerSocket, JoinHandle<SessionClosed>) {
     let (shown, _) = watch::channel(Progress::default());
     let task = tokio::spawn(gossip(
         victim,
+        id(1),
         home.log.clone(),
         SyncConfig::default(),
         Accounts::default(),

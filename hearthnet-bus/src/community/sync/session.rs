@@ -29,7 +29,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use hearthnet_transport::{CloseCode, Time, TokenBucket, Violation};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::message::{MAX_BATCH_BYTES, MAX_BATCH_EVENTS, SyncMessage, VERSION};
 use crate::CommunityId;
@@ -92,32 +92,35 @@ fn cost_of_heads(heads: &Bytes) -> u64 {
     (heads.len() as u64 / 1024).saturating_mul(8).max(1)
 }
 
-/// What a peer has left of what this node does for it.
+/// What is left of something that this node does for others, whoever they are together.
+pub(crate) type Budget = Arc<Mutex<TokenBucket>>;
+
+/// What a peer has left of what this node does for it. Clones are the same.
 #[derive(Clone, Debug)]
 pub(crate) struct Account {
-    work: TokenBucket,
-    /// Heads: 60 units each, eight of them saved up.
-    heads: TokenBucket,
+    /// Shared with those who are counted together with the peer.
+    pub(super) work: Budget,
+    /// Heads: 60 units each, eight of them saved up. Its own, for a session ends when there are too many.
+    pub(super) heads: Budget,
 }
 
 impl Account {
     pub(crate) fn new(config: &SyncConfig, now_ms: u64) -> Account {
-        let now = time(now_ms);
+        let budget = |per_second, burst| {
+            let full = TokenBucket::with_burst(per_second, burst, time(now_ms));
+            Arc::new(Mutex::new(full))
+        };
         Account {
-            work: TokenBucket::with_burst(config.budget_per_second, config.budget, now),
-            heads: TokenBucket::with_burst(config.heads_per_minute, 8 * 60, now),
+            work: budget(config.budget_per_second, config.budget),
+            heads: budget(config.heads_per_minute, 8 * 60),
         }
     }
 
-    /// Whether nothing was done for the peer of late.
-    pub(crate) fn is_full(&mut self, now_ms: u64) -> bool {
-        self.refill(now_ms);
-        self.work.is_full() && self.heads.is_full()
-    }
-
-    fn refill(&mut self, now_ms: u64) {
-        self.work.refill(time(now_ms));
-        self.heads.refill(time(now_ms));
+    /// The work budget, as of now.
+    fn work(&self, now_ms: u64) -> MutexGuard<'_, TokenBucket> {
+        let mut work = self.work.lock();
+        work.refill(time(now_ms));
+        work
     }
 }
 
@@ -178,7 +181,7 @@ enum State {
 }
 
 /// The time of a bucket.
-fn time(ms: u64) -> Time {
+pub(super) fn time(ms: u64) -> Time {
     Time(ms.saturating_mul(1000))
 }
 
@@ -221,7 +224,7 @@ pub struct SyncSession {
     /// Batches that wait to be stored.
     waiting: VecDeque<(u64, Vec<Bytes>)>,
     last_number: u64,
-    account: Arc<Mutex<Account>>,
+    account: Account,
     /// Nothing is stored before this moment.
     retry_at: u64,
     /// The last round that we sent, and the last that was answered.
@@ -270,7 +273,7 @@ impl SyncSession {
             unacked: VecDeque::new(),
             waiting: VecDeque::new(),
             last_number: 0,
-            account: Arc::new(Mutex::new(account)),
+            account,
             retry_at: 0,
             round: 0,
             answered: 0,
@@ -282,7 +285,7 @@ impl SyncSession {
     }
 
     /// The same on account of what the peer has spent in other sessions, of the same time.
-    pub(crate) fn on(mut self, account: Arc<Mutex<Account>>) -> SyncSession {
+    pub(crate) fn on(mut self, account: Account) -> SyncSession {
         self.account = account;
         self
     }
@@ -346,10 +349,10 @@ impl SyncSession {
                 if round != self.their_round + 1 {
                     return refuse(CloseCode::ProtocolState, "heads out of order");
                 }
-                let mut account = self.account.lock();
-                account.refill(now_ms);
-                match account.heads.has(60) {
-                    true => account.heads.spend(60),
+                let mut account = self.account.heads.lock();
+                account.refill(time(now_ms));
+                match account.has(60) {
+                    true => account.spend(60),
                     // Who comes again has to say what it has; that is looked at when it is due.
                     false if round == 1 => {}
                     false => return refuse(CloseCode::FrameRate, "heads too often"),
@@ -448,7 +451,7 @@ impl SyncSession {
                     next = next.min(at.saturating_add(self.config.ack_ms));
                 }
                 if self.working.is_none() {
-                    let due = self.account.lock().work.ready_at(0).0.div_ceil(1000);
+                    let due = self.account.work.lock().ready_at(0).0.div_ceil(1000);
                     if !self.waiting.is_empty() {
                         next = next.min(due.max(self.retry_at));
                     }
@@ -466,13 +469,9 @@ impl SyncSession {
         if self.state != State::Open || self.working.is_some() {
             return None;
         }
-        let may_work = {
-            let mut account = self.account.lock();
-            account.refill(now_ms);
-            account.work.has(0)
-        };
+        let may_work = self.account.work(now_ms).has(0);
         if may_work && let Some((round, heads)) = self.learn.take() {
-            self.account.lock().work.spend(cost_of_heads(&heads));
+            self.account.work.lock().spend(cost_of_heads(&heads));
             self.answering = Some(round);
             self.working = Some(Doing::Learn);
             return Some(Work::Learn(heads));
@@ -555,7 +554,7 @@ impl SyncSession {
             self.progress.sent += events.len() as u64;
             let bytes = events.iter().map(Bytes::len).sum();
             let spent = cost(events.len(), bytes, &Stored::default());
-            self.account.lock().work.spend(spent);
+            self.account.work.lock().spend(spent);
             self.unacked.push_back((number, now_ms));
             self.outgoing
                 .push_back(SyncMessage::Events { number, events });
@@ -580,10 +579,8 @@ impl SyncSession {
         };
         self.progress.accepted += stored.accepted;
         self.progress.refused += stored.refused;
-        let mut account = self.account.lock();
-        account.refill(now_ms);
-        account.work.spend(cost(events, bytes, &stored));
-        drop(account);
+        let spent = cost(events, bytes, &stored);
+        self.account.work(now_ms).spend(spent);
         if let Some(code) = stored.hostile {
             return self.end(code.violation("an event that no honest node passes on"));
         }

@@ -2,11 +2,9 @@
 //! real log: `link_tests.rs`.)
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 
 use bytes::Bytes;
 use hearthnet_transport::CloseCode;
-use parking_lot::Mutex;
 use proptest::prelude::*;
 
 use super::message::{MAX_BATCH_EVENTS, SyncMessage};
@@ -563,10 +561,10 @@ fn a_flood_is_slowed_to_the_budget_and_one_of_known_events_even_more() {
 #[test]
 fn who_connects_again_has_no_more_than_before() {
     let config = SyncConfig::default();
-    let account = Arc::new(Mutex::new(Account::new(&config, 0)));
+    let account = Account::new(&config, 0);
     let (mut refused, mut looked_at) = (0, 0);
     for _ in 0..200 {
-        let mut session = attacked().on(Arc::clone(&account));
+        let mut session = attacked().on(account.clone());
         tell(&mut session, their_heads(1));
         for number in 1..=WINDOW as u64 {
             tell(&mut session, batch(number, MAX_BATCH_EVENTS));

@@ -11,9 +11,10 @@ use crate::community::{Home, now_ms};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::node::settle::until_even;
-use crate::node::transient::among_others;
+use crate::node::transient::{self, among_others};
 use crate::output::note;
 use crate::runtime::block_on;
+use crate::standing::Standing;
 
 /// Makes a change to the community: `work` judges by the log and writes. Where a daemon runs on this
 /// home, it writes, and tells the others. Else others are looked for first, for a few seconds: their
@@ -37,8 +38,17 @@ pub(super) fn change<T>(
             _ => (done, None),
         })
     }))?;
+    let told = match Standing::of(home) {
+        Standing::Good => told,
+        // Nobody talks to this node's key: it was the root's that signed, and that one is heard.
+        _ => Some(bring_as_root(home, config)?),
+    };
     if let Some(told) = told.filter(|_| !quiet) {
         note(match told {
+            0 if Standing::of(home) != Standing::Good => {
+                "nobody else could be told yet; `hearthnet community renew` brings it to whoever is there then"
+                    .to_owned()
+            }
             0 => "nobody else could be told yet; a node that runs here (`hearthnet serve`) will"
                 .to_owned(),
             1 => "told one other node".to_owned(),
@@ -46,6 +56,27 @@ pub(super) fn change<T>(
         });
     }
     Ok(done)
+}
+
+/// How long others are looked for, and listen, when the root key has something to say.
+const BRINGING: Duration = Duration::from_secs(6);
+
+/// Brings what the root key has signed to whoever is found. How many others have it now.
+pub(super) fn bring_as_root(home: &Home, config: &Config) -> Result<usize, Failure> {
+    let others = home
+        .state()
+        .members()
+        .any(|(node, _)| *node != home.key.id());
+    if !others {
+        return Ok(0);
+    }
+    let root = home.open_root_key()?;
+    block_on(async {
+        let node = transient::start(home, config).await?;
+        let told = node.bring_as_root(&root, BRINGING).await;
+        node.shutdown().await;
+        Ok(told.map_err(Failure::internal)?.len())
+    })
 }
 
 /// How many events each node that is linked was sent and has taken.

@@ -10,13 +10,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hearthnet_bus::NodeKey;
 use hearthnet_bus::calls::{CallError, Client, Code};
 use hearthnet_bus::discovery::{CommunityTag, Discovery};
 use hearthnet_bus::invite::{Invite, JoinRequest};
 use hearthnet_bus::joining::{JoinFailure, join_through};
 use hearthnet_bus::log::{EventLog, Level};
 use hearthnet_bus::node::bus_rule;
+use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_transport::{CloseCode, ConnectError, Identity, connect_path};
 use serde_json::json;
 use tokio::sync::Semaphore;
@@ -30,7 +30,7 @@ use crate::config::{Config, Loaded, default_path};
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
 use crate::membership::Membership;
-use crate::node::transient::among_others;
+use crate::node::transient::{self, among_others};
 use crate::output::{Styled, note, print, print_json};
 use crate::runtime::block_on;
 use crate::secret;
@@ -127,9 +127,12 @@ pub(super) fn run(args: &JoinArgs, cx: &Context) -> Result<(), Failure> {
         }
     });
     match outcome {
-        Ok(level) => {
+        Ok((_, by)) => {
             drop(search);
+            let took = started.elapsed();
             let home = Home::new(dir, key, log);
+            let asked = block_on(second_opinion(&home, &cx.config, by))?;
+            let level = home.level()?;
             Membership::note(&home.dir, &home.state(), &home.key.id());
             let written = configuration(args, cx, &home)?;
             if let Some((path, research)) = &written
@@ -150,7 +153,7 @@ pub(super) fn run(args: &JoinArgs, cx: &Context) -> Result<(), Failure> {
                 Some(_) => Loaded::load(cx.global.config.as_deref(), &cx.global.set)?.config,
                 None => cx.config.clone(),
             };
-            report(args, level, &home, Some(started.elapsed()), &now)
+            report(args, level, &home, Some((took, asked)), &now)
         }
         Err(failure) => {
             drop((search, log));
@@ -188,7 +191,7 @@ fn report(
     args: &JoinArgs,
     level: Level,
     home: &Home,
-    took: Option<Duration>,
+    joined: Option<(Duration, Vec<NodeId>)>,
     config: &Config,
 ) -> Result<(), Failure> {
     let state = home.state();
@@ -201,17 +204,49 @@ fn report(
             "level": level,
             "members": members,
             "research": research,
-            "joined_now": took.is_some(),
-            "seconds": took.map(|t| t.as_secs_f64()),
+            "joined_now": joined.is_some(),
+            "seconds": joined.as_ref().map(|(took, _)| took.as_secs_f64()),
+            "asked": joined.map(|(_, asked)| asked.iter().map(ToString::to_string).collect::<Vec<_>>()),
         }));
     }
-    let how = match took {
-        Some(took) => format!("joined {name:?} in {:.1} s", took.as_secs_f64()),
+    let how = match &joined {
+        Some((took, _)) => format!("joined {name:?} in {:.1} s", took.as_secs_f64()),
         None => format!("this node is in {name:?} already"),
     };
     print(format!("{how}\nlevel    {level}\nmembers  {members}\n"))?;
+    if let Some((_, asked)) = joined
+        && let [only] = asked.as_slice()
+    {
+        note(format!(
+            "only {} could be asked what the community knows. What it may have kept back, as that somebody was put out, is heard from the next member that is met",
+            state.label(only, now_ms())
+        ));
+    }
     note(next_step(level, research, state.policy.research));
     Ok(())
+}
+
+/// How long another member than the one that let this node in may take to say what it knows.
+const SECOND_LOG: Duration = Duration::from_secs(3);
+
+/// Compares the log that came from `first` with that of another member, where the log or discovery name
+/// one that may be there: who let this node in may have kept something back. Who was asked in all.
+async fn second_opinion(
+    home: &Home,
+    config: &Config,
+    first: NodeId,
+) -> Result<Vec<NodeId>, Failure> {
+    let (state, own) = (home.state(), home.key.id());
+    let other = |node: &NodeId| *node != first && *node != own;
+    let mut asked = vec![first];
+    if state.nodes(now_ms()).any(|seen| other(&seen.node)) {
+        let node = transient::start(home, config).await?;
+        let even = node.until_even_with(|node| other(node));
+        let even = tokio::time::timeout(SECOND_LOG, even).await;
+        asked.extend(even.unwrap_or_default());
+        node.shutdown().await;
+    }
+    Ok(asked)
 }
 
 /// What works next, for a member of this level.
@@ -260,7 +295,8 @@ impl Search<'_> {
         }
     }
 
-    async fn run(&self, invite: &Invite, wait: Duration) -> Result<Level, Failure> {
+    /// The level, and who gave it.
+    async fn run(&self, invite: &Invite, wait: Duration) -> Result<(Level, NodeId), Failure> {
         let settings = crate::node::discovery_settings(
             self.config,
             self.key.id(),
@@ -354,7 +390,7 @@ async fn attempt(
     request: JoinRequest,
     log: EventLog,
     asking: &Semaphore,
-) -> Result<Level, NotAdmitted> {
+) -> Result<(Level, NodeId), NotAdmitted> {
     let socket = connect_path(&address.to_string(), identity, None, &bus_rule(), &config)
         .await
         .map_err(NotAdmitted::Unreachable)?;
@@ -370,6 +406,7 @@ async fn attempt(
     asked
         .map_err(|e| JoinFailure::Refused(late(e)))
         .flatten()
+        .map(|level| (level, from))
         .map_err(NotAdmitted::Failed)
 }
 

@@ -8,6 +8,7 @@ mod change;
 mod invites;
 mod join;
 mod leave;
+mod renew;
 
 use std::io::IsTerminal as _;
 use std::net::SocketAddr;
@@ -50,6 +51,7 @@ pub(crate) fn run(command: CommunityCommand, cx: &Context) -> Result<(), Failure
         CommunityCommand::Withdraw { invite, json } => {
             invites::withdraw(&invite, &home()?, config, json)
         }
+        CommunityCommand::Renew(args) => renew::run(&args, cx),
         CommunityCommand::Leave(args) => leave::run(&args, cx),
         CommunityCommand::Policy(args) => policy(&args, &home()?, config),
         CommunityCommand::Passphrase { remove } => passphrase(&home()?, remove),
@@ -166,16 +168,9 @@ fn new_root_key(path: &Path, passphrase: Option<&str>) -> Result<NodeKey, Failur
 
 /// Seals the root key with another passphrase than before, or with none.
 fn passphrase(home: &Home, remove: bool) -> Result<(), Failure> {
-    let Some(root) = home.root_key()? else {
-        return Err(
-            Failure::new(Kind::Community, "the root key is not on this machine")
-                .code("no_root_key")
-                .hint("it is where the community was founded, or where its copy was put"),
-        );
-    };
-    let was_sealed = root.is_sealed();
-    let old = home.passphrase()?;
-    let key = root.open(old.as_ref().map(|it| it.as_str()))?;
+    let root = home.root_key()?;
+    let was_sealed = root.is_some_and(|root| root.is_sealed());
+    let key = home.open_root_key()?;
     let new = (!remove).then(new_passphrase).transpose()?;
     let path = home.dir.join(ROOT_KEY);
     root_key::write(&path, &key, new.as_ref().map(|it| it.as_str()))?;

@@ -907,3 +907,162 @@ fn who_left_and_is_put_out_after_that_does_not_come_back_by_the_same_code() {
     home.log.append(&key(2), Body::Left {}, NOW).unwrap();
     assert!(home.log.is_consistent());
 }
+
+/// Both logs have what either has.
+fn exchange(a: &EventLog, b: &EventLog) {
+    sync(a, b, NOW);
+    sync(b, a, NOW);
+    assert_eq!(a.state(), b.state());
+    assert_eq!(a.heads(), b.heads());
+    assert!(a.is_consistent() && b.is_consistent());
+    assert_eq!(sync(a, b, NOW) + sync(b, a, NOW), 0);
+}
+
+#[test]
+fn the_word_of_a_root_key_that_is_used_in_two_places_holds_in_both() {
+    let home = Home::new();
+    for seed in [2, 3] {
+        for body in [
+            invited(48 + seed, Level::Member, 1),
+            admitted(48 + seed, seed, Level::Member),
+        ] {
+            home.log.append(&key(1), body, NOW).unwrap();
+        }
+    }
+    let there = Home::joining();
+    exchange(&home.log, &there.log);
+    let says = |log: &EventLog, body| log.append(&root(), body, NOW).unwrap();
+    // Neither hears of the other: the same number, and the same moment.
+    says(&home.log, level_of(2, Level::Anchor, 0));
+    says(&home.log, policy(true));
+    says(&there.log, level_of(3, Level::Trusted, 0));
+    exchange(&home.log, &there.log);
+    let (two, three) = (Some(Level::Anchor), Some(Level::Trusted));
+    assert_eq!((home.level(2), home.level(3)), (two, three));
+    assert!(home.log.state().policy.research);
+    assert_eq!(home.log.state().frozen().count(), 0);
+    // It goes on from there, and parts again.
+    says(&home.log, level_of(2, Level::Member, 0));
+    says(&there.log, level_of(3, Level::Member, 0));
+    says(&there.log, invited(60, Level::Anchor, 1));
+    exchange(&home.log, &there.log);
+    let member = Some(Level::Member);
+    assert_eq!((home.level(2), home.level(3)), (member, member));
+    // Who comes new has all of it, in whatever portions; and so has who opens it again.
+    let new = Home::joining();
+    assert!(sync(&home.log, &new.log, NOW) > 0);
+    exchange(&home.log, &new.log);
+    let found = new.log.verify().unwrap();
+    assert_eq!(found.problems, Vec::<String>::new());
+    let Home { log, dir } = new;
+    drop(log);
+    let again = EventLog::open(dir.path()).unwrap();
+    assert_eq!(again.state().state_hash(), home.log.state().state_hash());
+}
+
+#[test]
+fn a_community_that_was_founded_twice_with_one_key_has_one_founding() {
+    let (home, other) = (Home::new(), folder());
+    let twice = EventLog::create(
+        other.path(),
+        &root(),
+        key(7).id(),
+        "Oak Street",
+        Policy::default(),
+        NOW + 5,
+    );
+    let twice = twice.unwrap();
+    exchange(&home.log, &twice);
+    let founders = [1, 7].map(|seed| home.level(seed).is_some());
+    assert_eq!(founders.iter().filter(|is| **is).count(), 1, "{founders:?}");
+}
+
+#[test]
+fn what_came_to_light_late_shows_and_so_does_what_nobody_knew_who_took_a_level() {
+    let (home, _, root_author) = two_anchors();
+    let mut two = Author::new(key(2));
+    two.lamport = root_author.lamport;
+    let quiet = home.log.verify().unwrap();
+    assert_eq!((quiet.late.len(), quiet.void.len()), (0, 0));
+    // One was away when the other wrote.
+    home.log.append(&key(1), policy(true), NOW).unwrap();
+    home.log.append(&key(1), policy(false), NOW).unwrap();
+    let away = two.make(invited(70, Level::Member, 1));
+    assert_eq!(codes(&home.log, &[away], NOW), [""; 0]);
+    let found = home.log.verify().unwrap();
+    assert_eq!(found.problems, Vec::<String>::new());
+    assert_eq!(found.late.get(&key(2).id()), Some(&1), "{found:?}");
+    // And then loses its level to whoever had not seen it.
+    home.log
+        .append(&root(), level_of(2, Level::Member, 0), NOW)
+        .unwrap();
+    let found = home.log.verify().unwrap();
+    assert_eq!(found.void.get(&key(2).id()), Some(&1), "{found:?}");
+    assert_eq!(found.late.get(&key(2).id()), None);
+}
+
+#[test]
+fn whose_last_event_is_dated_ahead_shows_on_both_sides_until_the_clock_is_set() {
+    let day = 86_400_000;
+    let (home, other) = (Home::new(), Home::joining());
+    sync(&home.log, &other.log, NOW);
+    let name = |name: &str| Body::Named { name: name.into() };
+    home.log.append(&key(1), name("attic"), NOW + day).unwrap();
+    sync(&home.log, &other.log, NOW);
+    for log in [&home.log, &other.log] {
+        let ahead: Vec<_> = log.dated_ahead(NOW).unwrap().into_iter().collect();
+        assert_eq!(ahead, [(key(1).id(), day)]);
+        assert_eq!(log.dated_ahead(NOW + day).unwrap().len(), 0);
+    }
+    home.log.append(&key(1), name("loft"), NOW).unwrap();
+    sync(&home.log, &other.log, NOW);
+    for log in [&home.log, &other.log] {
+        assert_eq!(log.dated_ahead(NOW).unwrap().len(), 0);
+    }
+}
+
+#[test]
+fn who_is_let_in_by_a_member_is_counted_with_it_and_who_is_by_an_anchor_alone() {
+    let home = Home::new();
+    let open = Policy {
+        who_may_invite: Level::Member,
+        ..Policy::default()
+    };
+    let append = |seed: u8, body| home.log.append(&key(seed), body, NOW).map(drop).unwrap();
+    append(1, Body::PolicyChanged(open));
+    // 2 and 3 by the anchor, 4 by 3, 5 by 4.
+    for (by, seed, level) in [
+        (1, 2, Level::Trusted),
+        (1, 3, Level::Member),
+        (3, 4, Level::Member),
+        (4, 5, Level::Member),
+    ] {
+        append(by, invited(50 + seed, level, 1));
+        append(1, admitted(50 + seed, seed, level));
+    }
+    let answers = || {
+        let state = home.log.state();
+        [1, 2, 3, 4, 5].map(|seed| state.answers_for(&key(seed).id()))
+    };
+    let ids = |seeds: [u8; 5]| seeds.map(|seed| key(seed).id());
+    assert_eq!(answers(), ids([1, 2, 3, 3, 3]));
+    let stranger = key(90).id();
+    assert_eq!(home.log.state().answers_for(&stranger), stranger);
+    // An anchor that was put down answers for the members that it has let in.
+    home.log
+        .append(&root(), level_of(2, Level::Anchor, 0), NOW)
+        .unwrap();
+    home.log
+        .append(&root(), level_of(1, Level::Member, 99), NOW)
+        .unwrap();
+    assert_eq!(answers(), ids([1, 2, 1, 1, 1]));
+    // Who answered goes on doing so when it is put out.
+    append(
+        2,
+        Body::Revoked {
+            node: key(3).id(),
+            last_seq: 9,
+        },
+    );
+    assert_eq!(answers(), ids([1, 2, 3, 3, 3]));
+}

@@ -612,3 +612,25 @@ fn a_newer_programs_file_and_another_programs_are_left_alone() {
     assert!(matches!(error, LogError::Format { found: 99, .. }));
     assert_eq!(std::fs::read(&path).unwrap(), before);
 }
+
+#[test]
+fn the_file_of_an_older_program_is_brought_up_to_date_and_says_the_same() {
+    let home = busy();
+    let hash = home.log.state().state_hash();
+    let Home { log, dir } = home;
+    let path = log.path().to_owned();
+    drop(log);
+    let conn = rusqlite::Connection::open(&path).unwrap();
+    conn.execute_batch(
+        "DROP INDEX durable_ordered; CREATE INDEX durable_in_order ON durable (lamport, author, seq)",
+    )
+    .unwrap();
+    drop(conn);
+    let log = EventLog::open(dir.path()).unwrap();
+    assert_eq!(log.state().state_hash(), hash);
+    assert_eq!(log.verify().unwrap().problems, Vec::<String>::new());
+    let conn = rusqlite::Connection::open(&path).unwrap();
+    let names = "SELECT group_concat(name) FROM sqlite_schema WHERE name LIKE 'durable_%order%'";
+    let names: String = conn.query_row(names, [], |row| row.get(0)).unwrap();
+    assert_eq!(names, "durable_ordered");
+}

@@ -1,0 +1,91 @@
+//! Who has a copy of the root key in two places can use both while they do not hear of each other: two
+//! histories. Of a node that would be the end; the root's word has to hold, so both count.
+
+use hearthnet_bus::log::{Body, EventLog, Level, Policy};
+use hearthnet_bus::now_ms;
+use hearthnet_bus::testing::{ROOT, key};
+
+use crate::trial::until;
+use crate::victim::Gauges;
+use crate::{Bench, Findings, HarnessError};
+
+/// What the root signs in one place.
+fn signed(log: &EventLog, bodies: Vec<Body>) -> Result<Vec<Vec<u8>>, HarnessError> {
+    let before = log.heads();
+    for body in bodies {
+        log.append(&key(ROOT), body, now_ms())
+            .map_err(HarnessError::attacker)?;
+    }
+    let batch = log.missing(&before, 100, 1 << 20);
+    Ok(batch.map_err(HarnessError::attacker)?.events)
+}
+
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+    let [attacker, guest] = bench.members();
+    let level = |node, level| Body::LevelChanged {
+        node,
+        level,
+        last_seq: Some(0),
+    };
+    let here = bench.test_community()?.copy("here")?;
+    let there = bench.test_community()?.copy("there")?;
+    let one = vec![
+        level(guest.id(), Level::Trusted),
+        level(guest.id(), Level::Anchor),
+    ];
+    let policy = Policy {
+        who_may_invite: Level::Trusted,
+        research: true,
+    };
+    let other = vec![
+        level(attacker.id(), Level::Member),
+        Body::PolicyChanged(policy),
+    ];
+    for (who, log, bodies) in [(&guest, &here, one), (&attacker, &there, other)] {
+        let events = signed(log, bodies)?;
+        let pushed = bench.gossip(who).await?.push(&events).await;
+        found.taken("what the root signed in one place", (2, 0), None, &pushed);
+    }
+    let says = |log: &EventLog| {
+        let state = log.state();
+        let levels = [guest.id(), attacker.id()].map(|node| state.level(&node));
+        (levels, state.policy.who_may_invite, state.frozen().count())
+    };
+    let expected = (
+        [Some(Level::Anchor), Some(Level::Member)],
+        Level::Trusted,
+        0,
+    );
+    let root = key(ROOT).id();
+    let begin = std::time::Instant::now();
+    let reader = loop {
+        let reader = bench
+            .test_community()?
+            .copy(&format!("reader {:?}", begin.elapsed()))?;
+        if says(&reader) == expected || begin.elapsed().as_secs() > 30 {
+            break reader;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    };
+    found.same(
+        "what a new node makes of both",
+        format!("{expected:?}"),
+        format!("{:?}", says(&reader)),
+    );
+    let problems = reader.verify().map_err(HarnessError::victim)?.problems;
+    found.same("what is wrong with its log", 0, problems.len());
+
+    // And it goes on from there.
+    bench
+        .test_community()?
+        .append_as_root(level(guest.id(), Level::Member))?;
+    let state = bench.test_community()?.state();
+    let agrees = |gauges: &Gauges| gauges.state() == state;
+    let gauges = until(&mut bench.victim, agrees).await?;
+    found.same("what it says next counts everywhere", true, agrees(&gauges));
+    let frozen = gauges
+        .log
+        .is_some_and(|log| log.frozen.contains(&root.to_string()));
+    found.same("the root is frozen", false, frozen);
+    bench.goes_on(found).await
+}

@@ -1,0 +1,65 @@
+//! Events that are dated too far ahead to be taken, and what vouches for them.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use rusqlite::Connection;
+
+use super::db;
+use super::error::LogError;
+use super::event::{Event, EventHash, Lane, MAX_AHEAD_MS};
+
+/// An event that was verified: its place in its batch, if it is of this one, and all that is needed of
+/// it.
+#[derive(Debug, Clone)]
+pub(super) struct Signed {
+    pub(super) place: Option<usize>,
+    pub(super) hash: EventHash,
+    pub(super) raw: Vec<u8>,
+    pub(super) event: Event,
+}
+
+/// Events dated too far ahead that are remembered: more than somebody writes before it sees that
+/// its clock is wrong.
+pub(super) const MAX_EARLY: usize = 64;
+
+/// Parts events: those that are dated too far ahead to be taken, and the others. One that is followed
+/// by the next event of its author, at a time that is no such, was made before that: its author's
+/// clock was wrong, and has been set since.
+pub(super) fn without_early(
+    conn: &Connection,
+    mut events: Vec<Signed>,
+    now_ms: u64,
+) -> Result<(Vec<Signed>, Vec<Signed>), LogError> {
+    let is_early = |event: &Event| event.time_ms.saturating_sub(now_ms) > MAX_AHEAD_MS;
+    if !events.iter().any(|one| is_early(&one.event)) {
+        return Ok((vec![], events));
+    }
+    // From the last events of each chain on: by what each is followed.
+    let mut order: Vec<&Signed> = events.iter().collect();
+    order.sort_by_key(|one| Reverse(one.event.seq));
+    let (mut followed, mut early) = (BTreeMap::new(), BTreeSet::new());
+    for Signed { hash, event, .. } in order {
+        let mut ok = !is_early(event);
+        let Lane::Durable { prev } = event.lane else {
+            early.extend((!ok).then_some(*hash));
+            continue;
+        };
+        if !ok {
+            let by: Option<&u64> = followed.get(hash);
+            ok = by.is_some_and(|lamport| *lamport > event.lamport);
+            for row in db::durable_at(conn, &event.author, event.seq.saturating_add(1))? {
+                let next = db::event(conn, row.arrival)?;
+                ok |= next.lane == (Lane::Durable { prev: *hash }) && row.lamport > event.lamport;
+            }
+        }
+        match ok {
+            true => drop(followed.insert(prev, event.lamport)),
+            false => drop(early.insert(*hash)),
+        }
+    }
+    let rest = events
+        .extract_if(.., |one| !early.contains(&one.hash))
+        .collect();
+    Ok((events, rest))
+}

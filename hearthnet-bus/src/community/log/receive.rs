@@ -1,0 +1,173 @@
+//! Receiving: what peers send, verified, stored and folded.
+
+use std::collections::BTreeMap;
+
+use super::body::Body;
+use super::db;
+use super::early::{MAX_EARLY, Signed, without_early};
+use super::error::{LogError, Refusal};
+use super::event::{Event, EventHash, Lane, MAX_OFF_MS};
+use super::merge::{Merge, Taken};
+use super::store::EventLog;
+use crate::NodeId;
+
+/// What became of the events of a batch.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Received {
+    /// The places in the batch of those that were new: to be passed on.
+    pub accepted: Vec<usize>,
+    /// How many were here already.
+    pub known: usize,
+    /// The places of those that were not taken, and why.
+    pub refused: Vec<(usize, Refusal)>,
+}
+
+impl EventLog {
+    /// Takes what a peer sent: verifies, stores, folds. Events that are here already change
+    /// nothing. All that is accepted is on the disk when this returns.
+    ///
+    /// Who passes an event on says nothing about it: `from` is for the log file of the program,
+    /// and for [`EventLog::clock_offset`].
+    ///
+    /// # Errors
+    /// What the disk says ([`LogError::ReadOnly`]); then nothing of the batch was stored.
+    pub fn receive(
+        &self,
+        raw: &[Vec<u8>],
+        from: NodeId,
+        now_ms: u64,
+    ) -> Result<Received, LogError> {
+        let mut received = Received::default();
+        let unknown = self.unknown(raw)?;
+        received.known = raw.len().saturating_sub(unknown.len());
+        // Signatures before the transaction: they take a hundred times longer than the rest.
+        let mut verified = Vec::with_capacity(unknown.len());
+        for (place, hash, raw) in unknown {
+            match self.verify_one(raw, from, now_ms) {
+                Ok(event) => verified.push(Signed {
+                    place: Some(place),
+                    hash,
+                    raw: raw.to_vec(),
+                    event,
+                }),
+                Err(why) => received.refused.push((place, why)),
+            }
+        }
+        if !verified.is_empty() {
+            verified.extend(std::mem::take(&mut *self.inner.early.lock()));
+            let early = self.write(now_ms, |conn, view, quotas| {
+                let (early, rest) = without_early(conn, verified, now_ms)?;
+                let mut merge = Merge::new(conn, view, quotas, now_ms);
+                let mut changed = false;
+                for one in &rest {
+                    let taken = merge.take(&one.event, one.hash, &one.raw)?;
+                    changed |= taken == Ok(Taken::New);
+                    match (taken, one.place) {
+                        (Ok(Taken::New), Some(place)) => received.accepted.push(place),
+                        (Ok(Taken::Known), Some(_)) => received.known += 1,
+                        (Err(why), Some(place)) => received.refused.push((place, why)),
+                        (_, None) => {}
+                    }
+                }
+                if changed {
+                    merge.finish()?;
+                }
+                Ok((changed, early))
+            })?;
+            for one in &early {
+                let ahead_ms = one.event.time_ms.saturating_sub(now_ms);
+                let refused = one.place.map(|place| (place, Refusal::Time { ahead_ms }));
+                received.refused.extend(refused);
+            }
+            let newest = early.into_iter().rev().take(MAX_EARLY);
+            let kept = newest.map(|one| Signed { place: None, ..one });
+            self.inner.early.lock().extend(kept);
+        }
+        received.refused.sort_by_key(|(place, _)| *place);
+        for (_, why) in &received.refused {
+            metrics::counter!("hearthnet_log_refused_total", "code" => why.code()).increment(1);
+            tracing::debug!(from = %from.short(), code = %why.code(), "refused an event: {why}");
+        }
+        Ok(received)
+    }
+
+    /// The members whose last event is dated so far ahead of this machine's clock that others do not take
+    /// it, and how far, in milliseconds: what was refused for that since this handle was opened, and what
+    /// this node itself has written while its clock was wrong.
+    ///
+    /// # Errors
+    /// [`LogError::Corrupt`], or what the disk says.
+    pub fn dated_ahead(&self, now_ms: u64) -> Result<BTreeMap<NodeId, u64>, LogError> {
+        let writer = self.inner.writer.lock();
+        let view = &writer.view;
+        let mut last = BTreeMap::new();
+        for author in view.fold.state.members.keys() {
+            last.insert(*author, view.last_time(&writer.conn, author)?);
+        }
+        for Signed { event, .. } in self.inner.early.lock().iter() {
+            if let Some(last) = last.get_mut(&event.author) {
+                *last = event.time_ms.max(*last);
+            }
+        }
+        let ahead = last.into_iter();
+        let ahead = ahead.map(|(author, time_ms)| (author, time_ms.saturating_sub(now_ms)));
+        Ok(ahead.filter(|(_, ms)| *ms > MAX_OFF_MS).collect())
+    }
+
+    /// Those that are not here yet, with their places and hashes.
+    #[allow(clippy::type_complexity)]
+    fn unknown<'a>(
+        &self,
+        raw: &'a [Vec<u8>],
+    ) -> Result<Vec<(usize, EventHash, &'a [u8])>, LogError> {
+        let mut unknown = Vec::with_capacity(raw.len());
+        let mut writer = self.inner.writer.lock();
+        // What is in the file must also be in the view, or it would never get there.
+        self.inner.update(&mut writer)?;
+        for (place, bytes) in raw.iter().enumerate() {
+            let hash = EventHash::of(bytes).unwrap_or(EventHash::ZERO);
+            // The keys need no check to look for a hash, which is over all of the event.
+            let known = match Event::decode_stored(bytes) {
+                Err(_) => false,
+                Ok(event) => match event.lane {
+                    Lane::Durable { .. } => db::durable_at(&writer.conn, &event.author, event.seq)?
+                        .iter()
+                        .any(|row| row.hash == hash),
+                    Lane::Ephemeral { slot, .. } => {
+                        let live = writer.view.live.get(&(event.author, slot));
+                        live.is_some_and(|live| live.hash == hash)
+                    }
+                },
+            };
+            if !known {
+                unknown.push((place, hash, bytes.as_slice()));
+            }
+        }
+        Ok(unknown)
+    }
+
+    /// Everything about an event that can be checked without the log.
+    fn verify_one(&self, raw: &[u8], from: NodeId, now_ms: u64) -> Result<Event, Refusal> {
+        let event = Event::verify_with(raw, &mut self.inner.checked.lock())?;
+        if event.author == from && matches!(event.body, Body::NodeSeen { .. }) {
+            self.inner.clocks.lock().note(from, event.time_ms, now_ms);
+        }
+        if event.community != self.community() {
+            return Err(Refusal::Foreign(event.community));
+        }
+        if let Lane::Ephemeral { expires_ms, .. } = event.lane
+            && expires_ms <= now_ms
+        {
+            return Err(Refusal::Stale);
+        }
+        Ok(event)
+    }
+
+    /// How far the clocks of the neighbours are ahead of this one's, in milliseconds (negative:
+    /// behind), and how many neighbours say so: the middle one of what they said of themselves
+    /// when it came from themselves, since this handle was opened. Such words may have been on
+    /// their way for 40 s, so less than a minute means nothing. `None`: nobody spoke yet.
+    pub fn clock_offset(&self, now_ms: u64) -> Option<(i64, usize)> {
+        self.inner.clocks.lock().offset(now_ms, |_| true)
+    }
+}

@@ -1,0 +1,139 @@
+//! `hearthnet community renew`: a new key for a home whose own counts no more, by the root key. Also for
+//! the only anchor, which nobody else could let in again.
+//!
+//! What others have to hear is in events that every node knows: the root invites, admits the new key
+//! with that, and puts the old one out.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use hearthnet_bus::NodeKey;
+use hearthnet_bus::invite::Invite;
+use hearthnet_bus::log::{Body, Level};
+use serde_json::json;
+
+use super::change::{bring_as_root, nothing_changed};
+use crate::args::RenewArgs;
+use crate::commands::backup::NODE_KEY;
+use crate::community::{Home, display_name, now_ms};
+use crate::config::Config;
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::lock::Lock;
+use crate::membership::Membership;
+use crate::node::transient::among_others;
+use crate::output::{ask, note, print, print_json};
+use crate::runtime::block_on;
+use crate::standing::Standing;
+
+/// How long the invite holds, in ms: it is used at once.
+const INVITE_MS: u64 = 60_000;
+
+pub(super) fn run(args: &RenewArgs, cx: &Context) -> Result<(), Failure> {
+    let mut home = Home::open(cx)?;
+    home.open_root_key()?;
+    // Whether the key counts, others know best.
+    block_on(among_others(&home, &cx.config, async |_| Ok(())))?;
+    let state = home.state();
+    let counts = Standing::of(&home) == Standing::Good && state.level(&home.key.id()).is_some();
+    let aside = match counts {
+        true => None,
+        false => {
+            let question = format!(
+                "Put the key of this home aside, and make it a member of {:?} with a new one?",
+                state.name
+            );
+            if !args.yes && !ask(&question, Some(true))? {
+                return Err(nothing_changed());
+            }
+            let aside = new_key(&mut home, &cx.config)?;
+            Some(aside)
+        }
+    };
+    let told = bring_as_root(&home, &cx.config)?;
+    report(args, &home, aside, told)
+}
+
+/// Makes the new key, and a member of it; where the old one is now.
+fn new_key(home: &mut Home, config: &Config) -> Result<PathBuf, Failure> {
+    // Held meanwhile: nobody starts a node with the old key.
+    let _lock = Lock::take(&home.dir)?;
+    let root = home.open_root_key()?;
+    let (state, old, now) = (home.state(), home.key.id(), now_ms());
+    let level = state
+        .member(&old)
+        .map_or(Level::Anchor, |member| member.level);
+    let name = match state.name_of(&old, now) {
+        "" => display_name(None, config),
+        name => name.to_owned(),
+    };
+    let path = home.dir.join(NODE_KEY);
+    let aside = (1..)
+        .map(|n: u32| path.with_extension(format!("key.old-{n}")))
+        .find(|aside| !aside.exists())
+        .ok_or_else(|| Failure::internal("no free name for the old key"))?;
+    let fail = |e: &dyn std::fmt::Display| Failure::file("put aside", &path, e);
+    std::fs::rename(&path, &aside).map_err(|e| fail(&e))?;
+    let key = NodeKey::generate().map_err(|e| fail(&e))?;
+    key.write_new(&path).map_err(|e| fail(&e))?;
+
+    let expires_ms = now.saturating_add(INVITE_MS) / 1000 * 1000;
+    let invite = Invite::generate(home.log.community(), expires_ms / 1000, Vec::new());
+    let invite = invite.map_err(Failure::internal)?;
+    let request = invite.request(key.id(), &name).map_err(Failure::internal)?;
+    let invited = Body::Invited {
+        invite: invite.key().id(),
+        level,
+        uses: 1,
+        expires_ms,
+    };
+    home.append(&root, invited)?;
+    home.append(&root, Body::Admitted { request, level })?;
+    if state.member(&old).is_some() {
+        let heads = home.log.heads();
+        let last_seq = heads.authors.get(&old).map_or(0, |head| head.seq);
+        home.append(
+            &root,
+            Body::Revoked {
+                node: old,
+                last_seq,
+            },
+        )?;
+    }
+    Membership::note_put_out(&home.dir, None);
+    (home.key, home.refused) = (Arc::new(key), Arc::default());
+    Membership::note(&home.dir, &home.state(), &home.key.id());
+    Ok(aside)
+}
+
+fn report(
+    args: &RenewArgs,
+    home: &Home,
+    aside: Option<PathBuf>,
+    told: usize,
+) -> Result<(), Failure> {
+    let (state, id) = (home.state(), home.key.id());
+    if args.json {
+        return print_json(&json!({
+            "node": id.to_string(),
+            "level": state.level(&id),
+            "old_key": aside,
+            "told": told,
+        }));
+    }
+    print(match &aside {
+        Some(aside) => format!(
+            "this node is {} now, {}\nits old key is in {}\n",
+            id.short(),
+            state.level(&id).map_or("no member", Level::as_str),
+            aside.display(),
+        ),
+        None => "the key of this node counts\n".to_owned(),
+    })?;
+    note(match told {
+        0 => "nobody else could be told yet: repeat `hearthnet community renew` when another member runs".to_owned(),
+        1 => "what the root key has signed is known to one other node".to_owned(),
+        n => format!("what the root key has signed is known to {n} other nodes"),
+    });
+    Ok(())
+}
