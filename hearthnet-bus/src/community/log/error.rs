@@ -112,7 +112,7 @@ pub enum LogError {
     /// What was to be exported could not be written.
     #[error("could not write the export: {0}")]
     Export(#[source] io::Error),
-    /// No randomness for an event id.
+    /// No randomness for a key, where a community is founded.
     #[error(transparent)]
     Randomness(#[from] RandomnessError),
     /// SQLite failed in a way that none of the above describes.
